@@ -1,0 +1,1 @@
+//! CRI as a larder backend.

@@ -1,0 +1,120 @@
+//! Runs every conformance vector of the folder in `LARDER_VECTORS`, by default the project's own `vectors/`.
+//!
+//! A file is one test; a line for each says how many cases passed and failed. A file, op or field that nobody
+//! here understands is a failure. Each op turns a case's input into what larder answers; the comparison with what
+//! kubelet answers is the same for all.
+
+mod compare;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use libtest_mimic::{Arguments, Failed, Trial};
+use serde::Deserialize;
+use serde_json::Value;
+
+/// What larder answers to the input of one case, in the form of `expect`; an error if the input is not understood.
+type Answer = Result<Value, String>;
+
+/// Answers a case if the op is known to the module.
+type Room = fn(op: &str, input: &Value) -> Option<Answer>;
+
+const ROOMS: &[Room] = &[];
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    format: u32,
+    name: String,
+    #[serde(rename = "subject")]
+    _subject: String,
+    #[serde(rename = "kubernetes_version")]
+    _kubernetes_version: String,
+    #[serde(rename = "source")]
+    _source: Vec<String>,
+    cases: Vec<Case>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Case {
+    id: String,
+    op: String,
+    #[serde(default, rename = "note")]
+    _note: String,
+    #[serde(default, rename = "tags")]
+    _tags: Vec<String>,
+    #[serde(default)]
+    input: Value,
+    expect: Value,
+}
+
+fn main() -> ExitCode {
+    let folder = std::env::var_os("LARDER_VECTORS")
+        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../vectors"), PathBuf::from);
+    let files = match json_files(&folder) {
+        Ok(files) => files,
+        Err(error) => {
+            eprintln!("LARDER_VECTORS: {error}");
+            return ExitCode::FAILURE;
+        }
+    };
+    let trials = files.into_iter().map(|path| {
+        let name = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+        Trial::test(name, move || run_file(&path))
+    });
+    libtest_mimic::run(&Arguments::from_args(), trials.collect()).exit_code()
+}
+
+/// The files to run, sorted. A folder without any is an error: nothing would be tested.
+fn json_files(folder: &Path) -> Result<Vec<PathBuf>, String> {
+    let entries = fs_err::read_dir(folder).map_err(|error| error.to_string())?;
+    let mut files = Vec::new();
+    for entry in entries {
+        let path = entry.map_err(|error| error.to_string())?.path();
+        if path.extension().is_some_and(|extension| extension == "json") {
+            files.push(path);
+        }
+    }
+    files.sort();
+    if files.is_empty() {
+        return Err(format!("no .json files in {}", folder.display()));
+    }
+    Ok(files)
+}
+
+fn run_file(path: &Path) -> Result<(), Failed> {
+    let text = fs_err::read_to_string(path)?;
+    let file: File = serde_json::from_str(&text)?;
+    if file.format != 1 {
+        return Err(format!("format {} is not understood, only 1", file.format).into());
+    }
+    let mut failures = Vec::new();
+    for case in &file.cases {
+        if let Err(why) = run_case(case) {
+            failures.push(format!("{} ({}): {why}", case.id, case.op));
+        }
+    }
+    let (passed, failed) = (file.cases.len() - failures.len(), failures.len());
+    // Written whole, past the test harness: the line must be seen whatever the harness captures.
+    eprintln!("vectors {}: {passed} passed, {failed} failed", file.name);
+    match failures.as_slice() {
+        [] if passed == 0 => Err("the file has no cases".into()),
+        [] => Ok(()),
+        failures => Err(failures.join("\n").into()),
+    }
+}
+
+fn run_case(case: &Case) -> Result<(), String> {
+    let answer = ROOMS
+        .iter()
+        .find_map(|room| room(&case.op, &case.input))
+        .ok_or("nobody here understands this op")??;
+    compare::same(&case.expect, &answer)
+}
+
+/// Reads a case's input; unknown fields must be refused by the type.
+#[allow(dead_code, reason = "used by the rooms")]
+fn parse<T: serde::de::DeserializeOwned>(input: &Value) -> Result<T, String> {
+    serde_json::from_value(input.clone()).map_err(|error| format!("input not understood: {error}"))
+}

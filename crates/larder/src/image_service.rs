@@ -1,0 +1,173 @@
+//! Image operations as the manager needs them, on top of a [`Backend`].
+
+use std::sync::Arc;
+
+use crate::backend::{Backend, BackendError, FilesystemUsage, Image, ImageSpec, Progress};
+use crate::credentials::Credential;
+use crate::gotext;
+use crate::pod::SandboxConfig;
+
+/// What a successful pull gave.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Pulled {
+    /// The image's id.
+    pub image_ref: String,
+    /// The credential that worked; `None` for an anonymous pull.
+    pub credential: Option<Credential>,
+}
+
+/// Why no credential led to a pull. The text is the backend's own, or `[a, b]` when credentials failed differently.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{}", gotext::aggregate(.0.iter().map(|(text, _)| text.as_str())))]
+pub struct PullFailed(Vec<(String, BackendError)>);
+
+impl PullFailed {
+    /// The backend's errors, one for each credential tried, in order; never empty.
+    pub fn causes(&self) -> impl Iterator<Item = &BackendError> {
+        self.0.iter().map(|(_, error)| error)
+    }
+}
+
+impl FromIterator<BackendError> for PullFailed {
+    fn from_iter<I: IntoIterator<Item = BackendError>>(errors: I) -> Self {
+        PullFailed(errors.into_iter().map(|error| (error.to_string(), error)).collect())
+    }
+}
+
+/// Space taken by images.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct ImageStats {
+    /// Sum of the sizes of all images, in bytes, as kubelet adds them: a shared layer counts once per image.
+    pub total_storage_bytes: u64,
+}
+
+/// The file system that holds images: what the runtime reports, and what the system says of the disk.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ImageFilesystem {
+    /// What the runtime reports.
+    pub usage: FilesystemUsage,
+    /// What the system says; `None` when the mountpoint is not known here.
+    pub disk: Option<Disk>,
+}
+
+/// A local file system.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Disk {
+    /// Size in bytes.
+    pub capacity: u64,
+    /// Bytes that are free for unprivileged users.
+    pub available: u64,
+    /// Inodes in all.
+    pub inodes: u64,
+    /// Inodes that are free.
+    pub inodes_free: u64,
+}
+
+/// Image operations on one backend. Cloning is cheap.
+#[derive(Clone)]
+pub struct ImageService {
+    backend: Arc<dyn Backend>,
+}
+
+impl ImageService {
+    /// Works on this backend.
+    pub fn new(backend: Arc<dyn Backend>) -> Self {
+        ImageService { backend }
+    }
+
+    /// The backend itself.
+    pub fn backend(&self) -> &dyn Backend {
+        &*self.backend
+    }
+
+    /// Pulls anonymously without credentials, else with each in turn until one works; never falls back to anonymous.
+    pub async fn pull(
+        &self,
+        image: &ImageSpec,
+        credentials: &[Credential],
+        sandbox: Option<&SandboxConfig>,
+        progress: &Progress,
+    ) -> Result<Pulled, PullFailed> {
+        if credentials.is_empty() {
+            return match self.backend.pull(image, None, sandbox, progress).await {
+                Ok(image_ref) => Ok(Pulled { image_ref, credential: None }),
+                Err(error) => Err(PullFailed::from_iter([error])),
+            };
+        }
+        let mut errors = Vec::new();
+        for credential in credentials {
+            match self.backend.pull(image, Some(credential), sandbox, progress).await {
+                Ok(image_ref) => return Ok(Pulled { image_ref, credential: Some(credential.clone()) }),
+                Err(error) => errors.push(error),
+            }
+        }
+        Err(errors.into_iter().collect())
+    }
+
+    /// The id of a present image, `None` when it is absent.
+    pub async fn image_ref(&self, image: &ImageSpec) -> Result<Option<String>, BackendError> {
+        Ok(self.backend.status(image).await?.map(|image| image.id))
+    }
+
+    /// The size of an image in bytes, as the runtime counts it; 0 when it is absent.
+    pub async fn image_size(&self, image: &ImageSpec) -> Result<u64, BackendError> {
+        Ok(self.backend.status(image).await?.map_or(0, |image| image.size))
+    }
+
+    /// All images.
+    pub async fn list(&self) -> Result<Vec<Image>, BackendError> {
+        self.backend.list().await
+    }
+
+    /// Removes an image by name or id. Only the name is sent, never annotations or a runtime handler.
+    pub async fn remove(&self, image: &ImageSpec) -> Result<(), BackendError> {
+        self.backend.remove(&ImageSpec::named(&image.image)).await
+    }
+
+    /// The sum of the sizes of all images.
+    pub async fn stats(&self) -> Result<ImageStats, BackendError> {
+        let total_storage_bytes = self.list().await?.iter().map(|image| image.size).sum();
+        Ok(ImageStats { total_storage_bytes })
+    }
+
+    /// The file system that holds images: the first one the runtime reports, measured with `disk`
+    /// ([`local_disk`] but in tests; `None` for a mountpoint that does not exist here).
+    pub async fn image_filesystem(
+        &self,
+        disk: impl Fn(&std::path::Path) -> std::io::Result<Option<Disk>>,
+    ) -> Result<ImageFilesystem, FilesystemError> {
+        let usage = self.backend.filesystems().await?.image.into_iter().next();
+        let usage = usage.ok_or(FilesystemError::NoImageFilesystem)?;
+        let disk = disk(&usage.mountpoint).map_err(|error| FilesystemError::Local(error.to_string()))?;
+        Ok(ImageFilesystem { usage, disk })
+    }
+}
+
+/// Why the image file system could not be read. The texts are kubelet's.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum FilesystemError {
+    /// The runtime did not say.
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+    /// The runtime reported no file system.
+    #[error("imageFs information is unavailable")]
+    NoImageFilesystem,
+    /// The system did not say.
+    #[error("get filesystem info: Failed to get the info of the filesystem with mountpoint: {0}")]
+    Local(String),
+}
+
+/// Measures the file system that holds a path; `None` when there is no such path.
+pub fn local_disk(path: &std::path::Path) -> std::io::Result<Option<Disk>> {
+    match rustix::fs::statvfs(path) {
+        Ok(found) => Ok(Some(Disk {
+            capacity: found.f_blocks * found.f_frsize,
+            available: found.f_bavail * found.f_frsize,
+            inodes: found.f_files,
+            inodes_free: found.f_ffree,
+        })),
+        Err(rustix::io::Errno::NOENT) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}

@@ -1,0 +1,79 @@
+//! Who wants an image: the pod, and the object that its events are about.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+/// The pod for which an image is ensured.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Pod {
+    /// `metadata.uid`; back-off is counted per uid and image.
+    pub uid: String,
+    /// `metadata.namespace`.
+    pub namespace: String,
+    /// `metadata.name`.
+    pub name: String,
+    /// `metadata.annotations`; they travel to the runtime with each pull and status call.
+    pub annotations: BTreeMap<String, String>,
+    /// `spec.serviceAccountName`, empty if none.
+    pub service_account: String,
+}
+
+/// What an event is about: a pod, or one container of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ObjectRef {
+    /// Namespace of the pod.
+    pub namespace: String,
+    /// Name of the pod.
+    pub name: String,
+    /// Uid of the pod.
+    pub uid: String,
+    /// Such as `spec.containers{web}`; empty when the event is about the pod as a whole (image volumes).
+    pub field_path: String,
+}
+
+impl ObjectRef {
+    /// The pod, or the part of it that `field_path` names.
+    pub fn new(pod: &Pod, field_path: impl Into<String>) -> Self {
+        ObjectRef {
+            namespace: pod.namespace.clone(),
+            name: pod.name.clone(),
+            uid: pod.uid.clone(),
+            field_path: field_path.into(),
+        }
+    }
+}
+
+/// `pod/NAME`, as `kubectl get events` shows it.
+impl fmt::Display for ObjectRef {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "pod/{}", self.name)
+    }
+}
+
+/// The part of a pod sandbox's configuration that a pull passes to the runtime.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct SandboxConfig {
+    /// Name of the pod.
+    pub name: String,
+    /// Uid of the pod.
+    pub uid: String,
+    /// Namespace of the pod.
+    pub namespace: String,
+    /// Labels of the sandbox.
+    pub labels: BTreeMap<String, String>,
+    /// Annotations of the sandbox.
+    pub annotations: BTreeMap<String, String>,
+}
+
+impl SandboxConfig {
+    /// What is known of the sandbox before it exists.
+    pub fn of(pod: &Pod) -> Self {
+        SandboxConfig {
+            name: pod.name.clone(),
+            uid: pod.uid.clone(),
+            namespace: pod.namespace.clone(),
+            labels: BTreeMap::new(),
+            annotations: pod.annotations.clone(),
+        }
+    }
+}

@@ -1,0 +1,1 @@
+//! How and when an image is pulled.

@@ -1,0 +1,60 @@
+//! Who may use an image that is already here: the door to the pull records.
+//!
+//! With records, a present image is handed out only to pods that could have pulled it (kubelet's gate
+//! `KubeletEnsureSecretPulledImages`). A [`Manager`](crate::pull::Manager) without them behaves as with that gate
+//! off. The records on disk come in a later release; this trait is where they plug in.
+
+use async_trait::async_trait;
+
+use crate::credentials::{Credential, LazyLookup, SecretCoordinates, ServiceAccountCoordinates, Source};
+
+/// Remembers what was pulled and with which credential.
+#[async_trait]
+pub trait PullRecords: Send + Sync {
+    /// Whether the pod must show to the registry that it may have this image, although it is present.
+    /// `image` is the text as requested; `credentials` are looked up only if the answer depends on them.
+    async fn must_attempt_pull(
+        &self,
+        image: &str,
+        image_ref: &str,
+        credentials: &mut LazyLookup<'_>,
+    ) -> Result<bool, RecordsError>;
+
+    /// A pull of `image` is about to start. Closed by one of the next two calls, on every path.
+    fn record_pull_intent(&self, image: &str) -> Result<(), RecordsError>;
+
+    /// The pull of `image` succeeded.
+    fn record_image_pulled(&self, image: &str, image_ref: &str, credentials: &RecordedCredentials);
+
+    /// The pull of `image` did not succeed.
+    fn record_image_pull_failed(&self, image: &str);
+}
+
+/// Why the records could not be read or written. The text is what the pod's status shows.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct RecordsError(pub String);
+
+/// What is remembered of the credential that a pull succeeded with.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum RecordedCredentials {
+    /// No credential, or one that belongs to the node: every pod on the node may use the image.
+    NodePodsAccessible,
+    /// A pull secret, with the hash of what it held.
+    Secret(SecretCoordinates, String),
+    /// A service account.
+    ServiceAccount(ServiceAccountCoordinates),
+}
+
+impl RecordedCredentials {
+    /// What to remember of the credential that was used; `None` is an anonymous pull.
+    pub fn of(used: Option<&Credential>) -> Self {
+        match used.and_then(|credential| credential.source.as_ref().map(|source| (source, credential))) {
+            None => RecordedCredentials::NodePodsAccessible,
+            Some((Source::Secret(secret), credential)) => {
+                RecordedCredentials::Secret(secret.clone(), credential.hash.clone())
+            }
+            Some((Source::ServiceAccount(account), _)) => RecordedCredentials::ServiceAccount(account.clone()),
+        }
+    }
+}
