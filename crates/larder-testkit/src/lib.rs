@@ -1,1 +1,3 @@
 //! Fakes for tests.
+
+pub mod fake_backend;

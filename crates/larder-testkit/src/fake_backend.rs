@@ -1,0 +1,608 @@
+//! A [`Backend`] in memory that does as the test says.
+//!
+//! Clones share everything: a test keeps one and hands the other to the code under test. What a pull does is a
+//! [`Pull`], made of steps, queued for the next pull of any image or of one image. Nothing here looks at the wall
+//! clock, so that a test under tokio's paused clock decides when each pull ends.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::future;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use larder::backend::{
+    Backend, BackendError, Bytes, CallErrorKind, Filesystems, Image, ImageDetails, ImageSpec, InUse, Progress,
+    RuntimeInfo,
+};
+use larder::credentials::Credential;
+use larder::pod::SandboxConfig;
+use tokio::sync::{oneshot, watch};
+
+/// A runtime's error with this text, of no particular kind.
+pub fn error(text: impl Into<String>) -> BackendError {
+    BackendError::Call { message: text.into(), kind: CallErrorKind::Other }
+}
+
+/// An image that is nothing but an id and a size in bytes.
+pub fn image(id: impl Into<String>, size: u64) -> Image {
+    Image { id: id.into(), size, ..Image::default() }
+}
+
+/// One call that reached the backend.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Call {
+    /// [`Backend::info`].
+    Info,
+    /// [`Backend::list`].
+    List,
+    /// [`Backend::status`].
+    Status {
+        /// The name or id asked for.
+        image: String,
+    },
+    /// [`Backend::inspect`].
+    Inspect {
+        /// The name or id asked for.
+        image: String,
+    },
+    /// [`Backend::pull`], noted when it begins.
+    Pull {
+        /// The name asked for.
+        image: String,
+        /// User name of the credential; `None` for an anonymous pull.
+        username: Option<String>,
+    },
+    /// [`Backend::remove`].
+    Remove {
+        /// The name or id to remove.
+        image: String,
+    },
+    /// [`Backend::filesystems`].
+    Filesystems,
+    /// [`Backend::in_use`].
+    InUse,
+}
+
+/// The calls a backend has, without their arguments.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Op {
+    /// [`Backend::info`].
+    Info,
+    /// [`Backend::list`].
+    List,
+    /// [`Backend::status`].
+    Status,
+    /// [`Backend::inspect`].
+    Inspect,
+    /// [`Backend::pull`].
+    Pull,
+    /// [`Backend::remove`].
+    Remove,
+    /// [`Backend::filesystems`].
+    Filesystems,
+    /// [`Backend::in_use`].
+    InUse,
+}
+
+/// All that a call carried.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Request {
+    /// The call.
+    pub call: Call,
+    /// The spec it carried, if any.
+    pub spec: Option<ImageSpec>,
+    /// The credential of a pull, if any.
+    pub credential: Option<Credential>,
+    /// The sandbox configuration of a pull, if any.
+    pub sandbox: Option<SandboxConfig>,
+}
+
+/// What one pull does.
+#[derive(Debug)]
+pub struct Pull {
+    steps: VecDeque<Step>,
+    outcome: Result<Image, BackendError>,
+    status_error: Option<BackendError>,
+}
+
+#[derive(Debug)]
+enum Step {
+    Progress(Bytes),
+    Sleep(Duration),
+    Held(oneshot::Receiver<()>),
+}
+
+impl Pull {
+    /// Succeeds: the image gets this id and size and is present under the name that was pulled.
+    pub fn ok(image_ref: impl Into<String>, size: u64) -> Pull {
+        Pull::ends(Ok(image(image_ref, size)))
+    }
+
+    /// Fails with this text.
+    pub fn fails(text: impl Into<String>) -> Pull {
+        Pull::ends(Err(error(text)))
+    }
+
+    /// Ends like this.
+    pub fn ends(outcome: Result<Image, BackendError>) -> Pull {
+        Pull { steps: VecDeque::new(), outcome, status_error: None }
+    }
+
+    /// Reports progress before it goes on.
+    #[must_use]
+    pub fn progress(mut self, done: u64, total: Option<u64>) -> Pull {
+        self.steps.push_back(Step::Progress(Bytes { done, total }));
+        self
+    }
+
+    /// Sleeps on tokio's clock before it goes on.
+    #[must_use]
+    pub fn after(mut self, time: Duration) -> Pull {
+        self.steps.push_back(Step::Sleep(time));
+        self
+    }
+
+    /// Waits for the handle before it goes on. A handle that is dropped unused leaves the pull hanging for good.
+    #[must_use]
+    pub fn held(mut self) -> (Pull, Release) {
+        let (sender, receiver) = oneshot::channel();
+        self.steps.push_back(Step::Held(receiver));
+        (self, Release(sender))
+    }
+
+    /// Once it has succeeded, the next status call fails with this text.
+    #[must_use]
+    pub fn then_status_fails(mut self, text: impl Into<String>) -> Pull {
+        self.status_error = Some(error(text));
+        self
+    }
+}
+
+/// Lets one held pull go on.
+#[derive(Debug)]
+pub struct Release(oneshot::Sender<()>);
+
+impl Release {
+    /// Lets it go on. Nothing happens if the pull was cancelled meanwhile.
+    pub fn release(self) {
+        let _ = self.0.send(());
+    }
+}
+
+/// How many pulls there are and were.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct PullCounts {
+    /// Begun.
+    pub started: usize,
+    /// Running now.
+    pub running: usize,
+    /// Most that ever ran at once.
+    pub most_at_once: usize,
+    /// Ended with success.
+    pub succeeded: usize,
+    /// Ended with an error.
+    pub failed: usize,
+    /// Dropped before they ended.
+    pub cancelled: usize,
+}
+
+/// A scripted backend. See the [module](self).
+#[derive(Clone)]
+pub struct FakeBackend {
+    state: Arc<Mutex<State>>,
+    counts: Arc<watch::Sender<PullCounts>>,
+}
+
+#[derive(Default)]
+struct State {
+    info: RuntimeInfo,
+    /// What is present, each id once.
+    images: Vec<Image>,
+    /// Every name of a present image, and the id it stands for.
+    names: BTreeMap<String, String>,
+    /// What the pretended registry has.
+    offers: HashMap<String, Image>,
+    filesystems: Filesystems,
+    in_use: InUse,
+    log: Vec<Request>,
+    down: Option<BackendError>,
+    failures: HashMap<Op, VecDeque<BackendError>>,
+    scripts: VecDeque<Pull>,
+    scripts_by_image: HashMap<String, VecDeque<Pull>>,
+    hold_all: bool,
+    /// Pulls held by [`FakeBackend::hold_pulls`], oldest first.
+    held: VecDeque<(String, oneshot::Sender<Pull>)>,
+}
+
+impl Default for FakeBackend {
+    fn default() -> Self {
+        FakeBackend::new()
+    }
+}
+
+impl FakeBackend {
+    /// A backend without images, whose registry has none either.
+    pub fn new() -> FakeBackend {
+        let info = RuntimeInfo {
+            endpoint: "fake".into(),
+            name: "fake".into(),
+            version: "1".into(),
+            api_version: "v1".into(),
+            conditions: Vec::new(),
+        };
+        FakeBackend {
+            state: Arc::new(Mutex::new(State { info, ..State::default() })),
+            counts: Arc::new(watch::Sender::new(PullCounts::default())),
+        }
+    }
+
+    /// Makes an image present under a name. A second name for the same id is one more name of the same image.
+    pub fn add_image(&self, name: &str, image: Image) {
+        self.state().add(name, image);
+    }
+
+    /// Takes a name away, and its image with it if that was the last name.
+    pub fn forget(&self, name: &str) {
+        let mut state = self.state();
+        if let Some(id) = state.names.remove(name)
+            && !state.names.values().any(|other| *other == id)
+        {
+            state.images.retain(|image| image.id != id);
+        }
+    }
+
+    /// Replaces all present images; their tags and digests are their names.
+    pub fn set_images(&self, images: Vec<Image>) {
+        let mut state = self.state();
+        state.names.clear();
+        for image in &images {
+            for name in image.repo_tags.iter().chain(&image.repo_digests) {
+                state.names.insert(name.clone(), image.id.clone());
+            }
+        }
+        state.images = images;
+    }
+
+    /// The present images, each once.
+    pub fn images(&self) -> Vec<Image> {
+        self.state().images.clone()
+    }
+
+    /// Lets pulls of this name that have no script succeed with this image.
+    pub fn offer(&self, name: &str, image: Image) {
+        self.state().offers.insert(name.to_owned(), image);
+    }
+
+    /// Queues what the next pull does, whatever its image. Scripts for one image go first. A pull without script
+    /// gets what is [offered](FakeBackend::offer), or fails.
+    pub fn on_pull(&self, pull: Pull) {
+        self.state().scripts.push_back(pull);
+    }
+
+    /// Queues what the next pull of this image does.
+    pub fn on_pull_of(&self, image: &str, pull: Pull) {
+        self.state().scripts_by_image.entry(image.to_owned()).or_default().push_back(pull);
+    }
+
+    /// From now on, every pull without script waits for [`finish_pull`](FakeBackend::finish_pull).
+    pub fn hold_pulls(&self) {
+        self.state().hold_all = true;
+    }
+
+    /// The images of the pulls that wait for [`finish_pull`](FakeBackend::finish_pull), oldest first.
+    pub fn held_pulls(&self) -> Vec<String> {
+        let mut state = self.state();
+        state.held.retain(|(_, end)| !end.is_closed());
+        state.held.iter().map(|(image, _)| image.clone()).collect()
+    }
+
+    /// Lets the oldest held pull go on with this script, and says which image it was for; `None` when none waits.
+    pub fn finish_pull(&self, pull: Pull) -> Option<String> {
+        let mut state = self.state();
+        state.held.retain(|(_, end)| !end.is_closed());
+        let (image, end) = state.held.pop_front()?;
+        drop(state);
+        let _ = end.send(pull);
+        Some(image)
+    }
+
+    /// Like [`finish_pull`](FakeBackend::finish_pull), for the oldest held pull of this image; false when none waits.
+    pub fn finish_pull_of(&self, image: &str, pull: Pull) -> bool {
+        let mut state = self.state();
+        let found = state.held.iter().position(|(held, end)| held == image && !end.is_closed());
+        let Some((_, end)) = found.and_then(|at| state.held.remove(at)) else { return false };
+        drop(state);
+        end.send(pull).is_ok()
+    }
+
+    /// The next call of this kind fails with this error; further ones queue up behind it.
+    pub fn fail_next(&self, op: Op, error: BackendError) {
+        self.state().failures.entry(op).or_default().push_back(error);
+    }
+
+    /// Every call fails with this error, until `None` is set.
+    pub fn set_down(&self, error: Option<BackendError>) {
+        self.state().down = error;
+    }
+
+    /// What [`Backend::info`] answers.
+    pub fn set_info(&self, info: RuntimeInfo) {
+        self.state().info = info;
+    }
+
+    /// What [`Backend::filesystems`] answers.
+    pub fn set_filesystems(&self, filesystems: Filesystems) {
+        self.state().filesystems = filesystems;
+    }
+
+    /// What [`Backend::in_use`] answers.
+    pub fn set_in_use(&self, in_use: InUse) {
+        self.state().in_use = in_use;
+    }
+
+    /// All calls so far, in order.
+    pub fn calls(&self) -> Vec<Call> {
+        self.state().log.iter().map(|request| request.call.clone()).collect()
+    }
+
+    /// All calls so far, in order, with all they carried.
+    pub fn requests(&self) -> Vec<Request> {
+        self.state().log.clone()
+    }
+
+    /// Takes the calls since the last time, in order.
+    pub fn take_calls(&self) -> Vec<Call> {
+        self.state().log.drain(..).map(|request| request.call).collect()
+    }
+
+    /// How many pulls there are and were.
+    pub fn counts(&self) -> PullCounts {
+        *self.counts.borrow()
+    }
+
+    /// Waits until the counts are as wanted.
+    pub async fn until(&self, wanted: impl FnMut(&PullCounts) -> bool) -> PullCounts {
+        let mut counts = self.counts.subscribe();
+        match counts.wait_for(wanted).await {
+            Ok(counts) => *counts,
+            Err(_closed) => unreachable!("the sender lives as long as this fake"),
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes a call; an error if it is to fail.
+    fn begin(&self, op: Op, request: Request) -> Result<MutexGuard<'_, State>, BackendError> {
+        let mut state = self.state();
+        state.log.push(request);
+        if let Some(error) = &state.down {
+            return Err(error.clone());
+        }
+        if let Some(error) = state.failures.get_mut(&op).and_then(VecDeque::pop_front) {
+            return Err(error);
+        }
+        Ok(state)
+    }
+
+    /// What this pull has to do: its script, what it is told while it is held, or what is on offer.
+    async fn script(&self, image: &str) -> Pull {
+        let told = {
+            let mut state = self.state();
+            if let Some(pull) = state.scripts_by_image.get_mut(image).and_then(VecDeque::pop_front) {
+                return pull;
+            }
+            if let Some(pull) = state.scripts.pop_front() {
+                return pull;
+            }
+            if !state.hold_all {
+                return match state.offers.get(image) {
+                    Some(offered) => Pull::ends(Ok(offered.clone())),
+                    None => Pull::fails(format!("{image}: not found")),
+                };
+            }
+            let (sender, receiver) = oneshot::channel();
+            state.held.push_back((image.to_owned(), sender));
+            receiver
+        };
+        match told.await {
+            Ok(pull) => pull,
+            Err(_dropped) => future::pending().await,
+        }
+    }
+}
+
+impl State {
+    fn add(&mut self, name: &str, image: Image) {
+        let id = image.id.clone();
+        let names = image.repo_tags.iter().chain(&image.repo_digests).cloned();
+        for name in names.chain([name.to_owned()]) {
+            self.names.insert(name, id.clone());
+        }
+        let at = self.images.iter().position(|present| present.id == id).unwrap_or_else(|| {
+            self.images.push(image);
+            self.images.len() - 1
+        });
+        let known = &mut self.images[at];
+        if name != id && !known.repo_tags.iter().chain(&known.repo_digests).any(|known| known == name) {
+            let names = if name.contains('@') { &mut known.repo_digests } else { &mut known.repo_tags };
+            names.push(name.to_owned());
+        }
+    }
+
+    fn find(&self, image: &str) -> Option<&Image> {
+        let id = self.names.get(image).map_or(image, String::as_str);
+        self.images.iter().find(|present| present.id == id)
+    }
+}
+
+/// Counts a pull as cancelled unless it ended.
+struct Running<'a> {
+    counts: &'a watch::Sender<PullCounts>,
+    ended: bool,
+}
+
+impl<'a> Running<'a> {
+    fn begin(counts: &'a watch::Sender<PullCounts>) -> Running<'a> {
+        counts.send_modify(|counts| {
+            counts.started += 1;
+            counts.running += 1;
+            counts.most_at_once = counts.most_at_once.max(counts.running);
+        });
+        Running { counts, ended: false }
+    }
+
+    fn end<T>(mut self, outcome: Result<T, BackendError>) -> Result<T, BackendError> {
+        self.ended = true;
+        self.counts.send_modify(|counts| {
+            counts.running -= 1;
+            match outcome {
+                Ok(_) => counts.succeeded += 1,
+                Err(_) => counts.failed += 1,
+            }
+        });
+        outcome
+    }
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        if !self.ended {
+            self.counts.send_modify(|counts| {
+                counts.running -= 1;
+                counts.cancelled += 1;
+            });
+        }
+    }
+}
+
+/// A request that carries a spec and nothing else.
+fn with_spec(call: Call, spec: &ImageSpec) -> Request {
+    Request { call, spec: Some(spec.clone()), credential: None, sandbox: None }
+}
+
+/// A request that carries nothing.
+fn bare(call: Call) -> Request {
+    Request { call, spec: None, credential: None, sandbox: None }
+}
+
+#[async_trait]
+impl Backend for FakeBackend {
+    async fn info(&self) -> Result<RuntimeInfo, BackendError> {
+        Ok(self.begin(Op::Info, bare(Call::Info))?.info.clone())
+    }
+
+    async fn list(&self) -> Result<Vec<Image>, BackendError> {
+        Ok(self.begin(Op::List, bare(Call::List))?.images.clone())
+    }
+
+    async fn status(&self, image: &ImageSpec) -> Result<Option<Image>, BackendError> {
+        let call = Call::Status { image: image.image.clone() };
+        Ok(self.begin(Op::Status, with_spec(call, image))?.find(&image.image).cloned())
+    }
+
+    async fn inspect(&self, image: &ImageSpec) -> Result<Option<ImageDetails>, BackendError> {
+        let call = Call::Inspect { image: image.image.clone() };
+        let state = self.begin(Op::Inspect, with_spec(call, image))?;
+        Ok(state.find(&image.image).map(|image| ImageDetails { image: image.clone(), info: BTreeMap::new() }))
+    }
+
+    async fn pull(
+        &self,
+        image: &ImageSpec,
+        credential: Option<&Credential>,
+        sandbox: Option<&SandboxConfig>,
+        progress: &Progress,
+    ) -> Result<String, BackendError> {
+        let username = credential.map(|credential| credential.username.clone());
+        let request = Request {
+            call: Call::Pull { image: image.image.clone(), username },
+            spec: Some(image.clone()),
+            credential: credential.cloned(),
+            sandbox: sandbox.cloned(),
+        };
+        let begun = self.begin(Op::Pull, request).map(drop);
+        let running = Running::begin(&self.counts);
+        if let Err(error) = begun {
+            return running.end(Err(error));
+        }
+        let script = self.script(&image.image).await;
+        for step in script.steps {
+            match step {
+                Step::Progress(bytes) => progress.set(bytes),
+                Step::Sleep(time) => tokio::time::sleep(time).await,
+                Step::Held(released) => {
+                    if released.await.is_err() {
+                        future::pending::<()>().await;
+                    }
+                }
+            }
+        }
+        if let Ok(pulled) = &script.outcome {
+            let mut state = self.state();
+            state.add(&image.image, pulled.clone());
+            state.failures.entry(Op::Status).or_default().extend(script.status_error);
+        }
+        running.end(script.outcome.map(|pulled| pulled.id))
+    }
+
+    async fn remove(&self, image: &ImageSpec) -> Result<(), BackendError> {
+        let call = Call::Remove { image: image.image.clone() };
+        let mut state = self.begin(Op::Remove, with_spec(call, image))?;
+        if let Some(id) = state.find(&image.image).map(|image| image.id.clone()) {
+            state.images.retain(|image| image.id != id);
+            state.names.retain(|_, of| *of != id);
+        }
+        Ok(())
+    }
+
+    async fn filesystems(&self) -> Result<Filesystems, BackendError> {
+        Ok(self.begin(Op::Filesystems, bare(Call::Filesystems))?.filesystems.clone())
+    }
+
+    async fn in_use(&self) -> Result<InUse, BackendError> {
+        Ok(self.begin(Op::InUse, bare(Call::InUse))?.in_use.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn pull(fake: FakeBackend, name: &'static str) -> Result<String, BackendError> {
+        fake.pull(&ImageSpec::named(name), None, None, &Progress::unwatched()).await
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_held_pull_ends_when_it_is_released() {
+        let fake = FakeBackend::new();
+        let (script, release) = Pull::ok("sha256:a", 7).held();
+        fake.on_pull(script.then_status_fails("no size"));
+        let pulling = tokio::spawn(pull(fake.clone(), "a:1"));
+        fake.until(|counts| counts.running == 1).await;
+        assert!(fake.images().is_empty());
+        release.release();
+        assert_eq!(pulling.await.unwrap(), Ok("sha256:a".into()));
+        assert_eq!(fake.status(&ImageSpec::named("a:1")).await, Err(error("no size")));
+        assert_eq!(fake.status(&ImageSpec::named("a:1")).await.unwrap().unwrap().size, 7);
+        assert_eq!(fake.calls()[0], Call::Pull { image: "a:1".into(), username: None });
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_dropped_pull_counts_as_cancelled_and_is_not_finished_later() {
+        let fake = FakeBackend::new();
+        fake.hold_pulls();
+        let first = tokio::spawn(pull(fake.clone(), "a:1"));
+        fake.until(|counts| counts.running == 1).await;
+        let second = tokio::spawn(pull(fake.clone(), "b:1"));
+        fake.until(|counts| counts.running == 2).await;
+        first.abort();
+        fake.until(|counts| counts.cancelled == 1).await;
+        assert_eq!(fake.held_pulls(), ["b:1"]);
+        assert_eq!(fake.finish_pull(Pull::fails("denied")).as_deref(), Some("b:1"));
+        assert_eq!(second.await.unwrap(), Err(error("denied")));
+        let counts = fake.counts();
+        assert_eq!((counts.started, counts.running, counts.most_at_once, counts.failed), (2, 0, 2, 1));
+    }
+}
