@@ -6,9 +6,9 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use async_trait::async_trait;
-use tokio::sync::watch;
 
 use crate::credentials::Credential;
 use crate::pod::SandboxConfig;
@@ -164,24 +164,29 @@ pub struct Bytes {
 }
 
 /// A backend's end of a pull's progress. Backends that know nothing leave it alone (CRI has no such field).
-#[derive(Debug, Clone)]
-pub struct Progress(watch::Sender<Option<Bytes>>);
+#[derive(Clone)]
+pub struct Progress(Arc<dyn Fn(Bytes) + Send + Sync>);
 
 impl Progress {
-    /// A progress and the end that watches it. It holds `None` until the backend says something.
-    pub fn channel() -> (Progress, watch::Receiver<Option<Bytes>>) {
-        let (sender, receiver) = watch::channel(None);
-        (Progress(sender), receiver)
+    /// A progress that is told to `listener`, which must be quick.
+    pub fn to(listener: impl Fn(Bytes) + Send + Sync + 'static) -> Progress {
+        Progress(Arc::new(listener))
     }
 
     /// A progress that nobody watches.
     pub fn unwatched() -> Progress {
-        Progress::channel().0
+        Progress::to(|_| {})
     }
 
     /// Says how far the pull has come.
     pub fn set(&self, bytes: Bytes) {
-        self.0.send_replace(Some(bytes));
+        (self.0)(bytes);
+    }
+}
+
+impl fmt::Debug for Progress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Progress")
     }
 }
 
