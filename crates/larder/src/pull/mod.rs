@@ -1,1 +1,30 @@
-//! How and when an image is pulled.
+//! How and when an image is pulled: policy, back-off, turn, rate, one flight per image.
+//!
+//! Read [`Manager::ensure`] first. What it decides by is pure and takes `now` as an argument ([`Backoff`],
+//! [`TokenBucket`], [`evaluate_pull_error`], [`PullTimes`]); what it does goes through the
+//! [`Backend`](crate::backend::Backend), the [`PullRecords`](crate::records::PullRecords) and the
+//! [`EventSink`](crate::events::EventSink).
+
+mod backoff;
+mod config;
+mod ensure;
+mod errors;
+mod flight;
+mod manager;
+mod metrics;
+mod policy;
+mod puller;
+mod status;
+mod throttle;
+mod times;
+
+pub use backoff::Backoff;
+pub use config::{OverRate, PullConfig, SameImage};
+pub use ensure::{EnsureError, EnsureReason, EnsureRequest, Ensured, Outcome};
+pub use errors::{Evaluated, evaluate_pull_error};
+pub use manager::{Manager, ManagerBuilder};
+pub use metrics::{EnsureLabels, Known, PullMetrics};
+pub use policy::{PullPolicy, default_policy};
+pub use status::{Phase, PullStatus};
+pub use throttle::TokenBucket;
+pub use times::{PullTimeRecorder, PullTimes};

@@ -1,0 +1,125 @@
+//! How long to leave an image alone after a failed pull. Pure: time is an argument.
+//!
+//! Counted per key; a failure starts at the initial delay and each further one doubles it, up to the maximum. An entry
+//! is forgotten once its last failure is more than twice the maximum ago. Success does not reset a key.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// How many entries may pile up before expired ones are dropped on a failure.
+const PURGE_AT: usize = 1024;
+
+/// Back-off by key, with the failure that led to it.
+#[derive(Debug)]
+pub struct Backoff {
+    initial: Duration,
+    max: Duration,
+    entries: HashMap<String, Entry>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    delay: Duration,
+    last_failure: Instant,
+    /// The last failure as text, until a new attempt starts.
+    remembered: Option<String>,
+}
+
+impl Backoff {
+    /// No key is in back-off yet. An `initial` above `max` is used once as it is; only doubling is capped.
+    pub fn new(initial: Duration, max: Duration) -> Self {
+        Backoff { initial, max, entries: HashMap::new() }
+    }
+
+    /// Counts a failure and returns the delay that follows from it.
+    pub fn fail(&mut self, key: &str, now: Instant) -> Duration {
+        if self.entries.len() >= PURGE_AT {
+            self.gc(now);
+        }
+        let delay = match self.entries.get(key) {
+            Some(entry) if !self.expired(entry, now) => (entry.delay * 2).min(self.max),
+            _ => self.initial,
+        };
+        self.entries.insert(key.to_owned(), Entry { delay, last_failure: now, remembered: None });
+        delay
+    }
+
+    /// Remembers the text of a key's last failure. Without an entry there is nothing to remember it for.
+    pub fn remember(&mut self, key: &str, failure: String) {
+        if let Some(entry) = self.entries.get_mut(key) {
+            entry.remembered = Some(failure);
+        }
+    }
+
+    /// The remembered text of a key's last failure.
+    pub fn remembered(&self, key: &str) -> Option<&str> {
+        self.entries.get(key)?.remembered.as_deref()
+    }
+
+    /// Forgets the text of a key's last failure, because a new attempt starts. The delay stays.
+    pub fn forget(&mut self, key: &str) {
+        if let Some(entry) = self.entries.get_mut(key) {
+            entry.remembered = None;
+        }
+    }
+
+    /// How long the key is still in back-off; `None` when it is free. At exactly the delay it is free.
+    pub fn remaining(&self, key: &str, now: Instant) -> Option<Duration> {
+        let entry = self.entries.get(key).filter(|entry| !self.expired(entry, now))?;
+        let elapsed = now.saturating_duration_since(entry.last_failure);
+        entry.delay.checked_sub(elapsed).filter(|left| !left.is_zero())
+    }
+
+    /// The key's present delay, expired or not; zero without an entry.
+    pub fn delay(&self, key: &str) -> Duration {
+        self.entries.get(key).map_or(Duration::ZERO, |entry| entry.delay)
+    }
+
+    /// Drops expired entries.
+    pub fn gc(&mut self, now: Instant) {
+        let max_age = self.max_age();
+        self.entries.retain(|_, entry| now.saturating_duration_since(entry.last_failure) <= max_age);
+    }
+
+    /// Drops one entry.
+    pub fn reset(&mut self, key: &str) {
+        self.entries.remove(key);
+    }
+
+    fn expired(&self, entry: &Entry, now: Instant) -> bool {
+        now.saturating_duration_since(entry.last_failure) > self.max_age()
+    }
+
+    fn max_age(&self) -> Duration {
+        self.max * 2
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn entries_do_not_pile_up_without_a_success() {
+        let start = Instant::now();
+        let mut backoff = Backoff::new(Duration::from_secs(10), Duration::from_secs(300));
+        for i in 0..10 * PURGE_AT {
+            backoff.fail(&format!("pod-{i}_app"), start + Duration::from_secs(i as u64));
+        }
+        assert!(backoff.entries.len() <= PURGE_AT + 601, "{} entries", backoff.entries.len());
+    }
+
+    #[test]
+    fn a_new_attempt_forgets_the_failure_and_keeps_the_delay() {
+        let start = Instant::now();
+        let mut backoff = Backoff::new(Duration::from_secs(10), Duration::from_secs(300));
+        backoff.fail("k", start);
+        backoff.remember("k", "ErrImagePull: 404".into());
+        assert_eq!(backoff.remembered("k"), Some("ErrImagePull: 404"));
+        backoff.forget("k");
+        assert_eq!(backoff.remembered("k"), None);
+        assert_eq!(backoff.fail("k", start), Duration::from_secs(20));
+    }
+}

@@ -1,0 +1,73 @@
+//! The pull room's settings. Names and meanings are those of `KubeletConfiguration` where it has them.
+
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+/// How pulls are queued, throttled, merged and retried.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PullConfig {
+    /// One pull at a time, first in first out. Default false; kubelet: true.
+    pub serialize_image_pulls: bool,
+    /// How many pulls may run at once; `None` is no bound. Without effect when pulls are serialised. Default 4;
+    /// kubelet: none.
+    pub max_parallel_image_pulls: Option<NonZeroU32>,
+    /// Pulls started per second, on average; 0 is no throttle. Default 5.
+    pub registry_pull_qps: u32,
+    /// Pulls started at once before the throttle bites. Default 10.
+    pub registry_burst: u32,
+    /// What happens to a pull over that rate. Default [`OverRate::Wait`]; kubelet: [`OverRate::Refuse`].
+    pub over_rate: OverRate,
+    /// What happens when an image is wanted that is just being pulled. Default [`SameImage::Once`]; kubelet:
+    /// [`SameImage::EachRequest`].
+    pub same_image: SameImage,
+    /// How long an image is left alone after its first failure. Default 10 s.
+    pub backoff_initial: Duration,
+    /// How long an image is left alone at most. Default 300 s.
+    pub backoff_max: Duration,
+}
+
+/// What happens to a pull that would exceed the rate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OverRate {
+    /// It waits, first come first served. A burst of 0 counts as 1, since nothing could ever start otherwise.
+    Wait,
+    /// It fails with `pull QPS exceeded`, which counts as a failed pull.
+    Refuse,
+}
+
+/// What happens when an image is wanted that is being pulled already.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SameImage {
+    /// The running pull serves this request too, if its credentials would have led to the same.
+    Once,
+    /// Another pull is made.
+    EachRequest,
+}
+
+impl Default for PullConfig {
+    fn default() -> Self {
+        PullConfig {
+            serialize_image_pulls: false,
+            max_parallel_image_pulls: NonZeroU32::new(4),
+            over_rate: OverRate::Wait,
+            same_image: SameImage::Once,
+            ..PullConfig::kubelet()
+        }
+    }
+}
+
+impl PullConfig {
+    /// Kubelet's own behaviour, with kubelet's defaults.
+    pub fn kubelet() -> Self {
+        PullConfig {
+            serialize_image_pulls: true,
+            max_parallel_image_pulls: None,
+            registry_pull_qps: 5,
+            registry_burst: 10,
+            over_rate: OverRate::Refuse,
+            same_image: SameImage::EachRequest,
+            backoff_initial: Duration::from_secs(10),
+            backoff_max: Duration::from_secs(300),
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! What goes into [`Manager::ensure`](super::Manager::ensure) and what comes out.
+
+use std::fmt;
+use std::time::Duration;
+
+use super::policy::PullPolicy;
+use crate::credentials::PullSecret;
+use crate::pod::{ObjectRef, Pod, SandboxConfig};
+
+/// One image that one pod wants.
+#[derive(Debug, Clone)]
+pub struct EnsureRequest {
+    /// The image as the pod wrote it.
+    pub image: String,
+    /// When to pull.
+    pub policy: PullPolicy,
+    /// Who wants it.
+    pub pod: Pod,
+    /// What events are about; without it they go to the log.
+    pub target: Option<ObjectRef>,
+    /// The pod's pull secrets, in the pod's order.
+    pub secrets: Vec<PullSecret>,
+    /// The sandbox that the pull is for, as far as it is known.
+    pub sandbox: Option<SandboxConfig>,
+    /// Runtime handler; empty unless `RuntimeClassInImageCriApi` is on.
+    pub runtime_handler: String,
+}
+
+impl EnsureRequest {
+    /// A request of a pod for an image, without secrets, sandbox or event target.
+    pub fn new(image: impl Into<String>, policy: PullPolicy, pod: Pod) -> Self {
+        EnsureRequest {
+            image: image.into(),
+            policy,
+            pod,
+            target: None,
+            secrets: Vec::new(),
+            sandbox: None,
+            runtime_handler: String::new(),
+        }
+    }
+}
+
+/// The image is present.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ensured {
+    /// The runtime's id of it.
+    pub image_ref: String,
+    /// The text of the event when it was present; empty when it was pulled.
+    pub message: String,
+    /// What it took.
+    pub outcome: Outcome,
+}
+
+/// What it took to make an image present.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// Nothing: it was there.
+    Present,
+    /// A pull.
+    Pulled {
+        /// Size in bytes as the runtime counts it; 0 when it did not say.
+        size_bytes: u64,
+        /// Time of the pull itself.
+        pull_duration: Duration,
+        /// Time with waiting for a turn.
+        total_duration: Duration,
+    },
+}
+
+/// The image is not present, or may not be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{reason}: {message}")]
+pub struct EnsureError {
+    /// What `kubectl get pods` shows as the container's state.
+    pub reason: EnsureReason,
+    /// What `kubectl describe pod` shows beside it.
+    pub message: String,
+    /// When the back-off would allow the next try; `None` when this failure counts none.
+    pub retry_in: Option<Duration>,
+}
+
+impl EnsureError {
+    pub(super) fn new(reason: EnsureReason, message: impl Into<String>) -> Self {
+        EnsureError { reason, message: message.into(), retry_in: None }
+    }
+
+    /// An error whose text is both reason and message, as kubelet has it for trouble before the pull.
+    pub(super) fn free(error: &impl fmt::Display) -> Self {
+        let text = error.to_string();
+        EnsureError::new(EnsureReason::Other(text.clone()), text)
+    }
+}
+
+/// Why an image is not present. The texts are kubelet's container waiting reasons.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum EnsureReason {
+    /// No pull was tried, because one failed not long ago.
+    ImagePullBackOff,
+    /// The runtime could not say whether the image is present.
+    ImageInspectError,
+    /// The pull failed.
+    ErrImagePull,
+    /// It is absent (or not for this pod) and must not be pulled.
+    ErrImageNeverPull,
+    /// The name is bad.
+    InvalidImageName,
+    /// The runtime could not reach the registry.
+    RegistryUnavailable,
+    /// The image's signature is not acceptable.
+    SignatureValidationFailed,
+    /// Trouble with credentials or records, in its own words.
+    Other(String),
+}
+
+impl fmt::Display for EnsureReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            EnsureReason::ImagePullBackOff => "ImagePullBackOff",
+            EnsureReason::ImageInspectError => "ImageInspectError",
+            EnsureReason::ErrImagePull => "ErrImagePull",
+            EnsureReason::ErrImageNeverPull => "ErrImageNeverPull",
+            EnsureReason::InvalidImageName => "InvalidImageName",
+            EnsureReason::RegistryUnavailable => "RegistryUnavailable",
+            EnsureReason::SignatureValidationFailed => "SignatureValidationFailed",
+            EnsureReason::Other(text) => text,
+        })
+    }
+}

@@ -1,0 +1,27 @@
+//! From the text of a failed pull to the reason that a pod's status shows. Pure.
+
+use super::ensure::EnsureReason;
+
+/// What a failed pull means to the caller.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Evaluated {
+    /// The container's waiting reason.
+    pub reason: EnsureReason,
+    /// The container's waiting message.
+    pub message: String,
+}
+
+/// Maps the error text of a pull. Only its start counts: runtimes say `RegistryUnavailable` and
+/// `SignatureValidationFailed` there. `image` is the name as requested.
+pub fn evaluate_pull_error(image: &str, error: &str) -> Evaluated {
+    let known = [
+        ("RegistryUnavailable", EnsureReason::RegistryUnavailable, "the registry is unavailable"),
+        ("SignatureValidationFailed", EnsureReason::SignatureValidationFailed, "the signature validation failed"),
+    ];
+    for (name, reason, because) in known {
+        if let Some(rest) = error.strip_prefix(name) {
+            return Evaluated { reason, message: format!("image pull failed for {image} because {because}{rest}") };
+        }
+    }
+    Evaluated { reason: EnsureReason::ErrImagePull, message: error.to_owned() }
+}

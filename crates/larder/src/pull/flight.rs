@@ -1,0 +1,114 @@
+//! One pull per image at a time, however many callers want it.
+//!
+//! A flight is a future that all its callers poll together. It lives as long as one of them waits: a caller that goes
+//! away changes nothing for the others, and when the last one goes, the flight is dropped, which cancels the pull.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use futures_util::FutureExt;
+use futures_util::future::{BoxFuture, Shared, WeakShared};
+
+use super::puller::PullResult;
+use crate::credentials::Credential;
+
+/// What makes two pulls the same: the name as sent to the runtime, and the runtime handler.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(super) struct FlightKey {
+    pub(super) image: String,
+    pub(super) runtime_handler: String,
+}
+
+/// How a flight ended, for everybody aboard.
+#[derive(Debug)]
+pub(super) struct Landed {
+    pub(super) result: PullResult,
+    /// The credentials that were tried, in order.
+    pub(super) tried: Vec<Credential>,
+}
+
+impl Landed {
+    /// Whether this outcome is also that of a caller with these credentials.
+    ///
+    /// A success serves who could have had it: everybody if it was anonymous or with the node's own credential, else
+    /// those who hold the credential that worked. A failure serves those who would have tried exactly the same.
+    pub(super) fn serves(&self, candidates: &[Credential]) -> bool {
+        match &self.result.pulled {
+            Ok(pulled) => pulled.credential.as_ref().is_none_or(|used| {
+                used.source.is_none() || candidates.iter().any(|candidate| same_login(candidate, used))
+            }),
+            Err(_) => {
+                self.tried.len() == candidates.len()
+                    && self.tried.iter().zip(candidates).all(|(tried, candidate)| same_login(tried, candidate))
+            }
+        }
+    }
+}
+
+/// Whether a registry could not tell the two apart.
+fn same_login(a: &Credential, b: &Credential) -> bool {
+    a.username == b.username
+        && a.password == b.password
+        && a.identity_token == b.identity_token
+        && a.registry_token == b.registry_token
+}
+
+type Flight = Shared<BoxFuture<'static, Arc<Landed>>>;
+type Departures = Arc<Mutex<HashMap<FlightKey, (u64, WeakShared<BoxFuture<'static, Arc<Landed>>>)>>>;
+
+/// The flights under way.
+#[derive(Debug, Default)]
+pub(super) struct Flights {
+    under_way: Departures,
+}
+
+impl Flights {
+    /// Joins the flight of this key, or starts one with `pull`. Also says whether it was started here.
+    pub(super) fn join(
+        &self,
+        key: FlightKey,
+        pull: impl FnOnce() -> BoxFuture<'static, Landed>,
+    ) -> (Flight, bool) {
+        let mut under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = match under_way.get(&key) {
+            Some((number, flight)) => match flight.upgrade() {
+                Some(flight) => return (flight, false),
+                None => *number,
+            },
+            None => 0,
+        };
+        let number = last + 1;
+        let listed = Listed { under_way: self.under_way.clone(), key: key.clone(), number };
+        let pull = pull();
+        let flight = async move {
+            let listed = listed;
+            let landed = pull.await;
+            // Off the list before anybody hears of it: whoever comes now starts a new flight.
+            drop(listed);
+            Arc::new(landed)
+        }
+        .boxed()
+        .shared();
+        if let Some(weak) = flight.downgrade() {
+            under_way.insert(key, (number, weak));
+        }
+        (flight, true)
+    }
+}
+
+/// A flight's entry in the list; it goes when the flight lands or is abandoned.
+struct Listed {
+    under_way: Departures,
+    key: FlightKey,
+    number: u64,
+}
+
+impl Drop for Listed {
+    fn drop(&mut self) {
+        let mut under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
+        // The next flight of this key may be listed already.
+        if under_way.get(&self.key).is_some_and(|(number, _)| *number == self.number) {
+            under_way.remove(&self.key);
+        }
+    }
+}

@@ -1,0 +1,396 @@
+//! Makes one image present for one pod. Read [`Manager::ensure`].
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use futures_util::FutureExt;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::backoff::Backoff;
+use super::config::{PullConfig, SameImage};
+use super::ensure::{EnsureError, EnsureReason, EnsureRequest, Ensured, Outcome};
+use super::errors::evaluate_pull_error;
+use super::flight::{FlightKey, Flights, Landed};
+use super::metrics::{EnsureLabels, Known, PullMetrics};
+use super::policy::PullPolicy;
+use super::puller::{Job, Puller};
+use super::status::{Board, PullStatus};
+use super::times::PullTimeRecorder;
+use crate::backend::{Backend, ImageSpec};
+use crate::credentials::{Credential, LazyLookup, Sources};
+use crate::events::{Event, EventSink, EventType, LogSink, Reason};
+use crate::gotext;
+use crate::image_service::ImageService;
+use crate::records::{PullRecords, RecordedCredentials};
+use crate::reference;
+
+/// Makes images present, by kubelet's rules. Calls may overlap; dropping one abandons it.
+pub struct Manager {
+    images: ImageService,
+    credentials: Sources,
+    records: Option<Arc<dyn PullRecords>>,
+    events: Arc<dyn EventSink>,
+    metrics: Option<Arc<dyn PullMetrics>>,
+    times: Option<Arc<dyn PullTimeRecorder>>,
+    backoff: Mutex<Backoff>,
+    puller: Arc<Puller>,
+    /// `None`: each request pulls for itself.
+    flights: Option<Flights>,
+    board: Board,
+}
+
+/// Puts a [`Manager`] together. What is not given is left out: events go to the log, nothing is recorded or counted.
+pub struct ManagerBuilder {
+    backend: Arc<dyn Backend>,
+    config: PullConfig,
+    credentials: Sources,
+    records: Option<Arc<dyn PullRecords>>,
+    events: Arc<dyn EventSink>,
+    metrics: Option<Arc<dyn PullMetrics>>,
+    times: Option<Arc<dyn PullTimeRecorder>>,
+}
+
+impl ManagerBuilder {
+    /// How pulls are queued, throttled, merged and retried.
+    #[must_use]
+    pub fn config(mut self, config: PullConfig) -> Self {
+        self.config = config;
+        self
+    }
+
+    /// Credentials beside the pods' pull secrets.
+    #[must_use]
+    pub fn credentials(mut self, credentials: Sources) -> Self {
+        self.credentials = credentials;
+        self
+    }
+
+    /// Records that decide who may use a present image.
+    #[must_use]
+    pub fn records(mut self, records: Arc<dyn PullRecords>) -> Self {
+        self.records = Some(records);
+        self
+    }
+
+    /// Where events go.
+    #[must_use]
+    pub fn events(mut self, events: Arc<dyn EventSink>) -> Self {
+        self.events = events;
+        self
+    }
+
+    /// What counts calls and pulls.
+    #[must_use]
+    pub fn metrics(mut self, metrics: Arc<dyn PullMetrics>) -> Self {
+        self.metrics = Some(metrics);
+        self
+    }
+
+    /// What takes the time of pulls per pod.
+    #[must_use]
+    pub fn times(mut self, times: Arc<dyn PullTimeRecorder>) -> Self {
+        self.times = Some(times);
+        self
+    }
+
+    /// The manager. It starts nothing.
+    pub fn build(self) -> Manager {
+        let images = ImageService::new(self.backend);
+        Manager {
+            puller: Arc::new(Puller::new(images.clone(), &self.config, Instant::now())),
+            images,
+            credentials: self.credentials,
+            records: self.records,
+            events: self.events,
+            metrics: self.metrics,
+            times: self.times,
+            backoff: Mutex::new(Backoff::new(self.config.backoff_initial, self.config.backoff_max)),
+            flights: (self.config.same_image == SameImage::Once).then(Flights::default),
+            board: Board::default(),
+        }
+    }
+}
+
+impl Manager {
+    /// Begins with a backend and larder's defaults.
+    pub fn builder(backend: Arc<dyn Backend>) -> ManagerBuilder {
+        ManagerBuilder {
+            backend,
+            config: PullConfig::default(),
+            credentials: Sources::default(),
+            records: None,
+            events: Arc::new(LogSink),
+            metrics: None,
+            times: None,
+        }
+    }
+
+    /// Makes the image present, or says why not, with an event for what it did. Returns when a pull has ended.
+    pub async fn ensure(&self, request: &EnsureRequest) -> Result<Ensured, EnsureError> {
+        let mut labels = EnsureLabels {
+            pull_policy: request.policy.as_str().to_lowercase(),
+            present_locally: Known::Unknown,
+            pull_required: Known::Unknown,
+        };
+        let result = self.ensure_labelled(request, &mut labels).await;
+        if let Some(metrics) = &self.metrics {
+            metrics.ensure_requested(&labels);
+        }
+        result
+    }
+
+    /// The pulls in flight, oldest first.
+    pub fn pulls(&self) -> Vec<PullStatus> {
+        self.board.snapshot()
+    }
+
+    /// Watches the pull in flight of an image, named with its tag. The channel closes when the pull ends.
+    pub fn watch(&self, image: &str) -> Option<watch::Receiver<PullStatus>> {
+        self.board.watch(image)
+    }
+
+    /// How long this pod's image is still in back-off; `None` when the next call would try at once.
+    pub fn backoff_remaining(&self, request: &EnsureRequest) -> Option<Duration> {
+        self.lock_backoff().remaining(&backoff_key(request), Instant::now())
+    }
+
+    async fn ensure_labelled(
+        &self,
+        request: &EnsureRequest,
+        labels: &mut EnsureLabels,
+    ) -> Result<Ensured, EnsureError> {
+        let spec = self.spec(request)?;
+        let mut lookup = LazyLookup::new(&self.credentials, &spec.image, &request.secrets, &request.pod);
+        if let Some(present) = self.look_first(request, &spec, &mut lookup, labels).await? {
+            return Ok(present);
+        }
+        let credentials = lookup.into_inner().await.map_err(|error| EnsureError::free(&error))?;
+        let intent = Intent::record(self.records.as_deref(), request)?;
+        self.check_backoff(request)?;
+        self.pull(request, spec, credentials, intent).await
+    }
+
+    /// The image as the runtime shall see it: with a tag, otherwise as written.
+    fn spec(&self, request: &EnsureRequest) -> Result<ImageSpec, EnsureError> {
+        let image = reference::apply_default_tag(&request.image).map_err(|error| {
+            let message =
+                format!("Failed to apply default image tag {}: {error}", gotext::quote(&request.image));
+            self.event(request, EventType::Warning, Reason::InspectFailed, &message);
+            EnsureError::new(EnsureReason::InvalidImageName, message)
+        })?;
+        Ok(ImageSpec {
+            image,
+            annotations: request.pod.annotations.clone(),
+            runtime_handler: request.runtime_handler.clone(),
+            user_specified_image: String::new(),
+        })
+    }
+
+    /// Looks whether the image is here and may be used, if the policy cares. `None`: it must be pulled.
+    async fn look_first(
+        &self,
+        request: &EnsureRequest,
+        spec: &ImageSpec,
+        lookup: &mut LazyLookup<'_>,
+        labels: &mut EnsureLabels,
+    ) -> Result<Option<Ensured>, EnsureError> {
+        let quoted = gotext::quote(&request.image);
+        let mut present = None;
+        if request.policy.looks_first() {
+            present = self.images.image_ref(spec).await.map_err(|error| {
+                // The quoted name is empty: kubelet prints the reference it failed to get.
+                let message = format!("Failed to inspect image \"\": {error}");
+                self.event(request, EventType::Warning, Reason::InspectFailed, &message);
+                EnsureError::new(EnsureReason::ImageInspectError, message)
+            })?;
+        }
+        labels.present_locally = match (&request.policy, &present) {
+            (PullPolicy::Always, _) => Known::Unknown,
+            (_, Some(_)) => Known::True,
+            (_, None) => Known::False,
+        };
+        if let Some(image_ref) = present {
+            let access = match &self.records {
+                None => Some(""),
+                Some(records) => match records.must_attempt_pull(&request.image, &image_ref, lookup).await {
+                    Ok(false) => Some(" and can be accessed by the pod"),
+                    Ok(true) => None,
+                    Err(error) => return Err(EnsureError::free(&error)),
+                },
+            };
+            if let Some(access) = access {
+                labels.pull_required = Known::False;
+                let message = format!("Container image {quoted} already present on machine{access}");
+                self.event(request, EventType::Normal, Reason::Pulled, &message);
+                self.finished_pulling(request);
+                return Ok(Some(Ensured { image_ref, message, outcome: Outcome::Present }));
+            }
+        }
+        labels.pull_required = Known::True;
+        if request.policy == PullPolicy::Never {
+            // The same words for absent and for not permitted: presence is not revealed.
+            let message = format!("Container image {quoted} is not present with pull policy of Never");
+            self.event(request, EventType::Warning, Reason::ErrImageNeverPull, &message);
+            return Err(EnsureError::new(EnsureReason::ErrImageNeverPull, message));
+        }
+        Ok(None)
+    }
+
+    /// Stops here when the last pull for this pod failed not long ago; else a new attempt starts.
+    fn check_backoff(&self, request: &EnsureRequest) -> Result<(), EnsureError> {
+        let key = backoff_key(request);
+        let (left, last_failure) = {
+            let mut backoff = self.lock_backoff();
+            let Some(left) = backoff.remaining(&key, Instant::now()) else {
+                backoff.forget(&key);
+                return Ok(());
+            };
+            (left, backoff.remembered(&key).map(str::to_owned))
+        };
+        let mut message = format!("Back-off pulling image {}", gotext::quote(&request.image));
+        self.event(request, EventType::Normal, Reason::BackOff, &message);
+        if let Some(failure) = last_failure {
+            message = format!("{message}: {failure}");
+        }
+        Err(EnsureError { retry_in: Some(left), ..EnsureError::new(EnsureReason::ImagePullBackOff, message) })
+    }
+
+    async fn pull(
+        &self,
+        request: &EnsureRequest,
+        spec: ImageSpec,
+        credentials: Vec<Credential>,
+        intent: Intent<'_>,
+    ) -> Result<Ensured, EnsureError> {
+        let quoted = gotext::quote(&request.image);
+        let start = Instant::now();
+        if let Some(times) = &self.times {
+            times.started_pulling(&request.pod.uid, start);
+        }
+        self.event(request, EventType::Normal, Reason::Pulling, &format!("Pulling image {quoted}"));
+
+        let landed = self.fly(Job { spec, credentials, sandbox: request.sandbox.clone() }).await;
+
+        let total_duration = start.elapsed();
+        let pulled = match &landed.result.pulled {
+            Ok(pulled) => pulled,
+            Err(error) => return Err(self.pull_failed(request, &error.to_string())),
+        };
+        self.finished_pulling(request);
+        intent.pulled(&pulled.image_ref, &RecordedCredentials::of(pulled.credential.as_ref()));
+        let size_bytes = landed.result.size_bytes;
+        // Who joined a pull under way waited less than it took.
+        let pull_duration = landed.result.duration.min(total_duration);
+        let message = format!(
+            "Successfully pulled image {quoted} in {} ({} including waiting). Image size: {size_bytes} bytes.",
+            gotext::duration(gotext::truncated_to_millis(pull_duration)),
+            gotext::duration(gotext::truncated_to_millis(total_duration)),
+        );
+        self.event(request, EventType::Normal, Reason::Pulled, &message);
+        if let Some(metrics) = &self.metrics {
+            metrics.image_pulled(size_bytes, total_duration);
+        }
+        self.lock_backoff().gc(Instant::now());
+        Ok(Ensured {
+            image_ref: pulled.image_ref.clone(),
+            message: String::new(),
+            outcome: Outcome::Pulled { size_bytes, pull_duration, total_duration },
+        })
+    }
+
+    /// Pulls, or joins a pull under way whose outcome is also this caller's.
+    async fn fly(&self, job: Job) -> Arc<Landed> {
+        let Some(flights) = &self.flights else { return Arc::new(self.departure(job).await) };
+        let key = FlightKey { image: job.spec.image.clone(), runtime_handler: job.spec.runtime_handler.clone() };
+        loop {
+            let (flight, own) = flights.join(key.clone(), || self.departure(job.clone()).boxed());
+            let landed = flight.await;
+            if own || landed.serves(&job.credentials) {
+                return landed;
+            }
+        }
+    }
+
+    /// A pull that owns all it needs, so that it can outlive the caller that started it.
+    fn departure(&self, job: Job) -> impl Future<Output = Landed> + Send + 'static {
+        let (puller, entry) = (self.puller.clone(), self.board.enter(&job.spec.image, Instant::now()));
+        async move {
+            let result = puller.pull(&job, &entry).await;
+            Landed { result, tried: job.credentials }
+        }
+    }
+
+    fn pull_failed(&self, request: &EnsureRequest, error: &str) -> EnsureError {
+        let message = format!("Failed to pull image {}: {error}", gotext::quote(&request.image));
+        self.event(request, EventType::Warning, Reason::Failed, &message);
+        let evaluated = evaluate_pull_error(&request.image, error);
+        let key = backoff_key(request);
+        let mut backoff = self.lock_backoff();
+        let delay = backoff.fail(&key, Instant::now());
+        backoff.remember(&key, format!("{}: {}", evaluated.reason, evaluated.message));
+        EnsureError { reason: evaluated.reason, message: evaluated.message, retry_in: Some(delay) }
+    }
+
+    fn finished_pulling(&self, request: &EnsureRequest) {
+        if let Some(times) = &self.times {
+            times.finished_pulling(&request.pod.uid, Instant::now());
+        }
+    }
+
+    fn lock_backoff(&self) -> std::sync::MutexGuard<'_, Backoff> {
+        self.backoff.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn event(&self, request: &EnsureRequest, event_type: EventType, reason: Reason, message: &str) {
+        let Some(object) = request.target.clone() else {
+            let (pod, image) = (&request.pod, &request.image);
+            tracing::info!(%reason, "{}/{}/{image} {message}", pod.namespace, pod.name);
+            return;
+        };
+        let message = message.to_owned();
+        self.events.record(Event { time: SystemTime::now(), event_type, reason, object, message });
+    }
+}
+
+/// Back-off is counted per pod and image text: `busybox` and `busybox:latest` are two.
+fn backoff_key(request: &EnsureRequest) -> String {
+    format!("{}_{}", request.pod.uid, request.image)
+}
+
+/// A recorded intent to pull. Unless [`pulled`](Intent::pulled) closes it, it counts as failed, also when the caller
+/// goes away in the middle.
+struct Intent<'a> {
+    records: Option<&'a dyn PullRecords>,
+    image: &'a str,
+}
+
+impl<'a> Intent<'a> {
+    fn record(records: Option<&'a dyn PullRecords>, request: &'a EnsureRequest) -> Result<Self, EnsureError> {
+        let image = request.image.as_str();
+        if let Some(records) = records {
+            records.record_pull_intent(image).map_err(|error| {
+                let message = format!(
+                    "Failed to record image pull intent for container image {}: {error}",
+                    gotext::quote(image)
+                );
+                EnsureError::new(EnsureReason::Other(error.to_string()), message)
+            })?;
+        }
+        Ok(Intent { records, image })
+    }
+
+    fn pulled(mut self, image_ref: &str, credentials: &RecordedCredentials) {
+        if let Some(records) = self.records.take() {
+            records.record_image_pulled(self.image, image_ref, credentials);
+        }
+    }
+}
+
+impl Drop for Intent<'_> {
+    fn drop(&mut self) {
+        if let Some(records) = self.records {
+            records.record_image_pull_failed(self.image);
+        }
+    }
+}

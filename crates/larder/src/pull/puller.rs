@@ -1,0 +1,109 @@
+//! Gives pulls their turn: one after another, a bounded number at once, or all at once.
+
+use std::time::Duration;
+
+use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::time::Instant;
+
+use super::config::PullConfig;
+use super::status::{BoardEntry, Phase};
+use super::throttle::{RateExceeded, Throttle};
+use crate::backend::ImageSpec;
+use crate::credentials::Credential;
+use crate::image_service::{ImageService, PullFailed, Pulled};
+use crate::pod::SandboxConfig;
+
+/// How many requests wait in the serial puller's queue; further callers wait to enter it.
+const MAX_IMAGE_PULL_REQUESTS: usize = 10;
+
+/// One pull, with all it needs.
+#[derive(Debug, Clone)]
+pub(super) struct Job {
+    pub(super) spec: ImageSpec,
+    pub(super) credentials: Vec<Credential>,
+    pub(super) sandbox: Option<SandboxConfig>,
+}
+
+/// How a pull ended.
+#[derive(Debug)]
+pub(super) struct PullResult {
+    pub(super) pulled: Result<Pulled, PullerError>,
+    /// Size of the image in bytes; 0 when the pull failed or the runtime did not say.
+    pub(super) size_bytes: u64,
+    /// Time of the runtime's pull and of the size query, without waiting.
+    pub(super) duration: Duration,
+}
+
+/// Why a pull failed. The text is kubelet's.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum PullerError {
+    #[error(transparent)]
+    RateExceeded(#[from] RateExceeded),
+    #[error(transparent)]
+    Failed(#[from] PullFailed),
+}
+
+/// Pulls in turn.
+pub(super) struct Puller {
+    images: ImageService,
+    slots: Slots,
+    throttle: Option<Throttle>,
+}
+
+/// Who may pull at the same time. Waiting is first in, first out.
+enum Slots {
+    Serial { queue: Semaphore, worker: Semaphore },
+    Bounded(Semaphore),
+    Unbounded,
+}
+
+impl Puller {
+    pub(super) fn new(images: ImageService, config: &PullConfig, now: Instant) -> Self {
+        let slots = match (config.serialize_image_pulls, config.max_parallel_image_pulls) {
+            (true, _) => {
+                Slots::Serial { queue: Semaphore::new(MAX_IMAGE_PULL_REQUESTS), worker: Semaphore::new(1) }
+            }
+            (false, Some(bound)) => Slots::Bounded(Semaphore::new(bound.get() as usize)),
+            (false, None) => Slots::Unbounded,
+        };
+        Puller { images, slots, throttle: Throttle::new(config, now) }
+    }
+
+    /// Waits for its turn, passes the throttle, pulls, and asks for the size while it still holds its slot.
+    pub(super) async fn pull(&self, job: &Job, entry: &BoardEntry) -> PullResult {
+        let _slot = self.slots.take(entry).await;
+        let throttled = || entry.set(Phase::Throttled, Some("the rate of pulls (registryPullQPS) to allow one more"));
+        if let Some(throttle) = &self.throttle
+            && let Err(refused) = throttle.pass(throttled).await
+        {
+            return PullResult { pulled: Err(refused.into()), size_bytes: 0, duration: Duration::ZERO };
+        }
+        entry.set(Phase::Pulling, None);
+        let start = Instant::now();
+        let pulled = self.images.pull(&job.spec, &job.credentials, job.sandbox.as_ref(), &entry.progress()).await;
+        let size_bytes = match &pulled {
+            // A size that cannot be read is no reason to fail a pull that succeeded.
+            Ok(pulled) if !pulled.image_ref.is_empty() => self.images.image_size(&job.spec).await.unwrap_or(0),
+            _ => 0,
+        };
+        PullResult { pulled: pulled.map_err(PullerError::from), size_bytes, duration: start.elapsed() }
+    }
+}
+
+impl Slots {
+    async fn take(&self, entry: &BoardEntry) -> Option<SemaphorePermit<'_>> {
+        let (slots, waiting) = match self {
+            Slots::Unbounded => return None,
+            Slots::Bounded(slots) => (slots, "one of the parallel pulls (maxParallelImagePulls) to end"),
+            Slots::Serial { queue, worker } => {
+                entry.set(Phase::Queued, Some("room in the queue of pulls"));
+                let _place = queue.acquire().await.ok();
+                entry.set(Phase::Queued, Some("the pulls before it (serializeImagePulls)"));
+                return worker.acquire().await.ok();
+            }
+        };
+        entry.set(Phase::Queued, Some(waiting));
+        // The semaphores are never closed, so a slot is always given in the end.
+        slots.acquire().await.ok()
+    }
+}

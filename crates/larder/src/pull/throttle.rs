@@ -1,0 +1,135 @@
+//! How many pulls may start per second: a token bucket, and the two ways to stand before an empty one.
+
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use super::config::{OverRate, PullConfig};
+
+/// A token bucket. Pure: time is an argument. It starts full.
+#[derive(Debug, Clone)]
+pub struct TokenBucket {
+    per_second: f64,
+    burst: f64,
+    tokens: f64,
+    filled: Instant,
+}
+
+impl TokenBucket {
+    /// A full bucket of `burst` tokens that refills at `qps` tokens per second. A burst of 0 refuses everything.
+    pub fn new(qps: u32, burst: u32, now: Instant) -> Self {
+        let burst = f64::from(burst);
+        TokenBucket { per_second: f64::from(qps), burst, tokens: burst, filled: now }
+    }
+
+    /// Takes a token, or says how long until there is one, and takes none.
+    pub fn try_take(&mut self, now: Instant) -> Result<(), Duration> {
+        let elapsed = now.saturating_duration_since(self.filled).as_secs_f64();
+        self.tokens = (self.tokens + elapsed * self.per_second).min(self.burst);
+        self.filled = self.filled.max(now);
+        if self.tokens >= 1.0 {
+            self.tokens -= 1.0;
+            return Ok(());
+        }
+        let missing = (1.0 - self.tokens) / self.per_second;
+        // Rounded up, so that whoever waits this long finds the token there.
+        Err(Duration::try_from_secs_f64(missing).unwrap_or(Duration::MAX) + Duration::from_nanos(1))
+    }
+}
+
+/// The gate before the runtime's pull call.
+#[derive(Debug)]
+pub(super) struct Throttle {
+    bucket: Mutex<TokenBucket>,
+    over_rate: OverRate,
+    /// Held while waiting for a token, so that the first to come is the first to go.
+    turn: tokio::sync::Mutex<()>,
+}
+
+impl Throttle {
+    /// `None` when the rate is unlimited.
+    pub(super) fn new(config: &PullConfig, now: Instant) -> Option<Self> {
+        if config.registry_pull_qps == 0 {
+            return None;
+        }
+        let burst = match config.over_rate {
+            OverRate::Wait => config.registry_burst.max(1),
+            OverRate::Refuse => config.registry_burst,
+        };
+        Some(Throttle {
+            bucket: Mutex::new(TokenBucket::new(config.registry_pull_qps, burst, now)),
+            over_rate: config.over_rate,
+            turn: tokio::sync::Mutex::new(()),
+        })
+    }
+
+    /// Takes a token. Over the rate it fails, or waits after having called `waiting`, as configured.
+    pub(super) async fn pass(&self, waiting: impl FnOnce()) -> Result<(), RateExceeded> {
+        match self.over_rate {
+            OverRate::Refuse => self.try_take().map_err(|_| RateExceeded),
+            OverRate::Wait => {
+                let Ok(turn) = self.turn.try_lock() else {
+                    waiting();
+                    let turn = self.turn.lock().await;
+                    self.wait_for_token().await;
+                    drop(turn);
+                    return Ok(());
+                };
+                if self.try_take().is_err() {
+                    waiting();
+                    self.wait_for_token().await;
+                }
+                drop(turn);
+                Ok(())
+            }
+        }
+    }
+
+    async fn wait_for_token(&self) {
+        while let Err(wait) = self.try_take() {
+            tokio::time::sleep(wait).await;
+        }
+    }
+
+    fn try_take(&self) -> Result<(), Duration> {
+        self.bucket.lock().unwrap_or_else(PoisonError::into_inner).try_take(Instant::now())
+    }
+}
+
+/// A pull was refused because too many were started lately.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("pull QPS exceeded")]
+pub(super) struct RateExceeded;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn waiting_as_long_as_told_finds_a_token() {
+        let mut now = Instant::now();
+        for qps in [1, 3, 7, 1000] {
+            let mut bucket = TokenBucket::new(qps, 1, now);
+            assert_eq!(bucket.try_take(now), Ok(()));
+            for _ in 0..100 {
+                let wait = bucket.try_take(now).expect_err("the bucket is empty");
+                now += wait;
+                assert_eq!(bucket.try_take(now), Ok(()), "at {qps} per second");
+            }
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn waiting_pulls_start_at_the_configured_rate() {
+        let config = PullConfig { registry_pull_qps: 2, registry_burst: 1, ..PullConfig::default() };
+        let start = Instant::now();
+        let throttle = Throttle::new(&config, start).expect("a rate is set");
+        let started = futures_util::future::join_all((0..5).map(async |_| {
+            throttle.pass(|| {}).await.expect("waiting pulls are not refused");
+            start.elapsed().as_millis()
+        }))
+        .await;
+        assert_eq!(started, [0, 500, 1000, 1500, 2000].map(|ms| ms + u128::from(ms > 0)).map(|ms| ms));
+    }
+}
