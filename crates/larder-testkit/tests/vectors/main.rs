@@ -5,6 +5,9 @@
 //! kubelet answers is the same for all.
 
 mod compare;
+mod cri_errors;
+mod pull;
+mod references;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -19,7 +22,7 @@ type Answer = Result<Value, String>;
 /// Answers a case if the op is known to the module.
 type Room = fn(op: &str, input: &Value) -> Option<Answer>;
 
-const ROOMS: &[Room] = &[];
+const ROOMS: &[Room] = &[cri_errors::room, pull::room, references::room];
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -50,8 +53,10 @@ struct Case {
 }
 
 fn main() -> ExitCode {
-    let folder = std::env::var_os("LARDER_VECTORS")
-        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../vectors"), PathBuf::from);
+    let folder = std::env::var_os("LARDER_VECTORS").map_or_else(
+        || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../vectors"),
+        PathBuf::from,
+    );
     let files = match json_files(&folder) {
         Ok(files) => files,
         Err(error) => {
@@ -60,7 +65,9 @@ fn main() -> ExitCode {
         }
     };
     let trials = files.into_iter().map(|path| {
-        let name = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+        let name = path
+            .file_name()
+            .map_or_else(String::new, |name| name.to_string_lossy().into_owned());
         Trial::test(name, move || run_file(&path))
     });
     libtest_mimic::run(&Arguments::from_args(), trials.collect()).exit_code()
@@ -114,7 +121,6 @@ fn run_case(case: &Case) -> Result<(), String> {
 }
 
 /// Reads a case's input; unknown fields must be refused by the type.
-#[allow(dead_code, reason = "used by the rooms")]
 fn parse<T: serde::de::DeserializeOwned>(input: &Value) -> Result<T, String> {
     serde_json::from_value(input.clone()).map_err(|error| format!("input not understood: {error}"))
 }

@@ -195,7 +195,6 @@ impl Manager {
         lookup: &mut LazyLookup<'_>,
         labels: &mut EnsureLabels,
     ) -> Result<Option<Ensured>, EnsureError> {
-        let quoted = gotext::quote(&request.image);
         let mut present = None;
         if request.policy.looks_first() {
             present = self.images.image_ref(spec).await.map_err(|error| {
@@ -210,31 +209,46 @@ impl Manager {
             (_, Some(_)) => Known::True,
             (_, None) => Known::False,
         };
-        if let Some(image_ref) = present {
-            let access = match &self.records {
-                None => Some(""),
-                Some(records) => match records.must_attempt_pull(&request.image, &image_ref, lookup).await {
-                    Ok(false) => Some(" and can be accessed by the pod"),
-                    Ok(true) => None,
-                    Err(error) => return Err(EnsureError::free(&error)),
-                },
-            };
-            if let Some(access) = access {
-                labels.pull_required = Known::False;
-                let message = format!("Container image {quoted} already present on machine{access}");
-                self.event(request, EventType::Normal, Reason::Pulled, &message);
-                self.finished_pulling(request);
-                return Ok(Some(Ensured { image_ref, message, outcome: Outcome::Present }));
-            }
+        if present.is_none() && request.policy == PullPolicy::Never {
+            return Err(self.never_pull(request));
+        }
+        if let Some(image_ref) = present
+            && let Some(message) = self.may_use(request, &image_ref, lookup).await?
+        {
+            labels.pull_required = Known::False;
+            self.event(request, EventType::Normal, Reason::Pulled, &message);
+            self.finished_pulling(request);
+            return Ok(Some(Ensured { image_ref, message, outcome: Outcome::Present }));
         }
         labels.pull_required = Known::True;
         if request.policy == PullPolicy::Never {
-            // The same words for absent and for not permitted: presence is not revealed.
-            let message = format!("Container image {quoted} is not present with pull policy of Never");
-            self.event(request, EventType::Warning, Reason::ErrImageNeverPull, &message);
-            return Err(EnsureError::new(EnsureReason::ErrImageNeverPull, message));
+            return Err(self.never_pull(request));
         }
         Ok(None)
+    }
+
+    /// Asks the records whether this pod may use a present image; if so, the message that says it.
+    async fn may_use(
+        &self,
+        request: &EnsureRequest,
+        image_ref: &str,
+        lookup: &mut LazyLookup<'_>,
+    ) -> Result<Option<String>, EnsureError> {
+        let present = format!("Container image {} already present on machine", gotext::quote(&request.image));
+        let Some(records) = &self.records else { return Ok(Some(present)) };
+        match records.must_attempt_pull(&request.image, image_ref, lookup).await {
+            Ok(false) => Ok(Some(format!("{present} and can be accessed by the pod"))),
+            Ok(true) => Ok(None),
+            Err(error) => Err(EnsureError::free(&error)),
+        }
+    }
+
+    /// The same words for absent and for not permitted: presence is not revealed.
+    fn never_pull(&self, request: &EnsureRequest) -> EnsureError {
+        let quoted = gotext::quote(&request.image);
+        let message = format!("Container image {quoted} is not present with pull policy of Never");
+        self.event(request, EventType::Warning, Reason::ErrImageNeverPull, &message);
+        EnsureError::new(EnsureReason::ErrImageNeverPull, message)
     }
 
     /// Stops here when the last pull for this pod failed not long ago; else a new attempt starts.

@@ -1,0 +1,47 @@
+//! `cri_errors.json`: from the error of a failed pull to the reason and message that a pod shows.
+
+use larder::image_service::PullFailed;
+use larder::pull::evaluate_pull_error;
+use larder_testkit::fake_backend;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::{Answer, parse};
+
+pub(crate) fn room(op: &str, input: &Value) -> Option<Answer> {
+    Some(match op {
+        "eval_pull_error" => parse(input).map(eval_pull_error),
+        "eval_pull_error_many" => parse(input).map(eval_pull_error_many),
+        _ => return None,
+    })
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct One {
+    image: String,
+    error: String,
+}
+
+fn eval_pull_error(input: One) -> Value {
+    let evaluated = evaluate_pull_error(&input.image, &input.error);
+    json!({"message": evaluated.message, "reason": evaluated.reason.to_string()})
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Many {
+    image: String,
+    errors: Vec<String>,
+}
+
+fn eval_pull_error_many(input: Many) -> Value {
+    let failed: PullFailed = input.errors.into_iter().map(fake_backend::error).collect();
+    let error_text = failed.to_string();
+    let mut answer = eval_pull_error(One {
+        image: input.image,
+        error: error_text.clone(),
+    });
+    answer["error_text"] = error_text.into();
+    answer
+}
