@@ -1,1 +1,41 @@
-//! CRI as a larder backend.
+//! The Kubernetes Container Runtime Interface (CRI) v1 as a larder backend: containerd, CRI-O, cri-dockerd.
+//!
+//! ```text
+//! Endpoint (or discover) -> CriBackend -> channel (one HTTP/2 connection, reopened when lost) -> runtime
+//! ```
+//!
+//! Read [`CriBackend`] first; `convert.rs` holds the rules of what is sent and what answers mean, `status.rs` the
+//! texts of errors. Both are kubelet's. [`proto`] also has the server's side, which serves tests.
+//!
+//! Promises: nothing is done before the first call; each call but a pull ends within
+//! [`CriConfig::request_timeout`]; a runtime that went away is found again by the next call after it is back.
+
+mod channel;
+mod client;
+mod convert;
+mod endpoint;
+mod greeting;
+mod listing;
+mod status;
+
+pub use client::{CriBackend, CriConfig};
+pub use endpoint::{Endpoint, EndpointError, NoRuntimeFound, WELL_KNOWN_SOCKETS, discover};
+
+/// Messages and services of CRI v1, as far as larder uses them; generated from `proto/runtime/v1/api.proto`.
+pub mod proto {
+    #![allow(missing_docs, clippy::all, clippy::pedantic, unused_qualifications, reason = "generated code")]
+
+    use std::fmt;
+
+    tonic::include_proto!("runtime.v1");
+
+    impl fmt::Debug for AuthConfig {
+        /// Shows the user name and hides the secrets.
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.debug_struct("AuthConfig").field("username", &self.username).finish_non_exhaustive()
+        }
+    }
+}
+
+/// Largest message in either direction, in bytes: 16 MiB, as in Kubernetes.
+pub const MAX_MESSAGE_BYTES: usize = 16 << 20;

@@ -1,0 +1,201 @@
+//! One HTTP/2 connection to a Unix socket: opened by the first call, shared by all, opened again when it is lost.
+//!
+//! Promises: opening ends within the connect timeout, and only a server that greets with HTTP/2 counts as open; a
+//! request that surely was not sent is sent once more over a new connection; callers that wait for the same
+//! attempt share its failure. There is no back-off between attempts: each one belongs to a call, and a local
+//! socket refuses at once.
+
+use std::future::Future;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+use std::{fmt, io};
+
+use http_body_util::BodyExt as _;
+use http_body_util::combinators::MapErr;
+use hyper::body::Incoming;
+use hyper::client::conn::http2::{self, SendRequest};
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use larder::backend::Unreachable;
+use tokio::net::UnixStream;
+use tokio::sync::Mutex;
+use tokio::time::{self, Instant};
+use tonic::body::Body;
+use tonic::codegen::{Service, http};
+use tonic::{Code, Status};
+
+use crate::endpoint::Endpoint;
+use crate::greeting::{Greeting, Watched};
+
+/// Largest set of response headers, in bytes. Error messages travel there, and some are long.
+const MAX_HEADER_BYTES: u32 = 1 << 20;
+
+/// How soon a full queue of a listening socket is tried again.
+const QUEUE_RETRY: Duration = Duration::from_millis(50);
+
+/// The connection. Clones share it.
+#[derive(Clone)]
+pub(crate) struct Channel(Arc<Inner>);
+
+struct Inner {
+    endpoint: Endpoint,
+    connect_timeout: Duration,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    sender: Option<SendRequest<Body>>,
+    /// The last attempt that failed, and when it did.
+    failure: Option<(Instant, Unreachable)>,
+}
+
+impl Channel {
+    pub(crate) fn new(endpoint: Endpoint, connect_timeout: Duration) -> Channel {
+        Channel(Arc::new(Inner { endpoint, connect_timeout, state: Mutex::default() }))
+    }
+
+    pub(crate) fn endpoint(&self) -> &Endpoint {
+        &self.0.endpoint
+    }
+
+    /// The open connection, or a new one.
+    async fn sender(&self) -> Result<SendRequest<Body>, Unreachable> {
+        let asked = Instant::now();
+        let mut state = self.0.state.lock().await;
+        if let Some(sender) = state.sender.as_ref().filter(|sender| !sender.is_closed()) {
+            return Ok(sender.clone());
+        }
+        if let Some((_, failure)) = state.failure.as_ref().filter(|(failed, _)| *failed > asked) {
+            return Err(failure.clone());
+        }
+        match self.connect().await {
+            Ok(sender) => {
+                state.sender = Some(sender.clone());
+                Ok(sender)
+            }
+            Err(failure) => {
+                state.sender = None;
+                state.failure = Some((Instant::now(), failure.clone()));
+                Err(failure)
+            }
+        }
+    }
+
+    async fn connect(&self) -> Result<SendRequest<Body>, Unreachable> {
+        let within = self.0.connect_timeout;
+        match time::timeout(within, self.open()).await {
+            Ok(opened) => opened,
+            Err(_) => Err(Unreachable::Silent { after: within }),
+        }
+    }
+
+    async fn open(&self) -> Result<SendRequest<Body>, Unreachable> {
+        let stream = self.dial().await.map_err(|error| self.explain(&error))?;
+        let (stream, greeting) = Watched::new(stream);
+        let (sender, connection) = http2::Builder::new(TokioExecutor::new())
+            .max_header_list_size(MAX_HEADER_BYTES)
+            .handshake(TokioIo::new(stream))
+            .await
+            .map_err(|error| Unreachable::Broken { detail: error.to_string() })?;
+        // It ends by itself once all senders are gone or the server is; its error also reaches each open call.
+        tokio::spawn(async move {
+            let _ = connection.await;
+        });
+        match greeting.await {
+            Ok(Greeting::Http2) => Ok(sender),
+            Ok(Greeting::Foreign(detail)) => Err(Unreachable::NotGrpc { detail }),
+            Ok(Greeting::Closed(detail)) => Err(Unreachable::Broken { detail }),
+            Err(_) => Err(Unreachable::Broken { detail: "the connection broke at once".into() }),
+        }
+    }
+
+    /// Connects. A full queue means a server that does not keep up, so it is tried until the time is over.
+    async fn dial(&self) -> io::Result<UnixStream> {
+        loop {
+            match UnixStream::connect(self.0.endpoint.path()).await {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => time::sleep(QUEUE_RETRY).await,
+                done => return done,
+            }
+        }
+    }
+
+    fn explain(&self, error: &io::Error) -> Unreachable {
+        match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => Unreachable::Missing,
+            io::ErrorKind::PermissionDenied => Unreachable::Denied,
+            io::ErrorKind::ConnectionRefused if self.0.endpoint.is_socket() => Unreachable::Refused,
+            io::ErrorKind::ConnectionRefused => Unreachable::NotASocket,
+            _ => Unreachable::Broken { detail: error.to_string() },
+        }
+    }
+
+    async fn send(self, mut request: http::Request<Body>) -> Result<http::Response<ResponseBody>, Status> {
+        let mut retried = false;
+        loop {
+            let mut sender =
+                self.sender().await.map_err(|found| unreachable_status(&self.0.endpoint, found))?;
+            match sender.try_send_request(request).await {
+                Ok(response) => {
+                    return Ok(response.map(|body| body.map_err(lost as fn(hyper::Error) -> Status)));
+                }
+                Err(mut error) => match error.take_message() {
+                    Some(unsent) if !retried => {
+                        retried = true;
+                        request = unsent;
+                    }
+                    _ => return Err(lost(error.into_error())),
+                },
+            }
+        }
+    }
+}
+
+/// The body of a response; its errors are statuses already.
+pub(crate) type ResponseBody = MapErr<Incoming, fn(hyper::Error) -> Status>;
+
+impl Service<http::Request<Body>> for Channel {
+    type Response = http::Response<ResponseBody>;
+    type Error = Status;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Status>> + Send>>;
+
+    /// Always ready: connecting is part of the call.
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Status>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        Box::pin(self.clone().send(request))
+    }
+}
+
+/// What was found at the endpoint, on its way through a status.
+#[derive(Debug)]
+pub(crate) struct NothingThere(pub(crate) Unreachable);
+
+impl fmt::Display for NothingThere {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl std::error::Error for NothingThere {}
+
+fn unreachable_status(endpoint: &Endpoint, found: Unreachable) -> Status {
+    let mut status = Status::new(Code::Unavailable, format!("{endpoint}: {found}"));
+    status.set_source(Arc::new(NothingThere(found)));
+    status
+}
+
+/// The connection broke under a call.
+#[allow(clippy::needless_pass_by_value, reason = "used as a function that maps errors")]
+fn lost(error: hyper::Error) -> Status {
+    let mut detail = error.to_string();
+    let mut cause = std::error::Error::source(&error);
+    while let Some(error) = cause {
+        detail = format!("{detail}: {error}");
+        cause = error.source();
+    }
+    Status::new(Code::Unavailable, format!("connection lost: {detail}"))
+}

@@ -1,0 +1,351 @@
+//! The client: a [`Backend`] over CRI.
+
+use std::collections::HashMap;
+use std::future::Future;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use larder::backend::{
+    Backend, BackendError, Filesystems, Image, ImageDetails, ImageSpec, InUse, Progress, RuntimeInfo,
+    Unreachable,
+};
+use larder::credentials::Credential;
+use larder::pod::SandboxConfig;
+use tonic::codegen::http::Uri;
+use tonic::{Code, Request, Response, Status};
+
+use crate::channel::Channel;
+use crate::endpoint::Endpoint;
+use crate::listing::Streamed;
+use crate::proto::image_service_client::ImageServiceClient;
+use crate::proto::runtime_service_client::RuntimeServiceClient;
+use crate::{MAX_MESSAGE_BYTES, convert, proto, status};
+
+/// What the runtime is told of a deadline, beyond it: larder's own clock decides, and words the error.
+const DEADLINE_SLACK: Duration = Duration::from_secs(1);
+
+/// How to talk to a runtime.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CriConfig {
+    /// How long opening a connection may take, the runtime's greeting included. Default 5 s.
+    pub connect_timeout: Duration,
+    /// How long each call but a pull may take, as `runtimeRequestTimeout`. Default 2 min.
+    pub request_timeout: Duration,
+    /// Where the image service is, as `imageServiceEndpoint`. Default: where the runtime service is.
+    pub image_endpoint: Option<Endpoint>,
+    /// Ask for lists as streams, as the gate `CRIListStreaming`; runtimes that cannot are asked for whole lists from
+    /// then on. Default off.
+    pub list_streaming: bool,
+    /// Send and report runtime handlers of images, as the gate `RuntimeClassInImageCriApi`. Default off.
+    pub runtime_class_in_image: bool,
+    /// Find out which images are mounted as volumes. Costs one call for each container the first time it is seen,
+    /// because lists of containers do not tell. Default on.
+    pub image_volumes: bool,
+}
+
+impl Default for CriConfig {
+    fn default() -> Self {
+        CriConfig {
+            connect_timeout: Duration::from_secs(5),
+            request_timeout: Duration::from_secs(120),
+            image_endpoint: None,
+            list_streaming: false,
+            runtime_class_in_image: false,
+            image_volumes: true,
+        }
+    }
+}
+
+/// A container runtime behind its CRI socket.
+///
+/// Long-lived: it reconnects by itself. Needs a tokio runtime with time and network; one thread is enough.
+pub struct CriBackend {
+    config: CriConfig,
+    runtime: Channel,
+    images: Channel,
+    stream_images: Streamed,
+    stream_containers: Streamed,
+    stream_sandboxes: Streamed,
+    /// Images mounted by each container that is known; they do not change in its life.
+    mounts: Mutex<HashMap<String, Vec<String>>>,
+}
+
+impl CriBackend {
+    /// Talks to the runtime at this endpoint. Nothing is opened before the first call.
+    pub fn new(endpoint: Endpoint, config: CriConfig) -> CriBackend {
+        let runtime = Channel::new(endpoint, config.connect_timeout);
+        let images = match &config.image_endpoint {
+            Some(endpoint) if endpoint != runtime.endpoint() => {
+                Channel::new(endpoint.clone(), config.connect_timeout)
+            }
+            _ => runtime.clone(),
+        };
+        CriBackend {
+            runtime,
+            images,
+            stream_images: Streamed::new(config.list_streaming),
+            stream_containers: Streamed::new(config.list_streaming),
+            stream_sandboxes: Streamed::new(config.list_streaming),
+            mounts: Mutex::default(),
+            config,
+        }
+    }
+
+    /// Where the runtime service is.
+    pub fn endpoint(&self) -> &Endpoint {
+        self.runtime.endpoint()
+    }
+
+    /// Where the image service is.
+    pub fn image_endpoint(&self) -> &Endpoint {
+        self.images.endpoint()
+    }
+
+    /// Checks that an image service answers, as kubelet does when it starts.
+    pub async fn validate_image_service(&self) -> Result<(), BackendError> {
+        match self.filesystems().await {
+            Ok(_) => Ok(()),
+            Err(BackendError::Call { message, kind }) => {
+                let endpoint = self.image_endpoint();
+                let place = format!("validate CRI v1 image API for endpoint \"{endpoint}\"");
+                Err(BackendError::Call {
+                    message: format!("validate service connection: {place}: {message}"),
+                    kind,
+                })
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn runtime(&self) -> RuntimeServiceClient<Channel> {
+        RuntimeServiceClient::with_origin(self.runtime.clone(), origin())
+            .max_decoding_message_size(MAX_MESSAGE_BYTES)
+            .max_encoding_message_size(MAX_MESSAGE_BYTES)
+    }
+
+    fn images(&self) -> ImageServiceClient<Channel> {
+        ImageServiceClient::with_origin(self.images.clone(), origin())
+            .max_decoding_message_size(MAX_MESSAGE_BYTES)
+            .max_encoding_message_size(MAX_MESSAGE_BYTES)
+    }
+
+    /// A request that tells the runtime when its answer is no longer wanted.
+    fn request<T>(&self, message: T) -> Request<T> {
+        let mut request = Request::new(message);
+        request.set_timeout(self.config.request_timeout.saturating_add(DEADLINE_SLACK));
+        request
+    }
+
+    /// Waits for an answer of the runtime service, for as long as a call may take.
+    async fn ask_runtime<T>(&self, call: impl Future<Output = Result<T, Status>>) -> Result<T, BackendError> {
+        self.in_time(call).await.map_err(|status| status::call_error(self.endpoint(), &status))
+    }
+
+    /// Waits for an answer of the image service, for as long as a call may take.
+    async fn ask_images<T>(&self, call: impl Future<Output = Result<T, Status>>) -> Result<T, BackendError> {
+        self.in_time(call).await.map_err(|status| status::call_error(self.image_endpoint(), &status))
+    }
+
+    async fn in_time<T>(&self, call: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
+        match tokio::time::timeout(self.config.request_timeout, call).await {
+            Ok(answer) => answer,
+            Err(_) => Err(status::deadline()),
+        }
+    }
+
+    async fn version(&self) -> Result<proto::VersionResponse, BackendError> {
+        let request = self.request(proto::VersionRequest { version: "v1".into() });
+        match self.in_time(self.runtime().version(request)).await {
+            Ok(reply) => Ok(reply.into_inner()),
+            Err(status) => Err(foreign(self.endpoint(), &status)
+                .unwrap_or_else(|| status::call_error(self.endpoint(), &status))),
+        }
+    }
+
+    /// The conditions, or nothing from a runtime that does not tell them.
+    async fn runtime_status(&self) -> Result<Option<proto::RuntimeStatus>, BackendError> {
+        let request = self.request(proto::StatusRequest { verbose: false });
+        match self.in_time(self.runtime().status(request)).await {
+            Ok(reply) => Ok(reply.into_inner().status),
+            Err(status) if status.code() == Code::Unimplemented => Ok(None),
+            Err(status) => Err(status::call_error(self.endpoint(), &status)),
+        }
+    }
+
+    async fn image_status(
+        &self,
+        image: &ImageSpec,
+        verbose: bool,
+    ) -> Result<Option<ImageDetails>, BackendError> {
+        let message = proto::ImageStatusRequest { image: Some(self.spec(image)), verbose };
+        let reply = self.ask_images(self.images().image_status(self.request(message))).await?.into_inner();
+        let found = convert::status_reply(&image.image, reply.image, self.config.runtime_class_in_image)?;
+        Ok(found.map(|image| ImageDetails { image, info: reply.info }))
+    }
+
+    fn spec(&self, image: &ImageSpec) -> proto::ImageSpec {
+        convert::spec_to_cri(image, self.config.runtime_class_in_image)
+    }
+
+    async fn listed_images(&self) -> Result<Vec<proto::Image>, BackendError> {
+        let mut images = self.images();
+        let request = self.request(proto::StreamImagesRequest::default());
+        let parts = self.stream_images.collect(images.stream_images(request), |part| part.images);
+        if let Some(all) = self.ask_images(parts).await? {
+            return Ok(all);
+        }
+        let request = self.request(proto::ListImagesRequest::default());
+        Ok(self.ask_images(self.images().list_images(request)).await?.into_inner().images)
+    }
+
+    async fn containers(&self) -> Result<Vec<proto::Container>, BackendError> {
+        let mut runtime = self.runtime();
+        let request = self.request(proto::StreamContainersRequest::default());
+        let parts =
+            self.stream_containers.collect(runtime.stream_containers(request), |part| part.containers);
+        if let Some(all) = self.ask_runtime(parts).await? {
+            return Ok(all);
+        }
+        let request = self.request(proto::ListContainersRequest::default());
+        Ok(self.ask_runtime(self.runtime().list_containers(request)).await?.into_inner().containers)
+    }
+
+    async fn sandboxes(&self) -> Result<Vec<proto::PodSandbox>, BackendError> {
+        let mut runtime = self.runtime();
+        let request = self.request(proto::StreamPodSandboxesRequest::default());
+        let parts =
+            self.stream_sandboxes.collect(runtime.stream_pod_sandboxes(request), |part| part.pod_sandboxes);
+        if let Some(all) = self.ask_runtime(parts).await? {
+            return Ok(all);
+        }
+        let request = self.request(proto::ListPodSandboxRequest::default());
+        Ok(self.ask_runtime(self.runtime().list_pod_sandbox(request)).await?.into_inner().items)
+    }
+
+    /// The images mounted by each of these containers. Only those never seen before cost a call.
+    async fn mounted_images(
+        &self,
+        containers: &[proto::Container],
+    ) -> Result<HashMap<String, Vec<String>>, BackendError> {
+        if !self.config.image_volumes {
+            return Ok(HashMap::new());
+        }
+        let mut mounts = HashMap::with_capacity(containers.len());
+        for container in containers {
+            let known = self.known_mounts().get(&container.id).cloned();
+            let images = match known {
+                Some(images) => images,
+                None => self.mounts_of(&container.id).await?,
+            };
+            mounts.insert(container.id.clone(), images);
+        }
+        self.known_mounts().clone_from(&mounts); // those of vanished containers are forgotten
+        Ok(mounts)
+    }
+
+    fn known_mounts(&self) -> MutexGuard<'_, HashMap<String, Vec<String>>> {
+        self.mounts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The images that one container mounts; none if it is gone already, or if the runtime cannot tell.
+    async fn mounts_of(&self, container: &str) -> Result<Vec<String>, BackendError> {
+        let message = proto::ContainerStatusRequest { container_id: container.to_owned(), verbose: false };
+        match self.in_time(self.runtime().container_status(self.request(message))).await {
+            Ok(reply) => Ok(reply.into_inner().status.map(convert::mounted_images).unwrap_or_default()),
+            Err(status) if matches!(status.code(), Code::NotFound | Code::Unimplemented) => Ok(Vec::new()),
+            Err(status) => Err(status::call_error(self.endpoint(), &status)),
+        }
+    }
+}
+
+/// The authority that runtimes expect over a Unix socket.
+fn origin() -> Uri {
+    Uri::from_static("http://localhost")
+}
+
+/// What answers instead of CRI v1, if the status of a first call says so.
+fn foreign(endpoint: &Endpoint, status: &Status) -> Option<BackendError> {
+    let detail = status.message().to_owned();
+    let problem = match status.code() {
+        // An HTTP server's error page has no gRPC status; the client makes one up and says so.
+        _ if detail.contains("grpc-status header missing") => Unreachable::NotGrpc { detail },
+        Code::Unimplemented => Unreachable::NotCri { detail },
+        _ => return None,
+    };
+    Some(BackendError::Unreachable { endpoint: endpoint.to_string(), problem })
+}
+
+#[async_trait]
+impl Backend for CriBackend {
+    async fn info(&self) -> Result<RuntimeInfo, BackendError> {
+        let version = self.version().await?;
+        let conditions = self.runtime_status().await?;
+        if self.image_endpoint() != self.endpoint() {
+            self.validate_image_service().await?;
+        }
+        Ok(convert::runtime_info(self.endpoint().to_string(), version, conditions))
+    }
+
+    async fn list(&self) -> Result<Vec<Image>, BackendError> {
+        let listed = self.listed_images().await?;
+        let with_handler = self.config.runtime_class_in_image;
+        Ok(listed.into_iter().map(|image| convert::image(image, with_handler)).collect())
+    }
+
+    async fn status(&self, image: &ImageSpec) -> Result<Option<Image>, BackendError> {
+        Ok(self.image_status(image, false).await?.map(|found| found.image))
+    }
+
+    async fn inspect(&self, image: &ImageSpec) -> Result<Option<ImageDetails>, BackendError> {
+        self.image_status(image, true).await
+    }
+
+    /// CRI tells nothing of a pull's progress.
+    async fn pull(
+        &self,
+        image: &ImageSpec,
+        credential: Option<&Credential>,
+        sandbox: Option<&SandboxConfig>,
+        _progress: &Progress,
+    ) -> Result<String, BackendError> {
+        let request = proto::PullImageRequest {
+            image: Some(self.spec(image)),
+            auth: credential.map(convert::credential_to_cri),
+            sandbox_config: sandbox.map(convert::sandbox_to_cri),
+        };
+        match self.images().pull_image(request).await.map(Response::into_inner) {
+            Ok(reply) => convert::pull_reply(&image.image, reply),
+            Err(status) => Err(status::pull_error(self.image_endpoint(), &status)),
+        }
+    }
+
+    async fn remove(&self, image: &ImageSpec) -> Result<(), BackendError> {
+        let spec = convert::spec_to_cri(&ImageSpec::named(&image.image), false);
+        let request = self.request(proto::RemoveImageRequest { image: Some(spec) });
+        match self.in_time(self.images().remove_image(request)).await {
+            Ok(_) => Ok(()),
+            Err(status) if status.code() == Code::NotFound => Ok(()),
+            Err(status) => Err(status::call_error(self.image_endpoint(), &status)),
+        }
+    }
+
+    async fn filesystems(&self) -> Result<Filesystems, BackendError> {
+        let request = self.request(proto::ImageFsInfoRequest {});
+        let reply = self.ask_images(self.images().image_fs_info(request)).await?;
+        Ok(convert::filesystems(reply.into_inner()))
+    }
+
+    async fn in_use(&self) -> Result<InUse, BackendError> {
+        let (containers, sandboxes) = tokio::try_join!(self.containers(), self.sandboxes())?;
+        let mut mounts = self.mounted_images(&containers).await?;
+        let with_mounts = |container: proto::Container| {
+            let images = mounts.remove(&container.id).unwrap_or_default();
+            convert::container(container, images)
+        };
+        Ok(InUse {
+            containers: containers.into_iter().map(with_mounts).collect(),
+            sandboxes: sandboxes.into_iter().map(convert::sandbox).collect(),
+        })
+    }
+}

@@ -1,0 +1,241 @@
+//! Between CRI's messages and larder's types. The rules are those of kubelet's adapter.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use larder::backend::{
+    BackendError, Condition, Container, FilesystemUsage, Filesystems, Image, ImageSpec, RuntimeInfo, Sandbox,
+};
+use larder::credentials::Credential;
+use larder::gotext;
+use larder::pod::SandboxConfig;
+
+use crate::proto;
+
+/// Labels that kubelet puts on the containers and sandboxes of a pod.
+const POD_NAME: &str = "io.kubernetes.pod.name";
+const POD_NAMESPACE: &str = "io.kubernetes.pod.namespace";
+const CONTAINER_NAME: &str = "io.kubernetes.container.name";
+
+/// A spec to send; the runtime handler only if the gate is on.
+pub(crate) fn spec_to_cri(spec: &ImageSpec, with_handler: bool) -> proto::ImageSpec {
+    proto::ImageSpec {
+        image: spec.image.clone(),
+        annotations: spec.annotations.clone(),
+        user_specified_image: spec.user_specified_image.clone(),
+        runtime_handler: if with_handler { spec.runtime_handler.clone() } else { String::new() },
+        image_ref: String::new(),
+    }
+}
+
+/// A credential to send: what is set of user name, password and tokens, and nothing else.
+pub(crate) fn credential_to_cri(credential: &Credential) -> proto::AuthConfig {
+    proto::AuthConfig {
+        username: credential.username.clone(),
+        password: credential.password.reveal().to_owned(),
+        auth: String::new(),
+        server_address: String::new(),
+        identity_token: credential.identity_token.reveal().to_owned(),
+        registry_token: credential.registry_token.reveal().to_owned(),
+    }
+}
+
+/// A sandbox to send. It does not exist yet, so this is its first attempt.
+pub(crate) fn sandbox_to_cri(sandbox: &SandboxConfig) -> proto::PodSandboxConfig {
+    proto::PodSandboxConfig {
+        metadata: Some(proto::PodSandboxMetadata {
+            name: sandbox.name.clone(),
+            uid: sandbox.uid.clone(),
+            namespace: sandbox.namespace.clone(),
+            attempt: 0,
+        }),
+        labels: sandbox.labels.clone(),
+        annotations: sandbox.annotations.clone(),
+    }
+}
+
+/// An image as listed. Its spec names the *id*; the runtime handler is kept only if the gate is on.
+pub(crate) fn image(image: proto::Image, with_handler: bool) -> Image {
+    let reported = image.spec.unwrap_or_default();
+    Image {
+        spec: Some(ImageSpec {
+            image: image.id.clone(),
+            annotations: reported.annotations,
+            runtime_handler: if with_handler { reported.runtime_handler } else { String::new() },
+            user_specified_image: String::new(),
+        }),
+        id: image.id,
+        repo_tags: image.repo_tags,
+        repo_digests: image.repo_digests,
+        size: image.size,
+        uid: image.uid.map(|uid| uid.value),
+        username: image.username,
+        pinned: image.pinned,
+    }
+}
+
+/// The image of a status reply, which must have an id and a size.
+pub(crate) fn status_reply(
+    name: &str,
+    reply: Option<proto::Image>,
+    with_handler: bool,
+) -> Result<Option<Image>, BackendError> {
+    match reply {
+        Some(found) if found.id.is_empty() || found.size == 0 => {
+            Err(BackendError::Incomplete(format!("Id or size of image {} is not set", gotext::quote(name))))
+        }
+        found => Ok(found.map(|found| image(found, with_handler))),
+    }
+}
+
+/// The id in a pull reply, which must be there.
+pub(crate) fn pull_reply(name: &str, reply: proto::PullImageResponse) -> Result<String, BackendError> {
+    if reply.image_ref.is_empty() {
+        return Err(BackendError::Incomplete(format!(
+            "imageRef of image {} is not set",
+            gotext::quote(name)
+        )));
+    }
+    Ok(reply.image_ref)
+}
+
+/// Where images and containers live.
+pub(crate) fn filesystems(reply: proto::ImageFsInfoResponse) -> Filesystems {
+    let all = |list: Vec<proto::FilesystemUsage>| list.into_iter().map(filesystem).collect();
+    Filesystems { image: all(reply.image_filesystems), container: all(reply.container_filesystems) }
+}
+
+fn filesystem(usage: proto::FilesystemUsage) -> FilesystemUsage {
+    FilesystemUsage {
+        mountpoint: usage.fs_id.map(|id| PathBuf::from(id.mountpoint)).unwrap_or_default(),
+        timestamp_ns: usage.timestamp,
+        used_bytes: usage.used_bytes.map(|bytes| bytes.value),
+        inodes_used: usage.inodes_used.map(|inodes| inodes.value),
+    }
+}
+
+/// A container, with the images mounted into it, which its list entry does not tell.
+pub(crate) fn container(container: proto::Container, mounted_images: Vec<String>) -> Container {
+    let metadata = container.metadata.unwrap_or_default();
+    let running = container.state == i32::from(proto::ContainerState::ContainerRunning);
+    let name = match container.labels.get(CONTAINER_NAME) {
+        Some(name) => name.clone(),
+        None => metadata.name,
+    };
+    Container {
+        id: container.id,
+        name,
+        image_id: if container.image_id.is_empty() { container.image_ref } else { container.image_id },
+        sandbox_id: container.pod_sandbox_id,
+        mounted_images,
+        running,
+        pod: pod_of(&container.labels).unwrap_or_default(),
+    }
+}
+
+/// The images that a container mounts, each once.
+pub(crate) fn mounted_images(status: proto::ContainerStatus) -> Vec<String> {
+    let mut images: Vec<String> = status
+        .mounts
+        .into_iter()
+        .filter_map(|mount| mount.image)
+        .map(|image| image.image)
+        .filter(|image| !image.is_empty())
+        .collect();
+    images.sort();
+    images.dedup();
+    images
+}
+
+/// A pod sandbox. Its pod is in its metadata, or else in its labels.
+pub(crate) fn sandbox(sandbox: proto::PodSandbox) -> Sandbox {
+    let named = sandbox.metadata.filter(|metadata| !metadata.name.is_empty());
+    let pod = named.map(|metadata| format!("{}/{}", metadata.namespace, metadata.name));
+    Sandbox {
+        id: sandbox.id,
+        pod: pod.or_else(|| pod_of(&sandbox.labels)).unwrap_or_default(),
+        runtime_handler: sandbox.runtime_handler,
+        ready: sandbox.state == i32::from(proto::PodSandboxState::SandboxReady),
+    }
+}
+
+fn pod_of(labels: &BTreeMap<String, String>) -> Option<String> {
+    Some(format!("{}/{}", labels.get(POD_NAMESPACE)?, labels.get(POD_NAME)?))
+}
+
+/// What the runtime says of itself.
+pub(crate) fn runtime_info(
+    endpoint: String,
+    version: proto::VersionResponse,
+    status: Option<proto::RuntimeStatus>,
+) -> RuntimeInfo {
+    RuntimeInfo {
+        endpoint,
+        name: version.runtime_name,
+        version: version.runtime_version,
+        api_version: version.runtime_api_version,
+        conditions: status.unwrap_or_default().conditions.into_iter().map(condition).collect(),
+    }
+}
+
+fn condition(condition: proto::RuntimeCondition) -> Condition {
+    Condition {
+        kind: condition.r#type,
+        ok: condition.status,
+        reason: condition.reason,
+        message: condition.message,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use larder::credentials::Secret;
+
+    use super::*;
+
+    #[test]
+    fn a_credential_sends_its_parts_and_not_its_email() {
+        let credential = Credential {
+            username: "user".into(),
+            password: Secret::new("pw"),
+            email: "user@example.com".into(),
+            identity_token: Secret::new("identity"),
+            registry_token: Secret::new("registry"),
+            ..Credential::default()
+        };
+        let sent = credential_to_cri(&credential);
+        let expected = proto::AuthConfig {
+            username: "user".into(),
+            password: "pw".into(),
+            auth: String::new(),
+            server_address: String::new(),
+            identity_token: "identity".into(),
+            registry_token: "registry".into(),
+        };
+        assert!(sent == expected);
+        let printed = format!("{sent:?}");
+        assert!(
+            printed.contains("user") && !printed.contains("pw") && !printed.contains("identity\""),
+            "{printed}"
+        );
+    }
+
+    #[test]
+    fn image_mounts_are_named_once_and_host_mounts_not_at_all() {
+        let of = |image: Option<&str>| proto::Mount {
+            image: image.map(|image| proto::ImageSpec { image: image.into(), ..Default::default() }),
+            ..Default::default()
+        };
+        let status = proto::ContainerStatus {
+            mounts: vec![
+                of(Some("sha256:b")),
+                of(None),
+                of(Some("sha256:a")),
+                of(Some("sha256:b")),
+                of(Some("")),
+            ],
+            ..Default::default()
+        };
+        assert_eq!(mounted_images(status), ["sha256:a", "sha256:b"]);
+    }
+}

@@ -1,0 +1,210 @@
+//! Where a runtime listens: what users write, and where runtimes are usually found.
+
+use std::fmt;
+use std::os::unix::fs::FileTypeExt as _;
+use std::path::{Path, PathBuf};
+
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+
+/// Where [`discover`] looks, in this order.
+pub const WELL_KNOWN_SOCKETS: [&str; 5] = [
+    "/run/containerd/containerd.sock",
+    "/run/crio/crio.sock",
+    "/var/run/crio/crio.sock",
+    "/var/run/cri-dockerd.sock",
+    "/run/k3s/containerd/containerd.sock",
+];
+
+/// A Unix socket. It prints as `unix:///path`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Endpoint {
+    path: PathBuf,
+}
+
+impl Endpoint {
+    /// Reads `unix:///path` or a bare path. A bare relative path starts at the current directory. Nothing is
+    /// decoded: `%20` and `?` are part of the path.
+    pub fn parse(text: &str) -> Result<Endpoint, EndpointError> {
+        match scheme(text) {
+            Some(("unix", rest)) => {
+                let path = rest.strip_prefix("//").unwrap_or(rest);
+                if path.starts_with('/') {
+                    Ok(Endpoint::at(path))
+                } else {
+                    Err(EndpointError::NoPath { endpoint: text.to_owned() })
+                }
+            }
+            Some(("tcp", _)) => Err(EndpointError::Tcp),
+            Some((scheme, _)) => Err(EndpointError::Protocol { scheme: scheme.to_owned() }),
+            None if text.is_empty() => Err(EndpointError::NoPath { endpoint: String::new() }),
+            None => Ok(Endpoint::at(text)),
+        }
+    }
+
+    /// The socket at this path.
+    pub fn at(path: impl Into<PathBuf>) -> Endpoint {
+        Endpoint { path: path.into() }
+    }
+
+    /// Path of the socket.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Whether the path, or what it links to, is a socket.
+    pub(crate) fn is_socket(&self) -> bool {
+        is_socket(&self.path)
+    }
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "unix://{}", self.path.display())
+    }
+}
+
+impl std::str::FromStr for Endpoint {
+    type Err = EndpointError;
+
+    fn from_str(text: &str) -> Result<Endpoint, EndpointError> {
+        Endpoint::parse(text)
+    }
+}
+
+/// The scheme of a URL and what follows the colon, if the text begins with a scheme.
+fn scheme(text: &str) -> Option<(&str, &str)> {
+    let (scheme, rest) = text.split_once(':')?;
+    let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '+' | '-' | '.');
+    (scheme.starts_with(|c: char| c.is_ascii_alphabetic()) && scheme.chars().all(fits))
+        .then_some((scheme, rest))
+}
+
+/// Why a text is no endpoint. The first two texts are kubelet's.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum EndpointError {
+    /// `tcp://`, which no runtime offers on a node.
+    #[error("only support unix socket endpoint")]
+    Tcp,
+    /// Any other scheme.
+    #[error("protocol \"{scheme}\" not supported")]
+    Protocol {
+        /// The scheme as written.
+        scheme: String,
+    },
+    /// No absolute path follows `unix://`, or nothing is written at all.
+    #[error("endpoint \"{endpoint}\" names no socket: write unix:///path/to.sock")]
+    NoPath {
+        /// The endpoint as written.
+        endpoint: String,
+    },
+}
+
+/// No runtime listens where runtimes usually do.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("no container runtime found; looked for {}", list(.tried))]
+pub struct NoRuntimeFound {
+    /// The paths that were tried, in order.
+    pub tried: Vec<PathBuf>,
+}
+
+impl NoRuntimeFound {
+    /// What the reader could try next.
+    pub fn hint(&self) -> &'static str {
+        "start containerd or CRI-O, or name its socket with --backend unix:///path/to.sock"
+    }
+}
+
+fn list(paths: &[PathBuf]) -> String {
+    let paths: Vec<_> = paths.iter().map(|path| path.display().to_string()).collect();
+    paths.join(", ")
+}
+
+/// Looks for a runtime in the [usual places](WELL_KNOWN_SOCKETS). The first socket that somebody listens on wins;
+/// failing that, the first socket, so that the error of the first call tells what is wrong with it. Never blocks.
+pub fn discover() -> Result<Endpoint, NoRuntimeFound> {
+    discover_among(WELL_KNOWN_SOCKETS.map(PathBuf::from))
+}
+
+fn discover_among(paths: impl IntoIterator<Item = PathBuf>) -> Result<Endpoint, NoRuntimeFound> {
+    let tried: Vec<PathBuf> = paths.into_iter().collect();
+    let sockets = || tried.iter().filter(|path| is_socket(path));
+    let found = sockets().find(|path| somebody_listens(path)).or_else(|| sockets().next());
+    match found {
+        Some(path) => Ok(Endpoint::at(path)),
+        None => Err(NoRuntimeFound { tried }),
+    }
+}
+
+fn is_socket(path: &Path) -> bool {
+    fs_err::metadata(path).is_ok_and(|found| found.file_type().is_socket())
+}
+
+/// Whether a connection is accepted, or would be but for a long queue.
+fn somebody_listens(path: &Path) -> bool {
+    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+    let connected = SocketAddrUnix::new(path).and_then(|address| {
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        rustix::net::connect(&socket, &address)
+    });
+    matches!(connected, Ok(()) | Err(rustix::io::Errno::AGAIN))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    #[test]
+    fn unix_urls_and_bare_paths_are_sockets() {
+        for text in ["unix:///run/a.sock", "unix:/run/a.sock", "/run/a.sock"] {
+            let endpoint = Endpoint::parse(text).unwrap();
+            assert_eq!(endpoint.path(), Path::new("/run/a.sock"), "{text}");
+            assert_eq!(endpoint.to_string(), "unix:///run/a.sock");
+        }
+        assert_eq!(Endpoint::parse("a/b:c.sock").unwrap().path(), Path::new("a/b:c.sock"));
+    }
+
+    #[test]
+    fn everything_else_is_refused_with_a_reason() {
+        for (text, error) in [
+            ("tcp://localhost:1", "only support unix socket endpoint"),
+            ("http://localhost/x", "protocol \"http\" not supported"),
+            ("npipe:////./pipe/x", "protocol \"npipe\" not supported"),
+            ("localhost:1234", "protocol \"localhost\" not supported"),
+            (
+                "unix://run/a.sock",
+                "endpoint \"unix://run/a.sock\" names no socket: write unix:///path/to.sock",
+            ),
+            ("unix://", "endpoint \"unix://\" names no socket: write unix:///path/to.sock"),
+            ("", "endpoint \"\" names no socket: write unix:///path/to.sock"),
+        ] {
+            assert_eq!(Endpoint::parse(text).unwrap_err().to_string(), error, "{text}");
+        }
+    }
+
+    #[test]
+    fn discovery_prefers_a_socket_that_somebody_listens_on() {
+        let folder = tempfile::tempdir().unwrap();
+        let [missing, file, stale, live] =
+            ["missing", "file", "stale", "live"].map(|name| folder.path().join(name));
+        fs_err::write(&file, "").unwrap();
+        drop(UnixListener::bind(&stale).unwrap());
+        let listener = UnixListener::bind(&live).unwrap();
+        let all = [&missing, &file, &stale, &live].map(Clone::clone);
+        assert_eq!(discover_among(all.clone()), Ok(Endpoint::at(&live)));
+        drop(listener);
+        assert_eq!(discover_among(all), Ok(Endpoint::at(&stale)));
+    }
+
+    #[test]
+    fn discovery_that_finds_nothing_says_where_it_looked() {
+        let tried = ["/nowhere/a.sock", "/nowhere/b.sock"].map(PathBuf::from);
+        let error = discover_among(tried).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "no container runtime found; looked for /nowhere/a.sock, /nowhere/b.sock"
+        );
+    }
+}
