@@ -1,3 +1,4 @@
 //! Fakes for tests.
 
 pub mod fake_backend;
+pub mod peers;

@@ -1,0 +1,330 @@
+//! A place to try larder: a private containerd and a registry on loopback with the images that the example
+//! manifests name. Everything it starts ends with it.
+//!
+//! ```text
+//! larder-playground -- larder ensure -f examples/
+//! larder-playground                                 # waits until Ctrl-C
+//! larder-playground registry stop                   # from inside, or from the terminal next to it
+//! ```
+
+use std::collections::BTreeSet;
+use std::env;
+use std::ffi::OsString;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::ExitStatusExt;
+use std::path::{Path, PathBuf};
+use std::process::{ExitCode, ExitStatus};
+
+use larder_testkit::peers::{
+    Availability, Containerd, Image, Layer, Package, Registry, RegistryOptions, require,
+};
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::process::Command;
+use tokio::signal::unix::{SignalKind, signal};
+
+/// Where the registry serves unless `--port` says otherwise: the address that the example manifests name.
+const PORT: u16 = 5000;
+/// Set for the command: the socket that `larder-playground registry stop` and its like talk to.
+const CONTROL: &str = "LARDER_PLAYGROUND_CONTROL";
+/// Set for the command: the folder with the manifests, rewritten when the port is not the one they name.
+const EXAMPLES: &str = "LARDER_EXAMPLES";
+
+const HELP: &str = "\
+Try larder against a private containerd and registry on loopback (needs root).
+
+usage: larder-playground [--port N] [--examples DIR] [-- COMMAND [ARG]...]
+       larder-playground registry stop|start
+       larder-playground runtime stop|start
+
+Starts both, pushes the images that the manifests in DIR (default: examples) name, and runs COMMAND with
+LARDER_BACKEND set to containerd's socket, LARDER_EXAMPLES to the folder of manifests, and PATH so that larder is
+found. Ends with COMMAND's exit code, and ends everything it started. Without COMMAND it waits until Ctrl-C.
+
+The second and third form stop and start one of the two while the playground runs. They work from inside COMMAND, or
+elsewhere with the LARDER_PLAYGROUND_CONTROL that the playground prints.
+";
+
+fn main() -> ExitCode {
+    let outcome = match Request::parse(env::args_os().skip(1).collect()) {
+        Ok(Request::Help) => {
+            eprint!("{HELP}");
+            return ExitCode::SUCCESS;
+        }
+        Ok(Request::Control(line)) => control(&line).map(|()| 0),
+        Ok(Request::Play(options)) => play(&options),
+        Err(error) => Err(error),
+    };
+    match outcome {
+        Ok(code) => ExitCode::from(code),
+        Err(error) => {
+            eprintln!("larder-playground: {error}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+enum Request {
+    Help,
+    Control(String),
+    Play(Options),
+}
+
+struct Options {
+    port: u16,
+    examples: PathBuf,
+    command: Vec<OsString>,
+}
+
+type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
+
+impl Request {
+    fn parse(words: Vec<OsString>) -> Outcome<Request> {
+        let mut options = Options { port: PORT, examples: "examples".into(), command: Vec::new() };
+        let mut words = words.into_iter();
+        while let Some(word) = words.next() {
+            let text = word.to_string_lossy().into_owned();
+            let mut value = || words.next().ok_or(format!("{text} needs a value"));
+            match text.as_str() {
+                "-h" | "--help" => return Ok(Request::Help),
+                "--port" => options.port = value()?.to_string_lossy().parse()?,
+                "--examples" => options.examples = value()?.into(),
+                "--" => options.command = words.by_ref().collect(),
+                "registry" | "runtime" => {
+                    let verb = value()?.to_string_lossy().into_owned();
+                    return Ok(Request::Control(format!("{text} {verb}")));
+                }
+                _ => return Err(format!("{text}: not understood; see --help").into()),
+            }
+        }
+        Ok(Request::Play(options))
+    }
+}
+
+/// What runs. Dropping it ends it.
+struct Servers {
+    registry: Registry,
+    containerd: Containerd,
+}
+
+fn play(options: &Options) -> Outcome<u8> {
+    if let Availability::Skip(reason) = require(&Package::ALL) {
+        return Err(reason.into());
+    }
+    let folder = tempfile::Builder::new().prefix("larder-playground-").tempdir()?;
+    let examples = manifests_for(&options.examples, options.port, folder.path())?;
+    let registry =
+        Registry::start(RegistryOptions { port: Some(options.port), ..RegistryOptions::default() })
+            .map_err(|error| format!("{error}; --port N takes another one"))?;
+    let containerd = Containerd::start()?;
+    containerd.knows(&registry)?;
+    for name in images_named(&examples, &registry.address())? {
+        image_called(&name).push(&registry, &name)?;
+    }
+
+    let socket = folder.path().join("control.sock");
+    let listener = UnixListener::bind(&socket)?;
+    let surroundings = Surroundings { backend: containerd.endpoint(), socket: socket.clone(), examples };
+    let mut servers = Servers { registry, containerd };
+    std::thread::scope(|scope| {
+        scope.spawn(move || serve_control(&listener, &mut servers));
+        let code = run_or_wait(&options.command, &surroundings);
+        control_at(&socket, "end")?;
+        code
+    })
+}
+
+/// What a command inside the playground is told.
+struct Surroundings {
+    backend: String,
+    socket: PathBuf,
+    examples: PathBuf,
+}
+
+/// Runs the command, if there is one, and gives its exit code; else waits for Ctrl-C.
+fn run_or_wait(command: &[OsString], around: &Surroundings) -> Outcome<u8> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let mut interrupt = signal(SignalKind::interrupt())?;
+        let mut terminate = signal(SignalKind::terminate())?;
+        let Some((program, arguments)) = command.split_first() else {
+            eprintln!("{}", around.welcome());
+            tokio::select! { _ = interrupt.recv() => {} _ = terminate.recv() => {} }
+            return Ok(0);
+        };
+        let mut child = Command::new(program)
+            .args(arguments)
+            .env("LARDER_BACKEND", &around.backend)
+            .env(CONTROL, &around.socket)
+            .env(EXAMPLES, &around.examples)
+            .env("PATH", path_with_own_folder()?)
+            .spawn()
+            .map_err(|error| format!("{}: {error}", program.to_string_lossy()))?;
+        loop {
+            tokio::select! {
+                status = child.wait() => return Ok(exit_code(status?)),
+                // A terminal sends Ctrl-C to the command as well: what happens next is the command's choice.
+                _ = interrupt.recv() => {}
+                _ = terminate.recv() => {
+                    let pid = child.id().and_then(|id| Pid::from_raw(id.cast_signed()));
+                    pid.map(|pid| kill_process(pid, Signal::TERM));
+                }
+            }
+        }
+    })
+}
+
+impl Surroundings {
+    fn welcome(&self) -> String {
+        format!(
+            "A containerd, and a registry with the images of {0}, are up until Ctrl-C. In another terminal:\n\n    \
+             export LARDER_BACKEND={1} {CONTROL}={2}\n    \
+             larder ensure -f {0}\n    \
+             larder-playground registry stop\n",
+            self.examples.display(),
+            self.backend,
+            self.socket.display(),
+        )
+    }
+}
+
+/// `PATH`, after the folder of this program: larder is built next to it.
+fn path_with_own_folder() -> Outcome<OsString> {
+    let own = env::current_exe()?.parent().map(Path::to_owned);
+    let path = env::var_os("PATH").unwrap_or_default();
+    Ok(env::join_paths(own.into_iter().chain(env::split_paths(&path)))?)
+}
+
+/// The command's own code; a command that a signal ended gives 128 and the signal's number, as in a shell.
+fn exit_code(status: ExitStatus) -> u8 {
+    let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(1);
+    u8::try_from(code).unwrap_or(1)
+}
+
+/// The folder of manifests to use: the given one, or a copy that names this port.
+fn manifests_for(examples: &Path, port: u16, folder: &Path) -> Outcome<PathBuf> {
+    if port == PORT {
+        return Ok(examples.to_owned());
+    }
+    let copies = folder.join("examples");
+    fs_err::create_dir_all(&copies)?;
+    for (path, text) in manifests(examples)? {
+        let text = text.replace(&format!("127.0.0.1:{PORT}/"), &format!("127.0.0.1:{port}/"));
+        fs_err::write(copies.join(path.file_name().unwrap_or_default()), text)?;
+    }
+    Ok(copies)
+}
+
+/// The manifests of a folder, with their text, sorted by name.
+fn manifests(folder: &Path) -> Outcome<Vec<(PathBuf, String)>> {
+    let mut found = Vec::new();
+    for entry in fs_err::read_dir(folder)? {
+        let path = entry?.path();
+        if path
+            .extension()
+            .is_some_and(|extension| ["yaml", "yml", "json"].iter().any(|known| extension == *known))
+        {
+            found.push((path.clone(), fs_err::read_to_string(&path)?));
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// Names, with tags, of the images at `address` that the manifests mention, each once.
+///
+/// Reads the manifests as text: wherever a manifest holds its images, their names begin with the address. A name
+/// with a digest is left out, since content cannot be made for a digest.
+fn images_named(examples: &Path, address: &str) -> Outcome<BTreeSet<String>> {
+    let start = format!("{address}/");
+    let mut names = BTreeSet::new();
+    for (_, text) in manifests(examples)? {
+        let lines = text.lines().filter(|line| !line.trim_start().starts_with('#'));
+        for rest in lines.flat_map(|line| line.split(&start).skip(1)) {
+            let is_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "/._-:@".contains(c);
+            let name = rest.split(|c| !is_name(c)).next().unwrap_or_default();
+            if !name.is_empty() && !name.contains('@') {
+                names.insert(name.to_owned());
+            }
+        }
+    }
+    Ok(names)
+}
+
+/// An image that looks like a small application: a base that all share, a runtime that some share, an own layer.
+fn image_called(name: &str) -> Image {
+    let seed = name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    Image::new()
+        .layer(Layer::new().file("etc/os-release", "ID=playground\n").noise("usr/lib/base", 2_000_000, 1))
+        .layer(Layer::new().noise("usr/lib/runtime", 1_000_000, 2 + seed % 2))
+        .layer(Layer::new().file("srv/name", name).noise("srv/app", 300_000, seed))
+}
+
+/// Carries out what comes over the control socket, a line and an answer at a time, until told to end.
+fn serve_control(listener: &UnixListener, servers: &mut Servers) {
+    for visitor in listener.incoming() {
+        let Ok(mut visitor) = visitor else { continue };
+        let mut line = String::new();
+        if BufReader::new(&visitor).read_line(&mut line).is_err() {
+            continue;
+        }
+        if line.trim() == "end" {
+            return;
+        }
+        let answer = carry_out(line.trim(), servers).map_or_else(|problem| problem, |()| "done".to_owned());
+        // A visitor that went away before its answer does not want it.
+        let _ = writeln!(visitor, "{answer}");
+    }
+}
+
+fn carry_out(order: &str, servers: &mut Servers) -> Result<(), String> {
+    match order {
+        "registry stop" => servers.registry.stop(),
+        "registry start" => servers.registry.start_again().map_err(|error| error.to_string())?,
+        "runtime stop" => servers.containerd.stop(),
+        "runtime start" => servers.containerd.start_again().map_err(|error| error.to_string())?,
+        _ => return Err(format!("{order}: not understood; see --help")),
+    }
+    Ok(())
+}
+
+fn control(line: &str) -> Outcome<()> {
+    let socket = env::var_os(CONTROL).ok_or(format!("{CONTROL} is not set: is a playground running?"))?;
+    match control_at(Path::new(&socket), line)?.trim() {
+        "done" => Ok(()),
+        problem => Err(problem.into()),
+    }
+}
+
+fn control_at(socket: &Path, line: &str) -> Outcome<String> {
+    let mut stream = UnixStream::connect(socket).map_err(|error| format!("{}: {error}", socket.display()))?;
+    writeln!(stream, "{line}")?;
+    stream.shutdown(Shutdown::Write)?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    Ok(answer)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn images_are_found_wherever_a_manifest_names_them() {
+        let folder = tempfile::tempdir().unwrap();
+        let text = "image: 127.0.0.1:5000/shop/web:1\n- {image: \"127.0.0.1:5000/shop/api\"}\n\
+                    # image: 127.0.0.1:5000/comment\nreference: 127.0.0.1:5000/data@sha256:0\nimage: busybox\n";
+        fs_err::write(folder.path().join("pod.yaml"), text).unwrap();
+        fs_err::write(folder.path().join("notes.txt"), "127.0.0.1:5000/not/a/manifest").unwrap();
+        let names = images_named(folder.path(), "127.0.0.1:5000").unwrap();
+        assert_eq!(Vec::from_iter(names), ["shop/api", "shop/web:1"]);
+
+        let other = tempfile::tempdir().unwrap();
+        let copies = manifests_for(folder.path(), 5001, other.path()).unwrap();
+        assert_eq!(images_named(&copies, "127.0.0.1:5001").unwrap().len(), 2);
+        assert_eq!(images_named(&copies, "127.0.0.1:5000").unwrap().len(), 0);
+    }
+}

@@ -1,0 +1,203 @@
+//! A private containerd: its own root, state, socket and registry settings; images only, no containers are run.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
+use tempfile::TempDir;
+use tonic::codegen::http::uri::PathAndQuery;
+use tonic::transport::Endpoint;
+
+use super::packages::{Package, program};
+use super::process::Server;
+use super::registry::Registry;
+use super::{PeerError, Result};
+
+/// Plugins that nobody needs here; each would look at the machine or write outside of the private folder.
+const DISABLED: &[&str] = &[
+    "io.containerd.internal.v1.opt",
+    "io.containerd.internal.v1.restart",
+    "io.containerd.internal.v1.tracing",
+    "io.containerd.snapshotter.v1.aufs",
+    "io.containerd.snapshotter.v1.btrfs",
+    "io.containerd.snapshotter.v1.devmapper",
+    "io.containerd.snapshotter.v1.zfs",
+    "io.containerd.monitor.v1.cgroups",
+];
+
+/// A containerd process and its state. Dropping it ends the process and removes the state.
+#[derive(Debug)]
+pub struct Containerd {
+    server: Option<Server>,
+    folder: TempDir,
+}
+
+impl Containerd {
+    /// Starts a containerd with nothing in it, and waits until it serves CRI.
+    pub fn start() -> Result<Containerd> {
+        let folder = tempfile::Builder::new().prefix("larder-containerd-").tempdir()?;
+        for below in ["root", "state", "certs.d", "cni/conf", "cni/bin", "tmp"] {
+            fs_err::create_dir_all(folder.path().join(below))?;
+        }
+        fs_err::write(folder.path().join("config.toml"), config(folder.path()))?;
+        let mut containerd = Containerd { server: None, folder };
+        containerd.start_again()?;
+        Ok(containerd)
+    }
+
+    /// Starts the process again on the same state and socket. Does nothing while it runs.
+    pub fn start_again(&mut self) -> Result<()> {
+        if self.server.is_some() {
+            return Ok(());
+        }
+        let folder = self.folder.path();
+        let log = folder.join("containerd.log");
+        let mut server = Server::start(
+            "containerd",
+            &program(Package::Containerd)?,
+            |command| {
+                command.arg("--config").arg(folder.join("config.toml")).env("TMPDIR", folder.join("tmp"));
+            },
+            &log,
+            &log,
+        )?;
+        let endpoint = self.endpoint();
+        server.wait_ready(|| serves_cri(&endpoint))?;
+        self.server = Some(server);
+        Ok(())
+    }
+
+    /// Ends the process; state and configuration stay. The socket file stays too, as it does after a crash.
+    pub fn stop(&mut self) {
+        self.server = None;
+        unmount_below(self.folder.path());
+    }
+
+    /// Process id, while it runs.
+    pub fn pid(&self) -> Option<u32> {
+        self.server.as_ref().map(Server::pid)
+    }
+
+    /// Where it serves, such as `unix:///tmp/larder-containerd-x/containerd.sock`.
+    pub fn endpoint(&self) -> String {
+        format!("unix://{}", self.socket().display())
+    }
+
+    /// The socket's path.
+    pub fn socket(&self) -> PathBuf {
+        self.folder.path().join("containerd.sock")
+    }
+
+    /// What it logged so far.
+    pub fn log(&self) -> String {
+        fs_err::read_to_string(self.folder.path().join("containerd.log")).unwrap_or_default()
+    }
+
+    /// Tells it how to reach a registry: plain HTTP, or TLS with the registry's own authority. Holds at once.
+    pub fn knows(&self, registry: &Registry) -> Result<()> {
+        self.knows_at(&registry.address(), registry.scheme(), registry.ca())
+    }
+
+    /// Like [`knows`](Self::knows), for anything that serves at `address` (`127.0.0.1:PORT`), such as a gate.
+    pub fn knows_at(&self, address: &str, scheme: &str, ca: Option<&Path>) -> Result<()> {
+        // Named as the server and not as a mirror of itself: containerd would try it twice.
+        let mut hosts =
+            format!("server = \"{scheme}://{address}\"\ncapabilities = [\"pull\", \"resolve\"]\n");
+        if let Some(ca) = ca {
+            let _ = writeln!(hosts, "ca = \"{}\"", ca.display());
+        }
+        let folder = self.folder.path().join("certs.d").join(address);
+        fs_err::create_dir_all(&folder)?;
+        fs_err::write(folder.join("hosts.toml"), hosts)?;
+        Ok(())
+    }
+}
+
+impl Drop for Containerd {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+fn config(folder: &Path) -> String {
+    let folder_text = folder.display();
+    let snapshotter = if overlay_works(folder) { "overlayfs" } else { "native" };
+    format!(
+        r#"version = 2
+root = "{folder_text}/root"
+state = "{folder_text}/state"
+disabled_plugins = {DISABLED:?}
+
+[grpc]
+  address = "{folder_text}/containerd.sock"
+
+[plugins."io.containerd.grpc.v1.cri"]
+  disable_tcp_service = true
+  restrict_oom_score_adj = true
+  [plugins."io.containerd.grpc.v1.cri".cni]
+    bin_dir = "{folder_text}/cni/bin"
+    conf_dir = "{folder_text}/cni/conf"
+  [plugins."io.containerd.grpc.v1.cri".containerd]
+    snapshotter = "{snapshotter}"
+  [plugins."io.containerd.grpc.v1.cri".registry]
+    config_path = "{folder_text}/certs.d"
+"#
+    )
+}
+
+/// Whether an overlay can be mounted below `folder`: not on top of another overlay, as inside many containers.
+fn overlay_works(folder: &Path) -> bool {
+    let probe = folder.join("probe");
+    let parts = ["lower", "upper", "work", "merged"].map(|part| probe.join(part));
+    if parts.iter().any(|part| fs_err::create_dir_all(part).is_err()) {
+        return false;
+    }
+    let [lower, upper, work, merged] = &parts;
+    let options =
+        format!("lowerdir={},upperdir={},workdir={}", lower.display(), upper.display(), work.display());
+    let options = std::ffi::CString::new(options).unwrap_or_default();
+    let works = mount("overlay", merged, "overlay", MountFlags::empty(), options.as_c_str()).is_ok();
+    if works {
+        let _ = unmount(merged, UnmountFlags::DETACH);
+    }
+    let _ = fs_err::remove_dir_all(&probe);
+    works
+}
+
+/// Whether a CRI image service answers at the endpoint. Which answer it gives is not looked at.
+fn serves_cri(endpoint: &str) -> bool {
+    // In a thread of its own: the caller may be inside a runtime already.
+    std::thread::scope(|scope| scope.spawn(|| ask_cri(endpoint).is_ok()).join().unwrap_or(false))
+}
+
+fn ask_cri(endpoint: &str) -> Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    runtime.block_on(async {
+        let failed = |error: &dyn std::error::Error| PeerError::new("ask for images", error);
+        let endpoint = Endpoint::from_shared(endpoint.to_owned()).map_err(|error| failed(&error))?;
+        let channel = endpoint.connect().await.map_err(|error| failed(&error))?;
+        let mut client = tonic::client::Grpc::new(channel);
+        client.ready().await.map_err(|error| failed(&error))?;
+        let path = PathAndQuery::from_static("/runtime.v1.ImageService/ListImages");
+        let codec = tonic_prost::ProstCodec::<(), ()>::default();
+        client.unary(tonic::Request::new(()), path, codec).await.map_err(|error| failed(&error))?;
+        Ok(())
+    })
+}
+
+/// Unmounts what a stopped containerd left mounted (a snapshot being unpacked), the deepest first.
+fn unmount_below(folder: &Path) {
+    let mounts = fs_err::read_to_string("/proc/self/mounts").unwrap_or_default();
+    let mut points: Vec<PathBuf> = mounts
+        .lines()
+        .filter_map(|line| line.split_whitespace().nth(1))
+        .map(PathBuf::from)
+        .filter(|point| point.starts_with(folder))
+        .collect();
+    points.sort_by_key(|point| std::cmp::Reverse(point.components().count()));
+    for point in points {
+        if let Err(error) = unmount(&point, UnmountFlags::DETACH) {
+            eprintln!("could not unmount {}: {error}", point.display());
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! Images for tests: made in memory from files, written as an OCI layout, pushed with skopeo.
+//!
+//! The same description always gives the same digests, on every machine: no clock, no random source but the seed.
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use flate2::{Compression, GzBuilder};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+use super::packages::{Package, program};
+use super::process::run;
+use super::registry::{Auth, PASSWORD, Registry, USER};
+use super::{PeerError, Result};
+
+/// One layer: files that are added in order, with their parent folders.
+#[derive(Debug, Clone, Default)]
+pub struct Layer {
+    files: Vec<(String, Vec<u8>)>,
+}
+
+impl Layer {
+    /// A layer without files.
+    pub fn new() -> Layer {
+        Layer::default()
+    }
+
+    /// Adds a file; `path` is relative, such as `etc/motd`.
+    #[must_use]
+    pub fn file(mut self, path: impl Into<String>, content: impl Into<Vec<u8>>) -> Layer {
+        self.files.push((path.into(), content.into()));
+        self
+    }
+
+    /// Adds a file of `size` bytes that hardly compress and that only `seed` decides.
+    #[must_use]
+    pub fn noise(self, path: impl Into<String>, size: usize, seed: u64) -> Layer {
+        self.file(path, noise(size, seed))
+    }
+
+    fn tar(&self) -> Result<Vec<u8>> {
+        let mut archive = tar::Builder::new(Vec::new());
+        for (path, content) in &self.files {
+            let mut header = tar::Header::new_ustar();
+            header.set_size(content.len() as u64);
+            header.set_mode(0o755);
+            header.set_mtime(1_700_000_000);
+            header.set_uid(0);
+            header.set_gid(0);
+            archive.append_data(&mut header, path, content.as_slice())?;
+        }
+        Ok(archive.into_inner()?)
+    }
+}
+
+/// What an image consists of.
+#[derive(Debug, Clone, Default)]
+pub struct Image {
+    layers: Vec<Layer>,
+    user: String,
+}
+
+impl Image {
+    /// An image without layers.
+    pub fn new() -> Image {
+        Image::default()
+    }
+
+    /// An image of one layer with one file of `size` bytes that hardly compress; `seed` decides the content.
+    pub fn small(seed: u64, size: usize) -> Image {
+        Image::new().layer(Layer::new().noise("srv/data", size, seed))
+    }
+
+    /// Adds a layer on top.
+    #[must_use]
+    pub fn layer(mut self, layer: Layer) -> Image {
+        self.layers.push(layer);
+        self
+    }
+
+    /// Sets the user that its config names.
+    #[must_use]
+    pub fn user(mut self, user: impl Into<String>) -> Image {
+        self.user = user.into();
+        self
+    }
+
+    /// Writes it as an OCI layout with one image, into a folder that does not exist yet or is empty.
+    pub fn write(&self, folder: &Path) -> Result<Layout> {
+        fs_err::create_dir_all(folder.join("blobs/sha256"))?;
+        let (mut layers, mut diff_ids) = (Vec::new(), Vec::new());
+        for layer in &self.layers {
+            let tar = layer.tar()?;
+            diff_ids.push(digest(&tar));
+            layers.push(blob(folder, "application/vnd.oci.image.layer.v1.tar+gzip", &gzip(&tar)?)?);
+        }
+        let config = json!({
+            "architecture": architecture(), "os": "linux", "created": "2026-01-01T00:00:00Z",
+            "config": {"User": self.user, "Cmd": ["/bin/true"]},
+            "rootfs": {"type": "layers", "diff_ids": diff_ids},
+        });
+        let config = blob(folder, "application/vnd.oci.image.config.v1+json", config.to_string().as_bytes())?;
+        let image_id = digest_of(&config);
+        let blobs: Vec<String> =
+            std::iter::once(image_id.clone()).chain(layers.iter().map(digest_of)).collect();
+        let manifest_type = "application/vnd.oci.image.manifest.v1+json";
+        let manifest =
+            json!({"schemaVersion": 2, "mediaType": manifest_type, "config": config, "layers": layers});
+        let mut manifest = blob(folder, manifest_type, manifest.to_string().as_bytes())?;
+        let manifest_digest = digest_of(&manifest);
+        manifest["annotations"] = json!({"org.opencontainers.image.ref.name": TAG_IN_LAYOUT});
+        fs_err::write(folder.join("oci-layout"), r#"{"imageLayoutVersion":"1.0.0"}"#)?;
+        let index = json!({"schemaVersion": 2, "manifests": [manifest]});
+        fs_err::write(folder.join("index.json"), index.to_string())?;
+        Ok(Layout { folder: folder.to_owned(), manifest_digest, image_id, blobs })
+    }
+
+    /// Writes it, and pushes it as `name` (`shop/web:1`). See [`Layout::push`].
+    pub fn push(&self, registry: &Registry, name: &str) -> Result<Layout> {
+        let folder = tempfile::Builder::new().prefix("larder-image-").tempdir()?;
+        let layout = self.write(folder.path())?;
+        layout.push(registry, name)?;
+        Ok(layout)
+    }
+}
+
+const TAG_IN_LAYOUT: &str = "image";
+
+/// An image on disk, as an OCI layout; its digests stay known after the folder is gone.
+#[derive(Debug, Clone)]
+pub struct Layout {
+    folder: PathBuf,
+    /// Digest of the manifest: the `sha256:...` of `NAME@sha256:...`.
+    pub manifest_digest: String,
+    /// Digest of the config: the image's id.
+    pub image_id: String,
+    /// Digests of all its blobs: the config, then the layers as they are stored, from the bottom up.
+    pub blobs: Vec<String>,
+}
+
+impl Layout {
+    /// Pushes it into a registry as `name`, with a tag (`shop/web:1`). A registry that asks for a password gets it.
+    pub fn push(&self, registry: &Registry, name: &str) -> Result<()> {
+        let mut skopeo = Command::new(program(Package::Skopeo)?);
+        skopeo.args(["--insecure-policy", "copy", "--quiet", "--preserve-digests"]);
+        match registry.ca() {
+            None => skopeo.arg("--dest-tls-verify=false"),
+            // skopeo reads every *.crt of the folder as an authority.
+            Some(ca) => skopeo.arg("--dest-cert-dir").arg(ca.parent().unwrap_or(ca)),
+        };
+        if registry.auth() == Auth::Basic {
+            skopeo.arg("--dest-creds").arg(format!("{USER}:{PASSWORD}"));
+        }
+        skopeo.arg(format!("oci:{}:{TAG_IN_LAYOUT}", self.folder.display()));
+        skopeo.arg(format!("docker://{}", registry.image(name)));
+        run(&mut skopeo).map(drop).map_err(|error| PeerError::new(format!("push {name}"), error))
+    }
+}
+
+fn blob(folder: &Path, media_type: &str, content: &[u8]) -> Result<Value> {
+    let digest = digest(content);
+    let hex = digest.trim_start_matches("sha256:");
+    fs_err::write(folder.join("blobs/sha256").join(hex), content)?;
+    Ok(json!({"mediaType": media_type, "digest": digest, "size": content.len()}))
+}
+
+fn digest_of(descriptor: &Value) -> String {
+    descriptor["digest"].as_str().unwrap_or_default().to_owned()
+}
+
+fn digest(content: &[u8]) -> String {
+    Sha256::digest(content).iter().fold("sha256:".to_owned(), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+fn gzip(content: &[u8]) -> Result<Vec<u8>> {
+    let mut encoder = GzBuilder::new().mtime(0).write(Vec::new(), Compression::fast());
+    encoder.write_all(content)?;
+    Ok(encoder.finish()?)
+}
+
+/// The machine's architecture in OCI's words: a runtime refuses an image made for another.
+fn architecture() -> &'static str {
+    match std::env::consts::ARCH {
+        "x86_64" => "amd64",
+        "aarch64" => "arm64",
+        other => other,
+    }
+}
+
+/// Bytes that look random (xorshift64*), the same for the same seed.
+fn noise(size: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut bytes = Vec::with_capacity(size + 8);
+    while bytes.len() < size {
+        state ^= state >> 12;
+        state ^= state << 25;
+        state ^= state >> 27;
+        bytes.extend_from_slice(&state.wrapping_mul(0x2545_F491_4F6C_DD1D).to_le_bytes());
+    }
+    bytes.truncate(size);
+    bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_descriptions_give_equal_digests_and_other_seeds_other_ones() {
+        let written = |seed| {
+            let folder = tempfile::tempdir().unwrap();
+            let layout = Image::small(seed, 5000).user("1000").write(folder.path()).unwrap();
+            for blob in &layout.blobs {
+                let path = folder.path().join("blobs/sha256").join(blob.trim_start_matches("sha256:"));
+                assert_eq!(&digest(&fs_err::read(path).unwrap()), blob);
+            }
+            (layout.manifest_digest, layout.image_id, layout.blobs)
+        };
+        assert_eq!(written(7), written(7));
+        assert_ne!(written(7), written(8));
+    }
+}

@@ -1,0 +1,46 @@
+//! Real servers on loopback, with private state, for tests and for the playground.
+//!
+//! [`containerd`] and [`registry`] start what Debian packages; [`images`] makes images and pushes them; [`tls`]
+//! makes certificates; [`gate`] stands in front of a registry and holds or cuts answers, so that a test can look at
+//! a pull while it is in the middle. [`packages`] says what is missing on this machine.
+//!
+//! Promises: all state lives below one temporary folder per server; nothing outside it is written; exactly the
+//! process that was started is ended, when its value is dropped or when its parent dies; every wait is bounded.
+//!
+//! The servers are ordinary blocking values: start them outside of asynchronous code, in a thread that lives at
+//! least as long as they do (they are told to end when that thread does).
+
+pub mod containerd;
+pub mod gate;
+pub mod images;
+pub mod packages;
+pub mod process;
+pub mod registry;
+pub mod tls;
+
+pub use containerd::Containerd;
+pub use gate::Gate;
+pub use images::{Image, Layer};
+pub use packages::{Availability, Package, require};
+pub use registry::{Auth, Registry, RegistryOptions, Tls};
+
+/// A peer could not be started or used. The text names the program, what it was to do, and what it said.
+#[derive(Debug, thiserror::Error)]
+#[error("{0}")]
+pub struct PeerError(String);
+
+impl PeerError {
+    /// `doing: cause`.
+    pub(crate) fn new(doing: impl std::fmt::Display, cause: impl std::fmt::Display) -> Self {
+        PeerError(format!("{doing}: {cause}"))
+    }
+}
+
+impl From<std::io::Error> for PeerError {
+    fn from(error: std::io::Error) -> Self {
+        PeerError(error.to_string())
+    }
+}
+
+/// What most functions here return.
+pub type Result<T> = std::result::Result<T, PeerError>;

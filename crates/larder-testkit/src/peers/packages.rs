@@ -1,0 +1,100 @@
+//! Which programs the real servers need, and which Debian package brings each.
+
+use std::env;
+use std::path::PathBuf;
+
+use super::{PeerError, Result};
+
+/// A Debian package that tests with real servers use.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Package {
+    /// The container runtime, with `ctr`.
+    Containerd,
+    /// What containerd runs containers with.
+    Runc,
+    /// The registry.
+    DockerRegistry,
+    /// Pushes images.
+    Skopeo,
+    /// Makes certificates.
+    Openssl,
+}
+
+impl Package {
+    /// All of them: what `scripts/test` installs.
+    pub const ALL: [Package; 5] =
+        [Package::Containerd, Package::Runc, Package::DockerRegistry, Package::Skopeo, Package::Openssl];
+
+    /// Its name for `apt-get install`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Package::Containerd => "containerd",
+            Package::Runc => "runc",
+            Package::DockerRegistry => "docker-registry",
+            Package::Skopeo => "skopeo",
+            Package::Openssl => "openssl",
+        }
+    }
+
+    /// The program that larder's tests run from it; in every package it bears the package's name.
+    pub fn program(self) -> Option<PathBuf> {
+        find_program(self.name())
+    }
+}
+
+/// Whether a test with real servers can run here.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Availability {
+    /// Everything is there.
+    Available,
+    /// Something is missing; the text says what, and how to get it.
+    Skip(String),
+}
+
+impl Availability {
+    /// Whether the test can run.
+    pub fn is_available(&self) -> bool {
+        *self == Availability::Available
+    }
+}
+
+/// Says whether `packages` are installed and this user may use them.
+///
+/// # Panics
+/// When something is missing and the environment variable `CI` is set: a test that CI skips tests nothing.
+pub fn require(packages: &[Package]) -> Availability {
+    let mut missing: Vec<&str> =
+        packages.iter().filter(|package| package.program().is_none()).map(|package| package.name()).collect();
+    if packages.contains(&Package::Containerd) && find_program("setpriv").is_none() {
+        missing.push("util-linux");
+    }
+    let reason = if !missing.is_empty() {
+        format!("missing: {0}; as root: apt-get install -y {0}", missing.join(" "))
+    } else if packages.contains(&Package::Containerd) && !rustix::process::geteuid().is_root() {
+        "containerd needs root; run the tests as root".to_owned()
+    } else {
+        return Availability::Available;
+    };
+    assert!(env::var_os("CI").is_none(), "CI must not skip tests with real servers: {reason}");
+    eprintln!("==== SKIPPED, NOT TESTED: {reason} ====");
+    Availability::Skip(reason)
+}
+
+/// A program on `PATH`, or in the folders for administrators that are often not on it.
+pub fn find_program(name: &str) -> Option<PathBuf> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    env::split_paths(&path)
+        .chain(["/usr/sbin", "/sbin", "/usr/local/sbin"].map(PathBuf::from))
+        .map(|folder| folder.join(name))
+        .find(|program| program.is_file())
+}
+
+/// Like [`find_program`], as an error that says what to install.
+pub(crate) fn program(package: Package) -> Result<PathBuf> {
+    package.program().ok_or_else(|| {
+        PeerError::new(
+            package.name(),
+            format!("not installed; as root: apt-get install -y {}", package.name()),
+        )
+    })
+}

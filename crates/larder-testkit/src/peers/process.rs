@@ -1,0 +1,144 @@
+//! Starting, watching and ending the processes of real servers, and waiting for what they do.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::{PeerError, Result};
+
+/// How long a server may take to start, to stop, or to show what a test waits for. Real servers need
+/// milliseconds; the rest is for a machine that is busy with something else.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// How long a server that was asked to end may take before it is killed.
+const GRACE: Duration = Duration::from_secs(10);
+
+/// Calls `ready` until it answers, at most for `limit`. `None` when it never did.
+///
+/// This is the one place of the testkit that sleeps: the processes waited for live in real time.
+#[expect(clippy::disallowed_methods, reason = "other processes do not follow a simulated clock")]
+pub fn poll<T>(limit: Duration, mut ready: impl FnMut() -> Option<T>) -> Option<T> {
+    let start = std::time::Instant::now();
+    let mut pause = Duration::from_millis(1);
+    loop {
+        if let Some(answer) = ready() {
+            return Some(answer);
+        }
+        if start.elapsed() > limit {
+            return None;
+        }
+        std::thread::sleep(pause);
+        pause = (pause * 2).min(Duration::from_millis(50));
+    }
+}
+
+/// Waits until `holds`, and fails the test with `what` when it does not within [`PATIENCE`].
+///
+/// # Panics
+/// When the wait was in vain.
+pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
+    assert!(poll(PATIENCE, || holds().then_some(())).is_some(), "waited {PATIENCE:?} in vain until {what}");
+}
+
+/// A running server process. Dropping it ends exactly this process.
+#[derive(Debug)]
+pub(crate) struct Server {
+    name: &'static str,
+    child: Child,
+    log: PathBuf,
+}
+
+impl Server {
+    /// Starts `program`; what it says on standard output goes to the end of `stdout`, on standard error of `log`.
+    ///
+    /// The process is in a group of its own, so that Ctrl-C in a terminal reaches only whoever started it, and it
+    /// gets SIGTERM when the thread that started it ends, however that comes about.
+    pub(crate) fn start(
+        name: &'static str,
+        program: &Path,
+        configure: impl FnOnce(&mut Command),
+        stdout: &Path,
+        log: &Path,
+    ) -> Result<Server> {
+        use std::os::unix::process::CommandExt;
+
+        let open = |path: &Path| fs_err::OpenOptions::new().create(true).append(true).open(path);
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "TERM", "--"]).arg(program).process_group(0).stdin(Stdio::null());
+        configure(&mut command);
+        command.stdout(open(stdout)?.into_parts().0).stderr(open(log)?.into_parts().0);
+        let child = command.spawn().map_err(|error| PeerError::new(format!("start {name}"), error))?;
+        Ok(Server { name, child, log: log.to_owned() })
+    }
+
+    pub(crate) fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Waits until `ready`, or until the server ends by itself, which is an error that quotes its log.
+    pub(crate) fn wait_ready(&mut self, mut ready: impl FnMut() -> bool) -> Result<()> {
+        let name = self.name;
+        let outcome = poll(PATIENCE, || match self.child.try_wait() {
+            Ok(Some(status)) => Some(Err(format!("ended at once, {status}"))),
+            Ok(None) => ready().then_some(Ok(())),
+            Err(error) => Some(Err(error.to_string())),
+        });
+        let problem = match outcome {
+            Some(Ok(())) => return Ok(()),
+            Some(Err(problem)) => problem,
+            None => format!("not ready after {PATIENCE:?}"),
+        };
+        Err(PeerError::new(format!("start {name}"), format!("{problem}; its log ends: {}", self.log_tail())))
+    }
+
+    /// Asks it to end, and kills it when it does not.
+    pub(crate) fn stop(&mut self) -> Option<ExitStatus> {
+        if let Ok(Some(status)) = self.child.try_wait() {
+            return Some(status);
+        }
+        self.signal(Signal::TERM);
+        let ended = poll(GRACE, || self.child.try_wait().ok().flatten());
+        ended.or_else(|| {
+            eprintln!("{} (pid {}) did not end within {GRACE:?}, killing it", self.name, self.pid());
+            self.child.kill().ok()?;
+            self.child.wait().ok()
+        })
+    }
+
+    /// Sends a signal to exactly this process; it has not been waited for yet, so its id is still its own.
+    pub(crate) fn signal(&self, signal: Signal) {
+        if let Some(pid) = Pid::from_raw(self.pid().cast_signed()) {
+            // It may have ended in the meantime, which is what was wanted.
+            let _ = kill_process(pid, signal);
+        }
+    }
+
+    fn log_tail(&self) -> String {
+        let log = fs_err::read_to_string(&self.log).unwrap_or_default();
+        // containerd prints its whole configuration in one line.
+        let lines: Vec<String> = log.lines().map(|line| line.chars().take(300).collect()).collect();
+        lines[lines.len().saturating_sub(8)..].join("\n")
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// Runs a helper program to its end; an exit code other than 0 is an error with what it said.
+pub(crate) fn run(command: &mut Command) -> Result<Output> {
+    let name = command.get_program().to_string_lossy().into_owned();
+    let output = command
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|error| PeerError::new(format!("run {name}"), error))?;
+    if output.status.success() {
+        return Ok(output);
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    Err(PeerError::new(format!("{name}, {}", output.status), said.trim()))
+}

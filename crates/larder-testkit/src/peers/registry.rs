@@ -1,0 +1,283 @@
+//! A private docker-registry: plain or TLS, anonymous or with one user, with its log of requests.
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use tempfile::TempDir;
+
+use super::packages::{Package, program};
+use super::process::{PATIENCE, Server, poll};
+use super::tls::{Certificates, certificates};
+use super::{PeerError, Result};
+
+/// Who may use a registry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Auth {
+    /// Everybody.
+    #[default]
+    None,
+    /// [`USER`] with [`PASSWORD`], by HTTP basic authentication.
+    Basic,
+}
+
+/// How a registry is reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Tls {
+    /// Plain HTTP.
+    #[default]
+    None,
+    /// HTTPS with a certificate of an authority that was made for this registry.
+    PrivateCa,
+}
+
+/// The user that a registry with [`Auth::Basic`] knows.
+pub const USER: &str = "puller";
+/// The password of [`USER`].
+pub const PASSWORD: &str = "test-password";
+/// bcrypt of [`PASSWORD`], the cheapest kind: each request is checked against it.
+const PASSWORD_HASH: &str = "$2y$05$abcdefghijklmnopqrstuu34chBxBG/k9ApCErH1wl/WrV4FVTS/q";
+
+/// What kind of registry to start.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct RegistryOptions {
+    /// Who may use it.
+    pub auth: Auth,
+    /// How it is reached.
+    pub tls: Tls,
+    /// Its port on 127.0.0.1; `None` takes a free one.
+    pub port: Option<u16>,
+}
+
+/// A request that a registry answered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Request {
+    /// `GET`, `HEAD`, ...
+    pub method: String,
+    /// Path and query, such as `/v2/shop/web/manifests/1`.
+    pub path: String,
+    /// HTTP status of the answer.
+    pub status: u16,
+}
+
+impl Request {
+    /// Whether it fetched a blob (a layer or an image's config) and got it.
+    pub fn is_blob_fetch(&self) -> bool {
+        self.method == "GET" && self.path.contains("/blobs/sha256:") && self.status == 200
+    }
+
+    /// Whether it fetched a manifest and got it. Asking for a manifest's digest (`HEAD`) does not count.
+    pub fn is_manifest_fetch(&self) -> bool {
+        self.method == "GET" && self.path.contains("/manifests/") && self.status == 200
+    }
+}
+
+/// A docker-registry process and its storage. Dropping it ends the process and removes the storage.
+#[derive(Debug)]
+pub struct Registry {
+    server: Option<Server>,
+    port: u16,
+    options: RegistryOptions,
+    certificates: Option<Certificates>,
+    forgotten: AtomicUsize,
+    folder: TempDir,
+}
+
+impl Registry {
+    /// Starts an empty registry on 127.0.0.1 and waits until it serves.
+    pub fn start(options: RegistryOptions) -> Result<Registry> {
+        let folder = tempfile::Builder::new().prefix("larder-registry-").tempdir()?;
+        fs_err::create_dir_all(folder.path().join("storage"))?;
+        fs_err::write(folder.path().join("htpasswd"), format!("{USER}:{PASSWORD_HASH}\n"))?;
+        let certificates = match options.tls {
+            Tls::None => None,
+            Tls::PrivateCa => Some(certificates(folder.path())?),
+        };
+        let mut registry =
+            Registry { server: None, port: 0, options, certificates, forgotten: AtomicUsize::new(0), folder };
+        // A free port may be taken by somebody else before the registry binds it; that is seldom, and seen.
+        let mut tries = if options.port.is_some() { 1 } else { 5 };
+        loop {
+            registry.port = options.port.map_or_else(free_port, Ok)?;
+            tries -= 1;
+            match registry.start_again() {
+                Ok(()) => return Ok(registry),
+                Err(error) if tries == 0 => return Err(error),
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// Starts the process again on the same port and storage. Does nothing while it runs.
+    pub fn start_again(&mut self) -> Result<()> {
+        if self.server.is_some() {
+            return Ok(());
+        }
+        if TcpListener::bind((Ipv4Addr::LOCALHOST, self.port)).is_err() {
+            return Err(PeerError::new("start docker-registry", format!("port {} is in use", self.port)));
+        }
+        let folder = self.folder.path();
+        fs_err::write(folder.join("config.yml"), self.config())?;
+        let mut server = Server::start(
+            "docker-registry",
+            &program(Package::DockerRegistry)?,
+            |command| {
+                command.arg("serve").arg(folder.join("config.yml"));
+            },
+            &folder.join("access.log"),
+            &folder.join("registry.log"),
+        )?;
+        let port = self.port;
+        server.wait_ready(|| TcpStream::connect((Ipv4Addr::LOCALHOST, port)).is_ok())?;
+        self.server = Some(server);
+        Ok(())
+    }
+
+    /// Ends the process; storage, port and log stay.
+    pub fn stop(&mut self) {
+        self.server = None;
+    }
+
+    /// Process id, while it runs.
+    pub fn pid(&self) -> Option<u32> {
+        self.server.as_ref().map(Server::pid)
+    }
+
+    /// Its port on 127.0.0.1.
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// `127.0.0.1:PORT`, the host part of its images' names.
+    pub fn address(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
+    }
+
+    /// The name of an image in it: `127.0.0.1:PORT/NAME`.
+    pub fn image(&self, name: &str) -> String {
+        format!("{}/{name}", self.address())
+    }
+
+    /// `http` or `https`.
+    pub fn scheme(&self) -> &'static str {
+        match self.options.tls {
+            Tls::None => "http",
+            Tls::PrivateCa => "https",
+        }
+    }
+
+    /// The certificate of its authority, when it has one.
+    pub fn ca(&self) -> Option<&Path> {
+        self.certificates.as_ref().map(|certificates| certificates.ca.as_path())
+    }
+
+    /// Whether it asks for a password.
+    pub fn auth(&self) -> Auth {
+        self.options.auth
+    }
+
+    /// What it answered since it was first started, or since [`forget_requests`](Self::forget_requests), oldest
+    /// first. A request that is still being answered is not in it.
+    pub fn requests(&self) -> Vec<Request> {
+        self.settle();
+        self.all_requests().split_off(self.forgotten.load(Ordering::SeqCst))
+    }
+
+    /// Begins a new page: requests up to now (those that pushed a test's images, say) are not reported any more.
+    pub fn forget_requests(&self) {
+        self.settle();
+        self.forgotten.store(self.all_requests().len(), Ordering::SeqCst);
+    }
+
+    fn all_requests(&self) -> Vec<Request> {
+        self.log_text().lines().filter_map(parse_access_line).filter(|request| !is_marker(request)).collect()
+    }
+
+    fn log_text(&self) -> String {
+        fs_err::read_to_string(self.folder.path().join("access.log")).unwrap_or_default()
+    }
+
+    /// Waits until the log has caught up: a line is written only after the client has its answer, so a request of
+    /// our own that shows up in the log means that the earlier ones are there too.
+    fn settle(&self) {
+        static MARKERS: AtomicUsize = AtomicUsize::new(0);
+        if self.server.is_none() || self.options.tls != Tls::None {
+            return;
+        }
+        let marker = format!("{MARKER}{}", MARKERS.fetch_add(1, Ordering::SeqCst));
+        if get(self.port, &marker).is_ok() {
+            poll(PATIENCE, || self.log_text().contains(&format!("{marker} ")).then_some(()));
+        }
+    }
+
+    fn config(&self) -> String {
+        let folder = self.folder.path().display();
+        let port = self.port;
+        let tls = self.certificates.as_ref().map_or_else(String::new, |made| {
+            format!("  tls: {{certificate: {}, key: {}}}\n", made.certificate.display(), made.key.display())
+        });
+        let auth = match self.options.auth {
+            Auth::None => String::new(),
+            Auth::Basic => format!("auth: {{htpasswd: {{realm: larder, path: {folder}/htpasswd}}}}\n"),
+        };
+        format!(
+            "version: 0.1\n\
+             log: {{level: warn, accesslog: {{disabled: false}}}}\n\
+             storage: {{filesystem: {{rootdirectory: {folder}/storage}}, delete: {{enabled: true}}}}\n\
+             http:\n  addr: 127.0.0.1:{port}\n{tls}{auth}"
+        )
+    }
+
+    /// Where its blobs and manifests lie, for tests that damage them.
+    pub fn storage(&self) -> PathBuf {
+        self.folder.path().join("storage")
+    }
+}
+
+const MARKER: &str = "/v2/?log-has-caught-up=";
+
+fn is_marker(request: &Request) -> bool {
+    request.path.starts_with(MARKER)
+}
+
+/// A port that was free a moment ago.
+fn free_port() -> Result<u16> {
+    Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
+}
+
+fn get(port: u16, path: &str) -> std::io::Result<()> {
+    let address = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(5))?;
+    stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+    write!(stream, "GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n")?;
+    stream.read_to_end(&mut Vec::new()).map(drop)
+}
+
+/// A line of the "combined" log format: `HOST - USER [TIME] "METHOD PATH HTTP/1.1" STATUS SIZE ...`.
+fn parse_access_line(line: &str) -> Option<Request> {
+    let (_, rest) = line.split_once("] \"")?;
+    let (request, rest) = rest.split_once("\" ")?;
+    let mut words = request.split(' ');
+    Some(Request {
+        method: words.next()?.to_owned(),
+        path: words.next()?.to_owned(),
+        status: rest.split(' ').next()?.parse().ok()?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn access_lines_are_understood() {
+        let line =
+            r#"127.0.0.1 - - [21/Nov/2026:10:34:07 +0000] "GET /v2/x/manifests/1 HTTP/1.1" 404 91 "" "curl""#;
+        let request = parse_access_line(line).unwrap();
+        assert_eq!(request, Request { method: "GET".into(), path: "/v2/x/manifests/1".into(), status: 404 });
+        assert!(!request.is_manifest_fetch(), "it was not found");
+        assert_eq!(parse_access_line("time=... level=info msg=\"listening\""), None);
+    }
+}
