@@ -63,6 +63,8 @@ impl Channel {
     /// The open connection, or a new one.
     async fn sender(&self) -> Result<SendRequest<Body>, Unreachable> {
         let asked = Instant::now();
+        // Gives the connection's task a turn to notice that the server hung up meanwhile.
+        tokio::task::yield_now().await;
         let mut state = self.0.state.lock().await;
         if let Some(sender) = state.sender.as_ref().filter(|sender| !sender.is_closed()) {
             return Ok(sender.clone());

@@ -48,6 +48,12 @@ impl<S> Watched<S> {
         }
     }
 
+    /// What a write gave. Before the greeting, a failed one passes as done: the server has hung up, and what it said
+    /// before that is still to be read and tells more.
+    fn written(&self, written: io::Result<usize>, wanted: usize) -> io::Result<usize> {
+        if self.report.is_some() { written.or(Ok(wanted)) } else { written }
+    }
+
     /// Notes what a read gave: bytes, the end, or an error.
     fn note(&mut self, read: Result<&[u8], &io::Error>) {
         match read {
@@ -102,7 +108,8 @@ impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
 
 impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, buf)
+        let written = ready!(Pin::new(&mut self.stream).poll_write(cx, buf));
+        Poll::Ready(self.written(written, buf.len()))
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -118,7 +125,8 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
+        let written = ready!(Pin::new(&mut self.stream).poll_write_vectored(cx, bufs));
+        Poll::Ready(self.written(written, bufs.iter().map(|buf| buf.len()).sum()))
     }
 
     fn is_write_vectored(&self) -> bool {

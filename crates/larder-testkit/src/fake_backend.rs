@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use larder::backend::{
-    Backend, BackendError, Bytes, CallErrorKind, Filesystems, Image, ImageDetails, ImageSpec, InUse, Progress,
-    RuntimeInfo,
+    Backend, BackendError, Bytes, CallErrorKind, Filesystems, Image, ImageDetails, ImageSpec, InUse,
+    Progress, RuntimeInfo,
 };
 use larder::credentials::Credential;
 use larder::pod::SandboxConfig;
@@ -310,7 +310,9 @@ impl FakeBackend {
     pub fn finish_pull_of(&self, image: &str, pull: Pull) -> bool {
         let mut state = self.state();
         let found = state.held.iter().position(|(held, end)| held == image && !end.is_closed());
-        let Some((_, end)) = found.and_then(|at| state.held.remove(at)) else { return false };
+        let Some((_, end)) = found.and_then(|at| state.held.remove(at)) else {
+            return false;
+        };
         drop(state);
         end.send(pull).is_ok()
     }

@@ -1,4 +1,6 @@
 //! Fakes for tests.
 
+pub mod backend_suite;
 pub mod fake_backend;
+pub mod fake_cri;
 pub mod peers;

@@ -1,0 +1,345 @@
+//! What the client sends and how it reads answers, over a real socket to a scripted runtime.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use larder::backend::{
+    Backend as _, BackendError, CallErrorKind, Container, Image, ImageSpec, Progress, Sandbox,
+};
+use larder::credentials::{Credential, Secret};
+use larder::pod::{Pod, SandboxConfig};
+use larder_cri::{CriBackend, CriConfig, MAX_MESSAGE_BYTES, proto};
+use larder_testkit::fake_cri::{FakeCri, Rpc};
+use tonic::Code;
+
+fn client(fake: &FakeCri) -> CriBackend {
+    CriBackend::new(fake.endpoint(), CriConfig::default())
+}
+
+fn streaming_client(fake: &FakeCri) -> CriBackend {
+    CriBackend::new(fake.endpoint(), CriConfig { list_streaming: true, ..CriConfig::default() })
+}
+
+fn listed(id: &str) -> proto::Image {
+    proto::Image { id: id.into(), size: 1, ..proto::Image::default() }
+}
+
+async fn pull(client: &CriBackend, name: &str) -> Result<String, BackendError> {
+    client.pull(&ImageSpec::named(name), None, None, &Progress::unwatched()).await
+}
+
+fn ids(images: Vec<Image>) -> Vec<String> {
+    images.into_iter().map(|image| image.id).collect()
+}
+
+#[tokio::test]
+async fn a_pull_sends_credentials_annotations_and_sandbox() {
+    let fake = FakeCri::start();
+    fake.answer_pull("sha256:app");
+    let annotations = BTreeMap::from([("b".to_owned(), "2".to_owned()), ("a".to_owned(), "1".to_owned())]);
+    let pod = Pod {
+        uid: "u".into(),
+        namespace: "ns".into(),
+        name: "web".into(),
+        annotations: annotations.clone(),
+        ..Pod::default()
+    };
+    let spec = ImageSpec {
+        image: "app:v1".into(),
+        annotations: annotations.clone(),
+        runtime_handler: "kata".into(),
+        user_specified_image: String::new(),
+    };
+    let credential = Credential {
+        username: "user".into(),
+        password: Secret::new("pw"),
+        email: "mail".into(),
+        ..Credential::default()
+    };
+    let sandbox = SandboxConfig::of(&pod);
+    let id = client(&fake).pull(&spec, Some(&credential), Some(&sandbox), &Progress::unwatched()).await;
+    assert_eq!(id, Ok("sha256:app".into()));
+    let received = fake.received().pop().unwrap();
+    let image = received.image.unwrap();
+    assert_eq!((image.image.as_str(), &image.annotations), ("app:v1", &annotations));
+    assert_eq!(image.runtime_handler, "", "the gate is off");
+    let expected =
+        proto::AuthConfig { username: "user".into(), password: "pw".into(), ..proto::AuthConfig::default() };
+    assert!(received.auth == Some(expected));
+    let sandbox = received.sandbox.unwrap();
+    let metadata = sandbox.metadata.unwrap();
+    assert_eq!(
+        (metadata.name.as_str(), metadata.namespace.as_str(), metadata.uid.as_str()),
+        ("web", "ns", "u")
+    );
+    assert_eq!(sandbox.annotations, annotations);
+}
+
+#[tokio::test]
+async fn only_pulls_lose_the_code_of_an_unknown_error() {
+    let fake = FakeCri::start();
+    let client = client(&fake);
+    fake.fail_next(Rpc::PullImage, Code::Unknown, "RegistryUnavailable: try later");
+    fake.fail_next(Rpc::PullImage, Code::PermissionDenied, "no");
+    assert_eq!(pull(&client, "app:v1").await.unwrap_err().to_string(), "RegistryUnavailable: try later");
+    let denied = pull(&client, "app:v1").await.unwrap_err().to_string();
+    assert_eq!(denied, "rpc error: code = PermissionDenied desc = no");
+    fake.fail_next(Rpc::ImageStatus, Code::Unknown, "boom");
+    let failed = client.status(&ImageSpec::named("app:v1")).await.unwrap_err().to_string();
+    assert_eq!(failed, "rpc error: code = Unknown desc = boom");
+}
+
+#[tokio::test]
+async fn long_error_messages_arrive_whole() {
+    let fake = FakeCri::start();
+    let message = "x".repeat(100_000);
+    fake.fail_next(Rpc::PullImage, Code::Unknown, &message);
+    assert_eq!(pull(&client(&fake), "app:v1").await.unwrap_err().to_string(), message);
+}
+
+#[tokio::test]
+async fn incomplete_replies_are_errors() {
+    let fake = FakeCri::start();
+    let client = client(&fake);
+    fake.answer_pull("");
+    assert_eq!(
+        pull(&client, "app:v1").await.unwrap_err().to_string(),
+        "imageRef of image \"app:v1\" is not set"
+    );
+    for (id, size) in [("", 1), ("x", 0)] {
+        fake.answer_status(Some(proto::Image { id: id.into(), size, ..proto::Image::default() }));
+        let error = client.status(&ImageSpec::named("app:v1")).await.unwrap_err().to_string();
+        assert_eq!(error, "Id or size of image \"app:v1\" is not set");
+    }
+}
+
+#[tokio::test]
+async fn dropping_a_pull_cancels_it_in_the_runtime() {
+    let fake = FakeCri::start();
+    let client = client(&fake);
+    fake.hang_next(Rpc::PullImage);
+    let pulling = pull(&client, "app:v1");
+    tokio::select! {
+        ended = pulling => panic!("a hanging pull ended: {ended:?}"),
+        calls = fake.until(Rpc::PullImage, |calls| calls.running == 1) => assert_eq!(calls.cancelled, 0),
+    }
+    let calls = fake.until(Rpc::PullImage, |calls| calls.running == 0).await;
+    assert_eq!(calls.cancelled, 1);
+    fake.answer_pull("sha256:app");
+    assert_eq!(pull(&client, "app:v1").await, Ok("sha256:app".into()), "the connection is still good");
+}
+
+#[tokio::test]
+async fn every_call_but_a_pull_has_a_deadline() {
+    let fake = FakeCri::start();
+    let config = CriConfig { request_timeout: Duration::from_millis(100), ..CriConfig::default() };
+    let client = CriBackend::new(fake.endpoint(), config);
+    let spec = ImageSpec::named("app:v1");
+    let hung = [
+        Rpc::Version,
+        Rpc::ListImages,
+        Rpc::ImageStatus,
+        Rpc::ImageStatus,
+        Rpc::RemoveImage,
+        Rpc::ImageFsInfo,
+        Rpc::ListContainers,
+    ];
+    for rpc in hung {
+        fake.hang_next(rpc);
+    }
+    fake.hang_next(Rpc::PullImage);
+    let pulling = pull(&client, "app:v1");
+    let others = async {
+        [
+            client.info().await.map(drop),
+            client.list().await.map(drop),
+            client.status(&spec).await.map(drop),
+            client.inspect(&spec).await.map(drop),
+            client.remove(&spec).await,
+            client.filesystems().await.map(drop),
+            client.in_use().await.map(drop),
+        ]
+    };
+    let late = BackendError::Call {
+        message: "rpc error: code = DeadlineExceeded desc = context deadline exceeded".into(),
+        kind: CallErrorKind::DeadlineExceeded,
+    };
+    tokio::select! {
+        ended = pulling => panic!("a pull has no deadline, but it ended: {ended:?}"),
+        answers = others => assert_eq!(answers, [0; 7].map(|_| Err(late.clone()))),
+    }
+}
+
+#[tokio::test]
+async fn removing_an_unknown_image_succeeds_and_sends_only_the_name() {
+    let fake = FakeCri::start();
+    let config = CriConfig { runtime_class_in_image: true, ..CriConfig::default() };
+    let client = CriBackend::new(fake.endpoint(), config);
+    fake.fail_next(Rpc::RemoveImage, Code::NotFound, "no such image");
+    let spec = ImageSpec {
+        image: "sha256:x".into(),
+        annotations: BTreeMap::from([("a".into(), "1".into())]),
+        runtime_handler: "kata".into(),
+        user_specified_image: "x".into(),
+    };
+    assert_eq!(client.remove(&spec).await, Ok(()));
+    let sent = fake.received().pop().unwrap().image;
+    assert_eq!(sent, Some(proto::ImageSpec { image: "sha256:x".into(), ..proto::ImageSpec::default() }));
+    fake.fail_next(Rpc::RemoveImage, Code::FailedPrecondition, "in use");
+    let error = client.remove(&spec).await.unwrap_err().to_string();
+    assert_eq!(error, "rpc error: code = FailedPrecondition desc = in use");
+}
+
+#[tokio::test]
+async fn inspect_asks_for_everything() {
+    let fake = FakeCri::start();
+    fake.change(|contents| contents.images = vec![listed("sha256:a")]);
+    let found = client(&fake).inspect(&ImageSpec::named("sha256:a")).await.unwrap().unwrap();
+    assert_eq!(found.image.id, "sha256:a");
+    assert_eq!(found.info["info"], "{\"id\":\"sha256:a\"}");
+    assert!(fake.received()[0].verbose);
+}
+
+#[tokio::test]
+async fn a_runtime_without_streams_is_asked_once_and_then_for_whole_lists() {
+    let fake = FakeCri::start();
+    fake.change(|contents| contents.images = vec![listed("a")]);
+    let client = streaming_client(&fake);
+    for expected in [vec![Rpc::StreamImages, Rpc::ListImages], vec![Rpc::ListImages]] {
+        assert_eq!(ids(client.list().await.unwrap()), ["a"]);
+        assert_eq!(fake.take_rpcs(), expected);
+    }
+}
+
+#[tokio::test]
+async fn a_stream_that_breaks_drops_its_parts_and_is_asked_for_again() {
+    let fake = FakeCri::start();
+    fake.change(|contents| {
+        contents.streaming = true;
+        contents.image_parts = Some(vec![vec![listed("a")], vec![listed("b"), listed("c")]]);
+        contents.image_stream_error = Some((Code::Internal, "disk".into()));
+    });
+    let client = streaming_client(&fake);
+    let error = client.list().await.unwrap_err().to_string();
+    assert_eq!(error, "rpc error: code = Internal desc = disk");
+    fake.change(|contents| contents.image_stream_error = None);
+    assert_eq!(ids(client.list().await.unwrap()), ["a", "b", "c"]);
+    assert_eq!(fake.take_rpcs(), [Rpc::StreamImages, Rpc::StreamImages]);
+}
+
+#[tokio::test]
+async fn lists_up_to_the_limit_of_kubernetes_are_read() {
+    let fake = FakeCri::start();
+    let big = |bytes: usize| proto::Image { username: "u".repeat(bytes), ..listed("a") };
+    fake.change(|contents| contents.images = vec![big(MAX_MESSAGE_BYTES - 1024)]);
+    let client = client(&fake);
+    assert_eq!(client.list().await.unwrap().len(), 1);
+    fake.change(|contents| contents.images = vec![big(MAX_MESSAGE_BYTES)]);
+    client.list().await.expect_err("more than 16 MiB");
+}
+
+#[tokio::test]
+async fn info_tells_version_and_conditions() {
+    let fake = FakeCri::start();
+    fake.change(|contents| {
+        contents.conditions = vec![proto::RuntimeCondition {
+            r#type: "NetworkReady".into(),
+            status: false,
+            reason: "NoPlugin".into(),
+            message: "cni".into(),
+        }];
+    });
+    let info = client(&fake).info().await.unwrap();
+    assert_eq!(
+        (info.name.as_str(), info.version.as_str(), info.api_version.as_str()),
+        ("fake", "1.0.0", "v1")
+    );
+    assert_eq!(info.endpoint, fake.endpoint().to_string());
+    assert_eq!((info.conditions[0].kind.as_str(), info.conditions[0].ok), ("NetworkReady", false));
+}
+
+#[tokio::test]
+async fn images_may_be_served_elsewhere() {
+    let (fake, images) = (FakeCri::start(), FakeCri::start());
+    images.change(|contents| contents.images = vec![listed("a")]);
+    let config = CriConfig { image_endpoint: Some(images.endpoint()), ..CriConfig::default() };
+    let client = CriBackend::new(fake.endpoint(), config);
+    client.info().await.unwrap();
+    assert_eq!(ids(client.list().await.unwrap()), ["a"]);
+    assert_eq!(fake.take_rpcs(), [Rpc::Version, Rpc::Status]);
+    assert_eq!(images.take_rpcs(), [Rpc::ImageFsInfo, Rpc::ListImages]);
+    images.fail_next(Rpc::ImageFsInfo, Code::Internal, "disk");
+    let endpoint = images.endpoint();
+    let expected = format!(
+        "validate service connection: validate CRI v1 image API for endpoint \"{endpoint}\": rpc error: code = Internal desc = disk"
+    );
+    assert_eq!(client.info().await.unwrap_err().to_string(), expected);
+}
+
+/// A container and its sandbox, labelled as kubelet does; the container mounts an image.
+fn run_a_container(fake: &FakeCri) {
+    let label = |key: &str, value: &str| (format!("io.kubernetes.{key}"), value.to_owned());
+    let labels = BTreeMap::from([
+        label("pod.name", "web"),
+        label("pod.namespace", "ns"),
+        label("container.name", "nginx"),
+    ]);
+    fake.change(|contents| {
+        contents.containers = vec![proto::Container {
+            id: "c1".into(),
+            pod_sandbox_id: "s1".into(),
+            metadata: Some(proto::ContainerMetadata { name: "nginx".into(), attempt: 0 }),
+            image_ref: "registry.example/app@sha256:d".into(),
+            state: proto::ContainerState::ContainerRunning.into(),
+            labels: labels.clone(),
+            ..proto::Container::default()
+        }];
+        let image = Some(proto::ImageSpec { image: "sha256:model".into(), ..proto::ImageSpec::default() });
+        contents.mounts.insert("c1".into(), vec![proto::Mount { image, ..proto::Mount::default() }]);
+        contents.sandboxes = vec![proto::PodSandbox {
+            id: "s1".into(),
+            labels,
+            runtime_handler: "kata".into(),
+            ..proto::PodSandbox::default()
+        }];
+    });
+}
+
+#[tokio::test]
+async fn use_names_pods_and_mounted_images_and_asks_once_for_each_container() {
+    let fake = FakeCri::start();
+    run_a_container(&fake);
+    let client = client(&fake);
+    let first = client.in_use().await.unwrap();
+    let container = Container {
+        id: "c1".into(),
+        name: "nginx".into(),
+        image_id: "registry.example/app@sha256:d".into(),
+        sandbox_id: "s1".into(),
+        mounted_images: vec!["sha256:model".into()],
+        running: true,
+        pod: "ns/web".into(),
+    };
+    assert_eq!(first.containers, [container]);
+    let sandbox =
+        Sandbox { id: "s1".into(), pod: "ns/web".into(), runtime_handler: "kata".into(), ready: true };
+    assert_eq!(first.sandboxes, [sandbox]);
+    assert_eq!(client.in_use().await.unwrap(), first);
+    assert_eq!(fake.calls(Rpc::ContainerStatus).started, 1);
+    fake.change(|contents| contents.containers[0].image_id = "sha256:app".into());
+    assert_eq!(client.in_use().await.unwrap().containers[0].image_id, "sha256:app");
+}
+
+#[tokio::test]
+async fn use_is_streamed_when_wanted_and_known() {
+    let fake = FakeCri::start();
+    run_a_container(&fake);
+    let client = streaming_client(&fake);
+    let whole = client.in_use().await.unwrap();
+    fake.change(|contents| contents.streaming = true);
+    assert_eq!(client.in_use().await.unwrap(), whole, "this client has given streams up");
+    assert_eq!(fake.calls(Rpc::StreamContainers).started, 1);
+    assert_eq!(streaming_client(&fake).in_use().await.unwrap(), whole);
+    assert_eq!(fake.calls(Rpc::ListContainers).started, 2);
+    assert_eq!(fake.calls(Rpc::ListPodSandbox).started, 2);
+}

@@ -1,0 +1,176 @@
+//! Sockets that are wrong in every way, and runtimes that come and go.
+
+use std::io::Write as _;
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::time::Duration;
+
+use larder::backend::{Backend as _, BackendError, ImageSpec, Progress, Unreachable};
+use larder_cri::{CriBackend, CriConfig, Endpoint};
+use larder_testkit::fake_cri::{FakeCri, Rpc};
+use tempfile::TempDir;
+use tokio::time::Instant;
+use tonic::Code;
+
+const CONNECT_TIMEOUT: Duration = Duration::from_millis(200);
+
+fn client(path: &Path) -> CriBackend {
+    let config = CriConfig { connect_timeout: CONNECT_TIMEOUT, ..CriConfig::default() };
+    CriBackend::new(Endpoint::at(path), config)
+}
+
+/// What is found at a path, in good time.
+async fn found_at(path: &Path) -> Unreachable {
+    let began = Instant::now();
+    let error = client(path).info().await.expect_err("nothing to talk to");
+    assert!(began.elapsed() < 10 * CONNECT_TIMEOUT, "an answer in bounded time");
+    let BackendError::Unreachable { endpoint, problem } = error else { panic!("another error: {error}") };
+    assert_eq!(endpoint, format!("unix://{}", path.display()));
+    problem
+}
+
+/// A server on a socket that says `greeting` to each caller, and then hangs up or stays.
+fn server(folder: &TempDir, greeting: &'static [u8], stays: bool) -> std::path::PathBuf {
+    let path = folder.path().join("other.sock");
+    let listener = UnixListener::bind(&path).expect("the path is free");
+    std::thread::spawn(move || {
+        let mut callers = Vec::new();
+        for mut caller in listener.incoming().flatten() {
+            let _ = caller.write_all(greeting);
+            if stays {
+                callers.push(caller);
+            }
+        }
+    });
+    path
+}
+
+#[tokio::test]
+async fn a_missing_socket_is_named() {
+    let folder = tempfile::tempdir().unwrap();
+    assert_eq!(found_at(&folder.path().join("missing.sock")).await, Unreachable::Missing);
+    assert_eq!(found_at(Path::new("/dev/null/x.sock")).await, Unreachable::Missing);
+}
+
+#[tokio::test]
+async fn a_file_or_folder_is_no_socket() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("file");
+    fs_err::write(&file, "").unwrap();
+    assert_eq!(found_at(&file).await, Unreachable::NotASocket);
+    assert_eq!(found_at(folder.path()).await, Unreachable::NotASocket);
+}
+
+#[tokio::test]
+async fn a_socket_without_listener_refuses() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("stale.sock");
+    drop(UnixListener::bind(&path).unwrap());
+    assert_eq!(found_at(&path).await, Unreachable::Refused);
+}
+
+#[tokio::test]
+async fn a_socket_of_somebody_else_is_denied() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("private.sock");
+    let _listener = UnixListener::bind(&path).unwrap();
+    fs_err::set_permissions(&path, std::fs::Permissions::from_mode(0o0)).unwrap();
+    // Root may open anything; then the server's silence is what is left to see.
+    let root = rustix::process::geteuid().is_root();
+    let expected = if root { Unreachable::Silent { after: CONNECT_TIMEOUT } } else { Unreachable::Denied };
+    assert_eq!(found_at(&path).await, expected);
+}
+
+#[tokio::test]
+async fn a_server_that_hangs_is_silent() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = server(&folder, b"", true);
+    assert_eq!(found_at(&path).await, Unreachable::Silent { after: CONNECT_TIMEOUT });
+}
+
+#[tokio::test]
+async fn a_server_whose_queue_is_full_is_silent() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("full.sock");
+    let listener =
+        rustix::net::socket(rustix::net::AddressFamily::UNIX, rustix::net::SocketType::STREAM, None).unwrap();
+    rustix::net::bind(&listener, &rustix::net::SocketAddrUnix::new(&path).unwrap()).unwrap();
+    rustix::net::listen(&listener, 0).unwrap();
+    let _waiting = std::os::unix::net::UnixStream::connect(&path).unwrap();
+    assert_eq!(found_at(&path).await, Unreachable::Silent { after: CONNECT_TIMEOUT });
+}
+
+#[tokio::test]
+async fn another_protocol_is_shown() {
+    for stays in [true, false] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = server(&folder, b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n", stays);
+        let expected = Unreachable::NotGrpc { detail: "it says \"HTTP/1.1 400 Bad Request\"".into() };
+        assert_eq!(found_at(&path).await, expected);
+        let folder = tempfile::tempdir().unwrap();
+        let path = server(&folder, &[0xff; 64], stays);
+        let found = found_at(&path).await;
+        assert!(matches!(found, Unreachable::NotGrpc { .. }), "{found:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_server_that_hangs_up_at_once_is_broken() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = server(&folder, b"", false);
+    let found = found_at(&path).await;
+    assert!(matches!(found, Unreachable::Broken { .. }), "{found:?}");
+}
+
+#[tokio::test]
+async fn a_grpc_server_without_cri_is_named() {
+    let fake = FakeCri::start();
+    fake.fail_next(Rpc::Version, Code::Unimplemented, "unknown service runtime.v1.RuntimeService");
+    let expected = Unreachable::NotCri { detail: "unknown service runtime.v1.RuntimeService".into() };
+    assert_eq!(found_at(fake.socket()).await, expected);
+}
+
+#[tokio::test]
+async fn callers_that_wait_together_fail_together() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = server(&folder, b"", true);
+    let client = client(&path);
+    let began = Instant::now();
+    let answers = tokio::join!(client.list(), client.list(), client.list(), client.list(), client.list());
+    assert!(began.elapsed() < 3 * CONNECT_TIMEOUT, "one after another would take five times the timeout");
+    assert!(answers.0.is_err() && answers.4.is_err());
+}
+
+#[tokio::test]
+async fn a_runtime_that_restarts_is_found_again() {
+    let mut fake = FakeCri::start();
+    let client = client(fake.socket());
+    client.info().await.unwrap();
+    fake.restart();
+    client.info().await.expect("the same client, after a quick restart");
+    fake.stop();
+    let gone = client.info().await.unwrap_err();
+    let BackendError::Unreachable { problem: Unreachable::Missing, .. } = gone else { panic!("{gone}") };
+    fake.restart();
+    client.info().await.expect("the same client, once it is back");
+}
+
+#[tokio::test]
+async fn a_crash_ends_a_running_pull_and_is_not_repeated() {
+    let mut fake = FakeCri::start();
+    let client = client(fake.socket());
+    fake.hang_next(Rpc::PullImage);
+    let spec = ImageSpec::named("app:v1");
+    let progress = Progress::unwatched();
+    let pulling = client.pull(&spec, None, None, &progress);
+    let crash = async {
+        fake.until(Rpc::PullImage, |calls| calls.running == 1).await;
+        fake.restart();
+    };
+    let (pulled, ()) = tokio::join!(pulling, crash);
+    let error = pulled.unwrap_err().to_string();
+    assert!(error.starts_with("rpc error: code = Unavailable desc = connection lost: "), "{error}");
+    assert_eq!(fake.calls(Rpc::PullImage).started, 1);
+    client.info().await.expect("the client goes on");
+}

@@ -1,0 +1,311 @@
+//! A container runtime that does as the test says, served over CRI on a Unix socket in a folder of its own.
+//!
+//! It runs on a thread of its own, with the wall clock: a test decides when a call goes on with a [`Release`], not
+//! with time. Stopping it is a crash: all connections break at once. It can start again on the same path, with
+//! everything it knew.
+//!
+//! Without script, it is a small working runtime: pulls bring what is on [offer](FakeCri::offer).
+
+mod services;
+
+use std::collections::{HashMap, VecDeque};
+use std::os::unix::net::UnixListener as StdListener;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use larder_cri::proto::image_service_server::ImageServiceServer;
+use larder_cri::proto::runtime_service_server::RuntimeServiceServer;
+use larder_cri::{Endpoint, MAX_MESSAGE_BYTES, proto};
+use tokio::net::UnixListener;
+use tokio::sync::{oneshot, watch};
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::transport::Server;
+use tonic::{Code, Status};
+
+/// The calls of CRI that are served. `Debug` prints CRI's name of the call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[allow(missing_docs, reason = "the names are CRI's")]
+pub enum Rpc {
+    Version,
+    Status,
+    ListPodSandbox,
+    StreamPodSandboxes,
+    ListContainers,
+    StreamContainers,
+    ContainerStatus,
+    ListImages,
+    StreamImages,
+    ImageStatus,
+    PullImage,
+    RemoveImage,
+    ImageFsInfo,
+}
+
+/// A call that arrived, with what it carried.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Received {
+    /// The call.
+    pub rpc: Rpc,
+    /// Its image.
+    pub image: Option<proto::ImageSpec>,
+    /// Its credentials.
+    pub auth: Option<proto::AuthConfig>,
+    /// Its sandbox.
+    pub sandbox: Option<proto::PodSandboxConfig>,
+    /// Whether it asked for everything.
+    pub verbose: bool,
+}
+
+/// How many calls of one kind there are and were.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Calls {
+    /// Arrived.
+    pub started: usize,
+    /// Being served now.
+    pub running: usize,
+    /// Given up by the caller, or cut off by a crash.
+    pub cancelled: usize,
+}
+
+/// Lets one held call go on. Dropped unused, it leaves the call hanging for good.
+#[derive(Debug)]
+pub struct Release(oneshot::Sender<()>);
+
+impl Release {
+    /// Lets it go on. Nothing happens if the caller gave up meanwhile.
+    pub fn release(self) {
+        let _ = self.0.send(());
+    }
+}
+
+/// What a runtime knows and reports.
+#[derive(Debug, Clone, Default)]
+pub struct Contents {
+    /// Reply to `Version`.
+    pub version: proto::VersionResponse,
+    /// Conditions in the reply to `Status`.
+    pub conditions: Vec<proto::RuntimeCondition>,
+    /// The images that are present.
+    pub images: Vec<proto::Image>,
+    /// What the pretended registry has, by name.
+    pub offers: HashMap<String, proto::Image>,
+    /// The containers.
+    pub containers: Vec<proto::Container>,
+    /// Mounts of containers, by container id; for those in `containers` only.
+    pub mounts: HashMap<String, Vec<proto::Mount>>,
+    /// The pod sandboxes.
+    pub sandboxes: Vec<proto::PodSandbox>,
+    /// Reply to `ImageFsInfo`.
+    pub filesystems: proto::ImageFsInfoResponse,
+    /// Whether streamed lists are known; otherwise they are unimplemented, as in older runtimes.
+    pub streaming: bool,
+    /// The parts of `StreamImages`; without, each image is a part.
+    pub image_parts: Option<Vec<Vec<proto::Image>>>,
+    /// An error that ends `StreamImages` after its parts.
+    pub image_stream_error: Option<(Code, String)>,
+}
+
+/// What one scripted call does.
+#[derive(Debug)]
+struct Script {
+    held: Option<oneshot::Receiver<()>>,
+    then: Then,
+}
+
+#[derive(Debug)]
+enum Then {
+    Usual,
+    Fail(Status),
+    Pulled(String),
+    Found(Option<Box<proto::Image>>),
+}
+
+#[derive(Default)]
+struct State {
+    contents: Contents,
+    log: Vec<Received>,
+    scripts: HashMap<Rpc, VecDeque<Script>>,
+    refused: HashMap<Rpc, (Code, String)>,
+}
+
+#[derive(Clone)]
+struct Shared {
+    state: Arc<Mutex<State>>,
+    calls: Arc<watch::Sender<HashMap<Rpc, Calls>>>,
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A scripted runtime. See the [module](self).
+pub struct FakeCri {
+    _folder: tempfile::TempDir,
+    socket: PathBuf,
+    shared: Shared,
+    server: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
+}
+
+impl FakeCri {
+    /// Starts a runtime without images, containers and offers.
+    ///
+    /// # Panics
+    ///
+    /// If there is no room for its socket.
+    pub fn start() -> FakeCri {
+        let folder = tempfile::Builder::new().prefix("fake-cri-").tempdir().expect("a folder for the socket");
+        let contents = Contents {
+            version: proto::VersionResponse {
+                version: "0.1.0".into(),
+                runtime_name: "fake".into(),
+                runtime_version: "1.0.0".into(),
+                runtime_api_version: "v1".into(),
+            },
+            ..Contents::default()
+        };
+        let state = State { contents, ..State::default() };
+        let shared = Shared {
+            state: Arc::new(Mutex::new(state)),
+            calls: Arc::new(watch::Sender::new(HashMap::new())),
+        };
+        let socket = folder.path().join("cri.sock");
+        let mut fake = FakeCri { _folder: folder, socket, shared, server: None };
+        fake.restart();
+        fake
+    }
+
+    /// Path of the socket.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
+    /// Where it is reached.
+    pub fn endpoint(&self) -> Endpoint {
+        Endpoint::at(&self.socket)
+    }
+
+    /// Crashes: every connection breaks, and the socket is gone.
+    pub fn stop(&mut self) {
+        if let Some((stop, thread)) = self.server.take() {
+            let _ = stop.send(());
+            let _ = thread.join();
+            let _ = fs_err::remove_file(&self.socket);
+        }
+    }
+
+    /// Starts again on the same path, after a crash if it still runs.
+    ///
+    /// # Panics
+    ///
+    /// If the socket cannot be bound.
+    pub fn restart(&mut self) {
+        self.stop();
+        let listener = StdListener::bind(&self.socket).expect("the path is free");
+        listener.set_nonblocking(true).expect("a socket can be made non-blocking");
+        let shared = self.shared.clone();
+        let (stop, stopped) = oneshot::channel();
+        let thread = std::thread::spawn(move || serve(listener, shared, stopped));
+        self.server = Some((stop, thread));
+    }
+
+    /// Changes what the runtime knows and reports.
+    pub fn change(&self, change: impl FnOnce(&mut Contents)) {
+        change(&mut self.shared.state().contents);
+    }
+
+    /// Lets pulls of this name bring this image.
+    pub fn offer(&self, name: &str, image: proto::Image) {
+        self.change(|contents| _ = contents.offers.insert(name.to_owned(), image));
+    }
+
+    /// The next call of this kind fails.
+    pub fn fail_next(&self, rpc: Rpc, code: Code, message: &str) {
+        self.script(rpc, None, Then::Fail(Status::new(code, message)));
+    }
+
+    /// Every call of this kind fails that has no script.
+    pub fn refuse(&self, rpc: Rpc, code: Code, message: &str) {
+        self.shared.state().refused.insert(rpc, (code, message.to_owned()));
+    }
+
+    /// The next call of this kind waits for the handle, and then does the usual.
+    #[must_use = "a dropped handle leaves the call hanging; `hang_next` says so"]
+    pub fn hold_next(&self, rpc: Rpc) -> Release {
+        let (sender, receiver) = oneshot::channel();
+        self.script(rpc, Some(receiver), Then::Usual);
+        Release(sender)
+    }
+
+    /// The next call of this kind never answers.
+    pub fn hang_next(&self, rpc: Rpc) {
+        drop(self.hold_next(rpc));
+    }
+
+    /// The next pull answers with this reference, whatever is on offer.
+    pub fn answer_pull(&self, image_ref: &str) {
+        self.script(Rpc::PullImage, None, Then::Pulled(image_ref.to_owned()));
+    }
+
+    /// The next status call answers with this, whatever is present.
+    pub fn answer_status(&self, image: Option<proto::Image>) {
+        self.script(Rpc::ImageStatus, None, Then::Found(image.map(Box::new)));
+    }
+
+    /// All calls so far, in order.
+    pub fn received(&self) -> Vec<Received> {
+        self.shared.state().log.clone()
+    }
+
+    /// Takes the kinds of the calls since the last time, in order.
+    pub fn take_rpcs(&self) -> Vec<Rpc> {
+        self.shared.state().log.drain(..).map(|received| received.rpc).collect()
+    }
+
+    /// How many calls of this kind there are and were.
+    pub fn calls(&self, rpc: Rpc) -> Calls {
+        self.shared.calls.borrow().get(&rpc).copied().unwrap_or_default()
+    }
+
+    /// Waits until the calls of this kind are as wanted.
+    pub async fn until(&self, rpc: Rpc, mut wanted: impl FnMut(Calls) -> bool) -> Calls {
+        let mut calls = self.shared.calls.subscribe();
+        let now = calls.wait_for(|calls| wanted(calls.get(&rpc).copied().unwrap_or_default())).await;
+        match now {
+            Ok(calls) => calls.get(&rpc).copied().unwrap_or_default(),
+            Err(_closed) => unreachable!("the sender lives as long as this fake"),
+        }
+    }
+
+    fn script(&self, rpc: Rpc, held: Option<oneshot::Receiver<()>>, then: Then) {
+        self.shared.state().scripts.entry(rpc).or_default().push_back(Script { held, then });
+    }
+}
+
+impl Drop for FakeCri {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
+
+/// Serves until it is stopped; then everything that runs is dropped with the runtime.
+fn serve(listener: StdListener, shared: Shared, stopped: oneshot::Receiver<()>) {
+    let runtime =
+        tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime starts");
+    runtime.block_on(async {
+        let listener = UnixListener::from_std(listener).expect("the listener is non-blocking");
+        let images = ImageServiceServer::new(shared.clone())
+            .max_decoding_message_size(MAX_MESSAGE_BYTES)
+            .max_encoding_message_size(2 * MAX_MESSAGE_BYTES); // so that a test can send too much
+        let server = Server::builder()
+            .add_service(images)
+            .add_service(RuntimeServiceServer::new(shared).max_encoding_message_size(MAX_MESSAGE_BYTES))
+            .serve_with_incoming(UnixListenerStream::new(listener));
+        tokio::select! {
+            ended = server => ended.expect("the server runs until it is stopped"),
+            _ = stopped => {}
+        }
+    });
+}
