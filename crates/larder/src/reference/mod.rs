@@ -1,22 +1,217 @@
 //! Image names: parse, normalise, default tag, digest, registry.
+//!
+//! Two grammars are in use, on purpose. Credentials and splitting work on the *normalised* name
+//! ([`Reference::parse`], [`parse_image_name`]): `busybox` is `docker.io/library/busybox`. What is sent to the
+//! runtime ([`apply_default_tag`]) and what pull records are keyed by ([`trim_tag_and_digest`]) stays the text that
+//! the user wrote.
+//!
+//! Promises: no input panics; time and memory grow at most linearly with the length of the input; error texts are
+//! kubelet's, word for word.
 
-/// First draft, replaced by the real one.
-pub fn apply_default_tag(image: &str) -> Result<String, ReferenceError> {
-    Ok(image.to_owned())
+mod digest;
+mod error;
+mod grammar;
+mod normalize;
+#[cfg(test)]
+mod properties;
+
+use std::fmt;
+use std::str::FromStr;
+
+pub use digest::{Digest, DigestError};
+pub use error::{ReferenceError, ReferenceErrorKind};
+pub(crate) use grammar::is_domain;
+
+/// The tag that stands for a missing one.
+pub const DEFAULT_TAG: &str = "latest";
+
+/// A normalised image name: `registry/path[:tag][@digest]`, with the hub's rules applied.
+///
+/// Prints in full: `docker.io/library/busybox:1.36`. [`familiar`](Reference::familiar) is the short form.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Reference {
+    name: String,
+    /// Where the path starts in `name`, after the slash.
+    path_at: usize,
+    tag: Option<String>,
+    digest: Option<Digest>,
 }
 
-/// Why a text is no image name.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct ReferenceError(pub String);
+impl Reference {
+    /// Parses any name that a pod may carry, and normalises it: `busybox` is `docker.io/library/busybox`.
+    pub fn parse(image: &str) -> Result<Self, ReferenceError> {
+        Self::parse_kind(image).map_err(|kind| ReferenceError::plain(image, kind))
+    }
 
-/// First draft, replaced by the real one.
+    fn parse_kind(image: &str) -> Result<Self, ReferenceErrorKind> {
+        let full = normalize::qualify(image)?;
+        let parts = grammar::parse(&full)?;
+        let digest = parts.digest.map(Digest::parse).transpose()?;
+        let (name, tag) = (parts.name.to_owned(), parts.tag.map(str::to_owned));
+        Ok(Reference { path_at: name.len() - parts.path.len(), name, tag, digest })
+    }
+
+    /// The full name without tag and digest, `docker.io/library/busybox`: the key of credential lookup.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The registry with its port, if any: `docker.io`, `registry.example:5000`.
+    pub fn registry(&self) -> &str {
+        &self.name[..self.path_at.saturating_sub(1)]
+    }
+
+    /// The name below the registry: `library/busybox`.
+    pub fn path(&self) -> &str {
+        &self.name[self.path_at..]
+    }
+
+    /// The tag as written; `None` where there is none, also without a digest.
+    pub fn tag(&self) -> Option<&str> {
+        self.tag.as_deref()
+    }
+
+    /// The digest as written.
+    pub fn digest(&self) -> Option<&Digest> {
+        self.digest.as_ref()
+    }
+
+    /// The name as docker prints it, without tag and digest: `docker.io/` and `library/` are left out.
+    ///
+    /// Where the short form would mean another image (`docker.io/localhost/app`), the full one is kept.
+    pub fn familiar(&self) -> &str {
+        let short = match (self.registry(), self.path()) {
+            (normalize::HUB, path) => match path.strip_prefix(normalize::OFFICIAL) {
+                Some(official) if !official.contains('/') => official,
+                _ => path,
+            },
+            _ => return self.name(),
+        };
+        let means_the_same = Reference::parse_kind(short).is_ok_and(|parsed| parsed.name == self.name);
+        if means_the_same { short } else { self.name() }
+    }
+}
+
+/// `name[:tag][@digest]`, in full.
+impl fmt::Display for Reference {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)?;
+        if let Some(tag) = &self.tag {
+            write!(f, ":{tag}")?;
+        }
+        if let Some(digest) = &self.digest {
+            write!(f, "@{digest}")?;
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for Reference {
+    type Err = ReferenceError;
+
+    fn from_str(image: &str) -> Result<Self, ReferenceError> {
+        Reference::parse(image)
+    }
+}
+
+/// A name split into what kubelet works with.
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImageName {
-    /// Tag.
+    /// The full name without tag and digest: `docker.io/library/busybox`.
+    pub repository: String,
+    /// The tag; `latest` where the name has neither tag nor digest.
     pub tag: Option<String>,
+    /// The digest.
+    pub digest: Option<Digest>,
 }
 
-/// First draft, replaced by the real one.
-pub fn parse_image_name(_image: &str) -> Result<ImageName, ReferenceError> {
-    Ok(ImageName { tag: None })
+/// Normalises a name and splits it into repository, tag and digest.
+/// The error reads `couldn't parse image name "IMAGE": CAUSE`.
+pub fn parse_image_name(image: &str) -> Result<ImageName, ReferenceError> {
+    let Reference { name, tag, digest, .. } =
+        Reference::parse_kind(image).map_err(|kind| ReferenceError::named(image, kind))?;
+    let tag = match (tag, &digest) {
+        (None, None) => Some(DEFAULT_TAG.to_owned()),
+        (tag, _) => tag,
+    };
+    Ok(ImageName { repository: name, tag, digest })
+}
+
+/// The name as it is sent to the runtime: the input, with `:latest` appended if it has neither tag nor digest. It is
+/// never qualified or rewritten. Fails when [`parse_image_name`] does, with the same text.
+pub fn apply_default_tag(image: &str) -> Result<String, ReferenceError> {
+    let parsed = Reference::parse_kind(image).map_err(|kind| ReferenceError::named(image, kind))?;
+    Ok(match (parsed.tag, parsed.digest) {
+        (None, None) => format!("{image}:{DEFAULT_TAG}"),
+        _ => image.to_owned(),
+    })
+}
+
+/// The input without its tag and digest, by the plain grammar: not qualified, so `ubuntu` and
+/// `docker.io/library/ubuntu` stay two different keys. Pull records and allowlists are keyed by it.
+pub fn trim_tag_and_digest(image: &str) -> Result<&str, ReferenceError> {
+    let parts = grammar::parse(image).map_err(|kind| ReferenceError::plain(image, kind))?;
+    let digest = parts.digest.map(Digest::parse).transpose();
+    digest.map_err(|error| ReferenceError::plain(image, error.into()))?;
+    Ok(parts.name)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(image: &str) -> Reference {
+        Reference::parse(image).expect(image)
+    }
+
+    #[test]
+    fn the_registry_is_what_stands_before_the_path() {
+        let image = parsed("reg.example:5000/team/app:v1");
+        assert_eq!((image.registry(), image.path()), ("reg.example:5000", "team/app"));
+        assert_eq!(parsed("busybox").registry(), "docker.io");
+    }
+
+    #[test]
+    fn familiar_names_leave_out_the_hub() {
+        for (image, familiar) in [
+            ("docker.io/library/busybox:1", "busybox"),
+            ("index.docker.io/team/app", "team/app"),
+            ("docker.io/library/a/b", "library/a/b"),
+            ("registry.example/app", "registry.example/app"),
+        ] {
+            assert_eq!(parsed(image).familiar(), familiar);
+        }
+    }
+
+    #[test]
+    fn a_familiar_name_never_means_another_image() {
+        let hex = "ab".repeat(32);
+        for image in
+            ["docker.io/localhost/app", "docker.io/reg.example/app", &format!("docker.io/library/{hex}")]
+        {
+            assert_eq!(parsed(image).familiar(), image);
+        }
+    }
+
+    #[test]
+    fn errors_suggest_what_to_change() {
+        for (image, word) in [
+            ("https://reg.example/app", "scheme"),
+            ("busybox ", "white space"),
+            ("", "name an image"),
+            ("Reg/App", "lower case"),
+            ("app@sha256:abcd", "digest"),
+            ("app:", "after the colon"),
+        ] {
+            let hint = apply_default_tag(image).expect_err(image).hint().expect(image);
+            assert!(hint.contains(word), "{image}: {hint}");
+        }
+    }
+
+    #[test]
+    fn a_very_long_input_is_refused_without_delay() {
+        for part in ["a", "a/", "a.", "a:", "-", "a@", "[", "A-"] {
+            assert!(apply_default_tag(&part.repeat(1 << 20)).is_err(), "{part}");
+        }
+    }
 }

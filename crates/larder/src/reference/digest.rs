@@ -1,0 +1,114 @@
+//! Digests: an algorithm and the hash it gave, `sha256:9f86…`.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// A digest whose algorithm is known and whose hash has the right length, in lower-case hex.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Digest(String);
+
+/// Why a text is no digest. The texts are kubelet's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DigestError {
+    /// Not `algorithm:hex`, or not in lower case.
+    #[error("invalid checksum digest format")]
+    Format,
+    /// Too few or too many digits for the algorithm.
+    #[error("invalid checksum digest length")]
+    Length,
+    /// Not sha256, sha384 or sha512.
+    #[error("unsupported digest algorithm")]
+    Algorithm,
+}
+
+impl Digest {
+    /// Accepts sha256, sha384 and sha512 with all their digits in lower case.
+    pub fn parse(text: &str) -> Result<Self, DigestError> {
+        let (algorithm, hex) = text.split_once(':').ok_or(DigestError::Format)?;
+        let digits = match algorithm {
+            "sha256" => 64,
+            "sha384" => 96,
+            "sha512" => 128,
+            other if is_algorithm_name(other) && is_encoded(hex) => return Err(DigestError::Algorithm),
+            _ => return Err(DigestError::Format),
+        };
+        if hex.is_empty() {
+            return Err(DigestError::Format);
+        }
+        if hex.len() != digits {
+            return Err(DigestError::Length);
+        }
+        if !hex.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
+            return Err(DigestError::Format);
+        }
+        Ok(Digest(text.to_owned()))
+    }
+
+    /// `sha256`, `sha384` or `sha512`.
+    pub fn algorithm(&self) -> &str {
+        self.0.split_once(':').map_or("", |(algorithm, _)| algorithm)
+    }
+
+    /// The hash in lower-case hex.
+    pub fn hex(&self) -> &str {
+        self.0.split_once(':').map_or("", |(_, hex)| hex)
+    }
+
+    /// The whole text, `algorithm:hex`.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// Lower-case words and digits joined by `.`, `+`, `_` or `-`: a well-formed name, if an unknown one.
+fn is_algorithm_name(text: &str) -> bool {
+    text.split(['.', '+', '_', '-'])
+        .all(|word| !word.is_empty() && word.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit()))
+}
+
+fn is_encoded(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|b| b.is_ascii_alphanumeric() || matches!(b, b'=' | b'_' | b'-'))
+}
+
+impl fmt::Display for Digest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl FromStr for Digest {
+    type Err = DigestError;
+
+    fn from_str(text: &str) -> Result<Self, DigestError> {
+        Digest::parse(text)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_kind_of_mistake_has_its_own_error() {
+        for (text, error) in [
+            ("", DigestError::Format),
+            ("sha256", DigestError::Format),
+            ("sha256:", DigestError::Format),
+            (":abc", DigestError::Format),
+            ("sha256:abc", DigestError::Length),
+            ("md5:0123456789abcdef0123456789abcdef", DigestError::Algorithm),
+            ("SHA256:0123456789abcdef0123456789abcdef", DigestError::Format),
+            (&format!("sha256:{}", "A".repeat(64)), DigestError::Format),
+            (&format!("sha512:{}", "a".repeat(64)), DigestError::Length),
+        ] {
+            assert_eq!(Digest::parse(text), Err(error), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_digest_knows_its_parts() {
+        let digest = Digest::parse(&format!("sha384:{}", "b".repeat(96))).expect("a digest");
+        assert_eq!((digest.algorithm(), digest.hex().len()), ("sha384", 96));
+    }
+}

@@ -1,0 +1,113 @@
+//! Why a text is no image name, in kubelet's words, and what to do about it.
+
+use std::fmt;
+
+use super::digest::DigestError;
+use crate::gotext;
+
+/// Why a text is no image name. Prints as kubelet prints it; [`hint`](ReferenceError::hint) says what to change.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ReferenceError {
+    image: String,
+    kind: ReferenceErrorKind,
+    /// Whether the text starts with the image's name.
+    named: bool,
+}
+
+/// What is wrong with an image name. The texts are kubelet's.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReferenceErrorKind {
+    /// There is no name at all.
+    #[error("repository name must have at least one component")]
+    Empty,
+    /// It would be a name in lower case.
+    #[error("repository name must be lowercase")]
+    Uppercase,
+    /// The repository, shown as the hub's rules complete it, has upper-case letters.
+    #[error("invalid reference format: repository name ({0}) must be lowercase")]
+    UppercaseRepository(String),
+    /// It does not fit the grammar.
+    #[error("invalid reference format")]
+    Format,
+    /// The path is longer than 255 characters.
+    #[error("repository name must not be more than 255 characters")]
+    TooLong,
+    /// 64 hexadecimal digits alone are an image id, not a name.
+    #[error("invalid repository name ({0}), cannot specify 64-byte hexadecimal strings")]
+    LooksLikeId(String),
+    /// What comes after `@` is no digest.
+    #[error(transparent)]
+    Digest(#[from] DigestError),
+}
+
+impl ReferenceError {
+    /// An error that prints its cause alone.
+    pub(super) fn plain(image: &str, kind: ReferenceErrorKind) -> Self {
+        ReferenceError { image: image.to_owned(), kind, named: false }
+    }
+
+    /// An error that prints as `couldn't parse image name "IMAGE": CAUSE`.
+    pub(super) fn named(image: &str, kind: ReferenceErrorKind) -> Self {
+        ReferenceError { image: image.to_owned(), kind, named: true }
+    }
+
+    /// The text that was to be a name.
+    pub fn image(&self) -> &str {
+        &self.image
+    }
+
+    /// What is wrong with it.
+    pub fn kind(&self) -> &ReferenceErrorKind {
+        &self.kind
+    }
+
+    /// What the reader could change.
+    pub fn hint(&self) -> Option<&'static str> {
+        match &self.kind {
+            ReferenceErrorKind::Empty => Some("name an image, such as busybox:1.36"),
+            ReferenceErrorKind::Uppercase | ReferenceErrorKind::UppercaseRepository(_) => Some(
+                "write the repository in lower case; only the registry and the tag may have upper-case letters",
+            ),
+            ReferenceErrorKind::Format => Some(self.hint_about_format()),
+            ReferenceErrorKind::TooLong => None,
+            ReferenceErrorKind::LooksLikeId(_) => {
+                Some("this is an image id; name the image by its repository")
+            }
+            ReferenceErrorKind::Digest(DigestError::Algorithm) => {
+                Some("use a sha256, sha384 or sha512 digest")
+            }
+            ReferenceErrorKind::Digest(_) => {
+                Some("copy the digest again, whole and in lower case: sha256 has 64 hexadecimal digits")
+            }
+        }
+    }
+
+    fn hint_about_format(&self) -> &'static str {
+        let image = self.image.as_str();
+        if image.is_empty() {
+            "name an image, such as busybox:1.36"
+        } else if image.contains("://") {
+            "leave out the scheme: registry.example/app, not https://registry.example/app"
+        } else if image.contains(char::is_whitespace) {
+            "remove the white space"
+        } else if image.ends_with(':') {
+            "write a tag after the colon, or leave out the colon"
+        } else if image.contains('@') {
+            "write the digest last, as name@sha256:... with all of its 64 hexadecimal digits"
+        } else {
+            "an image is [registry[:port]/]repository[:tag][@digest]"
+        }
+    }
+}
+
+impl fmt::Display for ReferenceError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.named {
+            write!(f, "couldn't parse image name {}: ", gotext::quote(&self.image))?;
+        }
+        write!(f, "{}", self.kind)
+    }
+}
+
+impl std::error::Error for ReferenceError {}
