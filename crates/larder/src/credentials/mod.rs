@@ -1,10 +1,46 @@
-//! Which credentials a pull may use: pull secrets of the pod, docker config files of the node, and (later) plugins.
+//! Which credentials a pull may use: pull secrets of the pod, docker config files of the node, and providers.
 //!
-//! Read [`Sources::lookup`] first.
+//! ```text
+//! secrets of the pod -> pull_secrets ┐
+//! files of the node  -> node_files   ┼-> docker_config -> keyring -> Sources::lookup -> credentials, in order
+//! providers (later: plugins, helpers) ┘
+//! ```
+//!
+//! Read [`Sources::lookup`] first. The rules are kubelet's, but for identity and registry tokens, which kubelet
+//! drops and larder keeps ([`Tokens`] is the switch).
+//!
+//! Promises: a password or token never prints, neither in `Debug` nor in an error; no config file or secret panics,
+//! and none costs more than linear time and memory; a config file is read up to [`MAX_CONFIG_BYTES`].
 
-mod types;
+mod auth;
+mod config_file;
+mod credential;
+mod docker_config;
+mod hash;
+mod json;
+mod keyring;
+mod matching;
+mod node_files;
+mod pod_credentials;
+#[cfg(test)]
+mod properties;
+mod pull_secrets;
+mod search;
+mod secret;
+mod sources;
 
-pub use types::{
-    Credential, CredentialsError, LazyLookup, Provider, PullSecret, Secret, SecretCoordinates, ServiceAccountCoordinates,
-    Source, Sources,
+pub use auth::{AuthError, decode_auth, encode_auth};
+pub use config_file::{ConfigFileError, ConfigFileProblem, Format, MAX_CONFIG_BYTES, read_config_file};
+pub use credential::{Credential, SecretCoordinates, ServiceAccountCoordinates, Source};
+pub use docker_config::{
+    ConfigError, DockerConfig, Entry, Tokens, encode_entry, parse_config_json, parse_dockercfg,
 };
+pub use hash::{hash, hashed_text};
+pub use keyring::Keyring;
+pub use matching::{NotUrl, is_default_registry, url_match};
+pub use node_files::{NodeFiles, READ_AGAIN_AFTER};
+pub use pod_credentials::PodCredentials;
+pub use pull_secrets::{PullSecret, SecretError};
+pub use search::{Found, SearchPath};
+pub use secret::Secret;
+pub use sources::{CredentialsError, LazyLookup, Provider, Sources};

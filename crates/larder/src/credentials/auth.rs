@@ -1,0 +1,45 @@
+//! The `auth` field of a docker config entry: `user:password` in base64.
+
+use base64::Engine as _;
+use base64::alphabet;
+use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+
+use super::json;
+use super::secret::Secret;
+
+const fn engine(padding: DecodePaddingMode) -> GeneralPurpose {
+    let config = GeneralPurposeConfig::new().with_decode_padding_mode(padding);
+    GeneralPurpose::new(&alphabet::STANDARD, config.with_decode_allow_trailing_bits(true))
+}
+
+const PADDED: GeneralPurpose = engine(DecodePaddingMode::RequireCanonical);
+const UNPADDED: GeneralPurpose = engine(DecodePaddingMode::RequireNone);
+
+/// Why an `auth` field cannot be read. Says nothing of what it holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum AuthError {
+    /// Not base64, or padded wrongly, or with white space inside.
+    #[error("not valid base64")]
+    NotBase64,
+    /// The decoded text has no colon.
+    #[error("not the base64 of user:password")]
+    NoColon,
+}
+
+/// User and password of an `auth` field.
+///
+/// Padding is required if the text, trimmed of white space, ends with `=`, and forbidden otherwise. Line breaks are
+/// ignored wherever they are; other white space is an error. Bytes that are not UTF-8 become U+FFFD each.
+pub fn decode_auth(auth: &str) -> Result<(String, Secret), AuthError> {
+    let engine = if auth.trim().ends_with('=') { PADDED } else { UNPADDED };
+    let digits = auth.replace(['\r', '\n'], "");
+    let decoded = engine.decode(digits).map_err(|_| AuthError::NotBase64)?;
+    let text = json::text_of(&decoded);
+    let (username, password) = text.split_once(':').ok_or(AuthError::NoColon)?;
+    Ok((username.to_owned(), Secret::new(password)))
+}
+
+/// The `auth` field for a user and password, padded.
+pub fn encode_auth(username: &str, password: &Secret) -> Secret {
+    Secret::new(PADDED.encode(format!("{username}:{}", password.reveal())))
+}

@@ -1,0 +1,90 @@
+//! What is shown to a registry, and whose it is.
+
+use std::fmt;
+
+use super::docker_config::Entry;
+use super::hash::hash;
+use super::secret::Secret;
+
+/// What to show to a registry.
+#[derive(Clone, PartialEq, Eq, Default)]
+pub struct Credential {
+    /// User name; may be empty.
+    pub username: String,
+    /// Password; may be empty.
+    pub password: Secret,
+    /// Email; kept because it is part of the hash, never sent.
+    pub email: String,
+    /// Identity token of OAuth 2, exchanged for access tokens; empty if none.
+    pub identity_token: Secret,
+    /// Token sent to the registry as it is; empty if none.
+    pub registry_token: Secret,
+    /// Whose it is; `None` when it belongs to the node and every pod on it.
+    pub source: Option<Source>,
+    /// Hash of what it holds, lower-case hex.
+    pub hash: String,
+}
+
+impl Credential {
+    /// The credential that an entry of a docker config stands for.
+    pub fn of(entry: &Entry, source: Option<&Source>) -> Self {
+        let Entry { username, password, email, identity_token, registry_token } = entry.clone();
+        Credential {
+            username,
+            password,
+            email,
+            identity_token,
+            registry_token,
+            source: source.cloned(),
+            hash: hash(entry),
+        }
+    }
+}
+
+/// Leaves out the hash as well: short passwords can be guessed from it.
+impl fmt::Debug for Credential {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Credential")
+            .field("username", &self.username)
+            .field("source", &self.source)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Whose credential it is.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum Source {
+    /// A pull secret.
+    Secret(SecretCoordinates),
+    /// A service account, by way of a plugin.
+    ServiceAccount(ServiceAccountCoordinates),
+}
+
+/// Where a pull secret is.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub struct SecretCoordinates {
+    /// `metadata.uid`.
+    pub uid: String,
+    /// `metadata.namespace`.
+    pub namespace: String,
+    /// `metadata.name`.
+    pub name: String,
+}
+
+/// `NAMESPACE/NAME`.
+impl fmt::Display for SecretCoordinates {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+/// Where a service account is.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+pub struct ServiceAccountCoordinates {
+    /// `metadata.uid`.
+    pub uid: String,
+    /// `metadata.namespace`.
+    pub namespace: String,
+    /// `metadata.name`.
+    pub name: String,
+}

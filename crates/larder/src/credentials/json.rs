@@ -1,0 +1,424 @@
+//! JSON as Go reads and writes it, for files and secrets that kubelet reads too.
+//!
+//! A field's name matches without regard to case; a later duplicate overwrites an earlier one; `null` is accepted
+//! anywhere; strings that are not proper Unicode get U+FFFD. The syntax is strict otherwise, and text after the
+//! value is an error. Errors say where, and never quote what is there: it may be a password.
+
+use std::fmt::Write as _;
+
+/// How deep values may be nested, as in Go.
+const MAX_DEPTH: usize = 10_000;
+
+/// What is wrong with a text, and where.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Broken {
+    /// Byte offset.
+    pub(super) at: usize,
+    /// What is wrong; says nothing of the content.
+    pub(super) problem: String,
+}
+
+/// Reads one JSON text from left to right.
+pub(super) struct Reader<'a> {
+    text: &'a str,
+    at: usize,
+    depth: usize,
+}
+
+impl<'a> Reader<'a> {
+    pub(super) fn new(text: &'a str) -> Self {
+        Reader { text, at: 0, depth: 0 }
+    }
+
+    /// Offset of the next value.
+    pub(super) fn position(&mut self) -> usize {
+        self.peek();
+        self.at
+    }
+
+    /// Whether the next value is a string.
+    pub(super) fn next_is_string(&mut self) -> bool {
+        self.peek() == Some(b'"')
+    }
+
+    /// Whether the next value is an object.
+    pub(super) fn next_is_object(&mut self) -> bool {
+        self.peek() == Some(b'{')
+    }
+
+    /// Reads an object; `member` reads the value of each member. `false` if there was a `null` instead.
+    pub(super) fn object(
+        &mut self,
+        what: &str,
+        mut member: impl FnMut(&mut Self, &str) -> Result<(), Broken>,
+    ) -> Result<bool, Broken> {
+        match self.peek() {
+            Some(b'n') => return self.word("null").map(|()| false),
+            Some(b'{') => self.open()?,
+            _ => return Err(self.broken(format!("{what} must be an object"))),
+        }
+        if !self.eat(b'}') {
+            loop {
+                let name = self.name()?;
+                member(self, &name)?;
+                if self.eat(b'}') {
+                    break;
+                }
+                self.expect(b',', "expected `,` or `}`")?;
+            }
+        }
+        self.depth -= 1;
+        Ok(true)
+    }
+
+    /// Reads a string; `None` if there was a `null` instead.
+    pub(super) fn string(&mut self, what: &str) -> Result<Option<String>, Broken> {
+        match self.peek() {
+            Some(b'n') => self.word("null").map(|()| None),
+            Some(b'"') => self.quoted().map(Some),
+            _ => Err(self.broken(format!("{what} must be a string"))),
+        }
+    }
+
+    /// Reads a value of any kind and forgets it. Does not recurse: a deep text must not exhaust the stack.
+    pub(super) fn skip(&mut self) -> Result<(), Broken> {
+        let mut open = Vec::new();
+        loop {
+            match self.peek() {
+                Some(b'{') => {
+                    self.open()?;
+                    if !self.eat(b'}') {
+                        self.name()?;
+                        open.push(b'}');
+                        continue;
+                    }
+                    self.depth -= 1;
+                }
+                Some(b'[') => {
+                    self.open()?;
+                    if !self.eat(b']') {
+                        open.push(b']');
+                        continue;
+                    }
+                    self.depth -= 1;
+                }
+                Some(b'"') => drop(self.quoted()?),
+                Some(b'n') => self.word("null")?,
+                Some(b't') => self.word("true")?,
+                Some(b'f') => self.word("false")?,
+                Some(b'-' | b'0'..=b'9') => self.number()?,
+                _ => return Err(self.broken("expected a value")),
+            }
+            loop {
+                let Some(&end) = open.last() else { return Ok(()) };
+                if self.eat(end) {
+                    open.pop();
+                    self.depth -= 1;
+                } else {
+                    self.expect(b',', "expected `,` or the end of the list or object")?;
+                    if end == b'}' {
+                        self.name()?;
+                    }
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Checks that nothing follows.
+    pub(super) fn end(&mut self) -> Result<(), Broken> {
+        match self.peek() {
+            None => Ok(()),
+            Some(_) => Err(self.broken("text after the end of the value")),
+        }
+    }
+
+    fn open(&mut self) -> Result<(), Broken> {
+        self.depth += 1;
+        if self.depth > MAX_DEPTH {
+            return Err(self.broken("nested too deeply"));
+        }
+        self.at += 1;
+        Ok(())
+    }
+
+    /// A member's name and the colon after it.
+    fn name(&mut self) -> Result<String, Broken> {
+        if self.peek() != Some(b'"') {
+            return Err(self.broken("expected a name in double quotes"));
+        }
+        let name = self.quoted()?;
+        self.expect(b':', "expected `:`")?;
+        Ok(name)
+    }
+
+    fn quoted(&mut self) -> Result<String, Broken> {
+        self.at += 1;
+        let mut string = String::new();
+        loop {
+            let rest = &self.text[self.at..];
+            let Some(plain) = rest.find(|c| c < ' ' || matches!(c, '"' | '\\')) else {
+                self.at = self.text.len();
+                return Err(self.broken("the text ends inside of a string"));
+            };
+            string.push_str(&rest[..plain]);
+            self.at += plain;
+            match rest.as_bytes()[plain] {
+                b'"' => {
+                    self.at += 1;
+                    return Ok(string);
+                }
+                b'\\' => string.push(self.escape()?),
+                _ => return Err(self.broken("a control character inside of a string")),
+            }
+        }
+    }
+
+    fn escape(&mut self) -> Result<char, Broken> {
+        let c = match self.text.as_bytes().get(self.at + 1) {
+            Some(b'u') => return self.unicode_escape(),
+            Some(&c @ (b'"' | b'\\' | b'/')) => char::from(c),
+            Some(b'b') => '\u{8}',
+            Some(b'f') => '\u{c}',
+            Some(b'n') => '\n',
+            Some(b'r') => '\r',
+            Some(b't') => '\t',
+            _ => return Err(self.broken("an unknown escape inside of a string")),
+        };
+        self.at += 2;
+        Ok(c)
+    }
+
+    /// `\uXXXX`, or two of them for one character. Half a pair is U+FFFD.
+    fn unicode_escape(&mut self) -> Result<char, Broken> {
+        let Some(first) = self.code_unit() else {
+            return Err(self.broken("`\\u` needs four hexadecimal digits"));
+        };
+        self.at += 6;
+        if let (0xd800..0xdc00, Some(second @ 0xdc00..0xe000)) = (first, self.code_unit()) {
+            self.at += 6;
+            let c = 0x10000 + ((u32::from(first) - 0xd800) << 10) + (u32::from(second) - 0xdc00);
+            return Ok(char::from_u32(c).unwrap_or(char::REPLACEMENT_CHARACTER));
+        }
+        Ok(char::from_u32(first.into()).unwrap_or(char::REPLACEMENT_CHARACTER))
+    }
+
+    fn code_unit(&self) -> Option<u16> {
+        let digits = self.text.get(self.at..self.at + 6)?.strip_prefix("\\u")?;
+        let all_hex = digits.bytes().all(|b| b.is_ascii_hexdigit());
+        all_hex.then(|| u16::from_str_radix(digits, 16).ok()).flatten()
+    }
+
+    fn number(&mut self) -> Result<(), Broken> {
+        self.at += usize::from(self.next_is(b'-'));
+        if self.next_is(b'0') {
+            self.at += 1;
+        } else {
+            self.digits()?;
+        }
+        if self.next_is(b'.') {
+            self.at += 1;
+            self.digits()?;
+        }
+        if self.next_is(b'e') || self.next_is(b'E') {
+            self.at += 1;
+            self.at += usize::from(self.next_is(b'+') || self.next_is(b'-'));
+            self.digits()?;
+        }
+        Ok(())
+    }
+
+    fn digits(&mut self) -> Result<(), Broken> {
+        let rest = &self.text.as_bytes()[self.at..];
+        match rest.iter().take_while(|b| b.is_ascii_digit()).count() {
+            0 => Err(self.broken("a number that is not one")),
+            some => {
+                self.at += some;
+                Ok(())
+            }
+        }
+    }
+
+    fn word(&mut self, word: &str) -> Result<(), Broken> {
+        if !self.text[self.at..].starts_with(word) {
+            return Err(self.broken("expected a value"));
+        }
+        self.at += word.len();
+        Ok(())
+    }
+
+    /// The next byte that is not white space.
+    fn peek(&mut self) -> Option<u8> {
+        let rest = &self.text[self.at..];
+        self.at += rest.len() - rest.trim_start_matches([' ', '\t', '\r', '\n']).len();
+        self.text.as_bytes().get(self.at).copied()
+    }
+
+    fn next_is(&self, byte: u8) -> bool {
+        self.text.as_bytes().get(self.at) == Some(&byte)
+    }
+
+    fn eat(&mut self, byte: u8) -> bool {
+        let found = self.peek() == Some(byte);
+        self.at += usize::from(found);
+        found
+    }
+
+    fn expect(&mut self, byte: u8, problem: &str) -> Result<(), Broken> {
+        if self.eat(byte) { Ok(()) } else { Err(self.broken(problem)) }
+    }
+
+    fn broken(&self, problem: impl Into<String>) -> Broken {
+        let problem = match self.text.len() {
+            0 => "there is no text".to_owned(),
+            end if self.at == end => "the text ends too early".to_owned(),
+            _ => problem.into(),
+        };
+        Broken { at: self.at, problem }
+    }
+}
+
+/// Bytes as Go turns them into text: each byte that is not UTF-8 becomes U+FFFD.
+pub(super) fn text_of(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(bytes.len());
+    for chunk in bytes.utf8_chunks() {
+        text.push_str(chunk.valid());
+        text.extend(chunk.invalid().iter().map(|_| char::REPLACEMENT_CHARACTER));
+    }
+    text
+}
+
+/// Line and column of a byte offset, both from 1; columns count characters.
+pub(super) fn line_and_column(text: &str, at: usize) -> (usize, usize) {
+    let before = text.get(..at).unwrap_or(text);
+    let line_start = before.rfind('\n').map_or(0, |end| end + 1);
+    (before.matches('\n').count() + 1, before[line_start..].chars().count() + 1)
+}
+
+/// Whether a member's name means a field. Go folds two letters outside of ASCII into it.
+pub(super) fn is_field(name: &str, field: &str) -> bool {
+    let fold = |c: char| match c {
+        '\u{17f}' => 's',
+        '\u{212a}' => 'k',
+        c => c.to_ascii_lowercase(),
+    };
+    name.chars().map(fold).eq(field.chars().map(fold))
+}
+
+/// Appends `"name":"value"` for each field that is not empty, with commas between, after what is there.
+pub(super) fn push_fields(json: &mut String, fields: &[(&str, &str)]) {
+    for (name, value) in fields.iter().filter(|(_, value)| !value.is_empty()) {
+        if !json.ends_with('{') {
+            json.push(',');
+        }
+        push_string(json, name);
+        json.push(':');
+        push_string(json, value);
+    }
+}
+
+/// Appends a string as Go writes it: what is special in HTML and JavaScript is escaped too.
+fn push_string(json: &mut String, text: &str) {
+    json.push('"');
+    for c in text.chars() {
+        match c {
+            '"' => json.push_str("\\\""),
+            '\\' => json.push_str("\\\\"),
+            '\u{8}' => json.push_str("\\b"),
+            '\u{c}' => json.push_str("\\f"),
+            '\n' => json.push_str("\\n"),
+            '\r' => json.push_str("\\r"),
+            '\t' => json.push_str("\\t"),
+            '&' | '<' | '>' | '\u{2028}' | '\u{2029}' | '\0'..' ' => {
+                let _ = write!(json, "\\u{:04x}", u32::from(c));
+            }
+            c => json.push(c),
+        }
+    }
+    json.push('"');
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn skipped(text: &str) -> Result<(), Broken> {
+        let mut reader = Reader::new(text);
+        reader.skip().and_then(|()| reader.end())
+    }
+
+    #[test]
+    fn what_is_json_is_skipped_whole() {
+        for text in
+            ["0", "-1.5e+3", " [1, {\"a\": [true, false, null]}, \"x\\u00e9\"] ", "{}", "[]", "[[],{}]"]
+        {
+            assert_eq!(skipped(text), Ok(()), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_json_is_refused() {
+        for text in [
+            "",
+            "01",
+            "1.",
+            "1e",
+            "-",
+            "[1,]",
+            "{\"a\":1,}",
+            "{a:1}",
+            "\"",
+            "\"\t\"",
+            "\"\\x\"",
+            "nul",
+            "1 2",
+            "[}",
+            "\"\\u12g4\"",
+        ] {
+            assert!(skipped(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn depth_is_bounded_as_in_go() {
+        let nested = |depth: usize| format!("{}{}", "[".repeat(depth), "]".repeat(depth));
+        assert_eq!(skipped(&nested(10_000)), Ok(()));
+        assert_eq!(
+            skipped(&nested(10_001)).map_err(|broken| broken.problem),
+            Err("nested too deeply".into())
+        );
+    }
+
+    #[test]
+    fn strings_are_unescaped_as_in_go() {
+        for (json, text) in [
+            (r#""a\u0026\n\/""#, "a&\n/"),
+            (r#""\ud83d\ude00""#, "😀"),
+            (r#""\ud83d""#, "\u{fffd}"),
+            (r#""\ud83d\u0041""#, "\u{fffd}A"),
+            (r#""\udc00""#, "\u{fffd}"),
+        ] {
+            assert_eq!(Reader::new(json).string("it"), Ok(Some(text.to_owned())), "{json}");
+        }
+        assert_eq!(text_of(b"a\xff\xe2\x82b"), "a\u{fffd}\u{fffd}\u{fffd}b");
+    }
+
+    #[test]
+    fn columns_count_characters() {
+        assert_eq!(line_and_column("ab\nüx", 5), (2, 2));
+        assert_eq!(line_and_column("", 0), (1, 1));
+    }
+
+    #[test]
+    fn names_match_without_regard_to_case() {
+        assert!(is_field("AUTH\u{17f}", "auths"));
+        assert!(!is_field("auth", "auths"));
+    }
+
+    #[test]
+    fn special_characters_are_escaped_as_in_go() {
+        let mut json = String::new();
+        push_string(&mut json, "<&>\u{2028}\u{1}\u{7f}\"\\/ü");
+        assert_eq!(json, "\"\\u003c\\u0026\\u003e\\u2028\\u0001\u{7f}\\\"\\\\/ü\"");
+    }
+}

@@ -1,0 +1,71 @@
+//! Credentials by location, and the lookup for one repository.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use super::credential::{Credential, Source};
+use super::docker_config::DockerConfig;
+use super::matching::{self, Location};
+
+/// Where many files keep the hub's credentials.
+const HUB_KEY: &str = "index.docker.io";
+
+/// Credentials of any number of docker configs.
+#[derive(Clone, Default)]
+pub struct Keyring {
+    slots: BTreeMap<String, Slot>,
+}
+
+#[derive(Clone)]
+struct Slot {
+    /// `None` if the key, put together from decoded parts, is no URL any more: it then covers nothing.
+    location: Option<Location>,
+    credentials: Vec<Credential>,
+}
+
+impl Keyring {
+    /// Adds all entries of a config, for `source`. An entry whose location is no URL is left out.
+    /// Entries of one key are looked up in the order in which their configs were added.
+    pub fn add(&mut self, config: &DockerConfig, source: Option<&Source>) {
+        for (location, entry) in &config.entries {
+            let Ok(key) = matching::key_of(location) else {
+                // The location is not shown: it may hold a password.
+                tracing::warn!("an entry of a docker config was ignored: its location is not a URL");
+                continue;
+            };
+            let location = Location::parse(&key).ok();
+            let slot = self.slots.entry(key).or_insert_with(|| Slot { location, credentials: Vec::new() });
+            slot.credentials.push(Credential::of(entry, source));
+        }
+    }
+
+    /// The keys in lookup order: descending by bytes, so that a longer path comes before a shorter one.
+    pub fn keys(&self) -> impl Iterator<Item = &str> {
+        self.slots.keys().rev().map(String::as_str)
+    }
+
+    /// The credentials for a normalised repository, in the order to try them. Every key that covers it contributes;
+    /// only if none does, an image of the hub gets what is under `index.docker.io`.
+    pub fn lookup(&self, repository: &str) -> Vec<Credential> {
+        let target = Location::parse(repository).ok();
+        let covers = |slot: &Slot| match (&slot.location, &target) {
+            (Some(pattern), Some(target)) => pattern.covers(target),
+            _ => false,
+        };
+        let mut found = Vec::new();
+        for slot in self.slots.values().rev().filter(|slot| covers(slot)) {
+            found.extend_from_slice(&slot.credentials);
+        }
+        if found.is_empty() && matching::is_default_registry(repository) {
+            return self.slots.get(HUB_KEY).map_or_else(Vec::new, |slot| slot.credentials.clone());
+        }
+        found
+    }
+}
+
+/// Counts only.
+impl fmt::Debug for Keyring {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Keyring").field("keys", &self.slots.len()).finish()
+    }
+}

@@ -1,0 +1,129 @@
+//! The node's own credentials: docker config files, read again every five minutes.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::Mutex;
+use tokio::time::Instant;
+
+use super::docker_config::{DockerConfig, Tokens};
+use super::keyring::Keyring;
+use super::search::SearchPath;
+
+/// How long what was read is used before the files are read again.
+pub const READ_AGAIN_AFTER: Duration = Duration::from_secs(5 * 60);
+
+/// The node's docker config: none, a fixed one, or the first sound file of a search.
+#[derive(Debug, Default)]
+pub struct NodeFiles(Kind);
+
+#[derive(Debug, Default)]
+enum Kind {
+    #[default]
+    None,
+    Fixed(Arc<Keyring>),
+    Search {
+        path: SearchPath,
+        /// Locked while the files are read, so that they are read once however many pulls wait.
+        cache: Mutex<Option<Cached>>,
+    },
+}
+
+#[derive(Debug)]
+struct Cached {
+    keyring: Arc<Keyring>,
+    read_at: Instant,
+    tokens: Tokens,
+}
+
+impl NodeFiles {
+    /// No files at all.
+    pub fn none() -> Self {
+        NodeFiles(Kind::None)
+    }
+
+    /// One config, for good.
+    pub fn fixed(config: &DockerConfig) -> Self {
+        let mut keyring = Keyring::default();
+        keyring.add(config, None);
+        NodeFiles(Kind::Fixed(Arc::new(keyring)))
+    }
+
+    /// What a search finds, searched again after [`READ_AGAIN_AFTER`]. Files that cannot be used are logged.
+    pub fn search(path: SearchPath) -> Self {
+        NodeFiles(Kind::Search { path, cache: Mutex::new(None) })
+    }
+
+    /// The credentials in force now.
+    pub(super) async fn keyring(&self, tokens: Tokens) -> Arc<Keyring> {
+        match &self.0 {
+            Kind::None => Arc::default(),
+            Kind::Fixed(keyring) => keyring.clone(),
+            Kind::Search { path, cache } => {
+                let mut cache = cache.lock().await;
+                let now = Instant::now();
+                if let Some(cached) = cache.as_ref().filter(|cached| cached.is_fresh(now, tokens)) {
+                    return cached.keyring.clone();
+                }
+                let keyring = Arc::new(read(path.clone(), tokens).await);
+                *cache = Some(Cached { keyring: keyring.clone(), read_at: now, tokens });
+                keyring
+            }
+        }
+    }
+}
+
+impl Cached {
+    fn is_fresh(&self, now: Instant, tokens: Tokens) -> bool {
+        now < self.read_at + READ_AGAIN_AFTER && self.tokens == tokens
+    }
+}
+
+/// Searches on a thread that may block.
+async fn read(path: SearchPath, tokens: Tokens) -> Keyring {
+    let found = tokio::task::spawn_blocking(move || path.find(tokens)).await.unwrap_or_else(|error| {
+        tracing::error!(%error, "reading the node's docker config failed");
+        super::search::Found::default()
+    });
+    for skipped in &found.skipped {
+        tracing::warn!(%skipped, "a docker config file was skipped");
+    }
+    if let (true, Some(path)) = (found.config.uses_helpers(), &found.path) {
+        tracing::warn!(path = %path.display(), "credential helpers are not supported yet; they were not asked");
+    }
+    let mut keyring = Keyring::default();
+    keyring.add(&found.config, None);
+    keyring
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::config_file::Format;
+    use super::*;
+
+    async fn user(files: &NodeFiles) -> String {
+        let found = files.keyring(Tokens::Keep).await.lookup("r.example/app");
+        found.into_iter().map(|credential| credential.username).collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn files_are_read_again_after_five_minutes() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let file = dir.path().join("config.json");
+        let write = |user: &str| {
+            let text = format!(r#"{{"auths": {{"r.example": {{"username": "{user}"}}}}}}"#);
+            fs_err::write(&file, text).expect("written");
+        };
+        let files = NodeFiles::search(SearchPath::new([(file.clone(), Format::ConfigJson)]));
+        write("one");
+        assert_eq!(user(&files).await, "one");
+        write("two");
+        tokio::time::advance(READ_AGAIN_AFTER.saturating_sub(Duration::from_millis(1))).await;
+        assert_eq!(user(&files).await, "one");
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert_eq!(user(&files).await, "two");
+        fs_err::remove_file(&file).expect("removed");
+        tokio::time::advance(READ_AGAIN_AFTER).await;
+        assert_eq!(user(&files).await, "");
+    }
+}

@@ -1,0 +1,68 @@
+//! Pull secrets of a pod: which of them count, and what they hold.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use super::credential::{SecretCoordinates, Source};
+use super::docker_config::{ConfigError, DockerConfig, Tokens, parse_config_json, parse_dockercfg};
+use super::keyring::Keyring;
+use super::sources::CredentialsError;
+
+/// A Kubernetes secret, as far as it concerns pulling.
+#[derive(Clone, PartialEq, Eq, Default)]
+pub struct PullSecret {
+    /// `type`.
+    pub kind: String,
+    /// Where it is.
+    pub coordinates: SecretCoordinates,
+    /// `data`, decoded from base64.
+    pub data: BTreeMap<String, Vec<u8>>,
+}
+
+impl fmt::Debug for PullSecret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PullSecret")
+            .field("kind", &self.kind)
+            .field("coordinates", &self.coordinates)
+            .finish_non_exhaustive()
+    }
+}
+
+impl PullSecret {
+    /// The docker config in it. `None` if it is not for pulling: another type, or no value under the type's own key.
+    pub fn docker_config(&self, tokens: Tokens) -> Result<Option<DockerConfig>, CredentialsError> {
+        let (key, parse): (_, fn(&[u8], Tokens) -> _) = match self.kind.as_str() {
+            "kubernetes.io/dockerconfigjson" => (".dockerconfigjson", parse_config_json),
+            "kubernetes.io/dockercfg" => (".dockercfg", parse_dockercfg),
+            _ => return Ok(None),
+        };
+        let Some(value) = self.data.get(key).filter(|value| !value.is_empty()) else { return Ok(None) };
+        let config = parse(value, tokens);
+        config
+            .map(Some)
+            .map_err(|cause| Box::new(SecretError { secret: self.coordinates.clone(), key, cause }).into())
+    }
+}
+
+/// A secret of the right type with a broken value. Names the place, never the content.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("secret {secret}: key {key}: {cause}")]
+pub struct SecretError {
+    /// Which secret.
+    pub secret: SecretCoordinates,
+    /// The key in its data.
+    pub key: &'static str,
+    /// What is wrong with the value.
+    pub cause: ConfigError,
+}
+
+/// One keyring of all secrets, in their order. One broken secret is an error for all of them.
+pub(super) fn keyring(secrets: &[PullSecret], tokens: Tokens) -> Result<Keyring, CredentialsError> {
+    let mut keyring = Keyring::default();
+    for secret in secrets {
+        if let Some(config) = secret.docker_config(tokens)? {
+            keyring.add(&config, Some(&Source::Secret(secret.coordinates.clone())));
+        }
+    }
+    Ok(keyring)
+}

@@ -1,0 +1,171 @@
+//! Where docker config files are looked for, and which of them wins.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use super::config_file::{ConfigFileError, ConfigFileProblem, Format, read_config_file};
+use super::docker_config::{DockerConfig, Tokens};
+
+/// Files to try, in order. The first that is sound wins, even if it is empty; they are not merged.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct SearchPath {
+    files: Vec<(PathBuf, Format)>,
+}
+
+/// What a search found.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Found {
+    /// The file that won; `None` if there was none.
+    pub path: Option<PathBuf>,
+    /// What is in it; empty if there was none.
+    pub config: DockerConfig,
+    /// The files that exist and could not be used, in the order in which they were tried.
+    pub skipped: Vec<ConfigFileError>,
+}
+
+impl SearchPath {
+    /// Tries the given files.
+    pub fn new(files: impl IntoIterator<Item = (PathBuf, Format)>) -> Self {
+        SearchPath { files: files.into_iter().collect() }
+    }
+
+    /// Kubelet's order: `config.json` in its root directory, the working directory, `$HOME/.docker` and `/.docker`,
+    /// then `.dockercfg` in its root directory, the working directory, `$HOME` and `/`.
+    pub fn kubelet(root_dir: &Path) -> Self {
+        Self::kubelet_from(root_dir, |name| std::env::var_os(name))
+    }
+
+    /// As [`kubelet`](SearchPath::kubelet), with the environment as an argument.
+    pub fn kubelet_from(root_dir: &Path, env: impl Fn(&str) -> Option<OsString>) -> Self {
+        let home = directory(&env, "HOME");
+        let places = |below_home: &str, file: &str| {
+            let dirs = [
+                Some(root_dir.to_owned()),
+                Some(PathBuf::new()),
+                home.as_ref().map(|home| home.join(below_home)),
+                Some(Path::new("/").join(below_home)),
+            ];
+            dirs.into_iter().flatten().map(|dir| dir.join(file)).collect::<Vec<_>>()
+        };
+        let config_json = places(".docker", "config.json").into_iter().map(|path| (path, Format::ConfigJson));
+        let dockercfg = places("", ".dockercfg").into_iter().map(|path| (path, Format::Dockercfg));
+        SearchPath::new(config_json.chain(dockercfg))
+    }
+
+    /// The places of a user of docker or podman: `config.json` in `$DOCKER_CONFIG`, `$HOME/.docker` and `/.docker`,
+    /// then `$XDG_RUNTIME_DIR/containers/auth.json`, `$HOME/.config/containers/auth.json` and
+    /// `/etc/containers/auth.json`. Not the working directory: a `config.json` there is another program's.
+    pub fn user() -> Self {
+        Self::user_from(|name| std::env::var_os(name))
+    }
+
+    /// As [`user`](SearchPath::user), with the environment as an argument.
+    pub fn user_from(env: impl Fn(&str) -> Option<OsString>) -> Self {
+        let below = |variable, file| directory(&env, variable).map(|dir| dir.join(file));
+        let files = [
+            below("DOCKER_CONFIG", "config.json"),
+            below("HOME", ".docker/config.json"),
+            Some(PathBuf::from("/.docker/config.json")),
+            below("XDG_RUNTIME_DIR", "containers/auth.json"),
+            below("HOME", ".config/containers/auth.json"),
+            Some(PathBuf::from("/etc/containers/auth.json")),
+        ];
+        SearchPath::new(files.into_iter().flatten().map(|path| (path, Format::ConfigJson)))
+    }
+
+    /// The files in the order in which they are tried.
+    pub fn files(&self) -> impl Iterator<Item = &Path> {
+        self.files.iter().map(|(path, _)| path.as_path())
+    }
+
+    /// Reads the files until one is sound, at once and blocking.
+    pub fn find(&self, tokens: Tokens) -> Found {
+        let mut skipped = Vec::new();
+        for (path, format) in &self.files {
+            match read_config_file(path, *format, tokens) {
+                Ok(config) => return Found { path: Some(path.clone()), config, skipped },
+                Err(ConfigFileError { problem: ConfigFileProblem::Missing, .. }) => {}
+                Err(error) => skipped.push(error),
+            }
+        }
+        Found { path: None, config: DockerConfig::default(), skipped }
+    }
+}
+
+/// A directory from the environment; `None` if the variable is unset or empty.
+fn directory(env: &impl Fn(&str) -> Option<OsString>, variable: &str) -> Option<PathBuf> {
+    env(variable).filter(|value| !value.is_empty()).map(PathBuf::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn env(name: &str) -> Option<OsString> {
+        let value = match name {
+            "HOME" => "/home/ann",
+            "XDG_RUNTIME_DIR" => "/run/user/1",
+            "DOCKER_CONFIG" => "/conf",
+            _ => return None,
+        };
+        Some(value.into())
+    }
+
+    fn texts(path: &SearchPath) -> Vec<String> {
+        path.files().map(|file| file.display().to_string()).collect()
+    }
+
+    #[test]
+    fn kubelet_looks_in_its_own_places() {
+        assert_eq!(
+            texts(&SearchPath::kubelet_from(Path::new("/var/lib/kubelet"), env)),
+            [
+                "/var/lib/kubelet/config.json",
+                "config.json",
+                "/home/ann/.docker/config.json",
+                "/.docker/config.json",
+                "/var/lib/kubelet/.dockercfg",
+                ".dockercfg",
+                "/home/ann/.dockercfg",
+                "/.dockercfg",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_user_has_the_places_of_docker_and_podman() {
+        assert_eq!(
+            texts(&SearchPath::user_from(env)),
+            [
+                "/conf/config.json",
+                "/home/ann/.docker/config.json",
+                "/.docker/config.json",
+                "/run/user/1/containers/auth.json",
+                "/home/ann/.config/containers/auth.json",
+                "/etc/containers/auth.json",
+            ]
+        );
+        let bare = SearchPath::user_from(|name| (name == "HOME").then(OsString::new));
+        assert_eq!(texts(&bare), ["/.docker/config.json", "/etc/containers/auth.json"]);
+    }
+
+    #[test]
+    fn what_is_skipped_is_told_and_what_is_missing_is_not() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let file = |name: &str| (dir.path().join(name), Format::ConfigJson);
+        fs_err::create_dir(dir.path().join("directory")).expect("a folder");
+        fs_err::write(dir.path().join("broken"), "{\"auths\": 1}").expect("written");
+        fs_err::write(dir.path().join("sound"), "{}").expect("written");
+        fs_err::write(dir.path().join("later"), "{\"auths\": {\"r.example\": {}}}").expect("written");
+
+        let found = SearchPath::new(["missing", "directory", "broken", "sound", "later"].map(file))
+            .find(Tokens::Keep);
+        assert_eq!(found.path, Some(dir.path().join("sound")));
+        assert!(found.config.entries.is_empty(), "the first sound file wins although it is empty");
+        let problems: Vec<_> = found.skipped.iter().map(|error| error.problem.to_string()).collect();
+        assert_eq!(
+            problems,
+            ["this is a directory, not a file", "line 1, column 11: \"auths\" must be an object"]
+        );
+    }
+}

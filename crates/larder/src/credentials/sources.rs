@@ -1,0 +1,260 @@
+//! The lookup for one pull: every source of credentials, in order.
+
+use std::fmt;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+
+use super::credential::Credential;
+use super::docker_config::{DockerConfig, Tokens};
+use super::node_files::NodeFiles;
+use super::pull_secrets::{self, PullSecret, SecretError};
+use crate::pod::Pod;
+use crate::reference::{self, ReferenceError};
+
+/// Why credentials could not be looked up. The text is what the pod's status shows; it holds no secret.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum CredentialsError {
+    /// A pull secret is broken.
+    #[error(transparent)]
+    Secret(#[from] Box<SecretError>),
+    /// The image has no repository to look up.
+    #[error(transparent)]
+    Image(#[from] ReferenceError),
+}
+
+impl CredentialsError {
+    /// What the reader could try next.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            CredentialsError::Secret(_) => {
+                Some("create the secret anew with `kubectl create secret docker-registry`")
+            }
+            CredentialsError::Image(error) => error.hint(),
+        }
+    }
+}
+
+/// A source of credentials outside of docker config files: an exec plugin, a credential helper.
+#[async_trait]
+pub trait Provider: Send + Sync {
+    /// Credentials for a normalised repository, in the order to try them. Trouble is logged and means none.
+    async fn provide(&self, repository: &str, pod: &Pod) -> Vec<Credential>;
+}
+
+/// Where credentials come from, besides the pull secrets that each pod brings along.
+/// The default knows no node files and no providers.
+#[derive(Default)]
+pub struct Sources {
+    node: NodeFiles,
+    providers: Vec<Arc<dyn Provider>>,
+    tokens: Tokens,
+    untracked: bool,
+}
+
+impl fmt::Debug for Sources {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sources")
+            .field("node", &self.node)
+            .field("providers", &self.providers.len())
+            .field("tokens", &self.tokens)
+            .field("untracked", &self.untracked)
+            .finish()
+    }
+}
+
+impl Sources {
+    /// Node files, and providers in the order to ask them.
+    pub fn new(node: NodeFiles, providers: Vec<Arc<dyn Provider>>) -> Self {
+        Sources { node, providers, ..Sources::default() }
+    }
+
+    /// One config and nothing else, as when the user names a file or a user on the command line.
+    pub fn fixed(config: &DockerConfig) -> Self {
+        Sources::new(NodeFiles::fixed(config), Vec::new())
+    }
+
+    /// Sets what to do with identity and registry tokens in secrets and node files; kept by default. A
+    /// [`fixed`](Sources::fixed) config stays as it was parsed.
+    #[must_use]
+    pub fn with_tokens(mut self, tokens: Tokens) -> Self {
+        self.tokens = tokens;
+        self
+    }
+
+    /// Leaves source and hash of every credential empty, as kubelet does with its gate
+    /// `KubeletEnsureSecretPulledImages` off.
+    #[must_use]
+    pub fn untracked(mut self) -> Self {
+        self.untracked = true;
+        self
+    }
+
+    /// The credentials to try for an image, in order: of the pod's secrets, of the node's files, of the providers.
+    /// Duplicates are kept. None at all means one anonymous pull.
+    pub async fn lookup(
+        &self,
+        image: &str,
+        secrets: &[PullSecret],
+        pod: &Pod,
+    ) -> Result<Vec<Credential>, CredentialsError> {
+        let repository = reference::parse_image_name(image)?.repository;
+        let mut found = pull_secrets::keyring(secrets, self.tokens)?.lookup(&repository);
+        found.extend(self.node.keyring(self.tokens).await.lookup(&repository));
+        for provider in &self.providers {
+            found.extend(provider.provide(&repository, pod).await);
+        }
+        if self.untracked {
+            for credential in &mut found {
+                (credential.source, credential.hash) = (None, String::new());
+            }
+        }
+        Ok(found)
+    }
+}
+
+/// A lookup that is made at most once, and only if somebody asks.
+pub struct LazyLookup<'a> {
+    sources: &'a Sources,
+    image: &'a str,
+    secrets: &'a [PullSecret],
+    pod: &'a Pod,
+    found: Option<Result<Vec<Credential>, CredentialsError>>,
+}
+
+impl<'a> LazyLookup<'a> {
+    /// Prepares a lookup without making it.
+    pub fn new(sources: &'a Sources, image: &'a str, secrets: &'a [PullSecret], pod: &'a Pod) -> Self {
+        LazyLookup { sources, image, secrets, pod, found: None }
+    }
+
+    /// The answer, looked up on the first call.
+    pub async fn get(&mut self) -> Result<&[Credential], CredentialsError> {
+        let found = match self.found.take() {
+            Some(found) => found,
+            None => self.sources.lookup(self.image, self.secrets, self.pod).await,
+        };
+        match self.found.insert(found) {
+            Ok(found) => Ok(found),
+            Err(error) => Err(error.clone()),
+        }
+    }
+
+    /// The answer, looked up now unless it was before.
+    pub async fn into_inner(mut self) -> Result<Vec<Credential>, CredentialsError> {
+        match self.found.take() {
+            Some(found) => found,
+            None => self.sources.lookup(self.image, self.secrets, self.pod).await,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use super::super::credential::SecretCoordinates;
+    use super::super::docker_config::Entry;
+    use super::super::secret::Secret;
+    use super::*;
+
+    #[derive(Default)]
+    struct Counting(AtomicUsize);
+
+    #[async_trait]
+    impl Provider for Counting {
+        async fn provide(&self, repository: &str, _pod: &Pod) -> Vec<Credential> {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            vec![Credential { username: format!("provider of {repository}"), ..Credential::default() }]
+        }
+    }
+
+    fn secret(kind: &str, key: &str, value: &str) -> PullSecret {
+        PullSecret {
+            kind: kind.into(),
+            coordinates: SecretCoordinates {
+                uid: "u".into(),
+                namespace: "team".into(),
+                name: "regcred".into(),
+            },
+            data: BTreeMap::from([(key.into(), value.into())]),
+        }
+    }
+
+    fn user(name: &str) -> Entry {
+        Entry { username: name.into(), password: Secret::new("hunter2"), ..Entry::default() }
+    }
+
+    fn users(found: &[Credential]) -> Vec<&str> {
+        found.iter().map(|credential| credential.username.as_str()).collect()
+    }
+
+    #[tokio::test]
+    async fn secrets_come_before_node_files_and_those_before_providers() {
+        let node = NodeFiles::fixed(&DockerConfig::one("docker.io", user("node")));
+        let sources = Sources::new(node, vec![Arc::new(Counting::default())]);
+        let secrets =
+            [secret("kubernetes.io/dockercfg", ".dockercfg", r#"{"docker.io": {"username": "pod"}}"#)];
+        let found = sources.lookup("busybox:1", &secrets, &Pod::default()).await.expect("found");
+        assert_eq!(users(&found), ["pod", "node", "provider of docker.io/library/busybox"]);
+        assert!(found[0].source.is_some() && found[1].source.is_none());
+    }
+
+    #[tokio::test]
+    async fn without_tracking_nobody_learns_whose_a_credential_is() {
+        let sources = Sources::fixed(&DockerConfig::one("docker.io", user("node"))).untracked();
+        let secrets =
+            [secret("kubernetes.io/dockercfg", ".dockercfg", r#"{"docker.io": {"username": "pod"}}"#)];
+        let found = sources.lookup("busybox", &secrets, &Pod::default()).await.expect("found");
+        assert_eq!(users(&found), ["pod", "node"]);
+        assert!(found.iter().all(|credential| credential.source.is_none() && credential.hash.is_empty()));
+    }
+
+    #[tokio::test]
+    async fn nothing_is_found_where_nothing_is() {
+        let found = Sources::default().lookup("busybox", &[], &Pod::default()).await.expect("no error");
+        assert_eq!(found, []);
+    }
+
+    #[tokio::test]
+    async fn a_broken_secret_is_named_with_its_key_and_place() {
+        for (value, problem) in [
+            (
+                "{\"auths\": {\"r.example\": {\"auth\": \"hunter2!\"}}}",
+                "line 1, column 34: entry \"r.example\": \"auth\" is not valid base64",
+            ),
+            ("hunter2", "line 1, column 1: a docker config must be an object"),
+        ] {
+            let secrets = [secret("kubernetes.io/dockerconfigjson", ".dockerconfigjson", value)];
+            let error =
+                Sources::default().lookup("busybox", &secrets, &Pod::default()).await.expect_err("broken");
+            assert_eq!(error.to_string(), format!("secret team/regcred: key .dockerconfigjson: {problem}"));
+            assert!(!format!("{error:?}").contains("hunter2"));
+        }
+    }
+
+    #[tokio::test]
+    async fn a_lazy_lookup_is_made_once_and_only_when_asked() {
+        let provider = Arc::new(Counting::default());
+        let sources = Sources::new(NodeFiles::none(), vec![provider.clone()]);
+        let pod = Pod::default();
+        let mut lookup = LazyLookup::new(&sources, "busybox", &[], &pod);
+        assert_eq!(provider.0.load(Ordering::Relaxed), 0);
+        lookup.get().await.expect("found");
+        lookup.get().await.expect("found");
+        assert_eq!(lookup.into_inner().await.expect("found").len(), 1);
+        assert_eq!(provider.0.load(Ordering::Relaxed), 1);
+    }
+
+    #[test]
+    fn nothing_that_holds_a_password_prints_it() {
+        let config = DockerConfig::one("https://bob:hunter2@r.example", user("bob"));
+        let credential = Credential::of(&user("bob"), None);
+        let secret = secret("Opaque", "key", "hunter2");
+        let sources = Sources::fixed(&config);
+        let printed = format!("{config:?} {credential:?} {secret:?} {sources:?}");
+        assert!(!printed.contains("hunter2") && !printed.contains(&credential.hash), "{printed}");
+    }
+}
