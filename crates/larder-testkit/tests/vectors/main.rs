@@ -6,8 +6,11 @@
 
 mod compare;
 mod cri_errors;
+mod docker_config;
+mod keyring;
 mod pull;
 mod references;
+mod secrets;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -22,7 +25,8 @@ type Answer = Result<Value, String>;
 /// Answers a case if the op is known to the module.
 type Room = fn(op: &str, input: &Value) -> Option<Answer>;
 
-const ROOMS: &[Room] = &[cri_errors::room, pull::room, references::room];
+const ROOMS: &[Room] =
+    &[cri_errors::room, docker_config::room, keyring::room, pull::room, references::room, secrets::room];
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -53,10 +57,8 @@ struct Case {
 }
 
 fn main() -> ExitCode {
-    let folder = std::env::var_os("LARDER_VECTORS").map_or_else(
-        || Path::new(env!("CARGO_MANIFEST_DIR")).join("../../vectors"),
-        PathBuf::from,
-    );
+    let folder = std::env::var_os("LARDER_VECTORS")
+        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../vectors"), PathBuf::from);
     let files = match json_files(&folder) {
         Ok(files) => files,
         Err(error) => {
@@ -65,9 +67,7 @@ fn main() -> ExitCode {
         }
     };
     let trials = files.into_iter().map(|path| {
-        let name = path
-            .file_name()
-            .map_or_else(String::new, |name| name.to_string_lossy().into_owned());
+        let name = path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
         Trial::test(name, move || run_file(&path))
     });
     libtest_mimic::run(&Arguments::from_args(), trials.collect()).exit_code()
