@@ -211,7 +211,7 @@ mod tests {
     #[test]
     fn a_very_long_input_is_refused_without_delay() {
         for part in ["a", "a/", "a.", "a:", "-", "a@", "[", "A-"] {
-            assert!(apply_default_tag(&part.repeat(1 << 20)).is_err(), "{part}");
+            assert!(apply_default_tag(&part.repeat(1 << 18)).is_err(), "{part}");
         }
     }
 }
