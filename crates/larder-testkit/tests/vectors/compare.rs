@@ -43,7 +43,9 @@ fn matches(pattern: &str, text: &str) -> bool {
         .into_iter()
         .filter_map(|(placeholder, fits)| pattern.find(placeholder).map(|at| (at, placeholder, fits)))
         .min_by_key(|(at, ..)| *at);
-    let Some((at, placeholder, fits)) = next else { return pattern == text };
+    let Some((at, placeholder, fits)) = next else {
+        return pattern == text;
+    };
     let (before, after) = (&pattern[..at], &pattern[at + placeholder.len()..]);
     text.strip_prefix(before).is_some_and(|rest| {
         rest.char_indices()

@@ -38,10 +38,7 @@ struct Many {
 fn eval_pull_error_many(input: Many) -> Value {
     let failed: PullFailed = input.errors.into_iter().map(fake_backend::error).collect();
     let error_text = failed.to_string();
-    let mut answer = eval_pull_error(One {
-        image: input.image,
-        error: error_text.clone(),
-    });
+    let mut answer = eval_pull_error(One { image: input.image, error: error_text.clone() });
     answer["error_text"] = error_text.into();
     answer
 }

@@ -201,29 +201,16 @@ impl Held {
     fn new(config: PullConfig) -> Self {
         let (backend, events) = (FakeBackend::new(), Arc::new(Events::default()));
         backend.hold_pulls();
-        let manager = Manager::builder(Arc::new(backend.clone()))
-            .config(config)
-            .events(events.clone())
-            .build();
-        Held {
-            backend,
-            events,
-            manager: Arc::new(manager),
-            requests: 0,
-        }
+        let manager =
+            Manager::builder(Arc::new(backend.clone())).config(config).events(events.clone()).build();
+        Held { backend, events, manager: Arc::new(manager), requests: 0 }
     }
 
     async fn request(&mut self, image: &str) {
-        let pod = Pod {
-            uid: format!("uid-{}", self.requests),
-            ..Pod::default()
-        };
+        let pod = Pod { uid: format!("uid-{}", self.requests), ..Pod::default() };
         self.requests += 1;
         let target = Some(ObjectRef::new(&pod, ""));
-        let request = EnsureRequest {
-            target,
-            ..EnsureRequest::new(image, PullPolicy::Always, pod)
-        };
+        let request = EnsureRequest { target, ..EnsureRequest::new(image, PullPolicy::Always, pod) };
         let manager = self.manager.clone();
         tokio::spawn(async move { manager.ensure(&request).await });
         settle().await;
@@ -245,10 +232,7 @@ impl Held {
 }
 
 async fn concurrency(input: Concurrency) -> Value {
-    let mut held = Held::new(unthrottled(
-        input.serialize_image_pulls,
-        input.max_parallel_image_pulls,
-    ));
+    let mut held = Held::new(unthrottled(input.serialize_image_pulls, input.max_parallel_image_pulls));
     let mut steps = Vec::new();
     for step in input.steps {
         match step {
@@ -283,10 +267,7 @@ struct StartOrder {
 }
 
 async fn start_order(input: StartOrder) -> Value {
-    let mut held = Held::new(unthrottled(
-        input.serialize_image_pulls,
-        input.max_parallel_image_pulls,
-    ));
+    let mut held = Held::new(unthrottled(input.serialize_image_pulls, input.max_parallel_image_pulls));
     for image in &input.requests {
         held.request(image).await;
     }
@@ -388,10 +369,7 @@ fn yes() -> bool {
 }
 
 fn default_backoff() -> BackoffBounds {
-    BackoffBounds {
-        initial_ms: 10_000,
-        max_ms: 300_000,
-    }
+    BackoffBounds { initial_ms: 10_000, max_ms: 300_000 }
 }
 
 async fn ensure_sequence(input: EnsureSequence) -> Answer {
@@ -421,10 +399,7 @@ async fn ensure_sequence(input: EnsureSequence) -> Answer {
     let mut attempts = Vec::new();
     for attempt in &input.attempts {
         tokio::time::advance(ms(attempt.advance_ms)).await;
-        records.answer(
-            attempt.must_attempt_pull.clone(),
-            attempt.record_intent_error.clone(),
-        );
+        records.answer(attempt.must_attempt_pull.clone(), attempt.record_intent_error.clone());
         if let Some(text) = &attempt.inspect_error {
             // Only asked for by policies that look first; for the others it must stay unused.
             let policy = attempt.policy.as_ref().unwrap_or(&input.policy);
@@ -461,17 +436,8 @@ async fn ensure_sequence(input: EnsureSequence) -> Answer {
 
 fn scripted(pull: &PullOutcome) -> Result<Pull, String> {
     match pull {
-        PullOutcome {
-            error: Some(text),
-            image_ref: None,
-            ..
-        } => Ok(Pull::fails(text)),
-        PullOutcome {
-            error: None,
-            image_ref: Some(image_ref),
-            size,
-            size_error,
-        } => {
+        PullOutcome { error: Some(text), image_ref: None, .. } => Ok(Pull::fails(text)),
+        PullOutcome { error: None, image_ref: Some(image_ref), size, size_error } => {
             let pull = Pull::ok(image_ref, *size);
             Ok(match size_error {
                 Some(text) => pull.then_status_fails(text),
@@ -484,19 +450,10 @@ fn scripted(pull: &PullOutcome) -> Result<Pull, String> {
 
 fn request(input: &EnsureSequence, attempt: &Attempt) -> EnsureRequest {
     let uid = attempt.pod_uid.clone().unwrap_or_else(|| "uid-1".into());
-    let pod = Pod {
-        uid,
-        namespace: "ns".into(),
-        name: "pod".into(),
-        ..Pod::default()
-    };
+    let pod = Pod { uid, namespace: "ns".into(), name: "pod".into(), ..Pod::default() };
     let broken = PullSecret {
         kind: "kubernetes.io/dockerconfigjson".into(),
-        coordinates: SecretCoordinates {
-            uid: "uid-s".into(),
-            namespace: "ns".into(),
-            name: "broken".into(),
-        },
+        coordinates: SecretCoordinates { uid: "uid-s".into(), namespace: "ns".into(), name: "broken".into() },
         data: BTreeMap::from([(".dockerconfigjson".into(), b"not json".to_vec())]),
     };
     let policy = PullPolicy::parse(attempt.policy.as_ref().unwrap_or(&input.policy));
@@ -636,10 +593,8 @@ impl PullRecords for Records {
             RecordedCredentials::ServiceAccount(at) => json!({"kubernetesServiceAccounts": [
                 {"uid": at.uid, "namespace": at.namespace, "name": at.name}]}),
         };
-        self.note(
-            json!({"call": "RecordImagePulled", "image": image, "image_ref": image_ref,
-                         "credentials": credentials}),
-        );
+        self.note(json!({"call": "RecordImagePulled", "image": image, "image_ref": image_ref,
+                         "credentials": credentials}));
     }
 
     fn record_image_pull_failed(&self, image: &str) {
