@@ -7,7 +7,6 @@
 //! larder-playground registry stop                   # from inside, or from the terminal next to it
 //! ```
 
-use std::collections::BTreeSet;
 use std::env;
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -17,15 +16,12 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{ExitCode, ExitStatus};
 
-use larder_testkit::peers::{
-    Availability, Containerd, Image, Layer, Package, Registry, RegistryOptions, require,
-};
+use larder_testkit::peers::examples::{self, PORT};
+use larder_testkit::peers::{Availability, Containerd, Package, Registry, RegistryOptions, require};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::Command;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Where the registry serves unless `--port` says otherwise: the address that the example manifests name.
-const PORT: u16 = 5000;
 /// Set for the command: the socket that `larder-playground registry stop` and its like talk to.
 const CONTROL: &str = "LARDER_PLAYGROUND_CONTROL";
 /// Set for the command: the folder with the manifests, rewritten when the port is not the one they name.
@@ -113,15 +109,16 @@ fn play(options: &Options) -> Outcome<u8> {
         return Err(reason.into());
     }
     let folder = tempfile::Builder::new().prefix("larder-playground-").tempdir()?;
-    let examples = manifests_for(&options.examples, options.port, folder.path())?;
+    let examples = match options.port {
+        PORT => options.examples.clone(),
+        port => examples::copied_for(&options.examples, port, folder.path())?,
+    };
     let registry =
         Registry::start(RegistryOptions { port: Some(options.port), ..RegistryOptions::default() })
             .map_err(|error| format!("{error}; --port N takes another one"))?;
     let containerd = Containerd::start()?;
     containerd.knows(&registry)?;
-    for name in images_named(&examples, &registry.address())? {
-        image_called(&name).push(&registry, &name)?;
-    }
+    examples::push_all(&examples, &registry)?;
 
     let socket = folder.path().join("control.sock");
     let listener = UnixListener::bind(&socket)?;
@@ -202,67 +199,6 @@ fn exit_code(status: ExitStatus) -> u8 {
     u8::try_from(code).unwrap_or(1)
 }
 
-/// The folder of manifests to use: the given one, or a copy that names this port.
-fn manifests_for(examples: &Path, port: u16, folder: &Path) -> Outcome<PathBuf> {
-    if port == PORT {
-        return Ok(examples.to_owned());
-    }
-    let copies = folder.join("examples");
-    fs_err::create_dir_all(&copies)?;
-    for (path, text) in manifests(examples)? {
-        let text = text.replace(&format!("127.0.0.1:{PORT}/"), &format!("127.0.0.1:{port}/"));
-        fs_err::write(copies.join(path.file_name().unwrap_or_default()), text)?;
-    }
-    Ok(copies)
-}
-
-/// The manifests of a folder, with their text, sorted by name.
-fn manifests(folder: &Path) -> Outcome<Vec<(PathBuf, String)>> {
-    let mut found = Vec::new();
-    for entry in fs_err::read_dir(folder)? {
-        let path = entry?.path();
-        if path
-            .extension()
-            .is_some_and(|extension| ["yaml", "yml", "json"].iter().any(|known| extension == *known))
-        {
-            found.push((path.clone(), fs_err::read_to_string(&path)?));
-        }
-    }
-    found.sort();
-    Ok(found)
-}
-
-/// Names, with tags, of the images at `address` that the manifests mention, each once.
-///
-/// Reads the manifests as text: wherever a manifest holds its images, their names begin with the address. A name
-/// with a digest is left out, since content cannot be made for a digest.
-fn images_named(examples: &Path, address: &str) -> Outcome<BTreeSet<String>> {
-    let start = format!("{address}/");
-    let mut names = BTreeSet::new();
-    for (_, text) in manifests(examples)? {
-        let lines = text.lines().filter(|line| !line.trim_start().starts_with('#'));
-        for rest in lines.flat_map(|line| line.split(&start).skip(1)) {
-            let is_name = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "/._-:@".contains(c);
-            let name = rest.split(|c| !is_name(c)).next().unwrap_or_default();
-            if !name.is_empty() && !name.contains('@') {
-                names.insert(name.to_owned());
-            }
-        }
-    }
-    Ok(names)
-}
-
-/// An image that looks like a small application: a base that all share, a runtime that some share, an own layer.
-fn image_called(name: &str) -> Image {
-    let seed = name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    });
-    Image::new()
-        .layer(Layer::new().file("etc/os-release", "ID=playground\n").noise("usr/lib/base", 2_000_000, 1))
-        .layer(Layer::new().noise("usr/lib/runtime", 1_000_000, 2 + seed % 2))
-        .layer(Layer::new().file("srv/name", name).noise("srv/app", 300_000, seed))
-}
-
 /// Carries out what comes over the control socket, a line and an answer at a time, until told to end.
 fn serve_control(listener: &UnixListener, servers: &mut Servers) {
     for visitor in listener.incoming() {
@@ -306,25 +242,4 @@ fn control_at(socket: &Path, line: &str) -> Outcome<String> {
     let mut answer = String::new();
     stream.read_to_string(&mut answer)?;
     Ok(answer)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn images_are_found_wherever_a_manifest_names_them() {
-        let folder = tempfile::tempdir().unwrap();
-        let text = "image: 127.0.0.1:5000/shop/web:1\n- {image: \"127.0.0.1:5000/shop/api\"}\n\
-                    # image: 127.0.0.1:5000/comment\nreference: 127.0.0.1:5000/data@sha256:0\nimage: busybox\n";
-        fs_err::write(folder.path().join("pod.yaml"), text).unwrap();
-        fs_err::write(folder.path().join("notes.txt"), "127.0.0.1:5000/not/a/manifest").unwrap();
-        let names = images_named(folder.path(), "127.0.0.1:5000").unwrap();
-        assert_eq!(Vec::from_iter(names), ["shop/api", "shop/web:1"]);
-
-        let other = tempfile::tempdir().unwrap();
-        let copies = manifests_for(folder.path(), 5001, other.path()).unwrap();
-        assert_eq!(images_named(&copies, "127.0.0.1:5001").unwrap().len(), 2);
-        assert_eq!(images_named(&copies, "127.0.0.1:5000").unwrap().len(), 0);
-    }
 }

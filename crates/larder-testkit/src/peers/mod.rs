@@ -11,6 +11,7 @@
 //! least as long as they do (they are told to end when that thread does).
 
 pub mod containerd;
+pub mod examples;
 pub mod gate;
 pub mod images;
 pub mod packages;
