@@ -10,6 +10,8 @@ mod docker_config;
 mod keyring;
 mod pull;
 mod references;
+mod runtime_client;
+mod runtime_service;
 mod secrets;
 
 use std::path::{Path, PathBuf};
@@ -25,8 +27,16 @@ type Answer = Result<Value, String>;
 /// Answers a case if the op is known to the module.
 type Room = fn(op: &str, input: &Value) -> Option<Answer>;
 
-const ROOMS: &[Room] =
-    &[cri_errors::room, docker_config::room, keyring::room, pull::room, references::room, secrets::room];
+const ROOMS: &[Room] = &[
+    cri_errors::room,
+    docker_config::room,
+    keyring::room,
+    pull::room,
+    references::room,
+    runtime_client::room,
+    runtime_service::room,
+    secrets::room,
+];
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
