@@ -1,0 +1,54 @@
+//! The client against a real containerd with a real registry.
+
+use larder::backend::{Backend as _, BackendError, ImageSpec, Unreachable};
+use larder_cri::{CriBackend, CriConfig, Endpoint};
+use larder_testkit::backend_suite::{self, Fixtures};
+use larder_testkit::peers::{Availability, Containerd, Image, Package, Registry, RegistryOptions, require};
+
+fn client(containerd: &Containerd, config: CriConfig) -> CriBackend {
+    CriBackend::new(Endpoint::at(containerd.socket()), config)
+}
+
+#[tokio::test]
+async fn containerd_keeps_the_contract() {
+    let needed = [Package::Containerd, Package::Runc, Package::DockerRegistry, Package::Skopeo];
+    if let Availability::Skip(_) = require(&needed) {
+        return;
+    }
+    let containerd = Containerd::start().unwrap();
+    let registry = Registry::start(RegistryOptions::default()).unwrap();
+    containerd.knows(&registry).unwrap();
+    for name in ["team/app:v1", "team/app:stable"] {
+        Image::small(1, 200_000).push(&registry, name).unwrap();
+    }
+    let fixtures = Fixtures {
+        image: registry.image("team/app:v1"),
+        alias: registry.image("team/app:stable"),
+        unknown: registry.image("team/nothing:v1"),
+    };
+    let empty = async || {
+        let config = CriConfig { list_streaming: true, ..CriConfig::default() }; // this one does not know streams
+        let backend = client(&containerd, config);
+        backend.remove(&ImageSpec::named(&fixtures.image)).await.unwrap();
+        backend.remove(&ImageSpec::named(&fixtures.alias)).await.unwrap();
+        backend
+    };
+    backend_suite::check(empty, &fixtures).await;
+}
+
+#[tokio::test]
+async fn a_containerd_that_restarts_is_found_again() {
+    if let Availability::Skip(_) = require(&[Package::Containerd, Package::Runc]) {
+        return;
+    }
+    let mut containerd = Containerd::start().unwrap();
+    let client = client(&containerd, CriConfig::default());
+    assert_eq!(client.info().await.unwrap().name, "containerd");
+    containerd.stop();
+    let gone = client.list().await.unwrap_err();
+    let BackendError::Unreachable { problem: Unreachable::Refused | Unreachable::Missing, .. } = gone else {
+        panic!("{gone}")
+    };
+    containerd.start_again().unwrap();
+    client.list().await.expect("the same client, once it is back");
+}
