@@ -1,2 +1,59 @@
-//! The larder command.
-fn main() {}
+//! The `larder` command: makes images present on a node, lists, inspects and removes them.
+//!
+//! One command is one file in `commands/`. What all of them share: `args` (what was typed), `connect` (the
+//! backend), `out` (what is printed), `exit` (how it ended).
+
+mod args;
+mod commands;
+mod connect;
+mod credentials;
+mod duration;
+mod exit;
+mod failure;
+mod image_name;
+mod log;
+mod manifest;
+mod out;
+mod output;
+
+use std::process::ExitCode;
+use std::sync::Arc;
+
+use clap::Parser;
+
+use args::Cli;
+use exit::Outcome;
+use failure::Failure;
+use out::Out;
+
+fn main() -> ExitCode {
+    let out = Arc::new(Out::standard());
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(usage) => return finish(&out, explain(&out, &usage)),
+    };
+    log::start(Arc::clone(&out), cli.connection.verbose);
+    let outcome = commands::run(cli, &out).unwrap_or_else(|failure| failure.print(&out));
+    finish(&out, outcome)
+}
+
+/// Prints help, the version, or what is wrong with the command line.
+fn explain(out: &Out, usage: &clap::Error) -> Outcome {
+    let text = usage.render();
+    if usage.use_stderr() {
+        out.note(text.to_string().trim_end());
+        return Outcome::BadInput;
+    }
+    out.line(text.to_string().trim_end());
+    Outcome::Done
+}
+
+fn finish(out: &Out, outcome: Outcome) -> ExitCode {
+    match out.finish() {
+        Ok(()) => outcome.into(),
+        Err(error) => {
+            let failure = Failure::failed(format!("could not write the result: {error}"));
+            failure.print(out).max(outcome).into()
+        }
+    }
+}

@@ -1,0 +1,417 @@
+//! The command line: exactly what can be typed. What it means is worked out where it is used.
+
+#![allow(clippy::doc_markdown, rustdoc::bare_urls, reason = "these comments are the text of --help")]
+
+use std::num::NonZeroU32;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
+use clap_complete::Shell;
+use larder::pull::{PullConfig, PullPolicy};
+
+use crate::duration;
+use crate::exit;
+use crate::failure::Failure;
+use crate::output::{DataFormat, Format};
+
+/// Keeps a node's container images: fetched when wanted, kept while used.
+#[derive(Debug, Parser)]
+#[command(
+    name = "larder",
+    version,
+    after_help = EXAMPLES,
+    after_long_help = format!("{EXAMPLES}\n\n{}", exit::HELP),
+    propagate_version = true,
+    subcommand_required = true,
+    arg_required_else_help = true
+)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) connection: Connection,
+
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+const EXAMPLES: &str = "Examples:
+  larder ensure -f pod.yaml          make every image of a pod present, with kubelet's behaviour
+  larder ensure -f manifests/ -R     the same for a directory of manifests
+  larder images                      list images
+  larder runtime                     which runtime larder talks to";
+
+/// What larder talks to, and how. Good with every command.
+#[derive(Debug, Args)]
+pub(crate) struct Connection {
+    /// Socket of the container runtime, such as unix:///run/containerd/containerd.sock.
+    ///
+    /// Without it: $CONTAINER_RUNTIME_ENDPOINT and $IMAGE_SERVICE_ENDPOINT, as crictl reads them; else the first
+    /// socket that a runtime listens on where runtimes usually do.
+    #[arg(long, global = true, env = "LARDER_BACKEND", value_name = "ENDPOINT", hide_env_values = true)]
+    pub(crate) backend: Option<String>,
+
+    /// How long one call to the runtime may take; pulls have no limit [default: 2m, of which 5s to connect].
+    #[arg(long, global = true, value_name = "DURATION", value_parser = timeout)]
+    pub(crate) timeout: Option<Duration>,
+
+    /// Say more on standard error; twice for still more.
+    #[arg(short, long, global = true, action = ArgAction::Count)]
+    pub(crate) verbose: u8,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    Ensure(EnsureArgs),
+    Pull(PullArgs),
+    Images(ImagesArgs),
+    Inspect(InspectArgs),
+    Rm(RmArgs),
+    Df(DfArgs),
+    Runtime(RuntimeArgs),
+    Completions(CompletionsArgs),
+    Man(ManArgs),
+}
+
+/// Make images present: those named, or all that Kubernetes manifests need.
+///
+/// Each image goes through kubelet's steps (pull policy, credentials, back-off, queue) and prints kubelet's events.
+/// Read from manifests: Pod, Deployment, StatefulSet, DaemonSet, ReplicaSet, ReplicationController, Job, CronJob,
+/// PodTemplate, lists of these, and Secrets for the imagePullSecrets of the pods beside them.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  larder ensure busybox:1.36                            one image
+  larder ensure -f pod.yaml                             all images of a pod
+  larder ensure -f deploy/ -R --secret regcred.yaml     a tree of manifests and a pull secret
+  kubectl get pods -A -o yaml | larder ensure -f -      everything that runs in a cluster
+  larder ensure -f pod.yaml --retry-for 5m              keep trying with kubelet's back-off
+  larder ensure -f pod.yaml -o json                     for programs
+
+Exit code: 0 all present, 1 some failed, 2 bad input, 3 backend unreachable, 130 interrupted.")]
+pub(crate) struct EnsureArgs {
+    /// Images to make present.
+    #[arg(value_name = "IMAGE", required_unless_present = "filename")]
+    pub(crate) images: Vec<String>,
+
+    /// A manifest, a directory of manifests (*.yaml, *.yml, *.json), or - for standard input; may be repeated.
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) filename: Vec<PathBuf>,
+
+    /// Read directories below the directories given with -f, too.
+    #[arg(short = 'R', long)]
+    pub(crate) recursive: bool,
+
+    /// A manifest with pull secrets, for pods that name them and for IMAGE arguments; may be repeated.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) secret: Vec<PathBuf>,
+
+    /// Namespace of objects that name none.
+    #[arg(short, long, value_name = "NAMESPACE", default_value = "default")]
+    pub(crate) namespace: String,
+
+    /// Use this pull policy and not those of the manifests. Where a manifest names none, it is Always for the tag
+    /// latest, given or implied, and IfNotPresent for all else.
+    #[arg(long, value_enum, ignore_case = true, value_name = "POLICY")]
+    pub(crate) policy: Option<Policy>,
+
+    /// Keep trying failed images for this long, when kubelet's back-off allows it. 0 tries each once.
+    #[arg(long, value_name = "DURATION", default_value = "0", value_parser = duration::parse, hide_default_value = true)]
+    pub(crate) retry_for: Duration,
+
+    /// What results look like.
+    #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
+    pub(crate) output: Format,
+
+    #[command(flatten)]
+    pub(crate) pulling: Pulling,
+
+    #[command(flatten)]
+    pub(crate) credentials: CredentialArgs,
+}
+
+/// Pull images, present or not, and print their ids.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  larder pull busybox:1.36
+  larder pull --quiet busybox:1.36                                   the id, and nothing else
+  echo $TOKEN | larder pull --username me --password-stdin registry.example/app:1
+
+Exit code: 0 all pulled, 1 some failed, 2 bad input, 3 backend unreachable, 130 interrupted.")]
+pub(crate) struct PullArgs {
+    /// Images to pull.
+    #[arg(value_name = "IMAGE", required = true)]
+    pub(crate) images: Vec<String>,
+
+    /// Print ids only.
+    #[arg(short, long)]
+    pub(crate) quiet: bool,
+
+    #[command(flatten)]
+    pub(crate) pulling: Pulling,
+
+    #[command(flatten)]
+    pub(crate) credentials: CredentialArgs,
+}
+
+/// List images.
+#[derive(Debug, Args)]
+#[command(
+    visible_alias = "ls",
+    after_help = "Examples:
+  larder images                    all images, by name
+  larder images busybox            all tags of one repository
+  larder images '*/team/*:v2*'     a pattern over repository and tag; * stands for anything
+  larder images -q                 ids only"
+)]
+pub(crate) struct ImagesArgs {
+    /// Only images whose REPOSITORY or REPOSITORY:TAG fits this pattern. Short names fit as docker prints them.
+    pub(crate) pattern: Option<String>,
+
+    /// Show digests.
+    #[arg(long)]
+    pub(crate) digests: bool,
+
+    /// Show ids in full.
+    #[arg(long)]
+    pub(crate) no_trunc: bool,
+
+    /// Print ids only, in full.
+    #[arg(short, long, conflicts_with = "output")]
+    pub(crate) quiet: bool,
+
+    /// What results look like.
+    #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
+    pub(crate) output: Format,
+}
+
+/// Show everything the backend knows of images.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  larder inspect busybox:1.36
+  larder inspect -o yaml sha256:0123...")]
+pub(crate) struct InspectArgs {
+    /// Names or ids of images.
+    #[arg(value_name = "IMAGE", required = true)]
+    pub(crate) images: Vec<String>,
+
+    /// What results look like.
+    #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
+    pub(crate) output: DataFormat,
+}
+
+/// Remove images, each under all of its names.
+#[derive(Debug, Args)]
+#[command(
+    visible_alias = "rmi",
+    after_help = "Examples:
+  larder rm busybox:1.36
+  larder rm --ignore-not-found $(larder images -q 'registry.example/old/*')"
+)]
+pub(crate) struct RmArgs {
+    /// Names or ids of images.
+    #[arg(value_name = "IMAGE", required = true)]
+    pub(crate) images: Vec<String>,
+
+    /// An image that is not there is as good as removed.
+    #[arg(long)]
+    pub(crate) ignore_not_found: bool,
+
+    /// Remove images that containers use, too.
+    #[arg(short, long)]
+    pub(crate) force: bool,
+}
+
+/// Show how much room images take.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  larder df
+  larder df -o json")]
+pub(crate) struct DfArgs {
+    /// What results look like.
+    #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
+    pub(crate) output: Format,
+}
+
+/// Show which runtime larder talks to, and where it keeps images.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  larder runtime
+  larder --backend unix:///run/crio/crio.sock runtime -o yaml")]
+pub(crate) struct RuntimeArgs {
+    /// What results look like.
+    #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
+    pub(crate) output: Format,
+}
+
+/// Print the completion script of a shell.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  larder completions bash > /etc/bash_completion.d/larder
+  larder completions zsh > ~/.zfunc/_larder")]
+pub(crate) struct CompletionsArgs {
+    /// The shell.
+    pub(crate) shell: Shell,
+}
+
+/// Print the manual page, or write the pages of all commands.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  larder man | man -l -
+  larder man --dir /usr/local/share/man/man1")]
+pub(crate) struct ManArgs {
+    /// Write larder.1, larder-ensure.1 and so on into this directory.
+    #[arg(long)]
+    pub(crate) dir: Option<PathBuf>,
+}
+
+/// A pull policy that can be asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "PascalCase")]
+pub(crate) enum Policy {
+    /// Pull, whatever is here.
+    Always,
+    /// Pull what is absent.
+    IfNotPresent,
+    /// Pull nothing.
+    Never,
+}
+
+impl From<Policy> for PullPolicy {
+    fn from(policy: Policy) -> PullPolicy {
+        match policy {
+            Policy::Always => PullPolicy::Always,
+            Policy::IfNotPresent => PullPolicy::IfNotPresent,
+            Policy::Never => PullPolicy::Never,
+        }
+    }
+}
+
+/// How pulls are queued and throttled, by kubelet's names.
+#[derive(Debug, Default, Args)]
+#[command(next_help_heading = "Pulling")]
+pub(crate) struct Pulling {
+    /// Pull one image at a time [default: false].
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub(crate) serialize_image_pulls: Option<bool>,
+
+    /// How many images may be pulled at once [default: 4].
+    #[arg(long, value_name = "N")]
+    pub(crate) max_parallel_image_pulls: Option<NonZeroU32>,
+
+    /// Pulls started per second, on average; 0 is no limit [default: 5].
+    #[arg(long, value_name = "N")]
+    pub(crate) registry_qps: Option<u32>,
+
+    /// Pulls started at once before that limit bites [default: 10].
+    #[arg(long, value_name = "N")]
+    pub(crate) registry_burst: Option<u32>,
+
+    /// Behave as kubelet does by default: one pull at a time, no merging of pulls of the same image, and pulls over
+    /// the limit fail where larder lets them wait.
+    #[arg(long)]
+    pub(crate) kubelet: bool,
+}
+
+impl Pulling {
+    /// What the flags mean. A burst of 0 becomes the default, as in kubelet's configuration.
+    pub(crate) fn config(&self) -> Result<PullConfig, Failure> {
+        let mut config = if self.kubelet { PullConfig::kubelet() } else { PullConfig::default() };
+        let bound = self.max_parallel_image_pulls;
+        if let Some(bound) = bound {
+            config.max_parallel_image_pulls = Some(bound);
+            // Kubelet's default is to serialise unless a bound above one is given.
+            config.serialize_image_pulls &= bound.get() < 2;
+        }
+        if let Some(serialize) = self.serialize_image_pulls {
+            config.serialize_image_pulls = serialize;
+        }
+        if config.serialize_image_pulls && bound.is_some_and(|bound| bound.get() > 1) {
+            return Err(Failure::bad_input(
+                "--max-parallel-image-pulls cannot be larger than 1 unless --serialize-image-pulls is false",
+            ));
+        }
+        if let Some(qps) = self.registry_qps {
+            config.registry_pull_qps = qps;
+        }
+        if let Some(burst) = self.registry_burst.filter(|burst| *burst > 0) {
+            config.registry_burst = burst;
+        }
+        Ok(config)
+    }
+}
+
+/// Credentials beside those of pull secrets.
+#[derive(Debug, Default, Args)]
+#[command(next_help_heading = "Credentials")]
+pub(crate) struct CredentialArgs {
+    /// Read credentials from this file, a docker config.json, and not from the usual places.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) authfile: Option<PathBuf>,
+
+    /// User name for the registry of the images; the password comes with --password-stdin.
+    #[arg(short, long, value_name = "USER", requires = "password_stdin")]
+    pub(crate) username: Option<String>,
+
+    /// Read the password from standard input. There is no flag with the password itself: every user of the machine
+    /// could see it in the list of processes.
+    #[arg(long, requires = "username")]
+    pub(crate) password_stdin: bool,
+}
+
+fn timeout(text: &str) -> Result<Duration, String> {
+    match duration::parse(text)? {
+        Duration::ZERO => Err("a call needs some time: write it like 10s".into()),
+        timeout => Ok(timeout),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+    use larder::pull::{OverRate, SameImage};
+
+    use super::*;
+
+    fn config(flags: &[&str]) -> Result<PullConfig, Failure> {
+        let cli = Cli::try_parse_from(["larder", "pull", "x"].iter().chain(flags)).unwrap();
+        match cli.command {
+            Command::Pull(args) => args.pulling.config(),
+            other => panic!("not pull: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn without_flags_pulls_are_as_larder_has_them() {
+        assert_eq!(config(&[]), Ok(PullConfig::default()));
+    }
+
+    #[test]
+    fn kubelets_behaviour_is_one_flag_and_can_be_adjusted() {
+        assert_eq!(config(&["--kubelet"]), Ok(PullConfig::kubelet()));
+        let adjusted = config(&["--kubelet", "--max-parallel-image-pulls", "3"]).unwrap();
+        assert!(!adjusted.serialize_image_pulls, "as kubelet defaults it for a bound above one");
+        assert_eq!((adjusted.over_rate, adjusted.same_image), (OverRate::Refuse, SameImage::EachRequest));
+    }
+
+    #[test]
+    fn contradictions_are_refused() {
+        assert!(config(&["--serialize-image-pulls", "--max-parallel-image-pulls=2"]).is_err());
+        assert!(config(&["--serialize-image-pulls=false", "--max-parallel-image-pulls=2"]).is_ok());
+    }
+
+    #[test]
+    fn a_burst_of_zero_is_the_default() {
+        assert_eq!(config(&["--registry-burst=0", "--registry-qps=0"]).unwrap().registry_burst, 10);
+    }
+
+    #[test]
+    fn there_is_no_flag_that_takes_a_password() {
+        assert!(Cli::try_parse_from(["larder", "pull", "x", "--password", "p"]).is_err());
+        assert!(Cli::try_parse_from(["larder", "pull", "x", "--username", "u"]).is_err());
+    }
+}

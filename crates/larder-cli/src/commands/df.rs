@@ -1,0 +1,145 @@
+//! `larder df`.
+
+use std::sync::Arc;
+
+use larder::backend::{Backend, BackendError};
+use larder::image_service::{Disk, FilesystemError, ImageService, local_disk};
+use serde::Serialize;
+
+use super::rm::users;
+use crate::args::DfArgs;
+use crate::exit::Outcome;
+use crate::failure::Failure;
+use crate::out::Out;
+use crate::output::table::Table;
+use crate::output::{self, size};
+
+pub(super) async fn run(args: &DfArgs, backend: Arc<dyn Backend>, out: &Out) -> Result<Outcome, Failure> {
+    let report = measure(backend).await?;
+    if let Some(format) = args.output.data() {
+        output::data(out, format, &report);
+    } else {
+        out.line(format_args!(
+            "{}\n\n{}\n",
+            report.filesystem.table(args.output.is_wide()),
+            report.images.table()
+        ));
+        out.line("The sum is kubelet's: a layer that several images share counts once for each of them.");
+    }
+    Ok(Outcome::Done)
+}
+
+/// The room that images take. The shape of `-o json`.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Report {
+    filesystem: Filesystem,
+    images: Images,
+}
+
+/// Where images live. Sizes in bytes; absent when not known here.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Filesystem {
+    mountpoint: String,
+    /// What images take, as the runtime reports it.
+    images_bytes: Option<u64>,
+    images_inodes: Option<u64>,
+    size_bytes: Option<u64>,
+    used_bytes: Option<u64>,
+    available_bytes: Option<u64>,
+    inodes: Option<u64>,
+    inodes_free: Option<u64>,
+}
+
+/// How many images there are, and the sum of their sizes.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Images {
+    total: Group,
+    in_use: Group,
+    unused: Group,
+}
+
+#[derive(Debug, Default, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Group {
+    count: usize,
+    size_bytes: u64,
+}
+
+async fn measure(backend: Arc<dyn Backend>) -> Result<Report, Failure> {
+    let service = ImageService::new(backend);
+    let (list, in_use) = (service.list().await?, service.backend().in_use().await?);
+    let found = service.image_filesystem(local_disk).await.map_err(filesystem_failure)?;
+    let mut images = Images { total: Group::default(), in_use: Group::default(), unused: Group::default() };
+    for image in &list {
+        images.total.add(image.size);
+        let used = !users(image, &in_use).is_empty();
+        if used { &mut images.in_use } else { &mut images.unused }.add(image.size);
+    }
+    let disk = found.disk;
+    let filesystem = Filesystem {
+        mountpoint: found.usage.mountpoint.display().to_string(),
+        images_bytes: found.usage.used_bytes,
+        images_inodes: found.usage.inodes_used,
+        size_bytes: disk.map(|disk| disk.capacity),
+        used_bytes: disk.map(|disk| disk.capacity.saturating_sub(disk.available)),
+        available_bytes: disk.map(|disk| disk.available),
+        inodes: disk.map(|disk| disk.inodes),
+        inodes_free: disk.map(|Disk { inodes_free, .. }| inodes_free),
+    };
+    Ok(Report { filesystem, images })
+}
+
+fn filesystem_failure(error: FilesystemError) -> Failure {
+    match error {
+        FilesystemError::Backend(error @ BackendError::Unreachable { .. }) => error.into(),
+        other => Failure::failed(other.to_string()),
+    }
+}
+
+impl Group {
+    fn add(&mut self, size: u64) {
+        self.count += 1;
+        self.size_bytes = self.size_bytes.saturating_add(size);
+    }
+}
+
+impl Filesystem {
+    fn table(&self, wide: bool) -> Table {
+        let heads = ["FILESYSTEM", "SIZE", "USED", "AVAIL", "USE%", "INODES", "IUSED", "IUSE%", "IMAGES"];
+        let more = ["IMAGES INODES"].into_iter().filter(|_| wide);
+        let mut table = Table::new(heads.into_iter().chain(more));
+        let bytes = |value: Option<u64>| value.map(size::bytes).unwrap_or_default();
+        let number = |value: Option<u64>| value.map(|value| value.to_string()).unwrap_or_default();
+        let percent = |part: Option<u64>, whole: Option<u64>| {
+            part.zip(whole).map(|(part, whole)| size::percent(part, whole)).unwrap_or_default()
+        };
+        let inodes_used = self.inodes.zip(self.inodes_free).map(|(all, free)| all.saturating_sub(free));
+        let cells = [
+            self.mountpoint.clone(),
+            bytes(self.size_bytes),
+            bytes(self.used_bytes),
+            bytes(self.available_bytes),
+            percent(self.used_bytes, self.size_bytes),
+            number(self.inodes),
+            number(inodes_used),
+            percent(inodes_used, self.inodes),
+            bytes(self.images_bytes),
+        ];
+        let more = [number(self.images_inodes)].into_iter().filter(|_| wide);
+        table.row(cells.into_iter().chain(more));
+        table
+    }
+}
+
+impl Images {
+    fn table(&self) -> Table {
+        let mut table = Table::new(["IMAGES", "COUNT", "SIZE"]);
+        for (name, group) in [("total", &self.total), ("in use", &self.in_use), ("unused", &self.unused)] {
+            table.row([name.to_owned(), group.count.to_string(), size::bytes(group.size_bytes)]);
+        }
+        table
+    }
+}

@@ -1,0 +1,186 @@
+//! From arguments and manifests to requests: who wants which image, with which policy and secrets.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use larder::credentials::PullSecret;
+use larder::pod::{ObjectRef, Pod, SandboxConfig};
+use larder::pull::{EnsureRequest, PullPolicy, default_policy};
+
+use crate::args::EnsureArgs;
+use crate::failure::Failure;
+use crate::image_name;
+use crate::manifest::{Located, Manifests, Place, Problem, Secrets, Source, Want, Workload, is_pull_type};
+use crate::out::Out;
+
+/// What events about images given as arguments are about.
+const ARGUMENT_LABEL: &str = "image";
+
+/// One image to make present, and how to name it to people.
+#[derive(Debug, Clone)]
+pub(super) struct Job {
+    /// What is asked of the image manager.
+    pub(super) request: EnsureRequest,
+    /// Who wants it, such as `pod/web`.
+    pub(super) label: String,
+    /// Which container or volume of it; empty for arguments.
+    pub(super) part: String,
+}
+
+/// Everything that is to be done, and what cannot be.
+#[derive(Debug, Default)]
+pub(super) struct Gathered {
+    /// In the order of the input, arguments first.
+    pub(super) jobs: Vec<Job>,
+    /// What cannot be used.
+    pub(super) problems: Vec<Located>,
+    warnings: Vec<String>,
+    skipped: BTreeMap<String, usize>,
+}
+
+impl Gathered {
+    /// Tells problems, warnings and what was skipped.
+    pub(super) fn tell(&self, out: &Out) {
+        for problem in &self.problems {
+            out.error(problem, problem.hints());
+        }
+        for warning in &self.warnings {
+            out.warning(warning);
+        }
+        if !self.skipped.is_empty() {
+            let kinds = self.skipped.iter().map(|(kind, count)| match count {
+                1 => kind.clone(),
+                count => format!("{kind} ({count})"),
+            });
+            let kinds: Vec<_> = kinds.collect();
+            out.note(format_args!(
+                "note: skipped kinds that larder knows no images of: {}",
+                kinds.join(", ")
+            ));
+        }
+    }
+}
+
+/// Reads everything that the arguments name.
+pub(super) fn gather(args: &EnsureArgs) -> Result<Gathered, Failure> {
+    let stdin_readers =
+        args.filename.iter().chain(&args.secret).filter(|file| file.as_os_str() == "-").count()
+            + usize::from(args.credentials.password_stdin);
+    if stdin_readers > 1 {
+        return Err(Failure::bad_input(
+            "standard input can be read only once: -f -, --secret -, --password-stdin",
+        )
+        .hint("put one of them into a file"));
+    }
+    let mut given = Manifests::default();
+    for file in &args.secret {
+        given.read(&Source::of(file, args.recursive), &args.namespace);
+    }
+    let mut manifests = Manifests::default();
+    for file in &args.filename {
+        manifests.read(&Source::of(file, args.recursive), &args.namespace);
+    }
+    let mut gathered = Gathered::default();
+    gathered.take_secrets(args, &mut given);
+    gathered.take_arguments(args, &given.secrets);
+    for workload in &manifests.workloads {
+        let secrets = gathered.secrets_of(workload, &manifests.secrets, &given.secrets);
+        gathered.jobs.extend(workload.wants.iter().map(|want| job(workload, want, &secrets, args)));
+    }
+    gathered.problems.append(&mut manifests.problems);
+    gathered.warnings.append(&mut manifests.warnings);
+    gathered.skipped = manifests.skipped;
+    Ok(gathered)
+}
+
+impl Gathered {
+    /// Checks that what `--secret` names is secrets that pulling can use.
+    fn take_secrets(&mut self, args: &EnsureArgs, given: &mut Manifests) {
+        self.problems.append(&mut given.problems);
+        self.warnings.append(&mut given.warnings);
+        for (secret, place) in given.secrets.iter().filter(|(secret, _)| !is_pull_type(&secret.kind)) {
+            let problem =
+                Problem::new(format!("type {} is of no use for pulling", secret.kind)).at_field("type");
+            let wanted =
+                "a pull secret has the type kubernetes.io/dockerconfigjson or kubernetes.io/dockercfg";
+            self.problems.push(place.holds(problem.hint(wanted)));
+        }
+        if !args.secret.is_empty() && given.secrets.iter().next().is_none() && self.problems.is_empty() {
+            let files: Vec<_> = args.secret.iter().map(|file| file.display().to_string()).collect();
+            self.problems.push(Place::file(files.join(", ")).holds(Problem::new("holds no Secret")));
+        }
+    }
+
+    fn take_arguments(&mut self, args: &EnsureArgs, given: &Secrets) {
+        let secrets: Vec<_> = given.iter().map(|(secret, _)| secret.clone()).collect();
+        let mut known = BTreeSet::new();
+        for image in args.images.iter().filter(|image| known.insert(image.as_str())) {
+            if let Err(problem) = check_argument(image) {
+                self.problems.push(problem);
+                continue;
+            }
+            let pod = Pod {
+                uid: format!("{ARGUMENT_LABEL}/{image}"),
+                namespace: args.namespace.clone(),
+                ..Pod::default()
+            };
+            let request = EnsureRequest {
+                target: Some(ObjectRef::new(&pod, "")),
+                secrets: secrets.clone(),
+                ..EnsureRequest::new(image, policy(args, None, image), pod)
+            };
+            self.jobs.push(Job { request, label: ARGUMENT_LABEL.to_owned(), part: String::new() });
+        }
+    }
+
+    /// The pull secrets that a pod names, in its order, as kubelet takes them: those of other types are passed over.
+    fn secrets_of(&mut self, workload: &Workload, found: &Secrets, given: &Secrets) -> Vec<PullSecret> {
+        let namespace = &workload.pod.namespace;
+        let mut secrets = Vec::new();
+        for name in &workload.pull_secrets {
+            let who = format!("{} in namespace {namespace}: pull secret {name}", workload.label);
+            match found.get(namespace, name).or_else(|| given.get(namespace, name)) {
+                Some(secret) if is_pull_type(&secret.kind) => secrets.push(secret.clone()),
+                Some(secret) => self.warn(format!(
+                    "{who} has the type {}, which pulling does not use; kubelet passes over it, too",
+                    secret.kind
+                )),
+                None => self.warn(format!(
+                    "{who} is in none of the files; give it with --secret FILE, or the pull goes without it"
+                )),
+            }
+        }
+        secrets
+    }
+
+    fn warn(&mut self, warning: String) {
+        if !self.warnings.contains(&warning) {
+            self.warnings.push(warning);
+        }
+    }
+}
+
+/// Checks an image that was given as an argument.
+pub(in crate::commands) fn check_argument(image: &str) -> Result<(), Located> {
+    image_name::check(image)
+        .map_err(|bad| Place::file("argument").holds(Problem::new(bad.message).hints(bad.hints)))
+}
+
+fn job(workload: &Workload, want: &Want, secrets: &[PullSecret], args: &EnsureArgs) -> Job {
+    let pod = workload.pod.clone();
+    let request = EnsureRequest {
+        target: Some(ObjectRef::new(&pod, &want.field_path)),
+        secrets: secrets.to_vec(),
+        sandbox: Some(SandboxConfig::of(&pod)),
+        ..EnsureRequest::new(&want.image, policy(args, want.policy.as_ref(), &want.image), pod)
+    };
+    Job { request, label: workload.label.clone(), part: want.part.clone() }
+}
+
+/// What was asked for on the command line, else in the manifest, else what the tag implies.
+fn policy(args: &EnsureArgs, manifest: Option<&PullPolicy>, image: &str) -> PullPolicy {
+    match (args.policy, manifest) {
+        (Some(asked), _) => asked.into(),
+        (None, Some(written)) => written.clone(),
+        (None, None) => default_policy(image),
+    }
+}

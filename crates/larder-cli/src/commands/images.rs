@@ -1,0 +1,216 @@
+//! `larder images`.
+
+use std::collections::BTreeSet;
+
+use larder::backend::{Backend, Image};
+use larder::reference::Reference;
+use serde::Serialize;
+
+use crate::args::ImagesArgs;
+use crate::exit::Outcome;
+use crate::failure::Failure;
+use crate::out::Out;
+use crate::output::table::Table;
+use crate::output::{self, size};
+
+/// How docker and crictl write what is not there.
+const NONE: &str = "<none>";
+/// How many digits of an id are enough to tell images apart, as crictl cuts them.
+const SHORT_ID: usize = 13;
+
+pub(super) async fn run(args: &ImagesArgs, backend: &dyn Backend, out: &Out) -> Result<Outcome, Failure> {
+    let mut images: Vec<Row> = backend.list().await?.iter().flat_map(rows).collect();
+    images.retain(|row| args.pattern.as_deref().is_none_or(|pattern| row.fits(pattern)));
+    images.sort_by(|a, b| (&a.repository, &a.tag, &a.id).cmp(&(&b.repository, &b.tag, &b.id)));
+    if args.quiet {
+        let mut known = BTreeSet::new();
+        for row in images.iter().filter(|row| known.insert(&row.id)) {
+            out.line(&row.id);
+        }
+    } else {
+        output::show(out, args.output, &images, || table(&images, args));
+    }
+    Ok(Outcome::Done)
+}
+
+/// One name of one image, or an image without any. The shape of `-o json`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Row {
+    repository: String,
+    tag: Option<String>,
+    digest: Option<String>,
+    id: String,
+    size_bytes: u64,
+    pinned: bool,
+}
+
+/// An image under each of its names: all tags, or its digests if it has no tag.
+fn rows(image: &Image) -> Vec<Row> {
+    let row = |repository: &str, tag: Option<&str>| Row {
+        repository: repository.to_owned(),
+        tag: tag.map(str::to_owned),
+        digest: digest_of(image, repository),
+        id: image.id.clone(),
+        size_bytes: image.size,
+        pinned: image.pinned,
+    };
+    let tagged: Vec<_> = image.repo_tags.iter().map(|name| split_tag(name)).collect();
+    if !tagged.is_empty() {
+        return tagged.into_iter().map(|(repository, tag)| row(repository, tag)).collect();
+    }
+    let repositories: BTreeSet<_> =
+        image.repo_digests.iter().filter_map(|name| name.split_once('@')).map(|(name, _)| name).collect();
+    if repositories.is_empty() {
+        return vec![row("", None)];
+    }
+    repositories.into_iter().map(|repository| row(repository, None)).collect()
+}
+
+/// A name from the runtime, split at its tag.
+fn split_tag(name: &str) -> (&str, Option<&str>) {
+    let last_part = name.rfind('/').map_or(0, |slash| slash + 1);
+    match name[last_part..].rfind(':') {
+        Some(colon) => (&name[..last_part + colon], Some(&name[last_part + colon + 1..])),
+        None => (name, None),
+    }
+}
+
+/// The digest that an image has in a repository.
+fn digest_of(image: &Image, repository: &str) -> Option<String> {
+    let mut digests = image.repo_digests.iter().filter_map(|name| name.split_once('@'));
+    digests.find(|(name, _)| *name == repository).map(|(_, digest)| digest.to_owned())
+}
+
+impl Row {
+    /// Whether repository or repository:tag fits, in full or as docker shortens it.
+    fn fits(&self, pattern: &str) -> bool {
+        let short = Reference::parse(&self.repository).map(|name| name.familiar().to_owned()).ok();
+        let repositories = [Some(self.repository.clone()), short];
+        repositories.into_iter().flatten().any(|repository| {
+            let with_tag = self.tag.as_ref().map(|tag| format!("{repository}:{tag}"));
+            glob(pattern, &repository) || with_tag.is_some_and(|name| glob(pattern, &name))
+        })
+    }
+}
+
+/// Whether a text fits a pattern in which `*` stands for any text and `?` for any one character.
+fn glob(pattern: &str, text: &str) -> bool {
+    let (pattern, text): (Vec<char>, Vec<char>) = (pattern.chars().collect(), text.chars().collect());
+    let (mut p, mut t) = (0, 0);
+    // Where to go on when the text after the last star does not fit: one character later.
+    let mut retry: Option<(usize, usize)> = None;
+    while t < text.len() {
+        match pattern.get(p) {
+            Some('*') => {
+                retry = Some((p, t));
+                p += 1;
+            }
+            Some(c) if *c == '?' || *c == text[t] => {
+                p += 1;
+                t += 1;
+            }
+            _ => match retry {
+                Some((star, from)) => {
+                    retry = Some((star, from + 1));
+                    (p, t) = (star + 1, from + 1);
+                }
+                None => return false,
+            },
+        }
+    }
+    pattern[p..].iter().all(|c| *c == '*')
+}
+
+fn table(images: &[Row], args: &ImagesArgs) -> Table {
+    let wide = args.output.is_wide();
+    let digests = args.digests || wide;
+    let mut heads = vec!["IMAGE", "TAG"];
+    heads.extend(digests.then_some("DIGEST"));
+    heads.extend(["IMAGE ID", "SIZE"]);
+    heads.extend(wide.then_some("PINNED"));
+    let mut table = Table::new(heads);
+    for row in images {
+        let or_none = |text: Option<&String>| text.cloned().unwrap_or_else(|| NONE.to_owned());
+        let mut cells =
+            vec![or_none(Some(&row.repository).filter(|name| !name.is_empty())), or_none(row.tag.as_ref())];
+        cells.extend(digests.then(|| {
+            let digest = row
+                .digest
+                .as_deref()
+                .map(|digest| if args.no_trunc || wide { digest } else { short(digest) });
+            or_none(digest.map(str::to_owned).as_ref())
+        }));
+        cells.push(if args.no_trunc { row.id.clone() } else { short(&row.id).to_owned() });
+        cells.push(size::bytes(row.size_bytes));
+        cells.extend(wide.then(|| if row.pinned { "yes" } else { "no" }.to_owned()));
+        table.row(cells);
+    }
+    table
+}
+
+/// The first digits of an id or digest.
+pub(super) fn short(id: &str) -> &str {
+    let digits = id.split_once(':').map_or(id, |(_, digits)| digits);
+    digits.get(..SHORT_ID).unwrap_or(digits)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_split_at_the_tag_and_not_at_a_port() {
+        assert_eq!(split_tag("127.0.0.1:5000/app"), ("127.0.0.1:5000/app", None));
+        assert_eq!(split_tag("127.0.0.1:5000/app:v1"), ("127.0.0.1:5000/app", Some("v1")));
+    }
+
+    #[test]
+    fn an_image_has_a_row_for_each_tag_or_else_for_its_repository() {
+        let image = Image {
+            id: "sha256:1".into(),
+            repo_tags: vec!["r.example/a:1".into(), "r.example/a:2".into()],
+            repo_digests: vec!["r.example/a@sha256:d".into()],
+            ..Image::default()
+        };
+        let named: Vec<_> =
+            rows(&image).into_iter().map(|row| (row.repository, row.tag, row.digest)).collect();
+        let digest = Some("sha256:d".to_owned());
+        assert_eq!(
+            named,
+            [
+                ("r.example/a".into(), Some("1".into()), digest.clone()),
+                ("r.example/a".into(), Some("2".into()), digest.clone()),
+            ]
+        );
+        let untagged = rows(&Image { repo_tags: Vec::new(), ..image });
+        assert_eq!((untagged.len(), &untagged[0].tag, &untagged[0].digest), (1, &None, &digest));
+        assert_eq!(rows(&Image::default()).len(), 1, "an image without names is listed, too");
+    }
+
+    #[test]
+    fn short_names_and_patterns_find_images() {
+        let row = Row {
+            repository: "docker.io/library/busybox".into(),
+            tag: Some("1.36".into()),
+            digest: None,
+            id: String::new(),
+            size_bytes: 0,
+            pinned: false,
+        };
+        for pattern in ["busybox", "busybox:1.36", "docker.io/library/busybox", "*busy*", "busybox:1.??", "*"]
+        {
+            assert!(row.fits(pattern), "{pattern}");
+        }
+        for pattern in ["busy", "busybox:1", "library", "", "busybox:1.3"] {
+            assert!(!row.fits(pattern), "{pattern}");
+        }
+    }
+
+    #[test]
+    fn many_stars_cost_no_more_than_a_walk() {
+        assert!(!glob(&"*a".repeat(1000), &"b".repeat(10_000)));
+        assert!(glob("a*b*c", "a--b--b--c"));
+        assert!(!glob("a*b*c", "a--c--b"));
+    }
+}

@@ -1,0 +1,48 @@
+//! One file per command. Each takes its arguments and what it needs of the world, and tells how it ended.
+
+mod completions;
+mod df;
+mod ensure;
+mod images;
+mod inspect;
+mod man;
+mod pull;
+mod rm;
+mod runtime;
+mod work;
+
+use std::sync::Arc;
+
+use crate::args::{Cli, Command};
+use crate::connect;
+use crate::exit::Outcome;
+use crate::failure::Failure;
+use crate::out::Out;
+
+/// Runs one command to its end.
+pub(crate) fn run(cli: Cli, out: &Arc<Out>) -> Result<Outcome, Failure> {
+    let connection = cli.connection;
+    match cli.command {
+        Command::Completions(args) => Ok(completions::run(&args, out)),
+        Command::Man(args) => man::run(&args, out),
+        Command::Ensure(args) => block_on(ensure::run(&args, &connection, out)),
+        Command::Pull(args) => block_on(pull::run(&args, &connection, out)),
+        Command::Images(args) => {
+            block_on(async { images::run(&args, &*connect::backend(&connection)?, out).await })
+        }
+        Command::Inspect(args) => {
+            block_on(async { inspect::run(&args, &*connect::backend(&connection)?, out).await })
+        }
+        Command::Rm(args) => block_on(async { rm::run(&args, &*connect::backend(&connection)?, out).await }),
+        Command::Df(args) => block_on(async { df::run(&args, connect::backend(&connection)?, out).await }),
+        Command::Runtime(args) => {
+            block_on(async { runtime::run(&args, &*connect::backend(&connection)?, out).await })
+        }
+    }
+}
+
+/// One thread is enough: all waiting is for the runtime.
+fn block_on(command: impl Future<Output = Result<Outcome, Failure>>) -> Result<Outcome, Failure> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    runtime.map_err(|error| Failure::failed(format!("could not start: {error}")))?.block_on(command)
+}

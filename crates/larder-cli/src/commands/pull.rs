@@ -1,0 +1,95 @@
+//! `larder pull`: pulls, and prints the ids.
+
+use std::sync::Arc;
+
+use larder::events::LogSink;
+use larder::pod::Pod;
+use larder::pull::{EnsureRequest, Manager, Outcome as Pulled, PullPolicy};
+
+use super::ensure::check_argument;
+use super::work::{self, Verdict};
+use crate::args::{Connection, PullArgs};
+use crate::connect;
+use crate::credentials;
+use crate::exit::Outcome;
+use crate::failure::Failure;
+use crate::out::{Out, progress_possible};
+use crate::output::progress::Progress;
+use crate::output::size;
+
+pub(super) async fn run(
+    args: &PullArgs,
+    connection: &Connection,
+    out: &Arc<Out>,
+) -> Result<Outcome, Failure> {
+    let config = args.pulling.config()?;
+    let (requests, mut outcome) = requests(&args.images, out);
+    if requests.is_empty() {
+        return Ok(outcome);
+    }
+    let images = requests.iter().map(|request| request.image.as_str());
+    let credentials = credentials::sources(&args.credentials, images, out)?;
+    let backend = connect::backend(connection)?;
+    backend.info().await?;
+
+    let manager = Manager::builder(Arc::clone(&backend)).config(config).credentials(credentials).build();
+    let progress = Progress::new(!args.quiet && progress_possible());
+    let verdicts = work::ensure_all(
+        &manager,
+        &requests,
+        std::time::Duration::ZERO,
+        &LogSink,
+        &progress,
+        work::interrupted(),
+    )
+    .await;
+
+    let mut failed = false;
+    let mut unfinished = Vec::new();
+    for (request, verdict) in requests.iter().zip(&verdicts) {
+        let image = &request.image;
+        match verdict {
+            Verdict::Ensured(ensured) => {
+                if let (Pulled::Pulled { size_bytes, total_duration, .. }, false) =
+                    (ensured.outcome, args.quiet)
+                {
+                    let (size, time) = (size::bytes(size_bytes), size::duration(total_duration));
+                    out.note(format_args!("Pulled {image} ({size}) in {time}"));
+                }
+                out.line(&ensured.image_ref);
+            }
+            Verdict::Failed(error) => {
+                failed = true;
+                outcome = outcome.max(Failure::failed(format!("could not pull {image}: {error}")).print(out));
+            }
+            Verdict::Unfinished => unfinished.push(image.as_str()),
+        }
+    }
+    if !unfinished.is_empty() {
+        out.error(format_args!("interrupted; not finished: {}", unfinished.join(", ")), [""; 0]);
+        outcome = outcome.max(Outcome::Interrupted);
+    }
+    if failed && let Some(error) = work::gone(&*backend).await {
+        outcome = outcome.max(Failure::from(error).print(out));
+    }
+    Ok(outcome)
+}
+
+/// What to ask of the image manager, and whether some names were bad.
+fn requests(images: &[String], out: &Out) -> (Vec<EnsureRequest>, Outcome) {
+    let mut outcome = Outcome::Done;
+    let mut requests = Vec::new();
+    for image in images {
+        match check_argument(image) {
+            Ok(()) => {
+                let pod = Pod { uid: image.clone(), ..Pod::default() };
+                requests.push(EnsureRequest::new(image, PullPolicy::Always, pod));
+            }
+            Err(problem) => {
+                out.error(&problem, problem.hints());
+                outcome = Outcome::BadInput;
+            }
+        }
+    }
+    (requests, outcome)
+}

@@ -1,0 +1,109 @@
+//! `larder rm`.
+
+use larder::backend::{Backend, BackendError, Image, ImageSpec, InUse};
+
+use super::inspect::absent;
+use crate::args::RmArgs;
+use crate::exit::Outcome;
+use crate::failure::Failure;
+use crate::out::Out;
+
+pub(super) async fn run(args: &RmArgs, backend: &dyn Backend, out: &Out) -> Result<Outcome, Failure> {
+    let mut outcome = Outcome::Done;
+    // All names are looked up before the first removal: two of them may mean one image.
+    let mut found: Vec<(&str, Image)> = Vec::new();
+    for name in &args.images {
+        match backend.status(&ImageSpec::named(name)).await {
+            Ok(Some(image)) if found.iter().any(|(_, known)| known.id == image.id) => {}
+            Ok(Some(image)) => found.push((name, image)),
+            Ok(None) if args.ignore_not_found => {}
+            Ok(None) => outcome = outcome.max(absent(name).print(out)),
+            Err(error) => outcome = outcome.max(failure(name, error)?.print(out)),
+        }
+    }
+    let in_use = if args.force || found.is_empty() { InUse::default() } else { backend.in_use().await? };
+    for (name, image) in &found {
+        let users = users(image, &in_use);
+        if !users.is_empty() {
+            let failure = Failure::failed(format!("{name}: in use by {}", users.join(", ")));
+            outcome = outcome.max(failure.hint("remove the containers first, or use --force").print(out));
+            continue;
+        }
+        match backend.remove(&ImageSpec::named(&image.id)).await {
+            Ok(()) => tell(image, out),
+            Err(error) => outcome = outcome.max(failure(name, error)?.print(out)),
+        }
+    }
+    Ok(outcome)
+}
+
+/// The trouble with one image. A backend that is gone is the end of all.
+fn failure(name: &str, error: BackendError) -> Result<Failure, Failure> {
+    match error {
+        BackendError::Unreachable { .. } => Err(error.into()),
+        error => Ok(Failure::failed(format!("{name}: {error}"))),
+    }
+}
+
+/// Tells what is gone: the names first, as docker does.
+fn tell(image: &Image, out: &Out) {
+    for name in image.repo_tags.iter().chain(&image.repo_digests) {
+        out.line(format_args!("Untagged: {name}"));
+    }
+    out.line(format_args!("Deleted: {}", image.id));
+}
+
+/// The containers that use an image, whatever name of it the runtime reports.
+pub(super) fn users(image: &Image, in_use: &InUse) -> Vec<String> {
+    let is_this = |name: &String| {
+        *name == image.id || image.repo_tags.contains(name) || image.repo_digests.contains(name)
+    };
+    let containers = in_use.containers.iter();
+    let users = containers
+        .filter(|container| is_this(&container.image_id) || container.mounted_images.iter().any(is_this));
+    let named = users.map(|container| {
+        let id = container.id.get(..13).unwrap_or(&container.id);
+        let state = if container.running { "running" } else { "not running" };
+        match container.pod.as_str() {
+            "" => format!("container {} ({id}, {state})", container.name),
+            pod => format!("container {} of pod {pod} ({id}, {state})", container.name),
+        }
+    });
+    named.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use larder::backend::Container;
+
+    use super::*;
+
+    #[test]
+    fn users_are_found_by_id_by_name_and_by_mount() {
+        let image =
+            Image { id: "sha256:1".into(), repo_tags: vec!["r.example/a:1".into()], ..Image::default() };
+        let container = |name: &str, image_id: &str, mounted: &[&str]| Container {
+            id: "0123456789abcdef".into(),
+            name: name.into(),
+            image_id: image_id.into(),
+            mounted_images: mounted.iter().map(|name| (*name).to_owned()).collect(),
+            pod: "default/web".into(),
+            running: true,
+            ..Container::default()
+        };
+        let in_use = InUse {
+            containers: vec![
+                container("by-id", "sha256:1", &[]),
+                container("by-name", "r.example/a:1", &[]),
+                container("by-mount", "sha256:2", &["sha256:1"]),
+                container("other", "sha256:2", &[]),
+            ],
+            sandboxes: Vec::new(),
+        };
+        assert_eq!(
+            users(&image, &in_use),
+            ["by-id", "by-name", "by-mount"]
+                .map(|name| format!("container {name} of pod default/web (0123456789abc, running)"))
+        );
+    }
+}

@@ -1,0 +1,129 @@
+//! Runs many ensures side by side through one image manager, for `ensure` and `pull`.
+
+use std::future::Future;
+use std::time::{Duration, SystemTime};
+
+use futures_util::stream::{FuturesUnordered, StreamExt};
+use larder::backend::{Backend, BackendError};
+use larder::events::{Event, EventSink, EventType, Reason};
+use larder::pull::{EnsureError, EnsureReason, EnsureRequest, Ensured, Manager};
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::time::{self, Instant};
+
+use crate::output::progress::Progress;
+
+/// How often kubelet looks again at a pod that does not run: each look is an event.
+const SYNC_PERIOD: Duration = Duration::from_secs(10);
+/// How soon it looks after a failure, since that changes the pod's status: this look finds the back-off.
+const FIRST_SYNC: Duration = Duration::from_secs(1);
+/// How often progress is drawn.
+const DRAW_PERIOD: Duration = Duration::from_millis(125);
+
+/// How an ensure ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Verdict {
+    /// The image is present.
+    Ensured(Ensured),
+    /// It is not.
+    Failed(EnsureError),
+    /// The run was interrupted before it was known.
+    Unfinished,
+}
+
+/// Makes all images present at once and tells how each ended, in the order of the requests. Ends early, with the
+/// rest [unfinished](Verdict::Unfinished), when `interrupt` is done.
+pub(super) async fn ensure_all(
+    manager: &Manager,
+    requests: &[EnsureRequest],
+    retry_for: Duration,
+    events: &dyn EventSink,
+    progress: &Progress,
+    interrupt: impl Future<Output = ()>,
+) -> Vec<Verdict> {
+    let mut verdicts = vec![Verdict::Unfinished; requests.len()];
+    let deadline = Instant::now() + retry_for;
+    let each = requests.iter().enumerate().map(|(index, request)| async move {
+        (index, keep_trying(manager, request, deadline, events).await)
+    });
+    let mut running: FuturesUnordered<_> = each.collect();
+    let mut draw = time::interval(DRAW_PERIOD);
+    draw.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
+    tokio::pin!(interrupt);
+    loop {
+        tokio::select! {
+            ended = running.next() => match ended {
+                Some((index, verdict)) => verdicts[index] = verdict,
+                None => break,
+            },
+            () = &mut interrupt => break,
+            _ = draw.tick(), if progress.is_live() => {
+                progress.update(&manager.pulls(), requests.len() - running.len(), requests.len(), Instant::now());
+            }
+        }
+    }
+    progress.clear();
+    verdicts
+}
+
+/// Tries until it works or the time is over, looking again as kubelet does: soon after a failure, then every few
+/// seconds, and as soon as the back-off is over.
+async fn keep_trying(
+    manager: &Manager,
+    request: &EnsureRequest,
+    deadline: Instant,
+    events: &dyn EventSink,
+) -> Verdict {
+    loop {
+        let error = match manager.ensure(request).await {
+            Ok(ensured) => return Verdict::Ensured(ensured),
+            Err(error) => error,
+        };
+        tell_failure(request, &error, events);
+        let period = match error.reason {
+            EnsureReason::ImagePullBackOff => SYNC_PERIOD,
+            _ if error.retry_in.is_some() => FIRST_SYNC,
+            _ => SYNC_PERIOD,
+        };
+        let next = Instant::now() + error.retry_in.unwrap_or(SYNC_PERIOD).min(period);
+        // A bad name stays bad.
+        if next > deadline || error.reason == EnsureReason::InvalidImageName {
+            return Verdict::Failed(error);
+        }
+        time::sleep_until(next).await;
+    }
+}
+
+/// The event that kubelet sends after any failed ensure.
+fn tell_failure(request: &EnsureRequest, error: &EnsureError, events: &dyn EventSink) {
+    if let Some(object) = request.target.clone() {
+        events.record(Event {
+            time: SystemTime::now(),
+            event_type: EventType::Warning,
+            reason: Reason::Failed,
+            object,
+            message: format!("Error: {}", error.reason),
+        });
+    }
+}
+
+/// Done when the user or the system asks the program to end.
+pub(super) async fn interrupted() {
+    let Ok(mut terminate) = signal(SignalKind::terminate()) else {
+        return std::future::pending().await;
+    };
+    tokio::select! {
+        Ok(()) = tokio::signal::ctrl_c() => {}
+        _ = terminate.recv() => {}
+    }
+}
+
+/// Whether a backend is gone that was there before, asked after something failed.
+pub(super) async fn gone(backend: &dyn Backend) -> Option<BackendError> {
+    match backend.info().await {
+        Err(error @ BackendError::Unreachable { .. }) => Some(error),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests;

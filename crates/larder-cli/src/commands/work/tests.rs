@@ -1,0 +1,111 @@
+//! Many ensures at once, and again, under simulated time.
+
+use std::sync::{Arc, Mutex};
+
+use larder::backend::Image;
+use larder::pod::{ObjectRef, Pod};
+use larder::pull::PullPolicy;
+use larder_testkit::fake_backend::{FakeBackend, Pull, image};
+
+use super::*;
+
+/// Keeps the messages of events.
+#[derive(Default)]
+struct Messages(Mutex<Vec<String>>);
+
+impl EventSink for Messages {
+    fn record(&self, event: Event) {
+        self.0.lock().unwrap().push(format!("{}: {}", event.reason, event.message));
+    }
+}
+
+impl Messages {
+    fn all(&self) -> Vec<String> {
+        self.0.lock().unwrap().clone()
+    }
+}
+
+fn request(image: &str) -> EnsureRequest {
+    let pod = Pod { uid: "u".into(), namespace: "default".into(), name: "web".into(), ..Pod::default() };
+    EnsureRequest {
+        target: Some(ObjectRef::new(&pod, "")),
+        ..EnsureRequest::new(image, PullPolicy::Always, pod)
+    }
+}
+
+async fn run(backend: FakeBackend, images: &[&str], retry_for: Duration) -> (Vec<Verdict>, Vec<String>) {
+    let messages = Arc::new(Messages::default());
+    let manager =
+        Manager::builder(Arc::new(backend)).events(Arc::clone(&messages) as Arc<dyn EventSink>).build();
+    let requests: Vec<_> = images.iter().map(|image| request(image)).collect();
+    let progress = Progress::new(false);
+    let never = std::future::pending();
+    let verdicts = ensure_all(&manager, &requests, retry_for, &*messages, &progress, never).await;
+    (verdicts, messages.all())
+}
+
+fn small() -> Image {
+    image("sha256:1", 100)
+}
+
+#[tokio::test(start_paused = true)]
+async fn without_a_time_to_retry_each_image_is_tried_once() {
+    let backend = FakeBackend::new();
+    backend.on_pull_of("a:1", Pull::fails("no route"));
+    backend.on_pull_of("b:1", Pull::ok("sha256:1", 100));
+    let (verdicts, messages) = run(backend, &["a:1", "b:1"], Duration::ZERO).await;
+    assert!(matches!(&verdicts[0], Verdict::Failed(error) if error.reason == EnsureReason::ErrImagePull));
+    assert!(matches!(&verdicts[1], Verdict::Ensured(_)));
+    assert!(messages.contains(&"Failed: Failed to pull image \"a:1\": no route".to_owned()), "{messages:?}");
+    assert!(messages.contains(&"Failed: Error: ErrImagePull".to_owned()), "{messages:?}");
+    assert!(!messages.iter().any(|message| message.contains("Back-off")), "{messages:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_retry_shows_the_back_off_and_comes_when_it_is_over() {
+    let backend = FakeBackend::new();
+    backend.on_pull_of("a:1", Pull::fails("no route"));
+    backend.on_pull_of("a:1", Pull::ends(Ok(small())));
+    let start = Instant::now();
+    let (verdicts, messages) = run(backend, &["a:1"], Duration::from_secs(60)).await;
+    assert!(matches!(&verdicts[0], Verdict::Ensured(_)), "{verdicts:?}");
+    assert_eq!(start.elapsed().as_secs(), 10, "kubelet's first back-off");
+    assert_eq!(
+        messages[..6],
+        [
+            "Pulling: Pulling image \"a:1\"",
+            "Failed: Failed to pull image \"a:1\": no route",
+            "Failed: Error: ErrImagePull",
+            "BackOff: Back-off pulling image \"a:1\"",
+            "Failed: Error: ImagePullBackOff",
+            "Pulling: Pulling image \"a:1\"",
+        ]
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn retries_end_with_their_time_and_tell_the_last_error() {
+    let backend = FakeBackend::new();
+    for _ in 0..5 {
+        backend.on_pull_of("a:1", Pull::fails("no route"));
+    }
+    let start = Instant::now();
+    let (verdicts, _) = run(backend, &["a:1"], Duration::from_secs(35)).await;
+    let Verdict::Failed(error) = &verdicts[0] else { panic!("{verdicts:?}") };
+    assert_eq!(error.message, "Back-off pulling image \"a:1\": ErrImagePull: no route");
+    assert!(start.elapsed() <= Duration::from_secs(35));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_interrupt_leaves_the_rest_unfinished() {
+    let backend = FakeBackend::new();
+    backend.on_pull_of("a:1", Pull::ok("sha256:1", 100).after(Duration::from_secs(100)));
+    backend.on_pull_of("b:1", Pull::ok("sha256:1", 100));
+    let manager = Manager::builder(Arc::new(backend)).build();
+    let requests = [request("a:1"), request("b:1")];
+    let (messages, progress) = (Messages::default(), Progress::new(false));
+    let interrupt = time::sleep(Duration::from_secs(5));
+    let verdicts = ensure_all(&manager, &requests, Duration::ZERO, &messages, &progress, interrupt).await;
+    assert_eq!(verdicts[0], Verdict::Unfinished);
+    assert!(matches!(verdicts[1], Verdict::Ensured(_)));
+}

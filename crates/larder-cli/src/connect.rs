@@ -1,0 +1,86 @@
+//! Finds the backend: what the user named, else the first runtime that listens where runtimes usually do.
+
+use std::env;
+use std::sync::Arc;
+
+use larder::backend::Backend;
+use larder_cri::{CriBackend, CriConfig, Endpoint, discover};
+
+use crate::args::Connection;
+use crate::failure::Failure;
+
+/// What crictl reads, too.
+const RUNTIME_VARIABLE: &str = "CONTAINER_RUNTIME_ENDPOINT";
+const IMAGE_VARIABLE: &str = "IMAGE_SERVICE_ENDPOINT";
+
+/// The backend. Nothing is opened before the first call.
+pub(crate) fn backend(args: &Connection) -> Result<Arc<dyn Backend>, Failure> {
+    let mut config = CriConfig::default();
+    if let Some(timeout) = args.timeout {
+        config.request_timeout = timeout;
+        config.connect_timeout = config.connect_timeout.min(timeout);
+    }
+    let (endpoint, image_endpoint) = endpoints(args.backend.as_deref(), variable)?;
+    config.image_endpoint = image_endpoint;
+    Ok(Arc::new(CriBackend::new(endpoint, config)))
+}
+
+fn variable(name: &str) -> Option<String> {
+    env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+/// Where the runtime is, and where images are if that is another place.
+fn endpoints(
+    named: Option<&str>,
+    variable: impl Fn(&str) -> Option<String>,
+) -> Result<(Endpoint, Option<Endpoint>), Failure> {
+    if let Some(named) = named {
+        return Ok((parse(named, "--backend")?, None));
+    }
+    let runtime = variable(RUNTIME_VARIABLE).map(|text| parse(&text, RUNTIME_VARIABLE)).transpose()?;
+    let image = variable(IMAGE_VARIABLE).map(|text| parse(&text, IMAGE_VARIABLE)).transpose()?;
+    match (runtime, image) {
+        (Some(runtime), image) => Ok((runtime, image)),
+        (None, Some(image)) => Ok((image, None)),
+        (None, None) => match discover() {
+            Ok(endpoint) => Ok((endpoint, None)),
+            Err(error) => Err(Failure::unreachable(error.to_string()).hint(error.hint())),
+        },
+    }
+}
+
+fn parse(text: &str, from: &str) -> Result<Endpoint, Failure> {
+    Endpoint::parse(text).map_err(|error| {
+        Failure::bad_input(format!("{from} {text}: {error}")).hint("write it as unix:///path/to.sock")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn found(named: Option<&str>, variables: &[(&str, &str)]) -> Result<(String, Option<String>), Failure> {
+        let variable = |name: &str| {
+            variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
+        };
+        let (runtime, image) = endpoints(named, variable)?;
+        Ok((runtime.to_string(), image.map(|image| image.to_string())))
+    }
+
+    #[test]
+    fn the_flag_wins_over_crictls_variables() {
+        let variables = [(RUNTIME_VARIABLE, "unix:///r.sock"), (IMAGE_VARIABLE, "unix:///i.sock")];
+        assert_eq!(found(Some("/a.sock"), &variables), Ok(("unix:///a.sock".into(), None)));
+        assert_eq!(found(None, &variables), Ok(("unix:///r.sock".into(), Some("unix:///i.sock".into()))));
+        assert_eq!(found(None, &variables[1..]), Ok(("unix:///i.sock".into(), None)));
+    }
+
+    #[test]
+    fn a_bad_endpoint_names_where_it_came_from() {
+        let variables = [(RUNTIME_VARIABLE, "tcp://1.2.3.4:5")];
+        let failure = found(None, &variables).expect_err("tcp is no endpoint");
+        assert!(
+            format!("{failure:?}").contains("CONTAINER_RUNTIME_ENDPOINT tcp://1.2.3.4:5: only support unix")
+        );
+    }
+}

@@ -1,0 +1,140 @@
+//! The user's own credentials: named on the command line, else from docker's and podman's config files.
+
+use std::io::{self, Read};
+use std::path::Path;
+
+use larder::credentials::{
+    ConfigFileError, DockerConfig, Entry, Format, SearchPath, Secret, Sources, Tokens, read_config_file,
+};
+use larder::reference::Reference;
+
+use crate::args::CredentialArgs;
+use crate::failure::Failure;
+use crate::out::Out;
+
+/// The longest password that is read, in bytes. Tokens of cloud registries have a few thousand.
+const MAX_PASSWORD_BYTES: u64 = 64 * 1024;
+
+/// Credentials for pulls of these images, beside the pull secrets of pods.
+pub(crate) fn sources<'a>(
+    args: &CredentialArgs,
+    images: impl IntoIterator<Item = &'a str>,
+    out: &Out,
+) -> Result<Sources, Failure> {
+    if let Some(username) = &args.username {
+        let registry = only_registry(images)?;
+        let password = read_password(io::stdin().lock())?;
+        let entry = Entry { username: username.clone(), password, ..Entry::default() };
+        return Ok(Sources::fixed(&DockerConfig::one(registry, entry)));
+    }
+    let config = match &args.authfile {
+        Some(file) => {
+            let config =
+                read_config_file(file, Format::ConfigJson, Tokens::Keep).map_err(|error| unusable(&error))?;
+            warn_of_helpers(file, &config, out);
+            config
+        }
+        None => search(&SearchPath::user(), out),
+    };
+    Ok(Sources::fixed(&config))
+}
+
+fn search(path: &SearchPath, out: &Out) -> DockerConfig {
+    let found = path.find(Tokens::Keep);
+    for skipped in &found.skipped {
+        out.warning(format_args!("skipped credentials: {skipped}"));
+    }
+    if let Some(path) = &found.path {
+        tracing::info!("credentials from {}", path.display());
+        warn_of_helpers(path, &found.config, out);
+    }
+    found.config
+}
+
+fn warn_of_helpers(path: &Path, config: &DockerConfig, out: &Out) {
+    if config.uses_helpers() {
+        out.warning(format_args!(
+            "{}: credsStore and credHelpers are not run yet; only credentials under auths are used",
+            path.display()
+        ));
+    }
+}
+
+fn unusable(error: &ConfigFileError) -> Failure {
+    let failure = Failure::bad_input(format!("--authfile: {error}"));
+    match error.problem.hint() {
+        Some(hint) => failure.hint(hint),
+        None => failure,
+    }
+}
+
+/// The registry of the images. A password is shown to one registry and not to whatever else is pulled beside it.
+fn only_registry<'a>(images: impl IntoIterator<Item = &'a str>) -> Result<String, Failure> {
+    let mut registries: Vec<String> = images
+        .into_iter()
+        .filter_map(|image| Reference::parse(image).ok())
+        .map(|image| image.registry().to_owned())
+        .collect();
+    registries.sort();
+    registries.dedup();
+    match registries.as_slice() {
+        [one] => Ok(one.clone()),
+        [] => Err(Failure::bad_input("--username: there is no image to use it for")),
+        several => Err(Failure::bad_input(format!(
+            "--username: the images come from several registries ({})",
+            several.join(", ")
+        ))
+        .hint("pull them one registry at a time, or use --authfile with an entry for each")),
+    }
+}
+
+/// The password, without the line break after it.
+fn read_password(from: impl Read) -> Result<Secret, Failure> {
+    let mut bytes = Vec::new();
+    let read = from.take(MAX_PASSWORD_BYTES + 1).read_to_end(&mut bytes);
+    read.map_err(|error| Failure::bad_input(format!("--password-stdin: {error}")))?;
+    if bytes.len() as u64 > MAX_PASSWORD_BYTES {
+        return Err(Failure::bad_input("--password-stdin: longer than 64 KiB, which is no password"));
+    }
+    let text =
+        String::from_utf8(bytes).map_err(|_| Failure::bad_input("--password-stdin: not text in UTF-8"))?;
+    let line = text.strip_suffix('\n').unwrap_or(&text);
+    let password = line.strip_suffix('\r').unwrap_or(line);
+    if password.is_empty() {
+        return Err(Failure::bad_input("--password-stdin: standard input is empty").hint(
+            "pipe the password in: echo \"$TOKEN\" | larder pull --username USER --password-stdin IMAGE",
+        ));
+    }
+    Ok(Secret::new(password))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_line_break_after_a_password_is_not_part_of_it() {
+        for text in ["pantry", "pantry\n", "pantry\r\n"] {
+            assert_eq!(
+                read_password(text.as_bytes()).map(|password| password.reveal().to_owned()),
+                Ok("pantry".into())
+            );
+        }
+        let spaces = read_password(" a b \n".as_bytes()).expect("spaces are part of it");
+        assert_eq!(spaces.reveal(), " a b ");
+    }
+
+    #[test]
+    fn no_password_and_endless_passwords_are_refused() {
+        assert!(read_password("\n".as_bytes()).is_err());
+        assert!(read_password(io::repeat(b'x')).is_err());
+        assert!(read_password([0xff_u8].as_slice()).is_err());
+    }
+
+    #[test]
+    fn a_password_goes_to_one_registry() {
+        assert_eq!(only_registry(["busybox", "docker.io/team/app:1"]), Ok("docker.io".into()));
+        assert!(only_registry(["busybox", "registry.example/app"]).is_err());
+        assert!(only_registry([]).is_err());
+    }
+}

@@ -1,0 +1,70 @@
+//! Why a command ends early, told once at the edge.
+
+use std::error::Error;
+
+use larder::backend::BackendError;
+
+use crate::exit::Outcome;
+use crate::out::Out;
+
+/// An error for people: what went wrong, what could be tried next, and the exit code it leads to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Failure {
+    outcome: Outcome,
+    message: String,
+    hints: Vec<String>,
+}
+
+impl Failure {
+    /// Something asked for failed.
+    pub(crate) fn failed(message: impl Into<String>) -> Self {
+        Failure { outcome: Outcome::Failed, message: message.into(), hints: Vec::new() }
+    }
+
+    /// The input cannot be used.
+    pub(crate) fn bad_input(message: impl Into<String>) -> Self {
+        Failure { outcome: Outcome::BadInput, ..Failure::failed(message) }
+    }
+
+    /// No backend answers.
+    pub(crate) fn unreachable(message: impl Into<String>) -> Self {
+        Failure { outcome: Outcome::Unreachable, ..Failure::failed(message) }
+    }
+
+    /// The same, with something to try next.
+    #[must_use]
+    pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hints.push(hint.into());
+        self
+    }
+
+    /// Tells it, and returns how the run ended.
+    pub(crate) fn print(&self, out: &Out) -> Outcome {
+        out.error(&self.message, &self.hints);
+        self.outcome
+    }
+}
+
+impl From<BackendError> for Failure {
+    fn from(error: BackendError) -> Self {
+        let failure = match &error {
+            BackendError::Unreachable { .. } => Failure::unreachable(chain(&error)),
+            _ => Failure::failed(chain(&error)),
+        };
+        match error.hint() {
+            Some(hint) => failure.hint(hint),
+            None => failure,
+        }
+    }
+}
+
+/// An error and what caused it, outermost first.
+pub(crate) fn chain(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        text = format!("{text}: {cause}");
+        source = cause.source();
+    }
+    text
+}

@@ -1,0 +1,147 @@
+//! Events as they happen: printed in the columns of `kubectl get events`, kept for the summary.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::SystemTime;
+
+use jiff::Timestamp;
+use jiff::tz::TimeZone;
+use larder::events::{Event, EventSink, Reason};
+use serde::Serialize;
+
+use super::progress::Progress;
+use crate::out::Out;
+
+/// Heads of the columns.
+const HEADS: [&str; 5] = ["TIME", "TYPE", "REASON", "OBJECT", "MESSAGE"];
+/// Widths of the first three columns: the longest type and reason there are, and a gap.
+const WIDTHS: [usize; 3] = [8 + 3, 7 + 3, 17 + 3];
+
+/// Takes events from the image manager.
+pub(crate) struct EventLog {
+    out: Arc<Out>,
+    progress: Arc<Progress>,
+    look: Look,
+    /// What each pod is known as, by uid.
+    labels: HashMap<String, String>,
+    object_width: usize,
+    seen: Mutex<Seen>,
+}
+
+/// How events are shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Look {
+    /// Not at all; they are only kept.
+    Silent,
+    /// Time of day, and the pod.
+    Short,
+    /// Date and time, and the part of the pod.
+    Wide,
+}
+
+#[derive(Default)]
+struct Seen {
+    kept: Vec<EventRecord>,
+    /// What was said of back-off, by uid and part, since anything else was said of them. Kubelet repeats it at
+    /// every sync, and kubectl folds it into one line with a count.
+    backoff_told: HashSet<(String, String, String)>,
+}
+
+/// An event, as `-o json` shows it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct EventRecord {
+    time: String,
+    #[serde(rename = "type")]
+    event_type: String,
+    reason: String,
+    object: String,
+    namespace: String,
+    field: String,
+    message: String,
+}
+
+impl EventLog {
+    /// A log of events about the pods in `labels` (uid to name).
+    pub(crate) fn new(
+        out: Arc<Out>,
+        progress: Arc<Progress>,
+        look: Look,
+        labels: HashMap<String, String>,
+    ) -> Self {
+        let object_width = labels.values().map(|label| label.chars().count()).max().unwrap_or(0);
+        let object_width = object_width.max(HEADS[3].len()) + 3;
+        EventLog { out, progress, look, labels, object_width, seen: Mutex::default() }
+    }
+
+    /// Everything that happened, in order.
+    pub(crate) fn records(&self) -> Vec<EventRecord> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner).kept.clone()
+    }
+
+    fn columns(&self, time: &str, kind: &str, reason: &str, object: &str, message: &str) -> String {
+        let [time_width, kind_width, reason_width] = WIDTHS;
+        let time_width = if self.look == Look::Wide { 25 + 3 } else { time_width };
+        let object_width = self.object_width;
+        format!(
+            "{time:<time_width$}{kind:<kind_width$}{reason:<reason_width$}{object:<object_width$}{message}"
+        )
+    }
+}
+
+impl EventSink for EventLog {
+    fn record(&self, event: Event) {
+        let Event { time, event_type, reason, object, message } = event;
+        let label = self.labels.get(&object.uid).cloned().unwrap_or_else(|| object.to_string());
+        let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
+        if reason == Reason::BackOff || message == "Error: ImagePullBackOff" {
+            let told = (object.uid.clone(), object.field_path.clone(), message.clone());
+            if !seen.backoff_told.insert(told) {
+                return;
+            }
+        } else {
+            seen.backoff_told.retain(|(uid, part, _)| (uid, part) != (&object.uid, &object.field_path));
+        }
+        if self.look != Look::Silent {
+            let first = seen.kept.is_empty();
+            let shown_time = if self.look == Look::Wide { date_and_time(time) } else { time_of_day(time) };
+            let message = match object.field_path.as_str() {
+                field if self.look == Look::Wide && !field.is_empty() => format!("{field}: {message}"),
+                _ => message.clone(),
+            };
+            let line =
+                self.columns(&shown_time, &event_type.to_string(), &reason.to_string(), &label, &message);
+            self.progress.above(|| {
+                if first {
+                    let [time, kind, reason, object, message] = HEADS;
+                    self.out.line(self.columns(time, kind, reason, object, message));
+                }
+                self.out.line(line);
+            });
+        }
+        seen.kept.push(EventRecord {
+            time: Timestamp::try_from(time).map(|time| time.to_string()).unwrap_or_default(),
+            event_type: event_type.to_string(),
+            reason: reason.to_string(),
+            object: label,
+            namespace: object.namespace,
+            field: object.field_path,
+            message,
+        });
+    }
+}
+
+fn time_of_day(time: SystemTime) -> String {
+    zoned(time, "%H:%M:%S")
+}
+
+fn date_and_time(time: SystemTime) -> String {
+    zoned(time, "%Y-%m-%dT%H:%M:%S%:z")
+}
+
+fn zoned(time: SystemTime, format: &str) -> String {
+    match Timestamp::try_from(time) {
+        Ok(time) => time.to_zoned(TimeZone::system()).strftime(format).to_string(),
+        Err(_) => String::new(),
+    }
+}

@@ -1,0 +1,73 @@
+//! How results look: tables for people, JSON and YAML for programs.
+
+pub(crate) mod events;
+pub(crate) mod progress;
+pub(crate) mod size;
+pub(crate) mod table;
+
+use clap::ValueEnum;
+use serde::Serialize;
+
+use crate::out::Out;
+use table::Table;
+
+/// What results look like.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub(crate) enum Format {
+    /// Columns.
+    #[default]
+    Table,
+    /// Columns, more of them.
+    Wide,
+    /// JSON; its shape is stable and described in docs/output.md.
+    Json,
+    /// The same as YAML.
+    Yaml,
+}
+
+/// What results look like where there is no table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
+pub(crate) enum DataFormat {
+    /// JSON; its shape is stable and described in docs/output.md.
+    #[default]
+    Json,
+    /// The same as YAML.
+    Yaml,
+}
+
+impl Format {
+    /// The format for data, `None` for tables.
+    pub(crate) fn data(self) -> Option<DataFormat> {
+        match self {
+            Format::Table | Format::Wide => None,
+            Format::Json => Some(DataFormat::Json),
+            Format::Yaml => Some(DataFormat::Yaml),
+        }
+    }
+
+    /// Whether more columns are wanted.
+    pub(crate) fn is_wide(self) -> bool {
+        self == Format::Wide
+    }
+}
+
+/// Prints data.
+pub(crate) fn data(out: &Out, format: DataFormat, value: &impl Serialize) {
+    let text = match format {
+        DataFormat::Json => serde_json::to_string_pretty(value).map_err(|error| error.to_string()),
+        DataFormat::Yaml => serde_saphyr::to_string(value).map_err(|error| error.to_string()),
+    };
+    match text {
+        Ok(text) => out.line(text.trim_end()),
+        // Our own types have text keys and finite numbers, so neither writer refuses them.
+        Err(error) => out.error(format_args!("could not write the result: {error}"), [""; 0]),
+    }
+}
+
+/// Prints a table, or data, as asked for.
+pub(crate) fn show(out: &Out, format: Format, value: &impl Serialize, table: impl FnOnce() -> Table) {
+    match format.data() {
+        Some(format) => data(out, format, value),
+        None => out.line(table()),
+    }
+}

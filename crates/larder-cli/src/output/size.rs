@@ -1,0 +1,85 @@
+//! Sizes and durations for people.
+
+use std::time::Duration;
+
+use larder::gotext;
+
+const UNITS: [&str; 6] = ["B", "kB", "MB", "GB", "TB", "PB"];
+
+/// Bytes with three significant digits in powers of 1000, as crictl and docker print them: `4.26MB`.
+pub(crate) fn bytes(size: u64) -> String {
+    #[allow(clippy::cast_precision_loss)] // three digits are shown
+    let mut value = size as f64;
+    let mut unit = 0;
+    // 999.5 would be rounded to four digits.
+    while value >= 999.5 && unit + 1 < UNITS.len() {
+        value /= 1000.0;
+        unit += 1;
+    }
+    let decimals = match value {
+        _ if unit == 0 => 0,
+        value if value < 9.995 => 2,
+        value if value < 99.95 => 1,
+        _ => 0,
+    };
+    let number = format!("{value:.decimals$}");
+    let number = if decimals > 0 { number.trim_end_matches('0').trim_end_matches('.') } else { &number };
+    format!("{number}{}", UNITS[unit])
+}
+
+/// A part of a whole in percent, rounded up as `df` does; `-` when there is no whole.
+pub(crate) fn percent(part: u64, whole: u64) -> String {
+    match (u128::from(part) * 100).checked_next_multiple_of(u128::from(whole).max(1)) {
+        Some(rounded) if whole > 0 => format!("{}%", rounded / u128::from(whole)),
+        _ => "-".into(),
+    }
+}
+
+/// A duration as kubelet's events have it, cut to milliseconds: `1.234s`.
+pub(crate) fn duration(time: Duration) -> String {
+    gotext::duration(gotext::truncated_to_millis(time))
+}
+
+/// A duration in whole seconds, rounded up: what is left of a wait.
+pub(crate) fn whole_seconds(time: Duration) -> String {
+    let seconds = time.as_secs() + u64::from(time.subsec_nanos() > 0);
+    gotext::duration(Duration::from_secs(seconds))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_read_as_crictl_prints_them() {
+        for (size, text) in [
+            (0, "0B"),
+            (999, "999B"),
+            (1_000, "1kB"),
+            (742_385, "742kB"),
+            (4_261_550, "4.26MB"),
+            (77_900_000, "77.9MB"),
+            (999_499, "999kB"),
+            (999_500, "1MB"),
+            (1_234_000_000, "1.23GB"),
+            (u64::MAX, "18447PB"),
+        ] {
+            assert_eq!(bytes(size), text);
+        }
+    }
+
+    #[test]
+    fn percents_are_rounded_up_and_need_a_whole() {
+        assert_eq!(percent(1, 1000), "1%");
+        assert_eq!(percent(0, 1000), "0%");
+        assert_eq!(percent(1000, 1000), "100%");
+        assert_eq!(percent(5, 0), "-");
+        assert_eq!(percent(u64::MAX, u64::MAX), "100%");
+    }
+
+    #[test]
+    fn waits_are_rounded_up_to_seconds() {
+        assert_eq!(whole_seconds(Duration::from_millis(9_001)), "10s");
+        assert_eq!(whole_seconds(Duration::from_secs(10)), "10s");
+    }
+}
