@@ -33,10 +33,7 @@ fn containerd_serves_again_after_a_stop_and_leaves_nothing_behind() {
     let first = containerd.pid().unwrap();
     containerd.stop();
     assert_eq!(containerd.pid(), None);
-    assert!(
-        !Path::new(&format!("/proc/{first}")).exists(),
-        "it was waited for"
-    );
+    assert!(!Path::new(&format!("/proc/{first}")).exists(), "it was waited for");
     containerd.start_again().unwrap();
     let second = containerd.pid().unwrap();
     assert_ne!(first, second);
@@ -58,30 +55,15 @@ fn a_registry_keeps_images_over_a_stop_and_logs_who_asked_for_what() {
 
     registry.stop();
     let folder = tempfile::tempdir().unwrap();
-    assert!(
-        !fetch(&registry.image("shop/web:1"), folder.path(), PLAIN)
-            .status
-            .success()
-    );
+    assert!(!fetch(&registry.image("shop/web:1"), folder.path(), PLAIN).status.success());
     registry.start_again().unwrap();
-    assert!(
-        fetch(&registry.image("shop/web:1"), folder.path(), PLAIN)
-            .status
-            .success()
-    );
+    assert!(fetch(&registry.image("shop/web:1"), folder.path(), PLAIN).status.success());
 
     let requests = registry.requests();
-    assert_eq!(
-        requests
-            .iter()
-            .filter(|request| request.is_manifest_fetch())
-            .count(),
-        1
-    );
+    assert_eq!(requests.iter().filter(|request| request.is_manifest_fetch()).count(), 1);
     for blob in &pushed.blobs {
-        let fetched = requests
-            .iter()
-            .filter(|request| request.is_blob_fetch() && request.path.contains(blob));
+        let fetched =
+            requests.iter().filter(|request| request.is_blob_fetch() && request.path.contains(blob));
         assert_eq!(fetched.count(), 1, "{blob} in {requests:?}");
     }
 }
@@ -92,23 +74,13 @@ fn a_registry_with_tls_and_a_password_refuses_those_who_lack_either() {
     if let Availability::Skip(_) = require(&needed) {
         return;
     }
-    let options = RegistryOptions {
-        auth: Auth::Basic,
-        tls: Tls::PrivateCa,
-        ..RegistryOptions::default()
-    };
+    let options = RegistryOptions { auth: Auth::Basic, tls: Tls::PrivateCa, ..RegistryOptions::default() };
     let registry = Registry::start(options).unwrap();
     Image::small(2, 100).push(&registry, "shop/web:1").unwrap();
 
     let folder = tempfile::tempdir().unwrap();
-    let trusted = format!(
-        "--src-cert-dir={}",
-        registry.ca().unwrap().parent().unwrap().display()
-    );
-    let (good, bad) = (
-        format!("--src-creds={USER}:{PASSWORD}"),
-        format!("--src-creds={USER}:wrong"),
-    );
+    let trusted = format!("--src-cert-dir={}", registry.ca().unwrap().parent().unwrap().display());
+    let (good, bad) = (format!("--src-creds={USER}:{PASSWORD}"), format!("--src-creds={USER}:wrong"));
     let cases = [
         (vec![trusted.as_str(), good.as_str()], None),
         (vec![trusted.as_str(), bad.as_str()], Some("unauthorized")),
@@ -119,10 +91,7 @@ fn a_registry_with_tls_and_a_password_refuses_those_who_lack_either() {
         let said = String::from_utf8_lossy(&output.stderr);
         match refusal {
             None => assert!(output.status.success(), "{said}"),
-            Some(word) => assert!(
-                !output.status.success() && said.contains(word),
-                "{options:?}: {said}"
-            ),
+            Some(word) => assert!(!output.status.success() && said.contains(word), "{options:?}: {said}"),
         }
     }
 }
@@ -134,9 +103,7 @@ fn a_gate_holds_blobs_until_it_is_opened_and_cuts_them() {
     }
     let registry = Registry::start(RegistryOptions::default()).unwrap();
     for name in ["a", "b"] {
-        Image::small(3, 200_000)
-            .push(&registry, &format!("{name}:1"))
-            .unwrap();
+        Image::small(3, 200_000).push(&registry, &format!("{name}:1")).unwrap();
     }
     let gate = Gate::in_front_of(registry.port()).unwrap();
     gate.hold_blobs_after(1000);
@@ -164,13 +131,8 @@ fn a_gate_holds_blobs_until_it_is_opened_and_cuts_them() {
 
     gate.hold_blobs_after(0);
     thread::scope(|scope| {
-        let fetching = scope.spawn(|| {
-            fetch(
-                &image_a,
-                &folder.path().join("cut"),
-                &[PLAIN, &["--retry-times=0"]].concat(),
-            )
-        });
+        let fetching = scope
+            .spawn(|| fetch(&image_a, &folder.path().join("cut"), &[PLAIN, &["--retry-times=0"]].concat()));
         gate.wait_until_held(1);
         gate.cut();
         // The client may ask again; the gate then lets nothing through either, until it gives up.

@@ -319,12 +319,16 @@ pub enum Unreachable {
 impl Unreachable {
     fn hint(&self) -> &'static str {
         match self {
-            Unreachable::Missing => "start the runtime, or name its socket with --backend unix:///path/to.sock",
+            Unreachable::Missing => {
+                "start the runtime, or name its socket with --backend unix:///path/to.sock"
+            }
             Unreachable::NotASocket => "name the runtime's socket with --backend unix:///path/to.sock",
             Unreachable::Refused => "the runtime has stopped or is starting; see its service's log",
             Unreachable::Denied => "run as root, or as a member of the group that owns the socket",
             Unreachable::Silent { .. } => "the runtime hangs; see its log, and restart it if need be",
-            Unreachable::NotGrpc { .. } => "this socket belongs to something else; name the runtime's with --backend",
+            Unreachable::NotGrpc { .. } => {
+                "this socket belongs to something else; name the runtime's with --backend"
+            }
             Unreachable::NotCri { .. } => {
                 "enable the CRI plugin (containerd: remove \"cri\" from disabled_plugins), or name another socket"
             }

@@ -54,7 +54,9 @@ impl RecordedCredentials {
             Some((Source::Secret(secret), credential)) => {
                 RecordedCredentials::Secret(secret.clone(), credential.hash.clone())
             }
-            Some((Source::ServiceAccount(account), _)) => RecordedCredentials::ServiceAccount(account.clone()),
+            Some((Source::ServiceAccount(account), _)) => {
+                RecordedCredentials::ServiceAccount(account.clone())
+            }
         }
     }
 }

@@ -11,8 +11,8 @@ use larder::credentials::{PullSecret, SecretCoordinates};
 use larder::events::{Reason, RingSink};
 use larder::pod::{ObjectRef, Pod};
 use larder::pull::{
-    EnsureError, EnsureReason, EnsureRequest, Ensured, Manager, Outcome, OverRate, Phase, PullConfig, PullPolicy,
-    SameImage,
+    EnsureError, EnsureReason, EnsureRequest, Ensured, Manager, Outcome, OverRate, Phase, PullConfig,
+    PullPolicy, SameImage,
 };
 use larder_testkit::fake_backend::{Call, FakeBackend, Pull, image};
 use tokio::task::JoinHandle;
@@ -42,7 +42,12 @@ impl Node {
     }
 
     fn reasons_of(&self, pod: &str) -> Vec<Reason> {
-        self.events.snapshot().into_iter().filter(|event| event.object.name == pod).map(|event| event.reason).collect()
+        self.events
+            .snapshot()
+            .into_iter()
+            .filter(|event| event.object.name == pod)
+            .map(|event| event.reason)
+            .collect()
     }
 
     fn pulls(&self) -> usize {
@@ -64,10 +69,15 @@ fn wants(pod: &str, image: &str) -> EnsureRequest {
 
 /// A pull secret of `registry.example` with this user.
 fn secret(user: &str) -> PullSecret {
-    let config = format!(r#"{{"auths": {{"registry.example": {{"username": "{user}", "password": "pw-{user}"}}}}}}"#);
+    let config =
+        format!(r#"{{"auths": {{"registry.example": {{"username": "{user}", "password": "pw-{user}"}}}}}}"#);
     PullSecret {
         kind: "kubernetes.io/dockerconfigjson".into(),
-        coordinates: SecretCoordinates { uid: format!("uid-{user}"), namespace: "ns".into(), name: user.into() },
+        coordinates: SecretCoordinates {
+            uid: format!("uid-{user}"),
+            namespace: "ns".into(),
+            name: user.into(),
+        },
         data: [(".dockerconfigjson".to_owned(), config.into_bytes())].into(),
     }
 }
@@ -100,12 +110,18 @@ async fn a_shared_failure_counts_back_off_for_each_pod() {
     node.backend.finish_pull(Pull::fails("no route to host")).expect("one pull runs");
     for task in tasks {
         let error = task.await.unwrap().expect_err("the pull failed");
-        assert_eq!((error.reason, error.retry_in), (EnsureReason::ErrImagePull, Some(Duration::from_secs(10))));
+        assert_eq!(
+            (error.reason, error.retry_in),
+            (EnsureReason::ErrImagePull, Some(Duration::from_secs(10)))
+        );
     }
     for pod in ["a", "b"] {
         let error = node.manager.ensure(&wants(pod, APP)).await.expect_err("in back-off");
         assert_eq!(error.reason, EnsureReason::ImagePullBackOff);
-        assert_eq!(error.message, format!("Back-off pulling image \"{APP}\": ErrImagePull: no route to host"));
+        assert_eq!(
+            error.message,
+            format!("Back-off pulling image \"{APP}\": ErrImagePull: no route to host")
+        );
     }
     assert_eq!(node.pulls(), 1);
 }
@@ -235,7 +251,10 @@ async fn no_more_pulls_run_at_once_than_the_bound() {
         ..PullConfig::default()
     });
     for i in 0..20 {
-        node.backend.on_pull_of(&format!("app-{i}:v1"), Pull::ok(format!("sha256:{i}"), 1).after(Duration::from_secs(1)));
+        node.backend.on_pull_of(
+            &format!("app-{i}:v1"),
+            Pull::ok(format!("sha256:{i}"), 1).after(Duration::from_secs(1)),
+        );
     }
     let start = Instant::now();
     let requests: Vec<_> = (0..20).map(|i| wants(&format!("pod-{i}"), &format!("app-{i}:v1"))).collect();
@@ -301,7 +320,11 @@ async fn a_watcher_sees_the_turn_the_bytes_and_the_end() {
     let mut watch = node.manager.watch(APP).expect("the pull is on the board");
     let status = watch.borrow_and_update().clone();
     assert_eq!(status.phase, Phase::Queued);
-    assert!(status.waiting.is_some_and(|what| what.contains("maxParallelImagePulls")), "{:?}", status.waiting);
+    assert!(
+        status.waiting.is_some_and(|what| what.contains("maxParallelImagePulls")),
+        "{:?}",
+        status.waiting
+    );
 
     node.backend.finish_pull(Pull::ok("sha256:first", 1)).expect("the first pull");
     settle().await;
@@ -327,7 +350,8 @@ async fn the_serial_puller_tells_apart_the_queue_and_the_wait_to_enter_it() {
     for i in 0..13 {
         tasks.push(node.start(wants(&format!("pod-{i}"), &format!("app-{i}:v1"))).await);
     }
-    let waiting: Vec<_> = node.manager.pulls().into_iter().map(|pull| pull.waiting.unwrap_or("nothing")).collect();
+    let waiting: Vec<_> =
+        node.manager.pulls().into_iter().map(|pull| pull.waiting.unwrap_or("nothing")).collect();
     assert_eq!(waiting.iter().filter(|what| **what == "nothing").count(), 1);
     assert_eq!(waiting.iter().filter(|what| what.contains("serializeImagePulls")).count(), 10);
     assert_eq!(waiting.iter().filter(|what| what.contains("room in the queue")).count(), 2);
@@ -378,7 +402,8 @@ async fn whatever_callers_do_the_rules_hold() {
             same_image,
             ..PullConfig::default()
         };
-        let at_once = if config.serialize_image_pulls { 1 } else { bound.map_or(0, NonZeroU32::get) as usize };
+        let at_once =
+            if config.serialize_image_pulls { 1 } else { bound.map_or(0, NonZeroU32::get) as usize };
         let node = node(config);
         node.backend.hold_pulls();
         let mut tasks = Vec::new();
@@ -412,7 +437,11 @@ async fn whatever_callers_do_the_rules_hold() {
                 assert_eq!(images.len(), held.len(), "seed {seed}, step {step}: one image twice in {held:?}");
             }
             if tasks.iter().all(JoinHandle::is_finished) {
-                assert_eq!((running, node.manager.pulls()), (0, vec![]), "seed {seed}, step {step}: left behind");
+                assert_eq!(
+                    (running, node.manager.pulls()),
+                    (0, vec![]),
+                    "seed {seed}, step {step}: left behind"
+                );
             }
         }
         // Nobody is forgotten: once pulls end, every caller gets an answer.

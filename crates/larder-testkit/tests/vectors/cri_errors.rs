@@ -10,7 +10,7 @@ use crate::{Answer, parse};
 
 pub(crate) fn room(op: &str, input: &Value) -> Option<Answer> {
     Some(match op {
-        "eval_pull_error" => parse(input).map(eval_pull_error),
+        "eval_pull_error" => parse(input).map(|input: One| eval_pull_error(&input)),
         "eval_pull_error_many" => parse(input).map(eval_pull_error_many),
         _ => return None,
     })
@@ -23,7 +23,7 @@ struct One {
     error: String,
 }
 
-fn eval_pull_error(input: One) -> Value {
+fn eval_pull_error(input: &One) -> Value {
     let evaluated = evaluate_pull_error(&input.image, &input.error);
     json!({"message": evaluated.message, "reason": evaluated.reason.to_string()})
 }
@@ -38,7 +38,7 @@ struct Many {
 fn eval_pull_error_many(input: Many) -> Value {
     let failed: PullFailed = input.errors.into_iter().map(fake_backend::error).collect();
     let error_text = failed.to_string();
-    let mut answer = eval_pull_error(One { image: input.image, error: error_text.clone() });
+    let mut answer = eval_pull_error(&One { image: input.image, error: error_text.clone() });
     answer["error_text"] = error_text.into();
     answer
 }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use larder::credentials::{LazyLookup, PullSecret, SecretCoordinates};
@@ -10,7 +10,7 @@ use larder::events::{Event, EventSink, Reason};
 use larder::pod::{ObjectRef, Pod};
 use larder::pull::{
     Backoff, EnsureLabels, EnsureRequest, Manager, PullConfig, PullMetrics, PullPolicy, PullTimeRecorder,
-    PullTimes, TokenBucket,
+    PullTimes,
 };
 use larder::records::{PullRecords, RecordedCredentials, RecordsError};
 use larder_testkit::fake_backend::{Call, FakeBackend, Op, Pull, error, image};
@@ -23,7 +23,7 @@ use crate::{Answer, parse};
 pub(crate) fn room(op: &str, input: &Value) -> Option<Answer> {
     Some(match op {
         "backoff_sequence" => parse(input).map(backoff_sequence),
-        "throttle_sequence" => parse(input).map(throttle_sequence),
+        "throttle_sequence" => parse(input).map(|input| simulated(throttle_sequence(input))),
         "pulling_time" => parse(input).map(pulling_time),
         "concurrency" => parse(input).map(|input| simulated(concurrency(input))),
         "start_order" => parse(input).map(|input| simulated(start_order(input))),
@@ -48,6 +48,10 @@ async fn settle() {
     for _ in 0..200 {
         tokio::task::yield_now().await;
     }
+}
+
+fn locked<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn ms(n: u64) -> Duration {
@@ -122,14 +126,20 @@ struct ThrottleSequence {
     requests_at_ms: Vec<u64>,
 }
 
-fn throttle_sequence(input: ThrottleSequence) -> Value {
+async fn throttle_sequence(input: ThrottleSequence) -> Value {
+    let backend = FakeBackend::new();
+    let config =
+        PullConfig { registry_pull_qps: input.qps, registry_burst: input.burst, ..unthrottled(false, None) };
     let start = Instant::now();
-    let mut bucket = TokenBucket::new(input.qps, input.burst, start);
-    let accepted = input.requests_at_ms.into_iter().map(|at| {
-        // No rate is no bucket at all: that is the manager's rule, and tested there as well.
-        input.qps == 0 || bucket.try_take(start + ms(at)).is_ok()
-    });
-    json!({"accepted": accepted.collect::<Vec<_>>()})
+    let manager = Manager::builder(Arc::new(backend.clone())).config(config).build();
+    let mut accepted = Vec::new();
+    for (i, at) in input.requests_at_ms.into_iter().enumerate() {
+        tokio::time::advance((start + ms(at)).saturating_duration_since(Instant::now())).await;
+        backend.on_pull(Pull::ok("sha256:new", 1));
+        let pod = Pod { uid: format!("uid-{i}"), ..Pod::default() };
+        accepted.push(manager.ensure(&EnsureRequest::new("app:v1", PullPolicy::Always, pod)).await.is_ok());
+    }
+    json!({"accepted": accepted})
 }
 
 // === puller.json ===
@@ -485,7 +495,7 @@ struct Events(Mutex<Vec<Event>>);
 
 impl Events {
     fn take(&self) -> Vec<Event> {
-        std::mem::take(&mut self.0.lock().unwrap())
+        std::mem::take(&mut *locked(&self.0))
     }
 }
 
@@ -493,7 +503,7 @@ impl EventSink for Events {
     fn record(&self, event: Event) {
         // A case compares the events of ensure itself; none of them is the caller's `Failed: Error: ...`.
         assert!(event.reason != Reason::Failed || !event.message.starts_with("Error:"));
-        self.0.lock().unwrap().push(event);
+        locked(&self.0).push(event);
     }
 }
 
@@ -503,7 +513,7 @@ struct Labels(Mutex<Vec<EnsureLabels>>);
 impl Labels {
     /// The labels of the one call since the last time; null if it was not one.
     fn take(&self) -> Value {
-        match std::mem::take(&mut *self.0.lock().unwrap()).as_slice() {
+        match std::mem::take(&mut *locked(&self.0)).as_slice() {
             [one] => json!({
                 "pull_policy": one.pull_policy,
                 "present_locally": one.present_locally.to_string(),
@@ -516,7 +526,7 @@ impl Labels {
 
 impl PullMetrics for Labels {
     fn ensure_requested(&self, labels: &EnsureLabels) {
-        self.0.lock().unwrap().push(labels.clone());
+        locked(&self.0).push(labels.clone());
     }
 
     fn image_pulled(&self, _size_bytes: u64, _duration: Duration) {}
@@ -528,17 +538,17 @@ struct Marks(Mutex<[usize; 2]>);
 
 impl Marks {
     fn take(&self) -> [usize; 2] {
-        std::mem::take(&mut *self.0.lock().unwrap())
+        std::mem::take(&mut *locked(&self.0))
     }
 }
 
 impl PullTimeRecorder for Marks {
     fn started_pulling(&self, _pod_uid: &str, _now: Instant) {
-        self.0.lock().unwrap()[0] += 1;
+        locked(&self.0)[0] += 1;
     }
 
     fn finished_pulling(&self, _pod_uid: &str, _now: Instant) {
-        self.0.lock().unwrap()[1] += 1;
+        locked(&self.0)[1] += 1;
     }
 }
 
@@ -551,15 +561,15 @@ struct Records {
 
 impl Records {
     fn answer(&self, must_attempt_pull: Option<MustAttemptPull>, intent_error: Option<String>) {
-        *self.answers.lock().unwrap() = (must_attempt_pull.unwrap_or_default(), intent_error);
+        *locked(&self.answers) = (must_attempt_pull.unwrap_or_default(), intent_error);
     }
 
     fn take(&self) -> Vec<Value> {
-        std::mem::take(&mut self.calls.lock().unwrap())
+        std::mem::take(&mut *locked(&self.calls))
     }
 
     fn note(&self, call: Value) {
-        self.calls.lock().unwrap().push(call);
+        locked(&self.calls).push(call);
     }
 }
 
@@ -572,7 +582,7 @@ impl PullRecords for Records {
         _credentials: &mut LazyLookup<'_>,
     ) -> Result<bool, RecordsError> {
         self.note(json!({"call": "MustAttemptImagePull", "image": image, "image_ref": image_ref}));
-        let (answer, _) = &*self.answers.lock().unwrap();
+        let (answer, _) = &*locked(&self.answers);
         match &answer.error {
             Some(text) => Err(RecordsError(text.clone())),
             None => Ok(answer.required),
@@ -581,7 +591,7 @@ impl PullRecords for Records {
 
     fn record_pull_intent(&self, image: &str) -> Result<(), RecordsError> {
         self.note(json!({"call": "RecordPullIntent", "image": image}));
-        let (_, error) = &*self.answers.lock().unwrap();
+        let (_, error) = &*locked(&self.answers);
         error.clone().map_or(Ok(()), |text| Err(RecordsError(text)))
     }
 

@@ -16,11 +16,18 @@ pub struct Evaluated {
 pub fn evaluate_pull_error(image: &str, error: &str) -> Evaluated {
     let known = [
         ("RegistryUnavailable", EnsureReason::RegistryUnavailable, "the registry is unavailable"),
-        ("SignatureValidationFailed", EnsureReason::SignatureValidationFailed, "the signature validation failed"),
+        (
+            "SignatureValidationFailed",
+            EnsureReason::SignatureValidationFailed,
+            "the signature validation failed",
+        ),
     ];
     for (name, reason, because) in known {
         if let Some(rest) = error.strip_prefix(name) {
-            return Evaluated { reason, message: format!("image pull failed for {image} because {because}{rest}") };
+            return Evaluated {
+                reason,
+                message: format!("image pull failed for {image} because {because}{rest}"),
+            };
         }
     }
     Evaluated { reason: EnsureReason::ErrImagePull, message: error.to_owned() }

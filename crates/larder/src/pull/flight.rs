@@ -39,7 +39,11 @@ impl Landed {
             }),
             Err(_) => {
                 self.tried.len() == candidates.len()
-                    && self.tried.iter().zip(candidates).all(|(tried, candidate)| same_login(tried, candidate))
+                    && self
+                        .tried
+                        .iter()
+                        .zip(candidates)
+                        .all(|(tried, candidate)| same_login(tried, candidate))
             }
         }
     }

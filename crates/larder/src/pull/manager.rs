@@ -316,7 +316,8 @@ impl Manager {
     /// Pulls, or joins a pull under way whose outcome is also this caller's.
     async fn fly(&self, job: Job) -> Arc<Landed> {
         let Some(flights) = &self.flights else { return Arc::new(self.departure(job).await) };
-        let key = FlightKey { image: job.spec.image.clone(), runtime_handler: job.spec.runtime_handler.clone() };
+        let key =
+            FlightKey { image: job.spec.image.clone(), runtime_handler: job.spec.runtime_handler.clone() };
         loop {
             let (flight, own) = flights.join(key.clone(), || self.departure(job.clone()).boxed());
             let landed = flight.await;

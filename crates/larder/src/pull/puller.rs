@@ -72,7 +72,8 @@ impl Puller {
     /// Waits for its turn, passes the throttle, pulls, and asks for the size while it still holds its slot.
     pub(super) async fn pull(&self, job: &Job, entry: &BoardEntry) -> PullResult {
         let _slot = self.slots.take(entry).await;
-        let throttled = || entry.set(Phase::Throttled, Some("the rate of pulls (registryPullQPS) to allow one more"));
+        let throttled =
+            || entry.set(Phase::Throttled, Some("the rate of pulls (registryPullQPS) to allow one more"));
         if let Some(throttle) = &self.throttle
             && let Err(refused) = throttle.pass(throttled).await
         {
@@ -80,10 +81,13 @@ impl Puller {
         }
         entry.set(Phase::Pulling, None);
         let start = Instant::now();
-        let pulled = self.images.pull(&job.spec, &job.credentials, job.sandbox.as_ref(), &entry.progress()).await;
+        let pulled =
+            self.images.pull(&job.spec, &job.credentials, job.sandbox.as_ref(), &entry.progress()).await;
         let size_bytes = match &pulled {
             // A size that cannot be read is no reason to fail a pull that succeeded.
-            Ok(pulled) if !pulled.image_ref.is_empty() => self.images.image_size(&job.spec).await.unwrap_or(0),
+            Ok(pulled) if !pulled.image_ref.is_empty() => {
+                self.images.image_size(&job.spec).await.unwrap_or(0)
+            }
             _ => 0,
         };
         PullResult { pulled: pulled.map_err(PullerError::from), size_bytes, duration: start.elapsed() }
