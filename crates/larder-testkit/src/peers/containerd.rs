@@ -1,6 +1,5 @@
 //! A private containerd: its own root, state, socket and registry settings; images only, no containers are run.
 
-use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
@@ -100,12 +99,12 @@ impl Containerd {
 
     /// Like [`knows`](Self::knows), for anything that serves at `address` (`127.0.0.1:PORT`), such as a gate.
     pub fn knows_at(&self, address: &str, scheme: &str, ca: Option<&Path>) -> Result<()> {
-        // Named as the server and not as a mirror of itself: containerd would try it twice.
-        let mut hosts =
-            format!("server = \"{scheme}://{address}\"\ncapabilities = [\"pull\", \"resolve\"]\n");
-        if let Some(ca) = ca {
-            let _ = writeln!(hosts, "ca = \"{}\"", ca.display());
-        }
+        // Named as the server and not as a mirror of itself: containerd would try it twice. The empty table is for
+        // containerd 1.6, which ignores a file without it.
+        let ca = ca.map_or_else(String::new, |ca| format!("ca = \"{}\"\n", ca.display()));
+        let hosts = format!(
+            "server = \"{scheme}://{address}\"\ncapabilities = [\"pull\", \"resolve\"]\n{ca}\n[host]\n"
+        );
         let folder = self.folder.path().join("certs.d").join(address);
         fs_err::create_dir_all(&folder)?;
         fs_err::write(folder.join("hosts.toml"), hosts)?;

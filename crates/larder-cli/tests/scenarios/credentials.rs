@@ -1,0 +1,108 @@
+//! Registries that ask for a password, or have a certificate of their own authority.
+
+use larder_testkit::peers::registry::{PASSWORD, USER};
+use larder_testkit::peers::tls::certificates;
+use larder_testkit::peers::{Auth, Image, RegistryOptions, Tls};
+use serde_json::json;
+
+use crate::world::{Run, World, pod};
+
+/// A Secret manifest of type `kubernetes.io/dockerconfigjson`.
+fn secret(name: &str, registry: &str, password: &str) -> String {
+    let config = docker_config(registry, password);
+    json!({
+        "apiVersion": "v1", "kind": "Secret", "metadata": {"name": name},
+        "type": "kubernetes.io/dockerconfigjson",
+        "stringData": {".dockerconfigjson": config},
+    })
+    .to_string()
+        + "\n---\n"
+}
+
+fn docker_config(registry: &str, password: &str) -> String {
+    json!({"auths": {registry: {"username": USER, "password": password}}}).to_string()
+}
+
+/// A pod that names these pull secrets.
+fn pod_with_secrets(image: &str, secrets: &[&str]) -> String {
+    let names: Vec<_> = secrets.iter().map(|name| json!({"name": name})).collect();
+    pod("web", "Always", &[image])
+        .replace("spec:\n", &format!("spec:\n  imagePullSecrets: {}\n", json!(names)))
+}
+
+#[track_caller]
+fn assert_no_password(run: &Run) {
+    for secret in [PASSWORD, "not-the-password"] {
+        assert!(!format!("{}{}", run.stdout, run.stderr).contains(secret), "a password is told: {run:?}");
+    }
+}
+
+#[test]
+fn a_registry_with_a_password_serves_whoever_has_it() {
+    let options = RegistryOptions { auth: Auth::Basic, ..RegistryOptions::default() };
+    let Some(world) = World::new(options) else { return };
+    Image::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();
+    let (image, host) = (world.registry.image("shop/web:1"), world.registry.address());
+    let wrong = secret("wrong", &host, "not-the-password");
+    let right = secret("right", &host, PASSWORD);
+
+    // Each: a manifest, and whether the image can be had with it.
+    let manifests = [
+        ("no secret", pod_with_secrets(&image, &[]), false),
+        ("a secret that nobody names", pod_with_secrets(&image, &[]) + &right, false),
+        ("the wrong password", pod_with_secrets(&image, &["wrong"]) + &wrong, false),
+        (
+            "a secret for another registry",
+            pod_with_secrets(&image, &["other"]) + &secret("other", "127.0.0.1:1", PASSWORD),
+            false,
+        ),
+        (
+            "the wrong password, then the right one",
+            pod_with_secrets(&image, &["wrong", "right"]) + &wrong + &right,
+            true,
+        ),
+        ("the right password", pod_with_secrets(&image, &["right"]) + &right, true),
+    ];
+    for (case, manifest, works) in manifests {
+        let file = world.file("pod.yaml", &manifest);
+        let run = world.larder(&["ensure", "-v", "-v", "-f", &file]);
+        assert_eq!(run.code, i32::from(!works), "{case}: {run:?}");
+        assert_eq!(!world.images().is_empty(), works, "{case}");
+        assert!(
+            works || run.stdout.contains("401") || run.stdout.contains("authorization failed"),
+            "{case}: {run:?}"
+        );
+        assert_no_password(&run);
+        world.remove_images();
+    }
+
+    let secret_file = world.file("secret.yaml", &right);
+    let authfile = world.file("auth.json", &docker_config(&host, PASSWORD));
+    for from in [["--secret", &secret_file], ["--authfile", &authfile]] {
+        let run = world.larder(&["ensure", from[0], from[1], &image]).expect(0);
+        assert_no_password(&run);
+        world.remove_images();
+    }
+}
+
+#[test]
+fn a_registry_with_a_private_authority_serves_once_the_runtime_trusts_it() {
+    let options = RegistryOptions { auth: Auth::Basic, tls: Tls::PrivateCa, ..RegistryOptions::default() };
+    let Some(world) = World::new(options) else { return };
+    Image::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();
+    let (image, host) = (world.registry.image("shop/web:1"), world.registry.address());
+    let manifest = pod_with_secrets(&image, &["right"]) + &secret("right", &host, PASSWORD);
+    let file = world.file("pod.yaml", &manifest);
+
+    let folder = tempfile::tempdir().unwrap();
+    let another = certificates(folder.path()).unwrap();
+    world.containerd.knows_at(&host, "https", Some(&another.ca)).unwrap();
+    let run = world.larder(&["ensure", "-f", &file]).expect(1);
+    assert!(run.stdout.contains("x509"), "{run:?}");
+    assert_eq!(world.images(), [""; 0]);
+
+    world.containerd.knows(&world.registry).unwrap();
+    let run = world.larder(&["ensure", "-f", &file]).expect(0);
+    assert_eq!(world.images(), [image]);
+    assert_no_password(&run);
+}

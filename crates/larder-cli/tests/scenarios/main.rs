@@ -1,0 +1,15 @@
+//! The real `larder` against a real containerd and docker-registry on loopback.
+//!
+//! Every test has its own servers and looks at what happened from outside: at the registry's log, at a gate in front
+//! of it, and at what `ctr` finds in containerd. A test that needs a pull in its middle holds it there with the gate.
+
+#![allow(clippy::unwrap_used, reason = "a scenario that cannot be set up has failed")]
+
+mod commands;
+mod concurrency;
+mod contract;
+mod credentials;
+mod examples;
+mod outages;
+mod policy;
+mod world;

@@ -1,0 +1,204 @@
+//! What a scenario needs: servers, a home without credentials, and larder to run.
+
+use std::fs::File;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use larder_testkit::peers::process::{PATIENCE, poll};
+use larder_testkit::peers::{Availability, Containerd, Package, Registry, RegistryOptions, require};
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+/// A containerd that knows a registry, both empty.
+pub(crate) struct World {
+    pub(crate) containerd: Containerd,
+    pub(crate) registry: Registry,
+    home: TempDir,
+}
+
+impl World {
+    /// `None`, after a loud message, where real servers are not installed and this is not CI.
+    pub(crate) fn new(options: RegistryOptions) -> Option<World> {
+        match require(&Package::ALL) {
+            Availability::Skip(_) => return None,
+            Availability::Available => {}
+        }
+        let registry = Registry::start(options).unwrap();
+        let containerd = Containerd::start().unwrap();
+        containerd.knows(&registry).unwrap();
+        Some(World { containerd, registry, home: tempfile::tempdir().unwrap() })
+    }
+
+    /// With a plain registry that everybody may use.
+    pub(crate) fn plain() -> Option<World> {
+        World::new(RegistryOptions::default())
+    }
+
+    /// Writes a file into a folder that only this test sees, and returns its path.
+    pub(crate) fn file(&self, name: &str, content: &str) -> String {
+        let path = self.home.path().join(name);
+        fs_err::write(&path, content).unwrap();
+        path.to_string_lossy().into_owned()
+    }
+
+    /// Runs larder to its end, against this world's containerd.
+    pub(crate) fn larder(&self, arguments: &[&str]) -> Run {
+        self.start_larder(arguments).finish()
+    }
+
+    /// Starts larder and lets it run.
+    pub(crate) fn start_larder(&self, arguments: &[&str]) -> Running {
+        let mut command = larder_in(self.home.path());
+        command.env("LARDER_BACKEND", self.containerd.endpoint()).args(arguments);
+        Running::start(command)
+    }
+
+    /// Names with tags of the images that containerd has, as its own client tells them, sorted.
+    pub(crate) fn images(&self) -> Vec<String> {
+        let mut names = self.image_names();
+        names.retain(|name| !name.contains('@'));
+        names
+    }
+
+    /// All names of the images that containerd has, with tags and with digests, sorted.
+    pub(crate) fn image_names(&self) -> Vec<String> {
+        let output = Command::new("ctr")
+            .args(["-a", &self.containerd.socket().to_string_lossy(), "-n", "k8s.io", "images", "ls", "-q"])
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "ctr: {}", String::from_utf8_lossy(&output.stderr));
+        let lines = String::from_utf8_lossy(&output.stdout).into_owned();
+        // containerd keeps a record under each image's id as well.
+        let mut names: Vec<String> =
+            lines.lines().filter(|name| !name.starts_with("sha256:")).map(str::to_owned).collect();
+        names.sort();
+        names
+    }
+
+    /// Forgets all images, as if larder had never run.
+    pub(crate) fn remove_images(&self) {
+        let images = self.image_names();
+        if !images.is_empty() {
+            let names: Vec<&str> = images.iter().map(String::as_str).collect();
+            let run = self.larder(&[&["rm", "--ignore-not-found"], names.as_slice()].concat());
+            assert_eq!(run.code, 0, "{run:?}");
+        }
+        assert_eq!(self.image_names(), [""; 0]);
+    }
+}
+
+/// larder with nothing of the surroundings in it: no configuration, no credentials, no variables of other tools.
+pub(crate) fn larder_in(home: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_larder"));
+    command.env_clear().env("HOME", home).env("PATH", std::env::var_os("PATH").unwrap_or_default());
+    command.current_dir(home);
+    command
+}
+
+/// larder while it runs.
+pub(crate) struct Running {
+    child: Child,
+    output: TempDir,
+}
+
+impl Running {
+    pub(crate) fn start(mut command: Command) -> Running {
+        let output = tempfile::tempdir().unwrap();
+        let sink = |name: &str| -> Stdio {
+            File::options().create(true).append(true).open(output.path().join(name)).unwrap().into()
+        };
+        let child =
+            command.stdin(Stdio::null()).stdout(sink("stdout")).stderr(sink("stderr")).spawn().unwrap();
+        Running { child, output }
+    }
+
+    fn read(&self, name: &str) -> String {
+        fs_err::read_to_string(self.output.path().join(name)).unwrap()
+    }
+
+    /// What it has printed so far.
+    pub(crate) fn stdout(&self) -> String {
+        self.read("stdout")
+    }
+
+    /// Waits until its standard output has `text`.
+    pub(crate) fn wait_for_output(&mut self, text: &str) {
+        let found = poll(PATIENCE, || {
+            let ended = self.child.try_wait().unwrap().is_some();
+            (ended || self.read("stdout").contains(text)).then_some(())
+        });
+        let (stdout, stderr) = (self.read("stdout"), self.read("stderr"));
+        assert!(found.is_some() && stdout.contains(text), "waited for {text:?}\n{stdout}\n{stderr}");
+    }
+
+    /// Presses Ctrl-C.
+    pub(crate) fn interrupt(&self) {
+        kill_process(Pid::from_child(&self.child), Signal::INT).unwrap();
+    }
+
+    pub(crate) fn is_finished(&mut self) -> bool {
+        self.child.try_wait().unwrap().is_some()
+    }
+
+    /// Waits for its end, at most as long as a test has patience.
+    pub(crate) fn finish(mut self) -> Run {
+        let status = poll(PATIENCE * 2, || self.child.try_wait().unwrap());
+        let (stdout, stderr) = (self.read("stdout"), self.read("stderr"));
+        let status = status.unwrap_or_else(|| panic!("larder does not end\n{stdout}\n{stderr}"));
+        Run { code: status.code().unwrap_or(-1), stdout, stderr }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if !self.is_finished() {
+            let _ = self.child.kill();
+            let _ = self.child.wait();
+        }
+    }
+}
+
+/// What larder did.
+#[derive(Debug)]
+pub(crate) struct Run {
+    /// Exit code; -1 when a signal killed it.
+    pub(crate) code: i32,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+impl Run {
+    /// Fails the test unless larder ended with this code.
+    #[track_caller]
+    pub(crate) fn expect(self, code: i32) -> Run {
+        assert_eq!(self.code, code, "\n{}\n{}", self.stdout, self.stderr);
+        self
+    }
+
+    /// How many lines of the output have all of these words.
+    pub(crate) fn lines_with(&self, words: &[&str]) -> usize {
+        self.stdout.lines().filter(|line| words.iter().all(|word| line.contains(word))).count()
+    }
+
+    /// Standard output as JSON.
+    #[track_caller]
+    pub(crate) fn json(&self) -> serde_json::Value {
+        serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error}:\n{}", self.stdout))
+    }
+}
+
+/// A manifest of a pod with containers of these images.
+pub(crate) fn pod(name: &str, policy: &str, images: &[&str]) -> String {
+    let containers: String = images
+        .iter()
+        .enumerate()
+        .map(|(number, image)| {
+            let policy =
+                if policy.is_empty() { String::new() } else { format!("    imagePullPolicy: {policy}\n") };
+            format!("  - name: c{number}\n    image: {image}\n{policy}")
+        })
+        .collect();
+    format!(
+        "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, uid: {name}-uid}}\nspec:\n  containers:\n{containers}---\n"
+    )
+}
