@@ -5,7 +5,7 @@ use larder_testkit::peers::tls::certificates;
 use larder_testkit::peers::{Auth, Image, RegistryOptions, Tls};
 use serde_json::json;
 
-use crate::world::{Run, World, pod};
+use crate::world::{Run, World, pod_with_secrets};
 
 /// A Secret manifest of type `kubernetes.io/dockerconfigjson`.
 fn secret(name: &str, registry: &str, password: &str) -> String {
@@ -24,10 +24,8 @@ fn docker_config(registry: &str, password: &str) -> String {
 }
 
 /// A pod that names these pull secrets.
-fn pod_with_secrets(image: &str, secrets: &[&str]) -> String {
-    let names: Vec<_> = secrets.iter().map(|name| json!({"name": name})).collect();
-    pod("web", "Always", &[image])
-        .replace("spec:\n", &format!("spec:\n  imagePullSecrets: {}\n", json!(names)))
+fn pod(image: &str, secrets: &[&str]) -> String {
+    pod_with_secrets("web", "Always", &[image], secrets)
 }
 
 #[track_caller]
@@ -48,20 +46,16 @@ fn a_registry_with_a_password_serves_whoever_has_it() {
 
     // Each: a manifest, and whether the image can be had with it.
     let manifests = [
-        ("no secret", pod_with_secrets(&image, &[]), false),
-        ("a secret that nobody names", pod_with_secrets(&image, &[]) + &right, false),
-        ("the wrong password", pod_with_secrets(&image, &["wrong"]) + &wrong, false),
+        ("no secret", pod(&image, &[]), false),
+        ("a secret that nobody names", pod(&image, &[]) + &right, false),
+        ("the wrong password", pod(&image, &["wrong"]) + &wrong, false),
         (
             "a secret for another registry",
-            pod_with_secrets(&image, &["other"]) + &secret("other", "127.0.0.1:1", PASSWORD),
+            pod(&image, &["other"]) + &secret("other", "127.0.0.1:1", PASSWORD),
             false,
         ),
-        (
-            "the wrong password, then the right one",
-            pod_with_secrets(&image, &["wrong", "right"]) + &wrong + &right,
-            true,
-        ),
-        ("the right password", pod_with_secrets(&image, &["right"]) + &right, true),
+        ("the wrong password, then the right one", pod(&image, &["wrong", "right"]) + &wrong + &right, true),
+        ("the right password", pod(&image, &["right"]) + &right, true),
     ];
     for (case, manifest, works) in manifests {
         let file = world.file("pod.yaml", &manifest);
@@ -91,7 +85,7 @@ fn a_registry_with_a_private_authority_serves_once_the_runtime_trusts_it() {
     let Some(world) = World::new(options) else { return };
     Image::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();
     let (image, host) = (world.registry.image("shop/web:1"), world.registry.address());
-    let manifest = pod_with_secrets(&image, &["right"]) + &secret("right", &host, PASSWORD);
+    let manifest = pod(&image, &["right"]) + &secret("right", &host, PASSWORD);
     let file = world.file("pod.yaml", &manifest);
 
     let folder = tempfile::tempdir().unwrap();

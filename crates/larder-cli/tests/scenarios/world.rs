@@ -7,6 +7,7 @@ use std::process::{Child, Command, Stdio};
 use larder_testkit::peers::process::{PATIENCE, poll};
 use larder_testkit::peers::{Availability, Containerd, Package, Registry, RegistryOptions, require};
 use rustix::process::{Pid, Signal, kill_process};
+use serde_json::json;
 use tempfile::TempDir;
 
 /// A containerd that knows a registry, both empty.
@@ -187,18 +188,24 @@ impl Run {
     }
 }
 
-/// A manifest of a pod with containers of these images.
+/// A manifest of a pod with containers of these images; an empty policy is none.
 pub(crate) fn pod(name: &str, policy: &str, images: &[&str]) -> String {
-    let containers: String = images
-        .iter()
-        .enumerate()
-        .map(|(number, image)| {
-            let policy =
-                if policy.is_empty() { String::new() } else { format!("    imagePullPolicy: {policy}\n") };
-            format!("  - name: c{number}\n    image: {image}\n{policy}")
-        })
-        .collect();
-    format!(
-        "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}, uid: {name}-uid}}\nspec:\n  containers:\n{containers}---\n"
-    )
+    pod_with_secrets(name, policy, images, &[])
+}
+
+/// A manifest of a pod that names pull secrets. JSON is YAML, too.
+pub(crate) fn pod_with_secrets(name: &str, policy: &str, images: &[&str], secrets: &[&str]) -> String {
+    let containers = images.iter().enumerate().map(|(number, image)| {
+        let mut container = json!({"name": format!("c{number}"), "image": image});
+        if !policy.is_empty() {
+            container["imagePullPolicy"] = json!(policy);
+        }
+        container
+    });
+    let spec = json!({
+        "containers": containers.collect::<Vec<_>>(),
+        "imagePullSecrets": secrets.iter().map(|name| json!({"name": name})).collect::<Vec<_>>(),
+    });
+    let metadata = json!({"name": name, "uid": format!("{name}-uid")});
+    json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec}).to_string() + "\n---\n"
 }

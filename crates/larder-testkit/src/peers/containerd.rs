@@ -133,6 +133,8 @@ disabled_plugins = {DISABLED:?}
 [plugins."io.containerd.grpc.v1.cri"]
   disable_tcp_service = true
   restrict_oom_score_adj = true
+  # Sizes of snapshots are measured this often, in seconds.
+  stats_collect_period = 1
   [plugins."io.containerd.grpc.v1.cri".cni]
     bin_dir = "{folder_text}/cni/bin"
     conf_dir = "{folder_text}/cni/conf"
