@@ -22,7 +22,6 @@ use crate::output::{DataFormat, Format};
     version,
     after_help = EXAMPLES,
     after_long_help = format!("{EXAMPLES}\n\n{}", exit::HELP),
-    propagate_version = true,
     subcommand_required = true,
     arg_required_else_help = true
 )]
@@ -42,6 +41,7 @@ const EXAMPLES: &str = "Examples:
 
 /// What larder talks to, and how. Good with every command.
 #[derive(Debug, Args)]
+#[command(next_help_heading = "Global options")]
 pub(crate) struct Connection {
     /// Socket of the container runtime, such as unix:///run/containerd/containerd.sock.
     ///

@@ -63,10 +63,16 @@ fn parse(text: &str) -> Result<Node, Problem> {
         return Ok(node);
     }
     let error = error.without_snippet();
-    let line = error.location().map_or(0, |location| usize::try_from(location.line()).unwrap_or(0));
     let text = error.render_with_formatter(&serde_saphyr::UserMessageFormatter);
     let first = text.lines().next().unwrap_or_default().trim_start_matches("error: ");
-    Err(Problem::new(format!("not valid YAML: {first}")).at_line(line))
+    let Some(location) = error.location() else {
+        return Err(Problem::new(format!("not valid YAML: {first}")));
+    };
+    // The line that the text ends with is the document's, and would contradict the file's.
+    let place = format!(" at line {}, column {}", location.line(), location.column());
+    let message = first.strip_suffix(&place).unwrap_or(first);
+    let line = usize::try_from(location.line()).unwrap_or(0);
+    Err(Problem::new(format!("not valid YAML: {message}")).at_line(line))
 }
 
 impl<'de> Deserialize<'de> for Node {

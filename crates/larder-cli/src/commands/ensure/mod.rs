@@ -69,7 +69,7 @@ fn nothing_to_do(args: &EnsureArgs, gathered: &Gathered, out: &Out) -> Result<Ou
         Summary::new(gathered, &[], Vec::new()).show(args.output, args.retry_for, out);
     }
     if !gathered.problems.is_empty() {
-        return Err(Failure::bad_input("nothing is left to ensure"));
+        return Ok(Outcome::BadInput); // and each problem was told
     }
     let files: Vec<_> = args.filename.iter().map(|file| file.display().to_string()).collect();
     Err(Failure::bad_input(format!("nothing to ensure: no pod and no pod template in {}", files.join(", ")))

@@ -1,0 +1,188 @@
+//! Input that cannot be used, and backends that cannot be reached: named, with the exit code that the help promises.
+
+use std::os::unix::fs::PermissionsExt as _;
+
+use larder_testkit::fake_cri::Rpc;
+use tonic::Code;
+
+use crate::world::World;
+
+const GOOD: &str = "apiVersion: v1
+kind: Pod
+metadata: {name: good}
+spec: {containers: [{name: main, image: 'busybox:1.36'}]}
+---
+";
+
+#[test]
+fn each_bad_document_is_named_and_the_good_ones_proceed() {
+    let world = World::offering(&["busybox:1.36"]);
+    let text = format!(
+        "{GOOD}kind: Pod
+  wrong: [indentation
+---
+services:
+  web: {{image: busybox}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {{name: empty, namespace: shop}}
+spec: {{containers: []}}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata: {{name: api}}
+spec:
+  template:
+    spec:
+      containers:
+        - name: upper
+          image: Busybox
+        - name: space
+          image: 'busybox '
+        - name: digest
+          image: busybox@sha256:abc
+        - name: none
+          image: ''
+---
+apiVersion: v1
+kind: Secret
+metadata: {{name: broken}}
+type: kubernetes.io/dockerconfigjson
+data:
+  .dockerconfigjson: not-base64!
+---
+apiVersion: v1
+kind: ConfigMap
+metadata: {{name: config}}
+"
+    );
+    world.file("all.yaml", &text);
+    world.larder(&["ensure", "-f", "all.yaml"]).expect(2).golden("bad-documents.txt", &world);
+}
+
+#[test]
+fn files_that_cannot_be_read_are_named() {
+    let world = World::offering(&["busybox:1.36"]);
+    world.file("good.yaml", GOOD);
+    world.file("empty.yaml", "# nothing\n");
+    world.file("services.yaml", "apiVersion: v1\nkind: Service\n");
+    fs_err::create_dir(world.home.path().join("nothing")).unwrap();
+    fs_err::write(world.home.path().join("binary.yaml"), b"a: 1\nb: \xff\n").unwrap();
+    let huge = fs_err::File::create(world.home.path().join("huge.yaml")).unwrap();
+    huge.set_len((16 << 20) + 1).unwrap();
+    let files =
+        ["missing.yaml", "empty.yaml", "services.yaml", "nothing", "binary.yaml", "huge.yaml", "good.yaml"];
+    let arguments: Vec<_> =
+        ["ensure"].into_iter().chain(files.iter().flat_map(|file| ["-f", file])).collect();
+    world.larder(&arguments).expect(2).golden("bad-files.txt", &world);
+}
+
+#[test]
+fn input_without_anything_to_ensure_is_an_error() {
+    let world = World::new();
+    world.file("services.yaml", "apiVersion: v1\nkind: Service\n");
+    world.larder(&["ensure", "-f", "services.yaml"]).expect(2).golden("nothing-to-ensure.txt", &world);
+    assert_eq!(world.cri.received(), [], "the runtime is not asked");
+}
+
+#[test]
+fn bad_arguments_are_named_and_the_good_ones_proceed() {
+    let world = World::offering(&["busybox:1.36"]);
+    let long = "a/".repeat(200) + "a";
+    let run = world.larder(&["ensure", "busybox:1.36", "Busybox", "", "https://r.example/app", &long]);
+    let run = run.expect(2);
+    for part in [
+        "argument: \"Busybox\": repository name must be lowercase\nhint: did you mean busybox?",
+        "argument: \"\": an image name must not be empty",
+        "hint: did you mean r.example/app?",
+        "repository name must not be more than 255 characters",
+    ] {
+        assert!(run.stderr.contains(part), "{part}: {}", run.stderr);
+    }
+    assert!(run.stdout.contains("0 present, 1 pulled, 0 failed"), "{run:?}");
+}
+
+#[test]
+fn contradictory_and_unknown_flags_are_bad_input() {
+    let world = World::new();
+    for arguments in [
+        &["ensure"][..],
+        &["ensure", "--frob", "busybox:1"],
+        &["ensure", "--policy", "Sometimes", "busybox:1"],
+        &["ensure", "--retry-for", "soon", "busybox:1"],
+        &["ensure", "--max-parallel-image-pulls", "0", "busybox:1"],
+        &["ensure", "--serialize-image-pulls", "--max-parallel-image-pulls=2", "busybox:1"],
+        &["ensure", "--backend", "tcp://127.0.0.1:1", "busybox:1"],
+        &["images", "--timeout", "0", "-q"],
+        &["pull", "--username", "larder", "busybox:1"],
+        &["pull", "--username", "larder", "--password-stdin", "busybox:1"],
+        &["frob"],
+    ] {
+        let run = world.larder(arguments).expect(2);
+        assert!(run.stderr.starts_with("error: "), "{arguments:?}: {run:?}");
+        assert_eq!(run.stdout, "", "{arguments:?}");
+    }
+}
+
+#[test]
+fn an_authfile_that_cannot_be_used_is_named() {
+    let world = World::new();
+    fs_err::create_dir(world.home.path().join("directory")).unwrap();
+    world.file("broken.json", "{\"auths\": {\"r.example\": {\"auth\": \"hunter2!\"}}}");
+    let huge = fs_err::File::create(world.home.path().join("huge.json")).unwrap();
+    huge.set_len(17 << 20).unwrap();
+    for file in ["missing.json", "directory", "broken.json", "huge.json"] {
+        let run = world.larder(&["pull", "--authfile", file, "busybox:1"]).expect(2);
+        assert!(run.stderr.contains(&format!("error: --authfile: {file}: ")), "{run:?}");
+        assert!(run.stderr.contains("hint: "), "{run:?}");
+        assert!(!run.stderr.contains("hunter2"), "{run:?}");
+    }
+}
+
+#[test]
+fn a_docker_config_that_is_skipped_is_told() {
+    let world = World::offering(&["busybox:1"]);
+    let config = world.file(".docker/config.json", "{\"auths\": 1}");
+    let run = world.larder(&["pull", "busybox:1"]).expect(0);
+    assert!(run.stderr.contains("warning: skipped credentials: "), "{run:?}");
+    assert!(run.stderr.contains(&*config.to_string_lossy()), "{run:?}");
+    world.file(".docker/config.json", "{\"credsStore\": \"pass\"}");
+    let run = world.larder(&["pull", "busybox:1"]).expect(0);
+    assert!(run.stderr.contains("credsStore"), "{run:?}");
+}
+
+#[test]
+fn a_missing_socket_is_one_clear_line_and_exit_code_3() {
+    let world = World::new();
+    for command in
+        [&["ensure", "busybox:1"][..], &["pull", "a:1"], &["images"], &["df"], &["runtime"], &["rm", "a"]]
+    {
+        let run = world.larder(&[&["--backend", "/nowhere/cri.sock"], command].concat()).expect(3);
+        let lines: Vec<_> = run.stderr.lines().collect();
+        assert_eq!(lines[0], "error: unix:///nowhere/cri.sock: there is no such socket", "{command:?}");
+        assert!(lines.len() == 2 && lines[1].starts_with("hint: "), "{command:?}: {run:?}");
+    }
+}
+
+#[test]
+fn an_unreachable_backend_outranks_bad_input_which_outranks_failure() {
+    let mut world = World::new();
+    world.cri.refuse(Rpc::PullImage, Code::Unknown, "no route to host");
+    world.larder(&["ensure", "busybox:1"]).expect(1);
+    world.larder(&["ensure", "busybox:1", "Bad"]).expect(2);
+    world.cri.stop();
+    world.larder(&["ensure", "busybox:1", "Bad"]).expect(3);
+}
+
+#[test]
+fn unreadable_files_are_told_to_those_who_may_not_read_them() {
+    if rustix::process::geteuid().is_root() {
+        return; // root may read everything
+    }
+    let world = World::new();
+    let path = world.file("locked.yaml", GOOD);
+    fs_err::set_permissions(&path, std::fs::Permissions::from_mode(0o000)).unwrap();
+    let run = world.larder(&["ensure", "-f", "locked.yaml"]).expect(2);
+    assert!(run.stderr.contains("locked.yaml: permission denied"), "{run:?}");
+}

@@ -1,0 +1,193 @@
+//! `larder ensure` and `larder pull`: events, summary, exit codes, and what the runtime is asked.
+
+use std::process::Stdio;
+
+use larder_testkit::fake_cri::Rpc;
+use serde_json::json;
+use tonic::Code;
+
+use crate::world::World;
+
+/// A pod with one container of this image.
+fn pod(name: &str, image: &str) -> String {
+    format!(
+        "apiVersion: v1\nkind: Pod\nmetadata: {{name: {name}}}\nspec: {{containers: [{{name: main, image: '{image}'}}]}}\n---\n"
+    )
+}
+
+#[test]
+fn a_missing_image_is_pulled_with_kubelets_events_and_found_the_next_time() {
+    let world = World::offering(&["busybox:1.36"]);
+    world.file("pod.yaml", &pod("web", "busybox:1.36"));
+    world.larder(&["ensure", "-f", "pod.yaml"]).expect(0).golden("ensure-pulled.txt", &world);
+    world.larder(&["ensure", "-f", "pod.yaml"]).expect(0).golden("ensure-present.txt", &world);
+    assert_eq!(world.cri.calls(Rpc::PullImage).started, 1);
+}
+
+#[test]
+fn a_failed_pull_tells_when_the_back_off_ends() {
+    let world = World::new();
+    world.file("pod.yaml", &pod("web", "busybox:1.36"));
+    world.cri.refuse(Rpc::PullImage, Code::Unknown, "no route to host");
+    world.larder(&["ensure", "-f", "pod.yaml"]).expect(1).golden("ensure-failed.txt", &world);
+}
+
+#[test]
+fn policies_come_from_the_flag_then_the_manifest_then_the_tag() {
+    let world = World::offering(&["busybox:latest", "busybox:1.36"]);
+    world.larder(&["ensure", "busybox:latest", "busybox:1.36"]).expect(0);
+    assert_eq!(world.cri.calls(Rpc::PullImage).started, 2);
+    world.larder(&["ensure", "busybox", "busybox:1.36"]).expect(0);
+    assert_eq!(world.cri.calls(Rpc::PullImage).started, 3, "`latest` is pulled again, a version is not");
+    world.larder(&["ensure", "--policy", "ifnotpresent", "busybox"]).expect(0);
+    assert_eq!(world.cri.calls(Rpc::PullImage).started, 3);
+    world.larder(&["ensure", "--policy=Never", "busybox:1.36"]).expect(0);
+    world.larder(&["ensure", "--policy=Never", "absent:1"]).expect(1).golden("ensure-never.txt", &world);
+}
+
+#[test]
+fn a_retry_waits_for_the_back_off_and_shows_it() {
+    let world = World::offering(&["busybox:1.36"]);
+    world.cri.fail_next(Rpc::PullImage, Code::Unknown, "no route to host");
+    let run = world.larder(&["ensure", "--retry-for", "1500ms", "busybox:1.36"]).expect(1);
+    assert!(run.stdout.contains("Back-off pulling image \"busybox:1.36\""), "{run:?}");
+    assert!(run.stdout.contains("Error: ImagePullBackOff"), "{run:?}");
+    assert!(!run.stderr.contains("--retry-for"), "it was given: {run:?}");
+}
+
+#[test]
+fn two_pods_that_want_one_image_cause_one_pull() {
+    let world = World::offering(&["busybox:1.36"]);
+    world.file("pods.yaml", &(pod("one", "busybox:1.36") + &pod("two", "busybox:1.36")));
+    let held = world.cri.hold_next(Rpc::PullImage);
+    let child = world
+        .command(&["ensure", "-f", "pods.yaml", "-o", "json"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(world.cri.until(Rpc::PullImage, |calls| calls.started == 1));
+    held.release();
+    let run = crate::world::Run::of(child.wait_with_output().unwrap()).expect(0);
+    assert_eq!(run.json()["summary"], json!({"present": 0, "pulled": 2, "failed": 0, "unfinished": 0}));
+    assert_eq!(world.cri.calls(Rpc::PullImage).started, 1);
+}
+
+#[test]
+fn json_has_images_events_bad_input_and_a_summary() {
+    let world = World::offering(&["busybox:1.36"]);
+    world.file("pod.yaml", &(pod("web", "busybox:1.36") + &pod("bad", "Bad")));
+    let run = world.larder(&["ensure", "-f", "pod.yaml", "-o", "json"]).expect(2);
+    let mut json = run.json();
+    let image = &json["images"][0];
+    assert!(image["pullSeconds"].is_f64() && image["totalSeconds"].is_f64(), "{image}");
+    for key in ["pullSeconds", "totalSeconds"] {
+        json["images"][0][key] = json!(0.0);
+    }
+    assert_eq!(
+        json["images"],
+        json!([{
+            "image": "busybox:1.36", "policy": "IfNotPresent", "object": "pod/web", "namespace": "default",
+            "part": "main", "field": "spec.containers{main}", "result": "Pulled", "reason": "", "message": "",
+            "id": format!("sha256:{:064x}", 1), "sizeBytes": 4_261_550, "pullSeconds": 0.0, "totalSeconds": 0.0,
+            "retryInSeconds": null,
+        }])
+    );
+    assert_eq!(
+        json["badInput"],
+        json!([{
+            "file": "pod.yaml", "line": 9, "document": 2, "object": "Pod default/bad",
+            "field": "spec.containers[0].image", "message": "\"Bad\": repository name must be lowercase",
+            "hints": ["did you mean bad?"],
+        }])
+    );
+    let events = json["events"].as_array().unwrap();
+    let reasons: Vec<_> = events.iter().map(|event| event["reason"].as_str().unwrap()).collect();
+    assert_eq!(reasons, ["Pulling", "Pulled"]);
+    assert_eq!(events[0]["object"], "pod/web");
+    assert_eq!(events[0]["message"], "Pulling image \"busybox:1.36\"");
+    assert!(events[0]["time"].as_str().unwrap().ends_with('Z'), "{}", events[0]);
+}
+
+#[test]
+fn yaml_has_the_shape_of_json() {
+    let world = World::offering(&["busybox:1.36"]);
+    let run = world.larder(&["ensure", "busybox:1.36", "-o", "yaml"]).expect(0);
+    let value: serde_json::Value = serde_saphyr::from_str(&run.stdout).unwrap();
+    assert_eq!(value["summary"], json!({"present": 0, "pulled": 1, "failed": 0, "unfinished": 0}));
+    assert_eq!(value["images"][0]["result"], "Pulled");
+}
+
+#[test]
+fn pods_are_passed_to_the_runtime_with_annotations_and_sandbox() {
+    let world = World::offering(&["busybox:1.36"]);
+    let text =
+        pod("web", "busybox:1.36").replace("{name: web}", "{name: web, uid: u-1, annotations: {a: b}}");
+    world.larder_reading(&text, &["ensure", "-f", "-"]).expect(0);
+    let received = world.cri.received();
+    let pull = received.iter().find(|received| received.rpc == Rpc::PullImage).unwrap();
+    assert_eq!(pull.image.as_ref().unwrap().annotations["a"], "b");
+    let metadata = pull.sandbox.as_ref().unwrap().metadata.as_ref().unwrap();
+    assert_eq!((metadata.name.as_str(), metadata.uid.as_str()), ("web", "u-1"));
+}
+
+#[test]
+fn pull_prints_the_ids_in_the_order_of_the_arguments() {
+    let world = World::offering(&["a:1", "b:1"]);
+    let run = world.larder(&["pull", "b:1", "a:1"]).expect(0);
+    run.golden("pull.txt", &world);
+    let run = world.larder(&["pull", "-q", "a:1"]).expect(0);
+    assert_eq!((run.stdout, run.stderr), (format!("sha256:{:064x}\n", 1), String::new()));
+    world.larder(&["pull", "a:1", "nowhere:1", "Bad"]).expect(2).golden("pull-failed.txt", &world);
+}
+
+#[test]
+fn a_directory_is_read_by_name_and_deeper_only_if_asked() {
+    let world = World::offering(&["a:1", "b:1", "c:1"]);
+    world.file("pods/b.yml", &pod("b", "b:1"));
+    world.file("pods/a.yaml", &pod("a", "a:1"));
+    world.file("pods/deep/c.json", &json_pod("c", "c:1"));
+    world.file("pods/README.md", "not: [a manifest");
+    let images = |flags: &[&str]| {
+        let run = world.larder(&[&["ensure", "-f", "pods", "-o", "json"], flags].concat()).expect(0);
+        let images = run.json()["images"].as_array().unwrap().clone();
+        images.iter().map(|image| image["image"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(images(&[]), ["a:1", "b:1"]);
+    assert_eq!(images(&["-R"]), ["a:1", "b:1", "c:1"]);
+}
+
+fn json_pod(name: &str, image: &str) -> String {
+    json!({
+        "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
+        "spec": {"containers": [{"name": "main", "image": image}]},
+    })
+    .to_string()
+}
+
+#[test]
+fn a_reader_that_goes_away_is_a_quiet_success() {
+    let world = World::offering(&["busybox:1.36"]);
+    for arguments in [&["ensure", "busybox:1.36"][..], &["images"], &["--help"], &["completions", "bash"]] {
+        let mut child = world
+            .command(arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        drop(child.stdout.take());
+        let run = crate::world::Run::of(child.wait_with_output().unwrap()).expect(0);
+        assert_eq!(run.stderr, "", "{arguments:?}");
+    }
+}
+
+#[test]
+fn a_result_that_cannot_be_written_is_an_error() {
+    let world = World::offering(&["busybox:1.36"]);
+    let full = fs_err::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let mut command = world.command(&["pull", "busybox:1.36"]);
+    let run = crate::world::Run::of(command.stdout(full.into_parts().0).output().unwrap()).expect(1);
+    assert!(run.stderr.contains("could not write the result"), "{run:?}");
+}

@@ -1,0 +1,152 @@
+//! The commands that look at images and remove them.
+
+use std::collections::BTreeMap;
+
+use larder_cri::proto;
+use serde_json::json;
+
+use crate::world::World;
+
+const BUSYBOX: &str = "sha256:1111111111111111111111111111111111111111111111111111111111111111";
+const WEB: &str = "sha256:2222222222222222222222222222222222222222222222222222222222222222";
+const OLD: &str = "sha256:3333333333333333333333333333333333333333333333333333333333333333";
+
+/// Three images, one of them used by a container.
+fn world() -> World {
+    let world = World::new();
+    let image = |id: &str, tags: &[&str], digests: &[&str], size| proto::Image {
+        id: id.into(),
+        repo_tags: tags.iter().map(|tag| (*tag).to_owned()).collect(),
+        repo_digests: digests.iter().map(|digest| (*digest).to_owned()).collect(),
+        size,
+        ..proto::Image::default()
+    };
+    let digest = "a".repeat(64);
+    world.cri.change(|contents| {
+        contents.images = vec![
+            image(
+                WEB,
+                &["127.0.0.1:5000/library/web:1.27", "127.0.0.1:5000/library/web:stable"],
+                &[&format!("127.0.0.1:5000/library/web@sha256:{digest}")],
+                77_900_000,
+            ),
+            image(BUSYBOX, &["docker.io/library/busybox:1.36"], &[], 4_261_550),
+            image(OLD, &[], &[&format!("127.0.0.1:5000/team/old@sha256:{digest}")], 742_385),
+        ];
+        contents.containers = vec![proto::Container {
+            id: "c0ffee0000000000000000000000".into(),
+            pod_sandbox_id: "s".into(),
+            metadata: Some(proto::ContainerMetadata { name: "web".into(), attempt: 0 }),
+            image_id: WEB.into(),
+            state: proto::ContainerState::ContainerRunning.into(),
+            labels: BTreeMap::from([
+                ("io.kubernetes.pod.namespace".into(), "shop".into()),
+                ("io.kubernetes.pod.name".into(), "web-0".into()),
+            ]),
+            ..proto::Container::default()
+        }];
+        contents.filesystems.image_filesystems = vec![proto::FilesystemUsage {
+            fs_id: Some(proto::FilesystemIdentifier { mountpoint: "/nowhere/images".into() }),
+            used_bytes: Some(proto::UInt64Value { value: 250_000_000 }),
+            inodes_used: Some(proto::UInt64Value { value: 1234 }),
+            ..proto::FilesystemUsage::default()
+        }];
+        contents.conditions = vec![
+            proto::RuntimeCondition { r#type: "RuntimeReady".into(), status: true, ..Default::default() },
+            proto::RuntimeCondition {
+                r#type: "NetworkReady".into(),
+                status: false,
+                reason: "NetworkPluginNotReady".into(),
+                message: "cni config uninitialized".into(),
+            },
+        ];
+    });
+    world
+}
+
+#[test]
+fn images_are_listed_by_name_as_crictl_lists_them() {
+    let world = world();
+    world.larder(&["images"]).expect(0).golden("images.txt", &world);
+    world.larder(&["images", "--digests", "--no-trunc"]).expect(0).golden("images-full.txt", &world);
+    world.larder(&["images", "-o", "wide"]).expect(0).golden("images-wide.txt", &world);
+}
+
+#[test]
+fn images_are_found_by_short_names_and_patterns() {
+    let world = world();
+    let ids = |pattern: &str| world.larder(&["images", "-q", pattern]).expect(0).stdout;
+    assert_eq!(ids("busybox"), format!("{BUSYBOX}\n"));
+    assert_eq!(ids("*/web:*"), format!("{WEB}\n"), "an image with two tags is told once");
+    assert_eq!(ids("nothing"), "");
+    assert_eq!(world.larder(&["ls", "-q"]).expect(0).stdout.lines().count(), 3);
+}
+
+#[test]
+fn images_as_json_have_one_entry_for_each_name() {
+    let run = world().larder(&["images", "-o", "json", "*:1.*"]).expect(0);
+    assert_eq!(
+        run.json(),
+        json!([
+            {
+                "repository": "127.0.0.1:5000/library/web", "tag": "1.27",
+                "digest": format!("sha256:{}", "a".repeat(64)),
+                "id": WEB, "sizeBytes": 77_900_000, "pinned": false,
+            },
+            {
+                "repository": "docker.io/library/busybox", "tag": "1.36", "digest": null,
+                "id": BUSYBOX, "sizeBytes": 4_261_550, "pinned": false,
+            },
+        ])
+    );
+}
+
+#[test]
+fn inspect_shows_all_and_names_what_is_not_there() {
+    let world = world();
+    let run = world.larder(&["inspect", WEB, "nowhere:1"]).expect(1);
+    run.golden("inspect.txt", &world);
+    let run = world.larder(&["inspect", "-o", "yaml", WEB]).expect(0);
+    let value: serde_json::Value = serde_saphyr::from_str(&run.stdout).unwrap();
+    assert_eq!(value[0]["id"], WEB);
+}
+
+#[test]
+fn images_in_use_are_removed_only_by_force() {
+    let world = world();
+    world.larder(&["rm", BUSYBOX, WEB]).expect(1).golden("rm-in-use.txt", &world);
+    let run = world.larder(&["rm", "--force", WEB]).expect(0);
+    assert!(run.stdout.ends_with(&format!("Deleted: {WEB}\n")), "{run:?}");
+    assert_eq!(world.larder(&["images", "-q"]).expect(0).stdout, format!("{OLD}\n"));
+}
+
+#[test]
+fn removing_what_is_not_there_is_an_error_unless_told_otherwise() {
+    let world = world();
+    let run = world.larder(&["rm", "nowhere:1", BUSYBOX]).expect(1);
+    assert!(run.stderr.contains("nowhere:1: no such image"), "{run:?}");
+    assert!(run.stdout.contains(&format!("Deleted: {BUSYBOX}")), "the others are removed: {run:?}");
+    world.larder(&["rmi", "--ignore-not-found", "nowhere:1"]).expect(0);
+}
+
+#[test]
+fn two_names_of_one_image_remove_it_once() {
+    let world = world();
+    let names = ["127.0.0.1:5000/library/web:1.27", "127.0.0.1:5000/library/web:stable"];
+    let run = world.larder(&["rm", "-f", names[0], names[1]]).expect(0);
+    assert_eq!(run.stdout.matches("Deleted: ").count(), 1, "{run:?}");
+}
+
+#[test]
+fn df_tells_the_room_and_what_is_in_use() {
+    let world = world();
+    world.larder(&["df"]).expect(0).golden("df.txt", &world);
+    world.larder(&["df", "-o", "json"]).expect(0).golden("df.json.txt", &world);
+}
+
+#[test]
+fn runtime_tells_what_it_is_and_what_is_wrong_with_it() {
+    let world = world();
+    world.larder(&["runtime"]).expect(0).golden("runtime.txt", &world);
+    world.larder(&["runtime", "-o", "json"]).expect(0).golden("runtime.json.txt", &world);
+}

@@ -1,0 +1,11 @@
+//! The real binary against a fake runtime: what it prints, what it asks for, how it ends.
+
+#![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
+
+mod bad_input;
+mod ensure;
+mod help;
+mod images;
+mod interrupt;
+mod secrets;
+mod world;

@@ -1,0 +1,121 @@
+//! Which credentials reach the runtime, and that passwords reach nothing else.
+
+use larder_cri::proto::AuthConfig;
+use larder_testkit::fake_cri::Rpc;
+
+use crate::world::World;
+
+const IMAGE: &str = "127.0.0.1:5000/private/ledger:3.1";
+
+fn secret(namespace: &str, kind: &str) -> String {
+    format!(
+        "apiVersion: v1
+kind: Secret
+metadata: {{name: regcred, namespace: {namespace}}}
+type: {kind}
+stringData:
+  .dockerconfigjson: '{{\"auths\": {{\"127.0.0.1:5000\": {{\"username\": \"larder\", \"password\": \"pantry\"}}}}}}'
+---
+"
+    )
+}
+
+fn pod() -> String {
+    format!(
+        "apiVersion: v1
+kind: Pod
+metadata: {{name: ledger, namespace: finance}}
+spec:
+  imagePullSecrets: [{{name: regcred}}]
+  containers: [{{name: main, image: '{IMAGE}'}}]
+---
+"
+    )
+}
+
+/// User and password of each pull; empty for an anonymous one.
+fn pulls(world: &World) -> Vec<String> {
+    let pulls = world.cri.received().into_iter().filter(|received| received.rpc == Rpc::PullImage);
+    let auth = |auth: AuthConfig| format!("{}:{}", auth.username, auth.password);
+    pulls.map(|pull| pull.auth.map(auth).unwrap_or_default()).collect()
+}
+
+/// What [`secret`] holds.
+const LARDER: &str = "larder:pantry";
+
+#[test]
+fn a_pod_gets_the_pull_secret_that_it_names() {
+    let world = World::offering(&[IMAGE]);
+    let file = world.file("all.yaml", &(pod() + &secret("finance", "kubernetes.io/dockerconfigjson")));
+    let run = world.larder(&["-vv", "ensure", "-f", &file.to_string_lossy()]).expect(0);
+    assert_eq!(pulls(&world), [LARDER]);
+    assert!(!format!("{run:?}").contains("pantry"), "{run:?}");
+}
+
+#[test]
+fn a_secret_may_come_in_a_file_of_its_own() {
+    let world = World::offering(&[IMAGE]);
+    world.file("secret.yaml", &secret("finance", "kubernetes.io/dockerconfigjson"));
+    world.file("pod.yaml", &pod());
+    world.larder(&["ensure", "-f", "pod.yaml", "--secret", "secret.yaml"]).expect(0);
+    world.larder(&["ensure", "--policy=Always", IMAGE, "--secret", "secret.yaml"]).expect(0);
+    assert_eq!(pulls(&world), [LARDER, LARDER]);
+}
+
+#[test]
+fn a_secret_of_another_namespace_or_type_is_not_used_and_the_pod_is_warned() {
+    for (secret, warning) in [
+        (secret("elsewhere", "kubernetes.io/dockerconfigjson"), "is in none of the files"),
+        (secret("finance", "Opaque"), "has the type Opaque"),
+    ] {
+        let world = World::offering(&[IMAGE]);
+        world.file("all.yaml", &(pod() + &secret));
+        let run = world.larder(&["ensure", "-f", "all.yaml"]).expect(0);
+        let line = run.stderr.lines().find(|line| line.starts_with("warning: ")).unwrap_or_default();
+        assert!(line.contains("pod/ledger in namespace finance: pull secret regcred"), "{run:?}");
+        assert!(line.contains(warning), "{run:?}");
+        assert_eq!(pulls(&world), [""]);
+    }
+}
+
+#[test]
+fn what_secret_names_must_be_pull_secrets() {
+    let world = World::offering(&[IMAGE]);
+    world.file("opaque.yaml", &secret("default", "Opaque"));
+    let run = world.larder(&["ensure", IMAGE, "--secret", "opaque.yaml"]).expect(2);
+    assert!(run.stderr.contains("opaque.yaml: document 1 (Secret default/regcred): type: "), "{run:?}");
+    world.file("pod.yaml", &pod());
+    let run = world.larder(&["ensure", IMAGE, "--secret", "pod.yaml"]).expect(2);
+    assert!(run.stderr.contains("pod.yaml: holds no Secret"), "{run:?}");
+}
+
+#[test]
+fn a_password_comes_from_standard_input_for_one_registry() {
+    let world = World::offering(&[IMAGE, "busybox:1"]);
+    let flags = ["-vv", "pull", "--username", "larder", "--password-stdin"];
+    let run = world.larder_reading("pantry\n", &[&flags[..], &[IMAGE]].concat()).expect(0);
+    assert_eq!(pulls(&world), [LARDER]);
+    assert!(!format!("{run:?}").contains("pantry"), "{run:?}");
+    let run = world.larder_reading("pantry\n", &[&flags[..], &[IMAGE, "busybox:1"]].concat()).expect(2);
+    assert!(run.stderr.contains("several registries (127.0.0.1:5000, docker.io)"), "{run:?}");
+    assert_eq!(pulls(&world).len(), 1, "nothing more was pulled");
+}
+
+#[test]
+fn the_users_docker_config_is_used_unless_another_file_is_named() {
+    let world = World::offering(&[IMAGE]);
+    // "larder:pantry" and "other:word" in base64
+    world.file(".docker/config.json", r#"{"auths": {"127.0.0.1:5000": {"auth": "bGFyZGVyOnBhbnRyeQ=="}}}"#);
+    world.file("auth.json", r#"{"auths": {"127.0.0.1:5000": {"auth": "b3RoZXI6d29yZA=="}}}"#);
+    world.larder(&["pull", IMAGE]).expect(0);
+    world.larder(&["pull", "--authfile", "auth.json", IMAGE]).expect(0);
+    assert_eq!(pulls(&world), [LARDER, "other:word"]);
+}
+
+#[test]
+fn standard_input_is_read_once() {
+    let world = World::new();
+    let arguments = ["ensure", "-f", "-", "--username", "larder", "--password-stdin"];
+    let run = world.larder_reading("pantry\n", &arguments).expect(2);
+    assert!(run.stderr.contains("standard input can be read only once"), "{run:?}");
+}

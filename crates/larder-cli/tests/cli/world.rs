@@ -1,0 +1,135 @@
+//! A fake runtime, a folder for files, and larder to run.
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use larder_cri::proto;
+use larder_testkit::fake_cri::FakeCri;
+use tempfile::TempDir;
+
+/// A fake runtime and a home without credentials.
+pub(crate) struct World {
+    pub(crate) cri: FakeCri,
+    pub(crate) home: TempDir,
+}
+
+/// What larder did.
+#[derive(Debug)]
+pub(crate) struct Run {
+    pub(crate) code: Option<i32>,
+    pub(crate) stdout: String,
+    pub(crate) stderr: String,
+}
+
+impl World {
+    pub(crate) fn new() -> World {
+        World { cri: FakeCri::start(), home: tempfile::tempdir().unwrap() }
+    }
+
+    /// Lets pulls of these names succeed.
+    pub(crate) fn offering(names: &[&str]) -> World {
+        let world = World::new();
+        for (number, name) in names.iter().enumerate() {
+            let id = format!("sha256:{:064x}", number + 1);
+            world.cri.offer(name, proto::Image { id, size: 4_261_550, ..proto::Image::default() });
+        }
+        world
+    }
+
+    pub(crate) fn file(&self, name: &str, text: &str) -> PathBuf {
+        let path = self.home.path().join(name);
+        fs_err::create_dir_all(path.parent().unwrap()).unwrap();
+        fs_err::write(&path, text).unwrap();
+        path
+    }
+
+    /// larder, talking to the fake runtime, in the folder.
+    pub(crate) fn command(&self, arguments: &[&str]) -> Command {
+        let mut command = larder(self.home.path());
+        command.env("LARDER_BACKEND", self.cri.endpoint().to_string()).args(arguments);
+        command
+    }
+
+    pub(crate) fn larder(&self, arguments: &[&str]) -> Run {
+        Run::of(self.command(arguments).stdin(Stdio::null()).output().unwrap())
+    }
+
+    /// Runs larder with this on its standard input.
+    pub(crate) fn larder_reading(&self, input: &str, arguments: &[&str]) -> Run {
+        let mut command = self.command(arguments);
+        let mut child =
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+        Run::of(child.wait_with_output().unwrap())
+    }
+}
+
+/// larder with nothing of the surroundings in it.
+pub(crate) fn larder(home: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_larder"));
+    command.env_clear().env("HOME", home).env("TZ", "UTC").current_dir(home);
+    command
+}
+
+impl Run {
+    pub(crate) fn of(output: Output) -> Run {
+        Run {
+            code: output.status.code(),
+            stdout: String::from_utf8(output.stdout).unwrap(),
+            stderr: String::from_utf8(output.stderr).unwrap(),
+        }
+    }
+
+    #[track_caller]
+    pub(crate) fn expect(self, code: i32) -> Run {
+        assert_eq!(self.code, Some(code), "\n{}\n{}", self.stdout, self.stderr);
+        self
+    }
+
+    #[track_caller]
+    pub(crate) fn json(&self) -> serde_json::Value {
+        serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error}:\n{}", self.stdout))
+    }
+
+    /// Compares both outputs with the file of this name; `LARDER_BLESS=1` writes the file instead.
+    #[track_caller]
+    pub(crate) fn golden(&self, name: &str, world: &World) {
+        let text = format!("exit {:?}\n--- stdout\n{}--- stderr\n{}", self.code, self.stdout, self.stderr);
+        let text = scrubbed(&text)
+            .replace(&world.cri.endpoint().to_string(), "ENDPOINT")
+            .replace(&*world.home.path().to_string_lossy(), "HOME");
+        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/cli/golden").join(name);
+        if std::env::var_os("LARDER_BLESS").is_some() {
+            fs_err::write(&path, &text).unwrap();
+        }
+        let expected = fs_err::read_to_string(&path).unwrap();
+        assert!(text == expected, "{name} differs; LARDER_BLESS=1 accepts it.\n{text}");
+    }
+}
+
+/// The text with times of day and durations of pulls replaced by words. Whole seconds, which are back-offs, stay.
+fn scrubbed(text: &str) -> String {
+    let mut clean = String::new();
+    for word in text.split_inclusive([' ', '\n', ',', '(']) {
+        let end = word.trim_end_matches([' ', '\n', ',', '(']).len();
+        let (word, rest) = word.split_at(end);
+        let is = |shape: &str| {
+            word.len() == shape.len()
+                && word
+                    .bytes()
+                    .zip(shape.bytes())
+                    .all(|(byte, shape)| if shape == b'0' { byte.is_ascii_digit() } else { byte == shape })
+        };
+        let number = word.strip_suffix("ms").or_else(|| word.strip_suffix('s'));
+        let is_time = number.is_some_and(|number| number.parse::<f64>().is_ok());
+        let whole_seconds = is_time && !word.ends_with("ms") && !word.contains('.') && word != "0s";
+        match word {
+            _ if is("00:00:00") => clean.push_str("HH:MM:SS"),
+            _ if is_time && !whole_seconds => clean.push_str("TIME"),
+            word => clean.push_str(word),
+        }
+        clean.push_str(rest);
+    }
+    clean
+}
