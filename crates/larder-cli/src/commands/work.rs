@@ -46,7 +46,8 @@ pub(super) async fn ensure_all(
         (index, keep_trying(manager, request, deadline, events).await)
     });
     let mut running: FuturesUnordered<_> = each.collect();
-    let mut draw = time::interval(DRAW_PERIOD);
+    // What is over at once, as when all is present, draws nothing.
+    let mut draw = time::interval_at(Instant::now() + DRAW_PERIOD, DRAW_PERIOD);
     draw.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
     tokio::pin!(interrupt);
     loop {

@@ -145,3 +145,70 @@ fn zoned(time: SystemTime, format: &str) -> String {
         Err(_) => String::new(),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use larder::events::EventType;
+    use larder::pod::{ObjectRef, Pod};
+
+    use super::*;
+    use crate::out::tests::Page;
+
+    fn event(reason: Reason, message: &str) -> Event {
+        let pod = Pod { uid: "u".into(), namespace: "default".into(), name: "api".into(), ..Pod::default() };
+        Event {
+            time: SystemTime::UNIX_EPOCH + Duration::from_secs(1),
+            event_type: EventType::Normal,
+            reason,
+            object: ObjectRef::new(&pod, "spec.containers{api}"),
+            message: message.into(),
+        }
+    }
+
+    fn log(look: Look) -> (EventLog, Page) {
+        let page = Page::default();
+        let out = Arc::new(Out::to(Box::new(page.clone()), Box::new(std::io::sink())));
+        let labels = HashMap::from([("u".to_owned(), "deployment/api".to_owned())]);
+        (EventLog::new(out, Arc::new(Progress::new(false)), look, labels), page)
+    }
+
+    #[test]
+    fn an_event_names_the_object_that_the_user_knows() {
+        let (events, page) = log(Look::Short);
+        events.record(event(Reason::Pulling, "Pulling image \"a:1\""));
+        let text = page.text();
+        let lines: Vec<_> = text.lines().collect();
+        assert_eq!(lines[0], "TIME       TYPE      REASON              OBJECT           MESSAGE");
+        assert!(
+            lines[1].ends_with("   Normal    Pulling             deployment/api   Pulling image \"a:1\"")
+        );
+        assert_eq!(events.records().len(), 1);
+    }
+
+    #[test]
+    fn back_off_is_told_once_until_something_else_happens() {
+        let (events, page) = log(Look::Short);
+        let sync = || {
+            events.record(event(Reason::BackOff, "Back-off pulling image \"a:1\""));
+            events.record(event(Reason::Failed, "Error: ImagePullBackOff"));
+        };
+        sync();
+        sync();
+        assert_eq!(page.text().matches("Back-off").count(), 1);
+        assert_eq!(page.text().matches("Error: ImagePullBackOff").count(), 1);
+        events.record(event(Reason::Pulling, "Pulling image \"a:1\""));
+        sync();
+        assert_eq!(page.text().matches("Back-off").count(), 2);
+    }
+
+    #[test]
+    fn a_silent_log_keeps_what_it_does_not_print() {
+        let (events, page) = log(Look::Silent);
+        events.record(event(Reason::Pulled, "x"));
+        assert_eq!(page.text(), "");
+        assert_eq!(events.records()[0].object, "deployment/api");
+        assert_eq!(events.records()[0].time, "1970-01-01T00:00:01Z");
+    }
+}
