@@ -60,6 +60,14 @@ impl Channel {
         &self.0.endpoint
     }
 
+    /// Opens the connection unless it is open.
+    pub(crate) async fn open_now(&self) -> Result<(), Status> {
+        match self.sender().await {
+            Ok(_) => Ok(()),
+            Err(found) => Err(unreachable_status(&self.0.endpoint, found)),
+        }
+    }
+
     /// The open connection, or a new one.
     async fn sender(&self) -> Result<SendRequest<Body>, Unreachable> {
         let asked = Instant::now();

@@ -139,15 +139,24 @@ impl CriBackend {
 
     /// Waits for an answer of the runtime service, for as long as a call may take.
     async fn ask_runtime<T>(&self, call: impl Future<Output = Result<T, Status>>) -> Result<T, BackendError> {
-        self.in_time(call).await.map_err(|status| status::call_error(self.endpoint(), &status))
+        self.in_time(&self.runtime, call).await.map_err(|status| status::call_error(self.endpoint(), &status))
     }
 
     /// Waits for an answer of the image service, for as long as a call may take.
     async fn ask_images<T>(&self, call: impl Future<Output = Result<T, Status>>) -> Result<T, BackendError> {
-        self.in_time(call).await.map_err(|status| status::call_error(self.image_endpoint(), &status))
+        self.in_time(&self.images, call)
+            .await
+            .map_err(|status| status::call_error(self.image_endpoint(), &status))
     }
 
-    async fn in_time<T>(&self, call: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
+    /// The time of a call begins when the connection is open. Opening it has a time limit of its own, so that a
+    /// server that never says hello is told from one that does not answer.
+    async fn in_time<T>(
+        &self,
+        channel: &Channel,
+        call: impl Future<Output = Result<T, Status>>,
+    ) -> Result<T, Status> {
+        channel.open_now().await?;
         match tokio::time::timeout(self.config.request_timeout, call).await {
             Ok(answer) => answer,
             Err(_) => Err(status::deadline()),
@@ -156,7 +165,7 @@ impl CriBackend {
 
     async fn version(&self) -> Result<proto::VersionResponse, BackendError> {
         let request = self.request(proto::VersionRequest { version: "v1".into() });
-        match self.in_time(self.runtime().version(request)).await {
+        match self.in_time(&self.runtime, self.runtime().version(request)).await {
             Ok(reply) => Ok(reply.into_inner()),
             Err(status) => Err(foreign(self.endpoint(), &status)
                 .unwrap_or_else(|| status::call_error(self.endpoint(), &status))),
@@ -166,7 +175,7 @@ impl CriBackend {
     /// The conditions, or nothing from a runtime that does not tell them.
     async fn runtime_status(&self) -> Result<Option<proto::RuntimeStatus>, BackendError> {
         let request = self.request(proto::StatusRequest { verbose: false });
-        match self.in_time(self.runtime().status(request)).await {
+        match self.in_time(&self.runtime, self.runtime().status(request)).await {
             Ok(reply) => Ok(reply.into_inner().status),
             Err(status) if status.code() == Code::Unimplemented => Ok(None),
             Err(status) => Err(status::call_error(self.endpoint(), &status)),
@@ -251,7 +260,7 @@ impl CriBackend {
     /// The images that one container mounts; none if it is gone already, or if the runtime cannot tell.
     async fn mounts_of(&self, container: &str) -> Result<Vec<String>, BackendError> {
         let message = proto::ContainerStatusRequest { container_id: container.to_owned(), verbose: false };
-        match self.in_time(self.runtime().container_status(self.request(message))).await {
+        match self.in_time(&self.runtime, self.runtime().container_status(self.request(message))).await {
             Ok(reply) => Ok(reply.into_inner().status.map(convert::mounted_images).unwrap_or_default()),
             Err(status) if matches!(status.code(), Code::NotFound | Code::Unimplemented) => Ok(Vec::new()),
             Err(status) => Err(status::call_error(self.endpoint(), &status)),
@@ -323,7 +332,7 @@ impl Backend for CriBackend {
     async fn remove(&self, image: &ImageSpec) -> Result<(), BackendError> {
         let spec = convert::spec_to_cri(&ImageSpec::named(&image.image), false);
         let request = self.request(proto::RemoveImageRequest { image: Some(spec) });
-        match self.in_time(self.images().remove_image(request)).await {
+        match self.in_time(&self.images, self.images().remove_image(request)).await {
             Ok(_) => Ok(()),
             Err(status) if status.code() == Code::NotFound => Ok(()),
             Err(status) => Err(status::call_error(self.image_endpoint(), &status)),

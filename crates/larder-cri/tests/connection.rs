@@ -90,6 +90,16 @@ async fn a_server_that_hangs_is_silent() {
 }
 
 #[tokio::test]
+async fn a_server_that_hangs_is_silent_however_short_a_call_may_be() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = server(&folder, b"", true);
+    let config = CriConfig { request_timeout: CONNECT_TIMEOUT / 4, ..CriConfig::default() };
+    let config = CriConfig { connect_timeout: CONNECT_TIMEOUT, ..config };
+    let error = CriBackend::new(Endpoint::at(&path), config).info().await.expect_err("nobody answers");
+    assert!(matches!(error, BackendError::Unreachable { problem: Unreachable::Silent { .. }, .. }), "{error}");
+}
+
+#[tokio::test]
 async fn a_server_whose_queue_is_full_is_silent() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("full.sock");
