@@ -24,6 +24,9 @@ install_servers() {
     log=$(mktemp)
     # Debian starts servers when it installs them, unless this file says no.
     if [ ! -e "$policy" ]; then
+        # Left behind, it would keep this machine's own services from starting: it goes however this ends.
+        trap "rm -f $policy" EXIT
+        trap "exit 130" INT TERM
         printf '#!/bin/sh\nexit 101\n' >"$policy" && chmod 755 "$policy"
         made_policy=yes
     fi
@@ -32,7 +35,10 @@ install_servers() {
     { apt-get install -y --no-install-recommends $missing || {
         apt-get update && apt-get install -y --no-install-recommends $missing
     }; } >"$log" 2>&1 </dev/null || outcome=1
-    [ "$made_policy" = no ] || rm -f "$policy"
+    if [ "$made_policy" = yes ]; then
+        rm -f "$policy"
+        trap - EXIT INT TERM
+    fi
     if [ "$outcome" = 0 ] && [ -d /run/systemd/system ]; then
         # They were installed for larder's private ones only: nothing is to run after the next boot either.
         for package in $missing; do

@@ -1,5 +1,6 @@
 //! Image operations as the manager needs them, on top of a [`Backend`].
 
+use std::fmt;
 use std::sync::Arc;
 
 use crate::backend::{Backend, BackendError, FilesystemUsage, Image, ImageSpec, Progress};
@@ -17,22 +18,30 @@ pub struct Pulled {
 }
 
 /// Why no credential led to a pull. The text is the backend's own, or `[a, b]` when credentials failed differently.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{}", gotext::aggregate(.0.iter().map(|(text, _)| text.as_str())))]
-pub struct PullFailed(Vec<(String, BackendError)>);
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PullFailed(Vec<BackendError>);
 
 impl PullFailed {
     /// The backend's errors, one for each credential tried, in order; never empty.
-    pub fn causes(&self) -> impl Iterator<Item = &BackendError> {
-        self.0.iter().map(|(_, error)| error)
+    pub fn causes(&self) -> &[BackendError] {
+        &self.0
     }
 }
 
 impl FromIterator<BackendError> for PullFailed {
     fn from_iter<I: IntoIterator<Item = BackendError>>(errors: I) -> Self {
-        PullFailed(errors.into_iter().map(|error| (error.to_string(), error)).collect())
+        PullFailed(errors.into_iter().collect())
     }
 }
+
+impl fmt::Display for PullFailed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let texts: Vec<_> = self.0.iter().map(BackendError::to_string).collect();
+        f.write_str(&gotext::aggregate(texts.iter().map(String::as_str)))
+    }
+}
+
+impl std::error::Error for PullFailed {}
 
 /// Space taken by images.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use futures_util::future::join_all;
 use larder::backend::Bytes;
-use larder::credentials::{PullSecret, SecretCoordinates};
+use larder::credentials::{LazyLookup, PullSecret, SecretCoordinates};
 use larder::events::{Reason, RingSink};
 use larder::pod::{ObjectRef, Pod};
 use larder::pull::{
     EnsureError, EnsureReason, EnsureRequest, Ensured, Manager, Outcome, OverRate, Phase, PullConfig,
     PullPolicy, SameImage,
 };
+use larder::records::{PullRecords, RecordedCredentials, RecordsError};
 use larder_testkit::fake_backend::{Call, FakeBackend, Pull, image};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, advance};
@@ -127,6 +128,21 @@ async fn a_shared_failure_counts_back_off_for_each_pod() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn three_containers_of_a_pod_sharing_a_failed_pull_count_one_failure() {
+    let node = node(PullConfig::default());
+    node.backend.hold_pulls();
+    let mut tasks = Vec::new();
+    for _ in 0..3 {
+        tasks.push(node.start(wants("a", APP)).await);
+    }
+    node.backend.finish_pull(Pull::fails("404")).expect("one pull runs");
+    for task in tasks {
+        let error = task.await.unwrap().expect_err("the pull failed");
+        assert_eq!(error.retry_in, Some(Duration::from_secs(10)), "not doubled by each container");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn one_caller_leaving_does_not_cancel_the_others() {
     let node = node(PullConfig::default());
     node.backend.hold_pulls();
@@ -195,6 +211,60 @@ async fn a_pod_with_other_credentials_does_not_ride_on_a_private_pull() {
         _ => None,
     });
     assert_eq!(users.collect::<Vec<_>>(), [Some("ann".to_owned()), None]);
+}
+
+/// Records that only note what was pulled with which credentials.
+#[derive(Default)]
+struct Noted(std::sync::Mutex<Vec<RecordedCredentials>>);
+
+#[async_trait::async_trait]
+impl PullRecords for Noted {
+    async fn must_attempt_pull(
+        &self,
+        _image: &str,
+        _image_ref: &str,
+        _credentials: &mut LazyLookup<'_>,
+    ) -> Result<bool, RecordsError> {
+        Ok(false)
+    }
+
+    fn record_pull_intent(&self, _image: &str) -> Result<(), RecordsError> {
+        Ok(())
+    }
+
+    fn record_image_pulled(&self, _image: &str, _image_ref: &str, credentials: &RecordedCredentials) {
+        self.0.lock().expect("no test panics with it").push(credentials.clone());
+    }
+
+    fn record_image_pull_failed(&self, _image: &str) {}
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_joins_a_pull_is_recorded_with_his_own_secret() {
+    let (backend, noted) = (FakeBackend::new(), Arc::new(Noted::default()));
+    let manager = Arc::new(Manager::builder(Arc::new(backend.clone())).records(noted.clone()).build());
+    let node = Node { backend, events: Arc::new(RingSink::new(0)), manager };
+    node.backend.hold_pulls();
+    // The same login in two secrets.
+    let mut theirs = wants_as("b", "ann");
+    theirs.secrets[0].coordinates.name = "copy-of-ann".into();
+    let tasks = [node.start(wants_as("a", "ann")).await, node.start(theirs).await];
+    node.backend.finish_pull(Pull::ok("sha256:app", 7)).expect("one pull runs");
+    for task in tasks {
+        task.await.unwrap().expect("pulled");
+    }
+    let mut names: Vec<_> = noted
+        .0
+        .lock()
+        .expect("unpoisoned")
+        .iter()
+        .map(|recorded| match recorded {
+            RecordedCredentials::Secret(at, _) => at.name.clone(),
+            other => panic!("recorded as {other:?}"),
+        })
+        .collect();
+    names.sort();
+    assert_eq!((names, node.pulls()), (vec!["ann".to_owned(), "copy-of-ann".to_owned()], 1));
 }
 
 #[tokio::test(start_paused = true)]

@@ -67,8 +67,7 @@ struct Case {
 }
 
 fn main() -> ExitCode {
-    let folder = std::env::var_os("LARDER_VECTORS")
-        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../../vectors"), PathBuf::from);
+    let folder = folder(std::env::var_os("LARDER_VECTORS").map(PathBuf::from));
     let files = match json_files(&folder) {
         Ok(files) => files,
         Err(error) => {
@@ -81,6 +80,13 @@ fn main() -> ExitCode {
         Trial::test(name, move || run_file(&path))
     });
     libtest_mimic::run(&Arguments::from_args(), trials.collect()).exit_code()
+}
+
+/// The folder to run. Cargo starts tests in the folder of their crate; a relative path means the workspace's root,
+/// where people type.
+fn folder(given: Option<PathBuf>) -> PathBuf {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    root.join(given.unwrap_or_else(|| "vectors".into()))
 }
 
 /// The files to run, sorted. A folder without any is an error: nothing would be tested.

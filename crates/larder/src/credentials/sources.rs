@@ -50,7 +50,6 @@ pub struct Sources {
     node: NodeFiles,
     providers: Vec<Arc<dyn Provider>>,
     tokens: Tokens,
-    untracked: bool,
 }
 
 impl fmt::Debug for Sources {
@@ -59,7 +58,6 @@ impl fmt::Debug for Sources {
             .field("node", &self.node)
             .field("providers", &self.providers.len())
             .field("tokens", &self.tokens)
-            .field("untracked", &self.untracked)
             .finish()
     }
 }
@@ -83,14 +81,6 @@ impl Sources {
         self
     }
 
-    /// Leaves source and hash of every credential empty, as kubelet does with its gate
-    /// `KubeletEnsureSecretPulledImages` off.
-    #[must_use]
-    pub fn untracked(mut self) -> Self {
-        self.untracked = true;
-        self
-    }
-
     /// The credentials to try for an image, in order: of the pod's secrets, of the node's files, of the providers.
     /// Duplicates are kept. None at all means one anonymous pull.
     pub async fn lookup(
@@ -104,11 +94,6 @@ impl Sources {
         found.extend(self.node.keyring(self.tokens).await.lookup(&repository));
         for provider in &self.providers {
             found.extend(provider.provide(&repository, pod).await);
-        }
-        if self.untracked {
-            for credential in &mut found {
-                (credential.source, credential.hash) = (None, String::new());
-            }
         }
         Ok(found)
     }
@@ -200,16 +185,6 @@ mod tests {
         let found = sources.lookup("busybox:1", &secrets, &Pod::default()).await.expect("found");
         assert_eq!(users(&found), ["pod", "node", "provider of docker.io/library/busybox"]);
         assert!(found[0].source.is_some() && found[1].source.is_none());
-    }
-
-    #[tokio::test]
-    async fn without_tracking_nobody_learns_whose_a_credential_is() {
-        let sources = Sources::fixed(&DockerConfig::one("docker.io", user("node"))).untracked();
-        let secrets =
-            [secret("kubernetes.io/dockercfg", ".dockercfg", r#"{"docker.io": {"username": "pod"}}"#)];
-        let found = sources.lookup("busybox", &secrets, &Pod::default()).await.expect("found");
-        assert_eq!(users(&found), ["pod", "node"]);
-        assert!(found.iter().all(|credential| credential.source.is_none() && credential.hash.is_empty()));
     }
 
     #[tokio::test]

@@ -39,7 +39,7 @@ impl Backoff {
             self.gc(now);
         }
         let delay = match self.entries.get(key) {
-            Some(entry) if !self.expired(entry, now) => (entry.delay * 2).min(self.max),
+            Some(entry) if !self.expired(entry, now) => entry.delay.saturating_mul(2).min(self.max),
             _ => self.initial,
         };
         self.entries.insert(key.to_owned(), Entry { delay, last_failure: now, remembered: None });
@@ -93,7 +93,7 @@ impl Backoff {
     }
 
     fn max_age(&self) -> Duration {
-        self.max * 2
+        self.max.saturating_mul(2)
     }
 }
 

@@ -3,7 +3,8 @@
 //! A flight is a future that all its callers poll together. It lives as long as one of them waits: a caller that goes
 //! away changes nothing for the others, and when the last one goes, the flight is dropped, which cancels the pull.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use futures_util::FutureExt;
@@ -24,10 +25,30 @@ pub(super) struct FlightKey {
 pub(super) struct Landed {
     pub(super) result: PullResult,
     /// The credentials that were tried, in order.
-    pub(super) tried: Vec<Credential>,
+    tried: Vec<Credential>,
+    /// The back-off keys for which this outcome was counted.
+    counted: Mutex<HashSet<String>>,
 }
 
 impl Landed {
+    pub(super) fn new(result: PullResult, tried: Vec<Credential>) -> Self {
+        Landed { result, tried, counted: Mutex::default() }
+    }
+
+    /// Whether a failure is new to this back-off key. Several containers of a pod that want one image share a key and
+    /// a flight; one pull that failed is one failure.
+    pub(super) fn counts_for(&self, backoff_key: &str) -> bool {
+        self.counted.lock().unwrap_or_else(PoisonError::into_inner).insert(backoff_key.to_owned())
+    }
+
+    /// The credential that worked, as this caller holds it: the same login may come from another pod's secret.
+    /// `None` when the pull was anonymous.
+    pub(super) fn credential_of<'a>(&'a self, candidates: &'a [Credential]) -> Option<&'a Credential> {
+        let used = self.result.pulled.as_ref().ok()?.credential.as_ref()?;
+        // Only the node's own credential serves callers that do not hold it.
+        Some(candidates.iter().find(|candidate| same_login(candidate, used)).unwrap_or(used))
+    }
+
     /// Whether this outcome is also that of a caller with these credentials.
     ///
     /// A success serves who could have had it: everybody if it was anonymous or with the node's own credential, else
@@ -64,6 +85,7 @@ type Departures = Arc<Mutex<HashMap<FlightKey, (u64, WeakShared<BoxFuture<'stati
 #[derive(Debug, Default)]
 pub(super) struct Flights {
     under_way: Departures,
+    departed: AtomicU64,
 }
 
 impl Flights {
@@ -74,14 +96,10 @@ impl Flights {
         pull: impl FnOnce() -> BoxFuture<'static, Landed>,
     ) -> (Flight, bool) {
         let mut under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
-        let last = match under_way.get(&key) {
-            Some((number, flight)) => match flight.upgrade() {
-                Some(flight) => return (flight, false),
-                None => *number,
-            },
-            None => 0,
-        };
-        let number = last + 1;
+        if let Some(flight) = under_way.get(&key).and_then(|(_, flight)| flight.upgrade()) {
+            return (flight, false);
+        }
+        let number = self.departed.fetch_add(1, Ordering::Relaxed);
         let listed = Listed { under_way: self.under_way.clone(), key: key.clone(), number };
         let pull = pull();
         let flight = async move {

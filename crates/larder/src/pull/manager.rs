@@ -1,7 +1,7 @@
 //! Makes one image present for one pod. Read [`Manager::ensure`].
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use futures_util::FutureExt;
 use tokio::sync::watch;
@@ -150,11 +150,6 @@ impl Manager {
         self.board.watch(image)
     }
 
-    /// How long this pod's image is still in back-off; `None` when the next call would try at once.
-    pub fn backoff_remaining(&self, request: &EnsureRequest) -> Option<Duration> {
-        self.lock_backoff().remaining(&backoff_key(request), Instant::now())
-    }
-
     async fn ensure_labelled(
         &self,
         request: &EnsureRequest,
@@ -284,15 +279,16 @@ impl Manager {
         }
         self.event(request, EventType::Normal, Reason::Pulling, &format!("Pulling image {quoted}"));
 
-        let landed = self.fly(Job { spec, credentials, sandbox: request.sandbox.clone() }).await;
+        let job = Job { spec, credentials, sandbox: request.sandbox.clone() };
+        let landed = self.fly(&job).await;
 
         let total_duration = start.elapsed();
         let pulled = match &landed.result.pulled {
             Ok(pulled) => pulled,
-            Err(error) => return Err(self.pull_failed(request, &error.to_string())),
+            Err(error) => return Err(self.pull_failed(request, &landed, &error.to_string())),
         };
         self.finished_pulling(request);
-        intent.pulled(&pulled.image_ref, &RecordedCredentials::of(pulled.credential.as_ref()));
+        intent.pulled(&pulled.image_ref, &RecordedCredentials::of(landed.credential_of(&job.credentials)));
         let size_bytes = landed.result.size_bytes;
         // Who joined a pull under way waited less than it took.
         let pull_duration = landed.result.duration.min(total_duration);
@@ -314,8 +310,8 @@ impl Manager {
     }
 
     /// Pulls, or joins a pull under way whose outcome is also this caller's.
-    async fn fly(&self, job: Job) -> Arc<Landed> {
-        let Some(flights) = &self.flights else { return Arc::new(self.departure(job).await) };
+    async fn fly(&self, job: &Job) -> Arc<Landed> {
+        let Some(flights) = &self.flights else { return Arc::new(self.departure(job.clone()).await) };
         let key =
             FlightKey { image: job.spec.image.clone(), runtime_handler: job.spec.runtime_handler.clone() };
         loop {
@@ -332,17 +328,18 @@ impl Manager {
         let (puller, entry) = (self.puller.clone(), self.board.enter(&job.spec.image, Instant::now()));
         async move {
             let result = puller.pull(&job, &entry).await;
-            Landed { result, tried: job.credentials }
+            Landed::new(result, job.credentials)
         }
     }
 
-    fn pull_failed(&self, request: &EnsureRequest, error: &str) -> EnsureError {
+    fn pull_failed(&self, request: &EnsureRequest, landed: &Landed, error: &str) -> EnsureError {
         let message = format!("Failed to pull image {}: {error}", gotext::quote(&request.image));
         self.event(request, EventType::Warning, Reason::Failed, &message);
         let evaluated = evaluate_pull_error(&request.image, error);
         let key = backoff_key(request);
         let mut backoff = self.lock_backoff();
-        let delay = backoff.fail(&key, Instant::now());
+        let delay =
+            if landed.counts_for(&key) { backoff.fail(&key, Instant::now()) } else { backoff.delay(&key) };
         backoff.remember(&key, format!("{}: {}", evaluated.reason, evaluated.message));
         EnsureError { reason: evaluated.reason, message: evaluated.message, retry_in: Some(delay) }
     }

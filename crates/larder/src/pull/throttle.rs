@@ -34,7 +34,8 @@ impl TokenBucket {
         }
         let missing = (1.0 - self.tokens) / self.per_second;
         // Rounded up, so that whoever waits this long finds the token there.
-        Err(Duration::try_from_secs_f64(missing).unwrap_or(Duration::MAX) + Duration::from_nanos(1))
+        let wait = Duration::try_from_secs_f64(missing).unwrap_or(Duration::MAX);
+        Err(wait.saturating_add(Duration::from_nanos(1)))
     }
 }
 
@@ -118,6 +119,14 @@ mod tests {
                 assert_eq!(bucket.try_take(now), Ok(()), "at {qps} per second");
             }
         }
+    }
+
+    #[test]
+    fn a_bucket_that_never_refills_says_to_wait_forever() {
+        let now = Instant::now();
+        let mut bucket = TokenBucket::new(0, 1, now);
+        assert_eq!(bucket.try_take(now), Ok(()));
+        assert_eq!(bucket.try_take(now), Err(Duration::MAX));
     }
 
     #[tokio::test(start_paused = true)]
