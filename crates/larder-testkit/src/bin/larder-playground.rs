@@ -122,7 +122,12 @@ fn play(options: &Options) -> Outcome<u8> {
 
     let socket = folder.path().join("control.sock");
     let listener = UnixListener::bind(&socket)?;
-    let surroundings = Surroundings { backend: containerd.endpoint(), socket: socket.clone(), examples };
+    let surroundings = Surroundings {
+        backend: containerd.endpoint(),
+        socket: socket.clone(),
+        examples,
+        programs: env::current_exe()?.parent().map(Path::to_owned).unwrap_or_default(),
+    };
     let mut servers = Servers { registry, containerd };
     std::thread::scope(|scope| {
         scope.spawn(move || serve_control(&listener, &mut servers));
@@ -137,6 +142,8 @@ struct Surroundings {
     backend: String,
     socket: PathBuf,
     examples: PathBuf,
+    /// The folder of this program: larder is built next to it.
+    programs: PathBuf,
 }
 
 /// Runs the command, if there is one, and gives its exit code; else waits for Ctrl-C.
@@ -150,12 +157,16 @@ fn run_or_wait(command: &[OsString], around: &Surroundings) -> Outcome<u8> {
             tokio::select! { _ = interrupt.recv() => {} _ = terminate.recv() => {} }
             return Ok(0);
         };
+        let path = env::var_os("PATH").unwrap_or_default();
         let mut child = Command::new(program)
             .args(arguments)
             .env("LARDER_BACKEND", &around.backend)
             .env(CONTROL, &around.socket)
             .env(EXAMPLES, &around.examples)
-            .env("PATH", path_with_own_folder()?)
+            .env(
+                "PATH",
+                env::join_paths(std::iter::once(around.programs.clone()).chain(env::split_paths(&path)))?,
+            )
             .spawn()
             .map_err(|error| format!("{}: {error}", program.to_string_lossy()))?;
         loop {
@@ -176,21 +187,15 @@ impl Surroundings {
     fn welcome(&self) -> String {
         format!(
             "A containerd, and a registry with the images of {0}, are up until Ctrl-C. In another terminal:\n\n    \
-             export LARDER_BACKEND={1} {CONTROL}={2}\n    \
+             export LARDER_BACKEND={1} {CONTROL}={2} PATH={3}:$PATH\n    \
              larder ensure -f {0}\n    \
              larder-playground registry stop\n",
             self.examples.display(),
             self.backend,
             self.socket.display(),
+            self.programs.display(),
         )
     }
-}
-
-/// `PATH`, after the folder of this program: larder is built next to it.
-fn path_with_own_folder() -> Outcome<OsString> {
-    let own = env::current_exe()?.parent().map(Path::to_owned);
-    let path = env::var_os("PATH").unwrap_or_default();
-    Ok(env::join_paths(own.into_iter().chain(env::split_paths(&path)))?)
 }
 
 /// The command's own code; a command that a signal ended gives 128 and the signal's number, as in a shell.
