@@ -37,6 +37,18 @@ pub(crate) fn check(image: &str) -> Result<(), BadName> {
     })
 }
 
+/// Checks what may be a name or an id. Only blank texts are refused: runtimes take the start of an id for the whole,
+/// and every id starts with an empty text.
+pub(crate) fn check_name_or_id(image: &str) -> Result<(), BadName> {
+    if !image.trim().is_empty() {
+        return Ok(());
+    }
+    Err(BadName {
+        message: format!("{}: an image name must not be empty", quote(image)),
+        hints: vec!["larder images lists the names and ids that are here".to_owned()],
+    })
+}
+
 /// A good name that differs from a bad one by a common slip.
 fn meant(image: &str) -> Option<String> {
     let squeezed: String = image.chars().filter(|c| !c.is_whitespace()).collect();
@@ -85,6 +97,17 @@ mod tests {
         assert!(hint_for(&"a".repeat(64)).contains("image id"));
         assert!(hint_for("app@sha256:abc").contains("digest"));
         assert!(hint_for(&format!("app@md5:{}", "a".repeat(32))).contains("digest"));
+    }
+
+    #[test]
+    fn names_and_ids_pass_and_blank_texts_do_not() {
+        for image in ["busybox", "sha256:b5b7", "b5b73cbea0661"] {
+            assert_eq!(check_name_or_id(image), Ok(()), "{image}");
+        }
+        for blank in ["", " ", "\t\n"] {
+            assert!(check_name_or_id(blank).is_err(), "{blank:?}");
+            assert!(check(blank).is_err(), "{blank:?}");
+        }
     }
 
     #[test]

@@ -187,13 +187,14 @@ impl CriBackend {
         image: &ImageSpec,
         verbose: bool,
     ) -> Result<Option<ImageDetails>, BackendError> {
-        let message = proto::ImageStatusRequest { image: Some(self.spec(image)), verbose };
+        let message = proto::ImageStatusRequest { image: Some(self.spec(image)?), verbose };
         let reply = self.ask_images(self.images().image_status(self.request(message))).await?.into_inner();
         let found = convert::status_reply(&image.image, reply.image, self.config.runtime_class_in_image)?;
         Ok(found.map(|image| ImageDetails { image, info: reply.info }))
     }
 
-    fn spec(&self, image: &ImageSpec) -> proto::ImageSpec {
+    /// A spec to send, which must name an image.
+    fn spec(&self, image: &ImageSpec) -> Result<proto::ImageSpec, BackendError> {
         convert::spec_to_cri(image, self.config.runtime_class_in_image)
     }
 
@@ -319,7 +320,7 @@ impl Backend for CriBackend {
         _progress: &Progress,
     ) -> Result<String, BackendError> {
         let request = proto::PullImageRequest {
-            image: Some(self.spec(image)),
+            image: Some(self.spec(image)?),
             auth: credential.map(convert::credential_to_cri),
             sandbox_config: sandbox.map(convert::sandbox_to_cri),
         };
@@ -330,7 +331,7 @@ impl Backend for CriBackend {
     }
 
     async fn remove(&self, image: &ImageSpec) -> Result<(), BackendError> {
-        let spec = convert::spec_to_cri(&ImageSpec::named(&image.image), false);
+        let spec = convert::spec_to_cri(&ImageSpec::named(&image.image), false)?;
         let request = self.request(proto::RemoveImageRequest { image: Some(spec) });
         match self.in_time(&self.images, self.images().remove_image(request)).await {
             Ok(_) => Ok(()),

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use larder::backend::{
-    BackendError, Condition, Container, FilesystemUsage, Filesystems, Image, ImageSpec, RuntimeInfo, Sandbox,
+    BackendError, CallErrorKind, Condition, Container, FilesystemUsage, Filesystems, Image, ImageSpec,
+    RuntimeInfo, Sandbox,
 };
 use larder::credentials::Credential;
 use larder::gotext;
@@ -17,15 +18,20 @@ const POD_NAME: &str = "io.kubernetes.pod.name";
 const POD_NAMESPACE: &str = "io.kubernetes.pod.namespace";
 const CONTAINER_NAME: &str = "io.kubernetes.container.name";
 
-/// A spec to send; the runtime handler only if the gate is on.
-pub(crate) fn spec_to_cri(spec: &ImageSpec, with_handler: bool) -> proto::ImageSpec {
-    proto::ImageSpec {
+/// A spec to send; the runtime handler only if the gate is on. A blank name is refused: runtimes take the start of an
+/// id for the whole, so that an empty one may mean any image, and may remove it.
+pub(crate) fn spec_to_cri(spec: &ImageSpec, with_handler: bool) -> Result<proto::ImageSpec, BackendError> {
+    if spec.image.trim().is_empty() {
+        let message = format!("{}: an image name must not be empty", gotext::quote(&spec.image));
+        return Err(BackendError::Call { message, kind: CallErrorKind::Other });
+    }
+    Ok(proto::ImageSpec {
         image: spec.image.clone(),
         annotations: spec.annotations.clone(),
         user_specified_image: spec.user_specified_image.clone(),
         runtime_handler: if with_handler { spec.runtime_handler.clone() } else { String::new() },
         image_ref: String::new(),
-    }
+    })
 }
 
 /// A credential to send: what is set of user name, password and tokens, and nothing else.

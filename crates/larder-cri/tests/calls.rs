@@ -114,6 +114,25 @@ async fn incomplete_replies_are_errors() {
 }
 
 #[tokio::test]
+async fn a_blank_name_is_refused_and_the_runtime_is_not_asked() {
+    let fake = FakeCri::start();
+    fake.change(|contents| contents.images = vec![listed("sha256:a")]);
+    let client = client(&fake);
+    for name in ["", " "] {
+        let spec = ImageSpec::named(name);
+        for error in [
+            client.status(&spec).await.map(drop).unwrap_err(),
+            client.inspect(&spec).await.map(drop).unwrap_err(),
+            client.remove(&spec).await.unwrap_err(),
+            pull(&client, name).await.map(drop).unwrap_err(),
+        ] {
+            assert_eq!(error.to_string(), format!("{name:?}: an image name must not be empty"));
+        }
+    }
+    assert_eq!(fake.received(), []);
+}
+
+#[tokio::test]
 async fn dropping_a_pull_cancels_it_in_the_runtime() {
     let fake = FakeCri::start();
     let client = client(&fake);

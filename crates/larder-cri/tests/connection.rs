@@ -96,7 +96,10 @@ async fn a_server_that_hangs_is_silent_however_short_a_call_may_be() {
     let config = CriConfig { request_timeout: CONNECT_TIMEOUT / 4, ..CriConfig::default() };
     let config = CriConfig { connect_timeout: CONNECT_TIMEOUT, ..config };
     let error = CriBackend::new(Endpoint::at(&path), config).info().await.expect_err("nobody answers");
-    assert!(matches!(error, BackendError::Unreachable { problem: Unreachable::Silent { .. }, .. }), "{error}");
+    assert!(
+        matches!(error, BackendError::Unreachable { problem: Unreachable::Silent { .. }, .. }),
+        "{error}"
+    );
 }
 
 #[tokio::test]

@@ -2,27 +2,60 @@
 
 use std::collections::BTreeMap;
 
-use larder::backend::{Backend, ImageDetails, ImageSpec};
+use larder::backend::{BackendError, ImageDetails, ImageSpec};
 use serde::Serialize;
 use serde_json::Value;
 
-use crate::args::InspectArgs;
+use crate::args::{Connection, InspectArgs};
+use crate::connect;
 use crate::exit::Outcome;
 use crate::failure::Failure;
+use crate::image_name;
+use crate::manifest::{Place, Problem};
 use crate::out::Out;
 use crate::output;
 
-pub(super) async fn run(args: &InspectArgs, backend: &dyn Backend, out: &Out) -> Result<Outcome, Failure> {
-    let mut outcome = Outcome::Done;
+pub(super) async fn run(args: &InspectArgs, connection: &Connection, out: &Out) -> Result<Outcome, Failure> {
+    let (names, mut outcome) = names_and_ids(&args.images, out);
+    if names.is_empty() {
+        return Ok(outcome);
+    }
+    let backend = connect::backend(connection)?;
     let mut found = Vec::new();
-    for image in &args.images {
-        match backend.inspect(&ImageSpec::named(image)).await? {
-            Some(details) => found.push(Inspected::from(details)),
-            None => outcome = outcome.max(absent(image).print(out)),
+    for name in names {
+        match backend.inspect(&ImageSpec::named(name)).await {
+            Ok(Some(details)) => found.push(Inspected::from(details)),
+            Ok(None) => outcome = outcome.max(absent(name).print(out)),
+            Err(error) => outcome = outcome.max(trouble_with(name, error)?.print(out)),
         }
     }
     output::data(out, args.output, &found);
     Ok(outcome)
+}
+
+/// The arguments that may name an image, and whether all of them do.
+pub(super) fn names_and_ids<'a>(arguments: &'a [String], out: &Out) -> (Vec<&'a str>, Outcome) {
+    let mut outcome = Outcome::Done;
+    let mut names = Vec::new();
+    for name in arguments {
+        match image_name::check_name_or_id(name) {
+            Ok(()) => names.push(name.as_str()),
+            Err(bad) => {
+                let problem = Place::file("argument").holds(Problem::new(bad.message).hints(bad.hints));
+                out.error(&problem, problem.hints());
+                outcome = Outcome::BadInput;
+            }
+        }
+    }
+    (names, outcome)
+}
+
+/// The trouble with one image. A backend that is gone is the end of all.
+pub(super) fn trouble_with(name: &str, error: BackendError) -> Result<Failure, Failure> {
+    match error {
+        BackendError::Unreachable { .. } => Err(error.into()),
+        error => Ok(Failure::failed(format!("{name}: {error}"))),
+    }
 }
 
 /// An image that was asked for and is not there.

@@ -30,10 +30,8 @@ pub(crate) fn run(cli: Cli, out: &Arc<Out>) -> Result<Outcome, Failure> {
         Command::Images(args) => {
             block_on(async { images::run(&args, &*connect::backend(&connection)?, out).await })
         }
-        Command::Inspect(args) => {
-            block_on(async { inspect::run(&args, &*connect::backend(&connection)?, out).await })
-        }
-        Command::Rm(args) => block_on(async { rm::run(&args, &*connect::backend(&connection)?, out).await }),
+        Command::Inspect(args) => block_on(inspect::run(&args, &connection, out)),
+        Command::Rm(args) => block_on(rm::run(&args, &connection, out)),
         Command::Df(args) => block_on(async { df::run(&args, connect::backend(&connection)?, out).await }),
         Command::Runtime(args) => {
             block_on(async { runtime::run(&args, &*connect::backend(&connection)?, out).await })

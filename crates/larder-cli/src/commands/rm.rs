@@ -1,24 +1,29 @@
 //! `larder rm`.
 
-use larder::backend::{Backend, BackendError, Image, ImageSpec, InUse};
+use larder::backend::{Image, ImageSpec, InUse};
 
-use super::inspect::absent;
-use crate::args::RmArgs;
+use super::inspect::{absent, names_and_ids, trouble_with};
+use crate::args::{Connection, RmArgs};
+use crate::connect;
 use crate::exit::Outcome;
 use crate::failure::Failure;
 use crate::out::Out;
 
-pub(super) async fn run(args: &RmArgs, backend: &dyn Backend, out: &Out) -> Result<Outcome, Failure> {
-    let mut outcome = Outcome::Done;
+pub(super) async fn run(args: &RmArgs, connection: &Connection, out: &Out) -> Result<Outcome, Failure> {
+    let (names, mut outcome) = names_and_ids(&args.images, out);
+    if names.is_empty() {
+        return Ok(outcome);
+    }
+    let backend = connect::backend(connection)?;
     // All names are looked up before the first removal: two of them may mean one image.
     let mut found: Vec<(&str, Image)> = Vec::new();
-    for name in &args.images {
+    for name in names {
         match backend.status(&ImageSpec::named(name)).await {
             Ok(Some(image)) if found.iter().any(|(_, known)| known.id == image.id) => {}
             Ok(Some(image)) => found.push((name, image)),
             Ok(None) if args.ignore_not_found => {}
             Ok(None) => outcome = outcome.max(absent(name).print(out)),
-            Err(error) => outcome = outcome.max(failure(name, error)?.print(out)),
+            Err(error) => outcome = outcome.max(trouble_with(name, error)?.print(out)),
         }
     }
     let in_use = if args.force || found.is_empty() { InUse::default() } else { backend.in_use().await? };
@@ -31,18 +36,10 @@ pub(super) async fn run(args: &RmArgs, backend: &dyn Backend, out: &Out) -> Resu
         }
         match backend.remove(&ImageSpec::named(&image.id)).await {
             Ok(()) => tell(image, out),
-            Err(error) => outcome = outcome.max(failure(name, error)?.print(out)),
+            Err(error) => outcome = outcome.max(trouble_with(name, error)?.print(out)),
         }
     }
     Ok(outcome)
-}
-
-/// The trouble with one image. A backend that is gone is the end of all.
-fn failure(name: &str, error: BackendError) -> Result<Failure, Failure> {
-    match error {
-        BackendError::Unreachable { .. } => Err(error.into()),
-        error => Ok(Failure::failed(format!("{name}: {error}"))),
-    }
 }
 
 /// Tells what is gone: the names first, as docker does.

@@ -104,6 +104,19 @@ fn bad_arguments_are_named_and_the_good_ones_proceed() {
 }
 
 #[test]
+fn blank_names_are_refused_by_every_command_and_the_runtime_is_not_asked() {
+    let world = World::new();
+    for command in ["rm", "inspect", "pull", "ensure"] {
+        for blank in ["", " "] {
+            let run = world.larder(&[command, blank]).expect(2);
+            assert!(run.stderr.starts_with(&format!("error: argument: {blank:?}: ")), "{command}: {run:?}");
+        }
+        world.larder(&["--backend", "/nowhere.sock", command, ""]).expect(2);
+    }
+    assert_eq!(world.cri.received(), []);
+}
+
+#[test]
 fn contradictory_and_unknown_flags_are_bad_input() {
     let world = World::new();
     for arguments in [

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use larder_cri::proto;
+use larder_testkit::fake_cri::Rpc;
 use serde_json::json;
+use tonic::Code;
 
 use crate::world::World;
 
@@ -109,6 +111,25 @@ fn inspect_shows_all_and_names_what_is_not_there() {
     let run = world.larder(&["inspect", "-o", "yaml", WEB]).expect(0);
     let value: serde_json::Value = serde_saphyr::from_str(&run.stdout).unwrap();
     assert_eq!(value[0]["id"], WEB);
+}
+
+#[test]
+fn a_name_that_the_runtime_fails_on_hides_nothing_of_the_others() {
+    let world = world();
+    world.cri.hold_next(Rpc::ImageStatus).release(); // the first is found
+    world.cri.fail_next(Rpc::ImageStatus, Code::Internal, "disk");
+    let run = world.larder(&["inspect", WEB, "broken:1", BUSYBOX]).expect(1);
+    assert!(run.stderr.contains("error: broken:1: rpc error: code = Internal desc = disk"), "{run:?}");
+    let ids: Vec<_> = run.json().as_array().unwrap().iter().map(|image| image["id"].clone()).collect();
+    assert_eq!(ids, [WEB, BUSYBOX]);
+}
+
+#[test]
+fn a_blank_name_among_others_removes_nothing_and_the_others_are_removed() {
+    let world = world();
+    let run = world.larder(&["rm", "", BUSYBOX]).expect(2);
+    assert!(run.stdout.ends_with(&format!("Deleted: {BUSYBOX}\n")), "{run:?}");
+    assert_eq!(world.larder(&["images", "-q"]).expect(0).stdout.lines().count(), 2);
 }
 
 #[test]
