@@ -100,6 +100,7 @@ impl Manifests {
             }
             Kind::Pod | Kind::Template(_) | Kind::Secret => {}
         }
+        let at = &if found == Kind::Secret { at.clone().private() } else { at.clone() };
         let mut problems = Vec::new();
         let identity = identity_of(at, kind, namespace, &mut problems);
         let place = match identity.name.as_str() {

@@ -57,7 +57,7 @@ fn key_of(kind: &str) -> Option<&'static str> {
     PULL_TYPES.iter().find(|(known, _)| *known == kind).map(|(_, key)| *key)
 }
 
-/// Reads a secret. Everything wrong with it is put into `problems`.
+/// Reads a secret, which must be a [private](At::private) place. Everything wrong with it is put into `problems`.
 pub(super) fn read(at: &At<'_>, identity: &Identity, problems: &mut Vec<Problem>) -> PullSecret {
     let before = problems.len();
     let kind = keep(at.text_of("type"), problems).flatten().unwrap_or("Opaque");
@@ -152,18 +152,33 @@ mod tests {
     fn read_secret(text: &str) -> (PullSecret, Vec<String>) {
         let node = parse(text).unwrap();
         let mut problems = Vec::new();
-        let secret = read(&At::root(&node), &Identity::default(), &mut problems);
+        let secret = read(&At::root(&node).private(), &Identity::default(), &mut problems);
         (secret, problems.iter().map(ToString::to_string).collect())
     }
 
     #[test]
     fn string_data_wins_over_data() {
-        let (secret, problems) = read_secret("data: {a: b25l, b: dHdv}\nstringData: {b: 2, c: three}\n");
-        assert_eq!(problems, ["stringData.b: must be a text, is the number 2"]);
+        let (secret, problems) = read_secret("data: {a: b25l, b: dHdv}\nstringData: {c: three}\n");
+        assert_eq!(problems, [""; 0]);
         assert_eq!(secret.data["a"], b"one");
         let (secret, _) = read_secret("data: {b: dHdv}\nstringData: {b: three}\n");
         assert_eq!(secret.data["b"], b"three");
         assert_eq!(secret.kind, "Opaque");
+    }
+
+    #[test]
+    fn what_is_no_text_is_named_by_its_type_alone() {
+        for (text, problem) in [
+            ("stringData: {password: 80443921}", "stringData.password: must be a text, is a number"),
+            ("data: {password: 80443921}", "data.password: must be a text, is a number"),
+            ("stringData: {password: true}", "stringData.password: must be a text, is a boolean"),
+            ("stringData: {password: {80443921: x}}", "stringData.password: must be a text, is a mapping"),
+            ("stringData: {password: [80443921]}", "stringData.password: must be a text, is a list"),
+            ("stringData: 80443921", "stringData: must be a mapping, is a number"),
+            ("stringData: {'password 80443921': 1}", "stringData[...]: must be a text, is a number"),
+        ] {
+            assert_eq!(read_secret(text).1, [problem], "{text}");
+        }
     }
 
     #[test]

@@ -225,10 +225,28 @@ apiVersion: v1
 kind: Secret
 metadata: {name: s}
 stringData: {password: hunter2: hunter2}
+---
+apiVersion: v1
+kind: Secret
+metadata: {name: s}
+stringData:
+  hunter2: 1
+  hunter2: 2
+---
+apiVersion: v1
+kind: Secret
+metadata: {name: s}
+stringData: {password: 80443921}
+---
+apiVersion: v1
+kind: SecretList
+items: [{metadata: {name: s}, data: {password: 80443921}}]
 ";
-    let found = problems(text);
-    assert_eq!(found.len(), 3, "{found:?}");
-    assert!(!format!("{found:?}").contains("hunter2"), "{found:?}");
+    let read = read(text);
+    assert_eq!(read.problems.len(), 6, "{:?}", read.problems);
+    let data: Vec<_> = read.problems.iter().map(Located::as_data).collect();
+    let all = format!("{:?} {} {:?}", read.problems, serde_json::to_string(&data).unwrap(), read.warnings);
+    assert!(!all.contains("hunter2") && !all.contains("80443921"), "{all}");
 }
 
 proptest! {

@@ -3,6 +3,7 @@
 //! Manifests are read through this tree and not into typed structs, because each bad field must be told with its
 //! path and line, and one bad field must not hide the next.
 
+use std::collections::HashSet;
 use std::fmt;
 
 use serde::Deserialize;
@@ -62,18 +63,46 @@ fn parse(text: &str) -> Result<Node, Problem> {
     {
         return Ok(node);
     }
-    let error = error.without_snippet();
-    let text = error.render_with_formatter(&serde_saphyr::UserMessageFormatter);
-    let first = text.lines().next().unwrap_or_default().trim_start_matches("error: ");
-    let Some(location) = error.location() else {
-        return Err(Problem::new(format!("not valid YAML: {first}")));
-    };
-    // The line that the text ends with is the document's, and would contradict the file's.
-    let place = format!(" at line {}, column {}", location.line(), location.column());
-    let message = first.strip_suffix(&place).unwrap_or(first);
-    let line = usize::try_from(location.line()).unwrap_or(0);
-    Err(Problem::new(format!("not valid YAML: {message}")).at_line(line))
+    let line = error.location().and_then(|location| usize::try_from(location.line()).ok()).unwrap_or(0);
+    Err(Problem::new(format!("not valid YAML: {}", explained(&error))).at_line(line))
 }
+
+/// What is wrong, in texts that are fixed: the reader's own quote keys and values, which may be a secret's.
+fn explained(error: &serde_saphyr::Error) -> String {
+    use serde_saphyr::Error;
+    use serde_saphyr::budget::BudgetBreach;
+
+    match error {
+        Error::WithSnippet { error, .. } | Error::AliasError { error, .. } => explained(error),
+        // The scanner's texts are fixed but for one, which shows a character.
+        Error::ExternalMessage { msg, .. } if msg.starts_with("unexpected character") => {
+            "unexpected character".into()
+        }
+        Error::ExternalMessage { msg, .. } => msg.clone(),
+        Error::Eof { .. } => "it ends too early".into(),
+        Error::MultipleDocuments { .. } => "more follows after the end of the document".into(),
+        Error::DuplicateMappingKey { .. } => REPEATED_KEY.into(),
+        Error::UnknownAnchor { .. } => "an alias names an anchor that is not there".into(),
+        Error::Budget { breach: BudgetBreach::Depth { .. }, .. } => {
+            format!("nested deeper than {MAX_DEPTH} levels")
+        }
+        Error::Budget { .. }
+        | Error::AliasReplayCounterOverflow { .. }
+        | Error::AliasReplayLimitExceeded { .. }
+        | Error::AliasExpansionLimitExceeded { .. }
+        | Error::AliasReplayStackDepthExceeded { .. } => "it holds, or expands to, too much".into(),
+        Error::MergeValueNotMapOrSeqOfMaps { .. } => "what is merged with << must be a mapping".into(),
+        Error::UnsupportedTag { .. } => "an unknown tag".into(),
+        Error::InvalidScalar { .. } | Error::InvalidBinaryBase64 { .. } | Error::BinaryNotUtf8 { .. } => {
+            "a value that is not what its tag says".into()
+        }
+        Error::Unexpected { expected, .. } => format!("expected {expected}"),
+        _ => "a value or key that has no meaning here".into(),
+    }
+}
+
+/// Said of a mapping that has a key more than once. The key is not shown: it may be part of a secret.
+const REPEATED_KEY: &str = "a mapping has the same key twice";
 
 impl<'de> Deserialize<'de> for Node {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -154,18 +183,25 @@ impl<'de> Visitor<'de> for ValueVisitor {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Value, A::Error> {
-        let mut map = Vec::new();
-        while let Some(entry) = entries.next_entry()? {
-            map.push(entry);
+        let mut map: Vec<(String, Node)> = Vec::new();
+        let mut known = HashSet::new();
+        while let Some((key, node)) = entries.next_entry::<String, Node>()? {
+            if !known.insert(key.clone()) {
+                return Err(serde::de::Error::custom(REPEATED_KEY)); // the JSON reader does not mind
+            }
+            map.push((key, node));
         }
         Ok(Value::Map(map))
     }
 }
 
 impl Value {
-    fn what(&self) -> String {
+    /// What this is; of a private value, only its type.
+    fn what(&self, private: bool) -> String {
         match self {
             Value::Null => "nothing".into(),
+            Value::Bool(_) if private => "a boolean".into(),
+            Value::Number(_) if private => "a number".into(),
             Value::Bool(value) => format!("the boolean {value}"),
             Value::Number(value) => format!("the number {value}"),
             Value::Text(_) => "a text".into(),
@@ -180,12 +216,18 @@ impl Value {
 pub(super) struct At<'a> {
     node: &'a Node,
     path: String,
+    private: bool,
 }
 
 impl<'a> At<'a> {
     /// The document as a whole.
     pub(super) fn root(node: &'a Node) -> Self {
-        At { node, path: String::new() }
+        At { node, path: String::new(), private: false }
+    }
+
+    /// The same place, whose values, and those below it, no problem shows.
+    pub(super) fn private(self) -> Self {
+        At { private: true, ..self }
     }
 
     /// The line within the document.
@@ -219,9 +261,9 @@ impl<'a> At<'a> {
             Value::Map(entries) => Ok(entries
                 .iter()
                 .find(|(key, node)| key == name && node.value != Value::Null)
-                .map(|(_, node)| At { node, path: self.path_of(name) })),
+                .map(|(_, node)| self.below(node, self.path_of(name)))),
             Value::Null => Ok(None),
-            other => Err(self.problem(format!("must be a mapping, is {}", other.what()))),
+            _ => Err(self.must_be("a mapping")),
         }
     }
 
@@ -246,10 +288,8 @@ impl<'a> At<'a> {
     pub(super) fn text(&self) -> Result<&'a str, Problem> {
         match &self.node.value {
             Value::Text(text) => Ok(text),
-            other @ (Value::Bool(_) | Value::Number(_)) => {
-                Err(self.problem(format!("must be a text, is {}", other.what())).hint("put it in quotes"))
-            }
-            other => Err(self.problem(format!("must be a text, is {}", other.what()))),
+            Value::Bool(_) | Value::Number(_) => Err(self.must_be("a text").hint("put it in quotes")),
+            _ => Err(self.must_be("a text")),
         }
     }
 
@@ -259,10 +299,10 @@ impl<'a> At<'a> {
             Value::List(items) => Ok(items
                 .iter()
                 .enumerate()
-                .map(|(index, node)| At { node, path: format!("{}[{index}]", self.path) })
+                .map(|(index, node)| self.below(node, format!("{}[{index}]", self.path)))
                 .collect()),
             Value::Null => Ok(Vec::new()),
-            other => Err(self.problem(format!("must be a list, is {}", other.what()))),
+            _ => Err(self.must_be("a list")),
         }
     }
 
@@ -271,11 +311,20 @@ impl<'a> At<'a> {
         match &self.node.value {
             Value::Map(entries) => Ok(entries
                 .iter()
-                .map(|(key, node)| (key.as_str(), At { node, path: self.path_of_key(key) }))
+                .map(|(key, node)| (key.as_str(), self.below(node, self.path_of_key(key))))
                 .collect()),
             Value::Null => Ok(Vec::new()),
-            other => Err(self.problem(format!("must be a mapping, is {}", other.what()))),
+            _ => Err(self.must_be("a mapping")),
         }
+    }
+
+    fn below(&self, node: &'a Node, path: String) -> At<'a> {
+        At { node, path, private: self.private }
+    }
+
+    /// A problem with a value that is of another type than it must be.
+    fn must_be(&self, wanted: &str) -> Problem {
+        self.problem(format!("must be {wanted}, is {}", self.node.value.what(self.private)))
     }
 
     /// The path of a field of what is here.
@@ -283,8 +332,13 @@ impl<'a> At<'a> {
         if self.path.is_empty() { field.to_owned() } else { format!("{}.{field}", self.path) }
     }
 
-    /// Like [`path_of`](At::path_of), for keys that may hold dots: `data[.dockerconfigjson]`.
+    /// Like [`path_of`](At::path_of), for keys that may hold dots: `data[.dockerconfigjson]`. In a private place,
+    /// what cannot be a key of a secret is not shown: it may be a value that slipped.
     fn path_of_key(&self, key: &str) -> String {
+        let is_name = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+        if self.private && !key.chars().all(is_name) {
+            return format!("{}[...]", self.path);
+        }
         if key.contains(['.', '/']) { format!("{}[{key}]", self.path) } else { self.path_of(key) }
     }
 }
@@ -324,7 +378,53 @@ pub(super) mod tests {
 
     #[test]
     fn a_repeated_key_is_an_error() {
-        assert!(parse("a: 1\na: 2\n").is_err());
+        for text in [
+            "a: 1\nhunter2: 2\nhunter2: 3\n",
+            "{\"hunter2\": 1, \"hunter2\": 2}",
+            "{\t\"hunter2\": 1, \"hunter2\": 2}",
+        ] {
+            let problem = parse(text).expect_err(text).to_string();
+            assert!(!problem.contains("hunter2"), "{problem}");
+        }
+        assert_eq!(
+            parse("a: 1\na: 2\n").expect_err("twice").to_string(),
+            format!("not valid YAML: {REPEATED_KEY}")
+        );
+    }
+
+    #[test]
+    fn no_error_of_the_reader_shows_what_is_there() {
+        for text in [
+            "a: *hunter2",
+            "a: !hunter2 x",
+            "a: !hunter2!x y",
+            "a: !!int hunter2",
+            "a: !!binary hunter2!",
+            "a: !!float hunter2",
+            "a: !!bool hunter2",
+            "a: !!null hunter2",
+            "a: !!timestamp hunter2",
+            "a: !!map hunter2",
+            "<<: hunter2",
+            "{a: [hunter2}",
+            "a: 'hunter2",
+            "a: \"hunter2\\q\"",
+            "a: @hunter2",
+            "a: `hunter2`",
+            "%hunter2\na: 1",
+            "[hunter2]: 1",
+            "{hunter2: 1}: 1",
+            "a: hunter2\n b: 1",
+            "a: hunter2\n\tb: 1",
+            "a: |hunter2",
+            "a: 1\n--- hunter2\n",
+            "a: 1\n...\nhunter2",
+            "? hunter2\n? hunter2\n",
+            "a: &hunter2 1\nb: *hunter3",
+        ] {
+            let shown = parse(text).map_or_else(|problem| format!("{problem:?}"), |_| String::new());
+            assert!(!shown.contains("hunter") && !shown.contains(['@', '`']), "{text}: {shown}");
+        }
     }
 
     #[test]
