@@ -18,7 +18,7 @@ mod tree;
 pub(crate) use files::Source;
 pub(crate) use pods::{Want, Workload};
 pub(crate) use problem::{BadInput, Located, Place, Problem};
-pub(crate) use secrets::{Secrets, is_pull_type};
+pub(crate) use secrets::{Named, Secrets, is_pull_type};
 
 use std::collections::BTreeMap;
 
@@ -110,25 +110,28 @@ impl Manifests {
         match found {
             Kind::Secret => {
                 let secret = secrets::read(at, &identity, &mut problems);
-                if problems.is_empty()
-                    && let Some(earlier) = self.secrets.add(secret, place.clone())
-                {
+                let earlier = if problems.is_empty() {
+                    self.secrets.add(secret, place.clone())
+                } else {
+                    self.secrets.add_broken(&identity.namespace, &identity.name, place.clone())
+                };
+                if let Some(earlier) = earlier {
                     self.warnings.push(format!("{place}: used instead of the one in {earlier}"));
                 }
             }
-            Kind::Template(path) => match at.path(path) {
-                Ok(Some(template)) => self.take_pod(&template, &identity, &mut problems),
+            Kind::Template(path) => match at.descend(path) {
+                Ok(Some(template)) => self.take_pod(&template, &identity, &place, &mut problems),
                 Ok(None) => problems.push(at.missing(&path.join("."))),
                 Err(problem) => problems.push(problem),
             },
-            _ => self.take_pod(at, &identity, &mut problems),
+            _ => self.take_pod(at, &identity, &place, &mut problems),
         }
         self.problems.extend(problems.into_iter().map(|problem| place.holds(problem)));
     }
 
     /// Takes a pod over if nothing is wrong with it.
-    fn take_pod(&mut self, at: &At<'_>, identity: &Identity, problems: &mut Vec<Problem>) {
-        let workload = pods::read(at, identity, problems);
+    fn take_pod(&mut self, at: &At<'_>, identity: &Identity, place: &Place, problems: &mut Vec<Problem>) {
+        let workload = pods::read(at, identity, place, problems);
         if problems.is_empty() {
             self.workloads.push(workload);
         }
@@ -170,7 +173,7 @@ fn type_of<'a>(at: &At<'a>, inherited: Option<(&'a str, &'a str)>) -> Result<(&'
 
 fn identity_of(at: &At<'_>, kind: &str, namespace: &str, problems: &mut Vec<Problem>) -> Identity {
     let mut text = |field: &str| match at
-        .path(&["metadata"])
+        .descend(&["metadata"])
         .and_then(|metadata| metadata.map_or(Ok(None), |metadata| metadata.text_of(field)))
     {
         Ok(text) => text.unwrap_or_default().to_owned(),

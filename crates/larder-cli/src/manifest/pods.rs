@@ -7,7 +7,7 @@ use larder::pod::Pod;
 use larder::pull::PullPolicy;
 
 use super::Identity;
-use super::problem::Problem;
+use super::problem::{Place, Problem};
 use super::tree::At;
 use crate::image_name;
 
@@ -18,10 +18,28 @@ pub(crate) struct Workload {
     pub(crate) label: String,
     /// The pod as backend and back-off know it. For a template it bears the name of the object that holds it.
     pub(crate) pod: Pod,
-    /// Names of its pull secrets, in its order.
-    pub(crate) pull_secrets: Vec<String>,
+    /// Its pull secrets, in its order.
+    pub(crate) pull_secrets: Vec<SecretName>,
     /// The images, in the order of the manifest.
     pub(crate) wants: Vec<Want>,
+    /// Where it is.
+    pub(crate) place: Place,
+}
+
+/// A pull secret that a pod names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct SecretName {
+    /// The name.
+    pub(crate) name: String,
+    line: usize,
+    field: String,
+}
+
+impl SecretName {
+    /// A problem with the entry that names the secret.
+    pub(crate) fn problem(&self, what: impl Into<String>) -> Problem {
+        Problem::new(what).at_line(self.line).at_field(&self.field)
+    }
 }
 
 /// One image that a pod wants.
@@ -41,7 +59,7 @@ pub(crate) struct Want {
 const CONTAINER_LISTS: [&str; 3] = ["initContainers", "containers", "ephemeralContainers"];
 
 /// Reads a pod (`at` is the object that has `metadata` and `spec`). Everything wrong with it is put into `problems`.
-pub(super) fn read(at: &At<'_>, identity: &Identity, problems: &mut Vec<Problem>) -> Workload {
+pub(super) fn read(at: &At<'_>, identity: &Identity, place: &Place, problems: &mut Vec<Problem>) -> Workload {
     let mut reader = Reader { problems };
     let label = format!("{}/{}", identity.kind.to_lowercase(), identity.name);
     let uid = match identity.uid.as_str() {
@@ -59,6 +77,7 @@ pub(super) fn read(at: &At<'_>, identity: &Identity, problems: &mut Vec<Problem>
         },
         pull_secrets: Vec::new(),
         wants: Vec::new(),
+        place: place.clone(),
     };
     match reader.keep(at.field("spec")).flatten() {
         Some(spec) => reader.spec(&spec, &mut workload),
@@ -85,7 +104,7 @@ impl Reader<'_> {
     }
 
     fn annotations(&mut self, at: &At<'_>) -> BTreeMap<String, String> {
-        let found = self.keep(at.path(&["metadata", "annotations"])).flatten();
+        let found = self.keep(at.descend(&["metadata", "annotations"])).flatten();
         let entries = found.and_then(|found| self.keep(found.entries())).unwrap_or_default();
         let texts = entries.into_iter().filter_map(|(key, value)| {
             // `key:` with nothing after it is an empty annotation.
@@ -118,7 +137,11 @@ impl Reader<'_> {
         }
         for secret in self.list(spec, "imagePullSecrets").unwrap_or_default() {
             let name = self.keep(secret.text_of("name")).flatten().filter(|name| !name.is_empty());
-            workload.pull_secrets.extend(name.map(str::to_owned));
+            workload.pull_secrets.extend(name.map(|name| SecretName {
+                name: name.to_owned(),
+                line: secret.line(),
+                field: secret.path().to_owned(),
+            }));
         }
     }
 

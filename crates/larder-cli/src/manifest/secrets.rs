@@ -17,17 +17,35 @@ const PULL_TYPES: [(&str, &str); 2] =
 /// What to do about a pull secret that is not sound.
 const RECREATE: &str = "create it with: kubectl create secret docker-registry NAME --docker-server=...";
 
-/// Secrets, found by namespace and name.
+/// Secrets, found by namespace and name. Broken ones are known by name, so that who names one is not served without.
 #[derive(Debug, Default)]
 pub(crate) struct Secrets {
-    all: Vec<(PullSecret, Place)>,
+    all: Vec<(Option<PullSecret>, Place)>,
     by_name: HashMap<(String, String), usize>,
+}
+
+/// What is known of a name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Named<'a> {
+    /// A sound secret.
+    Sound(&'a PullSecret),
+    /// A secret that cannot be used, and where it is.
+    Broken(&'a Place),
 }
 
 impl Secrets {
     /// Adds a secret and returns where an earlier one of the same name was, which it replaces.
     pub(super) fn add(&mut self, secret: PullSecret, place: Place) -> Option<Place> {
         let key = (secret.coordinates.namespace.clone(), secret.coordinates.name.clone());
+        self.put(key, Some(secret), place)
+    }
+
+    /// Notes that the secret of this name is broken.
+    pub(super) fn add_broken(&mut self, namespace: &str, name: &str, place: Place) -> Option<Place> {
+        self.put((namespace.to_owned(), name.to_owned()), None, place)
+    }
+
+    fn put(&mut self, key: (String, String), secret: Option<PullSecret>, place: Place) -> Option<Place> {
         if let Some(index) = self.by_name.get(&key) {
             return Some(std::mem::replace(&mut self.all[*index], (secret, place)).1);
         }
@@ -37,14 +55,15 @@ impl Secrets {
     }
 
     /// The secret of this name.
-    pub(crate) fn get(&self, namespace: &str, name: &str) -> Option<&PullSecret> {
+    pub(crate) fn get(&self, namespace: &str, name: &str) -> Option<Named<'_>> {
         let index = self.by_name.get(&(namespace.to_owned(), name.to_owned()))?;
-        self.all.get(*index).map(|(secret, _)| secret)
+        let (secret, place) = self.all.get(*index)?;
+        Some(secret.as_ref().map_or(Named::Broken(place), Named::Sound))
     }
 
-    /// All secrets in the order of the input, and where each was found.
+    /// All sound secrets in the order of the input, and where each was found.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&PullSecret, &Place)> {
-        self.all.iter().map(|(secret, place)| (secret, place))
+        self.all.iter().filter_map(|(secret, place)| Some((secret.as_ref()?, place)))
     }
 }
 

@@ -54,7 +54,8 @@ spec:
         ]
     );
     let workload = &manifests.workloads[0];
-    assert_eq!(workload.pull_secrets, ["regcred"]);
+    let secrets: Vec<_> = workload.pull_secrets.iter().map(|secret| secret.name.as_str()).collect();
+    assert_eq!(secrets, ["regcred"]);
     assert_eq!((workload.pod.uid.as_str(), workload.pod.namespace.as_str()), ("u-1", "shop"));
     assert_eq!(workload.pod.service_account, "seller");
     assert_eq!(workload.pod.annotations["team"], "web");
@@ -199,13 +200,26 @@ fn other_kinds_are_counted_and_no_error() {
 fn the_last_of_two_secrets_wins_with_a_warning() {
     let secret = "apiVersion: v1\nkind: Secret\nmetadata: {name: s}\nstringData: {k: ";
     let manifests = read(&format!("{secret}one}}\n---\n{secret}two}}\n"));
-    assert_eq!(manifests.secrets.get("default", "s").unwrap().data["k"], b"two");
+    let Some(Named::Sound(found)) = manifests.secrets.get("default", "s") else { panic!("no secret") };
+    assert_eq!(found.data["k"], b"two");
     assert_eq!(
         manifests.warnings,
         [
             "app.yaml: document 2 (Secret default/s): used instead of the one in app.yaml: document 1 (Secret default/s)"
         ]
     );
+}
+
+#[test]
+fn a_broken_secret_is_remembered_by_its_name_until_a_sound_one_takes_it() {
+    let broken = "apiVersion: v1\nkind: Secret\nmetadata: {name: s}\ndata: {k: '!'}\n";
+    let sound = broken.replace("'!'", "b25l");
+    let named = |text: &str| format!("{:?}", read(text).secrets.get("default", "s"));
+    assert!(named(broken).starts_with("Some(Broken("), "{}", named(broken));
+    assert!(named(&format!("{broken}---\n{sound}")).starts_with("Some(Sound("));
+    let text = format!("{sound}---\n{broken}");
+    assert!(named(&text).starts_with("Some(Broken("));
+    assert_eq!(read(&text).secrets.iter().count(), 0, "what was replaced is not used");
 }
 
 #[test]

@@ -235,6 +235,11 @@ impl<'a> At<'a> {
         self.node.line
     }
 
+    /// The path from the document's root, such as `spec.containers[0].image`.
+    pub(super) fn path(&self) -> &str {
+        &self.path
+    }
+
     /// Whether nothing is written here.
     pub(super) fn is_empty(&self) -> bool {
         matches!(&self.node.value, Value::Null)
@@ -268,7 +273,7 @@ impl<'a> At<'a> {
     }
 
     /// A field of a field, `None` when any of them is absent.
-    pub(super) fn path(&self, names: &[&str]) -> Result<Option<At<'a>>, Problem> {
+    pub(super) fn descend(&self, names: &[&str]) -> Result<Option<At<'a>>, Problem> {
         let mut at = self.clone();
         for name in names {
             match at.field(name)? {
@@ -356,7 +361,7 @@ pub(super) mod tests {
     #[test]
     fn fields_know_their_path_and_line() {
         let node = parse("a:\n  b:\n    - c: 1.25\n").unwrap();
-        let c = At::root(&node).path(&["a", "b"]).unwrap().unwrap().items().unwrap()[0].field("c");
+        let c = At::root(&node).descend(&["a", "b"]).unwrap().unwrap().items().unwrap()[0].field("c");
         let problem = c.unwrap().unwrap().text().expect_err("a number is not a text");
         let located = Place { document: 1, ..Place::file("f") }.holds(problem);
         assert_eq!(located.to_string(), "f:3: document 1: a.b[0].c: must be a text, is the number 1.25");

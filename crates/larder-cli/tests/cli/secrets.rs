@@ -79,6 +79,69 @@ fn a_secret_of_another_namespace_or_type_is_not_used_and_the_pod_is_warned() {
 }
 
 #[test]
+fn a_pod_that_names_a_broken_secret_is_not_served_and_the_others_are() {
+    let broken = secret("finance", "kubernetes.io/dockerconfigjson").replace("pantry\"}", "pantry\"");
+    let other = pod().replace("ledger", "open").replace("imagePullSecrets: [{name: regcred}]", "");
+    let template = "apiVersion: apps/v1
+kind: Deployment
+metadata: {name: api, namespace: finance}
+spec: {template: {spec: {imagePullSecrets: [{name: absent}, {name: regcred}], containers: [{name: main, image: a}]}}}
+";
+    let world = World::offering(&["127.0.0.1:5000/private/open:3.1"]);
+    world.file("secret.yaml", &broken);
+    world.file("pods.yaml", &(pod() + &other + template));
+    let all = world.file("all.yaml", &(broken.clone() + &pod() + &other + template));
+    for files in [&["-f", "all.yaml"][..], &["-f", "pods.yaml", "--secret", "secret.yaml"]] {
+        let run = world.larder(&[&["ensure", "-o", "json"], files].concat()).expect(2);
+        let images = run.json()["images"].as_array().unwrap().len();
+        assert_eq!(images, 1, "the pod without secrets: {run:?}");
+        let problems = run.json()["badInput"].as_array().unwrap().clone();
+        let told: Vec<_> = problems
+            .iter()
+            .map(|problem| {
+                let text = |key: &str| problem[key].as_str().unwrap().to_owned();
+                (text("object"), text("field"), text("message"))
+            })
+            .skip(1)
+            .collect();
+        let file = if files.len() == 2 { "all.yaml" } else { "secret.yaml" };
+        let message =
+            format!("the pull secret regcred is broken ({file}: document 1 (Secret finance/regcred))");
+        let expected = [
+            ("Pod finance/ledger", "spec.imagePullSecrets[0]"),
+            ("Deployment finance/api", "spec.template.spec.imagePullSecrets[1]"),
+        ];
+        assert_eq!(
+            told,
+            expected.map(|(object, field)| (object.into(), field.into(), message.clone())),
+            "{run:?}"
+        );
+        assert!(!run.stderr.contains("in none of the files"), "{run:?}");
+        assert!(!format!("{run:?}").contains("pantry"), "{run:?}");
+    }
+    assert_eq!(pulls(&world), [""], "no pull but that of the pod without secrets");
+    let run = world.larder(&["ensure", "-f", &all.to_string_lossy()]).expect(2);
+    assert!(
+        run.stderr.contains(":12: document 2 (Pod finance/ledger): spec.imagePullSecrets[0]: "),
+        "{run:?}"
+    );
+}
+
+#[test]
+fn arguments_are_not_pulled_without_the_secrets_given_for_them() {
+    let world = World::offering(&[IMAGE]);
+    world.file(
+        "secret.yaml",
+        &secret("default", "kubernetes.io/dockerconfigjson").replace("auths", "auths\""),
+    );
+    for file in ["secret.yaml", "missing.yaml"] {
+        let run = world.larder(&["ensure", IMAGE, "--secret", file]).expect(2);
+        assert!(run.stderr.contains(&format!("argument: {IMAGE} was left alone: ")), "{run:?}");
+    }
+    assert_eq!(pulls(&world), [""; 0]);
+}
+
+#[test]
 fn what_secret_names_must_be_pull_secrets() {
     let world = World::offering(&[IMAGE]);
     world.file("opaque.yaml", &secret("default", "Opaque"));

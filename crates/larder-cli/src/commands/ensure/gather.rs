@@ -9,7 +9,9 @@ use larder::pull::{EnsureRequest, PullPolicy, default_policy};
 use crate::args::EnsureArgs;
 use crate::failure::Failure;
 use crate::image_name;
-use crate::manifest::{Located, Manifests, Place, Problem, Secrets, Source, Want, Workload, is_pull_type};
+use crate::manifest::{
+    Located, Manifests, Named, Place, Problem, Secrets, Source, Want, Workload, is_pull_type,
+};
 use crate::out::Out;
 
 /// What events about images given as arguments are about.
@@ -82,12 +84,17 @@ pub(super) fn gather(args: &EnsureArgs) -> Result<Gathered, Failure> {
     let mut gathered = Gathered::default();
     gathered.take_secrets(args, &mut given);
     gathered.take_arguments(args, &given.secrets);
-    for workload in &manifests.workloads {
-        let secrets = gathered.secrets_of(workload, &manifests.secrets, &given.secrets);
-        gathered.jobs.extend(workload.wants.iter().map(|want| job(workload, want, &secrets, args)));
-    }
     gathered.problems.append(&mut manifests.problems);
     gathered.warnings.append(&mut manifests.warnings);
+    for workload in &manifests.workloads {
+        match secrets_of(workload, &manifests.secrets, &given.secrets) {
+            Ok((secrets, warnings)) => {
+                warnings.into_iter().for_each(|warning| gathered.warn(warning));
+                gathered.jobs.extend(workload.wants.iter().map(|want| job(workload, want, &secrets, args)));
+            }
+            Err(mut problems) => gathered.problems.append(&mut problems),
+        }
+    }
     gathered.skipped = manifests.skipped;
     Ok(gathered)
 }
@@ -110,12 +117,20 @@ impl Gathered {
         }
     }
 
+    /// Arguments use all secrets of `--secret`, and are not served while some of them cannot be used.
     fn take_arguments(&mut self, args: &EnsureArgs, given: &Secrets) {
+        let unusable = !self.problems.is_empty();
         let secrets: Vec<_> = given.iter().map(|(secret, _)| secret.clone()).collect();
         let mut known = BTreeSet::new();
         for image in args.images.iter().filter(|image| known.insert(image.as_str())) {
             if let Err(problem) = check_argument(image) {
                 self.problems.push(problem);
+                continue;
+            }
+            if unusable {
+                let problem =
+                    Problem::new(format!("{image} was left alone: what --secret names cannot all be used"));
+                self.problems.push(Place::file("argument").holds(problem));
                 continue;
             }
             let pod = Pod {
@@ -132,31 +147,41 @@ impl Gathered {
         }
     }
 
-    /// The pull secrets that a pod names, in its order, as kubelet takes them: those of other types are passed over.
-    fn secrets_of(&mut self, workload: &Workload, found: &Secrets, given: &Secrets) -> Vec<PullSecret> {
-        let namespace = &workload.pod.namespace;
-        let mut secrets = Vec::new();
-        for name in &workload.pull_secrets {
-            let who = format!("{} in namespace {namespace}: pull secret {name}", workload.label);
-            match found.get(namespace, name).or_else(|| given.get(namespace, name)) {
-                Some(secret) if is_pull_type(&secret.kind) => secrets.push(secret.clone()),
-                Some(secret) => self.warn(format!(
-                    "{who} has the type {}, which pulling does not use; kubelet passes over it, too",
-                    secret.kind
-                )),
-                None => self.warn(format!(
-                    "{who} is in none of the files; give it with --secret FILE, or the pull goes without it"
-                )),
-            }
-        }
-        secrets
-    }
-
     fn warn(&mut self, warning: String) {
         if !self.warnings.contains(&warning) {
             self.warnings.push(warning);
         }
     }
+}
+
+/// The pull secrets that a pod names, in its order, as kubelet takes them: those of other types are passed over, with
+/// a warning. A broken one is a problem of the pod: without it, its images would be pulled as if it had none.
+fn secrets_of(
+    workload: &Workload,
+    found: &Secrets,
+    given: &Secrets,
+) -> Result<(Vec<PullSecret>, Vec<String>), Vec<Located>> {
+    let namespace = &workload.pod.namespace;
+    let (mut secrets, mut warnings, mut problems) = (Vec::new(), Vec::new(), Vec::new());
+    for wanted in &workload.pull_secrets {
+        let name = &wanted.name;
+        let who = format!("{} in namespace {namespace}: pull secret {name}", workload.label);
+        match found.get(namespace, name).or_else(|| given.get(namespace, name)) {
+            Some(Named::Sound(secret)) if is_pull_type(&secret.kind) => secrets.push(secret.clone()),
+            Some(Named::Sound(secret)) => warnings.push(format!(
+                "{who} has the type {}, which pulling does not use; kubelet passes over it, too",
+                secret.kind
+            )),
+            Some(Named::Broken(place)) => {
+                let problem = wanted.problem(format!("the pull secret {name} is broken ({place})"));
+                problems.push(workload.place.holds(problem.hint("mend the secret, or take it off the pod")));
+            }
+            None => warnings.push(format!(
+                "{who} is in none of the files; give it with --secret FILE, or the pull goes without it"
+            )),
+        }
+    }
+    if problems.is_empty() { Ok((secrets, warnings)) } else { Err(problems) }
 }
 
 /// Checks an image that was given as an argument.
