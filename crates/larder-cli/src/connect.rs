@@ -25,6 +25,13 @@ pub(crate) fn backend(args: &Connection) -> Result<Arc<dyn Backend>, Failure> {
     Ok(Arc::new(CriBackend::new(endpoint, config)))
 }
 
+/// The backend, once it has answered.
+pub(crate) async fn reach(args: &Connection) -> Result<Arc<dyn Backend>, Failure> {
+    let backend = backend(args)?;
+    backend.info().await?;
+    Ok(backend)
+}
+
 fn variable(name: &str) -> Option<String> {
     env::var(name).ok().filter(|value| !value.is_empty())
 }

@@ -1,7 +1,7 @@
 //! The `larder` command: makes images present on a node, lists, inspects and removes them.
 //!
 //! One command is one file in `commands/`. What all of them share: `args` (what was typed), `connect` (the
-//! backend), `out` (what is printed), `exit` (how it ended).
+//! backend), `interrupt` (signals), `out` (what is printed), `exit` (how it ended).
 
 mod args;
 mod commands;
@@ -11,6 +11,7 @@ mod duration;
 mod exit;
 mod failure;
 mod image_name;
+mod interrupt;
 mod log;
 mod manifest;
 mod out;

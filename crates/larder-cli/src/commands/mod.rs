@@ -17,6 +17,7 @@ use crate::args::{Cli, Command};
 use crate::connect;
 use crate::exit::Outcome;
 use crate::failure::Failure;
+use crate::interrupt::Interrupt;
 use crate::out::Out;
 
 /// Runs one command to its end.
@@ -25,22 +26,28 @@ pub(crate) fn run(cli: Cli, out: &Arc<Out>) -> Result<Outcome, Failure> {
     match cli.command {
         Command::Completions(args) => Ok(completions::run(&args, out)),
         Command::Man(args) => man::run(&args, out),
-        Command::Ensure(args) => block_on(ensure::run(&args, &connection, out)),
-        Command::Pull(args) => block_on(pull::run(&args, &connection, out)),
-        Command::Images(args) => {
-            block_on(async { images::run(&args, &*connect::backend(&connection)?, out).await })
+        Command::Ensure(args) => {
+            block_on(async |interrupt| ensure::run(&args, &connection, out, interrupt).await)
         }
-        Command::Inspect(args) => block_on(inspect::run(&args, &connection, out)),
-        Command::Rm(args) => block_on(rm::run(&args, &connection, out)),
-        Command::Df(args) => block_on(async { df::run(&args, connect::backend(&connection)?, out).await }),
+        Command::Pull(args) => {
+            block_on(async |interrupt| pull::run(&args, &connection, out, interrupt).await)
+        }
+        Command::Images(args) => {
+            block_on(async |_| images::run(&args, &*connect::backend(&connection)?, out).await)
+        }
+        Command::Inspect(args) => block_on(async |_| inspect::run(&args, &connection, out).await),
+        Command::Rm(args) => block_on(async |_| rm::run(&args, &connection, out).await),
+        Command::Df(args) => block_on(async |_| df::run(&args, connect::backend(&connection)?, out).await),
         Command::Runtime(args) => {
-            block_on(async { runtime::run(&args, &*connect::backend(&connection)?, out).await })
+            block_on(async |_| runtime::run(&args, &*connect::backend(&connection)?, out).await)
         }
     }
 }
 
-/// One thread is enough: all waiting is for the runtime.
-fn block_on(command: impl Future<Output = Result<Outcome, Failure>>) -> Result<Outcome, Failure> {
+/// One thread is enough for the work: all waiting is for the runtime. Signals have another.
+fn block_on(command: impl AsyncFnOnce(Interrupt) -> Result<Outcome, Failure>) -> Result<Outcome, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    runtime.map_err(|error| Failure::failed(format!("could not start: {error}")))?.block_on(command)
+    runtime
+        .map_err(|error| Failure::failed(format!("could not start: {error}")))?
+        .block_on(command(Interrupt::watch()))
 }

@@ -13,6 +13,7 @@ use crate::connect;
 use crate::credentials;
 use crate::exit::Outcome;
 use crate::failure::Failure;
+use crate::interrupt::Interrupt;
 use crate::out::{Out, progress_possible};
 use crate::output::progress::Progress;
 use crate::output::size;
@@ -21,6 +22,7 @@ pub(super) async fn run(
     args: &PullArgs,
     connection: &Connection,
     out: &Arc<Out>,
+    interrupt: Interrupt,
 ) -> Result<Outcome, Failure> {
     let config = args.pulling.config()?;
     let (requests, mut outcome) = requests(&args.images, out);
@@ -29,8 +31,11 @@ pub(super) async fn run(
     }
     let images = requests.iter().map(|request| request.image.as_str());
     let credentials = credentials::sources(&args.credentials, images, out)?;
-    let backend = connect::backend(connection)?;
-    backend.info().await?;
+    let interrupt = interrupt.handle();
+    let Some(reached) = interrupt.or(connect::reach(connection)).await else {
+        return Ok(work::tell_unfinished(requests.iter().map(|request| request.image.as_str()), out));
+    };
+    let backend = reached?;
 
     let manager = Manager::builder(Arc::clone(&backend)).config(config).credentials(credentials).build();
     let progress = Progress::new(!args.quiet && progress_possible());
@@ -40,7 +45,7 @@ pub(super) async fn run(
         std::time::Duration::ZERO,
         &LogSink,
         &progress,
-        work::interrupted(),
+        interrupt.asked(),
     )
     .await;
 
@@ -66,11 +71,9 @@ pub(super) async fn run(
         }
     }
     if !unfinished.is_empty() {
-        out.error(format_args!("interrupted; not finished: {}", unfinished.join(", ")), [""; 0]);
-        outcome = outcome.max(Outcome::Interrupted);
-    }
-    if failed && let Some(error) = work::gone(&*backend).await {
-        outcome = outcome.max(Failure::from(error).print(out));
+        outcome = outcome.max(work::tell_unfinished(unfinished, out));
+    } else if failed {
+        outcome = outcome.max(work::is_it_gone(&*backend, &interrupt, out).await);
     }
     Ok(outcome)
 }

@@ -7,9 +7,12 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use larder::backend::{Backend, BackendError};
 use larder::events::{Event, EventSink, EventType, Reason};
 use larder::pull::{EnsureError, EnsureReason, EnsureRequest, Ensured, Manager};
-use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::{self, Instant};
 
+use crate::exit::Outcome;
+use crate::failure::Failure;
+use crate::interrupt::Handled;
+use crate::out::Out;
 use crate::output::progress::Progress;
 
 /// How often kubelet looks again at a pod that does not run: each look is an event.
@@ -107,23 +110,20 @@ fn tell_failure(request: &EnsureRequest, error: &EnsureError, events: &dyn Event
     }
 }
 
-/// Done when the user or the system asks the program to end.
-pub(super) async fn interrupted() {
-    let Ok(mut terminate) = signal(SignalKind::terminate()) else {
-        return std::future::pending().await;
-    };
-    tokio::select! {
-        Ok(()) = tokio::signal::ctrl_c() => {}
-        _ = terminate.recv() => {}
+/// Whether the backend is gone, which then is told: asked after something failed, because a pull's error does not say.
+pub(super) async fn is_it_gone(backend: &dyn Backend, interrupt: &Handled, out: &Out) -> Outcome {
+    match interrupt.or(backend.info()).await {
+        None => Outcome::Interrupted,
+        Some(Err(error @ BackendError::Unreachable { .. })) => Failure::from(error).print(out),
+        Some(_) => Outcome::Done,
     }
 }
 
-/// Whether a backend is gone that was there before, asked after something failed.
-pub(super) async fn gone(backend: &dyn Backend) -> Option<BackendError> {
-    match backend.info().await {
-        Err(error @ BackendError::Unreachable { .. }) => Some(error),
-        _ => None,
-    }
+/// Tells which images an interrupt has left unfinished.
+pub(super) fn tell_unfinished<'a>(images: impl IntoIterator<Item = &'a str>, out: &Out) -> Outcome {
+    let images: Vec<_> = images.into_iter().collect();
+    out.error(format_args!("interrupted; not finished: {}", images.join(", ")), [""; 0]);
+    Outcome::Interrupted
 }
 
 #[cfg(test)]

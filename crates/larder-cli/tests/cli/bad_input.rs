@@ -189,6 +189,22 @@ fn an_unreachable_backend_outranks_bad_input_which_outranks_failure() {
 }
 
 #[test]
+fn programs_get_their_data_even_if_the_backend_is_unreachable() {
+    let world = World::new();
+    world.file("pods.yaml", &format!("{GOOD}{}", GOOD.replace("busybox:1.36", "Bad").replace("good", "bad")));
+    for format in ["json", "yaml"] {
+        let arguments = ["--backend", "/nowhere/cri.sock", "ensure", "-f", "pods.yaml", "-o", format];
+        let run = world.larder(&arguments).expect(3);
+        let value: serde_json::Value = serde_saphyr::from_str(&run.stdout).unwrap();
+        assert_eq!(value["images"][0]["result"], "Unfinished", "{run:?}");
+        assert_eq!(value["summary"]["unfinished"], 1, "{run:?}");
+        assert_eq!(value["badInput"][0]["object"], "Pod default/bad", "{run:?}");
+        assert!(run.stderr.contains("unix:///nowhere/cri.sock: there is no such socket"), "{run:?}");
+        assert!(!run.stderr.contains("interrupted"), "{run:?}");
+    }
+}
+
+#[test]
 fn unreadable_files_are_told_to_those_who_may_not_read_them() {
     if rustix::process::geteuid().is_root() {
         return; // root may read everything

@@ -7,6 +7,7 @@ use larder::pod::{ObjectRef, Pod, SandboxConfig};
 use larder::pull::{EnsureRequest, PullPolicy, default_policy};
 
 use crate::args::EnsureArgs;
+use crate::exit::Outcome;
 use crate::failure::Failure;
 use crate::image_name;
 use crate::manifest::{
@@ -40,6 +41,11 @@ pub(super) struct Gathered {
 }
 
 impl Gathered {
+    /// How it ends as far as the input goes.
+    pub(super) fn outcome(&self) -> Outcome {
+        if self.problems.is_empty() { Outcome::Done } else { Outcome::BadInput }
+    }
+
     /// Tells problems, warnings and what was skipped.
     pub(super) fn tell(&self, out: &Out) {
         for problem in &self.problems {
@@ -89,7 +95,9 @@ pub(super) fn gather(args: &EnsureArgs) -> Result<Gathered, Failure> {
     for workload in &manifests.workloads {
         match secrets_of(workload, &manifests.secrets, &given.secrets) {
             Ok((secrets, warnings)) => {
-                warnings.into_iter().for_each(|warning| gathered.warn(warning));
+                for warning in warnings {
+                    gathered.warn(warning);
+                }
                 gathered.jobs.extend(workload.wants.iter().map(|want| job(workload, want, &secrets, args)));
             }
             Err(mut problems) => gathered.problems.append(&mut problems),

@@ -15,6 +15,7 @@ use crate::connect;
 use crate::credentials;
 use crate::exit::Outcome;
 use crate::failure::Failure;
+use crate::interrupt::Interrupt;
 use crate::out::{Out, progress_possible};
 use crate::output::events::{EventLog, Look};
 use crate::output::progress::Progress;
@@ -26,6 +27,7 @@ pub(super) async fn run(
     args: &EnsureArgs,
     connection: &Connection,
     out: &Arc<Out>,
+    interrupt: Interrupt,
 ) -> Result<Outcome, Failure> {
     let config = args.pulling.config()?;
     let gathered = gather::gather(args)?;
@@ -35,8 +37,11 @@ pub(super) async fn run(
     }
     let images = gathered.jobs.iter().map(|job| job.request.image.as_str());
     let credentials = credentials::sources(&args.credentials, images, out)?;
-    let backend = connect::backend(connection)?;
-    backend.info().await?;
+    let interrupt = interrupt.handle();
+    let backend = match interrupt.or(connect::reach(connection)).await {
+        Some(Ok(backend)) => backend,
+        unreached => return Ok(nothing_done(args, &gathered, unreached.and_then(Result::err), out)),
+    };
 
     let progress = Arc::new(Progress::new(progress_possible()));
     let events = Arc::new(event_log(args, &gathered, out, &progress));
@@ -47,20 +52,30 @@ pub(super) async fn run(
         .build();
     let requests: Vec<_> = gathered.jobs.iter().map(|job| job.request.clone()).collect();
     let verdicts =
-        work::ensure_all(&manager, &requests, args.retry_for, &*events, &progress, work::interrupted()).await;
+        work::ensure_all(&manager, &requests, args.retry_for, &*events, &progress, interrupt.asked()).await;
 
     let summary = Summary::new(&gathered, &verdicts, events.records());
     summary.show(args.output, args.retry_for, out);
-    let mut outcome = summary.outcome();
-    if !gathered.problems.is_empty() {
-        outcome = outcome.max(Outcome::BadInput);
-    }
-    if verdicts.iter().any(|verdict| matches!(verdict, Verdict::Failed(_)))
-        && let Some(error) = work::gone(&*backend).await
-    {
-        outcome = outcome.max(Failure::from(error).print(out));
+    let mut outcome = summary.outcome().max(gathered.outcome());
+    if summary.has_unfinished() {
+        outcome = outcome.max(work::tell_unfinished(summary.unfinished(), out));
+    } else if summary.has_failed() {
+        outcome = outcome.max(work::is_it_gone(&*backend, &interrupt, out).await);
     }
     Ok(outcome)
+}
+
+/// The backend was not reached, for this reason or because of an interrupt. Programs still get their data.
+fn nothing_done(args: &EnsureArgs, gathered: &Gathered, why: Option<Failure>, out: &Out) -> Outcome {
+    let summary = Summary::new(gathered, &vec![Verdict::Unfinished; gathered.jobs.len()], Vec::new());
+    if args.output.data().is_some() {
+        summary.show(args.output, args.retry_for, out);
+    }
+    let outcome = match why {
+        Some(failure) => failure.print(out),
+        None => work::tell_unfinished(summary.unfinished(), out),
+    };
+    outcome.max(gathered.outcome())
 }
 
 /// Nothing of the input can be ensured.

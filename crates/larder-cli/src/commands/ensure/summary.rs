@@ -74,13 +74,24 @@ impl Summary {
         Summary { images, events, bad_input, counts }
     }
 
-    /// How it ended, as far as images go.
+    /// How it ended, as far as images that were tried go.
     pub(super) fn outcome(&self) -> Outcome {
-        match &self.counts {
-            Counts { unfinished: 1.., .. } => Outcome::Interrupted,
-            Counts { failed: 1.., .. } => Outcome::Failed,
-            _ => Outcome::Done,
-        }
+        if self.has_failed() { Outcome::Failed } else { Outcome::Done }
+    }
+
+    /// Whether an image could not be made present.
+    pub(super) fn has_failed(&self) -> bool {
+        self.counts.failed > 0
+    }
+
+    /// Whether the run ended before all was known.
+    pub(super) fn has_unfinished(&self) -> bool {
+        self.counts.unfinished > 0
+    }
+
+    /// The images that were wanted when the run ended early.
+    pub(super) fn unfinished(&self) -> impl Iterator<Item = &str> {
+        self.images.iter().filter(|row| row.result == "Unfinished").map(|row| row.image.as_str())
     }
 
     /// Prints it.
@@ -93,14 +104,6 @@ impl Summary {
         if let Some(hint) = self.retry_hint(retry_for) {
             out.note(format_args!("hint: {hint}"));
         }
-        let unfinished: Vec<_> = self.images_with("Unfinished").collect();
-        if !unfinished.is_empty() {
-            out.error(format_args!("interrupted; not finished: {}", unfinished.join(", ")), [""; 0]);
-        }
-    }
-
-    fn images_with(&self, result: &'static str) -> impl Iterator<Item = &str> {
-        self.images.iter().filter(move |row| row.result == result).map(|row| row.image.as_str())
     }
 
     fn table(&self, wide: bool) -> Table {

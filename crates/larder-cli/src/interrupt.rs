@@ -1,0 +1,134 @@
+//! SIGINT and SIGTERM, watched by a thread of their own.
+//!
+//! The thread that does the work may sit in a write to a pipe that nobody reads, where it hears nothing. Promises: a
+//! command that does not [handle](Interrupt::handle) interrupts ends at once; one that does has [`GRACE`] to end by
+//! itself; a second signal ends any at once. The exit code is that of [`Outcome::Interrupted`].
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+use std::{future, io, process, thread};
+
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
+use tokio::time;
+
+use crate::exit::Outcome;
+
+/// How long a command may take to end by itself after the first signal.
+const GRACE: Duration = Duration::from_secs(3);
+
+/// Signals from now on.
+pub(crate) struct Interrupt(Handled);
+
+/// Signals that the command handles: it is told of the first one, and ends by itself.
+pub(crate) struct Handled {
+    asked: watch::Receiver<bool>,
+    handled: Arc<AtomicBool>,
+}
+
+impl Interrupt {
+    /// Begins to watch. Should that fail, signals end the program as they do without.
+    pub(crate) fn watch() -> Interrupt {
+        let (ask, asked) = watch::channel(false);
+        let handled = Arc::new(AtomicBool::new(false));
+        let shared = Arc::clone(&handled);
+        let started = thread::Builder::new().name("signals".into()).spawn(move || listen(&ask, &shared));
+        if let Err(error) = started {
+            tracing::debug!("interrupts are not handled: {error}");
+        }
+        Interrupt(Handled { asked, handled })
+    }
+
+    /// The first signal is the caller's from now on.
+    pub(crate) fn handle(self) -> Handled {
+        self.0.handled.store(true, Ordering::Release);
+        self.0
+    }
+}
+
+impl Handled {
+    /// Done when a signal has come.
+    pub(crate) async fn asked(&self) {
+        let mut asked = self.asked.clone();
+        if asked.wait_for(|asked| *asked).await.is_err() {
+            future::pending::<()>().await; // nobody watches
+        }
+    }
+
+    /// Does this work unless, or until, a signal comes; `None` says that one came.
+    pub(crate) async fn or<T>(&self, work: impl Future<Output = T>) -> Option<T> {
+        tokio::select! {
+            biased;
+            () = self.asked() => None,
+            done = work => Some(done),
+        }
+    }
+}
+
+/// Runs until a signal ends the program.
+fn listen(ask: &watch::Sender<bool>, handled: &AtomicBool) {
+    let watched = tokio::runtime::Builder::new_current_thread().enable_all().build().and_then(|runtime| {
+        runtime.block_on(async {
+            let mut signals = Signals::new()?;
+            signals.next().await;
+            if handled.load(Ordering::Acquire) {
+                ask.send_replace(true);
+                let _ = time::timeout(GRACE, signals.next()).await;
+            }
+            Ok(())
+        })
+    });
+    match watched {
+        Ok(()) => process::exit(Outcome::Interrupted.code().into()),
+        Err(error) => tracing::debug!("interrupts are not handled: {error}"),
+    }
+}
+
+struct Signals {
+    interrupt: Signal,
+    terminate: Signal,
+}
+
+impl Signals {
+    fn new() -> io::Result<Signals> {
+        Ok(Signals {
+            interrupt: signal(SignalKind::interrupt())?,
+            terminate: signal(SignalKind::terminate())?,
+        })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.interrupt.recv() => {}
+            _ = self.terminate.recv() => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn handled() -> (watch::Sender<bool>, Handled) {
+        let (ask, asked) = watch::channel(false);
+        (ask, Handled { asked, handled: Arc::default() })
+    }
+
+    #[tokio::test]
+    async fn work_is_done_until_a_signal_comes_and_not_begun_after_it() {
+        let (ask, interrupt) = handled();
+        assert_eq!(interrupt.or(async { 1 }).await, Some(1));
+        let signal = async { ask.send_replace(true) };
+        let (worked, _) = tokio::join!(interrupt.or(future::pending::<()>()), signal);
+        assert_eq!(worked, None);
+        assert_eq!(interrupt.or(async { 2 }).await, None);
+    }
+
+    #[tokio::test]
+    async fn work_is_done_where_nobody_watches() {
+        let (ask, interrupt) = handled();
+        drop(ask);
+        assert_eq!(interrupt.or(tokio::task::yield_now()).await, Some(()));
+    }
+}
