@@ -200,23 +200,27 @@ pub(crate) struct InspectArgs {
 }
 
 /// Remove images, each under all of its names.
+///
+/// Runtimes remove an image whole: one name stands for the image, and its other names go with it. An image that has
+/// names in repositories which were not asked for is left alone unless --force is given. An argument is taken for a
+/// name first, then for the start of an id, which needs at least 4 digits.
 #[derive(Debug, Args)]
 #[command(
     visible_alias = "rmi",
     after_help = "Examples:
   larder rm busybox:1.36
-  larder rm --ignore-not-found $(larder images -q 'registry.example/old/*')"
+  larder rm --ignore-not-found $(larder images -q registry.example/old)     all tags of one repository"
 )]
 pub(crate) struct RmArgs {
     /// Names or ids of images.
-    #[arg(value_name = "IMAGE", required = true)]
+    #[arg(value_name = "IMAGE", required_unless_present = "ignore_not_found")]
     pub(crate) images: Vec<String>,
 
-    /// An image that is not there is as good as removed.
+    /// An image that is not there is as good as removed, and no image at all is none too few.
     #[arg(long)]
     pub(crate) ignore_not_found: bool,
 
-    /// Remove images that containers use, too.
+    /// Remove images that containers use, too, and images that have names in other repositories.
     #[arg(short, long)]
     pub(crate) force: bool,
 }

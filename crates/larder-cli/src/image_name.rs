@@ -37,16 +37,19 @@ pub(crate) fn check(image: &str) -> Result<(), BadName> {
     })
 }
 
-/// Checks what may be a name or an id. Only blank texts are refused: runtimes take the start of an id for the whole,
-/// and every id starts with an empty text.
+/// Checks what may be a name or an id.
 pub(crate) fn check_name_or_id(image: &str) -> Result<(), BadName> {
-    if !image.trim().is_empty() {
-        return Ok(());
+    match digits_of_id(image) {
+        Some(_) => Ok(()),
+        None => check(image),
     }
-    Err(BadName {
-        message: format!("{}: an image name must not be empty", quote(image)),
-        hints: vec!["larder images lists the names and ids that are here".to_owned()],
-    })
+}
+
+/// The digits of a text that may be an id or its start. `sha256:` may stand before them.
+pub(crate) fn digits_of_id(text: &str) -> Option<&str> {
+    let digits = text.strip_prefix("sha256:").unwrap_or(text);
+    let are_digits = digits.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+    (are_digits && (1..=64).contains(&digits.len())).then_some(digits)
 }
 
 /// A good name that differs from a bad one by a common slip.
@@ -101,9 +104,11 @@ mod tests {
 
     #[test]
     fn names_and_ids_pass_and_blank_texts_do_not() {
-        for image in ["busybox", "sha256:b5b7", "b5b73cbea0661"] {
+        for image in ["busybox", "sha256:b5b7", "b5b73cbea0661", &"a".repeat(64)] {
             assert_eq!(check_name_or_id(image), Ok(()), "{image}");
         }
+        assert_eq!(check_name_or_id("Busybox"), check("Busybox"));
+        assert!(check_name_or_id(&"a".repeat(65)).is_ok(), "a name of that length is a name");
         for blank in ["", " ", "\t\n"] {
             assert!(check_name_or_id(blank).is_err(), "{blank:?}");
             assert!(check(blank).is_err(), "{blank:?}");

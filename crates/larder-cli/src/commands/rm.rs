@@ -1,5 +1,7 @@
 //! `larder rm`.
 
+mod naming;
+
 use larder::backend::{Image, ImageSpec, InUse};
 
 use super::inspect::{absent, names_and_ids, trouble_with};
@@ -8,6 +10,7 @@ use crate::connect;
 use crate::exit::Outcome;
 use crate::failure::Failure;
 use crate::out::Out;
+use naming::Naming;
 
 pub(super) async fn run(args: &RmArgs, connection: &Connection, out: &Out) -> Result<Outcome, Failure> {
     let (names, mut outcome) = names_and_ids(&args.images, out);
@@ -16,18 +19,27 @@ pub(super) async fn run(args: &RmArgs, connection: &Connection, out: &Out) -> Re
     }
     let backend = connect::backend(connection)?;
     // All names are looked up before the first removal: two of them may mean one image.
-    let mut found: Vec<(&str, Image)> = Vec::new();
+    let mut found: Vec<Asked> = Vec::new();
     for name in names {
         match backend.status(&ImageSpec::named(name)).await {
-            Ok(Some(image)) if found.iter().any(|(_, known)| known.id == image.id) => {}
-            Ok(Some(image)) => found.push((name, image)),
+            Ok(Some(image)) => match naming::how(name, &image) {
+                Naming::PartOfId => outcome = outcome.max(too_short(name, &image).print(out)),
+                how => match found.iter_mut().find(|known| known.image.id == image.id) {
+                    Some(known) => known.ways.push(how),
+                    None => found.push(Asked { name, image, ways: vec![how] }),
+                },
+            },
             Ok(None) if args.ignore_not_found => {}
             Ok(None) => outcome = outcome.max(absent(name).print(out)),
             Err(error) => outcome = outcome.max(trouble_with(name, error)?.print(out)),
         }
     }
     let in_use = if args.force || found.is_empty() { InUse::default() } else { backend.in_use().await? };
-    for (name, image) in &found {
+    for Asked { name, image, ways } in &found {
+        if !args.force && naming::names_more(image, ways) {
+            outcome = outcome.max(other_names(name, image).print(out));
+            continue;
+        }
         let users = users(image, &in_use);
         if !users.is_empty() {
             let failure = Failure::failed(format!("{name}: in use by {}", users.join(", ")));
@@ -40,6 +52,28 @@ pub(super) async fn run(args: &RmArgs, connection: &Connection, out: &Out) -> Re
         }
     }
     Ok(outcome)
+}
+
+/// An image to remove, and in which ways it was asked for.
+struct Asked<'a> {
+    name: &'a str,
+    image: Image,
+    ways: Vec<Naming>,
+}
+
+/// So few digits may have been meant as something else.
+fn too_short(name: &str, image: &Image) -> Failure {
+    let names = naming::all_names(image).join(", ");
+    Failure::bad_input(format!("{name}: no name of an image, and too short for an id"))
+        .hint(format!("{} ({names}) begins with it; write at least 4 digits, or a name", image.id))
+}
+
+/// The runtime can only remove an image whole, and it has names that nobody asked to remove.
+fn other_names(name: &str, image: &Image) -> Failure {
+    let names = naming::all_names(image).join(", ");
+    Failure::failed(format!("{name}: the image has names in several repositories: {names}")).hint(
+        "a runtime removes an image under all of its names; name one of each repository, or use --force",
+    )
 }
 
 /// Tells what is gone: the names first, as docker does.

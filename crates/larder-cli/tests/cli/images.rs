@@ -159,6 +159,52 @@ fn two_names_of_one_image_remove_it_once() {
 }
 
 #[test]
+fn a_short_text_is_no_id() {
+    let world = world();
+    world.larder(&["rm", "1", "333"]).expect(2).golden("rm-too-short.txt", &world);
+    world.larder(&["rm", "3333"]).expect(0);
+    assert_eq!(world.larder(&["images", "-q"]).expect(0).stdout.lines().count(), 2);
+}
+
+#[test]
+fn names_in_other_repositories_are_not_removed_along_with_the_one_asked_for() {
+    let world = world();
+    let (here, mirror) = ("docker.io/library/busybox:1.36", "mirror.example/busybox:1.36");
+    world.cri.change(|contents| contents.images[1].repo_tags.push(mirror.into()));
+    world.larder(&["rm", "busybox:1.36", BUSYBOX]).expect(1).golden("rm-other-names.txt", &world);
+    world.larder(&["rm", mirror]).expect(1);
+    world.larder(&["rm", BUSYBOX]).expect(1);
+    assert_eq!(world.cri.calls(Rpc::RemoveImage).started, 0);
+    world.larder(&["rm", mirror, here]).expect(0);
+    assert_eq!(world.cri.calls(Rpc::RemoveImage).started, 1, "all of its names were asked for");
+}
+
+#[test]
+fn force_removes_an_image_under_the_names_of_all_repositories() {
+    let world = world();
+    world.cri.change(|contents| contents.images[1].repo_tags.push("mirror.example/busybox:1.36".into()));
+    let run = world.larder(&["rm", "--force", "busybox:1.36"]).expect(0);
+    assert!(run.stdout.contains("Untagged: mirror.example/busybox:1.36"), "{run:?}");
+}
+
+#[test]
+fn nothing_to_remove_is_fine_only_if_told_so() {
+    let world = world();
+    world.larder(&["rm", "--ignore-not-found"]).expect(0);
+    world.larder(&["rm"]).expect(2);
+}
+
+#[test]
+fn a_bad_name_is_the_same_bad_input_to_every_command() {
+    let world = world();
+    let said = |command: &str| world.larder(&[command, "Busybox:1"]).expect(2).stderr;
+    assert_eq!(said("rm"), said("pull"));
+    assert_eq!(said("inspect"), said("pull"));
+    assert_eq!(said("ensure"), said("pull"));
+    assert!(said("rm").contains("hint: did you mean busybox:1?"), "{}", said("rm"));
+}
+
+#[test]
 fn df_tells_the_room_and_what_is_in_use() {
     let world = world();
     world.larder(&["df"]).expect(0).golden("df.txt", &world);

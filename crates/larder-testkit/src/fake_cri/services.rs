@@ -116,11 +116,26 @@ fn parts<P>(parts: Vec<Result<P, Status>>) -> Response<Parts<P>> {
     Response::new(tokio_stream::iter(parts))
 }
 
+/// Finds an image as containerd does: by a name in full or as docker shortens it, else by the start of its id.
 fn find<'a>(contents: &'a Contents, name: &str) -> Option<&'a proto::Image> {
+    let tagged = larder::reference::apply_default_tag(name).ok();
+    let full = tagged.as_deref().and_then(full_name);
     let named = |image: &&proto::Image| {
-        image.id == name || image.repo_tags.iter().chain(&image.repo_digests).any(|known| known == name)
+        let is_it = |known: &String| known == name || Some(known) == full.as_ref();
+        image.repo_tags.iter().chain(&image.repo_digests).any(is_it)
     };
-    contents.images.iter().find(named)
+    let digits = name.strip_prefix("sha256:").unwrap_or(name);
+    let begins = |image: &&proto::Image| image.id.trim_start_matches("sha256:").starts_with(digits);
+    contents.images.iter().find(named).or_else(|| contents.images.iter().find(begins))
+}
+
+/// `docker.io/library/busybox:1` of `busybox:1`.
+fn full_name(name: &str) -> Option<String> {
+    let parsed = larder::reference::Reference::parse(name).ok()?;
+    match parsed.digest() {
+        Some(digest) => Some(format!("{}@{digest}", parsed.name())),
+        None => Some(format!("{}:{}", parsed.name(), parsed.tag()?)),
+    }
 }
 
 /// Makes an offered image present under this name.
