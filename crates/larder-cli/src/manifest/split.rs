@@ -1,10 +1,12 @@
 //! Cuts a file into its documents, so that one that is broken does not take the others with it.
 //!
-//! YAML documents are cut at lines that start with `---`, as kubectl does; JSON values that follow each other are
-//! cut where one ends. Every piece knows the line of the file on which it starts.
+//! Files are cut at lines that start with `---`, as kubectl does; then JSON values that follow each other where one
+//! ends. Every piece knows the line of the file on which it starts.
+
+use serde::de::IgnoredAny;
 
 /// One document's text.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Piece<'a> {
     /// The text, without the `---` line before it.
     pub(super) text: &'a str,
@@ -15,11 +17,11 @@ pub(super) struct Piece<'a> {
 /// The documents of a file that hold more than comments and white space.
 pub(super) fn split(text: &str) -> Vec<Piece<'_>> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
-    let pieces = if text.trim_start().starts_with('{') { split_json(text) } else { split_yaml(text) };
-    pieces.into_iter().filter(|piece| !is_blank(piece.text)).collect()
+    let pieces = split_at_dashes(text).into_iter().flat_map(split_json);
+    pieces.filter(|piece| !is_blank(piece.text)).collect()
 }
 
-fn split_yaml(text: &str) -> Vec<Piece<'_>> {
+fn split_at_dashes(text: &str) -> Vec<Piece<'_>> {
     let mut pieces = Vec::new();
     let (mut start, mut lines_before) = (0, 0);
     let mut offset = 0;
@@ -42,47 +44,32 @@ fn after_separator(line: &str) -> Option<&str> {
     rest.is_empty().then_some(rest).or_else(|| rest.starts_with([' ', '\t', '\r', '\n']).then_some(rest))
 }
 
-/// Cuts after each closing brace of the outermost level. Broken JSON stays in one piece with what follows it.
-fn split_json(text: &str) -> Vec<Piece<'_>> {
-    let mut pieces = Vec::new();
-    let (mut start, mut lines_before) = (0, 0);
-    let (mut depth, mut lines) = (0_usize, 0);
-    let (mut in_string, mut escape) = (false, false);
-    for (offset, byte) in text.bytes().enumerate() {
-        lines += usize::from(byte == b'\n');
-        if in_string {
-            match byte {
-                _ if escape => escape = false,
-                b'\\' => escape = true,
-                b'"' => in_string = false,
-                _ => {}
-            }
-            continue;
-        }
-        match byte {
-            b'"' => in_string = true,
-            b'{' | b'[' => depth += 1,
-            b'}' | b']' => {
-                depth = depth.saturating_sub(1);
-                if depth == 0 {
-                    pieces.push(Piece { text: &text[start..=offset], lines_before });
-                    (start, lines_before) = (offset + 1, lines);
-                }
-            }
-            _ => {}
-        }
+/// Cuts JSON values that follow each other. Whatever else begins with a brace stays whole: YAML's own mappings do, and
+/// only a JSON reader tells which of the two a text is.
+fn split_json(piece: Piece<'_>) -> Vec<Piece<'_>> {
+    let text = piece.text;
+    if !text.trim_start().starts_with('{') {
+        return vec![piece];
     }
-    pieces.push(Piece { text: &text[start..], lines_before });
-    // A `---` between JSON values belongs to YAML's way of separating.
-    for piece in &mut pieces {
-        let trimmed = piece.text.trim_start();
-        if let Some(rest) = trimmed.strip_prefix("---") {
-            let skipped = &piece.text[..piece.text.len() - rest.len()];
-            piece.lines_before += skipped.matches('\n').count();
-            piece.text = rest;
-        }
+    let mut values = serde_json::Deserializer::from_str(text).into_iter::<IgnoredAny>();
+    let (mut pieces, mut start, mut lines_before) = (Vec::new(), 0, piece.lines_before);
+    while let Some(Ok(IgnoredAny)) = values.next() {
+        let end = values.byte_offset();
+        let value = Piece { text: &text[start..end], lines_before };
+        lines_before += value.text.matches('\n').count();
+        pieces.push(value);
+        start = end;
     }
-    pieces
+    let rest = &text[start..];
+    match rest.trim_start().chars().next() {
+        None => pieces,
+        // Broken JSON takes nothing of what came before it along.
+        Some('{') => {
+            pieces.push(Piece { text: rest, lines_before });
+            pieces
+        }
+        Some(_) => vec![piece],
+    }
 }
 
 fn is_blank(text: &str) -> bool {
@@ -131,5 +118,22 @@ mod tests {
     #[test]
     fn a_json_value_without_an_end_is_one_document() {
         assert_eq!(cut("{\"a\": {\n").len(), 1);
+        assert_eq!(cut("{\"a\": 1}\n{\"b\": {\n{}\n"), [("{\"a\": 1}", 0), ("{\"b\": {\n{}", 0)]);
+    }
+
+    #[test]
+    fn yaml_may_follow_json_and_has_braces_of_its_own() {
+        assert_eq!(
+            cut("{\"a\": 1}\n---\nb: 'it}'\nc: {d: 2}\n---\n{\"e\": 1} {\"f\": 2}\n"),
+            [("{\"a\": 1}", 0), ("b: 'it}'\nc: {d: 2}", 1), ("{\"e\": 1}", 4), ("{\"f\": 2}", 5)]
+        );
+        for yaml in ["{a: 'x}', b: {c: \"}\"}}", "{a: 1} # {", "{\"a\": 1} # comment", "{\"a\": 1}: b"] {
+            assert_eq!(cut(yaml), [(yaml, 0)]);
+        }
+    }
+
+    #[test]
+    fn lines_are_counted_from_the_first_line_of_the_file() {
+        assert_eq!(cut("# one\n---\n\n{\n\"a\": 1}\n{\"b\": 1}"), [("{\n\"a\": 1}", 1), ("{\"b\": 1}", 4)]);
     }
 }
