@@ -6,11 +6,15 @@ use std::time::Duration;
 const UNITS: [(&str, f64); 8] =
     [("ns", 1.0), ("us", 1e3), ("µs", 1e3), ("μs", 1e3), ("ms", 1e6), ("h", 3.6e12), ("m", 6e10), ("s", 1e9)];
 
-/// Reads a duration. Negative ones are refused; `0` needs no unit.
+/// The longest duration that can be asked for: a year, beyond which somebody has mistyped.
+pub(crate) const LONGEST: Duration = Duration::from_secs(8760 * 3600);
+
+/// Reads a duration. Negative ones are refused, and those above [`LONGEST`]; a whole number without
+/// a unit is seconds.
 pub(crate) fn parse(text: &str) -> Result<Duration, String> {
     let wrong = || format!("{text:?} is no duration: write it like 90s, 5m or 1h30m");
-    if text == "0" {
-        return Ok(Duration::ZERO);
+    if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
+        return parse(&format!("{text}s"));
     }
     let (mut rest, mut nanos) = (text, 0.0);
     while !rest.is_empty() {
@@ -24,7 +28,10 @@ pub(crate) fn parse(text: &str) -> Result<Duration, String> {
     if text.is_empty() {
         return Err(wrong());
     }
-    Duration::try_from_secs_f64(nanos / 1e9).map_err(|_| wrong())
+    match Duration::try_from_secs_f64(nanos / 1e9) {
+        Ok(duration) if duration <= LONGEST => Ok(duration),
+        _ => Err(format!("{text:?} is too long: the longest is 8760h, a year")),
+    }
 }
 
 #[cfg(test)]
@@ -35,6 +42,7 @@ mod tests {
     fn durations_are_read_as_go_writes_them() {
         for (text, millis) in [
             ("0", 0),
+            ("5", 5000),
             ("0s", 0),
             ("90s", 90_000),
             ("1h30m", 5_400_000),
@@ -48,8 +56,17 @@ mod tests {
 
     #[test]
     fn other_texts_are_refused_with_an_example() {
-        for text in ["", "5", "-1s", "1x", "s", "1..5s", "1e3s", "1m 3s", "99999999999999999999999h"] {
+        for text in ["", "5.", "-1s", "1x", "s", "1..5s", "1e3s", "1m 3s"] {
             assert!(parse(text).expect_err(text).contains("1h30m"), "{text}");
+        }
+    }
+
+    #[test]
+    fn more_than_a_year_is_refused_with_the_bound() {
+        assert_eq!(parse("8760h"), Ok(LONGEST));
+        let endless = format!("{}h", "9".repeat(400));
+        for text in ["8760h1s", "100000000h", "5000000000000000h", "99999999999999999999999h", &endless] {
+            assert!(parse(text).expect_err(text).contains("8760h"), "{text}");
         }
     }
 }

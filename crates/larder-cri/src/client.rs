@@ -25,12 +25,15 @@ use crate::{MAX_MESSAGE_BYTES, convert, proto, status};
 /// What the runtime is told of a deadline, beyond it: larder's own clock decides, and words the error.
 const DEADLINE_SLACK: Duration = Duration::from_secs(1);
 
+/// The longest time limit of a call: a year. What is longer cannot be told to a runtime.
+const LONGEST: Duration = Duration::from_secs(8760 * 3600);
+
 /// How to talk to a runtime.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CriConfig {
     /// How long opening a connection may take, the runtime's greeting included. Default 5 s.
     pub connect_timeout: Duration,
-    /// How long each call but a pull may take, as `runtimeRequestTimeout`. Default 2 min.
+    /// How long each call but a pull may take, as `runtimeRequestTimeout`. Default 2 min; more than a year is a year.
     pub request_timeout: Duration,
     /// Where the image service is, as `imageServiceEndpoint`. Default: where the runtime service is.
     pub image_endpoint: Option<Endpoint>,
@@ -73,7 +76,8 @@ pub struct CriBackend {
 
 impl CriBackend {
     /// Talks to the runtime at this endpoint. Nothing is opened before the first call.
-    pub fn new(endpoint: Endpoint, config: CriConfig) -> CriBackend {
+    pub fn new(endpoint: Endpoint, mut config: CriConfig) -> CriBackend {
+        config.request_timeout = config.request_timeout.min(LONGEST);
         let runtime = Channel::new(endpoint, config.connect_timeout);
         let images = match &config.image_endpoint {
             Some(endpoint) if endpoint != runtime.endpoint() => {

@@ -190,6 +190,14 @@ async fn every_call_but_a_pull_has_a_deadline() {
 }
 
 #[tokio::test]
+async fn no_time_limit_is_too_long() {
+    let fake = FakeCri::start();
+    let config =
+        CriConfig { request_timeout: Duration::MAX, connect_timeout: Duration::MAX, ..CriConfig::default() };
+    CriBackend::new(fake.endpoint(), config).info().await.expect("as good as any");
+}
+
+#[tokio::test]
 async fn removing_an_unknown_image_succeeds_and_sends_only_the_name() {
     let fake = FakeCri::start();
     let config = CriConfig { runtime_class_in_image: true, ..CriConfig::default() };

@@ -4,13 +4,13 @@ use std::future::Future;
 use std::time::{Duration, SystemTime};
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use larder::backend::{Backend, BackendError};
+use larder::backend::Backend;
 use larder::events::{Event, EventSink, EventType, Reason};
 use larder::pull::{EnsureError, EnsureReason, EnsureRequest, Ensured, Manager};
 use tokio::time::{self, Instant};
 
 use crate::exit::Outcome;
-use crate::failure::Failure;
+use crate::failure::{Failure, is_gone};
 use crate::interrupt::Handled;
 use crate::out::Out;
 use crate::output::progress::Progress;
@@ -44,7 +44,7 @@ pub(super) async fn ensure_all(
     interrupt: impl Future<Output = ()>,
 ) -> Vec<Verdict> {
     let mut verdicts = vec![Verdict::Unfinished; requests.len()];
-    let deadline = Instant::now() + retry_for;
+    let deadline = Instant::now().checked_add(retry_for);
     let each = requests.iter().enumerate().map(|(index, request)| async move {
         (index, keep_trying(manager, request, deadline, events).await)
     });
@@ -69,12 +69,12 @@ pub(super) async fn ensure_all(
     verdicts
 }
 
-/// Tries until it works or the time is over, looking again as kubelet does: soon after a failure, then every few
+/// Tries until it works or the time is over (never, without a deadline), looking again as kubelet does: soon after a failure, then every few
 /// seconds, and as soon as the back-off is over.
 async fn keep_trying(
     manager: &Manager,
     request: &EnsureRequest,
-    deadline: Instant,
+    deadline: Option<Instant>,
     events: &dyn EventSink,
 ) -> Verdict {
     loop {
@@ -90,7 +90,8 @@ async fn keep_trying(
         };
         let next = Instant::now() + error.retry_in.unwrap_or(SYNC_PERIOD).min(period);
         // A bad name stays bad.
-        if next > deadline || error.reason == EnsureReason::InvalidImageName {
+        if deadline.is_some_and(|deadline| next > deadline) || error.reason == EnsureReason::InvalidImageName
+        {
             return Verdict::Failed(error);
         }
         time::sleep_until(next).await;
@@ -114,7 +115,7 @@ fn tell_failure(request: &EnsureRequest, error: &EnsureError, events: &dyn Event
 pub(super) async fn is_it_gone(backend: &dyn Backend, interrupt: &Handled, out: &Out) -> Outcome {
     match interrupt.or(backend.info()).await {
         None => Outcome::Interrupted,
-        Some(Err(error @ BackendError::Unreachable { .. })) => Failure::from(error).print(out),
+        Some(Err(error)) if is_gone(&error) => Failure::from(error).print(out),
         Some(_) => Outcome::Done,
     }
 }

@@ -121,6 +121,9 @@ fn contradictory_and_unknown_flags_are_bad_input() {
     let world = World::new();
     for arguments in [
         &["ensure"][..],
+        &["ensure", "-R", "busybox:1"],
+        &["ensure", "-n", "Team A", "busybox:1"],
+        &["ensure", "-n", "", "busybox:1"],
         &["ensure", "--frob", "busybox:1"],
         &["ensure", "--policy", "Sometimes", "busybox:1"],
         &["ensure", "--retry-for", "soon", "busybox:1"],
@@ -128,6 +131,8 @@ fn contradictory_and_unknown_flags_are_bad_input() {
         &["ensure", "--serialize-image-pulls", "--max-parallel-image-pulls=2", "busybox:1"],
         &["ensure", "--backend", "tcp://127.0.0.1:1", "busybox:1"],
         &["images", "--timeout", "0", "-q"],
+        &["images", "--timeout", "100000000h"],
+        &["ensure", "--retry-for", "5000000000000000h", "busybox:1"],
         &["pull", "--username", "larder", "busybox:1"],
         &["pull", "--username", "larder", "--password-stdin", "busybox:1"],
         &["frob"],
@@ -176,6 +181,55 @@ fn a_missing_socket_is_one_clear_line_and_exit_code_3() {
         assert_eq!(lines[0], "error: unix:///nowhere/cri.sock: there is no such socket", "{command:?}");
         assert!(lines.len() == 2 && lines[1].starts_with("hint: "), "{command:?}: {run:?}");
     }
+}
+
+#[test]
+fn ensure_without_anything_says_what_it_takes() {
+    let run = World::new().larder(&["ensure"]).expect(2);
+    assert!(run.stderr.starts_with("error: nothing to ensure: name images or give -f FILE\nhint: "), "{run:?}");
+    let usage = World::new().larder(&["pull"]).expect(2).stderr;
+    assert!(!usage.contains("--backend"), "{usage}");
+}
+
+#[test]
+fn an_empty_variable_counts_as_unset_and_a_bad_one_is_named() {
+    let world = World::offering(&["busybox:1.36"]);
+    let run = |backend: &str| {
+        let mut command = world.command(&["runtime"]);
+        command.env("LARDER_BACKEND", backend);
+        command.env("CONTAINER_RUNTIME_ENDPOINT", world.cri.endpoint().to_string());
+        Run::of(command.output().unwrap())
+    };
+    run("").expect(0);
+    let bad = run("http://x").expect(2);
+    assert!(bad.stderr.starts_with("error: LARDER_BACKEND http://x: "), "{bad:?}");
+}
+
+#[test]
+fn a_runtime_that_hangs_after_its_greeting_is_unreachable() {
+    let world = World::new();
+    world.cri.hang_next(Rpc::Version);
+    let run = world.larder(&["--timeout", "100ms", "runtime"]).expect(3);
+    assert!(run.stderr.starts_with("error: the runtime did not answer in time: "), "{run:?}");
+    assert!(run.stderr.contains("\nhint: the runtime hangs, or --timeout is too short"), "{run:?}");
+}
+
+#[test]
+fn a_runtime_that_comes_up_within_the_time_to_retry_is_waited_for() {
+    let mut world = World::offering(&["busybox:1.36"]);
+    world.cri.stop();
+    let mut command = world.command(&["ensure", "--retry-for", "60", "busybox:1.36"]);
+    command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let mut stderr = BufReader::new(child.stderr.take().unwrap());
+    let mut note = String::new();
+    stderr.read_line(&mut note).unwrap();
+    assert!(note.starts_with("note: waiting up to 1m0s for the runtime: unix:///"), "{note}");
+    world.cri.start_again();
+    assert!(child.wait().unwrap().success());
+    let mut rest = String::new();
+    stderr.read_to_string(&mut rest).unwrap();
+    assert!(!rest.contains("waiting"), "it is told once: {rest}");
 }
 
 #[test]
