@@ -45,12 +45,14 @@ const EXAMPLES: &str = "Examples:
 pub(crate) struct Connection {
     /// Socket of the container runtime, such as unix:///run/containerd/containerd.sock.
     ///
-    /// Without it: $CONTAINER_RUNTIME_ENDPOINT and $IMAGE_SERVICE_ENDPOINT, as crictl reads them; else the first
-    /// socket that a runtime listens on where runtimes usually do.
-    #[arg(long, global = true, env = "LARDER_BACKEND", value_name = "ENDPOINT", hide_env_values = true)]
+    /// Without it: $LARDER_BACKEND; else $CONTAINER_RUNTIME_ENDPOINT and $IMAGE_SERVICE_ENDPOINT, as crictl reads them;
+    /// else the first socket that a runtime listens on where runtimes usually do. An empty variable counts as unset.
+    // Not clap's `env`: it takes an empty variable for a value, and shows the option as required in usage texts.
+    #[arg(long, global = true, value_name = "ENDPOINT")]
     pub(crate) backend: Option<String>,
 
-    /// How long one call to the runtime may take; pulls have no limit [default: 2m, of which 5s to connect].
+    /// How long one call to the runtime may take, such as 30s or 5m; a bare number is seconds. Pulls have no limit
+    /// [default: 2m, of which 5s to connect].
     #[arg(long, global = true, value_name = "DURATION", value_parser = timeout)]
     pub(crate) timeout: Option<Duration>,
 
@@ -90,7 +92,7 @@ pub(crate) enum Command {
 Exit code: 0 all present, 1 some failed, 2 bad input, 3 backend unreachable, 130 interrupted.")]
 pub(crate) struct EnsureArgs {
     /// Images to make present.
-    #[arg(value_name = "IMAGE", required_unless_present = "filename")]
+    #[arg(value_name = "IMAGE")]
     pub(crate) images: Vec<String>,
 
     /// A manifest, a directory of manifests (*.yaml, *.yml, *.json), or - for standard input; may be repeated.
@@ -114,7 +116,8 @@ pub(crate) struct EnsureArgs {
     #[arg(long, value_enum, ignore_case = true, value_name = "POLICY")]
     pub(crate) policy: Option<Policy>,
 
-    /// Keep trying failed images for this long, when kubelet's back-off allows it. 0 tries each once.
+    /// Keep trying failed images for this long, such as 90s or 5m, when kubelet's back-off allows it; a bare number is
+    /// seconds. 0 tries each once.
     #[arg(long, value_name = "DURATION", default_value = "0", value_parser = duration::parse, hide_default_value = true)]
     pub(crate) retry_for: Duration,
 
@@ -299,15 +302,16 @@ pub(crate) struct Pulling {
     pub(crate) serialize_image_pulls: Option<bool>,
 
     /// How many images may be pulled at once [default: 4].
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub(crate) max_parallel_image_pulls: Option<NonZeroU32>,
 
     /// Pulls started per second, on average; 0 is no limit [default: 5].
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = whole_number, allow_negative_numbers = true)]
     pub(crate) registry_qps: Option<u32>,
 
-    /// Pulls started at once before that limit bites [default: 10].
-    #[arg(long, value_name = "N")]
+    /// Pulls started at once before that limit bites; 0 counts as 1, and with --kubelet as the default, as in kubelet's
+    /// configuration [default: 10].
+    #[arg(long, value_name = "N", value_parser = whole_number, allow_negative_numbers = true)]
     pub(crate) registry_burst: Option<u32>,
 
     /// Behave as kubelet does by default: one pull at a time, no merging of pulls of the same image, and pulls over
@@ -317,7 +321,7 @@ pub(crate) struct Pulling {
 }
 
 impl Pulling {
-    /// What the flags mean. A burst of 0 becomes the default, as in kubelet's configuration.
+    /// What the flags mean.
     pub(crate) fn config(&self) -> Result<PullConfig, Failure> {
         let mut config = if self.kubelet { PullConfig::kubelet() } else { PullConfig::default() };
         let bound = self.max_parallel_image_pulls;
@@ -337,7 +341,8 @@ impl Pulling {
         if let Some(qps) = self.registry_qps {
             config.registry_pull_qps = qps;
         }
-        if let Some(burst) = self.registry_burst.filter(|burst| *burst > 0) {
+        // Kubelet's configuration takes 0 for a burst that is not set.
+        if let Some(burst) = self.registry_burst.filter(|burst| *burst > 0 || !self.kubelet) {
             config.registry_burst = burst;
         }
         Ok(config)
@@ -360,6 +365,15 @@ pub(crate) struct CredentialArgs {
     /// could see it in the list of processes.
     #[arg(long, requires = "username")]
     pub(crate) password_stdin: bool,
+}
+
+fn whole_number(text: &str) -> Result<u32, String> {
+    text.parse().map_err(|_| format!("write a whole number from 0 to {}", u32::MAX))
+}
+
+fn at_least_one(text: &str) -> Result<NonZeroU32, String> {
+    let number = whole_number(text).map_err(|_| format!("write a whole number from 1 to {}", u32::MAX))?;
+    NonZeroU32::new(number).ok_or_else(|| "it must be at least 1".to_owned())
 }
 
 fn timeout(text: &str) -> Result<Duration, String> {
@@ -409,8 +423,23 @@ mod tests {
     }
 
     #[test]
-    fn a_burst_of_zero_is_the_default() {
-        assert_eq!(config(&["--registry-burst=0", "--registry-qps=0"]).unwrap().registry_burst, 10);
+    fn a_burst_of_zero_is_kubelets_default_only_to_kubelet() {
+        assert_eq!(config(&["--registry-burst=0"]).unwrap().registry_burst, 0, "the throttle counts it as 1");
+        assert_eq!(config(&["--kubelet", "--registry-burst=0"]).unwrap().registry_burst, 10);
+    }
+
+    #[test]
+    fn wrong_numbers_are_refused_in_our_words() {
+        for (flags, said) in [
+            (["--max-parallel-image-pulls", "0"], "it must be at least 1"),
+            (["--max-parallel-image-pulls", "x"], "write a whole number from 1 to 4294967295"),
+            (["--registry-qps", "0.5"], "write a whole number from 0 to 4294967295"),
+            (["--registry-qps", "-1"], "write a whole number from 0 to 4294967295"),
+            (["--registry-burst", "99999999999"], "write a whole number from 0 to 4294967295"),
+        ] {
+            let error = Cli::try_parse_from(["larder", "pull", "x"].iter().chain(&flags)).unwrap_err();
+            assert!(error.to_string().contains(said), "{error}");
+        }
     }
 
     #[test]

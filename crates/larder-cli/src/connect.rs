@@ -2,13 +2,19 @@
 
 use std::env;
 use std::sync::Arc;
+use std::time::Duration;
 
 use larder::backend::Backend;
+use larder::gotext;
 use larder_cri::{CriBackend, CriConfig, Endpoint, discover};
+use tokio::time::{self, Instant};
 
 use crate::args::Connection;
+use crate::exit::Outcome;
 use crate::failure::Failure;
+use crate::out::Out;
 
+const VARIABLE: &str = "LARDER_BACKEND";
 /// What crictl reads, too.
 const RUNTIME_VARIABLE: &str = "CONTAINER_RUNTIME_ENDPOINT";
 const IMAGE_VARIABLE: &str = "IMAGE_SERVICE_ENDPOINT";
@@ -25,6 +31,35 @@ pub(crate) fn backend(args: &Connection) -> Result<Arc<dyn Backend>, Failure> {
     Ok(Arc::new(CriBackend::new(endpoint, config)))
 }
 
+/// How long to wait before a runtime that does not answer is tried again.
+const RETRY_PERIOD: Duration = Duration::from_secs(1);
+
+/// The backend, once it has answered. One that does not is tried again for as long as `patience`, since a runtime may
+/// come up later than larder when a machine starts.
+pub(crate) async fn reach_within(
+    args: &Connection,
+    patience: Duration,
+    out: &Out,
+) -> Result<Arc<dyn Backend>, Failure> {
+    let started = Instant::now();
+    let mut told = false;
+    loop {
+        let failure = match reach(args).await {
+            Err(failure) if failure.outcome() == Outcome::Unreachable => failure,
+            reached_or_never => return reached_or_never,
+        };
+        if started.elapsed() + RETRY_PERIOD > patience {
+            return Err(failure);
+        }
+        if !told {
+            told = true;
+            let patience = gotext::duration(patience);
+            out.note(format_args!("note: waiting up to {patience} for the runtime: {}", failure.message()));
+        }
+        time::sleep(RETRY_PERIOD).await;
+    }
+}
+
 /// The backend, once it has answered.
 pub(crate) async fn reach(args: &Connection) -> Result<Arc<dyn Backend>, Failure> {
     let backend = backend(args)?;
@@ -33,7 +68,7 @@ pub(crate) async fn reach(args: &Connection) -> Result<Arc<dyn Backend>, Failure
 }
 
 fn variable(name: &str) -> Option<String> {
-    env::var(name).ok().filter(|value| !value.is_empty())
+    env::var_os(name).map(|value| value.to_string_lossy().into_owned())
 }
 
 /// Where the runtime is, and where images are if that is another place.
@@ -41,8 +76,12 @@ fn endpoints(
     named: Option<&str>,
     variable: impl Fn(&str) -> Option<String>,
 ) -> Result<(Endpoint, Option<Endpoint>), Failure> {
+    let variable = |name| variable(name).filter(|value| !value.is_empty());
     if let Some(named) = named {
         return Ok((parse(named, "--backend")?, None));
+    }
+    if let Some(named) = variable(VARIABLE) {
+        return Ok((parse(&named, VARIABLE)?, None));
     }
     let runtime = variable(RUNTIME_VARIABLE).map(|text| parse(&text, RUNTIME_VARIABLE)).transpose()?;
     let image = variable(IMAGE_VARIABLE).map(|text| parse(&text, IMAGE_VARIABLE)).transpose()?;
@@ -75,16 +114,27 @@ mod tests {
     }
 
     #[test]
-    fn the_flag_wins_over_crictls_variables() {
+    fn the_flag_wins_over_larders_variable_and_that_over_crictls() {
         let variables = [(RUNTIME_VARIABLE, "unix:///r.sock"), (IMAGE_VARIABLE, "unix:///i.sock")];
         assert_eq!(found(Some("/a.sock"), &variables), Ok(("unix:///a.sock".into(), None)));
+        let all = [(VARIABLE, "/l.sock"), variables[0], variables[1]];
+        assert_eq!(found(Some("/a.sock"), &all), Ok(("unix:///a.sock".into(), None)));
+        assert_eq!(found(None, &all), Ok(("unix:///l.sock".into(), None)));
         assert_eq!(found(None, &variables), Ok(("unix:///r.sock".into(), Some("unix:///i.sock".into()))));
         assert_eq!(found(None, &variables[1..]), Ok(("unix:///i.sock".into(), None)));
     }
 
     #[test]
+    fn an_empty_variable_is_as_good_as_none() {
+        let variables = [(VARIABLE, ""), (RUNTIME_VARIABLE, ""), (IMAGE_VARIABLE, "unix:///i.sock")];
+        assert_eq!(found(None, &variables), Ok(("unix:///i.sock".into(), None)));
+    }
+
+    #[test]
     fn a_bad_endpoint_names_where_it_came_from() {
         let variables = [(RUNTIME_VARIABLE, "tcp://1.2.3.4:5")];
+        let named = found(None, &[(VARIABLE, "tcp://1.2.3.4:5")]).expect_err("tcp is no endpoint");
+        assert!(format!("{named:?}").contains("\"LARDER_BACKEND tcp://1.2.3.4:5: "), "{named:?}");
         let failure = found(None, &variables).expect_err("tcp is no endpoint");
         assert!(
             format!("{failure:?}").contains("CONTAINER_RUNTIME_ENDPOINT tcp://1.2.3.4:5: only support unix")

@@ -2,7 +2,7 @@
 
 use std::error::Error;
 
-use larder::backend::BackendError;
+use larder::backend::{BackendError, CallErrorKind};
 
 use crate::exit::Outcome;
 use crate::out::Out;
@@ -38,6 +38,16 @@ impl Failure {
         self
     }
 
+    /// How the run ends with it.
+    pub(crate) fn outcome(&self) -> Outcome {
+        self.outcome
+    }
+
+    /// What went wrong.
+    pub(crate) fn message(&self) -> &str {
+        &self.message
+    }
+
     /// Tells it, and returns how the run ended.
     pub(crate) fn print(&self, out: &Out) -> Outcome {
         out.error(&self.message, &self.hints);
@@ -49,6 +59,10 @@ impl From<BackendError> for Failure {
     fn from(error: BackendError) -> Self {
         let failure = match &error {
             BackendError::Unreachable { .. } => Failure::unreachable(chain(&error)),
+            BackendError::Call { kind: CallErrorKind::DeadlineExceeded, .. } => {
+                Failure::unreachable(format!("the runtime did not answer in time: {}", chain(&error)))
+                    .hint("the runtime hangs, or --timeout is too short for it; see its log")
+            }
             _ => Failure::failed(chain(&error)),
         };
         match error.hint() {
@@ -56,6 +70,14 @@ impl From<BackendError> for Failure {
             None => failure,
         }
     }
+}
+
+/// Whether the backend is gone: it does not answer at all, or not in time.
+pub(crate) fn is_gone(error: &BackendError) -> bool {
+    matches!(
+        error,
+        BackendError::Unreachable { .. } | BackendError::Call { kind: CallErrorKind::DeadlineExceeded, .. }
+    )
 }
 
 /// An error and what caused it, outermost first.

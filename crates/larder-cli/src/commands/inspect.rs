@@ -9,7 +9,7 @@ use serde_json::Value;
 use crate::args::{Connection, InspectArgs};
 use crate::connect;
 use crate::exit::Outcome;
-use crate::failure::Failure;
+use crate::failure::{Failure, is_gone};
 use crate::image_name;
 use crate::manifest::{Place, Problem};
 use crate::out::Out;
@@ -52,10 +52,10 @@ pub(super) fn names_and_ids<'a>(arguments: &'a [String], out: &Out) -> (Vec<&'a 
 
 /// The trouble with one image. A backend that is gone is the end of all.
 pub(super) fn trouble_with(name: &str, error: BackendError) -> Result<Failure, Failure> {
-    match error {
-        BackendError::Unreachable { .. } => Err(error.into()),
-        error => Ok(Failure::failed(format!("{name}: {error}"))),
+    if is_gone(&error) {
+        return Err(error.into());
     }
+    Ok(Failure::failed(format!("{name}: {error}")))
 }
 
 /// An image that was asked for and is not there.

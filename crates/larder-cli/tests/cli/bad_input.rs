@@ -1,11 +1,13 @@
 //! Input that cannot be used, and backends that cannot be reached: named, with the exit code that the help promises.
 
+use std::io::{BufRead as _, BufReader, Read as _};
 use std::os::unix::fs::PermissionsExt as _;
+use std::process::Stdio;
 
 use larder_testkit::fake_cri::Rpc;
 use tonic::Code;
 
-use crate::world::World;
+use crate::world::{Run, World};
 
 const GOOD: &str = "apiVersion: v1
 kind: Pod
@@ -186,7 +188,10 @@ fn a_missing_socket_is_one_clear_line_and_exit_code_3() {
 #[test]
 fn ensure_without_anything_says_what_it_takes() {
     let run = World::new().larder(&["ensure"]).expect(2);
-    assert!(run.stderr.starts_with("error: nothing to ensure: name images or give -f FILE\nhint: "), "{run:?}");
+    assert!(
+        run.stderr.starts_with("error: nothing to ensure: name images or give -f FILE\nhint: "),
+        "{run:?}"
+    );
     let usage = World::new().larder(&["pull"]).expect(2).stderr;
     assert!(!usage.contains("--backend"), "{usage}");
 }
@@ -225,7 +230,7 @@ fn a_runtime_that_comes_up_within_the_time_to_retry_is_waited_for() {
     let mut note = String::new();
     stderr.read_line(&mut note).unwrap();
     assert!(note.starts_with("note: waiting up to 1m0s for the runtime: unix:///"), "{note}");
-    world.cri.start_again();
+    world.cri.restart();
     assert!(child.wait().unwrap().success());
     let mut rest = String::new();
     stderr.read_to_string(&mut rest).unwrap();

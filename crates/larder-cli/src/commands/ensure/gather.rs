@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use larder::credentials::PullSecret;
+use larder::gotext::quote;
 use larder::pod::{ObjectRef, Pod, SandboxConfig};
 use larder::pull::{EnsureRequest, PullPolicy, default_policy};
 
@@ -68,8 +69,34 @@ impl Gathered {
     }
 }
 
+/// Checks what the flags say of each other and of the cluster.
+fn check(args: &EnsureArgs) -> Result<(), Failure> {
+    if args.recursive && args.filename.is_empty() {
+        return Err(Failure::bad_input(
+            "-R reads the directories below those given with -f, and none is given",
+        ));
+    }
+    if args.images.is_empty() && args.filename.is_empty() {
+        return Err(Failure::bad_input("nothing to ensure: name images or give -f FILE")
+            .hint("larder ensure busybox:1.36, or larder ensure -f pod.yaml"));
+    }
+    let namespace = &args.namespace;
+    let fits = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    if namespace.is_empty()
+        || namespace.len() > 63
+        || !namespace.bytes().all(fits)
+        || namespace.starts_with('-')
+        || namespace.ends_with('-')
+    {
+        return Err(Failure::bad_input(format!("--namespace {}: no name of a namespace", quote(namespace)))
+            .hint("1 to 63 lower case letters, digits and dashes, with no dash at either end"));
+    }
+    Ok(())
+}
+
 /// Reads everything that the arguments name.
 pub(super) fn gather(args: &EnsureArgs) -> Result<Gathered, Failure> {
+    check(args)?;
     let stdin_readers =
         args.filename.iter().chain(&args.secret).filter(|file| file.as_os_str() == "-").count()
             + usize::from(args.credentials.password_stdin);

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use larder::events::EventSink;
 use larder::pull::Manager;
+use tokio::time::Instant;
 
 use super::work::{self, Verdict};
 use crate::args::{Connection, EnsureArgs};
@@ -38,7 +39,8 @@ pub(super) async fn run(
     let images = gathered.jobs.iter().map(|job| job.request.image.as_str());
     let credentials = credentials::sources(&args.credentials, images, out)?;
     let interrupt = interrupt.handle();
-    let backend = match interrupt.or(connect::reach(connection)).await {
+    let started = Instant::now();
+    let backend = match interrupt.or(connect::reach_within(connection, args.retry_for, out)).await {
         Some(Ok(backend)) => backend,
         unreached => return Ok(nothing_done(args, &gathered, unreached.and_then(Result::err), out)),
     };
@@ -51,8 +53,9 @@ pub(super) async fn run(
         .events(Arc::clone(&events) as Arc<dyn EventSink>)
         .build();
     let requests: Vec<_> = gathered.jobs.iter().map(|job| job.request.clone()).collect();
+    let retry_for = args.retry_for.saturating_sub(started.elapsed());
     let verdicts =
-        work::ensure_all(&manager, &requests, args.retry_for, &*events, &progress, interrupt.asked()).await;
+        work::ensure_all(&manager, &requests, retry_for, &*events, &progress, interrupt.asked()).await;
 
     let summary = Summary::new(&gathered, &verdicts, events.records());
     summary.show(args.output, args.retry_for, out);
