@@ -314,6 +314,10 @@ pub(crate) struct Pulling {
     #[arg(long, value_name = "N", value_parser = whole_number, allow_negative_numbers = true)]
     pub(crate) registry_burst: Option<u32>,
 
+    /// Cancel a pull that takes longer than this once it has its turn, such as 10m; it counts as failed [default: none].
+    #[arg(long, value_name = "DURATION", value_parser = timeout)]
+    pub(crate) pull_timeout: Option<Duration>,
+
     /// Behave as kubelet does by default: one pull at a time, no merging of pulls of the same image, and pulls over
     /// the limit fail where larder lets them wait.
     #[arg(long)]
@@ -345,6 +349,7 @@ impl Pulling {
         if let Some(burst) = self.registry_burst.filter(|burst| *burst > 0 || !self.kubelet) {
             config.registry_burst = burst;
         }
+        config.pull_timeout = self.pull_timeout;
         Ok(config)
     }
 }
@@ -378,7 +383,7 @@ fn at_least_one(text: &str) -> Result<NonZeroU32, String> {
 
 fn timeout(text: &str) -> Result<Duration, String> {
     match duration::parse(text)? {
-        Duration::ZERO => Err("a call needs some time: write it like 10s".into()),
+        Duration::ZERO => Err("it must be more than 0: write it like 10s".into()),
         timeout => Ok(timeout),
     }
 }

@@ -9,6 +9,7 @@ mod man;
 mod pull;
 mod rm;
 mod runtime;
+mod trouble;
 mod work;
 
 use std::sync::Arc;

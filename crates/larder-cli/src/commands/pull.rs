@@ -7,7 +7,7 @@ use larder::pod::Pod;
 use larder::pull::{EnsureRequest, Manager, Outcome as Pulled, PullPolicy};
 
 use super::ensure::check_argument;
-use super::work::{self, Verdict};
+use super::work::{self, Shown, Verdict};
 use crate::args::{Connection, PullArgs};
 use crate::connect;
 use crate::credentials;
@@ -44,7 +44,7 @@ pub(super) async fn run(
         &requests,
         std::time::Duration::ZERO,
         &LogSink,
-        &progress,
+        Shown { backend: &*backend, progress: &progress, out },
         interrupt.asked(),
     )
     .await;

@@ -1,5 +1,6 @@
 //! Runs many ensures side by side through one image manager, for `ensure` and `pull`.
 
+use std::collections::BTreeSet;
 use std::future::Future;
 use std::time::{Duration, SystemTime};
 
@@ -14,6 +15,8 @@ use crate::failure::{Failure, is_gone};
 use crate::interrupt::Handled;
 use crate::out::Out;
 use crate::output::progress::Progress;
+
+mod slow;
 
 /// How often kubelet looks again at a pod that does not run: each look is an event.
 const SYNC_PERIOD: Duration = Duration::from_secs(10);
@@ -33,6 +36,17 @@ pub(super) enum Verdict {
     Unfinished,
 }
 
+/// Where the course of pulls is shown, and whom to ask how they are.
+#[derive(Clone, Copy)]
+pub(super) struct Shown<'a> {
+    /// What pulls.
+    pub(super) backend: &'a dyn Backend,
+    /// What draws on a terminal.
+    pub(super) progress: &'a Progress,
+    /// What is told elsewhere.
+    pub(super) out: &'a Out,
+}
+
 /// Makes all images present at once and tells how each ended, in the order of the requests. Ends early, with the
 /// rest [unfinished](Verdict::Unfinished), when `interrupt` is done.
 pub(super) async fn ensure_all(
@@ -40,9 +54,10 @@ pub(super) async fn ensure_all(
     requests: &[EnsureRequest],
     retry_for: Duration,
     events: &dyn EventSink,
-    progress: &Progress,
+    shown: Shown<'_>,
     interrupt: impl Future<Output = ()>,
 ) -> Vec<Verdict> {
+    let Shown { backend, progress, out } = shown;
     let mut verdicts = vec![Verdict::Unfinished; requests.len()];
     let deadline = Instant::now().checked_add(retry_for);
     let each = requests.iter().enumerate().map(|(index, request)| async move {
@@ -52,7 +67,8 @@ pub(super) async fn ensure_all(
     // What is over at once, as when all is present, draws nothing.
     let mut draw = time::interval_at(Instant::now() + DRAW_PERIOD, DRAW_PERIOD);
     draw.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
-    tokio::pin!(interrupt);
+    let slow = slow::tell(manager, backend, progress, out);
+    tokio::pin!(interrupt, slow);
     loop {
         tokio::select! {
             ended = running.next() => match ended {
@@ -60,6 +76,7 @@ pub(super) async fn ensure_all(
                 None => break,
             },
             () = &mut interrupt => break,
+            () = &mut slow => {}
             _ = draw.tick(), if progress.is_live() => {
                 progress.update(&manager.pulls(), requests.len() - running.len(), requests.len(), Instant::now());
             }
@@ -69,8 +86,8 @@ pub(super) async fn ensure_all(
     verdicts
 }
 
-/// Tries until it works or the time is over (never, without a deadline), looking again as kubelet does: soon after a failure, then every few
-/// seconds, and as soon as the back-off is over.
+/// Tries until it works or the time is over (never, without a deadline), looking again as kubelet does: soon after a
+/// failure, then every few seconds, and as soon as the back-off is over.
 async fn keep_trying(
     manager: &Manager,
     request: &EnsureRequest,
@@ -120,10 +137,19 @@ pub(super) async fn is_it_gone(backend: &dyn Backend, interrupt: &Handled, out: 
     }
 }
 
+/// How many unfinished images are named.
+const NAMED: usize = 10;
+
 /// Tells which images an interrupt has left unfinished.
 pub(super) fn tell_unfinished<'a>(images: impl IntoIterator<Item = &'a str>, out: &Out) -> Outcome {
-    let images: Vec<_> = images.into_iter().collect();
-    out.error(format_args!("interrupted; not finished: {}", images.join(", ")), [""; 0]);
+    let mut known = BTreeSet::new();
+    let images: Vec<_> = images.into_iter().filter(|image| known.insert(*image)).collect();
+    let named = images[..images.len().min(NAMED)].join(", ");
+    let more = match images.len().saturating_sub(NAMED) {
+        0 => String::new(),
+        more => format!(", and {more} more"),
+    };
+    out.error(format_args!("interrupted; not finished: {named}{more}"), [""; 0]);
     Outcome::Interrupted
 }
 

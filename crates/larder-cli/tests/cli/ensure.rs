@@ -52,7 +52,19 @@ fn a_retry_waits_for_the_back_off_and_shows_it() {
     let run = world.larder(&["ensure", "--retry-for", "1500ms", "busybox:1.36"]).expect(1);
     assert!(run.stdout.contains("Back-off pulling image \"busybox:1.36\""), "{run:?}");
     assert!(run.stdout.contains("Error: ImagePullBackOff"), "{run:?}");
-    assert!(!run.stderr.contains("--retry-for"), "it was given: {run:?}");
+    assert!(!run.stderr.contains("keeps trying"), "it was told to: {run:?}");
+    assert!(run.stderr.contains("after the 2s of --retry-for: gave up"), "{run:?}");
+}
+
+#[test]
+fn a_pull_that_takes_too_long_is_cancelled_and_counts_as_failed() {
+    let world = World::offering(&["busybox:1.36"]);
+    world.cri.hang_next(Rpc::PullImage);
+    let run = world.larder(&["ensure", "--pull-timeout", "200ms", "busybox:1.36"]).expect(1);
+    assert!(run.stdout.contains("the pull had not ended after 200ms and was cancelled"), "{run:?}");
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(world.cri.until(Rpc::PullImage, |calls| calls.cancelled == 1));
+    world.larder(&["pull", "--pull-timeout", "1m", "busybox:1.36"]).expect(0);
 }
 
 #[test]

@@ -20,6 +20,9 @@ pub struct PullConfig {
     /// What happens when an image is wanted that is just being pulled. Default [`SameImage::Once`]; kubelet:
     /// [`SameImage::EachRequest`].
     pub same_image: SameImage,
+    /// How long a pull may take once it has its turn; then it is cancelled and counts as failed. Default none, as in
+    /// kubelet: a pull ends when the runtime ends it.
+    pub pull_timeout: Option<Duration>,
     /// How long an image is left alone after its first failure. Default 10 s.
     pub backoff_initial: Duration,
     /// How long an image is left alone at most. Default 300 s.
@@ -66,6 +69,7 @@ impl PullConfig {
             registry_burst: 10,
             over_rate: OverRate::Refuse,
             same_image: SameImage::EachRequest,
+            pull_timeout: None,
             backoff_initial: Duration::from_secs(10),
             backoff_max: Duration::from_secs(300),
         }

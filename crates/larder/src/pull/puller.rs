@@ -41,6 +41,9 @@ pub(super) enum PullerError {
     RateExceeded(#[from] RateExceeded),
     #[error(transparent)]
     Failed(#[from] PullFailed),
+    /// Ours; kubelet has no such limit.
+    #[error("the pull had not ended after {} and was cancelled", crate::gotext::duration(*.0))]
+    TooLong(Duration),
 }
 
 /// Pulls in turn.
@@ -48,6 +51,7 @@ pub(super) struct Puller {
     images: ImageService,
     slots: Slots,
     throttle: Option<Throttle>,
+    timeout: Option<Duration>,
 }
 
 /// Who may pull at the same time. Waiting is first in, first out.
@@ -66,7 +70,7 @@ impl Puller {
             (false, Some(bound)) => Slots::Bounded(Semaphore::new(bound.get() as usize)),
             (false, None) => Slots::Unbounded,
         };
-        Puller { images, slots, throttle: Throttle::new(config, now) }
+        Puller { images, slots, throttle: Throttle::new(config, now), timeout: config.pull_timeout }
     }
 
     /// Waits for its turn, passes the throttle, pulls, and asks for the size while it still holds its slot.
@@ -81,8 +85,7 @@ impl Puller {
         }
         entry.set(Phase::Pulling, None);
         let start = Instant::now();
-        let pulled =
-            self.images.pull(&job.spec, &job.credentials, job.sandbox.as_ref(), &entry.progress()).await;
+        let pulled = self.pull_in_time(job, entry).await;
         let size_bytes = match &pulled {
             // A size that cannot be read is no reason to fail a pull that succeeded.
             Ok(pulled) if !pulled.image_ref.is_empty() => {
@@ -90,7 +93,20 @@ impl Puller {
             }
             _ => 0,
         };
-        PullResult { pulled: pulled.map_err(PullerError::from), size_bytes, duration: start.elapsed() }
+        PullResult { pulled, size_bytes, duration: start.elapsed() }
+    }
+
+    /// Dropping the backend's pull cancels it.
+    async fn pull_in_time(&self, job: &Job, entry: &BoardEntry) -> Result<Pulled, PullerError> {
+        let progress = entry.progress();
+        let pull = self.images.pull(&job.spec, &job.credentials, job.sandbox.as_ref(), &progress);
+        match self.timeout {
+            None => Ok(pull.await?),
+            Some(timeout) => match tokio::time::timeout(timeout, pull).await {
+                Ok(pulled) => Ok(pulled?),
+                Err(_) => Err(PullerError::TooLong(timeout)),
+            },
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use larder::events::EventSink;
 use larder::pull::Manager;
 use tokio::time::Instant;
 
-use super::work::{self, Verdict};
+use super::work::{self, Shown, Verdict};
 use crate::args::{Connection, EnsureArgs};
 use crate::connect;
 use crate::credentials;
@@ -54,8 +54,8 @@ pub(super) async fn run(
         .build();
     let requests: Vec<_> = gathered.jobs.iter().map(|job| job.request.clone()).collect();
     let retry_for = args.retry_for.saturating_sub(started.elapsed());
-    let verdicts =
-        work::ensure_all(&manager, &requests, retry_for, &*events, &progress, interrupt.asked()).await;
+    let shown = Shown { backend: &*backend, progress: &progress, out };
+    let verdicts = work::ensure_all(&manager, &requests, retry_for, &*events, shown, interrupt.asked()).await;
 
     let summary = Summary::new(&gathered, &verdicts, events.records());
     summary.show(args.output, args.retry_for, out);

@@ -8,6 +8,7 @@ use larder::pull::{Ensured, Outcome as Pulled};
 use serde::Serialize;
 
 use super::gather::{Gathered, Job};
+use crate::commands::trouble::Trouble;
 use crate::commands::work::Verdict;
 use crate::exit::Outcome;
 use crate::manifest::BadInput;
@@ -136,25 +137,40 @@ impl Summary {
         text
     }
 
-    /// When the back-off would allow the next try of what failed.
+    /// When the back-off would allow the next try of what failed, and what to do about it.
     fn retry_hint(&self, retry_for: Duration) -> Option<String> {
-        let mut waits: BTreeMap<Duration, Vec<&str>> = BTreeMap::new();
+        let mut wait_of: BTreeMap<&str, Duration> = BTreeMap::new();
         for row in &self.images {
             if let Some(seconds) = row.retry_in_seconds {
-                let images = waits.entry(Duration::from_secs_f64(seconds.ceil())).or_default();
-                if !images.contains(&row.image.as_str()) {
-                    images.push(&row.image);
-                }
+                let wait = Duration::from_secs_f64(seconds.ceil());
+                let longest = wait_of.entry(&row.image).or_default();
+                *longest = wait.max(*longest);
             }
         }
-        if waits.is_empty() {
+        if wait_of.is_empty() {
             return None;
         }
-        let waits = waits.iter().map(|(wait, images)| {
-            format!("back-off {} for {}", size::whole_seconds(*wait), images.join(", "))
+        let mut waits: BTreeMap<Duration, Vec<&str>> = BTreeMap::new();
+        for (image, wait) in wait_of {
+            waits.entry(wait).or_default().push(image);
+        }
+        let told = waits.iter().map(|(wait, images)| {
+            let (wait, images) = (size::whole_seconds(*wait), images.join(", "));
+            match retry_for {
+                Duration::ZERO => format!("back-off {wait} for {images}"),
+                _ => format!("the next try of {images} would be in {wait}"),
+            }
         });
-        let longer = if retry_for.is_zero() { "; --retry-for 5m keeps trying" } else { "" };
-        Some(format!("{}{longer}", waits.collect::<Vec<_>>().join("; ")))
+        let told = told.collect::<Vec<_>>().join("; ");
+        let time_helps = self
+            .images
+            .iter()
+            .any(|row| row.retry_in_seconds.is_some() && Trouble::of(&row.message) == Trouble::Other);
+        Some(match retry_for {
+            Duration::ZERO if time_helps => format!("{told}; --retry-for 5m keeps trying"),
+            Duration::ZERO => told,
+            given => format!("{told}, after the {} of --retry-for: gave up", size::whole_seconds(given)),
+        })
     }
 }
 
@@ -197,6 +213,58 @@ fn row(job: &Job, verdict: &Verdict) -> Row {
                     ..row
                 },
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use larder::pod::Pod;
+    use larder::pull::{EnsureError, EnsureReason, EnsureRequest, PullPolicy};
+
+    use super::*;
+
+    /// A summary of failures: image, message, seconds until the next try.
+    fn failures(failures: &[(&str, &str, u64)]) -> Summary {
+        let jobs = failures.iter().map(|(image, ..)| Job {
+            request: EnsureRequest::new(*image, PullPolicy::Always, Pod::default()),
+            label: "image".into(),
+            part: String::new(),
+        });
+        let mut gathered = Gathered::default();
+        gathered.jobs.extend(jobs);
+        let verdicts = failures.iter().map(|(_, message, wait)| {
+            Verdict::Failed(EnsureError {
+                reason: EnsureReason::ErrImagePull,
+                message: (*message).to_owned(),
+                retry_in: Some(Duration::from_secs(*wait)),
+            })
+        });
+        Summary::new(&gathered, &verdicts.collect::<Vec<_>>(), Vec::new())
+    }
+
+    #[test]
+    fn an_image_is_named_once_with_its_longest_wait() {
+        let summary = failures(&[("a:1", "no route", 10), ("a:1", "no route", 20), ("b:1", "no route", 10)]);
+        let hint = summary.retry_hint(Duration::ZERO);
+        assert_eq!(
+            hint.as_deref(),
+            Some("back-off 10s for b:1; back-off 20s for a:1; --retry-for 5m keeps trying")
+        );
+    }
+
+    #[test]
+    fn who_gave_up_says_why() {
+        let hint = failures(&[("a:1", "no route", 39)]).retry_hint(Duration::from_secs(40));
+        let said = "the next try of a:1 would be in 39s, after the 40s of --retry-for: gave up";
+        assert_eq!(hint.as_deref(), Some(said));
+    }
+
+    #[test]
+    fn time_is_no_remedy_for_what_is_denied_or_not_there() {
+        for message in ["a:1: not found", "unexpected status: 401 Unauthorized"] {
+            let hint = failures(&[("a:1", message, 10)]).retry_hint(Duration::ZERO);
+            assert_eq!(hint.as_deref(), Some("back-off 10s for a:1"), "{message}");
         }
     }
 }

@@ -35,13 +35,23 @@ fn request(image: &str) -> EnsureRequest {
 
 async fn run(backend: FakeBackend, images: &[&str], retry_for: Duration) -> (Vec<Verdict>, Vec<String>) {
     let messages = Arc::new(Messages::default());
-    let manager =
-        Manager::builder(Arc::new(backend)).events(Arc::clone(&messages) as Arc<dyn EventSink>).build();
+    let manager = Manager::builder(Arc::new(backend.clone()))
+        .events(Arc::clone(&messages) as Arc<dyn EventSink>)
+        .build();
     let requests: Vec<_> = images.iter().map(|image| request(image)).collect();
-    let progress = Progress::new(false);
+    let (progress, out) = (Progress::new(false), silent());
     let never = std::future::pending();
-    let verdicts = ensure_all(&manager, &requests, retry_for, &*messages, &progress, never).await;
+    let verdicts =
+        ensure_all(&manager, &requests, retry_for, &*messages, shown(&backend, &progress, &out), never).await;
     (verdicts, messages.all())
+}
+
+fn silent() -> Out {
+    Out::to(Box::new(std::io::sink()), Box::new(std::io::sink()))
+}
+
+fn shown<'a>(backend: &'a FakeBackend, progress: &'a Progress, out: &'a Out) -> Shown<'a> {
+    Shown { backend, progress, out }
 }
 
 fn small() -> Image {
@@ -101,11 +111,30 @@ async fn an_interrupt_leaves_the_rest_unfinished() {
     let backend = FakeBackend::new();
     backend.on_pull_of("a:1", Pull::ok("sha256:1", 100).after(Duration::from_secs(100)));
     backend.on_pull_of("b:1", Pull::ok("sha256:1", 100));
-    let manager = Manager::builder(Arc::new(backend)).build();
+    let manager = Manager::builder(Arc::new(backend.clone())).build();
     let requests = [request("a:1"), request("b:1")];
-    let (messages, progress) = (Messages::default(), Progress::new(false));
+    let (messages, progress, out) = (Messages::default(), Progress::new(false), silent());
     let interrupt = time::sleep(Duration::from_secs(5));
-    let verdicts = ensure_all(&manager, &requests, Duration::ZERO, &messages, &progress, interrupt).await;
+    let verdicts = ensure_all(
+        &manager,
+        &requests,
+        Duration::ZERO,
+        &messages,
+        shown(&backend, &progress, &out),
+        interrupt,
+    )
+    .await;
     assert_eq!(verdicts[0], Verdict::Unfinished);
     assert!(matches!(verdicts[1], Verdict::Ensured(_)));
+}
+
+#[test]
+fn unfinished_images_are_named_once_and_not_by_the_hundred() {
+    let page = crate::out::tests::Page::default();
+    let out = Out::to(Box::new(std::io::sink()), Box::new(page.clone()));
+    tell_unfinished(["a:1", "b:1", "a:1"], &out);
+    assert_eq!(page.text(), "error: interrupted; not finished: a:1, b:1\n");
+    let many: Vec<_> = (10..23).map(|number| format!("i:{number}")).collect();
+    tell_unfinished(many.iter().map(String::as_str), &out);
+    assert!(page.text().ends_with("i:18, i:19, and 3 more\n"), "{}", page.text());
 }

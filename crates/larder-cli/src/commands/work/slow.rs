@@ -1,0 +1,136 @@
+//! Tells of pulls that take long, and of a runtime that has stopped answering meanwhile.
+
+use std::time::Duration;
+
+use larder::backend::Backend;
+use larder::pull::{Manager, Phase, PullStatus};
+use tokio::time::{self, Instant, MissedTickBehavior};
+
+use crate::failure::chain;
+use crate::out::Out;
+use crate::output::progress::Progress;
+use crate::output::size;
+
+/// How often it is told.
+const PERIOD: Duration = Duration::from_secs(30);
+/// How long a runtime that pulls may take to say its version.
+const ANSWER_WITHIN: Duration = Duration::from_secs(10);
+/// How many pulls are told of at once.
+const SHOWN: usize = 12;
+
+/// Tells for as long as it is polled; it never ends. On a terminal, where progress shows the pulls, it only tells of a
+/// runtime that does not answer.
+pub(super) async fn tell(manager: &Manager, backend: &dyn Backend, progress: &Progress, out: &Out) {
+    let mut ticks = time::interval_at(Instant::now() + PERIOD, PERIOD);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut answers = true;
+    loop {
+        ticks.tick().await;
+        let pulls = manager.pulls();
+        if !progress.is_live() {
+            lines(&pulls, Instant::now()).into_iter().for_each(|line| out.note(line));
+        }
+        if !pulls.iter().any(|pull| pull.phase == Phase::Pulling) {
+            continue;
+        }
+        let trouble = trouble(backend).await;
+        if let Some(trouble) = trouble.as_ref().filter(|_| answers) {
+            progress
+                .above(|| out.warning(format_args!("the runtime does not answer while it pulls: {trouble}")));
+        }
+        answers = trouble.is_none();
+    }
+}
+
+/// Why a backend does not answer a simple question.
+async fn trouble(backend: &dyn Backend) -> Option<String> {
+    match time::timeout(ANSWER_WITHIN, backend.info()).await {
+        Ok(Ok(_)) => None,
+        Ok(Err(error)) => Some(chain(&error)),
+        Err(_) => Some(format!("no answer within {}", size::whole_seconds(ANSWER_WITHIN))),
+    }
+}
+
+/// A line for each pull that has begun a while ago, and for each thing that others wait for.
+fn lines(pulls: &[PullStatus], now: Instant) -> Vec<String> {
+    let age = |pull: &PullStatus| now.saturating_duration_since(pull.since);
+    let old: Vec<_> = pulls.iter().filter(|pull| age(pull) >= PERIOD).collect();
+    let (pulling, waiting): (Vec<_>, Vec<_>) = old.into_iter().partition(|pull| pull.phase == Phase::Pulling);
+    let tell =
+        |pull: &&PullStatus| format!("still pulling {} ({})", pull.image, size::whole_seconds(age(pull)));
+    let mut lines: Vec<_> = pulling.iter().take(SHOWN).map(tell).collect();
+    if pulling.len() > SHOWN {
+        lines.push(format!("still pulling {} more", pulling.len() - SHOWN));
+    }
+    let mut reasons: Vec<_> = waiting.iter().filter_map(|pull| pull.waiting).collect();
+    reasons.sort_unstable();
+    reasons.dedup();
+    for reason in reasons {
+        let images: Vec<_> = waiting
+            .iter()
+            .filter(|pull| pull.waiting == Some(reason))
+            .map(|pull| pull.image.as_str())
+            .collect();
+        lines.push(match images.as_slice() {
+            [one] => format!("still queued: {one} waits for {reason}"),
+            several => format!("still queued: {} images wait for {reason}", several.len()),
+        });
+    }
+    lines
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use larder::pod::Pod;
+    use larder::pull::{EnsureRequest, PullConfig, PullPolicy};
+    use larder_testkit::fake_backend::{FakeBackend, Op, Pull, error};
+
+    use super::*;
+    use crate::out::tests::Page;
+
+    /// What is told while three images are pulled one by one, each in this time.
+    async fn told(backend: FakeBackend, time: Duration) -> String {
+        let page = Page::default();
+        let out = Out::to(Box::new(std::io::sink()), Box::new(page.clone()));
+        for image in ["a:1", "b:1", "c:1"] {
+            backend.on_pull_of(image, Pull::ok("sha256:1", 100).after(time));
+        }
+        let config = PullConfig { serialize_image_pulls: true, ..PullConfig::default() };
+        let manager = Manager::builder(Arc::new(backend.clone())).config(config).build();
+        let requests =
+            ["a:1", "b:1", "c:1"].map(|image| EnsureRequest::new(image, PullPolicy::Always, Pod::default()));
+        let [a, b, c] = &requests;
+        let progress = Progress::new(false);
+        tokio::select! {
+            () = tell(&manager, &backend, &progress, &out) => {}
+            _ = async { tokio::join!(manager.ensure(a), manager.ensure(b), manager.ensure(c)) } => {}
+        }
+        page.text()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn pulls_that_take_long_are_told_with_what_others_wait_for() {
+        assert_eq!(told(FakeBackend::new(), Duration::from_secs(5)).await, "");
+        assert_eq!(
+            told(FakeBackend::new(), Duration::from_secs(21)).await,
+            "still pulling b:1 (30s)\n\
+             still queued: c:1 waits for the pulls before it (serializeImagePulls)\n\
+             still pulling c:1 (1m0s)\n"
+        );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_runtime_that_is_gone_while_it_pulls_is_told_once() {
+        let backend = FakeBackend::new();
+        backend.fail_next(Op::Info, error("gone"));
+        backend.fail_next(Op::Info, error("gone"));
+        let text = told(backend, Duration::from_secs(40)).await;
+        assert_eq!(
+            text.matches("warning: the runtime does not answer while it pulls: gone\n").count(),
+            1,
+            "{text}"
+        );
+    }
+}
