@@ -9,37 +9,41 @@ use larder::credentials::{
 use larder::reference::Reference;
 
 use crate::args::CredentialArgs;
+use crate::candidates::Candidates;
 use crate::failure::Failure;
 use crate::out::Out;
 
 /// The longest password that is read, in bytes. Tokens of cloud registries have a few thousand.
 const MAX_PASSWORD_BYTES: u64 = 64 * 1024;
 
-/// Credentials for pulls of these images, beside the pull secrets of pods.
+/// Credentials for pulls of these images, beside the pull secrets of pods, and what can be told of them.
 pub(crate) fn sources<'a>(
     args: &CredentialArgs,
     images: impl IntoIterator<Item = &'a str>,
     out: &Out,
-) -> Result<Sources, Failure> {
+) -> Result<(Sources, Candidates), Failure> {
     if let Some(username) = &args.username {
         let registry = only_registry(images)?;
         let password = read_password(io::stdin().lock())?;
         let entry = Entry { username: username.clone(), password, ..Entry::default() };
-        return Ok(Sources::fixed(&DockerConfig::one(registry, entry)));
+        let config = DockerConfig::one(registry, entry);
+        return Ok((Sources::fixed(&config), Candidates::from("--username", &config)));
     }
-    let config = match &args.authfile {
+    let (name, config) = match &args.authfile {
         Some(file) => {
             let config =
                 read_config_file(file, Format::ConfigJson, Tokens::Keep).map_err(|error| unusable(&error))?;
             warn_of_helpers(file, &config, out);
-            config
+            (Some(file.display().to_string()), config)
         }
         None => search(&SearchPath::user(), out),
     };
-    Ok(Sources::fixed(&config))
+    let candidates = name.map_or_else(Candidates::default, |name| Candidates::from(name, &config));
+    Ok((Sources::fixed(&config), candidates))
 }
 
-fn search(path: &SearchPath, out: &Out) -> DockerConfig {
+/// The first usable file, by name, and what it holds.
+fn search(path: &SearchPath, out: &Out) -> (Option<String>, DockerConfig) {
     let found = path.find(Tokens::Keep);
     for skipped in &found.skipped {
         out.warning(format_args!("skipped credentials: {skipped}"));
@@ -48,7 +52,7 @@ fn search(path: &SearchPath, out: &Out) -> DockerConfig {
         tracing::info!("credentials from {}", path.display());
         warn_of_helpers(path, &found.config, out);
     }
-    found.config
+    (found.path.map(|path| path.display().to_string()), found.config)
 }
 
 fn warn_of_helpers(path: &Path, config: &DockerConfig, out: &Out) {

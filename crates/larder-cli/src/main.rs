@@ -4,6 +4,7 @@
 //! backend), `interrupt` (signals), `out` (what is printed), `exit` (how it ended).
 
 mod args;
+mod candidates;
 mod commands;
 mod connect;
 mod credentials;

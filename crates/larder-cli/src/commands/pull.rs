@@ -7,6 +7,7 @@ use larder::pod::Pod;
 use larder::pull::{EnsureRequest, Manager, Outcome as Pulled, PullPolicy};
 
 use super::ensure::check_argument;
+use super::trouble::Trouble;
 use super::work::{self, Shown, Verdict};
 use crate::args::{Connection, PullArgs};
 use crate::connect;
@@ -30,7 +31,10 @@ pub(super) async fn run(
         return Ok(outcome);
     }
     let images = requests.iter().map(|request| request.image.as_str());
-    let credentials = credentials::sources(&args.credentials, images, out)?;
+    let (credentials, candidates) = credentials::sources(&args.credentials, images, out)?;
+    for EnsureRequest { image, .. } in &requests {
+        tracing::info!("credentials for {image}: {}", candidates.tell(image, &[]));
+    }
     let interrupt = interrupt.handle();
     let Some(reached) = interrupt.or(connect::reach(connection)).await else {
         return Ok(work::tell_unfinished(requests.iter().map(|request| request.image.as_str()), out));
@@ -65,7 +69,12 @@ pub(super) async fn run(
             }
             Verdict::Failed(error) => {
                 failed = true;
-                outcome = outcome.max(Failure::failed(format!("could not pull {image}: {error}")).print(out));
+                let failure = Failure::failed(format!("could not pull {image}: {error}"));
+                let failure = match Trouble::of(&error.message) {
+                    Trouble::Denied => failure.hint(candidates.advice(image, &[])),
+                    Trouble::NotFound | Trouble::Other => failure,
+                };
+                outcome = outcome.max(failure.print(out));
             }
             Verdict::Unfinished => unfinished.push(image.as_str()),
         }

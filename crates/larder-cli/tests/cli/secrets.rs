@@ -2,6 +2,7 @@
 
 use larder_cri::proto::AuthConfig;
 use larder_testkit::fake_cri::Rpc;
+use tonic::Code;
 
 use crate::world::World;
 
@@ -181,4 +182,25 @@ fn standard_input_is_read_once() {
     let arguments = ["ensure", "-f", "-", "--username", "larder", "--password-stdin"];
     let run = world.larder_reading("pantry\n", &arguments).expect(2);
     assert!(run.stderr.contains("standard input can be read only once"), "{run:?}");
+}
+
+#[test]
+fn a_denied_pull_says_which_credentials_were_tried() {
+    let world = World::new();
+    world.cri.refuse(Rpc::PullImage, Code::Unknown, "r.example/app:1: 401 Unauthorized");
+    world.file("auth.json", r#"{"auths": {"r.example": {"username": "u", "password": "pantry"}}}"#);
+    for command in ["ensure", "pull"] {
+        let run = world.larder(&["-v", command, "--authfile", "auth.json", "r.example/app:1"]).expect(1);
+        assert!(run.stderr.contains("hint: the credential of auth.json (user u) was refused\n"), "{run:?}");
+        assert!(
+            run.stderr.contains("info: credentials for r.example/app:1: auth.json (user u)\n"),
+            "{run:?}"
+        );
+        assert!(!run.stderr.contains("--retry-for") && !run.stderr.contains("pantry"), "{run:?}");
+        let run = world.larder(&[command, "--authfile", "auth.json", "q.example/app:1"]).expect(1);
+        assert!(
+            run.stderr.contains("hint: no credential matches q.example (auth.json has: r.example)\n"),
+            "{run:?}"
+        );
+    }
 }

@@ -3,15 +3,17 @@
 mod gather;
 mod summary;
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use larder::events::EventSink;
 use larder::pull::Manager;
 use tokio::time::Instant;
 
+use super::trouble::Trouble;
 use super::work::{self, Shown, Verdict};
 use crate::args::{Connection, EnsureArgs};
+use crate::candidates::Candidates;
 use crate::connect;
 use crate::credentials;
 use crate::exit::Outcome;
@@ -20,8 +22,8 @@ use crate::interrupt::Interrupt;
 use crate::out::{Out, progress_possible};
 use crate::output::events::{EventLog, Look};
 use crate::output::progress::Progress;
-use gather::Gathered;
 pub(super) use gather::check_argument;
+use gather::{Gathered, Job};
 use summary::Summary;
 
 pub(super) async fn run(
@@ -37,7 +39,14 @@ pub(super) async fn run(
         return nothing_to_do(args, &gathered, out);
     }
     let images = gathered.jobs.iter().map(|job| job.request.image.as_str());
-    let credentials = credentials::sources(&args.credentials, images, out)?;
+    let (credentials, candidates) = credentials::sources(&args.credentials, images, out)?;
+    for Job { request, .. } in &gathered.jobs {
+        tracing::info!(
+            "credentials for {}: {}",
+            request.image,
+            candidates.tell(&request.image, &request.secrets)
+        );
+    }
     let interrupt = interrupt.handle();
     let started = Instant::now();
     let backend = match interrupt.or(connect::reach_within(connection, args.retry_for, out)).await {
@@ -59,6 +68,7 @@ pub(super) async fn run(
 
     let summary = Summary::new(&gathered, &verdicts, events.records());
     summary.show(args.output, args.retry_for, out);
+    advise_on_credentials(&gathered, &verdicts, &candidates, out);
     let mut outcome = summary.outcome().max(gathered.outcome());
     if summary.has_unfinished() {
         outcome = outcome.max(work::tell_unfinished(summary.unfinished(), out));
@@ -66,6 +76,21 @@ pub(super) async fn run(
         outcome = outcome.max(work::is_it_gone(&*backend, &interrupt, out).await);
     }
     Ok(outcome)
+}
+
+/// Says of each image that a registry has denied which credentials were tried, or why none fitted.
+fn advise_on_credentials(gathered: &Gathered, verdicts: &[Verdict], candidates: &Candidates, out: &Out) {
+    let mut told = BTreeSet::new();
+    for (Job { request, .. }, verdict) in gathered.jobs.iter().zip(verdicts) {
+        if let Verdict::Failed(error) = verdict
+            && Trouble::of(&error.message) == Trouble::Denied
+        {
+            let advice = format!("hint: {}", candidates.advice(&request.image, &request.secrets));
+            if told.insert(advice.clone()) {
+                out.note(advice);
+            }
+        }
+    }
 }
 
 /// The backend was not reached, for this reason or because of an interrupt. Programs still get their data.

@@ -1,0 +1,156 @@
+//! Which credentials fit an image, and where they come from: told with `-v`, and after a registry has refused them.
+//! Names of sources, users and registries only, never a password or token.
+
+use std::collections::BTreeSet;
+
+use larder::credentials::{DockerConfig, Keyring, PullSecret, Tokens};
+use larder::reference::Reference;
+
+/// The user's own credentials, beside the pull secrets that each request brings along.
+#[derive(Debug, Default)]
+pub(crate) struct Candidates {
+    own: Option<Place>,
+}
+
+/// One place with credentials.
+#[derive(Debug)]
+struct Place {
+    /// Such as `secret default/regcred`, or the path of a file.
+    name: String,
+    keyring: Keyring,
+}
+
+impl Candidates {
+    /// Those of this config, which comes from `name`.
+    pub(crate) fn from(name: impl Into<String>, config: &DockerConfig) -> Self {
+        Candidates { own: Some(Place::new(name, config)) }
+    }
+
+    /// Whose credentials are tried for an image, in order.
+    pub(crate) fn tell(&self, image: &str, secrets: &[PullSecret]) -> String {
+        let fitting = self.fitting(image, secrets);
+        if fitting.is_empty() { "none; it is pulled anonymously".to_owned() } else { fitting.join(", ") }
+    }
+
+    /// What to say of them after the registry has denied an image.
+    pub(crate) fn advice(&self, image: &str, secrets: &[PullSecret]) -> String {
+        let fitting = self.fitting(image, secrets);
+        let registry =
+            Reference::parse(image).map_or_else(|_| image.to_owned(), |name| name.registry().to_owned());
+        let others: Vec<_> = secret_places(secrets).iter().chain(&self.own).map(Place::content).collect();
+        match (fitting.as_slice(), others.as_slice()) {
+            ([], []) => format!(
+                "no credentials for {registry} were given: name a pull secret, or use --authfile or --username"
+            ),
+            ([], others) => format!("no credential matches {registry} ({})", others.join("; ")),
+            ([one], _) => format!("the credential of {one} was refused"),
+            (several, _) => format!("the credentials of {} were refused", several.join(", ")),
+        }
+    }
+
+    fn fitting(&self, image: &str, secrets: &[PullSecret]) -> Vec<String> {
+        let Ok(name) = Reference::parse(image) else { return Vec::new() };
+        secret_places(secrets).iter().chain(&self.own).flat_map(|place| place.fitting(name.name())).collect()
+    }
+}
+
+/// A secret that cannot be read fails its pod before any pull, so there is nothing to say of it here.
+fn secret_places(secrets: &[PullSecret]) -> Vec<Place> {
+    let place = |secret: &PullSecret| {
+        let config = secret.docker_config(Tokens::Keep).ok().flatten()?;
+        Some(Place::new(format!("secret {}", secret.coordinates), &config))
+    };
+    secrets.iter().filter_map(place).collect()
+}
+
+impl Place {
+    fn new(name: impl Into<String>, config: &DockerConfig) -> Self {
+        let mut keyring = Keyring::default();
+        keyring.add(config, None);
+        Place { name: name.into(), keyring }
+    }
+
+    /// `secret default/regcred (user larder)` for each credential that fits.
+    fn fitting(&self, repository: &str) -> Vec<String> {
+        let found = self.keyring.lookup(repository);
+        let told = found.iter().map(|credential| match credential.username.as_str() {
+            "" => format!("{} (a token)", self.name),
+            user => format!("{} (user {user})", self.name),
+        });
+        let mut known = BTreeSet::new();
+        told.filter(|text| known.insert(text.clone())).collect()
+    }
+
+    /// `secret default/regcred has: quay.io`
+    fn content(&self) -> String {
+        let keys: Vec<_> = self.keyring.keys().collect();
+        let keys = if keys.is_empty() { "nothing".to_owned() } else { keys.join(", ") };
+        format!("{} has: {keys}", self.name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use larder::credentials::{Entry, Secret, SecretCoordinates};
+
+    use super::*;
+
+    fn secret(registry: &str) -> PullSecret {
+        let config = format!(
+            "{{\"auths\": {{\"{registry}\": {{\"username\": \"bob\", \"password\": \"hunter2\"}}}}}}"
+        );
+        PullSecret {
+            kind: "kubernetes.io/dockerconfigjson".into(),
+            coordinates: SecretCoordinates {
+                namespace: "default".into(),
+                name: "reg".into(),
+                ..SecretCoordinates::default()
+            },
+            data: BTreeMap::from([(".dockerconfigjson".into(), config.into())]),
+        }
+    }
+
+    fn file(registry: &str) -> Candidates {
+        let entry = Entry { username: "me".into(), password: Secret::new("hunter2"), ..Entry::default() };
+        Candidates::from("/home/me/config.json", &DockerConfig::one(registry, entry))
+    }
+
+    const IMAGE: &str = "127.0.0.1:5056/team/app:1";
+
+    #[test]
+    fn a_credential_that_was_refused_is_named_by_its_source_and_user() {
+        let secrets = [secret("127.0.0.1:5056")];
+        assert_eq!(
+            Candidates::default().advice(IMAGE, &secrets),
+            "the credential of secret default/reg (user bob) was refused"
+        );
+        assert_eq!(
+            file("127.0.0.1:5056").advice(IMAGE, &secrets),
+            "the credentials of secret default/reg (user bob), /home/me/config.json (user me) were refused"
+        );
+    }
+
+    #[test]
+    fn credentials_that_do_not_fit_are_named_by_what_they_fit() {
+        let advice = file("r.example").advice(IMAGE, &[secret("https://bob:hunter2@quay.io")]);
+        assert_eq!(
+            advice,
+            "no credential matches 127.0.0.1:5056 (secret default/reg has: quay.io; /home/me/config.json has: r.example)"
+        );
+    }
+
+    #[test]
+    fn no_credentials_at_all_are_told_with_the_ways_to_give_some() {
+        let advice = Candidates::default().advice(IMAGE, &[]);
+        assert!(advice.starts_with("no credentials for 127.0.0.1:5056 were given: "), "{advice}");
+    }
+
+    #[test]
+    fn who_asks_for_more_is_told_the_candidates_in_order_and_no_secret() {
+        let told = file("127.0.0.1:5056").tell(IMAGE, &[secret("127.0.0.1:5056")]);
+        assert_eq!(told, "secret default/reg (user bob), /home/me/config.json (user me)");
+        assert_eq!(file("r.example").tell(IMAGE, &[]), "none; it is pulled anonymously");
+    }
+}
