@@ -6,6 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
 use larder::backend::{
     Backend, BackendError, Filesystems, Image, ImageDetails, ImageSpec, InUse, Progress, RuntimeInfo,
     Unreachable,
@@ -28,12 +29,15 @@ const DEADLINE_SLACK: Duration = Duration::from_secs(1);
 /// The longest time limit of a call: a year. What is longer cannot be told to a runtime.
 const LONGEST: Duration = Duration::from_secs(8760 * 3600);
 
+/// How many containers are asked about at the same time.
+const STATUS_CALLS_AT_ONCE: usize = 8;
+
 /// How to talk to a runtime.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CriConfig {
     /// How long opening a connection may take, the runtime's greeting included. Default 5 s.
     pub connect_timeout: Duration,
-    /// How long each call but a pull may take, as `runtimeRequestTimeout`. Default 2 min; more than a year is a year.
+    /// How long each method of [`Backend`] but a pull may take once connected, whatever the number of calls behind it, as `runtimeRequestTimeout`. Default 2 min; more than a year is a year.
     pub request_timeout: Duration,
     /// Where the image service is, as `imageServiceEndpoint`. Default: where the runtime service is.
     pub image_endpoint: Option<Endpoint>,
@@ -108,7 +112,11 @@ impl CriBackend {
 
     /// Checks that an image service answers, as kubelet does when it starts.
     pub async fn validate_image_service(&self) -> Result<(), BackendError> {
-        match self.filesystems().await {
+        self.within_limit(&[&self.images], self.image_service_answers()).await
+    }
+
+    async fn image_service_answers(&self) -> Result<(), BackendError> {
+        match self.image_filesystems().await {
             Ok(_) => Ok(()),
             Err(BackendError::Call { message, kind }) => {
                 let endpoint = self.image_endpoint();
@@ -134,42 +142,47 @@ impl CriBackend {
             .max_encoding_message_size(MAX_MESSAGE_BYTES)
     }
 
-    /// A request that tells the runtime when its answer is no longer wanted.
+    /// Does all that one method of the trait asks for, within one time limit. The limit begins when the connections
+    /// are open: opening one has a limit of its own, so that a server that never says hello is told from one that does
+    /// not answer.
+    fn within_limit<'a, T>(
+        &'a self,
+        channels: &'a [&'a Channel],
+        work: impl Future<Output = Result<T, BackendError>> + 'a,
+    ) -> impl Future<Output = Result<T, BackendError>> + 'a {
+        let work = Box::pin(work); // the futures of calls are large
+        async move {
+            for channel in channels {
+                let opened = channel.open_now().await;
+                opened.map_err(|status| status::call_error(channel.endpoint(), &status))?;
+            }
+            match tokio::time::timeout(self.config.request_timeout, work).await {
+                Ok(done) => done,
+                Err(_) => Err(status::call_error(self.endpoint(), &status::deadline())),
+            }
+        }
+    }
+
+    /// A request that tells the runtime when its answer is surely no longer wanted.
     fn request<T>(&self, message: T) -> Request<T> {
         let mut request = Request::new(message);
         request.set_timeout(self.config.request_timeout.saturating_add(DEADLINE_SLACK));
         request
     }
 
-    /// Waits for an answer of the runtime service, for as long as a call may take.
+    /// Waits for an answer of the runtime service.
     async fn ask_runtime<T>(&self, call: impl Future<Output = Result<T, Status>>) -> Result<T, BackendError> {
-        self.in_time(&self.runtime, call).await.map_err(|status| status::call_error(self.endpoint(), &status))
+        call.await.map_err(|status| status::call_error(self.endpoint(), &status))
     }
 
-    /// Waits for an answer of the image service, for as long as a call may take.
+    /// Waits for an answer of the image service.
     async fn ask_images<T>(&self, call: impl Future<Output = Result<T, Status>>) -> Result<T, BackendError> {
-        self.in_time(&self.images, call)
-            .await
-            .map_err(|status| status::call_error(self.image_endpoint(), &status))
-    }
-
-    /// The time of a call begins when the connection is open. Opening it has a time limit of its own, so that a
-    /// server that never says hello is told from one that does not answer.
-    async fn in_time<T>(
-        &self,
-        channel: &Channel,
-        call: impl Future<Output = Result<T, Status>>,
-    ) -> Result<T, Status> {
-        channel.open_now().await?;
-        match tokio::time::timeout(self.config.request_timeout, call).await {
-            Ok(answer) => answer,
-            Err(_) => Err(status::deadline()),
-        }
+        call.await.map_err(|status| status::call_error(self.image_endpoint(), &status))
     }
 
     async fn version(&self) -> Result<proto::VersionResponse, BackendError> {
         let request = self.request(proto::VersionRequest { version: "v1".into() });
-        match self.in_time(&self.runtime, self.runtime().version(request)).await {
+        match self.runtime().version(request).await {
             Ok(reply) => Ok(reply.into_inner()),
             Err(status) => Err(foreign(self.endpoint(), &status)
                 .unwrap_or_else(|| status::call_error(self.endpoint(), &status))),
@@ -179,7 +192,7 @@ impl CriBackend {
     /// The conditions, or nothing from a runtime that does not tell them.
     async fn runtime_status(&self) -> Result<Option<proto::RuntimeStatus>, BackendError> {
         let request = self.request(proto::StatusRequest { verbose: false });
-        match self.in_time(&self.runtime, self.runtime().status(request)).await {
+        match self.runtime().status(request).await {
             Ok(reply) => Ok(reply.into_inner().status),
             Err(status) if status.code() == Code::Unimplemented => Ok(None),
             Err(status) => Err(status::call_error(self.endpoint(), &status)),
@@ -192,7 +205,9 @@ impl CriBackend {
         verbose: bool,
     ) -> Result<Option<ImageDetails>, BackendError> {
         let message = proto::ImageStatusRequest { image: Some(self.spec(image)?), verbose };
-        let reply = self.ask_images(self.images().image_status(self.request(message))).await?.into_inner();
+        let mut images = self.images();
+        let asked = self.ask_images(images.image_status(self.request(message)));
+        let reply = self.within_limit(&[&self.images], asked).await?.into_inner();
         let found = convert::status_reply(&image.image, reply.image, self.config.runtime_class_in_image)?;
         Ok(found.map(|image| ImageDetails { image, info: reply.info }))
     }
@@ -200,6 +215,12 @@ impl CriBackend {
     /// A spec to send, which must name an image.
     fn spec(&self, image: &ImageSpec) -> Result<proto::ImageSpec, BackendError> {
         convert::spec_to_cri(image, self.config.runtime_class_in_image)
+    }
+
+    async fn image_filesystems(&self) -> Result<Filesystems, BackendError> {
+        let request = self.request(proto::ImageFsInfoRequest {});
+        let reply = self.ask_images(self.images().image_fs_info(request)).await?;
+        Ok(convert::filesystems(reply.into_inner()))
     }
 
     async fn listed_images(&self) -> Result<Vec<proto::Image>, BackendError> {
@@ -237,7 +258,7 @@ impl CriBackend {
         Ok(self.ask_runtime(self.runtime().list_pod_sandbox(request)).await?.into_inner().items)
     }
 
-    /// The images mounted by each of these containers. Only those never seen before cost a call.
+    /// The images mounted by each of these containers. Only those not seen before cost a call, some calls at a time.
     async fn mounted_images(
         &self,
         containers: &[proto::Container],
@@ -246,13 +267,17 @@ impl CriBackend {
             return Ok(HashMap::new());
         }
         let mut mounts = HashMap::with_capacity(containers.len());
-        for container in containers {
-            let known = self.known_mounts().get(&container.id).cloned();
-            let images = match known {
-                Some(images) => images,
-                None => self.mounts_of(&container.id).await?,
-            };
-            mounts.insert(container.id.clone(), images);
+        let mut calls = Vec::new();
+        for id in containers.iter().map(|container| container.id.clone()) {
+            let known = self.known_mounts().get(&id).cloned();
+            match known {
+                Some(images) => _ = mounts.insert(id, images),
+                None => calls.push(async move { self.mounts_of(&id).await.map(|images| (id, images)) }),
+            }
+        }
+        let mut answers = stream::iter(calls).buffer_unordered(STATUS_CALLS_AT_ONCE);
+        while let Some((id, images)) = answers.try_next().await? {
+            mounts.extend(images.map(|images| (id, images)));
         }
         self.known_mounts().clone_from(&mounts); // those of vanished containers are forgotten
         Ok(mounts)
@@ -262,13 +287,23 @@ impl CriBackend {
         self.mounts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The images that one container mounts; none if it is gone already, or if the runtime cannot tell.
-    async fn mounts_of(&self, container: &str) -> Result<Vec<String>, BackendError> {
+    /// The images that one container mounts; none if it is gone already, or if the runtime cannot tell of any. `None`
+    /// if the runtime fails on this one: then it is asked again the next time. A runtime that is gone is an error.
+    async fn mounts_of(&self, container: &str) -> Result<Option<Vec<String>>, BackendError> {
         let message = proto::ContainerStatusRequest { container_id: container.to_owned(), verbose: false };
-        match self.in_time(&self.runtime, self.runtime().container_status(self.request(message))).await {
-            Ok(reply) => Ok(reply.into_inner().status.map(convert::mounted_images).unwrap_or_default()),
-            Err(status) if matches!(status.code(), Code::NotFound | Code::Unimplemented) => Ok(Vec::new()),
-            Err(status) => Err(status::call_error(self.endpoint(), &status)),
+        match self.runtime().container_status(self.request(message)).await {
+            Ok(reply) => Ok(Some(reply.into_inner().status.map(convert::mounted_images).unwrap_or_default())),
+            Err(status) => match status.code() {
+                Code::NotFound | Code::Unimplemented => Ok(Some(Vec::new())),
+                Code::Unavailable => Err(status::call_error(self.endpoint(), &status)),
+                code => {
+                    tracing::debug!(
+                        "container {container}: its mounts are unknown: {code:?} {}",
+                        status.message()
+                    );
+                    Ok(None)
+                }
+            },
         }
     }
 }
@@ -293,16 +328,21 @@ fn foreign(endpoint: &Endpoint, status: &Status) -> Option<BackendError> {
 #[async_trait]
 impl Backend for CriBackend {
     async fn info(&self) -> Result<RuntimeInfo, BackendError> {
-        let version = self.version().await?;
-        let conditions = self.runtime_status().await?;
-        if self.image_endpoint() != self.endpoint() {
-            self.validate_image_service().await?;
-        }
-        Ok(convert::runtime_info(self.endpoint().to_string(), version, conditions))
+        let elsewhere = self.image_endpoint() != self.endpoint();
+        let channels = [&self.runtime, &self.images];
+        self.within_limit(&channels[..=usize::from(elsewhere)], async {
+            let version = self.version().await?;
+            let conditions = self.runtime_status().await?;
+            if elsewhere {
+                self.image_service_answers().await?;
+            }
+            Ok(convert::runtime_info(self.endpoint().to_string(), version, conditions))
+        })
+        .await
     }
 
     async fn list(&self) -> Result<Vec<Image>, BackendError> {
-        let listed = self.listed_images().await?;
+        let listed = self.within_limit(&[&self.images], self.listed_images()).await?;
         let with_handler = self.config.runtime_class_in_image;
         Ok(listed.into_iter().map(|image| convert::image(image, with_handler)).collect())
     }
@@ -337,22 +377,28 @@ impl Backend for CriBackend {
     async fn remove(&self, image: &ImageSpec) -> Result<(), BackendError> {
         let spec = convert::spec_to_cri(&ImageSpec::named(&image.image), false)?;
         let request = self.request(proto::RemoveImageRequest { image: Some(spec) });
-        match self.in_time(&self.images, self.images().remove_image(request)).await {
-            Ok(_) => Ok(()),
-            Err(status) if status.code() == Code::NotFound => Ok(()),
-            Err(status) => Err(status::call_error(self.image_endpoint(), &status)),
-        }
+        self.within_limit(&[&self.images], async {
+            match self.images().remove_image(request).await {
+                Ok(_) => Ok(()),
+                Err(status) if status.code() == Code::NotFound => Ok(()),
+                Err(status) => Err(status::call_error(self.image_endpoint(), &status)),
+            }
+        })
+        .await
     }
 
     async fn filesystems(&self) -> Result<Filesystems, BackendError> {
-        let request = self.request(proto::ImageFsInfoRequest {});
-        let reply = self.ask_images(self.images().image_fs_info(request)).await?;
-        Ok(convert::filesystems(reply.into_inner()))
+        self.within_limit(&[&self.images], self.image_filesystems()).await
     }
 
     async fn in_use(&self) -> Result<InUse, BackendError> {
-        let (containers, sandboxes) = tokio::try_join!(self.containers(), self.sandboxes())?;
-        let mut mounts = self.mounted_images(&containers).await?;
+        let (containers, sandboxes, mut mounts) = self
+            .within_limit(&[&self.runtime], async {
+                let (containers, sandboxes) = tokio::try_join!(self.containers(), self.sandboxes())?;
+                let mounts = self.mounted_images(&containers).await?;
+                Ok((containers, sandboxes, mounts))
+            })
+            .await?;
         let with_mounts = |container: proto::Container| {
             let images = mounts.remove(&container.id).unwrap_or_default();
             convert::container(container, images)

@@ -7,8 +7,9 @@
 //! Read [`CriBackend`] first; `convert.rs` holds the rules of what is sent and what answers mean, `status.rs` the
 //! texts of errors. Both are kubelet's. [`proto`] also has the server's side, which serves tests.
 //!
-//! Promises: nothing is done before the first call; each call but a pull ends within
-//! [`CriConfig::request_timeout`]; a runtime that went away is found again by the next call after it is back.
+//! Promises: nothing is done before the first call; each method of [`CriBackend`] but a pull ends within
+//! [`CriConfig::connect_timeout`] for each connection that it has to open and one [`CriConfig::request_timeout`] for
+//! all that it then asks; a runtime that went away is found again by the next call after it is back.
 
 mod channel;
 mod client;

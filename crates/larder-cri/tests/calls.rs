@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use larder::backend::{
-    Backend as _, BackendError, CallErrorKind, Container, Image, ImageSpec, Progress, Sandbox,
+    Backend as _, BackendError, CallErrorKind, Container, Image, ImageSpec, InUse, Progress, Sandbox,
 };
 use larder::credentials::{Credential, Secret};
 use larder::pod::{Pod, SandboxConfig};
 use larder_cri::{CriBackend, CriConfig, MAX_MESSAGE_BYTES, proto};
-use larder_testkit::fake_cri::{FakeCri, Rpc};
+use larder_testkit::fake_cri::{FakeCri, Release, Rpc};
+use tokio::time::Instant;
 use tonic::Code;
 
 fn client(fake: &FakeCri) -> CriBackend {
@@ -190,6 +191,36 @@ async fn every_call_but_a_pull_has_a_deadline() {
 }
 
 #[tokio::test]
+async fn all_that_one_method_asks_shares_one_time_limit() {
+    let limit = Duration::from_millis(800);
+    let fake = FakeCri::start();
+    run_a_container(&fake);
+    let config = CriConfig { request_timeout: limit, ..CriConfig::default() };
+    let client = CriBackend::new(fake.endpoint(), config);
+    client.list().await.expect("the connection is open");
+    // The first call takes three quarters of the limit, so that the second has a quarter left.
+    for (first, second) in [(Rpc::Version, Rpc::Status), (Rpc::ListContainers, Rpc::ContainerStatus)] {
+        let held = fake.hold_next(first);
+        fake.hang_next(second);
+        let began = Instant::now();
+        let asked = async {
+            match first {
+                Rpc::Version => client.info().await.map(drop),
+                _ => client.in_use().await.map(drop),
+            }
+        };
+        let let_go = async {
+            tokio::time::sleep_until(began + limit * 3 / 4).await;
+            held.release();
+        };
+        let (answer, ()) = tokio::join!(asked, let_go);
+        let error = answer.expect_err("the second call hangs").to_string();
+        assert_eq!(error, "rpc error: code = DeadlineExceeded desc = context deadline exceeded");
+        assert!(began.elapsed() < limit * 3 / 2, "{second:?} had a limit of its own: {:?}", began.elapsed());
+    }
+}
+
+#[tokio::test]
 async fn no_time_limit_is_too_long() {
     let fake = FakeCri::start();
     let config =
@@ -244,12 +275,12 @@ async fn a_stream_that_breaks_drops_its_parts_and_is_asked_for_again() {
     fake.change(|contents| {
         contents.streaming = true;
         contents.image_parts = Some(vec![vec![listed("a")], vec![listed("b"), listed("c")]]);
-        contents.image_stream_error = Some((Code::Internal, "disk".into()));
+        contents.stream_errors.insert(Rpc::StreamImages, (Code::Internal, "disk".into()));
     });
     let client = streaming_client(&fake);
     let error = client.list().await.unwrap_err().to_string();
     assert_eq!(error, "rpc error: code = Internal desc = disk");
-    fake.change(|contents| contents.image_stream_error = None);
+    fake.change(|contents| contents.stream_errors.clear());
     assert_eq!(ids(client.list().await.unwrap()), ["a", "b", "c"]);
     assert_eq!(fake.take_rpcs(), [Rpc::StreamImages, Rpc::StreamImages]);
 }
@@ -358,6 +389,48 @@ async fn use_names_pods_and_mounted_images_and_asks_once_for_each_container() {
 }
 
 #[tokio::test]
+async fn many_containers_are_asked_about_some_at_a_time_and_one_that_is_broken_spoils_nothing() {
+    let fake = FakeCri::start();
+    run_a_container(&fake);
+    fake.change(|contents| {
+        let (container, mount) = (contents.containers[0].clone(), contents.mounts["c1"].clone());
+        for number in 2..=20 {
+            let id = format!("c{number}");
+            contents.mounts.insert(id.clone(), mount.clone());
+            contents.containers.push(proto::Container { id, ..container.clone() });
+        }
+    });
+    fake.fail_next(Rpc::ContainerStatus, Code::Unknown, "container c0ffee is in an unknown state");
+    let held: Vec<_> = (0..8).map(|_| fake.hold_next(Rpc::ContainerStatus)).collect();
+    let client = client(&fake);
+    let watch = async {
+        fake.until(Rpc::ContainerStatus, |calls| calls.running == 8).await;
+        assert_eq!(fake.calls(Rpc::ContainerStatus).started, 9, "eight at once, and the one that failed");
+        held.into_iter().for_each(Release::release);
+    };
+    let (first, ()) = tokio::join!(client.in_use(), watch);
+    let unknown =
+        |in_use: InUse| in_use.containers.iter().filter(|one| one.mounted_images.is_empty()).count();
+    assert_eq!(unknown(first.unwrap()), 1);
+    assert_eq!(unknown(client.in_use().await.unwrap()), 0, "the broken one is asked again");
+    assert_eq!(fake.calls(Rpc::ContainerStatus).started, 21);
+}
+
+#[tokio::test]
+async fn a_runtime_that_goes_away_while_it_is_asked_about_containers_is_an_error() {
+    let mut fake = FakeCri::start();
+    run_a_container(&fake);
+    fake.hang_next(Rpc::ContainerStatus);
+    let client = client(&fake);
+    let crash = async {
+        fake.until(Rpc::ContainerStatus, |calls| calls.running == 1).await;
+        fake.stop();
+    };
+    let (answer, ()) = tokio::join!(client.in_use(), crash);
+    answer.expect_err("what containers mount is not known");
+}
+
+#[tokio::test]
 async fn use_is_streamed_when_wanted_and_known() {
     let fake = FakeCri::start();
     run_a_container(&fake);
@@ -369,4 +442,27 @@ async fn use_is_streamed_when_wanted_and_known() {
     assert_eq!(streaming_client(&fake).in_use().await.unwrap(), whole);
     assert_eq!(fake.calls(Rpc::ListContainers).started, 2);
     assert_eq!(fake.calls(Rpc::ListPodSandbox).started, 2);
+}
+
+#[tokio::test]
+async fn use_whose_stream_breaks_drops_its_parts_and_is_asked_for_again() {
+    for rpc in [Rpc::StreamContainers, Rpc::StreamPodSandboxes] {
+        let fake = FakeCri::start();
+        run_a_container(&fake);
+        fake.change(|contents| {
+            contents.streaming = true;
+            contents.stream_errors.insert(rpc, (Code::Internal, "disk".into()));
+        });
+        let client = streaming_client(&fake);
+        let error = client.in_use().await.unwrap_err().to_string();
+        assert_eq!(error, "rpc error: code = Internal desc = disk", "{rpc:?}");
+        fake.change(|contents| contents.stream_errors.clear());
+        let in_use = client.in_use().await.unwrap();
+        assert_eq!((in_use.containers.len(), in_use.sandboxes.len()), (1, 1), "{rpc:?}");
+        assert_eq!(fake.calls(rpc).started, 2, "streams are not given up");
+        assert_eq!(
+            (fake.calls(Rpc::ListContainers).started, fake.calls(Rpc::ListPodSandbox).started),
+            (0, 0)
+        );
+    }
 }

@@ -102,8 +102,8 @@ pub struct Contents {
     pub streaming: bool,
     /// The parts of `StreamImages`; without, each image is a part.
     pub image_parts: Option<Vec<Vec<proto::Image>>>,
-    /// An error that ends `StreamImages` after its parts.
-    pub image_stream_error: Option<(Code, String)>,
+    /// Errors that end streamed lists after their parts, by the call.
+    pub stream_errors: HashMap<Rpc, (Code, String)>,
 }
 
 /// What one scripted call does.

@@ -95,7 +95,8 @@ impl Shared {
         self.begin(bare(rpc)).await?;
         let contents = &self.state().contents;
         streaming_known(contents, rpc)?;
-        Ok(parts(items(contents).into_iter().map(|item| Ok(part(vec![item]))).collect()))
+        let all = items(contents).into_iter().map(|item| Ok(part(vec![item])));
+        Ok(parts(all.chain(stream_error(contents, rpc)).collect()))
     }
 }
 
@@ -108,6 +109,11 @@ fn streaming_known(contents: &Contents, rpc: Rpc) -> Result<(), Status> {
         return Ok(());
     }
     Err(Status::unimplemented(format!("unknown method {rpc:?}")))
+}
+
+/// What ends a streamed list, if it is to break.
+fn stream_error<P>(contents: &Contents, rpc: Rpc) -> Option<Result<P, Status>> {
+    contents.stream_errors.get(&rpc).map(|(code, text)| Err(Status::new(*code, text)))
 }
 
 type Parts<P> = Iter<std::vec::IntoIter<Result<P, Status>>>;
@@ -177,9 +183,8 @@ impl ImageService for Shared {
         streaming_known(contents, Rpc::StreamImages)?;
         let single = || contents.images.iter().map(|image| vec![image.clone()]).collect();
         let lists = contents.image_parts.clone().unwrap_or_else(single);
-        let error = contents.image_stream_error.as_ref().map(|(code, text)| Err(Status::new(*code, text)));
         let all = lists.into_iter().map(|images| Ok(proto::StreamImagesResponse { images }));
-        Ok(parts(all.chain(error).collect()))
+        Ok(parts(all.chain(stream_error(contents, Rpc::StreamImages)).collect()))
     }
 
     async fn image_status(

@@ -139,7 +139,8 @@ fn list_streaming(input: ListStreaming) -> Answer {
             }
             fake.change(|contents| {
                 contents.image_parts = Some(call.stream.parts.into_iter().map(images).collect());
-                contents.image_stream_error = stream_error;
+                contents.stream_errors =
+                    stream_error.map(|error| (Rpc::StreamImages, error)).into_iter().collect();
                 contents.images = images(call.list.images);
             });
             let listed = client.list().await;
