@@ -1,8 +1,8 @@
 //! Where a runtime listens: what users write, and where runtimes are usually found.
 
-use std::fmt;
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
+use std::{fmt, io};
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
@@ -121,18 +121,47 @@ fn list(paths: &[PathBuf]) -> String {
 }
 
 /// Looks for a runtime in the [usual places](WELL_KNOWN_SOCKETS). The first socket that somebody listens on wins;
-/// failing that, the first socket, so that the error of the first call tells what is wrong with it. Never blocks.
+/// failing that, the first that is there or hidden from this user, so that the error of the first call tells what is
+/// wrong with it. Never blocks.
 pub fn discover() -> Result<Endpoint, NoRuntimeFound> {
-    discover_among(WELL_KNOWN_SOCKETS.map(PathBuf::from))
+    discover_among(WELL_KNOWN_SOCKETS.map(PathBuf::from), look)
 }
 
-fn discover_among(paths: impl IntoIterator<Item = PathBuf>) -> Result<Endpoint, NoRuntimeFound> {
+/// What is at a path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Sight {
+    Nothing,
+    /// A socket that nobody listens on, or a folder that this user may not look into.
+    Candidate,
+    Listener,
+}
+
+fn discover_among(
+    paths: impl IntoIterator<Item = PathBuf>,
+    look: impl Fn(&Path) -> Sight,
+) -> Result<Endpoint, NoRuntimeFound> {
     let tried: Vec<PathBuf> = paths.into_iter().collect();
-    let sockets = || tried.iter().filter(|path| is_socket(path));
-    let found = sockets().find(|path| somebody_listens(path)).or_else(|| sockets().next());
-    match found {
-        Some(path) => Ok(Endpoint::at(path)),
+    let sights: Vec<_> = tried.iter().map(|path| look(path)).collect();
+    let best = [Sight::Listener, Sight::Candidate]
+        .into_iter()
+        .find_map(|wanted| sights.iter().position(|sight| *sight == wanted));
+    match best {
+        Some(index) => Ok(Endpoint::at(&tried[index])),
         None => Err(NoRuntimeFound { tried }),
+    }
+}
+
+fn look(path: &Path) -> Sight {
+    sight(fs_err::metadata(path).map(|found| found.file_type().is_socket()), || somebody_listens(path))
+}
+
+/// What it means whether a path is a socket, or why that cannot be told.
+fn sight(is_socket: io::Result<bool>, listens: impl FnOnce() -> bool) -> Sight {
+    match is_socket {
+        Ok(true) if listens() => Sight::Listener,
+        Ok(true) => Sight::Candidate,
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Sight::Candidate,
+        _ => Sight::Nothing,
     }
 }
 
@@ -193,15 +222,29 @@ mod tests {
         drop(UnixListener::bind(&stale).unwrap());
         let listener = UnixListener::bind(&live).unwrap();
         let all = [&missing, &file, &stale, &live].map(Clone::clone);
-        assert_eq!(discover_among(all.clone()), Ok(Endpoint::at(&live)));
+        assert_eq!(discover_among(all.clone(), look), Ok(Endpoint::at(&live)));
         drop(listener);
-        assert_eq!(discover_among(all), Ok(Endpoint::at(&stale)));
+        assert_eq!(discover_among(all, look), Ok(Endpoint::at(&stale)));
+    }
+
+    #[test]
+    fn a_place_that_this_user_may_not_look_into_is_a_candidate() {
+        let denied = || Err(io::ErrorKind::PermissionDenied.into());
+        assert_eq!(sight(denied(), || true), Sight::Candidate);
+        assert_eq!(sight(Err(io::ErrorKind::NotFound.into()), || true), Sight::Nothing);
+        assert_eq!(sight(Ok(false), || true), Sight::Nothing);
+        let paths = ["/missing", "/hidden/a.sock", "/stale"].map(PathBuf::from);
+        let found = discover_among(paths, |path| match path.to_str() {
+            Some("/missing") => Sight::Nothing,
+            _ => Sight::Candidate,
+        });
+        assert_eq!(found, Ok(Endpoint::at("/hidden/a.sock")));
     }
 
     #[test]
     fn discovery_that_finds_nothing_says_where_it_looked() {
         let tried = ["/nowhere/a.sock", "/nowhere/b.sock"].map(PathBuf::from);
-        let error = discover_among(tried).unwrap_err();
+        let error = discover_among(tried, look).unwrap_err();
         assert_eq!(
             error.to_string(),
             "no container runtime found; looked for /nowhere/a.sock, /nowhere/b.sock"
