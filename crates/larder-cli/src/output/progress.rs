@@ -51,12 +51,8 @@ impl Progress {
         let Some(live) = &self.live else {
             return;
         };
-        let mut texts: Vec<String> = pulls.iter().take(SHOWN).map(|pull| line(pull, now)).collect();
-        if pulls.len() > SHOWN {
-            texts.push(format!("... and {} more", pulls.len() - SHOWN));
-        }
-        texts.push(format!("{done} of {all} done"));
-        live.show(&texts);
+        let (rows, columns) = size_of_terminal();
+        live.show(&lines(pulls, done, all, now, rows, columns));
     }
 
     /// Wipes the lines.
@@ -88,8 +84,58 @@ impl Live {
     }
 }
 
+/// Rows and columns of the terminal; as of old where it does not say.
+fn size_of_terminal() -> (usize, usize) {
+    let (rows, columns) = console::Term::stderr().size_checked().unwrap_or((24, 80));
+    (rows.into(), columns.into())
+}
+
+/// What is drawn: pulls that run before those that wait, then the sum. All of it fits: at most half of the rows, so
+/// that events stay in sight, and no line that would wrap.
+fn lines(
+    pulls: &[PullStatus],
+    done: usize,
+    all: usize,
+    now: Instant,
+    rows: usize,
+    columns: usize,
+) -> Vec<String> {
+    let (running, waiting): (Vec<_>, Vec<_>) = pulls.iter().partition(|pull| pull.phase == Phase::Pulling);
+    let shown = SHOWN.min((rows / 2).saturating_sub(1)).max(1);
+    let mut texts: Vec<_> =
+        running.into_iter().chain(waiting).take(shown).map(|pull| line(pull, now, columns)).collect();
+    let sum = match pulls.len().saturating_sub(shown) {
+        0 => format!("{done} of {all} done"),
+        more => format!("{done} of {all} done, \u{2026} {more} more"),
+    };
+    texts.push(sum.chars().take(columns.saturating_sub(1)).collect());
+    texts
+}
+
+/// One pull as wide as the terminal allows: with all that is known, else with less, else with the end of its name.
+fn line(pull: &PullStatus, now: Instant, columns: usize) -> String {
+    let full = full_line(pull, now);
+    if full.chars().count() < columns {
+        return full;
+    }
+    let elapsed = now.saturating_duration_since(pull.since).as_secs();
+    let rest = match pull.bytes {
+        Some(bytes) => format!("   {}   {elapsed}s   {}", pull.phase, size::bytes(bytes.done)),
+        None => format!("   {}   {elapsed}s", pull.phase),
+    };
+    let room = columns.saturating_sub(rest.chars().count() + 1);
+    let name = pull.image.chars().count();
+    if name <= room {
+        return format!("{}{rest}", pull.image);
+    }
+    // The end of a name tells images apart; registries they often share.
+    let tail: String = pull.image.chars().skip(name + 1 - room.max(1)).collect();
+    let cut = format!("\u{2026}{tail}{rest}");
+    cut.chars().take(columns.saturating_sub(1)).collect()
+}
+
 /// One pull: image, phase, what it waits for, how long, how much. Writing to a text does not fail.
-fn line(pull: &PullStatus, now: Instant) -> String {
+fn full_line(pull: &PullStatus, now: Instant) -> String {
     let elapsed = now.saturating_duration_since(pull.since).as_secs();
     let mut text = format!("{}   {}", pull.image, pull.phase);
     if let Some(waiting) = pull.waiting.filter(|_| pull.phase != Phase::Pulling) {
@@ -123,10 +169,40 @@ mod tests {
             bytes: None,
             since,
         };
-        assert_eq!(line(&pull, since), "busybox:1.36   queued, waits for a free slot   0s");
+        assert_eq!(full_line(&pull, since), "busybox:1.36   queued, waits for a free slot   0s");
         pull.phase = Phase::Pulling;
         pull.bytes = Some(Bytes { done: 1_500_000, total: Some(3_000_000) });
         let now = since + Duration::from_secs(7);
-        assert_eq!(line(&pull, now), "busybox:1.36   pulling   7s   1.5MB of 3MB (50%)");
+        assert_eq!(full_line(&pull, now), "busybox:1.36   pulling   7s   1.5MB of 3MB (50%)");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_drawn_fits_the_terminal_and_the_sum_is_always_there() {
+        let now = Instant::now();
+        let pulls: Vec<_> = (0..13)
+            .map(|number| PullStatus {
+                image: format!("registry.example:5000/some/team/with/a/long/name/app-{number}:1.36"),
+                phase: if number < 11 { Phase::Queued } else { Phase::Pulling },
+                waiting: Some("one of the parallel pulls (maxParallelImagePulls) to end"),
+                bytes: None,
+                since: now,
+            })
+            .collect();
+        for (rows, columns, shown) in [(12, 50, 5), (4, 20, 1), (24, 80, 11), (100, 200, 12)] {
+            let drawn = lines(&pulls, 2, 15, now, rows, columns);
+            assert!(drawn.iter().all(|line| line.chars().count() < columns), "{drawn:#?}");
+            assert_eq!(drawn.len(), shown + 1, "{drawn:#?}");
+            let sum = drawn.last().expect("a sum");
+            assert!(sum.starts_with("2 of 15 done"), "{sum}");
+        }
+        assert_eq!(
+            lines(&pulls, 2, 15, now, 12, 50)[..3],
+            [
+                "\u{2026}team/with/a/long/name/app-11:1.36   pulling   0s".to_owned(),
+                "\u{2026}team/with/a/long/name/app-12:1.36   pulling   0s".to_owned(),
+                "\u{2026}e/team/with/a/long/name/app-0:1.36   queued   0s".to_owned(),
+            ]
+        );
+        assert!(lines(&pulls, 2, 15, now, 12, 50)[5].ends_with("\u{2026} 8 more"));
     }
 }
