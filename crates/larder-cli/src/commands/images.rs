@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use larder::backend::{Backend, Image};
+use larder::gotext;
 use larder::reference::Reference;
 use serde::Serialize;
 
@@ -20,8 +21,12 @@ const SHORT_ID: usize = 13;
 
 pub(super) async fn run(args: &ImagesArgs, backend: &dyn Backend, out: &Out) -> Result<Outcome, Failure> {
     let mut images: Vec<Row> = backend.list().await?.iter().flat_map(rows).collect();
+    let some = !images.is_empty();
     images.retain(|row| args.pattern.as_deref().is_none_or(|pattern| row.fits(pattern)));
     images.sort_by(|a, b| (&a.repository, &a.tag, &a.id).cmp(&(&b.repository, &b.tag, &b.id)));
+    if let (true, true, Some(pattern)) = (some, images.is_empty(), &args.pattern) {
+        out.note(no_match(pattern));
+    }
     if args.quiet {
         let mut known = BTreeSet::new();
         for row in images.iter().filter(|row| known.insert(&row.id)) {
@@ -31,6 +36,16 @@ pub(super) async fn run(args: &ImagesArgs, backend: &dyn Backend, out: &Out) -> 
         output::show(out, args.output, &images, || table(&images, args));
     }
     Ok(Outcome::Done)
+}
+
+/// An empty list looks like an empty machine; mostly it is a pattern that was meant wider.
+fn no_match(pattern: &str) -> String {
+    let said = format!("note: no image fits {}", gotext::quote(pattern));
+    if pattern.contains('*') {
+        return said;
+    }
+    let (name, slash) = (pattern.trim_matches('/'), if pattern.contains('/') { "" } else { "/" });
+    format!("{said}; try '*{slash}{name}*'")
 }
 
 /// One name of one image, or an image without any. The shape of `-o json`.

@@ -66,7 +66,14 @@ pub(super) async fn run(
     let shown = Shown { backend: &*backend, progress: &progress, out };
     let verdicts = work::ensure_all(&manager, &requests, retry_for, &*events, shown, interrupt.asked()).await;
 
-    let summary = Summary::new(&gathered, &verdicts, events.records());
+    let mut summary = Summary::new(&gathered, &verdicts, events.records());
+    // One list for all of them. What cannot be had stays unknown: it is not what was asked for.
+    if summary.lacks_sizes()
+        && !summary.has_unfinished()
+        && let Some(Ok(images)) = interrupt.or(backend.list()).await
+    {
+        summary.fill_sizes(&images);
+    }
     summary.show(args.output, args.retry_for, out);
     advise_on_credentials(&gathered, &verdicts, &candidates, out);
     let mut outcome = summary.outcome().max(gathered.outcome());

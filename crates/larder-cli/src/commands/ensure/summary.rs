@@ -1,9 +1,10 @@
 //! What came of it: a table and a count, or data.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fmt::Write as _;
 use std::time::Duration;
 
+use larder::backend::Image;
 use larder::pull::{Ensured, Outcome as Pulled};
 use serde::Serialize;
 
@@ -95,6 +96,20 @@ impl Summary {
         self.images.iter().filter(|row| row.result == "Unfinished").map(|row| row.image.as_str())
     }
 
+    /// Whether a present image is without its size.
+    pub(super) fn lacks_sizes(&self) -> bool {
+        self.images.iter().any(Row::lacks_size)
+    }
+
+    /// Fills in the sizes of present images.
+    pub(super) fn fill_sizes(&mut self, images: &[Image]) {
+        let sizes: HashMap<_, _> = images.iter().map(|image| (image.id.as_str(), image.size)).collect();
+        for row in self.images.iter_mut().filter(|row| row.lacks_size()) {
+            let size = row.id.as_deref().and_then(|id| sizes.get(id)).copied();
+            row.size_bytes = size.filter(|size| *size > 0);
+        }
+    }
+
     /// Prints it.
     pub(super) fn show(&self, format: Format, retry_for: Duration, out: &Out) {
         if let Some(format) = format.data() {
@@ -171,6 +186,12 @@ impl Summary {
             Duration::ZERO => told,
             given => format!("{told}, after the {} of --retry-for: gave up", size::whole_seconds(given)),
         })
+    }
+}
+
+impl Row {
+    fn lacks_size(&self) -> bool {
+        self.result == "Present" && self.size_bytes.is_none()
     }
 }
 
