@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use larder_testkit::peers::examples::{copied_for, images_named, push_all};
+use larder_testkit::peers::{Auth, Registry, RegistryOptions};
 
 use crate::world::World;
 
@@ -11,9 +12,14 @@ fn the_examples_become_present_once_and_survive_a_registry_that_is_down() {
     let Some(mut world) = World::plain() else { return };
     let folder = tempfile::tempdir().unwrap();
     let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
-    let examples = copied_for(&examples, world.registry.port(), folder.path()).unwrap();
+    let mut private =
+        Registry::start(RegistryOptions { auth: Auth::Basic, ..RegistryOptions::default() }).unwrap();
+    world.containerd.knows(&private).unwrap();
+    let examples = copied_for(&examples, world.registry.port(), private.port(), folder.path()).unwrap();
     push_all(&examples, &world.registry).unwrap();
-    let named = images_named(&examples, &world.registry.address()).unwrap();
+    push_all(&examples, &private).unwrap();
+    let mut named = images_named(&examples, &world.registry.address()).unwrap();
+    named.extend(images_named(&examples, &private.address()).unwrap());
     assert!(named.len() >= 3, "the examples name images: {named:?}");
     let examples = examples.to_string_lossy();
 
@@ -21,6 +27,8 @@ fn the_examples_become_present_once_and_survive_a_registry_that_is_down() {
     let first = world.larder(&["ensure", "-f", &examples]).expect(0);
     assert!(first.lines_with(&["Successfully pulled image"]) >= named.len(), "{first:?}");
     assert_eq!(world.images().len(), named.len());
+    let refused = world.larder(&["pull", &private.image("private/ledger:3.1")]).expect(1);
+    assert!(refused.stderr.contains("hint: no credentials for "), "only with its secret: {refused:?}");
 
     world.registry.forget_requests();
     let second = world.larder(&["ensure", "-f", &examples]).expect(0);
@@ -29,6 +37,7 @@ fn the_examples_become_present_once_and_survive_a_registry_that_is_down() {
     assert_eq!(world.registry.requests(), []);
 
     world.registry.stop();
+    private.stop();
     world.larder(&["ensure", "--policy", "IfNotPresent", "-f", &examples]).expect(0);
     let run = world.larder(&["ensure", "--policy", "Always", "--retry-for", "3s", "-f", &examples]).expect(1);
     assert!(run.lines_with(&["Failed to pull image", "connection refused"]) >= named.len(), "{run:?}");

@@ -1,5 +1,5 @@
-//! A place to try larder: a private containerd and a registry on loopback with the images that the example
-//! manifests name. Everything it starts ends with it.
+//! A place to try larder: a private containerd and two registries on loopback, one of them with a password, with the
+//! images that the example manifests name. Everything it starts ends with it.
 //!
 //! ```text
 //! larder-playground -- larder ensure -f examples/
@@ -16,8 +16,9 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{ExitCode, ExitStatus};
 
-use larder_testkit::peers::examples::{self, PORT};
-use larder_testkit::peers::{Availability, Containerd, Package, Registry, RegistryOptions, require};
+use larder_testkit::peers::examples::{self, PORT, PRIVATE_PORT};
+use larder_testkit::peers::packages::lacking;
+use larder_testkit::peers::{Auth, Containerd, Package, Registry, RegistryOptions};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::Command;
 use tokio::signal::unix::{SignalKind, signal};
@@ -28,17 +29,20 @@ const CONTROL: &str = "LARDER_PLAYGROUND_CONTROL";
 const EXAMPLES: &str = "LARDER_EXAMPLES";
 
 const HELP: &str = "\
-Try larder against a private containerd and registry on loopback (needs root).
+Try larder against a private containerd and two registries on loopback (needs root).
 
 usage: larder-playground [--port N] [--examples DIR] [-- COMMAND [ARG]...]
        larder-playground registry stop|start
        larder-playground runtime stop|start
 
-Starts both, pushes the images that the manifests in DIR (default: examples) name, and runs COMMAND with
+Starts them, the second registry with a password, pushes the images that the manifests in DIR (default: examples) name
+for 127.0.0.1:5000 and 127.0.0.1:5001, and runs COMMAND with
 LARDER_BACKEND set to containerd's socket, LARDER_EXAMPLES to the folder of manifests, and PATH so that larder is
 found. Ends with COMMAND's exit code, and ends everything it started. Without COMMAND it waits until Ctrl-C.
 
-The second and third form stop and start one of the two while the playground runs. They work from inside COMMAND, or
+With --port N the registries listen on N and N+1, and COMMAND gets a copy of the manifests that says so.
+
+The second and third form stop and start the registries or containerd while the playground runs. They work from inside COMMAND, or
 elsewhere with the LARDER_PLAYGROUND_CONTROL that the playground prints.
 ";
 
@@ -84,7 +88,7 @@ impl Request {
             let mut value = || words.next().ok_or(format!("{text} needs a value"));
             match text.as_str() {
                 "-h" | "--help" => return Ok(Request::Help),
-                "--port" => options.port = value()?.to_string_lossy().parse()?,
+                "--port" => options.port = port(&value()?.to_string_lossy())?,
                 "--examples" => options.examples = value()?.into(),
                 "--" => options.command = words.by_ref().collect(),
                 "registry" | "runtime" => {
@@ -98,27 +102,40 @@ impl Request {
     }
 }
 
+/// A port that has another after it.
+fn port(text: &str) -> Result<u16, String> {
+    match text.parse() {
+        Ok(port) if (1..u16::MAX).contains(&port) => Ok(port),
+        _ => Err(format!("--port {text}: write a number from 1 to {}", u16::MAX - 1)),
+    }
+}
+
 /// What runs. Dropping it ends it.
 struct Servers {
-    registry: Registry,
+    registries: [Registry; 2],
     containerd: Containerd,
 }
 
 fn play(options: &Options) -> Outcome<u8> {
-    if let Availability::Skip(reason) = require(&Package::ALL) {
+    if let Some(reason) = lacking(&Package::ALL) {
         return Err(reason.into());
+    }
+    if !options.examples.is_dir() {
+        let folder = options.examples.display();
+        return Err(format!("{folder}: no such folder with manifests; name one with --examples DIR").into());
     }
     let folder = tempfile::Builder::new().prefix("larder-playground-").tempdir()?;
     let examples = match options.port {
         PORT => options.examples.clone(),
-        port => examples::copied_for(&options.examples, port, folder.path())?,
+        port => examples::copied_for(&options.examples, port, port + 1, folder.path())?,
     };
-    let registry =
-        Registry::start(RegistryOptions { port: Some(options.port), ..RegistryOptions::default() })
-            .map_err(|error| format!("{error}; --port N takes another one"))?;
+    let private_port = if options.port == PORT { PRIVATE_PORT } else { options.port + 1 };
+    let registries = [start_registry(options.port, Auth::None)?, start_registry(private_port, Auth::Basic)?];
     let containerd = Containerd::start()?;
-    containerd.knows(&registry)?;
-    examples::push_all(&examples, &registry)?;
+    for registry in &registries {
+        containerd.knows(registry)?;
+        examples::push_all(&examples, registry)?;
+    }
 
     let socket = folder.path().join("control.sock");
     let listener = UnixListener::bind(&socket)?;
@@ -128,13 +145,18 @@ fn play(options: &Options) -> Outcome<u8> {
         examples,
         programs: env::current_exe()?.parent().map(Path::to_owned).unwrap_or_default(),
     };
-    let mut servers = Servers { registry, containerd };
+    let mut servers = Servers { registries, containerd };
     std::thread::scope(|scope| {
         scope.spawn(move || serve_control(&listener, &mut servers));
         let code = run_or_wait(&options.command, &surroundings);
         control_at(&socket, "end")?;
         code
     })
+}
+
+fn start_registry(port: u16, auth: Auth) -> Outcome<Registry> {
+    let options = RegistryOptions { port: Some(port), auth, ..RegistryOptions::default() };
+    Registry::start(options).map_err(|error| format!("{error}; --port N takes others").into())
 }
 
 /// What a command inside the playground is told.
@@ -186,7 +208,7 @@ fn run_or_wait(command: &[OsString], around: &Surroundings) -> Outcome<u8> {
 impl Surroundings {
     fn welcome(&self) -> String {
         format!(
-            "A containerd, and a registry with the images of {0}, are up until Ctrl-C. In another terminal:\n\n    \
+            "A containerd, and registries with the images of {0}, are up until Ctrl-C. In another terminal:\n\n    \
              export LARDER_BACKEND={1} {CONTROL}={2} PATH={3}:$PATH\n    \
              larder ensure -f {0}\n    \
              larder-playground registry stop\n",
@@ -223,8 +245,14 @@ fn serve_control(listener: &UnixListener, servers: &mut Servers) {
 
 fn carry_out(order: &str, servers: &mut Servers) -> Result<(), String> {
     match order {
-        "registry stop" => servers.registry.stop(),
-        "registry start" => servers.registry.start_again().map_err(|error| error.to_string())?,
+        "registry stop" => servers.registries.iter_mut().for_each(Registry::stop),
+        "registry start" => {
+            servers
+                .registries
+                .iter_mut()
+                .try_for_each(Registry::start_again)
+                .map_err(|error| error.to_string())?;
+        }
         "runtime stop" => servers.containerd.stop(),
         "runtime start" => servers.containerd.start_again().map_err(|error| error.to_string())?,
         _ => return Err(format!("{order}: not understood; see --help")),

@@ -8,12 +8,19 @@ use super::{Image, Layer, Registry, Result};
 /// The port of the registry that the example manifests name, on 127.0.0.1.
 pub const PORT: u16 = 5000;
 
-/// Copies the manifests of a folder into a new folder below `into`, for a registry on another port.
-pub fn copied_for(examples: &Path, port: u16, into: &Path) -> Result<PathBuf> {
+/// The port of the one that asks for a password.
+pub const PRIVATE_PORT: u16 = 5001;
+
+/// Copies the manifests of a folder into a new folder below `into`, for registries on other ports.
+pub fn copied_for(examples: &Path, port: u16, private_port: u16, into: &Path) -> Result<PathBuf> {
     let copies = into.join("examples");
     fs_err::create_dir_all(&copies)?;
     for (path, text) in manifests(examples)? {
-        let text = text.replace(&format!("127.0.0.1:{PORT}"), &format!("127.0.0.1:{port}"));
+        // By way of a mark, so that a new port is not taken for one of the old.
+        let text = text
+            .replace(&format!("127.0.0.1:{PRIVATE_PORT}"), "\0private")
+            .replace(&format!("127.0.0.1:{PORT}"), &format!("127.0.0.1:{port}"))
+            .replace("\0private", &format!("127.0.0.1:{private_port}"));
         fs_err::write(copies.join(path.file_name().unwrap_or_default()), text)?;
     }
     Ok(copies)
@@ -80,15 +87,17 @@ mod tests {
     fn images_are_found_wherever_a_manifest_names_them() {
         let folder = tempfile::tempdir().unwrap();
         let text = "image: 127.0.0.1:5000/shop/web:1\n- {image: \"127.0.0.1:5000/shop/api\"}\n\
-                    # image: 127.0.0.1:5000/comment\nreference: 127.0.0.1:5000/data@sha256:0\nimage: busybox\n";
+                    # image: 127.0.0.1:5000/comment\nreference: 127.0.0.1:5000/data@sha256:0\nimage: busybox\n\
+                    image: 127.0.0.1:5001/private/ledger:1\n";
         fs_err::write(folder.path().join("pod.yaml"), text).unwrap();
         fs_err::write(folder.path().join("notes.txt"), "127.0.0.1:5000/not/a/manifest").unwrap();
         let names = images_named(folder.path(), "127.0.0.1:5000").unwrap();
         assert_eq!(Vec::from_iter(names), ["shop/api", "shop/web:1"]);
 
         let other = tempfile::tempdir().unwrap();
-        let copies = copied_for(folder.path(), 5001, other.path()).unwrap();
+        let copies = copied_for(folder.path(), PRIVATE_PORT, 5002, other.path()).unwrap();
         assert_eq!(images_named(&copies, "127.0.0.1:5001").unwrap().len(), 2);
+        assert_eq!(images_named(&copies, "127.0.0.1:5002").unwrap().len(), 1);
         assert_eq!(images_named(&copies, "127.0.0.1:5000").unwrap().len(), 0);
     }
 }

@@ -63,21 +63,24 @@ impl Availability {
 /// # Panics
 /// When something is missing and the environment variable `CI` is set: a test that CI skips tests nothing.
 pub fn require(packages: &[Package]) -> Availability {
+    let Some(reason) = lacking(packages) else { return Availability::Available };
+    assert!(env::var_os("CI").is_none(), "CI must not skip tests with real servers: {reason}");
+    eprintln!("==== SKIPPED, NOT TESTED: {reason} ====");
+    Availability::Skip(reason)
+}
+
+/// What keeps these packages from being used here, and what to do about it; `None` if nothing does.
+pub fn lacking(packages: &[Package]) -> Option<String> {
     let mut missing: Vec<&str> =
         packages.iter().filter(|package| package.program().is_none()).map(|package| package.name()).collect();
     if packages.contains(&Package::Containerd) && find_program("setpriv").is_none() {
         missing.push("util-linux");
     }
-    let reason = if !missing.is_empty() {
-        format!("missing: {0}; as root: apt-get install -y {0}", missing.join(" "))
-    } else if packages.contains(&Package::Containerd) && !rustix::process::geteuid().is_root() {
-        "containerd needs root; run the tests as root".to_owned()
-    } else {
-        return Availability::Available;
-    };
-    assert!(env::var_os("CI").is_none(), "CI must not skip tests with real servers: {reason}");
-    eprintln!("==== SKIPPED, NOT TESTED: {reason} ====");
-    Availability::Skip(reason)
+    if !missing.is_empty() {
+        return Some(format!("missing: {0}; as root: apt-get install -y {0}", missing.join(" ")));
+    }
+    let needs_root = packages.contains(&Package::Containerd) && !rustix::process::geteuid().is_root();
+    needs_root.then(|| "containerd needs root; run this as root".to_owned())
 }
 
 /// A program on `PATH`, or in the folders for administrators that are often not on it.
