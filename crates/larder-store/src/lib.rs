@@ -8,7 +8,10 @@
 //! an overlay lower; `store` keeps layers and images and makes an image visible in one transaction, after everything
 //! behind it is durable.
 
+pub mod disk;
+pub mod fsck;
 pub mod manifest;
+pub mod mounts;
 pub mod registry;
 pub mod store;
 pub mod unpack;

@@ -21,7 +21,10 @@ impl Add for Amount {
     type Output = Amount;
 
     fn add(self, other: Amount) -> Amount {
-        Amount { bytes: self.bytes.saturating_add(other.bytes), inodes: self.inodes.saturating_add(other.inodes) }
+        Amount {
+            bytes: self.bytes.saturating_add(other.bytes),
+            inodes: self.inodes.saturating_add(other.inodes),
+        }
     }
 }
 

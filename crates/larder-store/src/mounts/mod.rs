@@ -26,7 +26,7 @@ use crate::disk::ensure_dir;
 use crate::store::db::{MOUNTS, Source as _};
 use crate::store::error::Doing as _;
 use crate::store::layout::names_in;
-use crate::store::{Inner, Layer, LayerKey, MountRecord, Store, StoreError, seconds};
+use crate::store::{Inner, Layer, MountRecord, Store, StoreError, seconds};
 
 /// How to mount an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -72,9 +72,9 @@ impl Store {
         }
         record.mounted = true;
         let kept = record.clone();
-        self.0.db.write("note that an image is mounted", |writer| {
-            Ok(writer.put(MOUNTS, &kept.id, &kept)?)
-        })?;
+        self.0
+            .db
+            .write("note that an image is mounted", |writer| Ok(writer.put(MOUNTS, &kept.id, &kept)?))?;
         Ok(record)
     }
 
@@ -92,7 +92,8 @@ impl Store {
         let mounted = MountTable::read()?.has(&self.0.layout.mount(&record.id), &record.target);
         if mounted {
             overlay::unmount(&record.target)?;
-        } else if record.seen_from != table::place(&*self.0.disk) && table::same_boot(&*self.0.disk, &record) {
+        } else if record.seen_from != table::place(&*self.0.disk) && table::same_boot(&*self.0.disk, &record)
+        {
             return Err(MountError::Elsewhere { target });
         }
         self.0.forget_mount(&record.id)?;
@@ -148,18 +149,22 @@ impl Inner {
         }
         Overlay { folder: &folder, lower: &lower, upper: upper.as_ref() }.mount(&record.target)
     }
+}
 
-    /// Layers of all mounts.
-    pub(crate) fn mounted_layers(&self) -> Result<Vec<LayerKey>, StoreError> {
-        let mounts: Vec<MountRecord> = self.db.read("list mounts", |reader| reader.all(MOUNTS))?;
-        Ok(mounts.into_iter().flat_map(|mount| mount.layers).collect())
-    }
+/// Where overlays are mounted whose folders lie in `mounts`.
+pub(crate) fn mounted_of(mounts: &Path) -> io::Result<Vec<String>> {
+    let table = match MountTable::read() {
+        Ok(table) => table,
+        Err(MountError::Table(cause)) => return Err(cause),
+        Err(other) => return Err(io::Error::other(other)),
+    };
+    Ok(table.targets_in(mounts))
 }
 
 /// The target of a mount, which must be a directory.
 fn directory(target: &Path) -> Result<PathBuf, MountError> {
     let wrong = |cause| MountError::Target { target: target.to_owned(), cause };
-    let path = fs_err::canonicalize(target).map_err(|error| wrong(error.into()))?;
+    let path = fs_err::canonicalize(target).map_err(wrong)?;
     if !path.is_dir() {
         return Err(wrong(io::ErrorKind::NotADirectory.into()));
     }

@@ -94,10 +94,10 @@ impl Overlay<'_> {
         let names: Vec<String> = (0..all.len()).map(|number| links.name(number)).collect();
         let mut options = format!("lowerdir={}", names[..self.lower.len()].join(":"));
         if let [upper, work] = &names[self.lower.len()..] {
-            options.push_str(&format!(",upperdir={upper},workdir={work}"));
+            options = format!("{options},upperdir={upper},workdir={work}");
         }
         for (option, value) in OPTIONS {
-            options.push_str(&format!(",{option}={value}"));
+            options = format!("{options},{option}={value}");
         }
         if in_user_namespace() {
             options.push_str(",userxattr");
@@ -153,7 +153,8 @@ impl Names {
         if path.as_os_str().len() <= LONGEST_VALUE {
             return Ok(path.as_os_str().as_bytes().to_vec());
         }
-        let folder = rustix::fs::open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+        let folder =
+            rustix::fs::open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
         let name = through(&folder);
         self.0.push(folder);
         Ok(name.into_bytes())
@@ -177,7 +178,8 @@ impl Links {
             let _ = fs_err::remove_file(&link); // of an earlier attempt
             fs_err::os::unix::fs::symlink(target, link)?;
         }
-        let folder = rustix::fs::open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+        let folder =
+            rustix::fs::open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
         Ok(Links { folder })
     }
 
@@ -189,7 +191,11 @@ impl Links {
 /// `0` to `9`, `a` to `z`, `10`, ...
 fn short_number(number: usize) -> String {
     let digit = |value: usize| char::from(b"0123456789abcdefghijklmnopqrstuvwxyz"[value % 36]);
-    if number < 36 { digit(number).to_string() } else { short_number(number / 36) + &digit(number).to_string() }
+    if number < 36 {
+        digit(number).to_string()
+    } else {
+        short_number(number / 36) + &digit(number).to_string()
+    }
 }
 
 /// Whether this process's user is not the machine's root, whatever its id here.

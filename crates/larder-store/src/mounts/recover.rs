@@ -21,6 +21,7 @@ enum Fate {
 
 /// What a mount was found to be.
 #[derive(Debug, Clone, Copy)]
+#[allow(clippy::struct_excessive_bools, reason = "each is one fact, and all of them are independent")]
 struct Seen {
     /// It is in the mount table.
     in_table: bool,

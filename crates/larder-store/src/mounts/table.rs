@@ -40,6 +40,12 @@ impl MountTable {
         self.0.iter().any(|(known, at)| known == folder && at == target)
     }
 
+    /// Where the mounts are whose folders lie in `mounts`.
+    pub(super) fn targets_in(&self, mounts: &Path) -> Vec<String> {
+        let ours = self.0.iter().filter(|(folder, _)| folder.parent() == Some(mounts));
+        ours.map(|(_, target)| target.display().to_string()).collect()
+    }
+
     /// Whether the mount with this folder is anywhere.
     pub(super) fn has_folder(&self, folder: &Path) -> bool {
         self.0.iter().any(|(known, _)| known == folder)

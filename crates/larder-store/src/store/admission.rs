@@ -14,7 +14,7 @@ const FIRST: Ratio = Ratio { bytes: 3.2, inodes: 1.0 / 6144.0 };
 
 /// How many fetched bytes weigh as much as everything that was learned before them: 256 MiB. Small images then move
 /// the ratio a little, large ones much.
-const MEMORY: f64 = (256_u64 << 20) as f64;
+const MEMORY: f64 = 256.0 * 1024.0 * 1024.0;
 
 /// Added to each estimate, as part of it.
 const MARGIN: f64 = 0.1;
@@ -54,7 +54,8 @@ pub fn estimate(ratio: Ratio, missing: impl IntoIterator<Item = u64>) -> Amount 
         let plain = size as f64 * ratio.bytes.max(1.0) * (1.0 + MARGIN);
         let inodes = size as f64 * ratio.inodes.max(0.0) * (1.0 + MARGIN);
         // A layer has a few folders and files of the store's own.
-        need += Amount { bytes: (plain as u64).saturating_add(size), inodes: (inodes as u64).saturating_add(8) };
+        need +=
+            Amount { bytes: (plain as u64).saturating_add(size), inodes: (inodes as u64).saturating_add(8) };
     }
     need
 }

@@ -16,7 +16,7 @@ use super::db::{Abort, DbResult, IMAGES, LAYERS, LEASES, META, NAMES, Source, US
 use super::error::{Doing as _, StoreError};
 use super::holds::Item;
 use super::layers::Layer;
-use super::records::{ImageLayer, ImageRecord, LayerRecord, LeaseRecord, Ratio};
+use super::records::{ImageLayer, ImageRecord, LayerKey, LayerRecord, LeaseRecord, Ratio};
 use super::{Inner, Store, seconds};
 use crate::manifest::{ImageConfig, ManifestError};
 
@@ -74,7 +74,7 @@ impl Store {
         self.0.disk.sync_all(self.0.layout.root()).doing(doing)?;
         let _gate = self.0.gate();
         self.0.db.write(doing, |writer| {
-            put_layers(writer, layers.iter())?;
+            self.0.put_layers(writer, layers.iter())?;
             lease.map_or(Ok(()), |lease| writer.put(LEASES, &lease.id, lease))?;
             Ok(())
         })?;
@@ -101,7 +101,7 @@ impl Inner {
         let gate = self.gate();
         let (record, others) = self.db.write(doing, |writer| {
             learn_from(writer, image)?;
-            put_layers(writer, image.layers.iter().map(|layer| &layer.layer))?;
+            self.put_layers(writer, image.layers.iter().map(|layer| &layer.layer))?;
             let (record, others) = self.put_image(writer, image, &config, now)?;
             if let Some(lease) = &image.end_lease {
                 writer.delete(LEASES, lease)?;
@@ -164,6 +164,41 @@ impl Inner {
         writer.put(IMAGES, id.as_str(), &record)?;
         put_uses(writer, &record)?;
         Ok((record, others))
+    }
+
+    /// Writes the records of fresh layers; the others must be there.
+    fn put_layers<'a>(&self, writer: &Writer, layers: impl Iterator<Item = &'a Layer>) -> Result<(), Abort> {
+        for layer in layers {
+            let key = layer.key();
+            let before = writer.get::<LayerRecord>(LAYERS, key.as_str())?;
+            if layer.is_fresh() {
+                writer.put(LAYERS, key.as_str(), layer.record())?;
+                if before.is_some() {
+                    // It was damaged and is back: images that waited for it may be whole again.
+                    self.recheck_images(writer, key)?;
+                }
+            } else if !before.is_some_and(|before| before.present) {
+                return Err(StoreError::NoLayer { key: key.clone() }.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes for each image that needs this layer whether all that it needs is there.
+    pub(crate) fn recheck_images(&self, writer: &Writer, key: &LayerKey) -> DbResult<()> {
+        for id in writer.endings(USES, &format!("layer/{key}/"))? {
+            let Some(mut image) = writer.get::<ImageRecord>(IMAGES, &id)? else { continue };
+            let mut complete = image.blobs().all(|digest| self.layout.blob(digest).exists());
+            for key in image.keys() {
+                let layer = writer.get::<LayerRecord>(LAYERS, key.as_str())?;
+                complete &= layer.is_some_and(|layer| layer.present);
+            }
+            if image.complete != complete {
+                image.complete = complete;
+                writer.put(IMAGES, &id, &image)?;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -247,7 +282,7 @@ fn take_name(writer: &Writer, name: &str, id: &Digest) -> DbResult<Option<ImageR
 }
 
 /// Notes that an image needs its layers and blobs.
-pub(super) fn put_uses(writer: &Writer, image: &ImageRecord) -> DbResult<()> {
+pub(crate) fn put_uses(writer: &Writer, image: &ImageRecord) -> DbResult<()> {
     for_uses(image, |key| writer.put_raw(USES, key, b""))
 }
 
@@ -256,49 +291,12 @@ pub(super) fn delete_uses(writer: &Writer, image: &ImageRecord) -> DbResult<()> 
     for_uses(image, |key| writer.delete(USES, key))
 }
 
-pub(super) fn for_uses(image: &ImageRecord, mut with: impl FnMut(&str) -> DbResult<()>) -> DbResult<()> {
+pub(crate) fn for_uses(image: &ImageRecord, mut with: impl FnMut(&str) -> DbResult<()>) -> DbResult<()> {
     for key in image.keys() {
         with(&format!("layer/{key}/{}", image.id))?;
     }
     for digest in image.blobs() {
         with(&format!("blob/{digest}/{}", image.id))?;
-    }
-    Ok(())
-}
-
-/// Writes the records of fresh layers; the others must be there.
-fn put_layers<'a>(writer: &Writer, layers: impl Iterator<Item = &'a Layer>) -> Result<(), Abort> {
-    for layer in layers {
-        let key = layer.key();
-        if layer.is_fresh() {
-            let before = writer.get::<LayerRecord>(LAYERS, key.as_str())?;
-            writer.put(LAYERS, key.as_str(), layer.record())?;
-            if before.is_some() {
-                // It was damaged and is back: images that waited for it may be whole again.
-                recheck_images(writer, key)?;
-            }
-            continue;
-        }
-        let present = writer.get::<LayerRecord>(LAYERS, key.as_str())?;
-        if !present.is_some_and(|present| present.present) {
-            return Err(StoreError::NoLayer { key: key.clone() }.into());
-        }
-    }
-    Ok(())
-}
-
-/// Notes for each image that needs this layer whether it has all its layers.
-pub(super) fn recheck_images(writer: &Writer, key: &super::records::LayerKey) -> DbResult<()> {
-    for id in writer.endings(USES, &format!("layer/{key}/"))? {
-        let Some(mut image) = writer.get::<ImageRecord>(IMAGES, &id)? else { continue };
-        let mut complete = true;
-        for key in image.keys() {
-            complete &= writer.get::<LayerRecord>(LAYERS, key.as_str())?.is_some_and(|layer| layer.present);
-        }
-        if image.complete != complete {
-            image.complete = complete;
-            writer.put(IMAGES, &id, &image)?;
-        }
     }
     Ok(())
 }

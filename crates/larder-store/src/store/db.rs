@@ -11,7 +11,10 @@ use std::ops::Bound;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 
-use redb::{Database, ReadTransaction, ReadableDatabase as _, ReadableTable, StorageBackend, TableDefinition, WriteTransaction};
+use redb::{
+    Database, ReadTransaction, ReadableDatabase as _, ReadableTable, StorageBackend, TableDefinition,
+    TableHandle as _, WriteTransaction,
+};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -227,7 +230,9 @@ impl Db {
             writer.0.commit().map_err(DbError::from)?;
             Ok(value)
         });
-        if matches!(&written, Err(Abort::Failed(error)) if error.is_final()) || (written.is_err() && self.is_broken()) {
+        if matches!(&written, Err(Abort::Failed(error)) if error.is_final())
+            || (written.is_err() && self.is_broken())
+        {
             // If this fails as well, the next call tries again.
             let _ = self.reopen();
         }
@@ -299,6 +304,11 @@ pub(crate) trait Source {
     }
 }
 
+/// Whether two tables are one.
+pub(crate) fn same(one: Table, other: Table) -> bool {
+    one.name() == other.name()
+}
+
 /// A look at the database as it was at one moment.
 pub(crate) struct Reader(ReadTransaction);
 
@@ -358,10 +368,7 @@ impl Writer {
     }
 }
 
-fn value_of(
-    table: &impl ReadableTable<&'static str, &'static [u8]>,
-    key: &str,
-) -> DbResult<Option<Vec<u8>>> {
+fn value_of(table: &impl ReadableTable<&'static str, &'static [u8]>, key: &str) -> DbResult<Option<Vec<u8>>> {
     Ok(table.get(key)?.map(|value| value.value().to_vec()))
 }
 
@@ -390,9 +397,8 @@ pub(crate) fn encode<T: Serialize>(key: &str, record: &T) -> DbResult<Vec<u8>> {
 
 /// The record that was kept. `key` is for the error.
 pub(crate) fn decode<T: DeserializeOwned>(key: &str, value: &[u8]) -> DbResult<T> {
-    let (version, json) = value.iter().position(|b| *b == b' ').map_or((value, &[][..]), |at| {
-        (&value[..at], &value[at + 1..])
-    });
+    let (version, json) =
+        value.iter().position(|b| *b == b' ').map_or((value, &[][..]), |at| (&value[..at], &value[at + 1..]));
     if version != VERSION.to_string().as_bytes() {
         let found = String::from_utf8_lossy(&version[..version.len().min(20)]).into_owned();
         return Err(DbError::Newer { key: key.to_owned(), found });

@@ -52,6 +52,14 @@ pub enum OpenError {
         #[source]
         cause: DbError,
     },
+    /// The database cannot be made anew while images are mounted.
+    #[error("images of the store {} are mounted at {}", root.display(), mounted.join(", "))]
+    Mounted {
+        /// The store's folder.
+        root: PathBuf,
+        /// Where.
+        mounted: Vec<String>,
+    },
     /// The disk refused a step.
     #[error("could not {doing} the store {}", root.display())]
     Io {
@@ -81,6 +89,7 @@ impl OpenError {
             OpenError::InUse { .. } => {
                 Some("ask that process (larder does so by itself when it is a daemon), or stop it first")
             }
+            OpenError::Mounted { .. } => Some("unmount them first: umount DIR"),
             OpenError::NotAStore { .. } => Some("name an empty or a new folder with --root"),
             OpenError::Newer { .. } => Some("use the larder that made it, or a later one"),
             OpenError::Format { .. } | OpenError::Database { .. } => {
@@ -194,7 +203,9 @@ impl StoreError {
             StoreError::Mounted { .. } => Some("larder umount DIR first, or remove it with --force"),
             StoreError::Leased { .. } => Some("wait until the lease ends"),
             StoreError::WrongDigest { .. } => Some("fetch it again; if it stays so, ask who serves it"),
-            StoreError::NoLayer { .. } => Some("pull the image again; larder fsck finds what else is damaged"),
+            StoreError::NoLayer { .. } => {
+                Some("pull the image again; larder fsck finds what else is damaged")
+            }
             StoreError::WrongLayers { .. }
             | StoreError::Config { .. }
             | StoreError::Busy { .. }
@@ -237,8 +248,12 @@ pub(crate) fn is_no_space(error: &io::Error) -> bool {
 
 pub(crate) fn hint_of_io(error: &io::Error) -> Option<&'static str> {
     match error.kind() {
-        io::ErrorKind::StorageFull => Some("make room: larder df shows what holds the disk (bytes and inodes)"),
-        io::ErrorKind::QuotaExceeded => Some("this user's disk quota is used up; larder df shows what holds it"),
+        io::ErrorKind::StorageFull => {
+            Some("make room: larder df shows what holds the disk (bytes and inodes)")
+        }
+        io::ErrorKind::QuotaExceeded => {
+            Some("this user's disk quota is used up; larder df shows what holds it")
+        }
         io::ErrorKind::PermissionDenied => Some("run as the user who owns the store, or as root"),
         io::ErrorKind::ReadOnlyFilesystem => Some("the file system is read-only; see the system's log"),
         _ => None,

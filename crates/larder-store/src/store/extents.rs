@@ -21,9 +21,9 @@ impl Extents {
         }
         let from = self.0.partition_point(|other| other.end < range.start);
         let to = self.0.partition_point(|other| other.start <= range.end);
-        let joined = self.0[from..to].iter().fold(range, |joined, other| {
-            joined.start.min(other.start)..joined.end.max(other.end)
-        });
+        let joined = self.0[from..to]
+            .iter()
+            .fold(range, |joined, other| joined.start.min(other.start)..joined.end.max(other.end));
         self.0.splice(from..to, [joined]);
         self.0.truncate(MAX_RANGES);
     }
@@ -130,7 +130,7 @@ mod tests {
         assert_eq!(extents.ranges(), [0..5, 10..40]);
         assert_eq!((extents.frontier(), extents.total()), (5, 35));
         assert_eq!(extents.missing(50), [5..10, 40..50]);
-        assert_eq!(Extents::default().missing(3), [0..3]);
+        assert_eq!(Extents::default().missing(3), vec![0..3]);
         assert!(Extents::default().missing(0).is_empty());
     }
 

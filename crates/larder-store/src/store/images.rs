@@ -152,7 +152,7 @@ impl Inner {
     }
 
     /// Makes the copies of records be those of the images that are there.
-    pub(super) fn note_missing_images(&self) -> Result<(), StoreError> {
+    pub(crate) fn note_missing_images(&self) -> Result<(), StoreError> {
         let doing = "note images for rebuilding the database";
         let mut noted = HashSet::new();
         for name in names_in(&self.layout.images()).doing(doing)? {

@@ -20,6 +20,8 @@ use crate::disk::{Amount, OpenHow, measure};
 
 /// Name of the folder with the unpacked files, inside of a layer's folder.
 pub const FS: &str = "fs";
+/// Name of the manifest of the unpacked files, inside of a layer's folder.
+pub const FILES: &str = "files.v1";
 /// Name of the copy of a layer's record, for rebuilding the database.
 pub(crate) const RECORD: &str = "layer.json";
 
@@ -80,7 +82,7 @@ impl Drop for Inside {
 
 /// The layers under way.
 #[derive(Debug, Default)]
-pub(super) struct Arrivals {
+pub(crate) struct Arrivals {
     /// Fetches under way, by diff id.
     claims: Mutex<HashMap<Digest, watch::Receiver<Option<Layer>>>>,
     /// Layers in their place that no commit has named.
@@ -104,7 +106,7 @@ impl Arrivals {
     }
 
     /// Whether a layer waits for its commit under this key.
-    pub(super) fn has(&self, key: &LayerKey) -> bool {
+    pub(crate) fn has(&self, key: &LayerKey) -> bool {
         self.fresh().contains_key(key)
     }
 }
@@ -235,7 +237,16 @@ impl Store {
     ///
     /// `chain_id` is that of the layers up to this one; it names the layer where its content depends on them.
     pub fn claim(&self, diff_id: &Digest, chain_id: &Digest) -> Result<Claim, StoreError> {
-        let keys = [LayerKey::from(chain_id), LayerKey::from(diff_id)];
+        self.claim_one_of(diff_id, [LayerKey::from(chain_id), LayerKey::from(diff_id)])
+    }
+
+    /// Like [`claim`](Store::claim), where the layer kept under its diff id was looked at and does not fit the layers
+    /// below: only one kept under this chain id will do.
+    pub fn claim_own(&self, diff_id: &Digest, chain_id: &Digest) -> Result<Claim, StoreError> {
+        self.claim_one_of(diff_id, [LayerKey::from(chain_id), LayerKey::from(chain_id)])
+    }
+
+    fn claim_one_of(&self, diff_id: &Digest, keys: [LayerKey; 2]) -> Result<Claim, StoreError> {
         let mut claims = self.0.arrivals.claims();
         for key in &keys {
             if let Some(layer) = self.layer(key)? {

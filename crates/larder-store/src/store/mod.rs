@@ -13,22 +13,22 @@
 //! Methods block on the disk: async callers use `spawn_blocking`. Clones share the store.
 
 pub mod admission;
-mod blobs;
-mod commit;
+pub(crate) mod blobs;
+pub(crate) mod commit;
 mod config;
 pub(crate) mod db;
 pub(crate) mod error;
 mod extents;
-mod holds;
-mod images;
+pub(crate) mod holds;
+pub(crate) mod images;
 mod ingest;
-mod layers;
+pub(crate) mod layers;
 pub(crate) mod layout;
 mod leases;
 mod lock;
-mod open;
+pub(crate) mod open;
+pub(crate) mod records;
 mod recover;
-mod records;
 mod remove;
 mod trash;
 mod usage;
@@ -42,7 +42,7 @@ pub use config::StoreConfig;
 pub use db::DbError;
 pub use error::{OpenError, StoreError};
 pub use ingest::{IngestFile, IngestReader};
-pub use layers::{Claim, FS, Layer, LayerClaim, LayerStaging, Waiting};
+pub use layers::{Claim, FILES, FS, Layer, LayerClaim, LayerStaging, Waiting};
 pub use records::{
     ImageLayer, ImageRecord, LayerFacts, LayerKey, LayerRecord, LeaseKind, LeaseRecord, Leased, MountRecord,
     Ratio,
@@ -67,8 +67,8 @@ pub(crate) struct Inner {
     pub(crate) disk: Arc<dyn Disk>,
     pub(crate) layout: layout::Layout,
     config: StoreConfig,
-    holds: Arc<holds::Holds>,
-    arrivals: layers::Arrivals,
+    pub(crate) holds: Arc<holds::Holds>,
+    pub(crate) arrivals: layers::Arrivals,
     /// Held while layers and blobs come to their place or leave it, together with what the database says of them.
     /// Looking at images does not need it.
     gate: Mutex<()>,

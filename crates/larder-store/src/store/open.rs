@@ -33,14 +33,14 @@ impl Store {
 }
 
 /// A store whose folder is locked and understood.
-pub(super) struct Opening {
-    pub(super) disk: Arc<dyn Disk>,
-    pub(super) layout: Layout,
+pub(crate) struct Opening {
+    pub(crate) disk: Arc<dyn Disk>,
+    pub(crate) layout: Layout,
     lock: Lock,
 }
 
 impl Opening {
-    pub(super) fn begin(disk: Arc<dyn Disk>, root: &Path) -> Result<Opening, OpenError> {
+    pub(crate) fn begin(disk: Arc<dyn Disk>, root: &Path) -> Result<Opening, OpenError> {
         let failed = |doing| move |cause| OpenError::Io { doing, root: root.to_owned(), cause };
         fs_err::create_dir_all(root).map_err(failed("create"))?;
         let root = &fs_err::canonicalize(root).map_err(failed("open"))?;
@@ -64,7 +64,7 @@ impl Opening {
         Ok(Opening { disk, layout, lock })
     }
 
-    pub(super) fn finish(self, db: Db, config: StoreConfig) -> Result<Store, OpenError> {
+    pub(crate) fn finish(self, db: Db, config: StoreConfig) -> Result<Store, OpenError> {
         let Opening { disk, layout, lock } = self;
         let root = layout.root().to_owned();
         let inner = Inner {
@@ -79,10 +79,7 @@ impl Opening {
             _lock: lock,
         };
         let store = Store(Arc::new(inner));
-        store
-            .0
-            .recover()
-            .map_err(|cause| OpenError::Recovery { root, cause: Box::new(cause) })?;
+        store.0.recover().map_err(|cause| OpenError::Recovery { root, cause: Box::new(cause) })?;
         Ok(store)
     }
 }
@@ -104,8 +101,18 @@ fn read_format(layout: &Layout) -> Result<Option<u32>, OpenError> {
 /// Whether a folder without a format may be made a store: it is empty, or an earlier attempt did not come to its end.
 fn may_become_a_store(root: &Path) -> io::Result<bool> {
     let ours = [
-        "blobs", "format.new", "images", "ingest", "larder.redb", "layers", "lock", "lost+found", "mounts",
-        "staging", "trash",
+        "blobs",
+        "format.new",
+        "images",
+        "ingest",
+        "larder.redb",
+        "larder.redb.old",
+        "layers",
+        "lock",
+        "lost+found",
+        "mounts",
+        "staging",
+        "trash",
     ];
     Ok(names_in(root)?.iter().all(|name| ours.contains(&name.as_str())))
 }

@@ -176,6 +176,10 @@ pub struct LayerFacts {
     pub plain_bytes: u64,
     /// Regular files.
     pub files: u64,
+    /// The archive leaves something to the layers below: parent directories, or files it links to. A layer kept under
+    /// its diff id fitted those that it was unpacked on; whether it fits others must be looked at.
+    #[serde(default)]
+    pub pending: bool,
 }
 
 /// An unpacked layer.

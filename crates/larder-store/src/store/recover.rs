@@ -5,11 +5,8 @@
 
 use std::collections::HashSet;
 
-use larder::reference::Digest;
-
 use super::Inner;
-use super::commit::recheck_images;
-use super::db::{IMAGES, LAYERS, Source as _, USES};
+use super::db::{LAYERS, Source as _, USES};
 use super::error::{Doing as _, StoreError};
 use super::layout::{digest_of_name, names_in};
 use super::records::{LayerKey, LayerRecord};
@@ -67,7 +64,7 @@ impl Inner {
                     layer.present = false;
                     writer.put(LAYERS, key.as_str(), &layer)?;
                 }
-                recheck_images(writer, key)?;
+                self.recheck_images(writer, key)?;
             }
             Ok(())
         })
@@ -103,11 +100,5 @@ impl Inner {
             }
         }
         Ok(())
-    }
-
-    /// Whether an image of this id is in the database.
-    pub(crate) fn has_image(&self, id: &Digest) -> Result<bool, StoreError> {
-        let value = self.db.read("look up an image", |reader| reader.value(IMAGES, id.as_str()))?;
-        Ok(value.is_some())
     }
 }

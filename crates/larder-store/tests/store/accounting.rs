@@ -42,7 +42,7 @@ fn the_sum_agrees_with_du() {
     }
     scratch.store.remove("app:3", larder_store::store::RemoveOptions::default()).unwrap();
     let file = scratch.store.ingest(&digest("blob"), 1 << 20).unwrap();
-    file.write_at(&[3; 300_000], 100_000).unwrap();
+    file.write_at(&vec![3; 300_000], 100_000).unwrap();
     let fresh = layer(&scratch.store, "fresh");
 
     let total = scratch.store.usage().unwrap().total();

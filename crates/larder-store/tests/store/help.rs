@@ -50,8 +50,8 @@ impl Scratch {
 
 pub(crate) fn digest(bytes: impl AsRef<[u8]>) -> Digest {
     let hash = Sha256::digest(bytes.as_ref());
-    let hex: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
-    Digest::parse(&format!("sha256:{hex}")).unwrap()
+    let text = hash.iter().fold("sha256:".to_owned(), |text, byte| format!("{text}{byte:02x}"));
+    Digest::parse(&text).unwrap()
 }
 
 /// Diff id of the layer of this name.
@@ -70,11 +70,16 @@ pub(crate) fn facts(layer: &str) -> LayerFacts {
         compressed_bytes: 1000,
         plain_bytes: 10_000,
         files: 2,
+        pending: false,
     }
 }
 
 /// The layer of this name: the one that is there, or one "unpacked" now, through `disk` so that it can fail.
-pub(crate) fn layer_on(disk: &dyn Disk, store: &Store, name: &str) -> Result<Layer, Box<dyn std::error::Error>> {
+pub(crate) fn layer_on(
+    disk: &dyn Disk,
+    store: &Store,
+    name: &str,
+) -> Result<Layer, Box<dyn std::error::Error>> {
     if let Some(layer) = store.layer(&key(name))? {
         return Ok(layer);
     }

@@ -57,8 +57,8 @@ fn a_lease_comes_with_the_commit_and_that_of_the_pull_goes() {
     commit.lease = Some(lease("ensured/1", leased, 60));
     commit.end_lease = Some("pull/1".into());
     scratch.store.commit(&commit, noon()).unwrap();
-    let leases = scratch.store.leases(noon()).unwrap();
-    assert_eq!(leases.iter().map(|lease| lease.id.as_str()).collect::<Vec<_>>(), ["ensured/1"]);
+    let ids: Vec<String> = scratch.store.leases(noon()).unwrap().into_iter().map(|lease| lease.id).collect();
+    assert_eq!(ids, ["ensured/1"]);
 }
 
 #[test]

@@ -1,8 +1,11 @@
 //! The store through its public door: commits, names, removal, leases, mounts, recovery, accounting.
 
+#![allow(clippy::unwrap_used, reason = "these are tests, helpers included")]
+
 mod accounting;
 mod claims;
 mod commits;
+mod fsck;
 mod help;
 mod ingests;
 mod leases;

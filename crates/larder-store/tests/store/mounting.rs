@@ -71,9 +71,12 @@ fn one_layer_and_none_will_do() {
     let scratch = Scratch::new();
     commit(&scratch.store, "one", &["a"]);
     commit(&scratch.store, "none", &[]);
-    for (image, writable, files) in [("one", false, 2), ("none", false, 0), ("one", true, 2), ("none", true, 0)] {
+    for (image, writable, files) in
+        [("one", false, 2), ("none", false, 0), ("one", true, 2), ("none", true, 0)]
+    {
         let target = Target::new(&scratch, &format!("{image}{writable}"));
-        mount(&scratch.store, image, &target.0, writable).unwrap_or_else(|error| panic!("{image} {writable}: {error:?}"));
+        mount(&scratch.store, image, &target.0, writable)
+            .unwrap_or_else(|error| panic!("{image} {writable}: {error:?}"));
         assert_eq!(entries(&target.0).len(), files, "{image} {writable}");
         scratch.store.umount(&target.0).unwrap();
     }

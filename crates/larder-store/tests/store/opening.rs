@@ -11,8 +11,10 @@ use crate::help::*;
 fn a_store_is_open_once_and_says_who_has_it() {
     let scratch = Scratch::new();
     let error = Store::open(&scratch.root(), config()).expect_err("it is open");
-    assert!(matches!(&error, OpenError::InUse { holder, .. } if holder.contains(&std::process::id().to_string())),
-        "{error}");
+    assert!(
+        matches!(&error, OpenError::InUse { holder, .. } if holder.contains(&std::process::id().to_string())),
+        "{error}"
+    );
     assert!(error.to_string().contains("process "), "{error}");
     let layer = layer(&scratch.store, "a");
     let root = scratch.root();
