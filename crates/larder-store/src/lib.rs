@@ -8,10 +8,12 @@
 //! an overlay lower; `store` keeps layers and images and makes an image visible in one transaction, after everything
 //! behind it is durable.
 
+pub mod backend;
 pub mod disk;
 pub mod fsck;
 pub mod manifest;
 pub mod mounts;
+pub mod pull;
 pub mod registry;
 pub mod store;
 pub mod unpack;

@@ -176,7 +176,7 @@ pub enum Refusal {
 }
 
 impl UnpackError {
-    pub(super) fn file(doing: &'static str, path: impl AsRef<Path>, cause: impl Into<io::Error>) -> Self {
+    pub(crate) fn file(doing: &'static str, path: impl AsRef<Path>, cause: impl Into<io::Error>) -> Self {
         UnpackError::File { doing, path: path.as_ref().to_owned(), cause: cause.into() }
     }
 
