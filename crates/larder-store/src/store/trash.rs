@@ -25,6 +25,8 @@ struct Shared {
     folder: PathBuf,
     state: Mutex<State>,
     stop: AtomicBool,
+    /// Held while the folder is being emptied.
+    emptying: Mutex<()>,
 }
 
 #[derive(Debug, Default)]
@@ -37,7 +39,8 @@ struct State {
 
 impl Trash {
     pub(crate) fn new(disk: Arc<dyn Disk>, folder: PathBuf, background: bool) -> Trash {
-        let shared = Shared { disk, folder, state: Mutex::default(), stop: AtomicBool::new(false) };
+        let (state, stop, emptying) = (Mutex::default(), AtomicBool::new(false), Mutex::default());
+        let shared = Shared { disk, folder, state, stop, emptying };
         Trash { shared: Arc::new(shared), background }
     }
 
@@ -110,6 +113,8 @@ impl Shared {
 
     /// Every entry is tried; the first error is told.
     fn empty(&self) -> io::Result<()> {
+        // Two at once would take files from under each other.
+        let _alone = self.emptying.lock().unwrap_or_else(PoisonError::into_inner);
         let go_on = || !self.stop.load(Ordering::Relaxed);
         let mut first = Ok(());
         for name in names_in(&self.folder)? {
