@@ -108,6 +108,8 @@ pub(crate) struct Asking<'a> {
 pub(crate) struct NoPass {
     pub(crate) host: String,
     pub(crate) kind: FetchErrorKind,
+    /// Whether that was the token server.
+    pub(crate) token: bool,
 }
 
 impl Auth {
@@ -150,7 +152,8 @@ impl Auth {
         if state.generation != refused.generation {
             return Ok(state.pass()); // somebody else renewed it meanwhile
         }
-        let denied = |answer| NoPass { host: asking.host.name(), kind: FetchErrorKind::Denied(answer) };
+        let denied =
+            |answer| NoPass { host: asking.host.name(), kind: FetchErrorKind::Denied(answer), token: false };
         let fixed = self.credential.as_ref().is_some_and(|credential| !credential.registry_token.is_empty());
         if fixed {
             return Err(denied(answer));
@@ -195,16 +198,21 @@ impl Auth {
     ) -> Result<(), NoPass> {
         let credential = self.credential.as_ref();
         let request = token::request(challenge, &asking.host.base, &self.repository, credential).map_err(
-            |problem| NoPass { host: asking.host.name(), kind: FetchErrorKind::BadReply(problem) },
+            |problem| NoPass {
+                host: asking.host.name(),
+                kind: FetchErrorKind::BadReply(problem),
+                token: false,
+            },
         )?;
         let server = authority(&request.url);
         asking.watcher.tell(Notice::Waiting(Waiting::Token { host: server.clone() }));
         let token = self.fetch(&request, &server, asking).await;
         asking.watcher.tell(Notice::Going);
-        let token = token.map_err(|kind| NoPass { host: server.clone(), kind })?;
+        let token = token.map_err(|kind| NoPass { host: server.clone(), kind, token: true })?;
         let value = token::bearer(&token.value).ok_or_else(|| NoPass {
             host: server,
             kind: FetchErrorKind::BadReply("its token fits into no header field".into()),
+            token: true,
         })?;
         let expires = Instant::now() + token.life.saturating_sub((token.life / 10).min(MARGIN));
         state.show(Shown { value, expires: Some(expires) }, Some(challenge.clone()));

@@ -179,7 +179,7 @@ impl Session {
         reference: &str,
         expected: Option<&Digest>,
     ) -> Result<Resolved, Failed> {
-        let failed = |kind| Failed { host: link.host.name(), kind };
+        let failed = |kind| Failed { host: link.host.name(), kind, token: false };
         let mut headers = HeaderMap::new();
         let accept = format!("{}, */*;q=0.1", ACCEPTED_MANIFESTS.join(", "));
         headers.insert(
@@ -215,7 +215,7 @@ impl Session {
     }
 
     async fn config_at(&self, link: &Link, descriptor: &Descriptor) -> Result<Bytes, Failed> {
-        let failed = |kind| Failed { host: link.host.name(), kind };
+        let failed = |kind| Failed { host: link.host.name(), kind, token: false };
         if descriptor.size > MAX_BYTES as u64 {
             return Err(failed(FetchErrorKind::TooLarge { limit: MAX_BYTES as u64 }));
         }
@@ -246,8 +246,11 @@ impl Session {
         }
         let url = self.url(link, "blobs", descriptor.digest.as_str());
         let (reply, permit) = self.ask(link, url, headers, Load::Blob).await?;
-        let part =
-            part_of(&reply.response, asked, size).map_err(|kind| Failed { host: link.host.name(), kind })?;
+        let part = part_of(&reply.response, asked, size).map_err(|kind| Failed {
+            host: link.host.name(),
+            kind,
+            token: false,
+        })?;
         let names = (self.image.name().to_owned(), link.host.name(), What::Blob(descriptor.digest.clone()));
         Ok(BlobBody::new(reply.response, permit, part, &self.shared.config, names))
     }
@@ -271,7 +274,7 @@ impl Session {
         headers: HeaderMap,
         load: Load,
     ) -> Result<(Reply, Permit), Failed> {
-        let failed = |kind| Failed { host: link.host.name(), kind };
+        let failed = |kind| Failed { host: link.host.name(), kind, token: false };
         let config = &*self.shared.config;
         let permit = link.budget.enter(load, config.longest_hold, &self.watcher).await.map_err(|left| {
             let answer = Answer::new(429, "it asked everybody to wait, and was not asked again");
@@ -392,10 +395,9 @@ impl<'s> Walk<'s> {
 
     /// Waits until another try makes sense, at this host or the next; an error when it never does.
     pub(crate) async fn failed(&mut self, failed: Failed) -> Result<(), FetchError> {
-        let Failed { host, kind } = failed;
+        let Failed { host, kind, token } = failed;
         let link = self.links[self.route.at()];
-        let own = host == link.host.name();
-        if own && kind.is_host_gone() {
+        if !token && kind.is_host_gone() {
             link.budget.avoid(Instant::now());
         }
         let text = kind.to_string();
@@ -410,7 +412,7 @@ impl<'s> Walk<'s> {
             }
             Next::Elsewhere => self.earlier.push((host, text)),
             Next::GiveUp(kind) => {
-                let what = if own { self.what.clone() } else { What::Token };
+                let what = if token { What::Token } else { self.what.clone() };
                 let earlier = std::mem::take(&mut self.earlier);
                 return Err(self.session.error(what, host, kind, earlier));
             }

@@ -205,8 +205,7 @@ pub(crate) fn explain(error: reqwest::Error, connect_timeout: Duration) -> Fetch
     let mut texts: Vec<String> = Vec::new();
     let mut cause = error.source();
     while let Some(error) = cause {
-        is_tls |= error.is::<rustls::Error>()
-            || wrapped(error).is_some_and(<dyn Error + Send + Sync>::is::<rustls::Error>);
+        is_tls |= is_of_tls(error);
         let text = error.to_string();
         // The outer layers only say that something inside failed, or repeat it.
         texts.retain(|outer| !outer.contains(&text) && !outer.starts_with("client error"));
@@ -220,7 +219,11 @@ pub(crate) fn explain(error: reqwest::Error, connect_timeout: Duration) -> Fetch
     if is_tls { FetchErrorKind::Tls(text) } else { FetchErrorKind::Unreachable(text) }
 }
 
-/// What an I/O error carries: a failed handshake travels in one.
-fn wrapped<'e>(error: &'e (dyn Error + 'static)) -> Option<&'e (dyn Error + Send + Sync + 'static)> {
-    error.downcast_ref::<std::io::Error>()?.get_ref()
+/// Whether an error is one of TLS. Those of the handshake travel in I/O errors, which may be in further ones.
+fn is_of_tls(error: &(dyn Error + 'static)) -> bool {
+    if error.is::<rustls::Error>() {
+        return true;
+    }
+    let carried = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
+    carried.is_some_and(|inner| is_of_tls(inner))
 }

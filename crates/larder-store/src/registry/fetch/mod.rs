@@ -239,7 +239,7 @@ impl<'s> Fetch<'s> {
         if let Some(kind) = ended {
             let host = body.host().to_owned();
             drop(body); // its connection is free during the wait
-            self.failed(walk, Failed { host, kind }).await?;
+            self.failed(walk, Failed { host, kind, token: false }).await?;
         }
         Ok(at)
     }
