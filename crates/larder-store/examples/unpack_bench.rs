@@ -27,7 +27,8 @@ fn main() -> Outcome<()> {
             _ => paths.push(PathBuf::from(argument)),
         }
     }
-    let (into, layers) = paths.split_first().ok_or("usage: unpack_bench [--threads 1|2] [--at-once N] INTO LAYER...")?;
+    let (into, layers) =
+        paths.split_first().ok_or("usage: unpack_bench [--threads 1|2] [--at-once N] INTO LAYER...")?;
     let known = layers.iter().map(|layer| digests(layer)).collect::<io::Result<Vec<_>>>()?;
     let (wall, cpu) = (clock(ClockId::Monotonic), clock(ClockId::ProcessCPUTime));
     let next = AtomicUsize::new(0);
@@ -100,12 +101,7 @@ fn digests(layer: &Path) -> io::Result<Known> {
     })
 }
 
-fn unpack(
-    into: &Path,
-    layer: &Path,
-    known: &Known,
-    threads: Threads,
-) -> Outcome<Unpacked> {
+fn unpack(into: &Path, layer: &Path, known: &Known, threads: Threads) -> Outcome<Unpacked> {
     fs_err::create_dir(into)?;
     let files = into.with_extension("files");
     let expected = Expected { digest: Some(&known.digest), size: Some(known.size), diff_id: &known.diff_id };

@@ -299,10 +299,12 @@ fn parse_error(at: u64, error: &ParseError, options: &Options) -> UnpackError {
         ParseError::PathTooLong { limit, .. } => {
             UnpackError::Limit { what: "bytes in the path of an entry", limit: u64::from(*limit) }
         }
-        ParseError::MetadataTooLarge { .. } | ParseError::TooManyPendingEntries { .. } => UnpackError::Limit {
-            what: "bytes of extended headers in one entry",
-            limit: u64::from(options.limits.max_metadata),
-        },
+        ParseError::MetadataTooLarge { .. } | ParseError::TooManyPendingEntries { .. } => {
+            UnpackError::Limit {
+                what: "bytes of extended headers in one entry",
+                limit: u64::from(options.limits.max_metadata),
+            }
+        }
         ParseError::TooManySparseEntries { limit, .. } => {
             UnpackError::Limit { what: "parts in a sparse file", limit: *limit as u64 }
         }
@@ -379,7 +381,8 @@ fn resolve(
         None => PaxValues::default(),
     };
     // 4294967295 is no owner: to chown(2) it means "leave it".
-    let owner = |id: u64| u32::try_from(id).ok().filter(|id| *id != u32::MAX).ok_or_else(|| refuse(Refusal::Owner));
+    let owner =
+        |id: u64| u32::try_from(id).ok().filter(|id| *id != u32::MAX).ok_or_else(|| refuse(Refusal::Owner));
     Ok(Entry {
         kind,
         link,
@@ -453,7 +456,8 @@ fn pax_time(text: &[u8]) -> Option<Time> {
     if !fraction.iter().all(u8::is_ascii_digit) {
         return None;
     }
-    let nanos = (0..9).fold(0, |nanos, place| nanos * 10 + u32::from(fraction.get(place).unwrap_or(&b'0') - b'0'));
+    let nanos =
+        (0..9).fold(0, |nanos, place| nanos * 10 + u32::from(fraction.get(place).unwrap_or(&b'0') - b'0'));
     match (negative, nanos) {
         (false, nanos) => Some(Time { seconds, nanos }),
         (true, 0) => Some(Time { seconds: -seconds, nanos: 0 }),

@@ -70,7 +70,8 @@ mod tests {
             std::fs::File::from(file).read_to_string(&mut text).unwrap();
             assert_eq!(text, "x");
             for bad in [&b"a/link/file"[..], b"a/b/out", b"a/b/file/more"] {
-                let refused = open(root.as_fd(), bad, OFlags::RDONLY | OFlags::NOFOLLOW).expect_err("refused");
+                let refused =
+                    open(root.as_fd(), bad, OFlags::RDONLY | OFlags::NOFOLLOW).expect_err("refused");
                 assert!(matches!(refused, Errno::LOOP | Errno::NOTDIR), "{refused}");
             }
         }

@@ -124,7 +124,9 @@ impl<R: Read> Decoder<R> {
         match failed {
             None if skip_rest => Ok(source.bytes_read()),
             None => source.finish(),
-            Some(error @ UnpackError::Decompress { .. }) if !skip_rest => Err(source.finish().err().unwrap_or(error)),
+            Some(error @ UnpackError::Decompress { .. }) if !skip_rest => {
+                Err(source.finish().err().unwrap_or(error))
+            }
             Some(error) => Err(error),
         }
     }

@@ -182,7 +182,9 @@ impl Writer {
             checksum: crc32fast::Hasher::new(),
         };
         writer.bytes.extend_from_slice(MAGIC);
-        writer.bytes.push(u8::from(form.owners == Owners::Record) | u8::from(form.overlay == OverlayForm::User) << 1);
+        writer
+            .bytes
+            .push(u8::from(form.owners == Owners::Record) | u8::from(form.overlay == OverlayForm::User) << 1);
         writer.flush_record()?;
         Ok(writer)
     }
@@ -505,7 +507,10 @@ mod tests {
             record(b"", RecordKind::Directory { implicit: true, opaque: false }),
             record(b"usr/bin/a", RecordKind::File { size: 1 << 40, checksum: 7, extents: None }),
             Record { xattrs: Some(9), ..record(b"usr/bin/ab", RecordKind::Fifo) },
-            record(b"usr/b\xff", RecordKind::File { size: 9, checksum: 1, extents: Some(vec![(0, 4), (8, 1)]) }),
+            record(
+                b"usr/b\xff",
+                RecordKind::File { size: 9, checksum: 1, extents: Some(vec![(0, 4), (8, 1)]) },
+            ),
             record(b"l", RecordKind::Symlink { target: b"../x".to_vec() }),
             record(b"l2", RecordKind::HardLink { target: b"l".to_vec() }),
             record(b"l3", RecordKind::PendingLink { target: b"usr/lib/x".to_vec() }),

@@ -75,7 +75,9 @@ impl Lowers {
                     if target.as_bytes().starts_with(b"/") {
                         levels.truncate(1);
                     }
-                    todo.extend(parts(target.as_bytes()).map(<[u8]>::to_vec).collect::<Vec<_>>().into_iter().rev());
+                    todo.extend(
+                        parts(target.as_bytes()).map(<[u8]>::to_vec).collect::<Vec<_>>().into_iter().rev(),
+                    );
                 }
                 _ if todo.is_empty() => return Ok(Some(found)),
                 _ => return Ok(None),

@@ -12,8 +12,8 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 
 use rustix::fs::{
-    AtFlags, FileType, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid, chownat, fchmod, fchown, fstat, futimens,
-    linkat, mkdirat, mknodat, openat, readlinkat, statat, symlinkat, utimensat,
+    AtFlags, FileType, Gid, Mode, OFlags, Stat, Timespec, Timestamps, Uid, chownat, fchmod, fchown, fstat,
+    futimens, linkat, mkdirat, mknodat, openat, readlinkat, statat, symlinkat, utimensat,
 };
 use rustix::io::Errno;
 
@@ -110,7 +110,8 @@ impl Work {
     /// Gives an implied directory the looks of the one below, if there is one.
     fn directory(&mut self, record: Record) -> Result<(), UnpackError> {
         let fail = |errno: Errno| UnpackError::file("settle the directory", path_of(&record.path), errno);
-        let Some(below) = self.lowers.find(&record.path, true).map_err(fail)?.filter(Found::is_directory) else {
+        let Some(below) = self.lowers.find(&record.path, true).map_err(fail)?.filter(Found::is_directory)
+        else {
             return Ok(());
         };
         let model = beneath::open(self.lowers.root(below.layer), &below.path, DIRECTORY).map_err(fail)?;
@@ -128,7 +129,12 @@ impl Work {
         }
         if !same {
             self.put(own.as_fd(), &below.stat, &wanted, true).map_err(fail)?;
-            self.updated.push(describe(record.path.clone(), record.kind.clone(), &below.stat, hash_of(&wanted)));
+            self.updated.push(describe(
+                record.path.clone(),
+                record.kind.clone(),
+                &below.stat,
+                hash_of(&wanted),
+            ));
         }
         futimens(&own, &times(&below.stat)).map_err(fail)
     }
@@ -240,7 +246,9 @@ impl Work {
                 let numbers = (rustix::fs::major(found.stat.st_rdev), rustix::fs::minor(found.stat.st_rdev));
                 match other {
                     FileType::Fifo => RecordKind::Fifo,
-                    other => RecordKind::Device { block: other == FileType::BlockDevice, numbers, skipped: false },
+                    other => {
+                        RecordKind::Device { block: other == FileType::BlockDevice, numbers, skipped: false }
+                    }
                 }
             }
         };
@@ -319,4 +327,3 @@ fn copy_bytes(from: BorrowedFd<'_>, to: BorrowedFd<'_>) -> Result<(u64, u32), Er
         }
     }
 }
-

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 
 use super::beneath::{self, DIRECTORY, split};
 use super::files::{Form, Reader, Record, RecordKind, path_of};
-use super::metadata::{Bearer, hash_of, has_xattr, read_xattrs};
+use super::metadata::{Bearer, has_xattr, hash_of, read_xattrs};
 use super::{Owners, UnpackError};
 
 const BUFFER: usize = 256 << 10;
@@ -150,10 +150,8 @@ impl Iterator for Verify {
 impl Verify {
     /// Compares one path.
     fn look(&mut self, record: &Record) -> Option<DamageKind> {
-        let on_disk = !matches!(
-            record.kind,
-            RecordKind::PendingLink { .. } | RecordKind::Device { skipped: true, .. }
-        );
+        let on_disk =
+            !matches!(record.kind, RecordKind::PendingLink { .. } | RecordKind::Device { skipped: true, .. });
         if !on_disk {
             return None;
         }
@@ -276,7 +274,8 @@ impl Verify {
     }
 
     fn is_opaque(&self, on: Bearer<'_>) -> bool {
-        super::metadata::get(on, self.form.overlay.xattr("opaque").as_bytes()).is_ok_and(|value| value == b"y")
+        super::metadata::get(on, self.form.overlay.xattr("opaque").as_bytes())
+            .is_ok_and(|value| value == b"y")
     }
 
     /// Keeps one directory open: most paths lie beside the one before.
@@ -290,7 +289,8 @@ impl Verify {
 
     /// Looks for names that no record has.
     fn search(&mut self, path: &[u8], dir: &OwnedFd) {
-        let mut report = |path: Vec<u8>, kind| self.found.push(Damage { path: path_of(&path).to_owned(), kind });
+        let mut report =
+            |path: Vec<u8>, kind| self.found.push(Damage { path: path_of(&path).to_owned(), kind });
         let entries = match rustix::fs::Dir::read_from(dir) {
             Ok(entries) => entries,
             Err(errno) => return report(path.to_vec(), DamageKind::Unreadable(errno.raw_os_error())),
@@ -338,7 +338,8 @@ fn is(stat: &Stat, kind: FileType) -> bool {
 fn same_time(record: &Record, stat: &Stat) -> bool {
     let kept = i32::try_from(record.mtime.seconds).is_ok();
     let nanos = u64::from(record.mtime.nanos);
-    !kept || (stat.st_mtime == record.mtime.seconds && (stat.st_mtime_nsec == nanos || stat.st_mtime_nsec == 0))
+    !kept
+        || (stat.st_mtime == record.mtime.seconds && (stat.st_mtime_nsec == nanos || stat.st_mtime_nsec == 0))
 }
 
 fn checksum_of(file: &OwnedFd, extents: &[(u64, u64)], buffer: &mut [u8]) -> Result<u32, Errno> {

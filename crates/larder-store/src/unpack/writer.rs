@@ -244,7 +244,13 @@ impl<'a> Writer<'a> {
         Ok(())
     }
 
-    fn record(&mut self, place: Place<'_>, entry: &Entry, kind: RecordKind, xattrs: Option<u32>) -> Result<(), UnpackError> {
+    fn record(
+        &mut self,
+        place: Place<'_>,
+        entry: &Entry,
+        kind: RecordKind,
+        xattrs: Option<u32>,
+    ) -> Result<(), UnpackError> {
         let record = Record {
             path: self.real_path(place),
             kind,

@@ -18,7 +18,8 @@ impl Writer<'_> {
     pub(in super::super) fn finish(mut self) -> Result<Unpacked, UnpackError> {
         let mut pending = self.finish_links()?;
         self.finish_default_acls()?;
-        let marked = self.tree.upwards().any(|dir| self.tree.is_live(dir) && self.tree.node(dir).xattr_whiteouts);
+        let marked =
+            self.tree.upwards().any(|dir| self.tree.is_live(dir) && self.tree.node(dir).xattr_whiteouts);
         self.tree.node_mut(ROOT).xattr_whiteouts |= marked;
         for dir in self.tree.upwards() {
             if self.tree.is_live(dir) {

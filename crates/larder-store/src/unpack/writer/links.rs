@@ -113,9 +113,14 @@ impl Writer<'_> {
         let there = self.tree.open(dir).map_err(|stuck| stuck.at(&entry.path))?;
         match statat(&*there, path_of(name), AtFlags::SYMLINK_NOFOLLOW) {
             Err(Errno::NOENT) => return Ok(false),
-            Err(errno) => return Err(UnpackError::file("look at the target of", path_of(&entry.path), errno)),
+            Err(errno) => {
+                return Err(UnpackError::file("look at the target of", path_of(&entry.path), errno));
+            }
             // A whiteout is no file.
-            Ok(stat) if FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice && stat.st_rdev == 0 => {
+            Ok(stat)
+                if FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice
+                    && stat.st_rdev == 0 =>
+            {
                 return Ok(false);
             }
             Ok(_) => {}

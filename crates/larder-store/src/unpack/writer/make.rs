@@ -3,8 +3,8 @@
 use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::fs::{
-    AtFlags, Dev, FileType, Gid, Mode, OFlags, Stat, Uid, chownat, fchmod, fchown, fstat, ftruncate, futimens, makedev,
-    mknodat, openat, statat, symlinkat, utimensat,
+    AtFlags, Dev, FileType, Gid, Mode, OFlags, Stat, Uid, chownat, fchmod, fchown, fstat, ftruncate,
+    futimens, makedev, mknodat, openat, statat, symlinkat, utimensat,
 };
 use rustix::io::Errno;
 
@@ -31,7 +31,8 @@ impl Writer<'_> {
         // No set-id bits before the owner is right.
         let first = Mode::from_raw_mode(mode & 0o777);
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file = self.in_place(place, entry, "create", |dir, name| openat(dir, path_of(name), flags, first))?;
+        let file =
+            self.in_place(place, entry, "create", |dir, name| openat(dir, path_of(name), flags, first))?;
         let fail = |doing, errno: Errno| UnpackError::file(doing, path_of(&entry.path), errno);
         let checksum = match extents {
             None => write_all(file.as_fd(), entry, archive)?,
@@ -75,11 +76,12 @@ impl Writer<'_> {
         let mode = self.disk_mode(entry.mode, 0);
         let device = if kind == FileType::Fifo { 0 } else { makedev(entry.device.0, entry.device.1) };
         let first = Mode::from_raw_mode(mode & 0o777);
-        let made =
-            self.in_place(place, entry, "make", |dir, name| match mknodat(dir, path_of(name), kind, first, device) {
+        let made = self.in_place(place, entry, "make", |dir, name| {
+            match mknodat(dir, path_of(name), kind, first, device) {
                 Err(Errno::PERM) if kind != FileType::Fifo => Ok(false),
                 made => made.map(|()| true),
-            })?;
+            }
+        })?;
         let xattrs = if made { self.describe_special(place, entry, Some(mode))? } else { None };
         self.skipped_devices += u64::from(!made);
         let kind = match kind {
