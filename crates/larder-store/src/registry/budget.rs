@@ -16,6 +16,10 @@ const SMALL_CONNECTIONS: usize = 2;
 /// How long a host that could not be reached is passed over while others are left.
 const AVOIDED: Duration = Duration::from_secs(30);
 
+/// The longest time for which a registry's wish is kept. After it somebody asks and sees: a wish of days would otherwise
+/// outlast the reason for it.
+const KEPT: Duration = Duration::from_secs(15 * 60);
+
 /// What kind of request a connection is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Load {
@@ -90,7 +94,8 @@ impl Budget {
     }
 
     /// The registry asked everybody to wait; a shorter wait than the present one changes nothing.
-    pub(crate) fn hold(&self, until: Instant) {
+    pub(crate) fn hold(&self, now: Instant, wait: Duration) {
+        let until = now + wait.min(KEPT);
         let mut state = self.until.lock().unwrap_or_else(PoisonError::into_inner);
         state.held = state.held.max(Some(until));
     }
@@ -139,8 +144,8 @@ mod tests {
     async fn everybody_waits_as_long_as_the_registry_asks() {
         let budget = Arc::new(Budget::new("reg.example", 4));
         let start = Instant::now();
-        budget.hold(start + 10 * SECOND);
-        budget.hold(start + 3 * SECOND);
+        budget.hold(start, 10 * SECOND);
+        budget.hold(start, 3 * SECOND);
         let (watcher, notices) = watched();
         let longer = budget.clone();
         tokio::join!(
@@ -154,7 +159,7 @@ mod tests {
             },
             async {
                 time::sleep(5 * SECOND).await;
-                longer.hold(start + 20 * SECOND);
+                longer.hold(start, 20 * SECOND);
             }
         );
         let asked = |seconds| {
@@ -167,10 +172,12 @@ mod tests {
     async fn a_wait_that_is_too_long_is_said_and_not_waited_for() {
         let budget = Budget::new("reg.example", 4);
         let start = Instant::now();
-        budget.hold(start + 2 * MINUTE);
+        budget.hold(start, 2 * MINUTE);
         let refused = budget.enter(Load::Small, MINUTE, &Watcher::default()).await.map(drop);
         assert_eq!(refused, Err(2 * MINUTE));
         assert_eq!(start.elapsed(), Duration::ZERO);
+        budget.hold(start, Duration::MAX);
+        assert_eq!(budget.held_until(start), Some(start + KEPT), "and not kept for ever");
     }
 
     #[tokio::test(start_paused = true)]

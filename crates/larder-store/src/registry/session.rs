@@ -140,7 +140,8 @@ impl Session {
         }
     }
 
-    /// Opens a blob from `offset` up to `end` (exclusive; `None` is all of it). What comes is not verified.
+    /// Opens a blob from `offset` up to `end` (exclusive, above `offset`; `None` is all of it). What comes is not
+    /// verified.
     ///
     /// The server may ignore the range: look at [`BlobBody::start`].
     pub async fn open_blob(
@@ -151,7 +152,10 @@ impl Session {
     ) -> Result<BlobBody, FetchError> {
         let mut walk = self.walk(What::Blob(descriptor.digest.clone()), Capability::Pull, 0)?;
         loop {
-            match self.open_at(walk.link(), descriptor, offset, end.unwrap_or(descriptor.size)).await {
+            match self
+                .open_at(walk.link(), descriptor, offset, end.unwrap_or(u64::MAX).min(descriptor.size))
+                .await
+            {
                 Ok(body) => return Ok(body),
                 Err(failed) => walk.failed(failed).await?,
             }
@@ -196,18 +200,16 @@ impl Session {
         let media_type = field(CONTENT_TYPE.as_str()).unwrap_or_default();
         // What a tag means is the server's word; what it says besides must at least agree with what it sent.
         let said = field("docker-content-digest").and_then(|said| Digest::parse(said.trim()).ok());
-        let raw =
-            read_small(reply.response, MAX_BYTES, &self.shared.config).await.map_err(|kind| match kind {
-                FetchErrorKind::Unreachable(cause) => failed(FetchErrorKind::Unreachable(cause)),
-                other => failed(other),
-            })?;
-        for digest in [expected, said.as_ref()].into_iter().flatten() {
+        let raw = read_small(reply.response, MAX_BYTES, &self.shared.config).await.map_err(failed)?;
+        if let Some(digest) = expected.or(said.as_ref()) {
             verify::check(digest, &raw).map_err(failed)?;
         }
         let document = Document::parse(&raw, &media_type).map_err(|error| failed(error.into()))?;
         let digest = match expected {
             Some(digest) => digest.clone(),
-            None => said.or_else(|| verify::sha256(&raw)).ok_or_else(|| failed(FetchErrorKind::NoHost))?,
+            None => said
+                .or_else(|| verify::sha256(&raw))
+                .ok_or_else(|| failed(FetchErrorKind::BadReply("its content has no digest".into())))?,
         };
         let media_type = document.media_type(&raw, &media_type);
         let descriptor = Descriptor::new(media_type, digest, raw.len() as u64);
@@ -322,7 +324,7 @@ impl Session {
         let after = asked_to_wait(status.as_u16(), response.headers(), SystemTime::now())?;
         // A quota that is used up for hours may be one that this kind of request does not need: ask, and see.
         if !status.is_success() || after <= self.shared.config.longest_hold {
-            link.budget.hold(Instant::now() + after);
+            link.budget.hold(Instant::now(), after);
         }
         Some(after)
     }

@@ -100,7 +100,8 @@ async fn ranges_after_a_failed_one_do_not_try_the_mirror_again() {
     let sink = Memory::new();
     fetch_blob(&session, &blob, &Extents::new(), sink.clone()).await.unwrap();
     assert!(sink.content() == content);
-    assert!(mirror.requests().len() <= 4, "{}", mirror.requests().len());
+    // Those that were under way when the first one failed, at most; there are ten ranges.
+    assert!(mirror.requests().len() <= 6, "{}", mirror.requests().len());
     let sent = mirror.bytes_sent(blob.digest.as_str()) + origin.bytes_sent(blob.digest.as_str());
     assert_eq!(sent, 1_000_000);
 }

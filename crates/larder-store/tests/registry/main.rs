@@ -10,3 +10,4 @@ mod real;
 mod redirects;
 mod retries;
 mod support;
+mod tls;

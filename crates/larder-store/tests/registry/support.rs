@@ -18,9 +18,9 @@ pub(crate) fn quick() -> RegistryConfig {
     RegistryConfig {
         config_dirs: Vec::new(),
         range_size: 100_000,
-        stall_window: Duration::from_millis(300),
+        stall_window: Duration::from_millis(400),
         stall_bytes: 2000,
-        header_timeout: Duration::from_millis(700),
+        header_timeout: Duration::from_secs(2),
         retry_initial: Duration::from_millis(2),
         retry_max: Duration::from_millis(20),
         proxy: Proxy::None,

@@ -47,8 +47,8 @@ struct Shared {
 struct State {
     /// By digest.
     blobs: HashMap<String, Arc<[u8]>>,
-    /// By `REPOSITORY:REFERENCE`: media type and content.
-    manifests: HashMap<String, (String, Arc<[u8]>)>,
+    /// By `REPOSITORY:REFERENCE`.
+    manifests: HashMap<String, Manifest>,
     faults: Vec<fault::Rule>,
     auth: auth::State,
     log: Vec<Request>,
@@ -56,6 +56,13 @@ struct State {
     page: usize,
     open_now: usize,
     open_most: usize,
+}
+
+#[derive(Debug)]
+struct Manifest {
+    media_type: String,
+    digest: String,
+    content: Arc<[u8]>,
 }
 
 impl Shared {
@@ -137,9 +144,9 @@ impl FaultRegistry {
         let digest = digest(&content);
         let mut state = self.shared.lock();
         for reference in [tag, &digest] {
-            state
-                .manifests
-                .insert(format!("{repository}:{reference}"), (media_type.to_owned(), content.clone()));
+            let (media_type, digest, content) = (media_type.to_owned(), digest.clone(), content.clone());
+            let manifest = Manifest { media_type, digest, content };
+            state.manifests.insert(format!("{repository}:{reference}"), manifest);
         }
         digest
     }

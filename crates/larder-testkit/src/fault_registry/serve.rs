@@ -138,9 +138,10 @@ impl Connection {
                 return Ok(length.is_some());
             }
             let next = content.len().min(sent + steps).min(ending_at.unwrap_or(usize::MAX));
+            // Counted first: the client may have the bytes, and look at the log, before the write returns.
+            self.note(entry, |request| request.sent = next as u64);
             self.to.write_all(&content[sent..next]).await?;
             sent = next;
-            self.note(entry, |request| request.sent = sent as u64);
             if !step.1.is_zero() {
                 tokio::time::sleep(step.1).await;
             }
@@ -203,10 +204,10 @@ impl super::State {
             Some((repository, "manifests", reference)) => {
                 self.manifests.get(&format!("{repository}:{reference}")).map_or_else(
                     || refusal(404, "MANIFEST_UNKNOWN", "manifest unknown"),
-                    |(media_type, content)| {
-                        Answer::new(200, content.clone())
-                            .with("Content-Type", media_type.clone())
-                            .with("Docker-Content-Digest", super::digest(content))
+                    |manifest| {
+                        Answer::new(200, manifest.content.clone())
+                            .with("Content-Type", manifest.media_type.clone())
+                            .with("Docker-Content-Digest", manifest.digest.clone())
                     },
                 )
             }

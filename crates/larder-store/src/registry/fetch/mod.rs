@@ -60,10 +60,9 @@ pub async fn fetch_blob(
     present: &Extents,
     sink: Arc<dyn BlobSink>,
 ) -> Result<Fetched, BlobError> {
-    let size = descriptor.size;
     let config = &session.shared.config;
-    let mut parts = parts(size, present, config.range_size.max(1));
-    let Some(first) = parts.pop_front() else { return Ok(Fetched::default()) };
+    let mut parts = Parts::new(descriptor.size, present, config.range_size);
+    let Some(first) = parts.next() else { return Ok(Fetched::default()) };
     let fetch = Fetch {
         session,
         descriptor,
@@ -82,7 +81,7 @@ pub async fn fetch_blob(
     let mut workers = FuturesUnordered::new();
     workers.push(fetch.part(walk, first, Some(body)));
     while workers.len() < config.connections_per_blob.max(1)
-        && let Some(part) = parts.pop_front()
+        && let Some(part) = parts.next()
     {
         workers.push(fetch.part(fetch.walk()?, part, None));
     }
@@ -90,7 +89,7 @@ pub async fn fetch_blob(
     while let Some(outcome) = workers.next().await {
         match outcome? {
             PartOutcome::Done => {
-                if let Some(part) = parts.pop_front() {
+                if let Some(part) = parts.next() {
                     workers.push(fetch.part(fetch.walk()?, part, None));
                 }
             }
@@ -109,18 +108,37 @@ pub async fn fetch_blob(
     Ok(fetch.finish())
 }
 
-/// What is missing, cut at multiples of `range_size`, in order.
-fn parts(size: u64, present: &Extents, range_size: u64) -> VecDeque<Range<u64>> {
-    let mut parts = VecDeque::new();
-    for missing in present.missing(0..size) {
-        let mut at = missing.start;
-        while at < missing.end {
-            let end = (at / range_size).saturating_add(1).saturating_mul(range_size).min(missing.end);
-            parts.push_back(at..end);
-            at = end;
-        }
+/// What is missing, cut at multiples of a size, in order. Cut one by one: a manifest may declare any size.
+#[derive(Debug)]
+struct Parts {
+    missing: VecDeque<Range<u64>>,
+    range_size: u64,
+}
+
+impl Parts {
+    fn new(size: u64, present: &Extents, range_size: u64) -> Parts {
+        Parts { missing: present.missing(0..size).into(), range_size: range_size.max(1) }
     }
-    parts
+
+    fn is_empty(&self) -> bool {
+        self.missing.is_empty()
+    }
+}
+
+impl Iterator for Parts {
+    type Item = Range<u64>;
+
+    fn next(&mut self) -> Option<Range<u64>> {
+        let missing = self.missing.front_mut()?;
+        let start = missing.start;
+        let end =
+            (start / self.range_size).saturating_add(1).saturating_mul(self.range_size).min(missing.end);
+        missing.start = end;
+        if missing.is_empty() {
+            self.missing.pop_front();
+        }
+        Some(start..end)
+    }
 }
 
 /// How the download of one part ended.
@@ -283,12 +301,22 @@ impl BlobError {
 mod tests {
     use super::*;
 
+    fn parts(size: u64, present: &[Range<u64>], range_size: u64) -> Vec<Range<u64>> {
+        Parts::new(size, &present.iter().cloned().collect(), range_size).take(10).collect()
+    }
+
     #[test]
     fn what_is_missing_is_cut_at_fixed_places() {
-        let present: Extents = [0..5, 12..30].into_iter().collect();
-        assert_eq!(parts(45, &present, 10), [5..10, 10..12, 30..40, 40..45]);
-        assert_eq!(parts(45, &std::iter::once(0..45).collect(), 10), []);
-        assert_eq!(parts(0, &Extents::new(), 10), []);
-        assert_eq!(parts(9, &Extents::new(), u64::MAX).pop_front(), Some(0..9));
+        assert_eq!(parts(45, &[0..5, 12..30], 10), [5..10, 10..12, 30..40, 40..45]);
+        assert_eq!(parts(20, &[0..5, 5..20], 10), []);
+        assert_eq!(parts(0, &[], 10), []);
+        assert_eq!(parts(9, &[], u64::MAX).first(), Some(&(0..9)));
+        assert_eq!(parts(9, &[], 0).len(), 9);
+    }
+
+    #[test]
+    fn a_blob_that_claims_to_be_endless_takes_no_memory() {
+        assert_eq!(parts(u64::MAX, &[], 16).last(), Some(&(144..160)));
+        assert_eq!(Parts::new(u64::MAX, &Extents::new(), u64::MAX - 1).last(), Some(u64::MAX - 1..u64::MAX));
     }
 }
