@@ -3,7 +3,7 @@
 # The Debian packages that are missing here, one a line. Every package has a program of its own name, but util-linux.
 missing_packages() {
     local package program
-    for package in containerd runc docker-registry skopeo openssl util-linux; do
+    for package in containerd runc docker-registry skopeo openssl umoci util-linux; do
         program=$package
         [ "$package" != util-linux ] || program=setpriv
         PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin command -v "$program" >/dev/null || echo "$package"

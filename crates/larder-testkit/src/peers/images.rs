@@ -20,6 +20,7 @@ use super::{PeerError, Result};
 #[derive(Debug, Clone, Default)]
 pub struct Layer {
     files: Vec<(String, Vec<u8>)>,
+    archive: Option<Vec<u8>>,
 }
 
 impl Layer {
@@ -41,7 +42,15 @@ impl Layer {
         self.file(path, noise(size, seed))
     }
 
+    /// A layer that is exactly this tar archive; see [`crate::archive`].
+    pub fn archive(archive: impl Into<Vec<u8>>) -> Layer {
+        Layer { files: Vec::new(), archive: Some(archive.into()) }
+    }
+
     fn tar(&self) -> Result<Vec<u8>> {
+        if let Some(archive) = &self.archive {
+            return Ok(archive.clone());
+        }
         let mut archive = tar::Builder::new(Vec::new());
         for (path, content) in &self.files {
             let mut header = tar::Header::new_ustar();

@@ -18,12 +18,20 @@ pub enum Package {
     Skopeo,
     /// Makes certificates.
     Openssl,
+    /// Unpacks images: what ours are compared with.
+    Umoci,
 }
 
 impl Package {
     /// All of them: what `scripts/test` installs.
-    pub const ALL: [Package; 5] =
-        [Package::Containerd, Package::Runc, Package::DockerRegistry, Package::Skopeo, Package::Openssl];
+    pub const ALL: [Package; 6] = [
+        Package::Containerd,
+        Package::Runc,
+        Package::DockerRegistry,
+        Package::Skopeo,
+        Package::Openssl,
+        Package::Umoci,
+    ];
 
     /// Its name for `apt-get install`.
     pub fn name(self) -> &'static str {
@@ -33,6 +41,7 @@ impl Package {
             Package::DockerRegistry => "docker-registry",
             Package::Skopeo => "skopeo",
             Package::Openssl => "openssl",
+            Package::Umoci => "umoci",
         }
     }
 

@@ -1,0 +1,160 @@
+//! The store as a [`Backend`]: what containerd is to kubelet, without a daemon.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use larder::backend::{
+    Backend, BackendError, CallErrorKind, Condition, Container, Filesystems, FilesystemUsage, Image, ImageDetails,
+    ImageSpec, InUse, Progress, RuntimeInfo,
+};
+use larder::credentials::Credential;
+use larder::pod::SandboxConfig;
+use larder::reference::Reference;
+
+use crate::pull::{PullError, Puller};
+use crate::registry::FetchErrorKind;
+use crate::store::{RemoveOptions, Store, StoreError};
+
+/// Pulls into a store and tells what is in it.
+#[derive(Clone)]
+pub struct StoreBackend {
+    puller: Arc<Puller>,
+}
+
+impl StoreBackend {
+    /// The backend of the puller's store.
+    pub fn new(puller: Puller) -> Self {
+        StoreBackend { puller: Arc::new(puller) }
+    }
+
+    /// The store itself.
+    pub fn store(&self) -> &Store {
+        self.puller.store()
+    }
+
+    /// Asks the store on a thread where it may block.
+    async fn ask<T: Send + 'static>(
+        &self,
+        question: impl FnOnce(&Store) -> Result<T, StoreError> + Send + 'static,
+    ) -> Result<T, BackendError> {
+        let store = self.store().clone();
+        match tokio::task::spawn_blocking(move || question(&store)).await {
+            Ok(answer) => answer.map_err(|error| failed(&error, CallErrorKind::Other)),
+            Err(error) => Err(failed(&error, CallErrorKind::Canceled)),
+        }
+    }
+}
+
+#[async_trait]
+impl Backend for StoreBackend {
+    async fn info(&self) -> Result<RuntimeInfo, BackendError> {
+        let ready = Condition { kind: "StoreReady".into(), ok: true, ..Condition::default() };
+        Ok(RuntimeInfo {
+            endpoint: self.store().root().display().to_string(),
+            name: "larder".into(),
+            version: env!("CARGO_PKG_VERSION").into(),
+            api_version: format!("format {}", crate::store::FORMAT),
+            conditions: vec![ready],
+        })
+    }
+
+    async fn list(&self) -> Result<Vec<Image>, BackendError> {
+        self.ask(Store::list).await
+    }
+
+    async fn status(&self, image: &ImageSpec) -> Result<Option<Image>, BackendError> {
+        Ok(self.inspect(image).await?.map(|details| details.image))
+    }
+
+    async fn inspect(&self, image: &ImageSpec) -> Result<Option<ImageDetails>, BackendError> {
+        let name = image.image.clone();
+        self.ask(move |store| {
+            let Some(record) = store.image(&name)? else { return Ok(None) };
+            let mut details = ImageDetails { image: store.to_image(&record)?, ..ImageDetails::default() };
+            if let Some(config) = store.blob(&record.id)? {
+                details.info.insert("config".into(), String::from_utf8_lossy(&config).into_owned());
+            }
+            let layers = serde_json::to_string(&record.layers).unwrap_or_default();
+            details.info.insert("layers".into(), layers);
+            Ok(Some(details))
+        })
+        .await
+    }
+
+    async fn pull(
+        &self,
+        image: &ImageSpec,
+        credential: Option<&Credential>,
+        _sandbox: Option<&SandboxConfig>,
+        progress: &Progress,
+    ) -> Result<String, BackendError> {
+        let name = Reference::parse(&image.image).map_err(|error| failed(&error, CallErrorKind::Other))?;
+        match self.puller.pull(&name, credential, progress).await {
+            Ok(record) => Ok(record.id.to_string()),
+            Err(error) => Err(pull_failed(&error)),
+        }
+    }
+
+    async fn remove(&self, image: &ImageSpec) -> Result<(), BackendError> {
+        let name = image.image.clone();
+        self.ask(move |store| store.remove(&name, RemoveOptions::default()).map(drop)).await
+    }
+
+    async fn filesystems(&self) -> Result<Filesystems, BackendError> {
+        let mountpoint = self.store().root().to_owned();
+        let used = self.ask(|store| store.usage().map(|usage| usage.total())).await?;
+        let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        let usage = FilesystemUsage {
+            mountpoint,
+            timestamp_ns: i64::try_from(now.as_nanos()).unwrap_or(i64::MAX),
+            used_bytes: Some(used.bytes),
+            inodes_used: Some(used.inodes),
+        };
+        Ok(Filesystems { image: vec![usage.clone()], container: vec![usage] })
+    }
+
+    /// Each mount is shown as a container: it uses its image just so.
+    async fn in_use(&self) -> Result<InUse, BackendError> {
+        let mounts = self.ask(Store::mounts).await?;
+        let containers = mounts.into_iter().map(|mount| Container {
+            id: mount.id,
+            name: mount.target.display().to_string(),
+            image_id: mount.image.to_string(),
+            running: mount.mounted,
+            ..Container::default()
+        });
+        Ok(InUse { containers: containers.collect(), sandboxes: Vec::new() })
+    }
+}
+
+/// The text of an error with all its causes.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}
+
+fn failed(error: &dyn std::error::Error, kind: CallErrorKind) -> BackendError {
+    BackendError::Call { message: chain(error), kind }
+}
+
+/// A registry that could not be reached is named as runtimes do it: kubelet makes a reason of its own of that.
+fn pull_failed(error: &PullError) -> BackendError {
+    let kind = match error {
+        PullError::Fetch(fetch) => Some(&*fetch.kind),
+        PullError::Blob(blob) => blob.fetch_kind(),
+        _ => None,
+    };
+    match kind {
+        Some(FetchErrorKind::Unreachable(_)) => BackendError::Call {
+            message: format!("RegistryUnavailable: {}", chain(error)),
+            kind: CallErrorKind::Unavailable,
+        },
+        Some(FetchErrorKind::NotFound { .. }) => failed(error, CallErrorKind::NotFound),
+        _ => failed(error, CallErrorKind::Other),
+    }
+}

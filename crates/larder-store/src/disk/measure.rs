@@ -1,0 +1,91 @@
+//! What a folder takes on its file system, counted as `du` counts it.
+
+use std::collections::HashSet;
+use std::io;
+use std::ops::{Add, AddAssign};
+use std::os::unix::fs::MetadataExt as _;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+
+/// Room on a file system.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Amount {
+    /// Bytes, as allocated: whole blocks, holes not counted.
+    pub bytes: u64,
+    /// Inodes: files, folders, links and devices, one hard-linked file counted once.
+    pub inodes: u64,
+}
+
+impl Add for Amount {
+    type Output = Amount;
+
+    fn add(self, other: Amount) -> Amount {
+        Amount {
+            bytes: self.bytes.saturating_add(other.bytes),
+            inodes: self.inodes.saturating_add(other.inodes),
+        }
+    }
+}
+
+impl AddAssign for Amount {
+    fn add_assign(&mut self, other: Amount) {
+        *self = *self + other;
+    }
+}
+
+impl std::iter::Sum for Amount {
+    fn sum<I: Iterator<Item = Amount>>(amounts: I) -> Amount {
+        amounts.fold(Amount::default(), Add::add)
+    }
+}
+
+/// What `path` and everything below it takes. Follows no links; nothing there counts nothing. What vanishes while it
+/// is being counted is left out.
+pub fn measure(path: &Path) -> io::Result<Amount> {
+    let mut linked = HashSet::new();
+    let mut total = Amount::default();
+    let mut waiting = vec![path.to_owned()];
+    while let Some(path) = waiting.pop() {
+        let metadata = match fs_err::symlink_metadata(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            metadata => metadata?,
+        };
+        if !metadata.is_dir() && metadata.nlink() > 1 && !linked.insert((metadata.dev(), metadata.ino())) {
+            continue;
+        }
+        total += Amount { bytes: metadata.blocks() * 512, inodes: 1 };
+        if !metadata.is_dir() {
+            continue;
+        }
+        match fs_err::read_dir(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            entries => {
+                for entry in entries? {
+                    waiting.push(entry?.path());
+                }
+            }
+        }
+    }
+    Ok(total)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hard_linked_file_counts_once_and_a_hole_takes_nothing() {
+        let scratch = tempfile::tempdir().unwrap();
+        let empty = measure(scratch.path()).unwrap();
+        fs_err::write(scratch.path().join("a"), vec![1; 100_000]).unwrap();
+        let one = measure(scratch.path()).unwrap();
+        fs_err::hard_link(scratch.path().join("a"), scratch.path().join("b")).unwrap();
+        assert_eq!(measure(scratch.path()).unwrap(), one);
+        assert!(one.bytes - empty.bytes >= 100_000 && one.bytes - empty.bytes < 120_000);
+        assert_eq!(one.inodes, 2);
+        fs_err::File::create(scratch.path().join("hole")).unwrap().set_len(1 << 30).unwrap();
+        assert!(measure(scratch.path()).unwrap().bytes < 200_000);
+        assert_eq!(measure(&scratch.path().join("nothing")).unwrap(), Amount::default());
+    }
+}

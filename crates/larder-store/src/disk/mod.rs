@@ -1,0 +1,122 @@
+//! The store's one door to the disk for everything that a crash could tear.
+//!
+//! What goes through it: the database, blobs, files being fetched, and the steps that make things appear and vanish
+//! (create, rename, remove, sync). What goes past it: reading, and the unpacking of layers, which is bulk work in
+//! folders that nobody sees before a step through this door names them.
+//!
+//! [`RealDisk`] is the one that is used; `larder_testkit::faulty_disk` has one that fails, or loses power, at any
+//! step. All errors name the path.
+
+mod measure;
+mod real;
+mod remove;
+
+use std::fmt;
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+pub use measure::{Amount, measure};
+pub use real::RealDisk;
+
+/// How [`Disk::open`] opens a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OpenHow {
+    /// It must not exist yet. Made with mode 0600.
+    CreateNew,
+    /// It is made if it does not exist, with mode 0600, and keeps what it has.
+    Create,
+    /// It must exist.
+    Existing,
+}
+
+/// Steps on a file system. Paths are absolute.
+pub trait Disk: fmt::Debug + Send + Sync + 'static {
+    /// Makes a directory of mode 0700; fails when something is there already.
+    fn create_dir(&self, path: &Path) -> io::Result<()>;
+
+    /// Opens a file for reading and writing.
+    fn open(&self, path: &Path, how: OpenHow) -> io::Result<Arc<dyn DiskFile>>;
+
+    /// Renames a file, or a directory, replacing a file or an empty directory of the new name.
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
+
+    /// Removes a file; succeeds when there is none.
+    fn remove_file(&self, path: &Path) -> io::Result<()>;
+
+    /// Removes a file or a directory with all that is in it, whatever its modes; follows no links. Stops between two
+    /// entries, with [`io::ErrorKind::Interrupted`], once `go_on` says no. Succeeds when nothing is there.
+    fn remove_tree(&self, path: &Path, go_on: &dyn Fn() -> bool) -> io::Result<()>;
+
+    /// Returns once the entries of this directory are durable.
+    fn sync_dir(&self, path: &Path) -> io::Result<()>;
+
+    /// Returns once everything written so far to the file system that holds `path` is durable.
+    fn sync_all(&self, path: &Path) -> io::Result<()>;
+
+    /// Tells one run of the machine from the next: what was written without a sync is sure to be there only while
+    /// this stays the same.
+    fn boot_id(&self) -> String;
+}
+
+/// An open file of a [`Disk`]. Calls may overlap.
+pub trait DiskFile: fmt::Debug + Send + Sync {
+    /// Length in bytes.
+    fn len(&self) -> io::Result<u64>;
+
+    /// Whether there is nothing in it.
+    fn is_empty(&self) -> io::Result<bool> {
+        Ok(self.len()? == 0)
+    }
+
+    /// Reads up to a buffer full; fewer bytes than asked, but at least one, where the file goes on.
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize>;
+
+    /// Writes all of it.
+    fn write_all_at(&self, bytes: &[u8], offset: u64) -> io::Result<()>;
+
+    /// Cuts the file, or extends it with zeros that take no room.
+    fn set_len(&self, len: u64) -> io::Result<()>;
+
+    /// Returns once content and length are durable.
+    fn sync_data(&self) -> io::Result<()>;
+}
+
+/// Fills the buffer, or fails with [`io::ErrorKind::UnexpectedEof`].
+pub fn read_exact_at(file: &dyn DiskFile, mut buffer: &mut [u8], mut offset: u64) -> io::Result<()> {
+    while !buffer.is_empty() {
+        match file.read_at(buffer, offset) {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(read) => {
+                buffer = &mut buffer[read..];
+                offset += read as u64;
+            }
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Makes a directory unless it is there.
+pub fn ensure_dir(disk: &dyn Disk, path: &Path) -> io::Result<()> {
+    match disk.create_dir(path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        done => done,
+    }
+}
+
+/// Writes a file under a temporary name beside it, then renames it, so that readers see the old or the new one. The
+/// caller sees to durability.
+pub fn replace(disk: &dyn Disk, temporary: &Path, path: &Path, bytes: &[u8]) -> io::Result<()> {
+    disk.remove_file(temporary)?;
+    let file = disk.open(temporary, OpenHow::CreateNew)?;
+    let written = file.write_all_at(bytes, 0);
+    drop(file);
+    let renamed = written.and_then(|()| disk.rename(temporary, path));
+    if renamed.is_err() {
+        // The first error is the one to tell; a leftover is cleaned when the store opens.
+        let _ = disk.remove_file(temporary);
+    }
+    renamed
+}

@@ -1,0 +1,98 @@
+//! The real file system.
+
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, FileExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use fs_err::os::unix::fs::OpenOptionsExt as _;
+
+use super::{Disk, DiskFile, OpenHow, remove};
+
+/// The file system of this machine.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct RealDisk;
+
+impl Disk for RealDisk {
+    fn create_dir(&self, path: &Path) -> io::Result<()> {
+        std::fs::DirBuilder::new().mode(0o700).create(path).map_err(|error| explain("create", path, &error))
+    }
+
+    fn open(&self, path: &Path, how: OpenHow) -> io::Result<Arc<dyn DiskFile>> {
+        let mut options = fs_err::OpenOptions::new();
+        options.read(true).write(true).mode(0o600);
+        match how {
+            OpenHow::CreateNew => options.create_new(true),
+            OpenHow::Create => options.create(true).truncate(false),
+            OpenHow::Existing => &mut options,
+        };
+        let (file, path) = options.open(path)?.into_parts();
+        Ok(Arc::new(RealFile { file, path }))
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        fs_err::rename(from, to)
+    }
+
+    fn remove_file(&self, path: &Path) -> io::Result<()> {
+        match fs_err::remove_file(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            done => done,
+        }
+    }
+
+    fn remove_tree(&self, path: &Path, go_on: &dyn Fn() -> bool) -> io::Result<()> {
+        remove::tree(path, go_on).map_err(|error| explain("remove", path, &error))
+    }
+
+    fn sync_dir(&self, path: &Path) -> io::Result<()> {
+        fs_err::File::open(path)?.sync_all()
+    }
+
+    fn sync_all(&self, path: &Path) -> io::Result<()> {
+        let folder = fs_err::File::open(path)?;
+        rustix::fs::syncfs(&folder).map_err(|error| explain("sync the file system of", path, &error.into()))
+    }
+
+    fn boot_id(&self) -> String {
+        fs_err::read_to_string("/proc/sys/kernel/random/boot_id").map_or_else(
+            // Without it nothing unsynced is trusted.
+            |_| String::new(),
+            |id| id.trim().to_owned(),
+        )
+    }
+}
+
+/// The error with its path, of the same kind.
+fn explain(doing: &str, path: &Path, error: &io::Error) -> io::Error {
+    io::Error::new(error.kind(), format!("failed to {doing} `{}`: {error}", path.display()))
+}
+
+#[derive(Debug)]
+struct RealFile {
+    file: std::fs::File,
+    path: PathBuf,
+}
+
+impl DiskFile for RealFile {
+    fn len(&self) -> io::Result<u64> {
+        let metadata = self.file.metadata().map_err(|error| explain("look at", &self.path, &error))?;
+        Ok(metadata.len())
+    }
+
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+        self.file.read_at(buffer, offset).map_err(|error| explain("read", &self.path, &error))
+    }
+
+    fn write_all_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.file.write_all_at(bytes, offset).map_err(|error| explain("write to", &self.path, &error))
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.file.set_len(len).map_err(|error| explain("resize", &self.path, &error))
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        self.file.sync_data().map_err(|error| explain("sync", &self.path, &error))
+    }
+}

@@ -1,0 +1,171 @@
+//! Removing a tree of any depth, with any modes, without following a link.
+
+use std::ffi::CStr;
+use std::io;
+use std::path::Path;
+
+use rustix::fd::{AsFd, OwnedFd};
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, RenameFlags};
+use rustix::io::Errno;
+
+/// Deepest nesting that is removed in place. What lies deeper is moved up first, so that the number of open folders
+/// stays small whatever an image holds.
+const DEEPEST: usize = 64;
+
+/// Removes whatever `path` names. See [`Disk::remove_tree`](super::Disk::remove_tree).
+pub(super) fn tree(path: &Path, go_on: &dyn Fn() -> bool) -> io::Result<()> {
+    match rustix::fs::unlinkat(CWD, path, AtFlags::empty()) {
+        Ok(()) | Err(Errno::NOENT) => return Ok(()),
+        Err(Errno::ISDIR | Errno::PERM) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let mut steps = Steps { go_on, removed: 0, moved: 0 };
+    loop {
+        let before = (steps.removed, steps.moved);
+        let folder = open_folder(CWD, path)?;
+        empty(&folder, &folder, 1, &mut steps)?;
+        // What was moved up is left for the next round.
+        match rustix::fs::unlinkat(CWD, path, AtFlags::REMOVEDIR) {
+            Ok(()) => return Ok(()),
+            Err(Errno::NOTEMPTY) if before != (steps.removed, steps.moved) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// How far a removal has come.
+struct Steps<'a> {
+    go_on: &'a dyn Fn() -> bool,
+    removed: u64,
+    moved: u64,
+}
+
+/// Removes what is in `folder`. Folders nested too deep go to `top` under new names.
+fn empty(folder: &OwnedFd, top: &OwnedFd, depth: usize, steps: &mut Steps<'_>) -> io::Result<()> {
+    for entry in Dir::read_from(folder)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        if name == c"." || name == c".." {
+            continue;
+        }
+        if !(steps.go_on)() {
+            return Err(io::ErrorKind::Interrupted.into());
+        }
+        if entry.file_type() != FileType::Directory {
+            match rustix::fs::unlinkat(folder, name, AtFlags::empty()) {
+                Ok(()) => {
+                    steps.removed += 1;
+                    continue;
+                }
+                // The type was not known, and it is a folder after all.
+                Err(Errno::ISDIR | Errno::PERM) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        if depth == DEEPEST {
+            move_up(folder, name, top, steps)?;
+            continue;
+        }
+        let inner = open_folder(folder, name)?;
+        empty(&inner, top, depth + 1, steps)?;
+        drop(inner);
+        match rustix::fs::unlinkat(folder, name, AtFlags::REMOVEDIR) {
+            Ok(()) => steps.removed += 1,
+            // A file system may leave out entries of a folder that changes meanwhile: the next round has them.
+            Err(Errno::NOTEMPTY) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+/// Opens a folder to be emptied, after making sure that its owner may.
+fn open_folder(parent: impl AsFd, name: impl rustix::path::Arg + Copy) -> io::Result<OwnedFd> {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let parent = parent.as_fd();
+    let opened = rustix::fs::openat(parent, name, flags, Mode::empty()).or_else(|error| {
+        if error != Errno::ACCESS {
+            return Err(error);
+        }
+        // Only who is not root comes here. The entry is a folder, as unlink said, and nobody else writes here.
+        rustix::fs::chmodat(parent, name, Mode::RWXU, AtFlags::empty())?;
+        rustix::fs::openat(parent, name, flags, Mode::empty())
+    })?;
+    let mode = rustix::fs::fstat(&opened)?.st_mode;
+    if !Mode::from_raw_mode(mode).contains(Mode::RWXU) {
+        rustix::fs::fchmod(&opened, Mode::RWXU)?;
+    }
+    Ok(opened)
+}
+
+/// Moves a folder to the top under a name that nobody has.
+fn move_up(folder: &OwnedFd, name: &CStr, top: &OwnedFd, steps: &mut Steps<'_>) -> io::Result<()> {
+    loop {
+        steps.moved += 1;
+        let up = format!(".larder-deep-{}", steps.moved);
+        match rustix::fs::renameat_with(folder, name, top, &up, RenameFlags::NOREPLACE) {
+            Ok(()) => return Ok(()),
+            Err(Errno::EXIST) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
+
+    use super::*;
+
+    #[test]
+    fn a_tree_goes_with_its_links_but_not_what_they_name() {
+        let scratch = tempfile::tempdir().unwrap();
+        let kept = scratch.path().join("kept");
+        fs_err::create_dir(&kept).unwrap();
+        fs_err::write(kept.join("file"), "x").unwrap();
+        let doomed = scratch.path().join("doomed");
+        fs_err::create_dir_all(doomed.join("a/b")).unwrap();
+        symlink(&kept, doomed.join("a/link")).unwrap();
+        fs_err::write(doomed.join("a/b/file"), "x").unwrap();
+        fs_err::set_permissions(doomed.join("a/b"), std::fs::Permissions::from_mode(0o000)).unwrap();
+        tree(&doomed, &|| true).unwrap();
+        assert!(!doomed.exists());
+        assert!(kept.join("file").exists());
+        tree(&doomed, &|| true).expect("nothing there is no error");
+    }
+
+    #[test]
+    fn a_link_itself_is_removed() {
+        let scratch = tempfile::tempdir().unwrap();
+        let link = scratch.path().join("link");
+        symlink(scratch.path(), &link).unwrap();
+        tree(&link, &|| true).unwrap();
+        assert!(scratch.path().exists() && link.symlink_metadata().is_err());
+    }
+
+    #[test]
+    fn a_tree_deeper_than_any_path_may_be_long_goes_too() {
+        let scratch = tempfile::tempdir().unwrap();
+        let doomed = scratch.path().join("doomed");
+        fs_err::create_dir(&doomed).unwrap();
+        let mut folder = open_folder(CWD, doomed.as_path()).unwrap();
+        for _ in 0..2000 {
+            rustix::fs::mkdirat(&folder, "deep", Mode::RWXU).unwrap();
+            folder = open_folder(&folder, "deep").unwrap();
+        }
+        drop(folder);
+        tree(&doomed, &|| true).unwrap();
+        assert!(!doomed.exists());
+    }
+
+    #[test]
+    fn removal_stops_when_told() {
+        let scratch = tempfile::tempdir().unwrap();
+        let doomed = scratch.path().join("doomed");
+        fs_err::create_dir(&doomed).unwrap();
+        fs_err::write(doomed.join("file"), "x").unwrap();
+        let error = tree(&doomed, &|| false).expect_err("it was told to stop");
+        assert_eq!(error.kind(), io::ErrorKind::Interrupted);
+        assert!(doomed.join("file").exists());
+    }
+}

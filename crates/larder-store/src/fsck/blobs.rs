@@ -1,0 +1,70 @@
+//! Manifests and configs: every byte, by their digests.
+
+use larder::reference::Digest;
+
+use super::{Damage, FsckReport};
+use crate::store::blobs::{check_digest, read_blob};
+use crate::store::db::{IMAGES, Source as _};
+use crate::store::error::Doing as _;
+use crate::store::{ImageRecord, Inner, StoreError};
+
+impl Inner {
+    pub(super) fn check_blobs(&self, repair: bool, report: &mut FsckReport) -> Result<(), StoreError> {
+        let images: Vec<ImageRecord> =
+            self.db.read("look for damaged manifests", |reader| reader.all(IMAGES))?;
+        report.images = images.len() as u64;
+        for image in &images {
+            let mut broken = false;
+            for digest in image.blobs() {
+                if let Some(damage) = self.check_blob(digest, image, repair)? {
+                    // What is missing from an image that is noted as incomplete is in the list of what to fetch.
+                    if image.complete || matches!(damage, Damage::BlobDamaged { .. }) {
+                        report.add(damage, repair);
+                    }
+                    broken = true;
+                }
+            }
+            if broken && image.complete && repair {
+                self.hide_image(&image.id)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn check_blob(
+        &self,
+        digest: &Digest,
+        image: &ImageRecord,
+        repair: bool,
+    ) -> Result<Option<Damage>, StoreError> {
+        let doing = "check a manifest or config";
+        let _gate = self.gate();
+        let present = self.db.read(doing, |reader| reader.get::<ImageRecord>(IMAGES, image.id.as_str()))?;
+        if !present.is_some_and(|present| present.blobs().any(|blob| blob == digest)) {
+            return Ok(None); // removed meanwhile
+        }
+        let path = self.layout.blob(digest);
+        let (digest, image) = (digest.clone(), image.id.clone());
+        let Some(bytes) = read_blob(&path).doing(doing)? else {
+            return Ok(Some(Damage::BlobMissing { digest, image }));
+        };
+        if check_digest(&bytes, &digest).is_ok() {
+            return Ok(None);
+        }
+        if repair {
+            self.discard(&path).doing("take a damaged manifest away")?;
+        }
+        Ok(Some(Damage::BlobDamaged { digest, image }))
+    }
+
+    /// Notes that an image lacks something.
+    fn hide_image(&self, id: &Digest) -> Result<(), StoreError> {
+        self.db.write("note that an image is incomplete", |writer| {
+            if let Some(mut image) = writer.get::<ImageRecord>(IMAGES, id.as_str())? {
+                image.complete = false;
+                writer.put(IMAGES, id.as_str(), &image)?;
+            }
+            Ok(())
+        })
+    }
+}

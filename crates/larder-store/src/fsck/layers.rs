@@ -1,0 +1,160 @@
+//! Layers: every file against the manifest that was written when it was unpacked.
+
+use std::collections::HashSet;
+use std::error::Error;
+use std::fmt;
+use std::path::Path;
+use std::sync::{Mutex, PoisonError};
+
+use super::{Damage, FsckOptions, FsckReport};
+use crate::store::db::{LAYERS, MOUNTS, Source as _};
+use crate::store::error::Doing as _;
+use crate::store::holds::Item;
+use crate::store::{FILES, FS, Inner, LayerKey, LayerRecord, MountRecord, StoreError};
+use crate::unpack::{Depth, verify};
+
+/// How many wrong files of a layer are named.
+const NAMED: usize = 10;
+
+/// Compares a layer's folder with what was noted when it was unpacked.
+pub trait CheckLayer: fmt::Debug + Sync {
+    /// Says to `found` what is wrong: `usr/bin/tool: another content`. An error means that it cannot be told.
+    fn check(
+        &self,
+        layer: &Path,
+        contents: bool,
+        found: &mut dyn FnMut(String),
+    ) -> Result<(), Box<dyn Error + Send + Sync>>;
+}
+
+/// By the manifest that [`unpack`](crate::unpack) writes.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct CheckUnpacked;
+
+impl CheckLayer for CheckUnpacked {
+    fn check(
+        &self,
+        layer: &Path,
+        contents: bool,
+        found: &mut dyn FnMut(String),
+    ) -> Result<(), Box<dyn Error + Send + Sync>> {
+        let (fs, files) = (layer.join(FS), layer.join(FILES));
+        for needed in [&fs, &files] {
+            if !needed.exists() {
+                found(format!("{}: missing", needed.strip_prefix(layer).unwrap_or(needed).display()));
+                return Ok(());
+            }
+        }
+        let depth = if contents { Depth::Content } else { Depth::Metadata };
+        for damage in verify(&fs, &files, depth)? {
+            let damage = damage?;
+            found(format!("{}: {}", damage.path.display(), damage.kind));
+        }
+        Ok(())
+    }
+}
+
+impl Inner {
+    pub(super) fn check_layers(
+        &self,
+        options: &FsckOptions<'_>,
+        report: &mut FsckReport,
+    ) -> Result<(), StoreError> {
+        let mut layers: Vec<LayerRecord> =
+            self.db.read("look for damaged layers", |reader| reader.all(LAYERS))?;
+        layers.retain(|layer| layer.present); // those that are missing are in the list of what to fetch
+        report.layers = layers.len() as u64;
+        let found = Mutex::new(Vec::new());
+        let queue = Mutex::new(layers.iter());
+        let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+        std::thread::scope(|scope| {
+            for _ in 0..options.threads.clamp(1, 64) {
+                scope.spawn(|| {
+                    while let Some(layer) = next() {
+                        if let Some(damage) = self.check_layer(&layer.key, options) {
+                            found.lock().unwrap_or_else(PoisonError::into_inner).push((&layer.key, damage));
+                        }
+                    }
+                });
+            }
+        });
+        let mut found = found.into_inner().unwrap_or_else(PoisonError::into_inner);
+        found.sort_by_key(|(key, _)| *key);
+        for (key, damage) in found {
+            self.judge_layer(key, damage, options.repair, report)?;
+        }
+        Ok(())
+    }
+
+    fn check_layer(&self, key: &LayerKey, options: &FsckOptions<'_>) -> Option<Damage> {
+        let path = self.layout.layer(key);
+        if !path.is_dir() {
+            return Some(Damage::LayerMissing { key: key.clone() });
+        }
+        let (mut first, mut count) = (Vec::new(), 0);
+        let checked = options.check.check(&path, options.contents, &mut |damage| {
+            count += 1;
+            if first.len() < NAMED {
+                first.push(damage);
+            }
+        });
+        match checked {
+            _ if count > 0 => Some(Damage::LayerDamaged { key: key.clone(), first, count }),
+            Err(error) => Some(Damage::LayerUnchecked { key: key.clone(), reason: chain(&*error) }),
+            Ok(()) => None,
+        }
+    }
+
+    /// Takes a damaged layer away, unless it was removed or brought back meanwhile, or is in use.
+    fn judge_layer(
+        &self,
+        key: &LayerKey,
+        damage: Damage,
+        repair: bool,
+        report: &mut FsckReport,
+    ) -> Result<(), StoreError> {
+        let doing = "look at a damaged layer again";
+        let gate = self.gate();
+        let record = self.db.read(doing, |reader| reader.get::<LayerRecord>(LAYERS, key.as_str()))?;
+        if !record.is_some_and(|record| record.present) {
+            return Ok(());
+        }
+        match damage {
+            Damage::LayerUnchecked { .. } => {
+                report.add(damage, false);
+                return Ok(());
+            }
+            Damage::LayerMissing { .. } if self.layout.layer(key).is_dir() => return Ok(()),
+            _ => {}
+        }
+        let mounts: Vec<MountRecord> = self.db.read(doing, |reader| reader.all(MOUNTS))?;
+        let mounted: HashSet<&LayerKey> = mounts.iter().flat_map(|mount| &mount.layers).collect();
+        let used = mounted.contains(key) || self.holds.has(&Item::Layer(key.clone()));
+        match damage {
+            Damage::LayerDamaged { key, first, count } if used => {
+                report.add(Damage::LayerDamagedInUse { key, first, count }, false);
+            }
+            damage => {
+                if repair {
+                    // The record first: what it says is missing may still be there, not the other way round.
+                    self.note_missing(std::slice::from_ref(key))?;
+                    self.discard(&self.layout.layer(key)).doing("take a damaged layer away")?;
+                }
+                report.add(damage, repair);
+            }
+        }
+        drop(gate);
+        Ok(())
+    }
+}
+
+/// The error with its causes on one line.
+fn chain(error: &(dyn Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        text = format!("{text}: {error}");
+        cause = error.source();
+    }
+    text
+}

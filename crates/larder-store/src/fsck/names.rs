@@ -1,0 +1,138 @@
+//! The database's own agreement: records that can be read, names and uses that are those of the images.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::{Damage, FsckReport};
+use crate::store::commit::{for_uses, put_uses};
+use crate::store::db::{
+    DbError, DbResult, IMAGES, LAYERS, LEASES, MOUNTS, NAMES, Source, Table, USES, Writer, decode, same,
+};
+use crate::store::layers::RECORD;
+use crate::store::{ImageRecord, Inner, LayerKey, LayerRecord, LeaseRecord, MountRecord, StoreError};
+
+impl Inner {
+    /// Records that cannot be read. They are replaced by their copies where there are any.
+    pub(super) fn check_records(&self, repair: bool, report: &mut FsckReport) -> Result<(), StoreError> {
+        let doing = "check the database's records";
+        let mut bad: Vec<(Table, DbError)> = Vec::new();
+        self.db.read(doing, |reader| {
+            unreadable::<ImageRecord>(reader, IMAGES, &mut bad)?;
+            unreadable::<LayerRecord>(reader, LAYERS, &mut bad)?;
+            unreadable::<LeaseRecord>(reader, LEASES, &mut bad)?;
+            unreadable::<MountRecord>(reader, MOUNTS, &mut bad)
+        })?;
+        for (table, error) in bad {
+            let (key, reason) = match &error {
+                DbError::Record { key, cause } => (key.clone(), cause.to_string()),
+                DbError::Newer { key, found } => (key.clone(), format!("it has version {found:?}")),
+                DbError::Storage(_) => continue, // it would have ended the read
+            };
+            // A later larder can read what is merely newer.
+            let repair = repair && matches!(error, DbError::Record { .. });
+            if repair {
+                self.restore_record(table, &key)?;
+            }
+            report.add(Damage::Record { key, reason }, repair);
+        }
+        Ok(())
+    }
+
+    fn restore_record(&self, table: Table, key: &str) -> Result<(), StoreError> {
+        let copy = if same(table, IMAGES) {
+            let path = larder::reference::Digest::parse(key).ok().map(|id| self.layout.image(&id));
+            path.and_then(|path| fs_err::read(path).ok())
+                .filter(|copy| decode::<ImageRecord>(key, copy).is_ok())
+        } else if same(table, LAYERS) {
+            let path = LayerKey::parse(key).map(|key| self.layout.layer(&key).join(RECORD));
+            path.and_then(|path| fs_err::read(path).ok())
+                .filter(|copy| decode::<LayerRecord>(key, copy).is_ok())
+        } else {
+            None
+        };
+        self.db.write("restore a record", |writer| {
+            match &copy {
+                Some(copy) => writer.put_raw(table, key, copy)?,
+                None => writer.delete(table, key)?,
+            }
+            Ok(())
+        })
+    }
+
+    /// Names and uses that do not agree with the images. They are written anew from the images.
+    pub(super) fn check_names(&self, repair: bool, report: &mut FsckReport) -> Result<(), StoreError> {
+        let doing = "check the database's names";
+        let Some(detail) = self.db.read(doing, first_difference)? else { return Ok(()) };
+        if repair {
+            self.db.write("write the database's names anew", |writer| Ok(write_names(writer)?))?;
+        }
+        report.add(Damage::Index { detail }, repair);
+        Ok(())
+    }
+}
+
+fn unreadable<T: serde::de::DeserializeOwned>(
+    source: &impl Source,
+    table: Table,
+    bad: &mut Vec<(Table, DbError)>,
+) -> DbResult<()> {
+    source.visit(table, "", &mut |key, value| {
+        if let Err(error) = decode::<T>(key, value) {
+            bad.push((table, error));
+        }
+        Ok(true)
+    })
+}
+
+/// What does not agree, if anything.
+fn first_difference(source: &impl Source) -> DbResult<Option<String>> {
+    let mut names = BTreeMap::new();
+    source.visit(NAMES, "", &mut |name, id| {
+        names.insert(name.to_owned(), String::from_utf8_lossy(id).into_owned());
+        Ok(true)
+    })?;
+    let mut uses: BTreeSet<String> = source.endings(USES, "")?.into_iter().collect();
+    let mut difference = None;
+    for image in source.all::<ImageRecord>(IMAGES)? {
+        for name in image.names() {
+            let id = names.remove(name);
+            if id.as_deref() != Some(image.id.as_str()) {
+                difference.get_or_insert_with(|| format!("{name} is not {}", image.id));
+            }
+        }
+        for_uses(&image, |key| {
+            if !uses.remove(key) {
+                difference.get_or_insert_with(|| format!("the use {key} is not noted"));
+            }
+            Ok(())
+        })?;
+    }
+    if let Some((name, id)) = names.pop_first() {
+        difference.get_or_insert_with(|| format!("{name} is said to be {id}"));
+    }
+    if let Some(key) = uses.pop_first() {
+        difference.get_or_insert_with(|| format!("the use {key} is nobody's"));
+    }
+    Ok(difference)
+}
+
+/// Writes names and uses anew. Of several images that claim a name, the one that was pulled last has it.
+pub(super) fn write_names(writer: &Writer) -> DbResult<()> {
+    writer.clear(NAMES)?;
+    writer.clear(USES)?;
+    let mut images: Vec<ImageRecord> = writer.all(IMAGES)?;
+    images.sort_by(|a, b| (b.pulled_at, &b.id).cmp(&(a.pulled_at, &a.id)));
+    let mut taken = BTreeSet::new();
+    for mut image in images {
+        let before = image.clone();
+        image.tags.retain(|name| taken.insert(name.clone()));
+        image.digests.retain(|name| taken.insert(name.clone()));
+        for name in image.names() {
+            writer.put_raw(NAMES, name, image.id.as_str().as_bytes())?;
+        }
+        put_uses(writer, &image)?;
+        if image != before {
+            writer.put(IMAGES, image.id.as_str(), &image)?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,170 @@
+//! A new database from what lies on disk, when the old one is lost.
+//!
+//! Each layer has a copy of its record beside its files, each image one in `images`. Only what is whole is taken: a
+//! layer that agrees with its manifest byte for byte, a manifest and config that have their digests. An image that
+//! lacks a layer is noted as incomplete, so that a pull brings back just that. What is lost: leases, and what was
+//! learned for estimates.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use larder::reference::Digest;
+
+use super::layers::CheckLayer;
+use super::names::write_names;
+use crate::disk::{Disk, RealDisk};
+use crate::mounts::mounted_of;
+use crate::store::blobs::{check_digest, read_blob};
+use crate::store::db::{Db, IMAGES, LAYERS, decode};
+use crate::store::error::OpenError;
+use crate::store::layers::RECORD;
+use crate::store::layout::{Layout, names_in};
+use crate::store::open::Opening;
+use crate::store::{ImageRecord, LayerKey, LayerRecord, Store, StoreConfig, StoreError};
+
+/// What was found.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Rebuilt {
+    /// Images that are whole.
+    pub images: u64,
+    /// Images that lack something, which a pull brings back.
+    pub incomplete: u64,
+    /// Layers that are whole.
+    pub layers: u64,
+    /// What was left out, and why: `layers/abc...: usr/bin/tool: another content`.
+    pub left_out: Vec<String>,
+    /// Where the old database lies now, if there was one.
+    pub old: Option<PathBuf>,
+}
+
+impl Store {
+    /// Makes the database of a store anew from its blobs and layers, and opens it. The old one is kept beside it.
+    pub fn rebuild(
+        root: &Path,
+        config: StoreConfig,
+        check: &dyn CheckLayer,
+    ) -> Result<(Store, Rebuilt), OpenError> {
+        Store::rebuild_on(Arc::new(RealDisk), root, config, check)
+    }
+
+    /// Like [`rebuild`](Store::rebuild), on a disk of the caller's choice.
+    pub fn rebuild_on(
+        disk: Arc<dyn Disk>,
+        root: &Path,
+        config: StoreConfig,
+        check: &dyn CheckLayer,
+    ) -> Result<(Store, Rebuilt), OpenError> {
+        let opening = Opening::begin(disk, root)?;
+        let root = opening.layout.root().to_owned();
+        let failed = |cause| OpenError::Io { doing: "rebuild", root: root.clone(), cause };
+        // A mount's record cannot be made anew, and without it the layers would not be protected.
+        let mounted = mounted_of(&opening.layout.mounts()).map_err(failed)?;
+        if !mounted.is_empty() {
+            return Err(OpenError::Mounted { root, mounted });
+        }
+        let mut rebuilt = Rebuilt::default();
+        let layers = find_layers(&opening.layout, check, &mut rebuilt).map_err(failed)?;
+        let images = find_images(&opening.layout, &layers, &mut rebuilt).map_err(failed)?;
+        rebuilt.old = set_aside(&*opening.disk, &opening.layout).map_err(failed)?;
+
+        let path = opening.layout.database();
+        let database = |cause| OpenError::Database { path: path.clone(), cause };
+        let db = Db::open(&opening.disk, &path, config.database_cache_bytes).map_err(database)?;
+        let written = db.write("write the database anew", |writer| {
+            for layer in &layers {
+                writer.put(LAYERS, layer.key.as_str(), layer)?;
+            }
+            for image in &images {
+                writer.put(IMAGES, image.id.as_str(), image)?;
+            }
+            Ok(write_names(writer)?)
+        });
+        written.map_err(|cause| OpenError::Recovery { root: root.clone(), cause: Box::new(cause) })?;
+        Ok((opening.finish(db, config)?, rebuilt))
+    }
+}
+
+/// Moves the old database out of the way.
+fn set_aside(disk: &dyn Disk, layout: &Layout) -> std::io::Result<Option<PathBuf>> {
+    let path = layout.database();
+    if !path.exists() {
+        return Ok(None);
+    }
+    let old = layout.root().join("larder.redb.old");
+    disk.rename(&path, &old)?;
+    disk.sync_dir(layout.root())?;
+    Ok(Some(old))
+}
+
+/// The layers that are whole.
+fn find_layers(
+    layout: &Layout,
+    check: &dyn CheckLayer,
+    rebuilt: &mut Rebuilt,
+) -> std::io::Result<Vec<LayerRecord>> {
+    let mut layers = Vec::new();
+    for name in names_in(&layout.layers())? {
+        match whole_layer(layout, &name, check) {
+            Ok(layer) => layers.push(layer),
+            Err(reason) => rebuilt.left_out.push(format!("layers/{name}: {reason}")),
+        }
+    }
+    rebuilt.layers = layers.len() as u64;
+    Ok(layers)
+}
+
+fn whole_layer(layout: &Layout, name: &str, check: &dyn CheckLayer) -> Result<LayerRecord, String> {
+    let key = LayerKey::parse(name).ok_or("not the name of a layer")?;
+    let path = layout.layer(&key);
+    let copy = fs_err::read(path.join(RECORD)).map_err(|error| error.to_string())?;
+    let mut layer: LayerRecord = decode(name, &copy).map_err(|error| error.to_string())?;
+    if layer.key != key {
+        return Err(format!("its record is that of {}", layer.key));
+    }
+    let mut first = None;
+    let checked = check.check(&path, true, &mut |damage| {
+        first.get_or_insert(damage);
+    });
+    checked.map_err(|error| error.to_string())?;
+    layer.present = true;
+    first.map_or(Ok(layer), Err)
+}
+
+/// The images whose manifests and configs are whole, complete if their layers are.
+fn find_images(
+    layout: &Layout,
+    layers: &[LayerRecord],
+    rebuilt: &mut Rebuilt,
+) -> std::io::Result<Vec<ImageRecord>> {
+    let mut images = Vec::new();
+    for name in names_in(&layout.images())? {
+        match whole_image(layout, &name) {
+            Ok(mut image) => {
+                image.complete =
+                    image.keys().into_iter().all(|key| layers.iter().any(|layer| layer.key == *key));
+                *(if image.complete { &mut rebuilt.images } else { &mut rebuilt.incomplete }) += 1;
+                images.push(image);
+            }
+            Err(reason) => rebuilt.left_out.push(format!("images/{name}: {reason}")),
+        }
+    }
+    Ok(images)
+}
+
+fn whole_image(layout: &Layout, name: &str) -> Result<ImageRecord, String> {
+    let copy = fs_err::read(layout.images().join(name)).map_err(|error| error.to_string())?;
+    let image: ImageRecord = decode(name, &copy).map_err(|error| error.to_string())?;
+    if layout.image(&image.id) != layout.images().join(name) {
+        return Err(format!("its record is that of {}", image.id));
+    }
+    for digest in image.blobs() {
+        whole_blob(layout, digest)?;
+    }
+    Ok(image)
+}
+
+fn whole_blob(layout: &Layout, digest: &Digest) -> Result<(), String> {
+    let bytes = read_blob(&layout.blob(digest)).map_err(|error| error.to_string())?;
+    let bytes = bytes.ok_or_else(|| format!("{digest} is missing"))?;
+    check_digest(&bytes, digest).map_err(|error: StoreError| error.to_string())
+}

@@ -1,0 +1,95 @@
+//! Lists and maps that refuse to grow beyond a bound while they are read, so that a small hostile document does not
+//! become a large one in memory. `null` reads as empty: that is how Go writes a list that was never made.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::Deserialize;
+use serde::de::{DeserializeOwned, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
+
+use super::ManifestError;
+
+/// Reads a JSON object. serde would take a list of the fields' values for one as well, which no other reader does.
+pub(super) fn object<T: DeserializeOwned>(raw: &[u8]) -> Result<T, ManifestError> {
+    if raw.trim_ascii_start().first().is_some_and(|first| *first != b'{') {
+        return Err(ManifestError::Malformed(serde_json::Error::custom("not a JSON object")));
+    }
+    serde_json::from_slice(raw).map_err(ManifestError::Malformed)
+}
+
+/// Reads a list of at most `N` elements; `#[serde(deserialize_with = "bounded::list::<N, _, _>")]`.
+pub(super) fn list<'de, const N: usize, T: Deserialize<'de>, D: Deserializer<'de>>(
+    from: D,
+) -> Result<Vec<T>, D::Error> {
+    from.deserialize_any(List::<N, T>(PhantomData))
+}
+
+struct List<const N: usize, T>(PhantomData<T>);
+
+impl<'de, const N: usize, T: Deserialize<'de>> Visitor<'de> for List<N, T> {
+    type Value = Vec<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a list of at most {N} elements")
+    }
+
+    fn visit_unit<E>(self) -> Result<Vec<T>, E> {
+        Ok(Vec::new())
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut elements: A) -> Result<Vec<T>, A::Error> {
+        let mut list = Vec::new();
+        while let Some(element) = elements.next_element()? {
+            if list.len() == N {
+                return Err(A::Error::custom(format_args!("more than {N} elements in a list")));
+            }
+            list.push(element);
+        }
+        Ok(list)
+    }
+}
+
+/// Reads a map of texts with at most `N` entries; a value of `null` reads as the empty text.
+pub(super) fn texts<'de, const N: usize, D: Deserializer<'de>>(
+    from: D,
+) -> Result<BTreeMap<String, String>, D::Error> {
+    from.deserialize_any(Texts::<N>)
+}
+
+struct Texts<const N: usize>;
+
+impl<'de, const N: usize> Visitor<'de> for Texts<N> {
+    type Value = BTreeMap<String, String>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a map of at most {N} texts")
+    }
+
+    fn visit_unit<E>(self) -> Result<Self::Value, E> {
+        Ok(BTreeMap::new())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Self::Value, A::Error> {
+        let mut map = BTreeMap::new();
+        while let Some((key, value)) = entries.next_entry::<String, Option<String>>()? {
+            if map.len() == N {
+                return Err(A::Error::custom(format_args!("more than {N} entries in a map")));
+            }
+            map.insert(key, value.unwrap_or_default());
+        }
+        Ok(map)
+    }
+}
+
+/// A field that may be `null`, which is then its default.
+pub(super) fn or_default<'de, T: Deserialize<'de> + Default, D: Deserializer<'de>>(
+    from: D,
+) -> Result<T, D::Error> {
+    Ok(Option::<T>::deserialize(from)?.unwrap_or_default())
+}
+
+/// Whether a field is there with anything but `null`; its content is skipped without being stored.
+pub(super) fn present<'de, D: Deserializer<'de>>(from: D) -> Result<bool, D::Error> {
+    Ok(Option::<IgnoredAny>::deserialize(from)?.is_some())
+}

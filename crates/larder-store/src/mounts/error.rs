@@ -1,0 +1,101 @@
+//! Why an image could not be mounted or unmounted.
+
+use std::io;
+use std::path::PathBuf;
+
+use crate::store::StoreError;
+
+/// Why an image could not be mounted or unmounted.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum MountError {
+    /// The store did not do its part.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// The target is no directory.
+    #[error("cannot mount at {}", target.display())]
+    Target {
+        /// As given.
+        target: PathBuf,
+        /// What is wrong with it.
+        #[source]
+        cause: io::Error,
+    },
+    /// The kernel refused the overlay.
+    #[error("the kernel refused to mount an overlay at {}{}", target.display(), said(messages))]
+    Refused {
+        /// Where it was to be.
+        target: PathBuf,
+        /// What the kernel said beside the error, if anything.
+        messages: String,
+        /// The error.
+        #[source]
+        cause: io::Error,
+    },
+    /// An old kernel takes all paths in one page of memory.
+    #[error("{layers} layers are too many for this kernel")]
+    TooManyLayers {
+        /// How many there are.
+        layers: usize,
+    },
+    /// Something has files open below the mount.
+    #[error("{} is busy", target.display())]
+    Busy {
+        /// Where it is mounted.
+        target: PathBuf,
+    },
+    /// The kernel refused to unmount.
+    #[error("could not unmount {}", target.display())]
+    Unmount {
+        /// Where it is mounted.
+        target: PathBuf,
+        /// Why not.
+        #[source]
+        cause: io::Error,
+    },
+    /// Nothing of this store is mounted there.
+    #[error("no image of this store is mounted at {}", target.display())]
+    NotOurs {
+        /// As given.
+        target: PathBuf,
+    },
+    /// The mount is in another mount namespace, where this process cannot see it.
+    #[error("the mount at {} was made in another mount namespace", target.display())]
+    Elsewhere {
+        /// As given.
+        target: PathBuf,
+    },
+    /// The kernel's mount table cannot be read.
+    #[error("could not read the mount table")]
+    Table(#[source] io::Error),
+}
+
+impl MountError {
+    /// What the reader could try next.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            MountError::Store(error) => error.hint(),
+            MountError::Target { .. } => Some("make the directory first: mkdir -p DIR"),
+            MountError::Refused { cause, .. } | MountError::Unmount { cause, .. } => match cause.kind() {
+                io::ErrorKind::PermissionDenied => Some(
+                    "mounting needs root; without it, run larder in a user namespace of its own: unshare --user --map-root-user --mount",
+                ),
+                io::ErrorKind::Unsupported | io::ErrorKind::NotFound => {
+                    Some("the kernel needs overlayfs: modprobe overlay")
+                }
+                _ => Some("see the kernel's log: dmesg"),
+            },
+            MountError::TooManyLayers { .. } => Some("Linux 6.5 and later takes up to 500 layers"),
+            MountError::Busy { .. } => Some("stop what uses it: fuser -vm DIR shows who"),
+            MountError::NotOurs { .. } => Some("larder mounts lists what is mounted"),
+            MountError::Elsewhere { .. } => {
+                Some("run umount where the mount was made; a reboot ends it as well")
+            }
+            MountError::Table(_) => Some("is /proc mounted?"),
+        }
+    }
+}
+
+fn said(messages: &str) -> String {
+    if messages.is_empty() { String::new() } else { format!(" ({messages})") }
+}

@@ -1,0 +1,185 @@
+//! Mounted images: an overlay of an image's layers, for whoever wants its root file system.
+//!
+//! ```text
+//! record the use -> make the overlay -> record that it is there        umount -> forget the use
+//! ```
+//!
+//! Promises: a mount is known before it exists, so nothing takes its layers away; after a restart what is recorded is
+//! compared with the kernel's mount table; files written to a writable mount are kept until `umount`, also when the
+//! mount itself went with a reboot.
+
+mod error;
+mod overlay;
+mod recover;
+mod table;
+
+use std::io;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+pub use error::MountError;
+
+use self::overlay::Overlay;
+use self::table::MountTable;
+use crate::disk::ensure_dir;
+use crate::store::db::{MOUNTS, Source as _};
+use crate::store::error::Doing as _;
+use crate::store::layout::names_in;
+use crate::store::{Inner, Layer, MountRecord, Store, StoreError, seconds};
+
+/// How to mount an image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct MountOptions {
+    /// Take writes, into a folder of the mount's own that goes with `umount`.
+    pub writable: bool,
+}
+
+impl Store {
+    /// Mounts an image's root file system at `target`, an existing directory.
+    pub fn mount(
+        &self,
+        image: &str,
+        target: &Path,
+        options: MountOptions,
+        now: SystemTime,
+    ) -> Result<MountRecord, MountError> {
+        let target = directory(target)?;
+        let Some(found) = self.image(image)? else {
+            return Err(StoreError::NoImage { image: image.to_owned() }.into());
+        };
+        // Held until the record protects them.
+        let layers = found
+            .layers
+            .iter()
+            .map(|layer| self.layer(&layer.key)?.ok_or(StoreError::NoLayer { key: layer.key.clone() }))
+            .collect::<Result<Vec<Layer>, StoreError>>()?;
+        let record = MountRecord {
+            id: String::new(),
+            image: found.id,
+            name: image.to_owned(),
+            target,
+            writable: options.writable,
+            layers: layers.iter().map(|layer| layer.key().clone()).collect(),
+            mounted_at: seconds(now),
+            seen_from: table::place(&*self.0.disk),
+            mounted: false,
+        };
+        let mut record = self.0.record_mount(record)?;
+        if let Err(error) = self.0.make_overlay(&record, &layers) {
+            self.0.forget_mount(&record.id)?;
+            return Err(error);
+        }
+        record.mounted = true;
+        let kept = record.clone();
+        self.0
+            .db
+            .write("note that an image is mounted", |writer| Ok(writer.put(MOUNTS, &kept.id, &kept)?))?;
+        Ok(record)
+    }
+
+    /// What is mounted, in the order of ids; writable mounts that a reboot ended are in it, with `mounted` false.
+    pub fn mounts(&self) -> Result<Vec<MountRecord>, StoreError> {
+        self.0.db.read("list mounts", |reader| reader.all(MOUNTS))
+    }
+
+    /// Unmounts what is mounted at `target` and drops what was written to it.
+    pub fn umount(&self, target: &Path) -> Result<MountRecord, MountError> {
+        let target = fs_err::canonicalize(target).unwrap_or_else(|_| target.to_owned());
+        // The latest one: they may be stacked.
+        let record = self.mounts()?.into_iter().rev().find(|mount| mount.target == target);
+        let Some(record) = record else { return Err(MountError::NotOurs { target }) };
+        let mounted = MountTable::read()?.has(&self.0.layout.mount(&record.id), &record.target);
+        if mounted {
+            overlay::unmount(&record.target)?;
+        } else if record.seen_from != table::place(&*self.0.disk) && table::same_boot(&*self.0.disk, &record)
+        {
+            return Err(MountError::Elsewhere { target });
+        }
+        self.0.forget_mount(&record.id)?;
+        Ok(record)
+    }
+}
+
+impl Inner {
+    /// Notes a mount that will be made, under an id that nobody has.
+    fn record_mount(&self, mut record: MountRecord) -> Result<MountRecord, MountError> {
+        let doing = "note a mount";
+        let folders = names_in(&self.layout.mounts()).doing(doing)?;
+        let record = self.db.write(doing, |writer| {
+            let mut taken = folders;
+            taken.extend(writer.endings(MOUNTS, "")?);
+            let next = taken.iter().filter_map(|id| id.parse::<u64>().ok()).max().unwrap_or(0) + 1;
+            record.id = format!("{next:06}");
+            writer.put(MOUNTS, &record.id, &record)?;
+            Ok(record)
+        })?;
+        Ok(record)
+    }
+
+    /// Drops a mount's record and folder, and the layers that only it needed.
+    pub(crate) fn forget_mount(&self, id: &str) -> Result<(), StoreError> {
+        let doing = "forget a mount";
+        self.db.write(doing, |writer| Ok(writer.delete(MOUNTS, id)?))?;
+        self.discard(&self.layout.mount(id)).doing(doing)?;
+        self.trash.kick();
+        self.sweep()
+    }
+
+    fn make_overlay(&self, record: &MountRecord, layers: &[Layer]) -> Result<(), MountError> {
+        let doing = "make the folders of a mount";
+        let folder = self.layout.mount(&record.id);
+        let make = |name: &str| -> Result<PathBuf, StoreError> {
+            let path = folder.join(name);
+            ensure_dir(&*self.disk, &path).doing(doing)?;
+            Ok(path)
+        };
+        ensure_dir(&*self.disk, &folder).doing(doing)?;
+        let mut lower: Vec<PathBuf> = layers.iter().rev().map(Layer::fs).collect();
+        let upper = if record.writable { Some((make("upper")?, make("work")?)) } else { None };
+        if let Some((upper, _)) = &upper {
+            // The root of the mount looks like the upper directory does.
+            like(upper, lower.first().map(PathBuf::as_path)).doing(doing)?;
+        }
+        // The kernel wants two directories at least.
+        while lower.len() + usize::from(upper.is_some()) < 2 {
+            let empty = make(&format!("empty{}", lower.len()))?;
+            like(&empty, None).doing(doing)?;
+            lower.push(empty);
+        }
+        Overlay { folder: &folder, lower: &lower, upper: upper.as_ref() }.mount(&record.target)
+    }
+}
+
+/// Where overlays are mounted whose folders lie in `mounts`.
+pub(crate) fn mounted_of(mounts: &Path) -> io::Result<Vec<String>> {
+    let table = match MountTable::read() {
+        Ok(table) => table,
+        Err(MountError::Table(cause)) => return Err(cause),
+        Err(other) => return Err(io::Error::other(other)),
+    };
+    Ok(table.targets_in(mounts))
+}
+
+/// The target of a mount, which must be a directory.
+fn directory(target: &Path) -> Result<PathBuf, MountError> {
+    let wrong = |cause| MountError::Target { target: target.to_owned(), cause };
+    let path = fs_err::canonicalize(target).map_err(wrong)?;
+    if !path.is_dir() {
+        return Err(wrong(io::ErrorKind::NotADirectory.into()));
+    }
+    Ok(path)
+}
+
+/// Gives a directory the mode and owner of another one, or those that a root directory usually has.
+fn like(path: &Path, model: Option<&Path>) -> io::Result<()> {
+    use std::os::unix::fs::{PermissionsExt as _, chown};
+    let Some(model) = model else {
+        return fs_err::set_permissions(path, std::fs::Permissions::from_mode(0o755));
+    };
+    let (model, own) = (fs_err::metadata(model)?, fs_err::metadata(path)?);
+    if (model.uid(), model.gid()) != (own.uid(), own.gid()) {
+        chown(path, Some(model.uid()), Some(model.gid()))?;
+    }
+    fs_err::set_permissions(path, std::fs::Permissions::from_mode(model.mode() & 0o7777))
+}

@@ -1,0 +1,216 @@
+//! Asking the kernel for an overlay.
+//!
+//! Linux 6.5 and later takes each layer's path by itself, up to 500. Earlier ones take one page with all paths; there
+//! the layers are named through short links, which is enough for some two hundred.
+
+use std::ffi::CString;
+use std::io;
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+
+use rustix::fd::{AsFd, AsRawFd as _, OwnedFd};
+use rustix::fs::{CWD, Mode, OFlags};
+use rustix::io::Errno;
+use rustix::mount::{
+    FsMountFlags, FsOpenFlags, MountAttrFlags, MountFlags, MoveMountFlags, UnmountFlags, fsconfig_create,
+    fsconfig_set_flag, fsconfig_set_string, fsmount, fsopen, move_mount,
+};
+
+use super::{MountError, table};
+
+/// Options of every overlay. Images may carry the kernel's own marks in their files; none of these is followed.
+const OPTIONS: [(&str, &str); 3] = [("redirect_dir", "nofollow"), ("metacopy", "off"), ("index", "off")];
+
+/// Longest value that `fsconfig` takes, in bytes.
+const LONGEST_VALUE: usize = 255;
+
+/// Most bytes of options that `mount` takes, with the zero at their end.
+const PAGE: usize = 4096;
+
+/// An overlay to be made.
+pub(super) struct Overlay<'a> {
+    /// The mount's own folder.
+    pub(super) folder: &'a Path,
+    /// Lower directories, topmost first.
+    pub(super) lower: &'a [PathBuf],
+    /// Upper and work directory of a writable one.
+    pub(super) upper: Option<&'a (PathBuf, PathBuf)>,
+}
+
+impl Overlay<'_> {
+    pub(super) fn mount(&self, target: &Path) -> Result<(), MountError> {
+        match self.mount_by_parts(target) {
+            Err(Failure { cause: Errno::NOSYS | Errno::INVAL, .. }) => self.mount_at_once(target),
+            Err(Failure { cause, messages }) => Err(refused(target, cause, messages)),
+            Ok(()) => Ok(()),
+        }
+    }
+
+    /// The way of Linux 6.5.
+    fn mount_by_parts(&self, target: &Path) -> Result<(), Failure> {
+        let fs = fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC)?;
+        let mut names = Names::default();
+        self.configure(&fs, &mut names).map_err(|cause| Failure { cause, messages: messages(&fs) })?;
+        let attributes =
+            if self.upper.is_some() { MountAttrFlags::empty() } else { MountAttrFlags::MOUNT_ATTR_RDONLY };
+        let mount = fsmount(&fs, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?;
+        move_mount(&mount, "", CWD, target, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)?;
+        Ok(())
+    }
+
+    fn configure(&self, fs: &OwnedFd, names: &mut Names) -> Result<(), Errno> {
+        let source = table::source(self.folder);
+        if source.len() <= LONGEST_VALUE {
+            fsconfig_set_string(fs, "source", source.as_slice())?;
+        } else {
+            return Err(Errno::INVAL); // `mount` takes it, and without it the mount could not be found again
+        }
+        for lower in self.lower {
+            fsconfig_set_string(fs, "lowerdir+", names.short(lower)?)?;
+        }
+        if let Some((upper, work)) = self.upper {
+            fsconfig_set_string(fs, "upperdir", names.short(upper)?)?;
+            fsconfig_set_string(fs, "workdir", names.short(work)?)?;
+        }
+        for (option, value) in OPTIONS {
+            fsconfig_set_string(fs, option, value)?;
+        }
+        if in_user_namespace() {
+            fsconfig_set_flag(fs, "userxattr")?;
+        }
+        fsconfig_create(fs)
+    }
+
+    /// The way of earlier kernels.
+    pub(super) fn mount_at_once(&self, target: &Path) -> Result<(), MountError> {
+        let failed = |error: io::Error| MountError::Refused {
+            target: target.to_owned(),
+            messages: String::new(),
+            cause: error,
+        };
+        let mut all = self.lower.to_vec();
+        all.extend(self.upper.iter().flat_map(|(upper, work)| [upper.clone(), work.clone()]));
+        let links = Links::make(&self.folder.join("l"), &all).map_err(failed)?;
+        let names: Vec<String> = (0..all.len()).map(|number| links.name(number)).collect();
+        let mut options = format!("lowerdir={}", names[..self.lower.len()].join(":"));
+        if let [upper, work] = &names[self.lower.len()..] {
+            options = format!("{options},upperdir={upper},workdir={work}");
+        }
+        for (option, value) in OPTIONS {
+            options = format!("{options},{option}={value}");
+        }
+        if in_user_namespace() {
+            options.push_str(",userxattr");
+        }
+        if options.len() >= PAGE {
+            return Err(MountError::TooManyLayers { layers: self.lower.len() });
+        }
+        let text = |bytes: Vec<u8>| CString::new(bytes).map_err(|error| failed(error.into()));
+        let (source, options) = (text(table::source(self.folder))?, text(options.into_bytes())?);
+        let flags = if self.upper.is_some() { MountFlags::empty() } else { MountFlags::RDONLY };
+        rustix::mount::mount(source.as_c_str(), target, "overlay", flags, Some(options.as_c_str()))
+            .map_err(|cause| refused(target, cause, String::new()))
+    }
+}
+
+/// Why the kernel refused, and what it said.
+struct Failure {
+    cause: Errno,
+    messages: String,
+}
+
+impl From<Errno> for Failure {
+    fn from(cause: Errno) -> Failure {
+        Failure { cause, messages: String::new() }
+    }
+}
+
+fn refused(target: &Path, cause: Errno, messages: String) -> MountError {
+    MountError::Refused { target: target.to_owned(), messages, cause: cause.into() }
+}
+
+/// What the kernel says beside the error, on one line.
+fn messages(fs: &OwnedFd) -> String {
+    let mut lines = Vec::new();
+    let mut buffer = [0; 512];
+    while let Ok(length) = rustix::io::read(fs, &mut buffer) {
+        let line = String::from_utf8_lossy(&buffer[..length]);
+        // Each begins with its kind: "e " for errors.
+        lines.push(line.trim_start_matches(['e', 'w', 'i']).trim().to_owned());
+        if length == 0 || lines.len() == 16 {
+            break;
+        }
+    }
+    lines.join("; ")
+}
+
+/// Paths short enough for the kernel; long ones are named through an open directory.
+#[derive(Default)]
+struct Names(Vec<OwnedFd>);
+
+impl Names {
+    fn short(&mut self, path: &Path) -> Result<Vec<u8>, Errno> {
+        if path.as_os_str().len() <= LONGEST_VALUE {
+            return Ok(path.as_os_str().as_bytes().to_vec());
+        }
+        let folder =
+            rustix::fs::open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+        let name = through(&folder);
+        self.0.push(folder);
+        Ok(name.into_bytes())
+    }
+}
+
+fn through(folder: &impl AsFd) -> String {
+    format!("/proc/self/fd/{}", folder.as_fd().as_raw_fd())
+}
+
+/// A folder of short links to long paths.
+struct Links {
+    folder: OwnedFd,
+}
+
+impl Links {
+    fn make(path: &Path, targets: &[PathBuf]) -> io::Result<Links> {
+        fs_err::create_dir_all(path)?;
+        for (number, target) in targets.iter().enumerate() {
+            let link = path.join(short_number(number));
+            let _ = fs_err::remove_file(&link); // of an earlier attempt
+            fs_err::os::unix::fs::symlink(target, link)?;
+        }
+        let folder =
+            rustix::fs::open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
+        Ok(Links { folder })
+    }
+
+    fn name(&self, number: usize) -> String {
+        format!("{}/{}", through(&self.folder), short_number(number))
+    }
+}
+
+/// `0` to `9`, `a` to `z`, `10`, ...
+fn short_number(number: usize) -> String {
+    let digit = |value: usize| char::from(b"0123456789abcdefghijklmnopqrstuvwxyz"[value % 36]);
+    if number < 36 {
+        digit(number).to_string()
+    } else {
+        short_number(number / 36) + &digit(number).to_string()
+    }
+}
+
+/// Whether this process's user is not the machine's root, whatever its id here.
+fn in_user_namespace() -> bool {
+    // If it cannot be told, the kernel will say.
+    let map = fs_err::read_to_string("/proc/self/uid_map").unwrap_or_default();
+    !map.is_empty() && map.split_whitespace().ne(["0", "0", "4294967295"])
+}
+
+/// Unmounts what is on top at `target`.
+pub(super) fn unmount(target: &Path) -> Result<(), MountError> {
+    match rustix::mount::unmount(target, UnmountFlags::NOFOLLOW) {
+        // Somebody else was quicker.
+        Ok(()) | Err(Errno::INVAL) => Ok(()),
+        Err(Errno::BUSY) => Err(MountError::Busy { target: target.to_owned() }),
+        Err(cause) => Err(MountError::Unmount { target: target.to_owned(), cause: cause.into() }),
+    }
+}

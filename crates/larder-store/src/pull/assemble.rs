@@ -1,0 +1,219 @@
+//! Brings the layers of an image and settles them from the bottom up.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
+use tokio::task::JoinHandle;
+
+use super::bring::{FILES, Staged, bring};
+use super::error::PullError;
+use super::plan::{Plan, Wanted};
+use super::{Puller, blocking};
+use crate::disk::Amount;
+use crate::registry::Session;
+use crate::store::{Claim, Layer, LayerClaim, LayerFacts, LayerKey, StoreError, Waiting};
+use crate::unpack::{Settled, Settling, Target, settle};
+
+/// How soon a blob is tried again that another image of this process is fetching for itself.
+const BUSY_RETRY: Duration = Duration::from_millis(100);
+
+/// How a layer of the plan comes.
+enum Coming {
+    Present(Layer),
+    Waiting(Waiting),
+    Bringing(LayerClaim),
+}
+
+impl Puller {
+    /// Claims each layer, from the bottom up. In that order, or two pulls could wait for each other.
+    pub(super) async fn claim(&self, plan: &Plan) -> Result<Vec<Claim>, PullError> {
+        let (store, layers) = (self.store.clone(), plan.layers.clone());
+        let claim = move || layers.iter().map(|layer| store.claim(&layer.diff_id, &layer.chain_id)).collect();
+        blocking::<Result<Vec<Claim>, StoreError>>(claim).await?.map_err(PullError::from)
+    }
+
+    /// All layers of the plan, in order. `fetching` of them are this pull's to fetch.
+    pub(super) async fn assemble(
+        &self,
+        session: &Session,
+        plan: &Plan,
+        claims: Vec<Claim>,
+        fetching: usize,
+    ) -> Result<Vec<Layer>, PullError> {
+        let options = self.options(fetching);
+        let mut under_way = FuturesUnordered::new();
+        let mut coming = Vec::with_capacity(claims.len());
+        for (at, claim) in claims.into_iter().enumerate() {
+            coming.push(match claim {
+                Claim::Present(layer) => Coming::Present(layer),
+                Claim::Wait(waiting) => Coming::Waiting(waiting),
+                Claim::Fetch(claim) => {
+                    let (this, session) = (self.clone(), session.clone());
+                    let (wanted, options) = (plan.layers[at].clone(), options.clone());
+                    let task = Task(tokio::spawn(async move { this.bring(session, wanted, options).await }));
+                    under_way.push(async move { (at, task.join().await) });
+                    Coming::Bringing(claim)
+                }
+            });
+        }
+        let mut staged = HashMap::new();
+        let mut layers: Vec<Layer> = Vec::with_capacity(coming.len());
+        for (at, coming) in coming.into_iter().enumerate() {
+            let wanted = &plan.layers[at];
+            let layer = match coming {
+                Coming::Present(layer) => self.fitting(session, wanted, layer, &layers).await?,
+                Coming::Waiting(waiting) => {
+                    // What is brought meanwhile may fail, and then there is nothing to wait for.
+                    let wait = waiting.wait();
+                    tokio::pin!(wait);
+                    let found = loop {
+                        tokio::select! {
+                            found = &mut wait => break found,
+                            Some((at, brought)) = under_way.next() => { staged.insert(at, brought?); }
+                        }
+                    };
+                    match found {
+                        Some(layer) => self.fitting(session, wanted, layer, &layers).await?,
+                        None => self.again(session, wanted, &layers).await?,
+                    }
+                }
+                Coming::Bringing(claim) => {
+                    while !staged.contains_key(&at)
+                        && let Some((at, brought)) = under_way.next().await
+                    {
+                        staged.insert(at, brought?);
+                    }
+                    let staged = staged.remove(&at).ok_or(PullError::Abandoned)?;
+                    let layer = self.settle(wanted, staged, &layers).await?;
+                    claim.done(&layer);
+                    layer
+                }
+            };
+            layers.push(layer);
+        }
+        Ok(layers)
+    }
+
+    async fn bring(
+        &self,
+        session: Session,
+        wanted: Wanted,
+        options: crate::unpack::Options,
+    ) -> Result<Staged, PullError> {
+        let _slot = self.slots.acquire().await.map_err(|_| PullError::Abandoned)?;
+        loop {
+            match bring(self.store.clone(), session.clone(), wanted.clone(), options.clone()).await {
+                // The same bytes under another diff id, or for another chain: rare, and soon over.
+                Err(PullError::Store(StoreError::Busy { .. })) => tokio::time::sleep(BUSY_RETRY).await,
+                ended => return ended,
+            }
+        }
+    }
+
+    /// Fetches a layer that somebody else gave up, or that fits his image only.
+    async fn again(
+        &self,
+        session: &Session,
+        wanted: &Wanted,
+        below: &[Layer],
+    ) -> Result<Layer, PullError> {
+        loop {
+            let (store, layer) = (self.store.clone(), wanted.clone());
+            match blocking(move || store.claim(&layer.diff_id, &layer.chain_id)).await?? {
+                Claim::Present(layer) => return self.fitting(session, wanted, layer, below).await,
+                Claim::Fetch(claim) => {
+                    let staged = self.bring(session.clone(), wanted.clone(), self.options(1)).await?;
+                    let layer = self.settle(wanted, staged, below).await?;
+                    claim.done(&layer);
+                    return Ok(layer);
+                }
+                Claim::Wait(waiting) => {
+                    if let Some(layer) = waiting.wait().await {
+                        return self.fitting(session, wanted, layer, below).await;
+                    }
+                }
+            }
+        }
+    }
+
+    /// The layer itself if it looks right on top of `below`, else one of its own for this chain.
+    async fn fitting(
+        &self,
+        session: &Session,
+        wanted: &Wanted,
+        layer: Layer,
+        below: &[Layer],
+    ) -> Result<Layer, PullError> {
+        if *layer.key() == LayerKey::from(&wanted.chain_id) {
+            return Ok(layer);
+        }
+        let (root, files) = (layer.fs(), layer.path().join(FILES));
+        if !self.settled(wanted, root, files, below, Settling::Check).await?.changed {
+            return Ok(layer);
+        }
+        let staged = self.bring(session.clone(), wanted.clone(), self.options(1)).await?;
+        self.settle(wanted, staged, below).await
+    }
+
+    /// Gives a staged layer what it takes from those below, and moves it to its place.
+    async fn settle(&self, wanted: &Wanted, staged: Staged, below: &[Layer]) -> Result<Layer, PullError> {
+        let Staged { staging, unpacked, ingest } = staged;
+        let (root, files) = (staging.dir().join(crate::store::FS), staging.dir().join(FILES));
+        let settled = if unpacked.pending.is_empty() {
+            Settled::default()
+        } else {
+            self.settled(wanted, root, files, below, Settling::Apply).await?
+        };
+        let key = LayerKey::from(if settled.changed { &wanted.chain_id } else { &wanted.diff_id });
+        let facts = LayerFacts {
+            diff_id: wanted.diff_id.clone(),
+            digest: wanted.descriptor.digest.clone(),
+            compressed_bytes: unpacked.compressed_bytes,
+            plain_bytes: unpacked.plain_bytes,
+            files: unpacked.entries,
+            pending: !unpacked.pending.is_empty(),
+        };
+        let usage = Amount {
+            bytes: unpacked.usage.allocated_bytes + settled.added.allocated_bytes,
+            inodes: unpacked.usage.inodes + settled.added.inodes,
+        };
+        let layer = blocking(move || staging.finish(&key, facts, Some(usage))).await??;
+        // Its bytes are of no more use; if the image is not committed in the end, they are fetched again.
+        blocking(move || ingest.discard()).await??;
+        Ok(layer)
+    }
+
+    async fn settled(
+        &self,
+        wanted: &Wanted,
+        root: PathBuf,
+        files: PathBuf,
+        below: &[Layer],
+        settling: Settling,
+    ) -> Result<Settled, PullError> {
+        let lowers: Vec<PathBuf> = below.iter().rev().map(Layer::fs).collect();
+        let settled = blocking(move || {
+            let lowers: Vec<&Path> = lowers.iter().map(PathBuf::as_path).collect();
+            settle(Target { root: &root, files: &files }, &lowers, settling)
+        });
+        settled.await?.map_err(|cause| PullError::Unpack { digest: wanted.descriptor.digest.clone(), cause })
+    }
+}
+
+/// A task that ends with whoever waits for it.
+struct Task<T>(JoinHandle<Result<T, PullError>>);
+
+impl<T> Task<T> {
+    async fn join(mut self) -> Result<T, PullError> {
+        (&mut self.0).await.unwrap_or(Err(PullError::Abandoned))
+    }
+}
+
+impl<T> Drop for Task<T> {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}

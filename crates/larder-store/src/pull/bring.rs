@@ -1,0 +1,157 @@
+//! One layer from the registry into a staging folder: fetched and unpacked at the same time.
+//!
+//! The fetch writes into an ingest file, in ranges side by side; a thread reads that file in order as far as it is
+//! whole, and verifies, inflates and unpacks. What the file has survives a failure, a drop and a restart.
+
+use std::io;
+use std::sync::Arc;
+
+use larder::reference::Digest;
+use tokio::task::JoinHandle;
+
+use super::error::PullError;
+use super::plan::Wanted;
+use super::blocking;
+use crate::registry::{BlobSink, Extents, Session, fetch_blob};
+use crate::store::{FS, IngestFile, LayerStaging, Store, StoreError};
+use crate::unpack::{Expected, Options, Progress, Target, UnpackError, Unpacked, unpack_layer};
+
+/// Name of the layer manifest, beside a layer's files.
+pub(super) const FILES: &str = "files.v1";
+
+/// A layer that is unpacked but does not know yet what lies below it.
+pub(super) struct Staged {
+    pub(super) staging: LayerStaging,
+    pub(super) unpacked: Unpacked,
+    /// Where its compressed bytes are, until the image is committed.
+    pub(super) ingest: IngestFile,
+}
+
+/// Fetches and unpacks a layer. Bytes that turn out to be wrong are fetched once more, from another host if there is
+/// one.
+pub(super) async fn bring(
+    store: Store,
+    session: Session,
+    wanted: Wanted,
+    options: Options,
+) -> Result<Staged, PullError> {
+    let ingest = {
+        let (store, digest, size) = (store.clone(), wanted.descriptor.digest.clone(), wanted.descriptor.size);
+        blocking(move || store.ingest(&digest, size)).await??
+    };
+    let mut session = session;
+    let mut again = true;
+    loop {
+        let options = Options { progress: Arc::default(), ..options.clone() };
+        let mut lied = Vec::new();
+        match attempt(&store, &session, &wanted, &ingest, options, &mut lied).await {
+            Err(PullError::Unpack { cause, .. }) if cause.is_wrong_bytes() && again => {
+                again = false;
+                let ingest = ingest.clone();
+                blocking(move || ingest.forget()).await??;
+                let others = session.without_hosts(&lied);
+                if !others.hosts().is_empty() {
+                    session = others;
+                }
+            }
+            Err(error) => {
+                if matches!(&error, PullError::Unpack { cause, .. } if cause.is_wrong_bytes()) {
+                    // The next pull must not begin with them.
+                    blocking(move || ingest.forget()).await??;
+                }
+                return Err(error);
+            }
+            Ok((staging, unpacked)) => return Ok(Staged { staging, unpacked, ingest }),
+        }
+    }
+}
+
+async fn attempt(
+    store: &Store,
+    session: &Session,
+    wanted: &Wanted,
+    ingest: &IngestFile,
+    options: Options,
+    lied: &mut Vec<String>,
+) -> Result<(LayerStaging, Unpacked), PullError> {
+    ingest.resume();
+    let _stop = Stop { ingest: ingest.clone(), progress: options.progress.clone() };
+    let mut unpacking = start_unpacking(store.clone(), ingest, wanted, options);
+    let present: Extents = ingest.present().into_iter().collect();
+    let fetching = fetch_blob(session, &wanted.descriptor, &present, Arc::new(Sink(ingest.clone())));
+    tokio::pin!(fetching);
+    let fetched = tokio::select! {
+        // The unpacking ends first only when it fails, or when all the bytes were here already.
+        unpacked = &mut unpacking => return outcome(unpacked, &wanted.descriptor.digest),
+        fetched = &mut fetching => fetched,
+    };
+    match fetched {
+        Ok(fetched) => {
+            *lied = fetched.hosts;
+            outcome(unpacking.await, &wanted.descriptor.digest)
+        }
+        Err(error) => {
+            ingest.stop(io::ErrorKind::Interrupted, "the fetch failed");
+            let _ = unpacking.await; // it ends at once, and takes its folder away
+            Err(error.into())
+        }
+    }
+}
+
+type Unpacking = JoinHandle<Result<(LayerStaging, Unpacked), Failed>>;
+
+/// Why the unpacking thread gave up.
+enum Failed {
+    Store(StoreError),
+    Unpack(UnpackError),
+}
+
+fn start_unpacking(store: Store, ingest: &IngestFile, wanted: &Wanted, options: Options) -> Unpacking {
+    let (reader, diff_id) = (ingest.reader(), wanted.diff_id.clone());
+    let (digest, size) = (wanted.descriptor.digest.clone(), wanted.descriptor.size);
+    tokio::task::spawn_blocking(move || {
+        // The folder belongs to this thread: whatever happens, it goes only after the last file was written.
+        let staging = store.begin_layer().map_err(Failed::Store)?;
+        let root = staging.dir().join(FS);
+        fs_err::create_dir(&root)
+            .map_err(|error| Failed::Unpack(UnpackError::file("create", &root, error)))?;
+        let files = staging.dir().join(FILES);
+        let target = Target { root: &root, files: &files };
+        let expected = Expected { digest: Some(&digest), size: Some(size), diff_id: &diff_id };
+        let unpacked = unpack_layer(reader, &expected, target, &options).map_err(Failed::Unpack)?;
+        Ok((staging, unpacked))
+    })
+}
+
+fn outcome(
+    ended: Result<Result<(LayerStaging, Unpacked), Failed>, tokio::task::JoinError>,
+    digest: &Digest,
+) -> Result<(LayerStaging, Unpacked), PullError> {
+    match ended {
+        Ok(Ok(unpacked)) => Ok(unpacked),
+        Ok(Err(Failed::Store(error))) => Err(error.into()),
+        Ok(Err(Failed::Unpack(cause))) => Err(PullError::Unpack { digest: digest.clone(), cause }),
+        Err(_) => Err(PullError::Abandoned),
+    }
+}
+
+/// Ends the unpacking thread when the pull is dropped: it may wait for bytes that nobody fetches any more.
+struct Stop {
+    ingest: IngestFile,
+    progress: Arc<Progress>,
+}
+
+impl Drop for Stop {
+    fn drop(&mut self) {
+        self.progress.cancel();
+        self.ingest.stop(io::ErrorKind::Interrupted, "nobody waits for the image any more");
+    }
+}
+
+struct Sink(IngestFile);
+
+impl BlobSink for Sink {
+    fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.0.write_at(data, offset).map_err(io::Error::other)
+    }
+}

@@ -1,0 +1,206 @@
+//! From a name to a visible image: fetch, unpack and commit, each layer once.
+//!
+//! ```text
+//! session.documents -> plan -> admission -> claim each layer -> bring (fetch | unpack) -> settle -> commit
+//! ```
+//!
+//! Read [`Puller::pull`] first. Layers are brought side by side: `bring.rs` writes what the network gives into an
+//! ingest file while a thread behind it hashes, inflates and unpacks. They are settled one after another from the
+//! bottom up (`assemble.rs`), since what a layer leaves out comes from those below it.
+//!
+//! Promises: an image is visible only after all its bytes were verified and are durable; a layer wanted by several
+//! pulls is fetched once; dropping a pull stops it, keeps what was fetched for the next one, and leaves nothing
+//! unpacked behind; memory does not depend on the image.
+
+mod assemble;
+mod bring;
+mod error;
+mod plan;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
+
+use larder::backend::{Bytes, Progress};
+use larder::credentials::Credential;
+use larder::reference::Reference;
+use tokio::sync::Semaphore;
+
+pub use error::PullError;
+
+use crate::disk::Amount;
+use crate::manifest::PlatformMatcher;
+use crate::registry::{Client, ImageDocuments};
+use crate::store::admission::{self, admit};
+use crate::store::{ImageCommit, ImageRecord, LeaseKind, LeaseRecord, Leased, Store, StoreError, seconds};
+use crate::unpack::{Limits, Options, Threads};
+use plan::Plan;
+
+/// How images are pulled into the store.
+#[derive(Debug, Clone)]
+pub struct PullConfig {
+    /// The platform that is chosen from an index. Default: this machine's.
+    pub platform: PlatformMatcher,
+    /// Layers that are fetched and unpacked at once, over all pulls. Default 4. Each takes up to 5 MiB of memory.
+    pub layers_at_once: usize,
+    /// What must stay free on the store's file system after a pull. Default 64 MiB and 1,000 inodes.
+    pub reserve: Amount,
+    /// Ceilings against hostile layers.
+    pub limits: Limits,
+    /// How long a pulled image is spared by collection although nothing uses it yet. Default 10 minutes.
+    pub ensured_lease: Duration,
+}
+
+impl Default for PullConfig {
+    fn default() -> Self {
+        PullConfig {
+            platform: PlatformMatcher::host(),
+            layers_at_once: 4,
+            reserve: Amount { bytes: 64 << 20, inodes: 1000 },
+            limits: Limits::default(),
+            ensured_lease: Duration::from_secs(600),
+        }
+    }
+}
+
+/// How long an abandoned pull keeps what it fetched from being swept, unless it comes back.
+const PULL_LEASE: Duration = Duration::from_secs(24 * 3600);
+
+/// Pulls images into a store. Clones share it, and with it the bounds on what runs at once.
+#[derive(Clone)]
+pub struct Puller {
+    store: Store,
+    client: Client,
+    config: Arc<PullConfig>,
+    slots: Arc<Semaphore>,
+}
+
+impl Puller {
+    /// Pulls into `store` from what `client` reaches.
+    pub fn new(store: Store, client: Client, config: PullConfig) -> Self {
+        let slots = Arc::new(Semaphore::new(config.layers_at_once.max(1)));
+        Puller { store, client, config: Arc::new(config), slots }
+    }
+
+    /// The store that it pulls into.
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// Makes the image that `name` stands for now present under that name, and says which it is.
+    pub async fn pull(
+        &self,
+        name: &Reference,
+        credential: Option<&Credential>,
+        progress: &Progress,
+    ) -> Result<ImageRecord, PullError> {
+        let session = self.client.session(name, credential)?;
+        let documents = session.documents(&self.config.platform).await?;
+        let plan = Plan::of(&documents);
+        let claims = self.claim(&plan).await?;
+        let missing = plan.to_fetch(&claims);
+        self.admit(&missing).await?;
+        let lease = self.lease_of(&plan, &missing).await?;
+        let session = session.watched(tally(progress, missing.iter().map(|(_, size)| size).sum()));
+        let layers = self.assemble(&session, &plan, claims, missing.len()).await?;
+        let commit = self.commit_of(name, &documents, &plan, layers, lease);
+        let store = self.store.clone();
+        Ok(blocking(move || store.commit(&commit, SystemTime::now())).await??)
+    }
+
+    /// Refuses a pull that would fill the disk.
+    async fn admit(&self, missing: &[(usize, u64)]) -> Result<(), PullError> {
+        if missing.is_empty() {
+            return Ok(());
+        }
+        let sizes: Vec<u64> = missing.iter().map(|(_, size)| *size).collect();
+        let (store, reserve) = (self.store.clone(), self.config.reserve);
+        blocking(move || {
+            let need = admission::estimate(store.ratio()?, sizes);
+            let reclaimable = Amount::default(); // nothing is collected by itself yet
+            Ok(admit(need, store.free()?, reserve, reclaimable)?)
+        })
+        .await?
+    }
+
+    /// Keeps what is being fetched from being swept, also when this process dies. `None` if nothing is.
+    async fn lease_of(&self, plan: &Plan, missing: &[(usize, u64)]) -> Result<Option<String>, PullError> {
+        if missing.is_empty() {
+            return Ok(None);
+        }
+        let ingests = missing.iter().map(|(at, _)| plan.layers[*at].descriptor.digest.clone()).collect();
+        let id = format!("pull/{}", plan.config.0);
+        let lease = LeaseRecord {
+            id: id.clone(),
+            kind: LeaseKind::Pull,
+            leased: Leased { images: Vec::new(), layers: Vec::new(), ingests },
+            ends_at: seconds(SystemTime::now() + PULL_LEASE),
+        };
+        let store = self.store.clone();
+        blocking(move || store.lease(&lease).map(|()| Some(id))).await?.map_err(PullError::from)
+    }
+
+    fn commit_of(
+        &self,
+        name: &Reference,
+        documents: &ImageDocuments,
+        plan: &Plan,
+        layers: Vec<crate::store::Layer>,
+        end_lease: Option<String>,
+    ) -> ImageCommit {
+        let id = plan.config.0.clone();
+        let mut manifests = vec![(documents.target.descriptor.digest.clone(), documents.target.raw.to_vec())];
+        if documents.manifest.descriptor.digest != documents.target.descriptor.digest {
+            manifests.push((documents.manifest.descriptor.digest.clone(), documents.manifest.raw.to_vec()));
+        }
+        let ensured = LeaseRecord {
+            id: format!("ensured/{id}"),
+            kind: LeaseKind::Ensured,
+            leased: Leased { images: vec![id], layers: Vec::new(), ingests: Vec::new() },
+            ends_at: seconds(SystemTime::now() + self.config.ensured_lease),
+        };
+        ImageCommit {
+            names: vec![name.clone()],
+            config: plan.config.clone(),
+            manifests,
+            has_digest: true,
+            layers: plan.committed(layers),
+            pinned: false,
+            lease: Some(ensured),
+            end_lease,
+        }
+    }
+
+    /// How layers are unpacked when `count` of them come at once: two threads each only where cores would stand idle.
+    fn options(&self, count: usize) -> Options {
+        let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+        let threads = if count.min(self.config.layers_at_once) < cores { Threads::Two } else { Threads::One };
+        Options { threads, limits: self.config.limits.clone(), ..Options::default() }
+    }
+}
+
+/// Adds up the bytes of all layers for whoever watches the pull.
+fn tally(
+    progress: &Progress,
+    total: u64,
+) -> impl Fn(crate::registry::Notice) + Send + Sync + 'static + use<> {
+    let (progress, done) = (progress.clone(), AtomicU64::new(0));
+    progress.set(Bytes { done: 0, total: Some(total) });
+    move |notice| {
+        if let crate::registry::Notice::Bytes(count) = notice {
+            let done = done.fetch_add(count, Ordering::Relaxed) + count;
+            progress.set(Bytes { done, total: Some(total) });
+        }
+    }
+}
+
+/// Runs what blocks on a thread where it may.
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, PullError> {
+    tokio::task::spawn_blocking(work).await.map_err(|_| PullError::Abandoned)
+}
+
+impl From<StoreError> for PullError {
+    fn from(error: StoreError) -> Self {
+        PullError::Store(error)
+    }
+}

@@ -1,0 +1,82 @@
+//! What a pull is going to do, from the image's documents alone. Pure.
+
+use larder::reference::Digest;
+use sha2::{Digest as _, Sha256};
+
+use crate::manifest::Descriptor;
+use crate::registry::ImageDocuments;
+use crate::store::{Claim, CommitLayer, Layer};
+
+/// The layers of an image, from the bottom up.
+pub(super) struct Plan {
+    pub(super) layers: Vec<Wanted>,
+    /// Digest of the config, and its bytes.
+    pub(super) config: (Digest, Vec<u8>),
+}
+
+/// One layer of the image.
+#[derive(Debug, Clone)]
+pub(super) struct Wanted {
+    pub(super) descriptor: Descriptor,
+    pub(super) diff_id: Digest,
+    /// Identity of this layer on top of those below it.
+    pub(super) chain_id: Digest,
+}
+
+impl Plan {
+    pub(super) fn of(documents: &ImageDocuments) -> Plan {
+        let mut layers: Vec<Wanted> = Vec::with_capacity(documents.layers.layers.len());
+        for (descriptor, diff_id) in documents.layers.layers.iter().zip(&documents.config.diff_ids) {
+            let chain_id = chain_id(layers.last().map(|below| &below.chain_id), diff_id);
+            layers.push(Wanted { descriptor: descriptor.clone(), diff_id: diff_id.clone(), chain_id });
+        }
+        Plan {
+            layers,
+            config: (documents.layers.config.digest.clone(), documents.config_raw.to_vec()),
+        }
+    }
+
+    /// Index and compressed size of each layer that this pull has to fetch itself.
+    pub(super) fn to_fetch(&self, claims: &[Claim]) -> Vec<(usize, u64)> {
+        let ours = claims.iter().enumerate().filter(|(_, claim)| matches!(claim, Claim::Fetch(_)));
+        ours.map(|(at, _)| (at, self.layers[at].descriptor.size)).collect()
+    }
+
+    /// The layers as a commit takes them.
+    pub(super) fn committed(&self, layers: Vec<Layer>) -> Vec<CommitLayer> {
+        let wanted = self.layers.iter().zip(layers);
+        wanted
+            .map(|(wanted, layer)| CommitLayer {
+                layer,
+                digest: wanted.descriptor.digest.clone(),
+                size: wanted.descriptor.size,
+                media_type: wanted.descriptor.media_type.to_string(),
+            })
+            .collect()
+    }
+}
+
+/// The chain id of the OCI image specification: the bottom layer's is its diff id; each further one is the SHA-256 of
+/// the chain below, a space, and its own diff id.
+fn chain_id(below: Option<&Digest>, diff_id: &Digest) -> Digest {
+    let Some(below) = below else { return diff_id.clone() };
+    let hash = Sha256::digest(format!("{below} {diff_id}"));
+    let hex: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
+    // 64 hexadecimal digits are a SHA-256 digest; this cannot fail.
+    Digest::parse(&format!("sha256:{hex}")).unwrap_or_else(|_| diff_id.clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn chain_ids_hash_the_chain_below() {
+        let digest = |c: char| Digest::parse(&format!("sha256:{}", c.to_string().repeat(64))).unwrap();
+        let bottom = chain_id(None, &digest('a'));
+        assert_eq!(bottom, digest('a'));
+        let text = format!("{} {}", digest('a'), digest('b'));
+        let expected: String = Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(chain_id(Some(&bottom), &digest('b')).hex(), expected);
+    }
+}

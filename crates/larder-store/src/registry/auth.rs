@@ -1,0 +1,301 @@
+//! What is shown to one host for one repository with one credential: found out by the host's challenge, kept for all
+//! pulls that need the same, renewed when it expires.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex as Map, PoisonError};
+
+use larder::credentials::Credential;
+use larder::credentials::Secret;
+use reqwest::Url;
+use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderValue, WWW_AUTHENTICATE};
+use tokio::sync::Mutex;
+use tokio::time::{self, Instant};
+
+use super::body::read_small;
+use super::challenge::{self, Challenge};
+use super::config::RegistryConfig;
+use super::error::{Answer, FetchErrorKind};
+use super::hosts::{Host, authority};
+use super::route::{Next, Route, dice};
+use super::token::{self, TokenRequest};
+use super::transport::{Outgoing, Transport};
+use super::waiting::{Notice, Waiting, Watcher};
+
+/// How many keyholes are remembered before unused ones are dropped.
+const MAX_ENTRIES: usize = 1024;
+
+/// Tokens are renewed when so little of their life is left: a tenth, at most this.
+const MARGIN: std::time::Duration = std::time::Duration::from_secs(10);
+
+/// What was learnt about all hosts, shared by all pulls.
+#[derive(Debug, Default)]
+pub(crate) struct AuthCache {
+    entries: Map<HashMap<Key, Arc<Auth>>>,
+}
+
+/// Different credentials never share an entry, nor do repositories: tokens are for one repository.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Key {
+    base: Url,
+    repository: String,
+    username: String,
+    secrets: [Secret; 3],
+}
+
+impl AuthCache {
+    /// The entry for a host, a repository and what may be shown.
+    pub(crate) fn entry(&self, host: &Host, repository: &str, credential: Option<&Credential>) -> Arc<Auth> {
+        let secret = |of: fn(&Credential) -> &Secret| credential.map(of).cloned().unwrap_or_default();
+        let key = Key {
+            base: host.base.clone(),
+            repository: repository.to_owned(),
+            username: credential.map(|credential| credential.username.clone()).unwrap_or_default(),
+            secrets: [
+                secret(|credential| &credential.password),
+                secret(|credential| &credential.identity_token),
+                secret(|credential| &credential.registry_token),
+            ],
+        };
+        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        if entries.len() >= MAX_ENTRIES {
+            entries.retain(|_, auth| Arc::strong_count(auth) > 1);
+        }
+        entries.entry(key).or_insert_with(|| Arc::new(Auth::new(repository, credential.cloned()))).clone()
+    }
+}
+
+/// What is shown to one host for one repository.
+#[derive(Debug)]
+pub(crate) struct Auth {
+    repository: String,
+    credential: Option<Credential>,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Counts what was shown; a refusal of an older one is no news.
+    generation: u64,
+    shown: Option<Shown>,
+    /// How tokens are asked for, once known.
+    challenge: Option<Challenge>,
+}
+
+#[derive(Debug, Clone)]
+struct Shown {
+    value: HeaderValue,
+    expires: Option<Instant>,
+}
+
+/// A header field to show, and which one it is.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Pass {
+    pub(crate) value: Option<HeaderValue>,
+    generation: u64,
+}
+
+/// Who asks: what a renewal needs besides what is known.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Asking<'a> {
+    pub(crate) transport: &'a Transport,
+    pub(crate) config: &'a RegistryConfig,
+    pub(crate) host: &'a Host,
+    pub(crate) watcher: &'a Watcher,
+}
+
+/// A pass could not be had; the host is the one that refused it.
+#[derive(Debug)]
+pub(crate) struct NoPass {
+    pub(crate) host: String,
+    pub(crate) kind: FetchErrorKind,
+    /// Whether that was the token server.
+    pub(crate) token: bool,
+}
+
+impl Auth {
+    fn new(repository: &str, credential: Option<Credential>) -> Auth {
+        let shown = credential
+            .as_ref()
+            .filter(|credential| !credential.registry_token.is_empty())
+            .and_then(|credential| token::bearer(&credential.registry_token))
+            .map(|value| Shown { value, expires: None });
+        Auth {
+            repository: repository.into(),
+            credential,
+            state: Mutex::new(State { shown, ..State::default() }),
+        }
+    }
+
+    /// What to show now; a token that is about to expire is renewed first. Nothing, before the host asked.
+    pub(crate) async fn pass(&self, asking: Asking<'_>) -> Result<Pass, NoPass> {
+        let mut state = self.state.lock().await;
+        let expired = state
+            .shown
+            .as_ref()
+            .and_then(|shown| shown.expires)
+            .is_some_and(|expires| expires <= Instant::now());
+        if expired && let Some(challenge) = state.challenge.clone() {
+            self.renew(&mut state, &challenge, asking).await?;
+        }
+        Ok(state.pass())
+    }
+
+    /// The host refused `refused` with 401. What to show instead; an error when there is nothing else to show.
+    pub(crate) async fn refused(
+        &self,
+        refused: &Pass,
+        reply: &HeaderMap,
+        answer: Answer,
+        asking: Asking<'_>,
+    ) -> Result<Pass, NoPass> {
+        let mut state = self.state.lock().await;
+        if state.generation != refused.generation {
+            return Ok(state.pass()); // somebody else renewed it meanwhile
+        }
+        let denied =
+            |answer| NoPass { host: asking.host.name(), kind: FetchErrorKind::Denied(answer), token: false };
+        let fixed = self.credential.as_ref().is_some_and(|credential| !credential.registry_token.is_empty());
+        if fixed {
+            return Err(denied(answer));
+        }
+        let challenges: Vec<Challenge> = reply
+            .get_all(WWW_AUTHENTICATE)
+            .iter()
+            .filter_map(|header| header.to_str().ok())
+            .flat_map(challenge::parse)
+            .collect();
+        let of = |scheme: &str| challenges.iter().find(|challenge| challenge.scheme == scheme);
+        if let Some(challenge) = of("bearer") {
+            self.renew(&mut state, challenge, asking).await?;
+            return Ok(state.pass());
+        }
+        let login = self.credential.as_ref().and_then(token::basic);
+        match (of("basic"), login) {
+            (Some(_), Some(value)) if state.shown.is_none() => {
+                state.show(Shown { value, expires: None }, None);
+                Ok(state.pass())
+            }
+            _ => Err(denied(answer)),
+        }
+    }
+
+    /// Texts that must not be repeated from a reply.
+    pub(crate) fn secrets(&self) -> Vec<&str> {
+        self.credential.as_ref().map_or_else(Vec::new, |credential| {
+            vec![
+                credential.password.reveal(),
+                credential.identity_token.reveal(),
+                credential.registry_token.reveal(),
+            ]
+        })
+    }
+
+    async fn renew(
+        &self,
+        state: &mut State,
+        challenge: &Challenge,
+        asking: Asking<'_>,
+    ) -> Result<(), NoPass> {
+        let credential = self.credential.as_ref();
+        let request = token::request(challenge, &asking.host.base, &self.repository, credential).map_err(
+            |problem| NoPass {
+                host: asking.host.name(),
+                kind: FetchErrorKind::BadReply(problem),
+                token: false,
+            },
+        )?;
+        let server = authority(&request.url);
+        asking.watcher.tell(Notice::Waiting(Waiting::Token { host: server.clone() }));
+        let token = self.fetch(&request, &server, asking).await;
+        asking.watcher.tell(Notice::Going);
+        let token = token.map_err(|kind| NoPass { host: server.clone(), kind, token: true })?;
+        let value = token::bearer(&token.value).ok_or_else(|| NoPass {
+            host: server,
+            kind: FetchErrorKind::BadReply("its token fits into no header field".into()),
+            token: true,
+        })?;
+        let expires = Instant::now() + token.life.saturating_sub((token.life / 10).min(MARGIN));
+        state.show(Shown { value, expires: Some(expires) }, Some(challenge.clone()));
+        Ok(())
+    }
+
+    /// Asks the token server, again when it is at fault.
+    async fn fetch(
+        &self,
+        request: &TokenRequest,
+        server: &str,
+        asking: Asking<'_>,
+    ) -> Result<token::Token, FetchErrorKind> {
+        let mut route = Route::new(asking.config, 1, 0);
+        loop {
+            let failure = match self.fetch_once(request, asking).await {
+                Ok(token) => return Ok(token),
+                Err(failure) => failure,
+            };
+            let asked = match &failure {
+                FetchErrorKind::RateLimited { after, .. } => *after,
+                _ => None,
+            };
+            let because = failure.to_string();
+            let wait = match route.failed(failure, dice()) {
+                Next::Again(wait) => wait.max(asked.unwrap_or_default()),
+                Next::GiveUp(kind) => return Err(kind),
+                Next::Elsewhere => continue, // there is none
+            };
+            let until = Instant::now() + wait;
+            let host = server.to_owned();
+            asking.watcher.tell(Notice::Waiting(Waiting::Retry { host, until, because }));
+            time::sleep_until(until).await;
+        }
+    }
+
+    async fn fetch_once(
+        &self,
+        request: &TokenRequest,
+        asking: Asking<'_>,
+    ) -> Result<token::Token, FetchErrorKind> {
+        let same_host = request.url.origin() == asking.host.base.origin();
+        let strangers = asking.host.tls.for_strangers();
+        let mut headers = HeaderMap::new();
+        if request.body.is_some() {
+            headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/x-www-form-urlencoded"));
+        }
+        let outgoing = Outgoing {
+            method: request.method.clone(),
+            url: request.url.clone(),
+            headers,
+            authorization: request.authorization.as_ref(),
+            own_headers: if same_host { &asking.host.headers } else { &[] },
+            tls: if same_host { &asking.host.tls } else { &strangers },
+            body: request.body.as_ref().map(|body| body.reveal().to_owned()),
+        };
+        let reply = asking.transport.send(outgoing).await?;
+        let status = reply.response.status().as_u16();
+        let after =
+            super::rate_limit::asked_to_wait(status, reply.response.headers(), std::time::SystemTime::now());
+        let body = read_small(reply.response, token::MAX_REPLY, asking.config).await?;
+        if status == 200 {
+            return token::read_reply(&body).map_err(FetchErrorKind::BadReply);
+        }
+        let answer = Answer::read(status, &body, &self.secrets());
+        Err(match status {
+            // Token servers refuse logins in each of these ways.
+            400 | 401 | 403 | 404 => FetchErrorKind::Denied(answer),
+            429 => FetchErrorKind::RateLimited { answer, after },
+            500.. => FetchErrorKind::Failing(answer),
+            _ => FetchErrorKind::Refused(answer),
+        })
+    }
+}
+
+impl State {
+    fn show(&mut self, shown: Shown, challenge: Option<Challenge>) {
+        self.generation += 1;
+        self.shown = Some(shown);
+        self.challenge = challenge;
+    }
+
+    fn pass(&self) -> Pass {
+        Pass { value: self.shown.as_ref().map(|shown| shown.value.clone()), generation: self.generation }
+    }
+}

@@ -1,0 +1,156 @@
+//! Bodies of replies: small ones whole, blobs piece by piece, both watched.
+
+use bytes::{Bytes, BytesMut};
+use reqwest::Response;
+use tokio::time::{self, Instant};
+
+use super::budget::Permit;
+use super::config::RegistryConfig;
+use super::error::{FetchError, FetchErrorKind, What};
+use super::transport::explain;
+use super::watchdog::Watchdog;
+
+/// Reads a body of at most `limit` bytes.
+pub(crate) async fn read_small(
+    response: Response,
+    limit: usize,
+    config: &RegistryConfig,
+) -> Result<Bytes, FetchErrorKind> {
+    let too_large = FetchErrorKind::TooLarge { limit: limit as u64 };
+    if response.content_length().is_some_and(|length| length > limit as u64) {
+        return Err(too_large);
+    }
+    let mut watched = Watched::new(response, config);
+    let mut whole = BytesMut::new();
+    while let Some(chunk) = watched.chunk().await? {
+        if whole.len() + chunk.len() > limit {
+            return Err(too_large);
+        }
+        whole.extend_from_slice(&chunk);
+    }
+    Ok(whole.freeze())
+}
+
+/// A body with its watchdog.
+#[derive(Debug)]
+struct Watched {
+    response: Response,
+    watchdog: Watchdog,
+    config: (std::time::Duration, u64),
+}
+
+impl Watched {
+    fn new(response: Response, config: &RegistryConfig) -> Watched {
+        let (window, min_bytes) = (config.stall_window, config.stall_bytes);
+        Watched { response, watchdog: Watchdog::new(window, min_bytes), config: (window, min_bytes) }
+    }
+
+    /// The next piece, never an empty one.
+    async fn chunk(&mut self) -> Result<Option<Bytes>, FetchErrorKind> {
+        loop {
+            let began = Instant::now();
+            let patience = self.watchdog.patience();
+            let (chunk, waited) = match time::timeout(patience, self.response.chunk()).await {
+                Ok(Ok(None)) => return Ok(None),
+                Ok(Ok(Some(chunk))) => (chunk, began.elapsed()),
+                Ok(Err(error)) => return Err(explain(error, std::time::Duration::ZERO)),
+                // All of it counts, however the clock rounds.
+                Err(_) => (Bytes::new(), patience),
+            };
+            if self.watchdog.count(waited, chunk.len() as u64) {
+                let (window, min_bytes) = self.config;
+                return Err(FetchErrorKind::Stalled { window, min_bytes });
+            }
+            if !chunk.is_empty() {
+                return Ok(Some(chunk));
+            }
+        }
+    }
+}
+
+/// A part of a blob on its way. Holds one connection of the registry's budget until it is dropped.
+#[derive(Debug)]
+pub struct BlobBody {
+    body: Watched,
+    _permit: Permit,
+    start: u64,
+    at: u64,
+    end: u64,
+    ranged: bool,
+    pub(crate) host: String,
+    repository: String,
+    what: What,
+}
+
+/// What is known of a part before its bytes come.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Part {
+    pub(crate) start: u64,
+    pub(crate) end: u64,
+    pub(crate) ranged: bool,
+}
+
+impl BlobBody {
+    pub(crate) fn new(
+        response: Response,
+        permit: Permit,
+        part: Part,
+        config: &RegistryConfig,
+        (repository, host, what): (String, String, What),
+    ) -> BlobBody {
+        let Part { start, end, ranged } = part;
+        let body = Watched::new(response, config);
+        BlobBody { body, _permit: permit, start, at: start, end, ranged, host, repository, what }
+    }
+
+    /// Offset of the first byte that comes. 0 where another one was asked for and the server ignored it: begin again.
+    pub fn start(&self) -> u64 {
+        self.start
+    }
+
+    /// Offset after the last byte that comes. May be less than what was asked for.
+    pub fn end(&self) -> u64 {
+        self.end
+    }
+
+    /// Whether the server sends just the range that was asked for.
+    pub fn is_ranged(&self) -> bool {
+        self.ranged
+    }
+
+    /// The host that serves it.
+    pub fn host(&self) -> &str {
+        &self.host
+    }
+
+    /// The next piece; `None` after the last byte. After an error, open the blob again where this stopped.
+    pub async fn chunk(&mut self) -> Result<Option<Bytes>, FetchError> {
+        self.next().await.map_err(|kind| FetchError {
+            repository: self.repository.clone(),
+            what: self.what.clone(),
+            host: self.host.clone(),
+            kind: Box::new(kind),
+            earlier: Vec::new(),
+        })
+    }
+
+    pub(crate) async fn next(&mut self) -> Result<Option<Bytes>, FetchErrorKind> {
+        let truncated =
+            |at, end, cause: &str| FetchErrorKind::Truncated { got: at, want: end, cause: cause.into() };
+        match self.body.chunk().await {
+            Ok(Some(chunk)) => {
+                let left = self.end - self.at;
+                if chunk.len() as u64 > left {
+                    return Err(FetchErrorKind::TooLarge { limit: self.end - self.start });
+                }
+                self.at += chunk.len() as u64;
+                Ok(Some(chunk))
+            }
+            // All of it is here; how the connection ends does not matter.
+            Ok(None) | Err(_) if self.at == self.end => Ok(None),
+            Ok(None) => Err(truncated(self.at, self.end, "the connection was closed")),
+            Err(FetchErrorKind::Unreachable(cause)) => Err(truncated(self.at, self.end, &cause)),
+            Err(other) => Err(other),
+        }
+    }
+}

@@ -1,0 +1,83 @@
+//! The client that all pulls share.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use larder::credentials::Credential;
+use larder::reference::Reference;
+
+use super::auth::AuthCache;
+use super::budget::Budget;
+use super::config::RegistryConfig;
+use super::error::{FetchError, FetchErrorKind, What};
+use super::hosts::{Host, hosts_of, names_registry};
+use super::session::{Link, Session};
+use super::transport::Transport;
+
+/// Speaks to registries. Clones share connections, tokens, and what registries allow.
+#[derive(Debug, Clone)]
+pub struct Client(Arc<Shared>);
+
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) config: Arc<RegistryConfig>,
+    pub(crate) transport: Transport,
+    auth: AuthCache,
+    /// By scheme, host and port.
+    budgets: Mutex<HashMap<String, Arc<Budget>>>,
+}
+
+impl Client {
+    /// A client that has not connected to anything yet.
+    pub fn new(config: RegistryConfig) -> Client {
+        let config = Arc::new(config);
+        let transport = Transport::new(config.clone());
+        Client(Arc::new(Shared { config, transport, auth: AuthCache::default(), budgets: Mutex::default() }))
+    }
+
+    /// The settings it was made with.
+    pub fn config(&self) -> &RegistryConfig {
+        &self.0.config
+    }
+
+    /// A view of one image's repository with one credential. Reads the configuration of the registry's hosts, and asks
+    /// nobody yet.
+    ///
+    /// The credential belongs to the registry of the image's name. Mirrors are asked without it, unless
+    /// [`Session::also_for`] gives them one.
+    pub fn session(&self, image: &Reference, credential: Option<&Credential>) -> Result<Session, FetchError> {
+        let hosts = hosts_of(image.registry(), &self.0.config).map_err(|error| FetchError {
+            repository: image.name().to_owned(),
+            what: What::Hosts,
+            host: String::new(),
+            kind: Box::new(FetchErrorKind::Hosts(error)),
+            earlier: Vec::new(),
+        })?;
+        let links = hosts
+            .into_iter()
+            .map(|host| {
+                let credential = credential.filter(|_| host.is_registry);
+                self.0.link(image, host, credential)
+            })
+            .collect();
+        Ok(Session::new(self.0.clone(), image.clone(), links))
+    }
+}
+
+impl Shared {
+    /// What it takes to ask a host for an image.
+    pub(crate) fn link(&self, image: &Reference, host: Host, credential: Option<&Credential>) -> Link {
+        let origin = host.base.origin().ascii_serialization();
+        let budget = {
+            let mut budgets = self.budgets.lock().unwrap_or_else(PoisonError::into_inner);
+            budgets
+                .entry(origin)
+                .or_insert_with(|| Arc::new(Budget::new(host.name(), self.config.connections)))
+                .clone()
+        };
+        let auth = self.auth.entry(&host, image.path(), credential);
+        let namespace =
+            (!names_registry(&host.name(), image.registry())).then(|| image.registry().to_owned());
+        Link { host, budget, auth, namespace }
+    }
+}

@@ -1,0 +1,74 @@
+//! Where a blob's bytes go: a file, usually. Writes happen on blocking threads, in batches.
+
+use std::io;
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use tokio::task::JoinHandle;
+
+/// How much is collected before it is written, in bytes: large enough that changing threads costs nothing.
+const BATCH: usize = 256 * 1024;
+
+/// Takes the bytes of one blob, in any order.
+pub trait BlobSink: Send + Sync + 'static {
+    /// Writes all of `data` at `offset` of the blob. Called on blocking threads, from several at the same time, never
+    /// for overlapping ranges. Bytes for which it returned are not fetched again.
+    fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()>;
+}
+
+/// Collects bytes of one connection and writes them, one batch while the next one is collected.
+pub(super) struct Writer {
+    sink: Arc<dyn BlobSink>,
+    batch: Vec<(u64, Bytes)>,
+    collected: usize,
+    under_way: Option<JoinHandle<io::Result<Vec<Range<u64>>>>>,
+}
+
+impl Writer {
+    pub(super) fn new(sink: Arc<dyn BlobSink>) -> Writer {
+        Writer { sink, batch: Vec::new(), collected: 0, under_way: None }
+    }
+
+    /// Takes bytes to write; the ranges that were written meanwhile.
+    pub(super) async fn write(&mut self, offset: u64, data: Bytes) -> io::Result<Vec<Range<u64>>> {
+        self.collected += data.len();
+        self.batch.push((offset, data));
+        if self.collected < BATCH { Ok(Vec::new()) } else { self.submit().await }
+    }
+
+    /// Writes what is left; the ranges that were written.
+    pub(super) async fn flush(&mut self) -> io::Result<Vec<Range<u64>>> {
+        let mut written = self.submit().await?;
+        written.extend(self.settle().await?);
+        Ok(written)
+    }
+
+    /// Starts to write the batch, after the one before it.
+    async fn submit(&mut self) -> io::Result<Vec<Range<u64>>> {
+        let written = self.settle().await?;
+        let batch = std::mem::take(&mut self.batch);
+        self.collected = 0;
+        let sink = self.sink.clone();
+        self.under_way = Some(tokio::task::spawn_blocking(move || {
+            let mut written: Vec<Range<u64>> = Vec::new();
+            for (offset, data) in batch {
+                sink.write_at(offset, &data)?;
+                let range = offset..offset + data.len() as u64;
+                match written.last_mut() {
+                    Some(last) if last.end == range.start => last.end = range.end,
+                    _ => written.push(range),
+                }
+            }
+            Ok(written)
+        }));
+        Ok(written)
+    }
+
+    async fn settle(&mut self) -> io::Result<Vec<Range<u64>>> {
+        match self.under_way.take() {
+            None => Ok(Vec::new()),
+            Some(writing) => writing.await.map_err(io::Error::other)?,
+        }
+    }
+}

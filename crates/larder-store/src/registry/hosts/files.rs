@@ -1,0 +1,53 @@
+//! Certificates in a registry's folder, by Docker's naming: `*.crt` are authorities, `NAME.cert` and `NAME.key` are a
+//! client certificate.
+
+use std::path::{Path, PathBuf};
+
+use reqwest::Url;
+
+use super::{Host, HostsError, is_loopback, read_file};
+use crate::registry::tls::{self, ClientPem};
+
+/// The registry's server with the certificates of its folder. Where there are any, it is spoken to over TLS.
+pub(super) fn with_certificates(folder: &Path, mut server: Host) -> Result<Host, HostsError> {
+    let mut files: Vec<PathBuf> = fs_err::read_dir(folder)
+        .and_then(|entries| entries.map(|entry| entry.map(|entry| entry.path())).collect())
+        .map_err(HostsError::Read)?;
+    files.sort();
+    for file in &files {
+        match file.extension().and_then(|extension| extension.to_str()) {
+            Some("crt") => server.tls.authorities.push(authority(file, "authority")?),
+            Some("cert") => {
+                server.tls.client.push(client(file, &file.with_extension("key"), "client certificate")?);
+            }
+            _ => {}
+        }
+    }
+    let configured = !server.tls.authorities.is_empty() || !server.tls.client.is_empty();
+    if configured && is_loopback(&server.base) {
+        let secure = server.base.as_str().replacen("http://", "https://", 1);
+        if let Ok(base) = Url::parse(&secure) {
+            server.base = base;
+        }
+    }
+    Ok(server)
+}
+
+/// Reads a file of authorities; `key` is what refers to it.
+pub(super) fn authority(file: &Path, key: &str) -> Result<Vec<u8>, HostsError> {
+    let pem = read_file(file).map_err(HostsError::Read)?;
+    tls::certificates(&pem).map_err(|cause| unusable(file, key, cause))?;
+    Ok(pem)
+}
+
+/// Reads a client certificate and its key; `key` is what refers to them.
+pub(super) fn client(certificate: &Path, private: &Path, key: &str) -> Result<ClientPem, HostsError> {
+    let read = |file: &Path| read_file(file).map_err(HostsError::Read);
+    let pem = ClientPem { certificate: read(certificate)?, key: read(private)? };
+    tls::identity(&pem).map_err(|cause| unusable(certificate, key, cause))?;
+    Ok(pem)
+}
+
+fn unusable(file: &Path, key: &str, cause: tls::TlsError) -> HostsError {
+    HostsError::Certificate { file: file.to_owned(), key: key.to_owned(), cause }
+}

@@ -1,0 +1,212 @@
+use std::error::Error as _;
+
+use proptest::prelude::*;
+use tempfile::TempDir;
+
+use super::*;
+
+/// A folder with one `hosts.toml` for the registry.
+fn configured(registry: &str, hosts_toml: &str) -> (TempDir, RegistryConfig) {
+    let root = tempfile::tempdir().unwrap();
+    let folder = root.path().join(registry);
+    fs_err::create_dir_all(&folder).unwrap();
+    fs_err::write(folder.join("hosts.toml"), hosts_toml).unwrap();
+    let config = RegistryConfig { config_dirs: vec![root.path().to_owned()], ..RegistryConfig::default() };
+    (root, config)
+}
+
+fn hosts(registry: &str, hosts_toml: &str) -> Result<Vec<Host>, HostsError> {
+    let (_root, config) = configured(registry, hosts_toml);
+    hosts_of(registry, &config)
+}
+
+fn bases(registry: &str, hosts_toml: &str) -> Vec<String> {
+    hosts(registry, hosts_toml).unwrap().iter().map(|host| host.base.to_string()).collect()
+}
+
+#[test]
+fn without_files_the_registry_serves_itself_over_https_or_http_on_loopback() {
+    let plain = RegistryConfig {
+        config_dirs: Vec::new(),
+        plain_http: vec!["old.example:5000".into()],
+        ..RegistryConfig::default()
+    };
+    for (registry, base) in [
+        ("docker.io", "https://registry-1.docker.io/v2"),
+        ("reg.example", "https://reg.example/v2"),
+        ("reg.example:5000", "https://reg.example:5000/v2"),
+        ("old.example:5000", "http://old.example:5000/v2"),
+        ("localhost:5000", "http://localhost:5000/v2"),
+        ("127.0.0.1:5000", "http://127.0.0.1:5000/v2"),
+        ("[::1]:5000", "http://[::1]:5000/v2"),
+        ("localhost:443", "https://localhost/v2"),
+        ("localhost.example:5000", "https://localhost.example:5000/v2"),
+    ] {
+        let hosts = hosts_of(registry, &plain).unwrap();
+        assert_eq!(hosts.len(), 1);
+        assert_eq!(hosts[0].base.as_str(), base);
+        assert!(hosts[0].is_registry && hosts[0].pull && hosts[0].resolve);
+    }
+}
+
+#[test]
+fn hosts_are_asked_in_the_order_of_the_file_and_the_server_last() {
+    let file = r#"
+        server = "https://registry-1.docker.io"
+        [host."https://z.example"]
+        [host."http://a.example:5000"]
+          capabilities = ["pull"]
+        [host."m.example/proxy/hub"]
+          capabilities = ["Resolve", "push"]
+    "#;
+    let hosts = hosts("docker.io", file).unwrap();
+    let seen: Vec<_> =
+        hosts.iter().map(|host| (host.base.as_str(), host.pull, host.resolve, host.is_registry)).collect();
+    assert_eq!(
+        seen,
+        [
+            ("https://z.example/v2", true, true, false),
+            ("http://a.example:5000/v2", true, false, false),
+            ("https://m.example/proxy/hub/v2", false, true, false),
+            ("https://registry-1.docker.io/v2", true, true, true),
+        ]
+    );
+}
+
+#[test]
+fn a_path_is_completed_unless_it_is_said_to_be_complete() {
+    let file = r#"
+        [host."https://a.example/v2"]
+        [host."https://b.example/v2/hub/"]
+          override_path = true
+        [host."https://c.example"]
+          override_path = true
+    "#;
+    assert_eq!(
+        bases("reg.example", file),
+        ["https://a.example/v2", "https://b.example/v2/hub", "https://c.example/", "https://reg.example/v2"]
+    );
+}
+
+#[test]
+fn a_server_elsewhere_is_still_the_registry_and_a_mirror_is_not() {
+    let file = "server = \"http://10.0.0.1:5000\"\nskip_verify = true\n[host.\"https://reg.example\"]\n[host.\"https://x.example\"]";
+    let hosts = hosts("reg.example", file).unwrap();
+    let seen: Vec<_> = hosts.iter().map(|host| (host.name(), host.is_registry)).collect();
+    assert_eq!(
+        seen,
+        [("reg.example".into(), true), ("x.example".into(), false), ("10.0.0.1:5000".to_owned(), true)]
+    );
+    assert!(hosts[2].tls.skip_verify && !hosts[1].tls.skip_verify);
+}
+
+#[test]
+fn a_host_that_is_also_the_server_is_asked_once() {
+    let file = "server = \"https://a.example\"\n[host.\"https://a.example\"]\n[host.\"https://b.example\"]\n[host.\"https://b.example/v2\"]";
+    assert_eq!(
+        bases("reg.example", file),
+        ["https://a.example/v2", "https://b.example/v2", "https://a.example/v2"],
+        "once before the last resort, and as the last resort"
+    );
+}
+
+#[test]
+fn header_fields_are_one_text_or_several() {
+    let file = "[host.\"https://a.example\".header]\n x-one = \"1\"\n x-two = [\"2\", \"3\"]";
+    let headers = &hosts("reg.example", file).unwrap()[0].headers;
+    let seen: Vec<_> = headers.iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap())).collect();
+    assert_eq!(seen, [("x-one", "1"), ("x-two", "2"), ("x-two", "3")]);
+    assert!(!format!("{headers:?}").contains("\"1\""), "values may be tokens and do not print");
+}
+
+#[test]
+fn the_most_special_folder_decides() {
+    let root = tempfile::tempdir().unwrap();
+    let config = RegistryConfig { config_dirs: vec![root.path().to_owned()], ..RegistryConfig::default() };
+    let first = |registry: &str| hosts_of(registry, &config).unwrap()[0].name();
+    for (folder, registry) in [
+        ("_default", "reg.example:5000"),
+        ("reg.example:5000", "reg.example:5000"),
+        ("reg.example_5000_", "reg.example:5000"),
+    ] {
+        let path = root.path().join(folder);
+        fs_err::create_dir_all(&path).unwrap();
+        let name = folder.replace(['_', ':'], "-");
+        let name = name.trim_matches('-');
+        fs_err::write(path.join("hosts.toml"), format!("[host.\"https://{name}.test\"]")).unwrap();
+        assert_eq!(first(registry), format!("{name}.test"));
+    }
+    let other = hosts_of("other.example", &config).unwrap();
+    assert_eq!(other[0].name(), "default.test");
+    assert_eq!(other[1].base.as_str(), "https://other.example/v2", "the default's server is the registry");
+}
+
+#[test]
+fn mistakes_are_named_with_file_line_and_key() {
+    for (file, parts) in [
+        ("server = 5", &["hosts.toml: line 1: server: expected a text, found integer"][..]),
+        ("\n\nserver = \"ftp://x\"", &["line 3: server", "http://"]),
+        ("server = \"https://u:p@x\"", &["server", "credentials"]),
+        (
+            "[host.\"https://a\"]\ncapabilities = \"pull\"",
+            &["line 2: host.\"https://a\".capabilities: expected a list"],
+        ),
+        ("[host.\"https://a\"]\ncapabilities = [\"pul\"]", &["unknown capability \"pul\""]),
+        ("[host.\"https://a\"]\nskip_verify = \"yes\"", &["skip_verify: expected true or false"]),
+        ("[host]\n\"https://a\" = 1", &["host.\"https://a\": expected a table"]),
+        ("[host.\"https://a\".header]\n\"bad name\" = \"x\"", &["header.bad name", "no name"]),
+        ("[host.\"https://a\"]\nclient = [[\"a\", \"b\", \"c\"]]", &["client: expected [certificate, key]"]),
+        ("[host.\"https://\"]", &["host.\"https://\""]),
+        ("server = ", &["hosts.toml: line 1"]),
+        ("server = \"a\"\nserver = \"b\"", &["line 2", "duplicate"]),
+    ] {
+        let error = hosts("reg.example", file).expect_err(file);
+        for part in parts {
+            assert!(error.to_string().contains(part), "{file}: {error}");
+        }
+        assert!(error.hint().is_some());
+    }
+}
+
+#[test]
+fn certificates_that_are_missing_or_wrong_are_named() {
+    let error = hosts("reg.example", "ca = \"nothing.crt\"").unwrap_err();
+    assert!(error.source().unwrap().to_string().contains("nothing.crt"), "{error}");
+
+    let (root, config) = configured("reg.example", "ca = [\"hosts.toml\"]");
+    let error = hosts_of("reg.example", &config).unwrap_err();
+    assert!(error.to_string().contains("ca of"), "{error}");
+    assert!(error.to_string().contains(&root.path().display().to_string()), "{error}");
+    assert_eq!(error.source().unwrap().to_string(), "there is no certificate in it");
+}
+
+#[test]
+fn docker_s_files_are_read_where_there_is_no_hosts_toml() {
+    let root = tempfile::tempdir().unwrap();
+    let folder = root.path().join("localhost:5000");
+    fs_err::create_dir_all(&folder).unwrap();
+    let config = RegistryConfig { config_dirs: vec![root.path().to_owned()], ..RegistryConfig::default() };
+    assert_eq!(
+        hosts_of("localhost:5000", &config).unwrap()[0].base.scheme(),
+        "http",
+        "an empty folder says nothing"
+    );
+    fs_err::write(folder.join("ca.crt"), "no certificate").unwrap();
+    let error = hosts_of("localhost:5000", &config).unwrap_err();
+    assert!(error.to_string().contains("ca.crt: authority"), "{error}");
+}
+
+proptest! {
+    #[test]
+    fn no_file_panics(text in "\\PC{0,120}") {
+        let _ = hosts("reg.example", &text);
+    }
+
+    #[test]
+    fn nothing_near_the_format_panics(text in "(server|host|ca|client|header|capabilities|override_path|skip_verify|=|\\.|\\[|\\]|\"https://a\"|\"pull\"|true|5|,|\n| ){0,40}") {
+        if let Ok(hosts) = hosts("reg.example", &text) {
+            prop_assert!(!hosts.is_empty());
+            prop_assert!(hosts.iter().all(|host| matches!(host.base.scheme(), "http" | "https")));
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! From a name to everything that describes the image, but for its layers.
+
+use bytes::Bytes;
+
+use super::error::{FetchError, FetchErrorKind, What};
+use super::session::{Resolved, Session};
+use crate::manifest::{
+    Descriptor, Document, ImageConfig, MAX_DEPTH, Manifest, ManifestError, PlatformMatcher,
+};
+
+/// Most manifests and indexes that are fetched to find one image.
+const MAX_DOCUMENTS: usize = 32;
+
+/// The documents of one image.
+#[derive(Debug, Clone)]
+pub struct ImageDocuments {
+    /// What the name points at: the index, or the manifest itself. Its digest is that of `NAME@DIGEST`.
+    pub target: Resolved,
+    /// The manifest for the platform; the same as `target` where that is a manifest.
+    pub manifest: Resolved,
+    /// What the manifest says, with one layer for each diff id of the config.
+    pub layers: Manifest,
+    /// The config.
+    pub config: ImageConfig,
+    /// The config's bytes as received; their digest is the image's id.
+    pub config_raw: Bytes,
+}
+
+impl Session {
+    /// Fetches what describes the image that the session's name points at, for the best platform on offer.
+    ///
+    /// A name that points at a manifest, not at an index, means that one whatever it was built for.
+    pub async fn documents(&self, platform: &PlatformMatcher) -> Result<ImageDocuments, FetchError> {
+        let target = self.resolve().await?;
+        let index = match &target.document {
+            Document::Manifest(_) => return self.finish(target.clone(), target).await,
+            Document::Index(index) => index,
+        };
+        let mut offered = index.offered();
+        let mut fetched = 0;
+        // The best candidate is on top.
+        let push = |stack: &mut Vec<(Descriptor, bool, usize)>, index: &crate::manifest::Index, depth| {
+            let found = index.candidates(platform);
+            stack.extend(found.into_iter().rev().map(|next| (next.descriptor.clone(), next.matches, depth)));
+        };
+        let mut stack = Vec::new();
+        push(&mut stack, index, 1);
+        while let Some((descriptor, matches, depth)) = stack.pop() {
+            let problem = |error| self.unusable(&descriptor, &target.host, error);
+            fetched += 1;
+            if depth > MAX_DEPTH || fetched > MAX_DOCUMENTS {
+                return Err(problem(ManifestError::TooDeep));
+            }
+            let found = self.manifest(&descriptor).await?;
+            match &found.document {
+                Document::Index(index) => {
+                    offered.extend(index.offered());
+                    push(&mut stack, index, depth + 1);
+                }
+                Document::Manifest(_) => {
+                    let documents = self.finish(target.clone(), found).await?;
+                    let built_for = &documents.config.platform;
+                    // Where the index does not say what it is for, the config does; if not even that, it will have to do.
+                    if matches || built_for.os.is_empty() || platform.rank(built_for).is_some() {
+                        return Ok(documents);
+                    }
+                    offered.push(built_for.to_string());
+                }
+            }
+        }
+        offered.dedup();
+        let error = ManifestError::NoPlatform { wanted: platform.wanted().to_string(), offered };
+        Err(self.unusable(&target.descriptor, &target.host, error))
+    }
+
+    async fn finish(&self, target: Resolved, manifest: Resolved) -> Result<ImageDocuments, FetchError> {
+        let problem = |error| self.unusable(&manifest.descriptor, &manifest.host, error);
+        let Document::Manifest(layers) = manifest.document.clone() else {
+            return Err(problem(ManifestError::Ambiguous));
+        };
+        let config_raw = self.config(&layers.config).await?;
+        let config = ImageConfig::parse(&config_raw).map_err(problem)?;
+        config.check_layers(layers.layers.len()).map_err(problem)?;
+        Ok(ImageDocuments { target, layers: *layers, config, config_raw, manifest })
+    }
+
+    fn unusable(&self, descriptor: &Descriptor, host: &str, error: ManifestError) -> FetchError {
+        let what = What::Manifest(descriptor.digest.to_string());
+        self.error(what, host.to_owned(), FetchErrorKind::Manifest(error), Vec::new())
+    }
+}

@@ -1,0 +1,166 @@
+//! TLS: rustls with ring, the system's authorities, private ones, client certificates.
+//!
+//! The one place that knows which cryptography is linked.
+
+use std::fmt;
+use std::sync::Arc;
+
+use rustls::client::ResolvesClientCert;
+use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
+use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
+use rustls::sign::CertifiedKey;
+use rustls::{ClientConfig, DigitallySignedStruct, RootCertStore, SignatureScheme};
+
+/// How a host proves who it is, and how larder does.
+#[derive(Clone, PartialEq, Eq, Hash, Default)]
+pub(crate) struct TlsSettings {
+    /// Authorities to trust besides the system's; PEM.
+    pub(crate) authorities: Vec<Vec<u8>>,
+    /// Certificates to show, with their keys; PEM.
+    pub(crate) client: Vec<ClientPem>,
+    /// Trust anybody.
+    pub(crate) skip_verify: bool,
+}
+
+/// A client certificate and its private key; one file may hold both.
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(crate) struct ClientPem {
+    pub(crate) certificate: Vec<u8>,
+    pub(crate) key: Vec<u8>,
+}
+
+/// Keys are not printed.
+impl fmt::Debug for TlsSettings {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TlsSettings")
+            .field("authorities", &self.authorities.len())
+            .field("client", &self.client.len())
+            .field("skip_verify", &self.skip_verify)
+            .finish()
+    }
+}
+
+impl TlsSettings {
+    /// The same trust without larder's own certificates: what other hosts get when this one redirects to them.
+    pub(crate) fn for_strangers(&self) -> TlsSettings {
+        TlsSettings { client: Vec::new(), ..self.clone() }
+    }
+}
+
+/// Why settings are of no use.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// No certificate in a file that should hold some.
+    #[error("there is no certificate in it")]
+    NoCertificate,
+    /// Not PEM, or not of the right kind.
+    #[error("it is not PEM: {0}")]
+    Pem(String),
+    /// Certificate or key cannot be used.
+    #[error("{0}")]
+    Rustls(#[from] rustls::Error),
+}
+
+/// All certificates of a PEM file.
+pub(crate) fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let certificates = CertificateDer::pem_slice_iter(pem)
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(|error| TlsError::Pem(error.to_string()))?;
+    if certificates.is_empty() { Err(TlsError::NoCertificate) } else { Ok(certificates) }
+}
+
+/// A client certificate with its key.
+pub(crate) fn identity(pem: &ClientPem) -> Result<CertifiedKey, TlsError> {
+    let key = PrivateKeyDer::from_pem_slice(&pem.key).map_err(|error| TlsError::Pem(error.to_string()))?;
+    Ok(CertifiedKey::from_der(certificates(&pem.certificate)?, key, &provider())?)
+}
+
+/// What rustls needs to speak to a host with these settings.
+pub(crate) fn client_config(settings: &TlsSettings) -> Result<ClientConfig, TlsError> {
+    let verifier: Arc<dyn ServerCertVerifier> = if settings.skip_verify {
+        Arc::new(TrustAnybody(provider()))
+    } else {
+        let mut own = Vec::new();
+        for pem in &settings.authorities {
+            own.extend(certificates(pem)?);
+        }
+        Arc::new(rustls_platform_verifier::Verifier::new_with_extra_roots(own, provider())?)
+    };
+    let identities =
+        settings.client.iter().map(|pem| identity(pem).map(Arc::new)).collect::<Result<Vec<_>, _>>()?;
+    let builder = builder()?.dangerous().with_custom_certificate_verifier(verifier);
+    Ok(if identities.is_empty() {
+        builder.with_no_client_auth()
+    } else {
+        builder.with_client_cert_resolver(Arc::new(Identities(identities)))
+    })
+}
+
+/// A configuration that trusts nobody, for clients that speak plain HTTP only: loading the system's authorities takes
+/// time and memory.
+pub(crate) fn no_tls() -> Result<ClientConfig, TlsError> {
+    Ok(builder()?.with_root_certificates(RootCertStore::empty()).with_no_client_auth())
+}
+
+fn builder() -> Result<rustls::ConfigBuilder<ClientConfig, rustls::WantsVerifier>, TlsError> {
+    Ok(ClientConfig::builder_with_provider(provider()).with_safe_default_protocol_versions()?)
+}
+
+fn provider() -> Arc<CryptoProvider> {
+    Arc::new(rustls::crypto::ring::default_provider())
+}
+
+/// Shows the first certificate whose key the server can check.
+#[derive(Debug)]
+struct Identities(Vec<Arc<CertifiedKey>>);
+
+impl ResolvesClientCert for Identities {
+    fn resolve(&self, _: &[&[u8]], schemes: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
+        self.0.iter().find(|identity| identity.key.choose_scheme(schemes).is_some()).cloned()
+    }
+
+    fn has_certs(&self) -> bool {
+        true
+    }
+}
+
+/// `skip_verify`: the operator says that it does not matter who answers. Digests still say what was answered.
+#[derive(Debug)]
+struct TrustAnybody(Arc<CryptoProvider>);
+
+impl ServerCertVerifier for TrustAnybody {
+    fn verify_server_cert(
+        &self,
+        _: &CertificateDer<'_>,
+        _: &[CertificateDer<'_>],
+        _: &ServerName<'_>,
+        _: &[u8],
+        _: UnixTime,
+    ) -> Result<ServerCertVerified, rustls::Error> {
+        Ok(ServerCertVerified::assertion())
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls12_signature(message, certificate, signature, &self.0.signature_verification_algorithms)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        certificate: &CertificateDer<'_>,
+        signature: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, rustls::Error> {
+        verify_tls13_signature(message, certificate, signature, &self.0.signature_verification_algorithms)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.signature_verification_algorithms.supported_schemes()
+    }
+}

@@ -1,0 +1,229 @@
+//! One HTTP exchange with a host, redirects included.
+//!
+//! Promises: credentials and a host's own header fields go to that host only and never along a redirect to another;
+//! redirects are bounded, and never lead from TLS to plain HTTP elsewhere; a URL, which may carry a signature, is in no
+//! error text.
+
+use std::collections::HashMap;
+use std::error::Error;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use reqwest::header::{AUTHORIZATION, HeaderMap, HeaderName, HeaderValue, LOCATION};
+use reqwest::{Client, Method, Request, Response, Url};
+use tokio::time;
+
+use super::config::{Proxy, RegistryConfig};
+use super::error::{FetchErrorKind, printable};
+use super::hosts::{authority, is_loopback};
+use super::tls::{self, TlsSettings};
+
+/// Redirects that are followed for one request. Registries need one or two.
+const MAX_REDIRECTS: usize = 5;
+
+/// How many clients are kept. There is one for each way to trust hosts, and changed files make new ones.
+const MAX_CLIENTS: usize = 64;
+
+/// What is sent, and to whom it belongs.
+#[derive(Debug, Clone)]
+pub(crate) struct Outgoing<'a> {
+    pub(crate) method: Method,
+    pub(crate) url: Url,
+    /// Goes wherever the request goes.
+    pub(crate) headers: HeaderMap,
+    /// Goes to the URL's own scheme, host and port only.
+    pub(crate) authorization: Option<&'a HeaderValue>,
+    /// As `authorization`.
+    pub(crate) own_headers: &'a [(HeaderName, HeaderValue)],
+    pub(crate) tls: &'a TlsSettings,
+    pub(crate) body: Option<String>,
+}
+
+/// A reply to a request.
+#[derive(Debug)]
+pub(crate) struct Reply {
+    pub(crate) response: Response,
+    /// Whether another host than the one that was asked gave it.
+    pub(crate) from_elsewhere: bool,
+}
+
+/// HTTP clients, made when they are first needed.
+#[derive(Debug)]
+pub(crate) struct Transport {
+    config: Arc<RegistryConfig>,
+    clients: Mutex<HashMap<Key, Client>>,
+}
+
+/// What makes clients differ.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Key {
+    /// `None` for plain HTTP.
+    tls: Option<TlsSettings>,
+    loopback: bool,
+}
+
+impl Transport {
+    pub(crate) fn new(config: Arc<RegistryConfig>) -> Transport {
+        Transport { config, clients: Mutex::default() }
+    }
+
+    /// Sends a request and follows redirects, until the headers of the last reply are here.
+    pub(crate) async fn send(&self, outgoing: Outgoing<'_>) -> Result<Reply, FetchErrorKind> {
+        let origin = outgoing.url.origin();
+        let strangers = outgoing.tls.for_strangers();
+        let mut url = outgoing.url.clone();
+        let mut from_elsewhere = false;
+        for _ in 0..=MAX_REDIRECTS {
+            let tls = if from_elsewhere { &strangers } else { outgoing.tls };
+            let mut request = Request::new(outgoing.method.clone(), url.clone());
+            *request.headers_mut() = outgoing.headers.clone();
+            if !from_elsewhere {
+                for (name, value) in outgoing.own_headers {
+                    request.headers_mut().append(name, value.clone());
+                }
+                if let Some(value) = outgoing.authorization {
+                    request.headers_mut().insert(AUTHORIZATION, value.clone());
+                }
+            }
+            if let Some(body) = &outgoing.body {
+                *request.body_mut() = Some(body.clone().into());
+            }
+            let response =
+                self.exchange(request, tls).await.map_err(|kind| along(kind, from_elsewhere, &url))?;
+            if !is_redirect(&response) || outgoing.method != Method::GET {
+                return Ok(Reply { response, from_elsewhere });
+            }
+            let next = next_url(&url, &response)?;
+            // Once elsewhere, always elsewhere: who sends us back does not get to spend our credentials.
+            from_elsewhere |= next.origin() != origin;
+            url = next;
+        }
+        Err(FetchErrorKind::BadReply(format!("more than {MAX_REDIRECTS} redirects")))
+    }
+
+    async fn exchange(&self, request: Request, tls: &TlsSettings) -> Result<Response, FetchErrorKind> {
+        let client = self.client(request.url(), tls)?;
+        let limit = self.config.header_timeout;
+        match time::timeout(limit, client.execute(request)).await {
+            Ok(done) => done.map_err(|error| explain(error, self.config.connect_timeout)),
+            Err(_) => Err(FetchErrorKind::NoAnswer(limit)),
+        }
+    }
+
+    fn client(&self, url: &Url, tls: &TlsSettings) -> Result<Client, FetchErrorKind> {
+        let key = Key { tls: (url.scheme() == "https").then(|| tls.clone()), loopback: is_loopback(url) };
+        let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(client) = clients.get(&key) {
+            return Ok(client.clone());
+        }
+        let client = self.build(&key)?;
+        if clients.len() >= MAX_CLIENTS {
+            // Requests under way keep theirs.
+            clients.clear();
+        }
+        clients.insert(key, client.clone());
+        Ok(client)
+    }
+
+    fn build(&self, key: &Key) -> Result<Client, FetchErrorKind> {
+        let tls = match &key.tls {
+            Some(settings) => tls::client_config(settings),
+            None => tls::no_tls(),
+        };
+        let tls = tls.map_err(|error| FetchErrorKind::Tls(error.to_string()))?;
+        let builder = Client::builder()
+            .tls_backend_preconfigured(tls)
+            .http1_only() // on one HTTP/2 connection all ranges of a blob would share one window
+            .redirect(reqwest::redirect::Policy::none())
+            .retry(reqwest::retry::never())
+            .referer(false)
+            .user_agent(concat!("larder/", env!("CARGO_PKG_VERSION")))
+            .connect_timeout(self.config.connect_timeout)
+            .pool_idle_timeout(Duration::from_secs(15))
+            .pool_max_idle_per_host(self.config.connections);
+        let builder = match &self.config.proxy {
+            _ if key.loopback => builder.no_proxy(),
+            Proxy::None => builder.no_proxy(),
+            Proxy::FromEnvironment => builder,
+            Proxy::Fixed { url, except } => {
+                let proxy = reqwest::Proxy::all(url)
+                    .map_err(|_| FetchErrorKind::Unreachable("the proxy's URL makes no sense".into()))?;
+                builder.proxy(proxy.no_proxy(reqwest::NoProxy::from_string(except)))
+            }
+        };
+        builder.build().map_err(|error| explain(error, self.config.connect_timeout))
+    }
+}
+
+fn is_redirect(response: &Response) -> bool {
+    matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308)
+        && response.headers().contains_key(LOCATION)
+}
+
+/// Where a redirect leads.
+fn next_url(from: &Url, response: &Response) -> Result<Url, FetchErrorKind> {
+    let bad = |problem: &str| FetchErrorKind::BadReply(format!("it redirects {problem}"));
+    let location = response.headers().get(LOCATION).and_then(|location| location.to_str().ok());
+    let mut next =
+        location.and_then(|location| from.join(location).ok()).ok_or_else(|| bad("to what is no URL"))?;
+    if !matches!(next.scheme(), "http" | "https") || next.host_str().is_none() {
+        return Err(bad("to what is not HTTP"));
+    }
+    if from.scheme() == "https" && next.scheme() == "http" && !(is_loopback(from) && is_loopback(&next)) {
+        return Err(bad(&format!("from TLS to plain HTTP at {}", authority(&next))));
+    }
+    // A user in the URL would become an Authorization field.
+    if next.set_username("").and_then(|()| next.set_password(None)).is_err() {
+        return Err(bad("to what is no host"));
+    }
+    Ok(next)
+}
+
+/// Adds the host to an error that another one than the asked one made.
+fn along(kind: FetchErrorKind, from_elsewhere: bool, url: &Url) -> FetchErrorKind {
+    match kind {
+        FetchErrorKind::Unreachable(text) if from_elsewhere => {
+            FetchErrorKind::Unreachable(format!("it redirects to {}: {text}", authority(url)))
+        }
+        FetchErrorKind::Tls(text) if from_elsewhere => {
+            FetchErrorKind::Tls(format!("it redirects to {}: {text}", authority(url)))
+        }
+        other => other,
+    }
+}
+
+/// What an error of the HTTP client means. Its URL, which may be signed, is left out.
+pub(crate) fn explain(error: reqwest::Error, connect_timeout: Duration) -> FetchErrorKind {
+    let error = error.without_url();
+    if error.is_timeout() && error.is_connect() {
+        return FetchErrorKind::Unreachable(format!(
+            "no connection within {}",
+            super::waiting::short(connect_timeout)
+        ));
+    }
+    let mut is_tls = false;
+    let mut texts: Vec<String> = Vec::new();
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        is_tls |= is_of_tls(error);
+        let text = error.to_string();
+        // The outer layers only say that something inside failed, or repeat it.
+        texts.retain(|outer| !outer.contains(&text) && !outer.starts_with("client error"));
+        texts.push(text);
+        cause = error.source();
+    }
+    if texts.is_empty() {
+        texts.push(error.to_string());
+    }
+    let text = printable(&texts.join(": "));
+    if is_tls { FetchErrorKind::Tls(text) } else { FetchErrorKind::Unreachable(text) }
+}
+
+/// Whether an error is one of TLS. Those of the handshake travel in I/O errors, which may be in further ones.
+fn is_of_tls(error: &(dyn Error + 'static)) -> bool {
+    if error.is::<rustls::Error>() {
+        return true;
+    }
+    let carried = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
+    carried.is_some_and(|inner| is_of_tls(inner))
+}

@@ -1,0 +1,118 @@
+//! What a fetch tells whoever watches it.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// What happens to a fetch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Notice {
+    /// So many bytes were written to the sink.
+    Bytes(u64),
+    /// It waits, until another notice comes.
+    Waiting(Waiting),
+    /// It waits no more.
+    Going,
+}
+
+/// What a fetch waits for. Prints as a sentence's end: `registry asked to wait 12s`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Waiting {
+    /// All connections that the registry gets are in use.
+    Connection {
+        /// The registry's host.
+        host: String,
+    },
+    /// The registry said 429, or that its quota is used up.
+    Asked {
+        /// The registry's host.
+        host: String,
+        /// When the wait ends.
+        until: Instant,
+    },
+    /// The last try failed; the next one comes soon.
+    Retry {
+        /// The registry's host.
+        host: String,
+        /// When the wait ends.
+        until: Instant,
+        /// Why the last try failed.
+        because: String,
+    },
+    /// A token server is asked for a token.
+    Token {
+        /// The token server's host.
+        host: String,
+    },
+}
+
+impl fmt::Display for Waiting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let left = |until: &Instant| short(until.saturating_duration_since(Instant::now()));
+        match self {
+            Waiting::Connection { host } => write!(f, "all connections to {host} are in use"),
+            Waiting::Asked { host, until } => write!(f, "{host} asked to wait {}", left(until)),
+            Waiting::Retry { host, until, because } => {
+                write!(f, "{host} is tried again in {} ({because})", left(until))
+            }
+            Waiting::Token { host } => write!(f, "{host} is asked for a token"),
+        }
+    }
+}
+
+/// `850ms`, `12s`, `3m20s`, `2h5m`.
+pub(crate) fn short(time: Duration) -> String {
+    let seconds = time.as_secs();
+    match seconds {
+        0 => format!("{}ms", time.as_millis()),
+        1..60 => format!("{seconds}s"),
+        60..3600 => format!("{}m{}s", seconds / 60, seconds % 60),
+        _ => format!("{}h{}m", seconds / 3600, seconds / 60 % 60),
+    }
+}
+
+/// Whoever watches. Called from the fetch itself, so it must be quick.
+#[derive(Clone, Default)]
+pub(crate) struct Watcher(Option<Arc<dyn Fn(Notice) + Send + Sync>>);
+
+impl Watcher {
+    pub(crate) fn new(watcher: impl Fn(Notice) + Send + Sync + 'static) -> Watcher {
+        Watcher(Some(Arc::new(watcher)))
+    }
+
+    pub(crate) fn tell(&self, notice: Notice) {
+        if let Some(watcher) = &self.0 {
+            watcher(notice);
+        }
+    }
+}
+
+impl fmt::Debug for Watcher {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Watcher")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn reasons_say_how_long_it_still_takes() {
+        let host = "registry.example".to_owned();
+        let until = Instant::now() + Duration::from_secs(200);
+        assert_eq!(
+            Waiting::Asked { host: host.clone(), until }.to_string(),
+            "registry.example asked to wait 3m20s"
+        );
+        let because = "500 Internal Server Error".to_owned();
+        let until = Instant::now() + Duration::from_millis(850);
+        assert_eq!(
+            Waiting::Retry { host, until, because }.to_string(),
+            "registry.example is tried again in 850ms (500 Internal Server Error)"
+        );
+    }
+}

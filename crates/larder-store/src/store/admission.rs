@@ -1,0 +1,197 @@
+//! Is there room for this pull? Pure: sizes in, a yes or a reason out.
+//!
+//! A manifest says how much will be fetched, not what it becomes on disk. That is estimated with a [`Ratio`] learned
+//! from what was pulled on this node before. While a layer is unpacked its fetched bytes are still on disk, so both
+//! count.
+
+use std::fmt;
+
+use super::records::Ratio;
+use crate::disk::Amount;
+
+/// Before anything was learned: what a gzip layer of a distribution becomes. One file for 6 KiB fetched.
+const FIRST: Ratio = Ratio { bytes: 3.2, inodes: 1.0 / 6144.0 };
+
+/// How many fetched bytes weigh as much as everything that was learned before them: 256 MiB. Small images then move
+/// the ratio a little, large ones much.
+const MEMORY: f64 = 256.0 * 1024.0 * 1024.0;
+
+/// Added to each estimate, as part of it.
+const MARGIN: f64 = 0.1;
+
+impl Default for Ratio {
+    fn default() -> Ratio {
+        FIRST
+    }
+}
+
+/// The ratio after `fetched` bytes became `became`; `None` when nothing can be learned from it.
+#[allow(clippy::cast_precision_loss, reason = "an estimate")]
+pub(super) fn learn(before: Option<Ratio>, fetched: u64, became: Amount) -> Option<Ratio> {
+    if fetched == 0 {
+        return None;
+    }
+    let before = before.filter(|ratio| ratio.bytes.is_finite() && ratio.inodes.is_finite()).unwrap_or(FIRST);
+    let fetched = fetched as f64;
+    let weight = fetched / (fetched + MEMORY);
+    let towards = |old: f64, new: f64| old + (new - old) * weight;
+    Some(Ratio {
+        bytes: towards(before.bytes, became.bytes as f64 / fetched),
+        inodes: towards(before.inodes, became.inodes as f64 / fetched),
+    })
+}
+
+/// What a pull would take: `missing` are the sizes of the layers that are not here, in bytes as fetched.
+#[allow(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "an estimate; a cast from a float stays within the integer's range"
+)]
+pub fn estimate(ratio: Ratio, missing: impl IntoIterator<Item = u64>) -> Amount {
+    let mut need = Amount::default();
+    for size in missing {
+        let plain = size as f64 * ratio.bytes.max(1.0) * (1.0 + MARGIN);
+        let inodes = size as f64 * ratio.inodes.max(0.0) * (1.0 + MARGIN);
+        // A layer has a few folders and files of the store's own.
+        need +=
+            Amount { bytes: (plain as u64).saturating_add(size), inodes: (inodes as u64).saturating_add(8) };
+    }
+    need
+}
+
+/// Says whether `need` fits into `free` so that `reserve` is left.
+pub fn admit(need: Amount, free: Amount, reserve: Amount, reclaimable: Amount) -> Result<(), NoRoom> {
+    let fits = |need: u64, free: u64, reserve: u64| need == 0 || need <= free.saturating_sub(reserve);
+    if fits(need.bytes, free.bytes, reserve.bytes) && fits(need.inodes, free.inodes, reserve.inodes) {
+        return Ok(());
+    }
+    Err(NoRoom { need, free, reserve, reclaimable })
+}
+
+/// There is no room for a pull.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NoRoom {
+    /// What the pull is estimated to take.
+    pub need: Amount,
+    /// What is free.
+    pub free: Amount,
+    /// What of it must stay free.
+    pub reserve: Amount,
+    /// What removing images that nobody uses would free.
+    pub reclaimable: Amount,
+}
+
+impl NoRoom {
+    /// Whether it is inodes that are short, and not bytes.
+    fn lacks_inodes_only(&self) -> bool {
+        self.need.bytes <= self.free.bytes.saturating_sub(self.reserve.bytes)
+    }
+
+    /// Whether it would fit once everything reclaimable is gone.
+    pub fn would_fit_after_collection(&self) -> bool {
+        admit(self.need, self.free + self.reclaimable, self.reserve, Amount::default()).is_ok()
+    }
+
+    /// What the reader could try next.
+    pub fn hint(&self) -> &'static str {
+        if self.would_fit_after_collection() {
+            "larder gc makes room by removing images that nobody uses"
+        } else {
+            "larder df shows what holds the disk"
+        }
+    }
+}
+
+/// `needs about 3.2 GiB, 1.1 GiB free, of which 0.5 GiB are kept in reserve; 0 B could be reclaimed`
+impl fmt::Display for NoRoom {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let show: fn(&Amount) -> String = if self.lacks_inodes_only() {
+            |amount| format!("{} inodes", amount.inodes)
+        } else {
+            |amount| bytes(amount.bytes)
+        };
+        write!(f, "needs about {}, {} free", show(&self.need), show(&self.free))?;
+        if self.reserve != Amount::default() {
+            write!(f, ", of which {} are kept in reserve", show(&self.reserve))?;
+        }
+        write!(f, "; {} could be reclaimed", show(&self.reclaimable))
+    }
+}
+
+impl std::error::Error for NoRoom {}
+
+/// `1.5 GiB`
+#[allow(clippy::cast_precision_loss, reason = "for reading")]
+fn bytes(bytes: u64) -> String {
+    let mut value = bytes as f64;
+    for unit in ["B", "KiB", "MiB", "GiB"] {
+        if value < 1024.0 {
+            return if unit == "B" { format!("{bytes} B") } else { format!("{value:.1} {unit}") };
+        }
+        value /= 1024.0;
+    }
+    format!("{value:.1} TiB")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GIB: u64 = 1 << 30;
+
+    fn of(bytes: u64, inodes: u64) -> Amount {
+        Amount { bytes, inodes }
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused_with_the_numbers() {
+        let error = admit(of(3 * GIB, 10), of(2 * GIB, 1000), of(GIB / 2, 0), of(GIB, 0)).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "needs about 3.0 GiB, 2.0 GiB free, of which 512.0 MiB are kept in reserve; 1.0 GiB could be reclaimed"
+        );
+        assert!(!error.would_fit_after_collection());
+        let error = admit(of(GIB, 10), of(GIB, 1000), of(GIB / 2, 0), of(GIB, 0)).unwrap_err();
+        assert!(error.would_fit_after_collection() && error.hint().contains("gc"));
+        assert_eq!(admit(of(GIB, 10), of(2 * GIB, 1000), of(GIB, 0), of(0, 0)), Ok(()));
+    }
+
+    #[test]
+    fn inodes_are_room_too() {
+        let error = admit(of(1, 1000), of(GIB, 10), of(0, 0), of(0, 5)).unwrap_err();
+        assert_eq!(error.to_string(), "needs about 1000 inodes, 10 inodes free; 5 inodes could be reclaimed");
+    }
+
+    #[test]
+    fn nothing_to_fetch_always_fits() {
+        assert_eq!(admit(estimate(Ratio::default(), []), of(0, 0), of(GIB, 9), of(0, 0)), Ok(()));
+    }
+
+    #[test]
+    fn the_ratio_follows_what_is_pulled() {
+        let mut ratio = None;
+        for _ in 0..50 {
+            ratio = learn(ratio, 100 << 20, of(500 << 20, 100_000));
+        }
+        let ratio = ratio.unwrap();
+        assert!((ratio.bytes - 5.0).abs() < 0.1, "{ratio:?}");
+        let need = estimate(ratio, [100 << 20]);
+        assert!(need.bytes >= 600 << 20 && need.bytes < 700 << 20, "{need:?}");
+        assert!(need.inodes >= 100_000, "{need:?}");
+        assert_eq!(learn(Some(ratio), 0, of(0, 0)), None);
+    }
+
+    #[test]
+    fn one_odd_image_does_not_spoil_the_ratio() {
+        let ratio = learn(None, 100, of(100 << 20, 1_000_000)).unwrap();
+        assert!(ratio.bytes < 5.0 && ratio.inodes < 0.01, "{ratio:?}");
+    }
+
+    #[test]
+    fn no_declared_size_overflows() {
+        let need = estimate(Ratio { bytes: f64::MAX, inodes: f64::MAX }, [u64::MAX, u64::MAX]);
+        assert_eq!(need, of(u64::MAX, u64::MAX));
+        assert!(admit(need, of(u64::MAX - 1, 0), of(u64::MAX, u64::MAX), of(0, 0)).is_err());
+    }
+}

@@ -1,0 +1,100 @@
+//! Manifests and configs: small files named for their digest.
+
+use std::io::{self, Read as _};
+use std::path::Path;
+
+use larder::reference::Digest;
+use sha2::{Digest as _, Sha256, Sha384, Sha512};
+
+use super::Inner;
+use super::error::{Doing as _, StoreError};
+use super::trash::discard;
+use crate::disk::{ensure_dir, replace};
+use crate::manifest::MAX_BYTES;
+
+/// A digest being computed.
+pub(crate) enum Hasher {
+    Sha256(Sha256),
+    Sha384(Sha384),
+    Sha512(Sha512),
+}
+
+impl Hasher {
+    /// For digests of the same algorithm as this one.
+    pub(crate) fn like(digest: &Digest) -> Hasher {
+        match digest.algorithm() {
+            "sha384" => Hasher::Sha384(Sha384::new()),
+            "sha512" => Hasher::Sha512(Sha512::new()),
+            _ => Hasher::Sha256(Sha256::new()),
+        }
+    }
+
+    pub(crate) fn update(&mut self, bytes: &[u8]) {
+        match self {
+            Hasher::Sha256(hasher) => hasher.update(bytes),
+            Hasher::Sha384(hasher) => hasher.update(bytes),
+            Hasher::Sha512(hasher) => hasher.update(bytes),
+        }
+    }
+
+    /// The digest, as text.
+    pub(crate) fn finish(self) -> String {
+        match self {
+            Hasher::Sha256(hasher) => text("sha256", &hasher.finalize()),
+            Hasher::Sha384(hasher) => text("sha384", &hasher.finalize()),
+            Hasher::Sha512(hasher) => text("sha512", &hasher.finalize()),
+        }
+    }
+}
+
+fn text(algorithm: &str, hash: &[u8]) -> String {
+    use std::fmt::Write as _;
+    hash.iter().fold(format!("{algorithm}:"), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}"); // writing to a string cannot fail
+        text
+    })
+}
+
+/// Checks that these bytes have this digest.
+pub(crate) fn check_digest(bytes: &[u8], wanted: &Digest) -> Result<(), StoreError> {
+    let mut hasher = Hasher::like(wanted);
+    hasher.update(bytes);
+    let found = hasher.finish();
+    if found == wanted.as_str() {
+        return Ok(());
+    }
+    let found = Digest::parse(&found).unwrap_or_else(|_| wanted.clone());
+    Err(StoreError::WrongDigest { wanted: wanted.clone(), found })
+}
+
+/// A blob's bytes; `None` when it is not there. Blobs larger than any manifest may be are damaged.
+pub(crate) fn read_blob(path: &Path) -> io::Result<Option<Vec<u8>>> {
+    let file = match fs_err::File::open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        file => file?,
+    };
+    let mut bytes = Vec::new();
+    file.take(MAX_BYTES as u64 + 1).read_to_end(&mut bytes)?;
+    Ok(Some(bytes))
+}
+
+impl Inner {
+    /// Puts a blob in its place; durable with the next sync. The caller holds it, so that no removal takes it away.
+    pub(super) fn put_blob(&self, digest: &Digest, bytes: &[u8]) -> Result<(), StoreError> {
+        check_digest(bytes, digest)?;
+        let path = self.layout.blob(digest);
+        let doing = "store a manifest or config";
+        if read_blob(&path).doing(doing)?.is_some_and(|present| present == bytes) {
+            return Ok(());
+        }
+        if let Some(folder) = path.parent() {
+            ensure_dir(&*self.disk, folder).doing(doing)?;
+        }
+        replace(&*self.disk, &self.layout.new_staging(), &path, bytes).doing(doing)
+    }
+
+    /// Moves what lies at `path` to the trash, if anything does.
+    pub(crate) fn discard(&self, path: &Path) -> io::Result<()> {
+        discard(&*self.disk, path, &self.layout.new_trash())
+    }
+}

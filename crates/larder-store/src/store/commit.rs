@@ -1,0 +1,317 @@
+//! Making an image visible.
+//!
+//! ```text
+//! layers in place, blobs in place -> one sync of the file system -> one transaction
+//! ```
+//!
+//! Promises: before the transaction nobody sees anything, after it everything behind the image is durable. What is
+//! left behind by a commit that did not come to its end is cleaned when the store is opened.
+
+use std::time::SystemTime;
+
+use larder::reference::{Digest, Reference};
+
+use super::admission::learn;
+use super::db::{Abort, DbResult, IMAGES, LAYERS, LEASES, META, NAMES, Source, USES, Writer};
+use super::error::{Doing as _, StoreError};
+use super::holds::Item;
+use super::layers::Layer;
+use super::records::{ImageLayer, ImageRecord, LayerKey, LayerRecord, LeaseRecord, Ratio};
+use super::{Inner, Store, seconds};
+use crate::manifest::{ImageConfig, ManifestError};
+
+/// Key of the learned [`Ratio`] in the table of what is known of the store as a whole.
+pub(super) const RATIO: &str = "ratio";
+
+/// Most manifests that are kept of one image: who pulls it again and again under new ones does not fill the disk.
+const MAX_MANIFESTS: usize = 32;
+
+/// An image whose layers are all here.
+#[derive(Debug, Clone)]
+pub struct ImageCommit {
+    /// What it is to be called. A name with a digest gives no tag, even if it has one.
+    pub names: Vec<Reference>,
+    /// Digest of the config, and its bytes.
+    pub config: (Digest, Vec<u8>),
+    /// Indexes and manifest that led to the config, with their bytes, outermost first. Names are remembered with the
+    /// first one's digest.
+    pub manifests: Vec<(Digest, Vec<u8>)>,
+    /// Whether a registry knows the first manifest by its digest. False for one that was made up for an archive.
+    pub has_digest: bool,
+    /// Its layers, lowest first.
+    pub layers: Vec<CommitLayer>,
+    /// Never to be collected.
+    pub pinned: bool,
+    /// A lease to take in the same step, so that collection does not come between.
+    pub lease: Option<LeaseRecord>,
+    /// A lease to end in the same step: that of the pull.
+    pub end_lease: Option<String>,
+}
+
+/// One layer of an [`ImageCommit`].
+#[derive(Debug, Clone)]
+pub struct CommitLayer {
+    /// The layer.
+    pub layer: Layer,
+    /// Digest of the archive in this image's manifest.
+    pub digest: Digest,
+    /// Size of that archive in bytes.
+    pub size: u64,
+    /// Its media type in the manifest.
+    pub media_type: String,
+}
+
+impl Store {
+    /// Makes an image visible under its names; each tag is taken from the image that had it.
+    pub fn commit(&self, image: &ImageCommit, now: SystemTime) -> Result<ImageRecord, StoreError> {
+        self.0.commit(image, now)
+    }
+
+    /// Makes layers durable without an image, so that a pull that failed elsewhere, or a repair, need not fetch them
+    /// again. Unless an image or a lease has them they go with the next [`sweep`](Store::sweep).
+    pub fn commit_layers(&self, layers: &[Layer], lease: Option<&LeaseRecord>) -> Result<(), StoreError> {
+        let doing = "keep layers";
+        self.0.disk.sync_all(self.0.layout.root()).doing(doing)?;
+        let _gate = self.0.gate();
+        self.0.db.write(doing, |writer| {
+            self.0.put_layers(writer, layers.iter())?;
+            lease.map_or(Ok(()), |lease| writer.put(LEASES, &lease.id, lease))?;
+            Ok(())
+        })?;
+        self.0.forget_fresh(layers.iter());
+        Ok(())
+    }
+}
+
+impl Inner {
+    fn commit(&self, image: &ImageCommit, now: SystemTime) -> Result<ImageRecord, StoreError> {
+        let doing = "commit the image";
+        let config = check(image)?;
+        let blobs: Vec<_> = std::iter::once(&image.config).chain(&image.manifests).collect();
+        let held = {
+            // A removal that is under way has either taken them already, or will leave them.
+            let _gate = self.gate();
+            blobs.iter().map(|(digest, _)| self.holds.hold(Item::Blob(digest.clone()))).collect::<Vec<_>>()
+        };
+        for (digest, bytes) in blobs {
+            self.put_blob(digest, bytes)?;
+        }
+        self.disk.sync_all(self.layout.root()).doing(doing)?;
+
+        let gate = self.gate();
+        let (record, others) = self.db.write(doing, |writer| {
+            learn_from(writer, image)?;
+            self.put_layers(writer, image.layers.iter().map(|layer| &layer.layer))?;
+            let (record, others) = self.put_image(writer, image, &config, now)?;
+            if let Some(lease) = &image.end_lease {
+                writer.delete(LEASES, lease)?;
+            }
+            if let Some(lease) = &image.lease {
+                writer.put(LEASES, &lease.id, lease)?;
+            }
+            Ok((record, others))
+        })?;
+        self.forget_fresh(image.layers.iter().map(|layer| &layer.layer));
+        self.note_images(others.iter().chain([&record]));
+        drop(gate);
+        drop(held);
+        self.discard_ingests(&record);
+        Ok(record)
+    }
+
+    /// Writes the image's record, moves its names to it, and returns it with the images that lost a name.
+    fn put_image(
+        &self,
+        writer: &Writer,
+        image: &ImageCommit,
+        config: &ImageConfig,
+        now: SystemTime,
+    ) -> DbResult<(ImageRecord, Vec<ImageRecord>)> {
+        let id = &image.config.0;
+        let before = writer.get::<ImageRecord>(IMAGES, id.as_str())?;
+        if let Some(before) = &before {
+            // An image that was there may have had its layers under other keys.
+            delete_uses(writer, before)?;
+        }
+        let (tags, digests) = names_of(image);
+        let mut record = ImageRecord {
+            id: id.clone(),
+            tags,
+            digests,
+            manifests: image.manifests.iter().map(|(digest, _)| digest.clone()).collect(),
+            layers: image.layers.iter().map(image_layer).collect(),
+            blob_bytes: 0,
+            user: config.user.clone(),
+            pinned: image.pinned,
+            created: config.created.clone(),
+            pulled_at: seconds(now),
+            complete: true,
+        };
+        if let Some(before) = before {
+            merge(&mut record, before);
+        }
+        // What a manifest from before cannot be measured by is its absence, which fsck tells.
+        record.blob_bytes = record
+            .blobs()
+            .filter_map(|digest| fs_err::metadata(self.layout.blob(digest)).ok())
+            .map(|metadata| metadata.len())
+            .sum();
+
+        let mut others = Vec::new();
+        for name in record.names() {
+            others.extend(take_name(writer, name, &record.id)?);
+        }
+        writer.put(IMAGES, id.as_str(), &record)?;
+        put_uses(writer, &record)?;
+        Ok((record, others))
+    }
+
+    /// Writes the records of fresh layers; the others must be there.
+    fn put_layers<'a>(&self, writer: &Writer, layers: impl Iterator<Item = &'a Layer>) -> Result<(), Abort> {
+        for layer in layers {
+            let key = layer.key();
+            let before = writer.get::<LayerRecord>(LAYERS, key.as_str())?;
+            if layer.is_fresh() {
+                writer.put(LAYERS, key.as_str(), layer.record())?;
+                if before.is_some() {
+                    // It was damaged and is back: images that waited for it may be whole again.
+                    self.recheck_images(writer, key)?;
+                }
+            } else if !before.is_some_and(|before| before.present) {
+                return Err(StoreError::NoLayer { key: key.clone() }.into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Notes for each image that needs this layer whether all that it needs is there.
+    pub(crate) fn recheck_images(&self, writer: &Writer, key: &LayerKey) -> DbResult<()> {
+        for id in writer.endings(USES, &format!("layer/{key}/"))? {
+            let Some(mut image) = writer.get::<ImageRecord>(IMAGES, &id)? else { continue };
+            let mut complete = image.blobs().all(|digest| self.layout.blob(digest).exists());
+            for key in image.keys() {
+                let layer = writer.get::<LayerRecord>(LAYERS, key.as_str())?;
+                complete &= layer.is_some_and(|layer| layer.present);
+            }
+            if image.complete != complete {
+                image.complete = complete;
+                writer.put(IMAGES, &id, &image)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Checks the config, and that its layers are those that were given.
+fn check(image: &ImageCommit) -> Result<ImageConfig, StoreError> {
+    let (id, bytes) = &image.config;
+    let config = ImageConfig::parse(bytes)
+        .map_err(|cause: ManifestError| StoreError::Config { id: id.clone(), cause: Box::new(cause) })?;
+    let given = image.layers.iter().map(|layer| &layer.layer.record().facts.diff_id);
+    // An artifact's config may know nothing of layers.
+    if !config.diff_ids.is_empty() && !given.eq(config.diff_ids.iter()) {
+        return Err(StoreError::WrongLayers { id: id.clone() });
+    }
+    Ok(config)
+}
+
+fn image_layer(given: &CommitLayer) -> ImageLayer {
+    ImageLayer {
+        diff_id: given.layer.record().facts.diff_id.clone(),
+        key: given.layer.key().clone(),
+        digest: given.digest.clone(),
+        size: given.size,
+        media_type: given.media_type.clone(),
+    }
+}
+
+/// The names with tags and those with digests, sorted.
+fn names_of(image: &ImageCommit) -> (Vec<String>, Vec<String>) {
+    let (mut tags, mut digests) = (Vec::new(), Vec::new());
+    for name in &image.names {
+        match (name.digest(), image.manifests.first()) {
+            (Some(digest), _) => digests.push(format!("{}@{digest}", name.name())),
+            (None, target) => {
+                let tag = name.tag().unwrap_or(larder::reference::DEFAULT_TAG);
+                tags.push(format!("{}:{tag}", name.name()));
+                if let Some((digest, _)) = target.filter(|_| image.has_digest) {
+                    digests.push(format!("{}@{digest}", name.name()));
+                }
+            }
+        }
+    }
+    sort(&mut tags);
+    sort(&mut digests);
+    (tags, digests)
+}
+
+fn sort(names: &mut Vec<String>) {
+    names.sort_unstable();
+    names.dedup();
+}
+
+/// Adds what was known of the image before.
+fn merge(record: &mut ImageRecord, before: ImageRecord) {
+    record.tags.extend(before.tags);
+    record.digests.extend(before.digests);
+    sort(&mut record.tags);
+    sort(&mut record.digests);
+    for manifest in before.manifests {
+        if !record.manifests.contains(&manifest) && record.manifests.len() < MAX_MANIFESTS {
+            record.manifests.push(manifest);
+        }
+    }
+    record.pinned |= before.pinned;
+}
+
+/// Gives a name to an image; returns the image that had it before.
+fn take_name(writer: &Writer, name: &str, id: &Digest) -> DbResult<Option<ImageRecord>> {
+    let before = writer.value(NAMES, name)?;
+    writer.put_raw(NAMES, name, id.as_str().as_bytes())?;
+    let Some(before) = before.filter(|before| before != id.as_str().as_bytes()) else {
+        return Ok(None);
+    };
+    let before = String::from_utf8_lossy(&before).into_owned();
+    let Some(mut other) = writer.get::<ImageRecord>(IMAGES, &before)? else {
+        return Ok(None);
+    };
+    other.tags.retain(|tag| tag != name);
+    other.digests.retain(|digest| digest != name);
+    writer.put(IMAGES, &before, &other)?;
+    Ok(Some(other))
+}
+
+/// Notes that an image needs its layers and blobs.
+pub(crate) fn put_uses(writer: &Writer, image: &ImageRecord) -> DbResult<()> {
+    for_uses(image, |key| writer.put_raw(USES, key, b""))
+}
+
+/// Takes back what [`put_uses`] noted.
+pub(super) fn delete_uses(writer: &Writer, image: &ImageRecord) -> DbResult<()> {
+    for_uses(image, |key| writer.delete(USES, key))
+}
+
+pub(crate) fn for_uses(image: &ImageRecord, mut with: impl FnMut(&str) -> DbResult<()>) -> DbResult<()> {
+    for key in image.keys() {
+        with(&format!("layer/{key}/{}", image.id))?;
+    }
+    for digest in image.blobs() {
+        with(&format!("blob/{digest}/{}", image.id))?;
+    }
+    Ok(())
+}
+
+/// Remembers what fetched bytes became on disk.
+fn learn_from(writer: &Writer, image: &ImageCommit) -> DbResult<()> {
+    let fresh = image.layers.iter().map(|layer| &layer.layer).filter(|layer| layer.is_fresh());
+    let (mut fetched, mut became) = (0_u64, crate::disk::Amount::default());
+    for layer in fresh {
+        fetched = fetched.saturating_add(layer.record().facts.compressed_bytes);
+        became += layer.record().usage;
+    }
+    let before = writer.get::<Ratio>(META, RATIO)?;
+    match learn(before, fetched, became) {
+        Some(ratio) => writer.put(META, RATIO, &ratio),
+        None => Ok(()),
+    }
+}

@@ -1,0 +1,30 @@
+//! Settings of the store.
+
+use std::time::Duration;
+
+/// Settings of a [`Store`](super::Store).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoreConfig {
+    /// Memory for database pages, in bytes. Default 4 MiB.
+    pub database_cache_bytes: usize,
+    /// Delete what was removed on a thread of its own. Default true. When false, [`Store::empty_trash`] does it.
+    ///
+    /// [`Store::empty_trash`]: super::Store::empty_trash
+    pub background_deletion: bool,
+    /// How long a half-fetched blob is kept for resuming after the last byte came. Default one day.
+    pub ingest_keep: Duration,
+    /// How long bytes of a blob being fetched may wait until they are made durable; a power cut costs no more of a
+    /// download than this. Default 30 seconds, when the kernel would have written them anyway.
+    pub ingest_sync: Duration,
+}
+
+impl Default for StoreConfig {
+    fn default() -> StoreConfig {
+        StoreConfig {
+            database_cache_bytes: 4 << 20,
+            background_deletion: true,
+            ingest_keep: Duration::from_secs(24 * 60 * 60),
+            ingest_sync: Duration::from_secs(30),
+        }
+    }
+}

@@ -1,0 +1,261 @@
+//! Why the store did not do as asked.
+
+use std::io;
+use std::path::PathBuf;
+
+use larder::reference::Digest;
+
+use super::db::DbError;
+use super::records::LayerKey;
+use crate::manifest::ManifestError;
+
+/// Why a store could not be opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// Another process has it open.
+    #[error("the store {} is in use by {holder}", root.display())]
+    InUse {
+        /// The store's folder.
+        root: PathBuf,
+        /// `process 4711 (larder)`, or `another process` where it cannot be told.
+        holder: String,
+    },
+    /// The folder has things in it that are not a store's.
+    #[error("{} is not an image store, and not empty", root.display())]
+    NotAStore {
+        /// The folder.
+        root: PathBuf,
+    },
+    /// A later larder made this store.
+    #[error("the store {} has format {found}; this larder knows formats up to {known}", root.display())]
+    Newer {
+        /// The store's folder.
+        root: PathBuf,
+        /// The format on disk.
+        found: u32,
+        /// The latest format that this larder reads.
+        known: u32,
+    },
+    /// The file that names the format cannot be understood.
+    #[error("{} does not say which format the store has", path.display())]
+    Format {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The database cannot be read.
+    #[error("could not open the store's database {}", path.display())]
+    Database {
+        /// The database file.
+        path: PathBuf,
+        /// What is wrong with it.
+        #[source]
+        cause: DbError,
+    },
+    /// The database cannot be made anew while images are mounted.
+    #[error("images of the store {} are mounted at {}", root.display(), mounted.join(", "))]
+    Mounted {
+        /// The store's folder.
+        root: PathBuf,
+        /// Where.
+        mounted: Vec<String>,
+    },
+    /// The disk refused a step.
+    #[error("could not {doing} the store {}", root.display())]
+    Io {
+        /// Such as `create` or `recover`.
+        doing: &'static str,
+        /// The store's folder.
+        root: PathBuf,
+        /// What the disk said, with the path.
+        #[source]
+        cause: io::Error,
+    },
+    /// What a dead process left could not be put in order.
+    #[error("could not recover the store {}", root.display())]
+    Recovery {
+        /// The store's folder.
+        root: PathBuf,
+        /// Why not.
+        #[source]
+        cause: Box<StoreError>,
+    },
+}
+
+impl OpenError {
+    /// What the reader could try next.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            OpenError::InUse { .. } => {
+                Some("ask that process (larder does so by itself when it is a daemon), or stop it first")
+            }
+            OpenError::Mounted { .. } => Some("unmount them first: umount DIR"),
+            OpenError::NotAStore { .. } => Some("name an empty or a new folder with --root"),
+            OpenError::Newer { .. } => Some("use the larder that made it, or a later one"),
+            OpenError::Format { .. } | OpenError::Database { .. } => {
+                Some("larder fsck --rebuild makes the database anew from the images that are there")
+            }
+            OpenError::Io { cause, .. } => hint_of_io(cause)
+                .or(Some("name a folder that this user may write to with --root, or run as root")),
+            OpenError::Recovery { cause, .. } => cause.hint(),
+        }
+    }
+}
+
+/// Why the store did not do as asked. What was visible before is visible still.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum StoreError {
+    /// The disk refused a step.
+    #[error("could not {doing}")]
+    Io {
+        /// Such as `commit the image`.
+        doing: &'static str,
+        /// What the disk said, with the path.
+        #[source]
+        cause: io::Error,
+    },
+    /// The database refused a step.
+    #[error("could not {doing}: the store's database failed")]
+    Database {
+        /// Such as `list images`.
+        doing: &'static str,
+        /// What is wrong with it.
+        #[source]
+        cause: DbError,
+    },
+    /// There is no such image.
+    #[error("there is no image {image} in the store")]
+    NoImage {
+        /// As asked.
+        image: String,
+    },
+    /// The image is mounted.
+    #[error("image {image} is in use: mounted at {}", mounts.join(", "))]
+    Mounted {
+        /// As asked.
+        image: String,
+        /// Where.
+        mounts: Vec<String>,
+    },
+    /// The image is leased.
+    #[error("image {image} is in use: leased by {}", leases.join(", "))]
+    Leased {
+        /// As asked.
+        image: String,
+        /// Ids of the leases.
+        leases: Vec<String>,
+    },
+    /// A blob given to be stored is not what its digest says.
+    #[error("these bytes have the digest {found}, not {wanted}")]
+    WrongDigest {
+        /// The digest that was promised.
+        wanted: Digest,
+        /// The digest they have.
+        found: Digest,
+    },
+    /// The layers given for an image are not those that its config lists.
+    #[error("the config of image {id} lists other layers than were given")]
+    WrongLayers {
+        /// Digest of the config.
+        id: Digest,
+    },
+    /// The config of an image cannot be read.
+    #[error("the config of image {id} is no image config")]
+    Config {
+        /// Digest of the config.
+        id: Digest,
+        /// What is wrong with it.
+        #[source]
+        cause: Box<ManifestError>,
+    },
+    /// A layer that was thought to be there is gone, or damaged.
+    #[error("layer {key} is not in the store")]
+    NoLayer {
+        /// The layer's key.
+        key: LayerKey,
+    },
+    /// Somebody in this process fetches this blob already.
+    #[error("{digest} is being fetched already")]
+    Busy {
+        /// Digest of the blob.
+        digest: Digest,
+    },
+    /// More bytes came than were declared.
+    #[error("{digest} has {size} bytes, and something was written at {end}")]
+    TooLong {
+        /// Digest of the blob.
+        digest: Digest,
+        /// Its declared size in bytes.
+        size: u64,
+        /// Where the bytes would have ended.
+        end: u64,
+    },
+}
+
+impl StoreError {
+    /// What the reader could try next.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            StoreError::Io { cause, .. } => hint_of_io(cause),
+            StoreError::Database { cause, .. } => cause.hint(),
+            StoreError::NoImage { .. } => Some("larder images lists what is there"),
+            StoreError::Mounted { .. } => Some("larder umount DIR first, or remove it with --force"),
+            StoreError::Leased { .. } => Some("wait until the lease ends"),
+            StoreError::WrongDigest { .. } => Some("fetch it again; if it stays so, ask who serves it"),
+            StoreError::NoLayer { .. } => {
+                Some("pull the image again; larder fsck finds what else is damaged")
+            }
+            StoreError::WrongLayers { .. }
+            | StoreError::Config { .. }
+            | StoreError::Busy { .. }
+            | StoreError::TooLong { .. } => None,
+        }
+    }
+
+    /// Whether the disk is full, or this user's share of it.
+    pub fn is_no_space(&self) -> bool {
+        match self {
+            StoreError::Io { cause, .. } => is_no_space(cause),
+            StoreError::Database { cause, .. } => cause.is_no_space(),
+            _ => false,
+        }
+    }
+}
+
+/// Names what was being done when the disk refused.
+pub(crate) trait Doing<T> {
+    /// `could not {doing}`.
+    fn doing(self, doing: &'static str) -> Result<T, StoreError>;
+}
+
+impl<T> Doing<T> for io::Result<T> {
+    fn doing(self, doing: &'static str) -> Result<T, StoreError> {
+        self.map_err(|cause| StoreError::Io { doing, cause })
+    }
+}
+
+impl<T> Doing<T> for Result<T, DbError> {
+    fn doing(self, doing: &'static str) -> Result<T, StoreError> {
+        self.map_err(|cause| StoreError::Database { doing, cause })
+    }
+}
+
+/// Whether this says that no room is left.
+pub(crate) fn is_no_space(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
+}
+
+pub(crate) fn hint_of_io(error: &io::Error) -> Option<&'static str> {
+    match error.kind() {
+        io::ErrorKind::StorageFull => {
+            Some("make room: larder df shows what holds the disk (bytes and inodes)")
+        }
+        io::ErrorKind::QuotaExceeded => {
+            Some("this user's disk quota is used up; larder df shows what holds it")
+        }
+        io::ErrorKind::PermissionDenied => Some("run as the user who owns the store, or as root"),
+        io::ErrorKind::ReadOnlyFilesystem => Some("the file system is read-only; see the system's log"),
+        _ => None,
+    }
+}

@@ -1,0 +1,176 @@
+//! Looking at images: by name, by id, all of them.
+
+use std::collections::{HashMap, HashSet};
+
+use larder::backend;
+use larder::reference::{self, Digest, Reference};
+use serde::Deserialize;
+
+use super::db::{DbResult, IMAGES, LAYERS, NAMES, Source, encode};
+use super::error::{Doing as _, StoreError};
+use super::layout::{digest_of_name, names_in};
+use super::records::{ImageRecord, LayerKey};
+use super::{Inner, Store};
+use crate::disk::{Amount, replace};
+
+/// Fewest digits of an id that stand for the whole of it.
+const SHORTEST_ID: usize = 4;
+
+impl Store {
+    /// The image that is meant: a name as anybody writes it, an id, or the first digits of one that no other has.
+    /// `None` when there is none, or one that lacks a layer.
+    pub fn image(&self, image: &str) -> Result<Option<ImageRecord>, StoreError> {
+        let found = self.0.db.read("look up an image", |reader| find(reader, image))?;
+        Ok(found.filter(|image| image.complete))
+    }
+
+    /// All images, in the order of their ids. Those that lack a layer are left out.
+    pub fn images(&self) -> Result<Vec<ImageRecord>, StoreError> {
+        let mut images = self.0.db.read("list images", |reader| reader.all::<ImageRecord>(IMAGES))?;
+        images.retain(|image| image.complete);
+        Ok(images)
+    }
+
+    /// The image as a backend shows it. Its size is what its layers, config and manifests take on disk.
+    pub fn to_image(&self, image: &ImageRecord) -> Result<backend::Image, StoreError> {
+        let bytes = self.0.db.read("look up the layers of an image", |reader| {
+            let mut total = image.blob_bytes;
+            for key in image.keys() {
+                let layer = reader.get::<Usage>(LAYERS, key.as_str())?;
+                total = total.saturating_add(layer.map_or(0, |layer| layer.bytes));
+            }
+            Ok(total)
+        })?;
+        Ok(image.to_image(bytes))
+    }
+
+    /// All images as a backend shows them.
+    pub fn list(&self) -> Result<Vec<backend::Image>, StoreError> {
+        self.0.db.read("list images", |reader| {
+            let layers = layer_usages(reader)?;
+            let mut images = Vec::new();
+            reader.each::<ImageRecord>(IMAGES, |image| {
+                if image.complete {
+                    let size = total(&image, &layers).bytes;
+                    images.push(image.to_image(size));
+                }
+            })?;
+            Ok(images)
+        })
+    }
+
+    /// The bytes of a manifest or config of an image; `None` when it is not there.
+    pub fn blob(&self, digest: &Digest) -> Result<Option<Vec<u8>>, StoreError> {
+        super::blobs::read_blob(&self.0.layout.blob(digest)).doing("read a manifest or config")
+    }
+}
+
+/// As much of a layer's record as adding up needs.
+#[derive(Deserialize)]
+struct Usage {
+    bytes: u64,
+    inodes: u64,
+}
+
+/// What each layer takes.
+pub(super) fn layer_usages(source: &impl Source) -> DbResult<HashMap<LayerKey, Amount>> {
+    #[derive(Deserialize)]
+    struct Keyed {
+        key: LayerKey,
+        #[serde(flatten)]
+        usage: Usage,
+        present: bool,
+    }
+    let mut usages = HashMap::new();
+    source.each::<Keyed>(LAYERS, |layer| {
+        if layer.present {
+            usages.insert(layer.key, Amount { bytes: layer.usage.bytes, inodes: layer.usage.inodes });
+        }
+    })?;
+    Ok(usages)
+}
+
+/// What an image takes, whatever else needs the same layers.
+pub(super) fn total(image: &ImageRecord, layers: &HashMap<LayerKey, Amount>) -> Amount {
+    let blobs = Amount { bytes: image.blob_bytes, inodes: 1 + image.manifests.len() as u64 };
+    blobs + image.keys().into_iter().filter_map(|key| layers.get(key)).copied().sum()
+}
+
+/// The image that is meant, complete or not.
+pub(super) fn find(source: &impl Source, image: &str) -> DbResult<Option<ImageRecord>> {
+    if let Ok(id) = Digest::parse(image) {
+        return source.get(IMAGES, id.as_str());
+    }
+    if let Some(name) = full_name(image)
+        && let Some(id) = source.value(NAMES, &name)?
+    {
+        return source.get(IMAGES, &String::from_utf8_lossy(&id));
+    }
+    by_digits(source, image.strip_prefix("sha256:").unwrap_or(image))
+}
+
+/// The name under which an image is kept that a user calls so.
+fn full_name(image: &str) -> Option<String> {
+    let reference = Reference::parse(image).ok()?;
+    Some(match (reference.digest(), reference.tag()) {
+        (Some(digest), _) => format!("{}@{digest}", reference.name()),
+        (None, tag) => format!("{}:{}", reference.name(), tag.unwrap_or(reference::DEFAULT_TAG)),
+    })
+}
+
+/// The one image whose id starts with these digits.
+fn by_digits(source: &impl Source, digits: &str) -> DbResult<Option<ImageRecord>> {
+    if digits.len() < SHORTEST_ID || !digits.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
+        return Ok(None);
+    }
+    let mut ids = Vec::new();
+    for algorithm in ["sha256", "sha384", "sha512"] {
+        let prefix = format!("{algorithm}:{digits}");
+        source.visit(IMAGES, &prefix, &mut |id, _| {
+            ids.push(id.to_owned());
+            Ok(ids.len() < 2)
+        })?;
+    }
+    match ids.as_slice() {
+        [id] => source.get(IMAGES, id),
+        _ => Ok(None),
+    }
+}
+
+impl Inner {
+    /// Writes a copy of each record beside the blobs. It is for rebuilding a lost database, so nothing depends on it.
+    pub(super) fn note_images<'a>(&self, images: impl Iterator<Item = &'a ImageRecord>) {
+        for image in images {
+            let path = self.layout.image(&image.id);
+            let noted = encode(image.id.as_str(), image)
+                .map_err(std::io::Error::other)
+                .and_then(|bytes| replace(&*self.disk, &self.layout.new_staging(), &path, &bytes));
+            if let Err(error) = noted {
+                tracing::warn!(image = %image.id, %error, "could not note an image for rebuilding the database");
+            }
+        }
+    }
+
+    /// Makes the copies of records be those of the images that are there.
+    pub(crate) fn note_missing_images(&self) -> Result<(), StoreError> {
+        let doing = "note images for rebuilding the database";
+        let mut noted = HashSet::new();
+        for name in names_in(&self.layout.images()).doing(doing)? {
+            match name.strip_suffix(".json").and_then(digest_of_name) {
+                Some(id) => drop(noted.insert(id)),
+                None => self.discard(&self.layout.images().join(&name)).doing(doing)?,
+            }
+        }
+        let ids = self.db.read(doing, |reader| reader.endings(IMAGES, ""))?;
+        for id in ids.iter().filter_map(|id| Digest::parse(id).ok()) {
+            if !noted.remove(&id) {
+                let image = self.db.read(doing, |reader| reader.get::<ImageRecord>(IMAGES, id.as_str()))?;
+                self.note_images(image.iter());
+            }
+        }
+        for gone in noted {
+            self.discard(&self.layout.image(&gone)).doing(doing)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,356 @@
+//! Blobs being fetched: a sparse file each, and a note of what of it is there, so that a fetch resumes.
+//!
+//! Writers put bytes at any offset; one reader follows from the start, up to where the bytes are contiguous. Nothing
+//! is kept in memory but the ranges.
+//!
+//! The note may lag behind the file, never the other way round: after the death of the process what it says is there,
+//! and after a power cut what it says is durable is. Digests are checked by whoever reads.
+
+use std::io;
+use std::ops::Range;
+use std::path::PathBuf;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use larder::reference::Digest;
+use tokio::time::Instant;
+
+use super::db::{LEASES, Source as _};
+use super::error::{Doing as _, StoreError};
+use super::extents::{Extents, Noted};
+use super::holds::{Hold, Item};
+use super::layout::{digest_of_name, names_in};
+use super::records::{ImageRecord, LeaseRecord};
+use super::{Inner, Store, seconds};
+use crate::disk::{DiskFile, OpenHow, ensure_dir, replace};
+
+/// How many new bytes go unnoted: what a killed process fetches again at most, beside what it had in memory.
+const NOTE_EVERY: u64 = 1 << 20;
+
+/// Largest note that is read, in bytes.
+const MAX_NOTE: u64 = 64 << 10;
+
+const DATA: &str = "data";
+const EXTENTS: &str = "extents";
+
+/// A blob being fetched. Clones share it; one process has each blob once.
+#[derive(Debug, Clone)]
+pub struct IngestFile(Arc<Inside>);
+
+#[derive(Debug)]
+struct Inside {
+    store: Arc<Inner>,
+    digest: Digest,
+    size: u64,
+    folder: PathBuf,
+    data: Arc<dyn DiskFile>,
+    boot: String,
+    state: Mutex<State>,
+    /// Bytes came, or the fetch was given up.
+    news: Condvar,
+    _hold: Hold,
+}
+
+#[derive(Debug)]
+struct State {
+    present: Extents,
+    durable: Extents,
+    /// Bytes that came since the note was written.
+    unnoted: u64,
+    synced: Instant,
+    /// Why no more bytes will come.
+    stopped: Option<(io::ErrorKind, String)>,
+    discarded: bool,
+}
+
+impl Store {
+    /// Begins to fetch a blob of `size` bytes, or goes on where it was left. `Busy` while somebody else has it.
+    pub fn ingest(&self, digest: &Digest, size: u64) -> Result<IngestFile, StoreError> {
+        let doing = "make a file for a blob";
+        let inner = &self.0;
+        let hold = inner
+            .holds
+            .hold_alone(Item::Ingest(digest.clone()))
+            .ok_or_else(|| StoreError::Busy { digest: digest.clone() })?;
+        let folder = inner.layout.ingest(digest);
+        let boot = inner.disk.boot_id();
+        let mut present = Extents::default();
+        if folder.is_dir() {
+            match read_note(&folder, size).doing(doing)? {
+                Some(noted) => present = noted.trusted(&boot),
+                // Nothing in it can be relied on.
+                None => inner.discard(&folder).doing(doing)?,
+            }
+        }
+        ensure_dir(&*inner.disk, &folder).doing(doing)?;
+        let data = inner.disk.open(&folder.join(DATA), OpenHow::Create).doing(doing)?;
+        if data.len().doing(doing)? != size {
+            present = Extents::default();
+            data.set_len(0).doing(doing)?;
+            data.set_len(size).doing(doing)?;
+        }
+        let state = State {
+            // What a note of another run calls durable is so; what was not synced in this run is not known.
+            durable: Extents::default(),
+            present,
+            unnoted: 0,
+            synced: Instant::now(),
+            stopped: None,
+            discarded: false,
+        };
+        let inside = Inside {
+            store: inner.clone(),
+            digest: digest.clone(),
+            size,
+            folder,
+            data,
+            boot,
+            state: Mutex::new(state),
+            news: Condvar::new(),
+            _hold: hold,
+        };
+        inside.note().doing(doing)?;
+        Ok(IngestFile(Arc::new(inside)))
+    }
+}
+
+impl IngestFile {
+    /// Digest of the blob.
+    pub fn digest(&self) -> &Digest {
+        &self.0.digest
+    }
+
+    /// Size of the whole blob in bytes.
+    pub fn size(&self) -> u64 {
+        self.0.size
+    }
+
+    /// Writes bytes at their offset. Calls may overlap.
+    pub fn write_at(&self, bytes: &[u8], offset: u64) -> Result<(), StoreError> {
+        let end = offset.saturating_add(bytes.len() as u64);
+        if end > self.0.size {
+            return Err(StoreError::TooLong { digest: self.0.digest.clone(), size: self.0.size, end });
+        }
+        let doing = "write a blob";
+        self.0.data.write_all_at(bytes, offset).doing(doing)?;
+        let note = {
+            let mut state = self.0.state();
+            state.present.add(offset..end);
+            state.unnoted += bytes.len() as u64;
+            self.0.news.notify_all();
+            state.unnoted >= NOTE_EVERY
+        };
+        if note {
+            self.0.sync_if_due().and_then(|()| self.0.note()).doing(doing)?;
+        }
+        Ok(())
+    }
+
+    /// Which bytes are there, in order.
+    pub fn present(&self) -> Vec<Range<u64>> {
+        self.0.state().present.ranges().to_vec()
+    }
+
+    /// Which bytes are missing, in order.
+    pub fn missing(&self) -> Vec<Range<u64>> {
+        self.0.state().present.missing(self.0.size)
+    }
+
+    /// How many bytes are there.
+    pub fn done(&self) -> u64 {
+        self.0.state().present.total()
+    }
+
+    /// Whether all bytes are there.
+    pub fn is_complete(&self) -> bool {
+        self.0.state().present.frontier() == self.0.size
+    }
+
+    /// Forgets all bytes, because they turned out to be wrong.
+    pub fn forget(&self) -> Result<(), StoreError> {
+        let doing = "drop the bytes of a blob";
+        {
+            let mut state = self.0.state();
+            state.present = Extents::default();
+            state.durable = Extents::default();
+        }
+        // First the note, so that it never promises what is gone.
+        self.0.note().doing(doing)?;
+        self.0.data.set_len(0).and_then(|()| self.0.data.set_len(self.0.size)).doing(doing)
+    }
+
+    /// Says that no more bytes will come, and why: readers that wait for them get this error.
+    pub fn stop(&self, kind: io::ErrorKind, reason: impl Into<String>) {
+        self.0.state().stopped.get_or_insert_with(|| (kind, reason.into()));
+        self.0.news.notify_all();
+    }
+
+    /// Takes back [`stop`](IngestFile::stop), for another try.
+    pub fn resume(&self) {
+        self.0.state().stopped = None;
+    }
+
+    /// Reads the blob from its start, and waits for bytes that are not there yet. Blocks; for threads.
+    pub fn reader(&self) -> IngestReader {
+        IngestReader { file: self.clone(), at: 0 }
+    }
+
+    /// Throws the file away: its layer is unpacked.
+    pub fn discard(&self) -> Result<(), StoreError> {
+        self.0.state().discarded = true;
+        let done = self.0.store.discard(&self.0.folder).doing("remove a fetched blob");
+        self.0.store.trash.kick();
+        done
+    }
+}
+
+impl Inside {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Makes durable what came, if that was not done for a while.
+    fn sync_if_due(&self) -> io::Result<()> {
+        let present = {
+            let mut state = self.state();
+            if state.synced.elapsed() < self.store.config.ingest_sync {
+                return Ok(());
+            }
+            state.synced = Instant::now(); // others that come meanwhile go on
+            state.present.clone()
+        };
+        self.data.sync_data()?;
+        self.state().durable = present;
+        Ok(())
+    }
+
+    /// Writes down what is there. Writers may come here together; the last one writes the most.
+    fn note(&self) -> io::Result<()> {
+        let mut state = self.state();
+        if state.discarded {
+            return Ok(());
+        }
+        let noted = Noted {
+            boot: self.boot.clone(),
+            size: self.size,
+            durable: state.durable.clone(),
+            present: state.present.clone(),
+        };
+        // Under the lock, or an older note could replace a newer one.
+        let temporary = self.folder.join("extents.new");
+        replace(&*self.store.disk, &temporary, &self.folder.join(EXTENTS), noted.to_text().as_bytes())?;
+        state.unnoted = 0;
+        Ok(())
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        if self.state().unnoted > 0
+            && let Err(error) = self.note()
+        {
+            tracing::debug!(digest = %self.digest, %error, "some bytes of a blob will be fetched again");
+        }
+    }
+}
+
+/// The note in this folder, if it is whole and about a blob of this size.
+fn read_note(folder: &std::path::Path, size: u64) -> io::Result<Option<Noted>> {
+    let path = folder.join(EXTENTS);
+    let text = match fs_err::metadata(&path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+        Ok(metadata) if metadata.len() > MAX_NOTE => return Ok(None),
+        Ok(_) => fs_err::read(&path)?,
+    };
+    let noted = std::str::from_utf8(&text).ok().and_then(Noted::parse);
+    Ok(noted.filter(|noted| noted.size == size))
+}
+
+/// Reads a blob while it is being fetched. See [`IngestFile::reader`].
+#[derive(Debug)]
+pub struct IngestReader {
+    file: IngestFile,
+    at: u64,
+}
+
+impl IngestReader {
+    /// How many bytes were read.
+    pub fn position(&self) -> u64 {
+        self.at
+    }
+
+    /// Waits until there is something to read; gives how much, 0 at the end of the blob.
+    fn wait(&self) -> io::Result<u64> {
+        let inside = &self.file.0;
+        let mut state = inside.state();
+        loop {
+            let frontier = state.present.frontier();
+            if frontier > self.at || self.at == inside.size {
+                return Ok(frontier.saturating_sub(self.at));
+            }
+            if let Some((kind, reason)) = &state.stopped {
+                return Err(io::Error::new(*kind, reason.clone()));
+            }
+            state = inside.news.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+impl io::Read for IngestReader {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if buffer.is_empty() {
+            return Ok(0);
+        }
+        let ready = usize::try_from(self.wait()?).unwrap_or(usize::MAX);
+        let length = ready.min(buffer.len());
+        let read = self.file.0.data.read_at(&mut buffer[..length], self.at)?;
+        if read == 0 && length > 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        self.at += read as u64;
+        Ok(read)
+    }
+}
+
+impl Inner {
+    /// Throws away what was fetched for the layers of an image that is committed now.
+    pub(super) fn discard_ingests(&self, image: &ImageRecord) {
+        for layer in &image.layers {
+            let folder = self.layout.ingest(&layer.digest);
+            if self.holds.has(&Item::Ingest(layer.digest.clone())) || !folder.exists() {
+                continue;
+            }
+            if let Err(error) = self.discard(&folder) {
+                tracing::warn!(digest = %layer.digest, %error, "could not remove a fetched blob");
+            }
+            self.trash.kick();
+        }
+    }
+
+    /// Throws away half-fetched blobs that nobody came back for.
+    pub(super) fn sweep_ingests(&self, now: SystemTime) -> Result<(), StoreError> {
+        let doing = "clean up what was being fetched";
+        let mut leased: Vec<Digest> = Vec::new();
+        let note = |lease: LeaseRecord| leased.extend(lease.leased.ingests);
+        self.db.read(doing, |reader| reader.each(LEASES, note))?;
+        for name in names_in(&self.layout.ingests()).doing(doing)? {
+            let Some(digest) = digest_of_name(&name) else { continue };
+            // Nobody begins to fetch it in between.
+            let Some(_hold) = self.holds.hold_alone(Item::Ingest(digest.clone())) else { continue };
+            let folder = self.layout.ingest(&digest);
+            if leased.contains(&digest) || touched_within(&folder, now, self.config.ingest_keep) {
+                continue;
+            }
+            self.discard(&folder).doing(doing)?;
+            self.trash.kick();
+        }
+        Ok(())
+    }
+}
+
+/// Whether a note was written to this folder less than `keep` ago.
+fn touched_within(folder: &std::path::Path, now: SystemTime, keep: Duration) -> bool {
+    let modified = fs_err::metadata(folder).and_then(|metadata| metadata.modified());
+    modified.is_ok_and(|modified| seconds(now).saturating_sub(seconds(modified)) < keep.as_secs())
+}

@@ -1,0 +1,339 @@
+//! Layers on their way in: unpacked in `staging`, moved to their place, made visible by a commit.
+//!
+//! A [`Layer`] is a layer that is here, and stays as long as the handle lives. One that no image was committed with
+//! goes away with its last handle.
+
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use larder::reference::Digest;
+use tokio::sync::watch;
+
+use super::db::{LAYERS, Reader, Source as _, encode};
+use super::error::{Doing as _, StoreError};
+use super::holds::{Hold, Item};
+use super::records::{LayerFacts, LayerKey, LayerRecord};
+use super::{Inner, Store};
+use crate::disk::{Amount, OpenHow, measure};
+
+/// Name of the folder with the unpacked files, inside of a layer's folder.
+pub const FS: &str = "fs";
+/// Name of the manifest of the unpacked files, inside of a layer's folder.
+pub const FILES: &str = "files.v1";
+/// Name of the copy of a layer's record, for rebuilding the database.
+pub(crate) const RECORD: &str = "layer.json";
+
+/// A layer that is here. It stays as long as any clone of this lives.
+#[derive(Debug, Clone)]
+pub struct Layer(Arc<Inside>);
+
+#[derive(Debug)]
+struct Inside {
+    record: LayerRecord,
+    path: PathBuf,
+    /// No commit has made it durable yet.
+    fresh: AtomicBool,
+    _hold: Hold,
+    store: Arc<Inner>,
+}
+
+impl Layer {
+    /// Names its folder.
+    pub fn key(&self) -> &LayerKey {
+        &self.0.record.key
+    }
+
+    /// What is known of it.
+    pub fn record(&self) -> &LayerRecord {
+        &self.0.record
+    }
+
+    /// Its folder. It does not move.
+    pub fn path(&self) -> &Path {
+        &self.0.path
+    }
+
+    /// Its files: what an overlay takes as a lower directory.
+    pub fn fs(&self) -> PathBuf {
+        self.0.path.join(FS)
+    }
+
+    /// Whether it still waits for a commit.
+    pub fn is_fresh(&self) -> bool {
+        self.0.fresh.load(Ordering::Acquire)
+    }
+
+    pub(super) fn set_committed(&self) {
+        self.0.fresh.store(false, Ordering::Release);
+    }
+}
+
+impl Drop for Inside {
+    fn drop(&mut self) {
+        if self.fresh.load(Ordering::Acquire)
+            && let Err(error) = self.store.abandon(self)
+        {
+            tracing::warn!(layer = %self.record.key, %error, "could not remove a layer that nobody wants");
+        }
+    }
+}
+
+/// The layers under way.
+#[derive(Debug, Default)]
+pub(crate) struct Arrivals {
+    /// Fetches under way, by diff id.
+    claims: Mutex<HashMap<Digest, watch::Receiver<Option<Layer>>>>,
+    /// Layers in their place that no commit has named.
+    fresh: Mutex<HashMap<LayerKey, Weak<Inside>>>,
+}
+
+impl Arrivals {
+    fn claims(&self) -> MutexGuard<'_, HashMap<Digest, watch::Receiver<Option<Layer>>>> {
+        self.claims.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn fresh(&self) -> MutexGuard<'_, HashMap<LayerKey, Weak<Inside>>> {
+        self.fresh.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What the layers take that no commit has named.
+    pub(super) fn usage(&self) -> Amount {
+        // Let go of the list first: the last handle of a layer may be dropped here, which needs it.
+        let layers: Vec<_> = self.fresh().values().filter_map(Weak::upgrade).collect();
+        layers.iter().map(|layer| layer.record.usage).sum()
+    }
+
+    /// Whether a layer waits for its commit under this key.
+    pub(crate) fn has(&self, key: &LayerKey) -> bool {
+        self.fresh().contains_key(key)
+    }
+}
+
+/// Answer to [`Store::claim`].
+#[derive(Debug)]
+pub enum Claim {
+    /// The layer is here.
+    Present(Layer),
+    /// It is the caller's to fetch.
+    Fetch(LayerClaim),
+    /// Somebody else in this process fetches it.
+    Wait(Waiting),
+}
+
+/// The right to fetch a layer. Whoever drops it without [`done`](LayerClaim::done) leaves the turn to the next.
+#[derive(Debug)]
+pub struct LayerClaim {
+    store: Arc<Inner>,
+    diff_id: Digest,
+    outcome: watch::Sender<Option<Layer>>,
+}
+
+impl LayerClaim {
+    /// Hands the layer to all who wait for it.
+    pub fn done(self, layer: &Layer) {
+        self.outcome.send_replace(Some(layer.clone()));
+    }
+}
+
+impl Drop for LayerClaim {
+    fn drop(&mut self) {
+        self.store.arrivals.claims().remove(&self.diff_id);
+    }
+}
+
+/// A layer that somebody else fetches.
+#[derive(Debug)]
+pub struct Waiting {
+    outcome: watch::Receiver<Option<Layer>>,
+    keys: [LayerKey; 2],
+}
+
+impl Waiting {
+    /// Waits until it is there. `None` when whoever fetched it gave up, or it cannot serve here: claim it again.
+    pub async fn wait(mut self) -> Option<Layer> {
+        let layer = match self.outcome.wait_for(Option::is_some).await {
+            Ok(layer) => layer.clone(),
+            Err(_) => None,
+        };
+        layer.filter(|layer| self.keys.contains(layer.key()))
+    }
+}
+
+/// A folder in which a layer is unpacked. It goes to the trash unless it is [finished](LayerStaging::finish).
+#[derive(Debug)]
+pub struct LayerStaging {
+    store: Arc<Inner>,
+    dir: PathBuf,
+    finished: bool,
+}
+
+impl LayerStaging {
+    /// The folder; it is empty. The files go into [`FS`] below it, what is known of them beside that.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Moves the layer to its place. It is visible, and durable, only once an image was committed with it.
+    ///
+    /// `usage` is what [`FS`] takes on disk; `None` to have it counted.
+    pub fn finish(
+        mut self,
+        key: &LayerKey,
+        facts: LayerFacts,
+        usage: Option<Amount>,
+    ) -> Result<Layer, StoreError> {
+        let mut record = LayerRecord { key: key.clone(), facts, usage: Amount::default(), present: true };
+        self.write_record(&record)?; // once for its own size, then with it
+        record.usage = self.usage(usage)?;
+        self.write_record(&record)?;
+        let layer = self.store.place(&self.dir, record)?;
+        self.finished = true;
+        Ok(layer)
+    }
+
+    fn write_record(&self, record: &LayerRecord) -> Result<(), StoreError> {
+        let doing = "note what a layer is";
+        let bytes = encode(record.key.as_str(), record).doing(doing)?;
+        let file = self.store.disk.open(&self.dir.join(RECORD), OpenHow::Create).doing(doing)?;
+        file.write_all_at(&bytes, 0).doing(doing)
+    }
+
+    fn usage(&self, fs: Option<Amount>) -> Result<Amount, StoreError> {
+        let doing = "measure a layer";
+        let Some(fs) = fs else {
+            return measure(&self.dir).doing(doing);
+        };
+        let mut total = fs + own_usage(&self.dir).doing(doing)?;
+        for name in super::layout::names_in(&self.dir).doing(doing)? {
+            if name != FS {
+                total += measure(&self.dir.join(name)).doing(doing)?;
+            }
+        }
+        Ok(total)
+    }
+}
+
+/// What a folder itself takes, without what is in it.
+pub(super) fn own_usage(path: &Path) -> std::io::Result<Amount> {
+    use std::os::unix::fs::MetadataExt as _;
+    let metadata = fs_err::symlink_metadata(path)?;
+    Ok(Amount { bytes: metadata.blocks() * 512, inodes: 1 })
+}
+
+impl Drop for LayerStaging {
+    fn drop(&mut self) {
+        if !self.finished {
+            // If this fails it is cleaned when the store is opened.
+            let _ = self.store.discard(&self.dir);
+            self.store.trash.kick();
+        }
+    }
+}
+
+impl Store {
+    /// Finds a layer, or says whose turn it is to fetch it, so that a layer wanted by several pulls is fetched once.
+    ///
+    /// `chain_id` is that of the layers up to this one; it names the layer where its content depends on them.
+    pub fn claim(&self, diff_id: &Digest, chain_id: &Digest) -> Result<Claim, StoreError> {
+        self.claim_one_of(diff_id, [LayerKey::from(chain_id), LayerKey::from(diff_id)])
+    }
+
+    /// Like [`claim`](Store::claim), where the layer kept under its diff id was looked at and does not fit the layers
+    /// below: only one kept under this chain id will do.
+    pub fn claim_own(&self, diff_id: &Digest, chain_id: &Digest) -> Result<Claim, StoreError> {
+        self.claim_one_of(diff_id, [LayerKey::from(chain_id), LayerKey::from(chain_id)])
+    }
+
+    fn claim_one_of(&self, diff_id: &Digest, keys: [LayerKey; 2]) -> Result<Claim, StoreError> {
+        let mut claims = self.0.arrivals.claims();
+        for key in &keys {
+            if let Some(layer) = self.layer(key)? {
+                return Ok(Claim::Present(layer));
+            }
+        }
+        if let Some(outcome) = claims.get(diff_id) {
+            return Ok(Claim::Wait(Waiting { outcome: outcome.clone(), keys }));
+        }
+        let (sender, receiver) = watch::channel(None);
+        claims.insert(diff_id.clone(), receiver);
+        Ok(Claim::Fetch(LayerClaim { store: self.0.clone(), diff_id: diff_id.clone(), outcome: sender }))
+    }
+
+    /// The layer of this key, if it is here.
+    pub fn layer(&self, key: &LayerKey) -> Result<Option<Layer>, StoreError> {
+        let _gate = self.0.gate();
+        if let Some(layer) = self.0.arrivals.fresh().get(key).and_then(Weak::upgrade) {
+            return Ok(Some(Layer(layer)));
+        }
+        let hold = self.0.holds.hold(Item::Layer(key.clone()));
+        let get = |reader: &Reader| reader.get::<LayerRecord>(LAYERS, key.as_str());
+        let record = self.0.db.read("look up a layer", get)?.filter(|record| record.present);
+        Ok(record.map(|record| Layer(Arc::new(self.0.inside(record, hold, false)))))
+    }
+
+    /// A new folder to unpack a layer into.
+    pub fn begin_layer(&self) -> Result<LayerStaging, StoreError> {
+        let dir = self.0.layout.new_staging();
+        self.0.disk.create_dir(&dir).doing("make a folder for a layer")?;
+        Ok(LayerStaging { store: self.0.clone(), dir, finished: false })
+    }
+}
+
+impl Inner {
+    fn inside(self: &Arc<Self>, record: LayerRecord, hold: Hold, fresh: bool) -> Inside {
+        let path = self.layout.layer(&record.key);
+        Inside { record, path, fresh: AtomicBool::new(fresh), _hold: hold, store: self.clone() }
+    }
+
+    /// Moves a finished layer to its place; what was there, and is not in the database, gives way.
+    fn place(self: &Arc<Self>, dir: &Path, record: LayerRecord) -> Result<Layer, StoreError> {
+        let doing = "move a layer to its place";
+        let key = record.key.clone();
+        let waiting; // outlives the gate: the last handle of a layer needs it to go
+        let _gate = self.gate();
+        let hold = self.holds.hold(Item::Layer(key.clone()));
+        waiting = self.arrivals.fresh().get(&key).and_then(Weak::upgrade);
+        if let Some(layer) = &waiting {
+            self.discard(dir).doing(doing)?;
+            return Ok(Layer(layer.clone()));
+        }
+        let present = self.db.read(doing, |reader| reader.get::<LayerRecord>(LAYERS, key.as_str()))?;
+        if let Some(present) = present.filter(|present| present.present) {
+            self.discard(dir).doing(doing)?;
+            return Ok(Layer(Arc::new(self.inside(present, hold, false))));
+        }
+        let layer = Arc::new(self.inside(record, hold, true));
+        self.discard(&layer.path)
+            .and_then(|()| self.disk.rename(dir, &layer.path))
+            .inspect_err(|_| layer.fresh.store(false, Ordering::Release)) // it is not there to be abandoned
+            .doing(doing)?;
+        self.arrivals.fresh().insert(key, Arc::downgrade(&layer));
+        Ok(Layer(layer))
+    }
+
+    /// Takes away a layer that no commit has named.
+    fn abandon(&self, layer: &Inside) -> std::io::Result<()> {
+        let _gate = self.gate();
+        let mut fresh = self.arrivals.fresh();
+        // Another one may have taken its place.
+        if fresh.get(&layer.record.key).is_none_or(|listed| !std::ptr::eq(listed.as_ptr(), layer)) {
+            return Ok(());
+        }
+        fresh.remove(&layer.record.key);
+        drop(fresh);
+        self.discard(&layer.path)?;
+        self.trash.kick();
+        Ok(())
+    }
+
+    /// Takes layers off the list of those that wait for a commit.
+    pub(super) fn forget_fresh<'a>(&self, layers: impl Iterator<Item = &'a Layer>) {
+        let mut fresh = self.arrivals.fresh();
+        for layer in layers {
+            layer.set_committed();
+            fresh.remove(layer.key());
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! Where everything lies. `docs/store-format.md` says what each file holds.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use larder::reference::Digest;
+
+use super::records::LayerKey;
+use crate::disk::{Disk, ensure_dir};
+
+/// Paths of one store.
+#[derive(Debug)]
+pub(crate) struct Layout {
+    root: PathBuf,
+    /// The next name in `staging` and `trash`. Names count up, so that equal steps give equal names.
+    next: AtomicU64,
+}
+
+/// The folders right below the root, made when the store is created.
+const FOLDERS: [&str; 8] =
+    ["blobs", "images", "ingest", "layers", "mounts", "staging", "trash", "blobs/sha256"];
+
+impl Layout {
+    pub(crate) fn new(root: &Path) -> Layout {
+        Layout { root: root.to_owned(), next: AtomicU64::new(1) }
+    }
+
+    pub(crate) fn create(&self, disk: &dyn Disk) -> io::Result<()> {
+        for folder in FOLDERS {
+            ensure_dir(disk, &self.root.join(folder))?;
+        }
+        Ok(())
+    }
+
+    pub(crate) fn root(&self) -> &Path {
+        &self.root
+    }
+
+    pub(crate) fn lock(&self) -> PathBuf {
+        self.root.join("lock")
+    }
+
+    pub(crate) fn format(&self) -> PathBuf {
+        self.root.join("format")
+    }
+
+    pub(crate) fn database(&self) -> PathBuf {
+        self.root.join("larder.redb")
+    }
+
+    pub(crate) fn blobs(&self) -> PathBuf {
+        self.root.join("blobs")
+    }
+
+    pub(crate) fn blob(&self, digest: &Digest) -> PathBuf {
+        self.blobs().join(digest.algorithm()).join(digest.hex())
+    }
+
+    pub(crate) fn images(&self) -> PathBuf {
+        self.root.join("images")
+    }
+
+    /// The copy of an image's record, for rebuilding the database.
+    pub(crate) fn image(&self, id: &Digest) -> PathBuf {
+        self.images().join(format!("{}-{}.json", id.algorithm(), id.hex()))
+    }
+
+    pub(crate) fn layers(&self) -> PathBuf {
+        self.root.join("layers")
+    }
+
+    pub(crate) fn layer(&self, key: &LayerKey) -> PathBuf {
+        self.layers().join(key.as_str())
+    }
+
+    pub(crate) fn ingests(&self) -> PathBuf {
+        self.root.join("ingest")
+    }
+
+    pub(crate) fn ingest(&self, digest: &Digest) -> PathBuf {
+        self.ingests().join(ingest_name(digest))
+    }
+
+    pub(crate) fn mounts(&self) -> PathBuf {
+        self.root.join("mounts")
+    }
+
+    pub(crate) fn mount(&self, id: &str) -> PathBuf {
+        self.mounts().join(id)
+    }
+
+    pub(crate) fn staging(&self) -> PathBuf {
+        self.root.join("staging")
+    }
+
+    pub(crate) fn trash(&self) -> PathBuf {
+        self.root.join("trash")
+    }
+
+    /// A path in `staging` that nobody else gets.
+    pub(crate) fn new_staging(&self) -> PathBuf {
+        self.staging().join(self.next_name())
+    }
+
+    /// A path in `trash` that nobody else gets.
+    pub(crate) fn new_trash(&self) -> PathBuf {
+        self.trash().join(self.next_name())
+    }
+
+    fn next_name(&self) -> String {
+        self.next.fetch_add(1, Ordering::Relaxed).to_string()
+    }
+
+    /// Makes sure that new names differ from those that an earlier process left.
+    pub(crate) fn skip_names_in_use(&self) -> io::Result<()> {
+        for folder in [self.staging(), self.trash()] {
+            for name in names_in(&folder)? {
+                if let Ok(number) = name.parse::<u64>() {
+                    self.next.fetch_max(number.saturating_add(1), Ordering::Relaxed);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Name of the folder in `ingest` for the blob of this digest.
+pub(crate) fn ingest_name(digest: &Digest) -> String {
+    format!("{}-{}", digest.algorithm(), digest.hex())
+}
+
+/// The digest that a folder in `ingest`, or a file in `images` without its ending, is named for.
+pub(crate) fn digest_of_name(name: &str) -> Option<Digest> {
+    let (algorithm, hex) = name.split_once('-')?;
+    Digest::parse(&format!("{algorithm}:{hex}")).ok()
+}
+
+/// Names of the entries of a folder, in order; those that are not UTF-8 are not ours, and shown as close as it goes.
+pub(crate) fn names_in(folder: &Path) -> io::Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in fs_err::read_dir(folder)? {
+        names.push(entry?.file_name().to_string_lossy().into_owned());
+    }
+    names.sort_unstable();
+    Ok(names)
+}

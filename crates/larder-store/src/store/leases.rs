@@ -1,0 +1,46 @@
+//! Leases: what is kept until a time although nothing seems to need it, also across restarts.
+
+use std::time::SystemTime;
+
+use super::db::{LEASES, Source as _};
+use super::error::StoreError;
+use super::records::LeaseRecord;
+use super::{Inner, Store, seconds};
+
+impl Store {
+    /// Takes a lease, or replaces the one of this id. Durable when it returns.
+    pub fn lease(&self, lease: &LeaseRecord) -> Result<(), StoreError> {
+        self.0.db.write("take a lease", |writer| Ok(writer.put(LEASES, &lease.id, lease)?))
+    }
+
+    /// Ends a lease; succeeds when it has ended already.
+    pub fn end_lease(&self, id: &str) -> Result<(), StoreError> {
+        self.0.db.write("end a lease", |writer| Ok(writer.delete(LEASES, id)?))
+    }
+
+    /// The leases that have not ended by `now`.
+    pub fn leases(&self, now: SystemTime) -> Result<Vec<LeaseRecord>, StoreError> {
+        let mut leases: Vec<LeaseRecord> = self.0.db.read("list leases", |reader| reader.all(LEASES))?;
+        leases.retain(|lease| lease.ends_at > seconds(now));
+        Ok(leases)
+    }
+}
+
+impl Inner {
+    /// Drops the leases that have ended.
+    pub(super) fn end_leases(&self, now: SystemTime) -> Result<(), StoreError> {
+        let doing = "end leases";
+        let over = |lease: &LeaseRecord| lease.ends_at <= seconds(now);
+        let leases: Vec<LeaseRecord> = self.db.read(doing, |reader| reader.all(LEASES))?;
+        if !leases.iter().any(over) {
+            return Ok(());
+        }
+        self.db.write(doing, |writer| {
+            // Read again: one may have been renewed meanwhile.
+            for lease in writer.all::<LeaseRecord>(LEASES)?.iter().filter(|lease| over(lease)) {
+                writer.delete(LEASES, &lease.id)?;
+            }
+            Ok(())
+        })
+    }
+}

@@ -1,0 +1,48 @@
+//! One process at a time: an exclusive lock on the file `lock`, which ends with the process whatever happens to it.
+
+use std::io::{self, Write as _};
+use std::path::Path;
+
+use rustix::fs::FlockOperation;
+
+/// The lock, held until dropped.
+#[derive(Debug)]
+pub(crate) struct Lock {
+    _file: fs_err::File,
+}
+
+/// Why there is no lock.
+pub(crate) enum Refused {
+    /// Somebody holds it.
+    Held(String),
+    Io(io::Error),
+}
+
+impl Lock {
+    pub(crate) fn take(path: &Path) -> Result<Lock, Refused> {
+        let mut options = fs_err::OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false);
+        let mut file = options.open(path).map_err(Refused::Io)?;
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(rustix::io::Errno::WOULDBLOCK) => return Err(Refused::Held(holder(path))),
+            Err(error) => return Err(Refused::Io(error.into())),
+        }
+        // For the error message of others; the lock itself is the kernel's.
+        let noted = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
+        noted.map_err(Refused::Io)?;
+        Ok(Lock { _file: file })
+    }
+}
+
+/// Who holds the lock, as far as can be told.
+fn holder(path: &Path) -> String {
+    let noted = fs_err::read_to_string(path).unwrap_or_default();
+    let Ok(pid) = noted.trim().parse::<u32>() else {
+        return "another process".to_owned();
+    };
+    match fs_err::read_to_string(format!("/proc/{pid}/comm")) {
+        Ok(name) => format!("process {pid} ({})", name.trim()),
+        Err(_) => format!("process {pid}"),
+    }
+}

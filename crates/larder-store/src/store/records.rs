@@ -1,0 +1,324 @@
+//! What the database keeps: one record for each image, layer, lease and mount, as JSON with a version.
+//!
+//! A reader skips fields that it does not know and refuses versions that it does not know. Times are seconds since
+//! 1970, sizes are bytes.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use larder::backend;
+use larder::reference::Digest;
+use serde::{Deserialize, Serialize};
+
+use crate::disk::Amount;
+
+/// Version of all records.
+pub(crate) const VERSION: u32 = 1;
+
+/// Names the folder of an unpacked layer: the hex digits of its diff id or, where what was unpacked depends on the
+/// layers below, of its chain id.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct LayerKey(String);
+
+impl LayerKey {
+    /// Accepts 64, 96 or 128 hexadecimal digits in lower case.
+    pub fn parse(text: &str) -> Option<LayerKey> {
+        let good = matches!(text.len(), 64 | 96 | 128)
+            && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+        good.then(|| LayerKey(text.to_owned()))
+    }
+
+    /// The digits.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl From<&Digest> for LayerKey {
+    /// The key of a layer with this diff id or chain id.
+    fn from(digest: &Digest) -> LayerKey {
+        LayerKey(digest.hex().to_owned())
+    }
+}
+
+impl TryFrom<String> for LayerKey {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<LayerKey, String> {
+        LayerKey::parse(&text).ok_or_else(|| format!("{text:?} is no layer key"))
+    }
+}
+
+impl From<LayerKey> for String {
+    fn from(key: LayerKey) -> String {
+        key.0
+    }
+}
+
+impl fmt::Display for LayerKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+/// An image.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImageRecord {
+    /// Digest of its config: the image's id.
+    #[serde(with = "digest_text")]
+    pub id: Digest,
+    /// Names with tags, in full: `docker.io/library/busybox:1.36`. Sorted.
+    pub tags: Vec<String>,
+    /// Names with digests, in full: `docker.io/library/busybox@sha256:...`. Sorted.
+    pub digests: Vec<String>,
+    /// The manifests, and indexes, that led to it; their bytes are kept. In the order in which they came.
+    #[serde(with = "digest_texts")]
+    pub manifests: Vec<Digest>,
+    /// Its layers, lowest first.
+    pub layers: Vec<ImageLayer>,
+    /// Size of config and manifests.
+    pub blob_bytes: u64,
+    /// The user that its config names: empty, `uid`, `name`, `uid:gid` or `name:group`.
+    #[serde(default)]
+    pub user: String,
+    /// Never to be collected.
+    #[serde(default)]
+    pub pinned: bool,
+    /// When it was built, as its config says; empty if it does not.
+    #[serde(default)]
+    pub created: String,
+    /// When it was last pulled or loaded.
+    pub pulled_at: u64,
+    /// Whether all its layers are there. What lacks one is not listed, until a pull brings the layer back.
+    #[serde(default = "yes")]
+    pub complete: bool,
+}
+
+/// One layer of an image.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ImageLayer {
+    /// Digest of the plain archive.
+    #[serde(with = "digest_text")]
+    pub diff_id: Digest,
+    /// Where it lies unpacked.
+    pub key: LayerKey,
+    /// Digest of the archive as it is fetched, usually compressed.
+    #[serde(with = "digest_text")]
+    pub digest: Digest,
+    /// Size of the archive as it is fetched.
+    pub size: u64,
+    /// Its media type in the manifest.
+    #[serde(default)]
+    pub media_type: String,
+}
+
+impl ImageRecord {
+    /// The id that its config's user is, if it is a number.
+    pub fn uid(&self) -> Option<i64> {
+        self.user_part().parse().ok()
+    }
+
+    /// The name that its config's user is, if it is not a number.
+    pub fn username(&self) -> &str {
+        if self.uid().is_some() { "" } else { self.user_part() }
+    }
+
+    fn user_part(&self) -> &str {
+        self.user.split(':').next().unwrap_or_default()
+    }
+
+    /// All names, with tags first.
+    pub fn names(&self) -> impl Iterator<Item = &String> {
+        self.tags.iter().chain(&self.digests)
+    }
+
+    /// Its layers, each once: an image may have the same layer several times.
+    pub fn keys(&self) -> Vec<&LayerKey> {
+        let mut keys: Vec<_> = self.layers.iter().map(|layer| &layer.key).collect();
+        keys.sort_unstable();
+        keys.dedup();
+        keys
+    }
+
+    /// Digests of its blobs: config and manifests.
+    pub fn blobs(&self) -> impl Iterator<Item = &Digest> {
+        std::iter::once(&self.id).chain(&self.manifests)
+    }
+
+    /// As a backend shows it; `size` is what it takes on disk.
+    pub fn to_image(&self, size: u64) -> backend::Image {
+        backend::Image {
+            id: self.id.as_str().to_owned(),
+            repo_tags: self.tags.clone(),
+            repo_digests: self.digests.clone(),
+            size,
+            uid: self.uid(),
+            username: self.username().to_owned(),
+            pinned: self.pinned,
+            spec: None,
+        }
+    }
+}
+
+/// What is known of a layer once it is unpacked.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LayerFacts {
+    /// Digest of the plain archive.
+    #[serde(with = "digest_text")]
+    pub diff_id: Digest,
+    /// Digest of the archive as it was fetched.
+    #[serde(with = "digest_text")]
+    pub digest: Digest,
+    /// Size of the archive as it was fetched.
+    pub compressed_bytes: u64,
+    /// Size of the plain archive.
+    pub plain_bytes: u64,
+    /// Regular files.
+    pub files: u64,
+    /// The archive leaves something to the layers below: parent directories, or files it links to. A layer kept under
+    /// its diff id fitted those that it was unpacked on; whether it fits others must be looked at.
+    #[serde(default)]
+    pub pending: bool,
+}
+
+/// An unpacked layer.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LayerRecord {
+    /// Names its folder.
+    pub key: LayerKey,
+    /// What came out of unpacking it.
+    #[serde(flatten)]
+    pub facts: LayerFacts,
+    /// What its folder takes on disk.
+    #[serde(flatten)]
+    pub usage: Amount,
+    /// Whether it is there. False once `fsck` found it damaged and took it away.
+    #[serde(default = "yes")]
+    pub present: bool,
+}
+
+/// What a lease protects.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Leased {
+    /// Ids of images, spared by collection.
+    #[serde(default, with = "digest_texts")]
+    pub images: Vec<Digest>,
+    /// Layers, kept even when no image has them.
+    #[serde(default)]
+    pub layers: Vec<LayerKey>,
+    /// Blobs being fetched, kept for resuming whatever their age.
+    #[serde(default, with = "digest_texts")]
+    pub ingests: Vec<Digest>,
+}
+
+/// Why a lease was taken.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LeaseKind {
+    /// A pull is under way.
+    Pull,
+    /// An image was just made present and waits for its container.
+    Ensured,
+    /// A person or a program asked for it.
+    Held,
+}
+
+/// Keeps things in the store until a time.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LeaseRecord {
+    /// Chosen by whoever took it: `pull/...`, `ensured/...`. Taking a lease under an id that exists replaces it.
+    pub id: String,
+    /// Why.
+    pub kind: LeaseKind,
+    /// What for.
+    #[serde(flatten)]
+    pub leased: Leased,
+    /// When it ends.
+    pub ends_at: u64,
+}
+
+/// A mounted image.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MountRecord {
+    /// Names its folder in `mounts`.
+    pub id: String,
+    /// Id of the image.
+    #[serde(with = "digest_text")]
+    pub image: Digest,
+    /// The name it was asked for by.
+    pub name: String,
+    /// Where it is mounted, absolute.
+    pub target: PathBuf,
+    /// Whether it takes writes, into a folder of its own.
+    pub writable: bool,
+    /// Its layers, lowest first, kept as long as the mount is.
+    pub layers: Vec<LayerKey>,
+    /// When it was mounted.
+    pub mounted_at: u64,
+    /// The mount namespace and run of the machine in which it was mounted: only there can one see whether it still is.
+    pub seen_from: String,
+    /// Whether it is, as far as was seen. False for a writable mount that is gone, whose files are kept until
+    /// `umount`.
+    pub mounted: bool,
+}
+
+/// What a compressed byte became on this node so far, for estimates.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Ratio {
+    /// Bytes on disk for each byte fetched.
+    pub bytes: f64,
+    /// Inodes for each byte fetched.
+    pub inodes: f64,
+}
+
+fn yes() -> bool {
+    true
+}
+
+/// A digest as its text.
+pub(crate) mod digest_text {
+    use larder::reference::Digest;
+    use serde::{Deserialize, Deserializer, Serializer, de};
+
+    pub(crate) fn serialize<S: Serializer>(digest: &Digest, to: S) -> Result<S::Ok, S::Error> {
+        to.serialize_str(digest.as_str())
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Digest, D::Error> {
+        let text = String::deserialize(from)?;
+        Digest::parse(&text).map_err(|error| de::Error::custom(format!("{error}: {text:?}")))
+    }
+}
+
+/// Digests as their texts.
+pub(crate) mod digest_texts {
+    use larder::reference::Digest;
+    use serde::{Deserialize, Deserializer, Serializer, de};
+
+    pub(crate) fn serialize<S: Serializer>(digests: &[Digest], to: S) -> Result<S::Ok, S::Error> {
+        to.collect_seq(digests.iter().map(Digest::as_str))
+    }
+
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Digest>, D::Error> {
+        let texts = Vec::<String>::deserialize(from)?;
+        let parse = |text: &String| {
+            Digest::parse(text).map_err(|error| de::Error::custom(format!("{error}: {text:?}")))
+        };
+        texts.iter().map(parse).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_layer_key_cannot_leave_its_folder() {
+        assert!(LayerKey::parse(&"a1".repeat(32)).is_some());
+        for bad in ["", "..", &"A1".repeat(32), &format!("../{}", "a".repeat(61)), &"a".repeat(63)] {
+            assert_eq!(LayerKey::parse(bad), None, "{bad}");
+            assert!(serde_json::from_value::<LayerKey>(bad.into()).is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,104 @@
+//! Putting in order what a dead process left. Runs when the store is opened, before anybody else sees it.
+//!
+//! The database is the truth. What it does not know goes to the trash; what it knows and is not there is noted as
+//! missing, so that a pull brings it back. Only half-fetched blobs stay: they resume.
+
+use std::collections::HashSet;
+
+use super::Inner;
+use super::db::{LAYERS, Source as _, USES};
+use super::error::{Doing as _, StoreError};
+use super::layout::{digest_of_name, names_in};
+use super::records::{LayerKey, LayerRecord};
+
+impl Inner {
+    pub(super) fn recover(&self) -> Result<(), StoreError> {
+        let doing = "put the store in order";
+        self.layout.skip_names_in_use().doing(doing)?;
+        self.recover_staging()?;
+        self.recover_layers()?;
+        self.sweep()?;
+        self.recover_blobs()?;
+        self.note_missing_images()?;
+        self.recover_ingests()?;
+        self.recover_mounts()?;
+        if !names_in(&self.layout.trash()).doing(doing)?.is_empty() {
+            self.trash.kick();
+        }
+        Ok(())
+    }
+
+    /// Layers that were being unpacked, and files that were being written.
+    fn recover_staging(&self) -> Result<(), StoreError> {
+        let doing = "clean up what was being unpacked";
+        let folder = self.layout.staging();
+        for name in names_in(&folder).doing(doing)? {
+            self.discard(&folder.join(name)).doing(doing)?;
+        }
+        self.disk.remove_file(&self.layout.root().join("format.new")).doing(doing)
+    }
+
+    /// Layers that no commit named, and layers whose removal did not come to its end.
+    fn recover_layers(&self) -> Result<(), StoreError> {
+        let doing = "compare layers with the database";
+        let known = self.db.read(doing, |reader| reader.endings(LAYERS, ""))?;
+        let mut known: HashSet<String> = known.into_iter().collect();
+        for name in names_in(&self.layout.layers()).doing(doing)? {
+            if !known.remove(&name) {
+                self.discard(&self.layout.layers().join(name)).doing(doing)?;
+            }
+        }
+        let gone: Vec<LayerKey> = known.iter().filter_map(|key| LayerKey::parse(key)).collect();
+        self.note_missing(&gone)
+    }
+
+    /// Notes that layers are not there, and that the images which need them are not whole.
+    pub(crate) fn note_missing(&self, gone: &[LayerKey]) -> Result<(), StoreError> {
+        if gone.is_empty() {
+            return Ok(());
+        }
+        self.db.write("note that layers are missing", |writer| {
+            for key in gone {
+                let Some(mut layer) = writer.get::<LayerRecord>(LAYERS, key.as_str())? else { continue };
+                if layer.present {
+                    layer.present = false;
+                    writer.put(LAYERS, key.as_str(), &layer)?;
+                }
+                self.recheck_images(writer, key)?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Blobs of images that were not committed, or were removed.
+    fn recover_blobs(&self) -> Result<(), StoreError> {
+        let doing = "compare manifests and configs with the database";
+        let used = self.db.read(doing, |reader| reader.endings(USES, "blob/"))?;
+        let used: HashSet<&str> = used.iter().filter_map(|key| key.split('/').next()).collect();
+        for algorithm in names_in(&self.layout.blobs()).doing(doing)? {
+            let folder = self.layout.blobs().join(&algorithm);
+            if !folder.is_dir() {
+                self.discard(&folder).doing(doing)?;
+                continue;
+            }
+            for hex in names_in(&folder).doing(doing)? {
+                if !used.contains(format!("{algorithm}:{hex}").as_str()) {
+                    self.discard(&folder.join(hex)).doing(doing)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What is in the folder of half-fetched blobs and is none.
+    fn recover_ingests(&self) -> Result<(), StoreError> {
+        let doing = "clean up what was being fetched";
+        let folder = self.layout.ingests();
+        for name in names_in(&folder).doing(doing)? {
+            if digest_of_name(&name).is_none() {
+                self.discard(&folder.join(name)).doing(doing)?;
+            }
+        }
+        Ok(())
+    }
+}

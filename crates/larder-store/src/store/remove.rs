@@ -1,0 +1,237 @@
+//! Removing images, and what nobody needs any more.
+//!
+//! An image is gone from lists in one transaction. Its layers and blobs that nothing else needs leave the database in
+//! the same transaction and go to the trash right after it; who looks at images never waits for that.
+
+use std::collections::HashSet;
+use std::time::SystemTime;
+
+use larder::reference::Digest;
+
+use super::commit::delete_uses;
+use super::db::{Abort, DbResult, IMAGES, LAYERS, LEASES, MOUNTS, NAMES, Source, USES, Writer};
+use super::error::{Doing as _, StoreError};
+use super::holds::{Holds, Item};
+use super::images::find;
+use super::records::{ImageRecord, LayerKey, LayerRecord, LeaseRecord, MountRecord};
+use super::{Inner, Store, seconds};
+use crate::disk::Amount;
+
+/// How careful a removal is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct RemoveOptions {
+    /// Remove it even if it is mounted; its layers stay until it is not.
+    pub force: bool,
+    /// Refuse when a lease on it has not ended by then. Collection asks for this; a person who names an image does
+    /// not.
+    pub spare_leased_at: Option<SystemTime>,
+}
+
+/// An image that was removed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Removed {
+    /// What it was.
+    pub image: ImageRecord,
+    /// Layers that went with it, because nothing else needed them.
+    pub layers: Vec<LayerKey>,
+    /// What that frees, once it is deleted in the background.
+    pub freed: Amount,
+}
+
+impl Store {
+    /// Removes an image under all its names. `None` when it is not there.
+    pub fn remove(&self, image: &str, options: RemoveOptions) -> Result<Option<Removed>, StoreError> {
+        self.0.remove(image, options)
+    }
+
+    /// Drops leases that have ended, layers that nothing needs, and half-fetched blobs that were not touched
+    /// for [`ingest_keep`](super::StoreConfig::ingest_keep). Cheap when there is nothing to do.
+    pub fn sweep(&self, now: SystemTime) -> Result<(), StoreError> {
+        self.0.end_leases(now)?;
+        self.0.sweep_ingests(now)?;
+        self.0.sweep()
+    }
+
+    /// Deletes now what was removed. Returns when the room is free.
+    pub fn empty_trash(&self) -> Result<(), StoreError> {
+        self.0.trash.empty().doing("delete what was removed")
+    }
+}
+
+impl Inner {
+    fn remove(&self, image: &str, options: RemoveOptions) -> Result<Option<Removed>, StoreError> {
+        let doing = "remove an image";
+        let gate = self.gate();
+        let removed = self.db.write(doing, |writer| {
+            let Some(record) = find(writer, image)? else { return Ok(None) };
+            refuse_used(writer, image, &record, options)?;
+            remove_image(writer, &record)?;
+            let needed = Needed::beside_images(writer, &self.holds)?;
+            let mut freed = Freed::default();
+            for key in record.keys() {
+                freed.layer_unless_needed(writer, &needed, key)?;
+            }
+            for digest in record.blobs() {
+                freed.blob_unless_needed(writer, &needed, digest)?;
+            }
+            Ok(Some((record, freed)))
+        })?;
+        let Some((record, freed)) = removed else { return Ok(None) };
+        // The image is gone; what cannot be moved now is found by the next sweep or start.
+        let moved = self.discard(&self.layout.image(&record.id)).and_then(|()| self.discard_freed(&freed));
+        drop(gate);
+        self.trash.kick();
+        if let Err(error) = moved {
+            tracing::warn!(image = %record.id, %error, "could not move the removed image's files to the trash");
+        }
+        let blobs = Amount { bytes: freed.blob_bytes(&record), inodes: freed.blobs.len() as u64 };
+        Ok(Some(Removed { image: record, layers: freed.layers, freed: freed.usage + blobs }))
+    }
+
+    /// Removes layers that no image, lease, mount or pull needs.
+    pub(crate) fn sweep(&self) -> Result<(), StoreError> {
+        let doing = "remove layers that nothing needs";
+        // A look first: a write costs a sync.
+        let layers = self.db.read(doing, |reader| unused(reader, &self.holds))?;
+        if layers.is_empty() {
+            return Ok(());
+        }
+        let _gate = self.gate();
+        let freed = self.db.write(doing, |writer| {
+            let needed = Needed::beside_images(writer, &self.holds)?;
+            let mut freed = Freed::default();
+            for key in &layers {
+                freed.layer_unless_needed(writer, &needed, key)?;
+            }
+            Ok(freed)
+        })?;
+        self.discard_freed(&freed).doing(doing)?;
+        self.trash.kick();
+        Ok(())
+    }
+
+    fn discard_freed(&self, freed: &Freed) -> std::io::Result<()> {
+        for key in &freed.layers {
+            self.discard(&self.layout.layer(key))?;
+        }
+        for digest in &freed.blobs {
+            self.discard(&self.layout.blob(digest))?;
+        }
+        Ok(())
+    }
+}
+
+fn refuse_used(
+    writer: &Writer,
+    asked: &str,
+    image: &ImageRecord,
+    options: RemoveOptions,
+) -> Result<(), Abort> {
+    if !options.force {
+        let mut mounts = Vec::new();
+        let note = |mount: MountRecord| {
+            if mount.image == image.id {
+                mounts.push(mount.target.display().to_string());
+            }
+        };
+        writer.each(MOUNTS, note)?;
+        if !mounts.is_empty() {
+            return Err(StoreError::Mounted { image: asked.to_owned(), mounts }.into());
+        }
+    }
+    if let Some(now) = options.spare_leased_at {
+        let mut leases = Vec::new();
+        let note = |lease: LeaseRecord| {
+            if lease.ends_at > seconds(now) && lease.leased.images.contains(&image.id) {
+                leases.push(lease.id);
+            }
+        };
+        writer.each(LEASES, note)?;
+        if !leases.is_empty() {
+            return Err(StoreError::Leased { image: asked.to_owned(), leases }.into());
+        }
+    }
+    Ok(())
+}
+
+fn remove_image(writer: &Writer, image: &ImageRecord) -> DbResult<()> {
+    for name in image.names() {
+        // A name that moved on is another image's.
+        if writer.value(NAMES, name)?.as_deref() == Some(image.id.as_str().as_bytes()) {
+            writer.delete(NAMES, name)?;
+        }
+    }
+    writer.delete(IMAGES, image.id.as_str())?;
+    delete_uses(writer, image)
+}
+
+/// What is needed by other than images: leases, mounts, and pulls under way.
+struct Needed<'a> {
+    layers: HashSet<LayerKey>,
+    holds: &'a Holds,
+}
+
+impl<'a> Needed<'a> {
+    fn beside_images(source: &impl Source, holds: &'a Holds) -> DbResult<Needed<'a>> {
+        let mut layers = HashSet::new();
+        source.each(LEASES, |lease: LeaseRecord| layers.extend(lease.leased.layers))?;
+        source.each(MOUNTS, |mount: MountRecord| layers.extend(mount.layers))?;
+        Ok(Needed { layers, holds })
+    }
+
+    fn layer(&self, key: &LayerKey) -> bool {
+        self.layers.contains(key) || self.holds.has(&Item::Layer(key.clone()))
+    }
+}
+
+/// Layers and blobs that are not in the database any more.
+#[derive(Default)]
+struct Freed {
+    layers: Vec<LayerKey>,
+    blobs: Vec<Digest>,
+    usage: Amount,
+}
+
+impl Freed {
+    fn layer_unless_needed(&mut self, writer: &Writer, needed: &Needed<'_>, key: &LayerKey) -> DbResult<()> {
+        if needed.layer(key) || writer.any(USES, &format!("layer/{key}/"))? {
+            return Ok(());
+        }
+        if let Some(layer) = writer.get::<LayerRecord>(LAYERS, key.as_str())?
+            && layer.present
+        {
+            self.usage += layer.usage;
+        }
+        writer.delete(LAYERS, key.as_str())?;
+        self.layers.push(key.clone());
+        Ok(())
+    }
+
+    fn blob_unless_needed(&mut self, writer: &Writer, needed: &Needed<'_>, digest: &Digest) -> DbResult<()> {
+        let held = needed.holds.has(&Item::Blob(digest.clone()));
+        if !held && !writer.any(USES, &format!("blob/{digest}/"))? {
+            self.blobs.push(digest.clone());
+        }
+        Ok(())
+    }
+
+    /// What the image's blobs that went with it had in them.
+    fn blob_bytes(&self, image: &ImageRecord) -> u64 {
+        if self.blobs.len() == image.blobs().count() { image.blob_bytes } else { 0 }
+    }
+}
+
+/// Layers that nothing needs, as far as can be seen without keeping others from changing it.
+fn unused(source: &impl Source, holds: &Holds) -> DbResult<Vec<LayerKey>> {
+    let mut used = HashSet::new();
+    source.visit(USES, "layer/", &mut |key, _| {
+        if let Some(key) = key.split('/').nth(1).and_then(LayerKey::parse) {
+            used.insert(key);
+        }
+        Ok(true)
+    })?;
+    let needed = Needed::beside_images(source, holds)?;
+    let keys = source.endings(LAYERS, "")?;
+    let keys = keys.iter().filter_map(|key| LayerKey::parse(key));
+    Ok(keys.filter(|key| !used.contains(key) && !needed.layer(key)).collect())
+}

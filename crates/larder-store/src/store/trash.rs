@@ -1,0 +1,139 @@
+//! Getting rid of things: renamed into `trash` at once, deleted by a thread of its own soon after.
+//!
+//! The thread lives as long as there is work, so an idle store has none. When the store is closed it stops within one
+//! entry; the next start goes on.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+
+use super::layout::names_in;
+use crate::disk::Disk;
+
+/// Deletes what is in one folder.
+#[derive(Debug)]
+pub(crate) struct Trash {
+    shared: Arc<Shared>,
+    background: bool,
+}
+
+#[derive(Debug)]
+struct Shared {
+    disk: Arc<dyn Disk>,
+    folder: PathBuf,
+    state: Mutex<State>,
+    stop: AtomicBool,
+    /// Held while the folder is being emptied.
+    emptying: Mutex<()>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Something came since the thread last looked.
+    more: bool,
+    worker: Option<JoinHandle<()>>,
+    working: bool,
+}
+
+impl Trash {
+    pub(crate) fn new(disk: Arc<dyn Disk>, folder: PathBuf, background: bool) -> Trash {
+        let (state, stop, emptying) = (Mutex::default(), AtomicBool::new(false), Mutex::default());
+        let shared = Shared { disk, folder, state, stop, emptying };
+        Trash { shared: Arc::new(shared), background }
+    }
+
+    /// Says that something is in the folder.
+    pub(crate) fn kick(&self) {
+        if !self.background {
+            return;
+        }
+        let mut state = self.shared.state();
+        state.more = true;
+        if state.working {
+            return;
+        }
+        if let Some(finished) = state.worker.take() {
+            // It has let go of the state for the last time, so this does not wait.
+            let _ = finished.join();
+        }
+        let shared = self.shared.clone();
+        let started = std::thread::Builder::new().name("larder-trash".into()).spawn(move || shared.work());
+        match started {
+            Ok(worker) => {
+                state.working = true;
+                state.worker = Some(worker);
+            }
+            Err(error) => tracing::warn!(%error, "removed layers wait for the next removal to be deleted"),
+        }
+    }
+
+    /// Deletes everything that is in the folder now.
+    pub(crate) fn empty(&self) -> io::Result<()> {
+        self.shared.empty()
+    }
+}
+
+impl Drop for Trash {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        let worker = self.shared.state().worker.take();
+        if let Some(worker) = worker {
+            // A thread that panicked has nothing left to do either.
+            let _ = worker.join();
+        }
+    }
+}
+
+impl Shared {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Until nothing is left.
+    fn work(&self) {
+        loop {
+            {
+                let mut state = self.state();
+                if !state.more || self.stop.load(Ordering::Relaxed) {
+                    state.working = false;
+                    return;
+                }
+                state.more = false;
+            }
+            if let Err(error) = self.empty()
+                && error.kind() != io::ErrorKind::Interrupted
+            {
+                let folder = self.folder.display();
+                tracing::warn!(%error, %folder, "could not delete what was removed; the next removal tries again");
+            }
+        }
+    }
+
+    /// Every entry is tried; the first error is told.
+    fn empty(&self) -> io::Result<()> {
+        // Two at once would take files from under each other.
+        let _alone = self.emptying.lock().unwrap_or_else(PoisonError::into_inner);
+        let go_on = || !self.stop.load(Ordering::Relaxed);
+        let mut first = Ok(());
+        for name in names_in(&self.folder)? {
+            if !go_on() {
+                return Err(io::ErrorKind::Interrupted.into());
+            }
+            let done = self.disk.remove_tree(&self.folder.join(name), &go_on);
+            if first.is_ok() {
+                first = done;
+            }
+        }
+        first
+    }
+}
+
+/// Moves something into the trash; succeeds when it is not there.
+pub(crate) fn discard(disk: &dyn Disk, path: &Path, trash: &Path) -> io::Result<()> {
+    match disk.rename(path, trash) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        done => done,
+    }
+}

@@ -1,0 +1,507 @@
+//! The one place that knows tar: turns plain bytes into [`Entry`]s and their contents.
+//!
+//! It reads archives as Go's `archive/tar` does, whose reading decides what an image means to the container runtimes:
+//! entries without content by their type have none, whatever their size says; a name that ends in `/` is a
+//! directory in old archives; global headers are skipped; the end of the bytes between two entries is an end.
+//! Headers are parsed where they lie; only one that is cut by the end of a buffer is put together first.
+
+use tar_core::parse::{Limits as TarLimits, ParseError, ParseEvent, ParsedEntry, Parser};
+use tar_core::{EntryType, HEADER_SIZE};
+
+use super::files::Time;
+use super::stream::{Feed, Plain};
+use super::{Options, Refusal, UnpackError};
+
+/// A part of a sparse file that has data: offset and length.
+pub(super) type Extent = (u64, u64);
+
+/// What an entry makes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Kind {
+    /// A file; its content follows.
+    File,
+    /// A file with holes; the extents' bytes follow, one after the other.
+    Sparse(Vec<Extent>),
+    Directory,
+    Symlink,
+    HardLink,
+    Fifo,
+    CharDevice,
+    BlockDevice,
+}
+
+/// One entry with all its extended headers applied.
+#[derive(Debug, Clone)]
+pub(super) struct Entry {
+    /// As written: may be absolute, may contain `.` and `..`; never empty, no zero byte.
+    pub(super) path: Vec<u8>,
+    pub(super) kind: Kind,
+    /// Target of a link, as written.
+    pub(super) link: Vec<u8>,
+    /// The file's size, holes included.
+    pub(super) size: u64,
+    /// Permission, set-id and sticky bits only.
+    pub(super) mode: u32,
+    pub(super) uid: u32,
+    pub(super) gid: u32,
+    pub(super) mtime: Time,
+    /// Major and minor number of a device.
+    pub(super) device: (u32, u32),
+    pub(super) xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+}
+
+/// Reads one archive.
+pub(super) struct Archive<'a, F> {
+    plain: Plain<'a, F>,
+    parser: Parser,
+    /// Bytes taken from `plain` ahead of the parser: a header that a buffer's end has cut.
+    carry: Vec<u8>,
+    carried: usize,
+    /// Bytes before the next header or content.
+    at: u64,
+    content: u64,
+    padding: u64,
+    entries: u64,
+    total_size: u64,
+    max_entries: u64,
+    max_size: u64,
+    max_carry: usize,
+    ended: bool,
+    options: &'a Options,
+}
+
+/// What to do after looking at the bytes at hand.
+enum Step {
+    Entry(Box<Entry>, usize, u64),
+    Skip(usize),
+    More(usize),
+    End(usize),
+}
+
+impl<'a, F: Feed> Archive<'a, F> {
+    pub(super) fn new(plain: Plain<'a, F>, options: &'a Options) -> Archive<'a, F> {
+        let limits = &options.limits;
+        let mut parser = Parser::new(TarLimits {
+            max_metadata_size: limits.max_metadata,
+            max_path_len: Some(limits.max_path),
+            ..TarLimits::default()
+        });
+        // Negative times are legal; `strict_pax` below is strict about everything else.
+        parser.set_ignore_pax_errors(true);
+        Archive {
+            plain,
+            parser,
+            carry: Vec::new(),
+            carried: 0,
+            at: 0,
+            content: 0,
+            padding: 0,
+            entries: 0,
+            total_size: 0,
+            max_entries: limits.max_entries,
+            max_size: limits.max_plain_bytes,
+            max_carry: 2 * limits.max_metadata as usize + (64 << 10),
+            ended: false,
+            options,
+        }
+    }
+
+    /// Entries so far.
+    pub(super) fn entries(&self) -> u64 {
+        self.entries
+    }
+
+    /// What follows the archive.
+    pub(super) fn into_plain(self) -> Plain<'a, F> {
+        self.plain
+    }
+
+    /// Goes to the next entry, past whatever is left of the last one.
+    pub(super) fn next(&mut self) -> Result<Option<Entry>, UnpackError> {
+        self.skip_content()?;
+        while !self.ended {
+            match self.step()? {
+                Step::Entry(entry, used, content) => {
+                    self.advance(used);
+                    self.content = content;
+                    self.padding = padding(content);
+                    self.count(&entry)?;
+                    return Ok(Some(*entry));
+                }
+                Step::Skip(used) => {
+                    self.advance(used);
+                    // Metadata without entries costs time as entries do.
+                    self.entries += 1;
+                    self.check_entries()?;
+                }
+                Step::More(needed) => self.gather(needed)?,
+                Step::End(used) => {
+                    self.advance(used);
+                    self.ended = true;
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// The next piece of the entry's content; empty once all of it was consumed.
+    pub(super) fn content(&mut self) -> Result<&[u8], UnpackError> {
+        if self.content == 0 {
+            return Ok(&[]);
+        }
+        if self.fill()?.is_empty() {
+            return Err(self.damaged("it ends in the middle of a file"));
+        }
+        let wanted = usize::try_from(self.content).unwrap_or(usize::MAX);
+        let piece = self.fill()?;
+        Ok(&piece[..piece.len().min(wanted)])
+    }
+
+    /// Marks the first `count` bytes of [`Archive::content`] as used.
+    pub(super) fn consume(&mut self, count: usize) {
+        self.advance(count);
+        self.content -= (count as u64).min(self.content);
+    }
+
+    fn skip_content(&mut self) -> Result<(), UnpackError> {
+        while self.content > 0 {
+            let piece = self.content()?.len();
+            self.consume(piece);
+        }
+        while self.padding > 0 {
+            let piece = (self.fill()?.len() as u64).min(self.padding);
+            if piece == 0 {
+                // The last file's padding may be missing.
+                self.padding = 0;
+            }
+            self.padding -= piece;
+            self.advance(usize::try_from(piece).unwrap_or(0));
+        }
+        Ok(())
+    }
+
+    /// Looks at the bytes at hand.
+    fn step(&mut self) -> Result<Step, UnpackError> {
+        let at = self.at;
+        let Archive { parser, carry, carried, plain, .. } = self;
+        let input = if *carried < carry.len() { &carry[*carried..] } else { plain.fill()? };
+        if input.is_empty() {
+            return Ok(Step::End(0));
+        }
+        let step = match parser.parse(input) {
+            Ok(ParseEvent::NeedData { min_bytes }) if min_bytes > input.len() => Step::More(min_bytes),
+            Ok(ParseEvent::NeedData { .. }) => return Err(archive_error(at, "a sparse map without an end")),
+            Ok(ParseEvent::End { consumed }) => Step::End(consumed),
+            Ok(ParseEvent::GlobalExtensions { consumed, .. }) => Step::Skip(consumed),
+            Ok(ParseEvent::Entry { consumed, entry }) => {
+                let size = content_size(&entry, None, at)?;
+                Step::Entry(Box::new(resolve(&entry, None, size, at)?), consumed, size)
+            }
+            Ok(ParseEvent::SparseEntry { consumed, entry, sparse_map, real_size }) => {
+                // The newest format has its map before the data and counts it in the size; the old one has it apart.
+                let header = entry.header.as_bytes().as_ptr() as usize - input.as_ptr() as usize;
+                let old_format = entry.entry_type == EntryType::GnuSparse;
+                let map_bytes = if old_format { 0 } else { (consumed - header - HEADER_SIZE) as u64 };
+                let size = content_size(&entry, Some(map_bytes), at)?;
+                let extents = sparse_map.iter().map(|part| (part.offset, part.length)).collect();
+                let sparse = Some((extents, real_size));
+                Step::Entry(Box::new(resolve(&entry, sparse, size, at)?), consumed, size)
+            }
+            Err(error) => return Err(parse_error(at, &error, self.options)),
+        };
+        Ok(step)
+    }
+
+    /// Puts at least `needed` bytes together, or as many as there are.
+    fn gather(&mut self, needed: usize) -> Result<(), UnpackError> {
+        if needed > self.max_carry {
+            return Err(UnpackError::Limit {
+                what: "bytes of extended headers in one entry",
+                limit: u64::from(self.options.limits.max_metadata),
+            });
+        }
+        self.carry.drain(..self.carried);
+        self.carried = 0;
+        let had = self.carry.len();
+        // Growing by halves keeps the number of looks at the same bytes small.
+        let wanted = needed.max(had + had / 2);
+        while self.carry.len() < wanted {
+            let fresh = self.plain.fill()?;
+            if fresh.is_empty() {
+                break;
+            }
+            let taken = fresh.len().min(wanted - self.carry.len());
+            self.carry.extend_from_slice(&fresh[..taken]);
+            self.plain.consume(taken);
+        }
+        if self.carry.len() >= needed {
+            return Ok(());
+        }
+        if self.carry.len() == HEADER_SIZE && self.carry.iter().all(|byte| *byte == 0) {
+            // One block of zeros where two should be: an end all the same.
+            self.advance(HEADER_SIZE);
+            self.ended = true;
+            return Ok(());
+        }
+        Err(self.damaged("it ends in the middle of a header"))
+    }
+
+    /// Unread bytes: those put aside first.
+    fn fill(&mut self) -> Result<&[u8], UnpackError> {
+        if self.carried < self.carry.len() { Ok(&self.carry[self.carried..]) } else { self.plain.fill() }
+    }
+
+    fn advance(&mut self, count: usize) {
+        self.at += count as u64;
+        if self.carried < self.carry.len() {
+            self.carried += count;
+            if self.carried >= self.carry.len() {
+                self.carry.clear();
+                self.carried = 0;
+            }
+        } else {
+            self.plain.consume(count);
+        }
+    }
+
+    fn count(&mut self, entry: &Entry) -> Result<(), UnpackError> {
+        self.entries += 1;
+        self.options.progress.set_entries(self.entries);
+        self.check_entries()?;
+        self.total_size = self.total_size.saturating_add(entry.size);
+        if self.total_size > self.max_size {
+            return Err(UnpackError::Limit { what: "bytes in its files", limit: self.max_size });
+        }
+        if self.options.progress.is_cancelled() {
+            return Err(UnpackError::Cancelled);
+        }
+        Ok(())
+    }
+
+    fn check_entries(&self) -> Result<(), UnpackError> {
+        if self.entries > self.max_entries {
+            return Err(UnpackError::Limit { what: "entries", limit: self.max_entries });
+        }
+        Ok(())
+    }
+
+    fn damaged(&self, problem: &str) -> UnpackError {
+        archive_error(self.at, problem)
+    }
+}
+
+fn archive_error(at: u64, problem: impl Into<String>) -> UnpackError {
+    UnpackError::Archive { at, problem: problem.into() }
+}
+
+fn parse_error(at: u64, error: &ParseError, options: &Options) -> UnpackError {
+    match error {
+        ParseError::PathTooLong { limit, .. } => {
+            UnpackError::Limit { what: "bytes in the path of an entry", limit: u64::from(*limit) }
+        }
+        ParseError::MetadataTooLarge { .. } | ParseError::TooManyPendingEntries { .. } => {
+            UnpackError::Limit {
+                what: "bytes of extended headers in one entry",
+                limit: u64::from(options.limits.max_metadata),
+            }
+        }
+        ParseError::TooManySparseEntries { limit, .. } => {
+            UnpackError::Limit { what: "parts in a sparse file", limit: *limit as u64 }
+        }
+        other => archive_error(at, other.to_string()),
+    }
+}
+
+fn padding(content: u64) -> u64 {
+    content.wrapping_neg() % HEADER_SIZE as u64
+}
+
+/// Bytes of content that follow in the archive. `sparse` is the size of the map before them.
+fn content_size(entry: &ParsedEntry<'_>, sparse: Option<u64>, at: u64) -> Result<u64, UnpackError> {
+    let has_content = matches!(
+        entry.entry_type,
+        EntryType::Regular | EntryType::Continuous | EntryType::GnuSparse | EntryType::Other(_)
+    );
+    if !has_content || old_directory(entry) {
+        return Ok(0);
+    }
+    let field = &entry.header.as_ustar().size;
+    let overflows = field[0] & 0x80 != 0 && (field[0] != 0x80 || field[1..4] != [0, 0, 0]);
+    if overflows || entry.size > i64::MAX as u64 {
+        return Err(UnpackError::refused(&entry.path, Refusal::Size));
+    }
+    // A size in the extended header replaces the reduced one, map and all.
+    let from_pax = match entry.pax {
+        Some(pax) => strict_pax(pax, at)?.size,
+        None => None,
+    };
+    match (from_pax, sparse) {
+        (Some(size), Some(map)) => {
+            size.checked_sub(map).ok_or_else(|| UnpackError::refused(&entry.path, Refusal::SparseMap))
+        }
+        _ => Ok(entry.size),
+    }
+}
+
+/// Archives from before directories had a type mark them with a `/` at the end.
+fn old_directory(entry: &ParsedEntry<'_>) -> bool {
+    entry.header.as_ustar().typeflag == [0] && entry.path.ends_with(b"/")
+}
+
+/// The entry as the rest of the module wants it: checked, owned.
+fn resolve(
+    parsed: &ParsedEntry<'_>,
+    sparse: Option<(Vec<Extent>, u64)>,
+    content: u64,
+    at: u64,
+) -> Result<Entry, UnpackError> {
+    let refuse = |reason| UnpackError::refused(&parsed.path, reason);
+    let path = parsed.path.to_vec();
+    let link = parsed.link_target.as_deref().unwrap_or_default().to_vec();
+    if path.contains(&0) || link.contains(&0) {
+        return Err(refuse(Refusal::ZeroByte));
+    }
+    let (kind, size) = match (parsed.entry_type, sparse) {
+        (EntryType::Regular | EntryType::Continuous, None) if old_directory(parsed) => (Kind::Directory, 0),
+        (EntryType::Regular | EntryType::Continuous, None) => (Kind::File, content),
+        (EntryType::Regular | EntryType::Continuous | EntryType::GnuSparse, Some((extents, size))) => {
+            check_sparse(&extents, size, content).ok_or_else(|| refuse(Refusal::SparseMap))?;
+            (Kind::Sparse(extents), size)
+        }
+        (EntryType::Directory, _) => (Kind::Directory, 0),
+        (EntryType::Symlink, _) => (Kind::Symlink, 0),
+        (EntryType::Link, _) => (Kind::HardLink, 0),
+        (EntryType::Fifo, _) => (Kind::Fifo, 0),
+        (EntryType::Char, _) => (Kind::CharDevice, 0),
+        (EntryType::Block, _) => (Kind::BlockDevice, 0),
+        (other, _) => return Err(refuse(Refusal::Type(other.to_byte()))),
+    };
+    let pax = match parsed.pax {
+        Some(pax) => strict_pax(pax, at)?,
+        None => PaxValues::default(),
+    };
+    // 4294967295 is no owner: to chown(2) it means "leave it".
+    let owner =
+        |id: u64| u32::try_from(id).ok().filter(|id| *id != u32::MAX).ok_or_else(|| refuse(Refusal::Owner));
+    Ok(Entry {
+        kind,
+        link,
+        size,
+        mode: parsed.mode & 0o7777,
+        uid: owner(parsed.uid)?,
+        gid: owner(parsed.gid)?,
+        // Binary fields are two's complement, so a time before 1970 comes out right.
+        mtime: pax.mtime.unwrap_or(Time { seconds: parsed.mtime.cast_signed(), nanos: 0 }),
+        device: (parsed.dev_major.unwrap_or(0), parsed.dev_minor.unwrap_or(0)),
+        xattrs: parsed.xattrs.iter().map(|(name, value)| (name.to_vec(), value.to_vec())).collect(),
+        path,
+    })
+}
+
+/// Parts in order, apart, inside the file, and as long together as the content.
+fn check_sparse(extents: &[Extent], size: u64, content: u64) -> Option<()> {
+    let (mut end, mut sum) = (0, 0u64);
+    for (offset, length) in extents {
+        if *offset < end {
+            return None;
+        }
+        end = offset.checked_add(*length)?;
+        sum = sum.checked_add(*length)?;
+    }
+    (end <= size && sum == content && size <= i64::MAX as u64).then_some(())
+}
+
+/// What tar-core does not say, or not strictly.
+#[derive(Default)]
+struct PaxValues {
+    mtime: Option<Time>,
+    size: Option<u64>,
+}
+
+/// Reads the records of an extended header; unlike tar-core, nothing that is malformed is skipped.
+fn strict_pax(mut records: &[u8], at: u64) -> Result<PaxValues, UnpackError> {
+    let malformed = || archive_error(at, "a malformed extended header");
+    let mut values = PaxValues::default();
+    while !records.is_empty() {
+        let space = records.iter().position(|byte| *byte == b' ').ok_or_else(malformed)?;
+        let length: usize = number(&records[..space]).ok_or_else(malformed)?;
+        let record = records.get(space + 1..length).ok_or_else(malformed)?;
+        let record = record.strip_suffix(b"\n").ok_or_else(malformed)?;
+        let equals = record.iter().position(|byte| *byte == b'=').ok_or_else(malformed)?;
+        let (key, value) = (&record[..equals], &record[equals + 1..]);
+        match key {
+            b"mtime" => values.mtime = Some(pax_time(value).ok_or_else(malformed)?),
+            b"size" => values.size = Some(number(value).ok_or_else(malformed)?),
+            b"uid" | b"gid" => {
+                number::<u64>(value).ok_or_else(malformed)?;
+            }
+            _ => {}
+        }
+        records = &records[length..];
+    }
+    Ok(values)
+}
+
+fn number<T: std::str::FromStr>(text: &[u8]) -> Option<T> {
+    let digits = !text.is_empty() && text.iter().all(u8::is_ascii_digit);
+    digits.then(|| std::str::from_utf8(text).ok()?.parse().ok())?
+}
+
+/// `-1.25` and the like. Digits beyond nanoseconds are dropped; the fraction of a [`Time`] counts upwards.
+fn pax_time(text: &[u8]) -> Option<Time> {
+    let (negative, text) = text.strip_prefix(b"-").map_or((false, text), |rest| (true, rest));
+    let dot = text.iter().position(|byte| *byte == b'.').unwrap_or(text.len());
+    let seconds: i64 = number(&text[..dot])?;
+    let fraction = text.get(dot + 1..).unwrap_or_default();
+    if !fraction.iter().all(u8::is_ascii_digit) {
+        return None;
+    }
+    let nanos =
+        (0..9).fold(0, |nanos, place| nanos * 10 + u32::from(fraction.get(place).unwrap_or(&b'0') - b'0'));
+    match (negative, nanos) {
+        (false, nanos) => Some(Time { seconds, nanos }),
+        (true, 0) => Some(Time { seconds: -seconds, nanos: 0 }),
+        (true, nanos) => Some(Time { seconds: -seconds - 1, nanos: 1_000_000_000 - nanos }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_have_fractions_and_may_lie_before_1970() {
+        let time = |seconds, nanos| Some(Time { seconds, nanos });
+        for (text, expected) in [
+            ("0", time(0, 0)),
+            ("1700000000.5", time(1_700_000_000, 500_000_000)),
+            ("1.0123456789", time(1, 12_345_678)),
+            ("-1", time(-1, 0)),
+            ("-1.25", time(-2, 750_000_000)),
+            ("-0.25", time(-1, 750_000_000)),
+            ("1.", time(1, 0)),
+            ("", None),
+            ("-", None),
+            ("+1", None),
+            ("1e5", None),
+            ("99999999999999999999", None),
+        ] {
+            assert_eq!(pax_time(text.as_bytes()), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_sparse_map_must_be_in_order_and_fit() {
+        for (extents, size, content, fits) in [
+            (&[(0, 10), (20, 5)][..], 30, 15, true),
+            (&[(0, 10), (10, 5)], 15, 15, true),
+            (&[], 1000, 0, true),
+            (&[(0, 10), (9, 5)], 30, 15, false),
+            (&[(0, 10)], 9, 10, false),
+            (&[(0, 10)], 30, 11, false),
+            (&[(u64::MAX, 1)], u64::MAX, 1, false),
+        ] {
+            assert_eq!(check_sparse(extents, size, content).is_some(), fits, "{extents:?} {size} {content}");
+        }
+    }
+}

@@ -1,0 +1,240 @@
+//! Why a layer could not be unpacked.
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use larder::reference::Digest;
+
+use super::Compression;
+use super::files::ManifestError;
+
+/// Why a layer could not be unpacked, settled or verified.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum UnpackError {
+    /// The bytes could not be had: the network, or the ingest file.
+    #[error("could not read the layer's compressed bytes")]
+    Read(#[source] io::Error),
+    /// The bytes are not the ones that were named.
+    #[error("the layer's {stage} bytes have the digest {found}, not {expected}")]
+    Digest {
+        /// Which bytes.
+        stage: Stage,
+        /// What the manifest or the config says.
+        expected: Digest,
+        /// What they have.
+        found: String,
+    },
+    /// More or fewer compressed bytes than declared.
+    #[error("the layer has {} {found} compressed bytes; its manifest declares {expected}", if *.more { "at least" } else { "only" })]
+    Size {
+        /// What the manifest says.
+        expected: u64,
+        /// What there is.
+        found: u64,
+        /// Whether there may be still more.
+        more: bool,
+    },
+    /// The compressed stream is damaged, ends early, or goes on after its end.
+    #[error("the layer's {compression} stream is damaged after {at} compressed bytes")]
+    Decompress {
+        /// What it looks like from its first bytes.
+        compression: Compression,
+        /// Compressed bytes that were read.
+        at: u64,
+        /// What the decompressor says.
+        #[source]
+        cause: io::Error,
+    },
+    /// Compressed in a way that no image layer may be.
+    #[error("the layer is compressed with {0}; image layers are gzip, zstd or plain tar")]
+    ForeignCompression(&'static str),
+    /// Not a tar archive, or a damaged one.
+    #[error("the layer's archive is damaged at byte {at}: {problem}")]
+    Archive {
+        /// Plain bytes before the entry.
+        at: u64,
+        /// What is wrong.
+        problem: String,
+    },
+    /// An entry that means harm, or nothing.
+    #[error("the layer's entry {path:?} is refused: {reason}")]
+    Refused {
+        /// The entry, as the archive names it.
+        path: PathBuf,
+        /// Why.
+        reason: Refusal,
+    },
+    /// Over one of [`super::Limits`].
+    #[error("the layer has more than {limit} {what}")]
+    Limit {
+        /// What there is too much of.
+        what: &'static str,
+        /// The ceiling.
+        limit: u64,
+    },
+    /// The local file system failed: no room, no permission, an I/O error.
+    #[error("could not {doing} {}", path.display())]
+    File {
+        /// What was tried.
+        doing: &'static str,
+        /// With what.
+        path: PathBuf,
+        /// What the system says.
+        #[source]
+        cause: io::Error,
+    },
+    /// The layer manifest on disk cannot be used.
+    #[error("the layer manifest {} cannot be used", path.display())]
+    Manifest {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        #[source]
+        cause: ManifestError,
+    },
+    /// [`super::Progress::cancel`] was called.
+    #[error("unpacking was cancelled")]
+    Cancelled,
+    /// The half that reads the layer ended early; its own error is the one that is reported.
+    #[doc(hidden)]
+    #[error("the layer's bytes ended early")]
+    Hangup,
+}
+
+/// Which of a layer's two forms.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stage {
+    /// As the registry has it.
+    Compressed,
+    /// The tar archive.
+    Plain,
+}
+
+impl fmt::Display for Stage {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Stage::Compressed => "compressed",
+            Stage::Plain => "plain",
+        })
+    }
+}
+
+/// Why an entry is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refusal {
+    /// A zero byte in a path or link.
+    #[error("a zero byte in its name or link")]
+    ZeroByte,
+    /// A part of the path is over 255 bytes.
+    #[error("a part of its path is longer than 255 bytes")]
+    NameTooLong,
+    /// The path with all links resolved is over the limit.
+    #[error("its path is too long once links are resolved")]
+    PathTooLong,
+    /// A file where a directory must be.
+    #[error("its parent is not a directory")]
+    ParentNotDirectory,
+    /// Symbolic links that go around in circles.
+    #[error("too many symbolic links in its path")]
+    TooManyLinks,
+    /// Only a directory can be the root.
+    #[error("only a directory can be the root")]
+    Root,
+    /// `.wh.`, `.wh..` or `.wh...`: hides nothing that can be named.
+    #[error("a whiteout without a name")]
+    Whiteout,
+    /// A symbolic link to nothing.
+    #[error("a link without a target")]
+    EmptyLink,
+    /// A hard link to a directory.
+    #[error("a hard link to a directory")]
+    LinkToDirectory,
+    /// A hard link to its own name.
+    #[error("a hard link to itself")]
+    LinkToItself,
+    /// A hard link to a file that neither this layer nor one below has.
+    #[error("a hard link to a file that does not exist")]
+    LinkTarget,
+    /// Hard links to hard links that only come later, too deep.
+    #[error("too long a chain of hard links")]
+    LinkChain,
+    /// A type that images do not have.
+    #[error("unknown entry type {0:#04x}")]
+    Type(u8),
+    /// The map of a sparse file contradicts itself.
+    #[error("its sparse map is not in order or does not fit its size")]
+    SparseMap,
+    /// A user or group number that no system has.
+    #[error("its owner is not a 32-bit number")]
+    Owner,
+    /// A negative or immense size.
+    #[error("its size is not a number that a file can have")]
+    Size,
+}
+
+impl UnpackError {
+    pub(crate) fn file(doing: &'static str, path: impl AsRef<Path>, cause: impl Into<io::Error>) -> Self {
+        UnpackError::File { doing, path: path.as_ref().to_owned(), cause: cause.into() }
+    }
+
+    pub(super) fn refused(path: &[u8], reason: Refusal) -> Self {
+        UnpackError::Refused { path: super::files::path_of(path).to_owned(), reason }
+    }
+
+    /// Whether the disk is full: of bytes, inodes or quota.
+    pub fn is_no_space(&self) -> bool {
+        matches!(self, UnpackError::File { cause, .. } if matches!(
+            cause.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded))
+    }
+
+    /// Whether the bytes are at fault, so that fetching them again, from elsewhere, may help.
+    pub fn is_wrong_bytes(&self) -> bool {
+        match self {
+            UnpackError::Digest { stage: Stage::Compressed, .. } | UnpackError::Size { .. } => true,
+            UnpackError::Digest { stage: Stage::Plain, .. }
+            | UnpackError::Read(_)
+            | UnpackError::Decompress { .. }
+            | UnpackError::ForeignCompression(_)
+            | UnpackError::Archive { .. }
+            | UnpackError::Refused { .. }
+            | UnpackError::Limit { .. }
+            | UnpackError::File { .. }
+            | UnpackError::Manifest { .. }
+            | UnpackError::Cancelled
+            | UnpackError::Hangup => false,
+        }
+    }
+
+    /// This machine's trouble or somebody's wish, not the layer's bytes: reading on would change nothing.
+    pub(super) fn is_local(&self) -> bool {
+        matches!(self, UnpackError::File { .. } | UnpackError::Cancelled | UnpackError::Manifest { .. })
+    }
+
+    /// What the reader could try next.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            UnpackError::Digest { stage: Stage::Compressed, .. } | UnpackError::Size { .. } => Some(
+                "the registry or a proxy sent other bytes than the manifest names; try again or another mirror",
+            ),
+            UnpackError::Digest { stage: Stage::Plain, .. } => {
+                Some("the image's config does not fit its layers; it has to be built or pushed again")
+            }
+            UnpackError::Decompress { .. }
+            | UnpackError::Archive { .. }
+            | UnpackError::ForeignCompression(_) => Some(
+                "the bytes are those that the manifest names, so the image itself is broken; build it again",
+            ),
+            UnpackError::Refused { .. } => Some("do not trust this image, or ask who built it"),
+            UnpackError::Limit { .. } => Some("raise the limit in the configuration if you trust this image"),
+            UnpackError::File { .. } if self.is_no_space() => Some("free some space or inodes and try again"),
+            UnpackError::Manifest { .. } => Some("fetch the layer again: larder fsck --repair"),
+            UnpackError::Read(_)
+            | UnpackError::File { .. }
+            | UnpackError::Cancelled
+            | UnpackError::Hangup => None,
+        }
+    }
+}

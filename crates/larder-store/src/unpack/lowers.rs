@@ -1,0 +1,137 @@
+//! Looks paths up in unpacked layers as an overlay of them would show them.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, openat, readlinkat, statat};
+use rustix::io::Errno;
+
+use super::beneath::{self, DIRECTORY, parts};
+use super::files::path_of;
+use super::metadata::{Bearer, get, has_xattr};
+
+const MAX_LINKS: u32 = 40;
+
+/// Unpacked layers, the nearest first.
+pub(super) struct Lowers(Vec<OwnedFd>);
+
+/// What is at a path.
+pub(super) struct Found {
+    /// Which layer shows it: for a directory, the nearest of those that have it.
+    pub(super) layer: usize,
+    /// Its path there, without links.
+    pub(super) path: Vec<u8>,
+    pub(super) stat: Stat,
+}
+
+impl Found {
+    pub(super) fn is_directory(&self) -> bool {
+        FileType::from_raw_mode(self.stat.st_mode) == FileType::Directory
+    }
+}
+
+/// One directory on the way down, and the layers that it is merged from.
+struct Level {
+    path: Vec<u8>,
+    layers: Vec<usize>,
+}
+
+impl Lowers {
+    pub(super) fn open(layers: &[&Path]) -> Result<Lowers, (usize, Errno)> {
+        let open = |(at, layer): (usize, &&Path)| {
+            openat(rustix::fs::CWD, *layer, DIRECTORY, Mode::empty()).map_err(|errno| (at, errno))
+        };
+        layers.iter().enumerate().map(open).collect::<Result<_, _>>().map(Lowers)
+    }
+
+    pub(super) fn root(&self, layer: usize) -> BorrowedFd<'_> {
+        self.0[layer].as_fd()
+    }
+
+    /// Looks up `path`, following links in it, and at its end if `follow`. `None` when nothing is there.
+    pub(super) fn find(&self, path: &[u8], follow: bool) -> Result<Option<Found>, Errno> {
+        let mut levels = vec![Level { path: Vec::new(), layers: (0..self.0.len()).collect() }];
+        let mut todo: Vec<Vec<u8>> = parts(path).map(<[u8]>::to_vec).collect();
+        todo.reverse();
+        let mut links = 0;
+        while let Some(part) = todo.pop() {
+            if part == b".." {
+                if levels.len() > 1 {
+                    levels.pop();
+                }
+                continue;
+            }
+            let Some(level) = levels.last() else { return Ok(None) };
+            let path = join(&level.path, &part);
+            let Some((found, layers)) = self.look(level, path)? else { return Ok(None) };
+            match FileType::from_raw_mode(found.stat.st_mode) {
+                FileType::Directory => levels.push(Level { path: found.path, layers }),
+                FileType::Symlink if follow || !todo.is_empty() => {
+                    links += 1;
+                    if links > MAX_LINKS {
+                        return Err(Errno::LOOP);
+                    }
+                    let target = readlinkat(self.root(found.layer), path_of(&found.path), Vec::new())?;
+                    if target.as_bytes().starts_with(b"/") {
+                        levels.truncate(1);
+                    }
+                    todo.extend(
+                        parts(target.as_bytes()).map(<[u8]>::to_vec).collect::<Vec<_>>().into_iter().rev(),
+                    );
+                }
+                _ if todo.is_empty() => return Ok(Some(found)),
+                _ => return Ok(None),
+            }
+        }
+        let Some(level) = levels.pop() else { return Ok(None) };
+        let Some(layer) = level.layers.first().copied() else { return Ok(None) };
+        let fd = beneath::open(self.root(layer), &level.path, DIRECTORY)?;
+        Ok(Some(Found { layer, path: level.path, stat: rustix::fs::fstat(fd)? }))
+    }
+
+    /// What the layers of a directory show at a path in it; of a directory also the layers that it is merged from.
+    fn look(&self, level: &Level, path: Vec<u8>) -> Result<Option<(Found, Vec<usize>)>, Errno> {
+        let mut nearest: Option<Found> = None;
+        let mut merged = Vec::new();
+        for layer in level.layers.iter().copied() {
+            let stat = match statat(self.root(layer), path_of(&path), AtFlags::SYMLINK_NOFOLLOW) {
+                Err(Errno::NOENT) => continue,
+                stat => stat?,
+            };
+            if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
+                if nearest.is_none() && !self.is_whiteout(layer, &path, &stat)? {
+                    nearest = Some(Found { layer, path, stat });
+                }
+                break;
+            }
+            merged.push(layer);
+            nearest.get_or_insert_with(|| Found { layer, path: path.clone(), stat });
+            if self.is_opaque(layer, &path)? {
+                break;
+            }
+        }
+        Ok(nearest.map(|found| (found, merged)))
+    }
+
+    fn is_whiteout(&self, layer: usize, path: &[u8], stat: &Stat) -> Result<bool, Errno> {
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::CharacterDevice => Ok(stat.st_rdev == 0),
+            FileType::RegularFile if stat.st_size == 0 => {
+                let file = beneath::open(self.root(layer), path, OFlags::RDONLY)?;
+                let on = Bearer::Open(file.as_fd());
+                Ok(has_xattr(on, "trusted.overlay.whiteout") || has_xattr(on, "user.overlay.whiteout"))
+            }
+            _ => Ok(false),
+        }
+    }
+
+    fn is_opaque(&self, layer: usize, path: &[u8]) -> Result<bool, Errno> {
+        let dir = beneath::open(self.root(layer), path, DIRECTORY)?;
+        let says_yes = |name: &[u8]| get(Bearer::Open(dir.as_fd()), name).is_ok_and(|value| value == b"y");
+        Ok(says_yes(b"trusted.overlay.opaque") || says_yes(b"user.overlay.opaque"))
+    }
+}
+
+fn join(parent: &[u8], name: &[u8]) -> Vec<u8> {
+    if parent.is_empty() { name.to_vec() } else { [parent, name].join(&b'/') }
+}

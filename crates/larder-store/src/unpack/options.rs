@@ -1,0 +1,156 @@
+//! How to unpack: threads, ceilings, what this process may do, and who watches.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// How layers are unpacked. The default suits this process: root applies owners, everybody else records them.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Threads for this layer. Default two.
+    pub threads: Threads,
+    /// Ceilings against hostile archives.
+    pub limits: Limits,
+    /// What happens to owners.
+    pub owners: Owners,
+    /// How whiteouts and opaque directories are written.
+    pub overlay: OverlayForm,
+    /// Write whiteouts as empty files with a mark (`overlay.whiteout`, Linux 6.7) even where devices are allowed. Default
+    /// off; where making the device 0:0 is refused, they are marked files anyhow.
+    pub mark_whiteouts: bool,
+    /// Counts what was done, and carries the wish to stop.
+    pub progress: Arc<Progress>,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        let root = rustix::process::geteuid().is_root();
+        Options {
+            threads: Threads::Two,
+            limits: Limits::default(),
+            owners: if root { Owners::Apply } else { Owners::Record },
+            overlay: if root { OverlayForm::Trusted } else { OverlayForm::User },
+            mark_whiteouts: false,
+            progress: Arc::default(),
+        }
+    }
+}
+
+/// Threads that work on one layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Threads {
+    /// The caller's alone: least CPU, and right when other layers keep the other cores busy. Buffers: 0.5 MiB.
+    One,
+    /// One hashes and inflates, the caller's hashes and writes. Buffers: 4.25 MiB.
+    Two,
+}
+
+/// What happens to the owners that an archive names.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Owners {
+    /// Files get them. Needs root, or a user namespace with all of the ids.
+    Apply,
+    /// Files belong to this process; the layer manifest has the owners. This user must be able to read, verify and
+    /// remove what it stored, so files also get `u+r` and directories `u+rwx`; the manifest has the true modes.
+    Record,
+}
+
+/// How an overlay lower says what it hides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OverlayForm {
+    /// `trusted.overlay.*`: the kernel's default; needs `CAP_SYS_ADMIN` to write.
+    Trusted,
+    /// `user.overlay.*`: for mounts with the option `userxattr`, as in user namespaces.
+    User,
+}
+
+impl OverlayForm {
+    /// The full name of an overlay attribute, such as `opaque`.
+    pub(super) fn xattr(self, name: &str) -> String {
+        match self {
+            OverlayForm::Trusted => format!("trusted.overlay.{name}"),
+            OverlayForm::User => format!("user.overlay.{name}"),
+        }
+    }
+}
+
+/// Ceilings. An archive over one of them fails with [`super::UnpackError::Limit`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Limits {
+    /// Plain bytes of one layer, and also the sum of its files' sizes, which sparse files make larger. Default 256 GiB.
+    pub max_plain_bytes: u64,
+    /// Entries of one layer. Default ten million.
+    pub max_entries: u64,
+    /// Directories of one layer. Each takes about 100 bytes of memory. Default 500,000.
+    pub max_directories: u32,
+    /// Bytes of a path, also once links in it are resolved. Default 4096.
+    pub max_path: u32,
+    /// Bytes of one entry's extended headers (long names, attributes). Default 1 MiB.
+    pub max_metadata: u32,
+    /// Bytes of memory for what entries do to earlier ones: replaced paths, links to files that come later. Default 8 MiB.
+    pub max_bookkeeping: usize,
+    /// Base-2 logarithm of the largest zstd window, which is memory. Default 27 (128 MiB), as in all decoders.
+    pub max_zstd_window_log: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits {
+            max_plain_bytes: 256 << 30,
+            max_entries: 10_000_000,
+            max_directories: 500_000,
+            max_path: 4096,
+            max_metadata: 1 << 20,
+            max_bookkeeping: 8 << 20,
+            max_zstd_window_log: 27,
+        }
+    }
+}
+
+/// What one layer's unpacking has done so far; shared with whoever shows it or stops it.
+#[derive(Debug, Default)]
+pub struct Progress {
+    compressed: AtomicU64,
+    plain: AtomicU64,
+    entries: AtomicU64,
+    cancelled: AtomicBool,
+}
+
+impl Progress {
+    /// Compressed bytes read.
+    pub fn compressed_bytes(&self) -> u64 {
+        self.compressed.load(Ordering::Relaxed)
+    }
+
+    /// Plain bytes hashed, and about to be written.
+    pub fn plain_bytes(&self) -> u64 {
+        self.plain.load(Ordering::Relaxed)
+    }
+
+    /// Entries begun.
+    pub fn entries(&self) -> u64 {
+        self.entries.load(Ordering::Relaxed)
+    }
+
+    /// Makes the unpacking end soon, with [`super::UnpackError::Cancelled`]. It is noticed at every entry and every
+    /// buffer; a `read` of the compressed bytes that blocks is the caller's to end.
+    pub fn cancel(&self) {
+        self.cancelled.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether somebody wants it to end.
+    pub fn is_cancelled(&self) -> bool {
+        self.cancelled.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn set_compressed(&self, bytes: u64) {
+        self.compressed.store(bytes, Ordering::Relaxed);
+    }
+
+    pub(super) fn set_plain(&self, bytes: u64) {
+        self.plain.store(bytes, Ordering::Relaxed);
+    }
+
+    pub(super) fn set_entries(&self, entries: u64) {
+        self.entries.store(entries, Ordering::Relaxed);
+    }
+}

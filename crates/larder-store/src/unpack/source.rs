@@ -1,0 +1,189 @@
+//! The compressed bytes: counted, hashed, held against what was declared.
+
+use std::fmt::Write as _;
+use std::io::{self, BufRead, Read};
+use std::sync::Arc;
+
+use larder::reference::Digest;
+use sha2::Digest as _;
+use sha2::{Sha256, Sha384, Sha512};
+
+use super::{Expected, Options, Progress, Stage, UnpackError};
+
+/// Bytes read at once. Larger buffers inflate no faster.
+const BUFFER: usize = 256 << 10;
+
+/// Computes a digest with the algorithm of the expected one.
+pub(super) enum Hasher {
+    Sha256(Sha256),
+    Sha384(Sha384),
+    Sha512(Sha512),
+}
+
+impl Hasher {
+    pub(super) fn like(digest: &Digest) -> Hasher {
+        match digest.algorithm() {
+            "sha384" => Hasher::Sha384(Sha384::new()),
+            "sha512" => Hasher::Sha512(Sha512::new()),
+            _ => Hasher::Sha256(Sha256::new()),
+        }
+    }
+
+    pub(super) fn update(&mut self, bytes: &[u8]) {
+        match self {
+            Hasher::Sha256(hasher) => hasher.update(bytes),
+            Hasher::Sha384(hasher) => hasher.update(bytes),
+            Hasher::Sha512(hasher) => hasher.update(bytes),
+        }
+    }
+
+    /// Compares what went through with `expected`, which this hasher was made for.
+    pub(super) fn check(self, stage: Stage, expected: &Digest) -> Result<(), UnpackError> {
+        let found = match self {
+            Hasher::Sha256(hasher) => hex(&hasher.finalize()),
+            Hasher::Sha384(hasher) => hex(&hasher.finalize()),
+            Hasher::Sha512(hasher) => hex(&hasher.finalize()),
+        };
+        if found == expected.hex() {
+            return Ok(());
+        }
+        let found = format!("{}:{found}", expected.algorithm());
+        Err(UnpackError::Digest { stage, expected: expected.clone(), found })
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().fold(String::with_capacity(2 * bytes.len()), |mut text, byte| {
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}
+
+/// Reads the compressed bytes once, in order. What goes wrong here is kept in `fault`: the decompressors that read
+/// from it only know [`io::Error`].
+pub(super) struct Source<R> {
+    inner: R,
+    buffer: Box<[u8]>,
+    start: usize,
+    end: usize,
+    read: u64,
+    size: Option<u64>,
+    digest: Option<(Hasher, Digest)>,
+    progress: Arc<Progress>,
+    fault: Option<UnpackError>,
+}
+
+impl<R: Read> Source<R> {
+    pub(super) fn new(inner: R, expected: &Expected<'_>, options: &Options) -> Source<R> {
+        Source {
+            inner,
+            buffer: vec![0; BUFFER].into_boxed_slice(),
+            start: 0,
+            end: 0,
+            read: 0,
+            size: expected.size,
+            digest: expected.digest.map(|digest| (Hasher::like(digest), digest.clone())),
+            progress: options.progress.clone(),
+            fault: None,
+        }
+    }
+
+    /// The next `count` bytes without taking them; fewer only at the end.
+    pub(super) fn peek(&mut self, count: usize) -> io::Result<&[u8]> {
+        while self.end - self.start < count {
+            if self.end == self.buffer.len() {
+                self.buffer.copy_within(self.start..self.end, 0);
+                self.end -= self.start;
+                self.start = 0;
+            }
+            if self.read_more()? == 0 {
+                break;
+            }
+        }
+        Ok(&self.buffer[self.start..self.end])
+    }
+
+    /// Compressed bytes read so far.
+    pub(super) fn bytes_read(&self) -> u64 {
+        self.read
+    }
+
+    pub(super) fn take_fault(&mut self) -> Option<UnpackError> {
+        self.fault.take()
+    }
+
+    /// Reads to the end and compares size and digest with what was declared. Returns the size.
+    pub(super) fn finish(mut self) -> Result<u64, UnpackError> {
+        loop {
+            (self.start, self.end) = (0, 0);
+            match self.read_more() {
+                Ok(0) => break,
+                Ok(_) => {}
+                Err(error) => return Err(self.take_fault().unwrap_or(UnpackError::Read(error))),
+            }
+        }
+        if let Some(expected) = self.size.filter(|size| *size != self.read) {
+            return Err(UnpackError::Size { expected, found: self.read, more: false });
+        }
+        match self.digest {
+            Some((hasher, digest)) => hasher.check(Stage::Compressed, &digest).map(|()| self.read),
+            None => Ok(self.read),
+        }
+    }
+
+    /// Reads once, behind what is buffered.
+    fn read_more(&mut self) -> io::Result<usize> {
+        if self.fault.is_some() {
+            return Err(io::ErrorKind::Other.into());
+        }
+        let read = loop {
+            if self.progress.is_cancelled() {
+                self.fault = Some(UnpackError::Cancelled);
+                return Err(io::ErrorKind::Other.into());
+            }
+            match self.inner.read(&mut self.buffer[self.end..]) {
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => {
+                    self.fault = Some(UnpackError::Read(error));
+                    return Err(io::ErrorKind::Other.into());
+                }
+                Ok(read) => break read,
+            }
+        };
+        if let Some((hasher, _)) = &mut self.digest {
+            hasher.update(&self.buffer[self.end..self.end + read]);
+        }
+        self.end += read;
+        self.read += read as u64;
+        self.progress.set_compressed(self.read);
+        if let Some(expected) = self.size.filter(|size| *size < self.read) {
+            self.fault = Some(UnpackError::Size { expected, found: self.read, more: true });
+            return Err(io::ErrorKind::Other.into());
+        }
+        Ok(read)
+    }
+}
+
+impl<R: Read> Read for Source<R> {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        let from = self.fill_buf()?;
+        let count = from.len().min(into.len());
+        into[..count].copy_from_slice(&from[..count]);
+        self.consume(count);
+        Ok(count)
+    }
+}
+
+impl<R: Read> BufRead for Source<R> {
+    fn fill_buf(&mut self) -> io::Result<&[u8]> {
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+            self.read_more()?;
+        }
+        Ok(&self.buffer[self.start..self.end])
+    }
+
+    fn consume(&mut self, count: usize) {
+        self.start = (self.start + count).min(self.end);
+    }
+}

@@ -1,0 +1,174 @@
+//! Plain bytes on their way from the decompressor to the archive: in recycled buffers, hashed, counted.
+
+use std::io::Read;
+use std::mem;
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+
+use larder::reference::Digest;
+
+use super::decompress::Decoder;
+use super::source::Hasher;
+use super::{Options, Progress, Stage, UnpackError};
+
+/// Size of a buffer between two threads, and how many there are.
+const SHARED_BUFFER: usize = 1 << 20;
+const SHARED_BUFFERS: usize = 4;
+
+/// Size of the buffer on one thread: it stays in the core's cache.
+const OWN_BUFFER: usize = 256 << 10;
+
+/// Where buffers of plain bytes come from.
+pub(super) trait Feed {
+    /// Replaces the used-up buffer by the next one; an empty one is the end.
+    fn refill(&mut self, buffer: &mut Buffer) -> Result<(), UnpackError>;
+}
+
+/// Bytes `start..end` are unread.
+#[derive(Default)]
+pub(super) struct Buffer {
+    bytes: Box<[u8]>,
+    start: usize,
+    end: usize,
+}
+
+/// Inflates on the caller's thread.
+pub(super) fn inline<R: Read>(decoder: &mut Decoder<R>) -> impl Feed {
+    Inline { decoder }
+}
+
+struct Inline<'a, R: Read> {
+    decoder: &'a mut Decoder<R>,
+}
+
+impl<R: Read> Feed for Inline<'_, R> {
+    fn refill(&mut self, buffer: &mut Buffer) -> Result<(), UnpackError> {
+        if buffer.bytes.is_empty() {
+            buffer.bytes = vec![0; OWN_BUFFER].into_boxed_slice();
+        }
+        buffer.start = 0;
+        buffer.end = self.decoder.fill(&mut buffer.bytes).map_err(|_| UnpackError::Hangup)?;
+        Ok(())
+    }
+}
+
+/// Two ends for two threads: the pump fills buffers, the feed hands them out and gives them back.
+pub(super) fn channel() -> (Pump, Received) {
+    let (full_sender, full) = sync_channel(SHARED_BUFFERS);
+    let (empty, empty_receiver) = sync_channel(SHARED_BUFFERS);
+    (Pump { full: full_sender, empty: empty_receiver, made: 0 }, Received { full, empty })
+}
+
+/// The inflating thread's end.
+pub(super) struct Pump {
+    full: SyncSender<Buffer>,
+    empty: Receiver<Buffer>,
+    made: usize,
+}
+
+impl Pump {
+    /// Runs until the stream ends or fails, or the other end goes away. The end is sent as an empty buffer, so that a
+    /// failure, which closes the channel, is never taken for it.
+    pub(super) fn run<R: Read>(mut self, decoder: &mut Decoder<R>) {
+        loop {
+            let Some(mut buffer) = self.empty_buffer() else { return };
+            let Ok(filled) = decoder.fill(&mut buffer.bytes) else { return };
+            (buffer.start, buffer.end) = (0, filled);
+            if self.full.send(buffer).is_err() || filled == 0 {
+                return;
+            }
+        }
+    }
+
+    /// A used one if there is one, a new one while there are few.
+    fn empty_buffer(&mut self) -> Option<Buffer> {
+        if let Ok(buffer) = self.empty.try_recv() {
+            return Some(buffer);
+        }
+        if self.made < SHARED_BUFFERS {
+            self.made += 1;
+            return Some(Buffer { bytes: vec![0; SHARED_BUFFER].into_boxed_slice(), start: 0, end: 0 });
+        }
+        self.empty.recv().ok()
+    }
+}
+
+/// The writing thread's end.
+pub(super) struct Received {
+    full: Receiver<Buffer>,
+    empty: SyncSender<Buffer>,
+}
+
+impl Feed for Received {
+    fn refill(&mut self, buffer: &mut Buffer) -> Result<(), UnpackError> {
+        let used = mem::take(buffer);
+        if !used.bytes.is_empty() {
+            // The pump may be done already.
+            let _ = self.empty.send(used);
+        }
+        *buffer = self.full.recv().map_err(|_| UnpackError::Hangup)?;
+        Ok(())
+    }
+}
+
+/// The archive's bytes, in order, each hashed once.
+pub(super) struct Plain<'a, F> {
+    feed: &'a mut F,
+    buffer: Buffer,
+    ended: bool,
+    total: u64,
+    limit: u64,
+    hasher: Hasher,
+    progress: Arc<Progress>,
+}
+
+impl<'a, F: Feed> Plain<'a, F> {
+    pub(super) fn new(feed: &'a mut F, diff_id: &Digest, options: &Options) -> Plain<'a, F> {
+        Plain {
+            feed,
+            buffer: Buffer::default(),
+            ended: false,
+            total: 0,
+            limit: options.limits.max_plain_bytes,
+            hasher: Hasher::like(diff_id),
+            progress: options.progress.clone(),
+        }
+    }
+
+    /// The next unread bytes; empty at the end only.
+    pub(super) fn fill(&mut self) -> Result<&[u8], UnpackError> {
+        if self.buffer.start == self.buffer.end && !self.ended {
+            self.refill()?;
+        }
+        Ok(&self.buffer.bytes[self.buffer.start..self.buffer.end])
+    }
+
+    /// Marks the first `count` bytes of the last [`Plain::fill`] as read.
+    pub(super) fn consume(&mut self, count: usize) {
+        self.buffer.start = (self.buffer.start + count).min(self.buffer.end);
+    }
+
+    fn refill(&mut self) -> Result<(), UnpackError> {
+        if self.progress.is_cancelled() {
+            return Err(UnpackError::Cancelled);
+        }
+        self.feed.refill(&mut self.buffer)?;
+        let fresh = &self.buffer.bytes[self.buffer.start..self.buffer.end];
+        self.ended = fresh.is_empty();
+        self.total += fresh.len() as u64;
+        if self.total > self.limit {
+            return Err(UnpackError::Limit { what: "plain bytes", limit: self.limit });
+        }
+        self.hasher.update(fresh);
+        self.progress.set_plain(self.total);
+        Ok(())
+    }
+
+    /// Reads what follows the archive, and compares the digest of everything. Returns the number of bytes.
+    pub(super) fn finish(mut self, diff_id: &Digest) -> Result<u64, UnpackError> {
+        while !self.ended {
+            self.refill()?;
+        }
+        self.hasher.check(Stage::Plain, diff_id).map(|()| self.total)
+    }
+}

@@ -1,0 +1,300 @@
+//! What each entry becomes on disk.
+//!
+//! Entries come in any order and the last one of a name wins, as if they were applied one after the other on top of the
+//! lower layers. What this order hides from the layers below is kept: a directory that takes the place of a file, a
+//! link or a whiteout is opaque.
+//!
+//! A file is made with its permissions and only what differs is set afterwards, in the one order that works: owner,
+//! attributes (changing the owner drops capabilities), mode (it drops set-id bits), times. Directories wait until the
+//! end, since everything that is put into them changes their time. A usual file takes five system calls.
+
+mod close;
+mod links;
+mod make;
+
+use std::collections::HashMap;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::fs::{AtFlags, FileType, Mode, Stat, fchmod, openat, statat, unlinkat};
+
+use super::archive::{Archive, Entry, Kind};
+use super::beneath::{DIRECTORY, parts, split};
+use super::files::{self, Form, Record, RecordKind, path_of};
+use super::stream::Feed;
+use super::tree::{DirId, ROOT, Stuck, Tree, Walk, Walked};
+use super::{Options, Refusal, Target, UnpackError, Usage};
+use links::ForwardLinks;
+
+/// Writes one layer.
+pub(super) struct Writer<'a> {
+    target: Target<'a>,
+    options: &'a Options,
+    tree: Tree,
+    manifest: files::Writer,
+    /// Hard links to files that have not come yet.
+    forward: ForwardLinks,
+    /// Real paths that were replaced, and the number of the manifest's records that this makes void.
+    void: HashMap<Vec<u8>, u64>,
+    /// Memory taken by `forward` and `void`.
+    bookkeeping: usize,
+    /// Default ACLs of directories, which take effect on what is made in them.
+    default_acls: Vec<(DirId, Vec<u8>)>,
+    usage: Usage,
+    skipped_devices: u64,
+    skipped_xattrs: u64,
+    hides_lowers: bool,
+    /// The parent of the last entry, as written: most entries have the same as the one before.
+    last_parent: (Vec<u8>, DirId),
+    last_parent_path: (DirId, Vec<u8>),
+}
+
+/// Where an entry goes: a name in a directory.
+#[derive(Clone, Copy)]
+struct Place<'a> {
+    dir: DirId,
+    name: &'a [u8],
+}
+
+impl<'a> Writer<'a> {
+    pub(super) fn new(target: Target<'a>, options: &'a Options) -> Result<Writer<'a>, UnpackError> {
+        let open = |error| UnpackError::file("open the layer's directory", target.root, error);
+        let root: OwnedFd = openat(rustix::fs::CWD, target.root, DIRECTORY, Mode::empty()).map_err(open)?;
+        // Without a set-group-id bit: what is made in it shall be this process's own.
+        fchmod(&root, Mode::RWXU).map_err(open)?;
+        let form = Form { owners: options.owners, overlay: options.overlay };
+        let manifest = files::Writer::create(target.files, form)
+            .map_err(|error| UnpackError::file("write the layer manifest", target.files, error))?;
+        Ok(Writer {
+            target,
+            options,
+            tree: Tree::new(root, &options.limits),
+            manifest,
+            forward: ForwardLinks::default(),
+            void: HashMap::new(),
+            bookkeeping: 0,
+            default_acls: Vec::new(),
+            usage: Usage::default(),
+            skipped_devices: 0,
+            skipped_xattrs: 0,
+            hides_lowers: false,
+            last_parent: (Vec::new(), ROOT),
+            last_parent_path: (ROOT, Vec::new()),
+        })
+    }
+
+    /// Applies one entry.
+    pub(super) fn add(
+        &mut self,
+        entry: &Entry,
+        archive: &mut Archive<'_, impl Feed>,
+    ) -> Result<(), UnpackError> {
+        let path = clean(&entry.path);
+        if path.is_empty() {
+            if entry.kind != Kind::Directory {
+                return Err(UnpackError::refused(&entry.path, Refusal::Root));
+            }
+            return self.describe_directory(ROOT, entry);
+        }
+        let (parent, name) = split(&path);
+        // What an old union file system kept for itself.
+        if parts(&path).any(|part| part.starts_with(b".wh..wh.") && part != b".wh..wh..opq") {
+            return Ok(());
+        }
+        let dir = self.parent(parent, entry)?;
+        let place = Place { dir, name };
+        match name.strip_prefix(b".wh.") {
+            Some(b".wh..opq") => {
+                self.tree.node_mut(dir).opaque = true;
+                self.hides_lowers = true;
+                Ok(())
+            }
+            Some(b"" | b"." | b"..") => Err(UnpackError::refused(&entry.path, Refusal::Whiteout)),
+            Some(hidden) => self.whiteout(Place { dir, name: hidden }, entry),
+            None => self.make(place, entry, archive),
+        }
+    }
+
+    fn make(
+        &mut self,
+        place: Place<'_>,
+        entry: &Entry,
+        archive: &mut Archive<'_, impl Feed>,
+    ) -> Result<(), UnpackError> {
+        self.tree.path_len(place.dir, place.name).map_err(|stuck| stuck.at(&entry.path))?;
+        self.forward.supersede(place.dir, place.name);
+        match &entry.kind {
+            Kind::Directory => {
+                let dir = self.directory(place, entry)?;
+                self.describe_directory(dir, entry)
+            }
+            Kind::File => self.file(place, entry, None, archive),
+            Kind::Sparse(extents) => self.file(place, entry, Some(extents), archive),
+            Kind::HardLink => self.hard_link(place, entry),
+            Kind::Symlink => self.symlink(place, entry),
+            Kind::Fifo => self.special(place, entry, FileType::Fifo),
+            Kind::CharDevice if entry.device == (0, 0) => self.whiteout(place, entry),
+            Kind::CharDevice => self.special(place, entry, FileType::CharacterDevice),
+            Kind::BlockDevice => self.special(place, entry, FileType::BlockDevice),
+        }
+    }
+
+    /// The directory that a path leads to; made with all its parents where the archive has left them out.
+    fn parent(&mut self, path: &[u8], entry: &Entry) -> Result<DirId, UnpackError> {
+        if self.last_parent.0 == path {
+            return Ok(self.last_parent.1);
+        }
+        let dir = match self.tree.known(path) {
+            Some(dir) => dir,
+            None => self.make_parents(path, entry)?,
+        };
+        self.last_parent.0.clear();
+        self.last_parent.0.extend_from_slice(path);
+        self.last_parent.1 = dir;
+        Ok(dir)
+    }
+
+    fn make_parents(&mut self, path: &[u8], entry: &Entry) -> Result<DirId, UnpackError> {
+        let at = |stuck: Stuck| stuck.at(&entry.path);
+        let mut walk = Walk::new(path);
+        loop {
+            let made = match self.tree.advance(&mut walk).map_err(at)? {
+                Walked::There => return Ok(walk.at),
+                Walked::Missing(name) => {
+                    self.forward.supersede(walk.at, &name);
+                    self.tree.make(walk.at, &name).map_err(at)?
+                }
+                Walked::Blocked(name) => {
+                    let place = Place { dir: walk.at, name: &name };
+                    // A whiteout hides what is below; a file in the same layer is a contradiction.
+                    if !self.is_whiteout(place, entry)? {
+                        return Err(UnpackError::refused(&entry.path, Refusal::ParentNotDirectory));
+                    }
+                    self.directory(place, entry)?
+                }
+            };
+            self.tree.node_mut(made).meta.mtime = entry.mtime;
+            walk.enter(made);
+        }
+    }
+
+    /// Removes what is at a place, to make room. The layers below stay hidden by what comes instead.
+    fn clear(&mut self, place: Place<'_>, entry: &Entry) -> Result<(), UnpackError> {
+        let path = self.real_path(place);
+        self.charge(path.len())?;
+        self.void.insert(path, self.manifest.count());
+        match self.tree.child(place.dir, place.name) {
+            Some(dir) => self.remove_tree(dir, entry),
+            None => self.remove_file(place, entry),
+        }
+    }
+
+    fn remove_file(&mut self, place: Place<'_>, entry: &Entry) -> Result<(), UnpackError> {
+        let fail = |errno| UnpackError::file("replace", path_of(&entry.path), errno);
+        let here = self.tree.open(place.dir).map_err(|stuck| stuck.at(&entry.path))?;
+        let stat = statat(here.as_fd(), path_of(place.name), AtFlags::SYMLINK_NOFOLLOW).map_err(fail)?;
+        unlinkat(here.as_fd(), path_of(place.name), AtFlags::empty()).map_err(fail)?;
+        if stat.st_nlink <= 1 {
+            self.usage.inodes -= 1;
+            self.usage.allocated_bytes -= allocated(&stat);
+        }
+        Ok(())
+    }
+
+    /// Removes a directory and all in it. Every directory in it is known, so that none has to be opened on trust and
+    /// no depth needs more than a few of them open.
+    fn remove_tree(&mut self, top: DirId, entry: &Entry) -> Result<(), UnpackError> {
+        self.last_parent = (Vec::new(), ROOT);
+        self.last_parent_path = (ROOT, Vec::new());
+        let fail = |errno| UnpackError::file("replace the directory", path_of(&entry.path), errno);
+        let mut todo = vec![(top, false)];
+        while let Some((dir, emptied)) = todo.pop() {
+            if emptied {
+                let (parent, name) = self.tree.place(dir);
+                let name = name.to_vec();
+                let here = self.tree.open(parent).map_err(|stuck| stuck.at(&entry.path))?;
+                unlinkat(here.as_fd(), path_of(&name), AtFlags::REMOVEDIR).map_err(fail)?;
+                self.forward.forget_directory(dir);
+                self.tree.remove(dir);
+                continue;
+            }
+            todo.push((dir, true));
+            let here = self.tree.open(dir).map_err(|stuck| stuck.at(&entry.path))?;
+            for found in rustix::fs::Dir::read_from(here.as_fd()).map_err(fail)? {
+                let found = found.map_err(fail)?;
+                match found.file_name().to_bytes() {
+                    b"." | b".." => {}
+                    name => match self.tree.child(dir, name) {
+                        Some(child) => todo.push((child, false)),
+                        None => self.remove_file(Place { dir, name }, entry)?,
+                    },
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Takes memory for what one entry does to others.
+    fn charge(&mut self, bytes: usize) -> Result<(), UnpackError> {
+        self.bookkeeping += bytes + 64;
+        if self.bookkeeping > self.options.limits.max_bookkeeping {
+            let limit = self.options.limits.max_bookkeeping as u64;
+            return Err(UnpackError::Limit { what: "bytes of paths that replace or precede others", limit });
+        }
+        Ok(())
+    }
+
+    fn record(
+        &mut self,
+        place: Place<'_>,
+        entry: &Entry,
+        kind: RecordKind,
+        xattrs: Option<u32>,
+    ) -> Result<(), UnpackError> {
+        let record = Record {
+            path: self.real_path(place),
+            kind,
+            mode: entry.mode,
+            uid: entry.uid,
+            gid: entry.gid,
+            mtime: entry.mtime,
+            xattrs,
+        };
+        self.manifest.add(&record).map_err(|error| self.manifest_error(error))
+    }
+
+    fn manifest_error(&self, error: io::Error) -> UnpackError {
+        UnpackError::file("write the layer manifest", self.target.files, error)
+    }
+
+    fn real_path(&mut self, place: Place<'_>) -> Vec<u8> {
+        if self.last_parent_path.0 != place.dir {
+            self.last_parent_path = (place.dir, self.tree.path(place.dir));
+        }
+        let parent = &self.last_parent_path.1;
+        let mut path = Vec::with_capacity(parent.len() + 1 + place.name.len());
+        path.extend_from_slice(parent);
+        if !parent.is_empty() {
+            path.push(b'/');
+        }
+        path.extend_from_slice(place.name);
+        path
+    }
+}
+
+fn allocated(stat: &Stat) -> u64 {
+    u64::try_from(stat.st_blocks).unwrap_or(0) * 512
+}
+
+/// The path without `.`, `..` and doubled slashes, relative to the root, above which it never gets.
+fn clean(path: &[u8]) -> Vec<u8> {
+    let mut clean: Vec<&[u8]> = Vec::new();
+    for part in parts(path) {
+        if part == b".." {
+            clean.pop();
+        } else {
+            clean.push(part);
+        }
+    }
+    clean.join(&b'/')
+}

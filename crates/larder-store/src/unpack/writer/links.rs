@@ -1,0 +1,166 @@
+//! Hard links, also to files that come later in the archive, or that only a lower layer has.
+
+use std::collections::HashMap;
+use std::os::fd::AsFd;
+
+use rustix::fs::{AtFlags, FileType, linkat, statat};
+use rustix::io::Errno;
+
+use super::super::archive::Entry;
+use super::super::beneath::split;
+use super::super::files::{RecordKind, path_of};
+use super::super::tree::{DirId, Walk, Walked};
+use super::super::{Pending, Refusal, UnpackError};
+use super::{Place, Writer, clean};
+
+/// Links to links to links, at most, when each comes before its target.
+const MAX_CHAIN: u32 = 40;
+
+/// Links whose target was not there when they came, by directory and name.
+#[derive(Default)]
+pub(super) struct ForwardLinks {
+    links: HashMap<(DirId, Vec<u8>), (u64, Entry)>,
+    count: u64,
+}
+
+impl ForwardLinks {
+    fn add(&mut self, place: Place<'_>, entry: Entry) {
+        self.count += 1;
+        self.links.insert((place.dir, place.name.to_vec()), (self.count, entry));
+    }
+
+    /// Another entry takes the link's name.
+    pub(super) fn supersede(&mut self, dir: DirId, name: &[u8]) {
+        if !self.links.is_empty() {
+            self.links.remove(&(dir, name.to_vec()));
+        }
+    }
+
+    pub(super) fn contains(&self, dir: DirId, name: &[u8]) -> bool {
+        !self.links.is_empty() && self.links.contains_key(&(dir, name.to_vec()))
+    }
+
+    /// A directory is gone, and its links with it.
+    pub(super) fn forget_directory(&mut self, dir: DirId) {
+        self.links.retain(|(parent, _), _| *parent != dir);
+    }
+
+    /// All of them, in the order of the archive.
+    fn take(&mut self) -> Vec<(DirId, Vec<u8>, Entry)> {
+        let mut links: Vec<_> = self.links.drain().collect();
+        links.sort_unstable_by_key(|(_, (number, _))| *number);
+        links.into_iter().map(|((dir, name), (_, entry))| (dir, name, entry)).collect()
+    }
+}
+
+impl Writer<'_> {
+    pub(super) fn hard_link(&mut self, place: Place<'_>, entry: &Entry) -> Result<(), UnpackError> {
+        if self.link(place, entry)? {
+            return Ok(());
+        }
+        // It may come later. Until then nothing has this name.
+        let here = self.tree.open(place.dir).map_err(|stuck| stuck.at(&entry.path))?;
+        if statat(&*here, path_of(place.name), AtFlags::SYMLINK_NOFOLLOW).is_ok() {
+            self.clear(place, entry)?;
+        }
+        self.charge(entry.path.len() + entry.link.len() + place.name.len())?;
+        let entry = Entry { xattrs: Vec::new(), ..entry.clone() };
+        self.forward.add(place, entry);
+        Ok(())
+    }
+
+    /// Makes the links whose target has come. What is left needs a lower layer, and is recorded.
+    pub(super) fn finish_links(&mut self) -> Result<Pending, UnpackError> {
+        let mut left = self.forward.take();
+        for round in 0.. {
+            let before = left.len();
+            let mut still = Vec::new();
+            for (dir, name, entry) in left {
+                if !self.link(Place { dir, name: &name }, &entry)? {
+                    still.push((dir, name, entry));
+                }
+            }
+            left = still;
+            if left.is_empty() || left.len() == before {
+                break;
+            }
+            if round > MAX_CHAIN {
+                return Err(UnpackError::refused(&left[0].2.path, Refusal::LinkChain));
+            }
+        }
+        let cross_layer_links = left.len() as u64;
+        for (dir, name, entry) in left {
+            let target = clean(&entry.link);
+            self.record(Place { dir, name: &name }, &entry, RecordKind::PendingLink { target }, None)?;
+        }
+        Ok(Pending { implicit_dirs: 0, cross_layer_links })
+    }
+
+    /// Links to a file that is there. `false` when it is not.
+    fn link(&mut self, place: Place<'_>, entry: &Entry) -> Result<bool, UnpackError> {
+        let target = clean(&entry.link);
+        let (parent, name) = split(&target);
+        if name.is_empty() {
+            return Err(UnpackError::refused(&entry.path, Refusal::LinkToDirectory));
+        }
+        let Some(dir) = self.existing(parent, entry)? else { return Ok(false) };
+        if (dir, name) == (place.dir, place.name) {
+            return Err(UnpackError::refused(&entry.path, Refusal::LinkToItself));
+        }
+        if self.tree.child(dir, name).is_some() {
+            return Err(UnpackError::refused(&entry.path, Refusal::LinkToDirectory));
+        }
+        let there = self.tree.open(dir).map_err(|stuck| stuck.at(&entry.path))?;
+        match statat(&*there, path_of(name), AtFlags::SYMLINK_NOFOLLOW) {
+            Err(Errno::NOENT) => return Ok(false),
+            Err(errno) => {
+                return Err(UnpackError::file("look at the target of", path_of(&entry.path), errno));
+            }
+            // A whiteout is no file.
+            Ok(stat)
+                if FileType::from_raw_mode(stat.st_mode) == FileType::CharacterDevice
+                    && stat.st_rdev == 0 =>
+            {
+                return Ok(false);
+            }
+            Ok(_) => {}
+        }
+        if self.is_under_removal(place, dir) {
+            return Err(UnpackError::refused(&entry.path, Refusal::LinkTarget));
+        }
+        self.in_place(place, entry, "make the hard link", |here, to| {
+            linkat(there.as_fd(), path_of(name), here, path_of(to), AtFlags::empty())
+        })?;
+        let target = self.real_path(Place { dir, name });
+        self.record(place, entry, RecordKind::HardLink { target }, None)?;
+        Ok(true)
+    }
+
+    /// Whether making room for the link would remove its target: a link `a` to `a/b`.
+    fn is_under_removal(&self, place: Place<'_>, target: DirId) -> bool {
+        let Some(replaced) = self.tree.child(place.dir, place.name) else { return false };
+        let mut at = target;
+        loop {
+            if at == replaced {
+                return true;
+            }
+            let (parent, _) = self.tree.place(at);
+            if parent == at {
+                return false;
+            }
+            at = parent;
+        }
+    }
+
+    /// The directory that a path leads to, if this layer has it.
+    fn existing(&mut self, path: &[u8], entry: &Entry) -> Result<Option<DirId>, UnpackError> {
+        if let Some(dir) = self.tree.known(path) {
+            return Ok(Some(dir));
+        }
+        let mut walk = Walk::new(path);
+        match self.tree.advance(&mut walk).map_err(|stuck| stuck.at(&entry.path))? {
+            Walked::There => Ok(Some(walk.at)),
+            Walked::Missing(_) | Walked::Blocked(_) => Ok(None),
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! Client certificates, shown to whom they are for.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+use larder_testkit::fault_registry::{Fault, FaultRegistry, On};
+use larder_testkit::peers::tls::certificates;
+use larder_testkit::peers::{Availability, Package, require};
+use rustls::RootCertStore;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::server::WebPkiClientVerifier;
+use tokio::net::{TcpListener, TcpStream};
+use tokio_rustls::TlsAcceptor;
+
+use crate::support::*;
+
+/// A certificate for a client, of the authority in `folder`.
+fn client_certificate(folder: &Path) -> (PathBuf, PathBuf) {
+    let (certificate, key) = (folder.join("client.cert"), folder.join("client.key"));
+    let output = Command::new("openssl")
+        .args([
+            "req",
+            "-x509",
+            "-newkey",
+            "ec",
+            "-pkeyopt",
+            "ec_paramgen_curve:prime256v1",
+            "-nodes",
+            "-days",
+            "1",
+        ])
+        .args(["-subj", "/CN=node", "-addext", "basicConstraints=critical,CA:FALSE"])
+        .args(["-addext", "extendedKeyUsage=clientAuth"])
+        .arg("-CA")
+        .arg(folder.join("trust/ca.crt"))
+        .arg("-CAkey")
+        .arg(folder.join("ca.key"))
+        .arg("-keyout")
+        .arg(&key)
+        .arg("-out")
+        .arg(&certificate)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    (certificate, key)
+}
+
+/// Speaks TLS before a registry, to clients with a certificate of the authority in `folder`; its address.
+async fn front(folder: &Path, behind: String) -> String {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(folder.join("trust/ca.crt")).unwrap()).unwrap();
+    let verifier =
+        WebPkiClientVerifier::builder_with_provider(roots.into(), provider.clone()).build().unwrap();
+    let config = rustls::ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_client_cert_verifier(verifier)
+        .with_single_cert(
+            vec![CertificateDer::from_pem_file(folder.join("server.crt")).unwrap()],
+            PrivateKeyDer::from_pem_file(folder.join("server.key")).unwrap(),
+        )
+        .unwrap();
+    let acceptor = TlsAcceptor::from(Arc::new(config));
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap().to_string();
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let (acceptor, behind) = (acceptor.clone(), behind.clone());
+            tokio::spawn(async move {
+                if let Ok(mut secure) = acceptor.accept(stream).await {
+                    let mut plain = TcpStream::connect(behind).await.unwrap();
+                    let _ = tokio::io::copy_bidirectional(&mut secure, &mut plain).await;
+                }
+            });
+        }
+    });
+    address
+}
+
+#[tokio::test]
+async fn a_client_certificate_is_shown_in_each_of_the_ways_to_name_it() {
+    if let Availability::Skip(_) = require(&[Package::Openssl]) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    certificates(folder.path()).unwrap();
+    let (certificate, key) = client_certificate(folder.path());
+    let both = folder.path().join("both.pem");
+    let text = fs_err::read_to_string(&certificate).unwrap() + &fs_err::read_to_string(&key).unwrap();
+    fs_err::write(&both, text).unwrap();
+    let ca = folder.path().join("trust/ca.crt");
+
+    let registry = FaultRegistry::start();
+    registry.put_image("shop/web", "1", LAYER, &[content(10)], &[]);
+    let address = front(folder.path(), registry.address()).await;
+    let name = format!("{address}/shop/web:1");
+    for (client, good) in [
+        (format!("client = [[{certificate:?}, {key:?}]]"), true),
+        (format!("client = {both:?}"), true),
+        (format!("client = [{both:?}]"), true),
+        (String::new(), false),
+    ] {
+        let toml = format!("server = \"https://{address}\"\nca = {ca:?}\n{client}");
+        let (_root, config) = with_hosts(&address, &toml);
+        let outcome = session(config, &name).resolve().await;
+        assert_eq!(outcome.is_ok(), good, "{client}: {outcome:?}");
+        if let Err(error) = outcome {
+            assert_eq!(kind(&error), "tls", "{error}");
+            assert!(error.to_string().contains("CertificateRequired"), "{error}");
+        }
+    }
+    // Docker's way.
+    let (root, config) = with_hosts(&address, "");
+    let theirs = root.path().join(&address);
+    fs_err::remove_file(theirs.join("hosts.toml")).unwrap();
+    for (from, to) in [(&ca, "ca.crt"), (&certificate, "client.cert"), (&key, "client.key")] {
+        fs_err::copy(from, theirs.join(to)).unwrap();
+    }
+    session(config, &name).resolve().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_redirect_from_tls_to_plain_http_elsewhere_is_refused() {
+    if let Availability::Skip(_) = require(&[Package::Openssl]) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    certificates(folder.path()).unwrap();
+    let (certificate, key) = client_certificate(folder.path());
+    let ca = folder.path().join("trust/ca.crt");
+    let registry = FaultRegistry::start();
+    registry.fault(On::path("/"), Fault::Redirect("http://storage.invalid/x".into()));
+    let address = front(folder.path(), registry.address()).await;
+    let toml = format!("server = \"https://{address}\"\nca = {ca:?}\nclient = [[{certificate:?}, {key:?}]]");
+    let (_root, config) = with_hosts(&address, &toml);
+    let error = session(config, &format!("{address}/shop/web:1")).resolve().await.unwrap_err();
+    assert!(error.to_string().contains("from TLS to plain HTTP at storage.invalid"), "{error}");
+}

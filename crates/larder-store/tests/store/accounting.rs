@@ -1,0 +1,85 @@
+//! What holds the disk.
+
+use std::path::Path;
+use std::process::Command;
+
+use larder_store::disk::measure;
+use larder_store::store::FS;
+
+use crate::help::*;
+
+fn du(path: &Path) -> u64 {
+    let output = Command::new("du").args(["-s", "-B1"]).arg(path).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    text.split_whitespace().next().unwrap().parse().unwrap()
+}
+
+fn inodes(path: &Path) -> u64 {
+    let output = Command::new("du").args(["-s", "--inodes"]).arg(path).output().unwrap();
+    String::from_utf8(output.stdout).unwrap().split_whitespace().next().unwrap().parse().unwrap()
+}
+
+#[test]
+fn the_sum_agrees_with_du() {
+    let scratch = Scratch::new();
+    for number in 0..5 {
+        let staging = scratch.store.begin_layer().unwrap();
+        let fs = staging.dir().join(FS);
+        for file in 0..40 {
+            fs_err::create_dir_all(fs.join(format!("d{}", file % 7))).unwrap();
+            fs_err::write(fs.join(format!("d{}/f{file}", file % 7)), vec![1; file * 1000 + number]).unwrap();
+        }
+        fs_err::hard_link(fs.join("d1/f1"), fs.join("link")).unwrap();
+        fs_err::File::create(fs.join("sparse")).unwrap().set_len(1 << 30).unwrap();
+        fs_err::write(staging.dir().join("files.v1"), vec![2; 5000]).unwrap();
+        // Both ways to count.
+        let usage = (number % 2 == 0).then(|| measure(&fs).unwrap());
+        let name = format!("layer{number}");
+        let layer = staging.finish(&key(&name), facts(&name), usage).unwrap();
+        let image = image(&[&format!("app:{number}")], &[layer]);
+        scratch.store.commit(&image, noon()).unwrap();
+    }
+    scratch.store.remove("app:3", larder_store::store::RemoveOptions::default()).unwrap();
+    let file = scratch.store.ingest(&digest("blob"), 1 << 20).unwrap();
+    file.write_at(&vec![3; 300_000], 100_000).unwrap();
+    let fresh = layer(&scratch.store, "fresh");
+
+    let total = scratch.store.usage().unwrap().total();
+    let (bytes, inodes) = (du(&scratch.root()), inodes(&scratch.root()));
+    assert!(bytes.abs_diff(total.bytes) * 100 <= bytes, "du says {bytes}, the store {}", total.bytes);
+    assert_eq!(inodes, total.inodes);
+    drop(fresh);
+}
+
+#[test]
+fn shared_and_unique_add_up() {
+    let scratch = Scratch::new();
+    commit(&scratch.store, "app", &["base", "app"]);
+    commit(&scratch.store, "web", &["base", "web"]);
+    commit(&scratch.store, "alone", &["alone"]);
+    for usage in scratch.store.image_usages().unwrap() {
+        assert_eq!(usage.total, usage.shared + usage.unique);
+        let alone = usage.image.tags[0].contains("alone");
+        assert_eq!(usage.shared.bytes == 0, alone, "{usage:?}");
+        assert!(usage.unique.bytes > 0);
+        assert_eq!(usage.compressed_bytes, usage.image.blob_bytes + 1000 * usage.image.layers.len() as u64);
+    }
+}
+
+#[test]
+fn the_ratio_is_learned_from_commits_and_kept() {
+    let scratch = Scratch::new();
+    let before = scratch.store.ratio().unwrap();
+    commit(&scratch.store, "app", &["a"]);
+    let after = scratch.store.ratio().unwrap();
+    assert!(after.bytes > before.bytes, "{before:?} {after:?}");
+    assert_eq!(scratch.reopen().store.ratio().unwrap(), after);
+}
+
+#[test]
+fn what_is_free_is_what_the_file_system_says() {
+    let scratch = Scratch::new();
+    let free = scratch.store.free().unwrap();
+    assert!(free.bytes > 0 && free.inodes > 0);
+}

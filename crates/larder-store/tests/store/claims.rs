@@ -1,0 +1,89 @@
+//! A layer wanted by several pulls is fetched once.
+
+use larder_store::store::{Claim, LayerClaim, Store, Waiting};
+
+use crate::help::*;
+
+fn fetch(store: &Store, layer: &str) -> LayerClaim {
+    match store.claim(&diff_id(layer), &digest("chain")).unwrap() {
+        Claim::Fetch(claim) => claim,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn wait(store: &Store, layer: &str) -> Waiting {
+    match store.claim(&diff_id(layer), &digest("chain")).unwrap() {
+        Claim::Wait(waiting) => waiting,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn who_waits_gets_the_layer_that_another_fetched() {
+    let scratch = Scratch::new();
+    let claim = fetch(&scratch.store, "a");
+    let waiting = [wait(&scratch.store, "a"), wait(&scratch.store, "a")];
+    let other = fetch(&scratch.store, "b");
+    let layer = layer(&scratch.store, "a");
+    claim.done(&layer);
+    drop(layer);
+    for waiting in waiting {
+        assert_eq!(waiting.wait().await.expect("the layer").key(), &key("a"));
+    }
+    drop(other);
+}
+
+#[tokio::test]
+async fn a_layer_that_was_fetched_is_present_before_any_commit() {
+    let scratch = Scratch::new();
+    let claim = fetch(&scratch.store, "a");
+    let layer = layer(&scratch.store, "a");
+    claim.done(&layer);
+    let claimed = scratch.store.claim(&diff_id("a"), &digest("chain")).unwrap();
+    assert!(matches!(claimed, Claim::Present(_)), "{claimed:?}");
+    drop(layer);
+    let Claim::Present(layer) = claimed else { unreachable!() };
+    assert!(layer.fs().exists(), "the second pull keeps it");
+    drop(layer);
+    drop(fetch(&scratch.store, "a"));
+}
+
+#[tokio::test]
+async fn when_the_fetch_is_given_up_the_next_one_takes_it_over() {
+    let scratch = Scratch::new();
+    let claim = fetch(&scratch.store, "a");
+    let waiting = wait(&scratch.store, "a");
+    drop(claim);
+    assert!(waiting.wait().await.is_none());
+    drop(fetch(&scratch.store, "a"));
+}
+
+#[tokio::test]
+async fn a_layer_that_depends_on_those_below_serves_only_there() {
+    let scratch = Scratch::new();
+    let claim = fetch(&scratch.store, "a");
+    let elsewhere = match scratch.store.claim(&diff_id("a"), &digest("other chain")).unwrap() {
+        Claim::Wait(waiting) => waiting,
+        other => panic!("{other:?}"),
+    };
+    let staging = scratch.store.begin_layer().unwrap();
+    let chain = larder_store::store::LayerKey::from(&digest("chain"));
+    let layer = staging.finish(&chain, facts("a"), None).unwrap();
+    claim.done(&layer);
+    assert!(elsewhere.wait().await.is_none(), "its key is another chain's");
+    assert!(matches!(scratch.store.claim(&diff_id("a"), &digest("chain")).unwrap(), Claim::Present(_)));
+    assert!(matches!(scratch.store.claim(&diff_id("a"), &digest("other chain")).unwrap(), Claim::Fetch(_)));
+}
+
+#[test]
+fn the_same_layer_finished_twice_is_there_once() {
+    let scratch = Scratch::new();
+    let (one, two) = (scratch.store.begin_layer().unwrap(), scratch.store.begin_layer().unwrap());
+    let one = one.finish(&key("a"), facts("a"), None).unwrap();
+    let two = two.finish(&key("a"), facts("a"), None).unwrap();
+    drop(one);
+    assert!(two.path().exists());
+    assert!(entries(&scratch.root().join("staging")).is_empty());
+    drop(two);
+    assert!(entries(&scratch.root().join("layers")).is_empty());
+}

@@ -1,0 +1,265 @@
+//! One test for each kind of damage: found, named, and put right as far as it can be.
+
+use std::path::{Path, PathBuf};
+
+use larder_store::fsck::{CheckUnpacked, Damage, FsckOptions, FsckReport, Lacking};
+use larder_store::store::{OpenError, Store};
+use larder_store::unpack::{Expected, Options, Target, unpack_layer};
+
+use crate::help::*;
+
+/// An image of one layer that was really unpacked, so that it has a manifest of its files.
+fn unpacked(store: &Store, name: &str, files: &[(&str, &str)]) {
+    let mut archive = tar::Builder::new(Vec::new());
+    for (path, content) in files {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(content.len() as u64);
+        header.set_mode(0o644);
+        archive.append_data(&mut header, path, content.as_bytes()).unwrap();
+    }
+    let archive = archive.into_inner().unwrap();
+    let diff_id = digest(&archive);
+    let staging = store.begin_layer().unwrap();
+    let fs = staging.dir().join(larder_store::store::FS);
+    fs_err::create_dir(&fs).unwrap();
+    let files = staging.dir().join(larder_store::store::FILES);
+    let expected = Expected { digest: Some(&diff_id), size: None, diff_id: &diff_id };
+    let target = Target { root: &fs, files: &files };
+    unpack_layer(&archive[..], &expected, target, &Options::default()).unwrap();
+    let key = larder_store::store::LayerKey::from(&diff_id);
+    let facts = larder_store::store::LayerFacts {
+        digest: diff_id.clone(),
+        diff_id,
+        compressed_bytes: archive.len() as u64,
+        plain_bytes: archive.len() as u64,
+        files: 1,
+        pending: false,
+    };
+    let layer = staging.finish(&key, facts, None).unwrap();
+    store.commit(&image(&[name], &[layer]), noon()).unwrap();
+}
+
+fn two_images() -> Scratch {
+    let scratch = Scratch::new();
+    unpacked(&scratch.store, "app", &[("bin/tool", "#!tool"), ("etc/conf", "a=1")]);
+    unpacked(&scratch.store, "web", &[("bin/server", "#!server")]);
+    scratch
+}
+
+fn check(store: &Store) -> FsckReport {
+    store.fsck(&FsckOptions::default()).unwrap()
+}
+
+fn repair(store: &Store) -> FsckReport {
+    store.fsck(&FsckOptions { repair: true, ..FsckOptions::default() }).unwrap()
+}
+
+/// The folder of the layer of this image.
+fn folder(store: &Store, image: &str) -> PathBuf {
+    let key = store.image(image).unwrap().unwrap().layers[0].key.clone();
+    store.root().join("layers").join(key.as_str())
+}
+
+/// Finds the one problem, repairs it, and checks that the image is hidden until it is pulled again.
+fn breaks_app(scratch: &Scratch, what: impl Fn(&Damage) -> bool) {
+    let store = &scratch.store;
+    let report = check(store);
+    assert_eq!(report.problems.len(), 1, "{report:?}");
+    assert!(what(&report.problems[0].found) && !report.problems[0].repaired, "{report:?}");
+    assert!(!report.is_sound());
+    assert_eq!(tags(store).len(), 2, "checking changes nothing");
+
+    let report = repair(store);
+    assert!(what(&report.problems[0].found) && report.problems[0].repaired, "{report:?}");
+    assert_eq!(report.refetch.len(), 1, "{report:?}");
+    assert_eq!(report.refetch[0].names[0], "docker.io/library/app:latest");
+    assert_eq!(tags(store), ["docker.io/library/web:latest"], "what is damaged is hidden, the rest is not");
+    assert_eq!(repair(store).problems, []);
+    assert!(!check(store).is_sound(), "something is still to be fetched");
+
+    unpacked(store, "app", &[("bin/tool", "#!tool"), ("etc/conf", "a=1")]);
+    let report = check(store);
+    assert!(report.is_sound() && report.problems.is_empty(), "{report:?}");
+    assert_eq!(tags(store).len(), 2);
+}
+
+#[test]
+fn a_sound_store_has_no_problems() {
+    let scratch = two_images();
+    let report = check(&scratch.store);
+    assert!(report.is_sound() && report.problems.is_empty(), "{report:?}");
+    assert_eq!((report.images, report.layers), (2, 2));
+}
+
+#[test]
+fn a_changed_byte_is_found() {
+    let scratch = two_images();
+    let file = folder(&scratch.store, "app").join("fs/bin/tool");
+    let times = fs_err::metadata(&file).unwrap().modified().unwrap();
+    fs_err::write(&file, "#!fool").unwrap();
+    std::fs::File::options().write(true).open(&file).unwrap().set_modified(times).unwrap();
+    let quick = FsckOptions { contents: false, ..FsckOptions::default() };
+    assert!(scratch.store.fsck(&quick).unwrap().problems.is_empty(), "it looks the same");
+    breaks_app(
+        &scratch,
+        |damage| matches!(damage, Damage::LayerDamaged { first, count: 1, .. } if first[0].starts_with("bin/tool: ")),
+    );
+}
+
+#[test]
+fn a_missing_file_is_found() {
+    let scratch = two_images();
+    fs_err::remove_file(folder(&scratch.store, "app").join("fs/etc/conf")).unwrap();
+    breaks_app(&scratch, |damage| damage.to_string().contains("etc/conf: missing"));
+}
+
+#[test]
+fn a_file_too_many_is_found() {
+    let scratch = two_images();
+    fs_err::write(folder(&scratch.store, "app").join("fs/etc/extra"), "x").unwrap();
+    breaks_app(&scratch, |damage| damage.to_string().contains("etc/extra"));
+}
+
+#[test]
+fn a_missing_manifest_of_files_is_found() {
+    let scratch = two_images();
+    fs_err::remove_file(folder(&scratch.store, "app").join("files.v1")).unwrap();
+    breaks_app(&scratch, |damage| damage.to_string().contains("files.v1: missing"));
+}
+
+#[test]
+fn a_missing_layer_is_found() {
+    let scratch = two_images();
+    fs_err::remove_dir_all(folder(&scratch.store, "app")).unwrap();
+    breaks_app(&scratch, |damage| matches!(damage, Damage::LayerMissing { .. }));
+}
+
+#[test]
+fn a_missing_config_is_found() {
+    let scratch = two_images();
+    let id = scratch.store.image("app").unwrap().unwrap().id;
+    fs_err::remove_file(scratch.root().join("blobs/sha256").join(id.hex())).unwrap();
+    breaks_app(&scratch, |damage| matches!(damage, Damage::BlobMissing { digest, .. } if *digest == id));
+}
+
+#[test]
+fn a_damaged_manifest_is_found() {
+    let scratch = two_images();
+    let digest = scratch.store.image("app").unwrap().unwrap().manifests[0].clone();
+    fs_err::write(scratch.root().join("blobs/sha256").join(digest.hex()), "{}").unwrap();
+    breaks_app(
+        &scratch,
+        |damage| matches!(damage, Damage::BlobDamaged { digest: found, .. } if *found == digest),
+    );
+}
+
+#[test]
+fn the_list_of_what_to_fetch_says_where_it_is() {
+    let scratch = two_images();
+    let layer = scratch.store.image("app").unwrap().unwrap().layers[0].clone();
+    fs_err::remove_dir_all(folder(&scratch.store, "app")).unwrap();
+    let report = repair(&scratch.store);
+    let Lacking::Layer { key, digest, size, diff_id, .. } = &report.refetch[0].lacks else {
+        panic!("{report:?}");
+    };
+    assert_eq!((key, digest, size, diff_id), (&layer.key, &layer.digest, &layer.size, &layer.diff_id));
+    assert_eq!(scratch.store.missing().unwrap(), report.refetch);
+}
+
+#[test]
+fn leftovers_are_found_and_taken_away() {
+    let scratch = two_images();
+    let root = scratch.root();
+    let leftovers = [
+        root.join("layers").join(key("x").as_str()),
+        root.join("layers/rubbish"),
+        root.join("blobs/sha256").join(digest("x").hex()),
+        root.join("blobs/md5"),
+        root.join("ingest/rubbish"),
+        root.join("mounts/000042"),
+    ];
+    for leftover in &leftovers {
+        fs_err::create_dir(leftover).unwrap();
+    }
+    // What is on its way is none.
+    let arriving = layer(&scratch.store, "arriving");
+    let fetching = scratch.store.ingest(&digest("blob"), 10).unwrap();
+    let mut found: Vec<PathBuf> = check(&scratch.store)
+        .problems
+        .into_iter()
+        .map(|problem| match problem.found {
+            Damage::Leftover { path } => path,
+            other => panic!("{other}"),
+        })
+        .collect();
+    found.sort();
+    let mut expected = leftovers.to_vec();
+    expected.retain(|path| path != &root.join("blobs/md5")); // an empty folder for an algorithm
+    expected.sort();
+    assert_eq!(found, expected);
+    repair(&scratch.store);
+    assert!(check(&scratch.store).problems.is_empty());
+    assert!(arriving.path().exists());
+    drop(fetching);
+}
+
+#[test]
+fn a_damaged_layer_in_use_stays() {
+    let scratch = two_images();
+    let path = folder(&scratch.store, "app");
+    let held = scratch.store.layer(&scratch.store.image("app").unwrap().unwrap().layers[0].key).unwrap();
+    fs_err::write(path.join("fs/bin/tool"), "something else").unwrap();
+    let report = repair(&scratch.store);
+    assert!(matches!(report.problems[0].found, Damage::LayerDamagedInUse { .. }), "{report:?}");
+    assert!(!report.problems[0].repaired && path.exists());
+    drop(held);
+    assert!(repair(&scratch.store).problems[0].repaired);
+}
+
+/// Everything but the bytes of the old database, which is gone.
+fn rebuild(scratch: Scratch, damage: impl Fn(&Path)) -> (Scratch, larder_store::fsck::Rebuilt) {
+    let Scratch { store, folder } = scratch;
+    let root = store.root().to_owned();
+    drop(store);
+    fs_err::write(root.join("larder.redb"), "lost").unwrap();
+    damage(&root);
+    assert!(matches!(Store::open(&root, config()), Err(OpenError::Database { .. })));
+    let (store, rebuilt) = Store::rebuild(&root, config(), &CheckUnpacked).expect("a new database");
+    (Scratch { store, folder }, rebuilt)
+}
+
+#[test]
+fn a_lost_database_is_made_anew_from_blobs_and_layers() {
+    let scratch = two_images();
+    unpacked(&scratch.store, "app:v2", &[("bin/tool", "#!tool"), ("etc/conf", "a=1")]);
+    unpacked(&scratch.store, "moved", &[("old", "old")]);
+    unpacked(&scratch.store, "moved", &[("new", "new")]);
+    let before = (scratch.store.images().unwrap(), scratch.store.usage().unwrap().layers);
+    let (scratch, rebuilt) = rebuild(scratch, |_| ());
+    assert_eq!((rebuilt.images, rebuilt.incomplete, rebuilt.layers), (4, 0, 4), "{rebuilt:?}");
+    assert_eq!(before, (scratch.store.images().unwrap(), scratch.store.usage().unwrap().layers));
+    assert_eq!(check(&scratch.store).problems, []);
+    assert_eq!(fs_err::read_to_string(rebuilt.old.unwrap()).unwrap(), "lost");
+    let scratch = scratch.reopen();
+    assert_eq!(tags(&scratch.store).len(), 4);
+}
+
+#[test]
+fn a_new_database_has_only_what_is_whole() {
+    let scratch = two_images();
+    unpacked(&scratch.store, "third", &[("third", "3")]);
+    let (damaged, config_of_third) = {
+        let store = &scratch.store;
+        (folder(store, "app").join("fs/bin/tool"), store.image("third").unwrap().unwrap().id)
+    };
+    let (scratch, rebuilt) = rebuild(scratch, |root| {
+        fs_err::write(&damaged, "something else").unwrap();
+        fs_err::write(root.join("blobs/sha256").join(config_of_third.hex()), "{}").unwrap();
+    });
+    assert_eq!((rebuilt.images, rebuilt.incomplete, rebuilt.left_out.len()), (1, 1, 2), "{rebuilt:?}");
+    assert_eq!(tags(&scratch.store), ["docker.io/library/web:latest"]);
+    assert_eq!(scratch.store.missing().unwrap().len(), 1, "one layer brings app back");
+    unpacked(&scratch.store, "app", &[("bin/tool", "#!tool"), ("etc/conf", "a=1")]);
+    assert!(check(&scratch.store).is_sound());
+    assert!(entries(&scratch.root().join("layers")).len() == 2, "what is not known was cleaned");
+}

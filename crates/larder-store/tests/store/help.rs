@@ -1,0 +1,154 @@
+//! Small images, made without a registry.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use larder::reference::{Digest, Reference};
+use larder_store::disk::Disk;
+use larder_store::store::{
+    CommitLayer, FS, ImageCommit, ImageRecord, Layer, LayerFacts, LayerKey, Store, StoreConfig,
+};
+use sha2::{Digest as _, Sha256};
+
+pub(crate) fn noon() -> SystemTime {
+    SystemTime::UNIX_EPOCH + Duration::from_secs(1_800_000_000)
+}
+
+/// Nothing happens behind the test's back.
+pub(crate) fn config() -> StoreConfig {
+    StoreConfig { background_deletion: false, ..StoreConfig::default() }
+}
+
+pub(crate) fn open(root: &Path) -> Store {
+    Store::open(root, config()).expect("the store opens")
+}
+
+/// A store in a folder that goes with it.
+pub(crate) struct Scratch {
+    pub(crate) store: Store,
+    pub(crate) folder: tempfile::TempDir,
+}
+
+impl Scratch {
+    pub(crate) fn new() -> Scratch {
+        let folder = tempfile::tempdir().unwrap();
+        Scratch { store: open(&folder.path().join("store")), folder }
+    }
+
+    pub(crate) fn root(&self) -> PathBuf {
+        self.store.root().to_owned()
+    }
+
+    /// As after a restart.
+    pub(crate) fn reopen(self) -> Scratch {
+        let Scratch { store, folder } = self;
+        drop(store);
+        Scratch { store: open(&folder.path().join("store")), folder }
+    }
+}
+
+pub(crate) fn digest(bytes: impl AsRef<[u8]>) -> Digest {
+    let hash = Sha256::digest(bytes.as_ref());
+    let text = hash.iter().fold("sha256:".to_owned(), |text, byte| format!("{text}{byte:02x}"));
+    Digest::parse(&text).unwrap()
+}
+
+/// Diff id of the layer of this name.
+pub(crate) fn diff_id(layer: &str) -> Digest {
+    digest(format!("plain {layer}"))
+}
+
+pub(crate) fn key(layer: &str) -> LayerKey {
+    LayerKey::from(&diff_id(layer))
+}
+
+pub(crate) fn facts(layer: &str) -> LayerFacts {
+    LayerFacts {
+        diff_id: diff_id(layer),
+        digest: digest(format!("packed {layer}")),
+        compressed_bytes: 1000,
+        plain_bytes: 10_000,
+        files: 2,
+        pending: false,
+    }
+}
+
+/// The layer of this name: the one that is there, or one "unpacked" now, through `disk` so that it can fail.
+pub(crate) fn layer_on(
+    disk: &dyn Disk,
+    store: &Store,
+    name: &str,
+) -> Result<Layer, Box<dyn std::error::Error>> {
+    if let Some(layer) = store.layer(&key(name))? {
+        return Ok(layer);
+    }
+    let staging = store.begin_layer()?;
+    let fs = staging.dir().join(FS);
+    disk.create_dir(&fs)?;
+    disk.create_dir(&fs.join("etc"))?;
+    for (file, content) in [("etc/name", name.to_owned()), (name, name.repeat(2000))] {
+        let file = disk.open(&fs.join(file), larder_store::disk::OpenHow::CreateNew)?;
+        file.write_all_at(content.as_bytes(), 0)?;
+    }
+    Ok(staging.finish(&key(name), facts(name), None)?)
+}
+
+pub(crate) fn layer(store: &Store, name: &str) -> Layer {
+    layer_on(&larder_store::disk::RealDisk, store, name).expect("a layer")
+}
+
+/// An image of these layers, under these names. Equal layers make an equal image.
+pub(crate) fn image(names: &[&str], layers: &[Layer]) -> ImageCommit {
+    let diff_ids: Vec<&str> = layers.iter().map(|layer| layer.record().facts.diff_id.as_str()).collect();
+    let config = serde_json::json!({
+        "os": "linux", "architecture": "amd64",
+        "config": { "User": "1000:1000" },
+        "rootfs": { "type": "layers", "diff_ids": diff_ids },
+    });
+    let config = config.to_string().into_bytes();
+    let manifest = format!("manifest of {}", digest(&config)).into_bytes();
+    let commit_layer = |layer: &Layer| CommitLayer {
+        layer: layer.clone(),
+        digest: layer.record().facts.digest.clone(),
+        size: layer.record().facts.compressed_bytes,
+        media_type: "application/vnd.oci.image.layer.v1.tar+gzip".into(),
+    };
+    ImageCommit {
+        names: names.iter().map(|name| Reference::parse(name).unwrap()).collect(),
+        config: (digest(&config), config),
+        manifests: vec![(digest(&manifest), manifest)],
+        has_digest: true,
+        layers: layers.iter().map(commit_layer).collect(),
+        pinned: false,
+        lease: None,
+        end_lease: None,
+    }
+}
+
+/// Commits an image of the layers of these names.
+pub(crate) fn commit(store: &Store, name: &str, layers: &[&str]) -> ImageRecord {
+    let layers: Vec<Layer> = layers.iter().map(|name| layer(store, name)).collect();
+    store.commit(&image(&[name], &layers), noon()).expect("a commit")
+}
+
+/// Names of all images.
+pub(crate) fn tags(store: &Store) -> Vec<String> {
+    let mut tags: Vec<String> = store.list().unwrap().into_iter().flat_map(|image| image.repo_tags).collect();
+    tags.sort();
+    tags
+}
+
+pub(crate) fn entries(folder: &Path) -> Vec<String> {
+    let mut names: Vec<String> = fs_err::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    names.sort();
+    names
+}
+
+/// A disk for tests that need one behind an `Arc`.
+pub(crate) fn real() -> Arc<dyn Disk> {
+    Arc::new(larder_store::disk::RealDisk)
+}

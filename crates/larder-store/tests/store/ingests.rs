@@ -1,0 +1,161 @@
+//! Blobs being fetched.
+
+use std::io::{ErrorKind, Read as _};
+use std::time::{Duration, SystemTime};
+
+use larder_store::store::{LeaseKind, LeaseRecord, Leased, Store, StoreError};
+
+use crate::help::*;
+
+const MIB: u64 = 1 << 20;
+
+#[test]
+fn a_fetch_goes_on_where_a_dead_process_left_it() {
+    let scratch = Scratch::new();
+    let file = scratch.store.ingest(&digest("blob"), 10 * MIB).unwrap();
+    let chunk = vec![7; 1 << 20];
+    file.write_at(&chunk, 0).unwrap();
+    file.write_at(&chunk, 5 * MIB).unwrap();
+    file.write_at(b"lost", 8 * MIB).unwrap();
+    // Killed: nothing is dropped. The lock of this process has to be let go of by hand.
+    let copy = scratch.folder.path().join("copy");
+    copy_tree(&scratch.root(), &copy);
+    let store = open(&copy);
+    let file = store.ingest(&digest("blob"), 10 * MIB).unwrap();
+    assert_eq!(file.present(), [0..MIB, 5 * MIB..6 * MIB]);
+    assert_eq!(file.missing(), [MIB..5 * MIB, 6 * MIB..10 * MIB]);
+    let mut read = vec![0; 100];
+    file.reader().read_exact(&mut read).unwrap();
+    assert_eq!(read, [7; 100]);
+}
+
+fn copy_tree(from: &std::path::Path, to: &std::path::Path) {
+    let copied = std::process::Command::new("cp").arg("-a").arg(from).arg(to).status().unwrap();
+    assert!(copied.success());
+}
+
+#[test]
+fn a_failed_fetch_notes_every_byte() {
+    let scratch = Scratch::new();
+    let file = scratch.store.ingest(&digest("blob"), 100).unwrap();
+    file.write_at(b"0123456789", 0).unwrap();
+    drop(file);
+    let scratch = scratch.reopen();
+    let file = scratch.store.ingest(&digest("blob"), 100).unwrap();
+    assert_eq!(file.done(), 10);
+    file.forget().unwrap();
+    assert_eq!(file.done(), 0);
+    drop(file);
+    assert_eq!(scratch.store.ingest(&digest("blob"), 100).unwrap().done(), 0);
+}
+
+#[test]
+fn a_blob_of_another_size_begins_anew() {
+    let scratch = Scratch::new();
+    scratch.store.ingest(&digest("blob"), 100).unwrap().write_at(b"0123456789", 0).unwrap();
+    assert_eq!(scratch.store.ingest(&digest("blob"), 50).unwrap().done(), 0);
+}
+
+#[test]
+fn notes_that_cannot_be_true_are_not_believed() {
+    let scratch = Scratch::new();
+    let folder = scratch.root().join("ingest").join(format!("sha256-{}", digest("blob").hex()));
+    for damage in ["", "larder extents 1\n", "larder extents 1\nboot x\nsize 100\npresent 0 101\nend\n"] {
+        scratch.store.ingest(&digest("blob"), 100).unwrap().write_at(b"0123456789", 0).unwrap();
+        fs_err::write(folder.join("extents"), damage).unwrap();
+        assert_eq!(scratch.store.ingest(&digest("blob"), 100).unwrap().done(), 0, "{damage:?}");
+    }
+    scratch.store.ingest(&digest("blob"), 100).unwrap().write_at(b"0123456789", 0).unwrap();
+    fs_err::write(folder.join("data"), "short").unwrap();
+    assert_eq!(scratch.store.ingest(&digest("blob"), 100).unwrap().done(), 0, "a cut file");
+}
+
+#[test]
+fn one_process_fetches_a_blob_once_at_a_time() {
+    let scratch = Scratch::new();
+    let first = scratch.store.ingest(&digest("blob"), 100).unwrap();
+    let error = scratch.store.ingest(&digest("blob"), 100).expect_err("it is being fetched");
+    assert!(matches!(error, StoreError::Busy { .. }), "{error}");
+    drop(first);
+    scratch.store.ingest(&digest("blob"), 100).expect("free again");
+}
+
+#[test]
+fn more_bytes_than_declared_are_refused() {
+    let scratch = Scratch::new();
+    let file = scratch.store.ingest(&digest("blob"), 4).unwrap();
+    assert!(matches!(file.write_at(b"12345", 0), Err(StoreError::TooLong { .. })));
+    assert!(matches!(file.write_at(b"1", u64::MAX), Err(StoreError::TooLong { .. })));
+    file.write_at(b"1234", 0).unwrap();
+    assert!(file.is_complete());
+}
+
+#[test]
+fn a_reader_follows_the_bytes_as_they_come() {
+    let scratch = Scratch::new();
+    let content: Vec<u8> = (0..200_000_u32).map(|number| (number % 251) as u8).collect();
+    let file = scratch.store.ingest(&digest("blob"), content.len() as u64).unwrap();
+    let reader = {
+        let mut reader = file.reader();
+        std::thread::spawn(move || {
+            let mut read = Vec::new();
+            reader.read_to_end(&mut read).map(|_| read)
+        })
+    };
+    // Two connections, the second half first.
+    for (number, chunk) in content.chunks(1000).enumerate().rev() {
+        file.write_at(chunk, number as u64 * 1000).unwrap();
+    }
+    assert_eq!(reader.join().unwrap().unwrap(), content);
+}
+
+#[test]
+fn a_reader_hears_that_no_more_will_come() {
+    let scratch = Scratch::new();
+    let file = scratch.store.ingest(&digest("blob"), 100).unwrap();
+    file.write_at(b"0123456789", 0).unwrap();
+    file.stop(ErrorKind::ConnectionReset, "the registry hung up");
+    let mut read = Vec::new();
+    let error = file.reader().read_to_end(&mut read).expect_err("bytes are missing");
+    assert_eq!((error.kind(), read.as_slice()), (ErrorKind::ConnectionReset, &b"0123456789"[..]));
+    assert_eq!(error.to_string(), "the registry hung up");
+    file.resume();
+    file.write_at(&[0; 90], 10).unwrap();
+    file.reader().read_to_end(&mut Vec::new()).expect("all bytes came after all");
+}
+
+#[test]
+fn what_was_fetched_goes_with_the_commit() {
+    let scratch = Scratch::new();
+    let layers = [layer(&scratch.store, "a")];
+    let file = scratch.store.ingest(&facts("a").digest, 1000).unwrap();
+    file.write_at(&[0; 1000], 0).unwrap();
+    drop(file);
+    scratch.store.commit(&image(&["app"], &layers), noon()).unwrap();
+    assert!(entries(&scratch.root().join("ingest")).is_empty());
+}
+
+#[test]
+fn half_fetched_blobs_go_when_nobody_comes_back_for_them() {
+    let scratch = Scratch::new();
+    for blob in ["wanted", "forgotten", "open"] {
+        scratch.store.ingest(&digest(blob), 100).unwrap().write_at(b"x", 0).unwrap();
+    }
+    let lease = LeaseRecord {
+        id: "pull/1".into(),
+        kind: LeaseKind::Pull,
+        leased: Leased { ingests: vec![digest("wanted")], ..Leased::default() },
+        ends_at: u64::MAX,
+    };
+    scratch.store.lease(&lease).unwrap();
+    let open = scratch.store.ingest(&digest("open"), 100).unwrap();
+    scratch.store.sweep(SystemTime::now()).unwrap();
+    assert_eq!(kept(&scratch.store), 3, "all are young");
+    scratch.store.sweep(SystemTime::now() + Duration::from_secs(25 * 3600)).unwrap();
+    assert_eq!(kept(&scratch.store), 2);
+    drop(open);
+}
+
+fn kept(store: &Store) -> usize {
+    entries(&store.root().join("ingest")).len()
+}

@@ -1,0 +1,14 @@
+//! The store through its public door: commits, names, removal, leases, mounts, recovery, accounting.
+
+#![allow(clippy::unwrap_used, reason = "these are tests, helpers included")]
+
+mod accounting;
+mod claims;
+mod commits;
+mod fsck;
+mod help;
+mod ingests;
+mod leases;
+mod mounting;
+mod opening;
+mod removal;

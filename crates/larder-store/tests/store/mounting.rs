@@ -1,0 +1,226 @@
+//! Mounts. All of it needs root, and an overlay file system in the kernel.
+
+use std::path::{Path, PathBuf};
+
+use larder_store::mounts::{MountError, MountOptions};
+use larder_store::store::{FS, Layer, RemoveOptions, Store, StoreError};
+
+use crate::help::*;
+
+/// Whether mounts can be tried; says loudly when not.
+fn can_mount() -> bool {
+    if rustix::process::geteuid().is_root() {
+        return true;
+    }
+    assert!(std::env::var_os("CI").is_none(), "CI must not skip mounts: run the tests as root");
+    eprintln!("==== SKIPPED, NOT TESTED: mounting needs root; run the tests as root ====");
+    false
+}
+
+/// A place to mount at, unmounted in the end whatever happens.
+struct Target(PathBuf);
+
+impl Target {
+    fn new(scratch: &Scratch, name: &str) -> Target {
+        let path = scratch.folder.path().join(name);
+        fs_err::create_dir(&path).unwrap();
+        Target(path)
+    }
+}
+
+impl Drop for Target {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(&self.0, rustix::mount::UnmountFlags::DETACH);
+    }
+}
+
+fn mount(store: &Store, image: &str, target: &Path, writable: bool) -> Result<String, MountError> {
+    store.mount(image, target, MountOptions { writable }, noon()).map(|mount| mount.id)
+}
+
+fn read(path: PathBuf) -> String {
+    fs_err::read_to_string(path).unwrap()
+}
+
+#[test]
+fn a_mount_shows_the_layers_merged_and_takes_no_writes() {
+    if !can_mount() {
+        return;
+    }
+    let scratch = Scratch::new();
+    commit(&scratch.store, "app", &["a", "b", "c"]);
+    let target = Target::new(&scratch, "mnt");
+    mount(&scratch.store, "app", &target.0, false).unwrap();
+    assert_eq!(read(target.0.join("etc/name")), "c", "the topmost wins");
+    assert_eq!(entries(&target.0), ["a", "b", "c", "etc"]);
+    let error = fs_err::write(target.0.join("new"), "x").expect_err("read-only");
+    assert_eq!(error.kind(), std::io::ErrorKind::ReadOnlyFilesystem);
+    let mounts = scratch.store.mounts().unwrap();
+    assert!(mounts[0].mounted && mounts[0].name == "app");
+    scratch.store.umount(&target.0).unwrap();
+    assert!(entries(&target.0).is_empty());
+    assert!(scratch.store.mounts().unwrap().is_empty());
+    assert!(entries(&scratch.root().join("mounts")).is_empty());
+}
+
+#[test]
+fn one_layer_and_none_will_do() {
+    if !can_mount() {
+        return;
+    }
+    let scratch = Scratch::new();
+    commit(&scratch.store, "one", &["a"]);
+    commit(&scratch.store, "none", &[]);
+    for (image, writable, files) in
+        [("one", false, 2), ("none", false, 0), ("one", true, 2), ("none", true, 0)]
+    {
+        let target = Target::new(&scratch, &format!("{image}{writable}"));
+        mount(&scratch.store, image, &target.0, writable)
+            .unwrap_or_else(|error| panic!("{image} {writable}: {error:?}"));
+        assert_eq!(entries(&target.0).len(), files, "{image} {writable}");
+        scratch.store.umount(&target.0).unwrap();
+    }
+}
+
+#[test]
+fn two_hundred_layers_can_be_mounted_also_writable() {
+    if !can_mount() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let names: Vec<String> = (0..200).map(|number| format!("layer{number:03}")).collect();
+    let layers: Vec<Layer> = names.iter().map(|name| layer(&scratch.store, name)).collect();
+    scratch.store.commit(&image(&["deep"], &layers), noon()).unwrap();
+    for writable in [false, true] {
+        let target = Target::new(&scratch, &format!("mnt{writable}"));
+        mount(&scratch.store, "deep", &target.0, writable).unwrap();
+        assert_eq!(entries(&target.0).len(), 201);
+        assert_eq!(read(target.0.join("etc/name")), "layer199");
+        scratch.store.umount(&target.0).unwrap();
+    }
+}
+
+#[test]
+fn a_writable_mount_keeps_its_files_apart_and_drops_them_in_the_end() {
+    if !can_mount() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let record = commit(&scratch.store, "app", &["a", "b"]);
+    let (one, two) = (Target::new(&scratch, "one"), Target::new(&scratch, "two"));
+    mount(&scratch.store, "app", &one.0, true).unwrap();
+    mount(&scratch.store, "app", &two.0, true).unwrap();
+    fs_err::write(one.0.join("etc/name"), "changed").unwrap();
+    fs_err::remove_file(one.0.join("a")).unwrap();
+    assert_eq!(read(two.0.join("etc/name")), "b");
+    assert!(two.0.join("a").exists());
+    let layer = scratch.store.layer(&record.layers[1].key).unwrap().unwrap();
+    assert_eq!(read(layer.fs().join("etc/name")), "b", "layers are never written to");
+    assert!(scratch.store.usage().unwrap().mounts.inodes > 4);
+    scratch.store.umount(&one.0).unwrap();
+    scratch.store.umount(&two.0).unwrap();
+    assert!(entries(&scratch.root().join("mounts")).is_empty());
+}
+
+#[test]
+fn the_root_of_a_mount_looks_as_the_image_says() {
+    use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+    if !can_mount() {
+        return;
+    }
+    let scratch = Scratch::new();
+    let staging = scratch.store.begin_layer().unwrap();
+    let fs = staging.dir().join(FS);
+    fs_err::create_dir(&fs).unwrap();
+    fs_err::set_permissions(&fs, std::fs::Permissions::from_mode(0o1751)).unwrap();
+    std::os::unix::fs::chown(&fs, Some(12), Some(34)).unwrap();
+    let layer = staging.finish(&key("a"), facts("a"), None).unwrap();
+    scratch.store.commit(&image(&["app"], &[layer]), noon()).unwrap();
+    for writable in [false, true] {
+        let target = Target::new(&scratch, &format!("mnt{writable}"));
+        mount(&scratch.store, "app", &target.0, writable).unwrap();
+        let root = fs_err::metadata(&target.0).unwrap();
+        assert_eq!((root.mode() & 0o7777, root.uid(), root.gid()), (0o1751, 12, 34), "{writable}");
+        scratch.store.umount(&target.0).unwrap();
+    }
+}
+
+#[test]
+fn a_mounted_image_is_not_removed_unless_forced() {
+    if !can_mount() {
+        return;
+    }
+    let scratch = Scratch::new();
+    commit(&scratch.store, "app", &["a", "b"]);
+    let target = Target::new(&scratch, "mnt");
+    mount(&scratch.store, "app", &target.0, false).unwrap();
+    let error = scratch.store.remove("app", RemoveOptions::default()).expect_err("in use");
+    assert!(matches!(&error, StoreError::Mounted { .. }), "{error}");
+    assert!(error.to_string().contains(&target.0.display().to_string()), "{error}");
+    let force = RemoveOptions { force: true, ..RemoveOptions::default() };
+    let removed = scratch.store.remove("app", force).unwrap().unwrap();
+    assert!(removed.layers.is_empty(), "the mount needs them");
+    let scratch = scratch.reopen();
+    assert_eq!(read(target.0.join("etc/name")), "b", "and has them, also after a restart");
+    scratch.store.umount(&target.0).unwrap();
+    assert!(entries(&scratch.root().join("layers")).is_empty(), "now they go");
+}
+
+#[test]
+fn a_mount_that_ended_without_us_is_no_use_after_a_restart() {
+    if !can_mount() {
+        return;
+    }
+    let scratch = Scratch::new();
+    commit(&scratch.store, "app", &["a", "b"]);
+    let [kept, plain, written] = ["kept", "plain", "written"].map(|name| Target::new(&scratch, name));
+    mount(&scratch.store, "app", &kept.0, false).unwrap();
+    mount(&scratch.store, "app", &plain.0, true).unwrap();
+    mount(&scratch.store, "app", &written.0, true).unwrap();
+    fs_err::write(written.0.join("work"), "of a day").unwrap();
+    for gone in [&plain, &written] {
+        rustix::mount::unmount(&gone.0, rustix::mount::UnmountFlags::empty()).unwrap();
+    }
+    let scratch = scratch.reopen();
+    let mounts = scratch.store.mounts().unwrap();
+    let seen: Vec<_> = mounts.iter().map(|mount| (mount.target.as_path(), mount.mounted)).collect();
+    assert_eq!(seen, [(kept.0.as_path(), true), (written.0.as_path(), false)]);
+    let upper = scratch.root().join("mounts").join(&mounts[1].id).join("upper");
+    assert_eq!(read(upper.join("work")), "of a day", "what was written is not lost");
+    scratch.store.umount(&written.0).expect("the way to drop it");
+    assert!(!upper.exists());
+    scratch.store.umount(&kept.0).unwrap();
+}
+
+#[test]
+fn mistakes_are_named() {
+    let scratch = Scratch::new();
+    commit(&scratch.store, "app", &["a"]);
+    let nowhere = scratch.folder.path().join("nowhere");
+    let error = mount(&scratch.store, "app", &nowhere, false).expect_err("no such directory");
+    assert!(matches!(error, MountError::Target { .. }) && error.hint().is_some(), "{error}");
+    let error = mount(&scratch.store, "app", &scratch.root().join("format"), false).expect_err("a file");
+    assert!(matches!(error, MountError::Target { .. }), "{error}");
+    let error = mount(&scratch.store, "other", scratch.folder.path(), false).expect_err("no such image");
+    assert!(matches!(error, MountError::Store(StoreError::NoImage { .. })), "{error}");
+    let error = scratch.store.umount(scratch.folder.path()).expect_err("nothing mounted");
+    assert!(matches!(error, MountError::NotOurs { .. }), "{error}");
+    assert!(scratch.store.mounts().unwrap().is_empty());
+}
+
+#[test]
+fn a_busy_mount_stays() {
+    if !can_mount() {
+        return;
+    }
+    let scratch = Scratch::new();
+    commit(&scratch.store, "app", &["a", "b"]);
+    let target = Target::new(&scratch, "mnt");
+    mount(&scratch.store, "app", &target.0, false).unwrap();
+    let user = fs_err::File::open(target.0.join("a")).unwrap();
+    let error = scratch.store.umount(&target.0).expect_err("busy");
+    assert!(matches!(error, MountError::Busy { .. }), "{error}");
+    assert!(scratch.store.mounts().unwrap()[0].mounted);
+    drop(user);
+    scratch.store.umount(&target.0).unwrap();
+}

@@ -1,0 +1,159 @@
+//! Opening a store, whatever was there before.
+
+use std::path::Path;
+use std::process::Command;
+
+use larder_store::store::{OpenError, Store};
+
+use crate::help::*;
+
+#[test]
+fn a_store_is_open_once_and_says_who_has_it() {
+    let scratch = Scratch::new();
+    let error = Store::open(&scratch.root(), config()).expect_err("it is open");
+    assert!(
+        matches!(&error, OpenError::InUse { holder, .. } if holder.contains(&std::process::id().to_string())),
+        "{error}"
+    );
+    assert!(error.to_string().contains("process "), "{error}");
+    let layer = layer(&scratch.store, "a");
+    let root = scratch.root();
+    let Scratch { store, folder } = scratch;
+    drop(store);
+    Store::open(&root, config()).expect_err("a layer that was given out keeps it open");
+    drop(layer);
+    open(&root);
+    drop(folder);
+}
+
+#[test]
+fn the_lock_is_the_kernels_and_not_the_files() {
+    let folder = tempfile::tempdir().unwrap();
+    open(folder.path());
+    fs_err::write(folder.path().join("lock"), "1\n").unwrap();
+    open(folder.path());
+}
+
+#[test]
+fn another_process_may_hold_the_lock() {
+    let folder = tempfile::tempdir().unwrap();
+    open(folder.path());
+    let mut holder = Command::new("flock")
+        .arg(folder.path().join("lock"))
+        .args(["sh", "-c", "echo ready; read line"])
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut ready = [0; 6];
+    std::io::Read::read_exact(holder.stdout.as_mut().unwrap(), &mut ready).unwrap();
+    let error = Store::open(folder.path(), config()).expect_err("it is locked");
+    assert!(matches!(error, OpenError::InUse { .. }), "{error}");
+    assert!(error.hint().is_some());
+    drop(holder.stdin.take());
+    holder.wait().unwrap();
+    open(folder.path());
+}
+
+#[test]
+fn a_folder_of_other_things_is_not_touched() {
+    let folder = tempfile::tempdir().unwrap();
+    fs_err::write(folder.path().join("letter.txt"), "dear").unwrap();
+    let error = Store::open(folder.path(), config()).expect_err("not a store");
+    assert!(matches!(error, OpenError::NotAStore { .. }), "{error}");
+    assert_eq!(entries(folder.path()), ["letter.txt"]);
+}
+
+#[test]
+fn a_fresh_file_system_will_do() {
+    let folder = tempfile::tempdir().unwrap();
+    fs_err::create_dir(folder.path().join("lost+found")).unwrap();
+    open(folder.path());
+    open(folder.path());
+}
+
+#[test]
+fn a_later_format_is_refused_and_left_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    open(folder.path());
+    fs_err::write(folder.path().join("format"), "larder image store 2\n").unwrap();
+    let error = Store::open(folder.path(), config()).expect_err("a later format");
+    assert!(matches!(error, OpenError::Newer { found: 2, known: 1, .. }), "{error}");
+    for damage in ["", "larder image store", "larder image store 0\n", "something else"] {
+        fs_err::write(folder.path().join("format"), damage).unwrap();
+        let error = Store::open(folder.path(), config()).expect_err(damage);
+        assert!(matches!(error, OpenError::Format { .. }), "{damage}: {error}");
+    }
+}
+
+#[test]
+fn what_a_killed_process_left_is_cleaned() {
+    let scratch = Scratch::new();
+    commit(&scratch.store, "app", &["a"]);
+    // A layer that was being unpacked, one that was finished, a blob of an image that was not committed.
+    let staging = scratch.store.begin_layer().unwrap();
+    fs_err::create_dir(staging.dir().join("fs")).unwrap();
+    let finished = layer(&scratch.store, "finished");
+    let root = scratch.root();
+    fs_err::write(root.join("blobs/sha256").join(digest("x").hex()), "x").unwrap();
+    fs_err::write(root.join("ingest/rubbish"), "x").unwrap();
+    fs_err::write(root.join("images/rubbish.json"), "x").unwrap();
+    fs_err::create_dir(root.join("mounts/000007")).unwrap();
+    let killed = scratch.folder.path().join("killed");
+    copy(&root, &killed);
+    drop((staging, finished));
+
+    let store = open(&killed);
+    assert_eq!(tags(&store), ["docker.io/library/app:latest"]);
+    assert_eq!(entries(&killed.join("layers")), [key("a").as_str()]);
+    assert_eq!(entries(&killed.join("blobs/sha256")).len(), 2);
+    assert_eq!(entries(&killed.join("images")).len(), 1);
+    for folder in ["staging", "ingest", "mounts"] {
+        assert!(entries(&killed.join(folder)).is_empty(), "{folder}");
+    }
+    // New names do not meet old ones.
+    commit(&store, "web", &["w"]);
+    store.empty_trash().unwrap();
+    assert!(entries(&killed.join("trash")).is_empty());
+}
+
+fn copy(from: &Path, to: &Path) {
+    assert!(Command::new("cp").arg("-a").arg(from).arg(to).status().unwrap().success());
+}
+
+#[test]
+fn an_image_whose_layer_vanished_is_hidden_until_a_pull_brings_the_layer_back() {
+    let scratch = Scratch::new();
+    commit(&scratch.store, "app", &["base", "app"]);
+    commit(&scratch.store, "web", &["base", "web"]);
+    fs_err::remove_dir_all(scratch.root().join("layers").join(key("app").as_str())).unwrap();
+    let scratch = scratch.reopen();
+    assert_eq!(tags(&scratch.store), ["docker.io/library/web:latest"]);
+    assert!(scratch.store.image("app").unwrap().is_none());
+    assert!(scratch.store.layer(&key("app")).unwrap().is_none());
+    scratch.store.sweep(noon()).unwrap();
+    assert!(scratch.store.layer(&key("base")).unwrap().is_some(), "the others wait for it");
+    // Bringing back just the layer is enough.
+    let layer = layer(&scratch.store, "app");
+    scratch.store.commit_layers(&[layer], None).unwrap();
+    assert!(scratch.store.image("app").unwrap().is_some());
+}
+
+#[test]
+fn a_damaged_database_is_an_error_that_says_what_to_do() {
+    let folder = tempfile::tempdir().unwrap();
+    open(folder.path());
+    fs_err::write(folder.path().join("larder.redb"), vec![7; 100_000]).unwrap();
+    let error = Store::open(folder.path(), config()).expect_err("damaged");
+    assert!(matches!(error, OpenError::Database { .. }), "{error}");
+    assert!(error.hint().unwrap().contains("--rebuild"));
+}
+
+#[test]
+fn a_store_on_a_disk_of_ones_own_is_the_same() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::open_on(real(), folder.path(), config()).unwrap();
+    commit(&store, "app", &["a"]);
+    drop(store);
+    assert_eq!(tags(&open(folder.path())).len(), 1);
+}

@@ -1,0 +1,145 @@
+//! Removal.
+
+use std::time::Duration;
+
+use larder_store::store::{RemoveOptions, Store, StoreConfig};
+
+use crate::help::*;
+
+fn remove(store: &Store, image: &str) -> Option<larder_store::store::Removed> {
+    store.remove(image, RemoveOptions::default()).expect("a removal")
+}
+
+#[test]
+fn removing_by_one_name_removes_all() {
+    let scratch = Scratch::new();
+    commit(&scratch.store, "app:v1", &["a"]);
+    commit(&scratch.store, "app:v2", &["a"]);
+    let removed = remove(&scratch.store, "app:v2").expect("it was there");
+    assert_eq!(removed.image.tags.len(), 2);
+    assert!(scratch.store.list().unwrap().is_empty());
+    assert!(scratch.store.image("app:v1").unwrap().is_none());
+    assert!(remove(&scratch.store, "app:v1").is_none(), "again is no error");
+    let root = scratch.root();
+    for folder in ["layers", "blobs/sha256", "images"] {
+        assert!(entries(&root.join(folder)).is_empty(), "{folder}");
+    }
+    assert!(!entries(&root.join("trash")).is_empty());
+    scratch.store.empty_trash().unwrap();
+    assert!(entries(&root.join("trash")).is_empty());
+}
+
+#[test]
+fn a_shared_layer_goes_with_the_last_image_that_has_it() {
+    let scratch = Scratch::new();
+    commit(&scratch.store, "app", &["base", "app"]);
+    commit(&scratch.store, "web", &["base", "web"]);
+    let removed = remove(&scratch.store, "app").unwrap();
+    assert_eq!(removed.layers, [key("app")]);
+    assert!(scratch.store.layer(&key("base")).unwrap().is_some());
+    let removed = remove(&scratch.store, "web").unwrap();
+    assert_eq!(removed.layers.len(), 2);
+}
+
+#[test]
+fn what_a_removal_frees_is_what_it_says() {
+    let scratch = Scratch::new();
+    commit(&scratch.store, "app", &["base", "app"]);
+    commit(&scratch.store, "web", &["base", "web"]);
+    let unique = scratch.store.image_usages().unwrap();
+    let unique = unique.iter().find(|usage| usage.image.tags[0].contains("app")).unwrap().unique;
+    let before = scratch.store.usage().unwrap().layers;
+    let removed = remove(&scratch.store, "app").unwrap();
+    scratch.store.empty_trash().unwrap();
+    let after = scratch.store.usage().unwrap().layers;
+    assert_eq!(removed.freed.bytes, unique.bytes);
+    assert_eq!(before.bytes - after.bytes, unique.bytes - removed.image.blob_bytes);
+    assert_eq!(before.inodes - after.inodes, unique.inodes - 2);
+}
+
+#[test]
+fn a_layer_that_a_pull_works_with_survives_the_removal_of_its_image() {
+    let scratch = Scratch::new();
+    commit(&scratch.store, "app", &["a"]);
+    let held = scratch.store.layer(&key("a")).unwrap().unwrap();
+    let removed = remove(&scratch.store, "app").unwrap();
+    assert!(removed.layers.is_empty());
+    assert!(held.fs().exists());
+    scratch.store.sweep(noon()).unwrap();
+    assert!(held.fs().exists(), "held still");
+    scratch.store.commit(&image(&["other"], std::slice::from_ref(&held)), noon()).expect("a commit with it");
+    remove(&scratch.store, "other");
+    drop(held);
+    scratch.store.sweep(noon()).unwrap();
+    assert!(entries(&scratch.root().join("layers")).is_empty());
+}
+
+#[test]
+fn a_removed_image_can_be_pulled_again_before_the_trash_is_emptied() {
+    let scratch = Scratch::new();
+    for _ in 0..3 {
+        commit(&scratch.store, "app", &["a"]);
+        remove(&scratch.store, "app").expect("it was there");
+    }
+    commit(&scratch.store, "app", &["a"]);
+    scratch.store.empty_trash().unwrap();
+    let layer = scratch.store.layer(&key("a")).unwrap().unwrap();
+    assert_eq!(fs_err::read_to_string(layer.fs().join("etc/name")).unwrap(), "a");
+}
+
+#[test]
+fn removed_layers_are_deleted_in_the_background_without_being_asked() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path().join("store");
+    let store = Store::open(&root, StoreConfig::default()).unwrap();
+    for round in 0..5 {
+        commit(&store, "app", &["a", &format!("b{round}")]);
+        remove(&store, "app");
+    }
+    let mut looks = 0;
+    while !entries(&root.join("trash")).is_empty() {
+        looks += 1;
+        assert!(looks < 10_000, "the trash is never emptied");
+        std::thread::yield_now();
+        // A look at the disk takes its time; this bounds the wait to some seconds.
+        std::thread::park_timeout(Duration::from_millis(1));
+    }
+    drop(store);
+    open(&root);
+}
+
+#[test]
+fn what_is_in_the_trash_when_the_store_closes_goes_at_the_next_start() {
+    let scratch = Scratch::new();
+    commit(&scratch.store, "app", &["a"]);
+    remove(&scratch.store, "app");
+    let root = scratch.root();
+    assert!(!entries(&root.join("trash")).is_empty());
+    let scratch = scratch.reopen();
+    scratch.store.empty_trash().unwrap();
+    assert!(entries(&root.join("trash")).is_empty());
+}
+
+#[test]
+fn pulls_and_removals_of_images_that_share_layers_do_not_disturb_each_other() {
+    let scratch = Scratch::new();
+    std::thread::scope(|scope| {
+        for number in 0..4 {
+            let store = scratch.store.clone();
+            scope.spawn(move || {
+                let name = format!("app:{number}");
+                for _ in 0..10 {
+                    let record = commit(&store, &name, &["base", &format!("own{}", number % 2)]);
+                    // Another thread may have removed the image, which is the same for two of them.
+                    if let Some(image) = store.image(&name).unwrap() {
+                        assert_eq!(image.layers, record.layers);
+                    }
+                    remove(&store, &name);
+                }
+            });
+        }
+    });
+    scratch.store.sweep(noon()).unwrap();
+    assert!(scratch.store.list().unwrap().is_empty());
+    assert!(entries(&scratch.root().join("layers")).is_empty());
+}

@@ -1,0 +1,461 @@
+//! What each form of entry becomes, and how entries of one layer act on each other.
+
+use std::os::unix::fs::MetadataExt as _;
+
+use larder_store::unpack::files::RecordKind;
+use larder_store::unpack::{Compression, Options, OverlayForm, Owners, Threads, UnpackError};
+use larder_testkit::archive::{Archive, Entry, seal, tricky};
+
+use crate::support::{Layer, gzip, is_root};
+
+fn unpacked(entries: impl IntoIterator<Item = Entry>) -> Layer {
+    let layer = Layer::new();
+    let unpacked = layer.unpack(&Archive::new().extend(entries).finish()).unwrap();
+    assert_eq!(unpacked.usage, layer.usage_on_disk());
+    assert_eq!(layer.damage(), []);
+    layer
+}
+
+#[test]
+fn every_compression_gives_the_same_layer_whatever_it_is_called() {
+    let [plain, _] = tricky();
+    let (first, second) = plain.split_at(plain.len() / 3);
+    let zstd = |bytes: &[u8]| zstd::encode_all(bytes, 3).unwrap();
+    for (compressed, found) in [
+        (plain.clone(), Compression::None),
+        (gzip(&plain), Compression::Gzip),
+        ([gzip(first), gzip(second), gzip(b"")].concat(), Compression::Gzip),
+        (zstd(&plain), Compression::Zstd),
+        ([zstd(first), b"\x50\x2a\x4d\x18\x03\0\0\0abc".to_vec(), zstd(second)].concat(), Compression::Zstd),
+    ] {
+        for threads in [Threads::One, Threads::Two] {
+            let layer = Layer::new();
+            let options = Options { threads, ..Options::default() };
+            let unpacked = layer.unpack_with(&compressed, &plain, &options).unwrap();
+            assert_eq!(unpacked.compression, found);
+            assert_eq!(unpacked.plain_bytes, plain.len() as u64);
+            assert_eq!(unpacked.compressed_bytes, compressed.len() as u64);
+            assert_eq!(options.progress.plain_bytes(), plain.len() as u64);
+            assert_eq!(options.progress.compressed_bytes(), compressed.len() as u64);
+            assert_eq!(options.progress.entries(), unpacked.entries);
+            assert_eq!(unpacked.usage, layer.usage_on_disk());
+            assert_eq!(layer.damage(), []);
+        }
+    }
+}
+
+#[test]
+fn bytes_after_the_end_of_the_archive_count_for_the_digest_only() {
+    let archive = [Archive::new().add(Entry::file("f", "x")).finish(), vec![7; 3_000_000]].concat();
+    for threads in [Threads::One, Threads::Two] {
+        let layer = Layer::new();
+        let options = Options { threads, ..Options::default() };
+        let unpacked = layer.unpack_with(&gzip(&archive), &archive, &options).unwrap();
+        assert_eq!((unpacked.entries, unpacked.plain_bytes), (1, archive.len() as u64));
+    }
+}
+
+#[test]
+fn an_archive_may_end_without_an_end() {
+    for end in [0, 512] {
+        let mut archive = Archive::new().add(Entry::file("f", "x")).unfinished();
+        archive.resize(archive.len() + end, 0);
+        assert_eq!(Layer::new().unpack(&archive).unwrap().entries, 1);
+    }
+    assert_eq!(Layer::new().unpack(b"").unwrap().entries, 0);
+}
+
+#[test]
+fn modes_owners_times_and_attributes_are_those_of_the_archive() {
+    if !is_root() {
+        return;
+    }
+    let layer = unpacked([
+        Entry::dir("d").mode(0o3750).owner(70_000, 3).mtime(1_000_000_000).xattr("user.d", "1"),
+        Entry::file("d/su", "x").mode(0o4711).owner(5, 6).xattr("security.capability", capability()),
+        Entry::file("d/none", "x").mode(0),
+        Entry::file("d/nanos", "x").pax("mtime", "1234567890.123456789"),
+        Entry::file("d/early", "x").pax("mtime", "-1.25"),
+        Entry::file("d/late", "x").owner(4_294_967_294, 0),
+        Entry::symlink("d/link", "nowhere").owner(8, 9).mtime(5),
+        Entry::fifo("d/pipe").mode(0o622).owner(1, 2),
+        Entry::char_device("d/null", 1, 3).mode(0o666),
+        Entry { device: (8, 1), ..Entry::new(b'4', "d/disk") },
+    ]);
+    let of = |path: &str| {
+        let meta = layer.meta(path);
+        (meta.mode() & 0o7777, meta.uid(), meta.gid(), meta.mtime())
+    };
+    assert_eq!(of("d"), (0o3750, 70_000, 3, 1_000_000_000));
+    assert_eq!(of("d/su"), (0o4711, 5, 6, 1_700_000_000));
+    assert_eq!(of("d/none").0, 0);
+    assert_eq!(layer.meta("d/nanos").mtime_nsec(), 123_456_789);
+    assert_eq!((layer.meta("d/early").mtime(), layer.meta("d/early").mtime_nsec()), (-2, 750_000_000));
+    assert_eq!(of("d/late").1, 4_294_967_294);
+    assert_eq!((of("d/link").1, of("d/link").2, of("d/link").3), (8, 9, 5));
+    assert_eq!(of("d/pipe"), (0o622, 1, 2, 1_700_000_000));
+    assert_eq!(layer.meta("d/null").rdev(), rustix::fs::makedev(1, 3));
+    assert_eq!(layer.meta("d/disk").rdev(), rustix::fs::makedev(8, 1));
+    let mut value = [0; 64];
+    let length =
+        rustix::fs::getxattr(layer.root().join("d/su"), "security.capability", &mut value[..]).unwrap();
+    assert_eq!(&value[..length], capability());
+}
+
+/// `cap_net_raw=ep`, as the kernel keeps it.
+fn capability() -> Vec<u8> {
+    let mut bytes = 0x0200_0001u32.to_le_bytes().to_vec();
+    bytes.extend((1u32 << 13).to_le_bytes());
+    bytes.resize(20, 0);
+    bytes
+}
+
+#[test]
+fn long_names_come_through_in_every_format() {
+    let name = |letter: &str| format!("{}/{}", letter.repeat(120), letter.repeat(240));
+    let mut prefixed = Entry::file("short", "prefix").header();
+    prefixed[345..345 + 6].copy_from_slice(b"prefix");
+    seal(&mut prefixed);
+    let archive = Archive::new()
+        .add(Entry::file(name("p"), "pax"))
+        .add(Entry::file(name("g"), "gnu").gnu())
+        .add(Entry::symlink("link-p", name("p")))
+        .add(Entry::symlink("link-g", name("g")).gnu())
+        .raw(&prefixed)
+        .raw(&[&b"prefix"[..], &[0; 506]].concat())
+        .finish();
+    let layer = Layer::new();
+    layer.unpack(&archive).unwrap();
+    for (path, content) in [
+        (name("p").as_str(), "pax"),
+        (name("g").as_str(), "gnu"),
+        ("link-p", "pax"),
+        ("link-g", "gnu"),
+        ("prefix/short", "prefix"),
+    ] {
+        assert_eq!(layer.read(path), content);
+    }
+}
+
+#[test]
+fn directories_of_old_archives_end_in_a_slash() {
+    let mut old = Entry::file("old/", "").header();
+    old[156] = 0;
+    seal(&mut old);
+    let layer = Layer::new();
+    layer.unpack(&Archive::new().raw(&old).finish()).unwrap();
+    assert!(layer.meta("old").is_dir());
+}
+
+#[test]
+fn sparse_files_keep_their_holes() {
+    let layer = unpacked([
+        Entry::file("v01", "abcXYZ")
+            .pax("GNU.sparse.map", "0,3,1048576,3,2097152,0")
+            .pax("GNU.sparse.size", "2097152")
+            .pax("GNU.sparse.name", "sparse/one"),
+        Entry::file(
+            "v10",
+            [format!("2\n0\n3\n1048576\n3\n{}", "\0".repeat(496)).into_bytes(), b"abcXYZ".to_vec()].concat(),
+        )
+        .pax("GNU.sparse.major", "1")
+        .pax("GNU.sparse.minor", "0")
+        .pax("GNU.sparse.realsize", "2097152")
+        .pax("GNU.sparse.name", "sparse/two"),
+        Entry::file("after", "after"),
+    ]);
+    for path in ["sparse/one", "sparse/two"] {
+        let content = fs_err::read(layer.root().join(path)).unwrap();
+        assert_eq!(content.len(), 2_097_152, "{path}");
+        assert_eq!((&content[..3], &content[1_048_576..1_048_579]), (&b"abc"[..], &b"XYZ"[..]), "{path}");
+        assert_eq!(content.iter().filter(|byte| **byte != 0).count(), 6, "{path}");
+        assert!(layer.meta(path).blocks() * 512 < 100_000, "{path}");
+        assert!(matches!(
+            layer.record(path).kind,
+            RecordKind::File { size: 2_097_152, extents: Some(_), .. }
+        ));
+    }
+    assert_eq!(layer.read("after"), "after");
+}
+
+#[test]
+fn sparse_files_of_gnu_tar_are_read_in_all_its_formats() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("holes");
+    let file = fs_err::File::create(&path).unwrap();
+    // More parts than fit into one header.
+    for part in 0..40u64 {
+        rustix::io::pwrite(&file, format!("part {part}").as_bytes(), part * 100_000).unwrap();
+    }
+    file.set_len(10_000_000).unwrap();
+    let content = fs_err::read(&path).unwrap();
+    for format in [
+        &["--format=gnu"][..],
+        &["--format=pax", "--sparse-version=1.0"],
+        &["--format=pax", "--sparse-version=0.1"],
+        &["--format=pax", "--sparse-version=0.0"],
+    ] {
+        let tar = std::process::Command::new("tar")
+            .args(["-c", "--sparse"])
+            .args(format)
+            .arg("-C")
+            .arg(folder.path())
+            .arg("holes")
+            .output()
+            .unwrap();
+        assert!(tar.status.success(), "{}", String::from_utf8_lossy(&tar.stderr));
+        let layer = Layer::new();
+        layer.unpack(&tar.stdout).unwrap();
+        assert_eq!(fs_err::read(layer.root().join("holes")).unwrap(), content, "{format:?}");
+        assert!(layer.meta("holes").blocks() * 512 < 1_000_000, "{format:?}");
+        assert_eq!(layer.damage(), []);
+    }
+}
+
+#[test]
+fn the_last_entry_of_a_name_wins() {
+    let layer = unpacked([
+        Entry::file("f", "first"),
+        Entry::file("./f", "second"),
+        Entry::dir("d"),
+        Entry::file("d/old", "x"),
+        Entry::file("d", "a file now"),
+        Entry::file("e", "x"),
+        Entry::dir("e"),
+        Entry::file("e/in", "a directory now"),
+        Entry::symlink("l", "e"),
+        Entry::dir("l"),
+        Entry::file("l/in", "no link now"),
+        Entry::dir("again").mode(0o700),
+        Entry::file("again/kept", "x"),
+        Entry::dir("again").mode(0o711),
+    ]);
+    assert_eq!(layer.read("f"), "second");
+    assert_eq!(layer.read("d"), "a file now");
+    assert_eq!(layer.read("e/in"), "a directory now");
+    assert!(!layer.root().join("e/in/../../e/x").exists());
+    assert_eq!(layer.read("l/in"), "no link now");
+    assert_eq!(layer.meta("again").mode() & 0o777, 0o711);
+    assert_eq!(layer.read("again/kept"), "x");
+    if is_root() {
+        // What was there before hid the lower layers' directories.
+        assert!(layer.opaque("e") && layer.opaque("l") && !layer.opaque("again"));
+    }
+    assert!(!layer.records().iter().any(|record| record.path == b"d/old"));
+}
+
+#[test]
+fn a_file_keeps_its_other_names_when_its_first_is_replaced() {
+    let layer = unpacked([
+        Entry::file("a", "old"),
+        Entry::hard_link("b", "a"),
+        Entry::hard_link("c", "a"),
+        Entry::file("d/x", "in a directory"),
+        Entry::hard_link("e", "d/x"),
+        Entry::file("a", "new"),
+        Entry::file("d", "a file now"),
+    ]);
+    assert_eq!(
+        (layer.read("a"), layer.read("b"), layer.read("c")),
+        ("new".into(), "old".into(), "old".into())
+    );
+    assert_eq!(layer.meta("b").ino(), layer.meta("c").ino());
+    assert_eq!(layer.read("e"), "in a directory");
+}
+
+#[test]
+fn entries_come_in_any_order() {
+    let layer = unpacked([
+        Entry::hard_link("link-to-link", "link"),
+        Entry::hard_link("link", "dir/file"),
+        Entry::hard_link("replaced", "dir/file"),
+        Entry::file("replaced", "a file"),
+        Entry::hard_link("dir/gone", "dir/file"),
+        Entry::file("dir/.wh.gone", ""),
+        Entry::file("dir/file", "content"),
+        Entry::dir("dir").mode(0o750),
+    ]);
+    assert_eq!(layer.meta("link-to-link").ino(), layer.meta("dir/file").ino());
+    assert_eq!(layer.meta("link").nlink(), 4);
+    assert_eq!(layer.read("replaced"), "a file");
+    assert_eq!(layer.meta("dir").mode() & 0o777, 0o750);
+    assert_eq!(layer.record("dir").kind, RecordKind::Directory { implicit: false, opaque: false });
+}
+
+#[test]
+fn a_parent_that_is_a_link_of_the_layer_is_followed_inside() {
+    let layer = unpacked([
+        Entry::symlink("lib", "usr/lib"),
+        Entry::file("lib/a", "1"),
+        Entry::symlink("abs", "/usr/share"),
+        Entry::file("abs/b", "2"),
+        Entry::symlink("usr/up", "../../../usr/up2"),
+        Entry::file("usr/up/c", "3"),
+        Entry::hard_link("again", "lib/a"),
+    ]);
+    assert!(layer.meta("lib").is_symlink());
+    assert_eq!(layer.read("usr/lib/a"), "1");
+    assert_eq!(layer.read("usr/share/b"), "2");
+    assert_eq!(layer.read("usr/up2/c"), "3");
+    assert_eq!(layer.meta("again").ino(), layer.meta("usr/lib/a").ino());
+    assert_eq!(layer.record("again").kind, RecordKind::HardLink { target: b"usr/lib/a".to_vec() });
+}
+
+#[test]
+fn whiteouts_and_opaque_directories_are_those_of_the_overlay() {
+    if !is_root() {
+        return;
+    }
+    let layer = unpacked([
+        Entry::file("d/.wh.gone", ""),
+        Entry::file("d/.wh.kept", ""),
+        Entry::file("d/kept", "in this layer"),
+        Entry::dir("d/dir"),
+        Entry::file("d/dir/in", "x"),
+        Entry::file("d/.wh.dir", ""),
+        Entry::file("o/.wh..wh..opq", ""),
+        Entry::file("o/new", "x"),
+        Entry::file(".wh.back", ""),
+        Entry::dir("back"),
+        Entry::file(".wh.implied", ""),
+        Entry::file("implied/x", ""),
+    ]);
+    assert!(layer.is_whiteout("d/gone"));
+    assert_eq!(layer.read("d/kept"), "in this layer");
+    assert_eq!(layer.read("d/dir/in"), "x");
+    for (path, opaque) in [("d", false), ("d/dir", true), ("o", true), ("back", true), ("implied", true)] {
+        assert_eq!(layer.opaque(path), opaque, "{path}");
+    }
+}
+
+#[test]
+fn whiteouts_can_be_marked_files() {
+    let options = Options { overlay: OverlayForm::User, mark_whiteouts: true, ..Options::default() };
+    let archive = Archive::new()
+        .add(Entry::file("d/.wh.gone", ""))
+        .add(Entry::file("d/.wh.back", ""))
+        .add(Entry::file("d/back/x", "x"))
+        .add(Entry::file("o/.wh.gone", ""))
+        .add(Entry::file("o/.wh..wh..opq", ""))
+        .finish();
+    let layer = Layer::new();
+    let unpacked = layer.unpack_with(&archive, &archive, &options).unwrap();
+    let value = |path: &str, name: &str| {
+        let mut value = [0; 8];
+        let length = rustix::fs::getxattr(layer.root().join(path), name, &mut value[..]).ok()?;
+        Some(value[..length].to_vec())
+    };
+    assert_eq!(value("d/gone", "user.overlay.whiteout"), Some(Vec::new()));
+    assert_eq!(value("d", "user.overlay.opaque"), Some(b"x".to_vec()));
+    assert_eq!(value("", "user.overlay.opaque"), Some(b"x".to_vec()));
+    assert_eq!(value("d/back", "user.overlay.opaque"), Some(b"y".to_vec()));
+    assert_eq!(value("o", "user.overlay.opaque"), Some(b"y".to_vec()));
+    assert!(!layer.root().join("o/gone").exists());
+    assert_eq!(unpacked.usage, layer.usage_on_disk());
+    assert_eq!(layer.damage(), []);
+}
+
+#[test]
+fn without_owners_files_stay_usable_and_the_manifest_knows_better() {
+    let options = Options { owners: Owners::Record, overlay: OverlayForm::User, ..Options::default() };
+    let archive = Archive::new()
+        .add(Entry::dir("d").mode(0o555).owner(1, 2))
+        .add(Entry::file("d/shadow", "x").mode(0).owner(0, 42))
+        .finish();
+    let layer = Layer::new();
+    layer.unpack_with(&archive, &archive, &options).unwrap();
+    assert_eq!(layer.meta("d").mode() & 0o777, 0o755);
+    assert_eq!(layer.meta("d/shadow").mode() & 0o777, 0o400);
+    assert_eq!(layer.meta("d/shadow").uid(), rustix::process::geteuid().as_raw());
+    let record = layer.record("d/shadow");
+    assert_eq!((record.mode, record.uid, record.gid), (0, 0, 42));
+    assert_eq!(layer.damage(), []);
+}
+
+#[test]
+fn a_default_acl_does_not_reach_the_files_of_the_archive() {
+    if !is_root() {
+        return;
+    }
+    // user::rwx, user:7:rwx, group::r-x, mask::rwx, other::---
+    let acl: Vec<u8> = [
+        (0x01u16, 7u16, u32::MAX),
+        (0x02, 7, 7),
+        (0x04, 5, u32::MAX),
+        (0x10, 7, u32::MAX),
+        (0x20, 0, u32::MAX),
+    ]
+    .iter()
+    .flat_map(|(tag, perm, id)| [&tag.to_le_bytes()[..], &perm.to_le_bytes(), &id.to_le_bytes()].concat())
+    .collect();
+    let acl = [&2u32.to_le_bytes()[..], &acl].concat();
+    let layer = unpacked([Entry::dir("d").xattr("system.posix_acl_default", acl), Entry::file("d/f", "x")]);
+    let mut buffer = [0; 128];
+    let length =
+        |path: &str, name, buffer: &mut [u8]| rustix::fs::getxattr(layer.root().join(path), name, buffer);
+    assert!(length("d", "system.posix_acl_default", &mut buffer).is_ok());
+    assert!(length("d/f", "system.posix_acl_access", &mut buffer).is_err());
+}
+
+#[test]
+fn cancelling_ends_it() {
+    let [archive, _] = tricky();
+    for threads in [Threads::One, Threads::Two] {
+        let options = Options { threads, ..Options::default() };
+        options.progress.cancel();
+        let error = Layer::new().unpack_with(&gzip(&archive), &archive, &options).unwrap_err();
+        assert!(matches!(error, UnpackError::Cancelled), "{error:?}");
+    }
+}
+
+/// Cancels while it is read, and counts what is read afterwards.
+struct Canceller<'a> {
+    bytes: &'a [u8],
+    options: &'a Options,
+    reads: &'a mut u32,
+}
+
+impl std::io::Read for Canceller<'_> {
+    fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
+        *self.reads += 1;
+        if *self.reads == 3 {
+            self.options.progress.cancel();
+        }
+        let length = into.len().min(1000);
+        std::io::Read::read(&mut self.bytes, &mut into[..length])
+    }
+}
+
+#[test]
+fn cancelling_in_the_middle_reads_no_further() {
+    let [archive, _] = tricky();
+    let digest = crate::support::digest(&archive);
+    for threads in [Threads::One, Threads::Two] {
+        let options = Options { threads, ..Options::default() };
+        let (layer, mut reads) = (Layer::new(), 0);
+        let (root, files) = (layer.root(), layer.files());
+        let error = larder_store::unpack::unpack_layer(
+            Canceller { bytes: &archive, options: &options, reads: &mut reads },
+            &larder_store::unpack::Expected { digest: None, size: None, diff_id: &digest },
+            larder_store::unpack::Target { root: &root, files: &files },
+            &options,
+        )
+        .unwrap_err();
+        assert!(matches!(error, UnpackError::Cancelled), "{error:?}");
+        assert_eq!(reads, 3);
+    }
+}
+
+#[test]
+fn deep_trees_are_made_and_replaced_with_few_open_files() {
+    let deep = "d/".repeat(1000);
+    let layer = unpacked([
+        Entry::file(format!("{deep}f"), "deep"),
+        Entry::file("other", ""),
+        Entry::file(format!("{deep}g"), "deep"),
+        Entry::file("d", "shallow"),
+    ]);
+    assert_eq!(layer.read("d"), "shallow");
+    let layer = unpacked([Entry::file(format!("{deep}f"), "deep")]);
+    assert_eq!(layer.records().len(), 1002);
+}

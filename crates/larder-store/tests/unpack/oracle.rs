@@ -1,0 +1,294 @@
+//! What an overlay of our layers shows equals what `umoci unpack` writes, path by path.
+//!
+//! `LARDER_ORACLE_LAYOUTS` may name more OCI layouts, separated by `:`; all images in them are compared as well.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use larder::reference::Digest;
+use larder_store::unpack::{
+    Depth, Expected, Options, Settling, Target, Threads, UnpackError, settle, unpack_layer, verify,
+};
+use larder_testkit::archive::{Archive, Entry, tricky};
+use larder_testkit::peers::packages::Package;
+use larder_testkit::peers::{Image, Layer, require};
+use serde_json::Value;
+use sha2::{Digest as _, Sha256};
+
+use crate::support::{is_root, walk};
+
+#[test]
+fn the_merged_view_of_tricky_layers_equals_umoci() {
+    // We follow containerd: a directory takes the place of a lower layer's link. umoci follows the link.
+    let known = ["lib", "lib/second.so", "usr/lib/second.so"];
+    compare_image(
+        "tricky",
+        Image::new().layer(Layer::archive(tricky()[0].clone())).layer(Layer::archive(tricky()[1].clone())),
+        &known,
+    );
+}
+
+#[test]
+fn the_merged_view_of_one_file_equals_umoci() {
+    let app = Entry::file("bin/app", vec![b'#'; 1_500_000]).mode(0o755);
+    compare_image("tiny", Image::new().layer(Layer::archive(Archive::new().add(app).finish())), &[]);
+}
+
+/// A distribution's own files, as GNU tar packs them: what there is on any machine that runs this.
+#[test]
+fn the_merged_view_of_a_distribution_equals_umoci() {
+    if !ready() {
+        return;
+    }
+    let pack = |arguments: &[&str]| {
+        let tar = Command::new("tar")
+            .args(["-C", "/", "-c", "--sort=name", "--one-file-system"])
+            .args(arguments)
+            .output()
+            .unwrap();
+        assert!(tar.stdout.len() > 1 << 20, "{}", String::from_utf8_lossy(&tar.stderr));
+        tar.stdout
+    };
+    let image = Image::new()
+        .layer(Layer::archive(pack(&["--format=gnu", "bin", "lib", "sbin", "usr/share/zoneinfo"])))
+        .layer(Layer::archive(pack(&[
+            "--format=pax",
+            "--xattrs",
+            "--xattrs-include=*",
+            "etc",
+            "usr/sbin",
+            "usr/share/zoneinfo/Europe",
+        ])));
+    compare_image("debian", image, &[]);
+}
+
+#[test]
+fn the_merged_views_of_more_images_equal_umoci() {
+    let Some(layouts) = std::env::var_os("LARDER_ORACLE_LAYOUTS") else {
+        eprintln!("==== no more images: LARDER_ORACLE_LAYOUTS is not set ====");
+        return;
+    };
+    if !ready() {
+        return;
+    }
+    for layout in std::env::split_paths(&layouts) {
+        for (name, image) in images(&layout) {
+            let known: &[&str] =
+                if name == "tricky" { &["lib", "lib/second.so", "usr/lib/second.so"] } else { &[] };
+            compare(&layout, &name, &image, known);
+        }
+    }
+}
+
+fn ready() -> bool {
+    require(&[Package::Umoci]).is_available() && is_root()
+}
+
+fn compare_image(name: &str, image: Image, known: &[&str]) {
+    if !ready() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    image.write(folder.path()).unwrap();
+    let (tag, layers) = images(folder.path()).remove(0);
+    eprintln!("{name}:");
+    compare(folder.path(), &tag, &layers, known);
+}
+
+/// A layer of a layout: its file, its digest, its diff id.
+struct Blob {
+    file: PathBuf,
+    digest: Digest,
+    diff_id: Digest,
+    size: u64,
+}
+
+/// The images of a layout by their names, each with its layers from the bottom up.
+fn images(layout: &Path) -> Vec<(String, Vec<Blob>)> {
+    let blob = |digest: &Value| layout.join("blobs").join(digest.as_str().unwrap().replace(':', "/"));
+    let json = |path: &Path| serde_json::from_slice::<Value>(&fs_err::read(path).unwrap()).unwrap();
+    let digest = |value: &Value| Digest::parse(value.as_str().unwrap()).unwrap();
+    let index = json(&layout.join("index.json"));
+    let image = |descriptor: &Value| {
+        let manifest = json(&blob(&descriptor["digest"]));
+        let config = json(&blob(&manifest["config"]["digest"]));
+        let diff_ids = config["rootfs"]["diff_ids"].as_array().unwrap().clone();
+        let layers =
+            manifest["layers"].as_array().unwrap().iter().zip(diff_ids).map(|(layer, diff_id)| Blob {
+                file: blob(&layer["digest"]),
+                digest: digest(&layer["digest"]),
+                diff_id: digest(&diff_id),
+                size: layer["size"].as_u64().unwrap(),
+            });
+        let name =
+            descriptor["annotations"]["org.opencontainers.image.ref.name"].as_str().unwrap().to_owned();
+        (name, layers.collect())
+    };
+    index["manifests"].as_array().unwrap().iter().map(image).collect()
+}
+
+fn compare(layout: &Path, name: &str, layers: &[Blob], known: &[&str]) {
+    let folder = tempfile::tempdir().unwrap();
+    let merged = merge(folder.path(), layers).unwrap();
+    let ours = look_at(merged.path());
+    let bundle = folder.path().join("bundle");
+    let image = format!("{}:{name}", layout.display());
+    let umoci = Command::new("umoci").args(["unpack", "--image", &image]).arg(&bundle).output().unwrap();
+    assert!(umoci.status.success(), "{}", String::from_utf8_lossy(&umoci.stderr));
+    let theirs = look_at(&bundle.join("rootfs"));
+    let differences: Vec<String> = ours
+        .keys()
+        .chain(theirs.keys())
+        .collect::<std::collections::BTreeSet<_>>()
+        .into_iter()
+        .filter(|path| ours.get(*path) != theirs.get(*path))
+        .filter(|path| !known.iter().any(|known| path.as_path() == Path::new(known)))
+        .map(|path| format!("{path:?}\n  ours   {:?}\n  theirs {:?}", ours.get(path), theirs.get(path)))
+        .collect();
+    assert!(differences.is_empty(), "{name} differs:\n{}", differences.join("\n"));
+    // What is known to differ does, or it is no longer known.
+    for path in known {
+        assert_ne!(ours.get(Path::new(path)), theirs.get(Path::new(path)), "{path}");
+    }
+    eprintln!("{name}: {} paths equal", ours.len());
+}
+
+/// A read-only overlay, unmounted when dropped.
+struct Merged {
+    at: PathBuf,
+    mounted: bool,
+}
+
+impl Merged {
+    fn path(&self) -> &Path {
+        &self.at
+    }
+}
+
+impl Drop for Merged {
+    fn drop(&mut self) {
+        if self.mounted {
+            rustix::mount::unmount(&self.at, rustix::mount::UnmountFlags::DETACH).unwrap();
+        }
+    }
+}
+
+fn merge(folder: &Path, layers: &[Blob]) -> Result<Merged, UnpackError> {
+    let mut roots: Vec<PathBuf> = Vec::new();
+    for (at, layer) in layers.iter().enumerate() {
+        let root = folder.join(format!("l{at}"));
+        let files = folder.join(format!("l{at}.files"));
+        fs_err::create_dir(&root).unwrap();
+        let target = Target { root: &root, files: &files };
+        let expected =
+            Expected { digest: Some(&layer.digest), size: Some(layer.size), diff_id: &layer.diff_id };
+        let threads = if at % 2 == 0 { Threads::One } else { Threads::Two };
+        let file = fs_err::File::open(&layer.file).unwrap();
+        unpack_layer(file, &expected, target, &Options { threads, ..Options::default() })?;
+        let lowers: Vec<&Path> = roots.iter().rev().map(PathBuf::as_path).collect();
+        settle(target, &lowers, Settling::Apply)?;
+        let damage: Vec<_> = verify(&root, &files, Depth::Content)?.collect();
+        assert!(damage.is_empty(), "{damage:?}");
+        roots.push(root);
+    }
+    // An overlay without an upper directory needs two lower ones.
+    let empty = folder.join("empty");
+    fs_err::create_dir(&empty).unwrap();
+    let at = folder.join("merged");
+    fs_err::create_dir(&at).unwrap();
+    let lowers: Vec<OsString> = roots.iter().rev().map(|root| root.clone().into_os_string()).collect();
+    if let [only] = &lowers[..] {
+        return Ok(Merged { at: PathBuf::from(only), mounted: false });
+    }
+    let mut option = OsString::from("lowerdir=");
+    option.push(lowers.join(std::ffi::OsStr::new(":")));
+    let option = std::ffi::CString::new(option.as_bytes()).unwrap();
+    rustix::mount::mount(
+        "overlay",
+        &at,
+        "overlay",
+        rustix::mount::MountFlags::RDONLY,
+        Some(option.as_c_str()),
+    )
+    .unwrap();
+    Ok(Merged { at, mounted: true })
+}
+
+/// All that two equal trees have in common.
+#[derive(Debug, PartialEq, Eq)]
+struct Looks {
+    mode: u32,
+    owner: (u32, u32),
+    /// Of all but directories, whose time depends on when things were put into them.
+    mtime: Option<(i64, i64)>,
+    size: Option<u64>,
+    device: Option<u64>,
+    content: Option<Vec<u8>>,
+    xattrs: Vec<(Vec<u8>, Vec<u8>)>,
+    /// The first of the paths that are the same file.
+    same_as: Option<PathBuf>,
+}
+
+fn look_at(root: &Path) -> BTreeMap<PathBuf, Looks> {
+    let mut first_names = BTreeMap::new();
+    let mut looks = BTreeMap::new();
+    for (path, meta) in walk(root) {
+        let relative = path.strip_prefix(root).unwrap().to_owned();
+        let kind = meta.file_type();
+        let content = if kind.is_file() {
+            Some(hash(&path))
+        } else if kind.is_symlink() {
+            Some(fs_err::read_link(&path).unwrap().as_os_str().as_bytes().to_vec())
+        } else {
+            None
+        };
+        let is_device = matches!(meta.mode() & 0o170_000, 0o020_000 | 0o060_000);
+        let first = first_names.entry((meta.dev(), meta.ino())).or_insert_with(|| relative.clone()).clone();
+        let found = Looks {
+            mode: meta.mode(),
+            owner: (meta.uid(), meta.gid()),
+            mtime: (!kind.is_dir()).then(|| (meta.mtime(), meta.mtime_nsec())),
+            size: kind.is_file().then(|| meta.len()),
+            device: is_device.then(|| meta.rdev()),
+            content,
+            xattrs: xattrs(&path),
+            same_as: (first != relative && !kind.is_dir()).then_some(first),
+        };
+        looks.insert(relative, found);
+    }
+    looks
+}
+
+fn hash(path: &Path) -> Vec<u8> {
+    let (mut file, mut hasher) = (fs_err::File::open(path).unwrap(), Sha256::new());
+    let mut buffer = vec![0; 1 << 18];
+    loop {
+        match std::io::Read::read(&mut file, &mut buffer).unwrap() {
+            0 => return hasher.finalize().to_vec(),
+            read => hasher.update(&buffer[..read]),
+        }
+    }
+}
+
+fn xattrs(path: &Path) -> Vec<(Vec<u8>, Vec<u8>)> {
+    let mut names = vec![0; 65_536];
+    let length = rustix::fs::llistxattr(path, &mut names[..]).unwrap();
+    names.truncate(length);
+    let mut found: Vec<_> = names
+        .split(|byte| *byte == 0)
+        .filter(|name| !name.is_empty() && !name.starts_with(b"trusted.overlay."))
+        .map(|name| {
+            let mut value = vec![0; 65_536];
+            let length =
+                rustix::fs::lgetxattr(path, std::str::from_utf8(name).unwrap(), &mut value[..]).unwrap();
+            value.truncate(length);
+            (name.to_vec(), value)
+        })
+        .collect();
+    found.sort();
+    found
+}

@@ -1,0 +1,182 @@
+//! One layer in a folder of its own, with things beside it that nothing may touch.
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use larder::reference::Digest;
+use larder_store::unpack::files::{Reader, Record};
+use larder_store::unpack::{
+    Damage, Depth, Expected, Options, Settled, Settling, Target, UnpackError, Unpacked, Usage, settle,
+    unpack_layer, verify,
+};
+use sha2::{Digest as _, Sha256};
+use tempfile::TempDir;
+
+pub fn digest(bytes: &[u8]) -> Digest {
+    let hex = Sha256::digest(bytes).iter().fold(String::new(), |mut hex, byte| {
+        let _ = write!(hex, "{byte:02x}");
+        hex
+    });
+    Digest::parse(&format!("sha256:{hex}")).unwrap()
+}
+
+pub fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    encoder.write_all(bytes).unwrap();
+    encoder.finish().unwrap()
+}
+
+/// Whether this process is root. If not, says that a test is skipped; in CI that is a failure.
+pub fn is_root() -> bool {
+    let root = rustix::process::geteuid().is_root();
+    if !root {
+        assert!(std::env::var_os("CI").is_none(), "CI must run these tests as root");
+        eprintln!("==== SKIPPED, NOT TESTED: needs root ====");
+    }
+    root
+}
+
+/// A folder with `root`, `files.v1`, and `outside/`, which is guarded.
+pub struct Layer {
+    folder: TempDir,
+    before: Vec<Guarded>,
+}
+
+type Guarded = (PathBuf, u64, u32, u64, i64, i64, Vec<u8>);
+
+impl Layer {
+    pub fn new() -> Layer {
+        let folder = tempfile::tempdir().unwrap();
+        fs_err::create_dir_all(folder.path().join("root")).unwrap();
+        fs_err::create_dir_all(folder.path().join("outside/dir")).unwrap();
+        fs_err::write(folder.path().join("outside/secret"), "untouched").unwrap();
+        let before = guarded(folder.path());
+        Layer { folder, before }
+    }
+
+    pub fn root(&self) -> PathBuf {
+        self.folder.path().join("root")
+    }
+
+    pub fn files(&self) -> PathBuf {
+        self.folder.path().join("files.v1")
+    }
+
+    /// The guarded folder.
+    pub fn outside(&self) -> PathBuf {
+        self.folder.path().join("outside")
+    }
+
+    pub fn unpack(&self, plain: &[u8]) -> Result<Unpacked, UnpackError> {
+        self.unpack_with(plain, plain, &Options::default())
+    }
+
+    pub fn unpack_with(
+        &self,
+        compressed: &[u8],
+        plain: &[u8],
+        options: &Options,
+    ) -> Result<Unpacked, UnpackError> {
+        let (digest, diff_id) = (digest(compressed), digest(plain));
+        let expected =
+            Expected { digest: Some(&digest), size: Some(compressed.len() as u64), diff_id: &diff_id };
+        self.unpack_expecting(compressed, &expected, options)
+    }
+
+    pub fn unpack_expecting(
+        &self,
+        compressed: &[u8],
+        expected: &Expected<'_>,
+        options: &Options,
+    ) -> Result<Unpacked, UnpackError> {
+        let (root, files) = (self.root(), self.files());
+        unpack_layer(compressed, expected, Target { root: &root, files: &files }, options)
+    }
+
+    pub fn settle(&self, lowers: &[&Layer], settling: Settling) -> Result<Settled, UnpackError> {
+        let roots: Vec<PathBuf> = lowers.iter().map(|layer| layer.root()).collect();
+        let roots: Vec<&Path> = roots.iter().map(PathBuf::as_path).collect();
+        let (root, files) = (self.root(), self.files());
+        settle(Target { root: &root, files: &files }, &roots, settling)
+    }
+
+    pub fn damage(&self) -> Vec<Damage> {
+        verify(&self.root(), &self.files(), Depth::Content).unwrap().collect::<Result<_, _>>().unwrap()
+    }
+
+    pub fn records(&self) -> Vec<Record> {
+        Reader::open(&self.files()).unwrap().collect::<Result<_, _>>().unwrap()
+    }
+
+    pub fn record(&self, path: &str) -> Record {
+        self.records().into_iter().find(|record| record.path == path.as_bytes()).expect(path)
+    }
+
+    pub fn read(&self, path: &str) -> String {
+        fs_err::read_to_string(self.root().join(path)).unwrap()
+    }
+
+    pub fn meta(&self, path: &str) -> std::fs::Metadata {
+        fs_err::symlink_metadata(self.root().join(path)).unwrap()
+    }
+
+    pub fn is_whiteout(&self, path: &str) -> bool {
+        let meta = self.meta(path);
+        meta.mode() & 0o170_000 == 0o020_000 && meta.rdev() == 0
+    }
+
+    pub fn opaque(&self, path: &str) -> bool {
+        let mut value = [0; 8];
+        rustix::fs::lgetxattr(self.root().join(path), "trusted.overlay.opaque", &mut value[..]).is_ok()
+    }
+
+    /// What the tree takes, counted by walking it.
+    pub fn usage_on_disk(&self) -> Usage {
+        let mut seen = std::collections::HashSet::new();
+        let mut usage = Usage::default();
+        for (_, meta) in walk(&self.root()) {
+            if seen.insert(meta.ino()) {
+                usage.inodes += 1;
+                usage.allocated_bytes += meta.blocks() * 512;
+            }
+        }
+        usage
+    }
+
+    /// Panics if anything outside of the layer is not as it was.
+    pub fn assert_contained(&self) {
+        assert_eq!(guarded(self.folder.path()), self.before, "something outside changed");
+        let mut beside: Vec<_> =
+            fs_err::read_dir(self.folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        beside.retain(|name| name != "root" && name != "outside" && name != "files.v1");
+        assert!(beside.is_empty(), "{beside:?} appeared beside the layer");
+    }
+}
+
+fn guarded(folder: &Path) -> Vec<Guarded> {
+    let outside = folder.join("outside");
+    walk(&outside)
+        .into_iter()
+        .map(|(path, meta)| {
+            let content = if meta.is_file() { fs_err::read(&path).unwrap() } else { Vec::new() };
+            (path, meta.ino(), meta.mode(), meta.nlink(), meta.mtime_nsec(), meta.ctime_nsec(), content)
+        })
+        .collect()
+}
+
+/// Everything below a folder and itself, sorted by path.
+pub fn walk(folder: &Path) -> Vec<(PathBuf, std::fs::Metadata)> {
+    let mut found = Vec::new();
+    let mut todo = vec![folder.to_owned()];
+    while let Some(path) = todo.pop() {
+        let meta = fs_err::symlink_metadata(&path).unwrap();
+        if meta.is_dir() {
+            todo.extend(fs_err::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
+        }
+        found.push((path, meta));
+    }
+    found.sort_by(|a, b| a.0.cmp(&b.0));
+    found
+}

@@ -1,0 +1,106 @@
+//! Who may read, and the token server at `/token`.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use serde_json::json;
+
+use super::http::{Answer, Head};
+
+/// What a registry asks for.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub enum Auth {
+    /// Nothing.
+    #[default]
+    None,
+    /// A user and password, by HTTP basic authentication.
+    Basic {
+        /// The user.
+        user: String,
+        /// The password.
+        password: String,
+    },
+    /// A token of its own token server.
+    Token {
+        /// Where clients are sent for tokens; empty is its own `/token`.
+        realm: String,
+        /// The user and password, or the identity token (`("", token)`), that tokens are given for; `None` gives them
+        /// to everybody.
+        login: Option<(String, String)>,
+        /// `expires_in` of each token, in seconds.
+        expires_in: u64,
+    },
+    /// This token, which the registry did not give out itself.
+    Fixed(String),
+}
+
+#[derive(Debug, Default)]
+pub(super) struct State {
+    auth: Auth,
+    given: usize,
+    /// Tokens up to this number are not accepted.
+    expired: usize,
+}
+
+impl State {
+    pub(super) fn require(&mut self, auth: Auth) {
+        self.auth = auth;
+    }
+
+    pub(super) fn expire(&mut self) {
+        self.expired = self.given;
+    }
+
+    /// The refusal of a request that does not show what it must.
+    pub(super) fn check(&self, head: &Head, own: &str) -> Option<Answer> {
+        let shown = head.field("authorization").unwrap_or_default();
+        let (good, challenge) = match &self.auth {
+            Auth::None => return None,
+            Auth::Basic { user, password } => {
+                (shown == basic(user, password), "Basic realm=\"test\"".to_owned())
+            }
+            Auth::Fixed(token) => {
+                (shown == format!("Bearer {token}"), "Bearer realm=\"http://127.0.0.1:1/\"".into())
+            }
+            Auth::Token { realm, .. } => {
+                let number =
+                    shown.strip_prefix("Bearer token-").and_then(|number| number.parse::<usize>().ok());
+                let good = number.is_some_and(|number| number > self.expired && number <= self.given);
+                let realm = if realm.is_empty() { format!("http://{own}/token") } else { realm.clone() };
+                let scope = format!("repository:{}:pull", head.repository().unwrap_or("none"));
+                (good, format!("Bearer realm=\"{realm}\",service=\"fault,registry\",scope=\"{scope}\""))
+            }
+        };
+        if good {
+            return None;
+        }
+        let body =
+            json!({"errors": [{"code": "UNAUTHORIZED", "message": "authentication required"}]}).to_string();
+        Some(Answer::new(401, body.into_bytes()).with("WWW-Authenticate", challenge))
+    }
+
+    /// The token server.
+    pub(super) fn token(&mut self, head: &Head, body: &str) -> Answer {
+        let Auth::Token { login, expires_in, .. } = &self.auth else {
+            return Answer::new(404, Vec::new());
+        };
+        let good = match login {
+            None => true,
+            Some((user, token)) if user.is_empty() => {
+                head.method == "POST"
+                    && body.split('&').any(|field| field == "grant_type=refresh_token")
+                    && body.split('&').any(|field| field == format!("refresh_token={token}"))
+            }
+            Some((user, password)) => head.field("authorization") == Some(basic(user, password).as_str()),
+        };
+        if !good {
+            return Answer::new(401, br#"{"details":"incorrect username or password"}"#.to_vec());
+        }
+        self.given += 1;
+        let token = format!("token-{}", self.given);
+        Answer::new(200, json!({"token": token, "expires_in": expires_in}).to_string().into_bytes())
+    }
+}
+
+fn basic(user: &str, password: &str) -> String {
+    format!("Basic {}", STANDARD.encode(format!("{user}:{password}")))
+}

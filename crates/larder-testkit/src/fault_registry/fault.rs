@@ -1,0 +1,130 @@
+//! What can go wrong, and for which requests.
+
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+/// How an answer goes wrong.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Fault {
+    /// Another status, with these header fields and this body.
+    Status(u16, Vec<(String, String)>, String),
+    /// The status, with `Retry-After`.
+    RetryAfter(u16, String),
+    /// The connection is reset after so many bytes of the body (0: after the headers).
+    ResetAfter(u64),
+    /// The connection is closed in good order after so many bytes of the body.
+    CloseAfter(u64),
+    /// So many bytes of the body are sent, in good order, as if that were all of it.
+    Truncate(u64),
+    /// The first byte of the body is another one.
+    Corrupt,
+    /// The body goes on for so many bytes more than it should, without saying how long it is.
+    Overlong(u64),
+    /// So many bytes at a time, with a pause after each.
+    Trickle(u64, Duration),
+    /// After so many bytes of the body nothing more comes, and the connection stays open.
+    StallAfter(u64),
+    /// The headers come only after this time.
+    SlowHeaders(Duration),
+    /// The `Range` of the request is ignored.
+    IgnoreRange,
+    /// `Content-Range` of the answer says this.
+    ContentRange(String),
+    /// A redirect to another place.
+    Redirect(String),
+    /// The connection is reset before anything is answered.
+    Hangup,
+}
+
+impl Fault {
+    /// A status without further explanation.
+    pub fn status(status: u16) -> Fault {
+        Fault::Status(status, Vec::new(), String::new())
+    }
+}
+
+/// Which requests a fault concerns: those whose path contains a text, and of these all, or some by their number.
+#[derive(Debug, Clone)]
+pub struct On {
+    part: String,
+    nth: RangeInclusive<usize>,
+    ranged: bool,
+}
+
+impl On {
+    /// Requests whose path and query contain `part`.
+    pub fn path(part: impl Into<String>) -> On {
+        On { part: part.into(), nth: 1..=usize::MAX, ranged: false }
+    }
+
+    /// Only the first, second, ... of them, counted from when the rule was given.
+    #[must_use]
+    pub fn nth(mut self, nth: RangeInclusive<usize>) -> On {
+        self.nth = nth;
+        self
+    }
+
+    /// Only the first of them.
+    #[must_use]
+    pub fn once(self) -> On {
+        self.nth(1..=1)
+    }
+
+    /// Only those that ask for a range.
+    #[must_use]
+    pub fn ranged(mut self) -> On {
+        self.ranged = true;
+        self
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Rule {
+    on: On,
+    fault: Fault,
+    seen: usize,
+}
+
+impl Rule {
+    pub(super) fn new(on: On, fault: Fault) -> Rule {
+        Rule { on, fault, seen: 0 }
+    }
+
+    /// What this rule does to a request.
+    fn apply(&mut self, path: &str, ranged: bool) -> Option<Fault> {
+        if !path.contains(&self.on.part) || (self.on.ranged && !ranged) {
+            return None;
+        }
+        self.seen += 1;
+        self.on.nth.contains(&self.seen).then(|| self.fault.clone())
+    }
+}
+
+/// Every rule counts the request, and the first that acts on it is taken.
+pub(super) fn choose(rules: &mut [Rule], path: &str, ranged: bool) -> Option<Fault> {
+    let mut chosen = None;
+    for rule in rules {
+        let fault = rule.apply(path, ranged);
+        chosen = chosen.or(fault);
+    }
+    chosen
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_rule_acts_on_the_requests_it_names_and_on_no_other() {
+        let mut rules = [
+            Rule::new(On::path("/blobs/").nth(2..=3), Fault::Hangup),
+            Rule::new(On::path("/").ranged(), Fault::Corrupt),
+        ];
+        let mut asked = |path: &str, ranged| choose(&mut rules, path, ranged);
+        assert_eq!(asked("/v2/a/blobs/x", false), None);
+        assert_eq!(asked("/v2/a/manifests/x", false), None);
+        assert_eq!(asked("/v2/a/blobs/x", true), Some(Fault::Hangup));
+        assert_eq!(asked("/v2/a/blobs/x", false), Some(Fault::Hangup));
+        assert_eq!(asked("/v2/a/blobs/x", true), Some(Fault::Corrupt));
+    }
+}

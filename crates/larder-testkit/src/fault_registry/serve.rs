@@ -1,0 +1,245 @@
+//! Connections, requests and answers.
+
+use std::io;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::{AsyncWriteExt, BufReader};
+use tokio::net::TcpListener;
+use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::sync::oneshot;
+use tokio::task::JoinSet;
+
+use super::fault::{Fault, choose};
+use super::http::{Answer, Head};
+use super::{Request, Shared};
+
+/// How much is written at a time; the log counts in steps of it.
+const STEP: usize = 16 * 1024;
+
+/// Serves until `stopped`; what is under way then ends at once.
+pub(super) async fn serve(listener: TcpListener, shared: Arc<Shared>, stopped: oneshot::Receiver<()>) {
+    let own = listener.local_addr().map(|address| address.to_string()).unwrap_or_default();
+    let mut connections = JoinSet::new();
+    let accept = async {
+        while let Ok((stream, _)) = listener.accept().await {
+            let _ = stream.set_nodelay(true);
+            let open = Open::new(shared.clone());
+            let own = own.clone();
+            connections.spawn(async move {
+                let (from, to) = stream.into_split();
+                let mut connection =
+                    Connection { from: BufReader::new(from), to, shared: open.0.clone(), own };
+                while let Ok(true) = connection.request().await {}
+                drop(open);
+            });
+            while connections.try_join_next().is_some() {}
+        }
+    };
+    tokio::select! {
+        () = accept => {}
+        _ = stopped => {}
+    }
+}
+
+/// Counts a connection while it is open.
+struct Open(Arc<Shared>);
+
+impl Open {
+    fn new(shared: Arc<Shared>) -> Open {
+        {
+            let mut state = shared.lock();
+            state.open_now += 1;
+            state.open_most = state.open_most.max(state.open_now);
+        }
+        Open(shared)
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.lock().open_now -= 1;
+    }
+}
+
+struct Connection {
+    from: BufReader<OwnedReadHalf>,
+    to: OwnedWriteHalf,
+    shared: Arc<Shared>,
+    own: String,
+}
+
+impl Connection {
+    /// Answers one request. Whether the connection can take another one.
+    async fn request(&mut self) -> io::Result<bool> {
+        let Some(head) = Head::read(&mut self.from).await? else { return Ok(false) };
+        let body = head.body(&mut self.from).await?;
+        let (entry, fault, answer) = {
+            let mut state = self.shared.lock();
+            let entry = state.log.len();
+            state.log.push(logged(&head, &body));
+            let fault = choose(&mut state.faults, &head.path, head.field("range").is_some());
+            let answer = state.answer(&head, &body, &self.own, fault.as_ref());
+            (entry, fault, answer)
+        };
+        self.send(&head, answer, fault, entry).await
+    }
+
+    async fn send(
+        &mut self,
+        head: &Head,
+        mut answer: Answer,
+        fault: Option<Fault>,
+        entry: usize,
+    ) -> io::Result<bool> {
+        let whole = answer.body().len() as u64;
+        let mut length = Some(whole);
+        let mut content = if head.method == "HEAD" { Vec::new() } else { answer.body().to_vec() };
+        // What is done after how many bytes of the body.
+        let mut ending: Option<(u64, Ending)> = None;
+        let mut step = (STEP as u64, Duration::ZERO);
+        match fault {
+            Some(Fault::Hangup) => {
+                self.reset();
+                return Ok(false);
+            }
+            Some(Fault::SlowHeaders(wait)) => tokio::time::sleep(wait).await,
+            Some(Fault::ResetAfter(bytes)) => ending = Some((bytes, Ending::Reset)),
+            Some(Fault::CloseAfter(bytes)) => ending = Some((bytes, Ending::Close)),
+            Some(Fault::StallAfter(bytes)) => ending = Some((bytes, Ending::Stall)),
+            Some(Fault::Truncate(bytes)) => {
+                length = Some(bytes.min(whole));
+                content.truncate(usize::try_from(bytes).unwrap_or(usize::MAX));
+            }
+            Some(Fault::Corrupt) => {
+                if let Some(first) = content.first_mut() {
+                    *first ^= 0xff;
+                }
+            }
+            Some(Fault::Overlong(more)) => {
+                length = None;
+                content.resize(content.len() + usize::try_from(more).unwrap_or(0), b'x');
+            }
+            Some(Fault::Trickle(bytes, pause)) => step = (bytes.max(1), pause),
+            Some(Fault::ContentRange(text)) if answer.status == 206 => answer.set("Content-Range", text),
+            _ => {}
+        }
+        self.note(entry, |request| request.status = answer.status);
+        self.to.write_all(answer.head(length).as_bytes()).await?;
+
+        let steps = usize::try_from(step.0).unwrap_or(STEP);
+        let ending_at = ending.as_ref().map(|(at, _)| usize::try_from(*at).unwrap_or(usize::MAX));
+        let mut sent = 0;
+        loop {
+            if ending_at == Some(sent) {
+                return self.end(ending.map_or(Ending::Close, |(_, ending)| ending)).await;
+            }
+            if sent == content.len() {
+                return Ok(length.is_some());
+            }
+            let next = content.len().min(sent + steps).min(ending_at.unwrap_or(usize::MAX));
+            // Counted first: the client may have the bytes, and look at the log, before the write returns.
+            self.note(entry, |request| request.sent = next as u64);
+            self.to.write_all(&content[sent..next]).await?;
+            sent = next;
+            if !step.1.is_zero() {
+                tokio::time::sleep(step.1).await;
+            }
+        }
+    }
+
+    async fn end(&mut self, ending: Ending) -> io::Result<bool> {
+        match ending {
+            Ending::Close => {}
+            Ending::Reset => {
+                // What was sent is to arrive: a reset overtakes bytes that still wait in the client's kernel.
+                self.to.flush().await?;
+                tokio::time::sleep(Duration::from_millis(20)).await;
+                self.reset();
+            }
+            // Until the client gives up, or the registry is dropped.
+            Ending::Stall => while Head::read(&mut self.from).await?.is_some() {},
+        }
+        Ok(false)
+    }
+
+    fn reset(&self) {
+        let _ = self.to.as_ref().set_zero_linger();
+    }
+
+    fn note(&self, entry: usize, change: impl FnOnce(&mut Request)) {
+        if let Some(request) = self.shared.lock().log.get_mut(entry) {
+            change(request);
+        }
+    }
+}
+
+enum Ending {
+    Close,
+    Reset,
+    Stall,
+}
+
+impl super::State {
+    fn answer(&mut self, head: &Head, body: &str, own: &str, fault: Option<&Fault>) -> Answer {
+        match fault {
+            Some(Fault::Status(status, fields, body)) => {
+                let mut answer = Answer::new(*status, body.clone().into_bytes());
+                answer.fields.clone_from(fields);
+                return answer;
+            }
+            Some(Fault::RetryAfter(status, after)) => {
+                return Answer::new(*status, Vec::new()).with("Retry-After", after.clone());
+            }
+            Some(Fault::Redirect(to)) => return Answer::new(307, Vec::new()).with("Location", to.clone()),
+            _ => {}
+        }
+        if head.bare_path() == "/token" {
+            return self.auth.token(head, body);
+        }
+        if let Some(refusal) = self.auth.check(head, own) {
+            return refusal;
+        }
+        match head.parts() {
+            Some((repository, "manifests", reference)) => {
+                self.manifests.get(&format!("{repository}:{reference}")).map_or_else(
+                    || refusal(404, "MANIFEST_UNKNOWN", "manifest unknown"),
+                    |manifest| {
+                        Answer::new(200, manifest.content.clone())
+                            .with("Content-Type", manifest.media_type.clone())
+                            .with("Docker-Content-Digest", manifest.digest.clone())
+                    },
+                )
+            }
+            Some((_, "blobs", digest)) => match (self.blobs.get(digest), head.range()) {
+                (None, _) => refusal(404, "BLOB_UNKNOWN", "blob unknown to registry"),
+                (Some(content), Some((first, last))) if fault != Some(&Fault::IgnoreRange) => {
+                    Answer::new(200, content.clone()).ranged(first, last)
+                }
+                (Some(content), _) => Answer::new(200, content.clone()),
+            },
+            _ if head.bare_path() == "/v2/" => Answer::new(200, b"{}".to_vec()),
+            _ => Answer::new(404, Vec::new()),
+        }
+    }
+}
+
+fn refusal(status: u16, code: &str, message: &str) -> Answer {
+    let body = serde_json::json!({"errors": [{"code": code, "message": message}]}).to_string();
+    Answer::new(status, body.into_bytes()).with("Content-Type", "application/json")
+}
+
+fn logged(head: &Head, body: &str) -> Request {
+    let field = |name: &str| head.field(name).map(str::to_owned);
+    Request {
+        method: head.method.clone(),
+        path: head.path.clone(),
+        host: field("host").unwrap_or_default(),
+        authorization: field("authorization"),
+        range: field("range"),
+        headers: head.fields.clone(),
+        body: body.to_owned(),
+        status: 0,
+        sent: 0,
+    }
+}
