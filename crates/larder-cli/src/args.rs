@@ -43,13 +43,19 @@ const EXAMPLES: &str = "Examples:
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Global options")]
 pub(crate) struct Connection {
-    /// Socket of the container runtime, such as unix:///run/containerd/containerd.sock.
+    /// Where images live: the socket of a container runtime, such as unix:///run/containerd/containerd.sock; or "store"
+    /// for larder's own store, which needs no runtime.
     ///
     /// Without it: $LARDER_BACKEND; else $CONTAINER_RUNTIME_ENDPOINT and $IMAGE_SERVICE_ENDPOINT, as crictl reads them;
     /// else the first socket that a runtime listens on where runtimes usually do. An empty variable counts as unset.
     // Not clap's `env`: it takes an empty variable for a value, and shows the option as required in usage texts.
     #[arg(long, global = true, value_name = "ENDPOINT")]
     pub(crate) backend: Option<String>,
+
+    /// Use larder's own store in this folder; the same as --backend store in another place
+    /// [default: /var/lib/larder, for others than root ~/.local/share/larder].
+    #[arg(long, global = true, value_name = "DIR", conflicts_with = "backend")]
+    pub(crate) root: Option<PathBuf>,
 
     /// How long one call to the runtime may take, such as 30s or 5m; a bare number is seconds. Pulls have no limit
     /// [default: 2m, of which 5s to connect].
@@ -71,6 +77,10 @@ pub(crate) enum Command {
     Rm(RmArgs),
     Df(DfArgs),
     Runtime(RuntimeArgs),
+    Mount(MountArgs),
+    Mounts(MountsArgs),
+    Umount(UmountArgs),
+    Fsck(FsckArgs),
     Completions(CompletionsArgs),
     Man(ManArgs),
 }
@@ -248,6 +258,70 @@ pub(crate) struct RuntimeArgs {
     /// What results look like.
     #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
     pub(crate) output: Format,
+}
+
+/// Mount the root file system of an image in larder's own store.
+///
+/// For microVMs, chroots, image volumes and build jobs. The mount is a use: its image is not removed. It needs root.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  larder --backend store ensure busybox:1.36
+  larder mount busybox:1.36 /mnt
+  larder mount --writable busybox:1.36 /mnt      what is written goes with larder umount")]
+pub(crate) struct MountArgs {
+    /// Name or id of the image.
+    pub(crate) image: String,
+
+    /// An existing directory.
+    pub(crate) dir: PathBuf,
+
+    /// Take writes, into a folder of the mount's own.
+    #[arg(short, long)]
+    pub(crate) writable: bool,
+}
+
+/// List what is mounted from larder's own store.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  larder mounts
+  larder mounts -o json")]
+pub(crate) struct MountsArgs {
+    /// What results look like.
+    #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
+    pub(crate) output: Format,
+}
+
+/// Unmount images, and drop what was written to them.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  larder umount /mnt")]
+pub(crate) struct UmountArgs {
+    /// Where they are mounted.
+    #[arg(value_name = "DIR", required = true)]
+    pub(crate) dirs: Vec<PathBuf>,
+}
+
+/// Check larder's own store: find every damaged or missing file, and repair what can be.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  larder fsck
+  larder fsck --quick           compare names, sizes and modes, not contents
+  larder fsck --repair          take damaged layers away; the next pull of their images brings them back
+  larder fsck --rebuild         make a lost database anew from what is on disk
+
+Exit code: 0 sound, 1 damaged, 3 the store cannot be opened.")]
+pub(crate) struct FsckArgs {
+    /// Compare names, sizes, modes and the like only, not contents.
+    #[arg(long)]
+    pub(crate) quick: bool,
+
+    /// Put right what can be put right here, and note what a pull must bring back.
+    #[arg(long)]
+    pub(crate) repair: bool,
+
+    /// Make the database anew from what is on disk, and then check.
+    #[arg(long)]
+    pub(crate) rebuild: bool,
 }
 
 /// Print the completion script of a shell.

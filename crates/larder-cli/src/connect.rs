@@ -1,26 +1,60 @@
-//! Finds the backend: what the user named, else the first runtime that listens where runtimes usually do.
+//! Finds the backend: what the user named, a runtime or larder's own store; else the first runtime that listens where
+//! runtimes usually do.
 
 use std::env;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use larder::backend::Backend;
 use larder::gotext;
 use larder_cri::{CriBackend, CriConfig, Endpoint, discover};
+use larder_store::backend::StoreBackend;
 use tokio::time::{self, Instant};
 
 use crate::args::Connection;
 use crate::exit::Outcome;
 use crate::failure::Failure;
 use crate::out::Out;
+use crate::store;
 
 const VARIABLE: &str = "LARDER_BACKEND";
 /// What crictl reads, too.
 const RUNTIME_VARIABLE: &str = "CONTAINER_RUNTIME_ENDPOINT";
 const IMAGE_VARIABLE: &str = "IMAGE_SERVICE_ENDPOINT";
 
-/// The backend. Nothing is opened before the first call.
+/// The name of larder's own store, where the others are sockets.
+const STORE: &str = "store";
+
+/// The folder of larder's own store, if that is what the user named.
+fn named_store(args: &Connection) -> Result<Option<PathBuf>, Failure> {
+    if args.root.is_some() {
+        return Ok(args.root.clone());
+    }
+    let named = args.backend.clone().or_else(|| variable(VARIABLE));
+    if named.as_deref() == Some(STORE) { store::default_root().map(Some) } else { Ok(None) }
+}
+
+/// The folder of larder's own store, for commands that work on nothing else.
+pub(crate) fn store_root(args: &Connection) -> Result<PathBuf, Failure> {
+    match (named_store(args)?, &args.backend) {
+        (Some(root), _) => Ok(root),
+        (None, Some(other)) => Err(Failure::bad_input(format!("--backend {other}: this command works on larder's own store"))
+            .hint("leave --backend out, or name a folder with --root DIR")),
+        (None, None) => store::default_root(),
+    }
+}
+
+/// Larder's own store, opened.
+pub(crate) fn store(args: &Connection) -> Result<StoreBackend, Failure> {
+    store::open(&store_root(args)?)
+}
+
+/// The backend. A runtime is not spoken to before the first call; larder's own store is opened.
 pub(crate) fn backend(args: &Connection) -> Result<Arc<dyn Backend>, Failure> {
+    if let Some(root) = named_store(args)? {
+        return Ok(Arc::new(store::open(&root)?));
+    }
     let mut config = CriConfig::default();
     if let Some(timeout) = args.timeout {
         config.request_timeout = timeout;
@@ -90,14 +124,16 @@ fn endpoints(
         (None, Some(image)) => Ok((image, None)),
         (None, None) => match discover() {
             Ok(endpoint) => Ok((endpoint, None)),
-            Err(error) => Err(Failure::unreachable(error.to_string()).hint(error.hint())),
+            Err(error) => Err(Failure::unreachable(error.to_string())
+                .hint(error.hint())
+                .hint("or use larder's own store, which needs no runtime: --backend store")),
         },
     }
 }
 
 fn parse(text: &str, from: &str) -> Result<Endpoint, Failure> {
     Endpoint::parse(text).map_err(|error| {
-        Failure::bad_input(format!("{from} {text}: {error}")).hint("write it as unix:///path/to.sock")
+        Failure::bad_input(format!("{from} {text}: {error}")).hint("write it as unix:///path/to.sock, or store for larder's own store")
     })
 }
 

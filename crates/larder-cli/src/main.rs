@@ -17,6 +17,7 @@ mod log;
 mod manifest;
 mod out;
 mod output;
+mod store;
 
 use std::process::ExitCode;
 use std::sync::Arc;

@@ -3,9 +3,11 @@
 mod completions;
 mod df;
 mod ensure;
+mod fsck;
 mod images;
 mod inspect;
 mod man;
+mod mount;
 mod pull;
 mod rm;
 mod runtime;
@@ -39,6 +41,12 @@ pub(crate) fn run(cli: Cli, out: &Arc<Out>) -> Result<Outcome, Failure> {
         Command::Inspect(args) => block_on(async |_| inspect::run(&args, &connection, out).await),
         Command::Rm(args) => block_on(async |_| rm::run(&args, &connection, out).await),
         Command::Df(args) => block_on(async |_| df::run(&args, connect::backend(&connection)?, out).await),
+        Command::Mount(args) => mount::mount(&args, connect::store(&connection)?.store(), out),
+        Command::Mounts(args) => mount::list(&args, connect::store(&connection)?.store(), out),
+        Command::Umount(args) => Ok(mount::umount(&args, connect::store(&connection)?.store(), out)),
+        Command::Fsck(args) => {
+            block_on(async |_| fsck::run(&args, &connect::store_root(&connection)?, out).await)
+        }
         Command::Runtime(args) => {
             block_on(async |_| runtime::run(&args, &*connect::backend(&connection)?, out).await)
         }

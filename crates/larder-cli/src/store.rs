@@ -1,0 +1,48 @@
+//! The embedded store as a backend: where it is, and how it is opened.
+
+use std::path::{Path, PathBuf};
+use std::{env, io};
+
+use larder_store::backend::StoreBackend;
+use larder_store::pull::{PullConfig, Puller};
+use larder_store::registry::{Client, RegistryConfig};
+use larder_store::store::{OpenError, Store, StoreConfig};
+
+use crate::failure::{Failure, chain};
+
+/// Where the store is when nobody says: one for the machine, or one for a user who is not root.
+pub(crate) fn default_root() -> Result<PathBuf, Failure> {
+    if rustix::process::geteuid().is_root() {
+        return Ok("/var/lib/larder".into());
+    }
+    let absolute = |name: &str| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    let data = absolute("XDG_DATA_HOME").or_else(|| absolute("HOME").map(|home| home.join(".local/share")));
+    match data {
+        Some(data) => Ok(data.join("larder")),
+        None => Err(Failure::bad_input("no place for the store: neither XDG_DATA_HOME nor HOME is set")
+            .hint("name a folder with --root DIR")),
+    }
+}
+
+/// Opens the store, and makes it if there is none.
+pub(crate) fn open(root: &Path) -> Result<StoreBackend, Failure> {
+    let store = Store::open(root, StoreConfig::default()).map_err(|error| cannot_open(&error))?;
+    let client = Client::new(RegistryConfig::default());
+    Ok(StoreBackend::new(Puller::new(store, client, PullConfig::default())))
+}
+
+fn cannot_open(error: &OpenError) -> Failure {
+    let failure = Failure::unreachable(chain(error));
+    match error {
+        OpenError::InUse { .. } => failure.hint("wait until it is done; one process has a store at a time"),
+        OpenError::NotAStore { .. } => failure.hint("name an empty or new folder with --root DIR"),
+        OpenError::Newer { .. } => failure.hint("use the larder that made it, or a later one"),
+        OpenError::Database { .. } | OpenError::Format { .. } => {
+            failure.hint("larder fsck --rebuild makes the database anew from what is on disk")
+        }
+        OpenError::Io { cause, .. } if cause.kind() == io::ErrorKind::PermissionDenied => {
+            failure.hint("run as the owner of the folder, or name another with --root DIR")
+        }
+        _ => failure,
+    }
+}
