@@ -12,4 +12,5 @@ mod credentials;
 mod examples;
 mod outages;
 mod policy;
+mod store;
 mod world;

@@ -1,0 +1,149 @@
+//! larder's own store, with a real registry and no runtime at all.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use larder_testkit::peers::{Image, Package, Registry, RegistryOptions, require};
+use tempfile::TempDir;
+
+use crate::world::{Run, Running, larder_in, pod};
+
+/// A registry, and a machine without a container runtime.
+struct Machine {
+    registry: Registry,
+    home: TempDir,
+}
+
+impl Machine {
+    fn new() -> Option<Machine> {
+        if !require(&[Package::DockerRegistry, Package::Skopeo]).is_available() {
+            return None;
+        }
+        let registry = Registry::start(RegistryOptions::default()).unwrap();
+        Some(Machine { registry, home: tempfile::tempdir().unwrap() })
+    }
+
+    fn root(&self) -> PathBuf {
+        self.home.path().join("store")
+    }
+
+    fn larder(&self, arguments: &[&str]) -> Run {
+        let mut command = larder_in(self.home.path());
+        command.arg("--root").arg(self.root()).args(arguments);
+        Running::start(command).finish()
+    }
+
+    /// All regular files of all unpacked layers with this name at their end.
+    fn unpacked(&self, end: &str) -> Vec<PathBuf> {
+        let output = Command::new("find").arg(self.root().join("layers")).args(["-type", "f"]).output().unwrap();
+        let files = String::from_utf8(output.stdout).unwrap();
+        files.lines().filter(|path| path.ends_with(end)).map(PathBuf::from).collect()
+    }
+}
+
+#[test]
+fn every_command_works_without_a_runtime() {
+    let Some(machine) = Machine::new() else { return };
+    let web = Image::small(1, 300_000).push(&machine.registry, "shop/web:1").unwrap();
+    let name = machine.registry.image("shop/web:1");
+    let manifest = machine.home.path().join("pod.yaml");
+    fs_err::write(&manifest, pod("web", "IfNotPresent", &[&name])).unwrap();
+    let manifest = manifest.to_string_lossy().into_owned();
+
+    let run = machine.larder(&["ensure", "-f", &manifest]).expect(0);
+    assert_eq!(run.lines_with(&["Normal", "Pulled", "Successfully pulled image"]), 1, "{run:?}");
+    machine.registry.forget_requests();
+    let run = machine.larder(&["ensure", "-f", &manifest]).expect(0);
+    assert_eq!(run.lines_with(&["already present on machine"]), 1, "{run:?}");
+    assert_eq!(machine.registry.requests().len(), 0, "nothing was asked for");
+
+    assert_eq!(machine.larder(&["images", "-q"]).expect(0).stdout.trim(), web.image_id);
+    assert!(machine.larder(&["inspect", &name]).expect(0).json().to_string().contains(&web.manifest_digest));
+    machine.larder(&["df"]).expect(0);
+    machine.larder(&["runtime"]).expect(0);
+    machine.larder(&["ensure", &machine.registry.image("no/such:1")]).expect(1);
+
+    machine.larder(&["rm", &name]).expect(0);
+    assert_eq!(machine.larder(&["images", "-q"]).expect(0).stdout, "");
+    assert_eq!(machine.unpacked("srv/data"), [PathBuf::new(); 0]);
+}
+
+#[test]
+fn what_df_says_agrees_with_du() {
+    let Some(machine) = Machine::new() else { return };
+    for (seed, name) in [(1, "shop/web:1"), (2, "shop/api:1")] {
+        Image::small(seed, 3_000_000).push(&machine.registry, name).unwrap();
+        machine.larder(&["pull", &machine.registry.image(name)]).expect(0);
+    }
+    let said = machine.larder(&["df", "-o", "json"]).expect(0).json();
+    let said = said["filesystem"]["imagesBytes"].as_f64().unwrap();
+    let du = Command::new("du").args(["-s", "-B1"]).arg(machine.root()).output().unwrap();
+    let du: f64 = String::from_utf8(du.stdout).unwrap().split_whitespace().next().unwrap().parse().unwrap();
+    assert!((said - du).abs() <= du / 100.0, "df: {said}, du: {du}");
+}
+
+#[test]
+fn a_damaged_file_is_found_and_only_its_layer_is_fetched_again() {
+    let Some(machine) = Machine::new() else { return };
+    for (seed, name) in [(1, "shop/web:1"), (2, "shop/api:1")] {
+        Image::small(seed, 200_000).push(&machine.registry, name).unwrap();
+        machine.larder(&["pull", &machine.registry.image(name)]).expect(0);
+    }
+    machine.larder(&["fsck"]).expect(0);
+    let damaged = machine.unpacked("srv/data").swap_remove(0);
+    let before = fs_err::read(&damaged).unwrap();
+    let mut bytes = before.clone();
+    bytes[1000] ^= 1;
+    fs_err::write(&damaged, &bytes).unwrap();
+
+    let run = machine.larder(&["fsck"]).expect(1);
+    assert_eq!(run.lines_with(&["is damaged", "srv/data"]), 1, "{run:?}");
+    machine.registry.forget_requests();
+    machine.larder(&["fsck", "--repair"]).expect(0);
+    assert_eq!(fs_err::read(&damaged).unwrap(), before);
+    let requests = machine.registry.requests();
+    let layers = requests.iter().filter(|request| request.method == "GET" && request.path.contains("/blobs/"));
+    assert!(layers.count() <= 2, "one layer, and a config: {requests:?}");
+    machine.larder(&["fsck"]).expect(0);
+}
+
+#[test]
+fn a_mounted_image_is_in_use_until_it_is_unmounted() {
+    let Some(machine) = Machine::new() else { return };
+    if !rustix::process::geteuid().is_root() {
+        assert!(std::env::var_os("CI").is_none(), "CI must not skip tests of mounts");
+        eprintln!("==== SKIPPED, NOT TESTED: mounting needs root ====");
+        return;
+    }
+    Image::small(1, 50_000).push(&machine.registry, "shop/web:1").unwrap();
+    let name = machine.registry.image("shop/web:1");
+    machine.larder(&["pull", &name]).expect(0);
+    let dir = machine.home.path().join("mnt");
+    fs_err::create_dir(&dir).unwrap();
+    let target = dir.to_string_lossy().into_owned();
+
+    machine.larder(&["mount", "--writable", &name, &target]).expect(0);
+    assert_eq!(fs_err::metadata(dir.join("srv/data")).unwrap().len(), 50_000);
+    fs_err::write(dir.join("srv/new"), "written").unwrap();
+    assert_eq!(machine.larder(&["mounts"]).expect(0).lines_with(&[&target, "read-write"]), 1);
+    machine.larder(&["rm", &name]).expect(1);
+    machine.larder(&["umount", &target]).expect(0);
+    assert!(!dir.join("srv").exists());
+    assert_eq!(machine.unpacked("srv/new"), [PathBuf::new(); 0], "the layer itself was not written to");
+    machine.larder(&["rm", &name]).expect(0);
+    machine.larder(&["umount", &target]).expect(1);
+}
+
+#[test]
+fn bad_places_are_named() {
+    let Some(machine) = Machine::new() else { return };
+    let folder = machine.home.path().join("not-a-store");
+    fs_err::create_dir(&folder).unwrap();
+    fs_err::write(folder.join("file"), "").unwrap();
+    let mut command = larder_in(machine.home.path());
+    command.arg("--root").arg(&folder).arg("images");
+    let run = Running::start(command).finish().expect(3);
+    assert!(run.stderr.contains("not an image store") && run.stderr.contains("--root DIR"), "{run:?}");
+    let run = machine.larder(&["mount", "busybox:1", "/nowhere"]).expect(1);
+    assert!(run.stderr.contains("/nowhere"), "{run:?}");
+}
