@@ -5,6 +5,7 @@
 mod accounting;
 mod claims;
 mod commits;
+mod crashes;
 mod fsck;
 mod help;
 mod ingests;
