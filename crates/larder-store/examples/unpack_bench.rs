@@ -44,22 +44,22 @@ fn main() -> Outcome<()> {
         let workers: Vec<_> = (0..at_once).map(|_| scope.spawn(work)).collect();
         workers.into_iter().filter_map(|worker| worker.join().ok()).flatten().collect::<Vec<_>>()
     });
-    let (wall, cpu) = (clock(ClockId::Monotonic) - wall, clock(ClockId::ProcessCPUTime) - cpu);
+    let (wall, cpu) = (since(ClockId::Monotonic, wall), since(ClockId::ProcessCPUTime, cpu));
     let unpacked = unpacked.into_iter().collect::<Result<Vec<_>, _>>()?;
     let before = clock(ClockId::Monotonic);
     rustix::fs::syncfs(fs_err::File::open(into)?)?;
-    let sync = clock(ClockId::Monotonic) - before;
+    let sync = since(ClockId::Monotonic, before);
     let sum = |count: fn(&Unpacked) -> u64| unpacked.iter().map(count).sum::<u64>();
     let (plain, compressed) = (sum(|layer| layer.plain_bytes), sum(|layer| layer.compressed_bytes));
     writeln!(
         io::stdout(),
-        "{} entries, {} MB from {} MB: {:.3} s wall, {:.3} s CPU, {:.0} MB/s, sync {:.3} s, {} MB on disk",
+        "{} entries, {} MB from {} MB: {:.3} s wall, {:.3} s CPU, {} MB/s, sync {:.3} s, {} MB on disk",
         sum(|layer| layer.entries),
         plain / 1_000_000,
         compressed / 1_000_000,
         wall.as_secs_f64(),
         cpu.as_secs_f64(),
-        plain as f64 / 1e6 / wall.as_secs_f64(),
+        per_second(plain, wall),
         sync.as_secs_f64(),
         sum(|layer| layer.usage.allocated_bytes) / 1_000_000,
     )?;
@@ -91,7 +91,7 @@ fn digests(layer: &Path) -> io::Result<Known> {
         }
     }
     let digest = |hash: &[u8]| {
-        let hex: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
+        let hex = hash.iter().fold(String::new(), |hex, byte| format!("{hex}{byte:02x}"));
         Digest::parse(&format!("sha256:{hex}")).map_err(io::Error::other)
     };
     Ok(Known {
@@ -112,4 +112,13 @@ fn unpack(into: &Path, layer: &Path, known: &Known, threads: Threads) -> Outcome
 fn clock(id: ClockId) -> Duration {
     let now = clock_gettime(id);
     Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec.try_into().unwrap_or(0))
+}
+
+fn since(id: ClockId, start: Duration) -> Duration {
+    clock(id).saturating_sub(start)
+}
+
+/// Megabytes in a second.
+fn per_second(bytes: u64, wall: Duration) -> u128 {
+    u128::from(bytes) / wall.as_micros().max(1)
 }

@@ -2,9 +2,11 @@
 //!
 //! ```
 //! use larder_testkit::archive::{Archive, Entry};
-//! let layer = Archive::new().add(Entry::dir("etc")).add(Entry::file("etc/motd", "hello")).finish();
+//! let layer = Archive::new().with(Entry::dir("etc")).with(Entry::file("etc/motd", "hello")).finish();
 //! assert_eq!(layer.len() % 512, 0);
 //! ```
+
+use std::mem;
 
 /// An archive in the making.
 #[derive(Debug, Clone, Default)]
@@ -134,15 +136,15 @@ impl Entry {
     }
 
     /// The entry as it stands in an archive, with all its headers.
-    pub fn bytes(&self) -> Vec<u8> {
-        let (mut bytes, mut pax) = (Vec::new(), self.pax.clone());
+    pub fn into_bytes(mut self) -> Vec<u8> {
+        let (mut bytes, mut pax) = (Vec::new(), mem::take(&mut self.pax));
         for (long, kind, key) in [(&self.path, b'L', "path"), (&self.link, b'K', "linkpath")] {
             if long.len() <= 100 {
                 continue;
             }
             if self.gnu {
                 let name = [&long[..], b"\0"].concat();
-                bytes.extend(Entry { data: name, ..Entry::new(kind, "././@LongLink").gnu() }.bytes());
+                bytes.extend(Entry { data: name, ..Entry::new(kind, "././@LongLink").gnu() }.into_bytes());
             } else {
                 pax.push((key.to_owned(), long.clone()));
             }
@@ -150,7 +152,7 @@ impl Entry {
         if !pax.is_empty() {
             let data: Vec<u8> =
                 pax.iter().flat_map(|(key, value)| pax_record(key.as_bytes(), value)).collect();
-            bytes.extend(Entry { data, ..Entry::new(b'x', "PaxHeaders/entry") }.bytes());
+            bytes.extend(Entry { data, ..Entry::new(b'x', "PaxHeaders/entry") }.into_bytes());
         }
         bytes.extend(self.header());
         bytes.extend(&self.data);
@@ -215,14 +217,15 @@ impl Archive {
 
     /// Adds an entry.
     #[must_use]
-    pub fn add(self, entry: Entry) -> Archive {
-        self.raw(&entry.bytes())
+    pub fn with(self, entry: Entry) -> Archive {
+        let bytes = entry.into_bytes();
+        self.raw(&bytes)
     }
 
     /// Adds several entries.
     #[must_use]
     pub fn extend(self, entries: impl IntoIterator<Item = Entry>) -> Archive {
-        entries.into_iter().fold(self, Archive::add)
+        entries.into_iter().fold(self, Archive::with)
     }
 
     /// Adds bytes as they are.
@@ -251,44 +254,44 @@ pub fn tricky() -> [Vec<u8>; 2] {
     let long = format!("var/{}", "n".repeat(200));
     let lower = Archive::new()
         .extend(["etc", "etc/keep", "etc/opaque", "usr", "usr/bin", "was-dir", "var"].map(Entry::dir))
-        .add(Entry::file("etc/keep/a", "a\n"))
-        .add(Entry::file("etc/keep/b", "b\n").owner(1000, 1000).mode(0o600))
-        .add(Entry::file("etc/opaque/old", "old\n"))
-        .add(Entry::dir("etc/private").owner(7, 8).mode(0o2750).xattr("user.dir", "kept"))
-        .add(Entry::file("usr/bin/set", vec![b'x'; 5000]).mode(0o4755))
-        .add(Entry::hard_link("usr/bin/hard", "usr/bin/set").mode(0o4755))
-        .add(Entry::symlink("usr/bin/soft", "../../etc/keep/a"))
-        .add(Entry::symlink("usr/bin/dangling", "/nowhere"))
-        .add(Entry::file("was-dir/inner", "1"))
-        .add(Entry::file("was-file", "file"))
-        .add(Entry::file("var/empty", ""))
-        .add(Entry::dir("var/sticky").mode(0o1777))
-        .add(Entry::file(long.as_str(), "long name"))
-        .add(Entry::file(deep, "deep"))
-        .add(Entry::file("var/ünïcode-文件", "utf-8 name"))
-        .add(Entry::file("var/xattr", "x").xattr("user.larder", "value"))
-        .add(Entry::file("var/nanos", "t").pax("mtime", "1600000000.123456789"))
-        .add(Entry::fifo("var/fifo"))
-        .add(Entry::char_device("var/null", 1, 3).mode(0o666))
-        .add(Entry::file("var/zeros", vec![0; 3_000_000]))
-        .add(Entry::symlink("lib", "usr/lib"))
-        .add(Entry::dir("usr/lib"))
-        .add(Entry::file("usr/lib/first.so", "first"))
-        .add(Entry::file(format!("gnu/{}", "g".repeat(150)), "long").gnu())
+        .with(Entry::file("etc/keep/a", "a\n"))
+        .with(Entry::file("etc/keep/b", "b\n").owner(1000, 1000).mode(0o600))
+        .with(Entry::file("etc/opaque/old", "old\n"))
+        .with(Entry::dir("etc/private").owner(7, 8).mode(0o2750).xattr("user.dir", "kept"))
+        .with(Entry::file("usr/bin/set", vec![b'x'; 5000]).mode(0o4755))
+        .with(Entry::hard_link("usr/bin/hard", "usr/bin/set").mode(0o4755))
+        .with(Entry::symlink("usr/bin/soft", "../../etc/keep/a"))
+        .with(Entry::symlink("usr/bin/dangling", "/nowhere"))
+        .with(Entry::file("was-dir/inner", "1"))
+        .with(Entry::file("was-file", "file"))
+        .with(Entry::file("var/empty", ""))
+        .with(Entry::dir("var/sticky").mode(0o1777))
+        .with(Entry::file(long.as_str(), "long name"))
+        .with(Entry::file(deep, "deep"))
+        .with(Entry::file("var/ünïcode-文件", "utf-8 name"))
+        .with(Entry::file("var/xattr", "x").xattr("user.larder", "value"))
+        .with(Entry::file("var/nanos", "t").pax("mtime", "1600000000.123456789"))
+        .with(Entry::fifo("var/fifo"))
+        .with(Entry::char_device("var/null", 1, 3).mode(0o666))
+        .with(Entry::file("var/zeros", vec![0; 3_000_000]))
+        .with(Entry::symlink("lib", "usr/lib"))
+        .with(Entry::dir("usr/lib"))
+        .with(Entry::file("usr/lib/first.so", "first"))
+        .with(Entry::file(format!("gnu/{}", "g".repeat(150)), "long").gnu())
         .finish();
     let upper = Archive::new()
-        .add(Entry::file("etc/keep/.wh.a", ""))
-        .add(Entry::dir("etc/opaque"))
-        .add(Entry::file("etc/opaque/.wh..wh..opq", ""))
-        .add(Entry::file("etc/opaque/new", "new\n"))
-        .add(Entry::file("etc/private/more", "in a directory that only the lower layer describes"))
-        .add(Entry::file("was-dir", "now a file"))
-        .add(Entry::dir("was-file").mode(0o700))
-        .add(Entry::file("was-file/inner", "now a directory"))
-        .add(Entry::file("usr/bin/.wh.hard", ""))
-        .add(Entry::file("lib/second.so", "through a symlinked parent"))
-        .add(Entry::file("./dot/prefixed", "dot"))
-        .add(Entry::file("var/zeros", "shrunk"))
+        .with(Entry::file("etc/keep/.wh.a", ""))
+        .with(Entry::dir("etc/opaque"))
+        .with(Entry::file("etc/opaque/.wh..wh..opq", ""))
+        .with(Entry::file("etc/opaque/new", "new\n"))
+        .with(Entry::file("etc/private/more", "in a directory that only the lower layer describes"))
+        .with(Entry::file("was-dir", "now a file"))
+        .with(Entry::dir("was-file").mode(0o700))
+        .with(Entry::file("was-file/inner", "now a directory"))
+        .with(Entry::file("usr/bin/.wh.hard", ""))
+        .with(Entry::file("lib/second.so", "through a symlinked parent"))
+        .with(Entry::file("./dot/prefixed", "dot"))
+        .with(Entry::file("var/zeros", "shrunk"))
         .finish();
     [lower, upper]
 }

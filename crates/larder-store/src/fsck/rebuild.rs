@@ -15,7 +15,7 @@ use super::names::write_names;
 use crate::disk::{Disk, RealDisk};
 use crate::mounts::mounted_of;
 use crate::store::blobs::{check_digest, read_blob};
-use crate::store::db::{Db, IMAGES, LAYERS, decode};
+use crate::store::db::{Db, IMAGES, LAYERS, Writer, decode};
 use crate::store::error::OpenError;
 use crate::store::layers::RECORD;
 use crate::store::layout::{Layout, names_in};
@@ -65,27 +65,28 @@ impl Store {
         let mut rebuilt = Rebuilt::default();
         let layers = find_layers(&opening.layout, check, &mut rebuilt).map_err(failed)?;
         let images = find_images(&opening.layout, &layers, &mut rebuilt).map_err(failed)?;
-        rebuilt.old = set_aside(&*opening.disk, &opening.layout).map_err(failed)?;
+        rebuilt.old = keep_old(&*opening.disk, &opening.layout).map_err(failed)?;
 
         let path = opening.layout.database();
         let database = |cause| OpenError::Database { path: path.clone(), cause };
-        let db = Db::open(&opening.disk, &path, config.database_cache_bytes).map_err(database)?;
-        let written = db.write("write the database anew", |writer| {
+        // It appears with everything in it: an empty one would make all layers look like leftovers.
+        let fill = |writer: &Writer| {
             for layer in &layers {
                 writer.put(LAYERS, layer.key.as_str(), layer)?;
             }
             for image in &images {
                 writer.put(IMAGES, image.id.as_str(), image)?;
             }
-            Ok(write_names(writer)?)
-        });
-        written.map_err(|cause| OpenError::Recovery { root: root.clone(), cause: Box::new(cause) })?;
+            write_names(writer)
+        };
+        Db::create(&*opening.disk, &path, fill).map_err(database)?;
+        let db = Db::open(&opening.disk, &path, config.database_cache_bytes).map_err(database)?;
         Ok((opening.finish(db, config)?, rebuilt))
     }
 }
 
-/// Moves the old database out of the way.
-fn set_aside(disk: &dyn Disk, layout: &Layout) -> std::io::Result<Option<PathBuf>> {
+/// Moves the old database out of the way. Without one the store does not open, but for another rebuild.
+fn keep_old(disk: &dyn Disk, layout: &Layout) -> std::io::Result<Option<PathBuf>> {
     let path = layout.database();
     if !path.exists() {
         return Ok(None);

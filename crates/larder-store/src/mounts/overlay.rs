@@ -214,3 +214,49 @@ pub(super) fn unmount(target: &Path) -> Result<(), MountError> {
         Err(cause) => Err(MountError::Unmount { target: target.to_owned(), cause: cause.into() }),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_numbers_are_short_and_differ() {
+        let names: std::collections::HashSet<String> = (0..500).map(short_number).collect();
+        assert_eq!(names.len(), 500);
+        assert!(names.iter().all(|name| name.len() <= 2));
+        assert_eq!((short_number(35), short_number(36)), ("z".into(), "10".into()));
+    }
+
+    #[test]
+    fn earlier_kernels_take_two_hundred_layers() {
+        if !rustix::process::geteuid().is_root() {
+            assert!(std::env::var_os("CI").is_none(), "CI must not skip mounts: run the tests as root");
+            eprintln!("==== SKIPPED, NOT TESTED: mounting needs root; run the tests as root ====");
+            return;
+        }
+        let scratch = tempfile::tempdir().unwrap();
+        let make = |name: String| {
+            let path = scratch.path().join("a-rather-long-name-of-a-folder-with-all-layers").join(name);
+            fs_err::create_dir_all(&path).unwrap();
+            path
+        };
+        let lower: Vec<PathBuf> = (0..200).map(|number| make(format!("{number:064}"))).collect();
+        for folder in &lower {
+            fs_err::write(folder.join(folder.file_name().unwrap()), "").unwrap();
+        }
+        for upper in [None, Some((make("upper".into()), make("work".into())))] {
+            let folder = make("mount".into());
+            let target = make("target".into());
+            let overlay = Overlay { folder: &folder, lower: &lower, upper: upper.as_ref() };
+            overlay.mount_at_once(&target).unwrap();
+            let seen = fs_err::read_dir(&target).unwrap().count();
+            let known = table::MountTable::read().unwrap().has(&folder, &target);
+            unmount(&target).unwrap();
+            assert_eq!((seen, known), (200, true));
+        }
+        let many: Vec<PathBuf> = lower.iter().cycle().take(300).cloned().collect();
+        let overlay = Overlay { folder: &make("m".into()), lower: &many, upper: None };
+        let error = overlay.mount_at_once(&make("t".into())).expect_err("more than fit on a page");
+        assert!(matches!(error, MountError::TooManyLayers { layers: 300 }), "{error}");
+    }
+}

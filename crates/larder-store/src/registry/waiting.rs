@@ -9,6 +9,8 @@ use tokio::time::Instant;
 /// What happens to a fetch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Notice {
+    /// A host serves some of it. Told before its first byte, so that it is known who lied even when a fetch is dropped.
+    Host(String),
     /// So many bytes were written to the sink.
     Bytes(u64),
     /// It waits, until another notice comes.

@@ -157,28 +157,39 @@ pub(crate) struct Db {
 }
 
 impl Db {
+    /// Opens a database that is there.
     pub(crate) fn open(disk: &Arc<dyn Disk>, path: &Path, cache_bytes: usize) -> DbResult<Db> {
         let db = Db { database: RwLock::new(None), disk: disk.clone(), path: path.to_owned(), cache_bytes };
         db.reopen()?;
         Ok(db)
     }
 
-    fn open_file(&self) -> DbResult<Database> {
-        let file = self.disk.open(&self.path, OpenHow::Create).map_err(redb::StorageError::Io)?;
-        let database =
-            redb::Builder::new().set_cache_size(self.cache_bytes).create_with_backend(Backend(file))?;
-        let ready = {
-            let transaction = database.begin_read()?;
-            TABLES.iter().all(|table| transaction.open_table(*table).is_ok())
-        };
-        if !ready {
-            let transaction = database.begin_write()?;
-            for table in TABLES {
-                transaction.open_table(table)?;
-            }
-            transaction.commit()?;
+    /// Makes a database with what `fill` writes, instead of the one that may be at `path`. It appears as a whole: redb
+    /// cannot open one that was being made when the power went.
+    pub(crate) fn create(
+        disk: &dyn Disk,
+        path: &Path,
+        fill: impl FnOnce(&Writer) -> DbResult<()>,
+    ) -> DbResult<()> {
+        let new = path.with_extension("redb.new");
+        let io = |cause| DbError::from(redb::StorageError::Io(cause));
+        disk.remove_file(&new).map_err(io)?;
+        let file = disk.open(&new, OpenHow::CreateNew).map_err(io)?;
+        let database = redb::Builder::new().create_with_backend(Backend(file.clone()))?;
+        let writer = Writer(database.begin_write()?);
+        for table in TABLES {
+            writer.0.open_table(table)?;
         }
-        Ok(database)
+        fill(&writer)?;
+        writer.0.commit()?;
+        drop(database);
+        file.sync_data().and_then(|()| disk.rename(&new, path)).map_err(io)?;
+        path.parent().map_or(Ok(()), |folder| disk.sync_dir(folder)).map_err(io)
+    }
+
+    fn open_file(&self) -> DbResult<Database> {
+        let file = self.disk.open(&self.path, OpenHow::Existing).map_err(redb::StorageError::Io)?;
+        Ok(redb::Builder::new().set_cache_size(self.cache_bytes).create_with_backend(Backend(file))?)
     }
 
     /// Closes the database and opens it again, once nobody is in it.
@@ -420,7 +431,11 @@ impl StorageBackend for Backend {
     }
 
     fn set_len(&self, len: u64) -> io::Result<()> {
-        self.0.set_len(len)
+        let grows = len > self.0.len()?;
+        self.0.set_len(len)?;
+        // redb writes the new length into its header with the next commit, and panics when it opens a file that is
+        // shorter than its header says. A power cut may keep the header and lose the length, unless it is durable.
+        if grows { self.0.sync_data() } else { Ok(()) }
     }
 
     fn sync_data(&self) -> io::Result<()> {
@@ -438,8 +453,11 @@ mod tests {
     use crate::disk::RealDisk;
 
     fn open(folder: &Path) -> Db {
-        let disk: Arc<dyn Disk> = Arc::new(RealDisk);
-        Db::open(&disk, &folder.join("db"), 1 << 20).unwrap()
+        let (disk, path): (Arc<dyn Disk>, _) = (Arc::new(RealDisk), folder.join("db"));
+        if !path.exists() {
+            Db::create(&*disk, &path, |_| Ok(())).unwrap();
+        }
+        Db::open(&disk, &path, 1 << 20).unwrap()
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! goes away with its last handle.
 
 use std::collections::HashMap;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
@@ -216,7 +217,7 @@ impl LayerStaging {
 }
 
 /// What a folder itself takes, without what is in it.
-pub(super) fn own_usage(path: &Path) -> std::io::Result<Amount> {
+pub(super) fn own_usage(path: &Path) -> io::Result<Amount> {
     use std::os::unix::fs::MetadataExt as _;
     let metadata = fs_err::symlink_metadata(path)?;
     Ok(Amount { bytes: metadata.blocks() * 512, inodes: 1 })
@@ -314,7 +315,7 @@ impl Inner {
     }
 
     /// Takes away a layer that no commit has named.
-    fn abandon(&self, layer: &Inside) -> std::io::Result<()> {
+    fn abandon(&self, layer: &Inside) -> io::Result<()> {
         let _gate = self.gate();
         let mut fresh = self.arrivals.fresh();
         // Another one may have taken its place.
@@ -323,6 +324,14 @@ impl Inner {
         }
         fresh.remove(&layer.record.key);
         drop(fresh);
+        // A commit that reported an error may have come through all the same: only the database can tell. When it
+        // cannot, the next start will.
+        let key = layer.record.key.as_str();
+        let get = |reader: &Reader| reader.get::<LayerRecord>(LAYERS, key);
+        let committed = self.db.read("look up a layer", get).map_err(io::Error::other)?;
+        if committed.is_some_and(|layer| layer.present) {
+            return Ok(());
+        }
         self.discard(&layer.path)?;
         self.trash.kick();
         Ok(())

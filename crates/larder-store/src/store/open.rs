@@ -54,7 +54,7 @@ impl Opening {
             Refused::Io(cause) => failed("lock")(cause),
         })?;
         match format {
-            None => create(&*disk, &layout).map_err(failed("create"))?,
+            None => create(&*disk, &layout)?,
             Some(FORMAT) => {}
             // There is no earlier format that would have to be brought up to date.
             Some(found) => {
@@ -106,6 +106,7 @@ fn may_become_a_store(root: &Path) -> io::Result<bool> {
         "images",
         "ingest",
         "larder.redb",
+        "larder.redb.new",
         "larder.redb.old",
         "layers",
         "lock",
@@ -118,8 +119,15 @@ fn may_become_a_store(root: &Path) -> io::Result<bool> {
 }
 
 /// The format is written last, when everything else is durable.
-fn create(disk: &dyn Disk, layout: &Layout) -> io::Result<()> {
-    layout.create(disk)?;
+fn create(disk: &dyn Disk, layout: &Layout) -> Result<(), OpenError> {
+    let failed = |cause| OpenError::Io { doing: "create", root: layout.root().to_owned(), cause };
+    layout.create(disk).map_err(failed)?;
+    let path = layout.database();
+    Db::create(disk, &path, |_| Ok(())).map_err(|cause| OpenError::Database { path, cause })?;
+    write_format(disk, layout).map_err(failed)
+}
+
+fn write_format(disk: &dyn Disk, layout: &Layout) -> io::Result<()> {
     let new = layout.root().join("format.new");
     disk.remove_file(&new)?;
     let file = disk.open(&new, OpenHow::CreateNew)?;

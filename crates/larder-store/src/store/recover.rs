@@ -35,7 +35,10 @@ impl Inner {
         for name in names_in(&folder).doing(doing)? {
             self.discard(&folder.join(name)).doing(doing)?;
         }
-        self.disk.remove_file(&self.layout.root().join("format.new")).doing(doing)
+        for name in ["format.new", "larder.redb.new"] {
+            self.disk.remove_file(&self.layout.root().join(name)).doing(doing)?;
+        }
+        Ok(())
     }
 
     /// Layers that no commit named, and layers whose removal did not come to its end.

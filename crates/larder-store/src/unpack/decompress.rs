@@ -53,9 +53,9 @@ pub(super) struct Decoder<R: Read> {
 }
 
 enum Form<R: Read> {
-    Gzip(MultiGzDecoder<Source<R>>),
-    Zstd(zstd::stream::read::Decoder<'static, Source<R>>),
-    Plain(Source<R>),
+    Gzip(Box<MultiGzDecoder<Source<R>>>),
+    Zstd(Box<zstd::stream::read::Decoder<'static, Source<R>>>),
+    Plain(Box<Source<R>>),
 }
 
 impl<R: Read> Decoder<R> {
@@ -70,9 +70,11 @@ impl<R: Read> Decoder<R> {
             Err(foreign) => return Err(source.finish().err().unwrap_or(foreign)),
         };
         let form = match compression {
-            Compression::Gzip => Form::Gzip(MultiGzDecoder::new(source)),
-            Compression::Zstd => Form::Zstd(zstd_decoder(source, limits).map_err(UnpackError::Read)?),
-            Compression::None => Form::Plain(source),
+            Compression::Gzip => Form::Gzip(Box::new(MultiGzDecoder::new(source))),
+            Compression::Zstd => {
+                Form::Zstd(Box::new(zstd_decoder(source, limits).map_err(UnpackError::Read)?))
+            }
+            Compression::None => Form::Plain(Box::new(source)),
         };
         Ok(Decoder { form, failed: None })
     }
@@ -119,7 +121,7 @@ impl<R: Read> Decoder<R> {
         let source = match form {
             Form::Gzip(decoder) => decoder.into_inner(),
             Form::Zstd(decoder) => decoder.finish(),
-            Form::Plain(source) => source,
+            Form::Plain(source) => *source,
         };
         match failed {
             None if skip_rest => Ok(source.bytes_read()),

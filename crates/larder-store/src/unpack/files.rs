@@ -275,10 +275,10 @@ impl Writer {
     /// Seven bits a byte, low ones first; the top bit says that more follow.
     fn number(&mut self, mut number: u64) {
         while number >= 0x80 {
-            self.bytes.push((number & 0x7f) as u8 | 0x80);
+            self.bytes.push(number.to_le_bytes()[0] | 0x80);
             number >>= 7;
         }
-        self.bytes.push(number as u8 & 0x7f);
+        self.bytes.push(number.to_le_bytes()[0]);
     }
 }
 
@@ -524,7 +524,9 @@ mod tests {
         let path = folder.join("files.v1");
         let mut writer =
             Writer::create(&path, Form { owners: Owners::Record, overlay: OverlayForm::User }).unwrap();
-        records().iter().for_each(|record| writer.add(record).unwrap());
+        for record in records() {
+            writer.add(&record).unwrap();
+        }
         writer.finish().unwrap();
         path
     }

@@ -28,6 +28,9 @@ pub(super) fn is_default_acl(name: &[u8]) -> bool {
     name == DEFAULT_ACL
 }
 
+/// Extended attributes: names and values.
+pub(super) type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
+
 /// What has attributes: an open file, or a name in an open directory that cannot be opened itself.
 #[derive(Clone, Copy)]
 pub(super) enum Bearer<'a> {
@@ -69,7 +72,7 @@ pub(super) fn set_xattr(on: Bearer<'_>, name: &[u8], value: &[u8]) -> Result<boo
 }
 
 /// A file's attributes, without those of the overlay and of this machine's security labels, sorted by name.
-pub(super) fn read_xattrs(on: Bearer<'_>) -> Result<Vec<(Vec<u8>, Vec<u8>)>, Errno> {
+pub(super) fn read_xattrs(on: Bearer<'_>) -> Result<Xattrs, Errno> {
     let mut found = Vec::new();
     for name in list(on)?.split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
         if !steers_overlay(name) && name != b"security.selinux" {

@@ -26,6 +26,7 @@ pub mod files;
 mod lowers;
 mod metadata;
 mod options;
+mod pax;
 mod settle;
 mod source;
 mod stream;

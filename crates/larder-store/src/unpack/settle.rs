@@ -72,7 +72,7 @@ pub fn settle(target: Target<'_>, lowers: &[&Path], settling: Settling) -> Resul
     }
     // After the links: a default ACL would be inherited, and times would change.
     for record in implicit {
-        work.directory(record)?;
+        work.directory(&record)?;
     }
     let Work { settled, mut updated, added, .. } = work;
     if settling == Settling::Apply && !(updated.is_empty() && added.is_empty()) {
@@ -108,7 +108,7 @@ impl Work {
     }
 
     /// Gives an implied directory the looks of the one below, if there is one.
-    fn directory(&mut self, record: Record) -> Result<(), UnpackError> {
+    fn directory(&mut self, record: &Record) -> Result<(), UnpackError> {
         let fail = |errno: Errno| UnpackError::file("settle the directory", path_of(&record.path), errno);
         let Some(below) = self.lowers.find(&record.path, true).map_err(fail)?.filter(Found::is_directory)
         else {

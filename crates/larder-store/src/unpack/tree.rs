@@ -45,6 +45,7 @@ pub(super) struct DirMeta {
 
 /// One directory.
 pub(super) struct Node {
+    /// [`NONE`] once it was removed.
     parent: DirId,
     name: Box<[u8]>,
     /// Next one with the same hash.
@@ -57,7 +58,6 @@ pub(super) struct Node {
     /// Hides something with a whiteout in the form of an attribute.
     pub(super) xattr_whiteouts: bool,
     pub(super) xattrs: Option<u32>,
-    removed: bool,
 }
 
 struct Slot {
@@ -124,7 +124,7 @@ impl Tree {
     }
 
     pub(super) fn is_live(&self, dir: DirId) -> bool {
-        !self.node(dir).removed
+        self.node(dir).parent != NONE
     }
 
     /// All directories that are left, the deepest first, the root last.
@@ -199,7 +199,7 @@ impl Tree {
             }
         }
         let node = self.node_mut(dir);
-        node.removed = true;
+        node.parent = NONE;
         node.name = Box::default();
     }
 
@@ -358,6 +358,5 @@ fn node(parent: DirId, name: &[u8], path_len: u32) -> Node {
         opaque: false,
         xattr_whiteouts: false,
         xattrs: None,
-        removed: false,
     }
 }

@@ -1,7 +1,8 @@
 //! Blobs in ranges, broken and resumed; each test counts what was downloaded again.
 
-use larder_store::registry::{BlobError, Extents, Notice, fetch_blob};
+use larder_store::registry::{BlobError, BlobSink, Extents, Notice, fetch_blob};
 use larder_testkit::fault_registry::{Fault, FaultRegistry, On};
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::support::*;
@@ -220,6 +221,49 @@ async fn a_trickle_is_given_up_and_a_slow_stream_is_not() {
     let error = fetch_blob(&session, &blob, &Extents::new(), Memory::new()).await.unwrap_err();
     assert!(error.to_string().contains("stalled: fewer than 2000 bytes within 400ms"), "{error}");
     assert_eq!(error.fetch_kind().map(|_| error.hint().is_some()), Some(true));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_is_written_once_the_fetch_is_dropped() {
+    /// Tells of each write, and takes its time.
+    struct Slow(std::sync::mpsc::Sender<()>);
+
+    impl BlobSink for Slow {
+        fn write_at(&self, _: u64, _: &[u8]) -> std::io::Result<()> {
+            let told = self.0.send(());
+            std::thread::yield_now();
+            told.map_err(std::io::Error::other)
+        }
+    }
+
+    let registry = FaultRegistry::start();
+    let (_, blob) = put_blob(&registry, 5_000_000);
+    let config = larder_store::registry::RegistryConfig { range_size: 1_000_000, ..quick() };
+    let session = session(config, &registry.image("a/b"));
+    for _ in 0..20 {
+        let (tell, told) = std::sync::mpsc::channel();
+        let fetch = {
+            let (session, blob) = (session.clone(), blob.clone());
+            tokio::spawn(
+                async move { fetch_blob(&session, &blob, &Extents::new(), Arc::new(Slow(tell))).await },
+            )
+        };
+        tokio::task::block_in_place(|| told.recv()).unwrap(); // the first write
+        fetch.abort();
+        assert!(fetch.await.unwrap_err().is_cancelled());
+        while told.try_recv().is_ok() {}
+        // Blocking threads may still hold the sink; when the last of them lets go, the channel closes without a word.
+        assert!(tokio::task::block_in_place(|| told.recv()).is_err());
+    }
+}
+
+#[tokio::test]
+async fn who_serves_a_blob_is_told_before_its_bytes() {
+    let registry = FaultRegistry::start();
+    let (_, blob) = put_blob(&registry, 1000);
+    let (session, notices) = watched(&session(quick(), &registry.image("a/b")));
+    fetch_blob(&session, &blob, &Extents::new(), Memory::new()).await.unwrap();
+    assert_eq!(*notices.lock().unwrap(), [Notice::Host(registry.address()), Notice::Bytes(1000)]);
 }
 
 #[tokio::test]

@@ -9,12 +9,13 @@ use larder_store::unpack::{Expected, Options, Target, unpack_layer};
 use crate::help::*;
 
 /// An image of one layer that was really unpacked, so that it has a manifest of its files.
-fn unpacked(store: &Store, name: &str, files: &[(&str, &str)]) {
+pub(crate) fn unpacked(store: &Store, name: &str, files: &[(&str, &str)]) {
     let mut archive = tar::Builder::new(Vec::new());
     for (path, content) in files {
         let mut header = tar::Header::new_gnu();
         header.set_size(content.len() as u64);
         header.set_mode(0o644);
+        header.set_mtime(1_700_000_000);
         archive.append_data(&mut header, path, content.as_bytes()).unwrap();
     }
     let archive = archive.into_inner().unwrap();

@@ -5,10 +5,13 @@
 mod accounting;
 mod claims;
 mod commits;
+mod crashes;
+mod fixture;
 mod fsck;
 mod help;
 mod ingests;
 mod leases;
+mod model;
 mod mounting;
 mod opening;
 mod removal;

@@ -150,6 +150,22 @@ fn a_damaged_database_is_an_error_that_says_what_to_do() {
 }
 
 #[test]
+fn a_lost_database_is_an_error_and_not_an_empty_store() {
+    let scratch = Scratch::new();
+    commit(&scratch.store, "app", &["a"]);
+    let Scratch { store, folder } = scratch;
+    let root = store.root().to_owned();
+    drop(store);
+    fs_err::remove_file(root.join("larder.redb")).unwrap();
+    for _ in 0..2 {
+        let error = Store::open(&root, config()).expect_err("the database is lost");
+        assert!(matches!(error, OpenError::Database { .. }), "{error}");
+    }
+    assert_eq!(entries(&root.join("layers")), [key("a").as_str()], "nothing was cleaned");
+    drop(folder);
+}
+
+#[test]
 fn a_store_on_a_disk_of_ones_own_is_the_same() {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::open_on(real(), folder.path(), config()).unwrap();

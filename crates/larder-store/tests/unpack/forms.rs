@@ -6,7 +6,7 @@ use larder_store::unpack::files::RecordKind;
 use larder_store::unpack::{Compression, Options, OverlayForm, Owners, Threads, UnpackError};
 use larder_testkit::archive::{Archive, Entry, seal, tricky};
 
-use crate::support::{Layer, gzip, is_root};
+use crate::support::{Layer, capability, gzip, is_root};
 
 fn unpacked(entries: impl IntoIterator<Item = Entry>) -> Layer {
     let layer = Layer::new();
@@ -46,7 +46,7 @@ fn every_compression_gives_the_same_layer_whatever_it_is_called() {
 
 #[test]
 fn bytes_after_the_end_of_the_archive_count_for_the_digest_only() {
-    let archive = [Archive::new().add(Entry::file("f", "x")).finish(), vec![7; 3_000_000]].concat();
+    let archive = [Archive::new().with(Entry::file("f", "x")).finish(), vec![7; 3_000_000]].concat();
     for threads in [Threads::One, Threads::Two] {
         let layer = Layer::new();
         let options = Options { threads, ..Options::default() };
@@ -58,7 +58,7 @@ fn bytes_after_the_end_of_the_archive_count_for_the_digest_only() {
 #[test]
 fn an_archive_may_end_without_an_end() {
     for end in [0, 512] {
-        let mut archive = Archive::new().add(Entry::file("f", "x")).unfinished();
+        let mut archive = Archive::new().with(Entry::file("f", "x")).unfinished();
         archive.resize(archive.len() + end, 0);
         assert_eq!(Layer::new().unpack(&archive).unwrap().entries, 1);
     }
@@ -102,14 +102,6 @@ fn modes_owners_times_and_attributes_are_those_of_the_archive() {
     assert_eq!(&value[..length], capability());
 }
 
-/// `cap_net_raw=ep`, as the kernel keeps it.
-fn capability() -> Vec<u8> {
-    let mut bytes = 0x0200_0001u32.to_le_bytes().to_vec();
-    bytes.extend((1u32 << 13).to_le_bytes());
-    bytes.resize(20, 0);
-    bytes
-}
-
 #[test]
 fn long_names_come_through_in_every_format() {
     let name = |letter: &str| format!("{}/{}", letter.repeat(120), letter.repeat(240));
@@ -117,10 +109,10 @@ fn long_names_come_through_in_every_format() {
     prefixed[345..345 + 6].copy_from_slice(b"prefix");
     seal(&mut prefixed);
     let archive = Archive::new()
-        .add(Entry::file(name("p"), "pax"))
-        .add(Entry::file(name("g"), "gnu").gnu())
-        .add(Entry::symlink("link-p", name("p")))
-        .add(Entry::symlink("link-g", name("g")).gnu())
+        .with(Entry::file(name("p"), "pax"))
+        .with(Entry::file(name("g"), "gnu").gnu())
+        .with(Entry::symlink("link-p", name("p")))
+        .with(Entry::symlink("link-g", name("g")).gnu())
         .raw(&prefixed)
         .raw(&[&b"prefix"[..], &[0; 506]].concat())
         .finish();
@@ -332,11 +324,11 @@ fn whiteouts_and_opaque_directories_are_those_of_the_overlay() {
 fn whiteouts_can_be_marked_files() {
     let options = Options { overlay: OverlayForm::User, mark_whiteouts: true, ..Options::default() };
     let archive = Archive::new()
-        .add(Entry::file("d/.wh.gone", ""))
-        .add(Entry::file("d/.wh.back", ""))
-        .add(Entry::file("d/back/x", "x"))
-        .add(Entry::file("o/.wh.gone", ""))
-        .add(Entry::file("o/.wh..wh..opq", ""))
+        .with(Entry::file("d/.wh.gone", ""))
+        .with(Entry::file("d/.wh.back", ""))
+        .with(Entry::file("d/back/x", "x"))
+        .with(Entry::file("o/.wh.gone", ""))
+        .with(Entry::file("o/.wh..wh..opq", ""))
         .finish();
     let layer = Layer::new();
     let unpacked = layer.unpack_with(&archive, &archive, &options).unwrap();
@@ -359,8 +351,8 @@ fn whiteouts_can_be_marked_files() {
 fn without_owners_files_stay_usable_and_the_manifest_knows_better() {
     let options = Options { owners: Owners::Record, overlay: OverlayForm::User, ..Options::default() };
     let archive = Archive::new()
-        .add(Entry::dir("d").mode(0o555).owner(1, 2))
-        .add(Entry::file("d/shadow", "x").mode(0).owner(0, 42))
+        .with(Entry::dir("d").mode(0o555).owner(1, 2))
+        .with(Entry::file("d/shadow", "x").mode(0).owner(0, 42))
         .finish();
     let layer = Layer::new();
     layer.unpack_with(&archive, &archive, &options).unwrap();

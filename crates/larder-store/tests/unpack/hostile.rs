@@ -379,8 +379,8 @@ fn bombs() -> Vec<Case> {
             .pax("GNU.sparse.size", real)
             .pax("GNU.sparse.name", "sparse")
     };
-    let zeros = entries([Entry::file("zeros", vec![0; 8 << 20])]);
-    let tail = [entries([]), vec![0; 8 << 20]].concat();
+    let zeros = entries([Entry::file("zeros", vec![0; 3 << 20])]);
+    let tail = [entries([]), vec![0; 3 << 20]].concat();
     let plain_limit = limits(|limits| limits.max_plain_bytes = 1 << 20);
     let mut wide_window = zstd::stream::Encoder::new(Vec::new(), 1).unwrap();
     wide_window.window_log(24).unwrap();
@@ -451,8 +451,8 @@ fn bombs() -> Vec<Case> {
         case(
             "many long names for one entry",
             Archive::new()
-                .raw(&Entry { data: b"a\0".to_vec(), ..Entry::new(b'L', "l").gnu() }.bytes().repeat(2))
-                .add(Entry::file("f", ""))
+                .raw(&Entry { data: b"a\0".to_vec(), ..Entry::new(b'L', "l").gnu() }.into_bytes().repeat(2))
+                .with(Entry::file("f", ""))
                 .finish(),
             Damaged("duplicate"),
         ),
@@ -495,7 +495,7 @@ fn endless_sparse_map() -> Vec<u8> {
 }
 
 fn damaged() -> Vec<Case> {
-    let good = || Archive::new().add(Entry::file("f", vec![b'x'; 5000]));
+    let good = || Archive::new().with(Entry::file("f", vec![b'x'; 5000]));
     let mut negative = Entry::file("f", "").header();
     negative[124..136].fill(0xff);
     seal(&mut negative);
@@ -503,8 +503,8 @@ fn damaged() -> Vec<Case> {
     wrong_sum[0] = b'g';
     let pax = |records: &[u8]| {
         Archive::new()
-            .add(Entry { data: records.to_vec(), ..Entry::new(b'x', "x") })
-            .add(Entry::file("f", ""))
+            .with(Entry { data: records.to_vec(), ..Entry::new(b'x', "x") })
+            .with(Entry::file("f", ""))
             .finish()
     };
     let packed =

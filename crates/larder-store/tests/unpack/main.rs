@@ -1,9 +1,12 @@
 //! Layers unpacked from archives of all kinds: good ones, hostile ones, and those that only other layers complete.
 
+#![allow(clippy::unwrap_used, reason = "these are tests, helpers included")]
+
 mod forms;
 mod hostile;
 mod oracle;
 mod settling;
 mod support;
 mod trees;
+mod unprivileged;
 mod verifying;

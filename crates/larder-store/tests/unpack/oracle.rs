@@ -27,7 +27,7 @@ fn the_merged_view_of_tricky_layers_equals_umoci() {
     let known = ["lib", "lib/second.so", "usr/lib/second.so"];
     compare_image(
         "tricky",
-        Image::new().layer(Layer::archive(tricky()[0].clone())).layer(Layer::archive(tricky()[1].clone())),
+        &Image::new().layer(Layer::archive(tricky()[0].clone())).layer(Layer::archive(tricky()[1].clone())),
         &known,
     );
 }
@@ -35,7 +35,7 @@ fn the_merged_view_of_tricky_layers_equals_umoci() {
 #[test]
 fn the_merged_view_of_one_file_equals_umoci() {
     let app = Entry::file("bin/app", vec![b'#'; 1_500_000]).mode(0o755);
-    compare_image("tiny", Image::new().layer(Layer::archive(Archive::new().add(app).finish())), &[]);
+    compare_image("tiny", &Image::new().layer(Layer::archive(Archive::new().with(app).finish())), &[]);
 }
 
 /// A distribution's own files, as GNU tar packs them: what there is on any machine that runs this.
@@ -63,7 +63,7 @@ fn the_merged_view_of_a_distribution_equals_umoci() {
             "usr/sbin",
             "usr/share/zoneinfo/Europe",
         ])));
-    compare_image("debian", image, &[]);
+    compare_image("debian", &image, &[]);
 }
 
 #[test]
@@ -88,7 +88,7 @@ fn ready() -> bool {
     require(&[Package::Umoci]).is_available() && is_root()
 }
 
-fn compare_image(name: &str, image: Image, known: &[&str]) {
+fn compare_image(name: &str, image: &Image, known: &[&str]) {
     if !ready() {
         return;
     }
@@ -147,7 +147,9 @@ fn compare(layout: &Path, name: &str, layers: &[Blob], known: &[&str]) {
         .into_iter()
         .filter(|path| ours.get(*path) != theirs.get(*path))
         .filter(|path| !known.iter().any(|known| path.as_path() == Path::new(known)))
-        .map(|path| format!("{path:?}\n  ours   {:?}\n  theirs {:?}", ours.get(path), theirs.get(path)))
+        .map(|path| {
+            format!("{}\n  ours   {:?}\n  theirs {:?}", path.display(), ours.get(path), theirs.get(path))
+        })
         .collect();
     assert!(differences.is_empty(), "{name} differs:\n{}", differences.join("\n"));
     // What is known to differ does, or it is no longer known.
@@ -252,7 +254,7 @@ fn look_at(root: &Path) -> BTreeMap<PathBuf, Looks> {
             mode: meta.mode(),
             owner: (meta.uid(), meta.gid()),
             mtime: (!kind.is_dir()).then(|| (meta.mtime(), meta.mtime_nsec())),
-            size: kind.is_file().then(|| meta.len()),
+            size: kind.is_file().then_some(meta.len()),
             device: is_device.then(|| meta.rdev()),
             content,
             xattrs: xattrs(&path),

@@ -14,7 +14,7 @@ use larder_store::unpack::{
 use sha2::{Digest as _, Sha256};
 use tempfile::TempDir;
 
-pub fn digest(bytes: &[u8]) -> Digest {
+pub(crate) fn digest(bytes: &[u8]) -> Digest {
     let hex = Sha256::digest(bytes).iter().fold(String::new(), |mut hex, byte| {
         let _ = write!(hex, "{byte:02x}");
         hex
@@ -22,14 +22,22 @@ pub fn digest(bytes: &[u8]) -> Digest {
     Digest::parse(&format!("sha256:{hex}")).unwrap()
 }
 
-pub fn gzip(bytes: &[u8]) -> Vec<u8> {
+pub(crate) fn gzip(bytes: &[u8]) -> Vec<u8> {
     let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
     encoder.write_all(bytes).unwrap();
     encoder.finish().unwrap()
 }
 
+/// `cap_net_raw=ep`, as the kernel keeps it.
+pub(crate) fn capability() -> Vec<u8> {
+    let mut bytes = 0x0200_0001u32.to_le_bytes().to_vec();
+    bytes.extend((1u32 << 13).to_le_bytes());
+    bytes.resize(20, 0);
+    bytes
+}
+
 /// Whether this process is root. If not, says that a test is skipped; in CI that is a failure.
-pub fn is_root() -> bool {
+pub(crate) fn is_root() -> bool {
     let root = rustix::process::geteuid().is_root();
     if !root {
         assert!(std::env::var_os("CI").is_none(), "CI must run these tests as root");
@@ -39,7 +47,7 @@ pub fn is_root() -> bool {
 }
 
 /// A folder with `root`, `files.v1`, and `outside/`, which is guarded.
-pub struct Layer {
+pub(crate) struct Layer {
     folder: TempDir,
     before: Vec<Guarded>,
 }
@@ -47,7 +55,7 @@ pub struct Layer {
 type Guarded = (PathBuf, u64, u32, u64, i64, i64, Vec<u8>);
 
 impl Layer {
-    pub fn new() -> Layer {
+    pub(crate) fn new() -> Layer {
         let folder = tempfile::tempdir().unwrap();
         fs_err::create_dir_all(folder.path().join("root")).unwrap();
         fs_err::create_dir_all(folder.path().join("outside/dir")).unwrap();
@@ -56,24 +64,24 @@ impl Layer {
         Layer { folder, before }
     }
 
-    pub fn root(&self) -> PathBuf {
+    pub(crate) fn root(&self) -> PathBuf {
         self.folder.path().join("root")
     }
 
-    pub fn files(&self) -> PathBuf {
+    pub(crate) fn files(&self) -> PathBuf {
         self.folder.path().join("files.v1")
     }
 
     /// The guarded folder.
-    pub fn outside(&self) -> PathBuf {
+    pub(crate) fn outside(&self) -> PathBuf {
         self.folder.path().join("outside")
     }
 
-    pub fn unpack(&self, plain: &[u8]) -> Result<Unpacked, UnpackError> {
+    pub(crate) fn unpack(&self, plain: &[u8]) -> Result<Unpacked, UnpackError> {
         self.unpack_with(plain, plain, &Options::default())
     }
 
-    pub fn unpack_with(
+    pub(crate) fn unpack_with(
         &self,
         compressed: &[u8],
         plain: &[u8],
@@ -85,7 +93,7 @@ impl Layer {
         self.unpack_expecting(compressed, &expected, options)
     }
 
-    pub fn unpack_expecting(
+    pub(crate) fn unpack_expecting(
         &self,
         compressed: &[u8],
         expected: &Expected<'_>,
@@ -95,45 +103,45 @@ impl Layer {
         unpack_layer(compressed, expected, Target { root: &root, files: &files }, options)
     }
 
-    pub fn settle(&self, lowers: &[&Layer], settling: Settling) -> Result<Settled, UnpackError> {
+    pub(crate) fn settle(&self, lowers: &[&Layer], settling: Settling) -> Result<Settled, UnpackError> {
         let roots: Vec<PathBuf> = lowers.iter().map(|layer| layer.root()).collect();
         let roots: Vec<&Path> = roots.iter().map(PathBuf::as_path).collect();
         let (root, files) = (self.root(), self.files());
         settle(Target { root: &root, files: &files }, &roots, settling)
     }
 
-    pub fn damage(&self) -> Vec<Damage> {
+    pub(crate) fn damage(&self) -> Vec<Damage> {
         verify(&self.root(), &self.files(), Depth::Content).unwrap().collect::<Result<_, _>>().unwrap()
     }
 
-    pub fn records(&self) -> Vec<Record> {
+    pub(crate) fn records(&self) -> Vec<Record> {
         Reader::open(&self.files()).unwrap().collect::<Result<_, _>>().unwrap()
     }
 
-    pub fn record(&self, path: &str) -> Record {
+    pub(crate) fn record(&self, path: &str) -> Record {
         self.records().into_iter().find(|record| record.path == path.as_bytes()).expect(path)
     }
 
-    pub fn read(&self, path: &str) -> String {
+    pub(crate) fn read(&self, path: &str) -> String {
         fs_err::read_to_string(self.root().join(path)).unwrap()
     }
 
-    pub fn meta(&self, path: &str) -> std::fs::Metadata {
+    pub(crate) fn meta(&self, path: &str) -> std::fs::Metadata {
         fs_err::symlink_metadata(self.root().join(path)).unwrap()
     }
 
-    pub fn is_whiteout(&self, path: &str) -> bool {
+    pub(crate) fn is_whiteout(&self, path: &str) -> bool {
         let meta = self.meta(path);
         meta.mode() & 0o170_000 == 0o020_000 && meta.rdev() == 0
     }
 
-    pub fn opaque(&self, path: &str) -> bool {
+    pub(crate) fn opaque(&self, path: &str) -> bool {
         let mut value = [0; 8];
         rustix::fs::lgetxattr(self.root().join(path), "trusted.overlay.opaque", &mut value[..]).is_ok()
     }
 
     /// What the tree takes, counted by walking it.
-    pub fn usage_on_disk(&self) -> Usage {
+    pub(crate) fn usage_on_disk(&self) -> Usage {
         let mut seen = std::collections::HashSet::new();
         let mut usage = Usage::default();
         for (_, meta) in walk(&self.root()) {
@@ -146,7 +154,7 @@ impl Layer {
     }
 
     /// Panics if anything outside of the layer is not as it was.
-    pub fn assert_contained(&self) {
+    pub(crate) fn assert_contained(&self) {
         assert_eq!(guarded(self.folder.path()), self.before, "something outside changed");
         let mut beside: Vec<_> =
             fs_err::read_dir(self.folder.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
@@ -167,7 +175,7 @@ fn guarded(folder: &Path) -> Vec<Guarded> {
 }
 
 /// Everything below a folder and itself, sorted by path.
-pub fn walk(folder: &Path) -> Vec<(PathBuf, std::fs::Metadata)> {
+pub(crate) fn walk(folder: &Path) -> Vec<(PathBuf, std::fs::Metadata)> {
     let mut found = Vec::new();
     let mut todo = vec![folder.to_owned()];
     while let Some(path) = todo.pop() {

@@ -69,9 +69,9 @@ impl Step {
 
     fn thing(&self) -> Thing {
         match self.thing {
-            0..4 => {
-                Thing::File((0..self.size).map(|at| (at.wrapping_mul(self.mtime | 1) >> 7) as u8).collect())
-            }
+            0..4 => Thing::File(
+                (0..self.size).map(|at| (at.wrapping_mul(self.mtime | 1) >> 7).to_le_bytes()[0]).collect(),
+            ),
             4 => Thing::Link(format!("to-{}", self.mtime).into_bytes()),
             5 => Thing::Pipe,
             _ => Thing::Dir,

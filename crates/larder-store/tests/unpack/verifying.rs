@@ -11,18 +11,20 @@ use rustix::fs::{
 
 use crate::support::{Layer, is_root};
 
+type Harm = fn(&Path);
+
 fn sample() -> Layer {
     let layer = Layer::new();
     let archive = Archive::new()
-        .add(Entry::dir("d").xattr("user.a", "1"))
-        .add(Entry::file("d/file", "content").xattr("user.a", "1"))
-        .add(Entry::hard_link("d/link", "d/file"))
-        .add(Entry::symlink("d/soft", "file"))
-        .add(Entry::fifo("d/pipe"))
-        .add(Entry::file("d/.wh.gone", ""))
-        .add(Entry::file("d/sub/deep", "x"))
-        .add(Entry::file("o/.wh..wh..opq", ""))
-        .add(Entry::char_device("d/null", 1, 3))
+        .with(Entry::dir("d").xattr("user.a", "1"))
+        .with(Entry::file("d/file", "content").xattr("user.a", "1"))
+        .with(Entry::hard_link("d/link", "d/file"))
+        .with(Entry::symlink("d/soft", "file"))
+        .with(Entry::fifo("d/pipe"))
+        .with(Entry::file("d/.wh.gone", ""))
+        .with(Entry::file("d/sub/deep", "x"))
+        .with(Entry::file("o/.wh..wh..opq", ""))
+        .with(Entry::char_device("d/null", 1, 3))
         .finish();
     layer.unpack(&archive).unwrap();
     assert_eq!(layer.damage(), []);
@@ -45,7 +47,6 @@ fn each_kind_of_damage_is_named() {
     if !is_root() {
         return;
     }
-    type Harm = fn(&Path);
     let remove: Harm = |path| fs_err::remove_file(path).unwrap();
     let cases: Vec<(&str, Harm, DamageKind)> = vec![
         ("d/soft", remove, DamageKind::Missing),
@@ -68,7 +69,7 @@ fn each_kind_of_damage_is_named() {
             "d/soft",
             |path| {
                 chownat(CWD, path, Some(rustix::fs::Uid::from_raw(9)), None, AtFlags::SYMLINK_NOFOLLOW)
-                    .unwrap()
+                    .unwrap();
             },
             DamageKind::Owner,
         ),
@@ -83,7 +84,7 @@ fn each_kind_of_damage_is_named() {
             "d/soft",
             |path| {
                 fs_err::remove_file(path).unwrap();
-                symlink("/etc/passwd", path).unwrap()
+                symlink("/etc/passwd", path).unwrap();
             },
             DamageKind::Link,
         ),
@@ -91,7 +92,7 @@ fn each_kind_of_damage_is_named() {
             "d/link",
             |path| {
                 fs_err::remove_file(path).unwrap();
-                fs_err::write(path, "content").unwrap()
+                fs_err::write(path, "content").unwrap();
             },
             DamageKind::Link,
         ),
@@ -99,7 +100,7 @@ fn each_kind_of_damage_is_named() {
             "d/soft",
             |path| {
                 fs_err::remove_file(path).unwrap();
-                fs_err::write(path, "file").unwrap()
+                fs_err::write(path, "file").unwrap();
             },
             DamageKind::Type,
         ),
@@ -107,7 +108,7 @@ fn each_kind_of_damage_is_named() {
             "d/null",
             |path| {
                 fs_err::remove_file(path).unwrap();
-                fs_err::write(path, "").unwrap()
+                fs_err::write(path, "").unwrap();
             },
             DamageKind::Type,
         ),
@@ -115,7 +116,7 @@ fn each_kind_of_damage_is_named() {
             "d/pipe",
             |path| {
                 fs_err::remove_file(path).unwrap();
-                fs_err::create_dir(path).unwrap()
+                fs_err::create_dir(path).unwrap();
             },
             DamageKind::Type,
         ),
@@ -123,7 +124,7 @@ fn each_kind_of_damage_is_named() {
             "d/sub/deep",
             |path| {
                 fs_err::remove_file(path).unwrap();
-                symlink("/dev/zero", path).unwrap()
+                symlink("/dev/zero", path).unwrap();
             },
             DamageKind::Type,
         ),

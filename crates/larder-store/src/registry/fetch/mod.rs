@@ -19,10 +19,11 @@ use futures_util::stream::FuturesUnordered;
 pub use extents::Extents;
 pub use sink::BlobSink;
 
-use self::sink::Writer;
+use self::sink::{Door, Writer};
 use super::body::BlobBody;
 use super::error::{FetchError, FetchErrorKind, What};
 use super::session::{Capability, Failed, Session, Walk};
+use super::waiting::Notice;
 use crate::manifest::Descriptor;
 
 /// What a fetch did.
@@ -53,7 +54,7 @@ pub enum BlobError {
 
 /// Downloads what is missing of a blob into `sink`. `present` is what is already there, as an earlier fetch left it.
 ///
-/// Dropping the future stops the download; at most one batch per connection may still be written after that.
+/// Dropping the future stops the download, and nothing is written after that.
 pub async fn fetch_blob(
     session: &Session,
     descriptor: &Descriptor,
@@ -66,7 +67,7 @@ pub async fn fetch_blob(
     let fetch = Fetch {
         session,
         descriptor,
-        sink,
+        sink: Arc::new(Door::new(sink)),
         here: Mutex::new(present.clone()),
         done: Mutex::default(),
         first_host: AtomicUsize::new(0),
@@ -152,7 +153,7 @@ enum PartOutcome<'s> {
 struct Fetch<'s> {
     session: &'s Session,
     descriptor: &'s Descriptor,
-    sink: Arc<dyn BlobSink>,
+    sink: Arc<Door>,
     here: Mutex<Extents>,
     done: Mutex<Fetched>,
     /// Hosts before this one failed for this blob.
@@ -171,6 +172,7 @@ impl<'s> Fetch<'s> {
             let link = walk.link();
             match self.session.open_at(link, self.descriptor, part.start, part.end).await {
                 Ok(body) => {
+                    self.session.watcher.tell(Notice::Host(body.host().to_owned()));
                     let mut done = self.done.lock().unwrap_or_else(PoisonError::into_inner);
                     if !done.hosts.iter().any(|host| host == body.host()) {
                         done.hosts.push(body.host().to_owned());
@@ -269,13 +271,19 @@ impl<'s> Fetch<'s> {
         for range in ranges {
             let bytes = range.end - range.start;
             self.here.lock().unwrap_or_else(PoisonError::into_inner).insert(range);
-            self.session.watcher.tell(super::waiting::Notice::Bytes(bytes));
+            self.session.watcher.tell(Notice::Bytes(bytes));
         }
         Ok(())
     }
 
-    fn finish(self) -> Fetched {
-        self.done.into_inner().unwrap_or_else(PoisonError::into_inner)
+    fn finish(&self) -> Fetched {
+        self.done.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Drop for Fetch<'_> {
+    fn drop(&mut self) {
+        self.sink.shut();
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
 
 use bytes::Bytes;
 use tokio::task::JoinHandle;
@@ -13,20 +13,43 @@ const BATCH: usize = 256 * 1024;
 /// Takes the bytes of one blob, in any order.
 pub trait BlobSink: Send + Sync + 'static {
     /// Writes all of `data` at `offset` of the blob. Called on blocking threads, from several at the same time, never
-    /// for overlapping ranges. Bytes for which it returned are not fetched again.
+    /// for overlapping ranges. Bytes for which it returned are not fetched again. Never called once the fetch is over,
+    /// however it ended.
     fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()>;
+}
+
+/// The way to the sink, which can be shut: a write on a blocking thread outlives the future that asked for it.
+pub(super) struct Door {
+    sink: Arc<dyn BlobSink>,
+    open: RwLock<bool>,
+}
+
+impl Door {
+    pub(super) fn new(sink: Arc<dyn BlobSink>) -> Door {
+        Door { sink, open: RwLock::new(true) }
+    }
+
+    /// Waits for writes under way, a piece of a batch each; nothing is written after it.
+    pub(super) fn shut(&self) {
+        *self.open.write().unwrap_or_else(PoisonError::into_inner) = false;
+    }
+
+    fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        let open = self.open.read().unwrap_or_else(PoisonError::into_inner);
+        if *open { self.sink.write_at(offset, data) } else { Err(io::ErrorKind::Interrupted.into()) }
+    }
 }
 
 /// Collects bytes of one connection and writes them, one batch while the next one is collected.
 pub(super) struct Writer {
-    sink: Arc<dyn BlobSink>,
+    sink: Arc<Door>,
     batch: Vec<(u64, Bytes)>,
     collected: usize,
     under_way: Option<JoinHandle<io::Result<Vec<Range<u64>>>>>,
 }
 
 impl Writer {
-    pub(super) fn new(sink: Arc<dyn BlobSink>) -> Writer {
+    pub(super) fn new(sink: Arc<Door>) -> Writer {
         Writer { sink, batch: Vec::new(), collected: 0, under_way: None }
     }
 

@@ -174,15 +174,11 @@ impl Survivors<'_> {
                     return None;
                 }
                 let (file, name) = self.orphans.get_mut(target)?;
-                match name {
-                    Some(name) => {
-                        Some(Record { kind: RecordKind::HardLink { target: name.clone() }, ..record })
-                    }
-                    None => {
-                        *name = Some(record.path.clone());
-                        Some(Record { path: record.path, ..file.clone() })
-                    }
+                if let Some(name) = name {
+                    return Some(Record { kind: RecordKind::HardLink { target: name.clone() }, ..record });
                 }
+                *name = Some(record.path.clone());
+                Some(Record { path: record.path, ..file.clone() })
             }
             _ if gone => {
                 self.orphans.insert(record.path.clone(), (record, None));

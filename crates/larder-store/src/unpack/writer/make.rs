@@ -73,16 +73,16 @@ impl Writer<'_> {
         entry: &Entry,
         kind: FileType,
     ) -> Result<(), UnpackError> {
-        let mode = self.disk_mode(entry.mode, 0);
+        let bits = self.disk_mode(entry.mode, 0);
         let device = if kind == FileType::Fifo { 0 } else { makedev(entry.device.0, entry.device.1) };
-        let first = Mode::from_raw_mode(mode & 0o777);
+        let first = Mode::from_raw_mode(bits & 0o777);
         let made = self.in_place(place, entry, "make", |dir, name| {
             match mknodat(dir, path_of(name), kind, first, device) {
                 Err(Errno::PERM) if kind != FileType::Fifo => Ok(false),
-                made => made.map(|()| true),
+                result => result.map(|()| true),
             }
         })?;
-        let xattrs = if made { self.describe_special(place, entry, Some(mode))? } else { None };
+        let xattrs = if made { self.describe_special(place, entry, Some(bits))? } else { None };
         self.skipped_devices += u64::from(!made);
         let kind = match kind {
             FileType::Fifo => RecordKind::Fifo,
@@ -208,15 +208,15 @@ impl Writer<'_> {
         make: impl Fn(BorrowedFd<'_>, &[u8]) -> Result<T, Errno>,
     ) -> Result<T, UnpackError> {
         let here = self.tree.open(place.dir).map_err(|stuck| stuck.at(&entry.path))?;
-        let made = match make(here.as_fd(), place.name) {
+        let result = match make(here.as_fd(), place.name) {
             Err(Errno::EXIST) => {
                 self.clear(place, entry)?;
                 let here = self.tree.open(place.dir).map_err(|stuck| stuck.at(&entry.path))?;
                 make(here.as_fd(), place.name)
             }
-            made => made,
+            result => result,
         };
-        made.map_err(|errno| UnpackError::file(doing, path_of(&entry.path), errno))
+        result.map_err(|errno| UnpackError::file(doing, path_of(&entry.path), errno))
     }
 
     /// Owner, attributes, mode and time of what cannot be opened. Returns the hash of its attributes.

@@ -1,0 +1,334 @@
+//! Every step of a commit, a removal, a load and a recovery, with the power cut or the disk failing at each of them.
+
+use std::error::Error;
+use std::io::ErrorKind;
+use std::path::Path;
+
+use larder_store::disk::Disk as _;
+use larder_store::fsck::{CheckLayer, FsckOptions};
+use larder_store::store::{FS, RemoveOptions, Store};
+use larder_testkit::faulty_disk::{Fault, FaultyDisk, Survives};
+use std::sync::Arc;
+
+use crate::help::*;
+
+/// Layers of [`layer_on`] say themselves what must be in them.
+#[derive(Debug)]
+struct CheckByName;
+
+impl CheckLayer for CheckByName {
+    fn check(
+        &self,
+        layer: &Path,
+        _: bool,
+        found: &mut dyn FnMut(String),
+    ) -> Result<(), Box<dyn Error + Send + Sync>> {
+        let fs = layer.join(FS);
+        let name = fs_err::read_to_string(fs.join("etc/name")).unwrap_or_default();
+        if layer.file_name().and_then(|folder| folder.to_str()) != Some(key(&name).as_str()) {
+            found(format!("etc/name: it says {name:?}"));
+        } else if fs_err::read_to_string(fs.join(&name)).unwrap_or_default() != name.repeat(2000) {
+            found(format!("{name}: another content"));
+        }
+        Ok(())
+    }
+}
+
+type Outcome = Result<(), Box<dyn Error>>;
+
+/// Something that a store does, and how one sees that it did.
+struct Life {
+    what: &'static str,
+    prepare: fn(&Store),
+    run: fn(&FaultyDisk, &Store) -> Outcome,
+    /// Names that must be visible once it is done.
+    after: &'static [&'static str],
+    /// Names that must be visible as long as it is not.
+    before: &'static [&'static str],
+}
+
+const KEPT: &str = "docker.io/library/kept:latest";
+const APP: &str = "docker.io/library/app:latest";
+
+const LIVES: [Life; 4] = [
+    Life {
+        what: "a commit",
+        prepare: |_| (),
+        run: |disk, store| {
+            let layers = [layer_on(disk, store, "base")?, layer_on(disk, store, "app")?];
+            store.commit(&image(&["app"], &layers), noon())?;
+            Ok(())
+        },
+        before: &[KEPT],
+        after: &[APP, KEPT],
+    },
+    Life {
+        what: "a commit that takes a tag from another image",
+        prepare: |store| drop(commit(store, "app", &["base", "old"])),
+        run: |disk, store| {
+            let layers = [layer_on(disk, store, "base")?, layer_on(disk, store, "app")?];
+            let new = store.commit(&image(&["app"], &layers), noon())?;
+            assert_eq!(store.image("app")?.map(|image| image.id), Some(new.id));
+            Ok(())
+        },
+        before: &[APP, KEPT],
+        after: &[APP, KEPT],
+    },
+    Life {
+        what: "a removal",
+        prepare: |store| drop(commit(store, "app", &["base", "app"])),
+        run: |_, store| {
+            store.remove("app", RemoveOptions::default())?;
+            store.empty_trash()?;
+            Ok(())
+        },
+        before: &[APP, KEPT],
+        after: &[KEPT],
+    },
+    Life {
+        what: "a load: fetched, unpacked and committed",
+        prepare: |_| (),
+        run: |disk, store| {
+            let file = store.ingest(&facts("app").digest, 3000)?;
+            for at in 0..3 {
+                file.write_at(&[at as u8; 1000], at * 1000)?;
+            }
+            let mut read = Vec::new();
+            std::io::Read::read_to_end(&mut file.reader(), &mut read)?;
+            assert_eq!(read.len(), 3000);
+            file.discard()?;
+            let layers = [layer_on(disk, store, "base")?, layer_on(disk, store, "app")?];
+            store.commit_layers(&layers, None)?;
+            store.commit(&image(&["app"], &layers), noon())?;
+            store.empty_trash()?;
+            Ok(())
+        },
+        before: &[KEPT],
+        after: &[APP, KEPT],
+    },
+];
+
+fn open_on(disk: &FaultyDisk) -> Store {
+    let store = Store::open_on(Arc::new(disk.clone()), &disk.root().join("store"), config());
+    store.unwrap_or_else(|error| panic!("the store opens: {error:?}"))
+}
+
+/// Whether everything that is visible is whole.
+fn assert_sound(store: &Store, what: &str) {
+    let report = store.fsck(&FsckOptions { check: &CheckByName, ..FsckOptions::default() }).unwrap();
+    assert!(report.is_sound() && report.problems.is_empty(), "{what}: {report:?}");
+    for image in store.images().unwrap() {
+        for layer in &image.layers {
+            assert!(store.layer(&layer.key).unwrap().is_some(), "{what}: {} lacks {}", image.id, layer.key);
+        }
+    }
+}
+
+/// A disk with a store that has one image.
+fn prepared(life: &Life) -> FaultyDisk {
+    let disk = FaultyDisk::new();
+    let store = open_on(&disk);
+    commit(&store, "kept", &["base", "kept"]);
+    (life.prepare)(&store);
+    drop(store);
+    disk
+}
+
+/// A disk like this one, and its store.
+fn copy_of(disk: &FaultyDisk) -> (FaultyDisk, Store) {
+    let copy = disk.restarted(Survives::Everything);
+    let store = open_on(&copy);
+    (copy, store)
+}
+
+fn lose_power_everywhere(life: &Life) {
+    let prepared = prepared(life);
+    for survives in [Survives::Nothing, Survives::Everything, Survives::Some(1), Survives::Some(2)] {
+        for step in 0.. {
+            let what = format!("{}, power lost at step {step}, {survives:?} survives", life.what);
+            let (disk, store) = copy_of(&prepared);
+            disk.arm(Fault::LosesPowerAt(step));
+            let done = (life.run)(&disk, &store).is_ok();
+            let met = disk.has_failed();
+            drop(store);
+            let disk = disk.restarted(survives);
+            let store = open_on(&disk);
+            assert_sound(&store, &what);
+            let visible = tags(&store);
+            if done {
+                assert_eq!(visible, life.after, "{what}: it said that it was done");
+            } else {
+                assert!(visible == life.after || visible == life.before, "{what}: {visible:?}");
+                (life.run)(&disk, &store).unwrap_or_else(|error| panic!("{what}: trying again: {error}"));
+            }
+            drop(store);
+            let store = open_on(&disk);
+            assert_eq!(tags(&store), life.after, "{what}: after trying again");
+            assert_sound(&store, &what);
+            if !met {
+                assert!(step > 3, "{what}: something was done");
+                break; // every shorter life has been tried
+            }
+        }
+    }
+}
+
+fn fail_everywhere(life: &Life, kind: ErrorKind) {
+    let prepared = prepared(life);
+    for step in 0.. {
+        let what = format!("{}, {kind:?} at step {step}", life.what);
+        let (disk, store) = copy_of(&prepared);
+        disk.arm(Fault::FailsAt(step, kind));
+        let done = (life.run)(&disk, &store);
+        let met = disk.has_failed();
+        disk.arm(Fault::None);
+        // The store that met the failure goes on, without being opened again.
+        let visible = tags(&store);
+        match &done {
+            Ok(()) => assert_eq!(visible, life.after, "{what}"),
+            Err(_) => {
+                assert!(visible == life.after || visible == life.before, "{what}: {visible:?}");
+                (life.run)(&disk, &store).unwrap_or_else(|error| panic!("{what}: trying again: {error}"));
+            }
+        }
+        assert_eq!(tags(&store), life.after, "{what}: after trying again");
+        drop(store);
+        let store = open_on(&disk.restarted(Survives::Everything));
+        assert_eq!(tags(&store), life.after, "{what}: after a restart");
+        assert_sound(&store, &what);
+        if !met {
+            break;
+        }
+    }
+}
+
+#[test]
+fn a_commit_survives_power_loss_at_any_step() {
+    lose_power_everywhere(&LIVES[0]);
+}
+
+#[test]
+fn moving_a_tag_survives_power_loss_at_any_step() {
+    lose_power_everywhere(&LIVES[1]);
+}
+
+#[test]
+fn a_removal_survives_power_loss_at_any_step() {
+    lose_power_everywhere(&LIVES[2]);
+}
+
+#[test]
+fn a_load_survives_power_loss_at_any_step() {
+    lose_power_everywhere(&LIVES[3]);
+}
+
+/// A disk on which a process died in the middle of everything.
+fn debris() -> FaultyDisk {
+    let (disk, store) = copy_of(&prepared(&LIVES[0]));
+    let left = [layer(&store, "lonely"), layer(&store, "other")];
+    let staging = store.begin_layer().unwrap();
+    commit(&store, "gone", &["gone"]);
+    store.remove("gone", RemoveOptions::default()).unwrap();
+    fs_err::write(store.root().join("blobs/sha256").join(digest("x").hex()), "x").unwrap();
+    disk.sync_all(disk.root()).unwrap();
+    let killed = disk.restarted(Survives::Everything);
+    drop((left, staging));
+    killed
+}
+
+#[test]
+fn a_recovery_survives_power_loss_at_any_step() {
+    let debris = debris();
+    for survives in [Survives::Nothing, Survives::Everything, Survives::Some(1), Survives::Some(2)] {
+        for step in 0.. {
+            let what = format!("a start after a crash, power lost at step {step}, {survives:?} survives");
+            let disk = debris.restarted(Survives::Everything);
+            disk.arm(Fault::LosesPowerAt(step));
+            let opened = Store::open_on(Arc::new(disk.clone()), &disk.root().join("store"), config());
+            let emptied = opened.as_ref().is_ok_and(|store| store.empty_trash().is_ok());
+            drop(opened);
+            let met = disk.has_failed();
+            assert!(emptied || met, "{what}");
+            let store = open_on(&disk.restarted(survives));
+            assert_eq!(tags(&store), [KEPT], "{what}");
+            assert_sound(&store, &what);
+            store.empty_trash().unwrap();
+            assert_eq!(entries(&store.root().join("layers")).len(), 2, "{what}");
+            if !met {
+                assert!(step > 10, "{what}: something was done");
+                break;
+            }
+        }
+    }
+}
+
+#[test]
+fn any_step_may_fail_for_want_of_room_and_be_tried_again() {
+    for life in &LIVES {
+        fail_everywhere(life, ErrorKind::StorageFull);
+    }
+}
+
+#[test]
+fn making_a_store_survives_power_loss_at_any_step() {
+    for survives in [Survives::Nothing, Survives::Everything, Survives::Some(1), Survives::Some(2)] {
+        for step in 0.. {
+            let disk = FaultyDisk::new();
+            disk.arm(Fault::LosesPowerAt(step));
+            let done = Store::open_on(Arc::new(disk.clone()), &disk.root().join("store"), config()).is_ok();
+            let met = disk.has_failed();
+            let disk = disk.restarted(survives);
+            let store = open_on(&disk);
+            commit(&store, "app", &["a"]);
+            assert_sound(&store, &format!("made, power lost at step {step}"));
+            assert!(done || met);
+            if !met {
+                break;
+            }
+        }
+    }
+}
+
+#[test]
+fn a_full_disk_is_named_as_such() {
+    let mut named = 0;
+    let prepared = prepared(&LIVES[0]);
+    for step in 0..200 {
+        let (disk, store) = copy_of(&prepared);
+        let layers = [layer(&store, "base"), layer(&store, "app")];
+        disk.arm(Fault::FailsAt(step, ErrorKind::StorageFull));
+        match store.commit(&image(&["app"], &layers), noon()) {
+            Err(error) => {
+                assert!(error.is_no_space(), "{error:?}");
+                assert!(error.hint().is_some_and(|hint| hint.contains("larder df")), "{error:?}");
+                named += 1;
+            }
+            Ok(_) if disk.has_failed() => {} // a step that does not matter
+            Ok(_) => break,
+        }
+    }
+    assert!(named > 3, "{named}");
+}
+
+#[test]
+fn a_fetch_resumes_from_what_was_synced_before_the_power_cut() {
+    let config = larder_store::store::StoreConfig { ingest_sync: std::time::Duration::ZERO, ..config() };
+    let disk = FaultyDisk::new();
+    let root = disk.root().join("store");
+    let store = Store::open_on(Arc::new(disk.clone()), &root, config).unwrap();
+    let file = store.ingest(&digest("blob"), 8 << 20).unwrap();
+    for at in 0..4 {
+        file.write_at(&vec![7; 1 << 20], at << 20).unwrap();
+    }
+    disk.sync_all(disk.root()).unwrap(); // what the kernel does by itself after a while
+    file.write_at(&vec![7; 1 << 20], 4 << 20).unwrap();
+    drop((file, store));
+    for (survives, at_least) in [(Survives::Nothing, 3 << 20), (Survives::Everything, 5 << 20)] {
+        let store = open_on(&disk.restarted(survives));
+        let file = store.ingest(&digest("blob"), 8 << 20).unwrap();
+        assert!(file.done() >= at_least, "{survives:?}: {}", file.done());
+        let mut read = vec![0; usize::try_from(file.done()).unwrap()];
+        std::io::Read::read_exact(&mut file.reader(), &mut read).unwrap();
+        assert!(read.iter().all(|byte| *byte == 7), "{survives:?}: what is said to be there is there");
+    }
+}

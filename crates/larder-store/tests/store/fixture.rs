@@ -1,0 +1,98 @@
+//! Stores of every released format stay readable. `tests/fixtures/store-v1.tar.gz` is one of format 1, as it lay on
+//! disk after its process was killed; this test opens a copy.
+//!
+//! To make the fixture of a new format, as root: `LARDER_WRITE_FIXTURE=1 cargo test -p larder-store --test store
+//! writing_the_fixture`. Fixtures of released formats are never written again.
+
+use std::path::{Path, PathBuf};
+
+use flate2::Compression;
+use flate2::read::GzDecoder;
+use flate2::write::GzEncoder;
+use larder_store::fsck::FsckOptions;
+use larder_store::mounts::MountOptions;
+use larder_store::store::{FORMAT, LeaseKind, LeaseRecord, Leased, RemoveOptions, Store};
+
+use crate::fsck::unpacked;
+use crate::help::*;
+
+fn path(format: u32) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/fixtures/store-v{format}.tar.gz"))
+}
+
+#[test]
+fn a_store_of_format_1_is_read() {
+    let folder = tempfile::tempdir().unwrap();
+    let archive = GzDecoder::new(std::fs::File::open(path(1)).unwrap());
+    let mut archive = tar::Archive::new(archive);
+    archive.set_preserve_permissions(true);
+    archive.set_preserve_mtime(true);
+    archive.unpack(folder.path()).unwrap();
+    let root = folder.path().join("store");
+
+    let store = open(&root);
+    assert_eq!(
+        tags(&store),
+        ["docker.io/library/app:latest", "docker.io/library/app:v2", "docker.io/library/web:latest"]
+    );
+    let app = store.image("app").unwrap().unwrap();
+    assert_eq!((app.user.as_str(), app.pulled_at, app.layers.len()), ("1000:1000", 1_800_000_000, 1));
+    assert_eq!(app.id.hex(), "e247200bdd569d7c4d9dee1bc30849c428dfcab615de6059b63addb8f5a60a14");
+    let leases = store.leases(noon()).unwrap();
+    assert_eq!((leases.len(), leases[0].id.as_str()), (1, "held/1"));
+    assert_eq!(leases[0].leased.images, [app.id.clone()]);
+    let mounts = store.mounts().unwrap();
+    assert_eq!((mounts.len(), mounts[0].mounted, mounts[0].image.clone()), (1, false, app.id.clone()));
+    let written = root.join("mounts").join(&mounts[0].id).join("upper/notes");
+    assert_eq!(fs_err::read_to_string(written).unwrap(), "kept");
+    assert!(store.ratio().unwrap().bytes > 0.0);
+    assert_eq!(store.ingest(&digest("half"), 3 << 20).unwrap().size(), 3 << 20);
+    let report = store.fsck(&FsckOptions::default()).unwrap();
+    if rustix::process::geteuid().is_root() {
+        assert_eq!(report.problems, [], "every file is as it was unpacked");
+    }
+    // What only reading cannot show.
+    commit(&store, "new", &["new"]);
+    store.remove("web", RemoveOptions::default()).unwrap().expect("web was there");
+    drop(store);
+    assert_eq!(tags(&open(&root)).len(), 3);
+}
+
+#[test]
+fn writing_the_fixture() {
+    if std::env::var_os("LARDER_WRITE_FIXTURE").is_none() {
+        return; // the fixture of this format is there; see above
+    }
+    let scratch = Scratch::new();
+    let store = &scratch.store;
+    unpacked(store, "app", &[("bin/tool", "#!tool"), ("etc/conf", "a=1")]);
+    unpacked(store, "app:v2", &[("bin/tool", "#!tool"), ("etc/conf", "a=1")]);
+    unpacked(store, "web", &[("bin/server", "#!server")]);
+    unpacked(store, "gone", &[("gone", "gone")]);
+    store.remove("gone", RemoveOptions::default()).unwrap();
+    let lease = LeaseRecord {
+        id: "held/1".into(),
+        kind: LeaseKind::Held,
+        leased: Leased { images: vec![store.image("app").unwrap().unwrap().id], ..Leased::default() },
+        ends_at: u64::MAX,
+    };
+    store.lease(&lease).unwrap();
+    store.ingest(&digest("half"), 3 << 20).unwrap().write_at(&vec![7; 1 << 20], 0).unwrap();
+    let target = scratch.folder.path().join("target");
+    fs_err::create_dir(&target).unwrap();
+    store.mount("app", &target, MountOptions { writable: true }, noon()).unwrap();
+    fs_err::write(target.join("notes"), "kept").unwrap();
+    rustix::mount::unmount(&target, rustix::mount::UnmountFlags::empty()).unwrap();
+    let unfinished = layer(store, "unfinished");
+    write(store, &path(FORMAT));
+    drop(unfinished);
+}
+
+fn write(store: &Store, path: &Path) {
+    fs_err::create_dir_all(path.parent().unwrap()).unwrap();
+    let file = GzEncoder::new(std::fs::File::create(path).unwrap(), Compression::best());
+    let mut archive = tar::Builder::new(file);
+    archive.follow_symlinks(false);
+    archive.append_dir_all("store", store.root()).unwrap();
+    archive.into_inner().unwrap().finish().unwrap();
+}

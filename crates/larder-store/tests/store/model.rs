@@ -1,0 +1,248 @@
+//! Random lives of a store against a naive model: which names mean what, which layers are kept, what they add up to.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use larder_store::store::{Layer, LeaseKind, LeaseRecord, Leased, RemoveOptions};
+use proptest::prelude::*;
+
+use crate::help::*;
+
+const NAMES: [&str; 4] =
+    ["docker.io/library/a:1", "docker.io/library/a:2", "docker.io/library/b:1", "docker.io/library/c:1"];
+const LAYERS: [&str; 5] = ["l0", "l1", "l2", "l3", "l4"];
+
+/// Which layers an image has: an image is known by them.
+type Layers = BTreeSet<usize>;
+
+#[derive(Debug, Clone)]
+enum Step {
+    Commit { name: usize, layers: Layers },
+    RemoveName(usize),
+    RemoveImage(Layers),
+    Lease { id: usize, layers: Layers, image: Layers, seconds: u64 },
+    EndLease(usize),
+    Hold(usize),
+    LetGo,
+    Wait(u64),
+    Sweep,
+    Reopen,
+}
+
+fn layers() -> impl Strategy<Value = Layers> {
+    prop::collection::btree_set(0..LAYERS.len(), 1..4)
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    prop_oneof![
+        5 => (0..NAMES.len(), layers()).prop_map(|(name, layers)| Step::Commit { name, layers }),
+        2 => (0..NAMES.len()).prop_map(Step::RemoveName),
+        1 => layers().prop_map(Step::RemoveImage),
+        2 => (0..3_usize, layers(), layers(), 1..100_u64)
+            .prop_map(|(id, layers, image, seconds)| Step::Lease { id, layers, image, seconds }),
+        1 => (0..3_usize).prop_map(Step::EndLease),
+        1 => (0..LAYERS.len()).prop_map(Step::Hold),
+        1 => Just(Step::LetGo),
+        1 => (1..80_u64).prop_map(Step::Wait),
+        2 => Just(Step::Sweep),
+        1 => Just(Step::Reopen),
+    ]
+}
+
+/// What the store should be.
+#[derive(Debug, Default)]
+struct Model {
+    /// Tags of each image.
+    images: BTreeMap<Layers, BTreeSet<usize>>,
+    /// Layers that are there, with what they take.
+    present: BTreeMap<usize, u64>,
+    leases: BTreeMap<usize, (Layers, Layers, u64)>,
+    held: BTreeSet<usize>,
+    now: u64,
+}
+
+impl Model {
+    fn needed(&self) -> BTreeSet<usize> {
+        let leased = self.leases.values().flat_map(|(layers, ..)| layers);
+        self.images.keys().flatten().chain(leased).chain(&self.held).copied().collect()
+    }
+
+    /// What is not needed goes, of these layers.
+    fn drop_unneeded(&mut self, of: &Layers) {
+        let needed = self.needed();
+        self.present.retain(|layer, _| needed.contains(layer) || !of.contains(layer));
+    }
+
+    fn remove(&mut self, image: &Layers, leased_are_spared: bool) -> bool {
+        let leased = self.leases.values().any(|(_, leased, ends)| leased == image && *ends > self.now);
+        if !self.images.contains_key(image) || (leased && leased_are_spared) {
+            return false;
+        }
+        self.images.remove(image);
+        self.drop_unneeded(image);
+        true
+    }
+
+    fn sweep(&mut self) {
+        let now = self.now;
+        self.leases.retain(|_, (.., ends)| *ends > now);
+        self.drop_unneeded(&(0..LAYERS.len()).collect());
+    }
+}
+
+/// A store beside its model.
+struct Pair {
+    scratch: Scratch,
+    model: Model,
+    held: Option<Layer>,
+}
+
+impl Pair {
+    fn id(layers: &Layers) -> larder::reference::Digest {
+        // The id of an image follows from its layers alone, so that it need not be there.
+        let names: Vec<_> = layers.iter().map(|layer| diff_id(LAYERS[*layer])).collect();
+        let config = serde_json::json!({
+            "os": "linux", "architecture": "amd64",
+            "config": { "User": "1000:1000" },
+            "rootfs": { "type": "layers", "diff_ids": names.iter().map(|id| id.as_str()).collect::<Vec<_>>() },
+        });
+        digest(config.to_string())
+    }
+
+    fn now(&self) -> std::time::SystemTime {
+        noon() + Duration::from_secs(self.model.now)
+    }
+
+    fn run(mut self, step: &Step) -> Pair {
+        let store = &self.scratch.store;
+        match step {
+            Step::Commit { name, layers } => {
+                let taken: Vec<Layer> = layers.iter().map(|number| layer(store, LAYERS[*number])).collect();
+                let record = store.commit(&image(&[NAMES[*name]], &taken), self.now()).unwrap();
+                assert_eq!(record.id, Pair::id(layers));
+                for tags in self.model.images.values_mut() {
+                    tags.remove(name);
+                }
+                self.model.images.entry(layers.clone()).or_default().insert(*name);
+                for (number, layer) in layers.iter().zip(taken) {
+                    self.model.present.insert(*number, layer.record().usage.bytes);
+                }
+            }
+            Step::RemoveName(name) => {
+                let image = self.model.images.iter().find(|(_, tags)| tags.contains(name));
+                let image = image.map(|(image, _)| image.clone());
+                let removed = store.remove(NAMES[*name], RemoveOptions::default()).unwrap();
+                let expected = image.is_some_and(|image| self.model.remove(&image, false));
+                assert_eq!(removed.is_some(), expected);
+            }
+            Step::RemoveImage(layers) => {
+                let options = RemoveOptions { spare_leased_at: Some(self.now()), ..RemoveOptions::default() };
+                let removed = store.remove(Pair::id(layers).as_str(), options);
+                assert_eq!(removed.is_ok_and(|removed| removed.is_some()), self.model.remove(layers, true));
+            }
+            Step::Lease { id, layers, image, seconds } => {
+                let ends = self.model.now + seconds;
+                let lease = LeaseRecord {
+                    id: format!("lease/{id}"),
+                    kind: LeaseKind::Held,
+                    leased: Leased {
+                        images: vec![Pair::id(image)],
+                        layers: layers.iter().map(|layer| key(LAYERS[*layer])).collect(),
+                        ingests: Vec::new(),
+                    },
+                    ends_at: 1_800_000_000 + ends,
+                };
+                store.lease(&lease).unwrap();
+                self.model.leases.insert(*id, (layers.clone(), image.clone(), ends));
+            }
+            Step::EndLease(id) => {
+                store.end_lease(&format!("lease/{id}")).unwrap();
+                self.model.leases.remove(id);
+            }
+            Step::Hold(number) => {
+                let held = store.layer(&key(LAYERS[*number])).unwrap();
+                assert_eq!(held.is_some(), self.model.present.contains_key(number));
+                self.model.held = held.iter().map(|_| *number).collect();
+                self.held = held;
+            }
+            Step::LetGo => {
+                self.held = None;
+                self.model.held.clear();
+            }
+            Step::Wait(seconds) => self.model.now += seconds,
+            Step::Sweep => {
+                store.sweep(self.now()).unwrap();
+                self.model.sweep();
+            }
+            Step::Reopen => {
+                self.held = None;
+                self.model.held.clear();
+                self.scratch = self.scratch.reopen();
+                // Opening drops what nothing needs; leases end only when somebody says what time it is.
+                self.model.drop_unneeded(&(0..LAYERS.len()).collect());
+            }
+        }
+        self
+    }
+
+    fn check(&self) {
+        let store = &self.scratch.store;
+        let images: BTreeMap<_, _> =
+            store.images().unwrap().into_iter().map(|image| (image.id, image.tags)).collect();
+        let expected: BTreeMap<_, _> = self
+            .model
+            .images
+            .iter()
+            .map(|(layers, tags)| {
+                let tags: Vec<String> = tags.iter().map(|tag| NAMES[*tag].to_owned()).collect();
+                (Pair::id(layers), tags)
+            })
+            .collect();
+        assert_eq!(images, expected);
+        for (number, name) in NAMES.iter().enumerate() {
+            let found = store.image(name).unwrap().map(|image| image.id);
+            let expected = self.model.images.iter().find(|(_, tags)| tags.contains(&number));
+            assert_eq!(found, expected.map(|(layers, _)| Pair::id(layers)), "{name}");
+        }
+        let kept: BTreeSet<String> = entries(&self.scratch.root().join("layers")).into_iter().collect();
+        let expected: BTreeSet<String> =
+            self.model.present.keys().map(|layer| key(LAYERS[*layer]).as_str().to_owned()).collect();
+        assert_eq!(kept, expected, "layers on disk");
+        self.check_sums();
+    }
+
+    fn check_sums(&self) {
+        let store = &self.scratch.store;
+        let folder = larder_store::disk::measure(&self.scratch.root().join("layers")).unwrap().bytes;
+        let sum: u64 = self.model.present.values().sum();
+        let usage = store.usage().unwrap();
+        assert_eq!(usage.layers.bytes, sum);
+        // The folder of the layers is counted with the store's own things.
+        assert!(folder >= sum && folder - sum <= 64 << 10, "{folder} {sum}");
+        for image in store.image_usages().unwrap() {
+            let layers: Vec<usize> = (0..LAYERS.len())
+                .filter(|layer| image.image.layers.iter().any(|has| has.key == key(LAYERS[*layer])))
+                .collect();
+            let users =
+                |layer: &usize| self.model.images.keys().filter(|image| image.contains(layer)).count();
+            let shared: u64 =
+                layers.iter().filter(|layer| users(layer) > 1).map(|layer| self.model.present[layer]).sum();
+            assert_eq!(image.shared.bytes, shared);
+            let total: u64 = layers.iter().map(|layer| self.model.present[layer]).sum();
+            assert_eq!(image.total.bytes, total + image.image.blob_bytes);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 24, max_shrink_iters: 200, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_life_ends_as_the_model_says(steps in prop::collection::vec(step(), 1..25)) {
+        let mut pair = Pair { scratch: Scratch::new(), model: Model::default(), held: None };
+        for step in &steps {
+            pair = pair.run(step);
+            pair.check();
+        }
+    }
+}

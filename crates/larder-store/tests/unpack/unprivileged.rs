@@ -1,0 +1,80 @@
+//! What somebody without root gets. Root runs this as another user; anybody else runs it as is.
+
+use std::os::unix::fs::MetadataExt as _;
+use std::process::Command;
+
+use larder_store::unpack::files::RecordKind;
+use larder_store::unpack::{Options, OverlayForm, Owners, Settling};
+use larder_testkit::archive::{Archive, Entry, tricky};
+
+use crate::support::{Layer, capability};
+
+#[test]
+fn without_root_everything_but_devices_is_there() {
+    if rustix::process::geteuid().is_root() {
+        run_without_root("unprivileged::without_root_everything_but_devices_is_there");
+        return;
+    }
+    let options = Options::default();
+    assert_eq!((options.owners, options.overlay), (Owners::Record, OverlayForm::User));
+    let layers = [Layer::new(), Layer::new()];
+    for (layer, archive) in layers.iter().zip(tricky()) {
+        let unpacked = layer.unpack_with(&archive, &archive, &options).unwrap();
+        assert_eq!(unpacked.usage, layer.usage_on_disk());
+    }
+    let [lower, upper] = &layers;
+    lower.settle(&[], Settling::Apply).unwrap();
+    upper.settle(&[lower], Settling::Apply).unwrap();
+    for layer in &layers {
+        assert_eq!(layer.damage(), []);
+        layer.assert_contained();
+    }
+    let device = lower.record("var/null");
+    assert!(matches!(device.kind, RecordKind::Device { skipped: true, numbers: (1, 3), .. }));
+    assert!(!lower.root().join("var/null").exists());
+    assert_eq!(lower.record("etc/keep/b").uid, 1000);
+    assert_eq!(lower.meta("etc/keep/b").uid(), rustix::process::geteuid().as_raw());
+    assert_eq!(lower.meta("usr/bin/set").mode() & 0o7777, 0o4755);
+    assert!(upper.is_whiteout("etc/keep/a"));
+    let mut value = [0; 4];
+    let length =
+        rustix::fs::getxattr(upper.root().join("etc/opaque"), "user.overlay.opaque", &mut value[..]).unwrap();
+    assert_eq!(&value[..length], b"y");
+}
+
+#[test]
+fn without_root_devices_and_capabilities_are_counted() {
+    if rustix::process::geteuid().is_root() {
+        run_without_root("unprivileged::without_root_devices_and_capabilities_are_counted");
+        return;
+    }
+    let archive = Archive::new()
+        .with(Entry::char_device("null", 1, 3))
+        .with(Entry::file("ping", "x").xattr("security.capability", capability()).xattr("user.kept", "1"))
+        .finish();
+    let layer = Layer::new();
+    let unpacked = layer.unpack(&archive).unwrap();
+    assert_eq!((unpacked.skipped_devices, unpacked.skipped_xattrs), (1, 1));
+    assert!(layer.record("ping").xattrs.is_some());
+    assert_eq!(layer.damage(), []);
+}
+
+/// Runs one test of this program again, as the user `nobody`.
+fn run_without_root(test: &str) {
+    let folder = tempfile::tempdir().unwrap();
+    // The build folder may be closed to others.
+    let program = folder.path().join("tests");
+    fs_err::copy(std::env::current_exe().unwrap(), &program).unwrap();
+    std::os::unix::fs::chown(folder.path(), Some(65_534), Some(65_534)).unwrap();
+    let run = Command::new("setpriv")
+        .args(["--reuid=65534", "--regid=65534", "--clear-groups", "--"])
+        .arg(&program)
+        .args(["--exact", test, "--nocapture"])
+        .env("TMPDIR", folder.path())
+        .current_dir(folder.path())
+        .output()
+        .unwrap();
+    let said = [run.stdout, run.stderr].concat();
+    let said = String::from_utf8_lossy(&said);
+    assert!(run.status.success() && said.contains("1 passed"), "{said}");
+}

@@ -1,0 +1,400 @@
+//! A disk that fails, or loses power, at a step of the test's choice.
+//!
+//! It works on a real folder, so that code which goes past the door (reading, unpacking) sees real files. Beside it, in
+//! memory, it keeps what would survive a power cut: what was synced. [`FaultyDisk::restarted`] makes a new folder of
+//! that. Every step that changes something counts, syncs included; a write that meets the fault is torn in the middle.
+//!
+//! Owners, modes, times, links and hard links survive; extended attributes and devices do not.
+
+mod model;
+
+use std::collections::HashMap;
+use std::fmt;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use larder_store::disk::{Disk, DiskFile, OpenHow, RealDisk};
+
+use self::model::{Change, Mix, Model, Pins};
+
+/// What goes wrong, and when. Steps count from 0, since [`FaultyDisk::arm`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fault {
+    /// Nothing.
+    None,
+    /// This step fails with an error of this kind; those after it work.
+    FailsAt(u64, io::ErrorKind),
+    /// The power is cut in this step: it and all that come after fail.
+    LosesPowerAt(u64),
+}
+
+/// What a power cut leaves of what was not synced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Survives {
+    /// Nothing of it.
+    Nothing,
+    /// All of it: as if the process was killed, and the machine went on.
+    Everything,
+    /// Some of it, chosen by this seed: of each folder the old or the new entries, of each file some of the writes.
+    Some(u64),
+}
+
+/// The disk. Clones share it; its folder goes with the last of them.
+#[derive(Clone)]
+pub struct FaultyDisk(Arc<Inner>);
+
+struct Inner {
+    folder: tempfile::TempDir,
+    boot: u64,
+    state: Mutex<State>,
+}
+
+struct State {
+    fault: Fault,
+    steps: u64,
+    off: bool,
+    /// What was synced.
+    durable: Model,
+    /// What was done to files since they were synced, by inode.
+    unsynced: HashMap<u64, Vec<Change>>,
+    /// Open files by inode, so that no number is used again.
+    pins: Pins,
+}
+
+impl FaultyDisk {
+    /// An empty disk on which nothing goes wrong yet.
+    #[allow(clippy::new_without_default, reason = "it makes a folder on the real disk")]
+    pub fn new() -> FaultyDisk {
+        FaultyDisk::in_folder(folder(), 1)
+    }
+
+    fn in_folder(folder: tempfile::TempDir, boot: u64) -> FaultyDisk {
+        let mut pins = Pins::new();
+        let durable = Model::of(folder.path(), &mut pins).expect("the folder can be read");
+        let state =
+            State { fault: Fault::None, steps: 0, off: false, durable, unsynced: HashMap::new(), pins };
+        FaultyDisk(Arc::new(Inner { folder, boot, state: Mutex::new(state) }))
+    }
+
+    /// Its folder.
+    pub fn root(&self) -> &Path {
+        self.0.folder.path()
+    }
+
+    /// Lets this go wrong, counting steps from now.
+    pub fn arm(&self, fault: Fault) {
+        let mut state = self.0.state();
+        (state.fault, state.steps) = (fault, 0);
+    }
+
+    /// Steps since the last [`arm`](FaultyDisk::arm).
+    pub fn steps(&self) -> u64 {
+        self.0.state().steps
+    }
+
+    /// Whether the fault was met.
+    pub fn has_failed(&self) -> bool {
+        let state = self.0.state();
+        match state.fault {
+            Fault::None => false,
+            Fault::FailsAt(at, _) | Fault::LosesPowerAt(at) => state.steps > at,
+        }
+    }
+
+    /// The disk as the next start of the machine finds it. Nothing goes wrong on it until it is armed.
+    pub fn restarted(&self, survives: Survives) -> FaultyDisk {
+        let state = self.0.state();
+        let folder = folder();
+        let written = || Model::of(self.root(), &mut Pins::new()).expect("the folder can be read");
+        let (left, boot) = match survives {
+            Survives::Nothing => (state.durable.clone(), self.0.boot + 1),
+            Survives::Everything => (written(), self.0.boot),
+            Survives::Some(seed) => {
+                (state.durable.mixed(&written(), &state.unsynced, Mix::new(seed)), self.0.boot + 1)
+            }
+        };
+        left.write_to(folder.path()).expect("what survived can be written");
+        FaultyDisk::in_folder(folder, boot)
+    }
+}
+
+impl fmt::Debug for FaultyDisk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("FaultyDisk").field("root", &self.root()).finish_non_exhaustive()
+    }
+}
+
+impl Inner {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Counts a step; an error when it is the one that goes wrong.
+    fn step(&self) -> io::Result<()> {
+        let mut state = self.state();
+        let number = state.steps;
+        state.steps += 1;
+        if state.off {
+            return Err(power_is_off());
+        }
+        match state.fault {
+            Fault::FailsAt(at, kind) if at == number => {
+                Err(io::Error::new(kind, format!("step {number} was to fail")))
+            }
+            Fault::LosesPowerAt(at) if at == number => {
+                state.off = true;
+                Err(power_is_off())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn note(&self, inode: u64, change: Change) {
+        self.state().unsynced.entry(inode).or_default().push(change);
+    }
+}
+
+/// A temporary folder, in memory where there is such a file system: tests make thousands of small files.
+fn folder() -> tempfile::TempDir {
+    let made = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir());
+    made.expect("a temporary folder")
+}
+
+fn power_is_off() -> io::Error {
+    io::Error::other("the power is off")
+}
+
+impl Disk for FaultyDisk {
+    fn create_dir(&self, path: &Path) -> io::Result<()> {
+        self.0.step()?;
+        RealDisk.create_dir(path)
+    }
+
+    fn open(&self, path: &Path, how: OpenHow) -> io::Result<Arc<dyn DiskFile>> {
+        let makes = match how {
+            OpenHow::CreateNew => true,
+            OpenHow::Create => !path.exists(),
+            OpenHow::Existing => false,
+        };
+        if makes {
+            self.0.step()?;
+        }
+        RealDisk.open(path, how)?;
+        let file = fs_err::OpenOptions::new().read(true).write(true).open(path)?.into_file();
+        let inode = file.metadata()?.ino();
+        let mut state = self.0.state();
+        state.pins.insert(inode, file.try_clone()?);
+        if makes {
+            state.unsynced.insert(inode, Vec::new());
+        }
+        Ok(Arc::new(FaultyFile { disk: self.0.clone(), file, inode, path: path.to_owned() }))
+    }
+
+    fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
+        self.0.step()?;
+        RealDisk.rename(from, to)
+    }
+
+    fn remove_file(&self, path: &Path) -> io::Result<()> {
+        if path.symlink_metadata().is_err() {
+            return Ok(());
+        }
+        self.0.step()?;
+        RealDisk.remove_file(path)
+    }
+
+    fn remove_tree(&self, path: &Path, go_on: &dyn Fn() -> bool) -> io::Result<()> {
+        self.0.step()?;
+        RealDisk.remove_tree(path, go_on)
+    }
+
+    fn sync_dir(&self, path: &Path) -> io::Result<()> {
+        self.0.step()?;
+        let mut guard = self.0.state();
+        let state = &mut *guard;
+        state.durable.sync_dir(path, &mut state.pins)
+    }
+
+    fn sync_all(&self, _: &Path) -> io::Result<()> {
+        self.0.step()?;
+        let mut guard = self.0.state();
+        let state = &mut *guard;
+        state.durable = Model::of(self.0.folder.path(), &mut state.pins)?;
+        for changes in state.unsynced.values_mut() {
+            changes.clear();
+        }
+        Ok(())
+    }
+
+    fn boot_id(&self) -> String {
+        format!("boot-{}", self.0.boot)
+    }
+}
+
+struct FaultyFile {
+    disk: Arc<Inner>,
+    file: File,
+    inode: u64,
+    path: PathBuf,
+}
+
+impl fmt::Debug for FaultyFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("FaultyFile").field(&self.path).finish()
+    }
+}
+
+impl FaultyFile {
+    fn write(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        self.file.write_all_at(bytes, offset)?;
+        self.disk.note(self.inode, Change::Write { offset, bytes: bytes.to_vec() });
+        Ok(())
+    }
+}
+
+impl DiskFile for FaultyFile {
+    fn len(&self) -> io::Result<u64> {
+        Ok(self.file.metadata()?.len())
+    }
+
+    fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<usize> {
+        self.file.read_at(buffer, offset)
+    }
+
+    fn write_all_at(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
+        let was_off = self.disk.state().off;
+        if let Err(error) = self.disk.step() {
+            if !was_off {
+                self.write(&bytes[..bytes.len() / 2], offset)?; // torn
+            }
+            return Err(error);
+        }
+        self.write(bytes, offset)
+    }
+
+    fn set_len(&self, len: u64) -> io::Result<()> {
+        self.disk.step()?;
+        self.file.set_len(len)?;
+        self.disk.note(self.inode, Change::SetLen(len));
+        Ok(())
+    }
+
+    fn sync_data(&self) -> io::Result<()> {
+        self.disk.step()?;
+        let mut guard = self.disk.state();
+        let state = &mut *guard;
+        let changes = state.unsynced.get_mut(&self.inode).map(std::mem::take).unwrap_or_default();
+        let attributes = model::Attributes::of(&self.file.metadata()?);
+        state.durable.sync_file(self.inode, attributes, &changes);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn write(disk: &FaultyDisk, path: &Path, bytes: &[u8]) -> io::Result<Arc<dyn DiskFile>> {
+        let file = disk.open(path, OpenHow::Create)?;
+        file.write_all_at(bytes, 0)?;
+        Ok(file)
+    }
+
+    fn read(disk: &FaultyDisk, name: &str) -> Option<String> {
+        fs_err::read_to_string(disk.root().join(name)).ok()
+    }
+
+    #[test]
+    fn what_was_not_synced_is_lost() {
+        let disk = FaultyDisk::new();
+        let (synced, lost) = (disk.root().join("synced"), disk.root().join("lost"));
+        write(&disk, &synced, b"old").unwrap();
+        disk.sync_all(disk.root()).unwrap();
+        write(&disk, &synced, b"new").unwrap();
+        write(&disk, &lost, b"x").unwrap();
+        let after = disk.restarted(Survives::Nothing);
+        assert_eq!((read(&after, "synced").as_deref(), read(&after, "lost")), (Some("old"), None));
+        let killed = disk.restarted(Survives::Everything);
+        assert_eq!(
+            (read(&killed, "synced").as_deref(), read(&killed, "lost").as_deref()),
+            (Some("new"), Some("x"))
+        );
+        assert_eq!(killed.boot_id(), disk.boot_id());
+        assert_ne!(after.boot_id(), disk.boot_id());
+    }
+
+    #[test]
+    fn a_synced_file_needs_its_name_synced_too() {
+        let disk = FaultyDisk::new();
+        write(&disk, &disk.root().join("a"), b"content").unwrap().sync_data().unwrap();
+        assert_eq!(read(&disk.restarted(Survives::Nothing), "a"), None);
+        disk.sync_dir(disk.root()).unwrap();
+        assert_eq!(read(&disk.restarted(Survives::Nothing), "a").as_deref(), Some("content"));
+    }
+
+    #[test]
+    fn a_synced_name_needs_its_content_synced_too() {
+        let disk = FaultyDisk::new();
+        write(&disk, &disk.root().join("a"), b"content").unwrap();
+        disk.sync_dir(disk.root()).unwrap();
+        assert_eq!(read(&disk.restarted(Survives::Nothing), "a").as_deref(), Some(""));
+    }
+
+    #[test]
+    fn a_removal_or_rename_that_was_not_synced_did_not_happen() {
+        let disk = FaultyDisk::new();
+        let (a, b) = (disk.root().join("a"), disk.root().join("b"));
+        write(&disk, &a, b"a").unwrap();
+        write(&disk, &b, b"b").unwrap();
+        disk.sync_all(disk.root()).unwrap();
+        disk.remove_file(&b).unwrap();
+        // It takes the number of the file that was removed, if anything can.
+        write(&disk, &disk.root().join("c"), b"c").unwrap().sync_data().unwrap();
+        disk.rename(&a, &b).unwrap();
+        let after = disk.restarted(Survives::Nothing);
+        assert_eq!((read(&after, "a").as_deref(), read(&after, "b").as_deref()), (Some("a"), Some("b")));
+        disk.sync_dir(disk.root()).unwrap();
+        let after = disk.restarted(Survives::Nothing);
+        assert_eq!((read(&after, "a"), read(&after, "b").as_deref()), (None, Some("a")));
+    }
+
+    #[test]
+    fn power_is_lost_at_the_step_that_was_asked_for_and_stays_off() {
+        let disk = FaultyDisk::new();
+        disk.arm(Fault::LosesPowerAt(1));
+        let file = disk.open(&disk.root().join("a"), OpenHow::CreateNew).expect("step 0 works");
+        file.write_all_at(b"content", 0).expect_err("step 1 does not");
+        assert!(disk.has_failed());
+        disk.create_dir(&disk.root().join("b")).expect_err("nor does anything after it");
+        assert_eq!(read(&disk.restarted(Survives::Everything), "a").as_deref(), Some("con"), "torn");
+    }
+
+    #[test]
+    fn a_failure_is_one_step_and_no_more() {
+        let disk = FaultyDisk::new();
+        disk.arm(Fault::FailsAt(0, io::ErrorKind::StorageFull));
+        let error = disk.create_dir(&disk.root().join("a")).expect_err("step 0 fails");
+        assert_eq!(error.kind(), io::ErrorKind::StorageFull);
+        disk.create_dir(&disk.root().join("a")).expect("step 1 works");
+    }
+
+    #[test]
+    fn some_of_what_was_not_synced_may_survive() {
+        let disk = FaultyDisk::new();
+        let file = write(&disk, &disk.root().join("a"), b"--------").unwrap();
+        disk.sync_all(disk.root()).unwrap();
+        for at in 0..8 {
+            file.write_all_at(b"x", at).unwrap();
+        }
+        let seen: std::collections::BTreeSet<String> =
+            (0..50).filter_map(|seed| read(&disk.restarted(Survives::Some(seed)), "a")).collect();
+        assert!(seen.len() > 10, "{seen:?}");
+        assert_eq!(
+            read(&disk.restarted(Survives::Some(7)), "a"),
+            read(&disk.restarted(Survives::Some(7)), "a")
+        );
+    }
+}
