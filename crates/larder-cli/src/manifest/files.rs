@@ -47,12 +47,12 @@ impl Source {
         }
     }
 
-    /// Reads the files, or tells why not.
-    pub(super) fn files(&self) -> Vec<Result<File, Located>> {
+    /// Reads the files, or tells why not. What of a directory was left out and may be missed is added to `warnings`.
+    pub(super) fn files(&self, warnings: &mut Vec<String>) -> Vec<Result<File, Located>> {
         match self {
             Source::Stdin => vec![read("standard input", || Ok(io::stdin().lock()))],
             Source::File(path) => vec![read_file(path)],
-            Source::Directory { path, recursive } => read_directory(path, *recursive),
+            Source::Directory { path, recursive } => read_directory(path, *recursive, warnings),
         }
     }
 }
@@ -66,10 +66,18 @@ impl fmt::Display for Source {
     }
 }
 
-fn read_directory(path: &Path, recursive: bool) -> Vec<Result<File, Located>> {
+fn read_directory(path: &Path, recursive: bool, warnings: &mut Vec<String>) -> Vec<Result<File, Located>> {
     let mut found = Vec::new();
     let mut problems = Vec::new();
     collect(path, recursive, &mut found, &mut problems);
+    // Nobody may ever write into a pipe that merely lies there. One that is named by itself is meant, and read.
+    found.retain(|path| {
+        let readable = fs_err::metadata(path).map_or(true, |found| found.is_file());
+        if !readable {
+            warnings.push(format!("{}: skipped, it is not a regular file", path.display()));
+        }
+        readable
+    });
     if found.is_empty() && problems.is_empty() {
         let deeper = if recursive { "" } else { "; -R looks into directories below it as well" };
         let problem = Problem::new("the directory holds no .yaml, .yml or .json file")

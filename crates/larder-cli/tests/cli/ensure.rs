@@ -170,6 +170,22 @@ fn a_directory_is_read_by_name_and_deeper_only_if_asked() {
     assert_eq!(images(&["-R"]), ["a:1", "b:1", "c:1"]);
 }
 
+#[test]
+fn pipes_are_read_where_they_are_named_and_not_where_they_lie_in_a_directory() {
+    let world = World::offering(&["a:1", "b:1"]);
+    world.file("pods/a.yaml", &pod("a", "a:1"));
+    let pipe = world.home.path().join("pods/b.yaml");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR).unwrap();
+    let run = world.larder(&["ensure", "-f", "pods"]).expect(0);
+    assert!(run.stderr.contains("warning: pods/b.yaml: skipped, it is not a regular file"), "{run:?}");
+    assert!(run.stdout.contains("0 present, 1 pulled, 0 failed"), "{run:?}");
+
+    let writer = std::thread::spawn(move || fs_err::write(pipe, pod("b", "b:1")));
+    let run = world.larder(&["ensure", "-f", "pods/b.yaml"]).expect(0);
+    assert!(run.stdout.contains("0 present, 1 pulled, 0 failed"), "{run:?}");
+    writer.join().unwrap().unwrap();
+}
+
 fn json_pod(name: &str, image: &str) -> String {
     json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
