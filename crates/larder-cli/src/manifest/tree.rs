@@ -34,14 +34,21 @@ const MAX_DEPTH: usize = 128;
 /// Stack for reading so deep: reading is recursive and takes up to 40 kB per level in a debug build.
 const STACK_BYTES: usize = 16 * 1024 * 1024;
 
-/// Reads each of the documents.
+/// Reads each of the documents, on a thread that has the stack for the deepest.
+///
+/// Nothing is caught here: the reader gives an error beyond [`MAX_DEPTH`], aliases counted in, and so cannot use the
+/// stack up; a panic would be a mistake of the program and ends it, as everywhere.
 pub(super) fn parse_all(texts: &[&str]) -> Vec<Result<Node, Problem>> {
-    let reader = || texts.iter().map(|text| parse(text)).collect();
-    let failed =
-        || texts.iter().map(|_| Err(Problem::new("could not be read: the YAML reader failed"))).collect();
     std::thread::scope(|scope| {
-        let thread = std::thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, reader);
-        thread.map_or_else(|_| failed(), |thread| thread.join().unwrap_or_else(|_| failed()))
+        let reader = || texts.iter().map(|text| parse(text)).collect();
+        match std::thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, reader) {
+            Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+            Err(error) => {
+                let problem =
+                    Problem::new(format!("could not be read, the system has no thread for it: {error}"));
+                texts.iter().map(|_| Err(problem.clone())).collect()
+            }
+        }
     })
 }
 
@@ -449,5 +456,23 @@ pub(super) mod tests {
             assert!(parse(&nested.repeat(10_000)).is_err(), "{nested}");
         }
         assert!(parse(&format!("{}1", "- ".repeat(100))).is_ok(), "but some depth is fine");
+    }
+
+    #[test]
+    fn aliases_add_no_depth_beyond_the_bound() {
+        let chain = |levels: usize| {
+            let links = (1..levels).map(|level| format!("a{level}: &a{level} [*a{}]\n", level - 1));
+            format!("a0: &a0 [x]\n{}", links.collect::<String>())
+        };
+        assert!(parse(&chain(20)).is_ok());
+        for levels in [200, 5_000] {
+            assert!(parse(&chain(levels)).is_err(), "{levels}");
+        }
+        // Each anchor nests as deep as is allowed and holds the one before it.
+        let nested = |level: usize| {
+            let inner = if level == 0 { "x".to_owned() } else { format!("*b{}", level - 1) };
+            format!("b{level}: &b{level} {}{inner}{}\n", "[".repeat(100), "]".repeat(100))
+        };
+        assert!(parse(&(0..60).map(nested).collect::<String>()).is_err());
     }
 }
