@@ -149,6 +149,7 @@ impl Manifests {
             self.workloads.push(workload);
         }
         problems.extend(bad_names);
+        problems.sort_by_key(Problem::line);
     }
 
     fn read_list(&mut self, at: &At<'_>, api_version: &str, kind: &str, place: &Place, namespace: &str) {
