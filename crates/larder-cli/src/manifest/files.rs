@@ -122,12 +122,22 @@ fn read<R: Read>(name: &str, open: impl FnOnce() -> io::Result<R>) -> Result<Fil
     let bytes = open().and_then(read_bounded).map_err(|error| unreadable(name, &error))?;
     match String::from_utf8(bytes) {
         Ok(text) => Ok(File { name: name.to_owned(), text }),
+        Err(error) if is_utf16(error.as_bytes()) => {
+            let problem = Problem::new("not text in UTF-8: this is UTF-16")
+                .hint(format!("iconv -f UTF-16 -t UTF-8 {name} | larder ensure -f -"));
+            Err(Place::file(name).holds(problem))
+        }
         Err(error) => {
             let good = &error.as_bytes()[..error.utf8_error().valid_up_to()];
             let line = good.split(|byte| *byte == b'\n').count();
             Err(Place::file(name).holds(Problem::new(format!("not text in UTF-8 (line {line})"))))
         }
     }
+}
+
+/// Whether a text begins with the mark of UTF-16, as editors of Windows write it.
+fn is_utf16(bytes: &[u8]) -> bool {
+    bytes.starts_with(b"\xff\xfe") || bytes.starts_with(b"\xfe\xff")
 }
 
 /// Reads everything, unless it is more than [`MAX_FILE_BYTES`].

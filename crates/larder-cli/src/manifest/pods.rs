@@ -135,7 +135,8 @@ impl Reader<'_> {
                 self.problems.push(
                     Problem::new("a pod needs at least one container")
                         .at_line(place.line())
-                        .at_field(&spec.path_of(list)),
+                        .at_field(&spec.path_of(list))
+                        .hints(spec.misspelt(list)),
                 );
             }
             for (index, container) in containers.unwrap_or_default().iter().enumerate() {
