@@ -142,7 +142,9 @@ pub(crate) struct BadInput {
     file: String,
     line: Option<usize>,
     document: Option<usize>,
+    #[serde(serialize_with = "crate::output::or_null")]
     object: String,
+    #[serde(serialize_with = "crate::output::or_null")]
     field: String,
     message: String,
     hints: Vec<String>,

@@ -105,7 +105,7 @@ fn json_has_images_events_bad_input_and_a_summary() {
         json["images"],
         json!([{
             "image": "busybox:1.36", "policy": "IfNotPresent", "object": "pod/web", "namespace": "default",
-            "part": "main", "field": "spec.containers{main}", "result": "Pulled", "reason": "", "message": "",
+            "part": "main", "field": "spec.containers{main}", "result": "Pulled", "reason": null, "message": null,
             "id": format!("sha256:{:064x}", 1), "sizeBytes": 4_261_550, "pullSeconds": 0.0, "totalSeconds": 0.0,
             "retryInSeconds": null,
         }])
@@ -259,7 +259,7 @@ fn an_object_of_any_kind_with_a_pod_template_wants_the_images_of_its_pods() {
     );
     assert_eq!(
         (&json["images"][1]["object"], &json["images"][1]["part"]),
-        (&json!("service/web"), &json!(""))
+        (&json!("service/web"), &json!(null))
     );
     assert_eq!(json["images"][1]["field"], "spec.containers[0]");
 }

@@ -45,12 +45,16 @@ struct Row {
     policy: String,
     object: String,
     namespace: String,
+    #[serde(serialize_with = "output::or_null")]
     part: String,
+    #[serde(serialize_with = "output::or_null")]
     field: String,
     /// `Present`, `Pulled`, `Failed`, `Unfinished`.
     result: &'static str,
     /// Such as `ErrImagePull`; empty unless failed.
+    #[serde(serialize_with = "output::or_null")]
     reason: String,
+    #[serde(serialize_with = "output::or_null")]
     message: String,
     id: Option<String>,
     size_bytes: Option<u64>,
