@@ -4,8 +4,8 @@
 //! command that does not [handle](Interrupt::handle) interrupts ends at once; one that does has [`GRACE`] to end by
 //! itself; a second signal ends any at once. The exit code is that of [`Outcome::Interrupted`].
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 use std::{future, io, process, thread};
 
@@ -33,10 +33,13 @@ impl Interrupt {
         let (ask, asked) = watch::channel(false);
         let handled = Arc::new(AtomicBool::new(false));
         let shared = Arc::clone(&handled);
-        let started = thread::Builder::new().name("signals".into()).spawn(move || listen(&ask, &shared));
+        let (begun, listening) = mpsc::channel();
+        let started =
+            thread::Builder::new().name("signals".into()).spawn(move || listen(&ask, &shared, &begun));
         if let Err(error) = started {
             tracing::debug!("interrupts are not handled: {error}");
         }
+        let _ = listening.recv(); // closed if the thread cannot listen
         Interrupt(Handled { asked, handled })
     }
 
@@ -67,10 +70,11 @@ impl Handled {
 }
 
 /// Runs until a signal ends the program.
-fn listen(ask: &watch::Sender<bool>, handled: &AtomicBool) {
+fn listen(ask: &watch::Sender<bool>, handled: &AtomicBool, begun: &mpsc::Sender<()>) {
     let watched = tokio::runtime::Builder::new_current_thread().enable_all().build().and_then(|runtime| {
         runtime.block_on(async {
             let mut signals = Signals::new()?;
+            let _ = begun.send(());
             signals.next().await;
             if handled.load(Ordering::Acquire) {
                 ask.send_replace(true);

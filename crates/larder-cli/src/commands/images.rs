@@ -52,6 +52,7 @@ fn no_match(pattern: &str) -> String {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Row {
+    #[serde(serialize_with = "output::or_null")]
     repository: String,
     tag: Option<String>,
     digest: Option<String>,

@@ -73,6 +73,7 @@ struct Inspected {
     size_bytes: u64,
     pinned: bool,
     uid: Option<i64>,
+    #[serde(serialize_with = "output::or_null")]
     username: String,
     /// What the runtime adds in its own shape; JSON texts become JSON.
     info: BTreeMap<String, Value>,

@@ -34,7 +34,9 @@ struct ConditionReport {
     #[serde(rename = "type")]
     kind: String,
     status: bool,
+    #[serde(serialize_with = "output::or_null")]
     reason: String,
+    #[serde(serialize_with = "output::or_null")]
     message: String,
 }
 

@@ -47,12 +47,12 @@ impl Source {
         }
     }
 
-    /// Reads the files, or tells why not.
-    pub(super) fn files(&self) -> Vec<Result<File, Located>> {
+    /// Reads the files, or tells why not. What of a directory was left out and may be missed is added to `warnings`.
+    pub(super) fn files(&self, warnings: &mut Vec<String>) -> Vec<Result<File, Located>> {
         match self {
             Source::Stdin => vec![read("standard input", || Ok(io::stdin().lock()))],
             Source::File(path) => vec![read_file(path)],
-            Source::Directory { path, recursive } => read_directory(path, *recursive),
+            Source::Directory { path, recursive } => read_directory(path, *recursive, warnings),
         }
     }
 }
@@ -66,10 +66,18 @@ impl fmt::Display for Source {
     }
 }
 
-fn read_directory(path: &Path, recursive: bool) -> Vec<Result<File, Located>> {
+fn read_directory(path: &Path, recursive: bool, warnings: &mut Vec<String>) -> Vec<Result<File, Located>> {
     let mut found = Vec::new();
     let mut problems = Vec::new();
     collect(path, recursive, &mut found, &mut problems);
+    // Nobody may ever write into a pipe that merely lies there. One that is named by itself is meant, and read.
+    found.retain(|path| {
+        let readable = fs_err::metadata(path).map_or(true, |found| found.is_file());
+        if !readable {
+            warnings.push(format!("{}: skipped, it is not a regular file", path.display()));
+        }
+        readable
+    });
     if found.is_empty() && problems.is_empty() {
         let deeper = if recursive { "" } else { "; -R looks into directories below it as well" };
         let problem = Problem::new("the directory holds no .yaml, .yml or .json file")
@@ -114,12 +122,22 @@ fn read<R: Read>(name: &str, open: impl FnOnce() -> io::Result<R>) -> Result<Fil
     let bytes = open().and_then(read_bounded).map_err(|error| unreadable(name, &error))?;
     match String::from_utf8(bytes) {
         Ok(text) => Ok(File { name: name.to_owned(), text }),
+        Err(error) if is_utf16(error.as_bytes()) => {
+            let problem = Problem::new("not text in UTF-8: this is UTF-16")
+                .hint(format!("iconv -f UTF-16 -t UTF-8 {name} | larder ensure -f -"));
+            Err(Place::file(name).holds(problem))
+        }
         Err(error) => {
             let good = &error.as_bytes()[..error.utf8_error().valid_up_to()];
             let line = good.split(|byte| *byte == b'\n').count();
             Err(Place::file(name).holds(Problem::new(format!("not text in UTF-8 (line {line})"))))
         }
     }
+}
+
+/// Whether a text begins with the mark of UTF-16, as editors of Windows write it.
+fn is_utf16(bytes: &[u8]) -> bool {
+    bytes.starts_with(b"\xff\xfe") || bytes.starts_with(b"\xfe\xff")
 }
 
 /// Reads everything, unless it is more than [`MAX_FILE_BYTES`].

@@ -1,5 +1,7 @@
 //! Which Kubernetes kinds larder reads, and where in each of them the pod is.
 
+use super::near;
+
 /// What a document is to larder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
@@ -11,9 +13,57 @@ pub(super) enum Kind {
     Secret,
     /// A list of objects, which may leave their kind to the list.
     List,
+    /// A kind of somebody else's, with a pod template where most have it.
+    Foreign,
     /// Nothing that names images.
     Other,
+    /// No kind at all: its group is Kubernetes' own, which has none of this name.
+    Unknown,
 }
+
+/// Where most controllers keep their pod template.
+pub(super) const USUAL_TEMPLATE: &[&str] = &["spec", "template"];
+
+impl Kind {
+    /// Where the pod template lies; empty where there is none.
+    pub(super) fn template(self) -> &'static [&'static str] {
+        match self {
+            Kind::Template(path) => path,
+            Kind::Foreign => USUAL_TEMPLATE,
+            _ => &[],
+        }
+    }
+}
+
+/// The kinds of the groups in which a kind that larder does not know can only be a slip.
+const KINDS: [(&str, &[&str]); 3] = [
+    (
+        "",
+        &[
+            "Binding",
+            "ComponentStatus",
+            "ConfigMap",
+            "Endpoints",
+            "Event",
+            "LimitRange",
+            "List",
+            "Namespace",
+            "Node",
+            "PersistentVolume",
+            "PersistentVolumeClaim",
+            "Pod",
+            "PodTemplate",
+            "ReplicationController",
+            "ResourceQuota",
+            "Secret",
+            "Service",
+            "ServiceAccount",
+            "Status",
+        ],
+    ),
+    ("apps", &["ControllerRevision", "DaemonSet", "Deployment", "ReplicaSet", "Scale", "StatefulSet"]),
+    ("batch", &["CronJob", "Job"]),
+];
 
 /// Tells what an `apiVersion` and `kind` are. The group must be right, its version need not be known.
 pub(super) fn kind_of(api_version: &str, kind: &str) -> Kind {
@@ -30,10 +80,34 @@ pub(super) fn kind_of(api_version: &str, kind: &str) -> Kind {
         ("", "List") => Kind::List,
         // `PodList` and its like hold what their name says.
         (_, list) => match list.strip_suffix("List") {
-            Some(item) if !item.is_empty() && kind_of(api_version, item) != Kind::Other => Kind::List,
-            _ => Kind::Other,
+            Some(item) if !item.is_empty() => match kind_of(api_version, item) {
+                Kind::Other => Kind::Other,
+                Kind::Unknown => Kind::Unknown,
+                _ => Kind::List,
+            },
+            _ => match kinds_of(group) {
+                Some(kinds) if !kinds.contains(&kind) => Kind::Unknown,
+                _ => Kind::Other,
+            },
         },
     }
+}
+
+/// The kinds of a group, if all of them are known here.
+fn kinds_of(group: &str) -> Option<&'static [&'static str]> {
+    KINDS.iter().find(|(known, _)| *known == group).map(|(_, kinds)| *kinds)
+}
+
+/// What may have been meant by a kind that its group does not have: the same kind of another group, or one spelt alike.
+pub(super) fn meant(api_version: &str, kind: &str) -> Option<String> {
+    let group = api_version.split_once('/').map_or("", |(group, _)| group);
+    let elsewhere = KINDS.iter().find(|(known, kinds)| *known != group && kinds.contains(&kind));
+    if let Some((group, _)) = elsewhere {
+        let version = if group.is_empty() { "v1".to_owned() } else { format!("{group}/v1") };
+        return Some(format!("{kind} has the apiVersion {version}"));
+    }
+    let all = KINDS.iter().flat_map(|(_, kinds)| kinds.iter().copied());
+    near::nearest(kind, all).map(|meant| format!("did you mean {meant}?"))
 }
 
 /// The kind that a list's items have when they do not say: `Pod` in a `PodList`, none in a `List`.
@@ -68,6 +142,23 @@ mod tests {
         assert_eq!(kind_of("serving.knative.dev/v1", "Deployment"), Kind::Other);
         assert_eq!(kind_of("metrics.k8s.io/v1beta1", "PodList"), Kind::Other);
         assert_eq!(kind_of("v1", "ConfigMapList"), Kind::Other);
+    }
+
+    #[test]
+    fn a_kind_that_a_group_of_kubernetes_does_not_have_is_a_slip() {
+        for (api_version, kind, said) in [
+            ("apps/v1", "Deploymnet", "did you mean Deployment?"),
+            ("v1", "pod", "did you mean Pod?"),
+            ("v1", "Deployment", "Deployment has the apiVersion apps/v1"),
+            ("batch/v1", "Pod", "Pod has the apiVersion v1"),
+        ] {
+            assert_eq!(kind_of(api_version, kind), Kind::Unknown, "{kind}");
+            assert_eq!(meant(api_version, kind).as_deref(), Some(said));
+        }
+        assert_eq!(kind_of("v1", "PodsList"), Kind::Unknown);
+        assert_eq!(meant("v1", "Xyzzy"), None);
+        assert_eq!(kind_of("v1", "Service"), Kind::Other);
+        assert_eq!(kind_of("argoproj.io/v1alpha1", "Rollout"), Kind::Other);
     }
 
     #[test]

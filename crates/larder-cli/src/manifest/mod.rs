@@ -9,6 +9,7 @@
 
 mod files;
 mod kinds;
+mod near;
 mod pods;
 mod problem;
 mod secrets;
@@ -23,6 +24,7 @@ pub(crate) use secrets::{Named, Secrets, is_pull_type};
 use std::collections::BTreeMap;
 
 use kinds::{Kind, item_kind, kind_of};
+use larder::gotext;
 use tree::At;
 
 /// Everything that was read.
@@ -47,12 +49,14 @@ struct Identity {
     namespace: String,
     name: String,
     uid: String,
+    /// Of a kind that larder only knows by its pod template.
+    foreign: bool,
 }
 
 impl Manifests {
     /// Reads everything that a source names. Objects without a namespace are in `namespace`.
     pub(crate) fn read(&mut self, source: &Source, namespace: &str) {
-        for file in source.files() {
+        for file in source.files(&mut self.warnings) {
             match file {
                 Ok(file) => self.read_text(&file.name, &file.text, namespace),
                 Err(problem) => self.problems.push(problem),
@@ -88,8 +92,16 @@ impl Manifests {
             Err(problem) => return self.problems.push(place.holds(problem)),
         };
         let place = Place { what: kind.to_owned(), ..place.clone() };
-        let found = kind_of(api_version, kind);
+        let found = match kind_of(api_version, kind) {
+            Kind::Other if has_template(at) => Kind::Foreign,
+            known => known,
+        };
         match found {
+            Kind::Unknown => {
+                let problem = at.problem(format!("{api_version} has no kind {}", gotext::quote(kind)));
+                let meant = kinds::meant(api_version, kind);
+                return self.problems.push(place.holds(problem.hints(meant)));
+            }
             Kind::List => return self.read_list(at, api_version, kind, &place, namespace),
             Kind::Other => {
                 tracing::info!(
@@ -98,11 +110,12 @@ impl Manifests {
                 *self.skipped.entry(kind.to_owned()).or_default() += 1;
                 return;
             }
-            Kind::Pod | Kind::Template(_) | Kind::Secret => {}
+            Kind::Pod | Kind::Template(_) | Kind::Foreign | Kind::Secret => {}
         }
         let at = &if found == Kind::Secret { at.clone().private() } else { at.clone() };
         let mut problems = Vec::new();
-        let identity = identity_of(at, kind, namespace, &mut problems);
+        let mut identity = identity_of(at, kind, namespace, &mut problems);
+        identity.foreign = found == Kind::Foreign;
         let place = match identity.name.as_str() {
             "" => place,
             name => Place { what: format!("{kind} {}/{name}", identity.namespace), ..place },
@@ -119,9 +132,9 @@ impl Manifests {
                     self.warnings.push(format!("{place}: used instead of the one in {earlier}"));
                 }
             }
-            Kind::Template(path) => match at.descend(path) {
+            Kind::Template(_) | Kind::Foreign => match at.descend(found.template()) {
                 Ok(Some(template)) => self.take_pod(&template, &identity, &place, &mut problems),
-                Ok(None) => problems.push(at.missing(&path.join("."))),
+                Ok(None) => problems.push(at.missing(&found.template().join("."))),
                 Err(problem) => problems.push(problem),
             },
             _ => self.take_pod(at, &identity, &place, &mut problems),
@@ -131,10 +144,12 @@ impl Manifests {
 
     /// Takes a pod over if nothing is wrong with it.
     fn take_pod(&mut self, at: &At<'_>, identity: &Identity, place: &Place, problems: &mut Vec<Problem>) {
-        let workload = pods::read(at, identity, place, problems);
+        let (workload, bad_names) = pods::read(at, identity, place, problems);
         if problems.is_empty() {
             self.workloads.push(workload);
         }
+        problems.extend(bad_names);
+        problems.sort_by_key(Problem::line);
     }
 
     fn read_list(&mut self, at: &At<'_>, api_version: &str, kind: &str, place: &Place, namespace: &str) {
@@ -148,6 +163,14 @@ impl Manifests {
             self.read_object(&item, inherited, place, namespace);
         }
     }
+}
+
+/// Whether an object of an unknown kind holds a pod template where most controllers have it.
+fn has_template(at: &At<'_>) -> bool {
+    let spec = at.descend(kinds::USUAL_TEMPLATE).ok().flatten();
+    let spec = spec.and_then(|template| template.field("spec").ok().flatten());
+    let containers = spec.and_then(|spec| spec.field("containers").ok().flatten());
+    containers.is_some_and(|containers| containers.items().is_ok_and(|items| !items.is_empty()))
 }
 
 /// The `apiVersion` and `kind` of an object.
@@ -195,6 +218,7 @@ fn identity_of(at: &At<'_>, kind: &str, namespace: &str, problems: &mut Vec<Prob
         namespace: if own_namespace.is_empty() { namespace.to_owned() } else { own_namespace },
         name: if name.is_empty() { generate_name } else { name },
         uid,
+        foreign: false,
     }
 }
 

@@ -58,9 +58,15 @@ pub(crate) struct Want {
 /// The lists of containers of a pod spec, in the order in which kubelet needs their images.
 const CONTAINER_LISTS: [&str; 3] = ["initContainers", "containers", "ephemeralContainers"];
 
-/// Reads a pod (`at` is the object that has `metadata` and `spec`). Everything wrong with it is put into `problems`.
-pub(super) fn read(at: &At<'_>, identity: &Identity, place: &Place, problems: &mut Vec<Problem>) -> Workload {
-    let mut reader = Reader { problems };
+/// Reads a pod (`at` is the object that has `metadata` and `spec`). What keeps it from being a pod is put into
+/// `problems`. Bad image names come back beside it: as in kubelet, they fail their container and not the pod.
+pub(super) fn read(
+    at: &At<'_>,
+    identity: &Identity,
+    place: &Place,
+    problems: &mut Vec<Problem>,
+) -> (Workload, Vec<Problem>) {
+    let mut reader = Reader { problems, bad_names: Vec::new(), nameless: identity.foreign };
     let label = format!("{}/{}", identity.kind.to_lowercase(), identity.name);
     let uid = match identity.uid.as_str() {
         "" => format!("{}/{}/{}", identity.kind.to_lowercase(), identity.namespace, identity.name),
@@ -83,11 +89,15 @@ pub(super) fn read(at: &At<'_>, identity: &Identity, place: &Place, problems: &m
         Some(spec) => reader.spec(&spec, &mut workload),
         None => reader.problems.push(at.missing("spec")),
     }
-    workload
+    let bad_names = reader.bad_names;
+    (workload, bad_names)
 }
 
 struct Reader<'p> {
     problems: &'p mut Vec<Problem>,
+    bad_names: Vec<Problem>,
+    /// Containers need no name, as in pods that some controllers complete.
+    nameless: bool,
 }
 
 impl Reader<'_> {
@@ -125,11 +135,12 @@ impl Reader<'_> {
                 self.problems.push(
                     Problem::new("a pod needs at least one container")
                         .at_line(place.line())
-                        .at_field(&spec.path_of(list)),
+                        .at_field(&spec.path_of(list))
+                        .hints(spec.misspelt(list)),
                 );
             }
-            for container in containers.unwrap_or_default() {
-                workload.wants.extend(self.container(list, &container));
+            for (index, container) in containers.unwrap_or_default().iter().enumerate() {
+                workload.wants.extend(self.container(list, index, container));
             }
         }
         for volume in self.list(spec, "volumes").unwrap_or_default() {
@@ -153,12 +164,20 @@ impl Reader<'_> {
         }
     }
 
-    fn container(&mut self, list: &str, at: &At<'_>) -> Option<Want> {
-        let name = self.required(at, "name");
+    fn container(&mut self, list: &str, index: usize, at: &At<'_>) -> Option<Want> {
+        let name = if self.nameless {
+            Some(self.keep(at.text_of("name")).flatten().unwrap_or_default())
+        } else {
+            self.required(at, "name")
+        };
         let image = self.image(at, "image");
         let policy = self.policy(at, "imagePullPolicy");
         let part = name?.to_owned();
-        Some(Want { image: image?, policy, field_path: format!("spec.{list}{{{part}}}"), part })
+        let field_path = match part.as_str() {
+            "" => format!("spec.{list}[{index}]"),
+            part => format!("spec.{list}{{{part}}}"),
+        };
+        Some(Want { image: image?, policy, field_path, part })
     }
 
     fn image_volume(&mut self, volume: &At<'_>) -> Option<Want> {
@@ -181,8 +200,7 @@ impl Reader<'_> {
         let image = self.required(at, field)?;
         if let Err(bad) = image_name::check(image) {
             let field = self.keep(at.field(field)).flatten()?;
-            self.problems.push(field.problem(bad.message).hints(bad.hints));
-            return None;
+            self.bad_names.push(field.problem(bad.message).hints(bad.hints));
         }
         Some(image.to_owned())
     }

@@ -24,6 +24,11 @@ impl Problem {
         Problem { line, ..self }
     }
 
+    /// The line within its document; 0 when not known.
+    pub(super) fn line(&self) -> usize {
+        self.line
+    }
+
     /// The same, in this field.
     pub(crate) fn at_field(self, field: &str) -> Self {
         Problem { field: field.to_owned(), ..self }
@@ -137,7 +142,9 @@ pub(crate) struct BadInput {
     file: String,
     line: Option<usize>,
     document: Option<usize>,
+    #[serde(serialize_with = "crate::output::or_null")]
     object: String,
+    #[serde(serialize_with = "crate::output::or_null")]
     field: String,
     message: String,
     hints: Vec<String>,

@@ -10,6 +10,7 @@ use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_saphyr::Spanned;
 
+use super::near;
 use super::problem::Problem;
 
 /// A value and the line it starts on, counted within its document; 0 when not known.
@@ -34,14 +35,21 @@ const MAX_DEPTH: usize = 128;
 /// Stack for reading so deep: reading is recursive and takes up to 40 kB per level in a debug build.
 const STACK_BYTES: usize = 16 * 1024 * 1024;
 
-/// Reads each of the documents.
+/// Reads each of the documents, on a thread that has the stack for the deepest.
+///
+/// Nothing is caught here: the reader gives an error beyond [`MAX_DEPTH`], aliases counted in, and so cannot use the
+/// stack up; a panic would be a mistake of the program and ends it, as everywhere.
 pub(super) fn parse_all(texts: &[&str]) -> Vec<Result<Node, Problem>> {
-    let reader = || texts.iter().map(|text| parse(text)).collect();
-    let failed =
-        || texts.iter().map(|_| Err(Problem::new("could not be read: the YAML reader failed"))).collect();
     std::thread::scope(|scope| {
-        let thread = std::thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, reader);
-        thread.map_or_else(|_| failed(), |thread| thread.join().unwrap_or_else(|_| failed()))
+        let reader = || texts.iter().map(|text| parse(text)).collect();
+        match std::thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, reader) {
+            Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
+            Err(error) => {
+                let problem =
+                    Problem::new(format!("could not be read, the system has no thread for it: {error}"));
+                texts.iter().map(|_| Err(problem.clone())).collect()
+            }
+        }
     })
 }
 
@@ -58,13 +66,42 @@ fn parse(text: &str) -> Result<Node, Problem> {
         Err(error) => error,
     };
     // JSON allows what YAML does not, such as tabs and escaped surrogate pairs. Its reader knows no lines.
-    if text.trim_start().starts_with('{')
-        && let Ok(node) = serde_json::from_str::<Node>(text)
-    {
-        return Ok(node);
+    if text.trim_start().starts_with('{') {
+        match serde_json::from_str::<Node>(text) {
+            Ok(node) => return Ok(node),
+            Err(error) if looks_like_json(text) => return Err(not_json(&error)),
+            Err(_) => {}
+        }
     }
     let line = error.location().and_then(|location| usize::try_from(location.line()).ok()).unwrap_or(0);
-    Err(Problem::new(format!("not valid YAML: {}", explained(&error))).at_line(line))
+    let problem = Problem::new(format!("not valid YAML: {}", explained(&error))).at_line(line);
+    Err(match &error {
+        _ if text.contains("{{") => {
+            problem.hint("this is a template: helm template CHART | larder ensure -f -")
+        }
+        serde_saphyr::Error::DuplicateMappingKey { .. } => problem.hint("keep one of the two"),
+        _ if text.lines().any(|line| line.trim_start_matches(' ').starts_with('\t')) => {
+            problem.hint("YAML is indented with spaces, and never with tabs")
+        }
+        _ => problem,
+    })
+}
+
+/// Whether a text that begins with a brace is meant as JSON: its first key is in quotes.
+fn looks_like_json(text: &str) -> bool {
+    text.trim_start().trim_start_matches('{').trim_start().starts_with('"')
+}
+
+/// The reader's own texts are fixed but for those of [`Node`], which quote nothing; only its line is kept.
+fn not_json(error: &serde_json::Error) -> Problem {
+    let what = match error.classify() {
+        serde_json::error::Category::Eof => "it ends too early",
+        serde_json::error::Category::Data => "a value or key that has no meaning here",
+        serde_json::error::Category::Syntax | serde_json::error::Category::Io => {
+            "a comma, colon, quote or brace is missing, or one too many"
+        }
+    };
+    Problem::new(format!("not valid JSON: {what} (column {})", error.column())).at_line(error.line())
 }
 
 /// What is wrong, in texts that are fixed: the reader's own quote keys and values, which may be a secret's.
@@ -257,7 +294,19 @@ impl<'a> At<'a> {
 
     /// A problem with a field that is missing here.
     pub(super) fn missing(&self, field: &str) -> Problem {
-        Problem::new("required, and missing").at_line(self.node.line).at_field(&self.path_of(field))
+        let problem = Problem::new("required, and missing").at_line(self.node.line);
+        problem.at_field(&self.path_of(field)).hints(self.misspelt(field))
+    }
+
+    /// A field that may have been meant to be the one that is missing here.
+    pub(super) fn misspelt(&self, field: &str) -> Option<String> {
+        let Value::Map(entries) = &self.node.value else { return None };
+        let wanted = field.split('.').next().unwrap_or(field);
+        let keys = || entries.iter().map(|(key, _)| key.as_str());
+        if self.private || keys().any(|key| key == wanted) {
+            return None;
+        }
+        near::nearest(wanted, keys()).map(|key| format!("{key}: did you mean {wanted}?"))
     }
 
     /// A field, `None` when it is absent or null.
@@ -307,7 +356,7 @@ impl<'a> At<'a> {
                 .map(|(index, node)| self.below(node, format!("{}[{index}]", self.path)))
                 .collect()),
             Value::Null => Ok(Vec::new()),
-            _ => Err(self.must_be("a list")),
+            _ => Err(self.must_be("a list").hint("begin each entry with a dash: - name: ...")),
         }
     }
 
@@ -449,5 +498,23 @@ pub(super) mod tests {
             assert!(parse(&nested.repeat(10_000)).is_err(), "{nested}");
         }
         assert!(parse(&format!("{}1", "- ".repeat(100))).is_ok(), "but some depth is fine");
+    }
+
+    #[test]
+    fn aliases_add_no_depth_beyond_the_bound() {
+        let chain = |levels: usize| {
+            let links = (1..levels).map(|level| format!("a{level}: &a{level} [*a{}]\n", level - 1));
+            format!("a0: &a0 [x]\n{}", links.collect::<String>())
+        };
+        assert!(parse(&chain(20)).is_ok());
+        for levels in [200, 5_000] {
+            assert!(parse(&chain(levels)).is_err(), "{levels}");
+        }
+        // Each anchor nests as deep as is allowed and holds the one before it.
+        let nested = |level: usize| {
+            let inner = if level == 0 { "x".to_owned() } else { format!("*b{}", level - 1) };
+            format!("b{level}: &b{level} {}{inner}{}\n", "[".repeat(100), "]".repeat(100))
+        };
+        assert!(parse(&(0..60).map(nested).collect::<String>()).is_err());
     }
 }

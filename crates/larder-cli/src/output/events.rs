@@ -56,7 +56,9 @@ pub(crate) struct EventRecord {
     event_type: String,
     reason: String,
     object: String,
+    #[serde(serialize_with = "super::or_null")]
     namespace: String,
+    #[serde(serialize_with = "super::or_null")]
     field: String,
     message: String,
 }

@@ -81,6 +81,39 @@ fn files_that_cannot_be_read_are_named() {
 }
 
 #[test]
+fn easy_slips_in_manifests_get_a_hint() {
+    let world = World::new();
+    let pod = |spec: &str| format!("apiVersion: v1\nkind: Pod\nmetadata: {{name: web}}\nspec: {spec}\n");
+    for (text, hint) in [
+        (pod("{containrs: [{name: a, image: 'a:1'}]}"), "containrs: did you mean containers?"),
+        (pod("{containers: [{name: a, Image: 'a:1'}]}"), "Image: did you mean image?"),
+        (pod("{containers: {name: a, image: 'a:1'}}"), "begin each entry with a dash: - name: ..."),
+        (pod("{containers: [], containers: []}"), "keep one of the two"),
+        (
+            pod("\n  containers:\n    - image: {{ .Values.image }}:{{ .Values.tag }}"),
+            "this is a template: helm template CHART | larder ensure -f -",
+        ),
+        (pod("\n\tcontainers: []"), "YAML is indented with spaces, and never with tabs"),
+    ] {
+        let run = world.larder_reading(&text, &["ensure", "-f", "-"]).expect(2);
+        assert!(run.stderr.contains(&format!("\nhint: {hint}\n")), "{text}\n{}", run.stderr);
+    }
+    let json = world
+        .larder_reading("{\"apiVersion\": \"v1\",\n \"kind\" \"Pod\"}", &["ensure", "-f", "-"])
+        .expect(2);
+    assert!(
+        json.stderr.contains("standard input:2: document 1: not valid JSON: a comma, colon, "),
+        "{json:?}"
+    );
+    fs_err::write(world.home.path().join("wide.yaml"), b"\xff\xfea\0:\0").unwrap();
+    let wide = world.larder(&["ensure", "-f", "wide.yaml"]).expect(2);
+    assert!(
+        wide.stderr.contains("hint: iconv -f UTF-16 -t UTF-8 wide.yaml | larder ensure -f -"),
+        "{wide:?}"
+    );
+}
+
+#[test]
 fn input_without_anything_to_ensure_is_an_error() {
     let world = World::new();
     world.file("services.yaml", "apiVersion: v1\nkind: Service\n");

@@ -89,7 +89,8 @@ fn two_pods_that_want_one_image_cause_one_pull() {
 #[test]
 fn json_has_images_events_bad_input_and_a_summary() {
     let world = World::offering(&["busybox:1.36"]);
-    world.file("pod.yaml", &(pod("web", "busybox:1.36") + &pod("bad", "Bad")));
+    let service = "apiVersion: v1\nkind: Service\n";
+    world.file("pod.yaml", &(pod("web", "busybox:1.36") + &pod("bad", "Bad") + service));
     let run = world.larder(&["ensure", "-f", "pod.yaml", "-o", "json"]).expect(2);
     let mut json = run.json();
     let image = &json["images"][0];
@@ -97,11 +98,14 @@ fn json_has_images_events_bad_input_and_a_summary() {
     for key in ["pullSeconds", "totalSeconds"] {
         json["images"][0][key] = json!(0.0);
     }
+    assert_eq!(json["skipped"], json!([{"kind": "Service", "count": 1}]));
+    let bad = json["images"].as_array_mut().unwrap().pop().unwrap();
+    assert_eq!((&bad["result"], &bad["reason"]), (&json!("Failed"), &json!("InvalidImageName")));
     assert_eq!(
         json["images"],
         json!([{
             "image": "busybox:1.36", "policy": "IfNotPresent", "object": "pod/web", "namespace": "default",
-            "part": "main", "field": "spec.containers{main}", "result": "Pulled", "reason": "", "message": "",
+            "part": "main", "field": "spec.containers{main}", "result": "Pulled", "reason": null, "message": null,
             "id": format!("sha256:{:064x}", 1), "sizeBytes": 4_261_550, "pullSeconds": 0.0, "totalSeconds": 0.0,
             "retryInSeconds": null,
         }])
@@ -114,7 +118,8 @@ fn json_has_images_events_bad_input_and_a_summary() {
             "hints": ["did you mean bad?"],
         }])
     );
-    let events = json["events"].as_array().unwrap();
+    let events = json["events"].as_array_mut().unwrap();
+    events.retain(|event| event["object"] == "pod/web");
     let reasons: Vec<_> = events.iter().map(|event| event["reason"].as_str().unwrap()).collect();
     assert_eq!(reasons, ["Pulling", "Pulled"]);
     assert_eq!(events[0]["object"], "pod/web");
@@ -170,6 +175,22 @@ fn a_directory_is_read_by_name_and_deeper_only_if_asked() {
     assert_eq!(images(&["-R"]), ["a:1", "b:1", "c:1"]);
 }
 
+#[test]
+fn pipes_are_read_where_they_are_named_and_not_where_they_lie_in_a_directory() {
+    let world = World::offering(&["a:1", "b:1"]);
+    world.file("pods/a.yaml", &pod("a", "a:1"));
+    let pipe = world.home.path().join("pods/b.yaml");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR).unwrap();
+    let run = world.larder(&["ensure", "-f", "pods"]).expect(0);
+    assert!(run.stderr.contains("warning: pods/b.yaml: skipped, it is not a regular file"), "{run:?}");
+    assert!(run.stdout.contains("0 present, 1 pulled, 0 failed"), "{run:?}");
+
+    let writer = std::thread::spawn(move || fs_err::write(pipe, pod("b", "b:1")));
+    let run = world.larder(&["ensure", "-f", "pods/b.yaml"]).expect(0);
+    assert!(run.stdout.contains("0 present, 1 pulled, 0 failed"), "{run:?}");
+    writer.join().unwrap().unwrap();
+}
+
 fn json_pod(name: &str, image: &str) -> String {
     json!({
         "apiVersion": "v1", "kind": "Pod", "metadata": {"name": name},
@@ -202,4 +223,60 @@ fn a_result_that_cannot_be_written_is_an_error() {
     let mut command = world.command(&["pull", "busybox:1.36"]);
     let run = crate::world::Run::of(command.stdout(full.into_parts().0).output().unwrap()).expect(1);
     assert!(run.stderr.contains("could not write the result"), "{run:?}");
+}
+
+#[test]
+fn a_bad_name_fails_its_container_and_not_the_pod() {
+    let world = World::offering(&["busybox:1.36"]);
+    world.file(
+        "pod.yaml",
+        "apiVersion: v1
+kind: Pod
+metadata: {name: web}
+spec: {containers: [{name: bad, image: Busybox}, {name: good, image: 'busybox:1.36'}]}
+",
+    );
+    world.larder(&["ensure", "-f", "pod.yaml"]).expect(2).golden("ensure-bad-name.txt", &world);
+}
+
+#[test]
+fn an_object_of_any_kind_with_a_pod_template_wants_the_images_of_its_pods() {
+    let world = World::offering(&["a:1", "b:1"]);
+    let object = |api_version: &str, kind: &str, container: &str| {
+        format!(
+            "apiVersion: {api_version}\nkind: {kind}\nmetadata: {{name: web}}\n\
+             spec: {{template: {{spec: {{containers: [{container}]}}}}}}\n---\n"
+        )
+    };
+    let text = object("argoproj.io/v1alpha1", "Rollout", "{name: main, image: 'a:1'}")
+        + &object("serving.knative.dev/v1", "Service", "{image: 'b:1'}");
+    world.file("others.yaml", &text);
+    let json = world.larder(&["ensure", "-f", "others.yaml", "-o", "json"]).expect(0).json();
+    assert_eq!(json["summary"]["pulled"], 2, "{json}");
+    assert_eq!(
+        (&json["images"][0]["object"], &json["images"][0]["part"]),
+        (&json!("rollout/web"), &json!("main"))
+    );
+    assert_eq!(
+        (&json["images"][1]["object"], &json["images"][1]["part"]),
+        (&json!("service/web"), &json!(null))
+    );
+    assert_eq!(json["images"][1]["field"], "spec.containers[0]");
+}
+
+#[test]
+fn a_misspelt_kind_is_bad_input_and_a_strange_one_is_not() {
+    let world = World::offering(&["busybox:1.36"]);
+    world.file(
+        "pod.yaml",
+        &(pod("web", "busybox:1.36") + "apiVersion: apps/v1\nkind: Deploymnet\nmetadata: {name: x}\n"),
+    );
+    let run = world.larder(&["ensure", "-f", "pod.yaml"]).expect(2);
+    assert!(
+        run.stderr.contains("apps/v1 has no kind \"Deploymnet\"\nhint: did you mean Deployment?\n"),
+        "{run:?}"
+    );
+    world
+        .file("other.yaml", &(pod("web", "busybox:1.36") + "apiVersion: example.com/v1\nkind: Deploymnet\n"));
+    world.larder(&["ensure", "-f", "other.yaml"]).expect(0);
 }

@@ -30,6 +30,13 @@ pub(super) struct Job {
     pub(super) part: String,
 }
 
+impl Job {
+    /// Whether no runtime can pull it.
+    pub(super) fn has_bad_name(&self) -> bool {
+        image_name::check(&self.request.image).is_err()
+    }
+}
+
 /// Everything that is to be done, and what cannot be.
 #[derive(Debug, Default)]
 pub(super) struct Gathered {
@@ -38,7 +45,8 @@ pub(super) struct Gathered {
     /// What cannot be used.
     pub(super) problems: Vec<Located>,
     warnings: Vec<String>,
-    skipped: BTreeMap<String, usize>,
+    /// Objects of kinds that want no images, by kind.
+    pub(super) skipped: BTreeMap<String, usize>,
 }
 
 impl Gathered {

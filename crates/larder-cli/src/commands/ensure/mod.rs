@@ -7,7 +7,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use larder::events::EventSink;
-use larder::pull::Manager;
+use larder::pull::{EnsureError, EnsureReason, Manager};
 use tokio::time::Instant;
 
 use super::trouble::Trouble;
@@ -18,6 +18,7 @@ use crate::connect;
 use crate::credentials;
 use crate::exit::Outcome;
 use crate::failure::Failure;
+use crate::image_name;
 use crate::interrupt::Interrupt;
 use crate::out::{Out, progress_possible};
 use crate::output::events::{EventLog, Look};
@@ -35,7 +36,7 @@ pub(super) async fn run(
     let config = args.pulling.config()?;
     let gathered = gather::gather(args)?;
     gathered.tell(out);
-    if gathered.jobs.is_empty() {
+    if gathered.jobs.iter().all(Job::has_bad_name) {
         return nothing_to_do(args, &gathered, out);
     }
     let images = gathered.jobs.iter().map(|job| job.request.image.as_str());
@@ -102,7 +103,7 @@ fn advise_on_credentials(gathered: &Gathered, verdicts: &[Verdict], candidates: 
 
 /// The backend was not reached, for this reason or because of an interrupt. Programs still get their data.
 fn nothing_done(args: &EnsureArgs, gathered: &Gathered, why: Option<Failure>, out: &Out) -> Outcome {
-    let summary = Summary::new(gathered, &vec![Verdict::Unfinished; gathered.jobs.len()], Vec::new());
+    let summary = Summary::new(gathered, &untried(gathered), Vec::new());
     if args.output.data().is_some() {
         summary.show(args.output, args.retry_for, out);
     }
@@ -113,10 +114,24 @@ fn nothing_done(args: &EnsureArgs, gathered: &Gathered, why: Option<Failure>, ou
     outcome.max(gathered.outcome())
 }
 
-/// Nothing of the input can be ensured.
+/// What is known of images when nothing was tried: those with bad names fail whatever is tried.
+fn untried(gathered: &Gathered) -> Vec<Verdict> {
+    let verdict = |job: &Job| match image_name::check(&job.request.image) {
+        Ok(()) => Verdict::Unfinished,
+        Err(bad) => Verdict::Failed(EnsureError {
+            reason: EnsureReason::InvalidImageName,
+            message: bad.message,
+            retry_in: None,
+        }),
+    };
+    gathered.jobs.iter().map(verdict).collect()
+}
+
+/// Nothing of the input can be ensured: there is nothing, or all of it has bad names. The runtime is not asked.
 fn nothing_to_do(args: &EnsureArgs, gathered: &Gathered, out: &Out) -> Result<Outcome, Failure> {
     if args.output.data().is_some() {
-        Summary::new(gathered, &[], Vec::new()).show(args.output, args.retry_for, out);
+        let summary = Summary::new(gathered, &untried(gathered), Vec::new());
+        summary.show(args.output, args.retry_for, out);
     }
     if !gathered.problems.is_empty() {
         return Ok(Outcome::BadInput); // and each problem was told

@@ -25,8 +25,16 @@ pub(super) struct Summary {
     images: Vec<Row>,
     events: Vec<EventRecord>,
     bad_input: Vec<BadInput>,
+    skipped: Vec<Skipped>,
     #[serde(rename = "summary")]
     counts: Counts,
+}
+
+/// Objects of a kind that wants no images.
+#[derive(Debug, Serialize)]
+struct Skipped {
+    kind: String,
+    count: usize,
 }
 
 /// One image that was wanted.
@@ -37,12 +45,16 @@ struct Row {
     policy: String,
     object: String,
     namespace: String,
+    #[serde(serialize_with = "output::or_null")]
     part: String,
+    #[serde(serialize_with = "output::or_null")]
     field: String,
     /// `Present`, `Pulled`, `Failed`, `Unfinished`.
     result: &'static str,
     /// Such as `ErrImagePull`; empty unless failed.
+    #[serde(serialize_with = "output::or_null")]
     reason: String,
+    #[serde(serialize_with = "output::or_null")]
     message: String,
     id: Option<String>,
     size_bytes: Option<u64>,
@@ -73,7 +85,12 @@ impl Summary {
             unfinished: count("Unfinished"),
         };
         let bad_input = gathered.problems.iter().map(crate::manifest::Located::as_data).collect();
-        Summary { images, events, bad_input, counts }
+        let skipped = gathered
+            .skipped
+            .iter()
+            .map(|(kind, count)| Skipped { kind: kind.clone(), count: *count })
+            .collect();
+        Summary { images, events, bad_input, skipped, counts }
     }
 
     /// How it ended, as far as images that were tried go.

@@ -28,7 +28,9 @@ pub(super) async fn tell(manager: &Manager, backend: &dyn Backend, progress: &Pr
         ticks.tick().await;
         let pulls = manager.pulls();
         if !progress.is_live() {
-            lines(&pulls, Instant::now()).into_iter().for_each(|line| out.note(line));
+            for line in lines(&pulls, Instant::now()) {
+                out.note(line);
+            }
         }
         if !pulls.iter().any(|pull| pull.phase == Phase::Pulling) {
             continue;

@@ -1,0 +1,61 @@
+//! Which known word a misspelt one is most like. Pure.
+
+/// The nearest of `words`: the same but for case, or else within two slips (one, in short words). A slip is a letter
+/// that is wrong, missing, too much, or swapped with the next.
+pub(super) fn nearest<'a>(text: &str, words: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    // What is longer is no slip, and the comparison costs the square of the length.
+    if text.len() > 64 {
+        return None;
+    }
+    let allowed = if text.chars().count() < 5 { 1 } else { 2 };
+    let ranked = words.into_iter().filter(|word| *word != text).map(|word| {
+        let slips = if word.eq_ignore_ascii_case(text) { 0 } else { slips(text, word) };
+        (slips, word)
+    });
+    ranked.filter(|(slips, _)| *slips <= allowed).min_by_key(|(slips, _)| *slips).map(|(_, word)| word)
+}
+
+fn slips(a: &str, b: &str) -> usize {
+    let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
+    // Slips between the first i letters of a and the first j of b.
+    let mut table = vec![vec![0; b.len() + 1]; a.len() + 1];
+    for i in 0..=a.len() {
+        for j in 0..=b.len() {
+            table[i][j] = match (i, j) {
+                (0, rest) | (rest, 0) => rest,
+                _ => {
+                    let wrong = table[i - 1][j - 1] + usize::from(a[i - 1] != b[j - 1]);
+                    let mut best = wrong.min(table[i - 1][j] + 1).min(table[i][j - 1] + 1);
+                    if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
+                        best = best.min(table[i - 2][j - 2] + 1);
+                    }
+                    best
+                }
+            };
+        }
+    }
+    table[a.len()][b.len()]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slips_lead_to_the_word_that_was_meant() {
+        let words = ["containers", "initContainers", "image", "name"];
+        for (text, meant) in [
+            ("containrs", Some("containers")),
+            ("Containers", Some("containers")),
+            ("contianers", Some("containers")),
+            ("imgae", Some("image")),
+            ("nam", Some("name")),
+            ("port", None),
+            ("", None),
+        ] {
+            assert_eq!(nearest(text, words), meant, "{text}");
+        }
+        assert_eq!(nearest("image", words), None, "a word is not a slip of itself");
+        assert_eq!(nearest(&"containers".repeat(1000), words), None);
+    }
+}
