@@ -39,8 +39,10 @@ fn named_store(args: &Connection) -> Result<Option<PathBuf>, Failure> {
 pub(crate) fn store_root(args: &Connection) -> Result<PathBuf, Failure> {
     match (named_store(args)?, &args.backend) {
         (Some(root), _) => Ok(root),
-        (None, Some(other)) => Err(Failure::bad_input(format!("--backend {other}: this command works on larder's own store"))
-            .hint("leave --backend out, or name a folder with --root DIR")),
+        (None, Some(other)) => {
+            Err(Failure::bad_input(format!("--backend {other}: this command works on larder's own store"))
+                .hint("leave --backend out, or name a folder with --root DIR"))
+        }
         (None, None) => store::default_root(),
     }
 }
@@ -133,7 +135,8 @@ fn endpoints(
 
 fn parse(text: &str, from: &str) -> Result<Endpoint, Failure> {
     Endpoint::parse(text).map_err(|error| {
-        Failure::bad_input(format!("{from} {text}: {error}")).hint("write it as unix:///path/to.sock, or store for larder's own store")
+        Failure::bad_input(format!("{from} {text}: {error}"))
+            .hint("write it as unix:///path/to.sock, or store for larder's own store")
     })
 }
 

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use larder::backend::{
-    Backend, BackendError, CallErrorKind, Condition, Container, Filesystems, FilesystemUsage, Image, ImageDetails,
-    ImageSpec, InUse, Progress, RuntimeInfo,
+    Backend, BackendError, CallErrorKind, Condition, Container, FilesystemUsage, Filesystems, Image,
+    ImageDetails, ImageSpec, InUse, Progress, RuntimeInfo,
 };
 use larder::credentials::Credential;
 use larder::pod::SandboxConfig;

@@ -33,8 +33,10 @@ async fn pull(backend: &StoreBackend, name: &str) -> String {
 /// How often the registry served each blob.
 fn most_served(registry: &Registry) -> usize {
     let requests = registry.requests();
-    let blobs: Vec<_> =
-        requests.iter().filter(|request| request.method == "GET" && request.path.contains("/blobs/")).collect();
+    let blobs: Vec<_> = requests
+        .iter()
+        .filter(|request| request.method == "GET" && request.path.contains("/blobs/"))
+        .collect();
     let of = |digest: &str| blobs.iter().filter(|request| request.path.ends_with(digest)).count();
     blobs.iter().map(|request| of(request.path.rsplit('/').next().unwrap_or_default())).max().unwrap_or(0)
 }

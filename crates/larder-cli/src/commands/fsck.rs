@@ -55,7 +55,10 @@ fn tell(report: &FsckReport, out: &Out) {
     }
     out.line(format_args!("{} images and {} layers checked", report.images, report.layers));
     if report.trash.bytes > 0 {
-        out.line(format_args!("{} of what was removed are still being deleted", size::bytes(report.trash.bytes)));
+        out.line(format_args!(
+            "{} of what was removed are still being deleted",
+            size::bytes(report.trash.bytes)
+        ));
     }
 }
 
@@ -83,7 +86,9 @@ fn verdict(report: &FsckReport, out: &Out) -> Outcome {
     }
     for lacking in &report.refetch {
         let name = lacking.names.first().map_or_else(|| lacking.image.to_string(), Clone::clone);
-        out.note(format_args!("hint: {name} lacks something; larder --backend store pull {name} brings it back"));
+        out.note(format_args!(
+            "hint: {name} lacks something; larder --backend store pull {name} brings it back"
+        ));
     }
     Outcome::Failed
 }

@@ -35,7 +35,8 @@ impl Machine {
 
     /// All regular files of all unpacked layers with this name at their end.
     fn unpacked(&self, end: &str) -> Vec<PathBuf> {
-        let output = Command::new("find").arg(self.root().join("layers")).args(["-type", "f"]).output().unwrap();
+        let output =
+            Command::new("find").arg(self.root().join("layers")).args(["-type", "f"]).output().unwrap();
         let files = String::from_utf8(output.stdout).unwrap();
         files.lines().filter(|path| path.ends_with(end)).map(PathBuf::from).collect()
     }
@@ -102,7 +103,8 @@ fn a_damaged_file_is_found_and_only_its_layer_is_fetched_again() {
     machine.larder(&["fsck", "--repair"]).expect(0);
     assert_eq!(fs_err::read(&damaged).unwrap(), before);
     let requests = machine.registry.requests();
-    let layers = requests.iter().filter(|request| request.method == "GET" && request.path.contains("/blobs/"));
+    let layers =
+        requests.iter().filter(|request| request.method == "GET" && request.path.contains("/blobs/"));
     assert!(layers.count() <= 2, "one layer, and a config: {requests:?}");
     machine.larder(&["fsck"]).expect(0);
 }

@@ -8,7 +8,7 @@ use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use tokio::task::JoinHandle;
 
-use super::bring::{FILES, Staged, bring};
+use super::bring::{FILES, Staged, Tally, bring};
 use super::error::PullError;
 use super::plan::{Plan, Wanted};
 use super::{Puller, blocking};
@@ -19,6 +19,13 @@ use crate::unpack::{Settled, Settling, Target, settle};
 
 /// How soon a blob is tried again that another image of this process is fetching for itself.
 const BUSY_RETRY: Duration = Duration::from_millis(100);
+
+/// Where layers come from, and who counts.
+#[derive(Clone)]
+pub(super) struct Origin {
+    pub(super) session: Session,
+    pub(super) tally: Tally,
+}
 
 /// How a layer of the plan comes.
 enum Coming {
@@ -38,7 +45,7 @@ impl Puller {
     /// All layers of the plan, in order. `fetching` of them are this pull's to fetch.
     pub(super) async fn assemble(
         &self,
-        session: &Session,
+        from: &Origin,
         plan: &Plan,
         claims: Vec<Claim>,
         fetching: usize,
@@ -51,9 +58,9 @@ impl Puller {
                 Claim::Present(layer) => Coming::Present(layer),
                 Claim::Wait(waiting) => Coming::Waiting(waiting),
                 Claim::Fetch(claim) => {
-                    let (this, session) = (self.clone(), session.clone());
+                    let (this, from) = (self.clone(), from.clone());
                     let (wanted, options) = (plan.layers[at].clone(), options.clone());
-                    let task = Task(tokio::spawn(async move { this.bring(session, wanted, options).await }));
+                    let task = Task(tokio::spawn(async move { this.bring(from, wanted, options).await }));
                     under_way.push(async move { (at, task.join().await) });
                     Coming::Bringing(claim)
                 }
@@ -64,7 +71,7 @@ impl Puller {
         for (at, coming) in coming.into_iter().enumerate() {
             let wanted = &plan.layers[at];
             let layer = match coming {
-                Coming::Present(layer) => self.fitting(session, wanted, layer, &layers).await?,
+                Coming::Present(layer) => self.fitting(from, wanted, layer, &layers).await?,
                 Coming::Waiting(waiting) => {
                     // What is brought meanwhile may fail, and then there is nothing to wait for.
                     let wait = waiting.wait();
@@ -76,8 +83,8 @@ impl Puller {
                         }
                     };
                     match found {
-                        Some(layer) => self.fitting(session, wanted, layer, &layers).await?,
-                        None => self.again(session, wanted, &layers).await?,
+                        Some(layer) => self.fitting(from, wanted, layer, &layers).await?,
+                        None => self.again(from, wanted, &layers).await?,
                     }
                 }
                 Coming::Bringing(claim) => {
@@ -99,13 +106,21 @@ impl Puller {
 
     async fn bring(
         &self,
-        session: Session,
+        from: Origin,
         wanted: Wanted,
         options: crate::unpack::Options,
     ) -> Result<Staged, PullError> {
         let _slot = self.slots.acquire().await.map_err(|_| PullError::Abandoned)?;
         loop {
-            match bring(self.store.clone(), session.clone(), wanted.clone(), options.clone()).await {
+            match bring(
+                self.store.clone(),
+                from.session.clone(),
+                wanted.clone(),
+                options.clone(),
+                from.tally.clone(),
+            )
+            .await
+            {
                 // The same bytes under another diff id, or for another chain: rare, and soon over.
                 Err(PullError::Store(StoreError::Busy { .. })) => tokio::time::sleep(BUSY_RETRY).await,
                 ended => return ended,
@@ -114,25 +129,20 @@ impl Puller {
     }
 
     /// Fetches a layer that somebody else gave up, or that fits his image only.
-    async fn again(
-        &self,
-        session: &Session,
-        wanted: &Wanted,
-        below: &[Layer],
-    ) -> Result<Layer, PullError> {
+    async fn again(&self, from: &Origin, wanted: &Wanted, below: &[Layer]) -> Result<Layer, PullError> {
         loop {
             let (store, layer) = (self.store.clone(), wanted.clone());
             match blocking(move || store.claim(&layer.diff_id, &layer.chain_id)).await?? {
-                Claim::Present(layer) => return self.fitting(session, wanted, layer, below).await,
+                Claim::Present(layer) => return self.fitting(from, wanted, layer, below).await,
                 Claim::Fetch(claim) => {
-                    let staged = self.bring(session.clone(), wanted.clone(), self.options(1)).await?;
+                    let staged = self.bring(from.clone(), wanted.clone(), self.options(1)).await?;
                     let layer = self.settle(wanted, staged, below).await?;
                     claim.done(&layer);
                     return Ok(layer);
                 }
                 Claim::Wait(waiting) => {
                     if let Some(layer) = waiting.wait().await {
-                        return self.fitting(session, wanted, layer, below).await;
+                        return self.fitting(from, wanted, layer, below).await;
                     }
                 }
             }
@@ -142,7 +152,7 @@ impl Puller {
     /// The layer itself if it looks right on top of `below`, else one of its own for this chain.
     async fn fitting(
         &self,
-        session: &Session,
+        from: &Origin,
         wanted: &Wanted,
         layer: Layer,
         below: &[Layer],
@@ -154,7 +164,7 @@ impl Puller {
         if !self.settled(wanted, root, files, below, Settling::Check).await?.changed {
             return Ok(layer);
         }
-        let staged = self.bring(session.clone(), wanted.clone(), self.options(1)).await?;
+        let staged = self.bring(from.clone(), wanted.clone(), self.options(1)).await?;
         self.settle(wanted, staged, below).await
     }
 

@@ -4,15 +4,15 @@
 //! whole, and verifies, inflates and unpacks. What the file has survives a failure, a drop and a restart.
 
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use larder::reference::Digest;
 use tokio::task::JoinHandle;
 
+use super::blocking;
 use super::error::PullError;
 use super::plan::Wanted;
-use super::blocking;
-use crate::registry::{BlobSink, Extents, Session, fetch_blob};
+use crate::registry::{BlobSink, Extents, Notice, Session, fetch_blob};
 use crate::store::{FS, IngestFile, LayerStaging, Store, StoreError};
 use crate::unpack::{Expected, Options, Progress, Target, UnpackError, Unpacked, unpack_layer};
 
@@ -27,6 +27,19 @@ pub(super) struct Staged {
     pub(super) ingest: IngestFile,
 }
 
+/// Counts what all layers of a pull do.
+pub(super) type Tally = Arc<dyn Fn(Notice) + Send + Sync>;
+
+/// Notes which hosts served something, and passes on what a fetch tells.
+fn noting_hosts(hosts: Arc<Mutex<Vec<String>>>, tally: Tally) -> impl Fn(Notice) + Send + Sync + 'static {
+    move |notice| {
+        if let Notice::Host(host) = &notice {
+            hosts.lock().unwrap_or_else(PoisonError::into_inner).push(host.clone());
+        }
+        tally(notice);
+    }
+}
+
 /// Fetches and unpacks a layer. Bytes that turn out to be wrong are fetched once more, from another host if there is
 /// one.
 pub(super) async fn bring(
@@ -34,6 +47,7 @@ pub(super) async fn bring(
     session: Session,
     wanted: Wanted,
     options: Options,
+    tally: Tally,
 ) -> Result<Staged, PullError> {
     let ingest = {
         let (store, digest, size) = (store.clone(), wanted.descriptor.digest.clone(), wanted.descriptor.size);
@@ -43,12 +57,14 @@ pub(super) async fn bring(
     let mut again = true;
     loop {
         let options = Options { progress: Arc::default(), ..options.clone() };
-        let mut lied = Vec::new();
-        match attempt(&store, &session, &wanted, &ingest, options, &mut lied).await {
+        let served = Arc::new(Mutex::new(Vec::new()));
+        let watched = session.watched(noting_hosts(served.clone(), tally.clone()));
+        match attempt(&store, &watched, &wanted, &ingest, options).await {
             Err(PullError::Unpack { cause, .. }) if cause.is_wrong_bytes() && again => {
                 again = false;
                 let ingest = ingest.clone();
                 blocking(move || ingest.forget()).await??;
+                let lied = served.lock().unwrap_or_else(PoisonError::into_inner);
                 let others = session.without_hosts(&lied);
                 if !others.hosts().is_empty() {
                     session = others;
@@ -72,7 +88,6 @@ async fn attempt(
     wanted: &Wanted,
     ingest: &IngestFile,
     options: Options,
-    lied: &mut Vec<String>,
 ) -> Result<(LayerStaging, Unpacked), PullError> {
     ingest.resume();
     let _stop = Stop { ingest: ingest.clone(), progress: options.progress.clone() };
@@ -86,10 +101,7 @@ async fn attempt(
         fetched = &mut fetching => fetched,
     };
     match fetched {
-        Ok(fetched) => {
-            *lied = fetched.hosts;
-            outcome(unpacking.await, &wanted.descriptor.digest)
-        }
+        Ok(_) => outcome(unpacking.await, &wanted.descriptor.digest),
         Err(error) => {
             ingest.stop(io::ErrorKind::Interrupted, "the fetch failed");
             let _ = unpacking.await; // it ends at once, and takes its folder away

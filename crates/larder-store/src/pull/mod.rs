@@ -34,6 +34,7 @@ use crate::registry::{Client, ImageDocuments};
 use crate::store::admission::{self, admit};
 use crate::store::{ImageCommit, ImageRecord, LeaseKind, LeaseRecord, Leased, Store, StoreError, seconds};
 use crate::unpack::{Limits, Options, Threads};
+use assemble::Origin;
 use plan::Plan;
 
 /// How images are pulled into the store.
@@ -101,8 +102,8 @@ impl Puller {
         let missing = plan.to_fetch(&claims);
         self.admit(&missing).await?;
         let lease = self.lease_of(&plan, &missing).await?;
-        let session = session.watched(tally(progress, missing.iter().map(|(_, size)| size).sum()));
-        let layers = self.assemble(&session, &plan, claims, missing.len()).await?;
+        let tally = Arc::new(tally(progress, missing.iter().map(|(_, size)| size).sum()));
+        let layers = self.assemble(&Origin { session, tally }, &plan, claims, missing.len()).await?;
         let commit = self.commit_of(name, &documents, &plan, layers, lease);
         let store = self.store.clone();
         Ok(blocking(move || store.commit(&commit, SystemTime::now())).await??)

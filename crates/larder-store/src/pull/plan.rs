@@ -1,5 +1,7 @@
 //! What a pull is going to do, from the image's documents alone. Pure.
 
+use std::fmt::Write as _;
+
 use larder::reference::Digest;
 use sha2::{Digest as _, Sha256};
 
@@ -30,10 +32,7 @@ impl Plan {
             let chain_id = chain_id(layers.last().map(|below| &below.chain_id), diff_id);
             layers.push(Wanted { descriptor: descriptor.clone(), diff_id: diff_id.clone(), chain_id });
         }
-        Plan {
-            layers,
-            config: (documents.layers.config.digest.clone(), documents.config_raw.to_vec()),
-        }
+        Plan { layers, config: (documents.layers.config.digest.clone(), documents.config_raw.to_vec()) }
     }
 
     /// Index and compressed size of each layer that this pull has to fetch itself.
@@ -50,7 +49,7 @@ impl Plan {
                 layer,
                 digest: wanted.descriptor.digest.clone(),
                 size: wanted.descriptor.size,
-                media_type: wanted.descriptor.media_type.to_string(),
+                media_type: wanted.descriptor.media_type.clone(),
             })
             .collect()
     }
@@ -60,10 +59,11 @@ impl Plan {
 /// the chain below, a space, and its own diff id.
 fn chain_id(below: Option<&Digest>, diff_id: &Digest) -> Digest {
     let Some(below) = below else { return diff_id.clone() };
-    let hash = Sha256::digest(format!("{below} {diff_id}"));
-    let hex: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
-    // 64 hexadecimal digits are a SHA-256 digest; this cannot fail.
-    Digest::parse(&format!("sha256:{hex}")).unwrap_or_else(|_| diff_id.clone())
+    let mut digest = String::from("sha256:");
+    for byte in Sha256::digest(format!("{below} {diff_id}")) {
+        let _ = write!(digest, "{byte:02x}");
+    }
+    Digest::parse(&digest).expect("64 hexadecimal digits are a SHA-256 digest")
 }
 
 #[cfg(test)]
@@ -75,8 +75,8 @@ mod tests {
         let digest = |c: char| Digest::parse(&format!("sha256:{}", c.to_string().repeat(64))).unwrap();
         let bottom = chain_id(None, &digest('a'));
         assert_eq!(bottom, digest('a'));
-        let text = format!("{} {}", digest('a'), digest('b'));
-        let expected: String = Sha256::digest(text).iter().map(|byte| format!("{byte:02x}")).collect();
+        // printf 'sha256:aaa... sha256:bbb...' | sha256sum
+        let expected = "ccd722928bd92476ba1745586fed6e45a102504185ad88cd89e01ff116fd146c";
         assert_eq!(chain_id(Some(&bottom), &digest('b')).hex(), expected);
     }
 }
