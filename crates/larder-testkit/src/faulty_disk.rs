@@ -105,6 +105,10 @@ impl FaultyDisk {
     }
 
     /// The disk as the next start of the machine finds it. Nothing goes wrong on it until it is armed.
+    ///
+    /// # Panics
+    /// When the real disk fails.
+    #[must_use]
     pub fn restarted(&self, survives: Survives) -> FaultyDisk {
         let state = self.0.state();
         let folder = folder();

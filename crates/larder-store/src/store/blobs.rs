@@ -20,12 +20,16 @@ pub(crate) enum Hasher {
 }
 
 impl Hasher {
+    pub(crate) fn sha256() -> Hasher {
+        Hasher::Sha256(Sha256::new())
+    }
+
     /// For digests of the same algorithm as this one.
     pub(crate) fn like(digest: &Digest) -> Hasher {
         match digest.algorithm() {
             "sha384" => Hasher::Sha384(Sha384::new()),
             "sha512" => Hasher::Sha512(Sha512::new()),
-            _ => Hasher::Sha256(Sha256::new()),
+            _ => Hasher::sha256(),
         }
     }
 
@@ -37,22 +41,30 @@ impl Hasher {
         }
     }
 
-    /// The digest, as text.
-    pub(crate) fn finish(self) -> String {
+    /// The digest of all bytes.
+    pub(crate) fn finish(self) -> Digest {
         match self {
-            Hasher::Sha256(hasher) => text("sha256", &hasher.finalize()),
-            Hasher::Sha384(hasher) => text("sha384", &hasher.finalize()),
-            Hasher::Sha512(hasher) => text("sha512", &hasher.finalize()),
+            Hasher::Sha256(hasher) => digest("sha256", &hasher.finalize()),
+            Hasher::Sha384(hasher) => digest("sha384", &hasher.finalize()),
+            Hasher::Sha512(hasher) => digest("sha512", &hasher.finalize()),
         }
     }
 }
 
-fn text(algorithm: &str, hash: &[u8]) -> String {
+fn digest(algorithm: &str, hash: &[u8]) -> Digest {
     use std::fmt::Write as _;
-    hash.iter().fold(format!("{algorithm}:"), |mut text, byte| {
+    let text = hash.iter().fold(format!("{algorithm}:"), |mut text, byte| {
         let _ = write!(text, "{byte:02x}"); // writing to a string cannot fail
         text
-    })
+    });
+    Digest::parse(&text).expect("a hash of this algorithm has the length that its digests have")
+}
+
+/// The SHA-256 digest of these bytes.
+pub(crate) fn sha256(bytes: &[u8]) -> Digest {
+    let mut hasher = Hasher::sha256();
+    hasher.update(bytes);
+    hasher.finish()
 }
 
 /// Checks that these bytes have this digest.
@@ -60,11 +72,7 @@ pub(crate) fn check_digest(bytes: &[u8], wanted: &Digest) -> Result<(), StoreErr
     let mut hasher = Hasher::like(wanted);
     hasher.update(bytes);
     let found = hasher.finish();
-    if found == wanted.as_str() {
-        return Ok(());
-    }
-    let found = Digest::parse(&found).unwrap_or_else(|_| wanted.clone());
-    Err(StoreError::WrongDigest { wanted: wanted.clone(), found })
+    if found == *wanted { Ok(()) } else { Err(StoreError::WrongDigest { wanted: wanted.clone(), found }) }
 }
 
 /// A blob's bytes; `None` when it is not there. Blobs larger than any manifest may be are damaged.

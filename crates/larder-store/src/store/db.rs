@@ -164,27 +164,27 @@ impl Db {
         Ok(db)
     }
 
-    /// Makes a database with what `fill` writes, instead of the one that may be at `path`. It appears as a whole: redb
+    /// Makes a database with what `write_first` writes, instead of the one that may be at `path`. It appears as a whole: redb
     /// cannot open one that was being made when the power went.
     pub(crate) fn create(
         disk: &dyn Disk,
         path: &Path,
-        fill: impl FnOnce(&Writer) -> DbResult<()>,
+        write_first: impl FnOnce(&Writer) -> DbResult<()>,
     ) -> DbResult<()> {
         let new = path.with_extension("redb.new");
-        let io = |cause| DbError::from(redb::StorageError::Io(cause));
-        disk.remove_file(&new).map_err(io)?;
-        let file = disk.open(&new, OpenHow::CreateNew).map_err(io)?;
+        let failed = |cause| DbError::from(redb::StorageError::Io(cause));
+        disk.remove_file(&new).map_err(failed)?;
+        let file = disk.open(&new, OpenHow::CreateNew).map_err(failed)?;
         let database = redb::Builder::new().create_with_backend(Backend(file.clone()))?;
         let writer = Writer(database.begin_write()?);
         for table in TABLES {
             writer.0.open_table(table)?;
         }
-        fill(&writer)?;
+        write_first(&writer)?;
         writer.0.commit()?;
         drop(database);
-        file.sync_data().and_then(|()| disk.rename(&new, path)).map_err(io)?;
-        path.parent().map_or(Ok(()), |folder| disk.sync_dir(folder)).map_err(io)
+        file.sync_data().and_then(|()| disk.rename(&new, path)).map_err(failed)?;
+        path.parent().map_or(Ok(()), |folder| disk.sync_dir(folder)).map_err(failed)
     }
 
     fn open_file(&self) -> DbResult<Database> {

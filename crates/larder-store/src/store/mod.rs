@@ -21,6 +21,7 @@ pub(crate) mod error;
 mod extents;
 pub(crate) mod holds;
 pub(crate) mod images;
+pub mod import;
 mod ingest;
 pub(crate) mod layers;
 pub(crate) mod layout;

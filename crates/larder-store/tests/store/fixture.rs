@@ -23,7 +23,7 @@ fn path(format: u32) -> PathBuf {
 #[test]
 fn a_store_of_format_1_is_read() {
     let folder = tempfile::tempdir().unwrap();
-    let archive = GzDecoder::new(std::fs::File::open(path(1)).unwrap());
+    let archive = GzDecoder::new(fs_err::File::open(path(1)).unwrap());
     let mut archive = tar::Archive::new(archive);
     archive.set_preserve_permissions(true);
     archive.set_preserve_mtime(true);
@@ -40,7 +40,7 @@ fn a_store_of_format_1_is_read() {
     assert_eq!(app.id.hex(), "e247200bdd569d7c4d9dee1bc30849c428dfcab615de6059b63addb8f5a60a14");
     let leases = store.leases(noon()).unwrap();
     assert_eq!((leases.len(), leases[0].id.as_str()), (1, "held/1"));
-    assert_eq!(leases[0].leased.images, [app.id.clone()]);
+    assert_eq!(leases[0].leased.images, std::slice::from_ref(&app.id));
     let mounts = store.mounts().unwrap();
     assert_eq!((mounts.len(), mounts[0].mounted, mounts[0].image.clone()), (1, false, app.id.clone()));
     let written = root.join("mounts").join(&mounts[0].id).join("upper/notes");
@@ -90,7 +90,7 @@ fn writing_the_fixture() {
 
 fn write(store: &Store, path: &Path) {
     fs_err::create_dir_all(path.parent().unwrap()).unwrap();
-    let file = GzEncoder::new(std::fs::File::create(path).unwrap(), Compression::best());
+    let file = GzEncoder::new(fs_err::File::create(path).unwrap(), Compression::best());
     let mut archive = tar::Builder::new(file);
     archive.follow_symlinks(false);
     archive.append_dir_all("store", store.root()).unwrap();

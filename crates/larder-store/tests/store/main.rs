@@ -9,6 +9,7 @@ mod crashes;
 mod fixture;
 mod fsck;
 mod help;
+mod imports;
 mod ingests;
 mod leases;
 mod model;

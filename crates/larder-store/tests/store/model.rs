@@ -104,7 +104,7 @@ impl Pair {
         let config = serde_json::json!({
             "os": "linux", "architecture": "amd64",
             "config": { "User": "1000:1000" },
-            "rootfs": { "type": "layers", "diff_ids": names.iter().map(|id| id.as_str()).collect::<Vec<_>>() },
+            "rootfs": { "type": "layers", "diff_ids": names.iter().map(larder::reference::Digest::as_str).collect::<Vec<_>>() },
         });
         digest(config.to_string())
     }

@@ -77,6 +77,10 @@ fn the_merged_views_of_more_images_equal_umoci() {
     }
     for layout in std::env::split_paths(&layouts) {
         for (name, image) in images(&layout) {
+            if image.iter().any(|layer| layer.zstd) {
+                eprintln!("==== NOT COMPARED: {name} of {}: umoci knows no zstd ====", layout.display());
+                continue;
+            }
             let known: &[&str] =
                 if name == "tricky" { &["lib", "lib/second.so", "usr/lib/second.so"] } else { &[] };
             compare(&layout, &name, &image, known);
@@ -105,6 +109,7 @@ struct Blob {
     digest: Digest,
     diff_id: Digest,
     size: u64,
+    zstd: bool,
 }
 
 /// The images of a layout by their names, each with its layers from the bottom up.
@@ -123,6 +128,7 @@ fn images(layout: &Path) -> Vec<(String, Vec<Blob>)> {
                 digest: digest(&layer["digest"]),
                 diff_id: digest(&diff_id),
                 size: layer["size"].as_u64().unwrap(),
+                zstd: layer["mediaType"].as_str().unwrap().ends_with("zstd"),
             });
         let name =
             descriptor["annotations"]["org.opencontainers.image.ref.name"].as_str().unwrap().to_owned();

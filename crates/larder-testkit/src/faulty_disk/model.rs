@@ -141,7 +141,9 @@ impl Model {
         node.attributes = attributes;
         if let Kind::File(content) = &mut node.kind {
             let content = Arc::make_mut(content);
-            changes.iter().for_each(|change| change.apply(content));
+            for change in changes {
+                change.apply(content);
+            }
         }
     }
 

@@ -1,0 +1,320 @@
+//! Walking through an archive of images: names, kinds, and where the contents lie. Contents are passed on as they come.
+
+use std::io::{self, Read};
+
+use tar_core::HEADER_SIZE;
+use tar_core::parse::{Limits, ParseEvent, ParsedEntry, Parser};
+
+use super::MAX_ENTRIES;
+use super::error::{ImportError, read};
+
+/// Longest path that an entry may have, in bytes.
+const MAX_PATH: u32 = 4096;
+/// Most bytes that the extended headers of an entry may have.
+const MAX_METADATA: u32 = 64 << 10;
+/// Most bytes that are read at once.
+const BUFFER: usize = 256 << 10;
+
+/// What an entry is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Kind {
+    File,
+    /// A link to another entry, as written.
+    Symlink(String),
+    /// A link to another entry, from the archive's root.
+    HardLink(String),
+    /// A folder, or something that no archive of images needs.
+    Other,
+}
+
+/// One entry.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Entry {
+    /// From the archive's root, without `./` and empty parts; `None` for names that lead out of it, or are not UTF-8.
+    pub(super) name: Option<String>,
+    pub(super) kind: Kind,
+    /// Bytes of content.
+    pub(super) size: u64,
+    /// Where the content begins.
+    pub(super) at: u64,
+}
+
+/// Goes through an archive once.
+pub(super) struct Archive<R> {
+    from: R,
+    parser: Parser,
+    buffer: Vec<u8>,
+    /// What of the buffer is there and not used yet.
+    start: usize,
+    end: usize,
+    /// Position of `start` in the archive.
+    at: u64,
+    /// What is left of the entry's content, and of the zeros behind it.
+    content: u64,
+    padding: u64,
+    entries: usize,
+    skip: Skip<R>,
+}
+
+/// Passes over some bytes; says how many it has passed over, fewer when it did not want to.
+type Skip<R> = fn(&mut R, u64) -> io::Result<u64>;
+
+impl<R: Read> Archive<R> {
+    pub(super) fn new(from: R, skip: Skip<R>) -> Archive<R> {
+        let limits =
+            Limits { max_metadata_size: MAX_METADATA, max_path_len: Some(MAX_PATH), ..Limits::default() };
+        Archive {
+            from,
+            parser: Parser::new(limits),
+            buffer: vec![0; BUFFER],
+            start: 0,
+            end: 0,
+            at: 0,
+            content: 0,
+            padding: 0,
+            entries: 0,
+            skip,
+        }
+    }
+
+    /// The next entry, past whatever is left of the last one's content.
+    pub(super) fn next(&mut self) -> Result<Option<Entry>, ImportError> {
+        self.skip_content()?;
+        loop {
+            let damaged = |at, reason: &dyn ToString| ImportError::Archive { at, reason: reason.to_string() };
+            let input = &self.buffer[self.start..self.end];
+            match self.parser.parse(input) {
+                Ok(ParseEvent::NeedData { min_bytes }) => {
+                    if input.is_empty() && !self.fill(1)? {
+                        // Some writers leave out the blocks of zeros at the end.
+                        return if self.entries > 0 { Ok(None) } else { Err(damaged(0, &"it is empty")) };
+                    }
+                    if self.end - self.start < min_bytes && !self.fill(min_bytes)? {
+                        return Err(damaged(self.at, &"it ends in the middle of a header"));
+                    }
+                }
+                Ok(ParseEvent::Entry { consumed, entry }) => {
+                    let (size, mut found) = (content_size(&entry), entry_of(&entry));
+                    self.consume(consumed);
+                    found.at = self.at;
+                    self.content = size;
+                    self.padding = size.next_multiple_of(HEADER_SIZE as u64) - size;
+                    self.count()?;
+                    return Ok(Some(found));
+                }
+                Ok(ParseEvent::GlobalExtensions { consumed, .. }) => {
+                    self.consume(consumed);
+                    self.count()?;
+                }
+                Ok(ParseEvent::SparseEntry { .. }) => {
+                    return Err(damaged(self.at, &"a sparse file; image archives have none"));
+                }
+                Ok(ParseEvent::End { .. }) => return Ok(None),
+                Err(error) => return Err(damaged(self.at, &error)),
+            }
+        }
+    }
+
+    /// Passes all of the entry's content to `take`, piece by piece.
+    pub(super) fn read_content(
+        &mut self,
+        mut take: impl FnMut(&[u8]) -> Result<(), ImportError>,
+    ) -> Result<(), ImportError> {
+        while self.content > 0 {
+            if self.start == self.end && !self.fill(1)? {
+                return Err(self.cut());
+            }
+            let length = usize::try_from(self.content).unwrap_or(usize::MAX).min(self.end - self.start);
+            take(&self.buffer[self.start..self.start + length])?;
+            self.consume(length);
+            self.content -= length as u64;
+        }
+        Ok(())
+    }
+
+    fn skip_content(&mut self) -> Result<(), ImportError> {
+        let mut left = self.content + self.padding;
+        while left > 0 {
+            let length = usize::try_from(left).unwrap_or(usize::MAX).min(self.end - self.start);
+            self.consume(length);
+            left -= length as u64;
+            if left > 0 {
+                let skipped = (self.skip)(&mut self.from, left).map_err(read("the archive"))?;
+                self.at += skipped;
+                left -= skipped.min(left);
+                if left > 0 && !self.fill(1)? {
+                    // The last entry's padding may be missing.
+                    if left > self.padding {
+                        return Err(self.cut());
+                    }
+                    left = 0;
+                }
+            }
+        }
+        (self.content, self.padding) = (0, 0);
+        Ok(())
+    }
+
+    fn cut(&self) -> ImportError {
+        ImportError::Archive { at: self.at, reason: "it ends in the middle of a file".into() }
+    }
+
+    /// Reads until `wanted` bytes are there; false when the archive ends before.
+    fn fill(&mut self, wanted: usize) -> Result<bool, ImportError> {
+        if self.start > 0 {
+            self.buffer.copy_within(self.start..self.end, 0);
+            (self.start, self.end) = (0, self.end - self.start);
+        }
+        if self.buffer.len() < wanted {
+            self.buffer.resize(wanted, 0); // bounded by MAX_METADATA
+        }
+        while self.end < wanted {
+            match self.from.read(&mut self.buffer[self.end..]) {
+                Ok(0) => return Ok(false),
+                Ok(length) => self.end += length,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(read("the archive")(error)),
+            }
+        }
+        Ok(true)
+    }
+
+    fn consume(&mut self, length: usize) {
+        self.start += length;
+        self.at += length as u64;
+    }
+
+    fn count(&mut self) -> Result<(), ImportError> {
+        self.entries += 1;
+        if self.entries > MAX_ENTRIES { Err(ImportError::TooManyEntries) } else { Ok(()) }
+    }
+}
+
+/// How many bytes follow the header.
+fn content_size(entry: &ParsedEntry<'_>) -> u64 {
+    if entry.is_file() || entry.entry_type.is_contiguous() { entry.size } else { 0 }
+}
+
+fn entry_of(entry: &ParsedEntry<'_>) -> Entry {
+    let name = std::str::from_utf8(&entry.path).ok().and_then(clean);
+    let target = || entry.link_target_lossy().map(std::borrow::Cow::into_owned).unwrap_or_default();
+    let kind = if entry.is_symlink() {
+        Kind::Symlink(target())
+    } else if entry.is_hard_link() {
+        Kind::HardLink(target())
+    } else if entry.is_file() || entry.entry_type.is_contiguous() {
+        Kind::File
+    } else {
+        Kind::Other
+    };
+    Entry { name, kind, size: content_size(entry), at: 0 }
+}
+
+/// A name without `.` and empty parts; `None` where it leads out.
+pub(super) fn clean(name: &str) -> Option<String> {
+    let mut parts = Vec::new();
+    for part in name.split('/') {
+        match part {
+            "" | "." => {}
+            ".." => {
+                parts.pop()?;
+            }
+            part => parts.push(part),
+        }
+    }
+    Some(parts.join("/"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn archive(files: &[(&str, &[u8])]) -> Vec<u8> {
+        let mut builder = tar::Builder::new(Vec::new());
+        for (name, content) in files {
+            let mut header = tar::Header::new_gnu();
+            header.set_size(content.len() as u64);
+            builder.append_data(&mut header, name, *content).unwrap();
+        }
+        builder.into_inner().unwrap()
+    }
+
+    /// Names and contents.
+    fn all(bytes: &[u8]) -> Result<Vec<(String, Vec<u8>)>, ImportError> {
+        let mut archive = Archive::new(bytes, |_, _| Ok(0));
+        let mut found = Vec::new();
+        while let Some(entry) = archive.next()? {
+            let mut content = Vec::new();
+            archive.read_content(|piece| {
+                content.extend_from_slice(piece);
+                Ok(())
+            })?;
+            assert_eq!(&bytes[usize::try_from(entry.at).unwrap()..][..content.len()], content, "its place");
+            found.push((entry.name.unwrap(), content));
+        }
+        Ok(found)
+    }
+
+    #[test]
+    fn entries_come_with_their_contents_and_places() {
+        let (long, large) = ("d/".repeat(100) + "long", vec![7; 1_000_001]);
+        let bytes = archive(&[("./a", b"one"), (&long, b""), ("b", &large), ("c", b"end")]);
+        let found = all(&bytes).unwrap();
+        assert_eq!(found[0], ("a".into(), b"one".to_vec()));
+        assert_eq!(found[1].0, long);
+        assert_eq!(found[2].1, large);
+        assert_eq!(found[3], ("c".into(), b"end".to_vec()));
+    }
+
+    #[test]
+    fn contents_may_be_skipped_in_either_way() {
+        let bytes = archive(&[("a", &vec![1; 600_000]), ("b", b"two")]);
+        for skip in [(|_: &mut &[u8], _| Ok(0)) as Skip<&[u8]>, |from, length| {
+            let length = (from.len() as u64).min(length);
+            *from = &from[usize::try_from(length).unwrap()..];
+            Ok(length)
+        }] {
+            let mut archive = Archive::new(bytes.as_slice(), skip);
+            assert_eq!(archive.next().unwrap().unwrap().name.as_deref(), Some("a"));
+            let entry = archive.next().unwrap().unwrap();
+            assert_eq!(entry.name.as_deref(), Some("b"));
+            assert_eq!(&bytes[usize::try_from(entry.at).unwrap()..][..3], b"two");
+            assert_eq!(archive.next().unwrap(), None);
+        }
+    }
+
+    #[test]
+    fn a_cut_archive_is_an_error_that_says_where() {
+        let bytes = archive(&[("a", &[1; 2000]), ("b", &[2; 2000])]);
+        for end in (1..bytes.len()).step_by(97) {
+            let whole_files = usize::from(end >= 2512) + usize::from(end >= 5072);
+            match all(&bytes[..end]) {
+                Ok(found) => assert_eq!(found.len(), whole_files, "{end}"),
+                Err(ImportError::Archive { at, .. }) => assert!(at <= end as u64, "{end}"),
+                Err(other) => panic!("{end}: {other}"),
+            }
+        }
+        assert!(all(b"").is_err());
+        assert!(all(&[7; 5000]).is_err());
+    }
+
+    #[test]
+    fn names_stay_inside() {
+        assert_eq!(clean("./a//b/../c").as_deref(), Some("a/c"));
+        assert_eq!(clean("/a").as_deref(), Some("a"));
+        assert_eq!(clean("../a"), None);
+        assert_eq!(clean("a/../../b"), None);
+    }
+
+    #[test]
+    fn extended_headers_without_end_are_refused() {
+        let mut header = tar::Header::new_ustar();
+        header.set_entry_type(tar::EntryType::XHeader);
+        header.set_size(1 << 30);
+        header.set_path("x").unwrap();
+        header.set_cksum();
+        let mut bytes = header.as_bytes().to_vec();
+        bytes.extend(vec![b'1'; 1 << 20]);
+        assert!(matches!(all(&bytes), Err(ImportError::Archive { .. })));
+    }
+}

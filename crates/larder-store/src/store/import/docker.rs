@@ -1,0 +1,161 @@
+//! What `docker save` writes: `manifest.json`, a config and an archive for each layer. There is no manifest as
+//! registries have it, so one is made up, always the same for the same image.
+
+use std::collections::HashMap;
+use std::io::Read;
+
+use larder::reference::{Digest, Reference};
+use serde::Deserialize;
+use serde_json::json;
+
+use super::archive::clean;
+use super::entries::{Entries, Packed, digest_of_blob, packed};
+use super::error::read;
+use super::{ImportError, ImportImage};
+use crate::manifest::{Document, ImageConfig};
+use crate::store::blobs::{Hasher, check_digest, sha256};
+
+const MANIFEST: &str = "manifest.json";
+
+/// Most images of one archive.
+const MAX_IMAGES: usize = 10_000;
+
+const OCI_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+const OCI_CONFIG: &str = "application/vnd.oci.image.config.v1+json";
+const OCI_LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
+
+/// One image of `manifest.json`.
+#[derive(Deserialize)]
+#[serde(rename_all = "PascalCase")]
+struct Saved {
+    config: String,
+    #[serde(default)]
+    repo_tags: Option<Vec<String>>,
+    #[serde(default)]
+    layers: Option<Vec<String>>,
+}
+
+fn saved(entries: &Entries) -> Result<Vec<Saved>, ImportError> {
+    let raw = entries.document(MANIFEST)?;
+    let document = |cause| ImportError::Document { name: MANIFEST.to_owned(), cause };
+    let saved: Vec<Saved> = serde_json::from_slice(&raw).map_err(document)?;
+    if saved.len() > MAX_IMAGES {
+        return Err(ImportError::TooManyEntries);
+    }
+    Ok(saved)
+}
+
+/// Names by the digest of the config, where there is such a list.
+pub(super) fn names_by_config(entries: &Entries) -> Result<HashMap<Digest, Vec<Reference>>, ImportError> {
+    let mut names: HashMap<Digest, Vec<Reference>> = HashMap::new();
+    if entries.has(MANIFEST) {
+        for image in saved(entries)? {
+            if let Some(digest) = clean(&image.config).as_deref().and_then(digest_of_blob) {
+                names.entry(digest).or_default().extend(names_of(&image)?);
+            }
+        }
+    }
+    Ok(names)
+}
+
+pub(super) fn images(entries: &Entries) -> Result<Vec<ImportImage>, ImportError> {
+    saved(entries)?.iter().map(|saved| image(entries, saved)).collect()
+}
+
+fn names_of(image: &Saved) -> Result<Vec<Reference>, ImportError> {
+    let parse = |name: &String| {
+        Reference::parse(name).map_err(|cause| ImportError::Name { name: name.clone(), cause })
+    };
+    image.repo_tags.iter().flatten().map(parse).collect()
+}
+
+fn image(entries: &Entries, saved: &Saved) -> Result<ImportImage, ImportError> {
+    let config_name = entry_name(&saved.config)?;
+    let config = entries.document(&config_name)?;
+    let digest = config_digest(&config_name, &config)?;
+    let used = |cause| ImportError::Manifest { name: config_name.clone(), cause };
+    let parsed_config = ImageConfig::parse(&config).map_err(used)?;
+    let names = saved.layers.as_deref().unwrap_or_default();
+    parsed_config.check_layers(names.len()).map_err(used)?;
+
+    let mut layers = Vec::new();
+    for (name, diff_id) in names.iter().zip(&parsed_config.diff_ids) {
+        layers.push(layer(entries, &entry_name(name)?, diff_id)?);
+    }
+    let manifest = json!({
+        "schemaVersion": 2,
+        "mediaType": OCI_MANIFEST,
+        "config": { "mediaType": OCI_CONFIG, "digest": digest.as_str(), "size": config.len() },
+        "layers": layers,
+    })
+    .to_string()
+    .into_bytes();
+    let Document::Manifest(parsed) = Document::parse(&manifest, OCI_MANIFEST).map_err(used)? else {
+        return Err(ImportError::NoImages);
+    };
+    Ok(ImportImage {
+        names: names_of(saved)?,
+        config: (digest, config),
+        parsed_config,
+        manifests: vec![(sha256(&manifest), manifest)],
+        has_digest: false,
+        manifest: *parsed,
+    })
+}
+
+fn entry_name(name: &str) -> Result<String, ImportError> {
+    clean(name).ok_or_else(|| ImportError::Missing { name: name.to_owned() })
+}
+
+/// The digest of a config, which its name says as well: `HEX.json`, or `blobs/sha256/HEX`.
+fn config_digest(name: &str, config: &[u8]) -> Result<Digest, ImportError> {
+    let hex = name.strip_suffix(".json").and_then(|hex| Digest::parse(&format!("sha256:{hex}")).ok());
+    match digest_of_blob(name).or(hex) {
+        Some(digest) if check_digest(config, &digest).is_err() => {
+            Err(ImportError::WrongDigest { name: name.to_owned(), wanted: digest })
+        }
+        Some(digest) => Ok(digest),
+        None => Ok(sha256(config)),
+    }
+}
+
+/// The descriptor of a layer, whose digest must be found out unless its name or the config says it.
+fn layer(entries: &Entries, name: &str, diff_id: &Digest) -> Result<serde_json::Value, ImportError> {
+    let name = entries.resolve(name)?;
+    let size = entries.size(name)?;
+    let named = digest_of_blob(name);
+    let (packed, digest) = if entries.is_known(name)? {
+        // The store has it, and its name is its digest.
+        let digest = named.unwrap_or_else(|| diff_id.clone());
+        ((digest != *diff_id).then_some(Packed::Gzip), digest)
+    } else {
+        let mut magic = Vec::new();
+        entries.open(name)?.take(4).read_to_end(&mut magic).map_err(read(name))?;
+        let digest = match (packed(&magic), named) {
+            (None, _) => diff_id.clone(),
+            (Some(_), Some(digest)) => digest,
+            (Some(_), None) => digest_of(entries, name)?,
+        };
+        entries.note_layer(digest.clone(), name.to_owned());
+        (packed(&magic), digest)
+    };
+    let suffix = match packed {
+        None => "",
+        Some(Packed::Gzip) => "+gzip",
+        Some(Packed::Zstd) => "+zstd",
+    };
+    Ok(json!({ "mediaType": format!("{OCI_LAYER}{suffix}"), "digest": digest.as_str(), "size": size }))
+}
+
+/// The digest of an entry, by reading all of it.
+fn digest_of(entries: &Entries, name: &str) -> Result<Digest, ImportError> {
+    let mut hasher = Hasher::sha256();
+    let mut from = entries.open(name)?;
+    let mut buffer = vec![0; 256 << 10];
+    loop {
+        match from.read(&mut buffer).map_err(read(name))? {
+            0 => return Ok(hasher.finish()),
+            length => hasher.update(&buffer[..length]),
+        }
+    }
+}

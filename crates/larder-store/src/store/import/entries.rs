@@ -1,0 +1,368 @@
+//! Everything in a folder or archive, by name.
+
+use std::collections::{HashMap, HashSet};
+use std::fs::File;
+use std::io::{self, Read, Seek as _, SeekFrom, Write as _};
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use flate2::read::MultiGzDecoder;
+use larder::reference::Digest;
+
+use super::archive::{Archive, Entry, Kind, clean};
+use super::error::{ImportError, file, read};
+use super::{ImportFrom, MAX_ENTRIES};
+use crate::manifest::MAX_BYTES;
+use crate::store::blobs::check_digest;
+use crate::store::db::{LAYERS, Source as _};
+use crate::store::error::Doing as _;
+use crate::store::{Inner, Layer, LayerKey, LayerRecord, Store};
+
+/// How many links lead to an entry at most.
+const MAX_LINKS: usize = 8;
+
+/// Layers that the store has, by their digest as fetched; held, so that they stay while the import lasts.
+pub(super) struct Known(HashMap<Digest, Layer>);
+
+impl Known {
+    /// Those that fit whatever is below them.
+    pub(super) fn of(store: &Store) -> Result<Known, ImportError> {
+        let records: Vec<LayerRecord> = store.0.db.read("list layers", |reader| reader.all(LAYERS))?;
+        let mut known = HashMap::new();
+        for record in records {
+            let fits = !record.facts.pending && record.key == LayerKey::from(&record.facts.diff_id);
+            if let Some(layer) = fits.then(|| store.layer(&record.key)).transpose()?.flatten() {
+                known.insert(record.facts.digest, layer);
+            }
+        }
+        Ok(Known(known))
+    }
+
+    fn has(&self, name: &str) -> bool {
+        digest_of_blob(name).is_some_and(|digest| self.0.contains_key(&digest))
+    }
+}
+
+/// Where an entry's bytes are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Place {
+    /// A file of its own.
+    File(PathBuf),
+    /// A part of the archive.
+    Part { at: u64, size: u64 },
+    /// Another entry has them.
+    Link(String),
+    /// Nowhere: the store has this layer.
+    Known { size: u64 },
+}
+
+/// What was found.
+#[derive(Debug)]
+pub(super) struct Entries {
+    places: HashMap<String, Place>,
+    /// The archive that parts are of.
+    archive: Option<Arc<File>>,
+    /// Layers whose blobs are not found by their digest: digest to name.
+    layers: Mutex<HashMap<Digest, String>>,
+    /// Where a stream's entries wait; removed in the end.
+    spool: Option<Spool>,
+    /// Layers whose bytes were left out; held, so that they stay.
+    held: Vec<Layer>,
+}
+
+impl Entries {
+    pub(super) fn read(store: &Store, from: ImportFrom, known: Known) -> Result<Entries, ImportError> {
+        let mut entries = Entries {
+            places: HashMap::new(),
+            archive: None,
+            layers: Mutex::default(),
+            spool: None,
+            held: Vec::new(),
+        };
+        match from {
+            ImportFrom::Path(path) if path.is_dir() => entries.add_folder(&path)?,
+            ImportFrom::Path(path) => entries.add_file(store, &path, &known)?,
+            ImportFrom::Stream(stream) => entries.add_stream(store, stream, &known)?,
+        }
+        entries.held = known.0.into_values().collect();
+        Ok(entries)
+    }
+
+    /// A folder, two levels deep below `blobs` and one elsewhere: no layout has more.
+    fn add_folder(&mut self, root: &Path) -> Result<(), ImportError> {
+        let mut waiting = vec![(root.to_owned(), String::new(), 0)];
+        while let Some((folder, prefix, depth)) = waiting.pop() {
+            for entry in fs_err::read_dir(&folder).map_err(file(&folder))? {
+                let path = entry.map_err(file(&folder))?.path();
+                let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
+                let name = format!("{prefix}{name}");
+                let metadata = fs_err::symlink_metadata(&path).map_err(file(&path))?;
+                if metadata.is_dir() && depth < 2 {
+                    waiting.push((path, format!("{name}/"), depth + 1));
+                } else if metadata.is_file() {
+                    self.add(name, Place::File(path))?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// An archive in a file: read where it lies, if it is plain.
+    fn add_file(&mut self, store: &Store, path: &Path, known: &Known) -> Result<(), ImportError> {
+        let mut archive = fs_err::File::open(path).map_err(file(path))?.into_file();
+        let mut magic = [0; 4];
+        let length = archive.read(&mut magic).map_err(file(path))?;
+        // A named pipe cannot go back.
+        let seekable = archive.rewind().is_ok();
+        if !seekable || packed(&magic[..length]).is_some() {
+            let start = if seekable { Vec::new() } else { magic[..length].to_vec() };
+            return self.add_stream(store, Box::new(io::Cursor::new(start).chain(archive)), known);
+        }
+        let size = archive.metadata().map_err(file(path))?.len();
+        let mut walk = Archive::new(archive.try_clone().map_err(file(path))?, |file, length| {
+            let offset = i64::try_from(length).map_err(io::Error::other)?;
+            file.seek(SeekFrom::Current(offset)).map(|_| length)
+        });
+        while let Some(entry) = walk.next()? {
+            if entry.at.saturating_add(entry.size) > size {
+                let reason = "it ends in the middle of a file".to_owned();
+                return Err(ImportError::Archive { at: size, reason });
+            }
+            let place = Place::Part { at: entry.at, size: entry.size };
+            self.add_entry(entry, place)?;
+        }
+        self.archive = Some(Arc::new(archive));
+        Ok(())
+    }
+
+    /// An archive that comes once. Its files are kept in the store's own folder.
+    fn add_stream(
+        &mut self,
+        store: &Store,
+        stream: Box<dyn Read + Send>,
+        known: &Known,
+    ) -> Result<(), ImportError> {
+        let mut walk = Archive::new(unpacked(stream)?, |_, _| Ok(0));
+        let spool = self.spool.insert(Spool::new(store)?).folder.clone();
+        let mut number = 0_u64;
+        while let Some(entry) = walk.next()? {
+            let has_bytes = entry.kind == Kind::File && entry.name.is_some();
+            if !has_bytes || entry.name.as_deref().is_some_and(|name| known.has(name)) {
+                let size = entry.size;
+                self.add_entry(entry, Place::Known { size })?;
+                continue;
+            }
+            number += 1;
+            let path = spool.join(number.to_string());
+            let mut spooled = fs_err::File::create_new(&path).doing("keep a part of the archive")?;
+            walk.read_content(|piece| Ok(spooled.write_all(piece).doing("keep a part of the archive")?))?;
+            self.add_entry(entry, Place::File(path))?;
+        }
+        Ok(())
+    }
+
+    /// Adds an entry of an archive; a later one of the same name counts.
+    fn add_entry(&mut self, entry: Entry, place: Place) -> Result<(), ImportError> {
+        let Some(name) = entry.name else { return Ok(()) };
+        let place = match entry.kind {
+            Kind::File => place,
+            Kind::HardLink(target) => match clean(&target) {
+                Some(target) => Place::Link(target),
+                None => return Ok(()),
+            },
+            Kind::Symlink(target) if !target.starts_with('/') => {
+                let folder = name.rsplit_once('/').map_or("", |(folder, _)| folder);
+                match clean(&format!("{folder}/{target}")) {
+                    Some(target) => Place::Link(target),
+                    None => return Ok(()),
+                }
+            }
+            Kind::Symlink(_) | Kind::Other => return Ok(()),
+        };
+        self.add(name, place)
+    }
+
+    fn add(&mut self, name: String, place: Place) -> Result<(), ImportError> {
+        if self.places.len() >= MAX_ENTRIES {
+            return Err(ImportError::TooManyEntries);
+        }
+        self.places.insert(name, place);
+        Ok(())
+    }
+
+    pub(super) fn has(&self, name: &str) -> bool {
+        self.places.contains_key(name)
+    }
+
+    /// Where the bytes of this name are, and the name that they have themselves.
+    fn find<'a>(&'a self, name: &'a str) -> Result<(&'a str, &'a Place), ImportError> {
+        let mut at = name;
+        for _ in 0..MAX_LINKS {
+            match self.places.get(at) {
+                Some(Place::Link(target)) => at = target,
+                Some(place) => return Ok((at, place)),
+                None => break,
+            }
+        }
+        Err(ImportError::Missing { name: name.to_owned() })
+    }
+
+    /// Size of an entry in bytes.
+    pub(super) fn size(&self, name: &str) -> Result<u64, ImportError> {
+        match self.find(name)?.1 {
+            Place::File(path) => Ok(fs_err::metadata(path).map_err(file(path))?.len()),
+            Place::Part { size, .. } | Place::Known { size } => Ok(*size),
+            Place::Link(_) => Ok(0),
+        }
+    }
+
+    /// Whether an entry's bytes were left out because the store has the layer.
+    pub(super) fn is_known(&self, name: &str) -> Result<bool, ImportError> {
+        Ok(matches!(self.find(name)?.1, Place::Known { .. }))
+    }
+
+    /// The name of the entry that has the bytes of this one.
+    pub(super) fn resolve<'a>(&'a self, name: &'a str) -> Result<&'a str, ImportError> {
+        Ok(self.find(name)?.0)
+    }
+
+    /// The bytes of an entry.
+    pub(super) fn open(&self, name: &str) -> Result<Box<dyn Read + Send>, ImportError> {
+        match (self.find(name)?.1, &self.archive) {
+            (Place::File(path), _) => Ok(Box::new(fs_err::File::open(path).map_err(file(path))?.into_file())),
+            (Place::Part { at, size }, Some(archive)) => {
+                Ok(Box::new(Part { archive: archive.clone(), at: *at, end: at + size }))
+            }
+            _ => Err(ImportError::Missing { name: name.to_owned() }),
+        }
+    }
+
+    /// A whole document.
+    pub(super) fn document(&self, name: &str) -> Result<Vec<u8>, ImportError> {
+        let mut bytes = Vec::new();
+        let document = self.open(name)?;
+        document.take(MAX_BYTES as u64 + 1).read_to_end(&mut bytes).map_err(read(name))?;
+        if bytes.len() > MAX_BYTES {
+            let size = self.size(name)?;
+            return Err(ImportError::TooLarge { name: name.to_owned(), size });
+        }
+        Ok(bytes)
+    }
+
+    /// A document of `blobs`, with the digest that its name says.
+    pub(super) fn blob(&self, digest: &Digest) -> Result<Vec<u8>, ImportError> {
+        let name = blob_name(digest);
+        let bytes = self.document(&name)?;
+        if check_digest(&bytes, digest).is_err() {
+            return Err(ImportError::WrongDigest { name, wanted: digest.clone() });
+        }
+        Ok(bytes)
+    }
+
+    /// Notes under which name a layer of this digest is.
+    pub(super) fn note_layer(&self, digest: Digest, name: String) {
+        self.layers.lock().unwrap_or_else(PoisonError::into_inner).insert(digest, name);
+    }
+
+    pub(super) fn open_layer(&self, digest: &Digest) -> Result<Box<dyn Read + Send>, ImportError> {
+        let noted = self.layers.lock().unwrap_or_else(PoisonError::into_inner).get(digest).cloned();
+        self.open(&noted.unwrap_or_else(|| blob_name(digest)))
+    }
+}
+
+/// Name of the entry for a blob.
+pub(super) fn blob_name(digest: &Digest) -> String {
+    format!("blobs/{}/{}", digest.algorithm(), digest.hex())
+}
+
+/// The digest that a blob's name says it has.
+pub(super) fn digest_of_blob(name: &str) -> Option<Digest> {
+    let (algorithm, hex) = name.strip_prefix("blobs/")?.split_once('/')?;
+    Digest::parse(&format!("{algorithm}:{hex}")).ok()
+}
+
+/// How a file is packed, by its first bytes.
+pub(super) fn packed(magic: &[u8]) -> Option<Packed> {
+    match magic {
+        [0x1f, 0x8b, ..] => Some(Packed::Gzip),
+        [0x28, 0xb5, 0x2f, 0xfd, ..] => Some(Packed::Zstd),
+        _ => None,
+    }
+}
+
+/// A way to pack a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Packed {
+    Gzip,
+    Zstd,
+}
+
+/// The plain bytes of a stream that may be packed.
+fn unpacked(mut stream: Box<dyn Read + Send>) -> Result<Box<dyn Read + Send>, ImportError> {
+    let mut start = Vec::new();
+    stream.by_ref().take(4).read_to_end(&mut start).map_err(read("the archive"))?;
+    let kind = packed(&start);
+    let whole = io::BufReader::with_capacity(256 << 10, io::Cursor::new(start).chain(stream));
+    Ok(match kind {
+        Some(Packed::Gzip) => Box::new(MultiGzDecoder::new(whole)),
+        Some(Packed::Zstd) => {
+            Box::new(zstd::stream::read::Decoder::with_buffer(whole).map_err(read("the archive"))?)
+        }
+        None => Box::new(whole),
+    })
+}
+
+/// A part of an archive. Several may be read at once.
+struct Part {
+    archive: Arc<File>,
+    at: u64,
+    end: u64,
+}
+
+impl Read for Part {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let left = usize::try_from(self.end - self.at).unwrap_or(usize::MAX);
+        let length = left.min(buffer.len());
+        let read = self.archive.read_at(&mut buffer[..length], self.at)?;
+        if read == 0 && length > 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        self.at += read as u64;
+        Ok(read)
+    }
+}
+
+/// A folder in `staging` that goes with this.
+struct Spool {
+    store: Arc<Inner>,
+    folder: PathBuf,
+}
+
+impl Spool {
+    fn new(store: &Store) -> Result<Spool, ImportError> {
+        let (store, folder) = (store.0.clone(), store.0.layout.new_staging());
+        store.disk.create_dir(&folder).doing("make a folder for the archive")?;
+        Ok(Spool { store, folder })
+    }
+}
+
+impl std::fmt::Debug for Spool {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Spool").field(&self.folder).finish()
+    }
+}
+
+impl Drop for Spool {
+    fn drop(&mut self) {
+        // If this fails it is cleaned when the store is opened.
+        let _ = self.store.discard(&self.folder);
+        self.store.trash.kick();
+    }
+}
+
+/// Digests that a list names more than once are there once.
+pub(super) fn each_once<T: Clone + Eq + std::hash::Hash>(list: Vec<T>) -> Vec<T> {
+    let mut seen = HashSet::new();
+    list.into_iter().filter(|item| seen.insert(item.clone())).collect()
+}

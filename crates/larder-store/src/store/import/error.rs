@@ -1,0 +1,135 @@
+//! Why images could not be read from a file.
+
+use std::io;
+use std::path::PathBuf;
+
+use larder::reference::Digest;
+
+use crate::manifest::ManifestError;
+use crate::store::StoreError;
+
+/// Why images could not be read from a file. Nothing of it is visible in the store.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ImportError {
+    /// The store did not do its part.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    /// What was given cannot be read.
+    #[error("could not read {what}")]
+    Read {
+        /// A path, or `the archive`.
+        what: String,
+        /// Why not.
+        #[source]
+        cause: io::Error,
+    },
+    /// What was given is no archive.
+    #[error("the archive is damaged at byte {at}: {reason}")]
+    Archive {
+        /// Where, counted in plain bytes.
+        at: u64,
+        /// What is wrong there.
+        reason: String,
+    },
+    /// It goes on and on.
+    #[error("the archive has more than {} entries", super::MAX_ENTRIES)]
+    TooManyEntries,
+    /// There is neither an OCI layout nor a docker archive in it.
+    #[error("there are no images in it: neither index.json nor manifest.json names any")]
+    NoImages,
+    /// Something that it names is not in it.
+    #[error("{name} is not in it")]
+    Missing {
+        /// Name of the entry.
+        name: String,
+    },
+    /// A document is too large.
+    #[error("{name} has {size} bytes; documents may have {}", crate::manifest::MAX_BYTES)]
+    TooLarge {
+        /// Name of the entry.
+        name: String,
+        /// Its size.
+        size: u64,
+    },
+    /// A document cannot be understood.
+    #[error("{name} cannot be understood")]
+    Document {
+        /// Name of the entry.
+        name: String,
+        /// What is wrong with it.
+        #[source]
+        cause: serde_json::Error,
+    },
+    /// A manifest, index or config cannot be used.
+    #[error("{name} cannot be used")]
+    Manifest {
+        /// Name of the entry.
+        name: String,
+        /// What is wrong with it.
+        #[source]
+        cause: ManifestError,
+    },
+    /// A document has other bytes than its name says.
+    #[error("{name} does not have the digest {wanted}")]
+    WrongDigest {
+        /// Name of the entry.
+        name: String,
+        /// The digest that it should have.
+        wanted: Digest,
+    },
+    /// All images in it are for other platforms.
+    #[error("there is no image for {wanted} in it; it has images for {}", offered.join(", "))]
+    NoPlatform {
+        /// The platform that was asked for.
+        wanted: String,
+        /// Those that there are.
+        offered: Vec<String>,
+    },
+    /// An image in it has a name that is none.
+    #[error("an image in it has the name {name:?}")]
+    Name {
+        /// As written.
+        name: String,
+        /// What is wrong with it.
+        #[source]
+        cause: larder::reference::ReferenceError,
+    },
+}
+
+impl ImportError {
+    /// What the reader could try next.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            ImportError::Store(error) => error.hint(),
+            ImportError::Read { cause, .. } => match cause.kind() {
+                io::ErrorKind::NotFound => Some("name a file, a folder, or - for standard input"),
+                _ => crate::store::error::hint_of_io(cause),
+            },
+            ImportError::Archive { .. }
+            | ImportError::Missing { .. }
+            | ImportError::WrongDigest { .. }
+            | ImportError::Document { .. } => {
+                Some("write the archive again; it may have been cut or changed")
+            }
+            ImportError::NoImages => Some(
+                "give an OCI layout (skopeo copy ... oci:DIR), an archive of one, or the output of docker save",
+            ),
+            ImportError::NoPlatform { .. } => Some("ask for one of these with --platform"),
+            ImportError::Manifest { cause, .. } => cause.hint(),
+            ImportError::Name { cause, .. } => cause.hint(),
+            ImportError::TooManyEntries | ImportError::TooLarge { .. } => None,
+        }
+    }
+}
+
+/// An error of reading `what`.
+pub(super) fn read(what: impl Into<String>) -> impl FnOnce(io::Error) -> ImportError {
+    let what = what.into();
+    move |cause| ImportError::Read { what, cause }
+}
+
+/// An error of reading a file, which names its path itself.
+pub(super) fn file(path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> ImportError {
+    read(path.into().display().to_string())
+}

@@ -1,0 +1,108 @@
+//! Images from files: an OCI layout in a folder or an archive, or what `docker save` writes.
+//!
+//! ```text
+//! folder | file | stream -> entries by name -> images: manifests, configs, where each layer's bytes are
+//! ```
+//!
+//! Read [`Store::read_import`] first. It reads small documents and leaves the layers where they are; whoever unpacks
+//! them asks for their bytes with [`Import::open`]. A stream, or a compressed file, cannot be read twice: what it holds
+//! goes to the store's `staging` folder meanwhile, but for layers that the store has already.
+//!
+//! Promises: no document is larger in memory than [`MAX_BYTES`], no archive has more than [`MAX_ENTRIES`] entries;
+//! names of entries are only ever looked up among those of the archive, or below the folder that was given; manifests
+//! and configs have their digests. Layers are checked by whoever unpacks them.
+
+mod archive;
+mod docker;
+mod entries;
+mod error;
+mod oci;
+
+use std::io::Read;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use larder::reference::{Digest, Reference};
+
+pub use error::ImportError;
+
+use self::entries::{Entries, Known};
+use super::Store;
+use crate::manifest::{ImageConfig, Manifest, PlatformMatcher};
+
+/// Most entries that an archive, or a folder's listing, may have.
+pub const MAX_ENTRIES: usize = 100_000;
+
+/// Where images come from.
+pub enum ImportFrom {
+    /// A folder with an OCI layout, or a file with an archive.
+    Path(PathBuf),
+    /// An archive that comes once, such as standard input.
+    Stream(Box<dyn Read + Send>),
+}
+
+/// Images that were found, and their layers' bytes.
+#[derive(Debug)]
+pub struct Import {
+    /// The images, in the order in which they were written.
+    pub images: Vec<ImportImage>,
+    entries: Arc<Entries>,
+}
+
+/// One image that was found.
+#[derive(Debug, Clone)]
+pub struct ImportImage {
+    /// Its names; may be empty.
+    pub names: Vec<Reference>,
+    /// Digest of the config, and its bytes.
+    pub config: (Digest, Vec<u8>),
+    /// What the config says.
+    pub parsed_config: ImageConfig,
+    /// Index, if there is one, and manifest, with their bytes.
+    pub manifests: Vec<(Digest, Vec<u8>)>,
+    /// Whether a registry may know the manifest. False where it was made up, as old archives have none.
+    pub has_digest: bool,
+    /// What the manifest says. [`Import::open`] takes its layers' digests.
+    pub manifest: Manifest,
+}
+
+impl Store {
+    /// Finds the images in `from`. Of an image for several platforms the one for `platform` is taken. A name that is
+    /// but a tag, as OCI layouts may have, is one of `base_name`.
+    pub fn read_import(
+        &self,
+        from: ImportFrom,
+        platform: &PlatformMatcher,
+        base_name: Option<&str>,
+    ) -> Result<Import, ImportError> {
+        let known = Known::of(self)?;
+        let entries = Entries::read(self, from, known)?;
+        let images = if entries.has("index.json") {
+            oci::images(&entries, platform, base_name)?
+        } else if entries.has("manifest.json") {
+            docker::images(&entries)?
+        } else {
+            return Err(ImportError::NoImages);
+        };
+        if images.is_empty() {
+            return Err(ImportError::NoImages);
+        }
+        Ok(Import { images, entries: Arc::new(entries) })
+    }
+}
+
+impl Import {
+    /// The bytes of a layer, by the digest that its manifest gives it. Can be asked for several times.
+    pub fn open(&self, layer: &Digest) -> Result<Box<dyn Read + Send>, ImportError> {
+        self.entries.open_layer(layer)
+    }
+}
+
+impl std::fmt::Debug for ImportFrom {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            ImportFrom::Path(path) => f.debug_tuple("Path").field(path).finish(),
+            ImportFrom::Stream(_) => f.write_str("Stream"),
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! OCI layouts: `index.json`, and blobs by their digests. Newer `docker save` archives are such, with a
+//! `manifest.json` beside that has the names in full.
+
+use larder::reference::{Digest, Reference};
+
+use super::docker;
+use super::entries::{Entries, each_once};
+use super::{ImportError, ImportImage};
+use crate::manifest::{Descriptor, Document, ImageConfig, Index, MAX_DEPTH, Manifest, PlatformMatcher};
+
+/// Annotation with a full name.
+const FULL_NAME: &str = "io.containerd.image.name";
+/// Annotation with a name, or just a tag.
+const REF_NAME: &str = "org.opencontainers.image.ref.name";
+
+pub(super) fn images(
+    entries: &Entries,
+    platform: &PlatformMatcher,
+    base_name: Option<&str>,
+) -> Result<Vec<ImportImage>, ImportError> {
+    const INDEX: &str = "index.json";
+    let raw = entries.document(INDEX)?;
+    let used = |cause| ImportError::Manifest { name: INDEX.to_owned(), cause };
+    let Document::Index(index) = Document::parse(&raw, OCI_INDEX).map_err(used)? else {
+        return Err(ImportError::NoImages);
+    };
+    let more_names = docker::names_by_config(entries)?;
+    let mut images: Vec<ImportImage> = Vec::new();
+    for descriptor in wanted(&index, platform)? {
+        let mut image = image(entries, descriptor, platform)?;
+        image.names.extend(name_of(descriptor, base_name)?);
+        image.names.extend(more_names.get(&image.config.0).cloned().unwrap_or_default());
+        match images.iter_mut().find(|other| other.manifests == image.manifests) {
+            Some(other) => other.names.extend(image.names),
+            None => images.push(image),
+        }
+    }
+    for image in &mut images {
+        image.names = each_once(std::mem::take(&mut image.names));
+    }
+    Ok(images)
+}
+
+/// Its media type need not be written in it.
+const OCI_INDEX: &str = "application/vnd.oci.image.index.v1+json";
+
+/// The images of a layout: all but those that say they are for another platform.
+fn wanted<'a>(index: &'a Index, platform: &PlatformMatcher) -> Result<Vec<&'a Descriptor>, ImportError> {
+    let images =
+        index.manifests.iter().filter(|entry| entry.kind().is_manifest() && !entry.is_about_another());
+    let fits =
+        |entry: &&Descriptor| entry.platform.as_ref().is_none_or(|offered| platform.rank(offered).is_some());
+    let wanted: Vec<&Descriptor> = images.clone().filter(fits).collect();
+    if wanted.is_empty() && images.count() > 0 {
+        return Err(no_platform(index, platform));
+    }
+    Ok(wanted)
+}
+
+fn no_platform(index: &Index, platform: &PlatformMatcher) -> ImportError {
+    ImportError::NoPlatform { wanted: platform.wanted().to_string(), offered: index.offered() }
+}
+
+/// Follows a descriptor to an image.
+fn image(
+    entries: &Entries,
+    descriptor: &Descriptor,
+    platform: &PlatformMatcher,
+) -> Result<ImportImage, ImportError> {
+    let mut manifests: Vec<(Digest, Vec<u8>)> = Vec::new();
+    let mut next = descriptor.clone();
+    for _ in 0..MAX_DEPTH {
+        let raw = entries.blob(&next.digest)?;
+        let used = |cause| ImportError::Manifest { name: next.digest.to_string(), cause };
+        let document = Document::parse(&raw, &next.media_type).map_err(used)?;
+        manifests.push((next.digest.clone(), raw));
+        match document {
+            Document::Manifest(manifest) => return finish(entries, manifests, *manifest),
+            Document::Index(index) => {
+                // An archive may hold but some of the platforms that its index lists.
+                let candidates = index.candidates(platform);
+                let here = candidates
+                    .iter()
+                    .find(|candidate| entries.has(&super::entries::blob_name(&candidate.descriptor.digest)));
+                next = match here.or(candidates.first()) {
+                    Some(candidate) => candidate.descriptor.clone(),
+                    None => return Err(no_platform(&index, platform)),
+                };
+            }
+        }
+    }
+    Err(ImportError::NoImages)
+}
+
+fn finish(
+    entries: &Entries,
+    manifests: Vec<(Digest, Vec<u8>)>,
+    manifest: Manifest,
+) -> Result<ImportImage, ImportError> {
+    let digest = manifest.config.digest.clone();
+    let config = entries.blob(&digest)?;
+    let used = |cause| ImportError::Manifest { name: digest.to_string(), cause };
+    let parsed_config = ImageConfig::parse(&config).map_err(used)?;
+    parsed_config.check_layers(manifest.layers.len()).map_err(used)?;
+    for layer in &manifest.layers {
+        // That it is there is known now, and not only when half of the layers are unpacked.
+        entries.resolve(&super::entries::blob_name(&layer.digest))?;
+    }
+    Ok(ImportImage {
+        names: Vec::new(),
+        config: (digest, config),
+        parsed_config,
+        manifests,
+        has_digest: true,
+        manifest,
+    })
+}
+
+/// The name that an entry of the index has.
+fn name_of(descriptor: &Descriptor, base_name: Option<&str>) -> Result<Option<Reference>, ImportError> {
+    let (full, name) = (descriptor.annotations.get(FULL_NAME), descriptor.annotations.get(REF_NAME));
+    let name = match (full, name, base_name) {
+        (Some(full), ..) => full.clone(),
+        (None, Some(name), _) if name.contains(['/', ':']) => name.clone(),
+        (None, Some(tag), Some(base)) => format!("{base}:{tag}"),
+        (None, None, Some(base)) => base.to_owned(),
+        // A tag of nobody knows what.
+        (None, _, None) => return Ok(None),
+    };
+    Reference::parse(&name).map(Some).map_err(|cause| ImportError::Name { name, cause })
+}

@@ -1,0 +1,431 @@
+//! Reading images from layouts and archives.
+
+use std::io::{Cursor, Read as _, Write as _};
+use std::path::{Path, PathBuf};
+
+use larder::reference::Digest;
+use larder_store::manifest::{Platform, PlatformMatcher};
+use larder_store::store::import::{Import, ImportError, ImportFrom};
+use larder_store::store::{LayerFacts, LayerKey, Store};
+use serde_json::{Value, json};
+
+use crate::help::*;
+
+/// The files of a layout or an archive, by name.
+type Files = Vec<(String, Vec<u8>)>;
+
+fn amd64() -> PlatformMatcher {
+    PlatformMatcher::for_platform(&Platform::new("linux", "amd64"))
+}
+
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    packed.write_all(bytes).unwrap();
+    packed.finish().unwrap()
+}
+
+fn tar_of(files: &[(String, Vec<u8>)]) -> Vec<u8> {
+    let mut builder = tar::Builder::new(Vec::new());
+    for (name, content) in files {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(content.len() as u64);
+        header.set_mode(0o644);
+        builder.append_data(&mut header, name, content.as_slice()).unwrap();
+    }
+    builder.into_inner().unwrap()
+}
+
+/// A layer's plain archive.
+fn plain(name: &str) -> Vec<u8> {
+    tar_of(&[(name.to_owned(), name.as_bytes().to_vec())])
+}
+
+fn config(architecture: &str, layers: &[&str]) -> Vec<u8> {
+    let diff_ids: Vec<String> = layers.iter().map(|layer| digest(plain(layer)).to_string()).collect();
+    json!({
+        "os": "linux", "architecture": architecture, "rootfs": { "type": "layers", "diff_ids": diff_ids },
+    })
+    .to_string()
+    .into_bytes()
+}
+
+fn blob(files: &mut Files, bytes: Vec<u8>) -> Digest {
+    let digest = digest(&bytes);
+    let name = format!("blobs/sha256/{}", digest.hex());
+    if !files.iter().any(|(other, _)| *other == name) {
+        files.push((name, bytes));
+    }
+    digest
+}
+
+fn descriptor(kind: &str, digest: &Digest, size: usize) -> Value {
+    json!({ "mediaType": format!("application/vnd.oci.image.{kind}"), "digest": digest.as_str(), "size": size })
+}
+
+/// Adds a manifest with its config and layers; gives its descriptor.
+fn manifest(files: &mut Files, architecture: &str, layers: &[&str]) -> Value {
+    let config = config(architecture, layers);
+    let config_size = config.len();
+    let config = descriptor("config.v1+json", &blob(files, config), config_size);
+    let layers: Vec<Value> = layers
+        .iter()
+        .map(|layer| {
+            let packed = gzip(&plain(layer));
+            let size = packed.len();
+            descriptor("layer.v1.tar+gzip", &blob(files, packed), size)
+        })
+        .collect();
+    let manifest = json!({ "schemaVersion": 2, "config": config, "layers": layers }).to_string().into_bytes();
+    let size = manifest.len();
+    descriptor("manifest.v1+json", &blob(files, manifest), size)
+}
+
+fn named(mut descriptor: Value, annotation: &str, name: &str) -> Value {
+    descriptor["annotations"] = json!({ annotation: name });
+    descriptor
+}
+
+fn with_index(mut files: Files, manifests: &[Value]) -> Files {
+    let index = json!({ "schemaVersion": 2, "manifests": manifests }).to_string().into_bytes();
+    files.push(("index.json".into(), index));
+    files.push(("oci-layout".into(), br#"{"imageLayoutVersion":"1.0.0"}"#.to_vec()));
+    files
+}
+
+/// A layout with one image.
+fn layout(name: &str, layers: &[&str]) -> Files {
+    let mut files = Files::new();
+    let manifest = manifest(&mut files, "amd64", layers);
+    with_index(files, &[named(manifest, "io.containerd.image.name", name)])
+}
+
+/// What `docker save` wrote before it wrote OCI layouts. Every second layer is a link to the one before, if equal.
+fn docker_archive(tags: &[&str], layers: &[&str]) -> Vec<u8> {
+    let config = config("amd64", layers);
+    let config_name = format!("{}.json", digest(&config).hex());
+    let mut builder = tar::Builder::new(Vec::new());
+    let mut add = |name: &str, content: &[u8]| {
+        let mut header = tar::Header::new_gnu();
+        header.set_size(content.len() as u64);
+        header.set_mode(0o644);
+        builder.append_data(&mut header, name, content).unwrap();
+    };
+    add(&config_name, &config);
+    let mut names: Vec<String> = Vec::new();
+    let mut links: Vec<(String, String)> = Vec::new();
+    for (number, layer) in layers.iter().enumerate() {
+        let name = format!("id{number}/layer.tar");
+        match layers[..number].iter().position(|other| other == layer) {
+            Some(first) => links.push((name.clone(), format!("../id{first}/layer.tar"))),
+            None => add(&name, &plain(layer)),
+        }
+        names.push(name);
+    }
+    let manifest = json!([{ "Config": config_name, "RepoTags": tags, "Layers": names }]).to_string();
+    add("manifest.json", manifest.as_bytes());
+    for (name, target) in links {
+        let mut header = tar::Header::new_gnu();
+        header.set_entry_type(tar::EntryType::Symlink);
+        header.set_size(0);
+        builder.append_link(&mut header, name, target).unwrap();
+    }
+    builder.into_inner().unwrap()
+}
+
+fn write_folder(scratch: &Scratch, files: &Files) -> PathBuf {
+    let folder = scratch.folder.path().join("layout");
+    for (name, content) in files {
+        let path = folder.join(name);
+        fs_err::create_dir_all(path.parent().unwrap()).unwrap();
+        fs_err::write(path, content).unwrap();
+    }
+    folder
+}
+
+fn write_file(scratch: &Scratch, bytes: &[u8]) -> PathBuf {
+    let path = scratch.folder.path().join("archive.tar");
+    fs_err::write(&path, bytes).unwrap();
+    path
+}
+
+fn read(store: &Store, from: ImportFrom) -> Result<Import, ImportError> {
+    store.read_import(from, &amd64(), None)
+}
+
+fn stream(bytes: Vec<u8>) -> ImportFrom {
+    ImportFrom::Stream(Box::new(Cursor::new(bytes)))
+}
+
+/// Checks that the one image has these names and layers, and that each layer can be read to its end.
+fn assert_image(import: &Import, names: &[&str], layers: &[&str]) {
+    let [image] = import.images.as_slice() else { panic!("{import:?}") };
+    assert_eq!(image.names.iter().map(ToString::to_string).collect::<Vec<_>>(), names);
+    assert_eq!(digest(&image.config.1), image.config.0);
+    assert_eq!(image.manifest.layers.len(), layers.len());
+    for (descriptor, layer) in image.manifest.layers.iter().zip(layers) {
+        for _ in 0..2 {
+            let mut bytes = Vec::new();
+            import.open(&descriptor.digest).unwrap().read_to_end(&mut bytes).unwrap();
+            assert_eq!(digest(&bytes), descriptor.digest, "{layer}");
+            assert_eq!(bytes.len() as u64, descriptor.size, "{layer}");
+        }
+    }
+}
+
+const APP: &str = "registry.example/app:v1";
+
+#[test]
+fn a_layout_is_read_from_a_folder_a_file_and_a_stream() {
+    let scratch = Scratch::new();
+    let files = layout(APP, &["a", "b"]);
+    let archive = tar_of(&files);
+    let store = &scratch.store;
+    let file = write_file(&scratch, &archive);
+    for from in [
+        ImportFrom::Path(write_folder(&scratch, &files)),
+        ImportFrom::Path(file),
+        stream(archive.clone()),
+        stream(gzip(&archive)),
+        stream(zstd::encode_all(archive.as_slice(), 1).unwrap()),
+    ] {
+        let what = format!("{from:?}");
+        let import = read(store, from).unwrap_or_else(|error| panic!("{what}: {error}"));
+        assert_image(&import, &[APP], &["a", "b"]);
+        assert!(import.images[0].has_digest, "{what}");
+    }
+    assert!(entries(&store.root().join("staging")).is_empty(), "what was kept of streams is gone");
+    fs_err::write(scratch.folder.path().join("archive.tar"), gzip(&archive)).unwrap();
+    let packed = ImportFrom::Path(scratch.folder.path().join("archive.tar"));
+    assert_image(&read(store, packed).unwrap(), &[APP], &["a", "b"]);
+}
+
+#[test]
+fn what_docker_saved_is_read_from_a_file_and_a_stream() {
+    let scratch = Scratch::new();
+    let archive = docker_archive(&["app:v1", APP], &["a", "b", "a"]);
+    let file = write_file(&scratch, &archive);
+    let mut manifests = Vec::new();
+    for from in [ImportFrom::Path(file), stream(archive.clone()), stream(gzip(&archive))] {
+        let import = read(&scratch.store, from).unwrap();
+        assert_image(&import, &["docker.io/library/app:v1", APP], &["a", "b", "a"]);
+        assert!(!import.images[0].has_digest, "no registry knows the manifest");
+        manifests.push(import.images[0].manifests.clone());
+    }
+    manifests.dedup();
+    assert_eq!(manifests.len(), 1, "the same image has the same manifest each time");
+}
+
+#[test]
+fn layers_of_docker_archives_may_be_packed() {
+    let scratch = Scratch::new();
+    let config = config("amd64", &["a"]);
+    let manifest = json!([{ "Config": "config.json", "RepoTags": null, "Layers": ["a/layer.tar"] }]);
+    let files = vec![
+        ("manifest.json".to_owned(), manifest.to_string().into_bytes()),
+        ("config.json".to_owned(), config),
+        ("a/layer.tar".to_owned(), gzip(&plain("a"))),
+    ];
+    assert_image(&read(&scratch.store, stream(tar_of(&files))).unwrap(), &[], &["a"]);
+}
+
+#[test]
+fn a_newer_docker_archive_has_its_names_in_full() {
+    let scratch = Scratch::new();
+    let mut files = Files::new();
+    let manifest = manifest(&mut files, "amd64", &["a"]);
+    let manifest = named(manifest, "org.opencontainers.image.ref.name", "v1");
+    let config = digest(config("amd64", &["a"]));
+    let docker = json!([{
+        "Config": format!("blobs/sha256/{}", config.hex()), "RepoTags": [APP, "registry.example/app:v2"], "Layers": [],
+    }]);
+    files.push(("manifest.json".into(), docker.to_string().into_bytes()));
+    let files = with_index(files, &[manifest]);
+    let import = read(&scratch.store, stream(tar_of(&files))).unwrap();
+    assert_image(&import, &[APP, "registry.example/app:v2"], &["a"]);
+}
+
+#[test]
+fn a_bare_tag_needs_to_be_told_of_what() {
+    let scratch = Scratch::new();
+    let mut files = Files::new();
+    let manifest = manifest(&mut files, "amd64", &["a"]);
+    let files = with_index(files, &[named(manifest, "org.opencontainers.image.ref.name", "v1")]);
+    let folder = write_folder(&scratch, &files);
+    assert_image(&read(&scratch.store, ImportFrom::Path(folder.clone())).unwrap(), &[], &["a"]);
+    let based = scratch.store.read_import(ImportFrom::Path(folder), &amd64(), Some("registry.example/app"));
+    assert_image(&based.unwrap(), &[APP], &["a"]);
+}
+
+#[test]
+fn the_image_of_the_wanted_platform_is_taken() {
+    let scratch = Scratch::new();
+    let mut files = Files::new();
+    let mut entries = Vec::new();
+    for architecture in ["arm64", "amd64"] {
+        let mut entry = manifest(&mut files, architecture, &["a", architecture]);
+        entry["platform"] = json!({ "os": "linux", "architecture": architecture });
+        entries.push(entry);
+    }
+    let index = json!({ "schemaVersion": 2, "manifests": entries }).to_string().into_bytes();
+    let size = index.len();
+    let index = descriptor("index.v1+json", &blob(&mut files, index), size);
+    for top in [vec![named(index, "io.containerd.image.name", APP)], entries.clone()] {
+        let nested = top.len() == 1;
+        let files = with_index(files.clone(), &top);
+        let import = read(&scratch.store, stream(tar_of(&files))).unwrap();
+        assert_image(&import, if nested { &[APP] } else { &[] }, &["a", "amd64"]);
+        assert_eq!(import.images[0].manifests.len(), if nested { 2 } else { 1 });
+        let other = PlatformMatcher::for_platform(&Platform::new("linux", "s390x"));
+        let error = scratch.store.read_import(stream(tar_of(&files)), &other, None).unwrap_err();
+        assert!(matches!(&error, ImportError::NoPlatform { offered, .. } if offered.len() == 2), "{error}");
+    }
+}
+
+#[test]
+fn layers_that_the_store_has_are_not_kept_again() {
+    let scratch = Scratch::new();
+    let store = &scratch.store;
+    let large = "a".repeat(3 << 20);
+    let packed = gzip(&plain(&large[..100]));
+    let files = layout(APP, &[&large[..100], "b"]);
+    // The first layer is here already.
+    let diff_id = digest(plain(&large[..100]));
+    let staging = store.begin_layer().unwrap();
+    fs_err::create_dir(staging.dir().join("fs")).unwrap();
+    let facts = LayerFacts {
+        digest: digest(&packed),
+        compressed_bytes: packed.len() as u64,
+        plain_bytes: 1,
+        files: 1,
+        pending: false,
+        diff_id: diff_id.clone(),
+    };
+    let layer = staging.finish(&LayerKey::from(&diff_id), facts, None).unwrap();
+    store.commit(&image(&["other"], &[layer]), noon()).unwrap();
+
+    let import = read(store, stream(tar_of(&files))).unwrap();
+    let [image] = import.images.as_slice() else { panic!("{import:?}") };
+    let first = &image.manifest.layers[0];
+    assert_eq!((&first.digest, first.size), (&digest(&packed), packed.len() as u64));
+    assert!(
+        matches!(import.open(&first.digest), Err(ImportError::Missing { .. })),
+        "its bytes were left out"
+    );
+    assert!(import.open(&image.manifest.layers[1].digest).is_ok());
+    store.remove("other", larder_store::store::RemoveOptions::default()).unwrap();
+    assert!(store.layer(&LayerKey::from(&diff_id)).unwrap().is_some(), "it stays while the import lasts");
+}
+
+#[test]
+fn bytes_that_are_not_what_their_name_says_are_refused() {
+    let scratch = Scratch::new();
+    for (damaged, what) in [(".json", "config"), ("manifest", "manifest")] {
+        let mut files = layout(APP, &["a"]);
+        let is_config = damaged == ".json";
+        let (_, content) = files
+            .iter_mut()
+            .find(|(_, content)| {
+                content.starts_with(if is_config { b"{\"architecture" } else { b"{\"config\"" })
+            })
+            .unwrap();
+        content.push(b' ');
+        let error = read(&scratch.store, stream(tar_of(&files))).unwrap_err();
+        assert!(matches!(error, ImportError::WrongDigest { .. }), "{what}: {error}");
+    }
+}
+
+#[test]
+fn what_is_missing_is_named_before_anything_is_unpacked() {
+    let scratch = Scratch::new();
+    let files = layout(APP, &["a", "b"]);
+    for missing in 0..files.len() {
+        let mut files = files.clone();
+        let (name, _) = files.remove(missing);
+        match read(&scratch.store, stream(tar_of(&files))) {
+            Err(ImportError::Missing { name: told }) => assert_eq!(told, name),
+            Err(ImportError::NoImages) => assert_eq!(name, "index.json"),
+            Ok(_) => assert_eq!(name, "oci-layout"),
+            Err(other) => panic!("{name}: {other}"),
+        }
+    }
+}
+
+#[test]
+fn strange_inputs_are_refused_and_leave_nothing() {
+    let scratch = Scratch::new();
+    let large = vec![b' '; (4 << 20) + 1];
+    let docker = |manifest: Value| vec![("manifest.json".to_owned(), manifest.to_string().into_bytes())];
+    let cases: Vec<(&str, Vec<u8>)> = vec![
+        ("nothing", Vec::new()),
+        ("no archive", b"hello".repeat(1000)),
+        ("no images", tar_of(&[("a".into(), b"b".to_vec())])),
+        ("a large index", tar_of(&[("index.json".into(), large.clone())])),
+        ("a large list", tar_of(&[("manifest.json".into(), large)])),
+        ("a list of nothing", tar_of(&docker(json!([])))),
+        ("no list", tar_of(&docker(json!({ "Config": "a" })))),
+        ("a config outside", tar_of(&docker(json!([{ "Config": "../../etc/passwd", "Layers": [] }])))),
+        ("a config at the root", tar_of(&docker(json!([{ "Config": "/etc/passwd", "Layers": [] }])))),
+        ("a bad name", docker_archive(&["Not A Name"], &["a"])),
+        ("cut", tar_of(&layout(APP, &["a"]))[..3000].to_vec()),
+        ("cut in its packing", gzip(&tar_of(&layout(APP, &["a"])))[..200].to_vec()),
+    ];
+    for (what, bytes) in cases {
+        let file = write_file(&scratch, &bytes);
+        for from in [stream(bytes), ImportFrom::Path(file)] {
+            let error = read(&scratch.store, from).expect_err(what);
+            assert!(!error.to_string().is_empty(), "{what}");
+        }
+    }
+    let nowhere = ImportFrom::Path(Path::new("/nowhere/at/all").to_owned());
+    let error = read(&scratch.store, nowhere).unwrap_err();
+    assert!(error.to_string().contains("/nowhere/at/all"), "{error}");
+    assert!(entries(&scratch.root().join("staging")).is_empty());
+}
+
+#[test]
+fn links_in_circles_and_out_of_the_archive_lead_nowhere() {
+    let scratch = Scratch::new();
+    let link = |builder: &mut tar::Builder<Vec<u8>>, name: &str, target: &str, kind| {
+        let mut header = tar::Header::new_gnu();
+        header.set_entry_type(kind);
+        header.set_size(0);
+        builder.append_link(&mut header, name, target).unwrap();
+    };
+    for target in ["index.json", "other", "/etc/passwd", "../../../etc/passwd"] {
+        for kind in [tar::EntryType::Symlink, tar::EntryType::Link] {
+            let mut builder = tar::Builder::new(Vec::new());
+            link(&mut builder, "index.json", target, kind);
+            link(&mut builder, "other", "index.json", kind);
+            let error = read(&scratch.store, stream(builder.into_inner().unwrap())).unwrap_err();
+            assert!(
+                matches!(error, ImportError::Missing { .. } | ImportError::NoImages),
+                "{target}: {error}"
+            );
+        }
+    }
+}
+
+#[test]
+fn a_folder_is_not_left_through_links() {
+    let scratch = Scratch::new();
+    let folder = write_folder(&scratch, &layout(APP, &["a"]));
+    let secret = scratch.folder.path().join("secret");
+    fs_err::rename(folder.join("index.json"), &secret).unwrap();
+    std::os::unix::fs::symlink(&secret, folder.join("index.json")).unwrap();
+    let error = read(&scratch.store, ImportFrom::Path(folder)).unwrap_err();
+    assert!(matches!(error, ImportError::NoImages), "{error}");
+}
+
+#[test]
+fn an_archive_from_a_pipe_with_a_name_is_a_stream() {
+    let scratch = Scratch::new();
+    let pipe = scratch.folder.path().join("pipe");
+    rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0)
+        .unwrap();
+    let archive = tar_of(&layout(APP, &["a"]));
+    std::thread::scope(|scope| {
+        let path = pipe.clone();
+        scope.spawn(move || fs_err::write(path, archive).unwrap());
+        assert_image(&read(&scratch.store, ImportFrom::Path(pipe)).unwrap(), &[APP], &["a"]);
+    });
+}
