@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
+use larder::credentials::Tokens;
 use larder::pull::{PullConfig, PullPolicy};
 
 use crate::duration;
@@ -318,13 +319,20 @@ pub(crate) struct Pulling {
     #[arg(long, value_name = "DURATION", value_parser = timeout)]
     pub(crate) pull_timeout: Option<Duration>,
 
-    /// Behave as kubelet does by default: one pull at a time, no merging of pulls of the same image, and pulls over
-    /// the limit fail where larder lets them wait.
+    /// Pull as kubelet does by default, in these four points: one pull at a time; a pull of its own for each container
+    /// that wants an image; pulls over the limit fail, where larder lets them wait; identity and registry tokens of
+    /// pull secrets and docker configs are ignored. The flags above adjust it. All else stays as it is: docker configs
+    /// are looked for where users keep them, and bad input is refused.
     #[arg(long)]
     pub(crate) kubelet: bool,
 }
 
 impl Pulling {
+    /// What is done with the tokens of credentials.
+    pub(crate) fn tokens(&self) -> Tokens {
+        if self.kubelet { Tokens::Ignore } else { Tokens::Keep }
+    }
+
     /// What the flags mean.
     pub(crate) fn config(&self) -> Result<PullConfig, Failure> {
         let mut config = if self.kubelet { PullConfig::kubelet() } else { PullConfig::default() };

@@ -31,7 +31,8 @@ pub(super) async fn run(
         return Ok(outcome);
     }
     let images = requests.iter().map(|request| request.image.as_str());
-    let (credentials, candidates) = credentials::sources(&args.credentials, images, out)?;
+    let (credentials, candidates) =
+        credentials::sources(&args.credentials, args.pulling.tokens(), images, out)?;
     for EnsureRequest { image, .. } in &requests {
         tracing::info!("credentials for {image}: {}", candidates.tell(image, &[]));
     }

@@ -177,6 +177,29 @@ fn the_users_docker_config_is_used_unless_another_file_is_named() {
 }
 
 #[test]
+fn tokens_are_sent_but_not_with_kubelets_behaviour() {
+    let world = World::offering(&[IMAGE]);
+    let config = r#"{"auths": {"127.0.0.1:5000": {"identitytoken": "pantry-token"}}}"#;
+    let secret = secret("finance", "kubernetes.io/dockerconfigjson");
+    let value = format!("  .dockerconfigjson: '{config}'");
+    let lines = secret.lines().map(|line| if line.contains("auths") { &value } else { line });
+    let secret = lines.collect::<Vec<_>>().join("\n") + "\n";
+    world.file("pod.yaml", &(secret + &pod()));
+    world.file("auth.json", config);
+    for (flags, token) in [(&[][..], "pantry-token"), (&["--kubelet"], "")] {
+        for from in [&["-f", "pod.yaml"][..], &["--authfile", "auth.json", IMAGE]] {
+            let command = ["-vv", "ensure", "--policy=Always"];
+            let run = world.larder(&[&command[..], flags, from].concat()).expect(0);
+            assert!(!format!("{run:?}").contains("pantry"), "{run:?}");
+            let mut pulls =
+                world.cri.received().into_iter().filter(|received| received.rpc == Rpc::PullImage);
+            let auth = pulls.next_back().unwrap().auth.unwrap();
+            assert_eq!(auth.identity_token, token, "{flags:?} {from:?}");
+        }
+    }
+}
+
+#[test]
 fn standard_input_is_read_once() {
     let world = World::new();
     let arguments = ["ensure", "-f", "-", "--username", "larder", "--password-stdin"];

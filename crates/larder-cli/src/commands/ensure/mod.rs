@@ -40,7 +40,8 @@ pub(super) async fn run(
         return nothing_to_do(args, &gathered, out);
     }
     let images = gathered.jobs.iter().map(|job| job.request.image.as_str());
-    let (credentials, candidates) = credentials::sources(&args.credentials, images, out)?;
+    let (credentials, candidates) =
+        credentials::sources(&args.credentials, args.pulling.tokens(), images, out)?;
     for Job { request, .. } in &gathered.jobs {
         tracing::info!(
             "credentials for {}: {}",
