@@ -53,7 +53,14 @@ pub(super) async fn run(
     let started = Instant::now();
     let backend = match interrupt.or(connect::reach_within(connection, args.retry_for, out)).await {
         Some(Ok(backend)) => backend,
-        unreached => return Ok(nothing_done(args, &gathered, unreached.and_then(Result::err), out)),
+        unreached => {
+            return Ok(nothing_done(
+                args,
+                &gathered,
+                unreached.and_then(Result::err).map(|failure| connect::explain(connection, failure)),
+                out,
+            ));
+        }
     };
 
     let progress = Arc::new(Progress::new(progress_possible()));
