@@ -57,7 +57,8 @@ pub(crate) struct Connection {
     #[arg(long, global = true, value_name = "DURATION", value_parser = timeout)]
     pub(crate) timeout: Option<Duration>,
 
-    /// Say more on standard error; twice for still more.
+    /// Say more on standard error: which credentials fit each image, which documents were skipped, the events of pulls
+    /// without a pod. Twice for what helps to find a mistake in larder.
     #[arg(short, long, global = true, action = ArgAction::Count)]
     pub(crate) verbose: u8,
 }
@@ -80,7 +81,8 @@ pub(crate) enum Command {
 ///
 /// Each image goes through kubelet's steps (pull policy, credentials, back-off, queue) and prints kubelet's events.
 /// Read from manifests: Pod, Deployment, StatefulSet, DaemonSet, ReplicaSet, ReplicationController, Job, CronJob,
-/// PodTemplate, lists of these, and Secrets for the imagePullSecrets of the pods beside them.
+/// PodTemplate, lists of these, objects of any other kind with a pod template at spec.template, and Secrets for the
+/// imagePullSecrets of the pods beside them.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   larder ensure busybox:1.36                            one image
