@@ -44,7 +44,7 @@ const EXAMPLES: &str = "Examples:
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Global options")]
 pub(crate) struct Connection {
-    /// Socket of the container runtime, such as unix:///run/containerd/containerd.sock.
+    /// Socket of the container runtime, such as unix:///run/containerd/containerd.sock [env: LARDER_BACKEND].
     ///
     /// Without it: $LARDER_BACKEND; else $CONTAINER_RUNTIME_ENDPOINT and $IMAGE_SERVICE_ENDPOINT, as crictl reads them;
     /// else the first socket that a runtime listens on where runtimes usually do. An empty variable counts as unset.
@@ -52,7 +52,7 @@ pub(crate) struct Connection {
     #[arg(long, global = true, value_name = "ENDPOINT")]
     pub(crate) backend: Option<String>,
 
-    /// How long one call to the runtime may take, such as 30s or 5m; a bare number is seconds. Pulls have no limit
+    /// How long one call to the runtime may take, such as 30s or 5m; a bare number is seconds. Pulls have --pull-timeout
     /// [default: 2m, of which 5s to connect].
     #[arg(long, global = true, value_name = "DURATION", value_parser = timeout)]
     pub(crate) timeout: Option<Duration>,
@@ -119,8 +119,8 @@ pub(crate) struct EnsureArgs {
     #[arg(long, value_enum, ignore_case = true, value_name = "POLICY")]
     pub(crate) policy: Option<Policy>,
 
-    /// Keep trying failed images for this long, such as 90s or 5m, when kubelet's back-off allows it; a bare number is
-    /// seconds. 0 tries each once.
+    /// Keep trying for this long, such as 90s or 5m: a runtime that is not up yet, and failed images when kubelet's
+    /// back-off allows it. A bare number is seconds; 0 tries once.
     #[arg(long, value_name = "DURATION", default_value = "0", value_parser = duration::parse, hide_default_value = true)]
     pub(crate) retry_for: Duration,
 
