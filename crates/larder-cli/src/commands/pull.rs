@@ -43,7 +43,8 @@ pub(super) async fn run(
     let backend = reached?;
 
     let manager = Manager::builder(Arc::clone(&backend)).config(config).credentials(credentials).build();
-    let progress = Progress::new(!args.quiet && progress_possible());
+    let progress = Arc::new(Progress::new(!args.quiet && progress_possible()));
+    out.keep_above(&progress);
     let verdicts = work::ensure_all(
         &manager,
         &requests,

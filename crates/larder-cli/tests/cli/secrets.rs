@@ -143,6 +143,23 @@ fn arguments_are_not_pulled_without_the_secrets_given_for_them() {
 }
 
 #[test]
+fn entries_that_cannot_be_used_are_told_once() {
+    let world = World::offering(&[IMAGE]);
+    let secret = secret("finance", "kubernetes.io/dockerconfigjson").replace(
+        "{\"auths\": {",
+        "{\"auths\": {\"https://bob:hunter2 @r.example\": {\"username\": \"bob\"}, ",
+    );
+    let two = pod() + &pod().replace("ledger}", "x}").replace("name: ledger,", "name: other,");
+    world.file("all.yaml", &(secret + &two));
+    let run = world.larder(&["ensure", "--policy=Always", "-f", "all.yaml"]).expect(0);
+    let warnings: Vec<_> = run.stderr.lines().filter(|line| line.starts_with("warning: ")).collect();
+    let expected = "warning: all.yaml: document 1 (Secret finance/regcred): one entry is not used: its location is not a URL";
+    assert_eq!(warnings, [expected], "{run:?}");
+    assert!(!format!("{run:?}").contains("hunter2"), "{run:?}");
+    assert_eq!(pulls(&world).first().map(String::as_str), Some(LARDER));
+}
+
+#[test]
 fn what_secret_names_must_be_pull_secrets() {
     let world = World::offering(&[IMAGE]);
     world.file("opaque.yaml", &secret("default", "Opaque"));
