@@ -149,8 +149,12 @@ pub(crate) struct PullArgs {
     pub(crate) images: Vec<String>,
 
     /// Print ids only.
-    #[arg(short, long)]
+    #[arg(short, long, conflicts_with = "output")]
     pub(crate) quiet: bool,
+
+    /// Print what came of each image as data, and not only the ids.
+    #[arg(short, long, value_enum, value_name = "FORMAT")]
+    pub(crate) output: Option<DataFormat>,
 
     #[command(flatten)]
     pub(crate) pulling: Pulling,
@@ -229,6 +233,10 @@ pub(crate) struct RmArgs {
     /// Remove images that containers use, too, and images that have names in other repositories.
     #[arg(short, long)]
     pub(crate) force: bool,
+
+    /// Print what was removed as data.
+    #[arg(short, long, value_enum, value_name = "FORMAT")]
+    pub(crate) output: Option<DataFormat>,
 }
 
 /// Show how much room images take.
