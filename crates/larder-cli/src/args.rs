@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use clap::{ArgAction, Args, Parser, Subcommand, ValueEnum};
 use clap_complete::Shell;
+use larder::credentials::Tokens;
 use larder::pull::{PullConfig, PullPolicy};
 
 use crate::duration;
@@ -43,8 +44,8 @@ const EXAMPLES: &str = "Examples:
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Global options")]
 pub(crate) struct Connection {
-    /// Where images live: the socket of a container runtime, such as unix:///run/containerd/containerd.sock; or "store"
-    /// for larder's own store, which needs no runtime.
+    /// Where images live: the socket of a container runtime, such as unix:///run/containerd/containerd.sock, or "store"
+    /// for larder's own store, which needs no runtime [env: LARDER_BACKEND].
     ///
     /// Without it: $LARDER_BACKEND; else $CONTAINER_RUNTIME_ENDPOINT and $IMAGE_SERVICE_ENDPOINT, as crictl reads them;
     /// else the first socket that a runtime listens on where runtimes usually do. An empty variable counts as unset.
@@ -57,12 +58,13 @@ pub(crate) struct Connection {
     #[arg(long, global = true, value_name = "DIR", conflicts_with = "backend")]
     pub(crate) root: Option<PathBuf>,
 
-    /// How long one call to the runtime may take, such as 30s or 5m; a bare number is seconds. Pulls have no limit
+    /// How long one call to the runtime may take, such as 30s or 5m; a bare number is seconds. Pulls have --pull-timeout
     /// [default: 2m, of which 5s to connect].
     #[arg(long, global = true, value_name = "DURATION", value_parser = timeout)]
     pub(crate) timeout: Option<Duration>,
 
-    /// Say more on standard error; twice for still more.
+    /// Say more on standard error: which credentials fit each image, which documents were skipped, the events of pulls
+    /// without a pod. Twice for what helps to find a mistake in larder.
     #[arg(short, long, global = true, action = ArgAction::Count)]
     pub(crate) verbose: u8,
 }
@@ -89,7 +91,8 @@ pub(crate) enum Command {
 ///
 /// Each image goes through kubelet's steps (pull policy, credentials, back-off, queue) and prints kubelet's events.
 /// Read from manifests: Pod, Deployment, StatefulSet, DaemonSet, ReplicaSet, ReplicationController, Job, CronJob,
-/// PodTemplate, lists of these, and Secrets for the imagePullSecrets of the pods beside them.
+/// PodTemplate, lists of these, objects of any other kind with a pod template at spec.template, and Secrets for the
+/// imagePullSecrets of the pods beside them.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   larder ensure busybox:1.36                            one image
@@ -126,8 +129,8 @@ pub(crate) struct EnsureArgs {
     #[arg(long, value_enum, ignore_case = true, value_name = "POLICY")]
     pub(crate) policy: Option<Policy>,
 
-    /// Keep trying failed images for this long, such as 90s or 5m, when kubelet's back-off allows it; a bare number is
-    /// seconds. 0 tries each once.
+    /// Keep trying for this long, such as 90s or 5m: a runtime that is not up yet, and failed images when kubelet's
+    /// back-off allows it. A bare number is seconds; 0 tries once.
     #[arg(long, value_name = "DURATION", default_value = "0", value_parser = duration::parse, hide_default_value = true)]
     pub(crate) retry_for: Duration,
 
@@ -156,8 +159,12 @@ pub(crate) struct PullArgs {
     pub(crate) images: Vec<String>,
 
     /// Print ids only.
-    #[arg(short, long)]
+    #[arg(short, long, conflicts_with = "output")]
     pub(crate) quiet: bool,
+
+    /// Print what came of each image as data, and not only the ids.
+    #[arg(short, long, value_enum, value_name = "FORMAT")]
+    pub(crate) output: Option<DataFormat>,
 
     #[command(flatten)]
     pub(crate) pulling: Pulling,
@@ -236,6 +243,10 @@ pub(crate) struct RmArgs {
     /// Remove images that containers use, too, and images that have names in other repositories.
     #[arg(short, long)]
     pub(crate) force: bool,
+
+    /// Print what was removed as data.
+    #[arg(short, long, value_enum, value_name = "FORMAT")]
+    pub(crate) output: Option<DataFormat>,
 }
 
 /// Show how much room images take.
@@ -392,13 +403,20 @@ pub(crate) struct Pulling {
     #[arg(long, value_name = "DURATION", value_parser = timeout)]
     pub(crate) pull_timeout: Option<Duration>,
 
-    /// Behave as kubelet does by default: one pull at a time, no merging of pulls of the same image, and pulls over
-    /// the limit fail where larder lets them wait.
+    /// Pull as kubelet does by default, in these four points: one pull at a time; a pull of its own for each container
+    /// that wants an image; pulls over the limit fail, where larder lets them wait; identity and registry tokens of
+    /// pull secrets and docker configs are ignored. The flags above adjust it. All else stays as it is: docker configs
+    /// are looked for where users keep them, and bad input is refused.
     #[arg(long)]
     pub(crate) kubelet: bool,
 }
 
 impl Pulling {
+    /// What is done with the tokens of credentials.
+    pub(crate) fn tokens(&self) -> Tokens {
+        if self.kubelet { Tokens::Ignore } else { Tokens::Keep }
+    }
+
     /// What the flags mean.
     pub(crate) fn config(&self) -> Result<PullConfig, Failure> {
         let mut config = if self.kubelet { PullConfig::kubelet() } else { PullConfig::default() };

@@ -10,6 +10,7 @@ use larder::reference::Reference;
 #[derive(Debug, Default)]
 pub(crate) struct Candidates {
     own: Option<Place>,
+    tokens: Tokens,
 }
 
 /// One place with credentials.
@@ -21,9 +22,9 @@ struct Place {
 }
 
 impl Candidates {
-    /// Those of this config, which comes from `name`.
-    pub(crate) fn from(name: impl Into<String>, config: &DockerConfig) -> Self {
-        Candidates { own: Some(Place::new(name, config)) }
+    /// Those of this config, which comes from the place of this name. `tokens` is how pull secrets are read.
+    pub(crate) fn new(own: Option<(String, &DockerConfig)>, tokens: Tokens) -> Self {
+        Candidates { own: own.map(|(name, config)| Place::new(name, config)), tokens }
     }
 
     /// Whose credentials are tried for an image, in order.
@@ -37,7 +38,8 @@ impl Candidates {
         let fitting = self.fitting(image, secrets);
         let registry =
             Reference::parse(image).map_or_else(|_| image.to_owned(), |name| name.registry().to_owned());
-        let others: Vec<_> = secret_places(secrets).iter().chain(&self.own).map(Place::content).collect();
+        let others: Vec<_> =
+            self.secret_places(secrets).iter().chain(&self.own).map(Place::content).collect();
         match (fitting.as_slice(), others.as_slice()) {
             ([], []) => format!(
                 "no credentials for {registry} were given: name a pull secret, or use --authfile or --username"
@@ -50,17 +52,18 @@ impl Candidates {
 
     fn fitting(&self, image: &str, secrets: &[PullSecret]) -> Vec<String> {
         let Ok(name) = Reference::parse(image) else { return Vec::new() };
-        secret_places(secrets).iter().chain(&self.own).flat_map(|place| place.fitting(name.name())).collect()
+        let places = self.secret_places(secrets);
+        places.iter().chain(&self.own).flat_map(|place| place.fitting(name.name())).collect()
     }
-}
 
-/// A secret that cannot be read fails its pod before any pull, so there is nothing to say of it here.
-fn secret_places(secrets: &[PullSecret]) -> Vec<Place> {
-    let place = |secret: &PullSecret| {
-        let config = secret.docker_config(Tokens::Keep).ok().flatten()?;
-        Some(Place::new(format!("secret {}", secret.coordinates), &config))
-    };
-    secrets.iter().filter_map(place).collect()
+    /// A secret that cannot be read fails its pod before any pull, so there is nothing to say of it here.
+    fn secret_places(&self, secrets: &[PullSecret]) -> Vec<Place> {
+        let place = |secret: &PullSecret| {
+            let config = secret.docker_config(self.tokens).ok().flatten()?;
+            Some(Place::new(format!("secret {}", secret.coordinates), &config))
+        };
+        secrets.iter().filter_map(place).collect()
+    }
 }
 
 impl Place {
@@ -74,6 +77,9 @@ impl Place {
     fn fitting(&self, repository: &str) -> Vec<String> {
         let found = self.keyring.lookup(repository);
         let told = found.iter().map(|credential| match credential.username.as_str() {
+            "" if credential.identity_token.is_empty() && credential.registry_token.is_empty() => {
+                format!("{} (no user)", self.name)
+            }
             "" => format!("{} (a token)", self.name),
             user => format!("{} (user {user})", self.name),
         });
@@ -114,7 +120,8 @@ mod tests {
 
     fn file(registry: &str) -> Candidates {
         let entry = Entry { username: "me".into(), password: Secret::new("hunter2"), ..Entry::default() };
-        Candidates::from("/home/me/config.json", &DockerConfig::one(registry, entry))
+        let config = DockerConfig::one(registry, entry);
+        Candidates::new(Some(("/home/me/config.json".into(), &config)), Tokens::Keep)
     }
 
     const IMAGE: &str = "127.0.0.1:5056/team/app:1";

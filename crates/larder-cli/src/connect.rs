@@ -103,6 +103,18 @@ pub(crate) async fn reach(args: &Connection) -> Result<Arc<dyn Backend>, Failure
     Ok(backend)
 }
 
+/// The failure, and which variable led to the endpoint that does not answer.
+pub(crate) fn explain(args: &Connection, failure: Failure) -> Failure {
+    if args.backend.is_some() || failure.outcome() != Outcome::Unreachable {
+        return failure;
+    }
+    let set = |name: &&str| variable(name).is_some_and(|value| !value.is_empty());
+    match [VARIABLE, RUNTIME_VARIABLE, IMAGE_VARIABLE].into_iter().find(set) {
+        Some(name) => failure.hint(format!("the socket is the one that {name} names")),
+        None => failure,
+    }
+}
+
 fn variable(name: &str) -> Option<String> {
     env::var_os(name).map(|value| value.to_string_lossy().into_owned())
 }

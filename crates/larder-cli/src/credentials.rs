@@ -19,6 +19,7 @@ const MAX_PASSWORD_BYTES: u64 = 64 * 1024;
 /// Credentials for pulls of these images, beside the pull secrets of pods, and what can be told of them.
 pub(crate) fn sources<'a>(
     args: &CredentialArgs,
+    tokens: Tokens,
     images: impl IntoIterator<Item = &'a str>,
     out: &Out,
 ) -> Result<(Sources, Candidates), Failure> {
@@ -27,24 +28,28 @@ pub(crate) fn sources<'a>(
         let password = read_password(io::stdin().lock())?;
         let entry = Entry { username: username.clone(), password, ..Entry::default() };
         let config = DockerConfig::one(registry, entry);
-        return Ok((Sources::fixed(&config), Candidates::from("--username", &config)));
+        return Ok(joined(Some("--username".to_owned()), &config, tokens));
     }
     let (name, config) = match &args.authfile {
         Some(file) => {
             let config =
-                read_config_file(file, Format::ConfigJson, Tokens::Keep).map_err(|error| unusable(&error))?;
+                read_config_file(file, Format::ConfigJson, tokens).map_err(|error| unusable(&error))?;
             warn_of_helpers(file, &config, out);
             (Some(file.display().to_string()), config)
         }
-        None => search(&SearchPath::user(), out),
+        None => search(&SearchPath::user(), tokens, out),
     };
-    let candidates = name.map_or_else(Candidates::default, |name| Candidates::from(name, &config));
-    Ok((Sources::fixed(&config), candidates))
+    Ok(joined(name, &config, tokens))
+}
+
+fn joined(name: Option<String>, config: &DockerConfig, tokens: Tokens) -> (Sources, Candidates) {
+    let own = name.map(|name| (name, config));
+    (Sources::fixed(config).with_tokens(tokens), Candidates::new(own, tokens))
 }
 
 /// The first usable file, by name, and what it holds.
-fn search(path: &SearchPath, out: &Out) -> (Option<String>, DockerConfig) {
-    let found = path.find(Tokens::Keep);
+fn search(path: &SearchPath, tokens: Tokens, out: &Out) -> (Option<String>, DockerConfig) {
+    let found = path.find(tokens);
     for skipped in &found.skipped {
         out.warning(format_args!("skipped credentials: {skipped}"));
     }

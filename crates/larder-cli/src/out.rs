@@ -1,14 +1,19 @@
 //! Where text goes: results to standard output, everything else to standard error.
 //!
-//! Promises: a reader that goes away is a quiet success; any other write error is kept and told once, at the end;
+//! Live progress, where there is some, stays below all of it. Promises: a reader that goes away is a quiet success; any other write error is kept and told once, at the end;
 //! control characters in text from registries and files reach a terminal only in escaped form.
 
 use std::fmt::{self, Write as _};
 use std::io::{self, IsTerminal as _, Write};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use crate::output::progress::Progress;
 
 /// The two outputs of the program. Shared by everything that prints.
-pub(crate) struct Out(Mutex<Inner>);
+pub(crate) struct Out {
+    inner: Mutex<Inner>,
+    progress: OnceLock<Arc<Progress>>,
+}
 
 struct Inner {
     results: Box<dyn Write + Send>,
@@ -26,7 +31,13 @@ impl Out {
 
     /// Any two writers.
     pub(crate) fn to(results: Box<dyn Write + Send>, notes: Box<dyn Write + Send>) -> Self {
-        Out(Mutex::new(Inner { results, notes, closed: false, trouble: None }))
+        let inner = Inner { results, notes, closed: false, trouble: None };
+        Out { inner: Mutex::new(inner), progress: OnceLock::new() }
+    }
+
+    /// From now on, everything is printed above this progress.
+    pub(crate) fn keep_above(&self, progress: &Arc<Progress>) {
+        let _ = self.progress.set(Arc::clone(progress)); // one command has one progress
     }
 
     /// Prints one result, which may have several lines.
@@ -37,24 +48,14 @@ impl Out {
 
     /// Prints bytes as they are.
     pub(crate) fn raw(&self, bytes: &[u8]) {
-        let mut inner = self.inner();
-        if inner.closed {
-            return;
-        }
-        let written = inner.results.write_all(bytes).and_then(|()| inner.results.flush());
-        if let Err(error) = written {
-            inner.closed = true;
-            if error.kind() != io::ErrorKind::BrokenPipe {
-                inner.trouble = Some(error);
-            }
-        }
+        self.above_progress(|| self.inner().write(bytes));
     }
 
     /// Tells the user something beside the results.
     pub(crate) fn note(&self, text: impl fmt::Display) {
         let text = format!("{}\n", escaped(&text.to_string()));
         // There is no place left to say that standard error is broken.
-        let _ = self.inner().notes.write_all(text.as_bytes());
+        self.above_progress(|| _ = self.inner().notes.write_all(text.as_bytes()));
     }
 
     /// Tells of something that is odd and was worked around.
@@ -76,8 +77,30 @@ impl Out {
         self.inner().trouble.take().map_or(Ok(()), Err)
     }
 
+    fn above_progress(&self, print: impl FnOnce()) {
+        match self.progress.get() {
+            Some(progress) => progress.above(print),
+            None => print(),
+        }
+    }
+
     fn inner(&self) -> MutexGuard<'_, Inner> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Inner {
+    fn write(&mut self, bytes: &[u8]) {
+        if self.closed {
+            return;
+        }
+        let written = self.results.write_all(bytes).and_then(|()| self.results.flush());
+        if let Err(error) = written {
+            self.closed = true;
+            if error.kind() != io::ErrorKind::BrokenPipe {
+                self.trouble = Some(error);
+            }
+        }
     }
 }
 
@@ -101,7 +124,8 @@ fn escaped(text: &str) -> String {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use std::sync::Arc;
+    use indicatif::{ProgressDrawTarget, TermLike};
+    use tokio::time::Instant;
 
     use super::*;
 
@@ -151,6 +175,84 @@ pub(crate) mod tests {
         let out = Out::to(Box::new(Broken(io::ErrorKind::StorageFull)), Box::new(io::sink()));
         out.line("one");
         assert_eq!(out.finish().expect_err("the disk is full").kind(), io::ErrorKind::StorageFull);
+    }
+
+    /// A terminal that writes down what is drawn and wiped.
+    #[derive(Clone, Default)]
+    struct Screen(Page);
+
+    impl fmt::Debug for Screen {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("Screen")
+        }
+    }
+
+    impl Screen {
+        fn draw(&self, text: &str) -> io::Result<()> {
+            self.0.clone().write_all(text.as_bytes())
+        }
+    }
+
+    impl TermLike for Screen {
+        fn width(&self) -> u16 {
+            80
+        }
+
+        fn move_cursor_up(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn move_cursor_down(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn move_cursor_right(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn move_cursor_left(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn write_line(&self, text: &str) -> io::Result<()> {
+            self.draw(&format!("{text}\n"))
+        }
+
+        fn write_str(&self, text: &str) -> io::Result<()> {
+            self.draw(text)
+        }
+
+        fn clear_line(&self) -> io::Result<()> {
+            self.draw("<wiped>")
+        }
+
+        fn flush(&self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    type Print = fn(&Out);
+
+    #[test]
+    fn everything_is_printed_above_live_progress() {
+        let screen = Screen::default();
+        let progress = Arc::new(Progress::on(ProgressDrawTarget::term_like(Box::new(screen.clone()))));
+        let out = Out::to(Box::new(screen.0.clone()), Box::new(screen.0.clone()));
+        out.keep_above(&progress);
+        progress.update(&[], 0, 1, Instant::now());
+        let prints: [(Print, &str); 3] = [
+            (|out| out.warning("odd"), "warning: odd\n"),
+            (|out| out.line("result"), "result\n"),
+            (|out| out.raw(b"bytes\n"), "bytes\n"),
+        ];
+        for (print, text) in prints {
+            let before = screen.0.text();
+            assert!(before.trim_end().ends_with("0 of 1 done"), "{before:?}");
+            print(&out);
+            let after = screen.0.text();
+            let new = after.strip_prefix(&before).expect("more of the same");
+            assert!(new.starts_with(&format!("<wiped>{text}")), "{new:?}");
+        }
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! The client against a real containerd with a real registry.
 
-use larder::backend::{Backend as _, BackendError, ImageSpec, Unreachable};
+use larder::backend::{Backend as _, BackendError, Unreachable};
 use larder_cri::{CriBackend, CriConfig, Endpoint};
-use larder_testkit::backend_suite::{self, Fixtures};
-use larder_testkit::peers::{Availability, Containerd, Image, Package, Registry, RegistryOptions, require};
+use larder_testkit::backend_suite::{ContainerdFixture, check};
+use larder_testkit::peers::{Availability, Containerd, Package, Registry, RegistryOptions, require};
 
 fn client(containerd: &Containerd, config: CriConfig) -> CriBackend {
     CriBackend::new(Endpoint::at(containerd.socket()), config)
@@ -17,23 +17,8 @@ async fn containerd_keeps_the_contract() {
     }
     let containerd = Containerd::start().unwrap();
     let registry = Registry::start(RegistryOptions::default()).unwrap();
-    containerd.knows(&registry).unwrap();
-    for name in ["team/app:v1", "team/app:stable"] {
-        Image::small(1, 200_000).push(&registry, name).unwrap();
-    }
-    let fixtures = Fixtures {
-        image: registry.image("team/app:v1"),
-        alias: registry.image("team/app:stable"),
-        unknown: registry.image("team/nothing:v1"),
-    };
-    let empty = async || {
-        let config = CriConfig { list_streaming: true, ..CriConfig::default() }; // this one does not know streams
-        let backend = client(&containerd, config);
-        backend.remove(&ImageSpec::named(&fixtures.image)).await.unwrap();
-        backend.remove(&ImageSpec::named(&fixtures.alias)).await.unwrap();
-        backend
-    };
-    backend_suite::check(empty, &fixtures).await;
+    let config = CriConfig { list_streaming: true, ..CriConfig::default() }; // this one does not know streams
+    check(&ContainerdFixture::new(&containerd, &registry, config).unwrap()).await;
 }
 
 #[tokio::test]

@@ -1,5 +1,11 @@
 //! Pulls into the store, from a real registry.
 
+#![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
 use futures_util::future::join_all;
 use larder::backend::{Backend as _, ImageSpec, Progress};
 use larder::reference::Reference;
@@ -7,8 +13,8 @@ use larder_store::backend::StoreBackend;
 use larder_store::pull::{PullConfig, Puller};
 use larder_store::registry::{Client, RegistryConfig};
 use larder_store::store::{Store, StoreConfig};
-use larder_testkit::backend_suite::{self, Fixtures};
-use larder_testkit::peers::{Image, Layer, Package, Registry, RegistryOptions, require};
+use larder_testkit::backend_suite::{self, Fixture, Names};
+use larder_testkit::peers::{Gate, Image, Layer, Package, Registry, RegistryOptions, require};
 use tempfile::TempDir;
 
 /// A store in a new folder, and a registry; `None` where no registry can be had.
@@ -17,9 +23,13 @@ fn node() -> Option<(TempDir, StoreBackend, Registry)> {
         return None;
     }
     let folder = tempfile::tempdir().unwrap();
-    let store = Store::open(&folder.path().join("store"), StoreConfig::default()).unwrap();
-    let puller = Puller::new(store, Client::new(RegistryConfig::default()), PullConfig::default());
-    Some((folder, StoreBackend::new(puller), Registry::start(RegistryOptions::default()).unwrap()))
+    let backend = backend(&folder.path().join("store"));
+    Some((folder, backend, Registry::start(RegistryOptions::default()).unwrap()))
+}
+
+fn backend(root: &Path) -> StoreBackend {
+    let store = Store::open(root, StoreConfig::default()).unwrap();
+    StoreBackend::new(Puller::new(store, Client::new(RegistryConfig::default()), PullConfig::default()))
 }
 
 async fn pull(backend: &StoreBackend, name: &str) -> String {
@@ -41,23 +51,62 @@ fn most_served(registry: &Registry) -> usize {
     blobs.iter().map(|request| of(request.path.rsplit('/').next().unwrap_or_default())).max().unwrap_or(0)
 }
 
+/// New stores, and a registry behind a gate that holds pulls.
+struct StoreFixture {
+    names: Names,
+    gate: Arc<Gate>,
+    folder: TempDir,
+    stores: AtomicUsize,
+}
+
+impl Fixture for StoreFixture {
+    type Backend = StoreBackend;
+
+    fn names(&self) -> &Names {
+        &self.names
+    }
+
+    async fn empty(&self) -> StoreBackend {
+        let number = self.stores.fetch_add(1, Ordering::Relaxed);
+        backend(&self.folder.path().join(format!("store-{number}")))
+    }
+
+    async fn hold_next_pull(&self) {
+        self.gate.hold_blobs_after(0);
+    }
+
+    async fn pull_held(&self) {
+        let gate = Arc::clone(&self.gate);
+        tokio::task::spawn_blocking(move || gate.wait_until_held(1))
+            .await
+            .expect("the pull comes to the gate");
+    }
+
+    async fn let_pulls_go(&self) {
+        self.gate.open();
+    }
+
+    async fn run_container(&self, _: &str) -> bool {
+        false // mounts are uses, and have tests of their own
+    }
+}
+
 #[tokio::test]
 async fn the_store_keeps_the_contract() {
-    let Some((_folder, backend, registry)) = node() else { return };
-    for name in ["team/app:v1", "team/app:stable"] {
+    let Some((folder, _, registry)) = node() else { return };
+    for name in ["contract/app:v1", "contract/app:stable"] {
         Image::small(1, 200_000).push(&registry, name).unwrap();
     }
-    let fixtures = Fixtures {
-        image: registry.image("team/app:v1"),
-        alias: registry.image("team/app:stable"),
-        unknown: registry.image("team/nothing:v1"),
+    Image::small(2, 200_000).push(&registry, "contract/other:v1").unwrap();
+    let gate = Gate::in_front_of(registry.port()).unwrap();
+    let names = Names {
+        image: gate.image("contract/app:v1"),
+        alias: gate.image("contract/app:stable"),
+        untouched: gate.image("contract/other:v1"),
+        unknown: gate.image("contract/nothing:v1"),
     };
-    let empty = async || {
-        backend.remove(&ImageSpec::named(&fixtures.image)).await.unwrap();
-        backend.remove(&ImageSpec::named(&fixtures.alias)).await.unwrap();
-        backend.clone()
-    };
-    backend_suite::check(empty, &fixtures).await;
+    backend_suite::check(&StoreFixture { names, gate: Arc::new(gate), folder, stores: AtomicUsize::new(0) })
+        .await;
 }
 
 #[tokio::test]

@@ -1,37 +1,72 @@
 //! The contract of [`Backend`], checked.
 //!
-//! [`check`] runs every check on a backend of its own, which the caller makes. It holds for a fake, for a fake
-//! runtime behind a real socket, and for a real containerd whose registry has the images that are named: nothing
-//! here knows more of a backend than the trait says. Each failed check panics and says which promise is broken.
+//! [`check`] runs every check on a backend of its own, which a [`Fixture`] makes. It holds for a fake, for a fake
+//! runtime behind a real socket, and for a real containerd ([`ContainerdFixture`]): nothing here knows more of a
+//! backend than the trait says. Each failed check panics and says which promise is broken.
+
+#![allow(async_fn_in_trait, reason = "fixtures are used on one thread, by tests")]
+
+mod containerd;
 
 use std::sync::Arc;
 
 use larder::backend::{Backend, BackendError, Image, ImageDetails, ImageSpec, Progress};
 
-/// What the registry has, as far as the backend can reach it.
+pub use containerd::ContainerdFixture;
+
+/// A world with a backend in it, and what of it the checks must move from outside.
+pub trait Fixture {
+    /// What is checked.
+    type Backend: Backend + 'static;
+
+    /// What the registry has.
+    fn names(&self) -> &Names;
+
+    /// A backend without the images of [`names`](Fixture::names). The other methods are about the last one made.
+    async fn empty(&self) -> Self::Backend;
+
+    /// Lets the next pull stop in its middle.
+    async fn hold_next_pull(&self);
+
+    /// Done when a pull stands still in its middle, so that it surely has begun.
+    async fn pull_held(&self);
+
+    /// Lets pulls run to their end again.
+    async fn let_pulls_go(&self);
+
+    /// Has a container run the image of this id, and mount it as a volume. False where nothing can be run: then only
+    /// the shape of what is in use is checked.
+    async fn run_container(&self, image_id: &str) -> bool;
+}
+
+/// What the registry has, as far as the backend can reach it. Names with tags are spelled as the backend spells them in
+/// its lists: `registry.example/app:v1`, not a short name.
 #[derive(Debug, Clone)]
-pub struct Fixtures {
-    /// A name with tag that can be pulled without credentials, and is not present in a fresh backend. Spelled as
-    /// the backend spells it in its lists: `registry.example/app:v1`, not a short name.
+pub struct Names {
+    /// An image that can be pulled without credentials, and is not present in a fresh backend.
     pub image: String,
     /// Another name of the very same image.
     pub alias: String,
+    /// Another image, of which no backend of the fixture has ever seen a byte.
+    pub untouched: String,
     /// A name that the registry does not have.
     pub unknown: String,
 }
 
-/// Checks the whole contract; `empty` makes a backend without the images of the fixtures.
-pub async fn check<B: Backend + 'static>(empty: impl AsyncFn() -> B, fixtures: &Fixtures) {
-    info_names_what_answers(&empty().await).await;
-    absence_is_an_answer(&empty().await, fixtures).await;
-    a_pulled_image_is_complete(&empty().await, fixtures).await;
-    pulling_again_changes_nothing(&empty().await, fixtures).await;
-    a_failed_pull_leaves_nothing_visible(&empty().await, fixtures).await;
-    a_dropped_pull_leaves_nothing_half_visible(&empty().await, fixtures).await;
-    removing_takes_all_names_and_can_be_repeated(&empty().await, fixtures).await;
-    calls_may_overlap(Arc::new(empty().await), fixtures).await;
-    filesystems_are_named(&empty().await).await;
-    use_is_told(&empty().await).await;
+/// Checks the whole contract.
+pub async fn check(fixture: &impl Fixture) {
+    let names = fixture.names();
+    info_names_what_answers(&fixture.empty().await).await;
+    absence_is_an_answer(&fixture.empty().await, names).await;
+    a_pulled_image_is_complete(&fixture.empty().await, names).await;
+    pulling_again_changes_nothing(&fixture.empty().await, names).await;
+    a_failed_pull_leaves_nothing_visible(&fixture.empty().await, names).await;
+    a_pull_dropped_early_leaves_nothing_half_visible(&fixture.empty().await, names).await;
+    a_pull_dropped_in_its_middle_leaves_nothing_visible(fixture, names).await;
+    removing_takes_all_names_and_can_be_repeated(&fixture.empty().await, names).await;
+    calls_may_overlap(Arc::new(fixture.empty().await), names).await;
+    filesystems_are_named(&fixture.empty().await).await;
+    use_is_told(fixture, names).await;
 }
 
 async fn info_names_what_answers(backend: &impl Backend) {
@@ -41,52 +76,51 @@ async fn info_names_what_answers(backend: &impl Backend) {
     assert!(!info.endpoint.is_empty(), "info says where it was reached: {info:?}");
 }
 
-async fn absence_is_an_answer(backend: &impl Backend, fixtures: &Fixtures) {
-    let absent = ImageSpec::named(&fixtures.image);
+async fn absence_is_an_answer(backend: &impl Backend, names: &Names) {
+    let absent = ImageSpec::named(&names.image);
     assert_eq!(backend.status(&absent).await, Ok(None), "status of an absent image");
     assert_eq!(backend.inspect(&absent).await, Ok(None), "inspect of an absent image");
     assert_eq!(backend.remove(&absent).await, Ok(()), "removing an absent image");
-    assert_eq!(listed(backend, &fixtures.image).await, None, "an absent image in the list");
+    assert_eq!(listed(backend, &names.image).await, None, "an absent image in the list");
 }
 
-async fn a_pulled_image_is_complete(backend: &impl Backend, fixtures: &Fixtures) {
-    let id = pull(backend, &fixtures.image).await.expect("a pull of an image that the registry has");
-    let spec = ImageSpec::named(&fixtures.image);
+async fn a_pulled_image_is_complete(backend: &impl Backend, names: &Names) {
+    let id = pull(backend, &names.image).await.expect("a pull of an image that the registry has");
+    let spec = ImageSpec::named(&names.image);
     let by_name = backend.status(&spec).await.expect("status").expect("a pulled image is present by name");
     let by_id = backend.status(&ImageSpec::named(&id)).await.expect("status").expect("and by id");
     assert_eq!(by_name.id, id, "a pull returns the id of the image");
     assert_eq!(by_id.id, id, "one image has one id");
     assert!(by_name.size > 0, "a present image has a size: {by_name:?}");
-    assert!(by_name.repo_tags.contains(&fixtures.image), "an image knows its name: {by_name:?}");
+    assert!(by_name.repo_tags.contains(&names.image), "an image knows its name: {by_name:?}");
     let ImageDetails { image, .. } =
         backend.inspect(&spec).await.expect("inspect").expect("inspect finds what status finds");
     assert_eq!((image.id, image.size), (by_name.id, by_name.size), "inspect agrees with status");
-    let in_list = listed(backend, &fixtures.image).await.expect("the list has every present image");
+    let in_list = listed(backend, &names.image).await.expect("the list has every present image");
     assert_eq!((in_list.id, in_list.size), (id, by_name.size), "the list agrees with status");
 }
 
-async fn pulling_again_changes_nothing(backend: &impl Backend, fixtures: &Fixtures) {
-    let first = pull(backend, &fixtures.image).await.expect("a first pull");
-    let again = pull(backend, &fixtures.image).await.expect("a pull of a present image");
-    let alias = pull(backend, &fixtures.alias).await.expect("a pull under another name");
+async fn pulling_again_changes_nothing(backend: &impl Backend, names: &Names) {
+    let first = pull(backend, &names.image).await.expect("a first pull");
+    let again = pull(backend, &names.image).await.expect("a pull of a present image");
+    let alias = pull(backend, &names.alias).await.expect("a pull under another name");
     assert_eq!((&again, &alias), (&first, &first), "the same image has the same id");
     let images = backend.list().await.expect("list");
     let count = images.iter().filter(|image| image.id == first).count();
     assert_eq!(count, 1, "the list has each image once: {images:?}");
 }
 
-async fn a_failed_pull_leaves_nothing_visible(backend: &impl Backend, fixtures: &Fixtures) {
-    let error =
-        pull(backend, &fixtures.unknown).await.expect_err("a pull of an image that the registry lacks");
+async fn a_failed_pull_leaves_nothing_visible(backend: &impl Backend, names: &Names) {
+    let error = pull(backend, &names.unknown).await.expect_err("a pull of an image that the registry lacks");
     assert!(!error.to_string().is_empty(), "an error says something");
-    let unknown = ImageSpec::named(&fixtures.unknown);
+    let unknown = ImageSpec::named(&names.unknown);
     assert_eq!(backend.status(&unknown).await, Ok(None), "a failed pull leaves nothing");
 }
 
-async fn a_dropped_pull_leaves_nothing_half_visible(backend: &impl Backend, fixtures: &Fixtures) {
-    // The pull is dropped after each small number of turns, to meet it in as many states as can be had.
+async fn a_pull_dropped_early_leaves_nothing_half_visible(backend: &impl Backend, names: &Names) {
+    // The pull is dropped after each small number of turns, so before it has begun, or while it begins.
     for turns in 0..4 {
-        let mut pulling = Box::pin(pull(backend, &fixtures.image));
+        let mut pulling = Box::pin(pull(backend, &names.image));
         for _ in 0..turns {
             tokio::select! {
                 biased;
@@ -96,18 +130,32 @@ async fn a_dropped_pull_leaves_nothing_half_visible(backend: &impl Backend, fixt
         }
         drop(pulling);
         let found =
-            backend.status(&ImageSpec::named(&fixtures.image)).await.expect("status after a dropped pull");
+            backend.status(&ImageSpec::named(&names.image)).await.expect("status after a dropped pull");
         assert!(found.is_none_or(|image| complete(&image)), "half an image is visible");
     }
-    pull(backend, &fixtures.image).await.expect("a pull after dropped ones");
+    pull(backend, &names.image).await.expect("a pull after dropped ones");
 }
 
-async fn removing_takes_all_names_and_can_be_repeated(backend: &impl Backend, fixtures: &Fixtures) {
-    let id = pull(backend, &fixtures.image).await.expect("a pull");
-    pull(backend, &fixtures.alias).await.expect("a pull under another name");
+async fn a_pull_dropped_in_its_middle_leaves_nothing_visible(fixture: &impl Fixture, names: &Names) {
+    let backend = fixture.empty().await;
+    fixture.hold_next_pull().await;
+    tokio::select! {
+        ended = pull(&backend, &names.untouched) => panic!("a pull that is held has ended: {ended:?}"),
+        () = fixture.pull_held() => {}
+    }
+    let spec = ImageSpec::named(&names.untouched);
+    assert_eq!(backend.status(&spec).await, Ok(None), "status after a pull that was dropped in its middle");
+    assert_eq!(listed(&backend, &names.untouched).await, None, "and the list");
+    fixture.let_pulls_go().await;
+    pull(&backend, &names.untouched).await.expect("a pull after one that was dropped in its middle");
+}
+
+async fn removing_takes_all_names_and_can_be_repeated(backend: &impl Backend, names: &Names) {
+    let id = pull(backend, &names.image).await.expect("a pull");
+    pull(backend, &names.alias).await.expect("a pull under another name");
     for _ in 0..2 {
         assert_eq!(backend.remove(&ImageSpec::named(&id)).await, Ok(()), "removing by id");
-        for name in [&fixtures.image, &fixtures.alias, &id] {
+        for name in [&names.image, &names.alias, &id] {
             assert_eq!(
                 backend.status(&ImageSpec::named(name)).await,
                 Ok(None),
@@ -115,11 +163,11 @@ async fn removing_takes_all_names_and_can_be_repeated(backend: &impl Backend, fi
             );
         }
     }
-    assert_eq!(listed(backend, &fixtures.image).await, None, "a removed image in the list");
+    assert_eq!(listed(backend, &names.image).await, None, "a removed image in the list");
 }
 
-async fn calls_may_overlap<B: Backend + 'static>(backend: Arc<B>, fixtures: &Fixtures) {
-    let pulls = [&fixtures.image, &fixtures.alias, &fixtures.image].map(|name| {
+async fn calls_may_overlap<B: Backend + 'static>(backend: Arc<B>, names: &Names) {
+    let pulls = [&names.image, &names.alias, &names.image].map(|name| {
         let (backend, name) = (Arc::clone(&backend), name.clone());
         tokio::spawn(async move { pull(&*backend, &name).await })
     });
@@ -139,7 +187,10 @@ async fn filesystems_are_named(backend: &impl Backend) {
     assert!(first.mountpoint.is_absolute(), "a mountpoint is an absolute path: {first:?}");
 }
 
-async fn use_is_told(backend: &impl Backend) {
+async fn use_is_told(fixture: &impl Fixture, names: &Names) {
+    let backend = fixture.empty().await;
+    let id = pull(&backend, &names.image).await.expect("a pull");
+    let runs = fixture.run_container(&id).await;
     let in_use = backend.in_use().await.expect("in_use");
     for container in &in_use.containers {
         assert!(
@@ -148,6 +199,13 @@ async fn use_is_told(backend: &impl Backend) {
         );
     }
     assert!(in_use.sandboxes.iter().all(|sandbox| !sandbox.id.is_empty()), "a sandbox has an id");
+    if runs {
+        let told = in_use
+            .containers
+            .iter()
+            .any(|container| container.image_id == id && container.mounted_images.contains(&id));
+        assert!(told, "a container tells the image that it runs, and those it mounts: {in_use:?}");
+    }
 }
 
 async fn pull(backend: &impl Backend, name: &str) -> Result<String, BackendError> {
@@ -166,59 +224,138 @@ fn complete(image: &Image) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use larder::backend::{FilesystemUsage, Filesystems};
+    use std::cell::{Ref, RefCell};
+
+    use larder::backend::{Container, FilesystemUsage, Filesystems, InUse};
     use larder_cri::{CriBackend, CriConfig, proto};
 
     use super::*;
-    use crate::fake_backend::{FakeBackend, image};
-    use crate::fake_cri::FakeCri;
+    use crate::fake_backend::{FakeBackend, Pull, image};
+    use crate::fake_cri::{FakeCri, Rpc};
 
-    fn fixtures() -> Fixtures {
-        Fixtures {
+    fn names() -> Names {
+        Names {
             image: "registry.example/app:v1".into(),
             alias: "registry.example/app:stable".into(),
+            untouched: "registry.example/other:v1".into(),
             unknown: "registry.example/nothing:v1".into(),
         }
     }
 
-    #[tokio::test]
-    async fn the_backend_in_memory_keeps_the_contract() {
-        let fixtures = fixtures();
-        let empty = async || {
-            let fake = FakeBackend::new();
-            fake.offer(&fixtures.image, image("sha256:app", 10));
-            fake.offer(&fixtures.alias, image("sha256:app", 10));
-            let usage = FilesystemUsage { mountpoint: "/images".into(), ..FilesystemUsage::default() };
-            fake.set_filesystems(Filesystems { image: vec![usage], container: Vec::new() });
-            fake
-        };
-        check(empty, &fixtures).await;
+    /// Fakes, the newest last. They live as long as the backends.
+    struct Fakes<T> {
+        names: Names,
+        made: RefCell<Vec<T>>,
     }
 
-    #[tokio::test]
-    async fn the_cri_client_keeps_the_contract() {
-        let fixtures = fixtures();
-        let runtimes = std::sync::Mutex::new(Vec::new()); // they live as long as the backends
-        let empty = async || {
+    impl<T> Fakes<T> {
+        fn new() -> Self {
+            Fakes { names: names(), made: RefCell::default() }
+        }
+
+        fn last(&self) -> Ref<'_, T> {
+            Ref::map(self.made.borrow(), |made| made.last().expect("a backend was made"))
+        }
+    }
+
+    impl Fixture for Fakes<FakeBackend> {
+        type Backend = FakeBackend;
+
+        fn names(&self) -> &Names {
+            &self.names
+        }
+
+        async fn empty(&self) -> FakeBackend {
+            let fake = FakeBackend::new();
+            fake.offer(&self.names.image, image("sha256:app", 10));
+            fake.offer(&self.names.alias, image("sha256:app", 10));
+            fake.offer(&self.names.untouched, image("sha256:other", 10));
+            let usage = FilesystemUsage { mountpoint: "/images".into(), ..FilesystemUsage::default() };
+            fake.set_filesystems(Filesystems { image: vec![usage], container: Vec::new() });
+            self.made.borrow_mut().push(fake.clone());
+            fake
+        }
+
+        async fn hold_next_pull(&self) {
+            self.last().on_pull(Pull::ok("sha256:other", 10).held().0);
+        }
+
+        async fn pull_held(&self) {
+            let fake = self.last().clone();
+            fake.until(|counts| counts.running == 1).await;
+        }
+
+        async fn let_pulls_go(&self) {}
+
+        async fn run_container(&self, image_id: &str) -> bool {
+            let container = Container {
+                id: "c".into(),
+                image_id: image_id.into(),
+                mounted_images: vec![image_id.into()],
+                ..Container::default()
+            };
+            self.last().set_in_use(InUse { containers: vec![container], sandboxes: Vec::new() });
+            true
+        }
+    }
+
+    impl Fixture for Fakes<FakeCri> {
+        type Backend = CriBackend;
+
+        fn names(&self) -> &Names {
+            &self.names
+        }
+
+        async fn empty(&self) -> CriBackend {
             let fake = FakeCri::start();
-            let app = proto::Image { id: "sha256:app".into(), size: 10, ..proto::Image::default() };
-            fake.offer(&fixtures.image, app.clone());
-            fake.offer(&fixtures.alias, app);
+            let image = |id: &str| proto::Image { id: id.into(), size: 10, ..proto::Image::default() };
+            fake.offer(&self.names.image, image("sha256:app"));
+            fake.offer(&self.names.alias, image("sha256:app"));
+            fake.offer(&self.names.untouched, image("sha256:other"));
             fake.change(|contents| {
                 contents.filesystems.image_filesystems = vec![proto::FilesystemUsage {
                     fs_id: Some(proto::FilesystemIdentifier { mountpoint: "/images".into() }),
                     ..proto::FilesystemUsage::default()
                 }];
-                contents.containers = vec![proto::Container {
-                    id: "c".into(),
-                    image_ref: "sha256:x".into(),
-                    ..Default::default()
-                }];
             });
             let backend = CriBackend::new(fake.endpoint(), CriConfig::default());
-            runtimes.lock().unwrap().push(fake);
+            self.made.borrow_mut().push(fake);
             backend
-        };
-        check(empty, &fixtures).await;
+        }
+
+        async fn hold_next_pull(&self) {
+            self.last().hang_next(Rpc::PullImage);
+        }
+
+        #[allow(clippy::await_holding_refcell_ref, reason = "nothing is made while a check waits")]
+        async fn pull_held(&self) {
+            self.last().until(Rpc::PullImage, |calls| calls.running == 1).await;
+        }
+
+        async fn let_pulls_go(&self) {}
+
+        async fn run_container(&self, image_id: &str) -> bool {
+            self.last().change(|contents| {
+                let container = proto::Container {
+                    id: "c".into(),
+                    image_ref: image_id.into(),
+                    ..proto::Container::default()
+                };
+                let image = Some(proto::ImageSpec { image: image_id.into(), ..proto::ImageSpec::default() });
+                contents.mounts.insert("c".into(), vec![proto::Mount { image, ..proto::Mount::default() }]);
+                contents.containers = vec![container];
+            });
+            true
+        }
+    }
+
+    #[tokio::test]
+    async fn the_backend_in_memory_keeps_the_contract() {
+        check(&Fakes::<FakeBackend>::new()).await;
+    }
+
+    #[tokio::test]
+    async fn the_cri_client_keeps_the_contract() {
+        check(&Fakes::<FakeCri>::new()).await;
     }
 }

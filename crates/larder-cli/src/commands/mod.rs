@@ -26,7 +26,7 @@ use crate::out::Out;
 /// Runs one command to its end.
 pub(crate) fn run(cli: Cli, out: &Arc<Out>) -> Result<Outcome, Failure> {
     let connection = cli.connection;
-    match cli.command {
+    let ended = match cli.command {
         Command::Completions(args) => Ok(completions::run(&args, out)),
         Command::Man(args) => man::run(&args, out),
         Command::Ensure(args) => {
@@ -50,7 +50,8 @@ pub(crate) fn run(cli: Cli, out: &Arc<Out>) -> Result<Outcome, Failure> {
         Command::Runtime(args) => {
             block_on(async |_| runtime::run(&args, &*connect::backend(&connection)?, out).await)
         }
-    }
+    };
+    ended.map_err(|failure| connect::explain(&connection, failure))
 }
 
 /// One thread is enough for the work: all waiting is for the runtime. Signals have another.

@@ -39,7 +39,7 @@ pub(super) fn umount(args: &UmountArgs, store: &Store, out: &Out) -> Outcome {
 
 pub(super) fn list(args: &MountsArgs, store: &Store, out: &Out) -> Result<Outcome, Failure> {
     let mounts = store.mounts().map_err(|error| Failure::failed(chain(&error)))?;
-    let mounts: Vec<Mounted> = mounts.iter().map(Mounted::new).collect();
+    let mounts: Vec<MountReport> = mounts.iter().map(MountReport::new).collect();
     output::show(out, args.output, &mounts, || table(&mounts));
     Ok(Outcome::Done)
 }
@@ -55,7 +55,7 @@ fn failed(error: &MountError) -> Failure {
 /// One mount. The shape of `-o json`.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Mounted {
+struct MountReport {
     target: String,
     image: String,
     image_id: String,
@@ -64,9 +64,9 @@ struct Mounted {
     mounted: bool,
 }
 
-impl Mounted {
+impl MountReport {
     fn new(mount: &MountRecord) -> Self {
-        Mounted {
+        MountReport {
             target: mount.target.display().to_string(),
             image: mount.name.clone(),
             image_id: mount.image.to_string(),
@@ -76,7 +76,7 @@ impl Mounted {
     }
 }
 
-fn table(mounts: &[Mounted]) -> Table {
+fn table(mounts: &[MountReport]) -> Table {
     let mut table = Table::new(["TARGET", "IMAGE", "IMAGE ID", "MODE", "STATE"]);
     for mount in mounts {
         let id = mount.image_id.split_once(':').map_or(mount.image_id.as_str(), |(_, digits)| digits);

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use larder::events::LogSink;
 use larder::pod::Pod;
 use larder::pull::{EnsureRequest, Manager, Outcome as Pulled, PullPolicy};
+use serde::Serialize;
 
 use super::ensure::check_argument;
 use super::trouble::Trouble;
@@ -17,7 +18,7 @@ use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 use crate::out::{Out, progress_possible};
 use crate::output::progress::Progress;
-use crate::output::size;
+use crate::output::{self, size};
 
 pub(super) async fn run(
     args: &PullArgs,
@@ -28,21 +29,31 @@ pub(super) async fn run(
     let config = args.pulling.config()?;
     let (requests, mut outcome) = requests(&args.images, out);
     if requests.is_empty() {
+        show(args, &[], out);
         return Ok(outcome);
     }
     let images = requests.iter().map(|request| request.image.as_str());
-    let (credentials, candidates) = credentials::sources(&args.credentials, images, out)?;
+    let (credentials, candidates) =
+        credentials::sources(&args.credentials, args.pulling.tokens(), images, out)?;
     for EnsureRequest { image, .. } in &requests {
         tracing::info!("credentials for {image}: {}", candidates.tell(image, &[]));
     }
     let interrupt = interrupt.handle();
-    let Some(reached) = interrupt.or(connect::reach(connection)).await else {
-        return Ok(work::tell_unfinished(requests.iter().map(|request| request.image.as_str()), out));
+    let backend = match interrupt.or(connect::reach(connection)).await {
+        Some(Ok(backend)) => backend,
+        unreached => {
+            let rows = requests.iter().map(|request| Row::new(&request.image, &Verdict::Unfinished));
+            show(args, &rows.collect::<Vec<_>>(), out);
+            return match unreached {
+                Some(Err(failure)) => Err(failure),
+                _ => Ok(work::tell_unfinished(requests.iter().map(|request| request.image.as_str()), out)),
+            };
+        }
     };
-    let backend = reached?;
 
     let manager = Manager::builder(Arc::clone(&backend)).config(config).credentials(credentials).build();
-    let progress = Progress::new(!args.quiet && progress_possible());
+    let progress = Arc::new(Progress::new(!args.quiet && progress_possible()));
+    out.keep_above(&progress);
     let verdicts = work::ensure_all(
         &manager,
         &requests,
@@ -53,19 +64,24 @@ pub(super) async fn run(
     )
     .await;
 
+    let rows = requests.iter().zip(&verdicts).map(|(request, verdict)| Row::new(&request.image, verdict));
+    show(args, &rows.collect::<Vec<_>>(), out);
     let mut failed = false;
     let mut unfinished = Vec::new();
     for (request, verdict) in requests.iter().zip(&verdicts) {
         let image = &request.image;
         match verdict {
             Verdict::Ensured(ensured) => {
-                if let (Pulled::Pulled { size_bytes, total_duration, .. }, false) =
-                    (ensured.outcome, args.quiet)
+                if let Pulled::Pulled { size_bytes, total_duration, .. } = ensured.outcome
+                    && !args.quiet
+                    && args.output.is_none()
                 {
                     let (size, time) = (size::bytes(size_bytes), size::duration(total_duration));
                     out.note(format_args!("Pulled {image} ({size}) in {time}"));
                 }
-                out.line(&ensured.image_ref);
+                if args.output.is_none() {
+                    out.line(&ensured.image_ref);
+                }
             }
             Verdict::Failed(error) => {
                 failed = true;
@@ -85,6 +101,65 @@ pub(super) async fn run(
         outcome = outcome.max(work::is_it_gone(&*backend, &interrupt, out).await);
     }
     Ok(outcome)
+}
+
+/// What came of one image. The shape of `-o json`, with the fields of `larder ensure`.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Row {
+    image: String,
+    /// `Pulled`, `Failed`, `Unfinished`.
+    result: &'static str,
+    /// Such as `ErrImagePull`.
+    reason: Option<String>,
+    message: Option<String>,
+    id: Option<String>,
+    size_bytes: Option<u64>,
+    pull_seconds: Option<f64>,
+    total_seconds: Option<f64>,
+}
+
+impl Row {
+    fn new(image: &str, verdict: &Verdict) -> Self {
+        let row = Row {
+            image: image.to_owned(),
+            result: "Unfinished",
+            reason: None,
+            message: None,
+            id: None,
+            size_bytes: None,
+            pull_seconds: None,
+            total_seconds: None,
+        };
+        match verdict {
+            Verdict::Unfinished => row,
+            Verdict::Failed(error) => Row {
+                result: "Failed",
+                reason: Some(error.reason.to_string()),
+                message: Some(error.message.clone()),
+                ..row
+            },
+            Verdict::Ensured(ensured) => {
+                let row = Row { result: "Pulled", id: Some(ensured.image_ref.clone()), ..row };
+                match ensured.outcome {
+                    Pulled::Present => row,
+                    Pulled::Pulled { size_bytes, pull_duration, total_duration } => Row {
+                        size_bytes: Some(size_bytes).filter(|size| *size > 0),
+                        pull_seconds: Some(pull_duration.as_secs_f64()),
+                        total_seconds: Some(total_duration.as_secs_f64()),
+                        ..row
+                    },
+                }
+            }
+        }
+    }
+}
+
+/// Prints the data, if data is wanted.
+fn show(args: &PullArgs, rows: &[Row], out: &Out) {
+    if let Some(format) = args.output {
+        output::data(out, format, &rows);
+    }
 }
 
 /// What to ask of the image manager, and whether some names were bad.

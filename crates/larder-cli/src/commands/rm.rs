@@ -3,6 +3,7 @@
 mod naming;
 
 use larder::backend::{Image, ImageSpec, InUse};
+use serde::Serialize;
 
 use super::inspect::{absent, names_and_ids, trouble_with};
 use crate::args::{Connection, RmArgs};
@@ -10,9 +11,25 @@ use crate::connect;
 use crate::exit::Outcome;
 use crate::failure::Failure;
 use crate::out::Out;
+use crate::output;
 use naming::Naming;
 
 pub(super) async fn run(args: &RmArgs, connection: &Connection, out: &Out) -> Result<Outcome, Failure> {
+    let mut removed = Vec::new();
+    let outcome = remove(args, connection, &mut removed, out).await;
+    if let Some(format) = args.output {
+        output::data(out, format, &removed);
+    }
+    outcome
+}
+
+/// Removes the images one after the other, and notes which are gone.
+async fn remove(
+    args: &RmArgs,
+    connection: &Connection,
+    removed: &mut Vec<Removed>,
+    out: &Out,
+) -> Result<Outcome, Failure> {
     let (names, mut outcome) = names_and_ids(&args.images, out);
     if names.is_empty() {
         return Ok(outcome);
@@ -47,7 +64,8 @@ pub(super) async fn run(args: &RmArgs, connection: &Connection, out: &Out) -> Re
             continue;
         }
         match backend.remove(&ImageSpec::named(&image.id)).await {
-            Ok(()) => tell(image, out),
+            Ok(()) if args.output.is_none() => tell(image, out),
+            Ok(()) => removed.push(Removed::from(image)),
             Err(error) => outcome = outcome.max(trouble_with(name, error)?.print(out)),
         }
     }
@@ -74,6 +92,25 @@ fn other_names(name: &str, image: &Image) -> Failure {
     Failure::failed(format!("{name}: the image has names in several repositories: {names}")).hint(
         "a runtime removes an image under all of its names; name one of each repository, or use --force",
     )
+}
+
+/// An image that is gone. The shape of `-o json`.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Removed {
+    id: String,
+    repo_tags: Vec<String>,
+    repo_digests: Vec<String>,
+}
+
+impl From<&Image> for Removed {
+    fn from(image: &Image) -> Self {
+        Removed {
+            id: image.id.clone(),
+            repo_tags: image.repo_tags.clone(),
+            repo_digests: image.repo_digests.clone(),
+        }
+    }
 }
 
 /// Tells what is gone: the names first, as docker does.

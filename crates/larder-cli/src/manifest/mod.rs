@@ -123,6 +123,9 @@ impl Manifests {
         match found {
             Kind::Secret => {
                 let secret = secrets::read(at, &identity, &mut problems);
+                if let Some(oddity) = secrets::oddity(&secret) {
+                    self.warnings.push(format!("{place}: {oddity}"));
+                }
                 let earlier = if problems.is_empty() {
                     self.secrets.add(secret, place.clone())
                 } else {

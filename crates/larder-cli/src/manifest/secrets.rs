@@ -163,6 +163,15 @@ fn content_problem(at: &At<'_>, kind: &str, key: &str, data: &BTreeMap<String, V
     Some(place.problem(format!("not a docker config: {error}")).hint(RECREATE))
 }
 
+/// What is odd about a sound secret of a pull type. Said here, once: lookups pass over such entries without a word.
+pub(super) fn oddity(secret: &PullSecret) -> Option<String> {
+    match secret.docker_config(Tokens::Keep).ok().flatten()?.unusable_entries() {
+        0 => None,
+        1 => Some("one entry is not used: its location is not a URL".to_owned()),
+        several => Some(format!("{several} entries are not used: their locations are not URLs")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

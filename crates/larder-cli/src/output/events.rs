@@ -9,7 +9,6 @@ use jiff::tz::TimeZone;
 use larder::events::{Event, EventSink, Reason};
 use serde::Serialize;
 
-use super::progress::Progress;
 use crate::out::Out;
 
 /// Heads of the columns.
@@ -20,7 +19,6 @@ const WIDTHS: [usize; 3] = [8 + 3, 7 + 3, 17 + 3];
 /// Takes events from the image manager.
 pub(crate) struct EventLog {
     out: Arc<Out>,
-    progress: Arc<Progress>,
     look: Look,
     /// What each pod is known as, by uid.
     labels: HashMap<String, String>,
@@ -65,15 +63,10 @@ pub(crate) struct EventRecord {
 
 impl EventLog {
     /// A log of events about the pods in `labels` (uid to name).
-    pub(crate) fn new(
-        out: Arc<Out>,
-        progress: Arc<Progress>,
-        look: Look,
-        labels: HashMap<String, String>,
-    ) -> Self {
+    pub(crate) fn new(out: Arc<Out>, look: Look, labels: HashMap<String, String>) -> Self {
         let object_width = labels.values().map(|label| label.chars().count()).max().unwrap_or(0);
         let object_width = object_width.max(HEADS[3].len()) + 3;
-        EventLog { out, progress, look, labels, object_width, seen: Mutex::default() }
+        EventLog { out, look, labels, object_width, seen: Mutex::default() }
     }
 
     /// Everything that happened, in order.
@@ -113,13 +106,11 @@ impl EventSink for EventLog {
             };
             let line =
                 self.columns(&shown_time, &event_type.to_string(), &reason.to_string(), &label, &message);
-            self.progress.above(|| {
-                if first {
-                    let [time, kind, reason, object, message] = HEADS;
-                    self.out.line(self.columns(time, kind, reason, object, message));
-                }
-                self.out.line(line);
-            });
+            if first {
+                let [time, kind, reason, object, message] = HEADS;
+                self.out.line(self.columns(time, kind, reason, object, message));
+            }
+            self.out.line(line);
         }
         seen.kept.push(EventRecord {
             time: Timestamp::try_from(time).map(|time| time.to_string()).unwrap_or_default(),
@@ -173,7 +164,7 @@ mod tests {
         let page = Page::default();
         let out = Arc::new(Out::to(Box::new(page.clone()), Box::new(std::io::sink())));
         let labels = HashMap::from([("u".to_owned(), "deployment/api".to_owned())]);
-        (EventLog::new(out, Arc::new(Progress::new(false)), look, labels), page)
+        (EventLog::new(out, look, labels), page)
     }
 
     #[test]

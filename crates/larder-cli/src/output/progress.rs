@@ -12,7 +12,7 @@ use super::size;
 /// How many pulls are shown at once; more would push the events off the screen.
 const SHOWN: usize = 12;
 
-/// Lines at the bottom of the terminal. Everything else that is printed goes [above](Progress::above) them.
+/// Lines at the bottom of the terminal. [`Out`](crate::out::Out) prints everything else above them.
 pub(crate) struct Progress {
     /// `None` when standard error is no terminal.
     live: Option<Live>,
@@ -24,13 +24,15 @@ struct Live {
 }
 
 impl Progress {
-    /// Draws if `live`.
+    /// Draws on standard error if `live`, else not at all.
     pub(crate) fn new(live: bool) -> Self {
-        let live = live.then(|| Live {
-            screen: MultiProgress::with_draw_target(ProgressDrawTarget::stderr()),
-            lines: Mutex::default(),
-        });
-        Progress { live }
+        if live { Progress::on(ProgressDrawTarget::stderr()) } else { Progress { live: None } }
+    }
+
+    /// Draws here.
+    pub(crate) fn on(target: ProgressDrawTarget) -> Self {
+        let live = Live { screen: MultiProgress::with_draw_target(target), lines: Mutex::default() };
+        Progress { live: Some(live) }
     }
 
     /// Whether anything is drawn.
@@ -38,7 +40,7 @@ impl Progress {
         self.live.is_some()
     }
 
-    /// Prints something that stays, above the lines.
+    /// Prints something that stays, above the lines. What prints must not come here again.
     pub(crate) fn above(&self, print: impl FnOnce()) {
         match &self.live {
             Some(live) => live.screen.suspend(print),

@@ -239,6 +239,8 @@ fn an_empty_variable_counts_as_unset_and_a_bad_one_is_named() {
         Run::of(command.output().unwrap())
     };
     run("").expect(0);
+    let gone = run("/nowhere.sock").expect(3);
+    assert!(gone.stderr.ends_with("hint: the socket is the one that LARDER_BACKEND names\n"), "{gone:?}");
     let bad = run("http://x").expect(2);
     assert!(bad.stderr.starts_with("error: LARDER_BACKEND http://x: "), "{bad:?}");
 }

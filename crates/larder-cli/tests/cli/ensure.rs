@@ -160,6 +160,37 @@ fn pull_prints_the_ids_in_the_order_of_the_arguments() {
 }
 
 #[test]
+fn pull_tells_what_came_of_each_image_as_data() {
+    let mut world = World::offering(&["a:1"]);
+    let run = world.larder(&["pull", "-o", "json", "a:1", "nowhere:1", "Bad"]).expect(2);
+    let mut json = run.json();
+    for key in ["pullSeconds", "totalSeconds"] {
+        assert!(json[0][key].is_f64(), "{json}");
+        json[0][key] = json!(0.0);
+    }
+    assert_eq!(
+        json,
+        json!([
+            {
+                "image": "a:1", "result": "Pulled", "reason": null, "message": null,
+                "id": format!("sha256:{:064x}", 1), "sizeBytes": 4_261_550, "pullSeconds": 0.0, "totalSeconds": 0.0,
+            },
+            {
+                "image": "nowhere:1", "result": "Failed", "reason": "ErrImagePull",
+                "message": "rpc error: code = NotFound desc = failed to resolve nowhere:1: not found",
+                "id": null, "sizeBytes": null, "pullSeconds": null, "totalSeconds": null,
+            },
+        ])
+    );
+    assert!(!run.stderr.contains("Pulled"), "{run:?}");
+    world.cri.stop();
+    let run = world.larder(&["pull", "-o", "yaml", "a:1"]).expect(3);
+    let value: serde_json::Value = serde_saphyr::from_str(&run.stdout).unwrap();
+    assert_eq!(value[0]["result"], "Unfinished");
+    assert_eq!(world.larder(&["pull", "-o", "json", "Bad"]).expect(2).json(), json!([]));
+}
+
+#[test]
 fn a_directory_is_read_by_name_and_deeper_only_if_asked() {
     let world = World::offering(&["a:1", "b:1", "c:1"]);
     world.file("pods/b.yml", &pod("b", "b:1"));

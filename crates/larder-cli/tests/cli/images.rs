@@ -1,13 +1,14 @@
 //! The commands that look at images and remove them.
 
 use std::collections::BTreeMap;
+use std::process::Stdio;
 
 use larder_cri::proto;
 use larder_testkit::fake_cri::Rpc;
 use serde_json::json;
 use tonic::Code;
 
-use crate::world::World;
+use crate::world::{Run, World};
 
 const BUSYBOX: &str = "sha256:1111111111111111111111111111111111111111111111111111111111111111";
 const WEB: &str = "sha256:2222222222222222222222222222222222222222222222222222222222222222";
@@ -149,6 +150,34 @@ fn images_in_use_are_removed_only_by_force() {
     let run = world.larder(&["rm", "--force", WEB]).expect(0);
     assert!(run.stdout.ends_with(&format!("Deleted: {WEB}\n")), "{run:?}");
     assert_eq!(world.larder(&["images", "-q"]).expect(0).stdout, format!("{OLD}\n"));
+}
+
+#[test]
+fn what_was_removed_is_told_as_data_up_to_where_the_runtime_goes_away() {
+    let world = world();
+    let run = world.larder(&["rm", "-o", "json", BUSYBOX, "nowhere:1"]).expect(1);
+    let busybox = json!([{"id": BUSYBOX, "repoTags": ["docker.io/library/busybox:1.36"], "repoDigests": []}]);
+    assert_eq!(run.json(), busybox);
+    let run = world.larder(&["rm", "-o", "yaml", "nowhere:1"]).expect(1);
+    assert_eq!(run.stdout, "[]\n");
+
+    let mut world = self::world();
+    let held = world.cri.hold_next(Rpc::RemoveImage);
+    world.cri.hang_next(Rpc::RemoveImage);
+    let child = world
+        .command(&["rm", "--force", "-o", "json", BUSYBOX, WEB])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    held.release();
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    runtime.block_on(world.cri.until(Rpc::RemoveImage, |calls| calls.started == 2));
+    world.cri.stop();
+    let run = Run::of(child.wait_with_output().unwrap());
+    assert_ne!(run.code, Some(0), "{run:?}");
+    assert_eq!(run.json(), busybox);
 }
 
 #[test]

@@ -143,6 +143,23 @@ fn arguments_are_not_pulled_without_the_secrets_given_for_them() {
 }
 
 #[test]
+fn entries_that_cannot_be_used_are_told_once() {
+    let world = World::offering(&[IMAGE]);
+    let secret = secret("finance", "kubernetes.io/dockerconfigjson").replace(
+        "{\"auths\": {",
+        "{\"auths\": {\"https://bob:hunter2 @r.example\": {\"username\": \"bob\"}, ",
+    );
+    let two = pod() + &pod().replace("ledger}", "x}").replace("name: ledger,", "name: other,");
+    world.file("all.yaml", &(secret + &two));
+    let run = world.larder(&["ensure", "--policy=Always", "-f", "all.yaml"]).expect(0);
+    let warnings: Vec<_> = run.stderr.lines().filter(|line| line.starts_with("warning: ")).collect();
+    let expected = "warning: all.yaml: document 1 (Secret finance/regcred): one entry is not used: its location is not a URL";
+    assert_eq!(warnings, [expected], "{run:?}");
+    assert!(!format!("{run:?}").contains("hunter2"), "{run:?}");
+    assert_eq!(pulls(&world).first().map(String::as_str), Some(LARDER));
+}
+
+#[test]
 fn what_secret_names_must_be_pull_secrets() {
     let world = World::offering(&[IMAGE]);
     world.file("opaque.yaml", &secret("default", "Opaque"));
@@ -174,6 +191,29 @@ fn the_users_docker_config_is_used_unless_another_file_is_named() {
     world.larder(&["pull", IMAGE]).expect(0);
     world.larder(&["pull", "--authfile", "auth.json", IMAGE]).expect(0);
     assert_eq!(pulls(&world), [LARDER, "other:word"]);
+}
+
+#[test]
+fn tokens_are_sent_but_not_with_kubelets_behaviour() {
+    let world = World::offering(&[IMAGE]);
+    let config = r#"{"auths": {"127.0.0.1:5000": {"identitytoken": "pantry-token"}}}"#;
+    let secret = secret("finance", "kubernetes.io/dockerconfigjson");
+    let value = format!("  .dockerconfigjson: '{config}'");
+    let lines = secret.lines().map(|line| if line.contains("auths") { &value } else { line });
+    let secret = lines.collect::<Vec<_>>().join("\n") + "\n";
+    world.file("pod.yaml", &(secret + &pod()));
+    world.file("auth.json", config);
+    for (flags, token) in [(&[][..], "pantry-token"), (&["--kubelet"], "")] {
+        for from in [&["-f", "pod.yaml"][..], &["--authfile", "auth.json", IMAGE]] {
+            let command = ["-vv", "ensure", "--policy=Always"];
+            let run = world.larder(&[&command[..], flags, from].concat()).expect(0);
+            assert!(!format!("{run:?}").contains("pantry"), "{run:?}");
+            let mut pulls =
+                world.cri.received().into_iter().filter(|received| received.rpc == Rpc::PullImage);
+            let auth = pulls.next_back().unwrap().auth.unwrap();
+            assert_eq!(auth.identity_token, token, "{flags:?} {from:?}");
+        }
+    }
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! A fake runtime, a folder for files, and larder to run.
 
-use std::io::Write as _;
+use std::io::{ErrorKind, Write as _};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -60,7 +60,10 @@ impl World {
         let mut command = self.command(arguments);
         let mut child =
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+        match child.stdin.take().unwrap().write_all(input.as_bytes()) {
+            Err(error) if error.kind() == ErrorKind::BrokenPipe => {} // it ended without reading
+            written => written.unwrap(),
+        }
         Run::of(child.wait_with_output().unwrap())
     }
 }

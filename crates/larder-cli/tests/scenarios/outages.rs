@@ -90,8 +90,10 @@ fn a_runtime_that_stops_in_the_middle_of_a_pull_ends_the_run_in_time() {
     let running = world.start_larder(&["ensure", &image]);
     gate.wait_until_held(1);
     world.containerd.stop();
-    let run = running.finish();
-    assert!([1, 3].contains(&run.code), "{run:?}");
+    let run = running.finish().expect(3);
+    assert_eq!(run.lines_with(&["Failed to pull image", &image]), 1, "{run:?}");
+    let socket = world.containerd.socket().to_string_lossy().into_owned();
+    assert!(run.stderr.contains(&socket), "the socket is named: {run:?}");
 
     gate.open();
     world.containerd.start_again().unwrap();

@@ -66,7 +66,7 @@ fn every_command_works_without_a_runtime() {
 
     machine.larder(&["rm", &name]).expect(0);
     assert_eq!(machine.larder(&["images", "-q"]).expect(0).stdout, "");
-    assert_eq!(machine.unpacked("srv/data"), [PathBuf::new(); 0]);
+    assert!(machine.unpacked("srv/data").is_empty());
 }
 
 #[test]
@@ -131,7 +131,7 @@ fn a_mounted_image_is_in_use_until_it_is_unmounted() {
     machine.larder(&["rm", &name]).expect(1);
     machine.larder(&["umount", &target]).expect(0);
     assert!(!dir.join("srv").exists());
-    assert_eq!(machine.unpacked("srv/new"), [PathBuf::new(); 0], "the layer itself was not written to");
+    assert!(machine.unpacked("srv/new").is_empty(), "the layer itself was not written to");
     machine.larder(&["rm", &name]).expect(0);
     machine.larder(&["umount", &target]).expect(1);
 }

@@ -7,6 +7,7 @@ use std::fmt;
 
 use super::auth;
 use super::json::{self, Broken, Reader};
+use super::matching;
 use super::secret::Secret;
 use crate::{gotext, reference};
 
@@ -25,6 +26,12 @@ impl DockerConfig {
     /// A config with one entry.
     pub fn one(location: impl Into<String>, entry: Entry) -> Self {
         DockerConfig { entries: BTreeMap::from([(location.into(), entry)]), ..DockerConfig::default() }
+    }
+
+    /// How many entries are never used, because their location is not a URL. Which ones is not told: a location may
+    /// hold a password.
+    pub fn unusable_entries(&self) -> usize {
+        self.entries.keys().filter(|location| matching::key_of(location).is_err()).count()
     }
 
     /// Whether some credentials are with helper programs, which this file only names.

@@ -24,15 +24,12 @@ struct Slot {
 }
 
 impl Keyring {
-    /// Adds all entries of a config, for `source`. An entry whose location is no URL is left out.
+    /// Adds all entries of a config, for `source`. An entry whose location is no URL is left out; whoever reads a config
+    /// says so, once ([`DockerConfig::unusable_entries`]), since keyrings are made for each lookup.
     /// Entries of one key are looked up in the order in which their configs were added.
     pub fn add(&mut self, config: &DockerConfig, source: Option<&Source>) {
         for (location, entry) in &config.entries {
-            let Ok(key) = matching::key_of(location) else {
-                // The location is not shown: it may hold a password.
-                tracing::warn!("an entry of a docker config was ignored: its location is not a URL");
-                continue;
-            };
+            let Ok(key) = matching::key_of(location) else { continue };
             let location = Location::parse(&key).ok();
             let slot = self.slots.entry(key).or_insert_with(|| Slot { location, credentials: Vec::new() });
             slot.credentials.push(Credential::of(entry, source));

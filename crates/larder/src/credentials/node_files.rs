@@ -44,9 +44,7 @@ impl NodeFiles {
 
     /// One config, for good.
     pub fn fixed(config: &DockerConfig) -> Self {
-        let mut keyring = Keyring::default();
-        keyring.add(config, None);
-        NodeFiles(Kind::Fixed(Arc::new(keyring)))
+        NodeFiles(Kind::Fixed(Arc::new(keyring_of(config))))
     }
 
     /// What a search finds, searched again after [`READ_AGAIN_AFTER`]. Files that cannot be used are logged.
@@ -91,8 +89,17 @@ async fn read(path: SearchPath, tokens: Tokens) -> Keyring {
     if let (true, Some(path)) = (found.config.uses_helpers(), &found.path) {
         tracing::warn!(path = %path.display(), "credential helpers are not supported yet; they were not asked");
     }
+    keyring_of(&found.config)
+}
+
+/// The keyring of a config that was just read.
+fn keyring_of(config: &DockerConfig) -> Keyring {
+    let unusable = config.unusable_entries();
+    if unusable > 0 {
+        tracing::warn!("{unusable} entries of the docker config are not used: their location is not a URL");
+    }
     let mut keyring = Keyring::default();
-    keyring.add(&found.config, None);
+    keyring.add(config, None);
     keyring
 }
 

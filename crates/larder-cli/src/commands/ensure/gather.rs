@@ -171,8 +171,9 @@ impl Gathered {
                 continue;
             }
             if unusable {
-                let problem =
-                    Problem::new(format!("{image} was left alone: what --secret names cannot all be used"));
+                let problem = Problem::new(format!(
+                    "{image} was left alone: what --secret names was unusable, see above"
+                ));
                 self.problems.push(Place::file("argument").holds(problem));
                 continue;
             }

@@ -40,7 +40,8 @@ pub(super) async fn run(
         return nothing_to_do(args, &gathered, out);
     }
     let images = gathered.jobs.iter().map(|job| job.request.image.as_str());
-    let (credentials, candidates) = credentials::sources(&args.credentials, images, out)?;
+    let (credentials, candidates) =
+        credentials::sources(&args.credentials, args.pulling.tokens(), images, out)?;
     for Job { request, .. } in &gathered.jobs {
         tracing::info!(
             "credentials for {}: {}",
@@ -52,11 +53,19 @@ pub(super) async fn run(
     let started = Instant::now();
     let backend = match interrupt.or(connect::reach_within(connection, args.retry_for, out)).await {
         Some(Ok(backend)) => backend,
-        unreached => return Ok(nothing_done(args, &gathered, unreached.and_then(Result::err), out)),
+        unreached => {
+            return Ok(nothing_done(
+                args,
+                &gathered,
+                unreached.and_then(Result::err).map(|failure| connect::explain(connection, failure)),
+                out,
+            ));
+        }
     };
 
     let progress = Arc::new(Progress::new(progress_possible()));
-    let events = Arc::new(event_log(args, &gathered, out, &progress));
+    out.keep_above(&progress);
+    let events = Arc::new(event_log(args, &gathered, out));
     let manager = Manager::builder(Arc::clone(&backend))
         .config(config)
         .credentials(credentials)
@@ -141,7 +150,7 @@ fn nothing_to_do(args: &EnsureArgs, gathered: &Gathered, out: &Out) -> Result<Ou
         .hint("larder ensure --help lists the kinds that larder reads"))
 }
 
-fn event_log(args: &EnsureArgs, gathered: &Gathered, out: &Arc<Out>, progress: &Arc<Progress>) -> EventLog {
+fn event_log(args: &EnsureArgs, gathered: &Gathered, out: &Arc<Out>) -> EventLog {
     let look = match args.output.data() {
         Some(_) => Look::Silent,
         None if args.output.is_wide() => Look::Wide,
@@ -149,5 +158,5 @@ fn event_log(args: &EnsureArgs, gathered: &Gathered, out: &Arc<Out>, progress: &
     };
     let labels: HashMap<_, _> =
         gathered.jobs.iter().map(|job| (job.request.pod.uid.clone(), job.label.clone())).collect();
-    EventLog::new(Arc::clone(out), Arc::clone(progress), look, labels)
+    EventLog::new(Arc::clone(out), look, labels)
 }

@@ -37,8 +37,7 @@ pub(super) async fn tell(manager: &Manager, backend: &dyn Backend, progress: &Pr
         }
         let trouble = trouble(backend).await;
         if let Some(trouble) = trouble.as_ref().filter(|_| answers) {
-            progress
-                .above(|| out.warning(format_args!("the runtime does not answer while it pulls: {trouble}")));
+            out.warning(format_args!("the runtime does not answer while it pulls: {trouble}"));
         }
         answers = trouble.is_none();
     }
