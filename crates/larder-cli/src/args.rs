@@ -79,6 +79,7 @@ pub(crate) enum Command {
     Rm(RmArgs),
     Df(DfArgs),
     Runtime(RuntimeArgs),
+    Load(LoadArgs),
     Mount(MountArgs),
     Mounts(MountsArgs),
     Umount(UmountArgs),
@@ -269,6 +270,30 @@ pub(crate) struct RuntimeArgs {
     /// What results look like.
     #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
     pub(crate) output: Format,
+}
+
+/// Load images from files into larder's own store: an OCI layout or archive, or what docker save writes.
+///
+/// Layers that are here already are skipped.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  larder load app.tar                                 docker save app:1 > app.tar
+  larder load layout/ --name registry.example/app     an OCI layout whose names are but tags
+  zcat app.tar.gz | larder load -
+
+Exit code: 0 all loaded, 1 some failed, 2 not an image, 3 the store cannot be opened.")]
+pub(crate) struct LoadArgs {
+    /// Archives, folders with an OCI layout, or - for standard input.
+    #[arg(value_name = "FILE", required = true)]
+    pub(crate) files: Vec<PathBuf>,
+
+    /// Repository of images whose names are but tags, as OCI layouts may have.
+    #[arg(long, value_name = "REPOSITORY")]
+    pub(crate) name: Option<String>,
+
+    /// Print ids and names as data.
+    #[arg(short, long, value_enum, value_name = "FORMAT")]
+    pub(crate) output: Option<DataFormat>,
 }
 
 /// Mount the root file system of an image in larder's own store.

@@ -32,6 +32,11 @@ impl StoreBackend {
         self.puller.store()
     }
 
+    /// What pulls and loads into the store.
+    pub fn puller(&self) -> &Puller {
+        &self.puller
+    }
+
     /// Asks the store on a thread where it may block.
     async fn ask<T: Send + 'static>(
         &self,

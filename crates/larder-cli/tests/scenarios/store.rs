@@ -110,6 +110,36 @@ fn a_damaged_file_is_found_and_only_its_layer_is_fetched_again() {
 }
 
 #[test]
+fn archives_and_layouts_are_loaded_and_known_layers_skipped() {
+    let Some(machine) = Machine::new() else { return };
+    let web = Image::small(1, 100_000).push(&machine.registry, "shop/web:1").unwrap();
+    let from = format!("docker://{}", machine.registry.image("shop/web:1"));
+    let at = |name: &str| machine.home.path().join(name).to_string_lossy().into_owned();
+    for to in [
+        format!("docker-archive:{}:registry.example/shop/web:docker", at("docker.tar")),
+        format!("oci-archive:{}:registry.example/shop/web:oci", at("oci.tar")),
+        format!("oci:{}:latest", at("layout")),
+    ] {
+        let skopeo = Command::new("skopeo")
+            .args(["--insecure-policy", "copy", "--quiet", "--src-tls-verify=false", &from, &to])
+            .status();
+        assert!(skopeo.unwrap().success(), "{to}");
+    }
+    let run = machine.larder(&["load", &at("docker.tar")]).expect(0);
+    assert_eq!(run.stdout.trim(), "Loaded image: registry.example/shop/web:docker");
+    assert_eq!(machine.larder(&["images", "-q"]).expect(0).stdout.trim(), web.image_id);
+    machine.larder(&["load", &at("oci.tar")]).expect(0);
+    machine.larder(&["load", &at("layout"), "--name", "registry.example/shop/web"]).expect(0);
+    assert_eq!(machine.larder(&["images", "registry.example/shop/web"]).expect(0).stdout.lines().count(), 4);
+    assert_eq!(machine.unpacked("srv/data").len(), 1, "one layer, whatever it came in");
+    machine.larder(&["fsck"]).expect(0);
+
+    fs_err::write(machine.home.path().join("bad.tar"), "not an archive").unwrap();
+    let run = machine.larder(&["load", &at("bad.tar"), &at("missing.tar")]).expect(2);
+    assert!(run.stderr.contains("bad.tar") && run.stderr.contains("missing.tar"), "{run:?}");
+}
+
+#[test]
 fn a_mounted_image_is_in_use_until_it_is_unmounted() {
     let Some(machine) = Machine::new() else { return };
     if !rustix::process::geteuid().is_root() {

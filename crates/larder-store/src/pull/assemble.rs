@@ -2,29 +2,33 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use tokio::task::JoinHandle;
 
-use super::bring::{FILES, Staged, Tally, bring};
+use super::bring::{FILES, Staged, Tally, bring, take};
 use super::error::PullError;
 use super::plan::{Plan, Wanted};
 use super::{Puller, blocking};
 use crate::disk::Amount;
 use crate::registry::Session;
+use crate::store::import::Import;
 use crate::store::{Claim, Layer, LayerClaim, LayerFacts, LayerKey, StoreError, Waiting};
-use crate::unpack::{Settled, Settling, Target, settle};
+use crate::unpack::{Options, Settled, Settling, Target, settle};
 
 /// How soon a blob is tried again that another image of this process is fetching for itself.
 const BUSY_RETRY: Duration = Duration::from_millis(100);
 
-/// Where layers come from, and who counts.
+/// Where layers come from.
 #[derive(Clone)]
-pub(super) struct Origin {
-    pub(super) session: Session,
-    pub(super) tally: Tally,
+pub(super) enum Origin {
+    /// A registry; the tally counts what comes.
+    Registry { session: Session, tally: Tally },
+    /// An archive or a layout.
+    Import(Arc<Import>),
 }
 
 /// How a layer of the plan comes.
@@ -104,23 +108,18 @@ impl Puller {
         Ok(layers)
     }
 
-    async fn bring(
-        &self,
-        from: Origin,
-        wanted: Wanted,
-        options: crate::unpack::Options,
-    ) -> Result<Staged, PullError> {
+    async fn bring(&self, from: Origin, wanted: Wanted, options: Options) -> Result<Staged, PullError> {
         let _slot = self.slots.acquire().await.map_err(|_| PullError::Abandoned)?;
+        let (session, tally) = match from {
+            Origin::Import(import) => {
+                let options = Options { progress: Arc::default(), ..options };
+                return take(self.store.clone(), import, wanted, options).await;
+            }
+            Origin::Registry { session, tally } => (session, tally),
+        };
         loop {
-            match bring(
-                self.store.clone(),
-                from.session.clone(),
-                wanted.clone(),
-                options.clone(),
-                from.tally.clone(),
-            )
-            .await
-            {
+            let (session, tally) = (session.clone(), tally.clone());
+            match bring(self.store.clone(), session, wanted.clone(), options.clone(), tally).await {
                 // The same bytes under another diff id, or for another chain: rare, and soon over.
                 Err(PullError::Store(StoreError::Busy { .. })) => tokio::time::sleep(BUSY_RETRY).await,
                 ended => return ended,
@@ -192,7 +191,9 @@ impl Puller {
         };
         let layer = blocking(move || staging.finish(&key, facts, Some(usage))).await??;
         // Its bytes are of no more use; if the image is not committed in the end, they are fetched again.
-        blocking(move || ingest.discard()).await??;
+        if let Some(ingest) = ingest {
+            blocking(move || ingest.discard()).await??;
+        }
         Ok(layer)
     }
 

@@ -13,6 +13,7 @@ use super::blocking;
 use super::error::PullError;
 use super::plan::Wanted;
 use crate::registry::{BlobSink, Extents, Notice, Session, fetch_blob};
+use crate::store::import::Import;
 use crate::store::{FS, IngestFile, LayerStaging, Store, StoreError};
 use crate::unpack::{Expected, Options, Progress, Target, UnpackError, Unpacked, unpack_layer};
 
@@ -23,8 +24,8 @@ pub(super) const FILES: &str = "files.v1";
 pub(super) struct Staged {
     pub(super) staging: LayerStaging,
     pub(super) unpacked: Unpacked,
-    /// Where its compressed bytes are, until the image is committed.
-    pub(super) ingest: IngestFile,
+    /// Where its compressed bytes are until it is in its place; `None` where they were not fetched.
+    pub(super) ingest: Option<IngestFile>,
 }
 
 /// Counts what all layers of a pull do.
@@ -77,7 +78,7 @@ pub(super) async fn bring(
                 }
                 return Err(error);
             }
-            Ok((staging, unpacked)) => return Ok(Staged { staging, unpacked, ingest }),
+            Ok((staging, unpacked)) => return Ok(Staged { staging, unpacked, ingest: Some(ingest) }),
         }
     }
 }
@@ -119,20 +120,58 @@ enum Failed {
 }
 
 fn start_unpacking(store: Store, ingest: &IngestFile, wanted: &Wanted, options: Options) -> Unpacking {
-    let (reader, diff_id) = (ingest.reader(), wanted.diff_id.clone());
-    let (digest, size) = (wanted.descriptor.digest.clone(), wanted.descriptor.size);
-    tokio::task::spawn_blocking(move || {
-        // The folder belongs to this thread: whatever happens, it goes only after the last file was written.
-        let staging = store.begin_layer().map_err(Failed::Store)?;
-        let root = staging.dir().join(FS);
-        fs_err::create_dir(&root)
-            .map_err(|error| Failed::Unpack(UnpackError::file("create", &root, error)))?;
-        let files = staging.dir().join(FILES);
-        let target = Target { root: &root, files: &files };
-        let expected = Expected { digest: Some(&digest), size: Some(size), diff_id: &diff_id };
-        let unpacked = unpack_layer(reader, &expected, target, &options).map_err(Failed::Unpack)?;
-        Ok((staging, unpacked))
-    })
+    let (reader, wanted) = (ingest.reader(), wanted.clone());
+    tokio::task::spawn_blocking(move || unpack(&store, reader, &wanted, &options))
+}
+
+/// Unpacks a layer into a new staging folder. The folder belongs to the thread that works in it: whatever happens to
+/// those who wait, it goes only after the last file was written.
+fn unpack(
+    store: &Store,
+    compressed: impl io::Read + Send,
+    wanted: &Wanted,
+    options: &Options,
+) -> Result<(LayerStaging, Unpacked), Failed> {
+    let staging = store.begin_layer().map_err(Failed::Store)?;
+    let root = staging.dir().join(FS);
+    fs_err::create_dir(&root).map_err(|error| Failed::Unpack(UnpackError::file("create", &root, error)))?;
+    let files = staging.dir().join(FILES);
+    let target = Target { root: &root, files: &files };
+    let expected = Expected {
+        digest: Some(&wanted.descriptor.digest),
+        size: Some(wanted.descriptor.size),
+        diff_id: &wanted.diff_id,
+    };
+    let unpacked = unpack_layer(compressed, &expected, target, options).map_err(Failed::Unpack)?;
+    Ok((staging, unpacked))
+}
+
+/// Unpacks a layer out of an archive or a layout.
+pub(super) async fn take(
+    store: Store,
+    import: Arc<Import>,
+    wanted: Wanted,
+    options: Options,
+) -> Result<Staged, PullError> {
+    let digest = wanted.descriptor.digest.clone();
+    let compressed = {
+        let (import, digest) = (import, digest.clone());
+        blocking(move || import.open(&digest)).await??
+    };
+    let progress = CancelOnDrop(options.progress.clone());
+    let unpacking = tokio::task::spawn_blocking(move || unpack(&store, compressed, &wanted, &options));
+    let (staging, unpacked) = outcome(unpacking.await, &digest)?;
+    drop(progress);
+    Ok(Staged { staging, unpacked, ingest: None })
+}
+
+/// Ends an unpacking that nobody waits for any more.
+struct CancelOnDrop(Arc<Progress>);
+
+impl Drop for CancelOnDrop {
+    fn drop(&mut self) {
+        self.0.cancel();
+    }
 }
 
 fn outcome(

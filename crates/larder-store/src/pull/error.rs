@@ -5,6 +5,7 @@ use larder::reference::Digest;
 use crate::registry::{BlobError, FetchError};
 use crate::store::StoreError;
 use crate::store::admission::NoRoom;
+use crate::store::import::ImportError;
 use crate::unpack::UnpackError;
 
 /// Why an image could not be pulled. What was there before is untouched; what was fetched is kept for the next try.
@@ -26,6 +27,9 @@ pub enum PullError {
         #[source]
         cause: UnpackError,
     },
+    /// What was to be loaded cannot be read.
+    #[error(transparent)]
+    Import(#[from] ImportError),
     /// The disk is too full for this image.
     #[error(transparent)]
     NoRoom(#[from] NoRoom),
@@ -44,6 +48,7 @@ impl PullError {
             PullError::Fetch(error) => error.hint(),
             PullError::Blob(error) => error.hint(),
             PullError::Unpack { cause, .. } => cause.hint(),
+            PullError::Import(error) => error.hint(),
             PullError::NoRoom(error) => Some(error.hint()),
             PullError::Store(_) | PullError::Abandoned => None,
         }

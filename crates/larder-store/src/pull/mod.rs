@@ -15,6 +15,7 @@
 mod assemble;
 mod bring;
 mod error;
+mod load;
 mod plan;
 
 use std::sync::Arc;
@@ -103,7 +104,8 @@ impl Puller {
         self.admit(&missing).await?;
         let lease = self.lease_of(&plan, &missing).await?;
         let tally = Arc::new(tally(progress, missing.iter().map(|(_, size)| size).sum()));
-        let layers = self.assemble(&Origin { session, tally }, &plan, claims, missing.len()).await?;
+        let layers =
+            self.assemble(&Origin::Registry { session, tally }, &plan, claims, missing.len()).await?;
         let commit = self.commit_of(name, &documents, &plan, layers, lease);
         let store = self.store.clone();
         Ok(blocking(move || store.commit(&commit, SystemTime::now())).await??)
@@ -154,12 +156,7 @@ impl Puller {
         if documents.manifest.descriptor.digest != documents.target.descriptor.digest {
             manifests.push((documents.manifest.descriptor.digest.clone(), documents.manifest.raw.to_vec()));
         }
-        let ensured = LeaseRecord {
-            id: format!("ensured/{id}"),
-            kind: LeaseKind::Ensured,
-            leased: Leased { images: vec![id], layers: Vec::new(), ingests: Vec::new() },
-            ends_at: seconds(SystemTime::now() + self.config.ensured_lease),
-        };
+        let ensured = self.ensured(id);
         ImageCommit {
             names: vec![name.clone()],
             config: plan.config.clone(),
@@ -169,6 +166,16 @@ impl Puller {
             pinned: false,
             lease: Some(ensured),
             end_lease,
+        }
+    }
+
+    /// Spares an image that was just made present until something uses it, or a time passes.
+    fn ensured(&self, id: larder::reference::Digest) -> LeaseRecord {
+        LeaseRecord {
+            id: format!("ensured/{id}"),
+            kind: LeaseKind::Ensured,
+            leased: Leased { images: vec![id], layers: Vec::new(), ingests: Vec::new() },
+            ends_at: seconds(SystemTime::now() + self.config.ensured_lease),
         }
     }
 

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use larder::reference::Digest;
 use sha2::{Digest as _, Sha256};
 
-use crate::manifest::Descriptor;
+use crate::manifest::{Descriptor, ImageConfig, Manifest};
 use crate::registry::ImageDocuments;
 use crate::store::{Claim, CommitLayer, Layer};
 
@@ -27,12 +27,18 @@ pub(super) struct Wanted {
 
 impl Plan {
     pub(super) fn of(documents: &ImageDocuments) -> Plan {
-        let mut layers: Vec<Wanted> = Vec::with_capacity(documents.layers.layers.len());
-        for (descriptor, diff_id) in documents.layers.layers.iter().zip(&documents.config.diff_ids) {
+        let config = (documents.layers.config.digest.clone(), documents.config_raw.to_vec());
+        Plan::new(&documents.layers, &documents.config, config)
+    }
+
+    /// The plan of a manifest whose layers are as many as the config's diff ids.
+    pub(super) fn new(manifest: &Manifest, parsed: &ImageConfig, config: (Digest, Vec<u8>)) -> Plan {
+        let mut layers: Vec<Wanted> = Vec::with_capacity(manifest.layers.len());
+        for (descriptor, diff_id) in manifest.layers.iter().zip(&parsed.diff_ids) {
             let chain_id = chain_id(layers.last().map(|below| &below.chain_id), diff_id);
             layers.push(Wanted { descriptor: descriptor.clone(), diff_id: diff_id.clone(), chain_id });
         }
-        Plan { layers, config: (documents.layers.config.digest.clone(), documents.config_raw.to_vec()) }
+        Plan { layers, config }
     }
 
     /// Index and compressed size of each layer that this pull has to fetch itself.

@@ -1,0 +1,49 @@
+//! Images from an archive or a layout into the store. Layers that are here are skipped.
+
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use super::assemble::Origin;
+use super::plan::Plan;
+use super::{PullError, Puller, blocking};
+use crate::store::import::{Import, ImportFrom, ImportImage};
+use crate::store::{ImageCommit, ImageRecord};
+
+impl Puller {
+    /// Makes the images of `from` present: an OCI layout in a folder or an archive, or what `docker save` writes. A name
+    /// that is but a tag, as OCI layouts may have, is one of `base_name`. Images before one that fails stay.
+    pub async fn load(
+        &self,
+        from: ImportFrom,
+        base_name: Option<String>,
+    ) -> Result<Vec<ImageRecord>, PullError> {
+        let (store, platform) = (self.store.clone(), self.config.platform.clone());
+        let import = blocking(move || store.read_import(from, &platform, base_name.as_deref())).await??;
+        let import = Arc::new(import);
+        let mut loaded = Vec::with_capacity(import.images.len());
+        for image in &import.images {
+            loaded.push(self.load_image(&import, image).await?);
+        }
+        Ok(loaded)
+    }
+
+    async fn load_image(&self, import: &Arc<Import>, image: &ImportImage) -> Result<ImageRecord, PullError> {
+        let plan = Plan::new(&image.manifest, &image.parsed_config, image.config.clone());
+        let claims = self.claim(&plan).await?;
+        let missing = plan.to_fetch(&claims);
+        self.admit(&missing).await?;
+        let layers = self.assemble(&Origin::Import(import.clone()), &plan, claims, missing.len()).await?;
+        let commit = ImageCommit {
+            names: image.names.clone(),
+            config: plan.config.clone(),
+            manifests: image.manifests.clone(),
+            has_digest: image.has_digest,
+            layers: plan.committed(layers),
+            pinned: false,
+            lease: Some(self.ensured(plan.config.0.clone())),
+            end_lease: None,
+        };
+        let store = self.store.clone();
+        Ok(blocking(move || store.commit(&commit, SystemTime::now())).await??)
+    }
+}
