@@ -6,6 +6,7 @@ use super::{Damage, FsckReport};
 use crate::store::blobs::{check_digest, read_blob};
 use crate::store::db::{IMAGES, Source as _};
 use crate::store::error::Doing as _;
+use crate::store::listing::put_image;
 use crate::store::{ImageRecord, Inner, StoreError};
 
 impl Inner {
@@ -62,7 +63,7 @@ impl Inner {
         self.db.write("note that an image is incomplete", |writer| {
             if let Some(mut image) = writer.get::<ImageRecord>(IMAGES, id.as_str())? {
                 image.complete = false;
-                writer.put(IMAGES, id.as_str(), &image)?;
+                put_image(writer, &image)?;
             }
             Ok(())
         })

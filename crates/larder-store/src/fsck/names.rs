@@ -5,9 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::{Damage, FsckReport};
 use crate::store::commit::{for_uses, put_uses};
 use crate::store::db::{
-    DbError, DbResult, IMAGES, LAYERS, LEASES, MOUNTS, NAMES, Source, Table, USES, Writer, decode, same,
+    DbError, DbResult, IMAGES, LAYERS, LEASES, LISTED, MOUNTS, NAMES, Source, Table, USES, Writer, decode,
+    same,
 };
 use crate::store::layers::RECORD;
+use crate::store::listing::{Listed, put_image};
 use crate::store::{ImageRecord, Inner, LayerKey, LayerRecord, LeaseRecord, MountRecord, StoreError};
 
 impl Inner {
@@ -90,6 +92,7 @@ fn first_difference(source: &impl Source) -> DbResult<Option<String>> {
         names.insert(name.to_owned(), String::from_utf8_lossy(id).into_owned());
         Ok(true)
     })?;
+    let mut listed: BTreeSet<String> = source.endings(LISTED, "")?.into_iter().collect();
     let mut uses: BTreeSet<String> = source.endings(USES, "")?.into_iter().collect();
     let mut difference = None;
     for image in source.all::<ImageRecord>(IMAGES)? {
@@ -98,6 +101,11 @@ fn first_difference(source: &impl Source) -> DbResult<Option<String>> {
             if id.as_deref() != Some(image.id.as_str()) {
                 difference.get_or_insert_with(|| format!("{name} is not {}", image.id));
             }
+        }
+        listed.remove(image.id.as_str());
+        let shown = source.value(LISTED, image.id.as_str())?.and_then(|value| decode("", &value).ok());
+        if shown != Some(Listed::of(source, &image)?) {
+            difference.get_or_insert_with(|| format!("lists show {} as it is not", image.id));
         }
         for_uses(&image, |key| {
             if !uses.remove(key) {
@@ -109,6 +117,9 @@ fn first_difference(source: &impl Source) -> DbResult<Option<String>> {
     if let Some((name, id)) = names.pop_first() {
         difference.get_or_insert_with(|| format!("{name} is said to be {id}"));
     }
+    if let Some(id) = listed.pop_first() {
+        difference.get_or_insert_with(|| format!("lists show {id}, which is not there"));
+    }
     if let Some(key) = uses.pop_first() {
         difference.get_or_insert_with(|| format!("the use {key} is nobody's"));
     }
@@ -119,20 +130,18 @@ fn first_difference(source: &impl Source) -> DbResult<Option<String>> {
 pub(super) fn write_names(writer: &Writer) -> DbResult<()> {
     writer.clear(NAMES)?;
     writer.clear(USES)?;
+    writer.clear(LISTED)?;
     let mut images: Vec<ImageRecord> = writer.all(IMAGES)?;
     images.sort_by(|a, b| (b.pulled_at, &b.id).cmp(&(a.pulled_at, &a.id)));
     let mut taken = BTreeSet::new();
     for mut image in images {
-        let before = image.clone();
         image.tags.retain(|name| taken.insert(name.clone()));
         image.digests.retain(|name| taken.insert(name.clone()));
         for name in image.names() {
             writer.put_raw(NAMES, name, image.id.as_str().as_bytes())?;
         }
         put_uses(writer, &image)?;
-        if image != before {
-            writer.put(IMAGES, image.id.as_str(), &image)?;
-        }
+        put_image(writer, &image)?;
     }
     Ok(())
 }

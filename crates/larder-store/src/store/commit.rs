@@ -16,6 +16,7 @@ use super::db::{Abort, DbResult, IMAGES, LAYERS, LEASES, META, NAMES, Source, US
 use super::error::{Doing as _, StoreError};
 use super::holds::Item;
 use super::layers::Layer;
+use super::listing::put_image;
 use super::records::{ImageLayer, ImageRecord, LayerKey, LayerRecord, LeaseRecord, Ratio};
 use super::{Inner, Store, seconds};
 use crate::manifest::{ImageConfig, ManifestError};
@@ -161,7 +162,7 @@ impl Inner {
         for name in record.names() {
             others.extend(take_name(writer, name, &record.id)?);
         }
-        writer.put(IMAGES, id.as_str(), &record)?;
+        put_image(writer, &record)?;
         put_uses(writer, &record)?;
         Ok((record, others))
     }
@@ -193,10 +194,8 @@ impl Inner {
                 let layer = writer.get::<LayerRecord>(LAYERS, key.as_str())?;
                 complete &= layer.is_some_and(|layer| layer.present);
             }
-            if image.complete != complete {
-                image.complete = complete;
-                writer.put(IMAGES, &id, &image)?;
-            }
+            image.complete = complete;
+            put_image(writer, &image)?; // also for the layer's size, which may differ from what it was
         }
         Ok(())
     }
@@ -277,7 +276,7 @@ fn take_name(writer: &Writer, name: &str, id: &Digest) -> DbResult<Option<ImageR
     };
     other.tags.retain(|tag| tag != name);
     other.digests.retain(|digest| digest != name);
-    writer.put(IMAGES, &before, &other)?;
+    put_image(writer, &other)?;
     Ok(Some(other))
 }
 

@@ -27,6 +27,8 @@ pub(crate) type Table = TableDefinition<'static, &'static str, &'static [u8]>;
 
 /// Image id to [`ImageRecord`](super::records::ImageRecord).
 pub(crate) const IMAGES: Table = TableDefinition::new("images");
+/// Image id to [`Listed`](super::listing::Listed).
+pub(crate) const LISTED: Table = TableDefinition::new("listed");
 /// Full name, with tag or digest, to image id.
 pub(crate) const NAMES: Table = TableDefinition::new("names");
 /// Layer key to [`LayerRecord`](super::records::LayerRecord).
@@ -40,7 +42,7 @@ pub(crate) const MOUNTS: Table = TableDefinition::new("mounts");
 /// What is known of the store as a whole.
 pub(crate) const META: Table = TableDefinition::new("meta");
 
-const TABLES: [Table; 7] = [IMAGES, NAMES, LAYERS, USES, LEASES, MOUNTS, META];
+const TABLES: [Table; 8] = [IMAGES, LISTED, NAMES, LAYERS, USES, LEASES, MOUNTS, META];
 
 /// Why the database did not answer.
 #[derive(Debug, thiserror::Error)]

@@ -1,17 +1,17 @@
 //! Looking at images: by name, by id, all of them.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 
 use larder::backend;
 use larder::reference::{self, Digest, Reference};
-use serde::Deserialize;
 
-use super::db::{DbResult, IMAGES, LAYERS, NAMES, Source, encode};
+use super::db::{DbResult, IMAGES, LISTED, NAMES, Source, encode};
 use super::error::{Doing as _, StoreError};
 use super::layout::{digest_of_name, names_in};
-use super::records::{ImageRecord, LayerKey};
+use super::listing::Listed;
+use super::records::ImageRecord;
 use super::{Inner, Store};
-use crate::disk::{Amount, replace};
+use crate::disk::replace;
 
 /// Fewest digits of an id that stand for the whole of it.
 const SHORTEST_ID: usize = 4;
@@ -33,26 +33,17 @@ impl Store {
 
     /// The image as a backend shows it. Its size is what its layers, config and manifests take on disk.
     pub fn to_image(&self, image: &ImageRecord) -> Result<backend::Image, StoreError> {
-        let bytes = self.0.db.read("look up the layers of an image", |reader| {
-            let mut total = image.blob_bytes;
-            for key in image.keys() {
-                let layer = reader.get::<Usage>(LAYERS, key.as_str())?;
-                total = total.saturating_add(layer.map_or(0, |layer| layer.bytes));
-            }
-            Ok(total)
-        })?;
-        Ok(image.to_image(bytes))
+        let doing = "look up the layers of an image";
+        Ok(self.0.db.read(doing, |reader| Listed::of(reader, image))?.into_image())
     }
 
-    /// All images as a backend shows them.
+    /// All images as a backend shows them, in the order of their ids. Those that lack a layer are left out.
     pub fn list(&self) -> Result<Vec<backend::Image>, StoreError> {
         self.0.db.read("list images", |reader| {
-            let layers = layer_usages(reader)?;
             let mut images = Vec::new();
-            reader.each::<ImageRecord>(IMAGES, |image| {
+            reader.each::<Listed>(LISTED, |image| {
                 if image.complete {
-                    let size = total(&image, &layers).bytes;
-                    images.push(image.to_image(size));
+                    images.push(image.into_image());
                 }
             })?;
             Ok(images)
@@ -63,37 +54,6 @@ impl Store {
     pub fn blob(&self, digest: &Digest) -> Result<Option<Vec<u8>>, StoreError> {
         super::blobs::read_blob(&self.0.layout.blob(digest)).doing("read a manifest or config")
     }
-}
-
-/// As much of a layer's record as adding up needs.
-#[derive(Deserialize)]
-struct Usage {
-    bytes: u64,
-    inodes: u64,
-}
-
-/// What each layer takes.
-pub(super) fn layer_usages(source: &impl Source) -> DbResult<HashMap<LayerKey, Amount>> {
-    #[derive(Deserialize)]
-    struct Keyed {
-        key: LayerKey,
-        #[serde(flatten)]
-        usage: Usage,
-        present: bool,
-    }
-    let mut usages = HashMap::new();
-    source.each::<Keyed>(LAYERS, |layer| {
-        if layer.present {
-            usages.insert(layer.key, Amount { bytes: layer.usage.bytes, inodes: layer.usage.inodes });
-        }
-    })?;
-    Ok(usages)
-}
-
-/// What an image takes, whatever else needs the same layers.
-pub(super) fn total(image: &ImageRecord, layers: &HashMap<LayerKey, Amount>) -> Amount {
-    let blobs = Amount { bytes: image.blob_bytes, inodes: 1 + image.manifests.len() as u64 };
-    blobs + image.keys().into_iter().filter_map(|key| layers.get(key)).copied().sum()
 }
 
 /// The image that is meant, complete or not.

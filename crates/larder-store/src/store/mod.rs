@@ -26,6 +26,7 @@ mod ingest;
 pub(crate) mod layers;
 pub(crate) mod layout;
 mod leases;
+pub(crate) mod listing;
 mod lock;
 pub(crate) mod open;
 pub(crate) mod records;

@@ -6,7 +6,6 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use larder::backend;
 use larder::reference::Digest;
 use serde::{Deserialize, Serialize};
 
@@ -114,20 +113,6 @@ pub struct ImageLayer {
 }
 
 impl ImageRecord {
-    /// The id that its config's user is, if it is a number.
-    pub fn uid(&self) -> Option<i64> {
-        self.user_part().parse().ok()
-    }
-
-    /// The name that its config's user is, if it is not a number.
-    pub fn username(&self) -> &str {
-        if self.uid().is_some() { "" } else { self.user_part() }
-    }
-
-    fn user_part(&self) -> &str {
-        self.user.split(':').next().unwrap_or_default()
-    }
-
     /// All names, with tags first.
     pub fn names(&self) -> impl Iterator<Item = &String> {
         self.tags.iter().chain(&self.digests)
@@ -144,20 +129,6 @@ impl ImageRecord {
     /// Digests of its blobs: config and manifests.
     pub fn blobs(&self) -> impl Iterator<Item = &Digest> {
         std::iter::once(&self.id).chain(&self.manifests)
-    }
-
-    /// As a backend shows it; `size` is what it takes on disk.
-    pub fn to_image(&self, size: u64) -> backend::Image {
-        backend::Image {
-            id: self.id.as_str().to_owned(),
-            repo_tags: self.tags.clone(),
-            repo_digests: self.digests.clone(),
-            size,
-            uid: self.uid(),
-            username: self.username().to_owned(),
-            pinned: self.pinned,
-            spec: None,
-        }
     }
 }
 

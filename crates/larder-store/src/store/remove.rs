@@ -9,10 +9,11 @@ use std::time::SystemTime;
 use larder::reference::Digest;
 
 use super::commit::delete_uses;
-use super::db::{Abort, DbResult, IMAGES, LAYERS, LEASES, MOUNTS, NAMES, Source, USES, Writer};
+use super::db::{Abort, DbResult, LAYERS, LEASES, MOUNTS, NAMES, Source, USES, Writer};
 use super::error::{Doing as _, StoreError};
 use super::holds::{Holds, Item};
 use super::images::find;
+use super::listing::delete_image;
 use super::records::{ImageRecord, LayerKey, LayerRecord, LeaseRecord, MountRecord};
 use super::{Inner, Store, seconds};
 use crate::disk::Amount;
@@ -161,7 +162,7 @@ fn remove_image(writer: &Writer, image: &ImageRecord) -> DbResult<()> {
             writer.delete(NAMES, name)?;
         }
     }
-    writer.delete(IMAGES, image.id.as_str())?;
+    delete_image(writer, image)?;
     delete_uses(writer, image)
 }
 
@@ -223,15 +224,17 @@ impl Freed {
 
 /// Layers that nothing needs, as far as can be seen without keeping others from changing it.
 fn unused(source: &impl Source, holds: &Holds) -> DbResult<Vec<LayerKey>> {
-    let mut used = HashSet::new();
+    // Both tables are in the order of layers, so one walk through each is enough.
+    let mut used: Vec<String> = Vec::new();
     source.visit(USES, "layer/", &mut |key, _| {
-        if let Some(key) = key.split('/').nth(1).and_then(LayerKey::parse) {
-            used.insert(key);
+        let layer = key.split('/').nth(1).unwrap_or_default();
+        if used.last().is_none_or(|last| last != layer) {
+            used.push(layer.to_owned());
         }
         Ok(true)
     })?;
     let needed = Needed::beside_images(source, holds)?;
-    let keys = source.endings(LAYERS, "")?;
-    let keys = keys.iter().filter_map(|key| LayerKey::parse(key));
-    Ok(keys.filter(|key| !used.contains(key) && !needed.layer(key)).collect())
+    let mut unused = source.endings(LAYERS, "")?;
+    unused.retain(|key| used.binary_search(key).is_err());
+    Ok(unused.iter().filter_map(|key| LayerKey::parse(key)).filter(|key| !needed.layer(key)).collect())
 }

@@ -1,14 +1,15 @@
 //! What holds the disk. Layers are counted once, when they arrive; everything else is small and counted on demand.
 
-use std::collections::HashMap;
+use larder::reference::Digest;
+use serde::Deserialize;
 
 use super::Store;
 use super::commit::RATIO;
-use super::db::{IMAGES, META, Source as _};
+use super::db::{DbResult, LAYERS, LISTED, META, Source, USES};
 use super::error::{Doing as _, StoreError};
-use super::images::{layer_usages, total};
 use super::layers::own_usage;
-use super::records::{ImageRecord, LayerKey, Ratio};
+use super::listing::Listed;
+use super::records::{LayerKey, Ratio};
 use crate::disk::{Amount, measure};
 
 /// What holds the disk: `larder df`.
@@ -40,8 +41,16 @@ impl StoreUsage {
 /// What one image takes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImageUsage {
-    /// The image.
-    pub image: ImageRecord,
+    /// The image's id.
+    pub id: Digest,
+    /// Its names with tags.
+    pub tags: Vec<String>,
+    /// Its names with digests.
+    pub digests: Vec<String>,
+    /// Never to be collected.
+    pub pinned: bool,
+    /// When it was last pulled or loaded, in seconds since 1970.
+    pub pulled_at: u64,
     /// What it takes by itself: the sum of the two below.
     pub total: Amount,
     /// Of it, layers that other images have as well.
@@ -52,6 +61,82 @@ pub struct ImageUsage {
     pub compressed_bytes: u64,
 }
 
+impl ImageUsage {
+    /// With config and manifests, and no layers yet.
+    fn of(image: Listed) -> ImageUsage {
+        let blobs = Amount { bytes: image.blob_bytes, inodes: image.blobs };
+        ImageUsage {
+            id: image.id,
+            tags: image.tags,
+            digests: image.digests,
+            pinned: image.pinned,
+            pulled_at: image.pulled_at,
+            total: blobs,
+            shared: Amount::default(),
+            unique: blobs,
+            compressed_bytes: image.blob_bytes,
+        }
+    }
+
+    fn add(&mut self, layer: &LayerUsage, shared: bool) {
+        self.total += layer.usage;
+        *(if shared { &mut self.shared } else { &mut self.unique }) += layer.usage;
+        self.compressed_bytes = self.compressed_bytes.saturating_add(layer.compressed_bytes);
+    }
+}
+
+/// As much of a layer's record as adding up needs.
+#[derive(Deserialize)]
+#[serde(from = "FlatLayer")]
+struct LayerUsage {
+    key: LayerKey,
+    usage: Amount,
+    compressed_bytes: u64,
+    present: bool,
+}
+
+/// The same as it is written. Reading a flattened record takes several times as long.
+#[derive(Deserialize)]
+struct FlatLayer {
+    key: LayerKey,
+    bytes: u64,
+    inodes: u64,
+    compressed_bytes: u64,
+    present: bool,
+}
+
+impl From<FlatLayer> for LayerUsage {
+    fn from(flat: FlatLayer) -> LayerUsage {
+        let usage = Amount { bytes: flat.bytes, inodes: flat.inodes };
+        LayerUsage { key: flat.key, usage, compressed_bytes: flat.compressed_bytes, present: flat.present }
+    }
+}
+
+/// What each layer takes that is there, in the order of keys.
+fn layers(source: &impl Source) -> DbResult<Vec<LayerUsage>> {
+    let mut layers: Vec<LayerUsage> = source.all(LAYERS)?;
+    layers.retain(|layer| layer.present);
+    Ok(layers)
+}
+
+/// Visits each layer with the ids of the images that need it.
+fn each_layers_users(source: &impl Source, mut visit: impl FnMut(&str, &[String])) -> DbResult<()> {
+    let (mut layer, mut users) = (String::new(), Vec::new());
+    // The uses of a layer follow each other.
+    source.visit(USES, "layer/", &mut |entry, _| {
+        let (key, image) = entry["layer/".len()..].split_once('/').unwrap_or_default();
+        if key != layer {
+            visit(&layer, &users);
+            users.clear();
+            key.clone_into(&mut layer);
+        }
+        users.push(image.to_owned());
+        Ok(true)
+    })?;
+    visit(&layer, &users);
+    Ok(())
+}
+
 impl Store {
     /// What holds the disk.
     pub fn usage(&self) -> Result<StoreUsage, StoreError> {
@@ -59,10 +144,10 @@ impl Store {
         let layout = &self.0.layout;
         // In this order: what is committed meanwhile is counted in one of the two, at worst in both.
         let fresh = self.0.arrivals.usage();
-        let layers = self.0.db.read(doing, layer_usages)?;
+        let layers = self.0.db.read(doing, layers)?;
         let measured = |path| measure(path).doing(doing);
         Ok(StoreUsage {
-            layers: layers.into_values().sum::<Amount>() + fresh,
+            layers: layers.iter().map(|layer| layer.usage).sum::<Amount>() + fresh,
             blobs: measured(&layout.blobs())? + measured(&layout.images())?,
             ingest: measured(&layout.ingests())?,
             staging: measured(&layout.staging())?,
@@ -78,31 +163,26 @@ impl Store {
 
     /// What each image takes, in the order of their ids; images that lack a layer are in it as well.
     pub fn image_usages(&self) -> Result<Vec<ImageUsage>, StoreError> {
-        let (images, layers) = self.0.db.read("measure images", |reader| {
-            Ok((reader.all::<ImageRecord>(IMAGES)?, layer_usages(reader)?))
-        })?;
-        let mut users: HashMap<LayerKey, u64> = HashMap::new();
-        for key in images.iter().flat_map(|image| image.keys()) {
-            *users.entry(key.clone()).or_default() += 1;
-        }
-        let usage = |image: ImageRecord| {
-            let total = total(&image, &layers);
-            let shared: Amount = image
-                .keys()
-                .into_iter()
-                .filter(|key| users.get(*key).is_some_and(|users| *users > 1))
-                .filter_map(|key| layers.get(key))
-                .copied()
-                .sum();
-            let unique = Amount {
-                bytes: total.bytes.saturating_sub(shared.bytes),
-                inodes: total.inodes.saturating_sub(shared.inodes),
-            };
-            let compressed_bytes =
-                image.layers.iter().fold(image.blob_bytes, |sum, layer| sum.saturating_add(layer.size));
-            ImageUsage { image, total, shared, unique, compressed_bytes }
-        };
-        Ok(images.into_iter().map(usage).collect())
+        self.0.db.read("measure images", |reader| {
+            let layers = layers(reader)?;
+            let mut images: Vec<ImageUsage> = Vec::new();
+            reader.each(LISTED, |image| images.push(ImageUsage::of(image)))?;
+            each_layers_users(reader, |key, users| {
+                let Ok(layer) = layers.binary_search_by(|layer| layer.key.as_str().cmp(key)) else { return };
+                let mut next = 0;
+                for user in users {
+                    // Often it is the one that follows.
+                    if images.get(next).is_none_or(|image| image.id.as_str() != user) {
+                        next += images[next..].partition_point(|image| image.id.as_str() < user.as_str());
+                    }
+                    if let Some(image) = images.get_mut(next).filter(|image| image.id.as_str() == user) {
+                        image.add(&layers[layer], users.len() > 1);
+                        next += 1;
+                    }
+                }
+            })?;
+            Ok(images)
+        })
     }
 
     /// What is free on the store's file system, for unprivileged users.

@@ -60,10 +60,12 @@ fn shared_and_unique_add_up() {
     commit(&scratch.store, "alone", &["alone"]);
     for usage in scratch.store.image_usages().unwrap() {
         assert_eq!(usage.total, usage.shared + usage.unique);
-        let alone = usage.image.tags[0].contains("alone");
+        let alone = usage.tags[0].contains("alone");
         assert_eq!(usage.shared.bytes == 0, alone, "{usage:?}");
         assert!(usage.unique.bytes > 0);
-        assert_eq!(usage.compressed_bytes, usage.image.blob_bytes + 1000 * usage.image.layers.len() as u64);
+        let image = scratch.store.image(usage.id.as_str()).unwrap().unwrap();
+        assert_eq!(usage.compressed_bytes, image.blob_bytes + 1000 * image.layers.len() as u64);
+        assert_eq!(usage.total.bytes, scratch.store.to_image(&image).unwrap().size);
     }
 }
 

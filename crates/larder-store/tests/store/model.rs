@@ -219,18 +219,24 @@ impl Pair {
         assert_eq!(usage.layers.bytes, sum);
         // The folder of the layers is counted with the store's own things.
         assert!(folder >= sum && folder - sum <= 64 << 10, "{folder} {sum}");
-        for image in store.image_usages().unwrap() {
+        for usage in store.image_usages().unwrap() {
+            let image = store.image(usage.id.as_str()).unwrap().unwrap();
             let layers: Vec<usize> = (0..LAYERS.len())
-                .filter(|layer| image.image.layers.iter().any(|has| has.key == key(LAYERS[*layer])))
+                .filter(|layer| image.layers.iter().any(|has| has.key == key(LAYERS[*layer])))
                 .collect();
             let users =
                 |layer: &usize| self.model.images.keys().filter(|image| image.contains(layer)).count();
             let shared: u64 =
                 layers.iter().filter(|layer| users(layer) > 1).map(|layer| self.model.present[layer]).sum();
-            assert_eq!(image.shared.bytes, shared);
+            assert_eq!(usage.shared.bytes, shared);
             let total: u64 = layers.iter().map(|layer| self.model.present[layer]).sum();
-            assert_eq!(image.total.bytes, total + image.image.blob_bytes);
+            assert_eq!(usage.total.bytes, total + image.blob_bytes);
+            assert_eq!(usage.unique.bytes, total - shared + image.blob_bytes);
+            assert_eq!(store.to_image(&image).unwrap().size, usage.total.bytes);
         }
+        let listed: u64 = store.list().unwrap().iter().map(|image| image.size).sum();
+        let measured: u64 = store.image_usages().unwrap().iter().map(|usage| usage.total.bytes).sum();
+        assert_eq!(listed, measured);
     }
 }
 

@@ -47,7 +47,7 @@ fn what_a_removal_frees_is_what_it_says() {
     commit(&scratch.store, "app", &["base", "app"]);
     commit(&scratch.store, "web", &["base", "web"]);
     let unique = scratch.store.image_usages().unwrap();
-    let unique = unique.iter().find(|usage| usage.image.tags[0].contains("app")).unwrap().unique;
+    let unique = unique.iter().find(|usage| usage.tags[0].contains("app")).unwrap().unique;
     let before = scratch.store.usage().unwrap().layers;
     let removed = remove(&scratch.store, "app").unwrap();
     scratch.store.empty_trash().unwrap();
