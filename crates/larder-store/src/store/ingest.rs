@@ -58,6 +58,8 @@ struct State {
     /// Bytes that came since the note was written.
     unnoted: u64,
     synced: Instant,
+    /// How often all bytes were forgotten.
+    round: u64,
     /// Why no more bytes will come.
     stopped: Option<(io::ErrorKind, String)>,
     discarded: bool,
@@ -74,10 +76,10 @@ impl Store {
             .ok_or_else(|| StoreError::Busy { digest: digest.clone() })?;
         let folder = inner.layout.ingest(digest);
         let boot = inner.disk.boot_id();
-        let mut present = Extents::default();
+        let (mut durable, mut present) = (Extents::default(), Extents::default());
         if folder.is_dir() {
             match read_note(&folder, size).doing(doing)? {
-                Some(noted) => present = noted.trusted(&boot),
+                Some(noted) => (durable, present) = (noted.durable.clone(), noted.trusted(&boot)),
                 // Nothing in it can be relied on.
                 None => inner.discard(&folder).doing(doing)?,
             }
@@ -85,16 +87,16 @@ impl Store {
         ensure_dir(&*inner.disk, &folder).doing(doing)?;
         let data = inner.disk.open(&folder.join(DATA), OpenHow::Create).doing(doing)?;
         if data.len().doing(doing)? != size {
-            present = Extents::default();
+            (durable, present) = (Extents::default(), Extents::default());
             data.set_len(0).doing(doing)?;
             data.set_len(size).doing(doing)?;
         }
         let state = State {
-            // What a note of another run calls durable is so; what was not synced in this run is not known.
-            durable: Extents::default(),
+            durable,
             present,
             unnoted: 0,
             synced: Instant::now(),
+            round: 0,
             stopped: None,
             discarded: false,
         };
@@ -109,7 +111,7 @@ impl Store {
             news: Condvar::new(),
             _hold: hold,
         };
-        inside.note().doing(doing)?;
+        inside.note(false).doing(doing)?;
         Ok(IngestFile(Arc::new(inside)))
     }
 }
@@ -141,7 +143,7 @@ impl IngestFile {
             state.unnoted >= NOTE_EVERY
         };
         if note {
-            self.0.sync_if_due().and_then(|()| self.0.note()).doing(doing)?;
+            self.0.sync_if_due().and_then(|synced| self.0.note(synced)).doing(doing)?;
         }
         Ok(())
     }
@@ -173,9 +175,10 @@ impl IngestFile {
             let mut state = self.0.state();
             state.present = Extents::default();
             state.durable = Extents::default();
+            state.round += 1;
         }
         // First the note, so that it never promises what is gone.
-        self.0.note().doing(doing)?;
+        self.0.note(true).doing(doing)?;
         self.0.data.set_len(0).and_then(|()| self.0.data.set_len(self.0.size)).doing(doing)
     }
 
@@ -209,23 +212,26 @@ impl Inside {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes durable what came, if that was not done for a while.
-    fn sync_if_due(&self) -> io::Result<()> {
-        let present = {
+    /// Makes durable what came, if that was not done for a while; says whether it did.
+    fn sync_if_due(&self) -> io::Result<bool> {
+        let (present, round) = {
             let mut state = self.state();
             if state.synced.elapsed() < self.store.config.ingest_sync {
-                return Ok(());
+                return Ok(false);
             }
             state.synced = Instant::now(); // others that come meanwhile go on
-            state.present.clone()
+            (state.present.clone(), state.round)
         };
         self.data.sync_data()?;
-        self.state().durable = present;
-        Ok(())
+        let mut state = self.state();
+        if state.round == round {
+            state.durable = present;
+        }
+        Ok(true)
     }
 
-    /// Writes down what is there. Writers may come here together; the last one writes the most.
-    fn note(&self) -> io::Result<()> {
+    /// Writes down what is there, durably on demand. Writers may come here together; the last one writes the most.
+    fn note(&self, durably: bool) -> io::Result<()> {
         let mut state = self.state();
         if state.discarded {
             return Ok(());
@@ -237,9 +243,14 @@ impl Inside {
             present: state.present.clone(),
         };
         // Under the lock, or an older note could replace a newer one.
-        let temporary = self.folder.join("extents.new");
-        replace(&*self.store.disk, &temporary, &self.folder.join(EXTENTS), noted.to_text().as_bytes())?;
+        let (disk, text) = (&*self.store.disk, noted.to_text());
+        replace(disk, &self.folder.join("extents.new"), &self.folder.join(EXTENTS), text.as_bytes())?;
         state.unnoted = 0;
+        if durably {
+            disk.open(&self.folder.join(EXTENTS), OpenHow::Existing)?.sync_data()?;
+            disk.sync_dir(&self.folder)?;
+            disk.sync_dir(&self.store.layout.ingests())?;
+        }
         Ok(())
     }
 }
@@ -247,7 +258,7 @@ impl Inside {
 impl Drop for Inside {
     fn drop(&mut self) {
         if self.state().unnoted > 0
-            && let Err(error) = self.note()
+            && let Err(error) = self.note(false)
         {
             tracing::debug!(digest = %self.digest, %error, "some bytes of a blob will be fetched again");
         }
