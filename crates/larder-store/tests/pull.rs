@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
 
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,6 +14,7 @@ use larder_store::backend::StoreBackend;
 use larder_store::pull::{PullConfig, Puller};
 use larder_store::registry::{Client, RegistryConfig};
 use larder_store::store::{Store, StoreConfig};
+use larder_testkit::archive::{Archive, Entry};
 use larder_testkit::backend_suite::{self, Fixture, Names};
 use larder_testkit::peers::{Gate, Image, Layer, Package, Registry, RegistryOptions, require};
 use tempfile::TempDir;
@@ -147,4 +149,25 @@ async fn an_image_that_does_not_exist_is_not_found_and_leaves_nothing() {
     let error = backend.pull(&image, None, None, &Progress::unwatched()).await.unwrap_err();
     assert!(error.to_string().contains("no/such"), "{error}");
     assert_eq!(backend.list().await.unwrap(), []);
+}
+
+#[tokio::test]
+async fn a_layer_looks_on_each_base_as_that_base_says() {
+    let Some((folder, backend, registry)) = node() else { return };
+    // Two bases that differ in the mode of a directory, and one layer that puts a file there without naming it.
+    let shared = Layer::archive(Archive::new().with(Entry::file("srv/x", "x")).finish());
+    for (name, mode) in [("bases/open:v1", 0o755), ("bases/closed:v1", 0o700), ("bases/shut:v1", 0o500)] {
+        let base = Archive::new().with(Entry::dir("srv").mode(mode)).with(Entry::file("base", name)).finish();
+        Image::new().layer(Layer::archive(base)).layer(shared.clone()).push(&registry, name).unwrap();
+    }
+    let names = ["bases/open:v1", "bases/closed:v1", "bases/shut:v1"].map(|name| registry.image(name));
+    join_all(names.iter().map(|name| pull(&backend, name))).await;
+    for (name, mode) in names.iter().zip([0o755, 0o700, 0o500]) {
+        let record = backend.store().image(name).unwrap().expect("it is here");
+        let top = folder.path().join("store/layers").join(record.layers[1].key.as_str()).join("fs/srv");
+        let found = fs_err::metadata(&top).unwrap().permissions().mode() & 0o7777;
+        // Without root, directories keep rwx for their owner; the layer manifest has the true mode.
+        let expected = if rustix::process::geteuid().is_root() { mode } else { mode | 0o700 };
+        assert_eq!(format!("{found:o}"), format!("{expected:o}"), "{name}");
+    }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
+use larder::reference::Digest;
 use tokio::task::JoinHandle;
 
 use super::bring::{FILES, Staged, Tally, bring, take};
@@ -16,7 +17,7 @@ use super::{Puller, blocking};
 use crate::disk::Amount;
 use crate::registry::Session;
 use crate::store::import::Import;
-use crate::store::{Claim, Layer, LayerClaim, LayerFacts, LayerKey, StoreError, Waiting};
+use crate::store::{Claim, Layer, LayerClaim, LayerFacts, LayerKey, Store, StoreError, Waiting};
 use crate::unpack::{Options, Settled, Settling, Target, settle};
 
 /// How soon a blob is tried again that another image of this process is fetching for itself.
@@ -127,24 +128,15 @@ impl Puller {
         }
     }
 
-    /// Fetches a layer that somebody else gave up, or that fits his image only.
+    /// A layer that somebody else gave up.
     async fn again(&self, from: &Origin, wanted: &Wanted, below: &[Layer]) -> Result<Layer, PullError> {
         loop {
-            let (store, layer) = (self.store.clone(), wanted.clone());
-            match blocking(move || store.claim(&layer.diff_id, &layer.chain_id)).await?? {
-                Claim::Present(layer) => return self.fitting(from, wanted, layer, below).await,
-                Claim::Fetch(claim) => {
-                    let staged = self.bring(from.clone(), wanted.clone(), self.options(1)).await?;
-                    let layer = self.settle(wanted, staged, below).await?;
-                    claim.done(&layer);
-                    return Ok(layer);
-                }
-                Claim::Wait(waiting) => {
-                    if let Some(layer) = waiting.wait().await {
-                        return self.fitting(from, wanted, layer, below).await;
-                    }
-                }
-            }
+            let layer = match self.turn(from, wanted, below, Store::claim).await? {
+                Some((layer, true)) => return Ok(layer),
+                Some((layer, false)) => layer,
+                None => continue,
+            };
+            return self.fitting(from, wanted, layer, below).await;
         }
     }
 
@@ -156,15 +148,40 @@ impl Puller {
         layer: Layer,
         below: &[Layer],
     ) -> Result<Layer, PullError> {
-        if *layer.key() == LayerKey::from(&wanted.chain_id) {
+        if *layer.key() == LayerKey::from(&wanted.chain_id) || !layer.record().facts.pending {
             return Ok(layer);
         }
         let (root, files) = (layer.fs(), layer.path().join(FILES));
         if !self.settled(wanted, root, files, below, Settling::Check).await?.changed {
             return Ok(layer);
         }
-        let staged = self.bring(from.clone(), wanted.clone(), self.options(1)).await?;
-        self.settle(wanted, staged, below).await
+        loop {
+            if let Some((layer, _)) = self.turn(from, wanted, below, Store::claim_own).await? {
+                return Ok(layer);
+            }
+        }
+    }
+
+    /// Claims a layer, and fetches it or waits for whoever does. Says whether it was fetched here, and so fits; `None`
+    /// when whoever fetched it gave up.
+    async fn turn(
+        &self,
+        from: &Origin,
+        wanted: &Wanted,
+        below: &[Layer],
+        claim: fn(&Store, &Digest, &Digest) -> Result<Claim, StoreError>,
+    ) -> Result<Option<(Layer, bool)>, PullError> {
+        let (store, layer) = (self.store.clone(), wanted.clone());
+        match blocking(move || claim(&store, &layer.diff_id, &layer.chain_id)).await?? {
+            Claim::Present(layer) => Ok(Some((layer, false))),
+            Claim::Wait(waiting) => Ok(waiting.wait().await.map(|layer| (layer, false))),
+            Claim::Fetch(claim) => {
+                let staged = self.bring(from.clone(), wanted.clone(), self.options(1)).await?;
+                let layer = self.settle(wanted, staged, below).await?;
+                claim.done(&layer);
+                Ok(Some((layer, true)))
+            }
+        }
     }
 
     /// Gives a staged layer what it takes from those below, and moves it to its place.
