@@ -18,6 +18,7 @@ mod error;
 mod load;
 mod plan;
 
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
@@ -120,8 +121,11 @@ impl Puller {
         let (store, reserve) = (self.store.clone(), self.config.reserve);
         blocking(move || {
             let need = admission::estimate(store.ratio()?, sizes);
-            let reclaimable = Amount::default(); // nothing is collected by itself yet
-            Ok(admit(need, store.free()?, reserve, reclaimable)?)
+            let free = store.free()?;
+            if admit(need, free, reserve, Amount::default()).is_ok() {
+                return Ok(());
+            }
+            Ok(admit(need, free, reserve, reclaimable(&store)?)?)
         })
         .await?
     }
@@ -185,6 +189,22 @@ impl Puller {
         let threads = if count.min(self.config.layers_at_once) < cores { Threads::Two } else { Threads::One };
         Options { threads, limits: self.config.limits.clone(), ..Options::default() }
     }
+}
+
+/// What the layers take that no mount uses: what removing all unused images would free.
+fn reclaimable(store: &Store) -> Result<Amount, StoreError> {
+    let mounted: HashSet<_> = store.mounts()?.into_iter().flat_map(|mount| mount.layers).collect();
+    let mut layers = HashMap::new();
+    for image in store.images()? {
+        for key in image.keys() {
+            if !mounted.contains(key)
+                && let Some(layer) = store.layer(key)?
+            {
+                layers.insert(key.clone(), layer.record().usage);
+            }
+        }
+    }
+    Ok(layers.into_values().sum())
 }
 
 /// Adds up the bytes of all layers for whoever watches the pull.
