@@ -1,5 +1,6 @@
 //! Brings the layers of an image and settles them from the bottom up.
 
+use std::cmp::Reverse;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -16,9 +17,10 @@ use super::plan::{Plan, Wanted};
 use super::{Puller, blocking};
 use crate::disk::Amount;
 use crate::registry::Session;
+use crate::store::error::Doing as _;
 use crate::store::import::Import;
 use crate::store::{Claim, Layer, LayerClaim, LayerFacts, LayerKey, Store, StoreError, Waiting};
-use crate::unpack::{Options, Settled, Settling, Target, settle};
+use crate::unpack::{Options, Settled, Settling, Target, WriteBehind, settle};
 
 /// How soon a blob is tried again that another image of this process is fetching for itself.
 const BUSY_RETRY: Duration = Duration::from_millis(100);
@@ -47,30 +49,52 @@ impl Puller {
         blocking::<Result<Vec<Claim>, StoreError>>(claim).await?.map_err(PullError::from)
     }
 
-    /// All layers of the plan, in order. `fetching` of them are this pull's to fetch.
+    /// All layers of the plan, in order, most of their bytes on the disk already.
     pub(super) async fn assemble(
         &self,
         from: &Origin,
         plan: &Plan,
         claims: Vec<Claim>,
-        fetching: usize,
     ) -> Result<Vec<Layer>, PullError> {
-        let options = self.options(fetching);
-        let mut under_way = FuturesUnordered::new();
+        let doing = "write layers to the disk";
+        if claims.iter().all(|claim| matches!(claim, Claim::Present(_))) {
+            return self.gather(from, plan, claims, None).await;
+        }
+        let write_behind = WriteBehind::start().doing(doing)?;
+        let layers = self.gather(from, plan, claims, Some(&write_behind)).await?;
+        blocking(move || write_behind.finish()).await?.doing(doing)?;
+        Ok(layers)
+    }
+
+    async fn gather(
+        &self,
+        from: &Origin,
+        plan: &Plan,
+        claims: Vec<Claim>,
+        write_behind: Option<&WriteBehind>,
+    ) -> Result<Vec<Layer>, PullError> {
+        let mut fetches = Vec::new();
         let mut coming = Vec::with_capacity(claims.len());
         for (at, claim) in claims.into_iter().enumerate() {
             coming.push(match claim {
                 Claim::Present(layer) => Coming::Present(layer),
                 Claim::Wait(waiting) => Coming::Waiting(waiting),
                 Claim::Fetch(claim) => {
-                    let (this, from) = (self.clone(), from.clone());
-                    let (wanted, options) = (plan.layers[at].clone(), options.clone());
-                    let task = Task(tokio::spawn(async move { this.bring(from, wanted, options).await }));
-                    under_way.push(async move { (at, task.join().await) });
+                    fetches.push((at, plan.layers[at].clone()));
                     Coming::Bringing(claim)
                 }
             });
         }
+        // The largest first, or the last one to begin keeps the others waiting.
+        fetches.sort_by_key(|(_, wanted)| Reverse(wanted.descriptor.size));
+        let under_way = FuturesUnordered::new();
+        for (at, wanted) in fetches {
+            let (this, from) = (self.clone(), from.clone());
+            let options = self.options(wanted.descriptor.size, write_behind);
+            let task = Task(tokio::spawn(async move { this.bring(from, wanted, options).await }));
+            under_way.push(async move { (at, task.join().await) });
+        }
+        let mut under_way = under_way;
         let mut staged = HashMap::new();
         let mut layers: Vec<Layer> = Vec::with_capacity(coming.len());
         for (at, coming) in coming.into_iter().enumerate() {
@@ -176,7 +200,8 @@ impl Puller {
             Claim::Present(layer) => Ok(Some((layer, false))),
             Claim::Wait(waiting) => Ok(waiting.wait().await.map(|layer| (layer, false))),
             Claim::Fetch(claim) => {
-                let staged = self.bring(from.clone(), wanted.clone(), self.options(1)).await?;
+                let options = self.options(wanted.descriptor.size, None);
+                let staged = self.bring(from.clone(), wanted.clone(), options).await?;
                 let layer = self.settle(wanted, staged, below).await?;
                 claim.done(&layer);
                 Ok(Some((layer, true)))

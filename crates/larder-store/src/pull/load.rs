@@ -32,7 +32,7 @@ impl Puller {
         let claims = self.claim(&plan).await?;
         let missing = plan.to_fetch(&claims);
         self.admit(&missing).await?;
-        let layers = self.assemble(&Origin::Import(import.clone()), &plan, claims, missing.len()).await?;
+        let layers = self.assemble(&Origin::Import(import.clone()), &plan, claims).await?;
         let commit = ImageCommit {
             names: image.names.clone(),
             config: plan.config.clone(),

@@ -35,7 +35,7 @@ use crate::manifest::PlatformMatcher;
 use crate::registry::{Client, ImageDocuments};
 use crate::store::admission::{self, admit};
 use crate::store::{ImageCommit, ImageRecord, LeaseKind, LeaseRecord, Leased, Store, StoreError, seconds};
-use crate::unpack::{Limits, Options, Threads};
+use crate::unpack::{Limits, Options, Threads, WriteBehind};
 use assemble::Origin;
 use plan::Plan;
 
@@ -68,6 +68,9 @@ impl Default for PullConfig {
 
 /// How long an abandoned pull keeps what it fetched from being swept, unless it comes back.
 const PULL_LEASE: Duration = Duration::from_secs(24 * 3600);
+
+/// Layers of at least so many compressed bytes are unpacked on two threads.
+const TWO_THREADS: u64 = 8 << 20;
 
 /// Pulls images into a store. Clones share it, and with it the bounds on what runs at once.
 #[derive(Clone)]
@@ -105,8 +108,7 @@ impl Puller {
         self.admit(&missing).await?;
         let lease = self.lease_of(&plan, &missing).await?;
         let tally = Arc::new(tally(progress, missing.iter().map(|(_, size)| size).sum()));
-        let layers =
-            self.assemble(&Origin::Registry { session, tally }, &plan, claims, missing.len()).await?;
+        let layers = self.assemble(&Origin::Registry { session, tally }, &plan, claims).await?;
         let commit = self.commit_of(name, &documents, &plan, layers, lease);
         let store = self.store.clone();
         Ok(blocking(move || store.commit(&commit, SystemTime::now())).await??)
@@ -183,11 +185,13 @@ impl Puller {
         }
     }
 
-    /// How layers are unpacked when `count` of them come at once: two threads each only where cores would stand idle.
-    fn options(&self, count: usize) -> Options {
+    /// How a layer of `size` compressed bytes is unpacked: on two threads if it may be the last one to end, when the
+    /// others leave cores idle.
+    fn options(&self, size: u64, write_behind: Option<&WriteBehind>) -> Options {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        let threads = if count.min(self.config.layers_at_once) < cores { Threads::Two } else { Threads::One };
-        Options { threads, limits: self.config.limits.clone(), ..Options::default() }
+        let threads = if cores > 1 && size >= TWO_THREADS { Threads::Two } else { Threads::One };
+        let limits = self.config.limits.clone();
+        Options { threads, limits, write_behind: write_behind.cloned(), ..Options::default() }
     }
 }
 

@@ -6,8 +6,7 @@
 use std::fmt;
 use std::io::{self, Read};
 
-use flate2::bufread::MultiGzDecoder;
-
+use super::gzip::Gunzip;
 use super::source::Source;
 use super::{Limits, UnpackError};
 
@@ -53,7 +52,7 @@ pub(super) struct Decoder<R: Read> {
 }
 
 enum Form<R: Read> {
-    Gzip(Box<MultiGzDecoder<Source<R>>>),
+    Gzip(Box<Gunzip<Source<R>>>),
     Zstd(Box<zstd::stream::read::Decoder<'static, Source<R>>>),
     Plain(Box<Source<R>>),
 }
@@ -70,7 +69,7 @@ impl<R: Read> Decoder<R> {
             Err(foreign) => return Err(source.finish().err().unwrap_or(foreign)),
         };
         let form = match compression {
-            Compression::Gzip => Form::Gzip(Box::new(MultiGzDecoder::new(source))),
+            Compression::Gzip => Form::Gzip(Box::new(Gunzip::new(source))),
             Compression::Zstd => {
                 Form::Zstd(Box::new(zstd_decoder(source, limits).map_err(UnpackError::Read)?))
             }

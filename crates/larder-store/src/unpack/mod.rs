@@ -23,6 +23,7 @@ mod beneath;
 mod decompress;
 mod error;
 pub mod files;
+mod gzip;
 mod lowers;
 mod metadata;
 mod options;
@@ -32,6 +33,7 @@ mod source;
 mod stream;
 mod tree;
 mod verify;
+mod write_behind;
 mod writer;
 
 use std::io::Read;
@@ -46,6 +48,7 @@ pub use error::{Refusal, Stage, UnpackError};
 pub use options::{Limits, Options, OverlayForm, Owners, Progress, Threads};
 pub use settle::{Settled, Settling, settle};
 pub use verify::{Damage, DamageKind, Depth, Verify, verify};
+pub use write_behind::WriteBehind;
 
 use archive::Archive;
 use decompress::Decoder;

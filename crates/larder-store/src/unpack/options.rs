@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
+use super::WriteBehind;
+
 /// How layers are unpacked. The default suits this process: root applies owners, everybody else records them.
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -19,6 +21,8 @@ pub struct Options {
     pub mark_whiteouts: bool,
     /// Counts what was done, and carries the wish to stop.
     pub progress: Arc<Progress>,
+    /// Gets large files as soon as they are complete, to write them to the disk early. Default nobody.
+    pub write_behind: Option<WriteBehind>,
 }
 
 impl Default for Options {
@@ -31,6 +35,7 @@ impl Default for Options {
             overlay: if root { OverlayForm::Trusted } else { OverlayForm::User },
             mark_whiteouts: false,
             progress: Arc::default(),
+            write_behind: None,
         }
     }
 }

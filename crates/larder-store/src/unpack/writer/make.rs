@@ -51,6 +51,9 @@ impl Writer<'_> {
         futimens(&file, &timestamps(entry.mtime)).map_err(|errno| fail("set the time of", errno))?;
         self.usage.inodes += 1;
         self.usage.allocated_bytes += allocated(&stat);
+        if let Some(write_behind) = &self.options.write_behind {
+            write_behind.take(file, entry.size);
+        }
         let extents = extents.map(<[Extent]>::to_vec);
         self.record(place, entry, RecordKind::File { size: entry.size, checksum, extents }, xattrs)
     }
