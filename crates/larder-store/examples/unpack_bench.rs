@@ -16,12 +16,16 @@ use rustix::time::{ClockId, clock_gettime};
 type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 fn main() -> Outcome<()> {
-    let (mut threads, mut at_once, mut paths) = (Threads::Two, 1, Vec::new());
+    let (mut threads, mut at_once, mut paths) = (Threads::Many, 1, Vec::new());
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--threads" => {
-                threads = if arguments.next().as_deref() == Some("1") { Threads::One } else { Threads::Two };
+                threads = match arguments.next().as_deref() {
+                    Some("1") => Threads::One,
+                    Some("2") => Threads::Two,
+                    _ => Threads::Many,
+                };
             }
             "--at-once" => at_once = arguments.next().ok_or("how many at once?")?.parse()?,
             _ => paths.push(PathBuf::from(argument)),

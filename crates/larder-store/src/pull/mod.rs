@@ -69,8 +69,8 @@ impl Default for PullConfig {
 /// How long an abandoned pull keeps what it fetched from being swept, unless it comes back.
 const PULL_LEASE: Duration = Duration::from_secs(24 * 3600);
 
-/// Layers of at least so many compressed bytes are unpacked on two threads.
-const TWO_THREADS: u64 = 8 << 20;
+/// Layers of at least so many compressed bytes are unpacked on several threads.
+const MANY_THREADS: u64 = 8 << 20;
 
 /// Pulls images into a store. Clones share it, and with it the bounds on what runs at once.
 #[derive(Clone)]
@@ -185,11 +185,11 @@ impl Puller {
         }
     }
 
-    /// How a layer of `size` compressed bytes is unpacked: on two threads if it may be the last one to end, when the
-    /// others leave cores idle.
+    /// How a layer of `size` compressed bytes is unpacked: on several threads if it may be the last one to end, when
+    /// the others leave cores idle.
     fn options(&self, size: u64, write_behind: Option<&WriteBehind>) -> Options {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        let threads = if cores > 1 && size >= TWO_THREADS { Threads::Two } else { Threads::One };
+        let threads = if cores > 1 && size >= MANY_THREADS { Threads::Many } else { Threads::One };
         let limits = self.config.limits.clone();
         Options { threads, limits, write_behind: write_behind.cloned(), ..Options::default() }
     }

@@ -54,7 +54,7 @@ use archive::Archive;
 use decompress::Decoder;
 use source::Source;
 use stream::{Feed, Plain};
-use writer::Writer;
+use writer::{Crew, Writer};
 
 /// What is known about a layer before it is read.
 #[derive(Debug, Clone, Copy)]
@@ -137,7 +137,7 @@ pub fn unpack_layer(
     let source = Source::new(compressed, expected, options);
     match options.threads {
         Threads::One => on_one_thread(source, expected, target, options),
-        Threads::Two => on_two_threads(source, expected, target, options),
+        Threads::Two | Threads::Many => on_two_threads(source, expected, target, options),
     }
 }
 
@@ -191,15 +191,29 @@ fn write(
     target: Target<'_>,
     options: &Options,
 ) -> Result<Unpacked, UnpackError> {
-    let mut archive = Archive::new(Plain::new(feed, expected.diff_id, options), options);
-    let mut writer = Writer::new(target, options)?;
-    while let Some(entry) = archive.next()? {
-        writer.add(&entry, &mut archive)?;
-    }
-    let entries = archive.entries();
-    let plain_bytes = archive.into_plain().finish(expected.diff_id)?;
-    let written = writer.finish()?;
-    Ok(Unpacked { plain_bytes, entries, ..written })
+    thread::scope(|scope| {
+        let crew = match options.threads {
+            Threads::Many => {
+                let crew = Crew::start(scope, makers(), options);
+                Some(crew.map_err(|error| UnpackError::file("start a thread for", target.root, error))?)
+            }
+            Threads::One | Threads::Two => None,
+        };
+        let mut archive = Archive::new(Plain::new(feed, expected.diff_id, options), options);
+        let mut writer = Writer::new(target, options, crew)?;
+        while let Some(entry) = archive.next()? {
+            writer.add(&entry, &mut archive)?;
+        }
+        let entries = archive.entries();
+        let plain_bytes = archive.into_plain().finish(expected.diff_id)?;
+        let written = writer.finish()?;
+        Ok(Unpacked { plain_bytes, entries, ..written })
+    })
+}
+
+/// Threads that make small files: the kernel keeps no more than a few busy in one file system.
+fn makers() -> usize {
+    thread::available_parallelism().map_or(1, std::num::NonZero::get).clamp(1, 4)
 }
 
 /// Both halves' outcomes as one: this machine's trouble first, then wrong bytes, then what is wrong inside them.

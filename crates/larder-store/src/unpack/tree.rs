@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher as _;
 use std::os::fd::{AsFd, OwnedFd};
-use std::rc::Rc;
+use std::sync::Arc;
 
 use rustix::fs::{Mode, mkdirat, openat, readlinkat};
 use rustix::io::Errno;
@@ -62,7 +62,7 @@ pub(super) struct Node {
 
 struct Slot {
     dir: DirId,
-    fd: Rc<OwnedFd>,
+    fd: Arc<OwnedFd>,
     used: u64,
 }
 
@@ -72,7 +72,7 @@ pub(super) struct Tree {
     /// First node with this hash of parent and name.
     index: HashMap<u64, DirId>,
     hasher: RandomState,
-    root: Rc<OwnedFd>,
+    root: Arc<OwnedFd>,
     slots: Vec<Slot>,
     clock: u64,
     max_directories: u32,
@@ -105,7 +105,7 @@ impl Tree {
             nodes: Vec::new(),
             index: HashMap::new(),
             hasher: RandomState::new(),
-            root: Rc::new(root),
+            root: Arc::new(root),
             slots: Vec::with_capacity(OPEN_DIRECTORIES),
             clock: 0,
             max_directories: limits.max_directories,
@@ -204,7 +204,7 @@ impl Tree {
     }
 
     /// The directory, open.
-    pub(super) fn open(&mut self, dir: DirId) -> Result<Rc<OwnedFd>, Stuck> {
+    pub(super) fn open(&mut self, dir: DirId) -> Result<Arc<OwnedFd>, Stuck> {
         if dir == ROOT {
             return Ok(self.root.clone());
         }
@@ -226,13 +226,13 @@ impl Tree {
         for dir in closed.into_iter().rev() {
             let opened = openat(fd.as_fd(), path_of(&self.node(dir).name), DIRECTORY, Mode::empty())
                 .map_err(|errno| Stuck::System("open the directory of", errno))?;
-            fd = Rc::new(opened);
+            fd = Arc::new(opened);
             self.keep(dir, fd.clone());
         }
         Ok(fd)
     }
 
-    fn keep(&mut self, dir: DirId, fd: Rc<OwnedFd>) {
+    fn keep(&mut self, dir: DirId, fd: Arc<OwnedFd>) {
         let slot = Slot { dir, fd, used: self.clock };
         if self.slots.len() < OPEN_DIRECTORIES {
             self.slots.push(slot);

@@ -6,11 +6,13 @@
 //!
 //! A file is made with its permissions and only what differs is set afterwards, in the one order that works: owner,
 //! attributes (changing the owner drops capabilities), mode (it drops set-id bits), times. Directories wait until the
-//! end, since everything that is put into them changes their time. A usual file takes five system calls.
+//! end, since everything that is put into them changes their time. A usual file takes five system calls, and other
+//! threads may make the small ones (`small.rs`).
 
 mod close;
 mod links;
 mod make;
+mod small;
 
 use std::collections::HashMap;
 use std::io;
@@ -25,6 +27,7 @@ use super::stream::Feed;
 use super::tree::{DirId, ROOT, Stuck, Tree, Walk, Walked};
 use super::{Options, Refusal, Target, UnpackError, Usage};
 use links::ForwardLinks;
+pub(super) use small::Crew;
 
 /// Writes one layer.
 pub(super) struct Writer<'a> {
@@ -47,6 +50,8 @@ pub(super) struct Writer<'a> {
     /// The parent of the last entry, as written: most entries have the same as the one before.
     last_parent: (Vec<u8>, DirId),
     last_parent_path: (DirId, Vec<u8>),
+    /// Threads that make small files; without, they are made like all others.
+    crew: Option<Crew>,
 }
 
 /// Where an entry goes: a name in a directory.
@@ -57,7 +62,11 @@ struct Place<'a> {
 }
 
 impl<'a> Writer<'a> {
-    pub(super) fn new(target: Target<'a>, options: &'a Options) -> Result<Writer<'a>, UnpackError> {
+    pub(super) fn new(
+        target: Target<'a>,
+        options: &'a Options,
+        crew: Option<Crew>,
+    ) -> Result<Writer<'a>, UnpackError> {
         let open = |error| UnpackError::file("open the layer's directory", target.root, error);
         let root: OwnedFd = openat(rustix::fs::CWD, target.root, DIRECTORY, Mode::empty()).map_err(open)?;
         // Without a set-group-id bit: what is made in it shall be this process's own.
@@ -80,6 +89,7 @@ impl<'a> Writer<'a> {
             hides_lowers: false,
             last_parent: (Vec::new(), ROOT),
             last_parent_path: (ROOT, Vec::new()),
+            crew,
         })
     }
 
@@ -122,12 +132,14 @@ impl<'a> Writer<'a> {
         archive: &mut Archive<'_, impl Feed>,
     ) -> Result<(), UnpackError> {
         self.tree.path_len(place.dir, place.name).map_err(|stuck| stuck.at(&entry.path))?;
+        self.await_place(place)?;
         self.forward.supersede(place.dir, place.name);
         match &entry.kind {
             Kind::Directory => {
                 let dir = self.directory(place, entry)?;
                 self.describe_directory(dir, entry)
             }
+            Kind::File if self.is_small(place, entry) => self.hand_out(place, entry, archive),
             Kind::File => self.file(place, entry, None, archive),
             Kind::Sparse(extents) => self.file(place, entry, Some(extents), archive),
             Kind::HardLink => self.hard_link(place, entry),
@@ -156,6 +168,7 @@ impl<'a> Writer<'a> {
 
     fn make_parents(&mut self, path: &[u8], entry: &Entry) -> Result<DirId, UnpackError> {
         let at = |stuck: Stuck| stuck.at(&entry.path);
+        self.drain()?;
         let mut walk = Walk::new(path);
         loop {
             let made = match self.tree.advance(&mut walk).map_err(at)? {
@@ -180,6 +193,9 @@ impl<'a> Writer<'a> {
 
     /// Removes what is at a place, to make room. The layers below stay hidden by what comes instead.
     fn clear(&mut self, place: Place<'_>, entry: &Entry) -> Result<(), UnpackError> {
+        self.drain()?;
+        // It may have been a link on the way to it.
+        self.last_parent = (Vec::new(), ROOT);
         let path = self.real_path(place);
         self.charge(path.len())?;
         self.void.insert(path, self.manifest.count());
@@ -251,16 +267,19 @@ impl<'a> Writer<'a> {
         kind: RecordKind,
         xattrs: Option<u32>,
     ) -> Result<(), UnpackError> {
-        let record = Record {
-            path: self.real_path(place),
-            kind,
-            mode: entry.mode,
-            uid: entry.uid,
-            gid: entry.gid,
-            mtime: entry.mtime,
-            xattrs,
-        };
-        self.manifest.add(&record).map_err(|error| self.manifest_error(error))
+        let record = self.record_of(place, entry, kind, xattrs);
+        self.put(record)
+    }
+
+    fn record_of(
+        &mut self,
+        place: Place<'_>,
+        entry: &Entry,
+        kind: RecordKind,
+        xattrs: Option<u32>,
+    ) -> Record {
+        let path = self.real_path(place);
+        Record { path, kind, mode: entry.mode, uid: entry.uid, gid: entry.gid, mtime: entry.mtime, xattrs }
     }
 
     fn manifest_error(&self, error: io::Error) -> UnpackError {

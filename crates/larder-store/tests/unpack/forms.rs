@@ -28,7 +28,7 @@ fn every_compression_gives_the_same_layer_whatever_it_is_called() {
         (zstd(&plain), Compression::Zstd),
         ([zstd(first), b"\x50\x2a\x4d\x18\x03\0\0\0abc".to_vec(), zstd(second)].concat(), Compression::Zstd),
     ] {
-        for threads in [Threads::One, Threads::Two] {
+        for threads in [Threads::One, Threads::Two, Threads::Many] {
             let layer = Layer::new();
             let options = Options { threads, ..Options::default() };
             let unpacked = layer.unpack_with(&compressed, &plain, &options).unwrap();
@@ -47,7 +47,7 @@ fn every_compression_gives_the_same_layer_whatever_it_is_called() {
 #[test]
 fn bytes_after_the_end_of_the_archive_count_for_the_digest_only() {
     let archive = [Archive::new().with(Entry::file("f", "x")).finish(), vec![7; 3_000_000]].concat();
-    for threads in [Threads::One, Threads::Two] {
+    for threads in [Threads::One, Threads::Two, Threads::Many] {
         let layer = Layer::new();
         let options = Options { threads, ..Options::default() };
         let unpacked = layer.unpack_with(&gzip(&archive), &archive, &options).unwrap();
@@ -392,7 +392,7 @@ fn a_default_acl_does_not_reach_the_files_of_the_archive() {
 #[test]
 fn cancelling_ends_it() {
     let [archive, _] = tricky();
-    for threads in [Threads::One, Threads::Two] {
+    for threads in [Threads::One, Threads::Two, Threads::Many] {
         let options = Options { threads, ..Options::default() };
         options.progress.cancel();
         let error = Layer::new().unpack_with(&gzip(&archive), &archive, &options).unwrap_err();
@@ -422,7 +422,7 @@ impl std::io::Read for Canceller<'_> {
 fn cancelling_in_the_middle_reads_no_further() {
     let [archive, _] = tricky();
     let digest = crate::support::digest(&archive);
-    for threads in [Threads::One, Threads::Two] {
+    for threads in [Threads::One, Threads::Two, Threads::Many] {
         let options = Options { threads, ..Options::default() };
         let (layer, mut reads) = (Layer::new(), 0);
         let (root, files) = (layer.root(), layer.files());

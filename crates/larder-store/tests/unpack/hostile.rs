@@ -581,7 +581,7 @@ fn run(case: &Case, layer: &Layer, threads: Threads) {
 fn run_all(cases: impl Fn(&Layer) -> Vec<Case>) {
     let count = cases(&Layer::new()).len();
     for at in 0..count {
-        for threads in [Threads::One, Threads::Two] {
+        for threads in [Threads::One, Threads::Two, Threads::Many] {
             let layer = Layer::new();
             run(&cases(&layer)[at], &layer, threads);
         }
@@ -615,7 +615,7 @@ fn wrong_bytes_are_reported_before_what_they_look_like() {
     let mut changed = sound.clone();
     let middle = changed.len() / 2;
     changed[middle] ^= 0xff;
-    for threads in [Threads::One, Threads::Two] {
+    for threads in [Threads::One, Threads::Two, Threads::Many] {
         let options = Options { threads, ..Options::default() };
         let (digest, diff_id) = (digest(&sound), digest(&plain));
         let expected = |size| larder_store::unpack::Expected {

@@ -194,7 +194,7 @@ fn merge(folder: &Path, layers: &[Blob]) -> Result<Merged, UnpackError> {
         let target = Target { root: &root, files: &files };
         let expected =
             Expected { digest: Some(&layer.digest), size: Some(layer.size), diff_id: &layer.diff_id };
-        let threads = if at % 2 == 0 { Threads::One } else { Threads::Two };
+        let threads = [Threads::Many, Threads::One, Threads::Two][at % 3];
         let file = fs_err::File::open(&layer.file).unwrap();
         unpack_layer(file, &expected, target, &Options { threads, ..Options::default() })?;
         let lowers: Vec<&Path> = roots.iter().rev().map(PathBuf::as_path).collect();

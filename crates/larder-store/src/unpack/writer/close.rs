@@ -16,6 +16,7 @@ use super::{Place, Writer, allocated};
 impl Writer<'_> {
     /// Completes the tree and its manifest. Nothing is synced.
     pub(in super::super) fn finish(mut self) -> Result<Unpacked, UnpackError> {
+        self.drain()?;
         let mut pending = self.finish_links()?;
         self.finish_default_acls()?;
         let marked =
@@ -77,11 +78,11 @@ impl Writer<'_> {
         let stat: Stat =
             statat(&*here, name, AtFlags::SYMLINK_NOFOLLOW).map_err(|errno| fail("look at", errno))?;
         let mode = u32::from(meta.mode);
-        if let Some((uid, gid)) = self.own((meta.uid, meta.gid), &stat) {
+        if let Some((uid, gid)) = self.options.own((meta.uid, meta.gid), &stat) {
             chownat(&*here, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)
                 .map_err(|errno| fail("set the owner of", errno))?;
         }
-        let disk_mode = self.disk_mode(mode, 0o700);
+        let disk_mode = self.options.disk_mode(mode, 0o700);
         if stat.st_mode & 0o7777 != disk_mode {
             chmodat(&*here, name, Mode::from_raw_mode(disk_mode), AtFlags::empty())
                 .map_err(|errno| fail("set the mode of", errno))?;

@@ -55,6 +55,7 @@ impl ForwardLinks {
 
 impl Writer<'_> {
     pub(super) fn hard_link(&mut self, place: Place<'_>, entry: &Entry) -> Result<(), UnpackError> {
+        self.drain()?; // its target may be under way
         if self.link(place, entry)? {
             return Ok(());
         }

@@ -1,6 +1,6 @@
 //! Makes files, links, devices, whiteouts and directories at their places.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{
     AtFlags, Dev, FileType, Gid, Mode, OFlags, Stat, Uid, chownat, fchmod, fchown, fstat, ftruncate,
@@ -15,7 +15,7 @@ use super::super::metadata::{
 };
 use super::super::stream::Feed;
 use super::super::tree::{DirId, DirMeta};
-use super::super::{Owners, Refusal, UnpackError};
+use super::super::{Options, Owners, Refusal, UnpackError};
 use super::{Place, Writer, allocated};
 
 impl Writer<'_> {
@@ -27,35 +27,27 @@ impl Writer<'_> {
         extents: Option<&[Extent]>,
         archive: &mut Archive<'_, impl Feed>,
     ) -> Result<(), UnpackError> {
-        let mode = self.disk_mode(entry.mode, 0o400);
-        // No set-id bits before the owner is right.
-        let first = Mode::from_raw_mode(mode & 0o777);
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let file =
-            self.in_place(place, entry, "create", |dir, name| openat(dir, path_of(name), flags, first))?;
-        let fail = |doing, errno: Errno| UnpackError::file(doing, path_of(&entry.path), errno);
+        let options = self.options;
+        let file = self.in_place(place, entry, "create", |dir, name| create(dir, name, entry, options))?;
         let checksum = match extents {
             None => write_all(file.as_fd(), entry, archive)?,
             Some(extents) => write_sparse(file.as_fd(), entry, extents, archive)?,
         };
-        let stat = fstat(&file).map_err(|errno| fail("look at", errno))?;
-        let changed = self.own((entry.uid, entry.gid), &stat);
-        if let Some((uid, gid)) = changed {
-            fchown(&file, Some(uid), Some(gid)).map_err(|errno| fail("set the owner of", errno))?;
-        }
-        let xattrs = self.put_xattrs(Bearer::Open(file.as_fd()), entry)?;
-        // The process's umask may have taken bits away.
-        if stat.st_mode & 0o7777 != mode || (xattrs.is_some() && has_acl(entry)) {
-            fchmod(&file, Mode::from_raw_mode(mode)).map_err(|errno| fail("set the mode of", errno))?;
-        }
-        futimens(&file, &timestamps(entry.mtime)).map_err(|errno| fail("set the time of", errno))?;
-        self.usage.inodes += 1;
-        self.usage.allocated_bytes += allocated(&stat);
-        if let Some(write_behind) = &self.options.write_behind {
+        let described = describe_file(file.as_fd(), entry, options)?;
+        self.count_file(&described);
+        if let Some(write_behind) = &options.write_behind {
             write_behind.take(file, entry.size);
         }
         let extents = extents.map(<[Extent]>::to_vec);
-        self.record(place, entry, RecordKind::File { size: entry.size, checksum, extents }, xattrs)
+        let kind = RecordKind::File { size: entry.size, checksum, extents };
+        self.record(place, entry, kind, described.xattrs)
+    }
+
+    /// Adds up what a file takes.
+    pub(super) fn count_file(&mut self, file: &Described) {
+        self.usage.inodes += 1;
+        self.usage.allocated_bytes += file.allocated;
+        self.skipped_xattrs += file.skipped_xattrs;
     }
 
     pub(super) fn symlink(&mut self, place: Place<'_>, entry: &Entry) -> Result<(), UnpackError> {
@@ -76,7 +68,7 @@ impl Writer<'_> {
         entry: &Entry,
         kind: FileType,
     ) -> Result<(), UnpackError> {
-        let bits = self.disk_mode(entry.mode, 0);
+        let bits = self.options.disk_mode(entry.mode, 0);
         let device = if kind == FileType::Fifo { 0 } else { makedev(entry.device.0, entry.device.1) };
         let first = Mode::from_raw_mode(bits & 0o777);
         let made = self.in_place(place, entry, "make", |dir, name| {
@@ -100,6 +92,7 @@ impl Writer<'_> {
 
     /// Hides a name of the layers below. What this very layer has under that name stays.
     pub(super) fn whiteout(&mut self, place: Place<'_>, entry: &Entry) -> Result<(), UnpackError> {
+        self.drain()?;
         self.hides_lowers = true;
         if self.forward.contains(place.dir, place.name) {
             return Ok(());
@@ -178,6 +171,10 @@ impl Writer<'_> {
 
     /// Notes what an entry says about its directory; attributes are set at once.
     pub(super) fn describe_directory(&mut self, dir: DirId, entry: &Entry) -> Result<(), UnpackError> {
+        if !entry.xattrs.is_empty() {
+            // A file made meanwhile must not inherit a default ACL.
+            self.drain()?;
+        }
         let had_xattrs = self.tree.node(dir).xattrs.is_some();
         let mut hash = None;
         if had_xattrs || !entry.xattrs.is_empty() {
@@ -233,7 +230,7 @@ impl Writer<'_> {
         let here = self.tree.open(place.dir).map_err(|stuck| stuck.at(&entry.path))?;
         let name = path_of(place.name);
         let stat = statat(&*here, name, AtFlags::SYMLINK_NOFOLLOW).map_err(|errno| fail("look at", errno))?;
-        if let Some((uid, gid)) = self.own((entry.uid, entry.gid), &stat) {
+        if let Some((uid, gid)) = self.options.own((entry.uid, entry.gid), &stat) {
             chownat(&*here, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)
                 .map_err(|errno| fail("set the owner of", errno))?;
         }
@@ -250,25 +247,70 @@ impl Writer<'_> {
         Ok(hash)
     }
 
-    /// The owner to set, if it is to be set and differs from what the file has.
-    pub(super) fn own(&self, (uid, gid): (u32, u32), stat: &Stat) -> Option<(Uid, Gid)> {
-        let differs = stat.st_uid != uid || stat.st_gid != gid;
-        (self.options.owners == Owners::Apply && differs).then(|| (Uid::from_raw(uid), Gid::from_raw(gid)))
-    }
-
-    /// The mode on disk: without owners, this user keeps the bits that it needs itself.
-    pub(super) fn disk_mode(&self, mode: u32, needed: u32) -> u32 {
-        match self.options.owners {
-            Owners::Apply => mode,
-            Owners::Record => mode | needed,
-        }
-    }
-
     fn put_xattrs(&mut self, on: Bearer<'_>, entry: &Entry) -> Result<Option<u32>, UnpackError> {
         let Applied { hash, skipped } = apply_xattrs(on, &entry.xattrs)
             .map_err(|errno| UnpackError::file("set attributes of", path_of(&entry.path), errno))?;
         self.skipped_xattrs += skipped;
         Ok(hash)
+    }
+}
+
+/// What a new file turned out to be.
+pub(super) struct Described {
+    allocated: u64,
+    /// Hash of its attributes.
+    pub(super) xattrs: Option<u32>,
+    skipped_xattrs: u64,
+}
+
+/// Makes an empty file, unless something has its name.
+pub(super) fn create(
+    dir: BorrowedFd<'_>,
+    name: &[u8],
+    entry: &Entry,
+    options: &Options,
+) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    // No set-id bits before the owner is right.
+    let mode = Mode::from_raw_mode(options.disk_mode(entry.mode, 0o400) & 0o777);
+    openat(dir, path_of(name), flags, mode)
+}
+
+/// Owner, attributes, mode and time of a file that was just written.
+pub(super) fn describe_file(
+    file: BorrowedFd<'_>,
+    entry: &Entry,
+    options: &Options,
+) -> Result<Described, UnpackError> {
+    let fail = |doing, errno: Errno| UnpackError::file(doing, path_of(&entry.path), errno);
+    let mode = options.disk_mode(entry.mode, 0o400);
+    let stat = fstat(file).map_err(|errno| fail("look at", errno))?;
+    if let Some((uid, gid)) = options.own((entry.uid, entry.gid), &stat) {
+        fchown(file, Some(uid), Some(gid)).map_err(|errno| fail("set the owner of", errno))?;
+    }
+    let Applied { hash, skipped } =
+        apply_xattrs(Bearer::Open(file), &entry.xattrs).map_err(|errno| fail("set attributes of", errno))?;
+    // The process's umask may have taken bits away.
+    if stat.st_mode & 0o7777 != mode || (hash.is_some() && has_acl(entry)) {
+        fchmod(file, Mode::from_raw_mode(mode)).map_err(|errno| fail("set the mode of", errno))?;
+    }
+    futimens(file, &timestamps(entry.mtime)).map_err(|errno| fail("set the time of", errno))?;
+    Ok(Described { allocated: allocated(&stat), xattrs: hash, skipped_xattrs: skipped })
+}
+
+impl Options {
+    /// The owner to set, if it is to be set and differs from what the file has.
+    pub(super) fn own(&self, (uid, gid): (u32, u32), stat: &Stat) -> Option<(Uid, Gid)> {
+        let differs = stat.st_uid != uid || stat.st_gid != gid;
+        (self.owners == Owners::Apply && differs).then(|| (Uid::from_raw(uid), Gid::from_raw(gid)))
+    }
+
+    /// The mode on disk: without owners, this user keeps the bits that it needs itself.
+    pub(super) fn disk_mode(&self, mode: u32, needed: u32) -> u32 {
+        match self.owners {
+            Owners::Apply => mode,
+            Owners::Record => mode | needed,
+        }
     }
 }
 
