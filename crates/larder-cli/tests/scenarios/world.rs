@@ -1,10 +1,12 @@
 //! What a scenario needs: servers, a home without credentials, and larder to run.
 
 use std::fs::File;
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
-use larder_testkit::peers::process::{PATIENCE, poll};
+use larder_testkit::peers::process::{PATIENCE, pause, poll};
 use larder_testkit::peers::{Availability, Containerd, Package, Registry, RegistryOptions, require};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
@@ -135,6 +137,13 @@ impl Running {
     /// Presses Ctrl-C.
     pub(crate) fn interrupt(&self) {
         kill_process(Pid::from_child(&self.child), Signal::INT).unwrap();
+    }
+
+    /// Lets it run for this time, and then kills it; says whether there was something to kill.
+    pub(crate) fn kill_after(mut self, time: Duration) -> bool {
+        pause(time);
+        self.child.kill().unwrap();
+        self.child.wait().unwrap().signal().is_some()
     }
 
     pub(crate) fn is_finished(&mut self) -> bool {
