@@ -26,7 +26,9 @@ pub(crate) fn default_root() -> Result<PathBuf, Failure> {
 
 /// Opens the store, and makes it if there is none.
 pub(crate) fn open(root: &Path) -> Result<StoreBackend, Failure> {
-    let store = Store::open(root, StoreConfig::default()).map_err(|error| cannot_open(&error))?;
+    // Who removes an image wants the room when the command is done.
+    let config = StoreConfig { finish_deletion: true, ..StoreConfig::default() };
+    let store = Store::open(root, config).map_err(|error| cannot_open(&error))?;
     let client = Client::new(RegistryConfig::default());
     Ok(StoreBackend::new(Puller::new(store, client, PullConfig::default())))
 }

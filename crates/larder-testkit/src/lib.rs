@@ -6,4 +6,5 @@ pub mod fake_backend;
 pub mod fake_cri;
 pub mod fault_registry;
 pub mod faulty_disk;
+pub mod fuzz;
 pub mod peers;

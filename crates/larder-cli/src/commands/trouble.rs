@@ -9,6 +9,8 @@ pub(super) enum Trouble {
     Denied,
     /// The registry has no such image.
     NotFound,
+    /// The disk is full.
+    NoRoom,
     /// Anything else; time may help.
     Other,
 }
@@ -27,12 +29,19 @@ const DENIED: [&str; 7] = [
 /// What they say of images that are not there.
 const NOT_FOUND: [&str; 4] = [": not found", "404 not found", "manifest unknown", "name unknown"];
 
+/// What the system says when a disk has no blocks or no inodes left, or a user's quota is used up.
+const NO_ROOM: [&str; 2] = ["no space left on device", "disk quota exceeded"];
+
+/// What to do about a full disk.
+pub(super) const MAKE_ROOM: &str = "make room and try again: larder df shows what holds the disk";
+
 impl Trouble {
     /// Reads it from the message of a failed pull. Docker Hub's "access denied, repository does not exist" is denied.
     pub(super) fn of(message: &str) -> Trouble {
         let message = message.to_lowercase();
         let says = |phrases: &[&str]| phrases.iter().any(|phrase| message.contains(phrase));
         match () {
+            () if says(&NO_ROOM) => Trouble::NoRoom,
             () if says(&DENIED) => Trouble::Denied,
             () if says(&NOT_FOUND) => Trouble::NotFound,
             () => Trouble::Other,
@@ -57,6 +66,7 @@ mod tests {
             ("unauthorized: authentication required", Trouble::Denied),
             ("dial tcp 127.0.0.1:5000: connect: connection refused", Trouble::Other),
             ("mkdir /var/lib/x: permission denied", Trouble::Other),
+            ("write /var/lib/x: no space left on device", Trouble::NoRoom),
             ("lookup r.example: no such host", Trouble::Other),
         ] {
             assert_eq!(Trouble::of(message), trouble, "{message}");

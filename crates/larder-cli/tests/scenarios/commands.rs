@@ -1,56 +1,56 @@
 //! The commands that look at images and remove them, on the real thing.
 
-use larder_testkit::peers::Image;
+use larder_testkit::peers::{Image, RegistryOptions};
 
 use crate::world::World;
 
 #[test]
 fn images_are_listed_inspected_measured_and_removed() {
-    let Some(world) = World::plain() else { return };
-    let web = Image::small(1, 300_000).user("1000").push(&world.registry, "shop/web:1").unwrap();
-    let api = Image::small(2, 50_000).push(&world.registry, "shop/api:v2").unwrap();
-    let (web_name, api_name) = (world.registry.image("shop/web:1"), world.registry.image("shop/api:v2"));
+    for world in World::of_each_backend(RegistryOptions::default()) {
+        let web = Image::small(1, 300_000).user("1000").push(&world.registry, "shop/web:1").unwrap();
+        let api = Image::small(2, 50_000).push(&world.registry, "shop/api:v2").unwrap();
+        let (web_name, api_name) = (world.registry.image("shop/web:1"), world.registry.image("shop/api:v2"));
 
-    let run = world.larder(&["images", "-q"]).expect(0);
-    assert_eq!(run.stdout, "", "nothing is there yet");
+        let run = world.larder(&["images", "-q"]).expect(0);
+        assert_eq!(run.stdout, "", "nothing is there yet");
 
-    let run = world.larder(&["pull", "-q", &web_name, &api_name]).expect(0);
-    assert_eq!(run.stdout.lines().collect::<Vec<_>>(), [web.image_id.as_str(), api.image_id.as_str()]);
+        let run = world.larder(&["pull", "-q", &web_name, &api_name]).expect(0);
+        assert_eq!(run.stdout.lines().collect::<Vec<_>>(), [web.image_id.as_str(), api.image_id.as_str()]);
 
-    let run = world.larder(&["images"]).expect(0);
-    let repository = world.registry.image("shop/web");
-    assert_eq!(run.lines_with(&[&repository, " 1 ", "kB"]), 1, "{run:?}");
-    assert_eq!(run.stdout.lines().count(), 3, "a heading and two images: {run:?}");
-    let run = world.larder(&["images", "-q", "*/shop/a*"]).expect(0);
-    assert_eq!(run.stdout.trim(), api.image_id);
+        let run = world.larder(&["images"]).expect(0);
+        let repository = world.registry.image("shop/web");
+        assert_eq!(run.lines_with(&[&repository, " 1 ", "kB"]), 1, "{run:?}");
+        assert_eq!(run.stdout.lines().count(), 3, "a heading and two images: {run:?}");
+        let run = world.larder(&["images", "-q", "*/shop/a*"]).expect(0);
+        assert_eq!(run.stdout.trim(), api.image_id);
 
-    for name in [web_name.as_str(), &web.image_id] {
-        let run = world.larder(&["inspect", name]).expect(0);
-        let text = run.json().to_string();
-        for part in [&web.image_id, &web.manifest_digest, &web_name] {
-            assert!(text.contains(part.as_str()), "{part} in {text}");
+        for name in [web_name.as_str(), &web.image_id] {
+            let run = world.larder(&["inspect", name]).expect(0);
+            let text = run.json().to_string();
+            for part in [&web.image_id, &web.manifest_digest, &web_name] {
+                assert!(text.contains(part.as_str()), "{part} in {text}");
+            }
         }
+        world.larder(&["inspect", "nobody/knows:1"]).expect(1);
+
+        let run = world.larder(&["df", "-o", "json"]).expect(0);
+        assert!(run.stdout.contains(&*world.place().to_string_lossy()), "where images live: {run:?}");
+        world.larder(&["df"]).expect(0);
+
+        world.larder(&["rm", &web_name]).expect(0);
+        assert_eq!(world.images(), [api_name.as_str()]);
+        let run = world.larder(&["rm", &web_name]).expect(1);
+        assert!(run.stderr.contains(&web_name), "{run:?}");
+        world.larder(&["rm", "--ignore-not-found", &web_name, &api.image_id]).expect(0);
+        assert_eq!(world.images(), [""; 0]);
     }
-    world.larder(&["inspect", "nobody/knows:1"]).expect(1);
-
-    let run = world.larder(&["df", "-o", "json"]).expect(0);
-    let root = world.containerd.socket().with_file_name("root");
-    assert!(run.stdout.contains(&*root.to_string_lossy()), "where images live: {run:?}");
-    world.larder(&["df"]).expect(0);
-
-    world.larder(&["rm", &web_name]).expect(0);
-    assert_eq!(world.images(), [api_name.as_str()]);
-    let run = world.larder(&["rm", &web_name]).expect(1);
-    assert!(run.stderr.contains(&web_name), "{run:?}");
-    world.larder(&["rm", "--ignore-not-found", &web_name, &api.image_id]).expect(0);
-    assert_eq!(world.images(), [""; 0]);
 }
 
 #[test]
 fn the_runtime_is_named_with_its_version_and_where_it_was_reached() {
     let Some(world) = World::plain() else { return };
     let run = world.larder(&["runtime"]).expect(0);
-    for part in ["containerd", "1.", "v1", world.containerd.endpoint().as_str()] {
+    for part in ["containerd", "1.", "v1", world.containerd().endpoint().as_str()] {
         assert!(run.stdout.contains(part), "{part}: {run:?}");
     }
     let run = world.larder(&["runtime", "-o", "json"]).expect(0);

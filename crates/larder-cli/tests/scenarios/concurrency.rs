@@ -1,57 +1,56 @@
 //! Several pulls at once, and pulls that are given up in their middle.
 
 use larder_testkit::peers::process::wait_until;
-use larder_testkit::peers::{Gate, Image};
+use larder_testkit::peers::{Gate, Image, RegistryOptions};
 
 use crate::world::{World, pod};
 
-/// A gate in front of the world's registry, which its containerd knows how to reach.
-fn gate(world: &World) -> Gate {
-    let gate = Gate::in_front_of(world.registry.port()).unwrap();
-    world.containerd.knows_at(&gate.address(), "http", None).unwrap();
-    gate
+/// How often the tag was asked for. containerd asks with HEAD and fetches by digest, larder's store fetches at once.
+fn lookups(gate: &Gate) -> usize {
+    gate.count("HEAD", "/manifests/1") + gate.count("GET", "/manifests/1")
 }
 
 #[test]
 fn two_pods_that_want_one_image_cause_one_pull() {
-    let Some(world) = World::plain() else { return };
-    let gate = gate(&world);
-    let pushed = Image::small(1, 200_000).push(&world.registry, "shop/web:1").unwrap();
-    let image = gate.image("shop/web:1");
-    let pods = pod("one", "Always", &[&image]) + &pod("two", "Always", &[&image]);
-    let manifest = world.file("pods.yaml", &pods);
-    world.registry.forget_requests();
+    for world in World::of_each_backend(RegistryOptions::default()) {
+        let gate = world.gate();
+        let pushed = Image::small(1, 200_000).push(&world.registry, "shop/web:1").unwrap();
+        let image = gate.image("shop/web:1");
+        let pods = pod("one", "Always", &[&image]) + &pod("two", "Always", &[&image]);
+        let manifest = world.file("pods.yaml", &pods);
+        world.registry.forget_requests();
 
-    gate.hold_blobs_after(0);
-    let mut running = world.start_larder(&["ensure", "-f", &manifest]);
-    for name in ["one", "two"] {
-        running.wait_for_output(&format!("pod/{name}"));
+        gate.hold_blobs_after(0);
+        let mut running = world.start_larder(&["ensure", "-f", &manifest]);
+        for name in ["one", "two"] {
+            running.wait_for_output(&format!("pod/{name}"));
+        }
+        gate.wait_until_held(1);
+        gate.open();
+        let run = running.finish().expect(0);
+
+        assert_eq!(run.lines_with(&["Pulling image", &image]), 2, "each pod has its events: {run:?}");
+        assert_eq!(run.lines_with(&["Successfully pulled image", &image]), 2, "{run:?}");
+        assert_eq!(lookups(&gate), 1, "the tag was looked up once: {:?}", gate.seen());
+        let requests = world.registry.requests();
+        assert_eq!(requests.iter().filter(|request| request.is_manifest_fetch()).count(), 1, "{requests:?}");
+        for blob in &pushed.blobs {
+            let fetched =
+                requests.iter().filter(|request| request.is_blob_fetch() && request.path.contains(blob));
+            assert_eq!(fetched.count(), 1, "{blob}: {requests:?}");
+        }
+
+        // The same with kubelet's own way shows that the registry would have seen a second pull.
+        let before = lookups(&gate);
+        world.larder(&["ensure", "--kubelet", "-f", &manifest]).expect(0);
+        assert_eq!(lookups(&gate) - before, 2);
     }
-    gate.wait_until_held(1);
-    gate.open();
-    let run = running.finish().expect(0);
-
-    assert_eq!(run.lines_with(&["Pulling image", &image]), 2, "each pod has its events: {run:?}");
-    assert_eq!(run.lines_with(&["Successfully pulled image", &image]), 2, "{run:?}");
-    assert_eq!(gate.count("HEAD", "/manifests/1"), 1, "the tag was looked up once: {:?}", gate.seen());
-    let requests = world.registry.requests();
-    assert_eq!(requests.iter().filter(|request| request.is_manifest_fetch()).count(), 1, "{requests:?}");
-    for blob in &pushed.blobs {
-        let fetched =
-            requests.iter().filter(|request| request.is_blob_fetch() && request.path.contains(blob));
-        assert_eq!(fetched.count(), 1, "{blob}: {requests:?}");
-    }
-
-    // The same with kubelet's own way shows that the registry would have seen a second pull.
-    let before = gate.count("HEAD", "/manifests/1");
-    world.larder(&["ensure", "--kubelet", "-f", &manifest]).expect(0);
-    assert_eq!(gate.count("HEAD", "/manifests/1") - before, 2);
 }
 
 #[test]
 fn twenty_images_are_pulled_at_most_three_at_once() {
     let Some(world) = World::plain() else { return };
-    let gate = gate(&world);
+    let gate = world.gate();
     let images: Vec<String> = (0..20).map(|number| format!("shop/app-{number:02}:1")).collect();
     for (image, seed) in images.iter().zip(1..) {
         Image::small(seed, 20_000).push(&world.registry, image).unwrap();
@@ -83,24 +82,25 @@ fn twenty_images_are_pulled_at_most_three_at_once() {
 
 #[test]
 fn ctrl_c_in_the_middle_leaves_nothing_half_visible_and_the_next_run_completes() {
-    let Some(world) = World::plain() else { return };
-    let gate = gate(&world);
-    Image::small(1, 3_000_000).push(&world.registry, "shop/big:1").unwrap();
-    Image::small(2, 20_000).push(&world.registry, "shop/small:1").unwrap();
-    let (big, small) = (gate.image("shop/big:1"), gate.image("shop/small:1"));
-    world.larder(&["ensure", &small]).expect(0);
+    for world in World::of_each_backend(RegistryOptions::default()) {
+        let gate = world.gate();
+        Image::small(1, 3_000_000).push(&world.registry, "shop/big:1").unwrap();
+        Image::small(2, 20_000).push(&world.registry, "shop/small:1").unwrap();
+        let (big, small) = (gate.image("shop/big:1"), gate.image("shop/small:1"));
+        world.larder(&["ensure", &small]).expect(0);
 
-    gate.hold_blobs_after(100_000);
-    let running = world.start_larder(&["ensure", &big]);
-    gate.wait_until_held(1);
-    running.interrupt();
-    let run = running.finish().expect(130);
-    assert_eq!(run.lines_with(&["Successfully pulled"]), 0, "{run:?}");
-    assert_eq!(world.images(), [small.as_str()], "a pull that did not end shows no name");
-    let listed = world.larder(&["images", "-o", "json"]).expect(0);
-    assert!(!listed.stdout.contains("shop/big"), "{listed:?}");
+        gate.hold_blobs_after(100_000);
+        let running = world.start_larder(&["ensure", &big]);
+        gate.wait_until_held(1);
+        running.interrupt();
+        let run = running.finish().expect(130);
+        assert_eq!(run.lines_with(&["Successfully pulled"]), 0, "{run:?}");
+        assert_eq!(world.images(), [small.as_str()], "a pull that did not end shows no name");
+        let listed = world.larder(&["images", "-o", "json"]).expect(0);
+        assert!(!listed.stdout.contains("shop/big"), "{listed:?}");
 
-    gate.open();
-    world.larder(&["ensure", &big]).expect(0);
-    assert_eq!(world.images(), [big, small]);
+        gate.open();
+        world.larder(&["ensure", &big]).expect(0);
+        assert_eq!(world.images(), [big, small]);
+    }
 }

@@ -8,7 +8,7 @@ use crate::world::World;
 #[test]
 fn containerd_keeps_the_contract_of_a_backend() {
     let Some(world) = World::plain() else { return };
-    let fixture = ContainerdFixture::new(&world.containerd, &world.registry, CriConfig::default()).unwrap();
+    let fixture = ContainerdFixture::new(world.containerd(), &world.registry, CriConfig::default()).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(check(&fixture));
 }

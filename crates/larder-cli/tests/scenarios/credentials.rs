@@ -38,44 +38,49 @@ fn assert_no_password(run: &Run) {
 #[test]
 fn a_registry_with_a_password_serves_whoever_has_it() {
     let options = RegistryOptions { auth: Auth::Basic, ..RegistryOptions::default() };
-    let Some(world) = World::new(options) else { return };
-    Image::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();
-    let (image, host) = (world.registry.image("shop/web:1"), world.registry.address());
-    let wrong = secret("wrong", &host, "not-the-password");
-    let right = secret("right", &host, PASSWORD);
+    for world in World::of_each_backend(options) {
+        Image::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();
+        let (image, host) = (world.registry.image("shop/web:1"), world.registry.address());
+        let wrong = secret("wrong", &host, "not-the-password");
+        let right = secret("right", &host, PASSWORD);
 
-    // Each: a manifest, and whether the image can be had with it.
-    let manifests = [
-        ("no secret", pod(&image, &[]), false),
-        ("a secret that nobody names", pod(&image, &[]) + &right, false),
-        ("the wrong password", pod(&image, &["wrong"]) + &wrong, false),
-        (
-            "a secret for another registry",
-            pod(&image, &["other"]) + &secret("other", "127.0.0.1:1", PASSWORD),
-            false,
-        ),
-        ("the wrong password, then the right one", pod(&image, &["wrong", "right"]) + &wrong + &right, true),
-        ("the right password", pod(&image, &["right"]) + &right, true),
-    ];
-    for (case, manifest, works) in manifests {
-        let file = world.file("pod.yaml", &manifest);
-        let run = world.larder(&["ensure", "-v", "-v", "-f", &file]);
-        assert_eq!(run.code, i32::from(!works), "{case}: {run:?}");
-        assert_eq!(!world.images().is_empty(), works, "{case}");
-        assert!(
-            works || run.stdout.contains("401") || run.stdout.contains("authorization failed"),
-            "{case}: {run:?}"
-        );
-        assert_no_password(&run);
-        world.remove_images();
-    }
+        // Each: a manifest, and whether the image can be had with it.
+        let manifests = [
+            ("no secret", pod(&image, &[]), false),
+            ("a secret that nobody names", pod(&image, &[]) + &right, false),
+            ("the wrong password", pod(&image, &["wrong"]) + &wrong, false),
+            (
+                "a secret for another registry",
+                pod(&image, &["other"]) + &secret("other", "127.0.0.1:1", PASSWORD),
+                false,
+            ),
+            (
+                "the wrong password, then the right one",
+                pod(&image, &["wrong", "right"]) + &wrong + &right,
+                true,
+            ),
+            ("the right password", pod(&image, &["right"]) + &right, true),
+        ];
+        for (case, manifest, works) in manifests {
+            let file = world.file("pod.yaml", &manifest);
+            let run = world.larder(&["ensure", "-v", "-v", "-f", &file]);
+            assert_eq!(run.code, i32::from(!works), "{case}: {run:?}");
+            assert_eq!(!world.images().is_empty(), works, "{case}");
+            assert!(
+                works || run.stdout.contains("401") || run.stdout.contains("authorization failed"),
+                "{case}: {run:?}"
+            );
+            assert_no_password(&run);
+            world.remove_images();
+        }
 
-    let secret_file = world.file("secret.yaml", &right);
-    let authfile = world.file("auth.json", &docker_config(&host, PASSWORD));
-    for from in [["--secret", &secret_file], ["--authfile", &authfile]] {
-        let run = world.larder(&["ensure", from[0], from[1], &image]).expect(0);
-        assert_no_password(&run);
-        world.remove_images();
+        let secret_file = world.file("secret.yaml", &right);
+        let authfile = world.file("auth.json", &docker_config(&host, PASSWORD));
+        for from in [["--secret", &secret_file], ["--authfile", &authfile]] {
+            let run = world.larder(&["ensure", from[0], from[1], &image]).expect(0);
+            assert_no_password(&run);
+            world.remove_images();
+        }
     }
 }
 
@@ -90,12 +95,12 @@ fn a_registry_with_a_private_authority_serves_once_the_runtime_trusts_it() {
 
     let folder = tempfile::tempdir().unwrap();
     let another = certificates(folder.path()).unwrap();
-    world.containerd.knows_at(&host, "https", Some(&another.ca)).unwrap();
+    world.containerd().knows_at(&host, "https", Some(&another.ca)).unwrap();
     let run = world.larder(&["ensure", "-f", &file]).expect(1);
     assert!(run.stdout.contains("x509"), "{run:?}");
     assert_eq!(world.images(), [""; 0]);
 
-    world.containerd.knows(&world.registry).unwrap();
+    world.knows(&world.registry);
     let run = world.larder(&["ensure", "-f", &file]).expect(0);
     assert_eq!(world.images(), [image]);
     assert_no_password(&run);

@@ -10,6 +10,7 @@ mod concurrency;
 mod contract;
 mod credentials;
 mod examples;
+mod kills;
 mod outages;
 mod policy;
 mod store;

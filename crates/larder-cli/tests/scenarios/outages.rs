@@ -4,56 +4,61 @@ use std::os::unix::net::UnixListener;
 use std::time::Duration;
 
 use larder_testkit::peers::process::poll;
-use larder_testkit::peers::{Gate, Image};
+use larder_testkit::peers::{Image, RegistryOptions};
 
 use crate::world::{Running, World, larder_in, pod};
 
 #[test]
 fn a_registry_that_comes_back_is_tried_again_after_the_back_off() {
-    let Some(mut world) = World::plain() else { return };
-    Image::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();
-    let image = world.registry.image("shop/web:1");
-    let manifest = world.file("pod.yaml", &pod("web", "Always", &[&image]));
-    world.registry.stop();
+    for mut world in World::of_each_backend(RegistryOptions::default()) {
+        Image::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();
+        let image = world.registry.image("shop/web:1");
+        let manifest = world.file("pod.yaml", &pod("web", "Always", &[&image]));
+        world.registry.stop();
 
-    let run = world.larder(&["ensure", "-f", &manifest]).expect(1);
-    assert_eq!(run.lines_with(&["Failed to pull image", &image, "connection refused"]), 1, "{run:?}");
-    assert_eq!(run.lines_with(&["Error: ErrImagePull"]), 1, "{run:?}");
+        let run = world.larder(&["ensure", "-f", &manifest]).expect(1);
+        assert_eq!(run.lines_with(&["Failed to pull image", &image, "onnection refused"]), 1, "{run:?}");
+        assert_eq!(
+            run.lines_with(&["Error: ErrImagePull"]) + run.lines_with(&["Error: RegistryUnavailable"]),
+            1,
+            "{run:?}"
+        );
 
-    let mut running = world.start_larder(&["ensure", "--retry-for", "60s", "-f", &manifest]);
-    running.wait_for_output("Back-off pulling image");
-    world.registry.start_again().unwrap();
-    let run = running.finish().expect(0);
-    assert_eq!(run.lines_with(&["Failed to pull image", &image]), 1, "the back-off was kept: {run:?}");
-    assert_eq!(run.lines_with(&["Successfully pulled image", &image]), 1, "{run:?}");
-    assert_eq!(world.images(), [image]);
+        let mut running = world.start_larder(&["ensure", "--retry-for", "60s", "-f", &manifest]);
+        running.wait_for_output("Back-off pulling image");
+        world.registry.start_again().unwrap();
+        let run = running.finish().expect(0);
+        assert_eq!(run.lines_with(&["Failed to pull image", &image]), 1, "the back-off was kept: {run:?}");
+        assert_eq!(run.lines_with(&["Successfully pulled image", &image]), 1, "{run:?}");
+        assert_eq!(world.images(), [image]);
+    }
 }
 
 #[test]
 fn a_pull_that_is_cut_in_its_middle_fails_and_the_next_run_completes() {
-    let Some(world) = World::plain() else { return };
-    let gate = Gate::in_front_of(world.registry.port()).unwrap();
-    world.containerd.knows_at(&gate.address(), "http", None).unwrap();
-    Image::small(1, 3_000_000).push(&world.registry, "shop/big:1").unwrap();
-    let image = gate.image("shop/big:1");
+    for world in World::of_each_backend(RegistryOptions::default()) {
+        let gate = world.gate();
+        Image::small(1, 3_000_000).push(&world.registry, "shop/big:1").unwrap();
+        let image = gate.image("shop/big:1");
 
-    gate.hold_blobs_after(100_000);
-    let mut running = world.start_larder(&["ensure", &image]);
-    gate.wait_until_held(1);
-    // containerd asks some times for the rest of what was cut. Nothing more comes.
-    gate.hold_blobs_after(0);
-    let given_up = poll(Duration::from_secs(60), || {
-        gate.cut();
-        running.is_finished().then_some(())
-    });
-    assert!(given_up.is_some(), "the runtime did not give up: {:?}", gate.seen());
-    let run = running.finish().expect(1);
-    assert_eq!(run.lines_with(&["Failed to pull image", &image]), 1, "{run:?}");
-    assert_eq!(world.images(), [""; 0]);
+        gate.hold_blobs_after(100_000);
+        let mut running = world.start_larder(&["ensure", &image]);
+        gate.wait_until_held(1);
+        // containerd asks some times for the rest of what was cut. Nothing more comes.
+        gate.hold_blobs_after(0);
+        let given_up = poll(Duration::from_secs(60), || {
+            gate.cut();
+            running.is_finished().then_some(())
+        });
+        assert!(given_up.is_some(), "the runtime did not give up: {:?}", gate.seen());
+        let run = running.finish().expect(1);
+        assert_eq!(run.lines_with(&["Failed to pull image", &image]), 1, "{run:?}");
+        assert_eq!(world.images(), [""; 0]);
 
-    gate.open();
-    world.larder(&["ensure", &image]).expect(0);
-    assert_eq!(world.images(), [image]);
+        gate.open();
+        world.larder(&["ensure", &image]).expect(0);
+        assert_eq!(world.images(), [image]);
+    }
 }
 
 #[test]
@@ -63,15 +68,15 @@ fn a_runtime_that_stops_is_reported_and_one_that_comes_back_still_has_its_images
     let image = world.registry.image("shop/web:1");
     world.larder(&["ensure", &image]).expect(0);
 
-    world.containerd.stop();
-    let socket = world.containerd.socket().to_string_lossy().into_owned();
+    world.containerd_mut().stop();
+    let socket = world.containerd().socket().to_string_lossy().into_owned();
     for command in [vec!["ensure", &image], vec!["images"], vec!["df"], vec!["runtime"], vec!["rm", &image]] {
         let run = world.larder(&command).expect(3);
         assert!(run.stderr.contains(&socket), "{command:?} names the socket: {run:?}");
         assert_eq!(run.stdout, "", "{command:?}");
     }
 
-    world.containerd.start_again().unwrap();
+    world.containerd_mut().start_again().unwrap();
     world.registry.forget_requests();
     let run = world.larder(&["ensure", &image]).expect(0);
     assert!(run.stdout.contains("already present on machine"), "{run:?}");
@@ -81,22 +86,21 @@ fn a_runtime_that_stops_is_reported_and_one_that_comes_back_still_has_its_images
 #[test]
 fn a_runtime_that_stops_in_the_middle_of_a_pull_ends_the_run_in_time() {
     let Some(mut world) = World::plain() else { return };
-    let gate = Gate::in_front_of(world.registry.port()).unwrap();
-    world.containerd.knows_at(&gate.address(), "http", None).unwrap();
+    let gate = world.gate();
     Image::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();
     let image = gate.image("shop/web:1");
 
     gate.hold_blobs_after(0);
     let running = world.start_larder(&["ensure", &image]);
     gate.wait_until_held(1);
-    world.containerd.stop();
+    world.containerd_mut().stop();
     let run = running.finish().expect(3);
     assert_eq!(run.lines_with(&["Failed to pull image", &image]), 1, "{run:?}");
-    let socket = world.containerd.socket().to_string_lossy().into_owned();
+    let socket = world.containerd().socket().to_string_lossy().into_owned();
     assert!(run.stderr.contains(&socket), "the socket is named: {run:?}");
 
     gate.open();
-    world.containerd.start_again().unwrap();
+    world.containerd_mut().start_again().unwrap();
     world.larder(&["ensure", &image]).expect(0);
     assert_eq!(world.images(), [image]);
 }

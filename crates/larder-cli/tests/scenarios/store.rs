@@ -67,6 +67,8 @@ fn every_command_works_without_a_runtime() {
     machine.larder(&["rm", &name]).expect(0);
     assert_eq!(machine.larder(&["images", "-q"]).expect(0).stdout, "");
     assert!(machine.unpacked("srv/data").is_empty());
+    let trash = fs_err::read_dir(machine.root().join("trash")).unwrap().count();
+    assert_eq!(trash, 0, "the room is free when the command is done");
 }
 
 #[test]

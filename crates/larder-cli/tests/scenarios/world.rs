@@ -1,18 +1,21 @@
 //! What a scenario needs: servers, a home without credentials, and larder to run.
 
 use std::fs::File;
-use std::path::Path;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
-use larder_testkit::peers::process::{PATIENCE, poll};
-use larder_testkit::peers::{Availability, Containerd, Package, Registry, RegistryOptions, require};
+use larder_store::store::{Store, StoreConfig};
+use larder_testkit::peers::process::{PATIENCE, pause, poll};
+use larder_testkit::peers::{Availability, Containerd, Gate, Package, Registry, RegistryOptions, require};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use tempfile::TempDir;
 
-/// A containerd that knows a registry, both empty.
+/// A containerd, or larder's own store, that knows a registry, both empty.
 pub(crate) struct World {
-    pub(crate) containerd: Containerd,
+    containerd: Option<Containerd>,
     pub(crate) registry: Registry,
     home: TempDir,
 }
@@ -27,12 +30,64 @@ impl World {
         let registry = Registry::start(options).unwrap();
         let containerd = Containerd::start().unwrap();
         containerd.knows(&registry).unwrap();
-        Some(World { containerd, registry, home: tempfile::tempdir().unwrap() })
+        Some(World { containerd: Some(containerd), registry, home: tempfile::tempdir().unwrap() })
+    }
+
+    /// With larder's own store in place of a runtime.
+    fn with_store(options: RegistryOptions) -> Option<World> {
+        if !require(&[Package::DockerRegistry, Package::Skopeo]).is_available() {
+            return None;
+        }
+        let registry = Registry::start(options).unwrap();
+        Some(World { containerd: None, registry, home: tempfile::tempdir().unwrap() })
+    }
+
+    /// One world of each backend, one after the other: what a user sees is the same.
+    pub(crate) fn of_each_backend(options: RegistryOptions) -> impl Iterator<Item = World> {
+        ["containerd", "larder's own store"].into_iter().filter_map(move |backend| {
+            eprintln!("with {backend}:");
+            if backend == "containerd" { World::new(options) } else { World::with_store(options) }
+        })
     }
 
     /// With a plain registry that everybody may use.
     pub(crate) fn plain() -> Option<World> {
         World::new(RegistryOptions::default())
+    }
+
+    /// The containerd of a world that has one.
+    #[track_caller]
+    pub(crate) fn containerd(&self) -> &Containerd {
+        self.containerd.as_ref().expect("a world with containerd")
+    }
+
+    #[track_caller]
+    pub(crate) fn containerd_mut(&mut self) -> &mut Containerd {
+        self.containerd.as_mut().expect("a world with containerd")
+    }
+
+    /// Tells the backend how to reach another registry. The store knows how to reach those on loopback.
+    pub(crate) fn knows(&self, registry: &Registry) {
+        if let Some(containerd) = &self.containerd {
+            containerd.knows(registry).unwrap();
+        }
+    }
+
+    /// A gate in front of the registry, which the backend knows how to reach.
+    pub(crate) fn gate(&self) -> Gate {
+        let gate = Gate::in_front_of(self.registry.port()).unwrap();
+        if let Some(containerd) = &self.containerd {
+            containerd.knows_at(&gate.address(), "http", None).unwrap();
+        }
+        gate
+    }
+
+    /// Where the backend keeps images.
+    pub(crate) fn place(&self) -> PathBuf {
+        match &self.containerd {
+            Some(containerd) => containerd.socket().with_file_name("root"),
+            None => self.home.path().join("store"),
+        }
     }
 
     /// Writes a file into a folder that only this test sees, and returns its path.
@@ -42,7 +97,7 @@ impl World {
         path.to_string_lossy().into_owned()
     }
 
-    /// Runs larder to its end, against this world's containerd.
+    /// Runs larder to its end, against this world's backend.
     pub(crate) fn larder(&self, arguments: &[&str]) -> Run {
         self.start_larder(arguments).finish()
     }
@@ -50,28 +105,27 @@ impl World {
     /// Starts larder and lets it run.
     pub(crate) fn start_larder(&self, arguments: &[&str]) -> Running {
         let mut command = larder_in(self.home.path());
-        command.env("LARDER_BACKEND", self.containerd.endpoint()).args(arguments);
+        match &self.containerd {
+            Some(containerd) => command.env("LARDER_BACKEND", containerd.endpoint()),
+            None => command.arg("--root").arg(self.place()),
+        };
+        command.args(arguments);
         Running::start(command)
     }
 
-    /// Names with tags of the images that containerd has, as its own client tells them, sorted.
+    /// Names with tags of the images that the backend has, not asked through larder's commands, sorted.
     pub(crate) fn images(&self) -> Vec<String> {
         let mut names = self.image_names();
         names.retain(|name| !name.contains('@'));
         names
     }
 
-    /// All names of the images that containerd has, with tags and with digests, sorted.
+    /// All names of the images that the backend has, with tags and with digests, sorted.
     pub(crate) fn image_names(&self) -> Vec<String> {
-        let output = Command::new("ctr")
-            .args(["-a", &self.containerd.socket().to_string_lossy(), "-n", "k8s.io", "images", "ls", "-q"])
-            .output()
-            .unwrap();
-        assert!(output.status.success(), "ctr: {}", String::from_utf8_lossy(&output.stderr));
-        let lines = String::from_utf8_lossy(&output.stdout).into_owned();
-        // containerd keeps a record under each image's id as well.
-        let mut names: Vec<String> =
-            lines.lines().filter(|name| !name.starts_with("sha256:")).map(str::to_owned).collect();
+        let mut names = match &self.containerd {
+            Some(containerd) => names_in_containerd(containerd),
+            None => names_in_store(&self.place()),
+        };
         names.sort();
         names
     }
@@ -86,6 +140,23 @@ impl World {
         }
         assert_eq!(self.image_names(), [""; 0]);
     }
+}
+
+fn names_in_containerd(containerd: &Containerd) -> Vec<String> {
+    let output = Command::new("ctr")
+        .args(["-a", &containerd.socket().to_string_lossy(), "-n", "k8s.io", "images", "ls", "-q"])
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "ctr: {}", String::from_utf8_lossy(&output.stderr));
+    let lines = String::from_utf8_lossy(&output.stdout).into_owned();
+    // containerd keeps a record under each image's id as well.
+    lines.lines().filter(|name| !name.starts_with("sha256:")).map(str::to_owned).collect()
+}
+
+/// Opened for this look alone: one process has a store at a time.
+fn names_in_store(root: &Path) -> Vec<String> {
+    let store = Store::open(root, StoreConfig::default()).unwrap();
+    store.images().unwrap().into_iter().flat_map(|image| [image.tags, image.digests].concat()).collect()
 }
 
 /// larder with nothing of the surroundings in it: no configuration, no credentials, no variables of other tools.
@@ -135,6 +206,13 @@ impl Running {
     /// Presses Ctrl-C.
     pub(crate) fn interrupt(&self) {
         kill_process(Pid::from_child(&self.child), Signal::INT).unwrap();
+    }
+
+    /// Lets it run for this time, and then kills it; says whether there was something to kill.
+    pub(crate) fn kill_after(mut self, time: Duration) -> bool {
+        pause(time);
+        self.child.kill().unwrap();
+        self.child.wait().unwrap().signal().is_some()
     }
 
     pub(crate) fn is_finished(&mut self) -> bool {

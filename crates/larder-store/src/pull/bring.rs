@@ -17,6 +17,9 @@ use crate::store::import::Import;
 use crate::store::{FS, IngestFile, LayerStaging, Store, StoreError};
 use crate::unpack::{Expected, Options, Progress, Target, UnpackError, Unpacked, unpack_layer};
 
+/// What a reader gets when no more bytes will come. Not `Interrupted`: that means to read again, for ever.
+const GIVEN_UP: io::ErrorKind = io::ErrorKind::ConnectionAborted;
+
 /// Name of the layer manifest, beside a layer's files.
 pub(super) const FILES: &str = "files.v1";
 
@@ -104,7 +107,7 @@ async fn attempt(
     match fetched {
         Ok(_) => outcome(unpacking.await, &wanted.descriptor.digest),
         Err(error) => {
-            ingest.stop(io::ErrorKind::Interrupted, "the fetch failed");
+            ingest.stop(GIVEN_UP, "the fetch failed");
             let _ = unpacking.await; // it ends at once, and takes its folder away
             Err(error.into())
         }
@@ -195,7 +198,7 @@ struct Stop {
 impl Drop for Stop {
     fn drop(&mut self) {
         self.progress.cancel();
-        self.ingest.stop(io::ErrorKind::Interrupted, "nobody waits for the image any more");
+        self.ingest.stop(GIVEN_UP, "nobody waits for the image any more");
     }
 }
 

@@ -1,10 +1,14 @@
 //! Why a pull into the store failed.
 
+use std::error::Error as _;
+use std::io;
+
 use larder::reference::Digest;
 
 use crate::registry::{BlobError, FetchError};
 use crate::store::StoreError;
 use crate::store::admission::NoRoom;
+use crate::store::error::hint_of_io;
 use crate::store::import::ImportError;
 use crate::unpack::UnpackError;
 
@@ -44,13 +48,30 @@ pub enum PullError {
 impl PullError {
     /// What the reader could try next.
     pub fn hint(&self) -> Option<&'static str> {
+        self.hint_of_disk().or_else(|| self.hint_of_kind())
+    }
+
+    /// What the disk refused is the cause, wherever it was met.
+    fn hint_of_disk(&self) -> Option<&'static str> {
+        let mut cause = self.source();
+        while let Some(error) = cause {
+            if let Some(hint) = error.downcast_ref::<io::Error>().and_then(hint_of_io) {
+                return Some(hint);
+            }
+            cause = error.source();
+        }
+        None
+    }
+
+    fn hint_of_kind(&self) -> Option<&'static str> {
         match self {
             PullError::Fetch(error) => error.hint(),
             PullError::Blob(error) => error.hint(),
             PullError::Unpack { cause, .. } => cause.hint(),
             PullError::Import(error) => error.hint(),
             PullError::NoRoom(error) => Some(error.hint()),
-            PullError::Store(_) | PullError::Abandoned => None,
+            PullError::Store(error) => error.hint(),
+            PullError::Abandoned => None,
         }
     }
 }

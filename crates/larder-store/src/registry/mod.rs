@@ -44,3 +44,9 @@ pub use image::ImageDocuments;
 pub use session::{Resolved, Session};
 pub use tls::TlsError;
 pub use waiting::{Notice, Waiting};
+
+/// The schemes that a `WWW-Authenticate` field offers, in lower case: for whoever fuzzes the parser.
+#[doc(hidden)]
+pub fn challenge_schemes(header: &str) -> Vec<String> {
+    challenge::parse(header).into_iter().map(|challenge| challenge.scheme).collect()
+}

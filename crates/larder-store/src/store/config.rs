@@ -11,6 +11,9 @@ pub struct StoreConfig {
     ///
     /// [`Store::empty_trash`]: super::Store::empty_trash
     pub background_deletion: bool,
+    /// Whether closing the store waits until everything that was removed is deleted. Default false: what is left goes
+    /// on when the store is opened again. A process that lives only for one command never comes to it otherwise.
+    pub finish_deletion: bool,
     /// How long a half-fetched blob is kept for resuming after the last byte came. Default one day.
     pub ingest_keep: Duration,
     /// How long bytes of a blob being fetched may wait until they are made durable; a power cut costs no more of a
@@ -23,6 +26,7 @@ impl Default for StoreConfig {
         StoreConfig {
             database_cache_bytes: 4 << 20,
             background_deletion: true,
+            finish_deletion: false,
             ingest_keep: Duration::from_secs(24 * 60 * 60),
             ingest_sync: Duration::from_secs(30),
         }

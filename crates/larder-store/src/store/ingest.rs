@@ -183,6 +183,7 @@ impl IngestFile {
     }
 
     /// Says that no more bytes will come, and why: readers that wait for them get this error.
+    /// Its kind must not be `Interrupted`, upon which readers try again.
     pub fn stop(&self, kind: io::ErrorKind, reason: impl Into<String>) {
         self.0.state().stopped.get_or_insert_with(|| (kind, reason.into()));
         self.0.news.notify_all();

@@ -68,7 +68,7 @@ impl Opening {
         let Opening { disk, layout, lock } = self;
         let root = layout.root().to_owned();
         let inner = Inner {
-            trash: Trash::new(disk.clone(), layout.trash(), config.background_deletion),
+            trash: Trash::new(disk.clone(), layout.trash(), &config),
             db,
             disk,
             layout,

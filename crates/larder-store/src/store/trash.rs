@@ -1,7 +1,7 @@
 //! Getting rid of things: renamed into `trash` at once, deleted by a thread of its own soon after.
 //!
 //! The thread lives as long as there is work, so an idle store has none. When the store is closed it stops within one
-//! entry; the next start goes on.
+//! entry, and the next start goes on; or it finishes first, if the configuration says so.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
+use super::StoreConfig;
 use super::layout::names_in;
 use crate::disk::Disk;
 
@@ -17,6 +18,7 @@ use crate::disk::Disk;
 pub(crate) struct Trash {
     shared: Arc<Shared>,
     background: bool,
+    finish: bool,
 }
 
 #[derive(Debug)]
@@ -38,10 +40,14 @@ struct State {
 }
 
 impl Trash {
-    pub(crate) fn new(disk: Arc<dyn Disk>, folder: PathBuf, background: bool) -> Trash {
+    pub(crate) fn new(disk: Arc<dyn Disk>, folder: PathBuf, config: &StoreConfig) -> Trash {
         let (state, stop, emptying) = (Mutex::default(), AtomicBool::new(false), Mutex::default());
         let shared = Shared { disk, folder, state, stop, emptying };
-        Trash { shared: Arc::new(shared), background }
+        Trash {
+            shared: Arc::new(shared),
+            background: config.background_deletion,
+            finish: config.finish_deletion,
+        }
     }
 
     /// Says that something is in the folder.
@@ -77,7 +83,9 @@ impl Trash {
 
 impl Drop for Trash {
     fn drop(&mut self) {
-        self.shared.stop.store(true, Ordering::Relaxed);
+        if !self.finish {
+            self.shared.stop.store(true, Ordering::Relaxed);
+        }
         let worker = self.shared.state().worker.take();
         if let Some(worker) = worker {
             // A thread that panicked has nothing left to do either.

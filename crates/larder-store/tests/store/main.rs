@@ -6,6 +6,7 @@ mod accounting;
 mod claims;
 mod commits;
 mod crashes;
+mod faulty_pulls;
 mod fixture;
 mod fsck;
 mod help;

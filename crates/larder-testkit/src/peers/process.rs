@@ -17,7 +17,7 @@ const GRACE: Duration = Duration::from_secs(10);
 
 /// Calls `ready` until it answers, at most for `limit`. `None` when it never did.
 ///
-/// This is the one place of the testkit that sleeps: the processes waited for live in real time.
+/// Besides [`pause`] this is the one place of the testkit that sleeps: the processes waited for live in real time.
 #[expect(clippy::disallowed_methods, reason = "other processes do not follow a simulated clock")]
 pub fn poll<T>(limit: Duration, mut ready: impl FnMut() -> Option<T>) -> Option<T> {
     let start = std::time::Instant::now();
@@ -32,6 +32,12 @@ pub fn poll<T>(limit: Duration, mut ready: impl FnMut() -> Option<T>) -> Option<
         std::thread::sleep(pause);
         pause = (pause * 2).min(Duration::from_millis(50));
     }
+}
+
+/// Lets other processes run for this time: for tests that disturb them at moments of no meaning.
+#[expect(clippy::disallowed_methods, reason = "other processes do not follow a simulated clock")]
+pub fn pause(time: Duration) {
+    std::thread::sleep(time);
 }
 
 /// Waits until `holds`, and fails the test with `what` when it does not within [`PATIENCE`].

@@ -10,7 +10,7 @@ use larder::events::EventSink;
 use larder::pull::{EnsureError, EnsureReason, Manager};
 use tokio::time::Instant;
 
-use super::trouble::Trouble;
+use super::trouble::{MAKE_ROOM, Trouble};
 use super::work::{self, Shown, Verdict};
 use crate::args::{Connection, EnsureArgs};
 use crate::candidates::Candidates;
@@ -85,7 +85,7 @@ pub(super) async fn run(
         summary.fill_sizes(&images);
     }
     summary.show(args.output, args.retry_for, out);
-    advise_on_credentials(&gathered, &verdicts, &candidates, out);
+    advise(&gathered, &verdicts, &candidates, out);
     let mut outcome = summary.outcome().max(gathered.outcome());
     if summary.has_unfinished() {
         outcome = outcome.max(work::tell_unfinished(summary.unfinished(), out));
@@ -95,14 +95,18 @@ pub(super) async fn run(
     Ok(outcome)
 }
 
-/// Says of each image that a registry has denied which credentials were tried, or why none fitted.
-fn advise_on_credentials(gathered: &Gathered, verdicts: &[Verdict], candidates: &Candidates, out: &Out) {
+/// Says of each image that a registry has denied which credentials were tried, or why none fitted; and what to do about
+/// a full disk.
+fn advise(gathered: &Gathered, verdicts: &[Verdict], candidates: &Candidates, out: &Out) {
     let mut told = BTreeSet::new();
     for (Job { request, .. }, verdict) in gathered.jobs.iter().zip(verdicts) {
-        if let Verdict::Failed(error) = verdict
-            && Trouble::of(&error.message) == Trouble::Denied
-        {
-            let advice = format!("hint: {}", candidates.advice(&request.image, &request.secrets));
+        if let Verdict::Failed(error) = verdict {
+            let advice = match Trouble::of(&error.message) {
+                Trouble::Denied => candidates.advice(&request.image, &request.secrets),
+                Trouble::NoRoom => MAKE_ROOM.to_owned(),
+                Trouble::NotFound | Trouble::Other => continue,
+            };
+            let advice = format!("hint: {advice}");
             if told.insert(advice.clone()) {
                 out.note(advice);
             }

@@ -1,0 +1,235 @@
+//! larder is killed at random moments of a pull, a load and a removal, a hundred times on one store.
+//!
+//! `LARDER_KILLS=ROUNDS` and `LARDER_KILLS_SEED=NUMBER` try more, or others. The seed decides what is done and how long
+//! it may run; where exactly that kills it is the machine's affair, so the moments are counted and printed.
+
+use std::collections::BTreeMap;
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use larder_testkit::archive::{Archive, Entry};
+use larder_testkit::fault_registry::{Fault, FaultRegistry, On};
+use larder_testkit::peers::{Image, Layer};
+use tempfile::TempDir;
+use tokio::time::Instant;
+
+use crate::world::{Run, Running, larder_in};
+
+const ROUNDS: u64 = 100;
+const SEED: u64 = 20_260_101;
+
+/// Bytes of the layer that takes long to fetch.
+const BIG: usize = 4 << 20;
+
+/// What of a fetch a killed process may lose: bytes that its note did not tell yet (1 MiB), and what was on the way
+/// between two kernels and in its memory. Far less than one range (16 MiB).
+const LOST: u64 = 4 << 20;
+
+/// The name of the image that comes from a layout, where its tag is `image`.
+const LOADED: &str = "registry.example/shop/other:image";
+
+/// What is killed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Deed {
+    Pull,
+    Load,
+    Remove,
+}
+
+/// A machine with one image that stays and one that comes and goes. They share a layer.
+struct Machine {
+    registry: FaultRegistry,
+    home: TempDir,
+    kept: String,
+    pulled: String,
+    layout: PathBuf,
+    big: String,
+}
+
+impl Machine {
+    fn new() -> Machine {
+        let (registry, home) = (FaultRegistry::start(), in_memory());
+        let shared = many_files("shared", 150);
+        let kept = Image::new().layer(shared.clone()).layer(many_files("kept", 50));
+        let other = Image::new()
+            .layer(shared)
+            .layer(many_files("app", 300))
+            .layer(Layer::new().noise("srv/big", BIG, 1))
+            .layer(many_files("top", 200));
+        let layout = home.path().join("layout");
+        serve(&registry, &kept, "shop/kept", &home.path().join("kept"));
+        let blobs = serve(&registry, &other, "shop/other", &layout);
+        // The big layer takes a while, so that some kills meet its fetch.
+        let big = blobs[3].clone();
+        registry.fault(On::path(&big), Fault::Trickle(128 << 10, Duration::from_millis(1)));
+        let (kept, pulled) = (registry.image("shop/kept:1"), registry.image("shop/other:1"));
+        Machine { registry, home, kept, pulled, layout, big }
+    }
+
+    fn root(&self) -> PathBuf {
+        self.home.path().join("store")
+    }
+
+    fn start(&self, arguments: &[&str]) -> Running {
+        let mut command: Command = larder_in(self.home.path());
+        command.arg("--root").arg(self.root()).args(arguments);
+        Running::start(command)
+    }
+
+    fn larder(&self, arguments: &[&str]) -> Run {
+        self.start(arguments).finish().expect(0)
+    }
+
+    /// Gets the store to where the deed can be done.
+    fn prepare(&self, deed: Deed, there: &[String]) {
+        if deed == Deed::Remove && !there.contains(&self.pulled) {
+            self.larder(&["pull", "-q", &self.pulled]);
+        }
+        for name in there.iter().filter(|name| deed != Deed::Remove && **name != self.kept) {
+            self.larder(&["rm", "--force", "--ignore-not-found", name]);
+        }
+    }
+
+    fn begin(&self, deed: Deed) -> Running {
+        match deed {
+            Deed::Pull => self.start(&["pull", "-q", &self.pulled]),
+            Deed::Load => self.start(&[
+                "load",
+                &self.layout.to_string_lossy(),
+                "--name",
+                LOADED.trim_end_matches(":image"),
+            ]),
+            Deed::Remove => self.start(&["rm", "--force", "--ignore-not-found", &self.pulled]),
+        }
+    }
+
+    /// How long the deed takes when nobody disturbs it.
+    fn length_of(&self, deed: Deed) -> Duration {
+        self.prepare(deed, &self.images());
+        let start = Instant::now();
+        self.begin(deed).finish().expect(0);
+        start.elapsed()
+    }
+
+    /// The names of all images with their tags, as `larder images` tells them.
+    fn images(&self) -> Vec<String> {
+        let listed = self.larder(&["images", "-o", "json"]).json();
+        let images = listed.as_array().unwrap().iter();
+        images.map(|image| format!("{}:{}", image["repository"], image["tag"]).replace('"', "")).collect()
+    }
+
+    fn entries(&self, folder: &str) -> usize {
+        let path = self.root().join(folder);
+        fs_err::read_dir(path).map_or(0, Iterator::count)
+    }
+
+    /// What a killed process left, in one word: how far it had come.
+    fn moment(&self) -> &'static str {
+        if self.registry.bytes_sent(&self.big) > 0 && self.has_ingest() {
+            return "fetch";
+        }
+        match (self.entries("staging"), self.entries("ingest"), self.entries("trash")) {
+            (0, 0, 0) => "nothing begun, or all done",
+            (0, 0, _) => "deletion",
+            (0, _, _) => "documents, or fetch of a small layer",
+            _ => "unpacking",
+        }
+    }
+
+    fn has_ingest(&self) -> bool {
+        let hex = self.big.trim_start_matches("sha256:");
+        let folder = self.root().join("ingest");
+        fs_err::read_dir(folder).is_ok_and(|mut entries| {
+            entries.any(|entry| entry.unwrap().file_name().to_string_lossy().contains(hex))
+        })
+    }
+}
+
+/// A folder that needs no disk, where there is one: a killed process loses nothing that it gave to the kernel, and to
+/// sync a busy disk some hundred times would take minutes.
+fn in_memory() -> TempDir {
+    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
+}
+
+fn many_files(name: &str, count: usize) -> Layer {
+    let mut archive = Archive::new().with(Entry::dir(name));
+    for number in 0..count {
+        let path = format!("{name}/{}/file-{number}", number % 7);
+        archive = archive.with(Entry::file(path, format!("{name} {number} ").repeat(number % 200)));
+    }
+    Layer::archive(archive.finish())
+}
+
+/// Writes an image to a folder and lets a registry serve it; the digests of its blobs, the config first.
+fn serve(registry: &FaultRegistry, image: &Image, repository: &str, folder: &Path) -> Vec<String> {
+    let layout = image.write(folder).unwrap();
+    let blob = |digest: &str| {
+        fs_err::read(folder.join("blobs/sha256").join(digest.trim_start_matches("sha256:"))).unwrap()
+    };
+    for digest in &layout.blobs {
+        assert_eq!(&registry.put_blob(blob(digest)), digest);
+    }
+    let manifest = blob(&layout.manifest_digest);
+    registry.put_manifest(repository, "1", "application/vnd.oci.image.manifest.v1+json", manifest);
+    layout.blobs
+}
+
+/// The next random number (xorshift64*).
+fn random(state: &mut u64) -> u64 {
+    *state ^= *state >> 12;
+    *state ^= *state << 25;
+    *state ^= *state >> 27;
+    state.wrapping_mul(0x2545_F491_4F6C_DD1D)
+}
+
+fn number(variable: &str, default: u64) -> u64 {
+    env::var(variable).map_or(default, |text| text.parse().unwrap())
+}
+
+#[test]
+fn a_hundred_kills_leave_every_image_whole_or_invisible() {
+    let (rounds, seed) = (number("LARDER_KILLS", ROUNDS), number("LARDER_KILLS_SEED", SEED));
+    let machine = Machine::new();
+    machine.larder(&["pull", "-q", &machine.kept]);
+    let lengths = [Deed::Pull, Deed::Load, Deed::Remove].map(|deed| (deed, machine.length_of(deed)));
+    eprintln!("seed {seed}, undisturbed: {lengths:?}");
+
+    let mut there = machine.images();
+    let (mut state, mut killed, mut tries, mut most) = (seed, 0, 0, 0);
+    let mut moments: BTreeMap<(Deed, &str), u32> = BTreeMap::new();
+    while killed < rounds {
+        tries += 1;
+        assert!(tries < rounds * 3, "hardly anything was killed: {moments:?}");
+        let (deed, length) = lengths[[0, 0, 1, 2][usize::try_from(random(&mut state) % 4).unwrap()]];
+        let delay = length.mul_f64(f64::from(u32::try_from(random(&mut state) % 1000).unwrap()) / 1000.0);
+        let round = format!("round {killed} of seed {seed}: {deed:?} killed after {delay:?}");
+
+        machine.prepare(deed, &there);
+        machine.registry.forget_requests();
+        if machine.begin(deed).kill_after(delay) {
+            killed += 1;
+            *moments.entry((deed, machine.moment())).or_default() += 1;
+        }
+        let (sent, resumes) = (machine.registry.bytes_sent(&machine.big), machine.has_ingest());
+        let images = machine.images();
+        assert!(images.contains(&machine.kept), "{round}: {images:?}");
+        machine.larder(&["fsck"]);
+
+        // Trying again succeeds, whether it had been done or not.
+        machine.begin(deed).finish().expect(0);
+        there = machine.images();
+        assert_eq!(there.len(), if deed == Deed::Remove { 1 } else { 2 }, "{round}: {there:?}");
+        machine.larder(&["fsck", "--quick"]);
+        let left = ["staging", "ingest", "trash"].map(|folder| machine.entries(folder));
+        assert_eq!(left, [0, 0, 0], "{round}");
+        if deed == Deed::Pull && resumes {
+            let again = machine.registry.bytes_sent(&machine.big) - sent;
+            let whole = BIG as u64 + 4096;
+            most = most.max((sent + again).saturating_sub(whole));
+            assert!(sent + again <= whole + LOST, "{round}: {sent} bytes, and then {again} of {whole}");
+        }
+    }
+    eprintln!("{killed} kills in {tries} tries, at most {most} bytes fetched twice: {moments:?}");
+}

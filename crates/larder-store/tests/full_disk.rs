@@ -1,0 +1,272 @@
+//! Pulls and loads on a small file system that runs out of room, or of inodes, in their middle.
+//!
+//! Admission lets these pass: no reserve is kept, and the layers are megabytes of zeros, or thousands of files, that
+//! come as a few kilobytes. A filler takes all but so much as a round wants; each round leaves a little more, until the
+//! image fits, so that the disk is full at one step after another.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
+
+use std::error::Error;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use larder::backend::Progress;
+use larder::reference::Reference;
+use larder_store::disk::Amount;
+use larder_store::fsck::FsckOptions;
+use larder_store::mounts::MountOptions;
+use larder_store::pull::{PullConfig, PullError, Puller};
+use larder_store::registry::{Client, RegistryConfig};
+use larder_store::store::import::ImportFrom;
+use larder_store::store::{RemoveOptions, Store, StoreConfig};
+use larder_testkit::archive::{Archive, Entry};
+use larder_testkit::fault_registry::FaultRegistry;
+use larder_testkit::peers::packages::find_program;
+use larder_testkit::peers::{Image, Layer};
+use tempfile::TempDir;
+
+/// A file system in a file, mounted as long as this lives.
+struct SmallDisk {
+    folder: TempDir,
+}
+
+impl SmallDisk {
+    /// Of so many MiB and inodes; `None`, after a loud message, where it cannot be mounted.
+    fn new(mib: u64, inodes: u64) -> Option<SmallDisk> {
+        if !rustix::process::geteuid().is_root() || find_program("mkfs.ext4").is_none() {
+            assert!(std::env::var_os("CI").is_none(), "CI must not skip full disks: run the tests as root");
+            eprintln!("==== SKIPPED, NOT TESTED: a full disk needs root and mkfs.ext4 ====");
+            return None;
+        }
+        let disk = SmallDisk { folder: tempfile::tempdir().unwrap() };
+        let image = disk.folder.path().join("image");
+        fs_err::File::create(&image).unwrap().set_len(mib << 20).unwrap();
+        let inodes = inodes.to_string();
+        run(Command::new("mkfs.ext4").args(["-q", "-F", "-m", "0", "-N", &inodes]).arg(&image));
+        fs_err::create_dir(disk.path()).unwrap();
+        run(Command::new("mount").args(["-o", "loop"]).arg(&image).arg(disk.path()));
+        Some(disk)
+    }
+
+    fn path(&self) -> PathBuf {
+        self.folder.path().join("disk")
+    }
+
+    /// What is free; what was deleted or written a moment ago counts.
+    fn free(&self) -> Amount {
+        rustix::fs::syncfs(fs_err::File::open(self.path()).unwrap()).unwrap();
+        let stat = rustix::fs::statvfs(self.path()).unwrap();
+        Amount { bytes: stat.f_bavail * stat.f_frsize, inodes: stat.f_favail }
+    }
+
+    /// Takes all but `left`.
+    fn fill(&self, left: Amount) {
+        let filler = self.path().join("filler");
+        fs_err::create_dir(&filler).unwrap();
+        for number in 0..self.free().inodes.saturating_sub(left.inodes) {
+            fs_err::write(filler.join(number.to_string()), "").unwrap();
+        }
+        let file = fs_err::OpenOptions::new().create(true).append(true).open(filler.join("0")).unwrap();
+        let mut bytes = self.free().bytes.saturating_sub(left.bytes);
+        // The last blocks may be wanted for the file system's own tables.
+        while bytes > 0
+            && rustix::fs::fallocate(&file, rustix::fs::FallocateFlags::empty(), 0, bytes).is_err()
+        {
+            bytes = bytes.saturating_sub(4096);
+        }
+    }
+
+    fn make_room(&self) {
+        fs_err::remove_dir_all(self.path().join("filler")).unwrap();
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(self.path(), rustix::mount::UnmountFlags::DETACH);
+    }
+}
+
+fn run(command: &mut Command) {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+/// How an image comes.
+#[derive(Debug, Clone, Copy)]
+enum How {
+    Pull,
+    Load,
+}
+
+/// An image in a registry and in a layout.
+struct Source {
+    registry: FaultRegistry,
+    folder: TempDir,
+}
+
+impl Source {
+    fn new() -> Source {
+        Source { registry: FaultRegistry::start(), folder: tempfile::tempdir().unwrap() }
+    }
+
+    fn add(&self, image: &Image, name: &str) {
+        let layout = image.write(&self.layout(name)).unwrap();
+        let blob = |digest: &str| {
+            let file = self.layout(name).join("blobs/sha256").join(digest.trim_start_matches("sha256:"));
+            fs_err::read(file).unwrap()
+        };
+        for digest in &layout.blobs {
+            self.registry.put_blob(blob(digest));
+        }
+        let manifest_type = "application/vnd.oci.image.manifest.v1+json";
+        self.registry.put_manifest(name, "1", manifest_type, blob(&layout.manifest_digest));
+    }
+
+    fn layout(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Brings an image, and returns when all threads that worked at it have ended.
+    fn bring(&self, store: &Store, how: How, name: &str) -> Result<(), PullError> {
+        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+        runtime.unwrap().block_on(self.bring_in_runtime(store, how, name))
+    }
+
+    async fn bring_in_runtime(&self, store: &Store, how: How, name: &str) -> Result<(), PullError> {
+        let config = PullConfig { reserve: Amount::default(), ..PullConfig::default() };
+        let puller = Puller::new(store.clone(), Client::new(RegistryConfig::default()), config);
+        match how {
+            How::Pull => {
+                let name = Reference::parse(&format!("{}:1", self.registry.image(name))).unwrap();
+                puller.pull(&name, None, &Progress::unwatched()).await.map(drop)
+            }
+            How::Load => {
+                let from = ImportFrom::Path(self.layout(name));
+                puller.load(from, Some(format!("registry.example/{name}"))).await.map(drop)
+            }
+        }
+    }
+}
+
+fn open(disk: &SmallDisk) -> Store {
+    let config = StoreConfig { background_deletion: false, ..StoreConfig::default() };
+    Store::open(&disk.path().join("store"), config).unwrap_or_else(|error| panic!("{}", chain(&error)))
+}
+
+fn chain(error: &dyn Error) -> String {
+    error.source().map_or(error.to_string(), |cause| format!("{error}: {}", chain(cause)))
+}
+
+/// Ids of all images, after a look at every file of theirs.
+fn sound_images(store: &Store, what: &str) -> Vec<String> {
+    let report = store.fsck(&FsckOptions::default()).unwrap();
+    assert!(report.is_sound() && report.problems.is_empty(), "{what}: {report:?}");
+    store.images().unwrap().iter().map(|image| image.id.to_string()).collect()
+}
+
+/// Everything that is mounted can be read.
+fn assert_mountable(store: &Store, id: &str, at: &Path) {
+    fs_err::create_dir_all(at).unwrap();
+    store.mount(id, at, MountOptions::default(), std::time::SystemTime::now()).unwrap();
+    assert_eq!(fs_err::read_to_string(at.join("etc/motd")).unwrap(), "kept");
+    store.umount(at).unwrap();
+}
+
+fn kept() -> Image {
+    Image::new().layer(Layer::new().file("etc/motd", "kept").noise("srv/data", 100_000, 1))
+}
+
+/// Layers that take four megabytes each.
+fn large() -> Image {
+    let zeros = |name: &str| Layer::new().file(name, vec![0; 4 << 20]);
+    Image::new().layer(zeros("srv/a")).layer(zeros("srv/b")).layer(zeros("srv/c"))
+}
+
+/// Layers that take four hundred inodes each.
+fn numerous() -> Image {
+    let empty = |name: &str| {
+        let files = (0..400).map(|number| Entry::file(format!("{name}/{number}"), ""));
+        Layer::archive(files.fold(Archive::new(), Archive::with).finish())
+    };
+    Image::new().layer(empty("a")).layer(empty("b")).layer(empty("c"))
+}
+
+/// Lets an image come to a disk with ever more room, until it fits. `kind` says what is short: the error must name it.
+fn fill_up(disk: &SmallDisk, image: &Image, how: How, rounds: impl Iterator<Item = Amount>) {
+    let source = Source::new();
+    source.add(&kept(), "kept");
+    source.add(image, "app");
+    let store = open(disk);
+    source.bring(&store, How::Pull, "kept").unwrap();
+    let id = sound_images(&store, "at first").remove(0);
+    drop(store);
+    let (mut full, mut refused) = (0, 0);
+    for left in rounds {
+        let what = format!("{how:?} with {left:?} left");
+        disk.fill(left);
+        // A full disk keeps nobody from looking.
+        let store = open(disk);
+        let before = disk.free();
+        let brought = source.bring(&store, how, "app");
+        if brought.is_ok() {
+            assert!(full >= 5, "{what}: it fits, and ran out of room only {full} times before");
+            eprintln!("{what}: fits; full {full} times, refused {refused} times before");
+            assert_eq!(sound_images(&store, &what).len(), 2, "{what}");
+            store.remove("app", RemoveOptions::default()).unwrap();
+            disk.make_room();
+            return;
+        }
+        let error = brought.unwrap_err();
+        match &error {
+            PullError::NoRoom(_) => refused += 1,
+            error => {
+                let text = chain(error);
+                assert!(text.contains("No space left on device"), "{what}: {text}");
+                assert!(text.contains("store/") || text.contains("could not"), "{what}: where? {text}");
+                full += 1;
+            }
+        }
+        assert!(
+            error.hint().is_some_and(|hint| hint.starts_with("larder ") || hint.contains("larder df")),
+            "{what}: {error:?}"
+        );
+        assert_eq!(sound_images(&store, &what), [id.as_str()], "{what}");
+        store.empty_trash().unwrap();
+        let after = disk.free();
+        // Fetched layers, a few kilobytes each, stay for the next try; the database may have grown.
+        assert!(after.bytes + (512 << 10) >= before.bytes, "{what}: {before:?} before, {after:?} after");
+        assert!(after.inodes + 20 >= before.inodes, "{what}: {before:?} before, {after:?} after");
+        drop(store);
+        disk.make_room();
+        let store = open(disk);
+        assert_mountable(&store, &id, &disk.folder.path().join("mnt"));
+        source.bring(&store, how, "app").unwrap_or_else(|error| panic!("{what}: again: {}", chain(&error)));
+        assert_eq!(sound_images(&store, &what).len(), 2, "{what}");
+        let app = store.images().unwrap().into_iter().find(|image| image.id.to_string() != id).unwrap();
+        store.remove(app.id.as_str(), RemoveOptions::default()).unwrap();
+        store.empty_trash().unwrap();
+    }
+    panic!("{how:?}: it does not fit even with the most room");
+}
+
+#[test]
+fn a_disk_that_fills_up_fails_only_the_image_on_its_way() {
+    for how in [How::Pull, How::Load] {
+        let Some(disk) = SmallDisk::new(40, 4000) else { return };
+        // The image takes 12 MiB and a little: the last steps are those of the commit.
+        let kib = [0, 64, 128, 256, 2000, 6000, 9000].into_iter().chain((12_100..14_000).step_by(60));
+        let rounds = kib.map(|kib| Amount { bytes: kib << 10, inodes: u64::MAX });
+        fill_up(&disk, &large(), how, rounds);
+    }
+}
+
+#[test]
+fn a_disk_without_inodes_fails_only_the_image_on_its_way() {
+    for how in [How::Pull, How::Load] {
+        let Some(disk) = SmallDisk::new(40, 1600) else { return };
+        let inodes = [0, 5, 20, 30, 40, 60, 100, 300, 500, 800, 1100, 1250, 1400];
+        let rounds = inodes.into_iter().map(|inodes| Amount { bytes: u64::MAX, inodes });
+        fill_up(&disk, &numerous(), how, rounds);
+    }
+}

@@ -1,0 +1,189 @@
+//! What is fuzzed.
+
+use std::path::Path;
+use std::sync::OnceLock;
+
+use larder::credentials::{Tokens, parse_config_json, parse_dockercfg};
+use larder::reference::{Digest, Reference, apply_default_tag, parse_image_name, trim_tag_and_digest};
+use larder_store::manifest::{Document, ImageConfig, PlatformMatcher};
+use larder_store::registry::{Client, RegistryConfig, challenge_schemes};
+use larder_store::store::import::ImportFrom;
+use larder_store::store::{Store, StoreConfig};
+use larder_store::unpack::{self, Expected, Limits, Options, Threads, unpack_layer};
+use tempfile::TempDir;
+
+use crate::fault_registry::digest;
+
+/// Something that reads what strangers send.
+#[derive(Debug)]
+pub struct Target {
+    /// Its name, which is also that of its corpus.
+    pub name: &'static str,
+    /// Reads one input.
+    ///
+    /// # Panics
+    /// When a promise is broken.
+    pub fuzz_one: fn(&[u8]),
+}
+
+/// All targets.
+pub const TARGETS: [Target; 7] = [
+    Target { name: "layer", fuzz_one: layer },
+    Target { name: "manifest", fuzz_one: manifest },
+    Target { name: "challenge", fuzz_one: challenge },
+    Target { name: "hosts", fuzz_one: hosts },
+    Target { name: "reference", fuzz_one: reference },
+    Target { name: "docker_config", fuzz_one: docker_config },
+    Target { name: "import", fuzz_one: import },
+];
+
+/// A folder in memory where there is such a file system.
+fn folder() -> TempDir {
+    tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a temporary folder")
+}
+
+/// Everything in a folder, for comparison.
+fn names(folder: &Path) -> Vec<String> {
+    let mut names: Vec<String> = fs_err::read_dir(folder)
+        .expect("the folder is there")
+        .map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned())
+        .collect();
+    names.sort();
+    names
+}
+
+/// Gives every header of an archive the checksum it should have: without that, hardly a changed one is read.
+fn with_checksums(data: &[u8]) -> Vec<u8> {
+    let mut bytes = data.to_vec();
+    let mut at = 0_usize;
+    while let Some(header) = bytes.get_mut(at..at.saturating_add(512)) {
+        if header.iter().any(|byte| *byte != 0) {
+            header[148..156].fill(b' ');
+            let sum: u32 = header.iter().map(|byte| u32::from(*byte)).sum();
+            header[148..156].copy_from_slice(format!("{sum:06o}\0 ").as_bytes());
+        }
+        let digits = String::from_utf8_lossy(&header[124..135]).into_owned();
+        let size = usize::from_str_radix(digits.trim_matches([' ', '\0']), 8).unwrap_or(0);
+        at = at.saturating_add(512).saturating_add(size.div_ceil(512).saturating_mul(512));
+    }
+    bytes
+}
+
+/// A layer archive, plain or compressed, as it is and with right checksums.
+fn layer(data: &[u8]) {
+    unpack_one(data);
+    unpack_one(&with_checksums(data));
+}
+
+/// Nothing may appear or change beside the layer's directory.
+fn unpack_one(data: &[u8]) {
+    let folder = folder();
+    let (root, files) = (folder.path().join("root"), folder.path().join("files.v1"));
+    fs_err::create_dir(&root).expect("a folder");
+    fs_err::write(folder.path().join("guard"), "untouched").expect("a file");
+    let diff_id = Digest::parse(&digest(data)).expect("a digest");
+    let expected = Expected { digest: None, size: None, diff_id: &diff_id };
+    let limits = Limits { max_plain_bytes: 8 << 20, ..Limits::default() };
+    let options = Options { threads: Threads::One, limits, ..Options::default() };
+    let _ = unpack_layer(data, &expected, unpack::Target { root: &root, files: &files }, &options);
+    let mut left = names(folder.path());
+    left.retain(|name| !name.starts_with("files.v1"));
+    assert_eq!(left, ["guard", "root"], "something was written beside the directory");
+    let guard = fs_err::read_to_string(folder.path().join("guard")).expect("the file is there");
+    assert_eq!(guard, "untouched");
+    larder_store::disk::Disk::remove_tree(&larder_store::disk::RealDisk, folder.path(), &|| true)
+        .expect("what was unpacked can be removed");
+}
+
+/// Manifests, indexes and configs.
+fn manifest(data: &[u8]) {
+    let platform = PlatformMatcher::host();
+    for media_type in [
+        "application/vnd.oci.image.index.v1+json",
+        "application/vnd.oci.image.manifest.v1+json",
+        "application/vnd.docker.distribution.manifest.v2+json",
+        "application/vnd.docker.distribution.manifest.list.v2+json",
+        "application/json",
+    ] {
+        match Document::parse(data, media_type) {
+            Ok(Document::Index(index)) => drop((index.candidates(&platform).len(), index.offered())),
+            Ok(Document::Manifest(manifest)) => drop(manifest.size()),
+            Err(error) => drop((error.to_string(), error.hint())),
+        }
+    }
+    if let Ok(config) = ImageConfig::parse(data) {
+        let _ = config.check_layers(config.diff_ids.len());
+    }
+}
+
+/// `WWW-Authenticate`.
+fn challenge(data: &[u8]) {
+    let schemes = challenge_schemes(&String::from_utf8_lossy(data));
+    assert!(schemes.iter().all(|scheme| *scheme == scheme.to_ascii_lowercase()), "{schemes:?}");
+}
+
+/// `hosts.toml`, as a client finds it.
+fn hosts(data: &[u8]) {
+    let folder = folder();
+    let of_registry = folder.path().join("registry.example");
+    fs_err::create_dir(&of_registry).expect("a folder");
+    fs_err::write(of_registry.join("hosts.toml"), data).expect("a file");
+    let config = RegistryConfig { config_dirs: vec![folder.path().into()], ..RegistryConfig::default() };
+    let name = Reference::parse("registry.example/app:1").expect("a name");
+    if let Err(error) = Client::new(config).session(&name, None) {
+        drop((error.to_string(), error.hint()));
+    }
+}
+
+/// Names of images. What is understood is understood again in its full form, as the same.
+fn reference(data: &[u8]) {
+    let text = String::from_utf8_lossy(data);
+    let _ =
+        (parse_image_name(&text), apply_default_tag(&text), trim_tag_and_digest(&text), Digest::parse(&text));
+    if let Ok(name) = Reference::parse(&text) {
+        let full = name.to_string();
+        let again = Reference::parse(&full).unwrap_or_else(|error| panic!("{text:?} is {full:?}: {error}"));
+        assert_eq!(again.to_string(), full, "{text:?}");
+    }
+}
+
+/// `config.json` and `.dockercfg`. Secrets do not print.
+fn docker_config(data: &[u8]) {
+    for tokens in [Tokens::Keep, Tokens::Ignore] {
+        for parsed in [parse_config_json(data, tokens), parse_dockercfg(data, tokens)] {
+            let printed = format!("{parsed:?}");
+            assert!(!printed.contains("hunter2-secret"), "{printed}");
+        }
+    }
+}
+
+/// An archive that is loaded: an OCI layout or what `docker save` writes.
+fn import(data: &[u8]) {
+    load_one(data);
+    load_one(&with_checksums(data));
+}
+
+fn load_one(data: &[u8]) {
+    static STORE: OnceLock<(TempDir, Store)> = OnceLock::new();
+    let (folder, store) = STORE.get_or_init(|| {
+        let folder = folder();
+        let store = Store::open(&folder.path().join("store"), StoreConfig::default()).expect("a store");
+        (folder, store)
+    });
+    let file = folder.path().join("archive");
+    fs_err::write(&file, data).expect("a file");
+    let from = ImportFrom::Path(file);
+    match store.read_import(from, &PlatformMatcher::host(), Some("registry.example/app")) {
+        Ok(import) => {
+            for image in &import.images {
+                for layer in &image.manifest.layers {
+                    let _ = import
+                        .open(&layer.digest)
+                        .map(|mut layer| std::io::copy(&mut layer, &mut std::io::sink()));
+                }
+            }
+        }
+        Err(error) => drop((error.to_string(), error.hint())),
+    }
+    assert_eq!(names(folder.path()), ["archive", "store"]);
+}
