@@ -30,6 +30,9 @@ struct Shared {
 }
 
 impl WriteBehind {
+    /// How much of a file is written between two syncs of it, in bytes.
+    pub(super) const PIECE: usize = 16 << 20;
+
     /// Starts the thread.
     pub fn start() -> io::Result<WriteBehind> {
         let (sender, files) = sync_channel(QUEUE);
@@ -41,7 +44,7 @@ impl WriteBehind {
         Ok(WriteBehind(Arc::new(Shared { stop, queue, thread })))
     }
 
-    /// Takes a file that is complete, if it is large and there is room.
+    /// Takes a file that is complete, or has grown by a piece, if it is large and there is room.
     pub(super) fn take(&self, file: OwnedFd, size: u64) {
         if size < LARGE {
             return;

@@ -15,7 +15,7 @@ use super::super::metadata::{
 };
 use super::super::stream::Feed;
 use super::super::tree::{DirId, DirMeta};
-use super::super::{Options, Owners, Refusal, UnpackError};
+use super::super::{Options, Owners, Refusal, UnpackError, WriteBehind};
 use super::{Place, Writer, allocated};
 
 impl Writer<'_> {
@@ -30,7 +30,7 @@ impl Writer<'_> {
         let options = self.options;
         let file = self.in_place(place, entry, "create", |dir, name| create(dir, name, entry, options))?;
         let checksum = match extents {
-            None => write_all(file.as_fd(), entry, archive)?,
+            None => write_all(file.as_fd(), entry, archive, options.write_behind.as_ref())?,
             Some(extents) => write_sparse(file.as_fd(), entry, extents, archive)?,
         };
         let described = describe_file(file.as_fd(), entry, options)?;
@@ -323,8 +323,10 @@ fn write_all(
     file: BorrowedFd<'_>,
     entry: &Entry,
     archive: &mut Archive<'_, impl Feed>,
+    write_behind: Option<&WriteBehind>,
 ) -> Result<u32, UnpackError> {
     let mut checksum = crc32fast::Hasher::new();
+    let mut unseen = 0;
     loop {
         let piece = archive.content()?;
         if piece.is_empty() {
@@ -339,6 +341,14 @@ fn write_all(
             rest = &rest[written..];
         }
         archive.consume(length);
+        unseen += length;
+        if unseen >= WriteBehind::PIECE {
+            unseen = 0;
+            // Only to be early: without a second handle it is done at the end.
+            if let Some((write_behind, file)) = write_behind.zip(file.try_clone_to_owned().ok()) {
+                write_behind.take(file, entry.size);
+            }
+        }
     }
 }
 
