@@ -1,5 +1,6 @@
 //! A private containerd: its own root, state, socket and registry settings; images only, no containers are run.
 
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
@@ -24,22 +25,42 @@ const DISABLED: &[&str] = &[
     "io.containerd.monitor.v1.cgroups",
 ];
 
+/// What may differ from the usual private containerd.
+#[derive(Debug, Clone, Default)]
+pub struct ContainerdOptions {
+    /// The folder below which its own is made. Default: the temporary folder.
+    pub below: Option<PathBuf>,
+    /// Another program than Debian's.
+    pub program: Option<PathBuf>,
+    /// Its `PATH`, where it looks for programs that inflate.
+    pub path: Option<OsString>,
+}
+
 /// A containerd process and its state. Dropping it ends the process and removes the state.
 #[derive(Debug)]
 pub struct Containerd {
     server: Option<Server>,
     folder: TempDir,
+    program: PathBuf,
+    path: Option<OsString>,
 }
 
 impl Containerd {
     /// Starts a containerd with nothing in it, and waits until it serves CRI.
     pub fn start() -> Result<Containerd> {
-        let folder = tempfile::Builder::new().prefix("larder-containerd-").tempdir()?;
+        Containerd::start_with(ContainerdOptions::default())
+    }
+
+    /// Starts a containerd with nothing in it that is not quite the usual one.
+    pub fn start_with(options: ContainerdOptions) -> Result<Containerd> {
+        let below = options.below.unwrap_or_else(std::env::temp_dir);
+        let folder = tempfile::Builder::new().prefix("larder-containerd-").tempdir_in(below)?;
         for below in ["root", "state", "certs.d", "cni/conf", "cni/bin", "tmp"] {
             fs_err::create_dir_all(folder.path().join(below))?;
         }
         fs_err::write(folder.path().join("config.toml"), config(folder.path()))?;
-        let mut containerd = Containerd { server: None, folder };
+        let program = options.program.map_or_else(|| program(Package::Containerd), Ok)?;
+        let mut containerd = Containerd { server: None, folder, program, path: options.path };
         containerd.start_again()?;
         Ok(containerd)
     }
@@ -53,9 +74,12 @@ impl Containerd {
         let log = folder.join("containerd.log");
         let mut server = Server::start(
             "containerd",
-            &program(Package::Containerd)?,
+            &self.program,
             |command| {
                 command.arg("--config").arg(folder.join("config.toml")).env("TMPDIR", folder.join("tmp"));
+                if let Some(path) = &self.path {
+                    command.env("PATH", path);
+                }
             },
             &log,
             &log,

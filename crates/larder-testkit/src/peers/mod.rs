@@ -19,7 +19,7 @@ pub mod process;
 pub mod registry;
 pub mod tls;
 
-pub use containerd::Containerd;
+pub use containerd::{Containerd, ContainerdOptions};
 pub use gate::Gate;
 pub use images::{Image, Layer};
 pub use packages::{Availability, Package, require};

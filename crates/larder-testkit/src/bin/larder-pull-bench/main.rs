@@ -1,0 +1,157 @@
+//! Cold pulls of the same images by several programs, side by side, in one run.
+//!
+//! One registry on loopback serves all. Each pull gets a new ext4 of its own on a loop device, since an ext4 without
+//! a journal makes files slowly for minutes after many were removed, which would charge one program for what the last
+//! one left. The programs take turns.
+
+mod disk;
+mod program;
+
+use std::env;
+use std::ffi::OsString;
+use std::io::Write as _;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+
+use larder_testkit::peers::packages::find_program;
+use larder_testkit::peers::{Availability, Package, Registry, RegistryOptions, require};
+
+use disk::Disk;
+use program::{Cost, Kind, Programs};
+
+const HELP: &str = "\
+Compare cold pulls of images by larder's own store, containerd and podman (needs root).
+
+usage: larder-pull-bench [--runs N] [--dir DIR] [--only NAME[,NAME]] [--larder PATH] [--containerd PATH] LAYOUT...
+
+  LAYOUT             a folder with an OCI image layout that has one image
+  --runs N           how often each program pulls each image; default 3
+  --dir DIR          where the file systems for the pulls are made, 16 GB at most each; default: the temporary folder
+  --only NAME,...    of: larder, containerd, containerd+unpigz, containerd+igzip, podman; default: all that are installed
+  --larder PATH      default: the larder next to this program
+  --containerd PATH  another containerd than the one on PATH
+
+Prints medians. Wall time ends with the pull; larder's includes making the image durable, that of the others does not: the next
+column says how long a sync took after it. CPU is the program's and its daemon's and their children's, peak memory the
+daemon's, or else the program's.
+";
+
+type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
+
+fn main() -> ExitCode {
+    let words: Vec<OsString> = env::args_os().skip(1).collect();
+    if words.is_empty() || words.iter().any(|word| word == "-h" || word == "--help") {
+        eprint!("{HELP}");
+        return ExitCode::from(2);
+    }
+    match Options::parse(words).and_then(|options| bench(&options)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("larder-pull-bench: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+struct Options {
+    runs: usize,
+    dir: PathBuf,
+    only: Option<Vec<Kind>>,
+    programs: Programs,
+    layouts: Vec<PathBuf>,
+}
+
+impl Options {
+    fn parse(words: Vec<OsString>) -> Outcome<Options> {
+        let larder = env::current_exe()?.with_file_name("larder");
+        let containerd = find_program("containerd").unwrap_or_default();
+        let programs = Programs { larder, containerd, podman: find_program("podman") };
+        let mut options =
+            Options { runs: 3, dir: env::temp_dir(), only: None, programs, layouts: Vec::new() };
+        let mut words = words.into_iter();
+        while let Some(word) = words.next() {
+            let name = word.to_string_lossy().into_owned();
+            if !name.starts_with('-') {
+                options.layouts.push(word.into());
+                continue;
+            }
+            let value =
+                words.next().ok_or(format!("{name}: not understood, or it needs a value; see --help"))?;
+            match name.as_str() {
+                "--runs" => options.runs = value.to_string_lossy().parse()?,
+                "--dir" => options.dir = value.into(),
+                "--only" => {
+                    let names = value.to_string_lossy().into_owned();
+                    options.only = Some(names.split(',').map(Kind::named).collect::<Outcome<_>>()?);
+                }
+                "--larder" => options.programs.larder = value.into(),
+                "--containerd" => options.programs.containerd = value.into(),
+                _ => return Err(format!("{name}: not understood; see --help").into()),
+            }
+        }
+        if options.runs == 0 || options.layouts.is_empty() {
+            return Err("at least one run and one LAYOUT; see --help".into());
+        }
+        Ok(options)
+    }
+}
+
+fn bench(options: &Options) -> Outcome<()> {
+    if let Availability::Skip(reason) = require(&Package::ALL) {
+        return Err(reason.into());
+    }
+    let mut kinds = options.only.clone().unwrap_or_else(|| Kind::ALL.to_vec());
+    kinds.retain(|kind| {
+        let lacks = options.programs.lacks(*kind);
+        if let Some(lacks) = lacks {
+            eprintln!("without {}: {lacks} is not installed", kind.name());
+        }
+        lacks.is_none()
+    });
+    let registry = Registry::start(RegistryOptions::default())?;
+    for (at, layout) in options.layouts.iter().enumerate() {
+        let name = format!("bench/image-{at}:1");
+        push(layout, &registry.image(&name))?;
+        let mut costs: Vec<Vec<Cost>> = vec![Vec::new(); kinds.len()];
+        for _ in 0..options.runs {
+            for (kind, costs) in kinds.iter().zip(&mut costs) {
+                let disk = Disk::new(&options.dir)?;
+                costs.push(options.programs.pull(*kind, &registry, &registry.image(&name), disk.path())?);
+            }
+        }
+        report(layout, options.runs, &kinds, &costs)?;
+    }
+    Ok(())
+}
+
+fn push(layout: &std::path::Path, image: &str) -> Outcome<()> {
+    let skopeo = find_program("skopeo").ok_or("skopeo is not installed")?;
+    let source = format!("oci:{}", layout.display());
+    let output = Command::new(skopeo)
+        .args(["copy", "--quiet", "--dest-tls-verify=false", &source, &format!("docker://{image}")])
+        .output()?;
+    if output.status.success() {
+        return Ok(());
+    }
+    Err(format!("push {}: {}", layout.display(), String::from_utf8_lossy(&output.stderr).trim()).into())
+}
+
+fn report(layout: &std::path::Path, runs: usize, kinds: &[Kind], costs: &[Vec<Cost>]) -> Outcome<()> {
+    let mut table = format!(
+        "\n{}: medians of {runs}\n\n\
+         | program | wall s | sync after it s | CPU s | peak MiB | disk MB | wall / larder's | larder's CPU / its |\n\
+         |---|--:|--:|--:|--:|--:|--:|--:|\n",
+        layout.file_name().unwrap_or_default().to_string_lossy()
+    );
+    let own = costs.first().map(|costs| Cost::median(costs)).unwrap_or_default();
+    for (kind, costs) in kinds.iter().zip(costs) {
+        let cost = Cost::median(costs);
+        table += &[
+            format!("| {} | {:.2} | {:.2} | {:.2} ", kind.name(), cost.wall, cost.sync, cost.cpu),
+            format!("| {:.0} | {:.0} ", cost.peak_mib, cost.disk_mb),
+            format!("| {:.2} | {:.2} |\n", cost.wall / own.wall, own.cpu / cost.cpu),
+        ]
+        .concat();
+    }
+    Ok(std::io::stdout().write_all(table.as_bytes())?)
+}

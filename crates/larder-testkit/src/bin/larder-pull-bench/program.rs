@@ -1,0 +1,223 @@
+//! The programs that pull, and what a pull of theirs costs.
+
+use std::fs::File;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use larder_testkit::peers::packages::find_program;
+use larder_testkit::peers::{Containerd, ContainerdOptions, Registry};
+use wait4::Wait4;
+
+use crate::Outcome;
+
+/// Who pulls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Larder,
+    /// With the gzip of the Go library.
+    Containerd,
+    /// With `unpigz` on its PATH.
+    ContainerdPigz,
+    /// With `igzip` on its PATH, also under the name that older releases look for.
+    ContainerdIgzip,
+    Podman,
+}
+
+impl Kind {
+    pub(crate) const ALL: [Kind; 5] =
+        [Kind::Larder, Kind::Containerd, Kind::ContainerdPigz, Kind::ContainerdIgzip, Kind::Podman];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Kind::Larder => "larder",
+            Kind::Containerd => "containerd",
+            Kind::ContainerdPigz => "containerd+unpigz",
+            Kind::ContainerdIgzip => "containerd+igzip",
+            Kind::Podman => "podman",
+        }
+    }
+
+    pub(crate) fn named(name: &str) -> Outcome<Kind> {
+        let kind = Kind::ALL.into_iter().find(|kind| kind.name() == name);
+        kind.ok_or_else(|| format!("--only {name}: no such program; see --help").into())
+    }
+
+    /// The program that inflates for containerd, and the names that it goes by.
+    fn inflates(self) -> Option<(&'static str, &'static [&'static str])> {
+        match self {
+            Kind::ContainerdPigz => Some(("unpigz", &["unpigz"])),
+            Kind::ContainerdIgzip => Some(("igzip", &["igzip", "unpigz"])),
+            Kind::Larder | Kind::Containerd | Kind::Podman => None,
+        }
+    }
+}
+
+/// Where the programs are.
+pub(crate) struct Programs {
+    pub(crate) larder: PathBuf,
+    pub(crate) containerd: PathBuf,
+    pub(crate) podman: Option<PathBuf>,
+}
+
+/// What one pull cost. Seconds, MiB of memory, MB of disk.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Cost {
+    pub(crate) wall: f64,
+    pub(crate) sync: f64,
+    pub(crate) cpu: f64,
+    pub(crate) peak_mib: f64,
+    pub(crate) disk_mb: f64,
+}
+
+impl Cost {
+    /// The median of each figure.
+    pub(crate) fn median(costs: &[Cost]) -> Cost {
+        let of = |figure: fn(&Cost) -> f64| {
+            let mut figures: Vec<f64> = costs.iter().map(figure).collect();
+            figures.sort_by(f64::total_cmp);
+            let middle = figures.len() / 2;
+            match figures.len() {
+                0 => f64::NAN,
+                even if even.is_multiple_of(2) => f64::midpoint(figures[middle - 1], figures[middle]),
+                _ => figures[middle],
+            }
+        };
+        Cost {
+            wall: of(|cost| cost.wall),
+            sync: of(|cost| cost.sync),
+            cpu: of(|cost| cost.cpu),
+            peak_mib: of(|cost| cost.peak_mib),
+            disk_mb: of(|cost| cost.disk_mb),
+        }
+    }
+}
+
+impl Programs {
+    /// What has to be installed first.
+    pub(crate) fn lacks(&self, kind: Kind) -> Option<&'static str> {
+        match kind {
+            Kind::Larder => None,
+            Kind::Podman => self.podman.is_none().then_some("podman"),
+            _ if self.containerd.as_os_str().is_empty() => Some("containerd"),
+            _ => kind.inflates().map(|(program, _)| program).filter(|name| find_program(name).is_none()),
+        }
+    }
+
+    /// Pulls `image` into an empty folder on a file system of its own.
+    pub(crate) fn pull(&self, kind: Kind, registry: &Registry, image: &str, root: &Path) -> Outcome<Cost> {
+        let store = root.join("store");
+        match kind {
+            Kind::Larder => measure(
+                Command::new(&self.larder).arg("--root").arg(&store).args(["pull", image]),
+                None,
+                root,
+            ),
+            Kind::Podman => {
+                let podman = self.podman.as_deref().ok_or("podman is not installed")?;
+                let mut command = Command::new(podman);
+                command.arg("--root").arg(&store).arg("--runroot").arg(root.join("run"));
+                command.args(["--storage-driver", "overlay", "pull", "--tls-verify=false", "--quiet", image]);
+                measure(&mut command, None, root)
+            }
+            Kind::Containerd | Kind::ContainerdPigz | Kind::ContainerdIgzip => {
+                let path = root.join("bin");
+                fs_err::create_dir(&path)?;
+                if let Some((program, names)) = kind.inflates() {
+                    let program = find_program(program).ok_or("it is not installed")?;
+                    for name in names {
+                        std::os::unix::fs::symlink(&program, path.join(name))?;
+                    }
+                }
+                let containerd = Containerd::start_with(ContainerdOptions {
+                    below: Some(root.to_owned()),
+                    program: Some(self.containerd.clone()),
+                    path: Some(path.into()),
+                })?;
+                containerd.knows(registry)?;
+                let mut command = Command::new(&self.larder);
+                command.args(["--backend", &containerd.endpoint(), "pull", image]);
+                measure(&mut command, containerd.pid(), root)
+            }
+        }
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "what is measured lives in real time")]
+fn measure(command: &mut Command, daemon: Option<u32>, root: &Path) -> Outcome<Cost> {
+    use std::time::Instant;
+    let folder = File::open(root)?;
+    rustix::fs::sync();
+    let before = daemon.map(cpu_of).transpose()?.unwrap_or_default();
+    let start = Instant::now();
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
+    // What is said fits into the pipe.
+    let ended = child.wait4()?;
+    let wall = start.elapsed();
+    if !ended.status.success() {
+        let mut said = String::new();
+        if let Some(mut stderr) = child.stderr.take() {
+            std::io::Read::read_to_string(&mut stderr, &mut said)?;
+        }
+        return Err(format!("{command:?}: {}: {said}", ended.status).into());
+    }
+    let start = Instant::now();
+    rustix::fs::syncfs(&folder)?;
+    let sync = start.elapsed();
+    let own = ended.rusage.utime + ended.rusage.stime;
+    let daemon_cpu = daemon.map(cpu_of).transpose()?.unwrap_or_default().saturating_sub(before);
+    let peak_kib = match daemon {
+        Some(pid) => peak_kib(pid)?,
+        None => ended.rusage.maxrss / 1024,
+    };
+    Ok(Cost {
+        wall: wall.as_secs_f64(),
+        sync: sync.as_secs_f64(),
+        cpu: (own + daemon_cpu).as_secs_f64(),
+        peak_mib: float(peak_kib) / 1024.0,
+        disk_mb: float(allocated(root)?) / 1e6,
+    })
+}
+
+#[expect(clippy::cast_precision_loss, reason = "far below 2^52")]
+fn float(count: u64) -> f64 {
+    count as f64
+}
+
+/// CPU time of a process and of its children that have ended.
+fn cpu_of(pid: u32) -> Outcome<Duration> {
+    let stat = fs_err::read_to_string(format!("/proc/{pid}/stat"))?;
+    let (_, fields) = stat.rsplit_once(')').ok_or("no ) in /proc/PID/stat")?;
+    // From the state on: utime, stime, cutime and cstime are the 12th to 15th.
+    let ticks: u64 =
+        fields.split_whitespace().skip(11).take(4).filter_map(|field| field.parse::<u64>().ok()).sum();
+    Ok(Duration::from_secs(ticks) / u32::try_from(rustix::param::clock_ticks_per_second())?)
+}
+
+fn peak_kib(pid: u32) -> Outcome<u64> {
+    let status = fs_err::read_to_string(format!("/proc/{pid}/status"))?;
+    let line =
+        status.lines().find_map(|line| line.strip_prefix("VmHWM:")).ok_or("no VmHWM in /proc/PID/status")?;
+    Ok(line.trim().trim_end_matches(" kB").parse()?)
+}
+
+/// Bytes that everything below a folder takes on this file system, hard-linked files once.
+fn allocated(root: &Path) -> Outcome<u64> {
+    let device = fs_err::metadata(root)?.dev();
+    let (mut bytes, mut seen, mut todo) = (0, std::collections::HashSet::new(), vec![root.to_owned()]);
+    while let Some(folder) = todo.pop() {
+        for entry in fs_err::read_dir(&folder)? {
+            let path = entry?.path();
+            let meta = fs_err::symlink_metadata(&path)?;
+            if meta.dev() != device || !seen.insert(meta.ino()) {
+                continue;
+            }
+            bytes += meta.blocks() * 512;
+            if meta.is_dir() {
+                todo.push(path);
+            }
+        }
+    }
+    Ok(bytes)
+}
