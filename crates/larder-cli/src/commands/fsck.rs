@@ -86,9 +86,7 @@ fn verdict(report: &FsckReport, out: &Out) -> Outcome {
     }
     for lacking in &report.refetch {
         let name = lacking.names.first().map_or_else(|| lacking.image.to_string(), Clone::clone);
-        out.note(format_args!(
-            "hint: {name} lacks something; larder --backend store pull {name} brings it back"
-        ));
+        out.note(format_args!("hint: {name} lacks something; larder pull {name} brings it back"));
     }
     Outcome::Failed
 }
