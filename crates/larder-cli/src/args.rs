@@ -258,7 +258,7 @@ pub(crate) struct RmArgs {
     pub(crate) output: Option<DataFormat>,
 }
 
-/// Show how much room images take.
+/// Show how much room images take, and in larder's own store what holds the disk.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   larder df

@@ -41,7 +41,7 @@ pub(crate) fn run(cli: Cli, out: &Arc<Out>) -> Result<Outcome, Failure> {
         }
         Command::Inspect(args) => block_on(async |_| inspect::run(&args, &connection, out).await),
         Command::Rm(args) => block_on(async |_| rm::run(&args, &connection, out).await),
-        Command::Df(args) => block_on(async |_| df::run(&args, connect::backend(&connection)?, out).await),
+        Command::Df(args) => block_on(async |_| df::run(&args, &connection, out).await),
         Command::Load(args) => block_on(async |_| load::run(&args, &connection, out).await),
         Command::Mount(args) => mount::mount(&args, connect::store(&connection)?.store(), out),
         Command::Mounts(args) => mount::list(&args, connect::store(&connection)?.store(), out),
