@@ -54,7 +54,8 @@ fn tell(report: &FsckReport, out: &Out) {
         out.note(format_args!("hint: {hint}"));
     }
     out.line(format_args!("{} images and {} layers checked", report.images, report.layers));
-    if report.trash.bytes > 0 {
+    // The folder itself is one.
+    if report.trash.inodes > 1 {
         out.line(format_args!(
             "{} of what was removed are still being deleted",
             size::bytes(report.trash.bytes)

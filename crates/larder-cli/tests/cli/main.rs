@@ -4,6 +4,7 @@
 
 mod bad_input;
 mod default_store;
+mod demo;
 mod ensure;
 mod help;
 mod images;
