@@ -3,8 +3,10 @@
 mod naming;
 
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use larder::backend::{Backend, Image, ImageSpec, InUse};
+use larder_store::store::Store;
 use serde::Serialize;
 
 use super::inspect::{absent, names_and_ids, trouble_with};
@@ -75,7 +77,8 @@ async fn remove(
         }
     }
     // The thread that deletes ends with this process: the room is to be free now, not at some later start.
-    if let Some(Err(error)) = store.map(|store| store.empty_trash()) {
+    let clean = |store: Store| store.sweep(SystemTime::now()).and_then(|()| store.empty_trash());
+    if let Some(Err(error)) = store.map(clean) {
         outcome = outcome.max(Failure::failed(chain(&error)).print(out));
     }
     Ok(outcome)

@@ -119,7 +119,7 @@ impl Puller {
         Ok(blocking(move || store.commit(&commit, SystemTime::now())).await??)
     }
 
-    /// Refuses a pull that would fill the disk.
+    /// Refuses a pull that would fill the disk, after what dead processes left for too long has gone from it.
     async fn admit(&self, missing: &[(usize, u64)]) -> Result<(), PullError> {
         if missing.is_empty() {
             return Ok(());
@@ -127,6 +127,7 @@ impl Puller {
         let sizes: Vec<u64> = missing.iter().map(|(_, size)| *size).collect();
         let (store, reserve) = (self.store.clone(), self.config.reserve);
         blocking(move || {
+            store.sweep(SystemTime::now())?;
             let need = admission::estimate(store.ratio()?, sizes);
             let free = store.free()?;
             if admit(need, free, reserve, Amount::default()).is_ok() {
