@@ -65,6 +65,7 @@ async fn seen(registry: &FaultRegistry, store: &Store, enough: impl Fn(&Detail) 
     tokio::select! {
         ended = manager.ensure(&request) => panic!("it ended before anything was seen: {ended:?}"),
         detail = looking => detail,
+        () = tokio::time::sleep(Duration::from_secs(20)) => panic!("not seen: {:?}", manager.pulls()),
     }
 }
 
