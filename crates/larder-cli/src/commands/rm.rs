@@ -76,9 +76,8 @@ async fn remove(
             Err(error) => outcome = outcome.max(trouble_with(name, error)?.print(out)),
         }
     }
-    // The thread that deletes ends with this process: the room is to be free now, not at some later start.
-    let clean = |store: Store| store.sweep(SystemTime::now()).and_then(|()| store.empty_trash());
-    if let Some(Err(error)) = store.map(clean) {
+    // A removal is the time to let go of what dead processes left, too.
+    if let Some(Err(error)) = store.map(|store: Store| store.sweep(SystemTime::now())) {
         outcome = outcome.max(Failure::failed(chain(&error)).print(out));
     }
     Ok(outcome)

@@ -194,12 +194,7 @@ async fn repair(stage: &mut Stage, registry: &Registry, file: &Path, before: &[u
 async fn remove(stage: &mut Stage, registry: &Registry) -> Result<(), Failure> {
     stage.step("Removing an image frees what only that image has");
     let image = name(registry, &registry.content().images[REMOVED]);
-    let images = {
-        let store = store::open(ROOT.as_ref())?;
-        let failed = |error| stage.failed(chain(&error));
-        store.store().empty_trash().map_err(failed)?; // what the repair took away is not this step's
-        store.store().image_usages().map_err(failed)?
-    };
+    let (images, _) = usage(stage)?;
     let usage_of = images.iter().find(|usage| usage.tags.contains(&image));
     let unique =
         usage_of.map(|usage| usage.unique.bytes).ok_or_else(|| stage.failed("it is not in the store"))?;
