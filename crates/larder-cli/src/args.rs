@@ -17,6 +17,9 @@ use crate::failure::Failure;
 use crate::output::{DataFormat, Format};
 
 /// Keeps a node's container images: fetched when wanted, kept while used.
+///
+/// Images are kept in larder's own store, which needs no container runtime; with --backend they are those of containerd,
+/// CRI-O or any other CRI runtime.
 #[derive(Debug, Parser)]
 #[command(
     name = "larder",
@@ -35,25 +38,31 @@ pub(crate) struct Cli {
 }
 
 const EXAMPLES: &str = "Examples:
+  larder demo                        see larder at work in a few seconds, without root or network
   larder ensure -f pod.yaml          make every image of a pod present, with kubelet's behaviour
   larder ensure -f manifests/ -R     the same for a directory of manifests
   larder images                      list images
-  larder runtime                     which runtime larder talks to";
+  larder mount busybox:1.36 /mnt     the root file system of an image
+  larder --backend cri images        the same commands on containerd or CRI-O";
 
 /// What larder talks to, and how. Good with every command.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Global options")]
 pub(crate) struct Connection {
-    /// Where images live: the socket of a container runtime, such as unix:///run/containerd/containerd.sock, or "store"
-    /// for larder's own store, which needs no runtime [env: LARDER_BACKEND].
+    /// Where images live, if not in larder's own store: the socket of a container runtime, such as
+    /// unix:///run/containerd/containerd.sock, or "cri" for whatever runtime runs here [env: LARDER_BACKEND]
+    /// [default: store].
     ///
-    /// Without it: $LARDER_BACKEND; else $CONTAINER_RUNTIME_ENDPOINT and $IMAGE_SERVICE_ENDPOINT, as crictl reads them;
-    /// else the first socket that a runtime listens on where runtimes usually do. An empty variable counts as unset.
+    /// Without it, larder uses a store of its own, which needs no runtime; a runtime is used only where one is named.
+    /// "cri" stands for $CONTAINER_RUNTIME_ENDPOINT and $IMAGE_SERVICE_ENDPOINT, as crictl reads them, else for the first
+    /// socket that a runtime listens on where runtimes usually do (containerd, CRI-O, cri-dockerd, k3s); where there is
+    /// none, the error lists what was tried. "store" is larder's own store, whatever $LARDER_BACKEND says. An empty
+    /// variable counts as unset.
     // Not clap's `env`: it takes an empty variable for a value, and shows the option as required in usage texts.
     #[arg(long, global = true, value_name = "ENDPOINT")]
     pub(crate) backend: Option<String>,
 
-    /// Use larder's own store in this folder; the same as --backend store in another place
+    /// Use larder's own store in this folder, which is made if there is none
     /// [default: /var/lib/larder, for others than root ~/.local/share/larder].
     #[arg(long, global = true, value_name = "DIR", conflicts_with = "backend")]
     pub(crate) root: Option<PathBuf>,
@@ -72,6 +81,7 @@ pub(crate) struct Connection {
 /// The commands.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
+    Demo(DemoArgs),
     Ensure(EnsureArgs),
     Pull(PullArgs),
     Images(ImagesArgs),
@@ -86,6 +96,23 @@ pub(crate) enum Command {
     Fsck(FsckArgs),
     Completions(CompletionsArgs),
     Man(ManArgs),
+}
+
+/// See larder at work: in a temporary folder, without root, network or container runtime.
+///
+/// Starts a registry in this process, on loopback, and runs larder's own commands against it: pull, pull again, disk
+/// use, a damaged file found and repaired, removal. Each step is checked by what the registry served and by what is on
+/// disk. It takes a few seconds and 50 MB, and leaves nothing behind.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  larder demo
+  larder demo --keep          leave the folder, to look around in
+
+Exit code: 0 every step holds, 1 one does not, 130 interrupted.")]
+pub(crate) struct DemoArgs {
+    /// Keep the folder, and say where it is.
+    #[arg(long)]
+    pub(crate) keep: bool,
 }
 
 /// Make images present: those named, or all that Kubernetes manifests need.
@@ -250,7 +277,7 @@ pub(crate) struct RmArgs {
     pub(crate) output: Option<DataFormat>,
 }
 
-/// Show how much room images take.
+/// Show how much room images take, and in larder's own store what holds the disk.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   larder df
@@ -261,10 +288,11 @@ pub(crate) struct DfArgs {
     pub(crate) output: Format,
 }
 
-/// Show which runtime larder talks to, and where it keeps images.
+/// Show what larder works on, its own store or a runtime, and where that keeps images.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   larder runtime
+  larder --backend cri runtime
   larder --backend unix:///run/crio/crio.sock runtime -o yaml")]
 pub(crate) struct RuntimeArgs {
     /// What results look like.
@@ -301,7 +329,7 @@ pub(crate) struct LoadArgs {
 /// For microVMs, chroots, image volumes and build jobs. The mount is a use: its image is not removed. It needs root.
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
-  larder --backend store ensure busybox:1.36
+  larder ensure busybox:1.36
   larder mount busybox:1.36 /mnt
   larder mount --writable busybox:1.36 /mnt      what is written goes with larder umount")]
 pub(crate) struct MountArgs {

@@ -1,5 +1,4 @@
-//! Finds the backend: what the user named, a runtime or larder's own store; else the first runtime that listens where
-//! runtimes usually do.
+//! Finds the backend: larder's own store, unless the user names a runtime.
 
 use std::env;
 use std::path::PathBuf;
@@ -19,31 +18,50 @@ use crate::out::Out;
 use crate::store;
 
 const VARIABLE: &str = "LARDER_BACKEND";
-/// What crictl reads, too.
+/// What crictl reads, too. They say which runtime is meant, not that one is.
 const RUNTIME_VARIABLE: &str = "CONTAINER_RUNTIME_ENDPOINT";
 const IMAGE_VARIABLE: &str = "IMAGE_SERVICE_ENDPOINT";
 
 /// The name of larder's own store, where the others are sockets.
 const STORE: &str = "store";
+/// The name of whatever runtime runs here.
+const CRI: &str = "cri";
 
-/// The folder of larder's own store, if that is what the user named.
-fn named_store(args: &Connection) -> Result<Option<PathBuf>, Failure> {
-    if args.root.is_some() {
-        return Ok(args.root.clone());
-    }
-    let named = args.backend.clone().or_else(|| variable(VARIABLE));
-    if named.as_deref() == Some(STORE) { store::default_root().map(Some) } else { Ok(None) }
+/// What the user wants to work on.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Named {
+    /// Larder's own store, in this folder or its usual one.
+    Store(Option<PathBuf>),
+    /// Whatever runtime runs here.
+    Cri,
+    /// The runtime at this endpoint, and what named it.
+    Runtime(String, &'static str),
 }
 
-/// The folder of larder's own store, for commands that work on nothing else.
+impl Named {
+    fn by(args: &Connection, variable: impl Fn(&str) -> Option<String>) -> Named {
+        if args.root.is_some() {
+            return Named::Store(args.root.clone());
+        }
+        let flag = args.backend.clone().map(|text| (text, "--backend"));
+        match flag.or_else(|| Some((variable(VARIABLE)?, VARIABLE))) {
+            None => Named::Store(None),
+            Some((text, _)) if text == STORE => Named::Store(None),
+            Some((text, _)) if text == CRI => Named::Cri,
+            Some((text, by)) => Named::Runtime(text, by),
+        }
+    }
+}
+
+/// The folder of larder's own store, for commands that work on nothing else. What the variable names is for the others.
 pub(crate) fn store_root(args: &Connection) -> Result<PathBuf, Failure> {
-    match (named_store(args)?, &args.backend) {
-        (Some(root), _) => Ok(root),
-        (None, Some(other)) => {
+    match (Named::by(args, |_| None), &args.backend) {
+        (Named::Store(Some(root)), _) => Ok(root),
+        (Named::Store(None), _) | (_, None) => store::default_root(),
+        (_, Some(other)) => {
             Err(Failure::bad_input(format!("--backend {other}: this command works on larder's own store"))
                 .hint("leave --backend out, or name a folder with --root DIR"))
         }
-        (None, None) => store::default_root(),
     }
 }
 
@@ -54,17 +72,34 @@ pub(crate) fn store(args: &Connection) -> Result<StoreBackend, Failure> {
 
 /// The backend. A runtime is not spoken to before the first call; larder's own store is opened.
 pub(crate) fn backend(args: &Connection) -> Result<Arc<dyn Backend>, Failure> {
-    if let Some(root) = named_store(args)? {
-        return Ok(Arc::new(store::open(&root)?));
+    match chosen(args)? {
+        Chosen::Store(store) => Ok(Arc::new(store)),
+        Chosen::Runtime(runtime) => Ok(Arc::new(runtime)),
     }
-    let mut config = CriConfig::default();
+}
+
+/// The backend, for commands that tell more of the one than of the other.
+pub(crate) enum Chosen {
+    /// Larder's own store, opened.
+    Store(StoreBackend),
+    /// A runtime, which is not spoken to before the first call.
+    Runtime(CriBackend),
+}
+
+/// What the user wants to work on.
+pub(crate) fn chosen(args: &Connection) -> Result<Chosen, Failure> {
+    let (endpoint, image_endpoint) = match Named::by(args, variable) {
+        Named::Store(Some(root)) => return store::open(&root).map(Chosen::Store),
+        Named::Store(None) => return store::open(&store::default_root()?).map(Chosen::Store),
+        Named::Runtime(text, by) => (parse(&text, by)?, None),
+        Named::Cri => discovered(variable)?,
+    };
+    let mut config = CriConfig { image_endpoint, ..CriConfig::default() };
     if let Some(timeout) = args.timeout {
         config.request_timeout = timeout;
         config.connect_timeout = config.connect_timeout.min(timeout);
     }
-    let (endpoint, image_endpoint) = endpoints(args.backend.as_deref(), variable)?;
-    config.image_endpoint = image_endpoint;
-    Ok(Arc::new(CriBackend::new(endpoint, config)))
+    Ok(Chosen::Runtime(CriBackend::new(endpoint, config)))
 }
 
 /// How long to wait before a runtime that does not answer is tried again.
@@ -105,32 +140,29 @@ pub(crate) async fn reach(args: &Connection) -> Result<Arc<dyn Backend>, Failure
 
 /// The failure, and which variable led to the endpoint that does not answer.
 pub(crate) fn explain(args: &Connection, failure: Failure) -> Failure {
-    if args.backend.is_some() || failure.outcome() != Outcome::Unreachable {
+    if failure.outcome() != Outcome::Unreachable {
         return failure;
     }
-    let set = |name: &&str| variable(name).is_some_and(|value| !value.is_empty());
-    match [VARIABLE, RUNTIME_VARIABLE, IMAGE_VARIABLE].into_iter().find(set) {
+    let name = match Named::by(args, variable) {
+        Named::Runtime(_, VARIABLE) => Some(VARIABLE),
+        Named::Cri => [RUNTIME_VARIABLE, IMAGE_VARIABLE].into_iter().find(|name| variable(name).is_some()),
+        _ => None,
+    };
+    match name {
         Some(name) => failure.hint(format!("the socket is the one that {name} names")),
         None => failure,
     }
 }
 
+/// The value of a variable. An empty one counts as unset.
 fn variable(name: &str) -> Option<String> {
-    env::var_os(name).map(|value| value.to_string_lossy().into_owned())
+    let value = env::var_os(name).map(|value| value.to_string_lossy().into_owned());
+    value.filter(|value| !value.is_empty())
 }
 
-/// Where the runtime is, and where images are if that is another place.
-fn endpoints(
-    named: Option<&str>,
-    variable: impl Fn(&str) -> Option<String>,
-) -> Result<(Endpoint, Option<Endpoint>), Failure> {
-    let variable = |name| variable(name).filter(|value| !value.is_empty());
-    if let Some(named) = named {
-        return Ok((parse(named, "--backend")?, None));
-    }
-    if let Some(named) = variable(VARIABLE) {
-        return Ok((parse(&named, VARIABLE)?, None));
-    }
+/// Where the runtime is, and where images are if that is another place: where crictl is told to look, else the first
+/// socket that a runtime listens on where runtimes usually do.
+fn discovered(variable: impl Fn(&str) -> Option<String>) -> Result<(Endpoint, Option<Endpoint>), Failure> {
     let runtime = variable(RUNTIME_VARIABLE).map(|text| parse(&text, RUNTIME_VARIABLE)).transpose()?;
     let image = variable(IMAGE_VARIABLE).map(|text| parse(&text, IMAGE_VARIABLE)).transpose()?;
     match (runtime, image) {
@@ -140,7 +172,7 @@ fn endpoints(
             Ok(endpoint) => Ok((endpoint, None)),
             Err(error) => Err(Failure::unreachable(error.to_string())
                 .hint(error.hint())
-                .hint("or use larder's own store, which needs no runtime: --backend store")),
+                .hint("or leave --backend out: larder's own store needs no runtime")),
         },
     }
 }
@@ -148,7 +180,7 @@ fn endpoints(
 fn parse(text: &str, from: &str) -> Result<Endpoint, Failure> {
     Endpoint::parse(text).map_err(|error| {
         Failure::bad_input(format!("{from} {text}: {error}"))
-            .hint("write it as unix:///path/to.sock, or store for larder's own store")
+            .hint("write it as unix:///path/to.sock, cri for whatever runtime runs here, or store for larder's own store")
     })
 }
 
@@ -156,37 +188,62 @@ fn parse(text: &str, from: &str) -> Result<Endpoint, Failure> {
 mod tests {
     use super::*;
 
-    fn found(named: Option<&str>, variables: &[(&str, &str)]) -> Result<(String, Option<String>), Failure> {
-        let variable = |name: &str| {
-            variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
+    fn args(backend: Option<&str>, root: Option<&str>) -> Connection {
+        Connection {
+            backend: backend.map(str::to_owned),
+            root: root.map(PathBuf::from),
+            timeout: None,
+            verbose: 0,
+        }
+    }
+
+    fn variables<'a>(set: &'a [(&str, &str)]) -> impl Fn(&str) -> Option<String> + 'a {
+        |name| set.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
+    }
+
+    #[test]
+    fn a_runtime_is_used_only_where_one_is_named_to_larder() {
+        let crictl = [(RUNTIME_VARIABLE, "unix:///r.sock"), (IMAGE_VARIABLE, "unix:///i.sock")];
+        let named = |backend, set: &[(&str, &str)]| Named::by(&args(backend, None), variables(set));
+        let runtime = |text: &str, by| Named::Runtime(text.into(), by);
+        assert_eq!(named(None, &[]), Named::Store(None));
+        assert_eq!(
+            named(None, &crictl),
+            Named::Store(None),
+            "what crictl talks to is no wish of larder's user"
+        );
+        assert_eq!(named(None, &[(VARIABLE, "/l.sock")]), runtime("/l.sock", VARIABLE));
+        assert_eq!(named(None, &[(VARIABLE, "cri")]), Named::Cri);
+        assert_eq!(named(Some("/a.sock"), &[(VARIABLE, "/l.sock")]), runtime("/a.sock", "--backend"));
+        assert_eq!(named(Some("store"), &[(VARIABLE, "/l.sock")]), Named::Store(None));
+        let rooted = Named::by(&args(None, Some("/images")), variables(&[(VARIABLE, "/l.sock")]));
+        assert_eq!(rooted, Named::Store(Some("/images".into())));
+    }
+
+    #[test]
+    fn commands_of_the_store_refuse_a_runtime_and_do_not_read_the_variable() {
+        assert_eq!(store_root(&args(None, Some("/images"))), Ok("/images".into()));
+        for other in ["cri", "/a.sock"] {
+            let refused = store_root(&args(Some(other), None)).expect_err("not the store");
+            assert_eq!(refused.outcome(), Outcome::BadInput);
+        }
+    }
+
+    #[test]
+    fn discovery_looks_first_where_crictl_does() {
+        let all = [(RUNTIME_VARIABLE, "unix:///r.sock"), (IMAGE_VARIABLE, "/i.sock")];
+        let found = |set| {
+            let (runtime, image) = discovered(variables(set)).expect("an endpoint");
+            (runtime.to_string(), image.map(|image| image.to_string()))
         };
-        let (runtime, image) = endpoints(named, variable)?;
-        Ok((runtime.to_string(), image.map(|image| image.to_string())))
-    }
-
-    #[test]
-    fn the_flag_wins_over_larders_variable_and_that_over_crictls() {
-        let variables = [(RUNTIME_VARIABLE, "unix:///r.sock"), (IMAGE_VARIABLE, "unix:///i.sock")];
-        assert_eq!(found(Some("/a.sock"), &variables), Ok(("unix:///a.sock".into(), None)));
-        let all = [(VARIABLE, "/l.sock"), variables[0], variables[1]];
-        assert_eq!(found(Some("/a.sock"), &all), Ok(("unix:///a.sock".into(), None)));
-        assert_eq!(found(None, &all), Ok(("unix:///l.sock".into(), None)));
-        assert_eq!(found(None, &variables), Ok(("unix:///r.sock".into(), Some("unix:///i.sock".into()))));
-        assert_eq!(found(None, &variables[1..]), Ok(("unix:///i.sock".into(), None)));
-    }
-
-    #[test]
-    fn an_empty_variable_is_as_good_as_none() {
-        let variables = [(VARIABLE, ""), (RUNTIME_VARIABLE, ""), (IMAGE_VARIABLE, "unix:///i.sock")];
-        assert_eq!(found(None, &variables), Ok(("unix:///i.sock".into(), None)));
+        assert_eq!(found(&all), ("unix:///r.sock".into(), Some("unix:///i.sock".into())));
+        assert_eq!(found(&all[1..]), ("unix:///i.sock".into(), None));
     }
 
     #[test]
     fn a_bad_endpoint_names_where_it_came_from() {
-        let variables = [(RUNTIME_VARIABLE, "tcp://1.2.3.4:5")];
-        let named = found(None, &[(VARIABLE, "tcp://1.2.3.4:5")]).expect_err("tcp is no endpoint");
-        assert!(format!("{named:?}").contains("\"LARDER_BACKEND tcp://1.2.3.4:5: "), "{named:?}");
-        let failure = found(None, &variables).expect_err("tcp is no endpoint");
+        let failure =
+            discovered(variables(&[(RUNTIME_VARIABLE, "tcp://1.2.3.4:5")])).expect_err("tcp is none");
         assert!(
             format!("{failure:?}").contains("CONTAINER_RUNTIME_ENDPOINT tcp://1.2.3.4:5: only support unix")
         );

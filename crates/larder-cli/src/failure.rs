@@ -31,6 +31,11 @@ impl Failure {
         Failure { outcome: Outcome::Unreachable, ..Failure::failed(message) }
     }
 
+    /// A signal ended it early.
+    pub(crate) fn interrupted() -> Self {
+        Failure { outcome: Outcome::Interrupted, ..Failure::failed("interrupted") }
+    }
+
     /// The same, with something to try next.
     #[must_use]
     pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {

@@ -18,10 +18,12 @@ use crate::exit::Outcome;
 /// How long a command may take to end by itself after the first signal.
 const GRACE: Duration = Duration::from_secs(3);
 
-/// Signals from now on.
+/// Signals from now on. Clones share them.
+#[derive(Clone)]
 pub(crate) struct Interrupt(Handled);
 
 /// Signals that the command handles: it is told of the first one, and ends by itself.
+#[derive(Clone)]
 pub(crate) struct Handled {
     asked: watch::Receiver<bool>,
     handled: Arc<AtomicBool>,
@@ -47,6 +49,11 @@ impl Interrupt {
     pub(crate) fn handle(self) -> Handled {
         self.0.handled.store(true, Ordering::Release);
         self.0
+    }
+
+    /// Whether a signal has come.
+    pub(crate) fn has_come(&self) -> bool {
+        *self.0.asked.borrow()
     }
 }
 

@@ -6,12 +6,12 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use async_trait::async_trait;
 
 use crate::credentials::Credential;
 use crate::pod::SandboxConfig;
+pub use crate::progress::{Bytes, Detail, LayerPhase, LayerProgress, Progress, PullStep, Wait};
 
 /// Which image is meant, in the runtime's words.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
@@ -152,42 +152,6 @@ pub struct Condition {
     pub reason: String,
     /// Why not, in a sentence.
     pub message: String,
-}
-
-/// How far a pull has come, in bytes, where a backend can tell.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Bytes {
-    /// Bytes fetched so far.
-    pub done: u64,
-    /// Bytes to fetch in all, once known.
-    pub total: Option<u64>,
-}
-
-/// A backend's end of a pull's progress. Backends that know nothing leave it alone (CRI has no such field).
-#[derive(Clone)]
-pub struct Progress(Arc<dyn Fn(Bytes) + Send + Sync>);
-
-impl Progress {
-    /// A progress that is told to `listener`, which must be quick.
-    pub fn to(listener: impl Fn(Bytes) + Send + Sync + 'static) -> Progress {
-        Progress(Arc::new(listener))
-    }
-
-    /// A progress that nobody watches.
-    pub fn unwatched() -> Progress {
-        Progress::to(|_| {})
-    }
-
-    /// Says how far the pull has come.
-    pub fn set(&self, bytes: Bytes) {
-        (self.0)(bytes);
-    }
-}
-
-impl fmt::Debug for Progress {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Progress")
-    }
 }
 
 /// A place where images live.

@@ -19,6 +19,7 @@ pub mod events;
 pub mod gotext;
 pub mod image_service;
 pub mod pod;
+mod progress;
 pub mod pull;
 pub mod records;
 pub mod reference;

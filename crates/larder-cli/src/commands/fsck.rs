@@ -54,7 +54,8 @@ fn tell(report: &FsckReport, out: &Out) {
         out.note(format_args!("hint: {hint}"));
     }
     out.line(format_args!("{} images and {} layers checked", report.images, report.layers));
-    if report.trash.bytes > 0 {
+    // The folder itself is one.
+    if report.trash.inodes > 1 {
         out.line(format_args!(
             "{} of what was removed are still being deleted",
             size::bytes(report.trash.bytes)
@@ -86,9 +87,7 @@ fn verdict(report: &FsckReport, out: &Out) -> Outcome {
     }
     for lacking in &report.refetch {
         let name = lacking.names.first().map_or_else(|| lacking.image.to_string(), Clone::clone);
-        out.note(format_args!(
-            "hint: {name} lacks something; larder --backend store pull {name} brings it back"
-        ));
+        out.note(format_args!("hint: {name} lacks something; larder pull {name} brings it back"));
     }
     Outcome::Failed
 }

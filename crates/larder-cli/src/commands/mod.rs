@@ -1,6 +1,7 @@
 //! One file per command. Each takes its arguments and what it needs of the world, and tells how it ended.
 
 mod completions;
+mod demo;
 mod df;
 mod ensure;
 mod fsck;
@@ -30,6 +31,7 @@ pub(crate) fn run(cli: Cli, out: &Arc<Out>) -> Result<Outcome, Failure> {
     let ended = match cli.command {
         Command::Completions(args) => Ok(completions::run(&args, out)),
         Command::Man(args) => man::run(&args, out),
+        Command::Demo(args) => demo::run(&args, &connection, out),
         Command::Ensure(args) => {
             block_on(async |interrupt| ensure::run(&args, &connection, out, interrupt).await)
         }
@@ -41,7 +43,7 @@ pub(crate) fn run(cli: Cli, out: &Arc<Out>) -> Result<Outcome, Failure> {
         }
         Command::Inspect(args) => block_on(async |_| inspect::run(&args, &connection, out).await),
         Command::Rm(args) => block_on(async |_| rm::run(&args, &connection, out).await),
-        Command::Df(args) => block_on(async |_| df::run(&args, connect::backend(&connection)?, out).await),
+        Command::Df(args) => block_on(async |_| df::run(&args, &connection, out).await),
         Command::Load(args) => block_on(async |_| load::run(&args, &connection, out).await),
         Command::Mount(args) => mount::mount(&args, connect::store(&connection)?.store(), out),
         Command::Mounts(args) => mount::list(&args, connect::store(&connection)?.store(), out),

@@ -18,7 +18,7 @@ pub(super) fn mount(args: &MountArgs, store: &Store, out: &Out) -> Result<Outcom
     let mount = store.mount(&args.image, &args.dir, options, SystemTime::now()).map_err(|error| {
         let failure = failed(&error);
         match error {
-            MountError::Store(_) => failure.hint(format!("larder --backend store pull {}", args.image)),
+            MountError::Store(_) => failure.hint(format!("larder pull {}", args.image)),
             _ => failure,
         }
     })?;

@@ -2,14 +2,18 @@
 
 mod naming;
 
-use larder::backend::{Image, ImageSpec, InUse};
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use larder::backend::{Backend, Image, ImageSpec, InUse};
+use larder_store::store::Store;
 use serde::Serialize;
 
 use super::inspect::{absent, names_and_ids, trouble_with};
 use crate::args::{Connection, RmArgs};
-use crate::connect;
+use crate::connect::{self, Chosen};
 use crate::exit::Outcome;
-use crate::failure::Failure;
+use crate::failure::{Failure, chain};
 use crate::out::Out;
 use crate::output;
 use naming::Naming;
@@ -34,7 +38,10 @@ async fn remove(
     if names.is_empty() {
         return Ok(outcome);
     }
-    let backend = connect::backend(connection)?;
+    let (backend, store): (Arc<dyn Backend>, _) = match connect::chosen(connection)? {
+        Chosen::Store(backend) => (Arc::new(backend.clone()), Some(backend.store().clone())),
+        Chosen::Runtime(runtime) => (Arc::new(runtime), None),
+    };
     // All names are looked up before the first removal: two of them may mean one image.
     let mut found: Vec<Asked> = Vec::new();
     for name in names {
@@ -68,6 +75,10 @@ async fn remove(
             Ok(()) => removed.push(Removed::from(image)),
             Err(error) => outcome = outcome.max(trouble_with(name, error)?.print(out)),
         }
+    }
+    // A removal is the time to let go of what dead processes left, too.
+    if let Some(Err(error)) = store.map(|store: Store| store.sweep(SystemTime::now())) {
+        outcome = outcome.max(Failure::failed(chain(&error)).print(out));
     }
     Ok(outcome)
 }

@@ -77,7 +77,7 @@ pub(super) async fn ensure_all(
             },
             () = &mut interrupt => break,
             () = &mut slow => {}
-            _ = draw.tick(), if progress.is_live() => {
+            _ = draw.tick(), if progress.is_wanted() => {
                 progress.update(&manager.pulls(), requests.len() - running.len(), requests.len(), Instant::now());
             }
         }

@@ -1,5 +1,6 @@
 //! How results look: tables for people, JSON and YAML for programs.
 
+pub(crate) mod course;
 pub(crate) mod events;
 pub(crate) mod progress;
 pub(crate) mod size;

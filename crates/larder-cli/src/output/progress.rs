@@ -1,12 +1,15 @@
-//! What is being pulled right now, live on a terminal; nothing anywhere else.
+//! What is being pulled right now: live on a terminal, and as data where that is wanted.
 
 use std::fmt::Write as _;
 use std::sync::{Mutex, PoisonError};
+use std::time::SystemTime;
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
+use larder::backend::{Bytes, LayerPhase, LayerProgress, PullStep};
 use larder::pull::{Phase, PullStatus};
 use tokio::time::Instant;
 
+use super::course::{Course, CourseRecord};
 use super::size;
 
 /// How many pulls are shown at once; more would push the events off the screen.
@@ -16,6 +19,8 @@ const SHOWN: usize = 12;
 pub(crate) struct Progress {
     /// `None` when standard error is no terminal.
     live: Option<Live>,
+    /// `None` when nobody wants it as data.
+    course: Option<Mutex<Course>>,
 }
 
 struct Live {
@@ -26,13 +31,30 @@ struct Live {
 impl Progress {
     /// Draws on standard error if `live`, else not at all.
     pub(crate) fn new(live: bool) -> Self {
-        if live { Progress::on(ProgressDrawTarget::stderr()) } else { Progress { live: None } }
+        if live { Progress::on(ProgressDrawTarget::stderr()) } else { Progress { live: None, course: None } }
     }
 
     /// Draws here.
     pub(crate) fn on(target: ProgressDrawTarget) -> Self {
         let live = Live { screen: MultiProgress::with_draw_target(target), lines: Mutex::default() };
-        Progress { live: Some(live) }
+        Progress { live: Some(live), course: None }
+    }
+
+    /// The same, and what happens is kept as data.
+    #[must_use]
+    pub(crate) fn recorded(self) -> Self {
+        Progress { course: Some(Mutex::default()), ..self }
+    }
+
+    /// What happened, in order, if it was to be kept.
+    pub(crate) fn course(&self) -> Vec<CourseRecord> {
+        let course = self.course.as_ref().map(|course| course.lock().unwrap_or_else(PoisonError::into_inner));
+        course.map(|course| course.records()).unwrap_or_default()
+    }
+
+    /// Whether [`update`](Progress::update) is of any use.
+    pub(crate) fn is_wanted(&self) -> bool {
+        self.live.is_some() || self.course.is_some()
     }
 
     /// Whether anything is drawn.
@@ -50,6 +72,9 @@ impl Progress {
 
     /// Shows these pulls, and how many of all images are done.
     pub(crate) fn update(&self, pulls: &[PullStatus], done: usize, all: usize, now: Instant) {
+        if let Some(course) = &self.course {
+            course.lock().unwrap_or_else(PoisonError::into_inner).note(pulls, SystemTime::now(), now);
+        }
         let Some(live) = &self.live else {
             return;
         };
@@ -92,7 +117,7 @@ fn size_of_terminal() -> (usize, usize) {
     (rows.into(), columns.into())
 }
 
-/// What is drawn: pulls that run before those that wait, then the sum. All of it fits: at most half of the rows, so
+/// What is drawn: pulls that run, with their layers as far as there is room, before those that wait; then the sum. All of it fits: at most half of the rows, so
 /// that events stay in sight, and no line that would wrap.
 fn lines(
     pulls: &[PullStatus],
@@ -104,8 +129,16 @@ fn lines(
 ) -> Vec<String> {
     let (running, waiting): (Vec<_>, Vec<_>) = pulls.iter().partition(|pull| pull.phase == Phase::Pulling);
     let shown = SHOWN.min((rows / 2).saturating_sub(1)).max(1);
-    let mut texts: Vec<_> =
-        running.into_iter().chain(waiting).take(shown).map(|pull| line(pull, now, columns)).collect();
+    let mut room = shown.saturating_sub(pulls.len());
+    let mut texts = Vec::new();
+    for pull in running.into_iter().chain(waiting).take(shown) {
+        texts.push(line(pull, now, columns));
+        let layers = pull.detail.iter().flat_map(|detail| &detail.layers).filter(|layer| is_active(layer));
+        for layer in layers.take(room) {
+            texts.push(layer_line(layer, now).chars().take(columns.saturating_sub(1)).collect());
+            room -= 1;
+        }
+    }
     let sum = match pulls.len().saturating_sub(shown) {
         0 => format!("{done} of {all} done"),
         more => format!("{done} of {all} done, \u{2026} {more} more"),
@@ -121,9 +154,10 @@ fn line(pull: &PullStatus, now: Instant, columns: usize) -> String {
         return full;
     }
     let elapsed = now.saturating_duration_since(pull.since).as_secs();
+    let phase = phase_of(pull);
     let rest = match pull.bytes {
-        Some(bytes) => format!("   {}   {elapsed}s   {}", pull.phase, size::bytes(bytes.done)),
-        None => format!("   {}   {elapsed}s", pull.phase),
+        Some(bytes) => format!("   {phase}   {elapsed}s   {}", size::bytes(bytes.done)),
+        None => format!("   {phase}   {elapsed}s"),
     };
     let room = columns.saturating_sub(rest.chars().count() + 1);
     let name = pull.image.chars().count();
@@ -136,28 +170,80 @@ fn line(pull: &PullStatus, now: Instant, columns: usize) -> String {
     cut.chars().take(columns.saturating_sub(1)).collect()
 }
 
-/// One pull: image, phase, what it waits for, how long, how much. Writing to a text does not fail.
+/// One pull: image, phase, what it waits for, how long, how much, how fast. Writing to a text does not fail.
 fn full_line(pull: &PullStatus, now: Instant) -> String {
     let elapsed = now.saturating_duration_since(pull.since).as_secs();
-    let mut text = format!("{}   {}", pull.image, pull.phase);
+    let mut text = format!("{}   {}", pull.image, phase_of(pull));
     if let Some(waiting) = pull.waiting.filter(|_| pull.phase != Phase::Pulling) {
         let _ = write!(text, ", waits for {waiting}");
     }
     let _ = write!(text, "   {elapsed}s");
     if let Some(bytes) = pull.bytes {
-        let _ = write!(text, "   {}", size::bytes(bytes.done));
-        if let Some(total) = bytes.total {
-            let _ = write!(text, " of {} ({})", size::bytes(total), size::percent(bytes.done, total));
-        }
+        push_bytes(&mut text, bytes, pull.detail.as_ref().and_then(|detail| detail.rate));
+    }
+    if let Some(why) = wait_of(pull, now) {
+        let _ = write!(text, "   {why}");
     }
     text
+}
+
+/// What a pull does, in a word.
+pub(crate) fn phase_of(pull: &PullStatus) -> String {
+    let detail = pull.detail.as_ref().filter(|_| pull.phase == Phase::Pulling);
+    let Some(detail) = detail else { return pull.phase.to_string() };
+    let to_do = || detail.layers.iter().filter(|layer| layer.phase != LayerPhase::Done);
+    let unpacking =
+        |layer: &LayerProgress| matches!(layer.phase, LayerPhase::Unpacking | LayerPhase::Unpacked);
+    if detail.step == PullStep::Layers && to_do().count() > 0 && to_do().all(unpacking) {
+        return LayerPhase::Unpacking.to_string();
+    }
+    detail.step.to_string()
+}
+
+/// Why a pull does not get on: what it waits for as a whole, or what each of its layers that is being fetched waits for.
+pub(crate) fn wait_of(pull: &PullStatus, now: Instant) -> Option<String> {
+    let detail = pull.detail.as_ref()?;
+    if let Some(wait) = &detail.waiting {
+        return Some(wait.at(now));
+    }
+    let mut fetching = detail.layers.iter().filter(|layer| layer.phase == LayerPhase::Fetching).peekable();
+    let first = fetching.peek()?.waiting.as_ref()?.at(now);
+    fetching.all(|layer| layer.waiting.is_some()).then_some(first)
+}
+
+/// Whether something happens to a layer, or keeps it waiting.
+fn is_active(layer: &LayerProgress) -> bool {
+    matches!(layer.phase, LayerPhase::Fetching | LayerPhase::Unpacking | LayerPhase::Elsewhere)
+}
+
+/// One layer: the beginning of its digest, phase, how much, how fast, what it waits for.
+fn layer_line(layer: &LayerProgress, now: Instant) -> String {
+    let digest: String = layer.digest.chars().take("sha256:".len() + 12).collect();
+    let mut text = format!("  {digest}   {}", layer.phase);
+    if layer.phase != LayerPhase::Elsewhere {
+        push_bytes(&mut text, layer.bytes, layer.rate);
+    }
+    if let Some(wait) = &layer.waiting {
+        let _ = write!(text, "   {}", wait.at(now));
+    }
+    text
+}
+
+fn push_bytes(text: &mut String, bytes: Bytes, rate: Option<u64>) {
+    let _ = write!(text, "   {}", size::bytes(bytes.done));
+    if let Some(total) = bytes.total {
+        let _ = write!(text, " of {} ({})", size::bytes(total), size::percent(bytes.done, total));
+    }
+    if let Some(rate) = rate {
+        let _ = write!(text, "   {}/s", size::bytes(rate));
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
 
-    use larder::backend::Bytes;
+    use larder::backend::{Detail, Wait};
 
     use super::*;
 
@@ -169,6 +255,7 @@ mod tests {
             phase: Phase::Queued,
             waiting: Some("a free slot"),
             bytes: None,
+            detail: None,
             since,
         };
         assert_eq!(full_line(&pull, since), "busybox:1.36   queued, waits for a free slot   0s");
@@ -187,6 +274,7 @@ mod tests {
                 phase: if number < 11 { Phase::Queued } else { Phase::Pulling },
                 waiting: Some("one of the parallel pulls (maxParallelImagePulls) to end"),
                 bytes: None,
+                detail: None,
                 since: now,
             })
             .collect();
@@ -206,5 +294,53 @@ mod tests {
             ]
         );
         assert!(lines(&pulls, 2, 15, now, 12, 50)[5].ends_with("\u{2026} 8 more"));
+    }
+
+    fn layer(digit: char, phase: LayerPhase, waiting: Option<Wait>) -> LayerProgress {
+        let bytes = Bytes { done: 1_000_000, total: Some(4_000_000) };
+        let digest = format!("sha256:{}", digit.to_string().repeat(64));
+        LayerProgress { digest, phase, bytes, rate: Some(250_000), waiting }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn layers_stand_below_their_image_with_what_they_wait_for() {
+        let now = Instant::now();
+        let asked =
+            Wait { reason: "r.example asked to wait".into(), until: Some(now + Duration::from_secs(12)) };
+        let detail = Detail {
+            step: PullStep::Layers,
+            rate: Some(500_000),
+            layers: vec![
+                layer('a', LayerPhase::Done, None),
+                layer('b', LayerPhase::Fetching, Some(asked.clone())),
+                layer('c', LayerPhase::Queued, None),
+            ],
+            ..Detail::default()
+        };
+        let mut pull = PullStatus {
+            image: "r.example/app:1".into(),
+            phase: Phase::Pulling,
+            waiting: None,
+            bytes: Some(Bytes { done: 2_000_000, total: Some(12_000_000) }),
+            detail: Some(detail),
+            since: now,
+        };
+        assert_eq!(
+            lines(std::slice::from_ref(&pull), 0, 1, now, 40, 200),
+            [
+                "r.example/app:1   pulling   0s   2MB of 12MB (17%)   500kB/s   r.example asked to wait, 12s left",
+                "  sha256:bbbbbbbbbbbb   fetching   1MB of 4MB (25%)   250kB/s   r.example asked to wait, 12s left",
+                "0 of 1 done",
+            ]
+        );
+        assert_eq!(lines(std::slice::from_ref(&pull), 0, 1, now, 4, 200).len(), 2, "no room for layers");
+        let layers = &mut pull.detail.as_mut().unwrap().layers;
+        layers[2] = layer('c', LayerPhase::Fetching, None);
+        assert_eq!(wait_of(&pull, now), None, "another layer gets on");
+        pull.detail.as_mut().unwrap().layers.truncate(1);
+        pull.detail.as_mut().unwrap().layers.push(layer('d', LayerPhase::Unpacking, None));
+        assert_eq!(phase_of(&pull), "unpacking");
+        pull.detail.as_mut().unwrap().step = PullStep::Committing;
+        assert_eq!(phase_of(&pull), "committing");
     }
 }

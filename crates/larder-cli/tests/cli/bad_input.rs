@@ -230,7 +230,7 @@ fn ensure_without_anything_says_what_it_takes() {
 }
 
 #[test]
-fn an_empty_variable_counts_as_unset_and_a_bad_one_is_named() {
+fn the_variable_names_a_runtime_and_a_bad_one_is_named() {
     let world = World::offering(&["busybox:1.36"]);
     let run = |backend: &str| {
         let mut command = world.command(&["runtime"]);
@@ -238,7 +238,7 @@ fn an_empty_variable_counts_as_unset_and_a_bad_one_is_named() {
         command.env("CONTAINER_RUNTIME_ENDPOINT", world.cri.endpoint().to_string());
         Run::of(command.output().unwrap())
     };
-    run("").expect(0);
+    run("cri").expect(0);
     let gone = run("/nowhere.sock").expect(3);
     assert!(gone.stderr.ends_with("hint: the socket is the one that LARDER_BACKEND names\n"), "{gone:?}");
     let bad = run("http://x").expect(2);

@@ -3,6 +3,8 @@
 #![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
 
 mod bad_input;
+mod default_store;
+mod demo;
 mod ensure;
 mod help;
 mod images;

@@ -1,6 +1,7 @@
 //! A fake runtime, a folder for files, and larder to run.
 
 use std::io::{ErrorKind, Write as _};
+use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
@@ -74,6 +75,25 @@ pub(crate) fn larder(home: &Path) -> Command {
     command.env_clear().env("HOME", home).env("TZ", "UTC").current_dir(home);
     command
 }
+
+/// The same as a user who is not root, and who owns the folder.
+pub(crate) fn unprivileged(home: &Path) -> Command {
+    if !rustix::process::geteuid().is_root() {
+        return larder(home);
+    }
+    // The build folder need not be open to others.
+    let binary = home.join("larder-for-all");
+    fs_err::copy(env!("CARGO_BIN_EXE_larder"), &binary).unwrap();
+    chown(home, Some(NOBODY), Some(NOBODY)).unwrap();
+    let mut command = Command::new("/usr/bin/setpriv");
+    let nobody = NOBODY.to_string();
+    command.args(["--reuid", &nobody, "--regid", &nobody, "--clear-groups", "--"]).arg(binary);
+    command.env_clear().env("HOME", home).env("TZ", "UTC").env("TMPDIR", home).current_dir(home);
+    command
+}
+
+/// The user `nobody` of Debian.
+const NOBODY: u32 = 65534;
 
 impl Run {
     pub(crate) fn of(output: Output) -> Run {

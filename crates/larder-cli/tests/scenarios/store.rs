@@ -78,11 +78,16 @@ fn what_df_says_agrees_with_du() {
         Image::small(seed, 3_000_000).push(&machine.registry, name).unwrap();
         machine.larder(&["pull", &machine.registry.image(name)]).expect(0);
     }
-    let said = machine.larder(&["df", "-o", "json"]).expect(0).json();
-    let said = said["filesystem"]["imagesBytes"].as_f64().unwrap();
+    let report = machine.larder(&["df", "-o", "json"]).expect(0).json();
+    let said = report["filesystem"]["imagesBytes"].as_f64().unwrap();
     let du = Command::new("du").args(["-s", "-B1"]).arg(machine.root()).output().unwrap();
     let du: f64 = String::from_utf8(du.stdout).unwrap().split_whitespace().next().unwrap().parse().unwrap();
     assert!((said - du).abs() <= du / 100.0, "df: {said}, du: {du}");
+    let sum = report["store"]["disk"]["total"]["sizeBytes"].as_f64().unwrap();
+    assert!((sum - du).abs() <= du / 100.0, "df's parts: {sum}, du: {du}");
+    let text = machine.larder(&["df"]).expect(0);
+    assert_eq!(text.lines_with(&["shop/web:1"]), 1, "{text:?}");
+    assert_eq!(text.lines_with(&["total"]), 1, "{text:?}");
 }
 
 #[test]

@@ -8,12 +8,14 @@ use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
+use larder::backend::LayerPhase;
 use larder::reference::Digest;
 use tokio::task::JoinHandle;
 
-use super::bring::{FILES, Staged, Tally, bring, take};
+use super::bring::{FILES, Staged, Tell, bring, take};
 use super::error::PullError;
 use super::plan::{Plan, Wanted};
+use super::tally::Tally;
 use super::{Puller, blocking};
 use crate::disk::Amount;
 use crate::registry::Session;
@@ -29,9 +31,18 @@ const BUSY_RETRY: Duration = Duration::from_millis(100);
 #[derive(Clone)]
 pub(super) enum Origin {
     /// A registry; the tally counts what comes.
-    Registry { session: Session, tally: Tally },
+    Registry { session: Session, tally: Arc<Tally> },
     /// An archive or a layout.
     Import(Arc<Import>),
+}
+
+impl Origin {
+    /// Notes what happens to a layer.
+    fn note(&self, wanted: &Wanted, phase: LayerPhase) {
+        if let Origin::Registry { tally, .. } = self {
+            tally.set(&wanted.descriptor.digest, phase);
+        }
+    }
 }
 
 /// How a layer of the plan comes.
@@ -128,6 +139,7 @@ impl Puller {
                     layer
                 }
             };
+            from.note(wanted, LayerPhase::Done);
             layers.push(layer);
         }
         Ok(layers)
@@ -135,6 +147,7 @@ impl Puller {
 
     async fn bring(&self, from: Origin, wanted: Wanted, options: Options) -> Result<Staged, PullError> {
         let _slot = self.slots.acquire().await.map_err(|_| PullError::Abandoned)?;
+        from.note(&wanted, LayerPhase::Fetching);
         let (session, tally) = match from {
             Origin::Import(import) => {
                 let options = Options { progress: Arc::default(), ..options };
@@ -142,12 +155,18 @@ impl Puller {
             }
             Origin::Registry { session, tally } => (session, tally),
         };
+        let (told, digest) = (Arc::clone(&tally), wanted.descriptor.digest.clone());
+        let tell: Tell = Arc::new(move |notice| told.notice_of(&digest, &notice));
         loop {
-            let (session, tally) = (session.clone(), tally.clone());
-            match bring(self.store.clone(), session, wanted.clone(), options.clone(), tally).await {
+            let (session, tell) = (session.clone(), Arc::clone(&tell));
+            match bring(self.store.clone(), session, wanted.clone(), options.clone(), tell).await {
                 // The same bytes under another diff id, or for another chain: rare, and soon over.
                 Err(PullError::Store(StoreError::Busy { .. })) => tokio::time::sleep(BUSY_RETRY).await,
-                ended => return ended,
+                Ok(staged) => {
+                    tally.set(&wanted.descriptor.digest, LayerPhase::Unpacked);
+                    return Ok(staged);
+                }
+                failed => return failed,
             }
         }
     }

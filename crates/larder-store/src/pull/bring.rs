@@ -31,16 +31,16 @@ pub(super) struct Staged {
     pub(super) ingest: Option<IngestFile>,
 }
 
-/// Counts what all layers of a pull do.
-pub(super) type Tally = Arc<dyn Fn(Notice) + Send + Sync>;
+/// Is told what the fetch of a layer does.
+pub(super) type Tell = Arc<dyn Fn(Notice) + Send + Sync>;
 
 /// Notes which hosts served something, and passes on what a fetch tells.
-fn noting_hosts(hosts: Arc<Mutex<Vec<String>>>, tally: Tally) -> impl Fn(Notice) + Send + Sync + 'static {
+fn noting_hosts(hosts: Arc<Mutex<Vec<String>>>, tell: Tell) -> impl Fn(Notice) + Send + Sync + 'static {
     move |notice| {
         if let Notice::Host(host) = &notice {
             hosts.lock().unwrap_or_else(PoisonError::into_inner).push(host.clone());
         }
-        tally(notice);
+        tell(notice);
     }
 }
 
@@ -51,7 +51,7 @@ pub(super) async fn bring(
     session: Session,
     wanted: Wanted,
     options: Options,
-    tally: Tally,
+    tell: Tell,
 ) -> Result<Staged, PullError> {
     let ingest = {
         let (store, digest, size) = (store.clone(), wanted.descriptor.digest.clone(), wanted.descriptor.size);
@@ -62,7 +62,7 @@ pub(super) async fn bring(
     loop {
         let options = Options { progress: Arc::default(), ..options.clone() };
         let served = Arc::new(Mutex::new(Vec::new()));
-        let watched = session.watched(noting_hosts(served.clone(), tally.clone()));
+        let watched = session.watched(noting_hosts(served.clone(), tell.clone()));
         match attempt(&store, &watched, &wanted, &ingest, options).await {
             Err(PullError::Unpack { cause, .. }) if cause.is_wrong_bytes() && again => {
                 again = false;

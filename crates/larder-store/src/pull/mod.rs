@@ -17,13 +17,13 @@ mod bring;
 mod error;
 mod load;
 mod plan;
+mod tally;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
-use larder::backend::{Bytes, Progress};
+use larder::backend::Progress;
 use larder::credentials::Credential;
 use larder::reference::Reference;
 use tokio::sync::Semaphore;
@@ -38,6 +38,7 @@ use crate::store::{ImageCommit, ImageRecord, LeaseKind, LeaseRecord, Leased, Sto
 use crate::unpack::{Limits, Options, Threads, WriteBehind};
 use assemble::Origin;
 use plan::Plan;
+use tally::Tally;
 
 /// How images are pulled into the store.
 #[derive(Debug, Clone)]
@@ -100,21 +101,25 @@ impl Puller {
         credential: Option<&Credential>,
         progress: &Progress,
     ) -> Result<ImageRecord, PullError> {
-        let session = self.client.session(name, credential)?;
+        let tally = Tally::begin(progress);
+        let watching = Arc::clone(&tally);
+        let session = self.client.session(name, credential)?.watched(move |notice| watching.notice(&notice));
         let documents = session.documents(&self.config.platform).await?;
         let plan = Plan::of(&documents);
         let claims = self.claim(&plan).await?;
         let missing = plan.to_fetch(&claims);
         self.admit(&missing).await?;
         let lease = self.lease_of(&plan, &missing).await?;
-        let tally = Arc::new(tally(progress, missing.iter().map(|(_, size)| size).sum()));
-        let layers = self.assemble(&Origin::Registry { session, tally }, &plan, claims).await?;
+        tally.layers(&plan, &claims);
+        let origin = Origin::Registry { session, tally: Arc::clone(&tally) };
+        let layers = self.assemble(&origin, &plan, claims).await?;
+        tally.commit();
         let commit = self.commit_of(name, &documents, &plan, layers, lease);
         let store = self.store.clone();
         Ok(blocking(move || store.commit(&commit, SystemTime::now())).await??)
     }
 
-    /// Refuses a pull that would fill the disk.
+    /// Refuses a pull that would fill the disk, after what dead processes left for too long has gone from it.
     async fn admit(&self, missing: &[(usize, u64)]) -> Result<(), PullError> {
         if missing.is_empty() {
             return Ok(());
@@ -122,6 +127,7 @@ impl Puller {
         let sizes: Vec<u64> = missing.iter().map(|(_, size)| *size).collect();
         let (store, reserve) = (self.store.clone(), self.config.reserve);
         blocking(move || {
+            store.sweep(SystemTime::now())?;
             let need = admission::estimate(store.ratio()?, sizes);
             let free = store.free()?;
             if admit(need, free, reserve, Amount::default()).is_ok() {
@@ -209,21 +215,6 @@ fn reclaimable(store: &Store) -> Result<Amount, StoreError> {
         }
     }
     Ok(layers.into_values().sum())
-}
-
-/// Adds up the bytes of all layers for whoever watches the pull.
-fn tally(
-    progress: &Progress,
-    total: u64,
-) -> impl Fn(crate::registry::Notice) + Send + Sync + 'static + use<> {
-    let (progress, done) = (progress.clone(), AtomicU64::new(0));
-    progress.set(Bytes { done: 0, total: Some(total) });
-    move |notice| {
-        if let crate::registry::Notice::Bytes(count) = notice {
-            let done = done.fetch_add(count, Ordering::Relaxed) + count;
-            progress.set(Bytes { done, total: Some(total) });
-        }
-    }
 }
 
 /// Runs what blocks on a thread where it may.

@@ -4,6 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use larder::backend::Wait;
 use tokio::time::Instant;
 
 /// What happens to a fetch.
@@ -49,6 +50,21 @@ pub enum Waiting {
         /// The token server's host.
         host: String,
     },
+}
+
+impl Waiting {
+    /// The same for those who know no registries.
+    pub fn to_wait(&self) -> Wait {
+        let (reason, until) = match self {
+            Waiting::Connection { host } => (format!("all connections to {host} are in use"), None),
+            Waiting::Asked { host, until } => (format!("{host} asked to wait"), Some(*until)),
+            Waiting::Retry { host, until, because } => {
+                (format!("{host} is tried again after {because}"), Some(*until))
+            }
+            Waiting::Token { host } => (format!("{host} is asked for a token"), None),
+        };
+        Wait { reason, until }
+    }
 }
 
 impl fmt::Display for Waiting {

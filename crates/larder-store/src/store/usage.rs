@@ -17,6 +17,8 @@ use crate::disk::{Amount, measure};
 pub struct StoreUsage {
     /// Unpacked layers, each once.
     pub layers: Amount,
+    /// Of these, layers that several images have.
+    pub shared_layers: Amount,
     /// Manifests and configs, and the copies of image records.
     pub blobs: Amount,
     /// Blobs being fetched, or half fetched.
@@ -119,6 +121,12 @@ fn layers(source: &impl Source) -> DbResult<Vec<LayerUsage>> {
     Ok(layers)
 }
 
+/// The layer of this key, among layers in the order of keys.
+fn find<'a>(layers: &'a [LayerUsage], key: &str) -> Option<&'a LayerUsage> {
+    let at = layers.binary_search_by(|layer| layer.key.as_str().cmp(key)).ok()?;
+    layers.get(at)
+}
+
 /// Visits each layer with the ids of the images that need it.
 fn each_layers_users(source: &impl Source, mut visit: impl FnMut(&str, &[String])) -> DbResult<()> {
     let (mut layer, mut users) = (String::new(), Vec::new());
@@ -144,10 +152,22 @@ impl Store {
         let layout = &self.0.layout;
         // In this order: what is committed meanwhile is counted in one of the two, at worst in both.
         let fresh = self.0.arrivals.usage();
-        let layers = self.0.db.read(doing, layers)?;
+        let (layers, shared_layers) = self.0.db.read(doing, |reader| {
+            let layers = layers(reader)?;
+            let mut shared = Amount::default();
+            each_layers_users(reader, |key, users| {
+                if users.len() > 1
+                    && let Some(layer) = find(&layers, key)
+                {
+                    shared += layer.usage;
+                }
+            })?;
+            Ok((layers, shared))
+        })?;
         let measured = |path| measure(path).doing(doing);
         Ok(StoreUsage {
             layers: layers.iter().map(|layer| layer.usage).sum::<Amount>() + fresh,
+            shared_layers,
             blobs: measured(&layout.blobs())? + measured(&layout.images())?,
             ingest: measured(&layout.ingests())?,
             staging: measured(&layout.staging())?,
@@ -168,7 +188,7 @@ impl Store {
             let mut images: Vec<ImageUsage> = Vec::new();
             reader.each(LISTED, |image| images.push(ImageUsage::of(image)))?;
             each_layers_users(reader, |key, users| {
-                let Ok(layer) = layers.binary_search_by(|layer| layer.key.as_str().cmp(key)) else { return };
+                let Some(layer) = find(&layers, key) else { return };
                 let mut next = 0;
                 for user in users {
                     // Often it is the one that follows.
@@ -176,7 +196,7 @@ impl Store {
                         next += images[next..].partition_point(|image| image.id.as_str() < user.as_str());
                     }
                     if let Some(image) = images.get_mut(next).filter(|image| image.id.as_str() == user) {
-                        image.add(&layers[layer], users.len() > 1);
+                        image.add(layer, users.len() > 1);
                         next += 1;
                     }
                 }

@@ -70,6 +70,21 @@ fn shared_and_unique_add_up() {
 }
 
 #[test]
+fn a_layer_that_several_images_have_counts_once() {
+    let scratch = Scratch::new();
+    commit(&scratch.store, "app", &["base", "app"]);
+    assert_eq!(scratch.store.usage().unwrap().shared_layers.bytes, 0);
+    commit(&scratch.store, "web", &["base", "web"]);
+    commit(&scratch.store, "api", &["base", "api"]);
+    let usage = scratch.store.usage().unwrap();
+    let images = scratch.store.image_usages().unwrap();
+    assert_eq!(usage.shared_layers, images[0].shared, "the base, once");
+    let own: larder_store::disk::Amount = images.iter().map(|image| image.unique).sum();
+    assert!(usage.layers.bytes < own.bytes + usage.shared_layers.bytes + usage.blobs.bytes);
+    assert!(usage.layers.bytes > usage.shared_layers.bytes);
+}
+
+#[test]
 fn the_ratio_is_learned_from_commits_and_kept() {
     let scratch = Scratch::new();
     let before = scratch.store.ratio().unwrap();

@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::backend::{Bytes, Progress};
+use crate::backend::{Bytes, Detail, Progress};
+use crate::progress::Describe;
 
 /// Where a pull stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,6 +42,9 @@ pub struct PullStatus {
     pub waiting: Option<&'static str>,
     /// How far it has come, where the backend can tell.
     pub bytes: Option<Bytes>,
+    /// What it does in detail, where the backend can tell. Filled in when pulls are listed, and not for those who watch
+    /// one.
+    pub detail: Option<Detail>,
     /// When it was first wanted.
     pub since: Instant,
 }
@@ -48,7 +52,30 @@ pub struct PullStatus {
 /// All pulls in flight. Cloning shares it.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Board {
-    pulls: Arc<Mutex<BTreeMap<u64, watch::Receiver<PullStatus>>>>,
+    pulls: Arc<Mutex<BTreeMap<u64, Row>>>,
+}
+
+/// Who describes a pull, once somebody does.
+type Described = Arc<Mutex<Option<Describe>>>;
+
+struct Row {
+    status: watch::Receiver<PullStatus>,
+    describe: Described,
+}
+
+impl Row {
+    fn snapshot(&self) -> PullStatus {
+        let describe = self.describe.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let mut status = self.status.borrow().clone();
+        status.detail = describe.map(|describe| describe());
+        status
+    }
+}
+
+impl fmt::Debug for Row {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.status.fmt(f)
+    }
 }
 
 impl Board {
@@ -59,33 +86,41 @@ impl Board {
             phase: Phase::Queued,
             waiting: None,
             bytes: None,
+            detail: None,
             since: now,
         });
+        let describe = Arc::default();
         let mut pulls = self.pulls.lock().unwrap_or_else(PoisonError::into_inner);
         let id = pulls.last_key_value().map_or(0, |(last, _)| last + 1);
-        pulls.insert(id, receiver);
-        BoardEntry { board: self.clone(), id, status: sender }
+        pulls.insert(id, Row { status: receiver, describe: Arc::clone(&describe) });
+        BoardEntry { board: self.clone(), id, status: sender, describe }
     }
 
     /// What is on the board now, oldest first.
     pub(super) fn snapshot(&self) -> Vec<PullStatus> {
         let pulls = self.pulls.lock().unwrap_or_else(PoisonError::into_inner);
-        pulls.values().map(|status| status.borrow().clone()).collect()
+        pulls.values().map(Row::snapshot).collect()
     }
 
     /// The oldest pull of an image on the board.
     pub(super) fn watch(&self, image: &str) -> Option<watch::Receiver<PullStatus>> {
         let pulls = self.pulls.lock().unwrap_or_else(PoisonError::into_inner);
-        pulls.values().find(|status| status.borrow().image == image).cloned()
+        pulls.values().map(|row| &row.status).find(|status| status.borrow().image == image).cloned()
     }
 }
 
 /// A pull's place on the board.
-#[derive(Debug)]
 pub(super) struct BoardEntry {
     board: Board,
     id: u64,
     status: watch::Sender<PullStatus>,
+    describe: Described,
+}
+
+impl fmt::Debug for BoardEntry {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.status.fmt(f)
+    }
 }
 
 impl BoardEntry {
@@ -96,15 +131,44 @@ impl BoardEntry {
         });
     }
 
-    /// A progress whose bytes show on the board.
+    /// A progress that shows on the board. Another one takes the place of the first.
     pub(super) fn progress(&self) -> Progress {
-        let status = self.status.clone();
-        Progress::to(move |bytes| status.send_modify(|status| status.bytes = Some(bytes)))
+        let (status, describe) = (self.status.clone(), Arc::clone(&self.describe));
+        Progress::described(
+            move |bytes| status.send_modify(|status| status.bytes = Some(bytes)),
+            move |by| *describe.lock().unwrap_or_else(PoisonError::into_inner) = Some(by),
+        )
     }
 }
 
 impl Drop for BoardEntry {
     fn drop(&mut self) {
         self.board.pulls.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.id);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::PullStep;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pull_is_described_by_whoever_came_last_and_only_when_listed() {
+        let board = Board::default();
+        let entry = board.enter("a:1", Instant::now());
+        assert_eq!(board.snapshot()[0].detail, None);
+        let asked = Arc::new(std::sync::atomic::AtomicUsize::new(0));
+        for step in [PullStep::Layers, PullStep::Committing] {
+            let asked = Arc::clone(&asked);
+            entry.progress().describe_by(move || {
+                asked.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+                Detail { step, ..Detail::default() }
+            });
+        }
+        assert_eq!(asked.load(std::sync::atomic::Ordering::Relaxed), 0);
+        assert_eq!(board.snapshot()[0].detail.as_ref().map(|detail| detail.step), Some(PullStep::Committing));
+        assert_eq!(asked.load(std::sync::atomic::Ordering::Relaxed), 1);
+        drop(entry);
+        assert_eq!(board.snapshot(), []);
     }
 }

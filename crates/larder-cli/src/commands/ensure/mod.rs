@@ -63,7 +63,8 @@ pub(super) async fn run(
         }
     };
 
-    let progress = Arc::new(Progress::new(progress_possible()));
+    let progress = Progress::new(progress_possible());
+    let progress = Arc::new(if args.output.data().is_some() { progress.recorded() } else { progress });
     out.keep_above(&progress);
     let events = Arc::new(event_log(args, &gathered, out));
     let manager = Manager::builder(Arc::clone(&backend))
@@ -76,7 +77,7 @@ pub(super) async fn run(
     let shown = Shown { backend: &*backend, progress: &progress, out };
     let verdicts = work::ensure_all(&manager, &requests, retry_for, &*events, shown, interrupt.asked()).await;
 
-    let mut summary = Summary::new(&gathered, &verdicts, events.records());
+    let mut summary = Summary::new(&gathered, &verdicts, events.records()).with_course(progress.course());
     // One list for all of them. What cannot be had stays unknown: it is not what was asked for.
     if summary.lacks_sizes()
         && !summary.has_unfinished()

@@ -14,6 +14,7 @@ use crate::commands::work::Verdict;
 use crate::exit::Outcome;
 use crate::manifest::BadInput;
 use crate::out::Out;
+use crate::output::course::CourseRecord;
 use crate::output::events::EventRecord;
 use crate::output::table::Table;
 use crate::output::{self, Format, size};
@@ -24,6 +25,7 @@ use crate::output::{self, Format, size};
 pub(super) struct Summary {
     images: Vec<Row>,
     events: Vec<EventRecord>,
+    progress: Vec<CourseRecord>,
     bad_input: Vec<BadInput>,
     skipped: Vec<Skipped>,
     #[serde(rename = "summary")]
@@ -90,7 +92,13 @@ impl Summary {
             .iter()
             .map(|(kind, count)| Skipped { kind: kind.clone(), count: *count })
             .collect();
-        Summary { images, events, bad_input, skipped, counts }
+        Summary { images, events, progress: Vec::new(), bad_input, skipped, counts }
+    }
+
+    /// The same, with what the pulls did.
+    #[must_use]
+    pub(super) fn with_course(self, progress: Vec<CourseRecord>) -> Self {
+        Summary { progress, ..self }
     }
 
     /// How it ended, as far as images that were tried go.

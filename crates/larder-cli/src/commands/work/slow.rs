@@ -8,7 +8,7 @@ use tokio::time::{self, Instant, MissedTickBehavior};
 
 use crate::failure::chain;
 use crate::out::Out;
-use crate::output::progress::Progress;
+use crate::output::progress::{Progress, wait_of};
 use crate::output::size;
 
 /// How often it is told.
@@ -57,8 +57,10 @@ fn lines(pulls: &[PullStatus], now: Instant) -> Vec<String> {
     let age = |pull: &PullStatus| now.saturating_duration_since(pull.since);
     let old: Vec<_> = pulls.iter().filter(|pull| age(pull) >= PERIOD).collect();
     let (pulling, waiting): (Vec<_>, Vec<_>) = old.into_iter().partition(|pull| pull.phase == Phase::Pulling);
-    let tell =
-        |pull: &&PullStatus| format!("still pulling {} ({})", pull.image, size::whole_seconds(age(pull)));
+    let tell = |pull: &&PullStatus| {
+        let waits = wait_of(pull, now).map(|why| format!(": {why}")).unwrap_or_default();
+        format!("still pulling {} ({}){waits}", pull.image, size::whole_seconds(age(pull)))
+    };
     let mut lines: Vec<_> = pulling.iter().take(SHOWN).map(tell).collect();
     if pulling.len() > SHOWN {
         lines.push(format!("still pulling {} more", pulling.len() - SHOWN));

@@ -1,5 +1,7 @@
 //! `larder df`.
 
+mod store;
+
 use std::sync::Arc;
 
 use larder::backend::{Backend, BackendError};
@@ -7,23 +9,33 @@ use larder::image_service::{Disk, FilesystemError, ImageService, local_disk};
 use serde::Serialize;
 
 use super::rm::users;
-use crate::args::DfArgs;
+use crate::args::{Connection, DfArgs};
+use crate::connect::{self, Chosen};
 use crate::exit::Outcome;
 use crate::failure::Failure;
 use crate::out::Out;
 use crate::output::table::Table;
 use crate::output::{self, size};
+use store::StoreReport;
 
-pub(super) async fn run(args: &DfArgs, backend: Arc<dyn Backend>, out: &Out) -> Result<Outcome, Failure> {
-    let report = measure(backend).await?;
+pub(super) async fn run(args: &DfArgs, connection: &Connection, out: &Out) -> Result<Outcome, Failure> {
+    let (backend, store): (Arc<dyn Backend>, _) = match connect::chosen(connection)? {
+        Chosen::Store(store) => (Arc::new(store.clone()), Some(StoreReport::measure(store.store())?)),
+        Chosen::Runtime(runtime) => (Arc::new(runtime), None),
+    };
+    let report = measure(backend, store).await?;
     if let Some(format) = args.output.data() {
         output::data(out, format, &report);
+        return Ok(Outcome::Done);
+    }
+    let filesystem = report.filesystem.table(args.output.is_wide());
+    if let Some(store) = &report.store {
+        if !store.images.is_empty() {
+            out.line(format_args!("{}\n", store.images_table()));
+        }
+        out.line(format_args!("{}\n\n{filesystem}", store.holders_table(args.output.is_wide())));
     } else {
-        out.line(format_args!(
-            "{}\n\n{}\n",
-            report.filesystem.table(args.output.is_wide()),
-            report.images.table()
-        ));
+        out.line(format_args!("{filesystem}\n\n{}\n", report.images.table()));
         out.line("The sum is kubelet's: a layer that several images share counts once for each of them.");
     }
     Ok(Outcome::Done)
@@ -35,6 +47,8 @@ pub(super) async fn run(args: &DfArgs, backend: Arc<dyn Backend>, out: &Out) -> 
 struct Report {
     filesystem: Filesystem,
     images: Images,
+    /// Only larder's own store tells so much.
+    store: Option<StoreReport>,
 }
 
 /// Where images live. Sizes in bytes; absent when not known here.
@@ -68,7 +82,7 @@ struct Group {
     size_bytes: u64,
 }
 
-async fn measure(backend: Arc<dyn Backend>) -> Result<Report, Failure> {
+async fn measure(backend: Arc<dyn Backend>, store: Option<StoreReport>) -> Result<Report, Failure> {
     let service = ImageService::new(backend);
     let (list, in_use) = (service.list().await?, service.backend().in_use().await?);
     let found = service.image_filesystem(local_disk).await.map_err(filesystem_failure)?;
@@ -89,7 +103,7 @@ async fn measure(backend: Arc<dyn Backend>) -> Result<Report, Failure> {
         inodes: disk.map(|disk| disk.inodes),
         inodes_free: disk.map(|Disk { inodes_free, .. }| inodes_free),
     };
-    Ok(Report { filesystem, images })
+    Ok(Report { filesystem, images, store })
 }
 
 fn filesystem_failure(error: FilesystemError) -> Failure {

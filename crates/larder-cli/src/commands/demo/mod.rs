@@ -1,0 +1,73 @@
+//! `larder demo`: the tool shows itself, in a temporary folder, without root or network.
+//!
+//! ```text
+//! images (generated) -> registry (loopback, notes what it serves) -> steps (real commands, each checked) -> clean-up
+//! ```
+//!
+//! Promises: each command is run as a user's would be; what is said of it was measured; a step that does not hold ends
+//! the demo with an error that names it; the folder is gone in the end, also after a failure and an interrupt.
+
+mod images;
+mod registry;
+mod stage;
+mod steps;
+
+use std::env;
+use std::path::Path;
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use crate::args::{Connection, DemoArgs};
+use crate::exit::Outcome;
+use crate::failure::Failure;
+use crate::out::Out;
+use crate::output::size;
+use stage::Stage;
+
+pub(super) fn run(args: &DemoArgs, connection: &Connection, out: &Arc<Out>) -> Result<Outcome, Failure> {
+    if connection.backend.is_some() || connection.root.is_some() {
+        return Err(Failure::bad_input(
+            "the demo has a store of its own: --backend and --root do not go with it",
+        ));
+    }
+    let started = Instant::now();
+    let cannot = |doing, error| Failure::failed(format!("could not {doing} a temporary folder: {error}"));
+    let folder = tempfile::Builder::new()
+        .prefix("larder-demo-")
+        .tempdir()
+        .map_err(|error| cannot("make", error).hint("TMPDIR names the place for it"))?;
+    let home = env::current_dir();
+    // So that the commands shown are those that are run.
+    env::set_current_dir(folder.path()).map_err(|error| cannot("enter", error))?;
+    // Its threads work in the folder; they have ended when this returns.
+    let played =
+        super::block_on(async |interrupt| play(folder.path(), out, Stage::new(out, interrupt)).await);
+    if let Ok(home) = home {
+        let _ = env::set_current_dir(home); // nothing is left to do there
+    }
+    let place = folder.path().display().to_string();
+    if args.keep {
+        let kept = folder.keep();
+        out.line(format_args!("\nKept: {}. See it with larder --root {0}/store images", kept.display()));
+    } else {
+        folder.close().map_err(|error| cannot("remove", error))?;
+        if played.is_ok() {
+            out.line(format_args!("\n{place} is removed."));
+        } else {
+            out.note(format_args!("{place} is removed"));
+        }
+    }
+    played?;
+    out.line(format_args!("All steps hold. It took {}.", size::duration(started.elapsed())));
+    Ok(Outcome::Done)
+}
+
+async fn play(folder: &Path, out: &Out, mut stage: Stage) -> Result<Outcome, Failure> {
+    out.line(format_args!(
+        "Everything below happens in {}, and each command runs with --root store there.",
+        folder.display()
+    ));
+    steps::all(&mut stage).await?;
+    Ok(Outcome::Done)
+}

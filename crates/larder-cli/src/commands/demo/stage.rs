@@ -1,0 +1,123 @@
+//! Runs the commands of the demo as a user's would be, and says what holds.
+
+use std::fmt;
+use std::io::{self, Write};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use clap::Parser as _;
+
+use super::super::{df, ensure, fsck, images, rm};
+use crate::args::{Cli, Command};
+use crate::connect;
+use crate::exit::Outcome;
+use crate::failure::Failure;
+use crate::interrupt::Interrupt;
+use crate::out::Out;
+
+/// The store, in the demo's folder.
+pub(super) const ROOT: &str = "store";
+
+/// Where the demo is.
+pub(super) struct Stage {
+    out: Arc<Out>,
+    interrupt: Interrupt,
+    step: usize,
+    title: &'static str,
+}
+
+impl Stage {
+    pub(super) fn new(out: &Arc<Out>, interrupt: Interrupt) -> Stage {
+        let _ = interrupt.clone().handle(); // from now on the demo ends by itself, and takes its folder away
+        Stage { out: Arc::clone(out), interrupt, step: 0, title: "" }
+    }
+
+    /// Begins the next step.
+    pub(super) fn step(&mut self, title: &'static str) {
+        self.step += 1;
+        self.title = title;
+        self.out.line(format_args!("\n{}. {title}", self.step));
+    }
+
+    /// Shows a command line that is not larder's, and what it says.
+    pub(super) fn show(&self, line: &str, text: &str) {
+        self.out.line(format_args!("$ {line}"));
+        if !text.is_empty() {
+            self.out.line(text.trim_end());
+        }
+    }
+
+    /// Runs a command line of larder's. What it prints is returned as well, if it ends as expected.
+    pub(super) async fn run(&self, line: &str, expected: Outcome) -> Result<String, Failure> {
+        self.out.line(format_args!("$ {line}"));
+        let printed = Arc::new(Mutex::new(Vec::new()));
+        let tee = |to: Box<dyn Write + Send>| Box::new(Tee { to, copy: Arc::clone(&printed) });
+        let out = Arc::new(Out::to(tee(Box::new(io::stdout())), tee(Box::new(io::stderr()))));
+        let ended = self.command(line, &out).await.unwrap_or_else(|failure| failure.print(&out));
+        if ended == Outcome::Interrupted || self.interrupt.has_come() {
+            return Err(Failure::interrupted());
+        }
+        self.check(ended == expected, || {
+            format!("{line}: exit code {}, expected {}", ended.code(), expected.code())
+        })?;
+        let printed = printed.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(String::from_utf8_lossy(&printed).into_owned())
+    }
+
+    async fn command(&self, line: &str, out: &Arc<Out>) -> Result<Outcome, Failure> {
+        let cli =
+            Cli::try_parse_from(line.split(' ')).map_err(|usage| Failure::bad_input(usage.to_string()))?;
+        let mut connection = cli.connection;
+        connection.root = Some(ROOT.into());
+        match cli.command {
+            Command::Ensure(args) => ensure::run(&args, &connection, out, self.interrupt.clone()).await,
+            Command::Images(args) => images::run(&args, &*connect::backend(&connection)?, out).await,
+            Command::Df(args) => df::run(&args, &connection, out).await,
+            Command::Fsck(args) => fsck::run(&args, ROOT.as_ref(), out).await,
+            Command::Rm(args) => rm::run(&args, &connection, out).await,
+            _ => Err(Failure::bad_input(format!("{line}: no command of the demo"))),
+        }
+    }
+
+    /// Ends the demo unless this holds.
+    pub(super) fn check(&self, holds: bool, what: impl FnOnce() -> String) -> Result<(), Failure> {
+        if self.interrupt.has_come() {
+            return Err(Failure::interrupted());
+        }
+        if holds { Ok(()) } else { Err(self.failed(what())) }
+    }
+
+    /// Says what was measured and found to be so.
+    pub(super) fn holds(&self, text: impl fmt::Display) {
+        self.out.line(format_args!("=> {text}"));
+    }
+
+    /// Why this step does not hold.
+    pub(super) fn failed(&self, why: impl fmt::Display) -> Failure {
+        Failure::failed(format!("step {} of the demo ({}) does not hold: {why}", self.step, self.title))
+            .hint("larder demo --keep leaves its folder to be looked at")
+    }
+}
+
+/// Passes text on, and keeps a copy.
+struct Tee {
+    to: Box<dyn Write + Send>,
+    copy: Arc<Mutex<Vec<u8>>>,
+}
+
+impl Write for Tee {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.copy.lock().unwrap_or_else(PoisonError::into_inner).extend_from_slice(bytes);
+        match self.to.write_all(bytes) {
+            // The copy is still wanted when nobody reads any more.
+            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error),
+            _ => Ok(bytes.len()),
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        match self.to.flush() {
+            Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error),
+            _ => Ok(()),
+        }
+    }
+}

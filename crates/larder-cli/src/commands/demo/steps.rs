@@ -1,0 +1,217 @@
+//! What the demo shows, and how each of it is checked from outside of the command: by the registry's log and by a walk
+//! over the store's folder.
+
+use std::fmt::Write as _;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, UNIX_EPOCH};
+
+use larder_store::disk::measure;
+use larder_store::store::{FS, ImageUsage, StoreUsage};
+
+use super::images::{Content, Image, Kind, MODIFIED};
+use super::registry::{Registry, Served};
+use super::stage::{ROOT, Stage};
+use crate::exit::Outcome;
+use crate::failure::{Failure, chain};
+use crate::output::size;
+use crate::store;
+
+/// How many bytes the database may take more or less after a removal.
+const DATABASE_SLACK: u64 = 256 << 10;
+
+/// Which of the images is damaged, and which is removed.
+const DAMAGED: usize = 1;
+const REMOVED: usize = 0;
+
+pub(super) async fn all(stage: &mut Stage) -> Result<(), Failure> {
+    let registry = offer(stage).await?;
+    pull(stage, &registry).await?;
+    pull_again(stage, &registry).await?;
+    disk_use(stage).await?;
+    let (file, before) = damage(stage, &registry)?;
+    find(stage, &registry).await?;
+    repair(stage, &registry, &file, &before).await?;
+    remove(stage, &registry).await
+}
+
+/// The image as larder's user names it.
+fn name(registry: &Registry, image: &Image) -> String {
+    format!("{}/{}", registry.address(), image.name)
+}
+
+async fn offer(stage: &mut Stage) -> Result<Registry, Failure> {
+    stage.step("A registry in this process, on loopback, and a pod that wants three of its images");
+    let content = Content::generate().map_err(|error| stage.failed(error))?;
+    let registry = Registry::start(content).await.map_err(|error| stage.failed(error))?;
+    let [web, api, migrate] = registry.content().images.as_slice() else {
+        return Err(stage.failed("there are not three images"));
+    };
+    let mut pod = String::from("apiVersion: v1\nkind: Pod\nmetadata:\n  name: shop\nspec:\n");
+    for (list, part, image) in
+        [("  initContainers:\n", "migrate", migrate), ("  containers:\n", "web", web), ("", "api", api)]
+    {
+        let _ = write!(pod, "{list}  - name: {part}\n    image: {}\n", name(&registry, image));
+    }
+    fs_err::write("pod.yaml", &pod).map_err(|error| stage.failed(error))?;
+    stage.show("cat pod.yaml", &pod);
+    let Content { images, base_size, layers: (count, sum), .. } = registry.content();
+    stage.holds(format_args!(
+        "{} images of {count} layers, {} to fetch; all of them have one layer of {} in common",
+        images.len(),
+        size::bytes(*sum as u64),
+        size::bytes(*base_size as u64)
+    ));
+    Ok(registry)
+}
+
+/// How many of these were served, and their bytes.
+fn count(log: &[Served], kind: Kind) -> (usize, usize) {
+    let of_kind = log.iter().filter(|served| served.kind == Some(kind) && served.bytes > 0);
+    of_kind.fold((0, 0), |(count, bytes), served| (count + 1, bytes + served.bytes))
+}
+
+async fn pull(stage: &mut Stage, registry: &Registry) -> Result<(), Failure> {
+    stage.step("What the pod wants is made present");
+    stage.run("larder ensure -f pod.yaml", Outcome::Done).await?;
+    let log = registry.take_log();
+    let (layers, bytes) = count(&log, Kind::Layer);
+    stage.check((layers, bytes) == registry.content().layers, || {
+        format!("the registry served {layers} layers of {bytes} bytes: {log:?}")
+    })?;
+    stage.holds(format_args!(
+        "the registry served {layers} layers, {}: each once, although three pulls wanted the base",
+        size::bytes(bytes as u64)
+    ));
+    Ok(())
+}
+
+async fn pull_again(stage: &mut Stage, registry: &Registry) -> Result<(), Failure> {
+    stage.step("Once more: everything is there");
+    stage.run("larder ensure -f pod.yaml", Outcome::Done).await?;
+    let log = registry.take_log();
+    stage.check(log.is_empty(), || format!("the registry was asked for something: {log:?}"))?;
+    let (blobs, _) = count(&log, Kind::Layer);
+    stage.holds(format_args!("the registry saw {} requests and served {blobs} blobs", log.len()));
+    Ok(())
+}
+
+/// What the store knows of its use of the disk.
+fn usage(stage: &Stage) -> Result<(Vec<ImageUsage>, StoreUsage), Failure> {
+    let store = store::open(ROOT.as_ref())?;
+    let failed = |error| stage.failed(chain(&error));
+    let images = store.store().image_usages().map_err(failed)?;
+    Ok((images, store.store().usage().map_err(failed)?))
+}
+
+/// What a walk over the store's folder finds.
+fn walked(stage: &Stage) -> Result<u64, Failure> {
+    measure(ROOT.as_ref()).map(|amount| amount.bytes).map_err(|error| stage.failed(error))
+}
+
+async fn disk_use(stage: &mut Stage) -> Result<(), Failure> {
+    stage.step("What it takes on disk");
+    stage.run("larder df", Outcome::Done).await?;
+    let (images, usage) = usage(stage)?;
+    let (said, walked) = (usage.total().bytes, walked(stage)?);
+    let each: u64 = images.iter().map(|image| image.total.bytes).sum();
+    let shared = usage.shared_layers.bytes;
+    stage.check(said.abs_diff(walked) * 100 <= walked, || {
+        format!("df says {said} bytes, a walk over the folder finds {walked}")
+    })?;
+    let counted_once = images.iter().all(|image| image.shared.bytes == shared) && each > said && shared > 0;
+    stage.check(counted_once, || format!("{each} bytes of images, {said} on disk, {shared} shared"))?;
+    stage.holds(format_args!(
+        "{} if each image had its own layers, {} on disk: the {} that all share are there once",
+        size::bytes(each),
+        size::bytes(walked),
+        size::bytes(shared)
+    ));
+    Ok(())
+}
+
+/// Damages a file of the topmost layer of an image. Returns the file, and what was in it.
+fn damage(stage: &mut Stage, registry: &Registry) -> Result<(PathBuf, Vec<u8>), Failure> {
+    const PLACE: u64 = 4000;
+    stage.step("A byte of a file goes bad on disk");
+    let image = &registry.content().images[DAMAGED];
+    let key = {
+        let store = store::open(ROOT.as_ref())?;
+        let found =
+            store.store().image(&name(registry, image)).map_err(|error| stage.failed(chain(&error)))?;
+        found.and_then(|found| found.layers.last().map(|layer| layer.key.as_str().to_owned()))
+    };
+    let key = key.ok_or_else(|| stage.failed(format_args!("{} is not in the store", image.name)))?;
+    let file = Path::new(ROOT).join("layers").join(key).join(FS).join(&image.file);
+    let before = fs_err::read(&file).map_err(|error| stage.failed(error))?;
+    let bad = !before[usize::try_from(PLACE).unwrap_or(0)];
+    // What goes bad by itself leaves no trace in the file's times.
+    let write = || {
+        let file = fs_err::OpenOptions::new().write(true).open(&file)?;
+        file.file().write_all_at(&[bad], PLACE)?;
+        file.file().set_modified(UNIX_EPOCH + Duration::from_secs(MODIFIED))
+    };
+    write().map_err(|error| stage.failed(error))?;
+    let line =
+        format!("printf '\\{bad:03o}' | dd of={} bs=1 seek={PLACE} conv=notrunc status=none", file.display());
+    stage.show(&line, "");
+    stage.show(&format!("touch -d @{MODIFIED} {}", file.display()), "");
+    let now = fs_err::read(&file).map_err(|error| stage.failed(error))?;
+    let changed = now.iter().zip(&before).filter(|(now, before)| now != before).count();
+    stage.check(changed == 1 && now.len() == before.len(), || format!("{changed} bytes changed"))?;
+    stage.holds(format_args!("{changed} byte of {} differs", size::bytes(now.len() as u64)));
+    Ok((file, before))
+}
+
+async fn find(stage: &mut Stage, registry: &Registry) -> Result<(), Failure> {
+    stage.step("The check finds it");
+    let file = &registry.content().images[DAMAGED].file;
+    let printed = stage.run("larder fsck", Outcome::Failed).await?;
+    stage.check(printed.contains(file.as_str()), || format!("{file} is not named"))?;
+    stage.holds(format_args!("{file} is named, and the exit code is {}", Outcome::Failed.code()));
+    Ok(())
+}
+
+async fn repair(stage: &mut Stage, registry: &Registry, file: &Path, before: &[u8]) -> Result<(), Failure> {
+    stage.step("It is repaired, by fetching that layer alone");
+    registry.take_log();
+    stage.run("larder fsck --repair", Outcome::Done).await?;
+    let log = registry.take_log();
+    let (digest, size) = &registry.content().images[DAMAGED].own_layer;
+    let (layers, bytes) = count(&log, Kind::Layer);
+    let that = log.iter().any(|served| served.digest == *digest && served.bytes == *size);
+    stage.check(layers == 1 && that, || format!("the registry served {layers} layers: {log:?}"))?;
+    let now = fs_err::read(file).map_err(|error| stage.failed(error))?;
+    stage.check(now == before, || format!("{} is not as it was", file.display()))?;
+    stage.holds(format_args!(
+        "the registry served {layers} layer of {}, and the file is as it was",
+        size::bytes(bytes as u64)
+    ));
+    let printed = stage.run("larder fsck", Outcome::Done).await?;
+    stage.check(printed.contains("sound"), || "the store is not called sound".into())
+}
+
+async fn remove(stage: &mut Stage, registry: &Registry) -> Result<(), Failure> {
+    stage.step("Removing an image frees what only that image has");
+    let image = name(registry, &registry.content().images[REMOVED]);
+    let (images, _) = usage(stage)?;
+    let usage_of = images.iter().find(|usage| usage.tags.contains(&image));
+    let unique =
+        usage_of.map(|usage| usage.unique.bytes).ok_or_else(|| stage.failed("it is not in the store"))?;
+    let before = walked(stage)?;
+    stage.run(&format!("larder rm {image}"), Outcome::Done).await?;
+    let freed = before.saturating_sub(walked(stage)?);
+    stage.check(freed.abs_diff(unique) <= DATABASE_SLACK, || {
+        format!("{freed} bytes came free, the image alone had {unique}")
+    })?;
+    stage.run("larder images", Outcome::Done).await?;
+    stage.run("larder fsck", Outcome::Done).await?;
+    let log = registry.take_log();
+    stage.check(log.is_empty(), || format!("the registry was asked for something: {log:?}"))?;
+    stage.holds(format_args!(
+        "{} came free, what only this image had ({}); the other images are whole",
+        size::bytes(freed),
+        size::bytes(unique)
+    ));
+    Ok(())
+}

@@ -1,0 +1,196 @@
+//! What a pull tells while it runs, what it clears away before, and what it says when there is no room.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
+
+use std::fs::FileTimes;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use larder::backend::{Backend as _, Detail, ImageSpec, LayerPhase, PullStep};
+use larder::pod::Pod;
+use larder::pull::{EnsureRequest, Manager, PullPolicy};
+use larder::reference::Digest;
+use larder_store::backend::StoreBackend;
+use larder_store::disk::Amount;
+use larder_store::mounts::MountOptions;
+use larder_store::pull::{PullConfig, Puller};
+use larder_store::registry::{Client, Proxy, RegistryConfig};
+use larder_store::store::{LeaseKind, LeaseRecord, Leased, Store, StoreConfig};
+use larder_testkit::archive::{Archive, Entry};
+use larder_testkit::fault_registry::{Fault, FaultRegistry, On, PutImage};
+use tempfile::TempDir;
+
+const PLAIN: &str = "application/vnd.oci.image.layer.v1.tar";
+
+fn open(root: &Path) -> Store {
+    Store::open(root, StoreConfig::default()).unwrap()
+}
+
+fn backend(store: &Store, config: PullConfig) -> StoreBackend {
+    let registry =
+        RegistryConfig { config_dirs: Vec::new(), proxy: Proxy::None, ..RegistryConfig::default() };
+    StoreBackend::new(Puller::new(store.clone(), Client::new(registry), config))
+}
+
+fn put(registry: &FaultRegistry, repository: &str, files: &[(&str, usize)]) -> PutImage {
+    let layer =
+        |(name, size): &(&str, usize)| Archive::new().with(Entry::file(*name, vec![7; *size])).finish();
+    let layers: Vec<Vec<u8>> = files.iter().map(layer).collect();
+    registry.put_image(repository, "1", PLAIN, &layers, &[])
+}
+
+/// A new store, and a registry with an image `shop/web:1` of one layer.
+fn node() -> (TempDir, Store, FaultRegistry) {
+    let folder = tempfile::tempdir().unwrap();
+    let store = open(&folder.path().join("store"));
+    let registry = FaultRegistry::start();
+    put(&registry, "shop/web", &[("web", 300_000)]);
+    (folder, store, registry)
+}
+
+/// What is seen of the pull once `enough` of it is.
+async fn seen(registry: &FaultRegistry, store: &Store, enough: impl Fn(&Detail) -> bool) -> Detail {
+    let manager = Manager::builder(Arc::new(backend(store, PullConfig::default()))).build();
+    let request = EnsureRequest::new(registry.image("shop/web:1"), PullPolicy::Always, Pod::default());
+    let looking = async {
+        loop {
+            let detail = manager.pulls().pop().and_then(|pull| pull.detail);
+            if let Some(detail) = detail.filter(&enough) {
+                return detail;
+            }
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+    };
+    tokio::select! {
+        ended = manager.ensure(&request) => panic!("it ended before anything was seen: {ended:?}"),
+        detail = looking => detail,
+        () = tokio::time::sleep(Duration::from_secs(20)) => panic!("not seen: {:?}", manager.pulls()),
+    }
+}
+
+#[tokio::test]
+async fn a_layer_that_the_registry_asks_to_wait_for_says_so() {
+    let (_folder, store, registry) = node();
+    let image = put(&registry, "shop/web", &[("web", 300_000), ("more", 5000)]);
+    registry.fault(On::path(&image.layers[1]), Fault::RetryAfter(429, "40".into()));
+    let detail = seen(&registry, &store, |detail| {
+        detail.layers.iter().any(|layer| layer.waiting.is_some())
+            && detail.layers.iter().any(|layer| layer.phase == LayerPhase::Done)
+    });
+    let detail = detail.await;
+    assert_eq!((detail.step, detail.waiting.clone()), (PullStep::Layers, None));
+    let [first, second] = detail.layers.as_slice() else { panic!("{detail:?}") };
+    assert_eq!((first.phase, first.waiting.clone()), (LayerPhase::Done, None));
+    assert_eq!((second.digest.as_str(), second.phase), (image.layers[1].as_str(), LayerPhase::Fetching));
+    let wait = second.waiting.clone().expect("it waits");
+    assert_eq!(wait.reason, format!("{} asked to wait", registry.address()));
+    assert!(wait.until.is_some());
+}
+
+#[tokio::test]
+async fn a_manifest_that_the_registry_asks_to_wait_for_says_so() {
+    let (_folder, store, registry) = node();
+    registry.fault(On::path("/manifests/"), Fault::RetryAfter(429, "40".into()));
+    let detail = seen(&registry, &store, |detail| detail.waiting.is_some()).await;
+    assert_eq!((detail.step, detail.layers.len()), (PullStep::Resolving, 0));
+}
+
+#[tokio::test]
+async fn layers_beyond_the_bound_wait_for_their_turn() {
+    let (_folder, store, registry) = node();
+    let files: Vec<String> = (0..6).map(|number| format!("file-{number}")).collect();
+    let files: Vec<(&str, usize)> = files.iter().map(|name| (name.as_str(), 400_000)).collect();
+    let image = put(&registry, "shop/web", &files);
+    for layer in &image.layers {
+        registry.fault(On::path(layer), Fault::StallAfter(100_000));
+    }
+    let counted = |detail: &Detail, phase| detail.layers.iter().filter(|layer| layer.phase == phase).count();
+    let detail = seen(&registry, &store, |detail| counted(detail, LayerPhase::Fetching) == 4).await;
+    assert_eq!(counted(&detail, LayerPhase::Queued), 2, "{detail:?}");
+    assert!(detail.layers.iter().all(|layer| layer.bytes.total > Some(400_000)), "{detail:?}");
+}
+
+#[tokio::test]
+async fn a_pull_clears_away_what_a_dead_process_left_for_too_long() {
+    let (folder, store, registry) = node();
+    let root = folder.path().join("store");
+    let [stale, kept] = ["a", "b"].map(|c| Digest::parse(&format!("sha256:{}", c.repeat(64))).unwrap());
+    let two_days_ago = SystemTime::now() - Duration::from_secs(2 * 24 * 3600);
+    for digest in [&stale, &kept] {
+        drop(store.ingest(digest, 1 << 20).unwrap());
+    }
+    for (id, digest, ends_at) in [
+        ("pull/stale", &stale, two_days_ago),
+        ("pull/kept", &kept, SystemTime::now() + Duration::from_secs(60)),
+    ] {
+        let ends_at = ends_at.duration_since(UNIX_EPOCH).unwrap().as_secs();
+        let leased = Leased { images: Vec::new(), layers: Vec::new(), ingests: vec![digest.clone()] };
+        store.lease(&LeaseRecord { id: id.into(), kind: LeaseKind::Pull, leased, ends_at }).unwrap();
+    }
+    let mut ingests = Vec::new();
+    for entry in fs_err::read_dir(root.join("ingest")).unwrap() {
+        let path = entry.unwrap().path();
+        let opened = fs_err::File::open(&path).unwrap();
+        opened.file().set_times(FileTimes::new().set_modified(two_days_ago)).unwrap();
+        ingests.push(path);
+    }
+    assert_eq!(ingests.len(), 2);
+    drop(store);
+    let store = open(&root);
+
+    backend(&store, PullConfig::default())
+        .pull(
+            &ImageSpec::named(registry.image("shop/web:1")),
+            None,
+            None,
+            &larder::backend::Progress::unwatched(),
+        )
+        .await
+        .unwrap();
+    let left: Vec<_> = ingests.iter().filter(|path| path.exists()).collect();
+    assert_eq!(left.len(), 1, "{left:?}");
+    assert!(left[0].to_string_lossy().contains(kept.hex()), "{left:?}");
+    let leases: Vec<String> = store.leases(UNIX_EPOCH).unwrap().into_iter().map(|lease| lease.id).collect();
+    assert!(!leases.contains(&"pull/stale".to_owned()), "{leases:?}");
+    assert!(leases.contains(&"pull/kept".to_owned()), "{leases:?}");
+}
+
+/// The refusal of a pull that finds no room.
+async fn refused(store: &Store, image: &str) -> String {
+    let reserve = Amount { bytes: 1 << 62, inodes: 0 };
+    let full = backend(store, PullConfig { reserve, ..PullConfig::default() });
+    let progress = larder::backend::Progress::unwatched();
+    full.pull(&ImageSpec::named(image), None, None, &progress).await.unwrap_err().to_string()
+}
+
+#[tokio::test]
+async fn a_refusal_says_what_could_be_reclaimed_each_layer_once() {
+    let (folder, store, registry) = node();
+    let (a, b, c) = (("base", 3 << 20), ("app", 1 << 20), ("other", 2 << 20));
+    put(&registry, "shop/app", &[a, b]);
+    put(&registry, "shop/other", &[a, c]);
+    let web = registry.image("shop/web:1");
+    let error = refused(&store, &web).await;
+    assert!(error.ends_with("; 0 B could be reclaimed"), "nothing is here: {error}");
+
+    let roomy = backend(&store, PullConfig::default());
+    for name in ["shop/app:1", "shop/other:1"] {
+        let progress = larder::backend::Progress::unwatched();
+        roomy.pull(&ImageSpec::named(registry.image(name)), None, None, &progress).await.unwrap();
+    }
+    let error = refused(&store, &web).await;
+    assert!(error.contains("; 6.0 MiB could be reclaimed"), "the base counts once: {error}");
+
+    if !rustix::process::geteuid().is_root() {
+        assert!(std::env::var_os("CI").is_none(), "CI must not skip tests of mounts");
+        eprintln!("==== SKIPPED, NOT TESTED: what is mounted is not reclaimed; mounting needs root ====");
+        return;
+    }
+    let target = folder.path().join("mnt");
+    fs_err::create_dir(&target).unwrap();
+    store.mount(&registry.image("shop/app:1"), &target, MountOptions::default(), SystemTime::now()).unwrap();
+    let error = refused(&store, &web).await;
+    store.umount(&target).unwrap();
+    assert!(error.contains("; 2.0 MiB could be reclaimed"), "what is mounted stays: {error}");
+}

@@ -1,0 +1,185 @@
+//! How a pull gets on: what a backend tells of it, for whoever watches.
+//!
+//! Bytes are pushed as they come. All else is asked for by who wants to know it: a pull that nobody watches pays for
+//! two counters.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// How far a pull has come, in bytes, where a backend can tell.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Bytes {
+    /// Bytes fetched so far.
+    pub done: u64,
+    /// Bytes to fetch in all, once known.
+    pub total: Option<u64>,
+}
+
+/// What a pull does right now, where a backend can tell.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Detail {
+    /// How far it is.
+    pub step: PullStep,
+    /// What it waits for as a whole; layers have waits of their own.
+    pub waiting: Option<Wait>,
+    /// Bytes per second that came lately, once that can be told.
+    pub rate: Option<u64>,
+    /// The layers that were not here, from the bottom up.
+    pub layers: Vec<LayerProgress>,
+}
+
+/// How far a pull is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum PullStep {
+    /// It asks the registry what the image is.
+    #[default]
+    Resolving,
+    /// It fetches and unpacks layers.
+    Layers,
+    /// Everything is here; it is made durable and visible.
+    Committing,
+}
+
+/// One layer of a pull.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LayerProgress {
+    /// The layer, as the manifest names it: `sha256:...`.
+    pub digest: String,
+    /// What happens to it.
+    pub phase: LayerPhase,
+    /// How much of it came for this pull.
+    pub bytes: Bytes,
+    /// Bytes per second that came lately, once that can be told.
+    pub rate: Option<u64>,
+    /// What it waits for.
+    pub waiting: Option<Wait>,
+}
+
+/// What happens to a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum LayerPhase {
+    /// It waits for its turn among all layers.
+    #[default]
+    Queued,
+    /// Another pull brings it.
+    Elsewhere,
+    /// It is fetched, and unpacked behind that.
+    Fetching,
+    /// All of it came; the rest is unpacked.
+    Unpacking,
+    /// It is unpacked, and waits for those below it.
+    Unpacked,
+    /// It is in its place.
+    Done,
+}
+
+/// What something waits for. Prints as `registry.example asked to wait, 12s left`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Wait {
+    /// The reason, without the time.
+    pub reason: String,
+    /// When it ends, if that is known.
+    pub until: Option<Instant>,
+}
+
+impl Wait {
+    /// The reason, and how long it still takes.
+    pub fn at(&self, now: Instant) -> String {
+        match self.until.map(|until| until.saturating_duration_since(now)) {
+            Some(left) if !left.is_zero() => {
+                let seconds = left.as_secs() + u64::from(left.subsec_nanos() > 0);
+                format!("{}, {} left", self.reason, crate::gotext::duration(Duration::from_secs(seconds)))
+            }
+            _ => self.reason.clone(),
+        }
+    }
+}
+
+impl fmt::Display for PullStep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            PullStep::Resolving => "resolving",
+            PullStep::Layers => "pulling",
+            PullStep::Committing => "committing",
+        })
+    }
+}
+
+impl fmt::Display for LayerPhase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            LayerPhase::Queued => "queued",
+            LayerPhase::Elsewhere => "fetched by another pull",
+            LayerPhase::Fetching => "fetching",
+            LayerPhase::Unpacking => "unpacking",
+            LayerPhase::Unpacked => "unpacked",
+            LayerPhase::Done => "done",
+        })
+    }
+}
+
+/// Tells what a pull does right now.
+pub(crate) type Describe = Arc<dyn Fn() -> Detail + Send + Sync>;
+
+/// A backend's end of a pull's progress. Backends that know nothing leave it alone (CRI has no such field).
+#[derive(Clone)]
+pub struct Progress {
+    bytes: Arc<dyn Fn(Bytes) + Send + Sync>,
+    describe: Arc<dyn Fn(Describe) + Send + Sync>,
+}
+
+impl Progress {
+    /// A progress whose bytes are told to `listener`, which must be quick.
+    pub fn to(listener: impl Fn(Bytes) + Send + Sync + 'static) -> Progress {
+        Progress::described(listener, |_| {})
+    }
+
+    /// A progress whose bytes are told to `listener`, and which can be described by what `keep` is given.
+    pub(crate) fn described(
+        listener: impl Fn(Bytes) + Send + Sync + 'static,
+        keep: impl Fn(Describe) + Send + Sync + 'static,
+    ) -> Progress {
+        Progress { bytes: Arc::new(listener), describe: Arc::new(keep) }
+    }
+
+    /// A progress that nobody watches.
+    pub fn unwatched() -> Progress {
+        Progress::to(|_| {})
+    }
+
+    /// Says how far the pull has come.
+    pub fn set(&self, bytes: Bytes) {
+        (self.bytes)(bytes);
+    }
+
+    /// From now on, whoever wants to know what the pull does asks `describe`. It must be quick, and outlives the pull.
+    pub fn describe_by(&self, describe: impl Fn() -> Detail + Send + Sync + 'static) {
+        (self.describe)(Arc::new(describe));
+    }
+}
+
+impl fmt::Debug for Progress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Progress")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_wait_says_how_long_it_still_takes() {
+        let now = Instant::now();
+        let wait =
+            Wait { reason: "r.example asked to wait".into(), until: Some(now + Duration::from_secs(12)) };
+        assert_eq!(wait.at(now), "r.example asked to wait, 12s left");
+        assert_eq!(wait.at(now + Duration::from_millis(11_500)), "r.example asked to wait, 1s left");
+        assert_eq!(wait.at(now + Duration::from_secs(20)), "r.example asked to wait");
+    }
+}
