@@ -1,7 +1,7 @@
 //! Makes one image present for one pod. Read [`Manager::ensure`].
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use futures_util::FutureExt;
 use tokio::sync::watch;
@@ -20,6 +20,7 @@ use super::times::PullTimeRecorder;
 use crate::backend::{Backend, ImageSpec};
 use crate::credentials::{Credential, LazyLookup, Sources};
 use crate::events::{Event, EventSink, EventType, LogSink, Reason};
+use crate::gc::Gate;
 use crate::gotext;
 use crate::image_service::ImageService;
 use crate::records::{PullRecords, RecordedCredentials};
@@ -38,6 +39,8 @@ pub struct Manager {
     /// `None`: each request pulls for itself.
     flights: Option<Flights>,
     board: Board,
+    /// What it agrees on with collection: whoever was told that an image is present has this long to use it.
+    lease: Option<(Arc<Gate>, Duration)>,
 }
 
 /// Puts a [`Manager`] together. What is not given is left out: events go to the log, nothing is recorded or counted.
@@ -49,6 +52,7 @@ pub struct ManagerBuilder {
     events: Arc<dyn EventSink>,
     metrics: Option<Arc<dyn PullMetrics>>,
     times: Option<Arc<dyn PullTimeRecorder>>,
+    lease: Option<(Arc<Gate>, Duration)>,
 }
 
 impl ManagerBuilder {
@@ -94,6 +98,13 @@ impl ManagerBuilder {
         self
     }
 
+    /// Collection with the same gate leaves an ensured image alone for this time.
+    #[must_use]
+    pub fn lease(mut self, gate: Arc<Gate>, time: Duration) -> Self {
+        self.lease = Some((gate, time));
+        self
+    }
+
     /// The manager. It starts nothing.
     pub fn build(self) -> Manager {
         let images = ImageService::new(self.backend);
@@ -108,6 +119,7 @@ impl ManagerBuilder {
             backoff: Mutex::new(Backoff::new(self.config.backoff_initial, self.config.backoff_max)),
             flights: (self.config.same_image == SameImage::Once).then(Flights::default),
             board: Board::default(),
+            lease: self.lease,
         }
     }
 }
@@ -123,6 +135,7 @@ impl Manager {
             events: Arc::new(LogSink),
             metrics: None,
             times: None,
+            lease: None,
         }
     }
 

@@ -23,7 +23,7 @@ pub use config::{OverRate, PullConfig, SameImage};
 pub use ensure::{EnsureError, EnsureReason, EnsureRequest, Ensured, Outcome};
 pub use errors::{Evaluated, evaluate_pull_error};
 pub use manager::{Manager, ManagerBuilder};
-pub use metrics::{EnsureLabels, Known, PullMetrics};
+pub use metrics::{EnsureLabels, Known, PullMetrics, image_size_bucket};
 pub use policy::{PullPolicy, default_policy};
 pub use status::{Phase, PullStatus};
 pub use throttle::TokenBucket;
