@@ -3,7 +3,7 @@
 //!
 //! Both go through one lock that is never held across a call. An ensure says that it [looks](Gate::look), asks the
 //! backend, and [leases](Look::lease) what it found; a removal [begins](Gate::begin_removal) only without a lease. If a
-//! removal of that image began since the look, the lease is refused, because the answer may be older than the removal:
+//! removal of that image was under way since the look, the lease is refused, because the answer may be older than the removal:
 //! the ensure looks again.
 
 use std::collections::{HashMap, HashSet};
@@ -29,8 +29,8 @@ struct State {
     /// When each lease ends, by image id.
     leases: HashMap<String, Instant>,
     removing: HashSet<String>,
-    /// Removals begun while anybody looks, in order.
-    begun: Vec<String>,
+    /// Removals that ended while anybody looks, in order.
+    ended: Vec<String>,
     looks: usize,
 }
 
@@ -45,7 +45,7 @@ impl Gate {
     pub fn look(self: &Arc<Self>) -> Look {
         let mut state = self.state();
         state.looks += 1;
-        Look { from: state.begun.len(), gate: self.clone() }
+        Look { from: state.ended.len(), gate: self.clone() }
     }
 
     /// To be called right before an image is removed, and dropped right after. `None` while it is leased, or being
@@ -56,9 +56,6 @@ impl Gate {
             || !state.removing.insert(id.to_owned())
         {
             return None;
-        }
-        if state.looks > 0 {
-            state.begun.push(id.to_owned());
         }
         Some(Removing { gate: self.clone(), id: id.to_owned() })
     }
@@ -91,11 +88,11 @@ impl Look {
     /// then look again. Waits while it is being removed.
     pub async fn lease(self, id: &str, time: Duration) -> bool {
         let mut ended = self.gate.ended.subscribe();
-        let overtaken = {
+        let removing = {
             let mut state = self.gate.state();
-            let overtaken = state.begun[self.from..].iter().any(|begun| begun == id);
             let removing = state.removing.contains(id);
-            if !overtaken && !removing {
+            let overtaken = removing || state.ended[self.from..].iter().any(|ended| ended == id);
+            if !overtaken {
                 let ends = Instant::now() + time;
                 let lease = state.leases.entry(id.to_owned()).or_insert(ends);
                 *lease = ends.max(*lease);
@@ -103,7 +100,7 @@ impl Look {
             }
             removing
         };
-        if overtaken {
+        if removing {
             while self.gate.state().removing.contains(id) && ended.changed().await.is_ok() {}
         }
         false
@@ -115,7 +112,7 @@ impl Drop for Look {
         let mut state = self.gate.state();
         state.looks -= 1;
         if state.looks == 0 {
-            state.begun.clear();
+            state.ended.clear();
         }
     }
 }
@@ -129,7 +126,13 @@ pub struct Removing {
 
 impl Drop for Removing {
     fn drop(&mut self) {
-        self.gate.state().removing.remove(&self.id);
+        {
+            let mut state = self.gate.state();
+            state.removing.remove(&self.id);
+            if state.looks > 0 {
+                state.ended.push(std::mem::take(&mut self.id));
+            }
+        }
         self.gate.ended.send_replace(());
     }
 }

@@ -12,6 +12,7 @@ use super::config::{PullConfig, SameImage};
 use super::ensure::{EnsureError, EnsureReason, EnsureRequest, Ensured, Outcome};
 use super::errors::evaluate_pull_error;
 use super::flight::{FlightKey, Flights, Landed};
+use super::lease::Leases;
 use super::metrics::{EnsureLabels, Known, PullMetrics};
 use super::policy::PullPolicy;
 use super::puller::{Job, Puller};
@@ -39,8 +40,7 @@ pub struct Manager {
     /// `None`: each request pulls for itself.
     flights: Option<Flights>,
     board: Board,
-    /// What it agrees on with collection: whoever was told that an image is present has this long to use it.
-    lease: Option<(Arc<Gate>, Duration)>,
+    leases: Leases,
 }
 
 /// Puts a [`Manager`] together. What is not given is left out: events go to the log, nothing is recorded or counted.
@@ -52,7 +52,7 @@ pub struct ManagerBuilder {
     events: Arc<dyn EventSink>,
     metrics: Option<Arc<dyn PullMetrics>>,
     times: Option<Arc<dyn PullTimeRecorder>>,
-    lease: Option<(Arc<Gate>, Duration)>,
+    leases: Leases,
 }
 
 impl ManagerBuilder {
@@ -101,7 +101,7 @@ impl ManagerBuilder {
     /// Collection with the same gate leaves an ensured image alone for this time.
     #[must_use]
     pub fn lease(mut self, gate: Arc<Gate>, time: Duration) -> Self {
-        self.lease = Some((gate, time));
+        self.leases = Leases::at(gate, time);
         self
     }
 
@@ -119,7 +119,7 @@ impl ManagerBuilder {
             backoff: Mutex::new(Backoff::new(self.config.backoff_initial, self.config.backoff_max)),
             flights: (self.config.same_image == SameImage::Once).then(Flights::default),
             board: Board::default(),
-            lease: self.lease,
+            leases: self.leases,
         }
     }
 }
@@ -135,7 +135,7 @@ impl Manager {
             events: Arc::new(LogSink),
             metrics: None,
             times: None,
-            lease: None,
+            leases: Leases::default(),
         }
     }
 
@@ -205,7 +205,7 @@ impl Manager {
     ) -> Result<Option<Ensured>, EnsureError> {
         let mut present = None;
         if request.policy.looks_first() {
-            present = self.images.image_ref(spec).await.map_err(|error| {
+            present = self.leases.image_ref(&self.images, spec).await.map_err(|error| {
                 // The quoted name is empty: kubelet prints the reference it failed to get.
                 let message = format!("Failed to inspect image \"\": {error}");
                 self.event(request, EventType::Warning, Reason::InspectFailed, &message);
@@ -338,9 +338,10 @@ impl Manager {
 
     /// A pull that owns all it needs, so that it can outlive the caller that started it.
     fn departure(&self, job: Job) -> impl Future<Output = Landed> + Send + 'static {
-        let (puller, entry) = (self.puller.clone(), self.board.enter(&job.spec.image, Instant::now()));
+        let (puller, leases) = (self.puller.clone(), self.leases.clone());
+        let entry = self.board.enter(&job.spec.image, Instant::now());
         async move {
-            let result = puller.pull(&job, &entry).await;
+            let result = leases.pull(&puller, &job, &entry).await;
             Landed::new(result, job.credentials)
         }
     }

@@ -10,6 +10,7 @@ mod config;
 mod ensure;
 mod errors;
 mod flight;
+mod lease;
 mod manager;
 mod metrics;
 mod policy;
