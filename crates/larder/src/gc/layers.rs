@@ -1,6 +1,6 @@
 //! Which image has which layers, and what each takes on disk, as far as a backend can tell.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use async_trait::async_trait;
 
@@ -34,8 +34,8 @@ pub struct ImageLayers {
     pub layers: Vec<u32>,
     /// What it takes besides: config and manifests.
     pub own: Amount,
-    /// Labels of its config.
-    pub labels: BTreeMap<String, String>,
+    /// Labels of its config; `None` if they are not known.
+    pub labels: Option<BTreeMap<String, String>>,
 }
 
 /// Layers and the images that have them.
@@ -72,7 +72,7 @@ impl Layers {
         id: &str,
         layers: impl IntoIterator<Item = &'a str>,
         own: Amount,
-        labels: BTreeMap<String, String>,
+        labels: Option<BTreeMap<String, String>>,
     ) -> bool {
         let found: Option<Vec<u32>> =
             layers.into_iter().map(|layer| self.index.get(layer).copied()).collect();
@@ -93,6 +93,16 @@ impl Layers {
         self.images.get(image)
     }
 
+    /// Layers of images other than these: of one that came after the list, or that a backend does not list.
+    pub(super) fn beside<'a>(&self, listed: impl Iterator<Item = &'a str> + Clone) -> Vec<u32> {
+        if listed.clone().filter(|id| self.images.contains_key(*id)).count() == self.images.len() {
+            return Vec::new();
+        }
+        let listed: HashSet<&str> = listed.collect();
+        let others = self.images.iter().filter(|(id, _)| !listed.contains(id.as_str()));
+        others.flat_map(|(_, image)| image.layers.iter().copied()).collect()
+    }
+
     /// Forgets an image that is gone.
     pub(super) fn forget(&mut self, image: &str) {
         self.images.remove(image);
@@ -109,7 +119,7 @@ impl Layers {
         for (image, ids) in order {
             let mut new: Vec<&String> = Vec::new();
             let mut known = 0_u64;
-            let mut seen = std::collections::HashSet::new();
+            let mut seen = HashSet::new();
             for id in ids.iter().filter(|id| seen.insert(*id)) {
                 match layers.index.get(id) {
                     Some(&at) => known = known.saturating_add(layers.all[at as usize].amount.bytes),
@@ -121,7 +131,7 @@ impl Layers {
                 let amount = Amount::estimate(each);
                 layers.add(Layer { id: id.clone(), amount, estimated: true, held_by: None });
             }
-            layers.add_image(&image.id, ids.iter().map(String::as_str), Amount::ZERO, BTreeMap::new());
+            layers.add_image(&image.id, ids.iter().map(String::as_str), Amount::ZERO, None);
         }
         layers
     }

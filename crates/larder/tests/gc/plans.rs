@@ -1,6 +1,6 @@
 //! Plans against brute force: small graphs of images and layers, where every set of removals can be looked at.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 use larder::gc::{
@@ -131,7 +131,7 @@ impl Case {
             let sketch = &self.images[image];
             if sketch.known {
                 let of: Vec<String> = sketch.layers.iter().map(|layer| format!("l{layer}")).collect();
-                layers.add_image(&name(image), of.iter().map(String::as_str), Amount::ZERO, BTreeMap::new());
+                layers.add_image(&name(image), of.iter().map(String::as_str), Amount::ZERO, None);
             }
             let lease = Use::Lease { id: "l".into() };
             subjects.push(Subject {
@@ -291,6 +291,23 @@ fn odd_disks_ask_for_nothing_and_break_nothing() {
     }
     let full = plan(&empty(disk(u64::MAX, 0)), &GcPolicy::default(), Goal::Thresholds);
     assert!(!full.reachable);
+}
+
+#[test]
+fn an_image_that_is_not_in_the_list_keeps_its_layers() {
+    let case = Case {
+        layers: vec![(100, 1, false)],
+        images: vec![sketched(&[0], None, false)],
+        bytes: 100,
+        inodes: 0,
+    };
+    let (mut scene, policy) = case.scene(&[0]);
+    assert_eq!(plan(&scene, &policy, Goal::Thresholds).frees.bytes, 100);
+    scene.layers.add_image("came later", ["l0"], Amount::ZERO, None);
+    let plan = plan(&scene, &policy, Goal::Thresholds);
+    assert!(plan.removals.is_empty() && !plan.reachable);
+    assert_eq!(plan.verdicts[0].verdict, Verdict::Stays(Stays::FreesNothing));
+    assert_eq!(plan.verdicts[0].alone, Amount::ZERO);
 }
 
 #[test]

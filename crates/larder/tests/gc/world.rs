@@ -277,7 +277,7 @@ impl LayerSource for World {
         }
         for image in images {
             let of = state.registry[name_of(&image.id)].iter().map(String::as_str);
-            layers.add_image(&image.id, of, Amount::ZERO, BTreeMap::new());
+            layers.add_image(&image.id, of, Amount::ZERO, None);
         }
         Ok(layers)
     }

@@ -168,7 +168,7 @@ pub(in crate::gc) fn keepables(scene: &Scene) -> Vec<Keepable<'_>> {
     let see = scene.images.iter().map(|image| Keepable {
         id: &image.id,
         names: &image.names,
-        labels: scene.layers.of(&image.id).map(|known| &known.labels),
+        labels: scene.layers.of(&image.id).and_then(|known| known.labels.as_ref()),
         size: image.size,
         first_seen: image.first_seen,
         last_used: image.last_used,

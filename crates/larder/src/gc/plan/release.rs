@@ -42,6 +42,9 @@ pub(super) fn alone(images: &[Subject], layers: &Layers) -> Vec<Amount> {
             users[layer as usize] += 1;
         }
     }
+    for layer in others(images, layers) {
+        users[layer as usize] += 1;
+    }
     let frees = |image: &Subject| {
         let Some(known) = layers.of(&image.id) else { return Amount::estimate(image.size) };
         let only = known.layers.iter().map(|&layer| (&layers.all()[layer as usize], users[layer as usize]));
@@ -49,6 +52,11 @@ pub(super) fn alone(images: &[Subject], layers: &Layers) -> Vec<Amount> {
         only.map(|(layer, _)| layer.amount).sum::<Amount>() + known.own
     };
     images.iter().map(frees).collect()
+}
+
+/// Layers of images that are not in the scene: they stay.
+fn others(images: &[Subject], layers: &Layers) -> Vec<u32> {
+    layers.beside(images.iter().map(|image| image.id.as_str()))
 }
 
 fn of<'a>(layers: &'a Layers, image: &Subject) -> &'a [u32] {
@@ -66,6 +74,9 @@ impl<'a> Graph<'a> {
             for &layer in of(layers, image) {
                 stays[layer as usize] = true;
             }
+        }
+        for layer in others(images, layers) {
+            stays[layer as usize] = true;
         }
         let mut left = vec![0; stays.len()];
         let mut users = vec![Vec::new(); stays.len()];
