@@ -163,6 +163,8 @@ impl Sweep<'_> {
                 self.swept.done.push(Done { removal, freed });
             }
             Ok(Outcome::InUse(uses)) => {
+                // Whoever uses it, it must not come up in the next plan.
+                let uses = if uses.is_empty() { vec![Use::Ensured { left: Duration::ZERO }] } else { uses };
                 self.exclude(&removal, |image| image.uses.clone_from(&uses));
                 self.swept.spared.push(removal.id);
             }

@@ -114,6 +114,10 @@ impl UseSource for BackendUses {
             in_use.sandboxes.iter().map(|sandbox| (&*sandbox.id, &*sandbox.runtime_handler)).collect();
         let mut found = Vec::with_capacity(in_use.containers.len());
         for container in in_use.containers {
+            if container.mounts_unknown {
+                let problem = "the runtime does not tell which images it mounts";
+                return Err(UseError(format!("get container status: container {}: {problem}", container.id)));
+            }
             let handler = handlers.get(&*container.sandbox_id).copied().unwrap_or_default();
             for image in container.mounted_images {
                 let by = Use::Volume { container: container.id.clone(), pod: container.pod.clone() };

@@ -8,4 +8,5 @@ mod records;
 mod simulation;
 mod stacked;
 mod sweeps;
+mod uses;
 mod world;
