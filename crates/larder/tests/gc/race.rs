@@ -54,7 +54,7 @@ async fn one_order(seed: u64) {
     world.interleaved(Dice::new(seed + 1_000_000));
     let gate = Arc::new(Gate::default());
     // Kubelet does not look again before it removes; then the gate alone must do.
-    let policy = if seed % 2 == 0 { GcPolicy::default() } else { GcPolicy::kubelet() };
+    let policy = if seed.is_multiple_of(2) { GcPolicy::default() } else { GcPolicy::kubelet() };
     let policy = GcPolicy { minimum_age: Duration::ZERO, ..policy };
     let collector = Arc::new(world.collector().policy(policy).gate(gate.clone()).build());
     let config = PullConfig { registry_pull_qps: 0, ..PullConfig::default() };
