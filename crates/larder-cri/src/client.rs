@@ -400,8 +400,10 @@ impl Backend for CriBackend {
             })
             .await?;
         let with_mounts = |container: proto::Container| {
-            let images = mounts.remove(&container.id).unwrap_or_default();
-            convert::container(container, images)
+            let images = mounts.remove(&container.id);
+            // Where nobody asks for image volumes, there are none to know of.
+            let none = (!self.config.image_volumes).then(Vec::new);
+            convert::container(container, images.or(none))
         };
         Ok(InUse {
             containers: containers.into_iter().map(with_mounts).collect(),

@@ -120,8 +120,8 @@ fn filesystem(usage: proto::FilesystemUsage) -> FilesystemUsage {
     }
 }
 
-/// A container, with the images mounted into it, which its list entry does not tell.
-pub(crate) fn container(container: proto::Container, mounted_images: Vec<String>) -> Container {
+/// A container, with the images mounted into it, which its list entry does not tell; `None` if they are not known.
+pub(crate) fn container(container: proto::Container, mounted_images: Option<Vec<String>>) -> Container {
     let metadata = container.metadata.unwrap_or_default();
     let running = container.state == i32::from(proto::ContainerState::ContainerRunning);
     let name = match container.labels.get(CONTAINER_NAME) {
@@ -133,7 +133,8 @@ pub(crate) fn container(container: proto::Container, mounted_images: Vec<String>
         name,
         image_id: if container.image_id.is_empty() { container.image_ref } else { container.image_id },
         sandbox_id: container.pod_sandbox_id,
-        mounted_images,
+        mounts_unknown: mounted_images.is_none(),
+        mounted_images: mounted_images.unwrap_or_default(),
         running,
         pod: pod_of(&container.labels).unwrap_or_default(),
     }

@@ -375,6 +375,7 @@ async fn use_names_pods_and_mounted_images_and_asks_once_for_each_container() {
         image_id: "registry.example/app@sha256:d".into(),
         sandbox_id: "s1".into(),
         mounted_images: vec!["sha256:model".into()],
+        mounts_unknown: false,
         running: true,
         pod: "ns/web".into(),
     };
@@ -409,8 +410,11 @@ async fn many_containers_are_asked_about_some_at_a_time_and_one_that_is_broken_s
         held.into_iter().for_each(Release::release);
     };
     let (first, ()) = tokio::join!(client.in_use(), watch);
-    let unknown =
-        |in_use: InUse| in_use.containers.iter().filter(|one| one.mounted_images.is_empty()).count();
+    let unknown = |in_use: InUse| {
+        let count = in_use.containers.iter().filter(|one| one.mounts_unknown).count();
+        assert_eq!(count, in_use.containers.iter().filter(|one| one.mounted_images.is_empty()).count());
+        count
+    };
     assert_eq!(unknown(first.unwrap()), 1);
     assert_eq!(unknown(client.in_use().await.unwrap()), 0, "the broken one is asked again");
     assert_eq!(fake.calls(Rpc::ContainerStatus).started, 21);

@@ -143,7 +143,7 @@ fn chain(error: &dyn std::error::Error) -> String {
     text
 }
 
-fn failed(error: &dyn std::error::Error, kind: CallErrorKind) -> BackendError {
+pub(crate) fn failed(error: &dyn std::error::Error, kind: CallErrorKind) -> BackendError {
     BackendError::Call { message: chain(error), kind }
 }
 

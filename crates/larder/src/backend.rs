@@ -98,6 +98,8 @@ pub struct Container {
     pub sandbox_id: String,
     /// Images mounted into it as volumes.
     pub mounted_images: Vec<String>,
+    /// The runtime could not tell its mounts this time: any image may be mounted into it.
+    pub mounts_unknown: bool,
     /// Whether it is running now.
     pub running: bool,
     /// `NAMESPACE/NAME` of its pod, if labelled.

@@ -41,6 +41,14 @@ pub enum Reason {
     InspectFailed,
     /// The image is not present and must not be pulled.
     ErrImageNeverPull,
+    /// Collection removed what it could, and that was not enough.
+    FreeDiskSpaceFailed,
+    /// The image file system reports no size.
+    InvalidDiskCapacity,
+    /// An image has no id, and is left alone.
+    InvalidImageId,
+    /// Collection failed at least twice in a row.
+    ImageGcFailed,
 }
 
 impl fmt::Display for Reason {
@@ -52,6 +60,10 @@ impl fmt::Display for Reason {
             Reason::BackOff => "BackOff",
             Reason::InspectFailed => "InspectFailed",
             Reason::ErrImageNeverPull => "ErrImageNeverPull",
+            Reason::FreeDiskSpaceFailed => "FreeDiskSpaceFailed",
+            Reason::InvalidDiskCapacity => "InvalidDiskCapacity",
+            Reason::InvalidImageId => "InvalidImageID",
+            Reason::ImageGcFailed => "ImageGCFailed",
         })
     }
 }

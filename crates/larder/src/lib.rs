@@ -6,6 +6,8 @@
 //! reference -> pull policy -> records -> back-off -> puller -> credentials -> backend -> events
 //! ```
 //!
+//! and goes when [`gc`] finds that the disk needs the room.
+//!
 //! Read [`pull::Manager::ensure`] first: it calls each room once, in that order. The rules are those of the
 //! Kubernetes kubelet, v1.36; where larder does something else, a page in `docs/decisions/` says why, and a
 //! setting brings kubelet's way back.
@@ -16,6 +18,7 @@
 pub mod backend;
 pub mod credentials;
 pub mod events;
+pub mod gc;
 pub mod gotext;
 pub mod image_service;
 pub mod pod;

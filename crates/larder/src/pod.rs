@@ -18,14 +18,26 @@ pub struct Pod {
     pub service_account: String,
 }
 
-/// What an event is about: a pod, or one container of it.
+/// What kind of thing an event is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ObjectKind {
+    /// A pod, or a part of it.
+    #[default]
+    Pod,
+    /// The node.
+    Node,
+}
+
+/// What an event is about: a pod, one container of it, or the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ObjectRef {
-    /// Namespace of the pod.
+    /// Which of them.
+    pub kind: ObjectKind,
+    /// Namespace of the pod; empty for a node.
     pub namespace: String,
-    /// Name of the pod.
+    /// Name of the pod or the node.
     pub name: String,
-    /// Uid of the pod.
+    /// Uid of the pod; for a node its name, as kubelet has it.
     pub uid: String,
     /// Such as `spec.containers{web}`; empty when the event is about the pod as a whole (image volumes).
     pub field_path: String,
@@ -35,18 +47,35 @@ impl ObjectRef {
     /// The pod, or the part of it that `field_path` names.
     pub fn new(pod: &Pod, field_path: impl Into<String>) -> Self {
         ObjectRef {
+            kind: ObjectKind::Pod,
             namespace: pod.namespace.clone(),
             name: pod.name.clone(),
             uid: pod.uid.clone(),
             field_path: field_path.into(),
         }
     }
+
+    /// The node of this name.
+    pub fn node(name: impl Into<String>) -> Self {
+        let name = name.into();
+        ObjectRef {
+            kind: ObjectKind::Node,
+            namespace: String::new(),
+            uid: name.clone(),
+            name,
+            field_path: String::new(),
+        }
+    }
 }
 
-/// `pod/NAME`, as `kubectl get events` shows it.
+/// `pod/NAME` or `node/NAME`, as `kubectl get events` shows it.
 impl fmt::Display for ObjectRef {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "pod/{}", self.name)
+        let kind = match self.kind {
+            ObjectKind::Pod => "pod",
+            ObjectKind::Node => "node",
+        };
+        write!(f, "{kind}/{}", self.name)
     }
 }
 

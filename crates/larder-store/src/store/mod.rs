@@ -32,6 +32,7 @@ pub(crate) mod open;
 pub(crate) mod records;
 mod recover;
 mod remove;
+mod sharing;
 mod trash;
 mod usage;
 

@@ -90,9 +90,9 @@ impl ImageUsage {
 /// As much of a layer's record as adding up needs.
 #[derive(Deserialize)]
 #[serde(from = "FlatLayer")]
-struct LayerUsage {
-    key: LayerKey,
-    usage: Amount,
+pub(super) struct LayerUsage {
+    pub(super) key: LayerKey,
+    pub(super) usage: Amount,
     compressed_bytes: u64,
     present: bool,
 }
@@ -115,7 +115,7 @@ impl From<FlatLayer> for LayerUsage {
 }
 
 /// What each layer takes that is there, in the order of keys.
-fn layers(source: &impl Source) -> DbResult<Vec<LayerUsage>> {
+pub(super) fn layers(source: &impl Source) -> DbResult<Vec<LayerUsage>> {
     let mut layers: Vec<LayerUsage> = source.all(LAYERS)?;
     layers.retain(|layer| layer.present);
     Ok(layers)
@@ -128,7 +128,10 @@ fn find<'a>(layers: &'a [LayerUsage], key: &str) -> Option<&'a LayerUsage> {
 }
 
 /// Visits each layer with the ids of the images that need it.
-fn each_layers_users(source: &impl Source, mut visit: impl FnMut(&str, &[String])) -> DbResult<()> {
+pub(super) fn each_layers_users(
+    source: &impl Source,
+    mut visit: impl FnMut(&str, &[String]),
+) -> DbResult<()> {
     let (mut layer, mut users) = (String::new(), Vec::new());
     // The uses of a layer follow each other.
     source.visit(USES, "layer/", &mut |entry, _| {

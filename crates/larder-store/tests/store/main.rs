@@ -4,6 +4,7 @@
 
 mod accounting;
 mod claims;
+mod collection;
 mod commits;
 mod crashes;
 mod faulty_pulls;

@@ -7,6 +7,7 @@
 mod compare;
 mod cri_errors;
 mod docker_config;
+mod gc;
 mod keyring;
 mod pull;
 mod references;
@@ -30,6 +31,7 @@ type Room = fn(op: &str, input: &Value) -> Option<Answer>;
 const ROOMS: &[Room] = &[
     cri_errors::room,
     docker_config::room,
+    gc::room,
     keyring::room,
     pull::room,
     references::room,

@@ -34,7 +34,7 @@ pub(crate) fn room(op: &str, input: &Value) -> Option<Answer> {
 }
 
 /// Runs a case under a clock that only the case moves.
-fn simulated<T>(case: impl Future<Output = T>) -> T {
+pub(crate) fn simulated<T>(case: impl Future<Output = T>) -> T {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_time()
         .start_paused(true)

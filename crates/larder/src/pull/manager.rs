@@ -1,7 +1,7 @@
 //! Makes one image present for one pod. Read [`Manager::ensure`].
 
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use futures_util::FutureExt;
 use tokio::sync::watch;
@@ -12,6 +12,7 @@ use super::config::{PullConfig, SameImage};
 use super::ensure::{EnsureError, EnsureReason, EnsureRequest, Ensured, Outcome};
 use super::errors::evaluate_pull_error;
 use super::flight::{FlightKey, Flights, Landed};
+use super::lease::Leases;
 use super::metrics::{EnsureLabels, Known, PullMetrics};
 use super::policy::PullPolicy;
 use super::puller::{Job, Puller};
@@ -20,6 +21,7 @@ use super::times::PullTimeRecorder;
 use crate::backend::{Backend, ImageSpec};
 use crate::credentials::{Credential, LazyLookup, Sources};
 use crate::events::{Event, EventSink, EventType, LogSink, Reason};
+use crate::gc::Gate;
 use crate::gotext;
 use crate::image_service::ImageService;
 use crate::records::{PullRecords, RecordedCredentials};
@@ -38,6 +40,7 @@ pub struct Manager {
     /// `None`: each request pulls for itself.
     flights: Option<Flights>,
     board: Board,
+    leases: Leases,
 }
 
 /// Puts a [`Manager`] together. What is not given is left out: events go to the log, nothing is recorded or counted.
@@ -49,6 +52,7 @@ pub struct ManagerBuilder {
     events: Arc<dyn EventSink>,
     metrics: Option<Arc<dyn PullMetrics>>,
     times: Option<Arc<dyn PullTimeRecorder>>,
+    leases: Leases,
 }
 
 impl ManagerBuilder {
@@ -94,6 +98,13 @@ impl ManagerBuilder {
         self
     }
 
+    /// Collection with the same gate leaves an ensured image alone for this time.
+    #[must_use]
+    pub fn lease(mut self, gate: Arc<Gate>, time: Duration) -> Self {
+        self.leases = Leases::at(gate, time);
+        self
+    }
+
     /// The manager. It starts nothing.
     pub fn build(self) -> Manager {
         let images = ImageService::new(self.backend);
@@ -108,6 +119,7 @@ impl ManagerBuilder {
             backoff: Mutex::new(Backoff::new(self.config.backoff_initial, self.config.backoff_max)),
             flights: (self.config.same_image == SameImage::Once).then(Flights::default),
             board: Board::default(),
+            leases: self.leases,
         }
     }
 }
@@ -123,6 +135,7 @@ impl Manager {
             events: Arc::new(LogSink),
             metrics: None,
             times: None,
+            leases: Leases::default(),
         }
     }
 
@@ -192,7 +205,7 @@ impl Manager {
     ) -> Result<Option<Ensured>, EnsureError> {
         let mut present = None;
         if request.policy.looks_first() {
-            present = self.images.image_ref(spec).await.map_err(|error| {
+            present = self.leases.image_ref(&self.images, spec).await.map_err(|error| {
                 // The quoted name is empty: kubelet prints the reference it failed to get.
                 let message = format!("Failed to inspect image \"\": {error}");
                 self.event(request, EventType::Warning, Reason::InspectFailed, &message);
@@ -325,9 +338,10 @@ impl Manager {
 
     /// A pull that owns all it needs, so that it can outlive the caller that started it.
     fn departure(&self, job: Job) -> impl Future<Output = Landed> + Send + 'static {
-        let (puller, entry) = (self.puller.clone(), self.board.enter(&job.spec.image, Instant::now()));
+        let (puller, leases) = (self.puller.clone(), self.leases.clone());
+        let entry = self.board.enter(&job.spec.image, Instant::now());
         async move {
-            let result = puller.pull(&job, &entry).await;
+            let result = leases.pull(&puller, &job, &entry).await;
             Landed::new(result, job.credentials)
         }
     }

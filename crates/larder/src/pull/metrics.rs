@@ -42,3 +42,23 @@ pub trait PullMetrics: Send + Sync {
     /// A pull succeeded; `duration` includes waiting, `size_bytes` is 0 when unknown.
     fn image_pulled(&self, size_bytes: u64, duration: Duration);
 }
+
+/// The label `image_size_in_bytes` of `kubelet_image_pull_duration_seconds`. Bounds are powers of 1024 despite their
+/// names, and a size that is exactly a bound belongs to the bucket below it.
+pub fn image_size_bucket(bytes: u64) -> &'static str {
+    const BUCKETS: [(u64, &str); 11] = [
+        (100 << 30, "GT100GB"),
+        (60 << 30, "60GB-100GB"),
+        (40 << 30, "40GB-60GB"),
+        (30 << 30, "30GB-40GB"),
+        (20 << 30, "20GB-30GB"),
+        (10 << 30, "10GB-20GB"),
+        (5 << 30, "5GB-10GB"),
+        (1 << 30, "1GB-5GB"),
+        (500 << 20, "500MB-1GB"),
+        (100 << 20, "100MB-500MB"),
+        (10 << 20, "10MB-100MB"),
+    ];
+    let bucket = BUCKETS.into_iter().find(|(above, _)| bytes > *above);
+    bucket.map_or(if bytes == 0 { "N/A" } else { "0-10MB" }, |(_, label)| label)
+}

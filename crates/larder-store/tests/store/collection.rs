@@ -1,0 +1,60 @@
+//! What collection is told of the store, and that its plans promise what removals then free.
+
+use std::time::Duration;
+
+use larder::gc::{GcPolicy, Goal, Scene, Stamp, Subject, plan};
+use larder_store::store::{LeaseKind, LeaseRecord, Leased, RemoveOptions, Store};
+
+use crate::help::*;
+
+/// All images as they are, unused and old.
+fn scene(store: &Store) -> Scene {
+    let subject = |image: larder::backend::Image| Subject {
+        id: image.id,
+        handler: String::new(),
+        names: image.repo_tags,
+        size: image.size,
+        pinned: image.pinned,
+        first_seen: Stamp(0),
+        last_used: None,
+        uses: Vec::new(),
+        failed: None,
+    };
+    let images = store.list().unwrap().into_iter().map(subject).collect();
+    Scene { now: Stamp(1_000_000), began: Stamp(0), images, layers: store.sharing().unwrap(), disk: None }
+}
+
+fn policy() -> GcPolicy {
+    GcPolicy { minimum_age: Duration::ZERO, ..GcPolicy::default() }
+}
+
+#[test]
+fn a_plan_promises_what_the_store_then_frees() {
+    let scratch = Scratch::new();
+    commit(&scratch.store, "a", &["one"]);
+    commit(&scratch.store, "b", &["one", "two"]);
+    commit(&scratch.store, "c", &["one", "two", "three"]);
+    commit(&scratch.store, "d", &["two", "four", "two"]);
+    let plan = plan(&scene(&scratch.store), &policy(), Goal::AllUnused);
+    assert_eq!(plan.removals.len(), 4);
+    for removal in plan.removals {
+        let removed = scratch.store.remove(&removal.id, RemoveOptions::default()).unwrap().unwrap();
+        assert_eq!(removal.frees.bytes, removed.freed.bytes, "{:?}", removal.names);
+        assert_eq!(removal.frees.inodes, removed.freed.inodes, "{:?}", removal.names);
+        assert!(!removal.estimated);
+    }
+}
+
+#[test]
+fn a_layer_that_a_lease_holds_is_not_promised() {
+    let scratch = Scratch::new();
+    commit(&scratch.store, "a", &["one", "two"]);
+    let before = plan(&scene(&scratch.store), &policy(), Goal::AllUnused);
+    let leased = Leased { layers: vec![key("one")], ..Leased::default() };
+    let lease = LeaseRecord { id: "l".into(), kind: LeaseKind::Held, leased, ends_at: u64::MAX };
+    scratch.store.lease(&lease).unwrap();
+    let after = plan(&scene(&scratch.store), &policy(), Goal::AllUnused);
+    assert!(after.frees.bytes < before.frees.bytes && after.frees.bytes > 0);
+    let removed = scratch.store.remove("a", RemoveOptions::default()).unwrap().unwrap();
+    assert_eq!(after.frees.bytes, removed.freed.bytes);
+}

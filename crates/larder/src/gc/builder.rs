@@ -1,0 +1,148 @@
+//! Puts a [`Collector`] together.
+
+use std::sync::Arc;
+
+use super::collector::Collector;
+use super::disk::{BackendDisk, Measure};
+use super::gate::Gate;
+use super::history::History;
+use super::layers::LayerSource;
+use super::policy::GcPolicy;
+use super::records::{Clock, MemoryStore, RecordStore, SystemClock};
+use super::sweep::Patience;
+use super::time::Stamp;
+use super::uses::{BackendUses, UseSource};
+use crate::backend::Backend;
+use crate::events::{EventSink, LogSink};
+use crate::pod::ObjectRef;
+
+/// Called after a collection for room.
+pub trait Hook: Send + Sync {
+    /// `kept` are ids of images that are still present, which ones [`HookRule`](super::HookRule) says; the collection
+    /// began at `started`. Must be quick.
+    fn collected(&self, kept: &[String], started: Stamp);
+}
+
+pub(super) struct Parts {
+    pub(super) backend: Arc<dyn Backend>,
+    pub(super) policy: GcPolicy,
+    pub(super) disk: Arc<dyn Measure>,
+    pub(super) sources: Vec<Arc<dyn UseSource>>,
+    pub(super) layers: Option<Arc<dyn LayerSource>>,
+    pub(super) store: Arc<dyn RecordStore>,
+    pub(super) clock: Arc<dyn Clock>,
+    pub(super) events: Arc<dyn EventSink>,
+    pub(super) node: ObjectRef,
+    pub(super) hooks: Vec<Arc<dyn Hook>>,
+    pub(super) history: Option<Arc<dyn History>>,
+    pub(super) gate: Option<Arc<Gate>>,
+    pub(super) patience: Patience,
+}
+
+/// Puts a [`Collector`] together. What is not given is left out: records live in memory, layers are not known, events
+/// go to the log.
+pub struct CollectorBuilder(Parts);
+
+impl CollectorBuilder {
+    pub(super) fn new(backend: Arc<dyn Backend>) -> CollectorBuilder {
+        CollectorBuilder(Parts {
+            policy: GcPolicy::default(),
+            disk: Arc::new(BackendDisk::new(backend.clone())),
+            sources: vec![Arc::new(BackendUses::new(backend.clone()))],
+            layers: None,
+            store: Arc::new(MemoryStore::default()),
+            clock: Arc::new(SystemClock::new()),
+            events: Arc::new(LogSink),
+            node: ObjectRef::node(""),
+            hooks: Vec::new(),
+            history: None,
+            gate: None,
+            patience: Patience::default(),
+            backend,
+        })
+    }
+
+    /// When to collect, and what. Must have no [problems](GcPolicy::problems).
+    #[must_use]
+    pub fn policy(mut self, policy: GcPolicy) -> Self {
+        self.0.policy = policy;
+        self
+    }
+
+    /// What reads the file system, instead of asking the backend where it is.
+    #[must_use]
+    pub fn disk(mut self, disk: Arc<dyn Measure>) -> Self {
+        self.0.disk = disk;
+        self
+    }
+
+    /// One more source of use, beside the backend's own containers and mounts.
+    #[must_use]
+    pub fn also_used_by(mut self, source: Arc<dyn UseSource>) -> Self {
+        self.0.sources.push(source);
+        self
+    }
+
+    /// Who knows the layers of images.
+    #[must_use]
+    pub fn layers(mut self, layers: Arc<dyn LayerSource>) -> Self {
+        self.0.layers = Some(layers);
+        self
+    }
+
+    /// Where records are kept beyond the process. They are loaded when the collector is built.
+    #[must_use]
+    pub fn records(mut self, store: Arc<dyn RecordStore>) -> Self {
+        self.0.store = store;
+        self
+    }
+
+    /// What tells the time.
+    #[must_use]
+    pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
+        self.0.clock = clock;
+        self
+    }
+
+    /// Where events go, and which node they are about.
+    #[must_use]
+    pub fn events(mut self, events: Arc<dyn EventSink>, node: impl Into<String>) -> Self {
+        (self.0.events, self.0.node) = (events, ObjectRef::node(node));
+        self
+    }
+
+    /// What is called after each collection for room.
+    #[must_use]
+    pub fn hook(mut self, hook: Arc<dyn Hook>) -> Self {
+        self.0.hooks.push(hook);
+        self
+    }
+
+    /// Where removals are written down.
+    #[must_use]
+    pub fn history(mut self, history: Arc<dyn History>) -> Self {
+        self.0.history = Some(history);
+        self
+    }
+
+    /// What it agrees on with ensures: the same gate that the [`Manager`](crate::pull::Manager) has. Its leases count
+    /// as uses.
+    #[must_use]
+    pub fn gate(mut self, gate: Arc<Gate>) -> Self {
+        self.0.sources.push(gate.clone());
+        self.0.gate = Some(gate);
+        self
+    }
+
+    /// How long to wait for room that is freed in the background.
+    #[must_use]
+    pub fn patience(mut self, patience: Patience) -> Self {
+        self.0.patience = patience;
+        self
+    }
+
+    /// The collector. Loads the records, and starts nothing.
+    pub fn build(self) -> Collector {
+        Collector::new(self.0)
+    }
+}

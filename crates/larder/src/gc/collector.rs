@@ -1,0 +1,329 @@
+//! Looks at what is present and used, and removes what has to go. Read [`Collector::collect`].
+
+use std::sync::{Arc, Mutex as Lock, PoisonError};
+use std::time::SystemTime;
+
+use tokio::sync::Mutex;
+
+use super::builder::Parts;
+pub use super::builder::{CollectorBuilder, Hook};
+use super::disk;
+use super::error::GcError;
+use super::hand::Hand;
+use super::keep::{self, KeepWarning};
+use super::layers::Layers;
+use super::plan::{Goal, Plan, Scene, Subject, insufficient, keepables, plan, plan_round};
+use super::policy::{Accounting, GcPolicy, HookRule};
+use super::records::{Records, handler_of};
+use super::sweep::{Swept, sweep};
+use super::time::Stamp;
+use super::uses::Uses;
+use crate::backend::{Backend, Image};
+use crate::events::{Event, EventType, Reason};
+use crate::image_service::Disk;
+
+/// Collects the images of one backend. One round runs at a time; dropping a call abandons its round.
+pub struct Collector {
+    pub(super) parts: Parts,
+    records: Mutex<Records>,
+    /// What was wrong with the records at the start.
+    notice: Option<String>,
+    began: Stamp,
+    pub(super) counts: Lock<GcCounts>,
+}
+
+/// How many images were removed, for `kubelet_image_garbage_collected_total`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct GcCounts {
+    /// With `reason="age"`.
+    pub age: u64,
+    /// With `reason="space"`.
+    pub space: u64,
+}
+
+/// What one round did.
+#[derive(Debug, Clone, Default)]
+pub struct Report {
+    /// What was planned: for age, if there is a maximum age, and for room.
+    pub plans: Vec<Plan>,
+    /// What was done about each plan.
+    pub swept: Vec<Swept>,
+    /// The file system before anything was removed, if it was read.
+    pub before: Option<Disk>,
+    /// The file system as it was last read.
+    pub after: Option<Disk>,
+    /// Keep rules that match nothing.
+    pub warnings: Vec<KeepWarning>,
+}
+
+impl Collector {
+    /// Begins with a backend and larder's defaults.
+    pub fn builder(backend: Arc<dyn Backend>) -> CollectorBuilder {
+        CollectorBuilder::new(backend)
+    }
+
+    pub(super) fn new(parts: Parts) -> Collector {
+        let loaded = parts.store.load();
+        if let Some(notice) = &loaded.notice {
+            tracing::warn!("{notice}");
+        }
+        let began = parts.clock.read().wall;
+        Collector {
+            records: Mutex::new(loaded.records),
+            notice: loaded.notice,
+            began,
+            counts: Lock::default(),
+            parts,
+        }
+    }
+
+    /// What was wrong with the records on disk at the start, and where they are now.
+    pub fn notice(&self) -> Option<&str> {
+        self.notice.as_deref()
+    }
+
+    /// What it collects by.
+    pub fn policy(&self) -> &GcPolicy {
+        &self.parts.policy
+    }
+
+    /// How many images were removed since the start.
+    pub fn counts(&self) -> GcCounts {
+        *self.counts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The records, as they are now.
+    pub async fn records(&self) -> Records {
+        self.records.lock().await.clone()
+    }
+
+    /// Brings the records up to date, and removes nothing. Costs the same few calls whatever is known already.
+    pub async fn detect(&self) -> Result<(), GcError> {
+        self.look(&mut *self.records.lock().await).await.map(drop)
+    }
+
+    /// What [`collect`](Collector::collect) would do now.
+    pub async fn plan_round(&self) -> Result<Plan, GcError> {
+        let scene = self.scene_with_disk().await?;
+        Ok(plan_round(&scene, &self.parts.policy))
+    }
+
+    /// What collecting for this goal would do now.
+    pub async fn plan(&self, goal: Goal) -> Result<Plan, GcError> {
+        let scene = self.scene_with_disk().await?;
+        Ok(plan(&scene, &self.parts.policy, goal))
+    }
+
+    /// Everything that a plan depends on, now.
+    pub async fn scene(&self) -> Result<Scene, GcError> {
+        self.look(&mut *self.records.lock().await).await
+    }
+
+    async fn scene_with_disk(&self) -> Result<Scene, GcError> {
+        let mut scene = self.scene().await?;
+        scene.disk = Some(self.disk().await?);
+        Ok(scene)
+    }
+
+    /// One round: removes what is older than the maximum age, and if the disk is past a limit then, frees room until it
+    /// is not.
+    pub async fn collect(&self) -> Result<Report, GcError> {
+        let records = &mut *self.records.lock().await;
+        let scene = &mut self.look(records).await?;
+        let started = scene.now;
+        let mut report = Report { warnings: self.warnings(scene), ..Report::default() };
+        let age_error = self.age_pass(scene, records, &mut report).await;
+        if let (Some(error), Accounting::Nominal) = (&age_error, self.parts.policy.accounting) {
+            return Err(error.clone());
+        }
+        let disk = self.disk().await?;
+        scene.disk = Some(disk);
+        report.before.get_or_insert(disk);
+        report.after = Some(disk);
+        let planned = plan(scene, &self.parts.policy, Goal::Thresholds);
+        if !is_due(disk, &self.parts.policy) {
+            report.plans.push(planned);
+            return age_error.map_or(Ok(report), Err);
+        }
+        let swept = self.carry_out(scene, records, planned, &mut report).await;
+        if let Some(error) = swept.error(Goal::Thresholds, &self.parts.policy) {
+            return Err(error);
+        }
+        self.run_hooks(scene, &swept, started);
+        if !swept.reached {
+            let message = insufficient(disk, swept.freed);
+            self.event(Reason::FreeDiskSpaceFailed, &message);
+            return Err(GcError::Insufficient(message));
+        }
+        age_error.map_or(Ok(report), Err)
+    }
+
+    /// Removes all that nothing uses and nothing keeps, whatever the disk says.
+    pub async fn delete_unused(&self) -> Result<Report, GcError> {
+        self.on_demand(Goal::AllUnused).await
+    }
+
+    /// Frees so many bytes and the policy's margin, and not more than that takes.
+    pub async fn free(&self, bytes: u64) -> Result<Report, GcError> {
+        self.on_demand(Goal::Free { bytes }).await
+    }
+
+    async fn on_demand(&self, goal: Goal) -> Result<Report, GcError> {
+        let records = &mut *self.records.lock().await;
+        let scene = &mut self.look(records).await?;
+        let started = scene.now;
+        let mut report = Report { warnings: self.warnings(scene), ..Report::default() };
+        scene.disk = match (goal, self.parts.policy.accounting) {
+            (Goal::AllUnused, Accounting::Nominal) => None,
+            (Goal::AllUnused, Accounting::Exact) => self.parts.disk.measure().await.ok(),
+            _ => Some(self.disk().await?),
+        };
+        report.before = scene.disk;
+        let planned = plan(scene, &self.parts.policy, goal);
+        let swept = self.carry_out(scene, records, planned, &mut report).await;
+        if let Some(error) = swept.error(goal, &self.parts.policy) {
+            return Err(error);
+        }
+        self.run_hooks(scene, &swept, started);
+        match report.before {
+            Some(before) if !swept.reached => Err(GcError::Insufficient(insufficient(before, swept.freed))),
+            _ => Ok(report),
+        }
+    }
+
+    async fn age_pass(
+        &self,
+        scene: &mut Scene,
+        records: &mut Records,
+        report: &mut Report,
+    ) -> Option<GcError> {
+        if self.parts.policy.maximum_age.is_zero() {
+            return None;
+        }
+        let planned = plan(scene, &self.parts.policy, Goal::Age);
+        if planned.removals.is_empty() {
+            return None;
+        }
+        if self.parts.policy.accounting == Accounting::Exact {
+            scene.disk = self.parts.disk.measure().await.ok();
+            report.before = scene.disk;
+        }
+        let swept = self.carry_out(scene, records, planned, report).await;
+        swept.error(Goal::Age, &self.parts.policy)
+    }
+
+    async fn carry_out(
+        &self,
+        scene: &mut Scene,
+        records: &mut Records,
+        planned: Plan,
+        report: &mut Report,
+    ) -> Swept {
+        report.plans.push(planned.clone());
+        let hand = Hand { collector: self, goal: planned.goal };
+        let swept = sweep(&hand, scene, &self.parts.policy, planned, self.parts.patience).await;
+        if !swept.done.is_empty() {
+            for done in &swept.done {
+                records.forget(&done.removal.id, &done.removal.handler);
+            }
+            self.save(records);
+        }
+        report.after = swept.disk.or(report.after);
+        report.swept.push(swept.clone());
+        swept
+    }
+
+    /// Asks everybody, updates the records, and puts the scene together. On an error the records stay as they were.
+    async fn look(&self, records: &mut Records) -> Result<Scene, GcError> {
+        let parts = &self.parts;
+        let images = parts.backend.list().await.map_err(GcError::List)?;
+        let found = Uses::ask(&parts.sources).await?;
+        let layers = match (&parts.layers, parts.policy.accounting) {
+            (Some(source), Accounting::Exact) => source.layers(&images).await.map_err(GcError::Layers)?,
+            _ => Layers::unknown(),
+        };
+        let uses = Uses::of(found, &images, parts.policy.uses);
+        let now = parts.clock.read();
+        records.observe(&images, &uses, &now, parts.policy.clock);
+        self.save(records);
+        let subjects = self.subjects(records, &images, &uses);
+        Ok(Scene { now: now.wall, began: self.began, images: subjects, layers, disk: None })
+    }
+
+    fn subjects(&self, records: &Records, images: &[Image], uses: &Uses) -> Vec<Subject> {
+        let names: std::collections::HashMap<_, _> =
+            images.iter().map(|image| ((image.id.as_str(), handler_of(image)), image)).collect();
+        let subject = |record: &super::records::Record| {
+            let image = names.get(&(record.id.as_str(), record.handler.as_str()));
+            let names =
+                image.map(|image| image.repo_tags.iter().chain(&image.repo_digests).cloned().collect());
+            let subject = Subject {
+                names: names.unwrap_or_default(),
+                uses: uses.of_image(&record.id, &record.handler).cloned().collect(),
+                id: record.id.clone(),
+                handler: record.handler.clone(),
+                size: record.size,
+                pinned: record.pinned,
+                first_seen: record.first_seen,
+                last_used: record.last_used,
+                failed: None,
+            };
+            if subject.id.is_empty() && !subject.pinned && subject.uses.is_empty() {
+                let handler = &subject.handler;
+                let key = if handler.is_empty() { String::new() } else { format!(",{handler}") };
+                let message = format!("ImageID is not valid, skipping, image: {key}");
+                self.event(Reason::InvalidImageId, &message);
+            }
+            subject
+        };
+        records.iter().map(subject).collect()
+    }
+
+    async fn disk(&self) -> Result<Disk, GcError> {
+        let disk = self.parts.disk.measure().await?;
+        if disk.capacity == 0 {
+            self.event(Reason::InvalidDiskCapacity, &GcError::NoCapacity.to_string());
+            return Err(GcError::NoCapacity);
+        }
+        Ok(Disk { available: disk.available.min(disk.capacity), ..disk })
+    }
+
+    fn warnings(&self, scene: &Scene) -> Vec<KeepWarning> {
+        let rules = &self.parts.policy.keep;
+        if rules.is_empty() { Vec::new() } else { keep::warnings(rules, &keepables(scene)) }
+    }
+
+    fn run_hooks(&self, scene: &Scene, swept: &Swept, started: Stamp) {
+        let kept: Vec<String> = match self.parts.policy.hooks {
+            HookRule::Examined => swept.examined.clone(),
+            HookRule::AllPresent => scene.images.iter().map(|image| image.id.clone()).collect(),
+        };
+        for hook in &self.parts.hooks {
+            hook.collected(&kept, started);
+        }
+    }
+
+    fn save(&self, records: &Records) {
+        if let Err(error) = self.parts.store.save(records) {
+            tracing::warn!("{error}");
+        }
+    }
+
+    pub(super) fn event(&self, reason: Reason, message: &str) {
+        self.parts.events.record(Event {
+            time: SystemTime::now(),
+            event_type: EventType::Warning,
+            reason,
+            object: self.parts.node.clone(),
+            message: message.to_owned(),
+        });
+    }
+}
+
+/// Whether the disk is past a limit of the policy.
+pub(super) fn is_due(disk: Disk, policy: &GcPolicy) -> bool {
+    match policy.accounting {
+        Accounting::Nominal => disk::kubelet_wants(disk, policy).is_some(),
+        Accounting::Exact => disk::wanted_free(disk, policy).is_some(),
+    }
+}

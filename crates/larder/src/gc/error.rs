@@ -1,0 +1,52 @@
+//! Why a collection did not do what it should.
+
+use std::time::Duration;
+
+use super::uses::UseError;
+use crate::backend::BackendError;
+use crate::gotext;
+use crate::image_service::FilesystemError;
+
+/// Why a round failed. The texts are kubelet's.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum GcError {
+    /// The images could not be listed. Nothing was removed.
+    #[error(transparent)]
+    List(BackendError),
+    /// A source of use did not answer. Nothing was removed.
+    #[error(transparent)]
+    Uses(#[from] UseError),
+    /// The layers could not be looked up. Nothing was removed.
+    #[error("look up layers: {0}")]
+    Layers(BackendError),
+    /// The file system could not be read. Nothing was removed for room.
+    #[error(transparent)]
+    Disk(#[from] FilesystemError),
+    /// The file system reports no size.
+    #[error("invalid capacity 0 on image filesystem")]
+    NoCapacity,
+    /// Images past the maximum age could not all be removed.
+    #[error("wanted to free images older than {}, encountered errors in image deletion: {errors}", gotext::duration(*maximum))]
+    Age {
+        /// The maximum age.
+        maximum: Duration,
+        /// The texts of the errors, each once.
+        errors: String,
+    },
+    /// Some images could not be removed.
+    #[error(
+        "wanted to free {wanted} bytes, but freed {freed} bytes space with errors in image deletion: {errors}"
+    )]
+    Space {
+        /// Bytes that were wanted.
+        wanted: i64,
+        /// Bytes that were freed.
+        freed: i64,
+        /// The texts of the errors, each once.
+        errors: String,
+    },
+    /// Everything that may go is gone, and that is not enough.
+    #[error("{0}")]
+    Insufficient(String),
+}

@@ -1,0 +1,186 @@
+//! What was removed, when and why: one line of JSON for each removal, in a file that does not grow beyond a bound.
+
+use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use serde::{Deserialize, Serialize};
+
+use super::time::{Amount, Stamp};
+
+/// One removal.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Entry {
+    /// When it was removed.
+    pub at: Stamp,
+    /// Id of the image.
+    pub id: String,
+    /// Its names.
+    pub names: Vec<String>,
+    /// What the collection was for: `age`, `space`, `demand` or `unused`.
+    pub reason: String,
+    /// Why it was this image, as a sentence.
+    pub why: String,
+    /// What the plan promised.
+    pub promised: Amount,
+    /// Whether the promise was a guess.
+    #[serde(default)]
+    pub estimated: bool,
+    /// What the file system says was freed; `None` if it was not measured.
+    #[serde(default)]
+    pub freed: Option<Amount>,
+}
+
+/// Takes note of removals. Must be quick.
+pub trait History: Send + Sync {
+    /// Takes note of one.
+    fn record(&self, entry: &Entry) -> io::Result<()>;
+}
+
+/// The entries of a journal, oldest first, and how many lines could not be read. A last line that was cut off by a
+/// crash is one of those.
+pub fn read(text: &str) -> (Vec<Entry>, usize) {
+    let mut unreadable = 0;
+    let mut entries = Vec::new();
+    for line in text.lines().filter(|line| !line.trim().is_empty()) {
+        match serde_json::from_str(line) {
+            Ok(entry) => entries.push(entry),
+            Err(_) => unreadable += 1,
+        }
+    }
+    (entries, unreadable)
+}
+
+/// A journal in a file, and the one before it in `FILE.1`.
+#[derive(Debug)]
+pub struct HistoryFile {
+    path: PathBuf,
+    /// Bytes from which a new file is begun.
+    most: u64,
+    writing: Mutex<()>,
+}
+
+impl HistoryFile {
+    /// A journal in this file, whose folder must exist, of at most twice 1 MiB.
+    pub fn new(path: impl Into<PathBuf>) -> HistoryFile {
+        HistoryFile::bounded(path, 1 << 20)
+    }
+
+    /// The same with another bound for each of the two files, in bytes.
+    pub fn bounded(path: impl Into<PathBuf>, most: u64) -> HistoryFile {
+        HistoryFile { path: path.into(), most, writing: Mutex::new(()) }
+    }
+
+    /// All entries, oldest first, and how many lines could not be read.
+    pub fn entries(&self) -> io::Result<(Vec<Entry>, usize)> {
+        let _quiet = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let (mut entries, mut unreadable) = (Vec::new(), 0);
+        for path in [self.before(), self.path.clone()] {
+            let (more, bad) = read(&text_of(&path)?);
+            entries.extend(more);
+            unreadable += bad;
+        }
+        Ok((entries, unreadable))
+    }
+
+    fn before(&self) -> PathBuf {
+        let mut name = self.path.as_os_str().to_owned();
+        name.push(".1");
+        name.into()
+    }
+}
+
+fn text_of(path: &Path) -> io::Result<String> {
+    match fs_err::read(path) {
+        Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
+        Err(error) => Err(error),
+    }
+}
+
+impl History for HistoryFile {
+    fn record(&self, entry: &Entry) -> io::Result<()> {
+        let _alone = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut line = serde_json::to_vec(entry)?;
+        line.push(b'\n');
+        let mut file = fs_err::OpenOptions::new().create(true).append(true).read(true).open(&self.path)?;
+        let size = file.metadata()?.len();
+        if size > 0 && size.saturating_add(line.len() as u64) > self.most {
+            fs_err::rename(&self.path, self.before())?;
+            file = fs_err::OpenOptions::new().create(true).append(true).read(true).open(&self.path)?;
+        } else if size > 0 {
+            // A crash may have cut the last line off.
+            let mut last = [0];
+            file.seek(SeekFrom::End(-1))?;
+            file.read_exact(&mut last)?;
+            if last != [b'\n'] {
+                line.insert(0, b'\n');
+            }
+        }
+        file.write_all(&line)?;
+        file.sync_data()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(id: &str) -> Entry {
+        Entry {
+            at: Stamp(7),
+            id: id.into(),
+            names: vec!["a:1".into()],
+            reason: "space".into(),
+            why: "unused".into(),
+            promised: Amount { bytes: 10, inodes: 1 },
+            estimated: false,
+            freed: Some(Amount { bytes: 9, inodes: 1 }),
+        }
+    }
+
+    fn ids(file: &HistoryFile) -> (Vec<String>, usize) {
+        let (entries, unreadable) = file.entries().unwrap();
+        (entries.into_iter().map(|entry| entry.id).collect(), unreadable)
+    }
+
+    #[test]
+    fn what_was_recorded_is_read_in_order() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = HistoryFile::new(folder.path().join("history"));
+        assert_eq!(ids(&file), (vec![], 0));
+        file.record(&entry("a")).unwrap();
+        file.record(&entry("b")).unwrap();
+        assert_eq!(ids(&file), (vec!["a".into(), "b".into()], 0));
+        assert_eq!(file.entries().unwrap().0[0], entry("a"));
+    }
+
+    #[test]
+    fn a_torn_last_line_costs_that_line_only() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("history");
+        let file = HistoryFile::new(&path);
+        file.record(&entry("a")).unwrap();
+        file.record(&entry("torn")).unwrap();
+        let text = fs_err::read(&path).unwrap();
+        fs_err::write(&path, &text[..text.len() - 20]).unwrap();
+        file.record(&entry("b")).unwrap();
+        assert_eq!(ids(&file), (vec!["a".into(), "b".into()], 1));
+    }
+
+    #[test]
+    fn the_journal_is_bounded_and_keeps_the_latest() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = HistoryFile::bounded(folder.path().join("history"), 1000);
+        for n in 0..100 {
+            file.record(&entry(&format!("i{n}"))).unwrap();
+        }
+        let (ids, unreadable) = ids(&file);
+        assert_eq!(unreadable, 0);
+        assert_eq!(ids.last().unwrap(), "i99");
+        assert!((4..20).contains(&ids.len()), "{}", ids.len());
+        let sizes =
+            fs_err::read_dir(folder.path()).unwrap().map(|file| file.unwrap().metadata().unwrap().len());
+        assert!(sizes.into_iter().all(|size| size <= 1000));
+    }
+}

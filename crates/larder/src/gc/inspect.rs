@@ -1,0 +1,144 @@
+//! Layers of images where the backend tells them only in its verbose answer, as runtimes behind CRI do.
+//!
+//! What an image is made of never changes, so each image costs one call in its life. Sizes of layers are estimated from
+//! those of images; the sweep measures what really comes free.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use futures_util::stream::{self, StreamExt as _};
+use serde::Deserialize;
+use tokio::sync::Mutex;
+
+use super::layers::{LayerSource, Layers};
+use super::time::Amount;
+use crate::backend::{Backend, BackendError, Image, ImageDetails, ImageSpec};
+
+/// How many images are asked about at the same time.
+const CALLS_AT_ONCE: usize = 8;
+
+/// Asks [`Backend::inspect`] for each image that is new.
+pub struct InspectedLayers {
+    backend: Arc<dyn Backend>,
+    known: Mutex<HashMap<String, Arc<Config>>>,
+}
+
+/// The parts of an image's config that matter here.
+#[derive(Debug, Default, PartialEq, Eq, Deserialize)]
+struct Config {
+    #[serde(default)]
+    config: Settings,
+    rootfs: RootFs,
+}
+
+#[derive(Debug, Default, PartialEq, Eq, Deserialize)]
+struct Settings {
+    #[serde(default, rename = "Labels")]
+    labels: Option<BTreeMap<String, String>>,
+}
+
+#[derive(Debug, Default, PartialEq, Eq, Deserialize)]
+struct RootFs {
+    diff_ids: Vec<String>,
+}
+
+/// The form in which containerd and CRI-O wrap it.
+#[derive(Deserialize)]
+struct Wrapped {
+    #[serde(rename = "imageSpec")]
+    image_spec: Config,
+}
+
+impl InspectedLayers {
+    /// Layers as this backend tells them.
+    pub fn new(backend: Arc<dyn Backend>) -> InspectedLayers {
+        InspectedLayers { backend, known: Mutex::default() }
+    }
+
+    async fn ask(&self, image: &str) -> Result<Option<Config>, BackendError> {
+        match self.backend.inspect(&ImageSpec::named(image)).await {
+            Ok(details) => Ok(details.as_ref().and_then(config_of)),
+            Err(error @ BackendError::Unreachable { .. }) => Err(error),
+            // One damaged image must not keep the others from being collected.
+            Err(error) => {
+                tracing::debug!("the layers of {image} are not known: {error}");
+                Ok(None)
+            }
+        }
+    }
+}
+
+/// The config in a verbose answer: wrapped as runtimes do it, or by itself.
+fn config_of(details: &ImageDetails) -> Option<Config> {
+    let wrapped = details.info.get("info").and_then(|text| serde_json::from_str::<Wrapped>(text).ok());
+    let bare = || details.info.get("config").and_then(|text| serde_json::from_str(text).ok());
+    wrapped.map(|wrapped| wrapped.image_spec).or_else(bare)
+}
+
+#[async_trait]
+impl LayerSource for InspectedLayers {
+    async fn layers(&self, images: &[Image]) -> Result<Layers, BackendError> {
+        let mut known = self.known.lock().await;
+        let new: Vec<String> = images
+            .iter()
+            .filter(|image| !known.contains_key(&image.id))
+            .map(|image| image.id.clone())
+            .collect();
+        let calls = new.iter().map(|id| async move { (id.clone(), self.ask(id).await) });
+        let mut answers = stream::iter(calls.collect::<Vec<_>>()).buffer_unordered(CALLS_AT_ONCE);
+        while let Some((id, answer)) = answers.next().await {
+            if let Some(config) = answer? {
+                known.insert(id, Arc::new(config));
+            }
+        }
+        let present: Vec<(&Image, Arc<Config>)> =
+            images.iter().filter_map(|image| Some((image, known.get(&image.id)?.clone()))).collect();
+        let stacks: Vec<(&Image, &[String])> =
+            present.iter().map(|(image, config)| (*image, config.rootfs.diff_ids.as_slice())).collect();
+        let mut layers = Layers::estimated(&stacks);
+        for (image, config) in &present {
+            let labels = config.config.labels.clone().unwrap_or_default();
+            let of = config.rootfs.diff_ids.iter().map(String::as_str);
+            layers.add_image(&image.id, of, Amount::ZERO, Some(labels));
+        }
+        *known = present.into_iter().map(|(image, config)| (image.id.clone(), config)).collect();
+        Ok(layers)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn details(key: &str, text: &str) -> ImageDetails {
+        let info = BTreeMap::from([(key.to_owned(), text.to_owned())]);
+        ImageDetails { info, ..ImageDetails::default() }
+    }
+
+    #[test]
+    fn layers_are_found_in_the_answers_of_runtimes_and_in_plain_configs() {
+        let config =
+            r#"{"config":{"Labels":{"keep":"yes"}},"rootfs":{"type":"layers","diff_ids":["sha256:a"]}}"#;
+        let wrapped = format!(r#"{{"chainID":"sha256:c","imageSpec":{config}}}"#);
+        let found = config_of(&details("info", &wrapped)).unwrap();
+        assert_eq!(found.rootfs.diff_ids, ["sha256:a"]);
+        assert_eq!(found.config.labels.as_ref().unwrap()["keep"], "yes");
+        assert_eq!(config_of(&details("config", config)), Some(found));
+        assert_eq!(config_of(&details("info", "{}")), None);
+        assert_eq!(config_of(&ImageDetails::default()), None);
+    }
+
+    #[test]
+    fn sizes_of_stacked_images_give_those_of_layers() {
+        let image = |id: &str, size| Image { id: id.into(), size, ..Image::default() };
+        let (a, b, c) = (image("a", 300), image("b", 500), image("c", 580));
+        let ids = |ids: &[&str]| ids.iter().map(|&id| id.to_owned()).collect::<Vec<String>>();
+        let (of_a, of_b, of_c) = (ids(&["l1"]), ids(&["l1", "l2"]), ids(&["l1", "l2", "l2", "l3"]));
+        let layers = Layers::estimated(&[(&c, &of_c), (&a, &of_a), (&b, &of_b)]);
+        let sizes: Vec<_> =
+            layers.all().iter().map(|layer| (layer.id.as_str(), layer.amount.bytes)).collect();
+        assert_eq!(sizes, [("l1", 300), ("l2", 200), ("l3", 80)]);
+        assert!(layers.all().iter().all(|layer| layer.estimated));
+    }
+}

@@ -1,0 +1,293 @@
+//! Keep rules: images that collection must spare although nothing uses them. Matching is pure.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::time::Duration;
+
+use super::time::{Stamp, millis};
+use crate::gotext;
+
+/// Spares some images.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeepRule {
+    /// Which images.
+    pub select: Selector,
+    /// Only while they were used, or first seen, within this time. Default `None`: for good.
+    pub ttl: Option<Duration>,
+    /// Only as many as fit into these bytes, the last used first. Default `None`: all.
+    pub budget_bytes: Option<u64>,
+}
+
+/// Which images a rule is about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Selector {
+    /// Those with a name like this. `*` stands for any text, `?` for one character; `docker.io/library/` may be left
+    /// out.
+    Name(String),
+    /// Those whose config has this label, with this value if one is given.
+    Label(String, Option<String>),
+    /// The one with this id, or with a name of this digest: `sha256:...`.
+    Digest(String),
+    /// The newest few of each repository like this, by when they were first seen.
+    Newest {
+        /// Name without tag; `*` and `?` as in [`Selector::Name`].
+        repository: String,
+        /// How many.
+        count: usize,
+    },
+}
+
+impl KeepRule {
+    /// Spares what is selected, for good.
+    pub fn new(select: Selector) -> KeepRule {
+        KeepRule { select, ttl: None, budget_bytes: None }
+    }
+
+    /// Why the rule cannot mean anything, with the next step.
+    pub(super) fn problem(&self) -> Option<String> {
+        let problem = match &self.select {
+            Selector::Name(text) if text.trim().is_empty() => "the name is empty; write * for all images",
+            Selector::Label(key, _) if key.trim().is_empty() => {
+                "the label has no key; write KEY or KEY=VALUE"
+            }
+            Selector::Digest(text) if !text.contains(':') => "this is no digest; write sha256:...",
+            Selector::Newest { repository, .. } if repository.trim().is_empty() => {
+                "the repository is empty; write * for each"
+            }
+            Selector::Newest { count: 0, .. } => "keeping the newest 0 keeps none; give 1 or more",
+            _ => return None,
+        };
+        Some(problem.to_owned())
+    }
+}
+
+impl fmt::Display for KeepRule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.select {
+            Selector::Name(name) => write!(f, "name {name}")?,
+            Selector::Label(key, None) => write!(f, "label {key}")?,
+            Selector::Label(key, Some(value)) => write!(f, "label {key}={value}")?,
+            Selector::Digest(digest) => write!(f, "digest {digest}")?,
+            Selector::Newest { repository, count } => write!(f, "newest {count} of {repository}")?,
+        }
+        if let Some(ttl) = self.ttl {
+            write!(f, ", for {} after its last use", gotext::duration(ttl))?;
+        }
+        if let Some(bytes) = self.budget_bytes {
+            let size = super::disk::size_text(i64::try_from(bytes).unwrap_or(i64::MAX));
+            write!(f, ", up to {size}")?;
+        }
+        Ok(())
+    }
+}
+
+/// An image, as keep rules see it.
+#[derive(Debug, Clone, Copy)]
+pub struct Keepable<'a> {
+    /// Its id.
+    pub id: &'a str,
+    /// Its names, with tags and digests.
+    pub names: &'a [String],
+    /// Labels of its config, where known.
+    pub labels: Option<&'a BTreeMap<String, String>>,
+    /// Size in bytes.
+    pub size: u64,
+    /// When it was first seen.
+    pub first_seen: Stamp,
+    /// When it was last used.
+    pub last_used: Option<Stamp>,
+}
+
+impl Keepable<'_> {
+    fn last_wanted(&self) -> Stamp {
+        self.last_used.map_or(self.first_seen, |used| used.max(self.first_seen))
+    }
+}
+
+/// For each image the rule that keeps it, as an index into the rules; the first one wins.
+pub fn kept(now: Stamp, rules: &[KeepRule], images: &[Keepable<'_>]) -> Vec<Option<usize>> {
+    let mut kept = vec![None; images.len()];
+    for (index, rule) in rules.iter().enumerate() {
+        let mut chosen = select(&rule.select, images);
+        if let Some(ttl) = rule.ttl {
+            chosen.retain(|&image| now.millis_since(images[image].last_wanted()) <= millis(ttl));
+        }
+        if let Some(budget) = rule.budget_bytes {
+            chosen.sort_by(|&a, &b| {
+                let (a, b) = (&images[a], &images[b]);
+                b.last_wanted().cmp(&a.last_wanted()).then_with(|| a.id.cmp(b.id))
+            });
+            let mut left = budget;
+            chosen.retain(|&image| match left.checked_sub(images[image].size) {
+                Some(rest) => {
+                    left = rest;
+                    true
+                }
+                None => false,
+            });
+        }
+        for image in chosen {
+            kept[image].get_or_insert(index);
+        }
+    }
+    kept
+}
+
+fn select(selector: &Selector, images: &[Keepable<'_>]) -> Vec<usize> {
+    let all = |matches: &dyn Fn(&Keepable<'_>) -> bool| {
+        (0..images.len()).filter(|&image| matches(&images[image])).collect()
+    };
+    match selector {
+        Selector::Name(pattern) => {
+            all(&|image| image.names.iter().any(|name| name_matches(pattern, name)) || image.id == pattern)
+        }
+        Selector::Label(key, value) => all(&|image| {
+            let found = image.labels.and_then(|labels| labels.get(key));
+            found.is_some_and(|found| value.as_ref().is_none_or(|value| value == found))
+        }),
+        Selector::Digest(digest) => all(&|image| {
+            let named = |name: &String| name.split_once('@').is_some_and(|(_, of)| of == digest);
+            image.id == digest || image.names.iter().any(named)
+        }),
+        Selector::Newest { repository, count } => newest(repository, *count, images),
+    }
+}
+
+fn newest(repository: &str, count: usize, images: &[Keepable<'_>]) -> Vec<usize> {
+    let mut by_repository: HashMap<&str, Vec<usize>> = HashMap::new();
+    for (index, image) in images.iter().enumerate() {
+        let mut of: Vec<&str> = image.names.iter().map(|name| repository_of(name)).collect();
+        of.sort_unstable();
+        of.dedup();
+        for name in of.into_iter().filter(|name| name_matches(repository, name)) {
+            by_repository.entry(name).or_default().push(index);
+        }
+    }
+    let mut chosen = Vec::new();
+    for mut members in by_repository.into_values() {
+        members.sort_by(|&a, &b| {
+            let (a, b) = (&images[a], &images[b]);
+            b.first_seen.cmp(&a.first_seen).then_with(|| b.id.cmp(a.id))
+        });
+        chosen.extend(members.into_iter().take(count));
+    }
+    chosen.sort_unstable();
+    chosen.dedup();
+    chosen
+}
+
+/// A name without tag and digest.
+fn repository_of(name: &str) -> &str {
+    let name = name.split_once('@').map_or(name, |(name, _)| name);
+    match name.rsplit_once(':') {
+        Some((repository, tag)) if !tag.contains('/') => repository,
+        _ => name,
+    }
+}
+
+/// Whether a pattern means a name, in full or as people shorten it.
+fn name_matches(pattern: &str, name: &str) -> bool {
+    short_forms(name).any(|form| glob(pattern.as_bytes(), form.as_bytes()))
+}
+
+fn short_forms(name: &str) -> impl Iterator<Item = &str> {
+    let prefixes = ["docker.io/", "docker.io/library/"];
+    std::iter::once(name).chain(prefixes.into_iter().filter_map(|prefix| name.strip_prefix(prefix)))
+}
+
+/// `*` is any text, `?` any one byte. Takes no more than pattern times text steps.
+fn glob(pattern: &[u8], text: &[u8]) -> bool {
+    let (mut p, mut t) = (0, 0);
+    let mut star: Option<(usize, usize)> = None;
+    while t < text.len() {
+        if pattern.get(p) == Some(&b'*') {
+            star = Some((p, t));
+            p += 1;
+        } else if pattern.get(p).is_some_and(|&c| c == b'?' || c == text[t]) {
+            (p, t) = (p + 1, t + 1);
+        } else if let Some((at, from)) = star {
+            star = Some((at, from + 1));
+            (p, t) = (at + 1, from + 1);
+        } else {
+            return false;
+        }
+    }
+    pattern[p..].iter().all(|&c| c == b'*')
+}
+
+/// A rule that matches no image: usually a slip of the pen.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeepWarning {
+    /// The rule's place in the list.
+    pub rule: usize,
+    /// The rule, in words.
+    pub text: String,
+    /// Names that are present and look most like it, best first; at most three.
+    pub nearest: Vec<String>,
+    /// No labels are known of any image, so that a rule about one cannot match.
+    pub labels_unknown: bool,
+}
+
+impl fmt::Display for KeepWarning {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "keep rule {} ({}) matches no image", self.rule + 1, self.text)?;
+        if self.labels_unknown {
+            f.write_str("; this backend does not tell the labels of images, so keep them by name")?;
+        } else if !self.nearest.is_empty() {
+            write!(f, "; present and similar: {}", self.nearest.join(", "))?;
+        }
+        Ok(())
+    }
+}
+
+/// The rules that match nothing, whatever their time or budget.
+pub fn warnings(rules: &[KeepRule], images: &[Keepable<'_>]) -> Vec<KeepWarning> {
+    let unmatched = rules.iter().enumerate().filter(|(_, rule)| select(&rule.select, images).is_empty());
+    unmatched
+        .map(|(index, rule)| {
+            let is_label = matches!(rule.select, Selector::Label(..));
+            KeepWarning {
+                rule: index,
+                text: rule.to_string(),
+                nearest: nearest(&rule.select, images),
+                labels_unknown: is_label && images.iter().all(|image| image.labels.is_none()),
+            }
+        })
+        .collect()
+}
+
+fn nearest(selector: &Selector, images: &[Keepable<'_>]) -> Vec<String> {
+    let wanted = match selector {
+        Selector::Name(name) => name,
+        Selector::Newest { repository, .. } => repository,
+        Selector::Label(..) | Selector::Digest(_) => return Vec::new(),
+    };
+    let wanted: Vec<char> = wanted.chars().filter(|c| !matches!(c, '*' | '?')).collect();
+    let mut near: Vec<(usize, &String)> = Vec::new();
+    for name in images.iter().flat_map(|image| image.names).filter(|name| !name.contains('@')) {
+        let distance = short_forms(name).map(|form| distance(&wanted, form)).min().unwrap_or(usize::MAX);
+        near.push((distance, name));
+    }
+    near.retain(|(distance, _)| *distance <= wanted.len().div_ceil(2));
+    near.sort_unstable();
+    near.dedup();
+    near.into_iter().take(3).map(|(_, name)| name.clone()).collect()
+}
+
+/// How many characters must be changed, added or left out to get from one to the other.
+fn distance(from: &[char], to: &str) -> usize {
+    let mut row: Vec<usize> = (0..=from.len()).collect();
+    for (line, c) in to.chars().enumerate() {
+        let mut corner = row[0];
+        row[0] = line + 1;
+        for (column, f) in from.iter().enumerate() {
+            let change = corner + usize::from(*f != c);
+            corner = row[column + 1];
+            row[column + 1] = change.min(corner + 1).min(row[column] + 1);
+        }
+    }
+    row[from.len()]
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,119 @@
+use super::*;
+
+struct Held {
+    id: &'static str,
+    names: Vec<String>,
+    labels: BTreeMap<String, String>,
+    size: u64,
+    seen: i64,
+}
+
+fn held(id: &'static str, names: &[&str], size: u64, seen: i64) -> Held {
+    let names = names.iter().map(|&name| name.to_owned()).collect();
+    Held { id, names, labels: BTreeMap::new(), size, seen }
+}
+
+fn seen(images: &[Held]) -> Vec<Keepable<'_>> {
+    images
+        .iter()
+        .map(|image| Keepable {
+            id: image.id,
+            names: &image.names,
+            labels: Some(&image.labels),
+            size: image.size,
+            first_seen: Stamp(image.seen),
+            last_used: None,
+        })
+        .collect()
+}
+
+fn which(rule: &KeepRule, now: i64, images: &[Held]) -> Vec<&'static str> {
+    let kept = kept(Stamp(now), std::slice::from_ref(rule), &seen(images));
+    kept.iter().zip(images).filter(|(kept, _)| kept.is_some()).map(|(_, image)| image.id).collect()
+}
+
+fn by_name(name: &str) -> KeepRule {
+    KeepRule::new(Selector::Name(name.into()))
+}
+
+#[test]
+fn a_name_may_have_wildcards_and_be_short() {
+    let images = [
+        held("a", &["docker.io/library/busybox:1.36"], 1, 0),
+        held("b", &["registry.example/team/app:v1"], 1, 0),
+        held("c", &[], 1, 0),
+    ];
+    for (pattern, expected) in [
+        ("busybox:*", &["a"][..]),
+        ("docker.io/*", &["a"]),
+        ("*/team/*:v?", &["b"]),
+        ("*", &["a", "b"]),
+        ("app:v1", &[]),
+        ("c", &["c"]),
+    ] {
+        assert_eq!(which(&by_name(pattern), 0, &images), expected, "{pattern}");
+    }
+}
+
+#[test]
+fn a_wildcard_pattern_made_to_be_slow_is_quick() {
+    let text = "a".repeat(5000);
+    assert!(!glob("*a*a*a*a*a*a*a*a*b".as_bytes(), text.as_bytes()));
+}
+
+#[test]
+fn digests_match_ids_and_named_digests() {
+    let images = [held("sha256:aa", &[], 1, 0), held("b", &["r.example/app@sha256:bb"], 1, 0)];
+    let rule = |digest: &str| KeepRule::new(Selector::Digest(digest.into()));
+    assert_eq!(which(&rule("sha256:aa"), 0, &images), ["sha256:aa"]);
+    assert_eq!(which(&rule("sha256:bb"), 0, &images), ["b"]);
+    assert!(which(&rule("sha256:b"), 0, &images).is_empty());
+}
+
+#[test]
+fn labels_match_with_and_without_value() {
+    let mut images = [held("a", &[], 1, 0), held("b", &[], 1, 0)];
+    images[0].labels.insert("keep".into(), "yes".into());
+    images[1].labels.insert("keep".into(), "no".into());
+    let rule = |value: Option<&str>| KeepRule::new(Selector::Label("keep".into(), value.map(str::to_owned)));
+    assert_eq!(which(&rule(None), 0, &images), ["a", "b"]);
+    assert_eq!(which(&rule(Some("yes")), 0, &images), ["a"]);
+}
+
+#[test]
+fn the_newest_are_counted_per_repository() {
+    let images = [
+        held("a1", &["r.example:5000/a:1"], 1, 10),
+        held("a2", &["r.example:5000/a:2"], 1, 20),
+        held("a3", &["r.example:5000/a:3"], 1, 30),
+        held("b1", &["r.example:5000/b:1"], 1, 5),
+    ];
+    let rule = KeepRule::new(Selector::Newest { repository: "r.example:5000/*".into(), count: 2 });
+    assert_eq!(which(&rule, 40, &images), ["a2", "a3", "b1"]);
+}
+
+#[test]
+fn a_time_to_live_and_a_budget_end_what_is_kept() {
+    let images = [held("old", &["a:1"], 60, 0), held("new", &["a:2"], 60, 9000)];
+    let ttl = KeepRule { ttl: Some(Duration::from_secs(5)), ..by_name("a:*") };
+    assert_eq!(which(&ttl, 10_000, &images), ["new"]);
+    let budget = KeepRule { budget_bytes: Some(100), ..by_name("a:*") };
+    assert_eq!(which(&budget, 10_000, &images), ["new"]);
+    let budget = KeepRule { budget_bytes: Some(120), ..by_name("a:*") };
+    assert_eq!(which(&budget, 10_000, &images), ["old", "new"]);
+}
+
+#[test]
+fn a_rule_that_matches_nothing_names_what_is_near() {
+    let images =
+        [held("a", &["docker.io/library/busybox:1.36"], 1, 0), held("b", &["quay.io/x/etcd:3"], 1, 0)];
+    let rules = [by_name("bussybox:1.36"), by_name("busybox*"), by_name("zzz")];
+    let warnings: Vec<String> = warnings(&rules, &seen(&images)).iter().map(ToString::to_string).collect();
+    assert_eq!(
+        warnings,
+        [
+            "keep rule 1 (name bussybox:1.36) matches no image; present and similar: docker.io/library/busybox:1.36",
+            "keep rule 3 (name zzz) matches no image",
+        ]
+    );
+}

@@ -1,0 +1,138 @@
+//! Which image has which layers, and what each takes on disk, as far as a backend can tell.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use async_trait::async_trait;
+
+use super::time::Amount;
+use crate::backend::{BackendError, Image};
+
+/// Knows the layers of images.
+#[async_trait]
+pub trait LayerSource: Send + Sync {
+    /// The layers of these images. An image that is left out is one whose layers are not known.
+    async fn layers(&self, images: &[Image]) -> Result<Layers, BackendError>;
+}
+
+/// One layer on disk.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Layer {
+    /// Its id: a diff id, a chain id, or what else names it on this backend.
+    pub id: String,
+    /// What it takes, once.
+    pub amount: Amount,
+    /// Whether the amount is a guess.
+    pub estimated: bool,
+    /// What else needs it beside images, such as a mount whose image is gone; then removing images does not free it.
+    pub held_by: Option<String>,
+}
+
+/// What is known of one image.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ImageLayers {
+    /// Its layers, as indices into [`Layers::all`]; each once, in no particular order.
+    pub layers: Vec<u32>,
+    /// What it takes besides: config and manifests.
+    pub own: Amount,
+    /// Labels of its config; `None` if they are not known.
+    pub labels: Option<BTreeMap<String, String>>,
+}
+
+/// Layers and the images that have them.
+#[derive(Debug, Clone, Default)]
+pub struct Layers {
+    all: Vec<Layer>,
+    index: HashMap<String, u32>,
+    images: HashMap<String, ImageLayers>,
+}
+
+impl Layers {
+    /// Nothing is known.
+    pub fn unknown() -> Layers {
+        Layers::default()
+    }
+
+    /// Adds a layer, or says more of one that is known.
+    pub fn add(&mut self, layer: Layer) {
+        match self.index.get(&layer.id) {
+            Some(&at) => self.all[at as usize] = layer,
+            None => {
+                if let Ok(at) = u32::try_from(self.all.len()) {
+                    self.index.insert(layer.id.clone(), at);
+                    self.all.push(layer);
+                }
+            }
+        }
+    }
+
+    /// Adds an image with these layers, which must have been added. An image with a layer that is not known stays
+    /// unknown, and false is returned.
+    pub fn add_image<'a>(
+        &mut self,
+        id: &str,
+        layers: impl IntoIterator<Item = &'a str>,
+        own: Amount,
+        labels: Option<BTreeMap<String, String>>,
+    ) -> bool {
+        let found: Option<Vec<u32>> =
+            layers.into_iter().map(|layer| self.index.get(layer).copied()).collect();
+        let Some(mut layers) = found else { return false };
+        layers.sort_unstable();
+        layers.dedup();
+        self.images.insert(id.to_owned(), ImageLayers { layers, own, labels });
+        true
+    }
+
+    /// All layers.
+    pub fn all(&self) -> &[Layer] {
+        &self.all
+    }
+
+    /// What is known of an image.
+    pub fn of(&self, image: &str) -> Option<&ImageLayers> {
+        self.images.get(image)
+    }
+
+    /// Layers of images other than these: of one that came after the list, or that a backend does not list.
+    pub(super) fn beside<'a>(&self, listed: impl Iterator<Item = &'a str> + Clone) -> Vec<u32> {
+        if listed.clone().filter(|id| self.images.contains_key(*id)).count() == self.images.len() {
+            return Vec::new();
+        }
+        let listed: HashSet<&str> = listed.collect();
+        let others = self.images.iter().filter(|(id, _)| !listed.contains(id.as_str()));
+        others.flat_map(|(_, image)| image.layers.iter().copied()).collect()
+    }
+
+    /// Forgets an image that is gone.
+    pub(super) fn forget(&mut self, image: &str) {
+        self.images.remove(image);
+    }
+
+    /// Layers from nothing but their ids in each image and the images' sizes, where a backend tells no more.
+    ///
+    /// What an image has beyond the layers that smaller stacks brought is shared out evenly among its new ones. For
+    /// images that were built on each other that is exact.
+    pub fn estimated(images: &[(&Image, &[String])]) -> Layers {
+        let mut layers = Layers::unknown();
+        let mut order: Vec<_> = images.iter().collect();
+        order.sort_by(|(a, of_a), (b, of_b)| of_a.len().cmp(&of_b.len()).then_with(|| a.id.cmp(&b.id)));
+        for (image, ids) in order {
+            let mut new: Vec<&String> = Vec::new();
+            let mut known = 0_u64;
+            let mut seen = HashSet::new();
+            for id in ids.iter().filter(|id| seen.insert(*id)) {
+                match layers.index.get(id) {
+                    Some(&at) => known = known.saturating_add(layers.all[at as usize].amount.bytes),
+                    None => new.push(id),
+                }
+            }
+            let each = image.size.saturating_sub(known) / (new.len() as u64).max(1);
+            for id in new {
+                let amount = Amount::estimate(each);
+                layers.add(Layer { id: id.clone(), amount, estimated: true, held_by: None });
+            }
+            layers.add_image(&image.id, ids.iter().map(String::as_str), Amount::ZERO, None);
+        }
+        layers
+    }
+}

@@ -1,0 +1,200 @@
+//! When rounds run. A round takes no input but the present state, so a lost kick costs time and nothing else.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use tokio::sync::{Notify, watch};
+use tokio::time::{Instant, MissedTickBehavior, interval};
+
+use super::collector::{Collector, Report, is_due};
+use super::error::GcError;
+use super::node_status::sorted_for_cache;
+use super::policy::Accounting;
+use crate::backend::Image;
+use crate::events::Reason;
+
+/// How often things are done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Periods {
+    /// Detect and collect. Default 5 min.
+    pub collect: Duration,
+    /// Refresh the list of images. Default 30 s.
+    pub list: Duration,
+    /// Look how full the disk is, and collect at once when it is past a limit. Default 5 s; `None` is never, as in
+    /// kubelet.
+    pub pressure: Option<Duration>,
+}
+
+impl Default for Periods {
+    fn default() -> Self {
+        Periods { pressure: Some(Duration::from_secs(5)), ..Periods::kubelet() }
+    }
+}
+
+impl Periods {
+    /// Kubelet's own.
+    pub fn kubelet() -> Self {
+        Periods { collect: Duration::from_secs(300), list: Duration::from_secs(30), pressure: None }
+    }
+}
+
+/// Where collection stands.
+#[derive(Debug, Clone, Default)]
+pub struct GcStatus {
+    /// Rounds ended so far.
+    pub rounds: u64,
+    /// Whether a round is running.
+    pub running: bool,
+    /// When the last round ended.
+    pub ended: Option<SystemTime>,
+    /// What the last round did, or why it failed.
+    pub last: Option<Result<Arc<Report>, GcError>>,
+    /// How many rounds in a row have failed.
+    pub failures: u64,
+}
+
+/// The images as of the last listing that succeeded.
+#[derive(Debug, Clone, Default)]
+pub struct ImageCache {
+    /// The biggest first.
+    pub images: Arc<Vec<Image>>,
+    /// When they were listed; `None` if never.
+    pub listed: Option<SystemTime>,
+}
+
+/// Counts failures in a row, to tell when one is worth an event.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct FailureCount(u64);
+
+impl FailureCount {
+    /// Takes the outcome of a round. True if its failure is to be reported as `ImageGCFailed`: from the second in a row
+    /// on.
+    pub fn count<T, E>(&mut self, outcome: &Result<T, E>) -> bool {
+        self.0 = if outcome.is_ok() { 0 } else { self.0 + 1 };
+        self.0 > 1
+    }
+}
+
+/// The loops of one collector.
+pub struct GcLoops {
+    collector: Arc<Collector>,
+    periods: Periods,
+    kick: Arc<Notify>,
+    status: watch::Sender<GcStatus>,
+    images: watch::Sender<ImageCache>,
+}
+
+impl GcLoops {
+    /// Loops that do not run yet.
+    pub fn new(collector: Arc<Collector>, periods: Periods) -> GcLoops {
+        GcLoops {
+            collector,
+            periods,
+            kick: Arc::new(Notify::new()),
+            status: watch::Sender::default(),
+            images: watch::Sender::default(),
+        }
+    }
+
+    /// Starts a round soon, as the timer does.
+    pub fn kick(&self) {
+        self.kick.notify_one();
+    }
+
+    /// Watches where collection stands.
+    pub fn status(&self) -> watch::Receiver<GcStatus> {
+        self.status.subscribe()
+    }
+
+    /// Watches the list of images.
+    pub fn images(&self) -> watch::Receiver<ImageCache> {
+        self.images.subscribe()
+    }
+
+    /// Runs until dropped. Without a limit that could ever be passed nothing is collected; ages and the list are kept up
+    /// to date all the same.
+    pub async fn run(&self) {
+        tokio::join!(self.rounds(), self.listing(), self.watching());
+    }
+
+    async fn rounds(&self) {
+        let mut timer = interval(self.periods.collect);
+        timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut failures = FailureCount::default();
+        loop {
+            tokio::select! {
+                _ = timer.tick() => {}
+                () = self.kick.notified() => {}
+            }
+            self.status.send_modify(|status| status.running = true);
+            let outcome = self.round().await.map(Arc::new);
+            if failures.count(&outcome)
+                && let Err(error) = &outcome
+            {
+                self.collector.event(Reason::ImageGcFailed, &error.to_string());
+            } else if let Err(error) = &outcome {
+                tracing::warn!("image collection failed: {error}");
+            }
+            self.status.send_modify(|status| {
+                status.rounds += 1;
+                status.running = false;
+                status.ended = Some(SystemTime::now());
+                status.last = Some(outcome);
+                status.failures = failures.0;
+            });
+        }
+    }
+
+    async fn round(&self) -> Result<Report, GcError> {
+        if self.collector.policy().is_enabled() {
+            return self.collector.collect().await;
+        }
+        self.collector.detect().await.map(|()| Report::default())
+    }
+
+    async fn listing(&self) {
+        let mut timer = interval(self.periods.list);
+        timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            timer.tick().await;
+            match self.collector.parts.backend.list().await {
+                Ok(images) => {
+                    let images = Arc::new(sorted_for_cache(images));
+                    self.images.send_replace(ImageCache { images, listed: Some(SystemTime::now()) });
+                }
+                // What was listed before still says more than nothing.
+                Err(error) => tracing::warn!("images could not be listed: {error}"),
+            }
+        }
+    }
+
+    /// Kicks a round as soon as the disk is past a limit. After a kick that did not help, the next one waits as long as
+    /// the timer would: what a round could not free it will not free five seconds later.
+    async fn watching(&self) {
+        let Some(period) = self.periods.pressure.filter(|_| self.collector.policy().is_enabled()) else {
+            return;
+        };
+        let mut timer = interval(period);
+        timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut status = self.status.subscribe();
+        let mut not_before = Instant::now();
+        loop {
+            timer.tick().await;
+            let Ok(disk) = self.collector.parts.disk.measure().await else { continue };
+            let due = disk.capacity > 0 && is_due(disk, self.collector.policy());
+            if !due || Instant::now() < not_before {
+                continue;
+            }
+            let before = status.borrow_and_update().rounds;
+            self.kick();
+            if status.wait_for(|status| status.rounds > before && !status.running).await.is_err() {
+                return;
+            }
+            let reached = matches!(status.borrow().last, Some(Ok(_)));
+            // Kubelet's sums may call it a success although nothing was freed.
+            if !reached || self.collector.policy().accounting == Accounting::Nominal {
+                not_before = Instant::now() + self.periods.collect;
+            }
+        }
+    }
+}

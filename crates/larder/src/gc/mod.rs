@@ -1,0 +1,52 @@
+//! Removes images when the disk needs the room, and can say why.
+//!
+//! ```text
+//! list + uses -> records -> plan -> sweep -> history
+//! ```
+//!
+//! Read [`Collector::collect`] first. [`plan()`] decides, and is pure: a dry run and a real run are the same plan.
+//! [`sweep()`] acts, through one small trait. The rules are kubelet's; where larder does something else, a field of
+//! [`GcPolicy`] brings kubelet's way back, and [`GcPolicy::kubelet`] all of it.
+
+mod builder;
+mod collector;
+pub mod disk;
+mod error;
+mod gate;
+mod hand;
+pub mod history;
+mod inspect;
+pub mod keep;
+pub mod layers;
+mod loops;
+mod node_status;
+mod plan;
+mod policy;
+mod records;
+mod sweep;
+mod time;
+mod uses;
+
+pub use collector::{Collector, CollectorBuilder, GcCounts, Hook, Report};
+pub use disk::{BackendDisk, Measure, size_text};
+pub use error::GcError;
+pub use gate::{Gate, Look, Removing};
+pub use history::{Entry, History, HistoryFile};
+pub use inspect::InspectedLayers;
+pub use keep::{KeepRule, KeepWarning, Selector};
+pub use layers::{Layer, LayerSource, Layers};
+pub use loops::{FailureCount, GcLoops, GcStatus, ImageCache, Periods};
+pub use node_status::{NodeImage, NodeStatusError, images_for_node_status, sorted_for_cache};
+pub use plan::{
+    Goal, ImageVerdict, Plan, Removal, Scene, Stays, Subject, Verdict, Why, insufficient, plan, plan_round,
+};
+pub use policy::{
+    Accounting, AgeRule, ClockRule, GcPolicy, HookRule, InodeThresholds, PolicyError, UseRule, Which,
+};
+pub use records::{
+    Anchor, Clock, ClockReading, FileStore, Loaded, MemoryStore, Record, RecordStore, Records, SaveError,
+    SystemClock,
+};
+pub use sweep::{Done, Hands, Outcome, Patience, RemoveError, Swept, sweep};
+pub use time::{Amount, Stamp};
+pub use uses::{BackendUses, Found, Use, UseError, UseSource, Uses};

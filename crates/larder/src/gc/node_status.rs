@@ -1,0 +1,39 @@
+//! The images that a node reports in its status, and the list they are cut from.
+
+use crate::backend::{BackendError, Image};
+
+/// How many names of an image are reported.
+const MOST_NAMES: usize = 5;
+
+/// One image in a node's status.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeImage {
+    /// Its names, those with digests first, as the runtime orders them; at most five.
+    pub names: Vec<String>,
+    /// Size in bytes, as the runtime counts.
+    pub size_bytes: u64,
+}
+
+/// The list could not be had; the status then shows no images.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("error getting image list: {0}")]
+pub struct NodeStatusError(#[from] pub BackendError);
+
+/// Images as the list cache holds them: the biggest first, equal ones by id, descending.
+pub fn sorted_for_cache(mut images: Vec<Image>) -> Vec<Image> {
+    images.sort_by(|a, b| b.size.cmp(&a.size).then_with(|| b.id.cmp(&a.id)));
+    images
+}
+
+/// The biggest `max_images`, or all when that is -1.
+pub fn images_for_node_status(
+    max_images: i32,
+    listed: Result<Vec<Image>, BackendError>,
+) -> Result<Vec<NodeImage>, NodeStatusError> {
+    let most = if max_images == -1 { usize::MAX } else { usize::try_from(max_images).unwrap_or(0) };
+    let reported = |image: Image| NodeImage {
+        names: image.repo_digests.into_iter().chain(image.repo_tags).take(MOST_NAMES).collect(),
+        size_bytes: image.size,
+    };
+    Ok(sorted_for_cache(listed?).into_iter().take(most).map(reported).collect())
+}

@@ -1,0 +1,138 @@
+//! Why an image goes or stays, as data and as a sentence.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::gc::uses::Use;
+use crate::gotext;
+
+/// Whether an image goes, and why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Verdict {
+    /// It is removed.
+    Goes(Why),
+    /// It is not.
+    Stays(Stays),
+}
+
+/// Why an image is removed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Why {
+    /// It was unused for longer than the maximum age.
+    TooOld {
+        /// How long; `None` if never used, which kubelet takes for longer than any time.
+        unused_for: Option<Duration>,
+        /// The maximum age.
+        maximum: Duration,
+    },
+    /// Room is needed, and it is the least recently used image that frees any.
+    Room {
+        /// How long it was unused.
+        unused_for: Duration,
+    },
+    /// Room is needed, and a layer that it shares with others is freed only when all of them go.
+    SharedLayer {
+        /// The layer.
+        layer: String,
+        /// How many images go for it.
+        images: usize,
+    },
+    /// Nothing uses it, and all such images are to go.
+    Unused,
+}
+
+/// Why an image is not removed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Stays {
+    /// It is in use.
+    InUse(Vec<Use>),
+    /// The runtime asks to keep it.
+    Pinned,
+    /// A rule keeps it.
+    Kept {
+        /// The rule's place in the list, from 0.
+        rule: usize,
+        /// The rule, in words.
+        text: String,
+    },
+    /// It was first seen too short a time ago.
+    TooYoung {
+        /// How long ago.
+        age: Duration,
+        /// The minimum age.
+        minimum: Duration,
+    },
+    /// It was last used in the future: the clock went back.
+    ClockWentBack,
+    /// Removing it frees nothing: images that stay have all its layers.
+    FreesNothing,
+    /// Enough is free without removing it, or other images come first.
+    NotNeeded,
+    /// Its id is empty, so that a runtime could take it for any image.
+    InvalidId,
+    /// It was tried, and the backend could not remove it.
+    Failed(String),
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Verdict::Goes(why) => write!(f, "goes: {why}"),
+            Verdict::Stays(why) => write!(f, "stays: {why}"),
+        }
+    }
+}
+
+/// Whole seconds; people do not read more.
+fn text(duration: Duration) -> String {
+    gotext::duration(Duration::from_secs(duration.as_secs()))
+}
+
+impl fmt::Display for Why {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Why::TooOld { unused_for: Some(unused), maximum } => {
+                write!(f, "unused for {}, longer than the maximum age of {}", text(*unused), text(*maximum))
+            }
+            Why::TooOld { unused_for: None, maximum } => {
+                write!(f, "never used, and larder runs longer than the maximum age of {}", text(*maximum))
+            }
+            Why::Room { unused_for } => {
+                write!(f, "unused for {}, the longest of those whose removal frees room", text(*unused_for))
+            }
+            Why::SharedLayer { layer, images } => {
+                write!(f, "one of {images} images that must go together to free the layer {layer}")
+            }
+            Why::Unused => f.write_str("nothing uses it"),
+        }
+    }
+}
+
+impl fmt::Display for Stays {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Stays::InUse(uses) => {
+                f.write_str("in use by ")?;
+                match uses.as_slice() {
+                    [] => f.write_str("something unknown"),
+                    [one] => one.fmt(f),
+                    [first, rest @ ..] => write!(f, "{first} and {} more", rest.len()),
+                }
+            }
+            Stays::Pinned => f.write_str("pinned by the runtime"),
+            Stays::Kept { rule, text } => write!(f, "kept by rule {} ({text})", rule + 1),
+            Stays::TooYoung { age, minimum } => {
+                write!(f, "first seen {} ago, shorter than the minimum age of {}", text(*age), text(*minimum))
+            }
+            Stays::ClockWentBack => f.write_str("last used in the future, because the clock went back"),
+            Stays::FreesNothing => {
+                f.write_str("removing it frees nothing: images that stay have the same layers")
+            }
+            Stays::NotNeeded => f.write_str("unused, and its room is not needed now"),
+            Stays::InvalidId => f.write_str("the runtime reports it without an id"),
+            Stays::Failed(error) => write!(f, "it could not be removed: {error}"),
+        }
+    }
+}

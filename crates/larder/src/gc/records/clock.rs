@@ -1,0 +1,105 @@
+//! Steps of the wall clock. They must neither cause nor prevent a removal.
+//!
+//! Within one boot the monotonic clock tells how much time really passed since the last observation; what the wall
+//! clock moved beyond that is a step, and all times on record move with it, so that every age stays what it was. Across
+//! a boot nothing tells. A wall clock that went back then is taken for wrong by that much, and time seems not to have
+//! passed; one that went forward is believed for up to a day, and for no more.
+
+use serde::{Deserialize, Serialize};
+
+use crate::gc::time::Stamp;
+
+/// Less than this is no step: clocks drift and are adjusted gently.
+const TOLERANCE_MS: i64 = 2_000;
+
+/// How long a machine is believed to have been off.
+const LONGEST_OFF_MS: i64 = 24 * 3600 * 1000;
+
+/// All clocks at one moment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClockReading {
+    /// The wall clock.
+    pub wall: Stamp,
+    /// Milliseconds since boot, sleep included; `None` if the system does not tell.
+    pub since_boot: Option<i64>,
+    /// What tells this boot from others; empty if the system does not tell.
+    pub boot: String,
+}
+
+impl ClockReading {
+    /// A wall clock that is right.
+    pub fn wall(now: Stamp) -> ClockReading {
+        ClockReading { wall: now, since_boot: None, boot: String::new() }
+    }
+}
+
+/// The clocks at the last observation, as they are kept on disk.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Anchor {
+    wall: Stamp,
+    #[serde(default)]
+    since_boot: Option<i64>,
+    #[serde(default)]
+    boot: String,
+}
+
+impl Anchor {
+    pub(super) fn of(now: &ClockReading) -> Anchor {
+        Anchor { wall: now.wall, since_boot: now.since_boot, boot: now.boot.clone() }
+    }
+
+    /// By how many milliseconds the wall clock was moved since then.
+    pub(super) fn step(&self, now: &ClockReading) -> i64 {
+        let moved = now.wall.millis_since(self.wall);
+        let step = match (self.since_boot, now.since_boot) {
+            (Some(then), Some(since_boot)) if self.boot == now.boot && since_boot >= then => {
+                moved.saturating_sub(since_boot - then)
+            }
+            _ if moved < 0 => return moved,
+            _ => return (moved - LONGEST_OFF_MS).max(0),
+        };
+        if step.abs() <= TOLERANCE_MS { 0 } else { step }
+    }
+}
+
+/// Tells the time.
+pub trait Clock: Send + Sync {
+    /// All clocks, now.
+    fn read(&self) -> ClockReading;
+}
+
+/// The clocks of the system.
+#[derive(Debug, Clone)]
+pub struct SystemClock {
+    boot: String,
+}
+
+impl SystemClock {
+    /// Looks up once which boot this is.
+    pub fn new() -> SystemClock {
+        let boot = fs_err::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        SystemClock { boot: boot.trim().to_owned() }
+    }
+}
+
+impl Default for SystemClock {
+    fn default() -> Self {
+        SystemClock::new()
+    }
+}
+
+impl Clock for SystemClock {
+    fn read(&self) -> ClockReading {
+        // In hundredths; good enough to see a step of seconds.
+        let uptime = fs_err::read_to_string("/proc/uptime").ok();
+        let seconds = uptime.as_deref().and_then(|text| text.split_whitespace().next()?.split_once('.'));
+        let since_boot = seconds.and_then(|(whole, hundredths)| {
+            Some(whole.parse::<i64>().ok()? * 1000 + hundredths.parse::<i64>().ok()? * 10)
+        });
+        ClockReading {
+            wall: std::time::SystemTime::now().into(),
+            since_boot: since_boot.filter(|_| !self.boot.is_empty()),
+            boot: self.boot.clone(),
+        }
+    }
+}

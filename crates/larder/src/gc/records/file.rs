@@ -1,0 +1,155 @@
+//! Records on disk: one file with a version, replaced as a whole.
+//!
+//! A file that is broken or from a later version is moved aside and said once, and collection starts without it. Its
+//! images then count as first seen now, so that losing it never removes anything.
+
+use std::collections::BTreeMap;
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use serde::{Deserialize, Serialize};
+
+use super::{Anchor, Record, Records};
+
+const VERSION: u32 = 1;
+
+/// A file beyond this is no record file.
+const LARGEST: u64 = 256 << 20;
+
+#[derive(Deserialize)]
+struct Version {
+    version: u32,
+}
+
+#[derive(Serialize, Deserialize)]
+struct File {
+    version: u32,
+    #[serde(default)]
+    clock: Option<Anchor>,
+    images: Vec<Record>,
+}
+
+/// What was found at the start.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Loaded {
+    /// The records; none if there were none, or none that could be read.
+    pub records: Records,
+    /// What was wrong and where the file is now, for a person.
+    pub notice: Option<String>,
+}
+
+/// Why records could not be written. They stay in memory, and are written with the next change.
+#[derive(Debug, thiserror::Error)]
+#[error("the records of image use could not be written to {}: {cause}; ages are lost at a restart until they can", path.display())]
+pub struct SaveError {
+    path: PathBuf,
+    #[source]
+    cause: io::Error,
+}
+
+/// Keeps records beyond the process. Blocks on the disk.
+pub trait RecordStore: Send + Sync {
+    /// What was saved last. Never fails: what cannot be read is set aside.
+    fn load(&self) -> Loaded;
+    /// Saves all of it; durable when it returns.
+    fn save(&self, records: &Records) -> Result<(), SaveError>;
+}
+
+/// Forgets everything with the process, as kubelet does.
+#[derive(Debug, Default)]
+pub struct MemoryStore(Mutex<Records>);
+
+impl RecordStore for MemoryStore {
+    fn load(&self) -> Loaded {
+        let records = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        Loaded { records, notice: None }
+    }
+
+    fn save(&self, records: &Records) -> Result<(), SaveError> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone_from(records);
+        Ok(())
+    }
+}
+
+/// One file.
+#[derive(Debug)]
+pub struct FileStore {
+    path: PathBuf,
+}
+
+impl FileStore {
+    /// Records in this file, whose folder must exist.
+    pub fn new(path: impl Into<PathBuf>) -> FileStore {
+        FileStore { path: path.into() }
+    }
+
+    fn read(&self) -> Result<Option<Records>, String> {
+        let file = match fs_err::File::open(&self.path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error.to_string()),
+        };
+        let size = file.metadata().map_err(|error| error.to_string())?;
+        if !size.is_file() || size.len() > LARGEST {
+            return Err("this is no file of records".into());
+        }
+        drop(file);
+        let text = fs_err::read(&self.path).map_err(|error| error.to_string())?;
+        let Version { version } = serde_json::from_slice(&text).map_err(|error| error.to_string())?;
+        if version != VERSION {
+            return Err(format!("it has version {version}, and only version {VERSION} is known here"));
+        }
+        let file: File = serde_json::from_slice(&text).map_err(|error| error.to_string())?;
+        let keyed =
+            file.images.into_iter().map(|record| ((record.id.clone(), record.handler.clone()), record));
+        Ok(Some(Records { by_key: keyed.collect::<BTreeMap<_, _>>(), anchor: file.clock }))
+    }
+
+    /// Moves the file out of the way, next to where it was.
+    fn set_aside(&self, why: &str) -> String {
+        let place = self.path.display();
+        let aside =
+            (1..1000).map(|n| suffixed(&self.path, &format!(".broken-{n}"))).find(|path| !path.exists());
+        let moved = aside.ok_or_else(|| io::Error::other("too many broken files are there already"));
+        match moved.and_then(|aside| fs_err::rename(&self.path, &aside).map(|()| aside)) {
+            Ok(aside) => {
+                format!("{place}: {why}; moved to {}, and the ages of images count from now", aside.display())
+            }
+            Err(error) => format!("{place}: {why}; it is left there ({error}), and ages count from now"),
+        }
+    }
+}
+
+impl RecordStore for FileStore {
+    fn load(&self) -> Loaded {
+        match self.read() {
+            Ok(records) => Loaded { records: records.unwrap_or_default(), notice: None },
+            Err(why) => Loaded { records: Records::default(), notice: Some(self.set_aside(&why)) },
+        }
+    }
+
+    fn save(&self, records: &Records) -> Result<(), SaveError> {
+        let images = records.iter().cloned().collect();
+        let file = File { version: VERSION, clock: records.anchor.clone(), images };
+        replace(&self.path, &file).map_err(|cause| SaveError { path: self.path.clone(), cause })
+    }
+}
+
+/// Writes a file as a whole: after a power cut it is the old one or the new one.
+fn replace(path: &Path, content: &impl Serialize) -> io::Result<()> {
+    let text = serde_json::to_vec(content)?;
+    let new = suffixed(path, ".new");
+    let mut file = fs_err::File::create(&new)?;
+    file.write_all(&text)?;
+    file.sync_all()?;
+    fs_err::rename(&new, path)?;
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    fs_err::File::open(folder)?.sync_all()
+}
+
+fn suffixed(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
+}

@@ -1,0 +1,112 @@
+//! What is remembered of each image: when it was first seen and last used. Updated from one observation at a time, by
+//! pure functions; a [`RecordStore`] makes it outlast the process.
+
+mod clock;
+mod file;
+
+use std::collections::{BTreeMap, HashSet};
+
+use serde::{Deserialize, Serialize};
+
+pub use clock::{Anchor, Clock, ClockReading, SystemClock};
+pub use file::{FileStore, Loaded, MemoryStore, RecordStore, SaveError};
+
+use super::policy::ClockRule;
+use super::time::Stamp;
+use super::uses::Uses;
+use crate::backend::Image;
+
+/// One image.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    /// Its id.
+    pub id: String,
+    /// Its runtime handler, usually empty.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub handler: String,
+    /// When it was first seen.
+    pub first_seen: Stamp,
+    /// When it was last used; `None` is never.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_used: Option<Stamp>,
+    /// Size in bytes, as the runtime counts.
+    pub size: u64,
+    /// The runtime asks not to collect it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub pinned: bool,
+}
+
+/// What tells records apart: id and runtime handler.
+type Key = (String, String);
+
+/// All images that were present at the last observation.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Records {
+    by_key: BTreeMap<Key, Record>,
+    /// The clocks at the last observation.
+    anchor: Option<Anchor>,
+}
+
+/// The runtime handler of an image, empty if it has none.
+pub(super) fn handler_of(image: &Image) -> &str {
+    image.spec.as_ref().map_or("", |spec| &spec.runtime_handler)
+}
+
+impl Records {
+    /// Takes in what is present and used now. New images are first seen now, used ones are last used now, records of
+    /// vanished images are dropped. Under [`ClockRule::KeepAges`] all times first move with a step of the clock.
+    pub fn observe(&mut self, images: &[Image], uses: &Uses, now: &ClockReading, rule: ClockRule) {
+        if rule == ClockRule::KeepAges {
+            self.follow(now);
+        }
+        let wall = now.wall;
+        let mut seen = HashSet::with_capacity(images.len());
+        for image in images {
+            let key = (image.id.clone(), handler_of(image).to_owned());
+            let in_use = uses.of_image(&key.0, &key.1).next().is_some();
+            let record = self.by_key.entry(key.clone()).or_insert_with(|| Record {
+                id: key.0.clone(),
+                handler: key.1.clone(),
+                first_seen: wall,
+                last_used: None,
+                size: 0,
+                pinned: false,
+            });
+            if in_use {
+                record.last_used = Some(wall);
+            }
+            (record.size, record.pinned) = (image.size, image.pinned);
+            seen.insert(key);
+        }
+        if seen.len() < self.by_key.len() {
+            self.by_key.retain(|key, _| seen.contains(key));
+        }
+    }
+
+    /// Moves all times by the step that the wall clock made since the last observation, if any, and cuts what is still
+    /// in the future to now.
+    fn follow(&mut self, now: &ClockReading) {
+        let step = self.anchor.as_ref().map_or(0, |anchor| anchor.step(now));
+        self.anchor = Some(Anchor::of(now));
+        let cut = |stamp: Stamp| stamp.moved(step).min(now.wall);
+        for record in self.by_key.values_mut() {
+            record.first_seen = cut(record.first_seen);
+            record.last_used = record.last_used.map(cut);
+        }
+    }
+
+    /// The record of an image.
+    pub fn get(&self, id: &str, handler: &str) -> Option<&Record> {
+        self.by_key.get(&(id.to_owned(), handler.to_owned()))
+    }
+
+    /// All records, by id.
+    pub fn iter(&self) -> impl Iterator<Item = &Record> {
+        self.by_key.values()
+    }
+
+    /// Drops the record of an image that was removed.
+    pub fn forget(&mut self, id: &str, handler: &str) {
+        self.by_key.remove(&(id.to_owned(), handler.to_owned()));
+    }
+}

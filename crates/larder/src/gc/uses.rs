@@ -1,0 +1,184 @@
+//! Who uses which image right now.
+//!
+//! Every source is asked in every round. A source that fails ends the round: what it would have named must not be
+//! removed because it was silent.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+
+use super::policy::UseRule;
+use crate::backend::{Backend, Image};
+use crate::gotext;
+
+/// One way in which an image is used.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Use {
+    /// A container runs it, or did: a stopped container still needs its image.
+    Container {
+        /// Id of the container.
+        id: String,
+        /// Name of the container in its pod.
+        name: String,
+        /// `NAMESPACE/NAME` of its pod, empty if not known.
+        pod: String,
+        /// Whether it is running now.
+        running: bool,
+    },
+    /// A container mounts it as a volume.
+    Volume {
+        /// Id of the container.
+        container: String,
+        /// `NAMESPACE/NAME` of its pod, empty if not known.
+        pod: String,
+    },
+    /// A lease in the store.
+    Lease {
+        /// Id of the lease.
+        id: String,
+    },
+    /// It was made present for somebody who has not started yet.
+    Ensured {
+        /// For how much longer that counts.
+        left: Duration,
+    },
+}
+
+impl fmt::Display for Use {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Use::Container { id, name, pod, running } => {
+                let stopped = if *running { "" } else { "stopped " };
+                let name = if name.is_empty() { id } else { name };
+                write!(f, "{stopped}container {name}")?;
+                if pod.is_empty() { Ok(()) } else { write!(f, " of pod {pod}") }
+            }
+            Use::Volume { container, pod } if pod.is_empty() => {
+                write!(f, "a volume of container {container}")
+            }
+            Use::Volume { pod, .. } => write!(f, "a volume of pod {pod}"),
+            Use::Lease { id } => write!(f, "lease {id}"),
+            Use::Ensured { left } => {
+                write!(
+                    f,
+                    "an ensure just done (for {} more)",
+                    gotext::duration(Duration::from_secs(left.as_secs()))
+                )
+            }
+        }
+    }
+}
+
+/// What a source found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Found {
+    /// Id, or name, of the image.
+    pub image: String,
+    /// Runtime handler that it is used with; `None` when that does not matter.
+    pub handler: Option<String>,
+    /// How it is used.
+    pub by: Use,
+}
+
+/// A source that could not tell. The round ends with this text.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct UseError(pub String);
+
+/// Knows of images in use.
+#[async_trait]
+pub trait UseSource: Send + Sync {
+    /// All that it knows, now. Must fail rather than leave anything out.
+    async fn uses(&self) -> Result<Vec<Found>, UseError>;
+}
+
+/// Containers of a runtime, or mounts of the embedded store: what [`Backend::in_use`] tells.
+pub struct BackendUses(Arc<dyn Backend>);
+
+impl BackendUses {
+    /// The containers and mounts of this backend.
+    pub fn new(backend: Arc<dyn Backend>) -> BackendUses {
+        BackendUses(backend)
+    }
+}
+
+#[async_trait]
+impl UseSource for BackendUses {
+    async fn uses(&self) -> Result<Vec<Found>, UseError> {
+        let in_use = self.0.in_use().await.map_err(|error| UseError(error.to_string()))?;
+        let handlers: HashMap<&str, &str> =
+            in_use.sandboxes.iter().map(|sandbox| (&*sandbox.id, &*sandbox.runtime_handler)).collect();
+        let mut found = Vec::with_capacity(in_use.containers.len());
+        for container in in_use.containers {
+            if container.mounts_unknown {
+                let problem = "the runtime does not tell which images it mounts";
+                return Err(UseError(format!("get container status: container {}: {problem}", container.id)));
+            }
+            let handler = handlers.get(&*container.sandbox_id).copied().unwrap_or_default();
+            for image in container.mounted_images {
+                let by = Use::Volume { container: container.id.clone(), pod: container.pod.clone() };
+                found.push(Found { image, handler: None, by });
+            }
+            let by = Use::Container {
+                id: container.id,
+                name: container.name,
+                pod: container.pod,
+                running: container.running,
+            };
+            found.push(Found { image: container.image_id, handler: Some(handler.to_owned()), by });
+        }
+        Ok(found)
+    }
+}
+
+/// All uses of all sources, by image.
+#[derive(Debug, Clone, Default)]
+pub struct Uses {
+    by_id: HashMap<String, Vec<(Option<String>, Use)>>,
+}
+
+impl Uses {
+    /// Asks all sources; the first failure ends it.
+    pub async fn ask(sources: &[Arc<dyn UseSource>]) -> Result<Vec<Found>, UseError> {
+        let mut found = Vec::new();
+        for source in sources {
+            found.append(&mut source.uses().await?);
+        }
+        Ok(found)
+    }
+
+    /// Brings what was found to the images that are listed.
+    pub fn of(found: Vec<Found>, images: &[Image], rule: UseRule) -> Uses {
+        let mut ids: HashMap<&str, &str> = HashMap::new();
+        if rule == UseRule::IdsAndNames && !found.is_empty() {
+            for image in images {
+                for name in image.repo_tags.iter().chain(&image.repo_digests) {
+                    ids.insert(name, &image.id);
+                }
+            }
+        }
+        let mut by_id: HashMap<String, Vec<_>> = HashMap::new();
+        for Found { image, handler, by } in found {
+            // Under kubelet's rule a mount counts for the record without a handler only.
+            let handler =
+                if rule == UseRule::Ids { handler.or_else(|| Some(String::new())) } else { handler };
+            if let Some(id) = ids.get(&*image) {
+                by_id.entry((*id).to_owned()).or_default().push((handler.clone(), by.clone()));
+            }
+            by_id.entry(image).or_default().push((handler, by));
+        }
+        Uses { by_id }
+    }
+
+    /// The uses of one image. An image without a handler is used whatever handler a container has.
+    pub fn of_image(&self, id: &str, handler: &str) -> impl Iterator<Item = &Use> {
+        self.by_id.get(id).into_iter().flatten().filter_map(move |(with, by)| {
+            let counts = handler.is_empty() || with.as_deref().is_none_or(|with| with == handler);
+            counts.then_some(by)
+        })
+    }
+}

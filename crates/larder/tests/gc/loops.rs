@@ -1,0 +1,122 @@
+//! The loops: when rounds run, and what is told of them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use larder::events::RingSink;
+use larder::gc::{Collector, GcLoops, GcPolicy, Periods};
+use tokio::time::{Instant, sleep};
+
+use crate::world::World;
+
+fn secs(n: u64) -> Duration {
+    Duration::from_secs(n)
+}
+
+/// Four images on a disk that is two thirds full.
+fn world() -> World {
+    let world = World::new(900);
+    for n in 0..4 {
+        let layer = format!("l{n}");
+        world.have(&format!("i{n}"), &[(layer.as_str(), 100 + n)]);
+    }
+    world.state().other = 200;
+    world
+}
+
+fn policy() -> GcPolicy {
+    GcPolicy { minimum_age: Duration::ZERO, ..GcPolicy::default() }
+}
+
+fn running(collector: Collector, periods: Periods) -> (Arc<GcLoops>, tokio::task::JoinHandle<()>) {
+    let loops = Arc::new(GcLoops::new(Arc::new(collector), periods));
+    let run = loops.clone();
+    (loops, tokio::spawn(async move { run.run().await }))
+}
+
+#[tokio::test(start_paused = true)]
+async fn rounds_run_at_the_start_and_every_five_minutes() {
+    let (loops, task) = running(world().collector().policy(policy()).build(), Periods::kubelet());
+    sleep(secs(1)).await;
+    let status = loops.status();
+    assert_eq!(status.borrow().rounds, 1);
+    sleep(secs(301)).await;
+    assert_eq!(status.borrow().rounds, 2);
+    loops.kick();
+    sleep(secs(1)).await;
+    assert_eq!(status.borrow().rounds, 3);
+    assert!(matches!(status.borrow().last, Some(Ok(_))) && !status.borrow().running);
+    task.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn pressure_starts_a_round_within_seconds() {
+    let world = world();
+    let (_loops, task) = running(world.collector().policy(policy()).build(), Periods::default());
+    sleep(secs(60)).await;
+    assert!(world.removals().is_empty());
+    world.advance(60_000);
+    world.state().other = 420;
+    sleep(secs(6)).await;
+    assert_eq!(world.removals(), ["i0", "i1"]);
+    task.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn pressure_that_cannot_be_helped_starts_no_storm_of_rounds() {
+    let world = world();
+    world.state().other = 900;
+    for n in 0..4 {
+        world.state().containers.insert(format!("c{n}"), format!("i{n}"));
+    }
+    let events = Arc::new(RingSink::new(100));
+    let collector = world.collector().policy(policy()).events(events.clone(), "node").build();
+    let (loops, task) = running(collector, Periods::default());
+    sleep(secs(3600)).await;
+    let rounds = loops.status().borrow().rounds;
+    assert!((13..=26).contains(&rounds), "{rounds}");
+    let failed = events.snapshot().iter().filter(|event| event.reason.to_string() == "ImageGCFailed").count();
+    assert_eq!(failed as u64, rounds - 1, "each failure but the first");
+    assert_eq!(loops.status().borrow().failures, rounds);
+    task.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_list_is_kept_when_listing_fails_and_is_sorted() {
+    let world = world();
+    let (loops, task) = running(world.collector().policy(policy()).build(), Periods::default());
+    sleep(secs(1)).await;
+    let images = loops.images();
+    let ids: Vec<String> = images.borrow().images.iter().map(|image| image.id.clone()).collect();
+    assert_eq!(ids, ["sha256:i3", "sha256:i2", "sha256:i1", "sha256:i0"]);
+    world.have("i9", &[("l9", 1)]);
+    sleep(secs(31)).await;
+    assert_eq!(images.borrow().images.len(), 5);
+    task.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_collected_when_no_limit_can_be_passed() {
+    let world = world();
+    world.state().other = 900;
+    let never = GcPolicy { high_threshold_percent: 100, ..GcPolicy::kubelet() };
+    assert!(!never.is_enabled());
+    let (loops, task) = running(world.collector().policy(never).build(), Periods::default());
+    sleep(secs(3600)).await;
+    assert!(world.removals().is_empty() && loops.status().borrow().rounds > 10);
+    task.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_round_runs_at_a_time() {
+    let world = world();
+    world.frees_after(secs(1));
+    world.state().other = 500;
+    let collector = Arc::new(world.collector().policy(policy()).build());
+    world.advance(1000);
+    let start = Instant::now();
+    let (a, b) = tokio::join!(collector.collect(), collector.collect());
+    assert!(a.is_ok() && b.is_ok());
+    assert_eq!(world.removals(), ["i0", "i1"], "the second finds nothing left to do");
+    assert!(start.elapsed() >= secs(2));
+}

@@ -1,0 +1,12 @@
+//! Image collection: plans against brute force, sweeps, records, loops, and weeks of a simulated node.
+
+mod clocks;
+mod loops;
+mod plans;
+mod race;
+mod records;
+mod simulation;
+mod stacked;
+mod sweeps;
+mod uses;
+mod world;

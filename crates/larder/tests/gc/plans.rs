@@ -1,0 +1,344 @@
+//! Plans against brute force: small graphs of images and layers, where every set of removals can be looked at.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use larder::gc::{
+    Accounting, Amount, GcPolicy, Goal, InodeThresholds, Layer, Layers, Plan, Scene, Stamp, Stays, Subject,
+    Use, Verdict, plan,
+};
+use larder::image_service::Disk;
+use proptest::prelude::*;
+
+const NOW: i64 = 1_000_000;
+const MINIMUM_AGE: i64 = 1_000;
+
+#[derive(Debug, Clone)]
+struct Case {
+    /// Bytes and inodes of each layer, and whether something else holds it.
+    layers: Vec<(u64, u64, bool)>,
+    images: Vec<Sketch>,
+    /// Percent of all bytes, and of all inodes, that images take and that have to be free.
+    bytes: u64,
+    inodes: u64,
+}
+
+#[derive(Debug, Clone)]
+struct Sketch {
+    layers: BTreeSet<usize>,
+    known: bool,
+    size: u64,
+    last_used: Option<i64>,
+    first_seen: i64,
+    used: bool,
+    pinned: bool,
+}
+
+fn sketch(layers: usize) -> impl Strategy<Value = Sketch> {
+    let rarely = || proptest::bool::weighted(0.12);
+    (
+        proptest::collection::btree_set(0..layers, 0..=layers.min(5)),
+        proptest::bool::weighted(0.9),
+        0..50_u64,
+        proptest::option::of(0..8_i64),
+        prop_oneof![4 => 0..4_i64, 1 => NOW - MINIMUM_AGE..NOW],
+        rarely(),
+        rarely(),
+    )
+        .prop_map(|(layers, known, size, last_used, first_seen, used, pinned)| Sketch {
+            layers,
+            known,
+            size,
+            last_used,
+            first_seen,
+            used,
+            pinned,
+        })
+}
+
+fn case() -> impl Strategy<Value = Case> {
+    (1..10_usize).prop_flat_map(|layers| {
+        let size = prop_oneof![1 => Just(0), 6 => 1..100_u64];
+        let layer = (size.clone(), size, proptest::bool::weighted(0.08));
+        let images = proptest::collection::vec(sketch(layers), 0..=12);
+        (proptest::collection::vec(layer, layers), images, 0..120_u64, prop_oneof![Just(0), 0..120_u64])
+            .prop_map(|(layers, images, bytes, inodes)| Case { layers, images, bytes, inodes })
+    })
+}
+
+fn name(image: usize) -> String {
+    format!("i{image:02}")
+}
+
+impl Case {
+    fn removable(&self, image: usize) -> bool {
+        let image = &self.images[image];
+        !image.used && !image.pinned && image.first_seen <= NOW - MINIMUM_AGE
+    }
+
+    fn amount(&self, layer: usize) -> Amount {
+        Amount { bytes: self.layers[layer].0, inodes: self.layers[layer].1 }
+    }
+
+    /// What removing exactly these images frees.
+    fn frees(&self, gone: &BTreeSet<usize>) -> Amount {
+        let stays = |layer: usize| {
+            let held = |(at, image): (usize, &Sketch)| {
+                !gone.contains(&at) && image.known && image.layers.contains(&layer)
+            };
+            self.layers[layer].2 || self.images.iter().enumerate().any(held)
+        };
+        let had = |layer: usize| {
+            gone.iter().any(|&at| self.images[at].known && self.images[at].layers.contains(&layer))
+        };
+        let layers = (0..self.layers.len()).filter(|&layer| had(layer) && !stays(layer));
+        let unknown = gone.iter().filter(|&&at| !self.images[at].known);
+        layers
+            .map(|layer| self.amount(layer))
+            .chain(unknown.map(|&at| Amount::estimate(self.images[at].size)))
+            .sum()
+    }
+
+    fn need(&self) -> Amount {
+        let all: BTreeSet<usize> = (0..self.images.len()).collect();
+        let total = self.frees(&all);
+        Amount { bytes: total.bytes * self.bytes / 100, inodes: total.inodes * self.inodes / 100 }
+    }
+
+    fn misses(&self, gone: &BTreeSet<usize>) -> bool {
+        self.frees(gone).short_of(self.need()) != Amount::ZERO
+    }
+
+    /// A scene in which exactly the need is missing from what the policy wants free; images in the order given.
+    fn scene(&self, order: &[usize]) -> (Scene, GcPolicy) {
+        let need = self.need();
+        let mut layers = Layers::unknown();
+        let mut ids: Vec<usize> = (0..self.layers.len()).collect();
+        if order.first() != Some(&0) {
+            ids.reverse();
+        }
+        for layer in ids {
+            let held_by = self.layers[layer].2.then(|| "a mount".to_owned());
+            layers.add(Layer {
+                id: format!("l{layer}"),
+                amount: self.amount(layer),
+                estimated: false,
+                held_by,
+            });
+        }
+        let mut subjects = Vec::new();
+        for &image in order {
+            let sketch = &self.images[image];
+            if sketch.known {
+                let of: Vec<String> = sketch.layers.iter().map(|layer| format!("l{layer}")).collect();
+                layers.add_image(&name(image), of.iter().map(String::as_str), Amount::ZERO, None);
+            }
+            let lease = Use::Lease { id: "l".into() };
+            subjects.push(Subject {
+                id: name(image),
+                handler: String::new(),
+                names: Vec::new(),
+                size: sketch.size,
+                pinned: sketch.pinned,
+                first_seen: Stamp(sketch.first_seen),
+                last_used: sketch.last_used.map(Stamp),
+                uses: if sketch.used { vec![lease] } else { Vec::new() },
+                failed: None,
+            });
+        }
+        // Nothing is free, and thresholds are such that the need is what must be.
+        let disk =
+            Disk { capacity: 1_000_000, available: 0, inodes: 100 * need.inodes.max(1), inodes_free: 0 };
+        let inodes =
+            InodeThresholds { high_percent: if need.inodes > 0 { 99 } else { 100 }, low_percent: 99 };
+        let policy = GcPolicy {
+            high_threshold_percent: 100,
+            low_threshold_percent: 100,
+            min_free_bytes: need.bytes,
+            inodes: (need.inodes > 0).then_some(inodes),
+            minimum_age: Duration::from_millis(MINIMUM_AGE.unsigned_abs()),
+            ..GcPolicy::default()
+        };
+        let scene = Scene { now: Stamp(NOW), began: Stamp(0), images: subjects, layers, disk: Some(disk) };
+        (scene, policy)
+    }
+
+    fn plan(&self, order: &[usize]) -> Plan {
+        let (scene, policy) = self.scene(order);
+        plan(&scene, &policy, Goal::Thresholds)
+    }
+
+    fn rank(&self, image: usize) -> (Option<i64>, i64, usize) {
+        (self.images[image].last_used, self.images[image].first_seen, image)
+    }
+}
+
+fn at(id: &str) -> usize {
+    id[1..].parse().expect("ids are numbered")
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1500, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_plan_is_what_brute_force_would_choose(case in case()) {
+        let order: Vec<usize> = (0..case.images.len()).collect();
+        let plan = case.plan(&order);
+        prop_assert_eq!(plan.need, case.need());
+
+        let mut gone = BTreeSet::new();
+        for removal in &plan.removals {
+            let image = at(&removal.id);
+            prop_assert!(case.removable(image), "{} must stay", removal.id);
+            let before = case.frees(&gone);
+            prop_assert!(gone.insert(image), "{} goes twice", removal.id);
+            prop_assert_eq!(before + removal.frees, case.frees(&gone), "{} promises wrongly", removal.id);
+        }
+        prop_assert_eq!(plan.frees, case.frees(&gone));
+
+        let removable: Vec<usize> = order.iter().copied().filter(|&image| case.removable(image)).collect();
+        let subset = |bits: u32| removable.iter().enumerate().filter(move |(n, _)| bits >> n & 1 == 1).map(|(_, &image)| image);
+        let reachable = (0..1_u32 << removable.len()).any(|bits| !case.misses(&subset(bits).collect()));
+        prop_assert_eq!(plan.reachable, reachable);
+        prop_assert_eq!(case.misses(&gone), !reachable);
+
+        if let (true, Some(last)) = (reachable, plan.removals.last()) {
+            let mut without = gone.clone();
+            without.remove(&at(&last.id));
+            prop_assert!(case.misses(&without), "the last removal was not needed");
+            // No image goes while older ones alone would do.
+            let youngest = gone.iter().map(|&image| case.rank(image)).max().expect("something goes");
+            let older = removable.iter().copied().filter(|&image| case.rank(image) < youngest).collect();
+            prop_assert!(case.misses(&older), "older images would have been enough");
+        }
+        for &image in &gone {
+            let mut without = gone.clone();
+            without.remove(&image);
+            prop_assert_ne!(case.frees(&without), case.frees(&gone), "{} goes in vain", name(image));
+        }
+
+        prop_assert_eq!(plan.verdicts.len(), case.images.len());
+        for verdict in &plan.verdicts {
+            let image = at(&verdict.id);
+            prop_assert_eq!(matches!(verdict.verdict, Verdict::Goes(_)), gone.contains(&image));
+            prop_assert_eq!(verdict.alone, case.frees(&BTreeSet::from([image])));
+            if verdict.verdict == Verdict::Stays(Stays::FreesNothing) {
+                let all: BTreeSet<usize> = removable.iter().copied().collect();
+                let mut without = all.clone();
+                without.remove(&image);
+                prop_assert_eq!(case.frees(&without), case.frees(&all), "it would have freed something");
+            }
+        }
+    }
+
+    #[test]
+    fn the_order_of_input_does_not_matter(case in case(), seed in any::<u64>()) {
+        let order: Vec<usize> = (0..case.images.len()).collect();
+        let mut shuffled = order.clone();
+        let mut dice = crate::world::Dice::new(seed);
+        for n in (1..shuffled.len()).rev() {
+            let other = usize::try_from(dice.roll(n as u64 + 1)).expect("small");
+            shuffled.swap(n, other);
+        }
+        prop_assert_eq!(case.plan(&order), case.plan(&order));
+        prop_assert_eq!(case.plan(&order), case.plan(&shuffled));
+    }
+
+    #[test]
+    fn nominal_plans_are_the_shortest_run_of_oldest_images_that_adds_up(case in case()) {
+        let order: Vec<usize> = (0..case.images.len()).collect();
+        let (mut scene, policy) = case.scene(&order);
+        let policy = GcPolicy { accounting: Accounting::Nominal, high_threshold_percent: 50, low_threshold_percent: 50, ..policy };
+        let wanted = case.images.iter().map(|image| image.size).sum::<u64>() * case.bytes / 100;
+        scene.disk = Some(Disk { capacity: 1000, available: 500_u64.saturating_sub(wanted), ..Disk::default() });
+        let wanted = wanted.min(500);
+        let plan = plan(&scene, &policy, Goal::Thresholds);
+        let mut oldest: Vec<usize> = order.into_iter().filter(|&image| case.removable(image)).collect();
+        oldest.sort_by_key(|&image| case.rank(image));
+        let mut expected = Vec::new();
+        let mut sum = 0;
+        for image in oldest {
+            expected.push(name(image));
+            sum += case.images[image].size;
+            if sum >= wanted {
+                break;
+            }
+        }
+        let removed: Vec<&String> = plan.removals.iter().map(|removal| &removal.id).collect();
+        prop_assert_eq!(removed, expected.iter().collect::<Vec<_>>());
+    }
+}
+
+fn disk(capacity: u64, available: u64) -> Disk {
+    Disk { capacity, available, inodes: 0, inodes_free: 0 }
+}
+
+fn empty(disk: Disk) -> Scene {
+    Scene {
+        now: Stamp(NOW),
+        began: Stamp(0),
+        images: Vec::new(),
+        layers: Layers::unknown(),
+        disk: Some(disk),
+    }
+}
+
+#[test]
+fn odd_disks_ask_for_nothing_and_break_nothing() {
+    for odd in [disk(0, 0), disk(0, 10), disk(10, 5000), disk(u64::MAX, u64::MAX)] {
+        let plan = plan(&empty(odd), &GcPolicy::default(), Goal::Thresholds);
+        assert!(plan.removals.is_empty() && plan.need == Amount::ZERO, "{odd:?}");
+    }
+    let full = plan(&empty(disk(u64::MAX, 0)), &GcPolicy::default(), Goal::Thresholds);
+    assert!(!full.reachable);
+}
+
+#[test]
+fn an_image_that_is_not_in_the_list_keeps_its_layers() {
+    let case = Case {
+        layers: vec![(100, 1, false)],
+        images: vec![sketched(&[0], None, false)],
+        bytes: 100,
+        inodes: 0,
+    };
+    let (mut scene, policy) = case.scene(&[0]);
+    assert_eq!(plan(&scene, &policy, Goal::Thresholds).frees.bytes, 100);
+    scene.layers.add_image("came later", ["l0"], Amount::ZERO, None);
+    let plan = plan(&scene, &policy, Goal::Thresholds);
+    assert!(plan.removals.is_empty() && !plan.reachable);
+    assert_eq!(plan.verdicts[0].verdict, Verdict::Stays(Stays::FreesNothing));
+    assert_eq!(plan.verdicts[0].alone, Amount::ZERO);
+}
+
+#[test]
+fn every_reason_reads_as_a_sentence() {
+    let case = Case {
+        layers: vec![(100, 1, false), (10, 1, false)],
+        images: vec![
+            sketched(&[0, 1], None, false),
+            sketched(&[0], Some(5), true),
+            sketched(&[1], Some(7), false),
+            Sketch { pinned: true, ..sketched(&[], Some(7), false) },
+            Sketch { first_seen: NOW - 10, ..sketched(&[], Some(7), false) },
+        ],
+        bytes: 9,
+        inodes: 0,
+    };
+    let verdicts: Vec<String> =
+        case.plan(&[0, 1, 2, 3, 4]).verdicts.iter().map(|image| image.verdict.to_string()).collect();
+    assert_eq!(
+        verdicts,
+        [
+            "goes: one of 2 images that must go together to free the layer l1",
+            "stays: in use by lease l",
+            "goes: one of 2 images that must go together to free the layer l1",
+            "stays: pinned by the runtime",
+            "stays: first seen 0s ago, shorter than the minimum age of 1s",
+        ]
+    );
+}
+
+fn sketched(layers: &[usize], last_used: Option<i64>, used: bool) -> Sketch {
+    let layers = layers.iter().copied().collect();
+    Sketch { layers, known: true, size: 1, last_used, first_seen: 0, used, pinned: false }
+}

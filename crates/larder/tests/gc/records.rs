@@ -1,0 +1,92 @@
+//! Records on disk: ages and order outlast the process, and nothing that lies there does harm.
+
+use std::sync::Arc;
+
+use larder::gc::{Collector, FileStore, Stamp};
+
+use crate::world::World;
+
+fn world() -> World {
+    let world = World::new(1000);
+    world.state().wall = 1_000_000;
+    world.have("a", &[("l", 900)]);
+    world
+}
+
+fn collector(world: &World, path: &std::path::Path) -> Collector {
+    world.collector().records(Arc::new(FileStore::new(path))).build()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_restart_keeps_ages_and_order() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("images.json");
+    let world = world();
+    let first = collector(&world, &path);
+    world.state().containers.insert("c".into(), "a".into());
+    first.detect().await.unwrap();
+    world.advance(60_000);
+    world.have("b", &[("m", 1)]);
+    first.detect().await.unwrap();
+    world.state().containers.clear();
+    world.advance(60_000);
+    first.detect().await.unwrap();
+    let before = first.records().await;
+    // Nothing is said at the end: this is a kill. What a save left half done is in its way.
+    fs_err::write(folder.path().join("images.json.new"), "{\"version\":1,\"ima").unwrap();
+    let again = collector(&world, &path);
+    assert_eq!(again.notice(), None);
+    assert_eq!(again.records().await, before);
+    again.detect().await.unwrap();
+    assert_eq!(again.records().await, before);
+    let a = before.get("sha256:a", "").unwrap();
+    assert_eq!((a.first_seen, a.last_used), (Stamp(1_000_000), Some(Stamp(1_060_000))));
+    assert_eq!(before.get("sha256:b", "").unwrap().last_used, None);
+}
+
+#[tokio::test(start_paused = true)]
+async fn records_that_cannot_be_read_are_set_aside_and_remove_nothing() {
+    let long_ago = r#"{"version":1,"images":[{"id":"sha256:a","first_seen":0,"size":1}]}"#;
+    let broken = [
+        "",
+        "{",
+        "null",
+        "\u{0}\u{0}\u{0}",
+        r#"{"version":2,"images":[]}"#,
+        r#"{"version":1,"images":[{"id":7}]}"#,
+        &long_ago[..long_ago.len() - 1],
+    ];
+    for (n, text) in broken.iter().enumerate() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("images.json");
+        fs_err::write(&path, text).unwrap();
+        let world = world();
+        let first = collector(&world, &path);
+        let notice = first.notice().expect("it is said").to_owned();
+        let aside = folder.path().join("images.json.broken-1");
+        assert!(notice.contains(aside.to_str().unwrap()), "{n}: {notice}");
+        assert_eq!(fs_err::read_to_string(&aside).unwrap(), *text);
+        let _not_enough = first.collect().await.unwrap_err();
+        assert!(world.removals().is_empty(), "{n}: first seen now, so too young to go");
+        // It is said once, and rebuilt.
+        let second = collector(&world, &path);
+        assert_eq!(second.notice(), None);
+        assert_eq!(second.records().await.iter().count(), 1);
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("images.json");
+    fs_err::write(&path, long_ago).unwrap();
+    let world = world();
+    let sound = collector(&world, &path);
+    sound.collect().await.unwrap();
+    assert_eq!(world.removals(), ["a"], "the same image goes when its record is sound");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_folder_that_cannot_be_written_stops_nothing() {
+    let folder = tempfile::tempdir().unwrap();
+    let world = world();
+    let collector = collector(&world, &folder.path().join("missing/images.json"));
+    collector.detect().await.unwrap();
+    assert_eq!(collector.records().await.iter().count(), 1);
+}

@@ -1,0 +1,172 @@
+//! Sweeps: what happens between a plan and the world.
+
+use std::io;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use larder::events::RingSink;
+use larder::gc::{Entry, Found, Gate, GcError, GcPolicy, History, Patience, Use, UseError, UseSource};
+use tokio::time::Instant;
+
+use crate::world::{World, id};
+
+fn policy() -> GcPolicy {
+    GcPolicy { minimum_age: Duration::ZERO, ..GcPolicy::default() }
+}
+
+/// Ten images of 90 on a disk of 1000, none of them in use; the low mark is at 800, so two must go.
+fn ten() -> World {
+    let world = World::new(1000);
+    for n in 0..10 {
+        let layer = format!("l{n}");
+        world.have(&format!("i{n}"), &[(layer.as_str(), 90)]);
+    }
+    world
+}
+
+#[tokio::test(start_paused = true)]
+async fn room_that_comes_free_late_is_waited_for() {
+    let world = ten();
+    world.frees_after(Duration::from_millis(700));
+    let collector = world.collector().policy(policy()).build();
+    world.advance(1000);
+    let start = Instant::now();
+    let report = collector.collect().await.unwrap();
+    assert_eq!(world.removals(), ["i0", "i1"]);
+    assert!((1400..1600).contains(&start.elapsed().as_millis()), "{:?}", start.elapsed());
+    let freed: Vec<_> = report.swept[0].done.iter().map(|done| done.freed.unwrap().bytes).collect();
+    assert_eq!(freed, [90, 90]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn waiting_is_bounded_and_then_more_goes() {
+    let world = ten();
+    world.frees_after(Duration::from_secs(3600));
+    let patience = Patience { sweep: Duration::from_secs(3), ..Patience::default() };
+    let collector = world.collector().policy(policy()).patience(patience).build();
+    world.advance(1000);
+    let start = Instant::now();
+    let error = collector.collect().await.unwrap_err();
+    assert!(matches!(error, GcError::Insufficient(_)), "{error}");
+    assert_eq!(world.removals().len(), 10);
+    assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn it_stops_as_soon_as_enough_is_really_free() {
+    let world = ten();
+    let freeing = Arc::new(Frees(world.clone()));
+    let collector = world.collector().policy(policy()).history(freeing).build();
+    world.state().other = 95;
+    world.advance(1000);
+    assert_eq!(collector.plan_round().await.unwrap().removals.len(), 3);
+    collector.collect().await.unwrap();
+    assert_eq!(world.removals().len(), 2, "somebody else freed the rest");
+}
+
+/// After the first removal somebody deletes what else is on the disk.
+struct Frees(World);
+
+impl History for Frees {
+    fn record(&self, _: &Entry) -> io::Result<()> {
+        self.0.state().other = 0;
+        Ok(())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn errors_do_not_stop_it_and_others_go_instead() {
+    let world = ten();
+    let collector = world.collector().policy(policy()).build();
+    world.state().remove_fails.insert("i0".into(), "device busy".into());
+    world.state().remove_fails.insert("i2".into(), "device busy".into());
+    world.advance(1000);
+    let error = collector.collect().await.unwrap_err();
+    assert_eq!(world.removals(), ["i1", "i3"]);
+    assert_eq!(
+        error.to_string(),
+        "wanted to free 100 bytes, but freed 180 bytes space with errors in image deletion: device busy"
+    );
+}
+
+/// Uses an image from the second time on that it is asked.
+struct LateUser(&'static str, Mutex<usize>);
+
+#[async_trait]
+impl UseSource for LateUser {
+    async fn uses(&self) -> Result<Vec<Found>, UseError> {
+        let mut asked = self.1.lock().expect("nobody panicked");
+        *asked += 1;
+        let by = Use::Lease { id: "late".into() };
+        let found = Found { image: id(self.0), handler: None, by };
+        Ok(if *asked > 1 { vec![found] } else { Vec::new() })
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_image_used_since_the_plan_is_spared_and_another_goes() {
+    let world = ten();
+    let user = Arc::new(LateUser("i0", Mutex::default()));
+    let collector = world.collector().policy(policy()).also_used_by(user).build();
+    world.advance(1000);
+    let report = collector.collect().await.unwrap();
+    assert_eq!(world.removals(), ["i1", "i2"]);
+    assert_eq!(report.swept[0].spared, ["sha256:i0"]);
+}
+
+/// Answers once, and never again.
+struct FailsLater(Mutex<usize>);
+
+#[async_trait]
+impl UseSource for FailsLater {
+    async fn uses(&self) -> Result<Vec<Found>, UseError> {
+        let mut asked = self.0.lock().expect("nobody panicked");
+        *asked += 1;
+        if *asked > 1 { Err(UseError("gone".into())) } else { Ok(Vec::new()) }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_goes_while_nobody_can_say_whether_it_is_used() {
+    let world = ten();
+    let collector =
+        world.collector().policy(policy()).also_used_by(Arc::new(FailsLater(Mutex::default()))).build();
+    world.advance(1000);
+    let error = collector.collect().await.unwrap_err();
+    assert!(world.removals().is_empty());
+    assert!(error.to_string().ends_with("in image deletion: gone"), "{error}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_leased_image_is_in_use_until_the_lease_ends() {
+    let world = ten();
+    let gate = Arc::new(Gate::default());
+    let collector = world.collector().policy(policy()).gate(gate.clone()).build();
+    assert!(gate.look().lease("sha256:i0", Duration::from_secs(60)).await);
+    world.advance(1000);
+    collector.collect().await.unwrap();
+    assert_eq!(world.removals(), ["i1", "i2"]);
+    tokio::time::advance(Duration::from_secs(61)).await;
+    world.advance(61_000);
+    collector.delete_unused().await.unwrap();
+    assert!(world.removals().contains(&"i0".to_owned()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_cannot_be_enough_is_said_with_an_event() {
+    let world = ten();
+    world.state().capacity = 9200;
+    world.state().other = 8200;
+    let events = Arc::new(RingSink::new(10));
+    let collector = world.collector().policy(policy()).events(events.clone(), "node-1").build();
+    world.advance(1000);
+    let error = collector.collect().await.unwrap_err();
+    let event = &events.snapshot()[0];
+    assert_eq!(
+        (event.reason.to_string(), event.object.to_string()),
+        ("FreeDiskSpaceFailed".into(), "node/node-1".into())
+    );
+    assert_eq!(event.message, error.to_string());
+    assert!(event.message.contains("(freed 900 bytes)"), "{}", event.message);
+}

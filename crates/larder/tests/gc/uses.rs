@@ -1,0 +1,74 @@
+//! Who uses what, by kubelet's rule and by ours.
+
+use std::sync::Arc;
+
+use larder::backend::{Container, Image, InUse, Sandbox};
+use larder::gc::{BackendUses, Use, UseRule, UseSource as _, Uses};
+use larder_testkit::fake_backend::FakeBackend;
+
+fn container(image: &str, mounted: &[&str]) -> Container {
+    Container {
+        id: "c".into(),
+        sandbox_id: "s".into(),
+        image_id: image.into(),
+        mounted_images: mounted.iter().map(|&image| image.to_owned()).collect(),
+        ..Container::default()
+    }
+}
+
+async fn uses(container: Container, rule: UseRule) -> Uses {
+    let fake = FakeBackend::new();
+    let sandbox = Sandbox { id: "s".into(), runtime_handler: "kata".into(), ..Sandbox::default() };
+    fake.set_in_use(InUse { containers: vec![container], sandboxes: vec![sandbox] });
+    let images = [
+        Image { id: "sha256:a".into(), repo_tags: vec!["r.example/a:1".into()], ..Image::default() },
+        Image {
+            id: "sha256:b".into(),
+            repo_digests: vec!["r.example/b@sha256:bb".into()],
+            ..Image::default()
+        },
+    ];
+    let found = BackendUses::new(Arc::new(fake)).uses().await.expect("the fake answers");
+    Uses::of(found, &images, rule)
+}
+
+fn is_used(uses: &Uses, id: &str, handler: &str) -> bool {
+    uses.of_image(id, handler).next().is_some()
+}
+
+#[tokio::test]
+async fn an_image_is_used_by_id_for_the_handler_of_its_sandbox() {
+    for rule in [UseRule::Ids, UseRule::IdsAndNames] {
+        let uses = uses(container("sha256:a", &[]), rule).await;
+        assert!(is_used(&uses, "sha256:a", "") && is_used(&uses, "sha256:a", "kata"));
+        assert!(!is_used(&uses, "sha256:a", "runc") && !is_used(&uses, "sha256:b", ""));
+    }
+}
+
+#[tokio::test]
+async fn names_count_by_our_rule_only() {
+    let named = container("r.example/a:1", &["r.example/b@sha256:bb"]);
+    let ours = uses(named.clone(), UseRule::IdsAndNames).await;
+    assert!(is_used(&ours, "sha256:a", "kata") && is_used(&ours, "sha256:b", "runc"));
+    let kubelets = uses(named, UseRule::Ids).await;
+    assert!(!is_used(&kubelets, "sha256:a", "") && !is_used(&kubelets, "sha256:b", ""));
+}
+
+#[tokio::test]
+async fn a_mount_counts_for_all_handlers_by_our_rule() {
+    let mounting = container("sha256:a", &["sha256:b"]);
+    let ours = uses(mounting.clone(), UseRule::IdsAndNames).await;
+    assert!(is_used(&ours, "sha256:b", "runc"));
+    assert!(matches!(ours.of_image("sha256:b", "").next(), Some(Use::Volume { .. })));
+    let kubelets = uses(mounting, UseRule::Ids).await;
+    assert!(is_used(&kubelets, "sha256:b", "") && !is_used(&kubelets, "sha256:b", "runc"));
+}
+
+#[tokio::test]
+async fn a_container_whose_mounts_are_unknown_ends_the_round() {
+    let fake = FakeBackend::new();
+    let containers = vec![Container { mounts_unknown: true, ..container("sha256:a", &[]) }];
+    fake.set_in_use(InUse { containers, sandboxes: Vec::new() });
+    let error = BackendUses::new(Arc::new(fake)).uses().await.expect_err("anything may be mounted");
+    assert!(error.to_string().starts_with("get container status: container c: "), "{error}");
+}

@@ -1,0 +1,295 @@
+//! A node in memory: images made of layers, a disk that they fill, containers, and clocks. Nothing looks at the wall
+//! clock.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use larder::backend::{
+    Backend, BackendError, CallErrorKind, Container, Filesystems, Image, ImageDetails, ImageSpec, InUse,
+    Progress, RuntimeInfo,
+};
+use larder::credentials::Credential;
+use larder::gc::{
+    Amount, Clock, ClockReading, Collector, CollectorBuilder, Layer, LayerSource, Layers, Measure, Stamp,
+};
+use larder::image_service::{Disk, FilesystemError};
+use larder::pod::SandboxConfig;
+use tokio::time::Instant;
+
+/// Numbers that look random and are the same in each run of a seed.
+#[derive(Debug, Clone)]
+pub(crate) struct Dice(u64);
+
+impl Dice {
+    pub(crate) fn new(seed: u64) -> Dice {
+        Dice(seed)
+    }
+
+    pub(crate) fn roll(&mut self, below: u64) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ (mixed >> 31)) % below
+    }
+
+    pub(crate) fn chance(&mut self, percent: u64) -> bool {
+        self.roll(100) < percent
+    }
+}
+
+#[derive(Default)]
+pub(crate) struct State {
+    /// What the registry has: layers of each image. Its id is its name with `sha256:` before it.
+    pub(crate) registry: BTreeMap<String, Vec<String>>,
+    pub(crate) layer_sizes: BTreeMap<String, u64>,
+    /// Names of images that are present.
+    pub(crate) present: BTreeSet<String>,
+    pub(crate) pinned: BTreeSet<String>,
+    /// Container id to image name.
+    pub(crate) containers: BTreeMap<String, String>,
+    pub(crate) capacity: u64,
+    /// Bytes on the disk that are no images.
+    pub(crate) other: u64,
+    pub(crate) wall: i64,
+    pub(crate) since_boot: i64,
+    pub(crate) boot: u64,
+    pub(crate) removals: Vec<String>,
+    pub(crate) calls: usize,
+    pub(crate) remove_fails: HashMap<String, String>,
+    pub(crate) uses_fail: bool,
+    /// Room that comes free only later, and when.
+    later: Vec<(Instant, u64)>,
+    frees_after: Duration,
+    yields: Option<Dice>,
+}
+
+impl State {
+    fn layers_on_disk(&self) -> BTreeSet<&String> {
+        self.present.iter().flat_map(|name| &self.registry[name]).collect()
+    }
+
+    pub(crate) fn image_bytes(&self) -> u64 {
+        self.layers_on_disk().into_iter().map(|layer| self.layer_sizes[layer]).sum()
+    }
+
+    pub(crate) fn used(&self) -> u64 {
+        let now = Instant::now();
+        let later: u64 = self.later.iter().filter(|(at, _)| *at > now).map(|(_, bytes)| bytes).sum();
+        self.image_bytes() + self.other + later
+    }
+
+    pub(crate) fn size_of(&self, name: &str) -> u64 {
+        self.registry[name].iter().map(|layer| self.layer_sizes[layer]).sum()
+    }
+
+    fn image(&self, name: &str) -> Image {
+        Image {
+            id: id(name),
+            repo_tags: vec![name.to_owned()],
+            size: self.size_of(name),
+            pinned: self.pinned.contains(name),
+            ..Image::default()
+        }
+    }
+}
+
+pub(crate) fn id(name: &str) -> String {
+    format!("sha256:{name}")
+}
+
+fn name_of(image: &str) -> &str {
+    image.strip_prefix("sha256:").unwrap_or(image)
+}
+
+/// The node. Clones share it.
+#[derive(Clone, Default)]
+pub(crate) struct World(Arc<Mutex<State>>);
+
+impl World {
+    pub(crate) fn new(capacity: u64) -> World {
+        let world = World::default();
+        world.state().capacity = capacity;
+        world
+    }
+
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Puts an image with these layers into the registry.
+    pub(crate) fn publish(&self, name: &str, layers: &[(&str, u64)]) {
+        let mut state = self.state();
+        for (layer, size) in layers {
+            state.layer_sizes.insert((*layer).to_owned(), *size);
+        }
+        let layers = layers.iter().map(|(layer, _)| (*layer).to_owned()).collect();
+        state.registry.insert(name.to_owned(), layers);
+    }
+
+    /// The same, and pulls it.
+    pub(crate) fn have(&self, name: &str, layers: &[(&str, u64)]) {
+        self.publish(name, layers);
+        self.state().present.insert(name.to_owned());
+    }
+
+    pub(crate) fn advance(&self, millis: i64) {
+        let mut state = self.state();
+        state.wall += millis;
+        state.since_boot += millis;
+    }
+
+    /// Room comes free only so long after a removal.
+    pub(crate) fn frees_after(&self, time: Duration) {
+        self.state().frees_after = time;
+    }
+
+    /// Every call gives others their turn, as often as the dice say.
+    pub(crate) fn interleaved(&self, dice: Dice) {
+        self.state().yields = Some(dice);
+    }
+
+    pub(crate) fn removals(&self) -> Vec<String> {
+        self.state().removals.clone()
+    }
+
+    pub(crate) fn collector(&self) -> CollectorBuilder {
+        let shared = Arc::new(self.clone());
+        Collector::builder(shared.clone()).disk(shared.clone()).layers(shared.clone()).clock(shared)
+    }
+
+    async fn turns(&self) {
+        let turns = self.state().yields.as_mut().map_or(0, |dice| dice.roll(4));
+        for _ in 0..turns {
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+pub(crate) fn failure(text: &str) -> BackendError {
+    BackendError::Call { message: text.to_owned(), kind: CallErrorKind::Other }
+}
+
+#[async_trait]
+impl Backend for World {
+    async fn info(&self) -> Result<RuntimeInfo, BackendError> {
+        Ok(RuntimeInfo::default())
+    }
+
+    async fn list(&self) -> Result<Vec<Image>, BackendError> {
+        self.turns().await;
+        let mut state = self.state();
+        state.calls += 1;
+        Ok(state.present.iter().map(|name| state.image(name)).collect())
+    }
+
+    async fn status(&self, image: &ImageSpec) -> Result<Option<Image>, BackendError> {
+        self.turns().await;
+        let found = {
+            let state = self.state();
+            let name = name_of(&image.image);
+            state.present.contains(name).then(|| state.image(name))
+        };
+        self.turns().await;
+        Ok(found)
+    }
+
+    async fn inspect(&self, image: &ImageSpec) -> Result<Option<ImageDetails>, BackendError> {
+        Ok(self.status(image).await?.map(|image| ImageDetails { image, info: BTreeMap::new() }))
+    }
+
+    async fn pull(
+        &self,
+        image: &ImageSpec,
+        _: Option<&Credential>,
+        _: Option<&SandboxConfig>,
+        _: &Progress,
+    ) -> Result<String, BackendError> {
+        self.turns().await;
+        self.state().present.insert(image.image.clone());
+        self.turns().await;
+        Ok(id(&image.image))
+    }
+
+    async fn remove(&self, image: &ImageSpec) -> Result<(), BackendError> {
+        self.turns().await;
+        {
+            let mut state = self.state();
+            let name = name_of(&image.image).to_owned();
+            if let Some(error) = state.remove_fails.get(&name) {
+                return Err(failure(error));
+            }
+            let before = state.image_bytes();
+            state.present.remove(&name);
+            let freed = before - state.image_bytes();
+            let after = state.frees_after;
+            state.later.retain(|(at, _)| *at > Instant::now());
+            if !after.is_zero() {
+                state.later.push((Instant::now() + after, freed));
+            }
+            state.removals.push(name);
+        }
+        self.turns().await;
+        Ok(())
+    }
+
+    async fn filesystems(&self) -> Result<Filesystems, BackendError> {
+        Ok(Filesystems::default())
+    }
+
+    async fn in_use(&self) -> Result<InUse, BackendError> {
+        self.turns().await;
+        let mut state = self.state();
+        state.calls += 1;
+        if state.uses_fail {
+            return Err(failure("the runtime is down"));
+        }
+        let container = |(container, image): (&String, &String)| Container {
+            id: container.clone(),
+            image_id: id(image),
+            running: true,
+            ..Container::default()
+        };
+        let containers = state.containers.iter().map(container).collect();
+        Ok(InUse { containers, sandboxes: Vec::new() })
+    }
+}
+
+#[async_trait]
+impl Measure for World {
+    async fn measure(&self) -> Result<Disk, FilesystemError> {
+        let state = self.state();
+        let available = state.capacity.saturating_sub(state.used());
+        Ok(Disk { capacity: state.capacity, available, inodes: 0, inodes_free: 0 })
+    }
+}
+
+#[async_trait]
+impl LayerSource for World {
+    async fn layers(&self, images: &[Image]) -> Result<Layers, BackendError> {
+        let state = self.state();
+        let mut layers = Layers::unknown();
+        for (id, bytes) in &state.layer_sizes {
+            let amount = Amount { bytes: *bytes, inodes: 0 };
+            layers.add(Layer { id: id.clone(), amount, estimated: false, held_by: None });
+        }
+        for image in images {
+            let of = state.registry[name_of(&image.id)].iter().map(String::as_str);
+            layers.add_image(&image.id, of, Amount::ZERO, None);
+        }
+        Ok(layers)
+    }
+}
+
+impl Clock for World {
+    fn read(&self) -> ClockReading {
+        let state = self.state();
+        ClockReading {
+            wall: Stamp(state.wall),
+            since_boot: Some(state.since_boot),
+            boot: state.boot.to_string(),
+        }
+    }
+}
