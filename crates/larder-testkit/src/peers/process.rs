@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
+use super::packages::find_program;
 use super::{PeerError, Result};
 
 /// How long a server may take to start, to stop, or to show what a test waits for. Real servers need
@@ -71,7 +72,8 @@ impl Server {
         use std::os::unix::process::CommandExt;
 
         let open = |path: &Path| fs_err::OpenOptions::new().create(true).append(true).open(path);
-        let mut command = Command::new("setpriv");
+        // By its full path: the PATH that `configure` may set is the server's.
+        let mut command = Command::new(find_program("setpriv").unwrap_or_else(|| "setpriv".into()));
         command.args(["--pdeathsig", "TERM", "--"]).arg(program).process_group(0).stdin(Stdio::null());
         configure(&mut command);
         command.stdout(open(stdout)?.into_parts().0).stderr(open(log)?.into_parts().0);
