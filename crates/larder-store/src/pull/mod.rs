@@ -45,7 +45,7 @@ use tally::Tally;
 pub struct PullConfig {
     /// The platform that is chosen from an index. Default: this machine's.
     pub platform: PlatformMatcher,
-    /// Layers that are fetched and unpacked at once, over all pulls. Default 4. Each takes up to 5 MiB of memory.
+    /// Layers that are fetched and unpacked at once, over all pulls. Default 4. Each takes up to 3 MiB of memory.
     pub layers_at_once: usize,
     /// What must stay free on the store's file system after a pull. Default 64 MiB and 1,000 inodes.
     pub reserve: Amount,

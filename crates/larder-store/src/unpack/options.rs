@@ -43,12 +43,12 @@ impl Default for Options {
 /// Threads that work on one layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Threads {
-    /// The caller's alone: least CPU, and right when other layers keep the other cores busy. Buffers: 0.5 MiB.
+    /// The caller's alone: least CPU, and right when other layers keep the other cores busy. Buffers: 0.2 MiB.
     One,
-    /// One hashes and inflates, the caller's hashes and writes. Buffers: 4.25 MiB.
+    /// One hashes and inflates, the caller's hashes and writes. Buffers: 1.1 MiB.
     Two,
     /// As two, and a few more that make small files, one for each core up to four. Right for layers of many files.
-    /// Buffers: up to 6 MiB.
+    /// Buffers: up to 2 MiB.
     Many,
 }
 
