@@ -156,14 +156,14 @@ impl<'a> Writer<'a> {
         if self.last_parent.0 == path {
             return Ok(self.last_parent.1);
         }
-        let dir = match self.tree.known(path) {
-            Some(dir) => dir,
-            None => self.make_parents(path, entry)?,
-        };
-        self.last_parent.0.clear();
-        self.last_parent.0.extend_from_slice(path);
-        self.last_parent.1 = dir;
-        Ok(dir)
+        if let Some(dir) = self.tree.known(path) {
+            self.last_parent.0.clear();
+            self.last_parent.0.extend_from_slice(path);
+            self.last_parent.1 = dir;
+            return Ok(dir);
+        }
+        // Not to be remembered: it may lead through a link, whose name a file that is under way may take.
+        self.make_parents(path, entry)
     }
 
     fn make_parents(&mut self, path: &[u8], entry: &Entry) -> Result<DirId, UnpackError> {
@@ -194,8 +194,6 @@ impl<'a> Writer<'a> {
     /// Removes what is at a place, to make room. The layers below stay hidden by what comes instead.
     fn clear(&mut self, place: Place<'_>, entry: &Entry) -> Result<(), UnpackError> {
         self.drain()?;
-        // It may have been a link on the way to it.
-        self.last_parent = (Vec::new(), ROOT);
         let path = self.real_path(place);
         self.charge(path.len())?;
         self.void.insert(path, self.manifest.count());

@@ -7,6 +7,7 @@ mod hostile;
 mod oracle;
 mod settling;
 mod support;
+mod threads;
 mod trees;
 mod unprivileged;
 mod verifying;

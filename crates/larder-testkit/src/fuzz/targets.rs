@@ -9,7 +9,7 @@ use larder_store::manifest::{Document, ImageConfig, PlatformMatcher};
 use larder_store::registry::{Client, RegistryConfig, challenge_schemes};
 use larder_store::store::import::ImportFrom;
 use larder_store::store::{Store, StoreConfig};
-use larder_store::unpack::{self, Expected, Limits, Options, Threads, unpack_layer};
+use larder_store::unpack::{self, Expected, Limits, Options, Threads, Unpacked, unpack_layer};
 use tempfile::TempDir;
 
 use crate::fault_registry::digest;
@@ -75,8 +75,15 @@ fn layer(data: &[u8]) {
     unpack_one(&with_checksums(data));
 }
 
-/// Nothing may appear or change beside the layer's directory.
+/// The same must come of it on one thread and on many.
 fn unpack_one(data: &[u8]) {
+    let [one, many] = [Threads::One, Threads::Many].map(|threads| unpack_on(threads, data));
+    assert!(one == many, "it depends on the threads: {one:?}, {many:?}");
+}
+
+/// What was unpacked, with the manifest; `None` if it was refused. Nothing may appear or change beside the layer's
+/// directory.
+fn unpack_on(threads: Threads, data: &[u8]) -> Option<(Unpacked, Vec<u8>)> {
     let folder = folder();
     let (root, files) = (folder.path().join("root"), folder.path().join("files.v1"));
     fs_err::create_dir(&root).expect("a folder");
@@ -84,8 +91,9 @@ fn unpack_one(data: &[u8]) {
     let diff_id = Digest::parse(&digest(data)).expect("a digest");
     let expected = Expected { digest: None, size: None, diff_id: &diff_id };
     let limits = Limits { max_plain_bytes: 8 << 20, ..Limits::default() };
-    let options = Options { threads: Threads::One, limits, ..Options::default() };
-    let _ = unpack_layer(data, &expected, unpack::Target { root: &root, files: &files }, &options);
+    let options = Options { threads, limits, ..Options::default() };
+    let unpacked = unpack_layer(data, &expected, unpack::Target { root: &root, files: &files }, &options);
+    let made = unpacked.ok().map(|unpacked| (unpacked, fs_err::read(&files).expect("the manifest is there")));
     let mut left = names(folder.path());
     left.retain(|name| !name.starts_with("files.v1"));
     assert_eq!(left, ["guard", "root"], "something was written beside the directory");
@@ -93,6 +101,7 @@ fn unpack_one(data: &[u8]) {
     assert_eq!(guard, "untouched");
     larder_store::disk::Disk::remove_tree(&larder_store::disk::RealDisk, folder.path(), &|| true)
         .expect("what was unpacked can be removed");
+    made
 }
 
 /// Manifests, indexes and configs.

@@ -26,16 +26,17 @@ use super::super::{Options, UnpackError};
 use super::make::{Described, create, describe_file};
 use super::{Place, Writer};
 
-/// Largest file that is handed out, in bytes.
+/// Most memory that a file which is handed out takes, in bytes: content, names and attributes.
 const SMALL: u64 = 64 << 10;
 
-/// Most files and bytes in a batch, and batches that wait. Each file of them may keep a directory open.
+/// Most files in a batch, the memory from which on it is full, and batches that wait. Each file of them may keep a
+/// directory open.
 const BATCH_FILES: usize = 16;
 const BATCH_BYTES: usize = 128 << 10;
 const BATCHES: usize = 2;
 
-/// Records kept back, at most, until a file before them is made.
-const MAX_KEPT: usize = 4096;
+/// Memory of the records kept back until a file before them is made, from which on that is waited for.
+const KEPT_BYTES: usize = 1 << 20;
 
 /// A file to be made.
 pub(super) struct Job {
@@ -97,11 +98,14 @@ impl Crew {
 pub(super) struct Records {
     kept: VecDeque<(Record, bool)>,
     first: u64,
+    /// Memory that they take.
+    bytes: usize,
 }
 
 impl Records {
     /// Adds one, ready or not, and says its number.
     fn push(&mut self, record: Record, ready: bool) -> u64 {
+        self.bytes += memory_of(&record);
         self.kept.push_back((record, ready));
         self.first + self.kept.len() as u64 - 1
     }
@@ -122,6 +126,7 @@ impl Records {
     fn write(&mut self, manifest: &mut files::Writer) -> io::Result<()> {
         while let Some((record, true)) = self.kept.front() {
             manifest.add(record)?;
+            self.bytes -= memory_of(record);
             self.kept.pop_front();
             self.first += 1;
         }
@@ -132,7 +137,7 @@ impl Records {
 impl Writer<'_> {
     /// Whether a file at this place may be handed out.
     pub(super) fn is_small(&self, place: Place<'_>, entry: &Entry) -> bool {
-        self.crew.is_some() && entry.size <= SMALL && self.tree.child(place.dir, place.name).is_none()
+        self.crew.is_some() && weight(entry) <= SMALL && self.tree.child(place.dir, place.name).is_none()
     }
 
     /// Hands out a file.
@@ -150,19 +155,22 @@ impl Writer<'_> {
         let number = crew.records.push(record, false);
         let place = (place.dir, place.name.to_vec());
         crew.under_way.insert(place.clone());
-        crew.batch_bytes += bytes.len();
+        crew.batch_bytes += usize::try_from(weight(entry)).unwrap_or(usize::MAX);
         crew.batch.push(Job { number, dir, place, entry: entry.clone(), bytes });
         if crew.batch.len() >= BATCH_FILES || crew.batch_bytes >= BATCH_BYTES {
             crew.send()?;
         }
-        while let Some(crew) = &self.crew {
-            let done = if crew.records.kept.len() > MAX_KEPT {
-                crew.done.recv().map_err(|_| UnpackError::Hangup)?
-            } else if let Ok(done) = crew.done.try_recv() {
-                done
-            } else {
-                break;
-            };
+        while let Some(Ok(done)) = self.crew.as_ref().map(|crew| crew.done.try_recv()) {
+            self.accept(done)?;
+        }
+        self.limit_records()
+    }
+
+    /// Waits for files whose records hold back too many others.
+    fn limit_records(&mut self) -> Result<(), UnpackError> {
+        while let Some(crew) = self.crew.as_mut().filter(|crew| crew.records.bytes > KEPT_BYTES) {
+            crew.send()?;
+            let done = crew.done.recv().map_err(|_| UnpackError::Hangup)?;
             self.accept(done)?;
         }
         Ok(())
@@ -242,12 +250,30 @@ impl Writer<'_> {
         let added = match &mut self.crew {
             Some(crew) if !crew.records.kept.is_empty() => {
                 crew.records.push(record, true);
-                return Ok(());
+                return self.limit_records();
             }
             _ => self.manifest.add(&record),
         };
         added.map_err(|error| self.manifest_error(error))
     }
+}
+
+/// Bytes of memory that a file takes while it is under way.
+fn weight(entry: &Entry) -> u64 {
+    let xattrs = entry.xattrs.iter().map(|(name, value)| name.len() + value.len());
+    entry.size.saturating_add((2 * entry.path.len() + xattrs.sum::<usize>()) as u64)
+}
+
+/// Bytes of memory that a record takes, roughly.
+fn memory_of(record: &Record) -> usize {
+    let more = match &record.kind {
+        RecordKind::File { extents: Some(extents), .. } => extents.len() * size_of::<(u64, u64)>(),
+        RecordKind::Symlink { target }
+        | RecordKind::HardLink { target }
+        | RecordKind::PendingLink { target } => target.len(),
+        _ => 0,
+    };
+    size_of::<Record>() + record.path.len() + more
 }
 
 fn read_all(entry: &Entry, archive: &mut Archive<'_, impl Feed>) -> Result<Vec<u8>, UnpackError> {
