@@ -20,7 +20,7 @@ use larder_store::registry::{Client, RegistryConfig};
 use larder_store::store::import::ImportFrom;
 use larder_store::store::{RemoveOptions, Store, StoreConfig};
 use larder_testkit::archive::{Archive, Entry};
-use larder_testkit::fault_registry::FaultRegistry;
+use larder_testkit::fault_registry::{Fault, FaultRegistry, On};
 use larder_testkit::peers::packages::find_program;
 use larder_testkit::peers::{Image, Layer};
 use tempfile::TempDir;
@@ -110,7 +110,8 @@ impl Source {
         Source { registry: FaultRegistry::start(), folder: tempfile::tempdir().unwrap() }
     }
 
-    fn add(&self, image: &Image, name: &str) {
+    /// The digests of its blobs, the config first.
+    fn add(&self, image: &Image, name: &str) -> Vec<String> {
         let layout = image.write(&self.layout(name)).unwrap();
         let blob = |digest: &str| {
             let file = self.layout(name).join("blobs/sha256").join(digest.trim_start_matches("sha256:"));
@@ -121,6 +122,7 @@ impl Source {
         }
         let manifest_type = "application/vnd.oci.image.manifest.v1+json";
         self.registry.put_manifest(name, "1", manifest_type, blob(&layout.manifest_digest));
+        layout.blobs
     }
 
     fn layout(&self, name: &str) -> PathBuf {
@@ -131,6 +133,15 @@ impl Source {
     fn bring(&self, store: &Store, how: How, name: &str) -> Result<(), PullError> {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
         runtime.unwrap().block_on(self.bring_in_runtime(store, how, name))
+    }
+
+    /// Pulls one layer after another, the largest first.
+    fn pull_one_by_one(&self, store: &Store, name: &str) -> Result<(), PullError> {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let config = PullConfig { reserve: Amount::default(), layers_at_once: 1, ..PullConfig::default() };
+        let puller = Puller::new(store.clone(), Client::new(RegistryConfig::default()), config);
+        let name = Reference::parse(&format!("{}:1", self.registry.image(name))).unwrap();
+        runtime.block_on(puller.pull(&name, None, &Progress::unwatched())).map(drop)
     }
 
     async fn bring_in_runtime(&self, store: &Store, how: How, name: &str) -> Result<(), PullError> {
@@ -269,4 +280,25 @@ fn a_disk_without_inodes_fails_only_the_image_on_its_way() {
         let rounds = inodes.into_iter().map(|inodes| Amount { bytes: u64::MAX, inodes });
         fill_up(&disk, &numerous(), how, rounds);
     }
+}
+
+#[test]
+fn layers_of_a_pull_that_failed_do_not_keep_another_one_out() {
+    let Some(disk) = SmallDisk::new(40, 4000) else { return };
+    let source = Source::new();
+    let app = Image::new()
+        .layer(Layer::new().file("srv/a", vec![0; 16 << 20]))
+        .layer(Layer::new().file("srv/b", vec![0; 8 << 20]))
+        .layer(Layer::new().file("srv/c", "c"));
+    let blobs = source.add(&app, "app");
+    // It hardly compresses, so that admission asks for more than is left.
+    source.add(&Image::small(1, 5 << 20), "other");
+    source.registry.fault(On::path(&blobs[3]), Fault::status(404));
+    let store = open(&disk);
+    source.pull_one_by_one(&store, "app").unwrap_err();
+    assert!(store.usage().unwrap().layers.bytes > 24 << 20, "they are kept");
+    assert!(disk.free().bytes < 16 << 20);
+    source.bring(&store, How::Pull, "other").unwrap_or_else(|error| panic!("{}", chain(&error)));
+    assert_eq!(sound_images(&store, "the other image").len(), 1);
+    assert!(store.usage().unwrap().layers.bytes < 24 << 20, "they gave way");
 }

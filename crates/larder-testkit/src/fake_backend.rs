@@ -4,19 +4,25 @@
 //! [`Pull`], made of steps, queued for the next pull of any image or of one image. Nothing here looks at the wall
 //! clock, so that a test under tokio's paused clock decides when each pull ends.
 
+mod call;
+mod pull;
+
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
 
 use async_trait::async_trait;
 use larder::backend::{
-    Backend, BackendError, Bytes, CallErrorKind, Filesystems, Image, ImageDetails, ImageSpec, InUse,
-    Progress, RuntimeInfo,
+    Backend, BackendError, CallErrorKind, Filesystems, Image, ImageDetails, ImageSpec, InUse, Progress,
+    RuntimeInfo,
 };
 use larder::credentials::Credential;
 use larder::pod::SandboxConfig;
 use tokio::sync::{oneshot, watch};
+
+pub use call::{Call, Op, Request};
+use pull::Step;
+pub use pull::{Pull, Release};
 
 /// A runtime's error with this text, of no particular kind.
 pub fn error(text: impl Into<String>) -> BackendError {
@@ -26,147 +32,6 @@ pub fn error(text: impl Into<String>) -> BackendError {
 /// An image that is nothing but an id and a size in bytes.
 pub fn image(id: impl Into<String>, size: u64) -> Image {
     Image { id: id.into(), size, ..Image::default() }
-}
-
-/// One call that reached the backend.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Call {
-    /// [`Backend::info`].
-    Info,
-    /// [`Backend::list`].
-    List,
-    /// [`Backend::status`].
-    Status {
-        /// The name or id asked for.
-        image: String,
-    },
-    /// [`Backend::inspect`].
-    Inspect {
-        /// The name or id asked for.
-        image: String,
-    },
-    /// [`Backend::pull`], noted when it begins.
-    Pull {
-        /// The name asked for.
-        image: String,
-        /// User name of the credential; `None` for an anonymous pull.
-        username: Option<String>,
-    },
-    /// [`Backend::remove`].
-    Remove {
-        /// The name or id to remove.
-        image: String,
-    },
-    /// [`Backend::filesystems`].
-    Filesystems,
-    /// [`Backend::in_use`].
-    InUse,
-}
-
-/// The calls a backend has, without their arguments.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Op {
-    /// [`Backend::info`].
-    Info,
-    /// [`Backend::list`].
-    List,
-    /// [`Backend::status`].
-    Status,
-    /// [`Backend::inspect`].
-    Inspect,
-    /// [`Backend::pull`].
-    Pull,
-    /// [`Backend::remove`].
-    Remove,
-    /// [`Backend::filesystems`].
-    Filesystems,
-    /// [`Backend::in_use`].
-    InUse,
-}
-
-/// All that a call carried.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Request {
-    /// The call.
-    pub call: Call,
-    /// The spec it carried, if any.
-    pub spec: Option<ImageSpec>,
-    /// The credential of a pull, if any.
-    pub credential: Option<Credential>,
-    /// The sandbox configuration of a pull, if any.
-    pub sandbox: Option<SandboxConfig>,
-}
-
-/// What one pull does.
-#[derive(Debug)]
-pub struct Pull {
-    steps: VecDeque<Step>,
-    outcome: Result<Image, BackendError>,
-    status_error: Option<BackendError>,
-}
-
-#[derive(Debug)]
-enum Step {
-    Progress(Bytes),
-    Sleep(Duration),
-    Held(oneshot::Receiver<()>),
-}
-
-impl Pull {
-    /// Succeeds: the image gets this id and size and is present under the name that was pulled.
-    pub fn ok(image_ref: impl Into<String>, size: u64) -> Pull {
-        Pull::ends(Ok(image(image_ref, size)))
-    }
-
-    /// Fails with this text.
-    pub fn fails(text: impl Into<String>) -> Pull {
-        Pull::ends(Err(error(text)))
-    }
-
-    /// Ends like this.
-    pub fn ends(outcome: Result<Image, BackendError>) -> Pull {
-        Pull { steps: VecDeque::new(), outcome, status_error: None }
-    }
-
-    /// Reports progress before it goes on.
-    #[must_use]
-    pub fn progress(mut self, done: u64, total: Option<u64>) -> Pull {
-        self.steps.push_back(Step::Progress(Bytes { done, total }));
-        self
-    }
-
-    /// Sleeps on tokio's clock before it goes on.
-    #[must_use]
-    pub fn after(mut self, time: Duration) -> Pull {
-        self.steps.push_back(Step::Sleep(time));
-        self
-    }
-
-    /// Waits for the handle before it goes on. A handle that is dropped unused leaves the pull hanging for good.
-    #[must_use]
-    pub fn held(mut self) -> (Pull, Release) {
-        let (sender, receiver) = oneshot::channel();
-        self.steps.push_back(Step::Held(receiver));
-        (self, Release(sender))
-    }
-
-    /// Once it has succeeded, the next status call fails with this text.
-    #[must_use]
-    pub fn then_status_fails(mut self, text: impl Into<String>) -> Pull {
-        self.status_error = Some(error(text));
-        self
-    }
-}
-
-/// Lets one held pull go on.
-#[derive(Debug)]
-pub struct Release(oneshot::Sender<()>);
-
-impl Release {
-    /// Lets it go on. Nothing happens if the pull was cancelled meanwhile.
-    pub fn release(self) {
-        let _ = self.0.send(());
-    }
 }
 
 /// How many pulls there are and were.
@@ -569,42 +434,4 @@ impl Backend for FakeBackend {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    async fn pull(fake: FakeBackend, name: &'static str) -> Result<String, BackendError> {
-        fake.pull(&ImageSpec::named(name), None, None, &Progress::unwatched()).await
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_held_pull_ends_when_it_is_released() {
-        let fake = FakeBackend::new();
-        let (script, release) = Pull::ok("sha256:a", 7).held();
-        fake.on_pull(script.then_status_fails("no size"));
-        let pulling = tokio::spawn(pull(fake.clone(), "a:1"));
-        fake.until(|counts| counts.running == 1).await;
-        assert!(fake.images().is_empty());
-        release.release();
-        assert_eq!(pulling.await.unwrap(), Ok("sha256:a".into()));
-        assert_eq!(fake.status(&ImageSpec::named("a:1")).await, Err(error("no size")));
-        assert_eq!(fake.status(&ImageSpec::named("a:1")).await.unwrap().unwrap().size, 7);
-        assert_eq!(fake.calls()[0], Call::Pull { image: "a:1".into(), username: None });
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_dropped_pull_counts_as_cancelled_and_is_not_finished_later() {
-        let fake = FakeBackend::new();
-        fake.hold_pulls();
-        let first = tokio::spawn(pull(fake.clone(), "a:1"));
-        fake.until(|counts| counts.running == 1).await;
-        let second = tokio::spawn(pull(fake.clone(), "b:1"));
-        fake.until(|counts| counts.running == 2).await;
-        first.abort();
-        fake.until(|counts| counts.cancelled == 1).await;
-        assert_eq!(fake.held_pulls(), ["b:1"]);
-        assert_eq!(fake.finish_pull(Pull::fails("denied")).as_deref(), Some("b:1"));
-        assert_eq!(second.await.unwrap(), Err(error("denied")));
-        let counts = fake.counts();
-        assert_eq!((counts.started, counts.running, counts.most_at_once, counts.failed), (2, 0, 2, 1));
-    }
-}
+mod tests;

@@ -138,7 +138,7 @@ impl Inner {
                 if repair {
                     // The record first: what it says is missing may still be there, not the other way round.
                     self.note_missing(std::slice::from_ref(key))?;
-                    self.discard(&self.layout.layer(key)).doing("take a damaged layer away")?;
+                    self.discard_layer(key).doing("take a damaged layer away")?;
                 }
                 report.add(damage, repair);
             }

@@ -251,7 +251,7 @@ impl Puller {
             inodes: unpacked.usage.inodes + settled.added.inodes,
         };
         let layer = blocking(move || staging.finish(&key, facts, Some(usage))).await??;
-        // Its bytes are of no more use; if the image is not committed in the end, they are fetched again.
+        // Its bytes are of no more use: if the image is not committed now, the layer itself is kept for the next try.
         if let Some(ingest) = ingest {
             blocking(move || ingest.discard()).await??;
         }

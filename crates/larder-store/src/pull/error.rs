@@ -8,7 +8,7 @@ use larder::reference::Digest;
 use crate::registry::{BlobError, FetchError};
 use crate::store::StoreError;
 use crate::store::admission::NoRoom;
-use crate::store::error::hint_of_io;
+use crate::store::error::{hint_of_io, is_no_space};
 use crate::store::import::ImportError;
 use crate::unpack::UnpackError;
 
@@ -51,12 +51,26 @@ impl PullError {
         self.hint_of_disk().or_else(|| self.hint_of_kind())
     }
 
+    /// Whether the disk, or this user's part of it, is full.
+    pub(super) fn is_no_space(&self) -> bool {
+        match self {
+            PullError::NoRoom(_) => true,
+            PullError::Store(error) if error.is_no_space() => true,
+            _ => self.find_io(|error| is_no_space(error).then_some(())).is_some(),
+        }
+    }
+
     /// What the disk refused is the cause, wherever it was met.
     fn hint_of_disk(&self) -> Option<&'static str> {
+        self.find_io(hint_of_io)
+    }
+
+    /// The first answer for one of the causes that the disk gave.
+    fn find_io<T>(&self, answer: impl Fn(&io::Error) -> Option<T>) -> Option<T> {
         let mut cause = self.source();
         while let Some(error) = cause {
-            if let Some(hint) = error.downcast_ref::<io::Error>().and_then(hint_of_io) {
-                return Some(hint);
+            if let Some(found) = error.downcast_ref::<io::Error>().and_then(&answer) {
+                return Some(found);
             }
             cause = error.source();
         }

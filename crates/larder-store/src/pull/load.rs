@@ -22,7 +22,8 @@ impl Puller {
         let import = Arc::new(import);
         let mut loaded = Vec::with_capacity(import.images.len());
         for image in &import.images {
-            loaded.push(self.load_image(&import, image).await?);
+            let image = self.load_image(&import, image).await;
+            loaded.push(self.make_room_if_full(image).await?);
         }
         Ok(loaded)
     }

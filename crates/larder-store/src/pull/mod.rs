@@ -9,8 +9,8 @@
 //! bottom up (`assemble.rs`), since what a layer leaves out comes from those below it.
 //!
 //! Promises: an image is visible only after all its bytes were verified and are durable; a layer wanted by several
-//! pulls is fetched once; dropping a pull stops it, keeps what was fetched for the next one, and leaves nothing
-//! unpacked behind; memory does not depend on the image.
+//! pulls is fetched once; a pull that fails, is dropped, or dies with its process leaves what was fetched and the
+//! layers that are finished to the next one, unless the disk is full; memory does not depend on the image.
 
 mod assemble;
 mod bring;
@@ -34,7 +34,9 @@ use crate::disk::Amount;
 use crate::manifest::PlatformMatcher;
 use crate::registry::{Client, ImageDocuments};
 use crate::store::admission::{self, admit};
-use crate::store::{ImageCommit, ImageRecord, LeaseKind, LeaseRecord, Leased, Store, StoreError, seconds};
+use crate::store::{
+    Claim, ImageCommit, ImageRecord, LeaseKind, LeaseRecord, Leased, Store, StoreError, seconds,
+};
 use crate::unpack::{Limits, Options, Threads, WriteBehind};
 use assemble::Origin;
 use plan::Plan;
@@ -67,7 +69,7 @@ impl Default for PullConfig {
     }
 }
 
-/// How long an abandoned pull keeps what it fetched from being swept, unless it comes back.
+/// How long a pull that did not end well keeps what it fetched and finished from being swept, unless it comes back.
 const PULL_LEASE: Duration = Duration::from_secs(24 * 3600);
 
 /// Layers of at least so many compressed bytes are unpacked on several threads.
@@ -101,6 +103,16 @@ impl Puller {
         credential: Option<&Credential>,
         progress: &Progress,
     ) -> Result<ImageRecord, PullError> {
+        let pulled = self.pull_layers(name, credential, progress).await;
+        self.make_room_if_full(pulled).await
+    }
+
+    async fn pull_layers(
+        &self,
+        name: &Reference,
+        credential: Option<&Credential>,
+        progress: &Progress,
+    ) -> Result<ImageRecord, PullError> {
         let tally = Tally::begin(progress);
         let watching = Arc::clone(&tally);
         let session = self.client.session(name, credential)?.watched(move |notice| watching.notice(&notice));
@@ -109,7 +121,7 @@ impl Puller {
         let claims = self.claim(&plan).await?;
         let missing = plan.to_fetch(&claims);
         self.admit(&missing).await?;
-        let lease = self.lease_of(&plan, &missing).await?;
+        let lease = self.lease_of(&plan, &claims).await?;
         tally.layers(&plan, &claims);
         let origin = Origin::Registry { session, tally: Arc::clone(&tally) };
         let layers = self.assemble(&origin, &plan, claims).await?;
@@ -133,18 +145,35 @@ impl Puller {
             if admit(need, free, reserve, Amount::default()).is_ok() {
                 return Ok(());
             }
+            let mut free = free;
+            if store.give_up_kept()? {
+                store.empty_trash()?;
+                free = store.free()?;
+            }
             Ok(admit(need, free, reserve, reclaimable(&store)?)?)
         })
         .await?
     }
 
-    /// Keeps what is being fetched from being swept, also when this process dies. `None` if nothing is.
-    async fn lease_of(&self, plan: &Plan, missing: &[(usize, u64)]) -> Result<Option<String>, PullError> {
-        if missing.is_empty() {
-            return Ok(None);
+    /// Layers that are kept for another try must not keep the disk full.
+    async fn make_room_if_full<T>(&self, ended: Result<T, PullError>) -> Result<T, PullError> {
+        if ended.as_ref().is_err_and(PullError::is_no_space) {
+            let store = self.store.clone();
+            if let Err(error) = blocking(move || store.give_up_kept()).await? {
+                tracing::warn!(%error, "could not take away the layers of pulls that failed");
+            }
         }
-        let ingests = missing.iter().map(|(at, _)| plan.layers[*at].descriptor.digest.clone()).collect();
+        ended
+    }
+
+    /// Keeps what is fetched and finished for the next try, also when this process dies, until the image is there;
+    /// the id of the lease. Layers that others bring count as well: theirs may be the pull that fails.
+    async fn lease_of(&self, plan: &Plan, claims: &[Claim]) -> Result<String, PullError> {
         let id = format!("pull/{}", plan.config.0);
+        if plan.is_here(claims) {
+            return Ok(id);
+        }
+        let ingests = plan.layers.iter().map(|layer| layer.descriptor.digest.clone()).collect();
         let lease = LeaseRecord {
             id: id.clone(),
             kind: LeaseKind::Pull,
@@ -152,7 +181,8 @@ impl Puller {
             ends_at: seconds(SystemTime::now() + PULL_LEASE),
         };
         let store = self.store.clone();
-        blocking(move || store.lease(&lease).map(|()| Some(id))).await?.map_err(PullError::from)
+        blocking(move || store.lease(&lease)).await??;
+        Ok(id)
     }
 
     fn commit_of(
@@ -161,7 +191,7 @@ impl Puller {
         documents: &ImageDocuments,
         plan: &Plan,
         layers: Vec<crate::store::Layer>,
-        end_lease: Option<String>,
+        end_lease: String,
     ) -> ImageCommit {
         let id = plan.config.0.clone();
         let mut manifests = vec![(documents.target.descriptor.digest.clone(), documents.target.raw.to_vec())];
@@ -177,7 +207,7 @@ impl Puller {
             layers: plan.committed(layers),
             pinned: false,
             lease: Some(ensured),
-            end_lease,
+            end_lease: Some(end_lease),
         }
     }
 

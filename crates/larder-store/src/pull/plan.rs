@@ -7,7 +7,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::manifest::{Descriptor, ImageConfig, Manifest};
 use crate::registry::ImageDocuments;
-use crate::store::{Claim, CommitLayer, Layer};
+use crate::store::{Claim, CommitLayer, Layer, LayerKey};
 
 /// The layers of an image, from the bottom up.
 pub(super) struct Plan {
@@ -45,6 +45,16 @@ impl Plan {
     pub(super) fn to_fetch(&self, claims: &[Claim]) -> Vec<(usize, u64)> {
         let ours = claims.iter().enumerate().filter(|(_, claim)| matches!(claim, Claim::Fetch(_)));
         ours.map(|(at, _)| (at, self.layers[at].descriptor.size)).collect()
+    }
+
+    /// Whether nothing has to come: each layer is here, durable, and sure to fit on those below.
+    pub(super) fn is_here(&self, claims: &[Claim]) -> bool {
+        let fits = |layer: &Layer, wanted: &Wanted| {
+            *layer.key() == LayerKey::from(&wanted.chain_id) || !layer.record().facts.pending
+        };
+        self.layers.iter().zip(claims).all(|(wanted, claim)| {
+            matches!(claim, Claim::Present(layer) if !layer.is_fresh() && fits(layer, wanted))
+        })
     }
 
     /// The layers as a commit takes them.

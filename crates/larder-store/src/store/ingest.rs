@@ -15,12 +15,11 @@ use std::time::{Duration, SystemTime};
 use larder::reference::Digest;
 use tokio::time::Instant;
 
-use super::db::{LEASES, Source as _};
 use super::error::{Doing as _, StoreError};
 use super::extents::{Extents, Noted};
 use super::holds::{Hold, Item};
 use super::layout::{digest_of_name, names_in};
-use super::records::{ImageRecord, LeaseRecord};
+use super::records::ImageRecord;
 use super::{Inner, Store, seconds};
 use crate::disk::{DiskFile, OpenHow, ensure_dir, replace};
 
@@ -343,9 +342,7 @@ impl Inner {
     /// Throws away half-fetched blobs that nobody came back for.
     pub(super) fn sweep_ingests(&self, now: SystemTime) -> Result<(), StoreError> {
         let doing = "clean up what was being fetched";
-        let mut leased: Vec<Digest> = Vec::new();
-        let note = |lease: LeaseRecord| leased.extend(lease.leased.ingests);
-        self.db.read(doing, |reader| reader.each(LEASES, note))?;
+        let leased = self.leased_archives()?;
         for name in names_in(&self.layout.ingests()).doing(doing)? {
             let Some(digest) = digest_of_name(&name) else { continue };
             // Nobody begins to fetch it in between.

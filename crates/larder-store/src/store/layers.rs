@@ -1,7 +1,7 @@
 //! Layers on their way in: unpacked in `staging`, moved to their place, made visible by a commit.
 //!
 //! A [`Layer`] is a layer that is here, and stays as long as the handle lives. One that no image was committed with
-//! goes away with its last handle.
+//! goes away with its last handle, unless it is kept for a pull that may come back (`kept.rs`).
 
 use std::collections::HashMap;
 use std::io;
@@ -15,6 +15,7 @@ use tokio::sync::watch;
 use super::db::{LAYERS, Reader, Source as _, encode};
 use super::error::{Doing as _, StoreError};
 use super::holds::{Hold, Item};
+use super::kept::{Kept, LayerNote};
 use super::records::{LayerFacts, LayerKey, LayerRecord};
 use super::{Inner, Store};
 use crate::disk::{Amount, OpenHow, measure};
@@ -88,6 +89,8 @@ pub(crate) struct Arrivals {
     claims: Mutex<HashMap<Digest, watch::Receiver<Option<Layer>>>>,
     /// Layers in their place that no commit has named.
     fresh: Mutex<HashMap<LayerKey, Weak<Inside>>>,
+    /// Those of them that nobody has a handle of.
+    pub(super) kept: Kept,
 }
 
 impl Arrivals {
@@ -103,12 +106,12 @@ impl Arrivals {
     pub(super) fn usage(&self) -> Amount {
         // Let go of the list first: the last handle of a layer may be dropped here, which needs it.
         let layers: Vec<_> = self.fresh().values().filter_map(Weak::upgrade).collect();
-        layers.iter().map(|layer| layer.record.usage).sum()
+        layers.iter().map(|layer| layer.record.usage).sum::<Amount>() + self.kept.usage()
     }
 
     /// Whether a layer waits for its commit under this key.
     pub(crate) fn has(&self, key: &LayerKey) -> bool {
-        self.fresh().contains_key(key)
+        self.fresh().contains_key(key) || self.kept.has(key)
     }
 }
 
@@ -196,7 +199,8 @@ impl LayerStaging {
 
     fn write_record(&self, record: &LayerRecord) -> Result<(), StoreError> {
         let doing = "note what a layer is";
-        let bytes = encode(record.key.as_str(), record).doing(doing)?;
+        let note = LayerNote { record: record.clone(), boot: self.store.disk.boot_id() };
+        let bytes = encode(record.key.as_str(), &note).doing(doing)?;
         let file = self.store.disk.open(&self.dir.join(RECORD), OpenHow::Create).doing(doing)?;
         file.write_all_at(&bytes, 0).doing(doing)
     }
@@ -269,6 +273,9 @@ impl Store {
             return Ok(Some(Layer(layer)));
         }
         let hold = self.0.holds.hold(Item::Layer(key.clone()));
+        if let Some(kept) = self.0.arrivals.kept.take(key) {
+            return Ok(Some(self.0.fresh(kept, hold)));
+        }
         let get = |reader: &Reader| reader.get::<LayerRecord>(LAYERS, key.as_str());
         let record = self.0.db.read("look up a layer", get)?.filter(|record| record.present);
         Ok(record.map(|record| Layer(Arc::new(self.0.inside(record, hold, false)))))
@@ -305,16 +312,20 @@ impl Inner {
             self.discard(dir).doing(doing)?;
             return Ok(Layer(Arc::new(self.inside(present, hold, false))));
         }
-        let layer = Arc::new(self.inside(record, hold, true));
-        self.discard(&layer.path)
-            .and_then(|()| self.disk.rename(dir, &layer.path))
-            .inspect_err(|_| layer.fresh.store(false, Ordering::Release)) // it is not there to be abandoned
+        self.discard_layer(&key)
+            .and_then(|()| self.disk.rename(dir, &self.layout.layer(&key)))
             .doing(doing)?;
-        self.arrivals.fresh().insert(key, Arc::downgrade(&layer));
-        Ok(Layer(layer))
+        Ok(self.fresh(record, hold))
     }
 
-    /// Takes away a layer that no commit has named.
+    /// The handle of a layer that waits for a commit.
+    fn fresh(self: &Arc<Self>, record: LayerRecord, hold: Hold) -> Layer {
+        let layer = Arc::new(self.inside(record, hold, true));
+        self.arrivals.fresh().insert(layer.record.key.clone(), Arc::downgrade(&layer));
+        Layer(layer)
+    }
+
+    /// Keeps a layer that no commit has named if a pull may come back for it, and takes it away if not.
     fn abandon(&self, layer: &Inside) -> io::Result<()> {
         let _gate = self.gate();
         let mut fresh = self.arrivals.fresh();
@@ -330,6 +341,11 @@ impl Inner {
         let get = |reader: &Reader| reader.get::<LayerRecord>(LAYERS, key);
         let committed = self.db.read("look up a layer", get).map_err(io::Error::other)?;
         if committed.is_some_and(|layer| layer.present) {
+            return Ok(());
+        }
+        let leased = self.leased_archives().map_err(io::Error::other)?;
+        if leased.contains(&layer.record.facts.digest) {
+            self.arrivals.kept.put(layer.record.clone());
             return Ok(());
         }
         self.discard(&layer.path)?;

@@ -23,6 +23,7 @@ pub(crate) mod holds;
 pub(crate) mod images;
 pub mod import;
 mod ingest;
+mod kept;
 pub(crate) mod layers;
 pub(crate) mod layout;
 mod leases;

@@ -1,7 +1,8 @@
 //! Putting in order what a dead process left. Runs when the store is opened, before anybody else sees it.
 //!
 //! The database is the truth. What it does not know goes to the trash; what it knows and is not there is noted as
-//! missing, so that a pull brings it back. Only half-fetched blobs stay: they resume.
+//! missing, so that a pull brings it back. Only half-fetched blobs stay, and layers that a pull finished and may come
+//! back for: they resume.
 
 use std::collections::HashSet;
 
@@ -46,8 +47,9 @@ impl Inner {
         let doing = "compare layers with the database";
         let known = self.db.read(doing, |reader| reader.endings(LAYERS, ""))?;
         let mut known: HashSet<String> = known.into_iter().collect();
+        let leased = self.leased_archives()?;
         for name in names_in(&self.layout.layers()).doing(doing)? {
-            if !known.remove(&name) {
+            if !known.remove(&name) && !self.adopt(&name, &leased) {
                 self.discard(&self.layout.layers().join(name)).doing(doing)?;
             }
         }

@@ -50,6 +50,7 @@ impl Store {
     pub fn sweep(&self, now: SystemTime) -> Result<(), StoreError> {
         self.0.end_leases(now)?;
         self.0.sweep_ingests(now)?;
+        self.0.sweep_kept()?;
         self.0.sweep()
     }
 
@@ -113,7 +114,7 @@ impl Inner {
 
     fn discard_freed(&self, freed: &Freed) -> std::io::Result<()> {
         for key in &freed.layers {
-            self.discard(&self.layout.layer(key))?;
+            self.discard_layer(key)?;
         }
         for digest in &freed.blobs {
             self.discard(&self.layout.blob(digest))?;

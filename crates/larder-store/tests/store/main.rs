@@ -13,6 +13,7 @@ mod fsck;
 mod help;
 mod imports;
 mod ingests;
+mod kept;
 mod leases;
 mod model;
 mod mounting;

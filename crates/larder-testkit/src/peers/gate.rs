@@ -74,7 +74,8 @@ impl Gate {
         format!("{}/{name}", self.address())
     }
 
-    /// From now on, the answer to each fetch of a blob stops after `bytes` bytes (0: before its first).
+    /// From now on, the answer to each fetch of a blob stops after `bytes` bytes, its head included (0: before its
+    /// first). Shorter answers pass.
     pub fn hold_blobs_after(&self, bytes: u64) {
         self.shared.lock().hold_after = Some(bytes);
     }
@@ -209,8 +210,10 @@ impl Shared {
         if let (Some((repository, _)), "GET") = (repository, method) {
             let hold_after = self.lock().hold_after;
             if let Some(bytes) = hold_after {
-                io::copy(&mut (&mut server).take(bytes), &mut client)?;
-                self.hold(repository);
+                let passed = io::copy(&mut (&mut server).take(bytes), &mut client)?;
+                if passed == bytes {
+                    self.hold(repository);
+                }
             }
         }
         io::copy(&mut server, &mut client).map(drop)

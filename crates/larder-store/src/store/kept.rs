@@ -1,0 +1,127 @@
+//! Layers that a pull finished and that no image was committed with: kept for the next try.
+//!
+//! They are in their place, and not in the database. Two things bound them. Nothing of them was synced, so they are
+//! believed only in the run of the machine in which they were unpacked: their note says in which. And they are kept
+//! only while a lease names their archive, as that of a pull does which may come back.
+
+use std::collections::{HashMap, HashSet};
+use std::io;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use larder::reference::Digest;
+use serde::{Deserialize, Serialize};
+
+use super::db::{LEASES, Source as _, decode};
+use super::error::{Doing as _, StoreError};
+use super::layers::RECORD;
+use super::records::{LayerKey, LayerRecord, LeaseRecord};
+use super::{Inner, Store};
+use crate::disk::Amount;
+
+/// What a layer's own copy of its record holds.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct LayerNote {
+    #[serde(flatten)]
+    pub(super) record: LayerRecord,
+    /// The run of the machine in which it was unpacked.
+    #[serde(default)]
+    pub(super) boot: String,
+}
+
+/// Layers that are kept, and that nobody has a handle of.
+#[derive(Debug, Default)]
+pub(super) struct Kept(Mutex<HashMap<LayerKey, LayerRecord>>);
+
+impl Kept {
+    fn layers(&self) -> MutexGuard<'_, HashMap<LayerKey, LayerRecord>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn put(&self, layer: LayerRecord) {
+        self.layers().insert(layer.key.clone(), layer);
+    }
+
+    /// Takes it off the list; its folder is the caller's affair now.
+    pub(super) fn take(&self, key: &LayerKey) -> Option<LayerRecord> {
+        self.layers().remove(key)
+    }
+
+    pub(super) fn has(&self, key: &LayerKey) -> bool {
+        self.layers().contains_key(key)
+    }
+
+    pub(super) fn usage(&self) -> Amount {
+        self.layers().values().map(|layer| layer.usage).sum()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.layers().is_empty()
+    }
+
+    /// The keys of those that `choose` names.
+    fn keys(&self, choose: impl Fn(&LayerRecord) -> bool) -> Vec<LayerKey> {
+        let layers = self.layers();
+        layers.values().filter(|layer| choose(layer)).map(|layer| layer.key.clone()).collect()
+    }
+}
+
+impl Store {
+    /// Gives up the layers that are kept for pulls that may come back, because their room is wanted. Says whether
+    /// there were any.
+    pub fn give_up_kept(&self) -> Result<bool, StoreError> {
+        self.0.give_up_kept(|_| true)
+    }
+}
+
+impl Inner {
+    /// The digests of archives that leases name: what a pull may come back for.
+    pub(super) fn leased_archives(&self) -> Result<HashSet<Digest>, StoreError> {
+        let mut leased = HashSet::new();
+        let note = |lease: LeaseRecord| leased.extend(lease.leased.ingests);
+        self.db.read("look up what pulls want", |reader| reader.each(LEASES, note))?;
+        Ok(leased)
+    }
+
+    /// Gives up the kept layers that no lease names any more.
+    pub(super) fn sweep_kept(&self) -> Result<(), StoreError> {
+        if self.arrivals.kept.is_empty() {
+            return Ok(());
+        }
+        let leased = self.leased_archives()?;
+        self.give_up_kept(|layer| !leased.contains(&layer.facts.digest)).map(drop)
+    }
+
+    fn give_up_kept(&self, choose: impl Fn(&LayerRecord) -> bool) -> Result<bool, StoreError> {
+        let _gate = self.gate();
+        let chosen = self.arrivals.kept.keys(choose);
+        for key in &chosen {
+            self.discard_layer(key).doing("take away a layer that was kept")?;
+            self.trash.kick();
+        }
+        Ok(!chosen.is_empty())
+    }
+
+    /// Moves a layer's folder to the trash, whoever it was kept for.
+    pub(crate) fn discard_layer(&self, key: &LayerKey) -> io::Result<()> {
+        let kept = self.arrivals.kept.take(key);
+        self.discard(&self.layout.layer(key)).inspect_err(|_| {
+            // It is there still.
+            if let Some(kept) = kept {
+                self.arrivals.kept.put(kept);
+            }
+        })
+    }
+
+    /// Keeps a layer that a dead process finished, if it can be believed and a pull may come back for it.
+    pub(super) fn adopt(&self, name: &str, leased: &HashSet<Digest>) -> bool {
+        let Some(key) = LayerKey::parse(name) else { return false };
+        let Ok(note) = fs_err::read(self.layout.layer(&key).join(RECORD)) else { return false };
+        let Ok(LayerNote { record, boot }) = decode::<LayerNote>(name, &note) else { return false };
+        let wanted =
+            record.key == key && boot == self.disk.boot_id() && leased.contains(&record.facts.digest);
+        if wanted {
+            self.arrivals.kept.put(record);
+        }
+        wanted
+    }
+}

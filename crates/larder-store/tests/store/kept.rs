@@ -1,0 +1,222 @@
+//! Layers that were finished before a pull failed, or died with its process, are there for the next one.
+
+use std::path::Path;
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use larder::backend::Progress;
+use larder::reference::Reference;
+use larder_store::fsck::FsckOptions;
+use larder_store::pull::{PullConfig, PullError, Puller};
+use larder_store::registry::{Client, RegistryConfig};
+use larder_store::store::{LeaseKind, LeaseRecord, Leased, RemoveOptions, Store};
+use larder_testkit::archive::{Archive, Entry};
+use larder_testkit::fault_registry::{Fault, FaultRegistry, On, PutImage};
+use larder_testkit::faulty_disk::{FaultyDisk, Survives};
+
+use crate::help::*;
+
+const DAY: Duration = Duration::from_secs(24 * 3600 + 60);
+
+/// Puts an image of plain layers with one file each of so many bytes; the last layer cannot be had. Layers that come
+/// one after another do so from the largest to the smallest.
+fn put_broken_image(registry: &FaultRegistry, name: &str, sizes: &[usize]) -> PutImage {
+    let layers: Vec<Vec<u8>> = sizes
+        .iter()
+        .map(|size| Archive::new().with(Entry::file(format!("f{size}"), vec![7; *size])).finish())
+        .collect();
+    let image = registry.put_image(name, "1", "application/vnd.oci.image.layer.v1.tar", &layers, &[]);
+    registry.fault(On::path(image.layers.last().unwrap()), Fault::status(404));
+    image
+}
+
+/// Returns when all threads that worked at it have ended.
+fn pull(store: &Store, registry: &FaultRegistry, name: &str) -> Result<(), PullError> {
+    let config = PullConfig { layers_at_once: 1, ..PullConfig::default() };
+    let puller = Puller::new(store.clone(), Client::new(RegistryConfig::default()), config);
+    let name = Reference::parse(&format!("{}:1", registry.image(name))).unwrap();
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    runtime.block_on(puller.pull(&name, None, &Progress::unwatched())).map(drop)
+}
+
+/// Digests of the blobs that were asked for.
+fn asked(registry: &FaultRegistry) -> Vec<String> {
+    let requests = registry.requests_for("/blobs/");
+    requests.iter().map(|request| request.path.rsplit('/').next().unwrap().to_owned()).collect()
+}
+
+fn pull_leases(store: &Store) -> Vec<LeaseRecord> {
+    let leases = store.leases(SystemTime::now()).unwrap();
+    leases.into_iter().filter(|lease| lease.kind == LeaseKind::Pull).collect()
+}
+
+/// A lease as that of a pull that wants this layer.
+fn wants(layer: &str) -> LeaseRecord {
+    LeaseRecord {
+        id: format!("pull/{layer}"),
+        kind: LeaseKind::Pull,
+        leased: Leased { ingests: vec![facts(layer).digest], ..Leased::default() },
+        ends_at: u64::MAX,
+    }
+}
+
+fn du(path: &Path) -> u64 {
+    let output = Command::new("du").args(["-s", "-B1"]).arg(path).output().unwrap();
+    String::from_utf8(output.stdout).unwrap().split_whitespace().next().unwrap().parse().unwrap()
+}
+
+fn assert_sound(store: &Store) {
+    let report = store.fsck(&FsckOptions::default()).unwrap();
+    assert!(report.is_sound() && report.problems.is_empty(), "{report:?}");
+}
+
+#[test]
+fn a_pull_after_one_that_failed_asks_only_for_what_is_missing() {
+    for restart in [false, true] {
+        let (registry, mut scratch) = (FaultRegistry::start(), Scratch::new());
+        let image = put_broken_image(&registry, "app", &[300_000, 200_000, 100_000, 50_000]);
+        pull(&scratch.store, &registry, "app").unwrap_err();
+        assert_eq!(entries(&scratch.root().join("layers")).len(), 3);
+        assert_eq!(entries(&scratch.root().join("staging")), [""; 0]);
+        if restart {
+            scratch = scratch.reopen();
+        }
+        registry.heal();
+        registry.forget_requests();
+        pull(&scratch.store, &registry, "app").unwrap();
+
+        assert_eq!(asked(&registry), [image.config, image.layers[3].clone()], "restart: {restart}");
+        let sent: u64 = registry.requests().iter().map(|request| request.sent).sum();
+        assert!(sent < 60_000, "{sent} bytes for a layer of 50,000");
+        assert_eq!(pull_leases(&scratch.store), [], "it ended with the commit");
+        let scratch = scratch.reopen();
+        assert_sound(&scratch.store);
+        assert_eq!(scratch.store.images().unwrap()[0].layers.len(), 4);
+        assert_eq!(entries(&scratch.root().join("layers")).len(), 4);
+    }
+}
+
+#[test]
+fn each_pull_keeps_its_layers_whoever_brought_them() {
+    let (registry, scratch) = (FaultRegistry::start(), Scratch::new());
+    put_broken_image(&registry, "app", &[300_000, 50_000]);
+    put_broken_image(&registry, "web", &[300_000, 40_000]);
+    pull(&scratch.store, &registry, "app").unwrap_err();
+    let [first] = &pull_leases(&scratch.store)[..] else { panic!("one lease") };
+    pull(&scratch.store, &registry, "web").unwrap_err();
+    scratch.store.end_lease(&first.id).unwrap();
+    scratch.store.sweep(SystemTime::now()).unwrap();
+    registry.heal();
+    registry.forget_requests();
+    pull(&scratch.store, &registry, "web").unwrap();
+    assert_eq!(asked(&registry).len(), 2, "the config and the layer that failed");
+}
+
+#[test]
+fn what_is_kept_counts_and_goes_when_nobody_came_back_for_a_day() {
+    let (registry, scratch) = (FaultRegistry::start(), Scratch::new());
+    put_broken_image(&registry, "app", &[900_000, 500_000, 50_000]);
+    pull(&scratch.store, &registry, "app").unwrap_err();
+    let scratch = scratch.reopen();
+    let (said, is) = (scratch.store.usage().unwrap().total().bytes, du(&scratch.root()));
+    assert!(is > 1_400_000 && is.abs_diff(said) * 100 <= is, "du says {is}, the store {said}");
+    assert_sound(&scratch.store);
+    scratch.store.sweep(SystemTime::now()).unwrap();
+    assert_eq!(entries(&scratch.root().join("layers")).len(), 2);
+    scratch.store.sweep(SystemTime::now() + DAY).unwrap();
+    assert_eq!(entries(&scratch.root().join("layers")), [""; 0]);
+    scratch.store.empty_trash().unwrap();
+    assert!(du(&scratch.root()) < 200_000 + du(&scratch.root().join("larder.redb")));
+    assert_eq!(scratch.store.usage().unwrap().layers.bytes, 0);
+}
+
+#[test]
+fn a_kept_layer_is_believed_only_in_the_run_of_the_machine_that_unpacked_it() {
+    let disk = FaultyDisk::new();
+    let open_on = |disk: &FaultyDisk| {
+        Store::open_on(Arc::new(disk.clone()), &disk.root().join("store"), config()).unwrap()
+    };
+    let store = open_on(&disk);
+    store.lease(&wants("a")).unwrap();
+    drop(layer_on(&disk, &store, "a").unwrap());
+    drop(layer_on(&disk, &store, "unwanted").unwrap());
+    larder_store::disk::Disk::sync_all(&disk, disk.root()).unwrap();
+    drop(store);
+    for (survives, there) in [(Survives::Everything, true), (Survives::Nothing, false)] {
+        let disk = disk.restarted(survives);
+        let store = open_on(&disk);
+        let layers = entries(&store.root().join("layers"));
+        assert_eq!(layers, if there { vec![key("a").as_str().to_owned()] } else { vec![] }, "{survives:?}");
+        assert_eq!(store.layer(&key("a")).unwrap().is_some_and(|layer| layer.is_fresh()), there);
+    }
+}
+
+#[test]
+fn a_commit_of_a_kept_layer_makes_it_durable() {
+    let disk = FaultyDisk::new();
+    let root = disk.root().join("store");
+    let store = Store::open_on(Arc::new(disk.clone()), &root, config()).unwrap();
+    store.lease(&wants("a")).unwrap();
+    drop(layer_on(&disk, &store, "a").unwrap());
+    drop(store);
+    let store = Store::open_on(Arc::new(disk.clone()), &root, config()).unwrap();
+    let kept = store.layer(&key("a")).unwrap().expect("it is kept");
+    store.commit(&image(&["app"], &[kept]), noon()).unwrap();
+    drop(store);
+    let disk = disk.restarted(Survives::Nothing);
+    let store = Store::open_on(Arc::new(disk.clone()), &disk.root().join("store"), config()).unwrap();
+    assert_eq!(tags(&store).len(), 1);
+    let layer = store.layer(&key("a")).unwrap().expect("it is committed");
+    assert_eq!(fs_err::read_to_string(layer.fs().join("etc/name")).unwrap(), "a");
+}
+
+#[test]
+fn a_note_that_cannot_be_believed_keeps_nothing() {
+    let damages: [fn(&Path); 3] = [
+        |note| fs_err::remove_file(note).unwrap(),
+        |note| fs_err::write(note, "1 {").unwrap(),
+        |note| {
+            let text = fs_err::read_to_string(note).unwrap();
+            fs_err::write(note, text.replace(key("a").as_str(), key("b").as_str())).unwrap();
+        },
+    ];
+    for damage in damages {
+        let scratch = Scratch::new();
+        scratch.store.lease(&wants("a")).unwrap();
+        let layer = layer(&scratch.store, "a");
+        damage(&layer.path().join("layer.json"));
+        drop(layer);
+        let scratch = scratch.reopen();
+        assert_eq!(entries(&scratch.root().join("layers")), [""; 0]);
+        assert!(scratch.store.layer(&key("a")).unwrap().is_none());
+    }
+}
+
+#[test]
+fn a_removal_takes_a_kept_layer_of_the_damaged_image_with_it() {
+    let scratch = Scratch::new();
+    commit(&scratch.store, "app", &["a"]);
+    fs_err::remove_dir_all(scratch.root().join("layers").join(key("a").as_str())).unwrap();
+    let scratch = scratch.reopen();
+    scratch.store.lease(&wants("a")).unwrap();
+    drop(layer(&scratch.store, "a")); // brought again, by a pull that failed elsewhere
+    let id = scratch.store.missing().unwrap()[0].image.to_string();
+    scratch.store.remove(&id, RemoveOptions { force: true, ..RemoveOptions::default() }).unwrap();
+    assert_eq!(entries(&scratch.root().join("layers")), [""; 0]);
+    assert!(scratch.store.layer(&key("a")).unwrap().is_none(), "its files are gone");
+    assert_eq!(scratch.store.usage().unwrap().layers.bytes, 0);
+}
+
+#[test]
+fn layers_are_kept_for_pulls_alone() {
+    let scratch = Scratch::new();
+    scratch.store.lease(&wants("other")).unwrap();
+    drop(layer(&scratch.store, "a"));
+    assert_eq!(entries(&scratch.root().join("layers")), [""; 0]);
+    scratch.store.lease(&wants("a")).unwrap();
+    drop(layer(&scratch.store, "a"));
+    assert!(scratch.store.give_up_kept().unwrap(), "there was one");
+    assert!(!scratch.store.give_up_kept().unwrap());
+    assert_eq!(entries(&scratch.root().join("layers")), [""; 0]);
+}

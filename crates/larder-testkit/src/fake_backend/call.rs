@@ -1,0 +1,74 @@
+//! What reached the fake.
+
+use larder::backend::ImageSpec;
+use larder::credentials::Credential;
+use larder::pod::SandboxConfig;
+
+/// One call that reached the backend.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Call {
+    /// [`Backend::info`].
+    Info,
+    /// [`Backend::list`].
+    List,
+    /// [`Backend::status`].
+    Status {
+        /// The name or id asked for.
+        image: String,
+    },
+    /// [`Backend::inspect`].
+    Inspect {
+        /// The name or id asked for.
+        image: String,
+    },
+    /// [`Backend::pull`], noted when it begins.
+    Pull {
+        /// The name asked for.
+        image: String,
+        /// User name of the credential; `None` for an anonymous pull.
+        username: Option<String>,
+    },
+    /// [`Backend::remove`].
+    Remove {
+        /// The name or id to remove.
+        image: String,
+    },
+    /// [`Backend::filesystems`].
+    Filesystems,
+    /// [`Backend::in_use`].
+    InUse,
+}
+
+/// The calls a backend has, without their arguments.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Op {
+    /// [`Backend::info`].
+    Info,
+    /// [`Backend::list`].
+    List,
+    /// [`Backend::status`].
+    Status,
+    /// [`Backend::inspect`].
+    Inspect,
+    /// [`Backend::pull`].
+    Pull,
+    /// [`Backend::remove`].
+    Remove,
+    /// [`Backend::filesystems`].
+    Filesystems,
+    /// [`Backend::in_use`].
+    InUse,
+}
+
+/// All that a call carried.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Request {
+    /// The call.
+    pub call: Call,
+    /// The spec it carried, if any.
+    pub spec: Option<ImageSpec>,
+    /// The credential of a pull, if any.
+    pub credential: Option<Credential>,
+    /// The sandbox configuration of a pull, if any.
+    pub sandbox: Option<SandboxConfig>,
+}

@@ -1,0 +1,81 @@
+//! `backoff.json`, `puller.json`, `pull_policy.json`: the pull room in kubelet's mode, under simulated time.
+//!
+//! What a case says of the runtime is played by a fake. Where it means something there, the case is also run with
+//! larder's own store in the runtime's place; `stage.rs` says how.
+
+mod backoff;
+mod noted;
+mod policy;
+mod puller;
+mod stage;
+
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use larder::pull::PullConfig;
+use serde_json::Value;
+
+use crate::{Answer, parse};
+use stage::Stage;
+
+pub(crate) fn room(op: &str, input: &Value) -> Option<Answer> {
+    Some(match op {
+        "backoff_sequence" => parse(input).map(backoff::backoff_sequence),
+        "throttle_sequence" => {
+            parse(input).map(|input| simulated(backoff::throttle_sequence(input, Stage::fake())))
+        }
+        "pulling_time" => parse(input).map(puller::pulling_time),
+        "concurrency" => parse(input).map(|input| simulated(puller::concurrency(input))),
+        "start_order" => parse(input).map(|input| simulated(puller::start_order(input))),
+        "waiting_events" => parse(input).map(|input| simulated(puller::waiting_events(input))),
+        "ensure_sequence" => {
+            parse(input).and_then(|input| simulated(policy::ensure_sequence(input, Stage::fake())))
+        }
+        _ => return None,
+    })
+}
+
+/// What larder's own store makes of a case, in the same form. `None` for ops that mean nothing there: those about
+/// back-off, queues and times alone ask no backend, or end a runtime's pulls by hand. What crosses a runtime's socket
+/// is not the store's affair either. How many pulls run at once on the store, a scenario of the command line counts.
+pub(crate) fn on_store(op: &str, input: &Value) -> Option<Answer> {
+    let stage = match op {
+        "throttle_sequence" | "ensure_sequence" if stage::can_be_had(input) => Stage::store(),
+        _ => return None,
+    };
+    Some(match op {
+        "throttle_sequence" => parse(input).map(|input| simulated(backoff::throttle_sequence(input, stage))),
+        _ => parse(input).and_then(|input| simulated(policy::ensure_sequence(input, stage))),
+    })
+}
+
+/// Runs a case under a clock that only the case moves.
+pub(crate) fn simulated<T>(case: impl Future<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_time()
+        .start_paused(true)
+        .build()
+        .expect("a runtime without I/O starts");
+    runtime.block_on(case)
+}
+
+/// Lets all tasks run until none can go on by itself.
+async fn settle() {
+    for _ in 0..200 {
+        tokio::task::yield_now().await;
+    }
+}
+
+fn ms(n: u64) -> Duration {
+    Duration::from_millis(n)
+}
+
+/// Kubelet's mode without a throttle.
+fn unthrottled(serialize_image_pulls: bool, max_parallel_image_pulls: Option<u32>) -> PullConfig {
+    PullConfig {
+        serialize_image_pulls,
+        max_parallel_image_pulls: max_parallel_image_pulls.and_then(NonZeroU32::new),
+        registry_pull_qps: 0,
+        ..PullConfig::kubelet()
+    }
+}

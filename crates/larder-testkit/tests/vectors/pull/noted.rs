@@ -1,0 +1,147 @@
+//! What a manager tells, written down for a case: events, metrics, times, and what the records are asked.
+
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use larder::credentials::LazyLookup;
+use larder::events::{Event, EventSink, Reason};
+use larder::pull::{EnsureLabels, PullMetrics, PullTimeRecorder};
+use larder::records::{PullRecords, RecordedCredentials, RecordsError};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio::time::Instant;
+
+fn locked<T>(shared: &Mutex<T>) -> MutexGuard<'_, T> {
+    shared.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[derive(Default)]
+pub(super) struct Events(Mutex<Vec<Event>>);
+
+impl Events {
+    pub(super) fn take(&self) -> Vec<Event> {
+        std::mem::take(&mut *locked(&self.0))
+    }
+}
+
+impl EventSink for Events {
+    fn record(&self, event: Event) {
+        // A case compares the events of ensure itself; none of them is the caller's `Failed: Error: ...`.
+        assert!(event.reason != Reason::Failed || !event.message.starts_with("Error:"));
+        locked(&self.0).push(event);
+    }
+}
+
+#[derive(Default)]
+pub(super) struct Labels(Mutex<Vec<EnsureLabels>>);
+
+impl Labels {
+    /// The labels of the one call since the last time; null if it was not one.
+    pub(super) fn take(&self) -> Value {
+        match std::mem::take(&mut *locked(&self.0)).as_slice() {
+            [one] => json!({
+                "pull_policy": one.pull_policy,
+                "present_locally": one.present_locally.to_string(),
+                "pull_required": one.pull_required.to_string(),
+            }),
+            _ => Value::Null,
+        }
+    }
+}
+
+impl PullMetrics for Labels {
+    fn ensure_requested(&self, labels: &EnsureLabels) {
+        locked(&self.0).push(labels.clone());
+    }
+
+    fn image_pulled(&self, _size_bytes: u64, _duration: Duration) {}
+}
+
+/// Counts started and finished marks.
+#[derive(Default)]
+pub(super) struct Marks(Mutex<[usize; 2]>);
+
+impl Marks {
+    pub(super) fn take(&self) -> [usize; 2] {
+        std::mem::take(&mut *locked(&self.0))
+    }
+}
+
+impl PullTimeRecorder for Marks {
+    fn started_pulling(&self, _pod_uid: &str, _now: Instant) {
+        locked(&self.0)[0] += 1;
+    }
+
+    fn finished_pulling(&self, _pod_uid: &str, _now: Instant) {
+        locked(&self.0)[1] += 1;
+    }
+}
+
+/// A record check that answers as the case says and notes what it was told.
+#[derive(Default)]
+pub(super) struct Records {
+    answers: Mutex<(MustAttemptPull, Option<String>)>,
+    calls: Mutex<Vec<Value>>,
+}
+
+impl Records {
+    pub(super) fn answer(&self, must_attempt_pull: Option<MustAttemptPull>, intent_error: Option<String>) {
+        *locked(&self.answers) = (must_attempt_pull.unwrap_or_default(), intent_error);
+    }
+
+    pub(super) fn take(&self) -> Vec<Value> {
+        std::mem::take(&mut *locked(&self.calls))
+    }
+
+    fn note(&self, call: Value) {
+        locked(&self.calls).push(call);
+    }
+}
+
+#[async_trait::async_trait]
+impl PullRecords for Records {
+    async fn must_attempt_pull(
+        &self,
+        image: &str,
+        image_ref: &str,
+        _credentials: &mut LazyLookup<'_>,
+    ) -> Result<bool, RecordsError> {
+        self.note(json!({"call": "MustAttemptImagePull", "image": image, "image_ref": image_ref}));
+        let (answer, _) = &*locked(&self.answers);
+        match &answer.error {
+            Some(text) => Err(RecordsError(text.clone())),
+            None => Ok(answer.required),
+        }
+    }
+
+    fn record_pull_intent(&self, image: &str) -> Result<(), RecordsError> {
+        self.note(json!({"call": "RecordPullIntent", "image": image}));
+        let (_, error) = &*locked(&self.answers);
+        error.clone().map_or(Ok(()), |text| Err(RecordsError(text)))
+    }
+
+    fn record_image_pulled(&self, image: &str, image_ref: &str, credentials: &RecordedCredentials) {
+        let credentials = match credentials {
+            RecordedCredentials::NodePodsAccessible => json!({"nodePodsAccessible": true}),
+            RecordedCredentials::Secret(at, hash) => json!({"kubernetesSecrets": [
+                {"uid": at.uid, "namespace": at.namespace, "name": at.name, "credentialHash": hash}]}),
+            RecordedCredentials::ServiceAccount(at) => json!({"kubernetesServiceAccounts": [
+                {"uid": at.uid, "namespace": at.namespace, "name": at.name}]}),
+        };
+        self.note(json!({"call": "RecordImagePulled", "image": image, "image_ref": image_ref,
+                         "credentials": credentials}));
+    }
+
+    fn record_image_pull_failed(&self, image: &str) {
+        self.note(json!({"call": "RecordImagePullFailed", "image": image}));
+    }
+}
+
+/// What the records answer in one attempt.
+#[derive(Deserialize, Clone, Default)]
+#[serde(deny_unknown_fields)]
+pub(super) struct MustAttemptPull {
+    #[serde(default)]
+    required: bool,
+    error: Option<String>,
+}
