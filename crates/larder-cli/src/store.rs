@@ -1,7 +1,7 @@
 //! The embedded store as a backend: where it is, and how it is opened.
 
+use std::env;
 use std::path::{Path, PathBuf};
-use std::{env, io};
 
 use larder_store::backend::StoreBackend;
 use larder_store::pull::{PullConfig, Puller};
@@ -35,16 +35,8 @@ pub(crate) fn open(root: &Path) -> Result<StoreBackend, Failure> {
 
 fn cannot_open(error: &OpenError) -> Failure {
     let failure = Failure::unreachable(chain(error));
-    match error {
-        OpenError::InUse { .. } => failure.hint("wait until it is done; one process has a store at a time"),
-        OpenError::NotAStore { .. } => failure.hint("name an empty or new folder with --root DIR"),
-        OpenError::Newer { .. } => failure.hint("use the larder that made it, or a later one"),
-        OpenError::Database { .. } | OpenError::Format { .. } => {
-            failure.hint("larder fsck --rebuild makes the database anew from what is on disk")
-        }
-        OpenError::Io { cause, .. } if cause.kind() == io::ErrorKind::PermissionDenied => {
-            failure.hint("run as the owner of the folder, or name another with --root DIR")
-        }
-        _ => failure,
+    match error.hint() {
+        Some(hint) => failure.hint(hint),
+        None => failure,
     }
 }

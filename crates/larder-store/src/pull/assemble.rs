@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
+use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use larder::backend::LayerPhase;
 use larder::reference::Digest;
@@ -49,7 +50,30 @@ impl Origin {
 enum Coming {
     Present(Layer),
     Waiting(Waiting),
-    Bringing(LayerClaim),
+    /// It is this pull's own to bring.
+    Own,
+}
+
+/// The layers that are this pull's to bring, by their place in the plan, until they are settled.
+#[derive(Default)]
+struct Own {
+    claims: HashMap<usize, LayerClaim>,
+    under_way: FuturesUnordered<BoxFuture<'static, (usize, Result<Staged, PullError>)>>,
+    staged: HashMap<usize, Staged>,
+}
+
+impl Own {
+    /// Waits until one more is brought. `None` when nothing is under way.
+    async fn next(&mut self) -> Option<Result<(), PullError>> {
+        let (at, brought) = self.under_way.next().await?;
+        Some(brought.map(|staged| drop(self.staged.insert(at, staged))))
+    }
+
+    /// Lets others have all of them: whoever waits out of the order of claims must not hold what somebody may wait for.
+    /// What was fetched stays in the ingest files.
+    fn give_back(&mut self) {
+        *self = Own::default();
+    }
 }
 
 impl Puller {
@@ -84,60 +108,41 @@ impl Puller {
         claims: Vec<Claim>,
         write_behind: Option<&WriteBehind>,
     ) -> Result<Vec<Layer>, PullError> {
-        let mut fetches = Vec::new();
-        let mut coming = Vec::with_capacity(claims.len());
+        let (mut own, mut coming) = (Own::default(), Vec::with_capacity(claims.len()));
         for (at, claim) in claims.into_iter().enumerate() {
             coming.push(match claim {
                 Claim::Present(layer) => Coming::Present(layer),
                 Claim::Wait(waiting) => Coming::Waiting(waiting),
                 Claim::Fetch(claim) => {
-                    fetches.push((at, plan.layers[at].clone()));
-                    Coming::Bringing(claim)
+                    own.claims.insert(at, claim);
+                    Coming::Own
                 }
             });
         }
-        // The largest first, or the last one to begin keeps the others waiting.
-        fetches.sort_by_key(|(_, wanted)| Reverse(wanted.descriptor.size));
-        let under_way = FuturesUnordered::new();
-        for (at, wanted) in fetches {
-            let (this, from) = (self.clone(), from.clone());
-            let options = self.options(wanted.descriptor.size, write_behind);
-            let task = Task(tokio::spawn(async move { this.bring(from, wanted, options).await }));
-            under_way.push(async move { (at, task.join().await) });
-        }
-        let mut under_way = under_way;
-        let mut staged = HashMap::new();
+        self.begin(from, plan, &mut own, write_behind);
         let mut layers: Vec<Layer> = Vec::with_capacity(coming.len());
         for (at, coming) in coming.into_iter().enumerate() {
             let wanted = &plan.layers[at];
             let layer = match coming {
-                Coming::Present(layer) => self.fitting(from, wanted, layer, &layers).await?,
-                Coming::Waiting(waiting) => {
-                    // What is brought meanwhile may fail, and then there is nothing to wait for.
-                    let wait = waiting.wait();
-                    tokio::pin!(wait);
-                    let found = loop {
-                        tokio::select! {
-                            found = &mut wait => break found,
-                            Some((at, brought)) = under_way.next() => { staged.insert(at, brought?); }
+                Coming::Present(layer) => self.fitting(from, wanted, layer, &layers, &mut own).await?,
+                Coming::Waiting(waiting) => match await_other(waiting, &mut own).await? {
+                    Some(layer) => self.fitting(from, wanted, layer, &layers, &mut own).await?,
+                    None => self.again(from, wanted, &layers, &mut own).await?,
+                },
+                Coming::Own => match own.claims.remove(&at) {
+                    Some(claim) => {
+                        while !own.staged.contains_key(&at)
+                            && let Some(brought) = own.next().await
+                        {
+                            brought?;
                         }
-                    };
-                    match found {
-                        Some(layer) => self.fitting(from, wanted, layer, &layers).await?,
-                        None => self.again(from, wanted, &layers).await?,
+                        let staged = own.staged.remove(&at).ok_or(PullError::Abandoned)?;
+                        let layer = self.settle(wanted, staged, &layers).await?;
+                        claim.done(&layer);
+                        layer
                     }
-                }
-                Coming::Bringing(claim) => {
-                    while !staged.contains_key(&at)
-                        && let Some((at, brought)) = under_way.next().await
-                    {
-                        staged.insert(at, brought?);
-                    }
-                    let staged = staged.remove(&at).ok_or(PullError::Abandoned)?;
-                    let layer = self.settle(wanted, staged, &layers).await?;
-                    claim.done(&layer);
-                    layer
-                }
+                    None => self.again(from, wanted, &layers, &mut own).await?, // it was given back
+                },
             };
             from.note(wanted, LayerPhase::Done);
             layers.push(layer);
@@ -145,8 +150,21 @@ impl Puller {
         Ok(layers)
     }
 
+    /// Starts to bring what was claimed.
+    fn begin(&self, from: &Origin, plan: &Plan, own: &mut Own, write_behind: Option<&WriteBehind>) {
+        let mut fetches: Vec<_> = own.claims.keys().map(|at| (*at, plan.layers[*at].clone())).collect();
+        // The largest first, or the last one to begin keeps the others waiting.
+        fetches.sort_by_key(|(at, wanted)| (Reverse(wanted.descriptor.size), *at));
+        for (at, wanted) in fetches {
+            let (this, from) = (self.clone(), from.clone());
+            let options = self.options(wanted.descriptor.size, write_behind);
+            let task = Task(tokio::spawn(async move { this.bring(from, wanted, options).await }));
+            own.under_way.push(Box::pin(async move { (at, task.join().await) }));
+        }
+    }
+
     async fn bring(&self, from: Origin, wanted: Wanted, options: Options) -> Result<Staged, PullError> {
-        let _slot = self.slots.acquire().await.map_err(|_| PullError::Abandoned)?;
+        let mut slot = Some(self.slots.acquire().await.map_err(|_| PullError::Abandoned)?);
         from.note(&wanted, LayerPhase::Fetching);
         let (session, tally) = match from {
             Origin::Import(import) => {
@@ -160,8 +178,12 @@ impl Puller {
         loop {
             let (session, tell) = (session.clone(), Arc::clone(&tell));
             match bring(self.store.clone(), session, wanted.clone(), options.clone(), tell).await {
-                // The same bytes under another diff id, or for another chain: rare, and soon over.
-                Err(PullError::Store(StoreError::Busy { .. })) => tokio::time::sleep(BUSY_RETRY).await,
+                // The same bytes under another diff id: rare, and soon over. Whoever has them may need the slot.
+                Err(PullError::Store(StoreError::Busy { .. })) => {
+                    slot.take();
+                    tokio::time::sleep(BUSY_RETRY).await;
+                    slot = Some(self.slots.acquire().await.map_err(|_| PullError::Abandoned)?);
+                }
                 Ok(staged) => {
                     tally.set(&wanted.descriptor.digest, LayerPhase::Unpacked);
                     return Ok(staged);
@@ -172,14 +194,20 @@ impl Puller {
     }
 
     /// A layer that somebody else gave up.
-    async fn again(&self, from: &Origin, wanted: &Wanted, below: &[Layer]) -> Result<Layer, PullError> {
+    async fn again(
+        &self,
+        from: &Origin,
+        wanted: &Wanted,
+        below: &[Layer],
+        own: &mut Own,
+    ) -> Result<Layer, PullError> {
         loop {
-            let layer = match self.turn(from, wanted, below, Store::claim).await? {
+            let layer = match self.turn(from, wanted, below, own, Store::claim).await? {
                 Some((layer, true)) => return Ok(layer),
                 Some((layer, false)) => layer,
                 None => continue,
             };
-            return self.fitting(from, wanted, layer, below).await;
+            return self.fitting(from, wanted, layer, below, own).await;
         }
     }
 
@@ -190,6 +218,7 @@ impl Puller {
         wanted: &Wanted,
         layer: Layer,
         below: &[Layer],
+        own: &mut Own,
     ) -> Result<Layer, PullError> {
         if *layer.key() == LayerKey::from(&wanted.chain_id) || !layer.record().facts.pending {
             return Ok(layer);
@@ -199,7 +228,7 @@ impl Puller {
             return Ok(layer);
         }
         loop {
-            if let Some((layer, _)) = self.turn(from, wanted, below, Store::claim_own).await? {
+            if let Some((layer, _)) = self.turn(from, wanted, below, own, Store::claim_own).await? {
                 return Ok(layer);
             }
         }
@@ -212,12 +241,16 @@ impl Puller {
         from: &Origin,
         wanted: &Wanted,
         below: &[Layer],
+        own: &mut Own,
         claim: fn(&Store, &Digest, &Digest) -> Result<Claim, StoreError>,
     ) -> Result<Option<(Layer, bool)>, PullError> {
         let (store, layer) = (self.store.clone(), wanted.clone());
         match blocking(move || claim(&store, &layer.diff_id, &layer.chain_id)).await?? {
             Claim::Present(layer) => Ok(Some((layer, false))),
-            Claim::Wait(waiting) => Ok(waiting.wait().await.map(|layer| (layer, false))),
+            Claim::Wait(waiting) => {
+                own.give_back();
+                Ok(waiting.wait().await.map(|layer| (layer, false)))
+            }
             Claim::Fetch(claim) => {
                 let options = self.options(wanted.descriptor.size, None);
                 let staged = self.bring(from.clone(), wanted.clone(), options).await?;
@@ -272,6 +305,19 @@ impl Puller {
             settle(Target { root: &root, files: &files }, &lowers, settling)
         });
         settled.await?.map_err(|cause| PullError::Unpack { digest: wanted.descriptor.digest.clone(), cause })
+    }
+}
+
+/// Waits for a layer that another pull brings; `None` when it gave up. What this pull brings meanwhile may fail, and then
+/// there is nothing to wait for.
+async fn await_other(waiting: Waiting, own: &mut Own) -> Result<Option<Layer>, PullError> {
+    let wait = waiting.wait();
+    tokio::pin!(wait);
+    loop {
+        tokio::select! {
+            found = &mut wait => return Ok(found),
+            Some(brought) = own.next() => brought?,
+        }
     }
 }
 

@@ -86,17 +86,16 @@ impl OpenError {
     /// What the reader could try next.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
-            OpenError::InUse { .. } => {
-                Some("ask that process (larder does so by itself when it is a daemon), or stop it first")
-            }
+            OpenError::InUse { .. } => Some("wait until it is done; one process has a store at a time"),
             OpenError::Mounted { .. } => Some("unmount them first: umount DIR"),
-            OpenError::NotAStore { .. } => Some("name an empty or a new folder with --root"),
+            OpenError::NotAStore { .. } => Some("name an empty or new folder with --root DIR"),
             OpenError::Newer { .. } => Some("use the larder that made it, or a later one"),
             OpenError::Format { .. } | OpenError::Database { .. } => {
                 Some("larder fsck --rebuild makes the database anew from the images that are there")
             }
-            OpenError::Io { cause, .. } => hint_of_io(cause)
-                .or(Some("name a folder that this user may write to with --root, or run as root")),
+            OpenError::Io { cause, .. } => {
+                hint_of_io(cause).or(Some("run as the owner of the folder, or name another with --root DIR"))
+            }
             OpenError::Recovery { cause, .. } => cause.hint(),
         }
     }

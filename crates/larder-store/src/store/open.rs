@@ -55,7 +55,8 @@ impl Opening {
         })?;
         match format {
             None => create(&*disk, &layout)?,
-            Some(FORMAT) => {}
+            // Folders that somebody removed are made again: what they had is then found missing, and can be fetched.
+            Some(FORMAT) => layout.create(&*disk).map_err(failed("put in order"))?,
             // There is no earlier format that would have to be brought up to date.
             Some(found) => {
                 return Err(OpenError::Newer { root: root.clone(), found, known: FORMAT });

@@ -162,7 +162,22 @@ fn a_lost_database_is_an_error_and_not_an_empty_store() {
         assert!(matches!(error, OpenError::Database { .. }), "{error}");
     }
     assert_eq!(entries(&root.join("layers")), [key("a").as_str()], "nothing was cleaned");
+    fs_err::write(root.join("larder.redb"), "").unwrap();
+    let error = Store::open(&root, config()).expect_err("the database is empty");
+    assert!(error.hint().unwrap().contains("--rebuild"), "{error}");
+    assert_eq!(entries(&root.join("layers")), [key("a").as_str()], "nothing was cleaned");
     drop(folder);
+}
+
+#[test]
+fn a_folder_that_vanished_is_made_again_and_its_layers_are_missing() {
+    let scratch = Scratch::new();
+    commit(&scratch.store, "app", &["base", "app"]);
+    fs_err::remove_dir_all(scratch.root().join("layers")).unwrap();
+    let scratch = scratch.reopen();
+    assert!(scratch.store.image("app").unwrap().is_none());
+    commit(&scratch.store, "app", &["base", "app"]);
+    assert!(scratch.store.image("app").unwrap().is_some());
 }
 
 #[test]

@@ -1,0 +1,61 @@
+//! Pulls that want the same layers in another order, and one that gives up: nobody waits for ever.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
+
+use std::time::Duration;
+
+use larder::backend::{Backend as _, ImageSpec, Progress};
+use larder::reference::Digest;
+use larder_store::backend::StoreBackend;
+use larder_store::pull::{PullConfig, Puller};
+use larder_store::registry::{Client, Proxy, RegistryConfig};
+use larder_store::store::{Claim, LayerClaim, Store, StoreConfig};
+use larder_testkit::archive::{Archive, Entry};
+use larder_testkit::fault_registry::FaultRegistry;
+use larder_testkit::peers::process::poll;
+
+const PLAIN: &str = "application/vnd.oci.image.layer.v1.tar";
+
+fn claim(store: &Store, layer: &Digest) -> Option<LayerClaim> {
+    match store.claim(layer, layer).unwrap() {
+        Claim::Fetch(claim) => Some(claim),
+        Claim::Wait(_) => None,
+        Claim::Present(_) => panic!("{layer} is here already"),
+    }
+}
+
+/// Waits for the turn to fetch a layer that somebody else has.
+async fn turn(store: &Store, layer: &Digest) -> LayerClaim {
+    let (store, layer) = (store.clone(), layer.clone());
+    let wait = move || poll(Duration::from_secs(20), || claim(&store, &layer));
+    tokio::task::spawn_blocking(wait).await.unwrap().expect("the layer is given back")
+}
+
+#[tokio::test]
+async fn a_pull_that_waits_out_of_order_gives_back_what_it_holds() {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::open(&folder.path().join("store"), StoreConfig::default()).unwrap();
+    let registry = FaultRegistry::start();
+    let layer = |name: &str| Archive::new().with(Entry::file(name, vec![7; 100_000])).finish();
+    let image = registry.put_image("app", "1", PLAIN, &[layer("lower"), layer("upper")], &[]);
+    // They are not compressed, so their digests are their diff ids.
+    let [lower, upper] = [0, 1].map(|at: usize| Digest::parse(&image.layers[at]).unwrap());
+    let config = RegistryConfig { config_dirs: Vec::new(), proxy: Proxy::None, ..RegistryConfig::default() };
+    let puller = Puller::new(store.clone(), Client::new(config), PullConfig::default());
+    let backend = StoreBackend::new(puller);
+
+    // Another pull has the lower layer, so this one waits for it, with the upper layer in its hands.
+    let gives_up = claim(&store, &lower).unwrap();
+    let spec = ImageSpec::named(registry.image("app:1"));
+    let pulling = tokio::spawn(async move { backend.pull(&spec, None, None, &Progress::unwatched()).await });
+    let (held, of) = (store.clone(), upper.clone());
+    let taken = move || poll(Duration::from_secs(20), || claim(&held, &of).is_none().then_some(()));
+    tokio::task::spawn_blocking(taken).await.unwrap().expect("the pull claims the upper layer");
+
+    // It gives up, and a third pull, which wants the upper layer next, is the first to claim the lower one.
+    drop(gives_up);
+    let lower = claim(&store, &lower).expect("this thread is the first");
+    let upper = turn(&store, &upper).await;
+    drop((lower, upper));
+    pulling.await.unwrap().expect("the pull goes on once nobody else wants them");
+}
