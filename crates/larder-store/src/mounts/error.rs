@@ -78,7 +78,8 @@ impl MountError {
             MountError::Target { .. } => Some("make the directory first: mkdir -p DIR"),
             MountError::Refused { cause, .. } | MountError::Unmount { cause, .. } => match cause.kind() {
                 io::ErrorKind::PermissionDenied => Some(
-                    "mounting needs root; without it, run larder in a user namespace of its own: unshare --user --map-root-user --mount",
+                    "mounting needs root; without it, mount and use it in a user namespace of its own: unshare --user --map-root-user \
+                     --mount, then larder --root DIR mount, with this user's store as DIR",
                 ),
                 io::ErrorKind::Unsupported | io::ErrorKind::NotFound => {
                     Some("the kernel needs overlayfs: modprobe overlay")
