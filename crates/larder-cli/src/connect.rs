@@ -12,6 +12,7 @@ use larder_store::backend::StoreBackend;
 use tokio::time::{self, Instant};
 
 use crate::args::Connection;
+use crate::collect::Notes;
 use crate::exit::Outcome;
 use crate::failure::Failure;
 use crate::out::Out;
@@ -72,10 +73,7 @@ pub(crate) fn store(args: &Connection) -> Result<StoreBackend, Failure> {
 
 /// The backend. A runtime is not spoken to before the first call; larder's own store is opened.
 pub(crate) fn backend(args: &Connection) -> Result<Arc<dyn Backend>, Failure> {
-    match chosen(args)? {
-        Chosen::Store(store) => Ok(Arc::new(store)),
-        Chosen::Runtime(runtime) => Ok(Arc::new(runtime)),
-    }
+    Ok(chosen(args)?.into_backend())
 }
 
 /// The backend, for commands that tell more of the one than of the other.
@@ -84,6 +82,15 @@ pub(crate) enum Chosen {
     Store(StoreBackend),
     /// A runtime, which is not spoken to before the first call.
     Runtime(CriBackend),
+}
+
+impl Chosen {
+    fn into_backend(self) -> Arc<dyn Backend> {
+        match self {
+            Chosen::Store(store) => Arc::new(store),
+            Chosen::Runtime(runtime) => Arc::new(runtime),
+        }
+    }
 }
 
 /// What the user wants to work on.
@@ -111,7 +118,7 @@ pub(crate) async fn reach_within(
     args: &Connection,
     patience: Duration,
     out: &Out,
-) -> Result<Arc<dyn Backend>, Failure> {
+) -> Result<Reached, Failure> {
     let started = Instant::now();
     let mut told = false;
     loop {
@@ -131,11 +138,19 @@ pub(crate) async fn reach_within(
     }
 }
 
+/// A backend that has answered, and where it is written down what was ensured on it.
+pub(crate) struct Reached {
+    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) notes: Notes,
+}
+
 /// The backend, once it has answered.
-pub(crate) async fn reach(args: &Connection) -> Result<Arc<dyn Backend>, Failure> {
-    let backend = backend(args)?;
+pub(crate) async fn reach(args: &Connection) -> Result<Reached, Failure> {
+    let chosen = chosen(args)?;
+    let notes = Notes::of(args, &chosen)?;
+    let backend = chosen.into_backend();
     backend.info().await?;
-    Ok(backend)
+    Ok(Reached { backend, notes })
 }
 
 /// The failure, and which variable led to the endpoint that does not answer.
@@ -192,6 +207,7 @@ mod tests {
         Connection {
             backend: backend.map(str::to_owned),
             root: root.map(PathBuf::from),
+            state: None,
             timeout: None,
             verbose: 0,
         }

@@ -5,6 +5,7 @@
 
 mod args;
 mod candidates;
+mod collect;
 mod commands;
 mod connect;
 mod credentials;

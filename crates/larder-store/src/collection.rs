@@ -1,12 +1,15 @@
-//! What collection asks the store: the layers of its images, and its leases.
+//! What collection asks the store: the layers and labels of its images, its leases, and how full its disk is.
 
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
 use larder::backend::{BackendError, CallErrorKind, Image};
-use larder::gc::{Found, LayerSource, Layers, Use, UseError, UseSource};
+use larder::gc::{Found, LayerSource, Layers, Measure, Use, UseError, UseSource};
+use larder::image_service::{Disk, FilesystemError, local_disk};
 
 use crate::backend::{StoreBackend, failed};
+use crate::manifest::ImageConfig;
+use crate::store::{LeaseKind, Store, StoreError};
 
 #[async_trait]
 impl LayerSource for StoreBackend {
@@ -31,13 +34,76 @@ impl UseSource for StoreBackend {
             Err(error) => return Err(UseError(error.to_string())),
         };
         let found = leases.into_iter().flat_map(|lease| {
-            let id = lease.id;
+            let by = match lease.kind {
+                LeaseKind::Ensured => Use::Ensured { left: left(lease.ends_at) },
+                _ => Use::Lease { id: lease.id },
+            };
             lease.leased.images.into_iter().map(move |image| Found {
                 image: image.to_string(),
                 handler: None,
-                by: Use::Lease { id: id.clone() },
+                by: by.clone(),
             })
         });
         Ok(found.collect())
+    }
+}
+
+/// Time until a lease ends, in seconds since 1970.
+fn left(ends_at: u64) -> Duration {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    Duration::from_secs(ends_at).saturating_sub(now)
+}
+
+/// The layers of a store's images, and their labels: one file is read for each image, which only rules about labels are
+/// worth.
+pub struct Labelled(pub StoreBackend);
+
+#[async_trait]
+impl LayerSource for Labelled {
+    async fn layers(&self, images: &[Image]) -> Result<Layers, BackendError> {
+        let store = self.0.store().clone();
+        let ids: Vec<String> = images.iter().map(|image| image.id.clone()).collect();
+        let read = move || -> Result<Layers, StoreError> {
+            let mut layers = store.sharing()?;
+            for id in ids {
+                // An image whose config cannot be read has labels that are not known, and rules about labels spare it.
+                if let Some(config) = config_of(&store, &id)? {
+                    layers.set_labels(&id, config.labels);
+                }
+            }
+            Ok(layers)
+        };
+        match tokio::task::spawn_blocking(read).await {
+            Ok(layers) => layers.map_err(|error| failed(&error, CallErrorKind::Other)),
+            Err(error) => Err(failed(&error, CallErrorKind::Canceled)),
+        }
+    }
+}
+
+fn config_of(store: &Store, id: &str) -> Result<Option<ImageConfig>, StoreError> {
+    let Some(record) = store.image(id)? else { return Ok(None) };
+    let bytes = store.blob(&record.id).unwrap_or_default();
+    Ok(bytes.and_then(|bytes| ImageConfig::parse(&bytes).ok()))
+}
+
+/// The file system of a store, once everything that was removed is deleted.
+pub struct StoreDisk(pub Store);
+
+#[async_trait]
+impl Measure for StoreDisk {
+    async fn measure(&self) -> Result<Disk, FilesystemError> {
+        let store = self.0.clone();
+        let measured = tokio::task::spawn_blocking(move || {
+            if let Err(error) = store.empty_trash() {
+                tracing::warn!("{error}");
+            }
+            local_disk(store.root())
+        });
+        let failed =
+            |error: &dyn std::error::Error| FilesystemError::Backend(failed(error, CallErrorKind::Other));
+        match measured.await {
+            Ok(disk) => Ok(disk.map_err(|error| failed(&error))?.unwrap_or_default()),
+            Err(error) => Err(failed(&error)),
+        }
     }
 }

@@ -9,7 +9,7 @@
 //! behind it is durable.
 
 pub mod backend;
-mod collection;
+pub mod collection;
 pub mod disk;
 pub mod fsck;
 pub mod manifest;

@@ -8,7 +8,8 @@ use larder_store::store::import::{ImportError, ImportFrom};
 use serde::Serialize;
 
 use crate::args::{Connection, LoadArgs};
-use crate::connect;
+use crate::collect::Notes;
+use crate::connect::{self, Chosen};
 use crate::exit::Outcome;
 use crate::failure::{Failure, chain};
 use crate::out::Out;
@@ -16,6 +17,7 @@ use crate::output;
 
 pub(super) async fn run(args: &LoadArgs, connection: &Connection, out: &Out) -> Result<Outcome, Failure> {
     let store = connect::store(connection)?;
+    let notes = Notes::of(connection, &Chosen::Store(store.clone()))?;
     let mut outcome = Outcome::Done;
     let mut loaded = Vec::new();
     for file in &args.files {
@@ -24,6 +26,8 @@ pub(super) async fn run(args: &LoadArgs, connection: &Connection, out: &Out) -> 
             Err(error) => outcome = outcome.max(failed(file, &error).print(out)),
         }
     }
+    let ids: Vec<&str> = loaded.iter().map(|image| image.id.as_str()).collect();
+    notes.ensured(&ids, out);
     match args.output {
         Some(format) => output::data(out, format, &loaded),
         None => loaded.iter().for_each(|image| image.tell(out)),

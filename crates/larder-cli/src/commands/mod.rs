@@ -4,9 +4,13 @@ mod completions;
 mod demo;
 mod df;
 mod ensure;
+mod explain;
 mod fsck;
+mod gc;
+mod history;
 mod images;
 mod inspect;
+mod keep;
 mod load;
 mod man;
 mod mount;
@@ -44,6 +48,11 @@ pub(crate) fn run(cli: Cli, out: &Arc<Out>) -> Result<Outcome, Failure> {
         Command::Inspect(args) => block_on(async |_| inspect::run(&args, &connection, out).await),
         Command::Rm(args) => block_on(async |_| rm::run(&args, &connection, out).await),
         Command::Df(args) => block_on(async |_| df::run(&args, &connection, out).await),
+        Command::Gc(args) => block_on(async |_| gc::run(&args, &connection, out).await),
+        Command::Explain(args) => block_on(async |_| explain::run(&args, &connection, out).await),
+        Command::History(args) => history::run(&args, &connection, out),
+        Command::Keep(args) => block_on(async |_| keep::keep(&args, &connection, out).await),
+        Command::Unkeep(args) => keep::unkeep(&args, &connection, out),
         Command::Load(args) => block_on(async |_| load::run(&args, &connection, out).await),
         Command::Mount(args) => mount::mount(&args, connect::store(&connection)?.store(), out),
         Command::Mounts(args) => mount::list(&args, connect::store(&connection)?.store(), out),

@@ -11,7 +11,7 @@ use super::ensure::check_argument;
 use super::trouble::{MAKE_ROOM, Trouble};
 use super::work::{self, Shown, Verdict};
 use crate::args::{Connection, PullArgs};
-use crate::connect;
+use crate::connect::{self, Reached};
 use crate::credentials;
 use crate::exit::Outcome;
 use crate::failure::Failure;
@@ -39,8 +39,8 @@ pub(super) async fn run(
         tracing::info!("credentials for {image}: {}", candidates.tell(image, &[]));
     }
     let interrupt = interrupt.handle();
-    let backend = match interrupt.or(connect::reach(connection)).await {
-        Some(Ok(backend)) => backend,
+    let Reached { backend, notes } = match interrupt.or(connect::reach(connection)).await {
+        Some(Ok(reached)) => reached,
         unreached => {
             let rows = requests.iter().map(|request| Row::new(&request.image, &Verdict::Unfinished));
             show(args, &rows.collect::<Vec<_>>(), out);
@@ -64,6 +64,7 @@ pub(super) async fn run(
     )
     .await;
 
+    notes.ensured(&work::ensured_ids(&verdicts), out);
     let rows = requests.iter().zip(&verdicts).map(|(request, verdict)| Row::new(&request.image, verdict));
     show(args, &rows.collect::<Vec<_>>(), out);
     let mut failed = false;

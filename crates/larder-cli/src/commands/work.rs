@@ -128,6 +128,15 @@ fn tell_failure(request: &EnsureRequest, error: &EnsureError, events: &dyn Event
     }
 }
 
+/// The ids of the images that are present now.
+pub(super) fn ensured_ids(verdicts: &[Verdict]) -> Vec<&str> {
+    let present = verdicts.iter().filter_map(|verdict| match verdict {
+        Verdict::Ensured(ensured) => Some(ensured.image_ref.as_str()),
+        Verdict::Failed(_) | Verdict::Unfinished => None,
+    });
+    present.collect()
+}
+
 /// Whether the backend is gone, which then is told: asked after something failed, because a pull's error does not say.
 pub(super) async fn is_it_gone(backend: &dyn Backend, interrupt: &Handled, out: &Out) -> Outcome {
     match interrupt.or(backend.info()).await {

@@ -211,6 +211,11 @@ impl Puller {
         }
     }
 
+    /// Spares an image that somebody was just told is present, as one that was just pulled.
+    pub fn spare(&self, id: &larder::reference::Digest) -> Result<(), StoreError> {
+        self.store.lease(&self.ensured(id.clone()))
+    }
+
     /// Spares an image that was just made present until something uses it, or a time passes.
     fn ensured(&self, id: larder::reference::Digest) -> LeaseRecord {
         LeaseRecord {

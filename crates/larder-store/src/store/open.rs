@@ -103,6 +103,7 @@ fn read_format(layout: &Layout) -> Result<Option<u32>, OpenError> {
 fn may_become_a_store(root: &Path) -> io::Result<bool> {
     let ours = [
         "blobs",
+        "collect",
         "format.new",
         "images",
         "ingest",

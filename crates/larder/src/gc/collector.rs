@@ -56,6 +56,15 @@ pub struct Report {
     pub warnings: Vec<KeepWarning>,
 }
 
+/// What one round did, and what kept it from doing all that it should.
+#[derive(Debug, Clone)]
+pub struct Round {
+    /// What was done until then.
+    pub report: Report,
+    /// Why it is not all.
+    pub error: Option<GcError>,
+}
+
 impl Collector {
     /// Begins with a backend and larder's defaults.
     pub fn builder(backend: Arc<dyn Backend>) -> CollectorBuilder {
@@ -119,7 +128,8 @@ impl Collector {
         self.look(&mut *self.records.lock().await).await
     }
 
-    async fn scene_with_disk(&self) -> Result<Scene, GcError> {
+    /// Everything that a plan depends on, and the file system.
+    pub async fn scene_with_disk(&self) -> Result<Scene, GcError> {
         let mut scene = self.scene().await?;
         scene.disk = Some(self.disk().await?);
         Ok(scene)
@@ -128,11 +138,26 @@ impl Collector {
     /// One round: removes what is older than the maximum age, and if the disk is past a limit then, frees room until it
     /// is not.
     pub async fn collect(&self) -> Result<Report, GcError> {
+        let Round { report, error } = self.round(Goal::Thresholds).await;
+        error.map_or(Ok(report), Err)
+    }
+
+    /// Collects for this goal, and tells what was done also where that was not enough or some of it failed.
+    pub async fn round(&self, goal: Goal) -> Round {
+        let mut report = Report::default();
+        let ended = match goal {
+            Goal::Thresholds | Goal::Age => self.on_time(&mut report).await,
+            Goal::Free { .. } | Goal::AllUnused => self.on_demand(goal, &mut report).await,
+        };
+        Round { report, error: ended.err() }
+    }
+
+    async fn on_time(&self, report: &mut Report) -> Result<(), GcError> {
         let records = &mut *self.records.lock().await;
         let scene = &mut self.look(records).await?;
         let started = scene.now;
-        let mut report = Report { warnings: self.warnings(scene), ..Report::default() };
-        let age_error = self.age_pass(scene, records, &mut report).await;
+        report.warnings = self.warnings(scene);
+        let age_error = self.age_pass(scene, records, report).await;
         if let (Some(error), Accounting::Nominal) = (&age_error, self.parts.policy.accounting) {
             return Err(error.clone());
         }
@@ -143,9 +168,9 @@ impl Collector {
         let planned = plan(scene, &self.parts.policy, Goal::Thresholds);
         if !is_due(disk, &self.parts.policy) {
             report.plans.push(planned);
-            return age_error.map_or(Ok(report), Err);
+            return age_error.map_or(Ok(()), Err);
         }
-        let swept = self.carry_out(scene, records, planned, &mut report).await;
+        let swept = self.carry_out(scene, records, planned, report).await;
         if let Some(error) = swept.error(Goal::Thresholds, &self.parts.policy) {
             return Err(error);
         }
@@ -155,24 +180,26 @@ impl Collector {
             self.event(Reason::FreeDiskSpaceFailed, &message);
             return Err(GcError::Insufficient(message));
         }
-        age_error.map_or(Ok(report), Err)
+        age_error.map_or(Ok(()), Err)
     }
 
     /// Removes all that nothing uses and nothing keeps, whatever the disk says.
     pub async fn delete_unused(&self) -> Result<Report, GcError> {
-        self.on_demand(Goal::AllUnused).await
+        let Round { report, error } = self.round(Goal::AllUnused).await;
+        error.map_or(Ok(report), Err)
     }
 
     /// Frees so many bytes and the policy's margin, and not more than that takes.
     pub async fn free(&self, bytes: u64) -> Result<Report, GcError> {
-        self.on_demand(Goal::Free { bytes }).await
+        let Round { report, error } = self.round(Goal::Free { bytes }).await;
+        error.map_or(Ok(report), Err)
     }
 
-    async fn on_demand(&self, goal: Goal) -> Result<Report, GcError> {
+    async fn on_demand(&self, goal: Goal, report: &mut Report) -> Result<(), GcError> {
         let records = &mut *self.records.lock().await;
         let scene = &mut self.look(records).await?;
         let started = scene.now;
-        let mut report = Report { warnings: self.warnings(scene), ..Report::default() };
+        report.warnings = self.warnings(scene);
         scene.disk = match (goal, self.parts.policy.accounting) {
             (Goal::AllUnused, Accounting::Nominal) => None,
             (Goal::AllUnused, Accounting::Exact) => self.parts.disk.measure().await.ok(),
@@ -180,14 +207,14 @@ impl Collector {
         };
         report.before = scene.disk;
         let planned = plan(scene, &self.parts.policy, goal);
-        let swept = self.carry_out(scene, records, planned, &mut report).await;
+        let swept = self.carry_out(scene, records, planned, report).await;
         if let Some(error) = swept.error(goal, &self.parts.policy) {
             return Err(error);
         }
         self.run_hooks(scene, &swept, started);
         match report.before {
             Some(before) if !swept.reached => Err(GcError::Insufficient(insufficient(before, swept.freed))),
-            _ => Ok(report),
+            _ => Ok(()),
         }
     }
 
@@ -239,7 +266,12 @@ impl Collector {
         let images = parts.backend.list().await.map_err(GcError::List)?;
         let found = Uses::ask(&parts.sources).await?;
         let layers = match (&parts.layers, parts.policy.accounting) {
-            (Some(source), Accounting::Exact) => source.layers(&images).await.map_err(GcError::Layers)?,
+            // Keep rules may ask for labels, whatever the accounting.
+            (Some(source), accounting)
+                if accounting == Accounting::Exact || parts.policy.asks_for_labels() =>
+            {
+                source.layers(&images).await.map_err(GcError::Layers)?
+            }
             _ => Layers::unknown(),
         };
         let uses = Uses::of(found, &images, parts.policy.uses);
@@ -288,7 +320,8 @@ impl Collector {
         Ok(Disk { available: disk.available.min(disk.capacity), ..disk })
     }
 
-    fn warnings(&self, scene: &Scene) -> Vec<KeepWarning> {
+    /// Keep rules that match nothing in this scene.
+    pub fn warnings(&self, scene: &Scene) -> Vec<KeepWarning> {
         let rules = &self.parts.policy.keep;
         if rules.is_empty() { Vec::new() } else { keep::warnings(rules, &keepables(scene)) }
     }

@@ -43,6 +43,14 @@ impl KeepRule {
         KeepRule { select, ttl: None, budget_bytes: None }
     }
 
+    /// The rule in words, for an image that it keeps; whether that image's labels are known.
+    pub(super) fn text_for(&self, labels_known: bool) -> String {
+        match &self.select {
+            Selector::Label(..) if !labels_known => format!("{self}; its labels are not known"),
+            _ => self.to_string(),
+        }
+    }
+
     /// Why the rule cannot mean anything, with the next step.
     pub(super) fn problem(&self) -> Option<String> {
         let problem = match &self.select {
@@ -104,12 +112,15 @@ impl Keepable<'_> {
     }
 }
 
-/// For each image the rule that keeps it, as an index into the rules; the first one wins.
+/// For each image the rule that keeps it, as an index into the rules; the first one wins. An image that a rule cannot
+/// judge, because its labels are not known, is kept by it: losing what somebody wanted to keep is worse than a full disk.
 pub fn kept(now: Stamp, rules: &[KeepRule], images: &[Keepable<'_>]) -> Vec<Option<usize>> {
     let mut kept = vec![None; images.len()];
     for (index, rule) in rules.iter().enumerate() {
         let mut chosen = select(&rule.select, images);
+        let mut unjudged = unjudged(&rule.select, images);
         if let Some(ttl) = rule.ttl {
+            unjudged.retain(|&image| now.millis_since(images[image].last_wanted()) <= millis(ttl));
             chosen.retain(|&image| now.millis_since(images[image].last_wanted()) <= millis(ttl));
         }
         if let Some(budget) = rule.budget_bytes {
@@ -126,7 +137,8 @@ pub fn kept(now: Stamp, rules: &[KeepRule], images: &[Keepable<'_>]) -> Vec<Opti
                 None => false,
             });
         }
-        for image in chosen {
+        // Beside the budget: they must not take the place of images that the rule is known to mean.
+        for image in chosen.into_iter().chain(unjudged) {
             kept[image].get_or_insert(index);
         }
     }
@@ -150,6 +162,14 @@ fn select(selector: &Selector, images: &[Keepable<'_>]) -> Vec<usize> {
             image.id == digest || image.names.iter().any(named)
         }),
         Selector::Newest { repository, count } => newest(repository, *count, images),
+    }
+}
+
+/// The images of which nobody can say whether they are selected.
+fn unjudged(selector: &Selector, images: &[Keepable<'_>]) -> Vec<usize> {
+    match selector {
+        Selector::Label(..) => (0..images.len()).filter(|&image| images[image].labels.is_none()).collect(),
+        Selector::Name(_) | Selector::Digest(_) | Selector::Newest { .. } => Vec::new(),
     }
 }
 
@@ -224,15 +244,19 @@ pub struct KeepWarning {
     pub text: String,
     /// Names that are present and look most like it, best first; at most three.
     pub nearest: Vec<String>,
-    /// No labels are known of any image, so that a rule about one cannot match.
-    pub labels_unknown: bool,
+    /// How many images are kept only because their labels are not known.
+    pub labels_unknown: usize,
 }
 
 impl fmt::Display for KeepWarning {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "keep rule {} ({}) matches no image", self.rule + 1, self.text)?;
-        if self.labels_unknown {
-            f.write_str("; this backend does not tell the labels of images, so keep them by name")?;
+        if self.labels_unknown > 0 {
+            let unknown = self.labels_unknown;
+            write!(
+                f,
+                " whose labels are known, and keeps {unknown} whose labels are not; keep images by name"
+            )?;
         } else if !self.nearest.is_empty() {
             write!(f, "; present and similar: {}", self.nearest.join(", "))?;
         }
@@ -244,14 +268,11 @@ impl fmt::Display for KeepWarning {
 pub fn warnings(rules: &[KeepRule], images: &[Keepable<'_>]) -> Vec<KeepWarning> {
     let unmatched = rules.iter().enumerate().filter(|(_, rule)| select(&rule.select, images).is_empty());
     unmatched
-        .map(|(index, rule)| {
-            let is_label = matches!(rule.select, Selector::Label(..));
-            KeepWarning {
-                rule: index,
-                text: rule.to_string(),
-                nearest: nearest(&rule.select, images),
-                labels_unknown: is_label && images.iter().all(|image| image.labels.is_none()),
-            }
+        .map(|(index, rule)| KeepWarning {
+            rule: index,
+            text: rule.to_string(),
+            nearest: nearest(&rule.select, images),
+            labels_unknown: unjudged(&rule.select, images).len(),
         })
         .collect()
 }
@@ -262,9 +283,14 @@ fn nearest(selector: &Selector, images: &[Keepable<'_>]) -> Vec<String> {
         Selector::Newest { repository, .. } => repository,
         Selector::Label(..) | Selector::Digest(_) => return Vec::new(),
     };
-    let wanted: Vec<char> = wanted.chars().filter(|c| !matches!(c, '*' | '?')).collect();
+    nearest_names(wanted, images.iter().flat_map(|image| image.names))
+}
+
+/// The names that look most like a text, best first; at most three. Names with a digest are left out.
+pub fn nearest_names<'a>(text: &str, names: impl IntoIterator<Item = &'a String>) -> Vec<String> {
+    let wanted: Vec<char> = text.chars().filter(|c| !matches!(c, '*' | '?')).collect();
     let mut near: Vec<(usize, &String)> = Vec::new();
-    for name in images.iter().flat_map(|image| image.names).filter(|name| !name.contains('@')) {
+    for name in names.into_iter().filter(|name| !name.contains('@')) {
         let distance = short_forms(name).map(|form| distance(&wanted, form)).min().unwrap_or(usize::MAX);
         near.push((distance, name));
     }

@@ -83,6 +83,13 @@ impl Layers {
         true
     }
 
+    /// Adds the labels of an image that is known.
+    pub fn set_labels(&mut self, id: &str, labels: BTreeMap<String, String>) {
+        if let Some(image) = self.images.get_mut(id) {
+            image.labels = Some(labels);
+        }
+    }
+
     /// All layers.
     pub fn all(&self) -> &[Layer] {
         &self.all

@@ -27,18 +27,19 @@ mod sweep;
 mod time;
 mod uses;
 
-pub use collector::{Collector, CollectorBuilder, GcCounts, Hook, Report};
+pub use collector::{Collector, CollectorBuilder, GcCounts, Hook, Report, Round};
 pub use disk::{BackendDisk, Measure, size_text};
 pub use error::GcError;
 pub use gate::{Gate, Look, Removing};
 pub use history::{Entry, History, HistoryFile};
 pub use inspect::InspectedLayers;
-pub use keep::{KeepRule, KeepWarning, Selector};
+pub use keep::{KeepRule, KeepWarning, Selector, nearest_names};
 pub use layers::{Layer, LayerSource, Layers};
 pub use loops::{FailureCount, GcLoops, GcStatus, ImageCache, Periods};
 pub use node_status::{NodeImage, NodeStatusError, images_for_node_status, sorted_for_cache};
 pub use plan::{
-    Goal, ImageVerdict, Plan, Removal, Scene, Stays, Subject, Verdict, Why, insufficient, plan, plan_round,
+    Goal, Holder, Holders, Holding, ImageVerdict, Plan, Removal, Scene, Stays, Subject, Verdict, Why,
+    holders, insufficient, plan, plan_round,
 };
 pub use policy::{
     Accounting, AgeRule, ClockRule, GcPolicy, HookRule, InodeThresholds, PolicyError, UseRule, Which,

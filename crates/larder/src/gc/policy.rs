@@ -153,6 +153,11 @@ impl GcPolicy {
         problems
     }
 
+    /// Whether a keep rule is about labels.
+    pub fn asks_for_labels(&self) -> bool {
+        self.keep.iter().any(|rule| matches!(rule.select, super::keep::Selector::Label(..)))
+    }
+
     /// Whether rounds are worth starting: at a threshold of 100 percent, and with no other limit, nothing would ever
     /// go.
     pub fn is_enabled(&self) -> bool {

@@ -5,11 +5,14 @@ mod store;
 use std::sync::Arc;
 
 use larder::backend::{Backend, BackendError};
+use larder::gc::{Collector, Holders, holders as who_holds};
 use larder::image_service::{Disk, FilesystemError, ImageService, local_disk};
 use serde::Serialize;
 
+use super::gc::holders::{self, HeldBy};
 use super::rm::users;
 use crate::args::{Connection, DfArgs};
+use crate::collect;
 use crate::connect::{self, Chosen};
 use crate::exit::Outcome;
 use crate::failure::Failure;
@@ -19,11 +22,18 @@ use crate::output::{self, size};
 use store::StoreReport;
 
 pub(super) async fn run(args: &DfArgs, connection: &Connection, out: &Out) -> Result<Outcome, Failure> {
-    let (backend, store): (Arc<dyn Backend>, _) = match connect::chosen(connection)? {
-        Chosen::Store(store) => (Arc::new(store.clone()), Some(StoreReport::measure(store.store())?)),
-        Chosen::Runtime(runtime) => (Arc::new(runtime), None),
+    let chosen = connect::chosen(connection)?;
+    let store = match &chosen {
+        Chosen::Store(store) => Some(StoreReport::measure(store.store())?),
+        Chosen::Runtime(_) => None,
     };
-    let report = measure(backend, store).await?;
+    let looking = collect::looking(connection, chosen)?;
+    let mut report = measure(Arc::clone(&looking.backend), store).await?;
+    let held = held_by(&looking.collector, report.filesystem.size_bytes.is_some()).await;
+    if let Some(held) = &held {
+        report.held_by = Some(HeldBy::from(held));
+        report.reclaimable_bytes = Some(held.reclaimable.bytes);
+    }
     if let Some(format) = args.output.data() {
         output::data(out, format, &report);
         return Ok(Outcome::Done);
@@ -38,7 +48,23 @@ pub(super) async fn run(args: &DfArgs, connection: &Connection, out: &Out) -> Re
         out.line(format_args!("{filesystem}\n\n{}\n", report.images.table()));
         out.line("The sum is kubelet's: a layer that several images share counts once for each of them.");
     }
+    if let Some(held) = &held {
+        out.line(format_args!("\n{}", holders::table(held)));
+    }
     Ok(Outcome::Done)
+}
+
+/// Who holds the disk; `None`, after a warning, where that cannot be told.
+async fn held_by(collector: &Collector, disk_is_here: bool) -> Option<Holders> {
+    let scene = if disk_is_here { collector.scene_with_disk().await } else { collector.scene().await };
+    let scene = match scene {
+        Ok(scene) => scene,
+        Err(error) => {
+            tracing::warn!("who holds the disk is not known: {error}");
+            return None;
+        }
+    };
+    Some(who_holds(&scene, collector.policy()))
 }
 
 /// The room that images take. The shape of `-o json`.
@@ -49,6 +75,9 @@ struct Report {
     images: Images,
     /// Only larder's own store tells so much.
     store: Option<StoreReport>,
+    held_by: Option<HeldBy>,
+    /// What removing all that nothing uses and nothing keeps would free.
+    reclaimable_bytes: Option<u64>,
 }
 
 /// Where images live. Sizes in bytes; absent when not known here.
@@ -103,7 +132,7 @@ async fn measure(backend: Arc<dyn Backend>, store: Option<StoreReport>) -> Resul
         inodes: disk.map(|disk| disk.inodes),
         inodes_free: disk.map(|Disk { inodes_free, .. }| inodes_free),
     };
-    Ok(Report { filesystem, images, store })
+    Ok(Report { filesystem, images, store, held_by: None, reclaimable_bytes: None })
 }
 
 fn filesystem_failure(error: FilesystemError) -> Failure {

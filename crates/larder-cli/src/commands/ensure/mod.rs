@@ -14,7 +14,7 @@ use super::trouble::{MAKE_ROOM, Trouble};
 use super::work::{self, Shown, Verdict};
 use crate::args::{Connection, EnsureArgs};
 use crate::candidates::Candidates;
-use crate::connect;
+use crate::connect::{self, Reached};
 use crate::credentials;
 use crate::exit::Outcome;
 use crate::failure::Failure;
@@ -51,17 +51,18 @@ pub(super) async fn run(
     }
     let interrupt = interrupt.handle();
     let started = Instant::now();
-    let backend = match interrupt.or(connect::reach_within(connection, args.retry_for, out)).await {
-        Some(Ok(backend)) => backend,
-        unreached => {
-            return Ok(nothing_done(
-                args,
-                &gathered,
-                unreached.and_then(Result::err).map(|failure| connect::explain(connection, failure)),
-                out,
-            ));
-        }
-    };
+    let Reached { backend, notes } =
+        match interrupt.or(connect::reach_within(connection, args.retry_for, out)).await {
+            Some(Ok(reached)) => reached,
+            unreached => {
+                return Ok(nothing_done(
+                    args,
+                    &gathered,
+                    unreached.and_then(Result::err).map(|failure| connect::explain(connection, failure)),
+                    out,
+                ));
+            }
+        };
 
     let progress = Progress::new(progress_possible());
     let progress = Arc::new(if args.output.data().is_some() { progress.recorded() } else { progress });
@@ -85,6 +86,7 @@ pub(super) async fn run(
     {
         summary.fill_sizes(&images);
     }
+    notes.ensured(&work::ensured_ids(&verdicts), out);
     summary.show(args.output, args.retry_for, out);
     advise(&gathered, &verdicts, &candidates, out);
     let mut outcome = summary.outcome().max(gathered.outcome());

@@ -117,3 +117,17 @@ fn a_rule_that_matches_nothing_names_what_is_near() {
         ]
     );
 }
+
+#[test]
+fn what_a_rule_cannot_judge_is_kept_and_takes_no_part_of_its_budget() {
+    let mut images = [held("known", &[], 60, 10), held("unknown", &[], 60, 20), held("other", &[], 60, 30)];
+    images[0].labels.insert("keep".into(), "yes".into());
+    let mut seen = seen(&images);
+    seen[1].labels = None;
+    let rule = KeepRule::new(Selector::Label("keep".into(), None));
+    assert_eq!(kept(Stamp(40), std::slice::from_ref(&rule), &seen), [Some(0), Some(0), None]);
+    let budget = KeepRule { budget_bytes: Some(60), ..rule.clone() };
+    assert_eq!(kept(Stamp(40), &[budget], &seen), [Some(0), Some(0), None]);
+    let over = KeepRule { ttl: Some(Duration::from_millis(5)), ..rule };
+    assert_eq!(kept(Stamp(40), &[over], &seen), [None, None, None], "its time is over, whatever its labels");
+}

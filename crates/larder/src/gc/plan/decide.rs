@@ -114,7 +114,8 @@ pub(in crate::gc) fn plan_for(scene: &Scene, policy: &GcPolicy, goal: Goal, aim:
             (None, None) => Verdict::Stays(Stays::NotNeeded),
         };
         let (id, handler, names) = (image.id.clone(), image.handler.clone(), image.names.clone());
-        ImageVerdict { id, handler, names, size: image.size, alone, verdict }
+        let (first_seen, last_used) = (image.first_seen, image.last_used);
+        ImageVerdict { id, handler, names, size: image.size, alone, first_seen, last_used, verdict }
     };
     let alone = alone(&scene.images, &scene.layers);
     let mut verdicts: Vec<ImageVerdict> = scene.images.iter().zip(alone).zip(0..).map(verdict).collect();
@@ -149,7 +150,9 @@ fn standing(scene: &Scene, policy: &GcPolicy, aim: Aim) -> Vec<Option<Stays>> {
             return Some(Stays::Pinned);
         }
         if let Some(rule) = kept {
-            return Some(Stays::Kept { rule, text: policy.keep[rule].to_string() });
+            let known = scene.layers.of(&image.id).is_some_and(|known| known.labels.is_some());
+            let text = policy.keep[rule].text_for(known);
+            return Some(Stays::Kept { rule, text });
         }
         if let Some(error) = &image.failed {
             return Some(Stays::Failed(error.clone()));
@@ -177,7 +180,7 @@ pub(in crate::gc) fn keepables(scene: &Scene) -> Vec<Keepable<'_>> {
 }
 
 /// Why a candidate is spared by the space pass.
-fn spared(scene: &Scene, policy: &GcPolicy, image: &Subject) -> Option<Stays> {
+pub(super) fn spared(scene: &Scene, policy: &GcPolicy, image: &Subject) -> Option<Stays> {
     if image.last_used.is_some_and(|used| used >= scene.now) {
         return Some(Stays::ClockWentBack);
     }

@@ -8,6 +8,7 @@
 //! [`Accounting::Exact`]: super::policy::Accounting::Exact
 
 mod decide;
+mod holders;
 mod reason;
 mod release;
 mod scene;
@@ -15,6 +16,7 @@ mod scene;
 use std::time::Duration;
 
 pub use decide::{insufficient, plan, plan_round};
+pub use holders::{Holder, Holders, Holding, holders};
 pub use reason::{Stays, Verdict, Why};
 pub use scene::{Scene, Subject};
 
@@ -94,6 +96,10 @@ pub struct ImageVerdict {
     pub size: u64,
     /// What removing just this image would free.
     pub alone: Amount,
+    /// When it was first seen.
+    pub first_seen: Stamp,
+    /// When it was last used, if ever.
+    pub last_used: Option<Stamp>,
     /// Goes or stays.
     pub verdict: Verdict,
 }

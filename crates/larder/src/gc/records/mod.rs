@@ -83,6 +83,29 @@ impl Records {
         }
     }
 
+    /// Takes note that these images were just made present for somebody: that is a use. They have no runtime handler.
+    pub fn ensured<'a>(
+        &mut self,
+        ids: impl IntoIterator<Item = &'a str>,
+        now: &ClockReading,
+        rule: ClockRule,
+    ) {
+        if rule == ClockRule::KeepAges {
+            self.follow(now);
+        }
+        for id in ids {
+            let record = self.by_key.entry((id.to_owned(), String::new())).or_insert_with(|| Record {
+                id: id.to_owned(),
+                handler: String::new(),
+                first_seen: now.wall,
+                last_used: None,
+                size: 0,
+                pinned: false,
+            });
+            record.last_used = Some(now.wall);
+        }
+    }
+
     /// Moves all times by the step that the wall clock made since the last observation, if any, and cuts what is still
     /// in the future to now.
     fn follow(&mut self, now: &ClockReading) {

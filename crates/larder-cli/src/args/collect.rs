@@ -1,0 +1,274 @@
+//! What can be typed after commands about collection: what goes when the disk fills up, and what stays.
+
+#![allow(clippy::doc_markdown, rustdoc::bare_urls, reason = "these comments are the text of --help")]
+
+use std::time::Duration;
+
+use clap::Args;
+use larder::gc::{GcPolicy, Goal};
+
+use crate::duration;
+use crate::failure::Failure;
+use crate::output::Format;
+
+/// Remove unused images when the disk fills up, least recently used first.
+///
+/// One round: where the file system that holds the images is fuller than the high threshold, images that nothing uses
+/// are removed until it really is down to the low one. A layer that several images share counts once, for the image
+/// that is removed last. Images in use, pinned, leased, kept by a rule (larder keep) or seen for less than the minimum age
+/// stay. After each removal the file system is measured.
+///
+/// The flags have the names of kubelet's; its configuration file calls them imageGCHighThresholdPercent,
+/// imageGCLowThresholdPercent, imageMinimumGCAge and imageMaximumGCAge.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  larder gc --dry-run           what would go and why, and why the rest stays; nothing is removed
+  larder gc                     one round, now
+  larder gc --free 10GiB        free so much and a little more, and not everything
+  larder gc --all-unused        remove all that nothing uses and nothing keeps
+  larder gc --image-gc-high-threshold 70 --image-gc-low-threshold 60
+
+Exit code: 0 enough is free, or nothing had to go; 1 some could not be removed, or all that may go does not free enough;
+2 bad input, and nothing was removed; 3 backend unreachable.")]
+pub(crate) struct GcArgs {
+    /// Only say what would be done. It is the same plan.
+    #[arg(long)]
+    pub(crate) dry_run: bool,
+
+    /// Free so many bytes, such as 500MB or 10GiB (10Gi is the same), whatever the thresholds say.
+    #[arg(long, value_name = "SIZE", value_parser = size, conflicts_with = "all_unused")]
+    pub(crate) free: Option<u64>,
+
+    /// Remove everything that may be removed, whatever the thresholds say.
+    #[arg(long)]
+    pub(crate) all_unused: bool,
+
+    #[command(flatten)]
+    pub(crate) limits: Limits,
+
+    /// What results look like; wide says of each image why it stays.
+    #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
+    pub(crate) output: Format,
+}
+
+impl GcArgs {
+    /// What it is for.
+    pub(crate) fn goal(&self) -> Goal {
+        match self.free {
+            Some(bytes) => Goal::Free { bytes },
+            None if self.all_unused => Goal::AllUnused,
+            None => Goal::Thresholds,
+        }
+    }
+}
+
+/// When to collect and what to spare, by kubelet's names.
+#[derive(Debug, Default, Args)]
+#[command(next_help_heading = "Limits")]
+pub(crate) struct Limits {
+    /// Collect when so many percent of the file system are in use; 100 is never [default: 85].
+    #[arg(long, value_name = "PERCENT", allow_negative_numbers = true)]
+    pub(crate) image_gc_high_threshold: Option<i32>,
+
+    /// Free until so many percent are in use [default: 80].
+    #[arg(long, value_name = "PERCENT", allow_negative_numbers = true)]
+    pub(crate) image_gc_low_threshold: Option<i32>,
+
+    /// Spare images that were first seen less than this ago [default: 2m].
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
+    pub(crate) minimum_image_ttl_duration: Option<Duration>,
+
+    /// Remove images unused for longer than this although there is room; 0 is never [default: 0].
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
+    pub(crate) image_maximum_gc_age: Option<Duration>,
+
+    /// Collect as kubelet does: the sizes that the runtime reports are added up, although images share layers.
+    #[arg(long)]
+    pub(crate) kubelet: bool,
+}
+
+impl Limits {
+    /// What the flags mean. All that is wrong is told at once.
+    pub(crate) fn policy(&self) -> Result<GcPolicy, Failure> {
+        let mut policy = if self.kubelet { GcPolicy::kubelet() } else { GcPolicy::default() };
+        if let Some(high) = self.image_gc_high_threshold {
+            policy.high_threshold_percent = high;
+        }
+        if let Some(low) = self.image_gc_low_threshold {
+            policy.low_threshold_percent = low;
+        }
+        if let Some(age) = self.minimum_image_ttl_duration {
+            policy.minimum_age = age;
+        }
+        if let Some(age) = self.image_maximum_gc_age {
+            policy.maximum_age = age;
+        }
+        let problems: Vec<String> = policy.problems().iter().map(ToString::to_string).collect();
+        if problems.is_empty() {
+            return Ok(policy);
+        }
+        Err(Failure::bad_input(problems.join("; ")).hint(
+            "give percents from 0 to 100, with --image-gc-low-threshold not above --image-gc-high-threshold",
+        ))
+    }
+}
+
+/// Say of one image why it is kept or would go, who uses it, and what removing it frees.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  larder explain busybox:1.36
+  larder explain -o json sha256:0123...
+
+Exit code: 0 told, 1 no such image, 2 bad input, 3 backend unreachable.")]
+pub(crate) struct ExplainArgs {
+    /// Name or id of the image.
+    pub(crate) image: String,
+
+    #[command(flatten)]
+    pub(crate) limits: Limits,
+
+    /// What results look like.
+    #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
+    pub(crate) output: Format,
+}
+
+/// Show what collection has removed: what, when, why, and how much that freed.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  larder history
+  larder history -o json
+
+The journal is bounded: about the last 5000 removals.")]
+pub(crate) struct HistoryArgs {
+    /// What results look like.
+    #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
+    pub(crate) output: Format,
+}
+
+/// Keep images that nothing uses, or list what is kept.
+///
+/// Without a rule, the rules are listed. larder rm still removes what is kept here.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  larder keep                             the rules
+  larder keep 'registry.example/base/*'   all images with a name like this
+  larder keep busybox:1.36 --ttl 168h     for a week after its last use
+  larder keep --label team=infra          images whose config has this label
+  larder keep 'app/*' --newest 3          the newest three of each such repository
+  larder keep 'cache/*' --budget 5GiB     the last used, up to so much")]
+pub(crate) struct KeepArgs {
+    /// A name, in which * stands for any text and ? for one character; or a digest, sha256:...
+    #[arg(value_name = "RULE", conflicts_with = "label")]
+    pub(crate) rule: Option<String>,
+
+    /// Images with this label, and this value if one is given.
+    #[arg(long, value_name = "KEY[=VALUE]")]
+    pub(crate) label: Option<String>,
+
+    /// Only the newest N images of each repository that RULE names.
+    #[arg(long, value_name = "N", requires = "rule")]
+    pub(crate) newest: Option<usize>,
+
+    /// Only for so long after their last use.
+    #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
+    pub(crate) ttl: Option<Duration>,
+
+    /// Only as many as fit into this, the last used first.
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub(crate) budget: Option<u64>,
+
+    /// What results look like.
+    #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
+    pub(crate) output: Format,
+}
+
+/// Drop keep rules.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  larder unkeep 1                         the first rule that larder keep lists
+  larder unkeep 'registry.example/base/*'
+  larder unkeep --label team=infra
+  larder unkeep --all                     all rules, also where they cannot be read")]
+pub(crate) struct UnkeepArgs {
+    /// The number of a rule, or its name or digest.
+    #[arg(value_name = "RULE", required_unless_present_any = ["label", "all"])]
+    pub(crate) rule: Option<String>,
+
+    /// The rule for this label.
+    #[arg(long, value_name = "KEY[=VALUE]", conflicts_with = "rule")]
+    pub(crate) label: Option<String>,
+
+    /// All rules.
+    #[arg(long, conflicts_with_all = ["rule", "label"])]
+    pub(crate) all: bool,
+}
+
+/// Units of sizes; longer ones first.
+const UNITS: [(&str, u64); 14] = [
+    ("kib", 1 << 10),
+    ("mib", 1 << 20),
+    ("gib", 1 << 30),
+    ("tib", 1 << 40),
+    ("ki", 1 << 10),
+    ("mi", 1 << 20),
+    ("gi", 1 << 30),
+    ("ti", 1 << 40),
+    ("kb", 1000),
+    ("mb", 1_000_000),
+    ("gb", 1_000_000_000),
+    ("tb", 1_000_000_000_000),
+    ("b", 1),
+    ("", 1),
+];
+
+/// Reads a size in bytes: `500MB`, `10GiB`, `10Gi`, or a bare number.
+#[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)] // checked
+fn size(text: &str) -> Result<u64, String> {
+    let wrong = || format!("{text:?} is no size: write it like 500MB or 10GiB");
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let unit = unit.trim().to_ascii_lowercase();
+    let (_, unit) = UNITS.iter().find(|(known, _)| *known == unit).ok_or_else(wrong)?;
+    let bytes = number.parse::<f64>().map_err(|_| wrong())? * *unit as f64;
+    if bytes < 1.0 || bytes > (1_u64 << 60) as f64 {
+        return Err(wrong());
+    }
+    Ok(bytes as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_in_both_families_of_units() {
+        for (text, bytes) in
+            [("1", 1), ("500MB", 500_000_000), ("1.5Gi", 3 << 29), ("10GiB", 10 << 30), ("2kb", 2000)]
+        {
+            assert_eq!(size(text), Ok(bytes), "{text}");
+        }
+        for text in ["", "-1", "0", "GiB", "1X", "1..5G", "99999999TiB", "1e3"] {
+            assert!(size(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn limits_that_contradict_are_refused_together() {
+        let limits = |high, low| Limits {
+            image_gc_high_threshold: Some(high),
+            image_gc_low_threshold: Some(low),
+            ..Limits::default()
+        };
+        assert!(limits(65, 45).policy().is_ok());
+        for (high, low) in [(45, 65), (101, 50), (50, -1)] {
+            assert!(limits(high, low).policy().is_err());
+        }
+        let both = limits(101, -1).policy().unwrap_err();
+        assert!(both.message().contains("HighThresholdPercent") && both.message().contains("Low"));
+    }
+
+    #[test]
+    fn kubelets_way_is_one_flag() {
+        assert_eq!(Limits { kubelet: true, ..Limits::default() }.policy(), Ok(GcPolicy::kubelet()));
+    }
+}

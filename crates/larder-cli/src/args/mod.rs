@@ -1,0 +1,172 @@
+//! The command line: exactly what can be typed. What it means is worked out where it is used.
+
+#![allow(clippy::doc_markdown, rustdoc::bare_urls, reason = "these comments are the text of --help")]
+
+mod collect;
+mod images;
+mod pulling;
+mod store;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{ArgAction, Args, Parser, Subcommand};
+use clap_complete::Shell;
+
+use crate::duration;
+use crate::exit;
+
+pub(crate) use collect::{ExplainArgs, GcArgs, HistoryArgs, KeepArgs, Limits, UnkeepArgs};
+pub(crate) use images::{DfArgs, ImagesArgs, InspectArgs, RmArgs, RuntimeArgs};
+pub(crate) use pulling::{CredentialArgs, EnsureArgs, PullArgs};
+pub(crate) use store::{FsckArgs, LoadArgs, MountArgs, MountsArgs, UmountArgs};
+
+/// Keeps a node's container images: fetched when wanted, kept while used.
+///
+/// Images are kept in larder's own store, which needs no container runtime; with --backend they are those of containerd,
+/// CRI-O or any other CRI runtime.
+#[derive(Debug, Parser)]
+#[command(
+    name = "larder",
+    version,
+    after_help = EXAMPLES,
+    after_long_help = format!("{EXAMPLES}\n\n{}", exit::HELP),
+    subcommand_required = true,
+    arg_required_else_help = true
+)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    pub(crate) connection: Connection,
+
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+const EXAMPLES: &str = "Examples:
+  larder demo                        see larder at work in a few seconds, without root or network
+  larder ensure -f pod.yaml          make every image of a pod present, with kubelet's behaviour
+  larder ensure -f manifests/ -R     the same for a directory of manifests
+  larder images                      list images
+  larder gc --dry-run                what would be removed to make room, and why
+  larder mount busybox:1.36 /mnt     the root file system of an image
+  larder --backend cri images        the same commands on containerd or CRI-O";
+
+/// What larder talks to, and how. Good with every command.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Global options")]
+pub(crate) struct Connection {
+    /// Where images live, if not in larder's own store: the socket of a container runtime, such as
+    /// unix:///run/containerd/containerd.sock, or "cri" for whatever runtime runs here [env: LARDER_BACKEND]
+    /// [default: store].
+    ///
+    /// Without it, larder uses a store of its own, which needs no runtime; a runtime is used only where one is named.
+    /// "cri" stands for $CONTAINER_RUNTIME_ENDPOINT and $IMAGE_SERVICE_ENDPOINT, as crictl reads them, else for the first
+    /// socket that a runtime listens on where runtimes usually do (containerd, CRI-O, cri-dockerd, k3s); where there is
+    /// none, the error lists what was tried. "store" is larder's own store, whatever $LARDER_BACKEND says. An empty
+    /// variable counts as unset.
+    // Not clap's `env`: it takes an empty variable for a value, and shows the option as required in usage texts.
+    #[arg(long, global = true, value_name = "ENDPOINT")]
+    pub(crate) backend: Option<String>,
+
+    /// Use larder's own store in this folder, which is made if there is none
+    /// [default: /var/lib/larder, for others than root ~/.local/share/larder].
+    #[arg(long, global = true, value_name = "DIR", conflicts_with = "backend")]
+    pub(crate) root: Option<PathBuf>,
+
+    /// Where larder notes when images were used, what it removed, and what to keep
+    /// [default: the folder collect of the store; for a runtime, one for its socket in the store's usual place].
+    #[arg(long, global = true, value_name = "DIR")]
+    pub(crate) state: Option<PathBuf>,
+
+    /// How long one call to the runtime may take, such as 30s or 5m; a bare number is seconds. Pulls have --pull-timeout
+    /// [default: 2m, of which 5s to connect].
+    #[arg(long, global = true, value_name = "DURATION", value_parser = timeout)]
+    pub(crate) timeout: Option<Duration>,
+
+    /// Say more on standard error: which credentials fit each image, which documents were skipped, the events of pulls
+    /// without a pod. Twice for what helps to find a mistake in larder.
+    #[arg(short, long, global = true, action = ArgAction::Count)]
+    pub(crate) verbose: u8,
+}
+
+/// The commands.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    Demo(DemoArgs),
+    Ensure(EnsureArgs),
+    Pull(PullArgs),
+    Images(ImagesArgs),
+    Inspect(InspectArgs),
+    Rm(RmArgs),
+    Df(DfArgs),
+    Gc(GcArgs),
+    Explain(ExplainArgs),
+    History(HistoryArgs),
+    Keep(KeepArgs),
+    Unkeep(UnkeepArgs),
+    Runtime(RuntimeArgs),
+    Load(LoadArgs),
+    Mount(MountArgs),
+    Mounts(MountsArgs),
+    Umount(UmountArgs),
+    Fsck(FsckArgs),
+    Completions(CompletionsArgs),
+    Man(ManArgs),
+}
+
+/// See larder at work: in a temporary folder, without root, network or container runtime.
+///
+/// Starts a registry in this process, on loopback, and runs larder's own commands against it: pull, pull again, disk
+/// use, a damaged file found and repaired, removal. Each step is checked by what the registry served and by what is on
+/// disk. It takes a few seconds and 50 MB, and leaves nothing behind.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  larder demo
+  larder demo --keep          leave the folder, to look around in
+
+Exit code: 0 every step holds, 1 one does not, 130 interrupted.")]
+pub(crate) struct DemoArgs {
+    /// Keep the folder, and say where it is.
+    #[arg(long)]
+    pub(crate) keep: bool,
+}
+
+/// Print the completion script of a shell.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  larder completions bash > /etc/bash_completion.d/larder
+  larder completions zsh > ~/.zfunc/_larder")]
+pub(crate) struct CompletionsArgs {
+    /// The shell.
+    pub(crate) shell: Shell,
+}
+
+/// Print the manual page, or write the pages of all commands.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  larder man | man -l -
+  larder man --dir /usr/local/share/man/man1")]
+pub(crate) struct ManArgs {
+    /// Write larder.1, larder-ensure.1 and so on into this directory.
+    #[arg(long)]
+    pub(crate) dir: Option<PathBuf>,
+}
+
+fn timeout(text: &str) -> Result<Duration, String> {
+    match duration::parse(text)? {
+        Duration::ZERO => Err("it must be more than 0: write it like 10s".into()),
+        timeout => Ok(timeout),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory as _;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_sound() {
+        Cli::command().debug_assert();
+    }
+}

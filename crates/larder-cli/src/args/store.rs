@@ -1,0 +1,97 @@
+//! What can be typed after commands that work on larder's own store only.
+
+#![allow(clippy::doc_markdown, rustdoc::bare_urls, reason = "these comments are the text of --help")]
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use crate::output::{DataFormat, Format};
+
+/// Load images from files into larder's own store: an OCI layout or archive, or what docker save writes.
+///
+/// Layers that are here already are skipped.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  larder load app.tar                                 docker save app:1 > app.tar
+  larder load layout/ --name registry.example/app     an OCI layout whose names are but tags
+  zcat app.tar.gz | larder load -
+
+Exit code: 0 all loaded, 1 some failed, 2 not an image, 3 the store cannot be opened.")]
+pub(crate) struct LoadArgs {
+    /// Archives, folders with an OCI layout, or - for standard input.
+    #[arg(value_name = "FILE", required = true)]
+    pub(crate) files: Vec<PathBuf>,
+
+    /// Repository of images whose names are but tags, as OCI layouts may have.
+    #[arg(long, value_name = "REPOSITORY")]
+    pub(crate) name: Option<String>,
+
+    /// Print ids and names as data.
+    #[arg(short, long, value_enum, value_name = "FORMAT")]
+    pub(crate) output: Option<DataFormat>,
+}
+
+/// Mount the root file system of an image in larder's own store.
+///
+/// For microVMs, chroots, image volumes and build jobs. The mount is a use: its image is not removed. It needs root.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  larder ensure busybox:1.36
+  larder mount busybox:1.36 /mnt
+  larder mount --writable busybox:1.36 /mnt      what is written goes with larder umount")]
+pub(crate) struct MountArgs {
+    /// Name or id of the image.
+    pub(crate) image: String,
+
+    /// An existing directory.
+    pub(crate) dir: PathBuf,
+
+    /// Take writes, into a folder of the mount's own.
+    #[arg(short, long)]
+    pub(crate) writable: bool,
+}
+
+/// List what is mounted from larder's own store.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  larder mounts
+  larder mounts -o json")]
+pub(crate) struct MountsArgs {
+    /// What results look like.
+    #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
+    pub(crate) output: Format,
+}
+
+/// Unmount images, and drop what was written to them.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  larder umount /mnt")]
+pub(crate) struct UmountArgs {
+    /// Where they are mounted.
+    #[arg(value_name = "DIR", required = true)]
+    pub(crate) dirs: Vec<PathBuf>,
+}
+
+/// Check larder's own store: find every damaged or missing file, and repair what can be.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  larder fsck
+  larder fsck --quick           compare names, sizes and modes, not contents
+  larder fsck --repair          take damaged layers away; the next pull of their images brings them back
+  larder fsck --rebuild         make a lost database anew from what is on disk
+
+Exit code: 0 sound, 1 damaged, 3 the store cannot be opened.")]
+pub(crate) struct FsckArgs {
+    /// Compare names, sizes, modes and the like only, not contents.
+    #[arg(long)]
+    pub(crate) quick: bool,
+
+    /// Put right what can be put right here, and note what a pull must bring back.
+    #[arg(long)]
+    pub(crate) repair: bool,
+
+    /// Make the database anew from what is on disk, and then check.
+    #[arg(long)]
+    pub(crate) rebuild: bool,
+}

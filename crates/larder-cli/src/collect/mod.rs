@@ -1,0 +1,117 @@
+//! Wires collection: the backend, where its state is, and the collector for both.
+//!
+//! State is a folder with the records of use, the journal of removals and the keep rules. One process at a time has
+//! it: the store is locked anyway, and for a runtime the folder is.
+
+mod keep;
+mod notes;
+mod place;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use larder::backend::Backend;
+use larder::gc::{
+    Accounting, Collector, CollectorBuilder, FileStore, GcError, GcPolicy, HistoryFile, InspectedLayers,
+    Patience,
+};
+use larder::image_service::FilesystemError;
+use larder_store::collection::{Labelled, StoreDisk};
+
+use crate::args::{Connection, Limits};
+use crate::connect::{self, Chosen};
+use crate::failure::Failure;
+use crate::out::Out;
+
+pub(crate) use keep::{KeepFile, Rule};
+pub(crate) use notes::Notes;
+pub(crate) use place::Place;
+
+/// A collector, and what it was made of.
+pub(crate) struct Collecting {
+    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) collector: Collector,
+    /// Kept for its lock.
+    _place: Place,
+}
+
+/// The collector for the backend that the user wants, with the policy that the flags and keep rules make.
+pub(crate) fn collecting(connection: &Connection, limits: &Limits, out: &Out) -> Result<Collecting, Failure> {
+    let policy = limits.policy()?;
+    collecting_from(connect::chosen(connection)?, connection, policy, out)
+}
+
+/// The same for a backend that was chosen already.
+pub(crate) fn collecting_from(
+    chosen: Chosen,
+    connection: &Connection,
+    mut policy: GcPolicy,
+    out: &Out,
+) -> Result<Collecting, Failure> {
+    let place = Place::of(connection, &chosen)?.locked()?;
+    policy.keep = KeepFile::at(&place).read()?;
+    let (backend, builder) = parts(chosen, &policy);
+    let collector = builder
+        .policy(policy)
+        .records(Arc::new(FileStore::new(place.records())))
+        .history(Arc::new(HistoryFile::new(place.history())))
+        .build();
+    if let Some(notice) = collector.notice() {
+        out.warning(notice);
+    }
+    Ok(Collecting { backend, collector, _place: place })
+}
+
+/// A collector that only looks: it writes nothing, and every image that may go sooner or later counts as unused.
+pub(crate) fn looking(connection: &Connection, chosen: Chosen) -> Result<Collecting, Failure> {
+    let place = Place::of(connection, &chosen)?;
+    let keep = KeepFile::at(&place).read()?;
+    let policy = GcPolicy { keep, minimum_age: Duration::ZERO, ..GcPolicy::default() };
+    let (backend, builder) = parts(chosen, &policy);
+    Ok(Collecting { backend, collector: builder.policy(policy).build(), _place: place })
+}
+
+fn parts(chosen: Chosen, policy: &GcPolicy) -> (Arc<dyn Backend>, CollectorBuilder) {
+    let labels = policy.asks_for_labels();
+    let exact = policy.accounting == Accounting::Exact;
+    match chosen {
+        Chosen::Store(store) => {
+            let backend: Arc<dyn Backend> = Arc::new(store.clone());
+            let builder = Collector::builder(backend.clone())
+                .also_used_by(Arc::new(store.clone()))
+                .disk(Arc::new(StoreDisk(store.store().clone())))
+                // What was removed is deleted when the disk is measured: there is nothing to wait for.
+                .patience(Patience { quiet: Duration::ZERO, ..Patience::default() });
+            let builder = if labels {
+                builder.layers(Arc::new(Labelled(store)))
+            } else {
+                builder.layers(Arc::new(store))
+            };
+            (backend, builder)
+        }
+        Chosen::Runtime(runtime) => {
+            let backend: Arc<dyn Backend> = Arc::new(runtime);
+            let builder = Collector::builder(backend.clone());
+            let builder = if exact || labels {
+                builder.layers(Arc::new(InspectedLayers::new(backend.clone())))
+            } else {
+                builder
+            };
+            (backend, builder)
+        }
+    }
+}
+
+/// Why a round did not do all that it should, as a failure with its exit code.
+pub(crate) fn failure(error: GcError) -> Failure {
+    match error {
+        GcError::List(error) | GcError::Layers(error) | GcError::Disk(FilesystemError::Backend(error)) => {
+            error.into()
+        }
+        GcError::Uses(error) => {
+            Failure::failed(format!("nothing was removed, because who uses what is not known: {error}"))
+                .hint("larder removes nothing that may be in use; see the log of the runtime")
+        }
+        other => Failure::failed(other.to_string()),
+    }
+}

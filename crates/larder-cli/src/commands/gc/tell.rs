@@ -1,0 +1,114 @@
+//! What `larder gc` says to people.
+
+use larder::gc::GcPolicy;
+
+use super::report::{Filesystem, Report};
+use crate::out::Out;
+use crate::output::size;
+use crate::output::table::Table;
+
+/// What would be done, and of each image why.
+pub(super) fn plan(report: &Report, policy: &GcPolicy, out: &Out) {
+    out.line(situation(report, policy));
+    if !report.removals.is_empty() {
+        out.line(format_args!("\n{}\n", removals(report)));
+        let images = count(report.removals.len());
+        let frees = size::bytes(report.promised_bytes);
+        let after = report.after.map(|disk| format!("; then {}% are in use", disk.used_percent));
+        out.line(format_args!("Would remove {images} and free {frees}{}.", after.unwrap_or_default()));
+    }
+    tell_stays(report, out);
+    if !report.reached {
+        out.line("\nThat is all that may go, and it is not enough.");
+    }
+}
+
+/// What was done.
+pub(super) fn round(report: &Report, policy: &GcPolicy, wide: bool, out: &Out) {
+    out.line(situation(report, policy));
+    if !report.removals.is_empty() {
+        out.line(format_args!("\n{}\n", removals(report)));
+    }
+    if report.removals.is_empty() {
+        out.line("Removed nothing.");
+    } else {
+        let images = count(report.removals.len());
+        let freed = size::bytes(report.freed_bytes.map_or(0, |freed| u64::try_from(freed).unwrap_or(0)));
+        let after = report.after.map(|disk| format!("; now {}% are in use", disk.used_percent));
+        out.line(format_args!("Removed {images} and freed {freed}{}.", after.unwrap_or_default()));
+    }
+    for id in &report.spared {
+        out.line(format_args!("Left {id} alone: it came into use."));
+    }
+    if wide {
+        tell_stays(report, out);
+    }
+}
+
+fn tell_stays(report: &Report, out: &Out) {
+    let mut table = Table::new(["STAYS", "WHY"]);
+    let stays = report.images.iter().filter(|image| !image.goes);
+    let mut rows: Vec<_> = stays.map(|image| [first(&image.names, &image.id), image.why.clone()]).collect();
+    rows.sort();
+    let any = !rows.is_empty();
+    for row in rows {
+        table.row(row);
+    }
+    if any {
+        out.line(format_args!("\n{table}"));
+    }
+}
+
+/// How full the file system is, and what follows.
+fn situation(report: &Report, policy: &GcPolicy) -> String {
+    let used = |disk: &Filesystem| {
+        let used = size::bytes(disk.size_bytes.saturating_sub(disk.available_bytes));
+        let size = size::bytes(disk.size_bytes);
+        format!("{}% of the images' file system are in use ({used} of {size})", disk.used_percent)
+    };
+    let disk = report.before.as_ref().map_or("How full the disk is is not known".to_owned(), used);
+    let (high, low) = (policy.high_threshold_percent, policy.low_threshold_percent);
+    match report.goal {
+        "allUnused" => format!("{disk}; everything goes that nothing uses."),
+        "free" => format!("{disk}; {} are to be freed.", size::bytes(report.needed_bytes)),
+        _ if report.needed_bytes == 0 && report.needed_inodes == 0 && high == 100 => {
+            format!("{disk}; with a high threshold of 100% nothing goes.")
+        }
+        _ if report.needed_bytes == 0 && report.needed_inodes == 0 => {
+            format!("{disk}; images go for room from {high}%.")
+        }
+        _ if report.needed_bytes == 0 => {
+            format!("{disk}, and inodes run short; {} must be freed.", report.needed_inodes)
+        }
+        _ => {
+            let need = size::bytes(report.needed_bytes);
+            format!("{disk}; from {high}% on it is brought down to {low}%, so {need} must be freed.")
+        }
+    }
+}
+
+fn removals(report: &Report) -> Table {
+    let freed = !report.dry_run;
+    let heads = ["REMOVE", "FREES", "INODES"].into_iter();
+    let mut table = Table::new(heads.chain(freed.then_some("FREED")).chain(["WHY"]));
+    for removal in &report.removals {
+        let guess = if removal.estimated { "about " } else { "" };
+        let cells = [
+            first(&removal.names, &removal.id),
+            format!("{guess}{}", size::bytes(removal.promised_bytes)),
+            removal.promised_inodes.to_string(),
+        ];
+        let measured = removal.freed_bytes.map_or_else(String::new, size::bytes);
+        let measured = freed.then_some(measured);
+        table.row(cells.into_iter().chain(measured).chain([removal.why.clone()]));
+    }
+    table
+}
+
+fn count(images: usize) -> String {
+    if images == 1 { "1 image".to_owned() } else { format!("{images} images") }
+}
+
+fn first(names: &[String], id: &str) -> String {
+    names.first().map_or(id, String::as_str).to_owned()
+}
