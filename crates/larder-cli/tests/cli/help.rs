@@ -2,8 +2,23 @@
 
 use crate::world::World;
 
-const COMMANDS: [&str; 10] =
-    ["demo", "ensure", "pull", "images", "inspect", "rm", "df", "runtime", "completions", "man"];
+const COMMANDS: [&str; 15] = [
+    "demo",
+    "ensure",
+    "pull",
+    "images",
+    "inspect",
+    "rm",
+    "df",
+    "runtime",
+    "gc",
+    "explain",
+    "history",
+    "keep",
+    "unkeep",
+    "completions",
+    "man",
+];
 
 #[test]
 fn every_command_has_help_with_examples_and_needs_no_runtime_for_it() {

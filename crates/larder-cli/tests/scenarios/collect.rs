@@ -116,6 +116,20 @@ fn agree(what: &str, said: u64, measured: u64) {
     assert!(off <= SLACK.max(measured / 100), "{what}: said {said}, measured {measured}");
 }
 
+/// The dry run listed what the round did. What larder itself writes meanwhile may decide about the last image, where the
+/// others free nearly what is needed.
+#[track_caller]
+fn same_plan(planned: &Value, done: &Value) {
+    let (listed, gone) = (removals(planned), removals(done));
+    let both = listed.len().min(gone.len());
+    assert_eq!(listed[..both], gone[..both]);
+    if listed.len() != gone.len() {
+        assert_eq!(listed.len().abs_diff(gone.len()), 1, "{} planned, {} done", listed.len(), gone.len());
+        let freed: u64 = gone[..both].iter().map(|(_, bytes)| bytes).sum();
+        agree("what all but the last free, and what is needed", freed, number(planned, "neededBytes"));
+    }
+}
+
 /// One layer of noise.
 fn layer(seed: u64, size: usize) -> Layer {
     Layer::new().noise(format!("srv/{seed}"), size, seed)
@@ -162,7 +176,7 @@ fn one_round_reaches_the_low_mark_as_the_dry_run_said() {
     let done = disk.larder(&gc(&[])).expect(0).json();
     let (after, all) = disk.free();
 
-    assert_eq!(removals(&planned), removals(&done), "the dry run is the same plan");
+    same_plan(&planned, &done);
     assert!(disk.used_percent() <= 45.0, "{}", disk.used_percent());
     let largest = removals(&done).iter().map(|(_, bytes)| *bytes).max().unwrap();
     let over = after - all / 100 * 55;
