@@ -13,7 +13,7 @@ use std::time::Duration;
 use larder::backend::Backend;
 use larder::gc::{
     Accounting, Collector, CollectorBuilder, FileStore, GcError, GcPolicy, HistoryFile, InspectedLayers,
-    Patience,
+    Patience, Scene,
 };
 use larder::image_service::FilesystemError;
 use larder_store::collection::{Labelled, StoreDisk};
@@ -100,6 +100,18 @@ fn parts(chosen: Chosen, policy: &GcPolicy) -> (Arc<dyn Backend>, CollectorBuild
             (backend, builder)
         }
     }
+}
+
+/// Everything that a plan depends on; a file system that cannot be read is left out.
+pub(crate) async fn scene(collector: &Collector) -> Result<Scene, Failure> {
+    let scene = match collector.scene_with_disk().await {
+        Err(GcError::Disk(error)) => {
+            tracing::warn!("how full the disk is is not known: {error}");
+            collector.scene().await
+        }
+        scene => scene,
+    };
+    scene.map_err(failure)
 }
 
 /// Why a round did not do all that it should, as a failure with its exit code.

@@ -19,7 +19,7 @@ pub(super) async fn run(args: &ExplainArgs, connection: &Connection, out: &Out) 
     let collecting = collect::collecting(connection, &args.limits, out)?;
     let collector = &collecting.collector;
     let found = collecting.backend.status(&ImageSpec::named(name)).await?;
-    let scene = collector.scene_with_disk().await.map_err(collect::failure)?;
+    let scene = collect::scene(collector).await?;
     let Some(image) = found else { return Err(unknown(name, &scene)) };
     let now = plan_round(&scene, collector.policy());
     let of = |verdicts: &[ImageVerdict]| verdicts.iter().find(|verdict| verdict.id == image.id).cloned();

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
 
 mod bad_input;
+mod collect;
 mod default_store;
 mod demo;
 mod ensure;

@@ -22,7 +22,10 @@ pub(super) async fn run(args: &GcArgs, connection: &Connection, out: &Out) -> Re
 /// The plan alone. What is present and used is looked at, and written down.
 async fn dry_run(args: &GcArgs, collecting: &Collecting, out: &Out) -> Result<Outcome, Failure> {
     let collector = &collecting.collector;
-    let scene = collector.scene_with_disk().await.map_err(collect::failure)?;
+    let scene = match args.goal() {
+        Goal::AllUnused => collect::scene(collector).await?,
+        _ => collector.scene_with_disk().await.map_err(collect::failure)?,
+    };
     warn(&collector.warnings(&scene), out);
     let planned = match args.goal() {
         Goal::Thresholds => plan_round(&scene, collector.policy()),
