@@ -117,6 +117,49 @@ fn a_damaged_file_is_found_and_only_its_layer_is_fetched_again() {
 }
 
 #[test]
+fn a_repair_mends_the_image_that_is_here_though_its_tag_has_moved() {
+    let Some(machine) = Machine::new() else { return };
+    let here = Image::small(1, 200_000).push(&machine.registry, "shop/web:1").unwrap();
+    let name = machine.registry.image("shop/web:1");
+    machine.larder(&["pull", &name]).expect(0);
+    let moved = Image::small(2, 200_000).push(&machine.registry, "shop/web:1").unwrap();
+    assert_ne!(here.image_id, moved.image_id);
+    let damaged = machine.unpacked("srv/data").swap_remove(0);
+    let before = fs_err::read(&damaged).unwrap();
+    fs_err::write(&damaged, "damaged").unwrap();
+
+    let run = machine.larder(&["fsck", "--repair"]).expect(0);
+    assert_eq!(run.lines_with(&[&name, "what was missing is back"]), 1, "{run:?}");
+    assert_eq!(fs_err::read(&damaged).unwrap(), before);
+    assert_eq!(machine.larder(&["images", "-q"]).expect(0).stdout.trim(), here.image_id);
+    let image = machine.larder(&["inspect", &name]).expect(0).json().to_string();
+    assert!(image.contains(&here.image_id), "the tag stands for the same image: {image}");
+}
+
+#[test]
+fn a_repair_that_cannot_fetch_does_not_say_that_it_did() {
+    let Some(machine) = Machine::new() else { return };
+    Image::small(1, 200_000).push(&machine.registry, "shop/web:1").unwrap();
+    let from = format!("docker://{}", machine.registry.image("shop/web:1"));
+    let archive = machine.home.path().join("web.tar").to_string_lossy().into_owned();
+    let status = Command::new("skopeo")
+        .args(["--insecure-policy", "copy", "--quiet", "--src-tls-verify=false", &from])
+        .arg(format!("docker-archive:{archive}:{}", machine.registry.image("shop/web:1")))
+        .status();
+    assert!(status.unwrap().success());
+    machine.larder(&["load", &archive]).expect(0);
+    let damaged = machine.unpacked("srv/data").swap_remove(0);
+    fs_err::write(&damaged, "damaged").unwrap();
+    machine.registry.forget_requests();
+
+    let run = machine.larder(&["fsck", "--repair"]).expect(1);
+    assert!(!run.stdout.contains("is back") && run.stderr.contains("larder load"), "{run:?}");
+    assert_eq!(machine.registry.requests().len(), 0, "what its tag stands for there is nobody's business");
+    machine.larder(&["load", &archive]).expect(0);
+    machine.larder(&["fsck"]).expect(0);
+}
+
+#[test]
 fn archives_and_layouts_are_loaded_and_known_layers_skipped() {
     let Some(machine) = Machine::new() else { return };
     let web = Image::small(1, 100_000).push(&machine.registry, "shop/web:1").unwrap();
