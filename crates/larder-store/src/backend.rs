@@ -37,6 +37,17 @@ impl StoreBackend {
         &self.puller
     }
 
+    /// Removes an image under all its names, also if it is mounted: what is mounted stays as it is, and its layers go
+    /// when it is unmounted. Succeeds when it is already gone.
+    pub async fn remove_mounted(&self, image: &str) -> Result<(), BackendError> {
+        self.remove_with(image, RemoveOptions { force: true, ..RemoveOptions::default() }).await
+    }
+
+    async fn remove_with(&self, image: &str, options: RemoveOptions) -> Result<(), BackendError> {
+        let name = image.to_owned();
+        self.ask(move |store| store.remove(&name, options).map(drop)).await
+    }
+
     /// Asks the store on a thread where it may block.
     async fn ask<T: Send + 'static>(
         &self,
@@ -101,8 +112,7 @@ impl Backend for StoreBackend {
     }
 
     async fn remove(&self, image: &ImageSpec) -> Result<(), BackendError> {
-        let name = image.image.clone();
-        self.ask(move |store| store.remove(&name, RemoveOptions::default()).map(drop)).await
+        self.remove_with(&image.image, RemoveOptions::default()).await
     }
 
     async fn filesystems(&self) -> Result<Filesystems, BackendError> {

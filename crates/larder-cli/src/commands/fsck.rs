@@ -27,6 +27,9 @@ pub(super) async fn run(args: &FsckArgs, root: &Path, out: &Out) -> Result<Outco
         }
     }
     let backend = store::open(root)?;
+    if args.repair {
+        backend.store().finish_deletion();
+    }
     let mut report = check(args, backend.store(), root)?;
     tell(&report, out);
     if args.repair && !report.refetch.is_empty() {
