@@ -55,7 +55,7 @@ impl StoreBackend {
     ) -> Result<T, BackendError> {
         let store = self.store().clone();
         match tokio::task::spawn_blocking(move || question(&store)).await {
-            Ok(answer) => answer.map_err(|error| failed(&error, CallErrorKind::Other)),
+            Ok(answer) => answer.map_err(|error| hinted(&error, CallErrorKind::Other, error.hint())),
             Err(error) => Err(failed(&error, CallErrorKind::Canceled)),
         }
     }
@@ -154,7 +154,11 @@ fn chain(error: &dyn std::error::Error) -> String {
 }
 
 pub(crate) fn failed(error: &dyn std::error::Error, kind: CallErrorKind) -> BackendError {
-    BackendError::Call { message: chain(error), kind }
+    hinted(error, kind, None)
+}
+
+fn hinted(error: &dyn std::error::Error, kind: CallErrorKind, hint: Option<&'static str>) -> BackendError {
+    BackendError::Call { message: chain(error), kind, hint }
 }
 
 /// A registry that could not be reached is named as runtimes do it: kubelet makes a reason of its own of that.
@@ -164,12 +168,18 @@ fn pull_failed(error: &PullError) -> BackendError {
         PullError::Blob(blob) => blob.fetch_kind(),
         _ => None,
     };
+    let hint = error.hint();
+    if error.lacks_room() {
+        return hinted(error, CallErrorKind::NoRoom, hint);
+    }
     match kind {
         Some(FetchErrorKind::Unreachable(_)) => BackendError::Call {
             message: format!("RegistryUnavailable: {}", chain(error)),
             kind: CallErrorKind::Unavailable,
+            hint,
         },
-        Some(FetchErrorKind::NotFound { .. }) => failed(error, CallErrorKind::NotFound),
-        _ => failed(error, CallErrorKind::Other),
+        Some(FetchErrorKind::NotFound { .. }) => hinted(error, CallErrorKind::NotFound, hint),
+        Some(FetchErrorKind::Denied(_)) => hinted(error, CallErrorKind::Denied, hint),
+        _ => hinted(error, CallErrorKind::Other, hint),
     }
 }

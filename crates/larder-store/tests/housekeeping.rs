@@ -7,9 +7,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use larder::backend::{Backend as _, Detail, ImageSpec, LayerPhase, PullStep};
+use larder::backend::{Backend as _, CallErrorKind, Detail, ImageSpec, LayerPhase, PullStep};
 use larder::pod::Pod;
-use larder::pull::{EnsureRequest, Manager, PullPolicy};
+use larder::pull::{Advice, EnsureReason, EnsureRequest, Manager, PullPolicy};
 use larder::reference::Digest;
 use larder_store::backend::StoreBackend;
 use larder_store::disk::Amount;
@@ -162,6 +162,24 @@ async fn refused(store: &Store, image: &str) -> String {
     let full = backend(store, PullConfig { reserve, ..PullConfig::default() });
     let progress = larder::backend::Progress::unwatched();
     full.pull(&ImageSpec::named(image), None, None, &progress).await.unwrap_err().to_string()
+}
+
+#[tokio::test]
+async fn what_a_refusal_hints_at_reaches_who_asked_for_the_image() {
+    let (_folder, store, registry) = node();
+    let reserve = Amount { bytes: 1 << 62, inodes: 0 };
+    let full = backend(&store, PullConfig { reserve, ..PullConfig::default() });
+    let manager = Manager::builder(Arc::new(full)).build();
+    let request = EnsureRequest::new(registry.image("shop/web:1"), PullPolicy::Always, Pod::default());
+    let hint = "larder df shows what holds the disk";
+    for reason in [EnsureReason::ErrImagePull, EnsureReason::ImagePullBackOff] {
+        let error = manager.ensure(&request).await.unwrap_err();
+        assert_eq!(error.reason, reason);
+        assert_eq!(error.advice, Some(Advice { kind: CallErrorKind::NoRoom, hint }), "{error}");
+    }
+    let request = EnsureRequest::new(registry.image("no/such:1"), PullPolicy::Always, Pod::default());
+    let error = manager.ensure(&request).await.unwrap_err();
+    assert_eq!(error.advice.map(|advice| advice.kind), Some(CallErrorKind::NotFound), "{error}");
 }
 
 #[tokio::test]

@@ -48,15 +48,24 @@ pub enum PullError {
 impl PullError {
     /// What the reader could try next.
     pub fn hint(&self) -> Option<&'static str> {
-        self.hint_of_disk().or_else(|| self.hint_of_kind())
+        self.of_disk(hint_of_io).or_else(|| self.hint_of_kind())
+    }
+
+    /// Whether the disk is too full for it, or was found full on the way.
+    pub(crate) fn lacks_room(&self) -> bool {
+        let full = |error: &io::Error| match error.kind() {
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Some(()),
+            _ => None,
+        };
+        matches!(self, PullError::NoRoom(_)) || self.of_disk(full).is_some()
     }
 
     /// What the disk refused is the cause, wherever it was met.
-    fn hint_of_disk(&self) -> Option<&'static str> {
+    fn of_disk<T>(&self, what: impl Fn(&io::Error) -> Option<T>) -> Option<T> {
         let mut cause = self.source();
         while let Some(error) = cause {
-            if let Some(hint) = error.downcast_ref::<io::Error>().and_then(hint_of_io) {
-                return Some(hint);
+            if let Some(found) = error.downcast_ref::<io::Error>().and_then(&what) {
+                return Some(found);
             }
             cause = error.source();
         }
