@@ -112,6 +112,19 @@ async fn layers_beyond_the_bound_wait_for_their_turn() {
 }
 
 #[tokio::test]
+async fn a_layer_that_an_image_has_twice_is_not_fetched_by_another_pull() {
+    let (_folder, store, registry) = node();
+    let image = put(&registry, "shop/web", &[("web", 300_000), ("more", 5000), ("web", 300_000)]);
+    assert_eq!(image.layers[0], image.layers[2]);
+    registry.fault(On::path(&image.layers[0]), Fault::StallAfter(100_000));
+    let detail = seen(&registry, &store, |detail| {
+        detail.layers.first().is_some_and(|layer| layer.phase == LayerPhase::Fetching)
+    });
+    let detail = detail.await;
+    assert_eq!(detail.layers[2].phase, LayerPhase::Queued, "{detail:?}");
+}
+
+#[tokio::test]
 async fn a_pull_clears_away_what_a_dead_process_left_for_too_long() {
     let (folder, store, registry) = node();
     let root = folder.path().join("store");
