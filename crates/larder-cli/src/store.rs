@@ -24,11 +24,10 @@ pub(crate) fn default_root() -> Result<PathBuf, Failure> {
     }
 }
 
-/// Opens the store, and makes it if there is none.
+/// Opens the store, and makes it if there is none. Closing it stops what is being deleted: a command that removes
+/// something calls [`Store::finish_deletion`], since who removes wants the room when the command is done.
 pub(crate) fn open(root: &Path) -> Result<StoreBackend, Failure> {
-    // Who removes an image wants the room when the command is done.
-    let config = StoreConfig { finish_deletion: true, ..StoreConfig::default() };
-    let store = Store::open(root, config).map_err(|error| cannot_open(&error))?;
+    let store = Store::open(root, StoreConfig::default()).map_err(|error| cannot_open(&error))?;
     let client = Client::new(RegistryConfig::default());
     Ok(StoreBackend::new(Puller::new(store, client, PullConfig::default())))
 }

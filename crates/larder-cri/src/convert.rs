@@ -23,7 +23,7 @@ const CONTAINER_NAME: &str = "io.kubernetes.container.name";
 pub(crate) fn spec_to_cri(spec: &ImageSpec, with_handler: bool) -> Result<proto::ImageSpec, BackendError> {
     if spec.image.trim().is_empty() {
         let message = format!("{}: an image name must not be empty", gotext::quote(&spec.image));
-        return Err(BackendError::Call { message, kind: CallErrorKind::Other });
+        return Err(BackendError::Call { message, kind: CallErrorKind::Other, hint: None });
     }
     Ok(proto::ImageSpec {
         image: spec.image.clone(),

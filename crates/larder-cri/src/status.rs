@@ -13,6 +13,7 @@ pub(crate) fn call_error(endpoint: &Endpoint, status: &Status) -> BackendError {
     unreachable(endpoint, status).unwrap_or_else(|| BackendError::Call {
         message: format!("rpc error: code = {} desc = {}", code_name(status.code()), status.message()),
         kind: kind(status.code()),
+        hint: None,
     })
 }
 
@@ -20,7 +21,11 @@ pub(crate) fn call_error(endpoint: &Endpoint, status: &Status) -> BackendError {
 /// `RegistryUnavailable` stands at its start.
 pub(crate) fn pull_error(endpoint: &Endpoint, status: &Status) -> BackendError {
     if status.code() == Code::Unknown {
-        return BackendError::Call { message: status.message().to_owned(), kind: CallErrorKind::Other };
+        return BackendError::Call {
+            message: status.message().to_owned(),
+            kind: CallErrorKind::Other,
+            hint: None,
+        };
     }
     call_error(endpoint, status)
 }

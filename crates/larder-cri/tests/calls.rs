@@ -183,6 +183,7 @@ async fn every_call_but_a_pull_has_a_deadline() {
     let late = BackendError::Call {
         message: "rpc error: code = DeadlineExceeded desc = context deadline exceeded".into(),
         kind: CallErrorKind::DeadlineExceeded,
+        hint: None,
     };
     tokio::select! {
         ended = pulling => panic!("a pull has no deadline, but it ended: {ended:?}"),

@@ -37,6 +37,17 @@ impl StoreBackend {
         &self.puller
     }
 
+    /// Removes an image under all its names, also if it is mounted: what is mounted stays as it is, and its layers go
+    /// when it is unmounted. Succeeds when it is already gone.
+    pub async fn remove_mounted(&self, image: &str) -> Result<(), BackendError> {
+        self.remove_with(image, RemoveOptions { force: true, ..RemoveOptions::default() }).await
+    }
+
+    async fn remove_with(&self, image: &str, options: RemoveOptions) -> Result<(), BackendError> {
+        let name = image.to_owned();
+        self.ask(move |store| store.remove(&name, options).map(drop)).await
+    }
+
     /// Asks the store on a thread where it may block.
     async fn ask<T: Send + 'static>(
         &self,
@@ -44,7 +55,7 @@ impl StoreBackend {
     ) -> Result<T, BackendError> {
         let store = self.store().clone();
         match tokio::task::spawn_blocking(move || question(&store)).await {
-            Ok(answer) => answer.map_err(|error| failed(&error, CallErrorKind::Other)),
+            Ok(answer) => answer.map_err(|error| hinted(&error, CallErrorKind::Other, error.hint())),
             Err(error) => Err(failed(&error, CallErrorKind::Canceled)),
         }
     }
@@ -101,8 +112,7 @@ impl Backend for StoreBackend {
     }
 
     async fn remove(&self, image: &ImageSpec) -> Result<(), BackendError> {
-        let name = image.image.clone();
-        self.ask(move |store| store.remove(&name, RemoveOptions::default()).map(drop)).await
+        self.remove_with(&image.image, RemoveOptions::default()).await
     }
 
     async fn filesystems(&self) -> Result<Filesystems, BackendError> {
@@ -144,7 +154,11 @@ fn chain(error: &dyn std::error::Error) -> String {
 }
 
 pub(crate) fn failed(error: &dyn std::error::Error, kind: CallErrorKind) -> BackendError {
-    BackendError::Call { message: chain(error), kind }
+    hinted(error, kind, None)
+}
+
+fn hinted(error: &dyn std::error::Error, kind: CallErrorKind, hint: Option<&'static str>) -> BackendError {
+    BackendError::Call { message: chain(error), kind, hint }
 }
 
 /// A registry that could not be reached is named as runtimes do it: kubelet makes a reason of its own of that.
@@ -154,12 +168,18 @@ fn pull_failed(error: &PullError) -> BackendError {
         PullError::Blob(blob) => blob.fetch_kind(),
         _ => None,
     };
+    let hint = error.hint();
+    if error.lacks_room() {
+        return hinted(error, CallErrorKind::NoRoom, hint);
+    }
     match kind {
         Some(FetchErrorKind::Unreachable(_)) => BackendError::Call {
             message: format!("RegistryUnavailable: {}", chain(error)),
             kind: CallErrorKind::Unavailable,
+            hint,
         },
-        Some(FetchErrorKind::NotFound { .. }) => failed(error, CallErrorKind::NotFound),
-        _ => failed(error, CallErrorKind::Other),
+        Some(FetchErrorKind::NotFound { .. }) => hinted(error, CallErrorKind::NotFound, hint),
+        Some(FetchErrorKind::Denied(_)) => hinted(error, CallErrorKind::Denied, hint),
+        _ => hinted(error, CallErrorKind::Other, hint),
     }
 }

@@ -7,9 +7,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use larder::backend::{Backend as _, Detail, ImageSpec, LayerPhase, PullStep};
+use larder::backend::{Backend as _, CallErrorKind, Detail, ImageSpec, LayerPhase, PullStep};
 use larder::pod::Pod;
-use larder::pull::{EnsureRequest, Manager, PullPolicy};
+use larder::pull::{Advice, EnsureReason, EnsureRequest, Manager, PullPolicy};
 use larder::reference::Digest;
 use larder_store::backend::StoreBackend;
 use larder_store::disk::Amount;
@@ -109,6 +109,19 @@ async fn layers_beyond_the_bound_wait_for_their_turn() {
 }
 
 #[tokio::test]
+async fn a_layer_that_an_image_has_twice_is_not_fetched_by_another_pull() {
+    let (_folder, store, registry) = node();
+    let image = put(&registry, "shop/web", &[("web", 300_000), ("more", 5000), ("web", 300_000)]);
+    assert_eq!(image.layers[0], image.layers[2]);
+    registry.fault(On::path(&image.layers[0]), Fault::StallAfter(100_000));
+    let detail = seen(&registry, &store, |detail| {
+        detail.layers.first().is_some_and(|layer| layer.phase == LayerPhase::Fetching)
+    });
+    let detail = detail.await;
+    assert_eq!(detail.layers[2].phase, LayerPhase::Queued, "{detail:?}");
+}
+
+#[tokio::test]
 async fn a_pull_clears_away_what_a_dead_process_left_for_too_long() {
     let (folder, store, registry) = node();
     let root = folder.path().join("store");
@@ -159,6 +172,24 @@ async fn refused(store: &Store, image: &str) -> String {
     let full = backend(store, PullConfig { reserve, ..PullConfig::default() });
     let progress = larder::backend::Progress::unwatched();
     full.pull(&ImageSpec::named(image), None, None, &progress).await.unwrap_err().to_string()
+}
+
+#[tokio::test]
+async fn what_a_refusal_hints_at_reaches_who_asked_for_the_image() {
+    let (_folder, store, registry) = node();
+    let reserve = Amount { bytes: 1 << 62, inodes: 0 };
+    let full = backend(&store, PullConfig { reserve, ..PullConfig::default() });
+    let manager = Manager::builder(Arc::new(full)).build();
+    let request = EnsureRequest::new(registry.image("shop/web:1"), PullPolicy::Always, Pod::default());
+    let hint = "larder df shows what holds the disk";
+    for reason in [EnsureReason::ErrImagePull, EnsureReason::ImagePullBackOff] {
+        let error = manager.ensure(&request).await.unwrap_err();
+        assert_eq!(error.reason, reason);
+        assert_eq!(error.advice, Some(Advice { kind: CallErrorKind::NoRoom, hint }), "{error}");
+    }
+    let request = EnsureRequest::new(registry.image("no/such:1"), PullPolicy::Always, Pod::default());
+    let error = manager.ensure(&request).await.unwrap_err();
+    assert_eq!(error.advice.map(|advice| advice.kind), Some(CallErrorKind::NotFound), "{error}");
 }
 
 #[tokio::test]

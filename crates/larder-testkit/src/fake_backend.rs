@@ -26,7 +26,7 @@ pub use pull::{Pull, Release};
 
 /// A runtime's error with this text, of no particular kind.
 pub fn error(text: impl Into<String>) -> BackendError {
-    BackendError::Call { message: text.into(), kind: CallErrorKind::Other }
+    BackendError::Call { message: text.into(), kind: CallErrorKind::Other, hint: None }
 }
 
 /// An image that is nothing but an id and a size in bytes.

@@ -214,6 +214,8 @@ pub enum BackendError {
         message: String,
         /// What the error means, for those who decide by it.
         kind: CallErrorKind,
+        /// What the reader could try next, where the backend itself knows. CRI has no such field.
+        hint: Option<&'static str>,
     },
     /// The runtime's answer lacks something that every answer must have.
     #[error("{0}")]
@@ -225,7 +227,8 @@ impl BackendError {
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             BackendError::Unreachable { problem, .. } => Some(problem.hint()),
-            BackendError::Call { .. } | BackendError::Incomplete(_) => None,
+            BackendError::Call { hint, .. } => *hint,
+            BackendError::Incomplete(_) => None,
         }
     }
 }
@@ -236,6 +239,10 @@ impl BackendError {
 pub enum CallErrorKind {
     /// The thing asked for does not exist.
     NotFound,
+    /// The registry did not accept the credential, or its absence. CRI has no such code.
+    Denied,
+    /// The disk has no room for it. CRI has no such code.
+    NoRoom,
     /// The runtime did not answer within the deadline of the call.
     DeadlineExceeded,
     /// The call was given up.

@@ -7,6 +7,7 @@ use crate::backend::{Backend, BackendError, FilesystemUsage, Image, ImageSpec, P
 use crate::credentials::Credential;
 use crate::gotext;
 use crate::pod::SandboxConfig;
+use crate::pull::Advice;
 
 /// What a successful pull gave.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,6 +26,15 @@ impl PullFailed {
     /// The backend's errors, one for each credential tried, in order; never empty.
     pub fn causes(&self) -> &[BackendError] {
         &self.0
+    }
+
+    /// What the backend says that could be tried next, of the last credential for which it says it.
+    pub fn advice(&self) -> Option<Advice> {
+        self.0.iter().rev().find_map(|error| match error {
+            BackendError::Call { kind, hint, .. } => hint.map(|hint| Advice { kind: *kind, hint }),
+            // A backend that is gone is told by whoever finds it gone.
+            BackendError::Unreachable { .. } | BackendError::Incomplete(_) => None,
+        })
     }
 }
 

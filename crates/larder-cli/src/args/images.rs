@@ -73,7 +73,8 @@ pub(crate) struct RmArgs {
     #[arg(long)]
     pub(crate) ignore_not_found: bool,
 
-    /// Remove images that containers use, too, and images that have names in other repositories.
+    /// Remove images that containers use, too, and images that have names in other repositories. What is mounted out
+    /// of larder's own store stays as it is until it is unmounted.
     #[arg(short, long)]
     pub(crate) force: bool,
 

@@ -8,8 +8,8 @@ use larder::credentials::{NodeFiles, SearchPath, Sources};
 use larder::pod::Pod;
 use larder::pull::{EnsureRequest, Manager, PullPolicy};
 use larder_store::backend::StoreBackend;
-use larder_store::fsck::{CheckUnpacked, FsckOptions, FsckReport};
-use larder_store::store::{Store, StoreConfig};
+use larder_store::fsck::{CheckUnpacked, FsckOptions, FsckReport, Refetch};
+use larder_store::store::{Store, StoreConfig, StoreError};
 
 use crate::args::FsckArgs;
 use crate::exit::Outcome;
@@ -27,18 +27,27 @@ pub(super) async fn run(args: &FsckArgs, root: &Path, out: &Out) -> Result<Outco
         }
     }
     let backend = store::open(root)?;
-    let mut report = check(args, backend.store())?;
+    if args.repair {
+        backend.store().finish_deletion();
+    }
+    let mut report = check(args, backend.store(), root)?;
     tell(&report, out);
     if args.repair && !report.refetch.is_empty() {
-        refetch(&backend, &report, out).await;
-        report.refetch = backend.store().missing().map_err(|error| Failure::failed(chain(&error)))?;
+        report.refetch = refetch(&backend, root, out).await?;
     }
     Ok(verdict(&report, out))
 }
 
-fn check(args: &FsckArgs, store: &Store) -> Result<FsckReport, Failure> {
+fn check(args: &FsckArgs, store: &Store, root: &Path) -> Result<FsckReport, Failure> {
     let options = FsckOptions { contents: !args.quick, repair: args.repair, ..FsckOptions::default() };
-    store.fsck(&options).map_err(|error| Failure::failed(chain(&error)))
+    store.fsck(&options).map_err(|error| failed(root, &error))
+}
+
+/// The check itself came to no end.
+fn failed(root: &Path, error: &StoreError) -> Failure {
+    let failure =
+        Failure::failed(format!("could not check the store in {}: {}", root.display(), chain(error)));
+    failure.hint(error.hint().unwrap_or("larder fsck --rebuild makes the database anew from what is on disk"))
 }
 
 fn tell(report: &FsckReport, out: &Out) {
@@ -63,19 +72,52 @@ fn tell(report: &FsckReport, out: &Out) {
     }
 }
 
-/// Pulls the images that lack something: only what they lack is fetched.
-async fn refetch(backend: &StoreBackend, report: &FsckReport, out: &Out) {
-    let names: BTreeSet<&String> =
-        report.refetch.iter().filter_map(|lacking| lacking.names.first()).collect();
+/// Pulls the images that lack something: only what they lack is fetched. Each is pulled by its digest, since its tag may
+/// stand for another image by now. Returns what still lacks.
+async fn refetch(backend: &StoreBackend, root: &Path, out: &Out) -> Result<Vec<Refetch>, Failure> {
     let credentials = Sources::new(NodeFiles::search(SearchPath::user()), Vec::new());
     let manager = Manager::builder(Arc::new(backend.clone())).credentials(credentials).build();
-    for name in names {
-        let request = EnsureRequest::new(name.as_str(), PullPolicy::Always, Pod::default());
-        match manager.ensure(&request).await {
-            Ok(_) => out.line(format_args!("{name}: what was missing is back")),
-            Err(error) => {
-                Failure::failed(format!("{name}: {error}")).print(out);
+    let mut tried = BTreeSet::new();
+    loop {
+        // Looked at anew after each pull: images share what they lack.
+        let missing = missing(backend.store(), root)?;
+        let Some(next) = missing.iter().find(|lacking| !tried.contains(&lacking.image)) else {
+            return Ok(missing);
+        };
+        tried.insert(next.image.clone());
+        for digest in digests(next) {
+            let request = EnsureRequest::new(digest.as_str(), PullPolicy::Always, Pod::default());
+            if let Err(error) = manager.ensure(&request).await {
+                Failure::failed(format!("could not pull {digest}: {error}")).print(out);
+            } else if self::missing(backend.store(), root)?.iter().all(|still| still.image != next.image) {
+                out.line(format_args!("{}: what was missing is back", shown(next)));
+                break;
             }
+        }
+    }
+}
+
+fn missing(store: &Store, root: &Path) -> Result<Vec<Refetch>, Failure> {
+    store.missing().map_err(|error| failed(root, &error))
+}
+
+/// The names that stand for this very image for ever; none if it was loaded from an archive.
+fn digests(lacking: &Refetch) -> impl Iterator<Item = &String> {
+    lacking.names.iter().filter(|name| name.contains('@'))
+}
+
+/// The image as a user knows it.
+fn shown(lacking: &Refetch) -> String {
+    lacking.names.first().map_or_else(|| lacking.image.to_string(), Clone::clone)
+}
+
+/// What to do for an image that lacks something. Its tag is not to be pulled: it may have moved.
+fn next_step(lacking: &Refetch) -> String {
+    let image = shown(lacking);
+    match digests(lacking).next() {
+        Some(digest) => format!("{image} lacks something; larder pull {digest} brings it back"),
+        None => {
+            format!("{image} lacks something, and no registry is known that has it; larder load it again")
         }
     }
 }
@@ -86,8 +128,47 @@ fn verdict(report: &FsckReport, out: &Out) -> Outcome {
         return Outcome::Done;
     }
     for lacking in &report.refetch {
-        let name = lacking.names.first().map_or_else(|| lacking.image.to_string(), Clone::clone);
-        out.note(format_args!("hint: {name} lacks something; larder pull {name} brings it back"));
+        out.note(format_args!("hint: {}", next_step(lacking)));
     }
     Outcome::Failed
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use larder::reference::Digest;
+    use larder_store::fsck::Lacking;
+
+    use super::*;
+
+    #[test]
+    fn a_tag_that_may_have_moved_is_nothing_to_pull() {
+        let digest = Digest::parse(&format!("sha256:{}", "a".repeat(64))).unwrap();
+        let lacking = |names: &[&str]| Refetch {
+            image: digest.clone(),
+            names: names.iter().map(|name| (*name).to_owned()).collect(),
+            lacks: Lacking::Blob(digest.clone()),
+        };
+        let by_digest = format!("r.example/a@{digest}");
+        assert!(
+            next_step(&lacking(&["r.example/a:1", &by_digest]))
+                .contains(&format!("larder pull {by_digest} "))
+        );
+        let loaded = next_step(&lacking(&["r.example/a:1"]));
+        assert!(loaded.starts_with("r.example/a:1 ") && loaded.contains("larder load"), "{loaded}");
+        assert!(!loaded.contains("larder pull"), "{loaded}");
+    }
+
+    #[test]
+    fn a_check_that_fails_names_the_folder_and_the_next_step() {
+        for cause in [io::ErrorKind::Other, io::ErrorKind::StorageFull] {
+            let error = StoreError::Io { doing: "measure the trash", cause: cause.into() };
+            let told = format!("{:?}", failed("/images".as_ref(), &error));
+            assert!(
+                told.contains("in /images: could not measure the trash") && !told.contains("hints: []"),
+                "{told}"
+            );
+        }
+    }
 }

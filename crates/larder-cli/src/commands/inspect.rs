@@ -55,7 +55,11 @@ pub(super) fn trouble_with(name: &str, error: BackendError) -> Result<Failure, F
     if is_gone(&error) {
         return Err(error.into());
     }
-    Ok(Failure::failed(format!("{name}: {error}")))
+    let failure = Failure::failed(format!("{name}: {error}"));
+    Ok(match error.hint() {
+        Some(hint) => failure.hint(hint),
+        None => failure,
+    })
 }
 
 /// An image that was asked for and is not there.

@@ -27,6 +27,8 @@ pub(super) fn mount(args: &MountArgs, store: &Store, out: &Out) -> Result<Outcom
 }
 
 pub(super) fn umount(args: &UmountArgs, store: &Store, out: &Out) -> Outcome {
+    // What was written there goes, and layers of images that were removed meanwhile.
+    store.finish_deletion();
     let mut outcome = Outcome::Done;
     for dir in &args.dirs {
         match store.umount(dir) {

@@ -8,7 +8,7 @@ use larder::pull::{EnsureRequest, Manager, Outcome as Pulled, PullPolicy};
 use serde::Serialize;
 
 use super::ensure::check_argument;
-use super::trouble::{MAKE_ROOM, Trouble};
+use super::trouble::Trouble;
 use super::work::{self, Shown, Verdict};
 use crate::args::{Connection, PullArgs};
 use crate::connect::{self, Reached};
@@ -87,10 +87,9 @@ pub(super) async fn run(
             Verdict::Failed(error) => {
                 failed = true;
                 let failure = Failure::failed(format!("could not pull {image}: {error}"));
-                let failure = match Trouble::of(&error.message) {
-                    Trouble::Denied => failure.hint(candidates.advice(image, &[])),
-                    Trouble::NoRoom => failure.hint(MAKE_ROOM),
-                    Trouble::NotFound | Trouble::Other => failure,
+                let failure = match Trouble::advice(error, || candidates.advice(image, &[])) {
+                    Some(advice) => failure.hint(advice),
+                    None => failure,
                 };
                 outcome = outcome.max(failure.print(out));
             }

@@ -2,11 +2,13 @@
 
 mod naming;
 
+use std::path::Path;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use larder::backend::{Backend, Image, ImageSpec, InUse};
-use larder_store::store::Store;
+use larder::backend::{Backend, Container, Image, ImageSpec, InUse};
+use larder_store::backend::StoreBackend;
+use larder_store::store::StoreError;
 use serde::Serialize;
 
 use super::inspect::{absent, names_and_ids, trouble_with};
@@ -39,7 +41,7 @@ async fn remove(
         return Ok(outcome);
     }
     let (backend, store): (Arc<dyn Backend>, _) = match connect::chosen(connection)? {
-        Chosen::Store(backend) => (Arc::new(backend.clone()), Some(backend.store().clone())),
+        Chosen::Store(backend) => (Arc::new(backend.clone()), Some(backend)),
         Chosen::Runtime(runtime) => (Arc::new(runtime), None),
     };
     // All names are looked up before the first removal: two of them may mean one image.
@@ -58,27 +60,47 @@ async fn remove(
             Err(error) => outcome = outcome.max(trouble_with(name, error)?.print(out)),
         }
     }
-    let in_use = if args.force || found.is_empty() { InUse::default() } else { backend.in_use().await? };
+    // What is forced out of a runtime is its own affair; of the store, the mounts that stay are told.
+    let looks = !found.is_empty() && (store.is_some() || !args.force);
+    let in_use = if looks { backend.in_use().await? } else { InUse::default() };
     for Asked { name, image, ways } in &found {
         if !args.force && naming::names_more(image, ways) {
             outcome = outcome.max(other_names(name, image).print(out));
             continue;
         }
-        let users = users(image, &in_use);
-        if !users.is_empty() {
-            let failure = Failure::failed(format!("{name}: in use by {}", users.join(", ")));
-            outcome = outcome.max(failure.hint("remove the containers first, or use --force").print(out));
+        let mounts: Vec<&str> = using(image, &in_use).map(|user| user.name.as_str()).collect();
+        if !args.force && !mounts.is_empty() {
+            let users = users(image, &in_use);
+            let failure = if store.is_some() { mounted(name, &mounts) } else { used(name, &users) };
+            outcome = outcome.max(failure.print(out));
             continue;
         }
-        match backend.remove(&ImageSpec::named(&image.id)).await {
-            Ok(()) if args.output.is_none() => tell(image, out),
-            Ok(()) => removed.push(Removed::from(image)),
-            Err(error) => outcome = outcome.max(trouble_with(name, error)?.print(out)),
+        let ended = match &store {
+            Some(store) if args.force => store.remove_mounted(&image.id).await,
+            _ => backend.remove(&ImageSpec::named(&image.id)).await,
+        };
+        if let Err(error) = ended {
+            outcome = outcome.max(trouble_with(name, error)?.print(out));
+            continue;
+        }
+        if let Some(store) = &store {
+            // Who removes an image wants the room when the command is done.
+            store.store().finish_deletion();
+        }
+        if !mounts.is_empty() {
+            out.note(still_mounted(name, &mounts));
+        }
+        if args.output.is_none() {
+            tell(image, out);
+        } else {
+            removed.push(Removed::from(image));
         }
     }
-    // A removal is the time to let go of what dead processes left, too.
-    if let Some(Err(error)) = store.map(|store: Store| store.sweep(SystemTime::now())) {
-        outcome = outcome.max(Failure::failed(chain(&error)).print(out));
+    // A removal is the time to let go of what dead processes left, too. The images are gone whether or not that works.
+    if let Some(store) = store.as_ref().map(StoreBackend::store)
+        && let Err(error) = store.sweep(SystemTime::now())
+    {
+        out.warning(unswept(store.root(), &error));
     }
     Ok(outcome)
 }
@@ -88,6 +110,32 @@ struct Asked<'a> {
     name: &'a str,
     image: Image,
     ways: Vec<Naming>,
+}
+
+/// The image is in use by containers of a runtime.
+fn used(name: &str, users: &[String]) -> Failure {
+    Failure::failed(format!("{name}: in use by {}", users.join(", ")))
+        .hint("remove the containers first, or use --force")
+}
+
+/// The image is mounted out of larder's own store.
+fn mounted(name: &str, mounts: &[&str]) -> Failure {
+    Failure::failed(format!("{name}: mounted at {}", mounts.join(", "))).hint(format!(
+        "larder umount {}; or use --force, and what is mounted stays until it is unmounted",
+        mounts.join(" ")
+    ))
+}
+
+/// The image is gone from lists, and its layers are not.
+fn still_mounted(name: &str, mounts: &[&str]) -> String {
+    let (places, dirs) = (mounts.join(", "), mounts.join(" "));
+    format!("note: {name} is still mounted at {places}; its layers go with larder umount {dirs}")
+}
+
+/// What dead processes left is still there.
+fn unswept(root: &Path, error: &StoreError) -> String {
+    let hint = error.hint().unwrap_or("the next larder rm tries again; larder fsck tells what is wrong");
+    format!("could not clear away what was left behind in {}: {}; {hint}", root.display(), chain(error))
 }
 
 /// So few digits may have been meant as something else.
@@ -132,15 +180,20 @@ fn tell(image: &Image, out: &Out) {
     out.line(format_args!("Deleted: {}", image.id));
 }
 
-/// The containers that use an image, whatever name of it the runtime reports.
-pub(super) fn users(image: &Image, in_use: &InUse) -> Vec<String> {
+/// What uses an image, whatever name of it the runtime reports: containers, or mounts of larder's own store.
+fn using<'a>(image: &'a Image, in_use: &'a InUse) -> impl Iterator<Item = &'a Container> {
     let is_this = |name: &String| {
         *name == image.id || image.repo_tags.contains(name) || image.repo_digests.contains(name)
     };
-    let containers = in_use.containers.iter();
-    let users = containers
-        .filter(|container| is_this(&container.image_id) || container.mounted_images.iter().any(is_this));
-    let named = users.map(|container| {
+    in_use
+        .containers
+        .iter()
+        .filter(move |container| is_this(&container.image_id) || container.mounted_images.iter().any(is_this))
+}
+
+/// The containers that use an image, in words.
+pub(super) fn users(image: &Image, in_use: &InUse) -> Vec<String> {
+    let named = using(image, in_use).map(|container| {
         let id = container.id.get(..13).unwrap_or(&container.id);
         let state = if container.running { "running" } else { "not running" };
         match container.pod.as_str() {
@@ -153,8 +206,6 @@ pub(super) fn users(image: &Image, in_use: &InUse) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use larder::backend::Container;
-
     use super::*;
 
     #[test]

@@ -1,6 +1,10 @@
-//! What kind of trouble a failed pull had, read from the runtime's text: CRI has no codes for it. Pure.
+//! What kind of trouble a failed pull had. Larder's own store says it; of a runtime it is read from the text, since CRI
+//! has no codes for it. Pure.
 //!
 //! The kind only chooses hints; nothing is decided by it.
+
+use larder::backend::CallErrorKind;
+use larder::pull::{Advice, EnsureError};
 
 /// What kind of trouble it is, as far as hints differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,11 +37,37 @@ const NOT_FOUND: [&str; 4] = [": not found", "404 not found", "manifest unknown"
 const NO_ROOM: [&str; 2] = ["no space left on device", "disk quota exceeded"];
 
 /// What to do about a full disk.
-pub(super) const MAKE_ROOM: &str = "make room and try again: larder df shows what holds the disk";
+const MAKE_ROOM: &str = "make room and try again: larder df shows what holds the disk";
 
 impl Trouble {
+    /// What the backend says, else a guess.
+    pub(super) fn of(error: &EnsureError) -> Trouble {
+        Trouble::known(error.advice, &error.message)
+    }
+
+    fn known(advice: Option<Advice>, message: &str) -> Trouble {
+        match advice.map(|advice| advice.kind) {
+            None => Trouble::guess(message),
+            Some(CallErrorKind::Denied) => Trouble::Denied,
+            Some(CallErrorKind::NotFound) => Trouble::NotFound,
+            Some(CallErrorKind::NoRoom) => Trouble::NoRoom,
+            Some(_) => Trouble::Other,
+        }
+    }
+
+    /// What to try next, as the backend says it; for a runtime, what helps against most trouble of this kind. `denied`
+    /// tells of the credentials, of which the backend knows only the one that it was given.
+    pub(super) fn advice(error: &EnsureError, denied: impl FnOnce() -> String) -> Option<String> {
+        match (Trouble::of(error), error.advice) {
+            (Trouble::Denied, _) => Some(denied()),
+            (_, Some(advice)) => Some(advice.hint.to_owned()),
+            (Trouble::NoRoom, None) => Some(MAKE_ROOM.to_owned()),
+            (Trouble::NotFound | Trouble::Other, None) => None,
+        }
+    }
+
     /// Reads it from the message of a failed pull. Docker Hub's "access denied, repository does not exist" is denied.
-    pub(super) fn of(message: &str) -> Trouble {
+    fn guess(message: &str) -> Trouble {
         let message = message.to_lowercase();
         let says = |phrases: &[&str]| phrases.iter().any(|phrase| message.contains(phrase));
         match () {
@@ -69,7 +99,17 @@ mod tests {
             ("write /var/lib/x: no space left on device", Trouble::NoRoom),
             ("lookup r.example: no such host", Trouble::Other),
         ] {
-            assert_eq!(Trouble::of(message), trouble, "{message}");
+            assert_eq!(Trouble::guess(message), trouble, "{message}");
         }
+    }
+
+    #[test]
+    fn what_the_backend_says_is_not_guessed_again() {
+        let text = "mirror.example: 401 unauthorized: ... no space left on device";
+        let trouble = |kind| Trouble::known(Some(Advice { kind, hint: "so" }), text);
+        assert_eq!(trouble(CallErrorKind::Other), Trouble::Other);
+        assert_eq!(trouble(CallErrorKind::NotFound), Trouble::NotFound);
+        assert_eq!(trouble(CallErrorKind::Denied), Trouble::Denied);
+        assert_eq!(Trouble::known(None, text), Trouble::NoRoom);
     }
 }

@@ -117,8 +117,8 @@ fn size_of_terminal() -> (usize, usize) {
     (rows.into(), columns.into())
 }
 
-/// What is drawn: pulls that run, with their layers as far as there is room, before those that wait; then the sum. All of it fits: at most half of the rows, so
-/// that events stay in sight, and no line that would wrap.
+/// What is drawn: pulls that run, with their layers as far as there is room, before those that wait; then the sum. All of
+/// it fits: at most half of the rows, so that events stay in sight, and no line that would wrap.
 fn lines(
     pulls: &[PullStatus],
     done: usize,
@@ -200,7 +200,8 @@ pub(crate) fn phase_of(pull: &PullStatus) -> String {
     detail.step.to_string()
 }
 
-/// Why a pull does not get on: what it waits for as a whole, or what each of its layers that is being fetched waits for.
+/// Why a pull does not get on: what it waits for as a whole, or what each of its layers that is being fetched waits
+/// for.
 pub(crate) fn wait_of(pull: &PullStatus, now: Instant) -> Option<String> {
     let detail = pull.detail.as_ref()?;
     if let Some(wait) = &detail.waiting {

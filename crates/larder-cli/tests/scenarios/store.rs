@@ -117,6 +117,49 @@ fn a_damaged_file_is_found_and_only_its_layer_is_fetched_again() {
 }
 
 #[test]
+fn a_repair_mends_the_image_that_is_here_though_its_tag_has_moved() {
+    let Some(machine) = Machine::new() else { return };
+    let here = Image::small(1, 200_000).push(&machine.registry, "shop/web:1").unwrap();
+    let name = machine.registry.image("shop/web:1");
+    machine.larder(&["pull", &name]).expect(0);
+    let moved = Image::small(2, 200_000).push(&machine.registry, "shop/web:1").unwrap();
+    assert_ne!(here.image_id, moved.image_id);
+    let damaged = machine.unpacked("srv/data").swap_remove(0);
+    let before = fs_err::read(&damaged).unwrap();
+    fs_err::write(&damaged, "damaged").unwrap();
+
+    let run = machine.larder(&["fsck", "--repair"]).expect(0);
+    assert_eq!(run.lines_with(&[&name, "what was missing is back"]), 1, "{run:?}");
+    assert_eq!(fs_err::read(&damaged).unwrap(), before);
+    assert_eq!(machine.larder(&["images", "-q"]).expect(0).stdout.trim(), here.image_id);
+    let image = machine.larder(&["inspect", &name]).expect(0).json().to_string();
+    assert!(image.contains(&here.image_id), "the tag stands for the same image: {image}");
+}
+
+#[test]
+fn a_repair_that_cannot_fetch_does_not_say_that_it_did() {
+    let Some(machine) = Machine::new() else { return };
+    Image::small(1, 200_000).push(&machine.registry, "shop/web:1").unwrap();
+    let from = format!("docker://{}", machine.registry.image("shop/web:1"));
+    let archive = machine.home.path().join("web.tar").to_string_lossy().into_owned();
+    let status = Command::new("skopeo")
+        .args(["--insecure-policy", "copy", "--quiet", "--src-tls-verify=false", &from])
+        .arg(format!("docker-archive:{archive}:{}", machine.registry.image("shop/web:1")))
+        .status();
+    assert!(status.unwrap().success());
+    machine.larder(&["load", &archive]).expect(0);
+    let damaged = machine.unpacked("srv/data").swap_remove(0);
+    fs_err::write(&damaged, "damaged").unwrap();
+    machine.registry.forget_requests();
+
+    let run = machine.larder(&["fsck", "--repair"]).expect(1);
+    assert!(!run.stdout.contains("is back") && run.stderr.contains("larder load"), "{run:?}");
+    assert_eq!(machine.registry.requests().len(), 0, "what its tag stands for there is nobody's business");
+    machine.larder(&["load", &archive]).expect(0);
+    machine.larder(&["fsck"]).expect(0);
+}
+
+#[test]
 fn archives_and_layouts_are_loaded_and_known_layers_skipped() {
     let Some(machine) = Machine::new() else { return };
     let web = Image::small(1, 100_000).push(&machine.registry, "shop/web:1").unwrap();
@@ -149,9 +192,7 @@ fn archives_and_layouts_are_loaded_and_known_layers_skipped() {
 #[test]
 fn a_mounted_image_is_in_use_until_it_is_unmounted() {
     let Some(machine) = Machine::new() else { return };
-    if !rustix::process::geteuid().is_root() {
-        assert!(std::env::var_os("CI").is_none(), "CI must not skip tests of mounts");
-        eprintln!("==== SKIPPED, NOT TESTED: mounting needs root ====");
+    if !may_mount() {
         return;
     }
     Image::small(1, 50_000).push(&machine.registry, "shop/web:1").unwrap();
@@ -165,12 +206,97 @@ fn a_mounted_image_is_in_use_until_it_is_unmounted() {
     assert_eq!(fs_err::metadata(dir.join("srv/data")).unwrap().len(), 50_000);
     fs_err::write(dir.join("srv/new"), "written").unwrap();
     assert_eq!(machine.larder(&["mounts"]).expect(0).lines_with(&[&target, "read-write"]), 1);
-    machine.larder(&["rm", &name]).expect(1);
+    let run = machine.larder(&["rm", &name]).expect(1);
+    assert!(run.stderr.contains(&format!("larder umount {target}; or use --force")), "{run:?}");
     machine.larder(&["umount", &target]).expect(0);
     assert!(!dir.join("srv").exists());
     assert!(machine.unpacked("srv/new").is_empty(), "the layer itself was not written to");
     machine.larder(&["rm", &name]).expect(0);
     machine.larder(&["umount", &target]).expect(1);
+}
+
+#[test]
+fn a_mounted_image_that_is_removed_by_force_stays_mounted_until_it_is_unmounted() {
+    let Some(machine) = Machine::new() else { return };
+    if !may_mount() {
+        return;
+    }
+    Image::small(1, 50_000).push(&machine.registry, "shop/web:1").unwrap();
+    let name = machine.registry.image("shop/web:1");
+    machine.larder(&["pull", &name]).expect(0);
+    let dir = machine.home.path().join("mnt");
+    fs_err::create_dir(&dir).unwrap();
+    let target = dir.to_string_lossy().into_owned();
+    machine.larder(&["mount", &name, &target]).expect(0);
+
+    let run = machine.larder(&["rm", "--force", &name]).expect(0);
+    assert!(run.stderr.contains("still mounted at") && run.stderr.contains("larder umount"), "{run:?}");
+    assert_eq!(machine.larder(&["images", "-q"]).expect(0).stdout, "");
+    machine.larder(&["fsck"]).expect(0);
+    assert_eq!(fs_err::read(dir.join("srv/data")).unwrap().len(), 50_000, "the mount keeps its files");
+    machine.larder(&["umount", &target]).expect(0);
+    assert!(machine.unpacked("srv/data").is_empty());
+    machine.larder(&["fsck"]).expect(0);
+}
+
+#[test]
+fn a_sweep_that_fails_is_told_and_does_not_make_a_removal_fail() {
+    let Some(machine) = Machine::new() else { return };
+    if !may_mount() {
+        return;
+    }
+    Image::small(1, 50_000).push(&machine.registry, "shop/web:1").unwrap();
+    let name = machine.registry.image("shop/web:1");
+    machine.larder(&["pull", &name]).expect(0);
+    // Nothing can be moved away that something is mounted on.
+    let left = machine.root().join("ingest").join(format!("sha256-{}", "a".repeat(64)));
+    fs_err::create_dir(&left).unwrap();
+    let run = |program: &str, arguments: &[&str]| {
+        assert!(Command::new(program).args(arguments).arg(&left).status().unwrap().success(), "{program}");
+    };
+    run("mount", &["-t", "tmpfs", "none"]);
+    run("touch", &["-d", "2001-01-01"]);
+    let removal = machine.larder(&["rm", &name]);
+    run("umount", &[]);
+
+    let removal = removal.expect(0);
+    let told = removal.stderr.lines().find(|line| line.starts_with("warning: could not clear away"));
+    let told = told.unwrap_or_else(|| panic!("{removal:?}"));
+    assert!(told.contains(&*machine.root().to_string_lossy()) && told.contains("larder fsck"), "{told}");
+    assert_eq!(removal.lines_with(&["Deleted: "]), 1, "{removal:?}");
+}
+
+#[test]
+fn only_who_removes_waits_until_it_is_deleted() {
+    let Some(machine) = Machine::new() else { return };
+    Image::small(1, 50_000).push(&machine.registry, "shop/web:1").unwrap();
+    let name = machine.registry.image("shop/web:1");
+    machine.larder(&["pull", &name]).expect(0);
+    let trash = machine.root().join("trash");
+    let removed = trash.join("000001");
+    fs_err::create_dir(&removed).unwrap();
+    // So many that they are not gone by the way, while a command looks for a moment.
+    for file in 0..60_000 {
+        fs_err::write(removed.join(file.to_string()), "").unwrap();
+    }
+    for looks in ["images", "df", "mounts", "runtime"] {
+        machine.larder(&[looks]).expect(0);
+        assert!(removed.exists(), "larder {looks} waited for the trash");
+    }
+    machine.larder(&["rm", "no/such:1"]).expect(1);
+    assert!(removed.exists(), "a removal that removes nothing waited for the trash");
+    machine.larder(&["rm", &name]).expect(0);
+    assert_eq!(fs_err::read_dir(&trash).unwrap().count(), 0, "a removal leaves nothing to delete");
+}
+
+/// Whether mounts can be tested; says so loudly if not.
+fn may_mount() -> bool {
+    if rustix::process::geteuid().is_root() {
+        return true;
+    }
+    assert!(std::env::var_os("CI").is_none(), "CI must not skip tests of mounts");
+    eprintln!("==== SKIPPED, NOT TESTED: mounting needs root ====");
+    false
 }
 
 #[test]

@@ -240,6 +240,8 @@ impl Store {
         let images: Vec<ImageRecord> = self.0.db.read("look for incomplete images", |reader| {
             let mut images: Vec<ImageRecord> = reader.all(IMAGES)?;
             images.retain(|image| !image.complete);
+            // What several lack is told of one that a registry has, if there is one.
+            images.sort_by_key(|image| image.digests.is_empty());
             Ok(images)
         })?;
         let mut refetch: Vec<Refetch> = Vec::new();

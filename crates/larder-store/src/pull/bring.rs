@@ -13,15 +13,13 @@ use super::blocking;
 use super::error::PullError;
 use super::plan::Wanted;
 use crate::registry::{BlobSink, Extents, Notice, Session, fetch_blob};
+pub(super) use crate::store::FILES;
 use crate::store::import::Import;
 use crate::store::{FS, IngestFile, LayerStaging, Store, StoreError};
 use crate::unpack::{Expected, Options, Progress, Target, UnpackError, Unpacked, unpack_layer};
 
 /// What a reader gets when no more bytes will come. Not `Interrupted`: that means to read again, for ever.
 const GIVEN_UP: io::ErrorKind = io::ErrorKind::ConnectionAborted;
-
-/// Name of the layer manifest, beside a layer's files.
-pub(super) const FILES: &str = "files.v1";
 
 /// A layer that is unpacked but does not know yet what lies below it.
 pub(super) struct Staged {
@@ -60,6 +58,8 @@ pub(super) async fn bring(
     let mut session = session;
     let mut again = true;
     loop {
+        // Bytes of an earlier pull count as come; those that were forgotten do not any more.
+        tell(Notice::Present(ingest.done()));
         let options = Options { progress: Arc::default(), ..options.clone() };
         let served = Arc::new(Mutex::new(Vec::new()));
         let watched = session.watched(noting_hosts(served.clone(), tell.clone()));

@@ -48,28 +48,23 @@ pub enum PullError {
 impl PullError {
     /// What the reader could try next.
     pub fn hint(&self) -> Option<&'static str> {
-        self.hint_of_disk().or_else(|| self.hint_of_kind())
+        self.of_disk(hint_of_io).or_else(|| self.hint_of_kind())
     }
 
     /// Whether the disk, or this user's part of it, is full.
-    pub(super) fn is_no_space(&self) -> bool {
+    pub(crate) fn lacks_room(&self) -> bool {
         match self {
             PullError::NoRoom(_) => true,
             PullError::Store(error) if error.is_no_space() => true,
-            _ => self.find_io(|error| is_no_space(error).then_some(())).is_some(),
+            _ => self.of_disk(|error| is_no_space(error).then_some(())).is_some(),
         }
     }
 
     /// What the disk refused is the cause, wherever it was met.
-    fn hint_of_disk(&self) -> Option<&'static str> {
-        self.find_io(hint_of_io)
-    }
-
-    /// The first answer for one of the causes that the disk gave.
-    fn find_io<T>(&self, answer: impl Fn(&io::Error) -> Option<T>) -> Option<T> {
+    fn of_disk<T>(&self, what: impl Fn(&io::Error) -> Option<T>) -> Option<T> {
         let mut cause = self.source();
         while let Some(error) = cause {
-            if let Some(found) = error.downcast_ref::<io::Error>().and_then(&answer) {
+            if let Some(found) = error.downcast_ref::<io::Error>().and_then(&what) {
                 return Some(found);
             }
             cause = error.source();

@@ -157,7 +157,7 @@ impl Puller {
 
     /// Layers that are kept for another try must not keep the disk full.
     async fn make_room_if_full<T>(&self, ended: Result<T, PullError>) -> Result<T, PullError> {
-        if ended.as_ref().is_err_and(PullError::is_no_space) {
+        if ended.as_ref().is_err_and(PullError::lacks_room) {
             let store = self.store.clone();
             if let Err(error) = blocking(move || store.give_up_kept()).await? {
                 tracing::warn!(%error, "could not take away the layers of pulls that failed");

@@ -21,19 +21,25 @@ pub(super) struct Tally {
     /// What it waits for before its layers are known.
     waits: Waits,
     layers: OnceLock<Vec<LayerTally>>,
-    done: AtomicU64,
+    /// Bytes that came over the network.
+    came: AtomicU64,
     meter: Meter,
     committing: AtomicBool,
 }
 
-/// One layer that was not here.
+/// One layer, at its position in the image.
 struct LayerTally {
     digest: Digest,
+    /// Whether it was here before the pull. Then it is of no interest.
+    present: bool,
     /// Of what this pull fetches itself.
     size: Option<u64>,
     phase: Mutex<LayerPhase>,
     waits: Waits,
+    /// Bytes that are here, those of an earlier pull included.
     done: AtomicU64,
+    /// Bytes that came over the network.
+    came: AtomicU64,
     meter: Meter,
 }
 
@@ -44,7 +50,7 @@ impl Tally {
             progress: progress.clone(),
             waits: Waits::default(),
             layers: OnceLock::new(),
-            done: AtomicU64::new(0),
+            came: AtomicU64::new(0),
             meter: Meter::default(),
             committing: AtomicBool::new(false),
         });
@@ -63,43 +69,58 @@ impl Tally {
 
     /// Says which layers are missing, and who brings them.
     pub(super) fn layers(&self, plan: &Plan, claims: &[Claim]) {
-        let missing = plan.layers.iter().zip(claims).filter_map(|(wanted, claim)| {
-            let (phase, size) = match claim {
-                Claim::Present(_) => return None,
-                Claim::Wait(_) => (LayerPhase::Elsewhere, None),
-                Claim::Fetch(_) => (LayerPhase::Queued, Some(wanted.descriptor.size)),
-            };
-            let digest = wanted.descriptor.digest.clone();
-            Some(LayerTally {
-                digest,
-                size,
-                phase: Mutex::new(phase),
-                waits: Waits::default(),
-                done: AtomicU64::new(0),
-                meter: Meter::default(),
+        let ours = |digest: &Digest| {
+            let mut layers = plan.layers.iter().zip(claims);
+            layers.any(|(wanted, claim)| {
+                wanted.descriptor.digest == *digest && matches!(claim, Claim::Fetch(_))
             })
+        };
+        let layers = plan.layers.iter().zip(claims).map(|(wanted, claim)| {
+            let digest = wanted.descriptor.digest.clone();
+            let phase = match claim {
+                Claim::Present(_) => LayerPhase::Unpacked,
+                // An image may have a layer twice: the first one to be fetched serves both.
+                Claim::Wait(_) if !ours(&digest) => LayerPhase::Elsewhere,
+                Claim::Wait(_) | Claim::Fetch(_) => LayerPhase::Queued,
+            };
+            let size = matches!(claim, Claim::Fetch(_)).then_some(wanted.descriptor.size);
+            LayerTally { present: matches!(claim, Claim::Present(_)), ..LayerTally::new(digest, size, phase) }
         });
-        let _ = self.layers.set(missing.collect()); // a pull is planned once
+        self.begin_layers(layers.collect());
+    }
+
+    fn begin_layers(&self, layers: Vec<LayerTally>) {
+        let _ = self.layers.set(layers); // a pull is planned once
         self.progress.set(self.bytes());
     }
 
     /// What happens to a layer.
     pub(super) fn set(&self, layer: &Digest, phase: LayerPhase) {
-        if let Some(layer) = self.layer(layer) {
-            *layer.phase.lock().unwrap_or_else(PoisonError::into_inner) = phase;
+        let layer = match phase {
+            // Layers are done from the bottom up, those that were here as well.
+            LayerPhase::Done => self.unsettled(layer).next(),
+            _ => self.fetched(layer),
+        };
+        if let Some(layer) = layer {
+            *layer.phase() = phase;
             layer.waits.end();
         }
     }
 
     /// What the fetch of a layer tells.
     pub(super) fn notice_of(&self, layer: &Digest, notice: &Notice) {
-        let Some(layer) = self.layer(layer) else { return };
+        let Some(layer) = self.fetched(layer) else { return };
         layer.waits.notice(notice);
-        if let Notice::Bytes(count) = notice {
-            layer.done.fetch_add(*count, Ordering::Relaxed);
-            self.done.fetch_add(*count, Ordering::Relaxed);
-            self.progress.set(self.bytes());
+        match notice {
+            Notice::Present(count) => layer.done.store(*count, Ordering::Relaxed),
+            Notice::Bytes(count) => {
+                for counter in [&layer.done, &layer.came, &self.came] {
+                    counter.fetch_add(*count, Ordering::Relaxed);
+                }
+            }
+            Notice::Host(_) | Notice::Waiting(_) | Notice::Going => return,
         }
+        self.progress.set(self.bytes());
     }
 
     /// Everything is here.
@@ -107,13 +128,23 @@ impl Tally {
         self.committing.store(true, Ordering::Relaxed);
     }
 
-    fn layer(&self, digest: &Digest) -> Option<&LayerTally> {
-        self.layers.get()?.iter().find(|layer| layer.digest == *digest)
+    /// The layers of this digest that are not done yet, from the bottom up.
+    fn unsettled(&self, digest: &Digest) -> impl Iterator<Item = &LayerTally> {
+        let layers = self.layers.get().into_iter().flatten();
+        layers.filter(move |layer| layer.digest == *digest && *layer.phase() != LayerPhase::Done)
+    }
+
+    /// The layer of this digest that is being fetched: one that this pull set out to fetch, else one that somebody gave
+    /// up, or that does not fit where it is. Of several with one digest only one is fetched at a time.
+    fn fetched(&self, digest: &Digest) -> Option<&LayerTally> {
+        let ours = self.unsettled(digest).find(|layer| layer.size.is_some());
+        ours.or_else(|| self.unsettled(digest).next())
     }
 
     fn bytes(&self) -> Bytes {
-        let sizes = self.layers.get().map(|layers| layers.iter().filter_map(|layer| layer.size).sum());
-        Bytes { done: self.done.load(Ordering::Relaxed), total: sizes }
+        let Some(layers) = self.layers.get() else { return Bytes { done: 0, total: None } };
+        let done = layers.iter().map(|layer| layer.done.load(Ordering::Relaxed)).sum();
+        Bytes { done, total: Some(layers.iter().filter_map(|layer| layer.size).sum()) }
     }
 
     fn detail(&self, now: Instant) -> Detail {
@@ -123,25 +154,46 @@ impl Tally {
             Some(_) if self.committing.load(Ordering::Relaxed) => PullStep::Committing,
             Some(_) => PullStep::Layers,
         };
+        let missing = layers.into_iter().flatten().filter(|layer| !layer.present);
         Detail {
             step,
             waiting: self.waits.now(),
-            rate: self.meter.rate(now, self.done.load(Ordering::Relaxed)),
-            layers: layers.into_iter().flatten().map(|layer| layer.progress(now)).collect(),
+            rate: self.meter.rate(now, self.came.load(Ordering::Relaxed)),
+            layers: missing.map(|layer| layer.progress(now)).collect(),
         }
     }
 }
 
 impl LayerTally {
+    fn new(digest: Digest, size: Option<u64>, phase: LayerPhase) -> LayerTally {
+        LayerTally {
+            digest,
+            present: false,
+            size,
+            phase: Mutex::new(phase),
+            waits: Waits::default(),
+            done: AtomicU64::new(0),
+            came: AtomicU64::new(0),
+            meter: Meter::default(),
+        }
+    }
+
+    fn phase(&self) -> MutexGuard<'_, LayerPhase> {
+        self.phase.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn progress(&self, now: Instant) -> LayerProgress {
         let done = self.done.load(Ordering::Relaxed);
-        let phase = *self.phase.lock().unwrap_or_else(PoisonError::into_inner);
+        let phase = *self.phase();
         let all_came = self.size.is_some_and(|size| done >= size);
         LayerProgress {
             digest: self.digest.to_string(),
             phase: if phase == LayerPhase::Fetching && all_came { LayerPhase::Unpacking } else { phase },
             bytes: Bytes { done, total: self.size },
-            rate: self.meter.rate(now, done).filter(|_| phase == LayerPhase::Fetching && !all_came),
+            rate: self
+                .meter
+                .rate(now, self.came.load(Ordering::Relaxed))
+                .filter(|_| phase == LayerPhase::Fetching && !all_came),
             waiting: self.waits.now(),
         }
     }
@@ -162,7 +214,7 @@ impl Waits {
                 *self.lock() = Some(waiting.clone());
                 self.any.store(true, Ordering::Release);
             }
-            Notice::Going | Notice::Bytes(_) | Notice::Host(_) => self.end(),
+            Notice::Going | Notice::Present(_) | Notice::Bytes(_) | Notice::Host(_) => self.end(),
         }
     }
 
@@ -222,6 +274,53 @@ mod tests {
         assert_eq!(meter.rate(at(2000), 4500), Some(2000));
         assert_eq!(meter.rate(at(2900), 9000), Some(2000));
         assert_eq!(meter.rate(at(3000), 4500), Some(0), "nothing came");
+    }
+
+    /// A pull of these layers: digit of the digest, size of what it fetches itself, phase.
+    fn pull(layers: &[(char, Option<u64>, LayerPhase)]) -> (Arc<Tally>, Vec<Digest>) {
+        let digest =
+            |digit: char| Digest::parse(&format!("sha256:{}", digit.to_string().repeat(64))).unwrap();
+        let tally = Tally::begin(&Progress::unwatched());
+        let tallies =
+            layers.iter().map(|(digit, size, phase)| LayerTally::new(digest(*digit), *size, *phase));
+        tally.begin_layers(tallies.collect());
+        (tally, layers.iter().map(|(digit, ..)| digest(*digit)).collect())
+    }
+
+    fn phases(tally: &Tally) -> Vec<LayerPhase> {
+        tally.detail(Instant::now()).layers.iter().map(|layer| layer.phase).collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn of_two_layers_with_one_digest_each_has_a_phase_of_its_own() {
+        use LayerPhase::{Done, Fetching, Queued};
+        let (tally, digests) = pull(&[('a', Some(10), Queued), ('b', Some(5), Queued), ('a', None, Queued)]);
+        tally.set(&digests[0], Fetching);
+        tally.notice_of(&digests[0], &Notice::Bytes(4));
+        assert_eq!(phases(&tally), [Fetching, Queued, Queued]);
+        for (at, expected) in
+            [[Done, Queued, Queued], [Done, Done, Queued], [Done; 3]].into_iter().enumerate()
+        {
+            tally.set(&digests[at], Done);
+            assert_eq!(phases(&tally), expected);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_an_earlier_pull_left_counts_and_what_is_forgotten_does_not() {
+        let (tally, digests) = pull(&[('a', Some(1000), LayerPhase::Fetching)]);
+        let start = Instant::now();
+        let rate = |millis| tally.detail(start + Duration::from_millis(millis)).rate;
+        assert_eq!(rate(0), None);
+        tally.notice_of(&digests[0], &Notice::Present(700));
+        tally.notice_of(&digests[0], &Notice::Bytes(200));
+        assert_eq!(tally.bytes(), Bytes { done: 900, total: Some(1000) });
+        assert_eq!(rate(1000), Some(200), "what was here did not come over the network");
+        tally.notice_of(&digests[0], &Notice::Bytes(100));
+        assert_eq!(phases(&tally), [LayerPhase::Unpacking], "all of it is here");
+        tally.notice_of(&digests[0], &Notice::Present(0));
+        assert_eq!(tally.bytes(), Bytes { done: 0, total: Some(1000) });
+        assert_eq!(phases(&tally), [LayerPhase::Fetching]);
     }
 
     #[tokio::test(start_paused = true)]

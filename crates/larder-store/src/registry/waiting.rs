@@ -12,6 +12,8 @@ use tokio::time::Instant;
 pub enum Notice {
     /// A host serves some of it. Told before its first byte, so that it is known who lied even when a fetch is dropped.
     Host(String),
+    /// So many bytes are in the sink, whatever was told before. Told by who owns the sink, when a fetch begins.
+    Present(u64),
     /// So many bytes were written to the sink.
     Bytes(u64),
     /// It waits, until another notice comes.

@@ -12,7 +12,10 @@ pub struct StoreConfig {
     /// [`Store::empty_trash`]: super::Store::empty_trash
     pub background_deletion: bool,
     /// Whether closing the store waits until everything that was removed is deleted. Default false: what is left goes
-    /// on when the store is opened again. A process that lives only for one command never comes to it otherwise.
+    /// on when the store is opened again. A process that lives only for one command that removes something may never
+    /// come to it otherwise; [`Store::finish_deletion`] says so later.
+    ///
+    /// [`Store::finish_deletion`]: super::Store::finish_deletion
     pub finish_deletion: bool,
     /// How long a half-fetched blob is kept for resuming after the last byte came. Default one day.
     pub ingest_keep: Duration,

@@ -199,7 +199,9 @@ impl StoreError {
             StoreError::Io { cause, .. } => hint_of_io(cause),
             StoreError::Database { cause, .. } => cause.hint(),
             StoreError::NoImage { .. } => Some("larder images lists what is there"),
-            StoreError::Mounted { .. } => Some("larder umount DIR first, or remove it with --force"),
+            StoreError::Mounted { .. } => {
+                Some("larder umount DIR first; or larder rm --force, and what is mounted stays until then")
+            }
             StoreError::Leased { .. } => Some("wait until the lease ends"),
             StoreError::WrongDigest { .. } => Some("fetch it again; if it stays so, ask who serves it"),
             StoreError::NoLayer { .. } => {

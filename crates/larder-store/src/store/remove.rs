@@ -54,6 +54,12 @@ impl Store {
         self.0.sweep()
     }
 
+    /// Lets the closing of this store wait until everything that was removed is deleted, as
+    /// [`finish_deletion`](super::StoreConfig::finish_deletion) does. For who removes, and only then closes it.
+    pub fn finish_deletion(&self) {
+        self.0.trash.finish();
+    }
+
     /// Deletes now what was removed. Returns when the room is free.
     pub fn empty_trash(&self) -> Result<(), StoreError> {
         self.0.trash.empty().doing("delete what was removed")

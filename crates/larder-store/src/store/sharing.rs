@@ -18,7 +18,8 @@ fn amount(of: disk::Amount) -> Amount {
 }
 
 impl Store {
-    /// All images with their layers, those that lack one included, and what else holds a layer: leases, mounts, and pulls under way.
+    /// All images with their layers, those that lack one included, and what else holds a layer: leases, mounts, and pulls
+    /// under way.
     pub fn sharing(&self) -> Result<Layers, StoreError> {
         self.0.db.read("look up which images share layers", |reader| {
             let mut sharing = Layers::unknown();

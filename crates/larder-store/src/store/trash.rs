@@ -18,7 +18,7 @@ use crate::disk::Disk;
 pub(crate) struct Trash {
     shared: Arc<Shared>,
     background: bool,
-    finish: bool,
+    finish: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -46,7 +46,7 @@ impl Trash {
         Trash {
             shared: Arc::new(shared),
             background: config.background_deletion,
-            finish: config.finish_deletion,
+            finish: AtomicBool::new(config.finish_deletion),
         }
     }
 
@@ -75,6 +75,11 @@ impl Trash {
         }
     }
 
+    /// Lets the closing of the store wait until everything is deleted.
+    pub(crate) fn finish(&self) {
+        self.finish.store(true, Ordering::Relaxed);
+    }
+
     /// Deletes everything that is in the folder now.
     pub(crate) fn empty(&self) -> io::Result<()> {
         self.shared.empty()
@@ -83,7 +88,7 @@ impl Trash {
 
 impl Drop for Trash {
     fn drop(&mut self) {
-        if !self.finish {
+        if !self.finish.load(Ordering::Relaxed) {
             self.shared.stop.store(true, Ordering::Relaxed);
         }
         let worker = self.shared.state().worker.take();

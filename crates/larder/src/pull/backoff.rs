@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::ensure::Advice;
+
 /// How many entries may pile up before expired ones are dropped on a failure.
 const PURGE_AT: usize = 1024;
 
@@ -23,8 +25,8 @@ pub struct Backoff {
 struct Entry {
     delay: Duration,
     last_failure: Instant,
-    /// The last failure as text, until a new attempt starts.
-    remembered: Option<String>,
+    /// The last failure as text with what could be tried next, until a new attempt starts.
+    remembered: Option<(String, Option<Advice>)>,
 }
 
 impl Backoff {
@@ -46,16 +48,17 @@ impl Backoff {
         delay
     }
 
-    /// Remembers the text of a key's last failure. Without an entry there is nothing to remember it for.
-    pub fn remember(&mut self, key: &str, failure: String) {
+    /// Remembers the text of a key's last failure, and what could be tried next. Without an entry there is nothing to remember it for.
+    pub fn remember(&mut self, key: &str, failure: String, advice: Option<Advice>) {
         if let Some(entry) = self.entries.get_mut(key) {
-            entry.remembered = Some(failure);
+            entry.remembered = Some((failure, advice));
         }
     }
 
-    /// The remembered text of a key's last failure.
-    pub fn remembered(&self, key: &str) -> Option<&str> {
-        self.entries.get(key)?.remembered.as_deref()
+    /// What was remembered of a key's last failure.
+    pub fn remembered(&self, key: &str) -> Option<(&str, Option<Advice>)> {
+        let (failure, advice) = self.entries.get(key)?.remembered.as_ref()?;
+        Some((failure, *advice))
     }
 
     /// Forgets the text of a key's last failure, because a new attempt starts. The delay stays.
@@ -100,6 +103,7 @@ impl Backoff {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::backend::CallErrorKind;
 
     #[test]
     fn entries_do_not_pile_up_without_a_success() {
@@ -115,9 +119,10 @@ mod tests {
     fn a_new_attempt_forgets_the_failure_and_keeps_the_delay() {
         let start = Instant::now();
         let mut backoff = Backoff::new(Duration::from_secs(10), Duration::from_secs(300));
+        let advice = Some(Advice { kind: CallErrorKind::NotFound, hint: "check the tag" });
         backoff.fail("k", start);
-        backoff.remember("k", "ErrImagePull: 404".into());
-        assert_eq!(backoff.remembered("k"), Some("ErrImagePull: 404"));
+        backoff.remember("k", "ErrImagePull: 404".into(), advice);
+        assert_eq!(backoff.remembered("k"), Some(("ErrImagePull: 404", advice)));
         backoff.forget("k");
         assert_eq!(backoff.remembered("k"), None);
         assert_eq!(backoff.fail("k", start), Duration::from_secs(20));

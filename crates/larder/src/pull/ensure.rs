@@ -4,6 +4,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::policy::PullPolicy;
+use crate::backend::CallErrorKind;
 use crate::credentials::PullSecret;
 use crate::pod::{ObjectRef, Pod, SandboxConfig};
 
@@ -78,11 +79,22 @@ pub struct EnsureError {
     pub message: String,
     /// When the back-off would allow the next try; `None` when this failure counts none.
     pub retry_in: Option<Duration>,
+    /// What the backend says that could be tried next; CRI runtimes say nothing.
+    pub advice: Option<Advice>,
+}
+
+/// What a backend knows of a pull that failed, beside its text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Advice {
+    /// What the failure means.
+    pub kind: CallErrorKind,
+    /// What the reader could try next.
+    pub hint: &'static str,
 }
 
 impl EnsureError {
     pub(super) fn new(reason: EnsureReason, message: impl Into<String>) -> Self {
-        EnsureError { reason, message: message.into(), retry_in: None }
+        EnsureError { reason, message: message.into(), retry_in: None, advice: None }
     }
 
     /// An error whose text is both reason and message, as kubelet has it for trouble before the pull.

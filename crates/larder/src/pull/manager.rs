@@ -15,7 +15,7 @@ use super::flight::{FlightKey, Flights, Landed};
 use super::lease::Leases;
 use super::metrics::{EnsureLabels, Known, PullMetrics};
 use super::policy::PullPolicy;
-use super::puller::{Job, Puller};
+use super::puller::{Job, Puller, PullerError};
 use super::status::{Board, PullStatus};
 use super::times::PullTimeRecorder;
 use crate::backend::{Backend, ImageSpec};
@@ -268,14 +268,20 @@ impl Manager {
                 backoff.forget(&key);
                 return Ok(());
             };
-            (left, backoff.remembered(&key).map(str::to_owned))
+            (left, backoff.remembered(&key).map(|(text, advice)| (text.to_owned(), advice)))
         };
         let mut message = format!("Back-off pulling image {}", gotext::quote(&request.image));
         self.event(request, EventType::Normal, Reason::BackOff, &message);
-        if let Some(failure) = last_failure {
+        let mut advice = None;
+        if let Some((failure, of_backend)) = last_failure {
             message = format!("{message}: {failure}");
+            advice = of_backend;
         }
-        Err(EnsureError { retry_in: Some(left), ..EnsureError::new(EnsureReason::ImagePullBackOff, message) })
+        Err(EnsureError {
+            retry_in: Some(left),
+            advice,
+            ..EnsureError::new(EnsureReason::ImagePullBackOff, message)
+        })
     }
 
     async fn pull(
@@ -298,7 +304,7 @@ impl Manager {
         let total_duration = start.elapsed();
         let pulled = match &landed.result.pulled {
             Ok(pulled) => pulled,
-            Err(error) => return Err(self.pull_failed(request, &landed, &error.to_string())),
+            Err(error) => return Err(self.pull_failed(request, &landed, error)),
         };
         self.finished_pulling(request);
         intent.pulled(&pulled.image_ref, &RecordedCredentials::of(landed.credential_of(&job.credentials)));
@@ -346,16 +352,17 @@ impl Manager {
         }
     }
 
-    fn pull_failed(&self, request: &EnsureRequest, landed: &Landed, error: &str) -> EnsureError {
+    fn pull_failed(&self, request: &EnsureRequest, landed: &Landed, error: &PullerError) -> EnsureError {
+        let (advice, error) = (error.advice(), error.to_string());
         let message = format!("Failed to pull image {}: {error}", gotext::quote(&request.image));
         self.event(request, EventType::Warning, Reason::Failed, &message);
-        let evaluated = evaluate_pull_error(&request.image, error);
+        let evaluated = evaluate_pull_error(&request.image, &error);
         let key = backoff_key(request);
         let mut backoff = self.lock_backoff();
         let delay =
             if landed.counts_for(&key) { backoff.fail(&key, Instant::now()) } else { backoff.delay(&key) };
-        backoff.remember(&key, format!("{}: {}", evaluated.reason, evaluated.message));
-        EnsureError { reason: evaluated.reason, message: evaluated.message, retry_in: Some(delay) }
+        backoff.remember(&key, format!("{}: {}", evaluated.reason, evaluated.message), advice);
+        EnsureError { reason: evaluated.reason, message: evaluated.message, retry_in: Some(delay), advice }
     }
 
     fn finished_pulling(&self, request: &EnsureRequest) {

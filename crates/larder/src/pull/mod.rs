@@ -21,7 +21,7 @@ mod times;
 
 pub use backoff::Backoff;
 pub use config::{OverRate, PullConfig, SameImage};
-pub use ensure::{EnsureError, EnsureReason, EnsureRequest, Ensured, Outcome};
+pub use ensure::{Advice, EnsureError, EnsureReason, EnsureRequest, Ensured, Outcome};
 pub use errors::{Evaluated, evaluate_pull_error};
 pub use manager::{Manager, ManagerBuilder};
 pub use metrics::{EnsureLabels, Known, PullMetrics, image_size_bucket};

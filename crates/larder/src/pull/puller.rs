@@ -6,6 +6,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::Instant;
 
 use super::config::PullConfig;
+use super::ensure::Advice;
 use super::status::{BoardEntry, Phase};
 use super::throttle::{RateExceeded, Throttle};
 use crate::backend::ImageSpec;
@@ -44,6 +45,16 @@ pub(super) enum PullerError {
     /// Ours; kubelet has no such limit.
     #[error("the pull had not ended after {} and was cancelled", crate::gotext::duration(*.0))]
     TooLong(Duration),
+}
+
+impl PullerError {
+    /// What the backend says that could be tried next.
+    pub(super) fn advice(&self) -> Option<Advice> {
+        match self {
+            PullerError::Failed(failed) => failed.advice(),
+            PullerError::RateExceeded(_) | PullerError::TooLong(_) => None,
+        }
+    }
 }
 
 /// Pulls in turn.

@@ -169,7 +169,7 @@ impl World {
 }
 
 pub(crate) fn failure(text: &str) -> BackendError {
-    BackendError::Call { message: text.to_owned(), kind: CallErrorKind::Other }
+    BackendError::Call { message: text.to_owned(), kind: CallErrorKind::Other, hint: None }
 }
 
 #[async_trait]

@@ -10,7 +10,7 @@ use larder::events::EventSink;
 use larder::pull::{EnsureError, EnsureReason, Manager};
 use tokio::time::Instant;
 
-use super::trouble::{MAKE_ROOM, Trouble};
+use super::trouble::Trouble;
 use super::work::{self, Shown, Verdict};
 use crate::args::{Connection, EnsureArgs};
 use crate::candidates::Candidates;
@@ -98,17 +98,14 @@ pub(super) async fn run(
     Ok(outcome)
 }
 
-/// Says of each image that a registry has denied which credentials were tried, or why none fitted; and what to do about
-/// a full disk.
+/// Says what to try next, as the backend says it; and of each image that a registry has denied which credentials were
+/// tried, or why none fitted.
 fn advise(gathered: &Gathered, verdicts: &[Verdict], candidates: &Candidates, out: &Out) {
     let mut told = BTreeSet::new();
     for (Job { request, .. }, verdict) in gathered.jobs.iter().zip(verdicts) {
         if let Verdict::Failed(error) = verdict {
-            let advice = match Trouble::of(&error.message) {
-                Trouble::Denied => candidates.advice(&request.image, &request.secrets),
-                Trouble::NoRoom => MAKE_ROOM.to_owned(),
-                Trouble::NotFound | Trouble::Other => continue,
-            };
+            let denied = || candidates.advice(&request.image, &request.secrets);
+            let Some(advice) = Trouble::advice(error, denied) else { continue };
             let advice = format!("hint: {advice}");
             if told.insert(advice.clone()) {
                 out.note(advice);
@@ -138,6 +135,7 @@ fn untried(gathered: &Gathered) -> Vec<Verdict> {
             reason: EnsureReason::InvalidImageName,
             message: bad.message,
             retry_in: None,
+            advice: None,
         }),
     };
     gathered.jobs.iter().map(verdict).collect()

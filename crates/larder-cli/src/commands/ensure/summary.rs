@@ -63,6 +63,9 @@ struct Row {
     pull_seconds: Option<f64>,
     total_seconds: Option<f64>,
     retry_in_seconds: Option<f64>,
+    /// Whether the same may succeed later.
+    #[serde(skip)]
+    time_helps: bool,
 }
 
 #[derive(Debug, Default, Serialize)]
@@ -202,10 +205,7 @@ impl Summary {
             }
         });
         let told = told.collect::<Vec<_>>().join("; ");
-        let time_helps = self
-            .images
-            .iter()
-            .any(|row| row.retry_in_seconds.is_some() && Trouble::of(&row.message) == Trouble::Other);
+        let time_helps = self.images.iter().any(|row| row.time_helps);
         Some(match retry_for {
             Duration::ZERO if time_helps => format!("{told}; --retry-for 5m keeps trying"),
             Duration::ZERO => told,
@@ -237,6 +237,7 @@ fn row(job: &Job, verdict: &Verdict) -> Row {
         pull_seconds: None,
         total_seconds: None,
         retry_in_seconds: None,
+        time_helps: false,
     };
     match verdict {
         Verdict::Unfinished => row,
@@ -245,6 +246,7 @@ fn row(job: &Job, verdict: &Verdict) -> Row {
             reason: error.reason.to_string(),
             message: error.message.clone(),
             retry_in_seconds: error.retry_in.map(|wait| wait.as_secs_f64()),
+            time_helps: error.retry_in.is_some() && Trouble::of(error) == Trouble::Other,
             ..row
         },
         Verdict::Ensured(Ensured { image_ref, message, outcome }) => {
@@ -284,6 +286,7 @@ mod tests {
                 reason: EnsureReason::ErrImagePull,
                 message: (*message).to_owned(),
                 retry_in: Some(Duration::from_secs(*wait)),
+                advice: None,
             })
         });
         Summary::new(&gathered, &verdicts.collect::<Vec<_>>(), Vec::new())
