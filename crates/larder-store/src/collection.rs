@@ -86,15 +86,20 @@ fn config_of(store: &Store, id: &str) -> Result<Option<ImageConfig>, StoreError>
     Ok(bytes.and_then(|bytes| ImageConfig::parse(&bytes).ok()))
 }
 
-/// The file system of a store, once everything that was removed is deleted.
-pub struct StoreDisk(pub Store);
+/// The file system of a store.
+pub struct StoreDisk {
+    /// The store.
+    pub store: Store,
+    /// Whether everything that was removed is deleted before it is measured, as who makes room wants it.
+    pub delete_first: bool,
+}
 
 #[async_trait]
 impl Measure for StoreDisk {
     async fn measure(&self) -> Result<Disk, FilesystemError> {
-        let store = self.0.clone();
+        let (store, delete_first) = (self.store.clone(), self.delete_first);
         let measured = tokio::task::spawn_blocking(move || {
-            if let Err(error) = store.empty_trash() {
+            if delete_first && let Err(error) = store.empty_trash() {
                 tracing::warn!("{error}");
             }
             local_disk(store.root())

@@ -50,7 +50,7 @@ pub(crate) fn collecting_from(
 ) -> Result<Collecting, Failure> {
     let place = Place::of(connection, &chosen)?.locked()?;
     policy.keep = KeepFile::at(&place).read()?;
-    let (backend, builder) = parts(chosen, &policy);
+    let (backend, builder) = parts(chosen, &policy, true);
     let collector = builder
         .policy(policy)
         .records(Arc::new(FileStore::new(place.records())))
@@ -67,11 +67,12 @@ pub(crate) fn looking(connection: &Connection, chosen: Chosen) -> Result<Collect
     let place = Place::of(connection, &chosen)?;
     let keep = KeepFile::at(&place).read()?;
     let policy = GcPolicy { keep, minimum_age: Duration::ZERO, ..GcPolicy::default() };
-    let (backend, builder) = parts(chosen, &policy);
+    let (backend, builder) = parts(chosen, &policy, false);
     Ok(Collecting { backend, collector: builder.policy(policy).build(), _place: place })
 }
 
-fn parts(chosen: Chosen, policy: &GcPolicy) -> (Arc<dyn Backend>, CollectorBuilder) {
+/// The backend, and a builder that knows how to ask it. `acts` says whether images will be removed.
+fn parts(chosen: Chosen, policy: &GcPolicy, acts: bool) -> (Arc<dyn Backend>, CollectorBuilder) {
     let labels = policy.asks_for_labels();
     let exact = policy.accounting == Accounting::Exact;
     match chosen {
@@ -79,7 +80,7 @@ fn parts(chosen: Chosen, policy: &GcPolicy) -> (Arc<dyn Backend>, CollectorBuild
             let backend: Arc<dyn Backend> = Arc::new(store.clone());
             let builder = Collector::builder(backend.clone())
                 .also_used_by(Arc::new(store.clone()))
-                .disk(Arc::new(StoreDisk(store.store().clone())))
+                .disk(Arc::new(StoreDisk { store: store.store().clone(), delete_first: acts }))
                 // What was removed is deleted when the disk is measured: there is nothing to wait for.
                 .patience(Patience { quiet: Duration::ZERO, ..Patience::default() });
             let builder = if labels {
