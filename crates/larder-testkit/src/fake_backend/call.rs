@@ -7,56 +7,56 @@ use larder::pod::SandboxConfig;
 /// One call that reached the backend.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Call {
-    /// [`Backend::info`].
+    /// [`Backend::info`](larder::backend::Backend::info).
     Info,
-    /// [`Backend::list`].
+    /// [`Backend::list`](larder::backend::Backend::list).
     List,
-    /// [`Backend::status`].
+    /// [`Backend::status`](larder::backend::Backend::status).
     Status {
         /// The name or id asked for.
         image: String,
     },
-    /// [`Backend::inspect`].
+    /// [`Backend::inspect`](larder::backend::Backend::inspect).
     Inspect {
         /// The name or id asked for.
         image: String,
     },
-    /// [`Backend::pull`], noted when it begins.
+    /// [`Backend::pull`](larder::backend::Backend::pull), noted when it begins.
     Pull {
         /// The name asked for.
         image: String,
         /// User name of the credential; `None` for an anonymous pull.
         username: Option<String>,
     },
-    /// [`Backend::remove`].
+    /// [`Backend::remove`](larder::backend::Backend::remove).
     Remove {
         /// The name or id to remove.
         image: String,
     },
-    /// [`Backend::filesystems`].
+    /// [`Backend::filesystems`](larder::backend::Backend::filesystems).
     Filesystems,
-    /// [`Backend::in_use`].
+    /// [`Backend::in_use`](larder::backend::Backend::in_use).
     InUse,
 }
 
 /// The calls a backend has, without their arguments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Op {
-    /// [`Backend::info`].
+    /// [`Backend::info`](larder::backend::Backend::info).
     Info,
-    /// [`Backend::list`].
+    /// [`Backend::list`](larder::backend::Backend::list).
     List,
-    /// [`Backend::status`].
+    /// [`Backend::status`](larder::backend::Backend::status).
     Status,
-    /// [`Backend::inspect`].
+    /// [`Backend::inspect`](larder::backend::Backend::inspect).
     Inspect,
-    /// [`Backend::pull`].
+    /// [`Backend::pull`](larder::backend::Backend::pull).
     Pull,
-    /// [`Backend::remove`].
+    /// [`Backend::remove`](larder::backend::Backend::remove).
     Remove,
-    /// [`Backend::filesystems`].
+    /// [`Backend::filesystems`](larder::backend::Backend::filesystems).
     Filesystems,
-    /// [`Backend::in_use`].
+    /// [`Backend::in_use`](larder::backend::Backend::in_use).
     InUse,
 }
 
