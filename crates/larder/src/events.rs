@@ -2,8 +2,10 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::SystemTime;
+
+use tokio::sync::watch;
 
 use crate::pod::ObjectRef;
 
@@ -104,34 +106,173 @@ impl EventSink for LogSink {
     }
 }
 
-/// Keeps the latest events in memory.
+/// Keeps the latest events in memory, and lets others follow them.
 #[derive(Debug)]
 pub struct RingSink {
     capacity: usize,
-    events: Mutex<VecDeque<Event>>,
+    ring: Mutex<Ring>,
+    /// The number of the next event.
+    next: watch::Sender<u64>,
+}
+
+#[derive(Debug, Default)]
+struct Ring {
+    events: VecDeque<Event>,
+    /// The number of the event after the last one.
+    next: u64,
+}
+
+impl Ring {
+    /// The number of the oldest event that is kept.
+    fn first(&self) -> u64 {
+        self.next - self.events.len() as u64
+    }
 }
 
 impl RingSink {
     /// Keeps at most `capacity` events; the oldest go first.
     pub fn new(capacity: usize) -> Self {
-        RingSink { capacity, events: Mutex::new(VecDeque::new()) }
+        RingSink { capacity, ring: Mutex::default(), next: watch::Sender::new(0) }
     }
 
     /// The events kept, oldest first.
     pub fn snapshot(&self) -> Vec<Event> {
-        self.events.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+        self.ring().events.iter().cloned().collect()
+    }
+
+    /// Follows events from this number on, those that are kept first. Events count from 0.
+    pub fn follow(self: &Arc<Self>, from: u64) -> Followed {
+        Followed { next: from, news: self.next.subscribe(), ring: Arc::clone(self) }
+    }
+
+    /// The number that the next event will have.
+    pub fn next_number(&self) -> u64 {
+        self.ring().next
+    }
+
+    fn ring(&self) -> MutexGuard<'_, Ring> {
+        self.ring.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl EventSink for RingSink {
     fn record(&self, event: Event) {
-        let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
-        if self.capacity == 0 {
-            return;
+        let next = {
+            let mut ring = self.ring();
+            ring.next += 1;
+            if ring.events.len() >= self.capacity {
+                ring.events.pop_front();
+            }
+            if self.capacity > 0 {
+                ring.events.push_back(event);
+            }
+            ring.next
+        };
+        // Out of the lock: who wakes up takes it.
+        self.next.send_modify(|known| *known = next.max(*known));
+    }
+}
+
+/// Events in their order, for one reader. A reader that is slow holds nothing up and misses the oldest.
+#[derive(Debug)]
+pub struct Followed {
+    ring: Arc<RingSink>,
+    next: u64,
+    news: watch::Receiver<u64>,
+}
+
+/// What a reader of events is told.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Told {
+    /// The event of this number.
+    Event(u64, Event),
+    /// So many events are gone: they were not kept long enough.
+    Missed(u64),
+}
+
+impl Followed {
+    /// The next thing to tell, if it is there already.
+    pub fn try_next(&mut self) -> Option<Told> {
+        let ring = self.ring.ring();
+        let first = ring.first();
+        if self.next < first {
+            let missed = first - self.next;
+            self.next = first;
+            return Some(Told::Missed(missed));
         }
-        if events.len() == self.capacity {
-            events.pop_front();
+        let event = ring.events.get(usize::try_from(self.next - first).ok()?)?.clone();
+        self.next += 1;
+        Some(Told::Event(self.next - 1, event))
+    }
+
+    /// Waits for the next thing to tell.
+    pub async fn next(&mut self) -> Told {
+        loop {
+            self.news.mark_unchanged();
+            if let Some(told) = self.try_next() {
+                return told;
+            }
+            // The ring, and with it the sender, lives as long as this reader.
+            let _ = self.news.changed().await;
         }
-        events.push_back(event);
+    }
+}
+
+/// Hands each event to several sinks, in order.
+pub struct Tee(pub Vec<Arc<dyn EventSink>>);
+
+impl EventSink for Tee {
+    fn record(&self, event: Event) {
+        for sink in &self.0 {
+            sink.record(event.clone());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event(message: &str) -> Event {
+        Event {
+            time: SystemTime::UNIX_EPOCH,
+            event_type: EventType::Normal,
+            reason: Reason::Pulled,
+            object: ObjectRef::node("n"),
+            message: message.to_owned(),
+        }
+    }
+
+    fn said(told: Told) -> String {
+        match told {
+            Told::Event(number, event) => format!("{number} {}", event.message),
+            Told::Missed(count) => format!("missed {count}"),
+        }
+    }
+
+    #[tokio::test]
+    async fn a_reader_gets_what_is_kept_and_then_what_comes_and_hears_what_it_missed() {
+        let ring = Arc::new(RingSink::new(2));
+        let mut early = ring.follow(0);
+        for message in ["a", "b", "c"] {
+            ring.record(event(message));
+        }
+        assert_eq!(said(early.next().await), "missed 1");
+        assert_eq!(said(early.next().await), "1 b");
+        let mut late = ring.follow(ring.next_number());
+        assert_eq!(late.try_next(), None);
+        let (told, ()) = tokio::join!(late.next(), async { ring.record(event("d")) });
+        assert_eq!(said(told), "3 d");
+        assert_eq!(said(early.next().await), "2 c");
+        assert_eq!(said(early.next().await), "3 d");
+        assert_eq!(early.try_next(), None);
+    }
+
+    #[test]
+    fn a_ring_without_room_keeps_nothing_and_still_counts() {
+        let ring = Arc::new(RingSink::new(0));
+        ring.record(event("a"));
+        assert_eq!(ring.snapshot(), []);
+        assert_eq!(ring.follow(0).try_next(), Some(Told::Missed(1)));
     }
 }
