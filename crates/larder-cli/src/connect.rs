@@ -77,18 +77,27 @@ pub(crate) fn backend(args: &Connection) -> Result<Arc<dyn Backend>, Failure> {
 }
 
 /// The backend, for commands that tell more of the one than of the other.
+#[derive(Clone)]
 pub(crate) enum Chosen {
     /// Larder's own store, opened.
     Store(StoreBackend),
     /// A runtime, which is not spoken to before the first call.
-    Runtime(CriBackend),
+    Runtime(Arc<CriBackend>),
 }
 
 impl Chosen {
+    /// What it is, for people: the folder of the store, or the endpoint of the runtime.
+    pub(crate) fn told(&self) -> String {
+        match self {
+            Chosen::Store(store) => format!("larder's own store in {}", store.store().root().display()),
+            Chosen::Runtime(runtime) => format!("the images of {}", runtime.endpoint()),
+        }
+    }
+
     fn into_backend(self) -> Arc<dyn Backend> {
         match self {
             Chosen::Store(store) => Arc::new(store),
-            Chosen::Runtime(runtime) => Arc::new(runtime),
+            Chosen::Runtime(runtime) => runtime,
         }
     }
 }
@@ -106,7 +115,7 @@ pub(crate) fn chosen(args: &Connection) -> Result<Chosen, Failure> {
         config.request_timeout = timeout;
         config.connect_timeout = config.connect_timeout.min(timeout);
     }
-    Ok(Chosen::Runtime(CriBackend::new(endpoint, config)))
+    Ok(Chosen::Runtime(Arc::new(CriBackend::new(endpoint, config))))
 }
 
 /// How long to wait before a runtime that does not answer is tried again.

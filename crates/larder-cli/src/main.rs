@@ -18,6 +18,7 @@ mod log;
 mod manifest;
 mod out;
 mod output;
+mod serve;
 mod store;
 
 use std::process::ExitCode;

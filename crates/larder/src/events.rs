@@ -51,6 +51,10 @@ pub enum Reason {
     InvalidImageId,
     /// Collection failed at least twice in a row.
     ImageGcFailed,
+    /// The backend stopped answering. Larder's own, as all that follow.
+    BackendDown,
+    /// The backend answers again.
+    BackendUp,
 }
 
 impl fmt::Display for Reason {
@@ -66,6 +70,8 @@ impl fmt::Display for Reason {
             Reason::InvalidDiskCapacity => "InvalidDiskCapacity",
             Reason::InvalidImageId => "InvalidImageID",
             Reason::ImageGcFailed => "ImageGCFailed",
+            Reason::BackendDown => "BackendDown",
+            Reason::BackendUp => "BackendUp",
         })
     }
 }

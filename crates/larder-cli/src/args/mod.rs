@@ -5,6 +5,7 @@
 mod collect;
 mod images;
 mod pulling;
+mod serve;
 mod store;
 
 use std::path::PathBuf;
@@ -19,6 +20,7 @@ use crate::exit;
 pub(crate) use collect::{ExplainArgs, GcArgs, HistoryArgs, KeepArgs, Limits, UnkeepArgs};
 pub(crate) use images::{DfArgs, ImagesArgs, InspectArgs, RmArgs, RuntimeArgs};
 pub(crate) use pulling::{CredentialArgs, EnsureArgs, PullArgs};
+pub(crate) use serve::ServeArgs;
 pub(crate) use store::{FsckArgs, LoadArgs, MountArgs, MountsArgs, UmountArgs};
 
 /// Keeps a node's container images: fetched when wanted, kept while used.
@@ -93,6 +95,7 @@ pub(crate) struct Connection {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Demo(DemoArgs),
+    Serve(ServeArgs),
     Ensure(EnsureArgs),
     Pull(PullArgs),
     Images(ImagesArgs),

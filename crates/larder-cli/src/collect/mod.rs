@@ -72,7 +72,7 @@ pub(crate) fn looking(connection: &Connection, chosen: Chosen) -> Result<Collect
 }
 
 /// The backend, and a builder that knows how to ask it. `acts` says whether images will be removed.
-fn parts(chosen: Chosen, policy: &GcPolicy, acts: bool) -> (Arc<dyn Backend>, CollectorBuilder) {
+pub(crate) fn parts(chosen: Chosen, policy: &GcPolicy, acts: bool) -> (Arc<dyn Backend>, CollectorBuilder) {
     let labels = policy.asks_for_labels();
     let exact = policy.accounting == Accounting::Exact;
     match chosen {
@@ -91,7 +91,7 @@ fn parts(chosen: Chosen, policy: &GcPolicy, acts: bool) -> (Arc<dyn Backend>, Co
             (backend, builder)
         }
         Chosen::Runtime(runtime) => {
-            let backend: Arc<dyn Backend> = Arc::new(runtime);
+            let backend: Arc<dyn Backend> = runtime;
             let builder = Collector::builder(backend.clone());
             let builder = if exact || labels {
                 builder.layers(Arc::new(InspectedLayers::new(backend.clone())))

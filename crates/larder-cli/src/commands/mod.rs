@@ -28,6 +28,7 @@ use crate::exit::Outcome;
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 use crate::out::Out;
+use crate::serve;
 
 /// Runs one command to its end.
 pub(crate) fn run(cli: Cli, out: &Arc<Out>) -> Result<Outcome, Failure> {
@@ -35,6 +36,7 @@ pub(crate) fn run(cli: Cli, out: &Arc<Out>) -> Result<Outcome, Failure> {
     let ended = match cli.command {
         Command::Completions(args) => Ok(completions::run(&args, out)),
         Command::Man(args) => man::run(&args, out),
+        Command::Serve(args) => serve::run(&args, &connection, out),
         Command::Demo(args) => demo::run(&args, &connection, out),
         Command::Ensure(args) => {
             block_on(async |interrupt| ensure::run(&args, &connection, out, interrupt).await)

@@ -42,7 +42,7 @@ async fn remove(
     }
     let (backend, store): (Arc<dyn Backend>, _) = match connect::chosen(connection)? {
         Chosen::Store(backend) => (Arc::new(backend.clone()), Some(backend)),
-        Chosen::Runtime(runtime) => (Arc::new(runtime), None),
+        Chosen::Runtime(runtime) => (runtime, None),
     };
     // All names are looked up before the first removal: two of them may mean one image.
     let mut found: Vec<Asked> = Vec::new();

@@ -1,0 +1,268 @@
+//! Takes connections on the socket, answers what they ask, and lets them end when the daemon stops.
+//!
+//! Promises: never more than [`LIMIT`] connections; when one more comes, the one that was idle for the longest is asked
+//! to go, so that clients that sleep cannot keep others out; after the stop no request begins, and those under way end.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::io;
+use std::pin::{Pin, pin};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use hyper::body::{Frame, SizeHint};
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::{Notify, watch};
+use tokio::task::JoinSet;
+use tokio::time::{self, Instant};
+use tonic::Status;
+use tonic::body::Body;
+use tonic::codegen::Bytes;
+
+use super::doors::Doors;
+
+/// How many connections are open at once.
+pub(super) const LIMIT: usize = 1000;
+/// How many calls one connection may have under way.
+const CALLS_PER_CONNECTION: u32 = 2000;
+/// How long a client may take for the head of a plain request.
+const HEAD_WITHIN: Duration = Duration::from_secs(10);
+/// How often an HTTP/2 client is asked whether it is there, and how long it may take to say so.
+const ALIVE: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(20));
+/// How long to wait after the system had no room for one more connection.
+const NO_ROOM: Duration = Duration::from_millis(100);
+
+/// Everything that is open, and every call under way.
+#[derive(Clone, Default)]
+pub(super) struct Connections(Arc<Shared>);
+
+#[derive(Default)]
+struct Shared {
+    table: Mutex<Table>,
+    /// Told when a connection ends.
+    ended: Notify,
+}
+
+#[derive(Default)]
+struct Table {
+    next: u64,
+    open: HashMap<u64, Open>,
+    calls: HashMap<u64, Call>,
+}
+
+struct Open {
+    calls: usize,
+    idle_since: Instant,
+    leave: Arc<Notify>,
+}
+
+/// A call under way.
+#[derive(Debug, Clone)]
+pub(super) struct Call {
+    /// Its path, such as `/runtime.v1.ImageService/PullImage`.
+    pub(super) path: String,
+    /// When it came.
+    pub(super) since: Instant,
+    connection: u64,
+}
+
+impl Connections {
+    /// Serves until `stop` says so, and then until the last connection has ended. Dropping it cuts off what is left.
+    pub(super) async fn serve(&self, listener: UnixListener, doors: Doors, mut stop: watch::Receiver<bool>) {
+        let mut running = JoinSet::new();
+        loop {
+            tokio::select! {
+                biased;
+                () = asked(&mut stop) => break,
+                Some(_) = running.join_next() => {}
+                accepted = self.accept(&listener) => match accepted {
+                    Ok(stream) => {
+                        let (connections, doors, stop) = (self.clone(), doors.clone(), stop.clone());
+                        running.spawn(async move { connections.one(stream, doors, stop).await });
+                    }
+                    Err(error) => {
+                        tracing::warn!("a connection could not be taken: {error}");
+                        time::sleep(NO_ROOM).await;
+                    }
+                }
+            }
+        }
+        drop(listener);
+        while running.join_next().await.is_some() {}
+    }
+
+    /// How many connections are open.
+    #[allow(dead_code, reason = "told by the status of the control API, which comes next")]
+    pub(super) fn open(&self) -> usize {
+        self.table().open.len()
+    }
+
+    /// The calls under way, oldest first.
+    pub(super) fn calls(&self) -> Vec<Call> {
+        let mut calls: Vec<_> = self.table().calls.values().cloned().collect();
+        calls.sort_by_key(|call| call.since);
+        calls
+    }
+
+    async fn accept(&self, listener: &UnixListener) -> io::Result<UnixStream> {
+        let (stream, _) = listener.accept().await?;
+        loop {
+            let ended = self.0.ended.notified();
+            if self.table().make_room() {
+                return Ok(stream);
+            }
+            ended.await;
+        }
+    }
+
+    async fn one(&self, stream: UnixStream, doors: Doors, mut stop: watch::Receiver<bool>) {
+        let leave = Arc::new(Notify::new());
+        let entry = Entry { id: self.table().enter(Arc::clone(&leave)), shared: Arc::clone(&self.0) };
+        let service = service_fn(|request: hyper::Request<hyper::body::Incoming>| {
+            let call = self.begin(entry.id, request.uri().path());
+            let answer = doors.answer(request);
+            async move {
+                let response = answer.await?;
+                Ok::<_, Infallible>(response.map(|body| Body::new(Held { body, _call: call })))
+            }
+        });
+        let mut builder = auto::Builder::new(TokioExecutor::new());
+        builder.http1().timer(TokioTimer::new()).header_read_timeout(HEAD_WITHIN);
+        builder
+            .http2()
+            .timer(TokioTimer::new())
+            .max_concurrent_streams(CALLS_PER_CONNECTION)
+            .keep_alive_interval(ALIVE.0)
+            .keep_alive_timeout(ALIVE.1);
+        let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
+        let served = tokio::select! {
+            served = connection.as_mut() => served,
+            () = async { tokio::select! { () = asked(&mut stop) => {}, () = leave.notified() => {} } } => {
+                connection.as_mut().graceful_shutdown();
+                connection.await
+            }
+        };
+        if let Err(error) = served {
+            tracing::debug!("a connection ended badly: {error}");
+        }
+    }
+
+    fn begin(&self, connection: u64, path: &str) -> Under {
+        let id = self.table().begin(Call { path: path.to_owned(), since: Instant::now(), connection });
+        Under { id, shared: Arc::clone(&self.0) }
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.0.table()
+    }
+}
+
+impl Shared {
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Table {
+    fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    fn enter(&mut self, leave: Arc<Notify>) -> u64 {
+        let id = self.number();
+        self.open.insert(id, Open { calls: 0, idle_since: Instant::now(), leave });
+        id
+    }
+
+    /// Whether one more may come. If not, the one that was idle for the longest is asked to leave.
+    fn make_room(&mut self) -> bool {
+        if self.open.len() < LIMIT {
+            return true;
+        }
+        let idle = self.open.values().filter(|open| open.calls == 0).min_by_key(|open| open.idle_since);
+        if let Some(open) = idle {
+            open.leave.notify_one();
+        }
+        false
+    }
+
+    fn begin(&mut self, call: Call) -> u64 {
+        let id = self.number();
+        if let Some(open) = self.open.get_mut(&call.connection) {
+            open.calls += 1;
+        }
+        self.calls.insert(id, call);
+        id
+    }
+
+    fn end(&mut self, id: u64) {
+        let Some(call) = self.calls.remove(&id) else { return };
+        if let Some(open) = self.open.get_mut(&call.connection) {
+            open.calls -= 1;
+            open.idle_since = Instant::now();
+        }
+    }
+}
+
+/// A connection's place in the table.
+struct Entry {
+    id: u64,
+    shared: Arc<Shared>,
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        self.shared.table().open.remove(&self.id);
+        self.shared.ended.notify_waiters();
+    }
+}
+
+/// A call's place in the table.
+struct Under {
+    id: u64,
+    shared: Arc<Shared>,
+}
+
+impl Drop for Under {
+    fn drop(&mut self) {
+        self.shared.table().end(self.id);
+    }
+}
+
+/// A body that keeps its call in the table until all of it was sent, or nobody wants it.
+struct Held {
+    body: Body,
+    _call: Under,
+}
+
+impl hyper::body::Body for Held {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// Done once the daemon is to stop.
+pub(super) async fn asked(stop: &mut watch::Receiver<bool>) {
+    if stop.wait_for(|stop| *stop).await.is_err() {
+        std::future::pending::<()>().await;
+    }
+}

@@ -1,0 +1,27 @@
+//! larder's own API, served by the daemon on its Unix socket beside CRI: messages, the client and the server's side.
+//!
+//! The definitions are in `proto/larder/control/v1alpha1/control.proto`, which is also the documentation. Any gRPC
+//! library can make a client from it.
+
+/// Version `v1alpha1`. Fields are only added to it.
+pub mod v1alpha1 {
+    #![allow(missing_docs, clippy::all, clippy::pedantic, unused_qualifications, reason = "generated code")]
+
+    use std::fmt;
+
+    tonic::include_proto!("larder.control.v1alpha1");
+
+    impl fmt::Debug for PullSecret {
+        /// Shows which secret it is and hides what is in it.
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            let PullSecret { namespace, name, r#type, .. } = self;
+            write!(f, "PullSecret({namespace}/{name}, {})", r#type)
+        }
+    }
+}
+
+/// Where an error says what could be tried next, percent-encoded.
+pub const HINT_KEY: &str = "larder-hint";
+
+/// Largest message in either direction, in bytes: 16 MiB, as of CRI.
+pub const MAX_MESSAGE_BYTES: usize = 16 << 20;
