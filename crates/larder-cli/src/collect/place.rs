@@ -29,6 +29,12 @@ impl Place {
         Ok(Place { folder, lock: None })
     }
 
+    /// That in this folder.
+    #[cfg(test)]
+    pub(crate) fn at(folder: PathBuf) -> Place {
+        Place { folder, lock: None }
+    }
+
     /// Whether anybody has collected here.
     pub(crate) fn exists(&self) -> bool {
         self.folder.is_dir()

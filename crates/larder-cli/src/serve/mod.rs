@@ -7,6 +7,7 @@
 mod connections;
 mod doors;
 mod health;
+mod metrics;
 mod node;
 mod plain;
 mod socket;
@@ -14,6 +15,8 @@ mod socket;
 use std::sync::Arc;
 use std::time::Duration;
 
+use larder::gc::GcPolicy;
+use larder::pull::PullConfig;
 use sd_notify::NotifyState;
 use tokio::net::UnixListener;
 use tokio::signal::unix::{SignalKind, signal};
@@ -21,14 +24,14 @@ use tokio::sync::watch;
 use tokio::time::{self, Instant};
 
 use crate::args::{Connection, ServeArgs};
-use crate::collect::Place;
+use crate::collect::{KeepFile, Place};
 use crate::connect;
 use crate::exit::Outcome;
 use crate::failure::Failure;
 use crate::out::Out;
 use connections::Connections;
 use doors::Doors;
-use node::{Node, Parts};
+use node::{Backed, Node, Parts};
 use plain::Plain;
 use socket::{Listen, Socket};
 
@@ -63,14 +66,16 @@ impl Daemon {
             None => socket::default_path(connection.root.as_deref())?,
         };
         let socket = Socket::open(&Listen { socket, mode: 0o660, group: None })?;
+        let keep = KeepFile::at(&place).read()?;
+        let policy = GcPolicy { keep, ..GcPolicy::default() };
         let node = Node::build(Parts {
-            chosen,
+            chosen: Backed::by(chosen, &policy),
             place,
-            pull: larder::pull::PullConfig::default(),
-            policy: larder::gc::GcPolicy::default(),
+            policy,
+            pull: PullConfig::default(),
             events: 1000,
             name: host_name(),
-        })?;
+        });
         Ok(Daemon { node: Arc::new(node), socket, grace: Duration::from_secs(30) })
     }
 
@@ -80,7 +85,7 @@ impl Daemon {
             Some(path) => path.display().to_string(),
             None => "the socket that systemd handed over".to_owned(),
         };
-        out.note(format_args!("larder {} serves {}", env!("CARGO_PKG_VERSION"), self.node.chosen.told()));
+        out.note(format_args!("larder {} serves {}", env!("CARGO_PKG_VERSION"), self.node.told));
         out.note(format_args!("  CRI image service and control API: {socket}"));
     }
 
@@ -89,9 +94,9 @@ impl Daemon {
         let listener = socket.listener.try_clone().and_then(UnixListener::from_std);
         let listener =
             listener.map_err(|error| Failure::failed(format!("the socket cannot be used: {error}")))?;
-        let plain = Plain(Arc::clone(&node));
         let (stop, stopped) = watch::channel(false);
         let connections = Connections::default();
+        let plain = Plain { node: Arc::clone(&node), connections: connections.clone() };
         let mut serving = std::pin::pin!(connections.serve(listener, Doors { plain }, stopped));
         tell_systemd(&[NotifyState::Ready]);
         tokio::select! {

@@ -5,38 +5,65 @@ use std::time::Duration;
 
 use larder::backend::Backend;
 use larder::events::{EventSink, LogSink, RingSink, Tee};
-use larder::gc::{Collector, FileStore, Gate, GcLoops, GcPolicy, HistoryFile, Periods};
+use larder::gc::{Collector, CollectorBuilder, FileStore, Gate, GcLoops, GcPolicy, HistoryFile, Periods};
 use larder::pod::ObjectRef;
 use larder::pull::{Manager, PullConfig};
+use larder_store::backend::StoreBackend;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::health::{self, Health};
-use crate::collect::{self, KeepFile, Place};
+use super::metrics::{Counted, Metrics};
+use crate::collect::{self, Place};
 use crate::connect::Chosen;
-use crate::failure::Failure;
 
 /// How long an image that was just ensured is left alone by collection.
 const SPARED: Duration = Duration::from_secs(600);
 
 /// What the node is built from.
 pub(super) struct Parts {
-    pub(super) chosen: Chosen,
+    pub(super) chosen: Backed,
     /// Where the state of collection is; locked for as long as the daemon lives.
     pub(super) place: Place,
-    pub(super) pull: PullConfig,
-    /// Without keep rules; those come from the place.
+    /// With the keep rules of the place.
     pub(super) policy: GcPolicy,
+    pub(super) pull: PullConfig,
     /// How many events are kept.
     pub(super) events: usize,
     /// The name of the node, which events are about.
     pub(super) name: String,
 }
 
+/// The backend in all its roles.
+pub(super) struct Backed {
+    /// What it is, for people.
+    pub(super) told: String,
+    pub(super) backend: Arc<dyn Backend>,
+    /// Larder's own store, which can do more than others.
+    pub(super) store: Option<StoreBackend>,
+    pub(super) collector: CollectorBuilder,
+}
+
+impl Backed {
+    /// By what the user wants to work on.
+    pub(super) fn by(chosen: Chosen, policy: &GcPolicy) -> Backed {
+        let told = chosen.told();
+        let store = match &chosen {
+            Chosen::Store(store) => Some(store.clone()),
+            Chosen::Runtime(_) => None,
+        };
+        let (backend, collector) = collect::parts(chosen, policy, true);
+        Backed { told, backend, store, collector }
+    }
+}
+
 /// Everything that serves requests works on this.
 #[allow(dead_code, reason = "read by the control API, which comes next")]
 pub(crate) struct Node {
-    pub(super) chosen: Chosen,
+    /// What the backend is, for people.
+    pub(super) told: String,
+    /// Larder's own store, if that is the backend.
+    pub(super) store: Option<StoreBackend>,
     /// The backend as it is; who removes or pulls goes through the manager and the collector.
     pub(super) backend: Arc<dyn Backend>,
     pub(super) manager: Arc<Manager>,
@@ -46,6 +73,7 @@ pub(crate) struct Node {
     pub(super) events: Arc<RingSink>,
     pub(super) health: watch::Sender<Health>,
     pub(super) started: Instant,
+    pub(super) metrics: Arc<Metrics>,
     sink: Arc<dyn EventSink>,
     object: ObjectRef,
     pub(super) place: Place,
@@ -53,40 +81,45 @@ pub(crate) struct Node {
 
 impl Node {
     /// Puts it together.
-    pub(super) fn build(parts: Parts) -> Result<Node, Failure> {
-        let Parts { chosen, place, pull, mut policy, events, name } = parts;
-        policy.keep = KeepFile::at(&place).read()?;
+    pub(super) fn build(parts: Parts) -> Node {
+        let Parts { chosen, place, pull, policy, events, name } = parts;
+        let Backed { told, backend, store, collector } = chosen;
         let events = Arc::new(RingSink::new(events));
-        let sink: Arc<dyn EventSink> = Arc::new(Tee(vec![Arc::new(LogSink), events.clone()]));
+        let metrics = Arc::new(Metrics::default());
+        let sink: Arc<dyn EventSink> =
+            Arc::new(Tee(vec![Arc::new(LogSink), events.clone(), metrics.clone()]));
         let gate = Arc::new(Gate::default());
-        let (backend, builder) = collect::parts(chosen.clone(), &policy, true);
         let manager = Manager::builder(Arc::clone(&backend))
             .config(pull)
             .events(Arc::clone(&sink))
+            .metrics(metrics.clone())
             .lease(Arc::clone(&gate), SPARED)
             .build();
-        let collector = builder
+        let history = HistoryFile::new(place.history());
+        let collector = collector
             .policy(policy)
             .records(Arc::new(FileStore::new(place.records())))
-            .history(Arc::new(HistoryFile::new(place.history())))
+            .history(Arc::new(Counted { history, metrics: metrics.clone() }))
             .gate(Arc::clone(&gate))
             .events(Arc::clone(&sink), name.clone())
             .build();
         let collector = Arc::new(collector);
-        Ok(Node {
+        Node {
             loops: GcLoops::new(Arc::clone(&collector), Periods::default()),
             manager: Arc::new(manager),
             object: ObjectRef::node(name),
             health: watch::Sender::default(),
             started: Instant::now(),
-            chosen,
             backend,
             gate,
             collector,
             events,
             sink,
             place,
-        })
+            metrics,
+            told,
+            store,
+        }
     }
 
     /// Runs what runs by itself, until dropped.

@@ -96,6 +96,11 @@ impl Puller {
         &self.store
     }
 
+    /// What it fetches with.
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+
     /// Makes the image that `name` stands for now present under that name, and says which it is.
     pub async fn pull(
         &self,

@@ -72,7 +72,7 @@ impl Watched {
 #[derive(Debug)]
 pub struct BlobBody {
     body: Watched,
-    _permit: Permit,
+    permit: Permit,
     start: u64,
     at: u64,
     end: u64,
@@ -100,7 +100,7 @@ impl BlobBody {
     ) -> BlobBody {
         let Part { start, end, ranged } = part;
         let body = Watched::new(response, config);
-        BlobBody { body, _permit: permit, start, at: start, end, ranged, host, repository, what }
+        BlobBody { body, permit, start, at: start, end, ranged, host, repository, what }
     }
 
     /// Offset of the first byte that comes. 0 where another one was asked for and the server ignored it: begin again.
@@ -139,6 +139,7 @@ impl BlobBody {
             |at, end, cause: &str| FetchErrorKind::Truncated { got: at, want: end, cause: cause.into() };
         match self.body.chunk().await {
             Ok(Some(chunk)) => {
+                self.permit.came(chunk.len());
                 let left = self.end - self.at;
                 if chunk.len() as u64 > left {
                     return Err(FetchErrorKind::TooLarge { limit: self.end - self.start });

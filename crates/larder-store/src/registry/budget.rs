@@ -2,6 +2,7 @@
 //!
 //! What a registry redirects to counts as the registry itself.
 
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -34,6 +35,38 @@ pub(crate) struct Budget {
     blobs: Arc<Semaphore>,
     small: Arc<Semaphore>,
     until: Mutex<Until>,
+    traffic: Arc<Traffic>,
+    limit: usize,
+}
+
+/// What was asked of one host so far.
+#[derive(Debug, Default)]
+struct Traffic {
+    requests: AtomicU64,
+    bytes: AtomicU64,
+    waiting: AtomicUsize,
+    waits: AtomicU64,
+}
+
+/// How much one registry, or a mirror of it, is asked for, and how much it asked to wait.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RegistryLoad {
+    /// Its host, with the port if that is not the usual one.
+    pub host: String,
+    /// Connections for blobs in use, of [`limit`](RegistryLoad::limit).
+    pub connections: usize,
+    /// Connections for blobs that may be in use at once.
+    pub limit: usize,
+    /// Requests that wait for a connection, or for the end of what it asked to wait.
+    pub waiting: usize,
+    /// For how much longer it asked to be left alone.
+    pub held_for: Duration,
+    /// Requests so far.
+    pub requests: u64,
+    /// How often it asked to wait.
+    pub waits: u64,
+    /// Bytes of bodies that came so far.
+    pub bytes: u64,
 }
 
 #[derive(Debug, Default)]
@@ -49,6 +82,30 @@ struct Until {
 #[must_use]
 pub(crate) struct Permit {
     _permit: Option<OwnedSemaphorePermit>,
+    traffic: Arc<Traffic>,
+}
+
+impl Permit {
+    /// Counts bytes of a body.
+    pub(crate) fn came(&self, bytes: usize) {
+        self.traffic.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
+    }
+}
+
+/// One who waits, until dropped.
+struct Waits<'a>(&'a Traffic);
+
+impl<'a> Waits<'a> {
+    fn begin(traffic: &'a Traffic) -> Waits<'a> {
+        traffic.waiting.fetch_add(1, Ordering::Relaxed);
+        Waits(traffic)
+    }
+}
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        self.0.waiting.fetch_sub(1, Ordering::Relaxed);
+    }
 }
 
 impl Budget {
@@ -58,6 +115,24 @@ impl Budget {
             blobs: Arc::new(Semaphore::new(connections.max(1))),
             small: Arc::new(Semaphore::new(SMALL_CONNECTIONS)),
             until: Mutex::default(),
+            traffic: Arc::default(),
+            limit: connections.max(1),
+        }
+    }
+
+    /// How much it is used now.
+    pub(crate) fn load(&self, now: Instant) -> RegistryLoad {
+        let Traffic { requests, bytes, waiting, waits } = &*self.traffic;
+        let held = self.held_until(now).map(|until| until.saturating_duration_since(now));
+        RegistryLoad {
+            host: self.host.clone(),
+            connections: self.limit.saturating_sub(self.blobs.available_permits()),
+            limit: self.limit,
+            waiting: waiting.load(Ordering::Relaxed),
+            held_for: held.unwrap_or_default(),
+            requests: requests.load(Ordering::Relaxed),
+            waits: waits.load(Ordering::Relaxed),
+            bytes: bytes.load(Ordering::Relaxed),
         }
     }
 
@@ -75,6 +150,7 @@ impl Budget {
         };
         let mut permit = connections.clone().try_acquire_owned().ok();
         if permit.is_none() {
+            let _waits = Waits::begin(&self.traffic);
             watcher.tell(Notice::Waiting(Waiting::Connection { host: self.host.clone() }));
             // It fails only when the semaphore is closed, which nobody does.
             permit = connections.clone().acquire_owned().await.ok();
@@ -86,15 +162,18 @@ impl Budget {
             if left > longest {
                 return Err(left);
             }
+            let _waits = Waits::begin(&self.traffic);
             watcher.tell(Notice::Waiting(Waiting::Asked { host: self.host.clone(), until }));
             time::sleep_until(until).await;
             watcher.tell(Notice::Going);
         }
-        Ok(Permit { _permit: permit })
+        self.traffic.requests.fetch_add(1, Ordering::Relaxed);
+        Ok(Permit { _permit: permit, traffic: Arc::clone(&self.traffic) })
     }
 
     /// The registry asked everybody to wait; a shorter wait than the present one changes nothing.
     pub(crate) fn hold(&self, now: Instant, wait: Duration) {
+        self.traffic.waits.fetch_add(1, Ordering::Relaxed);
         let until = now + wait.min(KEPT);
         let mut state = self.until.lock().unwrap_or_else(PoisonError::into_inner);
         state.held = state.held.max(Some(until));

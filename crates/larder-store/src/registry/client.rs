@@ -5,9 +5,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use larder::credentials::Credential;
 use larder::reference::Reference;
+use tokio::time::Instant;
 
 use super::auth::AuthCache;
-use super::budget::Budget;
+use super::budget::{Budget, RegistryLoad};
 use super::config::RegistryConfig;
 use super::error::{FetchError, FetchErrorKind, What};
 use super::hosts::{Host, hosts_of, names_registry};
@@ -38,6 +39,18 @@ impl Client {
     /// The settings it was made with.
     pub fn config(&self) -> &RegistryConfig {
         &self.0.config
+    }
+
+    /// How much each registry that was asked so far is used, in the order of their names.
+    pub fn loads(&self) -> Vec<RegistryLoad> {
+        let budgets: Vec<_> = {
+            let budgets = self.0.budgets.lock().unwrap_or_else(PoisonError::into_inner);
+            budgets.values().cloned().collect()
+        };
+        let now = Instant::now();
+        let mut loads: Vec<_> = budgets.iter().map(|budget| budget.load(now)).collect();
+        loads.sort_by(|a, b| a.host.cmp(&b.host));
+        loads
     }
 
     /// A view of one image's repository with one credential. Reads the configuration of the registry's hosts, and asks

@@ -35,6 +35,7 @@ mod waiting;
 mod watchdog;
 
 pub use body::BlobBody;
+pub use budget::RegistryLoad;
 pub use client::Client;
 pub use config::{Proxy, RegistryConfig};
 pub use error::{Answer, FetchError, FetchErrorKind, What};

@@ -1,0 +1,154 @@
+//! What the daemon counts, in kubelet's names where kubelet has them.
+//!
+//! What happens is counted when it happens ([`Metrics`]); what is, is looked at when somebody asks ([`now`]).
+//! `documented.rs` is the list of all of them, from which the documentation is made.
+
+mod documented;
+mod now;
+
+use std::io;
+use std::time::Duration;
+
+use larder::events::{Event, EventSink};
+use larder::gc::{Entry, History};
+use larder::pull::{EnsureLabels, PullMetrics, image_size_bucket};
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::encoding::text;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::{Metric, Registry};
+
+use super::connections::Connections;
+use super::node::Node;
+
+/// What `OpenMetrics` calls itself.
+pub(super) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// Kubelet's buckets of `kubelet_image_pull_duration_seconds`.
+const PULL_SECONDS: [f64; 18] = [
+    1.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 180.0, 240.0, 300.0, 360.0, 480.0, 600.0, 900.0, 1200.0, 1800.0,
+    2700.0, 3600.0,
+];
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Ensure {
+    pull_policy: String,
+    present_locally: String,
+    pull_required: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Size {
+    image_size_in_bytes: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct EventLabels {
+    event_type: String,
+    reason: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Reason {
+    reason: String,
+}
+
+/// What is counted when it happens.
+#[derive(Debug)]
+pub(crate) struct Metrics {
+    ensures: Family<Ensure, Counter>,
+    pulls: Family<Size, Histogram, fn() -> Histogram>,
+    pulled_bytes: Counter,
+    events: Family<EventLabels, Counter>,
+    promised: Family<Reason, Counter>,
+    freed: Family<Reason, Counter>,
+}
+
+impl Default for Metrics {
+    fn default() -> Metrics {
+        Metrics {
+            ensures: Family::default(),
+            pulls: Family::new_with_constructor(pull_histogram),
+            pulled_bytes: Counter::default(),
+            events: Family::default(),
+            promised: Family::default(),
+            freed: Family::default(),
+        }
+    }
+}
+
+impl Metrics {
+    /// Everything, as `OpenMetrics`.
+    pub(super) fn text(&self, node: &Node, connections: &Connections) -> Result<String, std::fmt::Error> {
+        let mut registry = Registry::default();
+        self.register(&mut registry);
+        now::register(&mut registry, node, connections);
+        let mut page = String::new();
+        text::encode(&mut page, &registry)?;
+        Ok(page)
+    }
+
+    fn register(&self, registry: &mut Registry) {
+        add(registry, "kubelet_image_manager_ensure_image_requests", self.ensures.clone());
+        add(registry, "kubelet_image_pull_duration_seconds", self.pulls.clone());
+        add(registry, "larder_pulled_image_bytes", self.pulled_bytes.clone());
+        add(registry, "larder_events", self.events.clone());
+        add(registry, "larder_gc_promised_bytes", self.promised.clone());
+        add(registry, "larder_gc_freed_bytes", self.freed.clone());
+    }
+}
+
+/// Adds a metric with what it tells.
+fn add(registry: &mut Registry, name: &'static str, metric: impl Metric) {
+    registry.register(name, documented::help(name), metric);
+}
+
+impl PullMetrics for Metrics {
+    fn ensure_requested(&self, labels: &EnsureLabels) {
+        let labels = Ensure {
+            pull_policy: labels.pull_policy.clone(),
+            present_locally: labels.present_locally.to_string(),
+            pull_required: labels.pull_required.to_string(),
+        };
+        self.ensures.get_or_create(&labels).inc();
+    }
+
+    fn image_pulled(&self, size_bytes: u64, duration: Duration) {
+        let size = Size { image_size_in_bytes: image_size_bucket(size_bytes) };
+        self.pulls.get_or_create(&size).observe(duration.as_secs_f64());
+        self.pulled_bytes.inc_by(size_bytes);
+    }
+}
+
+impl EventSink for Metrics {
+    fn record(&self, event: Event) {
+        let labels =
+            EventLabels { event_type: event.event_type.to_string(), reason: event.reason.to_string() };
+        self.events.get_or_create(&labels).inc();
+    }
+}
+
+/// A journal of removals whose bytes are counted.
+pub(super) struct Counted<H> {
+    pub(super) history: H,
+    pub(super) metrics: std::sync::Arc<Metrics>,
+}
+
+impl<H: History> History for Counted<H> {
+    fn record(&self, entry: &Entry) -> io::Result<()> {
+        let reason = Reason { reason: entry.reason.clone() };
+        self.metrics.promised.get_or_create(&reason).inc_by(entry.promised.bytes);
+        if let Some(freed) = entry.freed {
+            self.metrics.freed.get_or_create(&reason).inc_by(freed.bytes);
+        }
+        self.history.record(entry)
+    }
+}
+
+fn pull_histogram() -> Histogram {
+    Histogram::new(PULL_SECONDS)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,117 @@
+//! Every documented metric is served, and moves.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use larder::gc::{Collector, GcPolicy, Goal, Measure};
+use larder::image_service::{Disk as LocalDisk, FilesystemError};
+use larder::pod::Pod;
+use larder::pull::{EnsureRequest, PullConfig, PullPolicy};
+use larder_testkit::fake_backend::{FakeBackend, Pull, image};
+
+use super::documented::{self, DOCUMENTED, Kind};
+use super::*;
+use crate::collect::Place;
+use crate::serve::node::{Backed, Node, Parts};
+
+/// What only the embedded store can tell; a scenario looks at it there.
+const OF_THE_STORE: [&str; 2] = ["larder_registry_", "larder_filesystem_"];
+
+/// A disk of 1000 bytes with nothing on it but the images.
+struct Disk(Arc<FakeBackend>);
+
+#[async_trait]
+impl Measure for Disk {
+    async fn measure(&self) -> Result<LocalDisk, FilesystemError> {
+        let used: u64 = self.0.images().iter().map(|image| image.size).sum();
+        Ok(LocalDisk { capacity: 1000, available: 1000 - used, inodes: 1000, inodes_free: 1000 })
+    }
+}
+
+fn node(backend: &FakeBackend, folder: &tempfile::TempDir) -> Node {
+    let backend: Arc<FakeBackend> = Arc::new(backend.clone());
+    Node::build(Parts {
+        chosen: Backed {
+            told: "a fake".into(),
+            collector: Collector::builder(backend.clone()).disk(Arc::new(Disk(backend.clone()))),
+            backend,
+            store: None,
+        },
+        place: Place::at(folder.path().to_owned()),
+        policy: GcPolicy { minimum_age: Duration::ZERO, ..GcPolicy::default() },
+        pull: PullConfig::default(),
+        events: 10,
+        name: "node".into(),
+    })
+}
+
+/// The sum of a metric's samples.
+fn value(page: &str, metric: &documented::Documented) -> Option<f64> {
+    let sample = match metric.kind {
+        Kind::Counter => format!("{}_total", metric.name),
+        Kind::Gauge => metric.name.to_owned(),
+        Kind::Histogram => format!("{}_count", metric.name),
+    };
+    let values: Vec<f64> = page
+        .lines()
+        .filter(|line| line.split(['{', ' ']).next() == Some(&sample))
+        .filter_map(|line| line.rsplit(' ').next()?.parse().ok())
+        .collect();
+    (!values.is_empty()).then(|| values.iter().sum())
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_documented_metric_is_served_and_all_that_count_move() {
+    let (backend, folder) = (FakeBackend::new(), tempfile::tempdir().unwrap());
+    let node = node(&backend, &folder);
+    let connections = Connections::default();
+    backend.on_pull_of("a:1", Pull::ok("sha256:1", 100));
+    backend.on_pull_of("b:1", Pull::fails("no route"));
+    backend.on_pull_of("c:1", Pull::ok("sha256:3", 100).after(Duration::from_secs(3600)));
+    let ensure = async |image: &str| {
+        let request = EnsureRequest {
+            target: Some(larder::pod::ObjectRef::node("node")),
+            ..EnsureRequest::new(image, PullPolicy::Always, Pod::default())
+        };
+        node.manager.ensure(&request).await.map(drop)
+    };
+    assert!(ensure("a:1").await.is_ok());
+    assert!(ensure("b:1").await.is_err());
+    backend.add_image("old:1", image("sha256:9", 50));
+    let swept = node.collector.round(Goal::AllUnused).await;
+    assert_eq!(swept.report.swept.len(), 1, "{swept:?}");
+    let page = tokio::select! {
+        () = node.run() => unreachable!("it runs until dropped"),
+        _ = ensure("c:1") => unreachable!("it takes an hour"),
+        page = async {
+            tokio::time::sleep(Duration::from_secs(60)).await;
+            node.metrics.text(&node, &connections).unwrap()
+        } => page,
+    };
+    assert!(page.ends_with("# EOF\n"), "{page}");
+    // Nobody is connected, all rounds succeed, and the fake tells no bytes.
+    let still =
+        ["larder_connections", "larder_calls", "larder_gc_failures_in_a_row", "larder_pull_fetched_bytes"];
+    let of_the_store = |name: &str| OF_THE_STORE.iter().any(|prefix| name.starts_with(prefix));
+    for metric in DOCUMENTED.iter().filter(|metric| !of_the_store(metric.name)) {
+        let found = value(&page, metric).unwrap_or_else(|| panic!("{} is not served:\n{page}", metric.name));
+        assert!(found > 0.0 || still.contains(&metric.name), "{} does not move:\n{page}", metric.name);
+    }
+    for name in page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()) {
+        assert!(DOCUMENTED.iter().any(|metric| metric.name == name), "{name} is not documented");
+    }
+}
+
+#[test]
+fn the_documentation_is_that_of_the_list() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/metrics.md");
+    if std::env::var_os("LARDER_WRITE_DOCS").is_some() {
+        fs_err::write(path, documented::page()).unwrap();
+    }
+    let page = fs_err::read_to_string(path).unwrap();
+    assert!(
+        page == documented::page(),
+        "docs/metrics.md is old: run the tests once with LARDER_WRITE_DOCS=1"
+    );
+}
