@@ -11,6 +11,7 @@ use crate::gotext::quote;
 pub enum Field {
     RegistryPullQps,
     RegistryBurst,
+    SerializeImagePulls,
     MaxParallelImagePulls,
     ImageMinimumGcAge,
     ImageMaximumGcAge,
@@ -28,6 +29,7 @@ impl Field {
         match self {
             Field::RegistryPullQps => "registryPullQPS",
             Field::RegistryBurst => "registryBurst",
+            Field::SerializeImagePulls => "serializeImagePulls",
             Field::MaxParallelImagePulls => "maxParallelImagePulls",
             Field::ImageMinimumGcAge => "imageMinimumGCAge",
             Field::ImageMaximumGcAge => "imageMaximumGCAge",
@@ -179,6 +181,17 @@ impl ConfigProblem {
                 Field::PreloadedImagesVerificationAllowlist
             }
             ConfigProblem::NoRuntime => Field::ContainerRuntimeEndpoint,
+        }
+    }
+
+    /// The setting that it contradicts, if it is about two.
+    pub fn other_field(&self) -> Option<Field> {
+        match self {
+            ConfigProblem::LowNotBelowHigh { .. } => Some(Field::ImageGcHighThresholdPercent),
+            ConfigProblem::MaximumNotAboveMinimum { .. } => Some(Field::ImageMinimumGcAge),
+            ConfigProblem::ParallelButSerialised => Some(Field::SerializeImagePulls),
+            ConfigProblem::ListWithoutPolicy => Some(Field::ImagePullCredentialsVerificationPolicy),
+            _ => None,
         }
     }
 }
