@@ -16,6 +16,7 @@
 //! [`backend::Backend`]; `larder-cri` implements it for containerd and CRI-O.
 
 pub mod backend;
+pub mod config;
 pub mod credentials;
 pub mod events;
 pub mod gc;

@@ -223,7 +223,7 @@ const UNITS: [(&str, u64); 14] = [
 
 /// Reads a size in bytes: `500MB`, `10GiB`, `10Gi`, or a bare number.
 #[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)] // checked
-fn size(text: &str) -> Result<u64, String> {
+pub(crate) fn size(text: &str) -> Result<u64, String> {
     let wrong = || format!("{text:?} is no size: write it like 500MB or 10GiB");
     let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);

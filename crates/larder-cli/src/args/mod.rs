@@ -3,6 +3,7 @@
 #![allow(clippy::doc_markdown, rustdoc::bare_urls, reason = "these comments are the text of --help")]
 
 mod collect;
+mod config;
 mod images;
 mod pulling;
 mod serve;
@@ -17,7 +18,8 @@ use clap_complete::Shell;
 use crate::duration;
 use crate::exit;
 
-pub(crate) use collect::{ExplainArgs, GcArgs, HistoryArgs, KeepArgs, Limits, UnkeepArgs};
+pub(crate) use collect::{ExplainArgs, GcArgs, HistoryArgs, KeepArgs, Limits, UnkeepArgs, size};
+pub(crate) use config::ConfigArgs;
 pub(crate) use images::{DfArgs, ImagesArgs, InspectArgs, RmArgs, RuntimeArgs};
 pub(crate) use pulling::{CredentialArgs, EnsureArgs, PullArgs};
 pub(crate) use serve::ServeArgs;
@@ -113,6 +115,7 @@ pub(crate) enum Command {
     Mounts(MountsArgs),
     Umount(UmountArgs),
     Fsck(FsckArgs),
+    Config(Box<ConfigArgs>),
     Completions(CompletionsArgs),
     Man(ManArgs),
 }

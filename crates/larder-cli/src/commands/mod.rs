@@ -1,6 +1,7 @@
 //! One file per command. Each takes its arguments and what it needs of the world, and tells how it ended.
 
 mod completions;
+mod config;
 mod demo;
 mod df;
 mod ensure;
@@ -35,6 +36,7 @@ pub(crate) fn run(cli: Cli, out: &Arc<Out>) -> Result<Outcome, Failure> {
     let connection = cli.connection;
     let ended = match cli.command {
         Command::Completions(args) => Ok(completions::run(&args, out)),
+        Command::Config(args) => Ok(config::run(&args, &connection, out)),
         Command::Man(args) => man::run(&args, out),
         Command::Serve(args) => serve::run(&args, &connection, out),
         Command::Demo(args) => demo::run(&args, &connection, out),

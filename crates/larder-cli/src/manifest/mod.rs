@@ -9,12 +9,12 @@
 
 mod files;
 mod kinds;
-mod near;
+pub(crate) mod near;
 mod pods;
 mod problem;
 mod secrets;
 mod split;
-mod tree;
+pub(crate) mod tree;
 
 pub(crate) use files::Source;
 pub(crate) use pods::{Want, Workload};

@@ -25,7 +25,7 @@ impl Problem {
     }
 
     /// The line within its document; 0 when not known.
-    pub(super) fn line(&self) -> usize {
+    pub(crate) fn line(&self) -> usize {
         self.line
     }
 
@@ -61,7 +61,7 @@ impl fmt::Display for Problem {
 pub(crate) struct Place {
     /// The file as the user named it, `standard input`, or `argument`.
     pub(crate) file: String,
-    /// The document's number within the file, from 1; 0 for the file as a whole.
+    /// The document's number within the file, from 1; 0 for the file as a whole, and where a file is one document.
     pub(crate) document: usize,
     /// How many lines of the file come before the document.
     pub(crate) lines_before: usize,
@@ -84,6 +84,7 @@ impl Place {
     fn with_line(&self, line: usize) -> String {
         match (line, self.document) {
             (0, 0) => self.file.clone(),
+            (line, 0) => format!("{}:{}", self.file, self.lines_before + line),
             (0, document) if self.what.is_empty() => format!("{}: document {document}", self.file),
             (0, document) => format!("{}: document {document} ({})", self.file, self.what),
             (line, document) => {

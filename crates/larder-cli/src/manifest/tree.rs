@@ -15,7 +15,7 @@ use super::problem::Problem;
 
 /// A value and the line it starts on, counted within its document; 0 when not known.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Node {
+pub(crate) struct Node {
     line: usize,
     value: Value,
 }
@@ -39,9 +39,25 @@ const STACK_BYTES: usize = 16 * 1024 * 1024;
 ///
 /// Nothing is caught here: the reader gives an error beyond [`MAX_DEPTH`], aliases counted in, and so cannot use the
 /// stack up; a panic would be a mistake of the program and ends it, as everywhere.
-pub(super) fn parse_all(texts: &[&str]) -> Vec<Result<Node, Problem>> {
+pub(crate) fn parse_all(texts: &[&str]) -> Vec<Result<Node, Problem>> {
+    on_deep_stack(texts, Keys::Hidden)
+}
+
+/// Reads one document that holds no secrets.
+pub(crate) fn parse_open(text: &str) -> Result<Node, Problem> {
+    on_deep_stack(&[text], Keys::Shown).remove(0)
+}
+
+/// Whether keys may be shown: in a secret, a value may have slipped into the place of one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Keys {
+    Hidden,
+    Shown,
+}
+
+fn on_deep_stack(texts: &[&str], keys: Keys) -> Vec<Result<Node, Problem>> {
     std::thread::scope(|scope| {
-        let reader = || texts.iter().map(|text| parse(text)).collect();
+        let reader = || texts.iter().map(|text| parse(text, keys)).collect();
         match std::thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, reader) {
             Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
             Err(error) => {
@@ -53,14 +69,17 @@ pub(super) fn parse_all(texts: &[&str]) -> Vec<Result<Node, Problem>> {
     })
 }
 
-/// Reads one document. An error is told with its line and without an excerpt: the document may hold secrets.
-fn parse(text: &str) -> Result<Node, Problem> {
-    let options = serde_saphyr::options! {
+fn options() -> serde_saphyr::Options {
+    serde_saphyr::options! {
         budget: serde_saphyr::budget! { max_depth: MAX_DEPTH },
         with_snippet: false,
         non_finite_float_policy: serde_saphyr::NonFiniteFloatPolicy::AsString,
-    };
-    let from_yaml = serde_saphyr::from_str_with_options::<Node>(text, options);
+    }
+}
+
+/// Reads one document. An error is told with its line and without an excerpt: the document may hold secrets.
+fn parse(text: &str, keys: Keys) -> Result<Node, Problem> {
+    let from_yaml = serde_saphyr::from_str_with_options::<Node>(text, options());
     let error = match from_yaml {
         Ok(node) => return Ok(node),
         Err(error) => error,
@@ -76,7 +95,10 @@ fn parse(text: &str) -> Result<Node, Problem> {
     let line = error.location().and_then(|location| usize::try_from(location.line()).ok()).unwrap_or(0);
     let problem = Problem::new(format!("not valid YAML: {}", explained(&error))).at_line(line);
     Err(match &error {
-        _ if text.contains("{{") => {
+        serde_saphyr::Error::DuplicateMappingKey { key: Some(key), .. } if keys == Keys::Shown => {
+            problem.at_field(key).hint("keep one of the two")
+        }
+        _ if text.contains("{{") && keys == Keys::Hidden => {
             problem.hint("this is a template: helm template CHART | larder ensure -f -")
         }
         serde_saphyr::Error::DuplicateMappingKey { .. } => problem.hint("keep one of the two"),
@@ -140,6 +162,26 @@ fn explained(error: &serde_saphyr::Error) -> String {
 
 /// Said of a mapping that has a key more than once. The key is not shown: it may be part of a secret.
 const REPEATED_KEY: &str = "a mapping has the same key twice";
+
+impl Node {
+    /// A text from elsewhere than a document, such as a flag.
+    pub(crate) fn text(text: &str) -> Node {
+        Node { line: 0, value: Value::Text(text.to_owned()) }
+    }
+
+    /// The same as the number that it should be.
+    pub(crate) fn number(text: &str) -> Node {
+        Node { line: 0, value: Value::Number(text.to_owned()) }
+    }
+
+    /// The same as the boolean that it should be.
+    pub(crate) fn boolean(text: &str) -> Node {
+        match text.parse() {
+            Ok(value) => Node { line: 0, value: Value::Bool(value) },
+            Err(_) => Node::text(text),
+        }
+    }
+}
 
 impl<'de> Deserialize<'de> for Node {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -250,7 +292,7 @@ impl Value {
 
 /// A place in a document: a node and the path that leads to it.
 #[derive(Debug, Clone)]
-pub(super) struct At<'a> {
+pub(crate) struct At<'a> {
     node: &'a Node,
     path: String,
     private: bool,
@@ -258,48 +300,53 @@ pub(super) struct At<'a> {
 
 impl<'a> At<'a> {
     /// The document as a whole.
-    pub(super) fn root(node: &'a Node) -> Self {
+    pub(crate) fn root(node: &'a Node) -> Self {
         At { node, path: String::new(), private: false }
     }
 
+    /// A value that something else than a document gives to this key.
+    pub(crate) fn given(node: &'a Node, key: &str) -> Self {
+        At { node, path: key.to_owned(), private: false }
+    }
+
     /// The same place, whose values, and those below it, no problem shows.
-    pub(super) fn private(self) -> Self {
+    pub(crate) fn private(self) -> Self {
         At { private: true, ..self }
     }
 
     /// The line within the document.
-    pub(super) fn line(&self) -> usize {
+    pub(crate) fn line(&self) -> usize {
         self.node.line
     }
 
     /// The path from the document's root, such as `spec.containers[0].image`.
-    pub(super) fn path(&self) -> &str {
+    pub(crate) fn path(&self) -> &str {
         &self.path
     }
 
     /// Whether nothing is written here.
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         matches!(&self.node.value, Value::Null)
     }
 
     /// Whether a mapping is here.
-    pub(super) fn is_mapping(&self) -> bool {
+    pub(crate) fn is_mapping(&self) -> bool {
         matches!(&self.node.value, Value::Map(_))
     }
 
     /// A problem with what is here.
-    pub(super) fn problem(&self, what: impl Into<String>) -> Problem {
+    pub(crate) fn problem(&self, what: impl Into<String>) -> Problem {
         Problem::new(what).at_line(self.node.line).at_field(&self.path)
     }
 
     /// A problem with a field that is missing here.
-    pub(super) fn missing(&self, field: &str) -> Problem {
+    pub(crate) fn missing(&self, field: &str) -> Problem {
         let problem = Problem::new("required, and missing").at_line(self.node.line);
         problem.at_field(&self.path_of(field)).hints(self.misspelt(field))
     }
 
     /// A field that may have been meant to be the one that is missing here.
-    pub(super) fn misspelt(&self, field: &str) -> Option<String> {
+    pub(crate) fn misspelt(&self, field: &str) -> Option<String> {
         let Value::Map(entries) = &self.node.value else { return None };
         let wanted = field.split('.').next().unwrap_or(field);
         let keys = || entries.iter().map(|(key, _)| key.as_str());
@@ -310,7 +357,7 @@ impl<'a> At<'a> {
     }
 
     /// A field, `None` when it is absent or null.
-    pub(super) fn field(&self, name: &str) -> Result<Option<At<'a>>, Problem> {
+    pub(crate) fn field(&self, name: &str) -> Result<Option<At<'a>>, Problem> {
         match &self.node.value {
             Value::Map(entries) => Ok(entries
                 .iter()
@@ -322,7 +369,7 @@ impl<'a> At<'a> {
     }
 
     /// A field of a field, `None` when any of them is absent.
-    pub(super) fn descend(&self, names: &[&str]) -> Result<Option<At<'a>>, Problem> {
+    pub(crate) fn descend(&self, names: &[&str]) -> Result<Option<At<'a>>, Problem> {
         let mut at = self.clone();
         for name in names {
             match at.field(name)? {
@@ -334,12 +381,12 @@ impl<'a> At<'a> {
     }
 
     /// A field's text, `None` when it is absent.
-    pub(super) fn text_of(&self, name: &str) -> Result<Option<&'a str>, Problem> {
+    pub(crate) fn text_of(&self, name: &str) -> Result<Option<&'a str>, Problem> {
         self.field(name)?.map(|field| field.text()).transpose()
     }
 
     /// The text here.
-    pub(super) fn text(&self) -> Result<&'a str, Problem> {
+    pub(crate) fn text(&self) -> Result<&'a str, Problem> {
         match &self.node.value {
             Value::Text(text) => Ok(text),
             Value::Bool(_) | Value::Number(_) => Err(self.must_be("a text").hint("put it in quotes")),
@@ -348,7 +395,7 @@ impl<'a> At<'a> {
     }
 
     /// The items of the list here; none when nothing is here.
-    pub(super) fn items(&self) -> Result<Vec<At<'a>>, Problem> {
+    pub(crate) fn items(&self) -> Result<Vec<At<'a>>, Problem> {
         match &self.node.value {
             Value::List(items) => Ok(items
                 .iter()
@@ -361,7 +408,7 @@ impl<'a> At<'a> {
     }
 
     /// The entries of the mapping here; none when nothing is here.
-    pub(super) fn entries(&self) -> Result<Vec<(&'a str, At<'a>)>, Problem> {
+    pub(crate) fn entries(&self) -> Result<Vec<(&'a str, At<'a>)>, Problem> {
         match &self.node.value {
             Value::Map(entries) => Ok(entries
                 .iter()
@@ -376,13 +423,38 @@ impl<'a> At<'a> {
         At { node, path, private: self.private }
     }
 
+    /// The boolean here.
+    pub(crate) fn boolean(&self) -> Result<bool, Problem> {
+        match &self.node.value {
+            Value::Bool(value) => Ok(*value),
+            Value::Text(_) => Err(self.must_be("true or false").hint("leave out the quotes")),
+            _ => Err(self.must_be("true or false")),
+        }
+    }
+
+    /// The number here, as it is written.
+    pub(crate) fn number(&self) -> Result<&'a str, Problem> {
+        match &self.node.value {
+            Value::Number(number) => Ok(number),
+            Value::Text(text) if text.parse::<f64>().is_ok() => {
+                Err(self.must_be("a number").hint("leave out the quotes"))
+            }
+            _ => Err(self.must_be("a number")),
+        }
+    }
+
+    /// Whether a number is here.
+    pub(crate) fn is_number(&self) -> bool {
+        matches!(&self.node.value, Value::Number(_))
+    }
+
     /// A problem with a value that is of another type than it must be.
-    fn must_be(&self, wanted: &str) -> Problem {
+    pub(crate) fn must_be(&self, wanted: &str) -> Problem {
         self.problem(format!("must be {wanted}, is {}", self.node.value.what(self.private)))
     }
 
     /// The path of a field of what is here.
-    pub(super) fn path_of(&self, field: &str) -> String {
+    pub(crate) fn path_of(&self, field: &str) -> String {
         if self.path.is_empty() { field.to_owned() } else { format!("{}.{field}", self.path) }
     }
 

@@ -6,6 +6,7 @@
 //! larder's own store.
 
 mod compare;
+mod config;
 mod cri_errors;
 mod docker_config;
 mod gc;
@@ -30,6 +31,7 @@ type Answer = Result<Value, String>;
 type Room = fn(op: &str, input: &Value) -> Option<Answer>;
 
 const ROOMS: &[Room] = &[
+    config::room,
     cri_errors::room,
     docker_config::room,
     gc::room,

@@ -1,0 +1,58 @@
+//! Reads a file with settings: bounded, regular, UTF-8.
+
+use std::io::{self, Read as _};
+use std::path::Path;
+
+use crate::manifest::Problem;
+
+/// The largest file that is read, in bytes: 1 MiB. Real ones have a few KiB.
+const MAX_BYTES: u64 = 1 << 20;
+
+/// The text of a file; `None` if there is none and none is required.
+pub(super) fn read(path: &Path, required: bool) -> Result<Option<String>, Problem> {
+    let bytes = match bounded(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound && !required => return Ok(None),
+        bytes => bytes.map_err(|error| unreadable(&error))?,
+    };
+    match String::from_utf8(bytes) {
+        Ok(text) => Ok(Some(text)),
+        Err(error) => {
+            let good = &error.as_bytes()[..error.utf8_error().valid_up_to()];
+            let line = good.split(|byte| *byte == b'\n').count();
+            Err(Problem::new("not text in UTF-8").at_line(line).hint("save the file as UTF-8"))
+        }
+    }
+}
+
+fn bounded(path: &Path) -> io::Result<Vec<u8>> {
+    let found = fs_err::metadata(path)?;
+    if found.is_dir() {
+        return Err(io::ErrorKind::IsADirectory.into());
+    }
+    if !found.is_file() {
+        // Nobody may ever write into a pipe, and larder would wait for it at each reload.
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let mut bytes = Vec::new();
+    fs_err::File::open(path)?.take(MAX_BYTES + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > MAX_BYTES {
+        return Err(io::ErrorKind::FileTooLarge.into());
+    }
+    Ok(bytes)
+}
+
+fn unreadable(error: &io::Error) -> Problem {
+    match error.kind() {
+        io::ErrorKind::NotFound => {
+            Problem::new("no such file").hint("larder config prints a file with all settings to begin with")
+        }
+        io::ErrorKind::PermissionDenied => {
+            Problem::new("permission denied").hint("let the user that larder runs as read it")
+        }
+        io::ErrorKind::IsADirectory => Problem::new("is a directory").hint("name the file in it"),
+        io::ErrorKind::InvalidInput => Problem::new("is no regular file")
+            .hint("larder reads it again at each reload; write it to a file"),
+        io::ErrorKind::FileTooLarge => Problem::new("larger than 1 MiB, the most that is read"),
+        _ => Problem::new(error.to_string()),
+    }
+}

@@ -1,0 +1,40 @@
+//! Everything that is wrong with a configuration.
+
+use std::fmt;
+
+use crate::exit::Outcome;
+use crate::manifest::Located;
+use crate::out::Out;
+
+/// Why there is no configuration: at least one mistake. It prints one a line.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Mistakes(pub(super) Vec<Located>);
+
+impl Mistakes {
+    /// Each of them: file, line, key, what is wrong, and what to do.
+    pub(crate) fn each(&self) -> &[Located] {
+        &self.0
+    }
+
+    /// Tells them all, and how the run ended.
+    pub(crate) fn print(&self, out: &Out) -> Outcome {
+        for mistake in &self.0 {
+            out.error(mistake, mistake.hints());
+        }
+        Outcome::BadInput
+    }
+}
+
+impl fmt::Display for Mistakes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (index, mistake) in self.0.iter().enumerate() {
+            if index > 0 {
+                f.write_str("\n")?;
+            }
+            write!(f, "{mistake}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Mistakes {}

@@ -1,0 +1,431 @@
+//! Settings of larder's own.
+
+use larder::credentials::Tokens;
+use larder::gc::{Accounting, AgeRule, ClockRule, GcPolicy, HookRule, InodeThresholds, UseRule};
+use larder::pull::{OverRate, SameImage};
+use larder_store::registry::Proxy;
+use serde_json::json;
+use tracing::Level;
+
+use super::super::LogFormat;
+use super::super::forms::{
+    Address, Bytes, Choice, Form, Kind, MaybePath, MaybeText, MaybeTime, Mode, Path, Paths, Switch, Texts,
+    Time, Whole, Words,
+};
+use super::super::lists::{read_keep, read_prefetch, show_keep, show_prefetch};
+use super::values::{Backend, CacheBytes, ProxyUrl};
+use super::{Reload, Setting, setting};
+use crate::manifest::Problem;
+use crate::manifest::tree::At;
+
+type Count<const MAX: i64> = Whole<usize, 1, MAX>;
+type Tries = Whole<u32, 1, 100>;
+
+/// Those at the top of the file.
+pub(super) const TOP: &[Setting] = &[
+    setting!(
+        "root",
+        Path,
+        root,
+        Restart,
+        "The folder of larder's own store, which is made if there is none."
+    )
+    .default("`/var/lib/larder`; for others than root `~/.local/share/larder`"),
+    setting!(
+        "state",
+        MaybePath,
+        state,
+        Restart,
+        "Where larder notes when images were used, what it removed, and what to keep. Empty: the folder `collect` of the store; for a runtime, one for its socket in the store's usual place."
+    ),
+    setting!(
+        "backend",
+        Backend,
+        backend,
+        Restart,
+        "Where images live: `store` is larder's own store, `cri` the runtime that `containerRuntimeEndpoint` names, and `unix:///path/to.sock` that runtime."
+    ),
+    Setting::new(
+        "prefetch",
+        (|| "list of images".into(), Kind::Text),
+        |draft, at| {
+            draft.config.prefetch = read_prefetch(at)?;
+            Ok(())
+        },
+        |config| show_prefetch(&config.prefetch),
+        Reload::Live,
+        "Images that are kept present although no pod has asked for them. See below.",
+    ),
+];
+
+/// Those in sections.
+pub(super) const SECTIONS: &[Setting] = &[
+    setting!("listen.socket", Path, listen.socket, Restart, "The socket that larder serves.")
+        .default("`/run/larder/larder.sock`; for others than root `$XDG_RUNTIME_DIR/larder/larder.sock`; with `--root`, `larder.sock` in that folder"),
+    setting!("listen.mode", Mode, listen.mode, Restart, "The mode of the socket, in quotes."),
+    setting!(
+        "listen.group",
+        MaybeText,
+        listen.group,
+        Restart,
+        "The group of the socket, by name or number. Empty: larder's own."
+    ),
+    setting!(
+        "metrics.address",
+        Address,
+        metrics.address,
+        Restart,
+        "Where metrics are served over plain HTTP, on loopback. Empty: nowhere."
+    ),
+    setting!(
+        "metrics.allowRemote",
+        Switch,
+        metrics.allow_remote,
+        Restart,
+        "Whether `metrics.address` may be one that other machines reach."
+    ),
+    setting!("log.level", Choice<Level>, log.level, Live, "The least important lines that are logged."),
+    setting!("log.format", Choice<LogFormat>, log.format, Live, "Lines for people, or one JSON object a line."),
+    setting!(
+        "pull.overRate",
+        Choice<OverRate>,
+        pull.over_rate,
+        Live,
+        "What happens to a pull over the limit of `registryPullQPS`: it waits, or it fails."
+    )
+    .kubelet_has("`refuse`"),
+    setting!(
+        "pull.sameImage",
+        Choice<SameImage>,
+        pull.same_image,
+        Live,
+        "What happens when an image is wanted that is being pulled already: one pull serves all whose credentials lead to the same, or each has its own."
+    )
+    .kubelet_has("`eachRequest`"),
+    setting!(
+        "pull.timeout",
+        MaybeTime,
+        pull.pull_timeout,
+        Live,
+        "How long a pull may take once it has its turn; 0 is no bound."
+    ),
+    setting!(
+        "pull.backoffInitial",
+        Time<1>,
+        pull.backoff_initial,
+        Live,
+        "How long an image is left alone after its first failure; each further one doubles it."
+    ),
+    setting!("pull.backoffMax", Time<1>, pull.backoff_max, Live, "How long an image is left alone at most."),
+    setting!(
+        "pull.credentialTokens",
+        Choice<Tokens>,
+        credential_tokens,
+        Live,
+        "What is done with identity and registry tokens of pull secrets and docker configs."
+    )
+    .kubelet_has("`ignore`"),
+    setting!(
+        "pull.ensuredLease",
+        Time<0>,
+        ensured_lease,
+        Restart,
+        "How long an image that was just ensured is spared by collection although nothing uses it yet."
+    )
+    .kubelet_has("`0s`"),
+    setting!(
+        "gc.minimumFreeBytes",
+        Bytes<0>,
+        gc.min_free_bytes,
+        Live,
+        "Collect as well when fewer bytes are free than this; 0 leaves it to the percents."
+    ),
+    inode_setting("gc.inodeHighThresholdPercent", Which::High).kubelet_has("`100`"),
+    inode_setting("gc.inodeLowThresholdPercent", Which::Low).kubelet_has("`100`"),
+    setting!(
+        "gc.freeMarginPercent",
+        Whole<u32, 0, 100>,
+        gc.free_margin_percent,
+        Live,
+        "How many percent more than asked for are freed on demand (`larder gc --free`)."
+    ),
+    setting!(
+        "gc.accounting",
+        Choice<Accounting>,
+        gc.accounting,
+        Live,
+        "How freed room is counted: `exact` counts shared layers once and measures after each removal, `nominal` adds up the sizes of images."
+    )
+    .kubelet_has("`nominal`"),
+    setting!(
+        "gc.neverUsed",
+        Choice<AgeRule>,
+        gc.age,
+        Live,
+        "The age of an image that nothing has used, for `imageMaximumGCAge`: from when it was first seen, or beyond any bound."
+    )
+    .kubelet_has("`infinitelyOld`"),
+    setting!(
+        "gc.uses",
+        Choice<UseRule>,
+        gc.uses,
+        Live,
+        "What a container must name for its image to be in use: its id or one of its names, or its id only."
+    )
+    .kubelet_has("`ids`"),
+    setting!(
+        "gc.clock",
+        Choice<ClockRule>,
+        gc.clock,
+        Live,
+        "What steps of the wall clock do to ages: nothing, or what they say."
+    )
+    .kubelet_has("`believe`"),
+    setting!(
+        "gc.hooks",
+        Choice<HookRule>,
+        gc.hooks,
+        Live,
+        "Which images are told to be left after a collection: all that are present, or those that were looked at and kept."
+    )
+    .kubelet_has("`examined`"),
+    Setting::new(
+        "gc.keep",
+        (|| "list of rules".into(), Kind::Text),
+        |draft, at| {
+            draft.config.gc.keep = read_keep(at)?;
+            Ok(())
+        },
+        |config| show_keep(&config.gc.keep),
+        Reload::Live,
+        "Images to spare, beside those of `larder keep`. See below.",
+    ),
+    setting!("gc.period", Time<1>, periods.collect, Restart, "How often larder collects."),
+    setting!("gc.listPeriod", Time<1>, periods.list, Restart, "How often the list of images is refreshed."),
+    setting!(
+        "gc.pressurePeriod",
+        MaybeTime,
+        periods.pressure,
+        Restart,
+        "How often larder looks how full the disk is, to collect at once; 0 is never."
+    )
+    .kubelet_has("`0s`"),
+    setting!(
+        "registry.certsDirs",
+        Paths,
+        registry.config_dirs,
+        Restart,
+        "Folders with one folder for each registry, which holds a `hosts.toml` (containerd's format) or certificates (Docker's way). The first that knows a registry decides."
+    ),
+    setting!(
+        "registry.plainHTTP",
+        Texts,
+        registry.plain_http,
+        Restart,
+        "Registries, as HOST or HOST:PORT, that are spoken to over plain HTTP. Those on loopback need no entry."
+    ),
+    setting!(
+        "registry.maxConnections",
+        Count<1000>,
+        registry.connections,
+        Restart,
+        "Connections to one registry that carry blobs, over all pulls."
+    ),
+    setting!(
+        "registry.maxConnectionsPerBlob",
+        Count<1000>,
+        registry.connections_per_blob,
+        Restart,
+        "Connections that one blob may use at a time."
+    ),
+    setting!(
+        "registry.rangeSize",
+        Bytes<65536>,
+        registry.range_size,
+        Restart,
+        "Larger blobs are fetched in ranges of this size, several at a time."
+    ),
+    setting!(
+        "registry.connectTimeout",
+        Time<1>,
+        registry.connect_timeout,
+        Restart,
+        "Until a connection stands, TLS included."
+    ),
+    setting!(
+        "registry.headerTimeout",
+        Time<1>,
+        registry.header_timeout,
+        Restart,
+        "From a request to the headers of its reply, connecting included."
+    ),
+    setting!(
+        "registry.stallWindow",
+        Time<1>,
+        registry.stall_window,
+        Restart,
+        "A body that gives fewer than `registry.stallBytes` in this time is given up and tried again."
+    ),
+    setting!("registry.stallBytes", Bytes<1>, registry.stall_bytes, Restart, "See `registry.stallWindow`."),
+    setting!(
+        "registry.tries",
+        Tries,
+        registry.tries,
+        Restart,
+        "How often one request is tried when the registry is at fault."
+    ),
+    setting!(
+        "registry.mirrorTries",
+        Tries,
+        registry.tries_of_mirror,
+        Restart,
+        "The same for a mirror while others are left to ask."
+    ),
+    setting!(
+        "registry.retryInitial",
+        Time<0>,
+        registry.retry_initial,
+        Restart,
+        "First wait between two tries; each further one doubles it."
+    ),
+    setting!("registry.retryMax", Time<0>, registry.retry_max, Restart, "Longest wait between two tries."),
+    setting!(
+        "registry.longestHold",
+        Time<0>,
+        registry.longest_hold,
+        Restart,
+        "A registry that asks for a longer wait than this fails the pull instead."
+    ),
+    setting!(
+        "registry.proxy",
+        ProxyUrl,
+        registry.proxy,
+        Restart,
+        "The proxy that leads to registries: `environment` is what HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY say, `none` is none, else a URL without credentials. Hosts on loopback are never reached through one."
+    ),
+    Setting::new(
+        "registry.noProxy",
+        (MaybeText::name, Kind::Text),
+        |draft, at| {
+            draft.no_proxy = MaybeText::read(at).map_err(|problem| vec![problem])?;
+            Ok(())
+        },
+        |config| match &config.registry.proxy {
+            Proxy::Fixed { except, .. } => json!(except),
+            Proxy::FromEnvironment | Proxy::None => json!(""),
+        },
+        Reload::Restart,
+        "Hosts not to reach through the proxy that `registry.proxy` names, as in NO_PROXY.",
+    ),
+    setting!(
+        "store.layersAtOnce",
+        Count<64>,
+        store.layers_at_once,
+        Restart,
+        "Layers fetched and unpacked at once, over all pulls. Each takes up to 3 MiB of memory."
+    ),
+    setting!(
+        "store.reserveBytes",
+        Bytes<0>,
+        store.reserve_bytes,
+        Restart,
+        "What must stay free on the store's file system after a pull; a pull that would take it is refused."
+    ),
+    setting!(
+        "store.reserveInodes",
+        Whole<u64, 0, 1_000_000_000>,
+        store.reserve_inodes,
+        Restart,
+        "The same for inodes."
+    ),
+    setting!(
+        "store.databaseCache",
+        CacheBytes,
+        store.config.database_cache_bytes,
+        Restart,
+        "Memory for pages of the database."
+    ),
+    setting!(
+        "store.ingestKeep",
+        Time<0>,
+        store.config.ingest_keep,
+        Restart,
+        "How long a half-fetched blob is kept for resuming after the last byte came."
+    ),
+    setting!(
+        "store.ingestSync",
+        Time<1>,
+        store.config.ingest_sync,
+        Restart,
+        "How much of a download, in time, a power cut may cost."
+    ),
+    setting!(
+        "runtime.connectTimeout",
+        Time<1>,
+        runtime.connect_timeout,
+        Restart,
+        "How long opening a connection to the runtime may take."
+    ),
+    setting!(
+        "runtime.imageVolumes",
+        Switch,
+        runtime.image_volumes,
+        Restart,
+        "Find out which images are mounted as volumes. Costs one call for each container the first time it is seen."
+    ),
+    setting!(
+        "drain.gracePeriod",
+        Time<0>,
+        drain_grace_period,
+        Live,
+        "How long calls may go on once larder is told to stop."
+    ),
+    setting!(
+        "events.ringSize",
+        Whole<usize, 0, 1_000_000>,
+        event_ring_size,
+        Restart,
+        "How many events are kept for those who watch later."
+    ),
+];
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Which {
+    High,
+    Low,
+}
+
+type Percent = Whole<i32, 0, 100>;
+
+const fn inode_setting(key: &'static str, which: Which) -> Setting {
+    let form = (<Percent as Form>::name as fn() -> String, Kind::Number);
+    match which {
+        Which::High => Setting::new(
+            key,
+            form,
+            |draft, at| inodes(&mut draft.config.gc, at, |inodes, percent| inodes.high_percent = percent),
+            |config| json!(config.gc.inodes.map_or(100, |inodes| inodes.high_percent)),
+            Reload::Live,
+            "Collect when so many percent of the inodes are in use; 100 is never.",
+        ),
+        Which::Low => Setting::new(
+            key,
+            form,
+            |draft, at| inodes(&mut draft.config.gc, at, |inodes, percent| inodes.low_percent = percent),
+            |config| json!(config.gc.inodes.map_or(100, |inodes| inodes.low_percent)),
+            Reload::Live,
+            "Free until so many percent of the inodes are in use; not above the high threshold.",
+        ),
+    }
+}
+
+fn inodes(
+    policy: &mut GcPolicy,
+    at: &At<'_>,
+    set: fn(&mut InodeThresholds, i32),
+) -> Result<(), Vec<Problem>> {
+    let percent = Percent::read(at).map_err(|problem| vec![problem])?;
+    let never = InodeThresholds { high_percent: 100, low_percent: 100 };
+    set(policy.inodes.get_or_insert(never), percent);
+    Ok(())
+}

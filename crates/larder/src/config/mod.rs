@@ -1,0 +1,72 @@
+//! Kubelet's settings about images: as they are written, what they mean, and what is wrong with them. Pure.
+//!
+//! ```text
+//! KubeletImageConfig (as written) --defaulted--> ImageConfig (what it means) --problems--> kubelet's messages
+//! ```
+//!
+//! Names, defaults, messages and their order are those of `kubelet.config.k8s.io/v1beta1`, v1.36. No format is read
+//! here: who reads a file fills in the fields that it finds.
+
+mod allowlist;
+mod defaults;
+mod duration;
+mod problems;
+
+use serde::Deserialize;
+
+pub use allowlist::{AllowlistPattern, PatternError};
+pub use defaults::{ImageConfig, VerificationPolicy};
+pub use duration::{DurationError, GoDuration};
+pub use problems::{ConfigProblem, Field};
+
+/// The image settings of a `KubeletConfiguration`, as written. `None` is absent or null.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default, deny_unknown_fields)]
+pub struct KubeletImageConfig {
+    /// Pulls started per second, on average.
+    #[serde(rename = "registryPullQPS")]
+    pub registry_pull_qps: Option<i32>,
+    /// Pulls started at once before that limit bites.
+    pub registry_burst: Option<i32>,
+    /// One pull at a time.
+    pub serialize_image_pulls: Option<bool>,
+    /// How many pulls may run at once.
+    pub max_parallel_image_pulls: Option<i32>,
+    /// An image seen for a shorter time is not removed for room.
+    #[serde(rename = "imageMinimumGCAge")]
+    pub image_minimum_gc_age: Option<GoDuration>,
+    /// An image unused for longer is removed although there is room.
+    #[serde(rename = "imageMaximumGCAge")]
+    pub image_maximum_gc_age: Option<GoDuration>,
+    /// Collect when so many percent of the file system are in use.
+    #[serde(rename = "imageGCHighThresholdPercent")]
+    pub image_gc_high_threshold_percent: Option<i32>,
+    /// Free until so many percent are in use.
+    #[serde(rename = "imageGCLowThresholdPercent")]
+    pub image_gc_low_threshold_percent: Option<i32>,
+    /// How many images the node's status lists.
+    pub node_status_max_images: Option<i32>,
+    /// How long a call to the runtime may take; pulls are not meant.
+    pub runtime_request_timeout: Option<GoDuration>,
+    /// Where the container runtime is.
+    pub container_runtime_endpoint: Option<String>,
+    /// Where images are, if elsewhere.
+    pub image_service_endpoint: Option<String>,
+    /// Which present images a pod may use only with credentials.
+    pub image_pull_credentials_verification_policy: Option<String>,
+    /// Images that need none under the policy `NeverVerifyAllowlistedImages`.
+    pub preloaded_images_verification_allowlist: Option<Vec<String>>,
+}
+
+/// The feature gates that these settings depend on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Gates {
+    /// `KubeletEnsureSecretPulledImages`; beta and on in 1.36.
+    pub ensure_secret_pulled_images: bool,
+}
+
+impl Default for Gates {
+    fn default() -> Self {
+        Gates { ensure_secret_pulled_images: true }
+    }
+}

@@ -1,0 +1,279 @@
+//! What is wrong with the settings, in kubelet's words and order.
+
+use std::fmt;
+
+use super::{AllowlistPattern, Gates, GoDuration, ImageConfig, PatternError, VerificationPolicy};
+use crate::gotext::quote;
+
+/// A setting that a problem is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[allow(missing_docs, reason = "each is the setting of its name")]
+pub enum Field {
+    RegistryPullQps,
+    RegistryBurst,
+    SerializeImagePulls,
+    MaxParallelImagePulls,
+    ImageMinimumGcAge,
+    ImageMaximumGcAge,
+    ImageGcHighThresholdPercent,
+    ImageGcLowThresholdPercent,
+    NodeStatusMaxImages,
+    ContainerRuntimeEndpoint,
+    ImagePullCredentialsVerificationPolicy,
+    PreloadedImagesVerificationAllowlist,
+}
+
+impl Field {
+    /// Its name in a file.
+    pub fn name(self) -> &'static str {
+        match self {
+            Field::RegistryPullQps => "registryPullQPS",
+            Field::RegistryBurst => "registryBurst",
+            Field::SerializeImagePulls => "serializeImagePulls",
+            Field::MaxParallelImagePulls => "maxParallelImagePulls",
+            Field::ImageMinimumGcAge => "imageMinimumGCAge",
+            Field::ImageMaximumGcAge => "imageMaximumGCAge",
+            Field::ImageGcHighThresholdPercent => "imageGCHighThresholdPercent",
+            Field::ImageGcLowThresholdPercent => "imageGCLowThresholdPercent",
+            Field::NodeStatusMaxImages => "nodeStatusMaxImages",
+            Field::ContainerRuntimeEndpoint => "containerRuntimeEndpoint",
+            Field::ImagePullCredentialsVerificationPolicy => "imagePullCredentialsVerificationPolicy",
+            Field::PreloadedImagesVerificationAllowlist => "preloadedImagesVerificationAllowlist",
+        }
+    }
+
+    /// Its name in kubelet's messages: with the flag, where it has one that they name.
+    fn named(self) -> Named {
+        Named(self)
+    }
+}
+
+struct Named(Field);
+
+impl fmt::Display for Named {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let flag = match self.0 {
+            Field::RegistryPullQps => Some("--registry-qps"),
+            Field::RegistryBurst => Some("--registry-burst"),
+            Field::ImageGcHighThresholdPercent => Some("--image-gc-high-threshold"),
+            Field::ImageGcLowThresholdPercent => Some("--image-gc-low-threshold"),
+            Field::NodeStatusMaxImages => Some("--node-status-max-images"),
+            _ => None,
+        };
+        f.write_str(self.0.name())?;
+        flag.map_or(Ok(()), |flag| write!(f, " ({flag})"))
+    }
+}
+
+/// One thing that is wrong. It prints kubelet's message.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ConfigProblem {
+    /// No percentage.
+    #[error("invalid configuration: {} {percent} must be between 0 and 100, inclusive", field.named())]
+    NoPercentage {
+        /// Which threshold.
+        field: Field,
+        /// As written.
+        percent: i32,
+    },
+    /// The thresholds are equal, or the wrong way round.
+    #[error(
+        "invalid configuration: {} {low} must be less than {} {high}",
+        Field::ImageGcLowThresholdPercent.named(),
+        Field::ImageGcHighThresholdPercent.named()
+    )]
+    LowNotBelowHigh {
+        /// As written.
+        low: i32,
+        /// As written.
+        high: i32,
+    },
+    /// A negative age.
+    #[error("invalid configuration: {} {age} must not be negative", field.named())]
+    NegativeAge {
+        /// Which age.
+        field: Field,
+        /// As written.
+        age: GoDuration,
+    },
+    /// Images would be removed for their age before they may be removed at all.
+    #[error(
+        "invalid configuration: imageMaximumGCAge {maximum} must be greater than imageMinimumGCAge {minimum}"
+    )]
+    MaximumNotAboveMinimum {
+        /// As written.
+        maximum: GoDuration,
+        /// As written.
+        minimum: GoDuration,
+    },
+    /// Fewer than none, and not all.
+    #[error("invalid configuration: {} {number} must be -1 or greater", Field::NodeStatusMaxImages.named())]
+    StatusImages {
+        /// As written.
+        number: i32,
+    },
+    /// A negative rate.
+    #[error("invalid configuration: {} {number} must not be a negative number", field.named())]
+    NegativeRate {
+        /// Which of the two.
+        field: Field,
+        /// As written.
+        number: i32,
+    },
+    /// No pull could ever run.
+    #[error("invalid configuration: maxParallelImagePulls {0} must be a positive number")]
+    NoParallelPulls(i32),
+    /// Several pulls at once, and one at a time.
+    #[error(
+        "invalid configuration: maxParallelImagePulls cannot be larger than 1 unless SerializeImagePulls \
+         (--serialize-image-pulls) is set to false"
+    )]
+    ParallelButSerialised,
+    /// No policy has this name.
+    #[error(
+        "invalid configuration: option {} specified for imagePullCredentialsVerificationPolicy. Valid options are {}",
+        quote(.0),
+        policies()
+    )]
+    UnknownPolicy(String),
+    /// The policy has no use for the list.
+    #[error(
+        "invalid configuration: can't set `preloadedImagesVerificationAllowlist` if \
+         `imagePullCredentialsVertificationPolicy` is not \"NeverVerifyAllowlistedImages\""
+    )]
+    ListWithoutPolicy,
+    /// A pattern of the list that means nothing.
+    #[error("invalid configuration: invalid image pattern in `preloadedImagesVerificationAllowlist`: {0}")]
+    Pattern(PatternError),
+    /// Something is written that only the gate gives a meaning.
+    #[error(
+        "invalid configuration: `{}` must not be set if KubeletEnsureSecretPulledImages feature gate is not enabled",
+        .0.name()
+    )]
+    GateOff(Field),
+    /// There is no runtime.
+    #[error("invalid configuration: the containerRuntimeEndpoint was not specified or empty")]
+    NoRuntime,
+}
+
+fn policies() -> String {
+    let [first @ .., last] = VerificationPolicy::ALL.map(|policy| quote(policy.name()));
+    format!("{} or {last}", first.join(", "))
+}
+
+impl ConfigProblem {
+    /// The setting to change.
+    pub fn field(&self) -> Field {
+        match self {
+            ConfigProblem::NoPercentage { field, .. }
+            | ConfigProblem::NegativeAge { field, .. }
+            | ConfigProblem::NegativeRate { field, .. }
+            | ConfigProblem::GateOff(field) => *field,
+            ConfigProblem::LowNotBelowHigh { .. } => Field::ImageGcLowThresholdPercent,
+            ConfigProblem::MaximumNotAboveMinimum { .. } => Field::ImageMaximumGcAge,
+            ConfigProblem::StatusImages { .. } => Field::NodeStatusMaxImages,
+            ConfigProblem::NoParallelPulls(_) | ConfigProblem::ParallelButSerialised => {
+                Field::MaxParallelImagePulls
+            }
+            ConfigProblem::UnknownPolicy(_) => Field::ImagePullCredentialsVerificationPolicy,
+            ConfigProblem::ListWithoutPolicy | ConfigProblem::Pattern(_) => {
+                Field::PreloadedImagesVerificationAllowlist
+            }
+            ConfigProblem::NoRuntime => Field::ContainerRuntimeEndpoint,
+        }
+    }
+
+    /// The setting that it contradicts, if it is about two.
+    pub fn other_field(&self) -> Option<Field> {
+        match self {
+            ConfigProblem::LowNotBelowHigh { .. } => Some(Field::ImageGcHighThresholdPercent),
+            ConfigProblem::MaximumNotAboveMinimum { .. } => Some(Field::ImageMinimumGcAge),
+            ConfigProblem::ParallelButSerialised => Some(Field::SerializeImagePulls),
+            ConfigProblem::ListWithoutPolicy => Some(Field::ImagePullCredentialsVerificationPolicy),
+            _ => None,
+        }
+    }
+}
+
+impl ImageConfig {
+    /// All that is wrong with it, in kubelet's order.
+    pub fn problems(&self, gates: Gates) -> Vec<ConfigProblem> {
+        let mut problems = Vec::new();
+        self.check_collection(&mut problems);
+        self.check_pulling(&mut problems);
+        self.check_verification(gates, &mut problems);
+        if self.container_runtime_endpoint.is_empty() {
+            problems.push(ConfigProblem::NoRuntime);
+        }
+        problems
+    }
+
+    fn check_collection(&self, problems: &mut Vec<ConfigProblem>) {
+        let (high, low) = (self.image_gc_high_threshold_percent, self.image_gc_low_threshold_percent);
+        for (field, percent) in
+            [(Field::ImageGcHighThresholdPercent, high), (Field::ImageGcLowThresholdPercent, low)]
+        {
+            if !(0..=100).contains(&percent) {
+                problems.push(ConfigProblem::NoPercentage { field, percent });
+            }
+        }
+        if low >= high {
+            problems.push(ConfigProblem::LowNotBelowHigh { low, high });
+        }
+        let (minimum, maximum) = (self.image_minimum_gc_age, self.image_maximum_gc_age);
+        for (field, age) in [(Field::ImageMinimumGcAge, minimum), (Field::ImageMaximumGcAge, maximum)] {
+            if age.is_negative() {
+                problems.push(ConfigProblem::NegativeAge { field, age });
+            }
+        }
+        if maximum > GoDuration::ZERO && maximum <= minimum {
+            problems.push(ConfigProblem::MaximumNotAboveMinimum { maximum, minimum });
+        }
+        if self.node_status_max_images < -1 {
+            problems.push(ConfigProblem::StatusImages { number: self.node_status_max_images });
+        }
+    }
+
+    fn check_pulling(&self, problems: &mut Vec<ConfigProblem>) {
+        let (burst, qps) = (self.registry_burst, self.registry_pull_qps);
+        for (field, number) in [(Field::RegistryBurst, burst), (Field::RegistryPullQps, qps)] {
+            if number < 0 {
+                problems.push(ConfigProblem::NegativeRate { field, number });
+            }
+        }
+        match self.max_parallel_image_pulls {
+            Some(bound) if bound < 1 => problems.push(ConfigProblem::NoParallelPulls(bound)),
+            Some(bound) if bound > 1 && self.serialize_image_pulls => {
+                problems.push(ConfigProblem::ParallelButSerialised);
+            }
+            _ => {}
+        }
+    }
+
+    fn check_verification(&self, gates: Gates, problems: &mut Vec<ConfigProblem>) {
+        let policy = &self.image_pull_credentials_verification_policy;
+        let list = &self.preloaded_images_verification_allowlist;
+        if !gates.ensure_secret_pulled_images {
+            if !policy.is_empty() {
+                problems.push(ConfigProblem::GateOff(Field::ImagePullCredentialsVerificationPolicy));
+            }
+            if !list.is_empty() {
+                problems.push(ConfigProblem::GateOff(Field::PreloadedImagesVerificationAllowlist));
+            }
+            return;
+        }
+        let known = VerificationPolicy::of(policy);
+        if known.is_none() {
+            problems.push(ConfigProblem::UnknownPolicy(policy.clone()));
+        }
+        if list.is_empty() {
+            return;
+        }
+        if known != Some(VerificationPolicy::NeverVerifyAllowlistedImages) {
+            problems.push(ConfigProblem::ListWithoutPolicy);
+        } else if let Some(error) = list.iter().find_map(|text| AllowlistPattern::parse(text).err()) {
+            problems.push(ConfigProblem::Pattern(error));
+        }
+    }
+}
