@@ -1,11 +1,13 @@
-//! The Kubernetes Container Runtime Interface (CRI) v1 as a larder backend: containerd, CRI-O, cri-dockerd.
+//! The Kubernetes Container Runtime Interface (CRI) v1, both ends: containerd, CRI-O and cri-dockerd as a larder
+//! backend, and any larder backend as an image service for kubelet and crictl.
 //!
 //! ```text
 //! Endpoint (or discover) -> CriBackend -> channel (one HTTP/2 connection, reopened when lost) -> runtime
+//! kubelet, crictl -> server::services -> any Backend
 //! ```
 //!
 //! Read [`CriBackend`] first; `convert.rs` holds the rules of what is sent and what answers mean, `status.rs` the
-//! texts of errors. Both are kubelet's. [`proto`] also has the server's side, which serves tests.
+//! texts of errors. Both are kubelet's. The other end is [`server`].
 //!
 //! Promises: nothing is done before the first call; each method of [`CriBackend`] but a pull ends within
 //! [`CriConfig::connect_timeout`] for each connection that it has to open and one [`CriConfig::request_timeout`] for
@@ -17,6 +19,7 @@ mod convert;
 mod endpoint;
 mod greeting;
 mod listing;
+pub mod server;
 mod status;
 
 pub use client::{CriBackend, CriConfig};

@@ -35,6 +35,13 @@ pub(crate) fn deadline() -> Status {
     Status::new(Code::DeadlineExceeded, "context deadline exceeded")
 }
 
+/// The code and message of which [`call_error`] made this text, if it did.
+pub(crate) fn behind(text: &str, of: CallErrorKind) -> Option<(Code, &str)> {
+    let (name, message) = text.strip_prefix("rpc error: code = ")?.split_once(" desc = ")?;
+    let code = (1..=16).map(Code::from).find(|code| code_name(*code) == name)?;
+    (kind(code) == of).then_some((code, message))
+}
+
 /// Nothing answered at the endpoint, if that is what the status says.
 fn unreachable(endpoint: &Endpoint, status: &Status) -> Option<BackendError> {
     let NothingThere(problem) = status.source()?.downcast_ref()?;
@@ -91,5 +98,22 @@ mod tests {
         );
         let text = call_error(&endpoint, &unknown).to_string();
         assert_eq!(text, "rpc error: code = Unknown desc = RegistryUnavailable: x");
+    }
+
+    #[test]
+    fn every_code_but_ok_is_found_behind_its_text() {
+        let endpoint = Endpoint::at("/run/a.sock");
+        for code in (1..=16).map(Code::from) {
+            let BackendError::Call { message, kind, .. } =
+                call_error(&endpoint, &Status::new(code, "a desc = b"))
+            else {
+                panic!("{code:?} is an answer")
+            };
+            assert_eq!(behind(&message, kind), Some((code, "a desc = b")), "{message}");
+        }
+        for text in ["boom", "rpc error: code = OK desc = x", "rpc error: code = Sunny desc = x"] {
+            assert_eq!(behind(text, CallErrorKind::Other), None, "{text}");
+        }
+        assert_eq!(behind("rpc error: code = NotFound desc = x", CallErrorKind::Other), None, "another kind");
     }
 }

@@ -8,3 +8,4 @@ pub mod fault_registry;
 pub mod faulty_disk;
 pub mod fuzz;
 pub mod peers;
+pub mod wire;

@@ -60,6 +60,23 @@ impl Gate {
         Some(Removing { gate: self.clone(), id: id.to_owned() })
     }
 
+    /// To be awaited before an image is removed because somebody asked for just that, and dropped right after. Leases
+    /// are there for collection: this ends the image's own. Waits while the image is being removed already.
+    pub async fn removal(self: &Arc<Self>, id: &str) -> Removing {
+        let mut ended = self.ended.subscribe();
+        loop {
+            {
+                let mut state = self.state();
+                if state.removing.insert(id.to_owned()) {
+                    state.leases.remove(id);
+                    return Removing { gate: self.clone(), id: id.to_owned() };
+                }
+            }
+            // Its sender is this gate's, so it does not go away meanwhile.
+            let _ = ended.changed().await;
+        }
+    }
+
     /// The images leased now and for how much longer, by id.
     pub fn leased(&self) -> Vec<(String, Duration)> {
         let now = Instant::now();

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared, WeakShared};
 
-use super::puller::PullResult;
+use super::puller::{Job, PullResult, Whose};
 use crate::credentials::Credential;
 
 /// What makes two pulls the same: the name as sent to the runtime, and the runtime handler.
@@ -26,19 +26,26 @@ pub(super) struct Landed {
     pub(super) result: PullResult,
     /// The credentials that were tried, in order.
     tried: Vec<Credential>,
+    /// Whose they are.
+    whose: Whose,
     /// The back-off keys for which this outcome was counted.
     counted: Mutex<HashSet<String>>,
 }
 
 impl Landed {
-    pub(super) fn new(result: PullResult, tried: Vec<Credential>) -> Self {
-        Landed { result, tried, counted: Mutex::default() }
+    pub(super) fn new(result: PullResult, job: Job) -> Self {
+        Landed { result, tried: job.credentials, whose: job.whose, counted: Mutex::default() }
     }
 
     /// Whether a failure is new to this back-off key. Several containers of a pod that want one image share a key and
     /// a flight; one pull that failed is one failure.
     pub(super) fn counts_for(&self, backoff_key: &str) -> bool {
         self.counted.lock().unwrap_or_else(PoisonError::into_inner).insert(backoff_key.to_owned())
+    }
+
+    /// Whether a credential that was used belongs to the node, and so to everybody on it.
+    fn is_of_node(&self, used: &Credential) -> bool {
+        self.whose == Whose::Pod && used.source.is_none()
     }
 
     /// The credential that worked, as this caller holds it: the same login may come from another pod's secret.
@@ -56,7 +63,7 @@ impl Landed {
     pub(super) fn serves(&self, candidates: &[Credential]) -> bool {
         match &self.result.pulled {
             Ok(pulled) => pulled.credential.as_ref().is_none_or(|used| {
-                used.source.is_none() || candidates.iter().any(|candidate| same_login(candidate, used))
+                self.is_of_node(used) || candidates.iter().any(|candidate| same_login(candidate, used))
             }),
             Err(_) => {
                 self.tried.len() == candidates.len()

@@ -1,4 +1,4 @@
-//! An image that an ensure answers with is leased before the answer: collection leaves it alone for a while.
+//! An image that is said to be present is leased before that is said: collection leaves it alone for a while.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::puller::{Job, PullResult, Puller};
 use super::status::BoardEntry;
 use crate::backend::{BackendError, ImageSpec};
-use crate::gc::Gate;
+use crate::gc::{Gate, Removing};
 use crate::image_service::ImageService;
 
 /// How long who was told that an image is present has to use it; without a gate nobody collects, or nobody asks.
@@ -18,19 +18,39 @@ impl Leases {
         Leases(Some((gate, time)))
     }
 
-    /// The id of a present image, leased. Asks again when a removal may have overtaken the answer.
+    /// The id of a present image, leased.
     pub(super) async fn image_ref(
         &self,
         images: &ImageService,
         spec: &ImageSpec,
     ) -> Result<Option<String>, BackendError> {
-        let Some((gate, time)) = &self.0 else { return images.image_ref(spec).await };
+        self.found(|| images.image_ref(spec), |id| id).await
+    }
+
+    /// What `ask` finds of a present image, leased. Asks again when a removal may have overtaken the answer.
+    pub(super) async fn found<T, F>(
+        &self,
+        ask: impl Fn() -> F,
+        id: fn(&T) -> &str,
+    ) -> Result<Option<T>, BackendError>
+    where
+        F: Future<Output = Result<Option<T>, BackendError>>,
+    {
+        let Some((gate, time)) = &self.0 else { return ask().await };
         loop {
             let look = gate.look();
-            let Some(id) = images.image_ref(spec).await? else { return Ok(None) };
-            if look.lease(&id, *time).await {
-                return Ok(Some(id));
+            let Some(found) = ask().await? else { return Ok(None) };
+            if look.lease(id(&found), *time).await {
+                return Ok(Some(found));
             }
+        }
+    }
+
+    /// To be held while an image is removed because somebody asked for just that. `None` without a gate.
+    pub(super) async fn removal(&self, id: &str) -> Option<Removing> {
+        match &self.0 {
+            Some((gate, _)) => Some(gate.removal(id).await),
+            None => None,
         }
     }
 

@@ -15,7 +15,7 @@ use super::flight::{FlightKey, Flights, Landed};
 use super::lease::Leases;
 use super::metrics::{EnsureLabels, Known, PullMetrics};
 use super::policy::PullPolicy;
-use super::puller::{Job, Puller, PullerError};
+use super::puller::{Job, Puller, PullerError, Whose};
 use super::status::{Board, PullStatus};
 use super::times::PullTimeRecorder;
 use crate::backend::{Backend, ImageSpec};
@@ -29,18 +29,18 @@ use crate::reference;
 
 /// Makes images present, by kubelet's rules. Calls may overlap; dropping one abandons it.
 pub struct Manager {
-    images: ImageService,
+    pub(super) images: ImageService,
     credentials: Sources,
     records: Option<Arc<dyn PullRecords>>,
     events: Arc<dyn EventSink>,
-    metrics: Option<Arc<dyn PullMetrics>>,
+    pub(super) metrics: Option<Arc<dyn PullMetrics>>,
     times: Option<Arc<dyn PullTimeRecorder>>,
     backoff: Mutex<Backoff>,
     puller: Arc<Puller>,
     /// `None`: each request pulls for itself.
     flights: Option<Flights>,
     board: Board,
-    leases: Leases,
+    pub(super) leases: Leases,
 }
 
 /// Puts a [`Manager`] together. What is not given is left out: events go to the log, nothing is recorded or counted.
@@ -298,7 +298,7 @@ impl Manager {
         }
         self.event(request, EventType::Normal, Reason::Pulling, &format!("Pulling image {quoted}"));
 
-        let job = Job { spec, credentials, sandbox: request.sandbox.clone() };
+        let job = Job { spec, credentials, sandbox: request.sandbox.clone(), whose: Whose::Pod };
         let landed = self.fly(&job).await;
 
         let total_duration = start.elapsed();
@@ -329,7 +329,7 @@ impl Manager {
     }
 
     /// Pulls, or joins a pull under way whose outcome is also this caller's.
-    async fn fly(&self, job: &Job) -> Arc<Landed> {
+    pub(super) async fn fly(&self, job: &Job) -> Arc<Landed> {
         let Some(flights) = &self.flights else { return Arc::new(self.departure(job.clone()).await) };
         let key =
             FlightKey { image: job.spec.image.clone(), runtime_handler: job.spec.runtime_handler.clone() };
@@ -348,7 +348,7 @@ impl Manager {
         let entry = self.board.enter(&job.spec.image, Instant::now());
         async move {
             let result = leases.pull(&puller, &job, &entry).await;
-            Landed::new(result, job.credentials)
+            Landed::new(result, job)
         }
     }
 

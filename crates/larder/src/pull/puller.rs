@@ -9,7 +9,7 @@ use super::config::PullConfig;
 use super::ensure::Advice;
 use super::status::{BoardEntry, Phase};
 use super::throttle::{RateExceeded, Throttle};
-use crate::backend::ImageSpec;
+use crate::backend::{BackendError, CallErrorKind, ImageSpec};
 use crate::credentials::Credential;
 use crate::image_service::{ImageService, PullFailed, Pulled};
 use crate::pod::SandboxConfig;
@@ -23,6 +23,16 @@ pub(super) struct Job {
     pub(super) spec: ImageSpec,
     pub(super) credentials: Vec<Credential>,
     pub(super) sandbox: Option<SandboxConfig>,
+    pub(super) whose: Whose,
+}
+
+/// Where the credentials of a pull come from, which decides whom its success serves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Whose {
+    /// Looked up for a pod: one without a source belongs to the node, and so to every pod on it.
+    Pod,
+    /// Brought by a caller, who alone is known to hold them.
+    Caller,
 }
 
 /// How a pull ended.
@@ -54,6 +64,19 @@ impl PullerError {
             PullerError::Failed(failed) => failed.advice(),
             PullerError::RateExceeded(_) | PullerError::TooLong(_) => None,
         }
+    }
+
+    /// For a caller that brought one credential or none: what the backend said, as it said it.
+    pub(super) fn as_of_backend(&self) -> BackendError {
+        let kind = match self {
+            PullerError::Failed(failed) => match failed.causes() {
+                [only] => return only.clone(),
+                _ => CallErrorKind::Other,
+            },
+            PullerError::RateExceeded(_) => CallErrorKind::Other,
+            PullerError::TooLong(_) => CallErrorKind::DeadlineExceeded,
+        };
+        BackendError::Call { message: self.to_string(), kind, hint: self.advice().map(|advice| advice.hint) }
     }
 }
 

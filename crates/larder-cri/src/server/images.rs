@@ -1,0 +1,105 @@
+//! `runtime.v1.ImageService`.
+
+use futures_util::stream::{self, Iter};
+use larder::backend::{ImageSpec, Progress};
+use tonic::{Request, Response, Status, async_trait};
+
+use super::{Service, ask, refusal, reply};
+use crate::proto;
+use crate::proto::image_service_server::ImageService;
+
+impl Service {
+    /// All images, or the one that is named, as [`ImageService::image_status`] finds it.
+    async fn listed(&self, filter: Option<proto::ImageFilter>) -> Result<Vec<proto::Image>, Status> {
+        let listed = match ask::filter(filter) {
+            None => self.backend.list().await,
+            Some(named) => self.backend.status(&named).await.map(|found| found.into_iter().collect()),
+        };
+        Ok(listed.map_err(|error| refusal::of(&error))?.into_iter().map(reply::image).collect())
+    }
+
+    async fn pulled(&self, request: proto::PullImageRequest) -> Result<String, Status> {
+        let spec = ask::spec(request.image)?;
+        let credential = ask::credential(request.auth, &ask::name(&spec.image)?)?;
+        let sandbox = request.sandbox_config.map(ask::sandbox);
+        let progress = Progress::unwatched();
+        let pull = self.backend.pull(&spec, credential.as_ref(), sandbox.as_ref(), &progress);
+        pull.await.map_err(|error| refused("PullImage", &spec, &error))
+    }
+}
+
+/// The status of a call that was to change something, noted in the log.
+fn refused(call: &'static str, spec: &ImageSpec, error: &larder::backend::BackendError) -> Status {
+    let status = refusal::of(error);
+    tracing::info!(call, image = spec.image, code = ?status.code(), hint = error.hint(), "{}", status.message());
+    status
+}
+
+type Parts = Iter<std::vec::IntoIter<Result<proto::StreamImagesResponse, Status>>>;
+
+#[async_trait]
+impl ImageService for Service {
+    type StreamImagesStream = Parts;
+
+    async fn list_images(
+        &self,
+        request: Request<proto::ListImagesRequest>,
+    ) -> Result<Response<proto::ListImagesResponse>, Status> {
+        let images = self.listed(request.into_inner().filter).await?;
+        Ok(Response::new(proto::ListImagesResponse { images }))
+    }
+
+    async fn stream_images(
+        &self,
+        request: Request<proto::StreamImagesRequest>,
+    ) -> Result<Response<Parts>, Status> {
+        let images = self.listed(request.into_inner().filter).await?;
+        let parts: Vec<_> = reply::parts(images).into_iter().map(Ok).collect();
+        Ok(Response::new(stream::iter(parts)))
+    }
+
+    async fn image_status(
+        &self,
+        request: Request<proto::ImageStatusRequest>,
+    ) -> Result<Response<proto::ImageStatusResponse>, Status> {
+        let proto::ImageStatusRequest { image, verbose } = request.into_inner();
+        let spec = ask::spec(image)?;
+        let refused = |error| refusal::of(&error);
+        if !verbose {
+            let image = self.backend.status(&spec).await.map_err(refused)?.map(reply::image);
+            return Ok(Response::new(proto::ImageStatusResponse { image, ..Default::default() }));
+        }
+        let found = self.backend.inspect(&spec).await.map_err(refused)?;
+        let reply = found.map(|details| proto::ImageStatusResponse {
+            image: Some(reply::image(details.image)),
+            info: reply::info(details.info),
+        });
+        Ok(Response::new(reply.unwrap_or_default()))
+    }
+
+    async fn pull_image(
+        &self,
+        request: Request<proto::PullImageRequest>,
+    ) -> Result<Response<proto::PullImageResponse>, Status> {
+        let image_ref = self.pulled(request.into_inner()).await?;
+        Ok(Response::new(proto::PullImageResponse { image_ref }))
+    }
+
+    async fn remove_image(
+        &self,
+        request: Request<proto::RemoveImageRequest>,
+    ) -> Result<Response<proto::RemoveImageResponse>, Status> {
+        let spec = ask::spec(request.into_inner().image)?;
+        let removed = self.backend.remove(&spec).await;
+        removed.map_err(|error| refused("RemoveImage", &spec, &error))?;
+        Ok(Response::new(proto::RemoveImageResponse {}))
+    }
+
+    async fn image_fs_info(
+        &self,
+        _: Request<proto::ImageFsInfoRequest>,
+    ) -> Result<Response<proto::ImageFsInfoResponse>, Status> {
+        let filesystems = self.backend.filesystems().await.map_err(|error| refusal::of(&error))?;
+        Ok(Response::new(reply::filesystems(&filesystems)))
+    }
+}

@@ -1,0 +1,70 @@
+//! Any [`Backend`] as a CRI image service: what kubelet and crictl talk to.
+//!
+//! ```text
+//! request -> ask.rs (what is meant) -> Backend -> reply.rs (as CRI says it)
+//!                                         '----> refusal.rs (the code and text of an error)
+//! ```
+//!
+//! [`services`] gives two tower services, which whoever has the socket puts behind their paths; [`deadline_of`] and
+//! [`within`] keep a caller's deadline. Read `images.rs` first.
+//!
+//! Promises: a call that its caller abandons is dropped, which cancels it; no secret of a request reaches an error,
+//! a log or a `Debug` text; a request that cannot be understood is an error for its caller and for nobody else.
+
+mod ask;
+mod deadline;
+mod images;
+mod refusal;
+mod reply;
+mod runtime;
+
+use std::fmt;
+use std::sync::Arc;
+
+use larder::backend::Backend;
+
+use crate::MAX_MESSAGE_BYTES;
+use crate::proto::image_service_server::ImageServiceServer;
+use crate::proto::runtime_service_server::RuntimeServiceServer;
+
+pub use deadline::{deadline_of, within};
+
+/// What the server says of itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct About {
+    /// Name of the program, such as `larder`.
+    pub name: String,
+    /// Its version, such as `0.1.0`.
+    pub version: String,
+}
+
+/// `runtime.v1.ImageService`, complete, and of `runtime.v1.RuntimeService` what tools ask before anything else:
+/// `Version` and `Status`. The other calls of the latter answer `Unimplemented`.
+///
+/// Messages may have [`MAX_MESSAGE_BYTES`] in either direction.
+pub fn services(
+    backend: Arc<dyn Backend>,
+    about: About,
+) -> (ImageServiceServer<Service>, RuntimeServiceServer<Service>) {
+    let service = Service { backend, about: Arc::new(about) };
+    let images = ImageServiceServer::new(service.clone())
+        .max_decoding_message_size(MAX_MESSAGE_BYTES)
+        .max_encoding_message_size(MAX_MESSAGE_BYTES);
+    let runtime = RuntimeServiceServer::new(service)
+        .max_decoding_message_size(MAX_MESSAGE_BYTES)
+        .max_encoding_message_size(MAX_MESSAGE_BYTES);
+    (images, runtime)
+}
+
+/// The handlers of both services. Made by [`services`].
+#[derive(Clone)]
+pub struct Service {
+    backend: Arc<dyn Backend>,
+    about: Arc<About>,
+}
+
+impl fmt::Debug for Service {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Service").field("about", &self.about).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,81 @@
+//! What of `runtime.v1.RuntimeService` an image service needs: tools ask for version and status before anything else.
+
+use std::collections::BTreeMap;
+
+use futures_util::stream::Empty;
+use tonic::{Request, Response, Status, async_trait};
+
+use super::{Service, reply};
+use crate::proto;
+use crate::proto::runtime_service_server::RuntimeService;
+
+fn unimplemented<T>(call: &str) -> Result<Response<T>, Status> {
+    Err(Status::unimplemented(format!("{call}: images are served here, containers by the runtime")))
+}
+
+#[async_trait]
+impl RuntimeService for Service {
+    type StreamPodSandboxesStream = Empty<Result<proto::StreamPodSandboxesResponse, Status>>;
+    type StreamContainersStream = Empty<Result<proto::StreamContainersResponse, Status>>;
+
+    /// Of this server, so that it is told also while the backend is down.
+    async fn version(
+        &self,
+        _: Request<proto::VersionRequest>,
+    ) -> Result<Response<proto::VersionResponse>, Status> {
+        Ok(Response::new(reply::version(&self.about)))
+    }
+
+    /// A backend that does not answer is a condition, not an error: the reason reaches whoever looks at the node.
+    async fn status(
+        &self,
+        request: Request<proto::StatusRequest>,
+    ) -> Result<Response<proto::StatusResponse>, Status> {
+        let told = self.backend.info().await;
+        let info = if request.into_inner().verbose {
+            reply::status_info(&self.about, told.as_ref().ok())
+        } else {
+            BTreeMap::new()
+        };
+        let conditions = match told {
+            Ok(info) => reply::conditions(info.conditions),
+            Err(error) => vec![reply::not_ready(error.to_string())],
+        };
+        Ok(Response::new(proto::StatusResponse { status: Some(proto::RuntimeStatus { conditions }), info }))
+    }
+
+    async fn list_pod_sandbox(
+        &self,
+        _: Request<proto::ListPodSandboxRequest>,
+    ) -> Result<Response<proto::ListPodSandboxResponse>, Status> {
+        unimplemented("ListPodSandbox")
+    }
+
+    async fn stream_pod_sandboxes(
+        &self,
+        _: Request<proto::StreamPodSandboxesRequest>,
+    ) -> Result<Response<Self::StreamPodSandboxesStream>, Status> {
+        unimplemented("StreamPodSandboxes")
+    }
+
+    async fn list_containers(
+        &self,
+        _: Request<proto::ListContainersRequest>,
+    ) -> Result<Response<proto::ListContainersResponse>, Status> {
+        unimplemented("ListContainers")
+    }
+
+    async fn stream_containers(
+        &self,
+        _: Request<proto::StreamContainersRequest>,
+    ) -> Result<Response<Self::StreamContainersStream>, Status> {
+        unimplemented("StreamContainers")
+    }
+
+    async fn container_status(
+        &self,
+        _: Request<proto::ContainerStatusRequest>,
+    ) -> Result<Response<proto::ContainerStatusResponse>, Status> {
+        unimplemented("ContainerStatus")
+    }
+}

@@ -1,0 +1,113 @@
+//! The code and text of each call that fails.
+
+use larder::backend::{BackendError, CallErrorKind, Unreachable};
+use larder_cri::proto;
+use larder_testkit::fake_backend::{FakeBackend, Op};
+use larder_testkit::wire::Wire;
+use tonic::{Code, Status};
+
+use crate::world::Server;
+
+/// Every call that names an image or needs the backend, by its name.
+async fn ask(wire: &Wire, call: &str, image: &str) -> Result<(), Status> {
+    let mut images = wire.images();
+    let image = Some(proto::ImageSpec { image: image.into(), ..proto::ImageSpec::default() });
+    match call {
+        "ListImages" => images.list_images(proto::ListImagesRequest::default()).await.map(drop),
+        "StreamImages" => images.stream_images(proto::StreamImagesRequest::default()).await.map(drop),
+        "ImageStatus" => {
+            images.image_status(proto::ImageStatusRequest { image, verbose: false }).await.map(drop)
+        }
+        "ImageStatus verbose" => {
+            images.image_status(proto::ImageStatusRequest { image, verbose: true }).await.map(drop)
+        }
+        "PullImage" => {
+            let request = proto::PullImageRequest { image, ..proto::PullImageRequest::default() };
+            images.pull_image(request).await.map(drop)
+        }
+        "RemoveImage" => images.remove_image(proto::RemoveImageRequest { image }).await.map(drop),
+        "ImageFsInfo" => images.image_fs_info(proto::ImageFsInfoRequest {}).await.map(drop),
+        other => panic!("no call {other}"),
+    }
+}
+
+const CALLS: [(&str, Op); 7] = [
+    ("ListImages", Op::List),
+    ("StreamImages", Op::List),
+    ("ImageStatus", Op::Status),
+    ("ImageStatus verbose", Op::Inspect),
+    ("PullImage", Op::Pull),
+    ("RemoveImage", Op::Remove),
+    ("ImageFsInfo", Op::Filesystems),
+];
+
+#[tokio::test]
+async fn a_failure_of_the_backend_has_the_same_code_in_each_call() {
+    let fake = FakeBackend::new();
+    let server = Server::start(fake.clone());
+    let wire = server.wire().await;
+    let call =
+        |kind, message: &str| BackendError::Call { message: message.into(), kind, hint: Some("a hint") };
+    let gone = BackendError::Unreachable { endpoint: "unix:///a.sock".into(), problem: Unreachable::Refused };
+    let errors = [
+        (call(CallErrorKind::NotFound, "no such tag"), Code::NotFound, "no such tag"),
+        (call(CallErrorKind::Denied, "not for you"), Code::Unknown, "not for you"),
+        (call(CallErrorKind::NoRoom, "the disk is full"), Code::Unknown, "the disk is full"),
+        (call(CallErrorKind::DeadlineExceeded, "late"), Code::DeadlineExceeded, "late"),
+        (call(CallErrorKind::Canceled, "left"), Code::Cancelled, "left"),
+        (call(CallErrorKind::Unavailable, "restarting"), Code::Unavailable, "restarting"),
+        (call(CallErrorKind::Other, "boom \u{e9}\n%"), Code::Unknown, "boom \u{e9}\n%"),
+        (gone, Code::Unavailable, "unix:///a.sock: connection refused: nobody listens on this socket"),
+    ];
+    for (name, op) in CALLS {
+        for (error, code, message) in &errors {
+            fake.fail_next(op, error.clone());
+            let status = ask(&wire, name, "registry.example/app:v1").await.expect_err(name);
+            assert_eq!((status.code(), status.message()), (*code, *message), "{name}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_names_no_image_is_an_invalid_argument_and_the_backend_is_not_asked() {
+    let fake = FakeBackend::new();
+    let server = Server::start(fake.clone());
+    let wire = server.wire().await;
+    for name in ["ImageStatus", "ImageStatus verbose", "PullImage", "RemoveImage"] {
+        for blank in ["", " \t"] {
+            let status = ask(&wire, name, blank).await.expect_err(name);
+            let expected = format!("{}: an image name must not be empty", larder::gotext::quote(blank));
+            assert_eq!(
+                (status.code(), status.message()),
+                (Code::InvalidArgument, expected.as_str()),
+                "{name}"
+            );
+        }
+    }
+    let no_spec = wire.images().image_status(proto::ImageStatusRequest::default()).await.unwrap_err();
+    assert_eq!(no_spec.code(), Code::InvalidArgument);
+    let digits = "a".repeat(64);
+    for bad in ["registry.example/App:v1", "a b", "-", "app@sha256:short", digits.as_str()] {
+        let status = ask(&wire, "PullImage", bad).await.expect_err(bad);
+        assert_eq!(status.code(), Code::InvalidArgument, "{bad}: {status}");
+        assert!(status.message().contains(bad), "it names what was asked for: {status}");
+    }
+    assert_eq!(fake.calls(), []);
+}
+
+#[tokio::test]
+async fn credentials_that_cannot_be_read_are_not_shown() {
+    let fake = FakeBackend::new();
+    let server = Server::start(fake.clone());
+    let request = proto::PullImageRequest {
+        image: Some(proto::ImageSpec { image: "registry.example/app:v1".into(), ..Default::default() }),
+        auth: Some(proto::AuthConfig { auth: "aHVudGVyMg==".into(), ..proto::AuthConfig::default() }),
+        sandbox_config: None,
+    };
+    let status = server.wire().await.images().pull_image(request).await.unwrap_err();
+    assert_eq!(status.code(), Code::InvalidArgument);
+    let shown = format!("{status:?}");
+    assert!(shown.contains("registry.example/app"), "{shown}");
+    assert!(!shown.contains("hunter2") && !shown.contains("aHVudGVyMg"), "{shown}");
+    assert_eq!(fake.calls(), []);
+}

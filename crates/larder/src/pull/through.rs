@@ -1,0 +1,42 @@
+//! The way of callers that have a pull policy, a back-off and events of their own, such as kubelet over CRI.
+
+use tokio::time::Instant;
+
+use super::manager::Manager;
+use super::puller::{Job, PullerError, Whose};
+use crate::backend::{BackendError, CallErrorKind, ImageSpec};
+use crate::credentials::Credential;
+use crate::pod::SandboxConfig;
+use crate::reference;
+
+impl Manager {
+    /// Pulls an image and returns its id, whether it is present or not. The image may be named without a tag.
+    ///
+    /// It is one more caller of the same flights, turns, rate and leases as those of [`ensure`](Manager::ensure), and
+    /// shows on the same board. It shows nothing to the registry but the credential it brings, whose source is not
+    /// looked at; a success with it serves those who hold it, too. There is no back-off and no event. Dropping the
+    /// future abandons the pull, which ends it unless others wait for it.
+    ///
+    /// Fails as the backend failed, with kind and hint.
+    pub async fn pull_through(
+        &self,
+        spec: ImageSpec,
+        credential: Option<Credential>,
+        sandbox: Option<SandboxConfig>,
+    ) -> Result<String, BackendError> {
+        let image = reference::apply_default_tag(&spec.image).map_err(|error| BackendError::Call {
+            message: error.to_string(),
+            kind: CallErrorKind::Other,
+            hint: error.hint(),
+        })?;
+        let spec = ImageSpec { image, ..spec };
+        let job = Job { spec, credentials: credential.into_iter().collect(), sandbox, whose: Whose::Caller };
+        let start = Instant::now();
+        let landed = self.fly(&job).await;
+        let pulled = landed.result.pulled.as_ref().map_err(PullerError::as_of_backend)?;
+        if let Some(metrics) = &self.metrics {
+            metrics.image_pulled(landed.result.size_bytes, start.elapsed());
+        }
+        Ok(pulled.image_ref.clone())
+    }
+}

@@ -1,0 +1,354 @@
+//! Callers with a policy of their own beside `Manager::ensure`: what they share with it, and what they do not. Time is
+//! simulated throughout.
+
+use std::num::NonZeroU32;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use larder::backend::{Backend as _, BackendError, CallErrorKind, ImageSpec, Progress};
+use larder::credentials::{Credential, PullSecret, Secret, SecretCoordinates};
+use larder::events::RingSink;
+use larder::gc::Gate;
+use larder::pod::{ObjectRef, Pod, SandboxConfig};
+use larder::pull::{
+    EnsureLabels, EnsureRequest, ManagedBackend, Manager, OverRate, Phase, PullConfig, PullMetrics,
+    PullPolicy,
+};
+use larder_testkit::fake_backend::{Call, FakeBackend, Pull, error, image};
+use tokio::task::JoinHandle;
+use tokio::time::advance;
+
+const APP: &str = "registry.example/app:v1";
+const LEASE: Duration = Duration::from_secs(60);
+
+/// What was counted.
+#[derive(Default)]
+struct Counted {
+    ensures: AtomicUsize,
+    pulls: Mutex<Vec<(u64, Duration)>>,
+}
+
+impl PullMetrics for Counted {
+    fn ensure_requested(&self, _: &EnsureLabels) {
+        self.ensures.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn image_pulled(&self, size_bytes: u64, duration: Duration) {
+        self.pulls.lock().expect("no test panics with it").push((size_bytes, duration));
+    }
+}
+
+struct Node {
+    backend: FakeBackend,
+    events: Arc<RingSink>,
+    counted: Arc<Counted>,
+    gate: Arc<Gate>,
+    manager: Arc<Manager>,
+    managed: ManagedBackend,
+}
+
+fn node(config: PullConfig) -> Node {
+    let (backend, events) = (FakeBackend::new(), Arc::new(RingSink::new(1000)));
+    let (counted, gate) = (Arc::new(Counted::default()), Arc::new(Gate::default()));
+    let manager = Manager::builder(Arc::new(backend.clone()))
+        .config(config)
+        .events(events.clone())
+        .metrics(counted.clone())
+        .lease(gate.clone(), LEASE)
+        .build();
+    let manager = Arc::new(manager);
+    Node { backend, events, counted, gate, managed: ManagedBackend::new(manager.clone()), manager }
+}
+
+fn login(user: &str) -> Credential {
+    Credential { username: user.into(), password: Secret::new(format!("pw-{user}")), ..Credential::default() }
+}
+
+/// A pod that wants the image, with a pull secret of this user if there is one.
+fn pod(user: Option<&str>) -> EnsureRequest {
+    let pod = Pod { uid: "u".into(), namespace: "ns".into(), name: "web".into(), ..Pod::default() };
+    let secret = |user: &str| {
+        let config = format!(
+            r#"{{"auths": {{"registry.example": {{"username": "{user}", "password": "pw-{user}"}}}}}}"#
+        );
+        PullSecret {
+            kind: "kubernetes.io/dockerconfigjson".into(),
+            coordinates: SecretCoordinates { uid: "s".into(), namespace: "ns".into(), name: user.into() },
+            data: [(".dockerconfigjson".to_owned(), config.into_bytes())].into(),
+        }
+    };
+    EnsureRequest {
+        target: Some(ObjectRef::new(&pod, "spec.containers{c}")),
+        secrets: user.map(secret).into_iter().collect(),
+        ..EnsureRequest::new(APP, PullPolicy::Always, pod)
+    }
+}
+
+type Pulling = JoinHandle<Result<String, BackendError>>;
+
+impl Node {
+    /// Starts to pull and lets it run as far as it gets.
+    async fn pull(&self, name: &'static str, credential: Option<Credential>) -> Pulling {
+        let managed = self.managed.clone();
+        let pulling = tokio::spawn(async move {
+            let progress = Progress::unwatched();
+            managed.pull(&ImageSpec::named(name), credential.as_ref(), None, &progress).await
+        });
+        settle().await;
+        pulling
+    }
+
+    async fn ensure(&self, request: EnsureRequest) -> Pulling {
+        let manager = self.manager.clone();
+        let ensuring = tokio::spawn(async move {
+            manager
+                .ensure(&request)
+                .await
+                .map(|ensured| ensured.image_ref)
+                .map_err(|failed| error(failed.message))
+        });
+        settle().await;
+        ensuring
+    }
+
+    fn users(&self) -> Vec<Option<String>> {
+        let calls = self.backend.calls().into_iter();
+        calls
+            .filter_map(|call| if let Call::Pull { username, .. } = call { Some(username) } else { None })
+            .collect()
+    }
+
+    fn removals(&self) -> Vec<String> {
+        let calls = self.backend.calls().into_iter();
+        calls.filter_map(|call| if let Call::Remove { image } = call { Some(image) } else { None }).collect()
+    }
+}
+
+async fn settle() {
+    for _ in 0..100 {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn callers_and_pods_share_one_pull() {
+    let node = node(PullConfig::default());
+    node.backend.hold_pulls();
+    // Without a tag, as a person writes it: the default is added before names are compared.
+    let latest = "registry.example/app:latest";
+    let pulls = [
+        node.ensure(EnsureRequest { image: latest.into(), ..pod(None) }).await,
+        node.pull("registry.example/app", None).await,
+        node.pull(latest, None).await,
+    ];
+    assert_eq!(node.backend.held_pulls(), [latest]);
+    advance(Duration::from_secs(2)).await;
+    node.backend.finish_pull(Pull::ok("sha256:app", 7)).expect("one pull runs");
+    for pulling in pulls {
+        assert_eq!(pulling.await.unwrap(), Ok("sha256:app".into()));
+    }
+    assert_eq!(node.users(), [None]);
+    assert_eq!(
+        node.counted.ensures.load(Ordering::Relaxed),
+        1,
+        "a caller with its own policy ensures nothing"
+    );
+    assert_eq!(*node.counted.pulls.lock().unwrap(), [(7, Duration::from_secs(2)); 3]);
+    assert_eq!(node.events.snapshot().len(), 2, "only the pod has events");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_caller_that_leaves_changes_nothing_for_the_others_and_the_last_one_cancels() {
+    let node = node(PullConfig::default());
+    node.backend.hold_pulls();
+    let (first, second) = (node.pull(APP, None).await, node.pull(APP, None).await);
+    let third = node.ensure(pod(None)).await;
+    for leaving in [first, third] {
+        leaving.abort();
+        settle().await;
+        assert_eq!(node.backend.counts().running, 1, "somebody waits still");
+    }
+    second.abort();
+    settle().await;
+    let counts = node.backend.counts();
+    assert_eq!((counts.started, counts.running, counts.cancelled), (1, 0, 1));
+    assert_eq!(node.manager.pulls(), []);
+    let again = node.pull(APP, None).await;
+    node.backend.finish_pull(Pull::ok("sha256:app", 7)).expect("a new pull");
+    assert_eq!(again.await.unwrap(), Ok("sha256:app".into()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_callers_credential_brought_serves_only_who_holds_it() {
+    let node = node(PullConfig::default());
+    node.backend.hold_pulls();
+    let owner = node.pull(APP, Some(login("ann"))).await;
+    let friend = node.ensure(pod(Some("ann"))).await;
+    let others =
+        [node.pull(APP, None).await, node.ensure(pod(None)).await, node.pull(APP, Some(login("bob"))).await];
+    node.backend.finish_pull(Pull::ok("sha256:app", 7)).expect("ann's pull");
+    for served in [owner, friend] {
+        assert_eq!(served.await.unwrap(), Ok("sha256:app".into()));
+    }
+    // Each of the others asks the registry for himself, those without a credential together.
+    for _ in 0..2 {
+        settle().await;
+        node.backend.finish_pull(Pull::fails("denied")).expect("another pull");
+    }
+    for denied in others {
+        assert_eq!(denied.await.unwrap(), Err(error("denied")));
+    }
+    let mut users = node.users();
+    users.sort();
+    assert_eq!(users, [None, Some("ann".into()), Some("bob".into())]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pull_brings_its_credential_sandbox_and_annotations_to_the_backend() {
+    let node = node(PullConfig::default());
+    node.backend.offer(APP, image("sha256:app", 7));
+    let annotations = [("a".to_owned(), "1".to_owned())].into();
+    let spec = ImageSpec { annotations, ..ImageSpec::named(APP) };
+    let sandbox = SandboxConfig { name: "web".into(), ..SandboxConfig::default() };
+    let progress = Progress::unwatched();
+    let pulled = node.managed.pull(&spec, Some(&login("ann")), Some(&sandbox), &progress).await;
+    assert_eq!(pulled, Ok("sha256:app".into()));
+    let sent =
+        node.backend.requests().into_iter().find(|sent| matches!(sent.call, Call::Pull { .. })).unwrap();
+    assert_eq!((sent.spec, sent.sandbox), (Some(spec), Some(sandbox)));
+    assert_eq!(sent.credential, Some(login("ann")));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failure_comes_as_the_backend_had_it_and_counts_no_back_off() {
+    let node = node(PullConfig::default());
+    let denied = BackendError::Call {
+        message: "not for you".into(),
+        kind: CallErrorKind::Denied,
+        hint: Some("check the password"),
+    };
+    for _ in 0..3 {
+        node.backend.on_pull(Pull::ends(Err(denied.clone())));
+        assert_eq!(node.pull(APP, None).await.await.unwrap(), Err(denied.clone()));
+    }
+    assert_eq!(node.backend.counts().failed, 3);
+    assert_eq!(node.events.snapshot(), []);
+    let named = node.pull("registry.example/App:v1", None).await.await.unwrap().unwrap_err();
+    assert!(named.to_string().contains("must be lowercase"), "{named}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_larder_itself_refuses_is_a_backends_error_too() {
+    let refuse = PullConfig { over_rate: OverRate::Refuse, registry_burst: 0, ..PullConfig::default() };
+    let refused = node(refuse).pull(APP, None).await.await.unwrap();
+    assert_eq!(refused, Err(error("pull QPS exceeded")));
+    let patience = Some(Duration::from_secs(90));
+    let slow = node(PullConfig { pull_timeout: patience, ..PullConfig::default() });
+    slow.backend.hold_pulls();
+    let late = slow.pull(APP, None).await.await.unwrap();
+    let message = "the pull had not ended after 1m30s and was cancelled".to_owned();
+    assert_eq!(late, Err(BackendError::Call { message, kind: CallErrorKind::DeadlineExceeded, hint: None }));
+}
+
+#[tokio::test(start_paused = true)]
+async fn callers_wait_for_their_turn_with_the_pods_and_show_on_the_board() {
+    let node = node(PullConfig { max_parallel_image_pulls: NonZeroU32::new(1), ..PullConfig::default() });
+    node.backend.hold_pulls();
+    let pod = node.ensure(pod(None)).await;
+    let caller = node.pull("registry.example/other:v1", None).await;
+    let board = node.manager.pulls();
+    let phases: Vec<_> = board.iter().map(|pull| (pull.image.as_str(), pull.phase)).collect();
+    assert_eq!(phases, [(APP, Phase::Pulling), ("registry.example/other:v1", Phase::Queued)]);
+    for (pulling, id) in [(pod, "sha256:app"), (caller, "sha256:other")] {
+        node.backend.finish_pull(Pull::ok(id, 7)).expect("one runs at a time");
+        assert_eq!(pulling.await.unwrap(), Ok(id.into()));
+        settle().await;
+    }
+    let leased: Vec<_> = node.gate.leased().into_iter().map(|(id, _)| id).collect();
+    assert_eq!(leased, ["sha256:app", "sha256:other"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_is_told_that_an_image_is_present_has_time_to_use_it() {
+    let node = node(PullConfig::default());
+    for (name, id) in [("a:1", "sha256:a"), ("b:1", "sha256:b")] {
+        node.backend.add_image(name, image(id, 7));
+    }
+    assert_eq!(node.managed.list().await.unwrap().len(), 2);
+    assert_eq!(node.managed.status(&ImageSpec::named("absent")).await, Ok(None));
+    assert_eq!(node.gate.leased(), [], "a list is no question before a start");
+    assert!(node.managed.status(&ImageSpec::named("a:1")).await.unwrap().is_some());
+    assert!(node.managed.inspect(&ImageSpec::named("sha256:b")).await.unwrap().is_some());
+    for id in ["sha256:a", "sha256:b"] {
+        assert!(node.gate.begin_removal(id).is_none(), "collection leaves {id} alone");
+    }
+    advance(LEASE).await;
+    assert!(node.gate.begin_removal("sha256:a").is_some());
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_image_that_is_being_removed_is_asked_for_again() {
+    let node = node(PullConfig::default());
+    node.backend.add_image("a:1", image("sha256:a", 7));
+    let removing = node.gate.begin_removal("sha256:a").expect("nobody leased it");
+    let managed = node.managed.clone();
+    let asking = tokio::spawn(async move { managed.status(&ImageSpec::named("a:1")).await });
+    settle().await;
+    assert!(!asking.is_finished(), "the answer would be wrong in a moment");
+    node.backend.forget("a:1");
+    drop(removing);
+    assert_eq!(asking.await.unwrap(), Ok(None));
+    assert_eq!(node.gate.leased(), []);
+}
+
+#[tokio::test(start_paused = true)]
+async fn removals_of_one_image_wait_for_each_other_and_all_succeed() {
+    let node = node(PullConfig::default());
+    node.backend.add_image("a:1", image("sha256:a", 7));
+    node.backend.add_image("a:2", image("sha256:a", 7));
+    let collecting = node.gate.begin_removal("sha256:a").expect("nobody leased it");
+    let mut removals = Vec::new();
+    for name in ["a:1", "a:2", "sha256:a", "a:1", "a:1"] {
+        let managed = node.managed.clone();
+        removals.push(tokio::spawn(async move { managed.remove(&ImageSpec::named(name)).await }));
+    }
+    settle().await;
+    assert_eq!(node.removals(), [""; 0], "a removal is under way");
+    drop(collecting);
+    for removal in removals {
+        assert_eq!(removal.await.unwrap(), Ok(()));
+    }
+    assert_eq!(node.removals(), ["sha256:a"; 5], "by id, whatever its names stand for by now");
+    assert_eq!(node.backend.images(), []);
+    assert_eq!(node.managed.remove(&ImageSpec::named("a:1")).await, Ok(()), "it is gone already");
+}
+
+#[tokio::test(start_paused = true)]
+async fn somebody_who_asks_for_a_removal_gets_it_whatever_is_leased() {
+    let node = node(PullConfig::default());
+    node.backend.offer(APP, image("sha256:app", 7));
+    node.pull(APP, None).await.await.unwrap().expect("pulled");
+    assert_eq!(node.gate.leased().len(), 1);
+    assert_eq!(node.managed.remove(&ImageSpec::named(APP)).await, Ok(()));
+    assert_eq!((node.backend.images(), node.gate.leased()), (Vec::new(), Vec::new()));
+}
+
+#[tokio::test(start_paused = true)]
+async fn one_removal_at_a_time_has_the_gate() {
+    let gate = Arc::new(Gate::default());
+    let first = gate.removal("sha256:a").await;
+    let _other = gate.removal("sha256:b").await;
+    let waiting = {
+        let gate = gate.clone();
+        tokio::spawn(async move { gate.removal("sha256:a").await })
+    };
+    settle().await;
+    assert!(!waiting.is_finished());
+    assert!(gate.begin_removal("sha256:a").is_none(), "nor does collection come between");
+    drop(first);
+    let second = waiting.await.unwrap();
+    assert!(gate.begin_removal("sha256:a").is_none());
+    drop(second);
+    assert!(gate.begin_removal("sha256:a").is_some());
+}
