@@ -1,7 +1,7 @@
 //! Finds the backend: larder's own store, unless the user names a runtime.
 
 use std::env;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -66,12 +66,37 @@ pub(crate) fn store_root(args: &Connection) -> Result<PathBuf, Failure> {
     }
 }
 
-/// Larder's own store, opened.
+/// Larder's own store, opened; there must be one.
 pub(crate) fn store(args: &Connection) -> Result<StoreBackend, Failure> {
     store::open(&store_root(args)?)
 }
 
-/// The backend. A runtime is not spoken to before the first call; larder's own store is opened.
+/// Larder's own store, opened, and made if there is none: for commands that bring images.
+pub(crate) fn store_to_fill(args: &Connection) -> Result<StoreBackend, Failure> {
+    store::open_or_make(&store_root(args)?)
+}
+
+/// Larder's own store, opened; `None`, and a note, where nothing has been pulled yet into the usual one.
+pub(crate) fn store_to_list(args: &Connection, out: &Out) -> Result<Option<StoreBackend>, Failure> {
+    let root = store_root(args)?;
+    if args.root.is_some() {
+        return store::open(&root).map(Some);
+    }
+    let store = store::open_usual()?;
+    if store.is_none() {
+        nothing_yet(&root, out);
+    }
+    Ok(store)
+}
+
+fn nothing_yet(root: &Path, out: &Out) {
+    out.note(format_args!(
+        "note: nothing has been pulled yet: there is no image store in {}",
+        root.display()
+    ));
+}
+
+/// The backend. A runtime is not spoken to before the first call; larder's own store is opened, and must be there.
 pub(crate) fn backend(args: &Connection) -> Result<Arc<dyn Backend>, Failure> {
     Ok(chosen(args)?.into_backend())
 }
@@ -85,7 +110,7 @@ pub(crate) enum Chosen {
 }
 
 impl Chosen {
-    fn into_backend(self) -> Arc<dyn Backend> {
+    pub(crate) fn into_backend(self) -> Arc<dyn Backend> {
         match self {
             Chosen::Store(store) => Arc::new(store),
             Chosen::Runtime(runtime) => Arc::new(runtime),
@@ -93,11 +118,31 @@ impl Chosen {
     }
 }
 
-/// What the user wants to work on.
+/// What the user wants to work on. Larder's own store must be there.
 pub(crate) fn chosen(args: &Connection) -> Result<Chosen, Failure> {
+    chosen_with(args, store::open)
+}
+
+/// What the user wants to bring images to. Larder's own store is made if there is none.
+pub(crate) fn chosen_to_fill(args: &Connection) -> Result<Chosen, Failure> {
+    chosen_with(args, store::open_or_make)
+}
+
+/// What the user wants to list; `None`, and a note, where nothing has been pulled yet into the usual store.
+pub(crate) fn chosen_to_list(args: &Connection, out: &Out) -> Result<Option<Chosen>, Failure> {
+    match Named::by(args, variable) {
+        Named::Store(None) => Ok(store_to_list(args, out)?.map(Chosen::Store)),
+        _ => chosen(args).map(Some),
+    }
+}
+
+fn chosen_with(
+    args: &Connection,
+    open: impl Fn(&Path) -> Result<StoreBackend, Failure>,
+) -> Result<Chosen, Failure> {
     let (endpoint, image_endpoint) = match Named::by(args, variable) {
-        Named::Store(Some(root)) => return store::open(&root).map(Chosen::Store),
-        Named::Store(None) => return store::open(&store::default_root()?).map(Chosen::Store),
+        Named::Store(Some(root)) => return open(&root).map(Chosen::Store),
+        Named::Store(None) => return open(&store::default_root()?).map(Chosen::Store),
         Named::Runtime(text, by) => (parse(&text, by)?, None),
         Named::Cri => discovered(variable)?,
     };
@@ -146,7 +191,7 @@ pub(crate) struct Reached {
 
 /// The backend, once it has answered.
 pub(crate) async fn reach(args: &Connection) -> Result<Reached, Failure> {
-    let chosen = chosen(args)?;
+    let chosen = chosen_to_fill(args)?;
     let notes = Notes::of(args, &chosen)?;
     let backend = chosen.into_backend();
     backend.info().await?;

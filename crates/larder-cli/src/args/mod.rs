@@ -68,7 +68,7 @@ pub(crate) struct Connection {
     #[arg(long, global = true, value_name = "ENDPOINT")]
     pub(crate) backend: Option<String>,
 
-    /// Use larder's own store in this folder, which is made if there is none
+    /// Use larder's own store in this folder; ensure, pull and load make it if there is none
     /// [default: /var/lib/larder, for others than root ~/.local/share/larder].
     #[arg(long, global = true, value_name = "DIR", conflicts_with = "backend")]
     pub(crate) root: Option<PathBuf>,

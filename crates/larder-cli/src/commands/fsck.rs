@@ -21,7 +21,7 @@ use crate::store;
 pub(super) async fn run(args: &FsckArgs, root: &Path, out: &Out) -> Result<Outcome, Failure> {
     if args.rebuild {
         let rebuilt = Store::rebuild(root, StoreConfig::default(), &CheckUnpacked)
-            .map_err(|error| Failure::unreachable(chain(&error)))?;
+            .map_err(|error| store::cannot_open(&error))?;
         if let Some(old) = rebuilt.1.old {
             out.note(format_args!("note: the old database is kept as {}", old.display()));
         }

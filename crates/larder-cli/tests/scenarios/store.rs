@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::process::Command;
 
+use larder_store::store::{Store, StoreConfig};
 use larder_testkit::peers::{Image, Package, Registry, RegistryOptions, require};
 use tempfile::TempDir;
 
@@ -309,6 +310,7 @@ fn bad_places_are_named() {
     command.arg("--root").arg(&folder).arg("images");
     let run = Running::start(command).finish().expect(3);
     assert!(run.stderr.contains("not an image store") && run.stderr.contains("--root DIR"), "{run:?}");
+    drop(Store::open(&machine.root(), StoreConfig::default()).unwrap());
     let run = machine.larder(&["mount", "busybox:1", "/nowhere"]).expect(1);
     assert!(run.stderr.contains("/nowhere"), "{run:?}");
 }

@@ -39,7 +39,9 @@ impl World {
             return None;
         }
         let registry = Registry::start(options).unwrap();
-        Some(World { containerd: None, registry, home: tempfile::tempdir().unwrap() })
+        let world = World { containerd: None, registry, home: tempfile::tempdir().unwrap() };
+        drop(Store::open(&world.place(), StoreConfig::default()).unwrap()); // commands that look make none
+        Some(world)
     }
 
     /// One world of each backend, one after the other: what a user sees is the same.
