@@ -9,6 +9,7 @@ use larder::backend::Backend;
 use larder::gotext;
 use larder_cri::{CriBackend, CriConfig, Endpoint, discover};
 use larder_store::backend::StoreBackend;
+use larder_store::registry::RegistryConfig;
 use tokio::time::{self, Instant};
 
 use crate::args::Connection;
@@ -68,25 +69,30 @@ pub(crate) fn store_root(args: &Connection) -> Result<PathBuf, Failure> {
 
 /// Larder's own store, opened; there must be one.
 pub(crate) fn store(args: &Connection) -> Result<StoreBackend, Failure> {
-    store::open(&store_root(args)?)
+    store::open(&store_root(args)?, registries(args)?)
 }
 
 /// Larder's own store, opened, and made if there is none: for commands that bring images.
 pub(crate) fn store_to_fill(args: &Connection) -> Result<StoreBackend, Failure> {
-    store::open_or_make(&store_root(args)?)
+    store::open_or_make(&store_root(args)?, registries(args)?)
 }
 
 /// Larder's own store, opened; `None`, and a note, where nothing has been pulled yet into the usual one.
 pub(crate) fn store_to_list(args: &Connection, out: &Out) -> Result<Option<StoreBackend>, Failure> {
     let root = store_root(args)?;
     if args.root.is_some() {
-        return store::open(&root).map(Some);
+        return store::open(&root, registries(args)?).map(Some);
     }
-    let store = store::open_usual()?;
+    let store = store::open_usual(registries(args)?)?;
     if store.is_none() {
         nothing_yet(&root, out);
     }
     Ok(store)
+}
+
+/// How larder's own store finds registries.
+fn registries(args: &Connection) -> Result<RegistryConfig, Failure> {
+    store::registries(args.certs_d.as_deref())
 }
 
 fn nothing_yet(root: &Path, out: &Out) {
@@ -138,14 +144,18 @@ pub(crate) fn chosen_to_list(args: &Connection, out: &Out) -> Result<Option<Chos
 
 fn chosen_with(
     args: &Connection,
-    open: impl Fn(&Path) -> Result<StoreBackend, Failure>,
+    open: impl Fn(&Path, RegistryConfig) -> Result<StoreBackend, Failure>,
 ) -> Result<Chosen, Failure> {
     let (endpoint, image_endpoint) = match Named::by(args, variable) {
-        Named::Store(Some(root)) => return open(&root).map(Chosen::Store),
-        Named::Store(None) => return open(&store::default_root()?).map(Chosen::Store),
+        Named::Store(Some(root)) => return open(&root, registries(args)?).map(Chosen::Store),
+        Named::Store(None) => return open(&store::default_root()?, registries(args)?).map(Chosen::Store),
         Named::Runtime(text, by) => (parse(&text, by)?, None),
         Named::Cri => discovered(variable)?,
     };
+    if let Some(folder) = &args.certs_d {
+        return Err(Failure::bad_input(format!("--certs-d {}: a runtime does not read it", folder.display()))
+            .hint("configure the runtime's own, for containerd config_path; or leave --backend and LARDER_BACKEND out"));
+    }
     let mut config = CriConfig { image_endpoint, ..CriConfig::default() };
     if let Some(timeout) = args.timeout {
         config.request_timeout = timeout;
@@ -252,6 +262,7 @@ mod tests {
         Connection {
             backend: backend.map(str::to_owned),
             root: root.map(PathBuf::from),
+            certs_d: None,
             state: None,
             timeout: None,
             verbose: 0,

@@ -55,9 +55,7 @@ pub(crate) fn run(cli: Cli, out: &Arc<Out>) -> Result<Outcome, Failure> {
         Command::Mount(args) => mount::mount(&args, connect::store(&connection)?.store(), out),
         Command::Mounts(args) => mount::list(&args, &connection, out),
         Command::Umount(args) => Ok(mount::umount(&args, connect::store(&connection)?.store(), out)),
-        Command::Fsck(args) => {
-            block_on(async |_| fsck::run(&args, &connect::store_root(&connection)?, out).await)
-        }
+        Command::Fsck(args) => block_on(async |_| fsck::run(&args, &connection, out).await),
         Command::Runtime(args) => {
             block_on(async |_| runtime::run(&args, &*connect::backend(&connection)?, out).await)
         }

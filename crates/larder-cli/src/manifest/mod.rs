@@ -9,7 +9,6 @@
 
 mod files;
 mod kinds;
-mod near;
 mod pods;
 mod problem;
 mod secrets;

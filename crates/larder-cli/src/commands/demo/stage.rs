@@ -71,7 +71,7 @@ impl Stage {
             Command::Ensure(args) => ensure::run(&args, &connection, out, self.interrupt.clone()).await,
             Command::Images(args) => images::run(&args, &connection, out).await,
             Command::Df(args) => df::run(&args, &connection, out).await,
-            Command::Fsck(args) => fsck::run(&args, ROOT.as_ref(), out).await,
+            Command::Fsck(args) => fsck::run(&args, &connection, out).await,
             Command::Rm(args) => rm::run(&args, &connection, out).await,
             _ => Err(Failure::bad_input(format!("{line}: no command of the demo"))),
         }
