@@ -1,7 +1,7 @@
 //! Finds the backend: larder's own store, unless the user names a runtime.
 
 use std::env;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -9,6 +9,7 @@ use larder::backend::Backend;
 use larder::gotext;
 use larder_cri::{CriBackend, CriConfig, Endpoint, discover};
 use larder_store::backend::StoreBackend;
+use larder_store::registry::RegistryConfig;
 use tokio::time::{self, Instant};
 
 use crate::args::Connection;
@@ -66,12 +67,42 @@ pub(crate) fn store_root(args: &Connection) -> Result<PathBuf, Failure> {
     }
 }
 
-/// Larder's own store, opened.
+/// Larder's own store, opened; there must be one.
 pub(crate) fn store(args: &Connection) -> Result<StoreBackend, Failure> {
-    store::open(&store_root(args)?)
+    store::open(&store_root(args)?, registries(args)?)
 }
 
-/// The backend. A runtime is not spoken to before the first call; larder's own store is opened.
+/// Larder's own store, opened, and made if there is none: for commands that bring images.
+pub(crate) fn store_to_fill(args: &Connection) -> Result<StoreBackend, Failure> {
+    store::open_or_make(&store_root(args)?, registries(args)?)
+}
+
+/// Larder's own store, opened; `None`, and a note, where nothing has been pulled yet into the usual one.
+pub(crate) fn store_to_list(args: &Connection, out: &Out) -> Result<Option<StoreBackend>, Failure> {
+    let root = store_root(args)?;
+    if args.root.is_some() {
+        return store::open(&root, registries(args)?).map(Some);
+    }
+    let store = store::open_usual(registries(args)?)?;
+    if store.is_none() {
+        nothing_yet(&root, out);
+    }
+    Ok(store)
+}
+
+/// How larder's own store finds registries.
+fn registries(args: &Connection) -> Result<RegistryConfig, Failure> {
+    store::registries(args.certs_d.as_deref())
+}
+
+fn nothing_yet(root: &Path, out: &Out) {
+    out.note(format_args!(
+        "note: nothing has been pulled yet: there is no image store in {}",
+        root.display()
+    ));
+}
+
+/// The backend. A runtime is not spoken to before the first call; larder's own store is opened, and must be there.
 pub(crate) fn backend(args: &Connection) -> Result<Arc<dyn Backend>, Failure> {
     Ok(chosen(args)?.into_backend())
 }
@@ -94,7 +125,7 @@ impl Chosen {
         }
     }
 
-    fn into_backend(self) -> Arc<dyn Backend> {
+    pub(crate) fn into_backend(self) -> Arc<dyn Backend> {
         match self {
             Chosen::Store(store) => Arc::new(store),
             Chosen::Runtime(runtime) => runtime,
@@ -102,14 +133,38 @@ impl Chosen {
     }
 }
 
-/// What the user wants to work on.
+/// What the user wants to work on. Larder's own store must be there.
 pub(crate) fn chosen(args: &Connection) -> Result<Chosen, Failure> {
+    chosen_with(args, store::open)
+}
+
+/// What the user wants to bring images to. Larder's own store is made if there is none.
+pub(crate) fn chosen_to_fill(args: &Connection) -> Result<Chosen, Failure> {
+    chosen_with(args, store::open_or_make)
+}
+
+/// What the user wants to list; `None`, and a note, where nothing has been pulled yet into the usual store.
+pub(crate) fn chosen_to_list(args: &Connection, out: &Out) -> Result<Option<Chosen>, Failure> {
+    match Named::by(args, variable) {
+        Named::Store(None) => Ok(store_to_list(args, out)?.map(Chosen::Store)),
+        _ => chosen(args).map(Some),
+    }
+}
+
+fn chosen_with(
+    args: &Connection,
+    open: impl Fn(&Path, RegistryConfig) -> Result<StoreBackend, Failure>,
+) -> Result<Chosen, Failure> {
     let (endpoint, image_endpoint) = match Named::by(args, variable) {
-        Named::Store(Some(root)) => return store::open(&root).map(Chosen::Store),
-        Named::Store(None) => return store::open(&store::default_root()?).map(Chosen::Store),
+        Named::Store(Some(root)) => return open(&root, registries(args)?).map(Chosen::Store),
+        Named::Store(None) => return open(&store::default_root()?, registries(args)?).map(Chosen::Store),
         Named::Runtime(text, by) => (parse(&text, by)?, None),
         Named::Cri => discovered(variable)?,
     };
+    if let Some(folder) = &args.certs_d {
+        return Err(Failure::bad_input(format!("--certs-d {}: a runtime does not read it", folder.display()))
+            .hint("configure the runtime's own, for containerd config_path; or leave --backend and LARDER_BACKEND out"));
+    }
     let mut config = CriConfig { image_endpoint, ..CriConfig::default() };
     if let Some(timeout) = args.timeout {
         config.request_timeout = timeout;
@@ -155,7 +210,7 @@ pub(crate) struct Reached {
 
 /// The backend, once it has answered.
 pub(crate) async fn reach(args: &Connection) -> Result<Reached, Failure> {
-    let chosen = chosen(args)?;
+    let chosen = chosen_to_fill(args)?;
     let notes = Notes::of(args, &chosen)?;
     let backend = chosen.into_backend();
     backend.info().await?;
@@ -216,6 +271,7 @@ mod tests {
         Connection {
             backend: backend.map(str::to_owned),
             root: root.map(PathBuf::from),
+            certs_d: None,
             state: None,
             timeout: None,
             verbose: 0,

@@ -45,7 +45,7 @@ Exit codes:
   0    all is as asked: every image is present
   1    some of it failed: a pull, a removal, an image that is not there
   2    bad input: a flag, a file, a document or an image name; the good ones were still done
-  3    the backend is unreachable: no socket, no answer, or not a container runtime
+  3    the backend is unreachable: no socket, no answer, not a container runtime, or no image store there
   130  interrupted
 When several apply: 130 before 3, 3 before 2, 2 before 1.";
 

@@ -43,6 +43,13 @@ impl Failure {
         self
     }
 
+    /// The same, with all of these to try next, if any.
+    #[must_use]
+    pub(crate) fn hints(mut self, hints: impl IntoIterator<Item = impl Into<String>>) -> Self {
+        self.hints.extend(hints.into_iter().map(Into::into));
+        self
+    }
+
     /// How the run ends with it.
     pub(crate) fn outcome(&self) -> Outcome {
         self.outcome

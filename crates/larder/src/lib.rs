@@ -22,6 +22,7 @@ pub mod events;
 pub mod gc;
 pub mod gotext;
 pub mod image_service;
+pub mod near;
 pub mod pod;
 mod progress;
 pub mod pull;

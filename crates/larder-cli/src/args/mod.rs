@@ -72,10 +72,19 @@ pub(crate) struct Connection {
     #[arg(long, global = true, value_name = "ENDPOINT")]
     pub(crate) backend: Option<String>,
 
-    /// Use larder's own store in this folder, which is made if there is none
+    /// Use larder's own store in this folder; ensure, pull and load make it if there is none
     /// [default: /var/lib/larder, for others than root ~/.local/share/larder].
     #[arg(long, global = true, value_name = "DIR", conflicts_with = "backend")]
     pub(crate) root: Option<PathBuf>,
+
+    /// Where larder's own store finds mirrors, private authorities and client certificates of registries: a folder in
+    /// containerd's certs.d format, HOST/hosts.toml or Docker's certificates for each registry
+    /// [default: /etc/containerd/certs.d, then /etc/docker/certs.d; before them, for others than root,
+    /// ~/.config/larder/certs.d].
+    ///
+    /// Given, it is the only one. A runtime has a configuration of its own.
+    #[arg(long, global = true, value_name = "DIR")]
+    pub(crate) certs_d: Option<PathBuf>,
 
     /// Where larder notes when images were used, what it removed, and what to keep
     /// [default: the folder collect of the store; for a runtime, one for its socket in the store's usual place].

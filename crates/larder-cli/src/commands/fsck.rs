@@ -11,22 +11,24 @@ use larder_store::backend::StoreBackend;
 use larder_store::fsck::{CheckUnpacked, FsckOptions, FsckReport, Refetch};
 use larder_store::store::{Store, StoreConfig, StoreError};
 
-use crate::args::FsckArgs;
+use crate::args::{Connection, FsckArgs};
+use crate::connect;
 use crate::exit::Outcome;
 use crate::failure::{Failure, chain};
 use crate::out::Out;
 use crate::output::size;
 use crate::store;
 
-pub(super) async fn run(args: &FsckArgs, root: &Path, out: &Out) -> Result<Outcome, Failure> {
+pub(super) async fn run(args: &FsckArgs, connection: &Connection, out: &Out) -> Result<Outcome, Failure> {
+    let root = &connect::store_root(connection)?;
     if args.rebuild {
         let rebuilt = Store::rebuild(root, StoreConfig::default(), &CheckUnpacked)
-            .map_err(|error| Failure::unreachable(chain(&error)))?;
+            .map_err(|error| store::cannot_open(&error))?;
         if let Some(old) = rebuilt.1.old {
             out.note(format_args!("note: the old database is kept as {}", old.display()));
         }
     }
-    let backend = store::open(root)?;
+    let backend = connect::store(connection)?;
     if args.repair {
         backend.store().finish_deletion();
     }

@@ -2,12 +2,13 @@
 
 use std::collections::BTreeSet;
 
-use larder::backend::{Backend, Image};
+use larder::backend::Image;
 use larder::gotext;
 use larder::reference::Reference;
 use serde::Serialize;
 
-use crate::args::ImagesArgs;
+use crate::args::{Connection, ImagesArgs};
+use crate::connect;
 use crate::exit::Outcome;
 use crate::failure::Failure;
 use crate::out::Out;
@@ -19,8 +20,12 @@ const NONE: &str = "<none>";
 /// How many digits of an id are enough to tell images apart, as crictl cuts them.
 const SHORT_ID: usize = 13;
 
-pub(super) async fn run(args: &ImagesArgs, backend: &dyn Backend, out: &Out) -> Result<Outcome, Failure> {
-    let mut images: Vec<Row> = backend.list().await?.iter().flat_map(rows).collect();
+pub(super) async fn run(args: &ImagesArgs, connection: &Connection, out: &Out) -> Result<Outcome, Failure> {
+    let found = match connect::chosen_to_list(connection, out)? {
+        Some(chosen) => chosen.into_backend().list().await?,
+        None => Vec::new(),
+    };
+    let mut images: Vec<Row> = found.iter().flat_map(rows).collect();
     let some = !images.is_empty();
     images.retain(|row| args.pattern.as_deref().is_none_or(|pattern| row.fits(pattern)));
     images.sort_by(|a, b| (&a.repository, &a.tag, &a.id).cmp(&(&b.repository, &b.tag, &b.id)));

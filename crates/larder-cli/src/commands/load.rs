@@ -16,7 +16,7 @@ use crate::out::Out;
 use crate::output;
 
 pub(super) async fn run(args: &LoadArgs, connection: &Connection, out: &Out) -> Result<Outcome, Failure> {
-    let store = connect::store(connection)?;
+    let store = connect::store_to_fill(connection)?;
     let notes = Notes::of(connection, &Chosen::Store(store.clone()))?;
     let mut outcome = Outcome::Done;
     let mut loaded = Vec::new();

@@ -46,9 +46,7 @@ pub(crate) fn run(cli: Cli, out: &Arc<Out>) -> Result<Outcome, Failure> {
         Command::Pull(args) => {
             block_on(async |interrupt| pull::run(&args, &connection, out, interrupt).await)
         }
-        Command::Images(args) => {
-            block_on(async |_| images::run(&args, &*connect::backend(&connection)?, out).await)
-        }
+        Command::Images(args) => block_on(async |_| images::run(&args, &connection, out).await),
         Command::Inspect(args) => block_on(async |_| inspect::run(&args, &connection, out).await),
         Command::Rm(args) => block_on(async |_| rm::run(&args, &connection, out).await),
         Command::Df(args) => block_on(async |_| df::run(&args, &connection, out).await),
@@ -59,11 +57,9 @@ pub(crate) fn run(cli: Cli, out: &Arc<Out>) -> Result<Outcome, Failure> {
         Command::Unkeep(args) => keep::unkeep(&args, &connection, out),
         Command::Load(args) => block_on(async |_| load::run(&args, &connection, out).await),
         Command::Mount(args) => mount::mount(&args, connect::store(&connection)?.store(), out),
-        Command::Mounts(args) => mount::list(&args, connect::store(&connection)?.store(), out),
+        Command::Mounts(args) => mount::list(&args, &connection, out),
         Command::Umount(args) => Ok(mount::umount(&args, connect::store(&connection)?.store(), out)),
-        Command::Fsck(args) => {
-            block_on(async |_| fsck::run(&args, &connect::store_root(&connection)?, out).await)
-        }
+        Command::Fsck(args) => block_on(async |_| fsck::run(&args, &connection, out).await),
         Command::Runtime(args) => {
             block_on(async |_| runtime::run(&args, &*connect::backend(&connection)?, out).await)
         }

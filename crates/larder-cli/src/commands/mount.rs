@@ -6,7 +6,8 @@ use larder_store::mounts::{MountError, MountOptions};
 use larder_store::store::{MountRecord, Store};
 use serde::Serialize;
 
-use crate::args::{MountArgs, MountsArgs, UmountArgs};
+use crate::args::{Connection, MountArgs, MountsArgs, UmountArgs};
+use crate::connect;
 use crate::exit::Outcome;
 use crate::failure::{Failure, chain};
 use crate::out::Out;
@@ -39,8 +40,11 @@ pub(super) fn umount(args: &UmountArgs, store: &Store, out: &Out) -> Outcome {
     outcome
 }
 
-pub(super) fn list(args: &MountsArgs, store: &Store, out: &Out) -> Result<Outcome, Failure> {
-    let mounts = store.mounts().map_err(|error| Failure::failed(chain(&error)))?;
+pub(super) fn list(args: &MountsArgs, connection: &Connection, out: &Out) -> Result<Outcome, Failure> {
+    let mounts = match connect::store_to_list(connection, out)? {
+        Some(backend) => backend.store().mounts().map_err(|error| Failure::failed(chain(&error)))?,
+        None => Vec::new(),
+    };
     let mounts: Vec<MountReport> = mounts.iter().map(MountReport::new).collect();
     output::show(out, args.output, &mounts, || table(&mounts));
     Ok(Outcome::Done)

@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 use crate::args::size;
 use crate::duration::LONGEST;
 use crate::manifest::Problem;
-use crate::manifest::near::nearest;
 use crate::manifest::tree::{At, Node};
+use larder::near::nearest;
 
 /// What a flag's text stands for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

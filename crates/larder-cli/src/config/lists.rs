@@ -8,8 +8,8 @@ use serde_json::{Map, Value, json};
 
 use super::forms::{Bytes, Form, MaybeTime, Switch, Text, Time, Whole};
 use crate::manifest::Problem;
-use crate::manifest::near::nearest;
 use crate::manifest::tree::At;
+use larder::near::nearest;
 
 /// An image that larder keeps present although no pod has asked for it.
 #[derive(Debug, Clone, PartialEq, Eq)]

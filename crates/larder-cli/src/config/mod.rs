@@ -247,4 +247,3 @@ impl fmt::Display for Origin {
         }
     }
 }
-

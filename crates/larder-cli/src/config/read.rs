@@ -20,9 +20,9 @@ use super::{
     API_VERSION, BackendAt, Config, CredentialPlugins, KIND, Listen, Log, LogFormat, Metrics, Origin, Places,
     StoreSettings,
 };
-use crate::manifest::near::nearest;
 use crate::manifest::tree::{At, parse_open};
 use crate::manifest::{Located, Place, Problem};
+use larder::near::nearest;
 
 const KUBELET_API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
 const KUBELET_KIND: &str = "KubeletConfiguration";

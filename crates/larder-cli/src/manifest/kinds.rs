@@ -1,6 +1,6 @@
 //! Which Kubernetes kinds larder reads, and where in each of them the pod is.
 
-use super::near;
+use larder::near;
 
 /// What a document is to larder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -9,7 +9,6 @@
 
 mod files;
 mod kinds;
-pub(crate) mod near;
 mod pods;
 mod problem;
 mod secrets;

@@ -6,11 +6,11 @@
 use std::collections::HashSet;
 use std::fmt;
 
+use larder::near;
 use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_saphyr::Spanned;
 
-use super::near;
 use super::problem::Problem;
 
 /// A value and the line it starts on, counted within its document; 0 when not known.

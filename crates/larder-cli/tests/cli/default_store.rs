@@ -2,7 +2,7 @@
 
 use std::process::Stdio;
 
-use crate::world::{Run, World, unprivileged};
+use crate::world::{Run, World, larder, unprivileged};
 
 #[test]
 fn without_a_backend_images_are_in_the_users_own_store_whatever_crictl_talks_to() {
@@ -14,8 +14,69 @@ fn without_a_backend_images_are_in_the_users_own_store_whatever_crictl_talks_to(
         command.env("CONTAINER_RUNTIME_ENDPOINT", world.cri.endpoint().to_string());
         Run::of(command.args(arguments).stdin(Stdio::null()).output().unwrap())
     };
+    // The registry's name leads nowhere; a store is made before it is asked.
+    run(&["pull", "127.0.0.1:1/no/such:1"]).expect(1);
     let info = run(&["runtime", "-o", "json"]).expect(0).json();
     assert_eq!(info["name"], "larder");
     assert_eq!(info["endpoint"], data.join("larder").to_string_lossy().into_owned());
     assert_eq!(run(&["images", "-q"]).expect(0).stdout, "");
+}
+
+/// Commands that bring no images; each is given what it needs to get as far as the store.
+const LOOKING: [&[&str]; 14] = [
+    &["images"],
+    &["df"],
+    &["mounts"],
+    &["runtime"],
+    &["inspect", "busybox"],
+    &["rm", "busybox"],
+    &["gc", "--dry-run"],
+    &["explain", "busybox"],
+    &["history"],
+    &["keep"],
+    &["keep", "busybox"],
+    &["umount", "."],
+    &["fsck"],
+    &["fsck", "--rebuild"],
+];
+
+#[test]
+fn a_mistyped_root_does_not_become_a_store() {
+    let home = tempfile::tempdir().unwrap();
+    fs_err::create_dir(home.path().join("empty")).unwrap();
+    fs_err::write(home.path().join("file"), "").unwrap();
+    for (root, said) in [
+        ("nowhere", "there is no image store in nowhere"),
+        ("empty", "there is no image store in empty"),
+        ("file", "file is no folder"),
+    ] {
+        for arguments in LOOKING {
+            let run = larder(home.path()).args(["--root", root]).args(arguments).output().unwrap();
+            let run = Run::of(run).expect(3);
+            assert!(run.stderr.contains(said) && run.stderr.contains("hint: "), "{arguments:?}: {run:?}");
+            assert_eq!(run.stdout, "", "{arguments:?}");
+        }
+    }
+    assert!(!home.path().join("nowhere").exists());
+    assert_eq!(fs_err::read_dir(home.path().join("empty")).unwrap().count(), 0);
+    let run = larder(home.path()).args(["--root", "file", "pull", "127.0.0.1:1/no:1"]).output().unwrap();
+    assert!(Run::of(run).expect(3).stderr.contains("file is no folder"));
+}
+
+#[test]
+fn before_the_first_pull_lists_are_empty_and_say_so() {
+    let home = tempfile::tempdir().unwrap();
+    let run = |arguments: &[&str]| {
+        let mut command = unprivileged(home.path());
+        Run::of(command.args(arguments).stdin(Stdio::null()).output().unwrap())
+    };
+    for list in ["images", "df", "mounts"] {
+        let told = run(&[list]).expect(0).stderr;
+        assert!(told.contains("nothing has been pulled yet"), "{list}: {told}");
+        let data = run(&[list, "-o", "json"]).expect(0).json();
+        assert!(data.as_array().is_none_or(Vec::is_empty), "{data}");
+    }
+    let told = run(&["rm", "busybox"]).expect(3).stderr;
+    assert!(told.contains("nothing has been pulled yet") && told.contains("hint: larder pull"), "{told}");
+    assert!(!home.path().join(".local/share/larder").exists());
 }

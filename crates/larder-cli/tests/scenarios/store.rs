@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 use std::process::Command;
 
+use larder_store::store::{Store, StoreConfig};
 use larder_testkit::peers::{Image, Package, Registry, RegistryOptions, require};
 use tempfile::TempDir;
 
@@ -300,6 +301,31 @@ fn may_mount() -> bool {
 }
 
 #[test]
+fn a_mirror_is_asked_and_a_misspelt_key_is_told_once() {
+    let Some(machine) = Machine::new() else { return };
+    for (seed, name) in [(1, "shop/web:1"), (2, "shop/api:1")] {
+        Image::small(seed, 50_000).push(&machine.registry, name).unwrap();
+    }
+    let certs = machine.home.path().join("certs.d");
+    fs_err::create_dir_all(certs.join("registry.example")).unwrap();
+    let mirror = format!("http://{}", machine.registry.address());
+    let file = format!("[host.\"{mirror}\"]\ncapabilties = [\"pull\"]\n");
+    fs_err::write(certs.join("registry.example/hosts.toml"), file).unwrap();
+    let certs = certs.to_string_lossy().into_owned();
+    let names = ["registry.example/shop/web:1", "registry.example/shop/api:1"];
+    let run = machine.larder(&["--certs-d", &certs, "pull", names[0], names[1]]).expect(0);
+    assert_eq!(run.stderr.matches("unknown key").count(), 1, "{run:?}");
+    assert!(run.stderr.contains("hosts.toml: line 2: ") && run.stderr.contains("did you mean capabilities?"));
+
+    let run = machine.larder(&["--certs-d", "/nowhere", "pull", names[0]]).expect(2);
+    assert!(run.stderr.contains("--certs-d /nowhere") && run.stderr.contains("hint: "), "{run:?}");
+    let mut command = larder_in(machine.home.path());
+    command.args(["--backend", "/no.sock", "--certs-d", &certs, "images"]);
+    let run = Running::start(command).finish().expect(2);
+    assert!(run.stderr.contains("a runtime does not read it"), "{run:?}");
+}
+
+#[test]
 fn bad_places_are_named() {
     let Some(machine) = Machine::new() else { return };
     let folder = machine.home.path().join("not-a-store");
@@ -309,6 +335,7 @@ fn bad_places_are_named() {
     command.arg("--root").arg(&folder).arg("images");
     let run = Running::start(command).finish().expect(3);
     assert!(run.stderr.contains("not an image store") && run.stderr.contains("--root DIR"), "{run:?}");
+    drop(Store::open(&machine.root(), StoreConfig::default()).unwrap());
     let run = machine.larder(&["mount", "busybox:1", "/nowhere"]).expect(1);
     assert!(run.stderr.contains("/nowhere"), "{run:?}");
 }

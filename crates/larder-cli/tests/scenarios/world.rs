@@ -39,7 +39,10 @@ impl World {
             return None;
         }
         let registry = Registry::start(options).unwrap();
-        Some(World { containerd: None, registry, home: tempfile::tempdir().unwrap() })
+        let world = World { containerd: None, registry, home: tempfile::tempdir().unwrap() };
+        fs_err::create_dir(world.certs_d()).unwrap();
+        drop(Store::open(&world.place(), StoreConfig::default()).unwrap()); // commands that look make none
+        Some(world)
     }
 
     /// One world of each backend, one after the other: what a user sees is the same.
@@ -66,11 +69,25 @@ impl World {
         self.containerd.as_mut().expect("a world with containerd")
     }
 
-    /// Tells the backend how to reach another registry. The store knows how to reach those on loopback.
+    /// Tells the backend how to reach a registry: plain HTTP, or TLS with the registry's own authority.
     pub(crate) fn knows(&self, registry: &Registry) {
+        self.knows_at(&registry.address(), registry.scheme(), registry.ca());
+    }
+
+    /// The same, for anything that serves at `address`.
+    pub(crate) fn knows_at(&self, address: &str, scheme: &str, ca: Option<&Path>) {
         if let Some(containerd) = &self.containerd {
-            containerd.knows(registry).unwrap();
+            return containerd.knows_at(address, scheme, ca).unwrap();
         }
+        let folder = self.certs_d().join(address);
+        let ca = ca.map_or_else(String::new, |ca| format!("ca = \"{}\"\n", ca.display()));
+        fs_err::create_dir_all(&folder).unwrap();
+        fs_err::write(folder.join("hosts.toml"), format!("server = \"{scheme}://{address}\"\n{ca}")).unwrap();
+    }
+
+    /// Where the store finds how to reach registries.
+    fn certs_d(&self) -> PathBuf {
+        self.home.path().join("certs.d")
     }
 
     /// A gate in front of the registry, which the backend knows how to reach.
@@ -107,7 +124,7 @@ impl World {
         let mut command = larder_in(self.home.path());
         match &self.containerd {
             Some(containerd) => command.env("LARDER_BACKEND", containerd.endpoint()),
-            None => command.arg("--root").arg(self.place()),
+            None => command.arg("--root").arg(self.place()).arg("--certs-d").arg(self.certs_d()),
         };
         command.args(arguments);
         Running::start(command)

@@ -19,7 +19,7 @@ use crate::store::db::{Db, IMAGES, LAYERS, Writer, decode};
 use crate::store::error::OpenError;
 use crate::store::layers::RECORD;
 use crate::store::layout::{Layout, names_in};
-use crate::store::open::Opening;
+use crate::store::open::{Absent, Opening};
 use crate::store::{ImageRecord, LayerKey, LayerRecord, Store, StoreConfig, StoreError};
 
 /// What was found.
@@ -54,7 +54,7 @@ impl Store {
         config: StoreConfig,
         check: &dyn CheckLayer,
     ) -> Result<(Store, Rebuilt), OpenError> {
-        let opening = Opening::begin(disk, root)?;
+        let opening = Opening::begin(disk, root, Absent::Rebuild)?;
         let root = opening.layout.root().to_owned();
         let failed = |cause| OpenError::Io { doing: "rebuild", root: root.clone(), cause };
         // A mount's record cannot be made anew, and without it the layers would not be protected.

@@ -1,6 +1,6 @@
 //! The client that all pulls share.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use larder::credentials::Credential;
@@ -11,7 +11,7 @@ use super::auth::AuthCache;
 use super::budget::{Budget, RegistryLoad};
 use super::config::RegistryConfig;
 use super::error::{FetchError, FetchErrorKind, What};
-use super::hosts::{Host, hosts_of, names_registry};
+use super::hosts::{Host, UnknownKey, hosts_of, names_registry};
 use super::session::{Link, Session};
 use super::transport::Transport;
 
@@ -26,6 +26,8 @@ pub(crate) struct Shared {
     auth: AuthCache,
     /// By scheme, host and port.
     budgets: Mutex<HashMap<String, Arc<Budget>>>,
+    /// Unknown keys that were told: files are read for each pull.
+    told: Mutex<HashSet<UnknownKey>>,
 }
 
 impl Client {
@@ -33,7 +35,13 @@ impl Client {
     pub fn new(config: RegistryConfig) -> Client {
         let config = Arc::new(config);
         let transport = Transport::new(config.clone());
-        Client(Arc::new(Shared { config, transport, auth: AuthCache::default(), budgets: Mutex::default() }))
+        Client(Arc::new(Shared {
+            config,
+            transport,
+            auth: AuthCache::default(),
+            budgets: Mutex::default(),
+            told: Mutex::default(),
+        }))
     }
 
     /// The settings it was made with.
@@ -59,13 +67,16 @@ impl Client {
     /// The credential belongs to the registry of the image's name. Mirrors are asked without it, unless
     /// [`Session::also_for`] gives them one.
     pub fn session(&self, image: &Reference, credential: Option<&Credential>) -> Result<Session, FetchError> {
-        let hosts = hosts_of(image.registry(), &self.0.config).map_err(|error| FetchError {
-            repository: image.name().to_owned(),
-            what: What::Hosts,
-            host: String::new(),
-            kind: Box::new(FetchErrorKind::Hosts(error)),
-            earlier: Vec::new(),
-        })?;
+        let hosts =
+            hosts_of(image.registry(), &self.0.config, &|unknown| self.0.tell(unknown)).map_err(|error| {
+                FetchError {
+                    repository: image.name().to_owned(),
+                    what: What::Hosts,
+                    host: String::new(),
+                    kind: Box::new(FetchErrorKind::Hosts(error)),
+                    earlier: Vec::new(),
+                }
+            })?;
         let links = hosts
             .into_iter()
             .map(|host| {
@@ -78,6 +89,15 @@ impl Client {
 }
 
 impl Shared {
+    /// Warns of an unknown key, once.
+    fn tell(&self, unknown: UnknownKey) {
+        let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
+        if !told.contains(&unknown) {
+            tracing::warn!("{unknown}");
+            told.insert(unknown);
+        }
+    }
+
     /// What it takes to ask a host for an image.
     pub(crate) fn link(&self, image: &Reference, host: Host, credential: Option<&Credential>) -> Link {
         let origin = host.base.origin().ascii_serialization();

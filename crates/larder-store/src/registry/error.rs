@@ -177,7 +177,7 @@ impl FetchErrorKind {
                 "check the registry's name and the network; a proxy is taken from HTTPS_PROXY, mirrors from hosts.toml",
             ),
             FetchErrorKind::Tls(_) => Some(
-                "name the registry's own authority with `ca` in hosts.toml, or list the registry as plain HTTP if it is",
+                "name the registry's own authority with `ca` in certs.d/REGISTRY/hosts.toml; if it speaks plain HTTP, name it there as server = \"http://REGISTRY\"",
             ),
             FetchErrorKind::Manifest(error) => error.hint(),
             FetchErrorKind::Hosts(error) => error.hint(),

@@ -27,6 +27,18 @@ pub enum OpenError {
         /// The folder.
         root: PathBuf,
     },
+    /// There is no store in the folder, or no folder, and none was to be made.
+    #[error("there is no image store in {}", root.display())]
+    NoStore {
+        /// The folder.
+        root: PathBuf,
+    },
+    /// The root is a file.
+    #[error("{} is no folder", root.display())]
+    NotAFolder {
+        /// As given.
+        root: PathBuf,
+    },
     /// A later larder made this store.
     #[error("the store {} has format {found}; this larder knows formats up to {known}", root.display())]
     Newer {
@@ -88,7 +100,12 @@ impl OpenError {
         match self {
             OpenError::InUse { .. } => Some("wait until it is done; one process has a store at a time"),
             OpenError::Mounted { .. } => Some("unmount them first: umount DIR"),
-            OpenError::NotAStore { .. } => Some("name an empty or new folder with --root DIR"),
+            OpenError::NotAStore { .. } | OpenError::NotAFolder { .. } => {
+                Some("name the folder of a store, an empty one, or a new one with --root DIR")
+            }
+            OpenError::NoStore { .. } => {
+                Some("name the folder of a store with --root DIR; larder pull, ensure or load make a new one")
+            }
             OpenError::Newer { .. } => Some("use the larder that made it, or a later one"),
             OpenError::Format { .. } | OpenError::Database { .. } => {
                 Some("larder fsck --rebuild makes the database anew from the images that are there")
@@ -256,7 +273,9 @@ pub(crate) fn hint_of_io(error: &io::Error) -> Option<&'static str> {
             Some("this user's disk quota is used up; larder df shows what holds it")
         }
         io::ErrorKind::PermissionDenied => Some("run as the user who owns the store, or as root"),
-        io::ErrorKind::ReadOnlyFilesystem => Some("the file system is read-only; see the system's log"),
+        io::ErrorKind::ReadOnlyFilesystem => Some(
+            "the file system is read-only: mount it for writing, or name a folder elsewhere with --root DIR; the system's log tells if an error made it so",
+        ),
         _ => None,
     }
 }

@@ -24,12 +24,31 @@ impl Store {
 
     /// Like [`open`](Store::open), on a disk of the caller's choice.
     pub fn open_on(disk: Arc<dyn Disk>, root: &Path, config: StoreConfig) -> Result<Store, OpenError> {
-        let opening = Opening::begin(disk, root)?;
+        Store::open_begun(Opening::begin(disk, root, Absent::Make)?, config)
+    }
+
+    /// Opens the store in the folder `root`. Where there is none, nothing is made: [`OpenError::NoStore`].
+    pub fn open_existing(root: &Path, config: StoreConfig) -> Result<Store, OpenError> {
+        Store::open_begun(Opening::begin(Arc::new(RealDisk), root, Absent::Refuse)?, config)
+    }
+
+    fn open_begun(opening: Opening, config: StoreConfig) -> Result<Store, OpenError> {
         let path = opening.layout.database();
         let db = Db::open(&opening.disk, &path, config.database_cache_bytes)
             .map_err(|cause| OpenError::Database { path, cause })?;
         opening.finish(db, config)
     }
+}
+
+/// What to do where there is no store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Absent {
+    /// Make one.
+    Make,
+    /// Leave it so, unless the folder has remains of one.
+    Rebuild,
+    /// Leave it so.
+    Refuse,
 }
 
 /// A store whose folder is locked and understood.
@@ -40,14 +59,29 @@ pub(crate) struct Opening {
 }
 
 impl Opening {
-    pub(crate) fn begin(disk: Arc<dyn Disk>, root: &Path) -> Result<Opening, OpenError> {
+    pub(crate) fn begin(disk: Arc<dyn Disk>, root: &Path, absent: Absent) -> Result<Opening, OpenError> {
         let failed = |doing| move |cause| OpenError::Io { doing, root: root.to_owned(), cause };
-        fs_err::create_dir_all(root).map_err(failed("create"))?;
+        let no_store = || OpenError::NoStore { root: root.to_owned() };
+        match fs_err::metadata(root) {
+            Ok(found) if !found.is_dir() => return Err(OpenError::NotAFolder { root: root.to_owned() }),
+            Err(error) if error.kind() == io::ErrorKind::NotFound && absent != Absent::Make => {
+                return Err(no_store());
+            }
+            _ => {}
+        }
+        if absent == Absent::Make {
+            fs_err::create_dir_all(root).map_err(failed("create"))?;
+        }
+        let no_store = no_store();
         let root = &fs_err::canonicalize(root).map_err(failed("open"))?;
         let layout = Layout::new(root);
         let format = read_format(&layout)?;
         if format.is_none() && !may_become_a_store(root).map_err(failed("open"))? {
             return Err(OpenError::NotAStore { root: root.clone() });
+        }
+        let some_of_it = || names_in(root).map(|names| !names.is_empty()).map_err(failed("open"));
+        if format.is_none() && (absent == Absent::Refuse || (absent == Absent::Rebuild && !some_of_it()?)) {
+            return Err(no_store);
         }
         let lock = Lock::take(&layout.lock()).map_err(|refused| match refused {
             Refused::Held(holder) => OpenError::InUse { root: root.clone(), holder },

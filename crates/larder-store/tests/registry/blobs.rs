@@ -238,6 +238,8 @@ async fn nothing_is_written_once_the_fetch_is_dropped() {
 
     let registry = FaultRegistry::start();
     let (_, blob) = put_blob(&registry, 5_000_000);
+    // So that no fetch is over before it is dropped.
+    registry.fault(On::path("/blobs/"), Fault::StallAfter(600_000));
     let config = larder_store::registry::RegistryConfig { range_size: 1_000_000, ..quick() };
     let session = session(config, &registry.image("a/b"));
     for _ in 0..20 {

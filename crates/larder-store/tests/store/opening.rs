@@ -3,6 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
+use larder_store::fsck::CheckUnpacked;
 use larder_store::store::{OpenError, Store};
 
 use crate::help::*;
@@ -62,6 +63,26 @@ fn a_folder_of_other_things_is_not_touched() {
     let error = Store::open(folder.path(), config()).expect_err("not a store");
     assert!(matches!(error, OpenError::NotAStore { .. }), "{error}");
     assert_eq!(entries(folder.path()), ["letter.txt"]);
+}
+
+#[test]
+fn where_there_is_no_store_none_is_made_unless_wanted() {
+    let folder = tempfile::tempdir().unwrap();
+    for root in [folder.path().to_owned(), folder.path().join("nowhere")] {
+        let error = Store::open_existing(&root, config()).expect_err("no store");
+        assert!(matches!(&error, OpenError::NoStore { root: named } if *named == root), "{error}");
+        let error = Store::rebuild(&root, config(), &CheckUnpacked).expect_err("nothing to rebuild from");
+        assert!(matches!(error, OpenError::NoStore { .. }), "{error}");
+    }
+    assert!(entries(folder.path()).is_empty());
+    open(folder.path());
+    Store::open_existing(folder.path(), config()).unwrap();
+    fs_err::remove_file(folder.path().join("format")).unwrap();
+    Store::open_existing(folder.path(), config()).expect_err("nobody says which format it has");
+    Store::rebuild(folder.path(), config(), &CheckUnpacked).expect("from what is there");
+    let file = folder.path().join("lock");
+    let error = Store::open(&file, config()).expect_err("a file");
+    assert!(matches!(error, OpenError::NotAFolder { .. }) && error.hint().is_some(), "{error}");
 }
 
 #[test]

@@ -8,7 +8,6 @@ use clap::Parser as _;
 
 use super::super::{df, ensure, fsck, images, rm};
 use crate::args::{Cli, Command};
-use crate::connect;
 use crate::exit::Outcome;
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
@@ -70,9 +69,9 @@ impl Stage {
         connection.root = Some(ROOT.into());
         match cli.command {
             Command::Ensure(args) => ensure::run(&args, &connection, out, self.interrupt.clone()).await,
-            Command::Images(args) => images::run(&args, &*connect::backend(&connection)?, out).await,
+            Command::Images(args) => images::run(&args, &connection, out).await,
             Command::Df(args) => df::run(&args, &connection, out).await,
-            Command::Fsck(args) => fsck::run(&args, ROOT.as_ref(), out).await,
+            Command::Fsck(args) => fsck::run(&args, &connection, out).await,
             Command::Rm(args) => rm::run(&args, &connection, out).await,
             _ => Err(Failure::bad_input(format!("{line}: no command of the demo"))),
         }

@@ -6,7 +6,9 @@ use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
+use larder_store::backend::StoreBackend;
 use larder_store::disk::measure;
+use larder_store::registry::RegistryConfig;
 use larder_store::store::{FS, ImageUsage, StoreUsage};
 
 use super::images::{Content, Image, Kind, MODIFIED};
@@ -96,9 +98,14 @@ async fn pull_again(stage: &mut Stage, registry: &Registry) -> Result<(), Failur
     Ok(())
 }
 
+/// The demo's store.
+fn opened() -> Result<StoreBackend, Failure> {
+    store::open(ROOT.as_ref(), RegistryConfig::default())
+}
+
 /// What the store knows of its use of the disk.
 fn usage(stage: &Stage) -> Result<(Vec<ImageUsage>, StoreUsage), Failure> {
-    let store = store::open(ROOT.as_ref())?;
+    let store = opened()?;
     let failed = |error| stage.failed(chain(&error));
     let images = store.store().image_usages().map_err(failed)?;
     Ok((images, store.store().usage().map_err(failed)?))
@@ -136,7 +143,7 @@ fn damage(stage: &mut Stage, registry: &Registry) -> Result<(PathBuf, Vec<u8>), 
     stage.step("A byte of a file goes bad on disk");
     let image = &registry.content().images[DAMAGED];
     let key = {
-        let store = store::open(ROOT.as_ref())?;
+        let store = opened()?;
         let found =
             store.store().image(&name(registry, image)).map_err(|error| stage.failed(chain(&error)))?;
         found.and_then(|found| found.layers.last().map(|layer| layer.key.as_str().to_owned()))

@@ -2,6 +2,7 @@
 
 mod store;
 
+use std::path::Path;
 use std::sync::Arc;
 
 use larder::backend::{Backend, BackendError};
@@ -22,7 +23,14 @@ use crate::output::{self, size};
 use store::StoreReport;
 
 pub(super) async fn run(args: &DfArgs, connection: &Connection, out: &Out) -> Result<Outcome, Failure> {
-    let chosen = connect::chosen(connection)?;
+    let Some(chosen) = connect::chosen_to_list(connection, out)? else {
+        let report = Report::of_nothing(&connect::store_root(connection)?);
+        match args.output.data() {
+            Some(format) => output::data(out, format, &report),
+            None => out.line(report.images.table()),
+        }
+        return Ok(Outcome::Done);
+    };
     let store = match &chosen {
         Chosen::Store(store) => Some(StoreReport::measure(store.store())?),
         Chosen::Runtime(_) => None,
@@ -81,7 +89,7 @@ struct Report {
 }
 
 /// Where images live. Sizes in bytes; absent when not known here.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Filesystem {
     mountpoint: String,
@@ -96,7 +104,7 @@ struct Filesystem {
 }
 
 /// How many images there are, and the sum of their sizes.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Images {
     total: Group,
@@ -111,11 +119,25 @@ struct Group {
     size_bytes: u64,
 }
 
+impl Report {
+    /// Where nothing has been pulled yet.
+    fn of_nothing(root: &Path) -> Report {
+        let filesystem = Filesystem {
+            mountpoint: root.display().to_string(),
+            images_bytes: Some(0),
+            images_inodes: Some(0),
+            ..Filesystem::default()
+        };
+        let reclaimable_bytes = Some(0);
+        Report { filesystem, images: Images::default(), store: None, held_by: None, reclaimable_bytes }
+    }
+}
+
 async fn measure(backend: Arc<dyn Backend>, store: Option<StoreReport>) -> Result<Report, Failure> {
     let service = ImageService::new(backend);
     let (list, in_use) = (service.list().await?, service.backend().in_use().await?);
     let found = service.image_filesystem(local_disk).await.map_err(filesystem_failure)?;
-    let mut images = Images { total: Group::default(), in_use: Group::default(), unused: Group::default() };
+    let mut images = Images::default();
     for image in &list {
         images.total.add(image.size);
         let used = !users(image, &in_use).is_empty();

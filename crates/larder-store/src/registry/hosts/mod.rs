@@ -8,6 +8,7 @@ mod error;
 mod files;
 mod toml_file;
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 use reqwest::Url;
@@ -69,12 +70,42 @@ pub(crate) fn is_loopback(url: &Url) -> bool {
     host == "localhost" || bare.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
-/// The hosts of a registry, in the order in which they are asked; the registry itself comes last.
-pub(crate) fn hosts_of(registry: &str, config: &RegistryConfig) -> Result<Vec<Host>, HostsError> {
+/// A key of a `hosts.toml` that larder does not know, and so does not obey.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct UnknownKey {
+    file: PathBuf,
+    /// Counted from 1.
+    line: usize,
+    /// The key with its tables.
+    key: String,
+    /// The known key that it is most like.
+    meant: Option<&'static str>,
+}
+
+impl fmt::Display for UnknownKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{}: line {}: unknown key {}, which changes nothing",
+            self.file.display(),
+            self.line,
+            self.key
+        )?;
+        self.meant.map_or(Ok(()), |meant| write!(f, "; did you mean {meant}?"))
+    }
+}
+
+/// The hosts of a registry, in the order in which they are asked; the registry itself comes last. `tell` hears of
+/// unknown keys.
+pub(crate) fn hosts_of(
+    registry: &str,
+    config: &RegistryConfig,
+    tell: &dyn Fn(UnknownKey),
+) -> Result<Vec<Host>, HostsError> {
     let server = server_of(registry, config)?;
     let mut hosts = match folder_of(registry, &config.config_dirs) {
         None => vec![server],
-        Some(folder) => match toml_file::read(&folder.join("hosts.toml"), server.clone())? {
+        Some(folder) => match toml_file::read(&folder.join("hosts.toml"), server.clone(), tell)? {
             Some(hosts) => hosts,
             None => vec![files::with_certificates(&folder, server)?],
         },

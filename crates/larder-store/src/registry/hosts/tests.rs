@@ -17,7 +17,7 @@ fn configured(registry: &str, hosts_toml: &str) -> (TempDir, RegistryConfig) {
 
 fn hosts(registry: &str, hosts_toml: &str) -> Result<Vec<Host>, HostsError> {
     let (_root, config) = configured(registry, hosts_toml);
-    hosts_of(registry, &config)
+    hosts_of(registry, &config, &|_| ())
 }
 
 fn bases(registry: &str, hosts_toml: &str) -> Vec<String> {
@@ -42,7 +42,7 @@ fn without_files_the_registry_serves_itself_over_https_or_http_on_loopback() {
         ("localhost:443", "https://localhost/v2"),
         ("localhost.example:5000", "https://localhost.example:5000/v2"),
     ] {
-        let hosts = hosts_of(registry, &plain).unwrap();
+        let hosts = hosts_of(registry, &plain, &|_| ()).unwrap();
         assert_eq!(hosts.len(), 1);
         assert_eq!(hosts[0].base.as_str(), base);
         assert!(hosts[0].is_registry && hosts[0].pull && hosts[0].resolve);
@@ -123,7 +123,7 @@ fn header_fields_are_one_text_or_several() {
 fn the_most_special_folder_decides() {
     let root = tempfile::tempdir().unwrap();
     let config = RegistryConfig { config_dirs: vec![root.path().to_owned()], ..RegistryConfig::default() };
-    let first = |registry: &str| hosts_of(registry, &config).unwrap()[0].name();
+    let first = |registry: &str| hosts_of(registry, &config, &|_| ()).unwrap()[0].name();
     for (folder, registry) in [
         ("_default", "reg.example:5000"),
         ("reg.example:5000", "reg.example:5000"),
@@ -136,7 +136,7 @@ fn the_most_special_folder_decides() {
         fs_err::write(path.join("hosts.toml"), format!("[host.\"https://{name}.test\"]")).unwrap();
         assert_eq!(first(registry), format!("{name}.test"));
     }
-    let other = hosts_of("other.example", &config).unwrap();
+    let other = hosts_of("other.example", &config, &|_| ()).unwrap();
     assert_eq!(other[0].name(), "default.test");
     assert_eq!(other[1].base.as_str(), "https://other.example/v2", "the default's server is the registry");
 }
@@ -169,12 +169,38 @@ fn mistakes_are_named_with_file_line_and_key() {
 }
 
 #[test]
+fn unknown_keys_are_told_with_the_known_one_that_was_meant() {
+    let (root, config) = configured(
+        "reg.example",
+        "servr = \"https://a\"\ndial_timeout = \"1s\"\n[host.\"https://a\"]\n  capabilites = [\"pull\"]\n  \
+         dial_timeout = \"1s\"\n  server = \"x\"\n  header.x-any = \"1\"",
+    );
+    let told = std::cell::RefCell::new(Vec::new());
+    let hosts =
+        hosts_of("reg.example", &config, &|unknown| told.borrow_mut().push(unknown.to_string())).unwrap();
+    assert_eq!(hosts.len(), 2, "the rest holds");
+    let file = root.path().join("reg.example/hosts.toml");
+    let line = |text: &str| format!("{}: {text}", file.display());
+    let told = told.into_inner();
+    assert_eq!(told.len(), 3, "{told:#?}");
+    for expected in [
+        line(
+            "line 4: unknown key host.\"https://a\".capabilites, which changes nothing; did you mean capabilities?",
+        ),
+        line("line 6: unknown key host.\"https://a\".server, which changes nothing"),
+        line("line 1: unknown key servr, which changes nothing; did you mean server?"),
+    ] {
+        assert!(told.contains(&expected), "{expected} in {told:#?}");
+    }
+}
+
+#[test]
 fn certificates_that_are_missing_or_wrong_are_named() {
     let error = hosts("reg.example", "ca = \"nothing.crt\"").unwrap_err();
     assert!(error.source().unwrap().to_string().contains("nothing.crt"), "{error}");
 
     let (root, config) = configured("reg.example", "ca = [\"hosts.toml\"]");
-    let error = hosts_of("reg.example", &config).unwrap_err();
+    let error = hosts_of("reg.example", &config, &|_| ()).unwrap_err();
     assert!(error.to_string().contains("ca of"), "{error}");
     assert!(error.to_string().contains(&root.path().display().to_string()), "{error}");
     assert_eq!(error.source().unwrap().to_string(), "there is no certificate in it");
@@ -187,12 +213,12 @@ fn docker_s_files_are_read_where_there_is_no_hosts_toml() {
     fs_err::create_dir_all(&folder).unwrap();
     let config = RegistryConfig { config_dirs: vec![root.path().to_owned()], ..RegistryConfig::default() };
     assert_eq!(
-        hosts_of("localhost:5000", &config).unwrap()[0].base.scheme(),
+        hosts_of("localhost:5000", &config, &|_| ()).unwrap()[0].base.scheme(),
         "http",
         "an empty folder says nothing"
     );
     fs_err::write(folder.join("ca.crt"), "no certificate").unwrap();
-    let error = hosts_of("localhost:5000", &config).unwrap_err();
+    let error = hosts_of("localhost:5000", &config, &|_| ()).unwrap_err();
     assert!(error.to_string().contains("ca.crt: authority"), "{error}");
 }
 

@@ -13,8 +13,8 @@
 //!     x-team = "shop"
 //! ```
 //!
-//! The keys of a host may also stand at the top, where they are about the server. Unknown keys are left to the
-//! programs that know them.
+//! The keys of a host may also stand at the top, where they are about the server. Unknown keys change nothing, and are
+//! told: mostly they are misspelt.
 
 use std::path::{Path, PathBuf};
 
@@ -22,10 +22,31 @@ use reqwest::Url;
 use reqwest::header::{HeaderName, HeaderValue};
 use toml::de::{DeTable, DeValue};
 
-use super::{Host, HostsError, files, read_file};
+use super::{Host, HostsError, UnknownKey, files, read_file};
 
-/// Reads the file, if there is one. `server` is where the registry is if the file does not say.
-pub(super) fn read(file: &Path, server: Host) -> Result<Option<Vec<Host>>, HostsError> {
+/// The keys of a host. `dial_timeout` is for containerd alone: larder has one for all hosts.
+const OF_HOST: [&str; 7] =
+    ["capabilities", "ca", "client", "skip_verify", "override_path", "header", "dial_timeout"];
+/// The keys of the file: those of a host, too.
+const OF_FILE: [&str; 9] = [
+    "server",
+    "host",
+    "capabilities",
+    "ca",
+    "client",
+    "skip_verify",
+    "override_path",
+    "header",
+    "dial_timeout",
+];
+
+/// Reads the file, if there is one. `server` is where the registry is if the file does not say; `tell` hears of
+/// unknown keys.
+pub(super) fn read(
+    file: &Path,
+    server: Host,
+    tell: &dyn Fn(UnknownKey),
+) -> Result<Option<Vec<Host>>, HostsError> {
     let text = match read_file(file) {
         Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
@@ -36,19 +57,20 @@ pub(super) fn read(file: &Path, server: Host) -> Result<Option<Vec<Host>>, Hosts
         line: 1,
         problem: "it is not UTF-8".into(),
     })?;
-    File { file, text: &text }.hosts(server).map(Some)
+    Reading { file, text: &text, tell }.hosts(server).map(Some)
 }
 
 /// The text of a file while it is understood.
-struct File<'a> {
+struct Reading<'a> {
     file: &'a Path,
     text: &'a str,
+    tell: &'a dyn Fn(UnknownKey),
 }
 
 /// A value with the name of its key.
 type Spanned<'a, 't> = &'a toml::Spanned<DeValue<'t>>;
 
-impl File<'_> {
+impl Reading<'_> {
     fn hosts(&self, mut server: Host) -> Result<Vec<Host>, HostsError> {
         let document = DeTable::parse(self.text).map_err(|error| HostsError::Syntax {
             file: self.file.to_owned(),
@@ -67,6 +89,7 @@ impl File<'_> {
                 let table = self.table(&key, value)?;
                 let override_path = self.flag(&format!("{key}.override_path"), table.get("override_path"))?;
                 let base = self.url(&key, name.get_ref(), name.span().start, override_path)?;
+                self.tell_unknown(&key, table, &OF_HOST);
                 hosts.push(self.host(&key, Host::new(base), table)?);
             }
         }
@@ -77,13 +100,14 @@ impl File<'_> {
                 server.base = self.url("server", text, value.span().start, override_path)?;
             }
         }
+        self.tell_unknown("", document, &OF_FILE);
         hosts.push(self.host("", server, document)?);
         Ok(hosts)
     }
 
     /// Fills in what the keys of a table say about a host.
     fn host(&self, path: &str, mut host: Host, table: &DeTable<'_>) -> Result<Host, HostsError> {
-        let key = |name: &str| if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") };
+        let key = |name: &str| below(path, name);
         if let Some(value) = table.get("capabilities") {
             let name = key("capabilities");
             (host.pull, host.resolve) = (false, false);
@@ -123,6 +147,22 @@ impl File<'_> {
             }
         }
         Ok(host)
+    }
+
+    /// Tells of the keys of a table that are none of `known`.
+    fn tell_unknown(&self, path: &str, table: &DeTable<'_>, known: &[&'static str]) {
+        for name in table.keys() {
+            let text = name.get_ref().as_ref();
+            if known.contains(&text) {
+                continue;
+            }
+            (self.tell)(UnknownKey {
+                file: self.file.to_owned(),
+                line: self.line(name.span().start),
+                key: below(path, text),
+                meant: larder::near::nearest(text, known.iter().copied()),
+            });
+        }
     }
 
     /// A file with both, or a pair of files.
@@ -231,4 +271,9 @@ impl File<'_> {
     fn line(&self, at: usize) -> usize {
         1 + self.text.bytes().take(at).filter(|byte| *byte == b'\n').count()
     }
+}
+
+/// A key of the table at `path`; an empty one is the file itself.
+fn below(path: &str, name: &str) -> String {
+    if path.is_empty() { name.to_owned() } else { format!("{path}.{name}") }
 }

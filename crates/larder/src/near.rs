@@ -2,7 +2,7 @@
 
 /// The nearest of `words`: the same but for case, or else within two slips (one, in short words). A slip is a letter
 /// that is wrong, missing, too much, or swapped with the next.
-pub(crate) fn nearest<'a>(text: &str, words: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+pub fn nearest<'a>(text: &str, words: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     // What is longer is no slip, and the comparison costs the square of the length.
     if text.len() > 64 {
         return None;
