@@ -46,6 +46,17 @@ pub(crate) fn open_usual(registry: RegistryConfig) -> Result<Option<StoreBackend
     }
 }
 
+/// Opens the store that a daemon keeps, and makes it if there is none.
+pub(crate) fn open_configured(
+    root: &Path,
+    settings: StoreConfig,
+    registry: RegistryConfig,
+    pull: PullConfig,
+) -> Result<StoreBackend, Failure> {
+    let store = Store::open(root, settings).map_err(|error| cannot_open(&error))?;
+    Ok(StoreBackend::new(Puller::new(store, Client::new(registry), pull)))
+}
+
 fn backend(store: Store, registry: RegistryConfig) -> StoreBackend {
     StoreBackend::new(Puller::new(store, Client::new(registry), PullConfig::default()))
 }

@@ -55,6 +55,10 @@ pub enum Reason {
     BackendDown,
     /// The backend answers again.
     BackendUp,
+    /// Other settings are in force.
+    Reloaded,
+    /// The settings cannot be used, and the old ones stay.
+    ReloadFailed,
 }
 
 impl fmt::Display for Reason {
@@ -72,6 +76,8 @@ impl fmt::Display for Reason {
             Reason::ImageGcFailed => "ImageGCFailed",
             Reason::BackendDown => "BackendDown",
             Reason::BackendUp => "BackendUp",
+            Reason::Reloaded => "Reloaded",
+            Reason::ReloadFailed => "ReloadFailed",
         })
     }
 }
@@ -104,7 +110,11 @@ pub struct LogSink;
 impl EventSink for LogSink {
     fn record(&self, event: Event) {
         let Event { event_type, reason, object, message, .. } = event;
-        let (namespace, name, field_path) = (object.namespace, object.name, object.field_path);
+        // A field that is empty says nothing.
+        let said = |text: String| (!text.is_empty()).then_some(text);
+        let (namespace, field_path) = (said(object.namespace), said(object.field_path));
+        let (namespace, field_path) = (namespace.as_deref(), field_path.as_deref());
+        let name = object.name;
         match event_type {
             EventType::Normal => tracing::info!(%reason, namespace, name, field_path, "{message}"),
             EventType::Warning => tracing::warn!(%reason, namespace, name, field_path, "{message}"),

@@ -106,7 +106,7 @@ pub(crate) struct Connection {
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
     Demo(DemoArgs),
-    Serve(ServeArgs),
+    Serve(Box<ServeArgs>),
     Ensure(EnsureArgs),
     Pull(PullArgs),
     Images(ImagesArgs),

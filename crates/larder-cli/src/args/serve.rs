@@ -1,8 +1,8 @@
 //! Arguments of the daemon.
 
-use std::path::PathBuf;
-
 use clap::Args;
+
+use crate::config::Flags;
 
 /// Keep the images of this node: the daemon, which kubelet, crictl and larder's other commands talk to.
 ///
@@ -16,8 +16,6 @@ use clap::Args;
 
 Exit code: 0 stopped by a signal, 1 another larder runs here, 2 bad input, 3 the store cannot be opened.")]
 pub(crate) struct ServeArgs {
-    /// The socket to serve on [default: /run/larder/larder.sock, for others than root
-    /// $XDG_RUNTIME_DIR/larder/larder.sock; with --root, larder.sock in that folder].
-    #[arg(long, value_name = "PATH")]
-    pub(crate) socket: Option<PathBuf>,
+    #[command(flatten)]
+    pub(crate) flags: Flags,
 }

@@ -1,6 +1,6 @@
 //! Where collection keeps its state.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use rustix::fs::FlockOperation;
 
@@ -18,8 +18,13 @@ pub(crate) struct Place {
 impl Place {
     /// That of this backend; nothing is made yet.
     pub(crate) fn of(connection: &Connection, chosen: &Chosen) -> Result<Place, Failure> {
-        let folder = match (&connection.state, chosen) {
-            (Some(folder), _) => folder.clone(),
+        Place::configured(connection.state.as_deref(), chosen)
+    }
+
+    /// That of this backend, if it is in no other folder.
+    pub(crate) fn configured(state: Option<&Path>, chosen: &Chosen) -> Result<Place, Failure> {
+        let folder = match (state, chosen) {
+            (Some(folder), _) => folder.to_owned(),
             (None, Chosen::Store(store)) => store.store().root().join("collect"),
             (None, Chosen::Runtime(runtime)) => {
                 let socket = runtime.endpoint().to_string();

@@ -21,10 +21,10 @@ pub(super) async fn run(args: &ExplainArgs, connection: &Connection, out: &Out) 
     let found = collecting.backend.status(&ImageSpec::named(name)).await?;
     let scene = collect::scene(collector).await?;
     let Some(image) = found else { return Err(unknown(name, &scene)) };
-    let now = plan_round(&scene, collector.policy());
+    let now = plan_round(&scene, &collector.policy());
     let of = |verdicts: &[ImageVerdict]| verdicts.iter().find(|verdict| verdict.id == image.id).cloned();
     let (Some(verdict), Some(last)) =
-        (of(&now.verdicts), of(&plan(&scene, collector.policy(), Goal::AllUnused).verdicts))
+        (of(&now.verdicts), of(&plan(&scene, &collector.policy(), Goal::AllUnused).verdicts))
     else {
         return Err(unknown(name, &scene));
     };

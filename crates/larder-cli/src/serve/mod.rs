@@ -4,34 +4,37 @@
 //! parse -> build (bind, start nothing) -> say what is served where -> run -> drain -> stop
 //! ```
 
+mod build;
 mod connections;
 mod doors;
 mod health;
 mod metrics;
 mod node;
 mod plain;
+mod pods;
+mod reload;
 mod socket;
 
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
+use std::{future, io, net};
 
-use larder::gc::GcPolicy;
-use larder::pull::PullConfig;
 use sd_notify::NotifyState;
-use tokio::net::UnixListener;
+use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 use tokio::time::{self, Instant};
 
 use crate::args::{Connection, ServeArgs};
-use crate::collect::{KeepFile, Place};
-use crate::connect;
+use crate::config::{self, Mistakes};
 use crate::exit::Outcome;
 use crate::failure::Failure;
+use crate::log;
 use crate::out::Out;
 use connections::Connections;
 use doors::Doors;
-use node::{Backed, Node, Parts};
+use node::Node;
 use plain::Plain;
 use socket::{Listen, Socket};
 
@@ -42,12 +45,16 @@ const THREADS: usize = 2;
 struct Daemon {
     node: Arc<Node>,
     socket: Socket,
-    grace: Duration,
+    metrics: Option<net::TcpListener>,
 }
 
 /// Runs until a signal comes.
 pub(crate) fn run(args: &ServeArgs, connection: &Connection, out: &Arc<Out>) -> Result<Outcome, Failure> {
-    let daemon = Daemon::build(args, connection)?;
+    let daemon = match Daemon::build(args, connection) {
+        Ok(daemon) => daemon,
+        Err(Refused::Settings(mistakes)) => return Ok(mistakes.print(out)),
+        Err(Refused::Other(failure)) => return Err(failure),
+    };
     daemon.announce(out);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(THREADS).enable_all().build();
     let runtime = runtime.map_err(|error| Failure::failed(format!("could not start: {error}")))?;
@@ -58,25 +65,19 @@ pub(crate) fn run(args: &ServeArgs, connection: &Connection, out: &Arc<Out>) -> 
 }
 
 impl Daemon {
-    fn build(args: &ServeArgs, connection: &Connection) -> Result<Daemon, Failure> {
-        let chosen = connect::chosen(connection)?;
-        let place = Place::of(connection, &chosen)?.locked()?;
-        let socket = match &args.socket {
-            Some(path) => path.clone(),
-            None => socket::default_path(connection.root.as_deref())?,
-        };
-        let socket = Socket::open(&Listen { socket, mode: 0o660, group: None })?;
-        let keep = KeepFile::at(&place).read()?;
-        let policy = GcPolicy { keep, ..GcPolicy::default() };
-        let node = Node::build(Parts {
-            chosen: Backed::by(chosen, &policy),
-            place,
-            policy,
-            pull: PullConfig::default(),
-            events: 1000,
-            name: host_name(),
-        });
-        Ok(Daemon { node: Arc::new(node), socket, grace: Duration::from_secs(30) })
+    /// Reads the settings, opens what must be open and binds what is served; starts nothing.
+    fn build(args: &ServeArgs, connection: &Connection) -> Result<Daemon, Refused> {
+        let sources = args.flags.sources(connection);
+        let config = config::load(&sources).map_err(Refused::Settings)?;
+        log::change(config.log.level, log::Format::of(config.log.format));
+        for warning in &config.warnings {
+            tracing::warn!("{warning}");
+        }
+        let config::Listen { socket, mode, group } = config.listen.clone();
+        let metrics = build::metrics(&config)?;
+        let node = build::node(sources, config)?;
+        let socket = Socket::open(&Listen { socket, mode, group })?;
+        Ok(Daemon { node: Arc::new(node), socket, metrics })
     }
 
     /// Says what is served where.
@@ -85,38 +86,71 @@ impl Daemon {
             Some(path) => path.display().to_string(),
             None => "the socket that systemd handed over".to_owned(),
         };
-        out.note(format_args!("larder {} serves {}", env!("CARGO_PKG_VERSION"), self.node.told));
-        out.note(format_args!("  CRI image service and control API: {socket}"));
+        out.note(format_args!("larder {} keeps {}", env!("CARGO_PKG_VERSION"), self.node.told));
+        out.note(format_args!("  CRI image service and larder's own API: {socket}"));
+        let address = self.metrics.as_ref().and_then(|listener| listener.local_addr().ok());
+        if let Some(address) = address {
+            out.note(format_args!("  metrics and health: http://{address}/metrics, /healthz, /readyz"));
+        }
     }
 
     async fn run(self) -> Result<Outcome, Failure> {
-        let Daemon { node, socket, grace } = self;
-        let listener = socket.listener.try_clone().and_then(UnixListener::from_std);
-        let listener =
-            listener.map_err(|error| Failure::failed(format!("the socket cannot be used: {error}")))?;
+        let Daemon { node, socket, metrics } = self;
+        let cannot = |error: io::Error| Failure::failed(format!("what was bound cannot be used: {error}"));
+        let listener = socket.listener.try_clone().and_then(UnixListener::from_std).map_err(cannot)?;
+        let metrics = metrics.map(TcpListener::from_std).transpose().map_err(cannot)?;
         let (stop, stopped) = watch::channel(false);
         let connections = Connections::default();
         let plain = Plain { node: Arc::clone(&node), connections: connections.clone() };
-        let mut serving = std::pin::pin!(connections.serve(listener, Doors { plain }, stopped));
+        let mut serving = pin!(connections.serve(listener, Doors { plain: plain.clone() }, stopped));
         tell_systemd(&[NotifyState::Ready]);
         tokio::select! {
             () = serving.as_mut() => {}
             () = node.run() => {}
+            () = plain.serve(metrics) => {}
             () = watchdog() => {}
+            () = reload_when_asked(&node) => {}
             ended = asked_to_stop() => ended?,
         }
         tell_systemd(&[NotifyState::Stopping]);
+        let grace = node.settings.now().drain_grace_period;
         tracing::info!("stopping: what is under way has {}", larder::gotext::duration(grace));
         stop.send_replace(true);
-        drain(serving, &connections, grace).await;
+        drain(serving, &connections, &node, grace).await;
         Ok(Outcome::Done)
+    }
+}
+
+/// Why the daemon does not start.
+enum Refused {
+    /// The settings cannot be used.
+    Settings(Mistakes),
+    /// Something that they name cannot.
+    Other(Failure),
+}
+
+impl From<Failure> for Refused {
+    fn from(failure: Failure) -> Refused {
+        Refused::Other(failure)
+    }
+}
+
+/// Reloads at each SIGHUP, until dropped.
+async fn reload_when_asked(node: &Node) {
+    let Ok(mut hangup) = signal(SignalKind::hangup()) else { return future::pending().await };
+    while hangup.recv().await.is_some() {
+        tell_systemd(&[NotifyState::Reloading]);
+        // What is wrong with the settings was told.
+        let _ = node.reload();
+        tell_systemd(&[NotifyState::Ready]);
     }
 }
 
 /// Lets what is under way end, within the time for it; then says who is late.
 async fn drain(
-    serving: std::pin::Pin<&mut impl Future<Output = ()>>,
+    serving: Pin<&mut impl Future<Output = ()>>,
     connections: &Connections,
+    node: &Node,
     grace: Duration,
 ) {
     if time::timeout(grace, serving).await.is_ok() {
@@ -126,6 +160,10 @@ async fn drain(
     for call in connections.calls() {
         let age = larder::gotext::duration(Duration::from_secs(now.duration_since(call.since).as_secs()));
         tracing::warn!("cut off after {age}: {}", call.path);
+    }
+    for pull in node.manager.pulls() {
+        let age = larder::gotext::duration(Duration::from_secs(now.duration_since(pull.since).as_secs()));
+        tracing::warn!("cut off after {age}: the pull of {}", pull.image);
     }
 }
 
@@ -148,14 +186,10 @@ fn tell_systemd(states: &[NotifyState<'_>]) {
 
 /// Tells systemd that the daemon lives, twice as often as it wants to hear it.
 async fn watchdog() {
-    let Some(period) = sd_notify::watchdog_enabled() else { return std::future::pending().await };
+    let Some(period) = sd_notify::watchdog_enabled() else { return future::pending().await };
     let mut ticks = time::interval(period / 2);
     loop {
         ticks.tick().await;
         tell_systemd(&[NotifyState::Watchdog]);
     }
-}
-
-fn host_name() -> String {
-    rustix::system::uname().nodename().to_string_lossy().into_owned()
 }

@@ -1,5 +1,6 @@
 //! What the daemon is made of: one backend, and everything that works on it. Building it starts nothing.
 
+use std::future;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,11 +15,13 @@ use tokio::time::Instant;
 
 use super::health::{self, Health};
 use super::metrics::{Counted, Metrics};
+use super::pods::prefetch::{self, Hands};
+use super::pods::static_pods;
+use super::pods::wishes::{Held, Wishes};
+use super::reload::Settings;
 use crate::collect::{self, Place};
+use crate::config::Config;
 use crate::connect::Chosen;
-
-/// How long an image that was just ensured is left alone by collection.
-const SPARED: Duration = Duration::from_secs(600);
 
 /// What the node is built from.
 pub(super) struct Parts {
@@ -28,10 +31,15 @@ pub(super) struct Parts {
     /// With the keep rules of the place.
     pub(super) policy: GcPolicy,
     pub(super) pull: PullConfig,
+    /// How long an image that was just ensured is left alone by collection.
+    pub(super) spared: Duration,
+    pub(super) periods: Periods,
     /// How many events are kept.
     pub(super) events: usize,
     /// The name of the node, which events are about.
     pub(super) name: String,
+    /// What all this was made of.
+    pub(super) settings: Settings,
 }
 
 /// The backend in all its roles.
@@ -74,26 +82,29 @@ pub(crate) struct Node {
     pub(super) health: watch::Sender<Health>,
     pub(super) started: Instant,
     pub(super) metrics: Arc<Metrics>,
-    sink: Arc<dyn EventSink>,
-    object: ObjectRef,
+    pub(super) sink: Arc<dyn EventSink>,
+    pub(super) object: ObjectRef,
+    /// What the node itself wants to be here.
+    held: Held,
+    pub(super) settings: Settings,
     pub(super) place: Place,
 }
 
 impl Node {
     /// Puts it together.
     pub(super) fn build(parts: Parts) -> Node {
-        let Parts { chosen, place, pull, policy, events, name } = parts;
+        let Parts { chosen, place, policy, pull, spared, periods, events, name, settings } = parts;
         let Backed { told, backend, store, collector } = chosen;
         let events = Arc::new(RingSink::new(events));
         let metrics = Arc::new(Metrics::default());
         let sink: Arc<dyn EventSink> =
             Arc::new(Tee(vec![Arc::new(LogSink), events.clone(), metrics.clone()]));
-        let gate = Arc::new(Gate::default());
+        let (gate, held) = (Arc::new(Gate::default()), Held::default());
         let manager = Manager::builder(Arc::clone(&backend))
             .config(pull)
             .events(Arc::clone(&sink))
             .metrics(metrics.clone())
-            .lease(Arc::clone(&gate), SPARED)
+            .lease(Arc::clone(&gate), spared)
             .build();
         let history = HistoryFile::new(place.history());
         let collector = collector
@@ -101,11 +112,12 @@ impl Node {
             .records(Arc::new(FileStore::new(place.records())))
             .history(Arc::new(Counted { history, metrics: metrics.clone() }))
             .gate(Arc::clone(&gate))
+            .also_used_by(Arc::new(held.clone()))
             .events(Arc::clone(&sink), name.clone())
             .build();
         let collector = Arc::new(collector);
         Node {
-            loops: GcLoops::new(Arc::clone(&collector), Periods::default()),
+            loops: GcLoops::new(Arc::clone(&collector), periods),
             manager: Arc::new(manager),
             object: ObjectRef::node(name),
             health: watch::Sender::default(),
@@ -116,6 +128,8 @@ impl Node {
             events,
             sink,
             place,
+            held,
+            settings,
             metrics,
             told,
             store,
@@ -127,6 +141,56 @@ impl Node {
         tokio::join!(
             health::watch_over(&*self.backend, &self.health, &self.object, &*self.sink),
             self.loops.run(),
+            self.watch_files(),
+            self.look_after_static_pods(),
+            self.prefetch(),
         );
+    }
+
+    /// Those at the path of the settings, whichever that is.
+    async fn look_after_static_pods(&self) {
+        let path = |config: &Config| config.static_pod_path.clone();
+        self.for_each_setting(path, async |path| {
+            let (manager, backend) = (Arc::clone(&self.manager), Arc::clone(&self.backend));
+            match path {
+                Some(path) => {
+                    static_pods::look_after(path, Wishes::new(manager, backend, self.held.clone())).await;
+                }
+                None => future::pending().await,
+            }
+        })
+        .await;
+    }
+
+    async fn prefetch(&self) {
+        self.for_each_setting(
+            |config| config.prefetch.clone(),
+            async |list| {
+                let (manager, gate) = (Arc::clone(&self.manager), Arc::clone(&self.gate));
+                let (held, node) = (self.held.clone(), self.object.clone());
+                prefetch::look_after(list, Hands { manager, gate, held, node }).await;
+            },
+        )
+        .await;
+    }
+
+    /// Does this with a setting until it changes, and then with the new one.
+    async fn for_each_setting<T: PartialEq + Clone>(
+        &self,
+        setting: impl Fn(&Config) -> T,
+        work: impl AsyncFn(T),
+    ) {
+        let mut changes = self.settings.changes();
+        loop {
+            let now = setting(&changes.borrow_and_update());
+            let news = async {
+                // The sender lives as long as the node.
+                let _ = changes.wait_for(|config| setting(config) != now).await;
+            };
+            tokio::select! {
+                () = work(now.clone()) => return,
+                () = news => {}
+            }
+        }
     }
 }

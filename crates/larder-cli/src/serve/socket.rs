@@ -27,22 +27,6 @@ pub(crate) struct Listen {
     pub(crate) group: Option<String>,
 }
 
-/// Where the daemon of a machine or a user listens when nobody says: for a store of its own folder, in there.
-pub(crate) fn default_path(root: Option<&Path>) -> Result<PathBuf, Failure> {
-    const NAME: &str = "larder.sock";
-    if let Some(root) = root {
-        return Ok(root.join(NAME));
-    }
-    if rustix::process::geteuid().is_root() {
-        return Ok(Path::new("/run/larder").join(NAME));
-    }
-    let runtime = std::env::var_os("XDG_RUNTIME_DIR").map(PathBuf::from).filter(|path| path.is_absolute());
-    match runtime {
-        Some(folder) => Ok(folder.join("larder").join(NAME)),
-        None => Ok(crate::store::default_root()?.join(NAME)),
-    }
-}
-
 /// A socket that is bound.
 pub(crate) struct Socket {
     pub(crate) listener: UnixListener,

@@ -1,6 +1,6 @@
 //! Looks at what is present and used, and removes what has to go. Read [`Collector::collect`].
 
-use std::sync::{Arc, Mutex as Lock, PoisonError};
+use std::sync::{Arc, Mutex as Lock, PoisonError, RwLock};
 use std::time::SystemTime;
 
 use tokio::sync::Mutex;
@@ -25,6 +25,7 @@ use crate::image_service::Disk;
 /// Collects the images of one backend. One round runs at a time; dropping a call abandons its round.
 pub struct Collector {
     pub(super) parts: Parts,
+    policy: RwLock<Arc<GcPolicy>>,
     records: Mutex<Records>,
     /// What was wrong with the records at the start.
     notice: Option<String>,
@@ -78,6 +79,7 @@ impl Collector {
         }
         let began = parts.clock.read().wall;
         Collector {
+            policy: RwLock::new(Arc::new(parts.policy.clone())),
             records: Mutex::new(loaded.records),
             notice: loaded.notice,
             began,
@@ -92,8 +94,13 @@ impl Collector {
     }
 
     /// What it collects by.
-    pub fn policy(&self) -> &GcPolicy {
-        &self.parts.policy
+    pub fn policy(&self) -> Arc<GcPolicy> {
+        Arc::clone(&self.policy.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Collects by another policy from the next round on. It must have no [problems](GcPolicy::problems).
+    pub fn set_policy(&self, policy: GcPolicy) {
+        *self.policy.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(policy);
     }
 
     /// How many images were removed since the start.
@@ -108,24 +115,24 @@ impl Collector {
 
     /// Brings the records up to date, and removes nothing. Costs the same few calls whatever is known already.
     pub async fn detect(&self) -> Result<(), GcError> {
-        self.look(&mut *self.records.lock().await).await.map(drop)
+        self.scene().await.map(drop)
     }
 
     /// What [`collect`](Collector::collect) would do now.
     pub async fn plan_round(&self) -> Result<Plan, GcError> {
         let scene = self.scene_with_disk().await?;
-        Ok(plan_round(&scene, &self.parts.policy))
+        Ok(plan_round(&scene, &self.policy()))
     }
 
     /// What collecting for this goal would do now.
     pub async fn plan(&self, goal: Goal) -> Result<Plan, GcError> {
         let scene = self.scene_with_disk().await?;
-        Ok(plan(&scene, &self.parts.policy, goal))
+        Ok(plan(&scene, &self.policy(), goal))
     }
 
     /// Everything that a plan depends on, now.
     pub async fn scene(&self) -> Result<Scene, GcError> {
-        self.look(&mut *self.records.lock().await).await
+        self.look(&self.policy(), &mut *self.records.lock().await).await
     }
 
     /// Everything that a plan depends on, and the file system.
@@ -144,37 +151,42 @@ impl Collector {
 
     /// Collects for this goal, and tells what was done also where that was not enough or some of it failed.
     pub async fn round(&self, goal: Goal) -> Round {
+        self.round_by(&self.policy(), goal).await
+    }
+
+    /// The same by a policy for this round alone.
+    pub async fn round_by(&self, policy: &GcPolicy, goal: Goal) -> Round {
         let mut report = Report::default();
         let ended = match goal {
-            Goal::Thresholds | Goal::Age => self.on_time(&mut report).await,
-            Goal::Free { .. } | Goal::AllUnused => self.on_demand(goal, &mut report).await,
+            Goal::Thresholds | Goal::Age => self.on_time(policy, &mut report).await,
+            Goal::Free { .. } | Goal::AllUnused => self.on_demand(policy, goal, &mut report).await,
         };
         Round { report, error: ended.err() }
     }
 
-    async fn on_time(&self, report: &mut Report) -> Result<(), GcError> {
+    async fn on_time(&self, policy: &GcPolicy, report: &mut Report) -> Result<(), GcError> {
         let records = &mut *self.records.lock().await;
-        let scene = &mut self.look(records).await?;
+        let scene = &mut self.look(policy, records).await?;
         let started = scene.now;
-        report.warnings = self.warnings(scene);
-        let age_error = self.age_pass(scene, records, report).await;
-        if let (Some(error), Accounting::Nominal) = (&age_error, self.parts.policy.accounting) {
+        report.warnings = Self::warnings_by(policy, scene);
+        let age_error = self.age_pass(policy, scene, records, report).await;
+        if let (Some(error), Accounting::Nominal) = (&age_error, policy.accounting) {
             return Err(error.clone());
         }
         let disk = self.disk().await?;
         scene.disk = Some(disk);
         report.before.get_or_insert(disk);
         report.after = Some(disk);
-        let planned = plan(scene, &self.parts.policy, Goal::Thresholds);
-        if !is_due(disk, &self.parts.policy) {
+        let planned = plan(scene, policy, Goal::Thresholds);
+        if !is_due(disk, policy) {
             report.plans.push(planned);
             return age_error.map_or(Ok(()), Err);
         }
-        let swept = self.carry_out(scene, records, planned, report).await;
-        if let Some(error) = swept.error(Goal::Thresholds, &self.parts.policy) {
+        let swept = self.carry_out(policy, scene, records, planned, report).await;
+        if let Some(error) = swept.error(Goal::Thresholds, policy) {
             return Err(error);
         }
-        self.run_hooks(scene, &swept, started);
+        self.run_hooks(policy, scene, &swept, started);
         if !swept.reached {
             let message = insufficient(disk, swept.freed);
             self.event(Reason::FreeDiskSpaceFailed, &message);
@@ -195,23 +207,23 @@ impl Collector {
         error.map_or(Ok(report), Err)
     }
 
-    async fn on_demand(&self, goal: Goal, report: &mut Report) -> Result<(), GcError> {
+    async fn on_demand(&self, policy: &GcPolicy, goal: Goal, report: &mut Report) -> Result<(), GcError> {
         let records = &mut *self.records.lock().await;
-        let scene = &mut self.look(records).await?;
+        let scene = &mut self.look(policy, records).await?;
         let started = scene.now;
-        report.warnings = self.warnings(scene);
-        scene.disk = match (goal, self.parts.policy.accounting) {
+        report.warnings = Self::warnings_by(policy, scene);
+        scene.disk = match (goal, policy.accounting) {
             (Goal::AllUnused, Accounting::Nominal) => None,
             (Goal::AllUnused, Accounting::Exact) => self.parts.disk.measure().await.ok(),
             _ => Some(self.disk().await?),
         };
         report.before = scene.disk;
-        let planned = plan(scene, &self.parts.policy, goal);
-        let swept = self.carry_out(scene, records, planned, report).await;
-        if let Some(error) = swept.error(goal, &self.parts.policy) {
+        let planned = plan(scene, policy, goal);
+        let swept = self.carry_out(policy, scene, records, planned, report).await;
+        if let Some(error) = swept.error(goal, policy) {
             return Err(error);
         }
-        self.run_hooks(scene, &swept, started);
+        self.run_hooks(policy, scene, &swept, started);
         match report.before {
             Some(before) if !swept.reached => Err(GcError::Insufficient(insufficient(before, swept.freed))),
             _ => Ok(()),
@@ -220,35 +232,37 @@ impl Collector {
 
     async fn age_pass(
         &self,
+        policy: &GcPolicy,
         scene: &mut Scene,
         records: &mut Records,
         report: &mut Report,
     ) -> Option<GcError> {
-        if self.parts.policy.maximum_age.is_zero() {
+        if policy.maximum_age.is_zero() {
             return None;
         }
-        let planned = plan(scene, &self.parts.policy, Goal::Age);
+        let planned = plan(scene, policy, Goal::Age);
         if planned.removals.is_empty() {
             return None;
         }
-        if self.parts.policy.accounting == Accounting::Exact {
+        if policy.accounting == Accounting::Exact {
             scene.disk = self.parts.disk.measure().await.ok();
             report.before = scene.disk;
         }
-        let swept = self.carry_out(scene, records, planned, report).await;
-        swept.error(Goal::Age, &self.parts.policy)
+        let swept = self.carry_out(policy, scene, records, planned, report).await;
+        swept.error(Goal::Age, policy)
     }
 
     async fn carry_out(
         &self,
+        policy: &GcPolicy,
         scene: &mut Scene,
         records: &mut Records,
         planned: Plan,
         report: &mut Report,
     ) -> Swept {
         report.plans.push(planned.clone());
-        let hand = Hand { collector: self, goal: planned.goal };
-        let swept = sweep(&hand, scene, &self.parts.policy, planned, self.parts.patience).await;
+        let hand = Hand { collector: self, policy, goal: planned.goal };
+        let swept = sweep(&hand, scene, policy, planned, self.parts.patience).await;
         if !swept.done.is_empty() {
             for done in &swept.done {
                 records.forget(&done.removal.id, &done.removal.handler);
@@ -261,22 +275,20 @@ impl Collector {
     }
 
     /// Asks everybody, updates the records, and puts the scene together. On an error the records stay as they were.
-    async fn look(&self, records: &mut Records) -> Result<Scene, GcError> {
+    async fn look(&self, policy: &GcPolicy, records: &mut Records) -> Result<Scene, GcError> {
         let parts = &self.parts;
         let images = parts.backend.list().await.map_err(GcError::List)?;
         let found = Uses::ask(&parts.sources).await?;
-        let layers = match (&parts.layers, parts.policy.accounting) {
+        let layers = match (&parts.layers, policy.accounting) {
             // Keep rules may ask for labels, whatever the accounting.
-            (Some(source), accounting)
-                if accounting == Accounting::Exact || parts.policy.asks_for_labels() =>
-            {
+            (Some(source), accounting) if accounting == Accounting::Exact || policy.asks_for_labels() => {
                 source.layers(&images).await.map_err(GcError::Layers)?
             }
             _ => Layers::unknown(),
         };
-        let uses = Uses::of(found, &images, parts.policy.uses);
+        let uses = Uses::of(found, &images, policy.uses);
         let now = parts.clock.read();
-        records.observe(&images, &uses, &now, parts.policy.clock);
+        records.observe(&images, &uses, &now, policy.clock);
         self.save(records);
         let subjects = self.subjects(records, &images, &uses);
         Ok(Scene { now: now.wall, began: self.began, images: subjects, layers, disk: None })
@@ -322,12 +334,16 @@ impl Collector {
 
     /// Keep rules that match nothing in this scene.
     pub fn warnings(&self, scene: &Scene) -> Vec<KeepWarning> {
-        let rules = &self.parts.policy.keep;
+        Self::warnings_by(&self.policy(), scene)
+    }
+
+    fn warnings_by(policy: &GcPolicy, scene: &Scene) -> Vec<KeepWarning> {
+        let rules = &policy.keep;
         if rules.is_empty() { Vec::new() } else { keep::warnings(rules, &keepables(scene)) }
     }
 
-    fn run_hooks(&self, scene: &Scene, swept: &Swept, started: Stamp) {
-        let kept: Vec<String> = match self.parts.policy.hooks {
+    fn run_hooks(&self, policy: &GcPolicy, scene: &Scene, swept: &Swept, started: Stamp) {
+        let kept: Vec<String> = match policy.hooks {
             HookRule::Examined => swept.examined.clone(),
             HookRule::AllPresent => scene.images.iter().map(|image| image.id.clone()).collect(),
         };

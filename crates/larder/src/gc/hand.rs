@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use super::collector::Collector;
 use super::history::Entry;
 use super::plan::{Goal, Removal};
-use super::policy::Accounting;
+use super::policy::{Accounting, GcPolicy};
 use super::sweep::{Hands, Outcome, RemoveError};
 use super::time::Amount;
 use super::uses::{Use, Uses};
@@ -16,6 +16,7 @@ use crate::image_service::Disk;
 
 pub(super) struct Hand<'a> {
     pub(super) collector: &'a Collector,
+    pub(super) policy: &'a GcPolicy,
     pub(super) goal: Goal,
 }
 
@@ -26,7 +27,7 @@ impl Hand<'_> {
         let found = Uses::ask(&parts.sources).await;
         let found = found.map_err(|error| RemoveError::UseUnknown(error.to_string()))?;
         let named = Image { id: image.id.clone(), repo_tags: image.names.clone(), ..Image::default() };
-        let uses = Uses::of(found, &[named], parts.policy.uses);
+        let uses = Uses::of(found, &[named], self.policy.uses);
         Ok(uses.of_image(&image.id, &image.handler).cloned().collect())
     }
 }
@@ -43,7 +44,7 @@ impl Hands for Hand<'_> {
             },
             None => None,
         };
-        if parts.policy.accounting == Accounting::Exact {
+        if self.policy.accounting == Accounting::Exact {
             let uses = self.users(image).await?;
             if !uses.is_empty() {
                 return Ok(Outcome::InUse(uses));

@@ -171,17 +171,19 @@ impl GcLoops {
     /// Kicks a round as soon as the disk is past a limit. After a kick that did not help, the next one waits as long as
     /// the timer would: what a round could not free it will not free five seconds later.
     async fn watching(&self) {
-        let Some(period) = self.periods.pressure.filter(|_| self.collector.policy().is_enabled()) else {
-            return;
-        };
+        let Some(period) = self.periods.pressure else { return };
         let mut timer = interval(period);
         timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut status = self.status.subscribe();
         let mut not_before = Instant::now();
         loop {
             timer.tick().await;
+            let policy = self.collector.policy();
+            if !policy.is_enabled() {
+                continue;
+            }
             let Ok(disk) = self.collector.parts.disk.measure().await else { continue };
-            let due = disk.capacity > 0 && is_due(disk, self.collector.policy());
+            let due = disk.capacity > 0 && is_due(disk, &policy);
             if !due || Instant::now() < not_before {
                 continue;
             }
@@ -192,7 +194,7 @@ impl GcLoops {
             }
             let reached = matches!(status.borrow().last, Some(Ok(_)));
             // Kubelet's sums may call it a success although nothing was freed.
-            if !reached || self.collector.policy().accounting == Accounting::Nominal {
+            if !reached || policy.accounting == Accounting::Nominal {
                 not_before = Instant::now() + self.periods.collect;
             }
         }

@@ -46,6 +46,11 @@ pub enum Use {
         /// For how much longer that counts.
         left: Duration,
     },
+    /// Somebody on the node wants it to be here, whether it is used right now or not.
+    Wanted {
+        /// Who, such as `static pod kube-system/proxy`.
+        by: String,
+    },
 }
 
 impl fmt::Display for Use {
@@ -62,6 +67,7 @@ impl fmt::Display for Use {
             }
             Use::Volume { pod, .. } => write!(f, "a volume of pod {pod}"),
             Use::Lease { id } => write!(f, "lease {id}"),
+            Use::Wanted { by } => f.write_str(by),
             Use::Ensured { left } => {
                 write!(
                     f,

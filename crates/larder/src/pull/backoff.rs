@@ -35,6 +35,11 @@ impl Backoff {
         Backoff { initial, max, entries: HashMap::new() }
     }
 
+    /// Other limits, for the failures that come.
+    pub fn set_limits(&mut self, initial: Duration, max: Duration) {
+        (self.initial, self.max) = (initial, max);
+    }
+
     /// Counts a failure and returns the delay that follows from it.
     pub fn fail(&mut self, key: &str, now: Instant) -> Duration {
         if self.entries.len() >= PURGE_AT {

@@ -1,6 +1,7 @@
 //! Makes one image present for one pod. Read [`Manager::ensure`].
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::{Duration, SystemTime};
 
 use futures_util::FutureExt;
@@ -36,9 +37,10 @@ pub struct Manager {
     pub(super) metrics: Option<Arc<dyn PullMetrics>>,
     times: Option<Arc<dyn PullTimeRecorder>>,
     backoff: Mutex<Backoff>,
-    puller: Arc<Puller>,
-    /// `None`: each request pulls for itself.
-    flights: Option<Flights>,
+    puller: RwLock<Arc<Puller>>,
+    flights: Flights,
+    /// Whether a request joins a pull that is under way.
+    once: AtomicBool,
     board: Board,
     pub(super) leases: Leases,
 }
@@ -109,7 +111,7 @@ impl ManagerBuilder {
     pub fn build(self) -> Manager {
         let images = ImageService::new(self.backend);
         Manager {
-            puller: Arc::new(Puller::new(images.clone(), &self.config, Instant::now())),
+            puller: RwLock::new(Arc::new(Puller::new(images.clone(), &self.config, Instant::now()))),
             images,
             credentials: self.credentials,
             records: self.records,
@@ -117,7 +119,8 @@ impl ManagerBuilder {
             metrics: self.metrics,
             times: self.times,
             backoff: Mutex::new(Backoff::new(self.config.backoff_initial, self.config.backoff_max)),
-            flights: (self.config.same_image == SameImage::Once).then(Flights::default),
+            flights: Flights::default(),
+            once: AtomicBool::new(self.config.same_image == SameImage::Once),
             board: Board::default(),
             leases: self.leases,
         }
@@ -151,6 +154,15 @@ impl Manager {
             metrics.ensure_requested(&labels);
         }
         result
+    }
+
+    /// Takes over other settings. Pulls that wait or run stay in the queue that they are in; back-offs that were counted
+    /// stay as they are.
+    pub fn set_config(&self, config: &PullConfig) {
+        let puller = Arc::new(Puller::new(self.images.clone(), config, Instant::now()));
+        *self.puller.write().unwrap_or_else(PoisonError::into_inner) = puller;
+        self.once.store(config.same_image == SameImage::Once, Ordering::Relaxed);
+        self.lock_backoff().set_limits(config.backoff_initial, config.backoff_max);
     }
 
     /// The pulls in flight, oldest first.
@@ -330,11 +342,13 @@ impl Manager {
 
     /// Pulls, or joins a pull under way whose outcome is also this caller's.
     pub(super) async fn fly(&self, job: &Job) -> Arc<Landed> {
-        let Some(flights) = &self.flights else { return Arc::new(self.departure(job.clone()).await) };
+        if !self.once.load(Ordering::Relaxed) {
+            return Arc::new(self.departure(job.clone()).await);
+        }
         let key =
             FlightKey { image: job.spec.image.clone(), runtime_handler: job.spec.runtime_handler.clone() };
         loop {
-            let (flight, own) = flights.join(key.clone(), || self.departure(job.clone()).boxed());
+            let (flight, own) = self.flights.join(key.clone(), || self.departure(job.clone()).boxed());
             let landed = flight.await;
             if own || landed.serves(&job.credentials) {
                 return landed;
@@ -344,7 +358,8 @@ impl Manager {
 
     /// A pull that owns all it needs, so that it can outlive the caller that started it.
     fn departure(&self, job: Job) -> impl Future<Output = Landed> + Send + 'static {
-        let (puller, leases) = (self.puller.clone(), self.leases.clone());
+        let puller = Arc::clone(&self.puller.read().unwrap_or_else(PoisonError::into_inner));
+        let leases = self.leases.clone();
         let entry = self.board.enter(&job.spec.image, Instant::now());
         async move {
             let result = leases.pull(&puller, &job, &entry).await;

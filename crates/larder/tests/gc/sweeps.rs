@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use larder::events::RingSink;
-use larder::gc::{Entry, Found, Gate, GcError, GcPolicy, History, Patience, Use, UseError, UseSource};
+use larder::gc::{Entry, Found, Gate, GcError, GcPolicy, Goal, History, Patience, Use, UseError, UseSource};
 use tokio::time::Instant;
 
 use crate::world::{World, id};
@@ -51,6 +51,24 @@ async fn waiting_is_bounded_and_then_more_goes() {
     assert!(matches!(error, GcError::Insufficient(_)), "{error}");
     assert_eq!(world.removals().len(), 10);
     assert!(start.elapsed() < Duration::from_secs(4), "{:?}", start.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_new_policy_counts_from_the_next_round_and_one_for_a_round_for_that_alone() {
+    let world = ten();
+    let collector = world.collector().policy(GcPolicy { high_threshold_percent: 100, ..policy() }).build();
+    world.advance(1000);
+    collector.collect().await.unwrap();
+    assert_eq!(world.removals(), [""; 0]);
+    let round = collector.round_by(&policy(), Goal::Thresholds).await;
+    assert!(round.error.is_none());
+    assert_eq!(world.removals(), ["i0", "i1"]);
+    let low = GcPolicy { high_threshold_percent: 60, low_threshold_percent: 60, ..policy() };
+    collector.collect().await.unwrap();
+    assert_eq!(world.removals().len(), 2);
+    collector.set_policy(low);
+    collector.collect().await.unwrap();
+    assert_eq!(world.removals().len(), 4);
 }
 
 #[tokio::test(start_paused = true)]

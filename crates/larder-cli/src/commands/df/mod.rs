@@ -72,7 +72,7 @@ async fn held_by(collector: &Collector, disk_is_here: bool) -> Option<Holders> {
             return None;
         }
     };
-    Some(who_holds(&scene, collector.policy()))
+    Some(who_holds(&scene, &collector.policy()))
 }
 
 /// The room that images take. The shape of `-o json`.

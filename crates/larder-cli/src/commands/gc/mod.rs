@@ -28,17 +28,17 @@ async fn dry_run(args: &GcArgs, collecting: &Collecting, out: &Out) -> Result<Ou
     };
     warn(&collector.warnings(&scene), out);
     let planned = match args.goal() {
-        Goal::Thresholds => plan_round(&scene, collector.policy()),
-        goal => plan(&scene, collector.policy(), goal),
+        Goal::Thresholds => plan_round(&scene, &collector.policy()),
+        goal => plan(&scene, &collector.policy(), goal),
     };
     let enough = planned.reachable;
     let report = Report::of_plan(&planned, scene.disk);
     match args.output.data() {
         Some(format) => output::data(out, format, &report),
-        None => tell::plan(&report, collector.policy(), out),
+        None => tell::plan(&report, &collector.policy(), out),
     }
     if !enough {
-        holders::tell(&who_holds(&scene, collector.policy()), out);
+        holders::tell(&who_holds(&scene, &collector.policy()), out);
     }
     Ok(if enough { Outcome::Done } else { Outcome::Failed })
 }
@@ -52,14 +52,14 @@ async fn one_round(args: &GcArgs, collecting: &Collecting, out: &Out) -> Result<
         Some(format) => output::data(out, format, &report),
         // Where it ended before anything was looked at, there is nothing to tell but why.
         None if round.report.plans.is_empty() => {}
-        None => tell::round(&report, collector.policy(), args.output.is_wide(), out),
+        None => tell::round(&report, &collector.policy(), args.output.is_wide(), out),
     }
     let Some(error) = round.error else { return Ok(Outcome::Done) };
     let insufficient = matches!(error, GcError::Insufficient(_));
     let outcome = collect::failure(error).print(out);
     if insufficient {
         let scene = collector.scene_with_disk().await.map_err(collect::failure)?;
-        holders::tell(&who_holds(&scene, collector.policy()), out);
+        holders::tell(&who_holds(&scene, &collector.policy()), out);
     }
     Ok(outcome)
 }

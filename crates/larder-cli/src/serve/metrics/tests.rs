@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use larder::gc::{Collector, GcPolicy, Goal, Measure};
+use larder::gc::{Collector, GcPolicy, Goal, Measure, Periods};
 use larder::image_service::{Disk as LocalDisk, FilesystemError};
 use larder::pod::Pod;
 use larder::pull::{EnsureRequest, PullConfig, PullPolicy};
@@ -13,7 +13,9 @@ use larder_testkit::fake_backend::{FakeBackend, Pull, image};
 use super::documented::{self, DOCUMENTED, Kind};
 use super::*;
 use crate::collect::Place;
+use crate::config::{self, Places, Sources};
 use crate::serve::node::{Backed, Node, Parts};
+use crate::serve::reload::Settings;
 
 /// What only the embedded store can tell; a scenario looks at it there.
 const OF_THE_STORE: [&str; 2] = ["larder_registry_", "larder_filesystem_"];
@@ -31,6 +33,8 @@ impl Measure for Disk {
 
 fn node(backend: &FakeBackend, folder: &tempfile::TempDir) -> Node {
     let backend: Arc<FakeBackend> = Arc::new(backend.clone());
+    let sources = Sources { places: Places::of(true, |_| None), layers: Vec::new() };
+    let config = config::load(&sources).unwrap();
     Node::build(Parts {
         chosen: Backed {
             told: "a fake".into(),
@@ -43,6 +47,9 @@ fn node(backend: &FakeBackend, folder: &tempfile::TempDir) -> Node {
         pull: PullConfig::default(),
         events: 10,
         name: "node".into(),
+        spared: Duration::from_secs(600),
+        periods: Periods::default(),
+        settings: Settings::new(sources, config),
     })
 }
 

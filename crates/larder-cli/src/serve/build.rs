@@ -1,0 +1,80 @@
+//! From settings to a node: opens what must be open, and starts nothing.
+
+use std::net::TcpListener;
+use std::sync::Arc;
+
+use larder::gc::{GcPolicy, KeepRule};
+use larder_cri::{CriBackend, discover};
+
+use super::node::{Backed, Node, Parts};
+use super::reload::Settings;
+use crate::collect::{KeepFile, Place};
+use crate::config::{self, Config, Sources};
+use crate::connect::Chosen;
+use crate::failure::Failure;
+use crate::store;
+
+/// The node that the settings describe.
+pub(super) fn node(sources: Sources, config: Config) -> Result<Node, Failure> {
+    let chosen = backend(&config)?;
+    let place = Place::configured(config.state.as_deref(), &chosen)?.locked()?;
+    let policy = policy(&config, KeepFile::at(&place).read()?);
+    Ok(Node::build(Parts {
+        chosen: Backed::by(chosen, &policy),
+        place,
+        policy,
+        pull: config.pull.clone(),
+        spared: config.ensured_lease,
+        periods: config.periods,
+        events: config.event_ring_size,
+        name: host_name(),
+        settings: Settings::new(sources, config),
+    }))
+}
+
+/// The policy of the settings, with the rules of `larder keep` on top.
+pub(super) fn policy(config: &Config, kept: Vec<KeepRule>) -> GcPolicy {
+    let mut policy = config.gc.clone();
+    policy.keep.extend(kept);
+    policy
+}
+
+fn backend(config: &Config) -> Result<Chosen, Failure> {
+    let Some((endpoint, cri)) = config.cri() else {
+        let settings = config.store.config.clone();
+        let store =
+            store::open_configured(&config.root, settings, config.registry.clone(), config.store_pull())?;
+        return Ok(Chosen::Store(store));
+    };
+    let endpoint = match endpoint {
+        Some(endpoint) => endpoint,
+        None => discover().map_err(|error| {
+            let failure = Failure::unreachable(error.to_string()).hint(error.hint());
+            failure.hint("or name the runtime: backend: unix:///path/to.sock")
+        })?,
+    };
+    Ok(Chosen::Runtime(Arc::new(CriBackend::new(endpoint, cri))))
+}
+
+/// Where metrics are served over TCP. The usual address is left alone when somebody else has it; one that was asked for
+/// must be had.
+pub(super) fn metrics(config: &Config) -> Result<Option<TcpListener>, Failure> {
+    let Some(address) = config.metrics.address else { return Ok(None) };
+    let bound = TcpListener::bind(address).and_then(|listener| {
+        listener.set_nonblocking(true)?;
+        Ok(listener)
+    });
+    match bound {
+        Ok(listener) => Ok(Some(listener)),
+        Err(error) if matches!(config.origin("metrics.address"), config::Origin::Default) => {
+            tracing::warn!("metrics are served on the socket only: {address}: {error}");
+            Ok(None)
+        }
+        Err(error) => Err(Failure::failed(format!("metrics cannot be served at {address}: {error}"))
+            .hint("name another address with metrics.address, or \"\" for none")),
+    }
+}
+
+fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}

@@ -1,0 +1,190 @@
+//! `staticPodPath`: a file or a directory of manifests, watched, as kubelet has it.
+//!
+//! Every file that does not begin with a dot counts, whatever its ending. One that cannot be used is told once, with
+//! file and line; the images of the pods that it had before are released, as those of a file that is gone.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use larder::pod::{ObjectRef, SandboxConfig};
+use larder::pull::{EnsureRequest, default_policy};
+use notify::{RecursiveMode, Watcher as _};
+use tokio::sync::mpsc;
+use tokio::time;
+
+use super::wishes::{WishKey, Wishes};
+use crate::manifest::{Manifests, Source};
+
+/// How often the directory is read although nobody said that it changed, as in kubelet.
+const PERIOD: Duration = Duration::from_secs(20);
+/// How long to wait for more changes after one.
+const SETTLE: Duration = Duration::from_millis(200);
+/// Namespace of pods that name none.
+const NAMESPACE: &str = "default";
+
+/// What the manifests want, and what is wrong with them.
+#[derive(Default)]
+struct Reading {
+    wanted: BTreeMap<WishKey, EnsureRequest>,
+    problems: BTreeSet<String>,
+}
+
+/// Looks after the images of the pods at this path until dropped.
+pub(in crate::serve) async fn look_after(path: PathBuf, mut wishes: Wishes) {
+    let (tell, mut changes) = mpsc::channel(1);
+    let _watcher = watch(&path, tell.clone());
+    let mut told = BTreeSet::new();
+    loop {
+        let of = path.clone();
+        // It fails only when the runtime stops.
+        let Ok(reading) = tokio::task::spawn_blocking(move || read(&of)).await else { return };
+        for problem in reading.problems.difference(&told) {
+            tracing::warn!("static pods: {problem}");
+        }
+        told = reading.problems;
+        wishes.set(reading.wanted);
+        let _ = time::timeout(PERIOD, changes.recv()).await;
+        time::sleep(SETTLE).await;
+        while changes.try_recv().is_ok() {}
+    }
+}
+
+/// Tells when something in the directory changes. Without it, changes are seen with the next reading.
+fn watch(path: &Path, changed: mpsc::Sender<()>) -> Option<notify::RecommendedWatcher> {
+    let tell = move |_| {
+        // One change that waits is as good as many.
+        let _ = changed.try_send(());
+    };
+    let watched = notify::recommended_watcher(tell).and_then(|mut watcher| {
+        watcher.watch(path, RecursiveMode::NonRecursive)?;
+        Ok(watcher)
+    });
+    watched.inspect_err(|error| tracing::info!("static pods: not watched, only read: {error}")).ok()
+}
+
+fn read(path: &Path) -> Reading {
+    let mut reading = Reading::default();
+    let files = match files(path) {
+        Ok(files) => files,
+        Err(error) => {
+            reading.problems.insert(error.to_string());
+            return reading;
+        }
+    };
+    for file in files {
+        let mut manifests = Manifests::default();
+        manifests.read(&Source::File(file), NAMESPACE);
+        reading.problems.extend(manifests.problems.iter().map(ToString::to_string));
+        for workload in manifests.workloads {
+            let owner = format!("static pod {}/{}", workload.pod.namespace, workload.pod.name);
+            for want in workload.wants {
+                let policy = want.policy.unwrap_or_else(|| default_policy(&want.image));
+                let key = WishKey {
+                    owner: owner.clone(),
+                    part: want.part,
+                    image: want.image.clone(),
+                    policy: policy.to_string(),
+                };
+                let request = EnsureRequest {
+                    target: Some(ObjectRef::new(&workload.pod, &want.field_path)),
+                    sandbox: Some(SandboxConfig::of(&workload.pod)),
+                    ..EnsureRequest::new(want.image, policy, workload.pod.clone())
+                };
+                reading.wanted.insert(key, request);
+            }
+        }
+    }
+    reading
+}
+
+/// The manifests: the file itself, or the regular files of a directory that do not begin with a dot.
+fn files(path: &Path) -> io::Result<Vec<PathBuf>> {
+    if !fs_err::metadata(path)?.is_dir() {
+        return Ok(vec![path.to_owned()]);
+    }
+    let mut files = Vec::new();
+    for entry in fs_err::read_dir(path)? {
+        let entry = entry?;
+        let hidden = entry.file_name().as_encoded_bytes().starts_with(b".");
+        // A link counts as what it leads to.
+        if !hidden && fs_err::metadata(entry.path()).is_ok_and(|found| found.is_file()) {
+            files.push(entry.path());
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use larder::gc::UseSource as _;
+    use larder::pull::Manager;
+    use larder_testkit::fake_backend::{FakeBackend, image};
+
+    use super::super::wishes::Held;
+    use super::*;
+
+    const POD: &str = "apiVersion: v1
+kind: Pod
+metadata: {name: proxy, namespace: kube-system}
+spec:
+  containers:
+  - {name: app, image: 'a:1'}
+  - {name: side, image: 'b:1', imagePullPolicy: Never}
+";
+
+    #[test]
+    fn every_file_counts_but_hidden_ones_and_junk_is_told() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| fs_err::write(folder.path().join(name), text).unwrap();
+        write("proxy", POD);
+        write(".hidden.yaml", "junk");
+        write("junk.yaml", "a: [");
+        fs_err::create_dir(folder.path().join("directory")).unwrap();
+        std::os::unix::fs::symlink("nowhere", folder.path().join("dangling")).unwrap();
+        let reading = read(folder.path());
+        let wanted: Vec<_> = reading
+            .wanted
+            .keys()
+            .map(|key| format!("{} {} {} {}", key.owner, key.part, key.image, key.policy))
+            .collect();
+        assert_eq!(
+            wanted,
+            [
+                "static pod kube-system/proxy app a:1 IfNotPresent",
+                "static pod kube-system/proxy side b:1 Never"
+            ]
+        );
+        assert_eq!(reading.problems.len(), 1, "{:?}", reading.problems);
+        assert!(reading.problems.iter().all(|problem| problem.contains("junk.yaml")));
+        assert_eq!(read(&folder.path().join("nowhere")).problems.len(), 1);
+    }
+
+    #[tokio::test]
+    async fn images_of_new_pods_are_ensured_and_those_of_removed_ones_released() {
+        let folder = tempfile::tempdir().unwrap();
+        let backend = FakeBackend::new();
+        backend.offer("a:1", image("sha256:a", 1));
+        let manager = Arc::new(Manager::builder(Arc::new(backend.clone())).build());
+        let held = Held::default();
+        let wishes = Wishes::new(manager, Arc::new(backend), held.clone());
+        let until = async |count: usize| {
+            while held.uses().await.unwrap().len() != count {
+                time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::select! {
+            () = look_after(folder.path().to_owned(), wishes) => {}
+            () = async {
+                fs_err::write(folder.path().join("pod"), POD).unwrap();
+                until(1).await;
+                fs_err::remove_file(folder.path().join("pod")).unwrap();
+                until(0).await;
+            } => {}
+        }
+    }
+}
