@@ -191,7 +191,7 @@ mod tests {
         let pod = EnsureRequest::new("pod:1", PullPolicy::Always, Pod::default());
         let manager = hands.manager.clone();
         tokio::select! {
-            () = look_after(list, hands) => unreachable!("it runs until dropped"),
+            biased;
             () = async {
                 let _ = tokio::join!(manager.ensure(&pod), async {
                     time::sleep(Duration::from_secs(29)).await;
@@ -200,6 +200,7 @@ mod tests {
                 time::sleep(Duration::from_secs(5)).await;
                 assert_eq!(held.uses().await.unwrap().len(), 1);
             } => {}
+            () = look_after(list, hands) => unreachable!("it runs until dropped"),
         }
         assert!(held.uses().await.unwrap().is_empty(), "released");
     }
