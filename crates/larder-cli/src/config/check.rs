@@ -163,11 +163,15 @@ impl Checking<'_> {
         }
         let (pull, registry) = (&self.config.pull, &self.config.registry);
         if pull.backoff_max < pull.backoff_initial {
-            self.mistake(&["pull.backoffMax", "pull.backoffInitial"], "is below pull.backoffInitial", None);
+            self.mistake(
+                &["pull.backoffMax", "pull.backoffInitial"],
+                "pull.backoffMax is below pull.backoffInitial",
+                None,
+            );
         } else if registry.retry_max < registry.retry_initial {
             self.mistake(
                 &["registry.retryMax", "registry.retryInitial"],
-                "is below registry.retryInitial",
+                "registry.retryMax is below registry.retryInitial",
                 None,
             );
         }

@@ -427,7 +427,9 @@ impl<'a> At<'a> {
     pub(crate) fn boolean(&self) -> Result<bool, Problem> {
         match &self.node.value {
             Value::Bool(value) => Ok(*value),
-            Value::Text(_) => Err(self.must_be("true or false").hint("leave out the quotes")),
+            Value::Text(text) if text.parse::<bool>().is_ok() => {
+                Err(self.must_be("true or false").hint("leave out the quotes"))
+            }
             _ => Err(self.must_be("true or false")),
         }
     }
