@@ -207,7 +207,7 @@ impl Checking<'_> {
 
 /// Who sets what nothing obeys yet is told so.
 fn warn_of_idle(config: &mut Config) {
-    let defaults = Draft::new(&Places { root: None, socket: None, file: None }).config;
+    let defaults = Draft::new(&Places::default()).config;
     let warnings = settings::all().filter_map(|setting| {
         let why = setting.idle?;
         let origin = config.origin(setting.key);

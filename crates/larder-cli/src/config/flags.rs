@@ -146,6 +146,7 @@ impl Flags {
             ("--root", "root", path(&connection.root)),
             ("--root", "backend", store),
             ("--backend", "backend", connection.backend.clone()),
+            ("--certs-d", "registry.certsDirs", path(&connection.certs_d)),
             ("--state", "state", path(&connection.state)),
             ("--timeout", "runtimeRequestTimeout", timeout),
             ("--socket", "listen.socket", path(&self.socket)),
@@ -246,6 +247,8 @@ mod tests {
     fn a_root_is_larders_own_store_with_its_own_socket() {
         let sources = sources(&["--root", "/r"], &[("LARDER_BACKEND", "/x")]);
         assert_eq!(sources.places.socket, Some("/r/larder.sock".into()));
+        let certs = self::sources(&["--certs-d", "/c"], &[]).layers;
+        assert_eq!(certs.last(), Some(&flag("--certs-d", "registry.certsDirs", "/c")));
         let flags = [flag("--root", "root", "/r"), flag("--root", "backend", "store")];
         assert_eq!(sources.layers[1..], flags);
     }

@@ -174,6 +174,11 @@ impl Node {
         Node { line: 0, value: Value::Number(text.to_owned()) }
     }
 
+    /// A list of this text alone.
+    pub(crate) fn list(text: &str) -> Node {
+        Node { line: 0, value: Value::List(vec![Node::text(text)]) }
+    }
+
     /// The same as the boolean that it should be.
     pub(crate) fn boolean(text: &str) -> Node {
         match text.parse() {

@@ -216,7 +216,8 @@ pub(super) const SECTIONS: &[Setting] = &[
         registry.config_dirs,
         Restart,
         "Folders with one folder for each registry, which holds a `hosts.toml` (containerd's format) or certificates (Docker's way). The first that knows a registry decides."
-    ),
+    )
+    .default("`/etc/containerd/certs.d`, `/etc/docker/certs.d`; before them, for others than root, `~/.config/larder/certs.d`"),
     setting!(
         "registry.plainHTTP",
         Texts,

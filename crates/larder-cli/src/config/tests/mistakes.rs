@@ -349,9 +349,10 @@ fn files_that_cannot_be_read_are_told_with_the_reason() {
 fn flags_and_variables_are_told_by_name() {
     let given = |by, key, value: &str| Source::Given { by, key, value: value.to_owned() };
     let sources = Sources {
-        places: Places { root: None, socket: None, file: None },
+        places: Places::default(),
         layers: vec![
             given(Origin::Variable("LARDER_BACKEND"), "backend", "x"),
+            given(Origin::Flag("--certs-d"), "registry.certsDirs", "certs"),
             given(Origin::Flag("--registry-qps"), "registryPullQPS", "many"),
             given(Origin::Flag("--image-gc-high-threshold"), "imageGCHighThresholdPercent", "50"),
             given(Origin::Flag("--serialize-image-pulls"), "serializeImagePulls", "perhaps"),
@@ -362,6 +363,7 @@ fn flags_and_variables_are_told_by_name() {
         told,
         [
             "LARDER_BACKEND: backend: \"x\": neither store nor cri nor a socket [write a socket as unix:///path/to.sock]",
+            "--certs-d: registry.certsDirs[0]: must be an absolute path, is \"certs\" [begin it with /]",
             "--registry-qps: registryPullQPS: must be a whole number from -2147483648 to 2147483647, is \"many\"",
             "--serialize-image-pulls: serializeImagePulls: must be true or false, is a text",
             "--image-gc-high-threshold: imageGCHighThresholdPercent: invalid configuration: imageGCLowThresholdPercent \

@@ -13,7 +13,7 @@ const HEAD: &str = "apiVersion: larder.dev/v1alpha1\nkind: LarderConfiguration\n
 const KUBELET_HEAD: &str = "apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n";
 
 fn places() -> Places {
-    Places { root: Some("/root".into()), socket: Some("/run/larder.sock".into()), file: None }
+    Places { root: Some("/root".into()), socket: Some("/run/larder.sock".into()), ..Places::default() }
 }
 
 /// Reads the text of a whole file, named `c.yaml`.
