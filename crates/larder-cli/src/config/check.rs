@@ -161,6 +161,10 @@ impl Checking<'_> {
                 self.mistake(&keys, problem.to_string(), None);
             }
         }
+        // Usage is rounded up, so that a threshold of 100 would still be reached.
+        if self.config.gc.inodes.is_some_and(|inodes| inodes.high_percent == 100) {
+            self.config.gc.inodes = None;
+        }
         let (pull, registry) = (&self.config.pull, &self.config.registry);
         if pull.backoff_max < pull.backoff_initial {
             self.mistake(

@@ -26,13 +26,11 @@ fn without_settings_everything_is_as_larder_has_it() {
 fn each_default_that_is_not_kubelets_can_be_set_back() {
     let kubelet = "serializeImagePulls: true\npull: {overRate: refuse, sameImage: eachRequest}\n\
         gc: {accounting: nominal, neverUsed: infinitelyOld, uses: ids, clock: believe, hooks: examined,\n\
-        inodeHighThresholdPercent: 100, inodeLowThresholdPercent: 100, pressurePeriod: 0}\n";
+        inodeHighThresholdPercent: 100, pressurePeriod: 0}\n";
     let config = read(kubelet).unwrap();
     assert_eq!(config.pull, PullConfig::kubelet());
     assert_eq!(config.periods, larder::gc::Periods::kubelet());
-    let inodes = config.gc.inodes;
-    assert_eq!(GcPolicy { inodes: None, ..config.gc }, GcPolicy::kubelet());
-    assert_eq!(inodes.map(|inodes| inodes.high_percent), Some(100), "which is never");
+    assert_eq!(config.gc, GcPolicy::kubelet());
 }
 
 #[test]
