@@ -161,13 +161,21 @@ impl Checking<'_> {
                 self.mistake(&keys, problem.to_string(), None);
             }
         }
+        // Usage is rounded up, so that a threshold of 100 would still be reached.
+        if self.config.gc.inodes.is_some_and(|inodes| inodes.high_percent == 100) {
+            self.config.gc.inodes = None;
+        }
         let (pull, registry) = (&self.config.pull, &self.config.registry);
         if pull.backoff_max < pull.backoff_initial {
-            self.mistake(&["pull.backoffMax", "pull.backoffInitial"], "is below pull.backoffInitial", None);
+            self.mistake(
+                &["pull.backoffMax", "pull.backoffInitial"],
+                "pull.backoffMax is below pull.backoffInitial",
+                None,
+            );
         } else if registry.retry_max < registry.retry_initial {
             self.mistake(
                 &["registry.retryMax", "registry.retryInitial"],
-                "is below registry.retryInitial",
+                "registry.retryMax is below registry.retryInitial",
                 None,
             );
         }
@@ -203,7 +211,7 @@ impl Checking<'_> {
 
 /// Who sets what nothing obeys yet is told so.
 fn warn_of_idle(config: &mut Config) {
-    let defaults = Draft::new(&Places { root: None, socket: None, file: None }).config;
+    let defaults = Draft::new(&Places::default()).config;
     let warnings = settings::all().filter_map(|setting| {
         let why = setting.idle?;
         let origin = config.origin(setting.key);

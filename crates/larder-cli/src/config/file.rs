@@ -11,7 +11,7 @@ const MAX_BYTES: u64 = 1 << 20;
 /// The text of a file; `None` if there is none and none is required.
 pub(super) fn read(path: &Path, required: bool) -> Result<Option<String>, Problem> {
     let bytes = match bounded(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound && !required => return Ok(None),
+        Err(error) if is_absent(&error) && !required => return Ok(None),
         bytes => bytes.map_err(|error| unreadable(&error))?,
     };
     match String::from_utf8(bytes) {
@@ -22,6 +22,10 @@ pub(super) fn read(path: &Path, required: bool) -> Result<Option<String>, Proble
             Err(Problem::new("not text in UTF-8").at_line(line).hint("save the file as UTF-8"))
         }
     }
+}
+
+fn is_absent(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
 }
 
 fn bounded(path: &Path) -> io::Result<Vec<u8>> {
@@ -43,7 +47,7 @@ fn bounded(path: &Path) -> io::Result<Vec<u8>> {
 
 fn unreadable(error: &io::Error) -> Problem {
     match error.kind() {
-        io::ErrorKind::NotFound => {
+        _ if is_absent(error) => {
             Problem::new("no such file").hint("larder config prints a file with all settings to begin with")
         }
         io::ErrorKind::PermissionDenied => {

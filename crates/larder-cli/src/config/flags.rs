@@ -146,6 +146,7 @@ impl Flags {
             ("--root", "root", path(&connection.root)),
             ("--root", "backend", store),
             ("--backend", "backend", connection.backend.clone()),
+            ("--certs-d", "registry.certsDirs", path(&connection.certs_d)),
             ("--state", "state", path(&connection.state)),
             ("--timeout", "runtimeRequestTimeout", timeout),
             ("--socket", "listen.socket", path(&self.socket)),
@@ -180,4 +181,75 @@ impl Flags {
 /// On a command line a path may start at the current folder.
 fn absolute(path: &Path) -> String {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned()).to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::super::settings;
+    use super::*;
+    use crate::args::{Cli, Command};
+
+    fn sources(arguments: &[&str], variables: &[(&str, &str)]) -> Sources {
+        let cli = Cli::try_parse_from(["larder", "config"].iter().chain(arguments)).unwrap();
+        let Command::Config(args) = cli.command else { panic!("not config") };
+        let variable = |name: &str| {
+            variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
+        };
+        args.flags.sources_with(&cli.connection, true, variable)
+    }
+
+    fn flag(name: &'static str, key: &'static str, value: &str) -> Source {
+        Source::Given { by: Origin::Flag(name), key, value: value.to_owned() }
+    }
+
+    fn file(path: &str, required: bool) -> Source {
+        Source::File { path: path.into(), required }
+    }
+
+    #[test]
+    fn each_flag_of_kubelet_that_the_table_names_sets_its_setting() {
+        for setting in settings::all() {
+            let Some(name) = setting.kubelet_flag else { continue };
+            let layers = sources(&[&format!("{name}=-1")], &[]).layers;
+            assert_eq!(layers.last(), Some(&flag(name, setting.key, "-1")), "{name}");
+        }
+        let serial = sources(&["--serialize-image-pulls"], &[]).layers;
+        assert_eq!(serial.last(), Some(&flag("--serialize-image-pulls", "serializeImagePulls", "true")));
+    }
+
+    #[test]
+    fn the_stronger_comes_later() {
+        let given = ["--kubelet-config", "k", "--config", "c", "--backend", "cri", "--log-level", "debug"];
+        let layers = sources(&given, &[("LARDER_BACKEND", "/x"), ("LARDER_CONFIG", "v")]).layers;
+        let variable = Origin::Variable("LARDER_BACKEND");
+        assert_eq!(
+            layers,
+            [
+                Source::KubeletFile("k".into()),
+                file("c", true),
+                Source::Given { by: variable, key: "backend", value: "/x".into() },
+                flag("--backend", "backend", "cri"),
+                flag("--log-level", "log.level", "debug"),
+            ]
+        );
+    }
+
+    #[test]
+    fn the_file_is_the_one_that_is_named_or_the_usual_one() {
+        assert_eq!(sources(&[], &[]).layers, [file("/etc/larder/config.yaml", false)]);
+        assert_eq!(sources(&[], &[("LARDER_CONFIG", "v")]).layers, [file("v", true)]);
+        assert_eq!(sources(&[], &[("LARDER_CONFIG", "")]).layers, [file("/etc/larder/config.yaml", false)]);
+    }
+
+    #[test]
+    fn a_root_is_larders_own_store_with_its_own_socket() {
+        let sources = sources(&["--root", "/r"], &[("LARDER_BACKEND", "/x")]);
+        assert_eq!(sources.places.socket, Some("/r/larder.sock".into()));
+        let certs = self::sources(&["--certs-d", "/c"], &[]).layers;
+        assert_eq!(certs.last(), Some(&flag("--certs-d", "registry.certsDirs", "/c")));
+        let flags = [flag("--root", "root", "/r"), flag("--root", "backend", "store")];
+        assert_eq!(sources.layers[1..], flags);
+    }
 }

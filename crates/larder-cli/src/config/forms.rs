@@ -21,6 +21,8 @@ pub(crate) enum Kind {
     Text,
     Number,
     Boolean,
+    /// A list of one text.
+    List,
 }
 
 impl Kind {
@@ -30,6 +32,7 @@ impl Kind {
             Kind::Text => Node::text(text),
             Kind::Number => Node::number(text),
             Kind::Boolean => Node::boolean(text),
+            Kind::List => Node::list(text),
         }
     }
 }
@@ -203,6 +206,7 @@ pub(super) struct Paths;
 
 impl Form for Paths {
     type Value = Vec<PathBuf>;
+    const KIND: Kind = Kind::List;
 
     fn name() -> String {
         "list of paths".into()

@@ -173,6 +173,8 @@ impl Draft {
     /// What holds where nobody says anything.
     pub(super) fn new(places: &Places) -> Draft {
         let pull = larder_store::pull::PullConfig::default();
+        let mut registry = RegistryConfig::default();
+        registry.config_dirs.splice(..0, places.certs.clone());
         let config = Config {
             images: KubeletImageConfig::default().defaulted(Gates::default()),
             gates: Gates::default(),
@@ -189,7 +191,7 @@ impl Draft {
             ensured_lease: pull.ensured_lease,
             gc: GcPolicy::default(),
             periods: Periods::default(),
-            registry: RegistryConfig::default(),
+            registry,
             store: StoreSettings {
                 config: StoreConfig::default(),
                 layers_at_once: pull.layers_at_once,

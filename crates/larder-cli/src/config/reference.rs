@@ -8,7 +8,7 @@ use super::{API_VERSION, Config, KIND, Places};
 
 /// The page, as Markdown.
 pub(crate) fn page() -> String {
-    let places = Places { root: Some("/".into()), socket: Some("/".into()), file: None };
+    let places = Places { root: Some("/".into()), socket: Some("/".into()), ..Places::default() };
     let Ok(defaults) = Reading::new(&places).finish() else { return String::new() };
     let mut page = intro();
     let mut open = None;

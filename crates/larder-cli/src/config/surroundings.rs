@@ -3,12 +3,14 @@
 use std::path::PathBuf;
 
 /// Places that depend on who runs larder.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) struct Places {
     /// The folder of the store; `None` where no variable leads to one.
     pub(crate) root: Option<PathBuf>,
     /// The socket; `None` where no variable leads to a place for it.
     pub(crate) socket: Option<PathBuf>,
+    /// A folder with the configuration of registries that comes before those of the machine.
+    pub(crate) certs: Option<PathBuf>,
     /// The file with the settings, read if it is there.
     pub(crate) file: Option<PathBuf>,
 }
@@ -20,6 +22,7 @@ impl Places {
             return Places {
                 root: Some("/var/lib/larder".into()),
                 socket: Some("/run/larder/larder.sock".into()),
+                certs: None,
                 file: Some("/etc/larder/config.yaml".into()),
             };
         }
@@ -27,9 +30,11 @@ impl Places {
         let below = |name: &str, home: &str| absolute(name).or_else(|| Some(absolute("HOME")?.join(home)));
         let root = below("XDG_DATA_HOME", ".local/share").map(|data| data.join("larder"));
         let runtime = absolute("XDG_RUNTIME_DIR").map(|runtime| runtime.join("larder"));
+        let config = below("XDG_CONFIG_HOME", ".config").map(|config| config.join("larder"));
         Places {
             socket: runtime.or_else(|| root.clone()).map(|folder| folder.join("larder.sock")),
-            file: below("XDG_CONFIG_HOME", ".config").map(|config| config.join("larder/config.yaml")),
+            certs: config.as_ref().map(|config| config.join("certs.d")),
+            file: config.map(|config| config.join("config.yaml")),
             root,
         }
     }
@@ -50,6 +55,7 @@ mod tests {
         let home = of(&[("HOME", "/home/u")]);
         assert_eq!(home.root, Some("/home/u/.local/share/larder".into()));
         assert_eq!(home.socket, Some("/home/u/.local/share/larder/larder.sock".into()));
+        assert_eq!(home.certs, Some("/home/u/.config/larder/certs.d".into()));
         assert_eq!(home.file, Some("/home/u/.config/larder/config.yaml".into()));
         let xdg = of(&[("XDG_DATA_HOME", "/d"), ("XDG_RUNTIME_DIR", "/r"), ("XDG_CONFIG_HOME", "/c")]);
         assert_eq!(xdg.root, Some("/d/larder".into()));
@@ -60,6 +66,6 @@ mod tests {
     #[test]
     fn a_relative_variable_leads_nowhere() {
         let nowhere = of(&[("HOME", "home"), ("XDG_DATA_HOME", "data")]);
-        assert_eq!(nowhere, Places { root: None, socket: None, file: None });
+        assert_eq!(nowhere, Places::default());
     }
 }

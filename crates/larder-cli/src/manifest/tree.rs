@@ -174,6 +174,11 @@ impl Node {
         Node { line: 0, value: Value::Number(text.to_owned()) }
     }
 
+    /// A list of this text alone.
+    pub(crate) fn list(text: &str) -> Node {
+        Node { line: 0, value: Value::List(vec![Node::text(text)]) }
+    }
+
     /// The same as the boolean that it should be.
     pub(crate) fn boolean(text: &str) -> Node {
         match text.parse() {
@@ -427,7 +432,9 @@ impl<'a> At<'a> {
     pub(crate) fn boolean(&self) -> Result<bool, Problem> {
         match &self.node.value {
             Value::Bool(value) => Ok(*value),
-            Value::Text(_) => Err(self.must_be("true or false").hint("leave out the quotes")),
+            Value::Text(text) if text.parse::<bool>().is_ok() => {
+                Err(self.must_be("true or false").hint("leave out the quotes"))
+            }
             _ => Err(self.must_be("true or false")),
         }
     }

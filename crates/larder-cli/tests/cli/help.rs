@@ -2,7 +2,7 @@
 
 use crate::world::World;
 
-const COMMANDS: [&str; 15] = [
+const COMMANDS: [&str; 16] = [
     "demo",
     "ensure",
     "pull",
@@ -16,6 +16,7 @@ const COMMANDS: [&str; 15] = [
     "history",
     "keep",
     "unkeep",
+    "config",
     "completions",
     "man",
 ];

@@ -4,6 +4,7 @@
 
 mod bad_input;
 mod collect;
+mod config;
 mod default_store;
 mod demo;
 mod ensure;

@@ -2,6 +2,7 @@
 
 mod kubelet;
 mod own;
+mod store;
 mod values;
 
 use larder::config::KubeletImageConfig;
@@ -110,7 +111,7 @@ impl Setting {
 
 /// All settings, in the order of the reference page.
 pub(in crate::config) fn all() -> impl Iterator<Item = &'static Setting> {
-    own::TOP.iter().chain(kubelet::SETTINGS).chain(own::SECTIONS)
+    own::TOP.iter().chain(kubelet::SETTINGS).chain(own::SECTIONS).chain(store::SETTINGS).chain(own::REST)
 }
 
 /// The setting of this key.

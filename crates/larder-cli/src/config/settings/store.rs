@@ -1,0 +1,164 @@
+//! Settings of larder's own store and of how it talks to registries.
+
+use larder_store::registry::Proxy;
+use serde_json::json;
+
+use super::super::forms::{Bytes, Form, Kind, MaybeText, Paths, Texts, Time, Whole};
+use super::values::{CacheBytes, ProxyUrl};
+use super::{Reload, Setting, setting};
+
+type Count<const MAX: i64> = Whole<usize, 1, MAX>;
+type Tries = Whole<u32, 1, 100>;
+
+pub(super) const SETTINGS: &[Setting] = &[
+    setting!(
+        "registry.certsDirs",
+        Paths,
+        registry.config_dirs,
+        Restart,
+        "Folders with one folder for each registry, which holds a `hosts.toml` (containerd's format) or certificates (Docker's way). The first that knows a registry decides."
+    )
+    .default("`/etc/containerd/certs.d`, `/etc/docker/certs.d`; before them, for others than root, `~/.config/larder/certs.d`"),
+    setting!(
+        "registry.plainHTTP",
+        Texts,
+        registry.plain_http,
+        Restart,
+        "Registries, as HOST or HOST:PORT, that are spoken to over plain HTTP. Those on loopback need no entry."
+    ),
+    setting!(
+        "registry.maxConnections",
+        Count<1000>,
+        registry.connections,
+        Restart,
+        "Connections to one registry that carry blobs, over all pulls."
+    ),
+    setting!(
+        "registry.maxConnectionsPerBlob",
+        Count<1000>,
+        registry.connections_per_blob,
+        Restart,
+        "Connections that one blob may use at a time."
+    ),
+    setting!(
+        "registry.rangeSize",
+        Bytes<65536>,
+        registry.range_size,
+        Restart,
+        "Larger blobs are fetched in ranges of this size, several at a time."
+    ),
+    setting!(
+        "registry.connectTimeout",
+        Time<1>,
+        registry.connect_timeout,
+        Restart,
+        "Until a connection stands, TLS included."
+    ),
+    setting!(
+        "registry.headerTimeout",
+        Time<1>,
+        registry.header_timeout,
+        Restart,
+        "From a request to the headers of its reply, connecting included."
+    ),
+    setting!(
+        "registry.stallWindow",
+        Time<1>,
+        registry.stall_window,
+        Restart,
+        "A body that gives fewer than `registry.stallBytes` in this time is given up and tried again."
+    ),
+    setting!("registry.stallBytes", Bytes<1>, registry.stall_bytes, Restart, "See `registry.stallWindow`."),
+    setting!(
+        "registry.tries",
+        Tries,
+        registry.tries,
+        Restart,
+        "How often one request is tried when the registry is at fault."
+    ),
+    setting!(
+        "registry.mirrorTries",
+        Tries,
+        registry.tries_of_mirror,
+        Restart,
+        "The same for a mirror while others are left to ask."
+    ),
+    setting!(
+        "registry.retryInitial",
+        Time<0>,
+        registry.retry_initial,
+        Restart,
+        "First wait between two tries; each further one doubles it."
+    ),
+    setting!("registry.retryMax", Time<0>, registry.retry_max, Restart, "Longest wait between two tries."),
+    setting!(
+        "registry.longestHold",
+        Time<0>,
+        registry.longest_hold,
+        Restart,
+        "A registry that asks for a longer wait than this fails the pull instead."
+    ),
+    setting!(
+        "registry.proxy",
+        ProxyUrl,
+        registry.proxy,
+        Restart,
+        "The proxy that leads to registries: `environment` is what HTTP_PROXY, HTTPS_PROXY, ALL_PROXY and NO_PROXY say, `none` is none, else a URL without credentials. Hosts on loopback are never reached through one."
+    ),
+    Setting::new(
+        "registry.noProxy",
+        (MaybeText::name, Kind::Text),
+        |draft, at| {
+            draft.no_proxy = MaybeText::read(at).map_err(|problem| vec![problem])?;
+            Ok(())
+        },
+        |config| match &config.registry.proxy {
+            Proxy::Fixed { except, .. } => json!(except),
+            Proxy::FromEnvironment | Proxy::None => json!(""),
+        },
+        Reload::Restart,
+        "Hosts not to reach through the proxy that `registry.proxy` names, as in NO_PROXY.",
+    ),
+    setting!(
+        "store.layersAtOnce",
+        Count<64>,
+        store.layers_at_once,
+        Restart,
+        "Layers fetched and unpacked at once, over all pulls. Each takes up to 3 MiB of memory."
+    ),
+    setting!(
+        "store.reserveBytes",
+        Bytes<0>,
+        store.reserve_bytes,
+        Restart,
+        "What must stay free on the store's file system after a pull; a pull that would take it is refused."
+    ),
+    setting!(
+        "store.reserveInodes",
+        Whole<u64, 0, 1_000_000_000>,
+        store.reserve_inodes,
+        Restart,
+        "The same for inodes."
+    ),
+    setting!(
+        "store.databaseCache",
+        CacheBytes,
+        store.config.database_cache_bytes,
+        Restart,
+        "Memory for pages of the database."
+    ),
+    setting!(
+        "store.ingestKeep",
+        Time<0>,
+        store.config.ingest_keep,
+        Restart,
+        "How long a half-fetched blob is kept for resuming after the last byte came."
+    ),
+    setting!(
+        "store.ingestSync",
+        Time<1>,
+        store.config.ingest_sync,
+        Restart,
+        "How much of a download, in time, a power cut may cost."
+    ),
+];

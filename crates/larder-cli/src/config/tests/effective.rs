@@ -1,0 +1,152 @@
+//! What settings mean, where they come from, and what changes at a reload.
+
+use std::num::NonZeroU32;
+use std::time::Duration;
+
+use larder::gc::{GcPolicy, KeepRule, Selector};
+use larder::pull::PullConfig;
+use larder_cri::Endpoint;
+use larder_store::registry::{Proxy, RegistryConfig};
+
+use super::{path, read, read_both};
+use crate::config::{BackendAt, Hold, Origin, When, diff};
+
+#[test]
+fn without_settings_everything_is_as_larder_has_it() {
+    let config = read("").unwrap();
+    assert_eq!(config.pull, PullConfig::default());
+    assert_eq!(config.gc, GcPolicy::default());
+    assert_eq!(config.registry, RegistryConfig::default());
+    assert_eq!(config.backend, BackendAt::Store);
+    assert_eq!((config.listen.socket, config.listen.mode), (path("/run/larder.sock"), 0o660));
+    assert_eq!(config.warnings, [""; 0]);
+}
+
+#[test]
+fn each_default_that_is_not_kubelets_can_be_set_back() {
+    let kubelet = "serializeImagePulls: true\npull: {overRate: refuse, sameImage: eachRequest}\n\
+        gc: {accounting: nominal, neverUsed: infinitelyOld, uses: ids, clock: believe, hooks: examined,\n\
+        inodeHighThresholdPercent: 100, pressurePeriod: 0}\n";
+    let config = read(kubelet).unwrap();
+    assert_eq!(config.pull, PullConfig::kubelet());
+    assert_eq!(config.periods, larder::gc::Periods::kubelet());
+    assert_eq!(config.gc, GcPolicy::kubelet());
+}
+
+#[test]
+fn pulls_are_serialised_or_bounded() {
+    for (settings, serial, bound) in [
+        ("", false, Some(4)),
+        ("serializeImagePulls: true", true, None),
+        ("serializeImagePulls: false", false, Some(4)),
+        ("maxParallelImagePulls: 1", false, Some(1)),
+        ("maxParallelImagePulls: 9", false, Some(9)),
+        ("maxParallelImagePulls: null", false, Some(4)),
+        ("serializeImagePulls: true\nmaxParallelImagePulls: 1", true, Some(1)),
+    ] {
+        let pull = read(settings).unwrap().pull;
+        let wanted = (serial, bound.and_then(NonZeroU32::new));
+        assert_eq!((pull.serialize_image_pulls, pull.max_parallel_image_pulls), wanted, "{settings}");
+    }
+}
+
+#[test]
+fn kubelets_rules_of_zero_hold() {
+    let config =
+        read("registryBurst: 0\nimageMinimumGCAge: 0\nruntimeRequestTimeout: 0s\nregistryPullQPS: 0")
+            .unwrap();
+    assert_eq!((config.pull.registry_burst, config.pull.registry_pull_qps), (10, 0));
+    assert_eq!(config.gc.minimum_age, Duration::from_secs(120));
+    assert_eq!(config.images.runtime_request_timeout.to_string(), "2m0s");
+}
+
+#[test]
+fn larders_file_overrides_kubelets() {
+    let config = read_both(
+        "imageGCHighThresholdPercent: 70\nimageGCLowThresholdPercent: 60\n",
+        "imageGCHighThresholdPercent: 90\n",
+    )
+    .unwrap();
+    assert_eq!((config.gc.high_threshold_percent, config.gc.low_threshold_percent), (90, 60));
+    let high = Origin::File { path: path("c.yaml"), line: 3 };
+    assert_eq!(*config.origin("imageGCHighThresholdPercent"), high);
+    assert_eq!(config.origin("imageGCLowThresholdPercent").to_string(), "kubelet's k.yaml:4");
+    assert_eq!(*config.origin("registryBurst"), Origin::Default);
+}
+
+#[test]
+fn kubelet_may_name_larders_socket_as_its_image_service() {
+    let endpoints =
+        "containerRuntimeEndpoint: unix:///c.sock\nimageServiceEndpoint: unix:///run/larder.sock\n";
+    let config = read_both(endpoints, "backend: cri\n").unwrap();
+    assert_eq!(config.images.image_service_endpoint, "");
+    let (endpoint, cri) = config.cri().unwrap();
+    assert_eq!((endpoint, cri.image_endpoint), (Some(Endpoint::at("/c.sock")), None));
+}
+
+#[test]
+fn the_backend_is_the_store_unless_a_runtime_is_named() {
+    assert!(read("containerRuntimeEndpoint: /c.sock").unwrap().cri().is_none());
+    assert_eq!(read("backend: cri").unwrap().cri().unwrap().0, None, "to be looked for");
+    let config = read(
+        "backend: cri\ncontainerRuntimeEndpoint: /c.sock\nimageServiceEndpoint: /i.sock\nruntimeRequestTimeout: 9s",
+    );
+    let (runtime, cri) = config.unwrap().cri().unwrap();
+    assert_eq!((runtime, cri.image_endpoint), (Some(Endpoint::at("/c.sock")), Some(Endpoint::at("/i.sock"))));
+    assert_eq!(cri.request_timeout, Duration::from_secs(9));
+    let named = read("backend: unix:///x.sock\nimageServiceEndpoint: /i.sock").unwrap();
+    let (runtime, cri) = named.cri().unwrap();
+    assert_eq!((runtime, cri.image_endpoint), (Some(Endpoint::at("/x.sock")), None));
+}
+
+#[test]
+fn lists_are_read_whole() {
+    let config = read(
+        "gc:\n  keep:\n    - {name: app/*, ttl: 1h, budget: 5GiB}\n    - {label: team=a=b}\n    - {repository: '*', newest: 3}\n\
+         prefetch:\n  - image: a\n  - {image: b, interval: 1h, jitter: 5m, keep: false}\n  - {image: c, schedule: '03:30', lease: 2h}\n",
+    )
+    .unwrap();
+    let named = KeepRule {
+        select: Selector::Name("app/*".into()),
+        ttl: Some(Duration::from_secs(3600)),
+        budget_bytes: Some(5 << 30),
+    };
+    assert_eq!(config.gc.keep[0], named);
+    assert_eq!(config.gc.keep[1].select, Selector::Label("team".into(), Some("a=b".into())));
+    assert_eq!(config.gc.keep[2].select, Selector::Newest { repository: "*".into(), count: 3 });
+    let how = |index: usize| (config.prefetch[index].when, config.prefetch[index].hold);
+    assert_eq!(how(0), (When::Start, Hold::Keep));
+    assert_eq!(how(1), (When::Every(Duration::from_secs(3600)), Hold::Nothing));
+    assert_eq!(how(2), (When::Daily { hour: 3, minute: 30 }, Hold::Lease(Duration::from_secs(7200))));
+    assert_eq!(config.prefetch[1].jitter, Duration::from_secs(300));
+}
+
+#[test]
+fn a_proxy_and_what_needs_none() {
+    let config = read("registry: {noProxy: 'a,b', proxy: 'http://p:1'}").unwrap();
+    assert_eq!(config.registry.proxy, Proxy::Fixed { url: "http://p:1".into(), except: "a,b".into() });
+}
+
+#[test]
+fn a_setting_that_nothing_obeys_yet_is_warned_about() {
+    let warnings = read("imagePullCredentialsVerificationPolicy: AlwaysVerify").unwrap().warnings;
+    assert_eq!(warnings.len(), 1);
+    assert!(warnings[0].starts_with("c.yaml:3: imagePullCredentialsVerificationPolicy has no effect: "));
+    let default = read("imagePullCredentialsVerificationPolicy: NeverVerifyPreloadedImages").unwrap();
+    assert_eq!(default.warnings, [""; 0], "what is written is what happens anyhow");
+}
+
+#[test]
+fn changes_are_sorted_by_whether_a_running_daemon_takes_them_over() {
+    let old = read("").unwrap();
+    assert!(diff(&old, &read("registryPullQPS: 5 # as before\n").unwrap()).is_empty());
+    let new = read(
+        "registryPullQPS: 7\nroot: /other\nlisten: {mode: '0600'}\ngc: {keep: [{name: a}]}\nlog: {level: debug}\n",
+    );
+    let changes = diff(&old, &new.unwrap());
+    let keys =
+        |changes: &[crate::config::Change]| changes.iter().map(|change| change.key).collect::<Vec<_>>();
+    assert_eq!(keys(&changes.reloadable), ["registryPullQPS", "log.level", "gc.keep"]);
+    assert_eq!(keys(&changes.needs_restart), ["root", "listen.mode"]);
+    assert_eq!((&changes.reloadable[0].old, &changes.reloadable[0].new), (&5.into(), &7.into()));
+}
