@@ -11,8 +11,8 @@ use futures_util::stream::{self, StreamExt as _};
 use serde::Deserialize;
 use tokio::sync::Mutex;
 
+use super::amount::Amount;
 use super::layers::{LayerSource, Layers};
-use super::time::Amount;
 use crate::backend::{Backend, BackendError, Image, ImageDetails, ImageSpec};
 
 /// How many images are asked about at the same time.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use async_trait::async_trait;
 
-use super::time::Amount;
+use super::amount::Amount;
 use crate::backend::{BackendError, Image};
 
 /// Knows the layers of images.

@@ -10,11 +10,11 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::time::Instant;
 
+use super::amount::Amount;
 use super::disk;
 use super::error::GcError;
 use super::plan::{Aim, Goal, Plan, Removal, Scene, aim, plan_for};
 use super::policy::{Accounting, GcPolicy};
-use super::time::Amount;
 use super::uses::Use;
 use crate::backend::BackendError;
 use crate::image_service::Disk;
