@@ -13,6 +13,7 @@ mod builder;
 mod collector;
 pub mod disk;
 mod error;
+mod estimate;
 mod gate;
 mod hand;
 pub mod history;

@@ -4,7 +4,7 @@ mod containerd;
 mod real_family;
 mod store;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::SystemTime;
 
@@ -35,7 +35,8 @@ impl Disk {
         let disk = Disk { folder: tempfile::tempdir().unwrap() };
         let image = disk.folder.path().join("image");
         fs_err::File::create(&image).unwrap().set_len(mib << 20).unwrap();
-        run(Command::new("mkfs.ext4").args(["-q", "-F", "-m", "0", "-i", "16384"]).arg(&image));
+        // Blocks as on nodes: mkfs would make smaller ones on so small a disk.
+        run(Command::new("mkfs.ext4").args(["-q", "-b", "4096", "-F", "-m", "0", "-i", "16384"]).arg(&image));
         fs_err::create_dir(disk.path()).unwrap();
         run(Command::new("mount").args(["-o", "loop"]).arg(&image).arg(disk.path()));
         Some(disk)
@@ -136,7 +137,24 @@ impl Round {
         let (before, all) = disk.free();
         let done = larder(&gc(&[])).expect(0).json();
         let (after, _) = disk.free();
-        Round { planned, done, before, after, all }
+        let round = Round { planned, done, before, after, all };
+        round.tell();
+        round
+    }
+
+    /// For who looks into a failure, and for `docs/benchmarks.md`.
+    fn tell(&self) {
+        let Round { planned, done, before, after, all } = self;
+        for (what, report) in [("planned", planned), ("done", done)] {
+            let (needed, promised) = (number(report, "neededBytes"), number(report, "promisedBytes"));
+            let removals = removals(report).len();
+            eprintln!("{what}: {removals} removals, {needed} bytes needed, {promised} promised");
+        }
+        eprintln!("{before} bytes were free, then {after} of {all}: {} more", after - before);
+        for removal in done["removals"].as_array().unwrap() {
+            let (promised, freed) = (number(removal, "promisedBytes"), number(removal, "freedBytes"));
+            eprintln!("  {}: {promised} promised, {freed} freed", removal["names"][0]);
+        }
     }
 
     /// It ended at or below the low mark, and no image was removed beyond that.
@@ -189,12 +207,39 @@ fn gc<'a>(more: &[&'a str]) -> Vec<&'a str> {
     arguments
 }
 
+/// Kills rounds that would remove everything after some removals each, as their journal tells: order and ages stay.
+#[track_caller]
+fn killed_rounds_change_nothing(journal: &Path, command: impl Fn(&[&str]) -> Command) {
+    let all = ["gc", "--all-unused", "--minimum-image-ttl-duration=0", "-o", "json"];
+    let plan = || {
+        let run = Running::start(command(&[&all[..], &["--dry-run"]].concat())).finish();
+        ages(&run.expect(0).json())
+    };
+    let mut known = plan();
+    assert_eq!(known.len(), 12);
+    let lines = || fs_err::read_to_string(journal).map_or(0, |journal| journal.lines().count());
+    let mut killed_within = 0;
+    for removals in [0, 1, 2, 1, 3] {
+        let enough = lines() + removals;
+        Running::start(command(&all)).kill_when(|| lines() >= enough);
+        let left = plan();
+        assert!(known.ends_with(&left), "killed after {removals} removals: {known:?} became {left:?}");
+        killed_within += usize::from(left.len() < known.len() && !left.is_empty());
+        known = left;
+    }
+    assert!(killed_within > 0, "no round was killed between two removals");
+}
+
 /// Ids in the order in which they would go, with what is known of their age.
-fn ages(report: &Value) -> Vec<(String, Value)> {
+fn ages(report: &Value) -> Vec<(String, [Value; 2])> {
     let removals = report["removals"].as_array().unwrap().iter();
     let images = report["images"].as_array().unwrap();
-    let age =
-        |id: &Value| images.iter().find(|image| image["id"] == *id).map(|image| image["firstSeen"].clone());
+    let age = |id: &Value| {
+        images
+            .iter()
+            .find(|image| image["id"] == *id)
+            .map(|image| [image["firstSeen"].clone(), image["lastUsed"].clone()])
+    };
     removals
         .map(|removal| (removal["id"].as_str().unwrap().to_owned(), age(&removal["id"]).unwrap()))
         .collect()

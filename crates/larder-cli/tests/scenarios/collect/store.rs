@@ -1,11 +1,9 @@
 //! Collection in larder's own store.
 
-use std::time::Duration;
-
 use larder_testkit::peers::Image;
 
-use super::{Disk, Round, ages, agree, family, gc, layer, number, removals};
-use crate::world::{Running, larder_in};
+use super::{Disk, Round, agree, family, gc, killed_rounds_change_nothing, layer, number, removals};
+use crate::world::larder_in;
 
 #[test]
 fn one_round_reaches_the_low_mark_as_the_dry_run_said() {
@@ -96,17 +94,11 @@ fn a_killed_round_changes_neither_ages_nor_order() {
         disk.load(&format!("registry.example/app-{number}"), &Image::new().layer(layer(number, 1 << 20)));
     }
     disk.end_leases();
-    let all = ["gc", "--all-unused", "--minimum-image-ttl-duration=0", "-o", "json"];
-    let plan = || ages(&disk.larder(&[&all[..], &["--dry-run"]].concat()).expect(0).json());
-    let mut known = plan();
-    assert_eq!(known.len(), 12);
-    for milliseconds in [20, 40, 60, 90, 120, 200] {
+    let journal = disk.path().join("store/collect/history.jsonl");
+    killed_rounds_change_nothing(&journal, |arguments| {
         let mut command = larder_in(disk.folder.path());
-        command.arg("--root").arg(disk.path().join("store")).args(all);
-        Running::start(command).kill_after(Duration::from_millis(milliseconds));
-        let left = plan();
-        assert!(known.ends_with(&left), "killed after {milliseconds} ms: {known:?} became {left:?}");
-        known = left;
-    }
+        command.arg("--root").arg(disk.path().join("store")).args(arguments);
+        command
+    });
     disk.larder(&["fsck"]).expect(0);
 }
