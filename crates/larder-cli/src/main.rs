@@ -7,7 +7,6 @@ mod args;
 mod candidates;
 mod collect;
 mod commands;
-#[allow(dead_code, unused_imports, reason = "part of it waits for the daemon")]
 mod config;
 mod connect;
 mod credentials;

@@ -17,6 +17,7 @@ use tonic::codegen::http::Uri;
 use tonic::{Code, Request, Response, Status};
 
 use crate::channel::Channel;
+use crate::containerd::ContainerdLayers;
 use crate::endpoint::Endpoint;
 use crate::listing::Streamed;
 use crate::proto::image_service_client::ImageServiceClient;
@@ -129,6 +130,11 @@ impl CriBackend {
             }
             Err(error) => Err(error),
         }
+    }
+
+    /// What layers take, if this is containerd.
+    pub fn containerd_layers(&self) -> ContainerdLayers {
+        ContainerdLayers::new(self.images.clone(), self.config.request_timeout)
     }
 
     fn runtime(&self) -> RuntimeServiceClient<Channel> {
@@ -310,7 +316,7 @@ impl CriBackend {
 }
 
 /// The authority that runtimes expect over a Unix socket.
-fn origin() -> Uri {
+pub(crate) fn origin() -> Uri {
     Uri::from_static("http://localhost")
 }
 

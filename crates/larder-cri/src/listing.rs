@@ -34,7 +34,8 @@ impl Streamed {
     }
 }
 
-async fn joined<P, T>(
+/// The joined parts of a stream.
+pub(crate) async fn joined<P, T>(
     stream: impl Future<Output = Result<Response<Streaming<P>>, Status>>,
     items: fn(P) -> Vec<T>,
 ) -> Result<Vec<T>, Status> {

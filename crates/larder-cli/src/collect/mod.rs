@@ -91,10 +91,11 @@ pub(crate) fn parts(chosen: Chosen, policy: &GcPolicy, acts: bool) -> (Arc<dyn B
             (backend, builder)
         }
         Chosen::Runtime(runtime) => {
+            let told = Arc::new(runtime.containerd_layers());
             let backend: Arc<dyn Backend> = runtime;
             let builder = Collector::builder(backend.clone());
             let builder = if exact || labels {
-                builder.layers(Arc::new(InspectedLayers::new(backend.clone())))
+                builder.layers(Arc::new(InspectedLayers::new(backend.clone()).told_by(told)))
             } else {
                 builder
             };

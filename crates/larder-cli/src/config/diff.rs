@@ -27,6 +27,7 @@ pub(crate) struct Change {
 
 impl Changes {
     /// Whether nothing changed.
+    #[cfg(test)]
     pub(crate) fn is_empty(&self) -> bool {
         self.reloadable.is_empty() && self.needs_restart.is_empty()
     }

@@ -12,6 +12,7 @@ pub(crate) struct Mistakes(pub(super) Vec<Located>);
 
 impl Mistakes {
     /// Each of them: file, line, key, what is wrong, and what to do.
+    #[cfg(test)]
     pub(crate) fn each(&self) -> &[Located] {
         &self.0
     }

@@ -100,6 +100,19 @@ fn explain_says_why_an_image_stays_and_names_the_nearest() {
     let world = world();
     let run = larder(&world, &["explain", NAMES[0]]).expect(0);
     assert!(run.stdout.contains("first seen") && run.stdout.contains("removing it frees"), "{run:?}");
+    let explained = |more: &[&str]| {
+        let run = larder(&world, &[&["explain", NAMES[0], "-o", "json"], more].concat()).expect(0).json();
+        [run["reason"].clone(), run["goes"].clone(), run["removable"].clone()]
+    };
+    assert_eq!(explained(&[]), [json!("NotNeeded"), json!(false), json!(false)]);
+    assert_eq!(
+        explained(&["--minimum-image-ttl-duration=0"]),
+        [json!("NotNeeded"), json!(false), json!(true)]
+    );
+    assert!(run.stdout.contains("under pressure: it stays: first seen"), "{run:?}");
+    larder(&world, &["keep", "r.example/shop/web:*"]).expect(0);
+    assert_eq!(explained(&["--minimum-image-ttl-duration=0"]), [json!("Kept"), json!(false), json!(false)]);
+    larder(&world, &["unkeep", "--all"]).expect(0);
     let run = larder(&world, &["explain", "r.example/shop/wbe:1"]).expect(1);
     assert!(run.stderr.contains("present and similar: r.example/shop/web:1"), "{run:?}");
     larder(&world, &["explain", "Bad:Name:"]).expect(2);

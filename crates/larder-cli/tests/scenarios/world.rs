@@ -232,6 +232,13 @@ impl Running {
         self.child.wait().unwrap().signal().is_some()
     }
 
+    /// Kills it as soon as this holds, unless it ended before.
+    pub(crate) fn kill_when(mut self, mut holds: impl FnMut() -> bool) {
+        poll(PATIENCE, || (holds() || self.is_finished()).then_some(())).expect("it runs or ends");
+        let _ = self.child.kill();
+        self.child.wait().unwrap();
+    }
+
     pub(crate) fn is_finished(&mut self) -> bool {
         self.child.try_wait().unwrap().is_some()
     }

@@ -1,43 +1,23 @@
 //! What a folder takes on its file system, counted as `du` counts it.
 
 use std::collections::HashSet;
+use std::fs::Metadata;
 use std::io;
-use std::ops::{Add, AddAssign};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
-use serde::{Deserialize, Serialize};
+pub use larder::gc::Amount;
 
-/// Room on a file system.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Amount {
-    /// Bytes, as allocated: whole blocks, holes not counted.
-    pub bytes: u64,
-    /// Inodes: files, folders, links and devices, one hard-linked file counted once.
-    pub inodes: u64,
-}
-
-impl Add for Amount {
-    type Output = Amount;
-
-    fn add(self, other: Amount) -> Amount {
-        Amount {
-            bytes: self.bytes.saturating_add(other.bytes),
-            inodes: self.inodes.saturating_add(other.inodes),
-        }
+/// What a file takes, or a folder without what is in it; nothing there takes nothing. Follows no links.
+pub fn measure_one(path: &Path) -> io::Result<Amount> {
+    match fs_err::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Amount::ZERO),
+        metadata => metadata.map(|metadata| amount(&metadata)),
     }
 }
 
-impl AddAssign for Amount {
-    fn add_assign(&mut self, other: Amount) {
-        *self = *self + other;
-    }
-}
-
-impl std::iter::Sum for Amount {
-    fn sum<I: Iterator<Item = Amount>>(amounts: I) -> Amount {
-        amounts.fold(Amount::default(), Add::add)
-    }
+fn amount(of: &Metadata) -> Amount {
+    Amount { bytes: of.blocks() * 512, inodes: 1 }
 }
 
 /// What `path` and everything below it takes. Follows no links; nothing there counts nothing. What vanishes while it
@@ -54,7 +34,7 @@ pub fn measure(path: &Path) -> io::Result<Amount> {
         if !metadata.is_dir() && metadata.nlink() > 1 && !linked.insert((metadata.dev(), metadata.ino())) {
             continue;
         }
-        total += Amount { bytes: metadata.blocks() * 512, inodes: 1 };
+        total += amount(&metadata);
         if !metadata.is_dir() {
             continue;
         }

@@ -16,7 +16,7 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-pub use measure::{Amount, measure};
+pub use measure::{Amount, measure, measure_one};
 pub use real::RealDisk;
 
 /// How [`Disk::open`] opens a file.

@@ -18,7 +18,7 @@ use super::holds::{Hold, Item};
 use super::kept::{Kept, LayerNote};
 use super::records::{LayerFacts, LayerKey, LayerRecord};
 use super::{Inner, Store};
-use crate::disk::{Amount, OpenHow, measure};
+use crate::disk::{Amount, OpenHow, measure, measure_one};
 
 /// Name of the folder with the unpacked files, inside of a layer's folder.
 pub const FS: &str = "fs";
@@ -210,7 +210,7 @@ impl LayerStaging {
         let Some(fs) = fs else {
             return measure(&self.dir).doing(doing);
         };
-        let mut total = fs + own_usage(&self.dir).doing(doing)?;
+        let mut total = fs + measure_one(&self.dir).doing(doing)?;
         for name in super::layout::names_in(&self.dir).doing(doing)? {
             if name != FS {
                 total += measure(&self.dir.join(name)).doing(doing)?;
@@ -218,13 +218,6 @@ impl LayerStaging {
         }
         Ok(total)
     }
-}
-
-/// What a folder itself takes, without what is in it.
-pub(super) fn own_usage(path: &Path) -> io::Result<Amount> {
-    use std::os::unix::fs::MetadataExt as _;
-    let metadata = fs_err::symlink_metadata(path)?;
-    Ok(Amount { bytes: metadata.blocks() * 512, inodes: 1 })
 }
 
 impl Drop for LayerStaging {

@@ -15,6 +15,7 @@ use super::holds::{Holds, Item};
 use super::images::find;
 use super::listing::delete_image;
 use super::records::{ImageRecord, LayerKey, LayerRecord, LeaseRecord, MountRecord};
+use super::usage::taken;
 use super::{Inner, Store, seconds};
 use crate::disk::Amount;
 
@@ -85,6 +86,8 @@ impl Inner {
             Ok(Some((record, freed)))
         })?;
         let Some((record, freed)) = removed else { return Ok(None) };
+        let files = freed.blobs.iter().map(|digest| self.layout.blob(digest));
+        let own = files.chain([self.layout.image(&record.id)]).map(|path| taken(&path)).sum::<Amount>();
         // The image is gone; what cannot be moved now is found by the next sweep or start.
         let moved = self.discard(&self.layout.image(&record.id)).and_then(|()| self.discard_freed(&freed));
         drop(gate);
@@ -92,8 +95,7 @@ impl Inner {
         if let Err(error) = moved {
             tracing::warn!(image = %record.id, %error, "could not move the removed image's files to the trash");
         }
-        let blobs = Amount { bytes: freed.blob_bytes(&record), inodes: freed.blobs.len() as u64 };
-        Ok(Some(Removed { image: record, layers: freed.layers, freed: freed.usage + blobs }))
+        Ok(Some(Removed { image: record, layers: freed.layers, freed: freed.usage + own }))
     }
 
     /// Removes layers that no image, lease, mount or pull needs.
@@ -221,11 +223,6 @@ impl Freed {
             self.blobs.push(digest.clone());
         }
         Ok(())
-    }
-
-    /// What the image's blobs that went with it had in them.
-    fn blob_bytes(&self, image: &ImageRecord) -> u64 {
-        if self.blobs.len() == image.blobs().count() { image.blob_bytes } else { 0 }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use larder::gc::{Amount, Layer, Layers};
+use larder::gc::{Layer, Layers};
 
 use super::Store;
 use super::db::{LEASES, LISTED, MOUNTS, Source as _};
@@ -11,11 +11,6 @@ use super::holds::Item;
 use super::listing::Listed;
 use super::records::{LayerKey, LeaseRecord, MountRecord};
 use super::usage::{each_layers_users, layers};
-use crate::disk;
-
-fn amount(of: disk::Amount) -> Amount {
-    Amount { bytes: of.bytes, inodes: of.inodes }
-}
 
 impl Store {
     /// All images with their layers, those that lack one included, and what else holds a layer: leases, mounts, and pulls
@@ -41,7 +36,7 @@ impl Store {
                 };
                 let held_by = held.remove(&layer.key).or_else(pulled);
                 let id = layer.key.to_string();
-                sharing.add(Layer { id, amount: amount(layer.usage), estimated: false, held_by });
+                sharing.add(Layer { id, amount: layer.usage, estimated: false, held_by });
             }
             let mut of: HashMap<String, Vec<String>> = HashMap::new();
             each_layers_users(reader, |key, users| {
@@ -49,8 +44,9 @@ impl Store {
                     of.entry(user.clone()).or_default().push(key.to_owned());
                 }
             })?;
+            let own = self.0.own_files(reader)?;
             reader.each(LISTED, |image: Listed| {
-                let own = Amount { bytes: image.blob_bytes, inodes: image.blobs };
+                let own = own.get(image.id.as_str()).copied().unwrap_or_default();
                 let keys = of.remove(image.id.as_str()).unwrap_or_default();
                 sharing.add_image(image.id.as_str(), keys.iter().map(String::as_str), own, None);
             })?;

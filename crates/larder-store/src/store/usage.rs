@@ -1,16 +1,18 @@
 //! What holds the disk. Layers are counted once, when they arrive; everything else is small and counted on demand.
 
+use std::collections::HashMap;
+use std::path::Path;
+
 use larder::reference::Digest;
 use serde::Deserialize;
 
-use super::Store;
 use super::commit::RATIO;
 use super::db::{DbResult, LAYERS, LISTED, META, Source, USES};
 use super::error::{Doing as _, StoreError};
-use super::layers::own_usage;
 use super::listing::Listed;
 use super::records::{LayerKey, Ratio};
-use crate::disk::{Amount, measure};
+use super::{Inner, Store};
+use crate::disk::{Amount, measure, measure_one};
 
 /// What holds the disk: `larder df`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -53,6 +55,8 @@ pub struct ImageUsage {
     pub pinned: bool,
     /// When it was last pulled or loaded, in seconds since 1970.
     pub pulled_at: u64,
+    /// Config, manifests and the copy of its record, in whole blocks.
+    pub own: Amount,
     /// What it takes by itself: the sum of the two below.
     pub total: Amount,
     /// Of it, layers that other images have as well.
@@ -64,18 +68,18 @@ pub struct ImageUsage {
 }
 
 impl ImageUsage {
-    /// With config and manifests, and no layers yet.
-    fn of(image: Listed) -> ImageUsage {
-        let blobs = Amount { bytes: image.blob_bytes, inodes: image.blobs };
+    /// With the files that it has beside its layers, and no layers yet.
+    fn of(image: Listed, own: Amount) -> ImageUsage {
         ImageUsage {
             id: image.id,
             tags: image.tags,
             digests: image.digests,
             pinned: image.pinned,
             pulled_at: image.pulled_at,
-            total: blobs,
+            own,
+            total: own,
             shared: Amount::default(),
-            unique: blobs,
+            unique: own,
             compressed_bytes: image.blob_bytes,
         }
     }
@@ -128,24 +132,50 @@ fn find<'a>(layers: &'a [LayerUsage], key: &str) -> Option<&'a LayerUsage> {
 }
 
 /// Visits each layer with the ids of the images that need it.
-pub(super) fn each_layers_users(
-    source: &impl Source,
-    mut visit: impl FnMut(&str, &[String]),
-) -> DbResult<()> {
-    let (mut layer, mut users) = (String::new(), Vec::new());
-    // The uses of a layer follow each other.
-    source.visit(USES, "layer/", &mut |entry, _| {
-        let (key, image) = entry["layer/".len()..].split_once('/').unwrap_or_default();
-        if key != layer {
-            visit(&layer, &users);
+pub(super) fn each_layers_users(source: &impl Source, visit: impl FnMut(&str, &[String])) -> DbResult<()> {
+    each_users(source, "layer/", visit)
+}
+
+/// Visits what the table of uses has under this prefix, with the ids of the images that need it.
+fn each_users(source: &impl Source, prefix: &str, mut visit: impl FnMut(&str, &[String])) -> DbResult<()> {
+    let (mut last, mut users) = (String::new(), Vec::new());
+    // The uses of one thing follow each other.
+    source.visit(USES, prefix, &mut |entry, _| {
+        let (key, image) = entry[prefix.len()..].split_once('/').unwrap_or_default();
+        if key != last {
+            visit(&last, &users);
             users.clear();
-            key.clone_into(&mut layer);
+            key.clone_into(&mut last);
         }
         users.push(image.to_owned());
         Ok(true)
     })?;
-    visit(&layer, &users);
+    visit(&last, &users);
     Ok(())
+}
+
+impl Inner {
+    /// What each image takes beside its layers, in whole blocks: config, manifests, the copy of its record. A blob that
+    /// several images have is nobody's own. What cannot be looked at counts nothing, so that nobody promises it.
+    pub(super) fn own_files(&self, source: &impl Source) -> DbResult<HashMap<String, Amount>> {
+        let mut own: HashMap<String, Amount> = HashMap::new();
+        each_users(source, "blob/", |blob, users| {
+            if let ([image], Ok(digest)) = (users, Digest::parse(blob)) {
+                *own.entry(image.clone()).or_default() += taken(&self.layout.blob(&digest));
+            }
+        })?;
+        for (image, own) in &mut own {
+            if let Ok(id) = Digest::parse(image) {
+                *own += taken(&self.layout.image(&id));
+            }
+        }
+        Ok(own)
+    }
+}
+
+/// What a file takes, as far as that can be seen.
+pub(super) fn taken(path: &Path) -> Amount {
+    measure_one(path).unwrap_or_default()
 }
 
 impl Store {
@@ -179,8 +209,8 @@ impl Store {
             database: measured(&layout.database())?
                 + measured(&layout.lock())?
                 + measured(&layout.format())?
-                + own_usage(&layout.layers()).doing(doing)?
-                + own_usage(layout.root()).doing(doing)?,
+                + measure_one(&layout.layers()).doing(doing)?
+                + measure_one(layout.root()).doing(doing)?,
         })
     }
 
@@ -189,7 +219,11 @@ impl Store {
         self.0.db.read("measure images", |reader| {
             let layers = layers(reader)?;
             let mut images: Vec<ImageUsage> = Vec::new();
-            reader.each(LISTED, |image| images.push(ImageUsage::of(image)))?;
+            let own = self.0.own_files(reader)?;
+            reader.each(LISTED, |image: Listed| {
+                let own = own.get(image.id.as_str()).copied().unwrap_or_default();
+                images.push(ImageUsage::of(image, own));
+            })?;
             each_layers_users(reader, |key, users| {
                 let Some(layer) = find(&layers, key) else { return };
                 let mut next = 0;

@@ -65,7 +65,9 @@ fn shared_and_unique_add_up() {
         assert!(usage.unique.bytes > 0);
         let image = scratch.store.image(usage.id.as_str()).unwrap().unwrap();
         assert_eq!(usage.compressed_bytes, image.blob_bytes + 1000 * image.layers.len() as u64);
-        assert_eq!(usage.total.bytes, scratch.store.to_image(&image).unwrap().size);
+        // A list shows the length of config and manifests; on disk they take whole blocks.
+        let size = scratch.store.to_image(&image).unwrap().size;
+        assert!(usage.total.bytes.abs_diff(size) <= 3 * 4096, "{usage:?}, listed with {size}");
     }
 }
 

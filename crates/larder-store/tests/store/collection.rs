@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use larder::gc::{GcPolicy, Goal, Scene, Stamp, Subject, plan};
+use larder_store::disk::{Amount, measure};
 use larder_store::store::{LeaseKind, LeaseRecord, Leased, RemoveOptions, Store};
 
 use crate::help::*;
@@ -24,6 +25,14 @@ fn scene(store: &Store) -> Scene {
     Scene { now: Stamp(1_000_000), began: Stamp(0), images, layers: store.sharing().unwrap(), disk: None }
 }
 
+/// What lies in the folders of layers, blobs and copies of records, counted from outside.
+fn images_take(scratch: &Scratch) -> Amount {
+    ["layers", "blobs", "images"]
+        .map(|folder| measure(&scratch.root().join(folder)).unwrap())
+        .into_iter()
+        .sum()
+}
+
 fn policy() -> GcPolicy {
     GcPolicy { minimum_age: Duration::ZERO, ..GcPolicy::default() }
 }
@@ -38,9 +47,12 @@ fn a_plan_promises_what_the_store_then_frees() {
     let plan = plan(&scene(&scratch.store), &policy(), Goal::AllUnused);
     assert_eq!(plan.removals.len(), 4);
     for removal in plan.removals {
+        let before = images_take(&scratch);
         let removed = scratch.store.remove(&removal.id, RemoveOptions::default()).unwrap().unwrap();
-        assert_eq!(removal.frees.bytes, removed.freed.bytes, "{:?}", removal.names);
-        assert_eq!(removal.frees.inodes, removed.freed.inodes, "{:?}", removal.names);
+        assert_eq!(removal.frees, removed.freed, "{:?}", removal.names);
+        let after = images_take(&scratch);
+        assert_eq!(before.bytes - after.bytes, removal.frees.bytes, "{:?}", removal.names);
+        assert_eq!(before.inodes - after.inodes, removal.frees.inodes, "{:?}", removal.names);
         assert!(!removal.estimated);
     }
 }

@@ -150,7 +150,7 @@ fn an_image_may_have_the_same_layer_twice() {
     let usage = &scratch.store.image_usages().unwrap()[0];
     let twice = scratch.store.layer(&key("a")).unwrap().unwrap().record().usage.bytes;
     let once = scratch.store.layer(&key("b")).unwrap().unwrap().record().usage.bytes;
-    assert_eq!(usage.total.bytes, twice + once + record.blob_bytes);
+    assert_eq!(usage.total.bytes, twice + once + usage.own.bytes);
 }
 
 #[test]

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
 
+use super::amount::Amount;
 use super::policy::GcPolicy;
-use super::time::Amount;
 use crate::backend::Backend;
 use crate::image_service::{Disk, FilesystemError, ImageService, local_disk};
 

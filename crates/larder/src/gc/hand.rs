@@ -4,12 +4,12 @@ use std::sync::PoisonError;
 
 use async_trait::async_trait;
 
+use super::amount::Amount;
 use super::collector::Collector;
 use super::history::Entry;
 use super::plan::{Goal, Removal};
 use super::policy::{Accounting, GcPolicy};
 use super::sweep::{Hands, Outcome, RemoveError};
-use super::time::Amount;
 use super::uses::{Use, Uses};
 use crate::backend::{Image, ImageSpec};
 use crate::image_service::Disk;

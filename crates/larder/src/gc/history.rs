@@ -6,7 +6,8 @@ use std::sync::{Mutex, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
-use super::time::{Amount, Stamp};
+use super::amount::Amount;
+use super::time::Stamp;
 
 /// One removal.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

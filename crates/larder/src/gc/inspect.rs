@@ -1,7 +1,7 @@
 //! Layers of images where the backend tells them only in its verbose answer, as runtimes behind CRI do.
 //!
-//! What an image is made of never changes, so each image costs one call in its life. Sizes of layers are estimated from
-//! those of images; the sweep measures what really comes free.
+//! What an image is made of never changes, so each image costs one call in its life. Who knows more of the runtime says
+//! what its layers take; else that is estimated from the sizes of images, and the sweep measures what really comes free.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -11,8 +11,8 @@ use futures_util::stream::{self, StreamExt as _};
 use serde::Deserialize;
 use tokio::sync::Mutex;
 
+use super::amount::Amount;
 use super::layers::{LayerSource, Layers};
-use super::time::Amount;
 use crate::backend::{Backend, BackendError, Image, ImageDetails, ImageSpec};
 
 /// How many images are asked about at the same time.
@@ -21,6 +21,7 @@ const CALLS_AT_ONCE: usize = 8;
 /// Asks [`Backend::inspect`] for each image that is new.
 pub struct InspectedLayers {
     backend: Arc<dyn Backend>,
+    told: Option<Arc<dyn LayerSource>>,
     known: Mutex<HashMap<String, Arc<Config>>>,
 }
 
@@ -53,7 +54,36 @@ struct Wrapped {
 impl InspectedLayers {
     /// Layers as this backend tells them.
     pub fn new(backend: Arc<dyn Backend>) -> InspectedLayers {
-        InspectedLayers { backend, known: Mutex::default() }
+        InspectedLayers { backend, told: None, known: Mutex::default() }
+    }
+
+    /// Asks this source first for what layers take. Where it fails, or does not know an image, all is estimated.
+    #[must_use]
+    pub fn told_by(mut self, source: Arc<dyn LayerSource>) -> InspectedLayers {
+        self.told = Some(source);
+        self
+    }
+
+    async fn told(&self, images: &[Image]) -> Option<Layers> {
+        let layers = match self.told.as_ref()?.layers(images).await {
+            Ok(layers) => layers,
+            Err(error) => {
+                tracing::debug!("what layers take is estimated: {error}");
+                return None;
+            }
+        };
+        let unknown = images.iter().find(|image| layers.of(&image.id).is_none());
+        if let Some(image) = unknown {
+            tracing::debug!("what layers take is estimated: nothing is known of {}", image.id);
+        }
+        unknown.is_none().then_some(layers)
+    }
+
+    /// What all images take, as the runtime says.
+    async fn used(&self) -> Option<Amount> {
+        let filesystems = self.backend.filesystems().await.ok()?;
+        let [images] = filesystems.image.as_slice() else { return None };
+        Some(Amount { bytes: images.used_bytes?, inodes: images.inodes_used.unwrap_or(0) })
     }
 
     async fn ask(&self, image: &str) -> Result<Option<Config>, BackendError> {
@@ -94,13 +124,15 @@ impl LayerSource for InspectedLayers {
         }
         let present: Vec<(&Image, Arc<Config>)> =
             images.iter().filter_map(|image| Some((image, known.get(&image.id)?.clone()))).collect();
-        let stacks: Vec<(&Image, &[String])> =
-            present.iter().map(|(image, config)| (*image, config.rootfs.diff_ids.as_slice())).collect();
-        let mut layers = Layers::estimated(&stacks);
+        let mut layers = if let Some(layers) = self.told(images).await {
+            layers
+        } else {
+            let stacks: Vec<(&Image, &[String])> =
+                present.iter().map(|(image, config)| (*image, config.rootfs.diff_ids.as_slice())).collect();
+            Layers::estimated(&stacks, self.used().await)
+        };
         for (image, config) in &present {
-            let labels = config.config.labels.clone().unwrap_or_default();
-            let of = config.rootfs.diff_ids.iter().map(String::as_str);
-            layers.add_image(&image.id, of, Amount::ZERO, Some(labels));
+            layers.set_labels(&image.id, config.config.labels.clone().unwrap_or_default());
         }
         *known = present.into_iter().map(|(image, config)| (image.id.clone(), config)).collect();
         Ok(layers)
@@ -127,18 +159,5 @@ mod tests {
         assert_eq!(config_of(&details("config", config)), Some(found));
         assert_eq!(config_of(&details("info", "{}")), None);
         assert_eq!(config_of(&ImageDetails::default()), None);
-    }
-
-    #[test]
-    fn sizes_of_stacked_images_give_those_of_layers() {
-        let image = |id: &str, size| Image { id: id.into(), size, ..Image::default() };
-        let (a, b, c) = (image("a", 300), image("b", 500), image("c", 580));
-        let ids = |ids: &[&str]| ids.iter().map(|&id| id.to_owned()).collect::<Vec<String>>();
-        let (of_a, of_b, of_c) = (ids(&["l1"]), ids(&["l1", "l2"]), ids(&["l1", "l2", "l2", "l3"]));
-        let layers = Layers::estimated(&[(&c, &of_c), (&a, &of_a), (&b, &of_b)]);
-        let sizes: Vec<_> =
-            layers.all().iter().map(|layer| (layer.id.as_str(), layer.amount.bytes)).collect();
-        assert_eq!(sizes, [("l1", 300), ("l2", 200), ("l3", 80)]);
-        assert!(layers.all().iter().all(|layer| layer.estimated));
     }
 }

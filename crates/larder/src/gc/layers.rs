@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use async_trait::async_trait;
 
-use super::time::Amount;
+use super::amount::Amount;
 use crate::backend::{BackendError, Image};
 
 /// Knows the layers of images.
@@ -110,36 +110,18 @@ impl Layers {
         others.flat_map(|(_, image)| image.layers.iter().copied()).collect()
     }
 
+    /// The layer of this id.
+    pub(super) fn get(&self, id: &str) -> Option<&Layer> {
+        self.index.get(id).map(|&at| &self.all[at as usize])
+    }
+
+    /// All layers, to change what they take.
+    pub(super) fn amounts_mut(&mut self) -> impl Iterator<Item = &mut Amount> {
+        self.all.iter_mut().map(|layer| &mut layer.amount)
+    }
+
     /// Forgets an image that is gone.
     pub(super) fn forget(&mut self, image: &str) {
         self.images.remove(image);
-    }
-
-    /// Layers from nothing but their ids in each image and the images' sizes, where a backend tells no more.
-    ///
-    /// What an image has beyond the layers that smaller stacks brought is shared out evenly among its new ones. For
-    /// images that were built on each other that is exact.
-    pub fn estimated(images: &[(&Image, &[String])]) -> Layers {
-        let mut layers = Layers::unknown();
-        let mut order: Vec<_> = images.iter().collect();
-        order.sort_by(|(a, of_a), (b, of_b)| of_a.len().cmp(&of_b.len()).then_with(|| a.id.cmp(&b.id)));
-        for (image, ids) in order {
-            let mut new: Vec<&String> = Vec::new();
-            let mut known = 0_u64;
-            let mut seen = HashSet::new();
-            for id in ids.iter().filter(|id| seen.insert(*id)) {
-                match layers.index.get(id) {
-                    Some(&at) => known = known.saturating_add(layers.all[at as usize].amount.bytes),
-                    None => new.push(id),
-                }
-            }
-            let each = image.size.saturating_sub(known) / (new.len() as u64).max(1);
-            for id in new {
-                let amount = Amount::estimate(each);
-                layers.add(Layer { id: id.clone(), amount, estimated: true, held_by: None });
-            }
-            layers.add_image(&image.id, ids.iter().map(String::as_str), Amount::ZERO, None);
-        }
-        layers
     }
 }

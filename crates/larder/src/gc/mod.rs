@@ -8,10 +8,12 @@
 //! [`sweep()`] acts, through one small trait. The rules are kubelet's; where larder does something else, a field of
 //! [`GcPolicy`] brings kubelet's way back, and [`GcPolicy::kubelet`] all of it.
 
+mod amount;
 mod builder;
 mod collector;
 pub mod disk;
 mod error;
+mod estimate;
 mod gate;
 mod hand;
 pub mod history;
@@ -27,6 +29,7 @@ mod sweep;
 mod time;
 mod uses;
 
+pub use amount::Amount;
 pub use collector::{Collector, CollectorBuilder, GcCounts, Hook, Report, Round};
 pub use disk::{BackendDisk, Measure, size_text};
 pub use error::GcError;
@@ -49,5 +52,5 @@ pub use records::{
     SystemClock,
 };
 pub use sweep::{Done, Hands, Outcome, Patience, RemoveError, Swept, sweep};
-pub use time::{Amount, Stamp};
+pub use time::Stamp;
 pub use uses::{BackendUses, Found, Use, UseError, UseSource, Uses};

@@ -10,11 +10,11 @@ use std::time::Duration;
 use async_trait::async_trait;
 use tokio::time::Instant;
 
+use super::amount::Amount;
 use super::disk;
 use super::error::GcError;
 use super::plan::{Aim, Goal, Plan, Removal, Scene, aim, plan_for};
 use super::policy::{Accounting, GcPolicy};
-use super::time::Amount;
 use super::uses::Use;
 use crate::backend::BackendError;
 use crate::image_service::Disk;
@@ -61,6 +61,9 @@ pub struct Patience {
     pub longest: Duration,
     /// The longest wait of a whole sweep. Default 1 min.
     pub sweep: Duration,
+    /// So little missing of a promise is not waited for, since others write meanwhile: logs, databases. The next
+    /// measurement finds it if it does come. Default 64 KiB and 4 inodes.
+    pub noise: Amount,
 }
 
 impl Default for Patience {
@@ -70,6 +73,7 @@ impl Default for Patience {
             quiet: Duration::from_secs(1),
             longest: Duration::from_secs(10),
             sweep: Duration::from_secs(60),
+            noise: Amount { bytes: 64 << 10, inodes: 4 },
         }
     }
 }
@@ -107,6 +111,7 @@ pub struct Swept {
 struct Sweep<'a> {
     hands: &'a dyn Hands,
     exact: bool,
+    aim: Aim,
     patience: Patience,
     waited: Duration,
     scene: &'a mut Scene,
@@ -126,7 +131,8 @@ pub async fn sweep(
     let aim = aim(goal, scene.disk, policy);
     let before = scene.disk;
     let exact = policy.accounting == Accounting::Exact && scene.disk.is_some();
-    let mut sweep = Sweep { hands, exact, patience, waited: Duration::ZERO, scene, swept: Swept::default() };
+    let mut sweep =
+        Sweep { hands, exact, aim, patience, waited: Duration::ZERO, scene, swept: Swept::default() };
     sweep.swept.wanted = match aim {
         Aim::Nominal(wanted) => wanted,
         _ => i64::try_from(first.need.bytes).unwrap_or(i64::MAX),
@@ -199,15 +205,27 @@ impl Sweep<'_> {
             }
             self.scene.disk = Some(disk);
             let freed = disk::free(before).short_of(disk::free(disk));
+            let missing = self.watched(freed.short_of(removal.frees));
             let waiting = start.elapsed();
             let given_up = changed.elapsed() >= self.patience.quiet
                 || waiting >= self.patience.longest
                 || self.waited + waiting >= self.patience.sweep;
-            if freed.bytes >= removal.frees.bytes || given_up {
+            if self.patience.noise.short_of(missing) == Amount::ZERO || given_up {
                 self.waited += waiting;
                 return Some(freed);
             }
             tokio::time::sleep(self.patience.poll).await;
+        }
+    }
+
+    /// Of an amount, what the goal is about: it makes no sense to wait for the rest.
+    fn watched(&self, amount: Amount) -> Amount {
+        match self.aim {
+            Aim::Free(wanted) => Amount {
+                bytes: if wanted.bytes > 0 { amount.bytes } else { 0 },
+                inodes: if wanted.inodes > 0 { amount.inodes } else { 0 },
+            },
+            _ => Amount { inodes: 0, ..amount },
         }
     }
 

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use larder::events::RingSink;
-use larder::gc::{Entry, Found, Gate, GcError, GcPolicy, Goal, History, Patience, Use, UseError, UseSource};
+use larder::gc::{
+    Amount, Entry, Found, Gate, GcError, GcPolicy, Goal, History, Patience, Use, UseError, UseSource,
+};
 use tokio::time::Instant;
 
 use crate::world::{World, id};
@@ -43,7 +45,7 @@ async fn room_that_comes_free_late_is_waited_for() {
 async fn waiting_is_bounded_and_then_more_goes() {
     let world = ten();
     world.frees_after(Duration::from_secs(3600));
-    let patience = Patience { sweep: Duration::from_secs(3), ..Patience::default() };
+    let patience = Patience { sweep: Duration::from_secs(3), noise: Amount::ZERO, ..Patience::default() };
     let collector = world.collector().policy(policy()).patience(patience).build();
     world.advance(1000);
     let start = Instant::now();
@@ -69,6 +71,46 @@ async fn a_new_policy_counts_from_the_next_round_and_one_for_a_round_for_that_al
     collector.set_policy(low);
     collector.collect().await.unwrap();
     assert_eq!(world.removals().len(), 4);
+}
+
+#[tokio::test(start_paused = true)]
+async fn where_inodes_are_short_they_are_waited_for() {
+    let world = ten();
+    world.state().capacity = 100_000;
+    world.state().inodes = 1000;
+    world.state().frees_inodes_after = Duration::from_millis(700);
+    let collector = world.collector().policy(policy()).build();
+    world.advance(1000);
+    let start = Instant::now();
+    let report = collector.collect().await.unwrap();
+    assert_eq!(world.removals(), ["i0"], "85% of the inodes are the low mark");
+    assert!((700..800).contains(&start.elapsed().as_millis()), "{:?}", start.elapsed());
+    assert_eq!(report.swept[0].done[0].freed, Some(Amount { bytes: 90, inodes: 90 }));
+}
+
+#[tokio::test(start_paused = true)]
+async fn inodes_that_nobody_wants_are_not_waited_for() {
+    let world = ten();
+    world.state().inodes = 10_000;
+    world.state().frees_inodes_after = Duration::from_secs(60);
+    let collector = world.collector().policy(policy()).build();
+    world.advance(1000);
+    let start = Instant::now();
+    collector.collect().await.unwrap();
+    assert_eq!(world.removals(), ["i0", "i1"]);
+    assert!(start.elapsed().is_zero(), "{:?}", start.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_others_may_have_written_meanwhile_is_not_waited_for() {
+    let world = ten();
+    world.frees_after(Duration::from_secs(60));
+    let patience = Patience { noise: Amount { bytes: 90, inodes: 0 }, ..Patience::default() };
+    let collector = world.collector().policy(policy()).patience(patience).build();
+    world.advance(1000);
+    let start = Instant::now();
+    assert!(collector.collect().await.is_err(), "nothing came free");
+    assert!(start.elapsed().is_zero(), "{:?}", start.elapsed());
 }
 
 #[tokio::test(start_paused = true)]

@@ -12,7 +12,8 @@ use larder::backend::{
 };
 use larder::credentials::Credential;
 use larder::gc::{
-    Amount, Clock, ClockReading, Collector, CollectorBuilder, Layer, LayerSource, Layers, Measure, Stamp,
+    Amount, Clock, ClockReading, Collector, CollectorBuilder, Layer, LayerSource, Layers, Measure, Patience,
+    Stamp,
 };
 use larder::image_service::{Disk, FilesystemError};
 use larder::pod::SandboxConfig;
@@ -60,9 +61,14 @@ pub(crate) struct State {
     pub(crate) calls: usize,
     pub(crate) remove_fails: HashMap<String, String>,
     pub(crate) uses_fail: bool,
+    /// Inodes of the disk; each byte of a layer takes one as well. 0 where they are not counted.
+    pub(crate) inodes: u64,
     /// Room that comes free only later, and when.
     later: Vec<(Instant, u64)>,
     frees_after: Duration,
+    /// The same for inodes alone.
+    inodes_later: Vec<(Instant, u64)>,
+    pub(crate) frees_inodes_after: Duration,
     yields: Option<Dice>,
 }
 
@@ -79,6 +85,12 @@ impl State {
         let now = Instant::now();
         let later: u64 = self.later.iter().filter(|(at, _)| *at > now).map(|(_, bytes)| bytes).sum();
         self.image_bytes() + self.other + later
+    }
+
+    fn used_inodes(&self) -> u64 {
+        let now = Instant::now();
+        let later: u64 = self.inodes_later.iter().filter(|(at, _)| *at > now).map(|(_, inodes)| inodes).sum();
+        self.image_bytes() + later
     }
 
     pub(crate) fn size_of(&self, name: &str) -> u64 {
@@ -157,7 +169,10 @@ impl World {
 
     pub(crate) fn collector(&self) -> CollectorBuilder {
         let shared = Arc::new(self.clone());
-        Collector::builder(shared.clone()).disk(shared.clone()).layers(shared.clone()).clock(shared)
+        // These disks are small: every byte counts.
+        let patience = Patience { noise: Amount::ZERO, ..Patience::default() };
+        let builder = Collector::builder(shared.clone()).patience(patience);
+        builder.disk(shared.clone()).layers(shared.clone()).clock(shared)
     }
 
     async fn turns(&self) {
@@ -229,6 +244,8 @@ impl Backend for World {
             if !after.is_zero() {
                 state.later.push((Instant::now() + after, freed));
             }
+            let inodes_at = Instant::now() + state.frees_inodes_after;
+            state.inodes_later.push((inodes_at, freed));
             state.removals.push(name);
         }
         self.turns().await;
@@ -262,7 +279,8 @@ impl Measure for World {
     async fn measure(&self) -> Result<Disk, FilesystemError> {
         let state = self.state();
         let available = state.capacity.saturating_sub(state.used());
-        Ok(Disk { capacity: state.capacity, available, inodes: 0, inodes_free: 0 })
+        let inodes_free = state.inodes.saturating_sub(state.used_inodes());
+        Ok(Disk { capacity: state.capacity, available, inodes: state.inodes, inodes_free })
     }
 }
 
@@ -272,7 +290,7 @@ impl LayerSource for World {
         let state = self.state();
         let mut layers = Layers::unknown();
         for (id, bytes) in &state.layer_sizes {
-            let amount = Amount { bytes: *bytes, inodes: 0 };
+            let amount = Amount { bytes: *bytes, inodes: if state.inodes > 0 { *bytes } else { 0 } };
             layers.add(Layer { id: id.clone(), amount, estimated: false, held_by: None });
         }
         for image in images {

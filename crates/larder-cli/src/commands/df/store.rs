@@ -185,6 +185,7 @@ mod tests {
             digests: vec![format!("r.example/{digit}@sha256:0")],
             pinned: false,
             pulled_at: 0,
+            own: Amount::ZERO,
             total: amount(shared + unique, 3),
             shared: amount(shared, 1),
             unique: amount(unique, 2),

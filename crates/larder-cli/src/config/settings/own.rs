@@ -8,8 +8,7 @@ use tracing::Level;
 
 use super::super::LogFormat;
 use super::super::forms::{
-    Address, Bytes, Choice, Form, Kind, MaybePath, MaybeText, MaybeTime, Mode, Path, Paths, Switch, Texts,
-    Time, Whole, Words,
+    Address, Bytes, Choice, Form, Kind, MaybePath, MaybeText, MaybeTime, Mode, Path, Switch, Time, Whole,
 };
 use super::super::lists::{read_keep, read_prefetch, show_keep, show_prefetch};
 use super::values::Backend;

@@ -2,10 +2,11 @@
 
 use super::release::{Graph, Step, alone};
 use super::{Goal, ImageVerdict, Plan, Removal, Scene, Stays, Subject, Verdict, Why, unused_for};
+use crate::gc::amount::Amount;
 use crate::gc::disk::{self, size_text, used_percent, wanted_free, with_more_free};
 use crate::gc::keep::{Keepable, kept};
 use crate::gc::policy::{Accounting, AgeRule, GcPolicy};
-use crate::gc::time::{Amount, millis};
+use crate::gc::time::millis;
 use crate::image_service::Disk;
 
 /// What a goal comes down to on one disk.

@@ -4,9 +4,9 @@ use std::collections::HashMap;
 
 use super::decide::{keepables, spared};
 use super::{Goal, Scene, Subject, plan};
+use crate::gc::amount::Amount;
 use crate::gc::keep::kept;
 use crate::gc::policy::GcPolicy;
-use crate::gc::time::Amount;
 use crate::gc::uses::Use;
 
 /// Why an image holds its room. A layer counts for the first of these that any of its images is.

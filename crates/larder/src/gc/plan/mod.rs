@@ -22,7 +22,8 @@ pub use scene::{Scene, Subject};
 
 pub(super) use decide::{Aim, aim, keepables, plan_for};
 
-use super::time::{Amount, Stamp};
+use super::amount::Amount;
+use super::time::Stamp;
 use crate::image_service::Disk;
 
 /// What a collection is for.

@@ -5,8 +5,8 @@
 //! free with the same image, the one with the fewest images left goes first; then no removal of a group frees anything
 //! that a smaller group would have freed, and none is in vain.
 
+use crate::gc::amount::Amount;
 use crate::gc::layers::Layers;
-use crate::gc::time::Amount;
 
 use super::Subject;
 

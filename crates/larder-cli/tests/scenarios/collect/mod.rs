@@ -1,0 +1,246 @@
+//! Collection on a real disk: a small file system that holds the images, measured by `statvfs` from outside.
+
+mod containerd;
+mod real_family;
+mod store;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::SystemTime;
+
+use larder_store::store::{Store, StoreConfig};
+use larder_testkit::peers::packages::find_program;
+use larder_testkit::peers::{Image, Layer};
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::world::{Run, Running, larder_in};
+
+/// So much may be written beside: the database, the journal, folders.
+const SLACK: u64 = 1 << 20;
+
+/// An ext4 in a file, mounted as long as this lives, and a home.
+struct Disk {
+    folder: TempDir,
+}
+
+impl Disk {
+    /// `None`, after a loud message, where it cannot be mounted.
+    fn new(mib: u64) -> Option<Disk> {
+        if !rustix::process::geteuid().is_root() || find_program("mkfs.ext4").is_none() {
+            assert!(std::env::var_os("CI").is_none(), "CI must not skip collection: run the tests as root");
+            eprintln!("==== SKIPPED, NOT TESTED: collection on a disk needs root and mkfs.ext4 ====");
+            return None;
+        }
+        let disk = Disk { folder: tempfile::tempdir().unwrap() };
+        let image = disk.folder.path().join("image");
+        fs_err::File::create(&image).unwrap().set_len(mib << 20).unwrap();
+        // Blocks as on nodes: mkfs would make smaller ones on so small a disk.
+        run(Command::new("mkfs.ext4").args(["-q", "-b", "4096", "-F", "-m", "0", "-i", "16384"]).arg(&image));
+        fs_err::create_dir(disk.path()).unwrap();
+        run(Command::new("mount").args(["-o", "loop"]).arg(&image).arg(disk.path()));
+        Some(disk)
+    }
+
+    fn path(&self) -> PathBuf {
+        self.folder.path().join("disk")
+    }
+
+    /// Bytes that are free, and all bytes.
+    fn free(&self) -> (u64, u64) {
+        rustix::fs::syncfs(fs_err::File::open(self.path()).unwrap()).unwrap();
+        let stat = rustix::fs::statvfs(self.path()).unwrap();
+        (stat.f_bavail * stat.f_frsize, stat.f_blocks * stat.f_frsize)
+    }
+
+    /// Other data, so that so many percent are in use; larder itself leaves a reserve.
+    fn fill_to(&self, percent: u64) {
+        let (free, all) = self.free();
+        let bytes = free.saturating_sub(all / 100 * (100 - percent));
+        let filler = fs_err::File::create(self.path().join("filler")).unwrap();
+        rustix::fs::fallocate(&filler, rustix::fs::FallocateFlags::empty(), 0, bytes).unwrap();
+    }
+
+    fn used_percent(&self) -> f64 {
+        let (free, all) = self.free();
+        #[expect(clippy::cast_precision_loss, reason = "percents")]
+        let used = (all - free) as f64 / all as f64;
+        used * 100.0
+    }
+
+    fn larder(&self, arguments: &[&str]) -> Run {
+        let mut command = larder_in(self.folder.path());
+        command.arg("--root").arg(self.path().join("store")).args(arguments);
+        Running::start(command).finish()
+    }
+
+    /// Loads an image under a name of its own.
+    fn load(&self, name: &str, image: &Image) {
+        let layout = self.folder.path().join("layout");
+        image.write(&layout).unwrap();
+        self.larder(&["load", &layout.to_string_lossy(), "--name", name]).expect(0);
+        fs_err::remove_dir_all(layout).unwrap();
+    }
+
+    /// As if those who loaded the images had lost their interest long ago.
+    fn end_leases(&self) {
+        let store = Store::open(&self.path().join("store"), StoreConfig::default()).unwrap();
+        for lease in store.leases(SystemTime::now()).unwrap() {
+            store.end_lease(&lease.id).unwrap();
+        }
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        let _ = rustix::mount::unmount(self.path(), rustix::mount::UnmountFlags::DETACH);
+    }
+}
+
+fn run(command: &mut Command) {
+    let output = command.output().unwrap();
+    assert!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+}
+
+fn number(value: &Value, field: &str) -> u64 {
+    value[field].as_u64().unwrap_or_else(|| panic!("{field} in {value}"))
+}
+
+/// What identifies a removal, and what it promises.
+fn removals(report: &Value) -> Vec<(String, u64)> {
+    let all = report["removals"].as_array().unwrap().iter();
+    all.map(|removal| (removal["id"].as_str().unwrap().to_owned(), number(removal, "promisedBytes")))
+        .collect()
+}
+
+#[track_caller]
+fn agree(what: &str, said: u64, measured: u64) {
+    let off = said.abs_diff(measured);
+    assert!(off <= SLACK.max(measured / 100), "{what}: said {said}, measured {measured}");
+}
+
+/// A dry run, and the round right after it.
+struct Round {
+    planned: Value,
+    done: Value,
+    /// Bytes free before and after, and all bytes of the file system.
+    before: u64,
+    after: u64,
+    all: u64,
+}
+
+impl Round {
+    /// With the marks of [`MARKS`].
+    #[track_caller]
+    fn run(disk: &Disk, larder: impl Fn(&[&str]) -> Run) -> Round {
+        let planned = larder(&gc(&["--dry-run"])).expect(0).json();
+        let (before, all) = disk.free();
+        let done = larder(&gc(&[])).expect(0).json();
+        let (after, _) = disk.free();
+        let round = Round { planned, done, before, after, all };
+        round.tell();
+        round
+    }
+
+    /// For who looks into a failure, and for `docs/benchmarks.md`.
+    fn tell(&self) {
+        let Round { planned, done, before, after, all } = self;
+        for (what, report) in [("planned", planned), ("done", done)] {
+            let (needed, promised) = (number(report, "neededBytes"), number(report, "promisedBytes"));
+            let removals = removals(report).len();
+            eprintln!("{what}: {removals} removals, {needed} bytes needed, {promised} promised");
+        }
+        eprintln!("{before} bytes were free, then {after} of {all}: {} more", after - before);
+        for removal in done["removals"].as_array().unwrap() {
+            let (promised, freed) = (number(removal, "promisedBytes"), number(removal, "freedBytes"));
+            eprintln!("  {}: {promised} promised, {freed} freed", removal["names"][0]);
+        }
+    }
+
+    /// It ended at or below the low mark, and no image was removed beyond that.
+    #[track_caller]
+    fn ends_at_the_low_mark(&self) {
+        let wanted = self.all / 100 * 55;
+        assert!(self.after >= wanted, "{} bytes are free, {wanted} were wanted", self.after);
+        let last = self.done["removals"].as_array().unwrap().last().unwrap();
+        let (over, last) = (self.after - wanted, number(last, "freedBytes"));
+        assert!(over < last, "{over} bytes beyond the mark; the last image freed {last}");
+    }
+
+    /// What it said that it freed, in its report and in the journal, is what came free.
+    #[track_caller]
+    fn tells_what_came_free(&self, larder: impl Fn(&[&str]) -> Run) {
+        let freed = self.after - self.before;
+        agree("the report", number(&self.done, "freedBytes"), freed);
+        let history = larder(&["history", "-o", "json"]).expect(0).json();
+        let journal: u64 = history.as_array().unwrap().iter().map(|entry| number(entry, "freedBytes")).sum();
+        agree("the journal", journal, freed);
+    }
+}
+
+/// One layer of noise.
+fn layer(seed: u64, size: usize) -> Layer {
+    Layer::new().noise(format!("srv/{seed}"), size, seed)
+}
+
+/// Forty applications on two bases.
+fn family(base: usize, app: usize) -> impl Iterator<Item = (String, Image)> {
+    (0..40_u64).map(move |number| {
+        let image = Image::new().layer(layer(1000 + number % 2, base)).layer(layer(number, app));
+        (format!("registry.example/family/app-{number:02}"), image)
+    })
+}
+
+const MARKS: [&str; 5] = [
+    "--image-gc-high-threshold=65",
+    "--image-gc-low-threshold=45",
+    "--minimum-image-ttl-duration=0",
+    "-o",
+    "json",
+];
+
+/// `gc` with the marks, and more.
+fn gc<'a>(more: &[&'a str]) -> Vec<&'a str> {
+    let mut arguments: Vec<&'a str> = vec!["gc"];
+    arguments.extend(&MARKS);
+    arguments.extend(more);
+    arguments
+}
+
+/// Kills rounds that would remove everything after some removals each, as their journal tells: order and ages stay.
+#[track_caller]
+fn killed_rounds_change_nothing(journal: &Path, command: impl Fn(&[&str]) -> Command) {
+    let all = ["gc", "--all-unused", "--minimum-image-ttl-duration=0", "-o", "json"];
+    let plan = || {
+        let run = Running::start(command(&[&all[..], &["--dry-run"]].concat())).finish();
+        ages(&run.expect(0).json())
+    };
+    let mut known = plan();
+    assert_eq!(known.len(), 12);
+    let lines = || fs_err::read_to_string(journal).map_or(0, |journal| journal.lines().count());
+    let mut killed_within = 0;
+    for removals in [0, 1, 2, 1, 3] {
+        let enough = lines() + removals;
+        Running::start(command(&all)).kill_when(|| lines() >= enough);
+        let left = plan();
+        assert!(known.ends_with(&left), "killed after {removals} removals: {known:?} became {left:?}");
+        killed_within += usize::from(left.len() < known.len() && !left.is_empty());
+        known = left;
+    }
+    assert!(killed_within > 0, "no round was killed between two removals");
+}
+
+/// Ids in the order in which they would go, with what is known of their age.
+fn ages(report: &Value) -> Vec<(String, [Value; 2])> {
+    let removals = report["removals"].as_array().unwrap().iter();
+    let images = report["images"].as_array().unwrap();
+    let age = |id: &Value| {
+        images
+            .iter()
+            .find(|image| image["id"] == *id)
+            .map(|image| [image["firstSeen"].clone(), image["lastUsed"].clone()])
+    };
+    removals
+        .map(|removal| (removal["id"].as_str().unwrap().to_owned(), age(&removal["id"]).unwrap()))
+        .collect()
+}

@@ -1,0 +1,116 @@
+//! The same with real images: `LARDER_FAMILY=DIR` names an OCI layout with forty of them on common bases, of about
+//! half a gigabyte in all. What was done is printed, for `docs/benchmarks.md`.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use larder_testkit::peers::packages::find_program;
+use larder_testkit::peers::{Containerd, Package, Registry, require};
+use serde_json::Value;
+
+use super::containerd::{on, peers};
+use super::{Disk, Round, gc, number, removals, run};
+use crate::world::Run;
+
+fn family() -> Option<PathBuf> {
+    let folder = std::env::var_os("LARDER_FAMILY").filter(|folder| !folder.is_empty()).map(PathBuf::from);
+    if folder.is_none() {
+        eprintln!("==== ONLY MADE-UP IMAGES: LARDER_FAMILY=DIR names an OCI layout with a real family ====");
+    }
+    folder
+}
+
+#[test]
+fn a_real_family_in_the_store_goes_as_the_dry_run_said() {
+    let Some(family) = family() else { return };
+    let Some(disk) = Disk::new(910) else { return };
+    let load = ["load", &family.to_string_lossy(), "--name", "registry.example/family"];
+    disk.larder(&load).expect(0);
+    disk.end_leases();
+    assert!(disk.used_percent() > 65.0, "{}", disk.used_percent());
+    let larder = |arguments: &[&str]| disk.larder(arguments);
+    let round = Round::run(&disk, larder);
+    assert_eq!(removals(&round.planned), removals(&round.done));
+    round.ends_at_the_low_mark();
+    round.tells_what_came_free(larder);
+}
+
+/// Rounds as kubelet does them, until one has nothing to do or nothing left to remove.
+fn nominal_rounds(disk: &Disk, larder: impl Fn(&[&str]) -> Run) {
+    for round in 1..=40 {
+        let (before, _) = disk.free();
+        let run = larder(&gc(&["--kubelet"]));
+        let report = run.json();
+        let (after, _) = disk.free();
+        let (removed, needed) = (removals(&report).len(), number(&report, "neededBytes"));
+        let percent = disk.used_percent();
+        eprintln!(
+            "nominal round {round}: {needed} wanted, {removed} removed, {} freed, {percent:.1}%",
+            after - before
+        );
+        if removed == 0 || percent <= 45.0 {
+            return;
+        }
+    }
+}
+
+#[test]
+fn a_real_family_in_the_store_as_kubelet_counts() {
+    let Some(family) = family() else { return };
+    let Some(disk) = Disk::new(910) else { return };
+    let load = ["load", &family.to_string_lossy(), "--name", "registry.example/family"];
+    disk.larder(&load).expect(0);
+    disk.end_leases();
+    nominal_rounds(&disk, |arguments| disk.larder(arguments));
+}
+
+/// Names of the images of a layout, as in its index.
+fn tags(layout: &Path) -> Vec<String> {
+    let index: Value = serde_json::from_slice(&fs_err::read(layout.join("index.json")).unwrap()).unwrap();
+    let name =
+        |image: &Value| image["annotations"]["org.opencontainers.image.ref.name"].as_str().map(str::to_owned);
+    index["manifests"].as_array().unwrap().iter().filter_map(name).collect()
+}
+
+/// A containerd on this disk with the whole family in it.
+fn filled(family: &Path, disk: &Disk) -> (Containerd, Registry) {
+    let home = disk.folder.path();
+    let (containerd, registry) = peers(disk);
+    on(&containerd, home, &gc(&[])).expect(0);
+    for tag in tags(family) {
+        let name = format!("family/{tag}:1");
+        let from = format!("oci:{}:{tag}", family.display());
+        let to = format!("docker://{}", registry.image(&name));
+        let mut skopeo = Command::new(find_program("skopeo").unwrap());
+        run(skopeo.args(["--insecure-policy", "copy", "-q", "--dest-tls-verify=false", &from, &to]));
+        on(&containerd, home, &["pull", &registry.image(&name)]).expect(0);
+    }
+    (containerd, registry)
+}
+
+#[test]
+fn a_real_family_in_containerd_as_kubelet_counts() {
+    let Some(family) = family() else { return };
+    if !require(&[Package::Containerd, Package::DockerRegistry, Package::Skopeo]).is_available() {
+        return;
+    }
+    let Some(disk) = Disk::new(1600) else { return };
+    let (containerd, _registry) = filled(&family, &disk);
+    nominal_rounds(&disk, |arguments| on(&containerd, disk.folder.path(), arguments));
+}
+
+#[test]
+fn a_real_family_in_containerd_is_down_to_the_low_mark_in_one_round() {
+    let Some(family) = family() else { return };
+    if !require(&[Package::Containerd, Package::DockerRegistry, Package::Skopeo]).is_available() {
+        return;
+    }
+    let Some(disk) = Disk::new(1600) else { return };
+    let (containerd, _registry) = filled(&family, &disk);
+    let larder = |arguments: &[&str]| on(&containerd, disk.folder.path(), arguments);
+    assert!(disk.used_percent() > 65.0, "{}", disk.used_percent());
+    let round = Round::run(&disk, larder);
+    assert_eq!(removals(&round.planned), removals(&round.done));
+    round.ends_at_the_low_mark();
+    round.tells_what_came_free(larder);
+}

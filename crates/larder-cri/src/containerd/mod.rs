@@ -1,0 +1,127 @@
+//! What the layers of images take, where the runtime is containerd.
+//!
+//! CRI tells one size for each image, that of what was fetched. containerd serves its own API on the same socket, and
+//! there it tells the size of each blob, of each snapshot, and what refers to what: the labels that its own garbage
+//! collector goes by. So what a removal frees can be known beforehand.
+//!
+//! ```text
+//! index -> manifest -> config (the image's id) -> top snapshot -> its parents
+//!                   -> archives of layers
+//! ```
+
+mod graph;
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
+use larder::backend::{BackendError, Image};
+use larder::gc::{Amount, LayerSource, Layers};
+use tokio::sync::Mutex;
+use tonic::metadata::MetadataValue;
+use tonic::{Request, Status};
+
+use crate::channel::Channel;
+use crate::client::origin;
+use crate::containerd_proto::content::ListContentRequest;
+use crate::containerd_proto::content::content_client::ContentClient;
+use crate::containerd_proto::snapshots::snapshots_client::SnapshotsClient;
+use crate::containerd_proto::snapshots::{Info as Snapshot, Kind, ListSnapshotsRequest, UsageRequest};
+use crate::listing::joined;
+use crate::{MAX_MESSAGE_BYTES, status};
+use graph::{Content, Stacks, layers};
+
+/// Where the CRI plugin of containerd keeps images.
+const NAMESPACE: &str = "k8s.io";
+
+/// How many snapshots are asked about at the same time.
+const CALLS_AT_ONCE: usize = 8;
+
+/// Asks containerd what layers take. Other runtimes answer with an error.
+pub struct ContainerdLayers {
+    channel: Channel,
+    timeout: Duration,
+    /// By snapshotter and name. What was committed does not change.
+    usages: Mutex<HashMap<(String, String), Amount>>,
+}
+
+impl ContainerdLayers {
+    pub(crate) fn new(channel: Channel, timeout: Duration) -> ContainerdLayers {
+        ContainerdLayers { channel, timeout, usages: Mutex::default() }
+    }
+
+    fn request<T>(&self, message: T) -> Request<T> {
+        let mut request = Request::new(message);
+        request.set_timeout(self.timeout);
+        request.metadata_mut().insert("containerd-namespace", MetadataValue::from_static(NAMESPACE));
+        request
+    }
+
+    fn snapshots(&self) -> SnapshotsClient<Channel> {
+        SnapshotsClient::with_origin(self.channel.clone(), origin())
+            .max_decoding_message_size(MAX_MESSAGE_BYTES)
+    }
+
+    async fn look(&self, images: &[Image]) -> Result<Layers, Status> {
+        let mut content = ContentClient::with_origin(self.channel.clone(), origin())
+            .max_decoding_message_size(MAX_MESSAGE_BYTES);
+        let blobs = content.list(self.request(ListContentRequest {}));
+        let content = Content::of(joined(blobs, |part| part.info).await?);
+        let mut stacks = Vec::new();
+        for snapshotter in content.snapshotters() {
+            let message = ListSnapshotsRequest { snapshotter: snapshotter.to_owned() };
+            let mut snapshots = self.snapshots();
+            let all = joined(snapshots.list(self.request(message)), |part| part.info).await?;
+            let usages = self.usages(snapshotter, &all).await?;
+            stacks.push(Stacks::of(snapshotter, &all, usages));
+        }
+        Ok(layers(images, &content, &stacks))
+    }
+
+    /// What each committed snapshot takes by itself. One that is gone meanwhile is left out.
+    async fn usages(&self, snapshotter: &str, all: &[Snapshot]) -> Result<HashMap<String, Amount>, Status> {
+        let mut known = self.usages.lock().await;
+        let committed = || all.iter().filter(|snapshot| snapshot.kind() == Kind::Committed);
+        let key = |name: &str| (snapshotter.to_owned(), name.to_owned());
+        let new: Vec<String> = committed()
+            .filter(|snapshot| !known.contains_key(&key(&snapshot.name)))
+            .map(|snapshot| snapshot.name.clone())
+            .collect();
+        let calls = new.into_iter().map(|name| async move {
+            let message = UsageRequest { snapshotter: snapshotter.to_owned(), key: name.clone() };
+            match self.snapshots().usage(self.request(message)).await {
+                Ok(usage) => Ok(Some((name, usage.into_inner()))),
+                Err(status) if status.code() == tonic::Code::NotFound => Ok(None),
+                Err(status) => Err(status),
+            }
+        });
+        let mut answers = stream::iter(calls.collect::<Vec<_>>()).buffer_unordered(CALLS_AT_ONCE);
+        while let Some(answer) = answers.try_next().await? {
+            let Some((name, usage)) = answer else { continue };
+            let amount = Amount { bytes: positive(usage.size), inodes: positive(usage.inodes) };
+            known.insert(key(&name), amount);
+        }
+        let present = committed()
+            .filter_map(|snapshot| Some((snapshot.name.clone(), *known.get(&key(&snapshot.name))?)));
+        let present: HashMap<String, Amount> = present.collect();
+        known.retain(|(of, name), _| of != snapshotter || present.contains_key(name));
+        Ok(present)
+    }
+}
+
+#[async_trait]
+impl LayerSource for ContainerdLayers {
+    async fn layers(&self, images: &[Image]) -> Result<Layers, BackendError> {
+        let endpoint = self.channel.endpoint();
+        match tokio::time::timeout(self.timeout, self.look(images)).await {
+            Ok(found) => found.map_err(|status| status::call_error(endpoint, &status)),
+            Err(_) => Err(status::call_error(endpoint, &status::deadline())),
+        }
+    }
+}
+
+/// A size as Go counts it.
+fn positive(size: i64) -> u64 {
+    u64::try_from(size).unwrap_or(0)
+}

@@ -1,0 +1,140 @@
+//! What layers may take, where a runtime tells only which they are and one size for each image.
+//!
+//! Sizes of images leave open how much of each is shared: any amount may be moved from what images share to what each
+//! has for itself. So as much as can be is taken to be shared, as if the smallest image on each base had nothing of its
+//! own, since bases are large and what is put on them is small. The result is stretched so that the sum is what the
+//! runtime says that all images take: the sizes may be those of compressed archives.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use super::amount::Amount;
+use super::layers::{Layer, Layers};
+use crate::backend::Image;
+
+impl Layers {
+    /// Guesses what layers take. `images` come with the ids of their layers; `used` is what all of them take, if it is
+    /// known.
+    pub fn estimated(images: &[(&Image, &[String])], used: Option<Amount>) -> Layers {
+        let mut layers = Layers::unknown();
+        let mut stacks: Vec<Stack<'_>> = shared(images).into_iter().collect();
+        stacks.sort_by(|(a, _), (b, _)| a.len().cmp(&b.len()).then_with(|| a.cmp(b)));
+        for (ids, bytes) in stacks {
+            layers.share_out(&ids, bytes);
+        }
+        let mut order: Vec<_> = images.iter().collect();
+        order.sort_by(|(a, of_a), (b, of_b)| of_a.len().cmp(&of_b.len()).then_with(|| a.id.cmp(&b.id)));
+        for (image, ids) in order {
+            layers.share_out(&ids.iter().map(String::as_str).collect::<Vec<_>>(), image.size);
+            layers.add_image(&image.id, ids.iter().map(String::as_str), Amount::ZERO, None);
+        }
+        if let Some(used) = used {
+            layers.stretch_to(used);
+        }
+        layers
+    }
+
+    /// What these layers have beyond those that are known already goes to the new ones, evenly.
+    fn share_out(&mut self, ids: &[&str], bytes: u64) {
+        let mut new: Vec<&str> = Vec::new();
+        let mut known = 0_u64;
+        let mut seen = HashSet::new();
+        for &id in ids.iter().filter(|id| seen.insert(**id)) {
+            match self.get(id) {
+                Some(layer) => known = known.saturating_add(layer.amount.bytes),
+                None => new.push(id),
+            }
+        }
+        let each = bytes.saturating_sub(known) / (new.len() as u64).max(1);
+        for id in new {
+            let amount = Amount::estimate(each);
+            self.add(Layer { id: id.to_owned(), amount, estimated: true, held_by: None });
+        }
+    }
+
+    /// Makes the sums be these, as far as they are not nothing.
+    fn stretch_to(&mut self, used: Amount) {
+        let sum: Amount = self.all().iter().map(|layer| layer.amount).sum();
+        let stretch = |amount: u64, sum: u64, used: u64| {
+            if sum == 0 || used == 0 {
+                return amount;
+            }
+            let stretched = u128::from(amount) * u128::from(used) / u128::from(sum);
+            u64::try_from(stretched).unwrap_or(u64::MAX)
+        };
+        for amount in self.amounts_mut() {
+            amount.bytes = stretch(amount.bytes, sum.bytes, used.bytes);
+            amount.inodes = stretch(amount.inodes, sum.inodes, used.inodes);
+        }
+    }
+}
+
+/// Ids of layers, and what they take together.
+type Stack<'a> = (Vec<&'a str>, u64);
+
+/// The layers that images share with any other, with the size of the smallest image that shares just these.
+fn shared<'a>(images: &[(&Image, &'a [String])]) -> BTreeMap<Vec<&'a str>, u64> {
+    let mut users: HashMap<&str, usize> = HashMap::new();
+    for (_, ids) in images {
+        let once: HashSet<&str> = ids.iter().map(String::as_str).collect();
+        for id in once {
+            *users.entry(id).or_default() += 1;
+        }
+    }
+    let mut stacks: BTreeMap<Vec<&str>, u64> = BTreeMap::new();
+    for (image, ids) in images {
+        let shared = ids.iter().map(String::as_str).filter(|id| users[id] > 1).collect();
+        let smallest = stacks.entry(shared).or_insert(image.size);
+        *smallest = image.size.min(*smallest);
+    }
+    stacks
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn image(id: &str, size: u64) -> Image {
+        Image { id: id.into(), size, ..Image::default() }
+    }
+
+    fn ids(ids: &[&str]) -> Vec<String> {
+        ids.iter().map(|&id| id.to_owned()).collect()
+    }
+
+    fn sizes(layers: &Layers) -> Vec<(&str, u64)> {
+        let mut sizes: Vec<_> =
+            layers.all().iter().map(|layer| (layer.id.as_str(), layer.amount.bytes)).collect();
+        sizes.sort_unstable();
+        sizes
+    }
+
+    #[test]
+    fn sizes_of_stacked_images_give_those_of_layers() {
+        let (a, b, c) = (image("a", 300), image("b", 500), image("c", 580));
+        let (of_a, of_b, of_c) = (ids(&["l1"]), ids(&["l1", "l2"]), ids(&["l1", "l2", "l2", "l3"]));
+        let layers = Layers::estimated(&[(&c, &of_c), (&a, &of_a), (&b, &of_b)], None);
+        assert_eq!(sizes(&layers), [("l1", 300), ("l2", 200), ("l3", 80)]);
+        assert!(layers.all().iter().all(|layer| layer.estimated));
+    }
+
+    #[test]
+    fn what_images_on_one_base_differ_in_is_their_own() {
+        let (a, b, c) = (image("a", 1000), image("b", 1100), image("c", 1300));
+        let of = |own: &str| ids(&["base", own]);
+        let (of_a, of_b, of_c) = (of("a"), of("b"), of("c"));
+        let layers = Layers::estimated(&[(&a, &of_a), (&b, &of_b), (&c, &of_c)], None);
+        assert_eq!(sizes(&layers), [("a", 0), ("b", 100), ("base", 1000), ("c", 300)]);
+    }
+
+    #[test]
+    fn guesses_add_up_to_what_is_known_of_the_whole() {
+        let (a, b) = (image("a", 1000), image("b", 1100));
+        let (of_a, of_b) = (ids(&["base", "a"]), ids(&["base", "b"]));
+        let used = Amount { bytes: 3300, inodes: 60 };
+        let layers = Layers::estimated(&[(&a, &of_a), (&b, &of_b)], Some(used));
+        assert_eq!(sizes(&layers), [("a", 0), ("b", 300), ("base", 3000)]);
+        assert_eq!(layers.all().iter().map(|layer| layer.amount.inodes).sum::<u64>(), 60);
+        let unknown = Layers::estimated(&[(&a, &of_a), (&b, &of_b)], Some(Amount::ZERO));
+        assert_eq!(sizes(&unknown), [("a", 0), ("b", 100), ("base", 1000)]);
+    }
+}
