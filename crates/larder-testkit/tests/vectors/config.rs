@@ -32,7 +32,7 @@ pub(crate) fn room(op: &str, input: &Value) -> Option<Answer> {
 fn read(input: &Value) -> Result<(KubeletImageConfig, Gates), String> {
     let Input { mut config } = parse(input)?;
     let written: FeatureGates =
-        config.remove("featureGates").map_or(Ok(Default::default()), |g| parse(&g))?;
+        config.remove("featureGates").map_or(Ok(FeatureGates::default()), |g| parse(&g))?;
     let mut gates = Gates::default();
     if let Some(on) = written.ensure_secret_pulled_images {
         gates.ensure_secret_pulled_images = on;
