@@ -2,10 +2,16 @@
 
 use std::convert::Infallible;
 use std::pin::Pin;
+use std::sync::Arc;
 
 use hyper::body::Incoming;
+use larder::pull::ManagedBackend;
+use larder_cri::proto::image_service_server::{self, ImageServiceServer};
+use larder_cri::proto::runtime_service_server::{self, RuntimeServiceServer};
+use larder_cri::server::{About, Service, deadline_of, services, within};
 use tonic::Status;
 use tonic::body::Body;
+use tonic::codegen::Service as Answers;
 use tonic::codegen::http::{Request, Response};
 
 use super::plain::Plain;
@@ -13,23 +19,48 @@ use super::plain::Plain;
 /// Everything that is served on the socket.
 #[derive(Clone)]
 pub(super) struct Doors {
-    pub(super) plain: Plain,
+    plain: Plain,
+    images: ImageServiceServer<Service>,
+    runtime: RuntimeServiceServer<Service>,
 }
 
 type Answer = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
 
 impl Doors {
-    /// Sends a request to the service that its path names.
-    #[allow(clippy::needless_pass_by_value, reason = "the services, which come next, take it")]
-    pub(super) fn answer(&self, request: Request<Incoming>) -> Answer {
-        let service = request.uri().path().split('/').nth(1).unwrap_or_default();
-        if is_grpc(&request) {
-            let unknown = Status::unimplemented(format!("unknown service {service}"));
-            return Box::pin(async move { Ok(unknown.into_http()) });
-        }
-        let answer = self.plain.answer(request.method(), request.uri().path());
-        Box::pin(async move { Ok(answer) })
+    /// The doors to the node that answers plain requests. Callers of CRI share its turns, flights and leases.
+    pub(super) fn beside(plain: Plain) -> Doors {
+        let about = About { name: "larder".into(), version: env!("CARGO_PKG_VERSION").into() };
+        let backend = ManagedBackend::new(Arc::clone(&plain.node.manager));
+        let (images, runtime) = services(Arc::new(backend), about);
+        Doors { plain, images, runtime }
     }
+
+    /// Sends a request to the service that its path names.
+    pub(super) fn answer(&self, request: Request<Incoming>) -> Answer {
+        if !is_grpc(&request) {
+            let answer = self.plain.answer(request.method(), request.uri().path());
+            return Box::pin(async move { Ok(answer) });
+        }
+        match request.uri().path().split('/').nth(1).unwrap_or_default() {
+            image_service_server::SERVICE_NAME => call(&self.images, request),
+            runtime_service_server::SERVICE_NAME => call(&self.runtime, request),
+            other => {
+                let unknown = Status::unimplemented(format!("unknown service {other}"));
+                Box::pin(async move { Ok(unknown.into_http()) })
+            }
+        }
+    }
+}
+
+/// Lets a service answer within the time that its caller gives it.
+fn call<S>(service: &S, request: Request<Incoming>) -> Answer
+where
+    S: Answers<Request<Incoming>, Response = Response<Body>, Error = Infallible> + Clone,
+    S::Future: Send + 'static,
+{
+    let limit = deadline_of(request.headers());
+    let call = service.clone().call(request);
+    Box::pin(async move { Ok(within(limit, call).await) })
 }
 
 fn is_grpc(request: &Request<Incoming>) -> bool {

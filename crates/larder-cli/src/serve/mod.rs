@@ -102,7 +102,8 @@ impl Daemon {
         let (stop, stopped) = watch::channel(false);
         let connections = Connections::default();
         let plain = Plain { node: Arc::clone(&node), connections: connections.clone() };
-        let mut serving = pin!(connections.serve(listener, Doors { plain: plain.clone() }, stopped));
+        let doors = Doors::beside(plain.clone());
+        let mut serving = pin!(connections.serve(listener, doors, stopped));
         tell_systemd(&[NotifyState::Ready]);
         tokio::select! {
             () = serving.as_mut() => {}

@@ -10,6 +10,7 @@ mod commands;
 mod concurrency;
 mod contract;
 mod credentials;
+mod cri;
 mod examples;
 mod kills;
 mod outages;

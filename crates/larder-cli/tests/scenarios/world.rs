@@ -107,6 +107,15 @@ impl World {
         }
     }
 
+    pub(crate) fn has_containerd(&self) -> bool {
+        self.containerd.is_some()
+    }
+
+    /// A path in a folder that only this test sees.
+    pub(crate) fn path(&self, name: &str) -> String {
+        self.home.path().join(name).to_string_lossy().into_owned()
+    }
+
     /// Writes a file into a folder that only this test sees, and returns its path.
     pub(crate) fn file(&self, name: &str, content: &str) -> String {
         let path = self.home.path().join(name);
@@ -208,6 +217,11 @@ impl Running {
     /// What it has printed so far.
     pub(crate) fn stdout(&self) -> String {
         self.read("stdout")
+    }
+
+    /// What it has said so far.
+    pub(crate) fn stderr(&self) -> String {
+        self.read("stderr")
     }
 
     /// Waits until its standard output has `text`.
