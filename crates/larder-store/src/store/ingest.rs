@@ -85,9 +85,14 @@ impl Store {
         }
         ensure_dir(&*inner.disk, &folder).doing(doing)?;
         let data = inner.disk.open(&folder.join(DATA), OpenHow::Create).doing(doing)?;
-        if data.len().doing(doing)? != size {
+        let length = data.len().doing(doing)?;
+        if length != size {
             (durable, present) = (Extents::default(), Extents::default());
-            data.set_len(0).doing(doing)?;
+            // Not a new file: ext4 takes one that is cut to nothing for one that is replaced, and writes it to the disk when
+            // it is closed. These bytes live too briefly for that.
+            if length > 0 {
+                data.set_len(0).doing(doing)?;
+            }
             data.set_len(size).doing(doing)?;
         }
         let state = State {
@@ -201,9 +206,13 @@ impl IngestFile {
     /// Throws the file away: its layer is unpacked.
     pub fn discard(&self) -> Result<(), StoreError> {
         self.0.state().discarded = true;
-        let done = self.0.store.discard(&self.0.folder).doing("remove a fetched blob");
+        self.0.store.discard(&self.0.folder).doing("remove a fetched blob")?;
+        // Now, not when the trash comes to it: else the sync of a commit may write all of it to the disk.
+        if let Err(error) = self.0.data.set_len(0) {
+            tracing::debug!(digest = %self.0.digest, %error, "a removed blob keeps its room until it is deleted");
+        }
         self.0.store.trash.kick();
-        done
+        Ok(())
     }
 }
 

@@ -16,17 +16,20 @@ use std::process::{Command, ExitCode};
 use larder_testkit::peers::packages::find_program;
 use larder_testkit::peers::{Availability, Package, Registry, RegistryOptions, require};
 
-use disk::Disk;
+use disk::{Behind, Disk};
 use program::{Cost, Kind, Programs};
 
 const HELP: &str = "\
 Compare cold pulls of images by larder's own store, containerd and podman (needs root).
 
-usage: larder-pull-bench [--runs N] [--dir DIR] [--only NAME[,NAME]] [--larder PATH] [--containerd PATH] LAYOUT...
+usage: larder-pull-bench [--runs N] [--dir DIR] [--loop cached|direct] [--only NAME[,NAME]] [--larder PATH]
+                         [--containerd PATH] LAYOUT...
 
   LAYOUT             a folder with an OCI image layout that has one image
   --runs N           how often each program pulls each image; default 3
   --dir DIR          where the file systems for the pulls are made, 16 GB at most each; default: the temporary folder
+  --loop direct      write what goes to these file systems past the page cache of the file behind them, which a disk
+                     of their own would not have either; DIR must allow it (memory does not); default: cached
   --only NAME,...    of: larder, containerd, containerd+unpigz, containerd+igzip, podman; default: all that are installed
   --larder PATH      default: the larder next to this program
   --containerd PATH  another containerd than the one on PATH
@@ -56,6 +59,7 @@ fn main() -> ExitCode {
 struct Options {
     runs: usize,
     dir: PathBuf,
+    behind: Behind,
     only: Option<Vec<Kind>>,
     programs: Programs,
     layouts: Vec<PathBuf>,
@@ -66,8 +70,8 @@ impl Options {
         let larder = env::current_exe()?.with_file_name("larder");
         let containerd = find_program("containerd").unwrap_or_default();
         let programs = Programs { larder, containerd, podman: find_program("podman") };
-        let mut options =
-            Options { runs: 3, dir: env::temp_dir(), only: None, programs, layouts: Vec::new() };
+        let (dir, behind) = (env::temp_dir(), Behind::Cached);
+        let mut options = Options { runs: 3, dir, behind, only: None, programs, layouts: Vec::new() };
         let mut words = words.into_iter();
         while let Some(word) = words.next() {
             let name = word.to_string_lossy().into_owned();
@@ -80,6 +84,13 @@ impl Options {
             match name.as_str() {
                 "--runs" => options.runs = value.to_string_lossy().parse()?,
                 "--dir" => options.dir = value.into(),
+                "--loop" => {
+                    options.behind = match &*value.to_string_lossy() {
+                        "cached" => Behind::Cached,
+                        "direct" => Behind::Direct,
+                        other => return Err(format!("--loop {other}: it is cached or direct").into()),
+                    }
+                }
                 "--only" => {
                     let names = value.to_string_lossy().into_owned();
                     options.only = Some(names.split(',').map(Kind::named).collect::<Outcome<_>>()?);
@@ -115,7 +126,7 @@ fn bench(options: &Options) -> Outcome<()> {
         let mut costs: Vec<Vec<Cost>> = vec![Vec::new(); kinds.len()];
         for _ in 0..options.runs {
             for (kind, costs) in kinds.iter().zip(&mut costs) {
-                let disk = Disk::new(&options.dir)?;
+                let disk = Disk::new(&options.dir, options.behind)?;
                 costs.push(options.programs.pull(*kind, &registry, &registry.image(&name), disk.path())?);
             }
         }
