@@ -4,7 +4,9 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use larder_store::store::{Store, StoreConfig};
-use larder_testkit::peers::{Image, Package, Registry, RegistryOptions, require};
+use larder_testkit::peers::registry::{PASSWORD, USER};
+use larder_testkit::peers::{Auth, Image, Package, Registry, RegistryOptions, require};
+use serde_json::json;
 use tempfile::TempDir;
 
 use crate::world::{Run, Running, larder_in, pod};
@@ -17,10 +19,14 @@ struct Machine {
 
 impl Machine {
     fn new() -> Option<Machine> {
+        Machine::with(RegistryOptions::default())
+    }
+
+    fn with(options: RegistryOptions) -> Option<Machine> {
         if !require(&[Package::DockerRegistry, Package::Skopeo]).is_available() {
             return None;
         }
-        let registry = Registry::start(RegistryOptions::default()).unwrap();
+        let registry = Registry::start(options).unwrap();
         Some(Machine { registry, home: tempfile::tempdir().unwrap() })
     }
 
@@ -114,6 +120,39 @@ fn a_damaged_file_is_found_and_only_its_layer_is_fetched_again() {
     let layers =
         requests.iter().filter(|request| request.method == "GET" && request.path.contains("/blobs/"));
     assert!(layers.count() <= 2, "one layer, and a config: {requests:?}");
+    machine.larder(&["fsck"]).expect(0);
+}
+
+#[test]
+fn a_repair_that_fetches_nothing_takes_nothing_away() {
+    let Some(mut machine) =
+        Machine::with(RegistryOptions { auth: Auth::Basic, ..RegistryOptions::default() })
+    else {
+        return;
+    };
+    let name = machine.registry.image("shop/web:1");
+    Image::small(1, 200_000).push(&machine.registry, "shop/web:1").unwrap();
+    let auths = json!({"auths": {machine.registry.address(): {"username": USER, "password": PASSWORD}}});
+    let authfile = machine.home.path().join("auth.json");
+    fs_err::write(&authfile, auths.to_string()).unwrap();
+    let authfile = authfile.to_string_lossy().into_owned();
+    machine.larder(&["pull", "--authfile", &authfile, &name]).expect(0);
+    let damaged = machine.unpacked("srv/data").swap_remove(0);
+    let before = fs_err::read(&damaged).unwrap();
+    fs_err::write(&damaged, "damaged").unwrap();
+
+    // Without credentials, and without a registry.
+    for without in ["credentials", "registry"] {
+        let run = machine.larder(&["fsck", "--repair"]).expect(1);
+        assert!(run.stderr.contains("could not pull") && run.stderr.contains("hint: "), "{without}: {run:?}");
+        assert_eq!(fs_err::read_to_string(&damaged).unwrap(), "damaged", "{without}");
+        assert_ne!(machine.larder(&["images", "-q"]).expect(0).stdout, "", "{without}");
+        machine.registry.stop();
+    }
+    machine.registry.start_again().unwrap();
+    machine.larder(&["fsck", "--authfile", &authfile]).expect(2);
+    machine.larder(&["fsck", "--repair", "--authfile", &authfile]).expect(0);
+    assert_eq!(fs_err::read(&damaged).unwrap(), before);
     machine.larder(&["fsck"]).expect(0);
 }
 

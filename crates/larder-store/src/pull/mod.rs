@@ -29,6 +29,7 @@ use larder::reference::Reference;
 use tokio::sync::Semaphore;
 
 pub use error::PullError;
+pub use load::Loaded;
 
 use crate::disk::Amount;
 use crate::manifest::PlatformMatcher;
