@@ -73,6 +73,11 @@ pub(crate) struct UmountArgs {
     /// Where they are mounted.
     #[arg(value_name = "DIR", required = true)]
     pub(crate) dirs: Vec<PathBuf>,
+
+    /// Forget a mount that was made in another mount namespace (unshare --mount, a container) also where larder cannot see
+    /// whether one still has it. If one does, its files may go.
+    #[arg(long)]
+    pub(crate) force: bool,
 }
 
 /// Check larder's own store: find every damaged or missing file, and repair what can be.
