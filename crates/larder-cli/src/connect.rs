@@ -217,6 +217,17 @@ pub(crate) async fn reach(args: &Connection) -> Result<Reached, Failure> {
     Ok(Reached { backend, notes })
 }
 
+/// The failure of a command that works on larder's own store only, and that the variable does not change this.
+pub(crate) fn explain_store(args: &Connection, failure: Failure) -> Failure {
+    let by_default = args.root.is_none() && args.backend.is_none();
+    match variable(VARIABLE).filter(|named| by_default && named != STORE) {
+        Some(named) => failure.hint(format!(
+            "{VARIABLE}={named} is not read: this command works on larder's own store, since a runtime has no such thing"
+        )),
+        None => failure,
+    }
+}
+
 /// The failure, and which variable led to the endpoint that does not answer.
 pub(crate) fn explain(args: &Connection, failure: Failure) -> Failure {
     if failure.outcome() != Outcome::Unreachable {

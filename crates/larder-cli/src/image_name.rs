@@ -30,6 +30,10 @@ pub(crate) fn check(image: &str) -> Result<(), BadName> {
         ReferenceErrorKind::UppercaseRepository(_) => ReferenceErrorKind::Uppercase.to_string(),
         kind => kind.to_string().chars().take(SHOWN).collect(),
     };
+    if image.split_whitespace().nth(1).is_some() {
+        let hint = "a name has no blanks in it; several images are arguments of their own".to_owned();
+        return Err(BadName { message: format!("{shown}: {cause}"), hints: vec![hint] });
+    }
     let hint = meant(image).map(|meant| format!("did you mean {meant}?"));
     Err(BadName {
         message: format!("{shown}: {cause}"),
@@ -54,12 +58,12 @@ pub(crate) fn digits_of_id(text: &str) -> Option<&str> {
 
 /// A good name that differs from a bad one by a common slip.
 fn meant(image: &str) -> Option<String> {
-    let squeezed: String = image.chars().filter(|c| !c.is_whitespace()).collect();
-    let bare = squeezed.split_once("://").map_or(squeezed.as_str(), |(_, rest)| rest);
+    let image = image.trim();
+    let bare = image.split_once("://").map_or(image, |(_, rest)| rest);
     let trimmed = bare.trim_end_matches([':', '/', '@']);
     [bare.to_owned(), trimmed.to_owned(), lower_case_name(trimmed)]
         .into_iter()
-        .find(|name| name != image && name.len() <= SHOWN && reference::apply_default_tag(name).is_ok())
+        .find(|name| name.len() <= SHOWN && reference::apply_default_tag(name).is_ok())
 }
 
 /// The name with its repository in lower case; a tag keeps its case, since tags may differ by it.
@@ -98,6 +102,9 @@ mod tests {
     #[test]
     fn other_mistakes_get_advice() {
         assert!(hint_for(&"a".repeat(64)).contains("image id"));
+        for blank in ["my image", "a b/c:1", "busybox nginx:1", "app :v1"] {
+            assert!(hint_for(blank).contains("no blanks"), "what was meant is not known: {blank}");
+        }
         assert!(hint_for("app@sha256:abc").contains("digest"));
         assert!(hint_for(&format!("app@md5:{}", "a".repeat(32))).contains("digest"));
     }

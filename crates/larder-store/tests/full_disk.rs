@@ -154,7 +154,10 @@ impl Source {
             }
             How::Load => {
                 let from = ImportFrom::Path(self.layout(name));
-                puller.load(from, Some(format!("registry.example/{name}"))).await.map(drop)
+                puller
+                    .load(from, Some(Reference::parse(&format!("registry.example/{name}")).unwrap()))
+                    .await
+                    .map(drop)
             }
         }
     }

@@ -96,6 +96,28 @@ pub fn aggregate<'a>(errors: impl IntoIterator<Item = &'a str>) -> String {
     }
 }
 
+/// Bytes with three significant digits in powers of 1000, as crictl and docker print them: `4.26MB`.
+pub fn bytes(size: u64) -> String {
+    const UNITS: [&str; 6] = ["B", "kB", "MB", "GB", "TB", "PB"];
+    #[allow(clippy::cast_precision_loss)] // three digits are shown
+    let mut value = size as f64;
+    let mut unit = 0;
+    // 999.5 would be rounded to four digits.
+    while value >= 999.5 && unit + 1 < UNITS.len() {
+        value /= 1000.0;
+        unit += 1;
+    }
+    let decimals = match value {
+        _ if unit == 0 => 0,
+        value if value < 9.995 => 2,
+        value if value < 99.95 => 1,
+        _ => 0,
+    };
+    let number = format!("{value:.decimals$}");
+    let number = if decimals > 0 { number.trim_end_matches('0').trim_end_matches('.') } else { &number };
+    format!("{number}{}", UNITS[unit])
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -66,8 +66,8 @@ pub(crate) struct Connection {
     /// Without it, larder uses a store of its own, which needs no runtime; a runtime is used only where one is named.
     /// "cri" stands for $CONTAINER_RUNTIME_ENDPOINT and $IMAGE_SERVICE_ENDPOINT, as crictl reads them, else for the first
     /// socket that a runtime listens on where runtimes usually do (containerd, CRI-O, cri-dockerd, k3s); where there is
-    /// none, the error lists what was tried. "store" is larder's own store, whatever $LARDER_BACKEND says. An empty
-    /// variable counts as unset.
+    /// none, the error lists what was tried. "store" is larder's own store, whatever $LARDER_BACKEND says; load, mount,
+    /// mounts, umount and fsck work on it alone, and do not read the variable. An empty variable counts as unset.
     // Not clap's `env`: it takes an empty variable for a value, and shows the option as required in usage texts.
     #[arg(long, global = true, value_name = "ENDPOINT")]
     pub(crate) backend: Option<String>,

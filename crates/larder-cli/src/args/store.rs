@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use super::pulling::CredentialArgs;
 use crate::output::{DataFormat, Format};
 
 /// Load images from files into larder's own store: an OCI layout or archive, or what docker save writes.
@@ -14,7 +15,7 @@ use crate::output::{DataFormat, Format};
 #[derive(Debug, Args)]
 #[command(after_help = "Examples:
   larder load app.tar                                 docker save app:1 > app.tar
-  larder load layout/ --name registry.example/app     an OCI layout whose names are but tags
+  larder load layout/ --name registry.example/app     an OCI layout whose names are but tags: app:v1 for v1
   zcat app.tar.gz | larder load -
 
 Exit code: 0 all loaded, 1 some failed, 2 not an image, 3 the store cannot be opened.")]
@@ -23,8 +24,9 @@ pub(crate) struct LoadArgs {
     #[arg(value_name = "FILE", required = true)]
     pub(crate) files: Vec<PathBuf>,
 
-    /// Repository of images whose names are but tags, as OCI layouts may have.
-    #[arg(long, value_name = "REPOSITORY")]
+    /// Repository of images whose names are but tags, as OCI layouts may have, or that have no name; with a tag, the
+    /// name of the one such image. A name in full, which the file itself gives, stays.
+    #[arg(long, value_name = "REPOSITORY[:TAG]")]
     pub(crate) name: Option<String>,
 
     /// Print ids and names as data.
@@ -71,6 +73,11 @@ pub(crate) struct UmountArgs {
     /// Where they are mounted.
     #[arg(value_name = "DIR", required = true)]
     pub(crate) dirs: Vec<PathBuf>,
+
+    /// Forget a mount that was made in another mount namespace (unshare --mount, a container) also where larder cannot see
+    /// whether one still has it. If one does, its files may go.
+    #[arg(long)]
+    pub(crate) force: bool,
 }
 
 /// Check larder's own store: find every damaged or missing file, and repair what can be.
@@ -78,7 +85,7 @@ pub(crate) struct UmountArgs {
 #[command(after_help = "Examples:
   larder fsck
   larder fsck --quick           compare names, sizes and modes, not contents
-  larder fsck --repair          take damaged layers away; the next pull of their images brings them back
+  larder fsck --repair          fetch damaged layers again; one that cannot be had stays as it is
   larder fsck --rebuild         make a lost database anew from what is on disk
 
 Exit code: 0 sound, 1 damaged, 3 the store cannot be opened.")]
@@ -87,11 +94,15 @@ pub(crate) struct FsckArgs {
     #[arg(long)]
     pub(crate) quick: bool,
 
-    /// Put right what can be put right here, and note what a pull must bring back.
+    /// Put right what can be put right here, and fetch again what is damaged or missing. A damaged layer stays as it is
+    /// until another has come; the next larder pull or load of its image replaces it, too.
     #[arg(long)]
     pub(crate) repair: bool,
 
     /// Make the database anew from what is on disk, and then check.
     #[arg(long)]
     pub(crate) rebuild: bool,
+
+    #[command(flatten)]
+    pub(crate) credentials: CredentialArgs,
 }

@@ -4,15 +4,17 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 
-use larder::credentials::{NodeFiles, SearchPath, Sources};
+use larder::credentials::Tokens;
 use larder::pod::Pod;
 use larder::pull::{EnsureRequest, Manager, PullPolicy};
 use larder_store::backend::StoreBackend;
 use larder_store::fsck::{CheckUnpacked, FsckOptions, FsckReport, Refetch};
 use larder_store::store::{Store, StoreConfig, StoreError};
 
+use super::trouble::Trouble;
 use crate::args::{Connection, FsckArgs};
 use crate::connect;
+use crate::credentials;
 use crate::exit::Outcome;
 use crate::failure::{Failure, chain};
 use crate::out::Out;
@@ -20,6 +22,10 @@ use crate::output::size;
 use crate::store;
 
 pub(super) async fn run(args: &FsckArgs, connection: &Connection, out: &Out) -> Result<Outcome, Failure> {
+    let given = args.credentials.authfile.is_some() || args.credentials.username.is_some();
+    if given && !args.repair {
+        return Err(Failure::bad_input("credentials are for --repair, which fetches; a check asks nobody"));
+    }
     let root = &connect::store_root(connection)?;
     if args.rebuild {
         let rebuilt = Store::rebuild(root, StoreConfig::default(), &CheckUnpacked)
@@ -35,7 +41,7 @@ pub(super) async fn run(args: &FsckArgs, connection: &Connection, out: &Out) -> 
     let mut report = check(args, backend.store(), root)?;
     tell(&report, out);
     if args.repair && !report.refetch.is_empty() {
-        report.refetch = refetch(&backend, root, out).await?;
+        report.refetch = refetch(&backend, args, &report.refetch, root, out).await?;
     }
     Ok(verdict(&report, out))
 }
@@ -76,8 +82,15 @@ fn tell(report: &FsckReport, out: &Out) {
 
 /// Pulls the images that lack something: only what they lack is fetched. Each is pulled by its digest, since its tag may
 /// stand for another image by now. Returns what still lacks.
-async fn refetch(backend: &StoreBackend, root: &Path, out: &Out) -> Result<Vec<Refetch>, Failure> {
-    let credentials = Sources::new(NodeFiles::search(SearchPath::user()), Vec::new());
+async fn refetch(
+    backend: &StoreBackend,
+    args: &FsckArgs,
+    lacking: &[Refetch],
+    root: &Path,
+    out: &Out,
+) -> Result<Vec<Refetch>, Failure> {
+    let images = lacking.iter().flat_map(digests).map(String::as_str);
+    let (credentials, candidates) = credentials::sources(&args.credentials, Tokens::Keep, images, out)?;
     let manager = Manager::builder(Arc::new(backend.clone())).credentials(credentials).build();
     let mut tried = BTreeSet::new();
     loop {
@@ -90,7 +103,9 @@ async fn refetch(backend: &StoreBackend, root: &Path, out: &Out) -> Result<Vec<R
         for digest in digests(next) {
             let request = EnsureRequest::new(digest.as_str(), PullPolicy::Always, Pod::default());
             if let Err(error) = manager.ensure(&request).await {
-                Failure::failed(format!("could not pull {digest}: {error}")).print(out);
+                Failure::failed(format!("could not pull {digest}: {error}"))
+                    .hints(Trouble::advice(&error, || candidates.advice(digest, &[])))
+                    .print(out);
             } else if self::missing(backend.store(), root)?.iter().all(|still| still.image != next.image) {
                 out.line(format_args!("{}: what was missing is back", shown(next)));
                 break;

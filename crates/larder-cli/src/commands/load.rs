@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use larder_store::pull::PullError;
+use larder::reference::Reference;
+use larder_store::pull::{Loaded as Brought, PullError};
 use larder_store::store::ImageRecord;
 use larder_store::store::import::{ImportError, ImportFrom};
 use serde::Serialize;
@@ -12,17 +13,22 @@ use crate::collect::Notes;
 use crate::connect::{self, Chosen};
 use crate::exit::Outcome;
 use crate::failure::{Failure, chain};
+use crate::image_name;
 use crate::out::Out;
 use crate::output;
 
 pub(super) async fn run(args: &LoadArgs, connection: &Connection, out: &Out) -> Result<Outcome, Failure> {
+    let name = args.name.as_deref().map(base_name).transpose()?;
     let store = connect::store_to_fill(connection)?;
     let notes = Notes::of(connection, &Chosen::Store(store.clone()))?;
     let mut outcome = Outcome::Done;
     let mut loaded = Vec::new();
     for file in &args.files {
-        match store.puller().load(source(file), args.name.clone()).await {
-            Ok(images) => loaded.extend(images.iter().map(Loaded::new)),
+        match store.puller().load(source(file), name.clone()).await {
+            Ok(images) => {
+                tell_of_names(file, name.as_ref(), &images, out);
+                loaded.extend(images.iter().map(|loaded| Loaded::new(&loaded.image)));
+            }
             Err(error) => outcome = outcome.max(failed(file, &error).print(out)),
         }
     }
@@ -33,6 +39,38 @@ pub(super) async fn run(args: &LoadArgs, connection: &Connection, out: &Out) -> 
         None => loaded.iter().for_each(|image| image.tell(out)),
     }
     Ok(outcome)
+}
+
+/// The repository, or the name, for images that have none.
+fn base_name(text: &str) -> Result<Reference, Failure> {
+    let bad = |message: String| Failure::bad_input(format!("--name {message}"));
+    image_name::check(text).map_err(|name| bad(name.message).hints(name.hints))?;
+    let name = Reference::parse(text).map_err(|error| bad(error.to_string()))?;
+    if name.digest().is_some() {
+        return Err(
+            bad(format!("{text}: a digest is no name to give")).hint("write REPOSITORY or REPOSITORY:TAG")
+        );
+    }
+    Ok(name)
+}
+
+/// Tells of names that lead nowhere: tags of no repository, and a repository that nothing is of.
+fn tell_of_names(file: &Path, name: Option<&Reference>, images: &[Brought], out: &Out) {
+    let file = file.display();
+    let tags: Vec<&str> = images.iter().flat_map(|loaded| &loaded.bare_tags).map(String::as_str).collect();
+    if let Some(tag) = tags.first() {
+        out.note(format_args!(
+            "note: {file}: its names are but tags ({}), which name no image here; \
+             larder load --name REPOSITORY {file} makes REPOSITORY:{tag} of it",
+            tags.join(", ")
+        ));
+    }
+    let is_of = |image: &ImageRecord, name: &Reference| {
+        image.tags.iter().filter_map(|tag| Reference::parse(tag).ok()).any(|tag| tag.name() == name.name())
+    };
+    if let Some(name) = name.filter(|name| !images.iter().any(|loaded| is_of(&loaded.image, name))) {
+        out.note(format_args!("note: {file}: its images have names in full; none was named {name}"));
+    }
 }
 
 fn source(file: &Path) -> ImportFrom {

@@ -32,7 +32,7 @@ pub(super) fn umount(args: &UmountArgs, store: &Store, out: &Out) -> Outcome {
     store.finish_deletion();
     let mut outcome = Outcome::Done;
     for dir in &args.dirs {
-        match store.umount(dir) {
+        match store.umount_with(dir, args.force) {
             Ok(mount) => out.line(mount.target.display()),
             Err(error) => outcome = outcome.max(failed(&error).print(out)),
         }

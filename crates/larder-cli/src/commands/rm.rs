@@ -2,13 +2,15 @@
 
 mod naming;
 
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::SystemTime;
 
 use larder::backend::{Backend, Container, Image, ImageSpec, InUse};
 use larder_store::backend::StoreBackend;
-use larder_store::store::StoreError;
+use larder_store::disk::Amount;
+use larder_store::store::{Store, StoreError};
 use serde::Serialize;
 
 use super::inspect::{absent, names_and_ids, trouble_with};
@@ -16,8 +18,8 @@ use crate::args::{Connection, RmArgs};
 use crate::connect::{self, Chosen};
 use crate::exit::Outcome;
 use crate::failure::{Failure, chain};
-use crate::out::Out;
-use crate::output;
+use crate::out::{Out, progress_possible};
+use crate::output::{self, size};
 use naming::Naming;
 
 pub(super) async fn run(args: &RmArgs, connection: &Connection, out: &Out) -> Result<Outcome, Failure> {
@@ -63,6 +65,7 @@ async fn remove(
     // What is forced out of a runtime is its own affair; of the store, the mounts that stay are told.
     let looks = !found.is_empty() && (store.is_some() || !args.force);
     let in_use = if looks { backend.in_use().await? } else { InUse::default() };
+    let unique: HashMap<String, Amount> = store.iter().flat_map(|store| unique_of(store.store())).collect();
     for Asked { name, image, ways } in &found {
         if !args.force && naming::names_more(image, ways) {
             outcome = outcome.max(other_names(name, image).print(out));
@@ -86,6 +89,11 @@ async fn remove(
         if let Some(store) = &store {
             // Who removes an image wants the room when the command is done.
             store.store().finish_deletion();
+            if let Some(freed) = unique.get(&image.id).filter(|freed| freed.inodes >= MANY_FILES)
+                && progress_possible()
+            {
+                out.note(freeing(*freed));
+            }
         }
         if !mounts.is_empty() {
             out.note(still_mounted(name, &mounts));
@@ -103,6 +111,20 @@ async fn remove(
         out.warning(unswept(store.root(), &error));
     }
     Ok(outcome)
+}
+
+/// Deleting so many files takes seconds.
+const MANY_FILES: u64 = 10_000;
+
+/// What removing each image alone frees, by its id. Where that cannot be told, nothing is lost but a note.
+fn unique_of(store: &Store) -> Vec<(String, Amount)> {
+    let usages = store.image_usages().unwrap_or_default();
+    usages.into_iter().map(|usage| (usage.id.to_string(), usage.unique)).collect()
+}
+
+/// The command goes on for a while after its last line.
+fn freeing(freed: Amount) -> String {
+    format!("freeing {} in {} files; this may take a while", size::bytes(freed.bytes), freed.inodes)
 }
 
 /// An image to remove, and in which ways it was asked for.

@@ -39,6 +39,36 @@ const NO_ROOM: [&str; 2] = ["no space left on device", "disk quota exceeded"];
 /// What to do about a full disk.
 const MAKE_ROOM: &str = "make room and try again: larder df shows what holds the disk";
 
+/// What to do about a name that the registry does not know.
+const CHECK_NAME: &str =
+    "check the name and the tag, and that it was pushed: skopeo list-tags docker://REPOSITORY lists its tags";
+
+/// What systems and Go programs say of trouble that has a next step of its own, in lower case, and that step.
+const CAUSES: [(&str, &str); 7] = [
+    ("connection refused", "nothing listens there: check the host and the port, and that the registry runs"),
+    ("no such host", NO_HOST),
+    ("name or service not known", NO_HOST),
+    ("temporary failure in name resolution", NO_HOST),
+    (
+        "read-only file system",
+        "the runtime's disk is read-only: the system's log (dmesg) says why; then mount it for writing",
+    ),
+    ("x509:", "name the registry's authority as ca in the runtime's certs.d/REGISTRY/hosts.toml"),
+    (
+        "server gave http response to https client",
+        "it speaks plain HTTP: name it as server = \"http://REGISTRY\" in the runtime's certs.d/REGISTRY/hosts.toml",
+    ),
+];
+
+/// What to do about a registry whose name leads nowhere.
+const NO_HOST: &str = "no machine has this name: check the registry's name, and that this machine can look up names (/etc/resolv.conf)";
+
+/// What to try next, by what a runtime says of the cause.
+fn cause(message: &str) -> Option<&'static str> {
+    let message = message.to_lowercase();
+    CAUSES.iter().find(|(says, _)| message.contains(says)).map(|(_, step)| *step)
+}
+
 impl Trouble {
     /// What the backend says, else a guess.
     pub(super) fn of(error: &EnsureError) -> Trouble {
@@ -62,7 +92,8 @@ impl Trouble {
             (Trouble::Denied, _) => Some(denied()),
             (_, Some(advice)) => Some(advice.hint.to_owned()),
             (Trouble::NoRoom, None) => Some(MAKE_ROOM.to_owned()),
-            (Trouble::NotFound | Trouble::Other, None) => None,
+            (Trouble::NotFound, None) => Some(CHECK_NAME.to_owned()),
+            (Trouble::Other, None) => cause(&error.message).map(str::to_owned),
         }
     }
 
@@ -101,6 +132,19 @@ mod tests {
         ] {
             assert_eq!(Trouble::guess(message), trouble, "{message}");
         }
+    }
+
+    #[test]
+    fn what_a_runtime_says_of_the_cause_leads_to_a_next_step() {
+        for (message, step) in [
+            ("dial tcp 127.0.0.1:5000: connect: connection refused", "nothing listens"),
+            ("dial tcp: lookup r.example: no such host", "no machine has this name"),
+            ("mkdir /var/lib/x: Read-only file system", "mount it for writing"),
+            ("x509: certificate signed by unknown authority", "ca in"),
+        ] {
+            assert!(cause(message).is_some_and(|said| said.contains(step)), "{message}");
+        }
+        assert_eq!(cause("something else"), None);
     }
 
     #[test]

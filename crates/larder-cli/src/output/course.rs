@@ -39,8 +39,9 @@ impl Course {
         for pull in pulls {
             let queued = pull.waiting.map(|waiting| format!("waits for {waiting}"));
             // Without the time that is left, which changes all the time.
-            let reason = queued.clone().or_else(|| wait_of(pull, now + FAR));
-            let told = queued.or_else(|| wait_of(pull, now));
+            let wait = wait_of(pull);
+            let reason = queued.clone().or_else(|| wait.map(|wait| wait.reason.clone()));
+            let told = queued.or_else(|| wait.map(|wait| wait.at(now)));
             self.change((pull.image.clone(), None), phase_of(pull), reason, told, pull.bytes, time);
             for layer in pull.detail.iter().flat_map(|detail| &detail.layers) {
                 let item = (pull.image.clone(), Some(layer.digest.clone()));
@@ -82,9 +83,6 @@ impl Course {
         self.records.clone()
     }
 }
-
-/// Longer than anything waits.
-const FAR: std::time::Duration = std::time::Duration::from_secs(365 * 24 * 3600);
 
 #[cfg(test)]
 mod tests {

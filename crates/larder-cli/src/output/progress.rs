@@ -5,7 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::SystemTime;
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
-use larder::backend::{Bytes, LayerPhase, LayerProgress, PullStep};
+use larder::backend::{Bytes, LayerPhase, LayerProgress, PullStep, Wait};
 use larder::pull::{Phase, PullStatus};
 use tokio::time::Instant;
 
@@ -179,10 +179,10 @@ fn full_line(pull: &PullStatus, now: Instant) -> String {
     }
     let _ = write!(text, "   {elapsed}s");
     if let Some(bytes) = pull.bytes {
-        push_bytes(&mut text, bytes, pull.detail.as_ref().and_then(|detail| detail.rate));
+        push_bytes(&mut text, bytes, rate_of(pull));
     }
-    if let Some(why) = wait_of(pull, now) {
-        let _ = write!(text, "   {why}");
+    if let Some(wait) = wait_of(pull) {
+        let _ = write!(text, "   {}", wait.at(now));
     }
     text
 }
@@ -200,15 +200,22 @@ pub(crate) fn phase_of(pull: &PullStatus) -> String {
     detail.step.to_string()
 }
 
+/// How fast a pull is, while something is fetched for it: nothing comes while layers are unpacked and committed.
+fn rate_of(pull: &PullStatus) -> Option<u64> {
+    let detail = pull.detail.as_ref()?;
+    let fetches = detail.layers.iter().any(|layer| layer.phase == LayerPhase::Fetching);
+    detail.rate.filter(|_| fetches)
+}
+
 /// Why a pull does not get on: what it waits for as a whole, or what each of its layers that is being fetched waits
 /// for.
-pub(crate) fn wait_of(pull: &PullStatus, now: Instant) -> Option<String> {
+pub(crate) fn wait_of(pull: &PullStatus) -> Option<&Wait> {
     let detail = pull.detail.as_ref()?;
     if let Some(wait) = &detail.waiting {
-        return Some(wait.at(now));
+        return Some(wait);
     }
     let mut fetching = detail.layers.iter().filter(|layer| layer.phase == LayerPhase::Fetching).peekable();
-    let first = fetching.peek()?.waiting.as_ref()?.at(now);
+    let first = fetching.peek()?.waiting.as_ref()?;
     fetching.all(|layer| layer.waiting.is_some()).then_some(first)
 }
 
@@ -222,7 +229,7 @@ fn layer_line(layer: &LayerProgress, now: Instant) -> String {
     let digest: String = layer.digest.chars().take("sha256:".len() + 12).collect();
     let mut text = format!("  {digest}   {}", layer.phase);
     if layer.phase != LayerPhase::Elsewhere {
-        push_bytes(&mut text, layer.bytes, layer.rate);
+        push_bytes(&mut text, layer.bytes, layer.rate.filter(|_| layer.phase == LayerPhase::Fetching));
     }
     if let Some(wait) = &layer.waiting {
         let _ = write!(text, "   {}", wait.at(now));
@@ -244,7 +251,7 @@ fn push_bytes(text: &mut String, bytes: Bytes, rate: Option<u64>) {
 mod tests {
     use std::time::Duration;
 
-    use larder::backend::{Detail, Wait};
+    use larder::backend::Detail;
 
     use super::*;
 
@@ -337,10 +344,12 @@ mod tests {
         assert_eq!(lines(std::slice::from_ref(&pull), 0, 1, now, 4, 200).len(), 2, "no room for layers");
         let layers = &mut pull.detail.as_mut().unwrap().layers;
         layers[2] = layer('c', LayerPhase::Fetching, None);
-        assert_eq!(wait_of(&pull, now), None, "another layer gets on");
+        assert_eq!(wait_of(&pull), None, "another layer gets on");
         pull.detail.as_mut().unwrap().layers.truncate(1);
         pull.detail.as_mut().unwrap().layers.push(layer('d', LayerPhase::Unpacking, None));
         assert_eq!(phase_of(&pull), "unpacking");
+        let drawn = lines(std::slice::from_ref(&pull), 0, 1, now, 40, 200).join("\n");
+        assert!(!drawn.contains("/s"), "nothing is fetched, so nothing has a rate: {drawn}");
         pull.detail.as_mut().unwrap().step = PullStep::Committing;
         assert_eq!(phase_of(&pull), "committing");
     }

@@ -4,27 +4,9 @@ use std::time::Duration;
 
 use larder::gotext;
 
-const UNITS: [&str; 6] = ["B", "kB", "MB", "GB", "TB", "PB"];
-
-/// Bytes with three significant digits in powers of 1000, as crictl and docker print them: `4.26MB`.
+/// Bytes as crictl and docker print them: `4.26MB`.
 pub(crate) fn bytes(size: u64) -> String {
-    #[allow(clippy::cast_precision_loss)] // three digits are shown
-    let mut value = size as f64;
-    let mut unit = 0;
-    // 999.5 would be rounded to four digits.
-    while value >= 999.5 && unit + 1 < UNITS.len() {
-        value /= 1000.0;
-        unit += 1;
-    }
-    let decimals = match value {
-        _ if unit == 0 => 0,
-        value if value < 9.995 => 2,
-        value if value < 99.95 => 1,
-        _ => 0,
-    };
-    let number = format!("{value:.decimals$}");
-    let number = if decimals > 0 { number.trim_end_matches('0').trim_end_matches('.') } else { &number };
-    format!("{number}{}", UNITS[unit])
+    gotext::bytes(size)
 }
 
 /// A part of a whole in percent, rounded up as `df` does; `-` when there is no whole.

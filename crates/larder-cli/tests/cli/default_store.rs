@@ -64,6 +64,22 @@ fn a_mistyped_root_does_not_become_a_store() {
 }
 
 #[test]
+fn commands_of_the_store_say_that_the_variable_changes_nothing() {
+    let home = tempfile::tempdir().unwrap();
+    let mut command = unprivileged(home.path());
+    command.env("LARDER_BACKEND", "cri").args(["mount", "busybox", "/mnt"]);
+    let run = Run::of(command.output().unwrap()).expect(3);
+    assert!(run.stderr.contains("LARDER_BACKEND=cri is not read"), "{run:?}");
+}
+
+#[test]
+fn pulls_without_a_pod_are_told_without_one() {
+    let world = World::offering(&["busybox:1.36"]);
+    let run = world.larder(&["-v", "pull", "busybox:1.36"]).expect(0);
+    assert!(run.stderr.contains("info: Pulling image") && !run.stderr.contains("//"), "{run:?}");
+}
+
+#[test]
 fn before_the_first_pull_lists_are_empty_and_say_so() {
     let home = tempfile::tempdir().unwrap();
     let run = |arguments: &[&str]| {

@@ -1,10 +1,13 @@
 //! larder's own store, with a real registry and no runtime at all.
 
+use std::io::{BufRead as _, BufReader};
 use std::path::PathBuf;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use larder_store::store::{Store, StoreConfig};
-use larder_testkit::peers::{Image, Package, Registry, RegistryOptions, require};
+use larder_testkit::peers::registry::{PASSWORD, USER};
+use larder_testkit::peers::{Auth, Image, Package, Registry, RegistryOptions, require};
+use serde_json::json;
 use tempfile::TempDir;
 
 use crate::world::{Run, Running, larder_in, pod};
@@ -17,10 +20,14 @@ struct Machine {
 
 impl Machine {
     fn new() -> Option<Machine> {
+        Machine::with(RegistryOptions::default())
+    }
+
+    fn with(options: RegistryOptions) -> Option<Machine> {
         if !require(&[Package::DockerRegistry, Package::Skopeo]).is_available() {
             return None;
         }
-        let registry = Registry::start(RegistryOptions::default()).unwrap();
+        let registry = Registry::start(options).unwrap();
         Some(Machine { registry, home: tempfile::tempdir().unwrap() })
     }
 
@@ -58,6 +65,9 @@ fn every_command_works_without_a_runtime() {
     let run = machine.larder(&["ensure", "-f", &manifest]).expect(0);
     assert_eq!(run.lines_with(&["already present on machine"]), 1, "{run:?}");
     assert_eq!(machine.registry.requests().len(), 0, "nothing was asked for");
+    machine.larder(&["ensure", "--policy", "Always", &name]).expect(0);
+    let blobs = machine.registry.requests().iter().filter(|request| request.path.contains("/blobs/")).count();
+    assert_eq!(blobs, 0, "the config is here as well");
 
     assert_eq!(machine.larder(&["images", "-q"]).expect(0).stdout.trim(), web.image_id);
     assert!(machine.larder(&["inspect", &name]).expect(0).json().to_string().contains(&web.manifest_digest));
@@ -114,6 +124,39 @@ fn a_damaged_file_is_found_and_only_its_layer_is_fetched_again() {
     let layers =
         requests.iter().filter(|request| request.method == "GET" && request.path.contains("/blobs/"));
     assert!(layers.count() <= 2, "one layer, and a config: {requests:?}");
+    machine.larder(&["fsck"]).expect(0);
+}
+
+#[test]
+fn a_repair_that_fetches_nothing_takes_nothing_away() {
+    let Some(mut machine) =
+        Machine::with(RegistryOptions { auth: Auth::Basic, ..RegistryOptions::default() })
+    else {
+        return;
+    };
+    let name = machine.registry.image("shop/web:1");
+    Image::small(1, 200_000).push(&machine.registry, "shop/web:1").unwrap();
+    let auths = json!({"auths": {machine.registry.address(): {"username": USER, "password": PASSWORD}}});
+    let authfile = machine.home.path().join("auth.json");
+    fs_err::write(&authfile, auths.to_string()).unwrap();
+    let authfile = authfile.to_string_lossy().into_owned();
+    machine.larder(&["pull", "--authfile", &authfile, &name]).expect(0);
+    let damaged = machine.unpacked("srv/data").swap_remove(0);
+    let before = fs_err::read(&damaged).unwrap();
+    fs_err::write(&damaged, "damaged").unwrap();
+
+    // Without credentials, and without a registry.
+    for without in ["credentials", "registry"] {
+        let run = machine.larder(&["fsck", "--repair"]).expect(1);
+        assert!(run.stderr.contains("could not pull") && run.stderr.contains("hint: "), "{without}: {run:?}");
+        assert_eq!(fs_err::read_to_string(&damaged).unwrap(), "damaged", "{without}");
+        assert_ne!(machine.larder(&["images", "-q"]).expect(0).stdout, "", "{without}");
+        machine.registry.stop();
+    }
+    machine.registry.start_again().unwrap();
+    machine.larder(&["fsck", "--authfile", &authfile]).expect(2);
+    machine.larder(&["fsck", "--repair", "--authfile", &authfile]).expect(0);
+    assert_eq!(fs_err::read(&damaged).unwrap(), before);
     machine.larder(&["fsck"]).expect(0);
 }
 
@@ -214,6 +257,53 @@ fn a_mounted_image_is_in_use_until_it_is_unmounted() {
     assert!(machine.unpacked("srv/new").is_empty(), "the layer itself was not written to");
     machine.larder(&["rm", &name]).expect(0);
     machine.larder(&["umount", &target]).expect(1);
+}
+
+#[test]
+fn a_mount_of_another_namespace_is_forgotten_once_nothing_has_it() {
+    let Some(machine) = Machine::new() else { return };
+    if !may_mount() {
+        return;
+    }
+    Image::small(1, 50_000).push(&machine.registry, "shop/web:1").unwrap();
+    let name = machine.registry.image("shop/web:1");
+    machine.larder(&["pull", &name]).expect(0);
+    let dir = machine.home.path().join("mnt");
+    fs_err::create_dir(&dir).unwrap();
+    let target = dir.to_string_lossy().into_owned();
+    for writable in [false, true] {
+        let flag = if writable { "--writable" } else { "--timeout=5s" };
+        let mut command = Command::new("unshare");
+        let line = "\"$@\" && echo mounted && read line";
+        command.args(["-m", "--propagation", "private", "sh", "-c", line, "sh"]);
+        command.arg(env!("CARGO_BIN_EXE_larder")).arg("--root").arg(machine.root());
+        let mut holder = command
+            .args(["mount", flag, &name, &target])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut lines = BufReader::new(holder.stdout.take().unwrap()).lines();
+        assert!(lines.any(|line| line.unwrap() == "mounted"));
+
+        let run = machine.larder(&["umount", &target]).expect(1);
+        assert!(
+            run.stderr.contains(&format!("process {}", holder.id())) && run.stderr.contains("nsenter"),
+            "{run:?}"
+        );
+        machine.larder(&["umount", "--force", &target]).expect(1);
+        machine.larder(&["rm", &name]).expect(1);
+        drop(holder.stdin.take());
+        holder.wait().unwrap();
+        let run = machine.larder(&["umount", &target]);
+        if run.code != 0 {
+            // A process of this machine does not let root look at it.
+            assert!(run.stderr.contains("--force"), "{run:?}");
+            machine.larder(&["umount", "--force", &target]).expect(0);
+        }
+        assert_eq!(machine.larder(&["mounts"]).expect(0).stdout.lines().count(), 1, "the heading");
+    }
+    machine.larder(&["rm", &name]).expect(0);
 }
 
 #[test]

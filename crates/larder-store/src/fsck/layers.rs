@@ -1,16 +1,13 @@
 //! Layers: every file against the manifest that was written when it was unpacked.
 
-use std::collections::HashSet;
 use std::error::Error;
 use std::fmt;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use super::{Damage, FsckOptions, FsckReport};
-use crate::store::db::{LAYERS, MOUNTS, Source as _};
-use crate::store::error::Doing as _;
-use crate::store::holds::Item;
-use crate::store::{FILES, FS, Inner, LayerKey, LayerRecord, MountRecord, StoreError};
+use crate::store::db::{LAYERS, Source as _};
+use crate::store::{FILES, FS, Inner, LayerKey, LayerRecord, StoreError};
 use crate::unpack::{Depth, verify};
 
 /// How many wrong files of a layer are named.
@@ -80,10 +77,28 @@ impl Inner {
         });
         let mut found = found.into_inner().unwrap_or_else(PoisonError::into_inner);
         found.sort_by_key(|(key, _)| *key);
+        if options.repair && options.contents {
+            // It was replaced by a process that could not note it.
+            for layer in layers.iter().filter(|layer| layer.damaged) {
+                if !found.iter().any(|(key, _)| **key == layer.key) {
+                    self.note_damaged(&layer.key, false)?;
+                }
+            }
+        }
         for (key, damage) in found {
             self.judge_layer(key, damage, options.repair, report)?;
         }
         Ok(())
+    }
+
+    fn note_damaged(&self, key: &LayerKey, damaged: bool) -> Result<(), StoreError> {
+        self.db.write("note that a layer is damaged", |writer| {
+            if let Some(mut layer) = writer.get::<LayerRecord>(LAYERS, key.as_str())? {
+                layer.damaged = damaged;
+                writer.put(LAYERS, key.as_str(), &layer)?;
+            }
+            Ok(())
+        })
     }
 
     fn check_layer(&self, key: &LayerKey, options: &FsckOptions<'_>) -> Option<Damage> {
@@ -105,7 +120,8 @@ impl Inner {
         }
     }
 
-    /// Takes a damaged layer away, unless it was removed or brought back meanwhile, or is in use.
+    /// Notes that a layer is damaged or missing, unless it was removed or brought back meanwhile, or is in use. One that
+    /// is damaged stays until a pull has brought another: nobody knows yet whether one can.
     fn judge_layer(
         &self,
         key: &LayerKey,
@@ -127,22 +143,17 @@ impl Inner {
             Damage::LayerMissing { .. } if self.layout.layer(key).is_dir() => return Ok(()),
             _ => {}
         }
-        let mounts: Vec<MountRecord> = self.db.read(doing, |reader| reader.all(MOUNTS))?;
-        let mounted: HashSet<&LayerKey> = mounts.iter().flat_map(|mount| &mount.layers).collect();
-        let used = mounted.contains(key) || self.holds.has(&Item::Layer(key.clone()));
         match damage {
-            Damage::LayerDamaged { key, first, count } if used => {
+            Damage::LayerDamaged { key, first, count } if self.is_used(&key)? => {
                 report.add(Damage::LayerDamagedInUse { key, first, count }, false);
+                drop(gate);
+                return Ok(());
             }
-            damage => {
-                if repair {
-                    // The record first: what it says is missing may still be there, not the other way round.
-                    self.note_missing(std::slice::from_ref(key))?;
-                    self.discard_layer(key).doing("take a damaged layer away")?;
-                }
-                report.add(damage, repair);
-            }
+            Damage::LayerMissing { .. } if repair => self.note_missing(std::slice::from_ref(key))?,
+            _ if repair => self.note_damaged(key, true)?,
+            _ => {}
         }
+        report.add(damage, repair);
         drop(gate);
         Ok(())
     }

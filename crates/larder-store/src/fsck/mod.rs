@@ -4,9 +4,10 @@
 //! records -> blobs -> layers (all files, at disk speed) -> leftovers
 //! ```
 //!
-//! Nothing is changed without `repair`. Repairing never guesses content: what is damaged goes to the trash and is
-//! noted as missing, the images that need it are hidden, and the [`Refetch`] list says what a pull brings back. Images
-//! that are whole stay as they are. The store may be in use meanwhile: each finding is looked at again, while nothing
+//! Nothing is changed without `repair`. Repairing never guesses content: the [`Refetch`] list says what a pull brings
+//! back. A damaged layer stays as it is until then, and so do the images with it, since nobody knows whether another can
+//! be had; a damaged manifest or config goes to the trash. Images that lack something are hidden, and those that are whole
+//! stay as they are. The store may be in use meanwhile: each finding is looked at again, while nothing
 //! moves, before it counts.
 
 mod blobs;
@@ -15,6 +16,7 @@ mod leftovers;
 mod names;
 mod rebuild;
 
+use std::collections::HashSet;
 use std::fmt;
 use std::path::PathBuf;
 
@@ -235,11 +237,14 @@ impl Store {
         Ok(report)
     }
 
-    /// What images lack, so that a pull can bring it back. Empty unless something was damaged.
+    /// What images lack, or have damaged, so that a pull can bring it back. Empty unless something was damaged.
     pub fn missing(&self) -> Result<Vec<Refetch>, StoreError> {
         let images: Vec<ImageRecord> = self.0.db.read("look for incomplete images", |reader| {
+            let layers: Vec<LayerRecord> = reader.all(LAYERS)?;
+            let damaged: HashSet<LayerKey> =
+                layers.into_iter().filter(|layer| layer.damaged).map(|layer| layer.key).collect();
             let mut images: Vec<ImageRecord> = reader.all(IMAGES)?;
-            images.retain(|image| !image.complete);
+            images.retain(|image| !image.complete || image.keys().iter().any(|key| damaged.contains(*key)));
             // What several lack is told of one that a registry has, if there is one.
             images.sort_by_key(|image| image.digests.is_empty());
             Ok(images)
@@ -264,7 +269,7 @@ impl Store {
                 .0
                 .db
                 .read("look up a layer", |reader| reader.get::<LayerRecord>(LAYERS, layer.key.as_str()))?;
-            if !record.is_some_and(|record| record.present) {
+            if !record.is_some_and(|record| record.is_whole()) {
                 lacking.push(Lacking::Layer {
                     key: layer.key.clone(),
                     diff_id: layer.diff_id.clone(),

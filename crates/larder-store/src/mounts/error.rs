@@ -60,8 +60,16 @@ pub enum MountError {
         target: PathBuf,
     },
     /// The mount is in another mount namespace, where this process cannot see it.
-    #[error("the mount at {} was made in another mount namespace", target.display())]
+    #[error("the mount at {} was made in another mount namespace{}", target.display(), of_process(*process))]
     Elsewhere {
+        /// As given.
+        target: PathBuf,
+        /// A process in that namespace, where it can be told.
+        process: Option<u32>,
+    },
+    /// An image is mounted there already.
+    #[error("an image is mounted at {} already", target.display())]
+    Taken {
         /// As given.
         target: PathBuf,
     },
@@ -89,12 +97,18 @@ impl MountError {
             MountError::TooManyLayers { .. } => Some("Linux 6.5 and later takes up to 500 layers"),
             MountError::Busy { .. } => Some("stop what uses it: fuser -vm DIR shows who"),
             MountError::NotOurs { .. } => Some("larder mounts lists what is mounted"),
-            MountError::Elsewhere { .. } => {
-                Some("run umount where the mount was made; a reboot ends it as well")
-            }
+            MountError::Elsewhere { .. } => Some(
+                "run umount where the mount was made: nsenter --target PROCESS --mount umount DIR; once no process is left there, \
+                 larder umount DIR as root forgets it, or with --force where that cannot be seen",
+            ),
+            MountError::Taken { .. } => Some("larder umount DIR first, or mount at another directory"),
             MountError::Table(_) => Some("is /proc mounted?"),
         }
     }
+}
+
+fn of_process(process: Option<u32>) -> String {
+    process.map_or_else(String::new, |pid| format!(", that of process {pid}"))
 }
 
 fn said(messages: &str) -> String {

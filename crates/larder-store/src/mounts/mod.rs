@@ -5,9 +5,11 @@
 //! ```
 //!
 //! Promises: a mount is known before it exists, so nothing takes its layers away; after a restart what is recorded is
-//! compared with the kernel's mount table; files written to a writable mount are kept until `umount`, also when the
+//! compared with the kernel's mount table; a mount of another mount namespace is a use until no namespace has it, which
+//! `umount` finds out; files written to a writable mount are kept until `umount`, also when the
 //! mount itself went with a reboot.
 
+mod elsewhere;
 mod error;
 mod overlay;
 mod recover;
@@ -20,6 +22,7 @@ use std::time::SystemTime;
 
 pub use error::MountError;
 
+use self::elsewhere::Holder;
 use self::overlay::Overlay;
 use self::table::MountTable;
 use crate::disk::ensure_dir;
@@ -36,7 +39,7 @@ pub struct MountOptions {
 }
 
 impl Store {
-    /// Mounts an image's root file system at `target`, an existing directory.
+    /// Mounts an image's root file system at `target`, an existing directory where no image is mounted.
     pub fn mount(
         &self,
         image: &str,
@@ -45,6 +48,10 @@ impl Store {
         now: SystemTime,
     ) -> Result<MountRecord, MountError> {
         let target = directory(target)?;
+        // What is below would be out of sight, and who unmounts would not get it back.
+        if MountTable::read()?.has_target(&target) {
+            return Err(MountError::Taken { target });
+        }
         let Some(found) = self.image(image)? else {
             return Err(StoreError::NoImage { image: image.to_owned() }.into());
         };
@@ -83,10 +90,17 @@ impl Store {
         self.0.db.read("list mounts", |reader| reader.all(MOUNTS))
     }
 
-    /// Unmounts what is mounted at `target` and drops what was written to it.
+    /// Unmounts what is mounted at `target` and drops what was written to it. One that was made in another mount
+    /// namespace is forgotten once no namespace has it; until then it is [`MountError::Elsewhere`].
     pub fn umount(&self, target: &Path) -> Result<MountRecord, MountError> {
+        self.umount_with(target, false)
+    }
+
+    /// Like [`umount`](Store::umount). With `forget`, a mount of another mount namespace is forgotten also where it
+    /// cannot be told whether one has it: the caller knows that none does. If one does, it may lose its files.
+    pub fn umount_with(&self, target: &Path, forget: bool) -> Result<MountRecord, MountError> {
         let target = fs_err::canonicalize(target).unwrap_or_else(|_| target.to_owned());
-        // The latest one: they may be stacked.
+        // The latest one: a reboot may have ended one before it, whose files are kept.
         let record = self.mounts()?.into_iter().rev().find(|mount| mount.target == target);
         let Some(record) = record else { return Err(MountError::NotOurs { target }) };
         let mounted = MountTable::read()?.has(&self.0.layout.mount(&record.id), &record.target);
@@ -94,7 +108,12 @@ impl Store {
             overlay::unmount(&record.target)?;
         } else if record.seen_from != table::place(&*self.0.disk) && table::same_boot(&*self.0.disk, &record)
         {
-            return Err(MountError::Elsewhere { target });
+            match elsewhere::holder(&self.0.layout.mount(&record.id)) {
+                Holder::Nobody => {}
+                Holder::Unknown if forget => {}
+                Holder::Process(pid) => return Err(MountError::Elsewhere { target, process: Some(pid) }),
+                Holder::Unknown => return Err(MountError::Elsewhere { target, process: None }),
+            }
         }
         self.0.forget_mount(&record.id)?;
         Ok(record)

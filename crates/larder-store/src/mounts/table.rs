@@ -22,7 +22,7 @@ impl MountTable {
     }
 
     /// `ID PARENT MAJOR:MINOR ROOT TARGET OPTIONS [TAGS] - TYPE SOURCE SUPER_OPTIONS`
-    fn parse(text: &[u8]) -> MountTable {
+    pub(super) fn parse(text: &[u8]) -> MountTable {
         let entry = |line: &[u8]| {
             let mut words = line.split(|b| *b == b' ');
             let target = words.nth(4)?;
@@ -38,6 +38,11 @@ impl MountTable {
     /// Whether the mount with this folder is at `target`.
     pub(super) fn has(&self, folder: &Path, target: &Path) -> bool {
         self.0.iter().any(|(known, at)| known == folder && at == target)
+    }
+
+    /// Whether any of ours is at `target`.
+    pub(super) fn has_target(&self, target: &Path) -> bool {
+        self.0.iter().any(|(_, at)| at == target)
     }
 
     /// Where the mounts are whose folders lie in `mounts`.

@@ -3,27 +3,40 @@
 use std::sync::Arc;
 use std::time::SystemTime;
 
+use larder::reference::Reference;
+
 use super::assemble::Origin;
 use super::plan::Plan;
 use super::{PullError, Puller, blocking};
 use crate::store::import::{Import, ImportFrom, ImportImage};
 use crate::store::{ImageCommit, ImageRecord};
 
+/// An image that is present now.
+#[derive(Debug, Clone)]
+pub struct Loaded {
+    /// The image.
+    pub image: ImageRecord,
+    /// Tags without a repository that it had where it came from. Without a `base_name` they name nothing.
+    pub bare_tags: Vec<String>,
+}
+
 impl Puller {
-    /// Makes the images of `from` present: an OCI layout in a folder or an archive, or what `docker save` writes. A name
-    /// that is but a tag, as OCI layouts may have, is one of `base_name`. Images before one that fails stay.
+    /// Makes the images of `from` present: an OCI layout in a folder or an archive, or what `docker save` writes. An
+    /// image whose names are but tags, or that has none, is one of the repository `base_name`; with a tag, it is the name
+    /// itself. Images before one that fails stay.
     pub async fn load(
         &self,
         from: ImportFrom,
-        base_name: Option<String>,
-    ) -> Result<Vec<ImageRecord>, PullError> {
+        base_name: Option<Reference>,
+    ) -> Result<Vec<Loaded>, PullError> {
         let (store, platform) = (self.store.clone(), self.config.platform.clone());
-        let import = blocking(move || store.read_import(from, &platform, base_name.as_deref())).await??;
+        let import = blocking(move || store.read_import(from, &platform, base_name.as_ref())).await??;
         let import = Arc::new(import);
         let mut loaded = Vec::with_capacity(import.images.len());
-        for image in &import.images {
-            let image = self.load_image(&import, image).await;
-            loaded.push(self.make_room_if_full(image).await?);
+        for found in &import.images {
+            let image = self.load_image(&import, found).await;
+            let image = self.make_room_if_full(image).await?;
+            loaded.push(Loaded { image, bare_tags: found.bare_tags.clone() });
         }
         Ok(loaded)
     }

@@ -23,12 +23,14 @@ use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use bytes::Bytes;
 use larder::backend::Progress;
 use larder::credentials::Credential;
-use larder::reference::Reference;
+use larder::reference::{Digest, Reference};
 use tokio::sync::Semaphore;
 
 pub use error::PullError;
+pub use load::Loaded;
 
 use crate::disk::Amount;
 use crate::manifest::PlatformMatcher;
@@ -121,7 +123,10 @@ impl Puller {
         let tally = Tally::begin(progress);
         let watching = Arc::clone(&tally);
         let session = self.client.session(name, credential)?.watched(move |notice| watching.notice(&notice));
-        let documents = session.documents(&self.config.platform).await?;
+        // A pull of what is here, as the policy Always has it, asks for manifests alone.
+        let store = self.store.clone();
+        let known = move |digest: &Digest| store.blob(digest).ok().flatten().map(Bytes::from);
+        let documents = session.documents_but(&self.config.platform, &known).await?;
         let plan = Plan::of(&documents);
         let claims = self.claim(&plan).await?;
         let missing = plan.to_fetch(&claims);
@@ -217,12 +222,12 @@ impl Puller {
     }
 
     /// Spares an image that somebody was just told is present, as one that was just pulled.
-    pub fn spare(&self, id: &larder::reference::Digest) -> Result<(), StoreError> {
+    pub fn spare(&self, id: &Digest) -> Result<(), StoreError> {
         self.store.lease(&self.ensured(id.clone()))
     }
 
     /// Spares an image that was just made present until something uses it, or a time passes.
-    fn ensured(&self, id: larder::reference::Digest) -> LeaseRecord {
+    fn ensured(&self, id: Digest) -> LeaseRecord {
         LeaseRecord {
             id: format!("ensured/{id}"),
             kind: LeaseKind::Ensured,

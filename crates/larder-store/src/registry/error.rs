@@ -169,10 +169,19 @@ impl FetchErrorKind {
             FetchErrorKind::Denied(_) => {
                 Some("check the name, and that the credential may read this repository")
             }
-            FetchErrorKind::NotFound(_) => Some("check the name and the tag, and that it was pushed"),
+            FetchErrorKind::NotFound(_) => Some(
+                "check the name and the tag, and that it was pushed: skopeo list-tags docker://REPOSITORY lists its tags",
+            ),
             FetchErrorKind::RateLimited { .. } => {
                 Some("wait, log in (many registries allow more then), or configure a mirror")
             }
+            FetchErrorKind::Unreachable(text) if text.contains("Connection refused") => Some(
+                "nothing listens there: check the host and the port, and that the registry runs; mirrors are named in hosts.toml",
+            ),
+            FetchErrorKind::Unreachable(text) if text.contains("dns error") => Some(
+                "no machine has this name: check the registry's name, and that this machine can look up names (/etc/resolv.conf); \
+                 a proxy is taken from HTTPS_PROXY",
+            ),
             FetchErrorKind::Unreachable(_) | FetchErrorKind::NoAnswer(_) => Some(
                 "check the registry's name and the network; a proxy is taken from HTTPS_PROXY, mirrors from hosts.toml",
             ),

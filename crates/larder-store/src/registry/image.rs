@@ -1,9 +1,11 @@
 //! From a name to everything that describes the image, but for its layers.
 
 use bytes::Bytes;
+use larder::reference::Digest;
 
 use super::error::{FetchError, FetchErrorKind, What};
 use super::session::{Resolved, Session};
+use super::verify;
 use crate::manifest::{
     Descriptor, Document, ImageConfig, MAX_DEPTH, Manifest, ManifestError, PlatformMatcher,
 };
@@ -31,9 +33,18 @@ impl Session {
     ///
     /// A name that points at a manifest, not at an index, means that one whatever it was built for.
     pub async fn documents(&self, platform: &PlatformMatcher) -> Result<ImageDocuments, FetchError> {
+        self.documents_but(platform, &|_| None).await
+    }
+
+    /// Like [`documents`](Session::documents); a config that `known` has, by its digest, is not fetched.
+    pub async fn documents_but(
+        &self,
+        platform: &PlatformMatcher,
+        known: &(dyn Fn(&Digest) -> Option<Bytes> + Send + Sync),
+    ) -> Result<ImageDocuments, FetchError> {
         let target = self.resolve().await?;
         let index = match &target.document {
-            Document::Manifest(_) => return self.finish(target.clone(), target).await,
+            Document::Manifest(_) => return self.finish(target.clone(), target, known).await,
             Document::Index(index) => index,
         };
         let mut offered = index.offered();
@@ -58,7 +69,7 @@ impl Session {
                     push(&mut stack, index, depth + 1);
                 }
                 Document::Manifest(_) => {
-                    let documents = self.finish(target.clone(), found).await?;
+                    let documents = self.finish(target.clone(), found, known).await?;
                     let built_for = &documents.config.platform;
                     // Where the index does not say what it is for, the config does; if not even that, it will have to do.
                     if matches || built_for.os.is_empty() || platform.rank(built_for).is_some() {
@@ -73,12 +84,22 @@ impl Session {
         Err(self.unusable(&target.descriptor, &target.host, error))
     }
 
-    async fn finish(&self, target: Resolved, manifest: Resolved) -> Result<ImageDocuments, FetchError> {
+    async fn finish(
+        &self,
+        target: Resolved,
+        manifest: Resolved,
+        known: &(dyn Fn(&Digest) -> Option<Bytes> + Send + Sync),
+    ) -> Result<ImageDocuments, FetchError> {
         let problem = |error| self.unusable(&manifest.descriptor, &manifest.host, error);
         let Document::Manifest(layers) = manifest.document.clone() else {
             return Err(problem(ManifestError::Ambiguous));
         };
-        let config_raw = self.config(&layers.config).await?;
+        let known =
+            known(&layers.config.digest).filter(|raw| verify::check(&layers.config.digest, raw).is_ok());
+        let config_raw = match known {
+            Some(raw) => raw,
+            None => self.config(&layers.config).await?,
+        };
         let config = ImageConfig::parse(&config_raw).map_err(problem)?;
         config.check_layers(layers.layers.len()).map_err(problem)?;
         Ok(ImageDocuments { target, layers: *layers, config, config_raw, manifest })

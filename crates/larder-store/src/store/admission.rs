@@ -6,6 +6,8 @@
 
 use std::fmt;
 
+use larder::gotext;
+
 use super::records::Ratio;
 use crate::disk::Amount;
 
@@ -103,13 +105,13 @@ impl NoRoom {
     }
 }
 
-/// `needs about 3.2 GiB, 1.1 GiB free, of which 0.5 GiB are kept in reserve; 0 B could be reclaimed`
+/// `needs about 3.2GB, 1.1GB free, of which 67.1MB are kept in reserve; 0B could be reclaimed`
 impl fmt::Display for NoRoom {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let show: fn(&Amount) -> String = if self.lacks_inodes_only() {
             |amount| format!("{} inodes", amount.inodes)
         } else {
-            |amount| bytes(amount.bytes)
+            |amount| gotext::bytes(amount.bytes)
         };
         write!(f, "needs about {}, {} free", show(&self.need), show(&self.free))?;
         if self.reserve != Amount::default() {
@@ -120,19 +122,6 @@ impl fmt::Display for NoRoom {
 }
 
 impl std::error::Error for NoRoom {}
-
-/// `1.5 GiB`
-#[allow(clippy::cast_precision_loss, reason = "for reading")]
-fn bytes(bytes: u64) -> String {
-    let mut value = bytes as f64;
-    for unit in ["B", "KiB", "MiB", "GiB"] {
-        if value < 1024.0 {
-            return if unit == "B" { format!("{bytes} B") } else { format!("{value:.1} {unit}") };
-        }
-        value /= 1024.0;
-    }
-    format!("{value:.1} TiB")
-}
 
 #[cfg(test)]
 mod tests {
@@ -149,7 +138,7 @@ mod tests {
         let error = admit(of(3 * GIB, 10), of(2 * GIB, 1000), of(GIB / 2, 0), of(GIB, 0)).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "needs about 3.0 GiB, 2.0 GiB free, of which 512.0 MiB are kept in reserve; 1.0 GiB could be reclaimed"
+            "needs about 3.22GB, 2.15GB free, of which 537MB are kept in reserve; 1.07GB could be reclaimed"
         );
         assert!(!error.would_fit_after_collection());
         let error = admit(of(GIB, 10), of(GIB, 1000), of(GIB / 2, 0), of(GIB, 0)).unwrap_err();

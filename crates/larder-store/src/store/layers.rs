@@ -12,11 +12,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use larder::reference::Digest;
 use tokio::sync::watch;
 
-use super::db::{LAYERS, Reader, Source as _, encode};
+use super::db::{LAYERS, MOUNTS, Reader, Source as _, encode};
 use super::error::{Doing as _, StoreError};
 use super::holds::{Hold, Item};
 use super::kept::{Kept, LayerNote};
-use super::records::{LayerFacts, LayerKey, LayerRecord};
+use super::records::{LayerFacts, LayerKey, LayerRecord, MountRecord};
 use super::{Inner, Store};
 use crate::disk::{Amount, OpenHow, measure, measure_one};
 
@@ -188,7 +188,8 @@ impl LayerStaging {
         facts: LayerFacts,
         usage: Option<Amount>,
     ) -> Result<Layer, StoreError> {
-        let mut record = LayerRecord { key: key.clone(), facts, usage: Amount::default(), present: true };
+        let mut record =
+            LayerRecord { key: key.clone(), facts, usage: Amount::default(), present: true, damaged: false };
         self.write_record(&record)?; // once for its own size, then with it
         record.usage = self.usage(usage)?;
         self.write_record(&record)?;
@@ -247,7 +248,7 @@ impl Store {
     fn claim_one_of(&self, diff_id: &Digest, keys: [LayerKey; 2]) -> Result<Claim, StoreError> {
         let mut claims = self.0.arrivals.claims();
         for key in &keys {
-            if let Some(layer) = self.layer(key)? {
+            if let Some(layer) = self.layer(key)?.filter(|layer| layer.record().is_whole()) {
                 return Ok(Claim::Present(layer));
             }
         }
@@ -288,12 +289,13 @@ impl Inner {
         Inside { record, path, fresh: AtomicBool::new(fresh), _hold: hold, store: self.clone() }
     }
 
-    /// Moves a finished layer to its place; what was there, and is not in the database, gives way.
+    /// Moves a finished layer to its place; what was there gives way if it is damaged, or not in the database.
     fn place(self: &Arc<Self>, dir: &Path, record: LayerRecord) -> Result<Layer, StoreError> {
         let doing = "move a layer to its place";
         let key = record.key.clone();
         let waiting; // outlives the gate: the last handle of a layer needs it to go
         let _gate = self.gate();
+        let used = self.is_used(&key)?;
         let hold = self.holds.hold(Item::Layer(key.clone()));
         waiting = self.arrivals.fresh().get(&key).and_then(Weak::upgrade);
         if let Some(layer) = &waiting {
@@ -301,7 +303,7 @@ impl Inner {
             return Ok(Layer(layer.clone()));
         }
         let present = self.db.read(doing, |reader| reader.get::<LayerRecord>(LAYERS, key.as_str()))?;
-        if let Some(present) = present.filter(|present| present.present) {
+        if let Some(present) = present.filter(|present| present.is_whole() || (present.present && used)) {
             self.discard(dir).doing(doing)?;
             return Ok(Layer(Arc::new(self.inside(present, hold, false))));
         }
@@ -309,6 +311,12 @@ impl Inner {
             .and_then(|()| self.disk.rename(dir, &self.layout.layer(&key)))
             .doing(doing)?;
         Ok(self.fresh(record, hold))
+    }
+
+    /// Whether a layer is mounted, or held by anybody. The gate is the caller's.
+    pub(crate) fn is_used(&self, key: &LayerKey) -> Result<bool, StoreError> {
+        let mounts: Vec<MountRecord> = self.db.read("look who uses a layer", |reader| reader.all(MOUNTS))?;
+        Ok(mounts.iter().any(|mount| mount.layers.contains(key)) || self.holds.has(&Item::Layer(key.clone())))
     }
 
     /// The handle of a layer that waits for a commit.

@@ -164,9 +164,19 @@ pub struct LayerRecord {
     /// What its folder takes on disk.
     #[serde(flatten)]
     pub usage: Amount,
-    /// Whether it is there. False once `fsck` found it damaged and took it away.
+    /// Whether it is there. False once it was found missing.
     #[serde(default = "yes")]
     pub present: bool,
+    /// `fsck` found it damaged. It stays as it is until the next pull or load of an image with it brings another.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub damaged: bool,
+}
+
+impl LayerRecord {
+    /// Whether it need not be brought.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.present && !self.damaged
+    }
 }
 
 /// What a lease protects.

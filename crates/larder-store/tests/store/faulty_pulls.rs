@@ -70,7 +70,10 @@ impl World {
         runtime.block_on(async {
             if let Deed::Load = deed {
                 let from = ImportFrom::Path(self.layout(name));
-                return puller.load(from, Some(format!("registry.example/{name}"))).await.map(drop);
+                return puller
+                    .load(from, Some(Reference::parse(&format!("registry.example/{name}")).unwrap()))
+                    .await
+                    .map(drop);
             }
             let name = Reference::parse(&format!("{}:1", self.registry.image(name))).unwrap();
             puller.pull(&name, None, &Progress::unwatched()).await.map(drop)

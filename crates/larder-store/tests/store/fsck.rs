@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use larder_store::fsck::{CheckUnpacked, Damage, FsckOptions, FsckReport, Lacking};
-use larder_store::store::{OpenError, Store};
+use larder_store::store::{Claim, OpenError, Store};
 use larder_store::unpack::{Expected, Options, Target, unpack_layer};
 
 use crate::help::*;
@@ -74,9 +74,20 @@ fn breaks_app(scratch: &Scratch, what: impl Fn(&Damage) -> bool) {
     assert!(what(&report.problems[0].found) && report.problems[0].repaired, "{report:?}");
     assert_eq!(report.refetch.len(), 1, "{report:?}");
     assert_eq!(report.refetch[0].names[0], "docker.io/library/app:latest");
-    assert_eq!(tags(store), ["docker.io/library/web:latest"], "what is damaged is hidden, the rest is not");
-    assert_eq!(repair(store).problems, []);
+    if matches!(report.problems[0].found, Damage::LayerDamaged { .. }) {
+        assert_eq!(tags(store).len(), 2, "what is damaged stays until another is there");
+        assert!(folder(store, "app").exists());
+        assert_eq!(repair(store).refetch, report.refetch);
+    } else {
+        assert_eq!(
+            tags(store),
+            ["docker.io/library/web:latest"],
+            "what lacks something is hidden, the rest is not"
+        );
+        assert_eq!(repair(store).problems, []);
+    }
     assert!(!check(store).is_sound(), "something is still to be fetched");
+    assert_eq!(store.missing().unwrap(), report.refetch);
 
     unpacked(store, "app", &[("bin/tool", "#!tool"), ("etc/conf", "a=1")]);
     let report = check(store);
@@ -208,13 +219,43 @@ fn leftovers_are_found_and_taken_away() {
 fn a_damaged_layer_in_use_stays() {
     let scratch = two_images();
     let path = folder(&scratch.store, "app");
-    let held = scratch.store.layer(&scratch.store.image("app").unwrap().unwrap().layers[0].key).unwrap();
+    let key = scratch.store.image("app").unwrap().unwrap().layers[0].key.clone();
+    let held = scratch.store.layer(&key).unwrap();
     fs_err::write(path.join("fs/bin/tool"), "something else").unwrap();
     let report = repair(&scratch.store);
     assert!(matches!(report.problems[0].found, Damage::LayerDamagedInUse { .. }), "{report:?}");
     assert!(!report.problems[0].repaired && path.exists());
     drop(held);
     assert!(repair(&scratch.store).problems[0].repaired);
+
+    // Somebody uses it again before another is here: it is not taken from under them.
+    let held = scratch.store.layer(&key).unwrap();
+    let again = || unpacked(&scratch.store, "app", &[("bin/tool", "#!tool"), ("etc/conf", "a=1")]);
+    again();
+    assert_eq!(fs_err::read_to_string(path.join("fs/bin/tool")).unwrap(), "something else");
+    assert_eq!(scratch.store.missing().unwrap().len(), 1);
+    drop(held);
+    again();
+    assert_eq!(fs_err::read_to_string(path.join("fs/bin/tool")).unwrap(), "#!tool");
+    assert!(check(&scratch.store).is_sound());
+}
+
+#[test]
+fn a_damaged_layer_is_brought_again_by_who_pulls_and_stays_over_a_restart() {
+    let scratch = two_images();
+    let layer = scratch.store.image("app").unwrap().unwrap().layers[0].clone();
+    fs_err::write(folder(&scratch.store, "app").join("fs/bin/tool"), "something else").unwrap();
+    let claimed = |store: &Store| store.claim(&layer.diff_id, &layer.diff_id).unwrap();
+    assert!(matches!(claimed(&scratch.store), Claim::Present(_)), "nobody knows");
+    repair(&scratch.store);
+    let scratch = scratch.reopen();
+    assert!(matches!(claimed(&scratch.store), Claim::Fetch(_)));
+    assert_eq!(tags(&scratch.store).len(), 2);
+    assert!(scratch.store.layer(&layer.key).unwrap().is_some(), "a mount may have it");
+    // Put right by hand, or by a process that died before it could note it.
+    fs_err::remove_dir_all(folder(&scratch.store, "app")).unwrap();
+    unpacked(&scratch.store, "app", &[("bin/tool", "#!tool"), ("etc/conf", "a=1")]);
+    assert!(matches!(claimed(&scratch.store), Claim::Present(_)));
 }
 
 /// Everything but the bytes of the old database, which is gone.

@@ -3,7 +3,7 @@
 use std::io::{Cursor, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 
-use larder::reference::Digest;
+use larder::reference::{Digest, Reference};
 use larder_store::manifest::{Platform, PlatformMatcher};
 use larder_store::store::import::{Import, ImportError, ImportFrom};
 use larder_store::store::{LayerFacts, LayerKey, Store};
@@ -152,6 +152,10 @@ fn read(store: &Store, from: ImportFrom) -> Result<Import, ImportError> {
     store.read_import(from, &amd64(), None)
 }
 
+fn based(store: &Store, from: ImportFrom, base: &str) -> Result<Import, ImportError> {
+    store.read_import(from, &amd64(), Some(&Reference::parse(base).unwrap()))
+}
+
 fn stream(bytes: Vec<u8>) -> ImportFrom {
     ImportFrom::Stream(Box::new(Cursor::new(bytes)))
 }
@@ -252,8 +256,40 @@ fn a_bare_tag_needs_to_be_told_of_what() {
     let files = with_index(files, &[named(manifest, "org.opencontainers.image.ref.name", "v1")]);
     let folder = write_folder(&scratch, &files);
     assert_image(&read(&scratch.store, ImportFrom::Path(folder.clone())).unwrap(), &[], &["a"]);
-    let based = scratch.store.read_import(ImportFrom::Path(folder), &amd64(), Some("registry.example/app"));
-    assert_image(&based.unwrap(), &[APP], &["a"]);
+    let import = read(&scratch.store, ImportFrom::Path(folder.clone())).unwrap();
+    assert_eq!(import.images[0].bare_tags, ["v1"], "so that it can be told");
+    for (base, name) in [
+        ("registry.example/app", APP),
+        ("registry.example/app:v9", "registry.example/app:v9"),
+        ("localhost:5000/app", "localhost:5000/app:v1"),
+    ] {
+        let import = based(&scratch.store, ImportFrom::Path(folder.clone()), base).unwrap();
+        assert_image(&import, &[name], &["a"]);
+        assert!(import.images[0].bare_tags.is_empty(), "it has a name now");
+    }
+}
+
+#[test]
+fn what_has_no_name_gets_the_one_that_is_given_and_what_has_one_keeps_it() {
+    let scratch = Scratch::new();
+    for (tags, base, names) in [
+        (&[][..], "registry.example/app:v1", &[APP][..]),
+        (&[], "registry.example/app", &["registry.example/app"]),
+        (&[APP], "other/app:v2", &[APP]),
+    ] {
+        let archive = docker_archive(tags, &["a"]);
+        assert_image(&based(&scratch.store, stream(archive), base).unwrap(), names, &["a"]);
+    }
+    let mut files = Files::new();
+    let tagged = ["v1", "v2"]
+        .map(|tag| named(manifest(&mut files, "amd64", &[tag]), "org.opencontainers.image.ref.name", tag));
+    let files = with_index(files, &tagged);
+    let import = based(&scratch.store, stream(tar_of(&files)), "registry.example/app").unwrap();
+    let names: Vec<String> =
+        import.images.iter().flat_map(|image| &image.names).map(ToString::to_string).collect();
+    assert_eq!(names, [APP, "registry.example/app:v2"]);
+    let error = based(&scratch.store, stream(tar_of(&files)), APP).expect_err("one name for two images");
+    assert!(matches!(error, ImportError::OneName { .. }) && error.hint().is_some(), "{error}");
 }
 
 #[test]

@@ -209,6 +209,23 @@ fn mistakes_are_named() {
 }
 
 #[test]
+fn a_directory_takes_one_image_at_a_time() {
+    if !can_mount() {
+        return;
+    }
+    let scratch = Scratch::new();
+    commit(&scratch.store, "app", &["a", "b"]);
+    let target = Target::new(&scratch, "mnt");
+    mount(&scratch.store, "app", &target.0, true).unwrap();
+    let error = mount(&scratch.store, "app", &target.0, false).expect_err("something is there");
+    assert!(matches!(error, MountError::Taken { .. }) && error.hint().is_some(), "{error}");
+    assert_eq!(scratch.store.mounts().unwrap().len(), 1);
+    scratch.store.umount(&target.0).unwrap();
+    mount(&scratch.store, "app", &target.0, false).unwrap();
+    scratch.store.umount(&target.0).unwrap();
+}
+
+#[test]
 fn a_busy_mount_stays() {
     if !can_mount() {
         return;

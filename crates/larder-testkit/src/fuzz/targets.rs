@@ -182,7 +182,8 @@ fn load_one(data: &[u8]) {
     let file = folder.path().join("archive");
     fs_err::write(&file, data).expect("a file");
     let from = ImportFrom::Path(file);
-    match store.read_import(from, &PlatformMatcher::host(), Some("registry.example/app")) {
+    let base = Reference::parse("registry.example/app").expect("a name");
+    match store.read_import(from, &PlatformMatcher::host(), Some(&base)) {
         Ok(import) => {
             for image in &import.images {
                 for layer in &image.manifest.layers {

@@ -393,7 +393,11 @@ impl Manager {
     fn event(&self, request: &EnsureRequest, event_type: EventType, reason: Reason, message: &str) {
         let Some(object) = request.target.clone() else {
             let (pod, image) = (&request.pod, &request.image);
-            tracing::info!(%reason, "{}/{}/{image} {message}", pod.namespace, pod.name);
+            if pod.name.is_empty() {
+                tracing::info!(%reason, "{message}");
+            } else {
+                tracing::info!(%reason, "{}/{}/{image} {message}", pod.namespace, pod.name);
+            }
             return;
         };
         let message = message.to_owned();

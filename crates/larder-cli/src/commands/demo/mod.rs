@@ -5,9 +5,11 @@
 //! ```
 //!
 //! Promises: each command is run as a user's would be; what is said of it was measured; a step that does not hold ends
-//! the demo with an error that names it; the folder is gone in the end, also after a failure and an interrupt.
+//! the demo with an error that names it; the folder is gone in the end, also after a failure and an interrupt. After a
+//! second interrupt, or when the demo is killed, the next one removes it.
 
 mod images;
+mod place;
 mod registry;
 mod stage;
 mod steps;
@@ -23,6 +25,7 @@ use crate::exit::Outcome;
 use crate::failure::Failure;
 use crate::out::Out;
 use crate::output::size;
+use place::Place;
 use stage::Stage;
 
 pub(super) fn run(args: &DemoArgs, connection: &Connection, out: &Arc<Out>) -> Result<Outcome, Failure> {
@@ -33,10 +36,11 @@ pub(super) fn run(args: &DemoArgs, connection: &Connection, out: &Arc<Out>) -> R
     }
     let started = Instant::now();
     let cannot = |doing, error| Failure::failed(format!("could not {doing} a temporary folder: {error}"));
-    let folder = tempfile::Builder::new()
-        .prefix("larder-demo-")
-        .tempdir()
-        .map_err(|error| cannot("make", error).hint("TMPDIR names the place for it"))?;
+    let dead = place::remove_dead(&env::temp_dir());
+    if dead > 0 {
+        out.note(format_args!("note: removed what {dead} demos left that were killed"));
+    }
+    let folder = Place::new().map_err(|error| cannot("make", error).hint("TMPDIR names the place for it"))?;
     let home = env::current_dir();
     // So that the commands shown are those that are run.
     env::set_current_dir(folder.path()).map_err(|error| cannot("enter", error))?;
@@ -48,7 +52,7 @@ pub(super) fn run(args: &DemoArgs, connection: &Connection, out: &Arc<Out>) -> R
     }
     let place = folder.path().display().to_string();
     if args.keep {
-        let kept = folder.keep();
+        let kept = folder.keep().map_err(|error| cannot("keep", error))?;
         out.line(format_args!("\nKept: {}. See it with larder --root {0}/store images", kept.display()));
     } else {
         folder.close().map_err(|error| cannot("remove", error))?;

@@ -59,7 +59,8 @@ async fn offer(stage: &mut Stage) -> Result<Registry, Failure> {
     stage.show("cat pod.yaml", &pod);
     let Content { images, base_size, layers: (count, sum), .. } = registry.content();
     stage.holds(format_args!(
-        "{} images of {count} layers, {} to fetch; all of them have one layer of {} in common",
+        "{} images of {count} layers, {} to fetch; all of them have one layer of {} in common. \
+         The registry serves each layer at 13MB/s at most, so that there is progress to see",
         images.len(),
         size::bytes(*sum as u64),
         size::bytes(*base_size as u64)

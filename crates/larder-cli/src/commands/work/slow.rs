@@ -58,7 +58,7 @@ fn lines(pulls: &[PullStatus], now: Instant) -> Vec<String> {
     let old: Vec<_> = pulls.iter().filter(|pull| age(pull) >= PERIOD).collect();
     let (pulling, waiting): (Vec<_>, Vec<_>) = old.into_iter().partition(|pull| pull.phase == Phase::Pulling);
     let tell = |pull: &&PullStatus| {
-        let waits = wait_of(pull, now).map(|why| format!(": {why}")).unwrap_or_default();
+        let waits = wait_of(pull).map(|wait| format!(": {}", wait.at(now))).unwrap_or_default();
         format!("still pulling {} ({}){waits}", pull.image, size::whole_seconds(age(pull)))
     };
     let mut lines: Vec<_> = pulling.iter().take(SHOWN).map(tell).collect();

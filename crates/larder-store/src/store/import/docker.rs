@@ -95,6 +95,7 @@ fn image(entries: &Entries, saved: &Saved) -> Result<ImportImage, ImportError> {
     };
     Ok(ImportImage {
         names: names_of(saved)?,
+        bare_tags: Vec::new(),
         config: (digest, config),
         parsed_config,
         manifests: vec![(sha256(&manifest), manifest)],

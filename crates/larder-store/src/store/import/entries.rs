@@ -31,7 +31,9 @@ impl Known {
         let records: Vec<LayerRecord> = store.0.db.read("list layers", |reader| reader.all(LAYERS))?;
         let mut known = HashMap::new();
         for record in records {
-            let fits = !record.facts.pending && record.key == LayerKey::from(&record.facts.diff_id);
+            let fits = record.is_whole()
+                && !record.facts.pending
+                && record.key == LayerKey::from(&record.facts.diff_id);
             if let Some(layer) = fits.then(|| store.layer(&record.key)).transpose()?.flatten() {
                 known.insert(record.facts.digest, layer);
             }

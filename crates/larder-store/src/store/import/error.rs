@@ -95,6 +95,12 @@ pub enum ImportError {
         #[source]
         cause: larder::reference::ReferenceError,
     },
+    /// A name that was given for one image would have to be that of several.
+    #[error("several images in it have no name, and {name} can be that of one only")]
+    OneName {
+        /// As given.
+        name: String,
+    },
 }
 
 impl ImportError {
@@ -118,6 +124,9 @@ impl ImportError {
             ImportError::NoPlatform { .. } => Some("ask for one of these with --platform"),
             ImportError::Manifest { cause, .. } => cause.hint(),
             ImportError::Name { cause, .. } => cause.hint(),
+            ImportError::OneName { .. } => Some(
+                "give a repository without a tag, if they have tags of their own; else write each into a file of its own",
+            ),
             ImportError::TooManyEntries | ImportError::TooLarge { .. } => None,
         }
     }

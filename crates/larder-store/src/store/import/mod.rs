@@ -16,6 +16,7 @@ mod archive;
 mod docker;
 mod entries;
 mod error;
+mod naming;
 mod oci;
 
 use std::io::Read;
@@ -54,6 +55,8 @@ pub struct Import {
 pub struct ImportImage {
     /// Its names; may be empty.
     pub names: Vec<Reference>,
+    /// Names that are but tags, of nobody knows what: they would need a `base_name`.
+    pub bare_tags: Vec<String>,
     /// Digest of the config, and its bytes.
     pub config: (Digest, Vec<u8>),
     /// What the config says.
@@ -67,18 +70,19 @@ pub struct ImportImage {
 }
 
 impl Store {
-    /// Finds the images in `from`. Of an image for several platforms the one for `platform` is taken. A name that is
-    /// but a tag, as OCI layouts may have, is one of `base_name`.
+    /// Finds the images in `from`. Of an image for several platforms the one for `platform` is taken. An image whose
+    /// names are but tags, as OCI layouts may have, or that has none, is one of the repository `base_name`; with a tag,
+    /// it is the name itself.
     pub fn read_import(
         &self,
         from: ImportFrom,
         platform: &PlatformMatcher,
-        base_name: Option<&str>,
+        base_name: Option<&Reference>,
     ) -> Result<Import, ImportError> {
         let known = Known::of(self)?;
         let entries = Entries::read(self, from, known)?;
-        let images = if entries.has("index.json") {
-            oci::images(&entries, platform, base_name)?
+        let mut images = if entries.has("index.json") {
+            oci::images(&entries, platform)?
         } else if entries.has("manifest.json") {
             docker::images(&entries)?
         } else {
@@ -87,6 +91,7 @@ impl Store {
         if images.is_empty() {
             return Err(ImportError::NoImages);
         }
+        naming::name(&mut images, base_name)?;
         Ok(Import { images, entries: Arc::new(entries) })
     }
 }

@@ -4,7 +4,7 @@
 use larder::reference::{Digest, Reference};
 
 use super::docker;
-use super::entries::{Entries, each_once};
+use super::entries::Entries;
 use super::{ImportError, ImportImage};
 use crate::manifest::{Descriptor, Document, ImageConfig, Index, MAX_DEPTH, Manifest, PlatformMatcher};
 
@@ -13,11 +13,7 @@ const FULL_NAME: &str = "io.containerd.image.name";
 /// Annotation with a name, or just a tag.
 const REF_NAME: &str = "org.opencontainers.image.ref.name";
 
-pub(super) fn images(
-    entries: &Entries,
-    platform: &PlatformMatcher,
-    base_name: Option<&str>,
-) -> Result<Vec<ImportImage>, ImportError> {
+pub(super) fn images(entries: &Entries, platform: &PlatformMatcher) -> Result<Vec<ImportImage>, ImportError> {
     const INDEX: &str = "index.json";
     let raw = entries.document(INDEX)?;
     let used = |cause| ImportError::Manifest { name: INDEX.to_owned(), cause };
@@ -28,15 +24,15 @@ pub(super) fn images(
     let mut images: Vec<ImportImage> = Vec::new();
     for descriptor in wanted(&index, platform)? {
         let mut image = image(entries, descriptor, platform)?;
-        image.names.extend(name_of(descriptor, base_name)?);
+        name(&mut image, descriptor)?;
         image.names.extend(more_names.get(&image.config.0).cloned().unwrap_or_default());
         match images.iter_mut().find(|other| other.manifests == image.manifests) {
-            Some(other) => other.names.extend(image.names),
+            Some(other) => {
+                other.names.extend(image.names);
+                other.bare_tags.extend(image.bare_tags);
+            }
             None => images.push(image),
         }
-    }
-    for image in &mut images {
-        image.names = each_once(std::mem::take(&mut image.names));
     }
     Ok(images)
 }
@@ -108,6 +104,7 @@ fn finish(
     }
     Ok(ImportImage {
         names: Vec::new(),
+        bare_tags: Vec::new(),
         config: (digest, config),
         parsed_config,
         manifests,
@@ -116,16 +113,17 @@ fn finish(
     })
 }
 
-/// The name that an entry of the index has.
-fn name_of(descriptor: &Descriptor, base_name: Option<&str>) -> Result<Option<Reference>, ImportError> {
+/// Gives an image the name, or the tag, that its entry of the index has.
+fn name(image: &mut ImportImage, descriptor: &Descriptor) -> Result<(), ImportError> {
     let (full, name) = (descriptor.annotations.get(FULL_NAME), descriptor.annotations.get(REF_NAME));
-    let name = match (full, name, base_name) {
-        (Some(full), ..) => full.clone(),
-        (None, Some(name), _) if name.contains(['/', ':']) => name.clone(),
-        (None, Some(tag), Some(base)) => format!("{base}:{tag}"),
-        (None, None, Some(base)) => base.to_owned(),
-        // A tag of nobody knows what.
-        (None, _, None) => return Ok(None),
-    };
-    Reference::parse(&name).map(Some).map_err(|cause| ImportError::Name { name, cause })
+    match (full, name) {
+        (None, Some(tag)) if !tag.contains(['/', ':']) => image.bare_tags.push(tag.clone()),
+        (Some(name), _) | (None, Some(name)) => {
+            let parsed =
+                Reference::parse(name).map_err(|cause| ImportError::Name { name: name.clone(), cause })?;
+            image.names.push(parsed);
+        }
+        (None, None) => {}
+    }
+    Ok(())
 }
