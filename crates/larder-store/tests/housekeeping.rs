@@ -166,6 +166,20 @@ async fn a_pull_clears_away_what_a_dead_process_left_for_too_long() {
     assert!(leases.contains(&"pull/kept".to_owned()), "{leases:?}");
 }
 
+#[tokio::test]
+async fn the_lease_of_an_ensured_image_goes_with_it() {
+    let (_folder, store, registry) = node();
+    put(&registry, "shop/gone", &[("gone", 1000)]);
+    let backend = backend(&store, PullConfig::default());
+    let image = ImageSpec::named(registry.image("shop/gone:1"));
+    let progress = larder::backend::Progress::unwatched();
+    let id = backend.pull(&image, None, None, &progress).await.unwrap();
+    let leases = || store.leases(SystemTime::now()).unwrap();
+    assert!(leases().iter().any(|lease| lease.id == format!("ensured/{id}")), "{:?}", leases());
+    backend.remove(&image).await.unwrap();
+    assert_eq!(leases(), []);
+}
+
 /// The refusal of a pull that finds no room.
 async fn refused(store: &Store, image: &str) -> String {
     let reserve = Amount { bytes: 1 << 62, inodes: 0 };
