@@ -8,10 +8,49 @@ fn main() -> Result<(), Box<dyn Error>> {
         println!("cargo:rerun-if-changed=proto");
     }
     let definitions = protox::compile(["larder/control/v1alpha1/control.proto"], ["proto"])?;
-    tonic_prost_build::configure()
+    let mut config = tonic_prost_build::configure()
         .build_transport(false)
         .btree_map(".")
-        .skip_debug(["larder.control.v1alpha1.PullSecret"]) // it holds secrets; `lib.rs` has one that hides them
-        .compile_fds(definitions)?;
+        .skip_debug(["larder.control.v1alpha1.PullSecret"]); // it holds secrets; `lib.rs` has one that hides them
+    for message in SHOWN {
+        let derive = "#[derive(serde::Serialize, serde::Deserialize)] #[serde(rename_all = \"camelCase\")]";
+        config = config.type_attribute(format!(".larder.control.v1alpha1.{message}"), derive);
+    }
+    for field in BESIDE {
+        config = config.field_attribute(format!(".larder.control.v1alpha1.{field}"), "#[serde(skip)]");
+    }
+    config.compile_fds(definitions)?;
     Ok(())
 }
+
+/// Messages that the command line prints as they are, with `-o json`.
+const SHOWN: [&str; 17] = [
+    "CallStatus",
+    "Collection",
+    "Condition",
+    "Event",
+    "FailedRemoval",
+    "FileSystem",
+    "GcStatus",
+    "Held",
+    "HeldBy",
+    "HistoryEntry",
+    "ImageVerdict",
+    "Mount",
+    "Pull",
+    "PullLayer",
+    "Removal",
+    "RuntimeResponse",
+    "StatusResponse",
+];
+
+/// Fields of theirs that it does not print.
+const BESIDE: [&str; 7] = [
+    "Collection.warnings",
+    "Collection.error",
+    "Collection.high_threshold_percent",
+    "Collection.low_threshold_percent",
+    "Collection.held_by",
+    "Collection.planned",
+    "HeldBy.reclaimable_bytes",
+];

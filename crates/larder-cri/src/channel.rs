@@ -4,6 +4,8 @@
 //! request that surely was not sent is sent once more over a new connection; callers that wait for the same
 //! attempt share its failure. There is no back-off between attempts: each one belongs to a call, and a local
 //! socket refuses at once.
+//!
+//! Any gRPC client can use it: [`CriBackend`](crate::CriBackend) does, and so does larder's command line.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -36,7 +38,7 @@ const QUEUE_RETRY: Duration = Duration::from_millis(50);
 
 /// The connection. Clones share it.
 #[derive(Clone)]
-pub(crate) struct Channel(Arc<Inner>);
+pub struct Channel(Arc<Inner>);
 
 struct Inner {
     endpoint: Endpoint,
@@ -52,16 +54,18 @@ struct State {
 }
 
 impl Channel {
-    pub(crate) fn new(endpoint: Endpoint, connect_timeout: Duration) -> Channel {
+    /// A connection that is not open yet.
+    pub fn new(endpoint: Endpoint, connect_timeout: Duration) -> Channel {
         Channel(Arc::new(Inner { endpoint, connect_timeout, state: Mutex::default() }))
     }
 
-    pub(crate) fn endpoint(&self) -> &Endpoint {
+    /// Where it leads.
+    pub fn endpoint(&self) -> &Endpoint {
         &self.0.endpoint
     }
 
     /// Opens the connection unless it is open.
-    pub(crate) async fn open_now(&self) -> Result<(), Status> {
+    pub async fn open_now(&self) -> Result<(), Status> {
         match self.sender().await {
             Ok(_) => Ok(()),
             Err(found) => Err(unreachable_status(&self.0.endpoint, found)),
@@ -163,7 +167,7 @@ impl Channel {
 }
 
 /// The body of a response; its errors are statuses already.
-pub(crate) type ResponseBody = MapErr<Incoming, fn(hyper::Error) -> Status>;
+pub type ResponseBody = MapErr<Incoming, fn(hyper::Error) -> Status>;
 
 impl Service<http::Request<Body>> for Channel {
     type Response = http::Response<ResponseBody>;
@@ -180,9 +184,9 @@ impl Service<http::Request<Body>> for Channel {
     }
 }
 
-/// What was found at the endpoint, on its way through a status.
+/// What was found at the endpoint, as the source of a status.
 #[derive(Debug)]
-pub(crate) struct NothingThere(pub(crate) Unreachable);
+pub struct NothingThere(pub Unreachable);
 
 impl fmt::Display for NothingThere {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -198,7 +202,18 @@ fn unreachable_status(endpoint: &Endpoint, found: Unreachable) -> Status {
     status
 }
 
-/// The connection broke under a call.
+/// That the connection broke under a call and how, as the source of a status.
+#[derive(Debug)]
+pub struct Lost(pub String);
+
+impl fmt::Display for Lost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Lost {}
+
 #[allow(clippy::needless_pass_by_value, reason = "used as a function that maps errors")]
 fn lost(error: hyper::Error) -> Status {
     let mut detail = error.to_string();
@@ -207,5 +222,7 @@ fn lost(error: hyper::Error) -> Status {
         detail = format!("{detail}: {error}");
         cause = error.source();
     }
-    Status::new(Code::Unavailable, format!("connection lost: {detail}"))
+    let mut status = Status::new(Code::Unavailable, format!("connection lost: {detail}"));
+    status.set_source(Arc::new(Lost(detail)));
+    status
 }

@@ -51,6 +51,19 @@ impl Endpoint {
         &self.path
     }
 
+    /// Whether a connection is accepted, or would be but for a long queue; else why not. Never blocks.
+    pub fn knock(&self) -> io::Result<()> {
+        let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
+        let connected = SocketAddrUnix::new(&self.path).and_then(|address| {
+            let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+            rustix::net::connect(&socket, &address)
+        });
+        match connected {
+            Ok(()) | Err(rustix::io::Errno::AGAIN) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
     /// Whether the path, or what it links to, is a socket.
     pub(crate) fn is_socket(&self) -> bool {
         is_socket(&self.path)
@@ -171,12 +184,7 @@ fn is_socket(path: &Path) -> bool {
 
 /// Whether a connection is accepted, or would be but for a long queue.
 fn somebody_listens(path: &Path) -> bool {
-    let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-    let connected = SocketAddrUnix::new(path).and_then(|address| {
-        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-        rustix::net::connect(&socket, &address)
-    });
-    matches!(connected, Ok(()) | Err(rustix::io::Errno::AGAIN))
+    Endpoint::at(path).knock().is_ok()
 }
 
 #[cfg(test)]

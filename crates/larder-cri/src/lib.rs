@@ -13,7 +13,7 @@
 //! [`CriConfig::connect_timeout`] for each connection that it has to open and one [`CriConfig::request_timeout`] for
 //! all that it then asks; a runtime that went away is found again by the next call after it is back.
 
-mod channel;
+pub mod channel;
 mod client;
 mod containerd;
 mod convert;
