@@ -14,6 +14,7 @@ use tokio::time::{self, Instant};
 
 use crate::args::Connection;
 use crate::collect::Notes;
+use crate::daemon::Daemon;
 use crate::exit::Outcome;
 use crate::failure::Failure;
 use crate::out::Out;
@@ -133,6 +134,30 @@ impl Chosen {
     }
 }
 
+/// Where the images are that the user means.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Target {
+    /// In larder's own store, in this folder.
+    Store(PathBuf),
+    /// In the runtime at this endpoint.
+    Runtime(Endpoint),
+}
+
+/// Where the images are that the user means. Nothing is opened.
+pub(crate) fn target(args: &Connection) -> Result<Target, Failure> {
+    Ok(match Named::by(args, variable) {
+        Named::Store(Some(root)) => Target::Store(root),
+        Named::Store(None) => Target::Store(store::default_root()?),
+        Named::Runtime(text, by) => Target::Runtime(parse(&text, by)?),
+        Named::Cri => Target::Runtime(discovered(variable)?.0),
+    })
+}
+
+/// Whether the user names any place: a backend, a store, or one for the state.
+pub(crate) fn is_named(args: &Connection) -> bool {
+    args.state.is_some() || args.backend.is_some() || Named::by(args, variable) != Named::Store(None)
+}
+
 /// What the user wants to work on. Larder's own store must be there.
 pub(crate) fn chosen(args: &Connection) -> Result<Chosen, Failure> {
     chosen_with(args, store::open)
@@ -176,7 +201,7 @@ fn chosen_with(
 /// How long to wait before a runtime that does not answer is tried again.
 const RETRY_PERIOD: Duration = Duration::from_secs(1);
 
-/// The backend, once it has answered. One that does not is tried again for as long as `patience`, since a runtime may
+/// The daemon or the backend, once it has answered. One that does not is tried again for as long as `patience`, since a runtime may
 /// come up later than larder when a machine starts.
 pub(crate) async fn reach_within(
     args: &Connection,
@@ -202,19 +227,25 @@ pub(crate) async fn reach_within(
     }
 }
 
-/// A backend that has answered, and where it is written down what was ensured on it.
-pub(crate) struct Reached {
-    pub(crate) backend: Arc<dyn Backend>,
-    pub(crate) notes: Notes,
+/// What makes images present, and has answered.
+pub(crate) enum Reached {
+    /// A backend, and where it is written down what was ensured on it.
+    Own(Arc<dyn Backend>, Notes),
+    /// A daemon, whose backend answers.
+    Daemon(Daemon),
 }
 
-/// The backend, once it has answered.
+/// The daemon or the backend, once it has answered.
 pub(crate) async fn reach(args: &Connection) -> Result<Reached, Failure> {
+    if let Some(daemon) = Daemon::find(args)? {
+        daemon.answers().await?;
+        return Ok(Reached::Daemon(daemon));
+    }
     let chosen = chosen_to_fill(args)?;
     let notes = Notes::of(args, &chosen)?;
     let backend = chosen.into_backend();
     backend.info().await?;
-    Ok(Reached { backend, notes })
+    Ok(Reached::Own(backend, notes))
 }
 
 /// The failure of a command that works on larder's own store only, and that the variable does not change this.
@@ -282,10 +313,7 @@ mod tests {
         Connection {
             backend: backend.map(str::to_owned),
             root: root.map(PathBuf::from),
-            certs_d: None,
-            state: None,
-            timeout: None,
-            verbose: 0,
+            ..Connection::default()
         }
     }
 

@@ -1,10 +1,13 @@
 //! The user's own credentials: named on the command line, else from docker's and podman's config files.
 
+use std::collections::BTreeMap;
 use std::io::{self, Read};
 use std::path::Path;
+use std::sync::Arc;
 
 use larder::credentials::{
-    ConfigFileError, DockerConfig, Entry, Format, SearchPath, Secret, Sources, Tokens, read_config_file,
+    ConfigFileError, DockerConfig, Entry, Format, PullSecret, SearchPath, Secret, SecretCoordinates, Sources,
+    Tokens, encode_entry, read_config_file,
 };
 use larder::reference::Reference;
 
@@ -16,13 +19,23 @@ use crate::out::Out;
 /// The longest password that is read, in bytes. Tokens of cloud registries have a few thousand.
 const MAX_PASSWORD_BYTES: u64 = 64 * 1024;
 
+/// The user's own credentials.
+pub(crate) struct Credentials {
+    /// For a manager in this process.
+    pub(crate) sources: Sources,
+    /// What can be told of them.
+    pub(crate) candidates: Arc<Candidates>,
+    /// For the daemon, which has no use of them but for this command.
+    pub(crate) secret: Option<PullSecret>,
+}
+
 /// Credentials for pulls of these images, beside the pull secrets of pods, and what can be told of them.
-pub(crate) fn sources<'a>(
+pub(crate) fn gather<'a>(
     args: &CredentialArgs,
     tokens: Tokens,
     images: impl IntoIterator<Item = &'a str>,
     out: &Out,
-) -> Result<(Sources, Candidates), Failure> {
+) -> Result<Credentials, Failure> {
     if let Some(username) = &args.username {
         let registry = only_registry(images)?;
         let password = read_password(io::stdin().lock())?;
@@ -42,9 +55,27 @@ pub(crate) fn sources<'a>(
     Ok(joined(name, &config, tokens))
 }
 
-fn joined(name: Option<String>, config: &DockerConfig, tokens: Tokens) -> (Sources, Candidates) {
+fn joined(name: Option<String>, config: &DockerConfig, tokens: Tokens) -> Credentials {
+    let secret = name.as_ref().map(|name| as_secret(name, config));
     let own = name.map(|name| (name, config));
-    (Sources::fixed(config).with_tokens(tokens), Candidates::new(own, tokens))
+    Credentials {
+        sources: Sources::fixed(config).with_tokens(tokens),
+        candidates: Arc::new(Candidates::new(own, tokens)),
+        secret,
+    }
+}
+
+/// A pull secret with the same credentials.
+fn as_secret(name: &str, config: &DockerConfig) -> PullSecret {
+    let entries = config.entries.iter().map(|(location, entry)| {
+        format!("{}:{}", serde_json::Value::from(location.as_str()), encode_entry(entry).reveal())
+    });
+    let document = format!("{{\"auths\":{{{}}}}}", entries.collect::<Vec<_>>().join(","));
+    PullSecret {
+        kind: "kubernetes.io/dockerconfigjson".to_owned(),
+        coordinates: SecretCoordinates { name: name.to_owned(), ..SecretCoordinates::default() },
+        data: BTreeMap::from([(".dockerconfigjson".to_owned(), document.into_bytes())]),
+    }
 }
 
 /// The first usable file, by name, and what it holds.
@@ -131,6 +162,20 @@ mod tests {
         }
         let spaces = read_password(" a b \n".as_bytes()).expect("spaces are part of it");
         assert_eq!(spaces.reveal(), " a b ");
+    }
+
+    #[test]
+    fn what_goes_to_the_daemon_is_what_was_read() {
+        let entry = Entry {
+            username: "b\"ob".into(),
+            password: Secret::new("p\u{e9}:\\"),
+            identity_token: Secret::new("t"),
+            ..Entry::default()
+        };
+        let config = DockerConfig::one("r.example/\"x\"", entry);
+        let secret = joined(Some("/home/me/config.json".into()), &config, Tokens::Keep).secret.unwrap();
+        assert_eq!(secret.docker_config(Tokens::Keep).unwrap().unwrap().entries, config.entries);
+        assert!(!format!("{secret:?}").contains("ob"));
     }
 
     #[test]

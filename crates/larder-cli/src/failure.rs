@@ -13,12 +13,18 @@ pub(crate) struct Failure {
     outcome: Outcome,
     message: String,
     hints: Vec<String>,
+    missing: bool,
 }
 
 impl Failure {
     /// Something asked for failed.
     pub(crate) fn failed(message: impl Into<String>) -> Self {
-        Failure { outcome: Outcome::Failed, message: message.into(), hints: Vec::new() }
+        Failure { outcome: Outcome::Failed, message: message.into(), hints: Vec::new(), missing: false }
+    }
+
+    /// Something asked for is not there.
+    pub(crate) fn missing(message: impl Into<String>) -> Self {
+        Failure { missing: true, ..Failure::failed(message) }
     }
 
     /// The input cannot be used.
@@ -58,6 +64,16 @@ impl Failure {
     /// What went wrong.
     pub(crate) fn message(&self) -> &str {
         &self.message
+    }
+
+    /// What could be tried next.
+    pub(crate) fn next_steps(&self) -> &[String] {
+        &self.hints
+    }
+
+    /// Whether something asked for is not there.
+    pub(crate) fn is_missing(&self) -> bool {
+        self.missing
     }
 
     /// Tells it, and returns how the run ended.

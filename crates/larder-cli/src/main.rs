@@ -10,6 +10,7 @@ mod commands;
 mod config;
 mod connect;
 mod credentials;
+mod daemon;
 mod duration;
 mod exit;
 mod failure;

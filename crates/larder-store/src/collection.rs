@@ -1,5 +1,7 @@
 //! What collection asks the store: the layers and labels of its images, its leases, and how full its disk is.
 
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
@@ -54,22 +56,41 @@ fn left(ends_at: u64) -> Duration {
     Duration::from_secs(ends_at).saturating_sub(now)
 }
 
-/// The layers of a store's images, and their labels: one file is read for each image, which only rules about labels are
-/// worth.
-pub struct Labelled(pub StoreBackend);
+/// The layers of a store's images, and their labels. One small file is read for each image, once in its life.
+pub struct Labelled {
+    store: StoreBackend,
+    known: Arc<Mutex<HashMap<String, Labels>>>,
+}
+
+/// The labels of an image; `None` where its config cannot be read.
+type Labels = Option<BTreeMap<String, String>>;
+
+impl Labelled {
+    /// Of this store; nothing is read yet.
+    pub fn new(store: StoreBackend) -> Labelled {
+        Labelled { store, known: Arc::default() }
+    }
+}
 
 #[async_trait]
 impl LayerSource for Labelled {
     async fn layers(&self, images: &[Image]) -> Result<Layers, BackendError> {
-        let store = self.0.store().clone();
-        let ids: Vec<String> = images.iter().map(|image| image.id.clone()).collect();
+        let (store, known) = (self.store.store().clone(), Arc::clone(&self.known));
+        let ids: HashSet<String> = images.iter().map(|image| image.id.clone()).collect();
         let read = move || -> Result<Layers, StoreError> {
             let mut layers = store.sharing()?;
+            let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
+            known.retain(|id, labels| labels.is_some() && ids.contains(id));
             for id in ids {
+                let labels = match known.get(&id) {
+                    Some(labels) => labels.clone(),
+                    None => config_of(&store, &id)?.map(|config| config.labels),
+                };
                 // An image whose config cannot be read has labels that are not known, and rules about labels spare it.
-                if let Some(config) = config_of(&store, &id)? {
-                    layers.set_labels(&id, config.labels);
+                if let Some(labels) = labels.clone() {
+                    layers.set_labels(&id, labels);
                 }
+                known.insert(id, labels);
             }
             Ok(layers)
         };

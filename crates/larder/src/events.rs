@@ -61,6 +61,24 @@ pub enum Reason {
     ReloadFailed,
 }
 
+impl Reason {
+    /// All of them.
+    pub const ALL: [Reason; 12] = [
+        Reason::Pulling,
+        Reason::Pulled,
+        Reason::Failed,
+        Reason::BackOff,
+        Reason::InspectFailed,
+        Reason::ErrImageNeverPull,
+        Reason::FreeDiskSpaceFailed,
+        Reason::InvalidDiskCapacity,
+        Reason::InvalidImageId,
+        Reason::ImageGcFailed,
+        Reason::BackendDown,
+        Reason::BackendUp,
+    ];
+}
+
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {

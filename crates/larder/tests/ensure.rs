@@ -348,7 +348,11 @@ async fn over_the_rate_a_pull_waits_and_says_so() {
     let second = node.start(wants("b", "b:v1")).await;
     let pulls = node.manager.pulls();
     assert_eq!(pulls.iter().map(|pull| pull.phase).collect::<Vec<_>>(), [Phase::Pulling, Phase::Throttled]);
-    assert!(pulls[1].waiting.is_some_and(|what| what.contains("registryPullQPS")), "{:?}", pulls[1].waiting);
+    assert!(
+        pulls[1].waiting.as_ref().is_some_and(|what| what.contains("registryPullQPS")),
+        "{:?}",
+        pulls[1].waiting
+    );
     tokio::time::sleep(Duration::from_secs(2)).await;
     settle().await;
     assert_eq!(node.pulls(), 2);
@@ -391,7 +395,7 @@ async fn a_watcher_sees_the_turn_the_bytes_and_the_end() {
     let status = watch.borrow_and_update().clone();
     assert_eq!(status.phase, Phase::Queued);
     assert!(
-        status.waiting.is_some_and(|what| what.contains("maxParallelImagePulls")),
+        status.waiting.as_ref().is_some_and(|what| what.contains("maxParallelImagePulls")),
         "{:?}",
         status.waiting
     );
@@ -421,7 +425,7 @@ async fn the_serial_puller_tells_apart_the_queue_and_the_wait_to_enter_it() {
         tasks.push(node.start(wants(&format!("pod-{i}"), &format!("app-{i}:v1"))).await);
     }
     let waiting: Vec<_> =
-        node.manager.pulls().into_iter().map(|pull| pull.waiting.unwrap_or("nothing")).collect();
+        node.manager.pulls().into_iter().map(|pull| pull.waiting.unwrap_or("nothing".into())).collect();
     assert_eq!(waiting.iter().filter(|what| **what == "nothing").count(), 1);
     assert_eq!(waiting.iter().filter(|what| what.contains("serializeImagePulls")).count(), 10);
     assert_eq!(waiting.iter().filter(|what| what.contains("room in the queue")).count(), 2);

@@ -5,10 +5,11 @@
 use std::time::Duration;
 
 use clap::Args;
-use larder::gc::{GcPolicy, Goal};
+use larder_control::v1alpha1::CollectRequest;
+use larder_control::v1alpha1::collect_request::Goal;
 
+use crate::daemon::convert::millis;
 use crate::duration;
-use crate::failure::Failure;
 use crate::output::Format;
 
 /// Remove unused images when the disk fills up, least recently used first.
@@ -52,13 +53,14 @@ pub(crate) struct GcArgs {
 }
 
 impl GcArgs {
-    /// What it is for.
-    pub(crate) fn goal(&self) -> Goal {
-        match self.free {
-            Some(bytes) => Goal::Free { bytes },
-            None if self.all_unused => Goal::AllUnused,
-            None => Goal::Thresholds,
-        }
+    /// What is asked for.
+    pub(crate) fn request(&self) -> CollectRequest {
+        let goal = match self.free {
+            Some(bytes) => Goal::FreeBytes(bytes),
+            None if self.all_unused => Goal::AllUnused(true),
+            None => Goal::Thresholds(true),
+        };
+        CollectRequest { goal: Some(goal), ..self.limits.request() }
     }
 }
 
@@ -88,28 +90,16 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    /// What the flags mean. All that is wrong is told at once.
-    pub(crate) fn policy(&self) -> Result<GcPolicy, Failure> {
-        let mut policy = if self.kubelet { GcPolicy::kubelet() } else { GcPolicy::default() };
-        if let Some(high) = self.image_gc_high_threshold {
-            policy.high_threshold_percent = high;
+    /// What the flags say, for any goal.
+    pub(crate) fn request(&self) -> CollectRequest {
+        CollectRequest {
+            goal: None,
+            high_threshold_percent: self.image_gc_high_threshold,
+            low_threshold_percent: self.image_gc_low_threshold,
+            minimum_age_milliseconds: self.minimum_image_ttl_duration.map(millis),
+            maximum_age_milliseconds: self.image_maximum_gc_age.map(millis),
+            kubelet: self.kubelet,
         }
-        if let Some(low) = self.image_gc_low_threshold {
-            policy.low_threshold_percent = low;
-        }
-        if let Some(age) = self.minimum_image_ttl_duration {
-            policy.minimum_age = age;
-        }
-        if let Some(age) = self.image_maximum_gc_age {
-            policy.maximum_age = age;
-        }
-        let problems: Vec<String> = policy.problems().iter().map(ToString::to_string).collect();
-        if problems.is_empty() {
-            return Ok(policy);
-        }
-        Err(Failure::bad_input(problems.join("; ")).hint(
-            "give percents from 0 to 100, with --image-gc-low-threshold not above --image-gc-high-threshold",
-        ))
     }
 }
 
@@ -238,7 +228,15 @@ pub(crate) fn size(text: &str) -> Result<u64, String> {
 
 #[cfg(test)]
 mod tests {
+    use larder::gc::GcPolicy;
+
     use super::*;
+    use crate::collect;
+    use crate::failure::Failure;
+
+    fn policy(limits: &Limits) -> Result<GcPolicy, Failure> {
+        collect::policy(&GcPolicy::default(), &limits.request())
+    }
 
     #[test]
     fn sizes_are_read_in_both_families_of_units() {
@@ -259,16 +257,16 @@ mod tests {
             image_gc_low_threshold: Some(low),
             ..Limits::default()
         };
-        assert!(limits(65, 45).policy().is_ok());
+        assert!(policy(&limits(65, 45)).is_ok());
         for (high, low) in [(45, 65), (101, 50), (50, -1)] {
-            assert!(limits(high, low).policy().is_err());
+            assert!(policy(&limits(high, low)).is_err());
         }
-        let both = limits(101, -1).policy().unwrap_err();
+        let both = policy(&limits(101, -1)).unwrap_err();
         assert!(both.message().contains("HighThresholdPercent") && both.message().contains("Low"));
     }
 
     #[test]
     fn kubelets_way_is_one_flag() {
-        assert_eq!(Limits { kubelet: true, ..Limits::default() }.policy(), Ok(GcPolicy::kubelet()));
+        assert_eq!(policy(&Limits { kubelet: true, ..Limits::default() }), Ok(GcPolicy::kubelet()));
     }
 }

@@ -4,6 +4,7 @@
 
 mod collect;
 mod config;
+mod daemon;
 mod images;
 mod pulling;
 mod serve;
@@ -18,10 +19,11 @@ use clap_complete::Shell;
 use crate::duration;
 use crate::exit;
 
-pub(crate) use collect::{ExplainArgs, GcArgs, HistoryArgs, KeepArgs, Limits, UnkeepArgs, size};
+pub(crate) use collect::{ExplainArgs, GcArgs, HistoryArgs, KeepArgs, UnkeepArgs, size};
 pub(crate) use config::ConfigArgs;
+pub(crate) use daemon::{EventsArgs, LeaseArgs, ReloadArgs, StatusArgs};
 pub(crate) use images::{DfArgs, ImagesArgs, InspectArgs, RmArgs, RuntimeArgs};
-pub(crate) use pulling::{CredentialArgs, EnsureArgs, PullArgs};
+pub(crate) use pulling::{CredentialArgs, EnsureArgs, PullArgs, Pulling};
 pub(crate) use serve::ServeArgs;
 pub(crate) use store::{FsckArgs, LoadArgs, MountArgs, MountsArgs, UmountArgs};
 
@@ -56,7 +58,7 @@ const EXAMPLES: &str = "Examples:
   larder --backend cri images        the same commands on containerd or CRI-O";
 
 /// What larder talks to, and how. Good with every command.
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Global options")]
 pub(crate) struct Connection {
     /// Where images live, if not in larder's own store: the socket of a container runtime, such as
@@ -91,6 +93,11 @@ pub(crate) struct Connection {
     #[arg(long, global = true, value_name = "DIR")]
     pub(crate) state: Option<PathBuf>,
 
+    /// The socket of a daemon (larder serve) that does the work, such as unix:///run/larder/larder.sock, or "none": then
+    /// larder works on the images itself [env: LARDER_DAEMON] [default: the daemon that runs on these images, if any].
+    #[arg(long, global = true, value_name = "SOCKET")]
+    pub(crate) daemon: Option<String>,
+
     /// How long one call to the runtime may take, such as 30s or 5m; a bare number is seconds. Pulls have --pull-timeout
     /// [default: 2m, of which 5s to connect].
     #[arg(long, global = true, value_name = "DURATION", value_parser = timeout)]
@@ -118,6 +125,10 @@ pub(crate) enum Command {
     History(HistoryArgs),
     Keep(KeepArgs),
     Unkeep(UnkeepArgs),
+    Lease(LeaseArgs),
+    Status(StatusArgs),
+    Events(EventsArgs),
+    Reload(ReloadArgs),
     Runtime(RuntimeArgs),
     Load(LoadArgs),
     Mount(MountArgs),

@@ -124,7 +124,7 @@ impl From<Policy> for PullPolicy {
 }
 
 /// How pulls are queued and throttled, by kubelet's names.
-#[derive(Debug, Default, Args)]
+#[derive(Debug, Default, PartialEq, Eq, Args)]
 #[command(next_help_heading = "Pulling")]
 pub(crate) struct Pulling {
     /// Pull one image at a time [default: false].
@@ -157,6 +157,11 @@ pub(crate) struct Pulling {
 }
 
 impl Pulling {
+    /// Whether anything was said of it.
+    pub(crate) fn is_given(&self) -> bool {
+        *self != Pulling::default()
+    }
+
     /// What is done with the tokens of credentials.
     pub(crate) fn tokens(&self) -> Tokens {
         if self.kubelet { Tokens::Ignore } else { Tokens::Keep }

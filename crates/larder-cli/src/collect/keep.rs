@@ -82,6 +82,29 @@ fn replace(path: &Path, content: &impl Serialize) -> io::Result<()> {
     path.parent().map_or(Ok(()), |folder| fs_err::File::open(folder)?.sync_all())
 }
 
+/// A rule as a document, which is how it travels.
+pub(crate) trait RuleDocument: Sized {
+    /// The rule as `-o json` shows it.
+    fn to_document(&self) -> String;
+    /// The rule in a document.
+    fn from_document(document: &str) -> Result<Self, Failure>;
+}
+
+impl RuleDocument for KeepRule {
+    fn to_document(&self) -> String {
+        // Texts and numbers alone: it does not fail.
+        serde_json::to_string(&Rule::from(self)).unwrap_or_default()
+    }
+
+    fn from_document(document: &str) -> Result<KeepRule, Failure> {
+        let rule: Rule = serde_json::from_str(document).map_err(|error| {
+            Failure::bad_input(format!("this is no keep rule: {error}"))
+                .hint("write it as larder keep -o json shows rules")
+        })?;
+        Ok(rule.into())
+    }
+}
+
 impl From<&KeepRule> for Rule {
     fn from(rule: &KeepRule) -> Rule {
         let select = match rule.select.clone() {

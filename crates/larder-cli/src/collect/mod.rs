@@ -4,6 +4,7 @@
 //! it: the store is locked anyway, and for a runtime the folder is.
 
 mod keep;
+mod limits;
 mod notes;
 mod place;
 
@@ -12,18 +13,19 @@ use std::time::Duration;
 
 use larder::backend::Backend;
 use larder::gc::{
-    Accounting, Collector, CollectorBuilder, FileStore, GcError, GcPolicy, HistoryFile, InspectedLayers,
-    Patience, Scene,
+    Collector, CollectorBuilder, FileStore, GcError, GcPolicy, HistoryFile, InspectedLayers, Patience, Scene,
 };
 use larder::image_service::FilesystemError;
+use larder_control::v1alpha1::CollectRequest;
 use larder_store::collection::{Labelled, StoreDisk};
 
-use crate::args::{Connection, Limits};
+use crate::args::Connection;
 use crate::connect::{self, Chosen};
 use crate::failure::Failure;
 use crate::out::Out;
 
-pub(crate) use keep::{KeepFile, Rule};
+pub(crate) use keep::{KeepFile, Rule, RuleDocument};
+pub(crate) use limits::{goal, policy};
 pub(crate) use notes::Notes;
 pub(crate) use place::Place;
 
@@ -35,9 +37,13 @@ pub(crate) struct Collecting {
     _place: Place,
 }
 
-/// The collector for the backend that the user wants, with the policy that the flags and keep rules make.
-pub(crate) fn collecting(connection: &Connection, limits: &Limits, out: &Out) -> Result<Collecting, Failure> {
-    let policy = limits.policy()?;
+/// The collector for the backend that the user wants, with the policy that the request and keep rules make.
+pub(crate) fn collecting(
+    connection: &Connection,
+    request: &CollectRequest,
+    out: &Out,
+) -> Result<Collecting, Failure> {
+    let policy = policy(&GcPolicy::default(), request)?;
     collecting_from(connect::chosen(connection)?, connection, policy, out)
 }
 
@@ -50,7 +56,7 @@ pub(crate) fn collecting_from(
 ) -> Result<Collecting, Failure> {
     let place = Place::of(connection, &chosen)?.locked()?;
     policy.keep = KeepFile::at(&place).read()?;
-    let (backend, builder) = parts(chosen, &policy, true);
+    let (backend, builder) = parts(chosen, true);
     let collector = builder
         .policy(policy)
         .records(Arc::new(FileStore::new(place.records())))
@@ -66,15 +72,18 @@ pub(crate) fn collecting_from(
 pub(crate) fn looking(connection: &Connection, chosen: Chosen) -> Result<Collecting, Failure> {
     let place = Place::of(connection, &chosen)?;
     let keep = KeepFile::at(&place).read()?;
-    let policy = GcPolicy { keep, minimum_age: Duration::ZERO, ..GcPolicy::default() };
-    let (backend, builder) = parts(chosen, &policy, false);
+    let policy = looking_policy(&GcPolicy { keep, ..GcPolicy::default() });
+    let (backend, builder) = parts(chosen, false);
     Ok(Collecting { backend, collector: builder.policy(policy).build(), _place: place })
 }
 
+/// The policy for looking: every image that may go sooner or later counts as unused.
+pub(crate) fn looking_policy(policy: &GcPolicy) -> GcPolicy {
+    GcPolicy { minimum_age: Duration::ZERO, ..policy.clone() }
+}
+
 /// The backend, and a builder that knows how to ask it. `acts` says whether images will be removed.
-pub(crate) fn parts(chosen: Chosen, policy: &GcPolicy, acts: bool) -> (Arc<dyn Backend>, CollectorBuilder) {
-    let labels = policy.asks_for_labels();
-    let exact = policy.accounting == Accounting::Exact;
+pub(crate) fn parts(chosen: Chosen, acts: bool) -> (Arc<dyn Backend>, CollectorBuilder) {
     match chosen {
         Chosen::Store(store) => {
             let backend: Arc<dyn Backend> = Arc::new(store.clone());
@@ -82,24 +91,15 @@ pub(crate) fn parts(chosen: Chosen, policy: &GcPolicy, acts: bool) -> (Arc<dyn B
                 .also_used_by(Arc::new(store.clone()))
                 .disk(Arc::new(StoreDisk { store: store.store().clone(), delete_first: acts }))
                 // What was removed is deleted when the disk is measured: there is nothing to wait for.
-                .patience(Patience { quiet: Duration::ZERO, ..Patience::default() });
-            let builder = if labels {
-                builder.layers(Arc::new(Labelled(store)))
-            } else {
-                builder.layers(Arc::new(store))
-            };
+                .patience(Patience { quiet: Duration::ZERO, ..Patience::default() })
+                .layers(Arc::new(Labelled::new(store)));
             (backend, builder)
         }
         Chosen::Runtime(runtime) => {
             let told = Arc::new(runtime.containerd_layers());
             let backend: Arc<dyn Backend> = runtime;
-            let builder = Collector::builder(backend.clone());
-            let builder = if exact || labels {
-                builder.layers(Arc::new(InspectedLayers::new(backend.clone()).told_by(told)))
-            } else {
-                builder
-            };
-            (backend, builder)
+            let layers = InspectedLayers::new(backend.clone()).told_by(told);
+            (backend.clone(), Collector::builder(backend).layers(Arc::new(layers)))
         }
     }
 }

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::FlockOperation;
 
 use crate::args::Connection;
-use crate::connect::Chosen;
+use crate::connect::{Chosen, Target};
 use crate::failure::Failure;
 use crate::store;
 
@@ -23,12 +23,20 @@ impl Place {
 
     /// That of this backend, if it is in no other folder.
     pub(crate) fn configured(state: Option<&Path>, chosen: &Chosen) -> Result<Place, Failure> {
-        let folder = match (state, chosen) {
+        let target = match chosen {
+            Chosen::Store(store) => Target::Store(store.store().root().to_owned()),
+            Chosen::Runtime(runtime) => Target::Runtime(runtime.endpoint().clone()),
+        };
+        Place::of_target(state, &target)
+    }
+
+    /// That of what is here; nothing is made or opened yet.
+    pub(crate) fn of_target(state: Option<&Path>, target: &Target) -> Result<Place, Failure> {
+        let folder = match (state, target) {
             (Some(folder), _) => folder.to_owned(),
-            (None, Chosen::Store(store)) => store.store().root().join("collect"),
-            (None, Chosen::Runtime(runtime)) => {
-                let socket = runtime.endpoint().to_string();
-                store::default_root()?.join("collect/runtimes").join(file_name(&socket))
+            (None, Target::Store(root)) => root.join("collect"),
+            (None, Target::Runtime(endpoint)) => {
+                store::default_root()?.join("collect/runtimes").join(file_name(&endpoint.to_string()))
             }
         };
         Ok(Place { folder, lock: None })
@@ -73,6 +81,16 @@ impl Place {
     /// The journal of removals.
     pub(crate) fn history(&self) -> PathBuf {
         self.folder.join("history.jsonl")
+    }
+
+    /// The folder itself.
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Where the daemon says that it runs, unless it works on larder's own store.
+    pub(crate) fn daemon(&self) -> PathBuf {
+        self.folder.join("daemon")
     }
 
     /// The keep rules.

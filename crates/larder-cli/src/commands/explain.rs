@@ -1,13 +1,22 @@
 //! `larder explain`: one image, and what collection thinks of it.
 
-use larder::backend::ImageSpec;
-use larder::gc::{Goal, ImageVerdict, Scene, Stays, Verdict, nearest_names, plan, plan_round};
+use std::collections::HashSet;
+use std::time::Duration;
+
+use larder::backend::{Backend, ImageSpec};
+use larder::gc::{
+    Collector, GcPolicy, Goal, ImageVerdict, Scene, Stays, Verdict, nearest_names, plan, plan_round,
+};
+use larder::gotext;
+use larder_control::v1alpha1::{self as api, ExplainRequest, Explanation};
 use serde::Serialize;
 
-use super::gc::report::{ImageReport, time};
+use super::gc::report;
 use super::inspect::{absent, names_and_ids};
 use crate::args::{Connection, ExplainArgs};
 use crate::collect;
+use crate::daemon::Daemon;
+use crate::daemon::convert::millis;
 use crate::exit::Outcome;
 use crate::failure::Failure;
 use crate::out::Out;
@@ -16,80 +25,119 @@ use crate::output::{self, size};
 pub(super) async fn run(args: &ExplainArgs, connection: &Connection, out: &Out) -> Result<Outcome, Failure> {
     let (names, outcome) = names_and_ids(std::slice::from_ref(&args.image), out);
     let [name] = names[..] else { return Ok(outcome) };
-    let collecting = collect::collecting(connection, &args.limits, out)?;
-    let collector = &collecting.collector;
-    let found = collecting.backend.status(&ImageSpec::named(name)).await?;
-    let scene = collect::scene(collector).await?;
-    let Some(image) = found else { return Err(unknown(name, &scene)) };
-    let now = plan_round(&scene, &collector.policy());
-    let of = |verdicts: &[ImageVerdict]| verdicts.iter().find(|verdict| verdict.id == image.id).cloned();
-    let (Some(verdict), Some(last)) =
-        (of(&now.verdicts), of(&plan(&scene, &collector.policy(), Goal::AllUnused).verdicts))
-    else {
-        return Err(unknown(name, &scene));
-    };
-    let explained = Explained {
-        shared_bytes: shared(&scene, &image.id),
-        removable: matches!(last.verdict, Verdict::Goes(_)),
-        image: ImageReport::from(&verdict),
+    let limits = args.limits.request();
+    let explanation = if let Some(daemon) = Daemon::find(connection)? {
+        let request = ExplainRequest { image: name.to_owned(), limits: Some(limits) };
+        daemon.ask(async |mut client| client.explain(request).await).await?
+    } else {
+        let collecting = collect::collecting(connection, &limits, out)?;
+        let policy = collecting.collector.policy();
+        explain(name, &*collecting.backend, &collecting.collector, &policy).await?
     };
     match args.output.data() {
-        Some(format) => output::data(out, format, &explained),
-        None => explained.tell(&verdict, &last, &scene, out),
+        Some(format) => output::data(out, format, &Shown::new(&explanation)),
+        None => tell(&explanation, out),
     }
     Ok(Outcome::Done)
 }
 
+/// What there is to say of an image.
+pub(crate) async fn explain(
+    name: &str,
+    backend: &dyn Backend,
+    collector: &Collector,
+    policy: &GcPolicy,
+) -> Result<Explanation, Failure> {
+    let found = backend.status(&ImageSpec::named(name)).await?;
+    let scene = collect::scene(collector).await?;
+    let Some(image) = found else { return Err(unknown(name, &scene)) };
+    let now = plan_round(&scene, policy);
+    let last = plan(&scene, policy, Goal::AllUnused);
+    let of = |verdicts: &[ImageVerdict]| verdicts.iter().find(|verdict| verdict.id == image.id).cloned();
+    let (Some(now), Some(last)) = (of(&now.verdicts), of(&last.verdicts)) else {
+        return Err(unknown(name, &scene));
+    };
+    let since = |stamp| millis(scene.now.since(stamp));
+    Ok(Explanation {
+        verdict: Some(report::image(&now)),
+        shared_bytes: shared(&scene, &image.id),
+        removable: matches!(last.verdict, Verdict::Goes(_)),
+        under_pressure: under_pressure(&now.verdict, &last.verdict),
+        milliseconds_since_first_seen: since(now.first_seen),
+        milliseconds_since_last_used: now.last_used.map(since),
+    })
+}
+
+/// What becomes of it when room is needed, where that is not what becomes of it now.
+fn under_pressure(now: &Verdict, last: &Verdict) -> String {
+    match (now, last) {
+        (Verdict::Stays(Stays::NotNeeded | Stays::FreesNothing), Verdict::Stays(stays)) => {
+            format!("it stays: {stays}")
+        }
+        (Verdict::Stays(_), Verdict::Goes(_)) => {
+            "it may go, when images unused for longer are not enough".to_owned()
+        }
+        _ => String::new(),
+    }
+}
+
 /// The shape of `-o json`: the image as in `larder gc -o json`, and more.
-#[derive(Debug, Serialize)]
+#[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Explained {
+struct Shown<'a> {
     #[serde(flatten)]
-    image: ImageReport,
+    image: Option<&'a api::ImageVerdict>,
     /// Layers that other images have as well; `null` where layers are not known.
     shared_bytes: Option<u64>,
     /// Whether it may go at all, when all that is unused has to.
     removable: bool,
 }
 
-impl Explained {
-    fn tell(&self, now: &ImageVerdict, last: &ImageVerdict, scene: &Scene, out: &Out) {
-        let image = &self.image;
-        out.line(image.names.first().unwrap_or(&image.id));
-        for name in image.names.iter().skip(1) {
-            out.line(format_args!("  also named: {name}"));
+impl Shown<'_> {
+    fn new(explanation: &Explanation) -> Shown<'_> {
+        Shown {
+            image: explanation.verdict.as_ref(),
+            shared_bytes: explanation.shared_bytes,
+            removable: explanation.removable,
         }
-        out.line(format_args!("  id:         {}", image.id));
-        out.line(format_args!("  now:        it {}.", now.verdict));
-        if let (Verdict::Stays(Stays::NotNeeded | Stays::FreesNothing), Verdict::Stays(stays)) =
-            (&now.verdict, &last.verdict)
-        {
-            out.line(format_args!("  under pressure: it stays: {stays}."));
-        } else if matches!(now.verdict, Verdict::Stays(_)) && self.removable {
-            out.line("  under pressure: it may go, when images unused for longer are not enough.");
-        }
-        for by in &image.used_by {
-            out.line(format_args!("  used by:    {by}"));
-        }
-        let ago = |stamp: larder::gc::Stamp| {
-            let since = std::time::Duration::from_secs(scene.now.since(stamp).as_secs());
-            format!("{} ago ({})", larder::gotext::duration(since), time(stamp).unwrap_or_default())
-        };
-        out.line(format_args!("  first seen: {}", ago(now.first_seen)));
-        out.line(format_args!("  last used:  {}", now.last_used.map_or("never".to_owned(), ago)));
-        out.line(format_args!("  size:       {}", size::bytes(image.size_bytes)));
-        let shared =
-            self.shared_bytes.map(|bytes| format!("; {} stay with other images", size::bytes(bytes)));
-        let frees = size::bytes(image.unique_bytes);
-        out.line(format_args!("  removing it frees {frees}{}", shared.unwrap_or_default()));
     }
+}
+
+fn tell(explanation: &Explanation, out: &Out) {
+    let Some(image) = &explanation.verdict else { return };
+    out.line(image.names.first().unwrap_or(&image.id));
+    for name in image.names.iter().skip(1) {
+        out.line(format_args!("  also named: {name}"));
+    }
+    out.line(format_args!("  id:         {}", image.id));
+    let goes = if image.goes { "goes" } else { "stays" };
+    out.line(format_args!("  now:        it {goes}: {}.", image.why));
+    if !explanation.under_pressure.is_empty() {
+        out.line(format_args!("  under pressure: {}.", explanation.under_pressure));
+    }
+    for by in &image.used_by {
+        out.line(format_args!("  used by:    {by}"));
+    }
+    let ago = |milliseconds: u64, time: &Option<String>| {
+        let since = gotext::duration(Duration::from_secs(milliseconds / 1000));
+        format!("{since} ago ({})", time.as_deref().unwrap_or_default())
+    };
+    let first_seen = ago(explanation.milliseconds_since_first_seen, &image.first_seen);
+    out.line(format_args!("  first seen: {first_seen}"));
+    let last_used = explanation.milliseconds_since_last_used.map(|since| ago(since, &image.last_used));
+    out.line(format_args!("  last used:  {}", last_used.unwrap_or_else(|| "never".to_owned())));
+    out.line(format_args!("  size:       {}", size::bytes(image.size_bytes)));
+    let shared =
+        explanation.shared_bytes.map(|bytes| format!("; {} stay with other images", size::bytes(bytes)));
+    let frees = size::bytes(image.unique_bytes);
+    out.line(format_args!("  removing it frees {frees}{}", shared.unwrap_or_default()));
 }
 
 /// What its layers take that other images have as well.
 fn shared(scene: &Scene, id: &str) -> Option<u64> {
     let mine = &scene.layers.of(id)?.layers;
     let others = scene.images.iter().filter(|image| image.id != id);
-    let others: std::collections::HashSet<u32> = others
+    let others: HashSet<u32> = others
         .filter_map(|image| scene.layers.of(&image.id))
         .flat_map(|known| known.layers.clone())
         .collect();

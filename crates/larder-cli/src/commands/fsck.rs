@@ -14,7 +14,7 @@ use larder_store::store::{Store, StoreConfig, StoreError};
 use super::trouble::Trouble;
 use crate::args::{Connection, FsckArgs};
 use crate::connect;
-use crate::credentials;
+use crate::credentials::{self, Credentials};
 use crate::exit::Outcome;
 use crate::failure::{Failure, chain};
 use crate::out::Out;
@@ -90,7 +90,8 @@ async fn refetch(
     out: &Out,
 ) -> Result<Vec<Refetch>, Failure> {
     let images = lacking.iter().flat_map(digests).map(String::as_str);
-    let (credentials, candidates) = credentials::sources(&args.credentials, Tokens::Keep, images, out)?;
+    let Credentials { sources: credentials, candidates, .. } =
+        credentials::gather(&args.credentials, Tokens::Keep, images, out)?;
     let manager = Manager::builder(Arc::new(backend.clone())).credentials(credentials).build();
     let mut tried = BTreeSet::new();
     loop {

@@ -9,6 +9,7 @@ use serde::Serialize;
 
 use crate::args::{Connection, ImagesArgs};
 use crate::connect;
+use crate::daemon::Daemon;
 use crate::exit::Outcome;
 use crate::failure::Failure;
 use crate::out::Out;
@@ -21,11 +22,19 @@ const NONE: &str = "<none>";
 const SHORT_ID: usize = 13;
 
 pub(super) async fn run(args: &ImagesArgs, connection: &Connection, out: &Out) -> Result<Outcome, Failure> {
-    let found = match connect::chosen_to_list(connection, out)? {
-        Some(chosen) => chosen.into_backend().list().await?,
-        None => Vec::new(),
+    let images = match Daemon::find(connection)? {
+        Some(daemon) => daemon.images().await?,
+        None => match connect::chosen_to_list(connection, out)? {
+            Some(chosen) => chosen.into_backend().list().await?,
+            None => Vec::new(),
+        },
     };
-    let mut images: Vec<Row> = found.iter().flat_map(rows).collect();
+    show(args, &images, out);
+    Ok(Outcome::Done)
+}
+
+fn show(args: &ImagesArgs, images: &[Image], out: &Out) {
+    let mut images: Vec<Row> = images.iter().flat_map(rows).collect();
     let some = !images.is_empty();
     images.retain(|row| args.pattern.as_deref().is_none_or(|pattern| row.fits(pattern)));
     images.sort_by(|a, b| (&a.repository, &a.tag, &a.id).cmp(&(&b.repository, &b.tag, &b.id)));
@@ -40,7 +49,6 @@ pub(super) async fn run(args: &ImagesArgs, connection: &Connection, out: &Out) -
     } else {
         output::show(out, args.output, &images, || table(&images, args));
     }
-    Ok(Outcome::Done)
 }
 
 /// An empty list looks like an empty machine; mostly it is a pattern that was meant wider.

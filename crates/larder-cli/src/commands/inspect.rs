@@ -1,13 +1,16 @@
 //! `larder inspect`.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use larder::backend::{BackendError, ImageDetails, ImageSpec};
+use larder::backend::{Backend, BackendError, ImageDetails, ImageSpec};
+use larder_control::v1alpha1::InspectRequest;
 use serde::Serialize;
 use serde_json::Value;
 
 use crate::args::{Connection, InspectArgs};
 use crate::connect;
+use crate::daemon::{Daemon, convert};
 use crate::exit::Outcome;
 use crate::failure::{Failure, is_gone};
 use crate::image_name;
@@ -20,17 +23,47 @@ pub(super) async fn run(args: &InspectArgs, connection: &Connection, out: &Out) 
     if names.is_empty() {
         return Ok(outcome);
     }
-    let backend = connect::backend(connection)?;
+    let source = match Daemon::find(connection)? {
+        Some(daemon) => Source::Daemon(daemon),
+        None => Source::Own(connect::backend(connection)?),
+    };
     let mut found = Vec::new();
     for name in names {
-        match backend.inspect(&ImageSpec::named(name)).await {
-            Ok(Some(details)) => found.push(Inspected::from(details)),
-            Ok(None) => outcome = outcome.max(absent(name).print(out)),
-            Err(error) => outcome = outcome.max(trouble_with(name, error)?.print(out)),
+        match source.inspect(name).await {
+            Ok(details) => found.push(Inspected::from(details)),
+            Err(failure) if failure.outcome() == Outcome::Unreachable => return Err(failure),
+            Err(failure) => outcome = outcome.max(failure.print(out)),
         }
     }
     output::data(out, args.output, &found);
     Ok(outcome)
+}
+
+/// Whom to ask.
+enum Source {
+    Daemon(Daemon),
+    Own(Arc<dyn Backend>),
+}
+
+impl Source {
+    async fn inspect(&self, name: &str) -> Result<ImageDetails, Failure> {
+        match self {
+            Source::Own(backend) => inspect(name, &**backend).await,
+            Source::Daemon(daemon) => {
+                let request = InspectRequest { image: name.to_owned() };
+                let answer = daemon.ask(async |mut client| client.inspect(request).await).await;
+                answer.map(convert::details_from)
+            }
+        }
+    }
+}
+
+/// One image, with all that is known of it.
+pub(crate) async fn inspect(name: &str, backend: &dyn Backend) -> Result<ImageDetails, Failure> {
+    match backend.inspect(&ImageSpec::named(name)).await {
+        Ok(found) => found.ok_or_else(|| absent(name)),
+        Err(error) => Err(trouble_with(name, error)),
+    }
 }
 
 /// The arguments that may name an image, and whether all of them do.
@@ -50,21 +83,21 @@ pub(super) fn names_and_ids<'a>(arguments: &'a [String], out: &Out) -> (Vec<&'a 
     (names, outcome)
 }
 
-/// The trouble with one image. A backend that is gone is the end of all.
-pub(super) fn trouble_with(name: &str, error: BackendError) -> Result<Failure, Failure> {
+/// The trouble with one image. A backend that is gone is the end of all, and says nothing of the image.
+pub(super) fn trouble_with(name: &str, error: BackendError) -> Failure {
     if is_gone(&error) {
-        return Err(error.into());
+        return error.into();
     }
     let failure = Failure::failed(format!("{name}: {error}"));
-    Ok(match error.hint() {
+    match error.hint() {
         Some(hint) => failure.hint(hint),
         None => failure,
-    })
+    }
 }
 
 /// An image that was asked for and is not there.
-pub(super) fn absent(image: &str) -> Failure {
-    Failure::failed(format!("{image}: no such image")).hint("larder images lists those that are here")
+pub(crate) fn absent(image: &str) -> Failure {
+    Failure::missing(format!("{image}: no such image")).hint("larder images lists those that are here")
 }
 
 /// An image with all that is known of it. The shape of the output.

@@ -1,10 +1,12 @@
 //! `larder keep` and `larder unkeep`: the rules that spare images.
 
-use larder::gc::{GcPolicy, KeepRule, Selector};
+use larder::gc::{Collector, GcPolicy, KeepRule, Selector};
+use larder_control::v1alpha1::KeepRequest;
 
-use crate::args::{Connection, KeepArgs, Limits, UnkeepArgs};
-use crate::collect::{self, KeepFile, Place, Rule};
-use crate::connect;
+use crate::args::{Connection, KeepArgs, UnkeepArgs};
+use crate::collect::{self, KeepFile, Place, Rule, RuleDocument as _};
+use crate::connect::{self, Chosen};
+use crate::daemon::Daemon;
 use crate::exit::Outcome;
 use crate::failure::Failure;
 use crate::out::Out;
@@ -13,36 +15,20 @@ use crate::output::table::Table;
 
 /// Adds a rule, or lists all.
 pub(super) async fn keep(args: &KeepArgs, connection: &Connection, out: &Out) -> Result<Outcome, Failure> {
-    let chosen = connect::chosen(connection)?;
-    let place = Place::of(connection, &chosen)?;
+    let book = RuleBook::open(connection)?;
     let Some(select) = select(args)? else {
-        let rules = KeepFile::at(&place).read()?;
+        let rules = book.rules(connection).await?;
         let shown: Vec<Rule> = rules.iter().map(Rule::from).collect();
         output::show(out, args.output, &shown, || table(&rules));
         return Ok(Outcome::Done);
     };
     let rule = KeepRule { select, ttl: args.ttl, budget_bytes: args.budget };
-    let policy = GcPolicy { keep: vec![rule.clone()], ..GcPolicy::default() };
-    if let Some(problem) = policy.problems().first() {
-        return Err(Failure::bad_input(problem.to_string()));
-    }
-    let place = place.locked()?;
-    let file = KeepFile::at(&place);
-    let mut rules = file.read()?;
-    // One rule for one selection: the later word counts.
-    rules.retain(|known| known.select != rule.select);
-    rules.push(rule.clone());
-    file.write(&rules)?;
-    out.line(format_args!("Keeps {rule}."));
-    drop(place);
+    let request = KeepRequest { add: vec![rule.to_document()], ..KeepRequest::default() };
     // A rule that keeps nothing yet may be meant so, or be a slip.
-    if let Ok(collecting) = collect::collecting_from(chosen, connection, Limits::default().policy()?, out)
-        && let Ok(scene) = collecting.collector.scene().await
-    {
-        let last = rules.len() - 1;
-        for warning in collecting.collector.warnings(&scene).iter().filter(|warning| warning.rule == last) {
-            out.warning(warning);
-        }
+    let warnings = book.change(request, connection, out).await?;
+    out.line(format_args!("Keeps {rule}."));
+    for warning in warnings {
+        out.warning(warning);
     }
     Ok(Outcome::Done)
 }
@@ -79,34 +65,121 @@ fn labelled(text: &str) -> Selector {
 }
 
 /// Drops rules.
-pub(super) fn unkeep(args: &UnkeepArgs, connection: &Connection, out: &Out) -> Result<Outcome, Failure> {
-    let place = Place::of(connection, &connect::chosen(connection)?)?.locked()?;
-    let file = KeepFile::at(&place);
+pub(super) async fn unkeep(
+    args: &UnkeepArgs,
+    connection: &Connection,
+    out: &Out,
+) -> Result<Outcome, Failure> {
+    let book = RuleBook::open(connection)?;
     if args.all {
-        file.write(&[])?;
+        let request = KeepRequest { remove_all: true, ..KeepRequest::default() };
+        book.change(request, connection, out).await?;
         out.line("Keeps nothing any more.");
         return Ok(Outcome::Done);
     }
-    let mut rules = file.read()?;
-    let Some(at) = rules.iter().position({
-        let number = args.rule.as_deref().and_then(|text| text.parse::<usize>().ok());
-        let mut place = 0;
-        move |rule| {
-            place += 1;
-            match (&args.rule, &args.label) {
-                (_, Some(label)) => rule.select == labelled(label),
-                (Some(text), None) => number == Some(place) || is_named(rule, text),
-                (None, None) => false,
-            }
-        }
-    }) else {
-        let asked = args.rule.as_ref().or(args.label.as_ref()).map_or("", String::as_str);
-        return Err(Failure::failed(format!("{asked}: no such rule")).hint("larder keep lists them"));
+    let rules = book.rules(connection).await?;
+    let number = args.rule.as_deref().and_then(|text| text.parse::<usize>().ok());
+    let named = |rule: &KeepRule| match (&args.rule, &args.label) {
+        (_, Some(label)) => rule.select == labelled(label),
+        (Some(text), None) => is_named(rule, text),
+        (None, None) => false,
     };
-    let dropped = rules.remove(at);
-    file.write(&rules)?;
+    let found = rules.iter().enumerate().find(|(index, rule)| number == Some(index + 1) || named(rule));
+    let Some((_, dropped)) = found else {
+        let asked = args.rule.as_ref().or(args.label.as_ref()).map_or("", String::as_str);
+        return Err(Failure::missing(format!("{asked}: no such rule")).hint("larder keep lists them"));
+    };
+    let request = KeepRequest { remove: vec![dropped.to_document()], ..KeepRequest::default() };
+    book.change(request, connection, out).await?;
     out.line(format_args!("Does not keep {dropped} any more."));
     Ok(Outcome::Done)
+}
+
+/// Who has the rules.
+enum RuleBook {
+    Daemon(Daemon),
+    Own(Box<Chosen>),
+}
+
+impl RuleBook {
+    fn open(connection: &Connection) -> Result<RuleBook, Failure> {
+        Ok(match Daemon::find(connection)? {
+            Some(daemon) => RuleBook::Daemon(daemon),
+            None => RuleBook::Own(Box::new(connect::chosen(connection)?)),
+        })
+    }
+
+    async fn rules(&self, connection: &Connection) -> Result<Vec<KeepRule>, Failure> {
+        match self {
+            RuleBook::Own(chosen) => KeepFile::at(&Place::of(connection, chosen)?).read(),
+            RuleBook::Daemon(daemon) => {
+                let request = KeepRequest::default();
+                let answer = daemon.ask(async |mut client| client.keep(request).await).await?;
+                answer.rules.iter().map(|rule| KeepRule::from_document(rule)).collect()
+            }
+        }
+    }
+
+    /// Changes the rules, and tells which of the new ones match nothing.
+    async fn change(
+        self,
+        request: KeepRequest,
+        connection: &Connection,
+        out: &Out,
+    ) -> Result<Vec<String>, Failure> {
+        match self {
+            RuleBook::Daemon(daemon) => {
+                Ok(daemon.ask(async |mut client| client.keep(request).await).await?.warnings)
+            }
+            RuleBook::Own(chosen) => {
+                let place = Place::of(connection, &chosen)?.locked()?;
+                let (_, new) = change(&KeepFile::at(&place), &request)?;
+                drop(place);
+                if new == 0 {
+                    return Ok(Vec::new());
+                }
+                let Ok(collecting) = collect::collecting_from(*chosen, connection, GcPolicy::default(), out)
+                else {
+                    return Ok(Vec::new());
+                };
+                Ok(idle(&collecting.collector, new).await)
+            }
+        }
+    }
+}
+
+/// Changes the rules in the file as asked, and returns them, and how many of the last ones are new.
+pub(crate) fn change(file: &KeepFile, request: &KeepRequest) -> Result<(Vec<KeepRule>, usize), Failure> {
+    let read = |documents: &[String]| -> Result<Vec<KeepRule>, Failure> {
+        documents.iter().map(|document| KeepRule::from_document(document)).collect()
+    };
+    let (add, remove) = (read(&request.add)?, read(&request.remove)?);
+    let policy = GcPolicy { keep: add.clone(), ..GcPolicy::default() };
+    if let Some(problem) = policy.problems().first() {
+        return Err(Failure::bad_input(problem.to_string()));
+    }
+    // Rules that cannot be read can still all be dropped.
+    let mut rules = if request.remove_all { Vec::new() } else { file.read()? };
+    if add.is_empty() && remove.is_empty() && !request.remove_all {
+        return Ok((rules, 0));
+    }
+    if let Some(unknown) = remove.iter().find(|rule| !rules.contains(rule)) {
+        return Err(Failure::missing(format!("{unknown}: no such rule")).hint("larder keep lists them"));
+    }
+    // One rule for one selection: the later word counts.
+    rules.retain(|known| !remove.contains(known) && add.iter().all(|new| new.select != known.select));
+    let new = add.len();
+    rules.extend(add);
+    file.write(&rules)?;
+    Ok((rules, new))
+}
+
+/// Which of the last `new` rules match nothing.
+pub(crate) async fn idle(collector: &Collector, new: usize) -> Vec<String> {
+    let first_new = collector.policy().keep.len().saturating_sub(new);
+    let Ok(scene) = collector.scene().await else { return Vec::new() };
+    let warnings = collector.warnings(&scene).into_iter().filter(|warning| warning.rule >= first_new);
+    warnings.map(|warning| warning.to_string()).collect()
 }
 
 fn is_named(rule: &KeepRule, text: &str) -> bool {

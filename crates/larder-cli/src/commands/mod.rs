@@ -3,21 +3,25 @@
 mod completions;
 mod config;
 mod demo;
-mod df;
+pub(crate) mod df;
 mod ensure;
-mod explain;
+mod events;
+pub(crate) mod explain;
 mod fsck;
-mod gc;
-mod history;
+pub(crate) mod gc;
+pub(crate) mod history;
 mod images;
-mod inspect;
-mod keep;
+pub(crate) mod inspect;
+pub(crate) mod keep;
+pub(crate) mod lease;
 mod load;
 mod man;
-mod mount;
+pub(crate) mod mount;
 mod pull;
-mod rm;
-mod runtime;
+mod reload;
+pub(crate) mod rm;
+pub(crate) mod runtime;
+mod status;
 mod trouble;
 mod work;
 
@@ -25,6 +29,7 @@ use std::sync::Arc;
 
 use crate::args::{Cli, Command, Connection};
 use crate::connect;
+use crate::daemon::Daemon;
 use crate::exit::Outcome;
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
@@ -59,17 +64,25 @@ fn dispatch(command: Command, connection: &Connection, out: &Arc<Out>) -> Result
         Command::Df(args) => block_on(async |_| df::run(&args, connection, out).await),
         Command::Gc(args) => block_on(async |_| gc::run(&args, connection, out).await),
         Command::Explain(args) => block_on(async |_| explain::run(&args, connection, out).await),
-        Command::History(args) => history::run(&args, connection, out),
+        Command::History(args) => block_on(async |_| history::run(&args, connection, out).await),
         Command::Keep(args) => block_on(async |_| keep::keep(&args, connection, out).await),
-        Command::Unkeep(args) => keep::unkeep(&args, connection, out),
-        Command::Load(args) => block_on(async |_| load::run(&args, connection, out).await),
-        Command::Mount(args) => mount::mount(&args, connect::store(connection)?.store(), out),
-        Command::Mounts(args) => mount::list(&args, connection, out),
-        Command::Umount(args) => Ok(mount::umount(&args, connect::store(connection)?.store(), out)),
-        Command::Fsck(args) => block_on(async |_| fsck::run(&args, connection, out).await),
-        Command::Runtime(args) => {
-            block_on(async |_| runtime::run(&args, &*connect::backend(connection)?, out).await)
-        }
+        Command::Unkeep(args) => block_on(async |_| keep::unkeep(&args, connection, out).await),
+        Command::Lease(args) => block_on(async |_| lease::run(&args, connection, out).await),
+        Command::Status(args) => block_on(async |_| status::run(&args, connection, out).await),
+        Command::Events(args) => block_on(async |_| events::run(&args, connection, out).await),
+        Command::Reload(args) => block_on(async |_| reload::run(&args, connection, out).await),
+        Command::Load(args) => block_on(async |_| {
+            Daemon::forbidden(connection, "load")?;
+            load::run(&args, connection, out).await
+        }),
+        Command::Mount(args) => block_on(async |_| mount::mount(&args, connection, out).await),
+        Command::Mounts(args) => block_on(async |_| mount::list(&args, connection, out).await),
+        Command::Umount(args) => block_on(async |_| mount::umount(&args, connection, out).await),
+        Command::Fsck(args) => block_on(async |_| {
+            Daemon::forbidden(connection, "fsck")?;
+            fsck::run(&args, connection, out).await
+        }),
+        Command::Runtime(args) => block_on(async |_| runtime::run(&args, connection, out).await),
     }
 }
 

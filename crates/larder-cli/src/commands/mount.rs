@@ -1,53 +1,120 @@
 //! `larder mount`, `larder mounts`, `larder umount`: root file systems out of larder's own store.
 
+use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
+use larder_control::v1alpha1::{Mount, MountRequest, MountsRequest, UnmountRequest};
 use larder_store::mounts::{MountError, MountOptions};
 use larder_store::store::{MountRecord, Store};
-use serde::Serialize;
 
 use crate::args::{Connection, MountArgs, MountsArgs, UmountArgs};
 use crate::connect;
+use crate::daemon::Daemon;
 use crate::exit::Outcome;
 use crate::failure::{Failure, chain};
 use crate::out::Out;
 use crate::output;
 use crate::output::table::Table;
 
-pub(super) fn mount(args: &MountArgs, store: &Store, out: &Out) -> Result<Outcome, Failure> {
-    let options = MountOptions { writable: args.writable };
-    let mount = store.mount(&args.image, &args.dir, options, SystemTime::now()).map_err(|error| {
+pub(super) async fn mount(args: &MountArgs, connection: &Connection, out: &Out) -> Result<Outcome, Failure> {
+    let target = absolute(&args.dir)?;
+    let mount = match Daemon::find_of_store(connection)? {
+        Some(daemon) => {
+            let request =
+                MountRequest { image: args.image.clone(), target: text(&target)?, writable: args.writable };
+            daemon.wait(async |mut client| client.mount(request).await).await?.mount.unwrap_or_default()
+        }
+        None => mount_of(connect::store(connection)?.store(), &args.image, &target, args.writable)?,
+    };
+    out.line(&mount.target);
+    Ok(Outcome::Done)
+}
+
+pub(super) async fn umount(
+    args: &UmountArgs,
+    connection: &Connection,
+    out: &Out,
+) -> Result<Outcome, Failure> {
+    let mut outcome = Outcome::Done;
+    if let Some(daemon) = Daemon::find_of_store(connection)? {
+        for dir in &args.dirs {
+            let request = UnmountRequest { target: text(&absolute(dir)?)?, force: args.force };
+            match daemon.wait(async |mut client| client.unmount(request).await).await {
+                Ok(answer) => out.line(answer.mount.unwrap_or_default().target),
+                Err(failure) if failure.outcome() == Outcome::Unreachable => return Err(failure),
+                Err(failure) => outcome = outcome.max(failure.print(out)),
+            }
+        }
+    } else {
+        let store = connect::store(connection)?;
+        // What was written there goes, and layers of images that were removed meanwhile.
+        store.store().finish_deletion();
+        for dir in &args.dirs {
+            match umount_of(store.store(), &absolute(dir)?, args.force) {
+                Ok(mount) => out.line(mount.target),
+                Err(failure) => outcome = outcome.max(failure.print(out)),
+            }
+        }
+    }
+    Ok(outcome)
+}
+
+pub(super) async fn list(args: &MountsArgs, connection: &Connection, out: &Out) -> Result<Outcome, Failure> {
+    let mounts = match Daemon::find_of_store(connection)? {
+        Some(daemon) => daemon.ask(async |mut client| client.mounts(MountsRequest {}).await).await?.mounts,
+        None => match connect::store_to_list(connection, out)? {
+            Some(store) => mounts_of(store.store())?,
+            None => Vec::new(),
+        },
+    };
+    output::show(out, args.output, &mounts, || table(&mounts));
+    Ok(Outcome::Done)
+}
+
+/// Mounts an image of this store. May block.
+pub(crate) fn mount_of(store: &Store, image: &str, target: &Path, writable: bool) -> Result<Mount, Failure> {
+    let options = MountOptions { writable };
+    let mount = store.mount(image, target, options, SystemTime::now()).map_err(|error| {
         let failure = failed(&error);
         match error {
-            MountError::Store(_) => failure.hint(format!("larder pull {}", args.image)),
+            MountError::Store(_) => failure.hint(format!("larder pull {image}")),
             _ => failure,
         }
     })?;
-    out.line(mount.target.display());
-    Ok(Outcome::Done)
+    Ok(shown(&mount))
 }
 
-pub(super) fn umount(args: &UmountArgs, store: &Store, out: &Out) -> Outcome {
-    // What was written there goes, and layers of images that were removed meanwhile.
-    store.finish_deletion();
-    let mut outcome = Outcome::Done;
-    for dir in &args.dirs {
-        match store.umount_with(dir, args.force) {
-            Ok(mount) => out.line(mount.target.display()),
-            Err(error) => outcome = outcome.max(failed(&error).print(out)),
-        }
+/// Ends a mount of this store. May block.
+pub(crate) fn umount_of(store: &Store, target: &Path, force: bool) -> Result<Mount, Failure> {
+    store.umount_with(target, force).map(|mount| shown(&mount)).map_err(|error| failed(&error))
+}
+
+/// The mounts of this store.
+pub(crate) fn mounts_of(store: &Store) -> Result<Vec<Mount>, Failure> {
+    let mounts = store.mounts().map_err(|error| Failure::failed(chain(&error)))?;
+    Ok(mounts.iter().map(shown).collect())
+}
+
+fn shown(mount: &MountRecord) -> Mount {
+    Mount {
+        target: mount.target.display().to_string(),
+        image: mount.name.clone(),
+        image_id: mount.image.to_string(),
+        writable: mount.writable,
+        mounted: mount.mounted,
     }
-    outcome
 }
 
-pub(super) fn list(args: &MountsArgs, connection: &Connection, out: &Out) -> Result<Outcome, Failure> {
-    let mounts = match connect::store_to_list(connection, out)? {
-        Some(backend) => backend.store().mounts().map_err(|error| Failure::failed(chain(&error)))?,
-        None => Vec::new(),
-    };
-    let mounts: Vec<MountReport> = mounts.iter().map(MountReport::new).collect();
-    output::show(out, args.output, &mounts, || table(&mounts));
-    Ok(Outcome::Done)
+/// The path as the daemon, which is in another folder, understands it.
+fn absolute(dir: &Path) -> Result<PathBuf, Failure> {
+    std::path::absolute(dir).map_err(|error| Failure::bad_input(format!("{}: {error}", dir.display())))
+}
+
+fn text(path: &Path) -> Result<String, Failure> {
+    path.to_str().map(str::to_owned).ok_or_else(|| {
+        Failure::bad_input(format!("{}: a path for the daemon must be text in UTF-8", path.display()))
+            .hint("stop the daemon and mount without it, or use another path")
+    })
 }
 
 fn failed(error: &MountError) -> Failure {
@@ -58,31 +125,7 @@ fn failed(error: &MountError) -> Failure {
     }
 }
 
-/// One mount. The shape of `-o json`.
-#[derive(Debug, Serialize)]
-#[serde(rename_all = "camelCase")]
-struct MountReport {
-    target: String,
-    image: String,
-    image_id: String,
-    writable: bool,
-    /// False for a writable mount that a reboot ended: its files are kept until `larder umount`.
-    mounted: bool,
-}
-
-impl MountReport {
-    fn new(mount: &MountRecord) -> Self {
-        MountReport {
-            target: mount.target.display().to_string(),
-            image: mount.name.clone(),
-            image_id: mount.image.to_string(),
-            writable: mount.writable,
-            mounted: mount.mounted,
-        }
-    }
-}
-
-fn table(mounts: &[MountReport]) -> Table {
+fn table(mounts: &[Mount]) -> Table {
     let mut table = Table::new(["TARGET", "IMAGE", "IMAGE ID", "MODE", "STATE"]);
     for mount in mounts {
         let id = mount.image_id.split_once(':').map_or(mount.image_id.as_str(), |(_, digits)| digits);

@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use larder::events::LogSink;
 use larder::pod::Pod;
-use larder::pull::{EnsureRequest, Manager, Outcome as Pulled, PullPolicy};
+use larder::pull::{EnsureRequest, Outcome as Pulled, PullPolicy};
 use serde::Serialize;
 
 use super::ensure::check_argument;
 use super::trouble::Trouble;
-use super::work::{self, Shown, Verdict};
+use super::work::{self, Ended, Shown, Verdict, Wishes, Worker};
 use crate::args::{Connection, PullArgs};
-use crate::connect::{self, Reached};
+use crate::connect;
 use crate::credentials;
 use crate::exit::Outcome;
 use crate::failure::Failure;
@@ -33,13 +33,13 @@ pub(super) async fn run(
         return Ok(outcome);
     }
     let images = requests.iter().map(|request| request.image.as_str());
-    let (credentials, candidates) =
-        credentials::sources(&args.credentials, args.pulling.tokens(), images, out)?;
+    let credentials = credentials::gather(&args.credentials, args.pulling.tokens(), images, out)?;
+    let candidates = Arc::clone(&credentials.candidates);
     for EnsureRequest { image, .. } in &requests {
         tracing::info!("credentials for {image}: {}", candidates.tell(image, &[]));
     }
     let interrupt = interrupt.handle();
-    let Reached { backend, notes } = match interrupt.or(connect::reach(connection)).await {
+    let reached = match interrupt.or(connect::reach(connection)).await {
         Some(Ok(reached)) => reached,
         unreached => {
             let rows = requests.iter().map(|request| Row::new(&request.image, &Verdict::Unfinished));
@@ -51,20 +51,22 @@ pub(super) async fn run(
         }
     };
 
-    let manager = Manager::builder(Arc::clone(&backend)).config(config).credentials(credentials).build();
     let progress = Arc::new(Progress::new(!args.quiet && progress_possible()));
+    let events = Arc::new(LogSink);
+    let wishes = Wishes { pulling: &args.pulling, config, credentials, events, progress: true };
+    let mut worker = Worker::new(reached, wishes, out);
     out.keep_above(&progress);
-    let verdicts = work::ensure_all(
-        &manager,
+    let Ended { verdicts, lost } = work::ensure_all(
+        &worker,
         &requests,
         std::time::Duration::ZERO,
         &LogSink,
-        Shown { backend: &*backend, progress: &progress, out },
+        Shown { progress: &progress, out },
         interrupt.asked(),
     )
     .await;
 
-    notes.ensured(&work::ensured_ids(&verdicts), out);
+    worker.ensured(&work::ensured_ids(&verdicts), out);
     let rows = requests.iter().zip(&verdicts).map(|(request, verdict)| Row::new(&request.image, verdict));
     show(args, &rows.collect::<Vec<_>>(), out);
     let mut failed = false;
@@ -96,10 +98,12 @@ pub(super) async fn run(
             Verdict::Unfinished => unfinished.push(image.as_str()),
         }
     }
-    if !unfinished.is_empty() {
+    if let Some(failure) = lost {
+        outcome = outcome.max(failure.print(out));
+    } else if !unfinished.is_empty() {
         outcome = outcome.max(work::tell_unfinished(unfinished, out));
     } else if failed {
-        outcome = outcome.max(work::is_it_gone(&*backend, &interrupt, out).await);
+        outcome = outcome.max(work::is_it_gone(&worker, &interrupt, out).await);
     }
     Ok(outcome)
 }

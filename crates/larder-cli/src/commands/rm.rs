@@ -8,109 +8,192 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use larder::backend::{Backend, Container, Image, ImageSpec, InUse};
+use larder::gc::Gate;
+use larder_control::v1alpha1::{self as api, RemoveRequest, RemoveResponse, removed};
 use larder_store::backend::StoreBackend;
 use larder_store::disk::Amount;
 use larder_store::store::{Store, StoreError};
 use serde::Serialize;
+use tokio::task::spawn_blocking;
 
 use super::inspect::{absent, names_and_ids, trouble_with};
 use crate::args::{Connection, RmArgs};
 use crate::connect::{self, Chosen};
+use crate::daemon::{Daemon, convert};
 use crate::exit::Outcome;
 use crate::failure::{Failure, chain};
 use crate::out::{Out, progress_possible};
-use crate::output::{self, size};
+use crate::output::{self, DataFormat, size};
 use naming::Naming;
 
 pub(super) async fn run(args: &RmArgs, connection: &Connection, out: &Out) -> Result<Outcome, Failure> {
-    let mut removed = Vec::new();
-    let outcome = remove(args, connection, &mut removed, out).await;
+    let (names, outcome) = names_and_ids(&args.images, out);
+    let request = RemoveRequest {
+        images: names.into_iter().map(str::to_owned).collect(),
+        ignore_not_found: args.ignore_not_found,
+        force: args.force,
+    };
+    let answer = if request.images.is_empty() {
+        Ok(RemoveResponse::default())
+    } else {
+        ask(request, connection).await
+    };
+    let told =
+        outcome.max(answer.as_ref().map_or(Outcome::Done, |answer| tell_all(answer, args.output, out)));
     if let Some(format) = args.output {
+        let results = answer.iter().flat_map(|answer| &answer.results);
+        let removed: Vec<_> = results.filter_map(removed_of).map(Removed::from).collect();
         output::data(out, format, &removed);
+    }
+    match answer?.error {
+        Some(error) => Err(error.into()),
+        None => Ok(told),
+    }
+}
+
+async fn ask(request: RemoveRequest, connection: &Connection) -> Result<RemoveResponse, Failure> {
+    if let Some(daemon) = Daemon::find(connection)? {
+        return daemon.wait(async |mut client| client.remove(request).await).await;
+    }
+    let gate = Arc::new(Gate::default());
+    Ok(match connect::chosen(connection)? {
+        Chosen::Store(store) => remove(&request, &store, Some(&store), &gate).await,
+        Chosen::Runtime(runtime) => remove(&request, &*runtime, None, &gate).await,
+    })
+}
+
+/// Tells of each image in turn.
+fn tell_all(answer: &RemoveResponse, format: Option<DataFormat>, out: &Out) -> Outcome {
+    let mut outcome = Outcome::Done;
+    for result in &answer.results {
+        if let Some(removed::Result::Refused(refused)) = &result.result {
+            outcome = outcome.max(Failure::from(refused.clone()).print(out));
+        }
+        if result.pending_inodes >= MANY_FILES && progress_possible() {
+            out.note(freeing(result));
+        }
+        if !result.note.is_empty() {
+            out.note(&result.note);
+        }
+        if let (None, Some(image)) = (format, removed_of(result)) {
+            tell(image, out);
+        }
+    }
+    for warning in &answer.warnings {
+        out.warning(warning);
     }
     outcome
 }
 
-/// Removes the images one after the other, and notes which are gone.
-async fn remove(
-    args: &RmArgs,
-    connection: &Connection,
-    removed: &mut Vec<Removed>,
-    out: &Out,
-) -> Result<Outcome, Failure> {
-    let (names, mut outcome) = names_and_ids(&args.images, out);
-    if names.is_empty() {
-        return Ok(outcome);
+fn removed_of(result: &api::Removed) -> Option<&api::Image> {
+    match &result.result {
+        Some(removed::Result::Removed(image)) => Some(image),
+        _ => None,
     }
-    let (backend, store): (Arc<dyn Backend>, _) = match connect::chosen(connection)? {
-        Chosen::Store(backend) => (Arc::new(backend.clone()), Some(backend)),
-        Chosen::Runtime(runtime) => (runtime, None),
-    };
+}
+
+/// Removes images one after the other; their names were checked. `store` is the backend, where that is larder's own
+/// store; `gate` is what ensures and collection agree on. A backend that goes away meanwhile is the end of it.
+pub(crate) async fn remove(
+    request: &RemoveRequest,
+    backend: &dyn Backend,
+    store: Option<&StoreBackend>,
+    gate: &Arc<Gate>,
+) -> RemoveResponse {
+    let mut answer = RemoveResponse::default();
+    if let Err(failure) = remove_all(request, backend, store, gate, &mut answer).await {
+        answer.error = Some((&failure).into());
+        return answer;
+    }
+    // A removal is the time to let go of what dead processes left, too. The images are gone whether or not that works.
+    if let Some(store) = store.map(StoreBackend::store).cloned() {
+        let swept = spawn_blocking(move || {
+            store.sweep(SystemTime::now()).map_err(|error| unswept(store.root(), &error))
+        });
+        if let Ok(Err(warning)) = swept.await {
+            answer.warnings.push(warning);
+        }
+    }
+    answer
+}
+
+async fn remove_all(
+    request: &RemoveRequest,
+    backend: &dyn Backend,
+    store: Option<&StoreBackend>,
+    gate: &Arc<Gate>,
+    answer: &mut RemoveResponse,
+) -> Result<(), Failure> {
     // All names are looked up before the first removal: two of them may mean one image.
     let mut found: Vec<Asked> = Vec::new();
-    for name in names {
+    for name in &request.images {
         match backend.status(&ImageSpec::named(name)).await {
             Ok(Some(image)) => match naming::how(name, &image) {
-                Naming::PartOfId => outcome = outcome.max(too_short(name, &image).print(out)),
+                Naming::PartOfId => answer.refuse(too_short(name, &image))?,
                 how => match found.iter_mut().find(|known| known.image.id == image.id) {
                     Some(known) => known.ways.push(how),
                     None => found.push(Asked { name, image, ways: vec![how] }),
                 },
             },
-            Ok(None) if args.ignore_not_found => {}
-            Ok(None) => outcome = outcome.max(absent(name).print(out)),
-            Err(error) => outcome = outcome.max(trouble_with(name, error)?.print(out)),
+            Ok(None) if request.ignore_not_found => {}
+            Ok(None) => answer.refuse(absent(name))?,
+            Err(error) => answer.refuse(trouble_with(name, error))?,
         }
     }
     // What is forced out of a runtime is its own affair; of the store, the mounts that stay are told.
-    let looks = !found.is_empty() && (store.is_some() || !args.force);
+    let looks = !found.is_empty() && (store.is_some() || !request.force);
     let in_use = if looks { backend.in_use().await? } else { InUse::default() };
     let unique: HashMap<String, Amount> = store.iter().flat_map(|store| unique_of(store.store())).collect();
     for Asked { name, image, ways } in &found {
-        if !args.force && naming::names_more(image, ways) {
-            outcome = outcome.max(other_names(name, image).print(out));
+        if !request.force && naming::names_more(image, ways) {
+            answer.refuse(other_names(name, image))?;
             continue;
         }
         let mounts: Vec<&str> = using(image, &in_use).map(|user| user.name.as_str()).collect();
-        if !args.force && !mounts.is_empty() {
+        if !request.force && !mounts.is_empty() {
             let users = users(image, &in_use);
-            let failure = if store.is_some() { mounted(name, &mounts) } else { used(name, &users) };
-            outcome = outcome.max(failure.print(out));
+            answer.refuse(if store.is_some() { mounted(name, &mounts) } else { used(name, &users) })?;
             continue;
         }
-        let ended = match &store {
-            Some(store) if args.force => store.remove_mounted(&image.id).await,
+        let removing = gate.removal(&image.id).await;
+        let ended = match store {
+            Some(store) if request.force => store.remove_mounted(&image.id).await,
             _ => backend.remove(&ImageSpec::named(&image.id)).await,
         };
+        drop(removing);
         if let Err(error) = ended {
-            outcome = outcome.max(trouble_with(name, error)?.print(out));
+            answer.refuse(trouble_with(name, error))?;
             continue;
         }
-        if let Some(store) = &store {
+        if let Some(store) = store.map(StoreBackend::store).cloned() {
             // Who removes an image wants the room when the command is done.
-            store.store().finish_deletion();
-            if let Some(freed) = unique.get(&image.id).filter(|freed| freed.inodes >= MANY_FILES)
-                && progress_possible()
-            {
-                out.note(freeing(*freed));
-            }
+            store.finish_deletion();
         }
-        if !mounts.is_empty() {
-            out.note(still_mounted(name, &mounts));
-        }
-        if args.output.is_none() {
-            tell(image, out);
-        } else {
-            removed.push(Removed::from(image));
-        }
+        let pending = unique.get(&image.id).copied().unwrap_or_default();
+        answer.results.push(api::Removed {
+            pending_bytes: pending.bytes,
+            pending_inodes: pending.inodes,
+            result: Some(removed::Result::Removed(convert::image(image))),
+            note: if mounts.is_empty() { String::new() } else { still_mounted(name, &mounts) },
+        });
     }
-    // A removal is the time to let go of what dead processes left, too. The images are gone whether or not that works.
-    if let Some(store) = store.as_ref().map(StoreBackend::store)
-        && let Err(error) = store.sweep(SystemTime::now())
-    {
-        out.warning(unswept(store.root(), &error));
+    Ok(())
+}
+
+trait Refuse {
+    /// Notes why one image is still there. A backend that is gone is the end of all.
+    fn refuse(&mut self, failure: Failure) -> Result<(), Failure>;
+}
+
+impl Refuse for RemoveResponse {
+    fn refuse(&mut self, failure: Failure) -> Result<(), Failure> {
+        if failure.outcome() == Outcome::Unreachable {
+            return Err(failure);
+        }
+        let result = Some(removed::Result::Refused((&failure).into()));
+        self.results.push(api::Removed { result, ..api::Removed::default() });
+        Ok(())
     }
-    Ok(outcome)
 }
 
 /// Deleting so many files takes seconds.
@@ -123,8 +206,9 @@ fn unique_of(store: &Store) -> Vec<(String, Amount)> {
 }
 
 /// The command goes on for a while after its last line.
-fn freeing(freed: Amount) -> String {
-    format!("freeing {} in {} files; this may take a while", size::bytes(freed.bytes), freed.inodes)
+fn freeing(removed: &api::Removed) -> String {
+    let (bytes, files) = (size::bytes(removed.pending_bytes), removed.pending_inodes);
+    format!("freeing {bytes} in {files} files; this may take a while")
 }
 
 /// An image to remove, and in which ways it was asked for.
@@ -184,8 +268,8 @@ struct Removed {
     repo_digests: Vec<String>,
 }
 
-impl From<&Image> for Removed {
-    fn from(image: &Image) -> Self {
+impl From<&api::Image> for Removed {
+    fn from(image: &api::Image) -> Self {
         Removed {
             id: image.id.clone(),
             repo_tags: image.repo_tags.clone(),
@@ -195,7 +279,7 @@ impl From<&Image> for Removed {
 }
 
 /// Tells what is gone: the names first, as docker does.
-fn tell(image: &Image, out: &Out) {
+fn tell(image: &api::Image, out: &Out) {
     for name in image.repo_tags.iter().chain(&image.repo_digests) {
         out.line(format_args!("Untagged: {name}"));
     }

@@ -72,10 +72,10 @@ fn cause(message: &str) -> Option<&'static str> {
 impl Trouble {
     /// What the backend says, else a guess.
     pub(super) fn of(error: &EnsureError) -> Trouble {
-        Trouble::known(error.advice, &error.message)
+        Trouble::known(error.advice.as_ref(), &error.message)
     }
 
-    fn known(advice: Option<Advice>, message: &str) -> Trouble {
+    fn known(advice: Option<&Advice>, message: &str) -> Trouble {
         match advice.map(|advice| advice.kind) {
             None => Trouble::guess(message),
             Some(CallErrorKind::Denied) => Trouble::Denied,
@@ -88,9 +88,9 @@ impl Trouble {
     /// What to try next, as the backend says it; for a runtime, what helps against most trouble of this kind. `denied`
     /// tells of the credentials, of which the backend knows only the one that it was given.
     pub(super) fn advice(error: &EnsureError, denied: impl FnOnce() -> String) -> Option<String> {
-        match (Trouble::of(error), error.advice) {
+        match (Trouble::of(error), &error.advice) {
             (Trouble::Denied, _) => Some(denied()),
-            (_, Some(advice)) => Some(advice.hint.to_owned()),
+            (_, Some(advice)) => Some(advice.hint.clone().into_owned()),
             (Trouble::NoRoom, None) => Some(MAKE_ROOM.to_owned()),
             (Trouble::NotFound, None) => Some(CHECK_NAME.to_owned()),
             (Trouble::Other, None) => cause(&error.message).map(str::to_owned),
@@ -150,7 +150,7 @@ mod tests {
     #[test]
     fn what_the_backend_says_is_not_guessed_again() {
         let text = "mirror.example: 401 unauthorized: ... no space left on device";
-        let trouble = |kind| Trouble::known(Some(Advice { kind, hint: "so" }), text);
+        let trouble = |kind| Trouble::known(Some(&Advice { kind, hint: "so".into() }), text);
         assert_eq!(trouble(CallErrorKind::Other), Trouble::Other);
         assert_eq!(trouble(CallErrorKind::NotFound), Trouble::NotFound);
         assert_eq!(trouble(CallErrorKind::Denied), Trouble::Denied);

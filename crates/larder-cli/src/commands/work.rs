@@ -5,18 +5,20 @@ use std::future::Future;
 use std::time::{Duration, SystemTime};
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use larder::backend::Backend;
 use larder::events::{Event, EventSink, EventType, Reason};
-use larder::pull::{EnsureError, EnsureReason, EnsureRequest, Ensured, Manager};
+use larder::pull::{EnsureError, EnsureReason, EnsureRequest, Ensured};
 use tokio::time::{self, Instant};
 
 use crate::exit::Outcome;
-use crate::failure::{Failure, is_gone};
+use crate::failure::Failure;
 use crate::interrupt::Handled;
 use crate::out::Out;
 use crate::output::progress::Progress;
 
 mod slow;
+mod worker;
+
+pub(super) use worker::{Wishes, Worker};
 
 /// How often kubelet looks again at a pod that does not run: each look is an event.
 const SYNC_PERIOD: Duration = Duration::from_secs(10);
@@ -36,38 +38,46 @@ pub(super) enum Verdict {
     Unfinished,
 }
 
-/// Where the course of pulls is shown, and whom to ask how they are.
+/// Where the course of pulls is shown.
 #[derive(Clone, Copy)]
 pub(super) struct Shown<'a> {
-    /// What pulls.
-    pub(super) backend: &'a dyn Backend,
     /// What draws on a terminal.
     pub(super) progress: &'a Progress,
     /// What is told elsewhere.
     pub(super) out: &'a Out,
 }
 
-/// Makes all images present at once and tells how each ended, in the order of the requests. Ends early, with the
-/// rest [unfinished](Verdict::Unfinished), when `interrupt` is done.
+/// How all of them ended.
+pub(super) struct Ended {
+    /// In the order of the requests.
+    pub(super) verdicts: Vec<Verdict>,
+    /// Why the rest was not finished, if not for an interrupt.
+    pub(super) lost: Option<Failure>,
+}
+
+/// Makes all images present at once and tells how each ended. Ends early, with the rest
+/// [unfinished](Verdict::Unfinished), when `interrupt` is done, or who does the work is gone.
 pub(super) async fn ensure_all(
-    manager: &Manager,
+    worker: &Worker,
     requests: &[EnsureRequest],
     retry_for: Duration,
     events: &dyn EventSink,
     shown: Shown<'_>,
     interrupt: impl Future<Output = ()>,
-) -> Vec<Verdict> {
-    let Shown { backend, progress, out } = shown;
+) -> Ended {
+    let Shown { progress, out } = shown;
+    let mut lost = None;
     let mut verdicts = vec![Verdict::Unfinished; requests.len()];
     let deadline = Instant::now().checked_add(retry_for);
-    let each = requests.iter().enumerate().map(|(index, request)| async move {
-        (index, keep_trying(manager, request, deadline, events).await)
-    });
+    let each = requests
+        .iter()
+        .enumerate()
+        .map(|(index, request)| async move { (index, keep_trying(worker, request, deadline, events).await) });
     let mut running: FuturesUnordered<_> = each.collect();
     // What is over at once, as when all is present, draws nothing.
     let mut draw = time::interval_at(Instant::now() + DRAW_PERIOD, DRAW_PERIOD);
     draw.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
-    let slow = slow::tell(manager, backend, progress, out);
+    let slow = slow::tell(worker, progress, out);
     tokio::pin!(interrupt, slow);
     loop {
         tokio::select! {
@@ -76,26 +86,30 @@ pub(super) async fn ensure_all(
                 None => break,
             },
             () = &mut interrupt => break,
+            failure = worker.lost() => {
+                lost = Some(failure);
+                break;
+            }
             () = &mut slow => {}
             _ = draw.tick(), if progress.is_wanted() => {
-                progress.update(&manager.pulls(), requests.len() - running.len(), requests.len(), Instant::now());
+                progress.update(&worker.pulls(), requests.len() - running.len(), requests.len(), Instant::now());
             }
         }
     }
     progress.clear();
-    verdicts
+    Ended { verdicts, lost }
 }
 
 /// Tries until it works or the time is over (never, without a deadline), looking again as kubelet does: soon after a
 /// failure, then every few seconds, and as soon as the back-off is over.
 async fn keep_trying(
-    manager: &Manager,
+    worker: &Worker,
     request: &EnsureRequest,
     deadline: Option<Instant>,
     events: &dyn EventSink,
 ) -> Verdict {
     loop {
-        let error = match manager.ensure(request).await {
+        let error = match worker.ensure(request).await {
             Ok(ensured) => return Verdict::Ensured(ensured),
             Err(error) => error,
         };
@@ -138,10 +152,10 @@ pub(super) fn ensured_ids(verdicts: &[Verdict]) -> Vec<&str> {
 }
 
 /// Whether the backend is gone, which then is told: asked after something failed, because a pull's error does not say.
-pub(super) async fn is_it_gone(backend: &dyn Backend, interrupt: &Handled, out: &Out) -> Outcome {
-    match interrupt.or(backend.info()).await {
+pub(super) async fn is_it_gone(worker: &Worker, interrupt: &Handled, out: &Out) -> Outcome {
+    match interrupt.or(worker.answers()).await {
         None => Outcome::Interrupted,
-        Some(Err(error)) if is_gone(&error) => Failure::from(error).print(out),
+        Some(Err(failure)) if failure.outcome() == Outcome::Unreachable => failure.print(out),
         Some(_) => Outcome::Done,
     }
 }

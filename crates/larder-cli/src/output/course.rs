@@ -37,7 +37,7 @@ impl Course {
     /// Keeps what has changed.
     pub(crate) fn note(&mut self, pulls: &[PullStatus], time: SystemTime, now: Instant) {
         for pull in pulls {
-            let queued = pull.waiting.map(|waiting| format!("waits for {waiting}"));
+            let queued = pull.waiting.as_ref().map(|waiting| format!("waits for {waiting}"));
             // Without the time that is left, which changes all the time.
             let wait = wait_of(pull);
             let reason = queued.clone().or_else(|| wait.map(|wait| wait.reason.clone()));

@@ -171,10 +171,10 @@ fn line(pull: &PullStatus, now: Instant, columns: usize) -> String {
 }
 
 /// One pull: image, phase, what it waits for, how long, how much, how fast. Writing to a text does not fail.
-fn full_line(pull: &PullStatus, now: Instant) -> String {
+pub(crate) fn full_line(pull: &PullStatus, now: Instant) -> String {
     let elapsed = now.saturating_duration_since(pull.since).as_secs();
     let mut text = format!("{}   {}", pull.image, phase_of(pull));
-    if let Some(waiting) = pull.waiting.filter(|_| pull.phase != Phase::Pulling) {
+    if let Some(waiting) = pull.waiting.as_ref().filter(|_| pull.phase != Phase::Pulling) {
         let _ = write!(text, ", waits for {waiting}");
     }
     let _ = write!(text, "   {elapsed}s");
@@ -261,7 +261,7 @@ mod tests {
         let mut pull = PullStatus {
             image: "busybox:1.36".into(),
             phase: Phase::Queued,
-            waiting: Some("a free slot"),
+            waiting: Some("a free slot".into()),
             bytes: None,
             detail: None,
             since,
@@ -280,7 +280,7 @@ mod tests {
             .map(|number| PullStatus {
                 image: format!("registry.example:5000/some/team/with/a/long/name/app-{number}:1.36"),
                 phase: if number < 11 { Phase::Queued } else { Phase::Pulling },
-                waiting: Some("one of the parallel pulls (maxParallelImagePulls) to end"),
+                waiting: Some("one of the parallel pulls (maxParallelImagePulls) to end".into()),
                 bytes: None,
                 detail: None,
                 since: now,

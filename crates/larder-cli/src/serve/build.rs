@@ -20,7 +20,7 @@ pub(super) fn node(sources: Sources, config: Config) -> Result<Node, Failure> {
     let place = Place::configured(config.state.as_deref(), &chosen)?.locked()?;
     let policy = policy(&config, KeepFile::at(&place).read()?);
     Ok(Node::build(Parts {
-        chosen: Backed::by(chosen, &policy),
+        chosen: Backed::by(chosen),
         place,
         policy,
         pull: config.pull.clone(),

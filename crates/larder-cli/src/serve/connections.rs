@@ -1,11 +1,10 @@
 //! Takes connections on the socket, answers what they ask, and lets them end when the daemon stops.
 //!
-//! Promises: never more than [`LIMIT`] connections; when one more comes, the one that was idle for the longest is asked
-//! to go, so that clients that sleep cannot keep others out; after the stop no request begins, and those under way end.
+//! Promises: never more than [`LIMIT`] connections, and [`LEAVING`] that were asked to go; when one more comes, the one
+//! that was idle for the longest is asked, so that clients that sleep cannot keep others out; after the stop no request begins, and those under way end.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
-use std::io;
 use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
@@ -27,6 +26,10 @@ use super::doors::Doors;
 
 /// How many connections are open at once.
 pub(super) const LIMIT: usize = 1000;
+/// How many more may be open that were asked to go.
+const LEAVING: usize = 200;
+/// How long one that was asked to go has to say goodbye, if nothing is under way on it.
+const GOODBYE: Duration = Duration::from_millis(200);
 /// How many calls one connection may have under way.
 const CALLS_PER_CONNECTION: u32 = 2000;
 /// How long a client may take for the head of a plain request.
@@ -58,6 +61,7 @@ struct Open {
     calls: usize,
     idle_since: Instant,
     leave: Arc<Notify>,
+    leaving: bool,
 }
 
 /// A call under way.
@@ -74,16 +78,21 @@ impl Connections {
     /// Serves until `stop` says so, and then until the last connection has ended. Dropping it cuts off what is left.
     pub(super) async fn serve(&self, listener: UnixListener, doors: Doors, mut stop: watch::Receiver<bool>) {
         let mut running = JoinSet::new();
+        // One that was accepted and waits for room. Kept here: what a branch below holds is dropped when another wins.
+        let mut next: Option<UnixStream> = None;
         loop {
             tokio::select! {
                 biased;
                 () = asked(&mut stop) => break,
                 Some(_) = running.join_next() => {}
-                accepted = self.accept(&listener) => match accepted {
-                    Ok(stream) => {
-                        let (connections, doors, stop) = (self.clone(), doors.clone(), stop.clone());
-                        running.spawn(async move { connections.one(stream, doors, stop).await });
-                    }
+                () = self.room(), if next.is_some() => {
+                    let Some(stream) = next.take() else { continue };
+                    let (connections, doors, stop) = (self.clone(), doors.clone(), stop.clone());
+                    let entry = self.enter();
+                    running.spawn(async move { connections.one(stream, entry, doors, stop).await });
+                }
+                accepted = listener.accept(), if next.is_none() => match accepted {
+                    Ok((stream, _)) => next = Some(stream),
                     Err(error) => {
                         tracing::warn!("a connection could not be taken: {error}");
                         time::sleep(NO_ROOM).await;
@@ -96,7 +105,6 @@ impl Connections {
     }
 
     /// How many connections are open.
-    #[allow(dead_code, reason = "told by the status of the control API, which comes next")]
     pub(super) fn open(&self) -> usize {
         self.table().open.len()
     }
@@ -108,20 +116,23 @@ impl Connections {
         calls
     }
 
-    async fn accept(&self, listener: &UnixListener) -> io::Result<UnixStream> {
-        let (stream, _) = listener.accept().await?;
+    /// Waits until one more may come.
+    async fn room(&self) {
         loop {
             let ended = self.0.ended.notified();
             if self.table().make_room() {
-                return Ok(stream);
+                return;
             }
             ended.await;
         }
     }
 
-    async fn one(&self, stream: UnixStream, doors: Doors, mut stop: watch::Receiver<bool>) {
+    fn enter(&self) -> Entry {
         let leave = Arc::new(Notify::new());
-        let entry = Entry { id: self.table().enter(Arc::clone(&leave)), shared: Arc::clone(&self.0) };
+        Entry { id: self.table().enter(Arc::clone(&leave)), leave, shared: Arc::clone(&self.0) }
+    }
+
+    async fn one(&self, stream: UnixStream, entry: Entry, doors: Doors, mut stop: watch::Receiver<bool>) {
         let service = service_fn(|request: hyper::Request<hyper::body::Incoming>| {
             let call = self.begin(entry.id, request.uri().path());
             let answer = doors.answer(request);
@@ -141,9 +152,20 @@ impl Connections {
         let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
         let served = tokio::select! {
             served = connection.as_mut() => served,
-            () = async { tokio::select! { () = asked(&mut stop) => {}, () = leave.notified() => {} } } => {
+            () = asked(&mut stop) => {
                 connection.as_mut().graceful_shutdown();
                 connection.await
+            }
+            () = entry.leave.notified() => {
+                connection.as_mut().graceful_shutdown();
+                loop {
+                    match time::timeout(GOODBYE, connection.as_mut()).await {
+                        Ok(served) => break served,
+                        // Who sleeps does not answer a goodbye.
+                        Err(_) if self.table().is_idle(entry.id) => break Ok(()),
+                        Err(_) => {}
+                    }
+                }
             }
         };
         if let Err(error) = served {
@@ -175,20 +197,28 @@ impl Table {
 
     fn enter(&mut self, leave: Arc<Notify>) -> u64 {
         let id = self.number();
-        self.open.insert(id, Open { calls: 0, idle_since: Instant::now(), leave });
+        self.open.insert(id, Open { calls: 0, idle_since: Instant::now(), leave, leaving: false });
         id
     }
 
-    /// Whether one more may come. If not, the one that was idle for the longest is asked to leave.
+    /// Whether one more may come; where there are many, the one that was idle for the longest is asked to leave for it.
     fn make_room(&mut self) -> bool {
-        if self.open.len() < LIMIT {
+        let leaving = self.open.values().filter(|open| open.leaving).count();
+        if self.open.len() - leaving < LIMIT {
             return true;
         }
-        let idle = self.open.values().filter(|open| open.calls == 0).min_by_key(|open| open.idle_since);
-        if let Some(open) = idle {
-            open.leave.notify_one();
+        if leaving >= LEAVING {
+            return false;
         }
-        false
+        let idle = self.open.values_mut().filter(|open| open.calls == 0 && !open.leaving);
+        let Some(open) = idle.min_by_key(|open| open.idle_since) else { return false };
+        open.leaving = true;
+        open.leave.notify_one();
+        true
+    }
+
+    fn is_idle(&self, id: u64) -> bool {
+        self.open.get(&id).is_none_or(|open| open.calls == 0)
     }
 
     fn begin(&mut self, call: Call) -> u64 {
@@ -212,6 +242,8 @@ impl Table {
 /// A connection's place in the table.
 struct Entry {
     id: u64,
+    /// Told when it is to leave.
+    leave: Arc<Notify>,
     shared: Arc<Shared>,
 }
 

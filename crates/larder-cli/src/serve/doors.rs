@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use hyper::body::Incoming;
 use larder::pull::ManagedBackend;
+use larder_control::v1alpha1::control_server::{self, ControlServer};
 use larder_cri::proto::image_service_server::{self, ImageServiceServer};
 use larder_cri::proto::runtime_service_server::{self, RuntimeServiceServer};
 use larder_cri::server::{About, Service, deadline_of, services, within};
@@ -14,6 +15,7 @@ use tonic::body::Body;
 use tonic::codegen::Service as Answers;
 use tonic::codegen::http::{Request, Response};
 
+use super::control;
 use super::plain::Plain;
 
 /// Everything that is served on the socket.
@@ -22,17 +24,18 @@ pub(super) struct Doors {
     plain: Plain,
     images: ImageServiceServer<Service>,
     runtime: RuntimeServiceServer<Service>,
+    control: ControlServer<control::Service>,
 }
 
 type Answer = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
 
 impl Doors {
     /// The doors to the node that answers plain requests. Callers of CRI share its turns, flights and leases.
-    pub(super) fn beside(plain: Plain) -> Doors {
+    pub(super) fn beside(plain: Plain, control: ControlServer<control::Service>) -> Doors {
         let about = About { name: "larder".into(), version: env!("CARGO_PKG_VERSION").into() };
         let backend = ManagedBackend::new(Arc::clone(&plain.node.manager));
         let (images, runtime) = services(Arc::new(backend), about);
-        Doors { plain, images, runtime }
+        Doors { plain, images, runtime, control }
     }
 
     /// Sends a request to the service that its path names.
@@ -44,6 +47,7 @@ impl Doors {
         match request.uri().path().split('/').nth(1).unwrap_or_default() {
             image_service_server::SERVICE_NAME => call(&self.images, request),
             runtime_service_server::SERVICE_NAME => call(&self.runtime, request),
+            control_server::SERVICE_NAME => call(&self.control, request),
             other => {
                 let unknown = Status::unimplemented(format!("unknown service {other}"));
                 Box::pin(async move { Ok(unknown.into_http()) })

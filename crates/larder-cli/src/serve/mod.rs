@@ -6,20 +6,24 @@
 
 mod build;
 mod connections;
+mod control;
 mod doors;
 mod health;
 mod metrics;
 mod node;
+mod note;
 mod plain;
 mod pods;
 mod reload;
 mod socket;
 
+use std::path::PathBuf;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
 use std::{future, io, net};
 
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use sd_notify::NotifyState;
 use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{SignalKind, signal};
@@ -35,6 +39,7 @@ use crate::out::Out;
 use connections::Connections;
 use doors::Doors;
 use node::Node;
+use note::Note;
 use plain::Plain;
 use socket::{Listen, Socket};
 
@@ -46,6 +51,22 @@ struct Daemon {
     node: Arc<Node>,
     socket: Socket,
     metrics: Option<net::TcpListener>,
+    /// What tells the command line where to ask.
+    _note: Option<Note>,
+}
+
+/// Where the daemon of this machine or user listens, if nobody says otherwise.
+pub(crate) fn default_socket() -> Option<PathBuf> {
+    let is_root = rustix::process::geteuid().is_root();
+    config::Places::of(is_root, |name| std::env::var(name).ok()).socket
+}
+
+/// Each connection is an open file, and there may be more of them than the system's cautious default.
+fn raise_limit_of_files() {
+    let limit = getrlimit(Resource::Nofile);
+    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
+        tracing::debug!("the limit of open files stays at {:?}: {error}", limit.current);
+    }
 }
 
 /// Runs until a signal comes.
@@ -56,6 +77,7 @@ pub(crate) fn run(args: &ServeArgs, connection: &Connection, out: &Arc<Out>) -> 
         Err(Refused::Other(failure)) => return Err(failure),
     };
     daemon.announce(out);
+    raise_limit_of_files();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(THREADS).enable_all().build();
     let runtime = runtime.map_err(|error| Failure::failed(format!("could not start: {error}")))?;
     let ended = runtime.block_on(daemon.run());
@@ -77,7 +99,8 @@ impl Daemon {
         let metrics = build::metrics(&config)?;
         let node = build::node(sources, config)?;
         let socket = Socket::open(&Listen { socket, mode, group })?;
-        Ok(Daemon { node: Arc::new(node), socket, metrics })
+        let left = Note::leave(&node, socket.path.as_deref())?;
+        Ok(Daemon { node: Arc::new(node), socket, metrics, _note: left })
     }
 
     /// Says what is served where.
@@ -95,14 +118,16 @@ impl Daemon {
     }
 
     async fn run(self) -> Result<Outcome, Failure> {
-        let Daemon { node, socket, metrics } = self;
+        let Daemon { node, socket, metrics, .. } = self;
         let cannot = |error: io::Error| Failure::failed(format!("what was bound cannot be used: {error}"));
         let listener = socket.listener.try_clone().and_then(UnixListener::from_std).map_err(cannot)?;
         let metrics = metrics.map(TcpListener::from_std).transpose().map_err(cannot)?;
         let (stop, stopped) = watch::channel(false);
         let connections = Connections::default();
         let plain = Plain { node: Arc::clone(&node), connections: connections.clone() };
-        let doors = Doors::beside(plain.clone());
+        let control =
+            control::service(node.clone(), connections.clone(), socket.path.clone(), stopped.clone());
+        let doors = Doors::beside(plain.clone(), control);
         let mut serving = pin!(connections.serve(listener, doors, stopped));
         tell_systemd(&[NotifyState::Ready]);
         tokio::select! {

@@ -13,6 +13,7 @@ use larder_store::backend::StoreBackend;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
+use super::control::CallSink;
 use super::health::{self, Health};
 use super::metrics::{Counted, Metrics};
 use super::pods::prefetch::{self, Hands};
@@ -54,19 +55,18 @@ pub(super) struct Backed {
 
 impl Backed {
     /// By what the user wants to work on.
-    pub(super) fn by(chosen: Chosen, policy: &GcPolicy) -> Backed {
+    pub(super) fn by(chosen: Chosen) -> Backed {
         let told = chosen.told();
         let store = match &chosen {
             Chosen::Store(store) => Some(store.clone()),
             Chosen::Runtime(_) => None,
         };
-        let (backend, collector) = collect::parts(chosen, policy, true);
+        let (backend, collector) = collect::parts(chosen, true);
         Backed { told, backend, store, collector }
     }
 }
 
 /// Everything that serves requests works on this.
-#[allow(dead_code, reason = "read by the control API, which comes next")]
 pub(crate) struct Node {
     /// What the backend is, for people.
     pub(super) told: String,
@@ -98,7 +98,7 @@ impl Node {
         let events = Arc::new(RingSink::new(events));
         let metrics = Arc::new(Metrics::default());
         let sink: Arc<dyn EventSink> =
-            Arc::new(Tee(vec![Arc::new(LogSink), events.clone(), metrics.clone()]));
+            Arc::new(Tee(vec![Arc::new(LogSink), events.clone(), metrics.clone(), Arc::new(CallSink)]));
         let (gate, held) = (Arc::new(Gate::default()), Held::default());
         let manager = Manager::builder(Arc::clone(&backend))
             .config(pull)

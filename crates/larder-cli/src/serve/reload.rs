@@ -53,7 +53,6 @@ impl Settings {
     }
 
     /// Why the last reload changed nothing, if it failed.
-    #[allow(dead_code, reason = "told by the status of the control API, which comes next")]
     pub(crate) fn trouble(&self) -> Option<String> {
         self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }

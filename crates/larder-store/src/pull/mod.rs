@@ -229,7 +229,7 @@ impl Puller {
     /// Spares an image that was just made present until something uses it, or a time passes.
     fn ensured(&self, id: Digest) -> LeaseRecord {
         LeaseRecord {
-            id: LeaseRecord::ensured_id(&id),
+            id: format!("ensured/{id}"),
             kind: LeaseKind::Ensured,
             leased: Leased { images: vec![id], layers: Vec::new(), ingests: Vec::new() },
             ends_at: seconds(SystemTime::now() + self.config.ensured_lease),

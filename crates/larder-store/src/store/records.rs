@@ -219,13 +219,6 @@ pub struct LeaseRecord {
     pub ends_at: u64,
 }
 
-impl LeaseRecord {
-    /// The id of the lease of an image that was just ensured. It goes with the image.
-    pub(crate) fn ensured_id(image: &Digest) -> String {
-        format!("ensured/{image}")
-    }
-}
-
 /// A mounted image.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MountRecord {

@@ -171,8 +171,6 @@ fn remove_image(writer: &Writer, image: &ImageRecord) -> DbResult<()> {
             writer.delete(NAMES, name)?;
         }
     }
-    // What was spared for a while is gone; should it come back, that is another ensure.
-    writer.delete(LEASES, &LeaseRecord::ensured_id(&image.id))?;
     delete_image(writer, image)?;
     delete_uses(writer, image)
 }

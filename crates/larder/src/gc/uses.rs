@@ -175,7 +175,12 @@ impl Uses {
             if let Some(id) = ids.get(&*image) {
                 by_id.entry((*id).to_owned()).or_default().push((handler.clone(), by.clone()));
             }
-            by_id.entry(image).or_default().push((handler, by));
+            let uses = by_id.entry(image).or_default();
+            // Of one ensure, both the gate and a store may tell.
+            let ensured = |by: &Use| matches!(by, Use::Ensured { .. });
+            if !ensured(&by) || !uses.iter().any(|(_, known)| ensured(known)) {
+                uses.push((handler, by));
+            }
         }
         Uses { by_id }
     }

@@ -61,9 +61,9 @@ impl Backoff {
     }
 
     /// What was remembered of a key's last failure.
-    pub fn remembered(&self, key: &str) -> Option<(&str, Option<Advice>)> {
+    pub fn remembered(&self, key: &str) -> Option<(&str, Option<&Advice>)> {
         let (failure, advice) = self.entries.get(key)?.remembered.as_ref()?;
-        Some((failure, *advice))
+        Some((failure, advice.as_ref()))
     }
 
     /// Forgets the text of a key's last failure, because a new attempt starts. The delay stays.
@@ -124,10 +124,10 @@ mod tests {
     fn a_new_attempt_forgets_the_failure_and_keeps_the_delay() {
         let start = Instant::now();
         let mut backoff = Backoff::new(Duration::from_secs(10), Duration::from_secs(300));
-        let advice = Some(Advice { kind: CallErrorKind::NotFound, hint: "check the tag" });
+        let advice = Some(Advice { kind: CallErrorKind::NotFound, hint: "check the tag".into() });
         backoff.fail("k", start);
-        backoff.remember("k", "ErrImagePull: 404".into(), advice);
-        assert_eq!(backoff.remembered("k"), Some(("ErrImagePull: 404", advice)));
+        backoff.remember("k", "ErrImagePull: 404".into(), advice.clone());
+        assert_eq!(backoff.remembered("k"), Some(("ErrImagePull: 404", advice.as_ref())));
         backoff.forget("k");
         assert_eq!(backoff.remembered("k"), None);
         assert_eq!(backoff.fail("k", start), Duration::from_secs(20));

@@ -1,5 +1,6 @@
 //! What goes into [`Manager::ensure`](super::Manager::ensure) and what comes out.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::time::Duration;
 
@@ -84,12 +85,12 @@ pub struct EnsureError {
 }
 
 /// What a backend knows of a pull that failed, beside its text.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Advice {
     /// What the failure means.
     pub kind: CallErrorKind,
     /// What the reader could try next.
-    pub hint: &'static str,
+    pub hint: Cow<'static, str>,
 }
 
 impl EnsureError {

@@ -280,7 +280,7 @@ impl Manager {
                 backoff.forget(&key);
                 return Ok(());
             };
-            (left, backoff.remembered(&key).map(|(text, advice)| (text.to_owned(), advice)))
+            (left, backoff.remembered(&key).map(|(text, advice)| (text.to_owned(), advice.cloned())))
         };
         let mut message = format!("Back-off pulling image {}", gotext::quote(&request.image));
         self.event(request, EventType::Normal, Reason::BackOff, &message);
@@ -376,7 +376,7 @@ impl Manager {
         let mut backoff = self.lock_backoff();
         let delay =
             if landed.counts_for(&key) { backoff.fail(&key, Instant::now()) } else { backoff.delay(&key) };
-        backoff.remember(&key, format!("{}: {}", evaluated.reason, evaluated.message), advice);
+        backoff.remember(&key, format!("{}: {}", evaluated.reason, evaluated.message), advice.clone());
         EnsureError { reason: evaluated.reason, message: evaluated.message, retry_in: Some(delay), advice }
     }
 

@@ -1,5 +1,6 @@
 //! Gives pulls their turn: one after another, a bounded number at once, or all at once.
 
+use std::borrow::Cow;
 use std::time::Duration;
 
 use tokio::sync::{Semaphore, SemaphorePermit};
@@ -76,7 +77,11 @@ impl PullerError {
             PullerError::RateExceeded(_) => CallErrorKind::Other,
             PullerError::TooLong(_) => CallErrorKind::DeadlineExceeded,
         };
-        BackendError::Call { message: self.to_string(), kind, hint: self.advice().map(|advice| advice.hint) }
+        let hint = match self.advice().map(|advice| advice.hint) {
+            Some(Cow::Borrowed(hint)) => Some(hint),
+            _ => None,
+        };
+        BackendError::Call { message: self.to_string(), kind, hint }
     }
 }
 

@@ -1,5 +1,6 @@
 //! What is being pulled right now, for whoever wants to watch.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -39,7 +40,7 @@ pub struct PullStatus {
     /// Where it stands.
     pub phase: Phase,
     /// What it waits for, as a sentence part: "waits for ...".
-    pub waiting: Option<&'static str>,
+    pub waiting: Option<Cow<'static, str>>,
     /// How far it has come, where the backend can tell.
     pub bytes: Option<Bytes>,
     /// What it does in detail, where the backend can tell. Filled in when pulls are listed, and not for those who watch
@@ -127,7 +128,7 @@ impl BoardEntry {
     pub(super) fn set(&self, phase: Phase, waiting: Option<&'static str>) {
         self.status.send_modify(|status| {
             status.phase = phase;
-            status.waiting = waiting;
+            status.waiting = waiting.map(Cow::Borrowed);
         });
     }
 

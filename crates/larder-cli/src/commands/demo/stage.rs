@@ -67,6 +67,7 @@ impl Stage {
             Cli::try_parse_from(line.split(' ')).map_err(|usage| Failure::bad_input(usage.to_string()))?;
         let mut connection = cli.connection;
         connection.root = Some(ROOT.into());
+        connection.daemon = Some("none".into());
         match cli.command {
             Command::Ensure(args) => ensure::run(&args, &connection, out, self.interrupt.clone()).await,
             Command::Images(args) => images::run(&args, &connection, out).await,

@@ -6,15 +6,19 @@ use std::path::Path;
 use std::sync::Arc;
 
 use larder::backend::{Backend, BackendError};
-use larder::gc::{Collector, Holders, holders as who_holds};
+use larder::gc::{Collector, GcPolicy, Holders, holders as who_holds};
 use larder::image_service::{Disk, FilesystemError, ImageService, local_disk};
-use serde::Serialize;
+use larder_control::v1alpha1::{HeldBy, UsageRequest};
+use larder_store::store::Store;
+use serde::{Deserialize, Serialize};
+use tokio::task::spawn_blocking;
 
-use super::gc::holders::{self, HeldBy};
+use super::gc::holders;
 use super::rm::users;
 use crate::args::{Connection, DfArgs};
 use crate::collect;
 use crate::connect::{self, Chosen};
+use crate::daemon::Daemon;
 use crate::exit::Outcome;
 use crate::failure::Failure;
 use crate::out::Out;
@@ -23,28 +27,66 @@ use crate::output::{self, size};
 use store::StoreReport;
 
 pub(super) async fn run(args: &DfArgs, connection: &Connection, out: &Out) -> Result<Outcome, Failure> {
-    let Some(chosen) = connect::chosen_to_list(connection, out)? else {
-        let report = Report::of_nothing(&connect::store_root(connection)?);
-        match args.output.data() {
-            Some(format) => output::data(out, format, &report),
-            None => out.line(report.images.table()),
-        }
-        return Ok(Outcome::Done);
+    let report = if let Some(daemon) = Daemon::find(connection)? {
+        asked(&daemon).await?
+    } else {
+        let Some(chosen) = connect::chosen_to_list(connection, out)? else {
+            let report = Report::of_nothing(&connect::store_root(connection)?);
+            match args.output.data() {
+                Some(format) => output::data(out, format, &report),
+                None => out.line(report.images.table()),
+            }
+            return Ok(Outcome::Done);
+        };
+        let store = match &chosen {
+            Chosen::Store(store) => Some(store.store().clone()),
+            Chosen::Runtime(_) => None,
+        };
+        let looking = collect::looking(connection, chosen)?;
+        usage(looking.backend.clone(), store, &looking.collector, &looking.collector.policy()).await?
     };
-    let store = match &chosen {
-        Chosen::Store(store) => Some(StoreReport::measure(store.store())?),
-        Chosen::Runtime(_) => None,
+    show(args, &report, out);
+    Ok(Outcome::Done)
+}
+
+async fn asked(daemon: &Daemon) -> Result<Report, Failure> {
+    let answer = daemon.ask(async |mut client| client.usage(UsageRequest {}).await).await?;
+    serde_json::from_str(&answer.document).map_err(|error| {
+        Failure::failed(format!(
+            "the answer of the daemon at {} cannot be read: {error}",
+            daemon.socket().display()
+        ))
+        .hint("it is of another version: restart it after an update")
+    })
+}
+
+/// The room that images take. `store` is larder's own, where that is the backend.
+pub(crate) async fn usage(
+    backend: Arc<dyn Backend>,
+    store: Option<Store>,
+    collector: &Collector,
+    policy: &GcPolicy,
+) -> Result<Report, Failure> {
+    let store = match store {
+        Some(store) => Some(
+            spawn_blocking(move || StoreReport::measure(&store))
+                .await
+                .map_err(|error| Failure::failed(format!("the store could not be measured: {error}")))??,
+        ),
+        None => None,
     };
-    let looking = collect::looking(connection, chosen)?;
-    let mut report = measure(Arc::clone(&looking.backend), store).await?;
-    let held = held_by(&looking.collector, report.filesystem.size_bytes.is_some()).await;
-    if let Some(held) = &held {
-        report.held_by = Some(HeldBy::from(held));
+    let mut report = measure(backend, store).await?;
+    if let Some(held) = held_by(collector, policy, report.filesystem.size_bytes.is_some()).await {
         report.reclaimable_bytes = Some(held.reclaimable.bytes);
+        report.held_by = Some(holders::held_by(&held));
     }
+    Ok(report)
+}
+
+fn show(args: &DfArgs, report: &Report, out: &Out) {
     if let Some(format) = args.output.data() {
-        output::data(out, format, &report);
-        return Ok(Outcome::Done);
+        output::data(out, format, report);
+        return;
     }
     let filesystem = report.filesystem.table(args.output.is_wide());
     if let Some(store) = &report.store {
@@ -56,14 +98,14 @@ pub(super) async fn run(args: &DfArgs, connection: &Connection, out: &Out) -> Re
         out.line(format_args!("{filesystem}\n\n{}\n", report.images.table()));
         out.line("The sum is kubelet's: a layer that several images share counts once for each of them.");
     }
-    if let Some(held) = &held {
-        out.line(format_args!("\n{}", holders::table(held)));
+    if let Some(held_by) = report.held_by {
+        let reclaimable_bytes = report.reclaimable_bytes.unwrap_or_default();
+        out.line(format_args!("\n{}", holders::table(&HeldBy { reclaimable_bytes, ..held_by })));
     }
-    Ok(Outcome::Done)
 }
 
 /// Who holds the disk; `None`, after a warning, where that cannot be told.
-async fn held_by(collector: &Collector, disk_is_here: bool) -> Option<Holders> {
+async fn held_by(collector: &Collector, policy: &GcPolicy, disk_is_here: bool) -> Option<Holders> {
     let scene = if disk_is_here { collector.scene_with_disk().await } else { collector.scene().await };
     let scene = match scene {
         Ok(scene) => scene,
@@ -72,13 +114,13 @@ async fn held_by(collector: &Collector, disk_is_here: bool) -> Option<Holders> {
             return None;
         }
     };
-    Some(who_holds(&scene, &collector.policy()))
+    Some(who_holds(&scene, policy))
 }
 
 /// The room that images take. The shape of `-o json`.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Report {
+pub(crate) struct Report {
     filesystem: Filesystem,
     images: Images,
     /// Only larder's own store tells so much.
@@ -89,7 +131,7 @@ struct Report {
 }
 
 /// Where images live. Sizes in bytes; absent when not known here.
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Filesystem {
     mountpoint: String,
@@ -104,7 +146,7 @@ struct Filesystem {
 }
 
 /// How many images there are, and the sum of their sizes.
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Images {
     total: Group,
@@ -112,7 +154,7 @@ struct Images {
     unused: Group,
 }
 
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Group {
     count: usize,

@@ -2,14 +2,14 @@
 
 use larder_store::disk::Amount;
 use larder_store::store::{ImageUsage, Store, StoreError, StoreUsage};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::failure::{Failure, chain};
 use crate::output::size;
 use crate::output::table::Table;
 
 /// The store's part of `-o json`. Sizes are bytes as the file system allocates them, unless said otherwise.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct StoreReport {
     /// The largest first.
@@ -18,7 +18,7 @@ pub(super) struct StoreReport {
 }
 
 /// One image.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub(super) struct ImageReport {
     id: String,
@@ -37,7 +37,7 @@ pub(super) struct ImageReport {
 }
 
 /// What holds the disk, each thing once.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Holders {
     shared_layers: Room,
@@ -51,7 +51,7 @@ struct Holders {
     total: Room,
 }
 
-#[derive(Debug, Clone, Copy, Serialize)]
+#[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Room {
     size_bytes: u64,

@@ -7,14 +7,14 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use larder::events::EventSink;
-use larder::pull::{EnsureError, EnsureReason, Manager};
+use larder::pull::{EnsureError, EnsureReason};
 use tokio::time::Instant;
 
 use super::trouble::Trouble;
-use super::work::{self, Shown, Verdict};
+use super::work::{self, Ended, Shown, Verdict, Wishes, Worker};
 use crate::args::{Connection, EnsureArgs};
 use crate::candidates::Candidates;
-use crate::connect::{self, Reached};
+use crate::connect;
 use crate::credentials;
 use crate::exit::Outcome;
 use crate::failure::Failure;
@@ -40,8 +40,8 @@ pub(super) async fn run(
         return nothing_to_do(args, &gathered, out);
     }
     let images = gathered.jobs.iter().map(|job| job.request.image.as_str());
-    let (credentials, candidates) =
-        credentials::sources(&args.credentials, args.pulling.tokens(), images, out)?;
+    let credentials = credentials::gather(&args.credentials, args.pulling.tokens(), images, out)?;
+    let candidates = Arc::clone(&credentials.candidates);
     for Job { request, .. } in &gathered.jobs {
         tracing::info!(
             "credentials for {}: {}",
@@ -51,49 +51,54 @@ pub(super) async fn run(
     }
     let interrupt = interrupt.handle();
     let started = Instant::now();
-    let Reached { backend, notes } =
-        match interrupt.or(connect::reach_within(connection, args.retry_for, out)).await {
-            Some(Ok(reached)) => reached,
-            unreached => {
-                return Ok(nothing_done(
-                    args,
-                    &gathered,
-                    unreached.and_then(Result::err).map(|failure| connect::explain(connection, failure)),
-                    out,
-                ));
-            }
-        };
+    let reached = match interrupt.or(connect::reach_within(connection, args.retry_for, out)).await {
+        Some(Ok(reached)) => reached,
+        unreached => {
+            return Ok(nothing_done(
+                args,
+                &gathered,
+                unreached.and_then(Result::err).map(|failure| connect::explain(connection, failure)),
+                out,
+            ));
+        }
+    };
 
     let progress = Progress::new(progress_possible());
     let progress = Arc::new(if args.output.data().is_some() { progress.recorded() } else { progress });
     out.keep_above(&progress);
     let events = Arc::new(event_log(args, &gathered, out));
-    let manager = Manager::builder(Arc::clone(&backend))
-        .config(config)
-        .credentials(credentials)
-        .events(Arc::clone(&events) as Arc<dyn EventSink>)
-        .build();
+    let wishes = Wishes {
+        pulling: &args.pulling,
+        config,
+        credentials,
+        events: Arc::clone(&events) as Arc<dyn EventSink>,
+        progress: true,
+    };
+    let mut worker = Worker::new(reached, wishes, out);
     let requests: Vec<_> = gathered.jobs.iter().map(|job| job.request.clone()).collect();
     let retry_for = args.retry_for.saturating_sub(started.elapsed());
-    let shown = Shown { backend: &*backend, progress: &progress, out };
-    let verdicts = work::ensure_all(&manager, &requests, retry_for, &*events, shown, interrupt.asked()).await;
+    let shown = Shown { progress: &progress, out };
+    let Ended { verdicts, lost } =
+        work::ensure_all(&worker, &requests, retry_for, &*events, shown, interrupt.asked()).await;
 
     let mut summary = Summary::new(&gathered, &verdicts, events.records()).with_course(progress.course());
     // One list for all of them. What cannot be had stays unknown: it is not what was asked for.
     if summary.lacks_sizes()
         && !summary.has_unfinished()
-        && let Some(Ok(images)) = interrupt.or(backend.list()).await
+        && let Some(Ok(images)) = interrupt.or(worker.list()).await
     {
         summary.fill_sizes(&images);
     }
-    notes.ensured(&work::ensured_ids(&verdicts), out);
+    worker.ensured(&work::ensured_ids(&verdicts), out);
     summary.show(args.output, args.retry_for, out);
     advise(&gathered, &verdicts, &candidates, out);
     let mut outcome = summary.outcome().max(gathered.outcome());
-    if summary.has_unfinished() {
+    if let Some(failure) = lost {
+        outcome = outcome.max(failure.print(out));
+    } else if summary.has_unfinished() {
         outcome = outcome.max(work::tell_unfinished(summary.unfinished(), out));
     } else if summary.has_failed() {
-        outcome = outcome.max(work::is_it_gone(&*backend, &interrupt, out).await);
+        outcome = outcome.max(work::is_it_gone(&worker, &interrupt, out).await);
     }
     Ok(outcome)
 }

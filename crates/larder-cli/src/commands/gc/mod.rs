@@ -4,68 +4,93 @@ pub(super) mod holders;
 pub(super) mod report;
 mod tell;
 
-use larder::gc::{GcError, Goal, KeepWarning, holders as who_holds, plan, plan_round};
+use larder::gc::{Collector, GcError, GcPolicy, Goal, holders as who_holds, plan, plan_round};
+use larder_control::v1alpha1::Collection;
 
 use crate::args::{Connection, GcArgs};
-use crate::collect::{self, Collecting};
+use crate::collect;
+use crate::daemon::Daemon;
 use crate::exit::Outcome;
 use crate::failure::Failure;
 use crate::out::Out;
 use crate::output;
-use report::Report;
 
 pub(super) async fn run(args: &GcArgs, connection: &Connection, out: &Out) -> Result<Outcome, Failure> {
-    let collecting = collect::collecting(connection, &args.limits, out)?;
-    if args.dry_run { dry_run(args, &collecting, out).await } else { one_round(args, &collecting, out).await }
+    let request = args.request();
+    let collection = match Daemon::find(connection)? {
+        Some(daemon) if args.dry_run => daemon.ask(async |mut client| client.plan(request).await).await?,
+        Some(daemon) => daemon.wait(async |mut client| client.collect(request).await).await?,
+        None => {
+            let collecting = collect::collecting(connection, &request, out)?;
+            let (collector, goal) = (&collecting.collector, collect::goal(&request));
+            if args.dry_run {
+                dry_run(collector, &collector.policy(), goal).await?
+            } else {
+                one_round(collector, &collector.policy(), goal).await
+            }
+        }
+    };
+    Ok(show(args, collection, out))
 }
 
 /// The plan alone. What is present and used is looked at, and written down.
-async fn dry_run(args: &GcArgs, collecting: &Collecting, out: &Out) -> Result<Outcome, Failure> {
-    let collector = &collecting.collector;
-    let scene = match args.goal() {
+pub(crate) async fn dry_run(
+    collector: &Collector,
+    policy: &GcPolicy,
+    goal: Goal,
+) -> Result<Collection, Failure> {
+    let scene = match goal {
         Goal::AllUnused => collect::scene(collector).await?,
         _ => collector.scene_with_disk().await.map_err(collect::failure)?,
     };
-    warn(&collector.warnings(&scene), out);
-    let planned = match args.goal() {
-        Goal::Thresholds => plan_round(&scene, &collector.policy()),
-        goal => plan(&scene, &collector.policy(), goal),
+    let planned = match goal {
+        Goal::Thresholds => plan_round(&scene, policy),
+        goal => plan(&scene, policy, goal),
     };
     let enough = planned.reachable;
-    let report = Report::of_plan(&planned, scene.disk);
-    match args.output.data() {
-        Some(format) => output::data(out, format, &report),
-        None => tell::plan(&report, &collector.policy(), out),
-    }
-    if !enough {
-        holders::tell(&who_holds(&scene, &collector.policy()), out);
-    }
-    Ok(if enough { Outcome::Done } else { Outcome::Failed })
+    Ok(Collection {
+        warnings: collector.warnings(&scene).iter().map(ToString::to_string).collect(),
+        held_by: (!enough).then(|| holders::held_by(&who_holds(&scene, policy))),
+        ..report::of_plan(&planned, scene.disk, policy)
+    })
 }
 
-async fn one_round(args: &GcArgs, collecting: &Collecting, out: &Out) -> Result<Outcome, Failure> {
-    let collector = &collecting.collector;
-    let round = collector.round(args.goal()).await;
-    warn(&round.report.warnings, out);
-    let report = Report::of_round(args.goal(), &round);
-    match args.output.data() {
-        Some(format) => output::data(out, format, &report),
-        // Where it ended before anything was looked at, there is nothing to tell but why.
-        None if round.report.plans.is_empty() => {}
-        None => tell::round(&report, &collector.policy(), args.output.is_wide(), out),
+/// One round. That it did not do all that it should is told in it.
+pub(crate) async fn one_round(collector: &Collector, policy: &GcPolicy, goal: Goal) -> Collection {
+    let round = collector.round_by(policy, goal).await;
+    let held_by = match &round.error {
+        Some(GcError::Insufficient(_)) => {
+            let scene = collector.scene_with_disk().await.ok();
+            scene.map(|scene| holders::held_by(&who_holds(&scene, policy)))
+        }
+        _ => None,
+    };
+    Collection {
+        warnings: round.report.warnings.iter().map(ToString::to_string).collect(),
+        held_by,
+        error: round.error.clone().map(|error| (&collect::failure(error)).into()),
+        ..report::of_round(goal, &round, policy)
     }
-    let Some(error) = round.error else { return Ok(Outcome::Done) };
-    let insufficient = matches!(error, GcError::Insufficient(_));
-    let outcome = collect::failure(error).print(out);
-    if insufficient {
-        let scene = collector.scene_with_disk().await.map_err(collect::failure)?;
-        holders::tell(&who_holds(&scene, &collector.policy()), out);
-    }
-    Ok(outcome)
 }
 
-fn warn(warnings: &[KeepWarning], out: &Out) {
-    for warning in warnings {
+fn show(args: &GcArgs, collection: Collection, out: &Out) -> Outcome {
+    for warning in &collection.warnings {
         out.warning(warning);
     }
+    match args.output.data() {
+        Some(format) => output::data(out, format, &collection),
+        None if collection.dry_run => tell::plan(&collection, out),
+        // Where it ended before anything was looked at, there is nothing to tell but why.
+        None if !collection.planned => {}
+        None => tell::round(&collection, args.output.is_wide(), out),
+    }
+    let outcome = match collection.error {
+        Some(error) => Failure::from(error).print(out),
+        None if collection.reached => Outcome::Done,
+        None => Outcome::Failed,
+    };
+    if let Some(held_by) = &collection.held_by {
+        holders::tell(held_by, out);
+    }
+    outcome
 }

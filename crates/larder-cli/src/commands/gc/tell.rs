@@ -1,15 +1,14 @@
 //! What `larder gc` says to people.
 
-use larder::gc::GcPolicy;
+use larder_control::v1alpha1::{Collection, FileSystem};
 
-use super::report::{Filesystem, Report};
 use crate::out::Out;
 use crate::output::size;
 use crate::output::table::Table;
 
 /// What would be done, and of each image why.
-pub(super) fn plan(report: &Report, policy: &GcPolicy, out: &Out) {
-    out.line(situation(report, policy));
+pub(super) fn plan(report: &Collection, out: &Out) {
+    out.line(situation(report));
     if !report.removals.is_empty() {
         out.line(format_args!("\n{}\n", removals(report)));
         let images = count(report.removals.len());
@@ -24,8 +23,8 @@ pub(super) fn plan(report: &Report, policy: &GcPolicy, out: &Out) {
 }
 
 /// What was done.
-pub(super) fn round(report: &Report, policy: &GcPolicy, wide: bool, out: &Out) {
-    out.line(situation(report, policy));
+pub(super) fn round(report: &Collection, wide: bool, out: &Out) {
+    out.line(situation(report));
     if !report.removals.is_empty() {
         out.line(format_args!("\n{}\n", removals(report)));
     }
@@ -45,7 +44,7 @@ pub(super) fn round(report: &Report, policy: &GcPolicy, wide: bool, out: &Out) {
     }
 }
 
-fn tell_stays(report: &Report, out: &Out) {
+fn tell_stays(report: &Collection, out: &Out) {
     let mut table = Table::new(["STAYS", "WHY"]);
     let stays = report.images.iter().filter(|image| !image.goes);
     let mut rows: Vec<_> = stays.map(|image| [first(&image.names, &image.id), image.why.clone()]).collect();
@@ -60,15 +59,15 @@ fn tell_stays(report: &Report, out: &Out) {
 }
 
 /// How full the file system is, and what follows.
-fn situation(report: &Report, policy: &GcPolicy) -> String {
-    let used = |disk: &Filesystem| {
+fn situation(report: &Collection) -> String {
+    let used = |disk: &FileSystem| {
         let used = size::bytes(disk.size_bytes.saturating_sub(disk.available_bytes));
         let size = size::bytes(disk.size_bytes);
         format!("{}% of the images' file system are in use ({used} of {size})", disk.used_percent)
     };
     let disk = report.before.as_ref().map_or("How full the disk is is not known".to_owned(), used);
-    let (high, low) = (policy.high_threshold_percent, policy.low_threshold_percent);
-    match report.goal {
+    let (high, low) = (report.high_threshold_percent, report.low_threshold_percent);
+    match report.goal.as_str() {
         "allUnused" => format!("{disk}; everything goes that nothing uses."),
         "free" => format!("{disk}; {} are to be freed.", size::bytes(report.needed_bytes)),
         _ if report.needed_bytes == 0 && report.needed_inodes == 0 && high == 100 => {
@@ -87,7 +86,7 @@ fn situation(report: &Report, policy: &GcPolicy) -> String {
     }
 }
 
-fn removals(report: &Report) -> Table {
+fn removals(report: &Collection) -> Table {
     let freed = !report.dry_run;
     let heads = ["REMOVE", "FREES", "INODES"].into_iter();
     let mut table = Table::new(heads.chain(freed.then_some("FREED")).chain(["WHY"]));

@@ -2,11 +2,10 @@
 
 use std::time::Duration;
 
-use larder::backend::Backend;
-use larder::pull::{Manager, Phase, PullStatus};
+use larder::pull::{Phase, PullStatus};
 use tokio::time::{self, Instant, MissedTickBehavior};
 
-use crate::failure::chain;
+use super::Worker;
 use crate::out::Out;
 use crate::output::progress::{Progress, wait_of};
 use crate::output::size;
@@ -20,13 +19,13 @@ const SHOWN: usize = 12;
 
 /// Tells for as long as it is polled; it never ends. On a terminal, where progress shows the pulls, it only tells of a
 /// runtime that does not answer.
-pub(super) async fn tell(manager: &Manager, backend: &dyn Backend, progress: &Progress, out: &Out) {
+pub(super) async fn tell(worker: &Worker, progress: &Progress, out: &Out) {
     let mut ticks = time::interval_at(Instant::now() + PERIOD, PERIOD);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut answers = true;
     loop {
         ticks.tick().await;
-        let pulls = manager.pulls();
+        let pulls = worker.pulls();
         if !progress.is_live() {
             for line in lines(&pulls, Instant::now()) {
                 out.note(line);
@@ -35,7 +34,7 @@ pub(super) async fn tell(manager: &Manager, backend: &dyn Backend, progress: &Pr
         if !pulls.iter().any(|pull| pull.phase == Phase::Pulling) {
             continue;
         }
-        let trouble = trouble(backend).await;
+        let trouble = trouble(worker).await;
         if let Some(trouble) = trouble.as_ref().filter(|_| answers) {
             out.warning(format_args!("the runtime does not answer while it pulls: {trouble}"));
         }
@@ -44,10 +43,10 @@ pub(super) async fn tell(manager: &Manager, backend: &dyn Backend, progress: &Pr
 }
 
 /// Why a backend does not answer a simple question.
-async fn trouble(backend: &dyn Backend) -> Option<String> {
-    match time::timeout(ANSWER_WITHIN, backend.info()).await {
-        Ok(Ok(_)) => None,
-        Ok(Err(error)) => Some(chain(&error)),
+async fn trouble(worker: &Worker) -> Option<String> {
+    match time::timeout(ANSWER_WITHIN, worker.answers()).await {
+        Ok(Ok(())) => None,
+        Ok(Err(failure)) => Some(failure.message().to_owned()),
         Err(_) => Some(format!("no answer within {}", size::whole_seconds(ANSWER_WITHIN))),
     }
 }
@@ -65,13 +64,13 @@ fn lines(pulls: &[PullStatus], now: Instant) -> Vec<String> {
     if pulling.len() > SHOWN {
         lines.push(format!("still pulling {} more", pulling.len() - SHOWN));
     }
-    let mut reasons: Vec<_> = waiting.iter().filter_map(|pull| pull.waiting).collect();
+    let mut reasons: Vec<_> = waiting.iter().filter_map(|pull| pull.waiting.as_deref()).collect();
     reasons.sort_unstable();
     reasons.dedup();
     for reason in reasons {
         let images: Vec<_> = waiting
             .iter()
-            .filter(|pull| pull.waiting == Some(reason))
+            .filter(|pull| pull.waiting.as_deref() == Some(reason))
             .map(|pull| pull.image.as_str())
             .collect();
         lines.push(match images.as_slice() {
@@ -86,8 +85,9 @@ fn lines(pulls: &[PullStatus], now: Instant) -> Vec<String> {
 mod tests {
     use std::sync::Arc;
 
+    use larder::backend::Backend;
     use larder::pod::Pod;
-    use larder::pull::{EnsureRequest, PullConfig, PullPolicy};
+    use larder::pull::{EnsureRequest, Manager, PullConfig, PullPolicy};
     use larder_testkit::fake_backend::{FakeBackend, Op, Pull, error};
 
     use super::*;
@@ -101,14 +101,16 @@ mod tests {
             backend.on_pull_of(image, Pull::ok("sha256:1", 100).after(time));
         }
         let config = PullConfig { serialize_image_pulls: true, ..PullConfig::default() };
-        let manager = Manager::builder(Arc::new(backend.clone())).config(config).build();
+        let backend: Arc<dyn Backend> = Arc::new(backend);
+        let manager = Box::new(Manager::builder(backend.clone()).config(config).build());
+        let worker = Worker::Own { manager, backend, notes: None };
         let requests =
             ["a:1", "b:1", "c:1"].map(|image| EnsureRequest::new(image, PullPolicy::Always, Pod::default()));
         let [a, b, c] = &requests;
         let progress = Progress::new(false);
         tokio::select! {
-            () = tell(&manager, &backend, &progress, &out) => {}
-            _ = async { tokio::join!(manager.ensure(a), manager.ensure(b), manager.ensure(c)) } => {}
+            () = tell(&worker, &progress, &out) => {}
+            _ = async { tokio::join!(worker.ensure(a), worker.ensure(b), worker.ensure(c)) } => {}
         }
         page.text()
     }

@@ -2,9 +2,9 @@
 
 use std::sync::{Arc, Mutex};
 
-use larder::backend::Image;
+use larder::backend::{Backend, Image};
 use larder::pod::{ObjectRef, Pod};
-use larder::pull::PullPolicy;
+use larder::pull::{Manager, PullPolicy};
 use larder_testkit::fake_backend::{FakeBackend, Pull, image};
 
 use super::*;
@@ -35,23 +35,23 @@ fn request(image: &str) -> EnsureRequest {
 
 async fn run(backend: FakeBackend, images: &[&str], retry_for: Duration) -> (Vec<Verdict>, Vec<String>) {
     let messages = Arc::new(Messages::default());
-    let manager = Manager::builder(Arc::new(backend.clone()))
-        .events(Arc::clone(&messages) as Arc<dyn EventSink>)
-        .build();
+    let worker = worker(backend, Arc::clone(&messages) as Arc<dyn EventSink>);
     let requests: Vec<_> = images.iter().map(|image| request(image)).collect();
     let (progress, out) = (Progress::new(false), silent());
     let never = std::future::pending();
-    let verdicts =
-        ensure_all(&manager, &requests, retry_for, &*messages, shown(&backend, &progress, &out), never).await;
-    (verdicts, messages.all())
+    let shown = Shown { progress: &progress, out: &out };
+    let ended = ensure_all(&worker, &requests, retry_for, &*messages, shown, never).await;
+    (ended.verdicts, messages.all())
 }
 
 fn silent() -> Out {
     Out::to(Box::new(std::io::sink()), Box::new(std::io::sink()))
 }
 
-fn shown<'a>(backend: &'a FakeBackend, progress: &'a Progress, out: &'a Out) -> Shown<'a> {
-    Shown { backend, progress, out }
+fn worker(backend: FakeBackend, events: Arc<dyn EventSink>) -> Worker {
+    let backend: Arc<dyn Backend> = Arc::new(backend);
+    let manager = Box::new(Manager::builder(backend.clone()).events(events).build());
+    Worker::Own { manager, backend, notes: None }
 }
 
 fn small() -> Image {
@@ -111,19 +111,14 @@ async fn an_interrupt_leaves_the_rest_unfinished() {
     let backend = FakeBackend::new();
     backend.on_pull_of("a:1", Pull::ok("sha256:1", 100).after(Duration::from_secs(100)));
     backend.on_pull_of("b:1", Pull::ok("sha256:1", 100));
-    let manager = Manager::builder(Arc::new(backend.clone())).build();
+    let worker = worker(backend, Arc::new(Messages::default()));
     let requests = [request("a:1"), request("b:1")];
     let (messages, progress, out) = (Messages::default(), Progress::new(false), silent());
     let interrupt = time::sleep(Duration::from_secs(5));
-    let verdicts = ensure_all(
-        &manager,
-        &requests,
-        Duration::ZERO,
-        &messages,
-        shown(&backend, &progress, &out),
-        interrupt,
-    )
-    .await;
+    let shown = Shown { progress: &progress, out: &out };
+    let Ended { verdicts, lost } =
+        ensure_all(&worker, &requests, Duration::ZERO, &messages, shown, interrupt).await;
+    assert_eq!(lost, None);
     assert_eq!(verdicts[0], Verdict::Unfinished);
     assert!(matches!(verdicts[1], Verdict::Ensured(_)));
 }

@@ -1,0 +1,79 @@
+//! `larder status`: what the daemon is, does, and is connected to.
+
+use std::time::Duration;
+
+use larder::gotext;
+use larder_control::v1alpha1::{GcStatus, StatusRequest, StatusResponse};
+use tokio::time::Instant;
+
+use crate::args::{Connection, StatusArgs};
+use crate::daemon::{Daemon, convert};
+use crate::exit::Outcome;
+use crate::failure::Failure;
+use crate::out::Out;
+use crate::output;
+use crate::output::progress;
+use crate::output::table::Table;
+
+pub(super) async fn run(args: &StatusArgs, connection: &Connection, out: &Out) -> Result<Outcome, Failure> {
+    let daemon = Daemon::required(connection)?;
+    let status = daemon.ask(async |mut client| client.status(StatusRequest {}).await).await?;
+    match args.output.data() {
+        Some(format) => output::data(out, format, &status),
+        None => tell(&status, args.output.is_wide(), out),
+    }
+    Ok(if status.backend_answers { Outcome::Done } else { Outcome::Failed })
+}
+
+fn tell(status: &StatusResponse, wide: bool, out: &Out) {
+    out.line(table(status));
+    let now = Instant::now();
+    for pull in &status.pulls {
+        out.line(format_args!("  {}", progress::full_line(&convert::pull_from(pull.clone(), now), now)));
+    }
+    // This call is under way, too.
+    let calls = status.calls.iter().filter(|call| wide && !call.path.ends_with("/Status"));
+    for call in calls {
+        out.line(format_args!("  {}   {}", call.path, age(call.milliseconds)));
+    }
+}
+
+fn table(status: &StatusResponse) -> Table {
+    let mut table = Table::new(["DAEMON", &format!("larder {}", status.version)]);
+    let up = age(status.uptime_seconds.saturating_mul(1000));
+    table.row(["Process".to_owned(), format!("{}, up {up}", status.process)]);
+    table.row(["Socket".to_owned(), status.socket.clone().unwrap_or_else(|| "of systemd".to_owned())]);
+    table.row(["Serves".to_owned(), status.backend.clone()]);
+    let answers = if status.backend_answers { "answers" } else { "does not answer" };
+    table.row(["Backend".to_owned(), format!("{answers}: {}", status.backend_message)]);
+    table.row(["State".to_owned(), status.state.clone()]);
+    if let Some(configuration) = &status.configuration {
+        table.row(["Configuration".to_owned(), configuration.clone()]);
+    }
+    if let Some(error) = &status.reload_error {
+        table.row(["Last reload".to_owned(), format!("failed, and changed nothing: {error}")]);
+    }
+    table.row(["Collection".to_owned(), collection(status.collection.as_ref())]);
+    table.row(["Connections".to_owned(), status.connections.to_string()]);
+    table.row(["Events".to_owned(), status.next_event.to_string()]);
+    table.row(["Pulls".to_owned(), status.pulls.len().to_string()]);
+    table
+}
+
+fn collection(status: Option<&GcStatus>) -> String {
+    let Some(status) = status else { return String::new() };
+    let last = match (&status.ended, &status.last) {
+        (Some(ended), Some(last)) => format!("{last}, at {ended}"),
+        _ => "no round yet".to_owned(),
+    };
+    let running = if status.running { "; a round is running" } else { "" };
+    match status.failures {
+        0 => format!("{last}{running}"),
+        failures => format!("{last} ({failures} rounds in a row failed){running}"),
+    }
+}
+
+/// Whole seconds.
+fn age(milliseconds: u64) -> String {
+    gotext::duration(Duration::from_secs(milliseconds / 1000))
+}

@@ -1,0 +1,269 @@
+//! What travels between the command line and the daemon, and what it is on either side. Pure.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime};
+
+use jiff::Timestamp;
+use larder::backend::{Bytes, Detail, Image, ImageDetails, LayerPhase, LayerProgress, PullStep, Wait};
+use larder::credentials::{PullSecret, SecretCoordinates};
+use larder::events::{Event, EventType, Reason};
+use larder::pod::{ObjectKind, ObjectRef};
+use larder::pull::{Phase, PullStatus};
+use larder_control::v1alpha1 as api;
+use tokio::time::Instant;
+
+/// The keys of secrets, by their type.
+const SECRETS: [(&str, &str); 2] =
+    [("kubernetes.io/dockerconfigjson", ".dockerconfigjson"), ("kubernetes.io/dockercfg", ".dockercfg")];
+
+/// A time in milliseconds, as far as there are that many.
+pub(crate) fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// A moment as text; empty when no calendar has it.
+pub(crate) fn time(time: SystemTime) -> String {
+    Timestamp::try_from(time).map(|time| time.to_string()).unwrap_or_default()
+}
+
+pub(crate) fn image(image: &Image) -> api::Image {
+    api::Image {
+        id: image.id.clone(),
+        repo_tags: image.repo_tags.clone(),
+        repo_digests: image.repo_digests.clone(),
+        size_bytes: image.size,
+        pinned: image.pinned,
+        uid: image.uid,
+        username: image.username.clone(),
+    }
+}
+
+pub(crate) fn image_from(image: api::Image) -> Image {
+    Image {
+        id: image.id,
+        repo_tags: image.repo_tags,
+        repo_digests: image.repo_digests,
+        size: image.size_bytes,
+        pinned: image.pinned,
+        uid: image.uid,
+        username: image.username,
+        spec: None,
+    }
+}
+
+pub(crate) fn details_from(answer: api::InspectResponse) -> ImageDetails {
+    ImageDetails { image: image_from(answer.image.unwrap_or_default()), info: answer.info }
+}
+
+pub(crate) fn event(event: Event, number: Option<u64>) -> api::Event {
+    let Event { time, event_type, reason, object, message } = event;
+    api::Event {
+        number,
+        time: self::time(time),
+        r#type: event_type.to_string(),
+        reason: reason.to_string(),
+        object_kind: match object.kind {
+            ObjectKind::Pod => "pod",
+            ObjectKind::Node => "node",
+        }
+        .to_owned(),
+        namespace: object.namespace,
+        name: object.name,
+        uid: object.uid,
+        field_path: object.field_path,
+        message,
+    }
+}
+
+/// The event about this object; `None` if it is of a kind that this larder does not know.
+pub(crate) fn event_from(event: api::Event, object: ObjectRef) -> Option<Event> {
+    Some(Event {
+        time: event.time.parse::<Timestamp>().map_or_else(|_| SystemTime::now(), SystemTime::from),
+        event_type: [EventType::Normal, EventType::Warning]
+            .into_iter()
+            .find(|known| known.to_string() == event.r#type)?,
+        reason: Reason::ALL.into_iter().find(|known| known.to_string() == event.reason)?,
+        object,
+        message: event.message,
+    })
+}
+
+pub(crate) fn secret(secret: &PullSecret) -> Option<api::PullSecret> {
+    let (_, key) = SECRETS.into_iter().find(|(kind, _)| *kind == secret.kind)?;
+    let PullSecret { kind, coordinates, data } = secret;
+    Some(api::PullSecret {
+        namespace: coordinates.namespace.clone(),
+        name: coordinates.name.clone(),
+        uid: coordinates.uid.clone(),
+        r#type: kind.clone(),
+        document: data.get(key).cloned().unwrap_or_default(),
+    })
+}
+
+pub(crate) fn secret_from(secret: api::PullSecret) -> PullSecret {
+    let api::PullSecret { namespace, name, uid, r#type: kind, document } = secret;
+    let key = SECRETS.into_iter().find(|(known, _)| *known == kind).map(|(_, key)| key.to_owned());
+    PullSecret {
+        kind,
+        coordinates: SecretCoordinates { uid, namespace, name },
+        data: key.map(|key| BTreeMap::from([(key, document)])).unwrap_or_default(),
+    }
+}
+
+pub(crate) fn pull(pull: &PullStatus, now: Instant) -> api::Pull {
+    let detail = pull.detail.as_ref();
+    let queued = pull.waiting.as_ref().map(|waiting| (waiting.clone().into_owned(), None));
+    let (waiting, waiting_milliseconds) =
+        queued.unwrap_or_else(|| wait(detail.and_then(|detail| detail.waiting.as_ref()), now));
+    api::Pull {
+        image: pull.image.clone(),
+        phase: pull.phase.to_string(),
+        step: detail.map(|detail| detail.step.to_string()).unwrap_or_default(),
+        waiting,
+        waiting_milliseconds,
+        done_bytes: pull.bytes.map(|bytes| bytes.done),
+        total_bytes: pull.bytes.and_then(|bytes| bytes.total),
+        bytes_per_second: detail.and_then(|detail| detail.rate),
+        milliseconds: millis(now.saturating_duration_since(pull.since)),
+        layers: detail
+            .iter()
+            .flat_map(|detail| &detail.layers)
+            .map(|layer| self::layer(layer, now))
+            .collect(),
+    }
+}
+
+fn layer(layer: &LayerProgress, now: Instant) -> api::PullLayer {
+    let (waiting, waiting_milliseconds) = wait(layer.waiting.as_ref(), now);
+    api::PullLayer {
+        digest: layer.digest.clone(),
+        phase: layer.phase.to_string(),
+        done_bytes: layer.bytes.done,
+        total_bytes: layer.bytes.total,
+        bytes_per_second: layer.rate,
+        waiting,
+        waiting_milliseconds,
+    }
+}
+
+fn wait(wait: Option<&Wait>, now: Instant) -> (String, Option<u64>) {
+    let Some(wait) = wait else { return (String::new(), None) };
+    let left = wait.until.map(|until| millis(until.saturating_duration_since(now)));
+    (wait.reason.clone(), left)
+}
+
+pub(crate) fn pull_from(pull: api::Pull, now: Instant) -> PullStatus {
+    let phase = match pull.phase.as_str() {
+        "queued" => Phase::Queued,
+        "throttled" => Phase::Throttled,
+        _ => Phase::Pulling,
+    };
+    let step = match pull.step.as_str() {
+        "resolving" => Some(PullStep::Resolving),
+        "pulling" => Some(PullStep::Layers),
+        "committing" => Some(PullStep::Committing),
+        _ => None,
+    };
+    let waiting = Some(pull.waiting).filter(|waiting| !waiting.is_empty());
+    let (queued, detailed) = if phase == Phase::Pulling { (None, waiting) } else { (waiting, None) };
+    PullStatus {
+        image: pull.image,
+        waiting: queued.map(Into::into),
+        bytes: pull.done_bytes.map(|done| Bytes { done, total: pull.total_bytes }),
+        detail: step.map(|step| Detail {
+            step,
+            waiting: wait_from(detailed, pull.waiting_milliseconds, now),
+            rate: pull.bytes_per_second,
+            layers: pull.layers.into_iter().map(|layer| layer_from(layer, now)).collect(),
+        }),
+        since: now.checked_sub(Duration::from_millis(pull.milliseconds)).unwrap_or(now),
+        phase,
+    }
+}
+
+fn layer_from(layer: api::PullLayer, now: Instant) -> LayerProgress {
+    LayerProgress {
+        digest: layer.digest,
+        phase: match layer.phase.as_str() {
+            "fetched by another pull" => LayerPhase::Elsewhere,
+            "fetching" => LayerPhase::Fetching,
+            "unpacking" => LayerPhase::Unpacking,
+            "unpacked" => LayerPhase::Unpacked,
+            "done" => LayerPhase::Done,
+            _ => LayerPhase::Queued,
+        },
+        bytes: Bytes { done: layer.done_bytes, total: layer.total_bytes },
+        rate: layer.bytes_per_second,
+        waiting: wait_from(Some(layer.waiting), layer.waiting_milliseconds, now),
+    }
+}
+
+fn wait_from(reason: Option<String>, left: Option<u64>, now: Instant) -> Option<Wait> {
+    let reason = reason.filter(|reason| !reason.is_empty())?;
+    Some(Wait { reason, until: left.map(|left| now + Duration::from_millis(left.min(MAX_WAIT))) })
+}
+
+/// The longest wait that is believed, in milliseconds: a day.
+const MAX_WAIT: u64 = 24 * 3600 * 1000;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pull_comes_out_as_it_went_in() {
+        let now = Instant::now();
+        let wait = |left| Some(Wait { reason: "r.example asked to wait".into(), until: Some(now + left) });
+        let queued = PullStatus {
+            image: "a:1".into(),
+            phase: Phase::Queued,
+            waiting: Some("a free slot".into()),
+            bytes: None,
+            detail: None,
+            since: now.checked_sub(Duration::from_secs(3)).unwrap(),
+        };
+        let pulling = PullStatus {
+            phase: Phase::Pulling,
+            waiting: None,
+            bytes: Some(Bytes { done: 5, total: Some(10) }),
+            detail: Some(Detail {
+                step: PullStep::Layers,
+                waiting: wait(Duration::from_secs(2)),
+                rate: Some(7),
+                layers: [
+                    LayerPhase::Queued,
+                    LayerPhase::Elsewhere,
+                    LayerPhase::Fetching,
+                    LayerPhase::Unpacking,
+                    LayerPhase::Unpacked,
+                    LayerPhase::Done,
+                ]
+                .map(|phase| LayerProgress {
+                    digest: "sha256:1".into(),
+                    phase,
+                    bytes: Bytes { done: 1, total: None },
+                    rate: None,
+                    waiting: wait(Duration::from_secs(1)),
+                })
+                .into(),
+            }),
+            ..queued.clone()
+        };
+        for status in [queued, pulling] {
+            assert_eq!(pull_from(pull(&status, now), now), status);
+        }
+    }
+
+    #[test]
+    fn a_secret_comes_out_as_it_went_in_and_others_do_not_travel() {
+        for (kind, key) in SECRETS {
+            let given = PullSecret {
+                kind: kind.into(),
+                coordinates: SecretCoordinates { uid: "u".into(), namespace: "n".into(), name: "s".into() },
+                data: BTreeMap::from([(key.into(), b"{}".to_vec())]),
+            };
+            assert_eq!(secret_from(secret(&given).unwrap()), given);
+        }
+        assert_eq!(secret(&PullSecret { kind: "Opaque".into(), ..PullSecret::default() }), None);
+    }
+}

@@ -1,0 +1,50 @@
+//! Keep rules and leases: what collection leaves alone.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use larder::backend::ImageSpec;
+use larder_control::v1alpha1 as api;
+
+use crate::collect::{KeepFile, RuleDocument};
+use crate::commands::inspect::absent;
+use crate::commands::{keep, lease};
+use crate::daemon::convert;
+use crate::failure::Failure;
+use crate::serve::build;
+use crate::serve::node::Node;
+
+/// Changes the rules, on disk and in force, and lists them.
+pub(super) async fn keep(node: &Node, request: &api::KeepRequest) -> Result<api::KeepResponse, Failure> {
+    let (rules, new) = keep::change(&KeepFile::at(&node.place), request)?;
+    let documents = rules.iter().map(RuleDocument::to_document).collect();
+    node.collector.set_policy(build::policy(&node.settings.now(), rules));
+    let warnings = if new == 0 { Vec::new() } else { keep::idle(&node.collector, new).await };
+    Ok(api::KeepResponse { rules: documents, warnings })
+}
+
+/// Takes or ends a lease: in larder's own store one that outlives the daemon, else one that ends with it.
+pub(super) async fn lease(node: &Node, request: &api::LeaseRequest) -> Result<api::LeaseResponse, Failure> {
+    let time = Duration::from_secs(request.seconds);
+    if let Some(store) = node.store.clone() {
+        let image = request.image.clone();
+        let taken = tokio::task::spawn_blocking(move || lease::take(store.store(), &image, time)).await;
+        return taken.map_err(|error| Failure::failed(format!("the store gave no answer: {error}")))?;
+    }
+    if time.is_zero() {
+        return Err(Failure::failed(format!(
+            "{}: a lease on an image of a runtime ends by itself",
+            request.image
+        ))
+        .hint("it ends with its time, or with the daemon"));
+    }
+    loop {
+        let look = Arc::clone(&node.gate).look();
+        let found = node.backend.status(&ImageSpec::named(&request.image)).await?;
+        let Some(image) = found else { return Err(absent(&request.image)) };
+        if look.lease(&image.id, time).await {
+            let ends = SystemTime::now().checked_add(time).map(convert::time);
+            return Ok(api::LeaseResponse { id: image.id, ends });
+        }
+    }
+}

@@ -1,0 +1,256 @@
+//! The service behind a real socket, on a fake backend.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::StreamExt as _;
+use larder::gc::{Collector, GcPolicy, Periods};
+use larder::pull::PullConfig;
+use larder_control::HINT_KEY;
+use larder_control::v1alpha1::ensure_update::Update;
+use larder_control::v1alpha1::events_response::Told;
+use larder_testkit::fake_backend::{FakeBackend, Pull, error, image};
+use tokio::net::UnixListener;
+use tonic::Code;
+
+use super::*;
+use crate::args::Connection;
+use crate::collect::Place;
+use crate::config::{self, Places, Sources};
+use crate::daemon::{Client, Daemon};
+use crate::serve::doors::Doors;
+use crate::serve::node::{Backed, Parts};
+use crate::serve::plain::Plain;
+use crate::serve::reload::Settings;
+
+/// A daemon that serves a fake backend until dropped.
+struct Served {
+    backend: FakeBackend,
+    node: Arc<Node>,
+    stop: watch::Sender<bool>,
+    folder: tempfile::TempDir,
+    _serving: tokio::task::JoinSet<()>,
+}
+
+impl Served {
+    fn new() -> Served {
+        let (backend, folder) = (FakeBackend::new(), tempfile::tempdir().unwrap());
+        let shared: Arc<FakeBackend> = Arc::new(backend.clone());
+        let sources = Sources { places: Places::of(true, |_| None), layers: Vec::new() };
+        let config = config::load(&sources).unwrap();
+        let node = Arc::new(Node::build(Parts {
+            chosen: Backed {
+                told: "a fake".into(),
+                collector: Collector::builder(shared.clone()),
+                backend: shared,
+                store: None,
+            },
+            place: Place::at(folder.path().to_owned()),
+            policy: GcPolicy { minimum_age: Duration::ZERO, ..GcPolicy::default() },
+            pull: PullConfig::default(),
+            events: 10,
+            name: "node".into(),
+            spared: Duration::from_secs(600),
+            periods: Periods::default(),
+            settings: Settings::new(sources, config),
+        }));
+        let listener = UnixListener::bind(folder.path().join("s")).unwrap();
+        let (stop, stopped) = watch::channel(false);
+        let connections = Connections::default();
+        let plain = Plain { node: Arc::clone(&node), connections: connections.clone() };
+        let control = service(Arc::clone(&node), connections.clone(), None, stopped.clone());
+        let mut serving = tokio::task::JoinSet::new();
+        serving
+            .spawn(async move { connections.serve(listener, Doors::beside(plain, control), stopped).await });
+        Served { backend, node, stop, folder, _serving: serving }
+    }
+
+    fn client(&self) -> Client {
+        let socket = self.folder.path().join("s").display().to_string();
+        let connection = Connection { daemon: Some(socket), ..Connection::default() };
+        Daemon::find(&connection).unwrap().unwrap().client()
+    }
+
+    /// Waits until so many pulls run.
+    async fn pulling(&self, count: usize) {
+        while self.backend.held_pulls().len() != count || self.node.manager.pulls().len() != count {
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+fn wants(images: &[&str]) -> api::EnsureRequest {
+    let wanted = |image: &&str| api::WantedImage { image: (*image).to_owned(), ..Default::default() };
+    api::EnsureRequest { images: images.iter().map(wanted).collect(), ..Default::default() }
+}
+
+/// All that is told of one call: reasons of events, and how each image ended, by its index.
+async fn told(client: &mut Client, request: api::EnsureRequest) -> Vec<String> {
+    let updates = client.ensure(request).await.unwrap().into_inner();
+    let words = updates.map(|update| match update.unwrap().update.unwrap() {
+        Update::Event(event) => event.reason,
+        Update::Progress(_) => "progress".to_owned(),
+        Update::Ensured(ensured) => format!("{} ensured", ensured.index),
+        Update::Failed(failed) => format!("{} {}", failed.index, failed.reason),
+    });
+    words.collect().await
+}
+
+#[tokio::test]
+async fn each_image_of_a_call_has_its_events_and_one_end() {
+    let served = Served::new();
+    served.backend.on_pull_of("a:1", Pull::ok("sha256:1", 100));
+    served.backend.on_pull_of("b:1", Pull::fails("no route"));
+    let mut client = served.client();
+    let mut all = told(&mut client, wants(&["a:1", "b:1", "Bad"])).await;
+    all.sort();
+    assert_eq!(
+        all,
+        [
+            "0 ensured",
+            "1 ErrImagePull",
+            "2 InvalidImageName",
+            "Failed",
+            "InspectFailed",
+            "Pulled",
+            "Pulling",
+            "Pulling"
+        ]
+    );
+    assert_eq!(told(&mut client, wants(&["a:1"])).await, ["Pulled", "0 ensured"], "and none of others");
+}
+
+#[tokio::test]
+async fn a_failure_holds_back_the_same_run_and_no_other() {
+    let served = Served::new();
+    let mut client = served.client();
+    for run in ["one", "two"] {
+        served.backend.on_pull_of("a:1", Pull::fails("no route"));
+        let request = api::EnsureRequest { run: run.into(), ..wants(&["a:1"]) };
+        assert_eq!(told(&mut client, request.clone()).await.last().unwrap(), "0 ErrImagePull");
+        assert_eq!(told(&mut client, request).await.last().unwrap(), "0 ImagePullBackOff");
+    }
+}
+
+#[tokio::test]
+async fn who_goes_away_gives_up_and_others_go_on() {
+    let served = Served::new();
+    served.backend.hold_pulls();
+    let (mut one, mut two) = (served.client(), served.client());
+    let first = one.ensure(wants(&["a:1", "b:1"])).await.unwrap();
+    let mut second = two.ensure(wants(&["a:1"])).await.unwrap().into_inner();
+    served.pulling(2).await;
+    while served.node.events.next_number() < 3 {
+        tokio::task::yield_now().await;
+    }
+    drop((first, one));
+    served.pulling(1).await;
+    assert!(served.backend.finish_pull_of("a:1", Pull::ok("sha256:1", 100)));
+    let mut ended = false;
+    while let Some(update) = second.message().await.unwrap() {
+        ended |= matches!(update.update, Some(Update::Ensured(_)));
+    }
+    assert!(ended);
+}
+
+#[tokio::test]
+async fn a_caller_that_does_not_read_holds_up_nobody() {
+    let served = Served::new();
+    let mut client = served.client();
+    let many: Vec<String> = (0..5000).map(|number| format!("i{number}:1")).collect();
+    for name in &many {
+        served.backend.add_image(name, image(format!("sha256:{name}"), 1));
+    }
+    let many: Vec<&str> = many.iter().map(String::as_str).collect();
+    let unread = client.ensure(api::EnsureRequest { progress: true, ..wants(&many) }).await.unwrap();
+    while served.node.events.next_number() < 5000 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(told(&mut served.client(), wants(&["i1:1"])).await, ["Pulled", "0 ensured"]);
+    assert_eq!(unread.into_inner().count().await, 10_000, "and nothing is lost");
+}
+
+#[tokio::test]
+async fn errors_have_a_code_a_sentence_and_a_hint() {
+    let served = Served::new();
+    let mut client = served.client();
+    let inspect = |image: &str| api::InspectRequest { image: image.into() };
+    let absent = client.inspect(inspect("a:1")).await.unwrap_err();
+    assert_eq!((absent.code(), absent.message()), (Code::NotFound, "a:1: no such image"));
+    assert!(absent.metadata().contains_key(HINT_KEY));
+    assert_eq!(client.inspect(inspect("Bad")).await.unwrap_err().code(), Code::InvalidArgument);
+    let mounts = client.mounts(api::MountsRequest {}).await.unwrap_err();
+    assert_eq!(mounts.code(), Code::FailedPrecondition);
+    let relative = api::UnmountRequest { target: "mnt".into(), force: false };
+    assert_eq!(client.unmount(relative).await.unwrap_err().code(), Code::InvalidArgument);
+    let wrong = api::KeepRequest { add: vec!["{}".into()], ..Default::default() };
+    assert_eq!(client.keep(wrong).await.unwrap_err().code(), Code::InvalidArgument);
+    let limits = api::CollectRequest { high_threshold_percent: Some(101), ..Default::default() };
+    assert_eq!(client.plan(limits).await.unwrap_err().code(), Code::InvalidArgument);
+    served.backend.set_down(Some(error("gone")));
+    assert!(client.images(api::ImagesRequest {}).await.is_err());
+}
+
+#[tokio::test]
+async fn too_much_is_refused_and_the_connection_goes_on() {
+    let served = Served::new();
+    let mut client = served.client();
+    let secret = |bytes: usize| api::PullSecret { document: vec![b'x'; bytes], ..Default::default() };
+    let giant = api::EnsureRequest { secrets: vec![secret(17 << 20)], ..wants(&["a:1"]) };
+    // The client's own limit is not what is tested.
+    let refused = client.clone().max_encoding_message_size(usize::MAX).ensure(giant).await.unwrap_err();
+    assert_eq!(refused.code(), Code::OutOfRange, "{refused}");
+    let many = api::EnsureRequest { secrets: vec![secret(1 << 20)], ..wants(&["a:1"; 100]) };
+    assert_eq!(client.ensure(many).await.unwrap_err().code(), Code::InvalidArgument);
+    let names = vec!["a:1"; 10_001];
+    assert_eq!(client.ensure(wants(&names)).await.unwrap_err().code(), Code::InvalidArgument);
+    assert!(client.images(api::ImagesRequest {}).await.is_ok());
+}
+
+#[tokio::test]
+async fn rules_are_in_force_at_once_and_on_disk() {
+    let served = Served::new();
+    served.backend.add_image("app:1", image("sha256:1", 100));
+    let mut client = served.client();
+    let rule = r#"{"select":{"name":"*app*"},"ttlSeconds":null,"budgetBytes":null}"#;
+    let add = api::KeepRequest { add: vec![rule.into()], ..Default::default() };
+    assert_eq!(client.keep(add).await.unwrap().into_inner().rules, [rule]);
+    let idle = api::KeepRequest { add: vec![rule.replace("app", "other")], ..Default::default() };
+    assert_eq!(client.keep(idle).await.unwrap().into_inner().warnings.len(), 1);
+    let explain = api::ExplainRequest { image: "app:1".into(), limits: None };
+    let why = client.explain(explain.clone()).await.unwrap().into_inner();
+    assert_eq!(why.verdict.unwrap().reason, "Kept");
+    let none = api::KeepRequest { remove_all: true, ..Default::default() };
+    assert!(client.keep(none).await.unwrap().into_inner().rules.is_empty());
+    let why = client.explain(explain).await.unwrap().into_inner();
+    assert_ne!(why.verdict.unwrap().reason, "Kept");
+}
+
+#[tokio::test]
+async fn watchers_are_told_what_comes_and_let_the_daemon_stop() {
+    let served = Served::new();
+    let mut client = served.client();
+    let request = api::EventsRequest { from: 0, watch: true };
+    let mut events = client.events(request).await.unwrap().into_inner();
+    assert_eq!(told(&mut served.client(), wants(&["Bad"])).await.len(), 2);
+    let first = events.message().await.unwrap().unwrap().told;
+    assert!(matches!(first, Some(Told::Event(event)) if event.number == Some(0)));
+    served.stop.send_replace(true);
+    assert_eq!(events.message().await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn a_lease_keeps_an_image_from_a_round() {
+    let served = Served::new();
+    for name in ["a:1", "b:1"] {
+        served.backend.add_image(name, image(format!("sha256:{name}"), 100));
+    }
+    let mut client = served.client();
+    let lease = |image: &str, seconds| api::LeaseRequest { image: image.into(), seconds };
+    assert!(client.lease(lease("a:1", 60)).await.unwrap().into_inner().ends.is_some());
+    assert_eq!(client.lease(lease("no:1", 60)).await.unwrap_err().code(), Code::NotFound);
+    let goal = Some(api::collect_request::Goal::AllUnused(true));
+    let round = client.collect(api::CollectRequest { goal, ..Default::default() }).await.unwrap();
+    let removed: Vec<_> = round.into_inner().removals.into_iter().map(|removal| removal.id).collect();
+    assert_eq!(removed, ["sha256:b:1"]);
+}
