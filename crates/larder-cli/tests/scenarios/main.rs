@@ -11,6 +11,7 @@ mod concurrency;
 mod contract;
 mod credentials;
 mod cri;
+mod daemon;
 mod examples;
 mod kills;
 mod outages;

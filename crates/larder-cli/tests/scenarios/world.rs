@@ -239,6 +239,11 @@ impl Running {
         kill_process(Pid::from_child(&self.child), Signal::INT).unwrap();
     }
 
+    /// Asks it to end, as a service manager does.
+    pub(crate) fn terminate(&self) {
+        kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
+    }
+
     /// Lets it run for this time, and then kills it; says whether there was something to kill.
     pub(crate) fn kill_after(mut self, time: Duration) -> bool {
         pause(time);

@@ -1,0 +1,242 @@
+//! The same command, through the daemon and without one: what it prints and how it ends is the same.
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use larder_testkit::peers::Image;
+use larder_testkit::peers::process::wait_until;
+
+use super::{Machine, NOBODY, give, is_root};
+use crate::world::{Run, World, pod};
+
+/// Two stores with one home and one registry, one of them with a daemon; after each command they are in the same state.
+struct Pair {
+    with: Machine,
+    without: Machine,
+}
+
+impl Pair {
+    fn new() -> Option<Pair> {
+        Some(Pair { with: Machine::serving()?, without: Machine::new()? })
+    }
+
+    /// Runs it both ways.
+    #[track_caller]
+    fn same(&self, arguments: &[&str]) {
+        let [asked, own] = [&self.with, &self.without].map(|machine| machine.larder(arguments));
+        assert_eq!(asked.code, own.code, "{arguments:?}\n{asked:?}\n{own:?}");
+        for (asked, own) in [(&asked.stdout, &own.stdout), (&asked.stderr, &own.stderr)] {
+            assert_eq!(
+                plain(asked, &self.with.root()),
+                plain(own, &self.without.root()),
+                "{arguments:?}\n{asked}\n{own}"
+            );
+        }
+    }
+}
+
+/// A text without what differs from run to run: numbers, times and sizes, widths of columns, the folder of the store.
+///
+/// Lines are sorted: of two images that are ensured at once, either may be told first.
+fn plain(text: &str, root: &Path) -> Vec<String> {
+    let home = root.parent().unwrap().display().to_string();
+    let text = text.replace(&home, "HOME");
+    let plain_word = |word: &str| {
+        let bare = word.trim_matches(|c: char| !c.is_ascii_alphanumeric());
+        if bare.starts_with(|c: char| c.is_ascii_digit()) { "#".to_owned() } else { word.to_owned() }
+    };
+    let line = |line: &str| line.split_whitespace().map(plain_word).collect::<Vec<_>>().join(" ");
+    let mut lines: Vec<String> = text.lines().map(line).collect();
+    lines.sort();
+    lines
+}
+
+#[test]
+fn every_command_says_the_same_both_ways() {
+    let Some(pair) = Pair::new() else { return };
+    // One registry for both: names are the same.
+    let web = pair.with.push(1, "shop/web:1");
+    let api = pair.with.push(2, "shop/api:1");
+    let manifest = pair.with.home.path().join("pod.yaml");
+    fs_err::write(&manifest, pod("web", "IfNotPresent", &[&web, &api])).unwrap();
+    let manifest = manifest.to_string_lossy().into_owned();
+    let absent = pair.with.registry.image("no/such:1");
+    let now = ["--minimum-image-ttl-duration", "0"];
+    let never = ["--image-gc-high-threshold", "100"];
+
+    for arguments in [
+        &["ensure", "-f", &manifest][..],
+        &["images"],
+        &["ensure", "-f", &manifest],
+        &["ensure", "-o", "wide", "-f", &manifest],
+        &["ensure", "--policy", "never", &absent],
+        &["ensure", &absent],
+        &["ensure", &absent],
+        &["ensure", "Bad:Name"],
+        &["pull", &web],
+        &["pull", &absent],
+        &["pull", "-o", "json", &absent],
+        &["images", "-o", "json"],
+        &["images", "-q", "*/web"],
+        &["inspect", &web, &absent],
+        &["inspect", "Bad"],
+        &["runtime"],
+        &["runtime", "-o", "yaml"],
+        &["df"],
+        &["df", "-o", "json"],
+        &[&["gc", "--dry-run", "-o", "wide"][..], &never].concat(),
+        &[&["gc", "--dry-run", "-o", "json"][..], &never].concat(),
+        &["gc", "--dry-run", "--image-gc-high-threshold", "1", "--image-gc-low-threshold", "1"],
+        &["gc", "--dry-run", "--free", "10TiB"],
+        &["gc", "--dry-run", "--image-gc-high-threshold", "10", "--image-gc-low-threshold", "50"],
+        &["gc", "--dry-run", "--kubelet", "--all-unused"],
+        &[&["explain", &web][..], &never].concat(),
+        &[&["explain", "-o", "json", &web][..], &never].concat(),
+        &["explain", "shop/wob:1"],
+        &["keep"],
+        &["keep", "*/web"],
+        &["keep", "nothing/like/it", "--ttl", "1h"],
+        &["keep", "--label", "a=b", "--budget", "1GiB"],
+        &["keep", "["],
+        &["keep", "-o", "json"],
+        &["explain", &web],
+        &["unkeep", "2"],
+        &["unkeep", "--label", "x"],
+        &["unkeep", "*/web"],
+        &["unkeep", "--all"],
+        &["keep"],
+        &["lease", &api, "1h"],
+        &["lease", &absent, "1h"],
+        &[&["gc", "--all-unused"][..], &now].concat(),
+        &[&["gc", "--all-unused", "-o", "json"][..], &now].concat(),
+        &["lease", &api, "0"],
+        &["history"],
+        &["mounts"],
+        &["umount", "/nowhere"],
+        &["rm", &absent],
+        &["rm", "--ignore-not-found", &absent],
+        &["rm", &web, &web],
+        &["rm", "-o", "json", &api],
+        &["rm", &api],
+        &["images"],
+        &["history", "-o", "json"],
+    ] {
+        pair.same(arguments);
+    }
+}
+
+#[test]
+fn mounts_are_made_by_the_daemon_as_without_one() {
+    if !is_root() {
+        return;
+    }
+    let Some(pair) = Pair::new() else { return };
+    let web = pair.with.push(1, "shop/web:1");
+    for machine in [&pair.with, &pair.without] {
+        fs_err::create_dir(machine.home.path().join("mnt")).unwrap();
+    }
+    pair.same(&["pull", &web]);
+    pair.same(&["mount", &web, "nowhere"]);
+    let mounted = |machine: &Machine| machine.home.path().join("mnt/srv/data").exists();
+    // Each has a folder of its own of that name.
+    for machine in [&pair.with, &pair.without] {
+        machine.larder(&["mount", &web, "mnt"]).expect(0);
+        assert!(mounted(machine));
+        assert_eq!(machine.larder(&["mounts"]).expect(0).lines_with(&["mnt", "mounted"]), 1);
+        let refused = machine.larder(&["rm", &web]).expect(1);
+        assert!(refused.stderr.contains("mounted at"), "{refused:?}");
+        machine.larder(&["umount", "mnt"]).expect(0);
+        assert!(!mounted(machine));
+    }
+}
+
+#[test]
+fn verbose_says_which_way_was_taken_and_none_takes_the_other() {
+    let Some(mut machine) = Machine::serving() else { return };
+    let said = |run: &Run, text: &str| assert!(run.stderr.contains(text), "{text}: {run:?}");
+    let asked = machine.larder(&["-v", "images"]).expect(0);
+    said(&asked, &format!("info: asking the daemon at {}", machine.socket().display()));
+    said(&machine.larder(&["--daemon", "none", "images"]).expect(3), "in use by");
+    for command in [&["load", "x.tar"][..], &["fsck"]] {
+        let refused = machine.larder(command).expect(1);
+        said(&refused, "the daemon at");
+        said(&refused, "hint: stop the daemon first");
+    }
+    machine.stop().expect(0);
+    assert!(!machine.root().join("daemon").exists(), "the note goes with the daemon");
+    said(&machine.larder(&["-v", "images"]).expect(0), "info: no daemon");
+    said(&machine.larder(&["status"]).expect(3), "no daemon runs here");
+    let socket = machine.socket().display().to_string();
+    said(&machine.larder(&["--daemon", &socket, "images"]).expect(3), "no daemon at");
+}
+
+#[test]
+fn who_may_not_speak_to_the_daemon_is_told_what_to_do() {
+    if !is_root() {
+        return;
+    }
+    let Some(mut machine) = Machine::serving() else { return };
+    for folder in [machine.home.path(), &machine.root()] {
+        fs_err::set_permissions(folder, std::fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    machine.user = Some(NOBODY);
+    let run = machine.larder(&["images"]).expect(3);
+    assert!(run.stderr.contains("permission denied") && run.stderr.contains("hint: "), "{run:?}");
+    std::os::unix::fs::chown(machine.socket(), None, Some(1)).unwrap();
+    let run = machine.larder(&["images"]).expect(3);
+    assert!(run.stderr.contains("you are not in the group daemon"), "{run:?}");
+    machine.user = None;
+}
+
+#[test]
+fn a_user_without_root_has_a_daemon_of_their_own() {
+    if !is_root() {
+        return;
+    }
+    let Some(mut machine) = Machine::new() else { return };
+    let web = machine.push(1, "shop/web:1");
+    give(machine.home.path(), NOBODY);
+    machine.user = Some(NOBODY);
+    machine.serve();
+    machine.larder(&["ensure", &web]).expect(0);
+    assert_eq!(machine.larder(&["images"]).expect(0).lines_with(&["shop/web"]), 1);
+    assert_eq!(machine.larder(&["events"]).expect(0).lines_with(&["Pulled", "Successfully"]), 1);
+    machine.larder(&["gc", "--dry-run"]).expect(0);
+    machine.larder(&["rm", &web]).expect(0);
+    machine.stop().expect(0);
+}
+
+#[test]
+fn a_daemon_in_front_of_a_runtime_is_asked_about_its_images_and_not_about_the_store() {
+    let Some(world) = World::plain() else { return };
+    Image::small(1, 10_000).push(&world.registry, "shop/web:1").unwrap();
+    let image = world.registry.image("shop/web:1");
+    let folder = PathBuf::from(world.file("marker", ""));
+    let [state, socket] = ["state", "s.sock"].map(|name| folder.with_file_name(name));
+    let (state_of, socket_of) = (state.display().to_string(), socket.display().to_string());
+    let larder = |arguments: &[&str]| world.larder(&[&["-v", "--state", &state_of][..], arguments].concat());
+    let serve = ["--state", &state_of, "serve", "--socket", &socket_of, "--metrics-address", ""];
+    let daemon = world.start_larder(&[&serve[..], &["--image-gc-high-threshold", "100"]].concat());
+    wait_until("the daemon listens, and says where", || {
+        state.join("daemon").exists() && UnixStream::connect(&socket).is_ok()
+    });
+    for arguments in [
+        &["ensure", &image][..],
+        &["images"],
+        &["inspect", &image],
+        &["df"],
+        &["runtime"],
+        &["explain", &image],
+        &["gc", "--dry-run", "--image-gc-high-threshold", "100"],
+        &["lease", &image, "1h"],
+        &["status"],
+        &["rm", &image],
+    ] {
+        let run = larder(arguments).expect(0);
+        assert!(run.stderr.contains("asking the daemon at"), "{arguments:?} {run:?}");
+    }
+    assert_eq!(world.images(), [""; 0]);
+    daemon.terminate();
+    daemon.finish().expect(0);
+}
