@@ -1,19 +1,24 @@
 # Sourced by the other scripts: makes sure that the servers which larder plays and tests with are installed.
 
-# The Debian packages that are missing here, one a line. Every package has a program of its own name, but util-linux.
+# The Debian packages that are missing here, one a line: the servers, and those that are named. Nearly every package has
+# a program of its own name.
 missing_packages() {
     local package program
-    for package in containerd runc docker-registry skopeo openssl umoci util-linux; do
-        program=$package
-        [ "$package" != util-linux ] || program=setpriv
+    for package in containerd runc docker-registry skopeo openssl umoci util-linux "$@"; do
+        case $package in
+        util-linux) program=setpriv ;;
+        systemd) program=systemd-analyze ;;
+        *) program=$package ;;
+        esac
         PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin command -v "$program" >/dev/null || echo "$package"
     done
 }
 
-# Installs what is missing, without starting any of it as a service of this machine. Fails, and says why, if it cannot.
+# Installs what is missing of the servers and of the packages that are named, without starting any of it as a service of
+# this machine. Fails, and says why, if it cannot.
 install_servers() {
     local missing log policy=/usr/sbin/policy-rc.d made_policy=no outcome=0
-    missing=$(missing_packages)
+    missing=$(missing_packages "$@")
     [ -n "$missing" ] || return 0
     missing=$(echo $missing)
     if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then

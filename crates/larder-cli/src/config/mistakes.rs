@@ -17,6 +17,15 @@ impl Mistakes {
         &self.0
     }
 
+    /// All of them and what to do, for a log: in one line.
+    pub(crate) fn line(&self) -> String {
+        let each = self.0.iter().map(|mistake| {
+            let hints: Vec<_> = mistake.hints().iter().map(ToString::to_string).collect();
+            if hints.is_empty() { mistake.to_string() } else { format!("{mistake} ({})", hints.join("; ")) }
+        });
+        each.collect::<Vec<_>>().join("; ")
+    }
+
     /// Tells them all, and how the run ended.
     pub(crate) fn print(&self, out: &Out) -> Outcome {
         for mistake in &self.0 {

@@ -16,17 +16,17 @@ mod plain;
 mod pods;
 mod reload;
 mod socket;
+mod systemd;
 
 use std::path::PathBuf;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::time::Duration;
-use std::{future, io, net};
+use std::{io, net};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use sd_notify::NotifyState;
 use tokio::net::{TcpListener, UnixListener};
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::time::{self, Instant};
 
@@ -120,26 +120,29 @@ impl Daemon {
     async fn run(self) -> Result<Outcome, Failure> {
         let Daemon { node, socket, metrics, .. } = self;
         let cannot = |error: io::Error| Failure::failed(format!("what was bound cannot be used: {error}"));
-        let listener = socket.listener.try_clone().and_then(UnixListener::from_std).map_err(cannot)?;
+        // The file goes with the daemon; the listener goes when it stops, and then nobody waits in vain.
+        let Socket { listener, path, own: _own } = socket;
+        let listener = UnixListener::from_std(listener).map_err(cannot)?;
         let metrics = metrics.map(TcpListener::from_std).transpose().map_err(cannot)?;
         let (stop, stopped) = watch::channel(false);
         let connections = Connections::default();
         let plain = Plain { node: Arc::clone(&node), connections: connections.clone() };
-        let control =
-            control::service(node.clone(), connections.clone(), socket.path.clone(), stopped.clone());
+        let control = control::service(node.clone(), connections.clone(), path, stopped.clone());
         let doors = Doors::beside(plain.clone(), control);
         let mut serving = pin!(connections.serve(listener, doors, stopped));
-        tell_systemd(&[NotifyState::Ready]);
+        // Who knows that the daemon is ready may send any of them.
+        let mut signals = Signals::listen()?;
+        systemd::ready();
         tokio::select! {
             () = serving.as_mut() => {}
             () = node.run() => {}
             () = plain.serve(metrics) => {}
-            () = watchdog() => {}
-            () = reload_when_asked(&node) => {}
-            ended = asked_to_stop() => ended?,
+            () = systemd::watchdog() => {}
+            () = reload_when_asked(&node, &mut signals.hangup) => {}
+            () = asked_to_stop(&mut signals.terminate, &mut signals.interrupt) => {}
         }
-        tell_systemd(&[NotifyState::Stopping]);
         let grace = node.settings.now().drain_grace_period;
+        systemd::stopping(grace);
         tracing::info!("stopping: what is under way has {}", larder::gotext::duration(grace));
         stop.send_replace(true);
         drain(serving, &connections, &node, grace).await;
@@ -161,14 +164,34 @@ impl From<Failure> for Refused {
     }
 }
 
+/// The signals that the daemon listens to.
+struct Signals {
+    hangup: Signal,
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    /// From now on none of them ends the process by itself.
+    fn listen() -> Result<Signals, Failure> {
+        let listen = |kind| {
+            signal(kind).map_err(|error| Failure::failed(format!("cannot listen to signals: {error}")))
+        };
+        Ok(Signals {
+            hangup: listen(SignalKind::hangup())?,
+            terminate: listen(SignalKind::terminate())?,
+            interrupt: listen(SignalKind::interrupt())?,
+        })
+    }
+}
+
 /// Reloads at each SIGHUP, until dropped.
-async fn reload_when_asked(node: &Node) {
-    let Ok(mut hangup) = signal(SignalKind::hangup()) else { return future::pending().await };
+async fn reload_when_asked(node: &Node, hangup: &mut Signal) {
     while hangup.recv().await.is_some() {
-        tell_systemd(&[NotifyState::Reloading]);
+        systemd::reloading();
         // What is wrong with the settings was told.
         let _ = node.reload();
-        tell_systemd(&[NotifyState::Ready]);
+        systemd::ready();
     }
 }
 
@@ -194,28 +217,9 @@ async fn drain(
 }
 
 /// Done at the first SIGTERM or SIGINT.
-async fn asked_to_stop() -> Result<(), Failure> {
-    let listen = |kind| signal(kind).map_err(|error| Failure::failed(format!("no signals: {error}")));
-    let (mut terminate, mut interrupt) = (listen(SignalKind::terminate())?, listen(SignalKind::interrupt())?);
+async fn asked_to_stop(terminate: &mut Signal, interrupt: &mut Signal) {
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}
-    }
-    Ok(())
-}
-
-fn tell_systemd(states: &[NotifyState<'_>]) {
-    if let Err(error) = sd_notify::notify(states) {
-        tracing::debug!("systemd was not told: {error}");
-    }
-}
-
-/// Tells systemd that the daemon lives, twice as often as it wants to hear it.
-async fn watchdog() {
-    let Some(period) = sd_notify::watchdog_enabled() else { return future::pending().await };
-    let mut ticks = time::interval(period / 2);
-    loop {
-        ticks.tick().await;
-        tell_systemd(&[NotifyState::Watchdog]);
     }
 }

@@ -1,5 +1,6 @@
 //! A small file beside what the daemon works on: where it listens, so that the command line finds it.
 
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use super::node::Node;
@@ -24,6 +25,11 @@ impl Note {
             .and_then(|()| fs_err::rename(&new, &file));
         match written {
             Ok(()) => Ok(Some(Note(file))),
+            // A full disk is no time to stay away: somebody has to collect.
+            Err(error) if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => {
+                tracing::warn!("commands find this daemon only with --daemon {}: {error}", socket.display());
+                Ok(None)
+            }
             Err(error) => Err(Failure::failed(format!("cannot say where the daemon listens: {error}"))
                 .hint("run as the owner of the folder, or name another with --root DIR or --state DIR")),
         }

@@ -97,7 +97,7 @@ impl Node {
 
     fn take_over(&self) -> Result<Reloaded, String> {
         let old = self.settings.now();
-        let new = config::load(&self.settings.sources).map_err(|mistakes| mistakes.to_string())?;
+        let new = config::load(&self.settings.sources).map_err(|mistakes| mistakes.line())?;
         for warning in &new.warnings {
             tracing::warn!("{warning}");
         }

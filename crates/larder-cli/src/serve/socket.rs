@@ -32,12 +32,12 @@ pub(crate) struct Socket {
     pub(crate) listener: UnixListener,
     /// Where people find it; a socket of systemd may have no path.
     pub(crate) path: Option<PathBuf>,
-    /// `None` for a socket of systemd, which keeps it.
-    _own: Option<Own>,
+    /// What goes with the daemon; `None` for a socket of systemd, which keeps it.
+    pub(crate) own: Option<Own>,
 }
 
 /// What is cleaned up for a socket of one's own.
-struct Own {
+pub(crate) struct Own {
     path: PathBuf,
     _lock: fs_err::File,
 }
@@ -72,7 +72,7 @@ impl Socket {
         let address = listener.local_addr().map_err(|error| wrong(error.to_string()))?;
         let path = address.as_pathname().map(Path::to_owned);
         prepare(&listener).map_err(|error| wrong(error.to_string()))?;
-        Ok(Some(Socket { listener, path, _own: None }))
+        Ok(Some(Socket { listener, path, own: None }))
     }
 
     fn bind(listen: &Listen) -> Result<Socket, Failure> {
@@ -106,7 +106,7 @@ impl Socket {
             trouble(error)
         })?;
         let own = Some(Own { path: path.clone(), _lock: lock });
-        Ok(Socket { listener, path: Some(path.clone()), _own: own })
+        Ok(Socket { listener, path: Some(path.clone()), own })
     }
 }
 

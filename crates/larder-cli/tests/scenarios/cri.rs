@@ -1,90 +1,22 @@
 //! What kubelet and crictl do with an image service, done to `larder serve`: on its own store, and in front of a real
 //! containerd.
 
-use std::io::{Read as _, Write as _};
+use std::io::Write as _;
 use std::os::unix::net::UnixStream;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use larder::backend::{Backend as _, BackendError, Image, ImageSpec, Progress};
+use larder::backend::{Backend as _, ImageSpec, Progress};
 use larder::credentials::{Credential, Secret};
-use larder_cri::{CriBackend, CriConfig, Endpoint, proto};
-use larder_testkit::peers::process::{PATIENCE, poll, wait_until};
+use larder_cri::proto;
+use larder_testkit::peers::process::{poll, wait_until};
 use larder_testkit::peers::registry::{PASSWORD, USER};
 use larder_testkit::peers::{self, Auth, RegistryOptions};
-use larder_testkit::wire::{Wire, with_deadline};
-use tokio::runtime::Runtime;
+use larder_testkit::wire::with_deadline;
 use tonic::Code;
 
-use crate::world::{Running, World};
-
-/// A daemon, and a client of its socket.
-struct Daemon {
-    running: Running,
-    socket: PathBuf,
-    client: CriBackend,
-    runtime: Runtime,
-}
-
-impl Daemon {
-    fn of(world: &World) -> Daemon {
-        let socket = PathBuf::from(world.path("larder.sock"));
-        let mut running = world.start_larder(&["serve", "--socket", &socket.to_string_lossy()]);
-        let listens = || (running.is_finished() || UnixStream::connect(&socket).is_ok()).then_some(());
-        let up = poll(PATIENCE, listens).is_some() && !running.is_finished();
-        assert!(up, "larder serve does not serve: {}", running.stderr());
-        let runtime =
-            tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-        Daemon { running, client: client_of(socket.clone()), socket, runtime }
-    }
-
-    fn pull(&self, name: &str) -> Result<String, BackendError> {
-        self.pull_as(name, None)
-    }
-
-    fn pull_as(&self, name: &str, credential: Option<&Credential>) -> Result<String, BackendError> {
-        let progress = Progress::unwatched();
-        self.runtime.block_on(self.client.pull(&ImageSpec::named(name), credential, None, &progress))
-    }
-
-    #[track_caller]
-    fn status(&self, name: &str) -> Option<Image> {
-        self.runtime.block_on(self.client.status(&ImageSpec::named(name))).unwrap()
-    }
-
-    #[track_caller]
-    fn remove(&self, name: &str) {
-        self.runtime.block_on(self.client.remove(&ImageSpec::named(name))).unwrap();
-    }
-
-    fn list(&self) -> Vec<Image> {
-        self.runtime.block_on(self.client.list()).unwrap()
-    }
-
-    /// Bytes that images take, as `ImageFsInfo` says.
-    fn used(&self) -> u64 {
-        let filesystems = self.runtime.block_on(self.client.filesystems()).unwrap();
-        filesystems.image[0].used_bytes.expect("a number of bytes")
-    }
-
-    fn metrics(&self) -> String {
-        let mut stream = UnixStream::connect(&self.socket).unwrap();
-        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: larder\r\nConnection: close\r\n\r\n").unwrap();
-        let mut page = String::new();
-        stream.read_to_string(&mut page).unwrap();
-        page
-    }
-
-    /// A connection that adds nothing to what is asked.
-    fn wire(&self) -> Wire {
-        self.runtime.block_on(Wire::connect(&self.socket))
-    }
-}
-
-fn client_of(socket: PathBuf) -> CriBackend {
-    CriBackend::new(Endpoint::at(socket), CriConfig::default())
-}
+use crate::served::{Daemon, client_of};
+use crate::world::World;
 
 fn spec(image: &str) -> proto::ImageSpec {
     proto::ImageSpec { image: image.into(), ..proto::ImageSpec::default() }

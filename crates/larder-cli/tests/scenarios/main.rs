@@ -16,5 +16,7 @@ mod examples;
 mod kills;
 mod outages;
 mod policy;
+mod serve;
+mod served;
 mod store;
 mod world;

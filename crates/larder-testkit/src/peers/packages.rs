@@ -20,10 +20,12 @@ pub enum Package {
     Openssl,
     /// Unpacks images: what ours are compared with.
     Umoci,
+    /// Checks units, and hands sockets over; no server of it runs.
+    Systemd,
 }
 
 impl Package {
-    /// All of them: what `scripts/test` installs.
+    /// What plays a part with real servers: what `scripts/try` installs.
     pub const ALL: [Package; 6] = [
         Package::Containerd,
         Package::Runc,
@@ -42,12 +44,16 @@ impl Package {
             Package::Skopeo => "skopeo",
             Package::Openssl => "openssl",
             Package::Umoci => "umoci",
+            Package::Systemd => "systemd",
         }
     }
 
-    /// The program that larder's tests run from it; in every package it bears the package's name.
+    /// The program that larder's tests run from it; nearly every package has one of its own name.
     pub fn program(self) -> Option<PathBuf> {
-        find_program(self.name())
+        find_program(match self {
+            Package::Systemd => "systemd-analyze",
+            other => other.name(),
+        })
     }
 }
 

@@ -20,13 +20,13 @@ use crate::world::{Run, Running, larder_in};
 const SLACK: u64 = 1 << 20;
 
 /// An ext4 in a file, mounted as long as this lives, and a home.
-struct Disk {
-    folder: TempDir,
+pub(crate) struct Disk {
+    pub(crate) folder: TempDir,
 }
 
 impl Disk {
     /// `None`, after a loud message, where it cannot be mounted.
-    fn new(mib: u64) -> Option<Disk> {
+    pub(crate) fn new(mib: u64) -> Option<Disk> {
         if !rustix::process::geteuid().is_root() || find_program("mkfs.ext4").is_none() {
             assert!(std::env::var_os("CI").is_none(), "CI must not skip collection: run the tests as root");
             eprintln!("==== SKIPPED, NOT TESTED: collection on a disk needs root and mkfs.ext4 ====");
@@ -42,7 +42,7 @@ impl Disk {
         Some(disk)
     }
 
-    fn path(&self) -> PathBuf {
+    pub(crate) fn path(&self) -> PathBuf {
         self.folder.path().join("disk")
     }
 
@@ -54,7 +54,7 @@ impl Disk {
     }
 
     /// Other data, so that so many percent are in use; larder itself leaves a reserve.
-    fn fill_to(&self, percent: u64) {
+    pub(crate) fn fill_to(&self, percent: u64) {
         let (free, all) = self.free();
         let bytes = free.saturating_sub(all / 100 * (100 - percent));
         let filler = fs_err::File::create(self.path().join("filler")).unwrap();

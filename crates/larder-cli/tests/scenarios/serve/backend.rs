@@ -1,0 +1,118 @@
+//! A backend that goes and comes back, pulls that are cut short, and metrics that move.
+
+use larder::backend::{Backend as _, ImageSpec, Progress};
+use larder_testkit::peers::RegistryOptions;
+use larder_testkit::peers::process::wait_until;
+use larder_testkit::peers::{Gate, Image};
+
+use crate::served::{Daemon, client_of};
+use crate::world::World;
+
+#[test]
+fn a_runtime_that_is_down_at_the_start_and_dies_later_is_picked_up_each_time() {
+    let Some(mut world) = World::plain() else { return };
+    Image::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();
+    let image = world.registry.image("shop/web:1");
+    world.containerd_mut().stop();
+    let daemon = Daemon::with(&world, &["--metrics-address", ""]);
+    for times in 1..=2 {
+        wait_until("it is not ready", || !daemon.is_ready());
+        daemon.wait_for_log("reason=BackendDown", times);
+        assert!(daemon.get("/healthz").starts_with("HTTP/1.1 200"), "the daemon itself is well");
+        assert!(daemon.get("/readyz").contains("the backend does not answer: "));
+        assert!(daemon.metric("larder_backend_up") < 0.5);
+        let error = daemon.pull(&image).unwrap_err().to_string();
+        assert!(error.contains("containerd.sock"), "it names the socket: {error}");
+
+        world.containerd_mut().start_again().unwrap();
+        wait_until("it is ready", || daemon.is_ready());
+        daemon.wait_for_log("reason=BackendUp", times);
+        assert!(daemon.metric("larder_backend_up") > 0.5);
+        daemon.pull(&image).unwrap();
+        daemon.remove(&image);
+        if times == 1 {
+            world.containerd_mut().stop();
+        }
+    }
+    let told = world.larder(&["--daemon", &daemon.socket.to_string_lossy(), "events"]).expect(0);
+    assert_eq!((told.lines_with(&["BackendDown"]), told.lines_with(&["BackendUp"])), (2, 2), "{told:?}");
+    daemon.stop().expect(0);
+}
+
+/// A daemon in the middle of a pull through a gate, and the pull.
+fn amid_a_pull(
+    world: &World,
+    gate: &Gate,
+    arguments: &[&str],
+) -> (Daemon, tokio::task::JoinHandle<Result<String, larder::backend::BackendError>>) {
+    Image::small(1, 500_000).push(&world.registry, "shop/web:1").unwrap();
+    let daemon = Daemon::with(world, arguments);
+    gate.hold_blobs_after(1000);
+    let (client, image) = (client_of(daemon.socket.clone()), gate.image("shop/web:1"));
+    let pull = daemon.runtime.spawn(async move {
+        client.pull(&ImageSpec::named(image), None, None, &Progress::unwatched()).await
+    });
+    gate.wait_until_held(1);
+    (daemon, pull)
+}
+
+#[test]
+fn a_daemon_that_is_told_to_stop_lets_a_pull_end_and_takes_no_new_one() {
+    for world in World::of_each_backend(RegistryOptions::default()) {
+        let gate = world.gate();
+        let (daemon, pull) = amid_a_pull(&world, &gate, &[]);
+        daemon.running.terminate();
+        daemon.wait_for_log("stopping: what is under way has 30s", 1);
+        wait_until("nobody is let in", || std::os::unix::net::UnixStream::connect(&daemon.socket).is_err());
+        gate.open();
+        let pulled = daemon.runtime.block_on(pull).unwrap();
+        assert!(pulled.is_ok(), "{pulled:?}");
+        let run = daemon.running.finish().expect(0);
+        assert!(!run.stderr.contains("cut off"), "{run:?}");
+        assert_eq!(world.images(), [gate.image("shop/web:1")]);
+    }
+}
+
+#[test]
+fn who_is_late_when_the_grace_ends_is_named_and_cut_off() {
+    for world in World::of_each_backend(RegistryOptions::default()) {
+        let gate = world.gate();
+        let config = "apiVersion: larder.dev/v1alpha1\nkind: LarderConfiguration\ndrain: {gracePeriod: 1s}\n";
+        let config = world.file("config.yaml", config);
+        let (daemon, pull) = amid_a_pull(&world, &gate, &["--config", &config]);
+        daemon.running.terminate();
+        assert!(daemon.runtime.block_on(pull).unwrap().is_err());
+        let run = daemon.running.finish().expect(0);
+        let late =
+            |text: &str| run.stderr.lines().any(|line| line.contains("cut off after") && line.contains(text));
+        assert!(late("/runtime.v1.ImageService/PullImage"), "{run:?}");
+        assert!(late(&gate.image("shop/web:1")), "{run:?}");
+        gate.cut();
+        assert_eq!(world.images(), [""; 0]);
+    }
+}
+
+#[test]
+fn a_pull_moves_the_metrics_of_registry_and_disk() {
+    for world in World::of_each_backend(RegistryOptions::default()) {
+        Image::small(1, 5_000_000).push(&world.registry, "shop/web:1").unwrap();
+        let daemon = Daemon::of(&world);
+        let names = ["larder_registry_requests_total", "larder_registry_bytes_total"];
+        let free = ["larder_filesystem_available_bytes", "larder_filesystem_inodes_free"];
+        let before = free.map(|name| daemon.metric(name));
+        assert!(names.map(|name| daemon.metric(name)).iter().all(|&value| value < 0.5));
+        daemon.pull(&world.registry.image("shop/web:1")).unwrap();
+        assert!(daemon.metric("larder_pulled_image_bytes_total") > 4_000_000.0);
+        assert!(daemon.metric("kubelet_image_pull_duration_seconds_count") > 0.5);
+        // A runtime speaks to registries itself, and its disk is its own.
+        if !world.has_containerd() {
+            assert!(daemon.metric(names[0]) > 2.5, "a manifest, a config and a layer");
+            assert!(daemon.metric(names[1]) > 5_000_000.0);
+            assert!(daemon.metric("larder_filesystem_size_bytes") > before[0]);
+            // Others write to this disk, too.
+            let moves = || (0..2).all(|at| (daemon.metric(free[at]) - before[at]).abs() > 0.5);
+            wait_until("free bytes and inodes have moved", moves);
+        }
+        daemon.stop().expect(0);
+    }
+}

@@ -1,0 +1,7 @@
+//! The daemon as a service of a machine: its units, what it tells a service manager, and what becomes of it when
+//! something around it goes wrong.
+
+mod backend;
+mod reload;
+mod state;
+mod systemd;

@@ -1,0 +1,111 @@
+//! A place for the state that cannot be used, or not for long, and a socket as the settings want it.
+
+use std::io::Write as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::path::Path;
+use std::process::Command;
+
+use larder_testkit::peers::process::wait_until;
+use larder_testkit::peers::{Image, Package, Registry, RegistryOptions, require};
+
+use crate::collect::Disk;
+use crate::served::Daemon;
+use crate::world::{Run, Running, larder_in};
+
+/// A daemon on a store in this folder that ends by itself.
+fn refused(home: &Path, root: &Path) -> Run {
+    start(home, root).finish()
+}
+
+fn start(home: &Path, root: &Path) -> Running {
+    let mut command = larder_in(home);
+    command.arg("--root").arg(root).arg("serve");
+    Running::start(command)
+}
+
+fn serving(home: &Path, root: &Path) -> Daemon {
+    Daemon::at(root.join("larder.sock"), start(home, root))
+}
+
+#[track_caller]
+fn says(run: &Run, words: &[&str]) {
+    assert!(words.iter().all(|word| run.stderr.contains(word)), "{words:?}: {run:?}");
+}
+
+#[test]
+fn a_store_of_a_later_format_is_refused_and_left_alone() {
+    let home = tempfile::tempdir().unwrap();
+    let root = home.path().join("store");
+    serving(home.path(), &root).stop().expect(0);
+    fs_err::write(root.join("format"), "larder image store 99\n").unwrap();
+    let run = refused(home.path(), &root).expect(3);
+    says(&run, &["has format 99", "hint: use the larder that made it, or a later one"]);
+    assert_eq!(fs_err::read_to_string(root.join("format")).unwrap(), "larder image store 99\n");
+}
+
+#[test]
+fn a_store_that_cannot_be_written_is_refused_with_what_to_do() {
+    let Some(disk) = Disk::new(16) else { return };
+    let (home, root) = (disk.folder.path(), disk.path().join("store"));
+    serving(home, &root).stop().expect(0);
+    let remount = |how: &str| {
+        let status = Command::new("mount").args(["-o", how]).arg(disk.path()).status();
+        assert!(status.unwrap().success());
+    };
+    remount("remount,ro");
+    for root in [root.clone(), disk.path().join("new")] {
+        says(
+            &refused(home, &root).expect(3),
+            &["Read-only file system", "hint: the file system is read-only"],
+        );
+    }
+    remount("remount,rw");
+    serving(home, &root).stop().expect(0);
+}
+
+#[test]
+fn on_a_full_disk_the_daemon_serves_refuses_pulls_and_pulls_again_when_there_is_room() {
+    if !require(&[Package::DockerRegistry, Package::Skopeo]).is_available() {
+        return;
+    }
+    let Some(disk) = Disk::new(160) else { return };
+    let (home, root) = (disk.folder.path(), disk.path().join("store"));
+    let registry = Registry::start(RegistryOptions::default()).unwrap();
+    Image::small(1, 3_000_000).push(&registry, "shop/web:1").unwrap();
+    let image = registry.image("shop/web:1");
+    serving(home, &root).stop().expect(0);
+    disk.fill_to(95);
+    let filler = disk.path().join("filler");
+    let mut rest = fs_err::OpenOptions::new().append(true).open(&filler).unwrap();
+    while rest.write_all(&[0; 4096]).is_ok() {}
+    drop(rest);
+    says(&refused(home, &disk.path().join("new")).expect(3), &["No space left on device", "hint: make room"]);
+
+    let daemon = serving(home, &root);
+    let error = daemon.pull(&image).unwrap_err().to_string();
+    assert!(error.contains("free"), "{error}");
+    assert!(daemon.list().is_empty());
+    wait_until("it is ready all the same", || daemon.is_ready());
+    daemon.wait_for_log("Insufficient free disk space", 1);
+    fs_err::remove_file(filler).unwrap();
+    daemon.pull(&image).unwrap();
+    daemon.stop().expect(0);
+}
+
+#[test]
+fn the_socket_has_the_mode_and_group_of_the_settings() {
+    let home = tempfile::tempdir().unwrap();
+    let root = home.path().join("store");
+    let group = if rustix::process::geteuid().is_root() { 1 } else { rustix::process::getegid().as_raw() };
+    let config = home.path().join("config.yaml");
+    let listen = format!("listen:\n  mode: \"0620\"\n  group: \"{group}\"\n");
+    fs_err::write(&config, format!("apiVersion: larder.dev/v1alpha1\nkind: LarderConfiguration\n{listen}"))
+        .unwrap();
+    let mut command = larder_in(home.path());
+    command.arg("--root").arg(&root).arg("serve").arg("--config").arg(&config);
+    let daemon = Daemon::at(root.join("larder.sock"), Running::start(command));
+    let found = fs_err::metadata(&daemon.socket).unwrap();
+    assert_eq!((found.permissions().mode() & 0o7777, found.gid()), (0o620, group));
+    daemon.stop().expect(0);
+    assert!(!root.join("larder.sock").exists());
+}

@@ -1,0 +1,206 @@
+//! The units, and what the daemon and systemd tell each other.
+
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::os::unix::net::{UnixDatagram, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use larder_testkit::archive::{self, Archive, Entry};
+use larder_testkit::peers::packages::find_program;
+use larder_testkit::peers::process::{PATIENCE, wait_until};
+use larder_testkit::peers::{Image, Layer, Package, require};
+use rustix::process::Signal;
+use tempfile::TempDir;
+use tokio::time::Instant;
+
+use crate::served::Daemon;
+use crate::world::{Running, larder_in};
+
+const INSTALLED: &str = "/usr/local/bin/larder";
+
+fn units() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging/systemd")
+}
+
+fn unit(name: &str) -> String {
+    fs_err::read_to_string(units().join(name)).unwrap()
+}
+
+#[test]
+fn systemd_finds_nothing_wrong_with_the_units() {
+    if !require(&[Package::Systemd]).is_available() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let service = unit("larder.service");
+    assert!(service.contains(INSTALLED));
+    // It looks for the program, too.
+    let service = service.replace(INSTALLED, env!("CARGO_BIN_EXE_larder"));
+    fs_err::write(folder.path().join("larder.service"), service).unwrap();
+    fs_err::write(folder.path().join("larder.socket"), unit("larder.socket")).unwrap();
+    let analyze = Package::Systemd.program().unwrap();
+    let mut verify = Command::new(analyze);
+    verify.args(["verify", "--man=no", "--recursive-errors=no"]);
+    verify.args(["larder.service", "larder.socket"].map(|name| folder.path().join(name)));
+    let output = verify.output().unwrap();
+    let said =
+        String::from_utf8_lossy(&output.stderr).into_owned() + &String::from_utf8_lossy(&output.stdout);
+    // Keys that it does not know are no failure to it; units of others that it reads as well are none to us.
+    let about_ours: Vec<_> = said.lines().filter(|line| line.contains("larder")).collect();
+    assert!(output.status.success() && about_ours.is_empty(), "{said}");
+}
+
+/// A daemon on larder's own store, started with these variables.
+struct Notified {
+    running: Running,
+    socket: PathBuf,
+    messages: UnixDatagram,
+    _home: TempDir,
+}
+
+impl Notified {
+    fn start(variables: &[(&str, &str)]) -> Notified {
+        let home = tempfile::tempdir().unwrap();
+        let path = home.path().join("notify");
+        let messages = UnixDatagram::bind(&path).unwrap();
+        messages.set_read_timeout(Some(PATIENCE)).unwrap();
+        let mut command = larder_in(home.path());
+        command.arg("--root").arg(home.path().join("store")).arg("serve");
+        command.env("NOTIFY_SOCKET", &path).envs(variables.iter().copied());
+        let socket = home.path().join("store/larder.sock");
+        Notified { running: Running::start(command), socket, messages, _home: home }
+    }
+
+    /// The next message, as one that is no sign of life.
+    fn next(&self) -> String {
+        loop {
+            let message = self.any();
+            if message != "WATCHDOG=1" {
+                return message;
+            }
+        }
+    }
+
+    fn any(&self) -> String {
+        let mut buffer = [0; 512];
+        let length = self.messages.recv(&mut buffer).unwrap_or_else(|error| {
+            panic!("no message: {error}\n{}", self.running.stderr());
+        });
+        String::from_utf8_lossy(&buffer[..length]).trim_end().to_owned()
+    }
+}
+
+#[test]
+fn a_service_manager_is_told_of_readiness_reloads_and_the_end() {
+    let daemon = Notified::start(&[]);
+    assert_eq!(daemon.next(), "READY=1");
+    assert!(UnixStream::connect(&daemon.socket).is_ok(), "ready is who can be asked");
+    daemon.running.signal(Signal::HUP);
+    let reloading = daemon.next();
+    let since = reloading.strip_prefix("RELOADING=1\nMONOTONIC_USEC=").expect(&reloading);
+    assert!(since.parse::<u64>().is_ok_and(|since| since > 0), "{reloading}");
+    assert_eq!(daemon.next(), "READY=1");
+    daemon.running.signal(Signal::TERM);
+    assert_eq!(daemon.next(), "STOPPING=1\nEXTEND_TIMEOUT_USEC=35000000", "30 s of grace, and a little");
+    daemon.running.finish().expect(0);
+}
+
+#[test]
+fn a_watchdog_hears_from_the_daemon_more_often_than_it_wants() {
+    let period = Duration::from_millis(200);
+    let daemon = Notified::start(&[("WATCHDOG_USEC", &period.as_micros().to_string())]);
+    assert_eq!(daemon.next(), "READY=1");
+    let start = Instant::now();
+    let heard = 10;
+    for _ in 0..heard {
+        assert_eq!(daemon.any(), "WATCHDOG=1");
+    }
+    // Were it told once a period, ten times would take ten of them.
+    assert!(start.elapsed() < period * (heard - 1), "{:?}", start.elapsed());
+}
+
+#[test]
+fn a_signal_right_after_readiness_is_heard() {
+    for signal in [Signal::TERM, Signal::INT] {
+        let daemon = Notified::start(&[]);
+        assert_eq!(daemon.next(), "READY=1");
+        daemon.running.signal(signal);
+        daemon.running.finish().expect(0);
+    }
+}
+
+#[test]
+fn systemd_hands_its_socket_over_when_the_first_client_comes() {
+    if !require(&[Package::Systemd]).is_available() {
+        return;
+    }
+    let home = tempfile::tempdir().unwrap();
+    let socket = home.path().join("activated.sock");
+    let larder = larder_in(home.path()).get_program().to_owned();
+    let activate = find_program("systemd-socket-activate").expect("part of the package systemd");
+    let mut command = Command::new(activate);
+    command.current_dir(home.path()).env_clear().env("HOME", home.path());
+    command.arg("-l").arg(&socket).arg(larder).arg("--root").arg(home.path().join("store")).arg("serve");
+    let running = Running::start(command);
+    wait_until("systemd listens", || UnixStream::connect(&socket).is_ok());
+    let daemon = Daemon::at(socket.clone(), running);
+    assert!(daemon.list().is_empty());
+    daemon.wait_for_log(&format!("larder's own API: {}", socket.display()), 1);
+    assert!(!home.path().join("store/larder.sock").exists(), "it makes none of its own");
+    daemon.stop().expect(0);
+    assert!(socket.exists(), "the socket is systemd's");
+}
+
+/// What the unit leaves of root's capabilities, as `setpriv` wants it.
+fn bounding_set() -> String {
+    let unit = unit("larder.service");
+    let line =
+        unit.lines().find_map(|line| line.strip_prefix("CapabilityBoundingSet=")).expect("such a line");
+    let kept = line.split(' ').map(|capability| capability.strip_prefix("CAP_").unwrap().to_lowercase());
+    kept.fold("-all".to_owned(), |set, capability| set + ",+" + &capability)
+}
+
+#[test]
+fn what_the_unit_allows_is_enough_for_any_image_and_for_mounts() {
+    if !rustix::process::geteuid().is_root() {
+        assert!(std::env::var_os("CI").is_none(), "CI must not skip this: run the tests as root");
+        eprintln!("==== SKIPPED, NOT TESTED: what a service may do needs root ====");
+        return;
+    }
+    let home = tempfile::tempdir().unwrap();
+    // A program with capabilities of its own, in the form that the kernel keeps.
+    let capable = [1, 0, 0, 2, 0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    let rare = Archive::new()
+        .with(Entry::char_device("dev/zero", 1, 5))
+        .with(Entry::file("bin/su", "x").mode(0o4755).owner(1000, 1000))
+        .with(Entry::file("bin/ping", "x").xattr("security.capability", capable));
+    let layers = [rare.finish()].into_iter().chain(archive::tricky());
+    let image = layers.fold(Image::new(), |image, layer| image.layer(Layer::archive(layer)));
+    image.write(&home.path().join("layout")).unwrap();
+    fs_err::create_dir(home.path().join("mnt")).unwrap();
+    let larder = |arguments: &[&str]| {
+        let plain = larder_in(home.path());
+        let mut command = Command::new(find_program("setpriv").expect("part of util-linux"));
+        command.args([
+            "--no-new-privs",
+            "--inh-caps=-all",
+            &format!("--bounding-set={}", bounding_set()),
+            "--",
+        ]);
+        command.arg(plain.get_program()).current_dir(home.path()).env_clear().env("HOME", home.path());
+        command.arg("--root").arg(home.path().join("store")).args(arguments);
+        Running::start(command).finish()
+    };
+    larder(&["load", "layout", "--name", "registry.example/tricky"]).expect(0);
+    larder(&["fsck"]).expect(0);
+    larder(&["mount", "registry.example/tricky:image", "mnt"]).expect(0);
+    let file = |name: &str| home.path().join("mnt").join(name);
+    let (device, program) = (fs_err::metadata(file("dev/zero")), fs_err::metadata(file("bin/su")).unwrap());
+    let mut kept = [0; 20];
+    let capabilities = rustix::fs::getxattr(file("bin/ping"), "security.capability", &mut kept);
+    larder(&["umount", "mnt"]).expect(0);
+    assert!(device.is_ok_and(|device| device.file_type().is_char_device()));
+    assert_eq!((program.mode() & 0o7777, program.uid()), (0o4755, 1000));
+    assert_eq!((capabilities, kept), (Ok(20), capable));
+}
