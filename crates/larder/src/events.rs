@@ -174,8 +174,10 @@ impl RingSink {
         self.ring().events.iter().cloned().collect()
     }
 
-    /// Follows events from this number on, those that are kept first. Events count from 0.
+    /// Follows events from this number on, those that are kept first. Events count from 0, and again from 0 after a
+    /// restart: who asks from a number that is not reached yet knows them from before, and gets all.
     pub fn follow(self: &Arc<Self>, from: u64) -> Followed {
+        let from = if from > self.ring().next { 0 } else { from };
         Followed { next: from, news: self.next.subscribe(), ring: Arc::clone(self) }
     }
 
@@ -300,6 +302,14 @@ mod tests {
         assert_eq!(said(early.next().await), "2 c");
         assert_eq!(said(early.next().await), "3 d");
         assert_eq!(early.try_next(), None);
+    }
+
+    #[test]
+    fn who_followed_before_a_restart_gets_all() {
+        let ring = Arc::new(RingSink::new(2));
+        ring.record(event("a"));
+        assert!(matches!(ring.follow(7).try_next(), Some(Told::Event(0, _))));
+        assert_eq!(ring.follow(1).try_next(), None);
     }
 
     #[test]

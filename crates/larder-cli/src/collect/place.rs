@@ -1,5 +1,6 @@
 //! Where collection keeps its state.
 
+use fs_err::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::FlockOperation;
@@ -58,7 +59,7 @@ impl Place {
         let open = || -> std::io::Result<fs_err::File> {
             fs_err::create_dir_all(&self.folder)?;
             let path = self.folder.join("lock");
-            fs_err::OpenOptions::new().create(true).truncate(false).write(true).open(path)
+            fs_err::OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path)
         };
         let lock = open().map_err(|error| {
             Failure::failed(format!("no place for the state of collection: {error}"))

@@ -48,7 +48,8 @@ pub(crate) fn take(store: &Store, name: &str, time: Duration) -> Result<LeaseRes
         store.end_lease(&lease).map_err(failed)?;
         return Ok(LeaseResponse { id, ends: None });
     }
-    let ends = SystemTime::now() + time;
+    let ends = SystemTime::now().checked_add(time);
+    let ends = ends.ok_or_else(|| Failure::bad_input("a lease that ends after all time there is"))?;
     let ends_at = ends.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
     let leased = Leased { images: vec![image.id], layers: Vec::new(), ingests: Vec::new() };
     let record = LeaseRecord { id: lease, kind: LeaseKind::Held, leased, ends_at };

@@ -50,6 +50,9 @@ fn table(status: &StatusResponse) -> Table {
     if let Some(configuration) = &status.configuration {
         table.row(["Configuration".to_owned(), configuration.clone()]);
     }
+    if !status.needs_restart.is_empty() {
+        table.row(["Needs a restart".to_owned(), status.needs_restart.join(", ")]);
+    }
     if let Some(error) = &status.reload_error {
         table.row(["Last reload".to_owned(), format!("failed, and changed nothing: {error}")]);
     }

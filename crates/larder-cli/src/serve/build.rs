@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use larder::gc::{GcPolicy, KeepRule};
 use larder_cri::{CriBackend, discover};
+use tracing::Level;
 
 use super::node::{Backed, Node, Parts};
 use super::reload::Settings;
@@ -15,7 +16,7 @@ use crate::failure::Failure;
 use crate::store;
 
 /// The node that the settings describe.
-pub(super) fn node(sources: Sources, config: Config) -> Result<Node, Failure> {
+pub(super) fn node(sources: Sources, config: Config, loud: Level) -> Result<Node, Failure> {
     let chosen = backend(&config)?;
     let place = Place::configured(config.state.as_deref(), &chosen)?.locked()?;
     let policy = policy(&config, KeepFile::at(&place).read()?);
@@ -28,7 +29,7 @@ pub(super) fn node(sources: Sources, config: Config) -> Result<Node, Failure> {
         periods: config.periods,
         events: config.event_ring_size,
         name: host_name(),
-        settings: Settings::new(sources, config),
+        settings: Settings::new(sources, config, loud),
     }))
 }
 

@@ -46,7 +46,7 @@ pub(super) struct Connections(Arc<Shared>);
 #[derive(Default)]
 struct Shared {
     table: Mutex<Table>,
-    /// Told when a connection ends.
+    /// Told when a connection or a call ends.
     ended: Notify,
 }
 
@@ -152,11 +152,7 @@ impl Connections {
         let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
         let served = tokio::select! {
             served = connection.as_mut() => served,
-            () = asked(&mut stop) => {
-                connection.as_mut().graceful_shutdown();
-                connection.await
-            }
-            () = entry.leave.notified() => {
+            () = async { tokio::select! { () = asked(&mut stop) => {}, () = entry.leave.notified() => {} } } => {
                 connection.as_mut().graceful_shutdown();
                 loop {
                     match time::timeout(GOODBYE, connection.as_mut()).await {
@@ -263,6 +259,8 @@ struct Under {
 impl Drop for Under {
     fn drop(&mut self) {
         self.shared.table().end(self.id);
+        // Its connection may be idle now, and can leave for another.
+        self.shared.ended.notify_waiters();
     }
 }
 

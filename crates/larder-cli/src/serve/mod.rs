@@ -52,7 +52,7 @@ struct Daemon {
     socket: Socket,
     metrics: Option<net::TcpListener>,
     /// What tells the command line where to ask.
-    _note: Option<Note>,
+    note: Option<Note>,
 }
 
 /// Where the daemon of this machine or user listens, if nobody says otherwise.
@@ -91,16 +91,17 @@ impl Daemon {
     fn build(args: &ServeArgs, connection: &Connection) -> Result<Daemon, Refused> {
         let sources = args.flags.sources(connection);
         let config = config::load(&sources).map_err(Refused::Settings)?;
-        log::change(config.log.level, log::Format::of(config.log.format));
+        let loud = log::verbosity_level(connection.verbose);
+        log::change(config.log.level.max(loud), log::Format::of(config.log.format));
         for warning in &config.warnings {
             tracing::warn!("{warning}");
         }
         let config::Listen { socket, mode, group } = config.listen.clone();
         let metrics = build::metrics(&config)?;
-        let node = build::node(sources, config)?;
+        let node = build::node(sources, config, loud)?;
         let socket = Socket::open(&Listen { socket, mode, group })?;
         let left = Note::leave(&node, socket.path.as_deref())?;
-        Ok(Daemon { node: Arc::new(node), socket, metrics, _note: left })
+        Ok(Daemon { node: Arc::new(node), socket, metrics, note: left })
     }
 
     /// Says what is served where.
@@ -118,7 +119,7 @@ impl Daemon {
     }
 
     async fn run(self) -> Result<Outcome, Failure> {
-        let Daemon { node, socket, metrics, .. } = self;
+        let Daemon { node, socket, metrics, note } = self;
         let cannot = |error: io::Error| Failure::failed(format!("what was bound cannot be used: {error}"));
         // The file goes with the daemon; the listener goes when it stops, and then nobody waits in vain.
         let Socket { listener, path, own: _own } = socket;
@@ -146,6 +147,8 @@ impl Daemon {
         tracing::info!("stopping: what is under way has {}", larder::gotext::duration(grace));
         stop.send_replace(true);
         drain(serving, &connections, &node, grace).await;
+        // While the state is this daemon's: the next one leaves a note of its own.
+        drop(note);
         Ok(Outcome::Done)
     }
 }

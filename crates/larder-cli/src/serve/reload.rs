@@ -3,17 +3,18 @@
 //! Promise: settings that are wrong change nothing; the old ones stay, and the status says why.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use larder::events::{Event, EventType, Reason};
 use tokio::sync::watch;
 use tokio::time;
+use tracing::Level;
 
 use super::build;
 use super::node::Node;
 use crate::collect::KeepFile;
-use crate::config::{self, Changes, Config, Source, Sources};
+use crate::config::{self, Change, Changes, Config, Source, Sources};
 use crate::log;
 
 /// How often it is looked whether the files of settings changed.
@@ -23,6 +24,12 @@ const LOOK: Duration = Duration::from_secs(5);
 pub(crate) struct Settings {
     sources: Sources,
     now: watch::Sender<Arc<Config>>,
+    /// The settings that the daemon was started with: some stay in force whatever is reloaded.
+    started: Config,
+    /// The log tells at least this much, as `-v` asked.
+    loud: Level,
+    /// Held while settings or rules change.
+    changing: Mutex<()>,
     /// Why the last reload changed nothing.
     trouble: Mutex<Option<String>>,
 }
@@ -38,8 +45,25 @@ pub(crate) struct Reloaded {
 
 impl Settings {
     /// Begins with these.
-    pub(super) fn new(sources: Sources, config: Config) -> Settings {
-        Settings { sources, now: watch::Sender::new(Arc::new(config)), trouble: Mutex::default() }
+    pub(super) fn new(sources: Sources, config: Config, loud: Level) -> Settings {
+        Settings {
+            sources,
+            started: config.clone(),
+            now: watch::Sender::new(Arc::new(config)),
+            loud,
+            changing: Mutex::default(),
+            trouble: Mutex::default(),
+        }
+    }
+
+    /// Keeps others from changing settings and rules. Not to be held across an await.
+    pub(super) fn changing(&self) -> MutexGuard<'_, ()> {
+        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keys whose value needs a restart to be in force.
+    pub(super) fn pending(&self) -> Vec<&'static str> {
+        keys(config::diff(&self.started, &self.now()).needs_restart)
     }
 
     /// The settings in force.
@@ -73,6 +97,7 @@ impl Settings {
 impl Node {
     /// Reads all settings again, and takes over what can change. The error is all that is wrong with them.
     pub(crate) fn reload(&self) -> Result<Reloaded, String> {
+        let _alone = self.settings.changing();
         let outcome = self.take_over();
         let trouble = outcome.as_ref().err().cloned();
         *self.settings.trouble.lock().unwrap_or_else(PoisonError::into_inner) = trouble;
@@ -81,7 +106,10 @@ impl Node {
                 tracing::info!("reloaded: nothing has changed");
             }
             Ok(Reloaded { applied, needs_restart }) => {
-                self.tell(EventType::Normal, Reason::Reloaded, &format!("Changed: {}", applied.join(", ")));
+                if !applied.is_empty() {
+                    let changed = format!("Changed: {}", applied.join(", "));
+                    self.tell(EventType::Normal, Reason::Reloaded, &changed);
+                }
                 if !needs_restart.is_empty() {
                     tracing::warn!("these changes need a restart: {}", needs_restart.join(", "));
                 }
@@ -102,13 +130,15 @@ impl Node {
             tracing::warn!("{warning}");
         }
         let kept = KeepFile::at(&self.place).read().map_err(|failure| failure.message().to_owned())?;
-        let Changes { reloadable, needs_restart } = config::diff(&old, &new);
-        self.manager.set_config(&new.pull);
+        let Changes { reloadable, .. } = config::diff(&old, &new);
+        // Another puller begins with a queue of its own.
+        if new.pull != old.pull {
+            self.manager.set_config(&new.pull);
+        }
         self.collector.set_policy(build::policy(&new, kept));
-        log::change(new.log.level, log::Format::of(new.log.format));
+        log::change(new.log.level.max(self.settings.loud), log::Format::of(new.log.format));
         self.settings.now.send_replace(Arc::new(new));
-        let keys = |changes: Vec<config::Change>| changes.into_iter().map(|change| change.key).collect();
-        Ok(Reloaded { applied: keys(reloadable), needs_restart: keys(needs_restart) })
+        Ok(Reloaded { applied: keys(reloadable), needs_restart: self.settings.pending() })
     }
 
     fn tell(&self, event_type: EventType, reason: Reason, message: &str) {
@@ -128,6 +158,10 @@ impl Node {
             }
         }
     }
+}
+
+fn keys(changes: Vec<Change>) -> Vec<&'static str> {
+    changes.into_iter().map(|change| change.key).collect()
 }
 
 /// What tells one state of a file from another, without reading it.

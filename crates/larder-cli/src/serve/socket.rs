@@ -3,12 +3,13 @@
 //! Promises: the socket is there only with its final mode and group; one that a dead daemon left is replaced, one that
 //! anything still answers on is not; two daemons never share a path, since each holds the lock beside it.
 
+use fs_err::os::unix::fs::OpenOptionsExt as _;
 use std::io;
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{FlockOperation, Gid};
+use rustix::fs::{FlockOperation, Gid, Mode};
 use rustix::io::Errno;
 
 use crate::failure::Failure;
@@ -89,10 +90,14 @@ impl Socket {
         let lock = lock(path, trouble)?;
         clear(path)?;
         // Under another name first: who finds the final one finds its final mode, too.
-        let new = path.with_extension("new");
-        let _ = fs_err::remove_file(&new);
+        let new = path.with_file_name(passing_name());
+        clear(&new)?;
         let made = (|| {
-            let listener = UnixListener::bind(&new)?;
+            // Nobody else may open it before it has its group and mode.
+            let before = rustix::process::umask(Mode::from_raw_mode(0o177));
+            let bound = UnixListener::bind(&new);
+            rustix::process::umask(before);
+            let listener = bound?;
             if let Some(group) = group {
                 rustix::fs::chown(&new, None, Some(group))?;
             }
@@ -116,12 +121,14 @@ fn prepare(listener: &UnixListener) -> io::Result<()> {
 
 fn check_path(path: &Path) -> Result<(), Failure> {
     let shown = path.display();
-    // One that is used on the way has three characters more.
-    let room = MAX_PATH - ".new".len();
-    match path.as_os_str().len() {
-        0 => Err(Failure::bad_input("the path of the socket is empty").hint("name one with --socket PATH")),
-        length if length > room => Err(Failure::bad_input(format!(
-            "{shown}: too long for a socket: {length} bytes, and the system takes {room}"
+    let folder = path.parent().map_or(0, |folder| folder.as_os_str().len() + 1);
+    let longest = path.as_os_str().len().max(folder + passing_name().len());
+    match longest {
+        _ if path.as_os_str().is_empty() => {
+            Err(Failure::bad_input("the path of the socket is empty").hint("name one with --socket PATH"))
+        }
+        length if length > MAX_PATH => Err(Failure::bad_input(format!(
+            "{shown}: too long for a socket: {length} bytes, and the system takes {MAX_PATH}"
         ))
         .hint("name a shorter one with --socket PATH")),
         _ if path.file_name().is_none() => Err(Failure::bad_input(format!("{shown}: no name of a socket"))
@@ -130,11 +137,21 @@ fn check_path(path: &Path) -> Result<(), Failure> {
     }
 }
 
+/// The name that a socket has until it is ready.
+fn passing_name() -> String {
+    format!(".larder.{}", std::process::id())
+}
+
 /// The lock beside the socket, held for as long as the daemon lives.
 fn lock(path: &Path, trouble: impl Fn(io::Error) -> Failure) -> Result<fs_err::File, Failure> {
     let mut name = path.as_os_str().to_owned();
     name.push(".lock");
-    let open = fs_err::OpenOptions::new().create(true).truncate(false).write(true).open(PathBuf::from(name));
+    let open = fs_err::OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .mode(0o600)
+        .open(PathBuf::from(name));
     let lock = open.map_err(&trouble)?;
     match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
         Ok(()) => Ok(lock),

@@ -1,5 +1,6 @@
 //! One process at a time: an exclusive lock on the file `lock`, which ends with the process whatever happens to it.
 
+use fs_err::os::unix::fs::OpenOptionsExt as _;
 use std::io::{self, Write as _};
 use std::path::Path;
 
@@ -21,7 +22,8 @@ pub(crate) enum Refused {
 impl Lock {
     pub(crate) fn take(path: &Path) -> Result<Lock, Refused> {
         let mut options = fs_err::OpenOptions::new();
-        options.read(true).write(true).create(true).truncate(false);
+        // Who can open it can hold it.
+        options.read(true).write(true).create(true).truncate(false).mode(0o600);
         let mut file = options.open(path).map_err(Refused::Io)?;
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}

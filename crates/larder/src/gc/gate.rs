@@ -16,6 +16,9 @@ use tokio::time::Instant;
 
 use super::uses::{Found, Use, UseError, UseSource};
 
+/// The longest lease: a year. No clock ends before that.
+const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
+
 /// Leases of images that were just ensured, and removals under way. Lives in memory, counts on tokio's clock.
 #[derive(Debug)]
 pub struct Gate {
@@ -110,7 +113,7 @@ impl Look {
             let removing = state.removing.contains(id);
             let overtaken = removing || state.ended[self.from..].iter().any(|ended| ended == id);
             if !overtaken {
-                let ends = Instant::now() + time;
+                let ends = Instant::now() + time.min(LONGEST);
                 let lease = state.leases.entry(id.to_owned()).or_insert(ends);
                 *lease = ends.max(*lease);
                 return true;

@@ -63,7 +63,8 @@ pub(super) const SECTIONS: &[Setting] = &[
         MaybeText,
         listen.group,
         Restart,
-        "The group of the socket, by name or number. Empty: larder's own."
+        "The group of the socket, by name or number. Empty: larder's own. Who may open it can mount anywhere as larder's user: as \
+         root, if that is root."
     ),
     setting!(
         "metrics.address",

@@ -3,6 +3,7 @@
 //! Promises: a caller that reads slowly, or not at all, holds up nobody's pull and costs a bounded amount of memory; one
 //! that goes away gives its wishes up; events reach the caller whose image they are about and no other.
 
+use std::collections::HashSet;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -110,7 +111,7 @@ async fn run(
         CALLER.scope(told.clone(), async move { (index, manager.ensure(request).await) })
     });
     let mut running: FuturesUnordered<_> = each.collect();
-    let images: Vec<String> =
+    let images: HashSet<String> =
         requests.iter().filter_map(|request| reference::apply_default_tag(&request.image).ok()).collect();
     let mut ticks = time::interval_at(Instant::now() + PROGRESS, PROGRESS);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);

@@ -10,15 +10,21 @@ use crate::collect::{KeepFile, RuleDocument};
 use crate::commands::inspect::absent;
 use crate::commands::{keep, lease};
 use crate::daemon::convert;
+use crate::duration::LONGEST;
 use crate::failure::Failure;
 use crate::serve::build;
 use crate::serve::node::Node;
 
 /// Changes the rules, on disk and in force, and lists them.
 pub(super) async fn keep(node: &Node, request: &api::KeepRequest) -> Result<api::KeepResponse, Failure> {
-    let (rules, new) = keep::change(&KeepFile::at(&node.place), request)?;
-    let documents = rules.iter().map(RuleDocument::to_document).collect();
-    node.collector.set_policy(build::policy(&node.settings.now(), rules));
+    let (documents, new) = {
+        // A reload, too, puts rules and settings together.
+        let _alone = node.settings.changing();
+        let (rules, new) = keep::change(&KeepFile::at(&node.place), request)?;
+        let documents = rules.iter().map(RuleDocument::to_document).collect();
+        node.collector.set_policy(build::policy(&node.settings.now(), rules));
+        (documents, new)
+    };
     let warnings = if new == 0 { Vec::new() } else { keep::idle(&node.collector, new).await };
     Ok(api::KeepResponse { rules: documents, warnings })
 }
@@ -26,6 +32,10 @@ pub(super) async fn keep(node: &Node, request: &api::KeepRequest) -> Result<api:
 /// Takes or ends a lease: in larder's own store one that outlives the daemon, else one that ends with it.
 pub(super) async fn lease(node: &Node, request: &api::LeaseRequest) -> Result<api::LeaseResponse, Failure> {
     let time = Duration::from_secs(request.seconds);
+    if time > LONGEST {
+        return Err(Failure::bad_input(format!("a lease of {} s is too long", request.seconds))
+            .hint(format!("at most {} s; larder keep has no end", LONGEST.as_secs())));
+    }
     if let Some(store) = node.store.clone() {
         let image = request.image.clone();
         let taken = tokio::task::spawn_blocking(move || lease::take(store.store(), &image, time)).await;

@@ -18,7 +18,7 @@ use larder_control::MAX_MESSAGE_BYTES;
 use larder_control::v1alpha1 as api;
 use larder_control::v1alpha1::control_server::{Control, ControlServer};
 use larder_store::store::Store;
-use tokio::sync::{Mutex, watch};
+use tokio::sync::watch;
 use tokio::task::spawn_blocking;
 use tonic::{Request, Response, Status};
 
@@ -43,8 +43,6 @@ struct Shared {
     socket: Option<PathBuf>,
     /// Says that the daemon is to stop.
     stop: watch::Receiver<bool>,
-    /// Held while keep rules are changed.
-    keeping: Mutex<()>,
 }
 
 /// The service, ready to be put behind its path.
@@ -54,7 +52,7 @@ pub(in crate::serve) fn service(
     socket: Option<PathBuf>,
     stop: watch::Receiver<bool>,
 ) -> ControlServer<Service> {
-    let shared = Shared { node, connections, socket, stop, keeping: Mutex::default() };
+    let shared = Shared { node, connections, socket, stop };
     ControlServer::new(Service(Arc::new(shared)))
         .max_decoding_message_size(MAX_MESSAGE_BYTES)
         .max_encoding_message_size(MAX_MESSAGE_BYTES)
@@ -197,7 +195,6 @@ impl Control for Service {
     }
 
     async fn keep(&self, request: Request<api::KeepRequest>) -> Answer<api::KeepResponse> {
-        let _alone = self.0.keeping.lock().await;
         Ok(Response::new(kept::keep(self.node(), request.get_ref()).await?))
     }
 

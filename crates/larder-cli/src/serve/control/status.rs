@@ -38,6 +38,7 @@ pub(super) fn now(node: &Node, connections: &Connections, socket: Option<&Path>)
         connections: u32::try_from(connections.open()).unwrap_or(u32::MAX),
         configuration: configuration(node),
         reload_error: node.settings.trouble(),
+        needs_restart: node.settings.pending().into_iter().map(str::to_owned).collect(),
         next_event: node.events.next_number(),
         process: i32::try_from(std::process::id()).unwrap_or_default(),
     }

@@ -16,7 +16,7 @@ use tonic::Code;
 use super::*;
 use crate::args::Connection;
 use crate::collect::Place;
-use crate::config::{self, Places, Sources};
+use crate::config::{self, Places, Source, Sources};
 use crate::daemon::{Client, Daemon};
 use crate::serve::doors::Doors;
 use crate::serve::node::{Backed, Parts};
@@ -36,7 +36,8 @@ impl Served {
     fn new() -> Served {
         let (backend, folder) = (FakeBackend::new(), tempfile::tempdir().unwrap());
         let shared: Arc<FakeBackend> = Arc::new(backend.clone());
-        let sources = Sources { places: Places::of(true, |_| None), layers: Vec::new() };
+        let file = Source::File { path: folder.path().join("config.yaml"), required: false };
+        let sources = Sources { places: Places::of(true, |_| None), layers: vec![file] };
         let config = config::load(&sources).unwrap();
         let node = Arc::new(Node::build(Parts {
             chosen: Backed {
@@ -52,7 +53,7 @@ impl Served {
             name: "node".into(),
             spared: Duration::from_secs(600),
             periods: Periods::default(),
-            settings: Settings::new(sources, config),
+            settings: Settings::new(sources, config, tracing::Level::WARN),
         }));
         let listener = UnixListener::bind(folder.path().join("s")).unwrap();
         let (stop, stopped) = watch::channel(false);
@@ -253,4 +254,39 @@ async fn a_lease_keeps_an_image_from_a_round() {
     let round = client.collect(api::CollectRequest { goal, ..Default::default() }).await.unwrap();
     let removed: Vec<_> = round.into_inner().removals.into_iter().map(|removal| removal.id).collect();
     assert_eq!(removed, ["sha256:b:1"]);
+}
+
+#[tokio::test]
+async fn a_lease_has_a_bound_whatever_a_client_asks_for() {
+    let served = Served::new();
+    served.backend.add_image("a:1", image("sha256:1", 100));
+    let mut client = served.client();
+    let refused =
+        client.lease(api::LeaseRequest { image: "a:1".into(), seconds: u64::MAX }).await.unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
+    let longest = crate::duration::LONGEST.as_secs();
+    let leased = client.lease(api::LeaseRequest { image: "a:1".into(), seconds: longest }).await.unwrap();
+    assert_eq!(leased.into_inner().id, "sha256:1");
+}
+
+#[tokio::test]
+async fn what_needs_a_restart_is_told_until_it_is_as_it_was() {
+    let served = Served::new();
+    let reload = |settings: &str| {
+        let text = format!("apiVersion: larder.dev/v1alpha1\nkind: LarderConfiguration\n{settings}\n");
+        fs_err::write(served.folder.path().join("config.yaml"), text).unwrap();
+        let reloaded = served.node.reload().unwrap();
+        (reloaded.applied, reloaded.needs_restart)
+    };
+    let events = || served.node.events.snapshot().len();
+    assert_eq!(reload("listen: {mode: '0600'}"), (vec![], vec!["listen.mode"]));
+    assert_eq!(events(), 0, "nothing is in force");
+    assert_eq!(
+        reload("listen: {mode: '0600'}\nregistryBurst: 3"),
+        (vec!["registryBurst"], vec!["listen.mode"])
+    );
+    assert_eq!(events(), 1);
+    let status = served.client().status(api::StatusRequest::default()).await.unwrap().into_inner();
+    assert_eq!(status.needs_restart, ["listen.mode"]);
+    assert_eq!(reload(""), (vec!["registryBurst"], vec![]));
 }

@@ -49,7 +49,7 @@ fn node(backend: &FakeBackend, folder: &tempfile::TempDir) -> Node {
         name: "node".into(),
         spared: Duration::from_secs(600),
         periods: Periods::default(),
-        settings: Settings::new(sources, config),
+        settings: Settings::new(sources, config, tracing::Level::WARN),
     })
 }
 
