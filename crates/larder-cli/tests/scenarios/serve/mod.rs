@@ -3,5 +3,6 @@
 
 mod backend;
 mod reload;
+mod soak;
 mod state;
 mod systemd;
