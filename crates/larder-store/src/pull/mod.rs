@@ -18,6 +18,7 @@ mod error;
 mod load;
 mod plan;
 mod tally;
+mod workers;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -39,10 +40,11 @@ use crate::store::admission::{self, admit};
 use crate::store::{
     Claim, ImageCommit, ImageRecord, LeaseKind, LeaseRecord, Leased, Store, StoreError, seconds,
 };
-use crate::unpack::{Limits, Options, Threads, WriteBehind};
+use crate::unpack::{Limits, Options, Syncer, Threads};
 use assemble::Origin;
 use plan::Plan;
 use tally::Tally;
+use workers::{Leaving, Worker, Workers};
 
 /// How images are pulled into the store.
 #[derive(Debug, Clone)]
@@ -74,6 +76,9 @@ impl Default for PullConfig {
 /// How long a pull that did not end well keeps what it fetched and finished from being swept, unless it comes back.
 const PULL_LEASE: Duration = Duration::from_secs(24 * 3600);
 
+/// Large files that wait to be written to the disk early, over all pulls.
+const WAITING_FILES: usize = 64;
+
 /// Layers of at least so many compressed bytes are unpacked on several threads.
 const MANY_THREADS: u64 = 8 << 20;
 
@@ -84,13 +89,16 @@ pub struct Puller {
     client: Client,
     config: Arc<PullConfig>,
     slots: Arc<Semaphore>,
+    syncer: Syncer,
+    leaving: Leaving,
 }
 
 impl Puller {
     /// Pulls into `store` from what `client` reaches.
     pub fn new(store: Store, client: Client, config: PullConfig) -> Self {
         let slots = Arc::new(Semaphore::new(config.layers_at_once.max(1)));
-        Puller { store, client, config: Arc::new(config), slots }
+        let (syncer, leaving) = (Syncer::new(WAITING_FILES), Leaving::default());
+        Puller { store, client, config: Arc::new(config), slots, syncer, leaving }
     }
 
     /// The store that it pulls into.
@@ -103,14 +111,17 @@ impl Puller {
         &self.client
     }
 
-    /// Makes the image that `name` stands for now present under that name, and says which it is.
+    /// Makes the image that `name` stands for now present under that name, and says which it is. When it tells an error,
+    /// nothing works at the image any more, and what was unpacked of it takes no room.
     pub async fn pull(
         &self,
         name: &Reference,
         credential: Option<&Credential>,
         progress: &Progress,
     ) -> Result<ImageRecord, PullError> {
-        let pulled = self.pull_layers(name, credential, progress).await;
+        let workers = Workers::new(self.syncer.begin(), &self.leaving);
+        let pulled = self.pull_layers(name, credential, progress, &workers).await;
+        workers.end().await;
         self.make_room_if_full(pulled).await
     }
 
@@ -119,6 +130,7 @@ impl Puller {
         name: &Reference,
         credential: Option<&Credential>,
         progress: &Progress,
+        workers: &Workers,
     ) -> Result<ImageRecord, PullError> {
         let tally = Tally::begin(progress);
         let watching = Arc::clone(&tally);
@@ -134,7 +146,7 @@ impl Puller {
         let lease = self.lease_of(&plan, &claims).await?;
         tally.layers(&plan, &claims);
         let origin = Origin::Registry { session, tally: Arc::clone(&tally) };
-        let layers = self.assemble(&origin, &plan, claims).await?;
+        let layers = self.assemble(&origin, &plan, claims, workers.worker()).await?;
         tally.commit();
         let commit = self.commit_of(name, &documents, &plan, layers, lease);
         let store = self.store.clone();
@@ -148,28 +160,32 @@ impl Puller {
         }
         let sizes: Vec<u64> = missing.iter().map(|(_, size)| *size).collect();
         let (store, reserve) = (self.store.clone(), self.config.reserve);
-        blocking(move || {
+        let fits = move || {
             store.sweep(SystemTime::now())?;
             let need = admission::estimate(store.ratio()?, sizes);
-            let free = store.free()?;
-            if admit(need, free, reserve, Amount::default()).is_ok() {
-                return Ok(());
-            }
-            let mut free = free;
-            if store.give_up_kept()? {
-                store.empty_trash()?;
-                free = store.free()?;
-            }
-            Ok(admit(need, free, reserve, reclaimable(&store)?)?)
+            Ok::<_, StoreError>((admit(need, store.free()?, reserve, Amount::default()).is_ok(), need))
+        };
+        let (fits, need) = blocking(fits).await??;
+        if fits {
+            return Ok(());
+        }
+        // What pulls that were dropped still have goes first, then what is kept for them.
+        self.leaving.wait().await;
+        let store = self.store.clone();
+        blocking(move || {
+            store.give_up_kept()?;
+            store.empty_trash()?;
+            Ok(admit(need, store.free()?, reserve, reclaimable(&store)?)?)
         })
         .await?
     }
 
-    /// Layers that are kept for another try must not keep the disk full.
+    /// Layers that are kept for another try must not keep the disk full, nor what a failed pull has thrown away.
     async fn make_room_if_full<T>(&self, ended: Result<T, PullError>) -> Result<T, PullError> {
         if ended.as_ref().is_err_and(PullError::lacks_room) {
             let store = self.store.clone();
-            if let Err(error) = blocking(move || store.give_up_kept()).await? {
+            let make_room = move || store.give_up_kept().and_then(|_| store.empty_trash());
+            if let Err(error) = blocking(make_room).await? {
                 tracing::warn!(%error, "could not take away the layers of pulls that failed");
             }
         }
@@ -238,11 +254,11 @@ impl Puller {
 
     /// How a layer of `size` compressed bytes is unpacked: on several threads if it may be the last one to end, when
     /// the others leave cores idle.
-    fn options(&self, size: u64, write_behind: Option<&WriteBehind>) -> Options {
+    fn options(&self, size: u64, worker: &Worker) -> Options {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let threads = if cores > 1 && size >= MANY_THREADS { Threads::Many } else { Threads::One };
         let limits = self.config.limits.clone();
-        Options { threads, limits, write_behind: write_behind.cloned(), ..Options::default() }
+        Options { threads, limits, write_behind: Some(worker.write_behind().clone()), ..Options::default() }
     }
 }
 
