@@ -11,6 +11,7 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use larder::backend::LayerPhase;
 use larder::reference::Digest;
+use tokio::sync::SemaphorePermit;
 
 use super::bring::{FILES, Staged, Tell, bring, take};
 use super::error::PullError;
@@ -139,7 +140,7 @@ impl Puller {
                             brought?;
                         }
                         let staged = own.staged.remove(&at).ok_or(PullError::Abandoned)?;
-                        let layer = settle_staged(wanted, staged, &layers, &own.worker).await?;
+                        let layer = self.settle_staged(wanted, staged, &layers, &own.worker).await?;
                         claim.done(&layer);
                         layer
                     }
@@ -230,6 +231,7 @@ impl Puller {
         }
         let (root, files) = (layer.fs(), layer.path().join(FILES));
         let lowers = lowers(below);
+        let _open = self.may_open(below).await?;
         let check = move || settled(&root, &files, &lowers, Settling::Check);
         if !own.worker.blocking(check).await?.map_err(|cause| unpacking(wanted, cause))?.changed {
             return Ok(layer);
@@ -260,54 +262,63 @@ impl Puller {
             }
             Claim::Fetch(claim) => {
                 let staged = self.bring(from.clone(), wanted.clone(), own.worker.clone()).await?;
-                let layer = settle_staged(wanted, staged, below, &own.worker).await?;
+                let layer = self.settle_staged(wanted, staged, below, &own.worker).await?;
                 claim.done(&layer);
                 Ok(Some((layer, true)))
             }
         }
     }
-}
 
-/// Gives a staged layer what it takes from those below, and moves it to its place.
-async fn settle_staged(
-    wanted: &Wanted,
-    staged: Staged,
-    below: &[Layer],
-    worker: &Worker,
-) -> Result<Layer, PullError> {
-    let Staged { staging, unpacked, ingest } = staged;
-    let (diff_id, chain_id) = (wanted.diff_id.clone(), wanted.chain_id.clone());
-    let (digest, lowers) = (wanted.descriptor.digest.clone(), lowers(below));
-    // The folder goes with the thread, as when it was unpacked.
-    let settling = worker.blocking(move || {
-        let (root, files) = (staging.dir().join(FS), staging.dir().join(FILES));
-        let settled = if unpacked.pending.is_empty() {
-            Settled::default()
-        } else {
-            settled(&root, &files, &lowers, Settling::Apply)
-                .map_err(|cause| PullError::Unpack { digest: digest.clone(), cause })?
-        };
-        let key = LayerKey::from(if settled.changed { &chain_id } else { &diff_id });
-        let facts = LayerFacts {
-            diff_id,
-            digest,
-            compressed_bytes: unpacked.compressed_bytes,
-            plain_bytes: unpacked.plain_bytes,
-            files: unpacked.entries,
-            pending: !unpacked.pending.is_empty(),
-        };
-        let usage = Amount {
-            bytes: unpacked.usage.allocated_bytes + settled.added.allocated_bytes,
-            inodes: unpacked.usage.inodes + settled.added.inodes,
-        };
-        let layer = staging.finish(&key, facts, Some(usage))?;
-        // Its bytes are of no more use: if the image is not committed now, the layer itself is kept for the next try.
-        if let Some(ingest) = ingest {
-            ingest.discard()?;
-        }
-        Ok(layer)
-    });
-    settling.await?
+    /// Gives a staged layer what it takes from those below, and moves it to its place.
+    async fn settle_staged(
+        &self,
+        wanted: &Wanted,
+        staged: Staged,
+        below: &[Layer],
+        worker: &Worker,
+    ) -> Result<Layer, PullError> {
+        let Staged { staging, unpacked, ingest } = staged;
+        let (diff_id, chain_id) = (wanted.diff_id.clone(), wanted.chain_id.clone());
+        let (digest, lowers) = (wanted.descriptor.digest.clone(), lowers(below));
+        let _open = if unpacked.pending.is_empty() { None } else { Some(self.may_open(below).await?) };
+        // The folder goes with the thread, as when it was unpacked.
+        let settling = worker.blocking(move || {
+            let (root, files) = (staging.dir().join(FS), staging.dir().join(FILES));
+            let settled = if unpacked.pending.is_empty() {
+                Settled::default()
+            } else {
+                settled(&root, &files, &lowers, Settling::Apply)
+                    .map_err(|cause| PullError::Unpack { digest: digest.clone(), cause })?
+            };
+            let key = LayerKey::from(if settled.changed { &chain_id } else { &diff_id });
+            let facts = LayerFacts {
+                diff_id,
+                digest,
+                compressed_bytes: unpacked.compressed_bytes,
+                plain_bytes: unpacked.plain_bytes,
+                files: unpacked.entries,
+                pending: !unpacked.pending.is_empty(),
+            };
+            let usage = Amount {
+                bytes: unpacked.usage.allocated_bytes + settled.added.allocated_bytes,
+                inodes: unpacked.usage.inodes + settled.added.inodes,
+            };
+            let layer = staging.finish(&key, facts, Some(usage))?;
+            // Its bytes are of no more use: if the image is not committed now, the layer itself is kept for the next try.
+            if let Some(ingest) = ingest {
+                ingest.discard()?;
+            }
+            Ok(layer)
+        });
+        settling.await?
+    }
+
+    /// The right to have these layers open. What waits for it holds nothing else that is bounded.
+    async fn may_open(&self, below: &[Layer]) -> Result<SemaphorePermit<'_>, PullError> {
+        // The layer itself as well; an image of more layers than there may be goes alone.
+        let layers = u32::try_from(2 * below.len() + 1).unwrap_or(u32::MAX).min(self.files.lowers);
+        self.lowers.acquire_many(layers).await.map_err(|_| PullError::Abandoned)
+    }
 }
 
 fn settled(

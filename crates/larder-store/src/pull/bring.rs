@@ -81,7 +81,10 @@ pub(super) async fn bring(
                 }
                 return Err(error);
             }
-            Ok((staging, unpacked)) => return Ok(Staged { staging, unpacked, ingest: Some(ingest) }),
+            Ok((staging, unpacked)) => {
+                ingest.close();
+                return Ok(Staged { staging, unpacked, ingest: Some(ingest) });
+            }
         }
     }
 }

@@ -16,6 +16,7 @@ mod assemble;
 mod bring;
 mod error;
 mod load;
+mod open_files;
 mod plan;
 mod tally;
 mod workers;
@@ -42,6 +43,7 @@ use crate::store::{
 };
 use crate::unpack::{Limits, Options, Syncer, Threads};
 use assemble::Origin;
+use open_files::OpenFiles;
 use plan::Plan;
 use tally::Tally;
 use workers::{Leaving, Worker, Workers};
@@ -55,6 +57,9 @@ pub struct PullConfig {
     pub layers_at_once: usize,
     /// What must stay free on the store's file system after a pull. Default 64 MiB and 1,000 inodes.
     pub reserve: Amount,
+    /// Files that all pulls together keep open, but for a few of each pull. Default three quarters of this process's
+    /// limit, and no more than 4,096. Below 200, pulls get slower.
+    pub open_files: usize,
     /// Ceilings against hostile layers.
     pub limits: Limits,
     /// How long a pulled image is spared by collection although nothing uses it yet. Default 10 minutes.
@@ -67,6 +72,7 @@ impl Default for PullConfig {
             platform: PlatformMatcher::host(),
             layers_at_once: 4,
             reserve: Amount { bytes: 64 << 20, inodes: 1000 },
+            open_files: open_files::usual(),
             limits: Limits::default(),
             ensured_lease: Duration::from_secs(600),
         }
@@ -75,9 +81,6 @@ impl Default for PullConfig {
 
 /// How long a pull that did not end well keeps what it fetched and finished from being swept, unless it comes back.
 const PULL_LEASE: Duration = Duration::from_secs(24 * 3600);
-
-/// Large files that wait to be written to the disk early, over all pulls.
-const WAITING_FILES: usize = 64;
 
 /// Layers of at least so many compressed bytes are unpacked on several threads.
 const MANY_THREADS: u64 = 8 << 20;
@@ -89,6 +92,9 @@ pub struct Puller {
     client: Client,
     config: Arc<PullConfig>,
     slots: Arc<Semaphore>,
+    files: OpenFiles,
+    /// Layers that may be open for others to be settled on them.
+    lowers: Arc<Semaphore>,
     syncer: Syncer,
     leaving: Leaving,
 }
@@ -97,8 +103,10 @@ impl Puller {
     /// Pulls into `store` from what `client` reaches.
     pub fn new(store: Store, client: Client, config: PullConfig) -> Self {
         let slots = Arc::new(Semaphore::new(config.layers_at_once.max(1)));
-        let (syncer, leaving) = (Syncer::new(WAITING_FILES), Leaving::default());
-        Puller { store, client, config: Arc::new(config), slots, syncer, leaving }
+        let files = OpenFiles::of(config.open_files, config.layers_at_once);
+        let lowers = Arc::new(Semaphore::new(files.lowers as usize));
+        let (syncer, leaving) = (Syncer::new(files.waiting), Leaving::default());
+        Puller { store, client, config: Arc::new(config), slots, files, lowers, syncer, leaving }
     }
 
     /// The store that it pulls into.
@@ -258,7 +266,14 @@ impl Puller {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let threads = if cores > 1 && size >= MANY_THREADS { Threads::Many } else { Threads::One };
         let limits = self.config.limits.clone();
-        Options { threads, limits, write_behind: Some(worker.write_behind().clone()), ..Options::default() }
+        let open_files = self.files.of_layer;
+        Options {
+            threads,
+            limits,
+            open_files,
+            write_behind: Some(worker.write_behind().clone()),
+            ..Options::default()
+        }
     }
 }
 
