@@ -16,6 +16,7 @@ mod exit;
 mod failure;
 mod image_name;
 mod interrupt;
+mod limits;
 mod log;
 mod manifest;
 mod out;
@@ -40,6 +41,7 @@ fn main() -> ExitCode {
         Err(usage) => return finish(&out, explain(&out, &usage)),
     };
     log::start(Arc::clone(&out), cli.connection.verbose);
+    limits::raise_open_files();
     let outcome = commands::run(cli, &out).unwrap_or_else(|failure| failure.print(&out));
     finish(&out, outcome)
 }

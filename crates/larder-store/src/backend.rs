@@ -79,7 +79,8 @@ impl Backend for StoreBackend {
     }
 
     async fn status(&self, image: &ImageSpec) -> Result<Option<Image>, BackendError> {
-        Ok(self.inspect(image).await?.map(|details| details.image))
+        let name = image.image.clone();
+        self.ask(move |store| store.shown(&name)).await
     }
 
     async fn inspect(&self, image: &ImageSpec) -> Result<Option<ImageDetails>, BackendError> {

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use larder::backend::{Backend as _, CallErrorKind, Detail, ImageSpec, LayerPhase, PullStep};
+use larder::backend::{Backend as _, Bytes, CallErrorKind, Detail, ImageSpec, LayerPhase, PullStep};
 use larder::pod::Pod;
 use larder::pull::{Advice, EnsureReason, EnsureRequest, Manager, PullPolicy};
 use larder::reference::Digest;
@@ -51,7 +51,16 @@ fn node() -> (TempDir, Store, FaultRegistry) {
 
 /// What is seen of the pull once `enough` of it is.
 async fn seen(registry: &FaultRegistry, store: &Store, enough: impl Fn(&Detail) -> bool) -> Detail {
-    let manager = Manager::builder(Arc::new(backend(store, PullConfig::default()))).build();
+    seen_with(PullConfig::default(), registry, store, enough).await
+}
+
+async fn seen_with(
+    config: PullConfig,
+    registry: &FaultRegistry,
+    store: &Store,
+    enough: impl Fn(&Detail) -> bool,
+) -> Detail {
+    let manager = Manager::builder(Arc::new(backend(store, config))).build();
     let request = EnsureRequest::new(registry.image("shop/web:1"), PullPolicy::Always, Pod::default());
     let looking = async {
         loop {
@@ -74,15 +83,37 @@ async fn a_layer_that_the_registry_asks_to_wait_for_says_so() {
     let (_folder, store, registry) = node();
     let image = put(&registry, "shop/web", &[("web", 300_000), ("more", 5000)]);
     registry.fault(On::path(&image.layers[1]), Fault::RetryAfter(429, "40".into()));
-    // The other layer is here by then, or waits as well: which of them asked first is chance.
-    let waits = |detail: &Detail| detail.layers.get(1).is_some_and(|layer| layer.waiting.is_some());
-    let detail = seen(&registry, &store, waits).await;
+    // One after the other, the larger first: a registry that asks to wait asks all who come later.
+    let config = PullConfig { layers_at_once: 1, ..PullConfig::default() };
+    let waits = |detail: &Detail| {
+        detail.layers.first().is_some_and(|layer| layer.phase == LayerPhase::Done)
+            && detail.layers[1].waiting.is_some()
+    };
+    let detail = seen_with(config, &registry, &store, waits).await;
+    assert_eq!(detail.layers[0].waiting, None);
     assert_eq!((detail.step, detail.waiting.clone()), (PullStep::Layers, None));
     let second = &detail.layers[1];
     assert_eq!((second.digest.as_str(), second.phase), (image.layers[1].as_str(), LayerPhase::Fetching));
     let wait = second.waiting.clone().expect("it waits");
     assert_eq!(wait.reason, format!("{} asked to wait", registry.address()));
     assert!(wait.until.is_some());
+}
+
+/// Its bytes are put there by hand: a pull that is dropped keeps what was written in whole batches by then, which is
+/// chance, and tells of each batch when it writes the next.
+#[tokio::test]
+async fn a_layer_that_goes_on_where_it_was_left_shows_what_is_here() {
+    let (_folder, store, registry) = node();
+    let layer = Archive::new().with(Entry::file("web", vec![7; 300_000])).finish();
+    let image = registry.put_image("shop/web", "1", PLAIN, std::slice::from_ref(&layer), &[]);
+    let digest = Digest::parse(&image.layers[0]).unwrap();
+    store.ingest(&digest, layer.len() as u64).unwrap().write_at(&layer[..100_000], 0).unwrap();
+    registry.fault(On::path(&image.layers[0]), Fault::StallAfter(0));
+    let detail =
+        seen(&registry, &store, |detail| detail.layers.first().is_some_and(|layer| layer.bytes.done > 0));
+    let detail = detail.await;
+    assert_eq!(detail.layers[0].bytes, Bytes { done: 100_000, total: Some(layer.len() as u64) });
+    assert_eq!((detail.layers[0].phase, detail.layers[0].rate), (LayerPhase::Fetching, None));
 }
 
 #[tokio::test]

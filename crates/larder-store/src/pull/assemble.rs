@@ -11,19 +11,20 @@ use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use larder::backend::LayerPhase;
 use larder::reference::Digest;
-use tokio::task::JoinHandle;
+use tokio::sync::SemaphorePermit;
 
 use super::bring::{FILES, Staged, Tell, bring, take};
 use super::error::PullError;
 use super::plan::{Plan, Wanted};
 use super::tally::Tally;
+use super::workers::Worker;
 use super::{Puller, blocking};
 use crate::disk::Amount;
 use crate::registry::Session;
 use crate::store::error::Doing as _;
 use crate::store::import::Import;
-use crate::store::{Claim, Layer, LayerClaim, LayerFacts, LayerKey, Store, StoreError, Waiting};
-use crate::unpack::{Options, Settled, Settling, Target, WriteBehind, settle};
+use crate::store::{Claim, FS, Layer, LayerClaim, LayerFacts, LayerKey, Store, StoreError, Waiting};
+use crate::unpack::{Settled, Settling, Target, UnpackError, settle};
 
 /// How soon a blob is tried again that another image of this process is fetching for itself.
 const BUSY_RETRY: Duration = Duration::from_millis(100);
@@ -55,14 +56,19 @@ enum Coming {
 }
 
 /// The layers that are this pull's to bring, by their place in the plan, until they are settled.
-#[derive(Default)]
 struct Own {
+    worker: Worker,
     claims: HashMap<usize, LayerClaim>,
     under_way: FuturesUnordered<BoxFuture<'static, (usize, Result<Staged, PullError>)>>,
     staged: HashMap<usize, Staged>,
 }
 
 impl Own {
+    fn new(worker: Worker) -> Own {
+        let (claims, under_way, staged) = Default::default();
+        Own { worker, claims, under_way, staged }
+    }
+
     /// Waits until one more is brought. `None` when nothing is under way.
     async fn next(&mut self) -> Option<Result<(), PullError>> {
         let (at, brought) = self.under_way.next().await?;
@@ -72,7 +78,7 @@ impl Own {
     /// Lets others have all of them: whoever waits out of the order of claims must not hold what somebody may wait for.
     /// What was fetched stays in the ingest files.
     fn give_back(&mut self) {
-        *self = Own::default();
+        *self = Own::new(self.worker.clone());
     }
 }
 
@@ -90,14 +96,11 @@ impl Puller {
         from: &Origin,
         plan: &Plan,
         claims: Vec<Claim>,
+        worker: Worker,
     ) -> Result<Vec<Layer>, PullError> {
-        let doing = "write layers to the disk";
-        if claims.iter().all(|claim| matches!(claim, Claim::Present(_))) {
-            return self.gather(from, plan, claims, None).await;
-        }
-        let write_behind = WriteBehind::start().doing(doing)?;
-        let layers = self.gather(from, plan, claims, Some(&write_behind)).await?;
-        blocking(move || write_behind.finish()).await?.doing(doing)?;
+        let write_behind = worker.write_behind().clone();
+        let layers = self.gather(from, plan, claims, worker).await?;
+        blocking(move || write_behind.finish()).await?.doing("write layers to the disk")?;
         Ok(layers)
     }
 
@@ -106,9 +109,9 @@ impl Puller {
         from: &Origin,
         plan: &Plan,
         claims: Vec<Claim>,
-        write_behind: Option<&WriteBehind>,
+        worker: Worker,
     ) -> Result<Vec<Layer>, PullError> {
-        let (mut own, mut coming) = (Own::default(), Vec::with_capacity(claims.len()));
+        let (mut own, mut coming) = (Own::new(worker), Vec::with_capacity(claims.len()));
         for (at, claim) in claims.into_iter().enumerate() {
             coming.push(match claim {
                 Claim::Present(layer) => Coming::Present(layer),
@@ -119,7 +122,7 @@ impl Puller {
                 }
             });
         }
-        self.begin(from, plan, &mut own, write_behind);
+        self.begin(from, plan, &mut own);
         let mut layers: Vec<Layer> = Vec::with_capacity(coming.len());
         for (at, coming) in coming.into_iter().enumerate() {
             let wanted = &plan.layers[at];
@@ -137,7 +140,7 @@ impl Puller {
                             brought?;
                         }
                         let staged = own.staged.remove(&at).ok_or(PullError::Abandoned)?;
-                        let layer = self.settle(wanted, staged, &layers).await?;
+                        let layer = self.settle_staged(wanted, staged, &layers, &own.worker).await?;
                         claim.done(&layer);
                         layer
                     }
@@ -151,25 +154,28 @@ impl Puller {
     }
 
     /// Starts to bring what was claimed.
-    fn begin(&self, from: &Origin, plan: &Plan, own: &mut Own, write_behind: Option<&WriteBehind>) {
+    fn begin(&self, from: &Origin, plan: &Plan, own: &mut Own) {
         let mut fetches: Vec<_> = own.claims.keys().map(|at| (*at, plan.layers[*at].clone())).collect();
         // The largest first, or the last one to begin keeps the others waiting.
         fetches.sort_by_key(|(at, wanted)| (Reverse(wanted.descriptor.size), *at));
         for (at, wanted) in fetches {
-            let (this, from) = (self.clone(), from.clone());
-            let options = self.options(wanted.descriptor.size, write_behind);
-            let task = Task(tokio::spawn(async move { this.bring(from, wanted, options).await }));
+            let (this, from, worker) = (self.clone(), from.clone(), own.worker.clone());
+            let bringing = {
+                let worker = worker.clone();
+                async move { this.bring(from, wanted, worker).await }
+            };
+            let task = worker.task(bringing);
             own.under_way.push(Box::pin(async move { (at, task.join().await) }));
         }
     }
 
-    async fn bring(&self, from: Origin, wanted: Wanted, options: Options) -> Result<Staged, PullError> {
+    async fn bring(&self, from: Origin, wanted: Wanted, worker: Worker) -> Result<Staged, PullError> {
+        let options = self.options(wanted.descriptor.size, &worker);
         let mut slot = Some(self.slots.acquire().await.map_err(|_| PullError::Abandoned)?);
         from.note(&wanted, LayerPhase::Fetching);
         let (session, tally) = match from {
             Origin::Import(import) => {
-                let options = Options { progress: Arc::default(), ..options };
-                return take(self.store.clone(), import, wanted, options).await;
+                return take(self.store.clone(), import, wanted, options, &worker).await;
             }
             Origin::Registry { session, tally } => (session, tally),
         };
@@ -177,7 +183,7 @@ impl Puller {
         let tell: Tell = Arc::new(move |notice| told.notice_of(&digest, &notice));
         loop {
             let (session, tell) = (session.clone(), Arc::clone(&tell));
-            match bring(self.store.clone(), session, wanted.clone(), options.clone(), tell).await {
+            match bring(self.store.clone(), session, wanted.clone(), options.clone(), tell, &worker).await {
                 // The same bytes under another diff id: rare, and soon over. Whoever has them may need the slot.
                 Err(PullError::Store(StoreError::Busy { .. })) => {
                     slot.take();
@@ -224,7 +230,10 @@ impl Puller {
             return Ok(layer);
         }
         let (root, files) = (layer.fs(), layer.path().join(FILES));
-        if !self.settled(wanted, root, files, below, Settling::Check).await?.changed {
+        let lowers = lowers(below);
+        let _open = self.may_open(below).await?;
+        let check = move || settled(&root, &files, &lowers, Settling::Check);
+        if !own.worker.blocking(check).await?.map_err(|cause| unpacking(wanted, cause))?.changed {
             return Ok(layer);
         }
         loop {
@@ -252,9 +261,8 @@ impl Puller {
                 Ok(waiting.wait().await.map(|layer| (layer, false)))
             }
             Claim::Fetch(claim) => {
-                let options = self.options(wanted.descriptor.size, None);
-                let staged = self.bring(from.clone(), wanted.clone(), options).await?;
-                let layer = self.settle(wanted, staged, below).await?;
+                let staged = self.bring(from.clone(), wanted.clone(), own.worker.clone()).await?;
+                let layer = self.settle_staged(wanted, staged, below, &own.worker).await?;
                 claim.done(&layer);
                 Ok(Some((layer, true)))
             }
@@ -262,50 +270,74 @@ impl Puller {
     }
 
     /// Gives a staged layer what it takes from those below, and moves it to its place.
-    async fn settle(&self, wanted: &Wanted, staged: Staged, below: &[Layer]) -> Result<Layer, PullError> {
-        let Staged { staging, unpacked, ingest } = staged;
-        let (root, files) = (staging.dir().join(crate::store::FS), staging.dir().join(FILES));
-        let settled = if unpacked.pending.is_empty() {
-            Settled::default()
-        } else {
-            self.settled(wanted, root, files, below, Settling::Apply).await?
-        };
-        let key = LayerKey::from(if settled.changed { &wanted.chain_id } else { &wanted.diff_id });
-        let facts = LayerFacts {
-            diff_id: wanted.diff_id.clone(),
-            digest: wanted.descriptor.digest.clone(),
-            compressed_bytes: unpacked.compressed_bytes,
-            plain_bytes: unpacked.plain_bytes,
-            files: unpacked.entries,
-            pending: !unpacked.pending.is_empty(),
-        };
-        let usage = Amount {
-            bytes: unpacked.usage.allocated_bytes + settled.added.allocated_bytes,
-            inodes: unpacked.usage.inodes + settled.added.inodes,
-        };
-        let layer = blocking(move || staging.finish(&key, facts, Some(usage))).await??;
-        // Its bytes are of no more use: if the image is not committed now, the layer itself is kept for the next try.
-        if let Some(ingest) = ingest {
-            blocking(move || ingest.discard()).await??;
-        }
-        Ok(layer)
-    }
-
-    async fn settled(
+    async fn settle_staged(
         &self,
         wanted: &Wanted,
-        root: PathBuf,
-        files: PathBuf,
+        staged: Staged,
         below: &[Layer],
-        settling: Settling,
-    ) -> Result<Settled, PullError> {
-        let lowers: Vec<PathBuf> = below.iter().rev().map(Layer::fs).collect();
-        let settled = blocking(move || {
-            let lowers: Vec<&Path> = lowers.iter().map(PathBuf::as_path).collect();
-            settle(Target { root: &root, files: &files }, &lowers, settling)
+        worker: &Worker,
+    ) -> Result<Layer, PullError> {
+        let Staged { staging, unpacked, ingest } = staged;
+        let (diff_id, chain_id) = (wanted.diff_id.clone(), wanted.chain_id.clone());
+        let (digest, lowers) = (wanted.descriptor.digest.clone(), lowers(below));
+        let _open = if unpacked.pending.is_empty() { None } else { Some(self.may_open(below).await?) };
+        // The folder goes with the thread, as when it was unpacked.
+        let settling = worker.blocking(move || {
+            let (root, files) = (staging.dir().join(FS), staging.dir().join(FILES));
+            let settled = if unpacked.pending.is_empty() {
+                Settled::default()
+            } else {
+                settled(&root, &files, &lowers, Settling::Apply)
+                    .map_err(|cause| PullError::Unpack { digest: digest.clone(), cause })?
+            };
+            let key = LayerKey::from(if settled.changed { &chain_id } else { &diff_id });
+            let facts = LayerFacts {
+                diff_id,
+                digest,
+                compressed_bytes: unpacked.compressed_bytes,
+                plain_bytes: unpacked.plain_bytes,
+                files: unpacked.entries,
+                pending: !unpacked.pending.is_empty(),
+            };
+            let usage = Amount {
+                bytes: unpacked.usage.allocated_bytes + settled.added.allocated_bytes,
+                inodes: unpacked.usage.inodes + settled.added.inodes,
+            };
+            let layer = staging.finish(&key, facts, Some(usage))?;
+            // Its bytes are of no more use: if the image is not committed now, the layer itself is kept for the next try.
+            if let Some(ingest) = ingest {
+                ingest.discard()?;
+            }
+            Ok(layer)
         });
-        settled.await?.map_err(|cause| PullError::Unpack { digest: wanted.descriptor.digest.clone(), cause })
+        settling.await?
     }
+
+    /// The right to have these layers open. What waits for it holds nothing else that is bounded.
+    async fn may_open(&self, below: &[Layer]) -> Result<SemaphorePermit<'_>, PullError> {
+        // The layer itself as well; an image of more layers than there may be goes alone.
+        let layers = u32::try_from(2 * below.len() + 1).unwrap_or(u32::MAX).min(self.files.lowers);
+        self.lowers.acquire_many(layers).await.map_err(|_| PullError::Abandoned)
+    }
+}
+
+fn settled(
+    root: &Path,
+    files: &Path,
+    lowers: &[PathBuf],
+    settling: Settling,
+) -> Result<Settled, UnpackError> {
+    let lowers: Vec<&Path> = lowers.iter().map(PathBuf::as_path).collect();
+    settle(Target { root, files }, &lowers, settling)
+}
+
+/// The files of the layers below, the nearest first.
+fn lowers(below: &[Layer]) -> Vec<PathBuf> {
+    below.iter().rev().map(Layer::fs).collect()
+}
+
+fn unpacking(wanted: &Wanted, cause: UnpackError) -> PullError {
+    PullError::Unpack { digest: wanted.descriptor.digest.clone(), cause }
 }
 
 /// Waits for a layer that another pull brings; `None` when it gave up. What this pull brings meanwhile may fail, and then
@@ -318,20 +350,5 @@ async fn await_other(waiting: Waiting, own: &mut Own) -> Result<Option<Layer>, P
             found = &mut wait => return Ok(found),
             Some(brought) = own.next() => brought?,
         }
-    }
-}
-
-/// A task that ends with whoever waits for it.
-struct Task<T>(JoinHandle<Result<T, PullError>>);
-
-impl<T> Task<T> {
-    async fn join(mut self) -> Result<T, PullError> {
-        (&mut self.0).await.unwrap_or(Err(PullError::Abandoned))
-    }
-}
-
-impl<T> Drop for Task<T> {
-    fn drop(&mut self) {
-        self.0.abort();
     }
 }

@@ -7,11 +7,10 @@ use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use larder::reference::Digest;
-use tokio::task::JoinHandle;
 
-use super::blocking;
 use super::error::PullError;
 use super::plan::Wanted;
+use super::workers::Worker;
 use crate::registry::{BlobSink, Extents, Notice, Session, fetch_blob};
 pub(super) use crate::store::FILES;
 use crate::store::import::Import;
@@ -50,10 +49,11 @@ pub(super) async fn bring(
     wanted: Wanted,
     options: Options,
     tell: Tell,
+    worker: &Worker,
 ) -> Result<Staged, PullError> {
     let ingest = {
         let (store, digest, size) = (store.clone(), wanted.descriptor.digest.clone(), wanted.descriptor.size);
-        blocking(move || store.ingest(&digest, size)).await??
+        worker.blocking(move || store.ingest(&digest, size)).await??
     };
     let mut session = session;
     let mut again = true;
@@ -63,11 +63,11 @@ pub(super) async fn bring(
         let options = Options { progress: Arc::default(), ..options.clone() };
         let served = Arc::new(Mutex::new(Vec::new()));
         let watched = session.watched(noting_hosts(served.clone(), tell.clone()));
-        match attempt(&store, &watched, &wanted, &ingest, options).await {
+        match attempt(&store, &watched, &wanted, &ingest, options, worker).await {
             Err(PullError::Unpack { cause, .. }) if cause.is_wrong_bytes() && again => {
                 again = false;
                 let ingest = ingest.clone();
-                blocking(move || ingest.forget()).await??;
+                worker.blocking(move || ingest.forget()).await??;
                 let lied = served.lock().unwrap_or_else(PoisonError::into_inner);
                 let others = session.without_hosts(&lied);
                 if !others.hosts().is_empty() {
@@ -77,11 +77,14 @@ pub(super) async fn bring(
             Err(error) => {
                 if matches!(&error, PullError::Unpack { cause, .. } if cause.is_wrong_bytes()) {
                     // The next pull must not begin with them.
-                    blocking(move || ingest.forget()).await??;
+                    worker.blocking(move || ingest.forget()).await??;
                 }
                 return Err(error);
             }
-            Ok((staging, unpacked)) => return Ok(Staged { staging, unpacked, ingest: Some(ingest) }),
+            Ok((staging, unpacked)) => {
+                ingest.close();
+                return Ok(Staged { staging, unpacked, ingest: Some(ingest) });
+            }
         }
     }
 }
@@ -92,12 +95,15 @@ async fn attempt(
     wanted: &Wanted,
     ingest: &IngestFile,
     options: Options,
+    worker: &Worker,
 ) -> Result<(LayerStaging, Unpacked), PullError> {
     ingest.resume();
     let _stop = Stop { ingest: ingest.clone(), progress: options.progress.clone() };
-    let mut unpacking = start_unpacking(store.clone(), ingest, wanted, options);
+    let unpacking = start_unpacking(store.clone(), ingest, wanted, options, worker);
+    tokio::pin!(unpacking);
     let present: Extents = ingest.present().into_iter().collect();
-    let fetching = fetch_blob(session, &wanted.descriptor, &present, Arc::new(Sink(ingest.clone())));
+    let sink = Sink { ingest: ingest.clone(), _worker: worker.clone() };
+    let fetching = fetch_blob(session, &wanted.descriptor, &present, Arc::new(sink));
     tokio::pin!(fetching);
     let fetched = tokio::select! {
         // The unpacking ends first only when it fails, or when all the bytes were here already.
@@ -114,18 +120,25 @@ async fn attempt(
     }
 }
 
-type Unpacking = JoinHandle<Result<(LayerStaging, Unpacked), Failed>>;
-
 /// Why the unpacking thread gave up.
 enum Failed {
     Store(StoreError),
     Unpack(UnpackError),
 }
 
-fn start_unpacking(store: Store, ingest: &IngestFile, wanted: &Wanted, options: Options) -> Unpacking {
+fn start_unpacking(
+    store: Store,
+    ingest: &IngestFile,
+    wanted: &Wanted,
+    options: Options,
+    worker: &Worker,
+) -> impl Future<Output = Ended> + use<> {
     let (reader, wanted) = (ingest.reader(), wanted.clone());
-    tokio::task::spawn_blocking(move || unpack(&store, reader, &wanted, &options))
+    worker.blocking(move || unpack(&store, reader, &wanted, &options))
 }
+
+/// How an unpacking ended.
+type Ended = Result<Result<(LayerStaging, Unpacked), Failed>, PullError>;
 
 /// Unpacks a layer into a new staging folder. The folder belongs to the thread that works in it: whatever happens to
 /// those who wait, it goes only after the last file was written.
@@ -155,14 +168,15 @@ pub(super) async fn take(
     import: Arc<Import>,
     wanted: Wanted,
     options: Options,
+    worker: &Worker,
 ) -> Result<Staged, PullError> {
     let digest = wanted.descriptor.digest.clone();
     let compressed = {
         let (import, digest) = (import, digest.clone());
-        blocking(move || import.open(&digest)).await??
+        worker.blocking(move || import.open(&digest)).await??
     };
     let progress = CancelOnDrop(options.progress.clone());
-    let unpacking = tokio::task::spawn_blocking(move || unpack(&store, compressed, &wanted, &options));
+    let unpacking = worker.blocking(move || unpack(&store, compressed, &wanted, &options));
     let (staging, unpacked) = outcome(unpacking.await, &digest)?;
     drop(progress);
     Ok(Staged { staging, unpacked, ingest: None })
@@ -177,16 +191,11 @@ impl Drop for CancelOnDrop {
     }
 }
 
-fn outcome(
-    ended: Result<Result<(LayerStaging, Unpacked), Failed>, tokio::task::JoinError>,
-    digest: &Digest,
-) -> Result<(LayerStaging, Unpacked), PullError> {
-    match ended {
-        Ok(Ok(unpacked)) => Ok(unpacked),
-        Ok(Err(Failed::Store(error))) => Err(error.into()),
-        Ok(Err(Failed::Unpack(cause))) => Err(PullError::Unpack { digest: digest.clone(), cause }),
-        Err(_) => Err(PullError::Abandoned),
-    }
+fn outcome(ended: Ended, digest: &Digest) -> Result<(LayerStaging, Unpacked), PullError> {
+    ended?.map_err(|failed| match failed {
+        Failed::Store(error) => error.into(),
+        Failed::Unpack(cause) => PullError::Unpack { digest: digest.clone(), cause },
+    })
 }
 
 /// Ends the unpacking thread when the pull is dropped: it may wait for bytes that nobody fetches any more.
@@ -202,10 +211,14 @@ impl Drop for Stop {
     }
 }
 
-struct Sink(IngestFile);
+/// The fetch has a sink for a moment after it was dropped.
+struct Sink {
+    ingest: IngestFile,
+    _worker: Worker,
+}
 
 impl BlobSink for Sink {
     fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
-        self.0.write_at(data, offset).map_err(io::Error::other)
+        self.ingest.write_at(data, offset).map_err(io::Error::other)
     }
 }

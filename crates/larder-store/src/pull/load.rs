@@ -7,6 +7,7 @@ use larder::reference::Reference;
 
 use super::assemble::Origin;
 use super::plan::Plan;
+use super::workers::Workers;
 use super::{PullError, Puller, blocking};
 use crate::store::import::{Import, ImportFrom, ImportImage};
 use crate::store::{ImageCommit, ImageRecord};
@@ -34,19 +35,27 @@ impl Puller {
         let import = Arc::new(import);
         let mut loaded = Vec::with_capacity(import.images.len());
         for found in &import.images {
-            let image = self.load_image(&import, found).await;
+            let workers = Workers::new(self.syncer.begin(), &self.leaving);
+            let image = self.load_image(&import, found, &workers).await;
+            workers.end().await;
             let image = self.make_room_if_full(image).await?;
             loaded.push(Loaded { image, bare_tags: found.bare_tags.clone() });
         }
         Ok(loaded)
     }
 
-    async fn load_image(&self, import: &Arc<Import>, image: &ImportImage) -> Result<ImageRecord, PullError> {
+    async fn load_image(
+        &self,
+        import: &Arc<Import>,
+        image: &ImportImage,
+        workers: &Workers,
+    ) -> Result<ImageRecord, PullError> {
         let plan = Plan::new(&image.manifest, &image.parsed_config, image.config.clone());
         let claims = self.claim(&plan).await?;
         let missing = plan.to_fetch(&claims);
         self.admit(&missing).await?;
-        let layers = self.assemble(&Origin::Import(import.clone()), &plan, claims).await?;
+        let origin = Origin::Import(import.clone());
+        let layers = self.assemble(&origin, &plan, claims, workers.worker()).await?;
         let commit = ImageCommit {
             names: image.names.clone(),
             config: plan.config.clone(),

@@ -16,8 +16,10 @@ mod assemble;
 mod bring;
 mod error;
 mod load;
+mod open_files;
 mod plan;
 mod tally;
+mod workers;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
@@ -39,10 +41,12 @@ use crate::store::admission::{self, admit};
 use crate::store::{
     Claim, ImageCommit, ImageRecord, LeaseKind, LeaseRecord, Leased, Store, StoreError, seconds,
 };
-use crate::unpack::{Limits, Options, Threads, WriteBehind};
+use crate::unpack::{Limits, Options, Syncer, Threads};
 use assemble::Origin;
+use open_files::OpenFiles;
 use plan::Plan;
 use tally::Tally;
+use workers::{Leaving, Worker, Workers};
 
 /// How images are pulled into the store.
 #[derive(Debug, Clone)]
@@ -53,6 +57,9 @@ pub struct PullConfig {
     pub layers_at_once: usize,
     /// What must stay free on the store's file system after a pull. Default 64 MiB and 1,000 inodes.
     pub reserve: Amount,
+    /// Files that all pulls together keep open, but for a few of each pull. Default three quarters of this process's
+    /// limit, and no more than 4,096. Below 200, pulls get slower.
+    pub open_files: usize,
     /// Ceilings against hostile layers.
     pub limits: Limits,
     /// How long a pulled image is spared by collection although nothing uses it yet. Default 10 minutes.
@@ -65,6 +72,7 @@ impl Default for PullConfig {
             platform: PlatformMatcher::host(),
             layers_at_once: 4,
             reserve: Amount { bytes: 64 << 20, inodes: 1000 },
+            open_files: open_files::usual(),
             limits: Limits::default(),
             ensured_lease: Duration::from_secs(600),
         }
@@ -84,13 +92,21 @@ pub struct Puller {
     client: Client,
     config: Arc<PullConfig>,
     slots: Arc<Semaphore>,
+    files: OpenFiles,
+    /// Layers that may be open for others to be settled on them.
+    lowers: Arc<Semaphore>,
+    syncer: Syncer,
+    leaving: Leaving,
 }
 
 impl Puller {
     /// Pulls into `store` from what `client` reaches.
     pub fn new(store: Store, client: Client, config: PullConfig) -> Self {
         let slots = Arc::new(Semaphore::new(config.layers_at_once.max(1)));
-        Puller { store, client, config: Arc::new(config), slots }
+        let files = OpenFiles::of(config.open_files, config.layers_at_once);
+        let lowers = Arc::new(Semaphore::new(files.lowers as usize));
+        let (syncer, leaving) = (Syncer::new(files.waiting), Leaving::default());
+        Puller { store, client, config: Arc::new(config), slots, files, lowers, syncer, leaving }
     }
 
     /// The store that it pulls into.
@@ -103,14 +119,17 @@ impl Puller {
         &self.client
     }
 
-    /// Makes the image that `name` stands for now present under that name, and says which it is.
+    /// Makes the image that `name` stands for now present under that name, and says which it is. When it tells an error,
+    /// nothing works at the image any more, and what was unpacked of it takes no room.
     pub async fn pull(
         &self,
         name: &Reference,
         credential: Option<&Credential>,
         progress: &Progress,
     ) -> Result<ImageRecord, PullError> {
-        let pulled = self.pull_layers(name, credential, progress).await;
+        let workers = Workers::new(self.syncer.begin(), &self.leaving);
+        let pulled = self.pull_layers(name, credential, progress, &workers).await;
+        workers.end().await;
         self.make_room_if_full(pulled).await
     }
 
@@ -119,6 +138,7 @@ impl Puller {
         name: &Reference,
         credential: Option<&Credential>,
         progress: &Progress,
+        workers: &Workers,
     ) -> Result<ImageRecord, PullError> {
         let tally = Tally::begin(progress);
         let watching = Arc::clone(&tally);
@@ -134,7 +154,7 @@ impl Puller {
         let lease = self.lease_of(&plan, &claims).await?;
         tally.layers(&plan, &claims);
         let origin = Origin::Registry { session, tally: Arc::clone(&tally) };
-        let layers = self.assemble(&origin, &plan, claims).await?;
+        let layers = self.assemble(&origin, &plan, claims, workers.worker()).await?;
         tally.commit();
         let commit = self.commit_of(name, &documents, &plan, layers, lease);
         let store = self.store.clone();
@@ -148,28 +168,32 @@ impl Puller {
         }
         let sizes: Vec<u64> = missing.iter().map(|(_, size)| *size).collect();
         let (store, reserve) = (self.store.clone(), self.config.reserve);
-        blocking(move || {
+        let fits = move || {
             store.sweep(SystemTime::now())?;
             let need = admission::estimate(store.ratio()?, sizes);
-            let free = store.free()?;
-            if admit(need, free, reserve, Amount::default()).is_ok() {
-                return Ok(());
-            }
-            let mut free = free;
-            if store.give_up_kept()? {
-                store.empty_trash()?;
-                free = store.free()?;
-            }
-            Ok(admit(need, free, reserve, reclaimable(&store)?)?)
+            Ok::<_, StoreError>((admit(need, store.free()?, reserve, Amount::default()).is_ok(), need))
+        };
+        let (fits, need) = blocking(fits).await??;
+        if fits {
+            return Ok(());
+        }
+        // What pulls that were dropped still have goes first, then what is kept for them.
+        self.leaving.wait().await;
+        let store = self.store.clone();
+        blocking(move || {
+            store.give_up_kept()?;
+            store.empty_trash()?;
+            Ok(admit(need, store.free()?, reserve, reclaimable(&store)?)?)
         })
         .await?
     }
 
-    /// Layers that are kept for another try must not keep the disk full.
+    /// Layers that are kept for another try must not keep the disk full, nor what a failed pull has thrown away.
     async fn make_room_if_full<T>(&self, ended: Result<T, PullError>) -> Result<T, PullError> {
         if ended.as_ref().is_err_and(PullError::lacks_room) {
             let store = self.store.clone();
-            if let Err(error) = blocking(move || store.give_up_kept()).await? {
+            let make_room = move || store.give_up_kept().and_then(|_| store.empty_trash());
+            if let Err(error) = blocking(make_room).await? {
                 tracing::warn!(%error, "could not take away the layers of pulls that failed");
             }
         }
@@ -238,11 +262,18 @@ impl Puller {
 
     /// How a layer of `size` compressed bytes is unpacked: on several threads if it may be the last one to end, when
     /// the others leave cores idle.
-    fn options(&self, size: u64, write_behind: Option<&WriteBehind>) -> Options {
+    fn options(&self, size: u64, worker: &Worker) -> Options {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let threads = if cores > 1 && size >= MANY_THREADS { Threads::Many } else { Threads::One };
         let limits = self.config.limits.clone();
-        Options { threads, limits, write_behind: write_behind.cloned(), ..Options::default() }
+        let open_files = self.files.of_layer;
+        Options {
+            threads,
+            limits,
+            open_files,
+            write_behind: Some(worker.write_behind().clone()),
+            ..Options::default()
+        }
     }
 }
 

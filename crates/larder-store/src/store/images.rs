@@ -37,6 +37,16 @@ impl Store {
         Ok(self.0.db.read(doing, |reader| Listed::of(reader, image))?.into_image())
     }
 
+    /// The image that is meant, as a backend shows it: what [`image`](Store::image) and [`to_image`](Store::to_image)
+    /// give, from one small record and without its layers.
+    pub fn shown(&self, image: &str) -> Result<Option<backend::Image>, StoreError> {
+        self.0.db.read("look up an image", |reader| {
+            let Some(id) = find_id(reader, image)? else { return Ok(None) };
+            let listed = reader.get::<Listed>(LISTED, &id)?.filter(|listed| listed.complete);
+            Ok(listed.map(Listed::into_image))
+        })
+    }
+
     /// All images as a backend shows them, in the order of their ids. Those that lack a layer are left out.
     pub fn list(&self) -> Result<Vec<backend::Image>, StoreError> {
         self.0.db.read("list images", |reader| {
@@ -58,13 +68,21 @@ impl Store {
 
 /// The image that is meant, complete or not.
 pub(super) fn find(source: &impl Source, image: &str) -> DbResult<Option<ImageRecord>> {
+    match find_id(source, image)? {
+        Some(id) => source.get(IMAGES, &id),
+        None => Ok(None),
+    }
+}
+
+/// The id of the image that is meant. It may be one that is not there.
+fn find_id(source: &impl Source, image: &str) -> DbResult<Option<String>> {
     if let Ok(id) = Digest::parse(image) {
-        return source.get(IMAGES, id.as_str());
+        return Ok(Some(id.to_string()));
     }
     if let Some(name) = full_name(image)
         && let Some(id) = source.value(NAMES, &name)?
     {
-        return source.get(IMAGES, &String::from_utf8_lossy(&id));
+        return Ok(Some(String::from_utf8_lossy(&id).into_owned()));
     }
     by_digits(source, image.strip_prefix("sha256:").unwrap_or(image))
 }
@@ -78,8 +96,8 @@ fn full_name(image: &str) -> Option<String> {
     })
 }
 
-/// The one image whose id starts with these digits.
-fn by_digits(source: &impl Source, digits: &str) -> DbResult<Option<ImageRecord>> {
+/// The id of the one image whose id starts with these digits.
+fn by_digits(source: &impl Source, digits: &str) -> DbResult<Option<String>> {
     if digits.len() < SHORTEST_ID || !digits.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
         return Ok(None);
     }
@@ -91,10 +109,7 @@ fn by_digits(source: &impl Source, digits: &str) -> DbResult<Option<ImageRecord>
             Ok(ids.len() < 2)
         })?;
     }
-    match ids.as_slice() {
-        [id] => source.get(IMAGES, id),
-        _ => Ok(None),
-    }
+    Ok(if ids.len() == 1 { ids.pop() } else { None })
 }
 
 impl Inner {

@@ -42,7 +42,8 @@ struct Inside {
     digest: Digest,
     size: u64,
     folder: PathBuf,
-    data: Arc<dyn DiskFile>,
+    /// `None` while it is closed.
+    data: Mutex<Option<Arc<dyn DiskFile>>>,
     boot: String,
     state: Mutex<State>,
     /// Bytes came, or the fetch was given up.
@@ -109,7 +110,7 @@ impl Store {
             digest: digest.clone(),
             size,
             folder,
-            data,
+            data: Mutex::new(Some(data)),
             boot,
             state: Mutex::new(state),
             news: Condvar::new(),
@@ -138,7 +139,7 @@ impl IngestFile {
             return Err(StoreError::TooLong { digest: self.0.digest.clone(), size: self.0.size, end });
         }
         let doing = "write a blob";
-        self.0.data.write_all_at(bytes, offset).doing(doing)?;
+        self.0.data().and_then(|data| data.write_all_at(bytes, offset)).doing(doing)?;
         let note = {
             let mut state = self.0.state();
             state.present.add(offset..end);
@@ -183,7 +184,8 @@ impl IngestFile {
         }
         // First the note, so that it never promises what is gone.
         self.0.note(true).doing(doing)?;
-        self.0.data.set_len(0).and_then(|()| self.0.data.set_len(self.0.size)).doing(doing)
+        let data = self.0.data().doing(doing)?;
+        data.set_len(0).and_then(|()| data.set_len(self.0.size)).doing(doing)
     }
 
     /// Says that no more bytes will come, and why: readers that wait for them get this error.
@@ -198,6 +200,11 @@ impl IngestFile {
         self.0.state().stopped = None;
     }
 
+    /// Closes the file until it is used again: an image may have more layers that wait than a process may have files.
+    pub fn close(&self) {
+        self.0.open_file().take();
+    }
+
     /// Reads the blob from its start, and waits for bytes that are not there yet. Blocks; for threads.
     pub fn reader(&self) -> IngestReader {
         IngestReader { file: self.clone(), at: 0 }
@@ -205,10 +212,11 @@ impl IngestFile {
 
     /// Throws the file away: its layer is unpacked.
     pub fn discard(&self) -> Result<(), StoreError> {
+        let data = self.0.data();
         self.0.state().discarded = true;
         self.0.store.discard(&self.0.folder).doing("remove a fetched blob")?;
         // Now, not when the trash comes to it: else the sync of a commit may write all of it to the disk.
-        if let Err(error) = self.0.data.set_len(0) {
+        if let Err(error) = data.and_then(|data| data.set_len(0)) {
             tracing::debug!(digest = %self.0.digest, %error, "a removed blob keeps its room until it is deleted");
         }
         self.0.store.trash.kick();
@@ -221,6 +229,19 @@ impl Inside {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    fn open_file(&self) -> MutexGuard<'_, Option<Arc<dyn DiskFile>>> {
+        self.data.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn data(&self) -> io::Result<Arc<dyn DiskFile>> {
+        let mut open = self.open_file();
+        if let Some(data) = &*open {
+            return Ok(data.clone());
+        }
+        let data = self.store.disk.open(&self.folder.join(DATA), OpenHow::Existing)?;
+        Ok(open.insert(data).clone())
+    }
+
     /// Makes durable what came, if that was not done for a while; says whether it did.
     fn sync_if_due(&self) -> io::Result<bool> {
         let (present, round) = {
@@ -231,7 +252,7 @@ impl Inside {
             state.synced = Instant::now(); // others that come meanwhile go on
             (state.present.clone(), state.round)
         };
-        self.data.sync_data()?;
+        self.data()?.sync_data()?;
         let mut state = self.state();
         if state.round == round {
             state.durable = present;
@@ -324,7 +345,7 @@ impl io::Read for IngestReader {
         }
         let ready = usize::try_from(self.wait()?).unwrap_or(usize::MAX);
         let length = ready.min(buffer.len());
-        let read = self.file.0.data.read_at(&mut buffer[..length], self.at)?;
+        let read = self.file.0.data()?.read_at(&mut buffer[..length], self.at)?;
         if read == 0 && length > 0 {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }

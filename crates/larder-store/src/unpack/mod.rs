@@ -48,7 +48,7 @@ pub use error::{Refusal, Stage, UnpackError};
 pub use options::{Limits, Options, OverlayForm, Owners, Progress, Threads};
 pub use settle::{Settled, Settling, settle};
 pub use verify::{Damage, DamageKind, Depth, Verify, verify};
-pub use write_behind::WriteBehind;
+pub use write_behind::{Syncer, WriteBehind};
 
 use archive::Archive;
 use decompress::Decoder;

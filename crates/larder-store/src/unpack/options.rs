@@ -21,6 +21,8 @@ pub struct Options {
     pub mark_whiteouts: bool,
     /// Counts what was done, and carries the wish to stop.
     pub progress: Arc<Progress>,
+    /// Directories that are kept open for this layer, roughly. Fewer cost system calls. Default 160, at least 16 are taken.
+    pub open_files: usize,
     /// Gets large files as soon as they are complete, to write them to the disk early. Default nobody.
     pub write_behind: Option<WriteBehind>,
 }
@@ -35,10 +37,29 @@ impl Default for Options {
             overlay: if root { OverlayForm::Trusted } else { OverlayForm::User },
             mark_whiteouts: false,
             progress: Arc::default(),
+            open_files: 160,
             write_behind: None,
         }
     }
 }
+
+impl Options {
+    /// Directories that the tree of the layer keeps open.
+    pub(super) fn open_in_tree(&self) -> usize {
+        (self.open_files.max(FEWEST_OPEN) / 2).min(MOST_IN_TREE)
+    }
+
+    /// Directories that all files have which are under way to other threads.
+    pub(super) fn open_under_way(&self) -> usize {
+        self.open_files.max(FEWEST_OPEN) - self.open_in_tree()
+    }
+}
+
+/// Fewer open directories than this are no use.
+const FEWEST_OPEN: usize = 16;
+
+/// More directories than any archive visits at a time.
+const MOST_IN_TREE: usize = 48;
 
 /// Threads that work on one layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -28,9 +28,6 @@ pub(super) const ROOT: DirId = 0;
 
 const NONE: u32 = u32::MAX;
 
-/// Directories kept open: more than any archive visits at a time, few enough for the smallest limit of files.
-const OPEN_DIRECTORIES: usize = 48;
-
 /// As many links as the kernel follows in one path.
 const MAX_LINKS: u32 = 40;
 
@@ -73,7 +70,9 @@ pub(super) struct Tree {
     index: HashMap<u64, DirId>,
     hasher: RandomState,
     root: Arc<OwnedFd>,
+    /// Directories kept open.
     slots: Vec<Slot>,
+    most_open: usize,
     clock: u64,
     max_directories: u32,
     max_path: u32,
@@ -100,13 +99,14 @@ impl Stuck {
 
 impl Tree {
     /// A tree of nothing but the root, which is implicit until an entry names it.
-    pub(super) fn new(root: OwnedFd, limits: &Limits) -> Tree {
+    pub(super) fn new(root: OwnedFd, limits: &Limits, most_open: usize) -> Tree {
         let mut tree = Tree {
             nodes: Vec::new(),
             index: HashMap::new(),
             hasher: RandomState::new(),
             root: Arc::new(root),
-            slots: Vec::with_capacity(OPEN_DIRECTORIES),
+            slots: Vec::with_capacity(most_open),
+            most_open,
             clock: 0,
             max_directories: limits.max_directories,
             max_path: limits.max_path,
@@ -234,7 +234,7 @@ impl Tree {
 
     fn keep(&mut self, dir: DirId, fd: Arc<OwnedFd>) {
         let slot = Slot { dir, fd, used: self.clock };
-        if self.slots.len() < OPEN_DIRECTORIES {
+        if self.slots.len() < self.most_open {
             self.slots.push(slot);
         } else if let Some(oldest) = self.slots.iter_mut().min_by_key(|slot| slot.used) {
             *oldest = slot;

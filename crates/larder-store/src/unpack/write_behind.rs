@@ -3,84 +3,258 @@
 //! An image becomes visible after one sync of the file system. Without this, that sync finds every byte still in
 //! memory, and a pull first keeps the cores busy and then the disk. Here a thread syncs the large files as they come, so
 //! that most bytes are written already. It is only ever early: whether all is durable is for the sync at the end to say.
+//!
+//! One thread serves all pulls, so that the files that wait for it are few however many pulls there are. It lives as
+//! long as there is work. A file that is open takes room although it was removed: who ends a pull ends its part here, and
+//! then none of its files is open any more.
 
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::thread::{self, JoinHandle};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
 
 /// Smallest file worth a sync of its own, in bytes. Smaller ones are written faster all at once.
 const LARGE: u64 = 1 << 20;
 
-/// Files that wait. More than that are left to the sync at the end: the disk is the slower part then anyhow.
-const QUEUE: usize = 64;
-
-/// Takes large files and syncs them, one after the other. Clones share the thread.
+/// Syncs files of all pulls, one after the other. Clones share the thread.
 #[derive(Debug, Clone)]
-pub struct WriteBehind(Arc<Shared>);
+pub struct Syncer(Arc<Queue>);
 
 #[derive(Debug)]
-struct Shared {
-    stop: Arc<AtomicBool>,
-    queue: Mutex<Option<SyncSender<OwnedFd>>>,
-    thread: Mutex<Option<JoinHandle<io::Result<()>>>>,
+struct Queue {
+    /// Files that wait, at most. More are left to the sync at the end: the disk is the slower part then anyhow.
+    room: usize,
+    sync: fn(&File) -> io::Result<()>,
+    state: Mutex<State>,
+    /// A file was let go of.
+    news: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    waiting: VecDeque<(Arc<Part>, OwnedFd)>,
+    /// Whose file is being synced.
+    at: Option<Arc<Part>>,
+    working: bool,
+}
+
+/// One pull's part of the work.
+#[derive(Debug, Default)]
+struct Part(Mutex<Fate>);
+
+#[derive(Debug, Default)]
+struct Fate {
+    ended: bool,
+    /// The first error that the disk gave.
+    error: Option<io::Error>,
+}
+
+/// Takes the large files of one pull. Clones are one.
+#[derive(Debug, Clone)]
+pub struct WriteBehind {
+    queue: Arc<Queue>,
+    part: Arc<Part>,
+}
+
+impl Syncer {
+    /// Keeps up to `room` files open that wait for their turn.
+    pub fn new(room: usize) -> Syncer {
+        Syncer::with(room, File::sync_data)
+    }
+
+    fn with(room: usize, sync: fn(&File) -> io::Result<()>) -> Syncer {
+        Syncer(Arc::new(Queue { room, sync, state: Mutex::default(), news: Condvar::new() }))
+    }
+
+    /// A pull's part.
+    pub fn begin(&self) -> WriteBehind {
+        WriteBehind { queue: self.0.clone(), part: Arc::default() }
+    }
 }
 
 impl WriteBehind {
     /// How much of a file is written between two syncs of it, in bytes.
     pub(super) const PIECE: usize = 16 << 20;
 
-    /// Starts the thread.
-    pub fn start() -> io::Result<WriteBehind> {
-        let (sender, files) = sync_channel(QUEUE);
-        let stop = Arc::new(AtomicBool::new(false));
-        let stopped = stop.clone();
-        let thread =
-            thread::Builder::new().name("write-behind".into()).spawn(move || sync(&files, &stopped))?;
-        let (queue, thread) = (Mutex::new(Some(sender)), Mutex::new(Some(thread)));
-        Ok(WriteBehind(Arc::new(Shared { stop, queue, thread })))
-    }
-
     /// Takes a file that is complete, or has grown by a piece, if it is large and there is room.
     pub(super) fn take(&self, file: OwnedFd, size: u64) {
         if size < LARGE {
             return;
         }
-        let queue = self.0.queue.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(queue) = &*queue {
-            let _ = queue.try_send(file); // a full queue drops it, which closes it
+        let mut state = self.queue.state();
+        if state.waiting.len() >= self.queue.room || self.part.fate().ended {
+            return;
+        }
+        state.waiting.push_back((self.part.clone(), file));
+        if !state.working {
+            let queue = self.queue.clone();
+            let started = thread::Builder::new().name("write-behind".into()).spawn(move || queue.work());
+            state.working = started.is_ok();
+            if !state.working {
+                state.waiting.clear(); // they are left to the sync at the end
+            }
         }
     }
 
-    /// Ends the thread, after the file that it is at. Blocks. Returns the first error that the disk gave.
+    /// Lets go of the files that wait, and takes no more. Does not wait for the one that is being synced.
+    pub fn cancel(&self) {
+        let mut state = self.queue.state();
+        self.part.fate().ended = true;
+        state.waiting.retain(|(part, _)| !Arc::ptr_eq(part, &self.part));
+    }
+
+    /// Ends this pull's part: none of its files is open here any more. Blocks until the file that is being synced is
+    /// done, if it is one of them. Returns the first error that the disk gave.
     pub fn finish(&self) -> io::Result<()> {
-        self.0.end();
-        let thread = self.0.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
-        thread.map_or(Ok(()), |thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+        self.cancel();
+        let mut state = self.queue.state();
+        while state.at.as_ref().is_some_and(|part| Arc::ptr_eq(part, &self.part)) {
+            state = self.queue.news.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        self.part.fate().error.take().map_or(Ok(()), Err)
     }
 }
 
-impl Shared {
-    fn end(&self) {
-        self.stop.store(true, Ordering::Relaxed);
-        self.queue.lock().unwrap_or_else(PoisonError::into_inner).take();
+impl Queue {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
 
-impl Drop for Shared {
-    fn drop(&mut self) {
-        self.end();
-    }
-}
-
-fn sync(files: &Receiver<OwnedFd>, stop: &AtomicBool) -> io::Result<()> {
-    for file in files {
-        if !stop.load(Ordering::Relaxed) {
-            File::from(file).sync_data()?;
+    /// Until nothing waits.
+    fn work(&self) {
+        while let Some((part, file)) = self.next() {
+            let file = File::from(file);
+            if let Err(error) = (self.sync)(&file) {
+                part.fate().error.get_or_insert(error);
+            }
         }
     }
-    Ok(())
+
+    /// The next file, once the one before is closed.
+    fn next(&self) -> Option<(Arc<Part>, OwnedFd)> {
+        let mut state = self.state();
+        let next = state.waiting.pop_front();
+        state.at = next.as_ref().map(|(part, _)| part.clone());
+        state.working = next.is_some();
+        self.news.notify_all();
+        next
+    }
+}
+
+impl Part {
+    fn fate(&self) -> MutexGuard<'_, Fate> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::MetadataExt as _;
+    use std::sync::mpsc::{Receiver, channel};
+    use std::time::Duration;
+
+    use super::*;
+
+    /// The lengths of files that are synced say what happens: see [`slow`].
+    const FAILS: u64 = 7;
+
+    /// A pipe's end hangs up with the last file; reading waits for a byte that says to go on.
+    fn slow(file: &File) -> io::Result<()> {
+        if file.metadata()?.is_file() {
+            return if file.metadata()?.size() == FAILS {
+                Err(io::ErrorKind::StorageFull.into())
+            } else {
+                Ok(())
+            };
+        }
+        io::Read::read(&mut &*file, &mut [0]).map(drop)
+    }
+
+    /// A file whose sync lasts until something is written to, or closes, the other end.
+    fn slow_file() -> (OwnedFd, io::PipeWriter) {
+        let (reader, writer) = io::pipe().unwrap();
+        (reader.into(), writer)
+    }
+
+    fn file(length: u64) -> OwnedFd {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(length).unwrap();
+        file.into()
+    }
+
+    /// Whether anybody has the other end open.
+    fn is_open(writer: &io::PipeWriter) -> bool {
+        let mut fds = [rustix::event::PollFd::new(writer, rustix::event::PollFlags::empty())];
+        rustix::event::poll(&mut fds, Some(&rustix::time::Timespec::default())).unwrap();
+        !fds[0].revents().contains(rustix::event::PollFlags::ERR)
+    }
+
+    fn finishing(part: &WriteBehind) -> Receiver<io::Result<()>> {
+        let (done, finished) = channel();
+        let part = part.clone();
+        thread::spawn(move || done.send(part.finish()));
+        finished
+    }
+
+    #[test]
+    fn whoever_finishes_waits_for_its_own_file_and_closes_those_that_wait() {
+        let syncer = Syncer::with(8, slow);
+        let (ours, other) = (syncer.begin(), syncer.begin());
+        let [(first, at), (second, waiting), (third, of_other)] = [(); 3].map(|()| slow_file());
+        ours.take(first, LARGE);
+        while syncer.0.state().at.is_none() {
+            thread::yield_now();
+        }
+        ours.take(second, LARGE);
+        other.take(third, LARGE);
+        let finished = finishing(&ours);
+        while is_open(&waiting) {
+            thread::yield_now();
+        }
+        assert!(finished.recv_timeout(Duration::from_millis(50)).is_err(), "a file of its is still synced");
+        assert!(is_open(&at) && is_open(&of_other));
+        drop(at);
+        finished.recv().unwrap().unwrap();
+        assert!(is_open(&of_other), "another pull's file is nothing to wait for");
+        drop(of_other);
+        other.finish().unwrap();
+    }
+
+    #[test]
+    fn an_error_of_the_disk_is_told_to_the_pull_whose_file_it_is() {
+        let syncer = Syncer::with(8, slow);
+        let (ours, other) = (syncer.begin(), syncer.begin());
+        ours.take(file(FAILS), LARGE);
+        other.take(file(1), LARGE);
+        while syncer.0.state().working {
+            thread::yield_now();
+        }
+        assert_eq!(ours.finish().unwrap_err().kind(), io::ErrorKind::StorageFull);
+        other.finish().unwrap();
+    }
+
+    #[test]
+    fn only_so_many_files_wait_whoever_they_belong_to() {
+        let syncer = Syncer::with(3, slow);
+        let parts = [(); 4].map(|()| syncer.begin());
+        let (first, at) = slow_file();
+        parts[0].take(first, LARGE);
+        while syncer.0.state().at.is_none() {
+            thread::yield_now();
+        }
+        for part in parts.iter().cycle().take(20) {
+            part.take(file(1), LARGE);
+        }
+        assert_eq!(syncer.0.state().waiting.len(), 3);
+        parts[1].cancel();
+        assert_eq!(syncer.0.state().waiting.len(), 2);
+        parts[1].take(file(1), LARGE);
+        assert_eq!(syncer.0.state().waiting.len(), 2, "it takes no more");
+        drop(at);
+        for part in &parts {
+            part.finish().unwrap();
+        }
+    }
 }

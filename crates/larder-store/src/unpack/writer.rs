@@ -77,7 +77,7 @@ impl<'a> Writer<'a> {
         Ok(Writer {
             target,
             options,
-            tree: Tree::new(root, &options.limits),
+            tree: Tree::new(root, &options.limits, options.open_in_tree()),
             manifest,
             forward: ForwardLinks::default(),
             void: HashMap::new(),

@@ -171,3 +171,18 @@ fn commits_side_by_side_all_come_through() {
     assert_eq!(scratch.store.images().unwrap().len(), 8);
     assert_eq!(entries(&scratch.root().join("layers")).len(), 9);
 }
+
+#[test]
+fn a_status_shows_what_a_list_shows_by_whatever_name_and_needs_no_config() {
+    let scratch = Scratch::new();
+    let store = &scratch.store;
+    let record = commit(store, APP, &["a"]);
+    fs_err::remove_dir_all(scratch.root().join("blobs")).unwrap();
+    let listed = store.list().unwrap().remove(0);
+    for name in [APP, record.id.as_str(), record.id.hex(), &record.id.hex()[..12]] {
+        assert_eq!(store.shown(name).unwrap(), Some(listed.clone()), "{name}");
+    }
+    for name in ["no/such:1", &"0".repeat(64), &format!("sha256:{}", "0".repeat(64)), "sha256"] {
+        assert_eq!(store.shown(name).unwrap(), None, "{name}");
+    }
+}

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStrExt as _;
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
+use std::path::Path;
 
 use larder_store::unpack::{Options, Threads};
 use larder_testkit::archive::{Archive, Entry};
@@ -15,14 +16,29 @@ enum Thing {
     File(Vec<u8>),
     Link(Vec<u8>),
     Pipe,
-    Dir,
+    Dir { opaque: bool },
+    Whiteout,
 }
 
-/// What a path is; `None` for the looks of a directory that no entry describes.
+/// What a path is; `None` for the looks of a whiteout, or of a directory that no entry describes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Node {
     thing: Thing,
     looks: Option<(u32, u32, u32, i64)>,
+    xattr: Option<Vec<u8>>,
+    /// Paths with the same one are hard links of each other.
+    inode: u64,
+}
+
+/// A directory that no entry describes.
+fn implied(opaque: bool) -> Node {
+    Node { thing: Thing::Dir { opaque }, looks: None, xattr: None, inode: 0 }
+}
+
+impl Node {
+    fn is_dir(&self) -> bool {
+        matches!(self.thing, Thing::Dir { .. })
+    }
 }
 
 type Tree = BTreeMap<String, Node>;
@@ -35,79 +51,181 @@ struct Step {
     mode: u32,
     owner: u32,
     mtime: u32,
+    xattr: Option<Vec<u8>>,
+    /// The file that a hard link is to.
+    target: Vec<u8>,
+}
+
+fn path() -> impl Strategy<Value = Vec<u8>> {
+    // Mostly short, so that many entries meet at the same path.
+    prop_oneof![
+        4 => prop::collection::vec(0..3u8, 1..3),
+        1 => prop::collection::vec(0..4u8, 3..5),
+    ]
+}
+
+fn text(path: &[u8]) -> String {
+    let names = ["a", "b", "c", "long-name-over-and-over-again"];
+    path.iter().map(|name| names[usize::from(*name)]).collect::<Vec<_>>().join("/")
+}
+
+/// What a step does.
+enum Deed {
+    Make(Thing),
+    HardLink,
+    /// Hides the path in lower layers.
+    Hide,
+    /// Hides all that lower layers have in the path's directory.
+    HideAll,
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = (
-        prop::collection::vec(0..4u8, 1..5),
-        0..8u8,
+        path(),
+        0..13u8,
         // Around the sizes of blocks and buffers.
         prop_oneof![8 => 0..3u32, 8 => 500..520u32, 4 => 65_000..66_000u32, 1 => 1_000_000..1_100_000u32],
         prop_oneof![Just(0o755u32), Just(0o644), Just(0o4711), Just(0o1777), Just(0), Just(0o2070)],
         0..3u32,
         any::<u32>(),
-    )
-        .prop_map(|(path, thing, size, mode, owner, mtime)| Step {
-            path,
-            thing,
-            size,
-            mode,
-            owner,
-            mtime,
-        });
-    prop::collection::vec(step, 1..40)
+        prop::option::weighted(0.4, prop::collection::vec(any::<u8>(), 1..9)),
+        path(),
+    );
+    let step = step.prop_map(|(path, thing, size, mode, owner, mtime, xattr, target)| Step {
+        path,
+        thing,
+        size,
+        mode,
+        owner,
+        mtime,
+        xattr,
+        target,
+    });
+    prop::collection::vec(step, 1..60)
 }
 
 impl Step {
     fn path(&self) -> String {
-        self.path
-            .iter()
-            .map(|name| ["a", "b", "c", "long-name-over-and-over-again"][usize::from(*name)])
-            .collect::<Vec<_>>()
-            .join("/")
+        text(&self.path)
     }
 
-    fn thing(&self) -> Thing {
-        match self.thing {
+    fn deed(&self) -> Deed {
+        Deed::Make(match self.thing {
             0..4 => Thing::File(
                 (0..self.size).map(|at| (at.wrapping_mul(self.mtime | 1) >> 7).to_le_bytes()[0]).collect(),
             ),
             4 => Thing::Link(format!("to-{}", self.mtime).into_bytes()),
             5 => Thing::Pipe,
-            _ => Thing::Dir,
-        }
+            6 | 7 => Thing::Dir { opaque: false },
+            8..11 => return Deed::HardLink,
+            11 => return Deed::Hide,
+            _ => return Deed::HideAll,
+        })
     }
 
     fn entry(&self) -> Entry {
         let path = if self.owner == 1 { format!("./{}", self.path()) } else { self.path() };
-        let entry = match self.thing() {
-            Thing::File(content) => Entry::file(path, content),
-            Thing::Link(target) => Entry::symlink(path, target),
-            Thing::Pipe => Entry::fifo(path),
-            Thing::Dir => Entry::dir(path),
+        let beside = |name: &str| match path.rsplit_once('/') {
+            Some((parent, _)) => format!("{parent}/{name}"),
+            None => name.to_owned(),
         };
-        entry.mode(self.mode).owner(self.owner.into(), self.owner.into()).mtime(self.mtime.into())
+        let entry = match self.deed() {
+            Deed::Make(Thing::File(content)) => Entry::file(path, content),
+            Deed::Make(Thing::Link(target)) => Entry::symlink(path, target),
+            Deed::Make(Thing::Pipe) => Entry::fifo(path),
+            Deed::Make(Thing::Dir { .. } | Thing::Whiteout) => Entry::dir(path),
+            Deed::HardLink => Entry::hard_link(path, text(&self.target)),
+            Deed::Hide => {
+                let name = path.rsplit('/').next().unwrap_or_default();
+                Entry::file(beside(&format!(".wh.{name}")), "")
+            }
+            Deed::HideAll => Entry::file(beside(".wh..wh..opq"), ""),
+        };
+        let entry =
+            entry.mode(self.mode).owner(self.owner.into(), self.owner.into()).mtime(self.mtime.into());
+        match &self.xattr {
+            Some(value) => entry.xattr(XATTR, value.clone()),
+            None => entry,
+        }
     }
 }
 
-/// Applies a step to a model. `false` if a parent is no directory: such a step is left out.
-fn apply(tree: &mut Tree, step: &Step) -> bool {
+const XATTR: &str = "trusted.larder-test";
+
+/// Applies a step to a model. `false` for one that is left out: a parent is no directory, or a link has no file.
+fn apply(tree: &mut Tree, step: &Step, inode: u64) -> bool {
     let path = step.path();
+    let (below, target) = (format!("{path}/"), text(&step.target));
     let parents: Vec<&str> = path.match_indices('/').map(|(at, _)| &path[..at]).collect();
-    if parents.iter().any(|parent| tree.get(*parent).is_some_and(|node| node.thing != Thing::Dir)) {
+    let is_way = |node: &Node| node.is_dir() || node.thing == Thing::Whiteout;
+    if parents.iter().any(|parent| tree.get(*parent).is_some_and(|node| !is_way(node))) {
         return false;
     }
-    for parent in parents {
-        tree.entry(parent.to_owned()).or_insert(Node { thing: Thing::Dir, looks: None });
+    let linked = tree.get(&target).filter(|node| !is_way(node)).cloned();
+    let deed = step.deed();
+    if matches!(deed, Deed::HardLink) && (linked.is_none() || target == path || target.starts_with(&below)) {
+        return false;
     }
-    let thing = step.thing();
-    if thing != Thing::Dir {
-        let below = format!("{path}/");
+    for parent in &parents {
+        let node = tree.entry((*parent).to_owned()).or_insert(implied(false));
+        if !node.is_dir() {
+            *node = implied(true);
+        }
+    }
+    let was = tree.get(&path).map(|node| node.thing.clone());
+    let made = match deed {
+        Deed::Make(Thing::Dir { .. }) => {
+            let opaque = was.as_ref().is_some_and(|was| *was != Thing::Dir { opaque: false });
+            Node { thing: Thing::Dir { opaque }, ..described(step, inode) }
+        }
+        Deed::Make(thing) => Node { thing, ..described(step, inode) },
+        Deed::HardLink => linked.unwrap(),
+        Deed::Hide => {
+            match tree.get_mut(&path) {
+                Some(Node { thing: Thing::Dir { opaque }, .. }) => *opaque = true,
+                Some(_) => {}
+                None => {
+                    let whiteout = Node { thing: Thing::Whiteout, ..implied(false) };
+                    tree.insert(path, whiteout);
+                }
+            }
+            return true;
+        }
+        Deed::HideAll => {
+            if let Some(Node { thing: Thing::Dir { opaque }, .. }) =
+                parents.last().and_then(|parent| tree.get_mut(*parent))
+            {
+                *opaque = true;
+            }
+            return true;
+        }
+    };
+    if !made.is_dir() {
         tree.retain(|other, _| !other.starts_with(&below));
     }
-    let looks = Some((step.mode, step.owner, step.owner, i64::from(step.mtime)));
-    tree.insert(path, Node { thing, looks });
+    tree.insert(path, made);
     true
+}
+
+fn described(step: &Step, inode: u64) -> Node {
+    let looks = Some((step.mode, step.owner, step.owner, i64::from(step.mtime)));
+    Node { looks, xattr: step.xattr.clone(), inode, ..implied(false) }
+}
+
+fn xattr(path: &Path, name: &str) -> Option<Vec<u8>> {
+    let mut value = [0; 64];
+    let length = rustix::fs::lgetxattr(path, name, &mut value).ok()?;
+    Some(value[..length].to_vec())
+}
+
+/// The same tree, with each inode named for the first path that has it; directories have none.
+fn by_first_path(mut tree: Tree) -> Tree {
+    let mut first = BTreeMap::new();
+    for (number, node) in (1..).zip(tree.values_mut()) {
+        let linkable = !node.is_dir() && node.thing != Thing::Whiteout;
+        node.inode = if linkable { *first.entry(node.inode).or_insert(number) } else { 0 };
+    }
+    tree
 }
 
 fn on_disk(layer: &Layer) -> Tree {
@@ -117,7 +235,9 @@ fn on_disk(layer: &Layer) -> Tree {
         .filter(|(path, _)| *path != root)
         .map(|(path, meta)| {
             let thing = if meta.is_dir() {
-                Thing::Dir
+                Thing::Dir { opaque: xattr(&path, "trusted.overlay.opaque").is_some() }
+            } else if meta.file_type().is_char_device() && meta.rdev() == 0 {
+                Thing::Whiteout
             } else if meta.is_symlink() {
                 Thing::Link(fs_err::read_link(&path).unwrap().as_os_str().as_bytes().to_vec())
             } else if meta.is_file() {
@@ -126,7 +246,9 @@ fn on_disk(layer: &Layer) -> Tree {
                 Thing::Pipe
             };
             let looks = Some((meta.mode() & 0o7777, meta.uid(), meta.gid(), meta.mtime()));
-            (path.strip_prefix(&root).unwrap().to_str().unwrap().to_owned(), Node { thing, looks })
+            let looks = looks.filter(|_| thing != Thing::Whiteout);
+            let node = Node { thing, looks, xattr: xattr(&path, XATTR), inode: meta.ino() };
+            (path.strip_prefix(&root).unwrap().to_str().unwrap().to_owned(), node)
         })
         .collect()
 }
@@ -140,21 +262,24 @@ proptest! {
             return Ok(());
         }
         let mut expected = Tree::new();
-        let kept: Vec<&Step> = steps.iter().filter(|step| apply(&mut expected, step)).collect();
+        let numbered = (1..).zip(&steps);
+        let kept: Vec<&Step> =
+            numbered.filter(|(at, step)| apply(&mut expected, step, *at)).map(|(_, step)| step).collect();
+        let expected = by_first_path(expected);
         let archive = Archive::new().extend(kept.iter().map(|step| step.entry())).finish();
         let compressed = if packed { gzip(&archive) } else { archive.clone() };
         let layer = Layer::new();
         let unpacked =
             layer.unpack_with(&compressed, &archive, &Options { threads, ..Options::default() }).unwrap();
-        let mut found = on_disk(&layer);
+        let mut found = by_first_path(on_disk(&layer));
         for (path, node) in &mut found {
             match expected.get(path) {
                 // Nobody said how it should look.
-                Some(Node { looks: None, .. }) => {
+                Some(Node { thing: Thing::Dir { .. }, looks: None, .. }) => {
                     prop_assert_eq!(node.looks.map(|looks| looks.0), Some(0o755));
                     node.looks = None;
                 }
-                Some(Node { thing: Thing::Link(_), looks: Some(looks) }) => {
+                Some(Node { thing: Thing::Link(_), looks: Some(looks), .. }) => {
                     node.looks = node.looks.map(|found| (looks.0, found.1, found.2, found.3));
                 }
                 _ => {}
@@ -183,7 +308,7 @@ fn names(tree: &Tree) -> Vec<String> {
                 Thing::File(content) => format!("file of {}", content.len()),
                 other => format!("{other:?}"),
             };
-            format!("{path}: {kind} {:?}", node.looks)
+            format!("{path}: {kind} {:?} {:?} {}", node.looks, node.xattr, node.inode)
         })
         .collect()
 }

@@ -29,8 +29,7 @@ use super::{Place, Writer};
 /// Most memory that a file which is handed out takes, in bytes: content, names and attributes.
 const SMALL: u64 = 64 << 10;
 
-/// Most files in a batch, the memory from which on it is full, and batches that wait. Each file of them may keep a
-/// directory open.
+/// Most files in a batch, the memory from which on it is full, and batches that wait.
 const BATCH_FILES: usize = 16;
 const BATCH_BYTES: usize = 128 << 10;
 const BATCHES: usize = 2;
@@ -42,7 +41,8 @@ const KEPT_BYTES: usize = 1 << 20;
 pub(super) struct Job {
     /// Which record is its.
     number: u64,
-    dir: Arc<OwnedFd>,
+    /// `None` once the file is made.
+    dir: Option<Arc<OwnedFd>>,
     place: (DirId, Vec<u8>),
     entry: Entry,
     bytes: Vec<u8>,
@@ -61,6 +61,9 @@ pub(in super::super) struct Crew {
     done: Receiver<Vec<(Job, Outcome)>>,
     batch: Vec<Job>,
     batch_bytes: usize,
+    /// Directories that the batch keeps open, and how many it may.
+    batch_dirs: usize,
+    most_dirs: usize,
     under_way: HashSet<(DirId, Vec<u8>)>,
     records: Records,
 }
@@ -81,11 +84,13 @@ impl Crew {
             thread::Builder::new().name("layer-files".into()).spawn_scoped(scope, maker)?;
         }
         let (batch, under_way, records) = (Vec::new(), HashSet::new(), Records::default());
-        Ok(Crew { jobs, done, batch, batch_bytes: 0, under_way, records })
+        // The batches that wait, one at each thread, and the one that is filled.
+        let most_dirs = (options.open_under_way() / (BATCHES + threads + 1)).max(1);
+        Ok(Crew { jobs, done, batch, batch_bytes: 0, batch_dirs: 0, most_dirs, under_way, records })
     }
 
     fn send(&mut self) -> Result<(), UnpackError> {
-        self.batch_bytes = 0;
+        (self.batch_bytes, self.batch_dirs) = (0, 0);
         match mem::take(&mut self.batch) {
             batch if batch.is_empty() => Ok(()),
             batch => self.jobs.send(batch).map_err(|_| UnpackError::Hangup),
@@ -154,9 +159,15 @@ impl Writer<'_> {
         let Some(crew) = &mut self.crew else { return Err(UnpackError::Hangup) };
         let number = crew.records.push(record, false);
         let place = (place.dir, place.name.to_vec());
+        // Files of one directory come one after the other: who comes back to one is counted again, and open but once.
+        let dirs = usize::from(crew.batch.last().is_none_or(|last| last.place.0 != place.0));
+        if crew.batch_dirs + dirs > crew.most_dirs {
+            crew.send()?;
+        }
+        crew.batch_dirs += dirs;
         crew.under_way.insert(place.clone());
         crew.batch_bytes += usize::try_from(weight(entry)).unwrap_or(usize::MAX);
-        crew.batch.push(Job { number, dir, place, entry: entry.clone(), bytes });
+        crew.batch.push(Job { number, dir: Some(dir), place, entry: entry.clone(), bytes });
         if crew.batch.len() >= BATCH_FILES || crew.batch_bytes >= BATCH_BYTES {
             crew.send()?;
         }
@@ -294,8 +305,11 @@ fn make_all(jobs: &Mutex<Receiver<Vec<Job>>>, done: &Sender<Vec<(Job, Outcome)>>
     loop {
         let batch = jobs.lock().unwrap_or_else(PoisonError::into_inner).recv();
         let Ok(batch) = batch else { return };
-        let make = |job: Job| {
-            let outcome = make(&job, options);
+        let make = |mut job: Job| {
+            let outcome = match job.dir.take() {
+                Some(dir) => make(&job, &dir, options),
+                None => Outcome::Exists, // cannot be; whoever handed it out makes it
+            };
             (job, outcome)
         };
         if done.send(batch.into_iter().map(make).collect()).is_err() {
@@ -304,9 +318,9 @@ fn make_all(jobs: &Mutex<Receiver<Vec<Job>>>, done: &Sender<Vec<(Job, Outcome)>>
     }
 }
 
-fn make(job: &Job, options: &Options) -> Outcome {
+fn make(job: &Job, dir: &OwnedFd, options: &Options) -> Outcome {
     let entry = &job.entry;
-    let file = match create(job.dir.as_fd(), &job.place.1, entry, options) {
+    let file = match create(dir.as_fd(), &job.place.1, entry, options) {
         Ok(file) => file,
         Err(Errno::EXIST) => return Outcome::Exists,
         Err(errno) => return Outcome::Failed(UnpackError::file("create", path_of(&entry.path), errno)),

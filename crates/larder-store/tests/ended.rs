@@ -1,0 +1,64 @@
+//! A pull that tells an error has let go of everything: its threads, its folders, its open files.
+
+#![allow(clippy::unwrap_used, reason = "a test that cannot be set up has failed")]
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use larder::backend::Progress;
+use larder::reference::{Digest, Reference};
+use larder_store::pull::{PullConfig, Puller};
+use larder_store::registry::{Client, Proxy, RegistryConfig};
+use larder_store::store::{Store, StoreConfig};
+use larder_testkit::archive::{Archive, Entry};
+use larder_testkit::fault_registry::{Fault, FaultRegistry, On};
+
+const PLAIN: &str = "application/vnd.oci.image.layer.v1.tar";
+
+fn entries(folder: &Path) -> Vec<PathBuf> {
+    fs_err::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect()
+}
+
+/// What this process has open below a folder.
+fn open_below(folder: &Path) -> Vec<PathBuf> {
+    let files = entries(Path::new("/proc/self/fd"));
+    files.iter().filter_map(|fd| fs_err::read_link(fd).ok()).filter(|file| file.starts_with(folder)).collect()
+}
+
+/// On one thread, so that nothing that was told to end can do so by itself before the error is told.
+#[tokio::test]
+async fn a_pull_that_fails_has_let_go_of_everything_when_it_tells_so() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path().join("store");
+    let store =
+        Store::open(&root, StoreConfig { background_deletion: false, ..StoreConfig::default() }).unwrap();
+    let registry = FaultRegistry::start();
+    let layer = |name: &str| Archive::new().with(Entry::file(name, vec![7; 300_000])).finish();
+    let layers = [layer("stalls"), layer("fails")];
+    let image = registry.put_image("shop/web", "1", PLAIN, &layers, &[]);
+    let [stalls, fails] = [0, 1].map(|at: usize| image.layers[at].clone());
+    registry.fault(On::path(&stalls), Fault::StallAfter(100_000));
+    registry.fault(On::path(&fails), Fault::RetryAfter(429, "1".into()));
+    let config = RegistryConfig { config_dirs: Vec::new(), proxy: Proxy::None, ..RegistryConfig::default() };
+    let puller = Puller::new(store.clone(), Client::new(config), PullConfig::default());
+    let name = Reference::parse(&registry.image("shop/web:1")).unwrap();
+    let (staging, progress) = (root.join("staging"), Progress::unwatched());
+    let mut pull = Box::pin(puller.pull(&name, None, &progress));
+    while entries(&staging).is_empty() {
+        tokio::select! {
+            ended = &mut pull => panic!("it ended before anything was unpacked: {ended:?}"),
+            () = tokio::time::sleep(Duration::from_millis(1)) => {}
+        }
+    }
+    registry.heal();
+    registry.fault(On::path(&fails), Fault::status(404));
+    pull.as_mut().await.unwrap_err();
+
+    let nothing: &[PathBuf] = &[];
+    assert_eq!(entries(&staging), nothing, "no folder is left in which a layer was unpacked");
+    for place in ["staging", "trash", "ingest"] {
+        assert_eq!(open_below(&root.join(place)), nothing, "open below {place}");
+    }
+    let digest = Digest::parse(&stalls).unwrap();
+    store.ingest(&digest, layers[0].len() as u64).expect("nobody has the file that was being fetched");
+}
