@@ -14,7 +14,8 @@ use crate::config::Flags;
   larder serve --backend unix:///run/containerd/containerd.sock
   crictl --image-endpoint unix:///run/larder/larder.sock images
 
-Exit code: 0 stopped by a signal, 1 another larder runs here, 2 bad input, 3 the store cannot be opened.")]
+Exit code: 0 stopped by a signal, 1 the socket or an address cannot be had, 2 bad input, 3 the store cannot be opened:
+also if another larder has it.")]
 pub(crate) struct ServeArgs {
     #[command(flatten)]
     pub(crate) flags: Flags,

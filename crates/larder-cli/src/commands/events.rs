@@ -106,6 +106,8 @@ fn cells(event: &Event, wide: bool) -> [String; 5] {
 fn columns([time, kind, reason, object, message]: [String; 5], wide: bool) -> String {
     let [time_width, kind_width, reason_width, object_width] = WIDTHS;
     let time_width = if wide { 40 } else { time_width };
+    // A long name moves the message, and does not touch it.
+    let object = format!("{object}   ");
     format!("{time:<time_width$}{kind:<kind_width$}{reason:<reason_width$}{object:<object_width$}{message}")
 }
 

@@ -25,7 +25,7 @@ const MAX_PATH: u64 = 4096;
 pub(super) fn find(connection: &Connection) -> Result<Option<PathBuf>, Failure> {
     match named(connection)? {
         Named::Never => return Ok(None),
-        Named::At(socket) => return Ok(Some(socket)),
+        Named::At(socket) => return agreed(connection, socket).map(Some),
         Named::Nothing => {}
     }
     // What cannot be found out here is told by who then looks for the images themselves.
@@ -41,10 +41,26 @@ pub(super) fn find(connection: &Connection) -> Result<Option<PathBuf>, Failure> 
     listening(&usual).map(|listening| listening.then_some(usual))
 }
 
+/// The daemon that was named, unless a flag names a place that is not its: neither is guessed to be the one that is meant.
+fn agreed(connection: &Connection, socket: PathBuf) -> Result<PathBuf, Failure> {
+    let place = match (&connection.root, &connection.backend) {
+        (Some(root), _) => format!("--root {}", root.display()),
+        (None, Some(backend)) => format!("--backend {backend}"),
+        (None, None) => return Ok(socket),
+    };
+    let theirs =
+        connect::target(connection).ok().and_then(|target| holder(connection, &target).ok().flatten());
+    if theirs.as_ref() == Some(&socket) {
+        return Ok(socket);
+    }
+    Err(Failure::bad_input(format!("{place}: this is not what the daemon at {} keeps", socket.display()))
+        .hint("name the one or the other: a daemon has the place that it was started with; --daemon none asks none"))
+}
+
 /// The same for commands that work on nothing but larder's own store.
 pub(super) fn find_of_store(connection: &Connection) -> Result<Option<PathBuf>, Failure> {
     match named(connection)? {
-        Named::At(socket) => Ok(Some(socket)),
+        Named::At(socket) => agreed(connection, socket).map(Some),
         Named::Never | Named::Nothing => holder_of_store(connection),
     }
 }

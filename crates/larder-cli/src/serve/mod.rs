@@ -24,7 +24,6 @@ use std::sync::Arc;
 use std::time::Duration;
 use std::{io, net};
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::net::{TcpListener, UnixListener};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
@@ -61,14 +60,6 @@ pub(crate) fn default_socket() -> Option<PathBuf> {
     config::Places::of(is_root, |name| std::env::var(name).ok()).socket
 }
 
-/// Each connection is an open file, and there may be more of them than the system's cautious default.
-fn raise_limit_of_files() {
-    let limit = getrlimit(Resource::Nofile);
-    if let Err(error) = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }) {
-        tracing::debug!("the limit of open files stays at {:?}: {error}", limit.current);
-    }
-}
-
 /// Runs until a signal comes.
 pub(crate) fn run(args: &ServeArgs, connection: &Connection, out: &Arc<Out>) -> Result<Outcome, Failure> {
     let daemon = match Daemon::build(args, connection) {
@@ -77,7 +68,6 @@ pub(crate) fn run(args: &ServeArgs, connection: &Connection, out: &Arc<Out>) -> 
         Err(Refused::Other(failure)) => return Err(failure),
     };
     daemon.announce(out);
-    raise_limit_of_files();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(THREADS).enable_all().build();
     let runtime = runtime.map_err(|error| Failure::failed(format!("could not start: {error}")))?;
     let ended = runtime.block_on(daemon.run());
@@ -146,7 +136,12 @@ impl Daemon {
         systemd::stopping(grace);
         tracing::info!("stopping: what is under way has {}", larder::gotext::duration(grace));
         stop.send_replace(true);
-        drain(serving, &connections, &node, grace).await;
+        tokio::select! {
+            () = drain(serving, &connections, &node, grace) => {}
+            () = asked_to_stop(&mut signals.terminate, &mut signals.interrupt) => {
+                tracing::warn!("told to stop once more: what is under way is cut off");
+            }
+        }
         // While the state is this daemon's: the next one leaves a note of its own.
         drop(note);
         Ok(Outcome::Done)
@@ -219,7 +214,7 @@ async fn drain(
     }
 }
 
-/// Done at the first SIGTERM or SIGINT.
+/// Done at the next SIGTERM or SIGINT.
 async fn asked_to_stop(terminate: &mut Signal, interrupt: &mut Signal) {
     tokio::select! {
         _ = terminate.recv() => {}
