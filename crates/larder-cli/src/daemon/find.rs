@@ -178,7 +178,12 @@ mod tests {
         let listener = UnixListener::bind(&socket).unwrap();
         assert_eq!(found(None), Some(socket.clone()));
         assert_eq!(found(Some("none")), None);
-        assert_eq!(found(Some("unix:///other.sock")), Some("/other.sock".into()));
+        assert_eq!(found(Some("unix:///other.sock")), Some("/other.sock".into()), "nobody is there to ask");
+        assert_eq!(found(Some(&socket.display().to_string())), Some(socket.clone()));
+        let other = folder.path().join("other.sock");
+        let _others = UnixListener::bind(&other).unwrap();
+        let refused = find(&connection(root, Some(&other.display().to_string()))).unwrap_err();
+        assert!(refused.message().contains("this is not what the daemon at"), "{}", refused.message());
         drop(listener);
         assert_eq!(found(None), None, "it died");
         for junk in ["", "relative.sock", "\0", &"/x".repeat(5000)] {

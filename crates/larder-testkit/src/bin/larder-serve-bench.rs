@@ -85,14 +85,16 @@ async fn ensure(mut client: Client, image: String) -> Result<(), Failed> {
     let wanted = WantedImage { image, ..WantedImage::default() };
     let request = EnsureRequest { images: vec![wanted], ..EnsureRequest::default() };
     let mut updates = client.ensure(request).await?.into_inner();
+    let mut ended = Err("the call ended early".into());
+    // To its end: a call that is dropped before it is reset, which costs the daemon more than an answer.
     while let Some(update) = updates.message().await? {
         match update.update {
-            Some(Update::Ensured(_)) => return Ok(()),
-            Some(Update::Failed(failed)) => return Err(failed.message.into()),
+            Some(Update::Ensured(_)) => ended = Ok(()),
+            Some(Update::Failed(failed)) => ended = Err(failed.message.into()),
             _ => {}
         }
     }
-    Err("the call ended early".into())
+    ended
 }
 
 /// What a process holds: open files, threads, resident memory.
