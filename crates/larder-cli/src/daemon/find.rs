@@ -48,9 +48,16 @@ fn agreed(connection: &Connection, socket: PathBuf) -> Result<PathBuf, Failure> 
         (None, Some(backend)) => format!("--backend {backend}"),
         (None, None) => return Ok(socket),
     };
+    // Who asks is told that nobody answers.
+    if !listening(&socket).unwrap_or(false) {
+        return Ok(socket);
+    }
+    let same = |a: &Path, b: &Path| {
+        a == b || matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
+    };
     let theirs =
         connect::target(connection).ok().and_then(|target| holder(connection, &target).ok().flatten());
-    if theirs.as_ref() == Some(&socket) {
+    if theirs.is_some_and(|theirs| same(&theirs, &socket)) {
         return Ok(socket);
     }
     Err(Failure::bad_input(format!("{place}: this is not what the daemon at {} keeps", socket.display()))
@@ -171,7 +178,7 @@ mod tests {
     fn the_daemon_of_a_folder_is_found_and_a_dead_one_is_not() {
         let folder = tempfile::tempdir().unwrap();
         let (root, socket) = (folder.path(), folder.path().join("s.sock"));
-        let found = |daemon| find(&connection(root, daemon)).unwrap();
+        let found = |daemon: Option<&str>| find(&connection(root, daemon)).unwrap();
         assert_eq!(found(None), None);
         fs_err::write(root.join("daemon"), format!("{}\n", socket.display())).unwrap();
         assert_eq!(found(None), None, "nothing is there");
@@ -179,10 +186,11 @@ mod tests {
         assert_eq!(found(None), Some(socket.clone()));
         assert_eq!(found(Some("none")), None);
         assert_eq!(found(Some("unix:///other.sock")), Some("/other.sock".into()), "nobody is there to ask");
-        assert_eq!(found(Some(&socket.display().to_string())), Some(socket.clone()));
         let other = folder.path().join("other.sock");
+        let (own, foreign) = (socket.display().to_string(), other.display().to_string());
+        assert_eq!(found(Some(&own)), Some(socket.clone()));
         let _others = UnixListener::bind(&other).unwrap();
-        let refused = find(&connection(root, Some(&other.display().to_string()))).unwrap_err();
+        let refused = find(&connection(root, Some(&foreign))).unwrap_err();
         assert!(refused.message().contains("this is not what the daemon at"), "{}", refused.message());
         drop(listener);
         assert_eq!(found(None), None, "it died");
