@@ -34,7 +34,7 @@ impl World {
     }
 
     /// With larder's own store in place of a runtime.
-    fn with_store(options: RegistryOptions) -> Option<World> {
+    pub(crate) fn with_store(options: RegistryOptions) -> Option<World> {
         if !require(&[Package::DockerRegistry, Package::Skopeo]).is_available() {
             return None;
         }
