@@ -17,7 +17,8 @@ use crate::pod::SandboxConfig;
 ///
 /// * A pull is one of the manager's: see [`Manager::pull_through`]. How far it has come is told by
 ///   [`Manager::watch`], not by the progress given.
-/// * An image that is found present is leased, since that is what is asked before a container is started.
+/// * An image that is found present is leased, since that is what is asked before a container is started. Lists and
+///   [looks](Backend::look) lease nothing.
 /// * A removal is by id, and one at a time for each image; others of the same image wait, and then find nothing left.
 ///   Once it has begun it goes on to its end, also when the caller goes away.
 ///   It takes no notice of leases, which are there for collection. Who looks meanwhile is answered after it.
@@ -57,6 +58,10 @@ impl Backend for ManagedBackend {
 
     async fn status(&self, image: &ImageSpec) -> Result<Option<Image>, BackendError> {
         self.manager.leases.found(|| self.backend().status(image), |found| &found.id).await
+    }
+
+    async fn look(&self, image: &ImageSpec) -> Result<Option<Image>, BackendError> {
+        self.backend().look(image).await
     }
 
     async fn inspect(&self, image: &ImageSpec) -> Result<Option<ImageDetails>, BackendError> {
