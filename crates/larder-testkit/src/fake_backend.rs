@@ -10,6 +10,7 @@ mod pull;
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::future;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use larder::backend::{
@@ -75,6 +76,7 @@ struct State {
     scripts: VecDeque<Pull>,
     scripts_by_image: HashMap<String, VecDeque<Pull>>,
     hold_all: bool,
+    removes_for: Duration,
     /// Pulls held by [`FakeBackend::hold_pulls`], oldest first.
     held: VecDeque<(String, oneshot::Sender<Pull>)>,
 }
@@ -180,6 +182,11 @@ impl FakeBackend {
         };
         drop(state);
         end.send(pull).is_ok()
+    }
+
+    /// From now on a removal takes so long before it does anything.
+    pub fn remove_slowly(&self, time: Duration) {
+        self.state().removes_for = time;
     }
 
     /// The next call of this kind fails with this error; further ones queue up behind it.
@@ -416,7 +423,11 @@ impl Backend for FakeBackend {
 
     async fn remove(&self, image: &ImageSpec) -> Result<(), BackendError> {
         let call = Call::Remove { image: image.image.clone() };
-        let mut state = self.begin(Op::Remove, with_spec(call, image))?;
+        let slowly = self.begin(Op::Remove, with_spec(call, image))?.removes_for;
+        if !slowly.is_zero() {
+            tokio::time::sleep(slowly).await;
+        }
+        let mut state = self.state();
         if let Some(id) = state.find(&image.image).map(|image| image.id.clone()) {
             state.images.retain(|image| image.id != id);
             state.names.retain(|_, of| *of != id);

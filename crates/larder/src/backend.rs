@@ -171,6 +171,11 @@ pub trait Backend: Send + Sync {
     /// `None` when the image is absent: absence is an answer, not an error.
     async fn status(&self, image: &ImageSpec) -> Result<Option<Image>, BackendError>;
 
+    /// The same answer for who lists images, and is not about to use one: it promises nothing.
+    async fn look(&self, image: &ImageSpec) -> Result<Option<Image>, BackendError> {
+        self.status(image).await
+    }
+
     /// Like [`status`](Backend::status), with everything the backend can tell.
     async fn inspect(&self, image: &ImageSpec) -> Result<Option<ImageDetails>, BackendError>;
 

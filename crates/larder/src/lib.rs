@@ -23,6 +23,7 @@ pub mod gc;
 pub mod gotext;
 pub mod image_service;
 pub mod near;
+pub mod outlive;
 pub mod pod;
 mod progress;
 pub mod pull;

@@ -27,6 +27,7 @@ const LEASE: Duration = Duration::from_secs(60);
 struct Counted {
     ensures: AtomicUsize,
     pulls: Mutex<Vec<(u64, Duration)>>,
+    came: Mutex<Vec<u64>>,
 }
 
 impl PullMetrics for Counted {
@@ -36,6 +37,10 @@ impl PullMetrics for Counted {
 
     fn image_pulled(&self, size_bytes: u64, duration: Duration) {
         self.pulls.lock().expect("no test panics with it").push((size_bytes, duration));
+    }
+
+    fn image_came(&self, size_bytes: u64) {
+        self.came.lock().expect("no test panics with it").push(size_bytes);
     }
 }
 
@@ -155,6 +160,7 @@ async fn callers_and_pods_share_one_pull() {
         "a caller with its own policy ensures nothing"
     );
     assert_eq!(*node.counted.pulls.lock().unwrap(), [(7, Duration::from_secs(2)); 3]);
+    assert_eq!(*node.counted.came.lock().unwrap(), [7], "it came once");
     assert_eq!(node.events.snapshot().len(), 2, "only the pod has events");
 }
 
@@ -277,6 +283,7 @@ async fn who_is_told_that_an_image_is_present_has_time_to_use_it() {
     }
     assert_eq!(node.managed.list().await.unwrap().len(), 2);
     assert_eq!(node.managed.status(&ImageSpec::named("absent")).await, Ok(None));
+    assert!(node.managed.look(&ImageSpec::named("a:1")).await.unwrap().is_some());
     assert_eq!(node.gate.leased(), [], "a list is no question before a start");
     assert!(node.managed.status(&ImageSpec::named("a:1")).await.unwrap().is_some());
     assert!(node.managed.inspect(&ImageSpec::named("sha256:b")).await.unwrap().is_some());

@@ -7,8 +7,9 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use larder::backend::{Backend, Container, Image, ImageSpec, InUse};
+use larder::backend::{Backend, BackendError, Container, Image, ImageSpec, InUse};
 use larder::gc::Gate;
+use larder::outlive::to_its_end;
 use larder_control::v1alpha1::{self as api, RemoveRequest, RemoveResponse, removed};
 use larder_store::backend::StoreBackend;
 use larder_store::disk::Amount;
@@ -57,8 +58,14 @@ async fn ask(request: RemoveRequest, connection: &Connection) -> Result<RemoveRe
     }
     let gate = Arc::new(Gate::default());
     Ok(match connect::chosen(connection)? {
-        Chosen::Store(store) => remove(&request, &store, Some(&store), &gate).await,
-        Chosen::Runtime(runtime) => remove(&request, &*runtime, None, &gate).await,
+        Chosen::Store(store) => {
+            let backend: Arc<dyn Backend> = Arc::new(store.clone());
+            remove(&request, &backend, Some(&store), &gate).await
+        }
+        Chosen::Runtime(runtime) => {
+            let backend: Arc<dyn Backend> = runtime;
+            remove(&request, &backend, None, &gate).await
+        }
     })
 }
 
@@ -93,10 +100,11 @@ fn removed_of(result: &api::Removed) -> Option<&api::Image> {
 }
 
 /// Removes images one after the other; their names were checked. `store` is the backend, where that is larder's own
-/// store; `gate` is what ensures and collection agree on. A backend that goes away meanwhile is the end of it.
+/// store; `gate` is what ensures and collection agree on. A backend that goes away meanwhile is the end of it. Dropping
+/// the call ends it after the image that is being removed.
 pub(crate) async fn remove(
     request: &RemoveRequest,
-    backend: &dyn Backend,
+    backend: &Arc<dyn Backend>,
     store: Option<&StoreBackend>,
     gate: &Arc<Gate>,
 ) -> RemoveResponse {
@@ -119,7 +127,7 @@ pub(crate) async fn remove(
 
 async fn remove_all(
     request: &RemoveRequest,
-    backend: &dyn Backend,
+    backend: &Arc<dyn Backend>,
     store: Option<&StoreBackend>,
     gate: &Arc<Gate>,
     answer: &mut RemoveResponse,
@@ -155,19 +163,9 @@ async fn remove_all(
             answer.refuse(if store.is_some() { mounted(name, &mounts) } else { used(name, &users) })?;
             continue;
         }
-        let removing = gate.removal(&image.id).await;
-        let ended = match store {
-            Some(store) if request.force => store.remove_mounted(&image.id).await,
-            _ => backend.remove(&ImageSpec::named(&image.id)).await,
-        };
-        drop(removing);
-        if let Err(error) = ended {
+        if let Err(error) = remove_one(&image.id, request.force, backend, store, gate).await {
             answer.refuse(trouble_with(name, error))?;
             continue;
-        }
-        if let Some(store) = store.map(StoreBackend::store).cloned() {
-            // Who removes an image wants the room when the command is done.
-            store.finish_deletion();
         }
         let pending = unique.get(&image.id).copied().unwrap_or_default();
         answer.results.push(api::Removed {
@@ -178,6 +176,31 @@ async fn remove_all(
         });
     }
     Ok(())
+}
+
+/// Removes one image. The store goes on removing after its caller went away; the gate has to stay closed until then.
+async fn remove_one(
+    id: &str,
+    force: bool,
+    backend: &Arc<dyn Backend>,
+    store: Option<&StoreBackend>,
+    gate: &Arc<Gate>,
+) -> Result<(), BackendError> {
+    let removing = gate.removal(id).await;
+    let (id, backend, store) = (id.to_owned(), Arc::clone(backend), store.cloned());
+    to_its_end(async move {
+        let _removing = removing;
+        match &store {
+            Some(store) if force => store.remove_mounted(&id).await?,
+            _ => backend.remove(&ImageSpec::named(&id)).await?,
+        }
+        if let Some(store) = &store {
+            // Who removes an image wants the room when the command is done.
+            store.store().finish_deletion();
+        }
+        Ok(())
+    })
+    .await
 }
 
 trait Refuse {
@@ -312,6 +335,11 @@ pub(super) fn users(image: &Image, in_use: &InUse) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use larder_testkit::fake_backend::{FakeBackend, image};
+    use tokio::time::timeout;
+
     use super::*;
 
     #[test]
@@ -341,5 +369,22 @@ mod tests {
             ["by-id", "by-name", "by-mount"]
                 .map(|name| format!("container {name} of pod default/web (0123456789abc, running)"))
         );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_removal_whose_caller_goes_away_ends_behind_the_closed_gate_and_no_other_begins() {
+        let (fake, gate) = (FakeBackend::new(), Arc::new(Gate::default()));
+        let minute = Duration::from_secs(60);
+        for name in ["a:1", "b:1"] {
+            fake.add_image(name, image(format!("sha256:{name}"), 1));
+        }
+        fake.remove_slowly(minute);
+        let backend: Arc<dyn Backend> = Arc::new(fake.clone());
+        let request = RemoveRequest { images: vec!["a:1".into(), "b:1".into()], ..RemoveRequest::default() };
+        let removing = remove(&request, &backend, None, &gate);
+        assert!(timeout(minute / 2, removing).await.is_err(), "it goes away");
+        assert!(!Arc::clone(&gate).look().lease("sha256:a:1", minute).await);
+        let left: Vec<_> = fake.images().into_iter().map(|image| image.id).collect();
+        assert_eq!(left, ["sha256:b:1"]);
     }
 }

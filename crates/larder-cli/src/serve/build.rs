@@ -3,8 +3,9 @@
 use std::net::TcpListener;
 use std::sync::Arc;
 
+use larder::credentials::{self, NodeFiles, SearchPath};
 use larder::gc::{GcPolicy, KeepRule};
-use larder_cri::{CriBackend, discover};
+use larder_cri::{CriBackend, Endpoint, NoRuntimeFound, WELL_KNOWN_SOCKETS, discover};
 use tracing::Level;
 
 use super::node::{Backed, Node, Parts};
@@ -25,12 +26,19 @@ pub(super) fn node(sources: Sources, config: Config, loud: Level) -> Result<Node
         place,
         policy,
         pull: config.pull.clone(),
+        credentials: credentials(&config),
         spared: config.ensured_lease,
         periods: config.periods,
         events: config.event_ring_size,
         name: host_name(),
         settings: Settings::new(sources, config, loud),
     }))
+}
+
+/// The docker config of the user that the daemon runs as, read again every five minutes.
+fn credentials(config: &Config) -> credentials::Sources {
+    let files = NodeFiles::search(SearchPath::user());
+    credentials::Sources::new(files, Vec::new()).with_tokens(config.credential_tokens)
 }
 
 /// The policy of the settings, with the rules of `larder keep` on top.
@@ -49,12 +57,19 @@ fn backend(config: &Config) -> Result<Chosen, Failure> {
     };
     let endpoint = match endpoint {
         Some(endpoint) => endpoint,
-        None => discover().map_err(|error| {
-            let failure = Failure::unreachable(error.to_string()).hint(error.hint());
-            failure.hint("or name the runtime: backend: unix:///path/to.sock")
-        })?,
+        None => found_or_expected(discover()),
     };
     Ok(Chosen::Runtime(Arc::new(CriBackend::new(endpoint, cri))))
+}
+
+/// The runtime that was found. Where none is, it may start later than larder: then it is waited for where it is most
+/// likely to come up.
+fn found_or_expected(found: Result<Endpoint, NoRuntimeFound>) -> Endpoint {
+    found.unwrap_or_else(|error| {
+        let expected = Endpoint::at(WELL_KNOWN_SOCKETS[0]);
+        tracing::warn!("{error}; waiting for {expected}; name another with backend: unix:///path/to.sock");
+        expected
+    })
 }
 
 /// Where metrics are served over TCP. The usual address is left alone when somebody else has it; one that was asked for
@@ -78,4 +93,17 @@ pub(super) fn metrics(config: &Config) -> Result<Option<TcpListener>, Failure> {
 
 fn host_name() -> String {
     rustix::system::uname().nodename().to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_runtime_that_is_not_there_yet_is_waited_for() {
+        let found = Endpoint::at("/run/crio/crio.sock");
+        assert_eq!(found_or_expected(Ok(found.clone())), found);
+        let none = NoRuntimeFound { tried: Vec::new() };
+        assert_eq!(found_or_expected(Err(none)), Endpoint::at("/run/containerd/containerd.sock"));
+    }
 }

@@ -1,10 +1,12 @@
 //! What the daemon is made of: one backend, and everything that works on it. Building it starts nothing.
 
+use std::collections::BTreeMap;
 use std::future;
 use std::sync::Arc;
 use std::time::Duration;
 
 use larder::backend::Backend;
+use larder::credentials::Sources;
 use larder::events::{EventSink, LogSink, RingSink, Tee};
 use larder::gc::{Collector, CollectorBuilder, FileStore, Gate, GcLoops, GcPolicy, HistoryFile, Periods};
 use larder::pod::ObjectRef;
@@ -18,7 +20,7 @@ use super::health::{self, Health};
 use super::metrics::{Counted, Metrics};
 use super::pods::prefetch::{self, Hands};
 use super::pods::static_pods;
-use super::pods::wishes::{Held, Wishes};
+use super::pods::wishes::{FirstLook, Held, Wishes};
 use super::reload::Settings;
 use crate::collect::{self, Place};
 use crate::config::Config;
@@ -32,6 +34,8 @@ pub(super) struct Parts {
     /// With the keep rules of the place.
     pub(super) policy: GcPolicy,
     pub(super) pull: PullConfig,
+    /// The node's own, for what is ensured here; who pulls over CRI brings their own.
+    pub(super) credentials: Sources,
     /// How long an image that was just ensured is left alone by collection.
     pub(super) spared: Duration,
     pub(super) periods: Periods,
@@ -93,7 +97,8 @@ pub(crate) struct Node {
 impl Node {
     /// Puts it together.
     pub(super) fn build(parts: Parts) -> Node {
-        let Parts { chosen, place, policy, pull, spared, periods, events, name, settings } = parts;
+        let Parts { chosen, place, policy, pull, credentials, spared, periods, events, name, settings } =
+            parts;
         let Backed { told, backend, store, collector } = chosen;
         let events = Arc::new(RingSink::new(events));
         let metrics = Arc::new(Metrics::default());
@@ -102,6 +107,7 @@ impl Node {
         let (gate, held) = (Arc::new(Gate::default()), Held::default());
         let manager = Manager::builder(Arc::clone(&backend))
             .config(pull)
+            .credentials(credentials)
             .events(Arc::clone(&sink))
             .metrics(metrics.clone())
             .lease(Arc::clone(&gate), spared)
@@ -138,38 +144,47 @@ impl Node {
 
     /// Runs what runs by itself, until dropped.
     pub(super) async fn run(&self) {
+        // The first collection waits until it is known what has to stay.
+        let first = self.held.first_look();
         tokio::join!(
             health::watch_over(&*self.backend, &self.health, &self.object, &*self.sink),
             self.loops.run(),
             self.watch_files(),
-            self.look_after_static_pods(),
-            self.prefetch(),
+            self.look_after_static_pods(first.clone()),
+            self.prefetch(first),
         );
     }
 
     /// Those at the path of the settings, whichever that is.
-    async fn look_after_static_pods(&self) {
+    async fn look_after_static_pods(&self, first: FirstLook) {
         let path = |config: &Config| config.static_pod_path.clone();
+        let (manager, backend) = (Arc::clone(&self.manager), Arc::clone(&self.backend));
+        let (mut wishes, mut first) = (Wishes::new(manager, backend, self.held.clone()), Some(first));
         self.for_each_setting(path, async |path| {
-            let (manager, backend) = (Arc::clone(&self.manager), Arc::clone(&self.backend));
-            match path {
-                Some(path) => {
-                    static_pods::look_after(path, Wishes::new(manager, backend, self.held.clone())).await;
-                }
-                None => future::pending().await,
+            let first = first.take();
+            if let Some(path) = path {
+                static_pods::look_after(path, &mut wishes, first).await;
+            } else {
+                drop(first);
+                wishes.set(BTreeMap::new(), None);
+                future::pending::<()>().await;
             }
         })
         .await;
     }
 
-    async fn prefetch(&self) {
+    async fn prefetch(&self, first: FirstLook) {
+        let mut first = Some(first);
+        let hands = Hands {
+            manager: Arc::clone(&self.manager),
+            backend: Arc::clone(&self.backend),
+            gate: Arc::clone(&self.gate),
+            held: self.held.clone(),
+            node: self.object.clone(),
+        };
         self.for_each_setting(
             |config| config.prefetch.clone(),
-            async |list| {
-                let (manager, gate) = (Arc::clone(&self.manager), Arc::clone(&self.gate));
-                let (held, node) = (self.held.clone(), self.object.clone());
-                prefetch::look_after(list, Hands { manager, gate, held, node }).await;
-            },
+            async |list| prefetch::look_after(list, hands.clone(), first.take()).await,
         )
         .await;
     }
@@ -178,7 +193,7 @@ impl Node {
     async fn for_each_setting<T: PartialEq + Clone>(
         &self,
         setting: impl Fn(&Config) -> T,
-        work: impl AsyncFn(T),
+        mut work: impl AsyncFnMut(T),
     ) {
         let mut changes = self.settings.changes();
         loop {
@@ -194,3 +209,6 @@ impl Node {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -9,11 +9,12 @@ use crate::proto;
 use crate::proto::image_service_server::ImageService;
 
 impl Service {
-    /// All images, or the one that is named, as [`ImageService::image_status`] finds it.
+    /// All images, or the one that is named, as [`ImageService::image_status`] finds it. Who lists is not about to use
+    /// it: nothing is leased.
     async fn listed(&self, filter: Option<proto::ImageFilter>) -> Result<Vec<proto::Image>, Status> {
         let listed = match ask::filter(filter) {
             None => self.backend.list().await,
-            Some(named) => self.backend.status(&named).await.map(|found| found.into_iter().collect()),
+            Some(named) => self.backend.look(&named).await.map(|found| found.into_iter().collect()),
         };
         Ok(listed.map_err(|error| refusal::of(&error))?.into_iter().map(reply::image).collect())
     }

@@ -1,12 +1,16 @@
 //! What each call of CRI gives, asked as kubelet and crictl ask it.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
 
 use larder::backend::{
     BackendError, CallErrorKind, Condition, FilesystemUsage, Filesystems, Image, ImageSpec, RuntimeInfo,
     Unreachable,
 };
 use larder::credentials::{Secret, encode_auth};
+use larder::gc::Gate;
+use larder::pull::{ManagedBackend, Manager};
 use larder_cri::{MAX_MESSAGE_BYTES, proto};
 use larder_testkit::fake_backend::{Call, FakeBackend, Pull, image};
 use larder_testkit::wire::with_deadline;
@@ -80,6 +84,20 @@ async fn an_image_is_told_with_all_that_is_known_and_the_same_by_each_of_its_nam
         let listed = images.list_images(proto::ListImagesRequest { filter }).await.unwrap().into_inner();
         assert_eq!(listed.images.len(), 2, "no filter is all of them");
     }
+}
+
+#[tokio::test]
+async fn a_list_with_a_filter_leases_nothing_and_a_status_does() {
+    let (fake, gate) = (FakeBackend::new(), Arc::new(Gate::default()));
+    fake.add_image(APP, image("sha256:app", 7));
+    let manager = Manager::builder(Arc::new(fake)).lease(gate.clone(), Duration::from_secs(60)).build();
+    let server = Server::start(ManagedBackend::new(Arc::new(manager)));
+    let mut images = server.wire().await.images();
+    let filter = Some(proto::ImageFilter { image: Some(spec(APP)) });
+    let listed = images.list_images(proto::ListImagesRequest { filter }).await.unwrap().into_inner();
+    assert_eq!((listed.images.len(), gate.leased().len()), (1, 0));
+    images.image_status(of(APP)).await.unwrap();
+    assert_eq!(gate.leased().len(), 1);
 }
 
 #[tokio::test]

@@ -120,6 +120,12 @@ impl Budget {
         }
     }
 
+    /// Whether nobody has a connection of it.
+    pub(crate) fn is_idle(&self) -> bool {
+        // Each permit has one.
+        Arc::strong_count(&self.traffic) == 1
+    }
+
     /// How much it is used now.
     pub(crate) fn load(&self, now: Instant) -> RegistryLoad {
         let Traffic { requests, bytes, waiting, waits } = &*self.traffic;

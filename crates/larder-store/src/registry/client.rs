@@ -1,6 +1,6 @@
 //! The client that all pulls share.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use larder::credentials::Credential;
@@ -8,7 +8,9 @@ use larder::reference::Reference;
 use tokio::time::Instant;
 
 use super::auth::AuthCache;
-use super::budget::{Budget, RegistryLoad};
+use super::budget::Budget;
+use super::budget::RegistryLoad;
+use super::budgets::Budgets;
 use super::config::RegistryConfig;
 use super::error::{FetchError, FetchErrorKind, What};
 use super::hosts::{Host, UnknownKey, hosts_of, names_registry};
@@ -24,8 +26,7 @@ pub(crate) struct Shared {
     pub(crate) config: Arc<RegistryConfig>,
     pub(crate) transport: Transport,
     auth: AuthCache,
-    /// By scheme, host and port.
-    budgets: Mutex<HashMap<String, Arc<Budget>>>,
+    budgets: Mutex<Budgets>,
     /// Unknown keys that were told: files are read for each pull.
     told: Mutex<HashSet<UnknownKey>>,
 }
@@ -49,11 +50,11 @@ impl Client {
         &self.0.config
     }
 
-    /// How much each registry that was asked so far is used, in the order of their names.
+    /// How much each registry that was asked lately is used: those in use, and the last of some hundred others; in the order of their names.
     pub fn loads(&self) -> Vec<RegistryLoad> {
         let budgets: Vec<_> = {
             let budgets = self.0.budgets.lock().unwrap_or_else(PoisonError::into_inner);
-            budgets.values().cloned().collect()
+            budgets.all()
         };
         let now = Instant::now();
         let mut loads: Vec<_> = budgets.iter().map(|budget| budget.load(now)).collect();
@@ -103,10 +104,7 @@ impl Shared {
         let origin = host.base.origin().ascii_serialization();
         let budget = {
             let mut budgets = self.budgets.lock().unwrap_or_else(PoisonError::into_inner);
-            budgets
-                .entry(origin)
-                .or_insert_with(|| Arc::new(Budget::new(host.name(), self.config.connections)))
-                .clone()
+            budgets.of(origin, Instant::now(), || Budget::new(host.name(), self.config.connections))
         };
         let auth = self.auth.entry(&host, image.path(), credential);
         let namespace =

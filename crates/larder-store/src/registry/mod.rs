@@ -16,6 +16,7 @@
 mod auth;
 mod body;
 mod budget;
+mod budgets;
 mod challenge;
 mod client;
 mod config;

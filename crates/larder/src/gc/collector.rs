@@ -22,15 +22,16 @@ use crate::backend::{Backend, Image};
 use crate::events::{Event, EventType, Reason};
 use crate::image_service::Disk;
 
-/// Collects the images of one backend. One round runs at a time; dropping a call abandons its round.
+/// Collects the images of one backend. One round runs at a time; dropping a call abandons its round: a removal
+/// that has begun goes on to its end and is written down, and none follows.
 pub struct Collector {
-    pub(super) parts: Parts,
+    pub(super) parts: Arc<Parts>,
     policy: RwLock<Arc<GcPolicy>>,
     records: Mutex<Records>,
     /// What was wrong with the records at the start.
     notice: Option<String>,
     began: Stamp,
-    pub(super) counts: Lock<GcCounts>,
+    pub(super) counts: Arc<Lock<GcCounts>>,
 }
 
 /// How many images were removed, for `kubelet_image_garbage_collected_total`.
@@ -83,8 +84,8 @@ impl Collector {
             records: Mutex::new(loaded.records),
             notice: loaded.notice,
             began,
-            counts: Lock::default(),
-            parts,
+            counts: Arc::default(),
+            parts: Arc::new(parts),
         }
     }
 
@@ -261,7 +262,7 @@ impl Collector {
         report: &mut Report,
     ) -> Swept {
         report.plans.push(planned.clone());
-        let hand = Hand { collector: self, policy, goal: planned.goal };
+        let hand = Hand::new(self, policy, planned.goal);
         let swept = sweep(&hand, scene, policy, planned, self.parts.patience).await;
         if !swept.done.is_empty() {
             for done in &swept.done {

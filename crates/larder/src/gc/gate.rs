@@ -6,7 +6,7 @@
 //! removal of that image was under way since the look, the lease is refused, because the answer may be older than the removal:
 //! the ensure looks again.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -32,9 +32,46 @@ struct State {
     /// When each lease ends, by image id.
     leases: HashMap<String, Instant>,
     removing: HashSet<String>,
-    /// Removals that ended while anybody looks, in order.
-    ended: Vec<String>,
-    looks: usize,
+    /// The last removal of each image that ended while anybody looks, by its number.
+    ended: HashMap<String, u64>,
+    /// How many removals have ended; this is the number of the next.
+    removals: u64,
+    /// The looks that live: how many there are since the removal of which number.
+    looks: BTreeMap<u64, usize>,
+}
+
+impl State {
+    fn look(&mut self) -> u64 {
+        *self.looks.entry(self.removals).or_default() += 1;
+        self.removals
+    }
+
+    fn looked(&mut self, from: u64) {
+        let Some(alike) = self.looks.get_mut(&from) else { return };
+        *alike -= 1;
+        if *alike > 0 {
+            return;
+        }
+        let was_oldest = self.looks.first_key_value().is_some_and(|(oldest, _)| *oldest == from);
+        self.looks.remove(&from);
+        if was_oldest {
+            // What ended before all looks began, nobody asks for.
+            let oldest = self.looks.first_key_value().map_or(self.removals, |(oldest, _)| *oldest);
+            self.ended.retain(|_, number| *number >= oldest);
+        }
+    }
+
+    fn ended(&mut self, id: String) {
+        if !self.looks.is_empty() {
+            self.ended.insert(id, self.removals);
+        }
+        self.removals += 1;
+    }
+
+    /// Whether a removal of the image ended since a look.
+    fn ended_since(&self, from: u64, id: &str) -> bool {
+        self.ended.get(id).is_some_and(|number| *number >= from)
+    }
 }
 
 impl Default for Gate {
@@ -46,9 +83,7 @@ impl Default for Gate {
 impl Gate {
     /// To be called before the backend is asked whether an image is present.
     pub fn look(self: &Arc<Self>) -> Look {
-        let mut state = self.state();
-        state.looks += 1;
-        Look { from: state.ended.len(), gate: self.clone() }
+        Look { from: self.state().look(), gate: self.clone() }
     }
 
     /// To be called right before an image is removed, and dropped right after. `None` while it is leased, or being
@@ -100,7 +135,7 @@ impl Gate {
 #[derive(Debug)]
 pub struct Look {
     gate: Arc<Gate>,
-    from: usize,
+    from: u64,
 }
 
 impl Look {
@@ -111,7 +146,7 @@ impl Look {
         let removing = {
             let mut state = self.gate.state();
             let removing = state.removing.contains(id);
-            let overtaken = removing || state.ended[self.from..].iter().any(|ended| ended == id);
+            let overtaken = removing || state.ended_since(self.from, id);
             if !overtaken {
                 let ends = Instant::now() + time.min(LONGEST);
                 let lease = state.leases.entry(id.to_owned()).or_insert(ends);
@@ -129,11 +164,7 @@ impl Look {
 
 impl Drop for Look {
     fn drop(&mut self) {
-        let mut state = self.gate.state();
-        state.looks -= 1;
-        if state.looks == 0 {
-            state.ended.clear();
-        }
+        self.gate.state().looked(self.from);
     }
 }
 
@@ -149,9 +180,7 @@ impl Drop for Removing {
         {
             let mut state = self.gate.state();
             state.removing.remove(&self.id);
-            if state.looks > 0 {
-                state.ended.push(std::mem::take(&mut self.id));
-            }
+            state.ended(std::mem::take(&mut self.id));
         }
         self.gate.ended.send_replace(());
     }
@@ -162,5 +191,34 @@ impl UseSource for Gate {
     async fn uses(&self) -> Result<Vec<Found>, UseError> {
         let leased = self.leased().into_iter();
         Ok(leased.map(|(image, left)| Found { image, handler: None, by: Use::Ensured { left } }).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    #[tokio::test(start_paused = true)]
+    async fn removals_are_remembered_once_and_only_for_looks_that_saw_them_end() {
+        let gate = Arc::new(Gate::default());
+        let remembered = || gate.state().ended.len();
+        drop(gate.begin_removal("a"));
+        assert_eq!(remembered(), 0, "nobody looks");
+        let hung = gate.look();
+        for _ in 0..100 {
+            drop(gate.begin_removal("a"));
+        }
+        let late = gate.look();
+        drop(gate.begin_removal("b"));
+        assert_eq!(remembered(), 2, "each image once");
+        drop(hung);
+        assert_eq!(remembered(), 1, "that of b alone");
+        assert!(late.lease("a", MINUTE).await, "it was removed before the look");
+        assert_eq!(remembered(), 0);
+        let look = gate.look();
+        drop(gate.begin_removal("b"));
+        assert!(!look.lease("b", MINUTE).await);
     }
 }

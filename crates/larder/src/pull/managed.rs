@@ -10,14 +10,17 @@ use crate::backend::{
     Backend, BackendError, Filesystems, Image, ImageDetails, ImageSpec, InUse, Progress, RuntimeInfo,
 };
 use crate::credentials::Credential;
+use crate::outlive::to_its_end;
 use crate::pod::SandboxConfig;
 
 /// The backend of a [`Manager`], for callers that know nothing of it, such as kubelet over CRI.
 ///
 /// * A pull is one of the manager's: see [`Manager::pull_through`]. How far it has come is told by
 ///   [`Manager::watch`], not by the progress given.
-/// * An image that is found present is leased, since that is what is asked before a container is started.
+/// * An image that is found present is leased, since that is what is asked before a container is started. Lists and
+///   [looks](Backend::look) lease nothing.
 /// * A removal is by id, and one at a time for each image; others of the same image wait, and then find nothing left.
+///   Once it has begun it goes on to its end, also when the caller goes away.
 ///   It takes no notice of leases, which are there for collection. Who looks meanwhile is answered after it.
 ///
 /// Leases and removals need a manager that was built with a [`lease`](super::ManagerBuilder::lease).
@@ -57,6 +60,10 @@ impl Backend for ManagedBackend {
         self.manager.leases.found(|| self.backend().status(image), |found| &found.id).await
     }
 
+    async fn look(&self, image: &ImageSpec) -> Result<Option<Image>, BackendError> {
+        self.backend().look(image).await
+    }
+
     async fn inspect(&self, image: &ImageSpec) -> Result<Option<ImageDetails>, BackendError> {
         self.manager.leases.found(|| self.backend().inspect(image), |found| &found.image.id).await
     }
@@ -76,9 +83,15 @@ impl Backend for ManagedBackend {
             // What cannot be shown may be removed still: an image that lacks a layer.
             return self.backend().remove(image).await;
         };
-        let _removing = self.manager.leases.removal(&found.id).await;
+        let removing = self.manager.leases.removal(&found.id).await;
         // By id: its name may stand for another image by now.
-        self.backend().remove(&ImageSpec { image: found.id, ..image.clone() }).await
+        let (own, spec) = (self.clone(), ImageSpec { image: found.id, ..image.clone() });
+        // The backend may go on removing after it was dropped; the gate has to stay closed until then.
+        to_its_end(async move {
+            let _removing = removing;
+            own.backend().remove(&spec).await
+        })
+        .await
     }
 
     async fn filesystems(&self) -> Result<Filesystems, BackendError> {

@@ -359,10 +359,13 @@ impl Manager {
     /// A pull that owns all it needs, so that it can outlive the caller that started it.
     fn departure(&self, job: Job) -> impl Future<Output = Landed> + Send + 'static {
         let puller = Arc::clone(&self.puller.read().unwrap_or_else(PoisonError::into_inner));
-        let leases = self.leases.clone();
+        let (leases, metrics) = (self.leases.clone(), self.metrics.clone());
         let entry = self.board.enter(&job.spec.image, Instant::now());
         async move {
             let result = leases.pull(&puller, &job, &entry).await;
+            if let (Some(metrics), Ok(_)) = (&metrics, &result.pulled) {
+                metrics.image_came(result.size_bytes);
+            }
             Landed::new(result, job)
         }
     }

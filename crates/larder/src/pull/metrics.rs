@@ -39,8 +39,11 @@ pub struct EnsureLabels {
 pub trait PullMetrics: Send + Sync {
     /// An ensure call ended.
     fn ensure_requested(&self, labels: &EnsureLabels);
-    /// A pull succeeded; `duration` includes waiting, `size_bytes` is 0 when unknown.
+    /// A caller's pull succeeded, which others may have shared; `duration` includes the caller's waiting, `size_bytes` is
+    /// 0 when unknown.
     fn image_pulled(&self, size_bytes: u64, duration: Duration);
+    /// The backend pulled an image, however many callers wanted it; `size_bytes` is 0 when unknown.
+    fn image_came(&self, size_bytes: u64);
 }
 
 /// The label `image_size_in_bytes` of `kubelet_image_pull_duration_seconds`. Bounds are powers of 1024 despite their

@@ -1,5 +1,6 @@
 //! Image collection: plans against brute force, sweeps, records, loops, and weeks of a simulated node.
 
+mod abandoned;
 mod clocks;
 mod loops;
 mod plans;

@@ -69,6 +69,9 @@ pub(crate) struct State {
     /// The same for inodes alone.
     inodes_later: Vec<(Instant, u64)>,
     pub(crate) frees_inodes_after: Duration,
+    /// Whether somebody removes now.
+    pub(crate) removing: bool,
+    removes_slowly: Duration,
     yields: Option<Dice>,
 }
 
@@ -158,6 +161,11 @@ impl World {
         self.state().frees_after = time;
     }
 
+    /// A removal takes so long, and like that of a store it goes on when its caller goes away.
+    pub(crate) fn removes_slowly(&self, time: Duration) {
+        self.state().removes_slowly = time;
+    }
+
     /// Every call gives others their turn, as often as the dice say.
     pub(crate) fn interleaved(&self, dice: Dice) {
         self.state().yields = Some(dice);
@@ -229,6 +237,16 @@ impl Backend for World {
     }
 
     async fn remove(&self, image: &ImageSpec) -> Result<(), BackendError> {
+        let slowly = std::mem::take(&mut self.state().removes_slowly);
+        if !slowly.is_zero() {
+            let (own, image) = (self.clone(), image.clone());
+            own.state().removing = true;
+            let removing = tokio::spawn(async move {
+                tokio::time::sleep(slowly).await;
+                own.remove(&image).await
+            });
+            return removing.await.expect("it does not panic");
+        }
         self.turns().await;
         {
             let mut state = self.state();

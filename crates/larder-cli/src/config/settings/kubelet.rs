@@ -29,6 +29,7 @@ macro_rules! image_setting {
 }
 
 const NO_RECORDS: &str = "larder keeps no pull records yet: every pod may use every present image";
+const NO_NODE_STATUS: &str = "larder writes no status of the node: kubelet does";
 const NO_PLUGINS: &str = "larder runs no credential plugins yet";
 
 pub(super) const SETTINGS: &[Setting] = &[
@@ -99,7 +100,8 @@ pub(super) const SETTINGS: &[Setting] = &[
         Live,
         "How many images the status of the node lists, the biggest first; -1 is all."
     )
-    .kubelet_flag("--node-status-max-images"),
+    .kubelet_flag("--node-status-max-images")
+    .idle(NO_NODE_STATUS),
     image_setting!(
         "runtimeRequestTimeout",
         GoTime,

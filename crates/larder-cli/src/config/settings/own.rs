@@ -117,7 +117,7 @@ pub(super) const SECTIONS: &[Setting] = &[
         "pull.credentialTokens",
         Choice<Tokens>,
         credential_tokens,
-        Live,
+        Restart,
         "What is done with identity and registry tokens of pull secrets and docker configs."
     )
     .kubelet_has("`ignore`"),

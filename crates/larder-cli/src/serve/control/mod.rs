@@ -133,7 +133,7 @@ impl Control for Service {
             named(image)?;
         }
         let Node { backend, store, gate, .. } = self.node();
-        let mut answer = rm::remove(&request, &**backend, store.as_ref(), gate).await;
+        let mut answer = rm::remove(&request, backend, store.as_ref(), gate).await;
         if let Some(store) = store.as_ref().map(|store| store.store().clone()) {
             // Who removes an image wants the room when it is told that it is gone.
             if let Ok(Err(error)) = spawn_blocking(move || store.empty_trash()).await {

@@ -49,6 +49,7 @@ impl Served {
             place: Place::at(folder.path().to_owned()),
             policy: GcPolicy { minimum_age: Duration::ZERO, ..GcPolicy::default() },
             pull: PullConfig::default(),
+            credentials: larder::credentials::Sources::default(),
             events: 10,
             name: "node".into(),
             spared: Duration::from_secs(600),

@@ -33,7 +33,7 @@ const PULL_SECONDS: [f64; 18] = [
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct Ensure {
-    pull_policy: String,
+    pull_policy: &'static str,
     present_locally: String,
     pull_required: String,
 }
@@ -107,7 +107,7 @@ fn add(registry: &mut Registry, name: &'static str, metric: impl Metric) {
 impl PullMetrics for Metrics {
     fn ensure_requested(&self, labels: &EnsureLabels) {
         let labels = Ensure {
-            pull_policy: labels.pull_policy.clone(),
+            pull_policy: known_policy(&labels.pull_policy),
             present_locally: labels.present_locally.to_string(),
             pull_required: labels.pull_required.to_string(),
         };
@@ -117,6 +117,9 @@ impl PullMetrics for Metrics {
     fn image_pulled(&self, size_bytes: u64, duration: Duration) {
         let size = Size { image_size_in_bytes: image_size_bucket(size_bytes) };
         self.pulls.get_or_create(&size).observe(duration.as_secs_f64());
+    }
+
+    fn image_came(&self, size_bytes: u64) {
         self.pulled_bytes.inc_by(size_bytes);
     }
 }
@@ -127,6 +130,11 @@ impl EventSink for Metrics {
             EventLabels { event_type: event.event_type.to_string(), reason: event.reason.to_string() };
         self.events.get_or_create(&labels).inc();
     }
+}
+
+/// One of the policies that there are. Clients may write anything, and each label that is new stays for good.
+fn known_policy(policy: &str) -> &'static str {
+    ["always", "ifnotpresent", "never"].into_iter().find(|known| *known == policy).unwrap_or("other")
 }
 
 /// A journal of removals whose bytes are counted.

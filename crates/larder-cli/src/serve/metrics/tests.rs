@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use larder::gc::{Collector, GcPolicy, Goal, Measure, Periods};
 use larder::image_service::{Disk as LocalDisk, FilesystemError};
 use larder::pod::Pod;
-use larder::pull::{EnsureRequest, PullConfig, PullPolicy};
+use larder::pull::{EnsureRequest, Known, PullConfig, PullPolicy};
 use larder_testkit::fake_backend::{FakeBackend, Pull, image};
 
 use super::documented::{self, DOCUMENTED, Kind};
@@ -45,6 +45,7 @@ fn node(backend: &FakeBackend, folder: &tempfile::TempDir) -> Node {
         place: Place::at(folder.path().to_owned()),
         policy: GcPolicy { minimum_age: Duration::ZERO, ..GcPolicy::default() },
         pull: PullConfig::default(),
+        credentials: larder::credentials::Sources::default(),
         events: 10,
         name: "node".into(),
         spared: Duration::from_secs(600),
@@ -108,6 +109,23 @@ async fn each_documented_metric_is_served_and_all_that_count_move() {
     for name in page.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()) {
         assert!(DOCUMENTED.iter().any(|metric| metric.name == name), "{name} is not documented");
     }
+}
+
+#[test]
+fn what_clients_write_makes_no_new_series() {
+    let metrics = Metrics::default();
+    for policy in ["always", "sometimes", "1", "2"] {
+        metrics.ensure_requested(&EnsureLabels {
+            pull_policy: policy.into(),
+            present_locally: Known::Unknown,
+            pull_required: Known::True,
+        });
+    }
+    let (mut registry, mut page) = (Registry::default(), String::new());
+    metrics.register(&mut registry);
+    text::encode(&mut page, &registry).unwrap();
+    assert_eq!(page.matches("pull_policy=").count(), 2, "{page}");
+    assert!(page.contains("pull_policy=\"other\""), "{page}");
 }
 
 #[test]

@@ -4,13 +4,15 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::future;
 use jiff::{SignedDuration, ToSpan as _, Zoned};
+use larder::backend::Backend;
 use larder::gc::Gate;
 use larder::pod::{ObjectRef, Pod};
 use larder::pull::{EnsureError, EnsureReason, EnsureRequest, Manager, PullPolicy};
 use tokio::time;
 
-use super::wishes::{Held, WishKey};
+use super::wishes::{FirstLook, Held, WishKey, hold_present};
 use crate::config::{Hold, Prefetch, When};
 
 /// How often it is looked whether others are pulling.
@@ -20,21 +22,29 @@ const RETRY: SignedDuration = SignedDuration::from_secs(60);
 /// How long to wait before the clock is looked at again: it may have been set meanwhile.
 const LONGEST: SignedDuration = SignedDuration::from_secs(600);
 
+/// Who wants what is prefetched.
+const OWNER: &str = "the prefetch list";
+
 /// What prefetching works with.
 #[derive(Clone)]
 pub(in crate::serve) struct Hands {
     pub(in crate::serve) manager: Arc<Manager>,
+    pub(in crate::serve) backend: Arc<dyn Backend>,
     pub(in crate::serve) gate: Arc<Gate>,
     pub(in crate::serve) held: Held,
     /// The node, which events are about.
     pub(in crate::serve) node: ObjectRef,
 }
 
-/// Looks after these images until dropped, and then holds none of them any more. They take turns: none is urgent.
-pub(in crate::serve) async fn look_after(list: Vec<Prefetch>, hands: Hands) {
+/// Looks after these images until dropped, and no longer holds what an earlier list held. They take turns: none is
+/// urgent. `first` is let go once those to keep have been looked for.
+pub(in crate::serve) async fn look_after(list: Vec<Prefetch>, hands: Hands, first: Option<FirstLook>) {
+    let kept = || list.iter().filter(|entry| entry.hold == Hold::Keep);
+    hands.held.keep_only(OWNER, &kept().map(key).collect::<Vec<_>>());
+    future::join_all(kept().map(|entry| hold(entry, &hands))).await;
+    drop(first);
     let now = Zoned::now();
     let mut due: Vec<Option<Zoned>> = list.iter().map(|entry| later(&now, entry.jitter, random())).collect();
-    let _released = Released { held: &hands.held, list: &list };
     loop {
         let next = due.iter().enumerate().filter_map(|(index, at)| Some((index, at.as_ref()?)));
         let Some((index, at)) = next.min_by(|a, b| a.1.cmp(b.1)) else {
@@ -66,7 +76,16 @@ async fn one(entry: &Prefetch, hands: &Hands) -> Result<(), EnsureError> {
         target: Some(hands.node.clone()),
         ..EnsureRequest::new(&entry.image, PullPolicy::Always, pod)
     };
-    let ensured = hands.manager.ensure(&request).await?;
+    let ensured = match hands.manager.ensure(&request).await {
+        Ok(ensured) => ensured,
+        Err(error) => {
+            // What could not be refreshed is to be kept all the same, whoever brought it.
+            if entry.hold == Hold::Keep {
+                hold(entry, hands).await;
+            }
+            return Err(error);
+        }
+    };
     match entry.hold {
         Hold::Keep => hands.held.keep(key(entry), ensured.image_ref),
         Hold::Lease(time) => _ = hands.gate.look().lease(&ensured.image_ref, time).await,
@@ -75,27 +94,18 @@ async fn one(entry: &Prefetch, hands: &Hands) -> Result<(), EnsureError> {
     Ok(())
 }
 
+/// Holds what is here.
+async fn hold(entry: &Prefetch, hands: &Hands) {
+    hold_present(&*hands.backend, &entry.image, |id| hands.held.keep(key(entry), id.to_owned())).await;
+}
+
 /// Whose wish a prefetched image is.
 fn key(entry: &Prefetch) -> WishKey {
     WishKey {
-        owner: "the prefetch list".into(),
+        owner: OWNER.into(),
         part: String::new(),
         image: entry.image.clone(),
         policy: PullPolicy::Always.to_string(),
-    }
-}
-
-/// Gives up what the list holds.
-struct Released<'a> {
-    held: &'a Held,
-    list: &'a [Prefetch],
-}
-
-impl Drop for Released<'_> {
-    fn drop(&mut self) {
-        for entry in self.list {
-            self.held.give_up(&key(entry));
-        }
     }
 }
 
@@ -182,6 +192,7 @@ mod tests {
         backend.offer("a:1", image("sha256:a", 1));
         let hands = Hands {
             manager: Arc::new(Manager::builder(Arc::new(backend.clone())).build()),
+            backend: Arc::new(backend),
             gate: Arc::new(Gate::default()),
             held: Held::default(),
             node: ObjectRef::node("n"),
@@ -200,8 +211,45 @@ mod tests {
                 time::sleep(Duration::from_secs(5)).await;
                 assert_eq!(held.uses().await.unwrap().len(), 1);
             } => {}
-            () = look_after(list, hands) => unreachable!("it runs until dropped"),
+            () = look_after(list, hands.clone(), None) => unreachable!("it runs until dropped"),
+        }
+        assert_eq!(held.uses().await.unwrap().len(), 1, "until another list says otherwise");
+        tokio::select! {
+            biased;
+            () = look_after(Vec::new(), hands, None) => unreachable!("it runs until dropped"),
+            () = time::sleep(Duration::from_secs(1)) => {}
         }
         assert!(held.uses().await.unwrap().is_empty(), "released");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_here_is_held_before_it_is_due_and_when_it_cannot_be_refreshed() {
+        let backend = FakeBackend::new();
+        backend.add_image("a:1", image("sha256:a", 1));
+        backend.add_image("b:1", image("sha256:b", 1));
+        let hands = Hands {
+            manager: Arc::new(Manager::builder(Arc::new(backend.clone())).build()),
+            backend: Arc::new(backend.clone()),
+            gate: Arc::new(Gate::default()),
+            held: Held::default(),
+            node: ObjectRef::node("n"),
+        };
+        let held = hands.held.clone();
+        let never_due = Prefetch {
+            image: "b:1".into(),
+            jitter: Duration::from_secs(1 << 30),
+            ..entry(When::Start, Hold::Keep)
+        };
+        let list = vec![Prefetch { jitter: Duration::ZERO, ..entry(When::Start, Hold::Keep) }, never_due];
+        let first = held.first_look();
+        tokio::select! {
+            biased;
+            () = look_after(list, hands, Some(first)) => unreachable!("it runs until dropped"),
+            () = async {
+                assert_eq!(held.uses().await.unwrap().len(), 2);
+                backend.until(|counts| counts.failed > 0).await;
+                assert_eq!(held.uses().await.unwrap().len(), 2);
+            } => {}
+        }
     }
 }

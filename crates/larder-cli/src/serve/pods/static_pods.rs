@@ -1,7 +1,8 @@
 //! `staticPodPath`: a file or a directory of manifests, watched, as kubelet has it.
 //!
 //! Every file that does not begin with a dot counts, whatever its ending. One that cannot be used is told once, with
-//! file and line; the images of the pods that it had before are released, as those of a file that is gone.
+//! file and line; the images of the pods that it had before are released, as those of a file that is gone. A directory
+//! that cannot be read now, though it may be there, releases nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -14,7 +15,7 @@ use notify::{RecursiveMode, Watcher as _};
 use tokio::sync::mpsc;
 use tokio::time;
 
-use super::wishes::{WishKey, Wishes};
+use super::wishes::{FirstLook, WishKey, Wishes};
 use crate::manifest::{Manifests, Source};
 
 /// How often the directory is read although nobody said that it changed, as in kubelet.
@@ -25,14 +26,15 @@ const SETTLE: Duration = Duration::from_millis(200);
 const NAMESPACE: &str = "default";
 
 /// What the manifests want, and what is wrong with them.
-#[derive(Default)]
 struct Reading {
-    wanted: BTreeMap<WishKey, EnsureRequest>,
+    /// `None`: that cannot be told now.
+    wanted: Option<BTreeMap<WishKey, EnsureRequest>>,
     problems: BTreeSet<String>,
 }
 
-/// Looks after the images of the pods at this path until dropped.
-pub(in crate::serve) async fn look_after(path: PathBuf, mut wishes: Wishes) {
+/// Looks after the images of the pods at this path until dropped; the wishes stay what they are then. `first` is let go
+/// once all that was read first has been looked for.
+pub(in crate::serve) async fn look_after(path: PathBuf, wishes: &mut Wishes, mut first: Option<FirstLook>) {
     let (tell, mut changes) = mpsc::channel(1);
     let _watcher = watch(&path, tell.clone());
     let mut told = BTreeSet::new();
@@ -44,7 +46,11 @@ pub(in crate::serve) async fn look_after(path: PathBuf, mut wishes: Wishes) {
             tracing::warn!("static pods: {problem}");
         }
         told = reading.problems;
-        wishes.set(reading.wanted);
+        let first = first.take();
+        if let Some(wanted) = reading.wanted {
+            wishes.set(wanted, first.as_ref());
+        }
+        drop(first);
         let _ = time::timeout(PERIOD, changes.recv()).await;
         time::sleep(SETTLE).await;
         while changes.try_recv().is_ok() {}
@@ -65,18 +71,19 @@ fn watch(path: &Path, changed: mpsc::Sender<()>) -> Option<notify::RecommendedWa
 }
 
 fn read(path: &Path) -> Reading {
-    let mut reading = Reading::default();
+    let (mut wanted, mut problems) = (BTreeMap::new(), BTreeSet::new());
     let files = match files(path) {
         Ok(files) => files,
         Err(error) => {
-            reading.problems.insert(error.to_string());
-            return reading;
+            problems.insert(error.to_string());
+            let is_gone = error.kind() == io::ErrorKind::NotFound;
+            return Reading { wanted: is_gone.then_some(wanted), problems };
         }
     };
     for file in files {
         let mut manifests = Manifests::default();
         manifests.read(&Source::File(file), NAMESPACE);
-        reading.problems.extend(manifests.problems.iter().map(ToString::to_string));
+        problems.extend(manifests.problems.iter().map(ToString::to_string));
         for workload in manifests.workloads {
             let owner = format!("static pod {}/{}", workload.pod.namespace, workload.pod.name);
             for want in workload.wants {
@@ -92,11 +99,11 @@ fn read(path: &Path) -> Reading {
                     sandbox: Some(SandboxConfig::of(&workload.pod)),
                     ..EnsureRequest::new(want.image, policy, workload.pod.clone())
                 };
-                reading.wanted.insert(key, request);
+                wanted.insert(key, request);
             }
         }
     }
-    reading
+    Reading { wanted: Some(wanted), problems }
 }
 
 /// The manifests: the file itself, or the regular files of a directory that do not begin with a dot.
@@ -108,9 +115,14 @@ fn files(path: &Path) -> io::Result<Vec<PathBuf>> {
     for entry in fs_err::read_dir(path)? {
         let entry = entry?;
         let hidden = entry.file_name().as_encoded_bytes().starts_with(b".");
-        // A link counts as what it leads to.
-        if !hidden && fs_err::metadata(entry.path()).is_ok_and(|found| found.is_file()) {
-            files.push(entry.path());
+        if hidden {
+            continue;
+        }
+        // A link counts as what it leads to, if that is there.
+        match fs_err::metadata(entry.path()) {
+            Ok(found) if found.is_file() => files.push(entry.path()),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            Ok(_) | Err(_) => {}
         }
     }
     files.sort();
@@ -149,7 +161,8 @@ spec:
         let reading = read(folder.path());
         let wanted: Vec<_> = reading
             .wanted
-            .keys()
+            .iter()
+            .flat_map(BTreeMap::keys)
             .map(|key| format!("{} {} {} {}", key.owner, key.part, key.image, key.policy))
             .collect();
         assert_eq!(
@@ -161,7 +174,8 @@ spec:
         );
         assert_eq!(reading.problems.len(), 1, "{:?}", reading.problems);
         assert!(reading.problems.iter().all(|problem| problem.contains("junk.yaml")));
-        assert_eq!(read(&folder.path().join("nowhere")).problems.len(), 1);
+        let nowhere = read(&folder.path().join("nowhere"));
+        assert_eq!((nowhere.problems.len(), nowhere.wanted.map(|wanted| wanted.len())), (1, Some(0)));
     }
 
     #[tokio::test]
@@ -171,14 +185,14 @@ spec:
         backend.offer("a:1", image("sha256:a", 1));
         let manager = Arc::new(Manager::builder(Arc::new(backend.clone())).build());
         let held = Held::default();
-        let wishes = Wishes::new(manager, Arc::new(backend), held.clone());
+        let mut wishes = Wishes::new(manager, Arc::new(backend), held.clone());
         let until = async |count: usize| {
             while held.uses().await.unwrap().len() != count {
                 time::sleep(Duration::from_millis(5)).await;
             }
         };
         tokio::select! {
-            () = look_after(folder.path().to_owned(), wishes) => {}
+            () = look_after(folder.path().to_owned(), &mut wishes, None) => {}
             () = async {
                 fs_err::write(folder.path().join("pod"), POD).unwrap();
                 until(1).await;
@@ -186,5 +200,33 @@ spec:
                 until(0).await;
             } => {}
         }
+    }
+
+    #[tokio::test]
+    async fn a_directory_that_cannot_be_read_now_releases_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = folder.path().join("pods");
+        fs_err::create_dir(&place).unwrap();
+        fs_err::write(place.join("pod"), POD).unwrap();
+        let backend = FakeBackend::new();
+        backend.offer("a:1", image("sha256:a", 1));
+        let manager = Arc::new(Manager::builder(Arc::new(backend.clone())).build());
+        let held = Held::default();
+        let mut wishes = Wishes::new(manager, Arc::new(backend), held.clone());
+        wishes.set(read(&place).wanted.unwrap(), None);
+        while held.uses().await.unwrap().is_empty() {
+            time::sleep(Duration::from_millis(5)).await;
+        }
+        // A link in a circle: an error that is not about what is not there.
+        fs_err::remove_dir_all(&place).unwrap();
+        std::os::unix::fs::symlink("pods", &place).unwrap();
+        let reading = read(&place);
+        assert_eq!(reading.problems.len(), 1);
+        assert!(reading.wanted.is_none(), "nobody knows what is wanted");
+        tokio::select! {
+            () = look_after(place, &mut wishes, None) => {}
+            () = time::sleep(Duration::from_millis(100)) => {}
+        }
+        assert_eq!(held.uses().await.unwrap().len(), 1);
     }
 }

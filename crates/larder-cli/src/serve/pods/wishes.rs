@@ -9,8 +9,10 @@ use async_trait::async_trait;
 use larder::backend::{Backend, ImageSpec};
 use larder::gc::{Found, Use, UseError, UseSource};
 use larder::pull::{EnsureReason, EnsureRequest, Manager};
+use larder::reference;
+use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
-use tokio::time;
+use tokio::time::{self, Instant};
 
 /// How often it is looked whether an image is still there.
 const LOOK: Duration = Duration::from_secs(60);
@@ -30,13 +32,47 @@ pub(crate) struct WishKey {
     pub(crate) policy: String,
 }
 
+/// The longest time for which a collection waits for the first look at what is wanted: a backend that does not answer
+/// must not keep a full disk full.
+const FIRST_LOOK: Duration = Duration::from_secs(10);
+
 /// What is held for whom, by image id: it counts as used.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Held(Arc<Mutex<BTreeMap<WishKey, String>>>);
+pub(crate) struct Held {
+    ids: Arc<Mutex<BTreeMap<WishKey, String>>>,
+    /// While somebody looks for the first time at what is wanted, what is held is not known yet.
+    known: Arc<Mutex<Option<Known>>>,
+}
+
+/// When what is held is known: once the channel is closed, and at the latest then.
+#[derive(Debug, Clone)]
+struct Known(watch::Receiver<()>, Instant);
+
+/// A first look at what is wanted. Once all clones are dropped, what is held is known.
+#[derive(Debug, Clone)]
+pub(crate) struct FirstLook(
+    #[expect(dead_code, reason = "what counts is when it is dropped")] Arc<watch::Sender<()>>,
+);
 
 impl Held {
+    /// From now on, and until the look has ended, who asks what is held waits.
+    pub(crate) fn first_look(&self) -> FirstLook {
+        let (look, ended) = watch::channel(());
+        *lock(&self.known) = Some(Known(ended, Instant::now() + FIRST_LOOK));
+        FirstLook(Arc::new(look))
+    }
+
+    async fn known(&self) {
+        let Some(Known(mut ended, latest)) = lock(&self.known).clone() else { return };
+        // Nothing is ever sent: it changes only by being closed.
+        if time::timeout_at(latest, ended.changed()).await.is_err() {
+            tracing::warn!("it is not known yet which images static pods and the prefetch list want");
+        }
+        *lock(&self.known) = None;
+    }
+
     fn map(&self) -> MutexGuard<'_, BTreeMap<WishKey, String>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.ids)
     }
 
     /// From now on this image is held for that wish.
@@ -44,9 +80,9 @@ impl Held {
         self.map().insert(key, id);
     }
 
-    /// Nothing is held for that wish any more.
-    pub(super) fn give_up(&self, key: &WishKey) {
-        self.map().remove(key);
+    /// Of what this owner holds, only these wishes are held any longer.
+    pub(super) fn keep_only(&self, owner: &str, keys: &[WishKey]) {
+        self.map().retain(|key, _| key.owner != owner || keys.contains(key));
     }
 
     /// The same as [`keep`](Held::keep), if it is a wish still.
@@ -65,9 +101,14 @@ impl Held {
     }
 }
 
+fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 #[async_trait]
 impl UseSource for Held {
     async fn uses(&self) -> Result<Vec<Found>, UseError> {
+        self.known().await;
         let held = self.map();
         let found = held.iter().map(|(key, id)| Found {
             image: id.clone(),
@@ -98,8 +139,9 @@ impl Wishes {
         Wishes { manager, backend, held, tasks: JoinSet::new(), running: BTreeMap::new() }
     }
 
-    /// From now on exactly these are wanted. What was wanted before and still is goes on undisturbed.
-    pub(crate) fn set(&mut self, wanted: BTreeMap<WishKey, EnsureRequest>) {
+    /// From now on exactly these are wanted. What was wanted before and still is goes on undisturbed. `first` is held
+    /// until those that are new have been looked for.
+    pub(crate) fn set(&mut self, wanted: BTreeMap<WishKey, EnsureRequest>, first: Option<&FirstLook>) {
         while self.tasks.try_join_next().is_some() {}
         self.running.retain(|key, wish| {
             let stays = wanted.contains_key(key);
@@ -118,8 +160,11 @@ impl Wishes {
             let (manager, backend) = (Arc::clone(&self.manager), Arc::clone(&self.backend));
             let wish_lives = Arc::new(AtomicBool::new(true));
             let (hands, own, still) = (self.held.clone(), key.clone(), Arc::clone(&wish_lives));
+            let first = first.cloned();
             let task = self.tasks.spawn(async move {
                 let hold = |id: &str| hands.hold(own.clone(), &still, id.to_owned());
+                hold_present(&*backend, &request.image, hold).await;
+                drop(first);
                 keep_present(&manager, &*backend, &request, hold, &own).await;
             });
             self.running.insert(key, Running { task, wanted: wish_lives });
@@ -153,8 +198,21 @@ async fn keep_present(
             }
             Err(error) if error.reason == EnsureReason::InvalidImageName => return,
             // The manager has sent the event.
-            Err(error) => time::sleep(error.retry_in.unwrap_or(RETRY).min(RETRY)).await,
+            Err(error) => {
+                // What could not be refreshed is wanted all the same, whoever brought it.
+                hold_present(backend, &request.image, &hold).await;
+                time::sleep(error.retry_in.unwrap_or(RETRY).min(RETRY)).await;
+            }
         }
+    }
+}
+
+/// Holds an image if it is here, and does nothing to bring it.
+pub(super) async fn hold_present(backend: &dyn Backend, image: &str, hold: impl Fn(&str)) {
+    // Who has no such name will be told when it is to be pulled.
+    let Ok(name) = reference::apply_default_tag(image) else { return };
+    if let Ok(Some(present)) = backend.status(&ImageSpec::named(&name)).await {
+        hold(&present.id);
     }
 }
 
@@ -200,7 +258,7 @@ mod tests {
         let manager = Arc::new(Manager::builder(Arc::new(backend.clone())).build());
         let held = Held::default();
         let mut wishes = Wishes::new(manager, Arc::new(backend.clone()), held.clone());
-        wishes.set(BTreeMap::from([wish("pod x/a", "a:1"), wish("pod x/b", "b:1")]));
+        wishes.set(BTreeMap::from([wish("pod x/a", "a:1"), wish("pod x/b", "b:1")]), None);
         time::sleep(Duration::from_secs(5)).await;
         assert_eq!(held_by(&held).await, ["pod x/b: sha256:b"], "the other one failed");
         time::sleep(Duration::from_secs(20)).await;
@@ -208,9 +266,43 @@ mod tests {
         backend.set_images(Vec::new());
         time::sleep(2 * LOOK).await;
         assert_eq!(backend.images().len(), 2, "brought back");
-        wishes.set(BTreeMap::from([wish("pod x/b", "b:1")]));
+        wishes.set(BTreeMap::from([wish("pod x/b", "b:1")]), None);
         assert_eq!(held_by(&held).await, ["pod x/b: sha256:b"]);
         drop(wishes);
         assert!(held_by(&held).await.is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_image_that_is_here_is_held_although_it_cannot_be_refreshed() {
+        let backend = FakeBackend::new();
+        backend.add_image("a:latest", image("sha256:a", 1));
+        let manager = Arc::new(Manager::builder(Arc::new(backend.clone())).build());
+        let held = Held::default();
+        let mut wishes = Wishes::new(manager, Arc::new(backend.clone()), held.clone());
+        let (key, _) = wish("pod x/a", "a");
+        let request = EnsureRequest::new("a", PullPolicy::Always, Pod::default());
+        wishes.set(BTreeMap::from([(key, request)]), None);
+        backend.until(|counts| counts.failed > 0).await;
+        assert_eq!(held_by(&held).await, ["pod x/a: sha256:a"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_held_is_told_once_all_was_looked_for_or_after_ten_seconds() {
+        let backend = FakeBackend::new();
+        backend.add_image("a:1", image("sha256:a", 1));
+        let manager = Arc::new(Manager::builder(Arc::new(backend.clone())).build());
+        let held = Held::default();
+        let mut wishes = Wishes::new(manager, Arc::new(backend), held.clone());
+        let first = held.first_look();
+        wishes.set(BTreeMap::from([wish("pod x/a", "a:1")]), Some(&first));
+        drop(first);
+        let started = Instant::now();
+        assert_eq!(held_by(&held).await, ["pod x/a: sha256:a"]);
+        assert!(started.elapsed() < Duration::from_secs(1));
+        let _unended = held.first_look();
+        assert_eq!(held_by(&held).await.len(), 1);
+        assert_eq!(started.elapsed().as_secs(), 10);
+        assert_eq!(held_by(&held).await.len(), 1);
+        assert_eq!(started.elapsed().as_secs(), 10, "once");
     }
 }

@@ -146,6 +146,33 @@ fn credentials_of_one_call_serve_that_call_alone_and_are_told_nowhere() {
 }
 
 #[test]
+fn static_pods_are_pulled_with_the_docker_config_of_the_node() {
+    let Some(mut machine) = Machine::new() else { return };
+    let private =
+        Registry::start(RegistryOptions { auth: Auth::Basic, ..RegistryOptions::default() }).unwrap();
+    Image::small(1, 10_000).push(&private, "shop/web:1").unwrap();
+    let image = private.image("shop/web:1");
+    let entry = serde_json::json!({"auths": {private.address(): {
+        "username": larder_testkit::peers::registry::USER,
+        "password": larder_testkit::peers::registry::PASSWORD,
+    }}});
+    let (docker, pods) = (machine.home.path().join(".docker"), machine.home.path().join("pods"));
+    fs_err::create_dir(&docker).unwrap();
+    fs_err::write(docker.join("config.json"), entry.to_string()).unwrap();
+    fs_err::create_dir(&pods).unwrap();
+    let pod = serde_json::json!({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "web"},
+        "spec": {"containers": [{"name": "web", "image": image}]}});
+    fs_err::write(pods.join("web.json"), pod.to_string()).unwrap();
+    machine.serve_with(&["--pod-manifest-path", &pods.to_string_lossy()]);
+    wait_until("the image of the static pod is here", || {
+        machine.larder(&["images"]).expect(0).stdout.contains("shop/web")
+    });
+    let daemon = machine.stop();
+    let all = format!("{}{}", daemon.stdout, daemon.stderr);
+    assert!(!all.contains(larder_testkit::peers::registry::PASSWORD), "{all}");
+}
+
+#[test]
 fn events_are_told_again_and_followed() {
     let Some(machine) = Machine::serving() else { return };
     let web = machine.push(1, "shop/web:1");

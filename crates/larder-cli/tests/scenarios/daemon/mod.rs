@@ -58,9 +58,13 @@ impl Machine {
     }
 
     fn serve(&mut self) {
+        self.serve_with(&[]);
+    }
+
+    fn serve_with(&mut self, flags: &[&str]) {
         // Whatever else is on the disk of the tests is not to start a collection.
         let never = ["--image-gc-high-threshold", "100", "--metrics-address", ""];
-        self.daemon = Some(self.start(&[&["serve"][..], &never].concat()));
+        self.daemon = Some(self.start(&[&["serve"][..], &never, flags].concat()));
         wait_until("the daemon listens, and says where", || {
             self.root().join("daemon").exists() && UnixStream::connect(self.socket()).is_ok()
         });

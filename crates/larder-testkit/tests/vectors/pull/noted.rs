@@ -55,6 +55,8 @@ impl PullMetrics for Labels {
     }
 
     fn image_pulled(&self, _size_bytes: u64, _duration: Duration) {}
+
+    fn image_came(&self, _size_bytes: u64) {}
 }
 
 /// Counts started and finished marks.

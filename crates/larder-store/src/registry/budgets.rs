@@ -1,0 +1,75 @@
+//! The budgets of all hosts that were asked lately. A client may name any number of hosts; only so many are remembered.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use super::budget::Budget;
+
+/// How many hosts are remembered, unless more are in use at once.
+const MAX_BUDGETS: usize = 256;
+
+/// By scheme, host and port.
+#[derive(Debug, Default)]
+pub(super) struct Budgets(HashMap<String, Used>);
+
+#[derive(Debug)]
+struct Used {
+    budget: Arc<Budget>,
+    last: Instant,
+}
+
+impl Budgets {
+    /// The budget of a host, a new one where none is remembered. Another host may be forgotten for it: the one that was
+    /// not used for the longest time, and one that asked to wait only after all others.
+    pub(super) fn of(&mut self, origin: String, now: Instant, new: impl FnOnce() -> Budget) -> Arc<Budget> {
+        if !self.0.contains_key(&origin) && self.0.len() >= MAX_BUDGETS {
+            self.forget_one(now);
+        }
+        let used = self.0.entry(origin).or_insert_with(|| Used { budget: Arc::new(new()), last: now });
+        used.last = now;
+        Arc::clone(&used.budget)
+    }
+
+    /// All that are remembered.
+    pub(super) fn all(&self) -> Vec<Arc<Budget>> {
+        self.0.values().map(|used| Arc::clone(&used.budget)).collect()
+    }
+
+    fn forget_one(&mut self, now: Instant) {
+        // Who has a budget in hand goes on with it, and nobody else may begin a second one beside it.
+        let idle =
+            self.0.iter().filter(|(_, used)| Arc::strong_count(&used.budget) == 1 && used.budget.is_idle());
+        let oldest = idle.min_by_key(|(_, used)| (used.budget.held_until(now).is_some(), used.last));
+        if let Some(origin) = oldest.map(|(origin, _)| origin.clone()) {
+            self.0.remove(&origin);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn hosts_that_are_not_used_are_forgotten_and_those_that_asked_to_wait_last() {
+        let (mut budgets, start) = (Budgets::default(), Instant::now());
+        let mut of = |host: &str, seconds: u64| {
+            budgets.of(host.to_owned(), start + Duration::from_secs(seconds), || Budget::new(host, 4))
+        };
+        let in_use = of("used", 0);
+        of("slow down", 1).hold(start, Duration::from_secs(800));
+        let before = of("idle", 2).load(start).host;
+        assert_eq!(before, "idle");
+        for n in 0..1000 {
+            of(&format!("host {n}"), 3);
+        }
+        assert!(Arc::ptr_eq(&of("used", 4), &in_use));
+        assert!(of("slow down", 4).held_until(start).is_some(), "it would be asked too soon");
+        assert_eq!(budgets.all().len(), MAX_BUDGETS);
+        assert!(!budgets.0.contains_key("idle"));
+    }
+}

@@ -1,0 +1,92 @@
+//! Removals whose caller goes away: they go on to their end, the gate stays closed until then, and they are written down.
+
+use std::future::poll_fn;
+use std::io;
+use std::pin::pin;
+use std::sync::{Arc, Mutex};
+use std::task::Poll;
+use std::time::Duration;
+
+use larder::backend::{Backend as _, ImageSpec};
+use larder::gc::{Entry, Gate, GcPolicy, History};
+use larder::pod::Pod;
+use larder::pull::{EnsureRequest, ManagedBackend, Manager, Outcome, PullPolicy};
+use tokio::time::sleep;
+
+use crate::world::World;
+
+const SLOW: Duration = Duration::from_secs(5);
+const LEASE: Duration = Duration::from_secs(600);
+
+#[derive(Default)]
+struct Journal(Mutex<Vec<Entry>>);
+
+impl History for Journal {
+    fn record(&self, entry: &Entry) -> io::Result<()> {
+        self.0.lock().expect("no test panics with it").push(entry.clone());
+        Ok(())
+    }
+}
+
+fn world() -> World {
+    let world = World::new(100);
+    world.have("a:1", &[("l", 10)]);
+    world
+}
+
+/// Polls a future until something happens, and lets it go.
+async fn abandon<T>(work: impl Future<Output = T>, until: impl Fn() -> bool) {
+    let mut work = pin!(work);
+    poll_fn(|context| {
+        assert!(work.as_mut().poll(context).is_pending(), "it was to be abandoned");
+        if until() {
+            return Poll::Ready(());
+        }
+        context.waker().wake_by_ref();
+        Poll::Pending
+    })
+    .await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_collection_that_is_abandoned_ends_the_removal_it_began() {
+    for slow in [SLOW, Duration::ZERO] {
+        let world = world();
+        let (gate, journal) = (Arc::new(Gate::default()), Arc::new(Journal::default()));
+        let policy = GcPolicy { minimum_age: Duration::ZERO, ..GcPolicy::default() };
+        let collector = world.collector().policy(policy).gate(gate.clone()).history(journal.clone()).build();
+        let manager = Manager::builder(Arc::new(world.clone())).lease(gate, LEASE).build();
+        world.advance(1000);
+        if slow.is_zero() {
+            // It is gone already, and its room is waited for.
+            world.frees_after(SLOW);
+            abandon(collector.delete_unused(), || !world.removals().is_empty()).await;
+        } else {
+            world.removes_slowly(slow);
+            abandon(collector.delete_unused(), || world.state().removing).await;
+        }
+        let request = EnsureRequest::new("a:1", PullPolicy::IfNotPresent, Pod::default());
+        let ensured = manager.ensure(&request).await.unwrap();
+        assert!(matches!(ensured.outcome, Outcome::Pulled { .. }), "{ensured:?}");
+        sleep(2 * SLOW).await;
+        assert!(world.state().present.contains("a:1"), "it is leased");
+        assert_eq!(collector.counts().space, 1);
+        let journal = journal.0.lock().unwrap();
+        assert_eq!(journal.iter().map(|entry| &*entry.id).collect::<Vec<_>>(), ["sha256:a:1"]);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_removal_over_cri_that_is_abandoned_goes_on_behind_the_closed_gate() {
+    let world = world();
+    let gate = Arc::new(Gate::default());
+    let manager = Arc::new(Manager::builder(Arc::new(world.clone())).lease(gate, LEASE).build());
+    let cri = ManagedBackend::new(manager.clone());
+    world.removes_slowly(SLOW);
+    abandon(cri.remove(&ImageSpec::named("a:1")), || world.state().removing).await;
+    let request = EnsureRequest::new("a:1", PullPolicy::IfNotPresent, Pod::default());
+    let ensured = manager.ensure(&request).await.unwrap();
+    assert!(matches!(ensured.outcome, Outcome::Pulled { .. }), "{ensured:?}");
+    sleep(2 * SLOW).await;
+    assert!(world.state().present.contains("a:1"), "it is leased");
+}
