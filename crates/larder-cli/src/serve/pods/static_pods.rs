@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -37,18 +38,25 @@ struct Reading {
 pub(in crate::serve) async fn look_after(path: PathBuf, wishes: &mut Wishes, mut first: Option<FirstLook>) {
     let (tell, mut changes) = mpsc::channel(1);
     let _watcher = watch(&path, tell.clone());
-    let mut told = BTreeSet::new();
+    let (mut told, mut before) = (BTreeSet::new(), None);
     loop {
-        let of = path.clone();
+        let (of, known) = (path.clone(), before.take());
         // It fails only when the runtime stops.
-        let Ok(reading) = tokio::task::spawn_blocking(move || read(&of)).await else { return };
-        for problem in reading.problems.difference(&told) {
-            tracing::warn!("static pods: {problem}");
-        }
-        told = reading.problems;
+        let Ok((state, reading)) =
+            tokio::task::spawn_blocking(move || read_if_new(&of, known.as_ref())).await
+        else {
+            return;
+        };
+        before = state;
         let first = first.take();
-        if let Some(wanted) = reading.wanted {
-            wishes.set(wanted, first.as_ref());
+        if let Some(Reading { wanted, problems }) = reading {
+            for problem in problems.difference(&told) {
+                tracing::warn!("static pods: {problem}");
+            }
+            told = problems;
+            if let Some(wanted) = wanted {
+                wishes.set(wanted, first.as_ref());
+            }
         }
         drop(first);
         let _ = time::timeout(PERIOD, changes.recv()).await;
@@ -59,15 +67,35 @@ pub(in crate::serve) async fn look_after(path: PathBuf, wishes: &mut Wishes, mut
 
 /// Tells when something in the directory changes. Without it, changes are seen with the next reading.
 fn watch(path: &Path, changed: mpsc::Sender<()>) -> Option<notify::RecommendedWatcher> {
-    let tell = move |_| {
-        // One change that waits is as good as many.
-        let _ = changed.try_send(());
+    let tell = move |event: notify::Result<notify::Event>| {
+        // That somebody reads is no change: larder itself does.
+        if !event.is_ok_and(|event| event.kind.is_access()) {
+            // One change that waits is as good as many.
+            let _ = changed.try_send(());
+        }
     };
     let watched = notify::recommended_watcher(tell).and_then(|mut watcher| {
         watcher.watch(path, RecursiveMode::NonRecursive)?;
         Ok(watcher)
     });
     watched.inspect_err(|error| tracing::info!("static pods: not watched, only read: {error}")).ok()
+}
+
+/// What tells one state of the manifests from another: of each file its name, inode, size and time.
+type State = Vec<(PathBuf, u64, u64, i64, i64)>;
+
+/// Reads the manifests, unless they are as they were.
+fn read_if_new(path: &Path, before: Option<&State>) -> (Option<State>, Option<Reading>) {
+    let state = files(path).ok().and_then(|files| files.into_iter().map(state_of).collect::<Option<State>>());
+    if state.is_some() && state.as_ref() == before {
+        return (state, None);
+    }
+    (state, Some(read(path)))
+}
+
+fn state_of(file: PathBuf) -> Option<(PathBuf, u64, u64, i64, i64)> {
+    let found = fs_err::metadata(&file).ok()?;
+    Some((file, found.ino(), found.len(), found.mtime(), found.mtime_nsec()))
 }
 
 fn read(path: &Path) -> Reading {
@@ -176,6 +204,18 @@ spec:
         assert!(reading.problems.iter().all(|problem| problem.contains("junk.yaml")));
         let nowhere = read(&folder.path().join("nowhere"));
         assert_eq!((nowhere.problems.len(), nowhere.wanted.map(|wanted| wanted.len())), (1, Some(0)));
+    }
+
+    #[test]
+    fn manifests_that_are_as_they_were_are_not_read_again() {
+        let folder = tempfile::tempdir().unwrap();
+        fs_err::write(folder.path().join("pod"), POD).unwrap();
+        let (state, first) = read_if_new(folder.path(), None);
+        assert!(first.is_some());
+        let (state, again) = read_if_new(folder.path(), state.as_ref());
+        assert!(again.is_none());
+        fs_err::write(folder.path().join("pod"), "a: [").unwrap();
+        assert!(read_if_new(folder.path(), state.as_ref()).1.is_some(), "another size");
     }
 
     #[tokio::test]
