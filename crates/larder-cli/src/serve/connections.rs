@@ -147,6 +147,8 @@ impl Connections {
             .http2()
             .timer(TokioTimer::new())
             .max_concurrent_streams(CALLS_PER_CONNECTION)
+            // The count is for the life of a connection, and kubelet's lasts for months: callers that give up are no attack.
+            .max_local_error_reset_streams(None)
             .keep_alive_interval(ALIVE.0)
             .keep_alive_timeout(ALIVE.1);
         let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
