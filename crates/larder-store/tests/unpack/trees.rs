@@ -312,3 +312,21 @@ fn names(tree: &Tree) -> Vec<String> {
         })
         .collect()
 }
+
+/// Links to a link whose own name is replaced, as is that of the file itself: what is left keeps its record.
+#[test]
+fn a_link_outlives_the_link_and_the_file_that_it_was_made_from() {
+    let layers: [&[Entry]; 3] = [
+        &[Entry::file("c", "new"), Entry::file("a/c", "newer")],
+        &[Entry::file("a", "no directory"), Entry::dir("c")],
+        &[Entry::file("c", "new")],
+    ];
+    for replacing in layers {
+        let first = [Entry::file("a/c", "old"), Entry::hard_link("c", "a/c"), Entry::hard_link("b", "c")];
+        let archive = Archive::new().extend(first.into_iter().chain(replacing.iter().cloned())).finish();
+        let layer = Layer::new();
+        layer.unpack_with(&archive, &archive, &Options::default()).unwrap();
+        assert_eq!(fs_err::read(layer.root().join("b")).unwrap(), b"old");
+        assert_eq!(layer.damage(), []);
+    }
+}

@@ -32,7 +32,7 @@ impl Writer<'_> {
         let manifest_error = |error| UnpackError::file("write the layer manifest", target.files, error);
         manifest.finish().map_err(manifest_error)?;
         if !void.is_empty() {
-            let mut survivors = Survivors { void: &void, orphans: HashMap::new() };
+            let mut survivors = Survivors { void: &void, orphans: HashMap::new(), stood_for: HashMap::new() };
             files::rewrite(target.files, |number, record| survivors.keep(number, record), &[])
                 .map_err(|cause| UnpackError::Manifest { path: target.files.to_owned(), cause })?;
         }
@@ -160,8 +160,19 @@ fn directory_entry(path: &[u8], meta: DirMeta) -> Entry {
 struct Survivors<'a> {
     /// Replaced paths, and the number of the first record that this leaves alone.
     void: &'a HashMap<Vec<u8>, u64>,
-    /// Files whose record went, by path: other names of theirs may be left, the first of which takes its place.
-    orphans: HashMap<Vec<u8>, (Record, Option<Vec<u8>>)>,
+    /// Files whose record went, by its number: other names of theirs may be left, the first of which takes its place.
+    orphans: HashMap<u64, (Record, Option<Vec<u8>>)>,
+    /// What names that went, of files and of hard links, stood for when they did.
+    stood_for: HashMap<Vec<u8>, Root>,
+}
+
+/// The record that hard links lead to.
+#[derive(Clone)]
+enum Root {
+    /// It stays, under this path.
+    Stays(Vec<u8>),
+    /// It went.
+    Orphan(u64),
 }
 
 impl Survivors<'_> {
@@ -170,11 +181,23 @@ impl Survivors<'_> {
         match &record.kind {
             // Directories are recorded last, when all that was replaced is gone.
             RecordKind::Directory { .. } => Some(record),
-            RecordKind::HardLink { target } if self.is_void(target, number) => {
+            RecordKind::HardLink { target } => {
+                let root = if self.is_void(target, number) {
+                    self.stood_for.get(target)?.clone()
+                } else {
+                    Root::Stays(target.clone())
+                };
                 if gone {
+                    self.stood_for.insert(record.path, root);
                     return None;
                 }
-                let (file, name) = self.orphans.get_mut(target)?;
+                let number = match root {
+                    Root::Stays(target) => {
+                        return Some(Record { kind: RecordKind::HardLink { target }, ..record });
+                    }
+                    Root::Orphan(number) => number,
+                };
+                let (file, name) = self.orphans.get_mut(&number)?;
                 if let Some(name) = name {
                     return Some(Record { kind: RecordKind::HardLink { target: name.clone() }, ..record });
                 }
@@ -182,7 +205,8 @@ impl Survivors<'_> {
                 Some(Record { path: record.path, ..file.clone() })
             }
             _ if gone => {
-                self.orphans.insert(record.path.clone(), (record, None));
+                self.stood_for.insert(record.path.clone(), Root::Orphan(number));
+                self.orphans.insert(number, (record, None));
                 None
             }
             _ => Some(record),
