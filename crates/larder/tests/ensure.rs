@@ -228,11 +228,11 @@ impl PullRecords for Noted {
         Ok(false)
     }
 
-    fn record_pull_intent(&self, _image: &str) -> Result<(), RecordsError> {
+    async fn record_pull_intent(&self, _image: &str) -> Result<(), RecordsError> {
         Ok(())
     }
 
-    fn record_image_pulled(&self, _image: &str, _image_ref: &str, credentials: &RecordedCredentials) {
+    async fn record_image_pulled(&self, _image: &str, _image_ref: &str, credentials: &RecordedCredentials) {
         self.0.lock().expect("no test panics with it").push(credentials.clone());
     }
 

@@ -12,6 +12,7 @@ mod docker_config;
 mod gc;
 mod keyring;
 mod pull;
+mod records;
 mod references;
 mod runtime_client;
 mod runtime_service;
@@ -37,6 +38,7 @@ const ROOMS: &[Room] = &[
     gc::room,
     keyring::room,
     pull::room,
+    records::room,
     references::room,
     runtime_client::room,
     runtime_service::room,

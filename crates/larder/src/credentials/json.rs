@@ -318,7 +318,7 @@ pub(super) fn push_fields(json: &mut String, fields: &[(&str, &str)]) {
 }
 
 /// Appends a string as Go writes it: what is special in HTML and JavaScript is escaped too.
-fn push_string(json: &mut String, text: &str) {
+pub(crate) fn push_string(json: &mut String, text: &str) {
     json.push('"');
     for c in text.chars() {
         match c {

@@ -17,7 +17,7 @@ mod config_file;
 mod credential;
 mod docker_config;
 mod hash;
-mod json;
+pub(crate) mod json;
 mod keyring;
 mod matching;
 mod node_files;

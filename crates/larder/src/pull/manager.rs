@@ -186,7 +186,7 @@ impl Manager {
             return Ok(present);
         }
         let credentials = lookup.into_inner().await.map_err(|error| EnsureError::free(&error))?;
-        let intent = Intent::record(self.records.as_deref(), request)?;
+        let intent = Intent::record(self.records.as_deref(), request).await?;
         self.check_backoff(request)?;
         self.pull(request, spec, credentials, intent).await
     }
@@ -319,7 +319,8 @@ impl Manager {
             Err(error) => return Err(self.pull_failed(request, &landed, error)),
         };
         self.finished_pulling(request);
-        intent.pulled(&pulled.image_ref, &RecordedCredentials::of(landed.credential_of(&job.credentials)));
+        let used = RecordedCredentials::of(landed.credential_of(&job.credentials));
+        intent.pulled(&pulled.image_ref, &used).await;
         let size_bytes = landed.result.size_bytes;
         // Who joined a pull under way waited less than it took.
         let pull_duration = landed.result.duration.min(total_duration);
@@ -421,10 +422,13 @@ struct Intent<'a> {
 }
 
 impl<'a> Intent<'a> {
-    fn record(records: Option<&'a dyn PullRecords>, request: &'a EnsureRequest) -> Result<Self, EnsureError> {
+    async fn record(
+        records: Option<&'a dyn PullRecords>,
+        request: &'a EnsureRequest,
+    ) -> Result<Self, EnsureError> {
         let image = request.image.as_str();
         if let Some(records) = records {
-            records.record_pull_intent(image).map_err(|error| {
+            records.record_pull_intent(image).await.map_err(|error| {
                 let message = format!(
                     "Failed to record image pull intent for container image {}: {error}",
                     gotext::quote(image)
@@ -435,9 +439,9 @@ impl<'a> Intent<'a> {
         Ok(Intent { records, image })
     }
 
-    fn pulled(mut self, image_ref: &str, credentials: &RecordedCredentials) {
+    async fn pulled(mut self, image_ref: &str, credentials: &RecordedCredentials) {
         if let Some(records) = self.records.take() {
-            records.record_image_pulled(self.image, image_ref, credentials);
+            records.record_image_pulled(self.image, image_ref, credentials).await;
         }
     }
 }

@@ -116,13 +116,13 @@ impl PullRecords for Records {
         }
     }
 
-    fn record_pull_intent(&self, image: &str) -> Result<(), RecordsError> {
+    async fn record_pull_intent(&self, image: &str) -> Result<(), RecordsError> {
         self.note(json!({"call": "RecordPullIntent", "image": image}));
         let (_, error) = &*locked(&self.answers);
         error.clone().map_or(Ok(()), |text| Err(RecordsError(text)))
     }
 
-    fn record_image_pulled(&self, image: &str, image_ref: &str, credentials: &RecordedCredentials) {
+    async fn record_image_pulled(&self, image: &str, image_ref: &str, credentials: &RecordedCredentials) {
         let credentials = match credentials {
             RecordedCredentials::NodePodsAccessible => json!({"nodePodsAccessible": true}),
             RecordedCredentials::Secret(at, hash) => json!({"kubernetesSecrets": [

@@ -1,10 +1,40 @@
-//! Who may use an image that is already here: the door to the pull records.
+//! Who may use an image that is already here.
 //!
 //! With records, a present image is handed out only to pods that could have pulled it (kubelet's gate
-//! `KubeletEnsureSecretPulledImages`). A [`Manager`](crate::pull::Manager) without them behaves as with that gate
-//! off. The records on disk come in a later release; this trait is where they plug in.
+//! `KubeletEnsureSecretPulledImages`). A [`Manager`](crate::pull::Manager) without them behaves as with that gate off.
+//!
+//! ```text
+//! check:  memory -> (before a no) folder -> known -> verification -> yes, or pull
+//! change: writer -> merge -> folder (durable) -> memory
+//! ```
+//!
+//! [`ImageRecords`] keeps them in a folder, in kubelet's own format: a kubelet can take the folder over, and the reverse.
+//! Read [`ImageRecords::check`] first.
+//!
+//! Promises: a pull starts when its intent is durable, and ends when its record is; whatever dies in between, nobody is
+//! granted an image that he did not show credentials for.
+
+mod document;
+mod folder;
+mod in_flight;
+mod keeper;
+mod known;
+mod memory;
+mod merge;
+mod utc;
+mod verification;
+mod writer;
 
 use async_trait::async_trait;
+
+pub use document::{Access, Decoded, DocumentError, PullIntent, PulledRecord, RecordedSecret, file_name};
+pub use folder::{Step, Witness};
+pub use keeper::{CheckResult, ImageRecords, OpenError, PodLookup};
+pub use known::LEARNED_SECRETS;
+pub use memory::MEMORY_BYTES;
+pub use merge::merge;
+pub use utc::Utc;
+pub use verification::{Verification, VerificationError};
 
 use crate::credentials::{Credential, LazyLookup, SecretCoordinates, ServiceAccountCoordinates, Source};
 
@@ -20,11 +50,12 @@ pub trait PullRecords: Send + Sync {
         credentials: &mut LazyLookup<'_>,
     ) -> Result<bool, RecordsError>;
 
-    /// A pull of `image` is about to start. Closed by one of the next two calls, on every path.
-    fn record_pull_intent(&self, image: &str) -> Result<(), RecordsError>;
+    /// A pull of `image` is about to start; it must not before this returns. Closed by one of the next two calls, on
+    /// every path; not if this fails, or is dropped.
+    async fn record_pull_intent(&self, image: &str) -> Result<(), RecordsError>;
 
-    /// The pull of `image` succeeded.
-    fn record_image_pulled(&self, image: &str, image_ref: &str, credentials: &RecordedCredentials);
+    /// The pull of `image` succeeded. Counts once this was polled, also if it is dropped then.
+    async fn record_image_pulled(&self, image: &str, image_ref: &str, credentials: &RecordedCredentials);
 
     /// The pull of `image` did not succeed.
     fn record_image_pull_failed(&self, image: &str);

@@ -1,0 +1,418 @@
+//! The two documents of the records, in kubelet's own format (`kubelet.config.k8s.io/v1beta1`).
+//!
+//! Reading is strict: an unknown or repeated field, another case, another kind is an error, as in kubelet. `v1alpha1` is
+//! read as well. What is written is one line, with fields and keys in kubelet's order and Go's escapes.
+
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::fmt;
+use std::fmt::Write as _;
+
+use serde::Deserialize;
+use serde::de::{self, Deserializer, MapAccess, Visitor};
+use sha2::{Digest as _, Sha256};
+
+use super::utc::Utc;
+use crate::credentials::json::push_string;
+use crate::credentials::{SecretCoordinates, ServiceAccountCoordinates};
+
+const VERSION: &str = "kubelet.config.k8s.io/v1beta1";
+const OLDER_VERSION: &str = "kubelet.config.k8s.io/v1alpha1";
+const INTENT: &str = "ImagePullIntent";
+const PULLED: &str = "ImagePulledRecord";
+
+/// A pull is running, or was cut off.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PullIntent {
+    /// The image as requested.
+    pub image: String,
+}
+
+/// Who may use an image.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct PulledRecord {
+    /// When something in it last changed; `None` where a file does not say.
+    pub last_updated: Option<Utc>,
+    /// The runtime's id of the image.
+    pub image_ref: String,
+    /// Who may use it under which name: the text of pods without tag and digest.
+    pub names: BTreeMap<String, Access>,
+}
+
+/// Who may use an image under one name.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Access {
+    /// Whoever holds one of these pull secrets.
+    pub secrets: Vec<RecordedSecret>,
+    /// Whoever runs as one of these.
+    pub service_accounts: Vec<ServiceAccountCoordinates>,
+    /// Every pod on the node.
+    pub node_pods: bool,
+}
+
+impl Access {
+    /// Every pod on the node.
+    pub fn node() -> Access {
+        Access { node_pods: true, ..Access::default() }
+    }
+
+    /// Whether it names nobody.
+    pub fn is_empty(&self) -> bool {
+        !self.node_pods && self.secrets.is_empty() && self.service_accounts.is_empty()
+    }
+}
+
+/// A pull secret that an image was pulled with. Its hash is left out of `Debug`: short passwords can be guessed from it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct RecordedSecret {
+    /// Where it is.
+    pub at: SecretCoordinates,
+    /// [Hash](crate::credentials::hash) of what it held.
+    pub hash: String,
+}
+
+impl fmt::Debug for RecordedSecret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RecordedSecret").field("at", &self.at).finish_non_exhaustive()
+    }
+}
+
+/// Why a text is no record.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum DocumentError {
+    /// Not JSON of this shape.
+    #[error("line {line}, column {column}: not a record: {what}")]
+    Shape {
+        /// From 1.
+        line: usize,
+        /// From 1.
+        column: usize,
+        /// What is wrong.
+        what: &'static str,
+    },
+    /// Of another kind, or of none.
+    #[error("kind {0:?} is not the one that belongs here")]
+    Kind(String),
+    /// Of another version, maybe a later one.
+    #[error("apiVersion {0:?} is not known here; only {VERSION} and {OLDER_VERSION} are")]
+    Version(String),
+    /// `lastUpdatedTime` is no time.
+    #[error("lastUpdatedTime is not a time like 2024-10-21T12:26:40Z")]
+    Time,
+}
+
+/// A document, and whether it has the version that is written today.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Decoded<T> {
+    /// What it says.
+    pub document: T,
+    /// Whether it need not be written anew.
+    pub current_version: bool,
+}
+
+/// The file of an intent (by image as requested) or of a record (by image id).
+pub fn file_name(key: &str) -> String {
+    let mut name = String::from("sha256-");
+    for byte in Sha256::digest(key) {
+        let _ = write!(name, "{byte:02x}");
+    }
+    name
+}
+
+impl PullIntent {
+    /// Reads the text of a file.
+    pub fn decode(text: &[u8]) -> Result<Decoded<PullIntent>, DocumentError> {
+        let read: IntentText = serde_json::from_slice(text).map_err(|error| shape(&error))?;
+        let current_version = check_version(&read.kind, INTENT, &read.api_version)?;
+        Ok(Decoded { document: PullIntent { image: read.image }, current_version })
+    }
+
+    /// The text of its file.
+    pub fn encode(&self) -> String {
+        let mut text = head(INTENT);
+        text.push_str(",\"image\":");
+        push_string(&mut text, &self.image);
+        text.push_str("}\n");
+        text
+    }
+}
+
+impl PulledRecord {
+    /// Reads the text of a file.
+    pub fn decode(text: &[u8]) -> Result<Decoded<PulledRecord>, DocumentError> {
+        let read: RecordText = serde_json::from_slice(text).map_err(|error| shape(&error))?;
+        let current_version = check_version(&read.kind, PULLED, &read.api_version)?;
+        let last_updated =
+            read.last_updated_time.map(|time| Utc::parse(&time).ok_or(DocumentError::Time)).transpose()?;
+        let names = read.credential_mapping.unwrap_or_default().0;
+        let names = names.into_iter().map(|(name, access)| (name, access.into())).collect();
+        Ok(Decoded {
+            document: PulledRecord { last_updated, image_ref: read.image_ref, names },
+            current_version,
+        })
+    }
+
+    /// The text of its file.
+    pub fn encode(&self) -> String {
+        let mut text = head(PULLED);
+        text.push_str(",\"lastUpdatedTime\":");
+        match self.last_updated {
+            Some(time) => push_string(&mut text, &time.to_string()),
+            None => text.push_str("null"),
+        }
+        text.push_str(",\"imageRef\":");
+        push_string(&mut text, &self.image_ref);
+        if !self.names.is_empty() {
+            text.push_str(",\"credentialMapping\":{");
+            push_list(&mut text, &self.names, |text, (name, access)| {
+                push_string(text, name);
+                text.push(':');
+                push_access(text, access);
+            });
+            text.push('}');
+        }
+        text.push_str("}\n");
+        text
+    }
+}
+
+fn head(kind: &str) -> String {
+    format!("{{\"kind\":\"{kind}\",\"apiVersion\":\"{VERSION}\"")
+}
+
+fn push_access(text: &mut String, access: &Access) {
+    text.push('{');
+    if !access.secrets.is_empty() {
+        text.push_str("\"kubernetesSecrets\":[");
+        push_list(text, &access.secrets, |text, RecordedSecret { at, hash }| {
+            push_object(
+                text,
+                &[
+                    ("uid", &at.uid),
+                    ("namespace", &at.namespace),
+                    ("name", &at.name),
+                    ("credentialHash", hash),
+                ],
+            );
+        });
+        text.push(']');
+    }
+    if !access.service_accounts.is_empty() {
+        text.push_str(if text.ends_with('{') { "" } else { "," });
+        text.push_str("\"kubernetesServiceAccounts\":[");
+        push_list(text, &access.service_accounts, |text, at| {
+            push_object(text, &[("uid", &at.uid), ("namespace", &at.namespace), ("name", &at.name)]);
+        });
+        text.push(']');
+    }
+    if access.node_pods {
+        text.push_str(if text.ends_with('{') { "" } else { "," });
+        text.push_str("\"nodePodsAccessible\":true");
+    }
+    text.push('}');
+}
+
+fn push_list<T>(text: &mut String, items: impl IntoIterator<Item = T>, push: impl Fn(&mut String, T)) {
+    for (number, item) in items.into_iter().enumerate() {
+        if number > 0 {
+            text.push(',');
+        }
+        push(text, item);
+    }
+}
+
+/// All fields, the empty ones too.
+fn push_object(text: &mut String, fields: &[(&str, &str)]) {
+    text.push('{');
+    push_list(text, fields, |text, (name, value)| {
+        push_string(text, name);
+        text.push(':');
+        push_string(text, value);
+    });
+    text.push('}');
+}
+
+/// Serde's texts may quote what is there, and so only the place is told.
+fn shape(error: &serde_json::Error) -> DocumentError {
+    let what = match error.classify() {
+        serde_json::error::Category::Eof => "it ends too early",
+        serde_json::error::Category::Data => {
+            "a field that is unknown, missing, repeated or of the wrong type"
+        }
+        serde_json::error::Category::Syntax | serde_json::error::Category::Io => "not JSON",
+    };
+    DocumentError::Shape { line: error.line(), column: error.column(), what }
+}
+
+fn check_version(kind: &str, expected: &str, version: &str) -> Result<bool, DocumentError> {
+    if kind != expected {
+        return Err(DocumentError::Kind(kind.to_owned()));
+    }
+    match version {
+        VERSION => Ok(true),
+        OLDER_VERSION => Ok(false),
+        other => Err(DocumentError::Version(other.to_owned())),
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct IntentText {
+    #[serde(default, deserialize_with = "or_null")]
+    kind: String,
+    #[serde(default, deserialize_with = "or_null")]
+    api_version: String,
+    #[serde(default, deserialize_with = "or_null")]
+    image: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct RecordText {
+    #[serde(default, deserialize_with = "or_null")]
+    kind: String,
+    #[serde(default, deserialize_with = "or_null")]
+    api_version: String,
+    last_updated_time: Option<String>,
+    #[serde(default, deserialize_with = "or_null")]
+    image_ref: String,
+    credential_mapping: Option<Names>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, rename_all = "camelCase", default)]
+struct AccessText {
+    kubernetes_secrets: Option<Vec<SecretText>>,
+    kubernetes_service_accounts: Option<Vec<AccountText>>,
+    node_pods_accessible: Option<bool>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase", default)]
+#[derive(Default)]
+struct SecretText {
+    #[serde(deserialize_with = "or_null")]
+    uid: String,
+    #[serde(deserialize_with = "or_null")]
+    namespace: String,
+    #[serde(deserialize_with = "or_null")]
+    name: String,
+    #[serde(deserialize_with = "or_null")]
+    credential_hash: String,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, rename_all = "camelCase", default)]
+struct AccountText {
+    #[serde(deserialize_with = "or_null")]
+    uid: String,
+    #[serde(deserialize_with = "or_null")]
+    namespace: String,
+    #[serde(deserialize_with = "or_null")]
+    name: String,
+}
+
+impl From<AccessText> for Access {
+    fn from(text: AccessText) -> Access {
+        let secret = |SecretText { uid, namespace, name, credential_hash }| RecordedSecret {
+            at: SecretCoordinates { uid, namespace, name },
+            hash: credential_hash,
+        };
+        let account =
+            |AccountText { uid, namespace, name }| ServiceAccountCoordinates { uid, namespace, name };
+        Access {
+            secrets: text.kubernetes_secrets.unwrap_or_default().into_iter().map(secret).collect(),
+            service_accounts: text
+                .kubernetes_service_accounts
+                .unwrap_or_default()
+                .into_iter()
+                .map(account)
+                .collect(),
+            node_pods: text.node_pods_accessible.unwrap_or_default(),
+        }
+    }
+}
+
+/// As Go reads: `null` is the empty value.
+fn or_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    Option::deserialize(deserializer).map(Option::unwrap_or_default)
+}
+
+/// A mapping in which a repeated key is an error.
+#[derive(Default)]
+struct Names(BTreeMap<String, AccessText>);
+
+impl<'de> Deserialize<'de> for Names {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Reader;
+
+        impl<'de> Visitor<'de> for Reader {
+            type Value = Names;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("names of images")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Names, A::Error> {
+                let mut names = BTreeMap::new();
+                while let Some(name) = map.next_key::<String>()? {
+                    match names.entry(name) {
+                        Entry::Occupied(_) => return Err(de::Error::custom("a name is there twice")),
+                        Entry::Vacant(place) => {
+                            place.insert(map.next_value::<Option<AccessText>>()?.unwrap_or_default());
+                        }
+                    }
+                }
+                Ok(Names(names))
+            }
+        }
+
+        deserializer.deserialize_map(Reader)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_is_read_back_as_it_was_written() {
+        let secret = RecordedSecret {
+            at: SecretCoordinates { uid: "u".into(), namespace: "n".into(), name: "<&>\u{2028}\"".into() },
+            hash: "h".into(),
+        };
+        let access = Access { secrets: vec![secret], ..Access::default() };
+        let record = PulledRecord {
+            last_updated: Some(Utc(1_700_000_000)),
+            image_ref: "sha256:abc".into(),
+            names: BTreeMap::from([("a".into(), access), ("b".into(), Access::node())]),
+        };
+        let text = record.encode();
+        assert!(text.contains("\\u003c\\u0026\\u003e\\u2028\\\""), "{text}");
+        let read = PulledRecord::decode(text.as_bytes()).unwrap();
+        assert_eq!((read.document, read.current_version), (record, true));
+    }
+
+    #[test]
+    fn what_is_repeated_or_of_another_case_is_refused_without_a_quote_of_it() {
+        let head = r#"{"kind":"ImagePulledRecord","apiVersion":"kubelet.config.k8s.io/v1beta1","#;
+        for rest in [
+            r#""imageRef":"hunter2","imageRef":"r"}"#,
+            r#""ImageRef":"hunter2"}"#,
+            r#""imageRef":"r","credentialMapping":{"hunter2":{},"hunter2":{}}}"#,
+            r#""imageRef":"r","credentialMapping":{"a":{"kubernetesSecrets":["hunter2"]}}}"#,
+            r#""imageRef":"r"} hunter2"#,
+            r#""imageRef":"hunter2"#,
+        ] {
+            let error = PulledRecord::decode(format!("{head}{rest}").as_bytes()).expect_err(rest);
+            assert!(!format!("{error} {error:?}").contains("hunter2"), "{error:?}");
+        }
+    }
+
+    #[test]
+    fn a_hash_is_not_printed() {
+        let secret = RecordedSecret { at: SecretCoordinates::default(), hash: "5f73892c".into() };
+        assert!(!format!("{secret:?}").contains("5f73892c"));
+    }
+}

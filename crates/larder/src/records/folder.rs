@@ -1,0 +1,316 @@
+//! The records on disk, in kubelet's layout: a folder `pulling` of intents and a folder `pulled` of records.
+//!
+//! Promises: a file is written beside its place, made durable, and moved there, so that a reader finds the old one or the
+//! new one; folders are for the owner alone; nothing but a regular file of bounded size is read; processes that change
+//! something take turns.
+
+use std::fs::{DirBuilder, OpenOptions, Permissions};
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::fs::{FlockOperation, OFlags};
+
+use super::document::{Decoded, DocumentError, PullIntent, PulledRecord, file_name};
+
+/// A file beyond this is no record. In bytes.
+const LARGEST: u64 = 64 << 20;
+/// From so many files on, one sync of the file system is asked for instead of one of each.
+const MANY: usize = 4;
+const PREFIX: &str = "sha256-";
+const SUFFIX: &str = ".tmp";
+
+/// What is done to the disk, told before it is done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Step {
+    /// A file is written, beside its place.
+    Write,
+    /// A file, or all of the file system, is made durable.
+    Sync,
+    /// A file is moved to its place.
+    Move,
+    /// A folder is made durable.
+    SyncFolder,
+    /// A file is removed.
+    Remove,
+}
+
+/// Told of each step, which does not happen if this fails: tests count steps and end in the middle of them.
+pub type Witness = Arc<dyn Fn(Step, &Path) -> io::Result<()> + Send + Sync>;
+
+/// Which of the two folders.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Shelf {
+    Pulling,
+    Pulled,
+}
+
+/// Why a record could not be read. Names the file.
+#[derive(Debug, thiserror::Error)]
+#[error("{}: {problem}", .path.display())]
+pub(super) struct ReadError {
+    path: PathBuf,
+    problem: ReadProblem,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ReadProblem {
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    #[error("this is no regular file of at most {} MiB", LARGEST >> 20)]
+    NotARecord,
+    #[error(transparent)]
+    Document(#[from] DocumentError),
+}
+
+pub(super) struct Folder {
+    root: PathBuf,
+    witness: Option<Witness>,
+}
+
+/// The turn of this process; ends when it is dropped.
+#[derive(Debug)]
+pub(super) struct Turn {
+    _lock: fs_err::File,
+}
+
+/// An intent of this process; ends when it is dropped.
+#[derive(Debug)]
+pub(super) struct Hold {
+    _lock: fs_err::File,
+}
+
+impl Folder {
+    /// Makes what is missing.
+    pub(super) fn open(root: &Path, witness: Option<Witness>) -> io::Result<Folder> {
+        let folder = Folder { root: root.to_owned(), witness };
+        for path in [root.to_owned(), folder.shelf(Shelf::Pulling), folder.shelf(Shelf::Pulled)] {
+            DirBuilder::new()
+                .recursive(true)
+                .mode(0o700)
+                .create(&path)
+                .map_err(|error| named(&error, &path))?;
+            let found = fs_err::symlink_metadata(&path)?;
+            if !found.is_dir() {
+                return Err(named(&io::ErrorKind::NotADirectory.into(), &path));
+            }
+            if found.permissions().mode() & 0o077 != 0 {
+                fs_err::set_permissions(&path, Permissions::from_mode(0o700))?;
+            }
+        }
+        Ok(folder)
+    }
+
+    /// Waits until no other process changes anything here.
+    pub(super) fn turn(&self) -> io::Result<Turn> {
+        let path = self.root.join("lock");
+        let mut options = fs_err::OpenOptions::new();
+        let lock = options.create(true).truncate(false).write(true).open(&path)?;
+        rustix::fs::flock(&lock, FlockOperation::LockExclusive)?;
+        Ok(Turn { _lock: lock })
+    }
+
+    /// The record of an image; none if the file is about another one.
+    pub(super) fn record(&self, image_ref: &str) -> Result<Option<PulledRecord>, ReadError> {
+        let path = self.path(Shelf::Pulled, image_ref);
+        let found = read(&path, PulledRecord::decode)?;
+        Ok(found.map(|decoded| decoded.document).filter(|record| record.image_ref == image_ref))
+    }
+
+    /// Whether a pull of an image, named as requested, is under way or was cut off.
+    pub(super) fn has_intent(&self, image: &str) -> Result<bool, ReadError> {
+        let found = read(&self.path(Shelf::Pulling, image), PullIntent::decode)?;
+        Ok(found.is_some_and(|decoded| decoded.document.image == image))
+    }
+
+    /// All files that can be read and are in their own place, in the order of their names; others are logged.
+    pub(super) fn intents(&self) -> io::Result<Vec<Decoded<PullIntent>>> {
+        self.all(Shelf::Pulling, PullIntent::decode, |intent| &intent.image)
+    }
+
+    /// See [`intents`](Folder::intents).
+    pub(super) fn records(&self) -> io::Result<Vec<Decoded<PulledRecord>>> {
+        self.all(Shelf::Pulled, PulledRecord::decode, |record| &record.image_ref)
+    }
+
+    /// How many files there are.
+    pub(super) fn count(&self, kind: Shelf) -> io::Result<usize> {
+        self.names(kind).map(|names| names.len())
+    }
+
+    /// Writes all of these, durable when it returns; none of them is half there.
+    pub(super) fn write(&self, files: &[(Shelf, String, String)]) -> io::Result<()> {
+        let mut written = Vec::new();
+        for (kind, key, text) in files {
+            let path = self.path(*kind, key);
+            let beside = suffixed(&path);
+            self.step(Step::Write, &beside)?;
+            let mut options = OpenOptions::new();
+            options.write(true).create(true).truncate(true).mode(0o600).custom_flags(no_follow());
+            let mut file = options.open(&beside).map_err(|error| named(&error, &beside))?;
+            file.write_all(text.as_bytes()).map_err(|error| named(&error, &beside))?;
+            written.push((file, beside, path));
+        }
+        if written.len() < MANY {
+            for (file, beside, _) in &written {
+                self.step(Step::Sync, beside)?;
+                file.sync_all().map_err(|error| named(&error, beside))?;
+            }
+        } else if let Some((file, ..)) = written.first() {
+            self.step(Step::Sync, &self.root)?;
+            rustix::fs::syncfs(file).map_err(|error| named(&error.into(), &self.root))?;
+        }
+        for (_, beside, path) in &written {
+            self.step(Step::Move, path)?;
+            fs_err::rename(beside, path)?;
+        }
+        for kind in [Shelf::Pulling, Shelf::Pulled] {
+            if files.iter().any(|(of, ..)| *of == kind) {
+                let folder = self.shelf(kind);
+                self.step(Step::SyncFolder, &folder)?;
+                fs_err::File::open(&folder)?.sync_all()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes a file, if it is there. After a power cut it may be there again.
+    pub(super) fn remove(&self, kind: Shelf, key: &str) -> io::Result<()> {
+        let path = self.path(kind, key);
+        self.step(Step::Remove, &path)?;
+        match fs_err::remove_file(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Makes an intent that is there already durable, whoever wrote it.
+    pub(super) fn settle_intent(&self, image: &str) -> io::Result<()> {
+        let path = self.path(Shelf::Pulling, image);
+        self.step(Step::Sync, &path)?;
+        fs_err::File::open(&path)?.sync_all()?;
+        let folder = self.shelf(Shelf::Pulling);
+        self.step(Step::SyncFolder, &folder)?;
+        fs_err::File::open(&folder)?.sync_all()
+    }
+
+    /// Marks an intent as that of a living process, until what is returned is dropped.
+    pub(super) fn hold_intent(&self, image: &str) -> io::Result<Hold> {
+        let file = fs_err::File::open(self.path(Shelf::Pulling, image))?;
+        rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared)?;
+        Ok(Hold { _lock: file })
+    }
+
+    /// Whether a living process pulls the image. Only in this process's turn.
+    pub(super) fn is_held(&self, image: &str) -> bool {
+        fs_err::File::open(self.path(Shelf::Pulling, image))
+            .is_ok_and(|file| rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err())
+    }
+
+    /// Removes what writers that died left beside the files. Only in this process's turn.
+    pub(super) fn tidy(&self, _turn: &Turn) -> io::Result<()> {
+        for kind in [Shelf::Pulling, Shelf::Pulled] {
+            for entry in fs_err::read_dir(self.shelf(kind))? {
+                let entry = entry?;
+                let name = entry.file_name();
+                let name = name.to_string_lossy();
+                if name.starts_with(PREFIX) && name.ends_with(SUFFIX) {
+                    fs_err::remove_file(entry.path())?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn all<T>(
+        &self,
+        kind: Shelf,
+        decode: fn(&[u8]) -> Result<Decoded<T>, DocumentError>,
+        key: fn(&T) -> &str,
+    ) -> io::Result<Vec<Decoded<T>>> {
+        let mut found = Vec::new();
+        for name in self.names(kind)? {
+            let path = self.shelf(kind).join(&name);
+            match read(&path, decode) {
+                Ok(None) => {}
+                Ok(Some(decoded)) if file_name(key(&decoded.document)) == name => found.push(decoded),
+                Ok(Some(_)) => {
+                    tracing::warn!("a pull record is not used: {} is about another image", path.display());
+                }
+                Err(error) => tracing::warn!("a pull record is not used: {error}"),
+            }
+        }
+        Ok(found)
+    }
+
+    fn names(&self, kind: Shelf) -> io::Result<Vec<String>> {
+        let mut names = Vec::new();
+        for entry in fs_err::read_dir(self.shelf(kind))? {
+            let entry = entry?;
+            let Ok(name) = entry.file_name().into_string() else { continue };
+            if name.starts_with(PREFIX) && !name.ends_with(SUFFIX) && !entry.file_type()?.is_dir() {
+                names.push(name);
+            }
+        }
+        names.sort();
+        Ok(names)
+    }
+
+    fn path(&self, kind: Shelf, key: &str) -> PathBuf {
+        self.shelf(kind).join(file_name(key))
+    }
+
+    fn shelf(&self, kind: Shelf) -> PathBuf {
+        self.root.join(match kind {
+            Shelf::Pulling => "pulling",
+            Shelf::Pulled => "pulled",
+        })
+    }
+
+    fn step(&self, step: Step, path: &Path) -> io::Result<()> {
+        self.witness.as_ref().map_or(Ok(()), |witness| witness(step, path))
+    }
+}
+
+fn read<T>(
+    path: &Path,
+    decode: fn(&[u8]) -> Result<Decoded<T>, DocumentError>,
+) -> Result<Option<Decoded<T>>, ReadError> {
+    let read = || -> Result<Option<Decoded<T>>, ReadProblem> {
+        let Some(text) = bounded(path)? else { return Ok(None) };
+        Ok(Some(decode(&text)?))
+    };
+    read().map_err(|problem| ReadError { path: path.to_owned(), problem })
+}
+
+/// `None` if there is no such file.
+fn bounded(path: &Path) -> Result<Option<Vec<u8>>, ReadProblem> {
+    let flags = no_follow() | OFlags::NONBLOCK.bits().cast_signed();
+    let file = match OpenOptions::new().read(true).custom_flags(flags).open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        file => file?,
+    };
+    let found = file.metadata()?;
+    if !found.is_file() || found.len() > LARGEST {
+        return Err(ReadProblem::NotARecord);
+    }
+    let mut text = Vec::new();
+    file.take(LARGEST).read_to_end(&mut text)?;
+    Ok(Some(text))
+}
+
+fn no_follow() -> i32 {
+    OFlags::NOFOLLOW.bits().cast_signed()
+}
+
+fn suffixed(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(SUFFIX);
+    name.into()
+}
+
+fn named(error: &io::Error, path: &Path) -> io::Error {
+    io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+}

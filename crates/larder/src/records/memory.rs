@@ -1,0 +1,116 @@
+//! Records in memory, for as many readers at once as there are. Bounded: those asked for least lately go first.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+use super::known::Known;
+
+/// The bytes that records may take in memory, about. Some hundred thousand recorded credentials.
+pub const MEMORY_BYTES: usize = 128 << 20;
+
+#[derive(Debug)]
+pub(super) struct Memory {
+    all: RwLock<All>,
+    /// Counts questions: a record's last number says how lately it was asked for.
+    asked: AtomicU64,
+    limit: usize,
+}
+
+#[derive(Debug, Default)]
+struct All {
+    by_ref: HashMap<Box<str>, Kept>,
+    weight: usize,
+}
+
+#[derive(Debug)]
+struct Kept {
+    known: Arc<Known>,
+    asked: AtomicU64,
+}
+
+impl Memory {
+    pub(super) fn new(limit: usize) -> Memory {
+        Memory { all: RwLock::default(), asked: AtomicU64::new(0), limit }
+    }
+
+    pub(super) fn get(&self, image_ref: &str) -> Option<Arc<Known>> {
+        let all = self.read();
+        let kept = all.by_ref.get(image_ref)?;
+        // A store that all readers do would make them wait for each other's cache line; a read does not.
+        let now = self.asked.load(Ordering::Relaxed);
+        if kept.asked.load(Ordering::Relaxed) != now {
+            kept.asked.store(now, Ordering::Relaxed);
+        }
+        Some(Arc::clone(&kept.known))
+    }
+
+    pub(super) fn put(&self, image_ref: &str, known: Arc<Known>) {
+        let mut all = self.write();
+        let weight = known.weight;
+        let asked = AtomicU64::new(self.asked.fetch_add(1, Ordering::Relaxed) + 1);
+        let before = all.by_ref.insert(image_ref.into(), Kept { known, asked });
+        all.weight += weight;
+        all.weight -= before.map_or(0, |kept| kept.known.weight);
+        if all.weight > self.limit {
+            all.shrink_to(self.limit - self.limit / 8);
+        }
+    }
+
+    pub(super) fn forget(&self, image_ref: &str) {
+        let mut all = self.write();
+        let gone = all.by_ref.remove(image_ref);
+        all.weight -= gone.map_or(0, |kept| kept.known.weight);
+    }
+
+    fn read(&self) -> RwLockReadGuard<'_, All> {
+        self.all.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn write(&self) -> RwLockWriteGuard<'_, All> {
+        self.all.write().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl All {
+    fn shrink_to(&mut self, weight: usize) {
+        let mut oldest: Vec<_> = self
+            .by_ref
+            .iter()
+            .map(|(image_ref, kept)| {
+                (kept.asked.load(Ordering::Relaxed), image_ref.clone(), kept.known.weight)
+            })
+            .collect();
+        oldest.sort_unstable_by_key(|(asked, ..)| *asked);
+        for (_, image_ref, freed) in oldest {
+            if self.weight <= weight {
+                break;
+            }
+            self.by_ref.remove(&image_ref);
+            self.weight -= freed;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::document::PulledRecord;
+    use super::*;
+
+    #[test]
+    fn what_was_asked_for_least_lately_goes_first() {
+        let known = || Arc::new(Known::new(&PulledRecord::default()));
+        let memory = Memory::new(100 * known().weight);
+        for number in 0..100 {
+            memory.put(&format!("r{number}"), known());
+        }
+        for round in 0..500 {
+            assert!(memory.get("r0").is_some(), "asked for all the time");
+            memory.put(&format!("n{round}"), known());
+            assert!(memory.read().weight <= memory.limit);
+        }
+        assert!(memory.get("r1").is_none());
+        memory.forget("r0");
+        assert!(memory.get("r0").is_none());
+    }
+}

@@ -1,0 +1,67 @@
+//! Which present images a pod may use only with credentials. Pure.
+
+use crate::config::{AllowlistPattern, PatternError, VerificationPolicy};
+use crate::reference;
+
+/// A policy and its list, both checked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Verification {
+    policy: VerificationPolicy,
+    allowlist: Vec<AllowlistPattern>,
+}
+
+/// Why there is no such policy. The texts are kubelet's.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum VerificationError {
+    /// No policy has this name.
+    #[error("unknown image pull credential verification policy: {0}")]
+    Policy(String),
+    /// An entry of the list is no pattern.
+    #[error(transparent)]
+    Pattern(#[from] PatternError),
+}
+
+/// Kubelet's default: images that were not pulled here may be used by every pod.
+impl Default for Verification {
+    fn default() -> Self {
+        Verification { policy: VerificationPolicy::NeverVerifyPreloadedImages, allowlist: Vec::new() }
+    }
+}
+
+impl Verification {
+    /// The policy of this name; the list counts for `NeverVerifyAllowlistedImages` alone.
+    pub fn parse<'a>(
+        policy: &str,
+        allowlist: impl IntoIterator<Item = &'a str>,
+    ) -> Result<Verification, VerificationError> {
+        let policy =
+            VerificationPolicy::of(policy).ok_or_else(|| VerificationError::Policy(policy.to_owned()))?;
+        let allowlist = match policy {
+            VerificationPolicy::NeverVerifyAllowlistedImages => {
+                allowlist.into_iter().map(AllowlistPattern::parse).collect::<Result<_, _>>()?
+            }
+            _ => Vec::new(),
+        };
+        Ok(Verification { policy, allowlist })
+    }
+
+    /// Whether it matters who pulled the image.
+    pub fn asks_who_pulled(&self) -> bool {
+        self.policy == VerificationPolicy::NeverVerifyPreloadedImages
+    }
+
+    /// Whether a pod needs credentials for a present image, named as the pod does. `pulled_here`: a pull of ours brought
+    /// it, or may have.
+    pub fn required(&self, image: &str, pulled_here: bool) -> bool {
+        match self.policy {
+            VerificationPolicy::NeverVerify => false,
+            VerificationPolicy::NeverVerifyPreloadedImages => pulled_here,
+            VerificationPolicy::NeverVerifyAllowlistedImages => {
+                let name = reference::trim_tag_and_digest(image).unwrap_or(image);
+                !self.allowlist.iter().any(|pattern| pattern.matches(name))
+            }
+            VerificationPolicy::AlwaysVerify => true,
+        }
+    }
+}
