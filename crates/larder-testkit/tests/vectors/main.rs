@@ -11,6 +11,7 @@ mod cri_errors;
 mod docker_config;
 mod gc;
 mod keyring;
+mod plugin;
 mod pull;
 mod records;
 mod references;
@@ -37,6 +38,7 @@ const ROOMS: &[Room] = &[
     docker_config::room,
     gc::room,
     keyring::room,
+    plugin::room,
     pull::room,
     records::room,
     references::room,

@@ -21,7 +21,9 @@ pub(crate) mod json;
 mod keyring;
 mod matching;
 mod node_files;
+pub mod plugin;
 mod pod_credentials;
+mod program;
 #[cfg(test)]
 mod properties;
 mod pull_secrets;
@@ -40,6 +42,7 @@ pub use keyring::Keyring;
 pub use matching::{NotUrl, is_default_registry, url_match};
 pub use node_files::{NodeFiles, READ_AGAIN_AFTER};
 pub use pod_credentials::PodCredentials;
+pub use program::TrustError;
 pub use pull_secrets::{PullSecret, SecretError};
 pub use search::{Found, SearchPath};
 pub use secret::Secret;

@@ -2,7 +2,10 @@
 
 use std::fmt;
 
-/// A password or token. It prints as `****`; [`Secret::reveal`] is the one way to read it.
+use zeroize::Zeroize as _;
+
+/// A password or token. It prints as `****`; [`Secret::reveal`] is the one way to read it. Its memory is
+/// overwritten when it is dropped.
 #[derive(Clone, PartialEq, Eq, Hash, Default)]
 pub struct Secret(String);
 
@@ -20,6 +23,12 @@ impl Secret {
     /// Whether there is no text.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
+    }
+}
+
+impl Drop for Secret {
+    fn drop(&mut self) {
+        self.0.zeroize();
     }
 }
 

@@ -1,0 +1,53 @@
+//! Answers that still count.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::credentials::DockerConfig;
+
+/// How often answers that count no more and that nobody asks for are dropped.
+const PURGE: Duration = Duration::from_secs(15 * 60);
+/// Longer is not counted.
+const LONGEST: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+
+#[derive(Debug)]
+pub(super) struct Cache {
+    answers: HashMap<Vec<u8>, Answer>,
+    purged: Instant,
+}
+
+#[derive(Debug)]
+struct Answer {
+    auth: DockerConfig,
+    /// Counts until then, this moment included.
+    until: Instant,
+}
+
+impl Cache {
+    pub(super) fn new(now: Instant) -> Cache {
+        Cache { answers: HashMap::new(), purged: now }
+    }
+
+    pub(super) fn get(&mut self, key: &[u8], now: Instant) -> Option<DockerConfig> {
+        if self.answers.get(key).is_some_and(|answer| now > answer.until) {
+            self.answers.remove(key);
+        }
+        self.answers.get(key).map(|answer| answer.auth.clone())
+    }
+
+    pub(super) fn put(&mut self, key: Vec<u8>, auth: DockerConfig, time: Duration, now: Instant) {
+        if now.duration_since(self.purged) > PURGE {
+            self.answers.retain(|_, answer| now <= answer.until);
+            self.purged = now;
+        }
+        self.answers.insert(key, Answer { auth, until: now + time.min(LONGEST) });
+    }
+
+    pub(super) fn keys(&self) -> Vec<Vec<u8>> {
+        let mut keys: Vec<_> = self.answers.keys().cloned().collect();
+        keys.sort();
+        keys
+    }
+}

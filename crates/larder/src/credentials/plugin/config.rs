@@ -1,0 +1,210 @@
+//! What a `CredentialProviderConfig` says. Read from a file, or from the files of a folder.
+
+use std::fmt::Write as _;
+use std::io::{self, Read as _};
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use sha2::{Digest as _, Sha256};
+
+use crate::config::GoDuration;
+use crate::credentials::Secret;
+use crate::gotext;
+
+/// The largest configuration file that is read, in bytes.
+const LARGEST: u64 = 1 << 20;
+const KIND: &str = "CredentialProviderConfig";
+const GROUP: &str = "kubelet.config.k8s.io/";
+const ENDINGS: [&str; 3] = [".json", ".yaml", ".yml"];
+
+/// One program that gives credentials, as configured. Not checked yet: see [`problems`](super::problems).
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct ProviderConfig {
+    /// Its file name in the folder of programs.
+    pub name: String,
+    /// Images that it is asked for: host with wildcards, port, path prefix.
+    pub match_images: Vec<String>,
+    /// How long an answer counts that does not say it itself; 0 is not at all.
+    pub default_cache_duration: Option<GoDuration>,
+    /// The version of the protocol that it speaks.
+    pub api_version: String,
+    /// Its arguments.
+    pub args: Vec<String>,
+    /// Its environment, on top of this process's own: name and value.
+    pub env: Vec<(String, Secret)>,
+    /// Whether and how it gets tokens of service accounts.
+    pub token_attributes: Option<TokenAttributes>,
+}
+
+/// How a program gets tokens of service accounts.
+#[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase", default)]
+pub struct TokenAttributes {
+    /// Whom the tokens are for.
+    #[serde(rename = "serviceAccountTokenAudience")]
+    pub audience: String,
+    /// What an answer is kept for: `ServiceAccount` or `Token`.
+    pub cache_type: String,
+    /// Whether pods without a service account are passed over.
+    pub require_service_account: Option<bool>,
+    /// Annotations without which an account is passed over.
+    #[serde(rename = "requiredServiceAccountAnnotationKeys")]
+    pub required_annotation_keys: Vec<String>,
+    /// Annotations that are sent along where they are.
+    #[serde(rename = "optionalServiceAccountAnnotationKeys")]
+    pub optional_annotation_keys: Vec<String>,
+}
+
+/// A configuration as it is written: what a decoder makes of a text.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+pub struct ConfigDocument {
+    #[serde(default)]
+    kind: String,
+    #[serde(default)]
+    api_version: String,
+    #[serde(default)]
+    providers: Vec<ProviderText>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct ProviderText {
+    #[serde(default)]
+    name: String,
+    #[serde(default)]
+    match_images: Vec<String>,
+    default_cache_duration: Option<GoDuration>,
+    #[serde(default)]
+    api_version: String,
+    #[serde(default)]
+    args: Vec<String>,
+    #[serde(default)]
+    env: Vec<EnvText>,
+    token_attributes: Option<TokenAttributes>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct EnvText {
+    name: String,
+    #[serde(default)]
+    value: String,
+}
+
+/// Reads the text of a file, YAML or JSON. The error says where and what, and nothing of the values.
+pub type Decoder<'a> = &'a dyn Fn(&str) -> Result<ConfigDocument, String>;
+
+/// All providers, in the order in which they are asked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Loaded {
+    /// The providers.
+    pub providers: Vec<ProviderConfig>,
+    /// `sha256:` of the files, as kubelet's metric has it.
+    pub hash: String,
+}
+
+/// Why no configuration could be read. The texts are kubelet's where kubelet has them.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LoadError {
+    /// A file or folder cannot be read.
+    #[error("cannot read the configuration of credential providers: {0}")]
+    Unreadable(io::Error),
+    /// A folder has no files that count.
+    #[error("no configuration files found in directory {}", gotext::quote(&.0.display().to_string()))]
+    Empty(PathBuf),
+    /// A file is wrong.
+    #[error("error decoding config {}: {problem}", gotext::quote(&.path.display().to_string()))]
+    Decode {
+        /// The file.
+        path: PathBuf,
+        /// Where and what.
+        problem: String,
+    },
+    /// Two providers have one name.
+    #[error("duplicate provider name {} found in configuration file(s)", gotext::quote(.0))]
+    Duplicate(String),
+}
+
+/// Reads a file, or all files of a folder (not of folders in it) that end in `.json`, `.yaml` or `.yml`, by their names.
+/// Blocks on the disk.
+pub fn load(path: &Path, decode: Decoder<'_>) -> Result<Loaded, LoadError> {
+    let found = fs_err::metadata(path).map_err(LoadError::Unreadable)?;
+    let files =
+        if found.is_dir() { files_of(path).map_err(LoadError::Unreadable)? } else { vec![path.to_owned()] };
+    if files.is_empty() {
+        return Err(LoadError::Empty(path.to_owned()));
+    }
+    let (mut providers, mut hash) = (Vec::<ProviderConfig>::new(), Sha256::new());
+    for path in files {
+        let text = bounded(&path).map_err(LoadError::Unreadable)?;
+        hash.update((text.len() as u64).to_be_bytes());
+        hash.update(&text);
+        let read = providers_of(&text, decode);
+        for provider in read.map_err(|problem| LoadError::Decode { path: path.clone(), problem })? {
+            if providers.iter().any(|other| other.name == provider.name) {
+                return Err(LoadError::Duplicate(provider.name));
+            }
+            providers.push(provider);
+        }
+    }
+    let mut text = String::from("sha256:");
+    for byte in hash.finalize() {
+        let _ = write!(text, "{byte:02x}");
+    }
+    Ok(Loaded { providers, hash: text })
+}
+
+fn files_of(folder: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for entry in fs_err::read_dir(folder)? {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        if ENDINGS.iter().any(|ending| name.ends_with(ending)) && !path.is_dir() {
+            files.push(path);
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+fn bounded(path: &Path) -> io::Result<Vec<u8>> {
+    if !fs_err::metadata(path)?.is_file() {
+        return Err(io::Error::other(format!("{}: not a regular file", path.display())));
+    }
+    let mut text = Vec::new();
+    fs_err::File::open(path)?.take(LARGEST + 1).read_to_end(&mut text)?;
+    if text.len() as u64 > LARGEST {
+        let what = format!("{}: larger than 1 MiB, the most that is read", path.display());
+        return Err(io::Error::other(what));
+    }
+    Ok(text)
+}
+
+fn providers_of(text: &[u8], decode: Decoder<'_>) -> Result<Vec<ProviderConfig>, String> {
+    let text = str::from_utf8(text).map_err(|_| "not text in UTF-8")?;
+    let ConfigDocument { kind, api_version, providers } = decode(text)?;
+    let version = api_version.strip_prefix(GROUP);
+    if kind != KIND || !matches!(version, Some("v1" | "v1beta1" | "v1alpha1")) {
+        let (kind, version) = (gotext::quote(&kind), gotext::quote(&api_version));
+        return Err(format!(
+            "kind {kind} of apiVersion {version} is not {KIND} of {GROUP}v1, v1beta1 or v1alpha1"
+        ));
+    }
+    let provider = |text: ProviderText| {
+        if text.token_attributes.is_some() && version != Some("v1") {
+            return Err(format!("unknown field \"tokenAttributes\": it needs apiVersion {GROUP}v1"));
+        }
+        Ok(ProviderConfig {
+            name: text.name,
+            match_images: text.match_images,
+            default_cache_duration: text.default_cache_duration,
+            api_version: text.api_version,
+            args: text.args,
+            env: text.env.into_iter().map(|EnvText { name, value }| (name, Secret::new(value))).collect(),
+            token_attributes: text.token_attributes,
+        })
+    };
+    providers.into_iter().map(provider).collect()
+}

@@ -1,0 +1,143 @@
+//! One run of a provider.
+
+use std::ffi::OsString;
+use std::os::unix::process::ExitStatusExt as _;
+use std::path::PathBuf;
+use std::process::ExitStatus;
+
+use async_trait::async_trait;
+use zeroize::Zeroizing;
+
+use super::config::ProviderConfig;
+use super::wire::{Request, Response, ResponseError};
+use crate::credentials::Secret;
+use crate::credentials::program::{self, Program};
+
+/// Answers a request: a program, or in tests something that plays one.
+#[async_trait]
+pub trait Execute: Send + Sync {
+    /// One answer. Dropping the future ends the run.
+    async fn execute(&self, request: &Request) -> Result<Response, ExecError>;
+}
+
+/// Why a run gave no credentials. What the program wrote is not shown: it may be a password.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum ExecError {
+    /// It ended with another code than 0.
+    #[error(
+        "error execing credential provider plugin {name} for image {image}: {status}; what it wrote to standard error is not shown"
+    )]
+    Exit {
+        /// The program.
+        name: String,
+        /// The image.
+        image: String,
+        /// `exit status N`, or `signal: N`.
+        status: String,
+        /// The first part of its standard error.
+        stderr: Secret,
+    },
+    /// It could not be run to its end.
+    #[error("error execing credential provider plugin {name} for image {image}: it {problem}")]
+    Run {
+        /// The program.
+        name: String,
+        /// The image.
+        image: String,
+        /// What went wrong.
+        problem: String,
+    },
+    /// Its answer is none.
+    #[error(transparent)]
+    Response(#[from] ResponseError),
+    /// Another trouble, in its own words.
+    #[error("{0}")]
+    Other(String),
+}
+
+impl ExecError {
+    /// The text that kubelet logs, which holds what the program wrote to its standard error.
+    pub fn kubelet_text(&self) -> Secret {
+        match self {
+            ExecError::Exit { name, image, status, stderr } => Secret::new(format!(
+                "error execing credential provider plugin {name} for image {image}: {status}: {}",
+                stderr.reveal()
+            )),
+            other => Secret::new(other.to_string()),
+        }
+    }
+}
+
+/// A program in the folder of providers.
+#[derive(Debug)]
+pub struct ProviderProgram {
+    name: String,
+    path: PathBuf,
+    args: Vec<String>,
+    env: Vec<(String, Secret)>,
+    api_version: String,
+}
+
+impl ProviderProgram {
+    /// That of a provider, in this folder.
+    pub fn new(config: &ProviderConfig, folder: impl Into<PathBuf>) -> ProviderProgram {
+        ProviderProgram {
+            name: config.name.clone(),
+            path: folder.into().join(&config.name),
+            args: config.args.clone(),
+            env: config.env.clone(),
+            api_version: config.api_version.clone(),
+        }
+    }
+
+    /// Whether it is there and only root and this user can replace it.
+    pub fn check(&self) -> Result<(), program::TrustError> {
+        program::check_program(&self.path).map(drop)
+    }
+}
+
+#[async_trait]
+impl Execute for ProviderProgram {
+    async fn execute(&self, request: &Request) -> Result<Response, ExecError> {
+        let failed = |problem: String| ExecError::Run {
+            name: self.name.clone(),
+            image: request.image.clone(),
+            problem,
+        };
+        // Looked at before each run: it may have been replaced.
+        let path =
+            program::check_program(&self.path).map_err(|error| failed(format!("is not run: {error}")))?;
+        let text = request.encode(&self.api_version);
+        let env = self.env.iter().map(|(name, value)| (name.into(), OsString::from(value.reveal())));
+        let input = Zeroizing::new(text.as_bytes().to_vec());
+        let run = Program { path: &path, args: &self.args, env: env.collect(), input };
+        let ended = program::run(run).await.map_err(|error| failed(error.to_string()))?;
+        if !ended.status.success() {
+            return Err(ExecError::Exit {
+                name: self.name.clone(),
+                image: request.image.clone(),
+                status: exit_text(ended.status),
+                stderr: Secret::new(String::from_utf8_lossy(&ended.stderr)),
+            });
+        }
+        Ok(Response::decode(&ended.stdout, &self.api_version)?)
+    }
+}
+
+/// As Go prints it; a signal by its number.
+fn exit_text(status: ExitStatus) -> String {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => format!("exit status {code}"),
+        (None, Some(signal)) => format!("signal: {signal}"),
+        (None, None) => "it did not end".to_owned(),
+    }
+}
+
+/// The environment of a provider, `NAME=value` each; of one name the later counts.
+pub fn environment(
+    system: impl IntoIterator<Item = String>,
+    provider: impl IntoIterator<Item = (String, String)>,
+) -> Vec<String> {
+    system.into_iter().chain(provider.into_iter().map(|(name, value)| format!("{name}={value}"))).collect()
+}

@@ -1,0 +1,130 @@
+//! Kubelet's exec credential providers: programs that give credentials for the images that they are configured for.
+//!
+//! ```text
+//! load -> problems -> Plugins -> Plugin::provide -> cache, or one run of the program -> keyring
+//! ```
+//!
+//! Configuration, protocol, cache and messages are kubelet's (v1.36). Unlike kubelet, larder asks all providers of an
+//! image at once, reads a bounded answer, refuses a program that others can replace, and logs nothing that a program
+//! wrote.
+
+mod accounts;
+mod cache;
+mod config;
+mod exec;
+mod keys;
+mod provider;
+mod validate;
+mod wire;
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use futures_util::future;
+
+pub use accounts::{NoServiceAccounts, ServiceAccount, ServiceAccounts, TokenRequest};
+pub use config::{ConfigDocument, Decoder, LoadError, Loaded, ProviderConfig, TokenAttributes, load};
+pub use exec::{ExecError, Execute, ProviderProgram, environment};
+pub use keys::{GLOBAL, account_key, cache_key, flight_key, registry_of, token_hash};
+pub use provider::{Plugin, ProvideError, Provided};
+pub use validate::problems;
+pub use wire::{Request, Response, ResponseError, V1, VERSIONS};
+
+use super::credential::{Credential, Source};
+use super::keyring::Keyring;
+use super::program::TrustError;
+use super::sources::Provider;
+use crate::gotext;
+use crate::pod::Pod;
+
+/// Why providers cannot be used. Every problem is told.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum PluginsError {
+    /// The configuration cannot be read.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// It says something that it must not.
+    #[error("invalid configuration of credential providers in {}: {}", .path.display(), gotext::aggregate(.problems.iter().map(String::as_str)))]
+    Invalid {
+        /// The file or folder.
+        path: PathBuf,
+        /// What is wrong, in kubelet's words.
+        problems: Vec<String>,
+    },
+    /// The program of a provider is not there, or not only ours.
+    #[error("credential provider {name}: {cause}")]
+    Program {
+        /// The provider.
+        name: String,
+        /// Why it is not run.
+        cause: TrustError,
+    },
+}
+
+impl PluginsError {
+    /// What the reader could try next.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            PluginsError::Program { cause, .. } => Some(cause.hint()),
+            PluginsError::Load(_) | PluginsError::Invalid { .. } => None,
+        }
+    }
+}
+
+/// All providers of a configuration, as one source of credentials.
+pub struct Plugins {
+    plugins: Vec<Plugin>,
+}
+
+impl Plugins {
+    /// Reads a configuration and finds its programs. Blocks on the disk.
+    pub fn open(
+        config: &Path,
+        programs: &Path,
+        decode: Decoder<'_>,
+        accounts: &Arc<dyn ServiceAccounts>,
+    ) -> Result<Plugins, PluginsError> {
+        let loaded = load(config, decode)?;
+        let problems = problems(&loaded.providers, true);
+        if !problems.is_empty() {
+            return Err(PluginsError::Invalid { path: config.to_owned(), problems });
+        }
+        let plugin = |provider: &ProviderConfig| {
+            let program = ProviderProgram::new(provider, programs);
+            program.check().map_err(|cause| PluginsError::Program { name: provider.name.clone(), cause })?;
+            Ok(Plugin::new(provider, Arc::new(program), Arc::clone(accounts)))
+        };
+        Ok(Plugins { plugins: loaded.providers.iter().map(plugin).collect::<Result<_, PluginsError>>()? })
+    }
+
+    /// These, in the order in which their credentials count.
+    pub fn new(plugins: Vec<Plugin>) -> Plugins {
+        Plugins { plugins }
+    }
+
+    /// The names of those that are asked for a repository.
+    pub fn for_image<'a>(&'a self, repository: &'a str) -> impl Iterator<Item = &'a str> {
+        self.plugins.iter().filter(move |plugin| plugin.matches(repository)).map(Plugin::name)
+    }
+}
+
+#[async_trait]
+impl Provider for Plugins {
+    async fn provide(&self, repository: &str, pod: &Pod) -> Vec<Credential> {
+        let asked = self.plugins.iter().map(|plugin| plugin.provide(repository, pod));
+        let mut keyring = Keyring::default();
+        for (plugin, provided) in self.plugins.iter().zip(future::join_all(asked).await) {
+            match provided {
+                Ok(Provided { auth, account }) => {
+                    keyring.add(&auth, account.map(Source::ServiceAccount).as_ref());
+                }
+                Err(error) => {
+                    tracing::warn!(provider = plugin.name(), image = repository, "no credentials: {error}");
+                }
+            }
+        }
+        keyring.lookup(repository)
+    }
+}

@@ -1,0 +1,226 @@
+//! One provider: asked from memory, or run. Read [`Plugin::provide`].
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures_util::FutureExt as _;
+use futures_util::future::{BoxFuture, Shared, WeakShared};
+use tokio::time::Instant;
+
+use super::accounts::{ServiceAccount, ServiceAccounts, TokenRequest};
+use super::cache::Cache;
+use super::config::{ProviderConfig, TokenAttributes};
+use super::exec::{ExecError, Execute};
+use super::keys::{self, GLOBAL};
+use super::wire::{Request, Response};
+use crate::config::GoDuration;
+use crate::credentials::{DockerConfig, Secret, ServiceAccountCoordinates, url_match};
+use crate::pod::Pod;
+
+/// One provider, with the answers of it that still count.
+pub struct Plugin {
+    name: String,
+    match_images: Vec<String>,
+    default_duration: Duration,
+    token_attributes: Option<TokenAttributes>,
+    program: Arc<dyn Execute>,
+    accounts: Arc<dyn ServiceAccounts>,
+    cache: Mutex<Cache>,
+    runs: Mutex<HashMap<Vec<u8>, WeakShared<Run>>>,
+}
+
+type Run = BoxFuture<'static, Result<Arc<Response>, ExecError>>;
+
+/// What a provider gives for an image.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Provided {
+    /// Credentials by pattern.
+    pub auth: DockerConfig,
+    /// Whose they are; `None` is the node.
+    pub account: Option<ServiceAccountCoordinates>,
+}
+
+/// Why a provider gives nothing. The texts are kubelet's.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum ProvideError {
+    /// The service account is not known.
+    #[error("failed to get service account: {0}")]
+    Account(String),
+    /// It has no token.
+    #[error("failed to get service account token: {0}")]
+    Token(String),
+    /// The program gave no answer.
+    #[error("failed to get credential from external registry credential provider: {0}")]
+    Exec(#[from] ExecError),
+    /// It gave the token back as a password, and the answer would be shown for other tokens.
+    #[error(
+        "credential provider plugin returned the service account token as the password which is not allowed when service account cache type is not set to 'Token'"
+    )]
+    TokenEcho,
+    /// It says of the answer nothing that is known.
+    #[error("credential provider plugin did not return a valid cacheKeyType: {0}")]
+    CacheKeyType(String),
+}
+
+/// For whom a provider is asked.
+#[derive(Default)]
+struct Asker {
+    account: Option<ServiceAccountCoordinates>,
+    token: Secret,
+    annotations: BTreeMap<String, String>,
+    /// See [`keys::account_key`]; empty without an account.
+    key: Vec<u8>,
+}
+
+impl Plugin {
+    /// A provider of this configuration, which has no [problems](super::problems), that is answered by `program`.
+    pub fn new(
+        config: &ProviderConfig,
+        program: Arc<dyn Execute>,
+        accounts: Arc<dyn ServiceAccounts>,
+    ) -> Plugin {
+        Plugin {
+            name: config.name.clone(),
+            match_images: config.match_images.clone(),
+            default_duration: config.default_cache_duration.and_then(GoDuration::to_std).unwrap_or_default(),
+            token_attributes: config.token_attributes.clone(),
+            program,
+            accounts,
+            cache: Mutex::new(Cache::new(Instant::now())),
+            runs: Mutex::default(),
+        }
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Whether it is asked for an image at all.
+    pub fn matches(&self, image: &str) -> bool {
+        self.match_images.iter().any(|pattern| url_match(pattern, image).unwrap_or(false))
+    }
+
+    /// Credentials for a normalised repository. Callers with one question share a run.
+    pub async fn provide(&self, image: &str, pod: &Pod) -> Result<Provided, ProvideError> {
+        if !self.matches(image) {
+            return Ok(Provided::default());
+        }
+        let asker = match &self.token_attributes {
+            None => Asker::default(),
+            Some(attributes) => match self.asker(attributes, pod).await? {
+                Some(asker) => asker,
+                None => return Ok(Provided::default()),
+            },
+        };
+        if let Some(auth) = self.known(image, &asker) {
+            return Ok(Provided { auth, account: asker.account });
+        }
+        let response = self.run(image, &asker).await?;
+        self.keep(image, &asker, &response)?;
+        Ok(Provided { auth: response.auth.clone(), account: asker.account })
+    }
+
+    /// The keys of the answers that are kept, sorted.
+    pub fn kept_keys(&self) -> Vec<Vec<u8>> {
+        self.lock_cache().keys()
+    }
+
+    /// `None`: this pod is passed over.
+    async fn asker(&self, attributes: &TokenAttributes, pod: &Pod) -> Result<Option<Asker>, ProvideError> {
+        if pod.service_account.is_empty() {
+            let required = attributes.require_service_account.unwrap_or(true);
+            return Ok((!required).then(Asker::default));
+        }
+        let account = self.accounts.get(&pod.namespace, &pod.service_account).await;
+        let ServiceAccount { at, annotations: all } = account.map_err(ProvideError::Account)?;
+        let mut annotations = BTreeMap::new();
+        for key in &attributes.required_annotation_keys {
+            let Some(value) = all.get(key) else { return Ok(None) };
+            annotations.insert(key.clone(), value.clone());
+        }
+        for key in &attributes.optional_annotation_keys {
+            annotations.extend(all.get(key).map(|value| (key.clone(), value.clone())));
+        }
+        let request = TokenRequest {
+            account: at.clone(),
+            audience: attributes.audience.clone(),
+            pod_name: pod.name.clone(),
+            pod_uid: pod.uid.clone(),
+        };
+        let token = self.accounts.token(&request).await.map_err(ProvideError::Token)?;
+        let key = keys::account_key(&at, &annotations, is_per_token(attributes).then_some(&token));
+        Ok(Some(Asker { account: Some(at), token, annotations, key }))
+    }
+
+    fn known(&self, image: &str, asker: &Asker) -> Option<DockerConfig> {
+        let (mut cache, now) = (self.lock_cache(), Instant::now());
+        [image, keys::registry_of(image), GLOBAL]
+            .into_iter()
+            .find_map(|base| cache.get(&keys::cache_key(base, &asker.key), now))
+    }
+
+    /// Runs the program, or waits for a run with the same question that is under way.
+    async fn run(&self, image: &str, asker: &Asker) -> Result<Arc<Response>, ExecError> {
+        let key = keys::flight_key(image, &asker.token, &asker.annotations);
+        let request = Request {
+            image: image.to_owned(),
+            token: asker.token.clone(),
+            annotations: asker.annotations.clone(),
+        };
+        let run = {
+            let mut runs = self.runs.lock().unwrap_or_else(PoisonError::into_inner);
+            runs.retain(|_, run| run.upgrade().is_some());
+            match runs.get(&key).and_then(WeakShared::upgrade) {
+                Some(run) if run.peek().is_none() => run,
+                _ => {
+                    let run = self.start(request);
+                    runs.extend(run.downgrade().map(|weak| (key, weak)));
+                    run
+                }
+            }
+        };
+        run.await
+    }
+
+    fn start(&self, request: Request) -> Shared<Run> {
+        let program = Arc::clone(&self.program);
+        async move { program.execute(&request).await.map(Arc::new) }.boxed().shared()
+    }
+
+    /// Keeps an answer for as long and for whatever it says, if it may be kept.
+    fn keep(&self, image: &str, asker: &Asker, response: &Response) -> Result<(), ProvideError> {
+        let echoes = |password: &Secret| !asker.token.is_empty() && *password == asker.token;
+        let per_token = self.token_attributes.as_ref().is_some_and(is_per_token);
+        if !per_token && response.auth.entries.values().any(|entry| echoes(&entry.password)) {
+            return Err(ProvideError::TokenEcho);
+        }
+        let base = match response.cache_key_type.as_str() {
+            "Image" => image,
+            "Registry" => keys::registry_of(image),
+            "Global" => GLOBAL,
+            other => {
+                // Whatever else was put there could be a password.
+                let is_word = other.len() <= 20 && other.bytes().all(|b| b.is_ascii_alphabetic());
+                return Err(ProvideError::CacheKeyType(if is_word { other } else { "****" }.to_owned()));
+            }
+        };
+        let given = response.cache_duration.map(|time| time.to_std().unwrap_or_default());
+        let time = given.unwrap_or(self.default_duration);
+        if !time.is_zero() {
+            let key = keys::cache_key(base, &asker.key);
+            self.lock_cache().put(key, response.auth.clone(), time, Instant::now());
+        }
+        Ok(())
+    }
+
+    fn lock_cache(&self) -> MutexGuard<'_, Cache> {
+        self.cache.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+fn is_per_token(attributes: &TokenAttributes) -> bool {
+    attributes.cache_type == "Token"
+}

@@ -1,0 +1,142 @@
+//! What is said to a provider and what it answers: one JSON document each way. Pure.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use zeroize::Zeroizing;
+
+use crate::config::GoDuration;
+use crate::credentials::json::{push_fields, push_string};
+use crate::credentials::{DockerConfig, Entry, Secret};
+
+/// The current version of the protocol.
+pub const V1: &str = "credentialprovider.kubelet.k8s.io/v1";
+/// All versions, as kubelet lists them.
+pub const VERSIONS: [&str; 3] =
+    [V1, "credentialprovider.kubelet.k8s.io/v1alpha1", "credentialprovider.kubelet.k8s.io/v1beta1"];
+
+/// What a provider is asked.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Request {
+    /// The repository, normalised, without tag and digest.
+    pub image: String,
+    /// A token of the pod's service account; empty without.
+    pub token: Secret,
+    /// Annotations of the service account that the provider asks for.
+    pub annotations: BTreeMap<String, String>,
+}
+
+/// What it answers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Response {
+    /// What the answer is good for: `Image`, `Registry` or `Global`; not checked yet.
+    pub cache_key_type: String,
+    /// How long; `None` leaves it to the configuration.
+    pub cache_duration: Option<GoDuration>,
+    /// The credentials, by pattern.
+    pub auth: DockerConfig,
+}
+
+/// Why an answer is none. Says nothing of what is in it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ResponseError {
+    /// It is of another version than was asked for.
+    #[error(
+        "apiVersion from credential plugin response did not match expected apiVersion:{expected}, actual apiVersion:{actual}"
+    )]
+    Version {
+        /// The configured one.
+        expected: String,
+        /// The one in the answer.
+        actual: String,
+    },
+    /// It cannot be read.
+    #[error("error decoding credential provider plugin response from stdout")]
+    Decode,
+}
+
+impl Request {
+    /// One line, with its end. Holds the token.
+    pub fn encode(&self, api_version: &str) -> Zeroizing<String> {
+        let room = 1024 + self.token.reveal().len() * 6;
+        let mut text = Zeroizing::new(String::with_capacity(room));
+        text.push('{');
+        push_fields(
+            &mut text,
+            &[
+                ("kind", "CredentialProviderRequest"),
+                ("apiVersion", api_version),
+                ("image", &self.image),
+                ("serviceAccountToken", self.token.reveal()),
+            ],
+        );
+        if !self.annotations.is_empty() {
+            text.push_str(",\"serviceAccountAnnotations\":{");
+            for (number, (key, value)) in self.annotations.iter().enumerate() {
+                text.push_str(if number > 0 { "," } else { "" });
+                push_string(&mut text, key);
+                text.push(':');
+                push_string(&mut text, value);
+            }
+            text.push('}');
+        }
+        text.push_str("}\n");
+        text
+    }
+}
+
+impl Response {
+    /// Reads what a provider of this version wrote to its standard output. Strict: an unknown field is an error.
+    pub fn decode(stdout: &[u8], api_version: &str) -> Result<Response, ResponseError> {
+        let head: Head = serde_json::from_slice(stdout).map_err(|_| ResponseError::Decode)?;
+        if head.api_version != api_version {
+            // Whatever else was put there could be a password.
+            let looks_like_one = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '/' | '-');
+            let is_shown = head.api_version.len() <= 80 && head.api_version.chars().all(looks_like_one);
+            let actual = if is_shown { head.api_version } else { "****".to_owned() };
+            return Err(ResponseError::Version { expected: api_version.to_owned(), actual });
+        }
+        let text: ResponseText = serde_json::from_slice(stdout).map_err(|_| ResponseError::Decode)?;
+        if text.kind != "CredentialProviderResponse" {
+            return Err(ResponseError::Decode);
+        }
+        let entry = |auth: AuthText| Entry {
+            username: auth.username.unwrap_or_default(),
+            password: Secret::new(auth.password.unwrap_or_default()),
+            ..Entry::default()
+        };
+        let entries = text.auth.unwrap_or_default().into_iter();
+        let entries = entries.map(|(pattern, auth)| (pattern, entry(auth.unwrap_or_default()))).collect();
+        Ok(Response {
+            cache_key_type: text.cache_key_type.unwrap_or_default(),
+            cache_duration: text.cache_duration,
+            auth: DockerConfig { entries, ..DockerConfig::default() },
+        })
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Head {
+    #[serde(default)]
+    api_version: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+struct ResponseText {
+    #[serde(default)]
+    kind: String,
+    #[serde(rename = "apiVersion")]
+    _api_version: String,
+    cache_key_type: Option<String>,
+    cache_duration: Option<GoDuration>,
+    auth: Option<BTreeMap<String, Option<AuthText>>>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(deny_unknown_fields, default)]
+struct AuthText {
+    username: Option<String>,
+    password: Option<String>,
+}
