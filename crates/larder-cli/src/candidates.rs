@@ -2,15 +2,20 @@
 //! Names of sources, users and registries only, never a password or token.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
+use larder::credentials::helpers::HelperNames;
+use larder::credentials::plugin::Plugins;
 use larder::credentials::{DockerConfig, Keyring, PullSecret, Tokens};
 use larder::reference::Reference;
 
 /// The user's own credentials, beside the pull secrets that each request brings along.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Candidates {
     own: Option<Place>,
     tokens: Tokens,
+    helpers: HelperNames,
+    plugins: Option<Arc<Plugins>>,
 }
 
 /// One place with credentials.
@@ -24,7 +29,23 @@ struct Place {
 impl Candidates {
     /// Those of this config, which comes from the place of this name. `tokens` is how pull secrets are read.
     pub(crate) fn new(own: Option<(String, &DockerConfig)>, tokens: Tokens) -> Self {
-        Candidates { own: own.map(|(name, config)| Place::new(name, config)), tokens }
+        Candidates {
+            own: own.map(|(name, config)| Place::new(name, config)),
+            tokens,
+            ..Candidates::default()
+        }
+    }
+
+    /// And those of these credential helpers.
+    pub(crate) fn with_helpers(mut self, helpers: HelperNames) -> Self {
+        self.helpers = helpers;
+        self
+    }
+
+    /// And those of these providers.
+    pub(crate) fn with_plugins(mut self, plugins: Arc<Plugins>) -> Self {
+        self.plugins = Some(plugins);
+        self
     }
 
     /// Whose credentials are tried for an image, in order.
@@ -53,7 +74,22 @@ impl Candidates {
     fn fitting(&self, image: &str, secrets: &[PullSecret]) -> Vec<String> {
         let Ok(name) = Reference::parse(image) else { return Vec::new() };
         let places = self.secret_places(secrets);
-        places.iter().chain(&self.own).flat_map(|place| place.fitting(name.name())).collect()
+        let held = places.iter().chain(&self.own).flat_map(|place| place.fitting(name.name()));
+        held.chain(self.programs(name.name())).collect()
+    }
+
+    /// Whether some are with programs.
+    pub(crate) fn has_programs(&self) -> bool {
+        self.plugins.is_some() || !self.helpers.is_empty()
+    }
+
+    /// The programs that are asked. Whether they have a credential is known only to them.
+    fn programs(&self, repository: &str) -> Vec<String> {
+        let helper =
+            self.helpers.asked(repository).map(|asked| format!("docker-credential-{}", asked.helper));
+        let plugins = self.plugins.iter().flat_map(|plugins| plugins.for_image(repository));
+        let plugins = plugins.map(|name| format!("credential provider {name}"));
+        helper.into_iter().chain(plugins).map(|name| format!("{name} (if it has one)")).collect()
     }
 
     /// A secret that cannot be read fails its pod before any pull, so there is nothing to say of it here.

@@ -7,11 +7,13 @@ use std::time::Duration;
 
 use larder::backend::Backend;
 use larder::gotext;
+use larder::records::{ImageRecords, Verification};
 use larder_cri::{CriBackend, CriConfig, Endpoint, discover};
 use larder_store::backend::StoreBackend;
 use larder_store::registry::RegistryConfig;
 use tokio::time::{self, Instant};
 
+use crate::access;
 use crate::args::Connection;
 use crate::collect::Notes;
 use crate::daemon::Daemon;
@@ -205,13 +207,14 @@ const RETRY_PERIOD: Duration = Duration::from_secs(1);
 /// come up later than larder when a machine starts.
 pub(crate) async fn reach_within(
     args: &Connection,
+    verification: &Verification,
     patience: Duration,
     out: &Out,
 ) -> Result<Reached, Failure> {
     let started = Instant::now();
     let mut told = false;
     loop {
-        let failure = match reach(args).await {
+        let failure = match reach(args, verification).await {
             Err(failure) if failure.outcome() == Outcome::Unreachable => failure,
             reached_or_never => return reached_or_never,
         };
@@ -229,14 +232,14 @@ pub(crate) async fn reach_within(
 
 /// What makes images present, and has answered.
 pub(crate) enum Reached {
-    /// A backend, and where it is written down what was ensured on it.
-    Own(Arc<dyn Backend>, Notes),
+    /// A backend, where it is written down what was ensured on it, and who may use what is present.
+    Own(Arc<dyn Backend>, Notes, Arc<ImageRecords>),
     /// A daemon, whose backend answers.
     Daemon(Daemon),
 }
 
 /// The daemon or the backend, once it has answered.
-pub(crate) async fn reach(args: &Connection) -> Result<Reached, Failure> {
+pub(crate) async fn reach(args: &Connection, verification: &Verification) -> Result<Reached, Failure> {
     if let Some(daemon) = Daemon::find(args)? {
         daemon.answers().await?;
         return Ok(Reached::Daemon(daemon));
@@ -245,7 +248,9 @@ pub(crate) async fn reach(args: &Connection) -> Result<Reached, Failure> {
     let notes = Notes::of(args, &chosen)?;
     let backend = chosen.into_backend();
     backend.info().await?;
-    Ok(Reached::Own(backend, notes))
+    let records = access::records(notes.place(), verification.clone())?;
+    records.recover(&*backend).await;
+    Ok(Reached::Own(backend, notes, records))
 }
 
 /// The failure of a command that works on larder's own store only, and that the variable does not change this.

@@ -2,15 +2,17 @@
 
 use std::collections::BTreeMap;
 use std::io::{self, Read};
-use std::path::Path;
 use std::sync::Arc;
 
+use larder::credentials::helpers::HelperNames;
+use larder::credentials::plugin::Plugins;
 use larder::credentials::{
-    ConfigFileError, DockerConfig, Entry, Format, PullSecret, SearchPath, Secret, SecretCoordinates, Sources,
-    Tokens, encode_entry, read_config_file,
+    ConfigFileError, DockerConfig, Entry, Format, Provider, PullSecret, SearchPath, Secret,
+    SecretCoordinates, Sources, Tokens, encode_entry, read_config_file,
 };
 use larder::reference::Reference;
 
+use crate::access;
 use crate::args::CredentialArgs;
 use crate::candidates::Candidates;
 use crate::failure::Failure;
@@ -36,33 +38,46 @@ pub(crate) fn gather<'a>(
     images: impl IntoIterator<Item = &'a str>,
     out: &Out,
 ) -> Result<Credentials, Failure> {
+    let plugins = match (&args.image_credential_provider_config, &args.image_credential_provider_bin_dir) {
+        (Some(config), Some(programs)) => Some(access::plugins(config, programs)?),
+        _ => None,
+    };
     if let Some(username) = &args.username {
         let registry = only_registry(images)?;
         let password = read_password(io::stdin().lock())?;
         let entry = Entry { username: username.clone(), password, ..Entry::default() };
         let config = DockerConfig::one(registry, entry);
-        return Ok(joined(Some("--username".to_owned()), &config, tokens));
+        return Ok(joined(Some("--username".to_owned()), &config, plugins, tokens));
     }
     let (name, config) = match &args.authfile {
         Some(file) => {
             let config =
                 read_config_file(file, Format::ConfigJson, tokens).map_err(|error| unusable(&error))?;
-            warn_of_helpers(file, &config, out);
             (Some(file.display().to_string()), config)
         }
         None => search(&SearchPath::user(), tokens, out),
     };
-    Ok(joined(name, &config, tokens))
+    Ok(joined(name, &config, plugins, tokens))
 }
 
-fn joined(name: Option<String>, config: &DockerConfig, tokens: Tokens) -> Credentials {
+fn joined(
+    name: Option<String>,
+    config: &DockerConfig,
+    plugins: Option<Arc<Plugins>>,
+    tokens: Tokens,
+) -> Credentials {
     let secret = name.as_ref().map(|name| as_secret(name, config));
-    let own = name.map(|name| (name, config));
-    Credentials {
-        sources: Sources::fixed(config).with_tokens(tokens),
-        candidates: Arc::new(Candidates::new(own, tokens)),
-        secret,
+    let mut sources = Sources::fixed(config).with_tokens(tokens);
+    let mut candidates = Candidates::new(name.map(|name| (name, config)), tokens);
+    if let Some(helpers) = access::helpers(tokens) {
+        sources = sources.with_helpers(helpers);
+        candidates = candidates.with_helpers(HelperNames::of(config));
     }
+    if let Some(plugins) = plugins {
+        sources = sources.with_provider(Arc::clone(&plugins) as Arc<dyn Provider>);
+        candidates = candidates.with_plugins(plugins);
+    }
+    Credentials { sources, candidates: Arc::new(candidates), secret }
 }
 
 /// A pull secret with the same credentials.
@@ -86,18 +101,8 @@ fn search(path: &SearchPath, tokens: Tokens, out: &Out) -> (Option<String>, Dock
     }
     if let Some(path) = &found.path {
         tracing::info!("credentials from {}", path.display());
-        warn_of_helpers(path, &found.config, out);
     }
     (found.path.map(|path| path.display().to_string()), found.config)
-}
-
-fn warn_of_helpers(path: &Path, config: &DockerConfig, out: &Out) {
-    if config.uses_helpers() {
-        out.warning(format_args!(
-            "{}: credsStore and credHelpers are not run yet; only credentials under auths are used",
-            path.display()
-        ));
-    }
 }
 
 fn unusable(error: &ConfigFileError) -> Failure {

@@ -3,6 +3,7 @@
 //! One command is one file in `commands/`. What all of them share: `args` (what was typed), `connect` (the
 //! backend), `interrupt` (signals), `out` (what is printed), `exit` (how it ended).
 
+mod access;
 mod args;
 mod candidates;
 mod collect;

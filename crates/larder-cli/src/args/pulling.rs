@@ -11,6 +11,7 @@ use larder::credentials::Tokens;
 use larder::pull::{PullConfig, PullPolicy};
 
 use super::timeout;
+use crate::access::VerifyArgs;
 use crate::duration;
 use crate::failure::Failure;
 use crate::output::{DataFormat, Format};
@@ -61,6 +62,9 @@ pub(crate) struct EnsureArgs {
     /// back-off allows it. A bare number is seconds; 0 tries once.
     #[arg(long, value_name = "DURATION", default_value = "0", value_parser = duration::parse, hide_default_value = true)]
     pub(crate) retry_for: Duration,
+
+    #[command(flatten)]
+    pub(crate) verify: VerifyArgs,
 
     /// What results look like.
     #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
@@ -212,6 +216,15 @@ pub(crate) struct CredentialArgs {
     /// could see it in the list of processes.
     #[arg(long, requires = "username")]
     pub(crate) password_stdin: bool,
+
+    /// Kubelet's configuration of credential providers, a file or a folder: programs that give credentials for the images
+    /// that they are configured for.
+    #[arg(long, value_name = "PATH", requires = "image_credential_provider_bin_dir")]
+    pub(crate) image_credential_provider_config: Option<PathBuf>,
+
+    /// The folder with the programs of these providers. Nobody but root and this user may be able to write to it.
+    #[arg(long, value_name = "DIR", requires = "image_credential_provider_config")]
+    pub(crate) image_credential_provider_bin_dir: Option<PathBuf>,
 }
 
 fn whole_number(text: &str) -> Result<u32, String> {

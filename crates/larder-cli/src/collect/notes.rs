@@ -27,6 +27,11 @@ impl Notes {
         Ok(Notes { place: Place::of(connection, chosen)?, store })
     }
 
+    /// Where they are.
+    pub(crate) fn place(&self) -> &Place {
+        &self.place
+    }
+
     /// Takes note that these images, by id, were just made present: that is a use. Trouble is told, and no more.
     pub(crate) fn ensured(self, ids: &[&str], out: &Out) {
         if ids.is_empty() || (self.store.is_none() && !self.place.exists()) {

@@ -51,7 +51,7 @@ impl Place {
 
     /// Whether anybody has collected here.
     pub(crate) fn exists(&self) -> bool {
-        self.folder.is_dir()
+        self.folder.join("lock").is_file()
     }
 
     /// The same, made and locked until it is dropped.
@@ -92,6 +92,11 @@ impl Place {
     /// Where the daemon says that it runs, unless it works on larder's own store.
     pub(crate) fn daemon(&self) -> PathBuf {
         self.folder.join("daemon")
+    }
+
+    /// The folder of the pull records, in kubelet's layout.
+    pub(crate) fn pull_records(&self) -> PathBuf {
+        self.folder.join("image_manager")
     }
 
     /// The keep rules.

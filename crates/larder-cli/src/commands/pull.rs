@@ -5,6 +5,7 @@ use std::sync::Arc;
 use larder::events::LogSink;
 use larder::pod::Pod;
 use larder::pull::{EnsureRequest, Outcome as Pulled, PullPolicy};
+use larder::records::Verification;
 use serde::Serialize;
 
 use super::ensure::check_argument;
@@ -39,7 +40,8 @@ pub(super) async fn run(
         tracing::info!("credentials for {image}: {}", candidates.tell(image, &[]));
     }
     let interrupt = interrupt.handle();
-    let reached = match interrupt.or(connect::reach(connection)).await {
+    let verification = Verification::default();
+    let reached = match interrupt.or(connect::reach(connection, &verification)).await {
         Some(Ok(reached)) => reached,
         unreached => {
             let rows = requests.iter().map(|request| Row::new(&request.image, &Verdict::Unfinished));

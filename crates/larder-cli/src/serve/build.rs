@@ -5,11 +5,13 @@ use std::sync::Arc;
 
 use larder::credentials::{self, NodeFiles, SearchPath};
 use larder::gc::{GcPolicy, KeepRule};
+use larder::records::Verification;
 use larder_cri::{CriBackend, Endpoint, NoRuntimeFound, WELL_KNOWN_SOCKETS, discover};
 use tracing::Level;
 
 use super::node::{Backed, Node, Parts};
 use super::reload::Settings;
+use crate::access;
 use crate::collect::{KeepFile, Place};
 use crate::config::{self, Config, Sources};
 use crate::connect::Chosen;
@@ -21,12 +23,18 @@ pub(super) fn node(sources: Sources, config: Config, loud: Level) -> Result<Node
     let chosen = backend(&config)?;
     let place = Place::configured(config.state.as_deref(), &chosen)?.locked()?;
     let policy = policy(&config, KeepFile::at(&place).read()?);
+    let credentials = credentials(&config)?;
+    let records = match verification(&config) {
+        Some(verification) => Some(access::records(&place, verification)?),
+        None => None,
+    };
     Ok(Node::build(Parts {
         chosen: Backed::by(chosen),
         place,
         policy,
+        credentials,
+        records,
         pull: config.pull.clone(),
-        credentials: credentials(&config),
         spared: config.ensured_lease,
         periods: config.periods,
         events: config.event_ring_size,
@@ -35,17 +43,35 @@ pub(super) fn node(sources: Sources, config: Config, loud: Level) -> Result<Node
     }))
 }
 
-/// The docker config of the user that the daemon runs as, read again every five minutes.
-fn credentials(config: &Config) -> credentials::Sources {
-    let files = NodeFiles::search(SearchPath::user());
-    credentials::Sources::new(files, Vec::new()).with_tokens(config.credential_tokens)
-}
-
 /// The policy of the settings, with the rules of `larder keep` on top.
 pub(super) fn policy(config: &Config, kept: Vec<KeepRule>) -> GcPolicy {
     let mut policy = config.gc.clone();
     policy.keep.extend(kept);
     policy
+}
+
+/// Which present images need credentials; `None` where kubelet's gate is off, and no records are kept.
+pub(super) fn verification(config: &Config) -> Option<Verification> {
+    let images = &config.images;
+    let allowlist = images.preloaded_images_verification_allowlist.iter().map(String::as_str);
+    let policy = &images.image_pull_credentials_verification_policy;
+    // Both were checked when they were read.
+    let verification = Verification::parse(policy, allowlist).unwrap_or_default();
+    config.gates.ensure_secret_pulled_images.then_some(verification)
+}
+
+/// The docker config of the user that the daemon runs as, read again every five minutes, and programs that give more.
+fn credentials(config: &Config) -> Result<credentials::Sources, Failure> {
+    let files = NodeFiles::search(SearchPath::user());
+    let mut credentials = credentials::Sources::new(files, Vec::new()).with_tokens(config.credential_tokens);
+    if let Some(helpers) = access::helpers(config.credential_tokens) {
+        credentials = credentials.with_helpers(helpers);
+    }
+    let plugins = &config.credential_plugins;
+    if let (Some(file), Some(programs)) = (&plugins.config, &plugins.bin_dir) {
+        credentials = credentials.with_provider(access::plugins(file, programs)?);
+    }
+    Ok(credentials)
 }
 
 fn backend(config: &Config) -> Result<Chosen, Failure> {

@@ -8,9 +8,12 @@ use std::time::Duration;
 use larder::backend::Backend;
 use larder::credentials::Sources;
 use larder::events::{EventSink, LogSink, RingSink, Tee};
-use larder::gc::{Collector, CollectorBuilder, FileStore, Gate, GcLoops, GcPolicy, HistoryFile, Periods};
+use larder::gc::{
+    Collector, CollectorBuilder, FileStore, Gate, GcLoops, GcPolicy, HistoryFile, Hook, Periods,
+};
 use larder::pod::ObjectRef;
 use larder::pull::{Manager, PullConfig};
+use larder::records::{ImageRecords, PullRecords};
 use larder_store::backend::StoreBackend;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -33,6 +36,8 @@ pub(super) struct Parts {
     pub(super) place: Place,
     /// With the keep rules of the place.
     pub(super) policy: GcPolicy,
+    /// Who may use what; `None` keeps none.
+    pub(super) records: Option<Arc<ImageRecords>>,
     pub(super) pull: PullConfig,
     /// The node's own, for what is ensured here; who pulls over CRI brings their own.
     pub(super) credentials: Sources,
@@ -92,26 +97,44 @@ pub(crate) struct Node {
     held: Held,
     pub(super) settings: Settings,
     pub(super) place: Place,
+    /// Who may use what; `None` if none are kept.
+    pub(super) records: Option<Arc<ImageRecords>>,
 }
 
 impl Node {
     /// Puts it together.
     pub(super) fn build(parts: Parts) -> Node {
-        let Parts { chosen, place, policy, pull, credentials, spared, periods, events, name, settings } =
-            parts;
+        let Parts {
+            chosen,
+            place,
+            policy,
+            credentials,
+            records,
+            pull,
+            spared,
+            periods,
+            events,
+            name,
+            settings,
+        } = parts;
         let Backed { told, backend, store, collector } = chosen;
         let events = Arc::new(RingSink::new(events));
         let metrics = Arc::new(Metrics::default());
         let sink: Arc<dyn EventSink> =
             Arc::new(Tee(vec![Arc::new(LogSink), events.clone(), metrics.clone(), Arc::new(CallSink)]));
         let (gate, held) = (Arc::new(Gate::default()), Held::default());
-        let manager = Manager::builder(Arc::clone(&backend))
+        let mut manager = Manager::builder(Arc::clone(&backend))
             .config(pull)
             .credentials(credentials)
             .events(Arc::clone(&sink))
             .metrics(metrics.clone())
-            .lease(Arc::clone(&gate), spared)
-            .build();
+            .lease(Arc::clone(&gate), spared);
+        let mut collector = collector;
+        if let Some(records) = &records {
+            manager = manager.records(Arc::clone(records) as Arc<dyn PullRecords>);
+            collector = collector.hook(Arc::clone(records) as Arc<dyn Hook>);
+        }
+        let manager = manager.build();
         let history = HistoryFile::new(place.history());
         let collector = collector
             .policy(policy)
@@ -134,6 +157,7 @@ impl Node {
             events,
             sink,
             place,
+            records,
             held,
             settings,
             metrics,
@@ -150,9 +174,16 @@ impl Node {
             health::watch_over(&*self.backend, &self.health, &self.object, &*self.sink),
             self.loops.run(),
             self.watch_files(),
-            self.look_after_static_pods(first.clone()),
-            self.prefetch(first),
+            self.want(first),
         );
+    }
+
+    /// What the node itself wants. Pulls of an earlier life are sorted out before the first of this one.
+    async fn want(&self, first: FirstLook) {
+        if let Some(records) = &self.records {
+            records.recover(&*self.backend).await;
+        }
+        tokio::join!(self.look_after_static_pods(first.clone()), self.prefetch(first));
     }
 
     /// Those at the path of the settings, whichever that is.

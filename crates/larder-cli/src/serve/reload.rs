@@ -136,6 +136,9 @@ impl Node {
             self.manager.set_config(&new.pull);
         }
         self.collector.set_policy(build::policy(&new, kept));
+        if let (Some(records), Some(verification)) = (&self.records, build::verification(&new)) {
+            records.set_verification(verification);
+        }
         log::change(new.log.level.max(self.settings.loud), log::Format::of(new.log.format));
         self.settings.now.send_replace(Arc::new(new));
         Ok(Reloaded { applied: keys(reloadable), needs_restart: self.settings.pending() })

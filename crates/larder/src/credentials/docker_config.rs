@@ -16,9 +16,9 @@ use crate::{gotext, reference};
 pub struct DockerConfig {
     /// Credentials by location: a registry with or without scheme, path and wildcards, as written.
     pub entries: BTreeMap<String, Entry>,
-    /// `credsStore`: the helper program that holds the credentials of all registries. Not asked so far.
+    /// `credsStore`: the helper program that holds the credentials of all registries.
     pub creds_store: Option<String>,
-    /// `credHelpers`: helper programs by registry. Not asked so far.
+    /// `credHelpers`: helper programs by registry.
     pub cred_helpers: BTreeMap<String, String>,
 }
 

@@ -3,7 +3,7 @@
 //! ```text
 //! secrets of the pod -> pull_secrets ┐
 //! files of the node  -> node_files   ┼-> docker_config -> keyring -> Sources::lookup -> credentials, in order
-//! providers (later: plugins, helpers) ┘
+//! programs -> helpers, then plugins  ┘
 //! ```
 //!
 //! Read [`Sources::lookup`] first. The rules are kubelet's, but for identity and registry tokens, which kubelet
@@ -17,6 +17,7 @@ mod config_file;
 mod credential;
 mod docker_config;
 mod hash;
+pub mod helpers;
 pub(crate) mod json;
 mod keyring;
 mod matching;

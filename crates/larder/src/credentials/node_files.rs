@@ -6,7 +6,8 @@ use std::time::Duration;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
-use super::docker_config::{DockerConfig, Tokens};
+use super::docker_config::{DockerConfig, Entry, Tokens};
+use super::helpers::HelperNames;
 use super::keyring::Keyring;
 use super::search::SearchPath;
 
@@ -21,7 +22,7 @@ pub struct NodeFiles(Kind);
 enum Kind {
     #[default]
     None,
-    Fixed(Arc<Keyring>),
+    Fixed(Arc<NodeConfig>),
     Search {
         path: SearchPath,
         /// Locked while the files are read, so that they are read once however many pulls wait.
@@ -29,9 +30,16 @@ enum Kind {
     },
 }
 
+/// What a docker config of the node comes to.
+#[derive(Debug, Default)]
+pub(super) struct NodeConfig {
+    pub(super) keyring: Keyring,
+    pub(super) helpers: HelperNames,
+}
+
 #[derive(Debug)]
 struct Cached {
-    keyring: Arc<Keyring>,
+    config: Arc<NodeConfig>,
     read_at: Instant,
     tokens: Tokens,
 }
@@ -44,7 +52,7 @@ impl NodeFiles {
 
     /// One config, for good.
     pub fn fixed(config: &DockerConfig) -> Self {
-        NodeFiles(Kind::Fixed(Arc::new(keyring_of(config))))
+        NodeFiles(Kind::Fixed(Arc::new(NodeConfig::of(config))))
     }
 
     /// What a search finds, searched again after [`READ_AGAIN_AFTER`]. Files that cannot be used are logged.
@@ -52,20 +60,20 @@ impl NodeFiles {
         NodeFiles(Kind::Search { path, cache: Mutex::new(None) })
     }
 
-    /// The credentials in force now.
-    pub(super) async fn keyring(&self, tokens: Tokens) -> Arc<Keyring> {
+    /// What is in force now.
+    pub(super) async fn config(&self, tokens: Tokens) -> Arc<NodeConfig> {
         match &self.0 {
             Kind::None => Arc::default(),
-            Kind::Fixed(keyring) => keyring.clone(),
+            Kind::Fixed(config) => config.clone(),
             Kind::Search { path, cache } => {
                 let mut cache = cache.lock().await;
                 let now = Instant::now();
                 if let Some(cached) = cache.as_ref().filter(|cached| cached.is_fresh(now, tokens)) {
-                    return cached.keyring.clone();
+                    return cached.config.clone();
                 }
-                let keyring = Arc::new(read(path.clone(), tokens).await);
-                *cache = Some(Cached { keyring: keyring.clone(), read_at: now, tokens });
-                keyring
+                let config = Arc::new(read(path.clone(), tokens).await);
+                *cache = Some(Cached { config: config.clone(), read_at: now, tokens });
+                config
             }
         }
     }
@@ -78,7 +86,7 @@ impl Cached {
 }
 
 /// Searches on a thread that may block.
-async fn read(path: SearchPath, tokens: Tokens) -> Keyring {
+async fn read(path: SearchPath, tokens: Tokens) -> NodeConfig {
     let found = tokio::task::spawn_blocking(move || path.find(tokens)).await.unwrap_or_else(|error| {
         tracing::error!(%error, "reading the node's docker config failed");
         super::search::Found::default()
@@ -86,21 +94,29 @@ async fn read(path: SearchPath, tokens: Tokens) -> Keyring {
     for skipped in &found.skipped {
         tracing::warn!(%skipped, "a docker config file was skipped");
     }
-    if let (true, Some(path)) = (found.config.uses_helpers(), &found.path) {
-        tracing::warn!(path = %path.display(), "credential helpers are not supported yet; they were not asked");
-    }
-    keyring_of(&found.config)
+    NodeConfig::of(&found.config)
 }
 
-/// The keyring of a config that was just read.
-fn keyring_of(config: &DockerConfig) -> Keyring {
-    let unusable = config.unusable_entries();
-    if unusable > 0 {
-        tracing::warn!("{unusable} entries of the docker config are not used: their location is not a URL");
+impl NodeConfig {
+    /// That of a config that was just read.
+    fn of(config: &DockerConfig) -> NodeConfig {
+        let unusable = config.unusable_entries();
+        if unusable > 0 {
+            tracing::warn!(
+                "{unusable} entries of the docker config are not used: their location is not a URL"
+            );
+        }
+        let mut keyring = Keyring::default();
+        if config.uses_helpers() {
+            // Where a helper holds the password, docker leaves an entry with nothing in it.
+            let mut filled = config.clone();
+            filled.entries.retain(|_, entry| *entry != Entry::default());
+            keyring.add(&filled, None);
+        } else {
+            keyring.add(config, None);
+        }
+        NodeConfig { keyring, helpers: HelperNames::of(config) }
     }
-    let mut keyring = Keyring::default();
-    keyring.add(config, None);
-    keyring
 }
 
 #[cfg(test)]
@@ -109,7 +125,7 @@ mod tests {
     use super::*;
 
     async fn user(files: &NodeFiles) -> String {
-        let found = files.keyring(Tokens::Keep).await.lookup("r.example/app");
+        let found = files.config(Tokens::Keep).await.keyring.lookup("r.example/app");
         found.into_iter().map(|credential| credential.username).collect()
     }
 

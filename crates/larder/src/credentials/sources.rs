@@ -7,6 +7,7 @@ use async_trait::async_trait;
 
 use super::credential::Credential;
 use super::docker_config::{DockerConfig, Tokens};
+use super::helpers::Helpers;
 use super::node_files::NodeFiles;
 use super::pull_secrets::{self, PullSecret, SecretError};
 use crate::pod::Pod;
@@ -48,6 +49,8 @@ pub trait Provider: Send + Sync {
 #[derive(Default)]
 pub struct Sources {
     node: NodeFiles,
+    /// Runs the helpers that the node's files name; without it they are not asked.
+    helpers: Option<Helpers>,
     providers: Vec<Arc<dyn Provider>>,
     tokens: Tokens,
 }
@@ -56,6 +59,7 @@ impl fmt::Debug for Sources {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Sources")
             .field("node", &self.node)
+            .field("helpers", &self.helpers)
             .field("providers", &self.providers.len())
             .field("tokens", &self.tokens)
             .finish()
@@ -73,6 +77,20 @@ impl Sources {
         Sources::new(NodeFiles::fixed(config), Vec::new())
     }
 
+    /// Asks the credential helpers that the node's files name, which kubelet does not.
+    #[must_use]
+    pub fn with_helpers(mut self, helpers: Helpers) -> Self {
+        self.helpers = Some(helpers);
+        self
+    }
+
+    /// Asks these as well, after those that are asked already.
+    #[must_use]
+    pub fn with_provider(mut self, provider: Arc<dyn Provider>) -> Self {
+        self.providers.push(provider);
+        self
+    }
+
     /// Sets what to do with identity and registry tokens in secrets and node files; kept by default. A
     /// [`fixed`](Sources::fixed) config stays as it was parsed.
     #[must_use]
@@ -81,7 +99,8 @@ impl Sources {
         self
     }
 
-    /// The credentials to try for an image, in order: of the pod's secrets, of the node's files, of the providers.
+    /// The credentials to try for an image, in order: of the pod's secrets, of the node's files, of the helpers that
+    /// these name, of the providers.
     /// Duplicates are kept. None at all means one anonymous pull.
     pub async fn lookup(
         &self,
@@ -91,7 +110,13 @@ impl Sources {
     ) -> Result<Vec<Credential>, CredentialsError> {
         let repository = reference::parse_image_name(image)?.repository;
         let mut found = pull_secrets::keyring(secrets, self.tokens)?.lookup(&repository);
-        found.extend(self.node.keyring(self.tokens).await.lookup(&repository));
+        let node = self.node.config(self.tokens).await;
+        found.extend(node.keyring.lookup(&repository));
+        match &self.helpers {
+            Some(helpers) => found.extend(helpers.lookup(&node.helpers, &repository).await),
+            None if node.helpers.is_empty() => {}
+            None => tracing::debug!("the docker config names credential helpers, which are not asked here"),
+        }
         for provider in &self.providers {
             found.extend(provider.provide(&repository, pod).await);
         }

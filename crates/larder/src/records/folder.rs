@@ -5,7 +5,7 @@
 //! something take turns.
 
 use std::fs::{DirBuilder, OpenOptions, Permissions};
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -83,10 +83,21 @@ pub(super) struct Hold {
 }
 
 impl Folder {
-    /// Makes what is missing.
+    /// Makes what is missing, if there is room for it.
     pub(super) fn open(root: &Path, witness: Option<Witness>) -> io::Result<Folder> {
         let folder = Folder { root: root.to_owned(), witness };
-        for path in [root.to_owned(), folder.shelf(Shelf::Pulling), folder.shelf(Shelf::Pulled)] {
+        match folder.turn().and_then(|turn| folder.tidy(&turn)) {
+            // Whoever collects must be able to start. Until there is room nothing is pulled, and what is here is nobody's.
+            Err(error) if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => {
+                tracing::warn!("no room for pull records: {error}");
+            }
+            tidied => tidied?,
+        }
+        Ok(folder)
+    }
+
+    fn make(&self) -> io::Result<()> {
+        for path in [self.root.clone(), self.shelf(Shelf::Pulling), self.shelf(Shelf::Pulled)] {
             DirBuilder::new()
                 .recursive(true)
                 .mode(0o700)
@@ -94,17 +105,18 @@ impl Folder {
                 .map_err(|error| named(&error, &path))?;
             let found = fs_err::symlink_metadata(&path)?;
             if !found.is_dir() {
-                return Err(named(&io::ErrorKind::NotADirectory.into(), &path));
+                return Err(named(&ErrorKind::NotADirectory.into(), &path));
             }
             if found.permissions().mode() & 0o077 != 0 {
                 fs_err::set_permissions(&path, Permissions::from_mode(0o700))?;
             }
         }
-        Ok(folder)
+        Ok(())
     }
 
     /// Waits until no other process changes anything here.
     pub(super) fn turn(&self) -> io::Result<Turn> {
+        self.make()?;
         let path = self.root.join("lock");
         let mut options = fs_err::OpenOptions::new();
         let lock = options.create(true).truncate(false).write(true).open(&path)?;
@@ -181,7 +193,7 @@ impl Folder {
         let path = self.path(kind, key);
         self.step(Step::Remove, &path)?;
         match fs_err::remove_file(&path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
             _ => Ok(()),
         }
     }
@@ -210,7 +222,7 @@ impl Folder {
     }
 
     /// Removes what writers that died left beside the files. Only in this process's turn.
-    pub(super) fn tidy(&self, _turn: &Turn) -> io::Result<()> {
+    fn tidy(&self, _turn: &Turn) -> io::Result<()> {
         for kind in [Shelf::Pulling, Shelf::Pulled] {
             for entry in fs_err::read_dir(self.shelf(kind))? {
                 let entry = entry?;
@@ -289,7 +301,7 @@ fn read<T>(
 fn bounded(path: &Path) -> Result<Option<Vec<u8>>, ReadProblem> {
     let flags = no_follow() | OFlags::NONBLOCK.bits().cast_signed();
     let file = match OpenOptions::new().read(true).custom_flags(flags).open(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         file => file?,
     };
     let found = file.metadata()?;

@@ -129,7 +129,6 @@ impl ImageRecords {
     ) -> Result<ImageRecords, OpenError> {
         let open = || {
             let opened = Arc::new(Folder::open(folder, witness)?);
-            opened.tidy(&opened.turn()?)?;
             let (memory, in_flight) = (Arc::new(Memory::new(MEMORY_BYTES)), Arc::new(InFlight::default()));
             let desk = Desk {
                 folder: Arc::clone(&opened),

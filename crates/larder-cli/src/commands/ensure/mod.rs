@@ -14,7 +14,7 @@ use super::trouble::Trouble;
 use super::work::{self, Ended, Shown, Verdict, Wishes, Worker};
 use crate::args::{Connection, EnsureArgs};
 use crate::candidates::Candidates;
-use crate::connect;
+use crate::connect::{self, Reached};
 use crate::credentials;
 use crate::exit::Outcome;
 use crate::failure::Failure;
@@ -34,6 +34,7 @@ pub(super) async fn run(
     interrupt: Interrupt,
 ) -> Result<Outcome, Failure> {
     let config = args.pulling.config()?;
+    let verification = args.verify.verification()?;
     let gathered = gather::gather(args)?;
     gathered.tell(out);
     if gathered.jobs.iter().all(Job::has_bad_name) {
@@ -51,7 +52,8 @@ pub(super) async fn run(
     }
     let interrupt = interrupt.handle();
     let started = Instant::now();
-    let reached = match interrupt.or(connect::reach_within(connection, args.retry_for, out)).await {
+    let reached = connect::reach_within(connection, &verification, args.retry_for, out);
+    let reached = match interrupt.or(reached).await {
         Some(Ok(reached)) => reached,
         unreached => {
             return Ok(nothing_done(
@@ -74,6 +76,9 @@ pub(super) async fn run(
         events: Arc::clone(&events) as Arc<dyn EventSink>,
         progress: true,
     };
+    if args.verify.is_given() && matches!(reached, Reached::Daemon(_)) {
+        out.warning("the daemon verifies credentials as its configuration says, and not as --verify does");
+    }
     let mut worker = Worker::new(reached, wishes, out);
     let requests: Vec<_> = gathered.jobs.iter().map(|job| job.request.clone()).collect();
     let retry_for = args.retry_for.saturating_sub(started.elapsed());

@@ -48,15 +48,21 @@ impl Worker {
     pub(in crate::commands) fn new(reached: Reached, wishes: Wishes<'_>, out: &Out) -> Worker {
         let Wishes { pulling, config, credentials, events, progress } = wishes;
         match reached {
-            Reached::Own(backend, notes) => {
+            Reached::Own(backend, notes, records) => {
                 let manager = Manager::builder(Arc::clone(&backend))
                     .config(config)
                     .credentials(credentials.sources)
+                    .records(records)
                     .events(events)
                     .build();
                 Worker::Own { manager: Box::new(manager), backend, notes: Some(notes) }
             }
             Reached::Daemon(daemon) => {
+                if credentials.candidates.has_programs() {
+                    out.warning(
+                        "the daemon asks the credential helpers and providers of its own configuration only",
+                    );
+                }
                 if pulling.is_given() {
                     out.warning("the daemon queues pulls as its configuration says, and not as the flags do");
                 }

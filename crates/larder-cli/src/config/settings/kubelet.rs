@@ -28,9 +28,7 @@ macro_rules! image_setting {
     };
 }
 
-const NO_RECORDS: &str = "larder keeps no pull records yet: every pod may use every present image";
 const NO_NODE_STATUS: &str = "larder writes no status of the node: kubelet does";
-const NO_PLUGINS: &str = "larder runs no credential plugins yet";
 
 pub(super) const SETTINGS: &[Setting] = &[
     image_setting!(
@@ -133,16 +131,14 @@ pub(super) const SETTINGS: &[Setting] = &[
         image_pull_credentials_verification_policy,
         Live,
         "Which present images a pod may use only with credentials: `NeverVerify`, `NeverVerifyPreloadedImages`, `NeverVerifyAllowlistedImages`, `AlwaysVerify`."
-    )
-    .idle(NO_RECORDS),
+    ),
     image_setting!(
         "preloadedImagesVerificationAllowlist",
         Texts,
         preloaded_images_verification_allowlist,
         Live,
         "Images that need none under `NeverVerifyAllowlistedImages`: names without tag, or prefixes that end in `/*`."
-    )
-    .idle(NO_RECORDS),
+    ),
     setting!(
         "imageCredentialProviderConfig",
         MaybePath,
@@ -150,8 +146,7 @@ pub(super) const SETTINGS: &[Setting] = &[
         Restart,
         "The file or folder that configures credential plugins; goes with `imageCredentialProviderBinDir`."
     )
-    .kubelet_flag("--image-credential-provider-config")
-    .idle(NO_PLUGINS),
+    .kubelet_flag("--image-credential-provider-config"),
     setting!(
         "imageCredentialProviderBinDir",
         MaybePath,
@@ -159,8 +154,7 @@ pub(super) const SETTINGS: &[Setting] = &[
         Restart,
         "The folder of credential plugins; goes with `imageCredentialProviderConfig`."
     )
-    .kubelet_flag("--image-credential-provider-bin-dir")
-    .idle(NO_PLUGINS),
+    .kubelet_flag("--image-credential-provider-bin-dir"),
     setting!(
         "staticPodPath",
         MaybePath,
@@ -176,8 +170,7 @@ pub(super) const SETTINGS: &[Setting] = &[
         Restart,
         "Whether present images may need credentials."
     )
-    .of_kubelet()
-    .idle(NO_RECORDS),
+    .of_kubelet(),
     setting!(
         "featureGates.CRIListStreaming",
         Switch,

@@ -1,0 +1,49 @@
+//! Finds the program of a helper.
+
+use std::path::{Path, PathBuf};
+
+use crate::credentials::program::{TrustError, check_program};
+use crate::gotext::quote;
+
+/// Why a helper is not run.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum FindError {
+    /// Its name could mean another program.
+    #[error("{} is no name of a credential helper: letters, digits, '.', '_' and '-' are", quote(.0))]
+    Name(String),
+    /// No folder has it.
+    #[error("docker-credential-{0} is in no folder of PATH: install it, or take it out of the docker config")]
+    Absent(String),
+    /// It is there, and is not to be trusted.
+    #[error("docker-credential-{name} is not run: {why}")]
+    NotTrusted {
+        /// The helper.
+        name: String,
+        /// Why.
+        why: String,
+    },
+}
+
+/// The first in these folders that only root and this user can replace.
+pub(super) fn find(folders: &[PathBuf], name: &str) -> Result<PathBuf, FindError> {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
+    if name.is_empty() || name.len() > 100 || !name.chars().all(is_plain) {
+        return Err(FindError::Name(name.chars().take(100).collect()));
+    }
+    let mut refused = None;
+    for folder in folders {
+        match check_program(&folder.join(Path::new(&format!("docker-credential-{name}")))) {
+            Ok(path) => return Ok(path),
+            Err(TrustError::Absent { .. }) => {}
+            Err(error) => {
+                refused.get_or_insert_with(|| format!("{error}; {}", error.hint()));
+            }
+        }
+    }
+    let name = name.to_owned();
+    Err(match refused {
+        Some(why) => FindError::NotTrusted { name, why },
+        None => FindError::Absent(name),
+    })
+}

@@ -1,0 +1,87 @@
+//! A process that dies between intent, pull and record, at every step that it takes on the disk.
+
+use larder::backend::Image;
+use larder::records::{ImageRecords, PullRecords as _, Utc, Verification};
+use larder_testkit::fake_backend::FakeBackend;
+
+use crate::world::{ID, IMAGE, dying_after, may_use, open, secret};
+
+fn present() -> FakeBackend {
+    let backend = FakeBackend::new();
+    backend.set_images(vec![Image { id: ID.into(), repo_tags: vec![IMAGE.into()], ..Image::default() }]);
+    backend
+}
+
+#[tokio::test]
+async fn whatever_dies_nobody_is_granted_what_he_did_not_prove() {
+    let mut died = 0;
+    for steps in 0.. {
+        let folder = tempfile::tempdir().unwrap();
+        let (witness, _) = dying_after(steps);
+        let records = ImageRecords::watched(folder.path(), Verification::default(), Some(witness)).unwrap();
+        let began = records.record_pull_intent(IMAGE).await.is_ok();
+        // The pull happens only after the intent is there.
+        let backend = if began { present() } else { FakeBackend::new() };
+        let recorded =
+            began && records.pulled(IMAGE, ID, Some(secret("a")), Utc(1_800_000_000)).await.is_ok();
+        let dead = !recorded || records.flush().await.is_err() || records.on_disk().unwrap().0 > 0;
+        drop(records);
+
+        let again = open(folder.path());
+        again.recover(&backend).await;
+        if began {
+            // Also where nobody heard of the record: a did show its secret.
+            assert!(!recorded || may_use(&again, "a").await, "step {steps}: a is forgotten");
+            assert!(!may_use(&again, "b").await, "step {steps}: b never showed anything");
+            assert!(!may_use(&again, "").await, "step {steps}");
+        }
+        died += usize::from(dead);
+        if !dead {
+            break;
+        }
+    }
+    assert!(died >= 8, "only {died} places to die at");
+}
+
+#[tokio::test]
+async fn a_pull_that_was_cut_off_is_remembered_without_a_restart_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let records = open(folder.path());
+    assert!(may_use(&records, "").await, "nobody of us pulled it");
+    records.record_pull_intent(IMAGE).await.unwrap();
+    assert!(!may_use(&records, "").await);
+    records.record_image_pull_failed(IMAGE);
+    records.flush().await.unwrap();
+    assert!(may_use(&records, "").await, "the pull brought nothing");
+}
+
+#[tokio::test]
+async fn a_pull_that_its_caller_gave_up_leaves_no_intent() {
+    let folder = tempfile::tempdir().unwrap();
+    let records = open(folder.path());
+    tokio::select! {
+        biased;
+        written = records.record_pull_intent(IMAGE) => {
+            // The disk was quicker than the caller.
+            written.unwrap();
+            records.record_image_pull_failed(IMAGE);
+        }
+        () = std::future::ready(()) => {}
+    }
+    records.flush().await.unwrap();
+    assert_eq!((records.in_flight(IMAGE), records.on_disk().unwrap().0), (0, 0));
+}
+
+#[tokio::test]
+async fn an_intent_is_recovered_also_by_a_short_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let records = open(folder.path());
+    records.record_pull_intent("busybox").await.unwrap();
+    drop(records);
+    let backend = FakeBackend::new();
+    let tag = "docker.io/library/busybox:latest".to_owned();
+    backend.set_images(vec![Image { id: ID.into(), repo_tags: vec![tag], ..Image::default() }]);
+    let again = open(folder.path());
+    again.recover(&backend).await;
+    assert_eq!(again.on_disk().unwrap(), (0, 1));
+}

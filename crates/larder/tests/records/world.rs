@@ -1,0 +1,62 @@
+//! Pods, secrets and a folder.
+
+use std::io;
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use larder::credentials::{PodCredentials, SecretCoordinates};
+use larder::records::{
+    Access, CheckResult, ImageRecords, PodLookup, RecordedSecret, Step, Verification, Witness,
+};
+
+pub(crate) const IMAGE: &str = "registry.example/team/app:v1";
+pub(crate) const ID: &str = "sha256:aaaa";
+
+/// A pod that holds one pull secret.
+pub(crate) struct Holder(pub(crate) &'static str);
+
+#[async_trait::async_trait]
+impl PodLookup for Holder {
+    async fn pod_credentials(&mut self) -> Result<PodCredentials, String> {
+        let secrets =
+            if self.0.is_empty() { Vec::new() } else { vec![(at(self.0), format!("hash {}", self.0))] };
+        Ok(PodCredentials { secrets, service_account: None })
+    }
+}
+
+pub(crate) fn at(name: &str) -> SecretCoordinates {
+    SecretCoordinates { uid: format!("uid {name}"), namespace: "team".into(), name: name.into() }
+}
+
+pub(crate) fn secret(name: &str) -> Access {
+    let secret = RecordedSecret { at: at(name), hash: format!("hash {name}") };
+    Access { secrets: vec![secret], ..Access::default() }
+}
+
+pub(crate) fn open(folder: &Path) -> ImageRecords {
+    ImageRecords::open(folder, Verification::default()).unwrap()
+}
+
+/// Whether a pod with this secret may use the image.
+pub(crate) async fn may_use(records: &ImageRecords, holder: &'static str) -> bool {
+    let (result, error) = records.check(IMAGE, ID, &mut Holder(holder)).await;
+    assert_eq!(error, None);
+    !result.is_none_or(CheckResult::must_pull)
+}
+
+/// Lets so many steps on the disk happen, and then none.
+pub(crate) fn dying_after(steps: usize) -> (Witness, Arc<Mutex<Vec<Step>>>) {
+    let (left, done) = (AtomicUsize::new(steps), Arc::new(Mutex::new(Vec::new())));
+    let seen = Arc::clone(&done);
+    let witness = move |step, _: &Path| {
+        let alive =
+            left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok();
+        if alive {
+            seen.lock().unwrap().push(step);
+            return Ok(());
+        }
+        Err(io::Error::other("the process is dead"))
+    };
+    (Arc::new(witness), done)
+}
