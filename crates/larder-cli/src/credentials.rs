@@ -178,7 +178,7 @@ mod tests {
             ..Entry::default()
         };
         let config = DockerConfig::one("r.example/\"x\"", entry);
-        let secret = joined(Some("/home/me/config.json".into()), &config, Tokens::Keep).secret.unwrap();
+        let secret = joined(Some("/home/me/config.json".into()), &config, None, Tokens::Keep).secret.unwrap();
         assert_eq!(secret.docker_config(Tokens::Keep).unwrap().unwrap().entries, config.entries);
         assert!(!format!("{secret:?}").contains("ob"));
     }

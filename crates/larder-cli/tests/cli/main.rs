@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test says no")]
 
+mod access;
 mod bad_input;
 mod collect;
 mod config;

@@ -5,6 +5,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a scenario that cannot be set up has failed")]
 
+mod access;
 mod collect;
 mod commands;
 mod concurrency;

@@ -370,7 +370,7 @@ async fn provide(input: Provide) -> Value {
         assert!(script.answer.is_none(), "the step's response was not asked for");
         let (Provided { auth, account }, error) = match provided {
             Ok(provided) => (provided, Value::Null),
-            Err(error) => (Provided::default(), error.to_string().into()),
+            Err(error) => (Provided::default(), error.kubelet_text().reveal().into()),
         };
         steps.push(json!({
             "credentials": plain(&auth),

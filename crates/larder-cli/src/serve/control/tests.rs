@@ -48,6 +48,8 @@ impl Served {
             },
             place: Place::at(folder.path().to_owned()),
             policy: GcPolicy { minimum_age: Duration::ZERO, ..GcPolicy::default() },
+            credentials: larder::credentials::Sources::default(),
+            records: None,
             pull: PullConfig::default(),
             credentials: larder::credentials::Sources::default(),
             events: 10,

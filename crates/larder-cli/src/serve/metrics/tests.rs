@@ -44,6 +44,8 @@ fn node(backend: &FakeBackend, folder: &tempfile::TempDir) -> Node {
         },
         place: Place::at(folder.path().to_owned()),
         policy: GcPolicy { minimum_age: Duration::ZERO, ..GcPolicy::default() },
+        credentials: larder::credentials::Sources::default(),
+        records: None,
         pull: PullConfig::default(),
         credentials: larder::credentials::Sources::default(),
         events: 10,

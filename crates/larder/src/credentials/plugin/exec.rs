@@ -57,13 +57,16 @@ pub enum ExecError {
 }
 
 impl ExecError {
-    /// The text that kubelet logs, which holds what the program wrote to its standard error.
+    /// The text that kubelet logs, which holds what the program wrote.
     pub fn kubelet_text(&self) -> Secret {
         match self {
             ExecError::Exit { name, image, status, stderr } => Secret::new(format!(
                 "error execing credential provider plugin {name} for image {image}: {status}: {}",
                 stderr.reveal()
             )),
+            ExecError::Response(error @ ResponseError::Version { actual, .. }) => {
+                Secret::new(format!("{error}, actual apiVersion:{}", actual.reveal()))
+            }
             other => Secret::new(other.to_string()),
         }
     }

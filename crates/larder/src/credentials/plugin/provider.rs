@@ -41,7 +41,7 @@ pub struct Provided {
     pub account: Option<ServiceAccountCoordinates>,
 }
 
-/// Why a provider gives nothing. The texts are kubelet's.
+/// Why a provider gives nothing. The texts are kubelet's, without what the program wrote.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum ProvideError {
@@ -59,9 +59,24 @@ pub enum ProvideError {
         "credential provider plugin returned the service account token as the password which is not allowed when service account cache type is not set to 'Token'"
     )]
     TokenEcho,
-    /// It says of the answer nothing that is known.
-    #[error("credential provider plugin did not return a valid cacheKeyType: {0}")]
-    CacheKeyType(String),
+    /// It does not say what the answer is good for.
+    #[error(
+        "credential provider plugin did not return a valid cacheKeyType: it must be Image, Registry or Global"
+    )]
+    CacheKeyType(Secret),
+}
+
+impl ProvideError {
+    /// The text that kubelet logs, which holds what the program wrote.
+    pub fn kubelet_text(&self) -> Secret {
+        match self {
+            ProvideError::CacheKeyType(given) => Secret::new(format!(
+                "credential provider plugin did not return a valid cacheKeyType: {}",
+                given.reveal()
+            )),
+            other => Secret::new(other.to_string()),
+        }
+    }
 }
 
 /// For whom a provider is asked.
@@ -201,11 +216,7 @@ impl Plugin {
             "Image" => image,
             "Registry" => keys::registry_of(image),
             "Global" => GLOBAL,
-            other => {
-                // Whatever else was put there could be a password.
-                let is_word = other.len() <= 20 && other.bytes().all(|b| b.is_ascii_alphabetic());
-                return Err(ProvideError::CacheKeyType(if is_word { other } else { "****" }.to_owned()));
-            }
+            other => return Err(ProvideError::CacheKeyType(Secret::new(other))),
         };
         let given = response.cache_duration.map(|time| time.to_std().unwrap_or_default());
         let time = given.unwrap_or(self.default_duration);

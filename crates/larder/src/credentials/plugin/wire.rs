@@ -41,14 +41,12 @@ pub struct Response {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ResponseError {
     /// It is of another version than was asked for.
-    #[error(
-        "apiVersion from credential plugin response did not match expected apiVersion:{expected}, actual apiVersion:{actual}"
-    )]
+    #[error("apiVersion from credential plugin response did not match expected apiVersion:{expected}")]
     Version {
         /// The configured one.
         expected: String,
-        /// The one in the answer.
-        actual: String,
+        /// The one in the answer. Whatever was put there could be a password.
+        actual: Secret,
     },
     /// It cannot be read.
     #[error("error decoding credential provider plugin response from stdout")]
@@ -90,10 +88,7 @@ impl Response {
     pub fn decode(stdout: &[u8], api_version: &str) -> Result<Response, ResponseError> {
         let head: Head = serde_json::from_slice(stdout).map_err(|_| ResponseError::Decode)?;
         if head.api_version != api_version {
-            // Whatever else was put there could be a password.
-            let looks_like_one = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '/' | '-');
-            let is_shown = head.api_version.len() <= 80 && head.api_version.chars().all(looks_like_one);
-            let actual = if is_shown { head.api_version } else { "****".to_owned() };
+            let actual = Secret::new(head.api_version);
             return Err(ResponseError::Version { expected: api_version.to_owned(), actual });
         }
         let text: ResponseText = serde_json::from_slice(stdout).map_err(|_| ResponseError::Decode)?;

@@ -1,0 +1,77 @@
+//! How long a check of the pull records takes from memory, and how it grows with what is recorded.
+//!
+//! `cargo run --release -p larder --example records_bench`: a line for each number of recorded credentials, nanoseconds for
+//! one check, once spread over images and once all in one record.
+
+use std::error::Error;
+use std::hint::black_box;
+use std::io::Write as _;
+
+use larder::credentials::{PodCredentials, SecretCoordinates};
+use larder::records::{Access, ImageRecords, LEARNED_SECRETS, RecordedSecret, Utc, Verification};
+use tokio::time::Instant;
+
+const CHECKS: usize = 2_000_000;
+const NAME: &str = "registry.example/team/app";
+
+fn at(number: usize) -> SecretCoordinates {
+    SecretCoordinates {
+        uid: format!("6c9d3f3e-0000-4000-8000-{number:012}"),
+        namespace: format!("namespace-{}", number % 50),
+        name: "registry-credentials".into(),
+    }
+}
+
+fn hash(number: usize) -> String {
+    format!("{:064x}", number.wrapping_mul(0x9e37_79b9_7f4a_7c15))
+}
+
+fn secret(number: usize) -> RecordedSecret {
+    RecordedSecret { at: at(number), hash: hash(number) }
+}
+
+fn image_ref(number: usize) -> String {
+    format!("sha256:{number:064x}")
+}
+
+/// Nanoseconds for a check, with so many credentials in records of so many each.
+async fn measured(credentials: usize, in_each: usize) -> Result<f64, Box<dyn Error>> {
+    let folder = tempfile::tempdir()?;
+    let records = ImageRecords::open(folder.path(), Verification::default())?;
+    let image = format!("{NAME}:v1");
+    let images = credentials / in_each;
+    for number in 0..images {
+        let secrets = (number * in_each..(number + 1) * in_each).map(secret).collect();
+        let access = Access { secrets, ..Access::default() };
+        records.pulled(&image, &image_ref(number), Some(access), Utc(1_800_000_000)).await?;
+    }
+    let asked: Vec<_> = (0..1000)
+        .map(|n| {
+            let number = n * 7919 % credentials;
+            let pod = PodCredentials { secrets: vec![(at(number), hash(number))], service_account: None };
+            (image_ref(number / in_each), pod)
+        })
+        .collect();
+    let began = Instant::now();
+    for n in 0..CHECKS {
+        let (image_ref, pod) = &asked[n % asked.len()];
+        let result = records.check_from_memory(black_box(&image), image_ref, pod);
+        if result.is_none_or(larder::records::CheckResult::must_pull) {
+            return Err(format!("{result:?} for {image_ref}").into());
+        }
+    }
+    #[allow(clippy::cast_precision_loss, reason = "far below 2^52")]
+    Ok(began.elapsed().as_nanos() as f64 / CHECKS as f64)
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "credentials  spread  in one record")?;
+    for credentials in [100, 1000, 10_000, 100_000] {
+        let spread = runtime.block_on(measured(credentials, LEARNED_SECRETS.min(20)))?;
+        let in_one = runtime.block_on(measured(credentials, credentials))?;
+        writeln!(out, "{credentials:>11}  {spread:>3.0} ns  {in_one:>3.0} ns")?;
+    }
+    Ok(())
+}
