@@ -211,7 +211,7 @@ fn no_planted_secret_gets_out_at_any_level_of_logging() {
                 ];
                 let own = [".docker", "helpers", "providers", "providers.yaml"]
                     .map(|own| world.home.path().join(own));
-                written(world.home.path(), &own.each_ref().map(|own| own.as_path()), &mut found);
+                written(world.home.path(), &own.each_ref().map(std::path::PathBuf::as_path), &mut found);
                 for (place, bytes) in &found {
                     let text = String::from_utf8_lossy(bytes);
                     for secret in planted {

@@ -1,6 +1,7 @@
 //! `credential_plugin.json`: providers, played by the case or by a script that is really run.
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 use std::os::unix::fs::PermissionsExt as _;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -45,14 +46,17 @@ pub(crate) fn room(op: &str, input: &Value) -> Option<Answer> {
             json!({"allowed": scripted(&config, Arc::default()).matches(&input.image)})
         }),
         "plugin_provide" => parse(input).map(|input| simulated(provide(input))),
-        "plugin_config_load" => parse(input).map(config_load),
-        "plugin_config_validate" => parse(input).and_then(config_validate),
+        "plugin_config_load" => parse(input).map(|input| config_load(&input)),
+        "plugin_config_validate" => parse(input).and_then(|input| config_validate(&input)),
         _ => return None,
     })
 }
 
 fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    bytes.iter().fold(String::new(), |mut hex, byte| {
+        let _ = write!(hex, "{byte:02x}");
+        hex
+    })
 }
 
 fn millis(ms: i64) -> GoDuration {
@@ -365,11 +369,11 @@ async fn provide(input: Provide) -> Value {
         });
         let PlainPod { namespace, name, uid, service_account_name } = step.pod;
         let pod = Pod { namespace, name, uid, service_account: service_account_name, ..Pod::default() };
-        let provided = provider.provide(&step.image, &pod).await;
+        let given = provider.provide(&step.image, &pod).await;
         let script = stage.with(std::mem::take);
         assert!(script.answer.is_none(), "the step's response was not asked for");
-        let (Provided { auth, account }, error) = match provided {
-            Ok(provided) => (provided, Value::Null),
+        let (Provided { auth, account }, error) = match given {
+            Ok(given) => (given, Value::Null),
             Err(error) => (Provided::default(), error.kubelet_text().reveal().into()),
         };
         steps.push(json!({
@@ -391,7 +395,7 @@ struct ConfigLoad {
     directory: bool,
 }
 
-fn config_load(input: ConfigLoad) -> Value {
+fn config_load(input: &ConfigLoad) -> Value {
     let folder = tempfile::tempdir().expect("a folder");
     for (name, text) in &input.files {
         let path = folder.path().join(name);
@@ -459,7 +463,7 @@ struct PlainProvider {
     token_attributes: Option<PlainAttributes>,
 }
 
-fn config_validate(input: ConfigValidate) -> Answer {
+fn config_validate(input: &ConfigValidate) -> Answer {
     let provider = |value: &Value| {
         parse::<PlainProvider>(value).map(|plain| ProviderConfig {
             name: plain.name,
