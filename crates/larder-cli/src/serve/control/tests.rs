@@ -51,7 +51,6 @@ impl Served {
             credentials: larder::credentials::Sources::default(),
             records: None,
             pull: PullConfig::default(),
-            credentials: larder::credentials::Sources::default(),
             events: 10,
             name: "node".into(),
             spared: Duration::from_secs(600),

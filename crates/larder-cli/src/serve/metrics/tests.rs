@@ -47,7 +47,6 @@ fn node(backend: &FakeBackend, folder: &tempfile::TempDir) -> Node {
         credentials: larder::credentials::Sources::default(),
         records: None,
         pull: PullConfig::default(),
-        credentials: larder::credentials::Sources::default(),
         events: 10,
         name: "node".into(),
         spared: Duration::from_secs(600),

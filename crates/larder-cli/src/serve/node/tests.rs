@@ -42,6 +42,7 @@ async fn the_first_collection_leaves_alone_what_static_pods_and_the_prefetch_lis
         },
         place: Place::at(state.path().to_owned()),
         policy: GcPolicy { minimum_age: Duration::ZERO, ..GcPolicy::default() },
+        records: None,
         pull: PullConfig::default(),
         credentials: Sources::default(),
         events: 10,
