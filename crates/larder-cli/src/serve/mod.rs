@@ -44,6 +44,9 @@ use socket::{Listen, Socket};
 
 /// Threads that answer requests. What blocks has threads of its own.
 const THREADS: usize = 2;
+/// How long a thread that has nothing to block on stays. They take turns, so that a single question every now and then
+/// keeps as many as fit into this time: after a rush they are to go.
+const IDLE: Duration = Duration::from_secs(1);
 
 /// Everything that is needed to run; nothing of it runs yet.
 struct Daemon {
@@ -68,7 +71,8 @@ pub(crate) fn run(args: &ServeArgs, connection: &Connection, out: &Arc<Out>) -> 
         Err(Refused::Other(failure)) => return Err(failure),
     };
     daemon.announce(out);
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(THREADS).enable_all().build();
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    let runtime = runtime.worker_threads(THREADS).thread_keep_alive(IDLE).enable_all().build();
     let runtime = runtime.map_err(|error| Failure::failed(format!("could not start: {error}")))?;
     let ended = runtime.block_on(daemon.run());
     // What still blocks has had its time.
