@@ -22,6 +22,8 @@ use crate::world::{World, pod};
 
 const WORKERS: usize = 3;
 const IMAGES_EACH: usize = 3;
+/// The longest that a worker rests between two deeds, in milliseconds.
+const REST: u64 = 100;
 /// Who sees an error so soon after something was down is not to blame.
 const AFTERMATH: Duration = Duration::from_secs(5);
 /// How much more memory the daemon may have in the end than after its first pulls.
@@ -253,8 +255,8 @@ fn work(worker: usize, seed: u64, shared: &Shared, known: &[Known], socket: &Pat
         if let Err(error) = outcome {
             let error: larder::backend::BackendError = error;
             shared.excuse(&error, start);
-            pause(Duration::from_millis(100));
         }
+        pause(Duration::from_millis(below(&mut random, REST)));
     }
 }
 
