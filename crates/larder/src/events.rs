@@ -128,11 +128,11 @@ pub struct LogSink;
 impl EventSink for LogSink {
     fn record(&self, event: Event) {
         let Event { event_type, reason, object, message, .. } = event;
-        // A field that is empty says nothing.
+        // A field that is empty says nothing, and neither does the namespace of nobody.
         let said = |text: String| (!text.is_empty()).then_some(text);
-        let (namespace, field_path) = (said(object.namespace), said(object.field_path));
-        let (namespace, field_path) = (namespace.as_deref(), field_path.as_deref());
-        let name = object.name;
+        let (name, field_path) = (said(object.name), said(object.field_path));
+        let namespace = name.as_ref().and(said(object.namespace));
+        let (name, namespace, field_path) = (name.as_deref(), namespace.as_deref(), field_path.as_deref());
         match event_type {
             EventType::Normal => tracing::info!(%reason, namespace, name, field_path, "{message}"),
             EventType::Warning => tracing::warn!(%reason, namespace, name, field_path, "{message}"),
