@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex as Map, PoisonError};
+use std::time::Duration;
 
 use larder::credentials::Credential;
 use larder::credentials::Secret;
@@ -21,16 +22,25 @@ use super::token::{self, TokenRequest};
 use super::transport::{Outgoing, Transport};
 use super::waiting::{Notice, Waiting, Watcher};
 
-/// How many keyholes are remembered before unused ones are dropped.
+/// How long what no pull uses is remembered: tokens rarely live longer, and passwords are not kept for nothing.
+const IDLE: Duration = Duration::from_secs(300);
+/// How many are remembered before all that no pull uses are dropped.
 const MAX_ENTRIES: usize = 1024;
 
 /// Tokens are renewed when so little of their life is left: a tenth, at most this.
-const MARGIN: std::time::Duration = std::time::Duration::from_secs(10);
+const MARGIN: Duration = Duration::from_secs(10);
 
 /// What was learnt about all hosts, shared by all pulls.
 #[derive(Debug, Default)]
 pub(crate) struct AuthCache {
-    entries: Map<HashMap<Key, Arc<Auth>>>,
+    entries: Map<HashMap<Key, Entry>>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    auth: Arc<Auth>,
+    /// When a pull asked for it last.
+    asked: Instant,
 }
 
 /// Different credentials never share an entry, nor do repositories: tokens are for one repository.
@@ -56,11 +66,15 @@ impl AuthCache {
                 secret(|credential| &credential.registry_token),
             ],
         };
+        let now = Instant::now();
         let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
-        if entries.len() >= MAX_ENTRIES {
-            entries.retain(|_, auth| Arc::strong_count(auth) > 1);
-        }
-        entries.entry(key).or_insert_with(|| Arc::new(Auth::new(repository, credential.cloned()))).clone()
+        let full = entries.len() >= MAX_ENTRIES;
+        let idle = |entry: &Entry| full || now.duration_since(entry.asked) >= IDLE;
+        entries.retain(|_, entry| Arc::strong_count(&entry.auth) > 1 || !idle(entry));
+        let new = || Entry { auth: Arc::new(Auth::new(repository, credential.cloned())), asked: now };
+        let entry = entries.entry(key).or_insert_with(new);
+        entry.asked = now;
+        Arc::clone(&entry.auth)
     }
 }
 
@@ -297,5 +311,42 @@ impl State {
 
     fn pass(&self) -> Pass {
         Pass { value: self.shown.as_ref().map(|shown| shown.value.clone()), generation: self.generation }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn host() -> Host {
+        Host::new(Url::parse("http://registry.example/v2").unwrap())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_no_pull_uses_is_forgotten_after_a_while() {
+        let (cache, host) = (AuthCache::default(), host());
+        let kept = |cache: &AuthCache| cache.entries.lock().unwrap().len();
+        let used = cache.entry(&host, "used", None);
+        let again = Arc::downgrade(&cache.entry(&host, "again", None));
+        drop(cache.entry(&host, "once", None));
+
+        time::advance(IDLE - Duration::from_secs(1)).await;
+        assert!(again.ptr_eq(&Arc::downgrade(&cache.entry(&host, "again", None))), "it is remembered");
+        assert_eq!(kept(&cache), 3);
+        time::advance(Duration::from_secs(1)).await;
+        drop(cache.entry(&host, "new", None));
+        assert_eq!(kept(&cache), 3, "used, again, new");
+        assert!(Arc::ptr_eq(&used, &cache.entry(&host, "used", None)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn many_at_once_are_forgotten_earlier() {
+        let (cache, host) = (AuthCache::default(), host());
+        let used = cache.entry(&host, "used", None);
+        for number in 0..5 * MAX_ENTRIES {
+            drop(cache.entry(&host, &format!("repository-{number}"), None));
+            assert!(cache.entries.lock().unwrap().len() <= MAX_ENTRIES);
+        }
+        assert!(Arc::ptr_eq(&used, &cache.entry(&host, "used", None)));
     }
 }

@@ -40,7 +40,7 @@ pub(crate) struct Host {
 }
 
 impl Host {
-    fn new(base: Url) -> Host {
+    pub(crate) fn new(base: Url) -> Host {
         Host {
             base,
             pull: true,
