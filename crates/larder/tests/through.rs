@@ -310,6 +310,44 @@ async fn an_image_that_is_being_removed_is_asked_for_again() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_pull_that_misses_what_was_just_removed_is_tried_again() {
+    let missed = || {
+        let message = format!("failed to create image reference: {APP}: not found");
+        let error = BackendError::Call { message, kind: CallErrorKind::NotFound, hint: None };
+        Pull::ends(Err(error))
+    };
+    let pulls =
+        |node: &Node| node.backend.calls().iter().filter(|call| matches!(call, Call::Pull { .. })).count();
+    let node = node(PullConfig::default());
+    node.backend.on_pull(missed());
+    node.pull(APP, None)
+        .await
+        .await
+        .unwrap()
+        .expect_err("nothing was removed meanwhile: the registry has none");
+    assert_eq!(pulls(&node), 1);
+
+    let (held, release) = missed().held();
+    node.backend.on_pull(held);
+    node.backend.on_pull(Pull::ok("sha256:app", 7));
+    let pulling = node.pull(APP, None).await;
+    drop(node.gate.begin_removal("sha256:app").expect("nobody leased it"));
+    release.release();
+    assert_eq!(pulling.await.unwrap(), Ok("sha256:app".into()));
+    assert_eq!(pulls(&node), 3);
+
+    let _collecting = node.gate.begin_removal("sha256:other").expect("nobody leased it");
+    (0..3).for_each(|_| node.backend.on_pull(missed()));
+    node.pull(APP, None).await.await.unwrap().expect_err("not for ever");
+    assert_eq!(pulls(&node), 6);
+
+    node.backend.take_calls();
+    node.backend.on_pull(Pull::fails("denied"));
+    node.pull("registry.example/other:v1", None).await.await.unwrap().expect_err("another reason");
+    assert_eq!(pulls(&node), 1);
+}
+
+#[tokio::test(start_paused = true)]
 async fn removals_of_one_image_wait_for_each_other_and_all_succeed() {
     let node = node(PullConfig::default());
     node.backend.add_image("a:1", image("sha256:a", 7));

@@ -139,6 +139,12 @@ pub struct Look {
 }
 
 impl Look {
+    /// Whether any image was being removed since this look began.
+    pub fn was_disturbed(&self) -> bool {
+        let state = self.gate.state();
+        !state.removing.is_empty() || state.removals > self.from
+    }
+
     /// Leases an image that was seen present since this look began. False if a removal of it may have overtaken that:
     /// then look again. Waits while it is being removed.
     pub async fn lease(self, id: &str, time: Duration) -> bool {

@@ -9,6 +9,9 @@ use crate::backend::{BackendError, ImageSpec};
 use crate::gc::{Gate, Removing};
 use crate::image_service::ImageService;
 
+/// How often a pull that missed an image is tried again. What is not in the registry is missed each time.
+const MISSES: u32 = 2;
+
 /// How long who was told that an image is present has to use it; without a gate nobody collects, or nobody asks.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Leases(Option<(Arc<Gate>, Duration)>);
@@ -54,16 +57,22 @@ impl Leases {
         }
     }
 
-    /// Pulls, and leases what came. Pulls again when a removal may have overtaken that.
+    /// Pulls, and leases what came. Pulls again when a removal may have overtaken that: the image went after it came, or a
+    /// runtime found it present and then missed it.
     pub(super) async fn pull(&self, puller: &Puller, job: &Job, entry: &BoardEntry) -> PullResult {
         let Some((gate, time)) = &self.0 else { return puller.pull(job, entry).await };
+        let mut misses_left = MISSES;
         loop {
             let look = gate.look();
             let result = puller.pull(job, entry).await;
-            match &result.pulled {
-                Ok(image) if !look.lease(&image.image_ref, *time).await => {}
-                _ => return result,
+            let again = match &result.pulled {
+                Ok(image) => !look.lease(&image.image_ref, *time).await,
+                Err(error) => misses_left > 0 && error.misses_something() && look.was_disturbed(),
+            };
+            if !again {
+                return result;
             }
+            misses_left -= u32::from(result.pulled.is_err());
         }
     }
 }

@@ -67,6 +67,12 @@ impl PullerError {
         }
     }
 
+    /// Whether the last attempt failed because something was not there.
+    pub(super) fn misses_something(&self) -> bool {
+        let PullerError::Failed(failed) = self else { return false };
+        matches!(failed.causes().last(), Some(BackendError::Call { kind: CallErrorKind::NotFound, .. }))
+    }
+
     /// For a caller that brought one credential or none: what the backend said, as it said it.
     pub(super) fn as_of_backend(&self) -> BackendError {
         let kind = match self {
