@@ -56,6 +56,13 @@ impl Failure {
         self
     }
 
+    /// The same, with what it is about in front of it.
+    #[must_use]
+    pub(crate) fn about(mut self, what: impl std::fmt::Display) -> Self {
+        self.message = format!("{what}: {}", self.message);
+        self
+    }
+
     /// How the run ends with it.
     pub(crate) fn outcome(&self) -> Outcome {
         self.outcome

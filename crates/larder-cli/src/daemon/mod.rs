@@ -2,6 +2,7 @@
 
 pub(crate) mod convert;
 mod find;
+mod parcel;
 mod pulls;
 mod refusal;
 
@@ -24,6 +25,7 @@ use crate::args::Connection;
 use crate::failure::Failure;
 
 pub(crate) use find::note_of_store;
+pub(crate) use parcel::Parcel;
 pub(crate) use pulls::Pulls;
 
 /// How long a call may take that does not wait for a pull or a removal, unless the user says otherwise.

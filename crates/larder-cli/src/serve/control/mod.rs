@@ -4,6 +4,7 @@
 mod ensure;
 mod events;
 mod kept;
+mod load;
 mod status;
 #[cfg(test)]
 mod tests;
@@ -17,10 +18,11 @@ use larder::gc::GcPolicy;
 use larder_control::MAX_MESSAGE_BYTES;
 use larder_control::v1alpha1 as api;
 use larder_control::v1alpha1::control_server::{Control, ControlServer};
+use larder_store::backend::StoreBackend;
 use larder_store::store::Store;
 use tokio::sync::watch;
 use tokio::task::spawn_blocking;
-use tonic::{Request, Response, Status};
+use tonic::{Request, Response, Status, Streaming};
 
 use super::connections::Connections;
 use super::node::Node;
@@ -77,13 +79,18 @@ impl Service {
         &self,
         question: impl FnOnce(&Store) -> Result<T, Failure> + Send + 'static,
     ) -> Result<T, Failure> {
-        let Some(store) = self.node().store.as_ref().map(|store| store.store().clone()) else {
-            return Err(Failure::failed(format!("this daemon serves {}", self.node().told))
-                .hint("only larder's own store can do this: serve without --backend"));
-        };
+        let store = own_store(self.node())?.store().clone();
         let asked = spawn_blocking(move || question(&store)).await;
         asked.map_err(|error| Failure::failed(format!("the store gave no answer: {error}")))?
     }
+}
+
+/// Larder's own store, for what only that can do.
+fn own_store(node: &Node) -> Result<&StoreBackend, Failure> {
+    node.store.as_ref().ok_or_else(|| {
+        Failure::failed(format!("this daemon serves {}", node.told))
+            .hint("only larder's own store can do this: serve without --backend")
+    })
 }
 
 /// A name or id that an image can have.
@@ -202,6 +209,10 @@ impl Control for Service {
         let request = request.into_inner();
         named(&request.image)?;
         Ok(Response::new(kept::lease(self.node(), &request).await?))
+    }
+
+    async fn load(&self, request: Request<Streaming<api::LoadRequest>>) -> Answer<api::LoadResponse> {
+        Ok(Response::new(load::load(self.node(), request.into_inner()).await?))
     }
 
     async fn mount(&self, request: Request<api::MountRequest>) -> Answer<api::MountResponse> {

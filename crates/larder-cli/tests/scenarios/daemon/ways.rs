@@ -3,6 +3,7 @@
 use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 use larder_testkit::peers::Image;
 use larder_testkit::peers::process::wait_until;
@@ -152,17 +153,58 @@ fn mounts_are_made_by_the_daemon_as_without_one() {
 }
 
 #[test]
+fn archives_are_loaded_by_the_daemon_as_without_one() {
+    let Some(mut pair) = Pair::new() else { return };
+    let from = format!("docker://{}", pair.with.push(1, "shop/web:1"));
+    let home = tempfile::tempdir().unwrap();
+    let at = |name: &str| home.path().join(name).to_string_lossy().into_owned();
+    for to in [
+        format!("docker-archive:{}:registry.example/shop/web:docker", at("docker.tar")),
+        format!("oci:{}:latest", at("layout")),
+    ] {
+        let skopeo = Command::new("skopeo")
+            .args(["--insecure-policy", "copy", "--quiet", "--src-tls-verify=false", &from, &to])
+            .status();
+        assert!(skopeo.unwrap().success(), "{to}");
+    }
+    let whole = fs_err::read(at("docker.tar")).unwrap();
+    fs_err::write(at("half.tar"), &whole[..whole.len() / 2]).unwrap();
+    fs_err::write(at("bad.tar"), "not an archive").unwrap();
+    fs_err::create_dir(at("empty")).unwrap();
+
+    for arguments in [
+        &["load", &at("half.tar"), &at("bad.tar")][..],
+        &["images"],
+        &["load", &at("bad.tar"), &at("docker.tar")],
+        &["load", "-o", "json", &at("docker.tar")],
+        &["load", &at("layout")],
+        &["load", &at("layout"), "--name", "registry.example/shop/layout"],
+        &["load", &at("docker.tar"), "--name", "registry.example/shop/other:1"],
+        &["load", &at("docker.tar"), "--name", "Bad:Name"],
+        &["images", "-o", "json"],
+    ] {
+        pair.same(arguments);
+    }
+    assert_eq!(pair.with.larder(&["images", "-q"]).expect(0).stdout.lines().count(), 1);
+    for unreadable in [at("missing.tar"), at("empty")] {
+        let runs =
+            [&pair.with, &pair.without].map(|machine| machine.larder(&["load", &unreadable]).expect(2));
+        assert!(runs.iter().all(|run| run.stderr.contains(&unreadable)), "{runs:?}");
+    }
+    pair.with.stop().expect(0);
+    pair.with.larder(&["fsck"]).expect(0);
+}
+
+#[test]
 fn verbose_says_which_way_was_taken_and_none_takes_the_other() {
     let Some(mut machine) = Machine::serving() else { return };
     let said = |run: &Run, text: &str| assert!(run.stderr.contains(text), "{text}: {run:?}");
     let asked = machine.larder(&["-v", "images"]).expect(0);
     said(&asked, &format!("info: asking the daemon at {}", machine.socket().display()));
     said(&machine.larder(&["--daemon", "none", "images"]).expect(3), "in use by");
-    for command in [&["load", "x.tar"][..], &["fsck"]] {
-        let refused = machine.larder(command).expect(1);
-        said(&refused, "the daemon at");
-        said(&refused, "hint: stop the daemon first");
-    }
+    let refused = machine.larder(&["fsck"]).expect(1);
+    said(&refused, "the daemon at");
+    said(&refused, "hint: stop the daemon first");
     machine.stop().expect(0);
     assert!(!machine.root().join("daemon").exists(), "the note goes with the daemon");
     said(&machine.larder(&["-v", "images"]).expect(0), "info: no daemon");

@@ -1,0 +1,105 @@
+//! An archive on its way to the daemon: read on a thread of its own, sent in pieces. A folder is packed on the way.
+
+use std::io::{self, Write};
+use std::path::Path;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::thread;
+
+use futures_util::Stream;
+use larder_control::v1alpha1::LoadRequest;
+use tokio::sync::mpsc;
+
+/// Bytes of one piece.
+const PIECE: usize = 256 << 10;
+/// Pieces that wait to be sent.
+const AHEAD: usize = 4;
+
+/// The messages of one call.
+pub(crate) struct Parcel(mpsc::Receiver<LoadRequest>);
+
+/// What reads it. It stops when the parcel is dropped; the command does not wait for one that waits for its input.
+pub(crate) struct Packing(Arc<Mutex<Option<io::Error>>>);
+
+impl Parcel {
+    /// The archive, the folder with a layout, or `-`, with the name for images that have none.
+    pub(crate) fn of(file: &Path, name: &str) -> (Parcel, Packing) {
+        let (pieces, parcel) = mpsc::channel(AHEAD);
+        let (file, name) = (file.to_owned(), name.to_owned());
+        let trouble = Arc::new(Mutex::new(None));
+        let told = Arc::clone(&trouble);
+        thread::spawn(move || {
+            let mut pieces = Pieces { to: pieces, name, next: Vec::with_capacity(PIECE) };
+            let packed = pack(&file, &mut pieces).and_then(|()| pieces.send());
+            // Who takes no more has an answer already.
+            if let Err(error) = packed
+                && error.kind() != io::ErrorKind::BrokenPipe
+            {
+                *told.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+            }
+        });
+        (Parcel(parcel), Packing(trouble))
+    }
+}
+
+impl Packing {
+    /// What could not be read, once the call has ended.
+    pub(crate) fn trouble(&self) -> Option<io::Error> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+impl Stream for Parcel {
+    type Item = LoadRequest;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<LoadRequest>> {
+        self.0.poll_recv(context)
+    }
+}
+
+fn pack(file: &Path, into: &mut Pieces) -> io::Result<()> {
+    if file == Path::new("-") {
+        return io::copy(&mut io::stdin().lock(), into).map(drop);
+    }
+    let mut opened = fs_err::File::open(file)?;
+    if !opened.metadata()?.is_dir() {
+        return io::copy(&mut opened, into).map(drop);
+    }
+    let mut archive = tar::Builder::new(into);
+    for name in ["oci-layout", "index.json"] {
+        archive.append_path_with_name(file.join(name), name)?;
+    }
+    archive.append_dir_all("blobs", file.join("blobs"))?;
+    archive.finish()
+}
+
+struct Pieces {
+    to: mpsc::Sender<LoadRequest>,
+    /// Goes with the first piece.
+    name: String,
+    next: Vec<u8>,
+}
+
+impl Pieces {
+    fn send(&mut self) -> io::Result<()> {
+        let piece = std::mem::replace(&mut self.next, Vec::with_capacity(PIECE));
+        let name = std::mem::take(&mut self.name);
+        self.to.blocking_send(LoadRequest { name, piece }).map_err(|_| io::ErrorKind::BrokenPipe.into())
+    }
+}
+
+impl Write for Pieces {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let taken = bytes.len().min(PIECE - self.next.len());
+        self.next.extend_from_slice(&bytes[..taken]);
+        if self.next.len() == PIECE {
+            self.send()?;
+        }
+        Ok(taken)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
