@@ -9,7 +9,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 use super::collector::{Collector, Report, is_due};
 use super::error::GcError;
 use super::node_status::sorted_for_cache;
-use super::policy::Accounting;
+use super::policy::{Accounting, GcPolicy};
 use crate::backend::Image;
 use crate::events::Reason;
 
@@ -168,35 +168,46 @@ impl GcLoops {
         }
     }
 
-    /// Kicks a round as soon as the disk is past a limit. After a kick that did not help, the next one waits as long as
-    /// the timer would: what a round could not free it will not free five seconds later.
+    /// Kicks a round as soon as the disk is past a limit, unless one runs anyway or is the first one. After a round that
+    /// did not help, the next kick waits as long as the timer would: what a round could not free it will not free five
+    /// seconds later.
     async fn watching(&self) {
         let Some(period) = self.periods.pressure else { return };
         let mut timer = interval(period);
         timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut status = self.status.subscribe();
-        let mut not_before = Instant::now();
+        let (mut not_before, mut seen) = (Instant::now(), 0);
         loop {
             timer.tick().await;
+            // The timer starts the first round; a kick beside it would only tell the same failure twice.
+            if status.wait_for(|status| status.rounds > 0 && !status.running).await.is_err() {
+                return;
+            }
             let policy = self.collector.policy();
             if !policy.is_enabled() {
                 continue;
             }
-            let Ok(disk) = self.collector.parts.disk.measure().await else { continue };
-            let due = disk.capacity > 0 && is_due(disk, &policy);
-            if !due || Instant::now() < not_before {
+            let rounds = status.borrow().rounds;
+            if rounds > seen && !helped(&status.borrow(), &policy) {
+                not_before = Instant::now() + self.periods.collect;
+            }
+            seen = rounds;
+            if Instant::now() < not_before {
                 continue;
             }
-            let before = status.borrow_and_update().rounds;
-            self.kick();
-            if status.wait_for(|status| status.rounds > before && !status.running).await.is_err() {
-                return;
-            }
-            let reached = matches!(status.borrow().last, Some(Ok(_)));
-            // Kubelet's sums may call it a success although nothing was freed.
-            if !reached || policy.accounting == Accounting::Nominal {
-                not_before = Instant::now() + self.periods.collect;
+            let Ok(disk) = self.collector.parts.disk.measure().await else { continue };
+            let round_began = status.borrow().running || status.borrow().rounds > seen;
+            if disk.capacity > 0 && is_due(disk, &policy) && !round_began {
+                self.kick();
+                if status.wait_for(|status| status.rounds > seen && !status.running).await.is_err() {
+                    return;
+                }
             }
         }
     }
+}
+
+/// Whether the last round left the disk as it should be. Kubelet's sums may call it a success although nothing was freed.
+fn helped(status: &GcStatus, policy: &GcPolicy) -> bool {
+    matches!(status.last, Some(Ok(_))) && policy.accounting != Accounting::Nominal
 }
