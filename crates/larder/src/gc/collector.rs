@@ -99,7 +99,8 @@ impl Collector {
         Arc::clone(&self.policy.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Collects by another policy from the next round on. It must have no [problems](GcPolicy::problems).
+    /// Collects by another policy from the next round on; what its keep rules keep is not removed by a round under way
+    /// either. It must have no [problems](GcPolicy::problems).
     pub fn set_policy(&self, policy: GcPolicy) {
         *self.policy.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(policy);
     }
@@ -155,7 +156,7 @@ impl Collector {
         self.round_by(&self.policy(), goal).await
     }
 
-    /// The same by a policy for this round alone.
+    /// The same by a policy for this round alone. Keep rules of the collector are honoured beside those of the policy.
     pub async fn round_by(&self, policy: &GcPolicy, goal: Goal) -> Round {
         let mut report = Report::default();
         let ended = match goal {
@@ -262,7 +263,7 @@ impl Collector {
         report: &mut Report,
     ) -> Swept {
         report.plans.push(planned.clone());
-        let hand = Hand::new(self, policy, planned.goal);
+        let hand = Hand::new(self, policy, planned.goal, scene);
         let swept = sweep(&hand, scene, policy, planned, self.parts.patience).await;
         if !swept.done.is_empty() {
             for done in &swept.done {

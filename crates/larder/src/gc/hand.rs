@@ -1,6 +1,6 @@
 //! The collector's hands: what a sweep does to the world.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 
@@ -8,7 +8,8 @@ use super::amount::Amount;
 use super::builder::Parts;
 use super::collector::{Collector, GcCounts};
 use super::history::Entry;
-use super::plan::{Goal, Removal};
+use super::keep::{self, KeepRule};
+use super::plan::{Goal, Removal, Scene, Subject, keepables};
 use super::policy::{Accounting, GcPolicy, UseRule};
 use super::sweep::{Hands, Outcome, RemoveError};
 use super::uses::{Use, Uses};
@@ -20,13 +21,35 @@ pub(super) struct Hand<'a> {
     collector: &'a Collector,
     policy: &'a GcPolicy,
     goal: Goal,
+    /// What the round looked at, without what is gone since: keep rules that came meanwhile are judged by it.
+    scene: Mutex<Scene>,
     /// What was removed last, until the sweep has measured it.
     gone: Mutex<Option<Gone>>,
 }
 
 impl<'a> Hand<'a> {
-    pub(super) fn new(collector: &'a Collector, policy: &'a GcPolicy, goal: Goal) -> Hand<'a> {
-        Hand { collector, policy, goal, gone: Mutex::default() }
+    pub(super) fn new(collector: &'a Collector, policy: &'a GcPolicy, goal: Goal, scene: &Scene) -> Hand<'a> {
+        Hand { collector, policy, goal, scene: Mutex::new(scene.clone()), gone: Mutex::default() }
+    }
+
+    fn scene(&self) -> MutexGuard<'_, Scene> {
+        self.scene.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The rule that keeps this image by now, of those that the plan did not know. Who adds a rule is told that it is in
+    /// force, also while a round runs.
+    fn kept_meanwhile(&self, image: &Removal) -> Option<KeepRule> {
+        let policy = self.collector.policy();
+        let new: Vec<KeepRule> =
+            policy.keep.iter().filter(|rule| !self.policy.keep.contains(rule)).cloned().collect();
+        if new.is_empty() {
+            return None;
+        }
+        let scene = self.scene();
+        let is_it = |subject: &Subject| subject.id == image.id && subject.handler == image.handler;
+        let index = scene.images.iter().position(is_it)?;
+        let kept = keep::kept(scene.now, &new, &keepables(&scene));
+        kept.get(index).copied().flatten().and_then(|rule| new.get(rule).cloned())
     }
 }
 
@@ -42,6 +65,9 @@ impl Hands for Hand<'_> {
             },
             None => None,
         };
+        if let Some(rule) = self.kept_meanwhile(image) {
+            return Ok(Outcome::Kept(rule.to_string()));
+        }
         let look_again = (self.policy.accounting == Accounting::Exact).then_some(self.policy.uses);
         let (counts, goal, image) = (Arc::clone(&self.collector.counts), self.goal, image.clone());
         // The backend may go on removing after it was dropped; the gate has to stay closed until then.
@@ -72,7 +98,8 @@ impl Hands for Hand<'_> {
         self.collector.parts.disk.measure().await.map_err(|error| error.to_string())
     }
 
-    async fn removed(&self, _: &Removal, freed: Option<Amount>) {
+    async fn removed(&self, image: &Removal, freed: Option<Amount>) {
+        self.scene().forget(&image.id, &image.handler);
         let gone = self.gone.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(mut gone) = gone {
             gone.freed = freed;

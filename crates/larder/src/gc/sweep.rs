@@ -37,6 +37,8 @@ pub enum Outcome {
     Removed,
     /// It is used now, and was left alone.
     InUse(Vec<Use>),
+    /// A keep rule that came after the plan keeps it, and it was left alone: the rule in words.
+    Kept(String),
 }
 
 /// Why an image was not removed. The text is the backend's.
@@ -94,7 +96,7 @@ pub struct Swept {
     pub done: Vec<Done>,
     /// Tried and failed: id and error text, in order.
     pub errors: Vec<(String, String)>,
-    /// Left alone because they are used by now, by id.
+    /// Left alone because they are used or kept by now, by id.
     pub spared: Vec<String>,
     /// Bytes freed: measured if the accounting is exact, nominal otherwise.
     pub freed: i64,
@@ -172,6 +174,12 @@ impl Sweep<'_> {
                 // Whoever uses it, it must not come up in the next plan.
                 let uses = if uses.is_empty() { vec![Use::Ensured { left: Duration::ZERO }] } else { uses };
                 self.exclude(&removal, |image| image.uses.clone_from(&uses));
+                self.swept.spared.push(removal.id);
+            }
+            Ok(Outcome::Kept(rule)) => {
+                tracing::info!(image = removal.id, rule, "left alone: it is kept by now");
+                let wanted = vec![Use::Wanted { by: format!("keep rule {rule}") }];
+                self.exclude(&removal, |image| image.uses.clone_from(&wanted));
                 self.swept.spared.push(removal.id);
             }
             Err(error) => {

@@ -7,8 +7,10 @@ use std::time::Duration;
 use async_trait::async_trait;
 use larder::events::RingSink;
 use larder::gc::{
-    Amount, Entry, Found, Gate, GcError, GcPolicy, Goal, History, Patience, Use, UseError, UseSource,
+    Amount, Collector, Entry, Found, Gate, GcError, GcPolicy, Goal, History, KeepRule, Measure, Patience,
+    Selector, Use, UseError, UseSource,
 };
+use larder::image_service::{Disk, FilesystemError};
 use tokio::time::Instant;
 
 use crate::world::{World, id};
@@ -229,4 +231,46 @@ async fn what_cannot_be_enough_is_said_with_an_event() {
     );
     assert_eq!(event.message, error.to_string());
     assert!(event.message.contains("(freed 900 bytes)"), "{}", event.message);
+}
+
+/// A disk that runs a piece of code when it is looked at for the second time: after the first removal.
+struct Meanwhile<F>(World, Mutex<(usize, Option<F>)>);
+
+#[async_trait]
+impl<F: FnOnce() + Send> Measure for Meanwhile<F> {
+    async fn measure(&self) -> Result<Disk, FilesystemError> {
+        let act = {
+            let mut looked = self.1.lock().expect("nobody panicked");
+            looked.0 += 1;
+            (looked.0 == 2).then(|| looked.1.take()).flatten()
+        };
+        if let Some(act) = act {
+            act();
+        }
+        self.0.measure().await
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_keep_rule_that_comes_during_a_round_is_honoured_by_it() {
+    let world = ten();
+    let keeping = Arc::new(std::sync::OnceLock::<Arc<Collector>>::new());
+    let late = Arc::clone(&keeping);
+    let rules = move || {
+        let collector = late.get().unwrap();
+        let rules = [
+            Selector::Name("i1".into()),
+            Selector::Newest { repository: "i3".into(), count: 1 },
+            Selector::Name("nothing".into()),
+        ];
+        collector.set_policy(GcPolicy { keep: rules.map(KeepRule::new).into(), ..policy() });
+    };
+    let disk = Meanwhile(world.clone(), Mutex::new((0, Some(rules))));
+    let collector = Arc::new(world.collector().disk(Arc::new(disk)).policy(policy()).build());
+    assert!(keeping.set(Arc::clone(&collector)).is_ok());
+    world.state().other = 100;
+    world.advance(1000);
+    let report = collector.collect().await.unwrap();
+    assert_eq!(world.removals(), ["i0", "i2", "i4"], "in their place others go");
+    assert_eq!(report.swept[0].spared, [id("i1"), id("i3")]);
 }

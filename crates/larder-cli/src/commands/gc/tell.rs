@@ -37,7 +37,7 @@ pub(super) fn round(report: &Collection, wide: bool, out: &Out) {
         out.line(format_args!("Removed {images} and freed {freed}{}.", after.unwrap_or_default()));
     }
     for id in &report.spared {
-        out.line(format_args!("Left {id} alone: it came into use."));
+        out.line(format_args!("Left {id} alone: it came into use, or is kept by now."));
     }
     if wide {
         tell_stays(report, out);
