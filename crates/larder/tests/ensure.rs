@@ -11,8 +11,8 @@ use larder::credentials::{LazyLookup, PullSecret, SecretCoordinates};
 use larder::events::{Reason, RingSink};
 use larder::pod::{ObjectRef, Pod};
 use larder::pull::{
-    EnsureError, EnsureReason, EnsureRequest, Ensured, Manager, Outcome, OverRate, Phase, PullConfig,
-    PullPolicy, SameImage,
+    EnsureError, EnsureReason, EnsureRequest, Ensured, Manager, Outcome, OverRate, Phase, Priority,
+    PullConfig, PullPolicy, SameImage,
 };
 use larder::records::{PullRecords, RecordedCredentials, RecordsError};
 use larder_testkit::fake_backend::{Call, FakeBackend, Pull, image};
@@ -333,6 +333,32 @@ async fn no_more_pulls_run_at_once_than_the_bound() {
     }
     assert_eq!(node.backend.counts().most_at_once, 3);
     assert_eq!(start.elapsed().as_secs(), 7, "three at once, seven rounds");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_prefetch_in_the_queue_waits_for_pods_and_goes_on_as_theirs_when_they_join_it() {
+    let node = node(PullConfig { serialize_image_pulls: true, ..PullConfig::default() });
+    node.backend.hold_pulls();
+    let prefetch = |image: &str| EnsureRequest { priority: Priority::Prefetch, ..wants("prefetch", image) };
+    let mut tasks = vec![node.start(wants("p", "running:1")).await];
+    for request in [
+        prefetch("idle:1"),
+        prefetch("joined:1"),
+        wants("p", "pod:1"),
+        wants("q", "joined:1"),
+        wants("q", "pod:2"),
+    ] {
+        tasks.push(node.start(request).await);
+    }
+    let mut order = Vec::new();
+    while let Some(image) = node.backend.finish_pull(Pull::ok("sha256:1", 1)) {
+        order.push(image);
+        settle().await;
+    }
+    for task in join_all(tasks).await {
+        task.expect("no panic").expect("all pulls succeed");
+    }
+    assert_eq!(order, ["running:1", "joined:1", "pod:1", "pod:2", "idle:1"]);
 }
 
 #[tokio::test(start_paused = true)]

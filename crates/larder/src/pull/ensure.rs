@@ -26,6 +26,18 @@ pub struct EnsureRequest {
     pub sandbox: Option<SandboxConfig>,
     /// Runtime handler; empty unless `RuntimeClassInImageCriApi` is on.
     pub runtime_handler: String,
+    /// Whether it waits for its turn before or after others.
+    pub priority: Priority,
+}
+
+/// Whose turn it is first, where pulls are queued. A pull that runs is not stopped for another.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Priority {
+    /// Somebody waits for it.
+    #[default]
+    Pod,
+    /// Nobody waits for it yet. One that a pod joins goes on as the pod's.
+    Prefetch,
 }
 
 impl EnsureRequest {
@@ -39,6 +51,7 @@ impl EnsureRequest {
             secrets: Vec::new(),
             sandbox: None,
             runtime_handler: String::new(),
+            priority: Priority::default(),
         }
     }
 }

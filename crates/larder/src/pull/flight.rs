@@ -11,6 +11,7 @@ use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared, WeakShared};
 
 use super::puller::{Job, PullResult, Whose};
+use super::turns::Urgency;
 use crate::credentials::Credential;
 
 /// What makes two pulls the same: the name as sent to the runtime, and the runtime handler.
@@ -86,7 +87,15 @@ fn same_login(a: &Credential, b: &Credential) -> bool {
 }
 
 type Flight = Shared<BoxFuture<'static, Arc<Landed>>>;
-type Departures = Arc<Mutex<HashMap<FlightKey, (u64, WeakShared<BoxFuture<'static, Arc<Landed>>>)>>>;
+type Departures = Arc<Mutex<HashMap<FlightKey, Departed>>>;
+
+/// A flight under way.
+#[derive(Debug)]
+struct Departed {
+    number: u64,
+    flight: WeakShared<BoxFuture<'static, Arc<Landed>>>,
+    urgency: Urgency,
+}
 
 /// The flights under way.
 #[derive(Debug, Default)]
@@ -96,14 +105,19 @@ pub(super) struct Flights {
 }
 
 impl Flights {
-    /// Joins the flight of this key, or starts one with `pull`. Also says whether it was started here.
+    /// Joins the flight of this key, which becomes as urgent as this, or starts one with `pull`. Also says whether it was
+    /// started here.
     pub(super) fn join(
         &self,
         key: FlightKey,
+        urgency: &Urgency,
         pull: impl FnOnce() -> BoxFuture<'static, Landed>,
     ) -> (Flight, bool) {
         let mut under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(flight) = under_way.get(&key).and_then(|(_, flight)| flight.upgrade()) {
+        if let Some(departed) = under_way.get(&key)
+            && let Some(flight) = departed.flight.upgrade()
+        {
+            departed.urgency.raise_to(urgency);
             return (flight, false);
         }
         let number = self.departed.fetch_add(1, Ordering::Relaxed);
@@ -119,7 +133,7 @@ impl Flights {
         .boxed()
         .shared();
         if let Some(weak) = flight.downgrade() {
-            under_way.insert(key, (number, weak));
+            under_way.insert(key, Departed { number, flight: weak, urgency: urgency.clone() });
         }
         (flight, true)
     }
@@ -136,7 +150,7 @@ impl Drop for Listed {
     fn drop(&mut self) {
         let mut under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
         // The next flight of this key may be listed already.
-        if under_way.get(&self.key).is_some_and(|(number, _)| *number == self.number) {
+        if under_way.get(&self.key).is_some_and(|departed| departed.number == self.number) {
             under_way.remove(&self.key);
         }
     }

@@ -10,7 +10,7 @@ use tokio::time::Instant;
 
 use super::backoff::Backoff;
 use super::config::{PullConfig, SameImage};
-use super::ensure::{EnsureError, EnsureReason, EnsureRequest, Ensured, Outcome};
+use super::ensure::{EnsureError, EnsureReason, EnsureRequest, Ensured, Outcome, Priority};
 use super::errors::evaluate_pull_error;
 use super::flight::{FlightKey, Flights, Landed};
 use super::lease::Leases;
@@ -19,6 +19,7 @@ use super::policy::PullPolicy;
 use super::puller::{Job, Puller, PullerError, Whose};
 use super::status::{Board, PullStatus};
 use super::times::PullTimeRecorder;
+use super::turns::Urgency;
 use crate::backend::{Backend, ImageSpec};
 use crate::credentials::{Credential, LazyLookup, Sources};
 use crate::events::{Event, EventSink, EventType, LogSink, Reason};
@@ -310,7 +311,8 @@ impl Manager {
         }
         self.event(request, EventType::Normal, Reason::Pulling, &format!("Pulling image {quoted}"));
 
-        let job = Job { spec, credentials, sandbox: request.sandbox.clone(), whose: Whose::Pod };
+        let (sandbox, urgency) = (request.sandbox.clone(), Urgency::new(request.priority == Priority::Pod));
+        let job = Job { spec, credentials, sandbox, whose: Whose::Pod, urgency };
         let landed = self.fly(&job).await;
 
         let total_duration = start.elapsed();
@@ -349,7 +351,8 @@ impl Manager {
         let key =
             FlightKey { image: job.spec.image.clone(), runtime_handler: job.spec.runtime_handler.clone() };
         loop {
-            let (flight, own) = self.flights.join(key.clone(), || self.departure(job.clone()).boxed());
+            let (flight, own) =
+                self.flights.join(key.clone(), &job.urgency, || self.departure(job.clone()).boxed());
             let landed = flight.await;
             if own || landed.serves(&job.credentials) {
                 return landed;

@@ -20,10 +20,11 @@ mod status;
 mod throttle;
 mod through;
 mod times;
+mod turns;
 
 pub use backoff::Backoff;
 pub use config::{OverRate, PullConfig, SameImage};
-pub use ensure::{Advice, EnsureError, EnsureReason, EnsureRequest, Ensured, Outcome};
+pub use ensure::{Advice, EnsureError, EnsureReason, EnsureRequest, Ensured, Outcome, Priority};
 pub use errors::{Evaluated, evaluate_pull_error};
 pub use managed::ManagedBackend;
 pub use manager::{Manager, ManagerBuilder};

@@ -3,13 +3,13 @@
 use std::borrow::Cow;
 use std::time::Duration;
 
-use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::Instant;
 
 use super::config::PullConfig;
 use super::ensure::Advice;
 use super::status::{BoardEntry, Phase};
 use super::throttle::{RateExceeded, Throttle};
+use super::turns::{Place, Turns, Urgency};
 use crate::backend::{BackendError, CallErrorKind, ImageSpec};
 use crate::credentials::Credential;
 use crate::image_service::{ImageService, PullFailed, Pulled};
@@ -25,6 +25,8 @@ pub(super) struct Job {
     pub(super) credentials: Vec<Credential>,
     pub(super) sandbox: Option<SandboxConfig>,
     pub(super) whose: Whose,
+    /// Whether it goes before others in the queue.
+    pub(super) urgency: Urgency,
 }
 
 /// Where the credentials of a pull come from, which decides whom its success serves.
@@ -99,20 +101,18 @@ pub(super) struct Puller {
     timeout: Option<Duration>,
 }
 
-/// Who may pull at the same time. Waiting is first in, first out.
+/// Who may pull at the same time. Waiting is first in, first out among those that are as urgent.
 enum Slots {
-    Serial { queue: Semaphore, worker: Semaphore },
-    Bounded(Semaphore),
+    Serial { queue: Turns, worker: Turns },
+    Bounded(Turns),
     Unbounded,
 }
 
 impl Puller {
     pub(super) fn new(images: ImageService, config: &PullConfig, now: Instant) -> Self {
         let slots = match (config.serialize_image_pulls, config.max_parallel_image_pulls) {
-            (true, _) => {
-                Slots::Serial { queue: Semaphore::new(MAX_IMAGE_PULL_REQUESTS), worker: Semaphore::new(1) }
-            }
-            (false, Some(bound)) => Slots::Bounded(Semaphore::new(bound.get() as usize)),
+            (true, _) => Slots::Serial { queue: Turns::new(MAX_IMAGE_PULL_REQUESTS), worker: Turns::new(1) },
+            (false, Some(bound)) => Slots::Bounded(Turns::new(bound.get() as usize)),
             (false, None) => Slots::Unbounded,
         };
         Puller { images, slots, throttle: Throttle::new(config, now), timeout: config.pull_timeout }
@@ -120,7 +120,7 @@ impl Puller {
 
     /// Waits for its turn, passes the throttle, pulls, and asks for the size while it still holds its slot.
     pub(super) async fn pull(&self, job: &Job, entry: &BoardEntry) -> PullResult {
-        let _slot = self.slots.take(entry).await;
+        let _slot = self.slots.take(entry, &job.urgency).await;
         let throttled =
             || entry.set(Phase::Throttled, Some("the rate of pulls (registryPullQPS) to allow one more"));
         if let Some(throttle) = &self.throttle
@@ -156,19 +156,18 @@ impl Puller {
 }
 
 impl Slots {
-    async fn take(&self, entry: &BoardEntry) -> Option<SemaphorePermit<'_>> {
+    async fn take(&self, entry: &BoardEntry, urgency: &Urgency) -> Option<Place<'_>> {
         let (slots, waiting) = match self {
             Slots::Unbounded => return None,
             Slots::Bounded(slots) => (slots, "one of the parallel pulls (maxParallelImagePulls) to end"),
             Slots::Serial { queue, worker } => {
                 entry.set(Phase::Queued, Some("room in the queue of pulls"));
-                let _place = queue.acquire().await.ok();
+                let _place = queue.take(urgency).await;
                 entry.set(Phase::Queued, Some("the pulls before it (serializeImagePulls)"));
-                return worker.acquire().await.ok();
+                return Some(worker.take(urgency).await);
             }
         };
         entry.set(Phase::Queued, Some(waiting));
-        // The semaphores are never closed, so a slot is always given in the end.
-        slots.acquire().await.ok()
+        Some(slots.take(urgency).await)
     }
 }

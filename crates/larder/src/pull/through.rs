@@ -4,6 +4,7 @@ use tokio::time::Instant;
 
 use super::manager::Manager;
 use super::puller::{Job, PullerError, Whose};
+use super::turns::Urgency;
 use crate::backend::{BackendError, CallErrorKind, ImageSpec};
 use crate::credentials::Credential;
 use crate::pod::SandboxConfig;
@@ -30,7 +31,8 @@ impl Manager {
             hint: error.hint(),
         })?;
         let spec = ImageSpec { image, ..spec };
-        let job = Job { spec, credentials: credential.into_iter().collect(), sandbox, whose: Whose::Caller };
+        let credentials = credential.into_iter().collect();
+        let job = Job { spec, credentials, sandbox, whose: Whose::Caller, urgency: Urgency::new(true) };
         let start = Instant::now();
         let landed = self.fly(&job).await;
         let pulled = landed.result.pulled.as_ref().map_err(PullerError::as_of_backend)?;

@@ -1,4 +1,5 @@
-//! Images that are made present before anybody asks, when nothing more urgent is being pulled.
+//! Images that are made present before anybody asks, when nothing more urgent is being pulled: a prefetch begins when
+//! nobody pulls, and where it is queued all others go before it.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
@@ -9,7 +10,7 @@ use jiff::{SignedDuration, ToSpan as _, Zoned};
 use larder::backend::Backend;
 use larder::gc::Gate;
 use larder::pod::{ObjectRef, Pod};
-use larder::pull::{EnsureError, EnsureReason, EnsureRequest, Manager, PullPolicy};
+use larder::pull::{EnsureError, EnsureReason, EnsureRequest, Manager, Priority, PullPolicy};
 use tokio::time;
 
 use super::wishes::{FirstLook, Held, WishKey, hold_present};
@@ -74,6 +75,7 @@ async fn one(entry: &Prefetch, hands: &Hands) -> Result<(), EnsureError> {
     // What a tag stands for may have changed since the last time.
     let request = EnsureRequest {
         target: Some(hands.node.clone()),
+        priority: Priority::Prefetch,
         ..EnsureRequest::new(&entry.image, PullPolicy::Always, pod)
     };
     let ensured = match hands.manager.ensure(&request).await {
