@@ -2,17 +2,19 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use futures_util::FutureExt;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::backoff::Backoff;
+use super::builder::ManagerBuilder;
 use super::config::{PullConfig, SameImage};
 use super::ensure::{EnsureError, EnsureReason, EnsureRequest, Ensured, Outcome, Priority};
 use super::errors::evaluate_pull_error;
 use super::flight::{FlightKey, Flights, Landed};
+use super::intent::Intent;
 use super::lease::Leases;
 use super::metrics::{EnsureLabels, Known, PullMetrics};
 use super::policy::PullPolicy;
@@ -22,8 +24,7 @@ use super::times::PullTimeRecorder;
 use super::turns::Urgency;
 use crate::backend::{Backend, ImageSpec};
 use crate::credentials::{Credential, LazyLookup, Sources};
-use crate::events::{Event, EventSink, EventType, LogSink, Reason};
-use crate::gc::Gate;
+use crate::events::{Event, EventSink, EventType, Reason};
 use crate::gotext;
 use crate::image_service::ImageService;
 use crate::records::{PullRecords, RecordedCredentials};
@@ -32,115 +33,24 @@ use crate::reference;
 /// Makes images present, by kubelet's rules. Calls may overlap; dropping one abandons it.
 pub struct Manager {
     pub(super) images: ImageService,
-    credentials: Sources,
-    records: Option<Arc<dyn PullRecords>>,
-    events: Arc<dyn EventSink>,
+    pub(super) credentials: Sources,
+    pub(super) records: Option<Arc<dyn PullRecords>>,
+    pub(super) events: Arc<dyn EventSink>,
     pub(super) metrics: Option<Arc<dyn PullMetrics>>,
-    times: Option<Arc<dyn PullTimeRecorder>>,
-    backoff: Mutex<Backoff>,
-    puller: RwLock<Arc<Puller>>,
-    flights: Flights,
+    pub(super) times: Option<Arc<dyn PullTimeRecorder>>,
+    pub(super) backoff: Mutex<Backoff>,
+    pub(super) puller: RwLock<Arc<Puller>>,
+    pub(super) flights: Flights,
     /// Whether a request joins a pull that is under way.
-    once: AtomicBool,
-    board: Board,
+    pub(super) once: AtomicBool,
+    pub(super) board: Board,
     pub(super) leases: Leases,
-}
-
-/// Puts a [`Manager`] together. What is not given is left out: events go to the log, nothing is recorded or counted.
-pub struct ManagerBuilder {
-    backend: Arc<dyn Backend>,
-    config: PullConfig,
-    credentials: Sources,
-    records: Option<Arc<dyn PullRecords>>,
-    events: Arc<dyn EventSink>,
-    metrics: Option<Arc<dyn PullMetrics>>,
-    times: Option<Arc<dyn PullTimeRecorder>>,
-    leases: Leases,
-}
-
-impl ManagerBuilder {
-    /// How pulls are queued, throttled, merged and retried.
-    #[must_use]
-    pub fn config(mut self, config: PullConfig) -> Self {
-        self.config = config;
-        self
-    }
-
-    /// Credentials beside the pods' pull secrets.
-    #[must_use]
-    pub fn credentials(mut self, credentials: Sources) -> Self {
-        self.credentials = credentials;
-        self
-    }
-
-    /// Records that decide who may use a present image.
-    #[must_use]
-    pub fn records(mut self, records: Arc<dyn PullRecords>) -> Self {
-        self.records = Some(records);
-        self
-    }
-
-    /// Where events go.
-    #[must_use]
-    pub fn events(mut self, events: Arc<dyn EventSink>) -> Self {
-        self.events = events;
-        self
-    }
-
-    /// What counts calls and pulls.
-    #[must_use]
-    pub fn metrics(mut self, metrics: Arc<dyn PullMetrics>) -> Self {
-        self.metrics = Some(metrics);
-        self
-    }
-
-    /// What takes the time of pulls per pod.
-    #[must_use]
-    pub fn times(mut self, times: Arc<dyn PullTimeRecorder>) -> Self {
-        self.times = Some(times);
-        self
-    }
-
-    /// Collection with the same gate leaves an ensured image alone for this time.
-    #[must_use]
-    pub fn lease(mut self, gate: Arc<Gate>, time: Duration) -> Self {
-        self.leases = Leases::at(gate, time);
-        self
-    }
-
-    /// The manager. It starts nothing.
-    pub fn build(self) -> Manager {
-        let images = ImageService::new(self.backend);
-        Manager {
-            puller: RwLock::new(Arc::new(Puller::new(images.clone(), &self.config, Instant::now()))),
-            images,
-            credentials: self.credentials,
-            records: self.records,
-            events: self.events,
-            metrics: self.metrics,
-            times: self.times,
-            backoff: Mutex::new(Backoff::new(self.config.backoff_initial, self.config.backoff_max)),
-            flights: Flights::default(),
-            once: AtomicBool::new(self.config.same_image == SameImage::Once),
-            board: Board::default(),
-            leases: self.leases,
-        }
-    }
 }
 
 impl Manager {
     /// Begins with a backend and larder's defaults.
     pub fn builder(backend: Arc<dyn Backend>) -> ManagerBuilder {
-        ManagerBuilder {
-            backend,
-            config: PullConfig::default(),
-            credentials: Sources::default(),
-            records: None,
-            events: Arc::new(LogSink),
-            metrics: None,
-            times: None,
-            leases: Leases::default(),
-        }
+        ManagerBuilder::new(backend)
     }
 
     /// Makes the image present, or says why not, with an event for what it did. Returns when a pull has ended.
@@ -415,44 +325,4 @@ impl Manager {
 /// Back-off is counted per pod and image text: `busybox` and `busybox:latest` are two.
 fn backoff_key(request: &EnsureRequest) -> String {
     format!("{}_{}", request.pod.uid, request.image)
-}
-
-/// A recorded intent to pull. Unless [`pulled`](Intent::pulled) closes it, it counts as failed, also when the caller
-/// goes away in the middle.
-struct Intent<'a> {
-    records: Option<&'a dyn PullRecords>,
-    image: &'a str,
-}
-
-impl<'a> Intent<'a> {
-    async fn record(
-        records: Option<&'a dyn PullRecords>,
-        request: &'a EnsureRequest,
-    ) -> Result<Self, EnsureError> {
-        let image = request.image.as_str();
-        if let Some(records) = records {
-            records.record_pull_intent(image).await.map_err(|error| {
-                let message = format!(
-                    "Failed to record image pull intent for container image {}: {error}",
-                    gotext::quote(image)
-                );
-                EnsureError::new(EnsureReason::Other(error.to_string()), message)
-            })?;
-        }
-        Ok(Intent { records, image })
-    }
-
-    async fn pulled(mut self, image_ref: &str, credentials: &RecordedCredentials) {
-        if let Some(records) = self.records.take() {
-            records.record_image_pulled(self.image, image_ref, credentials).await;
-        }
-    }
-}
-
-impl Drop for Intent<'_> {
-    fn drop(&mut self) {
-        if let Some(records) = self.records {
-            records.record_image_pull_failed(self.image);
-        }
-    }
 }

@@ -6,10 +6,12 @@
 //! [`EventSink`](crate::events::EventSink).
 
 mod backoff;
+mod builder;
 mod config;
 mod ensure;
 mod errors;
 mod flight;
+mod intent;
 mod lease;
 mod managed;
 mod manager;
@@ -23,11 +25,12 @@ mod times;
 mod turns;
 
 pub use backoff::Backoff;
+pub use builder::ManagerBuilder;
 pub use config::{OverRate, PullConfig, SameImage};
 pub use ensure::{Advice, EnsureError, EnsureReason, EnsureRequest, Ensured, Outcome, Priority};
 pub use errors::{Evaluated, evaluate_pull_error};
 pub use managed::ManagedBackend;
-pub use manager::{Manager, ManagerBuilder};
+pub use manager::Manager;
 pub use metrics::{EnsureLabels, Known, PullMetrics, image_size_bucket};
 pub use policy::{PullPolicy, default_policy};
 pub use status::{Phase, PullStatus};

@@ -1,0 +1,47 @@
+//! What the records hear of a pull: that it is meant, and how it ended.
+
+use super::ensure::{EnsureError, EnsureReason, EnsureRequest};
+use crate::gotext;
+use crate::records::{PullRecords, RecordedCredentials};
+
+/// A recorded intent to pull. Unless [`pulled`](Intent::pulled) closes it, it counts as failed, also when the caller
+/// goes away in the middle.
+pub(super) struct Intent<'a> {
+    records: Option<&'a dyn PullRecords>,
+    image: &'a str,
+}
+
+impl<'a> Intent<'a> {
+    /// Durable when it returns.
+    pub(super) async fn record(
+        records: Option<&'a dyn PullRecords>,
+        request: &'a EnsureRequest,
+    ) -> Result<Self, EnsureError> {
+        let image = request.image.as_str();
+        if let Some(records) = records {
+            records.record_pull_intent(image).await.map_err(|error| {
+                let message = format!(
+                    "Failed to record image pull intent for container image {}: {error}",
+                    gotext::quote(image)
+                );
+                EnsureError::new(EnsureReason::Other(error.to_string()), message)
+            })?;
+        }
+        Ok(Intent { records, image })
+    }
+
+    /// The pull succeeded, with these credentials.
+    pub(super) async fn pulled(mut self, image_ref: &str, credentials: &RecordedCredentials) {
+        if let Some(records) = self.records.take() {
+            records.record_image_pulled(self.image, image_ref, credentials).await;
+        }
+    }
+}
+
+impl Drop for Intent<'_> {
+    fn drop(&mut self) {
+        if let Some(records) = self.records {
+            records.record_image_pull_failed(self.image);
+        }
+    }
+}
