@@ -62,6 +62,20 @@ fn all_unused_removes_what_no_rule_keeps_and_the_journal_tells() {
 }
 
 #[test]
+fn what_stays_although_all_may_go_is_counted_by_reason() {
+    let world = world();
+    larder(&world, &["keep", "r.example/shop/web:*"]).expect(0);
+    let run = larder(&world, &["gc", "--all-unused"]).expect(0);
+    for line in [
+        "note: 1 image stays: kept by a rule",
+        "note: 1 image stays: too young to go (imageMinimumGCAge)",
+        "hint: larder explain IMAGE says why one stays",
+    ] {
+        assert!(run.stderr.lines().any(|said| said == line), "{line}: {run:?}");
+    }
+}
+
+#[test]
 fn an_image_whose_labels_are_not_known_is_kept_by_a_rule_about_labels() {
     let world = world();
     larder(&world, &["keep", "--label", "team=infra"]).expect(0);

@@ -1,5 +1,7 @@
 //! What `larder gc` says to people.
 
+use std::collections::BTreeMap;
+
 use larder_control::v1alpha1::{Collection, FileSystem};
 
 use crate::out::Out;
@@ -41,6 +43,39 @@ pub(super) fn round(report: &Collection, wide: bool, out: &Out) {
     }
     if wide {
         tell_stays(report, out);
+    } else if report.goal == "allUnused" {
+        count_stays(report, out);
+    }
+}
+
+/// Why images stay although all that may go was to go: beside the result, a line for each reason.
+fn count_stays(report: &Collection, out: &Out) {
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    for image in report.images.iter().filter(|image| !image.goes) {
+        *counts.entry(image.reason.as_str()).or_default() += 1;
+    }
+    for (reason, count) in &counts {
+        let stay = if *count == 1 { "image stays" } else { "images stay" };
+        out.note(format_args!("note: {count} {stay}: {}", words_for(reason)));
+    }
+    if !counts.is_empty() {
+        out.note("hint: larder explain IMAGE says why one stays");
+    }
+}
+
+/// A reason to stay, in words for any number of images.
+fn words_for(reason: &str) -> &str {
+    match reason {
+        "InUse" => "in use, leased or just ensured",
+        "Pinned" => "pinned by the runtime",
+        "Kept" => "kept by a rule",
+        "TooYoung" => "too young to go (imageMinimumGCAge)",
+        "ClockWentBack" => "used later than now: the clock went back",
+        "FreesNothing" => "would free nothing",
+        "NotNeeded" => "not needed to reach the goal",
+        "InvalidId" => "without a valid id",
+        "Failed" => "could not be removed",
+        other => other,
     }
 }
 
