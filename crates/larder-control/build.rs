@@ -16,6 +16,10 @@ fn main() -> Result<(), Box<dyn Error>> {
         let derive = "#[derive(serde::Serialize, serde::Deserialize)] #[serde(rename_all = \"camelCase\")]";
         config = config.type_attribute(format!(".larder.control.v1alpha1.{message}"), derive);
     }
+    for field in MAY_BE_EMPTY {
+        let null = "#[serde(serialize_with = \"crate::or_null\", deserialize_with = \"crate::or_empty\")]";
+        config = config.field_attribute(format!(".larder.control.v1alpha1.{field}"), null);
+    }
     for field in BESIDE {
         config = config.field_attribute(format!(".larder.control.v1alpha1.{field}"), "#[serde(skip)]");
     }
@@ -42,6 +46,21 @@ const SHOWN: [&str; 17] = [
     "Removal",
     "RuntimeResponse",
     "StatusResponse",
+];
+
+/// Texts of theirs that may say nothing, which is `null` there.
+const MAY_BE_EMPTY: [&str; 11] = [
+    "Event.namespace",
+    "Event.name",
+    "Event.uid",
+    "Event.field_path",
+    "Event.message",
+    "Event.time",
+    "Pull.step",
+    "Pull.waiting",
+    "PullLayer.waiting",
+    "StatusResponse.state",
+    "StatusResponse.backend_message",
 ];
 
 /// Fields of theirs that it does not print.

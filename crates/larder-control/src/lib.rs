@@ -20,6 +20,20 @@ pub mod v1alpha1 {
     }
 }
 
+/// An empty text as `null`: in data, nothing known is told in one way.
+fn or_null<S: serde::Serializer>(text: &str, serializer: S) -> Result<S::Ok, S::Error> {
+    use serde::Serialize as _;
+
+    Some(text).filter(|text| !text.is_empty()).serialize(serializer)
+}
+
+/// The reverse.
+fn or_empty<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    use serde::Deserialize as _;
+
+    Option::deserialize(deserializer).map(Option::unwrap_or_default)
+}
+
 /// Where an error says what could be tried next, percent-encoded.
 pub const HINT_KEY: &str = "larder-hint";
 

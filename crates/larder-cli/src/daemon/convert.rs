@@ -21,9 +21,11 @@ pub(crate) fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// A moment as text; empty when no calendar has it.
+/// A moment as text, to the millisecond; empty when no calendar has it.
 pub(crate) fn time(time: SystemTime) -> String {
-    Timestamp::try_from(time).map(|time| time.to_string()).unwrap_or_default()
+    let moment =
+        Timestamp::try_from(time).and_then(|time| Timestamp::from_millisecond(time.as_millisecond()));
+    moment.map(|time| time.to_string()).unwrap_or_default()
 }
 
 pub(crate) fn image(image: &Image) -> api::Image {
@@ -252,6 +254,28 @@ mod tests {
         for status in [queued, pulling] {
             assert_eq!(pull_from(pull(&status, now), now), status);
         }
+    }
+
+    #[test]
+    fn events_tell_no_empty_texts_and_no_nanoseconds() {
+        let event = Event {
+            time: SystemTime::UNIX_EPOCH + Duration::from_nanos(1_234_567_890),
+            event_type: EventType::Normal,
+            reason: Reason::Pulled,
+            object: ObjectRef::node("n1"),
+            message: "m".into(),
+        };
+        let event = self::event(event, Some(7));
+        let shown = serde_json::to_value(&event).unwrap();
+        assert_eq!(
+            shown,
+            serde_json::json!({
+                "number": 7, "time": "1970-01-01T00:00:01.234Z", "type": "Normal", "reason": "Pulled",
+                "objectKind": "node", "namespace": null, "name": "n1", "uid": shown["uid"], "fieldPath": null,
+                "message": "m",
+            })
+        );
+        assert_eq!(serde_json::from_value::<api::Event>(shown).unwrap(), event);
     }
 
     #[test]
