@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-use larder_control::v1alpha1::{Mount, MountRequest, MountsRequest, UnmountRequest};
-use larder_store::mounts::{MountError, MountOptions};
+use larder_control::v1alpha1::{Mount, MountRequest, MountsRequest, StatusRequest, UnmountRequest};
+use larder_store::mounts::{self, MountError, MountOptions};
 use larder_store::store::{MountRecord, Store};
 
 use crate::args::{Connection, MountArgs, MountsArgs, UmountArgs};
@@ -22,12 +22,30 @@ pub(super) async fn mount(args: &MountArgs, connection: &Connection, out: &Out) 
         Some(daemon) => {
             let request =
                 MountRequest { image: args.image.clone(), target: text(&target)?, writable: args.writable };
-            daemon.wait(async |mut client| client.mount(request).await).await?.mount.unwrap_or_default()
+            let answer = daemon.wait(async |mut client| client.mount(request).await).await?;
+            let mount = answer.mount.unwrap_or_default();
+            check_seen(&mount, &daemon).await?;
+            mount
         }
         None => mount_of(connect::store(connection)?.store(), &args.image, &target, args.writable)?,
     };
     out.line(&mount.target);
     Ok(Outcome::Done)
+}
+
+/// What the daemon mounted is of no use to a caller who cannot see it. Where that cannot be told, the daemon is believed.
+async fn check_seen(mount: &Mount, daemon: &Daemon) -> Result<(), Failure> {
+    let target = &mount.target;
+    if mounts::is_seen_at(Path::new(target)).unwrap_or(true) {
+        return Ok(());
+    }
+    let status = daemon.ask(async |mut client| client.status(StatusRequest {}).await).await;
+    let process = status.map_or_else(|_| "PID".to_owned(), |status| status.process.to_string());
+    Err(Failure::failed(format!(
+        "{target}: the daemon mounted the image, and it is not to be seen from here: the two are in different mount namespaces"
+    ))
+    .hint(format!("nsenter --mount --target {process} COMMAND runs a command where it is seen; larder umount {target} ends it"))
+    .hint("give the unit of the daemon no mounts of its own (ProtectSystem=, PrivateTmp=, ...), or run this command outside its container"))
 }
 
 pub(super) async fn umount(

@@ -170,6 +170,12 @@ impl Inner {
     }
 }
 
+/// Whether this process sees an image of any store mounted at `target`. One that another process mounted may be in a mount
+/// namespace from which nothing comes here.
+pub fn is_seen_at(target: &Path) -> Result<bool, MountError> {
+    Ok(MountTable::read()?.has_target(target))
+}
+
 /// Where overlays are mounted whose folders lie in `mounts`.
 pub(crate) fn mounted_of(mounts: &Path) -> io::Result<Vec<String>> {
     let table = match MountTable::read() {
