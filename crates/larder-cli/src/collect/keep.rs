@@ -25,7 +25,7 @@ struct File {
 /// One rule, as it is written and as `-o json` shows it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub(crate) struct Rule {
+pub(super) struct Rule {
     select: Select,
     ttl_seconds: Option<u64>,
     budget_bytes: Option<u64>,
@@ -80,6 +80,29 @@ fn replace(path: &Path, content: &impl Serialize) -> io::Result<()> {
     file.sync_all()?;
     fs_err::rename(&new, path)?;
     path.parent().map_or(Ok(()), |folder| fs_err::File::open(folder)?.sync_all())
+}
+
+/// A rule in force, and where it comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Listed {
+    /// The rule.
+    pub(crate) rule: KeepRule,
+    /// Where the settings have it, such as `/etc/larder/config.yaml:12`; `None` for one of `larder keep`.
+    pub(crate) place: Option<String>,
+}
+
+/// How it is shown with `-o json`.
+#[derive(Serialize)]
+pub(crate) struct ShownRule<'a> {
+    #[serde(flatten)]
+    rule: Rule,
+    from: Option<&'a str>,
+}
+
+impl<'a> From<&'a Listed> for ShownRule<'a> {
+    fn from(listed: &'a Listed) -> ShownRule<'a> {
+        ShownRule { rule: Rule::from(&listed.rule), from: listed.place.as_deref() }
+    }
 }
 
 /// A rule as a document, which is how it travels.

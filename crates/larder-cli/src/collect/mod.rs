@@ -24,7 +24,7 @@ use crate::connect::{self, Chosen};
 use crate::failure::Failure;
 use crate::out::Out;
 
-pub(crate) use keep::{KeepFile, Rule, RuleDocument};
+pub(crate) use keep::{KeepFile, Listed, RuleDocument, ShownRule};
 pub(crate) use limits::{goal, policy};
 pub(crate) use notes::Notes;
 pub(crate) use place::Place;

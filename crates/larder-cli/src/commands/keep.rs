@@ -1,10 +1,10 @@
 //! `larder keep` and `larder unkeep`: the rules that spare images.
 
 use larder::gc::{Collector, GcPolicy, KeepRule, Selector};
-use larder_control::v1alpha1::KeepRequest;
+use larder_control::v1alpha1::{KeepRequest, KeepResponse};
 
 use crate::args::{Connection, KeepArgs, UnkeepArgs};
-use crate::collect::{self, KeepFile, Place, Rule, RuleDocument as _};
+use crate::collect::{self, KeepFile, Listed, Place, RuleDocument as _, ShownRule};
 use crate::connect::{self, Chosen};
 use crate::daemon::Daemon;
 use crate::exit::Outcome;
@@ -18,16 +18,16 @@ pub(super) async fn keep(args: &KeepArgs, connection: &Connection, out: &Out) ->
     let book = RuleBook::open(connection)?;
     let Some(select) = select(args)? else {
         let rules = book.rules(connection).await?;
-        let shown: Vec<Rule> = rules.iter().map(Rule::from).collect();
+        let shown: Vec<ShownRule<'_>> = rules.iter().map(ShownRule::from).collect();
         output::show(out, args.output, &shown, || table(&rules));
         return Ok(Outcome::Done);
     };
     let rule = KeepRule { select, ttl: args.ttl, budget_bytes: args.budget };
     let request = KeepRequest { add: vec![rule.to_document()], ..KeepRequest::default() };
     // A rule that keeps nothing yet may be meant so, or be a slip.
-    let warnings = book.change(request, connection, out).await?;
+    let answer = book.change(request, connection, out).await?;
     out.line(format_args!("Keeps {rule}."));
-    for warning in warnings {
+    for warning in answer.warnings {
         out.warning(warning);
     }
     Ok(Outcome::Done)
@@ -73,26 +73,39 @@ pub(super) async fn unkeep(
     let book = RuleBook::open(connection)?;
     if args.all {
         let request = KeepRequest { remove_all: true, ..KeepRequest::default() };
-        book.change(request, connection, out).await?;
-        out.line("Keeps nothing any more.");
+        let left = book.change(request, connection, out).await?.configured;
+        match left.first() {
+            None => out.line("Keeps nothing any more."),
+            Some(rule) => out.line(format_args!("Keeps only what gc.keep of {} says.", rule.place)),
+        }
         return Ok(Outcome::Done);
     }
     let rules = book.rules(connection).await?;
-    let number = args.rule.as_deref().and_then(|text| text.parse::<usize>().ok());
-    let named = |rule: &KeepRule| match (&args.rule, &args.label) {
-        (_, Some(label)) => rule.select == labelled(label),
-        (Some(text), None) => is_named(rule, text),
-        (None, None) => false,
-    };
-    let found = rules.iter().enumerate().find(|(index, rule)| number == Some(index + 1) || named(rule));
-    let Some((_, dropped)) = found else {
-        let asked = args.rule.as_ref().or(args.label.as_ref()).map_or("", String::as_str);
-        return Err(Failure::missing(format!("{asked}: no such rule")).hint("larder keep lists them"));
-    };
+    let asked = args.rule.as_ref().or(args.label.as_ref()).map_or("", String::as_str);
+    let found = meant(args, &rules)
+        .ok_or_else(|| Failure::missing(format!("{asked}: no such rule")).hint("larder keep lists them"))?;
+    let dropped = &found.rule;
+    if let Some(place) = &found.place {
+        return Err(Failure::failed(format!("{asked}: this rule ({dropped}) is of the settings: {place}"))
+            .hint("take it out of gc.keep there; a daemon that runs notices by itself"));
+    }
     let request = KeepRequest { remove: vec![dropped.to_document()], ..KeepRequest::default() };
     book.change(request, connection, out).await?;
     out.line(format_args!("Does not keep {dropped} any more."));
     Ok(Outcome::Done)
+}
+
+/// The rule that the arguments mean: by its number, or by what it selects, and then one of `larder keep` if there is one.
+fn meant<'a>(args: &UnkeepArgs, rules: &'a [Listed]) -> Option<&'a Listed> {
+    let number = args.rule.as_deref().and_then(|text| text.parse::<usize>().ok());
+    let named = |listed: &&Listed| match (&args.rule, &args.label) {
+        (_, Some(label)) => listed.rule.select == labelled(label),
+        (Some(text), None) => is_named(&listed.rule, text),
+        (None, None) => false,
+    };
+    let numbered = number.and_then(|number| rules.get(number.checked_sub(1)?));
+    let own = || rules.iter().filter(|listed| listed.place.is_none()).find(named);
+    numbered.or_else(own).or_else(|| rules.iter().find(named))
 }
 
 /// Who has the rules.
@@ -109,40 +122,50 @@ impl RuleBook {
         })
     }
 
-    async fn rules(&self, connection: &Connection) -> Result<Vec<KeepRule>, Failure> {
+    /// All that are in force, in the order in which they are numbered: those of the settings, which only a daemon has,
+    /// come first.
+    async fn rules(&self, connection: &Connection) -> Result<Vec<Listed>, Failure> {
+        let own = |rule| Listed { rule, place: None };
         match self {
-            RuleBook::Own(chosen) => KeepFile::at(&Place::of(connection, chosen)?).read(),
+            RuleBook::Own(chosen) => {
+                let rules = KeepFile::at(&Place::of(connection, chosen)?).read()?;
+                Ok(rules.into_iter().map(own).collect())
+            }
             RuleBook::Daemon(daemon) => {
                 let request = KeepRequest::default();
                 let answer = daemon.ask(async |mut client| client.keep(request).await).await?;
-                answer.rules.iter().map(|rule| KeepRule::from_document(rule)).collect()
+                let configured = answer.configured.into_iter().map(|configured| {
+                    let rule = KeepRule::from_document(&configured.rule)?;
+                    Ok(Listed { rule, place: Some(configured.place) })
+                });
+                let others = answer.rules.iter().map(|rule| KeepRule::from_document(rule).map(own));
+                configured.chain(others).collect()
             }
         }
     }
 
-    /// Changes the rules, and tells which of the new ones match nothing.
+    /// Changes the rules; the answer also tells which of the new ones match nothing.
     async fn change(
         self,
         request: KeepRequest,
         connection: &Connection,
         out: &Out,
-    ) -> Result<Vec<String>, Failure> {
+    ) -> Result<KeepResponse, Failure> {
         match self {
-            RuleBook::Daemon(daemon) => {
-                Ok(daemon.ask(async |mut client| client.keep(request).await).await?.warnings)
-            }
+            RuleBook::Daemon(daemon) => daemon.ask(async |mut client| client.keep(request).await).await,
             RuleBook::Own(chosen) => {
                 let place = Place::of(connection, &chosen)?.locked()?;
                 let (_, new) = change(&KeepFile::at(&place), &request)?;
                 drop(place);
                 if new == 0 {
-                    return Ok(Vec::new());
+                    return Ok(KeepResponse::default());
                 }
                 let Ok(collecting) = collect::collecting_from(*chosen, connection, GcPolicy::default(), out)
                 else {
-                    return Ok(Vec::new());
+                    return Ok(KeepResponse::default());
                 };
-                Ok(idle(&collecting.collector, new).await)
+                let warnings = idle(&collecting.collector, new).await;
+                Ok(KeepResponse { warnings, ..KeepResponse::default() })
             }
         }
     }
@@ -191,10 +214,11 @@ fn is_named(rule: &KeepRule, text: &str) -> bool {
     }
 }
 
-fn table(rules: &[KeepRule]) -> Table {
-    let mut table = Table::new(["RULE", "KEEPS"]);
-    for (index, rule) in rules.iter().enumerate() {
-        table.row([(index + 1).to_string(), rule.to_string()]);
+fn table(rules: &[Listed]) -> Table {
+    let mut table = Table::new(["RULE", "KEEPS", "FROM"]);
+    for (index, Listed { rule, place }) in rules.iter().enumerate() {
+        let from = place.as_deref().unwrap_or("larder keep");
+        table.row([(index + 1).to_string(), rule.to_string(), from.to_owned()]);
     }
     table
 }

@@ -17,16 +17,22 @@ use crate::serve::node::Node;
 
 /// Changes the rules, on disk and in force, and lists them.
 pub(super) async fn keep(node: &Node, request: &api::KeepRequest) -> Result<api::KeepResponse, Failure> {
-    let (documents, new) = {
+    let (rules, configured, new) = {
         // A reload, too, puts rules and settings together.
         let _alone = node.settings.changing();
+        let config = node.settings.now();
+        let place = config.origin("gc.keep").to_string();
+        let configured = config.gc.keep.iter();
+        let configured = configured
+            .map(|rule| api::ConfiguredRule { rule: rule.to_document(), place: place.clone() })
+            .collect();
         let (rules, new) = keep::change(&KeepFile::at(&node.place), request)?;
         let documents = rules.iter().map(RuleDocument::to_document).collect();
-        node.collector.set_policy(build::policy(&node.settings.now(), rules));
-        (documents, new)
+        node.collector.set_policy(build::policy(&config, rules));
+        (documents, configured, new)
     };
     let warnings = if new == 0 { Vec::new() } else { keep::idle(&node.collector, new).await };
-    Ok(api::KeepResponse { rules: documents, warnings })
+    Ok(api::KeepResponse { rules, warnings, configured })
 }
 
 /// Takes or ends a lease: in larder's own store one that outlives the daemon, else one that ends with it.

@@ -9,7 +9,7 @@ use larder_testkit::peers::Image;
 use larder_testkit::peers::process::wait_until;
 
 use super::{Machine, NOBODY, give, is_root};
-use crate::world::{Run, World, pod};
+use crate::world::{Run, Running, World, pod};
 
 /// Two stores with one home and one registry, one of them with a daemon; after each command they are in the same state.
 struct Pair {
@@ -193,6 +193,53 @@ fn archives_are_loaded_by_the_daemon_as_without_one() {
     }
     pair.with.stop().expect(0);
     pair.with.larder(&["fsck"]).expect(0);
+}
+
+#[test]
+fn who_cannot_see_what_the_daemon_mounted_is_told_so() {
+    if !is_root() {
+        return;
+    }
+    let Some(machine) = Machine::serving() else { return };
+    let web = machine.push(1, "shop/web:1");
+    machine.larder(&["pull", &web]).expect(0);
+    let target = machine.home.path().join("mnt");
+    fs_err::create_dir(&target).unwrap();
+    let target = target.to_string_lossy().into_owned();
+    let mut elsewhere = Command::new("unshare");
+    elsewhere.args(["--mount", "--propagation", "private", env!("CARGO_BIN_EXE_larder")]);
+    elsewhere.arg("--root").arg(machine.root()).args(["mount", &web, &target]);
+    let run = Running::start(elsewhere).finish().expect(1);
+    assert_eq!(run.stdout, "");
+    assert!(run.stderr.contains("different mount namespaces"), "{run:?}");
+    let process = machine.status()["process"].to_string();
+    assert!(run.stderr.contains(&format!("nsenter --mount --target {process} ")), "{run:?}");
+    machine.larder(&["umount", &target]).expect(0);
+}
+
+#[test]
+fn rules_of_the_settings_are_dropped_where_they_are_written() {
+    let Some(mut machine) = Machine::new() else { return };
+    let config = machine.home.path().join("config.yaml");
+    let settings =
+        "apiVersion: larder.dev/v1alpha1\nkind: LarderConfiguration\ngc:\n  keep:\n    - name: base/*\n";
+    fs_err::write(&config, settings).unwrap();
+    let config = config.to_string_lossy().into_owned();
+    machine.serve_with(&["--config", &config]);
+    let place = format!("{config}:5");
+    machine.larder(&["keep", "base/*", "--ttl", "1h"]).expect(0);
+    let listed = machine.larder(&["keep"]).expect(0);
+    assert_eq!(listed.lines_with(&["1", "name base/*", &place]), 1, "{listed:?}");
+    assert_eq!(listed.lines_with(&["2", "name base/*, for 1h0m0s", "larder keep"]), 1, "{listed:?}");
+    let data = machine.larder(&["keep", "-o", "json"]).expect(0).json();
+    assert_eq!((&data[0]["from"], &data[1]["from"]), (&place.as_str().into(), &serde_json::Value::Null));
+    let refused = machine.larder(&["unkeep", "1"]).expect(1);
+    assert!(refused.stderr.contains(&place) && refused.stderr.contains("gc.keep"), "{refused:?}");
+    // Of two with one name, it is the other that is meant.
+    machine.larder(&["unkeep", "base/*"]).expect(0);
+    machine.larder(&["unkeep", "base/*"]).expect(1);
+    let all = machine.larder(&["unkeep", "--all"]).expect(0);
+    assert!(all.stdout.contains(&place), "{all:?}");
 }
 
 #[test]
