@@ -3,8 +3,10 @@
 use crate::args::{ConfigArgs, Connection};
 use crate::config;
 use crate::exit::Outcome;
+use crate::failure::Failure;
 use crate::out::Out;
 use crate::output::{self, DataFormat};
+use crate::serve;
 
 /// Shows or checks the settings.
 pub(super) fn run(args: &ConfigArgs, connection: &Connection, out: &Out) -> Outcome {
@@ -20,6 +22,15 @@ pub(super) fn run(args: &ConfigArgs, connection: &Connection, out: &Out) -> Outc
         Ok(config) => config,
         Err(mistakes) => return mistakes.print(out),
     };
+    if args.check.is_some()
+        && let Some(group) = &config.listen.group
+        && let Err(failure) = serve::group_id(group)
+    {
+        // Other machines have other groups: only who checks for this one is told.
+        let (at, what) = (config.origin("listen.group"), failure.message());
+        let mistake = Failure::bad_input(format!("{at}: listen.group: {what}"));
+        return mistake.hints(failure.next_steps()).print(out);
+    }
     for warning in &config.warnings {
         out.warning(warning);
     }

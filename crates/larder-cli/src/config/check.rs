@@ -86,6 +86,7 @@ impl Checking<'_> {
 
     /// Where runtimes are. Larder is no runtime of its own.
     fn endpoints(&mut self) {
+        self.backend();
         let own = Endpoint::at(&self.config.listen.socket);
         let is_own = |text: &str| Endpoint::parse(text).is_ok_and(|endpoint| endpoint == own);
         let from_kubelet = matches!(self.config.origin("imageServiceEndpoint"), Origin::KubeletFile { .. });
@@ -112,6 +113,25 @@ impl Checking<'_> {
         }
         if matches!(&self.config.backend, BackendAt::Runtime(endpoint) if *endpoint == own) {
             self.own_socket("backend");
+        }
+    }
+
+    /// Who names a runtime, or has kubelet ask larder, and says no more means images of that runtime: those of larder's own
+    /// store no container would find.
+    fn backend(&mut self) {
+        let images = &self.config.images;
+        let endpoints = [
+            ("containerRuntimeEndpoint", &images.container_runtime_endpoint),
+            ("imageServiceEndpoint", &images.image_service_endpoint),
+        ];
+        let written = |key: &str| *self.config.origin(key) != Origin::Default;
+        let named = endpoints.into_iter().find(|(key, text)| written(key) && !text.is_empty());
+        if let Some((key, _)) = named
+            && !written("backend")
+        {
+            let origin = self.config.origin(key).clone();
+            self.config.backend = BackendAt::Cri;
+            self.config.origins.insert("backend", origin);
         }
     }
 

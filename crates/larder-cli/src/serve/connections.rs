@@ -1,7 +1,8 @@
 //! Takes connections on the socket, answers what they ask, and lets them end when the daemon stops.
 //!
 //! Promises: never more than [`LIMIT`] connections, and [`LEAVING`] that were asked to go; when one more comes, the one
-//! that was idle for the longest is asked, so that clients that sleep cannot keep others out; after the stop no request begins, and those under way end.
+//! that was idle for the longest is asked, so that clients that sleep cannot keep others out; what all requests take in
+//! memory is [bounded](super::intake); after the stop no request begins, who comes is told so, and those under way end.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -10,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use hyper::body::{Frame, SizeHint};
+use hyper::body::{Frame, Incoming, SizeHint};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
@@ -22,7 +23,9 @@ use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::Bytes;
 
+use super::closing;
 use super::doors::Doors;
+use super::intake::{Intake, Received, Share};
 
 /// How many connections are open at once.
 pub(super) const LIMIT: usize = 1000;
@@ -48,6 +51,7 @@ struct Shared {
     table: Mutex<Table>,
     /// Told when a connection or a call ends.
     ended: Notify,
+    intake: Intake,
 }
 
 #[derive(Default)]
@@ -100,8 +104,10 @@ impl Connections {
                 }
             }
         }
-        drop(listener);
-        while running.join_next().await.is_some() {}
+        tokio::select! {
+            () = async { while running.join_next().await.is_some() {} } => {}
+            () = closing::turn_away(&listener) => {}
+        }
     }
 
     /// How many connections are open.
@@ -133,12 +139,22 @@ impl Connections {
     }
 
     async fn one(&self, stream: UnixStream, entry: Entry, doors: Doors, mut stop: watch::Receiver<bool>) {
-        let service = service_fn(|request: hyper::Request<hyper::body::Incoming>| {
-            let call = self.begin(entry.id, request.uri().path());
-            let answer = doors.answer(request);
+        let stopping = stop.clone();
+        let service = service_fn(|request: hyper::Request<Incoming>| {
+            let answer = if *stopping.borrow() {
+                Err(closing::answer(&request))
+            } else {
+                let (call, share) = (self.begin(entry.id, request.uri().path()), self.0.intake.share());
+                let request = request.map(|body| Received::new(body, share.clone()));
+                Ok((doors.answer(request), call, share))
+            };
             async move {
+                let (answer, call, share) = match answer {
+                    Ok(begun) => begun,
+                    Err(refused) => return Ok(refused),
+                };
                 let response = answer.await?;
-                Ok::<_, Infallible>(response.map(|body| Body::new(Held { body, _call: call })))
+                Ok::<_, Infallible>(response.map(|body| Body::new(Held { body, _call: call, _share: share })))
             }
         });
         let mut builder = auto::Builder::new(TokioExecutor::new());
@@ -266,10 +282,11 @@ impl Drop for Under {
     }
 }
 
-/// A body that keeps its call in the table until all of it was sent, or nobody wants it.
+/// A body that keeps its call in the table, and what its request takes, until all of it was sent or nobody wants it.
 struct Held {
     body: Body,
     _call: Under,
+    _share: Share,
 }
 
 impl hyper::body::Body for Held {

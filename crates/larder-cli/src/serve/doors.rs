@@ -4,7 +4,6 @@ use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
 
-use hyper::body::Incoming;
 use larder::pull::ManagedBackend;
 use larder_control::v1alpha1::control_server::{self, ControlServer};
 use larder_cri::proto::image_service_server::{self, ImageServiceServer};
@@ -16,6 +15,7 @@ use tonic::codegen::Service as Answers;
 use tonic::codegen::http::{Request, Response};
 
 use super::control;
+use super::intake::Received;
 use super::plain::Plain;
 
 /// Everything that is served on the socket.
@@ -39,7 +39,7 @@ impl Doors {
     }
 
     /// Sends a request to the service that its path names.
-    pub(super) fn answer(&self, request: Request<Incoming>) -> Answer {
+    pub(super) fn answer(&self, request: Request<Received>) -> Answer {
         if !is_grpc(&request) {
             let answer = self.plain.answer(request.method(), request.uri().path());
             return Box::pin(async move { Ok(answer) });
@@ -57,9 +57,9 @@ impl Doors {
 }
 
 /// Lets a service answer within the time that its caller gives it.
-fn call<S>(service: &S, request: Request<Incoming>) -> Answer
+fn call<S>(service: &S, request: Request<Received>) -> Answer
 where
-    S: Answers<Request<Incoming>, Response = Response<Body>, Error = Infallible> + Clone,
+    S: Answers<Request<Received>, Response = Response<Body>, Error = Infallible> + Clone,
     S::Future: Send + 'static,
 {
     let limit = deadline_of(request.headers());
@@ -67,7 +67,8 @@ where
     Box::pin(async move { Ok(within(limit, call).await) })
 }
 
-fn is_grpc(request: &Request<Incoming>) -> bool {
+/// Whether the answer is one of gRPC's.
+pub(super) fn is_grpc<B>(request: &Request<B>) -> bool {
     let kind = request.headers().get("content-type").and_then(|kind| kind.to_str().ok());
     kind.is_some_and(|kind| kind.starts_with("application/grpc"))
 }

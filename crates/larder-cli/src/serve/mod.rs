@@ -5,10 +5,12 @@
 //! ```
 
 mod build;
+mod closing;
 mod connections;
 mod control;
 mod doors;
 mod health;
+mod intake;
 mod metrics;
 mod node;
 mod note;
@@ -17,6 +19,8 @@ mod pods;
 mod reload;
 mod socket;
 mod systemd;
+#[cfg(test)]
+mod testing;
 
 use std::path::PathBuf;
 use std::pin::{Pin, pin};
@@ -30,7 +34,7 @@ use tokio::sync::watch;
 use tokio::time::{self, Instant};
 
 use crate::args::{Connection, ServeArgs};
-use crate::config::{self, Mistakes};
+use crate::config::{self, LogFormat, Mistakes};
 use crate::exit::Outcome;
 use crate::failure::Failure;
 use crate::log;
@@ -41,6 +45,8 @@ use node::Node;
 use note::Note;
 use plain::Plain;
 use socket::{Listen, Socket};
+
+pub(crate) use socket::group_id;
 
 /// Threads that answer requests. What blocks has threads of its own.
 const THREADS: usize = 2;
@@ -55,6 +61,7 @@ struct Daemon {
     metrics: Option<net::TcpListener>,
     /// What tells the command line where to ask.
     note: Option<Note>,
+    signals: Signals,
 }
 
 /// Where the daemon of this machine or user listens, if nobody says otherwise.
@@ -65,15 +72,17 @@ pub(crate) fn default_socket() -> Option<PathBuf> {
 
 /// Runs until a signal comes.
 pub(crate) fn run(args: &ServeArgs, connection: &Connection, out: &Arc<Out>) -> Result<Outcome, Failure> {
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    let runtime = runtime.worker_threads(THREADS).thread_keep_alive(IDLE).enable_all().build();
+    let runtime = runtime.map_err(|error| Failure::failed(format!("could not start: {error}")))?;
+    let within = runtime.enter();
     let daemon = match Daemon::build(args, connection) {
         Ok(daemon) => daemon,
         Err(Refused::Settings(mistakes)) => return Ok(mistakes.print(out)),
         Err(Refused::Other(failure)) => return Err(failure),
     };
     daemon.announce(out);
-    let mut runtime = tokio::runtime::Builder::new_multi_thread();
-    let runtime = runtime.worker_threads(THREADS).thread_keep_alive(IDLE).enable_all().build();
-    let runtime = runtime.map_err(|error| Failure::failed(format!("could not start: {error}")))?;
+    drop(within);
     let ended = runtime.block_on(daemon.run());
     // What still blocks has had its time.
     runtime.shutdown_timeout(Duration::from_millis(200));
@@ -93,9 +102,11 @@ impl Daemon {
         let config::Listen { socket, mode, group } = config.listen.clone();
         let metrics = build::metrics(&config)?;
         let node = build::node(sources, config, loud)?;
+        // Who can reach the daemon may send it any of them.
+        let signals = Signals::listen()?;
         let socket = Socket::open(&Listen { socket, mode, group })?;
         let left = Note::leave(&node, socket.path.as_deref())?;
-        Ok(Daemon { node: Arc::new(node), socket, metrics, note: left })
+        Ok(Daemon { node: Arc::new(node), socket, metrics, note: left, signals })
     }
 
     /// Says what is served where.
@@ -104,16 +115,23 @@ impl Daemon {
             Some(path) => path.display().to_string(),
             None => "the socket that systemd handed over".to_owned(),
         };
-        out.note(format_args!("larder {} keeps {}", env!("CARGO_PKG_VERSION"), self.node.told));
-        out.note(format_args!("  CRI image service and larder's own API: {socket}"));
+        let version = env!("CARGO_PKG_VERSION");
         let address = self.metrics.as_ref().and_then(|listener| listener.local_addr().ok());
+        if self.node.settings.now().log.format == LogFormat::Json {
+            // Who reads a log by program reads all of it so.
+            let metrics = address.map(|address| address.to_string()).unwrap_or_default();
+            tracing::info!(version, socket, metrics, "larder keeps {}", self.node.told);
+            return;
+        }
+        out.note(format_args!("larder {version} keeps {}", self.node.told));
+        out.note(format_args!("  CRI image service and larder's own API: {socket}"));
         if let Some(address) = address {
             out.note(format_args!("  metrics and health: http://{address}/metrics, /healthz, /readyz"));
         }
     }
 
     async fn run(self) -> Result<Outcome, Failure> {
-        let Daemon { node, socket, metrics, note } = self;
+        let Daemon { node, socket, metrics, note, mut signals } = self;
         let cannot = |error: io::Error| Failure::failed(format!("what was bound cannot be used: {error}"));
         // The file goes with the daemon; the listener goes when it stops, and then nobody waits in vain.
         let Socket { listener, path, own: _own } = socket;
@@ -125,8 +143,6 @@ impl Daemon {
         let control = control::service(node.clone(), connections.clone(), path, stopped.clone());
         let doors = Doors::beside(plain.clone(), control);
         let mut serving = pin!(connections.serve(listener, doors, stopped));
-        // Who knows that the daemon is ready may send any of them.
-        let mut signals = Signals::listen()?;
         systemd::ready();
         tokio::select! {
             () = serving.as_mut() => {}

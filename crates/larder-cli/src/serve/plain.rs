@@ -100,7 +100,7 @@ impl Plain {
     }
 }
 
-fn text(status: StatusCode, text: &str) -> Response<Body> {
+pub(super) fn text(status: StatusCode, text: &str) -> Response<Body> {
     page_of(status, text.to_owned(), TEXT)
 }
 

@@ -188,7 +188,7 @@ fn clear(path: &Path) -> Result<(), Failure> {
 }
 
 /// A group by number or name, as `/etc/group` has it.
-fn group_id(group: &str) -> Result<Gid, Failure> {
+pub(crate) fn group_id(group: &str) -> Result<Gid, Failure> {
     if let Ok(number) = group.parse() {
         return Ok(Gid::from_raw(number));
     }

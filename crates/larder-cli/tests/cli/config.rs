@@ -98,3 +98,16 @@ fn flags_of_kubelet_are_only_in_the_long_help() {
     assert!(!world.larder(&["config", "-h"]).expect(0).stdout.contains("--image-gc-high-threshold"));
     assert!(world.larder(&["config", "--help"]).expect(0).stdout.contains("--image-gc-high-threshold"));
 }
+
+#[test]
+fn a_group_that_this_machine_does_not_have_is_told_by_a_check() {
+    let world = World::new();
+    world.file("c.yaml", &format!("{HEAD}listen:\n  group: no-such-group\n"));
+    let run = world.larder(&["config", "--check", "c.yaml"]).expect(2);
+    assert!(
+        run.stderr.contains("c.yaml:4: listen.group: group no-such-group: there is no such group"),
+        "{run:?}"
+    );
+    assert!(run.stderr.contains("hint: make it with groupadd"), "{run:?}");
+    world.larder(&["config", "--config", "c.yaml"]).expect(0);
+}

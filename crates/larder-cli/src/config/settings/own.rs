@@ -38,8 +38,9 @@ pub(super) const TOP: &[Setting] = &[
         Backend,
         backend,
         Restart,
-        "Where images live: `store` is larder's own store, `cri` the runtime that `containerRuntimeEndpoint` names, and `unix:///path/to.sock` that runtime."
-    ),
+        "Where images live: `store` is larder's own store, `cri` the runtime that `containerRuntimeEndpoint` names, or that is found, and `unix:///path/to.sock` that runtime."
+    )
+    .default("`store`; `cri` where `containerRuntimeEndpoint` or `imageServiceEndpoint` is set, also in kubelet's file"),
     Setting::new(
         "prefetch",
         (|| "list of images".into(), Kind::Text),

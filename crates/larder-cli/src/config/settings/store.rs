@@ -3,8 +3,8 @@
 use larder_store::registry::Proxy;
 use serde_json::json;
 
-use super::super::forms::{Bytes, Form, Kind, MaybeText, Paths, Texts, Time, Whole};
-use super::values::{CacheBytes, ProxyUrl};
+use super::super::forms::{Bytes, Form, Kind, MaybeText, Paths, Time, Whole};
+use super::values::{CacheBytes, ProxyUrl, Registries};
 use super::{Reload, Setting, setting};
 
 type Count<const MAX: i64> = Whole<usize, 1, MAX>;
@@ -21,7 +21,7 @@ pub(super) const SETTINGS: &[Setting] = &[
     .default("`/etc/containerd/certs.d`, `/etc/docker/certs.d`; before them, for others than root, `~/.config/larder/certs.d`"),
     setting!(
         "registry.plainHTTP",
-        Texts,
+        Registries,
         registry.plain_http,
         Restart,
         "Registries, as HOST or HOST:PORT, that are spoken to over plain HTTP. Those on loopback need no entry."

@@ -4,12 +4,13 @@ use larder::credentials::Tokens;
 use larder::gc::{Accounting, AgeRule, ClockRule, HookRule, UseRule};
 use larder::gotext::quote;
 use larder::pull::{OverRate, SameImage};
+use larder::reference::Reference;
 use larder_cri::Endpoint;
 use larder_store::registry::Proxy;
 use serde_json::{Value, json};
 use tracing::Level;
 
-use crate::config::forms::{Bytes, Form, Words};
+use crate::config::forms::{Bytes, Form, Kind, Texts, Words};
 use crate::config::{BackendAt, LogFormat};
 use crate::manifest::Problem;
 use crate::manifest::tree::At;
@@ -104,6 +105,36 @@ impl Form for ProxyUrl {
             Proxy::None => json!("none"),
             Proxy::Fixed { url, .. } => json!(url),
         }
+    }
+}
+
+/// Registries, as the names of images have them.
+pub(super) struct Registries;
+
+impl Form for Registries {
+    type Value = Vec<String>;
+    const KIND: Kind = Texts::KIND;
+
+    fn name() -> String {
+        Texts::name()
+    }
+
+    fn read(at: &At<'_>) -> Result<Vec<String>, Problem> {
+        let registry = |item: At<'_>| {
+            let text = item.text()?;
+            let named = Reference::parse(&format!("{text}/image"));
+            if named.is_ok_and(|named| named.registry() == text) {
+                return Ok(text.to_owned());
+            }
+            Err(item.problem(format!("{}: no registry that an image's name can have", quote(text))).hint(
+                "write HOST or HOST:PORT, such as registry.example:5000, without http:// and without a path",
+            ))
+        };
+        at.items()?.into_iter().map(registry).collect()
+    }
+
+    fn show(value: &Vec<String>) -> Value {
+        Texts::show(value)
     }
 }
 

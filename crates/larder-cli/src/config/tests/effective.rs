@@ -86,7 +86,19 @@ fn kubelet_may_name_larders_socket_as_its_image_service() {
 
 #[test]
 fn the_backend_is_the_store_unless_a_runtime_is_named() {
-    assert!(read("containerRuntimeEndpoint: /c.sock").unwrap().cri().is_none());
+    assert!(read("registryBurst: 5").unwrap().cri().is_none());
+    let named = read("containerRuntimeEndpoint: /c.sock").unwrap();
+    assert_eq!(named.cri().unwrap().0, Some(Endpoint::at("/c.sock")));
+    assert_eq!(named.origin("backend").to_string(), "c.yaml:3");
+    assert!(read("backend: store\ncontainerRuntimeEndpoint: /c.sock").unwrap().cri().is_none());
+    let of_kubelet = read_both("containerRuntimeEndpoint: unix:///k.sock\n", "registryBurst: 5\n").unwrap();
+    assert_eq!(of_kubelet.cri().unwrap().0, Some(Endpoint::at("/k.sock")));
+    let behind_kubelet = read_both("imageServiceEndpoint: unix:///run/larder.sock\n", "").unwrap();
+    assert_eq!(
+        behind_kubelet.cri().unwrap().0,
+        None,
+        "kubelet's images come from here; its runtime is looked for"
+    );
     assert_eq!(read("backend: cri").unwrap().cri().unwrap().0, None, "to be looked for");
     let config = read(
         "backend: cri\ncontainerRuntimeEndpoint: /c.sock\nimageServiceEndpoint: /i.sock\nruntimeRequestTimeout: 9s",

@@ -153,6 +153,11 @@ fn what_settings_contradict_is_told_where_it_was_written() {
              unix:///path/to.sock]",
         ),
         (
+            "registry: {plainHTTP: ['good.example:5000', 'http://bad.example']}",
+            "c.yaml:3: registry.plainHTTP[1]: \"http://bad.example\": no registry that an image's name can have [write \
+             HOST or HOST:PORT, such as registry.example:5000, without http:// and without a path]",
+        ),
+        (
             "backend: containerd",
             "c.yaml:3: backend: \"containerd\": neither store nor cri nor a socket [write a socket as \
              unix:///path/to.sock]",

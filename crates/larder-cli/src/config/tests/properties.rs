@@ -58,7 +58,7 @@ fn another(setting: &Setting) -> &'static str {
         "prefetch" => "[{image: a, schedule: '00:00'}]",
         "registry.proxy" => "http://p:1",
         "registry.noProxy" => "'no, on'",
-        "registry.plainHTTP" => "['null', 'a:1']",
+        "registry.plainHTTP" => "['1:2', 'a:1']",
         "registry.certsDirs" => "['/a b', /c]",
         "root" | "state" | "staticPodPath" | "listen.socket" => "/p/q",
         "serializeImagePulls" | "metrics.allowRemote" => "true",

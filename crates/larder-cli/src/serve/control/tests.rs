@@ -1,11 +1,8 @@
 //! The service behind a real socket, on a fake backend.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures_util::StreamExt as _;
-use larder::gc::{Collector, GcPolicy, Periods};
-use larder::pull::PullConfig;
 use larder_control::HINT_KEY;
 use larder_control::v1alpha1::ensure_update::Update;
 use larder_control::v1alpha1::events_response::Told;
@@ -15,13 +12,10 @@ use tonic::Code;
 
 use super::*;
 use crate::args::Connection;
-use crate::collect::Place;
-use crate::config::{self, Places, Source, Sources};
 use crate::daemon::{Client, Daemon};
 use crate::serve::doors::Doors;
-use crate::serve::node::{Backed, Parts};
 use crate::serve::plain::Plain;
-use crate::serve::reload::Settings;
+use crate::serve::testing;
 
 /// A daemon that serves a fake backend until dropped.
 struct Served {
@@ -29,34 +23,13 @@ struct Served {
     node: Arc<Node>,
     stop: watch::Sender<bool>,
     folder: tempfile::TempDir,
-    _serving: tokio::task::JoinSet<()>,
+    serving: tokio::task::JoinSet<()>,
 }
 
 impl Served {
     fn new() -> Served {
         let (backend, folder) = (FakeBackend::new(), tempfile::tempdir().unwrap());
-        let shared: Arc<FakeBackend> = Arc::new(backend.clone());
-        let file = Source::File { path: folder.path().join("config.yaml"), required: false };
-        let sources = Sources { places: Places::of(true, |_| None), layers: vec![file] };
-        let config = config::load(&sources).unwrap();
-        let node = Arc::new(Node::build(Parts {
-            chosen: Backed {
-                told: "a fake".into(),
-                collector: Collector::builder(shared.clone()),
-                backend: shared,
-                store: None,
-            },
-            place: Place::at(folder.path().to_owned()),
-            policy: GcPolicy { minimum_age: Duration::ZERO, ..GcPolicy::default() },
-            credentials: larder::credentials::Sources::default(),
-            records: None,
-            pull: PullConfig::default(),
-            events: 10,
-            name: "node".into(),
-            spared: Duration::from_secs(600),
-            periods: Periods::default(),
-            settings: Settings::new(sources, config, tracing::Level::WARN),
-        }));
+        let node = Arc::new(testing::node(&backend, folder.path(), None, |_| ()));
         let listener = UnixListener::bind(folder.path().join("s")).unwrap();
         let (stop, stopped) = watch::channel(false);
         let connections = Connections::default();
@@ -65,7 +38,7 @@ impl Served {
         let mut serving = tokio::task::JoinSet::new();
         serving
             .spawn(async move { connections.serve(listener, Doors::beside(plain, control), stopped).await });
-        Served { backend, node, stop, folder, _serving: serving }
+        Served { backend, node, stop, folder, serving }
     }
 
     fn client(&self) -> Client {
@@ -227,6 +200,74 @@ async fn rules_are_in_force_at_once_and_on_disk() {
     assert!(client.keep(none).await.unwrap().into_inner().rules.is_empty());
     let why = client.explain(explain).await.unwrap().into_inner();
     assert_ne!(why.verdict.unwrap().reason, "Kept");
+}
+
+#[tokio::test]
+async fn rules_of_the_settings_are_listed_with_their_place() {
+    let served = Served::new();
+    let settings =
+        "apiVersion: larder.dev/v1alpha1\nkind: LarderConfiguration\ngc:\n  keep:\n    - {name: base/*}\n";
+    fs_err::write(served.folder.path().join("config.yaml"), settings).unwrap();
+    assert_eq!(served.node.reload().unwrap().applied, ["gc.keep"]);
+    let rule =
+        |name: &str| format!(r#"{{"select":{{"name":"{name}"}},"ttlSeconds":null,"budgetBytes":null}}"#);
+    let add = api::KeepRequest { add: vec![rule("app")], ..Default::default() };
+    let answer = served.client().keep(add).await.unwrap().into_inner();
+    assert_eq!(answer.rules, [rule("app")]);
+    let place = format!("{}:5", served.folder.path().join("config.yaml").display());
+    assert_eq!(answer.configured, [api::ConfiguredRule { rule: rule("base/*"), place }]);
+    assert!(
+        answer.warnings[0].starts_with("keep rule 2 "),
+        "numbered as they are listed: {:?}",
+        answer.warnings
+    );
+}
+
+#[tokio::test]
+async fn who_comes_while_the_daemon_stops_is_told_so_at_once() {
+    let served = Served::new();
+    served.backend.hold_pulls();
+    let mut early = served.client();
+    let mut pulling = early.ensure(wants(&["a:1"])).await.unwrap().into_inner();
+    served.pulling(1).await;
+    served.stop.send_replace(true);
+    let refused = served.client().images(api::ImagesRequest {}).await.unwrap_err();
+    assert_eq!(refused.code(), Code::Unavailable, "{refused}");
+    assert!(refused.message().contains("shutting down"), "{refused}");
+    assert!(refused.metadata().contains_key(HINT_KEY));
+    // What began before goes on to its end, and then there is nobody any more.
+    served.backend.finish_pull(Pull::ok("sha256:1", 1));
+    let mut last = None;
+    while let Some(update) = pulling.message().await.unwrap() {
+        last = update.update;
+    }
+    assert!(matches!(last, Some(Update::Ensured(_))), "{last:?}");
+    drop((early, pulling));
+    let Served { mut serving, .. } = served;
+    serving.join_next().await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn what_all_requests_take_together_is_bounded() {
+    let served = Served::new();
+    served.backend.hold_pulls();
+    let giant = |image: &str| api::EnsureRequest {
+        secrets: vec![api::PullSecret { document: vec![b'x'; 15 << 20], ..Default::default() }],
+        ..wants(&[image])
+    };
+    let mut running = Vec::new();
+    for image in ["a:1", "b:1", "c:1"] {
+        let mut client = served.client();
+        running.push((client.ensure(giant(image)).await.unwrap(), client));
+    }
+    let refused = served.client().ensure(giant("d:1")).await.unwrap_err();
+    assert_eq!(refused.code(), Code::ResourceExhausted, "{refused}");
+    assert!(served.client().ensure(wants(&["e:1"])).await.is_ok(), "others do not notice");
+    running.pop();
+    let mut client = served.client();
+    while client.ensure(giant("f:1")).await.is_err() {
+        tokio::task::yield_now().await;
+    }
 }
 
 #[tokio::test]

@@ -4,18 +4,16 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use larder::gc::{Collector, GcPolicy, Goal, Measure, Periods};
+use larder::gc::{Goal, Measure};
 use larder::image_service::{Disk as LocalDisk, FilesystemError};
 use larder::pod::Pod;
-use larder::pull::{EnsureRequest, Known, PullConfig, PullPolicy};
+use larder::pull::{EnsureRequest, Known, PullPolicy};
 use larder_testkit::fake_backend::{FakeBackend, Pull, image};
 
 use super::documented::{self, DOCUMENTED, Kind};
 use super::*;
-use crate::collect::Place;
-use crate::config::{self, Places, Sources};
-use crate::serve::node::{Backed, Node, Parts};
-use crate::serve::reload::Settings;
+use crate::serve::node::Node;
+use crate::serve::testing;
 
 /// What only the embedded store can tell; a scenario looks at it there.
 const OF_THE_STORE: [&str; 2] = ["larder_registry_", "larder_filesystem_"];
@@ -32,27 +30,8 @@ impl Measure for Disk {
 }
 
 fn node(backend: &FakeBackend, folder: &tempfile::TempDir) -> Node {
-    let backend: Arc<FakeBackend> = Arc::new(backend.clone());
-    let sources = Sources { places: Places::of(true, |_| None), layers: Vec::new() };
-    let config = config::load(&sources).unwrap();
-    Node::build(Parts {
-        chosen: Backed {
-            told: "a fake".into(),
-            collector: Collector::builder(backend.clone()).disk(Arc::new(Disk(backend.clone()))),
-            backend,
-            store: None,
-        },
-        place: Place::at(folder.path().to_owned()),
-        policy: GcPolicy { minimum_age: Duration::ZERO, ..GcPolicy::default() },
-        credentials: larder::credentials::Sources::default(),
-        records: None,
-        pull: PullConfig::default(),
-        events: 10,
-        name: "node".into(),
-        spared: Duration::from_secs(600),
-        periods: Periods::default(),
-        settings: Settings::new(sources, config, tracing::Level::WARN),
-    })
+    let disk: Arc<dyn Measure> = Arc::new(Disk(Arc::new(backend.clone())));
+    testing::node(backend, folder.path(), Some(disk), |_| ())
 }
 
 /// The sum of a metric's samples.

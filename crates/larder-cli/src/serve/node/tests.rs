@@ -6,7 +6,8 @@ use larder::image_service::{Disk, FilesystemError};
 use larder_testkit::fake_backend::{FakeBackend, image};
 
 use super::*;
-use crate::config::{self, Hold, Places, Prefetch, When};
+use crate::config::{Hold, Prefetch, When};
+use crate::serve::testing;
 
 /// Always too full.
 struct Full;
@@ -26,30 +27,11 @@ async fn the_first_collection_leaves_alone_what_static_pods_and_the_prefetch_lis
     }
     let pod = "{apiVersion: v1, kind: Pod, metadata: {name: a}, spec: {containers: [{name: a, image: 'static:1'}]}}";
     fs_err::write(folder.path().join("pod.yaml"), pod).unwrap();
-    let sources = config::Sources { places: Places::of(true, |_| None), layers: Vec::new() };
-    let mut config = config::load(&sources).unwrap();
-    config.static_pod_path = Some(folder.path().to_owned());
-    let (when, jitter, hold) = (When::Start, Duration::ZERO, Hold::Keep);
-    config.prefetch = vec![Prefetch { image: "prefetched:1".into(), when, jitter, hold }];
-    let shared: Arc<FakeBackend> = Arc::new(backend.clone());
     let state = tempfile::tempdir().unwrap();
-    let node = Node::build(Parts {
-        chosen: Backed {
-            told: "a fake".into(),
-            collector: Collector::builder(shared.clone()).disk(Arc::new(Full)),
-            backend: shared,
-            store: None,
-        },
-        place: Place::at(state.path().to_owned()),
-        policy: GcPolicy { minimum_age: Duration::ZERO, ..GcPolicy::default() },
-        records: None,
-        pull: PullConfig::default(),
-        credentials: Sources::default(),
-        events: 10,
-        name: "node".into(),
-        spared: Duration::from_secs(600),
-        periods: Periods::default(),
-        settings: Settings::new(sources, config, tracing::Level::INFO),
+    let node = testing::node(&backend, state.path(), Some(Arc::new(Full)), |config| {
+        config.static_pod_path = Some(folder.path().to_owned());
+        let (when, jitter, hold) = (When::Start, Duration::ZERO, Hold::Keep);
+        config.prefetch = vec![Prefetch { image: "prefetched:1".into(), when, jitter, hold }];
     });
     let mut status = node.loops.status();
     tokio::select! {

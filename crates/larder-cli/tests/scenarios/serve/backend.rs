@@ -1,9 +1,12 @@
 //! A backend that goes and comes back, pulls that are cut short, and metrics that move.
 
+use std::time::Duration;
+
 use larder::backend::{Backend as _, ImageSpec, Progress};
 use larder_testkit::peers::RegistryOptions;
 use larder_testkit::peers::process::wait_until;
 use larder_testkit::peers::{Gate, Image};
+use tokio::time::Instant;
 
 use crate::served::{Daemon, client_of};
 use crate::world::World;
@@ -63,7 +66,13 @@ fn a_daemon_that_is_told_to_stop_lets_a_pull_end_and_takes_no_new_one() {
         let (daemon, pull) = amid_a_pull(&world, &gate, &[]);
         daemon.running.terminate();
         daemon.wait_for_log("stopping: what is under way has 30s", 1);
-        wait_until("nobody is let in", || std::os::unix::net::UnixStream::connect(&daemon.socket).is_err());
+        let socket = daemon.socket.to_string_lossy().into_owned();
+        let started = Instant::now();
+        let refused = world.larder(&["--daemon", &socket, "images"]).expect(3);
+        assert!(refused.stderr.contains("larder is shutting down"), "{refused:?}");
+        assert!(started.elapsed() < Duration::from_secs(4), "at once: {:?}", started.elapsed());
+        let page = daemon.get("/readyz");
+        assert!(page.starts_with("HTTP/1.1 503") && page.contains("shutting down"), "{page}");
         gate.open();
         let pulled = daemon.runtime.block_on(pull).unwrap();
         assert!(pulled.is_ok(), "{pulled:?}");

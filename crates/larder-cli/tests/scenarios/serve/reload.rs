@@ -49,6 +49,21 @@ fn settings_that_turn_bad_change_nothing_and_are_told_until_they_are_mended() {
 }
 
 #[test]
+fn a_log_for_programs_is_one_from_its_first_line() {
+    let Some(world) = world() else { return };
+    let config = world.file("config.yaml", &format!("{HEAD}log: {{format: json}}\n"));
+    let daemon = Daemon::with(&world, &["--config", &config]);
+    daemon.wait_for_log("larder keeps", 1);
+    let log = daemon.stop().expect(0).stderr;
+    let lines: Vec<serde_json::Value> = log
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap_or_else(|_| panic!("no JSON: {line}")))
+        .collect();
+    assert!(lines[0]["message"].as_str().is_some_and(|text| text.starts_with("larder keeps")), "{log}");
+    assert!(lines[0]["socket"].as_str().is_some_and(|path| path.ends_with("larder.sock")), "{log}");
+}
+
+#[test]
 fn a_folder_of_manifests_full_of_junk_is_told_and_the_good_ones_count() {
     let Some(world) = world() else { return };
     Image::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();

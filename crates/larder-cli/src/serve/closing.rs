@@ -1,0 +1,65 @@
+//! What those hear who come while the daemon stops: that it does, at once. They would else wait for an answer until their
+//! own time is up, and believe that it hangs.
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::task::JoinSet;
+use tokio::time;
+use tonic::Status;
+use tonic::body::Body;
+use tonic::codegen::http::{Request, Response, StatusCode};
+
+use super::doors::is_grpc;
+use super::plain;
+use crate::failure::Failure;
+
+/// How many are told at once.
+const AT_ONCE: usize = 100;
+/// How long one of them may stay.
+const WITHIN: Duration = Duration::from_secs(5);
+/// How long to wait after the system had no room for one more connection.
+const NO_ROOM: Duration = Duration::from_millis(100);
+
+/// Tells whoever comes, until dropped.
+pub(super) async fn turn_away(listener: &UnixListener) {
+    let mut told = JoinSet::new();
+    loop {
+        tokio::select! {
+            Some(_) = told.join_next() => {}
+            accepted = listener.accept(), if told.len() < AT_ONCE => match accepted {
+                Ok((stream, _)) => _ = told.spawn(time::timeout(WITHIN, tell(stream))),
+                Err(_) => time::sleep(NO_ROOM).await,
+            }
+        }
+    }
+}
+
+async fn tell(stream: UnixStream) {
+    let service = service_fn(|request: Request<hyper::body::Incoming>| {
+        let answer = answer(&request);
+        async move { Ok::<_, Infallible>(answer) }
+    });
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(WITHIN);
+    builder.http2().timer(TokioTimer::new());
+    if let Err(error) = builder.serve_connection(TokioIo::new(stream), service).await {
+        tracing::debug!("a connection ended badly: {error}");
+    }
+}
+
+/// The answer to any request.
+pub(super) fn answer<B>(request: &Request<B>) -> Response<Body> {
+    if !is_grpc(request) {
+        return plain::text(StatusCode::SERVICE_UNAVAILABLE, "larder is shutting down\n");
+    }
+    let failure = Failure::unreachable(
+        "larder is shutting down: what is under way may end, nothing new begins",
+    )
+    .hint("try again when it is back; if nobody starts it again: larder serve, or systemctl start larder");
+    Status::from(failure).into_http()
+}
