@@ -170,7 +170,7 @@ impl Puller {
         let (store, reserve) = (self.store.clone(), self.config.reserve);
         let fits = move || {
             store.sweep(SystemTime::now())?;
-            let need = admission::estimate(store.ratio()?, sizes);
+            let need = admission::estimate(store.ratio()?, &sizes);
             Ok::<_, StoreError>((admit(need, store.free()?, reserve, Amount::default()).is_ok(), need))
         };
         let (fits, need) = blocking(fits).await??;

@@ -3,6 +3,10 @@
 //! A manifest says how much will be fetched, not what it becomes on disk. That is estimated with a [`Ratio`] learned
 //! from what was pulled on this node before. While a layer is unpacked its fetched bytes are still on disk, so both
 //! count.
+//!
+//! Images differ: some grow to twice what is fetched, some to five times. A pull is refused only where the [least](Need)
+//! that it could take does not fit. One that grows more than that finds the disk full in its middle, and leaves nothing
+//! behind; one that is refused although it would fit cannot be had at all.
 
 use std::fmt;
 
@@ -20,6 +24,18 @@ const MEMORY: f64 = 256.0 * 1024.0 * 1024.0;
 
 /// Added to each estimate, as part of it.
 const MARGIN: f64 = 0.1;
+
+/// The least that a layer becomes, as a part of what the ratio says; never less than what is fetched of it.
+const LEAST: f64 = 0.5;
+
+/// What a pull would take on disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Need {
+    /// If its layers grow as those before them did, and all that is fetched is there at the same time.
+    pub likely: Amount,
+    /// If they grow little, and one after the other.
+    pub least: Amount,
+}
 
 impl Default for Ratio {
     fn default() -> Ratio {
@@ -44,38 +60,54 @@ pub(super) fn learn(before: Option<Ratio>, fetched: u64, became: Amount) -> Opti
 }
 
 /// What a pull would take: `missing` are the sizes of the layers that are not here, in bytes as fetched.
+pub fn estimate(ratio: Ratio, missing: &[u64]) -> Need {
+    let (likely_ratio, least_ratio) = (scaled(ratio, 1.0 + MARGIN), scaled(ratio, LEAST));
+    let (mut likely, mut least) = (Amount::default(), Amount::default());
+    for &size in missing {
+        likely += grown(likely_ratio, size) + Amount { bytes: size, inodes: 0 };
+        least += grown(least_ratio, size);
+    }
+    // What was fetched of the last one is there until it is unpacked.
+    least += Amount { bytes: missing.iter().copied().max().unwrap_or_default(), inodes: 0 };
+    Need { likely, least }
+}
+
+fn scaled(ratio: Ratio, by: f64) -> Ratio {
+    Ratio { bytes: ratio.bytes * by, inodes: ratio.inodes * by }
+}
+
+/// What a layer becomes. It has a few folders and files of the store's own.
 #[allow(
     clippy::cast_precision_loss,
     clippy::cast_possible_truncation,
     clippy::cast_sign_loss,
     reason = "an estimate; a cast from a float stays within the integer's range"
 )]
-pub fn estimate(ratio: Ratio, missing: impl IntoIterator<Item = u64>) -> Amount {
-    let mut need = Amount::default();
-    for size in missing {
-        let plain = size as f64 * ratio.bytes.max(1.0) * (1.0 + MARGIN);
-        let inodes = size as f64 * ratio.inodes.max(0.0) * (1.0 + MARGIN);
-        // A layer has a few folders and files of the store's own.
-        need +=
-            Amount { bytes: (plain as u64).saturating_add(size), inodes: (inodes as u64).saturating_add(8) };
-    }
-    need
+fn grown(ratio: Ratio, size: u64) -> Amount {
+    let bytes = size as f64 * ratio.bytes.max(1.0);
+    let inodes = size as f64 * ratio.inodes.max(0.0);
+    Amount { bytes: bytes as u64, inodes: (inodes as u64).saturating_add(8) }
 }
 
-/// Says whether `need` fits into `free` so that `reserve` is left.
-pub fn admit(need: Amount, free: Amount, reserve: Amount, reclaimable: Amount) -> Result<(), NoRoom> {
-    let fits = |need: u64, free: u64, reserve: u64| need == 0 || need <= free.saturating_sub(reserve);
-    if fits(need.bytes, free.bytes, reserve.bytes) && fits(need.inodes, free.inodes, reserve.inodes) {
+/// Says whether the least of `need` fits into `free` so that `reserve` is left.
+pub fn admit(need: Need, free: Amount, reserve: Amount, reclaimable: Amount) -> Result<(), NoRoom> {
+    if fits(need.least.bytes, free.bytes, reserve.bytes)
+        && fits(need.least.inodes, free.inodes, reserve.inodes)
+    {
         return Ok(());
     }
     Err(NoRoom { need, free, reserve, reclaimable })
+}
+
+fn fits(need: u64, free: u64, reserve: u64) -> bool {
+    need == 0 || need <= free.saturating_sub(reserve)
 }
 
 /// There is no room for a pull.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NoRoom {
     /// What the pull is estimated to take.
-    pub need: Amount,
+    pub need: Need,
     /// What is free.
     pub free: Amount,
     /// What of it must stay free.
@@ -87,12 +119,14 @@ pub struct NoRoom {
 impl NoRoom {
     /// Whether it is inodes that are short, and not bytes.
     fn lacks_inodes_only(&self) -> bool {
-        self.need.bytes <= self.free.bytes.saturating_sub(self.reserve.bytes)
+        fits(self.need.least.bytes, self.free.bytes, self.reserve.bytes)
     }
 
     /// Whether it would fit once everything reclaimable is gone.
     pub fn would_fit_after_collection(&self) -> bool {
-        admit(self.need, self.free + self.reclaimable, self.reserve, Amount::default()).is_ok()
+        let free = self.free + self.reclaimable;
+        fits(self.need.likely.bytes, free.bytes, self.reserve.bytes)
+            && fits(self.need.likely.inodes, free.inodes, self.reserve.inodes)
     }
 
     /// What the reader could try next.
@@ -113,7 +147,7 @@ impl fmt::Display for NoRoom {
         } else {
             |amount| gotext::bytes(amount.bytes)
         };
-        write!(f, "needs about {}, {} free", show(&self.need), show(&self.free))?;
+        write!(f, "needs about {}, {} free", show(&self.need.likely), show(&self.free))?;
         if self.reserve != Amount::default() {
             write!(f, ", of which {} are kept in reserve", show(&self.reserve))?;
         }
@@ -133,28 +167,32 @@ mod tests {
         Amount { bytes, inodes }
     }
 
+    fn just(bytes: u64, inodes: u64) -> Need {
+        Need { likely: of(bytes, inodes), least: of(bytes, inodes) }
+    }
+
     #[test]
     fn what_does_not_fit_is_refused_with_the_numbers() {
-        let error = admit(of(3 * GIB, 10), of(2 * GIB, 1000), of(GIB / 2, 0), of(GIB, 0)).unwrap_err();
+        let error = admit(just(3 * GIB, 10), of(2 * GIB, 1000), of(GIB / 2, 0), of(GIB, 0)).unwrap_err();
         assert_eq!(
             error.to_string(),
             "needs about 3.22GB, 2.15GB free, of which 537MB are kept in reserve; 1.07GB could be reclaimed"
         );
         assert!(!error.would_fit_after_collection());
-        let error = admit(of(GIB, 10), of(GIB, 1000), of(GIB / 2, 0), of(GIB, 0)).unwrap_err();
+        let error = admit(just(GIB, 10), of(GIB, 1000), of(GIB / 2, 0), of(GIB, 0)).unwrap_err();
         assert!(error.would_fit_after_collection() && error.hint().contains("gc"));
-        assert_eq!(admit(of(GIB, 10), of(2 * GIB, 1000), of(GIB, 0), of(0, 0)), Ok(()));
+        assert_eq!(admit(just(GIB, 10), of(2 * GIB, 1000), of(GIB, 0), of(0, 0)), Ok(()));
     }
 
     #[test]
     fn inodes_are_room_too() {
-        let error = admit(of(1, 1000), of(GIB, 10), of(0, 0), of(0, 5)).unwrap_err();
+        let error = admit(just(1, 1000), of(GIB, 10), of(0, 0), of(0, 5)).unwrap_err();
         assert_eq!(error.to_string(), "needs about 1000 inodes, 10 inodes free; 5 inodes could be reclaimed");
     }
 
     #[test]
     fn nothing_to_fetch_always_fits() {
-        assert_eq!(admit(estimate(Ratio::default(), []), of(0, 0), of(GIB, 9), of(0, 0)), Ok(()));
+        assert_eq!(admit(estimate(Ratio::default(), &[]), of(0, 0), of(GIB, 9), of(0, 0)), Ok(()));
     }
 
     #[test]
@@ -165,10 +203,24 @@ mod tests {
         }
         let ratio = ratio.unwrap();
         assert!((ratio.bytes - 5.0).abs() < 0.1, "{ratio:?}");
-        let need = estimate(ratio, [100 << 20]);
+        let need = estimate(ratio, &[100 << 20]).likely;
         assert!(need.bytes >= 600 << 20 && need.bytes < 700 << 20, "{need:?}");
         assert!(need.inodes >= 100_000, "{need:?}");
         assert_eq!(learn(Some(ratio), 0, of(0, 0)), None);
+    }
+
+    #[test]
+    fn an_image_that_grows_little_is_not_refused_where_it_fits() {
+        // A real one: 160 MB in eight layers, 284 MB on disk.
+        let layers = [77, 49, 12, 9, 6, 4, 2, 1].map(|mb| mb * 1_000_000);
+        let need = estimate(Ratio::default(), &layers);
+        assert!(need.likely.bytes > 700_000_000, "{need:?}");
+        assert_eq!(admit(need, of(350_000_000, 100_000), of(0, 0), of(0, 0)), Ok(()));
+        let error = admit(need, of(250_000_000, 100_000), of(0, 0), of(0, 0)).unwrap_err();
+        assert!(error.to_string().starts_with("needs about 723MB, 250MB free"), "{error}");
+        // What is fetched must fit in any case.
+        let dense = estimate(Ratio { bytes: 0.1, inodes: 0.0 }, &layers).least;
+        assert_eq!(dense.bytes, 160_000_000 + 77_000_000);
     }
 
     #[test]
@@ -179,8 +231,8 @@ mod tests {
 
     #[test]
     fn no_declared_size_overflows() {
-        let need = estimate(Ratio { bytes: f64::MAX, inodes: f64::MAX }, [u64::MAX, u64::MAX]);
-        assert_eq!(need, of(u64::MAX, u64::MAX));
+        let need = estimate(Ratio { bytes: f64::MAX, inodes: f64::MAX }, &[u64::MAX, u64::MAX]);
+        assert_eq!(need, just(u64::MAX, u64::MAX));
         assert!(admit(need, of(u64::MAX - 1, 0), of(u64::MAX, u64::MAX), of(0, 0)).is_err());
     }
 }
