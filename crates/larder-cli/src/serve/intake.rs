@@ -1,8 +1,8 @@
 //! Bounds what requests take in memory, over all connections.
 //!
-//! A message may have 16 MiB and a client thousands of calls under way, so that a bound for each bounds nothing. What a
-//! request has sent counts until its call ends. The first part of each request has a budget of its own: giant ones do not
-//! keep out those of usual size.
+//! A message may have 16 MiB and a client thousands of calls under way, so that a bound for each bounds nothing. A message
+//! counts until its call ends, or until the next one of a stream begins. The first part of each has a budget of its own:
+//! giant ones do not keep out those of usual size.
 
 use std::error::Error;
 use std::pin::Pin;
@@ -14,11 +14,11 @@ use hyper::body::{Frame, Incoming, SizeHint};
 use tonic::Status;
 use tonic::codegen::Bytes;
 
-/// How much of each request counts as its first part, in bytes. What kubelet and people ask for fits in.
+/// How much of each message counts as its first part, in bytes. What kubelet and people ask for fits in.
 const FIRST: usize = 64 << 10;
-/// What the first parts of all requests may take, in bytes.
+/// What the first parts of all may take, in bytes.
 const FIRST_PARTS: usize = 16 << 20;
-/// What the rest of all requests may take, in bytes: that of three of the largest.
+/// What the rest of all may take, in bytes: that of three of the largest.
 const REST: usize = 48 << 20;
 
 /// What is left for all.
@@ -74,6 +74,15 @@ impl Share {
     }
 }
 
+impl Taken {
+    /// Gives back what was taken.
+    fn give_back(&self) {
+        let bytes = self.bytes.swap(0, Ordering::Relaxed);
+        self.left.first_parts.fetch_add(first_of(bytes), Ordering::Relaxed);
+        self.left.rest.fetch_add(rest_of(bytes), Ordering::Relaxed);
+    }
+}
+
 fn first_of(bytes: usize) -> usize {
     bytes.min(FIRST)
 }
@@ -88,21 +97,54 @@ fn take(left: &AtomicUsize, bytes: usize) -> bool {
 
 impl Drop for Taken {
     fn drop(&mut self) {
-        let bytes = self.bytes.load(Ordering::Relaxed);
-        self.left.first_parts.fetch_add(first_of(bytes), Ordering::Relaxed);
-        self.left.rest.fetch_add(rest_of(bytes), Ordering::Relaxed);
+        self.give_back();
+    }
+}
+
+/// Where one message of gRPC ends and the next begins: each has a head of five bytes, the last four its length.
+#[derive(Debug, Default)]
+struct Framing {
+    head: Vec<u8>,
+    left: usize,
+}
+
+impl Framing {
+    /// Takes room for what came; false where there is none.
+    fn take(&mut self, mut data: &[u8], share: &Share) -> bool {
+        while let [byte, rest @ ..] = data {
+            if self.left == 0 {
+                // What came before is with whoever reads the stream.
+                if self.head.is_empty() {
+                    share.0.give_back();
+                }
+                self.head.push(*byte);
+                data = rest;
+                if let [_, a, b, c, d] = self.head[..] {
+                    self.left = u32::from_be_bytes([a, b, c, d]) as usize;
+                    self.head.clear();
+                }
+                continue;
+            }
+            let now = self.left.min(data.len());
+            if !share.take(now) {
+                return false;
+            }
+            (self.left, data) = (self.left - now, &data[now..]);
+        }
+        true
     }
 }
 
 /// The body of a request, as far as there is room for it.
 pub(super) struct Received {
     body: Incoming,
+    framing: Framing,
     share: Share,
 }
 
 impl Received {
     pub(super) fn new(body: Incoming, share: Share) -> Received {
-        Received { body, share }
+        Received { body, framing: Framing::default(), share }
     }
 }
 
@@ -114,10 +156,11 @@ impl hyper::body::Body for Received {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
-        let frame = Pin::new(&mut self.body).poll_frame(context);
+        let this = &mut *self;
+        let frame = Pin::new(&mut this.body).poll_frame(context);
         if let Poll::Ready(Some(Ok(frame))) = &frame
             && let Some(data) = frame.data_ref()
-            && !self.share.take(data.len())
+            && !this.framing.take(data, &this.share)
         {
             let full = Status::resource_exhausted(
                 "too many large requests are being received at once: try again, or send less in one call",
@@ -154,6 +197,26 @@ mod tests {
         assert!(!intake.share().take(1));
         drop((giants, usual));
         assert!(another.take(16 << 20) && intake.share().take(1));
+    }
+
+    #[test]
+    fn of_a_stream_the_message_that_comes_counts_however_it_is_cut() {
+        let message = |bytes: usize| {
+            let length = u32::try_from(bytes).unwrap().to_be_bytes();
+            [&[0][..], &length, &vec![7; bytes]].concat()
+        };
+        let all = [message(0), message(3 * FIRST), message(1), message(20 << 20), message(5)].concat();
+        for cut in [1 << 20, 4099, all.len()] {
+            let intake = Intake::default();
+            let (share, mut framing) = (intake.share(), Framing::default());
+            for _ in 0..3 {
+                assert!(all.chunks(cut).all(|data| framing.take(data, &share)), "more than there is, in all");
+            }
+            assert_eq!(share.0.bytes.load(Ordering::Relaxed), 5);
+        }
+        let (intake, mut framing) = (Intake::default(), Framing::default());
+        let share = intake.share();
+        assert!(!framing.take(&message(REST + FIRST + 1), &share), "a single one that is too large");
     }
 
     #[test]
