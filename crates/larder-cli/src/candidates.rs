@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use larder::credentials::helpers::HelperNames;
 use larder::credentials::plugin::Plugins;
-use larder::credentials::{DockerConfig, Keyring, PullSecret, Tokens};
+use larder::credentials::{DockerConfig, Keyring, Origin, PullSecret, Tokens};
 use larder::reference::Reference;
 
 /// The user's own credentials, beside the pull secrets that each request brings along.
@@ -105,7 +105,7 @@ impl Candidates {
 impl Place {
     fn new(name: impl Into<String>, config: &DockerConfig) -> Self {
         let mut keyring = Keyring::default();
-        keyring.add(config, None);
+        keyring.add(config, None, &Origin::default());
         Place { name: name.into(), keyring }
     }
 

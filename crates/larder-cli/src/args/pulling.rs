@@ -152,9 +152,10 @@ pub(crate) struct Pulling {
     #[arg(long, value_name = "DURATION", value_parser = timeout)]
     pub(crate) pull_timeout: Option<Duration>,
 
-    /// Pull as kubelet does by default, in these four points: one pull at a time; a pull of its own for each container
-    /// that wants an image; pulls over the limit fail, where larder lets them wait; identity and registry tokens of
-    /// pull secrets and docker configs are ignored. The flags above adjust it. All else stays as it is: docker configs
+    /// Pull as kubelet does by default, in these points: one pull at a time; a pull of its own for each container that
+    /// wants an image; pulls over the limit fail, where larder lets them wait; a back-off also when a pod comes with
+    /// another secret; identity and registry tokens of pull secrets and docker configs are ignored, and credential helpers
+    /// are not asked. The flags above adjust it. All else stays as it is: docker configs
     /// are looked for where users keep them, and bad input is refused.
     #[arg(long)]
     pub(crate) kubelet: bool,

@@ -1,6 +1,7 @@
 //! What a scenario needs: servers, a home without credentials, and larder to run.
 
-use std::fs::File;
+use std::fs::{File, Permissions};
+use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -123,6 +124,14 @@ impl World {
         path.to_string_lossy().into_owned()
     }
 
+    /// Writes a program that only this test sees, and returns its path.
+    pub(crate) fn program(&self, name: &str, script: &str) -> String {
+        fs_err::create_dir_all(self.home.path().join(name).parent().unwrap()).unwrap();
+        let path = self.file(name, &format!("#!/bin/sh\n{script}\n"));
+        fs_err::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
+        path
+    }
+
     /// Runs larder to its end, against this world's backend.
     pub(crate) fn larder(&self, arguments: &[&str]) -> Run {
         self.start_larder(arguments).finish()
@@ -131,6 +140,9 @@ impl World {
     /// Starts larder and lets it run.
     pub(crate) fn start_larder(&self, arguments: &[&str]) -> Running {
         let mut command = larder_in(self.home.path());
+        // Where a test puts its credential helpers.
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        command.env("PATH", format!("{}:{}", self.path("helpers"), path.to_string_lossy()));
         match &self.containerd {
             Some(containerd) => command.env("LARDER_BACKEND", containerd.endpoint()),
             None => command.arg("--root").arg(self.place()).arg("--certs-d").arg(self.certs_d()),

@@ -40,6 +40,11 @@ pub const PASSWORD: &str = "test-password";
 /// bcrypt of [`PASSWORD`], the cheapest kind: each request is checked against it.
 const PASSWORD_HASH: &str = "$2y$05$abcdefghijklmnopqrstuu34chBxBG/k9ApCErH1wl/WrV4FVTS/q";
 
+/// The password of [`USER`] after [`Registry::change_password`].
+pub const NEW_PASSWORD: &str = "changed-password";
+/// bcrypt of [`NEW_PASSWORD`].
+const NEW_PASSWORD_HASH: &str = "$2y$05$abcdefghijklmnopqrstuu93uq1Bm7ApGwMROR/kWpFJ4Odmof4ky";
+
 /// What kind of registry to start.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct RegistryOptions {
@@ -90,7 +95,7 @@ impl Registry {
     pub fn start(options: RegistryOptions) -> Result<Registry> {
         let folder = tempfile::Builder::new().prefix("larder-registry-").tempdir()?;
         fs_err::create_dir_all(folder.path().join("storage"))?;
-        fs_err::write(folder.path().join("htpasswd"), format!("{USER}:{PASSWORD_HASH}\n"))?;
+        write_password(folder.path(), PASSWORD_HASH)?;
         let certificates = match options.tls {
             Tls::None => None,
             Tls::PrivateCa => Some(certificates(folder.path())?),
@@ -138,6 +143,20 @@ impl Registry {
     /// Ends the process; storage, port and log stay.
     pub fn stop(&mut self) {
         self.server = None;
+    }
+
+    /// From now on [`USER`] has [`NEW_PASSWORD`] and no other. The registry reads the file again by itself.
+    pub fn change_password(&self) -> Result<()> {
+        write_password(self.folder.path(), NEW_PASSWORD_HASH)
+    }
+
+    /// The users that it refused, in order; one that came several times in a row is told once.
+    pub fn refused_users(&self) -> Vec<String> {
+        self.settle();
+        let log = fs_err::read_to_string(self.folder.path().join("registry.log")).unwrap_or_default();
+        let mut users: Vec<String> = log.lines().filter_map(refused_user).map(str::to_owned).collect();
+        users.dedup();
+        users
     }
 
     /// Process id, while it runs.
@@ -240,6 +259,19 @@ const MARKER: &str = "/v2/?log-has-caught-up=";
 
 fn is_marker(request: &Request) -> bool {
     request.path.starts_with(MARKER)
+}
+
+/// The file is replaced as a whole: the registry may read it at any moment.
+fn write_password(folder: &Path, hash: &str) -> Result<()> {
+    let new = folder.join("htpasswd.new");
+    fs_err::write(&new, format!("{USER}:{hash}\n"))?;
+    Ok(fs_err::rename(new, folder.join("htpasswd"))?)
+}
+
+/// The user in a line of the log that is about one who was refused.
+fn refused_user(line: &str) -> Option<&str> {
+    let (_, rest) = line.split_once("error authenticating user \\\"")?;
+    rest.split_once("\\\"").map(|(user, _)| user)
 }
 
 /// A port that was free a moment ago.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use larder::credentials::{self, Credential, DockerConfig, Entry, Keyring, Secret};
+use larder::credentials::{self, Credential, DockerConfig, Entry, Keyring, Origin, Secret};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -89,7 +89,7 @@ struct IndexKeys {
 fn index_keys(input: IndexKeys) -> Value {
     let mut keyring = Keyring::default();
     let entries = input.entries.into_iter().map(|location| (location, PlainEntry::default())).collect();
-    keyring.add(&docker_config(entries), None);
+    keyring.add(&docker_config(entries), None, &Origin::default());
     json!({"keys": keyring.keys().collect::<Vec<_>>()})
 }
 
@@ -103,7 +103,7 @@ struct Lookup {
 fn keyring_lookup(input: Lookup) -> Value {
     let mut keyring = Keyring::default();
     for config in input.configs {
-        keyring.add(&docker_config(config), None);
+        keyring.add(&docker_config(config), None, &Origin::default());
     }
     let found = keyring.lookup(&input.image);
     json!({"found": !found.is_empty(), "credentials": found.iter().map(fields).collect::<Vec<_>>()})

@@ -23,11 +23,37 @@ pub struct Credential {
     pub source: Option<Source>,
     /// Hash of what it holds, lower-case hex.
     pub hash: String,
+    /// Where it was found.
+    pub origin: Origin,
+}
+
+/// Where a credential was found. Whose it is, is another matter: see [`Source`].
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
+#[non_exhaustive]
+pub enum Origin {
+    /// The caller brought it along.
+    #[default]
+    Caller,
+    /// A pull secret of the pod.
+    PullSecret,
+    /// A docker config of the node or the user.
+    ConfigFile,
+    /// The credential helper of this name, without `docker-credential-`.
+    Helper(String),
+    /// The credential provider of this name.
+    Provider(String),
+}
+
+impl Origin {
+    /// Whether a program gave it, which may give another one each time.
+    pub fn is_program(&self) -> bool {
+        matches!(self, Origin::Helper(_) | Origin::Provider(_))
+    }
 }
 
 impl Credential {
     /// The credential that an entry of a docker config stands for.
-    pub fn of(entry: &Entry, source: Option<&Source>) -> Self {
+    pub fn of(entry: &Entry, source: Option<&Source>, origin: &Origin) -> Self {
         let Entry { username, password, email, identity_token, registry_token } = entry.clone();
         Credential {
             username,
@@ -37,6 +63,7 @@ impl Credential {
             registry_token,
             source: source.cloned(),
             hash: hash(entry),
+            origin: origin.clone(),
         }
     }
 }
@@ -47,6 +74,7 @@ impl fmt::Debug for Credential {
         f.debug_struct("Credential")
             .field("username", &self.username)
             .field("source", &self.source)
+            .field("origin", &self.origin)
             .finish_non_exhaustive()
     }
 }

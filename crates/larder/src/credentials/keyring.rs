@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use super::credential::{Credential, Source};
+use super::credential::{Credential, Origin, Source};
 use super::docker_config::DockerConfig;
 use super::matching::{self, Location};
 
@@ -24,15 +24,15 @@ struct Slot {
 }
 
 impl Keyring {
-    /// Adds all entries of a config, for `source`. An entry whose location is no URL is left out; whoever reads a config
+    /// Adds all entries of a config, found at `origin`, for `source`. An entry whose location is no URL is left out; whoever reads a config
     /// says so, once ([`DockerConfig::unusable_entries`]), since keyrings are made for each lookup.
     /// Entries of one key are looked up in the order in which their configs were added.
-    pub fn add(&mut self, config: &DockerConfig, source: Option<&Source>) {
+    pub fn add(&mut self, config: &DockerConfig, source: Option<&Source>, origin: &Origin) {
         for (location, entry) in &config.entries {
             let Ok(key) = matching::key_of(location) else { continue };
             let location = Location::parse(&key).ok();
             let slot = self.slots.entry(key).or_insert_with(|| Slot { location, credentials: Vec::new() });
-            slot.credentials.push(Credential::of(entry, source));
+            slot.credentials.push(Credential::of(entry, source, origin));
         }
     }
 

@@ -34,7 +34,7 @@ mod sources;
 
 pub use auth::{AuthError, decode_auth, encode_auth};
 pub use config_file::{ConfigFileError, ConfigFileProblem, Format, MAX_CONFIG_BYTES, read_config_file};
-pub use credential::{Credential, SecretCoordinates, ServiceAccountCoordinates, Source};
+pub use credential::{Credential, Origin, SecretCoordinates, ServiceAccountCoordinates, Source};
 pub use docker_config::{
     ConfigError, DockerConfig, Entry, Tokens, encode_entry, parse_config_json, parse_dockercfg,
 };

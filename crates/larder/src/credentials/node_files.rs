@@ -6,6 +6,7 @@ use std::time::Duration;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
+use super::credential::Origin;
 use super::docker_config::{DockerConfig, Entry, Tokens};
 use super::helpers::HelperNames;
 use super::keyring::Keyring;
@@ -111,9 +112,9 @@ impl NodeConfig {
             // Where a helper holds the password, docker leaves an entry with nothing in it.
             let mut filled = config.clone();
             filled.entries.retain(|_, entry| *entry != Entry::default());
-            keyring.add(&filled, None);
+            keyring.add(&filled, None, &Origin::ConfigFile);
         } else {
-            keyring.add(config, None);
+            keyring.add(config, None, &Origin::ConfigFile);
         }
         NodeConfig { keyring, helpers: HelperNames::of(config) }
     }

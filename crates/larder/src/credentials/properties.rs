@@ -33,7 +33,7 @@ proptest! {
         let _ = url_match(&pattern, &target);
         let _ = is_default_registry(&target);
         let mut keyring = Keyring::default();
-        keyring.add(&DockerConfig::one(pattern, Entry::default()), None);
+        keyring.add(&DockerConfig::one(pattern, Entry::default()), None, &Origin::default());
         keyring.lookup(&target);
     }
 
@@ -41,7 +41,7 @@ proptest! {
     fn odd_urls_never_panic(pattern in "[a.%:@#?/*\\[\\]0-9]{0,24}", target in "[a.:/0\\[\\]%]{0,24}") {
         let _ = url_match(&pattern, &target);
         let mut keyring = Keyring::default();
-        keyring.add(&DockerConfig::one(pattern, Entry::default()), None);
+        keyring.add(&DockerConfig::one(pattern, Entry::default()), None, &Origin::default());
         keyring.lookup(&target);
     }
 
@@ -71,7 +71,7 @@ proptest! {
         let mut keyring = Keyring::default();
         for location in &locations {
             let Ok(key) = matching::key_of(location) else { continue };
-            keyring.add(&DockerConfig::one(location, Entry { username: key, ..Entry::default() }), None);
+            keyring.add(&DockerConfig::one(location, Entry { username: key, ..Entry::default() }), None, &Origin::default());
         }
         let keys: Vec<_> = keyring.keys().collect();
         prop_assert!(keys.windows(2).all(|pair| pair[0] > pair[1]));

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use super::credential::{SecretCoordinates, Source};
+use super::credential::{Origin, SecretCoordinates, Source};
 use super::docker_config::{ConfigError, DockerConfig, Tokens, parse_config_json, parse_dockercfg};
 use super::keyring::Keyring;
 use super::sources::CredentialsError;
@@ -61,7 +61,8 @@ pub(super) fn keyring(secrets: &[PullSecret], tokens: Tokens) -> Result<Keyring,
     let mut keyring = Keyring::default();
     for secret in secrets {
         if let Some(config) = secret.docker_config(tokens)? {
-            keyring.add(&config, Some(&Source::Secret(secret.coordinates.clone())));
+            let source = Source::Secret(secret.coordinates.clone());
+            keyring.add(&config, Some(&source), &Origin::PullSecret);
         }
     }
     Ok(keyring)

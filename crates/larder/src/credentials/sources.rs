@@ -165,7 +165,7 @@ mod tests {
     use std::collections::BTreeMap;
     use std::sync::atomic::{AtomicUsize, Ordering};
 
-    use super::super::credential::SecretCoordinates;
+    use super::super::credential::{Origin, SecretCoordinates};
     use super::super::docker_config::Entry;
     use super::super::secret::Secret;
     use super::*;
@@ -251,7 +251,7 @@ mod tests {
     #[test]
     fn nothing_that_holds_a_password_prints_it() {
         let config = DockerConfig::one("https://bob:hunter2@r.example", user("bob"));
-        let credential = Credential::of(&user("bob"), None);
+        let credential = Credential::of(&user("bob"), None, &Origin::Caller);
         let secret = secret("Opaque", "key", "hunter2");
         let sources = Sources::fixed(&config);
         let printed = format!("{config:?} {credential:?} {secret:?} {sources:?}");

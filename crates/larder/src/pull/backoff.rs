@@ -4,14 +4,36 @@
 //! is forgotten once its last failure is more than twice the maximum ago. Success does not reset a key.
 
 use std::collections::HashMap;
+use std::fmt;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use super::ensure::Advice;
+use crate::credentials::Credential;
 
 /// How many entries may pile up before expired ones are dropped on a failure.
 const PURGE_AT: usize = 1024;
+
+/// What a pull shows to a registry, as far as people write it down: hashes, in order. What programs give is left out, since
+/// they may give a new token each time, and there would be no back-off for their images.
+#[derive(Clone, PartialEq, Eq, Default)]
+pub struct Shown(Vec<String>);
+
+impl Shown {
+    /// What these credentials show.
+    pub fn of(credentials: &[Credential]) -> Self {
+        let written = credentials.iter().filter(|credential| !credential.origin.is_program());
+        Shown(written.map(|credential| credential.hash.clone()).collect())
+    }
+}
+
+/// Says how many: short passwords can be guessed from a hash.
+impl fmt::Debug for Shown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Shown({})", self.0.len())
+    }
+}
 
 /// Back-off by key, with the failure that led to it.
 #[derive(Debug)]
@@ -25,6 +47,8 @@ pub struct Backoff {
 struct Entry {
     delay: Duration,
     last_failure: Instant,
+    /// What was shown to the registry at the last failure.
+    shown: Option<Shown>,
     /// The last failure as text with what could be tried next, until a new attempt starts.
     remembered: Option<(String, Option<Advice>)>,
 }
@@ -49,8 +73,22 @@ impl Backoff {
             Some(entry) if !self.expired(entry, now) => entry.delay.saturating_mul(2).min(self.max),
             _ => self.initial,
         };
-        self.entries.insert(key.to_owned(), Entry { delay, last_failure: now, remembered: None });
+        let entry = Entry { delay, last_failure: now, shown: None, remembered: None };
+        self.entries.insert(key.to_owned(), entry);
         delay
+    }
+
+    /// Notes what was shown to the registry at a key's last failure. Without an entry there is nothing to note it for.
+    pub fn note_shown(&mut self, key: &str, shown: Shown) {
+        if let Some(entry) = self.entries.get_mut(key) {
+            entry.shown = Some(shown);
+        }
+    }
+
+    /// Whether something else was shown at a key's last failure, as far as that was noted.
+    pub fn has_shown_other(&self, key: &str, shown: &Shown) -> bool {
+        let noted = self.entries.get(key).and_then(|entry| entry.shown.as_ref());
+        noted.is_some_and(|noted| noted != shown)
     }
 
     /// Remembers the text of a key's last failure, and what could be tried next. Without an entry there is nothing to remember it for.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::backoff::Backoff;
-use super::config::{PullConfig, SameImage};
+use super::config::{NewCredentials, PullConfig, SameImage};
 use super::flight::Flights;
 use super::lease::Leases;
 use super::manager::Manager;
@@ -112,6 +112,7 @@ impl ManagerBuilder {
             backoff: Mutex::new(Backoff::new(self.config.backoff_initial, self.config.backoff_max)),
             flights: Flights::default(),
             once: AtomicBool::new(self.config.same_image == SameImage::Once),
+            anew: AtomicBool::new(self.config.new_credentials == NewCredentials::PullAtOnce),
             board: Board::default(),
             leases: self.leases,
         }

@@ -20,6 +20,9 @@ pub struct PullConfig {
     /// What happens when an image is wanted that is just being pulled. Default [`SameImage::Once`]; kubelet:
     /// [`SameImage::EachRequest`].
     pub same_image: SameImage,
+    /// What happens when a pod in back-off comes with another secret. Default [`NewCredentials::PullAtOnce`]; kubelet:
+    /// [`NewCredentials::Wait`].
+    pub new_credentials: NewCredentials,
     /// How long a pull may take once it has its turn; then it is cancelled and counts as failed. Default none, as in
     /// kubelet: a pull ends when the runtime ends it.
     pub pull_timeout: Option<Duration>,
@@ -47,6 +50,15 @@ pub enum SameImage {
     EachRequest,
 }
 
+/// What happens when an image failed for a pod not long ago, and the pod comes with other credentials.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NewCredentials {
+    /// It is pulled at once. Only pull secrets and docker configs count: programs may give a new token each time.
+    PullAtOnce,
+    /// It waits as if nothing had changed.
+    Wait,
+}
+
 impl Default for PullConfig {
     fn default() -> Self {
         PullConfig {
@@ -54,6 +66,7 @@ impl Default for PullConfig {
             max_parallel_image_pulls: NonZeroU32::new(4),
             over_rate: OverRate::Wait,
             same_image: SameImage::Once,
+            new_credentials: NewCredentials::PullAtOnce,
             ..PullConfig::kubelet()
         }
     }
@@ -69,6 +82,7 @@ impl PullConfig {
             registry_burst: 10,
             over_rate: OverRate::Refuse,
             same_image: SameImage::EachRequest,
+            new_credentials: NewCredentials::Wait,
             pull_timeout: None,
             backoff_initial: Duration::from_secs(10),
             backoff_max: Duration::from_secs(300),

@@ -8,9 +8,9 @@ use futures_util::FutureExt;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use super::backoff::Backoff;
+use super::backoff::{Backoff, Shown};
 use super::builder::ManagerBuilder;
-use super::config::{PullConfig, SameImage};
+use super::config::{NewCredentials, PullConfig, SameImage};
 use super::ensure::{EnsureError, EnsureReason, EnsureRequest, Ensured, Outcome, Priority};
 use super::errors::evaluate_pull_error;
 use super::flight::{FlightKey, Flights, Landed};
@@ -43,6 +43,8 @@ pub struct Manager {
     pub(super) flights: Flights,
     /// Whether a request joins a pull that is under way.
     pub(super) once: AtomicBool,
+    /// Whether other credentials end a back-off.
+    pub(super) anew: AtomicBool,
     pub(super) board: Board,
     pub(super) leases: Leases,
 }
@@ -73,6 +75,7 @@ impl Manager {
         let puller = Arc::new(Puller::new(self.images.clone(), config, Instant::now()));
         *self.puller.write().unwrap_or_else(PoisonError::into_inner) = puller;
         self.once.store(config.same_image == SameImage::Once, Ordering::Relaxed);
+        self.anew.store(config.new_credentials == NewCredentials::PullAtOnce, Ordering::Relaxed);
         self.lock_backoff().set_limits(config.backoff_initial, config.backoff_max);
     }
 
@@ -98,7 +101,7 @@ impl Manager {
         }
         let credentials = lookup.into_inner().await.map_err(|error| EnsureError::free(&error))?;
         let intent = Intent::record(self.records.as_deref(), request).await?;
-        self.check_backoff(request)?;
+        self.check_backoff(request, &Shown::of(&credentials))?;
         self.pull(request, spec, credentials, intent).await
     }
 
@@ -183,11 +186,12 @@ impl Manager {
     }
 
     /// Stops here when the last pull for this pod failed not long ago; else a new attempt starts.
-    fn check_backoff(&self, request: &EnsureRequest) -> Result<(), EnsureError> {
+    fn check_backoff(&self, request: &EnsureRequest, shown: &Shown) -> Result<(), EnsureError> {
         let key = backoff_key(request);
         let (left, last_failure) = {
             let mut backoff = self.lock_backoff();
-            let Some(left) = backoff.remaining(&key, Instant::now()) else {
+            let anew = self.anew.load(Ordering::Relaxed) && backoff.has_shown_other(&key, shown);
+            let Some(left) = backoff.remaining(&key, Instant::now()).filter(|_| !anew) else {
                 backoff.forget(&key);
                 return Ok(());
             };
@@ -228,7 +232,9 @@ impl Manager {
         let total_duration = start.elapsed();
         let pulled = match &landed.result.pulled {
             Ok(pulled) => pulled,
-            Err(error) => return Err(self.pull_failed(request, &landed, error)),
+            Err(error) => {
+                return Err(self.pull_failed(request, &job.credentials, &landed, error));
+            }
         };
         self.finished_pulling(request);
         let used = RecordedCredentials::of(landed.credential_of(&job.credentials));
@@ -284,7 +290,13 @@ impl Manager {
         }
     }
 
-    fn pull_failed(&self, request: &EnsureRequest, landed: &Landed, error: &PullerError) -> EnsureError {
+    fn pull_failed(
+        &self,
+        request: &EnsureRequest,
+        credentials: &[Credential],
+        landed: &Landed,
+        error: &PullerError,
+    ) -> EnsureError {
         let (advice, error) = (error.advice(), error.to_string());
         let message = format!("Failed to pull image {}: {error}", gotext::quote(&request.image));
         self.event(request, EventType::Warning, Reason::Failed, &message);
@@ -293,6 +305,7 @@ impl Manager {
         let mut backoff = self.lock_backoff();
         let delay =
             if landed.counts_for(&key) { backoff.fail(&key, Instant::now()) } else { backoff.delay(&key) };
+        backoff.note_shown(&key, Shown::of(credentials));
         backoff.remember(&key, format!("{}: {}", evaluated.reason, evaluated.message), advice.clone());
         EnsureError { reason: evaluated.reason, message: evaluated.message, retry_in: Some(delay), advice }
     }

@@ -24,9 +24,9 @@ mod through;
 mod times;
 mod turns;
 
-pub use backoff::Backoff;
+pub use backoff::{Backoff, Shown};
 pub use builder::ManagerBuilder;
-pub use config::{OverRate, PullConfig, SameImage};
+pub use config::{NewCredentials, OverRate, PullConfig, SameImage};
 pub use ensure::{Advice, EnsureError, EnsureReason, EnsureRequest, Ensured, Outcome, Priority};
 pub use errors::{Evaluated, evaluate_pull_error};
 pub use managed::ManagedBackend;

@@ -2,7 +2,7 @@
 
 use larder::credentials::Tokens;
 use larder::gc::{Accounting, AgeRule, ClockRule, GcPolicy, HookRule, InodeThresholds, UseRule};
-use larder::pull::{OverRate, SameImage};
+use larder::pull::{NewCredentials, OverRate, SameImage};
 use serde_json::json;
 use tracing::Level;
 
@@ -99,6 +99,14 @@ pub(super) const SECTIONS: &[Setting] = &[
         "What happens when an image is wanted that is being pulled already: one pull serves all whose credentials lead to the same, or each has its own."
     )
     .kubelet_has("`eachRequest`"),
+    setting!(
+        "pull.newCredentials",
+        Choice<NewCredentials>,
+        pull.new_credentials,
+        Live,
+        "What happens when a pod whose pull failed not long ago comes with another pull secret: the image is pulled at once, or it waits for the back-off."
+    )
+    .kubelet_has("`wait`"),
     setting!(
         "pull.timeout",
         MaybeTime,

@@ -3,7 +3,7 @@
 use larder::credentials::Tokens;
 use larder::gc::{Accounting, AgeRule, ClockRule, HookRule, UseRule};
 use larder::gotext::quote;
-use larder::pull::{OverRate, SameImage};
+use larder::pull::{NewCredentials, OverRate, SameImage};
 use larder::reference::Reference;
 use larder_cri::Endpoint;
 use larder_store::registry::Proxy;
@@ -161,6 +161,11 @@ impl Words for OverRate {
 impl Words for SameImage {
     const WORDS: &'static [(&'static str, SameImage)] =
         &[("once", SameImage::Once), ("eachRequest", SameImage::EachRequest)];
+}
+
+impl Words for NewCredentials {
+    const WORDS: &'static [(&'static str, NewCredentials)] =
+        &[("pullAtOnce", NewCredentials::PullAtOnce), ("wait", NewCredentials::Wait)];
 }
 
 impl Words for Tokens {

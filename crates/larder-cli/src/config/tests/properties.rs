@@ -48,6 +48,7 @@ fn another(setting: &Setting) -> &'static str {
         "log.format" => "json",
         "pull.overRate" => "refuse",
         "pull.sameImage" => "eachRequest",
+        "pull.newCredentials" => "wait",
         "pull.credentialTokens" => "ignore",
         "gc.accounting" => "nominal",
         "gc.neverUsed" => "infinitelyOld",

@@ -25,7 +25,7 @@ use zeroize::Zeroizing;
 pub use choose::{Asked, HelperNames};
 pub use find::FindError;
 
-use super::credential::Credential;
+use super::credential::{Credential, Origin};
 use super::docker_config::Entry;
 use super::program::{self, Program};
 
@@ -90,8 +90,9 @@ impl Helpers {
         repository: &str,
     ) -> Result<Option<Credential>, HelperError> {
         let Some(asked) = names.asked(repository) else { return Ok(None) };
+        let origin = Origin::Helper(asked.helper.clone());
         let entry = self.run(asked).await?;
-        Ok(entry.map(|entry| Credential::of(&entry, None)))
+        Ok(entry.map(|entry| Credential::of(&entry, None, &origin)))
     }
 
     /// The same, with trouble in the log.

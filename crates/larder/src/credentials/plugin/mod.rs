@@ -31,7 +31,7 @@ pub use provider::{Plugin, ProvideError, Provided};
 pub use validate::problems;
 pub use wire::{Request, Response, ResponseError, V1, VERSIONS};
 
-use super::credential::{Credential, Source};
+use super::credential::{Credential, Origin, Source};
 use super::keyring::Keyring;
 use super::program::TrustError;
 use super::sources::Provider;
@@ -118,7 +118,8 @@ impl Provider for Plugins {
         for (plugin, provided) in self.plugins.iter().zip(future::join_all(asked).await) {
             match provided {
                 Ok(Provided { auth, account }) => {
-                    keyring.add(&auth, account.map(Source::ServiceAccount).as_ref());
+                    let origin = Origin::Provider(plugin.name().to_owned());
+                    keyring.add(&auth, account.map(Source::ServiceAccount).as_ref(), &origin);
                 }
                 Err(error) => {
                     tracing::warn!(provider = plugin.name(), image = repository, "no credentials: {error}");
