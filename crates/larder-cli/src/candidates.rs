@@ -71,6 +71,19 @@ impl Candidates {
         }
     }
 
+    /// Places with credentials of which none is for this image.
+    pub(crate) fn not_fitting(&self, image: &str, secrets: &[PullSecret]) -> Vec<String> {
+        let Ok(name) = Reference::parse(image) else { return Vec::new() };
+        let places = self.secret_places(secrets);
+        let all = places.iter().chain(&self.own);
+        all.filter(|place| place.fitting(name.name()).is_empty()).map(Place::content).collect()
+    }
+
+    /// What the user's own credentials come from.
+    pub(crate) fn own_name(&self) -> Option<&str> {
+        self.own.as_ref().map(|own| own.name.as_str())
+    }
+
     fn fitting(&self, image: &str, secrets: &[PullSecret]) -> Vec<String> {
         let Ok(name) = Reference::parse(image) else { return Vec::new() };
         let places = self.secret_places(secrets);

@@ -134,7 +134,7 @@ fn only_registry<'a>(images: impl IntoIterator<Item = &'a str>) -> Result<String
 }
 
 /// The password, without the line break after it.
-fn read_password(from: impl Read) -> Result<Secret, Failure> {
+pub(crate) fn read_password(from: impl Read) -> Result<Secret, Failure> {
     let mut bytes = Vec::new();
     let read = from.take(MAX_PASSWORD_BYTES + 1).read_to_end(&mut bytes);
     read.map_err(|error| Failure::bad_input(format!("--password-stdin: {error}")))?;

@@ -1,6 +1,9 @@
 //! Who may pull and use what, as the user or the settings want it: records, credential helpers and providers.
 
+mod login_file;
+mod login_registry;
 mod plugins;
+pub(crate) mod terminal;
 mod verify;
 
 use std::env;
@@ -13,6 +16,8 @@ use larder::records::{ImageRecords, Verification};
 use crate::collect::Place;
 use crate::failure::{Failure, chain};
 
+pub(crate) use login_file::LoginFile;
+pub(crate) use login_registry::LoginRegistry;
 pub(crate) use plugins::plugins;
 pub(crate) use verify::VerifyArgs;
 

@@ -2,12 +2,14 @@
 
 #![allow(clippy::doc_markdown, rustdoc::bare_urls, reason = "these comments are the text of --help")]
 
+use std::path::PathBuf;
 use std::time::Duration;
 
-use clap::Args;
+use clap::{Args, Subcommand};
 use larder_control::v1alpha1::CollectRequest;
 use larder_control::v1alpha1::collect_request::Goal;
 
+use super::CredentialArgs;
 use crate::daemon::convert::millis;
 use crate::duration;
 use crate::output::Format;
@@ -103,16 +105,27 @@ impl Limits {
     }
 }
 
-/// Say of one image why it is kept or would go, who uses it, and what removing it frees.
+/// Say of one image why it is kept or would go, who uses it, and what removing it frees; with access, who may pull it.
 #[derive(Debug, Args)]
-#[command(after_help = "Examples:
+#[command(
+    subcommand_negates_reqs = true,
+    args_conflicts_with_subcommands = true,
+    after_help = "Examples:
   larder explain busybox:1.36
   larder explain -o json sha256:0123...
+  larder explain access registry.example/app:1 -f pod.yaml
 
-Exit code: 0 told, 1 no such image, 2 bad input, 3 backend unreachable.")]
+An image with the name access is explained as access:latest.
+
+Exit code: 0 told, 1 no such image, 2 bad input, 3 backend unreachable."
+)]
 pub(crate) struct ExplainArgs {
+    #[command(subcommand)]
+    pub(crate) what: Option<ExplainWhat>,
+
     /// Name or id of the image.
-    pub(crate) image: String,
+    #[arg(required = true)]
+    pub(crate) image: Option<String>,
 
     #[command(flatten)]
     pub(crate) limits: Limits,
@@ -120,6 +133,51 @@ pub(crate) struct ExplainArgs {
     /// What results look like.
     #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
     pub(crate) output: Format,
+}
+
+/// What else can be explained.
+#[derive(Debug, Subcommand)]
+pub(crate) enum ExplainWhat {
+    Access(ExplainAccessArgs),
+}
+
+/// Say which credentials were found where for an image, and what each host that serves it answers to them.
+///
+/// Looks for credentials as larder ensure does and shows them to the registry in the same order, up to the first that is
+/// taken. Hosts are asked once, and only whether the image can be had; nothing is fetched. No password or token is printed.
+///
+/// This command asks by itself, also where a daemon runs or the images are a runtime's: with the credentials of whoever
+/// runs it, and the hosts of --certs-d. A daemon has the docker config of its own user beside them.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  larder explain access registry.example/app:1
+  larder explain access registry.example/app:1 -f pod.yaml
+  larder explain access -o json registry.example/app:1 --secret regcred.yaml
+
+Exit code: 0 it can be had, 1 it cannot, 2 bad input.")]
+pub(crate) struct ExplainAccessArgs {
+    /// The image, as a pod would write it.
+    #[arg(value_name = "IMAGE")]
+    pub(crate) image: String,
+
+    /// A manifest with pods that want the image, a directory of manifests, or - for standard input; may be repeated.
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) filename: Vec<PathBuf>,
+
+    /// A manifest with pull secrets, for pods that name them, or for the image itself without -f; may be repeated.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) secret: Vec<PathBuf>,
+
+    /// Namespace of objects that name none.
+    #[arg(short, long, value_name = "NAMESPACE", default_value = "default")]
+    pub(crate) namespace: String,
+
+    /// What results look like.
+    #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
+    pub(crate) output: Format,
+
+    #[command(flatten)]
+    pub(crate) credentials: CredentialArgs,
 }
 
 /// Show what collection has removed: what, when, why, and how much that freed.

@@ -6,6 +6,7 @@ mod collect;
 mod config;
 mod daemon;
 mod images;
+mod login;
 mod pulling;
 mod serve;
 mod store;
@@ -19,10 +20,13 @@ use clap_complete::Shell;
 use crate::duration;
 use crate::exit;
 
-pub(crate) use collect::{ExplainArgs, GcArgs, HistoryArgs, KeepArgs, UnkeepArgs, size};
+pub(crate) use collect::{
+    ExplainAccessArgs, ExplainArgs, ExplainWhat, GcArgs, HistoryArgs, KeepArgs, UnkeepArgs, size,
+};
 pub(crate) use config::ConfigArgs;
 pub(crate) use daemon::{EventsArgs, LeaseArgs, ReloadArgs, StatusArgs};
 pub(crate) use images::{DfArgs, ImagesArgs, InspectArgs, RmArgs, RuntimeArgs};
+pub(crate) use login::{LoginArgs, LogoutArgs};
 pub(crate) use pulling::{CredentialArgs, EnsureArgs, PullArgs, Pulling};
 pub(crate) use serve::ServeArgs;
 pub(crate) use store::{FsckArgs, LoadArgs, MountArgs, MountsArgs, UmountArgs};
@@ -135,6 +139,8 @@ pub(crate) enum Command {
     Mounts(MountsArgs),
     Umount(UmountArgs),
     Fsck(FsckArgs),
+    Login(LoginArgs),
+    Logout(LogoutArgs),
     Config(Box<ConfigArgs>),
     Completions(CompletionsArgs),
     Man(ManArgs),

@@ -1,4 +1,6 @@
-//! `larder explain`: one image, and what collection thinks of it.
+//! `larder explain`: one image, and what collection thinks of it, or who may pull it.
+
+mod access;
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -13,7 +15,7 @@ use serde::Serialize;
 
 use super::gc::report;
 use super::inspect::{absent, names_and_ids};
-use crate::args::{Connection, ExplainArgs};
+use crate::args::{Connection, ExplainArgs, ExplainWhat};
 use crate::collect;
 use crate::daemon::Daemon;
 use crate::daemon::convert::millis;
@@ -23,7 +25,10 @@ use crate::out::Out;
 use crate::output::{self, size};
 
 pub(super) async fn run(args: &ExplainArgs, connection: &Connection, out: &Out) -> Result<Outcome, Failure> {
-    let (names, outcome) = names_and_ids(std::slice::from_ref(&args.image), out);
+    if let Some(ExplainWhat::Access(args)) = &args.what {
+        return access::run(args, connection, out).await;
+    }
+    let (names, outcome) = names_and_ids(args.image.as_slice(), out);
     let [name] = names[..] else { return Ok(outcome) };
     let limits = args.limits.request();
     let explanation = if let Some(daemon) = Daemon::find(connection)? {

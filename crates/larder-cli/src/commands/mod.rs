@@ -15,6 +15,7 @@ pub(crate) mod inspect;
 pub(crate) mod keep;
 pub(crate) mod lease;
 pub(crate) mod load;
+mod login;
 mod man;
 pub(crate) mod mount;
 mod pull;
@@ -64,6 +65,10 @@ fn dispatch(command: Command, connection: &Connection, out: &Arc<Out>) -> Result
         Command::Df(args) => block_on(async |_| df::run(&args, connection, out).await),
         Command::Gc(args) => block_on(async |_| gc::run(&args, connection, out).await),
         Command::Explain(args) => block_on(async |_| explain::run(&args, connection, out).await),
+        Command::Login(args) => {
+            block_on(async |interrupt| login::log_in(&args, connection, out, interrupt).await)
+        }
+        Command::Logout(args) => block_on(async |_| login::log_out(&args, out).await),
         Command::History(args) => block_on(async |_| history::run(&args, connection, out).await),
         Command::Keep(args) => block_on(async |_| keep::keep(&args, connection, out).await),
         Command::Unkeep(args) => block_on(async |_| keep::unkeep(&args, connection, out).await),

@@ -2,7 +2,7 @@
 
 use crate::world::World;
 
-const COMMANDS: [&str; 16] = [
+const COMMANDS: [&str; 18] = [
     "demo",
     "ensure",
     "pull",
@@ -16,6 +16,8 @@ const COMMANDS: [&str; 16] = [
     "history",
     "keep",
     "unkeep",
+    "login",
+    "logout",
     "config",
     "completions",
     "man",

@@ -131,6 +131,25 @@ fn a_helper_alone_and_a_provider_alone_get_a_pod_its_image() {
     }
 }
 
+#[test]
+fn a_login_is_checked_by_the_registry_and_then_brings_images() {
+    for (world, image, host) in worlds() {
+        let file = world.path("docker/config.json");
+        let log_in = |password: &str| {
+            let password = world.file("password", password);
+            world.larder_reading(
+                &["login", "-u", USER, "--password-stdin", "--authfile", &file, &host],
+                &password,
+            )
+        };
+        log_in("guessed").expect(1);
+        log_in(PASSWORD).expect(0);
+        let told = world.larder(&["explain", "access", "--authfile", &file, &image]).expect(0);
+        assert!(told.stdout.contains("200 OK"), "{told:?}");
+        world.larder(&["ensure", "--authfile", &file, &image]).expect(0);
+    }
+}
+
 /// Asks the daemon for an image for one and the same pod, with this password, as a node agent does that keeps asking.
 fn ensure(daemon: &Daemon, image: &str, host: &str, password: &str) -> Result<(), String> {
     let request = api::EnsureRequest {

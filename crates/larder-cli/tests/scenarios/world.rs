@@ -137,8 +137,18 @@ impl World {
         self.start_larder(arguments).finish()
     }
 
+    /// The same with a file for its standard input.
+    pub(crate) fn larder_reading(&self, arguments: &[&str], file: &str) -> Run {
+        let input = fs_err::File::open(file).unwrap().into_parts().0;
+        Running::reading(self.command(arguments), input.into()).finish()
+    }
+
     /// Starts larder and lets it run.
     pub(crate) fn start_larder(&self, arguments: &[&str]) -> Running {
+        Running::start(self.command(arguments))
+    }
+
+    fn command(&self, arguments: &[&str]) -> Command {
         let mut command = larder_in(self.home.path());
         // Where a test puts its credential helpers.
         let path = std::env::var_os("PATH").unwrap_or_default();
@@ -148,7 +158,7 @@ impl World {
             None => command.arg("--root").arg(self.place()).arg("--certs-d").arg(self.certs_d()),
         };
         command.args(arguments);
-        Running::start(command)
+        command
     }
 
     /// Names with tags of the images that the backend has, not asked through larder's commands, sorted.
@@ -212,13 +222,16 @@ pub(crate) struct Running {
 }
 
 impl Running {
-    pub(crate) fn start(mut command: Command) -> Running {
+    pub(crate) fn start(command: Command) -> Running {
+        Running::reading(command, Stdio::null())
+    }
+
+    fn reading(mut command: Command, input: Stdio) -> Running {
         let output = tempfile::tempdir().unwrap();
         let sink = |name: &str| -> Stdio {
             File::options().create(true).append(true).open(output.path().join(name)).unwrap().into()
         };
-        let child =
-            command.stdin(Stdio::null()).stdout(sink("stdout")).stderr(sink("stderr")).spawn().unwrap();
+        let child = command.stdin(input).stdout(sink("stdout")).stderr(sink("stderr")).spawn().unwrap();
         Running { child, output }
     }
 

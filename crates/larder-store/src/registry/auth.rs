@@ -193,6 +193,16 @@ impl Auth {
         }
     }
 
+    /// Whether there is a credential for the host, and it has asked for it.
+    pub(crate) async fn has_shown(&self) -> bool {
+        self.credential.is_some() && self.state.lock().await.shown.is_some()
+    }
+
+    /// Whether there is a credential for the host.
+    pub(crate) fn has_credential(&self) -> bool {
+        self.credential.is_some()
+    }
+
     /// Texts that must not be repeated from a reply.
     pub(crate) fn secrets(&self) -> Vec<&str> {
         self.credential.as_ref().map_or_else(Vec::new, |credential| {

@@ -19,7 +19,7 @@ use super::transport::Transport;
 
 /// Speaks to registries. Clones share connections, tokens, and what registries allow.
 #[derive(Debug, Clone)]
-pub struct Client(Arc<Shared>);
+pub struct Client(pub(super) Arc<Shared>);
 
 #[derive(Debug)]
 pub(crate) struct Shared {
@@ -68,21 +68,12 @@ impl Client {
     /// The credential belongs to the registry of the image's name. Mirrors are asked without it, unless
     /// [`Session::also_for`] gives them one.
     pub fn session(&self, image: &Reference, credential: Option<&Credential>) -> Result<Session, FetchError> {
-        let hosts =
-            hosts_of(image.registry(), &self.0.config, &|unknown| self.0.tell(unknown)).map_err(|error| {
-                FetchError {
-                    repository: image.name().to_owned(),
-                    what: What::Hosts,
-                    host: String::new(),
-                    kind: Box::new(FetchErrorKind::Hosts(error)),
-                    earlier: Vec::new(),
-                }
-            })?;
+        let hosts = self.0.hosts(image.registry(), image.name())?;
         let links = hosts
             .into_iter()
             .map(|host| {
                 let credential = credential.filter(|_| host.is_registry);
-                self.0.link(image, host, credential)
+                self.0.link(image.registry(), image.path(), host, credential)
             })
             .collect();
         Ok(Session::new(self.0.clone(), image.clone(), links))
@@ -90,6 +81,17 @@ impl Client {
 }
 
 impl Shared {
+    /// The hosts of a registry, as they are configured now; `about` is what they are wanted for.
+    pub(crate) fn hosts(&self, registry: &str, about: &str) -> Result<Vec<Host>, FetchError> {
+        hosts_of(registry, &self.config, &|unknown| self.tell(unknown)).map_err(|error| FetchError {
+            repository: about.to_owned(),
+            what: What::Hosts,
+            host: String::new(),
+            kind: Box::new(FetchErrorKind::Hosts(error)),
+            earlier: Vec::new(),
+        })
+    }
+
     /// Warns of an unknown key, once.
     fn tell(&self, unknown: UnknownKey) {
         let mut told = self.told.lock().unwrap_or_else(PoisonError::into_inner);
@@ -99,16 +101,21 @@ impl Shared {
         }
     }
 
-    /// What it takes to ask a host for an image.
-    pub(crate) fn link(&self, image: &Reference, host: Host, credential: Option<&Credential>) -> Link {
+    /// What it takes to ask a host for a repository of a registry.
+    pub(crate) fn link(
+        &self,
+        registry: &str,
+        repository: &str,
+        host: Host,
+        credential: Option<&Credential>,
+    ) -> Link {
         let origin = host.base.origin().ascii_serialization();
         let budget = {
             let mut budgets = self.budgets.lock().unwrap_or_else(PoisonError::into_inner);
             budgets.of(origin, Instant::now(), || Budget::new(host.name(), self.config.connections))
         };
-        let auth = self.auth.entry(&host, image.path(), credential);
-        let namespace =
-            (!names_registry(&host.name(), image.registry())).then(|| image.registry().to_owned());
+        let auth = self.auth.entry(&host, repository, credential);
+        let namespace = (!names_registry(&host.name(), registry)).then(|| registry.to_owned());
         Link { host, budget, auth, namespace }
     }
 }

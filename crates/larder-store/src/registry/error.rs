@@ -66,6 +66,8 @@ pub enum What {
     Token,
     /// How to reach the registry.
     Hosts,
+    /// Whether a credential is good.
+    Login,
 }
 
 impl fmt::Display for What {
@@ -76,6 +78,7 @@ impl fmt::Display for What {
             What::Blob(digest) => write!(f, "blob {digest}"),
             What::Token => f.write_str("token"),
             What::Hosts => f.write_str("hosts"),
+            What::Login => f.write_str("login"),
         }
     }
 }
@@ -164,6 +167,23 @@ fn wait(after: Option<&Duration>) -> String {
 }
 
 impl FetchErrorKind {
+    /// What the registry said, where it said something.
+    pub fn answer(&self) -> Option<&Answer> {
+        match self {
+            FetchErrorKind::Denied(answer)
+            | FetchErrorKind::NotFound(answer)
+            | FetchErrorKind::RateLimited { answer, .. }
+            | FetchErrorKind::Refused(answer)
+            | FetchErrorKind::Failing(answer) => Some(answer),
+            _ => None,
+        }
+    }
+
+    /// The HTTP status of what it said.
+    pub fn status(&self) -> Option<u16> {
+        self.answer().map(|answer| answer.status)
+    }
+
     fn hint(&self) -> Option<&'static str> {
         match self {
             FetchErrorKind::Denied(_) => {

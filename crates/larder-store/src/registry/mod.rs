@@ -25,12 +25,14 @@ mod error;
 mod fetch;
 mod hosts;
 mod image;
+mod login;
 mod rate_limit;
 mod route;
 mod session;
 mod tls;
 mod token;
 mod transport;
+mod trial;
 mod verify;
 mod waiting;
 mod watchdog;
@@ -43,8 +45,10 @@ pub use error::{Answer, FetchError, FetchErrorKind, What};
 pub use fetch::{BlobError, BlobSink, Extents, Fetched, fetch_blob};
 pub use hosts::HostsError;
 pub use image::ImageDocuments;
+pub use login::Login;
 pub use session::{Resolved, Session};
 pub use tls::TlsError;
+pub use trial::Trial;
 pub use waiting::{Notice, Waiting};
 
 /// The schemes that a `WWW-Authenticate` field offers, in lower case: for whoever fuzzes the parser.

@@ -104,7 +104,8 @@ impl Session {
     pub fn also_for(&self, host: &str, credential: &Credential) -> Session {
         let links = self.links.iter().map(|link| {
             if link.host.name() == host {
-                self.shared.link(&self.image, link.host.clone(), Some(credential))
+                let (registry, path) = (self.image.registry(), self.image.path());
+                self.shared.link(registry, path, link.host.clone(), Some(credential))
             } else {
                 link.clone()
             }
@@ -184,13 +185,7 @@ impl Session {
         expected: Option<&Digest>,
     ) -> Result<Resolved, Failed> {
         let failed = |kind| Failed { host: link.host.name(), kind, token: false };
-        let mut headers = HeaderMap::new();
-        let accept = format!("{}, */*;q=0.1", ACCEPTED_MANIFESTS.join(", "));
-        headers.insert(
-            ACCEPT,
-            HeaderValue::from_str(&accept)
-                .map_err(|error| failed(FetchErrorKind::BadReply(error.to_string())))?,
-        );
+        let headers = accepting_manifests().map_err(failed)?;
         let url = self.url(link, "manifests", reference);
         let (reply, _permit) = self.ask(link, url, headers, Load::Small).await?;
         let field = |name: &str| {
@@ -257,7 +252,7 @@ impl Session {
         Ok(BlobBody::new(reply.response, permit, part, &self.shared.config, names))
     }
 
-    fn url(&self, link: &Link, kind: &str, reference: &str) -> Url {
+    pub(super) fn url(&self, link: &Link, kind: &str, reference: &str) -> Url {
         let mut url = link.host.base.clone();
         let base = url.path().trim_end_matches('/');
         let path = format!("{base}/{}/{kind}/{reference}", self.image.path());
@@ -268,10 +263,27 @@ impl Session {
         url
     }
 
-    /// One request to one host, with what it wants to see. The reply is a good one.
+    /// The hosts that are asked, in order.
+    pub(super) fn links(&self) -> &[Link] {
+        &self.links
+    }
+
+    /// Fetches from one host, with what it wants to see. The reply is a good one.
     async fn ask(
         &self,
         link: &Link,
+        url: Url,
+        headers: HeaderMap,
+        load: Load,
+    ) -> Result<(Reply, Permit), Failed> {
+        self.request(link, Method::GET, url, headers, load).await
+    }
+
+    /// One request to one host, with what it wants to see. The reply is a good one.
+    pub(super) async fn request(
+        &self,
+        link: &Link,
+        method: Method,
         url: Url,
         headers: HeaderMap,
         load: Load,
@@ -287,7 +299,7 @@ impl Session {
         let mut pass = link.auth.pass(asking).await?;
         for renewed in [false, true] {
             let outgoing = Outgoing {
-                method: Method::GET,
+                method: method.clone(),
                 url: url.clone(),
                 headers: headers.clone(),
                 authorization: pass.value.as_ref(),
@@ -358,6 +370,14 @@ impl Session {
         let kind = Box::new(kind);
         FetchError { repository: self.image.name().to_owned(), what, host, kind, earlier }
     }
+}
+
+/// Header fields of a request for a manifest.
+pub(super) fn accepting_manifests() -> Result<HeaderMap, FetchErrorKind> {
+    let accept = format!("{}, */*;q=0.1", ACCEPTED_MANIFESTS.join(", "));
+    let accept =
+        HeaderValue::from_str(&accept).map_err(|error| FetchErrorKind::BadReply(error.to_string()))?;
+    Ok(HeaderMap::from_iter([(ACCEPT, accept)]))
 }
 
 /// The way of one fetch through the session's hosts.

@@ -51,16 +51,22 @@ pub(crate) fn request(
         return Err("it names a token server with a user in its URL".into());
     }
     let service = challenge.param("service");
-    let default_scope = format!("repository:{repository}:pull");
+    // Without a repository it is about the login alone.
+    let default_scope = match repository {
+        "" => String::new(),
+        repository => format!("repository:{repository}:pull"),
+    };
     let scope = challenge.param("scope").filter(|scope| !scope.is_empty()).unwrap_or(&default_scope);
 
     if let Some(credential) = credential.filter(|credential| !credential.identity_token.is_empty()) {
         let mut form = form_urlencoded(&[
             ("grant_type", "refresh_token"),
             ("client_id", "larder"),
-            ("scope", scope),
             ("refresh_token", credential.identity_token.reveal()),
         ]);
+        if !scope.is_empty() {
+            form = format!("{form}&{}", form_urlencoded(&[("scope", scope)]));
+        }
         if let Some(service) = service {
             form = format!("{form}&{}", form_urlencoded(&[("service", service)]));
         }

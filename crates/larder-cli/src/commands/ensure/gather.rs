@@ -21,11 +21,11 @@ const ARGUMENT_LABEL: &str = "image";
 
 /// One image to make present, and how to name it to people.
 #[derive(Debug, Clone)]
-pub(super) struct Job {
+pub(in crate::commands) struct Job {
     /// What is asked of the image manager.
-    pub(super) request: EnsureRequest,
+    pub(in crate::commands) request: EnsureRequest,
     /// Who wants it, such as `pod/web`.
-    pub(super) label: String,
+    pub(in crate::commands) label: String,
     /// Which container or volume of it; empty for arguments.
     pub(super) part: String,
 }
@@ -100,6 +100,19 @@ fn check(args: &EnsureArgs) -> Result<(), Failure> {
             .hint("1 to 63 lower case letters, digits and dashes, with no dash at either end"));
     }
     Ok(())
+}
+
+/// Who wants one image: the pods of the files, or the arguments themselves. What cannot be used is told.
+pub(in crate::commands) fn wishes_for(
+    image: &str,
+    args: &EnsureArgs,
+    out: &Out,
+) -> Result<(Vec<Job>, Outcome), Failure> {
+    let mut gathered = gather(args)?;
+    gathered.tell(out);
+    gathered.jobs.retain(|job| job.request.image == image);
+    let outcome = gathered.outcome();
+    Ok((gathered.jobs, outcome))
 }
 
 /// Reads everything that the arguments name.

@@ -23,8 +23,9 @@ use crate::interrupt::Interrupt;
 use crate::out::{Out, progress_possible};
 use crate::output::events::{EventLog, Look};
 use crate::output::progress::Progress;
+use gather::Gathered;
 pub(super) use gather::check_argument;
-use gather::{Gathered, Job};
+pub(super) use gather::{Job, wishes_for};
 use summary::Summary;
 
 pub(super) async fn run(

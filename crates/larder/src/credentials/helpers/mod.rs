@@ -9,6 +9,7 @@
 //! program that others can replace is not run; nothing that a helper wrote is shown. Trouble is logged and means none.
 
 mod answer;
+mod change;
 mod choose;
 mod find;
 
@@ -55,6 +56,20 @@ pub enum HelperError {
         status: String,
         /// What it was asked for.
         server: String,
+    },
+    /// It did not keep a credential, or did not forget one.
+    #[error(
+        "docker-credential-{name} {verb} failed for {server} ({status}); what it wrote is not shown: it may hold the password"
+    )]
+    Change {
+        /// The helper.
+        name: String,
+        /// `store` or `erase`.
+        verb: &'static str,
+        /// Whose credential it is.
+        server: String,
+        /// Such as `exit status: 1`.
+        status: String,
     },
     /// Its answer is no credential.
     #[error("docker-credential-{0} answered something that is no credential")]

@@ -1,0 +1,288 @@
+//! Docker's `config.json`, as far as logins are written into it: one entry changes, all else stays.
+
+use std::env;
+use std::fs::{File, Permissions};
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+
+use fs_err::os::unix::fs::OpenOptionsExt as _;
+use larder::credentials::helpers::{Asked, HelperNames};
+use larder::credentials::{MAX_CONFIG_BYTES, Secret, Tokens, decode_auth, encode_auth, parse_config_json};
+use rustix::fs::{FlockOperation, flock};
+use serde::Serialize as _;
+use serde_json::ser::{PrettyFormatter, Serializer};
+use serde_json::{Map, Value, json};
+use zeroize::{Zeroize as _, Zeroizing};
+
+use super::login_registry::LoginRegistry;
+use crate::failure::Failure;
+
+const AUTHS: &str = "auths";
+
+/// The file.
+pub(crate) struct LoginFile {
+    path: PathBuf,
+}
+
+/// What the file holds. It is wiped when it is dropped.
+pub(crate) struct Logins {
+    document: Value,
+    helpers: HelperNames,
+}
+
+/// Nobody else writes the file while this lives, as far as it is larder.
+pub(crate) struct Turn(#[expect(dead_code, reason = "the lock goes with it")] File);
+
+impl LoginFile {
+    /// The file that was named, else docker's usual one.
+    pub(crate) fn named_or_usual(named: Option<&Path>) -> Result<LoginFile, Failure> {
+        let folder = |variable: &str| env::var_os(variable).filter(|value| !value.is_empty());
+        let usual = || {
+            let docker = folder("DOCKER_CONFIG").map(PathBuf::from);
+            let home = || folder("HOME").map(|home| PathBuf::from(home).join(".docker"));
+            docker.or_else(home).map(|folder| folder.join("config.json"))
+        };
+        let path = named.map(Path::to_owned).or_else(usual).ok_or_else(|| {
+            Failure::bad_input("no place for the login: neither DOCKER_CONFIG nor HOME is set")
+                .hint("name a file with --authfile FILE")
+        })?;
+        // A link stays a link.
+        Ok(LoginFile { path: fs_err::canonicalize(&path).unwrap_or(path) })
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What is in it; nothing, if it is not there.
+    pub(crate) fn read(&self) -> Result<Logins, Failure> {
+        let text = self.text().map_err(|error| Failure::bad_input(error.to_string()))?;
+        let broken = |problem: String| {
+            Failure::bad_input(format!("{}: {problem}", self.path.display()))
+                .hint("mend the file, or name another with --authfile FILE; nothing was written")
+        };
+        let config =
+            parse_config_json(text.as_bytes(), Tokens::Keep).map_err(|error| broken(error.to_string()))?;
+        let document: Value = serde_json::from_str(&text).map_err(|error| broken(error.to_string()))?;
+        let document = if document.is_null() { Value::Object(Map::new()) } else { document };
+        Ok(Logins { document, helpers: HelperNames::of(&config) })
+    }
+
+    fn text(&self) -> io::Result<Zeroizing<String>> {
+        let mut text = Zeroizing::new(String::new());
+        match fs_err::File::open(&self.path) {
+            Ok(file) => {
+                if !file.metadata()?.is_file() {
+                    return Err(io::Error::other(format!("{}: not a file", self.path.display())));
+                }
+                let size = file.metadata()?.len();
+                text.reserve_exact(usize::try_from(size).unwrap_or_default().min(1 << 22) + 1);
+                file.take(MAX_CONFIG_BYTES + 1).read_to_string(&mut text)?;
+                if text.len() as u64 > MAX_CONFIG_BYTES {
+                    return Err(io::Error::other(format!("{}: too large", self.path.display())));
+                }
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => text.push_str("{}"),
+            Err(error) => return Err(error),
+        }
+        if text.trim().is_empty() {
+            text.push_str("{}");
+        }
+        Ok(text)
+    }
+
+    /// Waits until no other larder writes the file, and makes its folder if there is none.
+    pub(crate) fn turn(&self) -> Result<Turn, Failure> {
+        let folder = self.folder();
+        let taken = || {
+            if !folder.is_dir() {
+                fs_err::create_dir_all(folder)?;
+                fs_err::set_permissions(folder, Permissions::from_mode(0o700))?;
+            }
+            let folder = fs_err::File::open(folder)?.into_parts().0;
+            flock(&folder, FlockOperation::LockExclusive)?;
+            io::Result::Ok(Turn(folder))
+        };
+        taken().map_err(|error| self.unwritten(&error))
+    }
+
+    /// Replaces the file, whole or not at all. Only its owner can read it.
+    pub(crate) fn write(&self, logins: &Logins, _turn: &Turn) -> Result<(), Failure> {
+        let text = logins.text().map_err(|error| self.unwritten(&error))?;
+        let name = self.path.file_name().unwrap_or_default().to_string_lossy();
+        let new = self.folder().join(format!(".{name}.{}.new", std::process::id()));
+        let written = || {
+            // What a dead process left behind may have any mode.
+            let _ = fs_err::remove_file(&new);
+            let mut file = fs_err::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
+            file.write_all(&text)?;
+            file.sync_all()?;
+            fs_err::rename(&new, &self.path)?;
+            fs_err::File::open(self.folder())?.sync_all()
+        };
+        written().map_err(|error| {
+            let _ = fs_err::remove_file(&new);
+            self.unwritten(&error)
+        })
+    }
+
+    fn folder(&self) -> &Path {
+        let folder = self.path.parent().unwrap_or(Path::new("."));
+        if folder.as_os_str().is_empty() { Path::new(".") } else { folder }
+    }
+
+    fn unwritten(&self, error: &io::Error) -> Failure {
+        Failure::failed(format!("{} was not written: {error}", self.path.display()))
+            .hint("run as its owner, or name another file with --authfile FILE")
+    }
+}
+
+impl Logins {
+    /// The helper that keeps the credentials of this registry.
+    pub(crate) fn helper(&self, registry: &LoginRegistry) -> Option<Asked> {
+        self.helpers.asked(registry.host())
+    }
+
+    /// The user that is logged in, as far as the file itself says.
+    pub(crate) fn user(&self, registry: &LoginRegistry) -> Option<String> {
+        let entry = self.document.get(AUTHS)?.get(registry.key())?;
+        decode_auth(entry.get("auth")?.as_str()?).ok().map(|(user, _)| user).filter(|user| !user.is_empty())
+    }
+
+    /// Notes a login; `None` notes that a helper has it.
+    pub(crate) fn set(&mut self, registry: &LoginRegistry, login: Option<(&str, &Secret)>) {
+        let entry = match login {
+            Some((user, password)) => json!({"auth": encode_auth(user, password).reveal()}),
+            None => json!({}),
+        };
+        let auths = self.auths();
+        for mut old in registry.keys().filter_map(|key| auths.remove(&key)) {
+            wipe(&mut old);
+        }
+        auths.insert(registry.key().to_owned(), entry);
+    }
+
+    /// Takes a login out; says whether there was one.
+    pub(crate) fn remove(&mut self, registry: &LoginRegistry) -> bool {
+        let auths = self.auths();
+        let gone: Vec<_> = registry.keys().filter_map(|key| auths.remove(&key)).collect();
+        let found = !gone.is_empty();
+        for mut old in gone {
+            wipe(&mut old);
+        }
+        found
+    }
+
+    /// What was parsed as a docker config has an object there, or nothing.
+    fn auths(&mut self) -> &mut Map<String, Value> {
+        if !self.document.is_object() {
+            self.document = Value::Object(Map::new());
+        }
+        let auths = &mut self.document[AUTHS];
+        if !auths.is_object() {
+            *auths = Value::Object(Map::new());
+        }
+        match auths {
+            Value::Object(auths) => auths,
+            _ => unreachable!("it was just made one"),
+        }
+    }
+
+    /// As docker writes it, with tabs.
+    fn text(&self) -> io::Result<Zeroizing<Vec<u8>>> {
+        let mut size = 0;
+        measure(&self.document, &mut size);
+        // Room for all of it: a text that grows leaves copies behind that nobody overwrites.
+        let mut text = Zeroizing::new(Vec::with_capacity(size));
+        let mut writer = Serializer::with_formatter(&mut *text, PrettyFormatter::with_indent(b"\t"));
+        self.document.serialize(&mut writer)?;
+        text.push(b'\n');
+        Ok(text)
+    }
+}
+
+impl Drop for Logins {
+    fn drop(&mut self) {
+        wipe(&mut self.document);
+    }
+}
+
+fn wipe(value: &mut Value) {
+    match value {
+        Value::String(text) => text.zeroize(),
+        Value::Array(values) => values.iter_mut().for_each(wipe),
+        Value::Object(fields) => fields.values_mut().for_each(wipe),
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
+    }
+}
+
+/// More than its text has bytes, indented.
+fn measure(value: &Value, size: &mut usize) {
+    *size += 64;
+    match value {
+        Value::String(text) => *size += 6 * text.len(),
+        Value::Array(values) => values.iter().for_each(|value| measure(value, size)),
+        Value::Object(fields) => fields.iter().for_each(|(key, value)| {
+            *size += 6 * key.len();
+            measure(value, size);
+        }),
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn written(before: &str, change: impl FnOnce(&mut Logins)) -> String {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("config.json");
+        fs_err::write(&path, before).unwrap();
+        let file = LoginFile::named_or_usual(Some(&path)).unwrap();
+        let mut logins = file.read().unwrap();
+        change(&mut logins);
+        file.write(&logins, &file.turn().unwrap()).unwrap();
+        assert_eq!(fs_err::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        assert_eq!(fs_err::read_dir(folder.path()).unwrap().count(), 1, "nothing else is left");
+        fs_err::read_to_string(&path).unwrap()
+    }
+
+    #[test]
+    fn one_entry_changes_and_all_else_stays() {
+        let before = r#"{"psFormat": "x\ty", "auths": {"a.example": {"auth": "Yjpj", "email": "e"}, "https://r.example/v1/": {"auth": "b2xkOm9sZA=="}}, "n": 12345678901234567890}"#;
+        let registry = LoginRegistry::parse("r.example").unwrap();
+        let after = written(before, |logins| logins.set(&registry, Some(("bob", &Secret::new("p:1")))));
+        let after: Value = serde_json::from_str(&after).unwrap();
+        let expected = json!({
+            "psFormat": "x\ty", "n": 12_345_678_901_234_567_890_u64,
+            "auths": {"a.example": {"auth": "Yjpj", "email": "e"}, "r.example": {"auth": "Ym9iOnA6MQ=="}},
+        });
+        assert_eq!(after, expected);
+        let gone = written(&after.to_string(), |logins| assert!(logins.remove(&registry)));
+        assert!(!gone.contains("r.example") && gone.contains("a.example"));
+        written("null", |logins| assert!(!logins.remove(&registry)));
+    }
+
+    #[test]
+    fn the_hub_has_the_name_that_docker_gives_it() {
+        let hub = LoginRegistry::parse("docker.io").unwrap();
+        let text = written("{}", |logins| logins.set(&hub, Some(("u", &Secret::new("p")))));
+        assert_eq!(
+            text,
+            "{\n\t\"auths\": {\n\t\t\"https://index.docker.io/v1/\": {\n\t\t\t\"auth\": \"dTpw\"\n\t\t}\n\t}\n}\n"
+        );
+    }
+
+    #[test]
+    fn a_broken_file_is_named_and_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("config.json");
+        for text in ["{\"auths\": \"hunter2\"}", "{\"auths\": {\"r\": {\"auth\": 1}}} ", "hunter2", "{} {}"] {
+            fs_err::write(&path, text).unwrap();
+            let failure = LoginFile::named_or_usual(Some(&path)).unwrap().read().err().unwrap();
+            assert!(failure.message().contains("config.json: line 1"), "{failure:?}");
+            assert!(!format!("{failure:?}").contains("hunter2"), "{failure:?}");
+        }
+    }
+}

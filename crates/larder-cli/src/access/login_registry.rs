@@ -1,0 +1,86 @@
+//! A registry as people name it when they log in, and as docker's `config.json` names it. Pure.
+
+use larder::reference::Reference;
+
+use crate::failure::Failure;
+
+const HUB: &str = "docker.io";
+const HUB_HOSTS: [&str; 3] = [HUB, "index.docker.io", "registry-1.docker.io"];
+const HUB_KEY: &str = "https://index.docker.io/v1/";
+
+/// A registry to log in to.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct LoginRegistry {
+    host: String,
+}
+
+impl LoginRegistry {
+    /// `HOST` or `HOST:PORT`; a scheme before it and docker's old paths after it are dropped.
+    pub(crate) fn parse(text: &str) -> Result<LoginRegistry, Failure> {
+        let bare =
+            ["https://", "http://"].iter().find_map(|scheme| text.strip_prefix(scheme)).unwrap_or(text);
+        let bare = ["/v1/", "/v2/", "/v1", "/v2", "/"]
+            .iter()
+            .find_map(|path| bare.strip_suffix(path))
+            .unwrap_or(bare);
+        if HUB_HOSTS.contains(&bare) {
+            return Ok(LoginRegistry { host: HUB.to_owned() });
+        }
+        // The name in front of an image: what has neither dot nor colon is a repository of the hub.
+        let is_registry =
+            Reference::parse(&format!("{bare}/login")).is_ok_and(|image| image.registry() == bare);
+        if is_registry {
+            return Ok(LoginRegistry { host: bare.to_owned() });
+        }
+        // What is no registry may be a password in the wrong place.
+        Err(Failure::bad_input("what was given as the registry is none")
+            .hint("write HOST or HOST:PORT, as in front of an image's name: registry.example:5000"))
+    }
+
+    /// As in front of an image's name.
+    pub(crate) fn host(&self) -> &str {
+        &self.host
+    }
+
+    /// Its key in docker's file.
+    pub(crate) fn key(&self) -> &str {
+        if self.host == HUB { HUB_KEY } else { &self.host }
+    }
+
+    /// All keys under which somebody may have written it.
+    pub(crate) fn keys(&self) -> impl Iterator<Item = String> + use<> {
+        let hosts =
+            if self.host == HUB { HUB_HOSTS.map(str::to_owned).to_vec() } else { vec![self.host.clone()] };
+        hosts.into_iter().flat_map(|host| {
+            let schemes = ["", "https://", "http://"];
+            schemes.into_iter().flat_map(move |scheme| {
+                let host = host.clone();
+                ["", "/", "/v1", "/v1/", "/v2", "/v2/"].map(move |path| format!("{scheme}{host}{path}"))
+            })
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_registry_is_known_by_its_host() {
+        for (text, host, key) in [
+            ("r.example", "r.example", "r.example"),
+            ("https://r.example:5000/v2/", "r.example:5000", "r.example:5000"),
+            ("localhost:5000/", "localhost:5000", "localhost:5000"),
+            ("docker.io", "docker.io", HUB_KEY),
+            (HUB_KEY, "docker.io", HUB_KEY),
+        ] {
+            let registry = LoginRegistry::parse(text).unwrap();
+            assert_eq!((registry.host(), registry.key()), (host, key), "{text}");
+        }
+        assert!(LoginRegistry::parse("docker.io").unwrap().keys().any(|key| key == HUB_KEY));
+        for text in ["", "r.example/team", "hunter2", "bob:hunter2@r.example", "r.example:x", "https://"] {
+            let failure = LoginRegistry::parse(text).unwrap_err();
+            assert!(!format!("{failure:?}").contains("hunter2"), "{failure:?}");
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! Questions to the person at the terminal.
+
+use std::io::{self, IsTerminal as _, Write as _};
+use std::thread;
+
+use larder::credentials::Secret;
+use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
+use tokio::sync::oneshot;
+use zeroize::{Zeroize as _, Zeroizing};
+
+use crate::failure::Failure;
+use crate::interrupt::Handled;
+
+/// Longest answer, in bytes.
+const MAX_ANSWER: usize = 4096;
+
+/// Asks for a line; with `hidden`, what is typed is not shown.
+pub(crate) async fn ask(question: &str, hidden: bool, interrupt: &Handled) -> Result<Secret, Failure> {
+    if !io::stdin().is_terminal() {
+        return Err(Failure::bad_input("standard input is no terminal, so nobody can be asked").hint(
+            "pipe the password in: echo \"$TOKEN\" | larder login --username USER --password-stdin REGISTRY",
+        ));
+    }
+    let unasked = |error: io::Error| Failure::failed(format!("the terminal cannot be asked: {error}"));
+    let mute = if hidden { Some(Mute::new().map_err(unasked)?) } else { None };
+    let mut terminal = io::stderr();
+    let _ = terminal.write_all(question.as_bytes()).and_then(|()| terminal.flush());
+    let (answer, answered) = oneshot::channel();
+    // It may sit in its read for ever: nothing waits for its end.
+    thread::spawn(move || answer.send(read_line()));
+    let line = interrupt.or(answered).await;
+    drop(mute);
+    if hidden || line.is_none() {
+        let _ = terminal.write_all(b"\n");
+    }
+    let line = line.ok_or_else(Failure::interrupted)?;
+    let line = line.unwrap_or_else(|_| Err(io::Error::other("nothing was read")));
+    line.map_err(unasked)
+}
+
+/// A line without its break, byte for byte: what a buffer reads ahead stays in memory.
+fn read_line() -> io::Result<Secret> {
+    let mut line = Zeroizing::new(String::with_capacity(MAX_ANSWER));
+    let mut bytes = Zeroizing::new(Vec::with_capacity(MAX_ANSWER));
+    let mut byte = [0];
+    while rustix::io::read(rustix::stdio::stdin(), &mut byte)? == 1 && byte[0] != b'\n' {
+        if bytes.len() == MAX_ANSWER {
+            return Err(io::Error::other("the answer is too long"));
+        }
+        bytes.push(byte[0]);
+    }
+    byte.zeroize();
+    let text = std::str::from_utf8(&bytes).map_err(|_| io::Error::other("the answer is no text in UTF-8"))?;
+    line.push_str(text.strip_suffix('\r').unwrap_or(text));
+    Ok(Secret::new(line.as_str()))
+}
+
+/// The terminal does not show what is typed, until this is dropped.
+struct Mute(Termios);
+
+impl Mute {
+    fn new() -> io::Result<Mute> {
+        let before = tcgetattr(rustix::stdio::stdin())?;
+        let mut mute = before.clone();
+        mute.local_modes.remove(LocalModes::ECHO);
+        tcsetattr(rustix::stdio::stdin(), OptionalActions::Flush, &mute)?;
+        Ok(Mute(before))
+    }
+}
+
+impl Drop for Mute {
+    fn drop(&mut self) {
+        let _ = tcsetattr(rustix::stdio::stdin(), OptionalActions::Now, &self.0);
+    }
+}

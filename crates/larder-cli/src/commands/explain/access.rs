@@ -1,0 +1,230 @@
+//! `larder explain access`: which credentials there are for an image, and what the registry answers to each.
+
+use std::collections::HashSet;
+
+use larder::credentials::{Credential, Origin, Source, Tokens};
+use larder::reference::{self, Reference};
+use larder_store::registry::{Client, Trial};
+use serde::Serialize;
+
+use crate::args::{Connection, CredentialArgs, EnsureArgs, ExplainAccessArgs, Pulling};
+use crate::candidates::Candidates;
+use crate::commands::ensure::{Job, wishes_for};
+use crate::connect::{self, Target};
+use crate::credentials::{self, Credentials};
+use crate::daemon::Daemon;
+use crate::exit::Outcome;
+use crate::failure::{Failure, chain};
+use crate::image_name;
+use crate::out::Out;
+use crate::output;
+use crate::output::table::Table;
+use crate::store;
+
+pub(super) async fn run(
+    args: &ExplainAccessArgs,
+    connection: &Connection,
+    out: &Out,
+) -> Result<Outcome, Failure> {
+    let image = args.image.as_str();
+    image_name::check(image).map_err(|bad| Failure::bad_input(bad.message).hints(bad.hints))?;
+    let (mut jobs, mut outcome) = wishes_for(image, &wanted(args), out)?;
+    let mut known = HashSet::new();
+    jobs.retain(|job| known.insert(job.label.clone()));
+    if jobs.is_empty() {
+        return match outcome {
+            Outcome::Done => Err(Failure::bad_input(format!("no pod in these files wants {image}"))
+                .hint("write the image as the pod does, or leave -f out")),
+            outcome => Ok(outcome),
+        };
+    }
+    let credentials = credentials::gather(&args.credentials, Tokens::Keep, [image], out)?;
+    let client = Client::new(store::registries(connection.certs_d.as_deref())?);
+    let mut access = Access { image: image.to_owned(), askers: Vec::new() };
+    for job in &jobs {
+        access.askers.push(asker(image, job, &credentials, &client).await?);
+    }
+    match args.output.data() {
+        Some(format) => output::data(out, format, &access),
+        None => tell(&access, out),
+    }
+    tell_who_asked(connection, out);
+    if access.askers.iter().any(|asker| !asker.accepted) {
+        outcome = outcome.max(Outcome::Failed);
+    }
+    Ok(outcome)
+}
+
+/// What `larder ensure` would be asked for.
+fn wanted(args: &ExplainAccessArgs) -> EnsureArgs {
+    let images = if args.filename.is_empty() { vec![args.image.clone()] } else { Vec::new() };
+    EnsureArgs {
+        images,
+        filename: args.filename.clone(),
+        secret: args.secret.clone(),
+        namespace: args.namespace.clone(),
+        credentials: CredentialArgs {
+            password_stdin: args.credentials.password_stdin,
+            ..CredentialArgs::default()
+        },
+        recursive: false,
+        policy: None,
+        retry_for: std::time::Duration::ZERO,
+        verify: crate::access::VerifyArgs::default(),
+        output: args.output,
+        pulling: Pulling::default(),
+    }
+}
+
+/// The shape of `-o json`.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Access {
+    image: String,
+    /// Who wants it: pods, or `image` for the argument itself.
+    askers: Vec<Asker>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Asker {
+    who: String,
+    /// Whether it can be had with one of them.
+    accepted: bool,
+    /// In the order in which they are shown.
+    credentials: Vec<Candidate>,
+    /// Places with credentials of which none is for this image.
+    not_fitting: Vec<String>,
+}
+
+/// A credential, or the attempt without any.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Candidate {
+    /// `null`: there is none, and the image is asked for anonymously.
+    found_in: Option<String>,
+    /// `null` for a token, or where there is none.
+    user: Option<String>,
+    /// Empty: it was not tried, because one before it was taken.
+    hosts: Vec<Answered>,
+}
+
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+struct Answered {
+    host: String,
+    /// Whether the credential was shown to it.
+    shown: bool,
+    accepted: bool,
+    /// HTTP status; `null` when there was no answer.
+    status: Option<u16>,
+    answer: String,
+}
+
+async fn asker(image: &str, job: &Job, credentials: &Credentials, client: &Client) -> Result<Asker, Failure> {
+    let request = &job.request;
+    let found = credentials.sources.lookup(image, &request.secrets, &request.pod).await;
+    let found = found.map_err(|error| {
+        let failure = Failure::bad_input(format!("{}: {error}", job.label));
+        error.hint().map_or_else(|| failure.clone(), |hint| failure.clone().hint(hint))
+    })?;
+    let tagged = reference::apply_default_tag(image).and_then(|image| Reference::parse(&image));
+    let name = tagged.map_err(|error| Failure::bad_input(error.to_string()))?;
+    let mut asker = Asker {
+        who: job.label.clone(),
+        accepted: false,
+        credentials: Vec::new(),
+        not_fitting: credentials.candidates.not_fitting(image, &request.secrets),
+    };
+    let attempts: Vec<_> = if found.is_empty() { vec![None] } else { found.iter().map(Some).collect() };
+    for credential in attempts {
+        let mut hosts = Vec::new();
+        if !asker.accepted {
+            let session = client
+                .session(&name, credential)
+                .map_err(|error| Failure::bad_input(chain(&error)).hints(error.hint()))?;
+            hosts = session.try_hosts().await.into_iter().map(Answered::from).collect();
+        }
+        asker.accepted |= hosts.iter().any(|host: &Answered| host.accepted);
+        asker.credentials.push(Candidate {
+            found_in: credential.map(|credential| place(credential, &credentials.candidates)),
+            user: credential.map(|credential| credential.username.clone()).filter(|user| !user.is_empty()),
+            hosts,
+        });
+    }
+    Ok(asker)
+}
+
+impl From<Trial> for Answered {
+    fn from(trial: Trial) -> Answered {
+        let Trial { host, shown, accepted, status, answer } = trial;
+        Answered { host, shown, accepted, status, answer }
+    }
+}
+
+fn place(credential: &Credential, candidates: &Candidates) -> String {
+    match (&credential.origin, &credential.source) {
+        (Origin::PullSecret, Some(Source::Secret(secret))) => format!("secret {secret}"),
+        (Origin::Helper(name), _) => format!("docker-credential-{name}"),
+        (Origin::Provider(name), Some(Source::ServiceAccount(account))) => {
+            format!("credential provider {name} (for {}/{})", account.namespace, account.name)
+        }
+        (Origin::Provider(name), _) => format!("credential provider {name}"),
+        _ => candidates.own_name().unwrap_or("the command line").to_owned(),
+    }
+}
+
+fn tell(access: &Access, out: &Out) {
+    for asker in &access.askers {
+        let mut table = Table::new(["FOUND IN", "USER", "HOST", "SHOWN", "ANSWER"]);
+        for found in &asker.credentials {
+            let place = found.found_in.clone().unwrap_or_else(|| "nowhere: anonymous".to_owned());
+            let user = found.user.clone().unwrap_or_default();
+            for (number, host) in found.hosts.iter().enumerate() {
+                let first = |text: &str| if number == 0 { text.to_owned() } else { String::new() };
+                let shown = if host.shown { "yes" } else { "no" };
+                table.row([
+                    first(&place),
+                    first(&user),
+                    host.host.clone(),
+                    shown.into(),
+                    host.answer.clone(),
+                ]);
+            }
+            if found.hosts.is_empty() {
+                table.row([place, user, String::new(), String::new(), "not tried".into()]);
+            }
+        }
+        let verdict = match (asker.accepted, asker.credentials.iter().find(|found| found.is_taken())) {
+            (true, Some(Candidate { found_in: Some(place), .. })) => format!("it can be pulled with {place}"),
+            (true, _) => "it can be pulled anonymously".to_owned(),
+            (false, _) => "it cannot be pulled".to_owned(),
+        };
+        out.line(format_args!("{} for {}: {verdict}", access.image, asker.who));
+        out.line(table);
+        for place in &asker.not_fitting {
+            out.line(format_args!("not for this image: {place}"));
+        }
+    }
+}
+
+impl Candidate {
+    fn is_taken(&self) -> bool {
+        self.hosts.iter().any(|host| host.accepted)
+    }
+}
+
+/// Who asked, where somebody else will pull.
+fn tell_who_asked(connection: &Connection, out: &Out) {
+    if let Ok(Some(daemon)) = Daemon::find(connection) {
+        out.note(format_args!(
+            "note: asked by this command; the daemon at {} also has the docker config of its own user, and its own providers",
+            daemon.socket().display()
+        ));
+    }
+    if let Ok(Target::Runtime(endpoint)) = connect::target(connection) {
+        out.note(format_args!(
+            "note: asked by larder, with hosts from --certs-d or the usual folders; what pulls is {endpoint}, which may be configured otherwise"
+        ));
+    }
+}

@@ -1,0 +1,134 @@
+//! `larder login` and `larder logout`: a credential is checked, and written where docker and podman look for it.
+
+use std::io;
+use std::sync::Arc;
+
+use larder::credentials::helpers::{Asked, HelperError, Helpers};
+use larder::credentials::{Credential, Secret, Tokens};
+use larder_store::registry::{Client, FetchError, FetchErrorKind, Login};
+
+use crate::access::{self, LoginFile, LoginRegistry, terminal};
+use crate::args::{Connection, LoginArgs, LogoutArgs};
+use crate::credentials::read_password;
+use crate::exit::Outcome;
+use crate::failure::{Failure, chain};
+use crate::interrupt::{Handled, Interrupt};
+use crate::out::Out;
+use crate::store;
+
+pub(super) async fn log_in(
+    args: &LoginArgs,
+    connection: &Connection,
+    out: &Arc<Out>,
+    interrupt: Interrupt,
+) -> Result<Outcome, Failure> {
+    let registry = LoginRegistry::parse(&args.registry)?;
+    let file = LoginFile::named_or_usual(args.file.authfile.as_deref())?;
+    // Before anybody types a password: the file may be broken.
+    let known = file.read()?.user(&registry);
+    let client = Client::new(store::registries(connection.certs_d.as_deref())?);
+    let interrupt = interrupt.handle();
+    let credential = credential(args, known, &interrupt).await?;
+    let login = interrupt.or(client.log_in(registry.host(), &credential)).await;
+    match login.ok_or_else(Failure::interrupted)? {
+        Ok(Login::Accepted) => {}
+        Ok(Login::NotAsked) => out.warning(format_args!(
+            "{} asked for no credential, so nobody knows whether this one is good",
+            registry.host()
+        )),
+        Err(error) => return Err(refused(&registry, &error)),
+    }
+    let (username, password) = (credential.username.as_str(), &credential.password);
+    let turn = file.turn()?;
+    let mut logins = file.read()?;
+    if let Some(helper) = logins.helper(&registry) {
+        helpers().store(&helper, username, password).await.map_err(|error| of_helper(&error))?;
+        logins.set(&registry, None);
+    } else {
+        logins.set(&registry, Some((username, password)));
+        let path = file.path().display();
+        out.note(format_args!(
+            "note: the password is in {path}, not encrypted; a credential helper (credsStore) keeps it elsewhere"
+        ));
+    }
+    file.write(&logins, &turn)?;
+    out.line("Login Succeeded");
+    Ok(Outcome::Done)
+}
+
+pub(super) async fn log_out(args: &LogoutArgs, out: &Arc<Out>) -> Result<Outcome, Failure> {
+    let registry = LoginRegistry::parse(&args.registry)?;
+    let file = LoginFile::named_or_usual(args.file.authfile.as_deref())?;
+    if !file.path().exists() {
+        out.line(format_args!("Not logged in to {}", registry.host()));
+        return Ok(Outcome::Done);
+    }
+    let turn = file.turn()?;
+    let mut logins = file.read()?;
+    let helper = logins.helper(&registry);
+    if let Some(helper) = &helper {
+        erase(helper).await?;
+    }
+    let found = logins.remove(&registry);
+    if found {
+        file.write(&logins, &turn)?;
+    }
+    let said = if found || helper.is_some() { "Removed the login of" } else { "Not logged in to" };
+    out.line(format_args!("{said} {}", registry.host()));
+    Ok(Outcome::Done)
+}
+
+async fn erase(helper: &Asked) -> Result<(), Failure> {
+    helpers().erase(helper).await.map_err(|error| of_helper(&error))
+}
+
+fn helpers() -> Helpers {
+    access::helpers(Tokens::Keep).unwrap_or_else(|| Helpers::on_path("".as_ref()))
+}
+
+fn of_helper(error: &HelperError) -> Failure {
+    Failure::failed(error.to_string())
+        .hint("the file names this helper in credsStore or credHelpers; nothing was written into the file")
+}
+
+/// The user and the password, asked for as far as they are not given.
+async fn credential(
+    args: &LoginArgs,
+    known: Option<String>,
+    interrupt: &Handled,
+) -> Result<Credential, Failure> {
+    let username = if let Some(username) = &args.username {
+        username.clone()
+    } else {
+        let question =
+            known.as_ref().map_or("Username: ".to_owned(), |known| format!("Username ({known}): "));
+        let answer = terminal::ask(&question, false, interrupt).await?;
+        match (answer.reveal().trim(), known) {
+            ("", Some(known)) => known,
+            (answer, _) => answer.to_owned(),
+        }
+    };
+    if username.is_empty() || username.contains(':') || username.contains(char::is_control) {
+        return Err(Failure::bad_input(
+            "a user name has at least one letter, and neither colons nor control characters",
+        ));
+    }
+    let password = if args.password_stdin {
+        read_password(io::stdin().lock())?
+    } else {
+        terminal::ask("Password: ", true, interrupt).await?
+    };
+    if password.is_empty() {
+        return Err(Failure::bad_input("the password is empty"));
+    }
+    Ok(Credential { username, password: Secret::new(password.reveal()), ..Credential::default() })
+}
+
+fn refused(registry: &LoginRegistry, error: &FetchError) -> Failure {
+    let host = registry.host();
+    if let FetchErrorKind::Denied(answer) = &*error.kind {
+        return Failure::failed(format!("{host} refused the user or the password: {answer}"))
+            .hint("check both; many registries want a token in place of the password; nothing was written");
+    }
+    Failure::failed(format!("{host} could not be asked: {}", chain(error))).hints(error.hint())
+}

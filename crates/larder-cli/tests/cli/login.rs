@@ -1,0 +1,215 @@
+//! `larder login` and `larder logout`.
+
+use std::io::{Read as _, Write as _};
+use std::os::fd::{AsFd as _, OwnedFd};
+use std::os::unix::fs::PermissionsExt as _;
+use std::process::Stdio;
+
+use larder_testkit::fault_registry::{Auth, FaultRegistry};
+use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
+use rustix::termios::{LocalModes, tcgetattr};
+use serde_json::{Value, json};
+
+use crate::world::{Run, World, larder};
+
+const PASSWORD: &str = "planted-password";
+
+fn registry() -> FaultRegistry {
+    let registry = FaultRegistry::start();
+    registry.require(Auth::Basic { user: "bob".into(), password: PASSWORD.into() });
+    registry
+}
+
+fn log_in(world: &World, registry: &str, user: &str, password: &str) -> Run {
+    world.larder_reading(
+        &format!("{password}\n"),
+        &["-vv", "login", "--username", user, "--password-stdin", registry],
+    )
+}
+
+fn config(world: &World) -> Value {
+    let text = fs_err::read_to_string(world.home.path().join(".docker/config.json")).unwrap();
+    serde_json::from_str(&text).unwrap()
+}
+
+#[track_caller]
+fn assert_untold(run: &Run) {
+    assert!(!format!("{run:?}").contains("planted"), "{run:?}");
+}
+
+#[test]
+fn a_login_that_the_registry_takes_is_written_and_one_that_it_refuses_is_not() {
+    let (world, registry) = (World::new(), registry());
+    let host = registry.address();
+    let run = log_in(&world, &host, "bob", "planted-wrong").expect(1);
+    assert!(run.stderr.contains(&format!("{host} refused the user or the password: 401")), "{run:?}");
+    assert_untold(&run);
+    assert!(!world.home.path().join(".docker").exists());
+
+    let run = log_in(&world, &format!("http://{host}/"), "bob", PASSWORD).expect(0);
+    assert_eq!(run.stdout, "Login Succeeded\n");
+    assert_untold(&run);
+    // bob:planted-password
+    assert_eq!(config(&world), json!({"auths": {host.as_str(): {"auth": "Ym9iOnBsYW50ZWQtcGFzc3dvcmQ="}}}));
+    let mode = |name: &str| fs_err::metadata(world.home.path().join(name)).unwrap().permissions().mode();
+    assert_eq!((mode(".docker") & 0o777, mode(".docker/config.json") & 0o777), (0o700, 0o600));
+
+    assert_eq!(world.larder(&["logout", &host]).expect(0).stdout, format!("Removed the login of {host}\n"));
+    assert_eq!(config(&world), json!({"auths": {}}));
+    assert_eq!(world.larder(&["logout", &host]).expect(0).stdout, format!("Not logged in to {host}\n"));
+}
+
+#[test]
+fn what_was_in_the_file_stays_and_a_link_stays_a_link() {
+    let (world, registry) = (World::new(), registry());
+    let host = registry.address();
+    let before = json!({"detachKeys": "ctrl-e", "auths": {"other.example": {"auth": "eDp5"}}});
+    let real = world.file("real.json", &before.to_string());
+    fs_err::set_permissions(&real, std::fs::Permissions::from_mode(0o644)).unwrap();
+    fs_err::create_dir(world.home.path().join(".docker")).unwrap();
+    std::os::unix::fs::symlink(&real, world.home.path().join(".docker/config.json")).unwrap();
+    log_in(&world, &host, "bob", PASSWORD).expect(0);
+    let after = config(&world);
+    assert_eq!(after["detachKeys"], before["detachKeys"]);
+    assert_eq!(after["auths"]["other.example"], before["auths"]["other.example"]);
+    assert!(after["auths"][&host]["auth"].is_string());
+    assert!(fs_err::symlink_metadata(world.home.path().join(".docker/config.json")).unwrap().is_symlink());
+    assert_eq!(fs_err::metadata(&real).unwrap().permissions().mode() & 0o777, 0o600);
+
+    let named = world.home.path().join("auth.json");
+    let arguments = ["login", "-u", "bob", "--password-stdin", "--authfile", named.to_str().unwrap(), &host];
+    world.larder_reading(PASSWORD, &arguments).expect(0);
+    assert!(named.exists());
+}
+
+#[test]
+fn a_broken_file_is_told_before_a_password_is_read_and_stays_as_it_is() {
+    let (world, registry) = (World::new(), registry());
+    let file = world.file(".docker/config.json", "{\"auths\": planted");
+    let run = log_in(&world, &registry.address(), "bob", PASSWORD).expect(2);
+    assert!(run.stderr.contains("config.json: line 1"), "{run:?}");
+    assert_untold(&run);
+    assert_eq!(fs_err::read_to_string(file).unwrap(), "{\"auths\": planted");
+    assert_eq!(registry.requests(), []);
+}
+
+#[test]
+fn a_helper_keeps_and_forgets_what_the_file_says_it_keeps() {
+    let (world, registry) = (World::new(), registry());
+    let host = registry.address();
+    world.file(".docker/config.json", r#"{"credsStore": "test"}"#);
+    let script = |text: &str| {
+        let path = world.file("helpers/docker-credential-test", &format!("#!/bin/sh\n{text}\n"));
+        fs_err::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    };
+    let run = |arguments: &[&str]| {
+        let mut command = world.command(arguments);
+        let helpers = world.home.path().join("helpers");
+        command.env("PATH", format!("{}:/usr/bin:/bin", helpers.display()));
+        let mut child =
+            command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        child.stdin.take().unwrap().write_all(PASSWORD.as_bytes()).unwrap();
+        Run::of(child.wait_with_output().unwrap())
+    };
+    let login = ["-vv", "login", "-u", "bob", "--password-stdin", host.as_str()];
+
+    script("cat >&2; exit 1");
+    let failed = run(&login).expect(1);
+    assert!(failed.stderr.contains("docker-credential-test store failed for"), "{failed:?}");
+    assert_untold(&failed);
+    assert_eq!(config(&world), json!({"credsStore": "test"}));
+
+    script("cat > \"$HOME/kept.$1\"; cat \"$HOME/kept.$1\" >&2");
+    assert_untold(&run(&login).expect(0));
+    let kept: Value =
+        serde_json::from_str(&fs_err::read_to_string(world.home.path().join("kept.store")).unwrap()).unwrap();
+    assert_eq!(kept, json!({"ServerURL": host.as_str(), "Username": "bob", "Secret": PASSWORD}));
+    assert_eq!(config(&world), json!({"credsStore": "test", "auths": {host.as_str(): {}}}));
+
+    run(&["logout", &host]).expect(0);
+    assert_eq!(fs_err::read_to_string(world.home.path().join("kept.erase")).unwrap(), host);
+    assert_eq!(config(&world), json!({"credsStore": "test", "auths": {}}));
+    script("echo credentials not found in native keychain; exit 1");
+    run(&["logout", &host]).expect(0);
+}
+
+#[test]
+fn a_token_server_is_asked_about_the_login_alone() {
+    let (world, registry) = (World::new(), FaultRegistry::start());
+    let login = Some(("bob".to_owned(), PASSWORD.to_owned()));
+    registry.require(Auth::Token { realm: String::new(), login, expires_in: 60 });
+    log_in(&world, &registry.address(), "bob", PASSWORD).expect(0);
+    let run = log_in(&world, &registry.address(), "bob", "planted-wrong").expect(1);
+    assert!(run.stderr.contains("incorrect username or password"), "{run:?}");
+    assert_untold(&run);
+}
+
+#[test]
+fn a_registry_that_asks_for_nothing_is_told_as_such() {
+    let (world, registry) = (World::new(), FaultRegistry::start());
+    let run = log_in(&world, &registry.address(), "bob", PASSWORD).expect(0);
+    assert!(run.stderr.contains("asked for no credential"), "{run:?}");
+}
+
+#[test]
+fn bad_input_is_refused_and_never_repeated() {
+    let world = World::new();
+    for (arguments, said) in [
+        (
+            &["login", "-u", "bob", "--password-stdin", "planted/x"][..],
+            "what was given as the registry is none",
+        ),
+        (&["login", "-u", "bo:b", "--password-stdin", "r.example"], "neither colons"),
+        (&["login", "-u", "bob", "r.example"], "standard input is no terminal"),
+        (&["login", "r.example"], "standard input is no terminal"),
+    ] {
+        let run = world.larder_reading(PASSWORD, arguments).expect(2);
+        assert!(run.stderr.contains(said), "{arguments:?}: {run:?}");
+        assert_untold(&run);
+    }
+    world.larder_reading(PASSWORD, &["login", "--password-stdin", "r.example"]).expect(2);
+}
+
+/// Both ends of a terminal.
+fn terminal() -> (OwnedFd, OwnedFd) {
+    let flags = OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC;
+    let ours = openpt(flags).unwrap();
+    grantpt(&ours).unwrap();
+    unlockpt(&ours).unwrap();
+    let name = ptsname(&ours, Vec::new()).unwrap();
+    let theirs = fs_err::OpenOptions::new().read(true).write(true).open(name.to_str().unwrap()).unwrap();
+    (ours, theirs.into_parts().0.into())
+}
+
+#[test]
+fn the_terminal_is_asked_and_shows_the_user_but_not_the_password() {
+    let (world, registry) = (World::new(), registry());
+    let (ours, theirs) = terminal();
+    let echoes = || tcgetattr(&theirs).unwrap().local_modes.contains(LocalModes::ECHO);
+    let end = || Stdio::from(theirs.try_clone().unwrap());
+    let mut command = larder(world.home.path());
+    command.args(["login", &registry.address()]).stdin(end()).stdout(end()).stderr(end());
+    let mut child = command.spawn().unwrap();
+    let mut shown = String::new();
+    let mut terminal = std::fs::File::from(ours.as_fd().try_clone_to_owned().unwrap());
+    let mut read_until = |text: &str| {
+        let mut bytes = [0; 256];
+        while !shown.contains(text) {
+            let read = terminal.read(&mut bytes).unwrap();
+            shown.push_str(&String::from_utf8_lossy(&bytes[..read]));
+        }
+        shown.clone()
+    };
+    let mut typed = std::fs::File::from(ours);
+    read_until("Username: ");
+    assert!(echoes());
+    typed.write_all(b"bob\n").unwrap();
+    read_until("Password: ");
+    assert!(!echoes(), "what is typed now would be shown");
+    typed.write_all(format!("{PASSWORD}\n").as_bytes()).unwrap();
+    let shown = read_until("Login Succeeded");
+    assert!(child.wait().unwrap().success());
+    assert!(shown.contains("bob") && !shown.contains("planted"), "{shown}");
+    assert!(echoes(), "as it was before");
+    assert!(config(&world)["auths"][registry.address()]["auth"].is_string());
+}

@@ -1,0 +1,77 @@
+//! What each host says to a credential, for people who want to know why an image can or cannot be had.
+
+use reqwest::{Method, StatusCode};
+
+use super::budget::Load;
+use super::error::FetchErrorKind;
+use super::session::{Failed, Link, Session, accepting_manifests};
+use larder::reference::DEFAULT_TAG;
+
+/// What one host answered.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Trial {
+    /// `HOST` or `HOST:PORT`.
+    pub host: String,
+    /// Whether the credential was shown: it is for this host, and the host or its token server asked for one.
+    pub shown: bool,
+    /// Whether the host has the image and lets it be pulled.
+    pub accepted: bool,
+    /// The status of its answer; `None` when there was none.
+    pub status: Option<u16>,
+    /// The answer, without any secret.
+    pub answer: String,
+}
+
+impl Session {
+    /// Asks the hosts in turn whether the image can be had, up to the first that says so. Each is asked once, and nothing is
+    /// fetched.
+    pub async fn try_hosts(&self) -> Vec<Trial> {
+        let mut trials = Vec::new();
+        for link in self.links().iter().filter(|link| link.host.resolve) {
+            let trial = self.try_host(link).await;
+            let done = trial.accepted;
+            trials.push(trial);
+            if done {
+                break;
+            }
+        }
+        trials
+    }
+
+    async fn try_host(&self, link: &Link) -> Trial {
+        let answered = self.head(link).await;
+        let asked_token = matches!(&answered, Err(failed) if failed.token) && link.auth.has_credential();
+        let shown = link.auth.has_shown().await || asked_token;
+        let host = link.host.name();
+        match answered {
+            Ok(status) => Trial {
+                host,
+                shown,
+                accepted: true,
+                status: Some(status.as_u16()),
+                answer: status.to_string(),
+            },
+            Err(Failed { host: at, kind, .. }) => {
+                let answer = if at == host { answer(&kind) } else { format!("{at}: {}", answer(&kind)) };
+                Trial { host, shown, accepted: false, status: kind.status(), answer }
+            }
+        }
+    }
+
+    async fn head(&self, link: &Link) -> Result<StatusCode, Failed> {
+        let failed = |kind| Failed { host: link.host.name(), kind, token: false };
+        let reference = match self.image().digest() {
+            Some(digest) => digest.as_str(),
+            None => self.image().tag().unwrap_or(DEFAULT_TAG),
+        };
+        let headers = accepting_manifests().map_err(failed)?;
+        let url = self.url(link, "manifests", reference);
+        let (reply, _permit) = self.request(link, Method::HEAD, url, headers, Load::Small).await?;
+        Ok(reply.response.status())
+    }
+}
+
+/// The host's own words where there are some.
+fn answer(kind: &FetchErrorKind) -> String {
+    kind.answer().map_or_else(|| kind.to_string(), ToString::to_string)
+}
