@@ -9,9 +9,11 @@ use std::io::Write as _;
 
 use larder::credentials::{PodCredentials, SecretCoordinates};
 use larder::records::{Access, ImageRecords, LEARNED_SECRETS, RecordedSecret, Utc, Verification};
-use tokio::time::Instant;
+use rustix::time::{ClockId, clock_gettime};
 
-const CHECKS: usize = 2_000_000;
+const CHECKS: u32 = 500_000;
+/// The best run counts: what else the machine does only adds.
+const RUNS: usize = 7;
 const NAME: &str = "registry.example/team/app";
 
 fn at(number: usize) -> SecretCoordinates {
@@ -34,6 +36,13 @@ fn image_ref(number: usize) -> String {
     format!("sha256:{number:064x}")
 }
 
+/// Time of this thread on a processor, in nanoseconds.
+#[allow(clippy::cast_precision_loss, reason = "far below 2^52")]
+fn cpu_nanos() -> f64 {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    time.tv_sec as f64 * 1e9 + time.tv_nsec as f64
+}
+
 /// Nanoseconds for a check, with so many credentials in records of so many each.
 async fn measured(credentials: usize, in_each: usize) -> Result<f64, Box<dyn Error>> {
     let folder = tempfile::tempdir()?;
@@ -52,16 +61,19 @@ async fn measured(credentials: usize, in_each: usize) -> Result<f64, Box<dyn Err
             (image_ref(number / in_each), pod)
         })
         .collect();
-    let began = Instant::now();
-    for n in 0..CHECKS {
-        let (image_ref, pod) = &asked[n % asked.len()];
-        let result = records.check_from_memory(black_box(&image), image_ref, pod);
-        if result.is_none_or(larder::records::CheckResult::must_pull) {
-            return Err(format!("{result:?} for {image_ref}").into());
+    let mut best = f64::INFINITY;
+    for _ in 0..RUNS {
+        let began = cpu_nanos();
+        for n in 0..CHECKS {
+            let (image_ref, pod) = &asked[n as usize % asked.len()];
+            let result = records.check_from_memory(black_box(&image), image_ref, pod);
+            if result.is_none_or(larder::records::CheckResult::must_pull) {
+                return Err(format!("{result:?} for {image_ref}").into());
+            }
         }
+        best = best.min((cpu_nanos() - began) / f64::from(CHECKS));
     }
-    #[allow(clippy::cast_precision_loss, reason = "far below 2^52")]
-    Ok(began.elapsed().as_nanos() as f64 / CHECKS as f64)
+    Ok(best)
 }
 
 fn main() -> Result<(), Box<dyn Error>> {

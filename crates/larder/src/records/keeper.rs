@@ -296,8 +296,8 @@ impl ImageRecords {
         }
         drop(verification);
         let Some(known) = known else { return Look::Ends(CheckResult::MustAuthenticate) };
-        let Ok(name) = reference::trim_tag_and_digest(image) else { return Look::Ends(CheckResult::Error) };
-        match known.under(name) {
+        let Ok(holders) = known.under(image) else { return Look::Ends(CheckResult::Error) };
+        match holders {
             Some(holders) if holders.are_all() => Look::Ends(CheckResult::RecordFound),
             Some(holders) if !holders.are_none() => {
                 let Some(pod) = pod else { return Look::Asks };

@@ -1,9 +1,9 @@
 //! One record, ready to be asked: however many credentials it names, a question costs the same. Pure.
 
-use std::collections::HashMap;
-
 use super::document::{Access, PulledRecord, RecordedSecret};
+use super::index::{Index, hash_of};
 use crate::credentials::{SecretCoordinates, ServiceAccountCoordinates};
+use crate::reference::{self, ReferenceError};
 
 /// From so many secrets on, being the same secret is not enough, and no more are learned from checks.
 pub const LEARNED_SECRETS: usize = 100;
@@ -11,17 +11,37 @@ pub const LEARNED_SECRETS: usize = 100;
 /// A record with its indexes.
 #[derive(Debug)]
 pub(super) struct Known {
-    names: HashMap<Box<str>, Holders>,
+    /// Sorted by name.
+    names: Box<[Named]>,
     /// Bytes of memory that it takes, about.
     pub(super) weight: usize,
 }
 
-/// Who may use the image under one name.
+#[derive(Debug)]
+struct Named {
+    name: Box<str>,
+    /// Whether it is what trimming leaves of it, as of each name that was recorded by the rules.
+    is_name: bool,
+    holders: Holders,
+}
+
+/// Who may use the image under one name. Texts lie side by side, so that a check waits for memory only a few times.
 #[derive(Debug)]
 pub(super) struct Holders {
-    access: Access,
-    by_hash: HashMap<Box<str>, usize>,
-    by_place: HashMap<SecretCoordinates, usize>,
+    node_pods: bool,
+    service_accounts: Vec<ServiceAccountCoordinates>,
+    secrets: Box<[Place]>,
+    /// Hash, uid, namespace and name of each secret.
+    texts: Box<str>,
+    by_hash: Index,
+    by_place: Index,
+}
+
+/// Where the texts of one secret end.
+#[derive(Debug, Clone, Copy)]
+struct Place {
+    start: usize,
+    ends: [usize; 4],
 }
 
 /// Whether a pod may use an image by what it holds.
@@ -37,51 +57,90 @@ pub(super) enum Held {
 
 impl Known {
     pub(super) fn new(record: &PulledRecord) -> Known {
-        let names: HashMap<_, _> = record
-            .names
-            .iter()
-            .map(|(name, access)| (name.as_str().into(), Holders::new(access.clone())))
-            .collect();
+        let named = |(name, access): (&String, &Access)| Named {
+            is_name: reference::trim_tag_and_digest(name).is_ok_and(|trimmed| trimmed == name),
+            name: name.as_str().into(),
+            holders: Holders::new(access),
+        };
         let weight =
             200 + record.names.iter().map(|(name, access)| name.len() + weight(access)).sum::<usize>();
-        Known { names, weight }
+        Known { names: record.names.iter().map(named).collect(), weight }
     }
 
-    /// Those who may use it under this name: the text of a pod without tag and digest.
-    pub(super) fn under(&self, name: &str) -> Option<&Holders> {
-        self.names.get(name)
+    /// Those who may use it under the name in this text of a pod. An error if the text is no image.
+    pub(super) fn under(&self, image: &str) -> Result<Option<&Holders>, ReferenceError> {
+        // What the grammar would find, without it, for nearly all that is asked.
+        if let [one] = &*self.names
+            && one.is_name
+            && image.strip_prefix(&*one.name).is_some_and(is_tag_or_nothing)
+        {
+            return Ok(Some(&one.holders));
+        }
+        let name = reference::trim_tag_and_digest(image)?;
+        let found = self.names.binary_search_by(|named| named.name.as_ref().cmp(name));
+        Ok(found.ok().map(|number| &self.names[number].holders))
     }
 }
 
-/// Each text is there about twice, and each allocation has a cost of its own.
+/// Whether this, after a name, is a tag, so that the name is all of the name.
+fn is_tag_or_nothing(rest: &str) -> bool {
+    let Some(tag) = rest.strip_prefix(':') else { return rest.is_empty() };
+    let word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
+    tag.len() <= 128
+        && tag.bytes().next().is_some_and(word)
+        && tag.bytes().all(|byte| word(byte) || byte == b'.' || byte == b'-')
+}
+
+/// Each text is there once, beside the entries of two indexes.
 fn weight(access: &Access) -> usize {
     let secret = |secret: &RecordedSecret| {
-        300 + 2 * (secret.at.uid.len() + secret.at.namespace.len() + secret.at.name.len() + secret.hash.len())
+        150 + secret.at.uid.len() + secret.at.namespace.len() + secret.at.name.len() + secret.hash.len()
     };
     let account = |at: &ServiceAccountCoordinates| 100 + at.uid.len() + at.namespace.len() + at.name.len();
-    200 + access.secrets.iter().map(secret).sum::<usize>()
+    300 + access.secrets.iter().map(secret).sum::<usize>()
         + access.service_accounts.iter().map(account).sum::<usize>()
 }
 
 impl Holders {
-    fn new(access: Access) -> Holders {
-        let (mut by_hash, mut by_place) = (HashMap::new(), HashMap::new());
-        for (number, secret) in access.secrets.iter().enumerate() {
+    fn new(access: &Access) -> Holders {
+        let mut texts = String::new();
+        let secrets = access.secrets.iter().map(|secret| {
+            let start = texts.len();
+            let SecretCoordinates { uid, namespace, name } = &secret.at;
+            let ends = [&secret.hash, uid, namespace, name].map(|text| {
+                texts.push_str(text);
+                texts.len()
+            });
+            Place { start, ends }
+        });
+        let mut holders = Holders {
+            node_pods: access.node_pods,
+            service_accounts: access.service_accounts.clone(),
+            secrets: secrets.collect(),
+            texts: texts.into(),
+            by_hash: Index::default(),
+            by_place: Index::default(),
+        };
+        let (mut by_hash, mut by_place) = (Index::default(), Index::default());
+        for (number, secret) in (0..).zip(&access.secrets) {
             if !secret.hash.is_empty() {
-                by_hash.entry(secret.hash.as_str().into()).or_insert(number);
+                by_hash.note(hash_of(&[&secret.hash]), number, |noted| {
+                    holders.texts_of(noted)[0] == secret.hash
+                });
             }
-            by_place.entry(secret.at.clone()).or_insert(number);
+            by_place.note(hash_of_place(&secret.at), number, |noted| holders.is_at(noted, &secret.at));
         }
-        Holders { access, by_hash, by_place }
+        (holders.by_hash, holders.by_place) = (by_hash, by_place);
+        holders
     }
 
     /// Every pod on the node.
     pub(super) fn are_all(&self) -> bool {
-        self.access.node_pods
+        self.node_pods
     }
 
     pub(super) fn are_none(&self) -> bool {
-        self.access.is_empty()
+        !self.node_pods && self.secrets.is_empty() && self.service_accounts.is_empty()
     }
 
     /// Whether a pod with these pull secrets (each with its hash) and this service account is one of them.
@@ -94,28 +153,52 @@ impl Holders {
         secrets: impl Iterator<Item = (&'a SecretCoordinates, &'a str)>,
         account: Option<&ServiceAccountCoordinates>,
     ) -> Held {
-        let may_learn = self.access.secrets.len() < LEARNED_SECRETS;
+        let may_learn = self.secrets.len() < LEARNED_SECRETS;
         for (at, hash) in secrets {
-            let learn = || match self.place(at) {
-                Some(recorded) if recorded.hash == hash => Held::Yes,
+            let same_content = self.with_content(hash);
+            if same_content.is_some_and(|number| self.is_at(number, at)) {
+                return Held::Yes;
+            }
+            let same_place = self.by_place.find(hash_of_place(at), |number| self.is_at(number, at));
+            let same_secret = may_learn && !at.uid.is_empty() && same_place.is_some();
+            if same_content.is_none() && !same_secret {
+                continue;
+            }
+            return match same_place {
+                Some(number) if self.texts_of(number)[0] == hash => Held::Yes,
                 _ if may_learn => Held::Learn(RecordedSecret { at: at.clone(), hash: hash.to_owned() }),
                 _ => Held::Yes,
             };
-            let same_content = !hash.is_empty() && self.by_hash.contains_key(hash);
-            let same_secret = may_learn && !at.uid.is_empty() && self.by_place.contains_key(at);
-            if same_content || same_secret {
-                return learn();
-            }
         }
         match account {
-            Some(account) if self.access.service_accounts.contains(account) => Held::Yes,
+            Some(account) if self.service_accounts.contains(account) => Held::Yes,
             _ => Held::No,
         }
     }
 
-    fn place(&self, at: &SecretCoordinates) -> Option<&RecordedSecret> {
-        self.by_place.get(at).and_then(|number| self.access.secrets.get(*number))
+    /// A secret that holds this.
+    fn with_content(&self, hash: &str) -> Option<usize> {
+        if hash.is_empty() {
+            return None;
+        }
+        self.by_hash.find(hash_of(&[hash]), |number| self.texts_of(number)[0] == hash)
     }
+
+    fn is_at(&self, number: usize, at: &SecretCoordinates) -> bool {
+        let [_, uid, namespace, name] = self.texts_of(number);
+        uid == at.uid && namespace == at.namespace && name == at.name
+    }
+
+    /// Hash, uid, namespace and name of a secret.
+    fn texts_of(&self, number: usize) -> [&str; 4] {
+        let Place { start, ends: [hash, uid, namespace, name] } = self.secrets[number];
+        let texts = &self.texts;
+        [&texts[start..hash], &texts[hash..uid], &texts[uid..namespace], &texts[namespace..name]]
+    }
+}
+
+fn hash_of_place(at: &SecretCoordinates) -> u64 {
+    hash_of(&[&at.uid, &at.namespace, &at.name])
 }
 
 #[cfg(test)]
@@ -128,7 +211,7 @@ mod tests {
 
     fn holders(secrets: &[(&str, &str)]) -> Holders {
         let secret = |(uid, hash): &(&str, &str)| RecordedSecret { at: at(uid), hash: (*hash).into() };
-        Holders::new(Access { secrets: secrets.iter().map(secret).collect(), ..Access::default() })
+        Holders::new(&Access { secrets: secrets.iter().map(secret).collect(), ..Access::default() })
     }
 
     fn asked(holders: &Holders, uid: &str, hash: &str) -> Held {
@@ -154,5 +237,40 @@ mod tests {
         let nearly = holders(&all[1..]);
         assert!(matches!(asked(&nearly, "u5", "other"), Held::Learn(_)));
         assert!(matches!(asked(&nearly, "new", "h5"), Held::Learn(_)));
+    }
+
+    #[test]
+    fn a_name_is_found_by_each_text_of_a_pod_that_has_it_and_no_other() {
+        let names = |names: &[&str]| {
+            let names = names.iter().map(|name| ((*name).to_owned(), Access::node())).collect();
+            Known::new(&PulledRecord { names, ..PulledRecord::default() })
+        };
+        let digest = format!("sha256:{}", "a".repeat(64));
+        let long = "t".repeat(129);
+        for known in [names(&["r.example/app"]), names(&["a", "r.example/app", "z"])] {
+            for (rest, found) in [
+                ("", true),
+                (":v1", true),
+                (":5000", true),
+                (&format!("@{digest}") as &str, true),
+                (&format!(":v1@{digest}"), true),
+                ("s:v1", false),
+                ("/more:v1", false),
+                (":v1/more", false),
+                (":", false),
+                (":-v", false),
+                (":v 1", false),
+                (&format!(":{long}"), false),
+                ("@sha256:a", false),
+            ] {
+                let image = format!("r.example/app{rest}");
+                let trimmed = reference::trim_tag_and_digest(&image).map(|name| name == "r.example/app");
+                let under = known.under(&image).map(|found| found.is_some());
+                assert_eq!(under.ok(), trimmed.ok(), "{image}");
+                assert_eq!(known.under(&image).is_ok_and(|found| found.is_some()), found, "{image}");
+            }
+        }
+        assert!(names(&["r.example"]).under("r.example:5000/app").unwrap().is_none());
+        assert!(names(&[""]).under(":v1").is_err(), "a name that is none serves nobody");
     }
 }

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
+use super::index::FoldingHash;
 use super::known::Known;
 
 /// The bytes that records may take in memory, about. Some hundred thousand recorded credentials.
@@ -19,7 +20,7 @@ pub(super) struct Memory {
 
 #[derive(Debug, Default)]
 struct All {
-    by_ref: HashMap<Box<str>, Kept>,
+    by_ref: HashMap<Box<str>, Kept, FoldingHash>,
     weight: usize,
 }
 

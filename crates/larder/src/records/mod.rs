@@ -17,6 +17,7 @@
 mod document;
 mod folder;
 mod in_flight;
+mod index;
 mod keeper;
 mod known;
 mod memory;
