@@ -39,7 +39,7 @@ pub(crate) fn gather<'a>(
     out: &Out,
 ) -> Result<Credentials, Failure> {
     let plugins = match (&args.image_credential_provider_config, &args.image_credential_provider_bin_dir) {
-        (Some(config), Some(programs)) => Some(access::plugins(config, programs)?),
+        (Some(config), Some(programs)) => Some(Arc::new(access::plugins(config, programs)?)),
         _ => None,
     };
     if let Some(username) = &args.username {

@@ -8,10 +8,10 @@ use larder::credentials::plugin::{ConfigDocument, NoServiceAccounts, Plugins, Se
 use crate::failure::Failure;
 
 /// Those that a configuration names, with their programs in this folder.
-pub(crate) fn plugins(config: &Path, programs: &Path) -> Result<Arc<Plugins>, Failure> {
+pub(crate) fn plugins(config: &Path, programs: &Path) -> Result<Plugins, Failure> {
     let accounts: Arc<dyn ServiceAccounts> = Arc::new(NoServiceAccounts);
     let opened = Plugins::open(config, programs, &decode, &accounts);
-    opened.map(Arc::new).map_err(|error| {
+    opened.map_err(|error| {
         let failure = Failure::bad_input(error.to_string());
         match error.hint() {
             Some(hint) => failure.hint(hint),

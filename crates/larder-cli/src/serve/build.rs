@@ -3,12 +3,14 @@
 use std::net::TcpListener;
 use std::sync::Arc;
 
+use larder::credentials::plugin::Runs;
 use larder::credentials::{self, NodeFiles, SearchPath};
 use larder::gc::{GcPolicy, KeepRule};
 use larder::records::Verification;
 use larder_cri::{CriBackend, Endpoint, NoRuntimeFound, WELL_KNOWN_SOCKETS, discover};
 use tracing::Level;
 
+use super::metrics::Metrics;
 use super::node::{Backed, Node, Parts};
 use super::reload::Settings;
 use crate::access;
@@ -23,7 +25,8 @@ pub(super) fn node(sources: Sources, config: Config, loud: Level) -> Result<Node
     let chosen = backend(&config)?;
     let place = Place::configured(config.state.as_deref(), &chosen)?.locked()?;
     let policy = policy(&config, KeepFile::at(&place).read()?);
-    let credentials = credentials(&config)?;
+    let metrics = Arc::new(Metrics::default());
+    let credentials = credentials(&config, &metrics)?;
     let records = match verification(&config) {
         Some(verification) => Some(access::records(&place, verification)?),
         None => None,
@@ -33,6 +36,7 @@ pub(super) fn node(sources: Sources, config: Config, loud: Level) -> Result<Node
         place,
         policy,
         credentials,
+        metrics,
         records,
         pull: config.pull.clone(),
         spared: config.ensured_lease,
@@ -61,7 +65,7 @@ pub(super) fn verification(config: &Config) -> Option<Verification> {
 }
 
 /// The docker config of the user that the daemon runs as, read again every five minutes, and programs that give more.
-fn credentials(config: &Config) -> Result<credentials::Sources, Failure> {
+fn credentials(config: &Config, metrics: &Arc<Metrics>) -> Result<credentials::Sources, Failure> {
     let files = NodeFiles::search(SearchPath::user());
     let mut credentials = credentials::Sources::new(files, Vec::new()).with_tokens(config.credential_tokens);
     if let Some(helpers) = access::helpers(config.credential_tokens) {
@@ -69,7 +73,10 @@ fn credentials(config: &Config) -> Result<credentials::Sources, Failure> {
     }
     let plugins = &config.credential_plugins;
     if let (Some(file), Some(programs)) = (&plugins.config, &plugins.bin_dir) {
-        credentials = credentials.with_provider(access::plugins(file, programs)?);
+        let plugins = access::plugins(file, programs)?;
+        metrics.configured(plugins.config_hash());
+        let runs = Arc::clone(metrics) as Arc<dyn Runs>;
+        credentials = credentials.with_provider(Arc::new(plugins.told(&runs)));
     }
     Ok(credentials)
 }

@@ -41,6 +41,8 @@ pub(super) struct Parts {
     pub(super) pull: PullConfig,
     /// The node's own, for what is ensured here; who pulls over CRI brings their own.
     pub(super) credentials: Sources,
+    /// What is counted.
+    pub(super) metrics: Arc<Metrics>,
     /// How long an image that was just ensured is left alone by collection.
     pub(super) spared: Duration,
     pub(super) periods: Periods,
@@ -109,6 +111,7 @@ impl Node {
             place,
             policy,
             credentials,
+            metrics,
             records,
             pull,
             spared,
@@ -119,7 +122,6 @@ impl Node {
         } = parts;
         let Backed { told, backend, store, collector } = chosen;
         let events = Arc::new(RingSink::new(events));
-        let metrics = Arc::new(Metrics::default());
         let sink: Arc<dyn EventSink> =
             Arc::new(Tee(vec![Arc::new(LogSink), events.clone(), metrics.clone(), Arc::new(CallSink)]));
         let (gate, held) = (Arc::new(Gate::default()), Held::default());

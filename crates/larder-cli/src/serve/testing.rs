@@ -22,6 +22,16 @@ pub(super) fn node(
     disk: Option<Arc<dyn Measure>>,
     change: impl FnOnce(&mut Config),
 ) -> Node {
+    Node::build(parts(backend, folder, disk, change))
+}
+
+/// What such a node is built from.
+pub(super) fn parts(
+    backend: &FakeBackend,
+    folder: &Path,
+    disk: Option<Arc<dyn Measure>>,
+    change: impl FnOnce(&mut Config),
+) -> Parts {
     let backend: Arc<FakeBackend> = Arc::new(backend.clone());
     let file = Source::File { path: folder.join("config.yaml"), required: false };
     let sources = Sources { places: Places::of(true, |_| None), layers: vec![file] };
@@ -31,11 +41,12 @@ pub(super) fn node(
     if let Some(disk) = disk {
         collector = collector.disk(disk);
     }
-    Node::build(Parts {
+    Parts {
         chosen: Backed { told: "a fake".into(), collector, backend, store: None },
         place: Place::at(folder.to_owned()),
         policy: GcPolicy { minimum_age: Duration::ZERO, ..GcPolicy::default() },
         credentials: Credentials::default(),
+        metrics: Arc::default(),
         records: None,
         pull: PullConfig::default(),
         events: 10,
@@ -43,5 +54,5 @@ pub(super) fn node(
         spared: Duration::from_secs(600),
         periods: Periods::default(),
         settings: Settings::new(sources, config, tracing::Level::WARN),
-    })
+    }
 }

@@ -213,6 +213,11 @@ impl ImageRecords {
         self.counts.of(result).load(Ordering::Relaxed)
     }
 
+    /// How much of the memory for records is taken, in whole percent.
+    pub fn memory_percent(&self) -> usize {
+        self.memory.percent()
+    }
+
     /// How many intents and records are on disk. Blocks on the disk.
     pub fn on_disk(&self) -> io::Result<(usize, usize)> {
         Ok((self.folder.count(Shelf::Pulling)?, self.folder.count(Shelf::Pulled)?))

@@ -58,6 +58,11 @@ impl Memory {
         }
     }
 
+    /// How much of what records may take they do take, in whole percent.
+    pub(super) fn percent(&self) -> usize {
+        self.read().weight.saturating_mul(100) / self.limit.max(1)
+    }
+
     pub(super) fn forget(&self, image_ref: &str) {
         let mut all = self.write();
         let gone = all.by_ref.remove(image_ref);

@@ -45,6 +45,43 @@ pub(super) const DOCUMENTED: &[Documented] = &[
         "Images that collection removed, for age or for space",
     ),
     metric(
+        "kubelet_imagemanager_image_mustpull_checks",
+        Counter,
+        "result",
+        "Checks whether a pod may use a present image without a pull, by how they ended",
+    ),
+    metric("kubelet_imagemanager_ondisk_pullintents", Gauge, "", "Pulls that are under way or were cut off"),
+    metric(
+        "kubelet_imagemanager_ondisk_pulledrecords",
+        Gauge,
+        "",
+        "Images with a record of who may use them",
+    ),
+    metric(
+        "kubelet_imagemanager_inmemory_pulledrecords_usage_percent",
+        Gauge,
+        "",
+        "How much of the memory for these records is taken; intents have no memory of their own",
+    ),
+    metric(
+        "kubelet_credential_provider_plugin_duration",
+        Histogram,
+        "plugin_name",
+        "Seconds that runs of a credential provider took",
+    ),
+    metric(
+        "kubelet_credential_provider_plugin_errors",
+        Counter,
+        "plugin_name",
+        "Runs of a credential provider that gave no answer",
+    ),
+    metric(
+        "kubelet_credential_provider_config_info",
+        Gauge,
+        "hash",
+        "1, with the hash of the files that configure credential providers",
+    ),
+    metric(
         "larder_pulled_image_bytes",
         Counter,
         "",

@@ -9,6 +9,7 @@ mod now;
 use std::io;
 use std::time::Duration;
 
+use larder::credentials::plugin::Runs;
 use larder::events::{Event, EventSink};
 use larder::gc::{Entry, History};
 use larder::pull::{EnsureLabels, PullMetrics, image_size_bucket};
@@ -16,6 +17,7 @@ use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::encoding::text;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Metric, Registry};
 
@@ -54,6 +56,19 @@ struct Reason {
     reason: String,
 }
 
+/// Kubelet's buckets of `kubelet_credential_provider_plugin_duration`.
+const PROVIDER_SECONDS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Provider {
+    plugin_name: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ConfigHash {
+    hash: String,
+}
+
 /// What is counted when it happens.
 #[derive(Debug)]
 pub(crate) struct Metrics {
@@ -63,6 +78,9 @@ pub(crate) struct Metrics {
     events: Family<EventLabels, Counter>,
     promised: Family<Reason, Counter>,
     freed: Family<Reason, Counter>,
+    provider_runs: Family<Provider, Histogram, fn() -> Histogram>,
+    provider_errors: Family<Provider, Counter>,
+    provider_config: Family<ConfigHash, Gauge>,
 }
 
 impl Default for Metrics {
@@ -74,6 +92,9 @@ impl Default for Metrics {
             events: Family::default(),
             promised: Family::default(),
             freed: Family::default(),
+            provider_runs: Family::new_with_constructor(provider_histogram),
+            provider_errors: Family::default(),
+            provider_config: Family::default(),
         }
     }
 }
@@ -89,6 +110,11 @@ impl Metrics {
         Ok(page)
     }
 
+    /// The credential providers were configured by files of this hash.
+    pub(super) fn configured(&self, hash: &str) {
+        self.provider_config.get_or_create(&ConfigHash { hash: hash.to_owned() }).set(1);
+    }
+
     fn register(&self, registry: &mut Registry) {
         add(registry, "kubelet_image_manager_ensure_image_requests", self.ensures.clone());
         add(registry, "kubelet_image_pull_duration_seconds", self.pulls.clone());
@@ -96,6 +122,9 @@ impl Metrics {
         add(registry, "larder_events", self.events.clone());
         add(registry, "larder_gc_promised_bytes", self.promised.clone());
         add(registry, "larder_gc_freed_bytes", self.freed.clone());
+        add(registry, "kubelet_credential_provider_plugin_duration", self.provider_runs.clone());
+        add(registry, "kubelet_credential_provider_plugin_errors", self.provider_errors.clone());
+        add(registry, "kubelet_credential_provider_config_info", self.provider_config.clone());
     }
 }
 
@@ -121,6 +150,16 @@ impl PullMetrics for Metrics {
 
     fn image_came(&self, size_bytes: u64) {
         self.pulled_bytes.inc_by(size_bytes);
+    }
+}
+
+impl Runs for Metrics {
+    fn ran(&self, provider: &str, took: Duration, failed: bool) {
+        let provider = Provider { plugin_name: provider.to_owned() };
+        self.provider_runs.get_or_create(&provider).observe(took.as_secs_f64());
+        if failed {
+            self.provider_errors.get_or_create(&provider).inc();
+        }
     }
 }
 
@@ -152,6 +191,10 @@ impl<H: History> History for Counted<H> {
         }
         self.history.record(entry)
     }
+}
+
+fn provider_histogram() -> Histogram {
+    Histogram::new(PROVIDER_SECONDS)
 }
 
 fn pull_histogram() -> Histogram {

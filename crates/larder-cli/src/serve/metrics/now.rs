@@ -4,6 +4,7 @@ use std::sync::atomic::AtomicU64;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use larder::pull::Phase;
+use larder::records::CheckResult;
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::family::Family;
@@ -26,6 +27,11 @@ struct ReasonLabel {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ResultLabel {
+    result: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct RegistryLabel {
     registry: String,
 }
@@ -35,6 +41,7 @@ pub(super) fn register(registry: &mut Registry, node: &Node, connections: &Conne
     pulls(registry, node);
     collection(registry, node);
     registries(registry, node);
+    records(registry, node);
     gauge(registry, "larder_backend_up", u64::from(node.health.borrow().is_up()));
     gauge(registry, "larder_connections", connections.open() as u64);
     gauge(registry, "larder_calls", connections.calls().len() as u64);
@@ -89,6 +96,25 @@ fn collection(registry: &mut Registry, node: &Node) {
         gauge(registry, "larder_filesystem_available_bytes", disk.available);
         gauge(registry, "larder_filesystem_inodes_free", disk.inodes_free);
     }
+}
+
+/// Who may use what. Without records nothing is told, as by a kubelet with its gate off.
+fn records(registry: &mut Registry, node: &Node) {
+    let Some(records) = &node.records else { return };
+    let checks = Family::<ResultLabel, prometheus_client::metrics::counter::Counter>::default();
+    for result in CheckResult::ALL {
+        checks.get_or_create(&ResultLabel { result: result.name() }).inc_by(records.checks(result));
+    }
+    add(registry, "kubelet_imagemanager_image_mustpull_checks", checks);
+    match records.on_disk() {
+        Ok((intents, pulled)) => {
+            gauge(registry, "kubelet_imagemanager_ondisk_pullintents", intents as u64);
+            gauge(registry, "kubelet_imagemanager_ondisk_pulledrecords", pulled as u64);
+        }
+        Err(error) => tracing::debug!("pull records cannot be counted: {error}"),
+    }
+    let percent = records.memory_percent() as u64;
+    gauge(registry, "kubelet_imagemanager_inmemory_pulledrecords_usage_percent", percent);
 }
 
 fn registries(registry: &mut Registry, node: &Node) {

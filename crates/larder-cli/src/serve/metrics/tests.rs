@@ -4,10 +4,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use larder::credentials::NodeFiles;
+use larder::credentials::plugin::{
+    ExecError, Execute, NoServiceAccounts, Plugin, Plugins, ProviderConfig, Request, Response,
+};
 use larder::gc::{Goal, Measure};
 use larder::image_service::{Disk as LocalDisk, FilesystemError};
 use larder::pod::Pod;
 use larder::pull::{EnsureRequest, Known, PullPolicy};
+use larder::records::{ImageRecords, PullRecords as _, Verification};
 use larder_testkit::fake_backend::{FakeBackend, Pull, image};
 
 use super::documented::{self, DOCUMENTED, Kind};
@@ -29,9 +34,39 @@ impl Measure for Disk {
     }
 }
 
+/// A provider that is asked for one image, and fails.
+struct Broken;
+
+#[async_trait]
+impl Execute for Broken {
+    async fn execute(&self, _request: &Request) -> Result<Response, ExecError> {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        Err(ExecError::Other("broken".into()))
+    }
+}
+
+fn broken_provider() -> ProviderConfig {
+    ProviderConfig {
+        name: "broken".into(),
+        match_images: vec!["r.example".into()],
+        ..ProviderConfig::default()
+    }
+}
+
 fn node(backend: &FakeBackend, folder: &tempfile::TempDir) -> Node {
     let disk: Arc<dyn Measure> = Arc::new(Disk(Arc::new(backend.clone())));
-    testing::node(backend, folder.path(), Some(disk), |_| ())
+    let metrics = Arc::new(Metrics::default());
+    metrics.configured("sha256:0");
+    let plugin = Plugin::new(&broken_provider(), Arc::new(Broken), Arc::new(NoServiceAccounts));
+    let runs = Arc::clone(&metrics) as Arc<dyn Runs>;
+    let provider = Arc::new(Plugins::new(vec![plugin]).told(&runs));
+    let always = Verification::parse("AlwaysVerify", []).unwrap();
+    Node::build(Parts {
+        credentials: larder::credentials::Sources::new(NodeFiles::none(), vec![provider]),
+        metrics,
+        records: Some(Arc::new(ImageRecords::open(&folder.path().join("records"), always).unwrap())),
+        ..testing::parts(backend, folder.path(), Some(disk), |_| ())
+    })
 }
 
 /// The sum of a metric's samples.
@@ -66,6 +101,11 @@ async fn each_documented_metric_is_served_and_all_that_count_move() {
     };
     assert!(ensure("a:1").await.is_ok());
     assert!(ensure("b:1").await.is_err());
+    assert!(ensure("r.example/private:1").await.is_err());
+    let request = EnsureRequest::new("a:1", PullPolicy::IfNotPresent, Pod::default());
+    node.manager.ensure(&request).await.unwrap();
+    // The simulated clock does not wait for the thread that writes intents: this one is there before it moves.
+    node.records.as_ref().unwrap().record_pull_intent("d:1").await.unwrap();
     backend.add_image("old:1", image("sha256:9", 50));
     let swept = node.collector.round(Goal::AllUnused).await;
     assert_eq!(swept.report.swept.len(), 1, "{swept:?}");
@@ -73,14 +113,22 @@ async fn each_documented_metric_is_served_and_all_that_count_move() {
         () = node.run() => unreachable!("it runs until dropped"),
         _ = ensure("c:1") => unreachable!("it takes an hour"),
         page = async {
+            while node.manager.pulls().is_empty() {
+                tokio::task::yield_now().await; // the clock stands still
+            }
             tokio::time::sleep(Duration::from_secs(60)).await;
             node.metrics.text(&node, &connections).unwrap()
         } => page,
     };
     assert!(page.ends_with("# EOF\n"), "{page}");
     // Nobody is connected, all rounds succeed, and the fake tells no bytes.
-    let still =
-        ["larder_connections", "larder_calls", "larder_gc_failures_in_a_row", "larder_pull_fetched_bytes"];
+    let still = [
+        "larder_connections",
+        "larder_calls",
+        "larder_gc_failures_in_a_row",
+        "larder_pull_fetched_bytes",
+        "kubelet_imagemanager_inmemory_pulledrecords_usage_percent", // of 128 MiB
+    ];
     let of_the_store = |name: &str| OF_THE_STORE.iter().any(|prefix| name.starts_with(prefix));
     for metric in DOCUMENTED.iter().filter(|metric| !of_the_store(metric.name)) {
         let found = value(&page, metric).unwrap_or_else(|| panic!("{} is not served:\n{page}", metric.name));

@@ -4,8 +4,11 @@ use std::ffi::OsString;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::PathBuf;
 use std::process::ExitStatus;
+use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
+use tokio::time::Instant;
 use zeroize::Zeroizing;
 
 use super::config::ProviderConfig;
@@ -18,6 +21,29 @@ use crate::credentials::program::{self, Program};
 pub trait Execute: Send + Sync {
     /// One answer. Dropping the future ends the run.
     async fn execute(&self, request: &Request) -> Result<Response, ExecError>;
+}
+
+/// Hears of each run of a provider. Called in the middle of things: it must be quick.
+pub trait Runs: Send + Sync {
+    /// A run ended, well or not.
+    fn ran(&self, provider: &str, took: Duration, failed: bool);
+}
+
+/// A program whose runs are told.
+pub(super) struct Told {
+    pub(super) name: String,
+    pub(super) program: Arc<dyn Execute>,
+    pub(super) runs: Arc<dyn Runs>,
+}
+
+#[async_trait]
+impl Execute for Told {
+    async fn execute(&self, request: &Request) -> Result<Response, ExecError> {
+        let began = Instant::now();
+        let result = self.program.execute(request).await;
+        self.runs.ran(&self.name, began.elapsed(), result.is_err());
+        result
+    }
 }
 
 /// Why a run gave no credentials. What the program wrote is not shown: it may be a password.

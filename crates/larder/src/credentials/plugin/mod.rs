@@ -25,7 +25,7 @@ use futures_util::future;
 
 pub use accounts::{NoServiceAccounts, ServiceAccount, ServiceAccounts, TokenRequest};
 pub use config::{ConfigDocument, Decoder, LoadError, Loaded, ProviderConfig, TokenAttributes, load};
-pub use exec::{ExecError, Execute, ProviderProgram, environment};
+pub use exec::{ExecError, Execute, ProviderProgram, Runs, environment};
 pub use keys::{GLOBAL, account_key, cache_key, flight_key, registry_of, token_hash};
 pub use provider::{Plugin, ProvideError, Provided};
 pub use validate::problems;
@@ -76,6 +76,7 @@ impl PluginsError {
 /// All providers of a configuration, as one source of credentials.
 pub struct Plugins {
     plugins: Vec<Plugin>,
+    config_hash: String,
 }
 
 impl Plugins {
@@ -96,12 +97,25 @@ impl Plugins {
             program.check().map_err(|cause| PluginsError::Program { name: provider.name.clone(), cause })?;
             Ok(Plugin::new(provider, Arc::new(program), Arc::clone(accounts)))
         };
-        Ok(Plugins { plugins: loaded.providers.iter().map(plugin).collect::<Result<_, PluginsError>>()? })
+        let plugins = loaded.providers.iter().map(plugin).collect::<Result<_, PluginsError>>()?;
+        Ok(Plugins { plugins, config_hash: loaded.hash })
     }
 
     /// These, in the order in which their credentials count.
     pub fn new(plugins: Vec<Plugin>) -> Plugins {
-        Plugins { plugins }
+        Plugins { plugins, config_hash: String::new() }
+    }
+
+    /// The same, with each run told.
+    #[must_use]
+    pub fn told(mut self, runs: &Arc<dyn Runs>) -> Plugins {
+        self.plugins = self.plugins.into_iter().map(|plugin| plugin.told(runs)).collect();
+        self
+    }
+
+    /// `sha256:` of the configuration that they were made of, as kubelet's metric has it; empty without one.
+    pub fn config_hash(&self) -> &str {
+        &self.config_hash
     }
 
     /// The names of those that are asked for a repository.

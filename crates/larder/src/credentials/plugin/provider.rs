@@ -11,7 +11,7 @@ use tokio::time::Instant;
 use super::accounts::{ServiceAccount, ServiceAccounts, TokenRequest};
 use super::cache::Cache;
 use super::config::{ProviderConfig, TokenAttributes};
-use super::exec::{ExecError, Execute};
+use super::exec::{ExecError, Execute, Runs, Told};
 use super::keys::{self, GLOBAL};
 use super::wire::{Request, Response};
 use crate::config::GoDuration;
@@ -106,6 +106,13 @@ impl Plugin {
             cache: Mutex::new(Cache::new(Instant::now())),
             runs: Mutex::default(),
         }
+    }
+
+    /// The same, with its runs told.
+    #[must_use]
+    pub(super) fn told(self, runs: &Arc<dyn Runs>) -> Plugin {
+        let (name, runs) = (self.name.clone(), Arc::clone(runs));
+        Plugin { program: Arc::new(Told { name, program: self.program, runs }), ..self }
     }
 
     /// Its name.
