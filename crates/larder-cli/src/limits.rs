@@ -1,6 +1,6 @@
 //! What the kernel allows this process.
 
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{DumpableBehavior, Resource, Rlimit, getrlimit, set_dumpable_behavior, setrlimit};
 
 /// Takes as many open files as may be had without asking anybody: shells and services start programs with the 1,024 that
 /// `select` knows, which is few for a daemon with many connections and layers.
@@ -11,6 +11,14 @@ pub(crate) fn raise_open_files() {
         && let Err(error) = setrlimit(Resource::Nofile, raised)
     {
         tracing::debug!(%error, "the limit of open files stays as it is");
+    }
+}
+
+/// Keeps the memory of this process, which holds passwords and tokens, out of core files, and from debuggers of others than
+/// root.
+pub(crate) fn forbid_core_files() {
+    if let Err(error) = set_dumpable_behavior(DumpableBehavior::NotDumpable) {
+        tracing::warn!("a core file of larder would hold passwords, and cannot be forbidden: {error}");
     }
 }
 

@@ -42,6 +42,7 @@ fn main() -> ExitCode {
         Err(usage) => return finish(&out, explain(&out, &usage)),
     };
     log::start(Arc::clone(&out), cli.connection.verbose);
+    limits::forbid_core_files();
     limits::raise_open_files();
     let outcome = commands::run(cli, &out).unwrap_or_else(|failure| failure.print(&out));
     finish(&out, outcome)

@@ -15,6 +15,7 @@ use larder::pull::{
     EnsureLabels, EnsureRequest, ManagedBackend, Manager, OverRate, Phase, PullConfig, PullMetrics,
     PullPolicy,
 };
+use larder::records::{ImageRecords, Verification};
 use larder_testkit::fake_backend::{Call, FakeBackend, Pull, error, image};
 use tokio::task::JoinHandle;
 use tokio::time::advance;
@@ -396,4 +397,25 @@ async fn one_removal_at_a_time_has_the_gate() {
     assert!(gate.begin_removal("sha256:a").is_none());
     drop(second);
     assert!(gate.begin_removal("sha256:a").is_some());
+}
+
+#[tokio::test]
+async fn an_image_that_came_with_a_credential_of_nobody_known_is_for_who_shows_one() {
+    let folder = tempfile::tempdir().unwrap();
+    let records = Arc::new(ImageRecords::open(folder.path(), Verification::default()).unwrap());
+    let backend = FakeBackend::new();
+    backend.on_pull_of(APP, Pull::ok("sha256:app", 7));
+    let manager = Manager::builder(Arc::new(backend.clone())).records(records.clone()).build();
+    let (spec, wants) =
+        (ImageSpec::named(APP), EnsureRequest { policy: PullPolicy::Never, ..pod(Some("bob")) });
+    manager.pull_through(spec.clone(), Some(login("bob")), None).await.unwrap();
+    assert_eq!(records.on_disk().unwrap(), (0, 1), "the intent is closed");
+    assert!(manager.ensure(&wants).await.is_err(), "it does not count as preloaded");
+    backend.on_pull_of(APP, Pull::ok("sha256:app", 7));
+    manager.ensure(&pod(Some("bob"))).await.unwrap();
+    manager.ensure(&wants).await.unwrap();
+
+    backend.on_pull_of(APP, Pull::ok("sha256:open", 7));
+    manager.pull_through(spec, None, None).await.unwrap();
+    manager.ensure(&EnsureRequest { policy: PullPolicy::Never, ..pod(None) }).await.unwrap();
 }

@@ -162,6 +162,7 @@ struct Used {
 fn recorded_credentials(input: Used) -> Value {
     let used = input.used.map(Credential::from);
     let recorded = match RecordedCredentials::of(used.as_ref()) {
+        RecordedCredentials::Nobody => Value::Null,
         RecordedCredentials::NodePodsAccessible => json!({"nodePodsAccessible": true}),
         RecordedCredentials::Secret(secret, hash) => json!({"kubernetesSecrets": [hashed(&secret, &hash)]}),
         RecordedCredentials::ServiceAccount(account) => {

@@ -2,7 +2,7 @@
 
 use super::ensure::{EnsureError, EnsureReason, EnsureRequest};
 use crate::gotext;
-use crate::records::{PullRecords, RecordedCredentials};
+use crate::records::{PullRecords, RecordedCredentials, RecordsError};
 
 /// A recorded intent to pull. Unless [`pulled`](Intent::pulled) closes it, it counts as failed, also when the caller
 /// goes away in the middle.
@@ -18,14 +18,22 @@ impl<'a> Intent<'a> {
         request: &'a EnsureRequest,
     ) -> Result<Self, EnsureError> {
         let image = request.image.as_str();
+        Intent::begin(records, image).await.map_err(|error| {
+            let message = format!(
+                "Failed to record image pull intent for container image {}: {error}",
+                gotext::quote(image)
+            );
+            EnsureError::new(EnsureReason::Other(error.to_string()), message)
+        })
+    }
+
+    /// The same for who is no pod.
+    pub(super) async fn begin(
+        records: Option<&'a dyn PullRecords>,
+        image: &'a str,
+    ) -> Result<Self, RecordsError> {
         if let Some(records) = records {
-            records.record_pull_intent(image).await.map_err(|error| {
-                let message = format!(
-                    "Failed to record image pull intent for container image {}: {error}",
-                    gotext::quote(image)
-                );
-                EnsureError::new(EnsureReason::Other(error.to_string()), message)
-            })?;
+            records.record_pull_intent(image).await?;
         }
         Ok(Intent { records, image })
     }

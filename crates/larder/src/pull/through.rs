@@ -2,12 +2,14 @@
 
 use tokio::time::Instant;
 
+use super::intent::Intent;
 use super::manager::Manager;
 use super::puller::{Job, PullerError, Whose};
 use super::turns::Urgency;
 use crate::backend::{BackendError, CallErrorKind, ImageSpec};
 use crate::credentials::Credential;
 use crate::pod::SandboxConfig;
+use crate::records::RecordedCredentials;
 use crate::reference;
 
 impl Manager {
@@ -16,7 +18,8 @@ impl Manager {
     /// It is one more caller of the same flights, turns, rate and leases as those of [`ensure`](Manager::ensure), and
     /// shows on the same board. It shows nothing to the registry but the credential it brings, whose source is not
     /// looked at; a success with it serves those who hold it, too. There is no back-off and no event. Dropping the
-    /// future abandons the pull, which ends it unless others wait for it.
+    /// future abandons the pull, which ends it unless others wait for it. Records say that the image was pulled here, and
+    /// trust nobody because of it, unless the pull was anonymous: nobody says whose the credential is.
     ///
     /// Fails as the backend failed, with kind and hint.
     pub async fn pull_through(
@@ -30,12 +33,22 @@ impl Manager {
             kind: CallErrorKind::Other,
             hint: error.hint(),
         })?;
+        let asked = spec.image.clone();
         let spec = ImageSpec { image, ..spec };
+        let intent = Intent::begin(self.records.as_deref(), &asked).await.map_err(|error| {
+            let message = error.to_string();
+            BackendError::Call { message, kind: CallErrorKind::Other, hint: None }
+        })?;
         let credentials = credential.into_iter().collect();
         let job = Job { spec, credentials, sandbox, whose: Whose::Caller, urgency: Urgency::new(true) };
         let start = Instant::now();
         let landed = self.fly(&job).await;
         let pulled = landed.result.pulled.as_ref().map_err(PullerError::as_of_backend)?;
+        let whose = match pulled.credential {
+            None => RecordedCredentials::NodePodsAccessible,
+            Some(_) => RecordedCredentials::Nobody,
+        };
+        intent.pulled(&pulled.image_ref, &whose).await;
         if let Some(metrics) = &self.metrics {
             metrics.image_pulled(landed.result.size_bytes, start.elapsed());
         }

@@ -73,7 +73,7 @@ pub(super) struct Folder {
 /// The turn of this process; ends when it is dropped.
 #[derive(Debug)]
 pub(super) struct Turn {
-    _lock: fs_err::File,
+    _lock: std::fs::File,
 }
 
 /// An intent of this process; ends when it is dropped.
@@ -118,8 +118,9 @@ impl Folder {
     pub(super) fn turn(&self) -> io::Result<Turn> {
         self.make()?;
         let path = self.root.join("lock");
-        let mut options = fs_err::OpenOptions::new();
-        let lock = options.create(true).truncate(false).write(true).open(&path)?;
+        let mut options = OpenOptions::new();
+        options.mode(0o600).create(true).truncate(false).write(true);
+        let lock = options.open(&path).map_err(|error| named(&error, &path))?;
         rustix::fs::flock(&lock, FlockOperation::LockExclusive)?;
         Ok(Turn { _lock: lock })
     }

@@ -42,7 +42,9 @@ impl Index {
 /// The hash of some texts, one after the other.
 pub(super) fn hash_of(texts: &[&str]) -> u64 {
     let mut folding = Folding::default();
-    texts.iter().for_each(|text| folding.write(text.as_bytes()));
+    for text in texts {
+        folding.write(text.as_bytes());
+    }
     folding.finish()
 }
 

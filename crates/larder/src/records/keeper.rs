@@ -413,6 +413,7 @@ impl Hook for ImageRecords {
 impl From<&RecordedCredentials> for Access {
     fn from(credentials: &RecordedCredentials) -> Access {
         match credentials {
+            RecordedCredentials::Nobody => Access::default(),
             RecordedCredentials::NodePodsAccessible => Access::node(),
             RecordedCredentials::Secret(at, hash) => Access {
                 secrets: vec![RecordedSecret { at: at.clone(), hash: hash.clone() }],

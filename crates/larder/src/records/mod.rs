@@ -70,6 +70,8 @@ pub struct RecordsError(pub String);
 /// What is remembered of the credential that a pull succeeded with.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RecordedCredentials {
+    /// A credential, and nobody knows whose: who wants the image has to show one of their own.
+    Nobody,
     /// No credential, or one that belongs to the node: every pod on the node may use the image.
     NodePodsAccessible,
     /// A pull secret, with the hash of what it held.

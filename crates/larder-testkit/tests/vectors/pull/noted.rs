@@ -124,6 +124,7 @@ impl PullRecords for Records {
 
     async fn record_image_pulled(&self, image: &str, image_ref: &str, credentials: &RecordedCredentials) {
         let credentials = match credentials {
+            RecordedCredentials::Nobody => json!({}),
             RecordedCredentials::NodePodsAccessible => json!({"nodePodsAccessible": true}),
             RecordedCredentials::Secret(at, hash) => json!({"kubernetesSecrets": [
                 {"uid": at.uid, "namespace": at.namespace, "name": at.name, "credentialHash": hash}]}),
