@@ -9,7 +9,7 @@ use super::turns::Urgency;
 use crate::backend::{BackendError, CallErrorKind, ImageSpec};
 use crate::credentials::Credential;
 use crate::pod::SandboxConfig;
-use crate::records::RecordedCredentials;
+use crate::records::{RecordedCredentials, RecordsError};
 use crate::reference;
 
 impl Manager {
@@ -35,10 +35,8 @@ impl Manager {
         })?;
         let asked = spec.image.clone();
         let spec = ImageSpec { image, ..spec };
-        let intent = Intent::begin(self.records.as_deref(), &asked).await.map_err(|error| {
-            let message = error.to_string();
-            BackendError::Call { message, kind: CallErrorKind::Other, hint: None }
-        })?;
+        let intent =
+            Intent::begin(self.records.as_deref(), &asked).await.map_err(|error| no_intent(&error))?;
         let credentials = credential.into_iter().collect();
         let job = Job { spec, credentials, sandbox, whose: Whose::Caller, urgency: Urgency::new(true) };
         let start = Instant::now();
@@ -54,4 +52,17 @@ impl Manager {
         }
         Ok(pulled.image_ref.clone())
     }
+}
+
+/// A pull that must not start, since it could not be noted before.
+fn no_intent(error: &RecordsError) -> BackendError {
+    // Records tell their trouble as text alone.
+    let full = error.0.contains("No space left on device");
+    let (kind, hint) = if full {
+        (CallErrorKind::NoRoom, Some("no room is free where larder keeps its state: larder gc makes some"))
+    } else {
+        (CallErrorKind::Other, None)
+    };
+    let message = if full { format!("{error}: no space is free for it") } else { error.to_string() };
+    BackendError::Call { message, kind, hint }
 }
