@@ -17,7 +17,7 @@ use larder_testkit::fake_backend::{FakeBackend, Pull, image};
 
 use super::documented::{self, DOCUMENTED, Kind};
 use super::*;
-use crate::serve::node::Node;
+use crate::serve::node::{Node, Parts};
 use crate::serve::testing;
 
 /// What only the embedded store can tell; a scenario looks at it there.
