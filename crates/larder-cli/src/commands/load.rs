@@ -44,8 +44,14 @@ pub(super) async fn run(args: &LoadArgs, connection: &Connection, out: &Out) -> 
                 tell_of_names(file, base.as_ref(), &images, out);
                 loaded.extend(images.into_iter().map(Loaded::from));
             }
-            Err(failure) if failure.outcome() == Outcome::Unreachable => return Err(failure),
-            Err(failure) => outcome = outcome.max(failure.about(file.display()).print(out)),
+            Err(failure) => {
+                let ended = failure.about(file.display()).print(out);
+                outcome = outcome.max(ended);
+                // Without a daemon the rest has no better chance.
+                if ended == Outcome::Unreachable {
+                    break;
+                }
+            }
         }
     }
     if let Target::Store(store) = target {

@@ -9,12 +9,13 @@ use std::thread;
 
 use futures_util::Stream;
 use larder_control::v1alpha1::LoadRequest;
+use larder_store::store::import::files_of;
 use tokio::sync::mpsc;
 
-/// Bytes of one piece.
-const PIECE: usize = 256 << 10;
+/// Bytes of one piece: so much of each message the daemon takes however busy it is.
+const PIECE: usize = 48 << 10;
 /// Pieces that wait to be sent.
-const AHEAD: usize = 4;
+const AHEAD: usize = 16;
 
 /// The messages of one call.
 pub(crate) struct Parcel(mpsc::Receiver<LoadRequest>);
@@ -67,10 +68,9 @@ fn pack(file: &Path, into: &mut Pieces) -> io::Result<()> {
         return io::copy(&mut opened, into).map(drop);
     }
     let mut archive = tar::Builder::new(into);
-    for name in ["oci-layout", "index.json"] {
-        archive.append_path_with_name(file.join(name), name)?;
+    for (name, path) in files_of(file)? {
+        archive.append_path_with_name(path, name)?;
     }
-    archive.append_dir_all("blobs", file.join("blobs"))?;
     archive.finish()
 }
 

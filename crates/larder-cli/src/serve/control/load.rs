@@ -2,25 +2,40 @@
 //! images need is checked by the store, as of a file; and the store leases them, so that collection leaves them alone.
 
 use std::io::{self, Read};
+use std::time::Duration;
 
+use futures_util::{Stream, StreamExt as _};
+use larder::gotext;
 use larder_control::v1alpha1 as api;
 use larder_store::store::import::ImportFrom;
-use tokio::sync::mpsc;
-use tonic::{Status, Streaming};
+use tokio::sync::{Semaphore, mpsc};
+use tokio::time;
+use tonic::Status;
 
 use crate::commands::load;
 use crate::failure::Failure;
 use crate::serve::node::Node;
 
+/// How many archives are loaded at once. Each has a thread.
+pub(super) const AT_ONCE: usize = 4;
 /// Pieces that wait for the store.
 const AHEAD: usize = 4;
+/// The most that one piece may have, in bytes.
+const MAX_PIECE: usize = 1 << 20;
+/// How long the next piece may take: whoever makes the archive may need a while to begin.
+const SILENCE: Duration = Duration::from_secs(600);
 
+/// Loads what comes; `turns` are [`AT_ONCE`].
 pub(super) async fn load(
     node: &Node,
-    mut pieces: Streaming<api::LoadRequest>,
-) -> Result<api::LoadResponse, Status> {
+    turns: &Semaphore,
+    mut pieces: impl Stream<Item = Result<api::LoadRequest, Status>> + Unpin,
+) -> Result<Vec<api::LoadedImage>, Status> {
     let store = super::own_store(node)?;
-    let Some(first) = pieces.message().await? else {
+    let Ok(_turn) = turns.try_acquire() else {
+        return Err(Status::resource_exhausted(format!("{AT_ONCE} archives are being loaded already")));
+    };
+    let Some(first) = next(&mut pieces).await? else {
         return Err(Failure::bad_input("nothing was sent").hint("send an archive, in pieces").into());
     };
     let name = Some(first.name).filter(|name| !name.is_empty());
@@ -28,22 +43,46 @@ pub(super) async fn load(
     let (feed, arriving) = mpsc::channel(AHEAD);
     let arriving = Arriving { pieces: arriving, piece: first.piece, at: 0 };
     let feeding = async {
-        while let Some(piece) = pieces.message().await.transpose() {
-            let is_last = piece.is_err();
-            let piece = piece.map(|next| next.piece).map_err(|_| io::ErrorKind::ConnectionReset.into());
-            if feed.send(piece).await.is_err() || is_last {
-                break;
+        loop {
+            match next(&mut pieces).await {
+                Ok(Some(piece)) => {
+                    if feed.send(Ok(piece.piece)).await.is_err() {
+                        break;
+                    }
+                }
+                Ok(None) => break,
+                Err(status) => {
+                    // The store is not to take a part for the whole.
+                    let _ = feed.send(Err(io::ErrorKind::ConnectionReset.into())).await;
+                    return status;
+                }
             }
         }
         drop(feed);
-        // What is there then is up to the store.
-        std::future::pending::<()>().await;
+        // What is there now is up to the store.
+        std::future::pending().await
     };
-    let images = tokio::select! {
-        loaded = load::load(store, ImportFrom::Stream(Box::new(arriving)), name) => loaded?,
-        () = feeding => Vec::new(),
-    };
-    Ok(api::LoadResponse { images })
+    tokio::select! {
+        loaded = load::load(store, ImportFrom::Stream(Box::new(arriving)), name) => Ok(loaded?),
+        status = feeding => Err(status),
+    }
+}
+
+async fn next(
+    pieces: &mut (impl Stream<Item = Result<api::LoadRequest, Status>> + Unpin),
+) -> Result<Option<api::LoadRequest>, Status> {
+    let next = time::timeout(SILENCE, pieces.next()).await.map_err(|_| {
+        let silence = gotext::duration(SILENCE);
+        Failure::unreachable(format!("nothing came of the archive for {silence}"))
+            .hint("see whether what writes it still runs")
+    })?;
+    let piece = next.transpose()?;
+    match piece.as_ref().map(|piece| piece.piece.len()) {
+        Some(bytes) if bytes > MAX_PIECE => {
+            Err(Failure::bad_input(format!("a piece of {bytes} bytes; at most {MAX_PIECE} are taken")).into())
+        }
+        _ => Ok(piece),
+    }
 }
 
 /// What has arrived, as the store reads it on a thread that may block.
@@ -65,5 +104,59 @@ impl Read for Arriving {
         into[..read].copy_from_slice(&left[..read]);
         self.at += read;
         Ok(read)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::stream;
+    use larder_testkit::fake_backend::FakeBackend;
+    use tonic::Code;
+
+    use super::*;
+    use crate::serve::node::{Backed, Parts};
+    use crate::serve::testing;
+    use crate::store;
+
+    fn piece(bytes: usize) -> api::LoadRequest {
+        api::LoadRequest { name: String::new(), piece: vec![0; bytes] }
+    }
+
+    fn node(folder: &tempfile::TempDir) -> Node {
+        let parts = testing::parts(&FakeBackend::new(), folder.path(), None, |_| ());
+        let registries = store::registries(None).unwrap();
+        let store = store::open_or_make(&folder.path().join("store"), registries).unwrap();
+        Node::build(Parts { chosen: Backed { store: Some(store), ..parts.chosen }, ..parts })
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_that_breaks_is_told_as_it_broke() {
+        let folder = tempfile::tempdir().unwrap();
+        let (node, turns) = (node(&folder), Semaphore::new(1));
+        let then = |last| stream::iter([Ok(piece(100)), last]).chain(stream::pending());
+        let busy = load(&node, &turns, then(Err(Status::resource_exhausted("busy")))).await.unwrap_err();
+        assert_eq!((busy.code(), busy.message()), (Code::ResourceExhausted, "busy"));
+        let large = load(&node, &turns, then(Ok(piece(MAX_PIECE + 1)))).await.unwrap_err();
+        assert_eq!(large.code(), Code::InvalidArgument);
+        let waiting = load(&node, &turns, then(Ok(piece(100))));
+        let (silent, ()) = tokio::join!(waiting, time::advance(SILENCE));
+        assert_eq!(silent.unwrap_err().message(), "nothing came of the archive for 10m0s");
+        let empty = load(&node, &turns, stream::empty()).await.unwrap_err();
+        assert_eq!(empty.message(), "nothing was sent");
+    }
+
+    #[tokio::test]
+    async fn one_more_than_a_few_is_refused_and_not_kept_waiting() {
+        let folder = tempfile::tempdir().unwrap();
+        let (node, turns) = (node(&folder), Semaphore::new(1));
+        let first = load(&node, &turns, stream::pending());
+        tokio::select! {
+            biased;
+            ended = first => panic!("{ended:?}"),
+            second = load(&node, &turns, stream::pending()) => {
+                assert_eq!(second.unwrap_err().code(), Code::ResourceExhausted);
+            }
+        }
+        assert_eq!(turns.available_permits(), 1);
     }
 }

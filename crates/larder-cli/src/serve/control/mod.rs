@@ -20,7 +20,7 @@ use larder_control::v1alpha1 as api;
 use larder_control::v1alpha1::control_server::{Control, ControlServer};
 use larder_store::backend::StoreBackend;
 use larder_store::store::Store;
-use tokio::sync::watch;
+use tokio::sync::{Semaphore, watch};
 use tokio::task::spawn_blocking;
 use tonic::{Request, Response, Status, Streaming};
 
@@ -45,6 +45,8 @@ struct Shared {
     socket: Option<PathBuf>,
     /// Says that the daemon is to stop.
     stop: watch::Receiver<bool>,
+    /// Turns of loads.
+    loads: Semaphore,
 }
 
 /// The service, ready to be put behind its path.
@@ -54,7 +56,8 @@ pub(in crate::serve) fn service(
     socket: Option<PathBuf>,
     stop: watch::Receiver<bool>,
 ) -> ControlServer<Service> {
-    let shared = Shared { node, connections, socket, stop };
+    let loads = Semaphore::new(load::AT_ONCE);
+    let shared = Shared { node, connections, socket, stop, loads };
     ControlServer::new(Service(Arc::new(shared)))
         .max_decoding_message_size(MAX_MESSAGE_BYTES)
         .max_encoding_message_size(MAX_MESSAGE_BYTES)
@@ -212,7 +215,8 @@ impl Control for Service {
     }
 
     async fn load(&self, request: Request<Streaming<api::LoadRequest>>) -> Answer<api::LoadResponse> {
-        Ok(Response::new(load::load(self.node(), request.into_inner()).await?))
+        let images = load::load(self.node(), &self.0.loads, request.into_inner()).await?;
+        Ok(Response::new(api::LoadResponse { images }))
     }
 
     async fn mount(&self, request: Request<api::MountRequest>) -> Answer<api::MountResponse> {

@@ -167,6 +167,9 @@ fn archives_are_loaded_by_the_daemon_as_without_one() {
             .status();
         assert!(skopeo.unwrap().success(), "{to}");
     }
+    fs_err::create_dir(at("unpacked")).unwrap();
+    let tar = Command::new("tar").args(["-xf", &at("docker.tar"), "-C", &at("unpacked")]).status();
+    assert!(tar.unwrap().success());
     let whole = fs_err::read(at("docker.tar")).unwrap();
     fs_err::write(at("half.tar"), &whole[..whole.len() / 2]).unwrap();
     fs_err::write(at("bad.tar"), "not an archive").unwrap();
@@ -177,6 +180,7 @@ fn archives_are_loaded_by_the_daemon_as_without_one() {
         &["images"],
         &["load", &at("bad.tar"), &at("docker.tar")],
         &["load", "-o", "json", &at("docker.tar")],
+        &["load", &at("unpacked")],
         &["load", &at("layout")],
         &["load", &at("layout"), "--name", "registry.example/shop/layout"],
         &["load", &at("docker.tar"), "--name", "registry.example/shop/other:1"],

@@ -91,21 +91,9 @@ impl Entries {
         Ok(entries)
     }
 
-    /// A folder, two levels deep below `blobs` and one elsewhere: no layout has more.
     fn add_folder(&mut self, root: &Path) -> Result<(), ImportError> {
-        let mut waiting = vec![(root.to_owned(), String::new(), 0)];
-        while let Some((folder, prefix, depth)) = waiting.pop() {
-            for entry in fs_err::read_dir(&folder).map_err(file(&folder))? {
-                let path = entry.map_err(file(&folder))?.path();
-                let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
-                let name = format!("{prefix}{name}");
-                let metadata = fs_err::symlink_metadata(&path).map_err(file(&path))?;
-                if metadata.is_dir() && depth < 2 {
-                    waiting.push((path, format!("{name}/"), depth + 1));
-                } else if metadata.is_file() {
-                    self.add(name, Place::File(path))?;
-                }
-            }
+        for (name, path) in files_of(root).map_err(file(root))? {
+            self.add(name, Place::File(path))?;
         }
         Ok(())
     }
@@ -361,6 +349,29 @@ impl Drop for Spool {
         let _ = self.store.discard(&self.folder);
         self.store.trash.kick();
     }
+}
+
+/// The files in a folder by their names in it, two levels deep: no layout, and nothing that `docker save` wrote, has more.
+pub fn files_of(root: &Path) -> io::Result<Vec<(String, PathBuf)>> {
+    let mut files = Vec::new();
+    let mut waiting = vec![(root.to_owned(), String::new(), 0)];
+    while let Some((folder, prefix, depth)) = waiting.pop() {
+        for entry in fs_err::read_dir(&folder)? {
+            let path = entry?.path();
+            let Some(name) = path.file_name().and_then(|name| name.to_str()) else { continue };
+            let name = format!("{prefix}{name}");
+            let metadata = fs_err::symlink_metadata(&path)?;
+            if metadata.is_dir() && depth < 2 {
+                waiting.push((path, format!("{name}/"), depth + 1));
+            } else if metadata.is_file() {
+                files.push((name, path));
+            }
+            if files.len() > MAX_ENTRIES {
+                return Ok(files);
+            }
+        }
+    }
+    Ok(files)
 }
 
 /// Digests that a list names more than once are there once.

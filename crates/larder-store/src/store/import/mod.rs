@@ -25,6 +25,7 @@ use std::sync::Arc;
 
 use larder::reference::{Digest, Reference};
 
+pub use entries::files_of;
 pub use error::ImportError;
 
 use self::entries::{Entries, Known};
