@@ -130,6 +130,7 @@ fn scene(images: &[Image], records: &Records, uses: &Uses, layers: Layers) -> Sc
     Scene {
         now: Stamp(NOW),
         began: Stamp(0),
+        watched: Stamp(0),
         images: images.iter().map(subject).collect(),
         layers,
         disk: Some(disk),
@@ -207,6 +208,13 @@ fn planned(
             failed: None,
         });
     }
-    let scene = Scene { now: Stamp(NOW), began: Stamp(0), images: subjects, layers, disk: Some(disk) };
+    let scene = Scene {
+        now: Stamp(NOW),
+        began: Stamp(0),
+        watched: Stamp(0),
+        images: subjects,
+        layers,
+        disk: Some(disk),
+    };
     plan(&scene, policy, Goal::Thresholds)
 }

@@ -287,6 +287,13 @@ pub enum Unreachable {
         /// What the server reported.
         detail: String,
     },
+    /// What is wrong in the words of another kind of backend, and what could be tried next.
+    Told {
+        /// What is wrong.
+        problem: String,
+        /// What the reader could try next.
+        hint: &'static str,
+    },
     /// Any other trouble with the connection.
     Broken {
         /// What the system reported.
@@ -310,6 +317,7 @@ impl Unreachable {
             Unreachable::NotCri { .. } => {
                 "enable the CRI plugin (containerd: remove \"cri\" from disabled_plugins), or name another socket"
             }
+            Unreachable::Told { hint, .. } => hint,
             Unreachable::Broken { .. } => "see the runtime's log",
         }
     }
@@ -327,6 +335,7 @@ impl fmt::Display for Unreachable {
             }
             Unreachable::NotGrpc { detail } => write!(f, "what answers does not speak gRPC ({detail})"),
             Unreachable::NotCri { detail } => write!(f, "the server does not offer CRI v1 ({detail})"),
+            Unreachable::Told { problem, .. } => f.write_str(problem),
             Unreachable::Broken { detail } => f.write_str(detail),
         }
     }

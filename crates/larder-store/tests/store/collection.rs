@@ -22,7 +22,14 @@ fn scene(store: &Store) -> Scene {
         failed: None,
     };
     let images = store.list().unwrap().into_iter().map(subject).collect();
-    Scene { now: Stamp(1_000_000), began: Stamp(0), images, layers: store.sharing().unwrap(), disk: None }
+    Scene {
+        now: Stamp(1_000_000),
+        began: Stamp(0),
+        watched: Stamp(0),
+        images,
+        layers: store.sharing().unwrap(),
+        disk: None,
+    }
 }
 
 /// What lies in the folders of layers, blobs and copies of records, counted from outside.

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::collector::Collector;
 use super::disk::{BackendDisk, Measure};
+use super::feed::UseFeed;
 use super::gate::Gate;
 use super::history::History;
 use super::layers::LayerSource;
@@ -29,6 +30,7 @@ pub(super) struct Parts {
     pub(super) disk: Arc<dyn Measure>,
     pub(super) sources: Vec<Arc<dyn UseSource>>,
     pub(super) layers: Option<Arc<dyn LayerSource>>,
+    pub(super) feed: Option<Arc<dyn UseFeed>>,
     pub(super) store: Arc<dyn RecordStore>,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) events: Arc<dyn EventSink>,
@@ -50,6 +52,7 @@ impl CollectorBuilder {
             disk: Arc::new(BackendDisk::new(backend.clone())),
             sources: vec![Arc::new(BackendUses::new(backend.clone()))],
             layers: None,
+            feed: None,
             store: Arc::new(MemoryStore::default()),
             clock: Arc::new(SystemClock::new()),
             events: Arc::new(LogSink),
@@ -87,6 +90,13 @@ impl CollectorBuilder {
     #[must_use]
     pub fn layers(mut self, layers: Arc<dyn LayerSource>) -> Self {
         self.0.layers = Some(layers);
+        self
+    }
+
+    /// Who knows what happened between two looks.
+    #[must_use]
+    pub fn feed(mut self, feed: Arc<dyn UseFeed>) -> Self {
+        self.0.feed = Some(feed);
         self
     }
 

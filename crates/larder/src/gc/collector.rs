@@ -9,6 +9,7 @@ use super::builder::Parts;
 pub use super::builder::{CollectorBuilder, Hook};
 use super::disk;
 use super::error::GcError;
+use super::feed::Sighting;
 use super::hand::Hand;
 use super::keep::{self, KeepWarning};
 use super::layers::Layers;
@@ -289,11 +290,23 @@ impl Collector {
             _ => Layers::unknown(),
         };
         let uses = Uses::of(found, &images, policy.uses);
+        let happened = self.sightings(&images).await;
         let now = parts.clock.read();
         records.observe(&images, &uses, &now, policy.clock);
+        records.sighted(&happened, now.wall);
         self.save(records);
         let subjects = self.subjects(records, &images, &uses);
-        Ok(Scene { now: now.wall, began: self.began, images: subjects, layers, disk: None })
+        let (began, watched) = (self.began, records.watched().unwrap_or(now.wall));
+        Ok(Scene { now: now.wall, began, watched, images: subjects, layers, disk: None })
+    }
+
+    /// What happened since the last look. Who cannot tell keeps nothing from being collected: what is used now is known.
+    async fn sightings(&self, images: &[Image]) -> Vec<Sighting> {
+        let Some(feed) = &self.parts.feed else { return Vec::new() };
+        feed.sightings(images).await.unwrap_or_else(|error| {
+            tracing::warn!("what was used since the last look is not known: {error}");
+            Vec::new()
+        })
     }
 
     fn subjects(&self, records: &Records, images: &[Image], uses: &Uses) -> Vec<Subject> {

@@ -2,6 +2,7 @@
 
 mod abandoned;
 mod clocks;
+mod feed;
 mod loops;
 mod plans;
 mod race;

@@ -159,7 +159,14 @@ impl Case {
             minimum_age: Duration::from_millis(MINIMUM_AGE.unsigned_abs()),
             ..GcPolicy::default()
         };
-        let scene = Scene { now: Stamp(NOW), began: Stamp(0), images: subjects, layers, disk: Some(disk) };
+        let scene = Scene {
+            now: Stamp(NOW),
+            began: Stamp(0),
+            watched: Stamp(0),
+            images: subjects,
+            layers,
+            disk: Some(disk),
+        };
         (scene, policy)
     }
 
@@ -277,6 +284,7 @@ fn empty(disk: Disk) -> Scene {
     Scene {
         now: Stamp(NOW),
         began: Stamp(0),
+        watched: Stamp(0),
         images: Vec::new(),
         layers: Layers::unknown(),
         disk: Some(disk),

@@ -13,7 +13,7 @@ use larder::backend::{
 use larder::credentials::Credential;
 use larder::gc::{
     Amount, Clock, ClockReading, Collector, CollectorBuilder, Layer, LayerSource, Layers, Measure, Patience,
-    Stamp,
+    Sighting, Stamp, UseFeed,
 };
 use larder::image_service::{Disk, FilesystemError};
 use larder::pod::SandboxConfig;
@@ -49,6 +49,10 @@ pub(crate) struct State {
     /// Names of images that are present.
     pub(crate) present: BTreeSet<String>,
     pub(crate) pinned: BTreeSet<String>,
+    /// Images that have no name any more.
+    pub(crate) nameless: BTreeSet<String>,
+    /// What a feed tells when it is asked; `None` where there is none.
+    pub(crate) sightings: Option<Vec<Sighting>>,
     /// Container id to image name.
     pub(crate) containers: BTreeMap<String, String>,
     pub(crate) capacity: u64,
@@ -103,7 +107,7 @@ impl State {
     fn image(&self, name: &str) -> Image {
         Image {
             id: id(name),
-            repo_tags: vec![name.to_owned()],
+            repo_tags: if self.nameless.contains(name) { Vec::new() } else { vec![name.to_owned()] },
             size: self.size_of(name),
             pinned: self.pinned.contains(name),
             ..Image::default()
@@ -180,7 +184,7 @@ impl World {
         // These disks are small: every byte counts.
         let patience = Patience { noise: Amount::ZERO, ..Patience::default() };
         let builder = Collector::builder(shared.clone()).patience(patience);
-        builder.disk(shared.clone()).layers(shared.clone()).clock(shared)
+        builder.disk(shared.clone()).layers(shared.clone()).feed(shared.clone()).clock(shared)
     }
 
     async fn turns(&self) {
@@ -299,6 +303,13 @@ impl Measure for World {
         let available = state.capacity.saturating_sub(state.used());
         let inodes_free = state.inodes.saturating_sub(state.used_inodes());
         Ok(Disk { capacity: state.capacity, available, inodes: state.inodes, inodes_free })
+    }
+}
+
+#[async_trait]
+impl UseFeed for World {
+    async fn sightings(&self, _: &[Image]) -> Result<Vec<Sighting>, BackendError> {
+        self.state().sightings.clone().ok_or_else(|| failure("no events"))
     }
 }
 

@@ -77,8 +77,8 @@ pub fn plan_round(scene: &Scene, policy: &GcPolicy) -> Plan {
 /// The same for a part of a goal: what is still wanted.
 pub(in crate::gc) fn plan_for(scene: &Scene, policy: &GcPolicy, goal: Goal, aim: Aim) -> Plan {
     let mut stays = standing(scene, policy, aim);
-    let order = removable(&scene.images, &stays);
     let exact = policy.accounting == Accounting::Exact;
+    let order = removable(&scene.images, &stays, exact);
     let mut examined = Vec::new();
     let need = match (aim, scene.disk) {
         (Aim::Free(wanted), Some(disk)) => disk::free(disk).short_of(wanted),
@@ -205,16 +205,22 @@ fn fresh(scene: &Scene, policy: &GcPolicy, image: &Subject) -> Option<Stays> {
                 return Some(stays);
             }
             let since = image.last_used.map_or(image.first_seen, |used| used.max(image.first_seen));
+            // It may have been used every day until somebody began to look.
+            let since = since.max(scene.watched);
             scene.now.millis_since(since) > maximum
         }
     };
     (!old).then_some(Stays::NotNeeded)
 }
 
-/// The candidates, least recently used first: never used before used, then by first seen, then by id.
-fn removable(images: &[Subject], stays: &[Option<Stays>]) -> Vec<usize> {
+/// The candidates, least recently used first: never used before used, then by first seen, then by id. Where it does not
+/// have to be kubelet's order, images that lost their last name go before all others: nobody asks for them any more.
+fn removable(images: &[Subject], stays: &[Option<Stays>], nameless_first: bool) -> Vec<usize> {
     let mut order: Vec<usize> = (0..images.len()).filter(|&image| stays[image].is_none()).collect();
     sort(&mut order, images);
+    if nameless_first {
+        order.sort_by_key(|&image| !images[image].names.is_empty());
+    }
     order
 }
 

@@ -35,6 +35,8 @@ pub struct Scene {
     pub now: Stamp,
     /// When this process began to collect.
     pub began: Stamp,
+    /// Since when records are kept here: the time before tells nothing of use.
+    pub watched: Stamp,
     /// All images.
     pub images: Vec<Subject>,
     /// Their layers, as far as they are known.

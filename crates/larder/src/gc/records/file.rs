@@ -11,6 +11,7 @@ use std::sync::{Mutex, PoisonError};
 use serde::{Deserialize, Serialize};
 
 use super::{Anchor, Record, Records};
+use crate::gc::time::Stamp;
 
 const VERSION: u32 = 1;
 
@@ -27,6 +28,8 @@ struct File {
     version: u32,
     #[serde(default)]
     clock: Option<Anchor>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    watched: Option<Stamp>,
     images: Vec<Record>,
 }
 
@@ -103,7 +106,11 @@ impl FileStore {
         let file: File = serde_json::from_slice(&text).map_err(|error| error.to_string())?;
         let keyed =
             file.images.into_iter().map(|record| ((record.id.clone(), record.handler.clone()), record));
-        Ok(Some(Records { by_key: keyed.collect::<BTreeMap<_, _>>(), anchor: file.clock }))
+        Ok(Some(Records {
+            by_key: keyed.collect::<BTreeMap<_, _>>(),
+            anchor: file.clock,
+            watched: file.watched,
+        }))
     }
 
     /// Moves the file out of the way, next to where it was.
@@ -131,7 +138,8 @@ impl RecordStore for FileStore {
 
     fn save(&self, records: &Records) -> Result<(), SaveError> {
         let images = records.iter().cloned().collect();
-        let file = File { version: VERSION, clock: records.anchor.clone(), images };
+        let (clock, watched) = (records.anchor.clone(), records.watched);
+        let file = File { version: VERSION, clock, watched, images };
         replace(&self.path, &file).map_err(|cause| SaveError { path: self.path.clone(), cause })
     }
 }

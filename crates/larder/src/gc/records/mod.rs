@@ -11,6 +11,7 @@ use serde::{Deserialize, Serialize};
 pub use clock::{Anchor, Clock, ClockReading, SystemClock};
 pub use file::{FileStore, Loaded, MemoryStore, RecordStore, SaveError};
 
+use super::feed::{Seen, Sighting};
 use super::policy::ClockRule;
 use super::time::Stamp;
 use super::uses::Uses;
@@ -45,6 +46,8 @@ pub struct Records {
     by_key: BTreeMap<Key, Record>,
     /// The clocks at the last observation.
     anchor: Option<Anchor>,
+    /// When the first observation was.
+    watched: Option<Stamp>,
 }
 
 /// The runtime handler of an image, empty if it has none.
@@ -60,6 +63,8 @@ impl Records {
             self.follow(now);
         }
         let wall = now.wall;
+        let first = || self.by_key.values().map(|record| record.first_seen).min();
+        self.watched = self.watched.or_else(first).or(Some(wall));
         let mut seen = HashSet::with_capacity(images.len());
         for image in images {
             let key = (image.id.clone(), handler_of(image).to_owned());
@@ -81,6 +86,25 @@ impl Records {
         if seen.len() < self.by_key.len() {
             self.by_key.retain(|key, _| seen.contains(key));
         }
+    }
+
+    /// Takes in what happened until now, after the observation of now. An image that was first seen in it is taken to
+    /// have been seen when it came; a use counts if it is the latest that is known.
+    pub fn sighted(&mut self, sightings: &[Sighting], now: Stamp) {
+        for Sighting { image, at, what } in sightings {
+            let Some(record) = self.by_key.get_mut(&(image.clone(), String::new())) else { continue };
+            let at = (*at).min(now);
+            match what {
+                Seen::Came if record.first_seen == now => record.first_seen = at,
+                Seen::Came => {}
+                Seen::Used => record.last_used = record.last_used.max(Some(at)),
+            }
+        }
+    }
+
+    /// Since when there are records.
+    pub fn watched(&self) -> Option<Stamp> {
+        self.watched
     }
 
     /// Takes note that these images were just made present for somebody: that is a use. They have no runtime handler.
@@ -112,6 +136,7 @@ impl Records {
         let step = self.anchor.as_ref().map_or(0, |anchor| anchor.step(now));
         self.anchor = Some(Anchor::of(now));
         let cut = |stamp: Stamp| stamp.moved(step).min(now.wall);
+        self.watched = self.watched.map(cut);
         for record in self.by_key.values_mut() {
             record.first_seen = cut(record.first_seen);
             record.last_used = record.last_used.map(cut);

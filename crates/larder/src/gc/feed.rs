@@ -1,0 +1,33 @@
+//! What happened between two looks, where a backend can tell: images that came, and uses that began and ended.
+
+use async_trait::async_trait;
+
+use super::time::Stamp;
+use crate::backend::{BackendError, Image};
+
+/// One thing that happened.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sighting {
+    /// Id of the image.
+    pub image: String,
+    /// When.
+    pub at: Stamp,
+    /// What.
+    pub what: Seen,
+}
+
+/// What happened to an image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Seen {
+    /// It came: then it is first seen at that time, if this is the first look that finds it.
+    Came,
+    /// It was used.
+    Used,
+}
+
+/// Knows what happened. It may tell the same again: the latest use counts, and the first sight.
+#[async_trait]
+pub trait UseFeed: Send + Sync {
+    /// What happened since it was last asked, as far as it is known; `images` are those that are present.
+    async fn sightings(&self, images: &[Image]) -> Result<Vec<Sighting>, BackendError>;
+}
