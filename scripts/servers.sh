@@ -6,6 +6,7 @@ missing_packages() {
     local package program
     for package in containerd runc docker-registry skopeo openssl umoci util-linux "$@"; do
         case $package in
+        docker.io) program=dockerd ;;
         util-linux) program=setpriv ;;
         systemd) program=systemd-analyze ;;
         *) program=$package ;;
@@ -47,7 +48,10 @@ install_servers() {
     if [ "$outcome" = 0 ] && [ -d /run/systemd/system ]; then
         # They were installed for larder's private ones only: nothing is to run after the next boot either.
         for package in $missing; do
-            case $package in containerd | docker-registry) systemctl disable --quiet "$package" || true ;; esac
+            case $package in
+            containerd | docker-registry) systemctl disable --quiet "$package" || true ;;
+            docker.io) systemctl disable --quiet docker.service docker.socket || true ;;
+            esac
         done
     fi
     [ "$outcome" = 0 ] || { echo "could not install $missing; apt-get said:" && tail -n 20 "$log"; } >&2

@@ -211,7 +211,7 @@ fn ask_cri(endpoint: &str) -> Result<()> {
 }
 
 /// Unmounts what a stopped containerd left mounted (a snapshot being unpacked), the deepest first.
-fn unmount_below(folder: &Path) {
+pub(super) fn unmount_below(folder: &Path) {
     let mounts = fs_err::read_to_string("/proc/self/mounts").unwrap_or_default();
     let mut points: Vec<PathBuf> = mounts
         .lines()

@@ -11,6 +11,7 @@
 //! least as long as they do (they are told to end when that thread does).
 
 pub mod containerd;
+pub mod dockerd;
 pub mod examples;
 pub mod gate;
 pub mod images;
@@ -20,6 +21,7 @@ pub mod registry;
 pub mod tls;
 
 pub use containerd::{Containerd, ContainerdOptions};
+pub use dockerd::{Dockerd, DockerdOptions};
 pub use gate::Gate;
 pub use images::{Image, Layer};
 pub use packages::{Availability, Package, require};

@@ -12,6 +12,8 @@ pub enum Package {
     Containerd,
     /// What containerd runs containers with.
     Runc,
+    /// Docker Engine, with `dockerd`.
+    DockerIo,
     /// The registry.
     DockerRegistry,
     /// Pushes images.
@@ -40,6 +42,7 @@ impl Package {
         match self {
             Package::Containerd => "containerd",
             Package::Runc => "runc",
+            Package::DockerIo => "docker.io",
             Package::DockerRegistry => "docker-registry",
             Package::Skopeo => "skopeo",
             Package::Openssl => "openssl",
@@ -51,6 +54,7 @@ impl Package {
     /// The program that larder's tests run from it; nearly every package has one of its own name.
     pub fn program(self) -> Option<PathBuf> {
         find_program(match self {
+            Package::DockerIo => "dockerd",
             Package::Systemd => "systemd-analyze",
             other => other.name(),
         })
@@ -88,14 +92,16 @@ pub fn require(packages: &[Package]) -> Availability {
 pub fn lacking(packages: &[Package]) -> Option<String> {
     let mut missing: Vec<&str> =
         packages.iter().filter(|package| package.program().is_none()).map(|package| package.name()).collect();
-    if packages.contains(&Package::Containerd) && find_program("setpriv").is_none() {
+    let servers = [Package::Containerd, Package::DockerIo];
+    let has_server = packages.iter().any(|package| servers.contains(package));
+    if has_server && find_program("setpriv").is_none() {
         missing.push("util-linux");
     }
     if !missing.is_empty() {
         return Some(format!("missing: {0}; as root: apt-get install -y {0}", missing.join(" ")));
     }
-    let needs_root = packages.contains(&Package::Containerd) && !rustix::process::geteuid().is_root();
-    needs_root.then(|| "containerd needs root; run this as root".to_owned())
+    let needs_root = has_server && !rustix::process::geteuid().is_root();
+    needs_root.then(|| "containerd and dockerd need root; run this as root".to_owned())
 }
 
 /// A program on `PATH`, or in the folders for administrators that are often not on it.

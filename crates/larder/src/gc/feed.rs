@@ -30,4 +30,7 @@ pub enum Seen {
 pub trait UseFeed: Send + Sync {
     /// What happened since it was last asked, as far as it is known; `images` are those that are present.
     async fn sightings(&self, images: &[Image]) -> Result<Vec<Sighting>, BackendError>;
+
+    /// Listens until dropped, so that nothing is missed. One that can only be asked has nothing to do.
+    async fn follow(&self) {}
 }

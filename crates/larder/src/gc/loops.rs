@@ -114,7 +114,13 @@ impl GcLoops {
     /// Runs until dropped. Without a limit that could ever be passed nothing is collected; ages and the list are kept up
     /// to date all the same.
     pub async fn run(&self) {
-        tokio::join!(self.rounds(), self.listing(), self.watching());
+        tokio::join!(self.rounds(), self.listing(), self.watching(), self.following());
+    }
+
+    async fn following(&self) {
+        if let Some(feed) = &self.collector.parts.feed {
+            feed.follow().await;
+        }
     }
 
     async fn rounds(&self) {

@@ -1,0 +1,266 @@
+//! The connection to an engine: one HTTP client, and the version of the API that both ends know.
+
+use std::future::Future;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use larder::backend::BackendError;
+use reqwest::header::{HeaderMap, HeaderValue};
+use reqwest::{Client, Method, Response, Url};
+use serde::de::DeserializeOwned;
+
+use crate::answers::{About, ErrorMessage};
+use crate::host::EngineHost;
+use crate::tls::{self, TlsError, TlsFiles};
+use crate::{error, names};
+
+/// The newest version of the API whose answers larder knows.
+const NEWEST: ApiVersion = ApiVersion(1, 51);
+
+/// The oldest that has what larder needs (Docker 17.04).
+const OLDEST: ApiVersion = ApiVersion(1, 28);
+
+/// The largest answer that is read: the list of a hundred thousand images is smaller.
+const LARGEST_ANSWER: usize = 256 << 20;
+
+/// How to talk to an engine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DockerConfig {
+    /// How long opening a connection may take. Default 5 s.
+    pub connect_timeout: Duration,
+    /// How long each method of [`Backend`](larder::backend::Backend) but a pull may take. Default 2 min.
+    pub request_timeout: Duration,
+    /// The files for TLS, for an engine that wants it.
+    pub tls: Option<TlsFiles>,
+}
+
+impl Default for DockerConfig {
+    fn default() -> Self {
+        DockerConfig {
+            connect_timeout: Duration::from_secs(5),
+            request_timeout: Duration::from_secs(120),
+            tls: None,
+        }
+    }
+}
+
+/// A version of the API: `1.41` is `(1, 41)`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct ApiVersion(u32, u32);
+
+impl ApiVersion {
+    fn parse(text: &str) -> Option<ApiVersion> {
+        let (major, minor) = text.split_once('.')?;
+        Some(ApiVersion(major.parse().ok()?, minor.parse().ok()?))
+    }
+}
+
+impl std::fmt::Display for ApiVersion {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}.{}", self.0, self.1)
+    }
+}
+
+/// The version to speak with an engine that knows these, if there is one.
+fn agreed(oldest: ApiVersion, newest: ApiVersion) -> Result<ApiVersion, String> {
+    if newest < OLDEST {
+        return Err(format!("it speaks version {newest} of the API, and larder needs {OLDEST} or later"));
+    }
+    // Answers have only ever gained fields: a version beyond ours is better than none.
+    Ok(NEWEST.min(newest).max(oldest))
+}
+
+/// A client of one engine.
+pub(crate) struct Engine {
+    host: EngineHost,
+    base: Url,
+    client: Client,
+    config: DockerConfig,
+    /// Asked once for each life of the engine.
+    version: Mutex<Option<ApiVersion>>,
+}
+
+impl Engine {
+    pub(crate) fn new(host: EngineHost, config: DockerConfig) -> Result<Engine, TlsError> {
+        let tls = match (&host, &config.tls) {
+            (EngineHost::Tcp { tls: true, .. }, Some(files)) => tls::client_config(files)?,
+            _ => tls::no_tls()?,
+        };
+        let builder = Client::builder()
+            .tls_backend_preconfigured(tls)
+            .http1_only()
+            .no_proxy()
+            .redirect(reqwest::redirect::Policy::none())
+            .retry(reqwest::retry::never())
+            .user_agent(concat!("larder/", env!("CARGO_PKG_VERSION")))
+            .connect_timeout(config.connect_timeout)
+            .pool_idle_timeout(Duration::from_secs(15));
+        let (builder, base) = match &host {
+            EngineHost::Unix(path) => (builder.unix_socket(path.as_path()), "http://localhost".to_owned()),
+            EngineHost::Tcp { address, tls: true } => (builder, format!("https://{address}")),
+            EngineHost::Tcp { address, tls: false } => (builder, format!("http://{address}")),
+        };
+        let broken = |problem: String| TlsError::Content { path: host.to_string().into(), problem };
+        let base = Url::parse(&base).map_err(|error| broken(error.to_string()))?;
+        let client = builder.build().map_err(|error| broken(error.to_string()))?;
+        Ok(Engine { base, client, config, host, version: Mutex::default() })
+    }
+
+    pub(crate) fn host(&self) -> &EngineHost {
+        &self.host
+    }
+
+    /// Does all that one method asks for, within the limit for it.
+    pub(crate) async fn within<T>(
+        &self,
+        work: impl Future<Output = Result<T, BackendError>>,
+    ) -> Result<T, BackendError> {
+        let limit = self.config.request_timeout;
+        tokio::time::timeout(limit, Box::pin(work)).await.unwrap_or_else(|_| Err(error::too_late(limit)))
+    }
+
+    /// What the engine says of itself. Also finds out which version of the API to speak.
+    pub(crate) async fn version(&self) -> Result<(About, ApiVersion), BackendError> {
+        let asked = async {
+            let response = self.exchange(Method::GET, "/version".into(), &[], HeaderMap::new()).await?;
+            self.read::<About>("/version", response).await
+        };
+        let foreign = |why: &str| {
+            let problem = format!("what answers is no Docker Engine ({why})");
+            let hint = "name the engine's own socket with --backend docker:///path/to.sock";
+            error::unusable(&self.host, &problem, hint)
+        };
+        let version = match asked.await {
+            Ok(version) if version.api_version.is_empty() => return Err(foreign("it tells no version")),
+            Err(BackendError::Incomplete(why) | BackendError::Call { message: why, .. }) => {
+                return Err(foreign(&why));
+            }
+            version => version?,
+        };
+        let newest = ApiVersion::parse(&version.api_version).unwrap_or(ApiVersion(0, 0));
+        let oldest = ApiVersion::parse(&version.min_api_version).unwrap_or(OLDEST);
+        let agreed = agreed(oldest, newest).map_err(|problem| {
+            error::unusable(&self.host, &problem, "update the engine: Docker 17.04 and later are known here")
+        })?;
+        *self.known() = Some(agreed);
+        Ok((version, agreed))
+    }
+
+    fn known(&self) -> std::sync::MutexGuard<'_, Option<ApiVersion>> {
+        self.version.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// An answer as JSON; `None` where there is no such thing.
+    pub(crate) async fn get<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        query: &[(&str, &str)],
+    ) -> Result<Option<T>, BackendError> {
+        match self.call(Method::GET, path, query, HeaderMap::new()).await {
+            Ok(response) => self.read(path, response).await.map(Some),
+            Err(BackendError::Call { kind: larder::backend::CallErrorKind::NotFound, .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// An answer as JSON, of what every engine has.
+    pub(crate) async fn must_get<T: DeserializeOwned>(
+        &self,
+        path: &str,
+        query: &[(&str, &str)],
+    ) -> Result<T, BackendError> {
+        self.get(path, query).await?.ok_or_else(|| error::unreadable(path, "there is none"))
+    }
+
+    /// What is known of an image by name or id.
+    pub(crate) async fn inspect<T: DeserializeOwned>(&self, image: &str) -> Result<Option<T>, BackendError> {
+        self.get(&format!("/images/{}/json", names::in_path(image)?), &[]).await
+    }
+
+    /// A call, up to the head of its answer, which is no error.
+    pub(crate) async fn call(
+        &self,
+        method: Method,
+        path: &str,
+        query: &[(&str, &str)],
+        headers: HeaderMap<HeaderValue>,
+    ) -> Result<Response, BackendError> {
+        let known = *self.known();
+        let version = match known {
+            Some(version) => version,
+            None => self.version().await?.1,
+        };
+        self.exchange(method, format!("/v{version}{path}"), query, headers).await
+    }
+
+    async fn exchange(
+        &self,
+        method: Method,
+        path: String,
+        query: &[(&str, &str)],
+        headers: HeaderMap<HeaderValue>,
+    ) -> Result<Response, BackendError> {
+        let mut url = self.base.clone();
+        url.set_path(&path);
+        if !query.is_empty() {
+            url.query_pairs_mut().extend_pairs(query);
+        }
+        let sent = self.client.request(method, url).headers(headers).send().await;
+        let response = sent.map_err(|cause| {
+            // Whoever comes back there may be of another version.
+            *self.known() = None;
+            if cause.is_connect() { error::no_connection(&self.host, &cause) } else { error::broken(&cause) }
+        })?;
+        let status = response.status();
+        if status.is_success() || status.as_u16() == 304 {
+            return Ok(response);
+        }
+        let body = body(response).await.unwrap_or_default();
+        let told = serde_json::from_slice::<ErrorMessage>(&body).unwrap_or_default().message;
+        let message = if told.is_empty() { format!("the engine answered {status}") } else { told };
+        Err(error::refused(status.as_u16(), &message))
+    }
+
+    pub(crate) async fn read<T: DeserializeOwned>(
+        &self,
+        what: &str,
+        response: Response,
+    ) -> Result<T, BackendError> {
+        let body = body(response).await?;
+        serde_json::from_slice(&body).map_err(|why| error::unreadable(what, why))
+    }
+}
+
+/// All of an answer, unless it is beyond all measure.
+async fn body(mut response: Response) -> Result<Vec<u8>, BackendError> {
+    let mut body = Vec::new();
+    while let Some(chunk) = response.chunk().await.map_err(|cause| error::broken(&cause))? {
+        if body.len() + chunk.len() > LARGEST_ANSWER {
+            return Err(error::unreadable("a call", format!("it is larger than {LARGEST_ANSWER} bytes")));
+        }
+        body.extend_from_slice(&chunk);
+    }
+    Ok(body)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_ends_agree_on_the_newest_version_that_they_know() {
+        let agree = |oldest: &str, newest: &str| {
+            agreed(ApiVersion::parse(oldest).unwrap(), ApiVersion::parse(newest).unwrap())
+                .map(|version| version.to_string())
+        };
+        assert_eq!(agree("1.12", "1.41").as_deref(), Ok("1.41"));
+        assert_eq!(agree("1.44", "1.53").as_deref(), Ok("1.51"));
+        assert_eq!(agree("1.60", "1.70").as_deref(), Ok("1.60"), "an engine of the future");
+        assert_eq!(
+            agree("1.12", "1.24").unwrap_err(),
+            "it speaks version 1.24 of the API, and larder needs 1.28 or later"
+        );
+        assert_eq!(ApiVersion::parse("2"), None);
+        assert!(ApiVersion(1, 9) < ApiVersion(1, 41), "versions are no decimals");
+    }
+}

@@ -1,0 +1,131 @@
+//! What went wrong, in larder's terms: nobody there, or an answer that is an error.
+
+use std::error::Error;
+use std::io;
+
+use larder::backend::{BackendError, CallErrorKind, Unreachable};
+
+use crate::host::EngineHost;
+
+/// What helps a person who may not open the socket.
+const DENIED: &str = "run as root, or become a member of the group that owns the socket: \
+     sudo usermod -aG docker $USER, and log in again; whoever is in that group is as good as root";
+
+/// No connection, for whatever reason the system gave.
+pub(crate) fn no_connection(host: &EngineHost, error: &reqwest::Error) -> BackendError {
+    let kind = cause_of::<io::Error>(error).map(io::Error::kind);
+    let problem = match (kind, host.socket()) {
+        (Some(io::ErrorKind::NotFound | io::ErrorKind::NotADirectory), Some(_)) => told(
+            "there is no such socket",
+            "start the engine (systemctl start docker), or name its socket with --backend docker:///path/to.sock",
+        ),
+        (Some(io::ErrorKind::PermissionDenied), Some(_)) => told("permission denied", DENIED),
+        (Some(io::ErrorKind::ConnectionRefused), _) => told(
+            "connection refused: nobody listens here",
+            "the engine has stopped or is starting; see systemctl status docker",
+        ),
+        _ => told(&text(error), "see systemctl status docker, and whether DOCKER_HOST names the engine"),
+    };
+    BackendError::Unreachable { endpoint: host.to_string(), problem }
+}
+
+/// Something is wrong with what answers, beyond one call.
+pub(crate) fn unusable(host: &EngineHost, problem: &str, hint: &'static str) -> BackendError {
+    BackendError::Unreachable { endpoint: host.to_string(), problem: told(problem, hint) }
+}
+
+fn told(problem: &str, hint: &'static str) -> Unreachable {
+    Unreachable::Told { problem: problem.to_owned(), hint }
+}
+
+/// The connection broke in the middle of an answer.
+pub(crate) fn broken(error: &reqwest::Error) -> BackendError {
+    BackendError::Call {
+        message: format!("the engine went away in the middle of its answer: {}", text(error)),
+        kind: CallErrorKind::Unavailable,
+        hint: Some("the engine was restarted, or has crashed; see its log, and try again"),
+    }
+}
+
+/// An answer that is an error.
+pub(crate) fn refused(code: u16, message: &str) -> BackendError {
+    let kind = match code {
+        404 => CallErrorKind::NotFound,
+        503 => CallErrorKind::Unavailable,
+        501 => CallErrorKind::Unimplemented,
+        _ => CallErrorKind::Other,
+    };
+    BackendError::Call { message: message.to_owned(), kind, hint: None }
+}
+
+/// What an error of a pull means, which the engine tells in words only.
+pub(crate) fn of_pull(message: &str) -> BackendError {
+    let text = message.to_ascii_lowercase();
+    let has = |parts: &[&str]| parts.iter().any(|part| text.contains(part));
+    let (kind, hint) = if has(&["unauthorized", "authentication required", "no basic auth", "denied"]) {
+        (CallErrorKind::Denied, Some("check the credentials for this registry (docker login writes them)"))
+    } else if has(&["no space left"]) {
+        (CallErrorKind::NoRoom, Some("make room with larder gc, or see larder df"))
+    } else if has(&["manifest unknown", "not found", "no such image"]) {
+        (CallErrorKind::NotFound, None)
+    } else {
+        (CallErrorKind::Other, None)
+    };
+    BackendError::Call { message: message.to_owned(), kind, hint }
+}
+
+/// The engine did not answer in time.
+pub(crate) fn too_late(after: std::time::Duration) -> BackendError {
+    BackendError::Call {
+        message: format!("the engine did not answer within {}", larder::gotext::duration(after)),
+        kind: CallErrorKind::DeadlineExceeded,
+        hint: Some("give it more time with --timeout, or see the engine's log"),
+    }
+}
+
+/// An answer that cannot be read.
+pub(crate) fn unreadable(what: &str, why: impl std::fmt::Display) -> BackendError {
+    BackendError::Incomplete(format!("the engine's answer to {what} cannot be read: {why}"))
+}
+
+/// The innermost words of an error: the outer ones only say that something inside failed.
+fn text(error: &reqwest::Error) -> String {
+    let mut innermost: &dyn Error = error;
+    while let Some(cause) = innermost.source() {
+        innermost = cause;
+    }
+    innermost.to_string()
+}
+
+fn cause_of<T: Error + 'static>(error: &reqwest::Error) -> Option<&T> {
+    let mut cause = error.source();
+    while let Some(error) = cause {
+        if let Some(found) = error.downcast_ref() {
+            return Some(found);
+        }
+        cause = error.source();
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn errors_of_pulls_are_told_apart_by_their_words() {
+        for (text, kind) in [
+            ("Head \"https://r/v2/x/manifests/1\": no basic auth credentials", CallErrorKind::Denied),
+            (
+                "pull access denied for x, repository does not exist or may require 'docker login'",
+                CallErrorKind::Denied,
+            ),
+            ("manifest for r/x:9 not found: manifest unknown: manifest unknown", CallErrorKind::NotFound),
+            ("write /var/lib/docker/tmp/G: no space left on device", CallErrorKind::NoRoom),
+            ("unexpected EOF", CallErrorKind::Other),
+        ] {
+            let BackendError::Call { kind: found, message, .. } = of_pull(text) else { panic!("{text}") };
+            assert_eq!((found, message.as_str()), (kind, text));
+        }
+    }
+}

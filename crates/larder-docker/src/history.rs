@@ -1,0 +1,81 @@
+//! What layers take where the engine's files cannot be looked at: the sizes in an image's history.
+//!
+//! A history tells of each step of a build how many bytes it added, and not whether it made a layer. A step that added
+//! bytes did; of the others the instruction tells it.
+
+use crate::answers::{HistoryEntry, count};
+
+/// Instructions that never make a layer.
+const WITHOUT_LAYER: [&str; 14] = [
+    "CMD",
+    "ENTRYPOINT",
+    "ENV",
+    "LABEL",
+    "EXPOSE",
+    "ARG",
+    "USER",
+    "VOLUME",
+    "MAINTAINER",
+    "HEALTHCHECK",
+    "STOPSIGNAL",
+    "ONBUILD",
+    "SHELL",
+    "FROM",
+];
+
+/// Bytes of each of so many layers, from the bottom up; `None` where steps and layers do not match.
+pub(crate) fn sizes(history: &[HistoryEntry], layers: usize) -> Option<Vec<u64>> {
+    let steps = history.iter().rev();
+    let by_word: Vec<u64> =
+        steps.clone().filter(|step| makes_layer(step)).map(|step| count(step.size)).collect();
+    if by_word.len() == layers {
+        return Some(by_word);
+    }
+    let by_size: Vec<u64> = steps.map(|step| count(step.size)).filter(|size| *size > 0).collect();
+    (by_size.len() == layers).then_some(by_size)
+}
+
+fn makes_layer(step: &HistoryEntry) -> bool {
+    if step.size > 0 {
+        return true;
+    }
+    let text = step.created_by.trim();
+    let instruction = text.split_once("#(nop)").map_or(text, |(_, instruction)| instruction.trim());
+    let word = instruction.split_whitespace().next().unwrap_or_default();
+    !WITHOUT_LAYER.contains(&word)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn history(steps: &[(&str, i64)]) -> Vec<HistoryEntry> {
+        let entry = |(created_by, size): &(&str, i64)| HistoryEntry {
+            created_by: (*created_by).to_owned(),
+            size: *size,
+        };
+        steps.iter().rev().map(entry).collect()
+    }
+
+    #[test]
+    fn steps_are_matched_with_layers() {
+        let classic = history(&[
+            ("/bin/sh -c #(nop) ADD file:a in / ", 100),
+            ("/bin/sh -c #(nop)  CMD [\"sh\"]", 0),
+            ("/bin/sh -c #(nop) WORKDIR /srv", 0),
+            ("/bin/sh -c make", 7),
+        ]);
+        assert_eq!(sizes(&classic, 3), Some(vec![100, 0, 7]), "a folder is a layer without bytes");
+        let buildkit =
+            history(&[("ADD a / # buildkit", 9), ("ENV A=1", 0), ("RUN /bin/sh -c true # buildkit", 0)]);
+        assert_eq!(sizes(&buildkit, 2), Some(vec![9, 0]));
+    }
+
+    #[test]
+    fn a_history_that_tells_other_layers_is_not_believed() {
+        let strange = history(&[("something", 0), ("else", 5)]);
+        assert_eq!(sizes(&strange, 1), Some(vec![5]), "the one that has bytes");
+        assert_eq!(sizes(&strange, 3), None);
+        assert_eq!(sizes(&[], 0), Some(Vec::new()));
+    }
+}

@@ -1,0 +1,167 @@
+//! Where an engine listens: what users write, what docker's own variables say, and where engines usually are.
+
+use std::fmt;
+use std::path::{Path, PathBuf};
+
+/// Where an engine listens unless it is told otherwise.
+const USUAL_SOCKET: &str = "/var/run/docker.sock";
+
+/// The port of an engine without TLS, and of one with it.
+const PORTS: [u16; 2] = [2375, 2376];
+
+/// An engine's address. It prints as `unix:///path` or `tcp://host:port`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub enum EngineHost {
+    /// A Unix socket: the engine is on this machine.
+    Unix(PathBuf),
+    /// A TCP port, with or without TLS: the engine may be anywhere.
+    Tcp {
+        /// `host:port`.
+        address: String,
+        /// Whether the connection is encrypted.
+        tls: bool,
+    },
+}
+
+impl EngineHost {
+    /// Reads an address in the words of `DOCKER_HOST` (`unix:///path`, `tcp://host:port`), or in larder's
+    /// (`docker:///path`, `docker://host:port`). `tls` says whether TCP is encrypted, as `DOCKER_TLS_VERIFY` does.
+    pub fn parse(text: &str, tls: bool) -> Result<EngineHost, HostError> {
+        let (scheme, rest) = text.split_once("://").ok_or_else(|| HostError::NoAddress(text.to_owned()))?;
+        match scheme {
+            "unix" | "docker" if rest.starts_with('/') && rest.len() > 1 => Ok(EngineHost::Unix(rest.into())),
+            "tcp" | "http" | "https" | "docker" => {
+                let tls = tls || scheme == "https";
+                let address = rest.trim_end_matches('/');
+                if address.is_empty() || address.contains(['/', '@', '?', '#', ' ']) {
+                    return Err(HostError::NoAddress(text.to_owned()));
+                }
+                let has_port = address
+                    .rsplit_once(':')
+                    .is_some_and(|(_, port)| !port.is_empty() && port.chars().all(|c| c.is_ascii_digit()));
+                let address = if has_port {
+                    address.to_owned()
+                } else {
+                    format!("{address}:{}", PORTS[usize::from(tls)])
+                };
+                Ok(EngineHost::Tcp { address, tls })
+            }
+            "unix" => Err(HostError::NoAddress(text.to_owned())),
+            "ssh" => Err(HostError::Ssh(text.to_owned())),
+            _ => Err(HostError::Scheme { address: text.to_owned(), scheme: scheme.to_owned() }),
+        }
+    }
+
+    /// Where `docker` without further words is: `DOCKER_HOST`, else the usual socket, else that of an engine without
+    /// root. `variable` reads the environment, `exists` says whether something is at a path.
+    pub fn usual(
+        variable: impl Fn(&str) -> Option<String>,
+        exists: impl Fn(&Path) -> bool,
+    ) -> Result<EngineHost, HostError> {
+        let set = |name: &str| variable(name).filter(|value| !value.is_empty());
+        if let Some(text) = set("DOCKER_HOST") {
+            return EngineHost::parse(&text, set("DOCKER_TLS_VERIFY").is_some());
+        }
+        let rootless = set("XDG_RUNTIME_DIR").map(|folder| Path::new(&folder).join("docker.sock"));
+        let usual = PathBuf::from(USUAL_SOCKET);
+        Ok(EngineHost::Unix(match rootless {
+            Some(rootless) if !exists(&usual) && exists(&rootless) => rootless,
+            _ => usual,
+        }))
+    }
+
+    /// The socket, if it is one: then the engine's files are on this machine, unless it runs in a machine of its own.
+    pub fn socket(&self) -> Option<&Path> {
+        match self {
+            EngineHost::Unix(path) => Some(path),
+            EngineHost::Tcp { .. } => None,
+        }
+    }
+}
+
+impl fmt::Display for EngineHost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            EngineHost::Unix(path) => write!(f, "unix://{}", path.display()),
+            EngineHost::Tcp { address, .. } => write!(f, "tcp://{address}"),
+        }
+    }
+}
+
+/// Why a text is no address of an engine.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum HostError {
+    /// No path and no host.
+    #[error("\"{0}\" names no engine: write docker, docker:///path/to.sock or docker://host:port")]
+    NoAddress(String),
+    /// `ssh://`: docker's client starts a program for it.
+    #[error(
+        "\"{0}\": larder does not speak ssh: forward the socket (ssh -L ./docker.sock:/var/run/docker.sock HOST) and name it with docker:///path/to.sock, or run larder there"
+    )]
+    Ssh(String),
+    /// Any other scheme.
+    #[error(
+        "\"{address}\": the protocol {scheme} is not supported: write unix:///path/to.sock or tcp://host:port"
+    )]
+    Scheme {
+        /// The address as written.
+        address: String,
+        /// Its scheme.
+        scheme: String,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(text: &str) -> String {
+        EngineHost::parse(text, false).unwrap().to_string()
+    }
+
+    #[test]
+    fn addresses_are_read_in_docker_s_words_and_in_larder_s() {
+        for (text, address) in [
+            ("unix:///run/d.sock", "unix:///run/d.sock"),
+            ("docker:///run/d.sock", "unix:///run/d.sock"),
+            ("tcp://10.0.0.1", "tcp://10.0.0.1:2375"),
+            ("tcp://10.0.0.1:99/", "tcp://10.0.0.1:99"),
+            ("docker://build.example:2375", "tcp://build.example:2375"),
+            ("tcp://[::1]:2375", "tcp://[::1]:2375"),
+        ] {
+            assert_eq!(parsed(text), address, "{text}");
+        }
+        assert_eq!(EngineHost::parse("tcp://h", true).unwrap().to_string(), "tcp://h:2376");
+    }
+
+    #[test]
+    fn what_names_no_engine_says_what_to_write() {
+        for text in ["unix://", "docker://", "unix://run/d.sock", "/run/d.sock", "tcp://a/b", "tcp://u:p@h:1"]
+        {
+            let error = EngineHost::parse(text, false).unwrap_err();
+            assert!(error.to_string().contains("docker:///path/to.sock"), "{error}");
+        }
+        assert!(EngineHost::parse("ssh://u@h", false).unwrap_err().to_string().contains("ssh -L"));
+        assert!(EngineHost::parse("npipe://x", false).unwrap_err().to_string().contains("npipe"));
+    }
+
+    #[test]
+    fn docker_s_variable_is_first_and_an_engine_without_root_last() {
+        let usual = |set: &[(&str, &str)], there: &[&str]| {
+            let variable = |name: &str| {
+                set.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
+            };
+            EngineHost::usual(variable, |path| there.iter().any(|known| Path::new(known) == path)).unwrap()
+        };
+        let unix = |path: &str| EngineHost::Unix(path.into());
+        let runtime_dir = ("XDG_RUNTIME_DIR", "/run/user/1");
+        assert_eq!(usual(&[], &[]), unix(USUAL_SOCKET));
+        assert_eq!(usual(&[runtime_dir], &["/run/user/1/docker.sock"]), unix("/run/user/1/docker.sock"));
+        assert_eq!(usual(&[runtime_dir], &[USUAL_SOCKET, "/run/user/1/docker.sock"]), unix(USUAL_SOCKET));
+        assert_eq!(usual(&[("DOCKER_HOST", "unix:///a.sock"), runtime_dir], &[]), unix("/a.sock"));
+        let tls = [("DOCKER_HOST", "tcp://h:1"), ("DOCKER_TLS_VERIFY", "1")];
+        assert_eq!(usual(&tls, &[]), EngineHost::Tcp { address: "h:1".into(), tls: true });
+        assert_eq!(usual(&tls[..1], &[]), EngineHost::Tcp { address: "h:1".into(), tls: false });
+    }
+}

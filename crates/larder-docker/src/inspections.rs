@@ -1,0 +1,148 @@
+//! What images are made of. It never changes, so each image costs one call in its life.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use futures_util::stream::{self, StreamExt as _};
+use larder::backend::BackendError;
+use larder::gc::Stamp;
+use sha2::{Digest as _, Sha256};
+use tokio::sync::Mutex;
+
+use crate::answers::{GraphDriver, ImageInspect};
+use crate::engine::Engine;
+
+/// How many images are asked about at the same time.
+const CALLS_AT_ONCE: usize = 8;
+
+/// One image.
+#[derive(Debug)]
+pub(crate) struct Facts {
+    /// Ids of its layers from the bottom up, each with all below it: chain ids. The same layer on another stack is
+    /// stored once more.
+    pub(crate) chains: Vec<String>,
+    /// The folder of each layer, from the bottom up, where a graph driver has one for each.
+    pub(crate) folders: Option<Vec<PathBuf>>,
+    /// Labels of its config.
+    pub(crate) labels: BTreeMap<String, String>,
+    /// When it last got a name here, which is when it was pulled, loaded or built.
+    pub(crate) named: Option<Stamp>,
+}
+
+/// What is known of images of one engine.
+pub(crate) struct Inspections {
+    engine: Arc<Engine>,
+    known: Mutex<HashMap<String, Arc<Facts>>>,
+}
+
+impl Inspections {
+    pub(crate) fn new(engine: Arc<Engine>) -> Inspections {
+        Inspections { engine, known: Mutex::default() }
+    }
+
+    pub(crate) fn engine(&self) -> &Arc<Engine> {
+        &self.engine
+    }
+
+    /// What is known of these images; one that is gone, or that the engine fails on, is left out.
+    pub(crate) async fn of(&self, ids: &[&str]) -> Result<HashMap<String, Arc<Facts>>, BackendError> {
+        let mut known = self.known.lock().await;
+        let new: Vec<&str> = ids.iter().copied().filter(|id| !known.contains_key(*id)).collect();
+        let calls =
+            new.into_iter().map(|id| async move { (id, self.engine.inspect::<ImageInspect>(id).await) });
+        let mut answers = stream::iter(calls.collect::<Vec<_>>()).buffer_unordered(CALLS_AT_ONCE);
+        while let Some((id, answer)) = answers.next().await {
+            match answer {
+                Ok(Some(found)) => _ = known.insert(id.to_owned(), Arc::new(Facts::of(&found))),
+                Ok(None) => {}
+                Err(error @ BackendError::Unreachable { .. }) => return Err(error),
+                // One damaged image must not keep the others from being collected.
+                Err(error) => tracing::debug!("the layers of {id} are not known: {error}"),
+            }
+        }
+        Ok(ids.iter().filter_map(|id| Some(((*id).to_owned(), known.get(*id)?.clone()))).collect())
+    }
+
+    /// Forgets all images but these.
+    pub(crate) async fn forget_but(&self, present: &HashMap<String, Arc<Facts>>) {
+        self.known.lock().await.retain(|id, _| present.contains_key(id));
+    }
+}
+
+impl Facts {
+    fn of(found: &ImageInspect) -> Facts {
+        let chains = chain_ids(&found.root_fs.layers);
+        let folders = folders(&found.graph_driver).filter(|folders| folders.len() == chains.len());
+        let named = found.metadata.last_tag_time.parse::<jiff::Timestamp>().ok();
+        let named = named.map(|time| Stamp(time.as_millisecond())).filter(|stamp| stamp.0 > 0);
+        Facts { chains, folders, labels: found.config.labels.clone(), named }
+    }
+}
+
+/// Chain ids of a stack, as OCI defines them.
+fn chain_ids(diff_ids: &[String]) -> Vec<String> {
+    let mut chains: Vec<String> = Vec::with_capacity(diff_ids.len());
+    for diff_id in diff_ids {
+        chains.push(match chains.last() {
+            None => diff_id.clone(),
+            Some(below) => {
+                let digest = Sha256::digest(format!("{below} {diff_id}"));
+                digest.iter().fold("sha256:".to_owned(), |mut text, byte| {
+                    let _ = write!(text, "{byte:02x}");
+                    text
+                })
+            }
+        });
+    }
+    chains
+}
+
+/// Folders of layers from the bottom up, as overlay drivers tell them: the top in `UpperDir`, the others in `LowerDir`.
+pub(crate) fn folders(driver: &GraphDriver) -> Option<Vec<PathBuf>> {
+    let of = |text: &str| Some(Path::new(text).parent()?.to_owned());
+    let lower = driver.data.get("LowerDir").map_or("", String::as_str);
+    let lower = lower.split(':').filter(|path| !path.is_empty()).rev().map(of);
+    lower.chain([of(driver.data.get("UpperDir")?)]).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn layers_are_told_apart_by_all_that_is_below_them() {
+        let stack = [
+            "sha256:8fee94c80dd6de4d75d04bcfa2f346dd414c5a770fc49467962be87e4291fb8d",
+            "sha256:64121e9d845f7e14300aebdee70df7c01c4d7ad3e470539cae7535e144f8a15e",
+        ]
+        .map(str::to_owned);
+        let chains = chain_ids(&stack);
+        assert_eq!(chains[0], stack[0]);
+        // As the engine itself names the folder of this stack.
+        assert_eq!(chains[1], "sha256:59141b3197107f408ea54c477f42c1078d895ca75768b074183619afd988fc70");
+    }
+
+    #[test]
+    fn the_folders_of_an_overlay_are_those_of_its_layers_from_the_bottom_up() {
+        let inspect = |data| {
+            let found = json!({"Id": "a", "RootFS": {"Layers": ["l1", "l2", "l3"]}, "GraphDriver": {"Data": data},
+                "Metadata": {"LastTagTime": "2026-11-21T19:36:34.770517089Z"}});
+            Facts::of(&serde_json::from_value(found).unwrap())
+        };
+        let facts = inspect(json!({"LowerDir": "/d/b/diff:/d/a/diff", "UpperDir": "/d/c/diff"}));
+        assert_eq!(facts.folders, Some(["/d/a", "/d/b", "/d/c"].map(PathBuf::from).to_vec()));
+        assert_eq!(facts.named, Some(Stamp(1_795_289_794_770)));
+        assert_eq!(inspect(json!({"UpperDir": "/d/c/diff"})).folders, None, "not as many as layers");
+        assert_eq!(inspect(json!(null)).folders, None, "another driver, or containerd's store");
+    }
+
+    #[test]
+    fn the_year_one_is_never() {
+        let found = json!({"Id": "a", "Metadata": {"LastTagTime": "0001-01-01T00:00:00Z"}});
+        assert_eq!(Facts::of(&serde_json::from_value(found).unwrap()).named, None);
+    }
+}

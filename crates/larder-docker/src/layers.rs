@@ -1,0 +1,278 @@
+//! Which layers images have, and what each takes on disk.
+//!
+//! A graph driver has a folder for each layer, and the engine tells which. Where larder may read them they are measured,
+//! once in the life of a layer. Elsewhere (another user, another machine, containerd's store) an image's history tells
+//! bytes, and else the sizes of images; both are guesses, and marked as such.
+
+use std::collections::HashMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex as Lock, MutexGuard, PoisonError};
+
+use async_trait::async_trait;
+use larder::backend::{BackendError, Image};
+use larder::gc::{Amount, Layer, LayerSource, Layers};
+use tokio::sync::Mutex;
+
+use crate::answers::{ContainerSummary, HistoryEntry, Info};
+use crate::inspections::{Facts, Inspections};
+use crate::{history, measure, names};
+
+/// Asks the engine, and looks at its files.
+pub struct EngineLayers {
+    inspections: Arc<Inspections>,
+    /// One measures at a time.
+    turn: Mutex<()>,
+    known: KnownLayers,
+}
+
+/// By chain id. What is in a layer does not change. Layers that were measured stay known when whoever asked gave up.
+type KnownLayers = Arc<Lock<HashMap<String, Known>>>;
+
+/// What a layer takes.
+#[derive(Debug, Clone, Copy)]
+struct Known {
+    amount: Amount,
+    /// The part of it that is the layer's folder; the rest is what the engine notes of it.
+    folder: Amount,
+    estimated: bool,
+}
+
+/// Where the engine's files are.
+#[derive(Debug, Clone)]
+pub(crate) struct Files {
+    /// The engine's root, such as `/var/lib/docker`.
+    root: PathBuf,
+    /// The graph driver, such as `overlay2`.
+    driver: String,
+}
+
+impl Files {
+    pub(crate) fn of(info: &Info) -> Option<Files> {
+        let usable =
+            !info.docker_root_dir.is_empty() && !info.driver.is_empty() && !info.is_containerd_store();
+        usable.then(|| Files { root: info.docker_root_dir.clone().into(), driver: info.driver.clone() })
+    }
+
+    /// All layers, of images, containers and the builder.
+    pub(crate) fn layer_store(&self) -> PathBuf {
+        self.root.join(&self.driver)
+    }
+
+    /// What a layer takes: its folder, the short name that the driver links to it, and the engine's notes.
+    fn measure(&self, chain: &str, folder: &Path) -> io::Result<Known> {
+        let inside = measure::tree(folder)?;
+        let notes = self.notes().join("layerdb").join(chain.replacen(':', "/", 1));
+        let link = Amount { bytes: 0, inodes: 1 };
+        let amount = inside + link + measure::tree_if_there(&notes)?;
+        Ok(Known { amount, folder: inside, estimated: false })
+    }
+
+    /// What an image takes beside its layers: its config, and when it was named.
+    fn own(&self, id: &str) -> Amount {
+        let id = id.replacen(':', "/", 1);
+        let parts = ["content", "metadata"].map(|part| self.notes().join("imagedb").join(part).join(&id));
+        parts.iter().map(|path| measure::tree_if_there(path).unwrap_or_default()).sum()
+    }
+
+    fn notes(&self) -> PathBuf {
+        self.root.join("image").join(&self.driver)
+    }
+}
+
+/// What images take.
+pub(crate) struct Measured {
+    pub(crate) layers: Layers,
+    /// Folders of all layers of images, each once.
+    pub(crate) folders: Amount,
+    /// Whether any of it is a guess.
+    pub(crate) estimated: bool,
+}
+
+impl EngineLayers {
+    pub(crate) fn new(inspections: Arc<Inspections>) -> EngineLayers {
+        EngineLayers { inspections, turn: Mutex::default(), known: Arc::default() }
+    }
+
+    /// What these images take, and what containers hold of it.
+    pub(crate) async fn look(&self, images: &[Image]) -> Result<Measured, BackendError> {
+        let engine = self.inspections.engine();
+        let info: Info = engine.must_get("/info", &[]).await?;
+        let containers: Vec<ContainerSummary> = engine.must_get("/containers/json", &[("all", "1")]).await?;
+        let listed: Vec<&str> = images.iter().map(|image| image.id.as_str()).collect();
+        let hidden = containers.iter().filter(|container| !listed.contains(&&*container.image_id));
+        let hidden: Vec<&ContainerSummary> =
+            hidden.filter(|container| !container.image_id.is_empty()).collect();
+        let ids: Vec<&str> =
+            listed.iter().copied().chain(hidden.iter().map(|container| &*container.image_id)).collect();
+        let facts = self.inspections.of(&ids).await?;
+        self.inspections.forget_but(&facts).await;
+        let files = engine.host().socket().and_then(|_| Files::of(&info));
+        let amounts = self.amounts(images, &facts, files.as_ref()).await?;
+        let mut layers = Layers::unknown();
+        let (mut folders, mut estimated) = (Amount::ZERO, false);
+        for (chain, known) in &amounts {
+            folders += known.folder;
+            estimated |= known.estimated;
+            let (id, amount) = (chain.clone(), known.amount);
+            layers.add(Layer { id, amount, estimated: known.estimated, held_by: None });
+        }
+        for container in hidden {
+            let Some(facts) = facts.get(&container.image_id) else { continue };
+            let held_by = Some(format!("the container {}", name_of(container)));
+            for chain in &facts.chains {
+                let known = amounts.get(chain);
+                let amount = known.map_or(Amount::ZERO, |known| known.amount);
+                let estimated = known.is_none_or(|known| known.estimated);
+                layers.add(Layer { id: chain.clone(), amount, estimated, held_by: held_by.clone() });
+            }
+        }
+        for image in images {
+            let Some(facts) = facts.get(&image.id) else { continue };
+            let own = files.as_ref().map_or(Amount::ZERO, |files| files.own(&image.id));
+            let chains = facts.chains.iter().map(String::as_str);
+            layers.add_image(&image.id, chains, own, Some(facts.labels.clone()));
+        }
+        Ok(Measured { layers, folders, estimated })
+    }
+
+    /// What each layer of these images takes.
+    async fn amounts(
+        &self,
+        images: &[Image],
+        facts: &HashMap<String, Arc<Facts>>,
+        files: Option<&Files>,
+    ) -> Result<HashMap<String, Known>, BackendError> {
+        let _turn = self.turn.lock().await;
+        let mut known = lock(&self.known).clone();
+        let new: Vec<(String, PathBuf)> =
+            facts.values().flat_map(|facts| new_folders(facts, &known)).collect();
+        if let Some(files) = files.filter(|_| !new.is_empty()) {
+            measure_all(files.clone(), new, self.known.clone()).await;
+            known.clone_from(&lock(&self.known));
+        }
+        let mut order: Vec<(&Image, &Arc<Facts>)> =
+            images.iter().filter_map(|image| Some((image, facts.get(&image.id)?))).collect();
+        // What small stacks tell is known when those on top of them are looked at.
+        order.sort_by_key(|(image, facts)| (facts.chains.len(), &image.id));
+        for (image, facts) in &order {
+            if facts.chains.iter().any(|chain| !known.contains_key(chain)) {
+                let history = self.history(&image.id).await?;
+                guess(image.size, facts, history::sizes(&history, facts.chains.len()), &mut known);
+            }
+        }
+        let present: std::collections::HashSet<&String> =
+            facts.values().flat_map(|facts| &facts.chains).collect();
+        known.retain(|chain, _| present.contains(chain));
+        lock(&self.known).clone_from(&known);
+        Ok(known)
+    }
+
+    async fn history(&self, image: &str) -> Result<Vec<HistoryEntry>, BackendError> {
+        let path = format!("/images/{}/history", names::in_path(image)?);
+        match self.inspections.engine().get(&path, &[]).await {
+            Ok(history) => Ok(history.unwrap_or_default()),
+            Err(error @ BackendError::Unreachable { .. }) => Err(error),
+            Err(error) => {
+                tracing::debug!("the history of {image} is not known: {error}");
+                Ok(Vec::new())
+            }
+        }
+    }
+}
+
+#[async_trait]
+impl LayerSource for EngineLayers {
+    async fn layers(&self, images: &[Image]) -> Result<Layers, BackendError> {
+        Ok(self.look(images).await?.layers)
+    }
+}
+
+fn new_folders(facts: &Facts, known: &HashMap<String, Known>) -> Vec<(String, PathBuf)> {
+    let folders = facts.folders.iter().flatten();
+    let all = facts.chains.iter().zip(folders);
+    all.filter(|(chain, _)| !known.contains_key(*chain))
+        .map(|(chain, folder)| (chain.clone(), folder.clone()))
+        .collect()
+}
+
+/// Measures folders of layers, each once; those that cannot be read stay unknown.
+async fn measure_all(files: Files, folders: Vec<(String, PathBuf)>, known: KnownLayers) {
+    let measure = move || {
+        for (chain, folder) in folders {
+            if lock(&known).contains_key(&chain) {
+                continue;
+            }
+            match files.measure(&chain, &folder) {
+                Ok(measured) => _ = lock(&known).insert(chain, measured),
+                Err(error) => {
+                    tracing::debug!("what layers take is estimated: {error}");
+                    // They all are in one place, and what forbids one forbids all.
+                    if error.kind() == io::ErrorKind::PermissionDenied {
+                        return;
+                    }
+                }
+            }
+        }
+    };
+    if let Err(error) = tokio::task::spawn_blocking(measure).await {
+        tracing::warn!("layers could not be measured: {error}");
+    }
+}
+
+fn lock(known: &KnownLayers) -> MutexGuard<'_, HashMap<String, Known>> {
+    known.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Fills in what the layers of an image may take: what its history says, else an even part of its size.
+fn guess(size: u64, facts: &Facts, history: Option<Vec<u64>>, known: &mut HashMap<String, Known>) {
+    let estimate = |bytes| {
+        let amount = Amount::estimate(bytes);
+        Known { amount, folder: amount, estimated: true }
+    };
+    if let Some(sizes) = history {
+        for (chain, bytes) in facts.chains.iter().zip(sizes) {
+            known.entry(chain.clone()).or_insert_with(|| estimate(bytes));
+        }
+        return;
+    }
+    let below: u64 =
+        facts.chains.iter().filter_map(|chain| known.get(chain)).map(|known| known.amount.bytes).sum();
+    let new: Vec<&String> = facts.chains.iter().filter(|chain| !known.contains_key(*chain)).collect();
+    let each = size.saturating_sub(below) / (new.len() as u64).max(1);
+    for chain in new {
+        known.insert(chain.clone(), estimate(each));
+    }
+}
+
+fn name_of(container: &ContainerSummary) -> &str {
+    container.names.first().map_or(container.id.as_str(), |name| name.trim_start_matches('/'))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    fn facts(chains: &[&str]) -> Facts {
+        let chains = chains.iter().map(|&chain| chain.to_owned()).collect();
+        Facts { chains, folders: None, labels: BTreeMap::new(), named: None }
+    }
+
+    fn bytes(known: &HashMap<String, Known>, chain: &str) -> u64 {
+        assert!(known[chain].estimated);
+        known[chain].amount.bytes
+    }
+
+    #[test]
+    fn without_files_the_history_tells_and_without_a_history_the_size_of_the_image() {
+        let mut known = HashMap::new();
+        guess(100, &facts(&["base"]), Some(vec![100]), &mut known);
+        guess(160, &facts(&["base", "a", "b"]), None, &mut known);
+        assert_eq!(["base", "a", "b"].map(|chain| bytes(&known, chain)), [100, 30, 30]);
+        guess(999, &facts(&["base", "c"]), Some(vec![1, 7]), &mut known);
+        assert_eq!(bytes(&known, "base"), 100, "what is known stays");
+        assert_eq!(bytes(&known, "c"), 7);
+    }
+}

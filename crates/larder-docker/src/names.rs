@@ -1,0 +1,64 @@
+//! Names of images on their way to the engine.
+
+use larder::backend::{BackendError, CallErrorKind};
+use larder::gotext;
+
+/// What the engine writes in place of a name that an image does not have.
+const NONE: &str = "<none>";
+
+/// A name as part of a path. Names that would lead to another path are refused, and so is a blank one: the engine takes
+/// the start of an id for the whole.
+pub(crate) fn in_path(name: &str) -> Result<String, BackendError> {
+    let strange = name.trim().is_empty()
+        || name.split('/').any(|part| part == "." || part == ".." || part.is_empty())
+        || name.contains(|c: char| c.is_whitespace() || c.is_control());
+    if strange {
+        let message = format!("{}: this is no image name", gotext::quote(name));
+        return Err(BackendError::Call { message, kind: CallErrorKind::Other, hint: None });
+    }
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-/:@".contains(&byte);
+    Ok(name
+        .bytes()
+        .map(|byte| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") })
+        .collect())
+}
+
+/// Name and tag, or name and digest, as the engine wants them for a pull: without either it would pull every tag.
+pub(crate) fn to_pull(name: &str) -> (String, Option<&str>) {
+    let last = name.rsplit('/').next().unwrap_or(name);
+    let tag = (!last.contains([':', '@'])).then_some("latest");
+    (name.to_owned(), tag)
+}
+
+/// The names that are names.
+pub(crate) fn real(names: Vec<String>) -> Vec<String> {
+    names.into_iter().filter(|name| !name.contains(NONE)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_stays_within_its_place_in_the_path() {
+        assert_eq!(in_path("127.0.0.1:5000/a/b:v1").unwrap(), "127.0.0.1:5000/a/b:v1");
+        assert_eq!(in_path("a@sha256:ff").unwrap(), "a@sha256:ff");
+        assert_eq!(in_path("a?b#c%").unwrap(), "a%3Fb%23c%25");
+        for name in ["", " ", "../containers", "a/../b", "a//b", "/a", "a b", "a\n"] {
+            assert!(in_path(name).is_err(), "{name:?}");
+        }
+    }
+
+    #[test]
+    fn a_pull_is_always_of_one_tag() {
+        assert_eq!(to_pull("h:5000/a"), ("h:5000/a".into(), Some("latest")));
+        assert_eq!(to_pull("h:5000/a:1"), ("h:5000/a:1".into(), None));
+        assert_eq!(to_pull("a@sha256:ff"), ("a@sha256:ff".into(), None));
+    }
+
+    #[test]
+    fn a_place_holder_is_no_name() {
+        let names = ["a:1", "<none>:<none>", "<none>@<none>"].map(str::to_owned).to_vec();
+        assert_eq!(real(names), ["a:1"]);
+    }
+}

@@ -1,0 +1,61 @@
+//! JSON values that come one after the other, cut anywhere.
+
+use serde::de::DeserializeOwned;
+
+/// The largest value that is waited for, in bytes.
+const LARGEST: usize = 1 << 20;
+
+/// What came and is no whole value yet.
+#[derive(Debug, Default)]
+pub(crate) struct Values {
+    rest: Vec<u8>,
+}
+
+impl Values {
+    /// Takes what came, and gives the values that are whole now.
+    pub(crate) fn push<T: DeserializeOwned>(&mut self, bytes: &[u8]) -> Result<Vec<T>, String> {
+        self.rest.extend_from_slice(bytes);
+        let mut values = serde_json::Deserializer::from_slice(&self.rest).into_iter::<T>();
+        let mut whole = Vec::new();
+        let mut used = 0;
+        while let Some(value) = values.next() {
+            match value {
+                Ok(value) => whole.push(value),
+                Err(error) if error.is_eof() => break,
+                Err(error) => return Err(error.to_string()),
+            }
+            used = values.byte_offset();
+        }
+        self.rest.drain(..used);
+        if self.rest.len() > LARGEST {
+            return Err(format!("a message of more than {LARGEST} bytes"));
+        }
+        Ok(whole)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn values_are_found_however_they_are_cut() {
+        let text = "{\"a\":1}\r\n{\"b\":\"x\\\"}\"} {}";
+        for cut in 0..=text.len() {
+            let (first, second) = text.split_at(cut);
+            let mut values = Values::default();
+            let mut found: Vec<Value> = values.push(first.as_bytes()).unwrap();
+            found.extend(values.push::<Value>(second.as_bytes()).unwrap());
+            assert_eq!(found, [json!({"a": 1}), json!({"b": "x\"}"}), json!({})], "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_json_or_never_ends_is_an_error() {
+        assert!(Values::default().push::<Value>(b"<html>").is_err());
+        let endless = [b"{\"a\":\"".to_vec(), vec![b'x'; LARGEST]].concat();
+        assert!(Values::default().push::<Value>(&endless).is_err());
+    }
+}

@@ -1,0 +1,83 @@
+//! TLS towards an engine, from the three files that docker's client reads.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::{ClientConfig, RootCertStore};
+
+/// A folder with `ca.pem` (the authority of the engine), and with `cert.pem` and `key.pem` where the engine asks who is
+/// there. As `DOCKER_CERT_PATH`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TlsFiles(pub PathBuf);
+
+/// Why the files are of no use.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TlsError {
+    /// One cannot be read; the error names it.
+    #[error("{0}; DOCKER_CERT_PATH names the folder with ca.pem, cert.pem and key.pem")]
+    File(#[from] std::io::Error),
+    /// One does not hold what it should.
+    #[error("{}: {problem}", path.display())]
+    Content {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// They do not fit together.
+    #[error("{0}")]
+    Rustls(#[from] rustls::Error),
+}
+
+/// What rustls needs to trust this engine only.
+pub(crate) fn client_config(files: &TlsFiles) -> Result<ClientConfig, TlsError> {
+    let mut roots = RootCertStore::empty();
+    for authority in certificates(&files.0.join("ca.pem"))? {
+        roots.add(authority)?;
+    }
+    let builder = builder()?.with_root_certificates(roots);
+    let (certificate, key) = (files.0.join("cert.pem"), files.0.join("key.pem"));
+    if !certificate.exists() && !key.exists() {
+        return Ok(builder.with_no_client_auth());
+    }
+    let private = PrivateKeyDer::from_pem_slice(&fs_err::read(&key)?)
+        .map_err(|error| TlsError::Content { path: key, problem: error.to_string() })?;
+    Ok(builder.with_client_auth_cert(certificates(&certificate)?, private)?)
+}
+
+/// A configuration that trusts nobody, for connections without TLS.
+pub(crate) fn no_tls() -> Result<ClientConfig, TlsError> {
+    Ok(builder()?.with_root_certificates(RootCertStore::empty()).with_no_client_auth())
+}
+
+fn builder() -> Result<rustls::ConfigBuilder<ClientConfig, rustls::WantsVerifier>, TlsError> {
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    Ok(ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?)
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    let pem = fs_err::read(path)?;
+    let content = |problem: String| TlsError::Content { path: path.to_owned(), problem };
+    let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
+    let all = all.map_err(|error| content(error.to_string()))?;
+    if all.is_empty() { Err(content("there is no certificate in it".into())) } else { Ok(all) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_or_empty_authority_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let files = TlsFiles(folder.path().to_owned());
+        let missing = client_config(&files).unwrap_err().to_string();
+        assert!(missing.contains("ca.pem") && missing.contains("DOCKER_CERT_PATH"), "{missing}");
+        fs_err::write(folder.path().join("ca.pem"), "junk").unwrap();
+        let empty = client_config(&files).unwrap_err().to_string();
+        assert!(empty.ends_with("ca.pem: there is no certificate in it"), "{empty}");
+    }
+}

@@ -1,0 +1,133 @@
+//! Who takes room in an engine, and what the engine says of it: `docker system df` counts otherwise.
+
+use std::path::{Path, PathBuf};
+
+use larder::backend::BackendError;
+use larder::gc::Amount;
+
+use crate::answers::{ContainerInspect, ContainerSummary, DiskUsage, Info, count};
+use crate::inspections::Inspections;
+use crate::layers::{EngineLayers, Files};
+use crate::measure;
+
+/// Who takes room. All of it but [`engine`](EngineUsage::engine) is on disk, as `du` counts, unless it is a guess.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EngineUsage {
+    /// Where layers are; `None` where larder may not look at it, or cannot.
+    pub layer_store: Option<PathBuf>,
+    /// What is in there, all in all.
+    pub on_disk: Option<Amount>,
+    /// Layers of images, each once.
+    pub images: Part,
+    /// What containers wrote, running or not.
+    pub containers: Part,
+    /// Bytes of the builder's cache that no image shares, as the engine tells them.
+    pub builder_bytes: u64,
+    /// Of these, what the builder does not use right now: what the engine's own prune may remove.
+    pub builder_unused_bytes: u64,
+    /// What `docker system df` says.
+    pub engine: EngineCounts,
+}
+
+/// One part of the layer store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Part {
+    /// How many there are.
+    pub count: usize,
+    /// What they take.
+    pub amount: Amount,
+    /// Whether that is a guess.
+    pub estimated: bool,
+}
+
+/// The engine's own sums, in bytes of files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct EngineCounts {
+    /// All layers, each once: `SIZE` of images.
+    pub layers_bytes: u64,
+    /// What images have for themselves that no container uses: `RECLAIMABLE` of images, about.
+    pub reclaimable_bytes: u64,
+    /// What containers wrote: `SIZE` of containers.
+    pub containers_bytes: u64,
+}
+
+impl EngineUsage {
+    /// What is in the layer store and belongs neither to images nor to containers: the builder's, and what nothing
+    /// accounts for.
+    pub fn rest(&self) -> Option<Amount> {
+        Some((self.images.amount + self.containers.amount).short_of(self.on_disk?))
+    }
+}
+
+/// Asks the engine, and looks at its files where that is allowed.
+pub(crate) async fn usage(
+    inspections: &Inspections,
+    layers: &EngineLayers,
+) -> Result<EngineUsage, BackendError> {
+    let engine = inspections.engine();
+    let info: Info = engine.must_get("/info", &[]).await?;
+    let said: DiskUsage = engine.must_get("/system/df", &[]).await?;
+    let listed: Vec<larder::backend::Image> = said
+        .images
+        .iter()
+        .map(|image| larder::backend::Image {
+            id: image.id.clone(),
+            size: count(image.size),
+            ..larder::backend::Image::default()
+        })
+        .collect();
+    let measured = layers.look(&listed).await?;
+    let files = engine.host().socket().and_then(|_| Files::of(&info));
+    let store = files.map(|files| files.layer_store());
+    let on_disk = match store.clone() {
+        Some(store) => blocking(move || measure::tree(&store).ok()).await,
+        None => None,
+    };
+    let mut containers = Part { count: said.containers.len(), ..Part::default() };
+    for container in &said.containers {
+        let measured = if on_disk.is_some() { written(inspections, container).await? } else { None };
+        containers.estimated |= measured.is_none();
+        containers.amount += measured.unwrap_or_else(|| Amount::estimate(count(container.size_rw)));
+    }
+    let cache = |unused: bool| {
+        let records = said.build_cache.iter().filter(|record| !(record.shared || unused && record.in_use));
+        records.map(|record| count(record.size)).sum()
+    };
+    let unused = said.images.iter().filter(|image| image.containers <= 0);
+    Ok(EngineUsage {
+        layer_store: store.filter(|_| on_disk.is_some()),
+        on_disk,
+        images: Part { count: said.images.len(), amount: measured.folders, estimated: measured.estimated },
+        containers,
+        builder_bytes: cache(false),
+        builder_unused_bytes: cache(true),
+        engine: EngineCounts {
+            layers_bytes: count(said.layers_size),
+            reclaimable_bytes: unused.map(|image| count(image.size - image.shared_size.max(0))).sum(),
+            containers_bytes: said.containers.iter().map(|container| count(container.size_rw)).sum(),
+        },
+    })
+}
+
+/// What a container wrote, and the layer between it and its image; `None` where that cannot be read.
+async fn written(
+    inspections: &Inspections,
+    container: &ContainerSummary,
+) -> Result<Option<Amount>, BackendError> {
+    let path = format!("/containers/{}/json", container.id);
+    let Some(found) = inspections.engine().get::<ContainerInspect>(&path, &[]).await? else {
+        return Ok(Some(Amount::ZERO));
+    };
+    let Some(upper) = found.graph_driver.data.get("UpperDir") else { return Ok(None) };
+    let Some(folder) = Path::new(upper).parent().map(Path::to_owned) else { return Ok(None) };
+    Ok(blocking(move || {
+        let mut first = folder.clone().into_os_string();
+        first.push("-init");
+        Some(measure::tree(&folder).ok()? + measure::tree_if_there(Path::new(&first)).ok()?)
+    })
+    .await)
+}
+
+async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Option<T> + Send + 'static) -> Option<T> {
+    tokio::task::spawn_blocking(work).await.ok().flatten()
+}

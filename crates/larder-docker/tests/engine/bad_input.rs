@@ -1,0 +1,180 @@
+//! What goes wrong: engines that are down, go away, or are something else; images with strange names; others who meddle.
+
+use larder::backend::{Backend as _, BackendError, CallErrorKind, ImageSpec, Unreachable};
+use larder_docker::{DockerBackend, DockerConfig, EngineHost};
+use larder_testkit::peers::{Gate, Image};
+
+use crate::fake::FakeEngine;
+use crate::world::{World, block_on, pull, status};
+
+fn at(path: &std::path::Path) -> DockerBackend {
+    DockerBackend::new(EngineHost::Unix(path.to_owned()), DockerConfig::default()).unwrap()
+}
+
+fn unreachable(error: &BackendError) -> (String, String) {
+    let BackendError::Unreachable { problem: Unreachable::Told { problem, hint }, .. } = error else {
+        panic!("{error:?}")
+    };
+    (problem.clone(), (*hint).to_owned())
+}
+
+#[tokio::test]
+async fn what_is_no_engine_is_told_apart() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("d.sock");
+    let found = async || unreachable(&at(&path).info().await.unwrap_err());
+    let (missing, hint) = found().await;
+    assert!(
+        missing == "there is no such socket" && hint.contains("systemctl start docker"),
+        "{missing} {hint}"
+    );
+    drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+    assert_eq!(found().await.0, "connection refused: nobody listens here");
+    fs_err::remove_file(&path).unwrap();
+
+    let version = |api: &str| format!(r#"{{"Version":"1.0","ApiVersion":"{api}","MinAPIVersion":"1.12"}}"#);
+    let old = FakeEngine::start(move |_, _| (200, version("1.24")));
+    let (told, hint) = unreachable(&old.backend().info().await.unwrap_err());
+    assert_eq!(told, "it speaks version 1.24 of the API, and larder needs 1.28 or later");
+    assert!(hint.contains("update"), "{hint}");
+    for answer in [(404, "<html>no</html>"), (200, "{\"name\":7}"), (200, "hello")] {
+        let other = FakeEngine::start(move |_, _| (answer.0, answer.1.to_owned()));
+        let error = other.backend().info().await.unwrap_err();
+        assert!(matches!(error, BackendError::Unreachable { .. }), "{answer:?}: {error:?}");
+    }
+}
+
+#[test]
+fn an_engine_that_comes_back_is_found_again_and_a_pull_that_it_left_is_told() {
+    let Some(mut world) = World::new() else { return };
+    let name = world.push("app:1", &Image::small(1, 300_000));
+    let backend = world.backend();
+    let gate = Gate::in_front_of(world.registry.port()).unwrap();
+    let held = gate.image("app:1");
+    gate.hold_blobs_after(0);
+    let puller = backend.clone();
+    let pulling = std::thread::spawn(move || block_on(pull(&puller, &held)));
+    gate.wait_until_held(1);
+    world.engine.stop();
+    let error = pulling.join().unwrap().unwrap_err();
+    drop(gate);
+    assert!(
+        matches!(error, BackendError::Call { kind: CallErrorKind::Unavailable | CallErrorKind::Other, .. }),
+        "{error:?}"
+    );
+    let down = block_on(backend.list()).unwrap_err();
+    assert!(matches!(down, BackendError::Unreachable { .. }), "{down:?}");
+    world.engine.start_again().unwrap();
+    block_on(async {
+        pull(&backend, &name).await.unwrap();
+        assert_eq!(backend.list().await.unwrap().len(), 1);
+    });
+}
+
+#[test]
+fn images_with_no_name_and_with_hundreds_are_listed_once_and_removed_whole() {
+    let Some(world) = World::new() else { return };
+    let name = world.push("app:1", &Image::small(1, 10_000));
+    let (other, backend) = (world.push("app:2", &Image::small(2, 10_000)), world.backend());
+    let id = block_on(pull(&backend, &name)).unwrap();
+    for number in 0..300 {
+        world.engine.tag(&id, &format!("shop/web-{}", number % 3), &number.to_string()).unwrap();
+    }
+    let nameless = block_on(pull(&backend, &other)).unwrap();
+    // Its name goes to the other image, and its digest with it.
+    let (repository, tag) = other.rsplit_once(':').unwrap();
+    world.engine.tag(&id, repository, tag).unwrap();
+    let digests = block_on(status(&backend, &nameless)).unwrap().repo_digests;
+    for digest in digests {
+        world.engine.remove_image(&digest).ok();
+    }
+    block_on(async {
+        let listed = backend.list().await.unwrap();
+        let many = listed.iter().find(|image| image.id == id).unwrap();
+        assert_eq!(many.repo_tags.len(), 302);
+        assert_eq!(listed.iter().filter(|image| image.id == id).count(), 1);
+        if let Some(dangling) = listed.iter().find(|image| image.id == nameless) {
+            assert!(dangling.repo_tags.is_empty(), "{dangling:?}");
+        }
+        for id in [&nameless, &id] {
+            backend.remove(&ImageSpec::named(id)).await.unwrap();
+            assert_eq!(status(&backend, id).await, None);
+        }
+        assert_eq!(backend.list().await.unwrap(), []);
+    });
+    assert_eq!(world.engine.image_names().unwrap(), [""; 0]);
+}
+
+#[test]
+fn an_image_of_a_container_keeps_all_its_names_whatever_the_container_does() {
+    let Some(world) = World::new() else { return };
+    let name = world.push("app:1", &Image::small(1, 10_000));
+    let backend = world.backend();
+    let id = block_on(pull(&backend, &name)).unwrap();
+    for tag in ["a", "b"] {
+        world.engine.tag(&id, "other", tag).unwrap();
+    }
+    let names = world.engine.image_names().unwrap();
+    let container = world.engine.create_container(&name, "user").unwrap();
+    for image in [&id, &name] {
+        let refused = block_on(backend.remove(&ImageSpec::named(image))).unwrap_err();
+        let text = refused.to_string();
+        assert!(text.contains("is used by the container user (created)"), "{text}");
+        assert!(refused.hint().unwrap().contains("docker rm"));
+    }
+    assert_eq!(world.engine.image_names().unwrap(), names);
+    world.engine.remove_container(&container).unwrap();
+    block_on(backend.remove(&ImageSpec::named(&id))).unwrap();
+    assert_eq!(world.engine.image_names().unwrap(), [""; 0]);
+}
+
+#[test]
+fn an_image_that_another_was_built_on_goes_with_that_one() {
+    let Some(world) = World::new() else { return };
+    let base = world.push("base:1", &Image::small(1, 10_000));
+    let backend = world.backend();
+    let id = block_on(pull(&backend, &base)).unwrap();
+    let container = world.engine.create_container(&base, "builder").unwrap();
+    world.engine.commit(&container, "child", "1").unwrap();
+    world.engine.remove_container(&container).unwrap();
+    block_on(async {
+        backend.remove(&ImageSpec::named(&id)).await.unwrap();
+        let listed = backend.list().await.unwrap();
+        assert!(!listed.iter().any(|image| image.id == id), "it is hidden behind its child: {listed:?}");
+        backend.remove(&ImageSpec::named("child:1")).await.unwrap();
+        assert_eq!(status(&backend, &id).await, None);
+        assert_eq!(backend.list().await.unwrap(), []);
+    });
+}
+
+#[tokio::test]
+async fn names_that_were_taken_off_come_back_if_a_container_is_made_meanwhile() {
+    let image = r#"{"Id":"sha256:a","RepoTags":["a:1","b:2"],"RepoDigests":[]}"#;
+    let engine = FakeEngine::start(move |method, path| match (method, path) {
+        ("GET", "/version") => (200, r#"{"Version":"1","ApiVersion":"1.41","MinAPIVersion":"1.12"}"#.into()),
+        ("GET", "/v1.41/containers/json?all=1") => (200, "[]".into()),
+        ("GET", _) => (200, image.into()),
+        ("DELETE", "/v1.41/images/b:2") => {
+            (409, r#"{"message":"conflict: container 1 is using its referenced image a"}"#.into())
+        }
+        _ => (200, "[]".into()),
+    });
+    let refused = engine.backend().remove(&ImageSpec::named("sha256:a")).await.unwrap_err();
+    assert!(refused.to_string().starts_with("conflict: container 1"), "{refused}");
+    let asked = engine.asked();
+    assert!(asked.contains(&"POST /v1.41/images/sha256:a/tag?repo=a&tag=1".to_owned()), "{asked:?}");
+    assert!(!asked.iter().any(|call| call.contains("force")), "nothing is forced: {asked:?}");
+}
+
+#[test]
+fn what_somebody_else_removed_meanwhile_is_no_error() {
+    let Some(world) = World::new() else { return };
+    let name = world.push("app:1", &Image::small(1, 10_000));
+    let backend = world.backend();
+    let id = block_on(pull(&backend, &name)).unwrap();
+    world.engine.remove_image(&id).unwrap();
+    block_on(async {
+        assert_eq!(backend.remove(&ImageSpec::named(&id)).await, Ok(()));
+        assert_eq!(backend.remove(&ImageSpec::named(&name)).await, Ok(()));
+    });
+}

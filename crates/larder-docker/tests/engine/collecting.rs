@@ -1,0 +1,142 @@
+//! What collection goes by: what layers take, what was used when, and what the engine counts.
+
+use std::process::Command;
+use std::sync::Arc;
+
+use larder::backend::Backend as _;
+use larder::gc::{Collector, FileStore, LayerSource as _, Records};
+use larder_docker::DockerBackend;
+use larder_testkit::peers::{Image, Layer};
+use serde_json::json;
+
+use crate::fake::FakeEngine;
+use crate::world::{World, block_on, pull};
+
+fn layer(seed: u64, size: usize) -> Layer {
+    Layer::new().noise(format!("srv/{seed}"), size, seed)
+}
+
+/// Two images on one base.
+fn fill(world: &World, backend: &DockerBackend) -> [String; 2] {
+    ["a:1", "b:1"].map(|name| {
+        let own = u64::from(name.as_bytes()[0]);
+        let name = world.push(name, &Image::new().layer(layer(1, 2_000_000)).layer(layer(own, 500_000)));
+        block_on(pull(backend, &name)).unwrap()
+    })
+}
+
+fn du(path: &std::path::Path) -> u64 {
+    let du = Command::new("du").args(["-s", "-B1"]).arg(path).output().unwrap();
+    String::from_utf8(du.stdout).unwrap().split_whitespace().next().unwrap().parse().unwrap()
+}
+
+#[test]
+fn layers_take_what_du_says_and_shared_ones_count_once() {
+    let Some(world) = World::new() else { return };
+    let backend = world.backend();
+    fill(&world, &backend);
+    let usage = block_on(backend.usage()).unwrap();
+    let store = world.engine.root().join("overlay2");
+    assert_eq!(usage.layer_store.as_deref(), Some(store.as_path()));
+    let said = du(&store);
+    assert_eq!(usage.on_disk.unwrap().bytes, said);
+    let images = usage.images;
+    assert!(!images.estimated && images.count == 2, "{images:?}");
+    assert!(images.amount.bytes.abs_diff(said) * 100 <= said * 2, "{} and du {said}", images.amount.bytes);
+    assert_eq!(usage.engine.layers_bytes, 3_000_000, "docker counts bytes of files");
+
+    let container = world.engine.create_container("sha256:missing", "x").unwrap_err();
+    assert!(container.to_string().contains("No such image"), "{container}");
+    let listed = block_on(backend.list()).unwrap();
+    let layers = block_on(backend.layers().layers(&listed)).unwrap();
+    assert_eq!(layers.all().len(), 3);
+    assert!(layers.all().iter().all(|layer| !layer.estimated && layer.amount.inodes > 1));
+}
+
+#[test]
+fn a_container_that_came_and_went_between_two_looks_was_a_use_and_stays_one() {
+    let Some(mut world) = World::new() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let backend = world.backend();
+    let [used, unused] = fill(&world, &backend);
+    let look = |world: &World| -> Records {
+        let backend = world.backend();
+        let collector = Collector::builder(backend.clone())
+            .layers(backend.layers())
+            .feed(Arc::new(backend.feed()))
+            .records(Arc::new(FileStore::new(folder.path().join("records.json"))))
+            .build();
+        block_on(async {
+            collector.detect().await.unwrap();
+            collector.records().await
+        })
+    };
+    let before = look(&world);
+    for id in [&used, &unused] {
+        let record = before.get(id, "").unwrap();
+        assert_eq!(record.last_used, None);
+        assert!(record.first_seen < before.watched().unwrap(), "the engine knows when it came");
+    }
+    let container = world.engine.create_container("127.0.0.1:1/x", "x");
+    assert!(container.is_err(), "no such image is no use of any");
+    let container = world.engine.create_container(&used, "short").unwrap();
+    world.engine.remove_container(&container).unwrap();
+    let after = look(&world);
+    let last_used = after.get(&used, "").unwrap().last_used;
+    assert!(last_used.is_some(), "nobody looked while it lived");
+    assert_eq!(after.get(&unused, "").unwrap().last_used, None);
+
+    // The engine forgets its events; another larder has nothing but the file.
+    world.engine.stop();
+    world.engine.start_again().unwrap();
+    let again = look(&world);
+    assert_eq!(again.get(&used, "").unwrap().last_used, last_used);
+    assert_eq!(again.get(&used, "").unwrap().first_seen, before.get(&used, "").unwrap().first_seen);
+}
+
+/// An engine with containerd's image store, as engines from 23 on may be, in the answers that larder asks for.
+fn with_containerd_store(method: &str, path: &str) -> (u16, String) {
+    let answer = match (method, path.trim_start_matches("/v1.47")) {
+        (_, "/version") => json!({"Version": "27.0.0", "ApiVersion": "1.47", "MinAPIVersion": "1.24"}),
+        (_, "/info") => json!({"DockerRootDir": "/var/lib/docker", "Driver": "overlayfs",
+            "DriverStatus": [["driver-type", "io.containerd.snapshotter.v1"]],
+            "Containerd": {"Address": "/run/containerd/containerd.sock"}}),
+        (_, "/containers/json?all=1") => json!([{"Id": "c", "Names": ["/web"], "ImageID": "sha256:i",
+            "Image": "app", "State": "running", "Mounts": [{"Type": "image", "Source": ""}]}]),
+        (_, "/containers/c/json") => {
+            json!({"HostConfig": {"Mounts": [{"Type": "image", "Source": "data", "Target": "/data"}]}})
+        }
+        (_, "/images/json") => json!([{"Id": "sha256:i", "RepoTags": ["app:latest"], "Size": 350}]),
+        (_, "/images/data/json") => json!({"Id": "sha256:d", "RepoTags": ["data:latest"]}),
+        (_, "/images/sha256:i/json") => json!({"Id": "sha256:i", "RepoTags": ["app:latest"], "Size": 350,
+            "RootFS": {"Type": "layers", "Layers": ["sha256:1", "sha256:2"]}}),
+        (_, "/images/sha256:i/history") => json!([
+            {"CreatedBy": "COPY . /srv # buildkit", "Size": 50}, {"CreatedBy": "ENV A=b", "Size": 0},
+            {"CreatedBy": "ADD rootfs.tar / # buildkit", "Size": 300}]),
+        _ => return (404, r#"{"message":"not found"}"#.into()),
+    };
+    (200, answer.to_string())
+}
+
+#[tokio::test]
+async fn layers_of_containerd_s_store_are_estimated_from_histories() {
+    let engine = FakeEngine::start(with_containerd_store);
+    let backend = engine.backend();
+    let listed = backend.list().await.unwrap();
+    let layers = backend.layers().layers(&listed).await.unwrap();
+    let bytes: Vec<(u64, bool)> =
+        layers.all().iter().map(|layer| (layer.amount.bytes, layer.estimated)).collect();
+    assert!(bytes.contains(&(300, true)) && bytes.contains(&(50, true)), "{bytes:?}");
+    let root = &backend.filesystems().await.unwrap().image[0].mountpoint;
+    assert_eq!(root.to_str(), Some("/var/lib/containerd"));
+}
+
+#[tokio::test]
+async fn an_image_that_a_container_mounts_is_in_use() {
+    let engine = FakeEngine::start(with_containerd_store);
+    let in_use = engine.backend().in_use().await.unwrap();
+    let container = &in_use.containers[0];
+    assert_eq!((container.image_id.as_str(), container.running), ("sha256:i", true));
+    assert_eq!(container.mounted_images, ["sha256:d"]);
+    assert!(!container.mounts_unknown);
+}

@@ -1,0 +1,19 @@
+//! A real Docker Engine on loopback, with private state.
+
+#![allow(clippy::unwrap_used, reason = "a scenario that cannot be set up has failed")]
+
+mod bad_input;
+mod collecting;
+mod fake;
+mod world;
+
+use larder_testkit::backend_suite::{DockerFixture, check};
+
+use crate::world::{World, block_on};
+
+#[test]
+fn an_engine_keeps_the_contract_of_a_backend() {
+    let Some(world) = World::new() else { return };
+    let fixture = DockerFixture::new(&world.engine, &world.registry).unwrap();
+    block_on(check(&fixture));
+}

@@ -1,0 +1,48 @@
+//! An engine, a registry, and a runtime to ask from.
+
+use std::future::Future;
+use std::sync::Arc;
+
+use larder::backend::{Backend as _, BackendError, Image as Present, ImageSpec, Progress};
+use larder_docker::{DockerBackend, DockerConfig, EngineHost};
+use larder_testkit::peers::{Dockerd, Image, Package, Registry, RegistryOptions, require};
+
+/// An empty engine, and a registry that it reaches.
+pub(crate) struct World {
+    pub(crate) engine: Dockerd,
+    pub(crate) registry: Registry,
+}
+
+impl World {
+    /// `None`, after a loud message, where real servers are not installed and this is not CI.
+    pub(crate) fn new() -> Option<World> {
+        if !require(&[Package::DockerIo, Package::DockerRegistry, Package::Skopeo]).is_available() {
+            return None;
+        }
+        let registry = Registry::start(RegistryOptions::default()).unwrap();
+        Some(World { engine: Dockerd::start().unwrap(), registry })
+    }
+
+    pub(crate) fn backend(&self) -> Arc<DockerBackend> {
+        let host = EngineHost::Unix(self.engine.socket());
+        Arc::new(DockerBackend::new(host, DockerConfig::default()).unwrap())
+    }
+
+    /// Pushes an image, and returns the name to pull it by.
+    pub(crate) fn push(&self, name: &str, image: &Image) -> String {
+        image.push(&self.registry, name).unwrap();
+        self.registry.image(name)
+    }
+}
+
+pub(crate) fn block_on<T>(work: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
+}
+
+pub(crate) async fn pull(backend: &DockerBackend, name: &str) -> Result<String, BackendError> {
+    backend.pull(&ImageSpec::named(name), None, None, &Progress::unwatched()).await
+}
+
+pub(crate) async fn status(backend: &DockerBackend, name: &str) -> Option<Present> {
+    backend.status(&ImageSpec::named(name)).await.unwrap()
+}

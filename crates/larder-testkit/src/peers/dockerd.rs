@@ -1,0 +1,207 @@
+//! A private Docker Engine: its own root, containerd and socket; no bridge, and the machine's firewall is left alone.
+
+use std::io::{Read as _, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use super::containerd::unmount_below;
+use super::packages::{Package, program};
+use super::process::{PATIENCE, Server};
+use super::{PeerError, Result};
+
+const JSON: &str = "application/json";
+
+/// What may differ from the usual private engine.
+#[derive(Debug, Clone, Default)]
+pub struct DockerdOptions {
+    /// The folder below which the engine's root is made. Default: the temporary folder.
+    pub root_below: Option<PathBuf>,
+}
+
+/// A dockerd and its state. Dropping it ends the process, which ends the containerd that it started, and removes the
+/// state.
+#[derive(Debug)]
+pub struct Dockerd {
+    server: Option<Server>,
+    /// Socket, log, and what is in use while it runs.
+    folder: TempDir,
+    /// Images and containers.
+    root: TempDir,
+}
+
+impl Dockerd {
+    /// Starts an engine with nothing in it, and waits until it answers.
+    ///
+    /// Registries on loopback it reaches over plain HTTP without being told.
+    pub fn start() -> Result<Dockerd> {
+        Dockerd::start_with(DockerdOptions::default())
+    }
+
+    /// Starts an engine with nothing in it that is not quite the usual one.
+    pub fn start_with(options: DockerdOptions) -> Result<Dockerd> {
+        // Short: the socket's path is below it, and so are those of the engine's own sockets.
+        let folder = tempfile::Builder::new().prefix("larder-dockerd-").tempdir()?;
+        let below = options.root_below.unwrap_or_else(std::env::temp_dir);
+        let root = tempfile::Builder::new().prefix("larder-docker-root-").tempdir_in(below)?;
+        fs_err::create_dir(folder.path().join("tmp"))?;
+        fs_err::write(folder.path().join("daemon.json"), "{}")?;
+        let mut dockerd = Dockerd { server: None, folder, root };
+        dockerd.start_again()?;
+        Ok(dockerd)
+    }
+
+    /// Starts the process again on the same state and socket. Does nothing while it runs.
+    pub fn start_again(&mut self) -> Result<()> {
+        if self.server.is_some() {
+            return Ok(());
+        }
+        let folder = self.folder.path();
+        let log = folder.join("dockerd.log");
+        let mut server = Server::start(
+            "dockerd",
+            &program(Package::DockerIo)?,
+            |command| {
+                command
+                    .arg("--config-file")
+                    .arg(folder.join("daemon.json"))
+                    .arg("--data-root")
+                    .arg(self.root.path())
+                    .arg("--exec-root")
+                    .arg(folder.join("exec"))
+                    .arg("--pidfile")
+                    .arg(folder.join("pid"))
+                    .args(["--iptables=false", "--ip6tables=false", "--bridge=none"])
+                    .arg("--host")
+                    .arg(self.host())
+                    .env("TMPDIR", folder.join("tmp"));
+            },
+            &log,
+            &log,
+        )?;
+        server.wait_ready(|| self.get("/_ping").is_ok())?;
+        self.server = Some(server);
+        Ok(())
+    }
+
+    /// Ends the process; state and configuration stay.
+    pub fn stop(&mut self) {
+        self.server = None;
+        unmount_below(self.folder.path());
+        unmount_below(self.root.path());
+    }
+
+    /// Process id, while it runs.
+    pub fn pid(&self) -> Option<u32> {
+        self.server.as_ref().map(Server::pid)
+    }
+
+    /// Where it serves, such as `unix:///tmp/larder-dockerd-x/d.sock`.
+    pub fn host(&self) -> String {
+        format!("unix://{}", self.socket().display())
+    }
+
+    /// The socket's path.
+    pub fn socket(&self) -> PathBuf {
+        self.folder.path().join("d.sock")
+    }
+
+    /// Its data root.
+    pub fn root(&self) -> &Path {
+        self.root.path()
+    }
+
+    /// What it logged so far.
+    pub fn log(&self) -> String {
+        fs_err::read_to_string(self.folder.path().join("dockerd.log")).unwrap_or_default()
+    }
+
+    /// Makes a container of this image that is not started, and returns its id.
+    pub fn create_container(&self, image: &str, name: &str) -> Result<String> {
+        let body = json!({"Image": image, "Cmd": ["/nothing"], "HostConfig": {"NetworkMode": "none"}});
+        let path = format!("/containers/create?name={name}");
+        let answer = self.call("POST", &path, JSON, body.to_string().as_bytes())?;
+        answer["Id"].as_str().map(str::to_owned).ok_or_else(|| PeerError::new("create a container", answer))
+    }
+
+    /// Removes a container.
+    pub fn remove_container(&self, container: &str) -> Result<()> {
+        self.call("DELETE", &format!("/containers/{container}?force=1"), JSON, b"").map(drop)
+    }
+
+    /// Makes an image of what a container is now, whose parent is the container's image.
+    pub fn commit(&self, container: &str, repository: &str, tag: &str) -> Result<()> {
+        let path = format!("/commit?container={container}&repo={repository}&tag={tag}");
+        self.call("POST", &path, JSON, b"{}").map(drop)
+    }
+
+    /// Gives an image one more name.
+    pub fn tag(&self, image: &str, repository: &str, tag: &str) -> Result<()> {
+        let path = format!("/images/{image}/tag?repo={repository}&tag={tag}");
+        self.call("POST", &path, JSON, b"").map(drop)
+    }
+
+    /// Takes one name off an image, or removes it.
+    pub fn remove_image(&self, name: &str) -> Result<()> {
+        self.call("DELETE", &format!("/images/{name}"), JSON, b"").map(drop)
+    }
+
+    /// Names of its images, with tags and with digests, sorted.
+    pub fn image_names(&self) -> Result<Vec<String>> {
+        let images = self.get("/images/json")?;
+        let names = images.as_array().into_iter().flatten().flat_map(|image| {
+            let of = |key: &str| image[key].as_array().cloned().unwrap_or_default();
+            [of("RepoTags"), of("RepoDigests")].concat()
+        });
+        let mut names: Vec<String> = names.filter_map(|name| name.as_str().map(str::to_owned)).collect();
+        names.retain(|name| !name.starts_with("<none>"));
+        names.sort();
+        Ok(names)
+    }
+
+    /// Makes an image of one layer from a tar archive of its files, as `docker import` does.
+    pub fn import(&self, archive: &[u8], repository: &str, tag: &str) -> Result<()> {
+        let path = format!("/images/create?fromSrc=-&repo={repository}&tag={tag}");
+        self.call("POST", &path, "application/x-tar", archive).map(drop)
+    }
+
+    /// Loads images from an archive as `docker save` writes it.
+    pub fn load(&self, archive: &[u8]) -> Result<()> {
+        self.call("POST", "/images/load?quiet=1", "application/x-tar", archive).map(drop)
+    }
+
+    /// An answer to another client than larder's: what tests compare with.
+    pub fn get(&self, path: &str) -> Result<Value> {
+        self.call("GET", path, JSON, b"")
+    }
+
+    /// One call, in HTTP/1.0: then the answer ends with the connection.
+    fn call(&self, method: &str, path: &str, content_type: &str, body: &[u8]) -> Result<Value> {
+        let doing = || format!("{method} {path} of dockerd");
+        let exchange = || -> std::io::Result<String> {
+            let mut stream = UnixStream::connect(self.socket())?;
+            stream.set_read_timeout(Some(PATIENCE))?;
+            let length = body.len();
+            write!(stream, "{method} {path} HTTP/1.0\r\nHost: docker\r\nContent-Type: {content_type}\r\n")?;
+            write!(stream, "Content-Length: {length}\r\n\r\n")?;
+            stream.write_all(body)?;
+            let mut answer = Vec::new();
+            stream.read_to_end(&mut answer)?;
+            Ok(String::from_utf8_lossy(&answer).into_owned())
+        };
+        let answer = exchange().map_err(|error| PeerError::new(doing(), error))?;
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap_or((&answer, ""));
+        if head.split(' ').nth(1).is_none_or(|code| !code.starts_with('2')) {
+            return Err(PeerError::new(doing(), format!("{head} {body}")));
+        }
+        Ok(serde_json::from_str(body).unwrap_or(Value::Null))
+    }
+}
+
+impl Drop for Dockerd {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}
