@@ -103,15 +103,15 @@ impl DockerBackend {
         headers: HeaderMap,
         progress: &Progress,
     ) -> Result<(), BackendError> {
-        let (name, tag) = names::to_pull(name);
-        let mut query = vec![("fromImage", name.as_str())];
+        let tag = names::tag_to_pull(name);
+        let mut query = vec![("fromImage", name)];
         query.extend(tag.map(|tag| ("tag", tag)));
         let mut response = match self.engine.call(Method::POST, "/images/create", &query, headers).await {
             // What is wrong may be known before the stream begins, or only in it: the words are the same.
             Err(BackendError::Call {
                 message, kind: CallErrorKind::Other | CallErrorKind::NotFound, ..
             }) => {
-                return Err(error::of_pull(&message));
+                return Err(error::of_pull(name, &message));
             }
             response => response?,
         };
@@ -126,7 +126,7 @@ impl DockerBackend {
                 let told = [message.error_detail.message.as_str(), message.error.as_str()];
                 // The head of the answer said 200 long ago.
                 if let Some(problem) = told.into_iter().find(|text| !text.is_empty()) {
-                    return Err(error::of_pull(problem));
+                    return Err(error::of_pull(name, problem));
                 }
                 let bytes = {
                     let mut course = course.lock().unwrap_or_else(PoisonError::into_inner);

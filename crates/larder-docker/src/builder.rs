@@ -3,7 +3,9 @@
 
 use std::sync::Arc;
 
+use async_trait::async_trait;
 use larder::backend::BackendError;
+use larder::gc::{Reclaim, size_text};
 use reqwest::Method;
 use reqwest::header::HeaderMap;
 
@@ -26,5 +28,17 @@ impl BuilderCache {
         let response = self.engine.call(Method::POST, "/build/prune", &[], HeaderMap::new()).await?;
         let pruned: Pruned = self.engine.read("/build/prune", response).await?;
         Ok(count(pruned.space_reclaimed))
+    }
+}
+
+#[async_trait]
+impl Reclaim for BuilderCache {
+    async fn reclaim(&self) -> Result<(), BackendError> {
+        let freed = self.prune().await?;
+        tracing::info!(
+            "the engine says that {} of its builder's cache came free",
+            size_text(i64::try_from(freed).unwrap_or(i64::MAX))
+        );
+        Ok(())
     }
 }

@@ -1,6 +1,6 @@
 //! How a pull gets on, from the engine's messages to larder's progress.
 
-use larder::backend::{Bytes, Detail, LayerPhase, LayerProgress, PullStep};
+use larder::backend::{Bytes, Detail, LayerPhase, LayerProgress, PullStep, Wait};
 
 use crate::answers::{PullMessage, count};
 
@@ -18,6 +18,13 @@ impl Course {
         if message.status.starts_with("Digest:") {
             self.step = PullStep::Committing;
         }
+        if message.status.starts_with("Retrying in") {
+            let layer = self.layer(&message.id);
+            // The engine counts the seconds down, one message for each.
+            let reason = message.status.replacen("Retrying", "the engine tries again", 1);
+            layer.waiting = Some(Wait { reason, until: None });
+            return;
+        }
         let phase = match message.status.as_str() {
             "Pulling fs layer" | "Waiting" => LayerPhase::Queued,
             "Downloading" => LayerPhase::Fetching,
@@ -27,7 +34,7 @@ impl Course {
         };
         self.step = PullStep::Layers;
         let layer = self.layer(&message.id);
-        layer.phase = phase;
+        (layer.phase, layer.waiting) = (phase, None);
         let detail = &message.progress_detail;
         match phase {
             LayerPhase::Fetching => {
@@ -114,6 +121,16 @@ mod tests {
         assert_eq!(course.bytes(), Bytes { done: 107, total: Some(107) });
         assert_eq!(course.detail().step, PullStep::Committing);
         assert!(course.detail().layers.iter().all(|layer| layer.phase == LayerPhase::Done));
+    }
+
+    #[test]
+    fn a_layer_that_is_tried_again_says_so_until_it_goes_on() {
+        let retrying = r#"{"status":"Retrying in 5 seconds","progressDetail":{},"id":"aaa"}"#;
+        let course = after(&[retrying]);
+        let waiting = course.detail().layers[0].waiting.clone().unwrap();
+        assert_eq!(waiting.reason, "the engine tries again in 5 seconds");
+        let going_on = r#"{"status":"Downloading","progressDetail":{"current":1,"total":2},"id":"aaa"}"#;
+        assert_eq!(after(&[retrying, going_on]).detail().layers[0].waiting, None);
     }
 
     #[test]

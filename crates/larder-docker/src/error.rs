@@ -6,6 +6,7 @@ use std::io;
 use larder::backend::{BackendError, CallErrorKind, Unreachable};
 
 use crate::host::EngineHost;
+use crate::names;
 
 /// What helps a person who may not open the socket.
 const DENIED: &str = "run as root, or become a member of the group that owns the socket: \
@@ -58,8 +59,8 @@ pub(crate) fn refused(code: u16, message: &str) -> BackendError {
     BackendError::Call { message: message.to_owned(), kind, hint: None }
 }
 
-/// What an error of a pull means, which the engine tells in words only.
-pub(crate) fn of_pull(message: &str) -> BackendError {
+/// What an error of a pull means, which the engine tells in words only, and not always with a name.
+pub(crate) fn of_pull(image: &str, message: &str) -> BackendError {
     let text = message.to_ascii_lowercase();
     let has = |parts: &[&str]| parts.iter().any(|part| text.contains(part));
     let (kind, hint) = if has(&["unauthorized", "authentication required", "no basic auth", "denied"]) {
@@ -71,7 +72,9 @@ pub(crate) fn of_pull(message: &str) -> BackendError {
     } else {
         (CallErrorKind::Other, None)
     };
-    BackendError::Call { message: message.to_owned(), kind, hint }
+    let named = message.contains(names::repository(image));
+    let message = if named { message.to_owned() } else { format!("{image}: {message}") };
+    BackendError::Call { message, kind, hint }
 }
 
 /// The engine did not answer in time.
@@ -122,10 +125,14 @@ mod tests {
             ),
             ("manifest for r/x:9 not found: manifest unknown: manifest unknown", CallErrorKind::NotFound),
             ("write /var/lib/docker/tmp/G: no space left on device", CallErrorKind::NoRoom),
+            ("unauthorized: authentication required", CallErrorKind::Denied),
             ("unexpected EOF", CallErrorKind::Other),
         ] {
-            let BackendError::Call { kind: found, message, .. } = of_pull(text) else { panic!("{text}") };
-            assert_eq!((found, message.as_str()), (kind, text));
+            let BackendError::Call { kind: found, message, .. } = of_pull("h:5000/x:1", text) else {
+                panic!("{text}")
+            };
+            assert_eq!(found, kind, "{text}");
+            assert!(message.ends_with(text) && message.contains('x'), "{message}");
         }
     }
 }

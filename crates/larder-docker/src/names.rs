@@ -23,11 +23,20 @@ pub(crate) fn in_path(name: &str) -> Result<String, BackendError> {
         .collect())
 }
 
-/// Name and tag, or name and digest, as the engine wants them for a pull: without either it would pull every tag.
-pub(crate) fn to_pull(name: &str) -> (String, Option<&str>) {
+/// The tag that must be named for a pull, where the name has neither tag nor digest: the engine would pull every tag.
+pub(crate) fn tag_to_pull(name: &str) -> Option<&'static str> {
     let last = name.rsplit('/').next().unwrap_or(name);
-    let tag = (!last.contains([':', '@'])).then_some("latest");
-    (name.to_owned(), tag)
+    (!last.contains([':', '@'])).then_some("latest")
+}
+
+/// The path of a name's repository, without a registry, tag or digest.
+pub(crate) fn repository(name: &str) -> &str {
+    let path = match name.split_once('/') {
+        Some((host, path)) if host.contains(['.', ':']) || host == "localhost" => path,
+        _ => name,
+    };
+    let path = path.split('@').next().unwrap_or(path);
+    path.rsplit_once(':').map_or(path, |(path, _)| path)
 }
 
 /// The names that are names.
@@ -51,9 +60,16 @@ mod tests {
 
     #[test]
     fn a_pull_is_always_of_one_tag() {
-        assert_eq!(to_pull("h:5000/a"), ("h:5000/a".into(), Some("latest")));
-        assert_eq!(to_pull("h:5000/a:1"), ("h:5000/a:1".into(), None));
-        assert_eq!(to_pull("a@sha256:ff"), ("a@sha256:ff".into(), None));
+        assert_eq!(tag_to_pull("h:5000/a"), Some("latest"));
+        assert_eq!(tag_to_pull("h:5000/a:1"), None);
+        assert_eq!(tag_to_pull("a@sha256:ff"), None);
+    }
+
+    #[test]
+    fn the_path_of_a_repository_is_what_errors_name() {
+        for name in ["h:5000/shop/web:1", "h:5000/shop/web", "localhost/shop/web@sha256:ff", "shop/web:1"] {
+            assert_eq!(repository(name), "shop/web", "{name}");
+        }
     }
 
     #[test]

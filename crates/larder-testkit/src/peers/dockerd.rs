@@ -47,7 +47,8 @@ impl Dockerd {
         let below = options.root_below.unwrap_or_else(std::env::temp_dir);
         let root = tempfile::Builder::new().prefix("larder-docker-root-").tempdir_in(below)?;
         fs_err::create_dir(folder.path().join("tmp"))?;
-        fs_err::write(folder.path().join("daemon.json"), "{}")?;
+        // As often as it takes to see that it tries again: the usual five times take more than a minute.
+        fs_err::write(folder.path().join("daemon.json"), r#"{"max-download-attempts": 2}"#)?;
         let mut dockerd = Dockerd { server: None, folder, root };
         dockerd.start_again()?;
         Ok(dockerd)

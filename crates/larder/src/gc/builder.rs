@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use async_trait::async_trait;
+
 use super::collector::Collector;
 use super::disk::{BackendDisk, Measure};
 use super::feed::UseFeed;
@@ -13,7 +15,7 @@ use super::records::{Clock, MemoryStore, RecordStore, SystemClock};
 use super::sweep::Patience;
 use super::time::Stamp;
 use super::uses::{BackendUses, UseSource};
-use crate::backend::Backend;
+use crate::backend::{Backend, BackendError};
 use crate::events::{EventSink, LogSink};
 use crate::pod::ObjectRef;
 
@@ -24,6 +26,14 @@ pub trait Hook: Send + Sync {
     fn collected(&self, kept: &[String], started: Stamp);
 }
 
+/// Something else than images that takes room, and of which some can go first.
+#[async_trait]
+pub trait Reclaim: Send + Sync {
+    /// Frees what it can. Called when a round finds the disk past a limit, before any image is removed for room; the disk
+    /// is then measured again. A failure keeps no image from being removed.
+    async fn reclaim(&self) -> Result<(), BackendError>;
+}
+
 pub(super) struct Parts {
     pub(super) backend: Arc<dyn Backend>,
     pub(super) policy: GcPolicy,
@@ -31,6 +41,7 @@ pub(super) struct Parts {
     pub(super) sources: Vec<Arc<dyn UseSource>>,
     pub(super) layers: Option<Arc<dyn LayerSource>>,
     pub(super) feed: Option<Arc<dyn UseFeed>>,
+    pub(super) reclaim: Option<Arc<dyn Reclaim>>,
     pub(super) store: Arc<dyn RecordStore>,
     pub(super) clock: Arc<dyn Clock>,
     pub(super) events: Arc<dyn EventSink>,
@@ -53,6 +64,7 @@ impl CollectorBuilder {
             sources: vec![Arc::new(BackendUses::new(backend.clone()))],
             layers: None,
             feed: None,
+            reclaim: None,
             store: Arc::new(MemoryStore::default()),
             clock: Arc::new(SystemClock::new()),
             events: Arc::new(LogSink),
@@ -97,6 +109,13 @@ impl CollectorBuilder {
     #[must_use]
     pub fn feed(mut self, feed: Arc<dyn UseFeed>) -> Self {
         self.0.feed = Some(feed);
+        self
+    }
+
+    /// What frees room before any image goes.
+    #[must_use]
+    pub fn reclaim_first(mut self, reclaim: Arc<dyn Reclaim>) -> Self {
+        self.0.reclaim = Some(reclaim);
         self
     }
 

@@ -6,7 +6,7 @@ use std::time::SystemTime;
 use tokio::sync::Mutex;
 
 use super::builder::Parts;
-pub use super::builder::{CollectorBuilder, Hook};
+pub use super::builder::{CollectorBuilder, Hook, Reclaim};
 use super::disk;
 use super::error::GcError;
 use super::feed::Sighting;
@@ -179,6 +179,8 @@ impl Collector {
         let disk = self.disk().await?;
         scene.disk = Some(disk);
         report.before.get_or_insert(disk);
+        let disk = self.reclaimed(policy, disk).await?;
+        scene.disk = Some(disk);
         report.after = Some(disk);
         let planned = plan(scene, policy, Goal::Thresholds);
         if !is_due(disk, policy) {
@@ -298,6 +300,17 @@ impl Collector {
         let subjects = self.subjects(records, &images, &uses);
         let (began, watched) = (self.began, records.watched().unwrap_or(now.wall));
         Ok(Scene { now: now.wall, began, watched, images: subjects, layers, disk: None })
+    }
+
+    /// The disk after everything else that may go first has gone, if it was past a limit.
+    async fn reclaimed(&self, policy: &GcPolicy, disk: Disk) -> Result<Disk, GcError> {
+        let Some(reclaim) = self.parts.reclaim.as_ref().filter(|_| is_due(disk, policy)) else {
+            return Ok(disk);
+        };
+        if let Err(error) = reclaim.reclaim().await {
+            tracing::warn!("nothing but images can be removed: {error}");
+        }
+        self.disk().await
     }
 
     /// What happened since the last look. Who cannot tell keeps nothing from being collected: what is used now is known.

@@ -31,7 +31,7 @@ mod time;
 mod uses;
 
 pub use amount::Amount;
-pub use collector::{Collector, CollectorBuilder, GcCounts, Hook, Report, Round};
+pub use collector::{Collector, CollectorBuilder, GcCounts, Hook, Reclaim, Report, Round};
 pub use disk::{BackendDisk, Measure, size_text};
 pub use error::GcError;
 pub use feed::{Seen, Sighting, UseFeed};

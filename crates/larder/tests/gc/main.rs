@@ -6,6 +6,7 @@ mod feed;
 mod loops;
 mod plans;
 mod race;
+mod reclaim;
 mod records;
 mod simulation;
 mod stacked;

@@ -1,0 +1,46 @@
+//! Room that something else than images gives back first.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use larder::backend::BackendError;
+use larder::gc::Reclaim;
+
+use crate::world::{World, failure};
+
+/// Other data on the disk that is a cache: all of it, or none.
+struct Cache {
+    world: World,
+    goes: bool,
+}
+
+#[async_trait]
+impl Reclaim for Cache {
+    async fn reclaim(&self) -> Result<(), BackendError> {
+        if !self.goes {
+            return Err(failure("the cache is locked"));
+        }
+        self.world.state().other = 0;
+        Ok(())
+    }
+}
+
+/// The names of the images that a round removes, on a disk with 500 of 1000 in an image and so much in a cache.
+async fn removed(cached: u64, goes: bool) -> (Vec<String>, u64) {
+    let world = World::new(1000);
+    world.state().other = cached;
+    world.have("a", &[("l", 500)]);
+    let cache = Arc::new(Cache { world: world.clone(), goes });
+    let collector = world.collector().reclaim_first(cache).build();
+    collector.detect().await.expect("nothing fails here");
+    world.advance(3_600_000);
+    let _ = collector.collect().await;
+    (world.removals(), world.state().other)
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cache_goes_before_images_and_only_when_room_is_needed() {
+    assert_eq!(removed(400, true).await, (vec![], 0), "it was enough");
+    assert_eq!(removed(400, false).await, (vec!["a".to_owned()], 400), "a failure keeps nothing");
+    assert_eq!(removed(100, true).await, (vec![], 100), "there is room");
+}
