@@ -9,6 +9,8 @@ use larder::backend::Backend;
 use larder::gotext;
 use larder::records::{ImageRecords, Verification};
 use larder_cri::{CriBackend, CriConfig, Endpoint, discover};
+#[cfg(feature = "docker")]
+use larder_docker::DockerBackend;
 use larder_store::backend::StoreBackend;
 use larder_store::registry::RegistryConfig;
 use tokio::time::{self, Instant};
@@ -17,6 +19,7 @@ use crate::access;
 use crate::args::Connection;
 use crate::collect::Notes;
 use crate::daemon::Daemon;
+use crate::docker;
 use crate::exit::Outcome;
 use crate::failure::Failure;
 use crate::out::Out;
@@ -31,6 +34,8 @@ const IMAGE_VARIABLE: &str = "IMAGE_SERVICE_ENDPOINT";
 const STORE: &str = "store";
 /// The name of whatever runtime runs here.
 const CRI: &str = "cri";
+/// The name of the Docker Engine that docker's own client would talk to; with `://` an address follows.
+pub(crate) const DOCKER: &str = "docker";
 
 /// What the user wants to work on.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -39,6 +44,8 @@ enum Named {
     Store(Option<PathBuf>),
     /// Whatever runtime runs here.
     Cri,
+    /// A Docker Engine, as it was written, and what named it.
+    Docker(String, &'static str),
     /// The runtime at this endpoint, and what named it.
     Runtime(String, &'static str),
 }
@@ -53,6 +60,7 @@ impl Named {
             None => Named::Store(None),
             Some((text, _)) if text == STORE => Named::Store(None),
             Some((text, _)) if text == CRI => Named::Cri,
+            Some((text, by)) if is_docker(&text) => Named::Docker(text, by),
             Some((text, by)) => Named::Runtime(text, by),
         }
     }
@@ -117,6 +125,9 @@ pub(crate) enum Chosen {
     Store(StoreBackend),
     /// A runtime, which is not spoken to before the first call.
     Runtime(Arc<CriBackend>),
+    /// A Docker Engine, which is not spoken to before the first call.
+    #[cfg(feature = "docker")]
+    Docker(Arc<DockerBackend>),
 }
 
 impl Chosen {
@@ -125,6 +136,8 @@ impl Chosen {
         match self {
             Chosen::Store(store) => format!("larder's own store in {}", store.store().root().display()),
             Chosen::Runtime(runtime) => format!("the images of {}", runtime.endpoint()),
+            #[cfg(feature = "docker")]
+            Chosen::Docker(engine) => format!("the images of Docker at {}", engine.host()),
         }
     }
 
@@ -132,6 +145,26 @@ impl Chosen {
         match self {
             Chosen::Store(store) => Arc::new(store),
             Chosen::Runtime(runtime) => runtime,
+            #[cfg(feature = "docker")]
+            Chosen::Docker(engine) => engine,
+        }
+    }
+
+    /// Larder's own store, if it is that.
+    pub(crate) fn store(&self) -> Option<&StoreBackend> {
+        match self {
+            Chosen::Store(store) => Some(store),
+            _ => None,
+        }
+    }
+
+    /// Where it is.
+    pub(crate) fn target(&self) -> Target {
+        match self {
+            Chosen::Store(store) => Target::Store(store.store().root().to_owned()),
+            Chosen::Runtime(runtime) => Target::Runtime(runtime.endpoint().to_string()),
+            #[cfg(feature = "docker")]
+            Chosen::Docker(engine) => Target::Runtime(engine.host().to_string()),
         }
     }
 }
@@ -141,8 +174,8 @@ impl Chosen {
 pub(crate) enum Target {
     /// In larder's own store, in this folder.
     Store(PathBuf),
-    /// In the runtime at this endpoint.
-    Runtime(Endpoint),
+    /// In the runtime or engine at this endpoint.
+    Runtime(String),
 }
 
 /// Where the images are that the user means. Nothing is opened.
@@ -150,8 +183,9 @@ pub(crate) fn target(args: &Connection) -> Result<Target, Failure> {
     Ok(match Named::by(args, variable) {
         Named::Store(Some(root)) => Target::Store(root),
         Named::Store(None) => Target::Store(store::default_root()?),
-        Named::Runtime(text, by) => Target::Runtime(parse(&text, by)?),
-        Named::Cri => Target::Runtime(discovered(variable)?.0),
+        Named::Docker(text, by) => Target::Runtime(docker::place(&text, by)?),
+        Named::Runtime(text, by) => Target::Runtime(parse(&text, by)?.to_string()),
+        Named::Cri => Target::Runtime(discovered(variable)?.0.to_string()),
     })
 }
 
@@ -182,16 +216,18 @@ fn chosen_with(
     args: &Connection,
     open: impl Fn(&Path, RegistryConfig) -> Result<StoreBackend, Failure>,
 ) -> Result<Chosen, Failure> {
-    let (endpoint, image_endpoint) = match Named::by(args, variable) {
-        Named::Store(Some(root)) => return open(&root, registries(args)?).map(Chosen::Store),
-        Named::Store(None) => return open(&store::default_root()?, registries(args)?).map(Chosen::Store),
-        Named::Runtime(text, by) => (parse(&text, by)?, None),
-        Named::Cri => discovered(variable)?,
-    };
-    if let Some(folder) = &args.certs_d {
+    let named = Named::by(args, variable);
+    if let (Some(folder), false) = (&args.certs_d, matches!(named, Named::Store(_))) {
         return Err(Failure::bad_input(format!("--certs-d {}: a runtime does not read it", folder.display()))
             .hint("configure the runtime's own, for containerd config_path; or leave --backend and LARDER_BACKEND out"));
     }
+    let (endpoint, image_endpoint) = match named {
+        Named::Store(Some(root)) => return open(&root, registries(args)?).map(Chosen::Store),
+        Named::Store(None) => return open(&store::default_root()?, registries(args)?).map(Chosen::Store),
+        Named::Docker(text, by) => return docker::open(&text, by, args.timeout, None),
+        Named::Runtime(text, by) => (parse(&text, by)?, None),
+        Named::Cri => discovered(variable)?,
+    };
     let mut config = CriConfig { image_endpoint, ..CriConfig::default() };
     if let Some(timeout) = args.timeout {
         config.request_timeout = timeout;
@@ -270,7 +306,8 @@ pub(crate) fn explain(args: &Connection, failure: Failure) -> Failure {
         return failure;
     }
     let name = match Named::by(args, variable) {
-        Named::Runtime(_, VARIABLE) => Some(VARIABLE),
+        Named::Runtime(_, VARIABLE) | Named::Docker(_, VARIABLE) => Some(VARIABLE),
+        Named::Docker(text, _) if text == DOCKER => variable(docker::HOST).map(|_| docker::HOST),
         Named::Cri => [RUNTIME_VARIABLE, IMAGE_VARIABLE].into_iter().find(|name| variable(name).is_some()),
         _ => None,
     };
@@ -280,8 +317,13 @@ pub(crate) fn explain(args: &Connection, failure: Failure) -> Failure {
     }
 }
 
+/// Whether a text names a Docker Engine.
+pub(crate) fn is_docker(text: &str) -> bool {
+    text == DOCKER || text.starts_with("docker://")
+}
+
 /// The value of a variable. An empty one counts as unset.
-fn variable(name: &str) -> Option<String> {
+pub(crate) fn variable(name: &str) -> Option<String> {
     let value = env::var_os(name).map(|value| value.to_string_lossy().into_owned());
     value.filter(|value| !value.is_empty())
 }
@@ -306,7 +348,7 @@ fn discovered(variable: impl Fn(&str) -> Option<String>) -> Result<(Endpoint, Op
 fn parse(text: &str, from: &str) -> Result<Endpoint, Failure> {
     Endpoint::parse(text).map_err(|error| {
         Failure::bad_input(format!("{from} {text}: {error}"))
-            .hint("write it as unix:///path/to.sock, cri for whatever runtime runs here, or store for larder's own store")
+            .hint("write it as unix:///path/to.sock, cri for whatever runtime runs here, docker for Docker Engine, or store for larder's own store")
     })
 }
 
@@ -339,6 +381,10 @@ mod tests {
         );
         assert_eq!(named(None, &[(VARIABLE, "/l.sock")]), runtime("/l.sock", VARIABLE));
         assert_eq!(named(None, &[(VARIABLE, "cri")]), Named::Cri);
+        assert_eq!(named(None, &[(VARIABLE, "docker")]), Named::Docker("docker".into(), VARIABLE));
+        let socket = "docker:///d.sock";
+        assert_eq!(named(Some(socket), &[]), Named::Docker(socket.into(), "--backend"));
+        assert_eq!(named(None, &[(docker::HOST, "unix:///d.sock")]), Named::Store(None), "it is docker's");
         assert_eq!(named(Some("/a.sock"), &[(VARIABLE, "/l.sock")]), runtime("/a.sock", "--backend"));
         assert_eq!(named(Some("store"), &[(VARIABLE, "/l.sock")]), Named::Store(None));
         let rooted = Named::by(&args(None, Some("/images")), variables(&[(VARIABLE, "/l.sock")]));

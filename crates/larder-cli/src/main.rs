@@ -12,6 +12,7 @@ mod config;
 mod connect;
 mod credentials;
 mod daemon;
+mod docker;
 mod duration;
 mod exit;
 mod failure;

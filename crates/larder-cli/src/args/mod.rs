@@ -34,7 +34,7 @@ pub(crate) use store::{FsckArgs, LoadArgs, MountArgs, MountsArgs, UmountArgs};
 /// Keeps a node's container images: fetched when wanted, kept while used.
 ///
 /// Images are kept in larder's own store, which needs no container runtime; with --backend they are those of containerd,
-/// CRI-O or any other CRI runtime.
+/// CRI-O or any other CRI runtime, or of Docker.
 #[derive(Debug, Parser)]
 #[command(
     name = "larder",
@@ -59,20 +59,23 @@ const EXAMPLES: &str = "Examples:
   larder images                      list images
   larder gc --dry-run                what would be removed to make room, and why
   larder mount busybox:1.36 /mnt     the root file system of an image
-  larder --backend cri images        the same commands on containerd or CRI-O";
+  larder --backend cri images        the same commands on containerd or CRI-O
+  larder --backend docker images     and on Docker";
 
 /// What larder talks to, and how. Good with every command.
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Global options")]
 pub(crate) struct Connection {
     /// Where images live, if not in larder's own store: the socket of a container runtime, such as
-    /// unix:///run/containerd/containerd.sock, or "cri" for whatever runtime runs here [env: LARDER_BACKEND]
-    /// [default: store].
+    /// unix:///run/containerd/containerd.sock, "cri" for whatever runtime runs here, or "docker" for Docker Engine
+    /// [env: LARDER_BACKEND] [default: store].
     ///
     /// Without it, larder uses a store of its own, which needs no runtime; a runtime is used only where one is named.
     /// "cri" stands for $CONTAINER_RUNTIME_ENDPOINT and $IMAGE_SERVICE_ENDPOINT, as crictl reads them, else for the first
     /// socket that a runtime listens on where runtimes usually do (containerd, CRI-O, cri-dockerd, k3s); where there is
-    /// none, the error lists what was tried. "store" is larder's own store, whatever $LARDER_BACKEND says; load, mount,
+    /// none, the error lists what was tried. "docker" is the engine of $DOCKER_HOST (with $DOCKER_TLS_VERIFY and
+    /// $DOCKER_CERT_PATH, as docker reads them), else the one at /var/run/docker.sock; docker:///path/to.sock and
+    /// docker://HOST:PORT name another one. "store" is larder's own store, whatever $LARDER_BACKEND says; load, mount,
     /// mounts, umount and fsck work on it alone, and do not read the variable. An empty variable counts as unset.
     // Not clap's `env`: it takes an empty variable for a value, and shows the option as required in usage texts.
     #[arg(long, global = true, value_name = "ENDPOINT")]

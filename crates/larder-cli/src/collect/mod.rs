@@ -101,6 +101,8 @@ pub(crate) fn parts(chosen: Chosen, acts: bool) -> (Arc<dyn Backend>, CollectorB
             let layers = InspectedLayers::new(backend.clone()).told_by(told);
             (backend.clone(), Collector::builder(backend).layers(Arc::new(layers)))
         }
+        #[cfg(feature = "docker")]
+        Chosen::Docker(engine) => crate::docker::parts(&engine),
     }
 }
 

@@ -20,11 +20,7 @@ pub(crate) struct Notes {
 impl Notes {
     /// Those of this backend.
     pub(crate) fn of(connection: &Connection, chosen: &Chosen) -> Result<Notes, Failure> {
-        let store = match chosen {
-            Chosen::Store(store) => Some(store.clone()),
-            Chosen::Runtime(_) => None,
-        };
-        Ok(Notes { place: Place::of(connection, chosen)?, store })
+        Ok(Notes { place: Place::of(connection, chosen)?, store: chosen.store().cloned() })
     }
 
     /// Where they are.

@@ -24,11 +24,7 @@ impl Place {
 
     /// That of this backend, if it is in no other folder.
     pub(crate) fn configured(state: Option<&Path>, chosen: &Chosen) -> Result<Place, Failure> {
-        let target = match chosen {
-            Chosen::Store(store) => Target::Store(store.store().root().to_owned()),
-            Chosen::Runtime(runtime) => Target::Runtime(runtime.endpoint().clone()),
-        };
-        Place::of_target(state, &target)
+        Place::of_target(state, &chosen.target())
     }
 
     /// That of what is here; nothing is made or opened yet.
@@ -37,7 +33,7 @@ impl Place {
             (Some(folder), _) => folder.to_owned(),
             (None, Target::Store(root)) => root.join("collect"),
             (None, Target::Runtime(endpoint)) => {
-                store::default_root()?.join("collect/runtimes").join(file_name(&endpoint.to_string()))
+                store::default_root()?.join("collect/runtimes").join(file_name(endpoint))
             }
         };
         Ok(Place { folder, lock: None })

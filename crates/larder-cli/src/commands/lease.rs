@@ -7,7 +7,7 @@ use larder_store::store::{LeaseKind, LeaseRecord, Leased, Store, StoreError};
 
 use super::inspect::{absent, names_and_ids};
 use crate::args::{Connection, LeaseArgs};
-use crate::connect::{self, Chosen};
+use crate::connect::{self, Chosen, Target};
 use crate::daemon::{Daemon, convert};
 use crate::exit::Outcome;
 use crate::failure::{Failure, chain};
@@ -23,12 +23,17 @@ pub(super) async fn run(args: &LeaseArgs, connection: &Connection, out: &Out) ->
         }
         None => match connect::chosen(connection)? {
             Chosen::Store(store) => take(store.store(), name, args.time)?,
-            Chosen::Runtime(runtime) => {
+            other => {
+                let backend = match (&connection.backend, other.target()) {
+                    (Some(backend), _) => backend.clone(),
+                    (None, Target::Store(root)) => root.display().to_string(),
+                    (None, Target::Runtime(endpoint)) => endpoint,
+                };
                 return Err(Failure::failed(format!(
                     "only a daemon can lease an image of a runtime, and none serves {}",
-                    runtime.endpoint()
+                    other.told().trim_start_matches("the images of ")
                 ))
-                .hint(format!("larder serve --backend {}, or larder keep {name}", runtime.endpoint())));
+                .hint(format!("larder serve --backend {backend}, or larder keep {name}")));
             }
         },
     };

@@ -19,7 +19,7 @@ use tokio::task::spawn_blocking;
 
 use super::inspect::{absent, names_and_ids, trouble_with};
 use crate::args::{Connection, RmArgs};
-use crate::connect::{self, Chosen};
+use crate::connect;
 use crate::daemon::{Daemon, convert};
 use crate::exit::Outcome;
 use crate::failure::{Failure, chain};
@@ -57,16 +57,9 @@ async fn ask(request: RemoveRequest, connection: &Connection) -> Result<RemoveRe
         return daemon.wait(async |mut client| client.remove(request).await).await;
     }
     let gate = Arc::new(Gate::default());
-    Ok(match connect::chosen(connection)? {
-        Chosen::Store(store) => {
-            let backend: Arc<dyn Backend> = Arc::new(store.clone());
-            remove(&request, &backend, Some(&store), &gate).await
-        }
-        Chosen::Runtime(runtime) => {
-            let backend: Arc<dyn Backend> = runtime;
-            remove(&request, &backend, None, &gate).await
-        }
-    })
+    let chosen = connect::chosen(connection)?;
+    let (store, backend) = (chosen.store().cloned(), chosen.into_backend());
+    Ok(remove(&request, &backend, store.as_ref(), &gate).await)
 }
 
 /// Tells of each image in turn.

@@ -88,6 +88,8 @@ pub(crate) struct Config {
     pub(crate) store: StoreSettings,
     /// How a runtime is talked to; [`Config::cri`] completes it.
     pub(crate) runtime: CriConfig,
+    /// Whether the cache of Docker's builder goes before images.
+    pub(crate) prune_build_cache: bool,
     /// Images that are kept present.
     pub(crate) prefetch: Vec<Prefetch>,
     /// How long calls may go on once larder is told to stop.
@@ -115,6 +117,8 @@ pub(crate) enum BackendAt {
     Store,
     /// In the runtime that kubelet's settings name; where they name none, whatever runtime runs here.
     Cri,
+    /// In a Docker Engine: `docker`, or `docker://` with its address.
+    Docker(String),
     /// In this runtime.
     Runtime(Endpoint),
 }
@@ -189,13 +193,13 @@ impl Config {
     }
 
     /// The runtime that is the backend: where it is (`None`: look for it), and how it is talked to. `None` where images
-    /// are in larder's own store.
+    /// are in larder's own store, or in Docker.
     pub(crate) fn cri(&self) -> Option<(Option<Endpoint>, CriConfig)> {
         let mut config = self.runtime.clone();
         config.request_timeout = self.images.runtime_request_timeout.to_std().unwrap_or_default();
         let named = |text: &str| Endpoint::parse(text).ok().filter(|_| !text.is_empty());
         match &self.backend {
-            BackendAt::Store => None,
+            BackendAt::Store | BackendAt::Docker(_) => None,
             BackendAt::Runtime(endpoint) => Some((Some(endpoint.clone()), config)),
             BackendAt::Cri => {
                 config.image_endpoint = named(&self.images.image_service_endpoint);

@@ -199,6 +199,7 @@ impl Draft {
                 reserve_inodes: pull.reserve.inodes,
             },
             runtime: CriConfig::default(),
+            prune_build_cache: false,
             prefetch: Vec::new(),
             drain_grace_period: Duration::from_secs(30),
             event_ring_size: 1000,

@@ -15,8 +15,9 @@ use super::node::{Backed, Node, Parts};
 use super::reload::Settings;
 use crate::access;
 use crate::collect::{KeepFile, Place};
-use crate::config::{self, Config, Sources};
+use crate::config::{self, BackendAt, Config, Sources};
 use crate::connect::Chosen;
+use crate::docker;
 use crate::failure::Failure;
 use crate::store;
 
@@ -32,7 +33,7 @@ pub(super) fn node(sources: Sources, config: Config, loud: Level) -> Result<Node
         None => None,
     };
     Ok(Node::build(Parts {
-        chosen: Backed::by(chosen),
+        chosen: Backed::by(chosen, config.prune_build_cache),
         place,
         policy,
         credentials,
@@ -82,6 +83,10 @@ fn credentials(config: &Config, metrics: &Arc<Metrics>) -> Result<credentials::S
 }
 
 fn backend(config: &Config) -> Result<Chosen, Failure> {
+    if let BackendAt::Docker(text) = &config.backend {
+        let request = config.images.runtime_request_timeout.to_std();
+        return docker::open(text, "backend", request, Some(config.runtime.connect_timeout));
+    }
     let Some((endpoint, cri)) = config.cri() else {
         let settings = config.store.config.clone();
         let store =

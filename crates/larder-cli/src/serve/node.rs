@@ -26,8 +26,10 @@ use super::pods::static_pods;
 use super::pods::wishes::{FirstLook, Held, Wishes};
 use super::reload::Settings;
 use crate::collect::{self, Place};
+use crate::commands::df::UsageSource;
 use crate::config::Config;
 use crate::connect::Chosen;
+use crate::docker;
 
 /// What the node is built from.
 pub(super) struct Parts {
@@ -61,19 +63,22 @@ pub(super) struct Backed {
     pub(super) backend: Arc<dyn Backend>,
     /// Larder's own store, which can do more than others.
     pub(super) store: Option<StoreBackend>,
+    /// Who knows more of the room that images take.
+    pub(super) usage: UsageSource,
     pub(super) collector: CollectorBuilder,
 }
 
 impl Backed {
-    /// By what the user wants to work on.
-    pub(super) fn by(chosen: Chosen) -> Backed {
+    /// By what the user wants to work on. `prune_builder` says whether the cache of Docker's builder goes before images.
+    pub(super) fn by(chosen: Chosen, prune_builder: bool) -> Backed {
         let told = chosen.told();
-        let store = match &chosen {
-            Chosen::Store(store) => Some(store.clone()),
-            Chosen::Runtime(_) => None,
-        };
-        let (backend, collector) = collect::parts(chosen, true);
-        Backed { told, backend, store, collector }
+        let (store, usage) = (chosen.store().cloned(), UsageSource::of(&chosen));
+        let cache = docker::builder_cache(&chosen).filter(|_| prune_builder);
+        let (backend, mut collector) = collect::parts(chosen, true);
+        if let Some(cache) = cache {
+            collector = collector.reclaim_first(cache);
+        }
+        Backed { told, backend, store, usage, collector }
     }
 }
 
@@ -83,6 +88,8 @@ pub(crate) struct Node {
     pub(super) told: String,
     /// Larder's own store, if that is the backend.
     pub(super) store: Option<StoreBackend>,
+    /// Who knows more of the room that images take.
+    pub(super) usage: UsageSource,
     /// The backend as it is; who removes or pulls goes through the manager and the collector.
     pub(super) backend: Arc<dyn Backend>,
     pub(super) manager: Arc<Manager>,
@@ -120,7 +127,7 @@ impl Node {
             name,
             settings,
         } = parts;
-        let Backed { told, backend, store, collector } = chosen;
+        let Backed { told, backend, store, usage, collector } = chosen;
         let events = Arc::new(RingSink::new(events));
         let sink: Arc<dyn EventSink> =
             Arc::new(Tee(vec![Arc::new(LogSink), events.clone(), metrics.clone(), Arc::new(CallSink)]));
@@ -165,6 +172,7 @@ impl Node {
             metrics,
             told,
             store,
+            usage,
         }
     }
 

@@ -12,6 +12,7 @@ use larder_testkit::fake_backend::FakeBackend;
 use super::node::{Backed, Node, Parts};
 use super::reload::Settings;
 use crate::collect::Place;
+use crate::commands::df::UsageSource;
 use crate::config::{self, Config, Places, Source, Sources};
 
 /// A node with its state and its `config.yaml`, if there is one, in this folder. Collection spares no image for its age, and
@@ -42,7 +43,13 @@ pub(super) fn parts(
         collector = collector.disk(disk);
     }
     Parts {
-        chosen: Backed { told: "a fake".into(), collector, backend, store: None },
+        chosen: Backed {
+            told: "a fake".into(),
+            collector,
+            backend,
+            store: None,
+            usage: UsageSource::Nothing,
+        },
         place: Place::at(folder.to_owned()),
         policy: GcPolicy { minimum_age: Duration::ZERO, ..GcPolicy::default() },
         credentials: Credentials::default(),

@@ -61,15 +61,13 @@ fn a_registry_with_a_password_serves_whoever_has_it() {
             ),
             ("the right password", pod(&image, &["right"]) + &right, true),
         ];
+        let refusals = ["401", "authorization failed", "no basic auth credentials", "unauthorized"];
         for (case, manifest, works) in manifests {
             let file = world.file("pod.yaml", &manifest);
             let run = world.larder(&["ensure", "-v", "-v", "-f", &file]);
             assert_eq!(run.code, i32::from(!works), "{case}: {run:?}");
             assert_eq!(!world.images().is_empty(), works, "{case}");
-            assert!(
-                works || run.stdout.contains("401") || run.stdout.contains("authorization failed"),
-                "{case}: {run:?}"
-            );
+            assert!(works || refusals.iter().any(|words| run.stdout.contains(words)), "{case}: {run:?}");
             assert_no_password(&run);
             world.remove_images();
         }
@@ -93,6 +91,9 @@ fn a_registry_with_a_private_authority_serves_once_the_runtime_trusts_it() {
         let manifest = pod(&image, &["right"]) + &secret("right", &host, PASSWORD);
         let file = world.file("pod.yaml", &manifest);
 
+        if world.has_docker() {
+            continue; // it trusts whoever answers on loopback
+        }
         let folder = tempfile::tempdir().unwrap();
         let another = certificates(folder.path()).unwrap();
         world.knows_at(&host, "https", Some(&another.ca));

@@ -63,20 +63,25 @@ fn a_pull_that_is_cut_in_its_middle_fails_and_the_next_run_completes() {
 
 #[test]
 fn a_runtime_that_stops_is_reported_and_one_that_comes_back_still_has_its_images() {
-    let Some(mut world) = World::plain() else { return };
+    for world in World::of_each_runtime(RegistryOptions::default()) {
+        stops_and_comes_back(world);
+    }
+}
+
+fn stops_and_comes_back(mut world: World) {
     Image::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();
     let image = world.registry.image("shop/web:1");
     world.larder(&["ensure", &image]).expect(0);
 
-    world.containerd_mut().stop();
-    let socket = world.containerd().socket().to_string_lossy().into_owned();
+    world.stop_backend();
+    let socket = world.socket();
     for command in [vec!["ensure", &image], vec!["images"], vec!["df"], vec!["runtime"], vec!["rm", &image]] {
         let run = world.larder(&command).expect(3);
         assert!(run.stderr.contains(&socket), "{command:?} names the socket: {run:?}");
         assert_eq!(run.stdout, "", "{command:?}");
     }
 
-    world.containerd_mut().start_again().unwrap();
+    world.start_backend_again();
     world.registry.forget_requests();
     let run = world.larder(&["ensure", &image]).expect(0);
     assert!(run.stdout.contains("already present on machine"), "{run:?}");
@@ -85,7 +90,12 @@ fn a_runtime_that_stops_is_reported_and_one_that_comes_back_still_has_its_images
 
 #[test]
 fn a_runtime_that_stops_in_the_middle_of_a_pull_ends_the_run_in_time() {
-    let Some(mut world) = World::plain() else { return };
+    for world in World::of_each_runtime(RegistryOptions::default()) {
+        stops_in_the_middle_of_a_pull(world);
+    }
+}
+
+fn stops_in_the_middle_of_a_pull(mut world: World) {
     let gate = world.gate();
     Image::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();
     let image = gate.image("shop/web:1");
@@ -93,14 +103,14 @@ fn a_runtime_that_stops_in_the_middle_of_a_pull_ends_the_run_in_time() {
     gate.hold_blobs_after(0);
     let running = world.start_larder(&["ensure", &image]);
     gate.wait_until_held(1);
-    world.containerd_mut().stop();
+    world.stop_backend();
     let run = running.finish().expect(3);
     assert_eq!(run.lines_with(&["Failed to pull image", &image]), 1, "{run:?}");
-    let socket = world.containerd().socket().to_string_lossy().into_owned();
+    let socket = world.socket();
     assert!(run.stderr.contains(&socket), "the socket is named: {run:?}");
 
     gate.open();
-    world.containerd_mut().start_again().unwrap();
+    world.start_backend_again();
     world.larder(&["ensure", &image]).expect(0);
     assert_eq!(world.images(), [image]);
 }

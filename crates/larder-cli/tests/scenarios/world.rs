@@ -9,14 +9,17 @@ use std::time::Duration;
 
 use larder_store::store::{Store, StoreConfig};
 use larder_testkit::peers::process::{PATIENCE, pause, poll};
-use larder_testkit::peers::{Availability, Containerd, Gate, Package, Registry, RegistryOptions, require};
+use larder_testkit::peers::{
+    Availability, Containerd, Dockerd, Gate, Package, Registry, RegistryOptions, require,
+};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use tempfile::TempDir;
 
-/// A containerd, or larder's own store, that knows a registry, both empty.
+/// A containerd, a Docker Engine, or larder's own store, that knows a registry, both empty.
 pub(crate) struct World {
     containerd: Option<Containerd>,
+    docker: Option<Dockerd>,
     pub(crate) registry: Registry,
     home: TempDir,
 }
@@ -31,7 +34,18 @@ impl World {
         let registry = Registry::start(options).unwrap();
         let containerd = Containerd::start().unwrap();
         containerd.knows(&registry).unwrap();
-        Some(World { containerd: Some(containerd), registry, home: tempfile::tempdir().unwrap() })
+        let home = tempfile::tempdir().unwrap();
+        Some(World { containerd: Some(containerd), docker: None, registry, home })
+    }
+
+    /// With a Docker Engine in place of a runtime. It reaches registries on loopback without being told.
+    pub(crate) fn with_docker(options: RegistryOptions) -> Option<World> {
+        if !require(&[Package::DockerIo, Package::DockerRegistry, Package::Skopeo]).is_available() {
+            return None;
+        }
+        let registry = Registry::start(options).unwrap();
+        let docker = Some(Dockerd::start().unwrap());
+        Some(World { containerd: None, docker, registry, home: tempfile::tempdir().unwrap() })
     }
 
     /// With larder's own store in place of a runtime.
@@ -40,7 +54,7 @@ impl World {
             return None;
         }
         let registry = Registry::start(options).unwrap();
-        let world = World { containerd: None, registry, home: tempfile::tempdir().unwrap() };
+        let world = World { containerd: None, docker: None, registry, home: tempfile::tempdir().unwrap() };
         fs_err::create_dir(world.certs_d()).unwrap();
         drop(Store::open(&world.place(), StoreConfig::default()).unwrap()); // commands that look make none
         Some(world)
@@ -48,10 +62,19 @@ impl World {
 
     /// One world of each backend, one after the other: what a user sees is the same.
     pub(crate) fn of_each_backend(options: RegistryOptions) -> impl Iterator<Item = World> {
-        ["containerd", "larder's own store"].into_iter().filter_map(move |backend| {
+        ["containerd", "larder's own store", "Docker"].into_iter().filter_map(move |backend| {
             eprintln!("with {backend}:");
-            if backend == "containerd" { World::new(options) } else { World::with_store(options) }
+            match backend {
+                "containerd" => World::new(options),
+                "Docker" => World::with_docker(options),
+                _ => World::with_store(options),
+            }
         })
+    }
+
+    /// One world of each backend that is a process of its own.
+    pub(crate) fn of_each_runtime(options: RegistryOptions) -> impl Iterator<Item = World> {
+        World::of_each_backend(options).filter(|world| world.endpoint().is_some())
     }
 
     /// With a plain registry that everybody may use.
@@ -80,6 +103,9 @@ impl World {
         if let Some(containerd) = &self.containerd {
             return containerd.knows_at(address, scheme, ca).unwrap();
         }
+        if self.docker.is_some() {
+            return;
+        }
         let folder = self.certs_d().join(address);
         let ca = ca.map_or_else(String::new, |ca| format!("ca = \"{}\"\n", ca.display()));
         fs_err::create_dir_all(&folder).unwrap();
@@ -102,14 +128,50 @@ impl World {
 
     /// Where the backend keeps images.
     pub(crate) fn place(&self) -> PathBuf {
-        match &self.containerd {
-            Some(containerd) => containerd.socket().with_file_name("root"),
-            None => self.home.path().join("store"),
+        match (&self.containerd, &self.docker) {
+            (Some(containerd), _) => containerd.socket().with_file_name("root"),
+            (None, Some(docker)) => docker.root().to_owned(),
+            (None, None) => self.home.path().join("store"),
         }
     }
 
     pub(crate) fn has_containerd(&self) -> bool {
         self.containerd.is_some()
+    }
+
+    pub(crate) fn has_docker(&self) -> bool {
+        self.docker.is_some()
+    }
+
+    /// The engine of a world that has one.
+    #[track_caller]
+    pub(crate) fn docker(&self) -> &Dockerd {
+        self.docker.as_ref().expect("a world with Docker")
+    }
+
+    /// Where the runtime or engine is, as `--backend` takes it; `None` for larder's own store.
+    pub(crate) fn endpoint(&self) -> Option<String> {
+        let docker = || Some(format!("docker://{}", self.docker.as_ref()?.socket().display()));
+        self.containerd.as_ref().map(Containerd::endpoint).or_else(docker)
+    }
+
+    /// The path of the socket of the runtime or engine.
+    #[track_caller]
+    pub(crate) fn socket(&self) -> String {
+        let endpoint = self.endpoint().expect("a world with a runtime");
+        endpoint.split_once("://").map(|(_, path)| path.to_owned()).expect("a socket")
+    }
+
+    /// Ends the backend's own process, if it has one.
+    pub(crate) fn stop_backend(&mut self) {
+        self.containerd.iter_mut().for_each(Containerd::stop);
+        self.docker.iter_mut().for_each(Dockerd::stop);
+    }
+
+    /// Starts it again.
+    pub(crate) fn start_backend_again(&mut self) {
+        self.containerd.iter_mut().for_each(|containerd| containerd.start_again().unwrap());
+        self.docker.iter_mut().for_each(|docker| docker.start_again().unwrap());
     }
 
     /// A path in a folder that only this test sees.
@@ -153,8 +215,8 @@ impl World {
         // Where a test puts its credential helpers.
         let path = std::env::var_os("PATH").unwrap_or_default();
         command.env("PATH", format!("{}:{}", self.path("helpers"), path.to_string_lossy()));
-        match &self.containerd {
-            Some(containerd) => command.env("LARDER_BACKEND", containerd.endpoint()),
+        match self.endpoint() {
+            Some(endpoint) => command.env("LARDER_BACKEND", endpoint),
             None => command.arg("--root").arg(self.place()).arg("--certs-d").arg(self.certs_d()),
         };
         command.args(arguments);
@@ -170,9 +232,10 @@ impl World {
 
     /// All names of the images that the backend has, with tags and with digests, sorted.
     pub(crate) fn image_names(&self) -> Vec<String> {
-        let mut names = match &self.containerd {
-            Some(containerd) => names_in_containerd(containerd),
-            None => names_in_store(&self.place()),
+        let mut names = match (&self.containerd, &self.docker) {
+            (Some(containerd), _) => names_in_containerd(containerd),
+            (None, Some(docker)) => docker.image_names().unwrap(),
+            (None, None) => names_in_store(&self.place()),
         };
         names.sort();
         names

@@ -1,5 +1,6 @@
 //! `larder df`.
 
+mod docker;
 mod store;
 
 use std::path::Path;
@@ -24,6 +25,7 @@ use crate::failure::Failure;
 use crate::out::Out;
 use crate::output::table::Table;
 use crate::output::{self, size};
+use docker::EngineReport;
 use store::StoreReport;
 
 pub(super) async fn run(args: &DfArgs, connection: &Connection, out: &Out) -> Result<Outcome, Failure> {
@@ -38,12 +40,9 @@ pub(super) async fn run(args: &DfArgs, connection: &Connection, out: &Out) -> Re
             }
             return Ok(Outcome::Done);
         };
-        let store = match &chosen {
-            Chosen::Store(store) => Some(store.store().clone()),
-            Chosen::Runtime(_) => None,
-        };
+        let source = UsageSource::of(&chosen);
         let looking = collect::looking(connection, chosen)?;
-        usage(looking.backend.clone(), store, &looking.collector, &looking.collector.policy()).await?
+        usage(looking.backend.clone(), &source, &looking.collector, &looking.collector.policy()).await?
     };
     show(args, &report, out);
     Ok(Outcome::Done)
@@ -60,22 +59,64 @@ async fn asked(daemon: &Daemon) -> Result<Report, Failure> {
     })
 }
 
-/// The room that images take. `store` is larder's own, where that is the backend.
+/// Who knows more of the room that images take than every backend tells.
+#[derive(Clone)]
+pub(crate) enum UsageSource {
+    /// Nobody.
+    Nothing,
+    /// Larder's own store.
+    Store(Store),
+    /// A Docker Engine.
+    #[cfg(feature = "docker")]
+    Docker(Arc<larder_docker::DockerBackend>),
+}
+
+impl UsageSource {
+    /// That of this backend.
+    pub(crate) fn of(chosen: &Chosen) -> UsageSource {
+        match chosen {
+            Chosen::Store(store) => UsageSource::Store(store.store().clone()),
+            Chosen::Runtime(_) => UsageSource::Nothing,
+            #[cfg(feature = "docker")]
+            Chosen::Docker(engine) => UsageSource::Docker(engine.clone()),
+        }
+    }
+
+    async fn store(&self) -> Result<Option<StoreReport>, Failure> {
+        let UsageSource::Store(store) = self.clone() else { return Ok(None) };
+        let measured = spawn_blocking(move || StoreReport::measure(&store)).await;
+        measured
+            .map_err(|error| Failure::failed(format!("the store could not be measured: {error}")))?
+            .map(Some)
+    }
+
+    #[cfg(feature = "docker")]
+    async fn docker(&self) -> Result<Option<EngineReport>, Failure> {
+        let UsageSource::Docker(engine) = self else { return Ok(None) };
+        Ok(Some(engine.usage().await?.into()))
+    }
+
+    #[cfg(not(feature = "docker"))]
+    #[expect(clippy::unused_async, reason = "as with the feature")]
+    async fn docker(&self) -> Result<Option<EngineReport>, Failure> {
+        Ok(None)
+    }
+}
+
+/// The room that images take.
 pub(crate) async fn usage(
     backend: Arc<dyn Backend>,
-    store: Option<Store>,
+    source: &UsageSource,
     collector: &Collector,
     policy: &GcPolicy,
 ) -> Result<Report, Failure> {
-    let store = match store {
-        Some(store) => Some(
-            spawn_blocking(move || StoreReport::measure(&store))
-                .await
-                .map_err(|error| Failure::failed(format!("the store could not be measured: {error}")))??,
-        ),
-        None => None,
-    };
+    let store = source.store().await?;
     let mut report = measure(backend, store).await?;
+    if let Some(engine) = source.docker().await? {
+        report.filesystem.images_bytes = Some(engine.images.size_bytes);
+        report.filesystem.images_inodes = Some(engine.images.inodes);
+        report.docker = Some(engine);
+    }
     if let Some(held) = held_by(collector, policy, report.filesystem.size_bytes.is_some()).await {
         report.reclaimable_bytes = Some(held.reclaimable.bytes);
         report.held_by = Some(holders::held_by(&held));
@@ -94,6 +135,9 @@ fn show(args: &DfArgs, report: &Report, out: &Out) {
             out.line(format_args!("{}\n", store.images_table()));
         }
         out.line(format_args!("{}\n\n{filesystem}", store.holders_table(args.output.is_wide())));
+    } else if let Some(engine) = &report.docker {
+        out.line(format_args!("{filesystem}\n\n{}\n", engine.table()));
+        out.line(engine.words());
     } else {
         out.line(format_args!("{filesystem}\n\n{}\n", report.images.table()));
         out.line("The sum is kubelet's: a layer that several images share counts once for each of them.");
@@ -125,6 +169,9 @@ pub(crate) struct Report {
     images: Images,
     /// Only larder's own store tells so much.
     store: Option<StoreReport>,
+    /// Only a Docker Engine tells this.
+    #[serde(default)]
+    docker: Option<EngineReport>,
     held_by: Option<HeldBy>,
     /// What removing all that nothing uses and nothing keeps would free.
     reclaimable_bytes: Option<u64>,
@@ -171,7 +218,14 @@ impl Report {
             ..Filesystem::default()
         };
         let reclaimable_bytes = Some(0);
-        Report { filesystem, images: Images::default(), store: None, held_by: None, reclaimable_bytes }
+        Report {
+            filesystem,
+            images: Images::default(),
+            store: None,
+            docker: None,
+            held_by: None,
+            reclaimable_bytes,
+        }
     }
 }
 
@@ -196,7 +250,7 @@ async fn measure(backend: Arc<dyn Backend>, store: Option<StoreReport>) -> Resul
         inodes: disk.map(|disk| disk.inodes),
         inodes_free: disk.map(|Disk { inodes_free, .. }| inodes_free),
     };
-    Ok(Report { filesystem, images, store, held_by: None, reclaimable_bytes: None })
+    Ok(Report { filesystem, images, store, docker: None, held_by: None, reclaimable_bytes: None })
 }
 
 fn filesystem_failure(error: FilesystemError) -> Failure {

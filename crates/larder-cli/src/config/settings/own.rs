@@ -38,7 +38,7 @@ pub(super) const TOP: &[Setting] = &[
         Backend,
         backend,
         Restart,
-        "Where images live: `store` is larder's own store, `cri` the runtime that `containerRuntimeEndpoint` names, or that is found, and `unix:///path/to.sock` that runtime."
+        "Where images live: `store` is larder's own store, `cri` the runtime that `containerRuntimeEndpoint` names, or that is found, `unix:///path/to.sock` that runtime, and `docker` the Docker Engine that `DOCKER_HOST` names or that listens where engines usually do (`docker:///path/to.sock` for another one)."
     )
     .default("`store`; `cri` where `containerRuntimeEndpoint` or `imageServiceEndpoint` is set, also in kubelet's file"),
     Setting::new(
@@ -232,6 +232,13 @@ pub(super) const REST: &[Setting] = &[
         runtime.image_volumes,
         Restart,
         "Find out which images are mounted as volumes. Costs one call for each container the first time it is seen."
+    ),
+    setting!(
+        "docker.pruneBuildCache",
+        Switch,
+        prune_build_cache,
+        Restart,
+        "With `backend: docker`: when the disk is past a limit, have the engine remove what its builder does not use right now, before any image goes. It is what `docker builder prune` does."
     ),
     setting!(
         "drain.gracePeriod",

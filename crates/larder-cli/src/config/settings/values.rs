@@ -12,6 +12,8 @@ use tracing::Level;
 
 use crate::config::forms::{Bytes, Form, Kind, Texts, Words};
 use crate::config::{BackendAt, LogFormat};
+use crate::connect::is_docker;
+use crate::docker;
 use crate::manifest::Problem;
 use crate::manifest::tree::At;
 
@@ -21,19 +23,23 @@ impl Form for Backend {
     type Value = BackendAt;
 
     fn name() -> String {
-        "`store`, `cri` or a socket".into()
+        "`store`, `cri`, `docker` or a socket".into()
     }
 
     fn read(at: &At<'_>) -> Result<BackendAt, Problem> {
         match at.text()? {
             "store" => Ok(BackendAt::Store),
             "cri" => Ok(BackendAt::Cri),
+            text if is_docker(text) => match docker::check(text) {
+                Ok(()) => Ok(BackendAt::Docker(text.to_owned())),
+                Err(problem) => Err(at.problem(problem)),
+            },
             text => Endpoint::parse(text)
                 .ok()
                 .filter(|endpoint| endpoint.path().is_absolute())
                 .map(BackendAt::Runtime)
                 .ok_or_else(|| {
-                    at.problem(format!("{}: neither store nor cri nor a socket", quote(text)))
+                    at.problem(format!("{}: neither store nor cri nor docker nor a socket", quote(text)))
                         .hint("write a socket as unix:///path/to.sock")
                 }),
         }
@@ -43,6 +49,7 @@ impl Form for Backend {
         match value {
             BackendAt::Store => json!("store"),
             BackendAt::Cri => json!("cri"),
+            BackendAt::Docker(text) => json!(text),
             BackendAt::Runtime(endpoint) => json!(endpoint.to_string()),
         }
     }

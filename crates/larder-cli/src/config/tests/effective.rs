@@ -162,3 +162,13 @@ fn changes_are_sorted_by_whether_a_running_daemon_takes_them_over() {
     assert_eq!(keys(&changes.needs_restart), ["root", "listen.mode"]);
     assert_eq!((&changes.reloadable[0].old, &changes.reloadable[0].new), (&5.into(), &7.into()));
 }
+
+#[test]
+fn docker_is_a_backend_with_or_without_an_address() {
+    for text in ["docker", "docker:///d.sock", "docker://build.example:2376"] {
+        let config = read(&format!("backend: {text}")).unwrap();
+        assert_eq!(config.backend, BackendAt::Docker(text.into()));
+        assert!(config.cri().is_none(), "{text} is no CRI runtime");
+    }
+    assert!(read("backend: docker://").is_err());
+}

@@ -159,7 +159,7 @@ fn what_settings_contradict_is_told_where_it_was_written() {
         ),
         (
             "backend: containerd",
-            "c.yaml:3: backend: \"containerd\": neither store nor cri nor a socket [write a socket as \
+            "c.yaml:3: backend: \"containerd\": neither store nor cri nor docker nor a socket [write a socket as \
              unix:///path/to.sock]",
         ),
         (
@@ -367,7 +367,7 @@ fn flags_and_variables_are_told_by_name() {
     assert_eq!(
         told,
         [
-            "LARDER_BACKEND: backend: \"x\": neither store nor cri nor a socket [write a socket as unix:///path/to.sock]",
+            "LARDER_BACKEND: backend: \"x\": neither store nor cri nor docker nor a socket [write a socket as unix:///path/to.sock]",
             "--certs-d: registry.certsDirs[0]: must be an absolute path, is \"certs\" [begin it with /]",
             "--registry-qps: registryPullQPS: must be a whole number from -2147483648 to 2147483647, is \"many\"",
             "--serialize-image-pulls: serializeImagePulls: must be true or false, is a text",

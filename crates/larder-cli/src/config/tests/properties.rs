@@ -62,7 +62,7 @@ fn another(setting: &Setting) -> &'static str {
         "registry.plainHTTP" => "['1:2', 'a:1']",
         "registry.certsDirs" => "['/a b', /c]",
         "root" | "state" | "staticPodPath" | "listen.socket" => "/p/q",
-        "serializeImagePulls" | "metrics.allowRemote" => "true",
+        "serializeImagePulls" | "metrics.allowRemote" | "docker.pruneBuildCache" => "true",
         "runtime.imageVolumes" | "featureGates.KubeletEnsureSecretPulledImages" => "false",
         key if key.starts_with("featureGates.") => "true",
         _ => match (setting.form)().as_str() {

@@ -181,10 +181,9 @@ impl Control for Service {
     }
 
     async fn usage(&self, _: Request<api::UsageRequest>) -> Answer<api::UsageResponse> {
-        let Node { backend, store, collector, .. } = self.node();
+        let Node { backend, usage, collector, .. } = self.node();
         let policy = collect::looking_policy(&collector.policy());
-        let store = store.as_ref().map(|store| store.store().clone());
-        let usage = df::usage(Arc::clone(backend), store, collector, &policy).await?;
+        let usage = df::usage(Arc::clone(backend), usage, collector, &policy).await?;
         let document = serde_json::to_string(&usage)
             .map_err(|error| Failure::failed(format!("the answer cannot be written: {error}")))?;
         Ok(Response::new(api::UsageResponse { document }))

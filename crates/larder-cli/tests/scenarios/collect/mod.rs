@@ -1,6 +1,7 @@
 //! Collection on a real disk: a small file system that holds the images, measured by `statvfs` from outside.
 
 mod containerd;
+mod docker;
 mod real_family;
 mod store;
 

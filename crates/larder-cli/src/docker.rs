@@ -1,0 +1,14 @@
+//! Docker Engine as the backend: where it is, and what larder says where it was built without it.
+
+#[cfg(feature = "docker")]
+mod found;
+#[cfg(not(feature = "docker"))]
+mod left_out;
+
+#[cfg(feature = "docker")]
+pub(crate) use found::{builder_cache, check, open, parts, place};
+#[cfg(not(feature = "docker"))]
+pub(crate) use left_out::{builder_cache, check, open, place};
+
+/// Names the engine for `docker` without an address, as for docker's own client.
+pub(crate) const HOST: &str = "DOCKER_HOST";
