@@ -154,7 +154,9 @@ impl Chosen {
     pub(crate) fn store(&self) -> Option<&StoreBackend> {
         match self {
             Chosen::Store(store) => Some(store),
-            _ => None,
+            Chosen::Runtime(_) => None,
+            #[cfg(feature = "docker")]
+            Chosen::Docker(_) => None,
         }
     }
 

@@ -209,7 +209,7 @@ impl Engine {
         let response = sent.map_err(|cause| {
             // Whoever comes back there may be of another version.
             *self.known() = None;
-            if cause.is_connect() { error::no_connection(&self.host, &cause) } else { error::broken(&cause) }
+            error::no_answer(&self.host, &cause)
         })?;
         let status = response.status();
         if status.is_success() || status.as_u16() == 304 {

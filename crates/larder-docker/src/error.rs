@@ -13,7 +13,7 @@ const DENIED: &str = "run as root, or become a member of the group that owns the
      sudo usermod -aG docker $USER, and log in again; whoever is in that group is as good as root";
 
 /// No connection, for whatever reason the system gave.
-pub(crate) fn no_connection(host: &EngineHost, error: &reqwest::Error) -> BackendError {
+fn no_connection(host: &EngineHost, error: &reqwest::Error) -> BackendError {
     let kind = cause_of::<io::Error>(error).map(io::Error::kind);
     let problem = match (kind, host.socket()) {
         (Some(io::ErrorKind::NotFound | io::ErrorKind::NotADirectory), Some(_)) => told(
@@ -28,6 +28,26 @@ pub(crate) fn no_connection(host: &EngineHost, error: &reqwest::Error) -> Backen
         _ => told(&text(error), "see systemctl status docker, and whether DOCKER_HOST names the engine"),
     };
     BackendError::Unreachable { endpoint: host.to_string(), problem }
+}
+
+/// No answer: nobody is there, the two do not trust each other, or the connection broke.
+pub(crate) fn no_answer(host: &EngineHost, error: &reqwest::Error) -> BackendError {
+    if let Some(problem) = tls_problem(error) {
+        let hint = "DOCKER_CERT_PATH names the folder with the engine's authority (ca.pem), and with cert.pem and key.pem \
+             where the engine asks who is there";
+        return unusable(host, &format!("TLS: {problem}"), hint);
+    }
+    if error.is_connect() { no_connection(host, error) } else { broken(error) }
+}
+
+/// What went wrong between the two ends of TLS.
+fn tls_problem(error: &(dyn Error + 'static)) -> Option<String> {
+    if let Some(problem) = error.downcast_ref::<rustls::Error>() {
+        return Some(problem.to_string());
+    }
+    // It travels in an I/O error, which may be in further ones, and is not their source.
+    let carried = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
+    carried.and_then(|inner| tls_problem(inner)).or_else(|| tls_problem(error.source()?))
 }
 
 /// Something is wrong with what answers, beyond one call.

@@ -16,32 +16,30 @@ use crate::out::Out;
 pub(super) async fn run(args: &LeaseArgs, connection: &Connection, out: &Out) -> Result<Outcome, Failure> {
     let (names, outcome) = names_and_ids(std::slice::from_ref(&args.image), out);
     let [name] = names[..] else { return Ok(outcome) };
-    let leased = match Daemon::find(connection)? {
-        Some(daemon) => {
-            let request = LeaseRequest { image: name.to_owned(), seconds: args.time.as_secs() };
-            daemon.ask(async |mut client| client.lease(request).await).await?
-        }
-        None => match connect::chosen(connection)? {
-            Chosen::Store(store) => take(store.store(), name, args.time)?,
-            other => {
-                let backend = match (&connection.backend, other.target()) {
-                    (Some(backend), _) => backend.clone(),
-                    (None, Target::Store(root)) => root.display().to_string(),
-                    (None, Target::Runtime(endpoint)) => endpoint,
-                };
-                return Err(Failure::failed(format!(
-                    "only a daemon can lease an image of a runtime, and none serves {}",
-                    other.told().trim_start_matches("the images of ")
-                ))
-                .hint(format!("larder serve --backend {backend}, or larder keep {name}")));
-            }
-        },
+    let leased = if let Some(daemon) = Daemon::find(connection)? {
+        let request = LeaseRequest { image: name.to_owned(), seconds: args.time.as_secs() };
+        daemon.ask(async |mut client| client.lease(request).await).await?
+    } else {
+        let chosen = connect::chosen(connection)?;
+        let store = chosen.store().ok_or_else(|| needs_daemon(name, connection, &chosen))?;
+        take(store.store(), name, args.time)?
     };
     match leased.ends {
         Some(ends) => out.line(format_args!("Keeps {name} until {ends}.")),
         None => out.line(format_args!("Does not keep {name} for a time any more.")),
     }
     Ok(Outcome::Done)
+}
+
+/// A lease on an image of a runtime ends with the process that has it.
+fn needs_daemon(name: &str, connection: &Connection, chosen: &Chosen) -> Failure {
+    let endpoint = match chosen.target() {
+        Target::Runtime(endpoint) => endpoint,
+        Target::Store(root) => root.display().to_string(),
+    };
+    let backend = connection.backend.as_ref().unwrap_or(&endpoint);
+    Failure::failed(format!("only a daemon can lease an image of a runtime, and none serves {endpoint}"))
+        .hint(format!("larder serve --backend {backend}, or larder keep {name}"))
 }
 
 /// Takes a lease on an image of this store, in place of an earlier one; no time ends it. May block.

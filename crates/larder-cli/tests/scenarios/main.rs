@@ -14,6 +14,7 @@ mod credentials;
 mod cri;
 mod cut_off;
 mod daemon;
+mod docker;
 mod examples;
 mod hygiene;
 mod kills;

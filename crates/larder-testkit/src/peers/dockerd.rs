@@ -1,6 +1,7 @@
 //! A private Docker Engine: its own root, containerd and socket; no bridge, and the machine's firewall is left alone.
 
 use std::io::{Read as _, Write as _};
+use std::net::{Ipv4Addr, TcpListener};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
@@ -10,6 +11,7 @@ use tempfile::TempDir;
 use super::containerd::unmount_below;
 use super::packages::{Package, program};
 use super::process::{PATIENCE, Server};
+use super::tls::Certificates;
 use super::{PeerError, Result};
 
 const JSON: &str = "application/json";
@@ -19,6 +21,8 @@ const JSON: &str = "application/json";
 pub struct DockerdOptions {
     /// The folder below which the engine's root is made. Default: the temporary folder.
     pub root_below: Option<PathBuf>,
+    /// Also serve on a TCP port of loopback, with this certificate, for clients with one of the same authority.
+    pub tls: Option<Certificates>,
 }
 
 /// A dockerd and its state. Dropping it ends the process, which ends the containerd that it started, and removes the
@@ -30,6 +34,8 @@ pub struct Dockerd {
     folder: TempDir,
     /// Images and containers.
     root: TempDir,
+    /// The port, and what is shown there.
+    tls: Option<(u16, Certificates)>,
 }
 
 impl Dockerd {
@@ -49,7 +55,12 @@ impl Dockerd {
         fs_err::create_dir(folder.path().join("tmp"))?;
         // As often as it takes to see that it tries again: the usual five times take more than a minute.
         fs_err::write(folder.path().join("daemon.json"), r#"{"max-download-attempts": 2}"#)?;
-        let mut dockerd = Dockerd { server: None, folder, root };
+        let free_port = || TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr();
+        let tls = match options.tls {
+            Some(certificates) => Some((free_port()?.port(), certificates)),
+            None => None,
+        };
+        let mut dockerd = Dockerd { server: None, folder, root, tls };
         dockerd.start_again()?;
         Ok(dockerd)
     }
@@ -78,6 +89,11 @@ impl Dockerd {
                     .arg("--host")
                     .arg(self.host())
                     .env("TMPDIR", folder.join("tmp"));
+                if let Some((port, made)) = &self.tls {
+                    command.args(["--host", &format!("tcp://127.0.0.1:{port}"), "--tlsverify"]);
+                    command.arg("--tlscacert").arg(&made.ca);
+                    command.arg("--tlscert").arg(&made.certificate).arg("--tlskey").arg(&made.key);
+                }
             },
             &log,
             &log,
@@ -102,6 +118,11 @@ impl Dockerd {
     /// Where it serves, such as `unix:///tmp/larder-dockerd-x/d.sock`.
     pub fn host(&self) -> String {
         format!("unix://{}", self.socket().display())
+    }
+
+    /// `127.0.0.1:PORT`, where it serves with TLS, if it does.
+    pub fn tcp_address(&self) -> Option<String> {
+        self.tls.as_ref().map(|(port, _)| format!("127.0.0.1:{port}"))
     }
 
     /// The socket's path.

@@ -59,7 +59,12 @@ pub fn certificates(folder: &Path) -> Result<Certificates> {
             "1",
         ])
         .args(["-subj", "/CN=127.0.0.1", "-addext", "subjectAltName=IP:127.0.0.1,DNS:localhost"])
-        .args(["-addext", "basicConstraints=critical,CA:FALSE", "-addext", "extendedKeyUsage=serverAuth"])
+        .args([
+            "-addext",
+            "basicConstraints=critical,CA:FALSE",
+            "-addext",
+            "extendedKeyUsage=serverAuth,clientAuth",
+        ])
         .arg("-CA")
         .arg(&made.ca)
         .arg("-CAkey")

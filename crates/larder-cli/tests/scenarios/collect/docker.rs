@@ -4,20 +4,21 @@ use std::path::Path;
 use std::process::Command;
 
 use larder_testkit::archive::{Archive, Entry};
-use larder_testkit::peers::packages::find_program;
 use larder_testkit::peers::{Dockerd, DockerdOptions, Image, Package, Registry, RegistryOptions, require};
 
 use super::{Disk, Round, family, gc, killed_rounds_change_nothing, layer, number, removals};
 use crate::world::{Run, Running, World, larder_in};
 
 /// An engine whose root is on the disk, and a registry.
-fn peers(disk: &Disk) -> (Dockerd, Registry) {
+pub(super) fn peers(disk: &Disk) -> (Dockerd, Registry) {
     let registry = Registry::start(RegistryOptions::default()).unwrap();
-    let engine = Dockerd::start_with(DockerdOptions { root_below: Some(disk.path()) }).unwrap();
+    let engine =
+        Dockerd::start_with(DockerdOptions { root_below: Some(disk.path()), ..DockerdOptions::default() })
+            .unwrap();
     (engine, registry)
 }
 
-fn available() -> bool {
+pub(super) fn available() -> bool {
     require(&[Package::DockerIo, Package::DockerRegistry, Package::Skopeo]).is_available()
 }
 
@@ -29,7 +30,7 @@ fn larder_on(engine: &Dockerd, home: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-fn on(engine: &Dockerd, home: &Path, arguments: &[&str]) -> Run {
+pub(super) fn on(engine: &Dockerd, home: &Path, arguments: &[&str]) -> Run {
     Running::start(larder_on(engine, home, arguments)).finish()
 }
 
@@ -121,7 +122,7 @@ fn df_agrees_with_du_of_the_layer_store() {
     assert!(parts.abs_diff(said) * 100 <= said * 2, "{parts} of images and containers, du {said}: {docker}");
     assert_eq!(number(docker, "layerStoreBytes"), said);
     // Two bases and eight applications, once each; docker images would count 8 * 7.5 MiB.
-    assert_eq!(number(&docker["systemDf"], "layersBytes"), (2 * 6 << 20) + (8 * 3 << 19));
+    assert_eq!(number(&docker["systemDf"], "layersBytes"), 2 * (6 << 20) + 8 * (3 << 19));
     let told = on(&engine, home, &["df"]).expect(0).stdout;
     assert!(told.contains("SYSTEM DF") && told.contains("docker images counts it for each image"), "{told}");
 }
@@ -152,29 +153,4 @@ fn images_without_a_name_go_first_and_what_rules_name_stays() {
     let left = world.images();
     let kept = ["shop/base:1", "shop/tool:1"].map(|name| world.registry.image(name));
     assert_eq!(left, kept);
-}
-
-#[test]
-fn who_may_not_open_the_socket_is_told_how() {
-    if !available() || find_program("setpriv").is_none() {
-        return;
-    }
-    let engine = Dockerd::start().unwrap();
-    let home = tempfile::tempdir().unwrap();
-    // The socket can be reached, and not opened.
-    let folder = engine.socket().parent().unwrap().to_owned();
-    let mode = |mode| std::os::unix::fs::PermissionsExt::from_mode(mode);
-    fs_err::set_permissions(&folder, mode(0o755)).unwrap();
-    fs_err::set_permissions(engine.socket(), mode(0o660)).unwrap();
-    fs_err::set_permissions(home.path(), mode(0o777)).unwrap();
-    // Where nobody may look into the folders that larder is built in, a copy can be run.
-    let copy = home.path().join("larder");
-    fs_err::copy(env!("CARGO_BIN_EXE_larder"), &copy).unwrap();
-    let mut command = Command::new("setpriv");
-    command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]).arg(&copy);
-    command.env("HOME", home.path()).env("DOCKER_HOST", engine.host());
-    command.args(["--backend", "docker", "images"]);
-    let run = Running::start(command).finish().expect(3);
-    assert!(run.stderr.contains("permission denied"), "{run:?}");
-    assert!(run.stderr.contains("sudo usermod -aG docker $USER"), "{run:?}");
 }

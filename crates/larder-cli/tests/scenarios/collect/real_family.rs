@@ -9,7 +9,7 @@ use larder_testkit::peers::{Containerd, Package, Registry, require};
 use serde_json::Value;
 
 use super::containerd::{on, peers};
-use super::{Disk, Round, gc, number, removals, run};
+use super::{Disk, Round, docker, gc, number, removals, run};
 use crate::world::Run;
 
 fn family() -> Option<PathBuf> {
@@ -77,15 +77,44 @@ fn filled(family: &Path, disk: &Disk) -> (Containerd, Registry) {
     let home = disk.folder.path();
     let (containerd, registry) = peers(disk);
     on(&containerd, home, &gc(&[])).expect(0);
-    for tag in tags(family) {
-        let name = format!("family/{tag}:1");
-        let from = format!("oci:{}:{tag}", family.display());
-        let to = format!("docker://{}", registry.image(&name));
-        let mut skopeo = Command::new(find_program("skopeo").unwrap());
-        run(skopeo.args(["--insecure-policy", "copy", "-q", "--dest-tls-verify=false", &from, &to]));
-        on(&containerd, home, &["pull", &registry.image(&name)]).expect(0);
+    for name in pushed(family, &registry) {
+        on(&containerd, home, &["pull", &name]).expect(0);
     }
     (containerd, registry)
+}
+
+/// The whole family in a registry, one after the other: names to pull them by.
+fn pushed(family: &Path, registry: &Registry) -> impl Iterator<Item = String> {
+    tags(family).into_iter().map(move |tag| {
+        let name = registry.image(&format!("family/{tag}:1"));
+        let (from, to) = (format!("oci:{}:{tag}", family.display()), format!("docker://{name}"));
+        let mut skopeo = Command::new(find_program("skopeo").unwrap());
+        run(skopeo.args(["--insecure-policy", "copy", "-q", "--dest-tls-verify=false", &from, &to]));
+        name
+    })
+}
+
+#[test]
+fn a_real_family_in_docker_is_down_to_the_low_mark_in_one_round() {
+    let Some(family) = family() else { return };
+    if !docker::available() {
+        return;
+    }
+    let Some(disk) = Disk::new(910) else { return };
+    let (engine, registry) = docker::peers(&disk);
+    let larder = |arguments: &[&str]| docker::on(&engine, disk.folder.path(), arguments);
+    let mut names = Vec::new();
+    for name in pushed(&family, &registry) {
+        larder(&["pull", "-q", &name]).expect(0);
+        names.push(name);
+    }
+    assert!(disk.used_percent() > 65.0, "{}", disk.used_percent());
+    engine.create_container(&names[0], "stopped").unwrap();
+    let round = Round::run(&disk, larder);
+    assert_eq!(removals(&round.planned), removals(&round.done));
+    round.ends_at_the_low_mark();
+    round.tells_what_came_free(larder);
+    assert!(engine.image_names().unwrap().contains(&names[0]), "a stopped container uses it");
 }
 
 #[test]
