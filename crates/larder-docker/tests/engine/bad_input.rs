@@ -166,6 +166,23 @@ async fn names_that_were_taken_off_come_back_if_a_container_is_made_meanwhile() 
     assert!(!asked.iter().any(|call| call.contains("force")), "nothing is forced: {asked:?}");
 }
 
+#[tokio::test]
+async fn an_error_in_a_pull_that_began_well_fails_it_and_names_the_image() {
+    let began = "{\"status\":\"Pulling from shop/web\",\"id\":\"1\"}\r\n";
+    let ended =
+        "{\"errorDetail\":{\"message\":\"no space left on device\"},\"error\":\"no space left on device\"}";
+    let engine = FakeEngine::start(move |_, path| match path {
+        "/version" => (200, r#"{"Version":"1","ApiVersion":"1.41"}"#.into()),
+        path if path.starts_with("/v1.41/images/create?fromImage=h%3A1%2Fshop%2Fweb&tag=latest") => {
+            (200, format!("{began}{ended}"))
+        }
+        _ => (200, r#"{"Id":"sha256:a"}"#.into()),
+    });
+    let error = pull(&engine.backend(), "h:1/shop/web").await.unwrap_err();
+    assert_eq!(error.to_string(), "h:1/shop/web: no space left on device");
+    assert!(matches!(error, BackendError::Call { kind: CallErrorKind::NoRoom, .. }));
+}
+
 #[test]
 fn what_somebody_else_removed_meanwhile_is_no_error() {
     let Some(world) = World::new() else { return };

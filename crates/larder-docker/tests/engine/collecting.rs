@@ -102,7 +102,10 @@ fn with_containerd_store(method: &str, path: &str) -> (u16, String) {
             "DriverStatus": [["driver-type", "io.containerd.snapshotter.v1"]],
             "Containerd": {"Address": "/run/containerd/containerd.sock"}}),
         (_, "/containers/json?all=1") => json!([{"Id": "c", "Names": ["/web"], "ImageID": "sha256:i",
-            "Image": "app", "State": "running", "Mounts": [{"Type": "image", "Source": ""}]}]),
+            "Image": "app", "State": "running", "Mounts": [{"Type": "image", "Source": ""}]},
+            {"Id": "d", "Names": ["/old"], "ImageID": "sha256:h", "State": "exited"}]),
+        // Nobody lists it any more, and a container still stands on it.
+        (_, "/images/sha256:h/json") => json!({"Id": "sha256:h", "RootFS": {"Layers": ["sha256:1"]}}),
         (_, "/containers/c/json") => {
             json!({"HostConfig": {"Mounts": [{"Type": "image", "Source": "data", "Target": "/data"}]}})
         }
@@ -127,6 +130,10 @@ async fn layers_of_containerd_s_store_are_estimated_from_histories() {
     let bytes: Vec<(u64, bool)> =
         layers.all().iter().map(|layer| (layer.amount.bytes, layer.estimated)).collect();
     assert!(bytes.contains(&(300, true)) && bytes.contains(&(50, true)), "{bytes:?}");
+    let held: Vec<_> = layers.all().iter().filter(|layer| layer.held_by.is_some()).collect();
+    assert_eq!(held.len(), 1, "{held:?}");
+    assert_eq!((held[0].id.as_str(), held[0].held_by.as_deref()), ("sha256:1", Some("the container old")));
+    assert_eq!(held[0].amount.bytes, 300);
     let root = &backend.filesystems().await.unwrap().image[0].mountpoint;
     assert_eq!(root.to_str(), Some("/var/lib/containerd"));
 }
