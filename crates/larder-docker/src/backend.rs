@@ -1,13 +1,9 @@
 //! The client: a [`Backend`] over the API of Docker Engine.
 
-use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
-use base64::Engine as _;
-use base64::engine::general_purpose::URL_SAFE;
 use larder::backend::{
     Backend, BackendError, CallErrorKind, Condition, Container, FilesystemUsage, Filesystems, Image,
     ImageDetails, ImageSpec, InUse, Progress, RuntimeInfo,
@@ -16,12 +12,10 @@ use larder::credentials::Credential;
 use larder::gc::Amount;
 use larder::pod::SandboxConfig;
 use reqwest::Method;
-use reqwest::header::{HeaderMap, HeaderValue};
-use serde_json::{Value, json};
+use reqwest::header::HeaderMap;
+use serde_json::Value;
 
-use crate::answers::{
-    ContainerInspect, ContainerSummary, ImageInspect, ImageSummary, Info, PullMessage, count,
-};
+use crate::answers::{ContainerInspect, ContainerSummary, ImageInspect, ImageSummary, Info, PullMessage};
 use crate::course::Course;
 use crate::engine::{DockerConfig, Engine};
 use crate::feed::EngineFeed;
@@ -31,7 +25,7 @@ use crate::layers::EngineLayers;
 use crate::stream::Values;
 use crate::tls::TlsError;
 use crate::usage::{self, EngineUsage};
-use crate::{BuilderCache, error, names, remove};
+use crate::{BuilderCache, convert, error, names, remove};
 
 /// How long layers are measured while somebody waits for something else.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -39,11 +33,6 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// Labels that Kubernetes puts on containers.
 const POD_NAME: &str = "io.kubernetes.pod.name";
 const POD_NAMESPACE: &str = "io.kubernetes.pod.namespace";
-
-/// Where containerd keeps its files unless it is told otherwise.
-const CONTAINERD_ROOT: &str = "/var/lib/containerd";
-/// Where a containerd that the engine started for itself listens.
-const OWN_CONTAINERD: &str = "/docker/containerd/";
 
 /// A Docker Engine.
 ///
@@ -83,15 +72,16 @@ impl DockerBackend {
         BuilderCache::new(self.engine.clone())
     }
 
-    /// Who takes room in it, and what it says of that itself.
+    /// Who takes room in it, and what it says of that itself. Measuring takes as long as it takes.
     pub async fn usage(&self) -> Result<EngineUsage, BackendError> {
-        self.engine.within(usage::usage(&self.inspections, &self.layers)).await
+        usage::usage(&self.inspections, &self.layers).await
     }
 
     /// What images take; `None` if that takes long to find out, as it may the first time.
     async fn used(&self) -> Result<Option<Amount>, BackendError> {
         let look = async { self.layers.look(&self.list().await?).await };
-        match tokio::time::timeout(PATIENCE, look).await {
+        let patience = PATIENCE.min(self.engine.limit() / 2);
+        match tokio::time::timeout(patience, look).await {
             Ok(measured) => Ok(Some(measured?.folders)),
             Err(_) => Ok(None),
         }
@@ -202,19 +192,19 @@ impl Backend for DockerBackend {
         self.engine
             .within(async {
                 let listed: Vec<ImageSummary> = self.engine.must_get("/images/json", &[]).await?;
-                Ok(listed.into_iter().map(image_of_list).collect())
+                Ok(listed.into_iter().map(convert::image_of_list).collect())
             })
             .await
     }
 
     async fn status(&self, image: &ImageSpec) -> Result<Option<Image>, BackendError> {
         let found = self.engine.within(self.engine.inspect::<ImageInspect>(&image.image)).await?;
-        Ok(found.map(|found| image_of_inspect(&found)))
+        Ok(found.map(|found| convert::image_of_inspect(&found)))
     }
 
     async fn inspect(&self, image: &ImageSpec) -> Result<Option<ImageDetails>, BackendError> {
         let found = self.engine.within(self.engine.inspect::<Value>(&image.image)).await?;
-        found.map(details).transpose()
+        found.map(convert::details).transpose()
     }
 
     async fn pull(
@@ -227,7 +217,7 @@ impl Backend for DockerBackend {
         names::in_path(&image.image)?;
         let mut headers = HeaderMap::new();
         if let Some(credential) = credential {
-            headers.insert("X-Registry-Auth", auth(credential));
+            headers.insert("X-Registry-Auth", convert::auth(credential));
         }
         self.pull_through(&image.image, headers, progress).await?;
         match self.status(image).await? {
@@ -254,8 +244,8 @@ impl Backend for DockerBackend {
                     used_bytes: used.map(|used| used.bytes),
                     inodes_used: used.map(|used| used.inodes),
                 };
-                let image = usage(image_root(self.host(), &info), self.used().await?);
-                let container = usage(here(self.host(), info.docker_root_dir.into()), None);
+                let image = usage(convert::image_root(self.host(), &info), self.used().await?);
+                let container = usage(convert::here(self.host(), info.docker_root_dir.into()), None);
                 Ok(Filesystems { image: vec![image], container: vec![container] })
             })
             .await
@@ -273,146 +263,5 @@ impl Backend for DockerBackend {
                 Ok(InUse { containers, sandboxes: Vec::new() })
             })
             .await
-    }
-}
-
-/// Where images are: with containerd's store they are not in the engine's own folder, and the API does not tell where.
-fn image_root(host: &EngineHost, info: &Info) -> PathBuf {
-    let root = PathBuf::from(&info.docker_root_dir);
-    here(
-        host,
-        match (info.is_containerd_store(), info.containerd.address.as_str()) {
-            (false, _) => root,
-            (true, address) if address.contains(OWN_CONTAINERD) => root.join("containerd/daemon"),
-            (true, _) => CONTAINERD_ROOT.into(),
-        },
-    )
-}
-
-/// A folder of the engine's. That of an engine behind TCP is taken to be elsewhere, and so must not be mistaken for one of
-/// the same name here: it is named with the engine's address.
-fn here(host: &EngineHost, folder: PathBuf) -> PathBuf {
-    match host {
-        EngineHost::Unix(_) => folder,
-        EngineHost::Tcp { address, .. } => PathBuf::from(format!("/tcp://{address}{}", folder.display())),
-    }
-}
-
-fn image_of_list(found: ImageSummary) -> Image {
-    Image {
-        id: found.id,
-        repo_tags: names::real(found.repo_tags),
-        repo_digests: names::real(found.repo_digests),
-        size: count(found.size),
-        ..Image::default()
-    }
-}
-
-fn image_of_inspect(found: &ImageInspect) -> Image {
-    let user = found.config.user.split(':').next().unwrap_or_default();
-    let uid = user.parse().ok();
-    Image {
-        id: found.id.clone(),
-        repo_tags: names::real(found.repo_tags.clone()),
-        repo_digests: names::real(found.repo_digests.clone()),
-        size: count(found.size),
-        uid,
-        username: if uid.is_none() { user.to_owned() } else { String::new() },
-        ..Image::default()
-    }
-}
-
-/// The engine's answer as it is, and the part of it that other backends have, in OCI's words.
-fn details(answer: Value) -> Result<ImageDetails, BackendError> {
-    let config = json!({
-        "architecture": answer["Architecture"], "os": answer["Os"], "created": answer["Created"],
-        "config": answer["Config"],
-        "rootfs": {"type": "layers", "diff_ids": answer["RootFS"]["Layers"]},
-    });
-    let info = BTreeMap::from([
-        ("config".to_owned(), config.to_string()),
-        ("docker".to_owned(), answer.to_string()),
-    ]);
-    let found = serde_json::from_value(answer).map_err(|why| error::unreadable("an image", why))?;
-    Ok(ImageDetails { image: image_of_inspect(&found), info })
-}
-
-/// The header field that carries a credential.
-fn auth(credential: &Credential) -> HeaderValue {
-    let mut fields = BTreeMap::new();
-    for (name, value) in [
-        ("username", credential.username.as_str()),
-        ("password", credential.password.reveal()),
-        ("identitytoken", credential.identity_token.reveal()),
-        ("registrytoken", credential.registry_token.reveal()),
-    ] {
-        if !value.is_empty() {
-            fields.insert(name, value);
-        }
-    }
-    let text = URL_SAFE.encode(json!(fields).to_string());
-    // Base64 is always a header value.
-    let mut value = HeaderValue::from_str(&text).unwrap_or_else(|_| HeaderValue::from_static(""));
-    value.set_sensitive(true);
-    value
-}
-
-#[cfg(test)]
-mod tests {
-    use larder::credentials::Secret;
-
-    use super::*;
-
-    fn info(json: Value) -> Info {
-        serde_json::from_value(json).unwrap()
-    }
-
-    #[test]
-    fn the_folder_of_images_depends_on_the_image_store() {
-        let unix = EngineHost::Unix("/d.sock".into());
-        let graph = json!({"DockerRootDir": "/data", "Driver": "overlay2", "DriverStatus": [["Backing Filesystem", "extfs"]]});
-        assert_eq!(image_root(&unix, &info(graph)), PathBuf::from("/data"));
-        let containerd = |address: &str| {
-            let status = json!([["driver-type", "io.containerd.snapshotter.v1"]]);
-            info(
-                json!({"DockerRootDir": "/data", "Driver": "overlayfs", "DriverStatus": status, "Containerd": {"Address": address}}),
-            )
-        };
-        let system = containerd("/run/containerd/containerd.sock");
-        assert_eq!(image_root(&unix, &system), PathBuf::from("/var/lib/containerd"));
-        let own = containerd("/var/run/docker/containerd/containerd.sock");
-        assert_eq!(image_root(&unix, &own), PathBuf::from("/data/containerd/daemon"));
-        let remote = EngineHost::Tcp { address: "h:1".into(), tls: false };
-        let elsewhere = image_root(&remote, &info(json!({"DockerRootDir": "/var/lib/docker"})));
-        assert_eq!(elsewhere, PathBuf::from("/tcp://h:1/var/lib/docker"), "not the folder of that name here");
-    }
-
-    #[test]
-    fn an_image_without_names_has_none_and_users_are_numbers_or_names() {
-        let listed = json!({"Id": "sha256:a", "RepoTags": ["<none>:<none>"], "RepoDigests": null, "Size": 5});
-        let image = image_of_list(serde_json::from_value(listed).unwrap());
-        assert_eq!((image.repo_tags.len(), image.repo_digests.len(), image.size), (0, 0, 5));
-        for (user, uid, name) in [("", None, ""), ("1000:5", Some(1000), ""), ("web:web", None, "web")] {
-            let found = json!({"Id": "a", "Config": {"User": user}});
-            let image = image_of_inspect(&serde_json::from_value(found).unwrap());
-            assert_eq!((image.uid, image.username.as_str()), (uid, name));
-        }
-    }
-
-    #[test]
-    fn answers_without_what_newer_engines_leave_out_can_be_read() {
-        let bare = json!({"Id": "sha256:a", "RepoTags": null, "Config": null, "GraphDriver": null, "Metadata": null});
-        let details = details(bare).unwrap();
-        assert_eq!(details.image.id, "sha256:a");
-    }
-
-    #[test]
-    fn a_credential_is_sent_in_docker_s_words_and_never_printed() {
-        let credential =
-            Credential { username: "u".into(), password: Secret::new("pass>>word"), ..Credential::default() };
-        let header = auth(&credential);
-        assert!(!format!("{header:?}").contains("cGFzcz"), "{header:?}");
-        let sent: Value = serde_json::from_slice(&URL_SAFE.decode(header.as_bytes()).unwrap()).unwrap();
-        assert_eq!(sent, json!({"username": "u", "password": "pass>>word"}));
     }
 }

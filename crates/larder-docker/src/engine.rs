@@ -4,7 +4,7 @@ use std::future::Future;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-use larder::backend::BackendError;
+use larder::backend::{BackendError, CallErrorKind};
 use reqwest::header::{HeaderMap, HeaderValue};
 use reqwest::{Client, Method, Response, Url};
 use serde::de::DeserializeOwned;
@@ -110,12 +110,17 @@ impl Engine {
         &self.host
     }
 
+    /// How long one method may take.
+    pub(crate) fn limit(&self) -> Duration {
+        self.config.request_timeout
+    }
+
     /// Does all that one method asks for, within the limit for it.
     pub(crate) async fn within<T>(
         &self,
         work: impl Future<Output = Result<T, BackendError>>,
     ) -> Result<T, BackendError> {
-        let limit = self.config.request_timeout;
+        let limit = self.limit();
         tokio::time::timeout(limit, Box::pin(work)).await.unwrap_or_else(|_| Err(error::too_late(limit)))
     }
 
@@ -150,17 +155,20 @@ impl Engine {
         self.version.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// An answer as JSON; `None` where there is no such thing.
+    /// An answer as JSON, within the limit for one method; `None` where there is no such thing.
     pub(crate) async fn get<T: DeserializeOwned>(
         &self,
         path: &str,
         query: &[(&str, &str)],
     ) -> Result<Option<T>, BackendError> {
-        match self.call(Method::GET, path, query, HeaderMap::new()).await {
-            Ok(response) => self.read(path, response).await.map(Some),
-            Err(BackendError::Call { kind: larder::backend::CallErrorKind::NotFound, .. }) => Ok(None),
-            Err(error) => Err(error),
-        }
+        self.within(async {
+            match self.call(Method::GET, path, query, HeaderMap::new()).await {
+                Ok(response) => self.read(path, response).await.map(Some),
+                Err(BackendError::Call { kind: CallErrorKind::NotFound, .. }) => Ok(None),
+                Err(error) => Err(error),
+            }
+        })
+        .await
     }
 
     /// An answer as JSON, of what every engine has.

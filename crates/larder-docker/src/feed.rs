@@ -90,8 +90,9 @@ impl EngineFeed {
     async fn ask(&self) -> Result<Vec<EventMessage>, BackendError> {
         let (since, now) = (moment(self.heard().last), moment(now()));
         let query = [("filters", FILTERS), ("since", since.as_str()), ("until", now.as_str())];
-        let mut response =
-            self.inspections.engine().call(Method::GET, "/events", &query, HeaderMap::new()).await?;
+        let engine = self.inspections.engine();
+        let asked = engine.call(Method::GET, "/events", &query, HeaderMap::new());
+        let mut response = engine.within(asked).await?;
         let (mut values, mut events) = (Values::default(), Vec::new());
         let all = async {
             while let Some(chunk) = response.chunk().await.map_err(|cause| error::broken(&cause))? {

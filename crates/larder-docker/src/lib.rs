@@ -18,6 +18,7 @@
 mod answers;
 mod backend;
 mod builder;
+mod convert;
 mod course;
 mod engine;
 mod error;

@@ -1,0 +1,161 @@
+//! Between the engine's answers and larder's terms.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE;
+use larder::backend::{BackendError, Image, ImageDetails};
+use larder::credentials::Credential;
+use reqwest::header::HeaderValue;
+use serde_json::{Value, json};
+
+use crate::answers::{ImageInspect, ImageSummary, Info, count};
+use crate::host::EngineHost;
+use crate::{error, names};
+
+/// Where containerd keeps its files unless it is told otherwise.
+const CONTAINERD_ROOT: &str = "/var/lib/containerd";
+/// Where a containerd that the engine started for itself listens.
+const OWN_CONTAINERD: &str = "/docker/containerd/";
+
+/// Where images are: with containerd's store they are not in the engine's own folder, and the API does not tell where.
+pub(crate) fn image_root(host: &EngineHost, info: &Info) -> PathBuf {
+    let root = PathBuf::from(&info.docker_root_dir);
+    here(
+        host,
+        match (info.is_containerd_store(), info.containerd.address.as_str()) {
+            (false, _) => root,
+            (true, address) if address.contains(OWN_CONTAINERD) => root.join("containerd/daemon"),
+            (true, _) => CONTAINERD_ROOT.into(),
+        },
+    )
+}
+
+/// A folder of the engine's. That of an engine behind TCP is taken to be elsewhere, and so must not be mistaken for one of
+/// the same name here: it is named with the engine's address.
+pub(crate) fn here(host: &EngineHost, folder: PathBuf) -> PathBuf {
+    match host {
+        EngineHost::Unix(_) => folder,
+        EngineHost::Tcp { address, .. } => PathBuf::from(format!("/tcp://{address}{}", folder.display())),
+    }
+}
+
+pub(crate) fn image_of_list(found: ImageSummary) -> Image {
+    Image {
+        id: found.id,
+        repo_tags: names::real(found.repo_tags),
+        repo_digests: names::real(found.repo_digests),
+        size: count(found.size),
+        ..Image::default()
+    }
+}
+
+pub(crate) fn image_of_inspect(found: &ImageInspect) -> Image {
+    let user = found.config.user.split(':').next().unwrap_or_default();
+    let uid = user.parse().ok();
+    Image {
+        id: found.id.clone(),
+        repo_tags: names::real(found.repo_tags.clone()),
+        repo_digests: names::real(found.repo_digests.clone()),
+        size: count(found.size),
+        uid,
+        username: if uid.is_none() { user.to_owned() } else { String::new() },
+        ..Image::default()
+    }
+}
+
+/// The engine's answer as it is, and the part of it that other backends have, in OCI's words.
+pub(crate) fn details(answer: Value) -> Result<ImageDetails, BackendError> {
+    let config = json!({
+        "architecture": answer["Architecture"], "os": answer["Os"], "created": answer["Created"],
+        "config": answer["Config"],
+        "rootfs": {"type": "layers", "diff_ids": answer["RootFS"]["Layers"]},
+    });
+    let info = BTreeMap::from([
+        ("config".to_owned(), config.to_string()),
+        ("docker".to_owned(), answer.to_string()),
+    ]);
+    let found = serde_json::from_value(answer).map_err(|why| error::unreadable("an image", why))?;
+    Ok(ImageDetails { image: image_of_inspect(&found), info })
+}
+
+/// The header field that carries a credential.
+pub(crate) fn auth(credential: &Credential) -> HeaderValue {
+    let mut fields = BTreeMap::new();
+    for (name, value) in [
+        ("username", credential.username.as_str()),
+        ("password", credential.password.reveal()),
+        ("identitytoken", credential.identity_token.reveal()),
+        ("registrytoken", credential.registry_token.reveal()),
+    ] {
+        if !value.is_empty() {
+            fields.insert(name, value);
+        }
+    }
+    let text = URL_SAFE.encode(json!(fields).to_string());
+    // Base64 is always a header value.
+    let mut value = HeaderValue::from_str(&text).unwrap_or_else(|_| HeaderValue::from_static(""));
+    value.set_sensitive(true);
+    value
+}
+
+#[cfg(test)]
+mod tests {
+    use larder::credentials::Secret;
+
+    use super::*;
+
+    fn info(json: Value) -> Info {
+        serde_json::from_value(json).unwrap()
+    }
+
+    #[test]
+    fn the_folder_of_images_depends_on_the_image_store() {
+        let unix = EngineHost::Unix("/d.sock".into());
+        let graph = json!({"DockerRootDir": "/data", "Driver": "overlay2", "DriverStatus": [["Backing Filesystem", "extfs"]]});
+        assert_eq!(image_root(&unix, &info(graph)), PathBuf::from("/data"));
+        let containerd = |address: &str| {
+            let status = json!([["driver-type", "io.containerd.snapshotter.v1"]]);
+            info(
+                json!({"DockerRootDir": "/data", "Driver": "overlayfs", "DriverStatus": status, "Containerd": {"Address": address}}),
+            )
+        };
+        let system = containerd("/run/containerd/containerd.sock");
+        assert_eq!(image_root(&unix, &system), PathBuf::from("/var/lib/containerd"));
+        let own = containerd("/var/run/docker/containerd/containerd.sock");
+        assert_eq!(image_root(&unix, &own), PathBuf::from("/data/containerd/daemon"));
+        let remote = EngineHost::Tcp { address: "h:1".into(), tls: false };
+        let elsewhere = image_root(&remote, &info(json!({"DockerRootDir": "/var/lib/docker"})));
+        assert_eq!(elsewhere, PathBuf::from("/tcp://h:1/var/lib/docker"), "not the folder of that name here");
+    }
+
+    #[test]
+    fn an_image_without_names_has_none_and_users_are_numbers_or_names() {
+        let listed = json!({"Id": "sha256:a", "RepoTags": ["<none>:<none>"], "RepoDigests": null, "Size": 5});
+        let image = image_of_list(serde_json::from_value(listed).unwrap());
+        assert_eq!((image.repo_tags.len(), image.repo_digests.len(), image.size), (0, 0, 5));
+        for (user, uid, name) in [("", None, ""), ("1000:5", Some(1000), ""), ("web:web", None, "web")] {
+            let found = json!({"Id": "a", "Config": {"User": user}});
+            let image = image_of_inspect(&serde_json::from_value(found).unwrap());
+            assert_eq!((image.uid, image.username.as_str()), (uid, name));
+        }
+    }
+
+    #[test]
+    fn answers_without_what_newer_engines_leave_out_can_be_read() {
+        let bare = json!({"Id": "sha256:a", "RepoTags": null, "Config": null, "GraphDriver": null, "Metadata": null});
+        let details = details(bare).unwrap();
+        assert_eq!(details.image.id, "sha256:a");
+    }
+
+    #[test]
+    fn a_credential_is_sent_in_docker_s_words_and_never_printed() {
+        let credential =
+            Credential { username: "u".into(), password: Secret::new("pass>>word"), ..Credential::default() };
+        let header = auth(&credential);
+        assert!(!format!("{header:?}").contains("cGFzcz"), "{header:?}");
+        let sent: Value = serde_json::from_slice(&URL_SAFE.decode(header.as_bytes()).unwrap()).unwrap();
+        assert_eq!(sent, json!({"username": "u", "password": "pass>>word"}));
+    }
+}
