@@ -4,10 +4,12 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::thread;
 
+use larder_testkit::archive::{Archive, Entry};
 use larder_testkit::peers::process::wait_until;
 use larder_testkit::peers::registry::{PASSWORD, USER};
 use larder_testkit::peers::{
-    Auth, Availability, Containerd, Gate, Image, Layer, Package, Registry, RegistryOptions, Tls, require,
+    Auth, Availability, Containerd, Dockerd, Gate, Image, Layer, Package, Registry, RegistryOptions, Tls,
+    require,
 };
 
 /// Fetches an image into a folder as an ordinary client does.
@@ -40,6 +42,34 @@ fn containerd_serves_again_after_a_stop_and_leaves_nothing_behind() {
     drop(containerd);
     assert!(!Path::new(&format!("/proc/{second}")).exists());
     assert!(!socket.parent().unwrap().exists(), "its folder is gone");
+}
+
+#[test]
+fn dockerd_serves_again_after_a_stop_and_leaves_nothing_behind() {
+    if let Availability::Skip(_) = require(&[Package::DockerIo]) {
+        return;
+    }
+    let mut engine = Dockerd::start().unwrap();
+    let (socket, root) = (engine.socket(), engine.root().to_owned());
+    let folder = socket.parent().unwrap().to_owned();
+    let archive = Archive::new().with(Entry::file("file", "x")).finish();
+    engine.import(&archive, "app", "1").unwrap();
+    engine.stop();
+    assert!(processes_that_name(&folder).is_empty(), "its containerd has ended, too");
+    engine.start_again().unwrap();
+    assert_eq!(engine.image_names().unwrap(), ["app:1"]);
+    assert!(processes_that_name(&folder).len() > 1, "a containerd of its own");
+    drop(engine);
+    assert!(processes_that_name(&folder).is_empty());
+    assert!(!folder.exists() && !root.exists(), "its folders are gone");
+}
+
+/// Command lines of processes that mention a folder.
+fn processes_that_name(folder: &Path) -> Vec<String> {
+    let entries = fs_err::read_dir("/proc").into_iter().flatten().flatten();
+    let lines = entries.filter_map(|entry| fs_err::read(entry.path().join("cmdline")).ok());
+    let lines = lines.map(|line| String::from_utf8_lossy(&line).into_owned());
+    lines.filter(|line| line.contains(&*folder.to_string_lossy())).collect()
 }
 
 #[test]
