@@ -52,7 +52,7 @@ fn settings_that_turn_bad_change_nothing_and_are_told_until_they_are_mended() {
 fn a_log_for_programs_is_one_from_its_first_line() {
     let Some(world) = world() else { return };
     let config = world.file("config.yaml", &format!("{HEAD}log: {{format: json}}\n"));
-    let daemon = Daemon::with(&world, &["--config", &config]);
+    let daemon = Daemon::with(&world, &["--config", &config, "--metrics-address", ""]);
     daemon.wait_for_log("larder keeps", 1);
     let log = daemon.stop().expect(0).stderr;
     let lines: Vec<serde_json::Value> = log
