@@ -33,10 +33,17 @@ impl Puller {
         let (store, platform) = (self.store.clone(), self.config.platform.clone());
         let import = blocking(move || store.read_import(from, &platform, base_name.as_ref())).await??;
         let import = Arc::new(import);
+        let loaded = self.load_images(&import).await;
+        // What it held may be nobody's by now, and what it kept of a stream is deleted: work for the disk.
+        blocking(move || drop(import)).await?;
+        loaded
+    }
+
+    async fn load_images(&self, import: &Arc<Import>) -> Result<Vec<Loaded>, PullError> {
         let mut loaded = Vec::with_capacity(import.images.len());
         for found in &import.images {
             let workers = Workers::new(self.syncer.begin(), &self.leaving);
-            let image = self.load_image(&import, found, &workers).await;
+            let image = self.load_image(import, found, &workers).await;
             workers.end().await;
             let image = self.make_room_if_full(image).await?;
             loaded.push(Loaded { image, bare_tags: found.bare_tags.clone() });

@@ -12,19 +12,19 @@ use serde_json::{Value, json};
 use crate::help::*;
 
 /// The files of a layout or an archive, by name.
-type Files = Vec<(String, Vec<u8>)>;
+pub(crate) type Files = Vec<(String, Vec<u8>)>;
 
-fn amd64() -> PlatformMatcher {
+pub(crate) fn amd64() -> PlatformMatcher {
     PlatformMatcher::for_platform(&Platform::new("linux", "amd64"))
 }
 
-fn gzip(bytes: &[u8]) -> Vec<u8> {
+pub(crate) fn gzip(bytes: &[u8]) -> Vec<u8> {
     let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
     packed.write_all(bytes).unwrap();
     packed.finish().unwrap()
 }
 
-fn tar_of(files: &[(String, Vec<u8>)]) -> Vec<u8> {
+pub(crate) fn tar_of(files: &[(String, Vec<u8>)]) -> Vec<u8> {
     let mut builder = tar::Builder::new(Vec::new());
     for (name, content) in files {
         let mut header = tar::Header::new_gnu();
@@ -36,7 +36,7 @@ fn tar_of(files: &[(String, Vec<u8>)]) -> Vec<u8> {
 }
 
 /// A layer's plain archive.
-fn plain(name: &str) -> Vec<u8> {
+pub(crate) fn plain(name: &str) -> Vec<u8> {
     tar_of(&[(name.to_owned(), name.as_bytes().to_vec())])
 }
 
@@ -93,7 +93,7 @@ fn with_index(mut files: Files, manifests: &[Value]) -> Files {
 }
 
 /// A layout with one image.
-fn layout(name: &str, layers: &[&str]) -> Files {
+pub(crate) fn layout(name: &str, layers: &[&str]) -> Files {
     let mut files = Files::new();
     let manifest = manifest(&mut files, "amd64", layers);
     with_index(files, &[named(manifest, "io.containerd.image.name", name)])
@@ -156,7 +156,7 @@ fn based(store: &Store, from: ImportFrom, base: &str) -> Result<Import, ImportEr
     store.read_import(from, &amd64(), Some(&Reference::parse(base).unwrap()))
 }
 
-fn stream(bytes: Vec<u8>) -> ImportFrom {
+pub(crate) fn stream(bytes: Vec<u8>) -> ImportFrom {
     ImportFrom::Stream(Box::new(Cursor::new(bytes)))
 }
 
@@ -176,7 +176,7 @@ fn assert_image(import: &Import, names: &[&str], layers: &[&str]) {
     }
 }
 
-const APP: &str = "registry.example/app:v1";
+pub(crate) const APP: &str = "registry.example/app:v1";
 
 #[test]
 fn a_layout_is_read_from_a_folder_a_file_and_a_stream() {

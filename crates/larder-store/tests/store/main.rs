@@ -12,6 +12,7 @@ mod fixture;
 mod fsck;
 mod help;
 mod imports;
+mod imports_held;
 mod ingest_writes;
 mod ingests;
 mod kept;

@@ -22,27 +22,51 @@ use crate::store::{Inner, Layer, LayerKey, LayerRecord, Store};
 /// How many links lead to an entry at most.
 const MAX_LINKS: usize = 8;
 
-/// Layers that the store has, by their digest as fetched; held, so that they stay while the import lasts.
-pub(super) struct Known(HashMap<Digest, Layer>);
+/// Layers that the store had when the import began, by their digest as fetched. They may go until they are held.
+pub(super) struct Known(HashMap<Digest, LayerKey>);
 
 impl Known {
     /// Those that fit whatever is below them.
     pub(super) fn of(store: &Store) -> Result<Known, ImportError> {
         let records: Vec<LayerRecord> = store.0.db.read("list layers", |reader| reader.all(LAYERS))?;
-        let mut known = HashMap::new();
-        for record in records {
-            let fits = record.is_whole()
-                && !record.facts.pending
-                && record.key == LayerKey::from(&record.facts.diff_id);
-            if let Some(layer) = fits.then(|| store.layer(&record.key)).transpose()?.flatten() {
-                known.insert(record.facts.digest, layer);
-            }
-        }
-        Ok(Known(known))
+        let fits = |record: &LayerRecord| is_known(record) && record.key == own_key(record);
+        Ok(Known(records.into_iter().filter(fits).map(|record| (record.facts.digest, record.key)).collect()))
     }
 
-    fn has(&self, name: &str) -> bool {
-        digest_of_blob(name).is_some_and(|digest| self.0.contains_key(&digest))
+    /// The layer whose blob has this name, if the store has it still.
+    fn hold(&self, store: &Store, name: &str) -> Result<Option<Layer>, ImportError> {
+        let Some(digest) = digest_of_blob(name) else { return Ok(None) };
+        let Some(key) = self.0.get(&digest) else { return Ok(None) };
+        let layer = store.layer(key)?;
+        // Another may have taken its place meanwhile, made of other bytes.
+        Ok(layer.filter(|layer| is_known(layer.record()) && layer.record().facts.digest == digest))
+    }
+}
+
+fn is_known(record: &LayerRecord) -> bool {
+    record.is_whole() && !record.facts.pending
+}
+
+fn own_key(record: &LayerRecord) -> LayerKey {
+    LayerKey::from(&record.facts.diff_id)
+}
+
+/// Layers whose bytes were left out; they stay as long as this does. What nobody needs by then goes.
+#[derive(Debug)]
+struct Held {
+    store: Store,
+    layers: Vec<Layer>,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if self.layers.is_empty() {
+            return;
+        }
+        self.layers.clear();
+        if let Err(error) = self.store.0.sweep() {
+            tracing::warn!(%error, "could not remove the layers that an import held");
+        }
     }
 }
 
@@ -69,25 +93,23 @@ pub(super) struct Entries {
     layers: Mutex<HashMap<Digest, String>>,
     /// Where a stream's entries wait; removed in the end.
     spool: Option<Spool>,
-    /// Layers whose bytes were left out; held, so that they stay.
-    held: Vec<Layer>,
+    held: Held,
 }
 
 impl Entries {
-    pub(super) fn read(store: &Store, from: ImportFrom, known: Known) -> Result<Entries, ImportError> {
+    pub(super) fn read(store: &Store, from: ImportFrom, known: &Known) -> Result<Entries, ImportError> {
         let mut entries = Entries {
             places: HashMap::new(),
             archive: None,
             layers: Mutex::default(),
             spool: None,
-            held: Vec::new(),
+            held: Held { store: store.clone(), layers: Vec::new() },
         };
         match from {
             ImportFrom::Path(path) if path.is_dir() => entries.add_folder(&path)?,
-            ImportFrom::Path(path) => entries.add_file(store, &path, &known)?,
-            ImportFrom::Stream(stream) => entries.add_stream(store, stream, &known)?,
+            ImportFrom::Path(path) => entries.add_file(store, &path, known)?,
+            ImportFrom::Stream(stream) => entries.add_stream(store, stream, known)?,
         }
-        entries.held = known.0.into_values().collect();
         Ok(entries)
     }
 
@@ -137,9 +159,13 @@ impl Entries {
         let spool = self.spool.insert(Spool::new(store)?).folder.clone();
         let mut number = 0_u64;
         while let Some(entry) = walk.next()? {
-            let has_bytes = entry.kind == Kind::File && entry.name.is_some();
-            if !has_bytes || entry.name.as_deref().is_some_and(|name| known.has(name)) {
-                let size = entry.size;
+            let size = entry.size;
+            let Some(name) = entry.name.as_deref().filter(|_| entry.kind == Kind::File) else {
+                self.add_entry(entry, Place::Known { size })?;
+                continue;
+            };
+            if let Some(layer) = known.hold(store, name)? {
+                self.held.layers.push(layer);
                 self.add_entry(entry, Place::Known { size })?;
                 continue;
             }

@@ -6,7 +6,7 @@
 //!
 //! Read [`Store::read_import`] first. It reads small documents and leaves the layers where they are; whoever unpacks
 //! them asks for their bytes with [`Import::open`]. A stream, or a compressed file, cannot be read twice: what it holds
-//! goes to the store's `staging` folder meanwhile, but for layers that the store has already.
+//! goes to the store's `staging` folder meanwhile, but for layers that the store has already. Those alone are held while the import lasts.
 //!
 //! Promises: no document is larger in memory than [`crate::manifest::MAX_BYTES`], no archive has more than [`MAX_ENTRIES`] entries;
 //! names of entries are only ever looked up among those of the archive, or below the folder that was given; manifests
@@ -81,7 +81,7 @@ impl Store {
         base_name: Option<&Reference>,
     ) -> Result<Import, ImportError> {
         let known = Known::of(self)?;
-        let entries = Entries::read(self, from, known)?;
+        let entries = Entries::read(self, from, &known)?;
         let mut images = if entries.has("index.json") {
             oci::images(&entries, platform)?
         } else if entries.has("manifest.json") {

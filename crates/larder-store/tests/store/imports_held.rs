@@ -1,0 +1,100 @@
+//! What a stream of images keeps others from removing while it comes, and what it leaves when it breaks off.
+
+use std::io::{Cursor, Read};
+
+use larder_store::store::import::{Import, ImportError, ImportFrom};
+use larder_store::store::{LayerFacts, LayerKey, RemoveOptions, Removed, Store};
+
+use crate::help::*;
+use crate::imports::*;
+
+/// An archive whose reader does something before its first byte, or at its end.
+struct Meanwhile<F> {
+    archive: Cursor<Vec<u8>>,
+    at_end: bool,
+    deed: Option<F>,
+}
+
+impl<F: FnOnce()> Read for Meanwhile<F> {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        let ended = self.archive.position() == self.archive.get_ref().len() as u64;
+        if ended == self.at_end
+            && let Some(deed) = self.deed.take()
+        {
+            deed();
+        }
+        self.archive.read(buffer)
+    }
+}
+
+/// Reads an archive, and removes an image before it has begun, or at its end.
+fn read_while_removing(
+    store: &Store,
+    archive: Vec<u8>,
+    at_end: bool,
+    image: &'static str,
+) -> (Result<Import, ImportError>, Removed) {
+    let (sender, removed) = std::sync::mpsc::channel();
+    let own = store.clone();
+    let deed = move || sender.send(own.remove(image, RemoveOptions::default()).unwrap().unwrap()).unwrap();
+    let stream = Meanwhile { archive: Cursor::new(archive), at_end, deed: Some(deed) };
+    let import = store.read_import(ImportFrom::Stream(Box::new(stream)), &amd64(), None);
+    (import, removed.recv().unwrap())
+}
+
+/// Commits an image of one layer that is the layer of this name in archives.
+fn have(store: &Store, name: &str, layer: &str) -> LayerKey {
+    let (diff_id, packed) = (digest(plain(layer)), gzip(&plain(layer)));
+    let staging = store.begin_layer().unwrap();
+    fs_err::create_dir(staging.dir().join("fs")).unwrap();
+    let facts = LayerFacts {
+        digest: digest(&packed),
+        compressed_bytes: packed.len() as u64,
+        plain_bytes: 1,
+        files: 1,
+        pending: false,
+        diff_id: diff_id.clone(),
+    };
+    let layer = staging.finish(&LayerKey::from(&diff_id), facts, None).unwrap();
+    store.commit(&image(&[name], &[layer]), noon()).unwrap();
+    LayerKey::from(&diff_id)
+}
+
+#[test]
+fn layers_that_a_stream_has_not_left_out_can_be_removed_while_it_comes() {
+    let scratch = Scratch::new();
+    let (store, archive) = (&scratch.store, tar_of(&layout(APP, &["a"])));
+    let of_another = have(store, "other", "b");
+    let (import, removed) = read_while_removing(store, archive.clone(), false, "other");
+    assert!(import.is_ok());
+    assert_eq!(removed.layers, [of_another], "the archive has nothing of it");
+
+    let wanted = have(store, "other", "a");
+    let (import, removed) = read_while_removing(store, archive, false, "other");
+    assert_eq!(removed.layers, [wanted], "it was not held yet");
+    let import = import.unwrap();
+    let layer = &import.images[0].manifest.layers[0].digest;
+    let mut bytes = Vec::new();
+    import.open(layer).unwrap().read_to_end(&mut bytes).unwrap();
+    assert_eq!(digest(&bytes), *layer, "so its bytes were kept");
+}
+
+#[test]
+fn a_layer_that_a_stream_has_left_out_stays_until_the_import_ends() {
+    let scratch = Scratch::new();
+    let (store, archive) = (&scratch.store, tar_of(&layout(APP, &["a"])));
+    let key = have(store, "other", "a");
+    // The reader asks for more only when all that came is used: the archive lacks its end.
+    let cut = archive[..archive.len() - 1024 - 512 - 100].to_vec();
+    let (import, removed) = read_while_removing(store, cut, true, "other");
+    assert!(import.is_err());
+    assert_eq!(removed.layers, [], "its bytes were left out");
+    assert!(store.layer(&key).unwrap().is_none(), "nobody needs it any more");
+
+    let key = have(store, "other", "a");
+    let import = store.read_import(stream(archive), &amd64(), None).unwrap();
+    store.remove("other", RemoveOptions::default()).unwrap();
+    assert!(store.layer(&key).unwrap().is_some());
+    drop(import);
+    assert!(store.layer(&key).unwrap().is_none());
+}
