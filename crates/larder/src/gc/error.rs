@@ -50,3 +50,17 @@ pub enum GcError {
     #[error("{0}")]
     Insufficient(String),
 }
+
+impl GcError {
+    /// Whether the round ended before it knew how full the disk is.
+    pub(super) fn is_before_the_disk(&self) -> bool {
+        match self {
+            GcError::List(_)
+            | GcError::Uses(_)
+            | GcError::Layers(_)
+            | GcError::Disk(_)
+            | GcError::NoCapacity => true,
+            GcError::Age { .. } | GcError::Space { .. } | GcError::Insufficient(_) => false,
+        }
+    }
+}

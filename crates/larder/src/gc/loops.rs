@@ -1,6 +1,6 @@
 //! When rounds run. A round takes no input but the present state, so a lost kick costs time and nothing else.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use tokio::sync::{Notify, watch};
@@ -9,7 +9,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval};
 use super::collector::{Collector, Report, is_due};
 use super::error::GcError;
 use super::node_status::sorted_for_cache;
-use super::policy::{Accounting, GcPolicy};
+use super::policy::Accounting;
 use crate::backend::Image;
 use crate::events::Reason;
 
@@ -82,6 +82,8 @@ pub struct GcLoops {
     kick: Arc<Notify>,
     status: watch::Sender<GcStatus>,
     images: watch::Sender<ImageCache>,
+    /// Until then pressure starts no round.
+    not_before: Mutex<Instant>,
 }
 
 impl GcLoops {
@@ -93,6 +95,7 @@ impl GcLoops {
             kick: Arc::new(Notify::new()),
             status: watch::Sender::default(),
             images: watch::Sender::default(),
+            not_before: Mutex::new(Instant::now()),
         }
     }
 
@@ -133,7 +136,9 @@ impl GcLoops {
                 () = self.kick.notified() => {}
             }
             self.status.send_modify(|status| status.running = true);
-            let outcome = self.round().await.map(Arc::new);
+            let outcome = self.round().await;
+            self.set_not_before(Instant::now() + self.pause_after(&outcome).await);
+            let outcome = outcome.map(Arc::new);
             if failures.count(&outcome)
                 && let Err(error) = &outcome
             {
@@ -175,14 +180,13 @@ impl GcLoops {
     }
 
     /// Kicks a round as soon as the disk is past a limit, unless one runs anyway or is the first one. After a round that
-    /// did not help, the next kick waits as long as the timer would: what a round could not free it will not free five
-    /// seconds later.
+    /// did not help, the next kick [waits](Self::pause_after) as long as the timer would: what a round could not free it
+    /// will not free five seconds later.
     async fn watching(&self) {
         let Some(period) = self.periods.pressure else { return };
         let mut timer = interval(period);
         timer.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut status = self.status.subscribe();
-        let (mut not_before, mut seen) = (Instant::now(), 0);
         loop {
             timer.tick().await;
             // The timer starts the first round; a kick beside it would only tell the same failure twice.
@@ -194,26 +198,44 @@ impl GcLoops {
                 continue;
             }
             let rounds = status.borrow().rounds;
-            if rounds > seen && !helped(&status.borrow(), &policy) {
-                not_before = Instant::now() + self.periods.collect;
-            }
-            seen = rounds;
-            if Instant::now() < not_before {
+            if Instant::now() < self.not_before() {
                 continue;
             }
             let Ok(disk) = self.collector.parts.disk.measure().await else { continue };
-            let round_began = status.borrow().running || status.borrow().rounds > seen;
+            let round_began = status.borrow().running || status.borrow().rounds > rounds;
             if disk.capacity > 0 && is_due(disk, &policy) && !round_began {
                 self.kick();
-                if status.wait_for(|status| status.rounds > seen && !status.running).await.is_err() {
+                if status.wait_for(|status| status.rounds > rounds && !status.running).await.is_err() {
                     return;
                 }
             }
         }
     }
-}
 
-/// Whether the last round left the disk as it should be. Kubelet's sums may call it a success although nothing was freed.
-fn helped(status: &GcStatus, policy: &GcPolicy) -> bool {
-    matches!(status.last, Some(Ok(_))) && policy.accounting != Accounting::Nominal
+    /// How long pressure starts no other round after this one.
+    async fn pause_after(&self, round: &Result<Report, GcError>) -> Duration {
+        let policy = self.collector.policy();
+        match round {
+            // By kubelet's sums it may have freed enough although nothing is free.
+            Ok(Report { before: Some(before), .. })
+                if policy.accounting == Accounting::Nominal && is_due(*before, &policy) =>
+            {
+                let disk = self.collector.parts.disk.measure().await;
+                let helped = disk.is_ok_and(|disk| !is_due(disk, &policy));
+                if helped { Duration::ZERO } else { self.periods.collect }
+            }
+            Ok(_) => Duration::ZERO,
+            // A runtime that is not up yet says nothing of the disk; it may be up when images are listed next.
+            Err(error) if error.is_before_the_disk() => self.periods.list,
+            Err(_) => self.periods.collect,
+        }
+    }
+
+    fn not_before(&self) -> Instant {
+        *self.not_before.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set_not_before(&self, at: Instant) {
+        *self.not_before.lock().unwrap_or_else(PoisonError::into_inner) = at;
+    }
 }

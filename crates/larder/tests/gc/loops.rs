@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use larder::events::RingSink;
-use larder::gc::{Collector, GcLoops, GcPolicy, Periods};
+use larder::gc::{Accounting, Collector, GcLoops, GcPolicy, Periods};
 use tokio::time::{Instant, sleep};
 
 use crate::world::World;
@@ -78,6 +78,56 @@ async fn pressure_that_cannot_be_helped_starts_no_storm_of_rounds() {
     let failed = events.snapshot().iter().filter(|event| event.reason.to_string() == "ImageGCFailed").count();
     assert_eq!(failed as u64, rounds - 1, "each failure but the first");
     assert_eq!(loops.status().borrow().failures, rounds);
+    task.abort();
+}
+
+fn nominal() -> GcPolicy {
+    GcPolicy { accounting: Accounting::Nominal, ..policy() }
+}
+
+#[tokio::test(start_paused = true)]
+async fn pressure_starts_a_round_by_kubelets_sums_too() {
+    let world = world();
+    let (loops, task) = running(world.collector().policy(nominal()).build(), Periods::default());
+    sleep(secs(302)).await;
+    assert_eq!(loops.status().borrow().rounds, 2, "there was nothing to do");
+    world.advance(302_000);
+    for (other, removed) in [(420, vec!["i0", "i1"]), (620, vec!["i0", "i1", "i2", "i3"])] {
+        world.state().other = other;
+        sleep(secs(6)).await;
+        assert_eq!(world.removals(), removed);
+    }
+    task.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn sums_that_free_nothing_start_no_storm_of_rounds() {
+    let world = World::new(900);
+    for n in 0..40 {
+        world.have(&format!("i{n:02}"), &[("shared", 100)]);
+    }
+    world.state().other = 700;
+    let (loops, task) = running(world.collector().policy(nominal()).build(), Periods::default());
+    world.advance(1000);
+    sleep(secs(1790)).await;
+    assert_eq!(loops.status().borrow().failures, 0, "by its sums each did what it should");
+    let rounds = loops.status().borrow().rounds;
+    assert!((6..=12).contains(&rounds), "each of the timer's, and one beside it: {rounds}");
+    task.abort();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_round_that_could_not_ask_the_runtime_does_not_put_off_the_next_for_long() {
+    let world = world();
+    world.state().other = 420;
+    world.state().uses_fail = true;
+    let (loops, task) = running(world.collector().policy(policy()).build(), Periods::default());
+    sleep(secs(2)).await;
+    assert_eq!(loops.status().borrow().failures, 1);
+    world.advance(2000);
+    world.state().uses_fail = false;
+    sleep(secs(40)).await;
+    assert_eq!(world.removals(), ["i0", "i1"]);
     task.abort();
 }
 
