@@ -337,10 +337,21 @@ async fn a_pull_that_misses_what_was_just_removed_is_tried_again() {
     assert_eq!(pulling.await.unwrap(), Ok("sha256:app".into()));
     assert_eq!(pulls(&node), 3);
 
-    let _collecting = node.gate.begin_removal("sha256:other").expect("nobody leased it");
+    let slow = node.gate.begin_removal("sha256:app-0").expect("nobody leased it");
+    node.backend.on_pull(missed());
+    node.backend.on_pull(Pull::ok("sha256:app", 7));
+    let pulling = node.pull(APP, None).await;
+    advance(Duration::from_secs(2)).await;
+    settle().await;
+    assert_eq!(pulls(&node), 4, "what is being removed would be missed again");
+    drop(slow);
+    assert_eq!(pulling.await.unwrap(), Ok("sha256:app".into()));
+    assert_eq!(pulls(&node), 5);
+
+    let _hangs = node.gate.begin_removal("sha256:other").expect("nobody leased it");
     (0..3).for_each(|_| node.backend.on_pull(missed()));
     node.pull(APP, None).await.await.unwrap().expect_err("not for ever");
-    assert_eq!(pulls(&node), 6);
+    assert_eq!(pulls(&node), 8);
 
     node.backend.take_calls();
     node.backend.on_pull(Pull::fails("denied"));

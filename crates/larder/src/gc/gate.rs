@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio::sync::watch;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout};
 
 use super::uses::{Found, Use, UseError, UseSource};
 
@@ -113,6 +113,17 @@ impl Gate {
             // Its sender is this gate's, so it does not go away meanwhile.
             let _ = ended.changed().await;
         }
+    }
+
+    /// Waits until every removal that is under way now has ended, but no longer than this.
+    pub async fn removals_end(&self, at_most: Duration) {
+        let mut ended = self.ended.subscribe();
+        let under_way = self.state().removing.clone();
+        let gone = async {
+            while !self.state().removing.is_disjoint(&under_way) && ended.changed().await.is_ok() {}
+        };
+        // Who waits tries again either way.
+        let _ = timeout(at_most, gone).await;
     }
 
     /// The images leased now and for how much longer, by id.

@@ -11,6 +11,8 @@ use crate::image_service::ImageService;
 
 /// How often a pull that missed an image is tried again. What is not in the registry is missed each time.
 const MISSES: u32 = 2;
+/// How long such a pull waits for removals under way before it is tried again.
+const REMOVALS_END_WITHIN: Duration = Duration::from_secs(10);
 
 /// How long who was told that an image is present has to use it; without a gate nobody collects, or nobody asks.
 #[derive(Debug, Clone, Default)]
@@ -72,7 +74,10 @@ impl Leases {
             if !again {
                 return result;
             }
-            misses_left -= u32::from(result.pulled.is_err());
+            if result.pulled.is_err() {
+                misses_left -= 1;
+                gate.removals_end(REMOVALS_END_WITHIN).await;
+            }
         }
     }
 }
