@@ -25,9 +25,12 @@ const WITHIN: Duration = Duration::from_secs(5);
 /// How long to wait after the system had no room for one more connection.
 const NO_ROOM: Duration = Duration::from_millis(100);
 
-/// Tells whoever comes, until dropped.
-pub(super) async fn turn_away(listener: &UnixListener) {
+/// Tells whoever comes, and before them who came already, until dropped.
+pub(super) async fn turn_away(listener: &UnixListener, came: Option<UnixStream>) {
     let mut told = JoinSet::new();
+    if let Some(stream) = came {
+        told.spawn(time::timeout(WITHIN, tell(stream)));
+    }
     loop {
         tokio::select! {
             Some(_) = told.join_next() => {}
@@ -39,7 +42,8 @@ pub(super) async fn turn_away(listener: &UnixListener) {
     }
 }
 
-async fn tell(stream: UnixStream) {
+/// Tells one of them.
+pub(super) async fn tell(stream: UnixStream) {
     let service = service_fn(|request: Request<hyper::body::Incoming>| {
         let answer = answer(&request);
         async move { Ok::<_, Infallible>(answer) }

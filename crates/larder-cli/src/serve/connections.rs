@@ -15,6 +15,8 @@ use hyper::body::{Frame, Incoming, SizeHint};
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
+use rustix::net::RecvFlags;
+use tokio::io::Interest;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Notify, watch};
 use tokio::task::JoinSet;
@@ -24,7 +26,7 @@ use tonic::body::Body;
 use tonic::codegen::Bytes;
 
 use super::closing;
-use super::doors::Doors;
+use super::doors::{Doors, takes};
 use super::intake::{Intake, Received, Share};
 
 /// How many connections are open at once.
@@ -106,7 +108,7 @@ impl Connections {
         }
         tokio::select! {
             () = async { while running.join_next().await.is_some() {} } => {}
-            () = closing::turn_away(&listener) => {}
+            () = closing::turn_away(&listener, next) => {}
         }
     }
 
@@ -139,13 +141,21 @@ impl Connections {
     }
 
     async fn one(&self, stream: UnixStream, entry: Entry, doors: Doors, mut stop: watch::Receiver<bool>) {
+        // Before it says anything hyper would close it without an answer.
+        tokio::select! {
+            biased;
+            () = speaks(&stream) => {}
+            () = asked(&mut stop) => return drop(time::timeout(GOODBYE, closing::tell(stream)).await),
+            () = entry.leave.notified() => return,
+        }
         let stopping = stop.clone();
         let service = service_fn(|request: hyper::Request<Incoming>| {
             let answer = if *stopping.borrow() {
                 Err(closing::answer(&request))
             } else {
                 let (call, share) = (self.begin(entry.id, request.uri().path()), self.0.intake.share());
-                let request = request.map(|body| Received::new(body, share.clone()));
+                let takes = takes(request.uri().path());
+                let request = request.map(|body| Received::new(body, takes, share.clone()));
                 Ok((doors.answer(request), call, share))
             };
             async move {
@@ -169,6 +179,7 @@ impl Connections {
             .keep_alive_timeout(ALIVE.1);
         let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
         let served = tokio::select! {
+            biased;
             served = connection.as_mut() => served,
             () = async { tokio::select! { () = asked(&mut stop) => {}, () = entry.leave.notified() => {} } } => {
                 connection.as_mut().graceful_shutdown();
@@ -194,6 +205,16 @@ impl Connections {
 
     fn table(&self) -> MutexGuard<'_, Table> {
         self.0.table()
+    }
+
+    /// As if there were as many connections as there may be, each with a call under way.
+    #[cfg(test)]
+    pub(super) fn fill(&self) {
+        let mut table = self.table();
+        for _ in table.open.len()..LIMIT {
+            let connection = table.enter(Arc::default());
+            table.begin(Call { path: String::new(), since: Instant::now(), connection });
+        }
     }
 }
 
@@ -306,6 +327,15 @@ impl hyper::body::Body for Held {
 
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
+    }
+}
+
+/// Done once the client has sent something, or has gone. Takes nothing of it: readiness alone may be a false alarm.
+async fn speaks(stream: &UnixStream) {
+    let look = || Ok(rustix::net::recv(stream, &mut [0_u8; 1], RecvFlags::PEEK).map(drop)?);
+    let looked: std::io::Result<()> = stream.async_io(Interest::READABLE, look).await;
+    if let Err(error) = looked {
+        tracing::debug!("a connection ended badly: {error}");
     }
 }
 

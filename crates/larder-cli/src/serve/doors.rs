@@ -15,7 +15,7 @@ use tonic::codegen::Service as Answers;
 use tonic::codegen::http::{Request, Response};
 
 use super::control;
-use super::intake::Received;
+use super::intake::{Received, Takes};
 use super::plain::Plain;
 
 /// Everything that is served on the socket.
@@ -65,6 +65,14 @@ where
     let limit = deadline_of(request.headers());
     let call = service.clone().call(request);
     Box::pin(async move { Ok(within(limit, call).await) })
+}
+
+/// What the method of this path takes: a stream, where one loads images, and one message everywhere else.
+pub(super) fn takes(path: &str) -> Takes {
+    match path.strip_prefix('/').and_then(|path| path.strip_prefix(control_server::SERVICE_NAME)) {
+        Some("/Load") => Takes::Stream,
+        _ => Takes::One,
+    }
 }
 
 /// Whether the answer is one of gRPC's.

@@ -1,8 +1,8 @@
 //! Bounds what requests take in memory, over all connections.
 //!
 //! A message may have 16 MiB and a client thousands of calls under way, so that a bound for each bounds nothing. A message
-//! counts until its call ends, or until the next one of a stream begins. The first part of each has a budget of its own:
-//! giant ones do not keep out those of usual size.
+//! counts until its call ends; in a call that takes a stream, until the next one begins. The first part of each has a
+//! budget of its own: giant ones do not keep out those of usual size.
 
 use std::error::Error;
 use std::pin::Pin;
@@ -101,20 +101,33 @@ impl Drop for Taken {
     }
 }
 
+/// What a call takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Takes {
+    /// One message, which is there until the call ends. Whatever follows it is nobody's.
+    One,
+    /// A stream: when the next message begins, the one before is with whoever reads it.
+    Stream,
+}
+
 /// Where one message of gRPC ends and the next begins: each has a head of five bytes, the last four its length.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Framing {
+    takes: Takes,
     head: Vec<u8>,
     left: usize,
 }
 
 impl Framing {
+    fn of(takes: Takes) -> Framing {
+        Framing { takes, head: Vec::new(), left: 0 }
+    }
+
     /// Takes room for what came; false where there is none.
     fn take(&mut self, mut data: &[u8], share: &Share) -> bool {
         while let [byte, rest @ ..] = data {
             if self.left == 0 {
-                // What came before is with whoever reads the stream.
-                if self.head.is_empty() {
+                if self.head.is_empty() && self.takes == Takes::Stream {
                     share.0.give_back();
                 }
                 self.head.push(*byte);
@@ -143,8 +156,8 @@ pub(super) struct Received {
 }
 
 impl Received {
-    pub(super) fn new(body: Incoming, share: Share) -> Received {
-        Received { body, framing: Framing::default(), share }
+    pub(super) fn new(body: Incoming, takes: Takes, share: Share) -> Received {
+        Received { body, framing: Framing::of(takes), share }
     }
 }
 
@@ -199,22 +212,35 @@ mod tests {
         assert!(another.take(16 << 20) && intake.share().take(1));
     }
 
+    fn message(bytes: usize) -> Vec<u8> {
+        let length = u32::try_from(bytes).unwrap().to_be_bytes();
+        [&[0][..], &length, &vec![7; bytes]].concat()
+    }
+
+    #[test]
+    fn the_one_message_of_a_call_counts_whatever_follows() {
+        let (intake, mut framing) = (Intake::default(), Framing::of(Takes::One));
+        let share = intake.share();
+        assert!(framing.take(&[message(3 * FIRST), message(0), message(1)].concat(), &share));
+        assert_eq!(share.0.bytes.load(Ordering::Relaxed), 3 * FIRST + 1);
+        assert!(
+            !framing.take(&message(REST + FIRST), &share),
+            "what is nobody's takes room until it is dropped"
+        );
+    }
+
     #[test]
     fn of_a_stream_the_message_that_comes_counts_however_it_is_cut() {
-        let message = |bytes: usize| {
-            let length = u32::try_from(bytes).unwrap().to_be_bytes();
-            [&[0][..], &length, &vec![7; bytes]].concat()
-        };
         let all = [message(0), message(3 * FIRST), message(1), message(20 << 20), message(5)].concat();
         for cut in [1 << 20, 4099, all.len()] {
             let intake = Intake::default();
-            let (share, mut framing) = (intake.share(), Framing::default());
+            let (share, mut framing) = (intake.share(), Framing::of(Takes::Stream));
             for _ in 0..3 {
                 assert!(all.chunks(cut).all(|data| framing.take(data, &share)), "more than there is, in all");
             }
             assert_eq!(share.0.bytes.load(Ordering::Relaxed), 5);
         }
-        let (intake, mut framing) = (Intake::default(), Framing::default());
+        let (intake, mut framing) = (Intake::default(), Framing::of(Takes::Stream));
         let share = intake.share();
         assert!(!framing.take(&message(REST + FIRST + 1), &share), "a single one that is too large");
     }

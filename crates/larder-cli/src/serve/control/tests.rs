@@ -7,7 +7,8 @@ use larder_control::HINT_KEY;
 use larder_control::v1alpha1::ensure_update::Update;
 use larder_control::v1alpha1::events_response::Told;
 use larder_testkit::fake_backend::{FakeBackend, Pull, error, image};
-use tokio::net::UnixListener;
+use tokio::io::AsyncReadExt as _;
+use tokio::net::{UnixListener, UnixStream};
 use tonic::Code;
 
 use super::*;
@@ -23,6 +24,7 @@ struct Served {
     node: Arc<Node>,
     stop: watch::Sender<bool>,
     folder: tempfile::TempDir,
+    connections: Connections,
     serving: tokio::task::JoinSet<()>,
 }
 
@@ -35,10 +37,9 @@ impl Served {
         let connections = Connections::default();
         let plain = Plain { node: Arc::clone(&node), connections: connections.clone() };
         let control = service(Arc::clone(&node), connections.clone(), None, stopped.clone());
-        let mut serving = tokio::task::JoinSet::new();
-        serving
-            .spawn(async move { connections.serve(listener, Doors::beside(plain, control), stopped).await });
-        Served { backend, node, stop, folder, serving }
+        let (mut serving, shared) = (tokio::task::JoinSet::new(), connections.clone());
+        serving.spawn(async move { shared.serve(listener, Doors::beside(plain, control), stopped).await });
+        Served { backend, node, stop, folder, connections, serving }
     }
 
     fn client(&self) -> Client {
@@ -245,6 +246,53 @@ async fn who_comes_while_the_daemon_stops_is_told_so_at_once() {
     drop((early, pulling));
     let Served { mut serving, .. } = served;
     serving.join_next().await.unwrap().unwrap();
+}
+
+/// What is answered to a plain request on this connection.
+async fn answer_of(mut stream: UnixStream) -> String {
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    answer
+}
+
+const PLAIN: &[u8] = b"GET /healthz HTTP/1.1\r\nhost: larder\r\nconnection: close\r\n\r\n";
+
+#[tokio::test]
+async fn who_came_before_the_stop_and_asks_after_it_is_answered() {
+    let served = Served::new();
+    let mut silent = Vec::new();
+    for number in 0..20 {
+        silent.push(UnixStream::connect(served.folder.path().join("s")).await.unwrap());
+        while served.connections.open() <= number {
+            tokio::task::yield_now().await;
+        }
+    }
+    served.stop.send_replace(true);
+    for stream in &silent {
+        assert_eq!(stream.try_write(PLAIN).unwrap(), PLAIN.len());
+    }
+    for stream in silent {
+        let answer = answer_of(stream).await;
+        assert!(answer.contains("503") && answer.ends_with("shutting down\n"), "{answer:?}");
+    }
+}
+
+#[tokio::test]
+async fn who_waits_for_a_place_at_the_stop_is_told_so() {
+    let served = Served::new();
+    served.backend.hold_pulls();
+    let mut early = served.client();
+    let pulling = early.ensure(wants(&["a:1"])).await.unwrap();
+    served.connections.fill();
+    let waiting = UnixStream::connect(served.folder.path().join("s")).await.unwrap();
+    for _ in 0..1000 {
+        tokio::task::yield_now().await; // so that it is accepted
+    }
+    assert_eq!(waiting.try_write(PLAIN).unwrap(), PLAIN.len());
+    served.stop.send_replace(true);
+    let answer = answer_of(waiting).await;
+    assert!(answer.ends_with("shutting down\n"), "{answer:?}");
+    drop(pulling);
 }
 
 #[tokio::test]
