@@ -55,7 +55,8 @@ pub struct PullConfig {
     pub platform: PlatformMatcher,
     /// Layers that are fetched and unpacked at once, over all pulls. Default 4. Each takes up to 3 MiB of memory.
     pub layers_at_once: usize,
-    /// What must stay free on the store's file system after a pull. Default 64 MiB and 1,000 inodes.
+    /// What must stay free on the store's file system. A pull or load is refused where even the least that it could take
+    /// does not fit beside it; one that takes more than that may use it up. Default 64 MiB and 1,000 inodes.
     pub reserve: Amount,
     /// Files that all pulls together keep open, but for a few of each pull. Default three quarters of this process's
     /// limit, and no more than 4,096. Below 200, pulls get slower.

@@ -122,11 +122,9 @@ impl NoRoom {
         fits(self.need.least.bytes, self.free.bytes, self.reserve.bytes)
     }
 
-    /// Whether it would fit once everything reclaimable is gone.
+    /// Whether it would be admitted once everything reclaimable is gone.
     pub fn would_fit_after_collection(&self) -> bool {
-        let free = self.free + self.reclaimable;
-        fits(self.need.likely.bytes, free.bytes, self.reserve.bytes)
-            && fits(self.need.likely.inodes, free.inodes, self.reserve.inodes)
+        admit(self.need, self.free + self.reclaimable, self.reserve, Amount::default()).is_ok()
     }
 
     /// What the reader could try next.
@@ -182,6 +180,15 @@ mod tests {
         let error = admit(just(GIB, 10), of(GIB, 1000), of(GIB / 2, 0), of(GIB, 0)).unwrap_err();
         assert!(error.would_fit_after_collection() && error.hint().contains("gc"));
         assert_eq!(admit(just(GIB, 10), of(2 * GIB, 1000), of(GIB, 0), of(0, 0)), Ok(()));
+    }
+
+    #[test]
+    fn the_hint_judges_as_admission_does() {
+        let need = Need { likely: of(700, 0), least: of(400, 0) };
+        let refused = |reclaimable| admit(need, of(300, 0), of(0, 0), of(reclaimable, 0)).unwrap_err();
+        assert!(refused(200).hint().contains("gc"), "then it is admitted");
+        assert_eq!(admit(need, of(500, 0), of(0, 0), of(0, 0)), Ok(()));
+        assert!(refused(99).hint().contains("df"));
     }
 
     #[test]

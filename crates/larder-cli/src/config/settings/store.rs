@@ -131,7 +131,7 @@ pub(super) const SETTINGS: &[Setting] = &[
         Bytes<0>,
         store.reserve_bytes,
         Restart,
-        "What must stay free on the store's file system after a pull; a pull that would take it is refused."
+        "What must stay free on the store's file system. A pull or load is refused where even the least that it could take does not fit beside it."
     ),
     setting!(
         "store.reserveInodes",
