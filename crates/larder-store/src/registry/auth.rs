@@ -2,14 +2,16 @@
 //! pulls that need the same, renewed when it expires.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex as Map, PoisonError};
+use std::sync::{Arc, Mutex as Map, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
 use larder::credentials::Credential;
 use larder::credentials::Secret;
 use reqwest::Url;
 use reqwest::header::{CONTENT_TYPE, HeaderMap, HeaderValue, WWW_AUTHENTICATE};
+use tokio::runtime::Handle;
 use tokio::sync::Mutex;
+use tokio::task::JoinHandle;
 use tokio::time::{self, Instant};
 
 use super::body::read_small;
@@ -24,6 +26,8 @@ use super::waiting::{Notice, Waiting, Watcher};
 
 /// How long what no pull uses is remembered: tokens rarely live longer, and passwords are not kept for nothing.
 const IDLE: Duration = Duration::from_secs(300);
+/// How often those are looked for, also when nobody pulls any more.
+const FORGET_EVERY: Duration = Duration::from_secs(60);
 /// How many are remembered before all that no pull uses are dropped.
 const MAX_ENTRIES: usize = 1024;
 
@@ -32,8 +36,13 @@ const MARGIN: Duration = Duration::from_secs(10);
 
 /// What was learnt about all hosts, shared by all pulls.
 #[derive(Debug, Default)]
-pub(crate) struct AuthCache {
-    entries: Map<HashMap<Key, Entry>>,
+pub(crate) struct AuthCache(Arc<Map<Known>>);
+
+#[derive(Debug, Default)]
+struct Known {
+    entries: HashMap<Key, Entry>,
+    /// The task that forgets, while there is anything. It ends with its runtime.
+    forgetting: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug)]
@@ -67,14 +76,44 @@ impl AuthCache {
             ],
         };
         let now = Instant::now();
-        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
-        let full = entries.len() >= MAX_ENTRIES;
-        let idle = |entry: &Entry| full || now.duration_since(entry.asked) >= IDLE;
-        entries.retain(|_, entry| Arc::strong_count(&entry.auth) > 1 || !idle(entry));
+        let mut known = lock(&self.0);
+        known.forget(now);
         let new = || Entry { auth: Arc::new(Auth::new(repository, credential.cloned())), asked: now };
-        let entry = entries.entry(key).or_insert_with(new);
+        let entry = known.entries.entry(key).or_insert_with(new);
         entry.asked = now;
-        Arc::clone(&entry.auth)
+        let auth = Arc::clone(&entry.auth);
+        if known.forgetting.as_ref().is_none_or(JoinHandle::is_finished) {
+            known.forgetting =
+                Handle::try_current().ok().map(|runtime| runtime.spawn(forgetting(Arc::downgrade(&self.0))));
+        }
+        auth
+    }
+}
+
+impl Known {
+    /// Forgets what no pull uses and none has asked for in a while.
+    fn forget(&mut self, now: Instant) {
+        let full = self.entries.len() >= MAX_ENTRIES;
+        let idle = |entry: &Entry| full || now.duration_since(entry.asked) >= IDLE;
+        self.entries.retain(|_, entry| Arc::strong_count(&entry.auth) > 1 || !idle(entry));
+    }
+}
+
+fn lock(known: &Map<Known>) -> MutexGuard<'_, Known> {
+    known.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Forgets until nothing is left: a node that pulls nothing more must not remember passwords.
+async fn forgetting(known: Weak<Map<Known>>) {
+    loop {
+        time::sleep(FORGET_EVERY).await;
+        let Some(known) = known.upgrade() else { return };
+        let mut known = lock(&known);
+        known.forget(Instant::now());
+        if known.entries.is_empty() {
+            known.forgetting = None;
+            return;
+        }
     }
 }
 
@@ -335,7 +374,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn what_no_pull_uses_is_forgotten_after_a_while() {
         let (cache, host) = (AuthCache::default(), host());
-        let kept = |cache: &AuthCache| cache.entries.lock().unwrap().len();
+        let kept = |cache: &AuthCache| lock(&cache.0).entries.len();
         let used = cache.entry(&host, "used", None);
         let again = Arc::downgrade(&cache.entry(&host, "again", None));
         drop(cache.entry(&host, "once", None));
@@ -350,12 +389,30 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn what_no_pull_uses_is_forgotten_also_when_none_follows() {
+        let (cache, host) = (AuthCache::default(), host());
+        let kept = |cache: &AuthCache| lock(&cache.0).entries.len();
+        for round in 0..2 {
+            let used = cache.entry(&host, "used", None);
+            drop(cache.entry(&host, "once", None));
+            time::sleep(IDLE.saturating_sub(Duration::from_secs(1))).await;
+            assert_eq!(kept(&cache), 2, "{round}");
+            time::sleep(FORGET_EVERY + Duration::from_secs(2)).await;
+            assert_eq!(kept(&cache), 1, "{round}: a pull uses it");
+            drop(used);
+            time::sleep(FORGET_EVERY + Duration::from_secs(1)).await;
+            assert_eq!(kept(&cache), 0, "{round}");
+            assert!(lock(&cache.0).forgetting.is_none(), "{round}: and nothing is waited for");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn many_at_once_are_forgotten_earlier() {
         let (cache, host) = (AuthCache::default(), host());
         let used = cache.entry(&host, "used", None);
         for number in 0..5 * MAX_ENTRIES {
             drop(cache.entry(&host, &format!("repository-{number}"), None));
-            assert!(cache.entries.lock().unwrap().len() <= MAX_ENTRIES);
+            assert!(lock(&cache.0).entries.len() <= MAX_ENTRIES);
         }
         assert!(Arc::ptr_eq(&used, &cache.entry(&host, "used", None)));
     }
