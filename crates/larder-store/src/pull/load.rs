@@ -8,9 +8,10 @@ use larder::reference::Reference;
 use super::assemble::Origin;
 use super::plan::Plan;
 use super::workers::Workers;
-use super::{PullError, Puller, blocking};
-use crate::store::import::{Import, ImportFrom, ImportImage};
-use crate::store::{ImageCommit, ImageRecord};
+use super::{PullError, Puller, blocking, reclaimable};
+use crate::store::admission::NoRoom;
+use crate::store::import::{Import, ImportError, ImportFrom, ImportImage};
+use crate::store::{ImageCommit, ImageRecord, Store};
 
 /// An image that is present now.
 #[derive(Debug, Clone)]
@@ -30,8 +31,13 @@ impl Puller {
         from: ImportFrom,
         base_name: Option<Reference>,
     ) -> Result<Vec<Loaded>, PullError> {
-        let (store, platform) = (self.store.clone(), self.config.platform.clone());
-        let import = blocking(move || store.read_import(from, &platform, base_name.as_ref())).await??;
+        let (store, platform, reserve) =
+            (self.store.clone(), self.config.platform.clone(), self.config.reserve);
+        let read = blocking(move || {
+            let read = store.read_import(from, &platform, base_name.as_ref(), reserve);
+            read.map_err(|error| with_reclaimable(error, &store))
+        });
+        let import = self.make_room_if_full(read.await?).await?;
         let import = Arc::new(import);
         let loaded = self.load_images(&import).await;
         // What it held may be nobody's by now, and what it kept of a stream is deleted: work for the disk.
@@ -75,5 +81,14 @@ impl Puller {
         };
         let store = self.store.clone();
         Ok(blocking(move || store.commit(&commit, SystemTime::now())).await??)
+    }
+}
+
+/// Says of a disk without room what could be reclaimed on it.
+fn with_reclaimable(error: ImportError, store: &Store) -> PullError {
+    match error {
+        ImportError::NoRoom(full) => reclaimable(store)
+            .map_or_else(PullError::from, |reclaimable| NoRoom { reclaimable, ..full }.into()),
+        other => other.into(),
     }
 }

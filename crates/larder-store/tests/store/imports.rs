@@ -4,6 +4,7 @@ use std::io::{Cursor, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 
 use larder::reference::{Digest, Reference};
+use larder_store::disk::Amount;
 use larder_store::manifest::{Platform, PlatformMatcher};
 use larder_store::store::import::{Import, ImportError, ImportFrom};
 use larder_store::store::{LayerFacts, LayerKey, Store};
@@ -149,11 +150,11 @@ fn write_file(scratch: &Scratch, bytes: &[u8]) -> PathBuf {
 }
 
 fn read(store: &Store, from: ImportFrom) -> Result<Import, ImportError> {
-    store.read_import(from, &amd64(), None)
+    store.read_import(from, &amd64(), None, Amount::default())
 }
 
 fn based(store: &Store, from: ImportFrom, base: &str) -> Result<Import, ImportError> {
-    store.read_import(from, &amd64(), Some(&Reference::parse(base).unwrap()))
+    store.read_import(from, &amd64(), Some(&Reference::parse(base).unwrap()), Amount::default())
 }
 
 pub(crate) fn stream(bytes: Vec<u8>) -> ImportFrom {
@@ -312,7 +313,8 @@ fn the_image_of_the_wanted_platform_is_taken() {
         assert_image(&import, if nested { &[APP] } else { &[] }, &["a", "amd64"]);
         assert_eq!(import.images[0].manifests.len(), if nested { 2 } else { 1 });
         let other = PlatformMatcher::for_platform(&Platform::new("linux", "s390x"));
-        let error = scratch.store.read_import(stream(tar_of(&files)), &other, None).unwrap_err();
+        let error =
+            scratch.store.read_import(stream(tar_of(&files)), &other, None, Amount::default()).unwrap_err();
         assert!(matches!(&error, ImportError::NoPlatform { offered, .. } if offered.len() == 2), "{error}");
     }
 }

@@ -2,6 +2,7 @@
 
 use std::io::{Cursor, Read};
 
+use larder_store::disk::Amount;
 use larder_store::store::import::{Import, ImportError, ImportFrom};
 use larder_store::store::{LayerFacts, LayerKey, RemoveOptions, Removed, Store};
 
@@ -38,7 +39,7 @@ fn read_while_removing(
     let own = store.clone();
     let deed = move || sender.send(own.remove(image, RemoveOptions::default()).unwrap().unwrap()).unwrap();
     let stream = Meanwhile { archive: Cursor::new(archive), at_end, deed: Some(deed) };
-    let import = store.read_import(ImportFrom::Stream(Box::new(stream)), &amd64(), None);
+    let import = store.read_import(ImportFrom::Stream(Box::new(stream)), &amd64(), None, Amount::default());
     (import, removed.recv().unwrap())
 }
 
@@ -92,7 +93,7 @@ fn a_layer_that_a_stream_has_left_out_stays_until_the_import_ends() {
     assert!(store.layer(&key).unwrap().is_none(), "nobody needs it any more");
 
     let key = have(store, "other", "a");
-    let import = store.read_import(stream(archive), &amd64(), None).unwrap();
+    let import = store.read_import(stream(archive), &amd64(), None, Amount::default()).unwrap();
     store.remove("other", RemoveOptions::default()).unwrap();
     assert!(store.layer(&key).unwrap().is_some());
     drop(import);

@@ -17,6 +17,7 @@ mod ingest_writes;
 mod ingests;
 mod kept;
 mod leases;
+mod loads;
 mod model;
 mod mounting;
 mod opening;

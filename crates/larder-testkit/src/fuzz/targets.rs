@@ -5,6 +5,7 @@ use std::sync::OnceLock;
 
 use larder::credentials::{Tokens, parse_config_json, parse_dockercfg};
 use larder::reference::{Digest, Reference, apply_default_tag, parse_image_name, trim_tag_and_digest};
+use larder_store::disk::Amount;
 use larder_store::manifest::{Document, ImageConfig, PlatformMatcher};
 use larder_store::registry::{Client, RegistryConfig, challenge_schemes};
 use larder_store::store::import::ImportFrom;
@@ -183,7 +184,7 @@ fn load_one(data: &[u8]) {
     fs_err::write(&file, data).expect("a file");
     let from = ImportFrom::Path(file);
     let base = Reference::parse("registry.example/app").expect("a name");
-    match store.read_import(from, &PlatformMatcher::host(), Some(&base)) {
+    match store.read_import(from, &PlatformMatcher::host(), Some(&base), Amount::default()) {
         Ok(import) => {
             for image in &import.images {
                 for layer in &image.manifest.layers {

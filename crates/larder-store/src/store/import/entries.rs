@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fs::File;
-use std::io::{self, Read, Seek as _, SeekFrom, Write as _};
+use std::io::{self, Read, Seek as _, SeekFrom};
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -12,12 +12,13 @@ use larder::reference::Digest;
 
 use super::archive::{Archive, Entry, Kind, clean};
 use super::error::{ImportError, file, read};
+use super::spool::Spool;
 use super::{ImportFrom, MAX_ENTRIES};
+use crate::disk::Amount;
 use crate::manifest::MAX_BYTES;
 use crate::store::blobs::check_digest;
 use crate::store::db::{LAYERS, Source as _};
-use crate::store::error::Doing as _;
-use crate::store::{Inner, Layer, LayerKey, LayerRecord, Store};
+use crate::store::{Layer, LayerKey, LayerRecord, Store};
 
 /// How many links lead to an entry at most.
 const MAX_LINKS: usize = 8;
@@ -97,7 +98,12 @@ pub(super) struct Entries {
 }
 
 impl Entries {
-    pub(super) fn read(store: &Store, from: ImportFrom, known: &Known) -> Result<Entries, ImportError> {
+    pub(super) fn read(
+        store: &Store,
+        from: ImportFrom,
+        known: &Known,
+        reserve: Amount,
+    ) -> Result<Entries, ImportError> {
         let mut entries = Entries {
             places: HashMap::new(),
             archive: None,
@@ -107,8 +113,8 @@ impl Entries {
         };
         match from {
             ImportFrom::Path(path) if path.is_dir() => entries.add_folder(&path)?,
-            ImportFrom::Path(path) => entries.add_file(store, &path, known)?,
-            ImportFrom::Stream(stream) => entries.add_stream(store, stream, known)?,
+            ImportFrom::Path(path) => entries.add_file(store, &path, known, reserve)?,
+            ImportFrom::Stream(stream) => entries.add_stream(store, stream, known, reserve)?,
         }
         Ok(entries)
     }
@@ -121,7 +127,13 @@ impl Entries {
     }
 
     /// An archive in a file: read where it lies, if it is plain.
-    fn add_file(&mut self, store: &Store, path: &Path, known: &Known) -> Result<(), ImportError> {
+    fn add_file(
+        &mut self,
+        store: &Store,
+        path: &Path,
+        known: &Known,
+        reserve: Amount,
+    ) -> Result<(), ImportError> {
         let mut archive = fs_err::File::open(path).map_err(file(path))?.into_file();
         let mut magic = [0; 4];
         let length = archive.read(&mut magic).map_err(file(path))?;
@@ -129,7 +141,7 @@ impl Entries {
         let seekable = archive.rewind().is_ok();
         if !seekable || packed(&magic[..length]).is_some() {
             let start = if seekable { Vec::new() } else { magic[..length].to_vec() };
-            return self.add_stream(store, Box::new(io::Cursor::new(start).chain(archive)), known);
+            return self.add_stream(store, Box::new(io::Cursor::new(start).chain(archive)), known, reserve);
         }
         let size = archive.metadata().map_err(file(path))?.len();
         let mut walk = Archive::new(archive.try_clone().map_err(file(path))?, |file, length| {
@@ -154,10 +166,10 @@ impl Entries {
         store: &Store,
         stream: Box<dyn Read + Send>,
         known: &Known,
+        reserve: Amount,
     ) -> Result<(), ImportError> {
         let mut walk = Archive::new(unpacked(stream)?, |_, _| Ok(0));
-        let spool = self.spool.insert(Spool::new(store)?).folder.clone();
-        let mut number = 0_u64;
+        let mut spool = Spool::new(store, reserve)?;
         while let Some(entry) = walk.next()? {
             let size = entry.size;
             let Some(name) = entry.name.as_deref().filter(|_| entry.kind == Kind::File) else {
@@ -169,12 +181,10 @@ impl Entries {
                 self.add_entry(entry, Place::Known { size })?;
                 continue;
             }
-            number += 1;
-            let path = spool.join(number.to_string());
-            let mut spooled = fs_err::File::create_new(&path).doing("keep a part of the archive")?;
-            walk.read_content(|piece| Ok(spooled.write_all(piece).doing("keep a part of the archive")?))?;
+            let path = spool.keep(&mut walk, size)?;
             self.add_entry(entry, Place::File(path))?;
         }
+        self.spool = Some(spool);
         Ok(())
     }
 
@@ -346,34 +356,6 @@ impl Read for Part {
         }
         self.at += read as u64;
         Ok(read)
-    }
-}
-
-/// A folder in `staging` that goes with this.
-struct Spool {
-    store: Arc<Inner>,
-    folder: PathBuf,
-}
-
-impl Spool {
-    fn new(store: &Store) -> Result<Spool, ImportError> {
-        let (store, folder) = (store.0.clone(), store.0.layout.new_staging());
-        store.disk.create_dir(&folder).doing("make a folder for the archive")?;
-        Ok(Spool { store, folder })
-    }
-}
-
-impl std::fmt::Debug for Spool {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_tuple("Spool").field(&self.folder).finish()
-    }
-}
-
-impl Drop for Spool {
-    fn drop(&mut self) {
-        // If this fails it is cleaned when the store is opened.
-        let _ = self.store.discard(&self.folder);
-        self.store.trash.kick();
     }
 }
 

@@ -7,6 +7,7 @@ use larder::reference::Digest;
 
 use crate::manifest::ManifestError;
 use crate::store::StoreError;
+use crate::store::admission::NoRoom;
 
 /// Why images could not be read from a file. Nothing of it is visible in the store.
 #[derive(Debug, thiserror::Error)]
@@ -15,6 +16,9 @@ pub enum ImportError {
     /// The store did not do its part.
     #[error(transparent)]
     Store(#[from] StoreError),
+    /// The disk is too full for what has to be kept of a stream.
+    #[error(transparent)]
+    NoRoom(#[from] NoRoom),
     /// What was given cannot be read.
     #[error("could not read {what}")]
     Read {
@@ -108,6 +112,7 @@ impl ImportError {
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             ImportError::Store(error) => error.hint(),
+            ImportError::NoRoom(error) => Some(error.hint()),
             ImportError::Read { cause, .. } => match cause.kind() {
                 io::ErrorKind::NotFound => Some("name a file, a folder, or - for standard input"),
                 _ => crate::store::error::hint_of_io(cause),

@@ -18,6 +18,7 @@ mod entries;
 mod error;
 mod naming;
 mod oci;
+mod spool;
 
 use std::io::Read;
 use std::path::PathBuf;
@@ -30,6 +31,7 @@ pub use error::ImportError;
 
 use self::entries::{Entries, Known};
 use super::Store;
+use crate::disk::Amount;
 use crate::manifest::{ImageConfig, Manifest, PlatformMatcher};
 
 /// Most entries that an archive, or a folder's listing, may have.
@@ -73,15 +75,16 @@ pub struct ImportImage {
 impl Store {
     /// Finds the images in `from`. Of an image for several platforms the one for `platform` is taken. An image whose
     /// names are but tags, as OCI layouts may have, or that has none, is one of the repository `base_name`; with a tag,
-    /// it is the name itself.
+    /// it is the name itself. What has to be kept of a stream leaves `reserve` free on the disk.
     pub fn read_import(
         &self,
         from: ImportFrom,
         platform: &PlatformMatcher,
         base_name: Option<&Reference>,
+        reserve: Amount,
     ) -> Result<Import, ImportError> {
         let known = Known::of(self)?;
-        let entries = Entries::read(self, from, &known)?;
+        let entries = Entries::read(self, from, &known, reserve)?;
         let mut images = if entries.has("index.json") {
             oci::images(&entries, platform)?
         } else if entries.has("manifest.json") {
