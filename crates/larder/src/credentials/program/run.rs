@@ -95,8 +95,10 @@ pub(in super::super) async fn run(program: Program<'_>) -> Result<Ended, Program
             biased;
             talked = &mut talk => {
                 talked?;
+                // Who has said all may still run, and is killed with what it started when the time is over.
+                let status = child.wait().await;
                 group.0 = None;
-                child.wait().await.map_err(ProgramError::Pipe)
+                status.map_err(ProgramError::Pipe)
             }
             status = child.wait() => {
                 if let Ok(talked) = time::timeout(LINGER, talk).await {
@@ -214,9 +216,16 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_program_that_hangs_is_killed_with_what_it_started() {
+        for said_all in ["", "exec > /dev/null 2>&1; "] {
+            assert_killed_with_what_it_started(said_all).await;
+        }
+    }
+
+    /// `first`: what it does before it starts something and hangs.
+    async fn assert_killed_with_what_it_started(first: &str) {
         let folder = tempfile::tempdir().unwrap();
         let pid = folder.path().join("pid");
-        let text = format!("sleep 600 & echo $! > {0}.new; mv {0}.new {0}; wait", pid.display());
+        let text = format!("{first}sleep 600 & echo $! > {0}.new; mv {0}.new {0}; wait", pid.display());
         let before = std::time::SystemTime::now();
         let hung = async {
             // The clock stands still until the grandchild is there.
