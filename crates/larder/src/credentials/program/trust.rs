@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 /// Mode bits: others may write.
 const OTHERS_WRITE: u32 = 0o002;
@@ -48,30 +48,76 @@ impl TrustError {
     }
 }
 
-/// The real path of a program that only root and this user can replace: file and all folders that lead to it. A folder
-/// with the sticky bit, as `/tmp`, may lead there, but not hold it.
+/// How many links may be on the way to a program, as in Linux.
+const MAX_LINKS: usize = 40;
+
+/// The real path of a program that only root and this user can replace: file, all folders that lead to it, and all links on
+/// the way with theirs. A folder with the sticky bit, as `/tmp`, may lead there, but not hold it.
 pub(in super::super) fn check_program(path: &Path) -> Result<PathBuf, TrustError> {
     let absent = |cause| TrustError::Absent { path: path.to_owned(), cause };
     // Not fs_err: its text would repeat the path.
     let real = std::fs::canonicalize(path).map_err(absent)?;
-    for (distance, place) in real.ancestors().enumerate() {
-        let found = std::fs::symlink_metadata(place).map_err(absent)?;
-        let (mode, owner) = (found.permissions().mode() & 0o7777, found.uid());
-        if distance == 0 && (!found.is_file() || mode & EXECUTABLE == 0) {
-            return Err(TrustError::NotExecutable(real));
-        }
-        let leads_only = distance > 1 && mode & STICKY != 0;
-        let by_others = mode & OTHERS_WRITE != 0 || (mode & GROUP_WRITES != 0 && !is_own_group(found.gid()));
-        let is_own = owner == 0 || owner == rustix::process::geteuid().as_raw();
-        if (by_others && !leads_only) || !is_own {
-            return Err(TrustError::Writable { path: place.to_owned(), mode, owner });
-        }
+    let file = std::fs::symlink_metadata(&real).map_err(absent)?;
+    if !file.is_file() || file.permissions().mode() & EXECUTABLE == 0 {
+        return Err(TrustError::NotExecutable(real));
     }
+    for link in links(path).map_err(absent)? {
+        check_place(&link.place, link.is_program).map_err(absent)??;
+    }
+    check_place(&real, true).map_err(absent)??;
     Ok(real)
 }
 
-fn is_own_group(gid: u32) -> bool {
-    gid == 0 || gid == rustix::process::getegid().as_raw()
+/// A link on the way to a program.
+struct Link {
+    /// Where it is, without links.
+    place: PathBuf,
+    /// Whether it stands for the program itself, and not for a folder.
+    is_program: bool,
+}
+
+/// All links that a path leads through.
+fn links(path: &Path) -> io::Result<Vec<Link>> {
+    let mut found = Vec::new();
+    let mut place = PathBuf::new();
+    let mut rest = std::path::absolute(path)?;
+    loop {
+        let mut parts = rest.components();
+        let Some(part) = parts.next() else { return Ok(found) };
+        let left = parts.as_path().to_owned();
+        match part {
+            Component::CurDir => {}
+            Component::ParentDir => _ = place.pop(),
+            part => place.push(part),
+        }
+        if !std::fs::symlink_metadata(&place)?.is_symlink() {
+            rest = left;
+            continue;
+        }
+        if found.len() == MAX_LINKS {
+            return Err(io::Error::from_raw_os_error(rustix::io::Errno::LOOP.raw_os_error()));
+        }
+        rest = std::fs::read_link(&place)?.join(&left);
+        found.push(Link { place: place.clone(), is_program: left.as_os_str().is_empty() });
+        place.pop();
+    }
+}
+
+/// Whether only root and this user can replace what is at a path without links.
+fn check_place(path: &Path, is_program: bool) -> io::Result<Result<(), TrustError>> {
+    for (distance, place) in path.ancestors().enumerate() {
+        let found = std::fs::symlink_metadata(place)?;
+        // A link has no mode of its own.
+        let mode = if found.is_symlink() { 0 } else { found.permissions().mode() & 0o7777 };
+        let owner = found.uid();
+        let leads_only = distance > usize::from(is_program) && mode & STICKY != 0;
+        let by_others = mode & OTHERS_WRITE != 0 || (mode & GROUP_WRITES != 0 && found.gid() != 0);
+        let is_own = owner == 0 || owner == rustix::process::geteuid().as_raw();
+        if (by_others && !leads_only) || !is_own {
+            return Ok(Err(TrustError::Writable { path: place.to_owned(), mode, owner }));
+        }
+    }
+    Ok(Ok(()))
 }
 
 #[cfg(test)]
@@ -102,5 +148,39 @@ mod tests {
         mode(&bin, 0o755);
         mode(folder.path(), 0o777);
         assert!(matches!(check_program(&program), Err(TrustError::Writable { .. })), "bin can be swapped");
+    }
+    #[test]
+    fn a_link_that_others_can_replace_is_refused_wherever_it_is_on_the_way() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        for name in ["good", "open"] {
+            fs_err::create_dir(at(name)).unwrap();
+        }
+        fs_err::write(at("good/p"), "#!/bin/sh\n").unwrap();
+        let mode = |path: &Path, mode| fs_err::set_permissions(path, Permissions::from_mode(mode)).unwrap();
+        mode(&at("good/p"), 0o755);
+        let link = |target: &str, name: &str| std::os::unix::fs::symlink(target, at(name)).unwrap();
+        link("../good/p", "open/p");
+        link("../open/p", "good/by-open");
+        link("../good", "open/folder");
+        link("good", "folder");
+        let real = std::fs::canonicalize(at("good/p")).unwrap();
+        for (open, name, trusted) in [
+            (0o777, "good/p", true),
+            (0o777, "folder/p", true),
+            (0o777, "open/p", false),
+            (0o777, "good/by-open", false),
+            (0o777, "open/folder/p", false),
+            (0o777, "open/folder/../good/p", false),
+            (0o1777, "open/p", false),
+            (0o1777, "open/folder/p", true),
+            (0o755, "good/by-open", true),
+        ] {
+            mode(&at("open"), open);
+            match check_program(&at(name)) {
+                Ok(found) => assert!(trusted && found == real, "{name} {open:o}: {found:?}"),
+                Err(error) => assert!(!trusted, "{name} {open:o}: {error}"),
+            }
+        }
     }
 }
