@@ -2,7 +2,9 @@
 
 use base64::Engine as _;
 use base64::alphabet;
+use base64::decoded_len_estimate;
 use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+use zeroize::Zeroizing;
 
 use super::json;
 use super::secret::Secret;
@@ -32,14 +34,19 @@ pub enum AuthError {
 /// ignored wherever they are; other white space is an error. Bytes that are not UTF-8 become U+FFFD each.
 pub fn decode_auth(auth: &str) -> Result<(String, Secret), AuthError> {
     let engine = if auth.trim().ends_with('=') { PADDED } else { UNPADDED };
-    let digits = auth.replace(['\r', '\n'], "");
-    let decoded = engine.decode(digits).map_err(|_| AuthError::NotBase64)?;
-    let text = json::text_of(&decoded);
+    let mut digits = Zeroizing::new(String::with_capacity(auth.len()));
+    digits.extend(auth.split(['\r', '\n']));
+    let mut decoded = Zeroizing::new(vec![0; decoded_len_estimate(digits.len())]);
+    let length = engine.decode_slice(digits.as_bytes(), &mut decoded).map_err(|_| AuthError::NotBase64)?;
+    let text = json::text_of(&decoded[..length]);
     let (username, password) = text.split_once(':').ok_or(AuthError::NoColon)?;
     Ok((username.to_owned(), Secret::new(password)))
 }
 
 /// The `auth` field for a user and password, padded.
 pub fn encode_auth(username: &str, password: &Secret) -> Secret {
-    Secret::new(PADDED.encode(format!("{username}:{}", password.reveal())))
+    let password = password.reveal();
+    let mut text = Zeroizing::new(String::with_capacity(username.len() + 1 + password.len()));
+    text.extend([username, ":", password]);
+    Secret::new(PADDED.encode(text.as_bytes()))
 }

@@ -5,6 +5,8 @@ use std::io::{self, Read as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
+use zeroize::Zeroizing;
+
 use super::docker_config::{ConfigError, DockerConfig, Tokens, parse_config_json, parse_dockercfg};
 
 /// The largest config file that is read, in bytes.
@@ -83,7 +85,7 @@ pub fn read_config_file(
     config.map_err(|problem| ConfigFileError { path: path.to_owned(), problem })
 }
 
-fn read_bounded(path: &Path) -> Result<Vec<u8>, ConfigFileProblem> {
+fn read_bounded(path: &Path) -> Result<Zeroizing<Vec<u8>>, ConfigFileProblem> {
     // Without NONBLOCK, opening a pipe would wait for somebody to write to it.
     let flags = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
     let file =
@@ -95,7 +97,9 @@ fn read_bounded(path: &Path) -> Result<Vec<u8>, ConfigFileProblem> {
     if !metadata.is_file() {
         return Err(ConfigFileProblem::NotAFile);
     }
-    let mut bytes = Vec::new();
+    // Room for all of it: a vector that grows leaves copies behind that nobody overwrites.
+    let room = usize::try_from(metadata.len().min(MAX_CONFIG_BYTES)).unwrap_or_default() + 64;
+    let mut bytes = Zeroizing::new(Vec::with_capacity(room));
     file.take(MAX_CONFIG_BYTES + 1).read_to_end(&mut bytes).map_err(|error| problem(&error))?;
     if bytes.len() as u64 > MAX_CONFIG_BYTES {
         return Err(ConfigFileProblem::TooLarge);

@@ -5,6 +5,8 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
+use zeroize::{Zeroize as _, Zeroizing};
+
 use super::auth;
 use super::json::{self, Broken, Reader};
 use super::matching;
@@ -117,7 +119,7 @@ pub fn parse_config_json(bytes: &[u8], tokens: Tokens) -> Result<DockerConfig, C
             if json::is_field(field, "auths") {
                 read_entries(reader, "\"auths\"", tokens, entry_of, &mut config.entries)
             } else if json::is_field(field, "HttpHeaders") {
-                read_texts(reader, "\"HttpHeaders\"").map(drop)
+                check_texts(reader, "\"HttpHeaders\"")
             } else if json::is_field(field, "credsStore") && reader.next_is_string() {
                 config.creds_store = reader.string("\"credsStore\"")?.filter(|helper| !helper.is_empty());
                 Ok(())
@@ -142,18 +144,19 @@ pub fn parse_dockercfg(bytes: &[u8], tokens: Tokens) -> Result<DockerConfig, Con
 /// An entry as it is written to a file: the fields that are not empty, and always `auth`. Holds the password.
 pub fn encode_entry(entry: &Entry) -> Secret {
     let auth = auth::encode_auth(&entry.username, &entry.password);
-    let mut text = String::from("{");
-    json::push_fields(
-        &mut text,
-        &[
-            ("username", &entry.username),
-            ("password", entry.password.reveal()),
-            ("email", &entry.email),
-            ("auth", auth.reveal()),
-            ("identitytoken", entry.identity_token.reveal()),
-            ("registrytoken", entry.registry_token.reveal()),
-        ],
-    );
+    let fields = [
+        ("username", entry.username.as_str()),
+        ("password", entry.password.reveal()),
+        ("email", &entry.email),
+        ("auth", auth.reveal()),
+        ("identitytoken", entry.identity_token.reveal()),
+        ("registrytoken", entry.registry_token.reveal()),
+    ];
+    // Room for all of it, escaped: a text that grows leaves copies behind that nobody overwrites.
+    let room = fields.iter().map(|(name, value)| name.len() + 6 * value.len() + 8).sum::<usize>();
+    let mut text = String::with_capacity(room);
+    text.push('{');
+    json::push_fields(&mut text, &fields);
     text.push('}');
     Secret::new(text)
 }
@@ -195,7 +198,9 @@ fn read_entries(
 
 fn read_entry(reader: &mut Reader<'_>, tokens: Tokens) -> Result<Entry, Broken> {
     let mut entry = Entry::default();
-    let (mut password, mut auth, mut identity_token, mut registry_token) = Default::default();
+    let hidden = || Zeroizing::new(String::new());
+    let (mut password, mut auth, mut identity_token, mut registry_token) =
+        (hidden(), hidden(), hidden(), hidden());
     let mut auth_at = 0;
     let fields: &mut [(&str, &mut String)] = &mut [
         ("username", &mut entry.username),
@@ -219,13 +224,14 @@ fn read_entry(reader: &mut Reader<'_>, tokens: Tokens) -> Result<Entry, Broken> 
         }
         // As in Go, a later `null` leaves what an earlier duplicate said.
         if let Some(text) = reader.string(&gotext::quote(field))? {
+            slot.zeroize();
             **slot = text;
         }
         Ok(())
     })?;
-    entry.password = Secret::new(password);
-    entry.identity_token = Secret::new(identity_token);
-    entry.registry_token = Secret::new(registry_token);
+    entry.password = Secret::new(std::mem::take(&mut *password));
+    entry.identity_token = Secret::new(std::mem::take(&mut *identity_token));
+    entry.registry_token = Secret::new(std::mem::take(&mut *registry_token));
     if !auth.is_empty() {
         (entry.username, entry.password) = auth::decode_auth(&auth)
             .map_err(|error| Broken { at: auth_at, problem: format!("\"auth\" is {error}") })?;
@@ -233,15 +239,14 @@ fn read_entry(reader: &mut Reader<'_>, tokens: Tokens) -> Result<Entry, Broken> 
     Ok(entry)
 }
 
-/// An object whose values are all strings.
-fn read_texts(reader: &mut Reader<'_>, what: &str) -> Result<BTreeMap<String, String>, Broken> {
-    let mut texts = BTreeMap::new();
-    reader.object(what, |reader, name| {
+/// An object whose values are all strings, which nobody needs.
+fn check_texts(reader: &mut Reader<'_>, what: &str) -> Result<(), Broken> {
+    let has_object = reader.object(what, |reader, _| {
         let text = reader.string(&format!("each value of {what}"))?;
-        texts.insert(name.to_owned(), text.unwrap_or_default());
+        drop(text.map(Zeroizing::new));
         Ok(())
-    })?;
-    Ok(texts)
+    });
+    has_object.map(drop)
 }
 
 /// The helpers by registry. Kubelet does not know the field, so nothing in it may make the file invalid.

@@ -6,6 +6,8 @@
 
 use std::fmt::Write as _;
 
+use zeroize::Zeroizing;
+
 /// How deep values may be nested, as in Go.
 const MAX_DEPTH: usize = 10_000;
 
@@ -102,7 +104,7 @@ impl<'a> Reader<'a> {
                     }
                     self.depth -= 1;
                 }
-                Some(b'"') => drop(self.quoted()?),
+                Some(b'"') => drop(Zeroizing::new(self.quoted()?)),
                 Some(b'n') => self.word("null")?,
                 Some(b't') => self.word("true")?,
                 Some(b'f') => self.word("false")?,
@@ -154,7 +156,8 @@ impl<'a> Reader<'a> {
 
     fn quoted(&mut self) -> Result<String, Broken> {
         self.at += 1;
-        let mut string = String::new();
+        // Dropped on a mistake it is wiped, and it never grows: what is unescaped is shorter.
+        let mut string = Zeroizing::new(String::with_capacity(self.length_of_string()));
         loop {
             let rest = &self.text[self.at..];
             let Some(plain) = rest.find(|c| c < ' ' || matches!(c, '"' | '\\')) else {
@@ -166,12 +169,24 @@ impl<'a> Reader<'a> {
             match rest.as_bytes()[plain] {
                 b'"' => {
                     self.at += 1;
-                    return Ok(string);
+                    return Ok(std::mem::take(&mut *string));
                 }
                 b'\\' => string.push(self.escape()?),
                 _ => return Err(self.broken("a control character inside of a string")),
             }
         }
+    }
+
+    /// Bytes up to the quote that ends the string here, or to the end of the text.
+    fn length_of_string(&self) -> usize {
+        let mut escaped = false;
+        let rest = &self.text.as_bytes()[self.at..];
+        let end = rest.iter().position(|&byte| {
+            let ends = byte == b'"' && !escaped;
+            escaped = byte == b'\\' && !escaped;
+            ends
+        });
+        end.unwrap_or(rest.len())
     }
 
     fn escape(&mut self) -> Result<char, Broken> {
@@ -279,8 +294,11 @@ impl<'a> Reader<'a> {
 }
 
 /// Bytes as Go turns them into text: each byte that is not UTF-8 becomes U+FFFD.
-pub(super) fn text_of(bytes: &[u8]) -> String {
-    let mut text = String::with_capacity(bytes.len());
+pub(super) fn text_of(bytes: &[u8]) -> Zeroizing<String> {
+    let replaced = |chunk: &[u8]| chunk.len() * char::REPLACEMENT_CHARACTER.len_utf8();
+    let room = bytes.utf8_chunks().map(|chunk| chunk.valid().len() + replaced(chunk.invalid())).sum();
+    // Room for all of it: a text that grows leaves copies behind that nobody overwrites.
+    let mut text = Zeroizing::new(String::with_capacity(room));
     for chunk in bytes.utf8_chunks() {
         text.push_str(chunk.valid());
         text.extend(chunk.invalid().iter().map(|_| char::REPLACEMENT_CHARACTER));
@@ -400,7 +418,7 @@ mod tests {
         ] {
             assert_eq!(Reader::new(json).string("it"), Ok(Some(text.to_owned())), "{json}");
         }
-        assert_eq!(text_of(b"a\xff\xe2\x82b"), "a\u{fffd}\u{fffd}\u{fffd}b");
+        assert_eq!(*text_of(b"a\xff\xe2\x82b"), "a\u{fffd}\u{fffd}\u{fffd}b");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use super::docker_config::{ConfigError, DockerConfig, Tokens, parse_config_json,
 use super::keyring::Keyring;
 use super::sources::CredentialsError;
 
-/// A Kubernetes secret, as far as it concerns pulling.
+/// A Kubernetes secret, as far as it concerns pulling. Its data is overwritten when it is dropped.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct PullSecret {
     /// `type`.
@@ -17,6 +17,12 @@ pub struct PullSecret {
     pub coordinates: SecretCoordinates,
     /// `data`, decoded from base64.
     pub data: BTreeMap<String, Vec<u8>>,
+}
+
+impl Drop for PullSecret {
+    fn drop(&mut self) {
+        self.data.values_mut().for_each(zeroize::Zeroize::zeroize);
+    }
 }
 
 impl fmt::Debug for PullSecret {

@@ -17,7 +17,7 @@ pub(super) fn says_none(stdout: &[u8]) -> bool {
 
 /// The credential in an answer; `None` if it is none.
 pub(super) fn decode(stdout: &[u8]) -> Option<Entry> {
-    let text = zeroize::Zeroizing::new(json::text_of(stdout));
+    let text = json::text_of(stdout);
     let mut reader = Reader::new(&text);
     let (mut username, mut secret) = (String::new(), Secret::default());
     let has_object = reader

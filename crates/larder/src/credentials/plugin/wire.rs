@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer};
 use zeroize::Zeroizing;
 
 use crate::config::GoDuration;
@@ -97,7 +97,7 @@ impl Response {
         }
         let entry = |auth: AuthText| Entry {
             username: auth.username.unwrap_or_default(),
-            password: Secret::new(auth.password.unwrap_or_default()),
+            password: auth.password.unwrap_or_default(),
             ..Entry::default()
         };
         let entries = text.auth.unwrap_or_default().into_iter();
@@ -133,5 +133,11 @@ struct ResponseText {
 #[serde(deny_unknown_fields, default)]
 struct AuthText {
     username: Option<String>,
-    password: Option<String>,
+    #[serde(deserialize_with = "hidden")]
+    password: Option<Secret>,
+}
+
+/// Wiped, also where the answer turns out to be none further on.
+fn hidden<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Secret>, D::Error> {
+    Ok(Option::<String>::deserialize(from)?.map(Secret::new))
 }
