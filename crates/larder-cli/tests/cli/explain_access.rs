@@ -1,6 +1,6 @@
 //! `larder explain access`: what is found, shown and answered.
 
-use larder_testkit::fault_registry::{Auth, FaultRegistry};
+use larder_testkit::fault_registry::{Auth, Fault, FaultRegistry, On};
 use serde_json::{Value, json};
 
 use crate::world::World;
@@ -79,7 +79,7 @@ fn each_credential_is_told_with_its_place_its_host_and_the_answer() {
 
     let run = world.larder(&arguments).expect(0);
     assert!(!format!("{run:?}").contains("planted"), "{run:?}");
-    assert!(run.stdout.contains("for pod/web: it can be pulled with "), "{run:?}");
+    assert!(run.stdout.contains("for pod/web in namespace default: it can be pulled with "), "{run:?}");
     assert!(run.stdout.contains("401 Unauthorized"), "{run:?}");
 }
 
@@ -114,4 +114,62 @@ fn an_image_that_no_pod_wants_and_a_bad_name_are_bad_input() {
     assert!(run.stderr.contains("no pod in these files wants registry.example/y:1"), "{run:?}");
     world.larder(&["explain", "access", "upper/CASE"]).expect(2);
     world.larder(&["explain"]).expect(2);
+}
+
+#[test]
+fn a_redirect_is_followed_as_a_pull_does_and_without_the_credential() {
+    let (world, registry, elsewhere) = (World::new(), registry(), FaultRegistry::start());
+    let put = elsewhere.put_image("x", "1", "application/vnd.oci.image.layer.v1.tar", &[vec![0; 1024]], &[]);
+    let (image, host) = (registry.image("team/app:1"), registry.address());
+    world.file("secret.yaml", &secret("a", &host, "planted-right"));
+    let there = format!("{}/v2/x/manifests/{}", elsewhere.url(), put.manifest);
+    registry.fault(On::path("/manifests/").nth(2..=usize::MAX), Fault::Redirect(there));
+    let run = world.larder(&["explain", "access", &image, "--secret", "secret.yaml"]).expect(0);
+    assert!(run.stdout.contains("200 OK"), "{run:?}");
+    let asked = elsewhere.requests();
+    assert!(!asked.is_empty() && asked.iter().all(|request| request.method == "HEAD"), "{asked:?}");
+    assert!(asked.iter().all(|request| request.authorization.is_none()), "{asked:?}");
+}
+
+#[test]
+fn pods_of_one_name_in_two_namespaces_are_two_who_ask() {
+    let (world, registry) = (World::new(), registry());
+    let (image, host) = (registry.image("team/app:1"), registry.address());
+    let of = |namespace: &str, password: &str| {
+        (pod("web", &image, &["s"]) + &secret("s", &host, password))
+            .replace(r#""metadata":{"#, &format!(r#""metadata":{{"namespace":"{namespace}","#))
+    };
+    world.file("pods.yaml", &(of("n1", "planted-right") + &of("n2", "planted-wrong")));
+    let arguments = ["explain", "access", &image, "-f", "pods.yaml"];
+    let told = world.larder(&[&arguments[..], &["-o", "json"]].concat()).expect(1).json();
+    let askers = told["askers"].as_array().unwrap();
+    let askers: Vec<_> =
+        askers.iter().map(|asker| (asker["namespace"].as_str(), asker["accepted"].as_bool())).collect();
+    assert_eq!(askers, [(Some("n1"), Some(true)), (Some("n2"), Some(false))]);
+    let run = world.larder(&arguments).expect(1);
+    assert!(run.stdout.contains("for pod/web in namespace n2: it cannot be pulled"), "{run:?}");
+}
+
+#[test]
+fn a_host_that_serves_digests_alone_is_asked_for_digests_alone() {
+    let (world, registry, mirror) = (World::new(), registry(), FaultRegistry::start());
+    let layer = "application/vnd.oci.image.layer.v1.tar";
+    let put = mirror.put_image("team/app", "1", layer, &[vec![0; 1024]], &[]);
+    let host = registry.address();
+    let hosts =
+        format!("server = \"{}\"\n[host.\"{}\"]\ncapabilities = [\"pull\"]\n", registry.url(), mirror.url());
+    world.file(&format!("certs.d/{host}/hosts.toml"), &hosts);
+    world.file("secret.yaml", &secret("s", &host, "planted-right"));
+    let explain = |image: &str| {
+        world
+            .larder(&["explain", "access", "--certs-d", "certs.d", image, "--secret", "secret.yaml"])
+            .expect(0)
+    };
+    let run = explain(&registry.image("team/app:1"));
+    assert!(run.stdout.contains("it can be pulled with secret default/s"), "{run:?}");
+    assert_eq!(mirror.requests().len(), 0);
+    let run = explain(&registry.image(&format!("team/app@{}", put.manifest)));
+    assert_eq!(mirror.requests().len(), 1);
+    let anonymously = format!("it can be pulled anonymously from {}", mirror.address());
+    assert!(run.stdout.contains(&anonymously), "the mirror did not ask for the secret: {run:?}");
 }

@@ -90,7 +90,7 @@ impl Transport {
             }
             let response =
                 self.exchange(request, tls).await.map_err(|kind| along(kind, from_elsewhere, &url))?;
-            if !is_redirect(&response) || outgoing.method != Method::GET {
+            if !is_redirect(&response) || !matches!(outgoing.method, Method::GET | Method::HEAD) {
                 return Ok(Reply { response, from_elsewhere });
             }
             let next = next_url(&url, &response)?;

@@ -27,7 +27,7 @@ impl Session {
     /// fetched.
     pub async fn try_hosts(&self) -> Vec<Trial> {
         let mut trials = Vec::new();
-        for link in self.links().iter().filter(|link| link.host.resolve) {
+        for link in self.links().iter().filter(|link| self.asks_for_image(link)) {
             let trial = self.try_host(link).await;
             let done = trial.accepted;
             trials.push(trial);
@@ -36,6 +36,11 @@ impl Session {
             }
         }
         trials
+    }
+
+    /// Whether a pull asks this host for the image: by digest it needs no host that may say what a tag means.
+    fn asks_for_image(&self, link: &Link) -> bool {
+        if self.image().digest().is_some() { link.host.pull } else { link.host.resolve }
     }
 
     async fn try_host(&self, link: &Link) -> Trial {

@@ -2,7 +2,8 @@
 
 use std::collections::HashSet;
 
-use larder::credentials::{Credential, Origin, Source, Tokens};
+use larder::credentials::{Credential, Origin, SecretCoordinates, Source, Tokens};
+use larder::pull::EnsureRequest;
 use larder::reference::{self, Reference};
 use larder_store::registry::{Client, Trial};
 use serde::Serialize;
@@ -30,7 +31,7 @@ pub(super) async fn run(
     image_name::check(image).map_err(|bad| Failure::bad_input(bad.message).hints(bad.hints))?;
     let (mut jobs, mut outcome) = wishes_for(image, &wanted(args), out)?;
     let mut known = HashSet::new();
-    jobs.retain(|job| known.insert(job.label.clone()));
+    jobs.retain(|job| known.insert(asked_as(job)));
     if jobs.is_empty() {
         return match outcome {
             Outcome::Done => Err(Failure::bad_input(format!("no pod in these files wants {image}"))
@@ -53,6 +54,13 @@ pub(super) async fn run(
         outcome = outcome.max(Outcome::Failed);
     }
     Ok(outcome)
+}
+
+/// Jobs with the same of these would get the same answers.
+fn asked_as(job: &Job) -> (String, String, Vec<SecretCoordinates>) {
+    let EnsureRequest { pod, secrets, .. } = &job.request;
+    let secrets = secrets.iter().map(|secret| secret.coordinates.clone()).collect();
+    (pod.namespace.clone(), job.label.clone(), secrets)
 }
 
 /// What `larder ensure` would be asked for.
@@ -89,6 +97,8 @@ struct Access {
 #[serde(rename_all = "camelCase")]
 struct Asker {
     who: String,
+    /// `null` for an argument that no pod wants.
+    namespace: Option<String>,
     /// Whether it can be had with one of them.
     accepted: bool,
     /// In the order in which they are shown.
@@ -132,6 +142,7 @@ async fn asker(image: &str, job: &Job, credentials: &Credentials, client: &Clien
     let name = tagged.map_err(|error| Failure::bad_input(error.to_string()))?;
     let mut asker = Asker {
         who: job.label.clone(),
+        namespace: Some(request.pod.namespace.clone()).filter(|_| !request.pod.name.is_empty()),
         accepted: false,
         credentials: Vec::new(),
         not_fitting: credentials.candidates.not_fitting(image, &request.secrets),
@@ -195,12 +206,9 @@ fn tell(access: &Access, out: &Out) {
                 table.row([place, user, String::new(), String::new(), "not tried".into()]);
             }
         }
-        let verdict = match (asker.accepted, asker.credentials.iter().find(|found| found.is_taken())) {
-            (true, Some(Candidate { found_in: Some(place), .. })) => format!("it can be pulled with {place}"),
-            (true, _) => "it can be pulled anonymously".to_owned(),
-            (false, _) => "it cannot be pulled".to_owned(),
-        };
-        out.line(format_args!("{} for {}: {verdict}", access.image, asker.who));
+        let place = asker.namespace.as_ref().map(|namespace| format!(" in namespace {namespace}"));
+        let who = format!("{}{}", asker.who, place.unwrap_or_default());
+        out.line(format_args!("{} for {who}: {}", access.image, asker.verdict()));
         out.line(table);
         for place in &asker.not_fitting {
             out.line(format_args!("not for this image: {place}"));
@@ -208,9 +216,23 @@ fn tell(access: &Access, out: &Out) {
     }
 }
 
+impl Asker {
+    /// Names the credential only if the host wanted to see it.
+    fn verdict(&self) -> String {
+        let taken = self.credentials.iter().find_map(|found| Some((found, found.taken_by()?)));
+        match taken {
+            Some((Candidate { found_in: Some(place), .. }, host)) if host.shown => {
+                format!("it can be pulled with {place}")
+            }
+            Some((_, host)) => format!("it can be pulled anonymously from {}", host.host),
+            None => "it cannot be pulled".to_owned(),
+        }
+    }
+}
+
 impl Candidate {
-    fn is_taken(&self) -> bool {
-        self.hosts.iter().any(|host| host.accepted)
+    fn taken_by(&self) -> Option<&Answered> {
+        self.hosts.iter().find(|host| host.accepted)
     }
 }
 
