@@ -3,7 +3,7 @@
 use std::env;
 use std::fs::{File, Permissions};
 use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, fchown};
 use std::path::{Path, PathBuf};
 
 use fs_err::os::unix::fs::OpenOptionsExt as _;
@@ -19,6 +19,8 @@ use super::login_registry::LoginRegistry;
 use crate::failure::Failure;
 
 const AUTHS: &str = "auths";
+/// Mode bits: what those may do who are neither the owner nor in the group.
+const OTHERS: u32 = 0o007;
 
 /// The file.
 pub(crate) struct LoginFile {
@@ -102,20 +104,21 @@ impl LoginFile {
             }
             let folder = fs_err::File::open(folder)?.into_parts().0;
             flock(&folder, FlockOperation::LockExclusive)?;
+            // What a killed process left behind holds all logins.
+            let _ = fs_err::remove_file(self.new_path());
             io::Result::Ok(Turn(folder))
         };
         taken().map_err(|error| self.unwritten(&error))
     }
 
-    /// Replaces the file, whole or not at all. Only its owner can read it.
+    /// Replaces the file, whole or not at all. A new one only its owner can read; an old one keeps owner and group, and
+    /// the mode unless everybody had rights.
     pub(crate) fn write(&self, logins: &Logins, _turn: &Turn) -> Result<(), Failure> {
         let text = logins.text().map_err(|error| self.unwritten(&error))?;
-        let name = self.path.file_name().unwrap_or_default().to_string_lossy();
-        let new = self.folder().join(format!(".{name}.{}.new", std::process::id()));
+        let new = self.new_path();
         let written = || {
-            // What a dead process left behind may have any mode.
-            let _ = fs_err::remove_file(&new);
             let mut file = fs_err::OpenOptions::new().write(true).create_new(true).mode(0o600).open(&new)?;
+            self.give_to_owner(file.file())?;
             file.write_all(&text)?;
             file.sync_all()?;
             fs_err::rename(&new, &self.path)?;
@@ -125,6 +128,32 @@ impl LoginFile {
             let _ = fs_err::remove_file(&new);
             self.unwritten(&error)
         })
+    }
+
+    /// Gives a new file to whom the old one belongs, with no more rights than that had.
+    fn give_to_owner(&self, new: &File) -> io::Result<()> {
+        let old = match fs_err::metadata(&self.path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            old => old?,
+        };
+        let found = new.metadata()?;
+        let owner = (old.uid() != found.uid()).then_some(old.uid());
+        let group = (old.gid() != found.gid()).then_some(old.gid());
+        // What everybody could read was not opened to the group on purpose.
+        let everybody = old.mode() & OTHERS != 0;
+        let mut kept = old.mode() & if everybody { 0o600 } else { 0o660 };
+        match fchown(new, owner, group) {
+            // A user need not be in the file's group, which then has no rights either.
+            Err(_) if owner.is_none() => kept &= 0o600,
+            given => given?,
+        }
+        new.set_permissions(Permissions::from_mode(kept))
+    }
+
+    /// Where the next content is written. Of one name, so that a turn finds what was left behind.
+    fn new_path(&self) -> PathBuf {
+        let name = self.path.file_name().unwrap_or_default().to_string_lossy();
+        self.folder().join(format!(".{name}.new"))
     }
 
     fn folder(&self) -> &Path {

@@ -66,20 +66,27 @@ pub(super) async fn log_out(args: &LogoutArgs, out: &Arc<Out>) -> Result<Outcome
     let turn = file.turn()?;
     let mut logins = file.read()?;
     let helper = logins.helper(&registry);
-    if let Some(helper) = &helper {
-        erase(helper).await?;
-    }
     let found = logins.remove(&registry);
     if found {
         file.write(&logins, &turn)?;
+    }
+    // Last: a helper that is missing must not keep a password in the file.
+    if let Some(helper) = &helper {
+        erase(helper, found).await?;
     }
     let said = if found || helper.is_some() { "Removed the login of" } else { "Not logged in to" };
     out.line(format_args!("{said} {}", registry.host()));
     Ok(Outcome::Done)
 }
 
-async fn erase(helper: &Asked) -> Result<(), Failure> {
-    helpers().erase(helper).await.map_err(|error| of_helper(&error))
+async fn erase(helper: &Asked, found: bool) -> Result<(), Failure> {
+    let erased = helpers().erase(helper).await;
+    erased.map_err(|error| {
+        let of_file = if found { "the login was taken out of the file" } else { "the file had no login" };
+        Failure::failed(error.to_string()).hint(format!(
+            "the file names this helper in credsStore or credHelpers, and it may still have the password; {of_file}"
+        ))
+    })
 }
 
 fn helpers() -> Helpers {

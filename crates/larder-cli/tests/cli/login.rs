@@ -2,7 +2,7 @@
 
 use std::io::{Read as _, Write as _};
 use std::os::fd::{AsFd as _, OwnedFd};
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::process::Stdio;
 
 use larder_testkit::fault_registry::{Auth, FaultRegistry};
@@ -131,6 +131,52 @@ fn a_helper_keeps_and_forgets_what_the_file_says_it_keeps() {
     assert_eq!(config(&world), json!({"credsStore": "test", "auths": {}}));
     script("echo credentials not found in native keychain; exit 1");
     run(&["logout", &host]).expect(0);
+
+    let both = json!({"credsStore": "test", "auths": {host.as_str(): {"auth": "dTpw"}}}).to_string();
+    for broken in [Some("exit 1"), None] {
+        world.file(".docker/config.json", &both);
+        match broken {
+            Some(text) => script(text),
+            None => fs_err::remove_file(world.home.path().join("helpers/docker-credential-test")).unwrap(),
+        }
+        let told = run(&["logout", &host]).expect(1);
+        assert!(told.stderr.contains("docker-credential-test"), "{told:?}");
+        assert!(told.stderr.contains("the login was taken out of the file"), "{told:?}");
+        assert_eq!(config(&world), json!({"credsStore": "test", "auths": {}}), "the plain one is gone");
+    }
+}
+
+#[test]
+fn the_file_stays_its_owners_and_is_no_more_open_than_before() {
+    if !rustix::process::geteuid().is_root() {
+        assert!(std::env::var_os("CI").is_none(), "CI must not skip this: run the tests as root");
+        eprintln!("==== SKIPPED: only root can write a file that is another user's ====");
+        return;
+    }
+    let (world, registry) = (World::new(), registry());
+    for (before, after) in [(0o640, 0o640), (0o660, 0o660), (0o664, 0o600), (0o600, 0o600)] {
+        let file = world.file(".docker/config.json", "{}");
+        std::os::unix::fs::chown(&file, Some(65534), Some(12)).unwrap();
+        fs_err::set_permissions(&file, std::fs::Permissions::from_mode(before)).unwrap();
+        log_in(&world, &registry.address(), "bob", PASSWORD).expect(0);
+        let found = fs_err::metadata(&file).unwrap();
+        assert_eq!((found.uid(), found.gid(), found.mode() & 0o777), (65534, 12, after));
+    }
+}
+
+#[test]
+fn what_a_killed_login_left_behind_goes_with_the_next_command() {
+    let (world, registry) = (World::new(), registry());
+    world.file(".docker/config.json", "{}");
+    for arguments in
+        [&["logout", "r.example"][..], &["login", "-u", "bob", "--password-stdin", &registry.address()]]
+    {
+        world.file(".docker/.config.json.new", "all logins");
+        world.larder_reading(PASSWORD, arguments).expect(0);
+        let left = fs_err::read_dir(world.home.path().join(".docker")).unwrap();
+        let left: Vec<_> = left.map(|entry| entry.unwrap().file_name()).collect();
+        assert_eq!(left, ["config.json"]);
+    }
 }
 
 #[test]
