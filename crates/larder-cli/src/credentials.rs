@@ -8,9 +8,10 @@ use larder::credentials::helpers::HelperNames;
 use larder::credentials::plugin::Plugins;
 use larder::credentials::{
     ConfigFileError, DockerConfig, Entry, Format, Provider, PullSecret, SearchPath, Secret,
-    SecretCoordinates, Sources, Tokens, encode_entry, read_config_file,
+    SecretCoordinates, Source, Sources, Tokens, encode_entry, read_config_file,
 };
 use larder::reference::Reference;
+use zeroize::Zeroizing;
 
 use crate::access;
 use crate::args::CredentialArgs;
@@ -20,6 +21,8 @@ use crate::out::Out;
 
 /// The longest password that is read, in bytes. Tokens of cloud registries have a few thousand.
 const MAX_PASSWORD_BYTES: u64 = 64 * 1024;
+/// More than is read of one.
+const ROOM_FOR_PASSWORD: usize = 65 * 1024;
 
 /// The user's own credentials.
 pub(crate) struct Credentials {
@@ -68,6 +71,10 @@ fn joined(
 ) -> Credentials {
     let secret = name.as_ref().map(|name| as_secret(name, config));
     let mut sources = Sources::fixed(config).with_tokens(tokens);
+    if let Some(secret) = &secret {
+        // As the daemon takes it: what it brings is for whoever has the same login, and not for every pod.
+        sources = sources.owned_by(Source::Secret(secret.coordinates.clone()));
+    }
     let mut candidates = Candidates::new(name.map(|name| (name, config)), tokens);
     if let Some(helpers) = access::helpers(tokens) {
         sources = sources.with_helpers(helpers);
@@ -83,9 +90,19 @@ fn joined(
 /// A pull secret with the same credentials.
 fn as_secret(name: &str, config: &DockerConfig) -> PullSecret {
     let entries = config.entries.iter().map(|(location, entry)| {
-        format!("{}:{}", serde_json::Value::from(location.as_str()), encode_entry(entry).reveal())
+        (serde_json::Value::from(location.as_str()).to_string(), encode_entry(entry))
     });
-    let document = format!("{{\"auths\":{{{}}}}}", entries.collect::<Vec<_>>().join(","));
+    let entries: Vec<_> = entries.collect();
+    // Room for all of it: a text that grows leaves copies behind that nobody overwrites.
+    let room =
+        entries.iter().map(|(location, entry)| location.len() + entry.reveal().len() + 2).sum::<usize>();
+    let mut document = String::with_capacity(room + 16);
+    document.push_str("{\"auths\":{");
+    for (number, (location, entry)) in entries.iter().enumerate() {
+        let comma = if number > 0 { "," } else { "" };
+        document.extend([comma, location, ":", entry.reveal()]);
+    }
+    document.push_str("}}");
     PullSecret {
         kind: "kubernetes.io/dockerconfigjson".to_owned(),
         coordinates: SecretCoordinates { name: name.to_owned(), ..SecretCoordinates::default() },
@@ -135,15 +152,16 @@ fn only_registry<'a>(images: impl IntoIterator<Item = &'a str>) -> Result<String
 
 /// The password, without the line break after it.
 pub(crate) fn read_password(from: impl Read) -> Result<Secret, Failure> {
-    let mut bytes = Vec::new();
+    // Room for all of it: a vector that grows leaves copies behind that nobody overwrites.
+    let mut bytes = Zeroizing::new(Vec::with_capacity(ROOM_FOR_PASSWORD));
     let read = from.take(MAX_PASSWORD_BYTES + 1).read_to_end(&mut bytes);
     read.map_err(|error| Failure::bad_input(format!("--password-stdin: {error}")))?;
     if bytes.len() as u64 > MAX_PASSWORD_BYTES {
         return Err(Failure::bad_input("--password-stdin: longer than 64 KiB, which is no password"));
     }
     let text =
-        String::from_utf8(bytes).map_err(|_| Failure::bad_input("--password-stdin: not text in UTF-8"))?;
-    let line = text.strip_suffix('\n').unwrap_or(&text);
+        std::str::from_utf8(&bytes).map_err(|_| Failure::bad_input("--password-stdin: not text in UTF-8"))?;
+    let line = text.strip_suffix('\n').unwrap_or(text);
     let password = line.strip_suffix('\r').unwrap_or(line);
     if password.is_empty() {
         return Err(Failure::bad_input("--password-stdin: standard input is empty").hint(

@@ -96,18 +96,17 @@ pub(crate) fn secret(secret: &PullSecret) -> Option<api::PullSecret> {
     Some(api::PullSecret {
         namespace: coordinates.namespace.clone(),
         name: coordinates.name.clone(),
-        uid: coordinates.uid.clone(),
         r#type: kind.clone(),
         document: data.get(key).cloned().unwrap_or_default(),
     })
 }
 
 pub(crate) fn secret_from(secret: api::PullSecret) -> PullSecret {
-    let api::PullSecret { namespace, name, uid, r#type: kind, document } = secret;
+    let api::PullSecret { namespace, name, r#type: kind, document } = secret;
     let key = SECRETS.into_iter().find(|(known, _)| *known == kind).map(|(_, key)| key.to_owned());
     PullSecret {
         kind,
-        coordinates: SecretCoordinates { uid, namespace, name },
+        coordinates: SecretCoordinates { namespace, name, ..SecretCoordinates::default() },
         data: key.map(|key| BTreeMap::from([(key, document)])).unwrap_or_default(),
     }
 }
@@ -283,11 +282,17 @@ mod tests {
         for (kind, key) in SECRETS {
             let given = PullSecret {
                 kind: kind.into(),
-                coordinates: SecretCoordinates { uid: "u".into(), namespace: "n".into(), name: "s".into() },
+                coordinates: SecretCoordinates {
+                    uid: String::new(),
+                    namespace: "n".into(),
+                    name: "s".into(),
+                },
                 data: BTreeMap::from([(key.into(), b"{}".to_vec())]),
             };
             assert_eq!(secret_from(secret(&given).unwrap()), given);
         }
-        assert_eq!(secret(&PullSecret { kind: "Opaque".into(), ..PullSecret::default() }), None);
+        let mut other = PullSecret::default();
+        other.kind = "Opaque".into();
+        assert_eq!(secret(&other), None);
     }
 }

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use larder_testkit::fake_cri::Rpc;
 use serde_json::json;
 
-use crate::world::{Run, World};
+use crate::world::{Run, World, unprivileged};
 
 const HOST: &str = "127.0.0.1:5000";
 const IMAGE: &str = "127.0.0.1:5000/private/ledger:3.1";
@@ -246,4 +246,81 @@ fn a_pod_without_the_secret_that_brought_an_image_has_to_show_one() {
     run(&world, &["ensure", IMAGE, "--verify", "Sometimes"], &[]).expect(2);
     let bad = ["ensure", IMAGE, "--verify", "NeverVerifyAllowlistedImages", "--verify-allow", "a:1"];
     assert!(run(&world, &bad, &[]).expect(2).stderr.contains("neither tag nor digest is accepted"));
+}
+
+/// A manifest of a pull secret with this uid and password.
+fn secret_with_uid(world: &World, uid: &str, password: &str) -> String {
+    let config = json!({"auths": {HOST: {"username": "u", "password": password}}}).to_string();
+    let secret = json!({
+        "apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s", "uid": uid},
+        "type": "kubernetes.io/dockerconfigjson", "stringData": {".dockerconfigjson": config},
+    });
+    world.file(&format!("{password}.json"), &secret.to_string()).to_str().unwrap().to_owned()
+}
+
+#[test]
+fn a_uid_that_somebody_wrote_into_a_manifest_proves_nothing() {
+    let world = World::offering(&[IMAGE]);
+    let [right, wrong] = ["right", "wrong"].map(|password| secret_with_uid(&world, "u-1", password));
+    run(&world, &["ensure", IMAGE, "--secret", &right], &[]).expect(0);
+    let present = |secret: &str| {
+        run(
+            &world,
+            &["ensure", IMAGE, "--policy", "Never", "--verify", "AlwaysVerify", "--secret", secret],
+            &[],
+        )
+    };
+    for _ in 0..2 {
+        present(&wrong).expect(1);
+    }
+    present(&right).expect(0);
+    assert_eq!(shown(&world), ["u:right"]);
+}
+
+#[test]
+fn what_a_users_own_credential_brought_is_not_for_every_pod() {
+    let login =
+        |password: &str| json!({"auths": {HOST: {"username": "u", "password": password}}}).to_string();
+    for given in [&["--username", "u", "--password-stdin"][..], &["--authfile", "auth.json"], &[]] {
+        let world = World::offering(&[IMAGE]);
+        let as_user = |arguments: &[&str], password: &str| {
+            match given {
+                ["--authfile", name] => _ = world.file(name, &login(password)),
+                [] => _ = world.file(".docker/config.json", &login(password)),
+                _ => {}
+            }
+            let done = world.larder_reading(password, &[arguments, given].concat());
+            let _ = fs_err::remove_file(world.home.path().join(".docker/config.json"));
+            done
+        };
+        as_user(&["pull", IMAGE], "right").expect(0);
+        assert_eq!(shown(&world), ["u:right"], "{given:?}");
+        let present = ["ensure", IMAGE, "--policy", "Never"];
+        run(&world, &present, &[]).expect(1);
+        as_user(&present, "wrong").expect(1);
+        as_user(&present, "right").expect(0);
+    }
+}
+
+#[test]
+fn what_the_groups_of_larders_user_can_change_is_not_run() {
+    let world = World::offering(&[IMAGE]);
+    let flags = provider(&world, "true");
+    let group =
+        if rustix::process::geteuid().is_root() { 65534 } else { rustix::process::getegid().as_raw() };
+    unprivileged(world.home.path());
+    for name in ["providers", "providers/test"] {
+        let path = world.home.path().join(name);
+        std::os::unix::fs::chown(&path, rustix::process::geteuid().is_root().then_some(group), Some(group))
+            .unwrap();
+        fs_err::set_permissions(&path, Permissions::from_mode(0o755)).unwrap();
+    }
+    let refused = || {
+        let mut larder = unprivileged(world.home.path());
+        let run = Run::of(larder.args(["pull", IMAGE]).args(&flags).stdin(Stdio::null()).output().unwrap());
+        run.stderr.contains("can be changed by others")
+    };
+    assert!(!refused());
+    fs_err::set_permissions(world.home.path().join("providers/test"), Permissions::from_mode(0o775)).unwrap();
+    assert!(refused());
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 
-use super::credential::Credential;
+use super::credential::{Credential, Source};
 use super::docker_config::{DockerConfig, Tokens};
 use super::helpers::Helpers;
 use super::node_files::NodeFiles;
@@ -53,6 +53,8 @@ pub struct Sources {
     helpers: Option<Helpers>,
     providers: Vec<Arc<dyn Provider>>,
     tokens: Tokens,
+    /// Whose the node's files are, and what the helpers in them give; `None`: the node's.
+    owner: Option<Source>,
 }
 
 impl fmt::Debug for Sources {
@@ -62,6 +64,7 @@ impl fmt::Debug for Sources {
             .field("helpers", &self.helpers)
             .field("providers", &self.providers.len())
             .field("tokens", &self.tokens)
+            .field("owner", &self.owner)
             .finish()
     }
 }
@@ -75,6 +78,14 @@ impl Sources {
     /// One config and nothing else, as when the user names a file or a user on the command line.
     pub fn fixed(config: &DockerConfig) -> Self {
         Sources::new(NodeFiles::fixed(config), Vec::new())
+    }
+
+    /// Says that the node's files are not the node's, nor what the helpers in them give: an image that they bring is for
+    /// those who hold the same, and not for every pod.
+    #[must_use]
+    pub fn owned_by(mut self, owner: Source) -> Self {
+        self.owner = Some(owner);
+        self
     }
 
     /// Asks the credential helpers that the node's files name, which kubelet does not.
@@ -111,12 +122,16 @@ impl Sources {
         let repository = reference::parse_image_name(image)?.repository;
         let mut found = pull_secrets::keyring(secrets, self.tokens)?.lookup(&repository);
         let node = self.node.config(self.tokens).await;
-        found.extend(node.keyring.lookup(&repository));
+        let mut of_files = node.keyring.lookup(&repository);
         match &self.helpers {
-            Some(helpers) => found.extend(helpers.lookup(&node.helpers, &repository).await),
+            Some(helpers) => of_files.extend(helpers.lookup(&node.helpers, &repository).await),
             None if node.helpers.is_empty() => {}
             None => tracing::debug!("the docker config names credential helpers, which are not asked here"),
         }
+        for credential in &mut of_files {
+            credential.source.clone_from(&self.owner);
+        }
+        found.extend(of_files);
         for provider in &self.providers {
             found.extend(provider.provide(&repository, pod).await);
         }
