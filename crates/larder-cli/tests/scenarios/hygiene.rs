@@ -6,6 +6,7 @@ use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use larder::credentials::{Secret, encode_auth};
 use larder_testkit::peers::registry::{PASSWORD, USER};
 use larder_testkit::peers::{Auth, Image, RegistryOptions};
 use rustix::process::Signal;
@@ -15,25 +16,34 @@ use crate::served::Daemon;
 use crate::world::{Run, World, pod_with_secrets};
 
 /// All that is planted; the one with which the registry can be used is the last.
-const PLANTED: [&str; 7] = [
+const PLANTED: [&str; 9] = [
     "planted-in-secret",
     "planted-in-file",
     "planted-in-helper",
     "planted-in-provider",
     "planted-in-env",
     "planted-on-stderr",
+    "planted-as-token",
+    "planted-in-login",
     PASSWORD,
 ];
+
+/// Whose passwords are planted; a token has no user.
+const USERS: [&str; 5] = [USER, "of-file", "of-helper", "of-provider", ""];
 
 fn docker_config(registry: &str, user: &str, password: &str) -> serde_json::Value {
     json!({"auths": {registry: {"username": user, "password": password}}})
 }
 
 fn secret(name: &str, registry: &str, password: &str) -> String {
+    secret_with(name, &docker_config(registry, USER, password))
+}
+
+fn secret_with(name: &str, config: &serde_json::Value) -> String {
     let secret = json!({
         "apiVersion": "v1", "kind": "Secret", "metadata": {"name": name},
         "type": "kubernetes.io/dockerconfigjson",
-        "stringData": {".dockerconfigjson": docker_config(registry, USER, password).to_string()},
+        "stringData": {".dockerconfigjson": config.to_string()},
     });
     format!("{secret}\n---\n")
 }
@@ -96,15 +106,11 @@ fn assert_clean(place: &str, bytes: &[u8]) {
         let at = text.find(planted).unwrap_or_default();
         let around: String = text.chars().skip(at.saturating_sub(200)).take(500).collect();
         assert!(!text.contains(planted), "{planted} is in {place}: ... {around} ...");
-        let encoded = base64(&format!("{USER}:{planted}"));
-        assert!(!text.contains(&encoded), "{planted}, encoded, is in {place}");
+        for user in USERS {
+            let encoded = encode_auth(user, &Secret::new(planted));
+            assert!(!text.contains(encoded.reveal()), "{planted} of {user:?}, encoded, is in {place}");
+        }
     }
-}
-
-fn base64(text: &str) -> String {
-    larder::credentials::encode_auth(USER, &larder::credentials::Secret::new(text.split_once(':').unwrap().1))
-        .reveal()
-        .to_owned()
 }
 
 #[test]
@@ -122,14 +128,24 @@ fn no_planted_secret_is_in_anything_that_the_daemon_and_its_clients_produce() {
         let ask = |arguments: &[&str]| -> Run {
             world.larder(&[&["-v", "-v", "-v", "--daemon", &socket][..], arguments].concat())
         };
-        let pod = |name: &str, secret: &str| pod_with_secrets(name, "Always", &[&image], &[secret]);
-        let wrong = world.file("wrong.yaml", &(pod("wrong", "s") + &secret("s", &host, PLANTED[0])));
-        let right = world.file("right.yaml", &(pod("right", "s") + &secret("s", &host, PASSWORD)));
+        let pod = |name: &str, secrets: &[&str]| pod_with_secrets(name, "Always", &[&image], secrets);
+        let token = secret_with("token", &json!({"auths": {host.as_str(): {"identitytoken": PLANTED[6]}}}));
+        let wrong = pod("wrong", &["s", "token"]) + &secret("s", &host, PLANTED[0]) + &token;
+        let wrong = world.file("wrong.yaml", &wrong);
+        let right = world.file("right.yaml", &(pod("right", &["s"]) + &secret("s", &host, PASSWORD)));
+        let log_in = |password: &str| -> Run {
+            let authfile = world.path("logins.json");
+            let login =
+                ["-v", "-v", "-v", "login", "-u", USER, "--password-stdin", "--authfile", &authfile, &host];
+            world.larder_reading(&login, &world.file("password", password))
+        };
 
         let mut runs = vec![
             ("a pull that fails", ask(&["ensure", "-f", &wrong]).expect(1)),
             ("a pull that fails, as data", ask(&["ensure", "-f", &wrong, "-o", "json"]).expect(1)),
             ("a pull", ask(&["ensure", "-f", &right]).expect(0)),
+            ("a login that fails", log_in(PLANTED[7]).expect(1)),
+            ("a login", log_in(PASSWORD).expect(0)),
             ("explain access", ask(&["explain", "access", &image, "-f", &wrong]).expect(1)),
         ];
         let tried = world.registry.refused_users();
