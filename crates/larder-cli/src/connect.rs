@@ -287,6 +287,7 @@ pub(crate) async fn reach(args: &Connection, verification: &Verification) -> Res
     let backend = chosen.into_backend();
     backend.info().await?;
     let records = access::records(notes.place(), verification.clone())?;
+    records.settle_with(Arc::clone(&backend));
     records.recover(&*backend).await;
     Ok(Reached::Own(backend, notes, records))
 }

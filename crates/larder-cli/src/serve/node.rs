@@ -140,6 +140,7 @@ impl Node {
             .lease(Arc::clone(&gate), spared);
         let mut collector = collector;
         if let Some(records) = &records {
+            records.settle_with(Arc::clone(&backend));
             manager = manager.records(Arc::clone(records) as Arc<dyn PullRecords>);
             collector = collector.hook(Arc::clone(records) as Arc<dyn Hook>);
         }

@@ -1,11 +1,11 @@
 //! What the records hear of a pull: that it is meant, and how it ended.
 
 use super::ensure::{EnsureError, EnsureReason, EnsureRequest};
+use super::puller::PullerError;
 use crate::gotext;
 use crate::records::{PullRecords, RecordedCredentials, RecordsError};
 
-/// A recorded intent to pull. Unless [`pulled`](Intent::pulled) closes it, it counts as failed, also when the caller
-/// goes away in the middle.
+/// A recorded intent to pull. Unless it is closed it counts as left in the middle, as when the caller goes away.
 pub(super) struct Intent<'a> {
     records: Option<&'a dyn PullRecords>,
     image: &'a str,
@@ -38,10 +38,27 @@ impl<'a> Intent<'a> {
         Ok(Intent { records, image })
     }
 
+    /// Nothing is pulled after all.
+    pub(super) fn unused(mut self) {
+        if let Some(records) = self.records.take() {
+            records.record_image_pull_failed(self.image);
+        }
+    }
+
     /// The pull succeeded, with these credentials.
     pub(super) async fn pulled(mut self, image_ref: &str, credentials: &RecordedCredentials) {
         if let Some(records) = self.records.take() {
             records.record_image_pulled(self.image, image_ref, credentials).await;
+        }
+    }
+
+    /// The pull failed. Where the backend may go on with it, the image may come after all.
+    pub(super) async fn failed(mut self, error: &PullerError) {
+        if let Some(records) = self.records
+            && error.is_final()
+            && records.record_image_pull_ended(self.image).await
+        {
+            self.records = None;
         }
     }
 }
@@ -49,7 +66,7 @@ impl<'a> Intent<'a> {
 impl Drop for Intent<'_> {
     fn drop(&mut self) {
         if let Some(records) = self.records {
-            records.record_image_pull_failed(self.image);
+            records.record_image_pull_left(self.image);
         }
     }
 }

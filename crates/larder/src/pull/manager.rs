@@ -101,7 +101,10 @@ impl Manager {
         }
         let credentials = lookup.into_inner().await.map_err(|error| EnsureError::free(&error))?;
         let intent = Intent::record(self.records.as_deref(), request).await?;
-        self.check_backoff(request, &Shown::of(&credentials))?;
+        if let Err(waits) = self.check_backoff(request, &Shown::of(&credentials)) {
+            intent.unused();
+            return Err(waits);
+        }
         self.pull(request, spec, credentials, intent).await
     }
 
@@ -233,7 +236,9 @@ impl Manager {
         let pulled = match &landed.result.pulled {
             Ok(pulled) => pulled,
             Err(error) => {
-                return Err(self.pull_failed(request, &job.credentials, &landed, error));
+                let failed = self.pull_failed(request, &job.credentials, &landed, error);
+                intent.failed(error).await;
+                return Err(failed);
             }
         };
         self.finished_pulling(request);

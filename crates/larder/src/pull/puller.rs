@@ -75,6 +75,22 @@ impl PullerError {
         matches!(failed.causes().last(), Some(BackendError::Call { kind: CallErrorKind::NotFound, .. }))
     }
 
+    /// Whether nothing goes on with the pull any more. A runtime that did not answer in time, or whose connection broke, may.
+    pub(super) fn is_final(&self) -> bool {
+        let is_final = |error: &BackendError| match error {
+            BackendError::Call { kind, .. } => !matches!(
+                kind,
+                CallErrorKind::DeadlineExceeded | CallErrorKind::Canceled | CallErrorKind::Unavailable
+            ),
+            BackendError::Unreachable { .. } | BackendError::Incomplete(_) => false,
+        };
+        match self {
+            PullerError::RateExceeded(_) => true,
+            PullerError::Failed(failed) => failed.causes().iter().all(is_final),
+            PullerError::TooLong(_) => false,
+        }
+    }
+
     /// For a caller that brought one credential or none: what the backend said, as it said it.
     pub(super) fn as_of_backend(&self) -> BackendError {
         let kind = match self {

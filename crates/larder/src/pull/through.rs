@@ -4,7 +4,7 @@ use tokio::time::Instant;
 
 use super::intent::Intent;
 use super::manager::Manager;
-use super::puller::{Job, PullerError, Whose};
+use super::puller::{Job, Whose};
 use super::turns::Urgency;
 use crate::backend::{BackendError, CallErrorKind, ImageSpec};
 use crate::credentials::Credential;
@@ -41,7 +41,13 @@ impl Manager {
         let job = Job { spec, credentials, sandbox, whose: Whose::Caller, urgency: Urgency::new(true) };
         let start = Instant::now();
         let landed = self.fly(&job).await;
-        let pulled = landed.result.pulled.as_ref().map_err(PullerError::as_of_backend)?;
+        let pulled = match &landed.result.pulled {
+            Ok(pulled) => pulled,
+            Err(error) => {
+                intent.failed(error).await;
+                return Err(error.as_of_backend());
+            }
+        };
         let whose = match pulled.credential {
             None => RecordedCredentials::NodePodsAccessible,
             Some(_) => RecordedCredentials::Nobody,

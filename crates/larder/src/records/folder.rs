@@ -138,6 +138,19 @@ impl Folder {
         Ok(found.is_some_and(|decoded| decoded.document.image == image))
     }
 
+    /// Whether there is an intent that this says yes to. One that cannot be read may be any.
+    pub(super) fn has_intent_like(&self, is_it: impl Fn(&str) -> bool) -> io::Result<bool> {
+        for name in self.names(Shelf::Pulling)? {
+            let path = self.shelf(Shelf::Pulling).join(name);
+            match read(&path, PullIntent::decode) {
+                Ok(Some(found)) if is_it(&found.document.image) => return Ok(true),
+                Ok(_) => {}
+                Err(error) => return Err(io::Error::other(error)),
+            }
+        }
+        Ok(false)
+    }
+
     /// All files that can be read and are in their own place, in the order of their names; others are logged.
     pub(super) fn intents(&self) -> io::Result<Vec<Decoded<PullIntent>>> {
         self.all(Shelf::Pulling, PullIntent::decode, |intent| &intent.image)

@@ -1,27 +1,56 @@
-//! How many pulls of an image run in this process.
+//! The pulls that run in this process, by image as requested.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// By image as requested.
 #[derive(Debug, Default)]
-pub(super) struct InFlight(Mutex<HashMap<String, usize>>);
+pub(super) struct InFlight(Mutex<HashMap<String, Running>>);
+
+#[derive(Debug, Default)]
+struct Running {
+    count: usize,
+    before: Before,
+    /// How many callers left in the middle.
+    left: u64,
+    /// Whether somebody waits to see what became of them.
+    watched: bool,
+}
+
+/// What was under the name before the first of these pulls.
+#[derive(Debug, Default, PartialEq, Eq)]
+enum Before {
+    /// Nobody has looked.
+    #[default]
+    Unknown,
+    /// The id, if there was an image.
+    Was(Option<String>),
+    /// Nobody can tell any more: another pull may have brought what is there.
+    Blurred,
+}
 
 impl InFlight {
-    fn map(&self) -> MutexGuard<'_, HashMap<String, usize>> {
+    fn map(&self) -> MutexGuard<'_, HashMap<String, Running>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn begins(&self, image: &str) {
-        *self.map().entry(image.to_owned()).or_default() += 1;
+    /// Says whether it is the only one.
+    pub(super) fn begins(&self, image: &str) -> bool {
+        let mut map = self.map();
+        let running = map.entry(image.to_owned()).or_default();
+        running.count += 1;
+        if running.count > 1 && running.before == Before::Unknown {
+            running.before = Before::Blurred;
+        }
+        running.count == 1
     }
 
     /// Says whether it was the last, or none was known.
     pub(super) fn ends(&self, image: &str) -> bool {
         let mut map = self.map();
         match map.get_mut(image) {
-            Some(count) if *count > 1 => {
-                *count -= 1;
+            Some(running) if running.count > 1 => {
+                running.count -= 1;
                 false
             }
             _ => {
@@ -32,6 +61,59 @@ impl InFlight {
     }
 
     pub(super) fn count(&self, image: &str) -> usize {
-        self.map().get(image).copied().unwrap_or(0)
+        self.map().get(image).map_or(0, |running| running.count)
+    }
+
+    /// Whether a pull runs of an image that this says yes to.
+    pub(super) fn any(&self, is_it: impl Fn(&str) -> bool) -> bool {
+        self.map().keys().any(|image| is_it(image))
+    }
+
+    /// Notes what is there before the only pull starts.
+    pub(super) fn note_before(&self, image: &str, id: Option<String>) {
+        if let Some(running) = self.map().get_mut(image)
+            && running.before == Before::Unknown
+        {
+            running.before = Before::Was(id);
+        }
+    }
+
+    /// Another process pulls the image as well, or was cut off while it did.
+    pub(super) fn blur(&self, image: &str) {
+        if let Some(running) = self.map().get_mut(image) {
+            running.before = Before::Blurred;
+        }
+    }
+
+    /// Whether exactly this was there before.
+    pub(super) fn was_there(&self, image: &str, id: &str) -> bool {
+        let was = |running: &Running| matches!(&running.before, Before::Was(Some(was)) if was == id);
+        self.map().get(image).is_some_and(was)
+    }
+
+    /// A caller leaves in the middle of its pull. Says whether somebody has to be found who looks what becomes of it; then
+    /// its place is theirs.
+    pub(super) fn leaves(&self, image: &str) -> bool {
+        let mut map = self.map();
+        let running =
+            map.entry(image.to_owned()).or_insert_with(|| Running { count: 1, ..Running::default() });
+        running.left += 1;
+        if running.watched {
+            running.count = running.count.saturating_sub(1);
+        }
+        !std::mem::replace(&mut running.watched, true)
+    }
+
+    /// How many callers left so far.
+    pub(super) fn left(&self, image: &str) -> u64 {
+        self.map().get(image).map_or(0, |running| running.left)
+    }
+
+    /// Nobody watches any more, if nobody left since this was the number. Says whether that is so.
+    pub(super) fn unwatch(&self, image: &str, left: u64) -> bool {
+        let mut map = self.map();
+        let Some(running) = map.get_mut(image) else { return true };
+        running.watched = running.left != left;
+        !running.watched
     }
 }

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::SystemTime;
 
 use async_trait::async_trait;
@@ -14,6 +14,8 @@ use super::folder::{Folder, Shelf, Witness};
 use super::in_flight::InFlight;
 use super::known::{Held, Known};
 use super::memory::{MEMORY_BYTES, Memory};
+use super::names::may_be_same;
+use super::settle::Settler;
 use super::utc::Utc;
 use super::verification::Verification;
 use super::writer::{Change, Desk, Writer};
@@ -47,7 +49,8 @@ pub struct ImageRecords {
     in_flight: Arc<InFlight>,
     verification: RwLock<Arc<Verification>>,
     counts: Counts,
-    writer: Writer,
+    writer: Arc<Writer>,
+    settler: OnceLock<Settler>,
 }
 
 /// Looks up what a pod holds, at most once.
@@ -146,8 +149,16 @@ impl ImageRecords {
             in_flight,
             verification,
             counts: Counts::default(),
-            writer,
+            writer: Arc::new(writer),
+            settler: OnceLock::new(),
         })
+    }
+
+    /// Asks this backend what came of pulls that did not succeed, from now on. The first one counts. Without any, what
+    /// fails brought nothing, and what was left in the middle is settled at the next start.
+    pub fn settle_with(&self, backend: Arc<dyn Backend>) {
+        let (in_flight, writer) = (Arc::clone(&self.in_flight), Arc::downgrade(&self.writer));
+        let _ = self.settler.set(Settler { backend, in_flight, writer });
     }
 
     /// Checks by another policy from now on.
@@ -319,8 +330,8 @@ impl ImageRecords {
 
     /// Whether a pull of ours may have brought an image that has no record.
     fn may_be_ours(&self, image: &str) -> bool {
-        self.in_flight.count(image) > 0
-            || self.folder.has_intent(image).unwrap_or_else(|error| {
+        self.in_flight.any(|pulled| may_be_same(pulled, image))
+            || self.folder.has_intent_like(|pulled| may_be_same(pulled, image)).unwrap_or_else(|error| {
                 tracing::warn!("a pull may have been cut off: {error}");
                 true
             })
@@ -367,11 +378,14 @@ impl PullRecords for ImageRecords {
     }
 
     async fn record_pull_intent(&self, image: &str) -> Result<(), RecordsError> {
-        self.in_flight.begins(image);
+        let alone = self.in_flight.begins(image);
         // Also when nobody waits for the answer any more.
         let begun = Begun { records: self, image };
         let written = self.writer.ordered(Change::Intent { image: image.to_owned() }).await;
         written.map_err(|error| RecordsError(format!("failed to record image pull intent: {error}")))?;
+        if let Some(settler) = self.settler.get().filter(|_| alone) {
+            settler.look_before(image).await;
+        }
         std::mem::forget(begun);
         Ok(())
     }
@@ -385,7 +399,22 @@ impl PullRecords for ImageRecords {
 
     fn record_image_pull_failed(&self, image: &str) {
         if self.in_flight.ends(image) {
-            self.writer.order(Change::Failed { image: image.to_owned() });
+            self.writer.order(Change::Failed { image: image.to_owned(), absent: false });
+        }
+    }
+
+    async fn record_image_pull_ended(&self, image: &str) -> bool {
+        if let Some(settler) = self.settler.get() {
+            return settler.settle(image).await;
+        }
+        self.record_image_pull_failed(image);
+        true
+    }
+
+    fn record_image_pull_left(&self, image: &str) {
+        // Without anybody to ask the intent stays: the image is nobody's, and the next start looks.
+        if let Some(settler) = self.settler.get() {
+            settler.clone().settle_later(image);
         }
     }
 }

@@ -22,6 +22,8 @@ mod keeper;
 mod known;
 mod memory;
 mod merge;
+mod names;
+mod settle;
 mod utc;
 mod verification;
 mod writer;
@@ -51,15 +53,27 @@ pub trait PullRecords: Send + Sync {
         credentials: &mut LazyLookup<'_>,
     ) -> Result<bool, RecordsError>;
 
-    /// A pull of `image` is about to start; it must not before this returns. Closed by one of the next two calls, on
+    /// A pull of `image` is about to start; it must not before this returns. Closed by one of the next calls, on
     /// every path; not if this fails, or is dropped.
     async fn record_pull_intent(&self, image: &str) -> Result<(), RecordsError>;
 
     /// The pull of `image` succeeded. Counts once this was polled, also if it is dropped then.
     async fn record_image_pulled(&self, image: &str, image_ref: &str, credentials: &RecordedCredentials);
 
-    /// The pull of `image` did not succeed.
+    /// The pull of `image` did not start.
     fn record_image_pull_failed(&self, image: &str);
+
+    /// The pull of `image` failed, and nothing works at it any more. Says whether it is known now what is there; if not, or
+    /// if this is dropped, one of the other calls has to close it.
+    async fn record_image_pull_ended(&self, image: &str) -> bool {
+        self.record_image_pull_failed(image);
+        true
+    }
+
+    /// Who waited for the pull of `image` has left, or how it ended is not known: the image may come after all.
+    fn record_image_pull_left(&self, image: &str) {
+        self.record_image_pull_failed(image);
+    }
 }
 
 /// Why the records could not be read or written. The text is what the pod's status shows.

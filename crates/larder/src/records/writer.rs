@@ -18,6 +18,7 @@ use super::in_flight::InFlight;
 use super::known::Known;
 use super::memory::Memory;
 use super::merge::merge;
+use super::names::has_name;
 use super::utc::Utc;
 use crate::backend::Image;
 use crate::reference;
@@ -30,8 +31,9 @@ const BATCH: usize = 1000;
 pub(super) enum Change {
     /// A pull is about to start.
     Intent { image: String },
-    /// A pull ended without an image: the intent goes, unless another pull of the image began since.
-    Failed { image: String },
+    /// A pull ended without an image: the intent goes, unless another pull of the image began since. Unless the image is
+    /// known to be absent, an intent that was there before stays as well: another pull may have brought it.
+    Failed { image: String, absent: bool },
     /// A pull brought an image.
     Pulled { image: String, image_ref: String, access: Option<Access>, now: Utc },
     /// A pod showed that it may use an image.
@@ -50,7 +52,13 @@ type Answer = oneshot::Sender<Result<(), RecordsError>>;
 type Order = (Change, Option<Answer>);
 
 /// The intents of this process, by image: on disk, durably.
-type Held = HashMap<String, Hold>;
+type Held = HashMap<String, Own>;
+
+struct Own {
+    _hold: Hold,
+    /// Whether it was there already: another process pulls the image, or was cut off.
+    found: bool,
+}
 
 /// What a change works on.
 pub(super) struct Desk {
@@ -149,6 +157,8 @@ struct Draft<'a> {
     renewed: Vec<PullIntent>,
     /// Images of pulls that ended well.
     ended: Vec<String>,
+    /// Intents that are not ours alone.
+    let_go: Vec<String>,
 }
 
 impl<'a> Draft<'a> {
@@ -160,6 +170,7 @@ impl<'a> Draft<'a> {
             gone: BTreeSet::new(),
             renewed: Vec::new(),
             ended: Vec::new(),
+            let_go: Vec::new(),
         }
     }
 
@@ -172,7 +183,14 @@ impl<'a> Draft<'a> {
                     self.intents.insert(image.clone());
                 }
             }
-            Change::Failed { image } => self.intent_goes(image),
+            Change::Failed { image, absent } => {
+                if *absent || !self.is_found(image, held) {
+                    self.intent_goes(image);
+                } else if self.desk.in_flight.count(image) == 0 {
+                    self.intents.remove(image);
+                    self.let_go.push(image.clone());
+                }
+            }
             Change::Pulled { image, image_ref, access, now } => {
                 let name = reference::trim_tag_and_digest(image).map_err(io::Error::other)?;
                 self.merge(image_ref, name, access.as_ref(), *now);
@@ -202,6 +220,14 @@ impl<'a> Draft<'a> {
             }
         }
         Ok(())
+    }
+
+    /// Whether an intent was there before ours.
+    fn is_found(&self, image: &str, held: &Held) -> bool {
+        match held.get(image) {
+            Some(own) => own.found,
+            None => self.desk.folder.has_intent(image).unwrap_or(true),
+        }
     }
 
     fn intent_goes(&mut self, image: &str) {
@@ -253,7 +279,7 @@ impl<'a> Draft<'a> {
     }
 
     fn write(self, held: &mut Held) -> io::Result<()> {
-        let Draft { desk, intents, records, gone, renewed, ended } = self;
+        let Draft { desk, intents, records, gone, renewed, ended, let_go } = self;
         let intent = |intent: PullIntent| (Shelf::Pulling, intent.image.clone(), intent.encode());
         let record = |(image_ref, record): (&String, &PulledRecord)| {
             (Shelf::Pulled, image_ref.clone(), record.encode())
@@ -264,11 +290,16 @@ impl<'a> Draft<'a> {
         let missing = missing.into_iter().map(|image| PullIntent { image: image.clone() });
         let files: Vec<_> = missing.chain(renewed).map(intent).chain(records.iter().map(record)).collect();
         desk.folder.write(&files)?;
-        for image in there {
+        for image in &there {
             desk.folder.settle_intent(image)?;
+            desk.in_flight.blur(image);
         }
-        for image in intents {
-            held.insert(image.clone(), desk.folder.hold_intent(&image)?);
+        for image in &intents {
+            let own = Own { _hold: desk.folder.hold_intent(image)?, found: there.contains(&image) };
+            held.insert(image.clone(), own);
+        }
+        for image in let_go {
+            held.remove(&image);
         }
         for (image_ref, record) in &records {
             desk.memory.put(image_ref, Arc::new(Known::new(record)));
@@ -291,16 +322,4 @@ impl<'a> Draft<'a> {
         }
         Ok(())
     }
-}
-
-/// Whether an image has exactly this name, or has it once both are written in full.
-fn has_name(image: &Image, name: &str) -> bool {
-    let names = || image.repo_tags.iter().chain(&image.repo_digests);
-    let full = |name: &str| {
-        let tagged = reference::apply_default_tag(name).ok()?;
-        let parsed = reference::parse_image_name(&tagged).ok()?;
-        Some((parsed.repository, parsed.tag, parsed.digest))
-    };
-    names().any(|known| known == name)
-        || full(name).is_some_and(|wanted| names().any(|known| full(known).as_ref() == Some(&wanted)))
 }

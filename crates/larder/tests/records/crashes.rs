@@ -52,7 +52,7 @@ async fn a_pull_that_was_cut_off_is_remembered_without_a_restart_too() {
     assert!(!may_use(&records, "").await);
     records.record_image_pull_failed(IMAGE);
     records.flush().await.unwrap();
-    assert!(may_use(&records, "").await, "the pull brought nothing");
+    assert!(may_use(&records, "").await, "the pull did not start");
 }
 
 #[tokio::test]

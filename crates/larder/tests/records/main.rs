@@ -4,4 +4,5 @@
 
 mod crashes;
 mod folder;
+mod left;
 mod world;

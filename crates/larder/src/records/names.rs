@@ -1,0 +1,80 @@
+//! Which texts mean the same image. Pure.
+
+use crate::backend::Image;
+use crate::reference::{self, ImageName};
+
+/// A short id is a text of at least so many digits.
+const SHORTEST_ID: usize = 4;
+
+/// Whether an image has exactly this name, or has it once both are written in full.
+pub(super) fn has_name(image: &Image, name: &str) -> bool {
+    let names = || image.repo_tags.iter().chain(&image.repo_digests);
+    names().any(|known| known == name)
+        || full(name)
+            .is_some_and(|wanted| names().filter_map(|known| full(known)).any(|known| is(&wanted, &known)))
+}
+
+/// Whether two texts of pods may mean the same image. Nobody knows which image a digest stands for before it was pulled, so
+/// it may be any one of its repository; an id may be any image.
+pub(super) fn may_be_same(one: &str, other: &str) -> bool {
+    if one == other || is_id(one) || is_id(other) {
+        return true;
+    }
+    let (Some(one), Some(other)) = (full(one), full(other)) else { return false };
+    let by_digest = one.digest.is_some() || other.digest.is_some();
+    one.repository == other.repository && (by_digest || one.tag == other.tag)
+}
+
+fn full(name: &str) -> Option<ImageName> {
+    reference::parse_image_name(name).ok()
+}
+
+/// Runtimes take no notice of a tag beside a digest.
+fn is(wanted: &ImageName, known: &ImageName) -> bool {
+    let same = match &wanted.digest {
+        Some(digest) => known.digest.as_ref() == Some(digest),
+        None => known.digest.is_none() && known.tag == wanted.tag,
+    };
+    same && wanted.repository == known.repository
+}
+
+fn is_id(text: &str) -> bool {
+    let digits = text.strip_prefix("sha256:").unwrap_or(text);
+    digits.len() >= SHORTEST_ID && digits.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_image_has_many_spellings() {
+        let digest = format!("@sha256:{}", "a".repeat(64));
+        for (one, other, same) in [
+            ("busybox", "docker.io/library/busybox:latest", true),
+            ("busybox", "index.docker.io/library/busybox", true),
+            ("busybox:1", "busybox:2", false),
+            ("r.example/a:1", &format!("r.example/a{digest}"), true),
+            ("r.example/a:1", &format!("r.example/b{digest}"), false),
+            ("r.example/a:1", &"a".repeat(64), true),
+            ("r.example/a:1", &format!("sha256:{}", "a".repeat(64)), true),
+            ("r.example/a:1", "no name at all", false),
+        ] {
+            assert_eq!(may_be_same(one, other), same, "{one} {other}");
+            assert_eq!(may_be_same(other, one), same, "{other} {one}");
+        }
+    }
+
+    #[test]
+    fn a_runtime_lists_a_digest_without_the_tag_that_was_asked_for() {
+        let digest = format!("sha256:{}", "a".repeat(64));
+        let image = Image {
+            repo_tags: vec!["docker.io/library/a:1".into()],
+            repo_digests: vec![format!("docker.io/library/a@{digest}")],
+            ..Image::default()
+        };
+        for (name, has) in [("a:1", true), (&format!("a:7@{digest}"), true), ("a:2", false), ("a", false)] {
+            assert_eq!(has_name(&image, name), has, "{name}");
+        }
+    }
+}

@@ -1,0 +1,131 @@
+//! How a pull is closed that told its caller of no image: the backend is asked what is there, and only that counts.
+//!
+//! A caller that goes away does not stop what the backend does at that moment: an image may come after all. Until it is
+//! known what came, the intent stays, and the image is nobody's.
+
+use std::sync::{Arc, Weak};
+use std::time::{Duration, SystemTime};
+
+use tokio::runtime::Handle;
+
+use super::in_flight::InFlight;
+use super::writer::{Change, Writer};
+use crate::backend::{Backend, BackendError, ImageSpec};
+use crate::reference;
+
+/// When to look what became of a pull whose caller left, each after the one before. What did not come by the last does not
+/// come.
+const LOOKS: [Duration; 5] = [
+    Duration::ZERO,
+    Duration::from_secs(1),
+    Duration::from_secs(10),
+    Duration::from_secs(60),
+    Duration::from_secs(600),
+];
+
+/// Asks the backend.
+#[derive(Clone)]
+pub(super) struct Settler {
+    pub(super) backend: Arc<dyn Backend>,
+    pub(super) in_flight: Arc<InFlight>,
+    /// Whoever looks later does not keep the records open.
+    pub(super) writer: Weak<Writer>,
+}
+
+/// What a look at the backend says.
+enum Seen {
+    /// An image that was not there before.
+    Came(String),
+    /// Nothing, or what was there before.
+    Nothing,
+    /// It did not answer.
+    Unknown,
+}
+
+impl Settler {
+    /// Notes what has the name before a pull, so that it is not taken for what the pull brought.
+    pub(super) async fn look_before(&self, image: &str) {
+        // Who cannot be asked leaves that open: then whatever is there later came by us.
+        if let Ok(id) = self.look(image).await {
+            self.in_flight.note_before(image, id);
+        }
+    }
+
+    /// Closes a pull at which nothing works any more. Says whether that could be done.
+    pub(super) async fn settle(&self, image: &str) -> bool {
+        let seen = self.seen(image).await;
+        let is_known = !matches!(seen, Seen::Unknown);
+        self.close(image, seen).await;
+        is_known
+    }
+
+    /// Closes a pull whose caller left, when it is known what came of it. Without a runtime that goes on, the intent
+    /// stays for the next start.
+    pub(super) fn settle_later(self, image: &str) {
+        let Ok(runtime) = Handle::try_current() else { return };
+        if self.in_flight.leaves(image) {
+            let image = image.to_owned();
+            runtime.spawn(async move { self.watch(&image).await });
+        }
+    }
+
+    async fn watch(&self, image: &str) {
+        while self.writer.strong_count() > 0 {
+            let left = self.in_flight.left(image);
+            let mut seen = Seen::Unknown;
+            for wait in LOOKS {
+                tokio::time::sleep(wait).await;
+                seen = self.seen(image).await;
+                if let Seen::Came(_) = seen {
+                    break;
+                }
+            }
+            // Who left meanwhile began later, and what the backend does for them takes its own time.
+            let is_known = !matches!(seen, Seen::Unknown);
+            if is_known && self.in_flight.unwatch(image, left) {
+                return self.close(image, seen).await;
+            }
+        }
+    }
+
+    async fn close(&self, image: &str, seen: Seen) {
+        match seen {
+            Seen::Came(id) => self.came(image, id).await,
+            Seen::Nothing => self.nothing_came(image),
+            Seen::Unknown => {}
+        }
+    }
+
+    async fn came(&self, image: &str, image_ref: String) {
+        let Some(writer) = self.writer.upgrade() else { return };
+        let (image, now) = (image.to_owned(), SystemTime::now().into());
+        let change = Change::Pulled { image: image.clone(), image_ref, access: None, now };
+        if let Err(error) = writer.ordered(change).await {
+            tracing::warn!("{image} came, and cannot be recorded; pods have to pull it again: {error}");
+        }
+    }
+
+    fn nothing_came(&self, image: &str) {
+        let Some(writer) = self.writer.upgrade() else { return };
+        if self.in_flight.ends(image) {
+            writer.order(Change::Failed { image: image.to_owned(), absent: true });
+        }
+    }
+
+    async fn seen(&self, image: &str) -> Seen {
+        match self.look(image).await {
+            Ok(Some(id)) if !self.in_flight.was_there(image, &id) => Seen::Came(id),
+            Ok(_) => Seen::Nothing,
+            Err(error) => {
+                tracing::debug!("whether {image} came is not known: {error}");
+                Seen::Unknown
+            }
+        }
+    }
+
+    async fn look(&self, image: &str) -> Result<Option<String>, BackendError> {
+        let name = reference::apply_default_tag(image).unwrap_or_else(|_| image.into());
+        let found = self.backend.look(&ImageSpec::named(name)).await?;
+        Ok(found.map(|found| found.id))
+    }
+}

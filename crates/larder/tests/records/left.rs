@@ -1,0 +1,158 @@
+//! Pulls that did not tell their caller of an image: what the backend says decides.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use larder::backend::Image;
+use larder::records::{ImageRecords, PullRecords as _, Utc};
+use larder_testkit::fake_backend::FakeBackend;
+
+use crate::world::{ID, IMAGE, may_use, open, secret};
+
+const NOW: Utc = Utc(1_800_000_000);
+const LONG: Duration = Duration::from_secs(3600);
+
+fn asking(folder: &Path) -> (ImageRecords, FakeBackend) {
+    let (records, backend) = (open(folder), FakeBackend::new());
+    records.settle_with(Arc::new(backend.clone()));
+    (records, backend)
+}
+
+fn comes(backend: &FakeBackend, id: &str) {
+    backend.set_images(vec![Image { id: id.into(), repo_tags: vec![IMAGE.into()], ..Image::default() }]);
+}
+
+async fn on_disk(records: &ImageRecords) -> (usize, usize) {
+    records.flush().await.unwrap();
+    records.on_disk().unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failed_pull_whose_image_is_there_makes_it_nobodys() {
+    let folder = tempfile::tempdir().unwrap();
+    let (records, backend) = asking(folder.path());
+    records.record_pull_intent(IMAGE).await.unwrap();
+    comes(&backend, ID);
+    assert!(records.record_image_pull_ended(IMAGE).await);
+    assert_eq!(on_disk(&records).await, (0, 1));
+    assert!(!may_use(&records, "").await && !may_use(&records, "a").await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failed_pull_that_brought_nothing_leaves_a_preloaded_image_as_it_was() {
+    let folder = tempfile::tempdir().unwrap();
+    let (records, backend) = asking(folder.path());
+    for there in [false, true] {
+        if there {
+            comes(&backend, ID);
+        }
+        records.record_pull_intent(IMAGE).await.unwrap();
+        assert!(records.record_image_pull_ended(IMAGE).await);
+        assert_eq!((on_disk(&records).await, records.in_flight(IMAGE)), ((0, 0), 0));
+        assert!(may_use(&records, "").await);
+    }
+    // Another image has the name when it ends.
+    records.record_pull_intent(IMAGE).await.unwrap();
+    comes(&backend, "sha256:bbbb");
+    records.record_image_pull_ended(IMAGE).await;
+    assert_eq!(on_disk(&records).await, (0, 1));
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_image_that_comes_after_its_caller_left_is_nobodys_before_and_after() {
+    for delay in [0, 5, 100] {
+        let folder = tempfile::tempdir().unwrap();
+        let (records, backend) = asking(folder.path());
+        records.record_pull_intent(IMAGE).await.unwrap();
+        records.record_image_pull_left(IMAGE);
+        tokio::time::sleep(Duration::from_secs(delay)).await;
+        comes(&backend, ID);
+        assert!(!may_use(&records, "").await, "not recorded yet");
+        tokio::time::sleep(LONG).await;
+        assert_eq!((on_disk(&records).await, records.in_flight(IMAGE)), ((0, 1), 0), "after {delay} s");
+        assert!(!may_use(&records, "").await);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_intent_goes_only_when_the_backend_says_that_nothing_came() {
+    let folder = tempfile::tempdir().unwrap();
+    let (records, backend) = asking(folder.path());
+    records.record_pull_intent(IMAGE).await.unwrap();
+    backend.set_down(Some(larder_testkit::fake_backend::error("the runtime is gone")));
+    assert!(!records.record_image_pull_ended(IMAGE).await);
+    records.record_image_pull_left(IMAGE);
+    tokio::time::sleep(LONG).await;
+    assert_eq!(on_disk(&records).await, (1, 0));
+    backend.set_down(None);
+    tokio::time::sleep(LONG).await;
+    assert_eq!((on_disk(&records).await, records.in_flight(IMAGE)), ((0, 0), 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_leaves_again_and_again_is_watched_by_one_and_as_long_as_the_last() {
+    let folder = tempfile::tempdir().unwrap();
+    let (records, backend) = asking(folder.path());
+    for _ in 0..5 {
+        records.record_pull_intent(IMAGE).await.unwrap();
+        records.record_image_pull_left(IMAGE);
+        tokio::time::sleep(Duration::from_secs(600)).await;
+        assert_eq!(records.in_flight(IMAGE), 1);
+    }
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    comes(&backend, ID);
+    assert!(!may_use(&records, "").await);
+    tokio::time::sleep(LONG).await;
+    assert_eq!((on_disk(&records).await, records.in_flight(IMAGE)), ((0, 1), 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_pull_that_succeeds_meanwhile_keeps_its_record() {
+    let folder = tempfile::tempdir().unwrap();
+    let (records, backend) = asking(folder.path());
+    records.record_pull_intent(IMAGE).await.unwrap();
+    records.record_pull_intent(IMAGE).await.unwrap();
+    records.record_image_pull_left(IMAGE);
+    comes(&backend, ID);
+    records.pulled(IMAGE, ID, Some(secret("a")), NOW).await.unwrap();
+    tokio::time::sleep(LONG).await;
+    assert_eq!(on_disk(&records).await, (0, 1));
+    assert!(may_use(&records, "a").await && !may_use(&records, "b").await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_intent_of_a_dead_process_outlives_a_pull_that_did_not_start() {
+    let folder = tempfile::tempdir().unwrap();
+    open(folder.path()).record_pull_intent(IMAGE).await.unwrap();
+    let (records, backend) = asking(folder.path());
+    comes(&backend, ID);
+    records.record_pull_intent(IMAGE).await.unwrap();
+    records.record_image_pull_failed(IMAGE);
+    assert_eq!(on_disk(&records).await, (1, 0));
+    assert!(!may_use(&records, "").await);
+    // One that failed is asked about, and what is there may be of the dead.
+    records.record_pull_intent(IMAGE).await.unwrap();
+    records.record_image_pull_ended(IMAGE).await;
+    assert_eq!(on_disk(&records).await, (0, 1));
+    assert!(!may_use(&records, "").await);
+}
+
+#[tokio::test]
+async fn the_way_a_pod_spells_the_image_makes_no_difference_while_it_is_pulled() {
+    let folder = tempfile::tempdir().unwrap();
+    let records = open(folder.path());
+    records.record_pull_intent("registry.example/team/app").await.unwrap();
+    let digest = format!("registry.example/team/app@sha256:{}", "a".repeat(64));
+    let spellings = ["registry.example/team/app", "registry.example/team/app:latest", &digest];
+    let ours = async |records: &ImageRecords, image: &str| {
+        records.check(image, ID, &mut crate::world::Holder("")).await.0.unwrap().must_pull()
+    };
+    let again = open(folder.path());
+    for spelling in spellings {
+        assert!(ours(&records, spelling).await && ours(&again, spelling).await, "{spelling}");
+    }
+    for other in ["registry.example/team/app:v2", "registry.example/team/other"] {
+        assert!(!ours(&records, other).await && !ours(&again, other).await, "{other}");
+    }
+}
