@@ -31,6 +31,10 @@ use crate::config::Config;
 use crate::connect::Chosen;
 use crate::docker;
 
+/// When the pulls of an earlier life are looked at again, if that failed: first, and at most.
+const RECOVER_AGAIN: Duration = Duration::from_secs(1);
+const RECOVER_SELDOM: Duration = Duration::from_secs(30);
+
 /// What the node is built from.
 pub(super) struct Parts {
     pub(super) chosen: Backed,
@@ -141,6 +145,7 @@ impl Node {
         let mut collector = collector;
         if let Some(records) = &records {
             records.settle_with(Arc::clone(&backend));
+            records.await_recovery();
             manager = manager.records(Arc::clone(records) as Arc<dyn PullRecords>);
             collector = collector.hook(Arc::clone(records) as Arc<dyn Hook>);
         }
@@ -185,16 +190,25 @@ impl Node {
             health::watch_over(&*self.backend, &self.health, &self.object, &*self.sink),
             self.loops.run(),
             self.watch_files(),
+            self.recover(),
             self.want(first),
         );
     }
 
-    /// What the node itself wants. Pulls of an earlier life are sorted out before the first of this one.
+    /// What the node itself wants.
     async fn want(&self, first: FirstLook) {
-        if let Some(records) = &self.records {
-            records.recover(&*self.backend).await;
-        }
         tokio::join!(self.look_after_static_pods(first.clone()), self.prefetch(first));
+    }
+
+    /// Sorts out the pulls of an earlier life. A runtime may start later than larder; until it answers, nobody is
+    /// granted what those pulls may have brought.
+    async fn recover(&self) {
+        let Some(records) = &self.records else { return };
+        let mut wait = RECOVER_AGAIN;
+        while !records.recover(&*self.backend).await {
+            tokio::time::sleep(wait).await;
+            wait = (wait * 2).min(RECOVER_SELDOM);
+        }
     }
 
     /// Those at the path of the settings, whichever that is.

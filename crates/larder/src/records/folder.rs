@@ -13,6 +13,7 @@ use std::sync::Arc;
 use rustix::fs::{FlockOperation, OFlags};
 
 use super::document::{Decoded, DocumentError, PullIntent, PulledRecord, file_name};
+use super::lock::take;
 
 /// A file beyond this is no record. In bytes.
 const LARGEST: u64 = 64 << 20;
@@ -114,14 +115,18 @@ impl Folder {
         Ok(())
     }
 
-    /// Waits until no other process changes anything here.
+    /// Waits until no other process changes anything here, up to a minute.
     pub(super) fn turn(&self) -> io::Result<Turn> {
         self.make()?;
         let path = self.root.join("lock");
         let mut options = OpenOptions::new();
         options.mode(0o600).create(true).truncate(false).write(true);
         let lock = options.open(&path).map_err(|error| named(&error, &path))?;
-        rustix::fs::flock(&lock, FlockOperation::LockExclusive)?;
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "this thread has nothing else to do; tests bring another sleep"
+        )]
+        take(&lock, &path, std::thread::sleep)?;
         Ok(Turn { _lock: lock })
     }
 

@@ -1,9 +1,10 @@
 //! The records of one node: asked in memory, kept on disk. Read [`ImageRecords::check`].
 
+use std::cell::RefCell;
 use std::collections::HashSet;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::time::SystemTime;
 
@@ -37,6 +38,9 @@ pub struct OpenError {
 impl OpenError {
     /// What the reader could try next.
     pub fn hint(&self) -> &'static str {
+        if self.cause.kind() == io::ErrorKind::TimedOut {
+            return "let that process go on, or end it, and try again";
+        }
         "run as the owner of the folder, or name another one for larder's state"
     }
 }
@@ -51,6 +55,8 @@ pub struct ImageRecords {
     counts: Counts,
     writer: Arc<Writer>,
     settler: OnceLock<Settler>,
+    /// Whether nobody has looked yet what pulls of dead processes brought.
+    unrecovered: AtomicBool,
 }
 
 /// Looks up what a pod holds, at most once.
@@ -137,6 +143,7 @@ impl ImageRecords {
                 folder: Arc::clone(&opened),
                 memory: Arc::clone(&memory),
                 in_flight: Arc::clone(&in_flight),
+                lately: RefCell::default(),
             };
             Ok((opened, memory, in_flight, Writer::start(desk)?))
         };
@@ -151,6 +158,7 @@ impl ImageRecords {
             counts: Counts::default(),
             writer: Arc::new(writer),
             settler: OnceLock::new(),
+            unrecovered: AtomicBool::new(false),
         })
     }
 
@@ -167,25 +175,35 @@ impl ImageRecords {
     }
 
     /// To be done once before the first pull: writes documents of older versions anew, and turns intents of pulls that
-    /// died into records that trust nobody, where their image is there. Trouble is logged, as in kubelet.
-    pub async fn recover(&self, backend: &dyn Backend) {
+    /// died into records that trust nobody, where their image is there. Trouble is logged, as in kubelet. Says whether the
+    /// intents are sorted out; if not, this is to be tried again, and meanwhile see
+    /// [`await_recovery`](ImageRecords::await_recovery).
+    pub async fn recover(&self, backend: &dyn Backend) -> bool {
         if let Err(error) = self.writer.ordered(Change::Renew).await {
             tracing::warn!("pull records of older versions stay as they are: {error}");
         }
-        if self.folder.count(Shelf::Pulling).is_ok_and(|intents| intents == 0) {
-            return;
-        }
-        match backend.list().await {
-            Ok(images) => self.recover_from(images).await,
-            Err(error) => tracing::warn!("pulls that were cut off are not recorded: {error}"),
-        }
-    }
-
-    async fn recover_from(&self, images: Vec<Image>) {
-        let change = Change::Recover { images: Arc::new(images), now: SystemTime::now().into() };
-        if let Err(error) = self.writer.ordered(change).await {
+        let recovered = match self.folder.count(Shelf::Pulling) {
+            Ok(0) => Ok(()),
+            _ => match backend.list().await {
+                Ok(images) => self.recover_from(images).await.map_err(|error| error.to_string()),
+                Err(error) => Err(error.to_string()),
+            },
+        };
+        if let Err(error) = &recovered {
             tracing::warn!("pulls that were cut off are not recorded: {error}");
         }
+        self.unrecovered.store(recovered.is_err(), Ordering::Release);
+        recovered.is_ok()
+    }
+
+    async fn recover_from(&self, images: Vec<Image>) -> Result<(), RecordsError> {
+        self.writer.ordered(Change::Recover { images: Arc::new(images), now: SystemTime::now().into() }).await
+    }
+
+    /// Until [`recover`](ImageRecords::recover) succeeds, every image without a record may be what a dead process pulled, if
+    /// there is an intent at all. For who serves before that.
+    pub fn await_recovery(&self) {
+        self.unrecovered.store(true, Ordering::Release);
     }
 
     /// Removes the records of images that are not among these, unless they changed at `before` or later.
@@ -330,11 +348,14 @@ impl ImageRecords {
 
     /// Whether a pull of ours may have brought an image that has no record.
     fn may_be_ours(&self, image: &str) -> bool {
+        let unrecovered = self.unrecovered.load(Ordering::Acquire);
         self.in_flight.any(|pulled| may_be_same(pulled, image))
-            || self.folder.has_intent_like(|pulled| may_be_same(pulled, image)).unwrap_or_else(|error| {
-                tracing::warn!("a pull may have been cut off: {error}");
-                true
-            })
+            || self.folder.has_intent_like(|pulled| unrecovered || may_be_same(pulled, image)).unwrap_or_else(
+                |error| {
+                    tracing::warn!("a pull may have been cut off: {error}");
+                    true
+                },
+            )
     }
 
     async fn read(&self, image_ref: &str) -> Result<Option<Arc<Known>>, String> {

@@ -20,6 +20,7 @@ mod in_flight;
 mod index;
 mod keeper;
 mod known;
+mod lock;
 mod memory;
 mod merge;
 mod names;

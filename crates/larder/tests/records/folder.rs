@@ -133,3 +133,17 @@ async fn records_go_with_their_images_and_those_of_the_moment_stay() {
     assert_eq!(old, Some(CheckResult::PolicyAllowed), "as an image that was never pulled here");
     assert!(may_use(&records, "a").await);
 }
+
+#[tokio::test]
+async fn an_image_that_was_pulled_again_during_a_round_keeps_its_record() {
+    let folder = tempfile::tempdir().unwrap();
+    let records = open(folder.path());
+    let pulled = async |time| records.pulled(IMAGE, ID, Some(secret("a")), Utc(time)).await.unwrap();
+    pulled(100).await;
+    // The round began at 200, when the image was away; nobody new may use it, so its record does not change.
+    pulled(200).await;
+    records.prune([], Utc(200)).await.unwrap();
+    assert!(may_use(&records, "a").await && !may_use(&records, "").await);
+    records.prune([], Utc(201)).await.unwrap();
+    assert_eq!(records.on_disk().unwrap().1, 0);
+}

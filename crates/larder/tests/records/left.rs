@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use larder::backend::Image;
+use larder::pod::Pod;
+use larder::pull::{EnsureRequest, Manager, PullPolicy};
 use larder::records::{ImageRecords, PullRecords as _, Utc};
 use larder_testkit::fake_backend::FakeBackend;
 
@@ -155,4 +157,40 @@ async fn the_way_a_pod_spells_the_image_makes_no_difference_while_it_is_pulled()
     for other in ["registry.example/team/app:v2", "registry.example/team/other"] {
         assert!(!ours(&records, other).await && !ours(&again, other).await, "{other}");
     }
+}
+
+#[tokio::test]
+async fn until_the_pulls_of_the_dead_are_looked_at_nobody_is_granted_what_has_no_record() {
+    let folder = tempfile::tempdir().unwrap();
+    open(folder.path()).record_pull_intent("registry.example/other:v1").await.unwrap();
+    let (records, backend) = asking(folder.path());
+    assert!(may_use(&records, "").await, "preloaded, if there was nothing to recover");
+    records.await_recovery();
+    assert!(!may_use(&records, "").await);
+    backend.set_down(Some(larder_testkit::fake_backend::error("the runtime is not up")));
+    assert!(!records.recover(&backend).await);
+    assert!(!may_use(&records, "").await);
+    backend.set_down(None);
+    assert!(records.recover(&backend).await);
+    assert!(may_use(&records, "").await);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_caller_that_leaves_a_pull_leaves_its_intent() {
+    let folder = tempfile::tempdir().unwrap();
+    let (records, backend) = asking(folder.path());
+    let records = Arc::new(records);
+    let (pull, _never) = larder_testkit::fake_backend::Pull::ok(ID, 7).held();
+    backend.on_pull_of(IMAGE, pull);
+    let manager = Manager::builder(Arc::new(backend.clone())).records(records.clone()).build();
+    let request = EnsureRequest::new(IMAGE, PullPolicy::IfNotPresent, Pod::default());
+    tokio::select! {
+        _ = manager.ensure(&request) => unreachable!("it is held"),
+        () = async { while manager.pulls().is_empty() { tokio::task::yield_now().await } } => {}
+    }
+    comes(&backend, ID);
+    tokio::time::sleep(LONG).await;
+    assert_eq!(on_disk(&records).await, (0, 1));
+    let never = EnsureRequest { policy: PullPolicy::Never, ..request };
+    assert!(manager.ensure(&never).await.is_err());
 }
