@@ -16,9 +16,11 @@ use larder::gc::{
     Collector, CollectorBuilder, FileStore, GcError, GcPolicy, HistoryFile, InspectedLayers, Patience, Scene,
 };
 use larder::image_service::FilesystemError;
+use larder::records::Verification;
 use larder_control::v1alpha1::CollectRequest;
 use larder_store::collection::{Labelled, StoreDisk};
 
+use crate::access;
 use crate::args::Connection;
 use crate::connect::{self, Chosen};
 use crate::failure::Failure;
@@ -56,7 +58,11 @@ pub(crate) fn collecting_from(
 ) -> Result<Collecting, Failure> {
     let place = Place::of(connection, &chosen)?.locked()?;
     policy.keep = KeepFile::at(&place).read()?;
-    let (backend, builder) = parts(chosen, true);
+    let (backend, mut builder) = parts(chosen, true);
+    if place.pull_records().is_dir() {
+        // They go with their images. What they are checked by is of no concern here.
+        builder = builder.hook(access::records(&place, Verification::default())?);
+    }
     let collector = builder
         .policy(policy)
         .records(Arc::new(FileStore::new(place.records())))

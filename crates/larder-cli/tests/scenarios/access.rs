@@ -1,10 +1,13 @@
 //! Who may use an image that another pod's credentials brought, what is shown to a registry with a password in which order,
 //! and what happens when that password changes: on real backends.
 
+use std::time::Duration;
+
 use futures_util::StreamExt as _;
 use larder_control::v1alpha1 as api;
 use larder_control::v1alpha1::control_client::ControlClient;
 use larder_control::v1alpha1::ensure_update::Update;
+use larder_testkit::peers::process::pause;
 use larder_testkit::peers::registry::{NEW_PASSWORD, PASSWORD, USER};
 use larder_testkit::peers::{Auth, Image, RegistryOptions};
 use serde_json::json;
@@ -62,6 +65,25 @@ fn provider(world: &World, registry: &str, user: &str, password: &str) -> [Strin
         "--image-credential-provider-bin-dir".into(),
         world.path("providers"),
     ]
+}
+
+#[test]
+fn records_go_with_their_images_when_a_command_collects() {
+    for (world, image, host) in worlds() {
+        let pod = pod_with_secrets("a", "IfNotPresent", &[&image], &["right"]);
+        let file = world.file("a.yaml", &(pod + &secret("right", &host, USER, PASSWORD)));
+        let state = world.path("state");
+        let larder = |arguments: &[&str]| world.larder(&[&["--state", &state], arguments].concat()).expect(0);
+        let records = || fs_err::read_dir(format!("{state}/image_manager/pulled")).unwrap().count();
+        larder(&["ensure", "-f", &file]);
+        larder(&["gc", "--image-gc-high-threshold", "100"]);
+        assert_eq!(records(), 1, "its image is there");
+        larder(&["rm", &image]);
+        // A round spares what was recorded in the second in which it began.
+        pause(Duration::from_millis(1100));
+        larder(&["gc", "--image-gc-high-threshold", "100"]);
+        assert_eq!(records(), 0);
+    }
 }
 
 #[test]

@@ -19,7 +19,7 @@ use crate::backend::{Backend, BackendError};
 use crate::events::{EventSink, LogSink};
 use crate::pod::ObjectRef;
 
-/// Called after a collection for room.
+/// Called after a collection; by [`HookRule::Examined`](super::HookRule::Examined) only after one for room.
 pub trait Hook: Send + Sync {
     /// `kept` are ids of images that are still present, which ones [`HookRule`](super::HookRule) says; the collection
     /// began at `started`. Must be quick.

@@ -185,7 +185,14 @@ impl Collector {
         let planned = plan(scene, policy, Goal::Thresholds);
         if !is_due(disk, policy) {
             report.plans.push(planned);
-            return age_error.map_or(Ok(()), Err);
+            if let Some(error) = age_error {
+                return Err(error);
+            }
+            // Kubelet calls its hooks after a collection for room alone.
+            if policy.hooks == HookRule::AllPresent {
+                self.run_hooks(policy, scene, &Swept::default(), started);
+            }
+            return Ok(());
         }
         let swept = self.carry_out(policy, scene, records, planned, report).await;
         if let Some(error) = swept.error(Goal::Thresholds, policy) {

@@ -1,6 +1,5 @@
 //! The records of one node: asked in memory, kept on disk. Read [`ImageRecords::check`].
 
-use std::cell::RefCell;
 use std::collections::HashSet;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -143,7 +142,6 @@ impl ImageRecords {
                 folder: Arc::clone(&opened),
                 memory: Arc::clone(&memory),
                 in_flight: Arc::clone(&in_flight),
-                lately: RefCell::default(),
             };
             Ok((opened, memory, in_flight, Writer::start(desk)?))
         };

@@ -3,7 +3,6 @@
 //! Promises: who is answered with success finds it on disk after a power cut; a record is there before the intent that
 //! it closes goes; a change that fails changes nothing in memory.
 
-use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::io;
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -66,9 +65,6 @@ pub(super) struct Desk {
     pub(super) folder: Arc<Folder>,
     pub(super) memory: Arc<Memory>,
     pub(super) in_flight: Arc<InFlight>,
-    /// When each image was pulled last, since the last round of collection: its record may say an older time, if nobody new
-    /// may use it.
-    pub(super) lately: RefCell<HashMap<String, Utc>>,
 }
 
 /// Dropping it waits until all is written.
@@ -198,20 +194,17 @@ impl<'a> Draft<'a> {
             Change::Pulled { image, image_ref, access, now } => {
                 let name = reference::trim_tag_and_digest(image).map_err(io::Error::other)?;
                 self.merge(image_ref, name, access.as_ref(), *now);
-                self.desk.lately.borrow_mut().insert(image_ref.clone(), *now);
+                self.renew(image_ref, *now);
                 self.ended.push(image.clone());
             }
             Change::Learn { name, image_ref, access, now } => {
                 self.merge(image_ref, name, Some(access), *now);
             }
             Change::Prune { kept, before } => {
-                let mut lately = self.desk.lately.borrow_mut();
-                lately.retain(|_, pulled| *pulled >= *before);
                 for record in self.desk.folder.records()? {
                     let PulledRecord { image_ref, last_updated, .. } = record.document;
                     let updated = self.records.get(&image_ref).map_or(last_updated, |new| new.last_updated);
-                    let spared = kept.contains(&image_ref) || lately.contains_key(&image_ref);
-                    if !spared && updated < Some(*before) {
+                    if !kept.contains(&image_ref) && updated < Some(*before) {
                         self.records.remove(&image_ref);
                         self.gone.insert((Shelf::Pulled, image_ref));
                     }
@@ -267,6 +260,14 @@ impl<'a> Draft<'a> {
             record.last_updated = Some(now);
             image_ref.clone_into(&mut record.image_ref);
             self.gone.remove(&(Shelf::Pulled, image_ref.to_owned()));
+            self.records.insert(image_ref.to_owned(), record);
+        }
+    }
+
+    /// A round of collection that began before the image came again must not take its record, whichever process holds it.
+    fn renew(&mut self, image_ref: &str, now: Utc) {
+        if let Some(mut record) = self.record(image_ref).filter(|record| record.last_updated < Some(now)) {
+            record.last_updated = Some(now);
             self.records.insert(image_ref.to_owned(), record);
         }
     }

@@ -1,8 +1,8 @@
 //! Records on disk: ages and order outlast the process, and nothing that lies there does harm.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
-use larder::gc::{Collector, FileStore, Stamp};
+use larder::gc::{Collector, FileStore, GcPolicy, Hook, Stamp};
 
 use crate::world::World;
 
@@ -89,4 +89,26 @@ async fn a_folder_that_cannot_be_written_stops_nothing() {
     let collector = collector(&world, &folder.path().join("missing/images.json"));
     collector.detect().await.unwrap();
     assert_eq!(collector.records().await.iter().count(), 1);
+}
+
+/// What each round tells of the images that it leaves.
+#[derive(Default)]
+struct Told(Mutex<Vec<Vec<String>>>);
+
+impl Hook for Told {
+    fn collected(&self, kept: &[String], _started: Stamp) {
+        self.0.lock().unwrap().push(kept.to_vec());
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_round_tells_what_stays_and_kubelets_only_one_for_room() {
+    for (policy, told) in [(GcPolicy::default(), 1), (GcPolicy::kubelet(), 0)] {
+        let (world, hook) = (world(), Arc::new(Told::default()));
+        world.state().capacity = 10_000;
+        let collector = world.collector().policy(policy).hook(hook.clone()).build();
+        collector.collect().await.unwrap();
+        let rounds = hook.0.lock().unwrap().clone();
+        assert_eq!(rounds, vec![vec!["sha256:a".to_owned()]; told]);
+    }
 }
