@@ -1,6 +1,6 @@
 //! Records on disk: ages and order outlast the process, and nothing that lies there does harm.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 
 use larder::gc::{Collector, FileStore, GcPolicy, Hook, Stamp};
 
@@ -97,7 +97,7 @@ struct Told(Mutex<Vec<Vec<String>>>);
 
 impl Hook for Told {
     fn collected(&self, kept: &[String], _started: Stamp) {
-        self.0.lock().unwrap().push(kept.to_vec());
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push(kept.to_vec());
     }
 }
 
