@@ -16,7 +16,7 @@ use crate::world::{Running, World, pod_with_secrets};
 /// and a pull that another one prepared is faster.
 const MOMENTS: [f64; 15] = [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 1.0, 1.5, 4.0];
 /// So many of them must find a pull to cut off.
-const FEWEST: u32 = 4;
+const FEWEST: u32 = 7;
 
 /// Manifests of two pods that want an image: with the right secret, and without any.
 fn pods(world: &World, image: &str) -> [String; 2] {
@@ -65,7 +65,10 @@ fn whenever_a_pull_is_cut_off_by(cut_off: fn(Running, Duration) -> bool) {
             let _ = fs_err::remove_dir_all(&state);
         };
 
-        let length = shortest_of_three(|_| forget(), |()| drop(ensure(&with).expect(0)));
+        let length = shortest_of_three(
+            |_| forget(),
+            |()| world.start_larder(&["--state", &state, "ensure", "-f", &with]).succeed(),
+        );
         let (mut killed, mut present) = (0, 0);
         for moment in MOMENTS {
             forget();
@@ -106,7 +109,7 @@ fn whenever_a_client_of_the_daemon_leaves_its_image_is_only_for_who_shows_a_cred
         };
         let length = shortest_of_three(
             |number| publish(MOMENTS.len() + number),
-            |([with, _], _)| drop(world.larder(&["ensure", "-f", &with]).expect(0)),
+            |([with, _], _)| world.start_larder(&["ensure", "-f", &with]).succeed(),
         );
         let (mut left, mut present) = (0, 0);
         for (number, moment) in MOMENTS.into_iter().enumerate() {

@@ -354,6 +354,12 @@ impl Running {
         self.child.wait().unwrap();
     }
 
+    /// Waits for its end, which has to be a good one, to the moment: [`finish`](Running::finish) looks now and then.
+    #[track_caller]
+    pub(crate) fn succeed(mut self) {
+        assert!(self.child.wait().unwrap().success(), "{}", self.read("stderr"));
+    }
+
     pub(crate) fn is_finished(&mut self) -> bool {
         self.child.try_wait().unwrap().is_some()
     }
