@@ -10,9 +10,10 @@ use std::os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustix::fs::{FlockOperation, OFlags};
+use rustix::fs::OFlags;
 
 use super::document::{Decoded, DocumentError, PullIntent, PulledRecord, file_name};
+use super::holds::{Hold, Holds};
 use super::lock::take;
 
 /// A file beyond this is no record. In bytes.
@@ -69,6 +70,7 @@ pub(super) enum ReadProblem {
 pub(super) struct Folder {
     root: PathBuf,
     witness: Option<Witness>,
+    holds: Holds,
 }
 
 /// The turn of this process; ends when it is dropped.
@@ -77,16 +79,10 @@ pub(super) struct Turn {
     _lock: std::fs::File,
 }
 
-/// An intent of this process; ends when it is dropped.
-#[derive(Debug)]
-pub(super) struct Hold {
-    _lock: fs_err::File,
-}
-
 impl Folder {
     /// Makes what is missing, if there is room for it.
     pub(super) fn open(root: &Path, witness: Option<Witness>) -> io::Result<Folder> {
-        let folder = Folder { root: root.to_owned(), witness };
+        let folder = Folder { root: root.to_owned(), witness, holds: Holds::new(root.join("alive")) };
         match folder.turn().and_then(|turn| folder.tidy(&turn)) {
             // Whoever collects must be able to start. Until there is room nothing is pulled, and what is here is nobody's.
             Err(error) if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => {
@@ -227,17 +223,17 @@ impl Folder {
         fs_err::File::open(&folder)?.sync_all()
     }
 
-    /// Marks an intent as that of a living process, until what is returned is dropped.
-    pub(super) fn hold_intent(&self, image: &str) -> io::Result<Hold> {
-        let file = fs_err::File::open(self.path(Shelf::Pulling, image))?;
-        rustix::fs::flock(&file, FlockOperation::NonBlockingLockShared)?;
-        Ok(Hold { _lock: file })
+    /// Marks the pull of an image as that of a living process, until what is returned is dropped.
+    pub(super) fn hold(&self, image: &str) -> io::Result<Hold> {
+        self.holds.hold(image)
     }
 
-    /// Whether a living process pulls the image. Only in this process's turn.
-    pub(super) fn is_held(&self, image: &str) -> bool {
-        fs_err::File::open(self.path(Shelf::Pulling, image))
-            .is_ok_and(|file| rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err())
+    /// Whether another living process pulls the image, as far as can be known. Only in this process's turn.
+    pub(super) fn is_held_elsewhere(&self, image: &str) -> bool {
+        self.holds.is_held_elsewhere(image).unwrap_or_else(|error| {
+            tracing::warn!("whether another process pulls {image} is not known: {error}");
+            true
+        })
     }
 
     /// Removes what writers that died left beside the files. Only in this process's turn.

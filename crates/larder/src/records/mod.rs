@@ -16,6 +16,7 @@
 
 mod document;
 mod folder;
+mod holds;
 mod in_flight;
 mod index;
 mod keeper;

@@ -13,7 +13,8 @@ use tokio::sync::oneshot;
 
 use super::RecordsError;
 use super::document::{Access, PullIntent, PulledRecord};
-use super::folder::{Folder, Hold, Shelf};
+use super::folder::{Folder, Shelf};
+use super::holds::Hold;
 use super::in_flight::InFlight;
 use super::known::Known;
 use super::memory::Memory;
@@ -210,7 +211,7 @@ impl<'a> Draft<'a> {
                     }
                 }
             }
-            Change::Recover { images, now } => self.recover(images, *now)?,
+            Change::Recover { images, now } => self.recover(images, *now, held)?,
             Change::Renew => {
                 let intents = self.desk.folder.intents()?.into_iter().filter(|of| !of.current_version);
                 self.renewed.extend(intents.map(|of| of.document));
@@ -273,11 +274,11 @@ impl<'a> Draft<'a> {
     }
 
     /// An image that a pull of ours brought before it could be recorded is nobody's until somebody shows credentials.
-    fn recover(&mut self, images: &[Image], now: Utc) -> io::Result<()> {
+    fn recover(&mut self, images: &[Image], now: Utc, held: &Held) -> io::Result<()> {
         for intent in self.desk.folder.intents()? {
             let PullIntent { image } = intent.document;
             let Some(present) = images.iter().find(|present| has_name(present, &image)) else { continue };
-            if self.desk.folder.is_held(&image) {
+            if held.contains_key(&image) || self.desk.folder.is_held_elsewhere(&image) {
                 continue;
             }
             let id = present.id.clone();
@@ -304,7 +305,7 @@ impl<'a> Draft<'a> {
             desk.in_flight.blur(image);
         }
         for image in &intents {
-            let own = Own { _hold: desk.folder.hold_intent(image)?, found: there.contains(&image) };
+            let own = Own { _hold: desk.folder.hold(image)?, found: there.contains(&image) };
             held.insert(image.clone(), own);
         }
         for image in let_go {
@@ -320,7 +321,7 @@ impl<'a> Draft<'a> {
                 desk.memory.forget(&key);
             } else {
                 held.remove(&key);
-                if desk.folder.is_held(&key) {
+                if desk.folder.is_held_elsewhere(&key) {
                     continue;
                 }
             }

@@ -28,9 +28,8 @@ const REST: u64 = 100;
 const AFTERMATH: Duration = Duration::from_secs(5);
 /// How much more memory the daemon may have in the end than after its first pulls.
 const GROWTH: u64 = 12 << 20;
-/// How many open files more may be left, beside a few connections: what became of a pull that was left alone is watched for
-/// eleven minutes, with its intent locked.
-const WATCHED: usize = WORKERS * IMAGES_EACH;
+/// How many open files more may be left: a few connections.
+const IDLE_FILES: usize = 2;
 /// How many threads more may be left: one that has nothing to block on stays for a second.
 const IDLE_THREADS: u64 = 2;
 
@@ -293,7 +292,7 @@ impl Footprint {
     /// Waits until the daemon is as small again; fails the test if it does not become so.
     fn unless_grown(&self, daemon: &Daemon) -> Footprint {
         let small = |now: &Footprint| {
-            now.files <= self.files + 2 + WATCHED
+            now.files <= self.files + IDLE_FILES
                 && now.threads <= self.threads + IDLE_THREADS
                 && now.memory <= self.memory + GROWTH
         };
