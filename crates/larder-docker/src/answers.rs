@@ -34,6 +34,9 @@ pub(crate) struct Component {
 #[serde(rename_all = "PascalCase", default)]
 pub(crate) struct Info {
     pub(crate) docker_root_dir: String,
+    /// Of the machine.
+    pub(crate) name: String,
+    pub(crate) kernel_version: String,
     pub(crate) driver: String,
     #[serde(deserialize_with = "or_default")]
     pub(crate) driver_status: Vec<Vec<String>>,
@@ -173,6 +176,14 @@ pub(crate) struct ContainerInspect {
 pub(crate) struct HostConfig {
     #[serde(deserialize_with = "or_default")]
     pub(crate) mounts: Vec<Mount>,
+}
+
+/// An entry of what a removal did.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+pub(crate) struct Removed {
+    /// The id of an image that is gone.
+    pub(crate) deleted: String,
 }
 
 /// `/system/df`.

@@ -25,7 +25,7 @@ use crate::layers::EngineLayers;
 use crate::stream::Values;
 use crate::tls::TlsError;
 use crate::usage::{self, EngineUsage};
-use crate::{BuilderCache, convert, error, names, remove};
+use crate::{BuilderCache, convert, error, here, names, remove};
 
 /// How long layers are measured while somebody waits for something else.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -126,7 +126,7 @@ impl DockerBackend {
                 progress.set(bytes);
             }
         }
-        Ok(())
+        values.end().map_err(|why| error::unreadable("a pull", why))
     }
 
     /// A container; one that mounts images is looked at more closely.
@@ -217,7 +217,7 @@ impl Backend for DockerBackend {
         names::in_path(&image.image)?;
         let mut headers = HeaderMap::new();
         if let Some(credential) = credential {
-            headers.insert("X-Registry-Auth", convert::auth(credential));
+            headers.insert("X-Registry-Auth", convert::auth(credential, &image.image));
         }
         self.pull_through(&image.image, headers, progress).await?;
         match self.status(image).await? {
@@ -230,7 +230,7 @@ impl Backend for DockerBackend {
     }
 
     async fn remove(&self, image: &ImageSpec) -> Result<(), BackendError> {
-        self.engine.within(remove::remove(&self.engine, &image.image)).await
+        remove::remove(&self.engine, &image.image).await
     }
 
     async fn filesystems(&self) -> Result<Filesystems, BackendError> {
@@ -245,7 +245,8 @@ impl Backend for DockerBackend {
                     inodes_used: used.map(|used| used.inodes),
                 };
                 let image = usage(convert::image_root(self.host(), &info), self.used().await?);
-                let container = usage(convert::here(self.host(), info.docker_root_dir.into()), None);
+                let container =
+                    usage(here::folder(self.host(), &info, info.docker_root_dir.clone().into()), None);
                 Ok(Filesystems { image: vec![image], container: vec![container] })
             })
             .await

@@ -7,12 +7,13 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE;
 use larder::backend::{BackendError, Image, ImageDetails};
 use larder::credentials::Credential;
+use larder::reference;
 use reqwest::header::HeaderValue;
 use serde_json::{Value, json};
 
 use crate::answers::{ImageInspect, ImageSummary, Info, count};
 use crate::host::EngineHost;
-use crate::{error, names};
+use crate::{error, here, names};
 
 /// Where containerd keeps its files unless it is told otherwise.
 const CONTAINERD_ROOT: &str = "/var/lib/containerd";
@@ -22,23 +23,15 @@ const OWN_CONTAINERD: &str = "/docker/containerd/";
 /// Where images are: with containerd's store they are not in the engine's own folder, and the API does not tell where.
 pub(crate) fn image_root(host: &EngineHost, info: &Info) -> PathBuf {
     let root = PathBuf::from(&info.docker_root_dir);
-    here(
+    here::folder(
         host,
+        info,
         match (info.is_containerd_store(), info.containerd.address.as_str()) {
             (false, _) => root,
             (true, address) if address.contains(OWN_CONTAINERD) => root.join("containerd/daemon"),
             (true, _) => CONTAINERD_ROOT.into(),
         },
     )
-}
-
-/// A folder of the engine's. That of an engine behind TCP is taken to be elsewhere, and so must not be mistaken for one of
-/// the same name here: it is named with the engine's address.
-pub(crate) fn here(host: &EngineHost, folder: PathBuf) -> PathBuf {
-    match host {
-        EngineHost::Unix(_) => folder,
-        EngineHost::Tcp { address, .. } => PathBuf::from(format!("/tcp://{address}{}", folder.display())),
-    }
 }
 
 pub(crate) fn image_of_list(found: ImageSummary) -> Image {
@@ -80,10 +73,19 @@ pub(crate) fn details(answer: Value) -> Result<ImageDetails, BackendError> {
     Ok(ImageDetails { image: image_of_inspect(&found), info })
 }
 
-/// The header field that carries a credential.
-pub(crate) fn auth(credential: &Credential) -> HeaderValue {
+/// What docker's own client calls Docker Hub beside a credential.
+const HUB: &str = "https://index.docker.io/v1/";
+
+/// The header field that carries a credential for the registry of an image. An engine with containerd's store sends it to
+/// no registry but the one that is named in there.
+pub(crate) fn auth(credential: &Credential, image: &str) -> HeaderValue {
+    let registry = reference::parse_image_name(image)
+        .ok()
+        .and_then(|name| name.repository.split_once('/').map(|(registry, _)| registry.to_owned()));
+    let registry = registry.map(|registry| if registry == "docker.io" { HUB.into() } else { registry });
     let mut fields = BTreeMap::new();
     for (name, value) in [
+        ("serveraddress", registry.as_deref().unwrap_or_default()),
         ("username", credential.username.as_str()),
         ("password", credential.password.reveal()),
         ("identitytoken", credential.identity_token.reveal()),
@@ -125,9 +127,6 @@ mod tests {
         assert_eq!(image_root(&unix, &system), PathBuf::from("/var/lib/containerd"));
         let own = containerd("/var/run/docker/containerd/containerd.sock");
         assert_eq!(image_root(&unix, &own), PathBuf::from("/data/containerd/daemon"));
-        let remote = EngineHost::Tcp { address: "h:1".into(), tls: false };
-        let elsewhere = image_root(&remote, &info(json!({"DockerRootDir": "/var/lib/docker"})));
-        assert_eq!(elsewhere, PathBuf::from("/tcp://h:1/var/lib/docker"), "not the folder of that name here");
     }
 
     #[test]
@@ -153,9 +152,12 @@ mod tests {
     fn a_credential_is_sent_in_docker_s_words_and_never_printed() {
         let credential =
             Credential { username: "u".into(), password: Secret::new("pass>>word"), ..Credential::default() };
-        let header = auth(&credential);
+        let header = auth(&credential, "h:5000/shop/web:1");
         assert!(!format!("{header:?}").contains("cGFzcz"), "{header:?}");
         let sent: Value = serde_json::from_slice(&URL_SAFE.decode(header.as_bytes()).unwrap()).unwrap();
-        assert_eq!(sent, json!({"username": "u", "password": "pass>>word"}));
+        assert_eq!(sent, json!({"serveraddress": "h:5000", "username": "u", "password": "pass>>word"}));
+        let hub = auth(&credential, "shop/web");
+        let sent: Value = serde_json::from_slice(&URL_SAFE.decode(hub.as_bytes()).unwrap()).unwrap();
+        assert_eq!(sent["serveraddress"], HUB);
     }
 }

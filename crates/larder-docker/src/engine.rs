@@ -28,7 +28,8 @@ const LARGEST_ANSWER: usize = 256 << 20;
 pub struct DockerConfig {
     /// How long opening a connection may take. Default 5 s.
     pub connect_timeout: Duration,
-    /// How long each method of [`Backend`](larder::backend::Backend) but a pull may take. Default 2 min.
+    /// How long each method of [`Backend`](larder::backend::Backend) may take; of a removal each call to the engine, and a pull
+    /// as long as it takes. Default 2 min.
     pub request_timeout: Duration,
     /// The files for TLS, for an engine that wants it.
     pub tls: Option<TlsFiles>,
@@ -137,8 +138,14 @@ impl Engine {
         };
         let version = match asked.await {
             Ok(version) if version.api_version.is_empty() => return Err(foreign("it tells no version")),
+            // It is about to start, or stops.
+            Err(error @ BackendError::Call { kind: CallErrorKind::Unavailable, .. }) => return Err(error),
             Err(BackendError::Incomplete(why) | BackendError::Call { message: why, .. }) => {
                 return Err(foreign(&why));
+            }
+            Ok(version) if version.os == "windows" => {
+                let hint = "larder keeps images of engines on Linux";
+                return Err(error::unusable(&self.host, "this is an engine on Windows", hint));
             }
             version => version?,
         };

@@ -82,6 +82,8 @@ pub(crate) fn refused(code: u16, message: &str) -> BackendError {
 /// What an error of a pull means, which the engine tells in words only, and not always with a name.
 pub(crate) fn of_pull(image: &str, message: &str) -> BackendError {
     let text = message.to_ascii_lowercase();
+    // Of files on the engine's own disk.
+    let text = text.replace("permission denied", "");
     let has = |parts: &[&str]| parts.iter().any(|part| text.contains(part));
     let (kind, hint) = if has(&["unauthorized", "authentication required", "no basic auth", "denied"]) {
         (CallErrorKind::Denied, Some("check the credentials for this registry (docker login writes them)"))
@@ -146,6 +148,7 @@ mod tests {
             ("manifest for r/x:9 not found: manifest unknown: manifest unknown", CallErrorKind::NotFound),
             ("write /var/lib/docker/tmp/G: no space left on device", CallErrorKind::NoRoom),
             ("unauthorized: authentication required", CallErrorKind::Denied),
+            ("failed to register layer: mkdir /a: permission denied", CallErrorKind::Other),
             ("unexpected EOF", CallErrorKind::Other),
         ] {
             let BackendError::Call { kind: found, message, .. } = of_pull("h:5000/x:1", text) else {

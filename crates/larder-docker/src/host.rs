@@ -1,7 +1,9 @@
 //! Where an engine listens: what users write, what docker's own variables say, and where engines usually are.
 
-use std::fmt;
 use std::path::{Path, PathBuf};
+use std::{fmt, io};
+
+use crate::context;
 
 /// Where an engine listens unless it is told otherwise.
 const USUAL_SOCKET: &str = "/var/run/docker.sock";
@@ -21,6 +23,23 @@ pub enum EngineHost {
         /// Whether the connection is encrypted.
         tls: bool,
     },
+}
+
+/// What docker's own client would look at.
+pub struct Surroundings<'a> {
+    /// A variable of the environment.
+    pub variable: &'a dyn Fn(&str) -> Option<String>,
+    /// Whether something is at a path that this process may read and write.
+    pub is_usable: &'a dyn Fn(&Path) -> bool,
+    /// The content of a file, if there is one.
+    pub read: &'a dyn Fn(&Path) -> io::Result<Option<Vec<u8>>>,
+}
+
+impl Surroundings<'_> {
+    /// A variable that is not empty.
+    pub(crate) fn set(&self, name: &str) -> Option<String> {
+        (self.variable)(name).filter(|value| !value.is_empty())
+    }
 }
 
 impl EngineHost {
@@ -52,22 +71,26 @@ impl EngineHost {
         }
     }
 
-    /// Where `docker` without further words is: `DOCKER_HOST`, else the usual socket, else that of an engine without
-    /// root. `variable` reads the environment, `exists` says whether something is at a path.
-    pub fn usual(
-        variable: impl Fn(&str) -> Option<String>,
-        exists: impl Fn(&Path) -> bool,
-    ) -> Result<EngineHost, HostError> {
-        let set = |name: &str| variable(name).filter(|value| !value.is_empty());
-        if let Some(text) = set("DOCKER_HOST") {
-            return EngineHost::parse(&text, set("DOCKER_TLS_VERIFY").is_some());
+    /// Where `docker` without further words is: `DOCKER_HOST`, else the context that is chosen, else the usual socket, else
+    /// that of an engine without root.
+    pub fn usual(around: &Surroundings<'_>) -> Result<EngineHost, HostError> {
+        if let Some(text) = around.set("DOCKER_HOST") {
+            return EngineHost::parse(&text, around.set("DOCKER_TLS_VERIFY").is_some());
         }
-        let rootless = set("XDG_RUNTIME_DIR").map(|folder| Path::new(&folder).join("docker.sock"));
+        match context::chosen(around)? {
+            Some(host) => Ok(host),
+            None => Ok(EngineHost::usual_socket(around)),
+        }
+    }
+
+    pub(crate) fn usual_socket(around: &Surroundings<'_>) -> EngineHost {
+        let rootless = around.set("XDG_RUNTIME_DIR").map(|folder| Path::new(&folder).join("docker.sock"));
         let usual = PathBuf::from(USUAL_SOCKET);
-        Ok(EngineHost::Unix(match rootless {
-            Some(rootless) if !exists(&usual) && exists(&rootless) => rootless,
+        let usable = |path: &Path| (around.is_usable)(path);
+        EngineHost::Unix(match rootless {
+            Some(rootless) if !usable(&usual) && usable(&rootless) => rootless,
             _ => usual,
-        }))
+        })
     }
 
     /// The socket, if it is one: then the engine's files are on this machine, unless it runs in a machine of its own.
@@ -97,9 +120,39 @@ pub enum HostError {
     NoAddress(String),
     /// `ssh://`: docker's client starts a program for it.
     #[error(
-        "\"{0}\": larder does not speak ssh: forward the socket (ssh -L ./docker.sock:/var/run/docker.sock HOST) and name it with docker:///path/to.sock, or run larder there"
+        "\"{0}\": larder does not speak ssh: run larder there; what needs no measure of the disk works through a forwarded socket, too (ssh -L ./docker.sock:/var/run/docker.sock HOST, and --backend docker:///path/to.sock)"
     )]
     Ssh(String),
+    /// There is no such context of docker's client.
+    #[error(
+        "the context \"{name}\" of docker's client is not known: {problem}; docker context ls lists them"
+    )]
+    Context {
+        /// Its name.
+        name: String,
+        /// Why it is not.
+        problem: String,
+    },
+    /// A context with files for TLS of its own.
+    #[error(
+        "the context \"{name}\" of docker's client has its own files for TLS: set DOCKER_HOST={address} DOCKER_TLS_VERIFY=1 DOCKER_CERT_PATH={}", certificates.display()
+    )]
+    ContextTls {
+        /// Its name.
+        name: String,
+        /// The engine's address.
+        address: String,
+        /// The folder of the files.
+        certificates: PathBuf,
+    },
+    /// A file of docker's client that cannot be read: whose engine is meant is not known.
+    #[error("{}: {problem}: mend it, or name the engine with --backend docker:///path/to.sock", path.display())]
+    ClientFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
     /// Any other scheme.
     #[error(
         "\"{address}\": the protocol {scheme} is not supported: write unix:///path/to.sock or tcp://host:port"
@@ -152,7 +205,9 @@ mod tests {
             let variable = |name: &str| {
                 set.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
             };
-            EngineHost::usual(variable, |path| there.iter().any(|known| Path::new(known) == path)).unwrap()
+            let is_usable = |path: &Path| there.iter().any(|known| Path::new(known) == path);
+            let around = Surroundings { variable: &variable, is_usable: &is_usable, read: &|_| Ok(None) };
+            EngineHost::usual(&around).unwrap()
         };
         let unix = |path: &str| EngineHost::Unix(path.into());
         let runtime_dir = ("XDG_RUNTIME_DIR", "/run/user/1");

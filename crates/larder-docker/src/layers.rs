@@ -16,7 +16,7 @@ use tokio::sync::Mutex;
 
 use crate::answers::{ContainerSummary, HistoryEntry, Info};
 use crate::inspections::{Facts, Inspections};
-use crate::{history, measure, names};
+use crate::{here, history, measure, names};
 
 /// Asks the engine, and looks at its files.
 pub struct EngineLayers {
@@ -107,7 +107,7 @@ impl EngineLayers {
             listed.iter().copied().chain(hidden.iter().map(|container| &*container.image_id)).collect();
         let facts = self.inspections.of(&ids).await?;
         self.inspections.forget_but(&facts).await;
-        let files = engine.host().socket().and_then(|_| Files::of(&info));
+        let files = Some(&info).filter(|info| here::is_here(engine.host(), info)).and_then(Files::of);
         let amounts = self.amounts(images, &facts, files.as_ref()).await?;
         let mut layers = Layers::unknown();
         let (mut folders, mut estimated) = (Amount::ZERO, false);

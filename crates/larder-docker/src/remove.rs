@@ -1,21 +1,25 @@
 //! Removal: under all names, and never by force.
 //!
-//! The engine takes one name at a time, and an image goes with its last one. It refuses that for an image that a container
-//! uses; by then the other names would be gone. So containers are looked at first, and names that were taken off come
-//! back if the engine refuses in the end, because a container was made meanwhile.
+//! The engine removes an image by its id if it has one name only, so all names but one are taken off first, each only
+//! while it is still this image's. It refuses that for an image that a container uses; by then the other names would be
+//! gone. So containers are looked at first, and names that were taken off come back if the engine refuses in the end,
+//! because a container was made meanwhile.
 
 use larder::backend::{BackendError, CallErrorKind};
 use reqwest::Method;
 use reqwest::header::HeaderMap;
 
-use crate::answers::{ContainerSummary, ImageInspect};
+use crate::answers::{ContainerSummary, ImageInspect, Removed};
 use crate::engine::Engine;
 use crate::names;
 
 /// How often names are read again: somebody may give an image new ones while the old ones are taken off.
 const LOOKS: usize = 3;
 
-/// Removes an image, by name or id. It may be gone already.
+/// What the engine says of an image that another one was built on.
+const HAS_CHILDREN: &str = "dependent child images";
+
+/// Removes an image, by name or id. It may be gone already. Each call to the engine has the limit for one.
 pub(crate) async fn remove(engine: &Engine, image: &str) -> Result<(), BackendError> {
     let Some(found) = engine.inspect::<ImageInspect>(image).await? else { return Ok(()) };
     let id = found.id.clone();
@@ -23,52 +27,79 @@ pub(crate) async fn remove(engine: &Engine, image: &str) -> Result<(), BackendEr
         return Err(in_use(image, &container));
     }
     let mut taken = Vec::new();
-    match take_names_off(engine, found, &mut taken).await {
-        Ok(()) => Ok(()),
-        Err(error) => {
-            give_back(engine, &id, &taken).await;
-            Err(error)
-        }
+    let outcome = with_all_names(engine, found, &mut taken).await;
+    if outcome.is_err() {
+        give_back(engine, &id, &taken).await;
     }
+    outcome
 }
 
-async fn take_names_off(
+async fn with_all_names(
     engine: &Engine,
     mut found: ImageInspect,
     taken: &mut Vec<String>,
 ) -> Result<(), BackendError> {
     let id = found.id.clone();
     for _ in 0..LOOKS {
-        for name in all_names(&found) {
-            if delete(engine, &name).await? {
-                taken.push(name);
-            }
+        let mut names = all_names(&found).into_iter();
+        let last = names.next();
+        for name in names {
+            take_off(engine, &id, name, taken).await?;
         }
+        let Err(refused) = delete(engine, &id).await else { return Ok(()) };
         match engine.inspect::<ImageInspect>(&id).await? {
+            // It went, whatever the engine had to say, or did not say in time.
             None => return Ok(()),
-            Some(rest) if all_names(&rest).is_empty() => return by_id(engine, &id).await,
-            Some(rest) => found = rest,
+            // It is no longer listed without a name, and goes with the image that was built on it.
+            Some(_) if refused.to_string().contains(HAS_CHILDREN) => {
+                return match last {
+                    Some(name) => take_off(engine, &id, name, taken).await,
+                    None => Ok(()),
+                };
+            }
+            // A name came meanwhile.
+            Some(rest) if all_names(&rest).len() > 1 => found = rest,
+            Some(_) => return Err(refused),
         }
     }
     let message = format!("{id}: somebody gives it new names while it is removed");
     Err(BackendError::Call { message, kind: CallErrorKind::Other, hint: None })
 }
 
-/// Removes what has no name. An image that another one was built on is no longer listed then, and goes with that one.
-async fn by_id(engine: &Engine, id: &str) -> Result<(), BackendError> {
-    match delete(engine, id).await {
-        Err(BackendError::Call { message, .. }) if message.contains("dependent child images") => Ok(()),
-        outcome => outcome.map(drop),
+/// Takes a name off an image, unless it is another image's by now.
+async fn take_off(
+    engine: &Engine,
+    id: &str,
+    name: String,
+    taken: &mut Vec<String>,
+) -> Result<(), BackendError> {
+    let named = engine.inspect::<ImageInspect>(&name).await?;
+    if named.is_none_or(|named| named.id != id) {
+        return Ok(());
     }
+    let removed = delete(engine, &name).await?;
+    let lost: Vec<&str> =
+        removed.iter().map(|entry| entry.deleted.as_str()).filter(|id| !id.is_empty()).collect();
+    if !lost.is_empty() {
+        // Nothing goes with one of several names: in the moment since it was looked at, the name went to another image.
+        tracing::error!(
+            "{name} was given to another image while it was taken off {id}: the engine deleted {lost:?}"
+        );
+    }
+    taken.push(name);
+    Ok(())
 }
 
-/// Whether there was something to delete under this name.
-async fn delete(engine: &Engine, name: &str) -> Result<bool, BackendError> {
+/// What the engine removed; nothing, if there is nothing of this name.
+async fn delete(engine: &Engine, name: &str) -> Result<Vec<Removed>, BackendError> {
     let path = format!("/images/{}", names::in_path(name)?);
-    match engine.call(Method::DELETE, &path, &[], HeaderMap::new()).await {
-        Ok(_) => Ok(true),
-        Err(BackendError::Call { kind: CallErrorKind::NotFound, .. }) => Ok(false),
-        Err(error) => Err(error),
+    let answer = engine.within(async {
+        let response = engine.call(Method::DELETE, &path, &[], HeaderMap::new()).await?;
+        engine.read(&path, response).await
+    });
+    match answer.await {
+        Err(BackendError::Call { kind: CallErrorKind::NotFound, .. }) => Ok(Vec::new()),
+        answer => answer,
     }
 }
 
@@ -84,16 +115,23 @@ fn all_names(found: &ImageInspect) -> Vec<String> {
     tags.into_iter().chain(digests).collect()
 }
 
-/// Gives tags back to an image that is still there. Names with digests cannot be given.
+/// Gives tags back to an image that is still there, unless somebody has given them to another one. Names with digests
+/// cannot be given.
 async fn give_back(engine: &Engine, id: &str, taken: &[String]) {
     for name in taken.iter().filter(|name| !name.contains('@')) {
-        let Some((repository, tag)) = name.rsplit_once(':') else { continue };
-        let query = [("repo", repository), ("tag", tag)];
-        let given = engine.call(Method::POST, &format!("/images/{id}/tag"), &query, HeaderMap::new()).await;
-        if let Err(error) = given {
+        if let Err(error) = give(engine, id, name).await {
             tracing::warn!("{id} has lost its name {name}, and could not be given it back: {error}");
         }
     }
+}
+
+async fn give(engine: &Engine, id: &str, name: &str) -> Result<(), BackendError> {
+    if engine.inspect::<ImageInspect>(name).await?.is_some() {
+        return Ok(());
+    }
+    let Some((repository, tag)) = name.rsplit_once(':') else { return Ok(()) };
+    let (path, query) = (format!("/images/{id}/tag"), [("repo", repository), ("tag", tag)]);
+    engine.within(engine.call(Method::POST, &path, &query, HeaderMap::new())).await.map(drop)
 }
 
 /// A container that uses this image, in whatever state.

@@ -32,6 +32,12 @@ impl Values {
         }
         Ok(whole)
     }
+
+    /// Nothing more comes. Fails in the middle of a value.
+    pub(crate) fn end(self) -> Result<(), String> {
+        let cut = self.rest.iter().any(|byte| !byte.is_ascii_whitespace());
+        if cut { Err("it ends in the middle of a message".into()) } else { Ok(()) }
+    }
 }
 
 #[cfg(test)]
@@ -48,7 +54,17 @@ mod tests {
             let mut values = Values::default();
             let mut found: Vec<Value> = values.push(first.as_bytes()).unwrap();
             found.extend(values.push::<Value>(second.as_bytes()).unwrap());
+            assert_eq!(values.end(), Ok(()));
             assert_eq!(found, [json!({"a": 1}), json!({"b": "x\"}"}), json!({})], "cut at {cut}");
+        }
+    }
+
+    #[test]
+    fn what_is_cut_off_in_the_middle_of_a_value_is_an_error() {
+        for (text, whole) in [("{}\r\n", true), ("", true), ("{} {\"a\"", false), ("{}{", false)] {
+            let mut values = Values::default();
+            values.push::<Value>(text.as_bytes()).unwrap();
+            assert_eq!(values.end().is_ok(), whole, "{text}");
         }
     }
 

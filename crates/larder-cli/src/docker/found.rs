@@ -1,12 +1,14 @@
 //! A larder with Docker.
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use larder::backend::Backend;
 use larder::gc::{Collector, CollectorBuilder, Reclaim};
-use larder_docker::{DockerBackend, DockerConfig, EngineHost, HostError, TlsFiles};
+use larder_docker::{DockerBackend, DockerConfig, EngineHost, HostError, Surroundings, TlsFiles};
+use rustix::fs::Access;
 
 use super::HOST;
 use crate::connect::{Chosen, DOCKER, variable};
@@ -45,7 +47,11 @@ pub(crate) fn open(
 
 /// What is wrong with a text that names an engine.
 pub(crate) fn check(text: &str) -> Result<(), String> {
-    parse(text, |_| None).map(drop).map_err(|error| error.to_string())
+    if text == DOCKER {
+        // Which one that is depends on who asks.
+        return Ok(());
+    }
+    EngineHost::parse(text, false).map(drop).map_err(|error| error.to_string())
 }
 
 /// The engine as a backend, and a collector's builder that knows how to ask it.
@@ -65,16 +71,27 @@ pub(crate) fn builder_cache(chosen: &Chosen) -> Option<Arc<dyn Reclaim>> {
 
 fn host(text: &str, by: &str) -> Result<EngineHost, Failure> {
     parse(text, variable).map_err(|error| {
-        let by = if text == DOCKER { HOST } else { by };
+        let by = if text == DOCKER && variable(HOST).is_some() { HOST } else { by };
         Failure::bad_input(format!("{by}: {error}"))
     })
 }
 
 fn parse(text: &str, variable: impl Fn(&str) -> Option<String>) -> Result<EngineHost, HostError> {
     if text == DOCKER {
-        return EngineHost::usual(variable, Path::exists);
+        return EngineHost::usual(&Surroundings { variable: &variable, is_usable: &is_usable, read: &read });
     }
     EngineHost::parse(text, variable(TLS).is_some())
+}
+
+fn is_usable(path: &Path) -> bool {
+    rustix::fs::access(path, Access::READ_OK | Access::WRITE_OK).is_ok()
+}
+
+fn read(path: &Path) -> io::Result<Option<Vec<u8>>> {
+    match fs_err::read(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        text => text.map(Some),
+    }
 }
 
 fn certificates() -> Result<PathBuf, Failure> {

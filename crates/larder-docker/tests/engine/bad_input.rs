@@ -1,5 +1,7 @@
 //! What goes wrong: engines that are down, go away, or are something else; images with strange names; others who meddle.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use larder::backend::{Backend as _, BackendError, CallErrorKind, ImageSpec, Unreachable};
 use larder_docker::{DockerBackend, DockerConfig, EngineHost};
 use larder_testkit::peers::{Gate, Image};
@@ -75,27 +77,24 @@ fn an_engine_that_comes_back_is_found_again_and_a_pull_that_it_left_is_told() {
 fn images_with_no_name_and_with_hundreds_are_listed_once_and_removed_whole() {
     let Some(world) = World::new() else { return };
     let name = world.push("app:1", &Image::small(1, 10_000));
-    let (other, backend) = (world.push("app:2", &Image::small(2, 10_000)), world.backend());
+    let backend = world.backend();
     let id = block_on(pull(&backend, &name)).unwrap();
     for number in 0..300 {
         world.engine.tag(&id, &format!("shop/web-{}", number % 3), &number.to_string()).unwrap();
     }
-    let nameless = block_on(pull(&backend, &other)).unwrap();
-    // Its name goes to the other image, and its digest with it.
-    let (repository, tag) = other.rsplit_once(':').unwrap();
-    world.engine.tag(&id, repository, tag).unwrap();
-    let digests = block_on(status(&backend, &nameless)).unwrap().repo_digests;
-    for digest in digests {
-        world.engine.remove_image(&digest).ok();
-    }
+    let container = world.engine.create_container(&name, "builder").unwrap();
+    world.engine.commit(&container, "built", "1").unwrap();
+    world.engine.remove_container(&container).unwrap();
+    let nameless = block_on(status(&backend, "built:1")).unwrap().id;
+    // Its name goes to the other image.
+    world.engine.tag(&id, "built", "1").unwrap();
     block_on(async {
         let listed = backend.list().await.unwrap();
         let many = listed.iter().find(|image| image.id == id).unwrap();
         assert_eq!(many.repo_tags.len(), 302);
         assert_eq!(listed.iter().filter(|image| image.id == id).count(), 1);
-        if let Some(dangling) = listed.iter().find(|image| image.id == nameless) {
-            assert!(dangling.repo_tags.is_empty(), "{dangling:?}");
-        }
+        let dangling = listed.iter().find(|image| image.id == nameless).unwrap();
+        assert!(dangling.repo_tags.is_empty() && dangling.repo_digests.is_empty(), "{dangling:?}");
         for id in [&nameless, &id] {
             backend.remove(&ImageSpec::named(id)).await.unwrap();
             assert_eq!(status(&backend, id).await, None);
@@ -147,23 +146,78 @@ fn an_image_that_another_was_built_on_goes_with_that_one() {
     });
 }
 
-#[tokio::test]
-async fn names_that_were_taken_off_come_back_if_a_container_is_made_meanwhile() {
-    let image = r#"{"Id":"sha256:a","RepoTags":["a:1","b:2"],"RepoDigests":[]}"#;
-    let engine = FakeEngine::start(move |method, path| match (method, path) {
+/// An engine with an image of two names, which refuses to remove it; `b_is` says whose the second name is, when it was
+/// taken off and before.
+fn with_a_container_made_meanwhile(b_is: fn(bool) -> Option<&'static str>) -> FakeEngine {
+    let (taken, looked) = (AtomicBool::new(false), AtomicBool::new(false));
+    FakeEngine::start(move |method, path| match (method, path) {
         ("GET", "/version") => (200, r#"{"Version":"1","ApiVersion":"1.41","MinAPIVersion":"1.12"}"#.into()),
         ("GET", "/v1.41/containers/json?all=1") => (200, "[]".into()),
-        ("GET", _) => (200, image.into()),
+        ("GET", "/v1.41/images/b:2/json") => match b_is(taken.load(Ordering::Relaxed)) {
+            Some(id) => (200, format!(r#"{{"Id":"{id}"}}"#)),
+            None => (404, r#"{"message":"No such image: b:2"}"#.into()),
+        },
         ("DELETE", "/v1.41/images/b:2") => {
+            taken.store(true, Ordering::Relaxed);
+            (200, r#"[{"Untagged":"b:2"}]"#.into())
+        }
+        ("GET", _) if looked.swap(true, Ordering::Relaxed) => {
+            (200, r#"{"Id":"sha256:a","RepoTags":["a:1"]}"#.into())
+        }
+        ("GET", _) => (200, r#"{"Id":"sha256:a","RepoTags":["a:1","b:2"]}"#.into()),
+        ("DELETE", "/v1.41/images/sha256:a") => {
             (409, r#"{"message":"conflict: container 1 is using its referenced image a"}"#.into())
         }
         _ => (200, "[]".into()),
-    });
+    })
+}
+
+async fn refused(engine: &FakeEngine) -> Vec<String> {
     let refused = engine.backend().remove(&ImageSpec::named("sha256:a")).await.unwrap_err();
     assert!(refused.to_string().starts_with("conflict: container 1"), "{refused}");
     let asked = engine.asked();
-    assert!(asked.contains(&"POST /v1.41/images/sha256:a/tag?repo=a&tag=1".to_owned()), "{asked:?}");
     assert!(!asked.iter().any(|call| call.contains("force")), "nothing is forced: {asked:?}");
+    asked
+}
+
+const TAKEN: &str = "DELETE /v1.41/images/b:2";
+const GIVEN_BACK: &str = "POST /v1.41/images/sha256:a/tag?repo=b&tag=2";
+
+#[tokio::test]
+async fn names_that_were_taken_off_come_back_if_a_container_is_made_meanwhile() {
+    let engine = with_a_container_made_meanwhile(|taken| (!taken).then_some("sha256:a"));
+    let asked = refused(&engine).await;
+    assert!(asked.iter().any(|call| call == TAKEN), "{asked:?}");
+    assert!(asked.iter().any(|call| call == GIVEN_BACK), "{asked:?}");
+}
+
+#[tokio::test]
+async fn a_name_that_somebody_gave_to_another_image_is_neither_taken_off_nor_back() {
+    let engine = with_a_container_made_meanwhile(|_| Some("sha256:b"));
+    let asked = refused(&engine).await;
+    assert!(!asked.iter().any(|call| call == TAKEN || call == GIVEN_BACK), "{asked:?}");
+    let engine = with_a_container_made_meanwhile(|taken| Some(if taken { "sha256:b" } else { "sha256:a" }));
+    let asked = refused(&engine).await;
+    assert!(asked.iter().any(|call| call == TAKEN), "{asked:?}");
+    assert!(!asked.iter().any(|call| call == GIVEN_BACK), "{asked:?}");
+}
+
+#[test]
+fn a_name_that_a_build_takes_for_its_image_keeps_that_image() {
+    let Some(world) = World::new() else { return };
+    let old = world.push("web:1", &Image::small(1, 10_000));
+    let new = world.push("web:2", &Image::small(2, 10_000));
+    let backend = world.backend();
+    let (old_id, new_id) = (block_on(pull(&backend, &old)).unwrap(), block_on(pull(&backend, &new)).unwrap());
+    world.engine.tag(&old_id, "web", "2").unwrap();
+    // What a removal of the old image read before the build ended.
+    world.engine.tag(&new_id, "web", "2").unwrap();
+    world.engine.remove_image(&new).unwrap();
+    block_on(async {
+        backend.remove(&ImageSpec::named(&old_id)).await.unwrap();
+        assert_eq!(status(&backend, &old_id).await, None);
+        assert_eq!(status(&backend, "web:2").await.unwrap().id, new_id);
+    });
 }
 
 #[tokio::test]

@@ -1,0 +1,166 @@
+//! Contexts of docker's client: engines under names of their own, in files below `~/.docker`.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use sha2::{Digest as _, Sha256};
+
+use crate::host::{EngineHost, HostError, Surroundings};
+
+/// The context that is none.
+const DEFAULT: &str = "default";
+
+/// The file of docker's client.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct ConfigFile {
+    current_context: Option<String>,
+}
+
+/// `meta.json` of a context.
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+struct Meta {
+    endpoints: Endpoints,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Endpoints {
+    docker: EngineEndpoint,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+struct EngineEndpoint {
+    host: String,
+}
+
+/// The engine of the context that is chosen, if one is: `DOCKER_CONTEXT`, else `currentContext` of the client's file.
+pub(crate) fn chosen(around: &Surroundings<'_>) -> Result<Option<EngineHost>, HostError> {
+    let home = around.set("HOME").map(|home| Path::new(&home).join(".docker"));
+    let Some(folder) = around.set("DOCKER_CONFIG").map(PathBuf::from).or(home) else {
+        return match around.set("DOCKER_CONTEXT").filter(|name| name != DEFAULT) {
+            Some(name) => Err(unknown(&name, "neither DOCKER_CONFIG nor HOME is set")),
+            None => Ok(None),
+        };
+    };
+    let name = match around.set("DOCKER_CONTEXT") {
+        Some(name) => Some(name),
+        None => {
+            read::<ConfigFile>(around, &folder.join("config.json"))?.and_then(|file| file.current_context)
+        }
+    };
+    match name.filter(|name| !name.is_empty() && name != DEFAULT) {
+        Some(name) => host_of(around, &name, &folder.join("contexts")).map(Some),
+        None => Ok(None),
+    }
+}
+
+fn host_of(around: &Surroundings<'_>, name: &str, contexts: &Path) -> Result<EngineHost, HostError> {
+    let id = id_of(name);
+    let file = contexts.join("meta").join(&id).join("meta.json");
+    let Some(meta) = read::<Meta>(around, &file)? else {
+        return Err(unknown(name, &format!("there is no {}", file.display())));
+    };
+    let address = meta.endpoints.docker.host;
+    if address.is_empty() {
+        return Ok(EngineHost::usual_socket(around));
+    }
+    let host = EngineHost::parse(&address, false)?;
+    let certificates = contexts.join("tls").join(&id).join("docker");
+    if matches!(host, EngineHost::Tcp { .. }) && (around.is_usable)(&certificates) {
+        return Err(HostError::ContextTls { name: name.to_owned(), address, certificates });
+    }
+    Ok(host)
+}
+
+/// What the client's folders are called after a context.
+fn id_of(name: &str) -> String {
+    let mut id = String::new();
+    for byte in Sha256::digest(name) {
+        let _ = write!(id, "{byte:02x}");
+    }
+    id
+}
+
+fn unknown(name: &str, problem: &str) -> HostError {
+    HostError::Context { name: name.to_owned(), problem: problem.to_owned() }
+}
+
+/// A file as JSON, if there is one.
+fn read<T: DeserializeOwned>(around: &Surroundings<'_>, path: &Path) -> Result<Option<T>, HostError> {
+    let unreadable = |problem: String| HostError::ClientFile { path: path.to_owned(), problem };
+    match (around.read)(path) {
+        Ok(None) => Ok(None),
+        // Its words would quote the file, which may hold passwords: where it is wrong is enough.
+        Ok(Some(text)) => serde_json::from_slice(&text)
+            .map(Some)
+            .map_err(|error| unreadable(format!("line {} is no JSON that is known here", error.line()))),
+        Err(error) => Err(unreadable(error.to_string())),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn usual(set: &[(&str, &str)], files: &[(String, &str)]) -> Result<String, String> {
+        let variable = |name: &str| {
+            let found = set.iter().find(|(known, _)| *known == name);
+            found.map(|(_, value)| (*value).to_owned()).or_else(|| (name == "HOME").then(|| "/h".to_owned()))
+        };
+        let is_usable = |path: &Path| files.iter().any(|(file, _)| Path::new(file).starts_with(path));
+        let read = |path: &Path| {
+            Ok(files
+                .iter()
+                .find(|(file, _)| Path::new(file) == path)
+                .map(|(_, text)| text.as_bytes().to_vec()))
+        };
+        let around = Surroundings { variable: &variable, is_usable: &is_usable, read: &read };
+        EngineHost::usual(&around).map(|host| host.to_string()).map_err(|error| error.to_string())
+    }
+
+    fn meta(name: &str) -> String {
+        format!("/h/.docker/contexts/meta/{}/meta.json", id_of(name))
+    }
+
+    const HOST: &str = r#"{"Name":"rootless","Metadata":{},"Endpoints":{"docker":{"Host":"unix:///run/user/1/docker.sock","SkipTLSVerify":false}}}"#;
+
+    #[test]
+    fn the_chosen_context_names_the_engine_unless_docker_s_variable_does() {
+        let config = ("/h/.docker/config.json".to_owned(), r#"{"auths":{},"currentContext":"rootless"}"#);
+        let files = [config, (meta("rootless"), HOST)];
+        assert_eq!(usual(&[], &files).as_deref(), Ok("unix:///run/user/1/docker.sock"));
+        assert_eq!(usual(&[("DOCKER_HOST", "unix:///a")], &files).as_deref(), Ok("unix:///a"));
+        assert_eq!(
+            usual(&[("DOCKER_CONTEXT", "default")], &files).as_deref(),
+            Ok("unix:///var/run/docker.sock")
+        );
+        assert_eq!(
+            usual(&[("DOCKER_CONTEXT", "rootless")], &files[1..]).as_deref(),
+            Ok("unix:///run/user/1/docker.sock")
+        );
+        assert_eq!(usual(&[], &[]).as_deref(), Ok("unix:///var/run/docker.sock"));
+    }
+
+    #[test]
+    fn a_context_that_cannot_be_followed_is_told_and_no_other_engine_taken() {
+        let far = (meta("far"), r#"{"Endpoints":{"docker":{"Host":"tcp://h:2376"}}}"#);
+        let id = far.0.split('/').nth(5).unwrap();
+        let files = [far.clone(), (format!("/h/.docker/contexts/tls/{id}/docker/ca.pem"), "")];
+        let chosen = [("DOCKER_CONTEXT", "far")];
+        let error = usual(&chosen, &files).unwrap_err();
+        assert!(error.contains("DOCKER_HOST=tcp://h:2376") && error.contains("/tls/"), "{error}");
+        assert_eq!(usual(&chosen, &files[..1]).as_deref(), Ok("tcp://h:2376"));
+        let error = usual(&chosen, &[]).unwrap_err();
+        assert!(error.contains("docker context ls"), "{error}");
+        let broken = [("/h/.docker/config.json".to_owned(), "{\"auths\": {\"r\": {\"auth\": \"c2VjcmV0\"")];
+        let error = usual(&[], &broken).unwrap_err();
+        assert!(error.contains("config.json") && !error.contains("c2VjcmV0"), "{error}");
+        let far = [(meta("far"), r#"{"Endpoints":{"docker":{"Host":"ssh://u@h"}}}"#)];
+        assert!(usual(&chosen, &far).unwrap_err().contains("ssh -L"));
+    }
+}
