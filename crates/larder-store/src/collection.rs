@@ -37,7 +37,7 @@ impl UseSource for StoreBackend {
         };
         let found = leases.into_iter().flat_map(|lease| {
             let by = match lease.kind {
-                LeaseKind::Ensured => Use::Ensured { left: left(lease.ends_at) },
+                LeaseKind::Ensured => Use::Ensured { ago: None, left: left(lease.ends_at) },
                 _ => Use::Lease { id: lease.id },
             };
             lease.leased.images.into_iter().map(move |image| Found {

@@ -8,4 +8,5 @@ pub mod fault_registry;
 pub mod faulty_disk;
 pub mod fuzz;
 pub mod peers;
+pub mod private_state;
 pub mod wire;

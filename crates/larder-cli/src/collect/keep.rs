@@ -73,7 +73,8 @@ impl KeepFile {
     }
 }
 
-fn replace(path: &Path, content: &impl Serialize) -> io::Result<()> {
+/// Replaces a file with this document. Durable when it returns; who reads meanwhile has the old one or the new one.
+pub(super) fn replace(path: &Path, content: &impl Serialize) -> io::Result<()> {
     let new = path.with_extension("json.new");
     let mut file = fs_err::File::create(&new)?;
     file.write_all(&serde_json::to_vec_pretty(content)?)?;

@@ -1,8 +1,9 @@
 //! Wires collection: the backend, where its state is, and the collector for both.
 //!
-//! State is a folder with the records of use, the journal of removals and the keep rules. One process at a time has
+//! State is a folder with the records of use, what was just ensured, the journal of removals and the keep rules. One process at a time has
 //! it: the store is locked anyway, and for a runtime the folder is.
 
+mod ensured;
 mod keep;
 mod limits;
 mod notes;
@@ -26,6 +27,7 @@ use crate::connect::{self, Chosen};
 use crate::failure::Failure;
 use crate::out::Out;
 
+pub(crate) use ensured::EnsuredFile;
 pub(crate) use keep::{KeepFile, Listed, RuleDocument, ShownRule};
 pub(crate) use limits::{goal, policy};
 pub(crate) use notes::Notes;
@@ -65,6 +67,7 @@ pub(crate) fn collecting_from(
     }
     let collector = builder
         .policy(policy)
+        .also_used_by(Arc::new(EnsuredFile::at(&place)))
         .records(Arc::new(FileStore::new(place.records())))
         .history(Arc::new(HistoryFile::new(place.history())))
         .build();
@@ -80,7 +83,8 @@ pub(crate) fn looking(connection: &Connection, chosen: Chosen) -> Result<Collect
     let keep = KeepFile::at(&place).read()?;
     let policy = looking_policy(&GcPolicy { keep, ..GcPolicy::default() });
     let (backend, builder) = parts(chosen, false);
-    Ok(Collecting { backend, collector: builder.policy(policy).build(), _place: place })
+    let collector = builder.policy(policy).also_used_by(Arc::new(EnsuredFile::at(&place))).build();
+    Ok(Collecting { backend, collector, _place: place })
 }
 
 /// The policy for looking: every image that may go sooner or later counts as unused.

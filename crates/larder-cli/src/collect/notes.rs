@@ -4,7 +4,7 @@ use larder::gc::{Clock as _, FileStore, GcPolicy, RecordStore as _, SystemClock}
 use larder::reference::Digest;
 use larder_store::backend::StoreBackend;
 
-use super::Place;
+use super::{EnsuredFile, Place};
 use crate::args::Connection;
 use crate::connect::Chosen;
 use crate::failure::{Failure, chain};
@@ -13,7 +13,7 @@ use crate::out::Out;
 /// Where it is written down for one backend.
 pub(crate) struct Notes {
     place: Place,
-    /// Larder's own store, which spares such images for a while. For a runtime larder writes only where it collects.
+    /// Larder's own store, which spares such images for a while by itself.
     store: Option<StoreBackend>,
 }
 
@@ -30,7 +30,7 @@ impl Notes {
 
     /// Takes note that these images, by id, were just made present: that is a use. Trouble is told, and no more.
     pub(crate) fn ensured(self, ids: &[&str], out: &Out) {
-        if ids.is_empty() || (self.store.is_none() && !self.place.exists()) {
+        if ids.is_empty() {
             return;
         }
         if let Some(store) = &self.store {
@@ -38,6 +38,17 @@ impl Notes {
                 if let Err(error) = store.puller().spare(&id) {
                     out.warning(format_args!("collection may remove {id}: {}", chain(&error)));
                 }
+            }
+        } else {
+            if let Err(failure) = EnsuredFile::at(&self.place).add(ids) {
+                out.warning(format_args!(
+                    "collection may remove the images before they are used: {}",
+                    failure.message()
+                ));
+            }
+            // Ages are written down only where somebody collects.
+            if !self.place.exists() {
+                return;
             }
         }
         if let Err(failure) = self.place.locked().and_then(|place| write_down(&place, ids, out)) {

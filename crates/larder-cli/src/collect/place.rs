@@ -95,6 +95,11 @@ impl Place {
         self.folder.join("image_manager")
     }
 
+    /// What commands made present without a daemon.
+    pub(super) fn ensured(&self) -> PathBuf {
+        self.folder.join("ensured.json")
+    }
+
     /// The keep rules.
     pub(crate) fn keep(&self) -> PathBuf {
         self.folder.join("keep.json")

@@ -25,7 +25,7 @@ use super::pods::prefetch::{self, Hands};
 use super::pods::static_pods;
 use super::pods::wishes::{FirstLook, Held, Wishes};
 use super::reload::Settings;
-use crate::collect::{self, Place};
+use crate::collect::{self, EnsuredFile, Place};
 use crate::commands::df::UsageSource;
 use crate::config::Config;
 use crate::connect::Chosen;
@@ -162,6 +162,8 @@ impl Node {
         let collector = Arc::new(collector);
         Node {
             loops: GcLoops::new(Arc::clone(&collector), periods),
+            // What commands made present before this daemon ran.
+            .also_used_by(Arc::new(EnsuredFile::at(&place)))
             manager: Arc::new(manager),
             object: ObjectRef::node(name),
             health: watch::Sender::default(),

@@ -7,12 +7,19 @@ use std::process::{Command, Output, Stdio};
 
 use larder_cri::proto;
 use larder_testkit::fake_cri::FakeCri;
+use larder_testkit::private_state::assert_private;
 use tempfile::TempDir;
 
 /// A fake runtime and a home without credentials.
 pub(crate) struct World {
     pub(crate) cri: FakeCri,
     pub(crate) home: TempDir,
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        assert_private(self.cri.endpoint().path());
+    }
 }
 
 /// What larder did.
@@ -48,8 +55,19 @@ impl World {
     /// larder, talking to the fake runtime, in the folder.
     pub(crate) fn command(&self, arguments: &[&str]) -> Command {
         let mut command = larder(self.home.path());
-        command.env("LARDER_BACKEND", self.cri.endpoint().to_string()).args(arguments);
+        command.env("LARDER_BACKEND", self.cri.endpoint().to_string());
+        command.arg("--state").arg(self.state()).args(arguments);
         command
+    }
+
+    /// Where larder keeps its state of the fake runtime.
+    pub(crate) fn state(&self) -> PathBuf {
+        self.home.path().join("state")
+    }
+
+    /// As if what was ensured had been ensured long ago.
+    pub(crate) fn end_leases(&self) {
+        fs_err::remove_file(self.state().join("ensured.json")).unwrap();
     }
 
     pub(crate) fn larder(&self, arguments: &[&str]) -> Run {

@@ -90,6 +90,7 @@ fn a_daemon_hears_of_containers_between_its_rounds_and_remembers_them_over_resta
     for name in [&used, &unused] {
         world.larder(&["pull", "-q", name]).expect(0);
     }
+    world.end_leases();
     let last_used = |world: &World, daemon: &Daemon, name: &str| -> Value {
         let at =
             ["--daemon", &daemon.socket.to_string_lossy(), "gc", "--all-unused", "--dry-run", "-o", "json"];

@@ -12,6 +12,7 @@ use larder_testkit::peers::process::{PATIENCE, pause, poll};
 use larder_testkit::peers::{
     Availability, Containerd, Dockerd, Gate, Package, Registry, RegistryOptions, require,
 };
+use larder_testkit::private_state::assert_private;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use tempfile::TempDir;
@@ -216,7 +217,8 @@ impl World {
         let path = std::env::var_os("PATH").unwrap_or_default();
         command.env("PATH", format!("{}:{}", self.path("helpers"), path.to_string_lossy()));
         match self.endpoint() {
-            Some(endpoint) => command.env("LARDER_BACKEND", endpoint),
+            Some(endpoint) if arguments.contains(&"--state") => command.env("LARDER_BACKEND", endpoint),
+            Some(endpoint) => command.env("LARDER_BACKEND", endpoint).arg("--state").arg(self.path("state")),
             None => command.arg("--root").arg(self.place()).arg("--certs-d").arg(self.certs_d()),
         };
         command.args(arguments);
@@ -241,6 +243,11 @@ impl World {
         names
     }
 
+    /// As if what was ensured had been ensured long ago.
+    pub(crate) fn end_leases(&self) {
+        end_leases(Path::new(&self.path("state")));
+    }
+
     /// Forgets all images, as if larder had never run.
     pub(crate) fn remove_images(&self) {
         let images = self.image_names();
@@ -250,6 +257,14 @@ impl World {
             assert_eq!(run.code, 0, "{run:?}");
         }
         assert_eq!(self.image_names(), [""; 0]);
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        if self.endpoint().is_some() {
+            assert_private(Path::new(&self.socket()));
+        }
     }
 }
 
@@ -268,6 +283,11 @@ fn names_in_containerd(containerd: &Containerd) -> Vec<String> {
 fn names_in_store(root: &Path) -> Vec<String> {
     let store = Store::open(root, StoreConfig::default()).unwrap();
     store.images().unwrap().into_iter().flat_map(|image| [image.tags, image.digests].concat()).collect()
+}
+
+/// As if what was ensured on a runtime, whose state is here, had been ensured long ago.
+pub(crate) fn end_leases(state: &Path) {
+    fs_err::remove_file(state.join("ensured.json")).unwrap();
 }
 
 /// larder with nothing of the surroundings in it: no configuration, no credentials, no variables of other tools.

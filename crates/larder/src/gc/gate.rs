@@ -206,8 +206,9 @@ impl Drop for Removing {
 #[async_trait]
 impl UseSource for Gate {
     async fn uses(&self) -> Result<Vec<Found>, UseError> {
+        let ensured = |left| Use::Ensured { ago: None, left };
         let leased = self.leased().into_iter();
-        Ok(leased.map(|(image, left)| Found { image, handler: None, by: Use::Ensured { left } }).collect())
+        Ok(leased.map(|(image, left)| Found { image, handler: None, by: ensured(left) }).collect())
     }
 }
 

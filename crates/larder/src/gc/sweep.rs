@@ -172,7 +172,11 @@ impl Sweep<'_> {
             }
             Ok(Outcome::InUse(uses)) => {
                 // Whoever uses it, it must not come up in the next plan.
-                let uses = if uses.is_empty() { vec![Use::Ensured { left: Duration::ZERO }] } else { uses };
+                let uses = if uses.is_empty() {
+                    vec![Use::Ensured { ago: None, left: Duration::ZERO }]
+                } else {
+                    uses
+                };
                 self.exclude(&removal, |image| image.uses.clone_from(&uses));
                 self.swept.spared.push(removal.id);
             }

@@ -43,6 +43,8 @@ pub enum Use {
     },
     /// It was made present for somebody who has not started yet.
     Ensured {
+        /// How long ago; `None` if not known.
+        ago: Option<Duration>,
         /// For how much longer that counts.
         left: Duration,
     },
@@ -68,15 +70,19 @@ impl fmt::Display for Use {
             Use::Volume { pod, .. } => write!(f, "a volume of pod {pod}"),
             Use::Lease { id } => write!(f, "lease {id}"),
             Use::Wanted { by } => f.write_str(by),
-            Use::Ensured { left } => {
-                write!(
-                    f,
-                    "an ensure just done (for {} more)",
-                    gotext::duration(Duration::from_secs(left.as_secs()))
-                )
+            Use::Ensured { ago: None, left } => {
+                write!(f, "an ensure just done (for {} more)", seconds(*left))
+            }
+            Use::Ensured { ago: Some(ago), left } => {
+                write!(f, "an ensure {} ago (for {} more)", seconds(*ago), seconds(*left))
             }
         }
     }
+}
+
+/// Whole seconds; people do not read more.
+fn seconds(duration: Duration) -> String {
+    gotext::duration(Duration::from_secs(duration.as_secs()))
 }
 
 /// What a source found.

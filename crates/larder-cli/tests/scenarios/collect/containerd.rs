@@ -8,7 +8,7 @@ use larder_testkit::peers::{
 };
 
 use super::{Disk, Round, ages, agree, family, gc, killed_rounds_change_nothing, layer, number, removals};
-use crate::world::{Run, Running, larder_in};
+use crate::world::{Run, Running, end_leases, larder_in};
 
 /// A containerd whose root and state are on the disk, and a registry that it knows.
 pub(super) fn peers(disk: &Disk) -> (Containerd, Registry) {
@@ -52,6 +52,7 @@ fn one_round_reaches_the_low_mark_on_containerd() {
     for name in &names {
         on(&containerd, home, &["pull", name]).expect(0);
     }
+    end_leases(&home.join("state"));
     assert!(disk.used_percent() > 65.0, "{}", disk.used_percent());
     let planned = on(&containerd, home, &gc(&["--dry-run"])).expect(0).json();
     containerd.stop();
@@ -84,6 +85,7 @@ fn a_killed_round_changes_neither_ages_nor_order_on_containerd() {
         Image::new().layer(layer(number, 1 << 20)).push(&registry, &name).unwrap();
         on(&containerd, home, &["pull", &registry.image(&name)]).expect(0);
     }
+    end_leases(&home.join("state"));
     killed_rounds_change_nothing(&home.join("state/history.jsonl"), |arguments| {
         larder_on(&containerd, home, arguments)
     });

@@ -7,7 +7,7 @@ use larder_testkit::archive::{Archive, Entry};
 use larder_testkit::peers::{Dockerd, DockerdOptions, Image, Package, Registry, RegistryOptions, require};
 
 use super::{Disk, Round, family, gc, killed_rounds_change_nothing, layer, number, removals};
-use crate::world::{Run, Running, World, larder_in};
+use crate::world::{Run, Running, World, end_leases, larder_in};
 
 /// An engine whose root is on the disk, and a registry.
 pub(super) fn peers(disk: &Disk) -> (Dockerd, Registry) {
@@ -53,6 +53,7 @@ fn one_round_reaches_the_low_mark_on_docker_and_touches_nothing_of_a_stopped_con
     for name in &names {
         on(&engine, home, &["pull", "-q", name]).expect(0);
     }
+    end_leases(&home.join("state"));
     // The image that came first would go first.
     let container = engine.create_container(&names[0], "stopped").unwrap();
     assert!(disk.used_percent() > 65.0, "{}", disk.used_percent());
@@ -93,6 +94,7 @@ fn a_killed_round_changes_neither_ages_nor_order_on_docker() {
         Image::new().layer(layer(number, 1 << 20)).push(&registry, &name).unwrap();
         on(&engine, home, &["pull", "-q", &registry.image(&name)]).expect(0);
     }
+    end_leases(&home.join("state"));
     killed_rounds_change_nothing(&home.join("state/history.jsonl"), |arguments| {
         larder_on(&engine, home, arguments)
     });
@@ -142,9 +144,14 @@ fn images_without_a_name_go_first_and_what_rules_name_stays() {
     for text in ["first", "second"] {
         world.docker().import(&archive(text), "built", "latest").unwrap();
     }
+    let all = ["gc", "--all-unused", "--minimum-image-ttl-duration=0", "-o", "json"];
+    let fresh = world.larder(&[&all[..], &["--dry-run"]].concat()).expect(0).json();
+    let goes: Vec<String> = removals(&fresh).into_iter().map(|(id, _)| id).collect();
+    assert_eq!(goes.len(), 2, "what was built may go: {fresh}");
+    assert!(!goes.iter().any(|id| ids.contains(id)), "what was just pulled may not: {fresh}");
+    world.end_leases();
     world.larder(&["keep", "*/shop/base:*"]).expect(0);
     world.larder(&["keep", "*/shop/tool:*", "--ttl", "24h"]).expect(0);
-    let all = ["gc", "--all-unused", "--minimum-image-ttl-duration=0", "-o", "json"];
     let plan = world.larder(&[&all[..], &["--dry-run"]].concat()).expect(0).json();
     let order: Vec<String> = removals(&plan).into_iter().map(|(id, _)| id).collect();
     assert!(!ids.contains(&order[0]), "the one without a name is first: {plan}");

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::containerd::{on, peers};
 use super::{Disk, Round, docker, gc, number, removals, run};
-use crate::world::Run;
+use crate::world::{Run, end_leases};
 
 fn family() -> Option<PathBuf> {
     let folder = std::env::var_os("LARDER_FAMILY").filter(|folder| !folder.is_empty()).map(PathBuf::from);
@@ -80,6 +80,7 @@ fn filled(family: &Path, disk: &Disk) -> (Containerd, Registry) {
     for name in pushed(family, &registry) {
         on(&containerd, home, &["pull", &name]).expect(0);
     }
+    end_leases(&home.join("state"));
     (containerd, registry)
 }
 
@@ -108,6 +109,7 @@ fn a_real_family_in_docker_is_down_to_the_low_mark_in_one_round() {
         larder(&["pull", "-q", &name]).expect(0);
         names.push(name);
     }
+    end_leases(&disk.folder.path().join("state"));
     assert!(disk.used_percent() > 65.0, "{}", disk.used_percent());
     engine.create_container(&names[0], "stopped").unwrap();
     let round = Round::run(&disk, larder);

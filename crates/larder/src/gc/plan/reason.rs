@@ -113,14 +113,19 @@ impl fmt::Display for Why {
 impl fmt::Display for Stays {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Stays::InUse(uses) => {
-                f.write_str("in use by ")?;
-                match uses.as_slice() {
-                    [] => f.write_str("something unknown"),
-                    [one] => one.fmt(f),
-                    [first, rest @ ..] => write!(f, "{first} and {} more", rest.len()),
+            Stays::InUse(uses) => match uses.as_slice() {
+                [Use::Ensured { ago: Some(ago), left }] => {
+                    write!(f, "ensured {} ago, and left alone for {} more", text(*ago), text(*left))
                 }
-            }
+                uses => {
+                    f.write_str("in use by ")?;
+                    match uses {
+                        [] => f.write_str("something unknown"),
+                        [one] => one.fmt(f),
+                        [first, rest @ ..] => write!(f, "{first} and {} more", rest.len()),
+                    }
+                }
+            },
             Stays::Pinned => f.write_str("pinned by the runtime"),
             Stays::Kept { rule, text } => write!(f, "kept by rule {} ({text})", rule + 1),
             Stays::TooYoung { age, minimum } => {

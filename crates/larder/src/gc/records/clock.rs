@@ -5,6 +5,8 @@
 //! a boot nothing tells. A wall clock that went back then is taken for wrong by that much, and time seems not to have
 //! passed; one that went forward is believed for up to a day, and for no more.
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
 use crate::gc::time::Stamp;
@@ -44,8 +46,14 @@ pub struct Anchor {
 }
 
 impl Anchor {
-    pub(super) fn of(now: &ClockReading) -> Anchor {
+    /// The clocks as they are now.
+    pub fn of(now: &ClockReading) -> Anchor {
         Anchor { wall: now.wall, since_boot: now.since_boot, boot: now.boot.clone() }
+    }
+
+    /// How long ago that was: what the wall clock moved since then, without its steps.
+    pub fn age(&self, now: &ClockReading) -> Duration {
+        now.wall.since(self.wall.moved(self.step(now)))
     }
 
     /// By how many milliseconds the wall clock was moved since then.

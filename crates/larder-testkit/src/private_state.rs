@@ -1,0 +1,34 @@
+//! Tests leave nothing in the places of the machine they run on.
+
+use std::path::{Path, PathBuf};
+
+/// Where larder keeps the state of runtimes when root runs it and nobody says where.
+const USUAL: &str = "/var/lib/larder/collect/runtimes";
+
+/// To be called at the end of a test that runs larder on a runtime.
+///
+/// # Panics
+///
+/// If the state of the runtime with this socket was kept in the machine's usual place. A test that has failed already
+/// is left at that.
+#[track_caller]
+pub fn assert_private(socket: &Path) {
+    let usual = usual_state(socket);
+    assert!(std::thread::panicking() || !usual.exists(), "name a folder with --state: {}", usual.display());
+}
+
+fn usual_state(socket: &Path) -> PathBuf {
+    let socket = socket.to_string_lossy();
+    Path::new(USUAL).join(socket.trim_matches('/').replace('/', "-"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_usual_folder_is_named_after_the_socket() {
+        let folder = usual_state(Path::new("/tmp/fake-cri-1/cri.sock"));
+        assert_eq!(folder, Path::new("/var/lib/larder/collect/runtimes/tmp-fake-cri-1-cri.sock"));
+    }
+}
