@@ -152,8 +152,10 @@ async fn remove_all(
         }
         let mounts: Vec<&str> = using(image, &in_use).map(|user| user.name.as_str()).collect();
         if !request.force && !mounts.is_empty() {
-            let users = users(image, &in_use);
-            answer.refuse(if store.is_some() { mounted(name, &mounts) } else { used(name, &users) })?;
+            answer.refuse(match store {
+                Some(_) => mounted(name, &mounts),
+                None => used(name, &users(image, &in_use), &mounts, can_force(backend).await),
+            })?;
             continue;
         }
         if let Err(error) = remove_one(&image.id, request.force, backend, store, gate).await {
@@ -234,10 +236,20 @@ struct Asked<'a> {
     ways: Vec<Naming>,
 }
 
+/// Whether force may help against containers: an engine of Docker refuses either way, of runtimes some do.
+async fn can_force(backend: &Arc<dyn Backend>) -> bool {
+    backend.info().await.is_ok_and(|info| info.name != "docker")
+}
+
 /// The image is in use by containers of a runtime.
-fn used(name: &str, users: &[String]) -> Failure {
+fn used(name: &str, users: &[String], containers: &[&str], can_force: bool) -> Failure {
+    let containers = match containers {
+        [one] => format!("the container {one}"),
+        several => format!("the containers {}", several.join(", ")),
+    };
+    let force = if can_force { "; or use --force, where the runtime allows it" } else { "" };
     Failure::failed(format!("{name}: in use by {}", users.join(", ")))
-        .hint("remove the containers first, or use --force")
+        .hint(format!("remove {containers} first{force}"))
 }
 
 /// The image is mounted out of larder's own store.

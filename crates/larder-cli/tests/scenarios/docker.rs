@@ -103,6 +103,8 @@ fn a_daemon_hears_of_containers_between_its_rounds_and_remembers_them_over_resta
     assert_eq!(last_used(&world, &daemon, &used), Value::Null);
     // More than the engine remembers, so that only who listened all the time knows of the first.
     let container = world.docker().create_container(&used, "short").unwrap();
+    let refused = world.larder(&["rm", &used]).expect(1);
+    assert!(refused.stderr.ends_with("hint: remove the container short first\n"), "{refused:?}");
     world.docker().remove_container(&container).unwrap();
     let id = world.larder(&["images", "-q", &unused]).expect(0).stdout.trim().to_owned();
     for number in 0..300 {
