@@ -9,6 +9,7 @@ mod closing;
 mod connections;
 mod control;
 mod doors;
+mod event_log;
 mod health;
 mod intake;
 mod metrics;

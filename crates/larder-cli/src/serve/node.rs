@@ -19,6 +19,7 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 
 use super::control::CallSink;
+use super::event_log::EventLog;
 use super::health::{self, Health};
 use super::metrics::{Counted, Metrics};
 use super::pods::prefetch::{self, Hands};
@@ -133,8 +134,12 @@ impl Node {
         } = parts;
         let Backed { told, backend, store, usage, collector } = chosen;
         let events = Arc::new(RingSink::new(events));
-        let sink: Arc<dyn EventSink> =
-            Arc::new(Tee(vec![Arc::new(LogSink), events.clone(), metrics.clone(), Arc::new(CallSink)]));
+        let sink: Arc<dyn EventSink> = Arc::new(Tee(vec![
+            Arc::new(EventLog::new(LogSink)),
+            events.clone(),
+            metrics.clone(),
+            Arc::new(CallSink),
+        ]));
         let (gate, held) = (Arc::new(Gate::default()), Held::default());
         let mut manager = Manager::builder(Arc::clone(&backend))
             .config(pull)
@@ -157,13 +162,13 @@ impl Node {
             .history(Arc::new(Counted { history, metrics: metrics.clone() }))
             .gate(Arc::clone(&gate))
             .also_used_by(Arc::new(held.clone()))
+            // What commands made present before this daemon ran.
+            .also_used_by(Arc::new(EnsuredFile::at(&place)))
             .events(Arc::clone(&sink), name.clone())
             .build();
         let collector = Arc::new(collector);
         Node {
             loops: GcLoops::new(Arc::clone(&collector), periods),
-            // What commands made present before this daemon ran.
-            .also_used_by(Arc::new(EnsuredFile::at(&place)))
             manager: Arc::new(manager),
             object: ObjectRef::node(name),
             health: watch::Sender::default(),

@@ -52,6 +52,11 @@ pub enum GcError {
 }
 
 impl GcError {
+    /// Whether an event of its own has told it already.
+    pub(super) fn has_own_event(&self) -> bool {
+        matches!(self, GcError::Insufficient(_) | GcError::NoCapacity)
+    }
+
     /// Whether the round ended before it knew how full the disk is.
     pub(super) fn is_before_the_disk(&self) -> bool {
         match self {

@@ -143,7 +143,9 @@ impl GcLoops {
                 && let Err(error) = &outcome
             {
                 self.collector.event(Reason::ImageGcFailed, &error.to_string());
-            } else if let Err(error) = &outcome {
+            } else if let Err(error) = &outcome
+                && !error.has_own_event()
+            {
                 tracing::warn!("image collection failed: {error}");
             }
             self.status.send_modify(|status| {
