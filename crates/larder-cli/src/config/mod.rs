@@ -99,6 +99,8 @@ pub(crate) struct Config {
     /// What is odd and was taken as it is.
     pub(crate) warnings: Vec<String>,
     origins: BTreeMap<&'static str, Origin>,
+    /// The lines of the items of settings that are lists.
+    lines: BTreeMap<&'static str, Vec<usize>>,
 }
 
 /// Programs that give credentials: both or none are set.
@@ -178,6 +180,15 @@ impl Config {
     /// Where a setting's value came from.
     pub(crate) fn origin(&self, key: &str) -> &Origin {
         self.origins.get(key).unwrap_or(&Origin::Default)
+    }
+
+    /// Where one item of a setting that is a list came from.
+    pub(crate) fn origin_of_item(&self, key: &str, index: usize) -> Origin {
+        let line = self.lines.get(key).and_then(|lines| lines.get(index)).copied();
+        match (self.origin(key).clone(), line) {
+            (Origin::File { path, .. }, Some(line)) => Origin::File { path, line },
+            (origin, _) => origin,
+        }
     }
 
     /// How layers come into larder's own store.

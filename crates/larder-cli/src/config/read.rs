@@ -144,6 +144,8 @@ impl Reading {
             Ok(()) => {
                 self.broken.remove(setting.key);
                 self.draft.config.origins.insert(setting.key, origin);
+                let lines = at.items().map(|items| items.iter().map(At::line).collect());
+                self.draft.config.lines.insert(setting.key, lines.unwrap_or_default());
                 Vec::new()
             }
             Err(problems) => {
@@ -205,6 +207,7 @@ impl Draft {
             event_ring_size: 1000,
             warnings: Vec::new(),
             origins: BTreeMap::new(),
+            lines: BTreeMap::new(),
         };
         Draft { written: KubeletImageConfig::default(), no_proxy: None, config }
     }

@@ -21,10 +21,10 @@ pub(super) async fn keep(node: &Node, request: &api::KeepRequest) -> Result<api:
         // A reload, too, puts rules and settings together.
         let _alone = node.settings.changing();
         let config = node.settings.now();
-        let place = config.origin("gc.keep").to_string();
-        let configured = config.gc.keep.iter();
+        let place = |index| config.origin_of_item("gc.keep", index).to_string();
+        let configured = config.gc.keep.iter().enumerate();
         let configured = configured
-            .map(|rule| api::ConfiguredRule { rule: rule.to_document(), place: place.clone() })
+            .map(|(index, rule)| api::ConfiguredRule { rule: rule.to_document(), place: place(index) })
             .collect();
         let (rules, new) = keep::change(&KeepFile::at(&node.place), request)?;
         let documents = rules.iter().map(RuleDocument::to_document).collect();

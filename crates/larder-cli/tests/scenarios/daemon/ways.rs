@@ -225,8 +225,7 @@ fn who_cannot_see_what_the_daemon_mounted_is_told_so() {
 fn rules_of_the_settings_are_dropped_where_they_are_written() {
     let Some(mut machine) = Machine::new() else { return };
     let config = machine.home.path().join("config.yaml");
-    let settings =
-        "apiVersion: larder.dev/v1alpha1\nkind: LarderConfiguration\ngc:\n  keep:\n    - name: base/*\n";
+    let settings = "apiVersion: larder.dev/v1alpha1\nkind: LarderConfiguration\ngc:\n  keep:\n    - name: base/*\n    - name: tools/*\n";
     fs_err::write(&config, settings).unwrap();
     let config = config.to_string_lossy().into_owned();
     machine.serve_with(&["--config", &config]);
@@ -234,9 +233,14 @@ fn rules_of_the_settings_are_dropped_where_they_are_written() {
     machine.larder(&["keep", "base/*", "--ttl", "1h"]).expect(0);
     let listed = machine.larder(&["keep"]).expect(0);
     assert_eq!(listed.lines_with(&["1", "name base/*", &place]), 1, "{listed:?}");
-    assert_eq!(listed.lines_with(&["2", "name base/*, for 1h0m0s", "larder keep"]), 1, "{listed:?}");
+    assert_eq!(
+        listed.lines_with(&["2", "name tools/*", &format!("{config}:6")]),
+        1,
+        "each its own line: {listed:?}"
+    );
+    assert_eq!(listed.lines_with(&["3", "name base/*, for 1h0m0s", "larder keep"]), 1, "{listed:?}");
     let data = machine.larder(&["keep", "-o", "json"]).expect(0).json();
-    assert_eq!((&data[0]["from"], &data[1]["from"]), (&place.as_str().into(), &serde_json::Value::Null));
+    assert_eq!((&data[0]["from"], &data[2]["from"]), (&place.as_str().into(), &serde_json::Value::Null));
     let refused = machine.larder(&["unkeep", "1"]).expect(1);
     assert!(refused.stderr.contains(&place) && refused.stderr.contains("gc.keep"), "{refused:?}");
     // Of two with one name, it is the other that is meant.
