@@ -64,7 +64,8 @@ const MAY_BE_EMPTY: [&str; 11] = [
 ];
 
 /// Fields of theirs that it does not print.
-const BESIDE: [&str; 7] = [
+const BESIDE: [&str; 8] = [
+    "Collection.asked_bytes",
     "Collection.warnings",
     "Collection.error",
     "Collection.high_threshold_percent",

@@ -126,7 +126,7 @@ fn scene(images: &[Image], records: &Records, uses: &Uses, layers: Layers) -> Sc
         }
     };
     let capacity = layers.all().iter().map(|layer| layer.amount.bytes).sum();
-    let disk = Disk { capacity, available: capacity / 10, inodes: 0, inodes_free: 0 };
+    let disk = Disk { capacity, available: capacity / 10, inodes: 0, inodes_free: 0, reserved: 0 };
     Scene {
         now: Stamp(NOW),
         began: Stamp(0),
@@ -166,7 +166,7 @@ fn family(policy: &GcPolicy) -> Told {
     told.wanted = before - capacity * 45 / 100;
     while told.passes < 100 {
         let used = on_disk(&images);
-        let disk = Disk { capacity, available: capacity - used, inodes: 0, inodes_free: 0 };
+        let disk = Disk { capacity, available: capacity - used, inodes: 0, inodes_free: 0, reserved: 0 };
         let plan = planned(&images, &sizes, disk, policy);
         if plan.removals.is_empty() {
             break;

@@ -78,6 +78,8 @@ pub struct Disk {
     pub capacity: u64,
     /// Bytes that are free for unprivileged users.
     pub available: u64,
+    /// Bytes beside these that are free for root alone. For kubelet's percentages they are in use; for `df` they are not.
+    pub reserved: u64,
     /// Inodes in all.
     pub inodes: u64,
     /// Inodes that are free.
@@ -185,6 +187,7 @@ pub fn local_disk(path: &std::path::Path) -> std::io::Result<Option<Disk>> {
         Ok(found) => Ok(Some(Disk {
             capacity: found.f_blocks * found.f_frsize,
             available: found.f_bavail * found.f_frsize,
+            reserved: found.f_bfree.saturating_sub(found.f_bavail) * found.f_frsize,
             inodes: found.f_files,
             inodes_free: found.f_ffree,
         })),

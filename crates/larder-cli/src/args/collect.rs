@@ -38,7 +38,8 @@ pub(crate) struct GcArgs {
     #[arg(long)]
     pub(crate) dry_run: bool,
 
-    /// Free so many bytes, such as 500MB or 10GiB (10Gi is the same), whatever the thresholds say.
+    /// Free at least so many bytes, such as 500MB or 10GiB (10Gi is the same), whatever the thresholds say, and a margin of
+    /// 5% (of a daemon, gc.freeMarginPercent).
     #[arg(long, value_name = "SIZE", value_parser = size, conflicts_with = "all_unused")]
     pub(crate) free: Option<u64>,
 
@@ -185,6 +186,9 @@ pub(crate) struct ExplainAccessArgs {
 #[command(after_help = "Examples:
   larder history
   larder history -o json
+
+PROMISED is what the plan counted for the image, each shared layer once. FREED is the change of the whole file system while it
+was removed: what others wrote or deleted meanwhile is in it.
 
 The journal is bounded: about the last 5000 removals.")]
 pub(crate) struct HistoryArgs {

@@ -4,6 +4,7 @@ use larder::gc::{Entry, HistoryFile};
 use larder_control::v1alpha1::{HistoryEntry, HistoryRequest, HistoryResponse};
 
 use super::gc::report::time;
+use super::gc::tell::{OF_THE_FILE_SYSTEM, is_disturbed};
 use crate::args::{Connection, HistoryArgs};
 use crate::collect::Place;
 use crate::connect;
@@ -26,6 +27,12 @@ pub(super) async fn run(args: &HistoryArgs, connection: &Connection, out: &Out) 
         ));
     }
     output::show(out, args.output, &history.entries, || table(&history.entries, args.output.is_wide()));
+    let disturbed = |entry: &HistoryEntry| {
+        entry.freed_bytes.is_some_and(|freed| is_disturbed(entry.promised_bytes, freed))
+    };
+    if args.output.data().is_none() && history.entries.iter().any(disturbed) {
+        out.note(format_args!("note: {OF_THE_FILE_SYSTEM}"));
+    }
     Ok(Outcome::Done)
 }
 

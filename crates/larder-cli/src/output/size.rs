@@ -17,6 +17,11 @@ pub(crate) fn percent(part: u64, whole: u64) -> String {
     }
 }
 
+/// Whether a part is more than a hundredth of the whole, so that people see that it is missing somewhere.
+pub(crate) fn is_worth_a_word(part: u64, whole: u64) -> bool {
+    part > whole / 100
+}
+
 /// A duration as kubelet's events have it, cut to milliseconds: `1.234s`.
 pub(crate) fn duration(time: Duration) -> String {
     gotext::duration(gotext::truncated_to_millis(time))

@@ -276,6 +276,7 @@ impl Collector {
         let hand = Hand::new(self, policy, planned.goal, scene);
         let swept = sweep(&hand, scene, policy, planned, self.parts.patience).await;
         if !swept.done.is_empty() {
+            // What somebody else removed goes from the records with the next look.
             for done in &swept.done {
                 records.forget(&done.removal.id, &done.removal.handler);
             }

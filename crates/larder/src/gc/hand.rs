@@ -55,32 +55,37 @@ impl<'a> Hand<'a> {
 
 #[async_trait]
 impl Hands for Hand<'_> {
-    async fn remove(&self, image: &Removal) -> Result<Outcome, RemoveError> {
+    async fn remove(&self, removal: &Removal) -> Result<Outcome, RemoveError> {
         let parts = Arc::clone(&self.collector.parts);
         // From here on nobody is told that the image is present, until it is gone or left alone.
         let removing = match &parts.gate {
-            Some(gate) => match gate.begin_removal(&image.id) {
+            Some(gate) => match gate.begin_removal(&removal.id) {
                 Some(removing) => Some(removing),
                 None => return Ok(Outcome::InUse(Vec::new())),
             },
             None => None,
         };
-        if let Some(rule) = self.kept_meanwhile(image) {
+        if let Some(rule) = self.kept_meanwhile(removal) {
             return Ok(Outcome::Kept(rule.to_string()));
         }
         let look_again = (self.policy.accounting == Accounting::Exact).then_some(self.policy.uses);
-        let (counts, goal, image) = (Arc::clone(&self.collector.counts), self.goal, image.clone());
+        let (counts, goal, image) = (Arc::clone(&self.collector.counts), self.goal, removal.clone());
         // The backend may go on removing after it was dropped; the gate has to stay closed until then.
         let ended = to_its_end(async move {
             let _removing = removing;
             if let Some(rule) = look_again {
                 let uses = users(&parts, &image, rule).await?;
                 if !uses.is_empty() {
-                    return Ok(Err(uses));
+                    return Ok(Err(Outcome::InUse(uses)));
                 }
             }
             let handler = image.handler.clone();
             let spec = ImageSpec { runtime_handler: handler, ..ImageSpec::named(image.id.as_str()) };
+            // Removing what is gone succeeds, so that has to be found out before. What cannot be found out is told by
+            // the removal.
+            if look_again.is_some() && matches!(parts.backend.look(&spec).await, Ok(None)) {
+                return Ok(Err(Outcome::GoneMeanwhile));
+            }
             parts.backend.remove(&spec).await?;
             Ok::<_, RemoveError>(Ok(Gone { parts, counts, goal, image, freed: None }))
         })
@@ -90,7 +95,12 @@ impl Hands for Hand<'_> {
                 *self.gone.lock().unwrap_or_else(PoisonError::into_inner) = Some(gone);
                 Outcome::Removed
             }
-            Err(uses) => Outcome::InUse(uses),
+            Err(left) => {
+                if left == Outcome::GoneMeanwhile {
+                    self.scene().forget(&removal.id, &removal.handler);
+                }
+                left
+            }
         })
     }
 

@@ -35,6 +35,8 @@ pub trait Hands: Send + Sync {
 pub enum Outcome {
     /// The image is gone.
     Removed,
+    /// It was gone before: somebody else removed it.
+    GoneMeanwhile,
     /// It is used now, and was left alone.
     InUse(Vec<Use>),
     /// A keep rule that came after the plan keeps it, and it was left alone: the rule in words.
@@ -98,7 +100,10 @@ pub struct Swept {
     pub errors: Vec<(String, String)>,
     /// Left alone because they are used or kept by now, by id.
     pub spared: Vec<String>,
-    /// Bytes freed: measured if the accounting is exact, nominal otherwise.
+    /// Gone before their turn came, because somebody else removed them, by id.
+    pub gone: Vec<String>,
+    /// Bytes freed: measured if the accounting is exact, nominal otherwise. Of what came free, what images of `gone`
+    /// were to free does not count; what else others wrote or deleted meanwhile is in it.
     pub freed: i64,
     /// Bytes that had to be freed.
     pub wanted: i64,
@@ -116,6 +121,8 @@ struct Sweep<'a> {
     aim: Aim,
     patience: Patience,
     waited: Duration,
+    /// Bytes that somebody else has freed by removing images, by what the plan promised of these.
+    elsewhere: u64,
     scene: &'a mut Scene,
     swept: Swept,
 }
@@ -133,8 +140,16 @@ pub async fn sweep(
     let aim = aim(goal, scene.disk, policy);
     let before = scene.disk;
     let exact = policy.accounting == Accounting::Exact && scene.disk.is_some();
-    let mut sweep =
-        Sweep { hands, exact, aim, patience, waited: Duration::ZERO, scene, swept: Swept::default() };
+    let mut sweep = Sweep {
+        hands,
+        exact,
+        aim,
+        patience,
+        waited: Duration::ZERO,
+        elsewhere: 0,
+        scene,
+        swept: Swept::default(),
+    };
     sweep.swept.wanted = match aim {
         Aim::Nominal(wanted) => wanted,
         _ => i64::try_from(first.need.bytes).unwrap_or(i64::MAX),
@@ -170,6 +185,7 @@ impl Sweep<'_> {
                 self.swept.freed = self.swept.freed.saturating_add(counted);
                 self.swept.done.push(Done { removal, freed });
             }
+            Ok(Outcome::GoneMeanwhile) => self.gone(removal).await,
             Ok(Outcome::InUse(uses)) => {
                 // Whoever uses it, it must not come up in the next plan.
                 let uses = if uses.is_empty() {
@@ -192,6 +208,21 @@ impl Sweep<'_> {
                 self.swept.errors.push((removal.id, error));
             }
         }
+    }
+
+    /// An image that somebody else removed. The room counts, and is nothing that this sweep has freed.
+    async fn gone(&mut self, removal: Removal) {
+        if self.exact {
+            match self.hands.measure().await {
+                Ok(disk) => self.scene.disk = Some(disk),
+                Err(_) => {
+                    self.scene.disk = self.scene.disk.map(|disk| disk::with_more_free(disk, removal.frees));
+                }
+            }
+            self.elsewhere = self.elsewhere.saturating_add(removal.frees.bytes);
+        }
+        self.scene.forget(&removal.id, &removal.handler);
+        self.swept.gone.push(removal.id);
     }
 
     /// Keeps an image out of further plans.
@@ -271,7 +302,7 @@ impl Sweep<'_> {
     fn end(mut self, aim: Aim, before: Option<Disk>) -> Swept {
         self.swept.disk = self.scene.disk;
         if let (true, Some(before), Some(after)) = (self.exact, before, self.scene.disk) {
-            let freed = disk::free(before).short_of(disk::free(after)).bytes;
+            let freed = disk::free(before).short_of(disk::free(after)).bytes.saturating_sub(self.elsewhere);
             self.swept.freed = i64::try_from(freed).unwrap_or(i64::MAX);
         }
         match aim {

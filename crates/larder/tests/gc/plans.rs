@@ -147,8 +147,13 @@ impl Case {
             });
         }
         // Nothing is free, and thresholds are such that the need is what must be.
-        let disk =
-            Disk { capacity: 1_000_000, available: 0, inodes: 100 * need.inodes.max(1), inodes_free: 0 };
+        let disk = Disk {
+            capacity: 1_000_000,
+            available: 0,
+            inodes: 100 * need.inodes.max(1),
+            inodes_free: 0,
+            reserved: 0,
+        };
         let inodes =
             InodeThresholds { high_percent: if need.inodes > 0 { 99 } else { 100 }, low_percent: 99 };
         let policy = GcPolicy {
@@ -277,7 +282,7 @@ proptest! {
 }
 
 fn disk(capacity: u64, available: u64) -> Disk {
-    Disk { capacity, available, inodes: 0, inodes_free: 0 }
+    Disk { capacity, available, inodes: 0, inodes_free: 0, reserved: 0 }
 }
 
 fn empty(disk: Disk) -> Scene {

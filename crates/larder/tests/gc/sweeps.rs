@@ -177,6 +177,38 @@ async fn an_image_used_since_the_plan_is_spared_and_another_goes() {
     assert_eq!(report.swept[0].spared, ["sha256:i0"]);
 }
 
+#[tokio::test(start_paused = true)]
+async fn what_somebody_else_removes_during_a_round_is_not_booked_as_removed_or_freed_by_it() {
+    let world = ten();
+    let other = world.clone();
+    let act = move || assert!(other.state().present.remove("i1"));
+    let disk = Meanwhile(world.clone(), Mutex::new((0, Some(act))));
+    let written = Arc::new(Written::default());
+    let collector = world.collector().disk(Arc::new(disk)).policy(policy()).history(written.clone()).build();
+    world.state().other = 100;
+    world.advance(1000);
+    let report = collector.collect().await.unwrap();
+    assert_eq!(report.plans[0].removals.len(), 3);
+    assert_eq!(world.removals(), ["i0", "i2"]);
+    let swept = &report.swept[0];
+    let done: Vec<_> = swept.done.iter().map(|done| done.removal.id.clone()).collect();
+    assert_eq!((done, swept.gone.clone()), (vec![id("i0"), id("i2")], vec![id("i1")]));
+    assert_eq!(swept.freed, 180, "270 came free, and 90 of them are not its own");
+    assert_eq!(collector.counts().space, 2);
+    assert_eq!(written.0.lock().unwrap().as_slice(), [id("i0"), id("i2")]);
+}
+
+/// Ids of what is said to be removed.
+#[derive(Default)]
+struct Written(Mutex<Vec<String>>);
+
+impl History for Written {
+    fn record(&self, entry: &Entry) -> io::Result<()> {
+        self.0.lock().expect("nobody panicked").push(entry.id.clone());
+        Ok(())
+    }
+}
+
 /// Answers once, and never again.
 struct FailsLater(Mutex<usize>);
 

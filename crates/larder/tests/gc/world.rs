@@ -302,7 +302,7 @@ impl Measure for World {
         let state = self.state();
         let available = state.capacity.saturating_sub(state.used());
         let inodes_free = state.inodes.saturating_sub(state.used_inodes());
-        Ok(Disk { capacity: state.capacity, available, inodes: state.inodes, inodes_free })
+        Ok(Disk { capacity: state.capacity, available, inodes: state.inodes, inodes_free, reserved: 0 })
     }
 }
 

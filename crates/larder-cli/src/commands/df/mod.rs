@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use larder::backend::{Backend, BackendError};
+use larder::gc::disk::used_percent;
 use larder::gc::{Collector, GcPolicy, Holders, holders as who_holds};
 use larder::image_service::{Disk, FilesystemError, ImageService, local_disk};
 use larder_control::v1alpha1::{HeldBy, UsageRequest};
@@ -129,7 +130,7 @@ fn show(args: &DfArgs, report: &Report, out: &Out) {
         output::data(out, format, report);
         return;
     }
-    let filesystem = report.filesystem.table(args.output.is_wide());
+    let filesystem = report.filesystem.told(args.output.is_wide());
     if let Some(store) = &report.store {
         if !store.images.is_empty() {
             out.line(format_args!("{}\n", store.images_table()));
@@ -186,8 +187,12 @@ struct Filesystem {
     images_bytes: Option<u64>,
     images_inodes: Option<u64>,
     size_bytes: Option<u64>,
+    /// All that is not available.
     used_bytes: Option<u64>,
     available_bytes: Option<u64>,
+    /// The part of what is used that nobody has written: it is kept for root.
+    #[serde(default)]
+    reserved_bytes: Option<u64>,
     inodes: Option<u64>,
     inodes_free: Option<u64>,
 }
@@ -247,6 +252,7 @@ async fn measure(backend: Arc<dyn Backend>, store: Option<StoreReport>) -> Resul
         size_bytes: disk.map(|disk| disk.capacity),
         used_bytes: disk.map(|disk| disk.capacity.saturating_sub(disk.available)),
         available_bytes: disk.map(|disk| disk.available),
+        reserved_bytes: disk.map(|disk| disk.reserved),
         inodes: disk.map(|disk| disk.inodes),
         inodes_free: disk.map(|Disk { inodes_free, .. }| inodes_free),
     };
@@ -268,6 +274,20 @@ impl Group {
 }
 
 impl Filesystem {
+    /// The table, and why collection sees another percentage, where it does.
+    fn told(&self, wide: bool) -> String {
+        let table = self.table(wide);
+        match (self.size_bytes, self.available_bytes, self.reserved_bytes) {
+            (Some(all), Some(available), Some(reserved)) if size::is_worth_a_word(reserved, all) => format!(
+                "{table}\n{} are reserved for root. Collection counts them as used, as kubelet does: for it {}% are in use.",
+                size::bytes(reserved),
+                used_percent(all, available),
+            ),
+            _ => table.to_string(),
+        }
+    }
+
+    /// As `df` counts: what is reserved is neither used nor available.
     fn table(&self, wide: bool) -> Table {
         let heads = ["FILESYSTEM", "SIZE", "USED", "AVAIL", "USE%", "INODES", "IUSED", "IUSE%", "IMAGES"];
         let more = ["IMAGES INODES"].into_iter().filter(|_| wide);
@@ -277,13 +297,15 @@ impl Filesystem {
         let percent = |part: Option<u64>, whole: Option<u64>| {
             part.zip(whole).map(|(part, whole)| size::percent(part, whole)).unwrap_or_default()
         };
+        let used = self.used_bytes.map(|used| used.saturating_sub(self.reserved_bytes.unwrap_or_default()));
+        let usable = used.zip(self.available_bytes).map(|(used, available)| used.saturating_add(available));
         let inodes_used = self.inodes.zip(self.inodes_free).map(|(all, free)| all.saturating_sub(free));
         let cells = [
             self.mountpoint.clone(),
             bytes(self.size_bytes),
-            bytes(self.used_bytes),
+            bytes(used),
             bytes(self.available_bytes),
-            percent(self.used_bytes, self.size_bytes),
+            percent(used, usable),
             number(self.inodes),
             number(inodes_used),
             percent(inodes_used, self.inodes),
@@ -302,5 +324,34 @@ impl Images {
             table.row([name.to_owned(), group.count.to_string(), size::bytes(group.size_bytes)]);
         }
         table
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn filesystem(reserved: u64) -> Filesystem {
+        Filesystem {
+            mountpoint: "/images".into(),
+            size_bytes: Some(100_000_000_000),
+            used_bytes: Some(86_000_000_000),
+            available_bytes: Some(14_000_000_000),
+            reserved_bytes: Some(reserved),
+            ..Filesystem::default()
+        }
+    }
+
+    #[test]
+    fn the_table_has_the_figures_of_df_and_says_what_collection_counts_otherwise() {
+        let told = filesystem(65_000_000_000).told(false);
+        let row = told.lines().nth(1).unwrap();
+        assert_eq!(
+            row.split_whitespace().collect::<Vec<_>>()[..5],
+            ["/images", "100GB", "21GB", "14GB", "60%"]
+        );
+        assert!(told.ends_with("65GB are reserved for root. Collection counts them as used, as kubelet does: for it 86% are in use."));
+        let told = filesystem(1_000_000_000).told(false);
+        assert_eq!(told.lines().count(), 2, "so little is not worth a word: {told}");
     }
 }

@@ -2,7 +2,7 @@
 
 pub(super) mod holders;
 pub(super) mod report;
-mod tell;
+pub(super) mod tell;
 
 use larder::gc::{Collector, GcError, GcPolicy, Goal, holders as who_holds, plan, plan_round};
 use larder_control::v1alpha1::Collection;

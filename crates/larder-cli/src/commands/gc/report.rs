@@ -51,20 +51,22 @@ pub(super) fn of_round(goal: Goal, round: &Round, policy: &GcPolicy) -> api::Col
         images: images.into_iter().map(image).collect(),
         failed: errors.map(|(id, message)| api::FailedRemoval { id, message }).collect(),
         spared: swept.iter().flat_map(|swept| swept.spared.clone()).collect(),
+        gone: swept.iter().flat_map(|swept| swept.gone.clone()).collect(),
         planned: !round.report.plans.is_empty(),
         ..empty(false, goal, policy)
     }
 }
 
 fn empty(dry_run: bool, goal: Goal, policy: &GcPolicy) -> api::Collection {
-    let goal = match goal {
-        Goal::Age | Goal::Thresholds => "thresholds",
-        Goal::Free { .. } => "free",
-        Goal::AllUnused => "allUnused",
+    let (goal, asked_bytes) = match goal {
+        Goal::Age | Goal::Thresholds => ("thresholds", 0),
+        Goal::Free { bytes } => ("free", bytes),
+        Goal::AllUnused => ("allUnused", 0),
     };
     api::Collection {
         dry_run,
         goal: goal.to_owned(),
+        asked_bytes,
         reached: true,
         high_threshold_percent: policy.high_threshold_percent,
         low_threshold_percent: policy.low_threshold_percent,
@@ -76,6 +78,7 @@ fn file_system(disk: Disk) -> api::FileSystem {
     api::FileSystem {
         size_bytes: disk.capacity,
         available_bytes: disk.available,
+        reserved_bytes: disk.reserved,
         used_percent: used_percent(disk.capacity, disk.available),
         inodes: disk.inodes,
         inodes_free: disk.inodes_free,

@@ -34,9 +34,20 @@ pub(super) fn round(report: &Collection, wide: bool, out: &Out) {
         out.line("Removed nothing.");
     } else {
         let images = count(report.removals.len());
-        let freed = size::bytes(report.freed_bytes.map_or(0, |freed| u64::try_from(freed).unwrap_or(0)));
+        let freed = u64::try_from(report.freed_bytes.unwrap_or_default()).unwrap_or_default();
         let after = report.after.map(|disk| format!("; now {}% are in use", disk.used_percent));
-        out.line(format_args!("Removed {images} and freed {freed}{}.", after.unwrap_or_default()));
+        let told = size::bytes(freed);
+        out.line(format_args!("Removed {images} and freed {told}{}.", after.unwrap_or_default()));
+        if is_disturbed(report.promised_bytes, freed) {
+            let guess = if report.removals.iter().any(|removal| removal.estimated) { "about " } else { "" };
+            let promised = size::bytes(report.promised_bytes);
+            out.line(format_args!("Promised were {guess}{promised}; {OF_THE_FILE_SYSTEM}."));
+        }
+    }
+    for id in &report.gone {
+        let named = report.images.iter().find(|image| image.id == *id);
+        let name = named.map_or(id.clone(), |image| first(&image.names, id));
+        out.line(format_args!("{name} was gone before its turn: somebody else removed it meanwhile."));
     }
     for id in &report.spared {
         out.line(format_args!("Left {id} alone: it came into use, or is kept by now."));
@@ -47,6 +58,18 @@ pub(super) fn round(report: &Collection, wide: bool, out: &Out) {
         count_stays(report, out);
     }
 }
+
+/// Why what is freed may be more or less than promised.
+pub(in crate::commands) const OF_THE_FILE_SYSTEM: &str =
+    "FREED is the change of the whole file system, with what others wrote or deleted meanwhile";
+
+/// Whether so much more or less was freed than promised that people ask why.
+pub(in crate::commands) fn is_disturbed(promised: u64, freed: u64) -> bool {
+    promised.abs_diff(freed) > NOISE.max(promised / 100)
+}
+
+/// Logs and databases write so much beside, in bytes.
+const NOISE: u64 = 1 << 20;
 
 /// Why images stay although all that may go was to go: beside the result, a line for each reason.
 fn count_stays(report: &Collection, out: &Out) {
@@ -98,13 +121,24 @@ fn situation(report: &Collection) -> String {
     let used = |disk: &FileSystem| {
         let used = size::bytes(disk.size_bytes.saturating_sub(disk.available_bytes));
         let size = size::bytes(disk.size_bytes);
-        format!("{}% of the images' file system are in use ({used} of {size})", disk.used_percent)
+        let reserved = if size::is_worth_a_word(disk.reserved_bytes, disk.size_bytes) {
+            format!(", {} of it reserved for root", size::bytes(disk.reserved_bytes))
+        } else {
+            String::new()
+        };
+        format!("{}% of the images' file system are in use ({used} of {size}{reserved})", disk.used_percent)
     };
     let disk = report.before.as_ref().map_or("How full the disk is is not known".to_owned(), used);
     let (high, low) = (report.high_threshold_percent, report.low_threshold_percent);
     match report.goal.as_str() {
         "allUnused" => format!("{disk}; everything goes that nothing uses."),
-        "free" => format!("{disk}; {} are to be freed.", size::bytes(report.needed_bytes)),
+        "free" => {
+            let asked = size::bytes(report.asked_bytes);
+            match report.needed_bytes.saturating_sub(report.asked_bytes) {
+                0 => format!("{disk}; {asked} are to be freed."),
+                more => format!("{disk}; {asked} and a margin of {} are to be freed.", size::bytes(more)),
+            }
+        }
         _ if report.needed_bytes == 0 && report.needed_inodes == 0 && high == 100 => {
             format!("{disk}; with a high threshold of 100% nothing goes.")
         }
@@ -145,4 +179,53 @@ fn count(images: usize) -> String {
 
 fn first(names: &[String], id: &str) -> String {
     names.first().map_or(id, String::as_str).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report() -> Collection {
+        let before = FileSystem {
+            size_bytes: 100_000_000_000,
+            available_bytes: 14_000_000_000,
+            used_percent: 86,
+            ..FileSystem::default()
+        };
+        Collection { before: Some(before), ..Collection::default() }
+    }
+
+    #[test]
+    fn what_is_freed_beyond_what_was_asked_for_is_said() {
+        let free = Collection {
+            goal: "free".into(),
+            asked_bytes: 1_000_000_000,
+            needed_bytes: 1_050_000_000,
+            ..report()
+        };
+        assert!(
+            situation(&free).ends_with("; 1GB and a margin of 50MB are to be freed."),
+            "{}",
+            situation(&free)
+        );
+        let exactly = Collection { needed_bytes: 1_000_000_000, ..free };
+        assert!(situation(&exactly).ends_with("; 1GB are to be freed."));
+    }
+
+    #[test]
+    fn what_is_reserved_for_root_is_said_where_it_is_much() {
+        let mut full = report();
+        assert!(situation(&full).contains("86% of the images' file system are in use (86GB of 100GB)"));
+        full.before.as_mut().unwrap().reserved_bytes = 26_000_000_000;
+        assert!(situation(&full).contains("in use (86GB of 100GB, 26GB of it reserved for root)"));
+    }
+
+    #[test]
+    fn a_difference_to_the_promise_is_explained_where_it_is_no_noise() {
+        const GB: u64 = 1_000_000_000;
+        assert!(
+            !is_disturbed(GB, GB - GB / 100) && is_disturbed(GB, GB - GB / 50) && is_disturbed(GB, 2 * GB)
+        );
+        assert!(!is_disturbed(4096, 500_000), "others write so much all the time");
+    }
 }

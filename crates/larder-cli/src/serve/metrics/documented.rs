@@ -93,7 +93,7 @@ pub(super) const DOCUMENTED: &[Documented] = &[
         "larder_gc_freed_bytes",
         Counter,
         "reason",
-        "Bytes that removals really freed, as the file system tells",
+        "Bytes that became free on the file system while images were removed; what others wrote or deleted meanwhile is in it",
     ),
     metric("larder_gc_rounds", Counter, "", "Rounds of collection that ended"),
     metric(

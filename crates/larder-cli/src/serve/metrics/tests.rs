@@ -30,7 +30,7 @@ struct Disk(Arc<FakeBackend>);
 impl Measure for Disk {
     async fn measure(&self) -> Result<LocalDisk, FilesystemError> {
         let used: u64 = self.0.images().iter().map(|image| image.size).sum();
-        Ok(LocalDisk { capacity: 1000, available: 1000 - used, inodes: 1000, inodes_free: 1000 })
+        Ok(LocalDisk { capacity: 1000, available: 1000 - used, inodes: 1000, inodes_free: 1000, reserved: 0 })
     }
 }
 

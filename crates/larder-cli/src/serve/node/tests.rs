@@ -15,7 +15,7 @@ struct Full;
 #[async_trait]
 impl Measure for Full {
     async fn measure(&self) -> Result<Disk, FilesystemError> {
-        Ok(Disk { capacity: 1000, available: 1, inodes: 1000, inodes_free: 1000 })
+        Ok(Disk { capacity: 1000, available: 1, inodes: 1000, inodes_free: 1000, reserved: 0 })
     }
 }
 

@@ -50,7 +50,7 @@ pub struct Holders {
     pub images: Vec<Holding>,
     /// What removing all that may go would free.
     pub reclaimable: Amount,
-    /// Bytes on the file system that are no images; `None` if it was not read.
+    /// Bytes on the file system that are no images, without what is reserved; `None` if it was not read.
     pub other_bytes: Option<u64>,
     /// Whether amounts are guesses, because the backend does not tell what layers take.
     pub estimated: bool,
@@ -91,7 +91,7 @@ pub fn holders(scene: &Scene, policy: &GcPolicy) -> Holders {
         })
         .collect();
     let sum: Amount = images.iter().map(|held| held.amount).sum();
-    let used = scene.disk.map(|disk| disk.capacity.saturating_sub(disk.available));
+    let used = scene.disk.map(|disk| disk.capacity.saturating_sub(disk.available + disk.reserved));
     Holders {
         images,
         reclaimable: plan(scene, policy, Goal::AllUnused).frees,
