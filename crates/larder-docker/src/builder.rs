@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use larder::backend::BackendError;
-use larder::gc::{Reclaim, size_text};
+use larder::gc::Reclaim;
+use larder::gotext;
 use reqwest::Method;
 use reqwest::header::HeaderMap;
 
@@ -35,10 +36,7 @@ impl BuilderCache {
 impl Reclaim for BuilderCache {
     async fn reclaim(&self) -> Result<(), BackendError> {
         let freed = self.prune().await?;
-        tracing::info!(
-            "the engine says that {} of its builder's cache came free",
-            size_text(i64::try_from(freed).unwrap_or(i64::MAX))
-        );
+        tracing::info!("the engine says that {} of its builder's cache came free", gotext::bytes(freed));
         Ok(())
     }
 }

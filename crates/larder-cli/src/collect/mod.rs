@@ -13,6 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use larder::backend::Backend;
+use larder::events::{Event, EventSink, LogSink, Reason};
 use larder::gc::{
     Collector, CollectorBuilder, FileStore, GcError, GcPolicy, HistoryFile, InspectedLayers, Patience, Scene,
 };
@@ -66,6 +67,7 @@ pub(crate) fn collecting_from(
         builder = builder.hook(access::records(&place, Verification::default())?);
     }
     let collector = builder
+        .events(Arc::new(CommandLog), "")
         .policy(policy)
         .also_used_by(Arc::new(EnsuredFile::at(&place)))
         .records(Arc::new(FileStore::new(place.records())))
@@ -75,6 +77,17 @@ pub(crate) fn collecting_from(
         out.warning(notice);
     }
     Ok(Collecting { backend, collector, _place: place })
+}
+
+/// Events of a round that a command runs. What the command itself ends with is not told twice.
+struct CommandLog;
+
+impl EventSink for CommandLog {
+    fn record(&self, event: Event) {
+        if !matches!(event.reason, Reason::FreeDiskSpaceFailed | Reason::InvalidDiskCapacity) {
+            LogSink.record(event);
+        }
+    }
 }
 
 /// A collector that only looks: it writes nothing, and every image that may go sooner or later counts as unused.
@@ -138,6 +151,8 @@ pub(crate) fn failure(error: GcError) -> Failure {
             Failure::failed(format!("nothing was removed, because who uses what is not known: {error}"))
                 .hint("larder removes nothing that may be in use; see the log of the runtime")
         }
+        // Kubelet's text is for events; beside what the command has told, it says little, and that in other units.
+        GcError::Insufficient(_) => Failure::failed("all that may go is gone, and that is not enough"),
         other => Failure::failed(other.to_string()),
     }
 }

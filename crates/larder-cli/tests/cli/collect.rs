@@ -1,5 +1,6 @@
 //! Collection: what is refused, what is told, and that broken state removes nothing.
 
+use larder_store::store::{Store, StoreConfig};
 use serde_json::json;
 
 use crate::world::World;
@@ -157,4 +158,16 @@ fn explain_says_why_an_image_stays_and_names_the_nearest() {
     let run = world.larder(&["explain", "r.example/shop/wbe:1"]).expect(1);
     assert!(run.stderr.contains("present and similar: r.example/shop/web:1"), "{run:?}");
     world.larder(&["explain", "Bad:Name:"]).expect(2);
+}
+
+#[test]
+fn that_not_enough_could_be_freed_is_said_once_and_in_the_units_of_the_rest() {
+    let world = World::new();
+    let root = world.home.path().join("store");
+    drop(Store::open(&root, StoreConfig::default()).unwrap());
+    let (root, marks) =
+        (root.to_string_lossy(), ["--image-gc-high-threshold=0", "--image-gc-low-threshold=0"]);
+    let run = world.larder(&[&["--root", &root, "gc"], &marks[..]].concat()).expect(1);
+    assert!(run.stderr.starts_with("error: all that may go is gone, and that is not enough\n"), "{run:?}");
+    assert!(!run.stderr.contains("warning") && !run.stderr.contains("GiB"), "{run:?}");
 }

@@ -61,7 +61,6 @@ impl std::iter::Sum for Amount {
 
 impl fmt::Display for Amount {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let bytes = super::disk::size_text(i64::try_from(self.bytes).unwrap_or(i64::MAX));
-        write!(f, "{bytes} and {} inodes", self.inodes)
+        write!(f, "{} and {} inodes", crate::gotext::bytes(self.bytes), self.inodes)
     }
 }

@@ -82,7 +82,7 @@ impl fmt::Display for KeepRule {
             write!(f, ", for {} after its last use", gotext::duration(ttl))?;
         }
         if let Some(bytes) = self.budget_bytes {
-            let size = super::disk::size_text(i64::try_from(bytes).unwrap_or(i64::MAX));
+            let size = gotext::bytes(bytes);
             write!(f, ", up to {size}")?;
         }
         Ok(())
