@@ -10,10 +10,13 @@ use larder_store::store::{OpenError, Store, StoreConfig};
 
 use crate::failure::{Failure, chain};
 
+/// Where the store is of root, when nobody says.
+pub(crate) const ROOT_OF_ROOT: &str = "/var/lib/larder";
+
 /// Where the store is when nobody says: one for the machine, or one for a user who is not root.
 pub(crate) fn default_root() -> Result<PathBuf, Failure> {
     if rustix::process::geteuid().is_root() {
-        return Ok("/var/lib/larder".into());
+        return Ok(ROOT_OF_ROOT.into());
     }
     let data = absolute("XDG_DATA_HOME").or_else(|| absolute("HOME").map(|home| home.join(".local/share")));
     match data {

@@ -92,7 +92,7 @@ impl EventSink for CommandLog {
 
 /// A collector that only looks: it writes nothing, and every image that may go sooner or later counts as unused.
 pub(crate) fn looking(connection: &Connection, chosen: Chosen) -> Result<Collecting, Failure> {
-    let place = Place::of(connection, &chosen)?;
+    let place = Place::of(connection, &chosen)?.alone()?;
     let keep = KeepFile::at(&place).read()?;
     let policy = looking_policy(&GcPolicy { keep, ..GcPolicy::default() });
     let (backend, builder) = parts(chosen, false);

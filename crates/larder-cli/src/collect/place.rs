@@ -14,6 +14,8 @@ use crate::store;
 pub(crate) struct Place {
     folder: PathBuf,
     lock: Option<fs_err::File>,
+    /// Where root keeps the state of the same runtime, if this user is another one and root does.
+    roots: Option<PathBuf>,
 }
 
 impl Place {
@@ -29,20 +31,43 @@ impl Place {
 
     /// That of what is here; nothing is made or opened yet.
     pub(crate) fn of_target(state: Option<&Path>, target: &Target) -> Result<Place, Failure> {
-        let folder = match (state, target) {
-            (Some(folder), _) => folder.to_owned(),
-            (None, Target::Store(root)) => root.join("collect"),
+        Ok(match (state, target) {
+            (Some(folder), _) => Place::at(folder.to_owned()),
+            (None, Target::Store(root)) => Place::at(root.join("collect")),
             (None, Target::Runtime(endpoint)) => {
-                store::default_root()?.join("collect/runtimes").join(file_name(endpoint))
+                Place::of_runtime(&store::default_root()?, Path::new(store::ROOT_OF_ROOT), endpoint)
             }
-        };
-        Ok(Place { folder, lock: None })
+        })
+    }
+
+    fn of_runtime(root: &Path, root_of_root: &Path, endpoint: &str) -> Place {
+        let name = file_name(&real(endpoint));
+        let below = |root: &Path| Place::at(root.join("collect/runtimes").join(&name));
+        let roots = below(root_of_root);
+        let others = root != root_of_root && roots.exists();
+        Place { roots: others.then_some(roots.folder), ..below(root) }
     }
 
     /// That in this folder.
-    #[cfg(test)]
     pub(crate) fn at(folder: PathBuf) -> Place {
-        Place { folder, lock: None }
+        Place { folder, lock: None, roots: None }
+    }
+
+    /// Root's, where this user is another one and root collects here, too.
+    pub(crate) fn of_root(&self) -> Option<Place> {
+        self.roots.clone().map(Place::at)
+    }
+
+    /// Fails where root's records, rules and leases would not count.
+    pub(crate) fn alone(self) -> Result<Place, Failure> {
+        match &self.roots {
+            None => Ok(self),
+            Some(roots) => Err(Failure::failed(format!(
+                "root collects the images of this runtime as well: what it keeps is in {}, and is not known here",
+                roots.display()
+            ))
+            .hint("run as root, or name a folder of your own with --state DIR if that is not to count")),
+        }
     }
 
     /// Whether anybody has collected here.
@@ -51,10 +76,11 @@ impl Place {
     }
 
     /// The same, made and locked until it is dropped.
-    pub(crate) fn locked(mut self) -> Result<Place, Failure> {
+    pub(crate) fn locked(self) -> Result<Place, Failure> {
+        let mut place = self.alone()?;
         let open = || -> std::io::Result<fs_err::File> {
-            fs_err::create_dir_all(&self.folder)?;
-            let path = self.folder.join("lock");
+            fs_err::create_dir_all(&place.folder)?;
+            let path = place.folder.join("lock");
             fs_err::OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path)
         };
         let lock = open().map_err(|error| {
@@ -62,12 +88,12 @@ impl Place {
                 .hint("run as the owner of the folder, or name another with --state DIR")
         })?;
         if let Err(error) = rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            let folder = self.folder.display();
+            let folder = place.folder.display();
             return Err(Failure::failed(format!("{folder} is in use by another larder: {error}"))
                 .hint("wait until it is done; one process collects at a time"));
         }
-        self.lock = Some(lock);
-        Ok(self)
+        place.lock = Some(lock);
+        Ok(place)
     }
 
     /// The records of use.
@@ -106,6 +132,16 @@ impl Place {
     }
 }
 
+/// An endpoint by its real path: `/run` and `/var/run` are mostly the same folder.
+fn real(endpoint: &str) -> String {
+    let found = endpoint.strip_prefix("unix://").map(Path::new).and_then(|path| {
+        // The runtime may be down, and its socket gone.
+        let folder = path.parent()?.canonicalize().ok()?;
+        Some(format!("unix://{}", folder.join(path.file_name()?).display()))
+    });
+    found.unwrap_or_else(|| endpoint.to_owned())
+}
+
 /// A socket as the name of a folder: `unix:///run/x/y.sock` is `run-x-y.sock`.
 fn file_name(endpoint: &str) -> String {
     let path = endpoint.split_once("://").map_or(endpoint, |(_, path)| path).trim_matches('/');
@@ -124,9 +160,35 @@ mod tests {
     }
 
     #[test]
+    fn one_socket_has_one_folder_whatever_link_leads_to_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        fs_err::create_dir(path("run")).unwrap();
+        std::os::unix::fs::symlink("run", path("var-run")).unwrap();
+        let named = |name: &str| real(&format!("unix://{}", path(name).display()));
+        assert_eq!(named("var-run/d.sock"), named("run/d.sock"));
+        assert_ne!(named("run/e.sock"), named("run/d.sock"));
+        assert_eq!(real("tcp://h:1"), "tcp://h:1");
+        assert_eq!(real("unix:///nowhere/d.sock"), "unix:///nowhere/d.sock");
+    }
+
+    #[test]
+    fn who_is_not_root_does_not_collect_beside_root() {
+        let folder = tempfile::tempdir().unwrap();
+        let (own, root) = (folder.path().join("own"), folder.path().join("root"));
+        let place = |root_of_this: &Path| Place::of_runtime(root_of_this, &root, "unix:///nowhere/d.sock");
+        assert!(place(&own).alone().is_ok(), "root does not");
+        drop(place(&root).locked().ok().unwrap());
+        assert!(place(&root).alone().is_ok());
+        let refused = place(&own).locked().err().unwrap();
+        assert!(refused.message().contains("root/collect/runtimes/nowhere-d.sock"), "{}", refused.message());
+        assert_eq!(place(&own).of_root().unwrap().folder(), place(&root).folder());
+    }
+
+    #[test]
     fn one_process_at_a_time_has_the_place() {
         let folder = tempfile::tempdir().unwrap();
-        let place = || Place { folder: folder.path().join("collect"), lock: None };
+        let place = || Place::at(folder.path().join("collect"));
         let first = place().locked().ok().unwrap();
         assert!(place().locked().is_err());
         drop(first);

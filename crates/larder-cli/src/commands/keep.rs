@@ -128,7 +128,7 @@ impl RuleBook {
         let own = |rule| Listed { rule, place: None };
         match self {
             RuleBook::Own(chosen) => {
-                let rules = KeepFile::at(&Place::of(connection, chosen)?).read()?;
+                let rules = KeepFile::at(&Place::of(connection, chosen)?.alone()?).read()?;
                 Ok(rules.into_iter().map(own).collect())
             }
             RuleBook::Daemon(daemon) => {

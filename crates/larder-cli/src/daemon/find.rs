@@ -82,8 +82,14 @@ pub(super) fn holder_of_store(connection: &Connection) -> Result<Option<PathBuf>
 
 /// The socket of the daemon that has this.
 fn holder(connection: &Connection, target: &Target) -> Result<Option<PathBuf>, Failure> {
-    let Some(socket) = read(&note_path(connection, target)?) else { return Ok(None) };
-    listening(&socket).map(|listening| listening.then_some(socket))
+    for note in notes(connection, target)? {
+        if let Some(socket) = read(&note)
+            && listening(&socket)?
+        {
+            return Ok(Some(socket));
+        }
+    }
+    Ok(None)
 }
 
 /// Where the daemon that works on larder's own store in this folder leaves the path of its socket.
@@ -91,11 +97,17 @@ pub(crate) fn note_of_store(root: &Path) -> PathBuf {
     root.join("daemon")
 }
 
-/// Where the daemon that works on this leaves the path of its socket.
-fn note_path(connection: &Connection, target: &Target) -> Result<PathBuf, Failure> {
+/// Where the daemon that works on this leaves the path of its socket: this user's, else root's.
+fn notes(connection: &Connection, target: &Target) -> Result<Vec<PathBuf>, Failure> {
     Ok(match target {
-        Target::Store(root) => note_of_store(root),
-        Target::Runtime(_) => Place::of_target(connection.state.as_deref(), target)?.daemon(),
+        Target::Store(root) => vec![note_of_store(root)],
+        Target::Runtime(_) => {
+            let place = Place::of_target(connection.state.as_deref(), target)?;
+            [Some(place.daemon()), place.of_root().map(|place| place.daemon())]
+                .into_iter()
+                .flatten()
+                .collect()
+        }
     })
 }
 
