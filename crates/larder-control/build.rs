@@ -28,7 +28,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 }
 
 /// Messages that the command line prints as they are, with `-o json`.
-const SHOWN: [&str; 17] = [
+const SHOWN: [&str; 18] = [
     "CallStatus",
     "Collection",
     "Condition",
@@ -43,6 +43,7 @@ const SHOWN: [&str; 17] = [
     "Mount",
     "Pull",
     "PullLayer",
+    "PullRecord",
     "Removal",
     "RuntimeResponse",
     "StatusResponse",

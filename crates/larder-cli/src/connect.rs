@@ -279,7 +279,7 @@ pub(crate) enum Reached {
 /// The daemon or the backend, once it has answered.
 pub(crate) async fn reach(args: &Connection, verification: &Verification) -> Result<Reached, Failure> {
     if let Some(daemon) = Daemon::find(args)? {
-        daemon.answers().await?;
+        daemon.answered().await?;
         return Ok(Reached::Daemon(daemon));
     }
     let chosen = chosen_to_fill(args)?;

@@ -421,7 +421,13 @@ async fn an_image_that_came_with_a_credential_of_nobody_known_is_for_who_shows_o
         (ImageSpec::named(APP), EnsureRequest { policy: PullPolicy::Never, ..pod(Some("bob")) });
     manager.pull_through(spec.clone(), Some(login("bob")), None).await.unwrap();
     assert_eq!(records.on_disk().unwrap(), (0, 1), "the intent is closed");
-    assert!(manager.ensure(&wants).await.is_err(), "it does not count as preloaded");
+    let refused = manager.ensure(&wants).await.expect_err("it does not count as preloaded");
+    assert!(refused.withheld, "it is here");
+    backend.on_pull_of(APP, Pull::fails("denied"));
+    let pulls = EnsureRequest { policy: PullPolicy::IfNotPresent, ..pod(None) };
+    assert!(manager.ensure(&pulls).await.expect_err("nothing shown").withheld);
+    let elsewhere = EnsureRequest { image: "registry.example/absent:1".into(), ..wants.clone() };
+    assert!(!manager.ensure(&elsewhere).await.expect_err("absent").withheld);
     backend.on_pull_of(APP, Pull::ok("sha256:app", 7));
     manager.ensure(&pod(Some("bob"))).await.unwrap();
     manager.ensure(&wants).await.unwrap();

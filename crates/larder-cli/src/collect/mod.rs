@@ -18,7 +18,7 @@ use larder::gc::{
     Collector, CollectorBuilder, FileStore, GcError, GcPolicy, HistoryFile, InspectedLayers, Patience, Scene,
 };
 use larder::image_service::FilesystemError;
-use larder::records::Verification;
+use larder::records::{ImageRecords, Verification};
 use larder_control::v1alpha1::CollectRequest;
 use larder_store::collection::{Labelled, StoreDisk};
 
@@ -38,6 +38,8 @@ pub(crate) use place::Place;
 pub(crate) struct Collecting {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) collector: Collector,
+    /// Who may use what, where that is on record.
+    pub(crate) records: Option<Arc<ImageRecords>>,
     /// Kept for its lock.
     _place: Place,
 }
@@ -62,9 +64,12 @@ pub(crate) fn collecting_from(
     let place = Place::of(connection, &chosen)?.locked()?;
     policy.keep = KeepFile::at(&place).read()?;
     let (backend, mut builder) = parts(chosen, true);
+    let mut records = None;
     if place.pull_records().is_dir() {
         // They go with their images. What they are checked by is of no concern here.
-        builder = builder.hook(access::records(&place, Verification::default())?);
+        let opened = access::records(&place, Verification::default())?;
+        builder = builder.hook(opened.clone());
+        records = Some(opened);
     }
     let collector = builder
         .events(Arc::new(CommandLog), "")
@@ -76,7 +81,7 @@ pub(crate) fn collecting_from(
     if let Some(notice) = collector.notice() {
         out.warning(notice);
     }
-    Ok(Collecting { backend, collector, _place: place })
+    Ok(Collecting { backend, collector, records, _place: place })
 }
 
 /// Events of a round that a command runs. What the command itself ends with is not told twice.
@@ -97,7 +102,7 @@ pub(crate) fn looking(connection: &Connection, chosen: Chosen) -> Result<Collect
     let policy = looking_policy(&GcPolicy { keep, ..GcPolicy::default() });
     let (backend, builder) = parts(chosen, false);
     let collector = builder.policy(policy).also_used_by(Arc::new(EnsuredFile::at(&place))).build();
-    Ok(Collecting { backend, collector, _place: place })
+    Ok(Collecting { backend, collector, records: None, _place: place })
 }
 
 /// The policy for looking: every image that may go sooner or later counts as unused.

@@ -1,6 +1,7 @@
 //! `larder explain`: one image, and what collection thinks of it, or who may pull it.
 
 mod access;
+mod record;
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -10,6 +11,7 @@ use larder::gc::{
     Collector, GcPolicy, Goal, ImageVerdict, Scene, Stays, Verdict, nearest_names, plan, plan_round,
 };
 use larder::gotext;
+use larder::records::ImageRecords;
 use larder_control::v1alpha1::{self as api, ExplainRequest, Explanation};
 use serde::Serialize;
 
@@ -37,7 +39,8 @@ pub(super) async fn run(args: &ExplainArgs, connection: &Connection, out: &Out) 
     } else {
         let collecting = collect::collecting(connection, &limits, out)?;
         let policy = collecting.collector.policy();
-        explain(name, &*collecting.backend, &collecting.collector, &policy).await?
+        let records = collecting.records.as_deref();
+        explain(name, &*collecting.backend, &collecting.collector, &policy, records).await?
     };
     match args.output.data() {
         Some(format) => output::data(out, format, &Shown::new(&explanation)),
@@ -52,6 +55,7 @@ pub(crate) async fn explain(
     backend: &dyn Backend,
     collector: &Collector,
     policy: &GcPolicy,
+    records: Option<&ImageRecords>,
 ) -> Result<Explanation, Failure> {
     let found = backend.status(&ImageSpec::named(name)).await?;
     let scene = collect::scene(collector).await?;
@@ -70,6 +74,7 @@ pub(crate) async fn explain(
         under_pressure: under_pressure(&now.verdict, &last.verdict),
         milliseconds_since_first_seen: since(now.first_seen),
         milliseconds_since_last_used: now.last_used.map(since),
+        pull_records: record::of(records, &image.id).await,
     })
 }
 
@@ -96,6 +101,8 @@ struct Shown<'a> {
     shared_bytes: Option<u64>,
     /// Whether it may go at all, when all that is unused has to.
     removable: bool,
+    /// Who may use it without asking the registry; empty where no pull is on record.
+    pull_records: &'a [api::PullRecord],
 }
 
 impl Shown<'_> {
@@ -104,6 +111,7 @@ impl Shown<'_> {
             image: explanation.verdict.as_ref(),
             shared_bytes: explanation.shared_bytes,
             removable: explanation.removable,
+            pull_records: &explanation.pull_records,
         }
     }
 }
@@ -127,6 +135,7 @@ fn tell(explanation: &Explanation, out: &Out) {
         let since = gotext::duration(Duration::from_secs(milliseconds / 1000));
         format!("{since} ago ({})", time.as_deref().unwrap_or_default())
     };
+    record::tell(&explanation.pull_records, out);
     let first_seen = ago(explanation.milliseconds_since_first_seen, &image.first_seen);
     out.line(format_args!("  first seen: {first_seen}"));
     let last_used = explanation.milliseconds_since_last_used.map(|since| ago(since, &image.last_used));

@@ -39,7 +39,7 @@ async fn check_seen(mount: &Mount, daemon: &Daemon) -> Result<(), Failure> {
     if mounts::is_seen_at(Path::new(target)).unwrap_or(true) {
         return Ok(());
     }
-    let status = daemon.ask(async |mut client| client.status(StatusRequest {}).await).await;
+    let status = daemon.ask(async |mut client| client.status(StatusRequest::default()).await).await;
     let process = status.map_or_else(|_| "PID".to_owned(), |status| status.process.to_string());
     Err(Failure::failed(format!(
         "{target}: the daemon mounted the image, and it is not to be seen from here: the two are in different mount namespaces"

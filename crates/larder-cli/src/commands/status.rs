@@ -17,12 +17,12 @@ use crate::output::table::Table;
 
 pub(super) async fn run(args: &StatusArgs, connection: &Connection, out: &Out) -> Result<Outcome, Failure> {
     let daemon = Daemon::required(connection)?;
-    let status = daemon.ask(async |mut client| client.status(StatusRequest {}).await).await?;
+    let status = daemon.ask(async |mut client| client.status(StatusRequest { look: true }).await).await?;
     match args.output.data() {
         Some(format) => output::data(out, format, &status),
         None => tell(&status, args.output.is_wide(), out),
     }
-    Ok(if status.backend_answers { Outcome::Done } else { Outcome::Failed })
+    Ok(if status.backend_answers { Outcome::Done } else { Outcome::Unreachable })
 }
 
 fn tell(status: &StatusResponse, wide: bool, out: &Out) {

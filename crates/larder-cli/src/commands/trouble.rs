@@ -69,6 +69,18 @@ fn cause(message: &str) -> Option<&'static str> {
     CAUSES.iter().find(|(says, _)| message.contains(says)).map(|(_, step)| *step)
 }
 
+/// Of an image that is here and not for this pod: why, and the ways out.
+pub(super) fn withheld(image: &str, error: &EnsureError) -> Option<String> {
+    error.withheld.then(|| {
+        format!(
+            "{image} is here, but its pull record wants credentials that were not shown: \
+             show the secret that brought it ('larder explain {image}' names it, \
+             'larder explain access {image}' tries what there is), or ask for less: \
+             imagePullCredentialsVerificationPolicy in the daemon's settings, --verify without a daemon"
+        )
+    })
+}
+
 impl Trouble {
     /// What the backend says, else a guess.
     pub(super) fn of(error: &EnsureError) -> Trouble {

@@ -123,9 +123,18 @@ impl Daemon {
         Ok(found.images.into_iter().map(convert::image_from).collect())
     }
 
-    /// Whether its backend answers.
+    /// Whether its backend answered when it was last asked, which is not long ago.
+    pub(crate) async fn answered(&self) -> Result<(), Failure> {
+        self.backend_answers(false).await
+    }
+
+    /// Whether its backend answers now.
     pub(crate) async fn answers(&self) -> Result<(), Failure> {
-        let status = self.ask(async |mut client| client.status(StatusRequest {}).await).await?;
+        self.backend_answers(true).await
+    }
+
+    async fn backend_answers(&self, look: bool) -> Result<(), Failure> {
+        let status = self.ask(async |mut client| client.status(StatusRequest { look }).await).await?;
         if status.backend_answers {
             return Ok(());
         }

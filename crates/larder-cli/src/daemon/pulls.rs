@@ -189,6 +189,7 @@ fn failed_from(failed: api::Failed) -> EnsureError {
         message: failed.message,
         retry_in: failed.retry_milliseconds.map(Duration::from_millis),
         advice: advice.map(|hint| Advice { kind, hint: hint.into() }),
+        withheld: failed.withheld,
     }
 }
 

@@ -10,7 +10,7 @@ use tokio::sync::watch;
 use tokio::time;
 
 /// How often a backend that answers is asked again.
-const PERIOD: Duration = Duration::from_secs(20);
+const PERIOD: Duration = Duration::from_secs(5);
 /// How soon one that does not is asked again: at first, and at most.
 const RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(5));
 /// How long it may take.
@@ -33,6 +33,14 @@ impl Health {
     pub(crate) fn is_up(&self) -> bool {
         matches!(self, Health::Answers(_))
     }
+
+    /// The same; one that was down before is so since then.
+    fn since_before(self, before: &Health) -> Health {
+        match (self, before) {
+            (Health::Down { why, .. }, Health::Down { since, .. }) => Health::Down { since: *since, why },
+            (found, _) => found,
+        }
+    }
 }
 
 /// Looks after one backend until dropped.
@@ -44,9 +52,7 @@ pub(super) async fn watch_over(
 ) {
     let mut retry = RETRY.0;
     loop {
-        let before = health.borrow().clone();
-        let found = look(backend, &before).await;
-        let wait = if found.is_up() {
+        let wait = if look_now(backend, health, node, events).await {
             retry = RETRY.0;
             PERIOD
         } else {
@@ -54,18 +60,34 @@ pub(super) async fn watch_over(
             retry = (retry * 2).min(RETRY.1);
             wait
         };
-        if let Some((event_type, reason, message)) = news(&before, &found) {
-            let (time, object) = (SystemTime::now(), node.clone());
-            events.record(Event { time, event_type, reason, object, message });
-        }
-        if found != before {
-            health.send_replace(found);
-        }
         time::sleep(wait).await;
     }
 }
 
-async fn look(backend: &dyn Backend, before: &Health) -> Health {
+/// Asks once, tells if that is news, and says whether it answers. Looks may overlap: each piece of news is told once.
+pub(super) async fn look_now(
+    backend: &dyn Backend,
+    health: &watch::Sender<Health>,
+    node: &ObjectRef,
+    events: &dyn EventSink,
+) -> bool {
+    let found = look(backend).await;
+    let is_up = found.is_up();
+    let mut told = None;
+    health.send_if_modified(|known| {
+        told = news(known, &found);
+        let found = found.since_before(known);
+        let changed = *known != found;
+        *known = found;
+        changed
+    });
+    if let Some((event_type, reason, message)) = told {
+        events.record(Event { time: SystemTime::now(), event_type, reason, object: node.clone(), message });
+    }
+    is_up
+}
+
+async fn look(backend: &dyn Backend) -> Health {
     let why = match time::timeout(WITHIN, backend.info()).await {
         Ok(Ok(info)) => match info.conditions.iter().find(|condition| condition.kind == "RuntimeReady") {
             Some(condition) if !condition.ok => format!("{}: {}", condition.reason, condition.message),
@@ -74,11 +96,7 @@ async fn look(backend: &dyn Backend, before: &Health) -> Health {
         Ok(Err(error)) => words(&error),
         Err(_) => format!("no answer within {}", larder::gotext::duration(WITHIN)),
     };
-    let since = match before {
-        Health::Down { since, .. } => *since,
-        _ => SystemTime::now(),
-    };
-    Health::Down { since, why }
+    Health::Down { since: SystemTime::now(), why }
 }
 
 fn words(error: &BackendError) -> String {
@@ -130,5 +148,28 @@ mod tests {
         }
         let told: Vec<_> = events.snapshot().into_iter().map(|event| event.reason).collect();
         assert_eq!(told, [Reason::BackendDown, Reason::BackendUp]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn that_a_backend_went_is_known_within_five_seconds_or_when_somebody_asks() {
+        let (backend, events, node) = (FakeBackend::new(), RingSink::new(10), ObjectRef::node("n"));
+        let health = watch::Sender::default();
+        let mut watched = health.subscribe();
+        tokio::select! {
+            () = watch_over(&backend, &health, &node, &events) => {}
+            () = async {
+                assert!(watched.wait_for(Health::is_up).await.is_ok());
+                backend.set_down(Some(error("gone")));
+                assert!(!look_now(&backend, &health, &node, &events).await);
+                assert!(!health.borrow().is_up());
+                backend.set_down(None);
+                assert!(watched.wait_for(Health::is_up).await.is_ok());
+                backend.set_down(Some(error("gone")));
+                let down = watched.wait_for(|health| !health.is_up());
+                assert!(time::timeout(Duration::from_secs(5), down).await.is_ok());
+            } => {}
+        }
+        let told = events.snapshot().into_iter().filter(|event| event.reason == Reason::BackendDown);
+        assert_eq!(told.count(), 2);
     }
 }

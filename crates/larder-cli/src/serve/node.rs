@@ -202,6 +202,11 @@ impl Node {
         );
     }
 
+    /// Asks the backend whether it answers, and keeps that.
+    pub(super) async fn look_now(&self) {
+        health::look_now(&*self.backend, &self.health, &self.object, &*self.sink).await;
+    }
+
     /// What the node itself wants.
     async fn want(&self, first: FirstLook) {
         tokio::join!(self.look_after_static_pods(first.clone()), self.prefetch(first));

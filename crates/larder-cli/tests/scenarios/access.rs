@@ -99,14 +99,29 @@ fn a_present_image_is_for_those_who_could_have_pulled_it() {
 
         ensure(&right, "AlwaysVerify").expect(0);
         for policy in ["AlwaysVerify", "NeverVerifyPreloadedImages", "NeverVerifyAllowlistedImages"] {
-            ensure(&none, policy).expect(1);
+            let refused = ensure(&none, policy).expect(1);
+            assert!(refused.stderr.contains("its pull record wants credentials"), "{refused:?}");
+            assert!(
+                !refused.stdout.contains("its pull record"),
+                "what a pod shows reveals nothing: {refused:?}"
+            );
             ensure(&wrong, policy).expect(1);
             let again = ensure(&right, policy).expect(0);
             assert!(again.stdout.contains("can be accessed by the pod"), "{again:?}");
             let copy = ensure(&same, policy).expect(0);
             assert!(copy.stdout.contains("can be accessed by the pod"), "{copy:?}");
         }
+        let never = world.larder(&["ensure", "-f", &none, "--verify", "AlwaysVerify", "--policy", "Never"]);
+        assert!(never.expect(1).stderr.contains("its pull record wants credentials"));
+        let explained = world.larder(&["explain", &image]).expect(0);
+        assert!(explained.stdout.contains("who has secret default/right"), "{explained:?}");
         ensure(&none, "NeverVerify").expect(0);
+        let daemon = Daemon::of(&world);
+        let refused = world.larder(&["ensure", "-f", &none]).expect(1);
+        assert!(refused.stderr.contains("its pull record wants credentials"), "{refused:?}");
+        let explained = world.larder(&["explain", &image, "-o", "json"]).expect(0).json();
+        assert!(explained["pullRecords"][0]["secrets"].to_string().contains("default/right"), "{explained}");
+        daemon.stop().expect(0);
     }
 }
 

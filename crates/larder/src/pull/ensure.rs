@@ -95,6 +95,9 @@ pub struct EnsureError {
     pub retry_in: Option<Duration>,
     /// What the backend says that could be tried next; CRI runtimes say nothing.
     pub advice: Option<Advice>,
+    /// Whether the image is present, and its pull record wants credentials that the pod did not show. Reason and message
+    /// do not say so: what a pod's status shows does not reveal what is present.
+    pub withheld: bool,
 }
 
 /// What a backend knows of a pull that failed, beside its text.
@@ -108,7 +111,7 @@ pub struct Advice {
 
 impl EnsureError {
     pub(super) fn new(reason: EnsureReason, message: impl Into<String>) -> Self {
-        EnsureError { reason, message: message.into(), retry_in: None, advice: None }
+        EnsureError { reason, message: message.into(), retry_in: None, advice: None, withheld: false }
     }
 
     /// An error whose text is both reason and message, as kubelet has it for trouble before the pull.

@@ -63,6 +63,8 @@ impl Manager {
             pull_required: Known::Unknown,
         };
         let result = self.ensure_labelled(request, &mut labels).await;
+        let withheld = labels.present_locally == Known::True && labels.pull_required == Known::True;
+        let result = result.map_err(|error| EnsureError { withheld, ..error });
         if let Some(metrics) = &self.metrics {
             metrics.ensure_requested(&labels);
         }
@@ -312,7 +314,8 @@ impl Manager {
             if landed.counts_for(&key) { backoff.fail(&key, Instant::now()) } else { backoff.delay(&key) };
         backoff.note_shown(&key, Shown::of(credentials));
         backoff.remember(&key, format!("{}: {}", evaluated.reason, evaluated.message), advice.clone());
-        EnsureError { reason: evaluated.reason, message: evaluated.message, retry_in: Some(delay), advice }
+        let error = EnsureError::new(evaluated.reason, evaluated.message);
+        EnsureError { retry_in: Some(delay), advice, ..error }
     }
 
     fn finished_pulling(&self, request: &EnsureRequest) {

@@ -9,7 +9,7 @@ use std::time::SystemTime;
 
 use async_trait::async_trait;
 
-use super::document::{Access, RecordedSecret};
+use super::document::{Access, PulledRecord, RecordedSecret};
 use super::folder::{Folder, Shelf, Witness};
 use super::in_flight::InFlight;
 use super::known::{Held, Known};
@@ -250,6 +250,14 @@ impl ImageRecords {
         Ok((self.folder.count(Shelf::Pulling)?, self.folder.count(Shelf::Pulled)?))
     }
 
+    /// Who may use an image, by its id, as it is on disk; `None` where no pull of it is on record.
+    pub async fn record(&self, image_ref: &str) -> Result<Option<PulledRecord>, RecordsError> {
+        let (folder, image_ref) = (Arc::clone(&self.folder), image_ref.to_owned());
+        let read = tokio::task::spawn_blocking(move || folder.record(&image_ref)).await;
+        let record = read.map_err(|error| RecordsError(error.to_string()))?;
+        record.map_err(|error| RecordsError(error.to_string()))
+    }
+
     /// Whether a pod must show to the registry that it may use a present image, and why if that could not be said.
     /// `None`: there is no image.
     ///
@@ -357,9 +365,7 @@ impl ImageRecords {
     }
 
     async fn read(&self, image_ref: &str) -> Result<Option<Arc<Known>>, String> {
-        let (folder, asked) = (Arc::clone(&self.folder), image_ref.to_owned());
-        let read = tokio::task::spawn_blocking(move || folder.record(&asked)).await;
-        let record = read.map_err(|error| error.to_string())?.map_err(|error| error.to_string())?;
+        let record = self.record(image_ref).await.map_err(|error| error.to_string())?;
         let known = record.map(|record| Arc::new(Known::new(&record)));
         match &known {
             Some(known) => self.memory.put(image_ref, Arc::clone(known)),

@@ -10,7 +10,7 @@ use larder::events::EventSink;
 use larder::pull::{EnsureError, EnsureReason};
 use tokio::time::Instant;
 
-use super::trouble::Trouble;
+use super::trouble::{self, Trouble};
 use super::work::{self, Ended, Shown, Verdict, Wishes, Worker};
 use crate::args::{Connection, EnsureArgs};
 use crate::candidates::Candidates;
@@ -116,10 +116,12 @@ fn advise(gathered: &Gathered, verdicts: &[Verdict], candidates: &Candidates, ou
     for (Job { request, .. }, verdict) in gathered.jobs.iter().zip(verdicts) {
         if let Verdict::Failed(error) = verdict {
             let denied = || candidates.advice(&request.image, &request.secrets);
-            let Some(advice) = Trouble::advice(error, denied) else { continue };
-            let advice = format!("hint: {advice}");
-            if told.insert(advice.clone()) {
-                out.note(advice);
+            let advice = Trouble::advice(error, denied);
+            for advice in trouble::withheld(&request.image, error).into_iter().chain(advice) {
+                let advice = format!("hint: {advice}");
+                if told.insert(advice.clone()) {
+                    out.note(advice);
+                }
             }
         }
     }
@@ -147,6 +149,7 @@ fn untried(gathered: &Gathered) -> Vec<Verdict> {
             message: bad.message,
             retry_in: None,
             advice: None,
+            withheld: false,
         }),
     };
     gathered.jobs.iter().map(verdict).collect()

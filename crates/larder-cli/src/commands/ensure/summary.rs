@@ -287,6 +287,7 @@ mod tests {
                 message: (*message).to_owned(),
                 retry_in: Some(Duration::from_secs(*wait)),
                 advice: None,
+                withheld: false,
             })
         });
         Summary::new(&gathered, &verdicts.collect::<Vec<_>>(), Vec::new())

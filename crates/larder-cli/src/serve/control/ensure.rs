@@ -161,6 +161,7 @@ fn verdict(index: u32, ended: Result<Ensured, EnsureError>) -> Update {
                 retry_milliseconds: error.retry_in.map(millis),
                 hint: error.advice.map(|advice| advice.hint.into_owned()).unwrap_or_default(),
                 kind: kind.unwrap_or_default().to_owned(),
+                withheld: error.withheld,
             })
         }
     }

@@ -171,9 +171,10 @@ impl Control for Service {
     async fn explain(&self, request: Request<api::ExplainRequest>) -> Answer<api::Explanation> {
         let request = request.into_inner();
         let policy = self.policy(&request.limits.unwrap_or_default())?;
-        let Node { backend, collector, .. } = self.node();
+        let Node { backend, collector, records, .. } = self.node();
         let image = named(&request.image)?;
-        Ok(Response::new(explain::explain(image, &**backend, collector, &policy).await?))
+        let records = records.as_deref();
+        Ok(Response::new(explain::explain(image, &**backend, collector, &policy, records).await?))
     }
 
     async fn history(&self, _: Request<api::HistoryRequest>) -> Answer<api::HistoryResponse> {
@@ -198,8 +199,11 @@ impl Control for Service {
         Ok(Response::new(Box::pin(told)))
     }
 
-    async fn status(&self, _: Request<api::StatusRequest>) -> Answer<api::StatusResponse> {
+    async fn status(&self, request: Request<api::StatusRequest>) -> Answer<api::StatusResponse> {
         let Shared { node, connections, socket, .. } = &*self.0;
+        if request.get_ref().look {
+            node.look_now().await;
+        }
         Ok(Response::new(status::now(node, connections, socket.as_deref())))
     }
 

@@ -165,6 +165,7 @@ mod tests {
                 message: String::new(),
                 retry_in: None,
                 advice: None,
+                withheld: false,
             })
         };
         let bad =

@@ -42,6 +42,39 @@ fn a_runtime_that_is_down_at_the_start_and_dies_later_is_picked_up_each_time() {
     daemon.stop().expect(0);
 }
 
+#[test]
+fn commands_of_a_daemon_whose_runtime_died_a_moment_ago_say_so() {
+    for mut world in World::of_each_runtime(RegistryOptions::default()) {
+        Image::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();
+        let image = world.registry.image("shop/web:1");
+        let daemon = Daemon::of(&world);
+        wait_until("it is ready", || daemon.is_ready());
+        daemon.pull(&image).unwrap();
+        for arguments in [
+            &["ensure", &image][..],
+            &["ensure", "--policy", "Always", &image],
+            &["pull", &image],
+            &["images"],
+            &["inspect", &image],
+            &["rm", &image],
+            &["df"],
+            &["gc", "--all-unused", "--dry-run"],
+            &["explain", &image],
+            &["runtime"],
+            &["status"],
+        ] {
+            world.stop_backend();
+            let run = world.larder(arguments);
+            assert_eq!(run.code, 3, "{arguments:?}: {run:?}");
+            let hints = run.stderr.contains("hint: ") || arguments == ["status"];
+            assert!(hints, "{arguments:?}: {run:?}");
+            world.start_backend_again();
+            wait_until("it is ready", || world.larder(&["status"]).code == 0);
+        }
+        daemon.stop().expect(0);
+    }
+}
+
 /// A daemon in the middle of a pull through a gate, and the pull.
 fn amid_a_pull(
     world: &World,

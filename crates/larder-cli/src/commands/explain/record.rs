@@ -1,0 +1,89 @@
+//! Who may use a present image without asking the registry: its pull record.
+
+use larder::credentials::{SecretCoordinates, ServiceAccountCoordinates};
+use larder::records::{Access, ImageRecords};
+use larder_control::v1alpha1::PullRecord;
+
+use crate::out::Out;
+
+/// What is on record of an image, by its id. What cannot be read is logged, and is as good as nothing: nobody is let in
+/// by it.
+pub(super) async fn of(records: Option<&ImageRecords>, image_ref: &str) -> Vec<PullRecord> {
+    let Some(records) = records else { return Vec::new() };
+    match records.record(image_ref).await {
+        Ok(record) => record.into_iter().flat_map(|record| record.names).map(of_name).collect(),
+        Err(error) => {
+            tracing::warn!("the pull record of {image_ref} cannot be read: {error}");
+            Vec::new()
+        }
+    }
+}
+
+fn of_name((name, access): (String, Access)) -> PullRecord {
+    PullRecord {
+        name,
+        every_pod: access.node_pods,
+        secrets: access.secrets.iter().map(|secret| of_secret(&secret.at)).collect(),
+        service_accounts: access.service_accounts.iter().map(of_account).collect(),
+    }
+}
+
+/// A login that a user brought along has no namespace.
+fn of_secret(at: &SecretCoordinates) -> String {
+    if at.namespace.is_empty() { at.name.clone() } else { at.to_string() }
+}
+
+fn of_account(ServiceAccountCoordinates { namespace, name, .. }: &ServiceAccountCoordinates) -> String {
+    format!("{namespace}/{name}")
+}
+
+/// Tells it, a line for each name.
+pub(super) fn tell(records: &[PullRecord], out: &Out) {
+    if records.is_empty() {
+        out.line("  pull record: none");
+    }
+    for record in records {
+        out.line(format_args!("  pull record: as {}, for {}", record.name, holders(record)));
+    }
+}
+
+fn holders(record: &PullRecord) -> String {
+    if record.every_pod {
+        return "every pod".to_owned();
+    }
+    let secrets = record.secrets.iter().map(|secret| {
+        let kind = if is_login(secret) { "the login of" } else { "secret" };
+        format!("who has {kind} {secret}")
+    });
+    let accounts = record.service_accounts.iter().map(|account| format!("service account {account}"));
+    let all: Vec<_> = secrets.chain(accounts).collect();
+    if all.is_empty() { "nobody yet: each shows credentials first".to_owned() } else { all.join(", ") }
+}
+
+/// Names of secrets have a namespace before a slash; a login is a path or a flag.
+fn is_login(secret: &str) -> bool {
+    secret.starts_with(['/', '-']) || !secret.contains('/')
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_names_who_may_use_the_image() {
+        let record = |secrets: &[&str], accounts: &[&str]| PullRecord {
+            secrets: secrets.iter().map(|&secret| secret.to_owned()).collect(),
+            service_accounts: accounts.iter().map(|&account| account.to_owned()).collect(),
+            ..PullRecord::default()
+        };
+        for (record, says) in [
+            (PullRecord { every_pod: true, ..PullRecord::default() }, "every pod"),
+            (record(&[], &[]), "nobody yet: each shows credentials first"),
+            (record(&["team/reg"], &["team/ci"]), "who has secret team/reg, service account team/ci"),
+            (record(&["/root/.docker/config.json"], &[]), "who has the login of /root/.docker/config.json"),
+            (record(&["--username"], &[]), "who has the login of --username"),
+        ] {
+            assert_eq!(holders(&record), says);
+        }
+    }
+}
