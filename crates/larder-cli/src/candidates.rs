@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use larder::credentials::helpers::HelperNames;
 use larder::credentials::plugin::Plugins;
-use larder::credentials::{DockerConfig, Keyring, Origin, PullSecret, Tokens};
+use larder::credentials::{Answer, Answers, DockerConfig, Keyring, Origin, PullSecret, Tokens};
 use larder::reference::Reference;
 
 /// The user's own credentials, beside the pull secrets that each request brings along.
@@ -16,6 +16,8 @@ pub(crate) struct Candidates {
     tokens: Tokens,
     helpers: HelperNames,
     plugins: Option<Arc<Plugins>>,
+    /// What these programs answered so far.
+    answers: Answers,
 }
 
 /// One place with credentials.
@@ -48,20 +50,41 @@ impl Candidates {
         self
     }
 
+    /// And what these programs answer is noted here.
+    pub(crate) fn answered(mut self, answers: Answers) -> Self {
+        self.answers = answers;
+        self
+    }
+
     /// Whose credentials are tried for an image, in order.
     pub(crate) fn tell(&self, image: &str, secrets: &[PullSecret]) -> String {
-        let fitting = self.fitting(image, secrets);
+        let mut fitting = self.fitting(image, secrets);
+        if let Ok(name) = Reference::parse(image) {
+            fitting.extend(self.programs(name.name()));
+        }
         if fitting.is_empty() { "none; it is pulled anonymously".to_owned() } else { fitting.join(", ") }
     }
 
     /// What to say of them after the registry has denied an image.
     pub(crate) fn advice(&self, image: &str, secrets: &[PullSecret]) -> String {
-        let fitting = self.fitting(image, secrets);
+        let failed: Vec<_> = self.failed(image).into_iter().map(|(_, why)| why).collect();
+        let failed = failed.join("; ");
+        let mut shown = self.fitting(image, secrets);
+        shown.extend(self.gave(image));
+        match (failed.is_empty(), shown.is_empty()) {
+            (true, _) => self.advice_of(image, secrets, &shown),
+            (false, true) => format!("nothing was shown to the registry: {failed}"),
+            (false, false) => format!("{}; {failed}", self.advice_of(image, secrets, &shown)),
+        }
+    }
+
+    /// The same of credentials that were found: those that were shown.
+    fn advice_of(&self, image: &str, secrets: &[PullSecret], shown: &[String]) -> String {
         let registry =
             Reference::parse(image).map_or_else(|_| image.to_owned(), |name| name.registry().to_owned());
         let others: Vec<_> =
             self.secret_places(secrets).iter().chain(&self.own).map(Place::content).collect();
-        match (fitting.as_slice(), others.as_slice()) {
+        match (shown, others.as_slice()) {
             ([], []) => format!(
                 "no credentials for {registry} were given: name a pull secret, or use --authfile or --username"
             ),
@@ -87,8 +110,28 @@ impl Candidates {
     fn fitting(&self, image: &str, secrets: &[PullSecret]) -> Vec<String> {
         let Ok(name) = Reference::parse(image) else { return Vec::new() };
         let places = self.secret_places(secrets);
-        let held = places.iter().chain(&self.own).flat_map(|place| place.fitting(name.name()));
-        held.chain(self.programs(name.name())).collect()
+        places.iter().chain(&self.own).flat_map(|place| place.fitting(name.name())).collect()
+    }
+
+    /// The programs that gave a credential for an image.
+    fn gave(&self, image: &str) -> Vec<String> {
+        let gave = self.answers_of(image).into_iter().filter(|(_, answer)| *answer == Answer::Gave);
+        gave.map(|(program, _)| program).collect()
+    }
+
+    /// The programs that were asked for an image and failed, each with its error.
+    pub(crate) fn failed(&self, image: &str) -> Vec<(String, String)> {
+        let failed = self.answers_of(image).into_iter().filter_map(|(program, answer)| match answer {
+            Answer::Failed(why) => Some((program, why)),
+            Answer::Gave | Answer::None => None,
+        });
+        failed.collect()
+    }
+
+    fn answers_of(&self, image: &str) -> Vec<(String, Answer)> {
+        let Ok(name) = Reference::parse(image) else { return Vec::new() };
+        let told = self.answers.of(name.name()).into_iter();
+        told.map(|(program, answer)| (program_name(&program), answer)).collect()
     }
 
     /// Whether some are with programs.
@@ -98,10 +141,9 @@ impl Candidates {
 
     /// The programs that are asked. Whether they have a credential is known only to them.
     fn programs(&self, repository: &str) -> Vec<String> {
-        let helper =
-            self.helpers.asked(repository).map(|asked| format!("docker-credential-{}", asked.helper));
+        let helper = self.helpers.asked(repository).map(|asked| program_name(&Origin::Helper(asked.helper)));
         let plugins = self.plugins.iter().flat_map(|plugins| plugins.for_image(repository));
-        let plugins = plugins.map(|name| format!("credential provider {name}"));
+        let plugins = plugins.map(|name| program_name(&Origin::Provider(name.to_owned())));
         helper.into_iter().chain(plugins).map(|name| format!("{name} (if it has one)")).collect()
     }
 
@@ -112,6 +154,14 @@ impl Candidates {
             Some(Place::new(format!("secret {}", secret.coordinates), &config))
         };
         secrets.iter().filter_map(place).collect()
+    }
+}
+
+fn program_name(program: &Origin) -> String {
+    match program {
+        Origin::Helper(name) => format!("docker-credential-{name}"),
+        Origin::Provider(name) => format!("credential provider {name}"),
+        _ => String::new(),
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use larder::credentials::helpers::HelperNames;
 use larder::credentials::plugin::Plugins;
 use larder::credentials::{
-    ConfigFileError, DockerConfig, Entry, Format, Provider, PullSecret, SearchPath, Secret,
+    Answers, ConfigFileError, DockerConfig, Entry, Format, Provider, PullSecret, SearchPath, Secret,
     SecretCoordinates, Source, Sources, Tokens, encode_entry, read_config_file,
 };
 use larder::reference::Reference;
@@ -41,8 +41,11 @@ pub(crate) fn gather<'a>(
     images: impl IntoIterator<Item = &'a str>,
     out: &Out,
 ) -> Result<Credentials, Failure> {
+    let answers = Answers::default();
     let plugins = match (&args.image_credential_provider_config, &args.image_credential_provider_bin_dir) {
-        (Some(config), Some(programs)) => Some(Arc::new(access::plugins(config, programs)?)),
+        (Some(config), Some(programs)) => {
+            Some(Arc::new(access::plugins(config, programs)?.noting(answers.clone())))
+        }
         _ => None,
     };
     if let Some(username) = &args.username {
@@ -50,7 +53,7 @@ pub(crate) fn gather<'a>(
         let password = read_password(io::stdin().lock())?;
         let entry = Entry { username: username.clone(), password, ..Entry::default() };
         let config = DockerConfig::one(registry, entry);
-        return Ok(joined(Some("--username".to_owned()), &config, plugins, tokens));
+        return Ok(joined(Some("--username".to_owned()), &config, plugins, tokens, answers));
     }
     let (name, config) = match &args.authfile {
         Some(file) => {
@@ -60,7 +63,7 @@ pub(crate) fn gather<'a>(
         }
         None => search(&SearchPath::user(), tokens, out),
     };
-    Ok(joined(name, &config, plugins, tokens))
+    Ok(joined(name, &config, plugins, tokens, answers))
 }
 
 fn joined(
@@ -68,6 +71,7 @@ fn joined(
     config: &DockerConfig,
     plugins: Option<Arc<Plugins>>,
     tokens: Tokens,
+    answers: Answers,
 ) -> Credentials {
     let secret = name.as_ref().map(|name| as_secret(name, config));
     let mut sources = Sources::fixed(config).with_tokens(tokens);
@@ -77,14 +81,14 @@ fn joined(
     }
     let mut candidates = Candidates::new(name.map(|name| (name, config)), tokens);
     if let Some(helpers) = access::helpers(tokens) {
-        sources = sources.with_helpers(helpers);
+        sources = sources.with_helpers(helpers.noting(answers.clone()));
         candidates = candidates.with_helpers(HelperNames::of(config));
     }
     if let Some(plugins) = plugins {
         sources = sources.with_provider(Arc::clone(&plugins) as Arc<dyn Provider>);
         candidates = candidates.with_plugins(plugins);
     }
-    Credentials { sources, candidates: Arc::new(candidates), secret }
+    Credentials { sources, candidates: Arc::new(candidates.answered(answers)), secret }
 }
 
 /// A pull secret with the same credentials.
@@ -196,7 +200,9 @@ mod tests {
             ..Entry::default()
         };
         let config = DockerConfig::one("r.example/\"x\"", entry);
-        let secret = joined(Some("/home/me/config.json".into()), &config, None, Tokens::Keep).secret.unwrap();
+        let secret =
+            joined(Some("/home/me/config.json".into()), &config, None, Tokens::Keep, Answers::default());
+        let secret = secret.secret.unwrap();
         assert_eq!(secret.docker_config(Tokens::Keep).unwrap().unwrap().entries, config.entries);
         assert!(!format!("{secret:?}").contains("ob"));
     }

@@ -1,9 +1,11 @@
 //! `larder explain access`: what is found, shown and answered.
 
+use std::os::unix::fs::PermissionsExt as _;
+
 use larder_testkit::fault_registry::{Auth, Fault, FaultRegistry, On};
 use serde_json::{Value, json};
 
-use crate::world::World;
+use crate::world::{Run, World};
 
 fn registry() -> FaultRegistry {
     let registry = FaultRegistry::start();
@@ -172,4 +174,33 @@ fn a_host_that_serves_digests_alone_is_asked_for_digests_alone() {
     assert_eq!(mirror.requests().len(), 1);
     let anonymously = format!("it can be pulled anonymously from {}", mirror.address());
     assert!(run.stdout.contains(&anonymously), "the mirror did not ask for the secret: {run:?}");
+}
+
+#[test]
+fn a_helper_that_fails_is_named_with_its_error_and_not_as_refused() {
+    let (world, registry) = (World::new(), registry());
+    let image = registry.image("team/app:1");
+    world.file("auth.json", r#"{"credsStore": "test"}"#);
+    let program = world.file("bin/docker-credential-test", "#!/bin/sh\necho planted; exit 7\n");
+    fs_err::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let larder = |arguments: &[&str]| {
+        let path = format!("{}:/usr/bin:/bin", program.parent().unwrap().display());
+        Run::of(world.command(arguments).env("PATH", path).output().unwrap())
+    };
+
+    let run = larder(&["explain", "access", &image, "--authfile", "auth.json"]).expect(1);
+    let says = "docker-credential-test gave no answer: docker-credential-test failed (exit status: 7)";
+    assert!(run.stdout.contains(says), "{run:?}");
+    let by_hand = format!("'echo {} | docker-credential-test get'", registry.address());
+    assert!(run.stdout.contains(&by_hand), "it can be copied: {run:?}");
+    let told =
+        larder(&["explain", "access", &image, "--authfile", "auth.json", "-o", "json"]).expect(1).json();
+    assert_eq!(told["askers"][0]["failed"][0]["program"], "docker-credential-test", "{told:#}");
+    let run = larder(&["--root", "images", "pull", &image, "--authfile", "auth.json"]).expect(1);
+    assert!(
+        run.stderr.contains("hint: nothing was shown to the registry: docker-credential-test failed"),
+        "{run:?}"
+    );
+    assert!(!run.stderr.contains("was refused"), "{run:?}");
+    assert!(!format!("{run:?}").contains("planted"), "{run:?}");
 }

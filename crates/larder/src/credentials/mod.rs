@@ -12,6 +12,7 @@
 //! Promises: a password or token never prints, neither in `Debug` nor in an error; no config file or secret panics,
 //! and none costs more than linear time and memory; a config file is read up to [`MAX_CONFIG_BYTES`].
 
+mod answers;
 mod auth;
 mod config_file;
 mod credential;
@@ -32,6 +33,7 @@ mod search;
 mod secret;
 mod sources;
 
+pub use answers::{Answer, Answers};
 pub use auth::{AuthError, decode_auth, encode_auth};
 pub use config_file::{ConfigFileError, ConfigFileProblem, Format, MAX_CONFIG_BYTES, read_config_file};
 pub use credential::{Credential, Origin, SecretCoordinates, ServiceAccountCoordinates, Source};

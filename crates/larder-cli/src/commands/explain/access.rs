@@ -105,6 +105,14 @@ struct Asker {
     credentials: Vec<Candidate>,
     /// Places with credentials of which none is for this image.
     not_fitting: Vec<String>,
+    /// Programs that were asked and gave no answer.
+    failed: Vec<FailedProgram>,
+}
+
+#[derive(Debug, Serialize)]
+struct FailedProgram {
+    program: String,
+    error: String,
 }
 
 /// A credential, or the attempt without any.
@@ -146,6 +154,7 @@ async fn asker(image: &str, job: &Job, credentials: &Credentials, client: &Clien
         accepted: false,
         credentials: Vec::new(),
         not_fitting: credentials.candidates.not_fitting(image, &request.secrets),
+        failed: failed(image, &credentials.candidates),
     };
     let attempts: Vec<_> = if found.is_empty() { vec![None] } else { found.iter().map(Some).collect() };
     for credential in attempts {
@@ -164,6 +173,11 @@ async fn asker(image: &str, job: &Job, credentials: &Credentials, client: &Clien
         });
     }
     Ok(asker)
+}
+
+fn failed(image: &str, candidates: &Candidates) -> Vec<FailedProgram> {
+    let failed = candidates.failed(image).into_iter();
+    failed.map(|(program, error)| FailedProgram { program, error }).collect()
 }
 
 impl From<Trial> for Answered {
@@ -212,6 +226,9 @@ fn tell(access: &Access, out: &Out) {
         out.line(table);
         for place in &asker.not_fitting {
             out.line(format_args!("not for this image: {place}"));
+        }
+        for FailedProgram { program, error } in &asker.failed {
+            out.line(format_args!("{program} gave no answer: {error}"));
         }
     }
 }

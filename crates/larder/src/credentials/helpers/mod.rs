@@ -26,6 +26,7 @@ use zeroize::Zeroizing;
 pub use choose::{Asked, HelperNames};
 pub use find::FindError;
 
+use super::answers::{Answer, Answers};
 use super::credential::{Credential, Origin};
 use super::docker_config::Entry;
 use super::program::{self, Program};
@@ -47,7 +48,7 @@ pub enum HelperError {
     },
     /// It failed, and not because it has no credentials.
     #[error(
-        "docker-credential-{name} failed ({status}); what it wrote is not shown, so run it by hand: echo {server} | docker-credential-{name} get"
+        "docker-credential-{name} failed ({status}); what it wrote is not shown, so run it by hand: 'echo {server} | docker-credential-{name} get'"
     )]
     Failed {
         /// The helper.
@@ -81,6 +82,7 @@ type Run = BoxFuture<'static, Result<Option<Arc<Entry>>, HelperError>>;
 /// Runs the helpers that are found in some folders.
 pub struct Helpers {
     folders: Vec<PathBuf>,
+    answers: Option<Answers>,
     runs: Mutex<HashMap<Asked, WeakShared<Run>>>,
 }
 
@@ -94,7 +96,13 @@ impl Helpers {
     /// Those in the folders of a `PATH`. What is not an absolute path in it is left out.
     pub fn on_path(path: &OsStr) -> Helpers {
         let folders = std::env::split_paths(path).filter(|folder| folder.is_absolute()).collect();
-        Helpers { folders, runs: Mutex::default() }
+        Helpers { folders, answers: None, runs: Mutex::default() }
+    }
+
+    /// The same, with what they answer to lookups noted.
+    #[must_use]
+    pub fn noting(self, answers: Answers) -> Helpers {
+        Helpers { answers: Some(answers), ..self }
     }
 
     /// What a helper has for a normalised repository: a credential of the node, none if the helper has none, or if none
@@ -112,7 +120,17 @@ impl Helpers {
 
     /// The same, with trouble in the log.
     pub(super) async fn lookup(&self, names: &HelperNames, repository: &str) -> Option<Credential> {
-        self.get(names, repository).await.unwrap_or_else(|error| {
+        let asked = names.asked(repository)?;
+        let got = self.get(names, repository).await;
+        if let Some(answers) = &self.answers {
+            let answer = match &got {
+                Ok(Some(_)) => Answer::Gave,
+                Ok(None) => Answer::None,
+                Err(error) => Answer::Failed(error.to_string()),
+            };
+            answers.note(repository, Origin::Helper(asked.helper), answer);
+        }
+        got.unwrap_or_else(|error| {
             tracing::warn!(image = repository, "no credentials: {error}");
             None
         })

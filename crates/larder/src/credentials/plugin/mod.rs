@@ -31,6 +31,7 @@ pub use provider::{Plugin, ProvideError, Provided};
 pub use validate::problems;
 pub use wire::{Request, Response, ResponseError, V1, VERSIONS};
 
+use super::answers::{Answer, Answers};
 use super::credential::{Credential, Origin, Source};
 use super::keyring::Keyring;
 use super::program::TrustError;
@@ -75,8 +76,9 @@ impl PluginsError {
 
 /// All providers of a configuration, as one source of credentials.
 pub struct Plugins {
-    plugins: Vec<Plugin>,
+    all: Vec<Plugin>,
     config_hash: String,
+    answers: Option<Answers>,
 }
 
 impl Plugins {
@@ -98,19 +100,31 @@ impl Plugins {
             Ok(Plugin::new(provider, Arc::new(program), Arc::clone(accounts)))
         };
         let plugins = loaded.providers.iter().map(plugin).collect::<Result<_, PluginsError>>()?;
-        Ok(Plugins { plugins, config_hash: loaded.hash })
+        Ok(Plugins { all: plugins, config_hash: loaded.hash, answers: None })
     }
 
     /// These, in the order in which their credentials count.
     pub fn new(plugins: Vec<Plugin>) -> Plugins {
-        Plugins { plugins, config_hash: String::new() }
+        Plugins { all: plugins, config_hash: String::new(), answers: None }
     }
 
     /// The same, with each run told.
     #[must_use]
     pub fn told(mut self, runs: &Arc<dyn Runs>) -> Plugins {
-        self.plugins = self.plugins.into_iter().map(|plugin| plugin.told(runs)).collect();
+        self.all = self.all.into_iter().map(|plugin| plugin.told(runs)).collect();
         self
+    }
+
+    /// The same, with what they answer noted.
+    #[must_use]
+    pub fn noting(self, answers: Answers) -> Plugins {
+        Plugins { answers: Some(answers), ..self }
+    }
+
+    fn note(&self, plugin: &Plugin, repository: &str, answer: Answer) {
+        if let Some(answers) = self.answers.as_ref().filter(|_| plugin.matches(repository)) {
+            answers.note(repository, Origin::Provider(plugin.name().to_owned()), answer);
+        }
     }
 
     /// `sha256:` of the configuration that they were made of, as kubelet's metric has it; empty without one.
@@ -120,22 +134,25 @@ impl Plugins {
 
     /// The names of those that are asked for a repository.
     pub fn for_image<'a>(&'a self, repository: &'a str) -> impl Iterator<Item = &'a str> {
-        self.plugins.iter().filter(move |plugin| plugin.matches(repository)).map(Plugin::name)
+        self.all.iter().filter(move |plugin| plugin.matches(repository)).map(Plugin::name)
     }
 }
 
 #[async_trait]
 impl Provider for Plugins {
     async fn provide(&self, repository: &str, pod: &Pod) -> Vec<Credential> {
-        let asked = self.plugins.iter().map(|plugin| plugin.provide(repository, pod));
+        let asked = self.all.iter().map(|plugin| plugin.provide(repository, pod));
         let mut keyring = Keyring::default();
-        for (plugin, provided) in self.plugins.iter().zip(future::join_all(asked).await) {
+        for (plugin, provided) in self.all.iter().zip(future::join_all(asked).await) {
             match provided {
                 Ok(Provided { auth, account }) => {
+                    let gave = if auth.entries.is_empty() { Answer::None } else { Answer::Gave };
+                    self.note(plugin, repository, gave);
                     let origin = Origin::Provider(plugin.name().to_owned());
                     keyring.add(&auth, account.map(Source::ServiceAccount).as_ref(), &origin);
                 }
                 Err(error) => {
+                    self.note(plugin, repository, Answer::Failed(error.to_string()));
                     tracing::warn!(provider = plugin.name(), image = repository, "no credentials: {error}");
                 }
             }

@@ -3,6 +3,7 @@
 use std::ffi::OsString;
 use std::io;
 use std::path::Path;
+use std::pin::Pin;
 use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 
@@ -16,6 +17,8 @@ use crate::gotext;
 
 /// How long a program may take.
 pub(in super::super) const TIME_LIMIT: Duration = Duration::from_secs(60);
+/// From when on it is told that a program is waited for.
+const TELL_AFTER: Duration = Duration::from_secs(5);
 /// The most that a program may answer, in bytes.
 const MAX_ANSWER: usize = 1 << 20;
 /// So much of what it says about itself is kept, in bytes; the rest is read and dropped.
@@ -112,8 +115,23 @@ pub(in super::super) async fn run(program: Program<'_>) -> Result<Ended, Program
             }
         }
     };
-    let status = time::timeout(TIME_LIMIT, whole).await.map_err(|_| ProgramError::TimedOut)??;
+    let slow = || {
+        let (limit, waited) = (gotext::duration(TIME_LIMIT), gotext::duration(TELL_AFTER));
+        tracing::warn!("still waiting for {} after {waited}; it has {limit}", program.path.display());
+    };
+    let status = time::timeout(TIME_LIMIT, told_if_slow(Box::pin(whole), slow))
+        .await
+        .map_err(|_| ProgramError::TimedOut)??;
     Ok(Ended { status, stdout: answer, stderr: words })
+}
+
+/// Tells, once, when it takes long.
+async fn told_if_slow<T>(mut work: Pin<Box<impl Future<Output = T>>>, tell: impl FnOnce()) -> T {
+    if let Ok(done) = time::timeout(TELL_AFTER, &mut work).await {
+        return done;
+    }
+    tell();
+    work.await
 }
 
 /// The programs above and this one; `None` if it is above itself.
@@ -205,6 +223,16 @@ mod tests {
     async fn a_program_is_asked_and_answers() {
         assert_eq!(script("cat; exit 3").await.unwrap(), (3, "question".len(), 0));
         assert_eq!(script("echo ok").await.unwrap(), (0, 3, 0), "who does not read is no error");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_takes_a_few_seconds_is_told_once_and_goes_on() {
+        for (seconds, times) in [(4, 0), (6, 1), (59, 1)] {
+            let told = std::cell::Cell::new(0);
+            let work = Box::pin(time::sleep(Duration::from_secs(seconds)));
+            told_if_slow(work, || told.set(told.get() + 1)).await;
+            assert_eq!(told.get(), times, "{seconds} s");
+        }
     }
 
     #[tokio::test]
