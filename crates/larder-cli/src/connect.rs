@@ -348,7 +348,17 @@ fn discovered(variable: impl Fn(&str) -> Option<String>) -> Result<(Endpoint, Op
     }
 }
 
+/// What a misspelt name of a backend stands for. A socket has a slash in its path, or is there.
+pub(crate) fn meant(text: &str) -> Option<&'static str> {
+    let is_word = !text.contains(['/', ':', '.']) && !Path::new(text).exists();
+    larder::near::nearest(text, [STORE, CRI, DOCKER]).filter(|_| is_word)
+}
+
 fn parse(text: &str, from: &str) -> Result<Endpoint, Failure> {
+    if let Some(meant) = meant(text) {
+        return Err(Failure::bad_input(format!("{from} {text}: there is no such backend"))
+            .hint(format!("did you mean {meant}?")));
+    }
     Endpoint::parse(text).map_err(|error| {
         Failure::bad_input(format!("{from} {text}: {error}"))
             .hint("write it as unix:///path/to.sock, cri for whatever runtime runs here, docker for Docker Engine, or store for larder's own store")
@@ -412,6 +422,18 @@ mod tests {
         };
         assert_eq!(found(&all), ("unix:///r.sock".into(), Some("unix:///i.sock".into())));
         assert_eq!(found(&all[1..]), ("unix:///i.sock".into(), None));
+    }
+
+    #[test]
+    fn a_misspelt_backend_is_no_socket() {
+        for (text, meant) in [("dokcer", "docker"), ("stor", "store"), ("Docker", "docker"), ("CRI", "cri")] {
+            let refused = parse(text, "--backend").expect_err(text);
+            assert_eq!(refused.outcome(), Outcome::BadInput);
+            assert_eq!(refused.next_steps(), [format!("did you mean {meant}?")]);
+        }
+        for socket in ["/run/dokcer", "dokcer.sock", "unix:///docke", "./docke", "something"] {
+            assert!(parse(socket, "--backend").is_ok(), "{socket}");
+        }
     }
 
     #[test]

@@ -50,7 +50,8 @@ pub(crate) fn gather<'a>(
     };
     if let Some(username) = &args.username {
         let registry = only_registry(images)?;
-        let password = read_password(io::stdin().lock())?;
+        let password =
+            read_password(io::stdin().lock(), "larder pull --username USER --password-stdin IMAGE")?;
         let entry = Entry { username: username.clone(), password, ..Entry::default() };
         let config = DockerConfig::one(registry, entry);
         return Ok(joined(Some("--username".to_owned()), &config, plugins, tokens, answers));
@@ -154,8 +155,8 @@ fn only_registry<'a>(images: impl IntoIterator<Item = &'a str>) -> Result<String
     }
 }
 
-/// The password, without the line break after it.
-pub(crate) fn read_password(from: impl Read) -> Result<Secret, Failure> {
+/// The password, without the line break after it. `example` is a command that reads one.
+pub(crate) fn read_password(from: impl Read, example: &str) -> Result<Secret, Failure> {
     // Room for all of it: a vector that grows leaves copies behind that nobody overwrites.
     let mut bytes = Zeroizing::new(Vec::with_capacity(ROOM_FOR_PASSWORD));
     let read = from.take(MAX_PASSWORD_BYTES + 1).read_to_end(&mut bytes);
@@ -168,9 +169,8 @@ pub(crate) fn read_password(from: impl Read) -> Result<Secret, Failure> {
     let line = text.strip_suffix('\n').unwrap_or(text);
     let password = line.strip_suffix('\r').unwrap_or(line);
     if password.is_empty() {
-        return Err(Failure::bad_input("--password-stdin: standard input is empty").hint(
-            "pipe the password in: echo \"$TOKEN\" | larder pull --username USER --password-stdin IMAGE",
-        ));
+        return Err(Failure::bad_input("--password-stdin: standard input is empty")
+            .hint(format!("pipe the password in: echo \"$TOKEN\" | {example}")));
     }
     Ok(Secret::new(password))
 }
@@ -183,11 +183,11 @@ mod tests {
     fn the_line_break_after_a_password_is_not_part_of_it() {
         for text in ["pantry", "pantry\n", "pantry\r\n"] {
             assert_eq!(
-                read_password(text.as_bytes()).map(|password| password.reveal().to_owned()),
+                read_password(text.as_bytes(), "x").map(|password| password.reveal().to_owned()),
                 Ok("pantry".into())
             );
         }
-        let spaces = read_password(" a b \n".as_bytes()).expect("spaces are part of it");
+        let spaces = read_password(" a b \n".as_bytes(), "x").expect("spaces are part of it");
         assert_eq!(spaces.reveal(), " a b ");
     }
 
@@ -209,9 +209,10 @@ mod tests {
 
     #[test]
     fn no_password_and_endless_passwords_are_refused() {
-        assert!(read_password("\n".as_bytes()).is_err());
-        assert!(read_password(io::repeat(b'x')).is_err());
-        assert!(read_password([0xff_u8].as_slice()).is_err());
+        let empty = read_password("\n".as_bytes(), "larder login").unwrap_err();
+        assert!(empty.next_steps()[0].ends_with("| larder login"), "{:?}", empty.next_steps());
+        assert!(read_password(io::repeat(b'x'), "x").is_err());
+        assert!(read_password([0xff_u8].as_slice(), "x").is_err());
     }
 
     #[test]

@@ -96,14 +96,12 @@ impl From<BackendError> for Failure {
             BackendError::Unreachable { .. } => Failure::unreachable(chain(&error)),
             BackendError::Call { kind: CallErrorKind::DeadlineExceeded, .. } => {
                 Failure::unreachable(format!("the runtime did not answer in time: {}", chain(&error)))
-                    .hint("the runtime hangs, or --timeout is too short for it; see its log")
             }
             _ => Failure::failed(chain(&error)),
         };
-        match error.hint() {
-            Some(hint) => failure.hint(hint),
-            None => failure,
-        }
+        let silent =
+            is_gone(&error).then_some("the runtime hangs, or --timeout is too short for it; see its log");
+        failure.hints(error.hint().or(silent))
     }
 }
 
@@ -124,4 +122,19 @@ pub(crate) fn chain(error: &dyn Error) -> String {
         source = cause.source();
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_runtime_that_is_silent_has_one_hint_and_its_own_comes_first() {
+        let silent = |hint| {
+            let kind = CallErrorKind::DeadlineExceeded;
+            Failure::from(BackendError::Call { message: "no answer within 1s".into(), kind, hint })
+        };
+        assert_eq!(silent(Some("see its log")).next_steps(), ["see its log"]);
+        assert_eq!(silent(None).next_steps().len(), 1);
+    }
 }

@@ -75,7 +75,11 @@ impl EngineHost {
     /// that of an engine without root.
     pub fn usual(around: &Surroundings<'_>) -> Result<EngineHost, HostError> {
         if let Some(text) = around.set("DOCKER_HOST") {
-            return EngineHost::parse(&text, around.set("DOCKER_TLS_VERIFY").is_some());
+            let host = EngineHost::parse(&text, around.set("DOCKER_TLS_VERIFY").is_some());
+            return host.map_err(|error| match error {
+                HostError::NoAddress(text) => HostError::NoHost(text),
+                other => other,
+            });
         }
         match context::chosen(around)? {
             Some(host) => Ok(host),
@@ -118,6 +122,9 @@ pub enum HostError {
     /// No path and no host.
     #[error("\"{0}\" names no engine: write docker, docker:///path/to.sock or docker://host:port")]
     NoAddress(String),
+    /// No path and no host, where docker's own client is told.
+    #[error("\"{0}\" names no engine: write unix:///path/to.sock or tcp://host:port")]
+    NoHost(String),
     /// `ssh://`: docker's client starts a program for it.
     #[error(
         "\"{0}\": larder does not speak ssh: run larder there; what needs no measure of the disk works through a forwarded socket, too (ssh -L ./docker.sock:/var/run/docker.sock HOST, and --backend docker:///path/to.sock)"
@@ -215,6 +222,10 @@ mod tests {
         assert_eq!(usual(&[runtime_dir], &["/run/user/1/docker.sock"]), unix("/run/user/1/docker.sock"));
         assert_eq!(usual(&[runtime_dir], &[USUAL_SOCKET, "/run/user/1/docker.sock"]), unix(USUAL_SOCKET));
         assert_eq!(usual(&[("DOCKER_HOST", "unix:///a.sock"), runtime_dir], &[]), unix("/a.sock"));
+        let variable = |name: &str| (name == "DOCKER_HOST").then(|| "foo".to_owned());
+        let around = Surroundings { variable: &variable, is_usable: &|_| true, read: &|_| Ok(None) };
+        let foo = EngineHost::usual(&around).unwrap_err();
+        assert_eq!(foo.to_string(), "\"foo\" names no engine: write unix:///path/to.sock or tcp://host:port");
         let tls = [("DOCKER_HOST", "tcp://h:1"), ("DOCKER_TLS_VERIFY", "1")];
         assert_eq!(usual(&tls, &[]), EngineHost::Tcp { address: "h:1".into(), tls: true });
         assert_eq!(usual(&tls[..1], &[]), EngineHost::Tcp { address: "h:1".into(), tls: false });

@@ -8,6 +8,7 @@ use std::time::SystemTime;
 use tokio::sync::watch;
 
 use crate::pod::ObjectRef;
+use crate::pull::EnsureError;
 
 /// Whether an event tells of trouble.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -55,6 +56,8 @@ pub enum Reason {
     BackendDown,
     /// The backend answers again.
     BackendUp,
+    /// An image came out of an archive.
+    Loaded,
     /// Other settings are in force.
     Reloaded,
     /// The settings cannot be used, and the old ones stay.
@@ -94,6 +97,7 @@ impl fmt::Display for Reason {
             Reason::ImageGcFailed => "ImageGCFailed",
             Reason::BackendDown => "BackendDown",
             Reason::BackendUp => "BackendUp",
+            Reason::Loaded => "Loaded",
             Reason::Reloaded => "Reloaded",
             Reason::ReloadFailed => "ReloadFailed",
         })
@@ -113,6 +117,20 @@ pub struct Event {
     pub object: ObjectRef,
     /// Kubelet's text.
     pub message: String,
+}
+
+impl Event {
+    /// What kubelet says after any ensure that failed, beside what the manager said of it.
+    pub fn failed(object: ObjectRef, error: &EnsureError) -> Event {
+        let message = format!("Error: {}", error.reason);
+        Event {
+            time: SystemTime::now(),
+            event_type: EventType::Warning,
+            reason: Reason::Failed,
+            object,
+            message,
+        }
+    }
 }
 
 /// Takes events. Called in the middle of things: it must be quick and must not fail.

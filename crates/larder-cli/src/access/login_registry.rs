@@ -32,6 +32,13 @@ impl LoginRegistry {
         if is_registry {
             return Ok(LoginRegistry { host: bare.to_owned() });
         }
+        if let Some((host, _)) = bare.split_once('/')
+            && (host.contains(['.', ':']) || host == "localhost")
+            && let Ok(registry) = LoginRegistry::parse(host)
+        {
+            return Err(Failure::bad_input("a login is for a whole registry, and not for a part of it")
+                .hint(format!("name the registry alone: {}", registry.host)));
+        }
         // What is no registry may be a password in the wrong place.
         Err(Failure::bad_input("what was given as the registry is none")
             .hint("write HOST or HOST:PORT, as in front of an image's name: registry.example:5000"))
@@ -64,6 +71,17 @@ impl LoginRegistry {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_part_of_a_registry_leads_to_the_registry() {
+        for text in ["r.example/team", "https://r.example/team/app", "r.example:5000/x", "localhost/x"] {
+            let refused = LoginRegistry::parse(text).unwrap_err();
+            let host = text.trim_start_matches("https://").split('/').next().unwrap();
+            assert_eq!(refused.next_steps(), [format!("name the registry alone: {host}")]);
+        }
+        let secret = LoginRegistry::parse("hunter2/x").unwrap_err();
+        assert!(!format!("{secret:?}").contains("hunter2"), "it may be a password");
+    }
 
     #[test]
     fn a_registry_is_known_by_its_host() {

@@ -49,8 +49,8 @@ impl KeepFile {
     /// All rules; none when there is no file.
     pub(crate) fn read(&self) -> Result<Vec<KeepRule>, Failure> {
         let wrong = |why: &dyn std::fmt::Display| {
-            Failure::bad_input(format!("the keep rules cannot be read, so nothing is removed: {why}"))
-                .hint("mend or remove the file, or drop all rules with larder unkeep --all")
+            Failure::bad_input(format!("the keep rules cannot be read: {why}"))
+                .hint("nothing is removed until you mend or remove the file, or drop all rules: larder unkeep --all")
         };
         let text = match fs_err::read(&self.0) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),

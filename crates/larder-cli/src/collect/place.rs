@@ -4,6 +4,7 @@ use fs_err::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::FlockOperation;
+use rustix::io::Errno;
 
 use crate::args::Connection;
 use crate::connect::{Chosen, Target};
@@ -87,10 +88,19 @@ impl Place {
             Failure::failed(format!("no place for the state of collection: {error}"))
                 .hint("run as the owner of the folder, or name another with --state DIR")
         })?;
-        if let Err(error) = rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            let folder = place.folder.display();
-            return Err(Failure::failed(format!("{folder} is in use by another larder: {error}"))
-                .hint("wait until it is done; one process collects at a time"));
+        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) => {
+                let folder = place.folder.display();
+                return Err(Failure::failed(format!("the state in {folder} is in use by another larder"))
+                    .hint("a command has it until it is done, larder serve until it is stopped")
+                    .hint("another folder is named with --state DIR"));
+            }
+            Err(error) => {
+                let folder = place.folder.display();
+                return Err(Failure::failed(format!("the state in {folder} cannot be locked: {error}"))
+                    .hint("name a folder on a disk that knows locks with --state DIR"));
+            }
         }
         place.lock = Some(lock);
         Ok(place)
@@ -190,7 +200,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let place = || Place::at(folder.path().join("collect"));
         let first = place().locked().ok().unwrap();
-        assert!(place().locked().is_err());
+        let refused = place().locked().err().unwrap();
+        assert!(refused.message().ends_with("is in use by another larder"), "{}", refused.message());
+        assert!(refused.next_steps()[0].contains("larder serve"), "{:?}", refused.next_steps());
         drop(first);
         assert!(place().locked().is_ok());
     }

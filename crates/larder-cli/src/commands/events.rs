@@ -5,9 +5,10 @@ use std::time::Duration;
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use larder_control::v1alpha1::events_response::Told;
-use larder_control::v1alpha1::{Event, EventsRequest};
+use larder_control::v1alpha1::{Event, EventsRequest, EventsResponse};
 use rustix::event::{PollFd, PollFlags, poll};
 use tokio::time;
+use tonic::Streaming;
 
 use crate::args::{Connection, EventsArgs};
 use crate::daemon::Daemon;
@@ -16,8 +17,13 @@ use crate::failure::Failure;
 use crate::out::Out;
 use crate::output::{DataFormat, Format};
 
-/// Widths of the columns: time of day, the longest type and reason there are, and an object of usual length.
-const WIDTHS: [usize; 4] = [11, 10, 22, 28];
+/// Widths of the columns: time of day, and the longest type and reason there are.
+const WIDTHS: [usize; 3] = [11, 10, 22];
+/// Width of the column of objects: at least, and at most.
+const OBJECT: (usize, usize) = (9, 72);
+
+/// Spaces between an object and its message.
+const GAP: usize = 3;
 
 /// How often it is looked whether anybody reads.
 const LOOK_AT_READER: Duration = Duration::from_secs(1);
@@ -26,7 +32,21 @@ pub(super) async fn run(args: &EventsArgs, connection: &Connection, out: &Out) -
     let daemon = Daemon::required(connection)?;
     let request = EventsRequest { from: args.since, watch: args.watch };
     let mut told = daemon.wait(async |mut client| client.events(request).await).await?;
-    let mut first = true;
+    let mut page =
+        Page { format: args.output, watched: args.watch, width: OBJECT.0, held: Vec::new(), first: true };
+    let ended = follow(&mut told, args, &daemon, &mut page, out).await;
+    page.end(out);
+    ended
+}
+
+/// Shows what comes.
+async fn follow(
+    told: &mut Streaming<EventsResponse>,
+    args: &EventsArgs,
+    daemon: &Daemon,
+    page: &mut Page,
+    out: &Out,
+) -> Result<Outcome, Failure> {
     loop {
         let next = tokio::select! {
             next = told.message() => next.map_err(|status| daemon.failure(&status))?,
@@ -34,9 +54,9 @@ pub(super) async fn run(args: &EventsArgs, connection: &Connection, out: &Out) -
             () = reader_gone() => return Ok(Outcome::Done),
         };
         match next.map(|next| next.told) {
-            Some(Some(Told::Event(event))) => show(&event, args.output, &mut first, out),
+            Some(Some(Told::Event(event))) => page.take(event, out),
             // From the beginning is from whatever is kept.
-            Some(Some(Told::Missed(count))) if args.since > 0 || !first => {
+            Some(Some(Told::Missed(count))) if args.since > 0 || !page.is_empty() => {
                 out.warning(format_args!("{count} events were not kept long enough"));
             }
             Some(_) => {}
@@ -64,7 +84,39 @@ async fn reader_gone() {
     }
 }
 
-fn show(event: &Event, format: Format, first: &mut bool, out: &Out) {
+/// What is shown. Where all of it is there at once, the columns fit; what is watched widens them as it comes.
+struct Page {
+    format: Format,
+    watched: bool,
+    /// Of the column of objects.
+    width: usize,
+    held: Vec<Event>,
+    first: bool,
+}
+
+impl Page {
+    fn is_empty(&self) -> bool {
+        self.first && self.held.is_empty()
+    }
+
+    fn take(&mut self, event: Event, out: &Out) {
+        let width = object(&event).chars().count() + GAP;
+        self.width = self.width.max(width.min(OBJECT.1));
+        if self.watched || self.format.data().is_some() {
+            show(&event, self.format, self.width, &mut self.first, out);
+        } else {
+            self.held.push(event);
+        }
+    }
+
+    fn end(&mut self, out: &Out) {
+        for event in std::mem::take(&mut self.held) {
+            show(&event, self.format, self.width, &mut self.first, out);
+        }
+    }
+}
+
+fn show(event: &Event, format: Format, width: usize, first: &mut bool, out: &Out) {
     match format {
         Format::Json => {
             // Texts and numbers alone: it does not fail.
@@ -77,20 +129,28 @@ fn show(event: &Event, format: Format, first: &mut bool, out: &Out) {
         Format::Table | Format::Wide => {
             let wide = format == Format::Wide;
             if *first {
-                out.line(columns(["TIME", "TYPE", "REASON", "OBJECT", "MESSAGE"].map(str::to_owned), wide));
+                out.line(columns(
+                    ["TIME", "TYPE", "REASON", "OBJECT", "MESSAGE"].map(str::to_owned),
+                    width,
+                    wide,
+                ));
             }
-            out.line(columns(cells(event, wide), wide));
+            out.line(columns(cells(event, wide), width, wide));
         }
     }
     *first = false;
 }
 
-fn cells(event: &Event, wide: bool) -> [String; 5] {
-    // What was asked for without a pod has no name.
-    let object = match event.name.as_str() {
+/// What was asked for without a pod has no name.
+fn object(event: &Event) -> String {
+    match event.name.as_str() {
         "" => event.uid.clone(),
         name => format!("{}/{name}", event.object_kind),
-    };
+    }
+}
+
+fn cells(event: &Event, wide: bool) -> [String; 5] {
+    let object = object(event);
     let message = match event.field_path.as_str() {
         field if wide && !field.is_empty() => format!("{field}: {}", event.message),
         _ => event.message.clone(),
@@ -103,11 +163,11 @@ fn cells(event: &Event, wide: bool) -> [String; 5] {
     [time, event.r#type.clone(), event.reason.clone(), object, message]
 }
 
-fn columns([time, kind, reason, object, message]: [String; 5], wide: bool) -> String {
-    let [time_width, kind_width, reason_width, object_width] = WIDTHS;
+fn columns([time, kind, reason, object, message]: [String; 5], object_width: usize, wide: bool) -> String {
+    let [time_width, kind_width, reason_width] = WIDTHS;
     let time_width = if wide { 40 } else { time_width };
     // A long name moves the message, and does not touch it.
-    let object = format!("{object}   ");
+    let object = format!("{object}{:GAP$}", "");
     format!("{time:<time_width$}{kind:<kind_width$}{reason:<reason_width$}{object:<object_width$}{message}")
 }
 
@@ -115,4 +175,36 @@ fn columns([time, kind, reason, object, message]: [String; 5], wide: bool) -> St
 fn time_of_day(time: &str) -> String {
     let zoned = time.parse::<Timestamp>().map(|time| time.to_zoned(TimeZone::system()));
     zoned.map_or_else(|_| time.to_owned(), |time| time.strftime("%H:%M:%S").to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::out::tests::Page as Paper;
+
+    /// Where the messages of events about these pods begin, in the lines after the head.
+    fn messages_begin(pods: &[&str], watched: bool) -> Vec<usize> {
+        let paper = Paper::default();
+        let out = Out::to(Box::new(paper.clone()), Box::new(std::io::sink()));
+        let mut page =
+            Page { format: Format::Table, watched, width: OBJECT.0, held: Vec::new(), first: true };
+        for pod in pods {
+            let message = "Pulling".to_owned();
+            let event = Event { object_kind: "pod".into(), name: (*pod).into(), message, ..Event::default() };
+            page.take(event, &out);
+        }
+        page.end(&out);
+        paper.text().lines().skip(1).map(|line| line.find("Pulling").unwrap()).collect()
+    }
+
+    #[test]
+    fn columns_line_up_whatever_the_names() {
+        let long = "a-pod-with-quite-a-long-name-as-deployments-make-them";
+        let begin = messages_begin(&["a", long, "b"], false);
+        assert_eq!(begin, [begin[0]; 3]);
+        let begin = messages_begin(&["a", long, "b"], true);
+        assert!(begin[0] < begin[1] && begin[1] == begin[2], "what is watched widens: {begin:?}");
+        let endless = "x".repeat(200);
+        assert!(messages_begin(&[&endless, "b"], false)[1] < 200, "one name does not push all away");
+    }
 }

@@ -7,6 +7,7 @@ use larder_control::v1alpha1::LoadedImage;
 use larder_store::backend::StoreBackend;
 use larder_store::pull::{Loaded as Brought, PullError};
 use larder_store::store::import::{ImportError, ImportFrom};
+use larder_store::unpack::UnpackError;
 use serde::Serialize;
 
 use crate::args::{Connection, LoadArgs};
@@ -126,6 +127,13 @@ fn source(file: &Path) -> ImportFrom {
 
 /// What cannot be read is bad input; a full disk, say, is not.
 fn failed(error: &PullError) -> Failure {
+    // What a registry would be asked about: here it is the file.
+    if let PullError::Unpack { cause, .. } = error
+        && is_damage(cause)
+    {
+        return Failure::bad_input(chain(error))
+            .hint("the file is damaged: copy it, or save the image, again");
+    }
     let failure = match error {
         PullError::Import(ImportError::Store(_)) => Failure::failed(chain(error)),
         PullError::Import(_) => Failure::bad_input(chain(error)),
@@ -137,8 +145,20 @@ fn failed(error: &PullError) -> Failure {
     }
 }
 
-fn found(Brought { image, bare_tags }: Brought) -> LoadedImage {
-    LoadedImage { id: image.id.to_string(), repo_tags: image.tags, repo_digests: image.digests, bare_tags }
+/// Whether the bytes are not those of a layer.
+fn is_damage(cause: &UnpackError) -> bool {
+    matches!(
+        cause,
+        UnpackError::Digest { .. }
+            | UnpackError::Size { .. }
+            | UnpackError::Decompress { .. }
+            | UnpackError::Archive { .. }
+            | UnpackError::ForeignCompression(_)
+    )
+}
+
+fn found(Brought { image, tags, digests, bare_tags, .. }: Brought) -> LoadedImage {
+    LoadedImage { id: image.id.to_string(), repo_tags: tags, repo_digests: digests, bare_tags }
 }
 
 /// One image. The shape of `-o json`.

@@ -121,7 +121,7 @@ async fn credential(
         ));
     }
     let password = if args.password_stdin {
-        read_password(io::stdin().lock())?
+        read_password(io::stdin().lock(), "larder login -u USER --password-stdin REGISTRY")?
     } else {
         terminal::ask("Password: ", true, interrupt).await?
     };

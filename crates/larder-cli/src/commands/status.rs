@@ -66,17 +66,47 @@ fn table(status: &StatusResponse) -> Table {
 fn collection(status: Option<&GcStatus>) -> String {
     let Some(status) = status else { return String::new() };
     let last = match (&status.ended, &status.last) {
-        (Some(ended), Some(last)) => format!("{last}, at {ended}"),
+        (Some(ended), Some(last)) => format!("{} at {ended}", stopped(last)),
         _ => "no round yet".to_owned(),
     };
     let running = if status.running { "; a round is running" } else { "" };
     match status.failures {
         0 => format!("{last}{running}"),
-        failures => format!("{last} ({failures} rounds in a row failed){running}"),
+        failures => format!("{last} ({failed} failed){running}", failed = rounds(failures)),
     }
+}
+
+fn rounds(count: u64) -> String {
+    if count == 1 { "1 round".to_owned() } else { format!("{count} rounds in a row") }
+}
+
+/// A sentence with a stop, or a phrase with a comma.
+fn stopped(text: &str) -> String {
+    if text.ends_with('.') { format!("{text} Ended") } else { format!("{text},") }
 }
 
 /// Whole seconds.
 fn age(milliseconds: u64) -> String {
     gotext::duration(Duration::from_secs(milliseconds / 1000))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_round_did_reads_well_with_the_time_after_it() {
+        let told = |last: &str, failures| {
+            let status = GcStatus {
+                ended: Some("T".into()),
+                last: Some(last.into()),
+                failures,
+                ..GcStatus::default()
+            };
+            collection(Some(&status))
+        };
+        assert_eq!(told("removed nothing", 0), "removed nothing, at T");
+        assert_eq!(told("The disk is full.", 1), "The disk is full. Ended at T (1 round failed)");
+        assert_eq!(told("no answer", 3), "no answer, at T (3 rounds in a row failed)");
+    }
 }

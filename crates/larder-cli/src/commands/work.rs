@@ -2,10 +2,10 @@
 
 use std::collections::BTreeSet;
 use std::future::Future;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
-use larder::events::{Event, EventSink, EventType, Reason};
+use larder::events::{Event, EventSink};
 use larder::pull::{EnsureError, EnsureReason, EnsureRequest, Ensured};
 use tokio::time::{self, Instant};
 
@@ -132,13 +132,7 @@ async fn keep_trying(
 /// The event that kubelet sends after any failed ensure.
 fn tell_failure(request: &EnsureRequest, error: &EnsureError, events: &dyn EventSink) {
     if let Some(object) = request.target.clone() {
-        events.record(Event {
-            time: SystemTime::now(),
-            event_type: EventType::Warning,
-            reason: Reason::Failed,
-            object,
-            message: format!("Error: {}", error.reason),
-        });
+        events.record(Event::failed(object, error));
     }
 }
 

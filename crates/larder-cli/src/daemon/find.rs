@@ -72,8 +72,14 @@ pub(super) fn find_of_store(connection: &Connection) -> Result<Option<PathBuf>, 
     }
 }
 
+/// The same, if somebody listens there.
+pub(super) fn listening_of_store(connection: &Connection) -> Result<Option<PathBuf>, Failure> {
+    let Some(socket) = find_of_store(connection)? else { return Ok(None) };
+    listening(&socket).map(|listening| listening.then_some(socket))
+}
+
 /// The socket of the daemon that has larder's own store which this command would work on.
-pub(super) fn holder_of_store(connection: &Connection) -> Result<Option<PathBuf>, Failure> {
+fn holder_of_store(connection: &Connection) -> Result<Option<PathBuf>, Failure> {
     if matches!(named(connection)?, Named::Never) {
         return Ok(None);
     }
@@ -198,6 +204,9 @@ mod tests {
         assert_eq!(found(None), Some(socket.clone()));
         assert_eq!(found(Some("none")), None);
         assert_eq!(found(Some("unix:///other.sock")), Some("/other.sock".into()), "nobody is there to ask");
+        let listening = |daemon: &str| listening_of_store(&connection(root, Some(daemon))).unwrap();
+        assert_eq!(listening("unix:///other.sock"), None);
+        assert_eq!(listening(&socket.display().to_string()), Some(socket.clone()), "named, and there");
         let other = folder.path().join("other.sock");
         let (own, foreign) = (socket.display().to_string(), other.display().to_string());
         assert_eq!(found(Some(&own)), Some(socket.clone()));

@@ -78,7 +78,7 @@ impl Daemon {
 
     /// Refuses what only works without a daemon while one has these images.
     pub(crate) fn forbidden(connection: &Connection, command: &str) -> Result<(), Failure> {
-        let Some(socket) = find::holder_of_store(connection)? else { return Ok(()) };
+        let Some(socket) = find::listening_of_store(connection)? else { return Ok(()) };
         Err(Failure::failed(format!(
             "larder {command} works on the store itself, and the daemon at {} has it",
             socket.display()
@@ -156,7 +156,9 @@ impl Daemon {
             return self.nothing_there(found);
         }
         if let Some(Lost(how)) = status.source().and_then(|source| source.downcast_ref()) {
-            return Failure::unreachable(format!("the daemon at {socket} went away: {how}"))
+            // How a connection breaks says nothing to whom it happens.
+            tracing::debug!("the connection to {socket} broke: {how}");
+            return Failure::unreachable(format!("the daemon at {socket} went away before it had answered"))
                 .hint("its log says why; what it was doing is done again by the same command");
         }
         if status.code() == Code::Unimplemented {

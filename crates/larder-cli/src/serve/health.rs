@@ -166,7 +166,7 @@ mod tests {
                 assert!(watched.wait_for(Health::is_up).await.is_ok());
                 backend.set_down(Some(error("gone")));
                 let down = watched.wait_for(|health| !health.is_up());
-                assert!(time::timeout(Duration::from_secs(5), down).await.is_ok());
+                assert!(time::timeout(Duration::from_millis(5100), down).await.is_ok());
             } => {}
         }
         let told = events.snapshot().into_iter().filter(|event| event.reason == Reason::BackendDown);

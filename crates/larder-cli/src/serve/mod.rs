@@ -225,13 +225,14 @@ async fn drain(
         return;
     }
     let now = Instant::now();
+    tracing::warn!("what is under way had {}, and is cut off", larder::gotext::duration(grace));
     for call in connections.calls() {
         let age = larder::gotext::duration(Duration::from_secs(now.duration_since(call.since).as_secs()));
-        tracing::warn!("cut off after {age}: {}", call.path);
+        tracing::warn!("cut off, {age} after it began: {}", call.path);
     }
     for pull in node.manager.pulls() {
         let age = larder::gotext::duration(Duration::from_secs(now.duration_since(pull.since).as_secs()));
-        tracing::warn!("cut off after {age}: the pull of {}", pull.image);
+        tracing::warn!("cut off, {age} after it began: the pull of {}", pull.image);
     }
 }
 

@@ -144,7 +144,8 @@ impl Node {
         Ok(Reloaded { applied: keys(reloadable), needs_restart: self.settings.pending() })
     }
 
-    fn tell(&self, event_type: EventType, reason: Reason, message: &str) {
+    /// Tells what happened on the node.
+    pub(super) fn tell(&self, event_type: EventType, reason: Reason, message: &str) {
         let (time, object, message) = (SystemTime::now(), self.object.clone(), message.to_owned());
         self.sink.record(Event { time, event_type, reason, object, message });
     }

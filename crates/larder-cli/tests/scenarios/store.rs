@@ -228,9 +228,30 @@ fn archives_and_layouts_are_loaded_and_known_layers_skipped() {
     assert_eq!(machine.unpacked("srv/data").len(), 1, "one layer, whatever it came in");
     machine.larder(&["fsck"]).expect(0);
 
+    let again = machine.larder(&["load", &at("docker.tar")]).expect(0);
+    assert_eq!(again.stdout.trim(), "Loaded image: registry.example/shop/web:docker", "not its other names");
+
     fs_err::write(machine.home.path().join("bad.tar"), "not an archive").unwrap();
     let run = machine.larder(&["load", &at("bad.tar"), &at("missing.tar")]).expect(2);
     assert!(run.stderr.contains("bad.tar") && run.stderr.contains("missing.tar"), "{run:?}");
+    assert!(run.stderr.contains("this is no archive of images: "), "{run:?}");
+
+    // A layer with other bytes, and an archive that was cut.
+    let largest = |file: &PathBuf| fs_err::metadata(file).unwrap().len();
+    let blobs = fs_err::read_dir(machine.home.path().join("layout/blobs/sha256")).unwrap();
+    let layer = blobs.map(|blob| blob.unwrap().path()).max_by_key(largest).unwrap();
+    let mut bytes = fs_err::read(&layer).unwrap();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 0xff;
+    fs_err::write(&layer, bytes).unwrap();
+    // Where the layers are not known yet.
+    let Some(other) = Machine::new() else { return };
+    let run = other.larder(&["load", &at("layout"), "--name", "r.example/x"]).expect(2);
+    assert!(run.stderr.contains("hint: the file is damaged: "), "no registry has part in it: {run:?}");
+    let packed = Command::new("gzip").arg("-c").arg(at("oci.tar")).output().unwrap().stdout;
+    fs_err::write(at("cut.tgz"), &packed[..packed.len() / 2]).unwrap();
+    let run = other.larder(&["load", &at("cut.tgz")]).expect(2);
+    assert!(run.stderr.contains("hint: write the archive again"), "{run:?}");
 }
 
 #[test]

@@ -10,6 +10,7 @@ use super::plan::Plan;
 use super::workers::Workers;
 use super::{PullError, Puller, blocking, reclaimable};
 use crate::store::admission::NoRoom;
+use crate::store::commit::names_of;
 use crate::store::import::{Import, ImportError, ImportFrom, ImportImage};
 use crate::store::{ImageCommit, ImageRecord, Store};
 
@@ -18,6 +19,10 @@ use crate::store::{ImageCommit, ImageRecord, Store};
 pub struct Loaded {
     /// The image.
     pub image: ImageRecord,
+    /// Its names with tags that it has from here; it may have more.
+    pub tags: Vec<String>,
+    /// Those with digests.
+    pub digests: Vec<String>,
     /// Tags without a repository that it had where it came from. Without a `base_name` they name nothing.
     pub bare_tags: Vec<String>,
 }
@@ -51,8 +56,7 @@ impl Puller {
             let workers = Workers::new(self.syncer.begin(), &self.leaving);
             let image = self.load_image(import, found, &workers).await;
             workers.end().await;
-            let image = self.make_room_if_full(image).await?;
-            loaded.push(Loaded { image, bare_tags: found.bare_tags.clone() });
+            loaded.push(self.make_room_if_full(image).await?);
         }
         Ok(loaded)
     }
@@ -62,7 +66,7 @@ impl Puller {
         import: &Arc<Import>,
         image: &ImportImage,
         workers: &Workers,
-    ) -> Result<ImageRecord, PullError> {
+    ) -> Result<Loaded, PullError> {
         let plan = Plan::new(&image.manifest, &image.parsed_config, image.config.clone());
         let claims = self.claim(&plan).await?;
         let missing = plan.to_fetch(&claims);
@@ -79,8 +83,10 @@ impl Puller {
             lease: Some(self.ensured(plan.config.0.clone())),
             end_lease: None,
         };
+        let (tags, digests) = names_of(&commit);
         let store = self.store.clone();
-        Ok(blocking(move || store.commit(&commit, SystemTime::now())).await??)
+        let committed = blocking(move || store.commit(&commit, SystemTime::now())).await??;
+        Ok(Loaded { image: committed, tags, digests, bare_tags: image.bare_tags.clone() })
     }
 }
 

@@ -225,7 +225,7 @@ fn image_layer(given: &CommitLayer) -> ImageLayer {
 }
 
 /// The names with tags and those with digests, sorted.
-fn names_of(image: &ImageCommit) -> (Vec<String>, Vec<String>) {
+pub(crate) fn names_of(image: &ImageCommit) -> (Vec<String>, Vec<String>) {
     let (mut tags, mut digests) = (Vec::new(), Vec::new());
     for name in &image.names {
         match (name.digest(), image.manifests.first()) {

@@ -98,7 +98,9 @@ impl OpenError {
     /// What the reader could try next.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
-            OpenError::InUse { .. } => Some("wait until it is done; one process has a store at a time"),
+            OpenError::InUse { .. } => Some(
+                "one process has a store at a time: a command until it is done, larder serve until it is stopped",
+            ),
             OpenError::Mounted { .. } => Some("unmount them first: umount DIR"),
             OpenError::NotAStore { .. } | OpenError::NotAFolder { .. } => {
                 Some("name the folder of a store, an empty one, or a new one with --root DIR")

@@ -71,7 +71,7 @@ impl fmt::Display for Use {
             Use::Lease { id } => write!(f, "lease {id}"),
             Use::Wanted { by } => f.write_str(by),
             Use::Ensured { ago: None, left } => {
-                write!(f, "an ensure just done (for {} more)", seconds(*left))
+                write!(f, "an ensure or a load just done (for {} more)", seconds(*left))
             }
             Use::Ensured { ago: Some(ago), left } => {
                 write!(f, "an ensure {} ago (for {} more)", seconds(*ago), seconds(*left))

@@ -180,8 +180,12 @@ impl Summary {
         text
     }
 
-    /// When the back-off would allow the next try of what failed, and what to do about it.
+    /// What more time would do for what failed. Back-off ends with the run: without `retry_for` there is no wait to tell.
     fn retry_hint(&self, retry_for: Duration) -> Option<String> {
+        if retry_for.is_zero() {
+            let time_helps = self.images.iter().any(|row| row.time_helps);
+            return time_helps.then(|| "time may help: --retry-for 5m keeps trying".to_owned());
+        }
         let mut wait_of: BTreeMap<&str, Duration> = BTreeMap::new();
         for row in &self.images {
             if let Some(seconds) = row.retry_in_seconds {
@@ -199,18 +203,10 @@ impl Summary {
         }
         let told = waits.iter().map(|(wait, images)| {
             let (wait, images) = (size::whole_seconds(*wait), images.join(", "));
-            match retry_for {
-                Duration::ZERO => format!("back-off {wait} for {images}"),
-                _ => format!("the next try of {images} would be in {wait}"),
-            }
+            format!("the next try of {images} would be in {wait}")
         });
         let told = told.collect::<Vec<_>>().join("; ");
-        let time_helps = self.images.iter().any(|row| row.time_helps);
-        Some(match retry_for {
-            Duration::ZERO if time_helps => format!("{told}; --retry-for 5m keeps trying"),
-            Duration::ZERO => told,
-            given => format!("{told}, after the {} of --retry-for: gave up", size::whole_seconds(given)),
-        })
+        Some(format!("{told}, after the {} of --retry-for: gave up", size::whole_seconds(retry_for)))
     }
 }
 
@@ -296,11 +292,15 @@ mod tests {
     #[test]
     fn an_image_is_named_once_with_its_longest_wait() {
         let summary = failures(&[("a:1", "no route", 10), ("a:1", "no route", 20), ("b:1", "no route", 10)]);
-        let hint = summary.retry_hint(Duration::ZERO);
-        assert_eq!(
-            hint.as_deref(),
-            Some("back-off 10s for b:1; back-off 20s for a:1; --retry-for 5m keeps trying")
-        );
+        let hint = summary.retry_hint(Duration::from_secs(5)).unwrap();
+        let (b, a) = ("the next try of b:1 would be in 10s", "the next try of a:1 would be in 20s");
+        assert_eq!(hint, format!("{b}; {a}, after the 5s of --retry-for: gave up"));
+    }
+
+    #[test]
+    fn a_run_that_ends_tells_of_no_back_off() {
+        let hint = failures(&[("a:1", "no route", 10)]).retry_hint(Duration::ZERO);
+        assert_eq!(hint.as_deref(), Some("time may help: --retry-for 5m keeps trying"));
     }
 
     #[test]
@@ -314,7 +314,7 @@ mod tests {
     fn time_is_no_remedy_for_what_is_denied_or_not_there() {
         for message in ["a:1: not found", "unexpected status: 401 Unauthorized"] {
             let hint = failures(&[("a:1", message, 10)]).retry_hint(Duration::ZERO);
-            assert_eq!(hint.as_deref(), Some("back-off 10s for a:1"), "{message}");
+            assert_eq!(hint, None, "{message}");
         }
     }
 }

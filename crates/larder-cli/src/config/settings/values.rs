@@ -12,7 +12,7 @@ use tracing::Level;
 
 use crate::config::forms::{Bytes, Form, Kind, Texts, Words};
 use crate::config::{BackendAt, LogFormat};
-use crate::connect::is_docker;
+use crate::connect::{is_docker, meant};
 use crate::docker;
 use crate::manifest::Problem;
 use crate::manifest::tree::At;
@@ -40,7 +40,7 @@ impl Form for Backend {
                 .map(BackendAt::Runtime)
                 .ok_or_else(|| {
                     at.problem(format!("{}: neither store nor cri nor docker nor a socket", quote(text)))
-                        .hint("write a socket as unix:///path/to.sock")
+                        .hint(hint(text))
                 }),
         }
     }
@@ -52,6 +52,13 @@ impl Form for Backend {
             BackendAt::Docker(text) => json!(text),
             BackendAt::Runtime(endpoint) => json!(endpoint.to_string()),
         }
+    }
+}
+
+fn hint(text: &str) -> String {
+    match meant(text) {
+        Some(meant) => format!("did you mean {meant}?"),
+        None => "write a socket as unix:///path/to.sock".to_owned(),
     }
 }
 

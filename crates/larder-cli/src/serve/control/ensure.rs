@@ -13,7 +13,7 @@ use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use futures_util::{Stream, stream};
 use larder::backend::CallErrorKind;
 use larder::credentials::PullSecret;
-use larder::events::{Event, EventSink};
+use larder::events::{Event, EventSink, RingSink};
 use larder::pod::{ObjectRef, Pod, SandboxConfig};
 use larder::pull::{EnsureError, EnsureRequest, Ensured, Manager, Outcome, PullPolicy, default_policy};
 use larder::reference;
@@ -54,11 +54,11 @@ impl EventSink for CallSink {
 pub(super) fn start(node: &Arc<Node>, request: api::EnsureRequest) -> Result<Updates, Failure> {
     let progress = request.progress;
     let requests = requests(request)?;
-    let manager = Arc::clone(&node.manager);
+    let (manager, events) = (Arc::clone(&node.manager), Arc::clone(&node.events));
     let (told, tells) = mpsc::unbounded_channel();
     let (pulls, news) = watch::channel(Vec::new());
     let mut work = JoinSet::new();
-    work.spawn(async move { run(&manager, &requests, &told, progress.then_some(pulls)).await });
+    work.spawn(async move { run(&manager, &requests, &told, &events, progress.then_some(pulls)).await });
     Ok(Updates::new(tells, news, work))
 }
 
@@ -105,6 +105,7 @@ async fn run(
     manager: &Manager,
     requests: &[EnsureRequest],
     told: &mpsc::UnboundedSender<Update>,
+    events: &RingSink,
     progress: Option<watch::Sender<Vec<api::Pull>>>,
 ) {
     let each = requests.iter().zip(0..).map(|(request, index)| {
@@ -119,6 +120,9 @@ async fn run(
         tokio::select! {
             ended = running.next() => {
                 let Some((index, ended)) = ended else { return };
+                if let (Err(error), Some(object)) = (&ended, target(requests, index)) {
+                    events.record(Event::failed(object, error));
+                }
                 // Nobody listens any more: then this task ends soon, too.
                 let _ = told.send(verdict(index, ended));
             }
@@ -130,6 +134,11 @@ async fn run(
             }
         }
     }
+}
+
+/// What events about the request of this number are about.
+fn target(requests: &[EnsureRequest], index: u32) -> Option<ObjectRef> {
+    requests.get(usize::try_from(index).ok()?)?.target.clone()
 }
 
 fn verdict(index: u32, ended: Result<Ensured, EnsureError>) -> Update {

@@ -5,6 +5,7 @@ use std::io::{self, Read};
 use std::time::Duration;
 
 use futures_util::{Stream, StreamExt as _};
+use larder::events::{EventType, Reason};
 use larder::gotext;
 use larder_control::v1alpha1 as api;
 use larder_store::store::import::ImportFrom;
@@ -63,8 +64,22 @@ pub(super) async fn load(
         std::future::pending().await
     };
     tokio::select! {
-        loaded = load::load(store, ImportFrom::Stream(Box::new(arriving)), name) => Ok(loaded?),
+        loaded = load::load(store, ImportFrom::Stream(Box::new(arriving)), name) => {
+            let loaded = loaded?;
+            for image in &loaded {
+                node.tell(EventType::Normal, Reason::Loaded, &said(image));
+            }
+            Ok(loaded)
+        }
         status = feeding => Err(status),
+    }
+}
+
+/// The event of one image.
+fn said(image: &api::LoadedImage) -> String {
+    match image.repo_tags.as_slice() {
+        [] => format!("Loaded image {}", image.id),
+        names => format!("Loaded image {}", names.join(", ")),
     }
 }
 

@@ -95,6 +95,10 @@ async fn each_image_of_a_call_has_its_events_and_one_end() {
         ]
     );
     assert_eq!(told(&mut client, wants(&["a:1"])).await, ["Pulled", "0 ensured"], "and none of others");
+    let known = served.node.events.snapshot().into_iter().map(|event| event.message);
+    let failures: Vec<_> = known.filter(|message| message.starts_with("Error: ")).collect();
+    assert_eq!(failures.len(), 2, "as kubelet says after each: {failures:?}");
+    assert!(failures.contains(&"Error: ErrImagePull".to_owned()), "{failures:?}");
 }
 
 #[tokio::test]
@@ -327,6 +331,8 @@ async fn watchers_are_told_what_comes_and_let_the_daemon_stop() {
     assert_eq!(told(&mut served.client(), wants(&["Bad"])).await.len(), 2);
     let first = events.message().await.unwrap().unwrap().told;
     assert!(matches!(first, Some(Told::Event(event)) if event.number == Some(0)));
+    let second = events.message().await.unwrap().unwrap().told;
+    assert!(matches!(second, Some(Told::Event(event)) if event.message == "Error: InvalidImageName"));
     served.stop.send_replace(true);
     assert_eq!(events.message().await.unwrap(), None);
 }

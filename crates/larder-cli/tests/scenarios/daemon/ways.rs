@@ -195,6 +195,14 @@ fn archives_are_loaded_by_the_daemon_as_without_one() {
             [&pair.with, &pair.without].map(|machine| machine.larder(&["load", &unreadable]).expect(2));
         assert!(runs.iter().all(|run| run.stderr.contains(&unreadable)), "{runs:?}");
     }
+    let loads = pair.with.larder(&["events"]).expect(0);
+    let said = "Loaded image registry.example/shop/web:docker";
+    assert!(loads.lines_with(&["Normal", "Loaded", said]) > 0, "{loads:?}");
+    let socket = pair.with.socket().display().to_string();
+    for arguments in [&["fsck"][..], &["fsck", "--daemon", &socket]] {
+        let refused = pair.with.larder(arguments).expect(1);
+        assert!(refused.stderr.contains("hint: stop the daemon first"), "{arguments:?}: {refused:?}");
+    }
     pair.with.stop().expect(0);
     pair.with.larder(&["fsck"]).expect(0);
 }

@@ -125,8 +125,9 @@ fn who_is_late_when_the_grace_ends_is_named_and_cut_off() {
         daemon.running.terminate();
         assert!(daemon.runtime.block_on(pull).unwrap().is_err());
         let run = daemon.running.finish().expect(0);
-        let late =
-            |text: &str| run.stderr.lines().any(|line| line.contains("cut off after") && line.contains(text));
+        let late = |text: &str| {
+            run.stderr.lines().any(|line| line.contains(" after it began: ") && line.contains(text))
+        };
         assert!(late("/runtime.v1.ImageService/PullImage"), "{run:?}");
         assert!(late(&gate.image("shop/web:1")), "{run:?}");
         gate.cut();

@@ -29,7 +29,7 @@ pub enum ImportError {
         cause: io::Error,
     },
     /// What was given is no archive.
-    #[error("the archive is damaged at byte {at}: {reason}")]
+    #[error("{}{reason}", damaged(*at))]
     Archive {
         /// Where, counted in plain bytes.
         at: u64,
@@ -107,6 +107,9 @@ pub enum ImportError {
     },
 }
 
+/// What to do about an archive that is not whole.
+const WRITE_AGAIN: &str = "write the archive again; it may have been cut or changed";
+
 impl ImportError {
     /// What the reader could try next.
     pub fn hint(&self) -> Option<&'static str> {
@@ -115,17 +118,18 @@ impl ImportError {
             ImportError::NoRoom(error) => Some(error.hint()),
             ImportError::Read { cause, .. } => match cause.kind() {
                 io::ErrorKind::NotFound => Some("name a file, a folder, or - for standard input"),
+                io::ErrorKind::UnexpectedEof | io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput => {
+                    Some(WRITE_AGAIN)
+                }
                 _ => crate::store::error::hint_of_io(cause),
             },
+            ImportError::Archive { at: 0, .. } | ImportError::NoImages => Some(
+                "give an OCI layout (skopeo copy ... oci:DIR), an archive of one, or the output of docker save",
+            ),
             ImportError::Archive { .. }
             | ImportError::Missing { .. }
             | ImportError::WrongDigest { .. }
-            | ImportError::Document { .. } => {
-                Some("write the archive again; it may have been cut or changed")
-            }
-            ImportError::NoImages => Some(
-                "give an OCI layout (skopeo copy ... oci:DIR), an archive of one, or the output of docker save",
-            ),
+            | ImportError::Document { .. } => Some(WRITE_AGAIN),
             ImportError::NoPlatform { .. } => Some("ask for one of these with --platform"),
             ImportError::Manifest { cause, .. } => cause.hint(),
             ImportError::Name { cause, .. } => cause.hint(),
@@ -134,6 +138,14 @@ impl ImportError {
             ),
             ImportError::TooManyEntries | ImportError::TooLarge { .. } => None,
         }
+    }
+}
+
+/// How far the archive was understood.
+fn damaged(at: u64) -> String {
+    match at {
+        0 => "this is no archive of images: ".to_owned(),
+        at => format!("the archive is damaged at byte {at}: "),
     }
 }
 
