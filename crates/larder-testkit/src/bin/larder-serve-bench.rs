@@ -52,7 +52,7 @@ async fn main() -> Result<(), Failed> {
         at(100)
     ));
 
-    let process = client.clone().status(StatusRequest {}).await?.into_inner().process;
+    let process = client.clone().status(StatusRequest::default()).await?.into_inner().process;
     say(&format!("before: {}", held(process)?));
     for _ in 0..ROUNDS {
         at_once(&client, &images).await?;
