@@ -162,6 +162,11 @@ impl Engine {
         self.version.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Has the next call ask again which version of the API to speak.
+    pub(crate) fn forget_version(&self) {
+        *self.known() = None;
+    }
+
     /// An answer as JSON, within the limit for one method; `None` where there is no such thing.
     pub(crate) async fn get<T: DeserializeOwned>(
         &self,
@@ -201,10 +206,16 @@ impl Engine {
         headers: HeaderMap<HeaderValue>,
     ) -> Result<Response, BackendError> {
         let known = *self.known();
-        let version = match known {
-            Some(version) => version,
-            None => self.version().await?.1,
-        };
+        if let Some(version) = known {
+            let path = format!("/v{version}{path}");
+            let answer = self.exchange(method.clone(), path, query, headers.clone()).await;
+            if !answer.as_ref().is_err_and(is_of_another_version) {
+                return answer;
+            }
+            // Another engine took the socket over, without a connection that was refused in between.
+            self.forget_version();
+        }
+        let (_, version) = self.version().await?;
         self.exchange(method, format!("/v{version}{path}"), query, headers).await
     }
 
@@ -223,7 +234,7 @@ impl Engine {
         let sent = self.client.request(method, url).headers(headers).send().await;
         let response = sent.map_err(|cause| {
             // Whoever comes back there may be of another version.
-            *self.known() = None;
+            self.forget_version();
             error::no_answer(&self.host, &cause)
         })?;
         let status = response.status();
@@ -244,6 +255,11 @@ impl Engine {
         let body = body(response).await?;
         serde_json::from_slice(&body).map_err(|why| error::unreadable(what, why))
     }
+}
+
+/// Whether the engine refused a call for the version that it was made in. It has done nothing then.
+fn is_of_another_version(error: &BackendError) -> bool {
+    matches!(error, BackendError::Call { message, kind: CallErrorKind::Other, .. } if message.starts_with("client version "))
 }
 
 /// All of an answer, unless it is beyond all measure.
