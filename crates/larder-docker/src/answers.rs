@@ -165,6 +165,8 @@ pub(crate) struct Mount {
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub(crate) struct ContainerInspect {
+    /// The id of its image.
+    pub(crate) image: String,
     #[serde(deserialize_with = "or_default")]
     pub(crate) host_config: HostConfig,
     #[serde(deserialize_with = "or_default")]

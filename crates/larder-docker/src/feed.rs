@@ -1,20 +1,27 @@
 //! What came and was used between two looks: the engine's own events.
 //!
-//! The engine keeps its last 256 events, so whoever looks now and then is told most of them. Who follows misses none.
+//! The engine keeps its last 256 events, so whoever looks now and then is told most of them. Who follows misses none: what
+//! comes is read at once, because the engine drops events for a slow reader, and what it names is asked for behind that.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
+use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use futures_util::stream::{self, StreamExt as _};
 use larder::backend::{BackendError, Image};
-use larder::gc::{Seen, Sighting, Stamp, UseFeed};
-use reqwest::Method;
+use larder::gc::{Sighting, UseFeed};
 use reqwest::header::HeaderMap;
+use reqwest::{Method, Response};
+use tokio::sync::mpsc;
 
-use crate::answers::{EventMessage, ImageInspect};
+use crate::answers::{ContainerInspect, ContainerSummary, EventMessage, ImageInspect};
 use crate::error;
-use crate::inspections::Inspections;
+use crate::events::{Told, is_id, life, moment, nanos, told};
+use crate::gathered::{Gathered, Now};
+use crate::inspections::{CALLS_AT_ONCE, Inspections};
+use crate::listed::Listed;
 use crate::stream::Values;
 
 /// What is asked for.
@@ -23,23 +30,34 @@ const FILTERS: &str = r#"{"type":["container","image"]}"#;
 const PATIENCE: Duration = Duration::from_secs(5);
 /// How soon an engine that ended the stream is asked again.
 const PAUSE: Duration = Duration::from_secs(2);
-/// How many sightings are kept until somebody asks for them.
-const MOST: usize = 100_000;
+/// How many events may wait until what they name is asked for.
+const WAITING: usize = 10_000;
 
 /// The events of one engine.
 pub struct EngineFeed {
     inspections: Arc<Inspections>,
-    /// What came and was not asked for yet, and the time of the last event, in nanoseconds since 1970.
     heard: Mutex<Heard>,
 }
 
 #[derive(Default)]
 struct Heard {
-    sightings: Vec<Sighting>,
+    gathered: Gathered,
+    /// The time of the last event that was taken in, in nanoseconds since 1970.
     last: i64,
     /// Somebody follows: there is no need to ask.
     following: bool,
+    /// The image of each container that is there, by its id.
+    containers: HashMap<String, String>,
 }
+
+impl fmt::Debug for EngineFeed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EngineFeed").field("following", &self.heard().following).finish_non_exhaustive()
+    }
+}
+
+/// The image of what has this name or id, if there is one.
+type Named = Result<(String, Option<String>), BackendError>;
 
 impl EngineFeed {
     pub(crate) fn new(inspections: Arc<Inspections>) -> EngineFeed {
@@ -50,40 +68,28 @@ impl EngineFeed {
         self.heard.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Follows until the engine ends the stream. Whoever asks is told all that came before, too.
     async fn listen(&self) -> Result<(), BackendError> {
+        self.take_in(&self.ask().await?, &[]).await?;
+        self.know_containers().await?;
         let since = moment(self.heard().last);
         let query = [("filters", FILTERS), ("since", since.as_str())];
-        let mut response =
+        let response =
             self.inspections.engine().call(Method::GET, "/events", &query, HeaderMap::new()).await?;
         self.heard().following = true;
-        let mut values = Values::default();
-        while let Some(chunk) = response.chunk().await.map_err(|cause| error::broken(&cause))? {
-            let events: Vec<EventMessage> =
-                values.push(&chunk).map_err(|why| error::unreadable("/events", why))?;
-            for event in events {
-                self.hear(&event).await;
+        let (tell, mut events) = mpsc::channel(WAITING);
+        let reading = async { Ok(read(response, tell).await) };
+        let hearing = async {
+            let mut batch = Vec::new();
+            while events.recv_many(&mut batch, WAITING).await > 0 {
+                self.take_in(&batch, &[]).await?;
+                batch.clear();
             }
-        }
-        Ok(())
-    }
-
-    /// Takes an event in while what it names is still what it was.
-    async fn hear(&self, event: &EventMessage) {
-        let time = nanos(event);
-        if let Some((image, what)) = subject(event) {
-            let id = if image.starts_with("sha256:") {
-                Some(image.to_owned())
-            } else {
-                let found = self.inspections.engine().inspect::<ImageInspect>(image).await;
-                found.ok().flatten().map(|found| found.id)
-            };
-            let mut heard = self.heard();
-            if heard.sightings.len() < MOST {
-                heard.sightings.extend(id.map(|image| Sighting { image, at: stamp(time), what }));
-            }
-        }
-        let mut heard = self.heard();
-        heard.last = heard.last.max(time);
+            Ok(())
+        };
+        // What was read is taken in, also if the stream then breaks.
+        let (ended, ()) = tokio::try_join!(reading, hearing)?;
+        ended
     }
 
     /// Past events since the last one that is known. What came until the engine stops to answer counts.
@@ -105,32 +111,100 @@ impl EngineFeed {
             Ok(Ok(())) | Err(_) => Ok(events),
         }
     }
+
+    /// Takes events in. Nothing of them is, and they can be asked for again, if the engine goes away meanwhile or the
+    /// call is dropped.
+    async fn take_in(&self, events: &[EventMessage], images: &[Image]) -> Result<(), BackendError> {
+        for event in events {
+            if let Some(Told::Gone(id)) = told(event) {
+                self.inspections.forget(id).await;
+            }
+        }
+        let now = self.look_up(events, images).await?;
+        let mut heard = self.heard();
+        heard.gathered.take_in(events, &now);
+        heard.containers.extend(now.containers);
+        for event in events {
+            heard.last = heard.last.max(nanos(event));
+            if let Some(container) = life(event, "destroy") {
+                heard.containers.remove(container);
+            }
+        }
+        Ok(())
+    }
+
+    /// Finds what these events name, among these images or by asking. Each thing is asked for once.
+    async fn look_up(&self, events: &[EventMessage], images: &[Image]) -> Result<Now, BackendError> {
+        let uses = || {
+            events.iter().filter_map(|event| match told(event) {
+                Some(Told::Used { container, image }) => Some((container, image)),
+                _ => None,
+            })
+        };
+        let pulled = events.iter().filter_map(|event| match told(event) {
+            Some(Told::Pulled(name)) => Some(name),
+            _ => None,
+        });
+        let mut now = Now { containers: self.known_containers(uses().map(|(id, _)| id)), ..Now::default() };
+        let unknown: HashSet<&str> =
+            uses().map(|(id, _)| id).filter(|id| !now.containers.contains_key(*id)).collect();
+        let calls: Vec<_> = unknown.into_iter().map(|id| self.image_of_container(id)).collect();
+        now.containers.extend(answers(calls).await?);
+        let unknown: Vec<&str> =
+            uses().filter(|(id, _)| !now.containers.contains_key(*id)).map(|(_, image)| image).collect();
+        let listed = Listed::of(images);
+        let names: HashSet<&str> = unknown.iter().copied().chain(pulled).collect();
+        let calls: Vec<_> =
+            names.into_iter().map(|name| self.image_called(name, listed.find(name))).collect();
+        now.names = answers(calls).await?;
+        let by_name: Vec<&str> =
+            unknown.iter().filter_map(|name| now.names.get(*name)).map(String::as_str).collect();
+        let facts = self.inspections.of(&by_name).await?;
+        now.came = facts.into_iter().filter_map(|(id, facts)| Some((id, facts.came?))).collect();
+        Ok(now)
+    }
+
+    async fn image_of_container(&self, id: &str) -> Named {
+        let path = format!("/containers/{id}/json");
+        let found = self.inspections.engine().get::<ContainerInspect>(&path, &[]).await;
+        let image = if_told(found)?.map(|found| found.image).filter(|image| !image.is_empty());
+        Ok((id.to_owned(), image))
+    }
+
+    async fn image_called(&self, name: &str, listed: Option<&str>) -> Named {
+        if let Some(known) = listed.or_else(|| is_id(name).then_some(name)) {
+            return Ok((name.to_owned(), Some(known.to_owned())));
+        }
+        let found = self.inspections.engine().inspect::<ImageInspect>(name).await;
+        Ok((name.to_owned(), if_told(found)?.map(|found| found.id)))
+    }
+
+    /// What is known of these containers.
+    fn known_containers<'a>(&self, ids: impl Iterator<Item = &'a str>) -> HashMap<String, String> {
+        let heard = self.heard();
+        ids.filter_map(|id| Some((id.to_owned(), heard.containers.get(id)?.clone()))).collect()
+    }
+
+    /// Notes the image of each container that is there now: at the end of some it is too late to ask.
+    async fn know_containers(&self) -> Result<(), BackendError> {
+        let engine = self.inspections.engine();
+        let listed = engine.must_get::<Vec<ContainerSummary>>("/containers/json", &[("all", "1")]).await?;
+        let known = listed.into_iter().filter(|container| !container.image_id.is_empty());
+        self.heard().containers = known.map(|container| (container.id, container.image_id)).collect();
+        Ok(())
+    }
 }
 
 #[async_trait]
 impl UseFeed for EngineFeed {
     async fn sightings(&self, images: &[Image]) -> Result<Vec<Sighting>, BackendError> {
-        let events = if self.heard().following { Vec::new() } else { self.ask().await? };
-        let mut sightings = std::mem::take(&mut self.heard().sightings);
-        let ids = ids_by_name(images);
-        let mut last = 0;
-        for event in &events {
-            last = last.max(nanos(event));
-            let Some((name, what)) = subject(event) else { continue };
-            let found = candidates(name).into_iter().find_map(|name| ids.get(name.as_str()).copied());
-            let at = stamp(nanos(event));
-            sightings.extend(found.map(|id| Sighting { image: id.to_owned(), at, what }));
+        if !self.heard().following {
+            self.take_in(&self.ask().await?, images).await?;
         }
-        {
-            let mut heard = self.heard();
-            heard.last = heard.last.max(last);
-        }
-        // What the engine has forgotten of the coming of an image, the image itself may tell.
         let listed: Vec<&str> = images.iter().map(|image| image.id.as_str()).collect();
-        for (id, facts) in self.inspections.of(&listed).await? {
-            sightings.extend(facts.named.map(|at| Sighting { image: id, at, what: Seen::Came }));
-        }
-        Ok(sightings)
+        let facts = self.inspections.of(&listed).await?;
+        // Nothing is waited for any more: what is taken out is told.
+        Ok(self.heard().gathered.tell(images, &facts))
     }
 
     /// Through restarts of the engine.
@@ -140,105 +214,48 @@ impl UseFeed for EngineFeed {
                 tracing::debug!("events of the engine: {error}");
             }
             self.heard().following = false;
+            // Whoever comes back may be of another version.
+            self.inspections.engine().forget_version();
             tokio::time::sleep(PAUSE).await;
         }
     }
 }
 
-/// The image that an event is about, by id or as somebody named it, and what happened to it.
-fn subject(event: &EventMessage) -> Option<(&str, Seen)> {
-    let actor = &event.actor;
-    match (event.kind.as_str(), event.action.as_str()) {
-        // The end of a container is the end of a use.
-        ("container", "create" | "start" | "die" | "destroy") => {
-            Some((actor.attributes.get("image")?.as_str(), Seen::Used))
-        }
-        ("image", "pull" | "load" | "import" | "tag") => Some((actor.id.as_str(), Seen::Came)),
-        _ => None,
-    }
-}
-
-/// Images by all that they are called.
-fn ids_by_name(images: &[Image]) -> HashMap<&str, &str> {
-    let mut ids = HashMap::new();
-    for image in images {
-        ids.insert(image.id.as_str(), image.id.as_str());
-        for name in image.repo_tags.iter().chain(&image.repo_digests) {
-            ids.insert(name, &image.id);
+/// Reads events for as long as they come.
+async fn read(mut response: Response, tell: mpsc::Sender<EventMessage>) -> Result<(), BackendError> {
+    let mut values = Values::default();
+    while let Some(chunk) = response.chunk().await.map_err(|cause| error::broken(&cause))? {
+        for event in values.push(&chunk).map_err(|why| error::unreadable("/events", why))? {
+            if tell.send(event).await.is_err() {
+                return Ok(());
+            }
         }
     }
-    ids
+    Ok(())
 }
 
-/// How the engine may list what somebody named so.
-fn candidates(name: &str) -> Vec<String> {
-    let short = name.strip_prefix("docker.io/").unwrap_or(name);
-    let short = short.strip_prefix("library/").unwrap_or(short);
-    let last = short.rsplit('/').next().unwrap_or(short);
-    let tagged = if last.contains([':', '@']) { short.to_owned() } else { format!("{short}:latest") };
-    vec![name.to_owned(), tagged, format!("sha256:{name}")]
+/// All that these calls find, some made at the same time.
+async fn answers(calls: Vec<impl Future<Output = Named>>) -> Result<HashMap<String, String>, BackendError> {
+    let mut answers = stream::iter(calls).buffer_unordered(CALLS_AT_ONCE);
+    let mut found = HashMap::new();
+    while let Some(answer) = answers.next().await {
+        let (name, id) = answer?;
+        found.extend(id.map(|id| (name, id)));
+    }
+    Ok(found)
 }
 
-fn nanos(event: &EventMessage) -> i64 {
-    if event.time_nano > 0 { event.time_nano } else { event.time.saturating_mul(1_000_000_000) }
-}
-
-fn stamp(nanos: i64) -> Stamp {
-    Stamp(nanos / 1_000_000)
+/// An engine that fails on one thing knows nothing of it; only one that is away is an error.
+fn if_told<T>(answer: Result<Option<T>, BackendError>) -> Result<Option<T>, BackendError> {
+    match answer {
+        Err(error) if !matches!(error, BackendError::Unreachable { .. }) => {
+            tracing::debug!("an event names what the engine cannot tell: {error}");
+            Ok(None)
+        }
+        answer => answer,
+    }
 }
 
 fn now() -> i64 {
     i64::try_from(jiff::Timestamp::now().as_nanosecond()).unwrap_or(i64::MAX)
-}
-
-/// A moment in the engine's words: seconds and nanoseconds.
-fn moment(nanos: i64) -> String {
-    format!("{}.{:09}", nanos / 1_000_000_000, nanos % 1_000_000_000)
-}
-
-#[cfg(test)]
-mod tests {
-    use serde_json::{Value, json};
-
-    use super::*;
-
-    fn event(json: Value) -> EventMessage {
-        serde_json::from_value(json).unwrap()
-    }
-
-    #[test]
-    fn events_of_containers_are_uses_and_events_of_images_sights() {
-        let create = json!({"Type": "container", "Action": "create", "time": 7,
-            "Actor": {"ID": "c", "Attributes": {"image": "busybox", "name": "x"}}});
-        let create = event(create);
-        assert_eq!(subject(&create), Some(("busybox", Seen::Used)));
-        assert_eq!(stamp(nanos(&create)), Stamp(7000));
-        let pull = event(
-            json!({"Type": "image", "Action": "pull", "Actor": {"ID": "busybox:1"}, "timeNano": 5_000_000}),
-        );
-        assert_eq!(subject(&pull), Some(("busybox:1", Seen::Came)));
-        assert_eq!(stamp(nanos(&pull)), Stamp(5));
-        for (kind, action) in [("container", "exec_start: sh"), ("image", "untag"), ("network", "create")] {
-            assert_eq!(subject(&event(json!({"Type": kind, "Action": action}))), None);
-        }
-    }
-
-    #[test]
-    fn a_name_that_somebody_typed_is_found_among_those_that_the_engine_lists() {
-        let image =
-            Image { id: "sha256:a".into(), repo_tags: vec!["busybox:latest".into()], ..Image::default() };
-        let images = [image];
-        let ids = ids_by_name(&images);
-        let find = |name| candidates(name).into_iter().find_map(|name| ids.get(name.as_str()).copied());
-        for name in ["busybox", "docker.io/library/busybox", "docker.io/busybox:latest", "sha256:a", "a"] {
-            assert_eq!(find(name), Some("sha256:a"), "{name}");
-        }
-        assert_eq!(find("busybox:2"), None);
-    }
-
-    #[test]
-    fn moments_have_nine_digits_behind_the_point() {
-        assert_eq!(moment(0), "0.000000000");
-        assert_eq!(moment(1_795_289_794_000_000_005), "1795289794.000000005");
-    }
 }

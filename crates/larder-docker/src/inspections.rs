@@ -11,11 +11,12 @@ use larder::gc::Stamp;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::Mutex;
 
-use crate::answers::{GraphDriver, ImageInspect};
+use crate::answers::{GraphDriver, ImageInspect, Info};
 use crate::engine::Engine;
+use crate::files::Files;
 
 /// How many images are asked about at the same time.
-const CALLS_AT_ONCE: usize = 8;
+pub(crate) const CALLS_AT_ONCE: usize = 8;
 
 /// One image.
 #[derive(Debug)]
@@ -27,8 +28,9 @@ pub(crate) struct Facts {
     pub(crate) folders: Option<Vec<PathBuf>>,
     /// Labels of its config.
     pub(crate) labels: BTreeMap<String, String>,
-    /// When it last got a name here, which is when it was pulled, loaded or built.
-    pub(crate) named: Option<Stamp>,
+    /// When it was here at the latest: when the engine wrote its config down, where that may be read, and when somebody
+    /// gave it a name. Neither a pull nor a load counts as giving it a name.
+    pub(crate) came: Option<Stamp>,
 }
 
 /// What is known of images of one engine.
@@ -53,16 +55,44 @@ impl Inspections {
         let calls =
             new.into_iter().map(|id| async move { (id, self.engine.inspect::<ImageInspect>(id).await) });
         let mut answers = stream::iter(calls.collect::<Vec<_>>()).buffer_unordered(CALLS_AT_ONCE);
+        let mut told = Vec::new();
         while let Some((id, answer)) = answers.next().await {
             match answer {
-                Ok(Some(found)) => _ = known.insert(id.to_owned(), Arc::new(Facts::of(&found))),
+                Ok(Some(found)) => told.push((id.to_owned(), found)),
                 Ok(None) => {}
                 Err(error @ BackendError::Unreachable { .. }) => return Err(error),
                 // One damaged image must not keep the others from being collected.
                 Err(error) => tracing::debug!("the layers of {id} are not known: {error}"),
             }
         }
+        let written = self.written(told.iter().map(|(id, _)| id.clone()).collect()).await?;
+        for (id, found) in told {
+            let facts = Facts::of(&found, written.get(&id).copied());
+            known.insert(id, Arc::new(facts));
+        }
         Ok(ids.iter().filter_map(|id| Some(((*id).to_owned(), known.get(*id)?.clone()))).collect())
+    }
+
+    /// When the engine wrote down the configs of these images, where that may be read.
+    async fn written(&self, ids: Vec<String>) -> Result<HashMap<String, Stamp>, BackendError> {
+        if ids.is_empty() {
+            return Ok(HashMap::new());
+        }
+        let info = match self.engine.get::<Info>("/info", &[]).await {
+            Ok(info) => info.unwrap_or_default(),
+            Err(error @ BackendError::Unreachable { .. }) => return Err(error),
+            Err(_) => Info::default(),
+        };
+        let Some(files) = Files::of(self.engine.host(), &info) else { return Ok(HashMap::new()) };
+        let dates = move || {
+            ids.into_iter().filter_map(|id| Some((files.came(&id)?, id))).map(|(at, id)| (id, at)).collect()
+        };
+        Ok(tokio::task::spawn_blocking(dates).await.unwrap_or_default())
+    }
+
+    /// Forgets an image: one of the same id may come again, and at another time.
+    pub(crate) async fn forget(&self, id: &str) {
+        self.known.lock().await.remove(id);
     }
 
     /// Forgets all images but these.
@@ -72,12 +102,13 @@ impl Inspections {
 }
 
 impl Facts {
-    fn of(found: &ImageInspect) -> Facts {
+    fn of(found: &ImageInspect, written: Option<Stamp>) -> Facts {
         let chains = chain_ids(&found.root_fs.layers);
         let folders = folders(&found.graph_driver).filter(|folders| folders.len() == chains.len());
         let named = found.metadata.last_tag_time.parse::<jiff::Timestamp>().ok();
         let named = named.map(|time| Stamp(time.as_millisecond())).filter(|stamp| stamp.0 > 0);
-        Facts { chains, folders, labels: found.config.labels.clone(), named }
+        let came = written.into_iter().chain(named).min();
+        Facts { chains, folders, labels: found.config.labels.clone(), came }
     }
 }
 
@@ -131,11 +162,11 @@ mod tests {
         let inspect = |data| {
             let found = json!({"Id": "a", "RootFS": {"Layers": ["l1", "l2", "l3"]}, "GraphDriver": {"Data": data},
                 "Metadata": {"LastTagTime": "2026-11-21T19:36:34.770517089Z"}});
-            Facts::of(&serde_json::from_value(found).unwrap())
+            Facts::of(&serde_json::from_value(found).unwrap(), None)
         };
         let facts = inspect(json!({"LowerDir": "/d/b/diff:/d/a/diff", "UpperDir": "/d/c/diff"}));
         assert_eq!(facts.folders, Some(["/d/a", "/d/b", "/d/c"].map(PathBuf::from).to_vec()));
-        assert_eq!(facts.named, Some(Stamp(1_795_289_794_770)));
+        assert_eq!(facts.came, Some(Stamp(1_795_289_794_770)));
         assert_eq!(inspect(json!({"UpperDir": "/d/c/diff"})).folders, None, "not as many as layers");
         assert_eq!(inspect(json!(null)).folders, None, "another driver, or containerd's store");
     }
@@ -143,6 +174,8 @@ mod tests {
     #[test]
     fn the_year_one_is_never() {
         let found = json!({"Id": "a", "Metadata": {"LastTagTime": "0001-01-01T00:00:00Z"}});
-        assert_eq!(Facts::of(&serde_json::from_value(found).unwrap()).named, None);
+        let found: ImageInspect = serde_json::from_value(found).unwrap();
+        assert_eq!(Facts::of(&found, None).came, None);
+        assert_eq!(Facts::of(&found, Some(Stamp(7))).came, Some(Stamp(7)));
     }
 }

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex as Lock, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
@@ -15,8 +15,9 @@ use larder::gc::{Amount, Layer, LayerSource, Layers};
 use tokio::sync::Mutex;
 
 use crate::answers::{ContainerSummary, HistoryEntry, Info};
+use crate::files::Files;
 use crate::inspections::{Facts, Inspections};
-use crate::{here, history, measure, names};
+use crate::{history, names};
 
 /// Asks the engine, and looks at its files.
 pub struct EngineLayers {
@@ -36,48 +37,6 @@ struct Known {
     /// The part of it that is the layer's folder; the rest is what the engine notes of it.
     folder: Amount,
     estimated: bool,
-}
-
-/// Where the engine's files are.
-#[derive(Debug, Clone)]
-pub(crate) struct Files {
-    /// The engine's root, such as `/var/lib/docker`.
-    root: PathBuf,
-    /// The graph driver, such as `overlay2`.
-    driver: String,
-}
-
-impl Files {
-    pub(crate) fn of(info: &Info) -> Option<Files> {
-        let usable =
-            !info.docker_root_dir.is_empty() && !info.driver.is_empty() && !info.is_containerd_store();
-        usable.then(|| Files { root: info.docker_root_dir.clone().into(), driver: info.driver.clone() })
-    }
-
-    /// All layers, of images, containers and the builder.
-    pub(crate) fn layer_store(&self) -> PathBuf {
-        self.root.join(&self.driver)
-    }
-
-    /// What a layer takes: its folder, the short name that the driver links to it, and the engine's notes.
-    fn measure(&self, chain: &str, folder: &Path) -> io::Result<Known> {
-        let inside = measure::tree(folder)?;
-        let notes = self.notes().join("layerdb").join(chain.replacen(':', "/", 1));
-        let link = Amount { bytes: 0, inodes: 1 };
-        let amount = inside + link + measure::tree_if_there(&notes)?;
-        Ok(Known { amount, folder: inside, estimated: false })
-    }
-
-    /// What an image takes beside its layers: its config, and when it was named.
-    fn own(&self, id: &str) -> Amount {
-        let id = id.replacen(':', "/", 1);
-        let parts = ["content", "metadata"].map(|part| self.notes().join("imagedb").join(part).join(&id));
-        parts.iter().map(|path| measure::tree_if_there(path).unwrap_or_default()).sum()
-    }
-
-    fn notes(&self) -> PathBuf {
-        self.root.join("image").join(&self.driver)
-    }
 }
 
 /// What images take.
@@ -107,7 +66,7 @@ impl EngineLayers {
             listed.iter().copied().chain(hidden.iter().map(|container| &*container.image_id)).collect();
         let facts = self.inspections.of(&ids).await?;
         self.inspections.forget_but(&facts).await;
-        let files = Some(&info).filter(|info| here::is_here(engine.host(), info)).and_then(Files::of);
+        let files = Files::of(engine.host(), &info);
         let amounts = self.amounts(images, &facts, files.as_ref()).await?;
         let mut layers = Layers::unknown();
         let (mut folders, mut estimated) = (Amount::ZERO, false);
@@ -204,7 +163,9 @@ async fn measure_all(files: Files, folders: Vec<(String, PathBuf)>, known: Known
                 continue;
             }
             match files.measure(&chain, &folder) {
-                Ok(measured) => _ = lock(&known).insert(chain, measured),
+                Ok((amount, folder)) => {
+                    lock(&known).insert(chain, Known { amount, folder, estimated: false });
+                }
                 Err(error) => {
                     tracing::debug!("what layers take is estimated: {error}");
                     // They all are in one place, and what forbids one forbids all.
@@ -257,7 +218,7 @@ mod tests {
 
     fn facts(chains: &[&str]) -> Facts {
         let chains = chains.iter().map(|&chain| chain.to_owned()).collect();
-        Facts { chains, folders: None, labels: BTreeMap::new(), named: None }
+        Facts { chains, folders: None, labels: BTreeMap::new(), came: None }
     }
 
     fn bytes(known: &HashMap<String, Known>, chain: &str) -> u64 {

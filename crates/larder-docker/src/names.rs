@@ -39,6 +39,22 @@ pub(crate) fn repository(name: &str) -> &str {
     path.rsplit_once(':').map_or(path, |(path, _)| path)
 }
 
+/// A name as the engine lists it: without what goes without saying, with the usual tag, and without a tag where there is
+/// a digest.
+pub(crate) fn familiar(name: &str) -> String {
+    let short = ["docker.io/", "index.docker.io/"].into_iter().find_map(|host| name.strip_prefix(host));
+    let short = short.unwrap_or(name);
+    let short = short.strip_prefix("library/").unwrap_or(short);
+    match short.split_once('@') {
+        Some((tagged, digest)) => {
+            let last = tagged.rfind('/').map_or(0, |slash| slash + 1);
+            let end = tagged[last..].find(':').map_or(tagged.len(), |colon| last + colon);
+            format!("{}@{digest}", &tagged[..end])
+        }
+        None => tag_to_pull(short).map_or_else(|| short.to_owned(), |tag| format!("{short}:{tag}")),
+    }
+}
+
 /// The names that are names.
 pub(crate) fn real(names: Vec<String>) -> Vec<String> {
     names.into_iter().filter(|name| !name.contains(NONE)).collect()

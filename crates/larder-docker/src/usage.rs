@@ -6,9 +6,10 @@ use larder::backend::BackendError;
 use larder::gc::Amount;
 
 use crate::answers::{ContainerInspect, ContainerSummary, DiskUsage, Info, count};
+use crate::files::Files;
 use crate::inspections::Inspections;
-use crate::layers::{EngineLayers, Files};
-use crate::{here, measure};
+use crate::layers::EngineLayers;
+use crate::measure;
 
 /// Who takes room. All of it but [`engine`](EngineUsage::engine) is on disk, as `du` counts, unless it is a guess.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -77,7 +78,7 @@ pub(crate) async fn usage(
         })
         .collect();
     let measured = layers.look(&listed).await?;
-    let files = Some(&info).filter(|info| here::is_here(engine.host(), info)).and_then(Files::of);
+    let files = Files::of(engine.host(), &info);
     let store = files.map(|files| files.layer_store());
     let on_disk = match store.clone() {
         Some(store) => blocking(move || measure::tree(&store).ok()).await,

@@ -1,10 +1,9 @@
 //! What collection goes by: what layers take, what was used when, and what the engine counts.
 
 use std::process::Command;
-use std::sync::Arc;
 
 use larder::backend::Backend as _;
-use larder::gc::{Collector, FileStore, LayerSource as _, Records};
+use larder::gc::LayerSource as _;
 use larder_docker::DockerBackend;
 use larder_testkit::peers::{Image, Layer};
 use serde_json::json;
@@ -59,18 +58,7 @@ fn a_container_that_came_and_went_between_two_looks_was_a_use_and_stays_one() {
     let folder = tempfile::tempdir().unwrap();
     let backend = world.backend();
     let [used, unused] = fill(&world, &backend);
-    let look = |world: &World| -> Records {
-        let backend = world.backend();
-        let collector = Collector::builder(backend.clone())
-            .layers(backend.layers())
-            .feed(Arc::new(backend.feed()))
-            .records(Arc::new(FileStore::new(folder.path().join("records.json"))))
-            .build();
-        block_on(async {
-            collector.detect().await.unwrap();
-            collector.records().await
-        })
-    };
+    let look = |world: &World| world.look(folder.path());
     let before = look(&world);
     for id in [&used, &unused] {
         let record = before.get(id, "").unwrap();

@@ -2,31 +2,61 @@
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
+use std::time::Duration;
 
 use larder_docker::{DockerBackend, DockerConfig, EngineHost};
 use tempfile::TempDir;
 
+/// How long a call that must come may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+
 /// Listens until the process ends.
 pub(crate) struct FakeEngine {
     folder: TempDir,
-    asked: Arc<Mutex<Vec<String>>>,
+    asked: Arc<Asked>,
+}
+
+/// Every call that came, as method and path.
+#[derive(Default)]
+struct Asked {
+    calls: Mutex<Vec<String>>,
+    more: Condvar,
+}
+
+/// What is answered.
+pub(crate) enum Reply {
+    /// Status and body.
+    Whole(u16, String),
+    /// The beginning of a body that never ends.
+    Open(String),
+    /// Nothing, ever.
+    Never,
 }
 
 impl FakeEngine {
     /// `answer` makes status and body from method and path.
     pub(crate) fn start(answer: impl Fn(&str, &str) -> (u16, String) + Send + 'static) -> FakeEngine {
+        FakeEngine::replying(move |method, path| {
+            let (status, body) = answer(method, path);
+            Reply::Whole(status, body)
+        })
+    }
+
+    /// The same where an answer may fail to come or to end.
+    pub(crate) fn replying(answer: impl Fn(&str, &str) -> Reply + Send + 'static) -> FakeEngine {
         let folder = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(folder.path().join("d.sock")).unwrap();
-        let asked = Arc::new(Mutex::new(Vec::new()));
+        let asked = Arc::new(Asked::default());
         let seen = Arc::clone(&asked);
         thread::spawn(move || {
+            let mut open = Vec::new();
             for stream in listener.incoming() {
                 let Some((method, path, stream)) = stream.ok().and_then(request) else { continue };
-                seen.lock().unwrap().push(format!("{method} {path}"));
-                let (status, body) = answer(&method, &path);
-                let _ = reply(stream, status, &body);
+                seen.calls.lock().unwrap().push(format!("{method} {path}"));
+                seen.more.notify_all();
+                open.extend(reply(stream, &answer(&method, &path)));
             }
         });
         FakeEngine { folder, asked }
@@ -39,7 +69,18 @@ impl FakeEngine {
 
     /// Every call that came, as method and path.
     pub(crate) fn asked(&self) -> Vec<String> {
-        self.asked.lock().unwrap().clone()
+        self.asked.calls.lock().unwrap().clone()
+    }
+
+    /// Waits for a call of which this is true.
+    pub(crate) async fn until_asked(&self, call: impl Fn(&str) -> bool + Send + 'static) {
+        let asked = Arc::clone(&self.asked);
+        let wait = move || {
+            let calls = asked.calls.lock().unwrap();
+            let none = |calls: &mut Vec<String>| !calls.iter().any(|come| call(come));
+            assert!(!asked.more.wait_timeout_while(calls, PATIENCE, none).unwrap().1.timed_out());
+        };
+        tokio::task::spawn_blocking(wait).await.unwrap();
     }
 }
 
@@ -62,7 +103,19 @@ fn request(stream: UnixStream) -> Option<(String, String, UnixStream)> {
     Some((words.next()?.to_owned(), words.next()?.to_owned(), reader.into_inner()))
 }
 
-fn reply(mut stream: UnixStream, status: u16, body: &str) -> std::io::Result<()> {
-    let length = body.len();
-    write!(stream, "HTTP/1.1 {status} X\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}")
+/// Returns what has to stay open.
+fn reply(mut stream: UnixStream, reply: &Reply) -> Option<UnixStream> {
+    let close = "Connection: close\r\n";
+    match reply {
+        Reply::Whole(status, body) => {
+            let length = body.len();
+            let _ = write!(stream, "HTTP/1.1 {status} X\r\nContent-Length: {length}\r\n{close}\r\n{body}");
+            None
+        }
+        Reply::Open(body) => {
+            write!(stream, "HTTP/1.1 200 X\r\n{close}\r\n{body}").ok()?;
+            Some(stream)
+        }
+        Reply::Never => Some(stream),
+    }
 }

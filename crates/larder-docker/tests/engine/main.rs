@@ -4,6 +4,7 @@
 
 mod bad_input;
 mod collecting;
+mod events;
 mod fake;
 mod world;
 

@@ -1,9 +1,11 @@
 //! An engine, a registry, and a runtime to ask from.
 
 use std::future::Future;
+use std::path::Path;
 use std::sync::Arc;
 
 use larder::backend::{Backend as _, BackendError, Image as Present, ImageSpec, Progress};
+use larder::gc::{Collector, FileStore, Records};
 use larder_docker::{DockerBackend, DockerConfig, EngineHost};
 use larder_testkit::peers::{Dockerd, Image, Package, Registry, RegistryOptions, require};
 
@@ -26,6 +28,20 @@ impl World {
     pub(crate) fn backend(&self) -> Arc<DockerBackend> {
         let host = EngineHost::Unix(self.engine.socket());
         Arc::new(DockerBackend::new(host, DockerConfig::default()).unwrap())
+    }
+
+    /// What another larder knows of the images after one look, with its records in this folder.
+    pub(crate) fn look(&self, folder: &Path) -> Records {
+        let backend = self.backend();
+        let collector = Collector::builder(backend.clone())
+            .layers(backend.layers())
+            .feed(Arc::new(backend.feed()))
+            .records(Arc::new(FileStore::new(folder.join("records.json"))))
+            .build();
+        block_on(async {
+            collector.detect().await.unwrap();
+            collector.records().await
+        })
     }
 
     /// Pushes an image, and returns the name to pull it by.

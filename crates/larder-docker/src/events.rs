@@ -1,0 +1,113 @@
+//! What an event of the engine tells.
+
+use larder::gc::Stamp;
+
+use crate::answers::EventMessage;
+
+/// What happened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Told<'a> {
+    /// An image came, or got a name: told by id.
+    Came(&'a str),
+    /// An image was pulled: told by the name that it has from then on.
+    Pulled(&'a str),
+    /// An image went: told by id.
+    Gone(&'a str),
+    /// A container of an image began or ended.
+    Used {
+        /// Its id.
+        container: &'a str,
+        /// The image as somebody named it.
+        image: &'a str,
+    },
+}
+
+/// What an event tells of the use of images, if it does.
+pub(crate) fn told(event: &EventMessage) -> Option<Told<'_>> {
+    let actor = &event.actor;
+    match (event.kind.as_str(), event.action.as_str()) {
+        // The end of a container is the end of a use.
+        ("container", "create" | "start" | "die" | "destroy") => {
+            Some(Told::Used { container: &actor.id, image: actor.attributes.get("image")? })
+        }
+        ("image", "pull" | "load" | "import" | "tag") if is_id(&actor.id) => Some(Told::Came(&actor.id)),
+        ("image", "pull") => Some(Told::Pulled(&actor.id)),
+        ("image", "delete") => Some(Told::Gone(&actor.id)),
+        _ => None,
+    }
+}
+
+/// The name that is an image's from then on, whosever it was before.
+pub(crate) fn moved(event: &EventMessage) -> Option<&str> {
+    match (event.kind.as_str(), event.action.as_str()) {
+        ("image", "pull") if !is_id(&event.actor.id) => Some(&event.actor.id),
+        ("image", "pull" | "tag") => event.actor.attributes.get("name").map(String::as_str),
+        _ => None,
+    }
+}
+
+/// The container that begins or ends its life with this.
+pub(crate) fn life<'a>(event: &'a EventMessage, action: &str) -> Option<&'a str> {
+    (event.kind == "container" && event.action == action).then_some(event.actor.id.as_str())
+}
+
+/// Whether this is a whole id, and no name or start of an id.
+pub(crate) fn is_id(text: &str) -> bool {
+    let digits = text.strip_prefix("sha256:").unwrap_or_default();
+    digits.len() == 64 && digits.bytes().all(|byte| byte.is_ascii_hexdigit())
+}
+
+/// When it happened, in nanoseconds since 1970.
+pub(crate) fn nanos(event: &EventMessage) -> i64 {
+    if event.time_nano > 0 { event.time_nano } else { event.time.saturating_mul(1_000_000_000) }
+}
+
+pub(crate) fn stamp(nanos: i64) -> Stamp {
+    Stamp(nanos / 1_000_000)
+}
+
+/// A moment in the engine's words: seconds and nanoseconds.
+pub(crate) fn moment(nanos: i64) -> String {
+    format!("{}.{:09}", nanos / 1_000_000_000, nanos % 1_000_000_000)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn event(json: Value) -> EventMessage {
+        serde_json::from_value(json).unwrap()
+    }
+
+    #[test]
+    fn events_of_containers_are_uses_and_events_of_images_sights() {
+        let create = json!({"Type": "container", "Action": "create", "time": 7,
+            "Actor": {"ID": "c", "Attributes": {"image": "busybox", "name": "x"}}});
+        let create = event(create);
+        assert_eq!(told(&create), Some(Told::Used { container: "c", image: "busybox" }));
+        assert_eq!((life(&create, "create"), life(&create, "destroy")), (Some("c"), None));
+        assert_eq!(stamp(nanos(&create)), Stamp(7000));
+        let image = |action: &str, id: &str| {
+            event(json!({"Type": "image", "Action": action, "timeNano": 5_000_000,
+                "Actor": {"ID": id, "Attributes": {"name": "other:1"}}}))
+        };
+        let id = format!("sha256:{}", "a".repeat(64));
+        let (pull, tag, delete) = (image("pull", "busybox:1"), image("tag", &id), image("delete", &id));
+        assert_eq!((told(&pull), moved(&pull)), (Some(Told::Pulled("busybox:1")), Some("busybox:1")));
+        assert_eq!((told(&tag), moved(&tag)), (Some(Told::Came(&id)), Some("other:1")));
+        assert_eq!((told(&delete), moved(&delete)), (Some(Told::Gone(&id)), None));
+        assert_eq!(told(&image("pull", "sha256:6985")), Some(Told::Pulled("sha256:6985")), "no whole id");
+        assert_eq!(stamp(nanos(&pull)), Stamp(5));
+        for (kind, action) in [("container", "exec_start: sh"), ("image", "untag"), ("network", "create")] {
+            assert_eq!(told(&event(json!({"Type": kind, "Action": action}))), None);
+        }
+    }
+
+    #[test]
+    fn moments_have_nine_digits_behind_the_point() {
+        assert_eq!(moment(0), "0.000000000");
+        assert_eq!(moment(1_795_289_794_000_000_005), "1795289794.000000005");
+    }
+}

@@ -1,0 +1,236 @@
+//! What came and was used, until somebody asks for it. One stamp for each image and kind, however many events there are.
+//!
+//! An event names most images as somebody typed them, and a name may be another image's by now. So a name counts only as
+//! far as it is known to be the same image's: a container's own image goes before the name that it was made by, of pulls
+//! under one name the last brought what has it now, and no image was used before it came.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use larder::backend::Image;
+use larder::gc::{Seen, Sighting, Stamp};
+
+use crate::answers::EventMessage;
+use crate::events::{Told, life, moved, nanos, stamp, told};
+use crate::inspections::Facts;
+use crate::names::familiar;
+
+/// What was told and not asked for yet, by the id of the image.
+#[derive(Debug, Default)]
+pub(crate) struct Gathered {
+    /// When it was first told of by its id, since it last went.
+    came: HashMap<String, Stamp>,
+    /// When it was last pulled under a name that is its own now.
+    pulled: HashMap<String, Stamp>,
+    /// When it was last used.
+    used: HashMap<String, Stamp>,
+}
+
+/// What the engine says now of what some events name.
+#[derive(Debug, Default)]
+pub(crate) struct Now {
+    /// The image of each container, by its id. Of those that are gone and were not known before there is nothing.
+    pub(crate) containers: HashMap<String, String>,
+    /// The id of the image that each name is of.
+    pub(crate) names: HashMap<String, String>,
+    /// When an image came at the latest, by its id.
+    pub(crate) came: HashMap<String, Stamp>,
+}
+
+impl Gathered {
+    /// Takes events in, in the order in which they happened.
+    pub(crate) fn take_in(&mut self, events: &[EventMessage], now: &Now) {
+        let times = Times::of(events);
+        for event in events {
+            let at = stamp(nanos(event));
+            match told(event) {
+                Some(Told::Came(id)) => _ = self.came.entry(id.to_owned()).or_insert(at),
+                Some(Told::Pulled(name)) => {
+                    if let Some(id) = now.names.get(name).filter(|_| times.moved(name) <= nanos(event)) {
+                        self.pulled.insert(id.clone(), at);
+                    }
+                }
+                Some(Told::Gone(id)) => {
+                    for told in [&mut self.came, &mut self.pulled, &mut self.used] {
+                        told.remove(id);
+                    }
+                }
+                Some(Told::Used { container, image }) => {
+                    let own = now.containers.get(container);
+                    if let Some(id) = own.or_else(|| times.image_of(container, image, now)) {
+                        let last = self.used.entry(id.clone()).or_insert(at);
+                        *last = at.max(*last);
+                    }
+                }
+                None => {}
+            }
+        }
+    }
+
+    /// What is known of these images, to be told once; what was told of others stays, because they may just have come.
+    pub(crate) fn tell(&mut self, images: &[Image], facts: &HashMap<String, Arc<Facts>>) -> Vec<Sighting> {
+        let mut sightings = Vec::new();
+        for Image { id, .. } in images {
+            let (by_id, by_name) = (self.came.remove(id), self.pulled.remove(id));
+            // What the engine has forgotten of the coming of an image, the image itself may tell.
+            let itself = facts.get(id).and_then(|facts| facts.came);
+            let came = by_id.into_iter().chain(itself).min().or(by_name);
+            let used = self.used.remove(id);
+            for (what, at) in [(Seen::Came, came), (Seen::Used, used)] {
+                sightings.extend(at.map(|at| Sighting { image: id.clone(), at, what }));
+            }
+        }
+        sightings
+    }
+}
+
+/// When names got another image and containers were made, in nanoseconds since 1970.
+struct Times<'a> {
+    moved: HashMap<String, i64>,
+    created: HashMap<&'a str, i64>,
+    /// Just before all of these events.
+    before: i64,
+}
+
+impl<'a> Times<'a> {
+    fn of(events: &'a [EventMessage]) -> Times<'a> {
+        let mut times = Times { moved: HashMap::new(), created: HashMap::new(), before: i64::MAX };
+        for event in events {
+            let at = nanos(event);
+            times.before = times.before.min(at - 1);
+            if let Some(name) = moved(event) {
+                times.moved.insert(familiar(name), at);
+            }
+            if let Some(container) = life(event, "create") {
+                times.created.insert(container, at);
+            }
+        }
+        times
+    }
+
+    /// When an image last got this name; long ago if none of the events tells.
+    fn moved(&self, name: &str) -> i64 {
+        self.moved.get(&familiar(name)).copied().unwrap_or(i64::MIN)
+    }
+
+    /// The image of a container that is gone: the one that has the name now, unless that came after the container.
+    fn image_of<'b>(&self, container: &str, name: &str, now: &'b Now) -> Option<&'b String> {
+        let id = now.names.get(name)?;
+        let created = self.created.get(container).copied().unwrap_or(self.before);
+        let was_here = || now.came.get(id).is_some_and(|came| *came <= stamp(created));
+        (self.moved(name) <= created || was_here()).then_some(id)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    const DAY: i64 = 86_400;
+
+    /// Seconds, kind, action, id of the actor, and the name of an image.
+    fn event((time, kind, action, id, name): (i64, &str, &str, &str, &str)) -> EventMessage {
+        let attributes = json!({"name": name, "image": name});
+        let actor = json!({"ID": id, "Attributes": attributes});
+        serde_json::from_value(json!({"Type": kind, "Action": action, "Actor": actor, "time": time})).unwrap()
+    }
+
+    fn events(all: &[(i64, &str, &str, &str, &str)]) -> Vec<EventMessage> {
+        all.iter().copied().map(event).collect()
+    }
+
+    fn id(letter: &str) -> String {
+        format!("sha256:{}", letter.repeat(64))
+    }
+
+    fn map(pairs: &[(&str, &str)]) -> HashMap<String, String> {
+        pairs.iter().map(|(key, value)| ((*key).to_owned(), id(value))).collect()
+    }
+
+    /// What is told of image `a`, in seconds: when it came, and when it was last used.
+    fn of_a(events: &[EventMessage], now: &Now) -> (Option<i64>, Option<i64>) {
+        let mut gathered = Gathered::default();
+        gathered.take_in(events, now);
+        let told = gathered.tell(&[Image { id: id("a"), ..Image::default() }], &HashMap::new());
+        let at = |what| told.iter().find(|told| told.what == what).map(|told| told.at.0 / 1000);
+        (at(Seen::Came), at(Seen::Used))
+    }
+
+    #[test]
+    fn of_pulls_under_one_name_only_the_last_brought_what_has_it_now() {
+        let now = Now { names: map(&[("app:latest", "a")]), ..Now::default() };
+        let pulls =
+            [(DAY, "image", "pull", "app:latest", "app"), (2 * DAY, "image", "pull", "app:latest", "app")];
+        assert_eq!(of_a(&events(&pulls), &now), (Some(2 * DAY), None));
+        // The name was given away after the pull, so what was pulled is another image.
+        let tagged = [pulls[0], (3 * DAY, "image", "tag", &id("a"), "app:latest")];
+        assert_eq!(of_a(&events(&tagged), &now), (Some(3 * DAY), None));
+    }
+
+    #[test]
+    fn what_was_told_by_id_goes_before_what_was_told_by_name_and_is_forgotten_when_it_goes() {
+        let now = Now { names: map(&[("app:latest", "a")]), ..Now::default() };
+        let a = id("a");
+        let loaded = [(DAY, "image", "pull", "app:latest", "app"), (2 * DAY, "image", "load", &a, &a)];
+        assert_eq!(of_a(&events(&loaded), &now).0, Some(2 * DAY));
+        let again = [
+            (DAY, "image", "load", a.as_str(), a.as_str()),
+            (DAY, "container", "create", "c", &a),
+            (2 * DAY, "image", "delete", &a, &a),
+            (3 * DAY, "image", "load", &a, &a),
+            (4 * DAY, "image", "tag", &a, "app:latest"),
+        ];
+        let now = Now { containers: map(&[("c", "a")]), ..now };
+        assert_eq!(of_a(&events(&again), &now), (Some(3 * DAY), None));
+    }
+
+    #[test]
+    fn a_container_that_is_older_than_the_name_s_image_used_another() {
+        let containers = |destroyed| {
+            [
+                (DAY, "container", "create", "c", "web:2"),
+                (2 * DAY, "image", "pull", "web:2", "web"),
+                (destroyed, "container", "destroy", "c", "web:2"),
+            ]
+        };
+        let names = map(&[("web:2", "a")]);
+        let now = Now { names: names.clone(), ..Now::default() };
+        assert_eq!(of_a(&events(&containers(3 * DAY)), &now), (Some(2 * DAY), None));
+        assert_eq!(of_a(&events(&containers(3 * DAY)[1..]), &now).1, None, "made before all that is known");
+        let here = Now { names: names.clone(), came: [(id("a"), Stamp(0))].into(), ..Now::default() };
+        assert_eq!(
+            of_a(&events(&containers(3 * DAY)), &here).1,
+            Some(3 * DAY),
+            "the pull brought nothing new"
+        );
+        let own = Now { names, containers: map(&[("c", "a")]), ..Now::default() };
+        assert_eq!(of_a(&events(&containers(3 * DAY)), &own).1, Some(3 * DAY), "the container's own image");
+        let after = [(2 * DAY, "image", "pull", "web:2", "web"), (3 * DAY, "container", "die", "c", "web:2")];
+        let made = [(2 * DAY + 1, "container", "create", "c", "web:2")];
+        assert_eq!(of_a(&events(&[&after[..1], &made, &after[1..]].concat()), &now).1, Some(3 * DAY));
+    }
+
+    #[test]
+    fn however_much_is_told_the_latest_use_is_kept_and_nothing_else() {
+        let now = Now { containers: map(&[("c", "a")]), ..Now::default() };
+        let mut gathered = Gathered::default();
+        for hundred in 0..2_000 {
+            let starts = (1..=100).map(|n| event((hundred * 100 + n, "container", "start", "c", "web:2")));
+            gathered.take_in(&starts.collect::<Vec<_>>(), &now);
+        }
+        assert_eq!(gathered.used, HashMap::from([(id("a"), Stamp(200_000_000))]));
+    }
+
+    #[test]
+    fn what_was_told_of_an_image_that_is_not_listed_yet_is_told_when_it_is() {
+        let now = Now { containers: map(&[("c", "a")]), ..Now::default() };
+        let mut gathered = Gathered::default();
+        gathered.take_in(&events(&[(DAY, "container", "create", "c", "web:2")]), &now);
+        assert_eq!(gathered.tell(&[], &HashMap::new()), []);
+        let listed = [Image { id: id("a"), ..Image::default() }];
+        assert_eq!(gathered.tell(&listed, &HashMap::new()).len(), 1);
+        assert_eq!(gathered.tell(&listed, &HashMap::new()), [], "once");
+    }
+}
