@@ -4,28 +4,30 @@
 //! once in the life of a layer. Elsewhere (another user, another machine, containerd's store) an image's history tells
 //! bytes, and else the sizes of images; both are guesses, and marked as such.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex as Lock, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use larder::backend::{BackendError, Image};
 use larder::gc::{Amount, Layer, LayerSource, Layers};
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, OwnedMutexGuard};
 
-use crate::answers::{ContainerSummary, HistoryEntry, Info};
+use crate::answers::{ContainerInspect, ContainerSummary, HistoryEntry, Info};
 use crate::files::Files;
-use crate::inspections::{Facts, Inspections};
+use crate::inspections::{Facts, Inspections, folders};
 use crate::{history, names};
 
 /// Asks the engine, and looks at its files.
 pub struct EngineLayers {
     inspections: Arc<Inspections>,
-    /// One measures at a time.
-    turn: Mutex<()>,
+    /// One measures at a time, until it is done: also when whoever asked has given up.
+    turn: Turn,
     known: KnownLayers,
 }
+
+type Turn = Arc<Mutex<()>>;
 
 /// By chain id. What is in a layer does not change. Layers that were measured stay known when whoever asked gave up.
 type KnownLayers = Arc<Lock<HashMap<String, Known>>>;
@@ -50,7 +52,7 @@ pub(crate) struct Measured {
 
 impl EngineLayers {
     pub(crate) fn new(inspections: Arc<Inspections>) -> EngineLayers {
-        EngineLayers { inspections, turn: Mutex::default(), known: Arc::default() }
+        EngineLayers { inspections, turn: Turn::default(), known: Arc::default() }
     }
 
     /// What these images take, and what containers hold of it.
@@ -77,9 +79,12 @@ impl EngineLayers {
             layers.add(Layer { id, amount, estimated: known.estimated, held_by: None });
         }
         for container in hidden {
-            let Some(facts) = facts.get(&container.image_id) else { continue };
+            let chains = match facts.get(&container.image_id) {
+                Some(facts) => facts.chains.clone(),
+                None => self.chains_below(container, &facts).await?,
+            };
             let held_by = Some(format!("the container {}", name_of(container)));
-            for chain in &facts.chains {
+            for chain in &chains {
                 let known = amounts.get(chain);
                 let amount = known.map_or(Amount::ZERO, |known| known.amount);
                 let estimated = known.is_none_or(|known| known.estimated);
@@ -95,6 +100,28 @@ impl EngineLayers {
         Ok(Measured { layers, folders, estimated })
     }
 
+    /// The layers below a container whose image is gone (`docker rmi --force`) that are also layers of these images.
+    async fn chains_below(
+        &self,
+        container: &ContainerSummary,
+        facts: &HashMap<String, Arc<Facts>>,
+    ) -> Result<Vec<String>, BackendError> {
+        let path = format!("/containers/{}/json", container.id);
+        let found: Option<ContainerInspect> = match self.inspections.engine().get(&path, &[]).await {
+            Err(error) if !matches!(error, BackendError::Unreachable { .. }) => {
+                tracing::debug!("the layers below {} are not known: {error}", name_of(container));
+                None
+            }
+            found => found?,
+        };
+        let folders = found.and_then(|found| folders(&found.graph_driver)).unwrap_or_default();
+        let below: HashSet<&PathBuf> = folders.iter().collect();
+        let all = facts.values().flat_map(|facts| facts.chains.iter().zip(facts.folders.iter().flatten()));
+        let held: BTreeSet<&String> =
+            all.filter(|(_, folder)| below.contains(folder)).map(|(chain, _)| chain).collect();
+        Ok(held.into_iter().cloned().collect())
+    }
+
     /// What each layer of these images takes.
     async fn amounts(
         &self,
@@ -102,12 +129,17 @@ impl EngineLayers {
         facts: &HashMap<String, Arc<Facts>>,
         files: Option<&Files>,
     ) -> Result<HashMap<String, Known>, BackendError> {
-        let _turn = self.turn.lock().await;
+        let mut turn = Arc::clone(&self.turn).lock_owned().await;
         let mut known = lock(&self.known).clone();
         let new: Vec<(String, PathBuf)> =
             facts.values().flat_map(|facts| new_folders(facts, &known)).collect();
         if let Some(files) = files.filter(|_| !new.is_empty()) {
-            measure_all(files.clone(), new, self.known.clone()).await;
+            let (files, layers) = (files.clone(), self.known.clone());
+            let measure = move || measure_all(new, &layers, |chain, folder| files.measure(chain, folder));
+            turn = match in_turn(turn, measure).await {
+                Some(turn) => turn,
+                None => Arc::clone(&self.turn).lock_owned().await,
+            };
             known.clone_from(&lock(&self.known));
         }
         let mut order: Vec<(&Image, &Arc<Facts>)> =
@@ -120,10 +152,10 @@ impl EngineLayers {
                 guess(image.size, facts, history::sizes(&history, facts.chains.len()), &mut known);
             }
         }
-        let present: std::collections::HashSet<&String> =
-            facts.values().flat_map(|facts| &facts.chains).collect();
+        let present: HashSet<&String> = facts.values().flat_map(|facts| &facts.chains).collect();
         known.retain(|chain, _| present.contains(chain));
         lock(&self.known).clone_from(&known);
+        drop(turn);
         Ok(known)
     }
 
@@ -155,29 +187,41 @@ fn new_folders(facts: &Facts, known: &HashMap<String, Known>) -> Vec<(String, Pa
         .collect()
 }
 
+/// Does work that blocks. The turn is the work's as long as that goes on, which nobody can stop; it is gone if the work
+/// fails.
+async fn in_turn(
+    turn: OwnedMutexGuard<()>,
+    work: impl FnOnce() + Send + 'static,
+) -> Option<OwnedMutexGuard<()>> {
+    let done = tokio::task::spawn_blocking(move || {
+        work();
+        turn
+    });
+    done.await.inspect_err(|error| tracing::warn!("layers could not be measured: {error}")).ok()
+}
+
 /// Measures folders of layers, each once; those that cannot be read stay unknown.
-async fn measure_all(files: Files, folders: Vec<(String, PathBuf)>, known: KnownLayers) {
-    let measure = move || {
-        for (chain, folder) in folders {
-            if lock(&known).contains_key(&chain) {
-                continue;
+fn measure_all(
+    folders: Vec<(String, PathBuf)>,
+    known: &KnownLayers,
+    measure: impl Fn(&str, &Path) -> io::Result<(Amount, Amount)>,
+) {
+    for (chain, folder) in folders {
+        if lock(known).contains_key(&chain) {
+            continue;
+        }
+        match measure(&chain, &folder) {
+            Ok((amount, folder)) => {
+                lock(known).insert(chain, Known { amount, folder, estimated: false });
             }
-            match files.measure(&chain, &folder) {
-                Ok((amount, folder)) => {
-                    lock(&known).insert(chain, Known { amount, folder, estimated: false });
-                }
-                Err(error) => {
-                    tracing::debug!("what layers take is estimated: {error}");
-                    // They all are in one place, and what forbids one forbids all.
-                    if error.kind() == io::ErrorKind::PermissionDenied {
-                        return;
-                    }
+            Err(error) => {
+                tracing::debug!("what layers take is estimated: {error}");
+                // They all are in one place, and what forbids one forbids all.
+                if error.kind() == io::ErrorKind::PermissionDenied {
+                    return;
                 }
             }
         }
-    };
-    if let Err(error) = tokio::task::spawn_blocking(measure).await {
-        tracing::warn!("layers could not be measured: {error}");
     }
 }
 
@@ -224,6 +268,24 @@ mod tests {
     fn bytes(known: &HashMap<String, Known>, chain: &str) -> u64 {
         assert!(known[chain].estimated);
         known[chain].amount.bytes
+    }
+
+    #[tokio::test]
+    async fn a_measure_that_nobody_waits_for_any_more_keeps_its_turn() {
+        let turn = Turn::default();
+        let (go_on, held) = std::sync::mpsc::channel::<()>();
+        let (tell, begun) = tokio::sync::oneshot::channel();
+        let work = in_turn(Arc::clone(&turn).lock_owned().await, move || {
+            tell.send(()).unwrap();
+            held.recv().unwrap();
+        });
+        tokio::select! {
+            _ = work => panic!("it goes on"),
+            begun = begun => begun.unwrap(),
+        }
+        assert!(turn.try_lock().is_err(), "it still measures");
+        go_on.send(()).unwrap();
+        let _next = turn.lock().await;
     }
 
     #[test]

@@ -82,6 +82,23 @@ fn a_container_that_came_and_went_between_two_looks_was_a_use_and_stays_one() {
     assert_eq!(again.get(&used, "").unwrap().first_seen, before.get(&used, "").unwrap().first_seen);
 }
 
+#[test]
+fn a_container_holds_its_layers_also_when_its_image_is_gone() {
+    let Some(world) = World::new() else { return };
+    let backend = world.backend();
+    let [a, b] = fill(&world, &backend);
+    world.engine.create_container(&a, "left").unwrap();
+    world.engine.remove_image(&format!("{a}?force=1")).unwrap();
+    assert!(world.engine.get(&format!("/images/{a}/json")).is_err(), "the engine knows it no more");
+    let listed = block_on(backend.list()).unwrap();
+    assert_eq!(listed.iter().map(|image| &image.id).collect::<Vec<_>>(), [&b]);
+    let layers = block_on(backend.layers().layers(&listed)).unwrap();
+    let held: Vec<_> = layers.all().iter().filter(|layer| layer.held_by.is_some()).collect();
+    assert_eq!(held.len(), 1, "the base, and not what b has alone: {:?}", layers.all());
+    assert_eq!(held[0].held_by.as_deref(), Some("the container left"));
+    assert!(held[0].amount.bytes >= 2_000_000, "{held:?}");
+}
+
 /// An engine with containerd's image store, as engines from 23 on may be, in the answers that larder asks for.
 fn with_containerd_store(method: &str, path: &str) -> (u16, String) {
     let answer = match (method, path.trim_start_matches("/v1.47")) {
@@ -92,7 +109,7 @@ fn with_containerd_store(method: &str, path: &str) -> (u16, String) {
         (_, "/containers/json?all=1") => json!([{"Id": "c", "Names": ["/web"], "ImageID": "sha256:i",
             "Image": "app", "State": "running", "Mounts": [{"Type": "image", "Source": ""}]},
             {"Id": "d", "Names": ["/old"], "ImageID": "sha256:h", "State": "exited"}]),
-        // Nobody lists it any more, and a container still stands on it.
+        // Nobody lists it, because others were built on it, and a container stands on it.
         (_, "/images/sha256:h/json") => json!({"Id": "sha256:h", "RootFS": {"Layers": ["sha256:1"]}}),
         (_, "/containers/c/json") => {
             json!({"HostConfig": {"Mounts": [{"Type": "image", "Source": "data", "Target": "/data"}]}})
