@@ -2,9 +2,10 @@
 //! through the engine's own prune.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
-use larder::backend::BackendError;
+use larder::backend::{BackendError, CallErrorKind};
 use larder::gc::Reclaim;
 use larder::gotext;
 use reqwest::Method;
@@ -12,6 +13,9 @@ use reqwest::header::HeaderMap;
 
 use crate::answers::{Pruned, count};
 use crate::engine::Engine;
+
+/// How long the engine may prune: a large cache on a slow disk takes minutes, and collection waits for it.
+const PATIENCE: Duration = Duration::from_secs(30 * 60);
 
 /// The cache of one engine's builder.
 pub struct BuilderCache {
@@ -24,11 +28,25 @@ impl BuilderCache {
     }
 
     /// Has the engine remove what its builder does not use right now and no image shares, as `docker builder prune`
-    /// does; returns the bytes that the engine says came free. Has no time limit of its own.
+    /// does; returns the bytes that the engine says came free. May take half an hour, and not more.
     pub async fn prune(&self) -> Result<u64, BackendError> {
-        let response = self.engine.call(Method::POST, "/build/prune", &[], HeaderMap::new()).await?;
-        let pruned: Pruned = self.engine.read("/build/prune", response).await?;
-        Ok(count(pruned.space_reclaimed))
+        let prune = async {
+            let response = self.engine.call(Method::POST, "/build/prune", &[], HeaderMap::new()).await?;
+            let pruned: Pruned = self.engine.read("/build/prune", response).await?;
+            Ok(count(pruned.space_reclaimed))
+        };
+        tokio::time::timeout(PATIENCE, prune).await.unwrap_or_else(|_| Err(too_late()))
+    }
+}
+
+fn too_late() -> BackendError {
+    BackendError::Call {
+        message: format!(
+            "the engine did not prune its builder's cache within {}",
+            gotext::duration(PATIENCE)
+        ),
+        kind: CallErrorKind::DeadlineExceeded,
+        hint: Some("it may still be at it: see the engine's log, and docker builder du"),
     }
 }
 

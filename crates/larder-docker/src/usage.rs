@@ -2,10 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use larder::backend::BackendError;
+use larder::backend::{BackendError, Image};
 use larder::gc::Amount;
 
-use crate::answers::{ContainerInspect, ContainerSummary, DiskUsage, Info, count};
+use crate::answers::{ContainerInspect, ContainerSummary, DiskUsage, ImageSummary, Info, count};
 use crate::files::Files;
 use crate::inspections::Inspections;
 use crate::layers::EngineLayers;
@@ -22,12 +22,8 @@ pub struct EngineUsage {
     pub images: Part,
     /// What containers wrote, running or not.
     pub containers: Part,
-    /// Bytes of the builder's cache that no image shares, as the engine tells them.
-    pub builder_bytes: u64,
-    /// Of these, what the builder does not use right now: what the engine's own prune may remove.
-    pub builder_unused_bytes: u64,
-    /// What `docker system df` says.
-    pub engine: EngineCounts,
+    /// What `docker system df` says; where the engine does not say it, or not in time, why.
+    pub engine: Result<EngineCounts, BackendError>,
 }
 
 /// One part of the layer store.
@@ -50,6 +46,10 @@ pub struct EngineCounts {
     pub reclaimable_bytes: u64,
     /// What containers wrote: `SIZE` of containers.
     pub containers_bytes: u64,
+    /// The builder's cache, but for what an image shares.
+    pub builder_bytes: u64,
+    /// Of that, what the builder does not use right now: what the engine's own prune may remove.
+    pub builder_unused_bytes: u64,
 }
 
 impl EngineUsage {
@@ -66,17 +66,22 @@ pub(crate) async fn usage(
     layers: &EngineLayers,
 ) -> Result<EngineUsage, BackendError> {
     let engine = inspections.engine();
+    let said = match engine.must_get::<DiskUsage>("/system/df", &[]).await {
+        // It takes minutes on large hosts, and the engine refuses it while somebody else asks.
+        Err(error @ BackendError::Call { .. }) => Err(error),
+        said => Ok(said?),
+    };
+    let (summaries, summed) = match &said {
+        Ok(said) => (&said.images, &said.containers),
+        Err(_) => (
+            &engine.must_get::<Vec<ImageSummary>>("/images/json", &[]).await?,
+            &engine.must_get::<Vec<ContainerSummary>>("/containers/json", &[("all", "1")]).await?,
+        ),
+    };
     let info: Info = engine.must_get("/info", &[]).await?;
-    let said: DiskUsage = engine.must_get("/system/df", &[]).await?;
-    let listed: Vec<larder::backend::Image> = said
-        .images
-        .iter()
-        .map(|image| larder::backend::Image {
-            id: image.id.clone(),
-            size: count(image.size),
-            ..larder::backend::Image::default()
-        })
-        .collect();
+    let image =
+        |image: &ImageSummary| Image { id: image.id.clone(), size: count(image.size), ..Image::default() };
+    let listed: Vec<Image> = summaries.iter().map(image).collect();
     let measured = layers.look(&listed).await?;
     let files = Files::of(engine.host(), &info);
     let store = files.map(|files| files.layer_store());
@@ -84,30 +89,37 @@ pub(crate) async fn usage(
         Some(store) => blocking(move || measure::tree(&store).ok()).await,
         None => None,
     };
-    let mut containers = Part { count: said.containers.len(), ..Part::default() };
-    for container in &said.containers {
+    let mut containers = Part { count: summed.len(), ..Part::default() };
+    for container in summed {
         let measured = if on_disk.is_some() { written(inspections, container).await? } else { None };
         containers.estimated |= measured.is_none();
         containers.amount += measured.unwrap_or_else(|| Amount::estimate(count(container.size_rw)));
     }
-    let cache = |unused: bool| {
-        let records = said.build_cache.iter().filter(|record| !(record.shared || unused && record.in_use));
-        records.map(|record| count(record.size)).sum()
-    };
-    let unused = said.images.iter().filter(|image| image.containers <= 0);
     Ok(EngineUsage {
         layer_store: store.filter(|_| on_disk.is_some()),
         on_disk,
-        images: Part { count: said.images.len(), amount: measured.folders, estimated: measured.estimated },
+        images: Part { count: listed.len(), amount: measured.folders, estimated: measured.estimated },
         containers,
-        builder_bytes: cache(false),
-        builder_unused_bytes: cache(true),
-        engine: EngineCounts {
+        engine: said.map(|said| EngineCounts::of(&said)),
+    })
+}
+
+impl EngineCounts {
+    fn of(said: &DiskUsage) -> EngineCounts {
+        let cache = |unused: bool| {
+            let records =
+                said.build_cache.iter().filter(|record| !(record.shared || unused && record.in_use));
+            records.map(|record| count(record.size)).sum()
+        };
+        let unused = said.images.iter().filter(|image| image.containers <= 0);
+        EngineCounts {
             layers_bytes: count(said.layers_size),
             reclaimable_bytes: unused.map(|image| count(image.size - image.shared_size.max(0))).sum(),
             containers_bytes: said.containers.iter().map(|container| count(container.size_rw)).sum(),
-        },
-    })
+            builder_bytes: cache(false),
+            builder_unused_bytes: cache(true),
+        }
+    }
 }
 
 /// What a container wrote, and the layer between it and its image; `None` where that cannot be read.

@@ -1,14 +1,15 @@
 //! What collection goes by: what layers take, what was used when, and what the engine counts.
 
 use std::process::Command;
+use std::time::Duration;
 
-use larder::backend::Backend as _;
+use larder::backend::{Backend as _, BackendError, CallErrorKind};
 use larder::gc::LayerSource as _;
-use larder_docker::DockerBackend;
+use larder_docker::{DockerBackend, DockerConfig};
 use larder_testkit::peers::{Image, Layer};
 use serde_json::json;
 
-use crate::fake::FakeEngine;
+use crate::fake::{FakeEngine, Reply};
 use crate::world::{World, block_on, pull};
 
 fn layer(seed: u64, size: usize) -> Layer {
@@ -42,7 +43,7 @@ fn layers_take_what_du_says_and_shared_ones_count_once() {
     let images = usage.images;
     assert!(!images.estimated && images.count == 2, "{images:?}");
     assert!(images.amount.bytes.abs_diff(said) * 100 <= said * 2, "{} and du {said}", images.amount.bytes);
-    assert_eq!(usage.engine.layers_bytes, 3_000_000, "docker counts bytes of files");
+    assert_eq!(usage.engine.unwrap().layers_bytes, 3_000_000, "docker counts bytes of files");
 
     let container = world.engine.create_container("sha256:missing", "x").unwrap_err();
     assert!(container.to_string().contains("No such image"), "{container}");
@@ -151,4 +152,46 @@ async fn an_image_that_a_container_mounts_is_in_use() {
     assert_eq!((container.image_id.as_str(), container.running), ("sha256:i", true));
     assert_eq!(container.mounted_images, ["sha256:d"]);
     assert!(!container.mounts_unknown);
+}
+
+/// An engine that answers at once, but for what takes it minutes.
+fn slow() -> FakeEngine {
+    FakeEngine::replying(|method, path| match path {
+        "/v1.47/system/df" | "/v1.47/build/prune" => Reply::Never,
+        _ => {
+            let (status, body) = with_containerd_store(method, path);
+            Reply::Whole(status, body)
+        }
+    })
+}
+
+#[tokio::test]
+async fn what_system_df_would_say_is_left_out_where_that_takes_too_long() {
+    let engine = slow();
+    let backend = engine.backend();
+    backend.info().await.unwrap();
+    let limit = DockerConfig::default().request_timeout;
+    tokio::time::pause();
+    // Nothing else comes within the time that passes here; all that follows is answered in real time.
+    let minutes = async {
+        tokio::time::sleep(limit).await;
+        tokio::time::resume();
+    };
+    let (usage, ()) = tokio::join!(backend.usage(), minutes);
+    let usage = usage.unwrap();
+    assert_eq!((usage.images.count, usage.images.amount.bytes), (1, 350));
+    assert_eq!(usage.containers.count, 2);
+    let why = usage.engine.unwrap_err();
+    assert!(matches!(why, BackendError::Call { kind: CallErrorKind::DeadlineExceeded, .. }), "{why:?}");
+}
+
+#[tokio::test]
+async fn a_prune_of_the_builder_s_cache_does_not_hold_collection_up_for_ever() {
+    let engine = slow();
+    let backend = engine.backend();
+    backend.info().await.unwrap();
+    tokio::time::pause();
+    let pruned = tokio::time::timeout(Duration::from_secs(3600), backend.builder_cache().prune()).await;
+    let late = pruned.expect("it ends").unwrap_err();
+    assert_eq!(late.to_string(), "the engine did not prune its builder's cache within 30m0s");
 }
