@@ -40,6 +40,12 @@ impl Notes {
                 }
             }
         } else {
+            if let Some(roots) = self.place.of_root() {
+                let folder = roots.folder().display();
+                out.warning(format_args!(
+                    "root collects here as well, and does not know that the images are wanted: {folder}"
+                ));
+            }
             if let Err(failure) = EnsuredFile::at(&self.place).add(ids) {
                 out.warning(format_args!(
                     "collection may remove the images before they are used: {}",

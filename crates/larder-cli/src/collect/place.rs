@@ -1,8 +1,9 @@
 //! Where collection keeps its state.
 
-use fs_err::os::unix::fs::OpenOptionsExt as _;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
+use fs_err::os::unix::fs::OpenOptionsExt as _;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
@@ -11,12 +12,24 @@ use crate::connect::{Chosen, Target};
 use crate::failure::Failure;
 use crate::store;
 
+/// So many links of which one leads to the next are followed.
+const LINKS: usize = 8;
+
 /// The folder of one backend's state, and its lock once it is taken.
 pub(crate) struct Place {
     folder: PathBuf,
     lock: Option<fs_err::File>,
-    /// Where root keeps the state of the same runtime, if this user is another one and root does.
-    roots: Option<PathBuf>,
+    roots: Roots,
+}
+
+/// The state that root keeps of the same runtime, where this user is another one.
+#[derive(Clone)]
+enum Roots {
+    None,
+    /// In this folder.
+    There(PathBuf),
+    /// Who may not look here cannot tell.
+    Unknown(String),
 }
 
 impl Place {
@@ -43,32 +56,39 @@ impl Place {
 
     fn of_runtime(root: &Path, root_of_root: &Path, endpoint: &str) -> Place {
         let name = file_name(&real(endpoint));
-        let below = |root: &Path| Place::at(root.join("collect/runtimes").join(&name));
-        let roots = below(root_of_root);
-        let others = root != root_of_root && roots.exists();
-        Place { roots: others.then_some(roots.folder), ..below(root) }
+        let below = |root: &Path| root.join("collect/runtimes").join(&name);
+        let roots = if root == root_of_root { Roots::None } else { Roots::in_folder(below(root_of_root)) };
+        Place { roots, ..Place::at(below(root)) }
     }
 
     /// That in this folder.
     pub(crate) fn at(folder: PathBuf) -> Place {
-        Place { folder, lock: None, roots: None }
+        Place { folder, lock: None, roots: Roots::None }
     }
 
-    /// Root's, where this user is another one and root collects here, too.
+    /// Root's, where this user is another one and root is known to collect here, too.
     pub(crate) fn of_root(&self) -> Option<Place> {
-        self.roots.clone().map(Place::at)
+        match &self.roots {
+            Roots::There(folder) => Some(Place::at(folder.clone())),
+            Roots::None | Roots::Unknown(_) => None,
+        }
     }
 
     /// Fails where root's records, rules and leases would not count.
     pub(crate) fn alone(self) -> Result<Place, Failure> {
-        match &self.roots {
-            None => Ok(self),
-            Some(roots) => Err(Failure::failed(format!(
+        let problem = match &self.roots {
+            Roots::None => return Ok(self),
+            Roots::There(folder) => format!(
                 "root collects the images of this runtime as well: what it keeps is in {}, and is not known here",
-                roots.display()
-            ))
-            .hint("run as root, or name a folder of your own with --state DIR if that is not to count")),
-        }
+                folder.display()
+            ),
+            Roots::Unknown(problem) => {
+                format!("whether root collects the images of this runtime as well cannot be seen: {problem}")
+            }
+        };
+        Err(Failure::failed(problem)
+            .hint("run as root, or ask root's daemon with --daemon SOCKET and without --backend")
+            .hint("if what root keeps is not to count, name a folder of your own with --state DIR"))
     }
 
     /// Whether anybody has collected here.
@@ -142,14 +162,34 @@ impl Place {
     }
 }
 
+impl Roots {
+    fn in_folder(folder: PathBuf) -> Roots {
+        match fs_err::metadata(folder.join("lock")) {
+            Ok(_) => Roots::There(folder),
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+                Roots::None
+            }
+            Err(error) => Roots::Unknown(format!("{}: {}", folder.display(), error.kind())),
+        }
+    }
+}
+
 /// An endpoint by its real path: `/run` and `/var/run` are mostly the same folder.
 fn real(endpoint: &str) -> String {
-    let found = endpoint.strip_prefix("unix://").map(Path::new).and_then(|path| {
-        // The runtime may be down, and its socket gone.
-        let folder = path.parent()?.canonicalize().ok()?;
-        Some(format!("unix://{}", folder.join(path.file_name()?).display()))
-    });
-    found.unwrap_or_else(|| endpoint.to_owned())
+    let path = endpoint.strip_prefix("unix://").map(Path::new);
+    path.map_or_else(|| endpoint.to_owned(), |path| format!("unix://{}", real_path(path, LINKS).display()))
+}
+
+/// The runtime may be down, and its socket gone, or a link to nothing: the same path has to come of it.
+fn real_path(path: &Path, links: usize) -> PathBuf {
+    if let Ok(real) = path.canonicalize() {
+        return real;
+    }
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return path.to_owned() };
+    match std::fs::read_link(path) {
+        Ok(target) if links > 0 => real_path(&parent.join(target), links - 1),
+        _ => real_path(parent, links).join(name),
+    }
 }
 
 /// A socket as the name of a folder: `unix:///run/x/y.sock` is `run-x-y.sock`.
@@ -178,8 +218,28 @@ mod tests {
         let named = |name: &str| real(&format!("unix://{}", path(name).display()));
         assert_eq!(named("var-run/d.sock"), named("run/d.sock"));
         assert_ne!(named("run/e.sock"), named("run/d.sock"));
+        let before = named("var-run/crio/crio.sock");
+        std::os::unix::fs::symlink("../run/crio/crio.sock", path("run/link.sock")).unwrap();
+        assert_eq!(named("var-run/link.sock"), before, "it leads to nothing yet");
+        fs_err::create_dir(path("run/crio")).unwrap();
+        fs_err::write(path("run/crio/crio.sock"), "").unwrap();
+        for name in ["var-run/crio/crio.sock", "run/crio/crio.sock", "var-run/link.sock"] {
+            assert_eq!(named(name), before, "{name}");
+        }
         assert_eq!(real("tcp://h:1"), "tcp://h:1");
         assert_eq!(real("unix:///nowhere/d.sock"), "unix:///nowhere/d.sock");
+    }
+
+    /// A link to itself stands for a folder that this user may not look into: root may look into any.
+    #[test]
+    fn who_cannot_see_whether_root_collects_does_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let (own, root) = (folder.path().join("own"), folder.path().join("root"));
+        std::os::unix::fs::symlink("root", &root).unwrap();
+        let place = Place::of_runtime(&own, &root, "unix:///nowhere/d.sock");
+        assert!(place.of_root().is_none());
+        let refused = place.alone().err().unwrap();
+        assert!(refused.message().contains("cannot be seen"), "{}", refused.message());
     }
 
     #[test]

@@ -2,7 +2,8 @@
 //! file, and the kernel lets go of all of them when the process ends.
 
 use std::io;
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use fs_err::os::unix::fs::OpenOptionsExt as _;
@@ -43,9 +44,12 @@ impl Holds {
         Ok(libc::c_int::from(found.l_type) != libc::F_UNLCK)
     }
 
+    /// Opened anew if somebody has removed or replaced it: others would not see what is held in the old one.
     fn file(&self) -> io::Result<Arc<fs_err::File>> {
         let mut opened = self.file.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(file) = opened.as_ref() {
+        if let Some(file) = opened.as_ref()
+            && is_still(file, &self.path)
+        {
             return Ok(file.clone());
         }
         let mut options = fs_err::OpenOptions::new();
@@ -55,6 +59,11 @@ impl Holds {
     }
 }
 
+fn is_still(file: &fs_err::File, path: &Path) -> bool {
+    let of = |found: &std::fs::Metadata| (found.dev(), found.ino());
+    fs_err::metadata(path).is_ok_and(|there| file.metadata().is_ok_and(|own| of(&own) == of(&there)))
+}
+
 impl Drop for Hold {
     fn drop(&mut self) {
         // What cannot be let go is held until the process ends.
@@ -62,7 +71,7 @@ impl Drop for Hold {
     }
 }
 
-/// Two images of one byte are held and let go together: that keeps an intent for longer, and grants nothing.
+/// One of 2^56: no two images of a node meet.
 fn byte_of(image: &str) -> i64 {
     Sha256::digest(image).iter().take(7).fold(0, |byte, next| byte << 8 | i64::from(*next))
 }
@@ -101,6 +110,19 @@ mod tests {
         assert!(one.is_held_elsewhere("a/b:1").unwrap());
         drop(mine);
         assert!(one.is_held_elsewhere("a/b:1").unwrap());
+    }
+
+    #[test]
+    fn what_is_held_after_the_file_was_removed_is_seen() {
+        let (folder, one, other) = two();
+        let before = one.hold("a/b:1").unwrap();
+        fs_err::remove_file(folder.path().join("alive")).unwrap();
+        let after = one.hold("a/b:2").unwrap();
+        assert!(other.is_held_elsewhere("a/b:2").unwrap());
+        drop(before);
+        assert!(other.is_held_elsewhere("a/b:2").unwrap());
+        drop(after);
+        assert!(!other.is_held_elsewhere("a/b:2").unwrap());
     }
 
     #[test]
