@@ -279,7 +279,7 @@ impl Filesystem {
         let table = self.table(wide);
         match (self.size_bytes, self.available_bytes, self.reserved_bytes) {
             (Some(all), Some(available), Some(reserved)) if size::is_worth_a_word(reserved, all) => format!(
-                "{table}\n{} are reserved for root. Collection counts them as used, as kubelet does: for it {}% are in use.",
+                "{table}\n{} are reserved, for root or by the file system. Collection counts them as used, as kubelet does: for it {}% are in use.",
                 size::bytes(reserved),
                 used_percent(all, available),
             ),
@@ -350,7 +350,7 @@ mod tests {
             row.split_whitespace().collect::<Vec<_>>()[..5],
             ["/images", "100GB", "21GB", "14GB", "60%"]
         );
-        assert!(told.ends_with("65GB are reserved for root. Collection counts them as used, as kubelet does: for it 86% are in use."));
+        assert!(told.ends_with("65GB are reserved, for root or by the file system. Collection counts them as used, as kubelet does: for it 86% are in use."));
         let told = filesystem(1_000_000_000).told(false);
         assert_eq!(told.lines().count(), 2, "so little is not worth a word: {told}");
     }

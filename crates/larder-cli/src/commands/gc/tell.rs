@@ -122,7 +122,7 @@ fn situation(report: &Collection) -> String {
         let used = size::bytes(disk.size_bytes.saturating_sub(disk.available_bytes));
         let size = size::bytes(disk.size_bytes);
         let reserved = if size::is_worth_a_word(disk.reserved_bytes, disk.size_bytes) {
-            format!(", {} of it reserved for root", size::bytes(disk.reserved_bytes))
+            format!(", {} of it reserved", size::bytes(disk.reserved_bytes))
         } else {
             String::new()
         };
@@ -217,7 +217,7 @@ mod tests {
         let mut full = report();
         assert!(situation(&full).contains("86% of the images' file system are in use (86GB of 100GB)"));
         full.before.as_mut().unwrap().reserved_bytes = 26_000_000_000;
-        assert!(situation(&full).contains("in use (86GB of 100GB, 26GB of it reserved for root)"));
+        assert!(situation(&full).contains("in use (86GB of 100GB, 26GB of it reserved)"));
     }
 
     #[test]
