@@ -12,7 +12,7 @@ mod place;
 use std::sync::Arc;
 use std::time::Duration;
 
-use larder::backend::Backend;
+use larder::backend::{Backend, BackendError};
 use larder::events::{Event, EventSink, LogSink, Reason};
 use larder::gc::{
     Collector, CollectorBuilder, FileStore, GcError, GcPolicy, HistoryFile, InspectedLayers, Patience, Scene,
@@ -143,11 +143,24 @@ pub(crate) async fn scene(collector: &Collector) -> Result<Scene, Failure> {
         }
         scene => scene,
     };
-    scene.map_err(failure)
+    match scene {
+        Ok(scene) => Ok(scene),
+        Err(error) => Err(failure_of(collector, error).await),
+    }
+}
+
+/// Why a round did not do all that it should: where the backend is gone by now, that is why.
+pub(crate) async fn failure_of(collector: &Collector, error: GcError) -> Failure {
+    if matches!(error, GcError::Uses(_) | GcError::Age { .. } | GcError::Space { .. })
+        && let Err(gone @ BackendError::Unreachable { .. }) = collector.backend_answers().await
+    {
+        return gone.into();
+    }
+    failure(error)
 }
 
 /// Why a round did not do all that it should, as a failure with its exit code.
-pub(crate) fn failure(error: GcError) -> Failure {
+fn failure(error: GcError) -> Failure {
     match error {
         GcError::List(error) | GcError::Layers(error) | GcError::Disk(FilesystemError::Backend(error)) => {
             error.into()
@@ -158,6 +171,10 @@ pub(crate) fn failure(error: GcError) -> Failure {
         }
         // Kubelet's text is for events; beside what the command has told, it says little, and that in other units.
         GcError::Insufficient(_) => Failure::failed("all that may go is gone, and that is not enough"),
+        // Kubelet's number for all that there is.
+        GcError::Space { wanted: i64::MAX, errors, .. } => {
+            Failure::failed(format!("not all that nothing uses could be removed: {errors}"))
+        }
         other => Failure::failed(other.to_string()),
     }
 }

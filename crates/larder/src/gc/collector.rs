@@ -145,6 +145,11 @@ impl Collector {
         Ok(scene)
     }
 
+    /// Whether the backend can be reached.
+    pub async fn backend_answers(&self) -> Result<(), crate::backend::BackendError> {
+        self.parts.backend.info().await.map(drop)
+    }
+
     /// One round: removes what is older than the maximum age, and if the disk is past a limit then, frees room until it
     /// is not.
     pub async fn collect(&self) -> Result<Report, GcError> {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use larder::gc::{
     Accounting, Amount, GcPolicy, Goal, InodeThresholds, Layer, Layers, Plan, Scene, Stamp, Stays, Subject,
-    Use, Verdict, plan,
+    Use, Verdict, plan, plan_round,
 };
 use larder::image_service::Disk;
 use proptest::prelude::*;
@@ -321,6 +321,41 @@ fn an_image_that_is_not_in_the_list_keeps_its_layers() {
     assert!(plan.removals.is_empty() && !plan.reachable);
     assert_eq!(plan.verdicts[0].verdict, Verdict::Stays(Stays::FreesNothing));
     assert_eq!(plan.verdicts[0].alone, Amount::ZERO);
+}
+
+#[test]
+fn no_image_goes_for_the_few_files_beside_its_layers() {
+    let case = Case {
+        layers: vec![(100, 1, false), (30, 1, false)],
+        images: vec![sketched(&[0], None, false), sketched(&[0, 1], Some(5), true)],
+        bytes: 0,
+        inodes: 0,
+    };
+    let (mut scene, policy) = case.scene(&[0, 1]);
+    let own = Amount { bytes: 4096, inodes: 1 };
+    scene.layers.add_image(&name(0), ["l0"], own, None);
+    let plan = plan(&scene, &policy, Goal::Free { bytes: 50 });
+    assert!(plan.removals.is_empty() && !plan.reachable, "{:?}", plan.removals);
+    assert_eq!(plan.verdicts[0].verdict, Verdict::Stays(Stays::FreesNothing));
+    assert_eq!(plan.verdicts[0].alone, own);
+}
+
+#[test]
+fn what_is_too_young_for_the_maximum_age_says_so() {
+    let case = Case {
+        layers: vec![(100, 1, false)],
+        images: vec![Sketch { first_seen: NOW - 10, ..sketched(&[0], None, false) }],
+        bytes: 0,
+        inodes: 0,
+    };
+    let (mut scene, policy) = case.scene(&[0]);
+    scene.disk = Some(disk(1000, 1000));
+    let verdict = |maximum| {
+        let policy = GcPolicy { maximum_age: Duration::from_secs(maximum), ..policy.clone() };
+        plan_round(&scene, &policy).verdicts[0].verdict.clone()
+    };
+    assert!(matches!(verdict(2), Verdict::Stays(Stays::TooYoung { .. })));
+    assert_eq!(verdict(0), Verdict::Stays(Stays::NotNeeded));
 }
 
 #[test]

@@ -41,7 +41,10 @@ pub(crate) async fn dry_run(
 ) -> Result<Collection, Failure> {
     let scene = match goal {
         Goal::AllUnused => collect::scene(collector).await?,
-        _ => collector.scene_with_disk().await.map_err(collect::failure)?,
+        _ => match collector.scene_with_disk().await {
+            Ok(scene) => scene,
+            Err(error) => return Err(collect::failure_of(collector, error).await),
+        },
     };
     let planned = match goal {
         Goal::Thresholds => plan_round(&scene, policy),
@@ -65,10 +68,14 @@ pub(crate) async fn one_round(collector: &Collector, policy: &GcPolicy, goal: Go
         }
         _ => None,
     };
+    let error = match round.error.clone() {
+        Some(error) => Some((&collect::failure_of(collector, error).await).into()),
+        None => None,
+    };
     Collection {
         warnings: round.report.warnings.iter().map(ToString::to_string).collect(),
         held_by,
-        error: round.error.clone().map(|error| (&collect::failure(error)).into()),
+        error,
         ..report::of_round(goal, &round, policy)
     }
 }

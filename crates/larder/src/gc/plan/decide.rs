@@ -160,8 +160,9 @@ fn standing(scene: &Scene, policy: &GcPolicy, aim: Aim) -> Vec<Option<Stays>> {
         }
         match aim {
             Aim::Old => fresh(scene, policy, image),
-            Aim::Nothing => None,
-            Aim::Everything | Aim::Nominal(_) | Aim::Free(_) => spared(scene, policy, image),
+            // The disk has room; what is past the maximum age may be too young to go for that.
+            Aim::Nothing if policy.maximum_age.is_zero() => None,
+            Aim::Nothing | Aim::Everything | Aim::Nominal(_) | Aim::Free(_) => spared(scene, policy, image),
         }
     };
     scene.images.iter().zip(kept).map(judge).collect()

@@ -66,7 +66,7 @@ pub enum Stays {
     },
     /// It was last used in the future: the clock went back.
     ClockWentBack,
-    /// Removing it frees nothing: images that stay have all its layers.
+    /// Removing it frees nothing but its own few files: images that stay have all its layers.
     FreesNothing,
     /// Enough is free without removing it, or other images come first.
     NotNeeded,
@@ -133,7 +133,7 @@ impl fmt::Display for Stays {
             }
             Stays::ClockWentBack => f.write_str("last used in the future, because the clock went back"),
             Stays::FreesNothing => {
-                f.write_str("removing it frees nothing: images that stay have the same layers")
+                f.write_str("removing it frees next to nothing: images that stay have the same layers")
             }
             Stays::NotNeeded => f.write_str("unused, and its room is not needed now"),
             Stays::InvalidId => f.write_str("the runtime reports it without an id"),

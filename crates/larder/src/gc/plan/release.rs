@@ -108,7 +108,8 @@ impl<'a> Graph<'a> {
         order.iter().map(|&image| self.remove(image, None)).collect()
     }
 
-    /// As few as needed, oldest layers first, until this much is free; everything that frees any if it is not enough.
+    /// As few as needed, oldest layers first, until this much is free; every image that has a layer to free if it is not
+    /// enough. The few files that an image has beside its layers are not worth the image.
     pub(super) fn until(mut self, need: Amount) -> Vec<Step> {
         let mut closing: Vec<Vec<u32>> = vec![Vec::new(); self.order.len()];
         for (layer, users) in (0_u32..).zip(&self.users) {
@@ -123,14 +124,6 @@ impl<'a> Graph<'a> {
                 return steps;
             }
             self.take_rank(image, closing, &mut left, &mut steps);
-        }
-        // Nothing is left but the few files that images have beside their layers.
-        for &image in self.order {
-            if !self.gone[image] && helps(self.own(image), left) {
-                let step = self.remove(image, None);
-                left = step.frees.short_of(left);
-                steps.push(step);
-            }
         }
         steps
     }
@@ -161,11 +154,6 @@ impl<'a> Graph<'a> {
                 }
             }
         }
-    }
-
-    /// What the image has beside its layers.
-    fn own(&self, image: usize) -> Amount {
-        self.layers.of(&self.images[image].id).map_or(Amount::ZERO, |known| known.own)
     }
 
     fn remove(&mut self, image: usize, shared: Option<(u32, usize)>) -> Step {
