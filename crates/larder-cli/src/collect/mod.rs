@@ -12,7 +12,7 @@ mod place;
 use std::sync::Arc;
 use std::time::Duration;
 
-use larder::backend::{Backend, BackendError};
+use larder::backend::Backend;
 use larder::events::{Event, EventSink, LogSink, Reason};
 use larder::gc::{
     Collector, CollectorBuilder, FileStore, GcError, GcPolicy, HistoryFile, InspectedLayers, Patience, Scene,
@@ -25,7 +25,7 @@ use larder_store::collection::{Labelled, StoreDisk};
 use crate::access;
 use crate::args::Connection;
 use crate::connect::{self, Chosen};
-use crate::failure::Failure;
+use crate::failure::{Failure, is_gone};
 use crate::out::Out;
 
 pub(crate) use ensured::EnsuredFile;
@@ -152,7 +152,8 @@ pub(crate) async fn scene(collector: &Collector) -> Result<Scene, Failure> {
 /// Why a round did not do all that it should: where the backend is gone by now, that is why.
 pub(crate) async fn failure_of(collector: &Collector, error: GcError) -> Failure {
     if matches!(error, GcError::Uses(_) | GcError::Age { .. } | GcError::Space { .. })
-        && let Err(gone @ BackendError::Unreachable { .. }) = collector.backend_answers().await
+        && let Err(gone) = collector.backend_answers().await
+        && is_gone(&gone)
     {
         return gone.into();
     }
@@ -176,5 +177,31 @@ fn failure(error: GcError) -> Failure {
             Failure::failed(format!("not all that nothing uses could be removed: {errors}"))
         }
         other => Failure::failed(other.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use larder::backend::{BackendError, Unreachable};
+    use larder_testkit::fake_backend::FakeBackend;
+
+    use super::*;
+    use crate::exit::Outcome;
+
+    #[tokio::test]
+    async fn a_round_whose_backend_went_says_so_and_another_that_not_all_could_be_removed() {
+        let backend = FakeBackend::new();
+        let collector = Collector::builder(Arc::new(backend.clone())).build();
+        let failed = || GcError::Space { wanted: i64::MAX, freed: 0, errors: "in use".into() };
+        let failure = failure_of(&collector, failed()).await;
+        assert_eq!(failure.outcome(), Outcome::Failed);
+        assert_eq!(failure.message(), "not all that nothing uses could be removed: in use");
+        let problem = Unreachable::Told { problem: "no such socket".into(), hint: "start it" };
+        backend.set_down(Some(BackendError::Unreachable { endpoint: "unix:///d.sock".into(), problem }));
+        for error in [failed(), GcError::Uses(larder::gc::UseError("closed".into()))] {
+            let failure = failure_of(&collector, error).await;
+            assert_eq!(failure.outcome(), Outcome::Unreachable);
+            assert!(failure.message().contains("no such socket"), "{}", failure.message());
+        }
     }
 }
