@@ -2,8 +2,9 @@
 //!
 //! The engine keeps its last 256 events, so whoever looks now and then is told most of them. Who follows misses none: what
 //! comes is read at once, because the engine drops events for a slow reader, and what it names is asked for behind that.
+//! So also of one who follows the engine is asked before something is told: what is taken in twice changes nothing.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -32,6 +33,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_secs(2);
 /// How many events may wait until what they name is asked for.
 const WAITING: usize = 10_000;
+/// How many containers that are gone keep their image: their end may be told once more.
+const GONE: usize = 1_000;
 
 /// The events of one engine.
 pub struct EngineFeed {
@@ -44,10 +47,24 @@ struct Heard {
     gathered: Gathered,
     /// The time of the last event that was taken in, in nanoseconds since 1970.
     last: i64,
-    /// Somebody follows: there is no need to ask.
+    /// Somebody follows: what cannot be asked for comes nevertheless.
     following: bool,
-    /// The image of each container that is there, by its id.
+    /// The image of each container that is there, or went not long ago, by its id.
     containers: HashMap<String, String>,
+    /// Those of them that went, the first of them first.
+    gone: VecDeque<String>,
+}
+
+impl Heard {
+    /// A container went.
+    fn end(&mut self, container: &str) {
+        self.gone.push_back(container.to_owned());
+        if self.gone.len() > GONE
+            && let Some(first) = self.gone.pop_front()
+        {
+            self.containers.remove(&first);
+        }
+    }
 }
 
 impl fmt::Debug for EngineFeed {
@@ -68,9 +85,8 @@ impl EngineFeed {
         self.heard.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Follows until the engine ends the stream. Whoever asks is told all that came before, too.
+    /// Follows until the engine ends the stream, which begins with what came before.
     async fn listen(&self) -> Result<(), BackendError> {
-        self.take_in(&self.ask().await?, &[]).await?;
         self.know_containers().await?;
         let since = moment(self.heard().last);
         let query = [("filters", FILTERS), ("since", since.as_str())];
@@ -127,7 +143,7 @@ impl EngineFeed {
         for event in events {
             heard.last = heard.last.max(nanos(event));
             if let Some(container) = life(event, "destroy") {
-                heard.containers.remove(container);
+                heard.end(container);
             }
         }
         Ok(())
@@ -190,7 +206,9 @@ impl EngineFeed {
         let engine = self.inspections.engine();
         let listed = engine.must_get::<Vec<ContainerSummary>>("/containers/json", &[("all", "1")]).await?;
         let known = listed.into_iter().filter(|container| !container.image_id.is_empty());
-        self.heard().containers = known.map(|container| (container.id, container.image_id)).collect();
+        let mut heard = self.heard();
+        heard.containers = known.map(|container| (container.id, container.image_id)).collect();
+        heard.gone.clear();
         Ok(())
     }
 }
@@ -198,8 +216,11 @@ impl EngineFeed {
 #[async_trait]
 impl UseFeed for EngineFeed {
     async fn sightings(&self, images: &[Image]) -> Result<Vec<Sighting>, BackendError> {
-        if !self.heard().following {
-            self.take_in(&self.ask().await?, images).await?;
+        // What was read and not taken in yet must not wait for the next time: a container that came and went is nowhere else.
+        match self.ask().await {
+            Ok(events) => self.take_in(&events, images).await?,
+            Err(error) if self.heard().following => tracing::debug!("events up to now: {error}"),
+            Err(error) => return Err(error),
         }
         let listed: Vec<&str> = images.iter().map(|image| image.id.as_str()).collect();
         let facts = self.inspections.of(&listed).await?;
