@@ -56,6 +56,15 @@ struct Heard {
 }
 
 impl Heard {
+    /// From when on the engine's events may be new. A last one that is still to come was told by a clock that was set back
+    /// since, or that is ahead of ours: then any may be, and the engine would refuse to look from later than now on.
+    fn since(&mut self, now: i64) -> i64 {
+        if self.last > now {
+            self.last = 0;
+        }
+        self.last
+    }
+
     /// A container went.
     fn end(&mut self, container: &str) {
         self.gone.push_back(container.to_owned());
@@ -88,7 +97,7 @@ impl EngineFeed {
     /// Follows until the engine ends the stream, which begins with what came before.
     async fn listen(&self) -> Result<(), BackendError> {
         self.know_containers().await?;
-        let since = moment(self.heard().last);
+        let since = moment(self.heard().since(now()));
         let query = [("filters", FILTERS), ("since", since.as_str())];
         let response =
             self.inspections.engine().call(Method::GET, "/events", &query, HeaderMap::new()).await?;
@@ -110,8 +119,9 @@ impl EngineFeed {
 
     /// Past events since the last one that is known. What came until the engine stops to answer counts.
     async fn ask(&self) -> Result<Vec<EventMessage>, BackendError> {
-        let (since, now) = (moment(self.heard().last), moment(now()));
-        let query = [("filters", FILTERS), ("since", since.as_str()), ("until", now.as_str())];
+        let now = now();
+        let (since, until) = (moment(self.heard().since(now)), moment(now));
+        let query = [("filters", FILTERS), ("since", since.as_str()), ("until", until.as_str())];
         let engine = self.inspections.engine();
         let asked = engine.call(Method::GET, "/events", &query, HeaderMap::new());
         let mut response = engine.within(asked).await?;

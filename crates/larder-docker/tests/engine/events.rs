@@ -12,31 +12,31 @@ use serde_json::{Value, json};
 use crate::fake::{FakeEngine, Reply};
 use crate::world::{World, block_on, pull};
 
-const VERSION: &str = r#"{"Version":"1","ApiVersion":"1.41","MinAPIVersion":"1.12"}"#;
+pub(crate) const VERSION: &str = r#"{"Version":"1","ApiVersion":"1.41","MinAPIVersion":"1.12"}"#;
 
-fn now() -> Stamp {
+pub(crate) fn now() -> Stamp {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
     Stamp(i64::try_from(since.as_millis()).unwrap())
 }
 
-fn id(letter: &str) -> String {
+pub(crate) fn id(letter: &str) -> String {
     format!("sha256:{}", letter.repeat(64))
 }
 
-fn listed(letter: &str, name: &str) -> Listed {
+pub(crate) fn listed(letter: &str, name: &str) -> Listed {
     Listed { id: id(letter), repo_tags: vec![name.into()], ..Listed::default() }
 }
 
-fn of_container(action: &str, container: &str, image: &str, time: i64) -> String {
+pub(crate) fn of_container(action: &str, container: &str, image: &str, time: i64) -> String {
     let actor = json!({"ID": container, "Attributes": {"image": image}});
     json!({"Type": "container", "Action": action, "Actor": actor, "time": time}).to_string()
 }
 
-fn whole(value: &Value) -> Reply {
+pub(crate) fn whole(value: &Value) -> Reply {
     Reply::Whole(200, value.to_string())
 }
 
-fn missing() -> Reply {
+pub(crate) fn missing() -> Reply {
     Reply::Whole(404, r#"{"message":"no such thing"}"#.into())
 }
 
@@ -108,7 +108,7 @@ fn who_follows_knows_the_image_of_a_container_whatever_its_name_is_given_to() {
 }
 
 /// Until then who asks is told by the engine itself.
-async fn until_following(feed: &EngineFeed) {
+pub(crate) async fn until_following(feed: &EngineFeed) {
     while !format!("{feed:?}").contains("following: true") {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }

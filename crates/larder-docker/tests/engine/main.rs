@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a scenario that cannot be set up has failed")]
 
 mod bad_input;
+mod clocks;
 mod collecting;
 mod events;
 mod fake;

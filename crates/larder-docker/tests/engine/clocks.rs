@@ -1,0 +1,96 @@
+//! Events of an engine whose clock is not ours, or was set back.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use larder::backend::Image as Listed;
+use larder::gc::{Seen, Sighting, Stamp, UseFeed as _};
+use larder_docker::EngineFeed;
+use serde_json::json;
+
+use crate::events::{VERSION, id, listed, missing, now, of_container, until_following, whole};
+use crate::fake::{FakeEngine, Reply};
+
+/// A time of the query of a path, in seconds.
+fn seconds(path: &str, name: &str) -> Option<f64> {
+    let (_, query) = path.split_once('?')?;
+    query.split('&').find_map(|part| part.strip_prefix(name)?.strip_prefix('=')?.parse().ok())
+}
+
+/// An engine that takes events for past ones up to the time that is asked for, and refuses to look from later on. The
+/// first time it tells of a use an hour from now, as before a clock was set back; then of another a minute ago.
+fn with_a_clock_that_was_set_back() -> (FakeEngine, [Stamp; 2]) {
+    let now = now().0 / 1000;
+    let (later, earlier) = (now + 3600, now - 60);
+    let told = AtomicBool::new(false);
+    let engine = FakeEngine::replying(move |_, path| match path.trim_start_matches("/v1.41") {
+        "/version" => Reply::Whole(200, VERSION.into()),
+        path if path.starts_with("/events") => {
+            let since = seconds(path, "since").unwrap();
+            let until = seconds(path, "until");
+            if until.is_some_and(|until| since > until) {
+                return Reply::Whole(400, r#"{"message":"since cannot be after until"}"#.into());
+            }
+            let at = if told.swap(true, Ordering::SeqCst) { earlier } else { later };
+            let event = of_container("start", "c", "web:2", at);
+            let event = if since <= f64::from(u32::try_from(at).unwrap()) { event } else { String::new() };
+            if until.is_some() { Reply::Whole(200, event) } else { Reply::Open(event) }
+        }
+        "/containers/json?all=1" => whole(&json!([])),
+        "/containers/c/json" => whole(&json!({"Image": id("a")})),
+        _ => missing(),
+    });
+    (engine, [later, earlier].map(|at| Stamp(at * 1000)))
+}
+
+#[tokio::test]
+async fn uses_are_told_also_after_a_clock_was_set_back() {
+    let (engine, times) = with_a_clock_that_was_set_back();
+    let feed = engine.backend().feed();
+    for at in times {
+        let told = feed.sightings(&[listed("a", "web:2")]).await.unwrap();
+        assert_eq!(told, [Sighting { image: id("a"), at, what: Seen::Used }]);
+    }
+}
+
+#[tokio::test]
+async fn the_engine_is_followed_also_after_a_clock_was_set_back() {
+    let (engine, [later, earlier]) = with_a_clock_that_was_set_back();
+    let feed = engine.backend().feed();
+    let images = [listed("a", "web:2")];
+    assert_eq!(feed.sightings(&images).await.unwrap()[0].at, later);
+    tokio::select! {
+        () = feed.follow() => unreachable!("it never ends"),
+        () = until_told(&feed, &images, earlier) => {}
+    }
+    assert!(engine.asked().iter().any(|call| call.contains("/events") && !call.contains("until=")));
+}
+
+#[tokio::test]
+async fn an_engine_that_tells_no_past_events_is_followed() {
+    let engine = FakeEngine::replying(|_, path| match path.trim_start_matches("/v1.41") {
+        "/version" => Reply::Whole(200, VERSION.into()),
+        path if path.starts_with("/events") && path.contains("until=") => {
+            Reply::Whole(500, r#"{"message":"not now"}"#.into())
+        }
+        path if path.starts_with("/events") => Reply::Open(of_container("start", "c", "web:2", 50)),
+        "/containers/json?all=1" => whole(&json!([])),
+        "/containers/c/json" => whole(&json!({"Image": id("a")})),
+        _ => missing(),
+    });
+    let feed = engine.backend().feed();
+    let looking = async {
+        until_following(&feed).await;
+        until_told(&feed, &[listed("a", "web:2")], Stamp(50_000)).await;
+    };
+    tokio::select! {
+        () = feed.follow() => unreachable!("it never ends"),
+        told = tokio::time::timeout(Duration::from_secs(60), looking) => told.unwrap(),
+    }
+}
+
+async fn until_told(feed: &EngineFeed, images: &[Listed], at: Stamp) {
+    while !feed.sightings(images).await.unwrap().iter().any(|told| told.at == at) {
+        tokio::task::yield_now().await;
+    }
+}
