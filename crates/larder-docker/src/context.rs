@@ -9,6 +9,9 @@ use sha2::{Digest as _, Sha256};
 
 use crate::host::{EngineHost, HostError, Surroundings};
 
+/// What a context may have for TLS.
+const TLS_FILES: [&str; 3] = ["ca.pem", "cert.pem", "key.pem"];
+
 /// The context that is none.
 const DEFAULT: &str = "default";
 
@@ -71,7 +74,10 @@ fn host_of(around: &Surroundings<'_>, name: &str, contexts: &Path) -> Result<Eng
     }
     let host = EngineHost::parse(&address, false)?;
     let certificates = contexts.join("tls").join(&id).join("docker");
-    if matches!(host, EngineHost::Tcp { .. }) && (around.is_usable)(&certificates) {
+    // One that is there and cannot be read is there: without TLS nobody must be spoken to then.
+    let has_tls =
+        || TLS_FILES.iter().any(|file| !matches!((around.read)(&certificates.join(file)), Ok(None)));
+    if matches!(host, EngineHost::Tcp { .. }) && has_tls() {
         return Err(HostError::ContextTls { name: name.to_owned(), address, certificates });
     }
     Ok(host)
@@ -112,8 +118,12 @@ mod tests {
             let found = set.iter().find(|(known, _)| *known == name);
             found.map(|(_, value)| (*value).to_owned()).or_else(|| (name == "HOME").then(|| "/h".to_owned()))
         };
-        let is_usable = |path: &Path| files.iter().any(|(file, _)| Path::new(file).starts_with(path));
+        // Nothing here may be written.
+        let is_usable = |_: &Path| false;
         let read = |path: &Path| {
+            if path.ends_with("docker/key.pem") && files.iter().any(|(file, _)| file.ends_with("key.pem")) {
+                return Err(std::io::ErrorKind::PermissionDenied.into());
+            }
             Ok(files
                 .iter()
                 .find(|(file, _)| Path::new(file) == path)
@@ -154,6 +164,9 @@ mod tests {
         let chosen = [("DOCKER_CONTEXT", "far")];
         let error = usual(&chosen, &files).unwrap_err();
         assert!(error.contains("DOCKER_HOST=tcp://h:2376") && error.contains("/tls/"), "{error}");
+        let secret = [far.clone(), (format!("/h/.docker/contexts/tls/{id}/docker/key.pem"), "")];
+        let error = usual(&chosen, &secret).unwrap_err();
+        assert!(error.contains("DOCKER_TLS_VERIFY=1"), "a file that may not be read is one: {error}");
         assert_eq!(usual(&chosen, &files[..1]).as_deref(), Ok("tcp://h:2376"));
         let error = usual(&chosen, &[]).unwrap_err();
         assert!(error.contains("docker context ls"), "{error}");
