@@ -46,6 +46,11 @@ pub(crate) fn moved(event: &EventMessage) -> Option<&str> {
     }
 }
 
+/// Whether an image comes with this, and does not only get a name. Which names it takes from others is not told.
+pub(crate) fn brings(event: &EventMessage) -> bool {
+    event.kind == "image" && matches!(event.action.as_str(), "load" | "import")
+}
+
 /// The container that begins or ends its life with this.
 pub(crate) fn life<'a>(event: &'a EventMessage, action: &str) -> Option<&'a str> {
     (event.kind == "container" && event.action == action).then_some(event.actor.id.as_str())

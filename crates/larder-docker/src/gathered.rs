@@ -11,7 +11,7 @@ use larder::backend::Image;
 use larder::gc::{Seen, Sighting, Stamp};
 
 use crate::answers::EventMessage;
-use crate::events::{Told, life, moved, nanos, stamp, told};
+use crate::events::{Told, brings, life, moved, nanos, stamp, told};
 use crate::inspections::Facts;
 use crate::names::familiar;
 
@@ -84,9 +84,11 @@ impl Gathered {
     }
 }
 
-/// When names got another image and containers were made, in nanoseconds since 1970.
+/// When names got another image, images came and containers were made, in nanoseconds since 1970.
 struct Times<'a> {
     moved: HashMap<String, i64>,
+    /// Of images that are told of for the first time, since they last went, by being brought.
+    brought: HashMap<&'a str, i64>,
     created: HashMap<&'a str, i64>,
     /// Just before all of these events.
     before: i64,
@@ -94,12 +96,21 @@ struct Times<'a> {
 
 impl<'a> Times<'a> {
     fn of(events: &'a [EventMessage]) -> Times<'a> {
-        let mut times = Times { moved: HashMap::new(), created: HashMap::new(), before: i64::MAX };
+        let (names, brought, created) = (HashMap::new(), HashMap::new(), HashMap::new());
+        let mut times = Times { moved: names, brought, created, before: i64::MAX };
         for event in events {
             let at = nanos(event);
             times.before = times.before.min(at - 1);
             if let Some(name) = moved(event) {
                 times.moved.insert(familiar(name), at);
+            }
+            match told(event) {
+                // One that only got a name was here, nobody tells since when.
+                Some(Told::Came(id)) => {
+                    times.brought.entry(id).or_insert(if brings(event) { at } else { i64::MIN });
+                }
+                Some(Told::Gone(id)) => _ = times.brought.remove(id),
+                _ => {}
             }
             if let Some(container) = life(event, "create") {
                 times.created.insert(container, at);
@@ -113,12 +124,18 @@ impl<'a> Times<'a> {
         self.moved.get(&familiar(name)).copied().unwrap_or(i64::MIN)
     }
 
+    /// When an image was brought here; long ago if none of the events tells.
+    fn brought(&self, id: &str) -> i64 {
+        self.brought.get(id).copied().unwrap_or(i64::MIN)
+    }
+
     /// The image of a container that is gone: the one that has the name now, unless that came after the container.
     fn image_of<'b>(&self, container: &str, name: &str, now: &'b Now) -> Option<&'b String> {
         let id = now.names.get(name)?;
         let created = self.created.get(container).copied().unwrap_or(self.before);
         let was_here = || now.came.get(id).is_some_and(|came| *came <= stamp(created));
-        (self.moved(name) <= created || was_here()).then_some(id)
+        let is_older = self.moved(name) <= created && self.brought(id) <= created;
+        (is_older || was_here()).then_some(id)
     }
 }
 
@@ -210,6 +227,39 @@ mod tests {
         let after = [(2 * DAY, "image", "pull", "web:2", "web"), (3 * DAY, "container", "die", "c", "web:2")];
         let made = [(2 * DAY + 1, "container", "create", "c", "web:2")];
         assert_eq!(of_a(&events(&[&after[..1], &made, &after[1..]].concat()), &now).1, Some(3 * DAY));
+    }
+
+    #[test]
+    fn a_container_that_is_older_than_the_load_of_the_name_s_image_used_another() {
+        let a = id("a");
+        let loaded = |extra: &[(i64, &str, &str, &str, &str)]| {
+            let load = [
+                (2 * DAY, "container", "create", "c", "app:1"),
+                (3 * DAY, "image", "load", &a, &a),
+                (4 * DAY, "container", "destroy", "c", "app:1"),
+            ];
+            events(&[extra, &load].concat())
+        };
+        let names = map(&[("app:1", "a")]);
+        let now = Now { names: names.clone(), ..Now::default() };
+        assert_eq!(
+            of_a(&loaded(&[]), &now),
+            (Some(3 * DAY), None),
+            "a load gives names away and does not tell"
+        );
+        assert_eq!(of_a(&loaded(&[])[1..], &now).1, None, "made before all that is known");
+        let here = Now { names, came: [(a.clone(), Stamp(DAY * 1000))].into(), ..Now::default() };
+        assert_eq!(of_a(&loaded(&[]), &here).1, Some(4 * DAY), "it was loaded once more");
+        let came = (DAY, "image", "load", &*a, &*a);
+        assert_eq!(of_a(&loaded(&[came]), &now).1, Some(4 * DAY), "it was here by then");
+        let went = (DAY, "image", "delete", &*a, &*a);
+        assert_eq!(of_a(&loaded(&[came, went]), &now).1, None);
+        let tagged = [
+            (2 * DAY, "container", "create", "c", "app:1"),
+            (3 * DAY, "image", "tag", &*a, "other:1"),
+            (4 * DAY, "container", "destroy", "c", "app:1"),
+        ];
+        assert_eq!(of_a(&events(&tagged), &now).1, Some(4 * DAY), "a name more does not bring it");
     }
 
     #[test]
