@@ -78,16 +78,21 @@ async fn take_off(
         return Ok(());
     }
     let removed = delete(engine, &name).await?;
-    let lost: Vec<&str> =
-        removed.iter().map(|entry| entry.deleted.as_str()).filter(|id| !id.is_empty()).collect();
-    if !lost.is_empty() {
-        // Nothing goes with one of several names: in the moment since it was looked at, the name went to another image.
+    if let Some(lost) = another_s(&removed, id) {
         tracing::error!(
             "{name} was given to another image while it was taken off {id}: the engine deleted {lost:?}"
         );
     }
     taken.push(name);
     Ok(())
+}
+
+/// What went with a name of this image, if that is another image: then the name went to that one in the moment since it
+/// was looked at. This one goes with a name if others took its other names off meanwhile.
+fn another_s<'a>(removed: &'a [Removed], id: &str) -> Option<Vec<&'a str>> {
+    let lost: Vec<&str> =
+        removed.iter().map(|entry| entry.deleted.as_str()).filter(|id| !id.is_empty()).collect();
+    (!lost.is_empty() && !lost.contains(&id)).then_some(lost)
 }
 
 /// What the engine removed; nothing, if there is nothing of this name.
@@ -161,5 +166,17 @@ mod tests {
             ..ImageInspect::default()
         };
         assert_eq!(all_names(&found), ["h:5000/a:1", "h:5000/a:2", "b@sha256:f"]);
+    }
+
+    #[test]
+    fn an_image_that_goes_with_a_name_of_its_own_is_not_another_s() {
+        let removed = |deleted: &[&str]| {
+            let name = Removed { deleted: String::new() };
+            let ids = deleted.iter().map(|id| Removed { deleted: (*id).to_owned() });
+            [name].into_iter().chain(ids).collect::<Vec<_>>()
+        };
+        assert_eq!(another_s(&removed(&[]), "a"), None);
+        assert_eq!(another_s(&removed(&["a", "its layer"]), "a"), None, "others took its other names off");
+        assert_eq!(another_s(&removed(&["b", "its layer"]), "a"), Some(vec!["b", "its layer"]));
     }
 }
