@@ -33,6 +33,9 @@ pub(crate) struct Component {
 #[derive(Debug, Default, Clone, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub(crate) struct Info {
+    /// Of the engine. From Docker 23 on it is in a file, too.
+    #[serde(rename = "ID")]
+    pub(crate) id: String,
     pub(crate) docker_root_dir: String,
     /// Of the machine.
     pub(crate) name: String,

@@ -78,10 +78,9 @@ impl DockerBackend {
     }
 
     /// What images take; `None` if that takes long to find out, as it may the first time.
-    async fn used(&self) -> Result<Option<Amount>, BackendError> {
-        let look = async { self.layers.look(&self.list().await?).await };
+    async fn used(&self, images: &[Image]) -> Result<Option<Amount>, BackendError> {
         let patience = PATIENCE.min(self.engine.limit() / 2);
-        match tokio::time::timeout(patience, look).await {
+        match tokio::time::timeout(patience, self.layers.look(images)).await {
             Ok(measured) => Ok(Some(measured?.folders)),
             Err(_) => Ok(None),
         }
@@ -244,9 +243,13 @@ impl Backend for DockerBackend {
                     used_bytes: used.map(|used| used.bytes),
                     inodes_used: used.map(|used| used.inodes),
                 };
-                let image = usage(convert::image_root(self.host(), &info), self.used().await?);
-                let container =
-                    usage(here::folder(self.host(), &info, info.docker_root_dir.clone().into()), None);
+                let listed = self.list().await?;
+                let ids: Vec<&str> = listed.iter().map(|image| image.id.as_str()).collect();
+                let is_here = here::is_here(self.host(), &info, &ids);
+                let root = info.docker_root_dir.clone().into();
+                let image =
+                    usage(convert::image_root(self.host(), &info, is_here), self.used(&listed).await?);
+                let container = usage(here::folder(self.host(), &info, is_here, root), None);
                 Ok(Filesystems { image: vec![image], container: vec![container] })
             })
             .await

@@ -21,11 +21,12 @@ const CONTAINERD_ROOT: &str = "/var/lib/containerd";
 const OWN_CONTAINERD: &str = "/docker/containerd/";
 
 /// Where images are: with containerd's store they are not in the engine's own folder, and the API does not tell where.
-pub(crate) fn image_root(host: &EngineHost, info: &Info) -> PathBuf {
+pub(crate) fn image_root(host: &EngineHost, info: &Info, is_here: bool) -> PathBuf {
     let root = PathBuf::from(&info.docker_root_dir);
     here::folder(
         host,
         info,
+        is_here,
         match (info.is_containerd_store(), info.containerd.address.as_str()) {
             (false, _) => root,
             (true, address) if address.contains(OWN_CONTAINERD) => root.join("containerd/daemon"),
@@ -116,7 +117,7 @@ mod tests {
     fn the_folder_of_images_depends_on_the_image_store() {
         let unix = EngineHost::Unix("/d.sock".into());
         let graph = json!({"DockerRootDir": "/data", "Driver": "overlay2", "DriverStatus": [["Backing Filesystem", "extfs"]]});
-        assert_eq!(image_root(&unix, &info(graph)), PathBuf::from("/data"));
+        assert_eq!(image_root(&unix, &info(graph), true), PathBuf::from("/data"));
         let containerd = |address: &str| {
             let status = json!([["driver-type", "io.containerd.snapshotter.v1"]]);
             info(
@@ -124,9 +125,9 @@ mod tests {
             )
         };
         let system = containerd("/run/containerd/containerd.sock");
-        assert_eq!(image_root(&unix, &system), PathBuf::from("/var/lib/containerd"));
+        assert_eq!(image_root(&unix, &system, true), PathBuf::from("/var/lib/containerd"));
         let own = containerd("/var/run/docker/containerd/containerd.sock");
-        assert_eq!(image_root(&unix, &own), PathBuf::from("/data/containerd/daemon"));
+        assert_eq!(image_root(&unix, &own, true), PathBuf::from("/data/containerd/daemon"));
     }
 
     #[test]

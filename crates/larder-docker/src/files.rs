@@ -20,12 +20,16 @@ pub(crate) struct Files {
 }
 
 impl Files {
-    /// `None` where the engine is on another machine, or images are in containerd.
-    pub(crate) fn of(host: &EngineHost, info: &Info) -> Option<Files> {
+    /// `None` where the engine is on another machine, or images are in containerd. `images` are ids that it lists.
+    pub(crate) fn of(host: &EngineHost, info: &Info, images: &[&str]) -> Option<Files> {
+        Files::said(info).filter(|_| here::is_here(host, info, images))
+    }
+
+    /// Where they are on the engine's own machine.
+    pub(crate) fn said(info: &Info) -> Option<Files> {
         let usable =
             !info.docker_root_dir.is_empty() && !info.driver.is_empty() && !info.is_containerd_store();
-        (usable && here::is_here(host, info))
-            .then(|| Files { root: info.docker_root_dir.clone().into(), driver: info.driver.clone() })
+        usable.then(|| Files { root: info.docker_root_dir.clone().into(), driver: info.driver.clone() })
     }
 
     /// All layers, of images, containers and the builder.
@@ -50,9 +54,19 @@ impl Files {
 
     /// When an image came: the engine writes its config once it has all layers. `None` where that cannot be read.
     pub(crate) fn came(&self, id: &str) -> Option<Stamp> {
-        let written = fs_err::metadata(self.of_image("content", id)).ok()?.modified().ok()?;
+        let written = fs_err::metadata(self.config(id)).ok()?.modified().ok()?;
         let since = written.duration_since(UNIX_EPOCH).ok()?;
         i64::try_from(since.as_millis()).ok().map(Stamp)
+    }
+
+    /// The config of an image, as a file.
+    pub(crate) fn config(&self, id: &str) -> PathBuf {
+        self.of_image("content", id)
+    }
+
+    /// What the engine notes of images, with whatever driver.
+    pub(crate) fn of_images(&self) -> PathBuf {
+        self.root.join("image")
     }
 
     fn of_image(&self, part: &str, id: &str) -> PathBuf {
@@ -60,6 +74,6 @@ impl Files {
     }
 
     fn notes(&self) -> PathBuf {
-        self.root.join("image").join(&self.driver)
+        self.of_images().join(&self.driver)
     }
 }

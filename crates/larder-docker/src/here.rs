@@ -1,9 +1,14 @@
 //! Whether an engine's files are on this machine.
 
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 
 use crate::answers::Info;
+use crate::files::Files;
 use crate::host::EngineHost;
+
+/// How many images are looked for: one is enough, and some may just have gone.
+const LOOKED_FOR: usize = 100;
 
 /// A machine, as it tells others.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -22,9 +27,10 @@ impl Machine {
 }
 
 /// Whether the engine's folders are those of the same name here. A socket may lead to a machine elsewhere, or to one that
-/// runs inside this one; an engine that does not say where it is, is believed.
-pub(crate) fn is_here(host: &EngineHost, info: &Info) -> bool {
-    is_on(&Machine::this(), host, info)
+/// runs inside this one; an engine that does not say where it is, is believed. Machines that were cloned and containers of
+/// one pod have the same name: so the files are looked for, too, where that is allowed. `images` are ids that it lists.
+pub(crate) fn is_here(host: &EngineHost, info: &Info, images: &[&str]) -> bool {
+    is_on(&Machine::this(), host, info) && has_its_files(info, images)
 }
 
 fn is_on(this: &Machine, host: &EngineHost, info: &Info) -> bool {
@@ -32,10 +38,35 @@ fn is_on(this: &Machine, host: &EngineHost, info: &Info) -> bool {
     host.socket().is_some() && (engine.name.is_empty() || engine == *this)
 }
 
+/// Whether what the engine says that it has is here. What may not be looked at is believed.
+fn has_its_files(info: &Info, images: &[&str]) -> bool {
+    if info.docker_root_dir.is_empty() {
+        return true;
+    }
+    let root = Path::new(&info.docker_root_dir);
+    match fs_err::read_to_string(root.join("engine-id")) {
+        Ok(own) if !info.id.is_empty() => return own.trim() == info.id,
+        _ => {}
+    }
+    let Some(files) = Files::said(info) else { return true };
+    if is_missing(root) {
+        return false;
+    }
+    // Podman keeps its images in other files.
+    if images.is_empty() || is_missing(&files.of_images()) {
+        return true;
+    }
+    images.iter().take(LOOKED_FOR).any(|id| !is_missing(&files.config(id)))
+}
+
+fn is_missing(path: &Path) -> bool {
+    fs_err::metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+}
+
 /// A folder of the engine's. One that is elsewhere must not be mistaken for that of the same name here: it is named with
 /// the engine's address.
-pub(crate) fn folder(host: &EngineHost, info: &Info, folder: PathBuf) -> PathBuf {
-    if is_here(host, info) {
+pub(crate) fn folder(host: &EngineHost, info: &Info, is_here: bool, folder: PathBuf) -> PathBuf {
+    if is_here {
         return folder;
     }
     PathBuf::from(match host {
@@ -69,11 +100,51 @@ mod tests {
     fn a_folder_elsewhere_is_not_that_of_the_same_name_here() {
         let data = || PathBuf::from("/var/lib/docker");
         let tcp = EngineHost::Tcp { address: "h:1".into(), tls: false };
-        assert_eq!(folder(&tcp, &Info::default(), data()), PathBuf::from("/tcp://h:1/var/lib/docker"));
+        let of_tcp = folder(&tcp, &Info::default(), false, data());
+        assert_eq!(of_tcp, PathBuf::from("/tcp://h:1/var/lib/docker"));
         let unix = EngineHost::Unix("/d.sock".into());
         let desktop = Info { name: "docker-desktop".into(), ..Info::default() };
-        let elsewhere = folder(&unix, &desktop, data());
+        let elsewhere = folder(&unix, &desktop, false, data());
         assert_eq!(elsewhere, PathBuf::from("/docker://docker-desktop/var/lib/docker"));
-        assert_eq!(folder(&unix, &Info::default(), data()), data());
+        assert_eq!(folder(&unix, &Info::default(), true, data()), data());
+    }
+
+    /// What an engine says that has its files below this folder.
+    fn below(root: &Path) -> Info {
+        let docker_root_dir = root.display().to_string();
+        Info { docker_root_dir, driver: "overlay2".into(), id: "A:B".into(), ..Info::default() }
+    }
+
+    #[test]
+    fn an_engine_whose_images_are_not_here_is_elsewhere_whatever_its_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let has = |info: &Info, images: &[&str]| has_its_files(info, images);
+        let info = below(folder.path());
+        assert!(has(&info, &["sha256:a"]), "podman has no such files");
+        let configs = folder.path().join("image/overlay2/imagedb/content/sha256");
+        fs_err::create_dir_all(&configs).unwrap();
+        fs_err::write(configs.join("a"), "{}").unwrap();
+        assert!(has(&info, &["sha256:gone", "sha256:a"]));
+        assert!(has(&info, &[]), "it has none");
+        assert!(!has(&info, &["sha256:b", "sha256:c"]), "another's images");
+        assert!(!has(&Info { driver: "vfs".into(), ..info.clone() }, &["sha256:a"]), "another's driver");
+        assert!(!has(&below(&folder.path().join("missing")), &[]), "another's root");
+        assert!(has(&Info::default(), &["sha256:b"]), "it does not say where");
+        let status = vec![vec!["driver-type".into(), "io.containerd.snapshotter.v1".into()]];
+        let store = Info { driver_status: status, ..below(&folder.path().join("missing")) };
+        assert!(has(&store, &["sha256:b"]), "containerd's store has other files");
+    }
+
+    #[test]
+    fn an_engine_with_an_id_is_the_one_that_wrote_it_down() {
+        let folder = tempfile::tempdir().unwrap();
+        let info = below(folder.path());
+        fs_err::write(folder.path().join("engine-id"), "A:B\n").unwrap();
+        fs_err::create_dir_all(folder.path().join("image/overlay2")).unwrap();
+        assert!(has_its_files(&info, &["sha256:just-gone"]));
+        let other = Info { id: "C:D".into(), ..info.clone() };
+        assert!(!has_its_files(&other, &[]), "its name and kernel may be the same");
+        let silent = Info { id: String::new(), ..info };
+        assert!(has_its_files(&silent, &[]) && !has_its_files(&silent, &["sha256:a"]));
     }
 }

@@ -83,7 +83,8 @@ impl Inspections {
             Err(error @ BackendError::Unreachable { .. }) => return Err(error),
             Err(_) => Info::default(),
         };
-        let Some(files) = Files::of(self.engine.host(), &info) else { return Ok(HashMap::new()) };
+        let images: Vec<&str> = ids.iter().map(String::as_str).collect();
+        let Some(files) = Files::of(self.engine.host(), &info, &images) else { return Ok(HashMap::new()) };
         let dates = move || {
             ids.into_iter().filter_map(|id| Some((files.came(&id)?, id))).map(|(at, id)| (id, at)).collect()
         };

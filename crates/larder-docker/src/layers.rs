@@ -68,7 +68,7 @@ impl EngineLayers {
             listed.iter().copied().chain(hidden.iter().map(|container| &*container.image_id)).collect();
         let facts = self.inspections.of(&ids).await?;
         self.inspections.forget_but(&facts).await;
-        let files = Files::of(engine.host(), &info);
+        let files = Files::of(engine.host(), &info, &listed);
         let amounts = self.amounts(images, &facts, files.as_ref()).await?;
         let mut layers = Layers::unknown();
         let (mut folders, mut estimated) = (Amount::ZERO, false);

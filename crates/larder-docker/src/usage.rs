@@ -83,7 +83,8 @@ pub(crate) async fn usage(
         |image: &ImageSummary| Image { id: image.id.clone(), size: count(image.size), ..Image::default() };
     let listed: Vec<Image> = summaries.iter().map(image).collect();
     let measured = layers.look(&listed).await?;
-    let files = Files::of(engine.host(), &info);
+    let ids: Vec<&str> = listed.iter().map(|image| image.id.as_str()).collect();
+    let files = Files::of(engine.host(), &info, &ids);
     let store = files.map(|files| files.layer_store());
     let on_disk = match store.clone() {
         Some(store) => blocking(move || measure::tree(&store).ok()).await,

@@ -145,6 +145,31 @@ async fn layers_of_containerd_s_store_are_estimated_from_histories() {
 }
 
 #[tokio::test]
+async fn an_engine_that_has_its_images_elsewhere_is_measured_nowhere() {
+    let folder = tempfile::tempdir().unwrap();
+    let root = folder.path().to_owned();
+    let engine = FakeEngine::start(move |method, path| match path {
+        "/v1.47/info" => (200, json!({"DockerRootDir": root, "Driver": "overlay2"}).to_string()),
+        "/v1.47/system/df" => (409, r#"{"message":"a disk usage operation is already running"}"#.into()),
+        _ => with_containerd_store(method, path),
+    });
+    let backend = engine.backend();
+    let places = async || {
+        let found = backend.filesystems().await.unwrap();
+        let usage = backend.usage().await.unwrap();
+        (found.image[0].mountpoint.clone(), found.container[0].mountpoint.clone(), usage.layer_store)
+    };
+    let configs = folder.path().join("image/overlay2/imagedb/content/sha256");
+    fs_err::create_dir_all(&configs).unwrap();
+    fs_err::create_dir_all(folder.path().join("overlay2")).unwrap();
+    let elsewhere = std::path::PathBuf::from(format!("/docker://{}", folder.path().display()));
+    assert_eq!(places().await, (elsewhere.clone(), elsewhere, None));
+    fs_err::write(configs.join("i"), "{}").unwrap();
+    let (here, store) = (folder.path().to_owned(), folder.path().join("overlay2"));
+    assert_eq!(places().await, (here.clone(), here, Some(store)));
+}
+
+#[tokio::test]
 async fn an_image_that_a_container_mounts_is_in_use() {
     let engine = FakeEngine::start(with_containerd_store);
     let in_use = engine.backend().in_use().await.unwrap();
