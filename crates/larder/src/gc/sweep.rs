@@ -210,15 +210,10 @@ impl Sweep<'_> {
         }
     }
 
-    /// An image that somebody else removed. The room counts, and is nothing that this sweep has freed.
+    /// An image that somebody else removed. Its room is waited for, counts, and is nothing that this sweep has freed.
     async fn gone(&mut self, removal: Removal) {
         if self.exact {
-            match self.hands.measure().await {
-                Ok(disk) => self.scene.disk = Some(disk),
-                Err(_) => {
-                    self.scene.disk = self.scene.disk.map(|disk| disk::with_more_free(disk, removal.frees));
-                }
-            }
+            self.freed_by(&removal, self.scene.disk).await;
             self.elsewhere = self.elsewhere.saturating_add(removal.frees.bytes);
         }
         self.scene.forget(&removal.id, &removal.handler);
@@ -302,7 +297,9 @@ impl Sweep<'_> {
     fn end(mut self, aim: Aim, before: Option<Disk>) -> Swept {
         self.swept.disk = self.scene.disk;
         if let (true, Some(before), Some(after)) = (self.exact, before, self.scene.disk) {
-            let freed = disk::free(before).short_of(disk::free(after)).bytes.saturating_sub(self.elsewhere);
+            let freed = disk::free(before).short_of(disk::free(after)).bytes;
+            // Theirs may have been free before the first measure; what was measured after its own removals is no less.
+            let freed = freed.saturating_sub(self.elsewhere).max(self.swept.measured().min(freed));
             self.swept.freed = i64::try_from(freed).unwrap_or(i64::MAX);
         }
         match aim {
@@ -318,6 +315,15 @@ impl Sweep<'_> {
 }
 
 impl Swept {
+    /// Bytes that came free right after its own removals, of each at most what was promised.
+    fn measured(&self) -> u64 {
+        let bytes = |done: &Done| {
+            let promised = done.removal.frees.bytes;
+            done.freed.map_or(promised, |freed| freed.bytes.min(promised))
+        };
+        self.done.iter().map(bytes).fold(0, u64::saturating_add)
+    }
+
     /// What failed, in kubelet's words; `None` if nothing did.
     pub fn error(&self, goal: Goal, policy: &GcPolicy) -> Option<GcError> {
         if self.errors.is_empty() {

@@ -178,6 +178,37 @@ async fn an_image_used_since_the_plan_is_spared_and_another_goes() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn room_of_what_somebody_else_removes_is_waited_for_as_well() {
+    let world = ten();
+    let other = world.clone();
+    let act = move || other.removed_by_another("i0", Duration::from_millis(700));
+    let disk = AtFirst { world: world.clone(), before: false, act: Mutex::new(Some(act)) };
+    let collector = world.collector().disk(Arc::new(disk)).policy(policy()).build();
+    world.advance(1000);
+    let start = Instant::now();
+    let report = collector.collect().await.unwrap();
+    assert_eq!((world.removals(), start.elapsed().as_millis()), (vec!["i1".to_owned()], 700));
+    let swept = &report.swept[0];
+    assert_eq!((swept.gone.clone(), swept.freed), (vec![id("i0")], 90), "180 came free, and 90 are its own");
+}
+
+#[tokio::test(start_paused = true)]
+async fn room_that_was_free_before_the_first_measure_is_not_taken_from_what_the_round_freed() {
+    let world = ten();
+    let other = world.clone();
+    // Between the look at the images and the first measure.
+    let act = move || other.removed_by_another("i0", Duration::ZERO);
+    let disk = AtFirst { world: world.clone(), before: true, act: Mutex::new(Some(act)) };
+    let collector = world.collector().disk(Arc::new(disk)).policy(policy()).build();
+    world.state().other = 90;
+    world.advance(1000);
+    let report = collector.collect().await.unwrap();
+    let swept = &report.swept[0];
+    assert_eq!((swept.gone.clone(), world.removals()), (vec![id("i0")], vec!["i1".into(), "i2".into()]));
+    assert_eq!(swept.freed, 180);
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_somebody_else_removes_during_a_round_is_not_booked_as_removed_or_freed_by_it() {
     let world = ten();
     let other = world.clone();
@@ -263,6 +294,24 @@ async fn what_cannot_be_enough_is_said_with_an_event() {
     );
     assert_eq!(event.message, error.to_string());
     assert!(event.message.contains("(freed 900 bytes)"), "{}", event.message);
+}
+
+/// A disk that runs a piece of code when it is looked at for the first time, before or after it is measured.
+struct AtFirst<F> {
+    world: World,
+    before: bool,
+    act: Mutex<Option<F>>,
+}
+
+#[async_trait]
+impl<F: FnOnce() + Send> Measure for AtFirst<F> {
+    async fn measure(&self) -> Result<Disk, FilesystemError> {
+        let act = self.act.lock().expect("nobody panicked").take();
+        let measured = self.world.measure().await;
+        let Some(act) = act else { return measured };
+        act();
+        if self.before { self.world.measure().await } else { measured }
+    }
 }
 
 /// A disk that runs a piece of code when it is looked at for the second time: after the first removal.

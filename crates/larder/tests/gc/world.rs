@@ -165,6 +165,15 @@ impl World {
         self.state().frees_after = time;
     }
 
+    /// Somebody else removes the image, and its room comes free so long after that.
+    pub(crate) fn removed_by_another(&self, name: &str, after: Duration) {
+        let mut state = self.state();
+        let before = state.image_bytes();
+        assert!(state.present.remove(name));
+        let freed = before - state.image_bytes();
+        state.later.push((Instant::now() + after, freed));
+    }
+
     /// A removal takes so long, and like that of a store it goes on when its caller goes away.
     pub(crate) fn removes_slowly(&self, time: Duration) {
         self.state().removes_slowly = time;
