@@ -1,4 +1,4 @@
-//! Events in the daemon's log, each text once.
+//! Events in the daemon's log, each failure once.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -8,25 +8,28 @@ use larder::events::{Event, EventSink, Reason};
 /// reads a log wants it once.
 pub(super) struct EventLog<S> {
     log: S,
-    /// The text of the last event.
-    last: Mutex<String>,
+    /// What the last event about the disk said, until the event beside it came.
+    said: Mutex<Option<String>>,
 }
 
 impl<S> EventLog<S> {
     /// In front of this log.
     pub(super) fn new(log: S) -> EventLog<S> {
-        EventLog { log, last: Mutex::default() }
+        EventLog { log, said: Mutex::default() }
     }
 }
 
 impl<S: EventSink> EventSink for EventLog<S> {
     fn record(&self, event: Event) {
         {
-            let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-            if event.reason == Reason::ImageGcFailed && event.message == *last {
-                return;
+            let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+            match event.reason {
+                Reason::FreeDiskSpaceFailed | Reason::InvalidDiskCapacity => {
+                    *said = Some(event.message.clone());
+                }
+                Reason::ImageGcFailed if said.take().as_ref() == Some(&event.message) => return,
+                _ => {}
             }
-            last.clone_from(&event.message);
         }
         self.log.record(event);
     }
@@ -60,6 +63,32 @@ mod tests {
         }
         let told: Vec<_> = ring.snapshot().into_iter().map(|event| event.message).collect();
         assert_eq!(told, ["full", "the runtime is down", "full", "the runtime is down"]);
+    }
+
+    #[test]
+    fn what_fails_again_with_the_same_text_is_logged_again_and_what_comes_between_does_not_count() {
+        let ring = Arc::new(RingSink::new(10));
+        let log = EventLog::new(Shared(Arc::clone(&ring)));
+        let event = |reason, message: &str| Event {
+            time: SystemTime::UNIX_EPOCH,
+            event_type: EventType::Warning,
+            reason,
+            object: ObjectRef::node("n"),
+            message: message.to_owned(),
+        };
+        for _ in 0..2 {
+            log.record(event(Reason::ImageGcFailed, "the runtime is down"));
+        }
+        log.record(event(Reason::InvalidDiskCapacity, "no size"));
+        log.record(event(Reason::Pulled, "a:1"));
+        for _ in 0..2 {
+            log.record(event(Reason::ImageGcFailed, "no size"));
+        }
+        log.record(event(Reason::Pulled, "full"));
+        log.record(event(Reason::ImageGcFailed, "full"));
+        let told: Vec<_> = ring.snapshot().into_iter().map(|event| event.message).collect();
+        let twice = ["the runtime is down", "the runtime is down"];
+        assert_eq!(told, [&twice[..], &["no size", "a:1", "no size", "full", "full"]].concat());
     }
 
     struct Shared(Arc<RingSink>);
