@@ -4,7 +4,7 @@
 //! The kind only chooses hints; nothing is decided by it.
 
 use larder::backend::CallErrorKind;
-use larder::pull::{Advice, EnsureError};
+use larder::pull::{Advice, EnsureError, EnsureReason};
 
 /// What kind of trouble it is, as far as hints differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,14 +71,20 @@ fn cause(message: &str) -> Option<&'static str> {
 
 /// Of an image that is here and not for this pod: why, and the ways out.
 pub(super) fn withheld(image: &str, error: &EnsureError) -> Option<String> {
-    error.withheld.then(|| {
-        format!(
+    let not_shown = error.reason == EnsureReason::ErrImageNeverPull || Trouble::of(error) == Trouble::Denied;
+    match (error.withheld, not_shown) {
+        (false, _) => None,
+        (true, true) => Some(format!(
             "{image} is here, but its pull record wants credentials that were not shown: \
              show the secret that brought it ('larder explain {image}' names it, \
              'larder explain access {image}' tries what there is), or ask for less: \
              imagePullCredentialsVerificationPolicy in the daemon's settings, --verify without a daemon"
-        )
-    })
+        )),
+        (true, false) => Some(format!(
+            "{image} is here, but that the pod may use it could not be confirmed: the registry has to accept the \
+             pod's credentials first, and the pull failed ('larder explain {image}' shows the pull record)"
+        )),
+    }
 }
 
 impl Trouble {
@@ -157,6 +163,35 @@ mod tests {
             assert!(cause(message).is_some_and(|said| said.contains(step)), "{message}");
         }
         assert_eq!(cause("something else"), None);
+    }
+
+    #[test]
+    fn only_a_denial_says_that_credentials_were_not_shown() {
+        let error = |reason, message: &str, withheld| EnsureError {
+            reason,
+            message: message.to_owned(),
+            retry_in: None,
+            advice: None,
+            withheld,
+        };
+        let told = |error: &EnsureError| withheld("r/a:1", error).unwrap_or_default();
+        let not_shown = "wants credentials that were not shown";
+        for (reason, message) in [
+            (EnsureReason::ErrImageNeverPull, "Container image \"r/a:1\" is not present"),
+            (EnsureReason::ErrImagePull, "401 Unauthorized"),
+            (EnsureReason::ImagePullBackOff, "Back-off pulling image \"r/a:1\": ErrImagePull: 403 Forbidden"),
+        ] {
+            assert!(told(&error(reason, message, true)).contains(not_shown), "{message}");
+        }
+        for (reason, message) in [
+            (EnsureReason::ErrImagePull, "dial tcp 127.0.0.1:5000: connect: connection refused"),
+            (EnsureReason::ImagePullBackOff, "Back-off pulling image \"r/a:1\": ErrImagePull: no such host"),
+            (EnsureReason::ErrImagePull, "r/a:1: not found"),
+        ] {
+            let told = told(&error(reason, message, true));
+            assert!(!told.contains(not_shown) && told.contains("could not be confirmed"), "{told}");
+        }
+        assert_eq!(told(&error(EnsureReason::ErrImagePull, "401 Unauthorized", false)), "");
     }
 
     #[test]

@@ -95,8 +95,9 @@ pub struct EnsureError {
     pub retry_in: Option<Duration>,
     /// What the backend says that could be tried next; CRI runtimes say nothing.
     pub advice: Option<Advice>,
-    /// Whether the image is present, and its pull record wants credentials that the pod did not show. Reason and message
-    /// do not say so: what a pod's status shows does not reveal what is present.
+    /// Whether the image is present, and its pull record wants other credentials than the pod showed, or that the
+    /// registry accepts these first. Reason and message do not say so: what a pod's status shows does not reveal what
+    /// is present.
     pub withheld: bool,
 }
 
