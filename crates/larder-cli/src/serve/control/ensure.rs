@@ -13,7 +13,7 @@ use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use futures_util::{Stream, stream};
 use larder::backend::CallErrorKind;
 use larder::credentials::PullSecret;
-use larder::events::{Event, EventSink, RingSink};
+use larder::events::{Event, EventSink};
 use larder::pod::{ObjectRef, Pod, SandboxConfig};
 use larder::pull::{EnsureError, EnsureRequest, Ensured, Manager, Outcome, PullPolicy, default_policy};
 use larder::reference;
@@ -54,11 +54,11 @@ impl EventSink for CallSink {
 pub(super) fn start(node: &Arc<Node>, request: api::EnsureRequest) -> Result<Updates, Failure> {
     let progress = request.progress;
     let requests = requests(request)?;
-    let (manager, events) = (Arc::clone(&node.manager), Arc::clone(&node.events));
+    let (manager, sink) = (Arc::clone(&node.manager), Arc::clone(&node.sink));
     let (told, tells) = mpsc::unbounded_channel();
     let (pulls, news) = watch::channel(Vec::new());
     let mut work = JoinSet::new();
-    work.spawn(async move { run(&manager, &requests, &told, &events, progress.then_some(pulls)).await });
+    work.spawn(async move { run(&manager, &requests, &told, &*sink, progress.then_some(pulls)).await });
     Ok(Updates::new(tells, news, work))
 }
 
@@ -105,7 +105,7 @@ async fn run(
     manager: &Manager,
     requests: &[EnsureRequest],
     told: &mpsc::UnboundedSender<Update>,
-    events: &RingSink,
+    sink: &dyn EventSink,
     progress: Option<watch::Sender<Vec<api::Pull>>>,
 ) {
     let each = requests.iter().zip(0..).map(|(request, index)| {
@@ -121,7 +121,8 @@ async fn run(
             ended = running.next() => {
                 let Some((index, ended)) = ended else { return };
                 if let (Err(error), Some(object)) = (&ended, target(requests, index)) {
-                    events.record(Event::failed(object, error));
+                    // Outside of any caller's scope: a caller says so itself.
+                    sink.record(Event::failed(object, error));
                 }
                 // Nobody listens any more: then this task ends soon, too.
                 let _ = told.send(verdict(index, ended));

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use futures_util::StreamExt as _;
+use larder::events::Reason;
 use larder_control::HINT_KEY;
 use larder_control::v1alpha1::ensure_update::Update;
 use larder_control::v1alpha1::events_response::Told;
@@ -99,6 +100,11 @@ async fn each_image_of_a_call_has_its_events_and_one_end() {
     let failures: Vec<_> = known.filter(|message| message.starts_with("Error: ")).collect();
     assert_eq!(failures.len(), 2, "as kubelet says after each: {failures:?}");
     assert!(failures.contains(&"Error: ErrImagePull".to_owned()), "{failures:?}");
+    let known = served.node.events.snapshot();
+    let failed = known.iter().filter(|event| event.reason == Reason::Failed).count();
+    let page = served.node.metrics.text(&served.node, &served.connections).unwrap();
+    let counted = format!("larder_events_total{{event_type=\"Warning\",reason=\"Failed\"}} {failed}\n");
+    assert!(failed == 3 && page.contains(&counted), "{failed}: {page}");
 }
 
 #[tokio::test]
