@@ -17,7 +17,7 @@ use tokio::time::{self, Instant};
 
 use crate::access;
 use crate::args::Connection;
-use crate::collect::Notes;
+use crate::collect::{Notes, Spares};
 use crate::daemon::Daemon;
 use crate::docker;
 use crate::exit::Outcome;
@@ -270,8 +270,16 @@ pub(crate) async fn reach_within(
 
 /// What makes images present, and has answered.
 pub(crate) enum Reached {
-    /// A backend, where it is written down what was ensured on it, and who may use what is present.
-    Own(Arc<dyn Backend>, Notes, Arc<ImageRecords>),
+    /// A backend of this process.
+    Own {
+        backend: Arc<dyn Backend>,
+        /// Where it is written down at the end what was ensured on it.
+        notes: Notes,
+        /// The same for each image at once, where others collect meanwhile.
+        spares: Option<Spares>,
+        /// Who may use what is present.
+        records: Arc<ImageRecords>,
+    },
     /// A daemon, whose backend answers.
     Daemon(Daemon),
 }
@@ -284,12 +292,13 @@ pub(crate) async fn reach(args: &Connection, verification: &Verification) -> Res
     }
     let chosen = chosen_to_fill(args)?;
     let notes = Notes::of(args, &chosen)?;
+    let spares = chosen.store().is_none().then(|| Spares::at(notes.place()));
     let backend = chosen.into_backend();
     backend.info().await?;
     let records = access::records(notes.place(), verification.clone())?;
     records.settle_with(Arc::clone(&backend));
     records.recover(&*backend).await;
-    Ok(Reached::Own(backend, notes, records))
+    Ok(Reached::Own { backend, notes, spares, records })
 }
 
 /// The failure of a command that works on larder's own store only, and that the variable does not change this.

@@ -128,7 +128,7 @@ impl UseSource for EnsuredFile {
 
 #[cfg(test)]
 mod tests {
-    use larder::gc::Stamp;
+    use larder::gc::{GcError, Stamp};
 
     use super::*;
 
@@ -212,8 +212,11 @@ mod tests {
         assert_eq!(both, ["a", "b"]);
         for text in ["", "{", r#"{"version":2,"images":[]}"#, r#"{"version":1,"images":[{"id":"a"}]}"#] {
             fs_err::write(&file.path, text).unwrap();
-            let error = file.uses().await.unwrap_err().to_string();
+            let error = file.uses().await.unwrap_err();
+            let failure = crate::collect::failure(GcError::Uses(error));
+            let (error, steps) = (failure.message(), failure.next_steps().concat());
             assert!(error.contains("ensured.json") && error.contains("remove the file"), "{text}: {error}");
+            assert!(!steps.contains("runtime"), "it has no part in this: {steps}");
             assert!(file.add(&["c"]).is_err(), "{text}");
         }
     }

@@ -1,13 +1,15 @@
 //! Wires collection: the backend, where its state is, and the collector for both.
 //!
-//! State is a folder with the records of use, what was just ensured, the journal of removals and the keep rules. One process at a time has
-//! it: the store is locked anyway, and for a runtime the folder is.
+//! State is a folder with the records of use, the journal of removals, the keep rules, and what was just ensured. One
+//! process at a time has all but the last: the store is locked anyway, and for a runtime the folder is. What was ensured
+//! is written by who does not wait for that lock.
 
 mod ensured;
 mod keep;
 mod limits;
 mod notes;
 mod place;
+mod spares;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -33,6 +35,7 @@ pub(crate) use keep::{KeepFile, Listed, RuleDocument, ShownRule};
 pub(crate) use limits::{goal, policy};
 pub(crate) use notes::Notes;
 pub(crate) use place::Place;
+pub(crate) use spares::Spares;
 
 /// A collector, and what it was made of.
 pub(crate) struct Collecting {
@@ -166,10 +169,10 @@ fn failure(error: GcError) -> Failure {
         GcError::List(error) | GcError::Layers(error) | GcError::Disk(FilesystemError::Backend(error)) => {
             error.into()
         }
-        GcError::Uses(error) => {
-            Failure::failed(format!("nothing was removed, because who uses what is not known: {error}"))
-                .hint("larder removes nothing that may be in use; see the log of the runtime")
-        }
+        GcError::Uses(error) => Failure::failed(format!(
+            "nothing was removed, because who uses what is not known: {error}"
+        ))
+        .hint("larder removes nothing that may be in use: mend what the error names, and collect again"),
         // Kubelet's text is for events; beside what the command has told, it says little, and that in other units.
         GcError::Insufficient(_) => Failure::failed("all that may go is gone, and that is not enough"),
         // Kubelet's number for all that there is.

@@ -68,7 +68,7 @@ pub(super) async fn run(
     )
     .await;
 
-    worker.ensured(&work::ensured_ids(&verdicts), out);
+    worker.ensured(&work::ensured_ids(&verdicts), out).await;
     let rows = requests.iter().zip(&verdicts).map(|(request, verdict)| Row::new(&request.image, verdict));
     show(args, &rows.collect::<Vec<_>>(), out);
     let mut failed = false;

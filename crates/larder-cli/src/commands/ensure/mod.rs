@@ -95,7 +95,7 @@ pub(super) async fn run(
     {
         summary.fill_sizes(&images);
     }
-    worker.ensured(&work::ensured_ids(&verdicts), out);
+    worker.ensured(&work::ensured_ids(&verdicts), out).await;
     summary.show(args.output, args.retry_for, out);
     advise(&gathered, &verdicts, &candidates, out);
     let mut outcome = summary.outcome().max(gathered.outcome());

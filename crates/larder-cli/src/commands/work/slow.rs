@@ -103,7 +103,7 @@ mod tests {
         let config = PullConfig { serialize_image_pulls: true, ..PullConfig::default() };
         let backend: Arc<dyn Backend> = Arc::new(backend);
         let manager = Box::new(Manager::builder(backend.clone()).config(config).build());
-        let worker = Worker::Own { manager, backend, notes: None };
+        let worker = Worker::Own { manager, backend, notes: None, spares: None };
         let requests =
             ["a:1", "b:1", "c:1"].map(|image| EnsureRequest::new(image, PullPolicy::Always, Pod::default()));
         let [a, b, c] = &requests;

@@ -3,11 +3,13 @@
 use std::sync::{Arc, Mutex};
 
 use larder::backend::{Backend, Image};
+use larder::gc::UseSource as _;
 use larder::pod::{ObjectRef, Pod};
 use larder::pull::{Manager, PullPolicy};
 use larder_testkit::fake_backend::{FakeBackend, Pull, image};
 
 use super::*;
+use crate::collect::{EnsuredFile, Place, Spares};
 
 /// Keeps the messages of events.
 #[derive(Default)]
@@ -51,7 +53,7 @@ fn silent() -> Out {
 fn worker(backend: FakeBackend, events: Arc<dyn EventSink>) -> Worker {
     let backend: Arc<dyn Backend> = Arc::new(backend);
     let manager = Box::new(Manager::builder(backend.clone()).events(events).build());
-    Worker::Own { manager, backend, notes: None }
+    Worker::Own { manager, backend, notes: None, spares: None }
 }
 
 fn small() -> Image {
@@ -121,6 +123,67 @@ async fn an_interrupt_leaves_the_rest_unfinished() {
     assert_eq!(lost, None);
     assert_eq!(verdicts[0], Verdict::Unfinished);
     assert!(matches!(verdicts[1], Verdict::Ensured(_)));
+}
+
+/// A worker that notes what is ensured in this folder, where others may collect meanwhile.
+fn noting(backend: FakeBackend, events: Arc<dyn EventSink>, folder: &tempfile::TempDir) -> Worker {
+    let backend: Arc<dyn Backend> = Arc::new(backend);
+    let manager = Box::new(Manager::builder(backend.clone()).events(events).build());
+    let spares = Some(Spares::at(&Place::at(folder.path().to_owned())));
+    Worker::Own { manager, backend, notes: None, spares }
+}
+
+async fn noted(folder: &tempfile::TempDir) -> Vec<String> {
+    let found = EnsuredFile::at(&Place::at(folder.path().to_owned())).uses().await.unwrap();
+    let mut ids: Vec<_> = found.into_iter().map(|found| found.image).collect();
+    ids.sort_unstable();
+    ids
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_present_is_noted_while_others_are_still_tried() {
+    let (backend, folder) = (FakeBackend::new(), tempfile::tempdir().unwrap());
+    let present: Vec<_> = (0..20).map(|number| format!("a{number}:1")).collect();
+    for name in &present {
+        backend.add_image(name, image(format!("sha256:{name}"), 100));
+    }
+    backend.on_pull_of("b:1", Pull::ok("sha256:b", 100).after(Duration::from_secs(60)));
+    let worker = noting(backend, Arc::new(Messages::default()), &folder);
+    let names = present.iter().map(String::as_str).chain(["b:1"]);
+    let requests: Vec<_> =
+        names.map(|name| EnsureRequest { policy: PullPolicy::IfNotPresent, ..request(name) }).collect();
+    let (messages, progress, out) = (Messages::default(), Progress::new(false), silent());
+    let shown = Shown { progress: &progress, out: &out };
+    let killed = time::sleep(Duration::from_secs(30));
+    let ended = ensure_all(&worker, &requests, Duration::ZERO, &messages, shown, killed).await;
+    assert_eq!(ended.verdicts.last(), Some(&Verdict::Unfinished));
+    let mut ids: Vec<_> = present.iter().map(|name| format!("sha256:{name}")).collect();
+    ids.sort_unstable();
+    assert_eq!(noted(&folder).await, ids);
+}
+
+/// Removes an image as soon as it is said to be present.
+struct Collects(FakeBackend);
+
+impl EventSink for Collects {
+    fn record(&self, event: Event) {
+        if event.message.contains("already present") {
+            self.0.forget("a:1");
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_went_before_it_was_noted_is_ensured_again() {
+    let (backend, folder) = (FakeBackend::new(), tempfile::tempdir().unwrap());
+    backend.add_image("a:1", image("sha256:a", 100));
+    backend.offer("a:1", image("sha256:a", 100));
+    let worker = noting(backend.clone(), Arc::new(Collects(backend.clone())), &folder);
+    let wanted = EnsureRequest { policy: PullPolicy::IfNotPresent, ..request("a:1") };
+    let ensured = worker.ensure(&wanted).await.unwrap();
+    assert_eq!((ensured.image_ref.as_str(), backend.counts().succeeded), ("sha256:a", 1));
+    assert_eq!(backend.images().len(), 1);
+    assert_eq!(noted(&folder).await, ["sha256:a"]);
 }
 
 #[test]

@@ -2,12 +2,13 @@
 
 use std::sync::Arc;
 
-use larder::backend::{Backend, Image};
+use larder::backend::{Backend, Image, ImageSpec};
 use larder::events::EventSink;
 use larder::pull::{EnsureError, EnsureRequest, Ensured, Manager, PullConfig, PullStatus};
+use tokio::task::spawn_blocking;
 
 use crate::args::Pulling;
-use crate::collect::Notes;
+use crate::collect::{Notes, Spares};
 use crate::connect::Reached;
 use crate::credentials::Credentials;
 use crate::daemon::Pulls;
@@ -24,6 +25,8 @@ pub(in crate::commands) enum Worker {
         backend: Arc<dyn Backend>,
         /// Where it is written down what was ensured.
         notes: Option<Notes>,
+        /// The same for each image at once.
+        spares: Option<Spares>,
     },
     /// The daemon.
     Daemon(Pulls),
@@ -48,14 +51,14 @@ impl Worker {
     pub(in crate::commands) fn new(reached: Reached, wishes: Wishes<'_>, out: &Out) -> Worker {
         let Wishes { pulling, config, credentials, events, progress } = wishes;
         match reached {
-            Reached::Own(backend, notes, records) => {
+            Reached::Own { backend, notes, spares, records } => {
                 let manager = Manager::builder(Arc::clone(&backend))
                     .config(config)
                     .credentials(credentials.sources)
                     .records(records)
                     .events(events)
                     .build();
-                Worker::Own { manager: Box::new(manager), backend, notes: Some(notes) }
+                Worker::Own { manager: Box::new(manager), backend, notes: Some(notes), spares }
             }
             Reached::Daemon(daemon) => {
                 if credentials.candidates.has_programs() {
@@ -71,9 +74,19 @@ impl Worker {
         }
     }
 
-    /// As [`Manager::ensure`].
+    /// As [`Manager::ensure`]. From its end on a collection by another process leaves the image alone.
     pub(super) async fn ensure(&self, request: &EnsureRequest) -> Result<Ensured, EnsureError> {
         match self {
+            Worker::Own { manager, backend, spares: Some(spares), .. } => {
+                let ensured = manager.ensure(request).await?;
+                spares.add(&ensured.image_ref).await;
+                if !is_gone(&**backend, request, &ensured).await {
+                    return Ok(ensured);
+                }
+                let again = manager.ensure(request).await?;
+                spares.add(&again.image_ref).await;
+                Ok(again)
+            }
             Worker::Own { manager, .. } => manager.ensure(request).await,
             Worker::Daemon(pulls) => pulls.ensure(request).await,
         }
@@ -112,11 +125,27 @@ impl Worker {
     }
 
     /// Takes note that these images, by id, were just made present. The daemon does so by itself.
-    pub(in crate::commands) fn ensured(&mut self, ids: &[&str], out: &Out) {
+    pub(in crate::commands) async fn ensured(&mut self, ids: &[&str], out: &Arc<Out>) {
         if let Worker::Own { notes, .. } = self
             && let Some(notes) = notes.take()
         {
-            notes.ensured(ids, out);
+            let (ids, told): (Vec<_>, _) = (ids.iter().map(|id| (*id).to_owned()).collect(), Arc::clone(out));
+            // Another command may have the files; it waits for them.
+            let noted = spawn_blocking(move || {
+                let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
+                notes.ensured(&ids, &told);
+            });
+            if let Err(error) = noted.await {
+                out.warning(format_args!("not noted that the images were wanted: {error}"));
+            }
         }
     }
+}
+
+/// Whether a collection that had looked before the image was noted has removed it meanwhile. A backend that does not
+/// say so has not.
+async fn is_gone(backend: &dyn Backend, request: &EnsureRequest, ensured: &Ensured) -> bool {
+    let runtime_handler = request.runtime_handler.clone();
+    let spec = ImageSpec { runtime_handler, ..ImageSpec::named(ensured.image_ref.as_str()) };
+    matches!(backend.look(&spec).await, Ok(None))
 }
