@@ -1,8 +1,9 @@
 //! larder's own store, with a real registry and no runtime at all.
 
-use std::io::{BufRead as _, BufReader};
+mod mounts;
+
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use larder_store::store::{Store, StoreConfig};
 use larder_testkit::peers::registry::{PASSWORD, USER};
@@ -48,6 +49,16 @@ impl Machine {
         let files = String::from_utf8(output.stdout).unwrap();
         files.lines().filter(|path| path.ends_with(end)).map(PathBuf::from).collect()
     }
+}
+
+/// Whether mounts can be tested; says so loudly if not.
+fn may_mount() -> bool {
+    if rustix::process::geteuid().is_root() {
+        return true;
+    }
+    assert!(std::env::var_os("CI").is_none(), "CI must not skip tests of mounts");
+    eprintln!("==== SKIPPED, NOT TESTED: mounting needs root ====");
+    false
 }
 
 #[test]
@@ -255,103 +266,6 @@ fn archives_and_layouts_are_loaded_and_known_layers_skipped() {
 }
 
 #[test]
-fn a_mounted_image_is_in_use_until_it_is_unmounted() {
-    let Some(machine) = Machine::new() else { return };
-    if !may_mount() {
-        return;
-    }
-    Image::small(1, 50_000).push(&machine.registry, "shop/web:1").unwrap();
-    let name = machine.registry.image("shop/web:1");
-    machine.larder(&["pull", &name]).expect(0);
-    let dir = machine.home.path().join("mnt");
-    fs_err::create_dir(&dir).unwrap();
-    let target = dir.to_string_lossy().into_owned();
-
-    machine.larder(&["mount", "--writable", &name, &target]).expect(0);
-    assert_eq!(fs_err::metadata(dir.join("srv/data")).unwrap().len(), 50_000);
-    fs_err::write(dir.join("srv/new"), "written").unwrap();
-    assert_eq!(machine.larder(&["mounts"]).expect(0).lines_with(&[&target, "read-write"]), 1);
-    let run = machine.larder(&["rm", &name]).expect(1);
-    assert!(run.stderr.contains(&format!("larder umount {target}; or use --force")), "{run:?}");
-    machine.larder(&["umount", &target]).expect(0);
-    assert!(!dir.join("srv").exists());
-    assert!(machine.unpacked("srv/new").is_empty(), "the layer itself was not written to");
-    machine.larder(&["rm", &name]).expect(0);
-    machine.larder(&["umount", &target]).expect(1);
-}
-
-#[test]
-fn a_mount_of_another_namespace_is_forgotten_once_nothing_has_it() {
-    let Some(machine) = Machine::new() else { return };
-    if !may_mount() {
-        return;
-    }
-    Image::small(1, 50_000).push(&machine.registry, "shop/web:1").unwrap();
-    let name = machine.registry.image("shop/web:1");
-    machine.larder(&["pull", &name]).expect(0);
-    let dir = machine.home.path().join("mnt");
-    fs_err::create_dir(&dir).unwrap();
-    let target = dir.to_string_lossy().into_owned();
-    for writable in [false, true] {
-        let flag = if writable { "--writable" } else { "--timeout=5s" };
-        let mut command = Command::new("unshare");
-        let line = "\"$@\" && echo mounted && read line";
-        command.args(["-m", "--propagation", "private", "sh", "-c", line, "sh"]);
-        command.arg(env!("CARGO_BIN_EXE_larder")).arg("--root").arg(machine.root());
-        let mut holder = command
-            .args(["mount", flag, &name, &target])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut lines = BufReader::new(holder.stdout.take().unwrap()).lines();
-        assert!(lines.any(|line| line.unwrap() == "mounted"));
-
-        let run = machine.larder(&["umount", &target]).expect(1);
-        assert!(
-            run.stderr.contains(&format!("process {}", holder.id())) && run.stderr.contains("nsenter"),
-            "{run:?}"
-        );
-        machine.larder(&["umount", "--force", &target]).expect(1);
-        machine.larder(&["rm", &name]).expect(1);
-        drop(holder.stdin.take());
-        holder.wait().unwrap();
-        let run = machine.larder(&["umount", &target]);
-        if run.code != 0 {
-            // A process of this machine does not let root look at it.
-            assert!(run.stderr.contains("--force"), "{run:?}");
-            machine.larder(&["umount", "--force", &target]).expect(0);
-        }
-        assert_eq!(machine.larder(&["mounts"]).expect(0).stdout.lines().count(), 1, "the heading");
-    }
-    machine.larder(&["rm", &name]).expect(0);
-}
-
-#[test]
-fn a_mounted_image_that_is_removed_by_force_stays_mounted_until_it_is_unmounted() {
-    let Some(machine) = Machine::new() else { return };
-    if !may_mount() {
-        return;
-    }
-    Image::small(1, 50_000).push(&machine.registry, "shop/web:1").unwrap();
-    let name = machine.registry.image("shop/web:1");
-    machine.larder(&["pull", &name]).expect(0);
-    let dir = machine.home.path().join("mnt");
-    fs_err::create_dir(&dir).unwrap();
-    let target = dir.to_string_lossy().into_owned();
-    machine.larder(&["mount", &name, &target]).expect(0);
-
-    let run = machine.larder(&["rm", "--force", &name]).expect(0);
-    assert!(run.stderr.contains("still mounted at") && run.stderr.contains("larder umount"), "{run:?}");
-    assert_eq!(machine.larder(&["images", "-q"]).expect(0).stdout, "");
-    machine.larder(&["fsck"]).expect(0);
-    assert_eq!(fs_err::read(dir.join("srv/data")).unwrap().len(), 50_000, "the mount keeps its files");
-    machine.larder(&["umount", &target]).expect(0);
-    assert!(machine.unpacked("srv/data").is_empty());
-    machine.larder(&["fsck"]).expect(0);
-}
-
-#[test]
 fn a_sweep_that_fails_is_told_and_does_not_make_a_removal_fail() {
     let Some(machine) = Machine::new() else { return };
     if !may_mount() {
@@ -399,16 +313,6 @@ fn only_who_removes_waits_until_it_is_deleted() {
     assert!(removed.exists(), "a removal that removes nothing waited for the trash");
     machine.larder(&["rm", &name]).expect(0);
     assert_eq!(fs_err::read_dir(&trash).unwrap().count(), 0, "a removal leaves nothing to delete");
-}
-
-/// Whether mounts can be tested; says so loudly if not.
-fn may_mount() -> bool {
-    if rustix::process::geteuid().is_root() {
-        return true;
-    }
-    assert!(std::env::var_os("CI").is_none(), "CI must not skip tests of mounts");
-    eprintln!("==== SKIPPED, NOT TESTED: mounting needs root ====");
-    false
 }
 
 #[test]

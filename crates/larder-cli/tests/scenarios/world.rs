@@ -1,21 +1,21 @@
 //! What a scenario needs: servers, a home without credentials, and larder to run.
 
-use std::fs::{File, Permissions};
+mod running;
+
+use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
-use std::os::unix::process::ExitStatusExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::process::Command;
 
 use larder_store::store::{Store, StoreConfig};
-use larder_testkit::peers::process::{PATIENCE, pause, poll};
 use larder_testkit::peers::{
     Availability, Containerd, Dockerd, Gate, Package, Registry, RegistryOptions, require,
 };
 use larder_testkit::private_state::assert_private;
-use rustix::process::{Pid, Signal, kill_process};
 use serde_json::json;
 use tempfile::TempDir;
+
+pub(crate) use running::{Run, Running, larder_in};
 
 /// A containerd, a Docker Engine, or larder's own store, that knows a registry, both empty.
 pub(crate) struct World {
@@ -288,147 +288,6 @@ fn names_in_store(root: &Path) -> Vec<String> {
 /// As if what was ensured on a runtime, whose state is here, had been ensured long ago.
 pub(crate) fn end_leases(state: &Path) {
     fs_err::remove_file(state.join("ensured.json")).unwrap();
-}
-
-/// larder with nothing of the surroundings in it: no configuration, no credentials, no variables of other tools.
-pub(crate) fn larder_in(home: &Path) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_larder"));
-    command.env_clear().env("HOME", home).env("PATH", std::env::var_os("PATH").unwrap_or_default());
-    command.current_dir(home);
-    command
-}
-
-/// larder while it runs.
-pub(crate) struct Running {
-    child: Child,
-    output: TempDir,
-}
-
-impl Running {
-    pub(crate) fn start(command: Command) -> Running {
-        Running::reading(command, Stdio::null())
-    }
-
-    fn reading(mut command: Command, input: Stdio) -> Running {
-        let output = tempfile::tempdir().unwrap();
-        let sink = |name: &str| -> Stdio {
-            File::options().create(true).append(true).open(output.path().join(name)).unwrap().into()
-        };
-        let child = command.stdin(input).stdout(sink("stdout")).stderr(sink("stderr")).spawn().unwrap();
-        Running { child, output }
-    }
-
-    fn read(&self, name: &str) -> String {
-        fs_err::read_to_string(self.output.path().join(name)).unwrap()
-    }
-
-    /// What it has printed so far.
-    pub(crate) fn stdout(&self) -> String {
-        self.read("stdout")
-    }
-
-    /// What it has said so far.
-    pub(crate) fn stderr(&self) -> String {
-        self.read("stderr")
-    }
-
-    /// Waits until its standard output has `text`.
-    pub(crate) fn wait_for_output(&mut self, text: &str) {
-        let found = poll(PATIENCE, || {
-            let ended = self.child.try_wait().unwrap().is_some();
-            (ended || self.read("stdout").contains(text)).then_some(())
-        });
-        let (stdout, stderr) = (self.read("stdout"), self.read("stderr"));
-        assert!(found.is_some() && stdout.contains(text), "waited for {text:?}\n{stdout}\n{stderr}");
-    }
-
-    /// Presses Ctrl-C.
-    pub(crate) fn interrupt(&self) {
-        self.signal(Signal::INT);
-    }
-
-    pub(crate) fn pid(&self) -> u32 {
-        self.child.id()
-    }
-
-    pub(crate) fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.child), signal).unwrap();
-    }
-
-    /// Asks it to end, as a service manager does.
-    pub(crate) fn terminate(&self) {
-        self.signal(Signal::TERM);
-    }
-
-    /// Lets it run for this time, and then kills it; says whether there was something to kill.
-    pub(crate) fn kill_after(mut self, time: Duration) -> bool {
-        pause(time);
-        self.child.kill().unwrap();
-        self.child.wait().unwrap().signal().is_some()
-    }
-
-    /// Kills it as soon as this holds, unless it ended before.
-    pub(crate) fn kill_when(mut self, mut holds: impl FnMut() -> bool) {
-        poll(PATIENCE, || (holds() || self.is_finished()).then_some(())).expect("it runs or ends");
-        let _ = self.child.kill();
-        self.child.wait().unwrap();
-    }
-
-    /// Waits for its end, which has to be a good one, to the moment: [`finish`](Running::finish) looks now and then.
-    #[track_caller]
-    pub(crate) fn succeed(mut self) {
-        assert!(self.child.wait().unwrap().success(), "{}", self.read("stderr"));
-    }
-
-    pub(crate) fn is_finished(&mut self) -> bool {
-        self.child.try_wait().unwrap().is_some()
-    }
-
-    /// Waits for its end, at most as long as a test has patience.
-    pub(crate) fn finish(mut self) -> Run {
-        let status = poll(PATIENCE * 2, || self.child.try_wait().unwrap());
-        let (stdout, stderr) = (self.read("stdout"), self.read("stderr"));
-        let status = status.unwrap_or_else(|| panic!("larder does not end\n{stdout}\n{stderr}"));
-        Run { code: status.code().unwrap_or(-1), stdout, stderr }
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        if !self.is_finished() {
-            let _ = self.child.kill();
-            let _ = self.child.wait();
-        }
-    }
-}
-
-/// What larder did.
-#[derive(Debug)]
-pub(crate) struct Run {
-    /// Exit code; -1 when a signal killed it.
-    pub(crate) code: i32,
-    pub(crate) stdout: String,
-    pub(crate) stderr: String,
-}
-
-impl Run {
-    /// Fails the test unless larder ended with this code.
-    #[track_caller]
-    pub(crate) fn expect(self, code: i32) -> Run {
-        assert_eq!(self.code, code, "\n{}\n{}", self.stdout, self.stderr);
-        self
-    }
-
-    /// How many lines of the output have all of these words.
-    pub(crate) fn lines_with(&self, words: &[&str]) -> usize {
-        self.stdout.lines().filter(|line| words.iter().all(|word| line.contains(word))).count()
-    }
-
-    /// Standard output as JSON.
-    #[track_caller]
-    pub(crate) fn json(&self) -> serde_json::Value {
-        serde_json::from_str(&self.stdout).unwrap_or_else(|error| panic!("{error}:\n{}", self.stdout))
-    }
 }
 
 /// A manifest of a pod with containers of these images; an empty policy is none.

@@ -6,11 +6,12 @@ use async_trait::async_trait;
 
 use super::amount::Amount;
 use super::builder::Parts;
-use super::collector::{Collector, GcCounts};
+use super::collector::Collector;
 use super::history::Entry;
 use super::keep::{self, KeepRule};
 use super::plan::{Goal, Removal, Scene, Subject, keepables};
 use super::policy::{Accounting, GcPolicy, UseRule};
+use super::report::GcCounts;
 use super::sweep::{Hands, Outcome, RemoveError};
 use super::uses::{Use, Uses};
 use crate::backend::{Image, ImageSpec};

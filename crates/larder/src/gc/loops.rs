@@ -6,10 +6,11 @@ use std::time::{Duration, SystemTime};
 use tokio::sync::{Notify, watch};
 use tokio::time::{Instant, MissedTickBehavior, interval};
 
-use super::collector::{Collector, Report, is_due};
+use super::collector::{Collector, is_due};
 use super::error::GcError;
 use super::node_status::sorted_for_cache;
 use super::policy::Accounting;
+use super::report::Report;
 use crate::backend::Image;
 use crate::events::Reason;
 

@@ -26,12 +26,13 @@ mod node_status;
 mod plan;
 mod policy;
 mod records;
+mod report;
 mod sweep;
 mod time;
 mod uses;
 
 pub use amount::Amount;
-pub use collector::{Collector, CollectorBuilder, GcCounts, Hook, Reclaim, Report, Round};
+pub use collector::{Collector, CollectorBuilder, Hook, Reclaim};
 pub use disk::{BackendDisk, Measure, size_text};
 pub use error::GcError;
 pub use feed::{Seen, Sighting, UseFeed};
@@ -53,6 +54,7 @@ pub use records::{
     Anchor, Clock, ClockReading, FileStore, Loaded, MemoryStore, Record, RecordStore, Records, SaveError,
     SystemClock,
 };
+pub use report::{GcCounts, Report, Round};
 pub use sweep::{Done, Hands, Outcome, Patience, RemoveError, Swept, sweep};
 pub use time::Stamp;
 pub use uses::{BackendUses, Found, Use, UseError, UseSource, Uses};
