@@ -74,7 +74,7 @@ pub(crate) struct RmArgs {
     pub(crate) ignore_not_found: bool,
 
     /// Remove images that containers use, too, and images that have names in other repositories. What is mounted out
-    /// of larder's own store stays as it is until it is unmounted.
+    /// of larder's own store stays as it is until it is unmounted; on Docker it never removes an image of a container.
     #[arg(short, long)]
     pub(crate) force: bool,
 

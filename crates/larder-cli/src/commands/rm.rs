@@ -147,14 +147,14 @@ async fn remove_all(
     let unique: HashMap<String, Amount> = store.iter().flat_map(|store| unique_of(store.store())).collect();
     for Asked { name, image, ways } in &found {
         if !request.force && naming::names_more(image, ways) {
-            answer.refuse(other_names(name, image))?;
+            answer.refuse(other_names(name, image, is_docker(backend).await))?;
             continue;
         }
         let mounts: Vec<&str> = using(image, &in_use).map(|user| user.name.as_str()).collect();
         if !request.force && !mounts.is_empty() {
             answer.refuse(match store {
                 Some(_) => mounted(name, &mounts),
-                None => used(name, &users(image, &in_use), &mounts, can_force(backend).await),
+                None => used(name, &users(image, &in_use), &mounts, !is_docker(backend).await),
             })?;
             continue;
         }
@@ -236,9 +236,9 @@ struct Asked<'a> {
     ways: Vec<Naming>,
 }
 
-/// Whether force may help against containers: an engine of Docker refuses either way, of runtimes some do.
-async fn can_force(backend: &Arc<dyn Backend>) -> bool {
-    backend.info().await.is_ok_and(|info| info.name != "docker")
+/// Whether it is an engine of Docker: it drops single tags, and refuses what a container has, forced or not.
+async fn is_docker(backend: &Arc<dyn Backend>) -> bool {
+    backend.info().await.is_ok_and(|info| info.name == "docker")
 }
 
 /// The image is in use by containers of a runtime.
@@ -280,11 +280,14 @@ fn too_short(name: &str, image: &Image) -> Failure {
 }
 
 /// The runtime can only remove an image whole, and it has names that nobody asked to remove.
-fn other_names(name: &str, image: &Image) -> Failure {
+fn other_names(name: &str, image: &Image, is_docker: bool) -> Failure {
     let names = naming::all_names(image).join(", ");
-    Failure::failed(format!("{name}: the image has names in several repositories: {names}")).hint(
-        "a runtime removes an image under all of its names; name one of each repository, or use --force",
-    )
+    let one_alone = is_docker.then(|| format!("docker rmi {name} drops this name alone"));
+    Failure::failed(format!("{name}: the image has names in several repositories: {names}"))
+        .hint(
+            "a runtime removes an image under all of its names; name one of each repository, or use --force",
+        )
+        .hints(one_alone)
 }
 
 /// An image that is gone. The shape of `-o json`.
@@ -374,6 +377,14 @@ mod tests {
             ["by-id", "by-name", "by-mount"]
                 .map(|name| format!("container {name} of pod default/web (0123456789abc, running)"))
         );
+    }
+
+    #[test]
+    fn on_docker_the_refusal_says_how_one_name_goes_alone() {
+        let names = vec!["api:2".to_owned(), "keepme:1".to_owned()];
+        let image = Image { repo_tags: names, ..Image::default() };
+        let steps = |is_docker| other_names("api:2", &image, is_docker).next_steps().join("\n");
+        assert!(steps(true).contains("docker rmi api:2") && !steps(false).contains("docker"));
     }
 
     #[tokio::test(start_paused = true)]
