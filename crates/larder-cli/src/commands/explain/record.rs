@@ -52,8 +52,12 @@ fn holders(record: &PullRecord) -> String {
         return "every pod".to_owned();
     }
     let secrets = record.secrets.iter().map(|secret| {
-        let kind = if is_login(secret) { "the login of" } else { "secret" };
-        format!("who has {kind} {secret}")
+        if is_login(secret) {
+            format!("who has the login of {secret}")
+        } else {
+            // The same secret with another password is somebody else.
+            format!("who has secret {secret} with the content of then")
+        }
     });
     let accounts = record.service_accounts.iter().map(|account| format!("service account {account}"));
     let all: Vec<_> = secrets.chain(accounts).collect();
@@ -79,7 +83,10 @@ mod tests {
         for (record, says) in [
             (PullRecord { every_pod: true, ..PullRecord::default() }, "every pod"),
             (record(&[], &[]), "nobody yet: each shows credentials first"),
-            (record(&["team/reg"], &["team/ci"]), "who has secret team/reg, service account team/ci"),
+            (
+                record(&["team/reg"], &["team/ci"]),
+                "who has secret team/reg with the content of then, service account team/ci",
+            ),
             (record(&["/root/.docker/config.json"], &[]), "who has the login of /root/.docker/config.json"),
             (record(&["--username"], &[]), "who has the login of --username"),
         ] {
