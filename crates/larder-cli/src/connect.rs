@@ -280,9 +280,12 @@ pub(crate) fn explain(args: &Connection, failure: Failure) -> Failure {
         return failure;
     }
     let name = match Named::by(args, variable) {
-        Named::Runtime(_, VARIABLE) | Named::Docker(_, VARIABLE) => Some(VARIABLE),
-        Named::Docker(text, _) if text == DOCKER => variable(docker::HOST).map(|_| docker::HOST),
-        Named::Cri => [RUNTIME_VARIABLE, IMAGE_VARIABLE].into_iter().find(|name| variable(name).is_some()),
+        Named::Runtime(_, VARIABLE) | Named::Docker(_, VARIABLE) => Some(VARIABLE.to_owned()),
+        Named::Docker(text, _) if text == DOCKER => docker::named_by(variable),
+        Named::Cri => {
+            let set = [RUNTIME_VARIABLE, IMAGE_VARIABLE].into_iter().find(|name| variable(name).is_some());
+            set.map(str::to_owned)
+        }
         _ => None,
     };
     match name {

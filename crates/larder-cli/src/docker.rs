@@ -12,3 +12,13 @@ pub(crate) use left_out::{builder_cache, check, open, place};
 
 /// Names the engine for `docker` without an address, as for docker's own client.
 pub(crate) const HOST: &str = "DOCKER_HOST";
+/// Names the context of docker's client, where the engine is not named.
+const CONTEXT: &str = "DOCKER_CONTEXT";
+
+/// The variable that leads to the engine of `docker` without an address, if one does.
+pub(crate) fn named_by(variable: impl Fn(&str) -> Option<String>) -> Option<String> {
+    if variable(HOST).is_some() {
+        return Some(HOST.to_owned());
+    }
+    variable(CONTEXT).filter(|name| name != "default").map(|name| format!("{CONTEXT}={name}"))
+}
