@@ -7,12 +7,15 @@ use std::fmt::{self, Write as _};
 use std::io::{self, IsTerminal as _, Write};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use crate::output::hint;
 use crate::output::progress::Progress;
 
 /// The two outputs of the program. Shared by everything that prints.
 pub(crate) struct Out {
     inner: Mutex<Inner>,
     progress: OnceLock<Arc<Progress>>,
+    /// What commands in hints carry.
+    given: OnceLock<String>,
 }
 
 struct Inner {
@@ -32,12 +35,17 @@ impl Out {
     /// Any two writers.
     pub(crate) fn to(results: Box<dyn Write + Send>, notes: Box<dyn Write + Send>) -> Self {
         let inner = Inner { results, notes, closed: false, trouble: None };
-        Out { inner: Mutex::new(inner), progress: OnceLock::new() }
+        Out { inner: Mutex::new(inner), progress: OnceLock::new(), given: OnceLock::new() }
     }
 
     /// From now on, everything is printed above this progress.
     pub(crate) fn keep_above(&self, progress: &Arc<Progress>) {
         let _ = self.progress.set(Arc::clone(progress)); // one command has one progress
+    }
+
+    /// From now on, commands in hints carry these flags.
+    pub(crate) fn hint_with(&self, given: String) {
+        let _ = self.given.set(given); // one process has one command line
     }
 
     /// Prints one result, which may have several lines.
@@ -63,11 +71,16 @@ impl Out {
         self.note(format_args!("warning: {text}"));
     }
 
+    /// Tells what could be tried next.
+    pub(crate) fn hint(&self, text: impl fmt::Display) {
+        self.note(self.hinted(&text.to_string()));
+    }
+
     /// Tells of an error, and what could be tried next.
     pub(crate) fn error<H: fmt::Display>(&self, text: impl fmt::Display, hints: impl IntoIterator<Item = H>) {
         let mut all = format!("error: {text}");
         for hint in hints {
-            let _ = write!(all, "\nhint: {hint}");
+            let _ = write!(all, "\n{}", self.hinted(&hint.to_string()));
         }
         self.note(all);
     }
@@ -75,6 +88,10 @@ impl Out {
     /// What kept results from being written, if anything but a reader that went away.
     pub(crate) fn finish(&self) -> io::Result<()> {
         self.inner().trouble.take().map_or(Ok(()), Err)
+    }
+
+    fn hinted(&self, hint: &str) -> String {
+        format!("hint: {}", hint::carrying(self.given.get().map_or("", String::as_str), hint))
     }
 
     fn above_progress(&self, print: impl FnOnce()) {

@@ -12,6 +12,7 @@ use larder::gc::{
 };
 use larder::gotext;
 use larder::records::ImageRecords;
+use larder::reference::Reference;
 use larder_control::v1alpha1::{self as api, ExplainRequest, Explanation};
 use serde::Serialize;
 
@@ -44,7 +45,7 @@ pub(super) async fn run(args: &ExplainArgs, connection: &Connection, out: &Out) 
     };
     match args.output.data() {
         Some(format) => output::data(out, format, &Shown::new(&explanation)),
-        None => tell(&explanation, out),
+        None => tell(name, &explanation, out),
     }
     Ok(Outcome::Done)
 }
@@ -68,7 +69,7 @@ pub(crate) async fn explain(
     };
     let since = |stamp| millis(scene.now.since(stamp));
     Ok(Explanation {
-        verdict: Some(report::image(&now)),
+        verdict: Some(report::image(&now, policy)),
         shared_bytes: shared(&scene, &image.id),
         removable: matches!(last.verdict, Verdict::Goes(_)),
         under_pressure: under_pressure(&now.verdict, &last.verdict),
@@ -116,10 +117,11 @@ impl Shown<'_> {
     }
 }
 
-fn tell(explanation: &Explanation, out: &Out) {
+fn tell(asked: &str, explanation: &Explanation, out: &Out) {
     let Some(image) = &explanation.verdict else { return };
-    out.line(image.names.first().unwrap_or(&image.id));
-    for name in image.names.iter().skip(1) {
+    let head = asked_of(asked, &image.names);
+    out.line(head.unwrap_or(&image.id));
+    for name in image.names.iter().filter(|name| Some(*name) != head) {
         out.line(format_args!("  also named: {name}"));
     }
     out.line(format_args!("  id:         {}", image.id));
@@ -145,6 +147,14 @@ fn tell(explanation: &Explanation, out: &Out) {
         explanation.shared_bytes.map(|bytes| format!("; {} stay with other images", size::bytes(bytes)));
     let frees = size::bytes(image.unique_bytes);
     out.line(format_args!("  removing it frees {frees}{}", shared.unwrap_or_default()));
+}
+
+/// The name that was asked for, as the image has it, else its first one.
+fn asked_of<'a>(asked: &str, names: &'a [String]) -> Option<&'a String> {
+    let parsed = Reference::parse(asked).ok();
+    let is_it =
+        |name: &&String| *name == asked || (parsed.is_some() && Reference::parse(name).ok() == parsed);
+    names.iter().find(is_it).or(names.first())
 }
 
 /// What its layers take that other images have as well.

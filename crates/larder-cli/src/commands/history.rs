@@ -13,7 +13,7 @@ use crate::exit::Outcome;
 use crate::failure::Failure;
 use crate::out::Out;
 use crate::output::table::Table;
-use crate::output::{self, size};
+use crate::output::{self, names, size};
 
 pub(super) async fn run(args: &HistoryArgs, connection: &Connection, out: &Out) -> Result<Outcome, Failure> {
     let history = match Daemon::find(connection)? {
@@ -66,11 +66,8 @@ fn shown(entry: Entry) -> HistoryEntry {
 fn table(rows: &[HistoryEntry], wide: bool) -> Table {
     let mut table = Table::new(["REMOVED", "IMAGE", "FOR", "PROMISED", "FREED", "WHY"]);
     for row in rows {
-        let image = match row.names.first() {
-            Some(name) if !wide => name.clone(),
-            Some(name) => format!("{name} {}", row.id),
-            None => row.id.clone(),
-        };
+        let named = names::told(&row.names, &row.id, wide);
+        let image = if wide && !row.names.is_empty() { format!("{named} {}", row.id) } else { named };
         let when = row.time.as_deref().unwrap_or_default();
         let seconds = when.split_once('.').map_or(when.to_owned(), |(whole, _)| format!("{whole}Z"));
         let guess = if row.estimated { "about " } else { "" };

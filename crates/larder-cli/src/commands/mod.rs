@@ -35,11 +35,13 @@ use crate::exit::Outcome;
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 use crate::out::Out;
+use crate::output::hint;
 use crate::serve;
 
 /// Runs one command to its end.
 pub(crate) fn run(cli: Cli, out: &Arc<Out>) -> Result<Outcome, Failure> {
     let connection = cli.connection;
+    out.hint_with(hint::given(&connection));
     let of_store = matches!(
         cli.command,
         Command::Load(_) | Command::Mount(_) | Command::Mounts(_) | Command::Umount(_) | Command::Fsck(_)

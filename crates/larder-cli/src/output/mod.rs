@@ -2,6 +2,8 @@
 
 pub(crate) mod course;
 pub(crate) mod events;
+pub(crate) mod hint;
+pub(crate) mod names;
 pub(crate) mod progress;
 pub(crate) mod size;
 pub(crate) mod table;

@@ -1,9 +1,10 @@
 //! Collection: what is refused, what is told, and that broken state removes nothing.
 
+use larder_cri::proto;
 use larder_store::store::{Store, StoreConfig};
 use serde_json::json;
 
-use crate::world::World;
+use crate::world::{Run, World};
 
 const NAMES: [&str; 2] = ["r.example/shop/web:1", "r.example/shop/api:1"];
 
@@ -53,6 +54,71 @@ fn all_unused_removes_what_no_rule_keeps_and_the_journal_tells() {
     assert_eq!(history[0]["reason"], "unused");
     let rules = world.larder(&["keep", "-o", "json"]).expect(0).json();
     assert_eq!(rules[0]["select"], json!({"name": "r.example/shop/web:*"}));
+}
+
+#[test]
+fn no_name_of_an_image_goes_silently() {
+    let world = World::new();
+    let (api, keepme) = ("r.example/shop/api:2", "r.example/shop/keepme:1");
+    let (base, web) = ("r.example/shop/base:1", "r.example/shop/web:1");
+    for (name, id) in [(api, 1), (keepme, 1), (base, 2), (web, 2)] {
+        let id = format!("sha256:{id:064x}");
+        world.cri.offer(name, proto::Image { id, size: 4_261_550, ..proto::Image::default() });
+        world.larder(&["pull", name]).expect(0);
+    }
+    world.end_leases();
+    world.larder(&["keep", web]).expect(0);
+    let (short, wide) = (format!("{api} (+1 name)"), format!("{api}, {keepme}"));
+    let all = ["gc", "--all-unused", "--minimum-image-ttl-duration=0"];
+    let has = |run: &Run, text: &str| run.stdout.lines().any(|line| line.starts_with(text));
+    let run = world.larder(&[&all[..], &["--dry-run"]].concat()).expect(0);
+    assert!(has(&run, &short), "{run:?}");
+    assert!(has(&run, &format!("{web} (+1 name)")), "the name that the rule means: {run:?}");
+    let run = world.larder(&[&all[..], &["--dry-run", "-o", "wide"]].concat()).expect(0);
+    assert!(has(&run, &wide) && has(&run, &format!("{web}, {base}")), "{run:?}");
+    for (asked, other) in [(web, base), (base, web), (keepme, api)] {
+        let told = world.larder(&["explain", asked]).expect(0).stdout;
+        let lines: Vec<_> = told.lines().take(2).collect();
+        assert_eq!(lines, [asked, &format!("  also named: {other}")]);
+    }
+    let run = world.larder(&all).expect(0);
+    assert!(has(&run, &short), "{run:?}");
+    assert!(world.larder(&["history"]).expect(0).stdout.contains(&short));
+    assert!(world.larder(&["history", "-o", "wide"]).expect(0).stdout.contains(&wide));
+}
+
+#[test]
+fn a_dry_run_that_would_remove_nothing_says_so_and_names_the_minimum_age() {
+    let world = world();
+    let dry = ["gc", "--all-unused", "--dry-run"];
+    let hint = "gc --all-unused --dry-run --minimum-image-ttl-duration 0 spares no image for its age";
+    let run = world.larder(&dry).expect(0);
+    assert!(run.stdout.contains("\nWould remove nothing.\n"), "{run:?}");
+    assert!(run.stderr.contains(&format!("hint: larder {hint}")), "{run:?}");
+    let endpoint = world.cri.endpoint().to_string();
+    let run = world.larder(&[&["--backend", &endpoint], &dry[..]].concat()).expect(0);
+    assert!(run.stderr.contains(&format!("hint: larder --backend {endpoint} {hint}")), "{run:?}");
+    let run = world.larder(&["--backend", &endpoint, "inspect", "r.example/none:1"]).expect(1);
+    assert!(run.stderr.contains(&format!("hint: larder --backend {endpoint} images lists")), "{run:?}");
+    world.larder(&["keep", NAMES[0]]).expect(0);
+    let run = world.larder(&dry).expect(0);
+    assert!(!run.stderr.contains("hint:"), "not the age alone: {run:?}");
+}
+
+#[cfg(feature = "docker")]
+#[test]
+fn a_context_of_docker_that_leads_nowhere_is_named() {
+    let home = tempfile::tempdir().unwrap();
+    let id = "28a3a5e81d1e89f0efc70b63bf717b921373fc7fac70bc1b7e4d466799c0c6b0"; // sha256 of its name
+    let folder = home.path().join(".docker/contexts/meta").join(id);
+    fs_err::create_dir_all(&folder).unwrap();
+    let meta = json!({"Name": "dead", "Endpoints": {"docker": {"Host": "unix:///nowhere/docker.sock"}}});
+    fs_err::write(folder.join("meta.json"), meta.to_string()).unwrap();
+    let mut command = crate::world::larder(home.path());
+    command.env("DOCKER_CONTEXT", "dead").args(["--backend", "docker", "images"]);
+    let run = Run::of(command.output().unwrap()).expect(3);
+    assert!(run.stderr.contains("there is no such socket"), "{run:?}");
+    assert!(run.stderr.contains("hint: the socket is the one that DOCKER_CONTEXT=dead names"), "{run:?}");
 }
 
 #[test]

@@ -43,6 +43,16 @@ impl KeepRule {
         KeepRule { select, ttl: None, budget_bytes: None }
     }
 
+    /// Which of an image's names the rule means, as an index; `None` if it goes by something else than names.
+    pub fn meant(&self, names: &[String]) -> Option<usize> {
+        names.iter().position(|name| match &self.select {
+            Selector::Name(pattern) => name_matches(pattern, name),
+            Selector::Newest { repository, .. } => name_matches(repository, repository_of(name)),
+            Selector::Digest(digest) => has_digest(name, digest),
+            Selector::Label(..) => false,
+        })
+    }
+
     /// The rule in words, for an image that it keeps; whether that image's labels are known.
     pub(super) fn text_for(&self, labels_known: bool) -> String {
         match &self.select {
@@ -157,10 +167,9 @@ fn select(selector: &Selector, images: &[Keepable<'_>]) -> Vec<usize> {
             let found = image.labels.and_then(|labels| labels.get(key));
             found.is_some_and(|found| value.as_ref().is_none_or(|value| value == found))
         }),
-        Selector::Digest(digest) => all(&|image| {
-            let named = |name: &String| name.split_once('@').is_some_and(|(_, of)| of == digest);
-            image.id == digest || image.names.iter().any(named)
-        }),
+        Selector::Digest(digest) => {
+            all(&|image| image.id == digest || image.names.iter().any(|name| has_digest(name, digest)))
+        }
         Selector::Newest { repository, count } => newest(repository, *count, images),
     }
 }
@@ -203,6 +212,10 @@ fn repository_of(name: &str) -> &str {
         Some((repository, tag)) if !tag.contains('/') => repository,
         _ => name,
     }
+}
+
+fn has_digest(name: &str, digest: &str) -> bool {
+    name.split_once('@').is_some_and(|(_, of)| of == digest)
 }
 
 /// Whether a pattern means a name, in full or as people shorten it.

@@ -32,7 +32,7 @@ pub(super) struct EngineReport {
 pub(super) struct Room {
     count: usize,
     pub(super) size_bytes: u64,
-    pub(super) inodes: u64,
+    inodes: u64,
     estimated: bool,
 }
 
@@ -82,6 +82,13 @@ impl From<&larder_docker::EngineCounts> for SystemDf {
     }
 }
 
+impl Room {
+    /// A guess at inodes may be more than the file system has.
+    pub(super) fn measured_inodes(self) -> Option<u64> {
+        (!self.estimated).then_some(self.inodes)
+    }
+}
+
 impl EngineReport {
     pub(super) fn table(&self) -> Table {
         let more = ["SYSTEM DF"].into_iter().filter(|_| self.system_df.is_some());
@@ -91,7 +98,7 @@ impl EngineReport {
             [
                 room.count.to_string(),
                 format!("{about}{}", size::bytes(room.size_bytes)),
-                room.inodes.to_string(),
+                room.measured_inodes().map(|inodes| inodes.to_string()).unwrap_or_default(),
             ]
         };
         let mut row = |name: &str, cells: [String; 3], said: Option<u64>| {
@@ -156,6 +163,9 @@ mod tests {
             system_df_problem: None,
         };
         assert!(full.table().to_string().contains("SYSTEM DF") && full.words().contains("adds up the bytes"));
+        let guess = Room { inodes: 15_674, estimated: true, ..room };
+        let guessed = EngineReport { images: guess, containers: guess, ..full.clone() }.table().to_string();
+        assert!(guessed.contains("~1MB") && !guessed.contains("15674"), "no guess at inodes: {guessed}");
         let problem = "the engine did not answer within 2m0s".to_owned();
         let late = EngineReport {
             builder_bytes: None,

@@ -115,7 +115,7 @@ pub(crate) async fn usage(
     let mut report = measure(backend, store).await?;
     if let Some(engine) = source.docker().await? {
         report.filesystem.images_bytes = Some(engine.images.size_bytes);
-        report.filesystem.images_inodes = Some(engine.images.inodes);
+        report.filesystem.images_inodes = engine.images.measured_inodes();
         report.docker = Some(engine);
     }
     if let Some(held) = held_by(collector, policy, report.filesystem.size_bytes.is_some()).await {

@@ -57,8 +57,8 @@ pub(in crate::commands) fn table(held_by: &HeldBy) -> Table {
     table
 }
 
-/// Who holds the disk, when little can be freed: a note beside the result.
-pub(super) fn tell(held_by: &HeldBy, out: &Out) {
+/// Who holds the disk, when little can be freed: a note beside the result, which may have told of each image why it stays.
+pub(super) fn tell(held_by: &HeldBy, told_of_each: bool, out: &Out) {
     let about = if held_by.estimated { "about " } else { "" };
     let mut parts: Vec<String> = Vec::new();
     for (words, held) in holding(held_by) {
@@ -72,8 +72,24 @@ pub(super) fn tell(held_by: &HeldBy, out: &Out) {
     out.note(format_args!("note: the disk is held by: {}", parts.join("; ")));
     let most = holding(held_by).map(|(_, held)| held.size_bytes).sum::<u64>();
     if held_by.other_bytes.is_some_and(|other| other > most) {
-        out.note("hint: most of it is no image; look for other data, such as with du -x");
-    } else {
-        out.note("hint: larder gc -o wide --dry-run says of each image why it stays");
+        out.hint("most of it is no image; look for other data, such as with du -x");
+    } else if !told_of_each {
+        out.hint("larder gc -o wide --dry-run says of each image why it stays");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::out::tests::Page;
+
+    #[test]
+    fn who_was_told_of_each_image_is_not_sent_to_ask() {
+        for told_of_each in [false, true] {
+            let page = Page::default();
+            let out = Out::to(Box::new(std::io::sink()), Box::new(page.clone()));
+            tell(&HeldBy::default(), told_of_each, &out);
+            assert_eq!(page.text().contains("hint: larder gc -o wide --dry-run"), !told_of_each);
+        }
     }
 }

@@ -13,7 +13,7 @@ use crate::daemon::Daemon;
 use crate::exit::Outcome;
 use crate::failure::Failure;
 use crate::out::Out;
-use crate::output;
+use crate::output::{self, Format};
 
 pub(super) async fn run(args: &GcArgs, connection: &Connection, out: &Out) -> Result<Outcome, Failure> {
     let request = args.request();
@@ -86,7 +86,7 @@ fn show(args: &GcArgs, collection: Collection, out: &Out) -> Outcome {
     }
     match args.output.data() {
         Some(format) => output::data(out, format, &collection),
-        None if collection.dry_run => tell::plan(&collection, out),
+        None if collection.dry_run => tell::plan(&collection, args.output.is_wide(), out),
         // Where it ended before anything was looked at, there is nothing to tell but why.
         None if !collection.planned => {}
         None => tell::round(&collection, args.output.is_wide(), out),
@@ -97,7 +97,8 @@ fn show(args: &GcArgs, collection: Collection, out: &Out) -> Outcome {
         None => Outcome::Failed,
     };
     if let Some(held_by) = &collection.held_by {
-        holders::tell(held_by, out);
+        let told_of_each = collection.dry_run || args.output != Format::Table;
+        holders::tell(held_by, told_of_each, out);
     }
     outcome
 }

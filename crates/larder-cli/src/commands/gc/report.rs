@@ -18,7 +18,7 @@ pub(super) fn of_plan(plan: &Plan, disk: Option<Disk>, policy: &GcPolicy) -> api
         promised_inodes: plan.frees.inodes,
         reached: plan.reachable,
         removals: plan.removals.iter().map(|removal| removed(removal, None)).collect(),
-        images: plan.verdicts.iter().map(image).collect(),
+        images: plan.verdicts.iter().map(|verdict| image(verdict, policy)).collect(),
         planned: true,
         ..empty(true, plan.goal, policy)
     }
@@ -48,7 +48,7 @@ pub(super) fn of_round(goal: Goal, round: &Round, policy: &GcPolicy) -> api::Col
         freed_bytes: Some(swept.iter().map(|swept| swept.freed).sum()),
         reached: round.error.is_none(),
         removals: done().map(|done| removed(&done.removal, done.freed)).collect(),
-        images: images.into_iter().map(image).collect(),
+        images: images.into_iter().map(|verdict| image(verdict, policy)).collect(),
         failed: errors.map(|(id, message)| api::FailedRemoval { id, message }).collect(),
         spared: swept.iter().flat_map(|swept| swept.spared.clone()).collect(),
         gone: swept.iter().flat_map(|swept| swept.gone.clone()).collect(),
@@ -99,8 +99,8 @@ fn removed(removal: &Removal, freed: Option<Amount>) -> api::Removal {
     }
 }
 
-/// One image, and whether it goes.
-pub(in crate::commands) fn image(image: &ImageVerdict) -> api::ImageVerdict {
+/// One image, and whether it goes. Of one that a rule keeps, the name that the rule means comes first.
+pub(in crate::commands) fn image(image: &ImageVerdict, policy: &GcPolicy) -> api::ImageVerdict {
     let (goes, reason, why) = match &image.verdict {
         Verdict::Goes(why) => (true, reason_of(why), why.to_string()),
         Verdict::Stays(stays) => (false, stays_of(stays), stays.to_string()),
@@ -109,9 +109,15 @@ pub(in crate::commands) fn image(image: &ImageVerdict) -> api::ImageVerdict {
         Verdict::Stays(Stays::InUse(uses)) => uses.iter().map(ToString::to_string).collect(),
         _ => Vec::new(),
     };
+    let mut names = image.names.clone();
+    if let Verdict::Stays(Stays::Kept { rule, .. }) = &image.verdict
+        && let Some(meant) = policy.keep.get(*rule).and_then(|rule| rule.meant(&names))
+    {
+        names[..=meant].rotate_right(1);
+    }
     api::ImageVerdict {
         id: image.id.clone(),
-        names: image.names.clone(),
+        names,
         size_bytes: image.size,
         unique_bytes: image.alone.bytes,
         first_seen: time(image.first_seen),

@@ -2,25 +2,32 @@
 
 use std::collections::BTreeMap;
 
-use larder_control::v1alpha1::{Collection, FileSystem};
+use larder_control::v1alpha1::{Collection, FileSystem, ImageVerdict};
 
 use crate::out::Out;
-use crate::output::size;
 use crate::output::table::Table;
+use crate::output::{names, size};
 
 /// What would be done, and of each image why.
-pub(super) fn plan(report: &Collection, out: &Out) {
+pub(super) fn plan(report: &Collection, wide: bool, out: &Out) {
     out.line(situation(report));
     if !report.removals.is_empty() {
-        out.line(format_args!("\n{}\n", removals(report)));
+        out.line(format_args!("\n{}\n", removals(report, wide)));
         let images = count(report.removals.len());
-        let frees = size::bytes(report.promised_bytes);
+        let frees = format!("{}{}", about(report), size::bytes(report.promised_bytes));
         let after = report.after.map(|disk| format!("; then {}% are in use", disk.used_percent));
         out.line(format_args!("Would remove {images} and free {frees}{}.", after.unwrap_or_default()));
+    } else if report.goal == "allUnused" {
+        out.line("Would remove nothing.");
     }
-    tell_stays(report, out);
+    tell_stays(report, wide, out);
     if !report.reached {
         out.line("\nThat is all that may go, and it is not enough.");
+    }
+    if report.goal == "allUnused" && all_are_too_young(report) {
+        out.hint(
+            "larder gc --all-unused --dry-run --minimum-image-ttl-duration 0 spares no image for its age",
+        );
     }
 }
 
@@ -28,7 +35,7 @@ pub(super) fn plan(report: &Collection, out: &Out) {
 pub(super) fn round(report: &Collection, wide: bool, out: &Out) {
     out.line(situation(report));
     if !report.removals.is_empty() {
-        out.line(format_args!("\n{}\n", removals(report)));
+        out.line(format_args!("\n{}\n", removals(report, wide)));
     }
     if report.removals.is_empty() {
         out.line("Removed nothing.");
@@ -39,21 +46,21 @@ pub(super) fn round(report: &Collection, wide: bool, out: &Out) {
         let told = size::bytes(freed);
         out.line(format_args!("Removed {images} and freed {told}{}.", after.unwrap_or_default()));
         if is_disturbed(report.promised_bytes, freed) {
-            let guess = if report.removals.iter().any(|removal| removal.estimated) { "about " } else { "" };
+            let guess = about(report);
             let promised = size::bytes(report.promised_bytes);
             out.line(format_args!("Promised were {guess}{promised}; {OF_THE_FILE_SYSTEM}."));
         }
     }
     for id in &report.gone {
         let named = report.images.iter().find(|image| image.id == *id);
-        let name = named.map_or(id.clone(), |image| first(&image.names, id));
+        let name = named.map_or(id.clone(), |image| names::told(&image.names, id, wide));
         out.line(format_args!("{name} was gone before its turn: somebody else removed it meanwhile."));
     }
     for id in &report.spared {
         out.line(format_args!("Left {id} alone: it came into use, or is kept by now."));
     }
     if wide {
-        tell_stays(report, out);
+        tell_stays(report, wide, out);
     } else if report.goal == "allUnused" {
         count_stays(report, out);
     }
@@ -82,7 +89,7 @@ fn count_stays(report: &Collection, out: &Out) {
         out.note(format_args!("note: {count} {stay}: {}", words_for(reason)));
     }
     if !counts.is_empty() {
-        out.note("hint: larder explain IMAGE says why one stays");
+        out.hint("larder explain IMAGE says why one stays");
     }
 }
 
@@ -102,10 +109,11 @@ fn words_for(reason: &str) -> &str {
     }
 }
 
-fn tell_stays(report: &Collection, out: &Out) {
+fn tell_stays(report: &Collection, wide: bool, out: &Out) {
     let mut table = Table::new(["STAYS", "WHY"]);
     let stays = report.images.iter().filter(|image| !image.goes);
-    let mut rows: Vec<_> = stays.map(|image| [first(&image.names, &image.id), image.why.clone()]).collect();
+    let row = |image: &ImageVerdict| [names::told(&image.names, &image.id, wide), image.why.clone()];
+    let mut rows: Vec<_> = stays.map(row).collect();
     rows.sort();
     let any = !rows.is_empty();
     for row in rows {
@@ -155,16 +163,17 @@ fn situation(report: &Collection) -> String {
     }
 }
 
-fn removals(report: &Collection) -> Table {
+fn removals(report: &Collection, wide: bool) -> Table {
     let freed = !report.dry_run;
     let heads = ["REMOVE", "FREES", "INODES"].into_iter();
     let mut table = Table::new(heads.chain(freed.then_some("FREED")).chain(["WHY"]));
     for removal in &report.removals {
         let guess = if removal.estimated { "about " } else { "" };
         let cells = [
-            first(&removal.names, &removal.id),
+            names::told(&removal.names, &removal.id, wide),
             format!("{guess}{}", size::bytes(removal.promised_bytes)),
-            removal.promised_inodes.to_string(),
+            // What a guess says of inodes may be more than the file system has.
+            if removal.estimated { String::new() } else { removal.promised_inodes.to_string() },
         ];
         let measured = removal.freed_bytes.map_or_else(String::new, size::bytes);
         let measured = freed.then_some(measured);
@@ -177,13 +186,22 @@ fn count(images: usize) -> String {
     if images == 1 { "1 image".to_owned() } else { format!("{images} images") }
 }
 
-fn first(names: &[String], id: &str) -> String {
-    names.first().map_or(id, String::as_str).to_owned()
+/// In front of what is promised, where that is a guess.
+fn about(report: &Collection) -> &'static str {
+    if report.removals.iter().any(|removal| removal.estimated) { "about " } else { "" }
+}
+
+/// Whether the minimum age alone keeps what is there.
+fn all_are_too_young(report: &Collection) -> bool {
+    !report.images.is_empty() && report.images.iter().all(|image| image.reason == "TooYoung")
 }
 
 #[cfg(test)]
 mod tests {
+    use larder_control::v1alpha1::Removal;
+
     use super::*;
+    use crate::out::tests::Page;
 
     fn report() -> Collection {
         let before = FileSystem {
@@ -210,6 +228,24 @@ mod tests {
         );
         let exactly = Collection { needed_bytes: 1_000_000_000, ..free };
         assert!(situation(&exactly).ends_with("; 1GB are to be freed."));
+    }
+
+    #[test]
+    fn what_is_estimated_has_no_inodes_and_is_not_summed_up_as_if_measured() {
+        let removal =
+            |estimated| Removal { id: "i".into(), promised_inodes: 15_674, estimated, ..Removal::default() };
+        let of = |estimated| Collection { dry_run: true, removals: vec![removal(estimated)], ..report() };
+        let told = |estimated| {
+            let page = Page::default();
+            plan(&of(estimated), false, &Out::to(Box::new(page.clone()), Box::new(std::io::sink())));
+            page.text()
+        };
+        assert!(told(false).contains("15674") && told(false).contains(" and free 0B."), "{}", told(false));
+        assert!(
+            !told(true).contains("15674") && told(true).contains(" and free about 0B."),
+            "{}",
+            told(true)
+        );
     }
 
     #[test]

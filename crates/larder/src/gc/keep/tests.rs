@@ -131,3 +131,18 @@ fn what_a_rule_cannot_judge_is_kept_and_takes_no_part_of_its_budget() {
     let over = KeepRule { ttl: Some(Duration::from_millis(5)), ..rule };
     assert_eq!(kept(Stamp(40), &[over], &seen), [None, None, None], "its time is over, whatever its labels");
 }
+
+#[test]
+fn a_rule_tells_which_name_of_an_image_it_means() {
+    let names = ["api:2", "docker.io/library/keepme:1", "web@sha256:1"].map(str::to_owned);
+    let newest = |repository: &str| Selector::Newest { repository: repository.into(), count: 1 };
+    for (select, meant) in [
+        (Selector::Name("keepme:*".into()), Some(1)),
+        (newest("api"), Some(0)),
+        (newest("web"), Some(2)),
+        (Selector::Digest("sha256:1".into()), Some(2)),
+        (Selector::Label("keep".into(), None), None),
+    ] {
+        assert_eq!(KeepRule::new(select.clone()).meant(&names), meant, "{select:?}");
+    }
+}
