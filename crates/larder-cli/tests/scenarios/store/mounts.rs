@@ -25,7 +25,8 @@ fn a_mounted_image_is_in_use_until_it_is_unmounted() {
     fs_err::write(dir.join("srv/new"), "written").unwrap();
     assert_eq!(machine.larder(&["mounts"]).expect(0).lines_with(&[&target, "read-write"]), 1);
     let run = machine.larder(&["rm", &name]).expect(1);
-    assert!(run.stderr.contains(&format!("umount {target}; or use --force")), "{run:?}");
+    let hint = format!("larder --root {} umount {target}; or use --force", machine.root().display());
+    assert!(run.stderr.contains(&hint), "{run:?}");
     machine.larder(&["umount", &target]).expect(0);
     assert!(!dir.join("srv").exists());
     assert!(machine.unpacked("srv/new").is_empty(), "the layer itself was not written to");
