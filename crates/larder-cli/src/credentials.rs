@@ -11,9 +11,9 @@ use larder::credentials::{
     SecretCoordinates, Source, Sources, Tokens, encode_entry, read_config_file,
 };
 use larder::reference::Reference;
+use larder_agent::backend::providers;
 use zeroize::Zeroizing;
 
-use crate::access;
 use crate::args::CredentialArgs;
 use crate::candidates::Candidates;
 use crate::failure::Failure;
@@ -26,11 +26,13 @@ const ROOM_FOR_PASSWORD: usize = 65 * 1024;
 
 /// The user's own credentials.
 pub(crate) struct Credentials {
-    /// For a manager in this process.
+    /// All of them.
     pub(crate) sources: Sources,
+    /// Those of programs alone, for a node in this process.
+    pub(crate) programs: Arc<dyn Fn() -> Sources + Send + Sync>,
     /// What can be told of them.
     pub(crate) candidates: Arc<Candidates>,
-    /// For the daemon, which has no use of them but for this command.
+    /// The others, which go with each request.
     pub(crate) secret: Option<PullSecret>,
 }
 
@@ -44,7 +46,7 @@ pub(crate) fn gather<'a>(
     let answers = Answers::default();
     let plugins = match (&args.image_credential_provider_config, &args.image_credential_provider_bin_dir) {
         (Some(config), Some(programs)) => {
-            Some(Arc::new(access::plugins(config, programs)?.noting(answers.clone())))
+            Some(Arc::new(providers::plugins(config, programs)?.noting(answers.clone())))
         }
         _ => None,
     };
@@ -74,27 +76,57 @@ fn joined(
     tokens: Tokens,
     answers: Answers,
 ) -> Credentials {
-    let secret = name.as_ref().map(|name| as_secret(name, config));
-    let mut sources = Sources::fixed(config).with_tokens(tokens);
-    if let Some(secret) = &secret {
-        // As the daemon takes it: what it brings is for whoever has the same login, and not for every pod.
-        sources = sources.owned_by(Source::Secret(secret.coordinates.clone()));
-    }
+    let secret = name.as_ref().map(|name| as_secret(name, config, tokens));
+    // What it pulls may be used by those who have the same login, and not by every pod.
+    let owner = secret.as_ref().map(|secret| Source::Secret(secret.coordinates.clone()));
     let mut candidates = Candidates::new(name.map(|name| (name, config)), tokens);
-    if let Some(helpers) = access::helpers(tokens) {
-        sources = sources.with_helpers(helpers.noting(answers.clone()));
+    if tokens == Tokens::Keep {
         candidates = candidates.with_helpers(HelperNames::of(config));
     }
-    if let Some(plugins) = plugins {
-        sources = sources.with_provider(Arc::clone(&plugins) as Arc<dyn Provider>);
-        candidates = candidates.with_plugins(plugins);
+    if let Some(plugins) = &plugins {
+        candidates = candidates.with_plugins(Arc::clone(plugins));
     }
-    Credentials { sources, candidates: Arc::new(candidates.answered(answers)), secret }
+    let candidates = Arc::new(candidates.answered(answers.clone()));
+    let names_alone = DockerConfig { entries: BTreeMap::new(), ..config.clone() };
+    let programs = Programs { tokens, owner, plugins, answers };
+    let sources = programs.with(config);
+    Credentials { sources, programs: Arc::new(move || programs.with(&names_alone)), candidates, secret }
+}
+
+/// Programs that give credentials.
+struct Programs {
+    tokens: Tokens,
+    /// Who owns what they give.
+    owner: Option<Source>,
+    plugins: Option<Arc<Plugins>>,
+    answers: Answers,
+}
+
+impl Programs {
+    /// They and the entries of this configuration, which also names the helpers.
+    fn with(&self, config: &DockerConfig) -> Sources {
+        let mut sources = Sources::fixed(config).with_tokens(self.tokens);
+        if let Some(owner) = &self.owner {
+            sources = sources.owned_by(owner.clone());
+        }
+        if let Some(helpers) = providers::helpers(self.tokens) {
+            sources = sources.with_helpers(helpers.noting(self.answers.clone()));
+        }
+        if let Some(plugins) = &self.plugins {
+            sources = sources.with_provider(Arc::clone(plugins) as Arc<dyn Provider>);
+        }
+        sources
+    }
 }
 
 /// A pull secret with the same credentials.
-fn as_secret(name: &str, config: &DockerConfig) -> PullSecret {
-    let entries = config.entries.iter().map(|(location, entry)| {
+fn as_secret(name: &str, config: &DockerConfig, tokens: Tokens) -> PullSecret {
+    // An entry without a credential stands for what a helper has; kubelet, which asks no helper, sends it.
+    let filled = config.entries.iter().filter(|(_, entry)| {
+        let texts = [entry.password.reveal(), entry.identity_token.reveal(), entry.registry_token.reveal()];
+        tokens == Tokens::Ignore || !entry.username.is_empty() || texts.iter().any(|text| !text.is_empty())
+    });
+    let entries = filled.map(|(location, entry)| {
         (serde_json::Value::from(location.as_str()).to_string(), encode_entry(entry))
     });
     let entries: Vec<_> = entries.collect();

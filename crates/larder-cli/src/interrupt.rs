@@ -26,7 +26,8 @@ pub(crate) struct Interrupt(Handled);
 #[derive(Clone)]
 pub(crate) struct Handled {
     asked: watch::Receiver<bool>,
-    handled: Arc<AtomicBool>,
+    claimed: Arc<AtomicBool>,
+    lingers: Arc<AtomicBool>,
 }
 
 impl Interrupt {
@@ -34,21 +35,29 @@ impl Interrupt {
     pub(crate) fn watch() -> Interrupt {
         let (ask, asked) = watch::channel(false);
         let handled = Arc::new(AtomicBool::new(false));
-        let shared = Arc::clone(&handled);
+        let lingers = Arc::new(AtomicBool::new(false));
+        let shared = (Arc::clone(&handled), Arc::clone(&lingers));
         let (begun, listening) = mpsc::channel();
-        let started =
-            thread::Builder::new().name("signals".into()).spawn(move || listen(&ask, &shared, &begun));
+        let started = thread::Builder::new()
+            .name("signals".into())
+            .spawn(move || listen(&ask, &shared.0, &shared.1, &begun));
         if let Err(error) = started {
             tracing::debug!("interrupts are not handled: {error}");
         }
         let _ = listening.recv(); // closed if the thread cannot listen
-        Interrupt(Handled { asked, handled })
+        Interrupt(Handled { asked, claimed: handled, lingers })
     }
 
     /// The first signal is the caller's from now on.
     pub(crate) fn handle(self) -> Handled {
-        self.0.handled.store(true, Ordering::Release);
+        self.0.claimed.store(true, Ordering::Release);
         self.0
+    }
+
+    /// The command has ended, and waits for others that work through it: only a further signal ends it early.
+    pub(crate) fn linger(&self) {
+        self.0.claimed.store(true, Ordering::Release);
+        self.0.lingers.store(true, Ordering::Release);
     }
 
     /// Whether a signal has come.
@@ -77,7 +86,7 @@ impl Handled {
 }
 
 /// Runs until a signal ends the program.
-fn listen(ask: &watch::Sender<bool>, handled: &AtomicBool, begun: &mpsc::Sender<()>) {
+fn listen(ask: &watch::Sender<bool>, handled: &AtomicBool, lingers: &AtomicBool, begun: &mpsc::Sender<()>) {
     let watched = tokio::runtime::Builder::new_current_thread().enable_all().build().and_then(|runtime| {
         runtime.block_on(async {
             let mut signals = Signals::new()?;
@@ -85,7 +94,8 @@ fn listen(ask: &watch::Sender<bool>, handled: &AtomicBool, begun: &mpsc::Sender<
             signals.next().await;
             if handled.load(Ordering::Acquire) {
                 ask.send_replace(true);
-                let _ = time::timeout(GRACE, signals.next()).await;
+                while time::timeout(GRACE, signals.next()).await.is_err() && lingers.load(Ordering::Acquire) {
+                }
             }
             Ok(())
         })
@@ -123,7 +133,7 @@ mod tests {
 
     fn handled() -> (watch::Sender<bool>, Handled) {
         let (ask, asked) = watch::channel(false);
-        (ask, Handled { asked, handled: Arc::default() })
+        (ask, Handled { asked, claimed: Arc::default(), lingers: Arc::default() })
     }
 
     #[tokio::test]

@@ -1,39 +1,29 @@
 //! The `larder` command: makes images present on a node, lists, inspects and removes them.
 //!
-//! One command is one file in `commands/`. What all of them share: `args` (what was typed), `connect` (the
-//! backend), `interrupt` (signals), `out` (what is printed), `exit` (how it ended).
+//! One command is one file in `commands/`. What all of them share: `args` (what was typed), `session` (the way to the
+//! images), `interrupt` (signals), `out` (what is printed), `exit` (how it ended).
 
 mod access;
 mod args;
 mod candidates;
-mod collect;
 mod commands;
-mod config;
-mod connect;
 mod credentials;
-mod daemon;
-mod docker;
-mod duration;
 mod exit;
 mod failure;
-mod image_name;
 mod interrupt;
 mod limits;
-mod log;
-mod manifest;
 mod out;
 mod output;
-mod serve;
-mod store;
+mod session;
 
 use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::Parser;
 
-use args::Cli;
+use args::{Cli, verbosity_level};
 use exit::Outcome;
-use failure::Failure;
+use failure::{Failure, Report as _};
 use out::Out;
 
 fn main() -> ExitCode {
@@ -42,7 +32,8 @@ fn main() -> ExitCode {
         Ok(cli) => cli,
         Err(usage) => return finish(&out, explain(&out, &usage)),
     };
-    log::start(Arc::clone(&out), cli.connection.verbose);
+    let log_to = Arc::clone(&out);
+    larder_agent::log::start(verbosity_level(cli.connection.verbose), move |line| log_to.note(line));
     limits::forbid_core_files();
     limits::raise_open_files();
     let outcome = commands::run(cli, &out).unwrap_or_else(|failure| failure.print(&out));

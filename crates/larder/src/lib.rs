@@ -16,6 +16,7 @@
 //! [`backend::Backend`]; `larder-cri` implements it for containerd and CRI-O.
 
 pub mod backend;
+mod chain;
 pub mod config;
 pub mod credentials;
 pub mod events;
@@ -29,3 +30,5 @@ mod progress;
 pub mod pull;
 pub mod records;
 pub mod reference;
+
+pub use chain::chain;

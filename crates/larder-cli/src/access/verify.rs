@@ -2,9 +2,7 @@
 
 use clap::Args;
 use larder::config::VerificationPolicy;
-use larder::records::Verification;
-
-use crate::failure::Failure;
+use larder_agent::config::{Origin, Source};
 
 #[allow(clippy::doc_markdown, reason = "these comments are the text of --help")]
 #[derive(Debug, Default, Args)]
@@ -27,12 +25,19 @@ impl VerifyArgs {
         self.verify.is_some()
     }
 
-    /// What the flags mean.
-    pub(crate) fn verification(&self) -> Result<Verification, Failure> {
-        let default = VerificationPolicy::NeverVerifyPreloadedImages.name();
-        let policy = self.verify.as_deref().unwrap_or(default);
-        Verification::parse(policy, self.verify_allow.iter().map(String::as_str))
-            .map_err(|error| Failure::bad_input(format!("--verify-allow: {error}")))
+    /// The settings that the flags give a value.
+    pub(crate) fn settings(&self) -> Vec<Source> {
+        let policy = self.verify.as_ref().map(|policy| Source::Given {
+            by: Origin::Flag("--verify"),
+            key: "imagePullCredentialsVerificationPolicy",
+            value: policy.clone(),
+        });
+        let allowed = (!self.verify_allow.is_empty()).then(|| Source::GivenList {
+            by: Origin::Flag("--verify-allow"),
+            key: "preloadedImagesVerificationAllowlist",
+            values: self.verify_allow.clone(),
+        });
+        policy.into_iter().chain(allowed).collect()
     }
 }
 

@@ -6,12 +6,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
-use larder_control::v1alpha1::CollectRequest;
-use larder_control::v1alpha1::collect_request::Goal;
+use larder_agent::quantity::{parse_duration, parse_size};
+use larder_api::convert::millis;
+use larder_api::v1alpha1::CollectRequest;
+use larder_api::v1alpha1::collect_request::Goal;
 
 use super::CredentialArgs;
-use crate::daemon::convert::millis;
-use crate::duration;
 use crate::output::Format;
 
 /// Remove unused images when the disk fills up, least recently used first.
@@ -40,7 +40,7 @@ pub(crate) struct GcArgs {
 
     /// Free at least so many bytes, such as 500MB or 10GiB (10Gi is the same), whatever the thresholds say, and a margin of
     /// 5% (of a daemon, gc.freeMarginPercent).
-    #[arg(long, value_name = "SIZE", value_parser = size, conflicts_with = "all_unused")]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, conflicts_with = "all_unused")]
     pub(crate) free: Option<u64>,
 
     /// Remove everything that may be removed, whatever the thresholds say.
@@ -80,11 +80,11 @@ pub(crate) struct Limits {
     pub(crate) image_gc_low_threshold: Option<i32>,
 
     /// Spare images that were first seen less than this ago [default: 2m].
-    #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     pub(crate) minimum_image_ttl_duration: Option<Duration>,
 
     /// Remove images unused for longer than this although there is room; 0 is never [default: 0].
-    #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     pub(crate) image_maximum_gc_age: Option<Duration>,
 
     /// Collect as kubelet does: the sizes that the runtime reports are added up, although images share layers.
@@ -222,11 +222,11 @@ pub(crate) struct KeepArgs {
     pub(crate) newest: Option<usize>,
 
     /// Only for so long after their last use.
-    #[arg(long, value_name = "DURATION", value_parser = duration::parse)]
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     pub(crate) ttl: Option<Duration>,
 
     /// Only as many as fit into this, the last used first.
-    #[arg(long, value_name = "SIZE", value_parser = size)]
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub(crate) budget: Option<u64>,
 
     /// What results look like.
@@ -253,82 +253,4 @@ pub(crate) struct UnkeepArgs {
     /// All rules.
     #[arg(long, conflicts_with_all = ["rule", "label"])]
     pub(crate) all: bool,
-}
-
-/// Units of sizes; longer ones first.
-const UNITS: [(&str, u64); 14] = [
-    ("kib", 1 << 10),
-    ("mib", 1 << 20),
-    ("gib", 1 << 30),
-    ("tib", 1 << 40),
-    ("ki", 1 << 10),
-    ("mi", 1 << 20),
-    ("gi", 1 << 30),
-    ("ti", 1 << 40),
-    ("kb", 1000),
-    ("mb", 1_000_000),
-    ("gb", 1_000_000_000),
-    ("tb", 1_000_000_000_000),
-    ("b", 1),
-    ("", 1),
-];
-
-/// Reads a size in bytes: `500MB`, `10GiB`, `10Gi`, or a bare number.
-#[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)] // checked
-pub(crate) fn size(text: &str) -> Result<u64, String> {
-    let wrong = || format!("{text:?} is no size: write it like 500MB or 10GiB");
-    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
-    let (number, unit) = text.split_at(digits);
-    let unit = unit.trim().to_ascii_lowercase();
-    let (_, unit) = UNITS.iter().find(|(known, _)| *known == unit).ok_or_else(wrong)?;
-    let bytes = number.parse::<f64>().map_err(|_| wrong())? * *unit as f64;
-    if bytes < 1.0 || bytes > (1_u64 << 60) as f64 {
-        return Err(wrong());
-    }
-    Ok(bytes as u64)
-}
-
-#[cfg(test)]
-mod tests {
-    use larder::gc::GcPolicy;
-
-    use super::*;
-    use crate::collect;
-    use crate::failure::Failure;
-
-    fn policy(limits: &Limits) -> Result<GcPolicy, Failure> {
-        collect::policy(&GcPolicy::default(), &limits.request())
-    }
-
-    #[test]
-    fn sizes_are_read_in_both_families_of_units() {
-        for (text, bytes) in
-            [("1", 1), ("500MB", 500_000_000), ("1.5Gi", 3 << 29), ("10GiB", 10 << 30), ("2kb", 2000)]
-        {
-            assert_eq!(size(text), Ok(bytes), "{text}");
-        }
-        for text in ["", "-1", "0", "GiB", "1X", "1..5G", "99999999TiB", "1e3"] {
-            assert!(size(text).is_err(), "{text}");
-        }
-    }
-
-    #[test]
-    fn limits_that_contradict_are_refused_together() {
-        let limits = |high, low| Limits {
-            image_gc_high_threshold: Some(high),
-            image_gc_low_threshold: Some(low),
-            ..Limits::default()
-        };
-        assert!(policy(&limits(65, 45)).is_ok());
-        for (high, low) in [(45, 65), (101, 50), (50, -1)] {
-            assert!(policy(&limits(high, low)).is_err());
-        }
-        let both = policy(&limits(101, -1)).unwrap_err();
-        assert!(both.message().contains("HighThresholdPercent") && both.message().contains("Low"));
-    }
-
-    #[test]
-    fn kubelets_way_is_one_flag() {
-        assert_eq!(policy(&Limits { kubelet: true, ..Limits::default() }), Ok(GcPolicy::kubelet()));
-    }
 }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use crate::config::Flags;
+use super::settings::SettingFlags;
 use crate::output::DataFormat;
 
 /// Show the settings that larder serve would run with, and where each came from.
@@ -24,7 +24,7 @@ use crate::output::DataFormat;
 Exit code: 0 the settings are sound, 2 they are not; each mistake is told with file, line and key.")]
 pub(crate) struct ConfigArgs {
     #[command(flatten)]
-    pub(crate) flags: Flags,
+    pub(crate) flags: SettingFlags,
 
     /// Only check this file, and say whether it can be used.
     #[arg(long, value_name = "FILE", conflicts_with_all = ["config", "reference", "output"])]

@@ -5,8 +5,8 @@
 use std::time::Duration;
 
 use clap::Args;
+use larder_agent::quantity::parse_duration;
 
-use crate::duration;
 use crate::output::Format;
 
 /// Show what the daemon is, does, and is connected to.
@@ -68,6 +68,6 @@ pub(crate) struct LeaseArgs {
     pub(crate) image: String,
 
     /// For how long from now, such as 90s, 2h or 168h; 0 ends the lease.
-    #[arg(value_name = "DURATION", value_parser = duration::parse)]
+    #[arg(value_name = "DURATION", value_parser = parse_duration)]
     pub(crate) time: Duration,
 }

@@ -9,6 +9,7 @@ mod images;
 mod login;
 mod pulling;
 mod serve;
+pub(crate) mod settings;
 mod store;
 
 use std::path::PathBuf;
@@ -17,11 +18,12 @@ use std::time::Duration;
 use clap::{ArgAction, Args, Parser, Subcommand};
 use clap_complete::Shell;
 
-use crate::duration;
+use larder_agent::quantity::parse_duration;
+
 use crate::exit;
 
 pub(crate) use collect::{
-    ExplainAccessArgs, ExplainArgs, ExplainWhat, GcArgs, HistoryArgs, KeepArgs, UnkeepArgs, size,
+    ExplainAccessArgs, ExplainArgs, ExplainWhat, GcArgs, HistoryArgs, KeepArgs, UnkeepArgs,
 };
 pub(crate) use config::ConfigArgs;
 pub(crate) use daemon::{EventsArgs, LeaseArgs, ReloadArgs, StatusArgs};
@@ -187,8 +189,17 @@ pub(crate) struct ManArgs {
     pub(crate) dir: Option<PathBuf>,
 }
 
+/// The level that `-v`, given so often, stands for.
+pub(crate) fn verbosity_level(verbosity: u8) -> tracing::Level {
+    match verbosity {
+        0 => tracing::Level::WARN,
+        1 => tracing::Level::INFO,
+        _ => tracing::Level::DEBUG,
+    }
+}
+
 fn timeout(text: &str) -> Result<Duration, String> {
-    match duration::parse(text)? {
+    match parse_duration(text)? {
         Duration::ZERO => Err("it must be more than 0: write it like 10s".into()),
         timeout => Ok(timeout),
     }

@@ -9,10 +9,10 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use larder::credentials::Tokens;
 use larder::pull::{PullConfig, PullPolicy};
+use larder_agent::quantity::parse_duration;
 
 use super::timeout;
 use crate::access::VerifyArgs;
-use crate::duration;
 use crate::failure::Failure;
 use crate::output::{DataFormat, Format};
 
@@ -60,7 +60,7 @@ pub(crate) struct EnsureArgs {
 
     /// Keep trying for this long, such as 90s or 5m: a runtime that is not up yet, and failed images when kubelet's
     /// back-off allows it. A bare number is seconds; 0 tries once.
-    #[arg(long, value_name = "DURATION", default_value = "0", value_parser = duration::parse, hide_default_value = true)]
+    #[arg(long, value_name = "DURATION", default_value = "0", value_parser = parse_duration, hide_default_value = true)]
     pub(crate) retry_for: Duration,
 
     #[command(flatten)]
@@ -128,7 +128,7 @@ impl From<Policy> for PullPolicy {
 }
 
 /// How pulls are queued and throttled, by kubelet's names.
-#[derive(Debug, Default, PartialEq, Eq, Args)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
 #[command(next_help_heading = "Pulling")]
 pub(crate) struct Pulling {
     /// Pull one image at a time [default: false].
@@ -172,9 +172,22 @@ impl Pulling {
         if self.kubelet { Tokens::Ignore } else { Tokens::Keep }
     }
 
-    /// What the flags mean.
-    pub(crate) fn config(&self) -> Result<PullConfig, Failure> {
-        let mut config = if self.kubelet { PullConfig::kubelet() } else { PullConfig::default() };
+    /// The flags that were given, each with the setting that it changes.
+    pub(crate) fn given(&self) -> Vec<(&'static str, &'static str)> {
+        let flags = [
+            (self.serialize_image_pulls.is_some(), "--serialize-image-pulls", "serializeImagePulls"),
+            (self.max_parallel_image_pulls.is_some(), "--max-parallel-image-pulls", "maxParallelImagePulls"),
+            (self.registry_qps.is_some(), "--registry-qps", "registryPullQPS"),
+            (self.registry_burst.is_some(), "--registry-burst", "registryBurst"),
+            (self.pull_timeout.is_some(), "--pull-timeout", "pull.timeout"),
+            (self.kubelet, "--kubelet", "pull.sameImage"),
+        ];
+        flags.into_iter().filter(|(given, ..)| *given).map(|(_, flag, key)| (flag, key)).collect()
+    }
+
+    /// The settings, with what the flags change of them.
+    pub(crate) fn adjust(&self, settings: PullConfig) -> Result<PullConfig, Failure> {
+        let mut config = if self.kubelet { PullConfig::kubelet() } else { settings };
         let bound = self.max_parallel_image_pulls;
         if let Some(bound) = bound {
             config.max_parallel_image_pulls = Some(bound);
@@ -196,7 +209,7 @@ impl Pulling {
         if let Some(burst) = self.registry_burst.filter(|burst| *burst > 0 || !self.kubelet) {
             config.registry_burst = burst;
         }
-        config.pull_timeout = self.pull_timeout;
+        config.pull_timeout = self.pull_timeout.or(config.pull_timeout);
         Ok(config)
     }
 }
@@ -248,7 +261,7 @@ mod tests {
     fn config(flags: &[&str]) -> Result<PullConfig, Failure> {
         let cli = Cli::try_parse_from(["larder", "pull", "x"].iter().chain(flags)).unwrap();
         match cli.command {
-            Command::Pull(args) => args.pulling.config(),
+            Command::Pull(args) => args.pulling.adjust(PullConfig::default()),
             other => panic!("not pull: {other:?}"),
         }
     }

@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use crate::config::Flags;
+use super::settings::SettingFlags;
 
 /// Keep the images of this node: the daemon, which kubelet, crictl and larder's other commands talk to.
 ///
@@ -18,5 +18,5 @@ Exit code: 0 stopped by a signal, 1 the socket or an address cannot be had, 2 ba
 also if another larder has it.")]
 pub(crate) struct ServeArgs {
     #[command(flatten)]
-    pub(crate) flags: Flags,
+    pub(crate) flags: SettingFlags,
 }

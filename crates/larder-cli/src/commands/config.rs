@@ -1,12 +1,13 @@
 //! `larder config`.
 
+use larder_agent::config::{self, Mistakes};
+use larder_agent::serve;
+
 use crate::args::{ConfigArgs, Connection};
-use crate::config;
 use crate::exit::Outcome;
-use crate::failure::Failure;
+use crate::failure::{Failure, Report as _};
 use crate::out::Out;
 use crate::output::{self, DataFormat};
-use crate::serve;
 
 /// Shows or checks the settings.
 pub(super) fn run(args: &ConfigArgs, connection: &Connection, out: &Out) -> Outcome {
@@ -20,7 +21,7 @@ pub(super) fn run(args: &ConfigArgs, connection: &Connection, out: &Out) -> Outc
     };
     let config = match config::load(&flags.sources(connection)) {
         Ok(config) => config,
-        Err(mistakes) => return mistakes.print(out),
+        Err(mistakes) => return print_mistakes(&mistakes, out),
     };
     if args.check.is_some()
         && let Some(group) = &config.listen.group
@@ -29,7 +30,7 @@ pub(super) fn run(args: &ConfigArgs, connection: &Connection, out: &Out) -> Outc
         // Other machines have other groups: only who checks for this one is told.
         let (at, what) = (config.origin("listen.group"), failure.message());
         let mistake = Failure::bad_input(format!("{at}: listen.group: {what}"));
-        return mistake.hints(failure.next_steps()).print(out);
+        return mistake.hints(failure.next_steps().iter().cloned()).print(out);
     }
     for warning in &config.warnings {
         out.warning(warning);
@@ -40,4 +41,12 @@ pub(super) fn run(args: &ConfigArgs, connection: &Connection, out: &Out) -> Outc
         (None, DataFormat::Json) => output::data(out, DataFormat::Json, &config::as_data(&config)),
     }
     Outcome::Done
+}
+
+/// Prints everything that is wrong with the settings.
+pub(super) fn print_mistakes(mistakes: &Mistakes, out: &Out) -> Outcome {
+    for mistake in mistakes.each() {
+        out.error(mistake, mistake.hints());
+    }
+    Outcome::BadInput
 }

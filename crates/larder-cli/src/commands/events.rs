@@ -1,21 +1,23 @@
 //! `larder events`: what happened to images, and with `-w` what happens.
 
+use std::path::Path;
 use std::time::Duration;
 
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
-use larder_control::v1alpha1::events_response::Told;
-use larder_control::v1alpha1::{Event, EventsRequest, EventsResponse};
+use larder_agent::client::Client;
+use larder_api::v1alpha1::events_response::Told;
+use larder_api::v1alpha1::{Event, EventsRequest, EventsResponse};
 use rustix::event::{PollFd, PollFlags, poll};
 use tokio::time;
 use tonic::Streaming;
 
-use crate::args::{Connection, EventsArgs};
-use crate::daemon::Daemon;
+use crate::args::EventsArgs;
 use crate::exit::Outcome;
 use crate::failure::Failure;
 use crate::out::Out;
 use crate::output::{DataFormat, Format};
+use crate::session::Session;
 
 /// Widths of the columns: time of day, and the longest type and reason there are.
 const WIDTHS: [usize; 3] = [11, 10, 22];
@@ -28,10 +30,11 @@ const GAP: usize = 3;
 /// How often it is looked whether anybody reads.
 const LOOK_AT_READER: Duration = Duration::from_secs(1);
 
-pub(super) async fn run(args: &EventsArgs, connection: &Connection, out: &Out) -> Result<Outcome, Failure> {
-    let daemon = Daemon::required(connection)?;
+pub(super) async fn run(args: &EventsArgs, session: &Session) -> Result<Outcome, Failure> {
+    let out = &session.out;
+    let daemon = session.daemon()?;
     let request = EventsRequest { from: args.since, watch: args.watch };
-    let mut told = daemon.wait(async |mut client| client.events(request).await).await?;
+    let mut told = daemon.wait(async |mut calls| calls.events(request).await).await?;
     let mut page =
         Page { format: args.output, watched: args.watch, width: OBJECT.0, held: Vec::new(), first: true };
     let ended = follow(&mut told, args, &daemon, &mut page, out).await;
@@ -43,13 +46,13 @@ pub(super) async fn run(args: &EventsArgs, connection: &Connection, out: &Out) -
 async fn follow(
     told: &mut Streaming<EventsResponse>,
     args: &EventsArgs,
-    daemon: &Daemon,
+    daemon: &Client,
     page: &mut Page,
     out: &Out,
 ) -> Result<Outcome, Failure> {
     loop {
         let next = tokio::select! {
-            next = told.message() => next.map_err(|status| daemon.failure(&status))?,
+            next = told.message() => next.map_err(|status| daemon.error(&status))?,
             // Who reads is gone, and may be so long before the next event.
             () = reader_gone() => return Ok(Outcome::Done),
         };
@@ -61,7 +64,7 @@ async fn follow(
             }
             Some(_) => {}
             None if args.watch => {
-                let socket = daemon.socket().display();
+                let socket = daemon.socket().unwrap_or(Path::new("")).display();
                 return Err(Failure::unreachable(format!("the daemon at {socket} has ended")));
             }
             None => return Ok(Outcome::Done),

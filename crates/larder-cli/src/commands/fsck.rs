@@ -1,61 +1,59 @@
 //! `larder fsck`: is everything in larder's own store as it was put there?
 
 use std::collections::BTreeSet;
-use std::path::Path;
-use std::sync::Arc;
 
 use larder::credentials::Tokens;
 use larder::pod::Pod;
-use larder::pull::{EnsureRequest, Manager, PullPolicy};
-use larder_store::backend::StoreBackend;
-use larder_store::fsck::{CheckUnpacked, FsckOptions, FsckReport, Refetch};
-use larder_store::store::{Store, StoreConfig, StoreError};
+use larder::pull::{EnsureRequest, PullPolicy};
+use larder_agent::backend::target_of;
+use larder_agent::client::{Server, server_of};
+use larder_agent::config::Config;
+use larder_agent::offline::{FsckReport, OfflineStore, Refetch};
 
 use super::trouble::Trouble;
-use crate::args::{Connection, FsckArgs};
-use crate::connect;
+use crate::args::FsckArgs;
 use crate::credentials::{self, Credentials};
 use crate::exit::Outcome;
-use crate::failure::{Failure, chain};
+use crate::failure::{Failure, Report as _};
 use crate::out::Out;
 use crate::output::size;
-use crate::store;
+use crate::session::{Need, Session};
 
-pub(super) async fn run(args: &FsckArgs, connection: &Connection, out: &Out) -> Result<Outcome, Failure> {
+pub(super) async fn run(args: &FsckArgs, session: &Session) -> Result<Outcome, Failure> {
+    let out = &session.out;
     let given = args.credentials.authfile.is_some() || args.credentials.username.is_some();
     if given && !args.repair {
         return Err(Failure::bad_input("credentials are for --repair, which fetches; a check asks nobody"));
     }
-    let root = &connect::store_root(connection)?;
-    if args.rebuild {
-        let rebuilt = Store::rebuild(root, StoreConfig::default(), &CheckUnpacked)
-            .map_err(|error| store::cannot_open(&error))?;
-        if let Some(old) = rebuilt.1.old {
-            out.note(format_args!("note: the old database is kept as {}", old.display()));
-        }
+    let (_, config) = session.config(&Need::look().of_store())?;
+    refuse_beside_a_daemon(&config)?;
+    if args.rebuild
+        && let Some(old) = OfflineStore::rebuild(&config)?
+    {
+        out.note(format_args!("note: the old database is kept as {}", old.display()));
     }
-    let backend = connect::store(connection)?;
+    let store = OfflineStore::open(&config)?;
     if args.repair {
-        backend.store().finish_deletion();
+        store.finish_deletion();
     }
-    let mut report = check(args, backend.store(), root)?;
+    let mut report = store.check(args.quick, args.repair)?;
     tell(&report, out);
     if args.repair && !report.refetch.is_empty() {
-        report.refetch = refetch(&backend, args, &report.refetch, root, out).await?;
+        report.refetch = refetch(&store, args, &report.refetch, out).await?;
     }
     Ok(verdict(&report, out))
 }
 
-fn check(args: &FsckArgs, store: &Store, root: &Path) -> Result<FsckReport, Failure> {
-    let options = FsckOptions { contents: !args.quick, repair: args.repair, ..FsckOptions::default() };
-    store.fsck(&options).map_err(|error| failed(root, &error))
-}
-
-/// The check itself came to no end.
-fn failed(root: &Path, error: &StoreError) -> Failure {
-    let failure =
-        Failure::failed(format!("could not check the store in {}: {}", root.display(), chain(error)));
-    failure.hint(error.hint().unwrap_or("larder fsck --rebuild makes the database anew from what is on disk"))
+/// The check works on the store itself.
+fn refuse_beside_a_daemon(config: &Config) -> Result<(), Failure> {
+    let Some(Server::Daemon(socket)) = server_of(&target_of(config)?, config.state.as_deref())? else {
+        return Ok(());
+    };
+    Err(Failure::failed(format!(
+        "larder fsck works on the store itself, and the daemon at {} has it",
+        socket.display()
+    ))
+    .hint("stop the daemon first (systemctl stop larder, or end larder serve), and start it again after"))
 }
 
 fn tell(report: &FsckReport, out: &Out) {
@@ -83,20 +81,19 @@ fn tell(report: &FsckReport, out: &Out) {
 /// Pulls the images that lack something: only what they lack is fetched. Each is pulled by its digest, since its tag may
 /// stand for another image by now. Returns what still lacks.
 async fn refetch(
-    backend: &StoreBackend,
+    store: &OfflineStore,
     args: &FsckArgs,
     lacking: &[Refetch],
-    root: &Path,
     out: &Out,
 ) -> Result<Vec<Refetch>, Failure> {
     let images = lacking.iter().flat_map(digests).map(String::as_str);
     let Credentials { sources: credentials, candidates, .. } =
         credentials::gather(&args.credentials, Tokens::Keep, images, out)?;
-    let manager = Manager::builder(Arc::new(backend.clone())).credentials(credentials).build();
+    let manager = store.manager(credentials);
     let mut tried = BTreeSet::new();
     loop {
         // Looked at anew after each pull: images share what they lack.
-        let missing = missing(backend.store(), root)?;
+        let missing = store.missing()?;
         let Some(next) = missing.iter().find(|lacking| !tried.contains(&lacking.image)) else {
             return Ok(missing);
         };
@@ -107,16 +104,12 @@ async fn refetch(
                 Failure::failed(format!("could not pull {digest}: {error}"))
                     .hints(Trouble::advice(&error, || candidates.advice(digest, &[])))
                     .print(out);
-            } else if self::missing(backend.store(), root)?.iter().all(|still| still.image != next.image) {
+            } else if store.missing()?.iter().all(|still| still.image != next.image) {
                 out.line(format_args!("{}: what was missing is back", shown(next)));
                 break;
             }
         }
     }
-}
-
-fn missing(store: &Store, root: &Path) -> Result<Vec<Refetch>, Failure> {
-    store.missing().map_err(|error| failed(root, &error))
 }
 
 /// The names that stand for this very image for ever; none if it was loaded from an archive.
@@ -153,10 +146,8 @@ fn verdict(report: &FsckReport, out: &Out) -> Outcome {
 
 #[cfg(test)]
 mod tests {
-    use std::io;
-
     use larder::reference::Digest;
-    use larder_store::fsck::Lacking;
+    use larder_agent::offline::Lacking;
 
     use super::*;
 
@@ -176,17 +167,5 @@ mod tests {
         let loaded = next_step(&lacking(&["r.example/a:1"]));
         assert!(loaded.starts_with("r.example/a:1 ") && loaded.contains("larder load"), "{loaded}");
         assert!(!loaded.contains("larder pull"), "{loaded}");
-    }
-
-    #[test]
-    fn a_check_that_fails_names_the_folder_and_the_next_step() {
-        for cause in [io::ErrorKind::Other, io::ErrorKind::StorageFull] {
-            let error = StoreError::Io { doing: "measure the trash", cause: cause.into() };
-            let told = format!("{:?}", failed("/images".as_ref(), &error));
-            assert!(
-                told.contains("in /images: could not measure the trash") && !told.contains("hints: []"),
-                "{told}"
-            );
-        }
     }
 }

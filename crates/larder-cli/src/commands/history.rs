@@ -1,25 +1,19 @@
 //! `larder history`: what collection has removed.
 
-use larder::gc::{Entry, HistoryFile};
-use larder_control::v1alpha1::{HistoryEntry, HistoryRequest, HistoryResponse};
+use larder_api::v1alpha1::{HistoryEntry, HistoryRequest};
 
-use super::gc::report::time;
 use super::gc::tell::{OF_THE_FILE_SYSTEM, is_disturbed};
-use crate::args::{Connection, HistoryArgs};
-use crate::collect::Place;
-use crate::connect;
-use crate::daemon::Daemon;
+use crate::args::HistoryArgs;
 use crate::exit::Outcome;
 use crate::failure::Failure;
-use crate::out::Out;
 use crate::output::table::Table;
 use crate::output::{self, names, size};
+use crate::session::{Need, Session};
 
-pub(super) async fn run(args: &HistoryArgs, connection: &Connection, out: &Out) -> Result<Outcome, Failure> {
-    let history = match Daemon::find(connection)? {
-        Some(daemon) => daemon.ask(async |mut client| client.history(HistoryRequest {}).await).await?,
-        None => read(&Place::of(connection, &connect::chosen(connection)?)?)?,
-    };
+pub(super) async fn run(args: &HistoryArgs, session: &Session) -> Result<Outcome, Failure> {
+    let out = &session.out;
+    let client = session.open(Need::use_images()).await?;
+    let history = client.ask(async |mut calls| calls.history(HistoryRequest {}).await).await?;
     if history.unreadable > 0 {
         out.warning(format_args!(
             "{} lines of {} cannot be read and are left out",
@@ -34,33 +28,6 @@ pub(super) async fn run(args: &HistoryArgs, connection: &Connection, out: &Out) 
         out.note(format_args!("note: {OF_THE_FILE_SYSTEM}"));
     }
     Ok(Outcome::Done)
-}
-
-/// The journal of this place, oldest first.
-pub(crate) fn read(place: &Place) -> Result<HistoryResponse, Failure> {
-    let (entries, unreadable) = HistoryFile::new(place.history())
-        .entries()
-        .map_err(|error| Failure::failed(format!("the journal cannot be read: {error}")))?;
-    Ok(HistoryResponse {
-        entries: entries.into_iter().map(shown).collect(),
-        unreadable: unreadable as u64,
-        path: place.history().display().to_string(),
-    })
-}
-
-fn shown(entry: Entry) -> HistoryEntry {
-    HistoryEntry {
-        time: time(entry.at),
-        id: entry.id,
-        names: entry.names,
-        reason: entry.reason,
-        why: entry.why,
-        promised_bytes: entry.promised.bytes,
-        promised_inodes: entry.promised.inodes,
-        estimated: entry.estimated,
-        freed_bytes: entry.freed.map(|freed| freed.bytes),
-        freed_inodes: entry.freed.map(|freed| freed.inodes),
-    }
 }
 
 fn table(rows: &[HistoryEntry], wide: bool) -> Table {

@@ -7,29 +7,25 @@ use larder::gotext;
 use larder::reference::Reference;
 use serde::Serialize;
 
-use crate::args::{Connection, ImagesArgs};
-use crate::connect;
-use crate::daemon::Daemon;
+use crate::args::ImagesArgs;
 use crate::exit::Outcome;
 use crate::failure::Failure;
 use crate::out::Out;
 use crate::output::table::Table;
 use crate::output::{self, size};
+use crate::session::{Need, Session};
 
 /// How docker and crictl write what is not there.
 const NONE: &str = "<none>";
 /// How many digits of an id are enough to tell images apart, as crictl cuts them.
 const SHORT_ID: usize = 13;
 
-pub(super) async fn run(args: &ImagesArgs, connection: &Connection, out: &Out) -> Result<Outcome, Failure> {
-    let images = match Daemon::find(connection)? {
-        Some(daemon) => daemon.images().await?,
-        None => match connect::chosen_to_list(connection, out)? {
-            Some(chosen) => chosen.into_backend().list().await?,
-            None => Vec::new(),
-        },
+pub(super) async fn run(args: &ImagesArgs, session: &Session) -> Result<Outcome, Failure> {
+    let images = match session.open_to_list(Need::look()).await? {
+        Some(client) => client.images().await?,
+        None => Vec::new(),
     };
-    show(args, &images, out);
+    show(args, &images, &session.out);
     Ok(Outcome::Done)
 }
 
@@ -65,7 +61,7 @@ fn no_match(pattern: &str) -> String {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Row {
-    #[serde(serialize_with = "output::or_null")]
+    #[serde(serialize_with = "larder_api::or_null")]
     repository: String,
     tag: Option<String>,
     digest: Option<String>,

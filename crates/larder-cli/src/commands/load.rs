@@ -1,46 +1,29 @@
-//! `larder load`: images out of archives and layouts into larder's own store.
+//! `larder load`: images out of archives and layouts into the embedded store.
 
 use std::path::Path;
 
 use larder::reference::Reference;
-use larder_control::v1alpha1::LoadedImage;
-use larder_store::backend::StoreBackend;
-use larder_store::pull::{Loaded as Brought, PullError};
-use larder_store::store::import::{ImportError, ImportFrom};
-use larder_store::unpack::UnpackError;
+use larder_agent::client::{Client, Upload};
+use larder_agent::control::base_name;
+use larder_api::v1alpha1::LoadedImage;
 use serde::Serialize;
 
-use crate::args::{Connection, LoadArgs};
-use crate::collect::Notes;
-use crate::connect::{self, Chosen};
-use crate::daemon::{Daemon, Parcel};
+use crate::args::LoadArgs;
 use crate::exit::Outcome;
-use crate::failure::{Failure, chain};
-use crate::image_name;
+use crate::failure::{Failure, Report as _};
 use crate::out::Out;
 use crate::output;
+use crate::session::{Need, Session};
 
-/// Where the images go.
-enum Target {
-    Daemon(Daemon),
-    Store(StoreBackend),
-}
-
-pub(super) async fn run(args: &LoadArgs, connection: &Connection, out: &Out) -> Result<Outcome, Failure> {
+pub(super) async fn run(args: &LoadArgs, session: &Session) -> Result<Outcome, Failure> {
+    let out = &session.out;
     let name = args.name.as_deref();
     let base = name.map(base_name).transpose()?;
-    let target = match Daemon::find_of_store(connection)? {
-        Some(daemon) => Target::Daemon(daemon),
-        None => Target::Store(connect::store_to_fill(connection)?),
-    };
+    let client = session.open(Need::use_images().of_store().creating()).await?;
     let mut outcome = Outcome::Done;
     let mut loaded = Vec::new();
     for file in &args.files {
-        let brought = match &target {
-            Target::Daemon(daemon) => send(daemon, file, name).await,
-            Target::Store(store) => load(store, source(file), base.clone()).await,
-        };
-        match brought {
+        match send(&client, file, name).await {
             Ok(images) => {
                 tell_of_names(file, base.as_ref(), &images, out);
                 loaded.extend(images.into_iter().map(Loaded::from));
@@ -48,16 +31,12 @@ pub(super) async fn run(args: &LoadArgs, connection: &Connection, out: &Out) -> 
             Err(failure) => {
                 let ended = failure.about(file.display()).print(out);
                 outcome = outcome.max(ended);
-                // Without a daemon the rest has no better chance.
+                // The rest has no better chance.
                 if ended == Outcome::Unreachable {
                     break;
                 }
             }
         }
-    }
-    if let Target::Store(store) = target {
-        let ids: Vec<&str> = loaded.iter().map(|image| image.id.as_str()).collect();
-        Notes::of(connection, &Chosen::Store(store))?.ensured(&ids, out);
     }
     match args.output {
         Some(format) => output::data(out, format, &loaded),
@@ -66,34 +45,11 @@ pub(super) async fn run(args: &LoadArgs, connection: &Connection, out: &Out) -> 
     Ok(outcome)
 }
 
-/// Loads what `from` holds; what is told does not name it.
-pub(crate) async fn load(
-    store: &StoreBackend,
-    from: ImportFrom,
-    base_name: Option<Reference>,
-) -> Result<Vec<LoadedImage>, Failure> {
-    let brought = store.puller().load(from, base_name).await.map_err(|error| failed(&error))?;
-    Ok(brought.into_iter().map(found).collect())
-}
-
-/// The repository, or the name, for images that have none.
-pub(crate) fn base_name(text: &str) -> Result<Reference, Failure> {
-    let bad = |message: String| Failure::bad_input(format!("--name {message}"));
-    image_name::check(text).map_err(|name| bad(name.message).hints(name.hints))?;
-    let name = Reference::parse(text).map_err(|error| bad(error.to_string()))?;
-    if name.digest().is_some() {
-        return Err(
-            bad(format!("{text}: a digest is no name to give")).hint("write REPOSITORY or REPOSITORY:TAG")
-        );
-    }
-    Ok(name)
-}
-
-async fn send(daemon: &Daemon, file: &Path, name: Option<&str>) -> Result<Vec<LoadedImage>, Failure> {
-    let (parcel, packing) = Parcel::of(file, name.unwrap_or_default());
-    let answer = daemon.wait(async |mut client| client.load(parcel).await).await;
-    // What was not read was not sent, and then the daemon's answer is about half an archive.
-    packing.trouble().map_or(answer.map(|answer| answer.images), |error| {
+async fn send(client: &Client, file: &Path, name: Option<&str>) -> Result<Vec<LoadedImage>, Failure> {
+    let (upload, problem) = Upload::of(file, name.unwrap_or_default());
+    let answer = client.wait(async |mut calls| calls.load(upload).await).await;
+    // What was not read was not sent, and then the answer is about half an archive.
+    problem.trouble().map_or(answer.map(|answer| answer.images), |error| {
         Err(Failure::bad_input(format!("could not be read: {error}")))
     })
 }
@@ -116,49 +72,6 @@ fn tell_of_names(file: &Path, name: Option<&Reference>, images: &[LoadedImage], 
     if let Some(name) = name.filter(|name| !images.iter().any(|image| is_of(image, name))) {
         out.note(format_args!("note: {file}: its images have names in full; none was named {name}"));
     }
-}
-
-fn source(file: &Path) -> ImportFrom {
-    if file == Path::new("-") {
-        return ImportFrom::Stream(Box::new(std::io::stdin()));
-    }
-    ImportFrom::Path(file.to_owned())
-}
-
-/// What cannot be read is bad input; a full disk, say, is not.
-fn failed(error: &PullError) -> Failure {
-    // What a registry would be asked about: here it is the file.
-    if let PullError::Unpack { cause, .. } = error
-        && is_damage(cause)
-    {
-        return Failure::bad_input(chain(error))
-            .hint("the file is damaged: copy it, or save the image, again");
-    }
-    let failure = match error {
-        PullError::Import(ImportError::Store(_)) => Failure::failed(chain(error)),
-        PullError::Import(_) => Failure::bad_input(chain(error)),
-        _ => Failure::failed(chain(error)),
-    };
-    match error.hint() {
-        Some(hint) => failure.hint(hint),
-        None => failure,
-    }
-}
-
-/// Whether the bytes are not those of a layer.
-fn is_damage(cause: &UnpackError) -> bool {
-    matches!(
-        cause,
-        UnpackError::Digest { .. }
-            | UnpackError::Size { .. }
-            | UnpackError::Decompress { .. }
-            | UnpackError::Archive { .. }
-            | UnpackError::ForeignCompression(_)
-    )
-}
-
-fn found(Brought { image, tags, digests, bare_tags, .. }: Brought) -> LoadedImage {
-    LoadedImage { id: image.id.to_string(), repo_tags: tags, repo_digests: digests, bare_tags }
 }
 
 /// One image. The shape of `-o json`.

@@ -5,28 +5,30 @@ use std::sync::Arc;
 
 use larder::credentials::helpers::{Asked, HelperError, Helpers};
 use larder::credentials::{Credential, Secret, Tokens};
-use larder_store::registry::{Client, FetchError, FetchErrorKind, Login};
+use larder_agent::backend::providers;
+use larder_agent::registry::{Client, FetchError, FetchErrorKind, Login};
 
-use crate::access::{self, LoginFile, LoginRegistry, terminal};
-use crate::args::{Connection, LoginArgs, LogoutArgs};
+use crate::access::{LoginFile, LoginRegistry, terminal};
+use crate::args::{LoginArgs, LogoutArgs};
 use crate::credentials::read_password;
 use crate::exit::Outcome;
 use crate::failure::{Failure, chain};
 use crate::interrupt::{Handled, Interrupt};
 use crate::out::Out;
-use crate::store;
+use crate::session::{Need, Session};
 
 pub(super) async fn log_in(
     args: &LoginArgs,
-    connection: &Connection,
-    out: &Arc<Out>,
+    session: &Session,
     interrupt: Interrupt,
 ) -> Result<Outcome, Failure> {
+    let out = &session.out;
     let registry = LoginRegistry::parse(&args.registry)?;
     let file = LoginFile::named_or_usual(args.file.authfile.as_deref())?;
     // Before anybody types a password: the file may be broken.
     let known = file.read()?.user(&registry);
-    let client = Client::new(store::registries(connection.certs_d.as_deref())?);
+    let (_, config) = session.config(&Need::look().of_store())?;
+    let client = Client::new(config.registry.clone());
     let interrupt = interrupt.handle();
     let credential = credential(args, known, &interrupt).await?;
     let login = interrupt.or(client.log_in(registry.host(), &credential)).await;
@@ -90,7 +92,7 @@ async fn erase(helper: &Asked, found: bool) -> Result<(), Failure> {
 }
 
 fn helpers() -> Helpers {
-    access::helpers(Tokens::Keep).unwrap_or_else(|| Helpers::on_path("".as_ref()))
+    providers::helpers(Tokens::Keep).unwrap_or_else(|| Helpers::on_path("".as_ref()))
 }
 
 fn of_helper(error: &HelperError) -> Failure {

@@ -1,96 +1,106 @@
-//! One file per command. Each takes its arguments and what it needs of the world, and tells how it ended.
+//! One file per command. Each takes its arguments and a session, asks the control API, and prints the answer.
 
 mod completions;
 mod config;
 mod demo;
-pub(crate) mod df;
+mod df;
 mod ensure;
 mod events;
-pub(crate) mod explain;
+mod explain;
 mod fsck;
-pub(crate) mod gc;
-pub(crate) mod history;
+mod gc;
+mod history;
 mod images;
-pub(crate) mod inspect;
-pub(crate) mod keep;
-pub(crate) mod lease;
-pub(crate) mod load;
+mod inspect;
+mod keep;
+mod lease;
+mod load;
 mod login;
 mod man;
-pub(crate) mod mount;
+mod mount;
 mod pull;
 mod reload;
-pub(crate) mod rm;
-pub(crate) mod runtime;
+mod rm;
+mod runtime;
+mod serve;
 mod status;
 mod trouble;
 mod work;
 
 use std::sync::Arc;
 
-use crate::args::{Cli, Command, Connection};
-use crate::connect;
-use crate::daemon::Daemon;
+use crate::args::{Cli, Command};
 use crate::exit::Outcome;
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 use crate::out::Out;
 use crate::output::hint;
-use crate::serve;
+use crate::session::Session;
 
 /// Runs one command to its end.
 pub(crate) fn run(cli: Cli, out: &Arc<Out>) -> Result<Outcome, Failure> {
     let connection = cli.connection;
     out.hint_with(hint::given(&connection));
-    let of_store = matches!(
-        cli.command,
-        Command::Load(_) | Command::Mount(_) | Command::Mounts(_) | Command::Umount(_) | Command::Fsck(_)
-    );
-    let explain = if of_store { connect::explain_store } else { connect::explain };
-    dispatch(cli.command, &connection, out).map_err(|failure| explain(&connection, failure))
-}
-
-fn dispatch(command: Command, connection: &Connection, out: &Arc<Out>) -> Result<Outcome, Failure> {
-    match command {
+    match cli.command {
         Command::Completions(args) => Ok(completions::run(&args, out)),
-        Command::Config(args) => Ok(config::run(&args, connection, out)),
+        Command::Config(args) => Ok(config::run(&args, &connection, out)),
         Command::Man(args) => man::run(&args, out),
-        Command::Serve(args) => serve::run(&args, connection, out),
-        Command::Demo(args) => demo::run(&args, connection, out),
-        Command::Ensure(args) => {
-            block_on(async |interrupt| ensure::run(&args, connection, out, interrupt).await)
+        Command::Serve(args) => serve::run(&args, &connection, out),
+        Command::Demo(args) => demo::run(&args, &connection, out),
+        command => {
+            let session = Session::new(connection, Arc::clone(out));
+            block_on(async |interrupt| run_in(&session, command, interrupt).await)
         }
-        Command::Pull(args) => block_on(async |interrupt| pull::run(&args, connection, out, interrupt).await),
-        Command::Images(args) => block_on(async |_| images::run(&args, connection, out).await),
-        Command::Inspect(args) => block_on(async |_| inspect::run(&args, connection, out).await),
-        Command::Rm(args) => block_on(async |_| rm::run(&args, connection, out).await),
-        Command::Df(args) => block_on(async |_| df::run(&args, connection, out).await),
-        Command::Gc(args) => block_on(async |_| gc::run(&args, connection, out).await),
-        Command::Explain(args) => block_on(async |_| explain::run(&args, connection, out).await),
-        Command::Login(args) => {
-            block_on(async |interrupt| login::log_in(&args, connection, out, interrupt).await)
-        }
-        Command::Logout(args) => block_on(async |_| login::log_out(&args, out).await),
-        Command::History(args) => block_on(async |_| history::run(&args, connection, out).await),
-        Command::Keep(args) => block_on(async |_| keep::keep(&args, connection, out).await),
-        Command::Unkeep(args) => block_on(async |_| keep::unkeep(&args, connection, out).await),
-        Command::Lease(args) => block_on(async |_| lease::run(&args, connection, out).await),
-        Command::Status(args) => block_on(async |_| status::run(&args, connection, out).await),
-        Command::Events(args) => block_on(async |_| events::run(&args, connection, out).await),
-        Command::Reload(args) => block_on(async |_| reload::run(&args, connection, out).await),
-        Command::Load(args) => block_on(async |_| load::run(&args, connection, out).await),
-        Command::Mount(args) => block_on(async |_| mount::mount(&args, connection, out).await),
-        Command::Mounts(args) => block_on(async |_| mount::list(&args, connection, out).await),
-        Command::Umount(args) => block_on(async |_| mount::umount(&args, connection, out).await),
-        Command::Fsck(args) => block_on(async |_| {
-            Daemon::forbidden(connection, "fsck")?;
-            fsck::run(&args, connection, out).await
-        }),
-        Command::Runtime(args) => block_on(async |_| runtime::run(&args, connection, out).await),
     }
 }
 
-/// One thread is enough for the work: all waiting is for the runtime. Signals have another.
+/// Runs one command in a session, and closes the session.
+async fn run_in(session: &Session, command: Command, interrupt: Interrupt) -> Result<Outcome, Failure> {
+    let of_store = matches!(
+        command,
+        Command::Load(_) | Command::Mount(_) | Command::Mounts(_) | Command::Umount(_) | Command::Fsck(_)
+    );
+    let ended = dispatch(session, command, &interrupt).await;
+    interrupt.linger();
+    session.close().await;
+    ended.map_err(|failure| session.explain(failure, of_store))
+}
+
+async fn dispatch(session: &Session, command: Command, interrupt: &Interrupt) -> Result<Outcome, Failure> {
+    match command {
+        Command::Ensure(args) => ensure::run(&args, session, interrupt.clone()).await,
+        Command::Pull(args) => pull::run(&args, session, interrupt.clone()).await,
+        Command::Images(args) => images::run(&args, session).await,
+        Command::Inspect(args) => inspect::run(&args, session).await,
+        Command::Rm(args) => rm::run(&args, session).await,
+        Command::Df(args) => df::run(&args, session).await,
+        Command::Gc(args) => gc::run(&args, session).await,
+        Command::Explain(args) => explain::run(&args, session).await,
+        Command::Login(args) => login::log_in(&args, session, interrupt.clone()).await,
+        Command::Logout(args) => login::log_out(&args, &session.out).await,
+        Command::History(args) => history::run(&args, session).await,
+        Command::Keep(args) => keep::keep(&args, session).await,
+        Command::Unkeep(args) => keep::unkeep(&args, session).await,
+        Command::Lease(args) => lease::run(&args, session).await,
+        Command::Status(args) => status::run(&args, session).await,
+        Command::Events(args) => events::run(&args, session).await,
+        Command::Reload(_) => reload::run(session).await,
+        Command::Load(args) => load::run(&args, session).await,
+        Command::Mount(args) => mount::mount(&args, session).await,
+        Command::Mounts(args) => mount::list(&args, session).await,
+        Command::Umount(args) => mount::umount(&args, session).await,
+        Command::Fsck(args) => fsck::run(&args, session).await,
+        Command::Runtime(args) => runtime::run(&args, session).await,
+        // They have no session.
+        Command::Completions(_)
+        | Command::Config(_)
+        | Command::Man(_)
+        | Command::Serve(_)
+        | Command::Demo(_) => Ok(Outcome::Done),
+    }
+}
+
+/// One thread is enough for the work: all waiting is for other processes. Signals have another.
 fn block_on(command: impl AsyncFnOnce(Interrupt) -> Result<Outcome, Failure>) -> Result<Outcome, Failure> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     runtime

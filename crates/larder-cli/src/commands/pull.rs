@@ -4,30 +4,30 @@ use std::sync::Arc;
 
 use larder::events::LogSink;
 use larder::pod::Pod;
-use larder::pull::{EnsureRequest, Outcome as Pulled, PullPolicy};
-use larder::records::Verification;
+use larder::pull::{EnsureRequest, Outcome as Pulled, PullConfig, PullPolicy};
+use larder_agent::client::Pulls;
 use serde::Serialize;
 
 use super::ensure::check_argument;
 use super::trouble::Trouble;
-use super::work::{self, Ended, Shown, Verdict, Wishes, Worker};
-use crate::args::{Connection, PullArgs};
-use crate::connect;
+use super::work::{self, Ended, Shown, Verdict};
+use crate::args::PullArgs;
 use crate::credentials;
 use crate::exit::Outcome;
-use crate::failure::Failure;
+use crate::failure::{Failure, Report as _};
 use crate::interrupt::Interrupt;
 use crate::out::{Out, progress_possible};
 use crate::output::progress::Progress;
 use crate::output::{self, size};
+use crate::session::Session;
 
 pub(super) async fn run(
     args: &PullArgs,
-    connection: &Connection,
-    out: &Arc<Out>,
+    session: &Session,
     interrupt: Interrupt,
 ) -> Result<Outcome, Failure> {
-    let config = args.pulling.config()?;
+    let out = &session.out;
+    args.pulling.adjust(PullConfig::default())?;
     let (requests, mut outcome) = requests(&args.images, out);
     if requests.is_empty() {
         show(args, &[], out);
@@ -40,9 +40,9 @@ pub(super) async fn run(
         tracing::info!("credentials for {image}: {}", candidates.tell(image, &[]));
     }
     let interrupt = interrupt.handle();
-    let verification = Verification::default();
-    let reached = match interrupt.or(connect::reach(connection, &verification)).await {
-        Some(Ok(reached)) => reached,
+    let need = work::need(&args.pulling, &credentials.programs, Vec::new());
+    let client = match interrupt.or(session.reach(need)).await {
+        Some(Ok(client)) => client,
         unreached => {
             let rows = requests.iter().map(|request| Row::new(&request.image, &Verdict::Unfinished));
             show(args, &rows.collect::<Vec<_>>(), out);
@@ -54,12 +54,11 @@ pub(super) async fn run(
     };
 
     let progress = Arc::new(Progress::new(!args.quiet && progress_possible()));
-    let events = Arc::new(LogSink);
-    let wishes = Wishes { pulling: &args.pulling, config, credentials, events, progress: true };
-    let mut worker = Worker::new(reached, wishes, out);
+    work::warn_of_the_daemons_own(&client, &args.pulling, &candidates, out);
+    let pulls = Pulls::new(client, credentials.secret, Arc::new(LogSink), true);
     out.keep_above(&progress);
     let Ended { verdicts, lost } = work::ensure_all(
-        &worker,
+        &pulls,
         &requests,
         std::time::Duration::ZERO,
         &LogSink,
@@ -68,7 +67,6 @@ pub(super) async fn run(
     )
     .await;
 
-    worker.ensured(&work::ensured_ids(&verdicts), out).await;
     let rows = requests.iter().zip(&verdicts).map(|(request, verdict)| Row::new(&request.image, verdict));
     show(args, &rows.collect::<Vec<_>>(), out);
     let mut failed = false;
@@ -105,7 +103,7 @@ pub(super) async fn run(
     } else if !unfinished.is_empty() {
         outcome = outcome.max(work::tell_unfinished(unfinished, out));
     } else if failed {
-        outcome = outcome.max(work::is_it_gone(&worker, &interrupt, out).await);
+        outcome = outcome.max(work::is_it_gone(&pulls, &interrupt, out).await);
     }
     Ok(outcome)
 }

@@ -1,16 +1,15 @@
 //! `larder reload`: the daemon reads its configuration again.
 
-use larder_control::v1alpha1::ReloadRequest;
+use larder_api::v1alpha1::ReloadRequest;
 
-use crate::args::{Connection, ReloadArgs};
-use crate::daemon::Daemon;
 use crate::exit::Outcome;
 use crate::failure::Failure;
-use crate::out::Out;
+use crate::session::Session;
 
-pub(super) async fn run(_: &ReloadArgs, connection: &Connection, out: &Out) -> Result<Outcome, Failure> {
-    let daemon = Daemon::required(connection)?;
-    let reloaded = daemon.ask(async |mut client| client.reload(ReloadRequest {}).await).await?;
+pub(super) async fn run(session: &Session) -> Result<Outcome, Failure> {
+    let out = &session.out;
+    let daemon = session.daemon()?;
+    let reloaded = daemon.ask(async |mut calls| calls.reload(ReloadRequest {}).await).await?;
     for key in &reloaded.applied {
         out.line(format_args!("{key}: in force"));
     }

@@ -1,33 +1,18 @@
 //! `larder rm`.
 
-mod naming;
-
-use std::collections::HashMap;
-use std::path::Path;
-use std::sync::Arc;
-use std::time::SystemTime;
-
-use larder::backend::{Backend, BackendError, Container, Image, ImageSpec, InUse};
-use larder::gc::Gate;
-use larder::outlive::to_its_end;
-use larder_control::v1alpha1::{self as api, RemoveRequest, RemoveResponse, removed};
-use larder_store::backend::StoreBackend;
-use larder_store::disk::Amount;
-use larder_store::store::{Store, StoreError};
+use larder_api::v1alpha1::{self as api, RemoveRequest, RemoveResponse, removed};
 use serde::Serialize;
-use tokio::task::spawn_blocking;
 
-use super::inspect::{absent, names_and_ids, trouble_with};
-use crate::args::{Connection, RmArgs};
-use crate::connect;
-use crate::daemon::{Daemon, convert};
+use super::inspect::names_and_ids;
+use crate::args::RmArgs;
 use crate::exit::Outcome;
-use crate::failure::{Failure, chain};
-use crate::out::{Out, progress_possible};
-use crate::output::{self, DataFormat, size};
-use naming::Naming;
+use crate::failure::{Failure, Report as _};
+use crate::out::Out;
+use crate::output::{self, DataFormat};
+use crate::session::{Need, Session};
 
-pub(super) async fn run(args: &RmArgs, connection: &Connection, out: &Out) -> Result<Outcome, Failure> {
+pub(super) async fn run(args: &RmArgs, session: &Session) -> Result<Outcome, Failure> {
+    let out = &session.out;
     let (names, outcome) = names_and_ids(&args.images, out);
     let request = RemoveRequest {
         images: names.into_iter().map(str::to_owned).collect(),
@@ -37,7 +22,8 @@ pub(super) async fn run(args: &RmArgs, connection: &Connection, out: &Out) -> Re
     let answer = if request.images.is_empty() {
         Ok(RemoveResponse::default())
     } else {
-        ask(request, connection).await
+        let client = session.open(Need::use_images()).await?;
+        client.wait(async |mut calls| calls.remove(request).await).await
     };
     let told =
         outcome.max(answer.as_ref().map_or(Outcome::Done, |answer| tell_all(answer, args.output, out)));
@@ -52,25 +38,12 @@ pub(super) async fn run(args: &RmArgs, connection: &Connection, out: &Out) -> Re
     }
 }
 
-async fn ask(request: RemoveRequest, connection: &Connection) -> Result<RemoveResponse, Failure> {
-    if let Some(daemon) = Daemon::find(connection)? {
-        return daemon.wait(async |mut client| client.remove(request).await).await;
-    }
-    let gate = Arc::new(Gate::default());
-    let chosen = connect::chosen(connection)?;
-    let (store, backend) = (chosen.store().cloned(), chosen.into_backend());
-    Ok(remove(&request, &backend, store.as_ref(), &gate).await)
-}
-
 /// Tells of each image in turn.
 fn tell_all(answer: &RemoveResponse, format: Option<DataFormat>, out: &Out) -> Outcome {
     let mut outcome = Outcome::Done;
     for result in &answer.results {
         if let Some(removed::Result::Refused(refused)) = &result.result {
             outcome = outcome.max(Failure::from(refused.clone()).print(out));
-        }
-        if result.pending_inodes >= MANY_FILES && progress_possible() {
-            out.note(freeing(result));
         }
         if !result.note.is_empty() {
             out.note(&result.note);
@@ -90,204 +63,6 @@ fn removed_of(result: &api::Removed) -> Option<&api::Image> {
         Some(removed::Result::Removed(image)) => Some(image),
         _ => None,
     }
-}
-
-/// Removes images one after the other; their names were checked. `store` is the backend, where that is larder's own
-/// store; `gate` is what ensures and collection agree on. A backend that goes away meanwhile is the end of it. Dropping
-/// the call ends it after the image that is being removed.
-pub(crate) async fn remove(
-    request: &RemoveRequest,
-    backend: &Arc<dyn Backend>,
-    store: Option<&StoreBackend>,
-    gate: &Arc<Gate>,
-) -> RemoveResponse {
-    let mut answer = RemoveResponse::default();
-    if let Err(failure) = remove_all(request, backend, store, gate, &mut answer).await {
-        answer.error = Some((&failure).into());
-        return answer;
-    }
-    // A removal is the time to let go of what dead processes left, too. The images are gone whether or not that works.
-    if let Some(store) = store.map(StoreBackend::store).cloned() {
-        let swept = spawn_blocking(move || {
-            store.sweep(SystemTime::now()).map_err(|error| unswept(store.root(), &error))
-        });
-        if let Ok(Err(warning)) = swept.await {
-            answer.warnings.push(warning);
-        }
-    }
-    answer
-}
-
-async fn remove_all(
-    request: &RemoveRequest,
-    backend: &Arc<dyn Backend>,
-    store: Option<&StoreBackend>,
-    gate: &Arc<Gate>,
-    answer: &mut RemoveResponse,
-) -> Result<(), Failure> {
-    // All names are looked up before the first removal: two of them may mean one image.
-    let mut found: Vec<Asked> = Vec::new();
-    for name in &request.images {
-        match backend.status(&ImageSpec::named(name)).await {
-            Ok(Some(image)) => match naming::how(name, &image) {
-                Naming::PartOfId => answer.refuse(too_short(name, &image))?,
-                how => match found.iter_mut().find(|known| known.image.id == image.id) {
-                    Some(known) => known.ways.push(how),
-                    None => found.push(Asked { name, image, ways: vec![how] }),
-                },
-            },
-            Ok(None) if request.ignore_not_found => {}
-            Ok(None) => answer.refuse(absent(name))?,
-            Err(error) => answer.refuse(trouble_with(name, error))?,
-        }
-    }
-    // What is forced out of a runtime is its own affair; of the store, the mounts that stay are told.
-    let looks = !found.is_empty() && (store.is_some() || !request.force);
-    let in_use = if looks { backend.in_use().await? } else { InUse::default() };
-    let unique: HashMap<String, Amount> = store.iter().flat_map(|store| unique_of(store.store())).collect();
-    for Asked { name, image, ways } in &found {
-        if !request.force && naming::names_more(image, ways) {
-            answer.refuse(other_names(name, image, is_docker(backend).await))?;
-            continue;
-        }
-        let mounts: Vec<&str> = using(image, &in_use).map(|user| user.name.as_str()).collect();
-        if !request.force && !mounts.is_empty() {
-            answer.refuse(match store {
-                Some(_) => mounted(name, &mounts),
-                None => used(name, &users(image, &in_use), &mounts, !is_docker(backend).await),
-            })?;
-            continue;
-        }
-        if let Err(error) = remove_one(&image.id, request.force, backend, store, gate).await {
-            answer.refuse(trouble_with(name, error))?;
-            continue;
-        }
-        let pending = unique.get(&image.id).copied().unwrap_or_default();
-        answer.results.push(api::Removed {
-            pending_bytes: pending.bytes,
-            pending_inodes: pending.inodes,
-            result: Some(removed::Result::Removed(convert::image(image))),
-            note: if mounts.is_empty() { String::new() } else { still_mounted(name, &mounts) },
-        });
-    }
-    Ok(())
-}
-
-/// Removes one image. The store goes on removing after its caller went away; the gate has to stay closed until then.
-async fn remove_one(
-    id: &str,
-    force: bool,
-    backend: &Arc<dyn Backend>,
-    store: Option<&StoreBackend>,
-    gate: &Arc<Gate>,
-) -> Result<(), BackendError> {
-    let removing = gate.removal(id).await;
-    let (id, backend, store) = (id.to_owned(), Arc::clone(backend), store.cloned());
-    to_its_end(async move {
-        let _removing = removing;
-        match &store {
-            Some(store) if force => store.remove_mounted(&id).await?,
-            _ => backend.remove(&ImageSpec::named(&id)).await?,
-        }
-        if let Some(store) = &store {
-            // Who removes an image wants the room when the command is done.
-            store.store().finish_deletion();
-        }
-        Ok(())
-    })
-    .await
-}
-
-trait Refuse {
-    /// Notes why one image is still there. A backend that is gone is the end of all.
-    fn refuse(&mut self, failure: Failure) -> Result<(), Failure>;
-}
-
-impl Refuse for RemoveResponse {
-    fn refuse(&mut self, failure: Failure) -> Result<(), Failure> {
-        if failure.outcome() == Outcome::Unreachable {
-            return Err(failure);
-        }
-        let result = Some(removed::Result::Refused((&failure).into()));
-        self.results.push(api::Removed { result, ..api::Removed::default() });
-        Ok(())
-    }
-}
-
-/// Deleting so many files takes seconds.
-const MANY_FILES: u64 = 10_000;
-
-/// What removing each image alone frees, by its id. Where that cannot be told, nothing is lost but a note.
-fn unique_of(store: &Store) -> Vec<(String, Amount)> {
-    let usages = store.image_usages().unwrap_or_default();
-    usages.into_iter().map(|usage| (usage.id.to_string(), usage.unique)).collect()
-}
-
-/// The command goes on for a while after its last line.
-fn freeing(removed: &api::Removed) -> String {
-    let (bytes, files) = (size::bytes(removed.pending_bytes), removed.pending_inodes);
-    format!("freeing {bytes} in {files} files; this may take a while")
-}
-
-/// An image to remove, and in which ways it was asked for.
-struct Asked<'a> {
-    name: &'a str,
-    image: Image,
-    ways: Vec<Naming>,
-}
-
-/// Whether it is an engine of Docker: it drops single tags, and refuses what a container has, forced or not.
-async fn is_docker(backend: &Arc<dyn Backend>) -> bool {
-    backend.info().await.is_ok_and(|info| info.name == "docker")
-}
-
-/// The image is in use by containers of a runtime.
-fn used(name: &str, users: &[String], containers: &[&str], can_force: bool) -> Failure {
-    let containers = match containers {
-        [one] => format!("the container {one}"),
-        several => format!("the containers {}", several.join(", ")),
-    };
-    let force = if can_force { "; or use --force, where the runtime allows it" } else { "" };
-    Failure::failed(format!("{name}: in use by {}", users.join(", ")))
-        .hint(format!("remove {containers} first{force}"))
-}
-
-/// The image is mounted out of larder's own store.
-fn mounted(name: &str, mounts: &[&str]) -> Failure {
-    Failure::failed(format!("{name}: mounted at {}", mounts.join(", "))).hint(format!(
-        "larder umount {}; or use --force, and what is mounted stays until it is unmounted",
-        mounts.join(" ")
-    ))
-}
-
-/// The image is gone from lists, and its layers are not.
-fn still_mounted(name: &str, mounts: &[&str]) -> String {
-    let (places, dirs) = (mounts.join(", "), mounts.join(" "));
-    format!("note: {name} is still mounted at {places}; its layers go with larder umount {dirs}")
-}
-
-/// What dead processes left is still there.
-fn unswept(root: &Path, error: &StoreError) -> String {
-    let hint = error.hint().unwrap_or("the next larder rm tries again; larder fsck tells what is wrong");
-    format!("could not clear away what was left behind in {}: {}; {hint}", root.display(), chain(error))
-}
-
-/// So few digits may have been meant as something else.
-fn too_short(name: &str, image: &Image) -> Failure {
-    let names = naming::all_names(image).join(", ");
-    Failure::bad_input(format!("{name}: no name of an image, and too short for an id"))
-        .hint(format!("{} ({names}) begins with it; write at least 4 digits, or a name", image.id))
-}
-
-/// The runtime can only remove an image whole, and it has names that nobody asked to remove.
-fn other_names(name: &str, image: &Image, is_docker: bool) -> Failure {
-    let names = naming::all_names(image).join(", ");
-    let one_alone = is_docker.then(|| format!("docker rmi {name} drops this name alone"));
-    Failure::failed(format!("{name}: the image has names in several repositories: {names}"))
-        .hint(
-            "a runtime removes an image under all of its names; name one of each repository, or use --force",
-        )
-        .hints(one_alone)
 }
 
 /// An image that is gone. The shape of `-o json`.
@@ -315,92 +90,4 @@ fn tell(image: &api::Image, out: &Out) {
         out.line(format_args!("Untagged: {name}"));
     }
     out.line(format_args!("Deleted: {}", image.id));
-}
-
-/// What uses an image, whatever name of it the runtime reports: containers, or mounts of larder's own store.
-fn using<'a>(image: &'a Image, in_use: &'a InUse) -> impl Iterator<Item = &'a Container> {
-    let is_this = |name: &String| {
-        *name == image.id || image.repo_tags.contains(name) || image.repo_digests.contains(name)
-    };
-    in_use
-        .containers
-        .iter()
-        .filter(move |container| is_this(&container.image_id) || container.mounted_images.iter().any(is_this))
-}
-
-/// The containers that use an image, in words.
-pub(super) fn users(image: &Image, in_use: &InUse) -> Vec<String> {
-    let named = using(image, in_use).map(|container| {
-        let id = container.id.get(..13).unwrap_or(&container.id);
-        let state = if container.running { "running" } else { "not running" };
-        match container.pod.as_str() {
-            "" => format!("container {} ({id}, {state})", container.name),
-            pod => format!("container {} of pod {pod} ({id}, {state})", container.name),
-        }
-    });
-    named.collect()
-}
-
-#[cfg(test)]
-mod tests {
-    use std::time::Duration;
-
-    use larder_testkit::fake_backend::{FakeBackend, image};
-    use tokio::time::timeout;
-
-    use super::*;
-
-    #[test]
-    fn users_are_found_by_id_by_name_and_by_mount() {
-        let image =
-            Image { id: "sha256:1".into(), repo_tags: vec!["r.example/a:1".into()], ..Image::default() };
-        let container = |name: &str, image_id: &str, mounted: &[&str]| Container {
-            id: "0123456789abcdef".into(),
-            name: name.into(),
-            image_id: image_id.into(),
-            mounted_images: mounted.iter().map(|name| (*name).to_owned()).collect(),
-            pod: "default/web".into(),
-            running: true,
-            ..Container::default()
-        };
-        let in_use = InUse {
-            containers: vec![
-                container("by-id", "sha256:1", &[]),
-                container("by-name", "r.example/a:1", &[]),
-                container("by-mount", "sha256:2", &["sha256:1"]),
-                container("other", "sha256:2", &[]),
-            ],
-            sandboxes: Vec::new(),
-        };
-        assert_eq!(
-            users(&image, &in_use),
-            ["by-id", "by-name", "by-mount"]
-                .map(|name| format!("container {name} of pod default/web (0123456789abc, running)"))
-        );
-    }
-
-    #[test]
-    fn on_docker_the_refusal_says_how_one_name_goes_alone() {
-        let names = vec!["api:2".to_owned(), "keepme:1".to_owned()];
-        let image = Image { repo_tags: names, ..Image::default() };
-        let steps = |is_docker| other_names("api:2", &image, is_docker).next_steps().join("\n");
-        assert!(steps(true).contains("docker rmi api:2") && !steps(false).contains("docker"));
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_removal_whose_caller_goes_away_ends_behind_the_closed_gate_and_no_other_begins() {
-        let (fake, gate) = (FakeBackend::new(), Arc::new(Gate::default()));
-        let minute = Duration::from_secs(60);
-        for name in ["a:1", "b:1"] {
-            fake.add_image(name, image(format!("sha256:{name}"), 1));
-        }
-        fake.remove_slowly(minute);
-        let backend: Arc<dyn Backend> = Arc::new(fake.clone());
-        let request = RemoveRequest { images: vec!["a:1".into(), "b:1".into()], ..RemoveRequest::default() };
-        let removing = remove(&request, &backend, None, &gate);
-        assert!(timeout(minute / 2, removing).await.is_err(), "it goes away");
-        assert!(!Arc::clone(&gate).look().lease("sha256:a:1", minute).await);
-        let left: Vec<_> = fake.images().into_iter().map(|image| image.id).collect();
-        assert_eq!(left, ["sha256:b:1"]);
-    }
 }

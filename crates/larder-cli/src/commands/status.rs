@@ -3,21 +3,23 @@
 use std::time::Duration;
 
 use larder::gotext;
-use larder_control::v1alpha1::{GcStatus, StatusRequest, StatusResponse};
+use larder_api::convert;
+use larder_api::v1alpha1::{GcStatus, StatusRequest, StatusResponse};
 use tokio::time::Instant;
 
-use crate::args::{Connection, StatusArgs};
-use crate::daemon::{Daemon, convert};
+use crate::args::StatusArgs;
 use crate::exit::Outcome;
 use crate::failure::Failure;
 use crate::out::Out;
 use crate::output;
 use crate::output::progress;
 use crate::output::table::Table;
+use crate::session::Session;
 
-pub(super) async fn run(args: &StatusArgs, connection: &Connection, out: &Out) -> Result<Outcome, Failure> {
-    let daemon = Daemon::required(connection)?;
-    let status = daemon.ask(async |mut client| client.status(StatusRequest { look: true }).await).await?;
+pub(super) async fn run(args: &StatusArgs, session: &Session) -> Result<Outcome, Failure> {
+    let out = &session.out;
+    let daemon = session.daemon()?;
+    let status = daemon.ask(async |mut calls| calls.status(StatusRequest { look: true }).await).await?;
     match args.output.data() {
         Some(format) => output::data(out, format, &status),
         None => tell(&status, args.output.is_wide(), out),

@@ -1,24 +1,28 @@
-//! Runs many ensures side by side through one image manager, for `ensure` and `pull`.
+//! Runs many ensures side by side through the control API, for `ensure` and `pull`.
 
 use std::collections::BTreeSet;
 use std::future::Future;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
+use larder::credentials::{Sources, Tokens};
 use larder::events::{Event, EventSink};
 use larder::pull::{EnsureError, EnsureReason, EnsureRequest, Ensured};
+use larder_agent::client::{Client, Pulls};
+use larder_agent::config::{Origin, Source};
 use tokio::time::{self, Instant};
 
+use crate::args::Pulling as PullingFlags;
+use crate::candidates::Candidates;
 use crate::exit::Outcome;
-use crate::failure::Failure;
+use crate::failure::{Failure, Report as _};
 use crate::interrupt::Handled;
 use crate::out::Out;
 use crate::output::progress::Progress;
+use crate::session::{Need, Pulling};
 
 mod slow;
-mod worker;
-
-pub(super) use worker::{Wishes, Worker};
 
 /// How often kubelet looks again at a pod that does not run: each look is an event.
 const SYNC_PERIOD: Duration = Duration::from_secs(10);
@@ -26,6 +30,45 @@ const SYNC_PERIOD: Duration = Duration::from_secs(10);
 const FIRST_SYNC: Duration = Duration::from_secs(1);
 /// How often progress is drawn.
 const DRAW_PERIOD: Duration = Duration::from_millis(125);
+
+/// What a command that pulls needs. `settings` are those that its other flags give a value.
+pub(super) fn need(
+    flags: &PullingFlags,
+    credentials: &Arc<dyn Fn() -> Sources + Send + Sync>,
+    settings: Vec<Source>,
+) -> Need {
+    let adjusted = flags.clone();
+    let tokens = (flags.tokens() == Tokens::Ignore).then(|| Source::Given {
+        by: Origin::Flag("--kubelet"),
+        key: "pull.credentialTokens",
+        value: "ignore".to_owned(),
+    });
+    let pulling = Pulling {
+        adjust: Box::new(move |settings| adjusted.adjust(settings)),
+        given: flags.given(),
+        settings: settings.into_iter().chain(tokens).collect(),
+        credentials: Arc::clone(credentials),
+    };
+    Need { pulling: Some(pulling), ..Need::use_images().creating() }
+}
+
+/// Says what of the flags does not reach a daemon.
+pub(super) fn warn_of_the_daemons_own(
+    client: &Client,
+    flags: &PullingFlags,
+    candidates: &Candidates,
+    out: &Out,
+) {
+    if client.socket().is_none() {
+        return;
+    }
+    if candidates.has_programs() {
+        out.warning("the daemon asks the credential helpers and providers of its own configuration only");
+    }
+    if flags.is_given() {
+        out.warning("the daemon queues pulls as its configuration says, and not as the flags do");
+    }
+}
 
 /// How an ensure ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -58,7 +101,7 @@ pub(super) struct Ended {
 /// Makes all images present at once and tells how each ended. Ends early, with the rest
 /// [unfinished](Verdict::Unfinished), when `interrupt` is done, or who does the work is gone.
 pub(super) async fn ensure_all(
-    worker: &Worker,
+    pulls: &Pulls,
     requests: &[EnsureRequest],
     retry_for: Duration,
     events: &dyn EventSink,
@@ -72,12 +115,12 @@ pub(super) async fn ensure_all(
     let each = requests
         .iter()
         .enumerate()
-        .map(|(index, request)| async move { (index, keep_trying(worker, request, deadline, events).await) });
+        .map(|(index, request)| async move { (index, keep_trying(pulls, request, deadline, events).await) });
     let mut running: FuturesUnordered<_> = each.collect();
     // What is over at once, as when all is present, draws nothing.
     let mut draw = time::interval_at(Instant::now() + DRAW_PERIOD, DRAW_PERIOD);
     draw.set_missed_tick_behavior(time::MissedTickBehavior::Delay);
-    let slow = slow::tell(worker, progress, out);
+    let slow = slow::tell(pulls, progress, out);
     tokio::pin!(interrupt, slow);
     loop {
         tokio::select! {
@@ -86,13 +129,13 @@ pub(super) async fn ensure_all(
                 None => break,
             },
             () = &mut interrupt => break,
-            failure = worker.lost() => {
+            failure = pulls.lost() => {
                 lost = Some(failure);
                 break;
             }
             () = &mut slow => {}
             _ = draw.tick(), if progress.is_wanted() => {
-                progress.update(&worker.pulls(), requests.len() - running.len(), requests.len(), Instant::now());
+                progress.update(&pulls.pulls(), requests.len() - running.len(), requests.len(), Instant::now());
             }
         }
     }
@@ -103,13 +146,13 @@ pub(super) async fn ensure_all(
 /// Tries until it works or the time is over (never, without a deadline), looking again as kubelet does: soon after a
 /// failure, then every few seconds, and as soon as the back-off is over.
 async fn keep_trying(
-    worker: &Worker,
+    pulls: &Pulls,
     request: &EnsureRequest,
     deadline: Option<Instant>,
     events: &dyn EventSink,
 ) -> Verdict {
     loop {
-        let error = match worker.ensure(request).await {
+        let error = match pulls.ensure(request).await {
             Ok(ensured) => return Verdict::Ensured(ensured),
             Err(error) => error,
         };
@@ -136,18 +179,9 @@ fn tell_failure(request: &EnsureRequest, error: &EnsureError, events: &dyn Event
     }
 }
 
-/// The ids of the images that are present now.
-pub(super) fn ensured_ids(verdicts: &[Verdict]) -> Vec<&str> {
-    let present = verdicts.iter().filter_map(|verdict| match verdict {
-        Verdict::Ensured(ensured) => Some(ensured.image_ref.as_str()),
-        Verdict::Failed(_) | Verdict::Unfinished => None,
-    });
-    present.collect()
-}
-
 /// Whether the backend is gone, which then is told: asked after something failed, because a pull's error does not say.
-pub(super) async fn is_it_gone(worker: &Worker, interrupt: &Handled, out: &Out) -> Outcome {
-    match interrupt.or(worker.answers()).await {
+pub(super) async fn is_it_gone(pulls: &Pulls, interrupt: &Handled, out: &Out) -> Outcome {
+    match interrupt.or(pulls.client().answers()).await {
         None => Outcome::Interrupted,
         Some(Err(failure)) if failure.outcome() == Outcome::Unreachable => failure.print(out),
         Some(_) => Outcome::Done,

@@ -54,9 +54,9 @@ pub(crate) struct EventRecord {
     event_type: String,
     reason: String,
     object: String,
-    #[serde(serialize_with = "super::or_null")]
+    #[serde(serialize_with = "larder_api::or_null")]
     namespace: String,
-    #[serde(serialize_with = "super::or_null")]
+    #[serde(serialize_with = "larder_api::or_null")]
     field: String,
     message: String,
 }

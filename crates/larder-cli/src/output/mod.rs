@@ -9,7 +9,7 @@ pub(crate) mod size;
 pub(crate) mod table;
 
 use clap::ValueEnum;
-use serde::{Serialize, Serializer};
+use serde::Serialize;
 
 use crate::out::Out;
 use table::Table;
@@ -52,11 +52,6 @@ impl Format {
     pub(crate) fn is_wide(self) -> bool {
         self == Format::Wide
     }
-}
-
-/// Writes an empty text as `null`: in data, nothing known is told in one way.
-pub(crate) fn or_null<S: Serializer>(text: &str, serializer: S) -> Result<S::Ok, S::Error> {
-    Some(text).filter(|text| !text.is_empty()).serialize(serializer)
 }
 
 /// Prints data.

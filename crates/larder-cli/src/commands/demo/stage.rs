@@ -6,12 +6,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use clap::Parser as _;
 
-use super::super::{df, ensure, fsck, images, rm};
-use crate::args::{Cli, Command};
+use larder_api::v1alpha1::{StoreUsage, UsageRequest};
+
+use crate::args::{Cli, Connection};
 use crate::exit::Outcome;
-use crate::failure::Failure;
+use crate::failure::{Failure, Report as _};
 use crate::interrupt::Interrupt;
 use crate::out::Out;
+use crate::session::{Need, Session};
 
 /// The store, in the demo's folder.
 pub(super) const ROOT: &str = "store";
@@ -68,14 +70,21 @@ impl Stage {
         let mut connection = cli.connection;
         connection.root = Some(ROOT.into());
         connection.daemon = Some("none".into());
-        match cli.command {
-            Command::Ensure(args) => ensure::run(&args, &connection, out, self.interrupt.clone()).await,
-            Command::Images(args) => images::run(&args, &connection, out).await,
-            Command::Df(args) => df::run(&args, &connection, out).await,
-            Command::Fsck(args) => fsck::run(&args, &connection, out).await,
-            Command::Rm(args) => rm::run(&args, &connection, out).await,
-            _ => Err(Failure::bad_input(format!("{line}: no command of the demo"))),
-        }
+        let session = Session::new(connection, Arc::clone(out));
+        let ended = Box::pin(super::super::dispatch(&session, cli.command, &self.interrupt)).await;
+        session.close().await;
+        ended
+    }
+
+    /// What the store knows of its disk usage.
+    pub(super) async fn usage(&self) -> Result<StoreUsage, Failure> {
+        let connection =
+            Connection { root: Some(ROOT.into()), daemon: Some("none".into()), ..Connection::default() };
+        let session = Session::new(connection, Arc::clone(&self.out));
+        let client = session.open(Need::collect()).await?;
+        let usage = client.ask(async |mut calls| calls.usage(UsageRequest {}).await).await;
+        session.close().await;
+        usage?.store.ok_or_else(|| self.failed("the backend is not a store"))
     }
 
     /// Ends the demo unless this holds.

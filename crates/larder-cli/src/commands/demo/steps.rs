@@ -1,23 +1,21 @@
 //! What the demo shows, and how each of it is checked from outside of the command: by the registry's log and by a walk
 //! over the store's folder.
 
+use std::collections::HashSet;
 use std::fmt::Write as _;
-use std::os::unix::fs::FileExt as _;
+use std::io;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
-use larder_store::backend::StoreBackend;
-use larder_store::disk::measure;
-use larder_store::registry::RegistryConfig;
-use larder_store::store::{FS, ImageUsage, StoreUsage};
+use larder_api::v1alpha1::StoreUsage;
 
 use super::images::{Content, Image, Kind, MODIFIED};
 use super::registry::{Registry, Served};
 use super::stage::{ROOT, Stage};
 use crate::exit::Outcome;
-use crate::failure::{Failure, chain};
+use crate::failure::Failure;
 use crate::output::size;
-use crate::store;
 
 /// How many bytes the database may take more or less after a removal.
 const DATABASE_SLACK: u64 = 256 << 10;
@@ -99,35 +97,38 @@ async fn pull_again(stage: &mut Stage, registry: &Registry) -> Result<(), Failur
     Ok(())
 }
 
-/// The demo's store.
-fn opened() -> Result<StoreBackend, Failure> {
-    store::open(ROOT.as_ref(), RegistryConfig::default())
-}
-
-/// What the store knows of its use of the disk.
-fn usage(stage: &Stage) -> Result<(Vec<ImageUsage>, StoreUsage), Failure> {
-    let store = opened()?;
-    let failed = |error| stage.failed(chain(&error));
-    let images = store.store().image_usages().map_err(failed)?;
-    Ok((images, store.store().usage().map_err(failed)?))
-}
-
-/// What a walk over the store's folder finds.
+/// What a walk over the store's directory finds: allocated bytes, each file once.
 fn walked(stage: &Stage) -> Result<u64, Failure> {
-    measure(ROOT.as_ref()).map(|amount| amount.bytes).map_err(|error| stage.failed(error))
+    fn walk(dir: &Path, known: &mut HashSet<(u64, u64)>) -> io::Result<u64> {
+        let mut bytes = fs_err::symlink_metadata(dir)?.blocks() * 512;
+        for entry in fs_err::read_dir(dir)? {
+            let (path, found) = {
+                let entry = entry?;
+                (entry.path(), entry.metadata()?)
+            };
+            if found.is_dir() {
+                bytes += walk(&path, known)?;
+            } else if known.insert((found.dev(), found.ino())) {
+                bytes += found.blocks() * 512;
+            }
+        }
+        Ok(bytes)
+    }
+    walk(ROOT.as_ref(), &mut HashSet::new()).map_err(|error| stage.failed(error))
 }
 
 async fn disk_use(stage: &mut Stage) -> Result<(), Failure> {
     stage.step("What it takes on disk");
     stage.run("larder df", Outcome::Done).await?;
-    let (images, usage) = usage(stage)?;
-    let (said, walked) = (usage.total().bytes, walked(stage)?);
-    let each: u64 = images.iter().map(|image| image.total.bytes).sum();
-    let shared = usage.shared_layers.bytes;
+    let StoreUsage { images, disk } = stage.usage().await?;
+    let disk = disk.unwrap_or_default();
+    let (said, walked) = (disk.total.unwrap_or_default().size_bytes, walked(stage)?);
+    let each: u64 = images.iter().map(|image| image.size_bytes).sum();
+    let shared = disk.shared_layers.unwrap_or_default().size_bytes;
     stage.check(said.abs_diff(walked) * 100 <= walked, || {
         format!("df says {said} bytes, a walk over the folder finds {walked}")
     })?;
-    let counted_once = images.iter().all(|image| image.shared.bytes == shared) && each > said && shared > 0;
+    let counted_once = images.iter().all(|image| image.shared_bytes == shared) && each > said && shared > 0;
     stage.check(counted_once, || format!("{each} bytes of images, {said} on disk, {shared} shared"))?;
     stage.holds(format_args!(
         "{} if each image had its own layers, {} on disk: the {} that all share are there once",
@@ -143,14 +144,11 @@ fn damage(stage: &mut Stage, registry: &Registry) -> Result<(PathBuf, Vec<u8>), 
     const PLACE: u64 = 4000;
     stage.step("A byte of a file goes bad on disk");
     let image = &registry.content().images[DAMAGED];
-    let key = {
-        let store = opened()?;
-        let found =
-            store.store().image(&name(registry, image)).map_err(|error| stage.failed(chain(&error)))?;
-        found.and_then(|found| found.layers.last().map(|layer| layer.key.as_str().to_owned()))
-    };
-    let key = key.ok_or_else(|| stage.failed(format_args!("{} is not in the store", image.name)))?;
-    let file = Path::new(ROOT).join("layers").join(key).join(FS).join(&image.file);
+    // Only its own layer has the file.
+    let layers = fs_err::read_dir(Path::new(ROOT).join("layers")).map_err(|error| stage.failed(error))?;
+    let files = layers.flatten().map(|layer| layer.path().join("fs").join(&image.file));
+    let file = files.into_iter().find(|file| file.is_file());
+    let file = file.ok_or_else(|| stage.failed(format_args!("{} is not in the store", image.name)))?;
     let before = fs_err::read(&file).map_err(|error| stage.failed(error))?;
     let bad = !before[usize::try_from(PLACE).unwrap_or(0)];
     // What goes bad by itself leaves no trace in the file's times.
@@ -202,10 +200,10 @@ async fn repair(stage: &mut Stage, registry: &Registry, file: &Path, before: &[u
 async fn remove(stage: &mut Stage, registry: &Registry) -> Result<(), Failure> {
     stage.step("Removing an image frees what only that image has");
     let image = name(registry, &registry.content().images[REMOVED]);
-    let (images, _) = usage(stage)?;
-    let usage_of = images.iter().find(|usage| usage.tags.contains(&image));
+    let images = stage.usage().await?.images;
+    let usage_of = images.iter().find(|usage| usage.repo_tags.contains(&image));
     let unique =
-        usage_of.map(|usage| usage.unique.bytes).ok_or_else(|| stage.failed("it is not in the store"))?;
+        usage_of.map(|usage| usage.unique_bytes).ok_or_else(|| stage.failed("it is not in the store"))?;
     let before = walked(stage)?;
     stage.run(&format!("larder rm {image}"), Outcome::Done).await?;
     let freed = before.saturating_sub(walked(stage)?);

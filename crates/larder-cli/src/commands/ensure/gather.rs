@@ -7,14 +7,15 @@ use larder::gotext::quote;
 use larder::pod::{ObjectRef, Pod, SandboxConfig};
 use larder::pull::{EnsureRequest, PullPolicy, default_policy};
 
+use larder_agent::image_name;
+
 use crate::args::EnsureArgs;
 use crate::exit::Outcome;
 use crate::failure::Failure;
-use crate::image_name;
-use crate::manifest::{
+use crate::out::Out;
+use larder_agent::manifest::{
     Located, Manifests, Named, Place, Problem, Secrets, Source, Want, Workload, is_pull_type,
 };
-use crate::out::Out;
 
 /// What events about images given as arguments are about.
 const ARGUMENT_LABEL: &str = "image";

@@ -7,22 +7,23 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use larder::events::EventSink;
-use larder::pull::{EnsureError, EnsureReason};
+use larder::pull::{EnsureError, EnsureReason, PullConfig};
+use larder_agent::client::Pulls;
+use larder_agent::image_name;
 use tokio::time::Instant;
 
 use super::trouble::{self, Trouble};
-use super::work::{self, Ended, Shown, Verdict, Wishes, Worker};
-use crate::args::{Connection, EnsureArgs};
+use super::work::{self, Ended, Shown, Verdict};
+use crate::args::EnsureArgs;
 use crate::candidates::Candidates;
-use crate::connect::{self, Reached};
 use crate::credentials;
 use crate::exit::Outcome;
-use crate::failure::Failure;
-use crate::image_name;
+use crate::failure::{Failure, Report as _};
 use crate::interrupt::Interrupt;
 use crate::out::{Out, progress_possible};
 use crate::output::events::{EventLog, Look};
 use crate::output::progress::Progress;
+use crate::session::Session;
 use gather::Gathered;
 pub(super) use gather::check_argument;
 pub(super) use gather::{Job, wishes_for};
@@ -30,12 +31,11 @@ use summary::Summary;
 
 pub(super) async fn run(
     args: &EnsureArgs,
-    connection: &Connection,
-    out: &Arc<Out>,
+    session: &Session,
     interrupt: Interrupt,
 ) -> Result<Outcome, Failure> {
-    let config = args.pulling.config()?;
-    let verification = args.verify.verification()?;
+    let out = &session.out;
+    args.pulling.adjust(PullConfig::default())?;
     let gathered = gather::gather(args)?;
     gathered.tell(out);
     if gathered.jobs.iter().all(Job::has_bad_name) {
@@ -53,14 +53,14 @@ pub(super) async fn run(
     }
     let interrupt = interrupt.handle();
     let started = Instant::now();
-    let reached = connect::reach_within(connection, &verification, args.retry_for, out);
-    let reached = match interrupt.or(reached).await {
-        Some(Ok(reached)) => reached,
+    let need = || work::need(&args.pulling, &credentials.programs, args.verify.settings());
+    let client = match interrupt.or(session.reach_within(args.retry_for, need)).await {
+        Some(Ok(client)) => client,
         unreached => {
             return Ok(nothing_done(
                 args,
                 &gathered,
-                unreached.and_then(Result::err).map(|failure| connect::explain(connection, failure)),
+                unreached.and_then(Result::err).map(|failure| session.explain(failure, false)),
                 out,
             ));
         }
@@ -70,32 +70,25 @@ pub(super) async fn run(
     let progress = Arc::new(if args.output.data().is_some() { progress.recorded() } else { progress });
     out.keep_above(&progress);
     let events = Arc::new(event_log(args, &gathered, out));
-    let wishes = Wishes {
-        pulling: &args.pulling,
-        config,
-        credentials,
-        events: Arc::clone(&events) as Arc<dyn EventSink>,
-        progress: true,
-    };
-    if args.verify.is_given() && matches!(reached, Reached::Daemon(_)) {
+    if args.verify.is_given() && client.socket().is_some() {
         out.warning("the daemon verifies credentials as its configuration says, and not as --verify does");
     }
-    let mut worker = Worker::new(reached, wishes, out);
+    work::warn_of_the_daemons_own(&client, &args.pulling, &candidates, out);
+    let pulls = Pulls::new(client, credentials.secret, Arc::clone(&events) as Arc<dyn EventSink>, true);
     let requests: Vec<_> = gathered.jobs.iter().map(|job| job.request.clone()).collect();
     let retry_for = args.retry_for.saturating_sub(started.elapsed());
     let shown = Shown { progress: &progress, out };
     let Ended { verdicts, lost } =
-        work::ensure_all(&worker, &requests, retry_for, &*events, shown, interrupt.asked()).await;
+        work::ensure_all(&pulls, &requests, retry_for, &*events, shown, interrupt.asked()).await;
 
     let mut summary = Summary::new(&gathered, &verdicts, events.records()).with_course(progress.course());
     // One list for all of them. What cannot be had stays unknown: it is not what was asked for.
     if summary.lacks_sizes()
         && !summary.has_unfinished()
-        && let Some(Ok(images)) = interrupt.or(worker.list()).await
+        && let Some(Ok(images)) = interrupt.or(pulls.client().images()).await
     {
         summary.fill_sizes(&images);
     }
-    worker.ensured(&work::ensured_ids(&verdicts), out).await;
     summary.show(args.output, args.retry_for, out);
     advise(&gathered, &verdicts, &candidates, out);
     let mut outcome = summary.outcome().max(gathered.outcome());
@@ -104,7 +97,7 @@ pub(super) async fn run(
     } else if summary.has_unfinished() {
         outcome = outcome.max(work::tell_unfinished(summary.unfinished(), out));
     } else if summary.has_failed() {
-        outcome = outcome.max(work::is_it_gone(&worker, &interrupt, out).await);
+        outcome = outcome.max(work::is_it_gone(&pulls, &interrupt, out).await);
     }
     Ok(outcome)
 }

@@ -12,12 +12,12 @@ use super::gather::{Gathered, Job};
 use crate::commands::trouble::Trouble;
 use crate::commands::work::Verdict;
 use crate::exit::Outcome;
-use crate::manifest::BadInput;
 use crate::out::Out;
 use crate::output::course::CourseRecord;
 use crate::output::events::EventRecord;
 use crate::output::table::Table;
 use crate::output::{self, Format, size};
+use larder_agent::manifest::BadInput;
 
 /// Everything that happened. The shape of `-o json`; documented in docs/output.md.
 #[derive(Debug, Serialize)]
@@ -47,16 +47,16 @@ struct Row {
     policy: String,
     object: String,
     namespace: String,
-    #[serde(serialize_with = "output::or_null")]
+    #[serde(serialize_with = "larder_api::or_null")]
     part: String,
-    #[serde(serialize_with = "output::or_null")]
+    #[serde(serialize_with = "larder_api::or_null")]
     field: String,
     /// `Present`, `Pulled`, `Failed`, `Unfinished`.
     result: &'static str,
     /// Such as `ErrImagePull`; empty unless failed.
-    #[serde(serialize_with = "output::or_null")]
+    #[serde(serialize_with = "larder_api::or_null")]
     reason: String,
-    #[serde(serialize_with = "output::or_null")]
+    #[serde(serialize_with = "larder_api::or_null")]
     message: String,
     id: Option<String>,
     size_bytes: Option<u64>,
@@ -89,7 +89,7 @@ impl Summary {
             failed: count("Failed"),
             unfinished: count("Unfinished"),
         };
-        let bad_input = gathered.problems.iter().map(crate::manifest::Located::as_data).collect();
+        let bad_input = gathered.problems.iter().map(larder_agent::manifest::Located::as_data).collect();
         let skipped = gathered
             .skipped
             .iter()

@@ -5,28 +5,24 @@ use std::collections::HashSet;
 use larder::credentials::{Credential, Origin, SecretCoordinates, Source, Tokens};
 use larder::pull::EnsureRequest;
 use larder::reference::{self, Reference};
-use larder_store::registry::{Client, Trial};
+use larder_agent::backend::{Target, target_of};
+use larder_agent::image_name;
+use larder_agent::registry::{Client, Trial};
 use serde::Serialize;
 
-use crate::args::{Connection, CredentialArgs, EnsureArgs, ExplainAccessArgs, Pulling};
+use crate::args::{CredentialArgs, EnsureArgs, ExplainAccessArgs, Pulling};
 use crate::candidates::Candidates;
 use crate::commands::ensure::{Job, wishes_for};
-use crate::connect::{self, Target};
 use crate::credentials::{self, Credentials};
-use crate::daemon::Daemon;
 use crate::exit::Outcome;
 use crate::failure::{Failure, chain};
-use crate::image_name;
 use crate::out::Out;
 use crate::output;
 use crate::output::table::Table;
-use crate::store;
+use crate::session::{Need, Session};
 
-pub(super) async fn run(
-    args: &ExplainAccessArgs,
-    connection: &Connection,
-    out: &Out,
-) -> Result<Outcome, Failure> {
+pub(super) async fn run(args: &ExplainAccessArgs, session: &Session) -> Result<Outcome, Failure> {
+    let out = &session.out;
     let image = args.image.as_str();
     image_name::check(image).map_err(|bad| Failure::bad_input(bad.message).hints(bad.hints))?;
     let (mut jobs, mut outcome) = wishes_for(image, &wanted(args), out)?;
@@ -40,7 +36,8 @@ pub(super) async fn run(
         };
     }
     let credentials = credentials::gather(&args.credentials, Tokens::Keep, [image], out)?;
-    let client = Client::new(store::registries(connection.certs_d.as_deref())?);
+    let (_, config) = session.config(&Need::look().of_store())?;
+    let client = Client::new(config.registry.clone());
     let mut access = Access { image: image.to_owned(), askers: Vec::new() };
     for job in &jobs {
         access.askers.push(asker(image, job, &credentials, &client).await?);
@@ -49,7 +46,7 @@ pub(super) async fn run(
         Some(format) => output::data(out, format, &access),
         None => tell(&access, out),
     }
-    tell_who_asked(connection, out);
+    tell_who_asked(session);
     if access.askers.iter().any(|asker| !asker.accepted) {
         outcome = outcome.max(Outcome::Failed);
     }
@@ -253,16 +250,17 @@ impl Candidate {
     }
 }
 
-/// Who asked, where somebody else will pull.
-fn tell_who_asked(connection: &Connection, out: &Out) {
-    if let Ok(Some(daemon)) = Daemon::find(connection) {
-        out.note(format_args!(
+/// Notes which process asked, where another one will pull.
+fn tell_who_asked(session: &Session) {
+    if let Some(socket) = session.running_daemon().as_ref().and_then(|daemon| daemon.socket()) {
+        session.out.note(format_args!(
             "note: asked by this command; the daemon at {} also has the docker config of its own user, and its own providers",
-            daemon.socket().display()
+            socket.display()
         ));
     }
-    if let Ok(Target::Runtime(endpoint)) = connect::target(connection) {
-        out.note(format_args!(
+    let target = session.config(&Need::look()).ok().and_then(|(_, config)| target_of(&config).ok());
+    if let Some(Target::Runtime(endpoint)) = target {
+        session.out.note(format_args!(
             "note: asked by larder, with hosts from --certs-d or the usual folders; what pulls is {endpoint}, which may be configured otherwise"
         ));
     }

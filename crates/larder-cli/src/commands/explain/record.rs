@@ -1,41 +1,8 @@
 //! Who may use a present image without asking the registry: its pull record.
 
-use larder::credentials::{SecretCoordinates, ServiceAccountCoordinates};
-use larder::records::{Access, ImageRecords};
-use larder_control::v1alpha1::PullRecord;
+use larder_api::v1alpha1::PullRecord;
 
 use crate::out::Out;
-
-/// What is on record of an image, by its id. What cannot be read is logged, and is as good as nothing: nobody is let in
-/// by it.
-pub(super) async fn of(records: Option<&ImageRecords>, image_ref: &str) -> Vec<PullRecord> {
-    let Some(records) = records else { return Vec::new() };
-    match records.record(image_ref).await {
-        Ok(record) => record.into_iter().flat_map(|record| record.names).map(of_name).collect(),
-        Err(error) => {
-            tracing::warn!("the pull record of {image_ref} cannot be read: {error}");
-            Vec::new()
-        }
-    }
-}
-
-fn of_name((name, access): (String, Access)) -> PullRecord {
-    PullRecord {
-        name,
-        every_pod: access.node_pods,
-        secrets: access.secrets.iter().map(|secret| of_secret(&secret.at)).collect(),
-        service_accounts: access.service_accounts.iter().map(of_account).collect(),
-    }
-}
-
-/// A login that a user brought along has no namespace.
-fn of_secret(at: &SecretCoordinates) -> String {
-    if at.namespace.is_empty() { at.name.clone() } else { at.to_string() }
-}
-
-fn of_account(ServiceAccountCoordinates { namespace, name, .. }: &ServiceAccountCoordinates) -> String {
-    format!("{namespace}/{name}")
-}
 
 /// Tells it, a line for each name.
 pub(super) fn tell(records: &[PullRecord], out: &Out) {

@@ -1,31 +1,10 @@
-//! Who holds the disk, in sentences and as data.
+//! What holds the disk, in words.
 
-use larder::gc::{Holder, Holders};
-use larder_control::v1alpha1::{Held, HeldBy};
+use larder_api::v1alpha1::{Held, HeldBy};
 
 use crate::out::Out;
 use crate::output::size;
 use crate::output::table::Table;
-
-/// The shape of `heldBy` in `larder df -o json`.
-pub(in crate::commands) fn held_by(holders: &Holders) -> HeldBy {
-    let of = |holder: Holder| {
-        let found = holders.images.iter().find(|held| held.holder == holder);
-        found
-            .map_or(Held::default(), |held| Held { count: held.images as u64, size_bytes: held.amount.bytes })
-    };
-    HeldBy {
-        in_use: Some(of(Holder::InUse)),
-        pinned: Some(of(Holder::Pinned)),
-        kept: Some(of(Holder::Kept)),
-        leased: Some(of(Holder::Leased)),
-        too_young: Some(of(Holder::TooYoung)),
-        unused: Some(of(Holder::Unused)),
-        other_bytes: holders.other_bytes,
-        estimated: holders.estimated,
-        reclaimable_bytes: holders.reclaimable.bytes,
-    }
-}
 
 /// Who holds anything, in words.
 fn holding(held_by: &HeldBy) -> impl Iterator<Item = (&'static str, Held)> {

@@ -1,83 +1,26 @@
 //! `larder gc`: one round of collection, or what it would do.
 
 pub(super) mod holders;
-pub(super) mod report;
 pub(super) mod tell;
 
-use larder::gc::{Collector, GcError, GcPolicy, Goal, holders as who_holds, plan, plan_round};
-use larder_control::v1alpha1::Collection;
+use larder_api::v1alpha1::Collection;
 
-use crate::args::{Connection, GcArgs};
-use crate::collect;
-use crate::daemon::Daemon;
+use crate::args::GcArgs;
 use crate::exit::Outcome;
-use crate::failure::Failure;
+use crate::failure::{Failure, Report as _};
 use crate::out::Out;
 use crate::output::{self, Format};
+use crate::session::{Need, Session};
 
-pub(super) async fn run(args: &GcArgs, connection: &Connection, out: &Out) -> Result<Outcome, Failure> {
+pub(super) async fn run(args: &GcArgs, session: &Session) -> Result<Outcome, Failure> {
+    let client = session.open(Need::collect()).await?;
     let request = args.request();
-    let collection = match Daemon::find(connection)? {
-        Some(daemon) if args.dry_run => daemon.ask(async |mut client| client.plan(request).await).await?,
-        Some(daemon) => daemon.wait(async |mut client| client.collect(request).await).await?,
-        None => {
-            let collecting = collect::collecting(connection, &request, out)?;
-            let (collector, goal) = (&collecting.collector, collect::goal(&request));
-            if args.dry_run {
-                dry_run(collector, &collector.policy(), goal).await?
-            } else {
-                one_round(collector, &collector.policy(), goal).await
-            }
-        }
+    let collection = if args.dry_run {
+        client.ask(async |mut calls| calls.plan(request).await).await?
+    } else {
+        client.wait(async |mut calls| calls.collect(request).await).await?
     };
-    Ok(show(args, collection, out))
-}
-
-/// The plan alone. What is present and used is looked at, and written down.
-pub(crate) async fn dry_run(
-    collector: &Collector,
-    policy: &GcPolicy,
-    goal: Goal,
-) -> Result<Collection, Failure> {
-    let scene = match goal {
-        Goal::AllUnused => collect::scene(collector).await?,
-        _ => match collector.scene_with_disk().await {
-            Ok(scene) => scene,
-            Err(error) => return Err(collect::failure_of(collector, error).await),
-        },
-    };
-    let planned = match goal {
-        Goal::Thresholds => plan_round(&scene, policy),
-        goal => plan(&scene, policy, goal),
-    };
-    let enough = planned.reachable;
-    Ok(Collection {
-        warnings: collector.warnings(&scene).iter().map(ToString::to_string).collect(),
-        held_by: (!enough).then(|| holders::held_by(&who_holds(&scene, policy))),
-        ..report::of_plan(&planned, scene.disk, policy)
-    })
-}
-
-/// One round. That it did not do all that it should is told in it.
-pub(crate) async fn one_round(collector: &Collector, policy: &GcPolicy, goal: Goal) -> Collection {
-    let round = collector.round_by(policy, goal).await;
-    let held_by = match &round.error {
-        Some(GcError::Insufficient(_)) => {
-            let scene = collector.scene_with_disk().await.ok();
-            scene.map(|scene| holders::held_by(&who_holds(&scene, policy)))
-        }
-        _ => None,
-    };
-    let error = match round.error.clone() {
-        Some(error) => Some((&collect::failure_of(collector, error).await).into()),
-        None => None,
-    };
-    Collection {
-        warnings: round.report.warnings.iter().map(ToString::to_string).collect(),
-        held_by,
-        error,
-        ..report::of_round(goal, &round, policy)
-    }
+    Ok(show(args, collection, &session.out))
 }
 
 fn show(args: &GcArgs, collection: Collection, out: &Out) -> Outcome {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use larder_control::v1alpha1::{Collection, FileSystem, ImageVerdict};
+use larder_api::v1alpha1::{Collection, FileSystem, ImageVerdict};
 
 use crate::out::Out;
 use crate::output::table::Table;
@@ -198,7 +198,7 @@ fn all_are_too_young(report: &Collection) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use larder_control::v1alpha1::Removal;
+    use larder_api::v1alpha1::Removal;
 
     use super::*;
     use crate::out::tests::Page;

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use larder::pull::{Phase, PullStatus};
+use larder_agent::client::Pulls;
 use tokio::time::{self, Instant, MissedTickBehavior};
 
-use super::Worker;
 use crate::out::Out;
 use crate::output::progress::{Progress, wait_of};
 use crate::output::size;
@@ -19,22 +19,22 @@ const SHOWN: usize = 12;
 
 /// Tells for as long as it is polled; it never ends. On a terminal, where progress shows the pulls, it only tells of a
 /// runtime that does not answer.
-pub(super) async fn tell(worker: &Worker, progress: &Progress, out: &Out) {
+pub(super) async fn tell(pulls: &Pulls, progress: &Progress, out: &Out) {
     let mut ticks = time::interval_at(Instant::now() + PERIOD, PERIOD);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut answers = true;
     loop {
         ticks.tick().await;
-        let pulls = worker.pulls();
+        let in_flight = pulls.pulls();
         if !progress.is_live() {
-            for line in lines(&pulls, Instant::now()) {
+            for line in lines(&in_flight, Instant::now()) {
                 out.note(line);
             }
         }
-        if !pulls.iter().any(|pull| pull.phase == Phase::Pulling) {
+        if !in_flight.iter().any(|pull| pull.phase == Phase::Pulling) {
             continue;
         }
-        let trouble = trouble(worker).await;
+        let trouble = trouble(pulls).await;
         if let Some(trouble) = trouble.as_ref().filter(|_| answers) {
             out.warning(format_args!("the runtime does not answer while it pulls: {trouble}"));
         }
@@ -43,8 +43,8 @@ pub(super) async fn tell(worker: &Worker, progress: &Progress, out: &Out) {
 }
 
 /// Why a backend does not answer a simple question.
-async fn trouble(worker: &Worker) -> Option<String> {
-    match time::timeout(ANSWER_WITHIN, worker.answers()).await {
+async fn trouble(pulls: &Pulls) -> Option<String> {
+    match time::timeout(ANSWER_WITHIN, pulls.client().answers()).await {
         Ok(Ok(())) => None,
         Ok(Err(failure)) => Some(failure.message().to_owned()),
         Err(_) => Some(format!("no answer within {}", size::whole_seconds(ANSWER_WITHIN))),
@@ -53,12 +53,16 @@ async fn trouble(worker: &Worker) -> Option<String> {
 
 /// A line for each pull that has begun a while ago, and for each thing that others wait for.
 fn lines(pulls: &[PullStatus], now: Instant) -> Vec<String> {
-    let age = |pull: &PullStatus| now.saturating_duration_since(pull.since);
+    // Rounded to seconds: progress comes a few times a second, and is a little older than now.
+    let age = |pull: &PullStatus| {
+        let age = now.saturating_duration_since(pull.since) + Duration::from_millis(500);
+        Duration::from_secs(age.as_secs())
+    };
     let old: Vec<_> = pulls.iter().filter(|pull| age(pull) >= PERIOD).collect();
     let (pulling, waiting): (Vec<_>, Vec<_>) = old.into_iter().partition(|pull| pull.phase == Phase::Pulling);
     let tell = |pull: &&PullStatus| {
         let waits = wait_of(pull).map(|wait| format!(": {}", wait.at(now))).unwrap_or_default();
-        format!("still pulling {} ({}){waits}", pull.image, size::whole_seconds(age(pull)))
+        format!("still pulling {} ({}){waits}", pull.image, size::duration(age(pull)))
     };
     let mut lines: Vec<_> = pulling.iter().take(SHOWN).map(tell).collect();
     if pulling.len() > SHOWN {
@@ -85,12 +89,14 @@ fn lines(pulls: &[PullStatus], now: Instant) -> Vec<String> {
 mod tests {
     use std::sync::Arc;
 
-    use larder::backend::Backend;
+    use larder::events::LogSink;
     use larder::pod::Pod;
-    use larder::pull::{EnsureRequest, Manager, PullConfig, PullPolicy};
+    use larder::pull::{EnsureRequest, PullPolicy};
+    use larder_agent::config::Config;
     use larder_testkit::fake_backend::{FakeBackend, Op, Pull, error};
 
     use super::*;
+    use crate::commands::work::tests::pulls_with;
     use crate::out::tests::Page;
 
     /// What is told while three images are pulled one by one, each in this time.
@@ -100,17 +106,15 @@ mod tests {
         for image in ["a:1", "b:1", "c:1"] {
             backend.on_pull_of(image, Pull::ok("sha256:1", 100).after(time));
         }
-        let config = PullConfig { serialize_image_pulls: true, ..PullConfig::default() };
-        let backend: Arc<dyn Backend> = Arc::new(backend);
-        let manager = Box::new(Manager::builder(backend.clone()).config(config).build());
-        let worker = Worker::Own { manager, backend, notes: None, spares: None };
+        let serial = |config: &mut Config| config.pull.serialize_image_pulls = true;
+        let (pulls, _folder) = pulls_with(backend, Arc::new(LogSink), serial);
         let requests =
             ["a:1", "b:1", "c:1"].map(|image| EnsureRequest::new(image, PullPolicy::Always, Pod::default()));
         let [a, b, c] = &requests;
         let progress = Progress::new(false);
         tokio::select! {
-            () = tell(&worker, &progress, &out) => {}
-            _ = async { tokio::join!(worker.ensure(a), worker.ensure(b), worker.ensure(c)) } => {}
+            () = tell(&pulls, &progress, &out) => {}
+            _ = async { tokio::join!(pulls.ensure(a), pulls.ensure(b), pulls.ensure(c)) } => {}
         }
         page.text()
     }

@@ -2,14 +2,16 @@
 
 use std::sync::{Arc, Mutex};
 
-use larder::backend::{Backend, Image};
-use larder::gc::UseSource as _;
+use larder::backend::Image;
 use larder::pod::{ObjectRef, Pod};
-use larder::pull::{Manager, PullPolicy};
+use larder::pull::PullPolicy;
+use larder_agent::config::{self, Config, Sources};
+use larder_agent::environment::DefaultPaths;
+use larder_agent::node::Node;
+use larder_agent::serve::CommandServer;
 use larder_testkit::fake_backend::{FakeBackend, Pull, image};
 
 use super::*;
-use crate::collect::{EnsuredFile, Place, Spares};
 
 /// Keeps the messages of events.
 #[derive(Default)]
@@ -37,12 +39,12 @@ fn request(image: &str) -> EnsureRequest {
 
 async fn run(backend: FakeBackend, images: &[&str], retry_for: Duration) -> (Vec<Verdict>, Vec<String>) {
     let messages = Arc::new(Messages::default());
-    let worker = worker(backend, Arc::clone(&messages) as Arc<dyn EventSink>);
+    let (pulls, _folder) = pulls(backend, Arc::clone(&messages) as Arc<dyn EventSink>);
     let requests: Vec<_> = images.iter().map(|image| request(image)).collect();
     let (progress, out) = (Progress::new(false), silent());
     let never = std::future::pending();
     let shown = Shown { progress: &progress, out: &out };
-    let ended = ensure_all(&worker, &requests, retry_for, &*messages, shown, never).await;
+    let ended = ensure_all(&pulls, &requests, retry_for, &*messages, shown, never).await;
     (ended.verdicts, messages.all())
 }
 
@@ -50,10 +52,25 @@ fn silent() -> Out {
     Out::to(Box::new(std::io::sink()), Box::new(std::io::sink()))
 }
 
-fn worker(backend: FakeBackend, events: Arc<dyn EventSink>) -> Worker {
-    let backend: Arc<dyn Backend> = Arc::new(backend);
-    let manager = Box::new(Manager::builder(backend.clone()).events(events).build());
-    Worker::Own { manager, backend, notes: None, spares: None }
+/// Ensures on a node of this process with that backend.
+fn pulls(backend: FakeBackend, events: Arc<dyn EventSink>) -> (Pulls, tempfile::TempDir) {
+    pulls_with(backend, events, |_| ())
+}
+
+/// The same, with other settings.
+pub(super) fn pulls_with(
+    backend: FakeBackend,
+    events: Arc<dyn EventSink>,
+    change: impl FnOnce(&mut Config),
+) -> (Pulls, tempfile::TempDir) {
+    let folder = tempfile::tempdir().unwrap();
+    let sources = Sources { places: DefaultPaths::of(true, |_| None), layers: Vec::new() };
+    let mut config = config::load(&sources).unwrap();
+    // Time is simulated, and the thread of pull records is not.
+    config.verification = None;
+    change(&mut config);
+    let node = Node::on_backend(Arc::new(backend), folder.path(), sources, config).ok().unwrap();
+    (Pulls::new(CommandServer::start(node).client(), None, events, true), folder)
 }
 
 fn small() -> Image {
@@ -113,77 +130,16 @@ async fn an_interrupt_leaves_the_rest_unfinished() {
     let backend = FakeBackend::new();
     backend.on_pull_of("a:1", Pull::ok("sha256:1", 100).after(Duration::from_secs(100)));
     backend.on_pull_of("b:1", Pull::ok("sha256:1", 100));
-    let worker = worker(backend, Arc::new(Messages::default()));
+    let (pulls, _folder) = pulls(backend, Arc::new(Messages::default()));
     let requests = [request("a:1"), request("b:1")];
     let (messages, progress, out) = (Messages::default(), Progress::new(false), silent());
     let interrupt = time::sleep(Duration::from_secs(5));
     let shown = Shown { progress: &progress, out: &out };
     let Ended { verdicts, lost } =
-        ensure_all(&worker, &requests, Duration::ZERO, &messages, shown, interrupt).await;
+        ensure_all(&pulls, &requests, Duration::ZERO, &messages, shown, interrupt).await;
     assert_eq!(lost, None);
     assert_eq!(verdicts[0], Verdict::Unfinished);
     assert!(matches!(verdicts[1], Verdict::Ensured(_)));
-}
-
-/// A worker that notes what is ensured in this folder, where others may collect meanwhile.
-fn noting(backend: FakeBackend, events: Arc<dyn EventSink>, folder: &tempfile::TempDir) -> Worker {
-    let backend: Arc<dyn Backend> = Arc::new(backend);
-    let manager = Box::new(Manager::builder(backend.clone()).events(events).build());
-    let spares = Some(Spares::at(&Place::at(folder.path().to_owned())));
-    Worker::Own { manager, backend, notes: None, spares }
-}
-
-async fn noted(folder: &tempfile::TempDir) -> Vec<String> {
-    let found = EnsuredFile::at(&Place::at(folder.path().to_owned())).uses().await.unwrap();
-    let mut ids: Vec<_> = found.into_iter().map(|found| found.image).collect();
-    ids.sort_unstable();
-    ids
-}
-
-#[tokio::test(start_paused = true)]
-async fn what_is_present_is_noted_while_others_are_still_tried() {
-    let (backend, folder) = (FakeBackend::new(), tempfile::tempdir().unwrap());
-    let present: Vec<_> = (0..20).map(|number| format!("a{number}:1")).collect();
-    for name in &present {
-        backend.add_image(name, image(format!("sha256:{name}"), 100));
-    }
-    backend.on_pull_of("b:1", Pull::ok("sha256:b", 100).after(Duration::from_secs(60)));
-    let worker = noting(backend, Arc::new(Messages::default()), &folder);
-    let names = present.iter().map(String::as_str).chain(["b:1"]);
-    let requests: Vec<_> =
-        names.map(|name| EnsureRequest { policy: PullPolicy::IfNotPresent, ..request(name) }).collect();
-    let (messages, progress, out) = (Messages::default(), Progress::new(false), silent());
-    let shown = Shown { progress: &progress, out: &out };
-    let killed = time::sleep(Duration::from_secs(30));
-    let ended = ensure_all(&worker, &requests, Duration::ZERO, &messages, shown, killed).await;
-    assert_eq!(ended.verdicts.last(), Some(&Verdict::Unfinished));
-    let mut ids: Vec<_> = present.iter().map(|name| format!("sha256:{name}")).collect();
-    ids.sort_unstable();
-    assert_eq!(noted(&folder).await, ids);
-}
-
-/// Removes an image as soon as it is said to be present.
-struct Collects(FakeBackend);
-
-impl EventSink for Collects {
-    fn record(&self, event: Event) {
-        if event.message.contains("already present") {
-            self.0.forget("a:1");
-        }
-    }
-}
-
-#[tokio::test]
-async fn what_went_before_it_was_noted_is_ensured_again() {
-    let (backend, folder) = (FakeBackend::new(), tempfile::tempdir().unwrap());
-    backend.add_image("a:1", image("sha256:a", 100));
-    backend.offer("a:1", image("sha256:a", 100));
-    let worker = noting(backend.clone(), Arc::new(Collects(backend.clone())), &folder);
-    let wanted = EnsureRequest { policy: PullPolicy::IfNotPresent, ..request("a:1") };
-    let ensured = worker.ensure(&wanted).await.unwrap();
-    assert_eq!((ensured.image_ref.as_str(), backend.counts().succeeded), ("sha256:a", 1));
-    assert_eq!(backend.images().len(), 1);
-    assert_eq!(noted(&folder).await, ["sha256:a"]);
 }
 
 #[test]

@@ -1,0 +1,67 @@
+//! A backend in its concrete type, for callers that need more of it than [`Backend`] offers.
+
+use std::sync::Arc;
+
+use larder::backend::Backend;
+use larder_cri::CriBackend;
+#[cfg(feature = "docker")]
+use larder_docker::DockerBackend;
+use larder_store::backend::StoreBackend;
+
+use super::target::Target;
+
+/// An opened backend. Runtimes and engines are not connected to before the first call.
+#[derive(Clone)]
+pub enum BackendHandle {
+    /// The embedded store.
+    Store(StoreBackend),
+    /// A container runtime, over CRI.
+    Runtime(Arc<CriBackend>),
+    /// A Docker Engine.
+    #[cfg(feature = "docker")]
+    Docker(Arc<DockerBackend>),
+}
+
+impl BackendHandle {
+    /// A description for operators: the directory of the store, or the endpoint.
+    pub fn description(&self) -> String {
+        match self {
+            BackendHandle::Store(store) => {
+                format!("larder's own store in {}", store.store().root().display())
+            }
+            BackendHandle::Runtime(runtime) => format!("the images of {}", runtime.endpoint()),
+            #[cfg(feature = "docker")]
+            BackendHandle::Docker(engine) => format!("the images of Docker at {}", engine.host()),
+        }
+    }
+
+    /// The backend behind its trait.
+    pub fn backend(&self) -> Arc<dyn Backend> {
+        match self {
+            BackendHandle::Store(store) => Arc::new(store.clone()),
+            BackendHandle::Runtime(runtime) => runtime.clone(),
+            #[cfg(feature = "docker")]
+            BackendHandle::Docker(engine) => engine.clone(),
+        }
+    }
+
+    /// The embedded store, if the backend is that.
+    pub fn store(&self) -> Option<&StoreBackend> {
+        match self {
+            BackendHandle::Store(store) => Some(store),
+            BackendHandle::Runtime(_) => None,
+            #[cfg(feature = "docker")]
+            BackendHandle::Docker(_) => None,
+        }
+    }
+
+    /// Where it keeps images.
+    pub fn target(&self) -> Target {
+        match self {
+            BackendHandle::Store(store) => Target::Store(store.store().root().to_owned()),
+            BackendHandle::Runtime(runtime) => Target::Runtime(runtime.endpoint().to_string()),
+            #[cfg(feature = "docker")]
+            BackendHandle::Docker(engine) => Target::Runtime(engine.host().to_string()),
+        }
+    }
+}

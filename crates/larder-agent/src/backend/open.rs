@@ -1,0 +1,115 @@
+//! Opens the backend that the settings name.
+
+use std::sync::Arc;
+
+use larder::chain;
+use larder_cri::{CriBackend, Endpoint, NoRuntimeFound, WELL_KNOWN_SOCKETS, discover};
+use larder_store::backend::StoreBackend;
+use larder_store::pull::Puller;
+use larder_store::registry::Client;
+use larder_store::store::{OpenError as StoreOpenError, Store};
+
+use super::docker;
+use super::handle::BackendHandle;
+use super::target::Target;
+use crate::config::{BackendAt, Config};
+use crate::environment::DefaultPaths;
+use crate::error::{Error, OpenError};
+
+/// Whether a store that does not exist is created.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OpenMode {
+    /// It must exist: a mistyped directory does not become a store.
+    Existing,
+    /// It is created if there is none.
+    Create,
+}
+
+/// What happens when `backend: cri` names no endpoint and no runtime runs yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RuntimeMode {
+    /// The most common socket is used, and waited for.
+    Expect,
+    /// It is an error.
+    Require,
+}
+
+/// Opens the backend. A store is locked by this process until it is dropped.
+pub fn open(config: &Config, mode: OpenMode, runtime: RuntimeMode) -> Result<BackendHandle, OpenError> {
+    if let BackendAt::Docker(text) = &config.backend {
+        let request = config.images.runtime_request_timeout.to_std();
+        let connect = Some(config.runtime.connect_timeout);
+        return Ok(docker::open(text, &named_by(config), request, connect)?);
+    }
+    let Some((endpoint, cri)) = config.cri() else {
+        return open_store(config, mode).map(BackendHandle::Store);
+    };
+    let endpoint = match endpoint {
+        Some(endpoint) => endpoint,
+        None => found(runtime)?,
+    };
+    Ok(BackendHandle::Runtime(Arc::new(CriBackend::new(endpoint, cri))))
+}
+
+/// Where the images of these settings are. Opens nothing.
+pub fn target_of(config: &Config) -> Result<Target, Error> {
+    if let BackendAt::Docker(text) = &config.backend {
+        return Ok(Target::Runtime(docker::place(text, &named_by(config))?));
+    }
+    Ok(match config.cri() {
+        None => Target::Store(config.root.clone()),
+        Some((Some(endpoint), _)) => Target::Runtime(endpoint.to_string()),
+        Some((None, _)) => Target::Runtime(found(RuntimeMode::Require)?.to_string()),
+    })
+}
+
+/// What named the backend, for errors.
+fn named_by(config: &Config) -> String {
+    match config.origin("backend") {
+        crate::config::Origin::Default => "backend".to_owned(),
+        origin => origin.to_string(),
+    }
+}
+
+fn open_store(config: &Config, mode: OpenMode) -> Result<StoreBackend, OpenError> {
+    let settings = config.store.config.clone();
+    let opened = match mode {
+        OpenMode::Create => Store::open(&config.root, settings),
+        OpenMode::Existing => Store::open_existing(&config.root, settings),
+    };
+    let store = opened.map_err(|error| match &error {
+        StoreOpenError::InUse { .. } => OpenError::InUse(cannot_open(&error)),
+        StoreOpenError::NoStore { .. } => OpenError::NoStore(cannot_open(&error)),
+        _ => OpenError::Failed(cannot_open(&error)),
+    })?;
+    Ok(StoreBackend::new(Puller::new(store, Client::new(config.registry.clone()), config.store_pull())))
+}
+
+/// Why a store cannot be opened, with the next step.
+pub fn cannot_open(error: &StoreOpenError) -> Error {
+    let failure = Error::unreachable(chain(error));
+    match error {
+        StoreOpenError::NoStore { root } if DefaultPaths::current().root.as_ref() == Some(root) => {
+            Error::unreachable(format!("{}: nothing has been pulled yet", failure.message()))
+                .hint("larder pull IMAGE makes it; the folder of another store is named with --root DIR")
+        }
+        error => failure.hints(error.hint()),
+    }
+}
+
+fn found(mode: RuntimeMode) -> Result<Endpoint, Error> {
+    match (discover(), mode) {
+        (Ok(endpoint), _) => Ok(endpoint),
+        (Err(error), RuntimeMode::Expect) => Ok(expected(&error)),
+        (Err(error), RuntimeMode::Require) => Err(Error::unreachable(error.to_string())
+            .hint(error.hint())
+            .hint("or leave --backend out: larder's own store needs no runtime")),
+    }
+}
+
+/// Where a runtime that starts after larder most likely listens.
+fn expected(error: &NoRuntimeFound) -> Endpoint {
+    let expected = Endpoint::at(WELL_KNOWN_SOCKETS[0]);
+    tracing::warn!("{error}; waiting for {expected}; name another with backend: unix:///path/to.sock");
+    expected
+}

@@ -1,0 +1,52 @@
+//! Programs that give credentials: Docker's credential helpers and kubelet's exec credential providers.
+
+use std::env;
+use std::path::Path;
+use std::sync::Arc;
+
+use larder::credentials::Tokens;
+use larder::credentials::helpers::Helpers;
+use larder::credentials::plugin::{ConfigDocument, NoServiceAccounts, Plugins, ServiceAccounts};
+
+use crate::Error;
+
+/// The credential helpers on the `PATH`; none where tokens are ignored, as kubelet asks none.
+pub fn helpers(tokens: Tokens) -> Option<Helpers> {
+    let path = env::var_os("PATH").unwrap_or_default();
+    (tokens == Tokens::Keep).then(|| Helpers::on_path(&path))
+}
+
+/// The credential providers that a configuration file names, with their programs in this directory.
+pub fn plugins(config: &Path, programs: &Path) -> Result<Plugins, Error> {
+    let accounts: Arc<dyn ServiceAccounts> = Arc::new(NoServiceAccounts);
+    let opened = Plugins::open(config, programs, &decode, &accounts);
+    opened.map_err(|error| {
+        let failure = Error::bad_input(error.to_string());
+        match error.hint() {
+            Some(hint) => failure.hint(hint),
+            None => failure,
+        }
+    })
+}
+
+/// Without an excerpt: the environment of a provider may hold passwords.
+fn decode(text: &str) -> Result<ConfigDocument, String> {
+    let options = serde_saphyr::options! { with_snippet: false };
+    serde_saphyr::from_str_with_options(text, options).map_err(|error| {
+        let text = error.to_string();
+        text.lines().next().unwrap_or_default().to_owned()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mistake_is_told_with_its_place_and_without_the_secrets_around_it() {
+        let text = "kind: CredentialProviderConfig\nproviders:\n- name: p\n  env: [{name: K, value: hunter2, more: hunter2}]\n";
+        let error = decode(text).err().unwrap();
+        assert!(error.contains("more") && error.contains("line 4"), "{error}");
+        assert!(!error.contains("hunter2"), "{error}");
+    }
+}

@@ -1,0 +1,30 @@
+//! Where images live, as settings name it.
+
+use std::path::{Path, PathBuf};
+
+/// The embedded store, as a backend's name.
+pub const STORE: &str = "store";
+/// The container runtime of this node, as a backend's name.
+pub const CRI: &str = "cri";
+/// The Docker Engine that Docker's own client would use; with `://` an address follows.
+pub const DOCKER: &str = "docker";
+
+/// Where images live.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Target {
+    /// In the embedded store in this directory.
+    Store(PathBuf),
+    /// In the runtime or engine at this endpoint.
+    Runtime(String),
+}
+
+/// Whether a backend's name means a Docker Engine.
+pub fn is_docker(text: &str) -> bool {
+    text == DOCKER || text.starts_with("docker://")
+}
+
+/// The backend that a misspelt name probably means. A text with a path or of an existing file is a socket.
+pub fn nearest_backend(text: &str) -> Option<&'static str> {
+    let is_word = !text.contains(['/', ':', '.']) && !Path::new(text).exists();
+    larder::near::nearest(text, [STORE, CRI, DOCKER]).filter(|_| is_word)
+}

@@ -1,0 +1,106 @@
+//! Which process serves the images of a target: a daemon, or a command that has them open.
+//!
+//! A daemon leaves a file with the path of its socket beside the images, a command its socket itself. A process that
+//! died may have left either; then nothing listens there.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use larder_cri::Endpoint;
+
+use crate::backend::Target;
+use crate::error::Error;
+use crate::state::StateDir;
+
+/// The longest path in a file with one, in bytes.
+const MAX_PATH: u64 = 4096;
+
+/// A process that serves the images of a target.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Server {
+    /// A daemon, at this socket. Its settings apply.
+    Daemon(PathBuf),
+    /// A command, at this socket, for as long as it runs.
+    Command(PathBuf),
+}
+
+/// The path that a socket is named by, such as `unix:///run/larder/larder.sock`.
+pub fn socket_path(text: &str) -> Result<PathBuf, String> {
+    Endpoint::parse(text).map(|endpoint| endpoint.path().to_owned()).map_err(|error| error.to_string())
+}
+
+/// The process that serves these images, if one listens. `state` is the state directory where that is not the usual one.
+pub fn server_of(target: &Target, state: Option<&Path>) -> Result<Option<Server>, Error> {
+    let dir = StateDir::of(state, target)?;
+    let files = match target {
+        Target::Store(root) => vec![daemon_file(root)],
+        Target::Runtime(_) => {
+            [Some(dir.daemon()), dir.of_root().map(|dir| dir.daemon())].into_iter().flatten().collect()
+        }
+    };
+    for file in files {
+        if let Some(socket) = read(&file)
+            && is_listening(&socket)?
+        {
+            return Ok(Some(Server::Daemon(socket)));
+        }
+    }
+    let socket = command_socket(target, &dir);
+    // Permission denied means another user's command: opening the images says more.
+    Ok(is_listening(&socket).unwrap_or(false).then_some(Server::Command(socket)))
+}
+
+/// Where a daemon on the embedded store in this directory leaves the path of its socket.
+pub(crate) fn daemon_file(root: &Path) -> PathBuf {
+    root.join("daemon")
+}
+
+/// Where a command that has these images open serves them.
+pub(crate) fn command_socket(target: &Target, dir: &StateDir) -> PathBuf {
+    match target {
+        Target::Store(root) => root.join("control.sock"),
+        Target::Runtime(_) => dir.folder().join("control.sock"),
+    }
+}
+
+/// The path in a file. One that cannot be read names no daemon.
+fn read(file: &Path) -> Option<PathBuf> {
+    let length = fs_err::metadata(file).ok()?.len();
+    let text = fs_err::read_to_string(file).ok().filter(|_| length <= MAX_PATH)?;
+    Some(PathBuf::from(text.trim_end_matches('\n'))).filter(|path| path.is_absolute())
+}
+
+/// Whether a process listens on the socket; an error where this user may not know.
+pub fn is_listening(socket: &Path) -> Result<bool, Error> {
+    match Endpoint::at(socket).knock() {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Err(denied(socket)),
+        Err(_) => Ok(false),
+    }
+}
+
+/// This user may not connect to the socket.
+pub(super) fn denied(socket: &Path) -> Error {
+    use std::os::unix::fs::MetadataExt as _;
+
+    let shown = socket.display();
+    let failure = Error::unreachable(format!("{shown}: permission denied: this is the daemon's socket"));
+    match fs_err::metadata(socket) {
+        Ok(found) if found.gid() != 0 => {
+            let group = group_name(found.gid());
+            failure.hint(format!("you are not in the group {group}: become a member of it, or run as root"))
+        }
+        _ => failure.hint("run as root, or as the user that the daemon runs as"),
+    }
+}
+
+/// The name of a group as `/etc/group` has it, else its number.
+fn group_name(id: u32) -> String {
+    let groups = fs_err::read_to_string("/etc/group").unwrap_or_default();
+    let named = groups.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        let name = fields.next()?;
+        (fields.nth(1)?.parse() == Ok(id)).then(|| name.to_owned())
+    });
+    named.unwrap_or_else(|| id.to_string())
+}

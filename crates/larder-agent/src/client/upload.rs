@@ -1,0 +1,105 @@
+//! An archive on its way to a node: read on a thread of its own, sent in chunks. A directory is packed on the way.
+
+use std::io::{self, Write};
+use std::path::Path;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
+use std::thread;
+
+use futures_util::Stream;
+use larder_api::v1alpha1::LoadRequest;
+use larder_store::store::import::files_of;
+use tokio::sync::mpsc;
+
+/// Bytes of one piece: so much of each message the daemon takes however busy it is.
+const PIECE: usize = 48 << 10;
+/// Pieces that wait to be sent.
+const AHEAD: usize = 16;
+
+/// The messages of one call.
+pub struct Upload(mpsc::Receiver<LoadRequest>);
+
+/// What reads it. It stops when the chunks is dropped; the command does not wait for one that waits for its input.
+pub struct UploadProblem(Arc<Mutex<Option<io::Error>>>);
+
+impl Upload {
+    /// The archive, the folder with a layout, or `-`, with the name for images that have none.
+    pub fn of(file: &Path, name: &str) -> (Upload, UploadProblem) {
+        let (pieces, chunks) = mpsc::channel(AHEAD);
+        let (file, name) = (file.to_owned(), name.to_owned());
+        let trouble = Arc::new(Mutex::new(None));
+        let told = Arc::clone(&trouble);
+        thread::spawn(move || {
+            let mut pieces = Pieces { to: pieces, name, next: Vec::with_capacity(PIECE) };
+            let packed = pack(&file, &mut pieces).and_then(|()| pieces.send());
+            // Who takes no more has an answer already.
+            if let Err(error) = packed
+                && error.kind() != io::ErrorKind::BrokenPipe
+            {
+                *told.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+            }
+        });
+        (Upload(chunks), UploadProblem(trouble))
+    }
+}
+
+impl UploadProblem {
+    /// What could not be read, once the call has ended.
+    pub fn trouble(&self) -> Option<io::Error> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+impl Stream for Upload {
+    type Item = LoadRequest;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<LoadRequest>> {
+        self.0.poll_recv(context)
+    }
+}
+
+fn pack(file: &Path, into: &mut Pieces) -> io::Result<()> {
+    if file == Path::new("-") {
+        return io::copy(&mut io::stdin().lock(), into).map(drop);
+    }
+    let mut opened = fs_err::File::open(file)?;
+    if !opened.metadata()?.is_dir() {
+        return io::copy(&mut opened, into).map(drop);
+    }
+    let mut archive = tar::Builder::new(into);
+    for (name, path) in files_of(file)? {
+        archive.append_path_with_name(path, name)?;
+    }
+    archive.finish()
+}
+
+struct Pieces {
+    to: mpsc::Sender<LoadRequest>,
+    /// Goes with the first piece.
+    name: String,
+    next: Vec<u8>,
+}
+
+impl Pieces {
+    fn send(&mut self) -> io::Result<()> {
+        let piece = std::mem::replace(&mut self.next, Vec::with_capacity(PIECE));
+        let name = std::mem::take(&mut self.name);
+        self.to.blocking_send(LoadRequest { name, piece }).map_err(|_| io::ErrorKind::BrokenPipe.into())
+    }
+}
+
+impl Write for Pieces {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let taken = bytes.len().min(PIECE - self.next.len());
+        self.next.extend_from_slice(&bytes[..taken]);
+        if self.next.len() == PIECE {
+            self.send()?;
+        }
+        Ok(taken)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,262 @@
+//! What settings mean together, and what they contradict.
+
+use std::collections::HashSet;
+
+use larder::config::{ConfigProblem, GoDuration, ImageConfig};
+use larder::gc::PolicyError;
+use larder::gotext::quote;
+use larder::pull::PullConfig;
+use larder::records::Verification;
+use larder_cri::Endpoint;
+use larder_store::registry::Proxy;
+
+use super::settings::{self, Draft};
+use super::{BackendAt, Config, Origin};
+use crate::environment::DefaultPaths;
+use crate::manifest::{Located, Place, Problem};
+
+/// The longest path that a socket can be bound to, in bytes.
+const MAX_SOCKET_BYTES: usize = 107;
+
+/// Completes the configuration and adds what is wrong with it. Settings that could not be read are `broken`: nothing
+/// is said about them again.
+pub(super) fn finish(draft: Draft, broken: &HashSet<&'static str>, mistakes: &mut Vec<Located>) -> Config {
+    let mut checking = Checking { broken, mistakes, config: draft.config };
+    checking.images(&draft.written);
+    checking.endpoints();
+    checking.places();
+    checking.own(draft.no_proxy);
+    if checking.mistakes.is_empty() {
+        warn_of_idle(&mut checking.config);
+    }
+    checking.config
+}
+
+struct Checking<'a> {
+    broken: &'a HashSet<&'static str>,
+    mistakes: &'a mut Vec<Located>,
+    config: Config,
+}
+
+impl Checking<'_> {
+    /// Kubelet's settings: kubelet's checks on kubelet's defaults, then larder's defaults and what they mean for
+    /// pulls and collection.
+    fn images(&mut self, written: &larder::config::KubeletImageConfig) {
+        let gates = self.config.gates;
+        let kubelet = written.defaulted(gates);
+        let problems = kubelet.problems(gates);
+        for problem in &problems {
+            self.kubelet_mistake(problem);
+        }
+        self.verification(&kubelet, problems.is_empty());
+        if kubelet.runtime_request_timeout.is_negative() {
+            let what = format!("must not be negative, is {}", kubelet.runtime_request_timeout);
+            self.mistake(&["runtimeRequestTimeout"], what, None);
+        }
+        let default = PullConfig::default();
+        let config = &mut self.config;
+        config.images = kubelet;
+        if written.serialize_image_pulls.is_none() {
+            config.images.serialize_image_pulls = default.serialize_image_pulls;
+        }
+        if written.max_parallel_image_pulls.is_none() && !config.images.serialize_image_pulls {
+            let bound = default.max_parallel_image_pulls.map(std::num::NonZero::get);
+            config.images.max_parallel_image_pulls = bound.and_then(|bound| i32::try_from(bound).ok());
+        }
+        config.images.container_runtime_endpoint =
+            written.container_runtime_endpoint.clone().unwrap_or_default();
+        let images = &config.images;
+        let number = |number: i32| u32::try_from(number).unwrap_or_default();
+        config.pull.serialize_image_pulls = images.serialize_image_pulls;
+        config.pull.max_parallel_image_pulls =
+            images.max_parallel_image_pulls.and_then(|bound| number(bound).try_into().ok());
+        config.pull.registry_pull_qps = number(images.registry_pull_qps);
+        config.pull.registry_burst = number(images.registry_burst);
+        let time = |time: GoDuration| time.to_std().unwrap_or_default();
+        config.gc.high_threshold_percent = images.image_gc_high_threshold_percent;
+        config.gc.low_threshold_percent = images.image_gc_low_threshold_percent;
+        config.gc.minimum_age = time(images.image_minimum_gc_age);
+        config.gc.maximum_age = time(images.image_maximum_gc_age);
+    }
+
+    /// A policy that cannot be read is never replaced by another one.
+    fn verification(&mut self, kubelet: &ImageConfig, is_sound: bool) {
+        self.config.verification = None;
+        if !self.config.gates.ensure_secret_pulled_images {
+            return;
+        }
+        let allowlist = kubelet.preloaded_images_verification_allowlist.iter().map(String::as_str);
+        match Verification::parse(&kubelet.image_pull_credentials_verification_policy, allowlist) {
+            Ok(verification) => self.config.verification = Some(verification),
+            Err(error) if is_sound => {
+                self.mistake(&["imagePullCredentialsVerificationPolicy"], error.to_string(), None);
+            }
+            Err(_) => {}
+        }
+    }
+
+    fn kubelet_mistake(&mut self, problem: &ConfigProblem) {
+        let keys: Vec<_> = [Some(problem.field()), problem.other_field()]
+            .into_iter()
+            .flatten()
+            .map(larder::config::Field::name)
+            .collect();
+        self.mistake(&keys, problem.to_string(), None);
+    }
+
+    /// Where runtimes are. Larder is no runtime of its own.
+    fn endpoints(&mut self) {
+        self.backend();
+        let own = Endpoint::at(&self.config.listen.socket);
+        let is_own = |text: &str| Endpoint::parse(text).is_ok_and(|endpoint| endpoint == own);
+        let from_kubelet = matches!(self.config.origin("imageServiceEndpoint"), Origin::KubeletFile { .. });
+        if from_kubelet && is_own(&self.config.images.image_service_endpoint) {
+            // Kubelet is told to come here; that does not say where larder's images are.
+            self.config.images.image_service_endpoint.clear();
+            self.config.origins.remove("imageServiceEndpoint");
+        }
+        let images = &self.config.images;
+        let named = [
+            ("containerRuntimeEndpoint", images.container_runtime_endpoint.clone()),
+            ("imageServiceEndpoint", images.image_service_endpoint.clone()),
+        ];
+        for (key, text) in named.iter().filter(|(_, text)| !text.is_empty()) {
+            match Endpoint::parse(text) {
+                Err(error) => self.mistake(
+                    &[key],
+                    format!("{}: {error}", quote(text)),
+                    Some("write it as unix:///path/to.sock"),
+                ),
+                Ok(endpoint) if endpoint == own => self.own_socket(key),
+                Ok(_) => {}
+            }
+        }
+        if matches!(&self.config.backend, BackendAt::Runtime(endpoint) if *endpoint == own) {
+            self.own_socket("backend");
+        }
+    }
+
+    /// Who names a runtime, or has kubelet ask larder, and says no more means images of that runtime: those of larder's own
+    /// store no container would find.
+    fn backend(&mut self) {
+        let images = &self.config.images;
+        let endpoints = [
+            ("containerRuntimeEndpoint", &images.container_runtime_endpoint),
+            ("imageServiceEndpoint", &images.image_service_endpoint),
+        ];
+        let written = |key: &str| *self.config.origin(key) != Origin::Default;
+        let named = endpoints.into_iter().find(|(key, text)| written(key) && !text.is_empty());
+        if let Some((key, _)) = named
+            && !written("backend")
+        {
+            let origin = self.config.origin(key).clone();
+            self.config.backend = BackendAt::Cri;
+            self.config.origins.insert("backend", origin);
+        }
+    }
+
+    fn own_socket(&mut self, key: &'static str) {
+        self.mistake(
+            &[key, "listen.socket"],
+            "is the socket that larder itself serves",
+            Some("name the runtime's socket"),
+        );
+    }
+
+    fn places(&mut self) {
+        if self.config.root.as_os_str().is_empty() {
+            let what = "no place for it: neither XDG_DATA_HOME nor HOME is set";
+            self.mistake(&["root"], what, Some("name a folder with --root DIR"));
+        }
+        let socket = self.config.listen.socket.as_os_str().len();
+        if socket == 0 {
+            let what = "no place for it: neither XDG_RUNTIME_DIR nor HOME is set";
+            self.mistake(&["listen.socket"], what, Some("name a socket with --socket PATH"));
+        } else if socket > MAX_SOCKET_BYTES {
+            let what = format!("has {socket} bytes, and a socket's path at most {MAX_SOCKET_BYTES}");
+            self.mistake(&["listen.socket"], what, Some("choose a shorter path"));
+        }
+        let (config, bin_dir) = ("imageCredentialProviderConfig", "imageCredentialProviderBinDir");
+        match (&self.config.credential_plugins.config, &self.config.credential_plugins.bin_dir) {
+            (Some(_), None) => self.mistake(&[config, bin_dir], format!("needs {bin_dir} as well"), None),
+            (None, Some(_)) => self.mistake(&[bin_dir, config], format!("needs {config} as well"), None),
+            _ => {}
+        }
+    }
+
+    fn own(&mut self, no_proxy: Option<String>) {
+        if let Some(address) = self.config.metrics.address
+            && !address.ip().is_loopback()
+            && !self.config.metrics.allow_remote
+        {
+            self.mistake(
+                &["metrics.address", "metrics.allowRemote"],
+                format!("{address} can be reached from other machines, without encryption or password"),
+                Some("use 127.0.0.1, or set metrics.allowRemote: true if that is meant"),
+            );
+        }
+        for problem in self.config.gc.problems() {
+            if matches!(problem, PolicyError::InodeLowAboveHigh { .. }) {
+                let keys = ["gc.inodeLowThresholdPercent", "gc.inodeHighThresholdPercent"];
+                self.mistake(&keys, problem.to_string(), None);
+            }
+        }
+        // Usage is rounded up, so that a threshold of 100 would still be reached.
+        if self.config.gc.inodes.is_some_and(|inodes| inodes.high_percent == 100) {
+            self.config.gc.inodes = None;
+        }
+        let (pull, registry) = (&self.config.pull, &self.config.registry);
+        if pull.backoff_max < pull.backoff_initial {
+            self.mistake(
+                &["pull.backoffMax", "pull.backoffInitial"],
+                "pull.backoffMax is below pull.backoffInitial",
+                None,
+            );
+        } else if registry.retry_max < registry.retry_initial {
+            self.mistake(
+                &["registry.retryMax", "registry.retryInitial"],
+                "registry.retryMax is below registry.retryInitial",
+                None,
+            );
+        }
+        match (no_proxy, &mut self.config.registry.proxy) {
+            (None, _) => {}
+            (Some(hosts), Proxy::Fixed { except, .. }) => *except = hosts,
+            (Some(_), Proxy::FromEnvironment | Proxy::None) => self.mistake(
+                &["registry.noProxy", "registry.proxy"],
+                "has no meaning where registry.proxy is no URL",
+                Some("set NO_PROXY where larder is started"),
+            ),
+        }
+    }
+
+    /// Adds a mistake about these settings, at the first that somebody wrote.
+    fn mistake(&mut self, keys: &[&'static str], what: impl Into<String>, hint: Option<&str>) {
+        if keys.iter().any(|key| self.broken.contains(key)) {
+            return;
+        }
+        let written = keys.iter().copied().find(|key| *self.config.origin(key) != Origin::Default);
+        let key = written.or_else(|| keys.first().copied()).unwrap_or_default();
+        let problem = Problem::new(what).at_field(key).hints(hint.map(str::to_owned));
+        let (file, line) = match self.config.origin(key) {
+            Origin::Default => ("configuration".to_owned(), 0),
+            Origin::File { path, line } | Origin::KubeletFile { path, line } => {
+                (path.display().to_string(), *line)
+            }
+            Origin::Flag(name) | Origin::Variable(name) => ((*name).to_owned(), 0),
+        };
+        self.mistakes.push(Place::file(file).holds(problem.at_line(line)));
+    }
+}
+
+/// Who sets what nothing obeys yet is told so.
+fn warn_of_idle(config: &mut Config) {
+    let defaults = Draft::new(&DefaultPaths::default()).config;
+    let warnings = settings::all().filter_map(|setting| {
+        let why = setting.idle?;
+        let origin = config.origin(setting.key);
+        let is_set = (setting.show)(config) != (setting.show)(&defaults);
+        is_set.then(|| format!("{origin}: {} has no effect: {why}", setting.key))
+    });
+    config.warnings = warnings.collect();
+}

@@ -1,0 +1,50 @@
+//! What differs between two configurations, and what of it a running daemon can take over. Pure.
+
+use serde_json::Value;
+
+use super::Config;
+use super::settings::{self, Reload};
+
+/// What changed, in the order of the reference page.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Changes {
+    /// Settings that a running daemon takes over.
+    pub reloadable: Vec<Change>,
+    /// Settings that keep their old value until larder is started again.
+    pub needs_restart: Vec<Change>,
+}
+
+/// One setting that changed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Change {
+    /// Its key.
+    pub key: &'static str,
+    /// The value before.
+    pub old: Value,
+    /// The value now.
+    pub new: Value,
+}
+
+impl Changes {
+    /// Whether nothing changed.
+    #[cfg(test)]
+    pub fn is_empty(&self) -> bool {
+        self.reloadable.is_empty() && self.needs_restart.is_empty()
+    }
+}
+
+/// Compares the values of all settings; where they came from does not count.
+pub fn diff(old: &Config, new: &Config) -> Changes {
+    let mut changes = Changes::default();
+    for setting in settings::all() {
+        let change = Change { key: setting.key, old: (setting.show)(old), new: (setting.show)(new) };
+        if change.old == change.new {
+            continue;
+        }
+        match setting.reload {
+            Reload::Live => changes.reloadable.push(change),
+            Reload::Restart => changes.needs_restart.push(change),
+        }
+    }
+    changes
+}

@@ -1,0 +1,286 @@
+//! Settings that are lists of small mappings: keep rules, and images to prefetch.
+
+use std::time::Duration;
+
+use larder::gc::{GcPolicy, KeepRule, PolicyError, Selector};
+use larder::reference;
+use serde_json::{Map, Value, json};
+
+use super::forms::{Bytes, Form, MaybeTime, Switch, Text, Time, Whole};
+use crate::manifest::Problem;
+use crate::manifest::tree::At;
+use larder::near::nearest;
+
+/// An image that larder keeps present although no pod has asked for it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Prefetch {
+    /// Its name.
+    pub image: String,
+    /// When it is made present again, beside when larder starts.
+    pub when: When,
+    /// Up to so much later, at random, so that not all nodes ask at once.
+    pub jitter: Duration,
+    /// What spares it from collection.
+    pub hold: Hold,
+}
+
+/// When an image is prefetched again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum When {
+    /// Never: only when larder starts, and when the list changes.
+    Start,
+    /// So long after the last time.
+    Every(Duration),
+    /// Each day at this time of the node's clock.
+    Daily {
+        /// 0 to 23.
+        hour: u8,
+        /// 0 to 59.
+        minute: u8,
+    },
+}
+
+/// What spares a prefetched image from collection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Hold {
+    /// It is kept while it is on the list.
+    Keep,
+    /// It is leased for so long each time.
+    Lease(Duration),
+    /// Nothing, once it has been there as long as any image that was just ensured.
+    Nothing,
+}
+
+/// What is wrong with one item does not hide what is wrong with the next.
+fn each<T>(at: &At<'_>, read: fn(&At<'_>) -> Result<T, Vec<Problem>>) -> Result<Vec<T>, Vec<Problem>> {
+    let (mut read_items, mut problems) = (Vec::new(), Vec::new());
+    for item in at.items().map_err(|problem| vec![problem])? {
+        match read(&item) {
+            Ok(item) => read_items.push(item),
+            Err(mut wrong) => problems.append(&mut wrong),
+        }
+    }
+    if problems.is_empty() { Ok(read_items) } else { Err(problems) }
+}
+
+/// Reads fields of one item and collects what is wrong.
+struct Item<'a> {
+    at: &'a At<'a>,
+    problems: Vec<Problem>,
+}
+
+impl<'a> Item<'a> {
+    fn of(at: &'a At<'a>, known: &[&'static str]) -> Result<Item<'a>, Vec<Problem>> {
+        if !at.is_mapping() {
+            let example = known.first().copied().unwrap_or_default();
+            return Err(vec![at.must_be("a mapping").hint(format!("write it like - {example}: ..."))]);
+        }
+        let mut problems = Vec::new();
+        for (key, field) in at.entries().map_err(|problem| vec![problem])? {
+            if !known.contains(&key) {
+                let meant = nearest(key, known.iter().copied()).map(|word| format!("did you mean {word}?"));
+                let hint = meant.unwrap_or_else(|| format!("known here: {}", known.join(", ")));
+                problems.push(field.problem("unknown key").hint(hint));
+            }
+        }
+        Ok(Item { at, problems })
+    }
+
+    fn take<F: Form>(&mut self, key: &str) -> Option<F::Value> {
+        match self.at.field(key).and_then(|field| field.map(|field| F::read(&field)).transpose()) {
+            Ok(value) => value,
+            Err(problem) => {
+                self.problems.push(problem);
+                None
+            }
+        }
+    }
+
+    fn wrong(&mut self, what: &str, hint: &str) {
+        self.problems.push(self.at.problem(what).hint(hint));
+    }
+
+    fn end<T>(self, value: Option<T>) -> Result<T, Vec<Problem>> {
+        match value {
+            Some(value) if self.problems.is_empty() => Ok(value),
+            _ if self.problems.is_empty() => Err(vec![self.at.problem("says nothing")]),
+            _ => Err(self.problems),
+        }
+    }
+}
+
+const KEEP: [&str; 7] = ["name", "digest", "label", "repository", "newest", "ttl", "budget"];
+
+/// Keep rules, with the words of `larder keep`.
+pub(super) fn read_keep(at: &At<'_>) -> Result<Vec<KeepRule>, Vec<Problem>> {
+    each(at, keep_rule)
+}
+
+fn keep_rule(at: &At<'_>) -> Result<KeepRule, Vec<Problem>> {
+    let mut item = Item::of(at, &KEEP)?;
+    let name = item.take::<Text>("name").map(Selector::Name);
+    let digest = item.take::<Text>("digest").map(Selector::Digest);
+    let label = item.take::<Text>("label").map(|label| match label.split_once('=') {
+        Some((key, value)) => Selector::Label(key.to_owned(), Some(value.to_owned())),
+        None => Selector::Label(label, None),
+    });
+    let newest = item.take::<Whole<usize, 1, 1_000_000>>("newest");
+    let repository = item.take::<Text>("repository");
+    let (ttl, budget_bytes) = (item.take::<Time<1>>("ttl"), item.take::<Bytes<1>>("budget"));
+    let newest = match (repository, newest) {
+        (Some(repository), Some(count)) => Some(Selector::Newest { repository, count }),
+        (None, None) => None,
+        _ if !item.problems.is_empty() => None,
+        _ => {
+            item.wrong(
+                "repository and newest belong together",
+                "write both, such as repository: app/* and newest: 3",
+            );
+            None
+        }
+    };
+    let mut selectors: Vec<Selector> = [name, digest, label, newest].into_iter().flatten().collect();
+    if selectors.len() != 1 && item.problems.is_empty() {
+        item.wrong(
+            "a rule selects in exactly one way",
+            "write one of name, digest, label, or repository with newest; further rules are further items",
+        );
+    }
+    let rule = selectors.pop().map(|select| KeepRule { select, ttl, budget_bytes });
+    if let Some(rule) = &rule
+        && let Some(PolicyError::Keep { problem, .. }) =
+            (GcPolicy { keep: vec![rule.clone()], ..GcPolicy::default() }).problems().pop()
+    {
+        item.problems.push(at.problem(problem));
+    }
+    item.end(rule)
+}
+
+/// The rules as they are written.
+pub(super) fn show_keep(rules: &[KeepRule]) -> Value {
+    rules.iter().map(show_rule).collect()
+}
+
+fn show_rule(rule: &KeepRule) -> Value {
+    let mut shown = Map::new();
+    match &rule.select {
+        Selector::Name(name) => _ = shown.insert("name".into(), json!(name)),
+        Selector::Digest(digest) => _ = shown.insert("digest".into(), json!(digest)),
+        Selector::Label(key, None) => _ = shown.insert("label".into(), json!(key)),
+        Selector::Label(key, Some(value)) => {
+            shown.insert("label".into(), json!(format!("{key}={value}")));
+        }
+        Selector::Newest { repository, count } => {
+            shown.insert("repository".into(), json!(repository));
+            shown.insert("newest".into(), json!(count));
+        }
+    }
+    if let Some(ttl) = &rule.ttl {
+        shown.insert("ttl".into(), Time::<1>::show(ttl));
+    }
+    if let Some(bytes) = &rule.budget_bytes {
+        shown.insert("budget".into(), Bytes::<1>::show(bytes));
+    }
+    Value::Object(shown)
+}
+
+const PREFETCH: [&str; 6] = ["image", "interval", "schedule", "jitter", "keep", "lease"];
+
+/// Images to prefetch.
+pub(super) fn read_prefetch(at: &At<'_>) -> Result<Vec<Prefetch>, Vec<Problem>> {
+    let list = each(at, prefetch)?;
+    let mut problems = Vec::new();
+    for (index, item) in at.items().map_err(|problem| vec![problem])?.iter().enumerate() {
+        let image = &list[index].image;
+        if list[..index].iter().any(|earlier| earlier.image == *image) {
+            problems
+                .push(item.problem(format!("{image} is on the list already")).hint("keep one of the two"));
+        }
+    }
+    if problems.is_empty() { Ok(list) } else { Err(problems) }
+}
+
+fn prefetch(at: &At<'_>) -> Result<Prefetch, Vec<Problem>> {
+    let mut item = Item::of(at, &PREFETCH)?;
+    let image = item.take::<Text>("image");
+    if image.is_none() && item.problems.is_empty() {
+        item.problems.push(at.missing("image"));
+    }
+    if let Some(Err(error)) = image.as_deref().map(reference::parse_image_name) {
+        item.problems.push(at.problem(error.to_string()));
+    }
+    let (interval, daily) = (item.take::<Time<1>>("interval"), item.take::<Daily>("schedule"));
+    let jitter = item.take::<MaybeTime>("jitter").flatten().unwrap_or_default();
+    let (keep, lease) = (item.take::<Switch>("keep"), item.take::<Time<1>>("lease"));
+    let when = match (interval, daily) {
+        (Some(_), Some(_)) => {
+            item.wrong("interval and schedule exclude each other", "keep one of the two");
+            When::Start
+        }
+        (Some(interval), None) => When::Every(interval),
+        (None, Some((hour, minute))) => When::Daily { hour, minute },
+        (None, None) => When::Start,
+    };
+    let hold = match (keep, lease) {
+        (Some(true), Some(_)) => {
+            item.wrong("keep and lease exclude each other", "keep one of the two");
+            Hold::Keep
+        }
+        (_, Some(lease)) => Hold::Lease(lease),
+        (Some(false), None) => Hold::Nothing,
+        (_, None) => Hold::Keep,
+    };
+    item.end(image.map(|image| Prefetch { image, when, jitter, hold }))
+}
+
+/// A time of day, `HH:MM`.
+struct Daily;
+
+impl Form for Daily {
+    type Value = (u8, u8);
+
+    fn name() -> String {
+        "time of day".into()
+    }
+
+    fn read(at: &At<'_>) -> Result<(u8, u8), Problem> {
+        let wrong = |problem: Problem| problem.hint("write a time of day in quotes, such as \"03:30\"");
+        if at.is_number() {
+            return Err(wrong(at.must_be("a time of day"))); // older YAML takes 03:30 for a number
+        }
+        let text = at.text()?;
+        let two = |text: &str, below: u8| {
+            let digits = text.len() == 2 && text.bytes().all(|byte| byte.is_ascii_digit());
+            text.parse::<u8>().ok().filter(|number| digits && *number < below)
+        };
+        let time = text.split_once(':').and_then(|(hour, minute)| Some((two(hour, 24)?, two(minute, 60)?)));
+        time.ok_or_else(|| wrong(at.problem("must be a time of day")))
+    }
+
+    fn show((hour, minute): &(u8, u8)) -> Value {
+        json!(format!("{hour:02}:{minute:02}"))
+    }
+}
+
+/// The list as it is written.
+pub(super) fn show_prefetch(list: &[Prefetch]) -> Value {
+    list.iter().map(show_item).collect()
+}
+
+fn show_item(item: &Prefetch) -> Value {
+    let mut shown = Map::from_iter([("image".to_owned(), json!(item.image))]);
+    match item.when {
+        When::Start => {}
+        When::Every(interval) => _ = shown.insert("interval".into(), Time::<1>::show(&interval)),
+        When::Daily { hour, minute } => _ = shown.insert("schedule".into(), Daily::show(&(hour, minute))),
+    }
+    if !item.jitter.is_zero() {
+        shown.insert("jitter".into(), Time::<0>::show(&item.jitter));
+    }
+    match &item.hold {
+        Hold::Keep => {}
+        Hold::Lease(lease) => _ = shown.insert("lease".into(), Time::<1>::show(lease)),
+        Hold::Nothing => _ = shown.insert("keep".into(), json!(false)),
+    }
+    Value::Object(shown)
+}

@@ -1,0 +1,280 @@
+//! Settings: where they come from, what they mean, and what is wrong with them. Commands and the daemon read the same.
+//!
+//! ```text
+//! kubelet's file < larder's file < variables < flags  --load-->  Config, or Mistakes
+//! ```
+//!
+//! Kubelet's settings have kubelet's names and rules; larder's own stand in sections. One [table](settings::all) has
+//! them all: reading, printing, comparing and the reference page go through it. [`load`] reports every mistake at once,
+//! each with file, line and key. [`diff`] says what of a new configuration can be taken over by a running daemon.
+
+mod check;
+mod diff;
+mod file;
+mod forms;
+mod lists;
+mod mistakes;
+mod print;
+mod read;
+mod reference;
+mod settings;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use larder::config::{Gates, ImageConfig};
+use larder::credentials::Tokens;
+use larder::gc::{GcPolicy, KeepRule, Periods};
+use larder::pull::PullConfig;
+use larder::records::Verification;
+use larder_cri::{CriConfig, Endpoint};
+use larder_store::registry::RegistryConfig;
+use larder_store::store::StoreConfig;
+
+pub use diff::{Change, Changes, diff};
+pub use lists::{Hold, Prefetch, When};
+pub use mistakes::Mistakes;
+pub use print::{as_data, as_yaml, given, kubelet_flags, value_of};
+pub use read::{Source, Sources, load};
+pub use reference::page as reference_page;
+
+/// What `apiVersion` of a settings file must be.
+pub const API_VERSION: &str = "larder.dev/v1alpha1";
+/// What `kind` must be.
+pub const KIND: &str = "LarderConfiguration";
+
+/// All settings, each with a value that was checked.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// Kubelet's own settings, with larder's defaults where those differ. `pull`, `gc` and [`Config::cri`] hold what
+    /// they mean.
+    pub images: ImageConfig,
+    /// Kubelet's feature gate.
+    pub gates: Gates,
+    /// Programs that give credentials.
+    pub credential_plugins: CredentialPlugins,
+    /// A folder with manifests of pods whose images are ensured.
+    pub static_pod_path: Option<PathBuf>,
+    /// The folder of larder's own store.
+    pub root: PathBuf,
+    /// Where use of images is noted; `None` is the usual place of the backend.
+    pub state: Option<PathBuf>,
+    /// Where images live.
+    pub backend: BackendAt,
+    /// The socket that larder serves.
+    pub listen: Listen,
+    /// Where metrics are served.
+    pub metrics: Metrics,
+    /// What is logged.
+    pub log: Log,
+    /// How images are pulled, kubelet's settings included.
+    pub pull: PullConfig,
+    /// What is done with identity and registry tokens.
+    pub credential_tokens: Tokens,
+    /// How long an image that was just ensured is spared by collection.
+    pub ensured_lease: Duration,
+    /// Which present images need credentials; `None` where kubelet's feature gate is off, and no pull records are kept.
+    pub verification: Option<Verification>,
+    /// How images are collected, kubelet's settings included; rules of `larder keep` come on top.
+    pub gc: GcPolicy,
+    /// How often things are done.
+    pub periods: Periods,
+    /// How larder's own store talks to registries.
+    pub registry: RegistryConfig,
+    /// How larder's own store works.
+    pub store: StoreSettings,
+    /// How a runtime is talked to; [`Config::cri`] completes it.
+    pub runtime: CriConfig,
+    /// Whether the cache of Docker's builder goes before images.
+    pub prune_build_cache: bool,
+    /// Images that are kept present.
+    pub prefetch: Vec<Prefetch>,
+    /// How long calls may go on once larder is told to stop.
+    pub drain_grace_period: Duration,
+    /// How many events are kept for those who watch later.
+    pub event_ring_size: usize,
+    /// What is odd and was taken as it is.
+    pub warnings: Vec<String>,
+    origins: BTreeMap<&'static str, Origin>,
+    /// The lines of the items of settings that are lists.
+    lines: BTreeMap<&'static str, Vec<usize>>,
+}
+
+/// Programs that give credentials: both or none are set.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CredentialPlugins {
+    /// What says which there are, a file or a folder.
+    pub config: Option<PathBuf>,
+    /// The folder that they are in.
+    pub bin_dir: Option<PathBuf>,
+}
+
+/// Where images live.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum BackendAt {
+    /// In larder's own store, at [`Config::root`].
+    Store,
+    /// In the runtime that kubelet's settings name; where they name none, whatever runtime runs here.
+    Cri,
+    /// In a Docker Engine: `docker`, or `docker://` with its address.
+    Docker(String),
+    /// In this runtime.
+    Runtime(Endpoint),
+}
+
+/// The socket that larder serves.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Listen {
+    /// Its path.
+    pub socket: PathBuf,
+    /// Its mode.
+    pub mode: u32,
+    /// Name or number of its group; `None` leaves it as it is made.
+    pub group: Option<String>,
+}
+
+/// Where metrics are served.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Metrics {
+    /// The address; `None` is nowhere.
+    pub address: Option<SocketAddr>,
+    /// Whether the address may be one that other machines reach.
+    pub allow_remote: bool,
+}
+
+/// What is logged.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Log {
+    /// The least important level that is.
+    pub level: tracing::Level,
+    /// What lines look like.
+    pub format: LogFormat,
+}
+
+/// What lines of the log look like.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// How larder's own store works.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoreSettings {
+    /// Database and half-fetched blobs.
+    pub config: StoreConfig,
+    /// Layers fetched and unpacked at once, over all pulls.
+    pub layers_at_once: usize,
+    /// Bytes that must stay free after a pull.
+    pub reserve_bytes: u64,
+    /// Inodes that must stay free after a pull.
+    pub reserve_inodes: u64,
+}
+
+impl Config {
+    /// Where a setting's value came from.
+    pub fn origin(&self, key: &str) -> &Origin {
+        self.origins.get(key).unwrap_or(&Origin::Default)
+    }
+
+    /// Notes that something that is no source gave a setting its value.
+    pub fn set_origin(&mut self, key: &'static str, origin: Origin) {
+        self.origins.insert(key, origin);
+    }
+
+    /// Where one item of a setting that is a list came from.
+    pub fn origin_of_item(&self, key: &str, index: usize) -> Origin {
+        let line = self.lines.get(key).and_then(|lines| lines.get(index)).copied();
+        match (self.origin(key).clone(), line) {
+            (Origin::File { path, .. }, Some(line)) => Origin::File { path, line },
+            (origin, _) => origin,
+        }
+    }
+
+    /// How layers come into larder's own store.
+    pub fn store_pull(&self) -> larder_store::pull::PullConfig {
+        let reserve =
+            larder_store::disk::Amount { bytes: self.store.reserve_bytes, inodes: self.store.reserve_inodes };
+        larder_store::pull::PullConfig {
+            layers_at_once: self.store.layers_at_once,
+            reserve,
+            ensured_lease: self.ensured_lease,
+            ..larder_store::pull::PullConfig::default()
+        }
+    }
+
+    /// The runtime that is the backend: its endpoint (`None`: look for one), and how it is talked to. `None` where images
+    /// are in the embedded store, or in Docker.
+    pub(crate) fn cri(&self) -> Option<(Option<Endpoint>, CriConfig)> {
+        let mut config = self.runtime.clone();
+        config.request_timeout = self.images.runtime_request_timeout.to_std().unwrap_or_default();
+        config.connect_timeout = config.connect_timeout.min(config.request_timeout);
+        let named = |text: &str| Endpoint::parse(text).ok().filter(|_| !text.is_empty());
+        match &self.backend {
+            BackendAt::Store | BackendAt::Docker(_) => None,
+            BackendAt::Runtime(endpoint) => Some((Some(endpoint.clone()), config)),
+            BackendAt::Cri => {
+                config.image_endpoint = named(&self.images.image_service_endpoint);
+                Some((named(&self.images.container_runtime_endpoint), config))
+            }
+        }
+    }
+
+    /// The GC policy, with the rules of `larder keep` after those of the settings.
+    pub fn policy(&self, kept: Vec<KeepRule>) -> GcPolicy {
+        let mut policy = self.gc.clone();
+        policy.keep.extend(kept);
+        policy
+    }
+}
+
+/// Where a value came from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Origin {
+    /// Nobody wrote it.
+    Default,
+    /// Larder's file.
+    File {
+        /// As the user named it.
+        path: PathBuf,
+        /// The line, from 1; 0 if not known.
+        line: usize,
+    },
+    /// A file of kubelet's.
+    KubeletFile {
+        /// As the user named it.
+        path: PathBuf,
+        /// The line, from 1; 0 if not known.
+        line: usize,
+    },
+    /// A flag of this name.
+    Flag(&'static str),
+    /// A variable of this name.
+    Variable(&'static str),
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let at = |f: &mut fmt::Formatter<'_>, path: &Path, line: usize| match line {
+            0 => write!(f, "{}", path.display()),
+            line => write!(f, "{}:{line}", path.display()),
+        };
+        match self {
+            Origin::Default => f.write_str("default"),
+            Origin::File { path, line } => at(f, path, *line),
+            Origin::KubeletFile { path, line } => {
+                f.write_str("kubelet's ")?;
+                at(f, path, *line)
+            }
+            Origin::Flag(name) | Origin::Variable(name) => f.write_str(name),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

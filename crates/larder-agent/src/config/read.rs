@@ -1,0 +1,317 @@
+//! Reads all sources, the weaker before the stronger, and collects what is wrong with any of them.
+
+use std::collections::{BTreeMap, HashSet};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use larder::config::{Gates, KubeletImageConfig};
+use larder::credentials::Tokens;
+use larder::gc::{GcPolicy, Periods};
+use larder::pull::PullConfig;
+use larder::records::Verification;
+use larder_cri::CriConfig;
+use larder_store::registry::RegistryConfig;
+use larder_store::store::StoreConfig;
+
+use super::check;
+use super::file;
+use super::mistakes::Mistakes;
+use super::settings::{self, Draft, Setting};
+use super::{
+    API_VERSION, BackendAt, Config, CredentialPlugins, KIND, Listen, Log, LogFormat, Metrics, Origin,
+    StoreSettings,
+};
+use crate::environment::DefaultPaths;
+use crate::manifest::tree::{At, Node, parse_open};
+use crate::manifest::{Located, Place, Problem};
+use larder::near::nearest;
+
+const KUBELET_API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
+const KUBELET_KIND: &str = "KubeletConfiguration";
+
+/// Something that says what settings are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Source {
+    /// A file of larder's.
+    File {
+        /// As the user named it.
+        path: PathBuf,
+        /// Whether it is a mistake if there is none.
+        required: bool,
+    },
+    /// A file of kubelet's. What has nothing to do with images is passed over.
+    KubeletFile(PathBuf),
+    /// A flag or a variable.
+    Given {
+        /// Which.
+        by: Origin,
+        /// The setting that it is for.
+        key: &'static str,
+        /// Its text.
+        value: String,
+    },
+    /// A flag that may be given several times.
+    GivenList {
+        /// Which.
+        by: Origin,
+        /// The setting, a list of texts.
+        key: &'static str,
+        /// Its items.
+        values: Vec<String>,
+    },
+}
+
+/// All that says what settings are. Kept by a daemon to [`load`] them again.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Sources {
+    /// Where things are when nobody says.
+    pub places: DefaultPaths,
+    /// The weakest first.
+    pub layers: Vec<Source>,
+}
+
+/// Reads everything again. Reads files and changes nothing.
+pub fn load(sources: &Sources) -> Result<Config, Mistakes> {
+    let mut reading = Reading::new(&sources.places);
+    for source in &sources.layers {
+        reading.take(source);
+    }
+    reading.finish()
+}
+
+/// What was read so far.
+pub(super) struct Reading {
+    draft: Draft,
+    /// Settings that somebody tried to write and could not: what they contradict is not told.
+    broken: HashSet<&'static str>,
+    mistakes: Vec<Located>,
+}
+
+impl Reading {
+    pub(super) fn new(places: &DefaultPaths) -> Reading {
+        Reading { draft: Draft::new(places), broken: HashSet::new(), mistakes: Vec::new() }
+    }
+
+    fn take(&mut self, source: &Source) {
+        match source {
+            Source::File { path, required } => self.take_file(path, *required, false),
+            Source::KubeletFile(path) => self.take_file(path, true, true),
+            Source::Given { by, key, value } => {
+                if let Some(setting) = settings::find(key) {
+                    self.take_given(by, setting, &setting.kind.node(value));
+                }
+            }
+            Source::GivenList { by, key, values } => {
+                if let Some(setting) = settings::find(key) {
+                    self.take_given(by, setting, &Node::texts(values));
+                }
+            }
+        }
+    }
+
+    fn take_file(&mut self, path: &Path, required: bool, of_kubelet: bool) {
+        match file::read(path, required) {
+            Ok(None) => {}
+            Ok(Some(text)) => self.take_text(path, &text, of_kubelet),
+            Err(problem) => self.mistakes.push(Place::file(path.display().to_string()).holds(problem)),
+        }
+    }
+
+    /// Takes the text of a file over.
+    pub(super) fn take_text(&mut self, path: &Path, text: &str, of_kubelet: bool) {
+        let mut problems = Vec::new();
+        match parse_open(text) {
+            Err(problem) => problems.push(problem),
+            Ok(node) => {
+                let root = At::root(&node);
+                if has_kind(&root, of_kubelet, &mut problems) {
+                    self.take_settings(path, &root, of_kubelet, &mut problems);
+                }
+            }
+        }
+        problems.sort_by_key(Problem::line);
+        let place = Place::file(path.display().to_string());
+        self.mistakes.extend(problems.into_iter().map(|problem| place.holds(problem)));
+    }
+
+    fn take_settings(&mut self, path: &Path, root: &At<'_>, of_kubelet: bool, problems: &mut Vec<Problem>) {
+        let closed = if of_kubelet { Vec::new() } else { unknown_keys(root, "", problems) };
+        for setting in settings::all().filter(|setting| !of_kubelet || setting.in_kubelet_file) {
+            if closed.iter().any(|section| setting.key.starts_with(section.as_str())) {
+                continue;
+            }
+            let names: Vec<&str> = setting.key.split('.').collect();
+            match root.descend(&names) {
+                Ok(None) => {}
+                Ok(Some(at)) => {
+                    let (path, line) = (path.to_owned(), at.line());
+                    let origin = if of_kubelet {
+                        Origin::KubeletFile { path, line }
+                    } else {
+                        Origin::File { path, line }
+                    };
+                    problems.extend(self.take_value(setting, &at, origin));
+                }
+                // A section of kubelet's that is none is told once.
+                Err(problem) if problems.contains(&problem) => {}
+                Err(problem) => problems.push(problem),
+            }
+        }
+    }
+
+    fn take_value(&mut self, setting: &'static Setting, at: &At<'_>, origin: Origin) -> Vec<Problem> {
+        match (setting.read)(&mut self.draft, at) {
+            Ok(()) => {
+                self.broken.remove(setting.key);
+                self.draft.config.origins.insert(setting.key, origin);
+                let lines = at.items().map(|items| items.iter().map(At::line).collect());
+                self.draft.config.lines.insert(setting.key, lines.unwrap_or_default());
+                Vec::new()
+            }
+            Err(problems) => {
+                self.broken.insert(setting.key);
+                problems
+            }
+        }
+    }
+
+    fn take_given(&mut self, by: &Origin, setting: &'static Setting, node: &Node) {
+        let problems = self.take_value(setting, &At::given(node, setting.key), by.clone());
+        let place = Place::file(by.to_string());
+        self.mistakes.extend(problems.into_iter().map(|problem| place.holds(problem)));
+    }
+
+    /// Checks what was read as a whole.
+    pub(super) fn finish(self) -> Result<Config, Mistakes> {
+        let Reading { draft, broken, mut mistakes } = self;
+        let config = check::finish(draft, &broken, &mut mistakes);
+        if mistakes.is_empty() { Ok(config) } else { Err(Mistakes(mistakes)) }
+    }
+}
+
+impl Draft {
+    /// What holds where nobody says anything.
+    pub(super) fn new(places: &DefaultPaths) -> Draft {
+        let pull = larder_store::pull::PullConfig::default();
+        let mut registry = RegistryConfig::default();
+        registry.config_dirs.splice(..0, places.certs.clone());
+        let config = Config {
+            images: KubeletImageConfig::default().defaulted(Gates::default()),
+            gates: Gates::default(),
+            credential_plugins: CredentialPlugins { config: None, bin_dir: None },
+            static_pod_path: None,
+            root: places.root.clone().unwrap_or_default(),
+            state: None,
+            backend: BackendAt::Store,
+            listen: Listen { socket: places.socket.clone().unwrap_or_default(), mode: 0o660, group: None },
+            metrics: Metrics { address: Some(([127, 0, 0, 1], 9464).into()), allow_remote: false },
+            log: Log { level: tracing::Level::INFO, format: LogFormat::Text },
+            pull: PullConfig::default(),
+            credential_tokens: Tokens::Keep,
+            ensured_lease: pull.ensured_lease,
+            verification: Some(Verification::default()),
+            gc: GcPolicy::default(),
+            periods: Periods::default(),
+            registry,
+            store: StoreSettings {
+                config: StoreConfig::default(),
+                layers_at_once: pull.layers_at_once,
+                reserve_bytes: pull.reserve.bytes,
+                reserve_inodes: pull.reserve.inodes,
+            },
+            runtime: CriConfig::default(),
+            prune_build_cache: false,
+            prefetch: Vec::new(),
+            drain_grace_period: Duration::from_secs(30),
+            event_ring_size: 1000,
+            warnings: Vec::new(),
+            origins: BTreeMap::new(),
+            lines: BTreeMap::new(),
+        };
+        Draft { written: KubeletImageConfig::default(), no_proxy: None, config }
+    }
+}
+
+/// Whether a file is of the kind that is wanted, or near enough to go on.
+fn has_kind(root: &At<'_>, of_kubelet: bool, problems: &mut Vec<Problem>) -> bool {
+    let (api_version, kind, other_kind, other_flag) = if of_kubelet {
+        (KUBELET_API_VERSION, KUBELET_KIND, KIND, "--config")
+    } else {
+        (API_VERSION, KIND, KUBELET_KIND, "--kubelet-config")
+    };
+    let wanted = format!("begin it with apiVersion: {api_version} and kind: {kind}");
+    if root.is_empty() {
+        problems.push(Problem::new("is empty").hint(wanted));
+        return false;
+    }
+    if !root.is_mapping() {
+        problems.push(root.must_be("a mapping of settings").hint(wanted));
+        return false;
+    }
+    if root.text_of("kind").ok().flatten() == Some(other_kind) {
+        let hint = format!("give it with {other_flag}");
+        problems.push(root.problem(format!("this is a {other_kind}")).hint(hint));
+        return false;
+    }
+    for (field, wanted) in [("apiVersion", api_version), ("kind", kind)] {
+        match root.field(field) {
+            Ok(Some(at)) => match at.text() {
+                Ok(text) if text == wanted => {}
+                Ok(_) => problems.push(at.problem(format!("must be {wanted}"))),
+                Err(problem) => problems.push(problem),
+            },
+            Ok(None) => problems.push(root.missing(field).hint(format!("write {field}: {wanted}"))),
+            Err(problem) => problems.push(problem),
+        }
+    }
+    true
+}
+
+/// Tells keys that nobody knows. Returns the sections that are no mappings, as beginnings of keys.
+fn unknown_keys(at: &At<'_>, section: &str, problems: &mut Vec<Problem>) -> Vec<String> {
+    let mut closed = Vec::new();
+    let known = keys_of(section);
+    for (key, field) in at.entries().unwrap_or_default() {
+        let below = format!("{section}{key}.");
+        if section.is_empty() && matches!(key, "apiVersion" | "kind") {
+            continue;
+        }
+        if !known.contains(&key) {
+            problems.push(field.problem("unknown setting").hint(meant(key, section, &known)));
+        } else if settings::all().any(|setting| setting.key.starts_with(&below)) && !field.is_empty() {
+            if field.is_mapping() {
+                closed.append(&mut unknown_keys(&field, &below, problems));
+            } else {
+                problems.push(field.must_be("a mapping of settings"));
+                closed.push(below);
+            }
+        }
+    }
+    closed
+}
+
+/// The keys that a section may have; the empty section is the document.
+fn keys_of(section: &str) -> Vec<&'static str> {
+    let mut keys: Vec<&'static str> =
+        settings::all().filter_map(|setting| setting.key.strip_prefix(section)?.split('.').next()).collect();
+    keys.dedup();
+    keys
+}
+
+/// What may have been meant: a key that looks like it, or the same key elsewhere.
+fn meant(key: &str, section: &str, known: &[&'static str]) -> String {
+    if let Some(near) = nearest(key, known.iter().copied()) {
+        return format!("did you mean {section}{near}?");
+    }
+    let elsewhere = settings::all().find(|setting| {
+        setting.key.rsplit('.').next() == Some(key) || setting.key == format!("{section}{key}")
+    });
+    match elsewhere {
+        Some(setting) => match setting.key.split_once('.') {
+            Some((section, name)) => format!("write {name} below {section}:"),
+            None => format!("write {key} at the top of the file"),
+        },
+        None if section.is_empty() => "larder config --reference lists all settings".into(),
+        None => format!("known below {}: {}", section.trim_end_matches('.'), known.join(", ")),
+    }
+}

@@ -1,0 +1,382 @@
+//! Each mistake is told with file, line and key, and with what to do.
+
+use super::{read, read_both, read_whole};
+use crate::config::read::{Source, Sources, load};
+use crate::config::{Mistakes, Origin};
+use crate::environment::DefaultPaths;
+
+/// What is told, hints in brackets.
+fn told(mistakes: &Mistakes) -> Vec<String> {
+    let each = mistakes.each().iter();
+    each.map(|mistake| match mistake.hints() {
+        [] => mistake.to_string(),
+        hints => format!("{mistake} [{}]", hints.join("; ")),
+    })
+    .collect()
+}
+
+#[track_caller]
+fn expect(settings: &str, wanted: &[&str]) {
+    let mistakes = read(settings).expect_err(settings);
+    assert_eq!(told(&mistakes), wanted, "{settings}");
+}
+
+#[test]
+fn values_of_the_wrong_type_are_named() {
+    for (settings, wanted) in [
+        ("registryPullQPS: many", "c.yaml:3: registryPullQPS: must be a number, is a text"),
+        (
+            "registryPullQPS: '5'",
+            "c.yaml:3: registryPullQPS: must be a number, is a text [leave out the quotes]",
+        ),
+        (
+            "registryPullQPS: 1.5",
+            "c.yaml:3: registryPullQPS: must be a whole number from -2147483648 to 2147483647, is \"1.5\"",
+        ),
+        (
+            "registryBurst: 99999999999",
+            "c.yaml:3: registryBurst: must be a whole number from -2147483648 to 2147483647, is \"99999999999\"",
+        ),
+        ("registryBurst: [1]", "c.yaml:3: registryBurst: must be a number, is a list"),
+        ("serializeImagePulls: 1", "c.yaml:3: serializeImagePulls: must be true or false, is the number 1"),
+        (
+            "serializeImagePulls: 'true'",
+            "c.yaml:3: serializeImagePulls: must be true or false, is a text [leave out the quotes]",
+        ),
+        (
+            "imageMinimumGCAge: 120",
+            "c.yaml:3: imageMinimumGCAge: must be a duration, is the number 120 [write it with its unit, such as 90s]",
+        ),
+        (
+            "imageMinimumGCAge: 2 minutes",
+            "c.yaml:3: imageMinimumGCAge: \"2 minutes\": not a duration; write it like 90s, 5m or 1h30m",
+        ),
+        ("gc: 5", "c.yaml:3: gc: must be a mapping of settings, is the number 5"),
+        ("gc: [5]", "c.yaml:3: gc: must be a mapping of settings, is a list"),
+        ("gc: {period: 0s}", "c.yaml:3: gc.period: must be from 1s to 8760h, a year; is 0s"),
+        ("gc: {period: -1s}", "c.yaml:3: gc.period: must be from 1s to 8760h, a year; is -1s"),
+        ("gc: {period: 9000h}", "c.yaml:3: gc.period: must be from 1s to 8760h, a year; is 9000h0m0s"),
+        (
+            "gc: {minimumFreeBytes: lots}",
+            "c.yaml:3: gc.minimumFreeBytes: \"lots\" is no size: write it like 500MB or 10GiB",
+        ),
+        (
+            "gc: {minimumFreeBytes: -5}",
+            "c.yaml:3: gc.minimumFreeBytes: \"-5\" is no size: write it like 500MB or 10GiB",
+        ),
+        (
+            "registry: {rangeSize: 1KiB}",
+            "c.yaml:3: registry.rangeSize: must be from 64KiB to 1024PiB, is 1KiB",
+        ),
+        (
+            "gc: {inodeHighThresholdPercent: 101}",
+            "c.yaml:3: gc.inodeHighThresholdPercent: must be a whole number from 0 to 100, is \"101\"",
+        ),
+        (
+            "gc: {accounting: Exact}",
+            "c.yaml:3: gc.accounting: must be one of exact, nominal; is \"Exact\" [did you mean exact?]",
+        ),
+        (
+            "log: {level: loud}",
+            "c.yaml:3: log.level: must be one of error, warn, info, debug, trace; is \"loud\"",
+        ),
+        (
+            "listen: {mode: 0660}",
+            "c.yaml:3: listen.mode: must be a mode such as \"0660\", is the number 660 [put it in quotes]",
+        ),
+        (
+            "listen: {mode: '0999'}",
+            "c.yaml:3: listen.mode: must be an octal mode from \"0000\" to \"0777\", is \"0999\"",
+        ),
+        ("root: images", "c.yaml:3: root: must be an absolute path, is \"images\" [begin it with /]"),
+        ("staticPodPath: [/a]", "c.yaml:3: staticPodPath: must be a text, is a list"),
+        (
+            "metrics: {address: localhost}",
+            "c.yaml:3: metrics.address: \"localhost\": not an address with a port [write it like 127.0.0.1:9464 or \
+             [::1]:9464]",
+        ),
+        (
+            "registry: {certsDirs: /etc/certs}",
+            "c.yaml:3: registry.certsDirs: must be a list, is a text [begin each entry with a dash: - name: ...]",
+        ),
+        (
+            "registry: {certsDirs: [certs]}",
+            "c.yaml:3: registry.certsDirs[0]: must be an absolute path, is \"certs\" [begin it with /]",
+        ),
+        (
+            "registry: {proxy: proxy.example}",
+            "c.yaml:3: registry.proxy: \"proxy.example\": neither environment nor none nor a URL [write it like \
+             http://proxy.example:3128]",
+        ),
+    ] {
+        expect(settings, &[wanted]);
+    }
+}
+
+#[test]
+fn unknown_settings_are_refused_with_the_nearest_name() {
+    for (settings, wanted) in [
+        ("registryPullQps: 5", "c.yaml:3: registryPullQps: unknown setting [did you mean registryPullQPS?]"),
+        ("gc: {perriod: 5m}", "c.yaml:3: gc.perriod: unknown setting [did you mean gc.period?]"),
+        ("accounting: exact", "c.yaml:3: accounting: unknown setting [write accounting below gc:]"),
+        ("gc: {root: /x}", "c.yaml:3: gc.root: unknown setting [write root at the top of the file]"),
+        ("gc.period: 5m", "c.yaml:3: [gc.period]: unknown setting [write period below gc:]"),
+        (
+            "evictionHard: {}",
+            "c.yaml:3: evictionHard: unknown setting [larder config --reference lists all settings]",
+        ),
+        (
+            "drain: {quickly: true}",
+            "c.yaml:3: drain.quickly: unknown setting [known below drain: gracePeriod]",
+        ),
+    ] {
+        expect(settings, &[wanted]);
+    }
+}
+
+#[test]
+fn what_settings_contradict_is_told_where_it_was_written() {
+    for (settings, wanted) in [
+        (
+            "imageGCHighThresholdPercent: 70",
+            "c.yaml:3: imageGCHighThresholdPercent: invalid configuration: imageGCLowThresholdPercent \
+             (--image-gc-low-threshold) 80 must be less than imageGCHighThresholdPercent (--image-gc-high-threshold) 70",
+        ),
+        (
+            "serializeImagePulls: true\nmaxParallelImagePulls: 2",
+            "c.yaml:4: maxParallelImagePulls: invalid configuration: maxParallelImagePulls cannot be larger than 1 \
+             unless SerializeImagePulls (--serialize-image-pulls) is set to false",
+        ),
+        ("runtimeRequestTimeout: -1s", "c.yaml:3: runtimeRequestTimeout: must not be negative, is -1s"),
+        (
+            "imageServiceEndpoint: tcp://10.0.0.1:1",
+            "c.yaml:3: imageServiceEndpoint: \"tcp://10.0.0.1:1\": only support unix socket endpoint [write it as \
+             unix:///path/to.sock]",
+        ),
+        (
+            "registry: {plainHTTP: ['good.example:5000', 'http://bad.example']}",
+            "c.yaml:3: registry.plainHTTP[1]: \"http://bad.example\": no registry that an image's name can have [write \
+             HOST or HOST:PORT, such as registry.example:5000, without http:// and without a path]",
+        ),
+        (
+            "backend: containerd",
+            "c.yaml:3: backend: \"containerd\": neither store nor cri nor docker nor a socket [write a socket as \
+             unix:///path/to.sock]",
+        ),
+        (
+            "backend: /run/larder.sock",
+            "c.yaml:3: backend: is the socket that larder itself serves [name the runtime's socket]",
+        ),
+        (
+            "imageServiceEndpoint: unix:///run/larder.sock",
+            "c.yaml:3: imageServiceEndpoint: is the socket that larder itself serves [name the runtime's socket]",
+        ),
+        (
+            "imageCredentialProviderBinDir: /bin",
+            "c.yaml:3: imageCredentialProviderBinDir: needs imageCredentialProviderConfig as well",
+        ),
+        (
+            "metrics: {address: '0.0.0.0:9464'}",
+            "c.yaml:3: metrics.address: 0.0.0.0:9464 can be reached from other machines, without encryption or \
+             password [use 127.0.0.1, or set metrics.allowRemote: true if that is meant]",
+        ),
+        (
+            "gc: {inodeHighThresholdPercent: 50}",
+            "c.yaml:3: gc.inodeHighThresholdPercent: the low inode threshold of 85 percent is above the high one of \
+             50; lower it",
+        ),
+        ("pull: {backoffMax: 5s}", "c.yaml:3: pull.backoffMax: pull.backoffMax is below pull.backoffInitial"),
+        (
+            "registry: {retryMax: 1ms}",
+            "c.yaml:3: registry.retryMax: registry.retryMax is below registry.retryInitial",
+        ),
+        (
+            "registry: {noProxy: localhost}",
+            "c.yaml:3: registry.noProxy: has no meaning where registry.proxy is no URL [set NO_PROXY where larder is \
+             started]",
+        ),
+    ] {
+        expect(settings, &[wanted]);
+    }
+    let long = "x".repeat(120);
+    let mistakes = read(&format!("listen: {{socket: /{long}}}")).unwrap_err();
+    assert!(mistakes.to_string().contains("has 121 bytes"), "{mistakes}");
+}
+
+#[test]
+fn credentials_of_a_proxy_are_refused_and_not_shown() {
+    for url in ["http://u:hunter2@proxy.example:1", "u:hunter2@proxy.example", "socks5://hunter2@x"] {
+        let mistakes = read(&format!("registry: {{proxy: '{url}'}}")).unwrap_err();
+        assert!(mistakes.to_string().ends_with("registry.proxy: must not hold credentials"), "{mistakes}");
+        assert!(!format!("{mistakes:?}").contains("hunter2"), "{mistakes:?}");
+    }
+}
+
+#[test]
+fn items_of_lists_are_told_apart() {
+    expect(
+        "gc:\n  keep:\n    - name: a\n      digest: sha256:b\n    - nam: a\n    - newest: 3\n    - label: ''\n    - 5\n",
+        &[
+            "c.yaml:5: gc.keep[0]: a rule selects in exactly one way [write one of name, digest, label, or repository \
+             with newest; further rules are further items]",
+            "c.yaml:7: gc.keep[1].nam: unknown key [did you mean name?]",
+            "c.yaml:8: gc.keep[2]: repository and newest belong together [write both, such as repository: app/* and \
+             newest: 3]",
+            "c.yaml:9: gc.keep[3]: the label has no key; write KEY or KEY=VALUE",
+            "c.yaml:10: gc.keep[4]: must be a mapping, is the number 5 [write it like - name: ...]",
+        ],
+    );
+    expect(
+        "prefetch:\n- image: Bad\n- jitter: 1m\n- {image: a, interval: 1h, schedule: '3:30'}\n- {image: a, interval: 1h, \
+         schedule: '03:30', keep: true, lease: 1h}\n",
+        &[
+            "c.yaml:4: prefetch[0]: couldn't parse image name \"Bad\": invalid reference format: repository name \
+             (library/Bad) must be lowercase",
+            "c.yaml:5: prefetch[1].image: required, and missing",
+            "c.yaml:6: prefetch[2].schedule: must be a time of day [write a time of day in quotes, such as \"03:30\"]",
+            "c.yaml:7: prefetch[3]: interval and schedule exclude each other [keep one of the two]",
+            "c.yaml:7: prefetch[3]: keep and lease exclude each other [keep one of the two]",
+        ],
+    );
+    expect(
+        "prefetch:\n- image: a\n- image: b\n- image: a\n",
+        &["c.yaml:6: prefetch[2]: a is on the list already [keep one of the two]"],
+    );
+}
+
+#[test]
+fn all_mistakes_are_told_at_once() {
+    expect(
+        "gc:\n  period: soon\nimageGCHighThresholdPercent: 101\nregistryBurst: -1\nroots: /x\nlog: {level: 5}\n",
+        &[
+            "c.yaml:4: gc.period: \"soon\": not a duration; write it like 90s, 5m or 1h30m",
+            "c.yaml:7: roots: unknown setting [did you mean root?]",
+            "c.yaml:8: log.level: must be a text, is the number 5 [put it in quotes]",
+            "c.yaml:5: imageGCHighThresholdPercent: invalid configuration: imageGCHighThresholdPercent \
+             (--image-gc-high-threshold) 101 must be between 0 and 100, inclusive",
+            "c.yaml:6: registryBurst: invalid configuration: registryBurst (--registry-burst) -1 must not be a negative \
+             number",
+        ],
+    );
+}
+
+#[test]
+fn a_value_that_cannot_be_read_contradicts_nothing() {
+    expect(
+        "imageGCHighThresholdPercent: 70\nimageGCLowThresholdPercent: '60'\n",
+        &["c.yaml:4: imageGCLowThresholdPercent: must be a number, is a text [leave out the quotes]"],
+    );
+}
+
+#[test]
+fn a_file_that_is_none_of_larders_is_told_so() {
+    let begin = "begin it with apiVersion: larder.dev/v1alpha1 and kind: LarderConfiguration";
+    for (text, wanted) in [
+        ("", vec![format!("c.yaml: is empty [{begin}]")]),
+        ("# nothing\n", vec![format!("c.yaml: is empty [{begin}]")]),
+        ("- a\n", vec![format!("c.yaml:1: must be a mapping of settings, is a list [{begin}]")]),
+        ("root\n", vec![format!("c.yaml:1: must be a mapping of settings, is a text [{begin}]")]),
+        (
+            "kind: KubeletConfiguration\nfoo: 1\n",
+            vec!["c.yaml:1: this is a KubeletConfiguration [give it with --kubelet-config]".to_owned()],
+        ),
+        (
+            "root: /x\n",
+            vec![
+                "c.yaml:1: apiVersion: required, and missing [write apiVersion: larder.dev/v1alpha1]"
+                    .to_owned(),
+                "c.yaml:1: kind: required, and missing [write kind: LarderConfiguration]".to_owned(),
+            ],
+        ),
+        (
+            "apiVersion: larder.dev/v2\nkind: LarderConfiguration\n",
+            vec!["c.yaml:1: apiVersion: must be larder.dev/v1alpha1".to_owned()],
+        ),
+        (
+            "root: /x\nroot: /y\n",
+            vec![
+                "c.yaml:2: root: not valid YAML: a mapping has the same key twice [keep one of the two]"
+                    .to_owned(),
+            ],
+        ),
+        (
+            "a: 1\n---\nb: 1\n",
+            vec!["c.yaml:3: not valid YAML: more follows after the end of the document".to_owned()],
+        ),
+    ] {
+        assert_eq!(told(&read_whole(text).expect_err(text)), wanted, "{text}");
+    }
+    let tabs = told(&read_whole("gc:\n\tperiod: 5m\n").unwrap_err());
+    assert!(tabs[0].starts_with("c.yaml:2: ") && tabs[0].contains("tabs"), "{tabs:?}");
+}
+
+#[test]
+fn in_kubelets_file_only_settings_about_images_count() {
+    let config = read_both("maxPods: nonsense\nroot: 5\nstaticPodPath: 7\nregistryPullQPS: 7\n", "").unwrap();
+    assert_eq!(config.images.registry_pull_qps, 7);
+    let mistakes = read_both("registryPullQPS: '7'\nfeatureGates: 5\n", "registryBurst: x\n").unwrap_err();
+    assert_eq!(
+        told(&mistakes),
+        [
+            "k.yaml:3: registryPullQPS: must be a number, is a text [leave out the quotes]",
+            "k.yaml:4: featureGates: must be a mapping, is the number 5",
+            "c.yaml:3: registryBurst: must be a number, is a text",
+        ]
+    );
+}
+
+/// Loads one file of larder's.
+fn load_file(path: &std::path::Path, required: bool) -> Result<(), Vec<String>> {
+    let layers = vec![Source::File { path: path.to_owned(), required }];
+    let loaded = load(&Sources { places: super::places(), layers });
+    loaded.map(drop).map_err(|mistakes| {
+        told(&mistakes).into_iter().map(|told| told.replace(&*path.to_string_lossy(), "F")).collect()
+    })
+}
+
+#[test]
+fn files_that_cannot_be_read_are_told_with_the_reason() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let one = |path: &std::path::Path| load_file(path, true).expect_err("no settings").remove(0);
+    assert!(one(&path("absent")).starts_with("F: no such file"));
+    assert_eq!(load_file(&path("absent"), false), Ok(()), "the usual file need not be there");
+    assert_eq!(load_file(&path("absent/in/nothing"), false), Ok(()));
+    assert_eq!(one(folder.path()), "F: is a directory [name the file in it]");
+    fs_err::write(path("latin"), b"apiVersion: x\nkind: \xe4\n").unwrap();
+    assert_eq!(one(&path("latin")), "F:2: not text in UTF-8 [save the file as UTF-8]");
+    fs_err::write(path("huge"), vec![b'#'; (1 << 20) + 1]).unwrap();
+    assert_eq!(one(&path("huge")), "F: larger than 1 MiB, the most that is read");
+    rustix::fs::mknodat(rustix::fs::CWD, path("pipe"), rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+    assert!(one(&path("pipe")).starts_with("F: is no regular file"), "a pipe would be waited for");
+}
+
+#[test]
+fn flags_and_variables_are_told_by_name() {
+    let given = |by, key, value: &str| Source::Given { by, key, value: value.to_owned() };
+    let sources = Sources {
+        places: DefaultPaths::default(),
+        layers: vec![
+            given(Origin::Variable("LARDER_BACKEND"), "backend", "x"),
+            given(Origin::Flag("--certs-d"), "registry.certsDirs", "certs"),
+            given(Origin::Flag("--registry-qps"), "registryPullQPS", "many"),
+            given(Origin::Flag("--image-gc-high-threshold"), "imageGCHighThresholdPercent", "50"),
+            given(Origin::Flag("--serialize-image-pulls"), "serializeImagePulls", "perhaps"),
+        ],
+    };
+    let told = told(&load(&sources).unwrap_err());
+    assert_eq!(
+        told,
+        [
+            "LARDER_BACKEND: backend: \"x\": neither store nor cri nor docker nor a socket [write a socket as unix:///path/to.sock]",
+            "--certs-d: registry.certsDirs[0]: must be an absolute path, is \"certs\" [begin it with /]",
+            "--registry-qps: registryPullQPS: must be a whole number from -2147483648 to 2147483647, is \"many\"",
+            "--serialize-image-pulls: serializeImagePulls: must be true or false, is a text",
+            "--image-gc-high-threshold: imageGCHighThresholdPercent: invalid configuration: imageGCLowThresholdPercent \
+             (--image-gc-low-threshold) 80 must be less than imageGCHighThresholdPercent (--image-gc-high-threshold) 50",
+            "configuration: root: no place for it: neither XDG_DATA_HOME nor HOME is set [name a folder with --root DIR]",
+            "configuration: listen.socket: no place for it: neither XDG_RUNTIME_DIR nor HOME is set [name a socket with \
+             --socket PATH]",
+        ]
+    );
+}

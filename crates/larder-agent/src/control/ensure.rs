@@ -1,0 +1,205 @@
+//! Makes images present for one caller, and tells how they get on.
+//!
+//! Promises: a caller that reads slowly, or not at all, holds up nobody's pull and costs a bounded amount of memory; one
+//! that goes away gives its wishes up; events reach the caller whose image they are about and no other.
+
+use std::collections::HashSet;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures_util::stream::{FuturesUnordered, StreamExt as _};
+use futures_util::{Stream, stream};
+use larder::backend::CallErrorKind;
+use larder::credentials::PullSecret;
+use larder::events::Event;
+use larder::pod::{ObjectRef, Pod, SandboxConfig};
+use larder::pull::{EnsureError, EnsureRequest, Ensured, Outcome, PullPolicy, default_policy};
+use larder::reference;
+use larder_api::convert::{self, millis};
+use larder_api::v1alpha1 as api;
+use larder_api::v1alpha1::ensure_update::Update;
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinSet;
+use tokio::time::{self, Instant, MissedTickBehavior};
+use tonic::Status;
+
+use super::caller::CALLER;
+use crate::error::Error;
+use crate::node::Node;
+
+/// How often progress is told.
+const PROGRESS: Duration = Duration::from_millis(200);
+/// How many images one call may ask for.
+const MAX_IMAGES: usize = 10_000;
+/// How much of secrets and annotations one call may take, counted for each image, in bytes.
+const MAX_REPEATED: usize = 64 << 20;
+
+/// Begins to make the images present, and tells what happens.
+pub(super) fn start(node: &Arc<Node>, request: api::EnsureRequest) -> Result<Updates, Error> {
+    let progress = request.progress;
+    let requests = requests(request)?;
+    let node = Arc::clone(node);
+    let (told, tells) = mpsc::unbounded_channel();
+    let (pulls, news) = watch::channel(Vec::new());
+    let mut work = JoinSet::new();
+    work.spawn(async move { run(&node, &requests, &told, progress.then_some(pulls)).await });
+    Ok(Updates::new(tells, news, work))
+}
+
+/// What was asked for, as the manager takes it.
+fn requests(request: api::EnsureRequest) -> Result<Vec<EnsureRequest>, Error> {
+    let api::EnsureRequest { images, pod, secrets, run, .. } = request;
+    if images.len() > MAX_IMAGES {
+        return Err(Error::bad_input(format!("{} images in one call", images.len()))
+            .hint(format!("ask for at most {MAX_IMAGES} at once")));
+    }
+    let repeated = held_by_each(pod.as_ref(), &secrets).saturating_mul(images.len());
+    if repeated > MAX_REPEATED {
+        return Err(Error::bad_input("the secrets and annotations are too large for so many images")
+            .hint("ask for fewer images in one call, or leave out secrets that they do not need"));
+    }
+    let api::PodReference { namespace, name, uid, annotations, service_account } = pod.unwrap_or_default();
+    let pod = Pod { uid, namespace, name, annotations, service_account };
+    let secrets: Vec<PullSecret> = secrets.into_iter().map(convert::secret_from).collect();
+    // Back-off counts by uid; events and the sandbox have the pod's own.
+    let counted = if run.is_empty() { pod.uid.clone() } else { format!("{}/{run}", pod.uid) };
+    let requests = images.into_iter().map(|wanted| {
+        let policy = match wanted.pull_policy.as_str() {
+            "" => default_policy(&wanted.image),
+            policy => PullPolicy::parse(policy),
+        };
+        EnsureRequest {
+            target: Some(ObjectRef::new(&pod, &wanted.field_path)),
+            // Who asks without a pod has none.
+            sandbox: (!pod.name.is_empty()).then(|| SandboxConfig::of(&pod)),
+            secrets: secrets.clone(),
+            ..EnsureRequest::new(wanted.image, policy, Pod { uid: counted.clone(), ..pod.clone() })
+        }
+    });
+    Ok(requests.collect())
+}
+
+/// What each image's request holds for itself, in bytes.
+fn held_by_each(pod: Option<&api::PodReference>, secrets: &[api::PullSecret]) -> usize {
+    let annotations = pod.iter().flat_map(|pod| &pod.annotations).map(|(key, value)| key.len() + value.len());
+    annotations.sum::<usize>() + secrets.iter().map(|secret| secret.document.len()).sum::<usize>()
+}
+
+async fn run(
+    node: &Node,
+    requests: &[EnsureRequest],
+    told: &mpsc::UnboundedSender<Update>,
+    progress: Option<watch::Sender<Vec<api::Pull>>>,
+) {
+    let each = requests.iter().zip(0..).map(|(request, index)| {
+        CALLER.scope(told.clone(), async move { (index, node.manager.ensure(request).await) })
+    });
+    let mut running: FuturesUnordered<_> = each.collect();
+    let images: HashSet<String> =
+        requests.iter().filter_map(|request| reference::apply_default_tag(&request.image).ok()).collect();
+    let mut ticks = time::interval_at(Instant::now() + PROGRESS, PROGRESS);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            ended = running.next() => {
+                let Some((index, ended)) = ended else { return };
+                match &ended {
+                    Ok(ensured) => node.note_ensured(&ensured.image_ref),
+                    Err(error) => {
+                        if let Some(object) = target(requests, index) {
+                            // Outside of any caller's scope: a caller reports it itself.
+                            node.sink.record(Event::failed(object, error));
+                        }
+                    }
+                }
+                // Nobody listens any more: then this task ends soon, too.
+                let _ = told.send(verdict(index, ended));
+            }
+            _ = ticks.tick(), if progress.is_some() => {
+                let Some(progress) = &progress else { continue };
+                let now = Instant::now();
+                let pulls = node.manager.pulls().into_iter().filter(|pull| images.contains(&pull.image));
+                progress.send_replace(pulls.map(|pull| convert::pull(&pull, now)).collect());
+            }
+        }
+    }
+}
+
+/// What events about the request of this number are about.
+fn target(requests: &[EnsureRequest], index: u32) -> Option<ObjectRef> {
+    requests.get(usize::try_from(index).ok()?)?.target.clone()
+}
+
+fn verdict(index: u32, ended: Result<Ensured, EnsureError>) -> Update {
+    match ended {
+        Ok(Ensured { image_ref, message, outcome }) => {
+            let ensured = api::Ensured { index, image_ref, message, ..api::Ensured::default() };
+            Update::Ensured(match outcome {
+                Outcome::Present => ensured,
+                Outcome::Pulled { size_bytes, pull_duration, total_duration } => api::Ensured {
+                    pulled: true,
+                    size_bytes,
+                    pull_milliseconds: millis(pull_duration),
+                    total_milliseconds: millis(total_duration),
+                    ..ensured
+                },
+            })
+        }
+        Err(error) => {
+            let kind = error.advice.as_ref().map(|advice| match advice.kind {
+                CallErrorKind::NotFound => "NotFound",
+                CallErrorKind::Denied => "Denied",
+                CallErrorKind::NoRoom => "NoRoom",
+                _ => "Other",
+            });
+            Update::Failed(api::Failed {
+                index,
+                reason: error.reason.to_string(),
+                message: error.message,
+                retry_milliseconds: error.retry_in.map(millis),
+                hint: error.advice.map(|advice| advice.hint.into_owned()).unwrap_or_default(),
+                kind: kind.unwrap_or_default().to_owned(),
+                withheld: error.withheld,
+            })
+        }
+    }
+}
+
+/// The stream of one call. Dropping it gives the wishes up.
+pub struct Updates {
+    told: Pin<Box<dyn Stream<Item = Update> + Send>>,
+    _work: JoinSet<()>,
+}
+
+impl Updates {
+    /// What is `told` comes in full and first; of the pulls only the latest news.
+    fn new(
+        told: mpsc::UnboundedReceiver<Update>,
+        news: watch::Receiver<Vec<api::Pull>>,
+        work: JoinSet<()>,
+    ) -> Updates {
+        let told = stream::unfold((told, news), |(mut told, mut news)| async move {
+            let update = tokio::select! {
+                biased;
+                update = told.recv() => update?,
+                Ok(()) = news.changed() => {
+                    let pulls = news.borrow_and_update().clone();
+                    Update::Progress(api::Progress { pulls })
+                }
+            };
+            Some((update, (told, news)))
+        });
+        Updates { told: Box::pin(told), _work: work }
+    }
+}
+
+impl Stream for Updates {
+    type Item = Result<api::EnsureUpdate, Status>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        let update = self.told.as_mut().poll_next(context);
+        update.map(|update| update.map(|update| Ok(api::EnsureUpdate { update: Some(update) })))
+    }
+}

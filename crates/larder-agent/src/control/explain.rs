@@ -1,0 +1,115 @@
+//! Why an image is kept or would be removed, what uses it, and what removing it frees.
+
+use std::collections::HashSet;
+
+use larder::backend::{Backend, ImageSpec};
+use larder::credentials::{SecretCoordinates, ServiceAccountCoordinates};
+use larder::gc::{
+    Collector, GcPolicy, Goal, ImageVerdict, Scene, Stays, Verdict, nearest_names, plan, plan_round,
+};
+use larder::records::{Access, ImageRecords};
+use larder_api::convert::millis;
+use larder_api::v1alpha1::{Explanation, PullRecord};
+
+use super::images::absent;
+use super::{gc, report};
+use crate::error::Error;
+
+/// What there is to say of an image.
+pub(super) async fn explain(
+    name: &str,
+    backend: &dyn Backend,
+    collector: &Collector,
+    policy: &GcPolicy,
+    records: Option<&ImageRecords>,
+) -> Result<Explanation, Error> {
+    let found = backend.status(&ImageSpec::named(name)).await?;
+    let scene = gc::scene(collector).await?;
+    let Some(image) = found else { return Err(unknown(name, &scene)) };
+    let now = plan_round(&scene, policy);
+    let last = plan(&scene, policy, Goal::AllUnused);
+    let of = |verdicts: &[ImageVerdict]| verdicts.iter().find(|verdict| verdict.id == image.id).cloned();
+    let (Some(now), Some(last)) = (of(&now.verdicts), of(&last.verdicts)) else {
+        return Err(unknown(name, &scene));
+    };
+    let since = |stamp| millis(scene.now.since(stamp));
+    Ok(Explanation {
+        verdict: Some(report::image(&now, policy)),
+        shared_bytes: shared(&scene, &image.id),
+        removable: matches!(last.verdict, Verdict::Goes(_)),
+        under_pressure: under_pressure(&now.verdict, &last.verdict),
+        milliseconds_since_first_seen: since(now.first_seen),
+        milliseconds_since_last_used: now.last_used.map(since),
+        pull_records: pull_records(records, &image.id).await,
+    })
+}
+
+/// What becomes of it when room is needed, where that is not what becomes of it now.
+fn under_pressure(now: &Verdict, last: &Verdict) -> String {
+    match (now, last) {
+        (Verdict::Stays(Stays::NotNeeded | Stays::FreesNothing), Verdict::Stays(stays)) => {
+            format!("it stays: {stays}")
+        }
+        (Verdict::Stays(_), Verdict::Goes(_)) => {
+            "it may go, when images unused for longer are not enough".to_owned()
+        }
+        _ => String::new(),
+    }
+}
+
+/// What its layers take that other images have as well.
+fn shared(scene: &Scene, id: &str) -> Option<u64> {
+    let mine = &scene.layers.of(id)?.layers;
+    let others = scene.images.iter().filter(|image| image.id != id);
+    let others: HashSet<u32> = others
+        .filter_map(|image| scene.layers.of(&image.id))
+        .flat_map(|known| known.layers.clone())
+        .collect();
+    let all = scene.layers.all();
+    Some(
+        mine.iter()
+            .filter(|layer| others.contains(layer))
+            .map(|&layer| all[layer as usize].amount.bytes)
+            .sum(),
+    )
+}
+
+/// There is no such image; perhaps another name was meant.
+fn unknown(name: &str, scene: &Scene) -> Error {
+    let near = nearest_names(name, scene.images.iter().flat_map(|image| &image.names));
+    match near.as_slice() {
+        [] => absent(name),
+        near => absent(name).hint(format!("present and similar: {}", near.join(", "))),
+    }
+}
+
+/// What is on record of an image, by its id. What cannot be read is logged, and is as good as nothing: nobody is let in
+/// by it.
+async fn pull_records(records: Option<&ImageRecords>, image_ref: &str) -> Vec<PullRecord> {
+    let Some(records) = records else { return Vec::new() };
+    match records.record(image_ref).await {
+        Ok(record) => record.into_iter().flat_map(|record| record.names).map(of_name).collect(),
+        Err(error) => {
+            tracing::warn!("the pull record of {image_ref} cannot be read: {error}");
+            Vec::new()
+        }
+    }
+}
+
+fn of_name((name, access): (String, Access)) -> PullRecord {
+    PullRecord {
+        name,
+        every_pod: access.node_pods,
+        secrets: access.secrets.iter().map(|secret| of_secret(&secret.at)).collect(),
+        service_accounts: access.service_accounts.iter().map(of_account).collect(),
+    }
+}
+
+/// A login that a user brought along has no namespace.
+fn of_secret(at: &SecretCoordinates) -> String {
+    if at.namespace.is_empty() { at.name.clone() } else { at.to_string() }
+}
+
+fn of_account(ServiceAccountCoordinates { namespace, name, .. }: &ServiceAccountCoordinates) -> String {
+    format!("{namespace}/{name}")
+}

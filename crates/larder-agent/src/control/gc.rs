@@ -1,0 +1,130 @@
+//! One round of garbage collection, or what it would do.
+
+use larder::gc::{Collector, GcError, GcPolicy, Goal, Scene, holders as who_holds, plan, plan_round};
+use larder::image_service::FilesystemError;
+use larder_api::is_gone;
+use larder_api::v1alpha1::Collection;
+
+use super::report::{self, held_by};
+use crate::error::Error;
+
+/// The plan alone. What is present and used is looked at, and written down.
+pub(super) async fn dry_run(
+    collector: &Collector,
+    policy: &GcPolicy,
+    goal: Goal,
+) -> Result<Collection, Error> {
+    let found = match goal {
+        Goal::AllUnused => scene(collector).await?,
+        _ => match collector.scene_with_disk().await {
+            Ok(found) => found,
+            Err(error) => return Err(failure_of(collector, error).await),
+        },
+    };
+    let planned = match goal {
+        Goal::Thresholds => plan_round(&found, policy),
+        goal => plan(&found, policy, goal),
+    };
+    let enough = planned.reachable;
+    Ok(Collection {
+        warnings: collector.warnings(&found).iter().map(ToString::to_string).collect(),
+        held_by: (!enough).then(|| held_by(&who_holds(&found, policy))),
+        ..report::of_plan(&planned, found.disk, policy)
+    })
+}
+
+/// One round. That it did not do all that it should is told in it.
+pub(super) async fn one_round(collector: &Collector, policy: &GcPolicy, goal: Goal) -> Collection {
+    let round = collector.round_by(policy, goal).await;
+    let held_by = match &round.error {
+        Some(GcError::Insufficient(_)) => {
+            let scene = collector.scene_with_disk().await.ok();
+            scene.map(|scene| held_by(&who_holds(&scene, policy)))
+        }
+        _ => None,
+    };
+    let error = match round.error.clone() {
+        Some(error) => Some(failure_of(collector, error).await.into()),
+        None => None,
+    };
+    Collection {
+        warnings: round.report.warnings.iter().map(ToString::to_string).collect(),
+        held_by,
+        error,
+        ..report::of_round(goal, &round, policy)
+    }
+}
+
+/// Everything that a plan depends on; a file system that cannot be read is left out.
+pub(super) async fn scene(collector: &Collector) -> Result<Scene, Error> {
+    let scene = match collector.scene_with_disk().await {
+        Err(GcError::Disk(error)) => {
+            tracing::warn!("how full the disk is is not known: {error}");
+            collector.scene().await
+        }
+        scene => scene,
+    };
+    match scene {
+        Ok(scene) => Ok(scene),
+        Err(error) => Err(failure_of(collector, error).await),
+    }
+}
+
+/// Why a round did not do all that it should: where the backend is gone by now, that is why.
+pub(super) async fn failure_of(collector: &Collector, error: GcError) -> Error {
+    if matches!(error, GcError::Uses(_) | GcError::Age { .. } | GcError::Space { .. })
+        && let Err(gone) = collector.backend_answers().await
+        && is_gone(&gone)
+    {
+        return gone.into();
+    }
+    failure(error)
+}
+
+/// Why a round did not do all that it should, as a failure with its exit code.
+pub(crate) fn failure(error: GcError) -> Error {
+    match error {
+        GcError::List(error) | GcError::Layers(error) | GcError::Disk(FilesystemError::Backend(error)) => {
+            error.into()
+        }
+        GcError::Uses(error) => Error::failed(format!(
+            "nothing was removed, because who uses what is not known: {error}"
+        ))
+        .hint("larder removes nothing that may be in use: mend what the error names, and collect again"),
+        // Kubelet's text is for events; beside what the command has told, it says little, and that in other units.
+        GcError::Insufficient(_) => Error::failed("all that may go is gone, and that is not enough"),
+        // Kubelet's number for all that there is.
+        GcError::Space { wanted: i64::MAX, errors, .. } => {
+            Error::failed(format!("not all that nothing uses could be removed: {errors}"))
+        }
+        other => Error::failed(other.to_string()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use larder::backend::{BackendError, Unreachable};
+    use larder_testkit::fake_backend::FakeBackend;
+
+    use super::*;
+    use crate::error::ErrorKind;
+
+    #[tokio::test]
+    async fn a_round_whose_backend_went_says_so_and_another_that_not_all_could_be_removed() {
+        let backend = FakeBackend::new();
+        let collector = Collector::builder(Arc::new(backend.clone())).build();
+        let failed = || GcError::Space { wanted: i64::MAX, freed: 0, errors: "in use".into() };
+        let failure = failure_of(&collector, failed()).await;
+        assert_eq!(failure.kind(), ErrorKind::Failed);
+        assert_eq!(failure.message(), "not all that nothing uses could be removed: in use");
+        let problem = Unreachable::Told { problem: "no such socket".into(), hint: "start it" };
+        backend.set_down(Some(BackendError::Unreachable { endpoint: "unix:///d.sock".into(), problem }));
+        for error in [failed(), GcError::Uses(larder::gc::UseError("closed".into()))] {
+            let failure = failure_of(&collector, error).await;
+            assert_eq!(failure.kind(), ErrorKind::Unavailable);
+            assert!(failure.message().contains("no such socket"), "{}", failure.message());
+        }
+    }
+}

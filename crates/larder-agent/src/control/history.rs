@@ -1,0 +1,36 @@
+//! The journal of removals.
+
+use std::path::Path;
+
+use larder::gc::{Entry, HistoryFile};
+use larder_api::v1alpha1::{HistoryEntry, HistoryResponse};
+
+use super::report::time;
+use crate::error::Error;
+
+/// The removals, oldest first. May block.
+pub(super) fn read(journal: &Path) -> Result<HistoryResponse, Error> {
+    let (entries, unreadable) = HistoryFile::new(journal.to_owned())
+        .entries()
+        .map_err(|error| Error::failed(format!("the journal cannot be read: {error}")))?;
+    Ok(HistoryResponse {
+        entries: entries.into_iter().map(shown).collect(),
+        unreadable: unreadable as u64,
+        path: journal.display().to_string(),
+    })
+}
+
+fn shown(entry: Entry) -> HistoryEntry {
+    HistoryEntry {
+        time: time(entry.at),
+        id: entry.id,
+        names: entry.names,
+        reason: entry.reason,
+        why: entry.why,
+        promised_bytes: entry.promised.bytes,
+        promised_inodes: entry.promised.inodes,
+        estimated: entry.estimated,
+        freed_bytes: entry.freed.map(|freed| freed.bytes),
+        freed_inodes: entry.freed.map(|freed| freed.inodes),
+    }
+}

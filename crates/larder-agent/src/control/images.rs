@@ -1,0 +1,56 @@
+//! Looks at images, and at the backend that has them.
+
+use larder::backend::{Backend, BackendError, FilesystemUsage, ImageDetails, ImageSpec};
+use larder_api::is_gone;
+use larder_api::v1alpha1::{Condition, RuntimeResponse};
+
+use crate::error::Error;
+
+/// One image, with all that is known of it.
+pub(super) async fn inspect(name: &str, backend: &dyn Backend) -> Result<ImageDetails, Error> {
+    match backend.inspect(&ImageSpec::named(name)).await {
+        Ok(found) => found.ok_or_else(|| absent(name)),
+        Err(error) => Err(trouble_with(name, error)),
+    }
+}
+
+/// The trouble with one image. A backend that is gone is the end of all, and says nothing of the image.
+pub(super) fn trouble_with(name: &str, error: BackendError) -> Error {
+    if is_gone(&error) {
+        return error.into();
+    }
+    let failure = Error::failed(format!("{name}: {error}"));
+    match error.hint() {
+        Some(hint) => failure.hint(hint),
+        None => failure,
+    }
+}
+
+/// An image that was asked for and is not there.
+pub(super) fn absent(image: &str) -> Error {
+    Error::missing(format!("{image}: no such image")).hint("larder images lists those that are here")
+}
+
+/// What larder works on.
+pub(super) async fn runtime(backend: &dyn Backend) -> Result<RuntimeResponse, Error> {
+    let (info, filesystems) = (backend.info().await?, backend.filesystems().await?);
+    let paths = |found: &[FilesystemUsage]| {
+        found.iter().map(|usage| usage.mountpoint.display().to_string()).collect()
+    };
+    let known = |text: String| Some(text).filter(|text| !text.is_empty());
+    let conditions = info.conditions.into_iter().map(|condition| Condition {
+        r#type: condition.kind,
+        status: condition.ok,
+        reason: known(condition.reason),
+        message: known(condition.message),
+    });
+    Ok(RuntimeResponse {
+        endpoint: info.endpoint,
+        name: info.name,
+        version: info.version,
+        api_version: info.api_version,
+        conditions: conditions.collect(),
+        image_filesystems: paths(&filesystems.image),
+        container_filesystems: paths(&filesystems.container),
+    })
+}

@@ -1,0 +1,30 @@
+//! Whether a client with settings of its own can work through this process.
+
+use larder_api::v1alpha1::SettingValue;
+
+use crate::config::{self, Config};
+use crate::error::Error;
+
+/// Settings that concern only the process that has them, and those by which the client came here.
+const OWN: [&str; 7] = ["listen.", "metrics.", "log.", "events.", "root", "state", "backend"];
+
+/// Fails where a setting that the client was given has another value here, and names all of them.
+pub(super) fn check(config: &Config, theirs: &[SettingValue]) -> Result<(), Error> {
+    let differences: Vec<String> = theirs
+        .iter()
+        .filter(|setting| !OWN.iter().any(|section| setting.key.starts_with(section)))
+        .filter_map(|setting| {
+            let here = config::value_of(config, &setting.key)?.to_string();
+            let SettingValue { key, value, origin } = setting;
+            (here != *value).then(|| format!("{key} is {value} ({origin}), and {here} there"))
+        })
+        .collect();
+    if differences.is_empty() {
+        return Ok(());
+    }
+    Err(Error::failed(format!(
+        "another larder command has these images open with other settings: {}",
+        differences.join("; ")
+    ))
+    .hint("rerun the command when the other one has ended, or give both the same settings"))
+}

@@ -1,0 +1,92 @@
+//! What a request for collection asks for, and the policy that it makes.
+
+use std::time::Duration;
+
+use larder::gc::{Accounting, GcPolicy, Goal};
+use larder_api::v1alpha1::CollectRequest;
+use larder_api::v1alpha1::collect_request;
+
+use crate::error::Error;
+
+/// What it is for.
+pub(super) fn goal(request: &CollectRequest) -> Goal {
+    match request.goal {
+        Some(collect_request::Goal::FreeBytes(bytes)) => Goal::Free { bytes },
+        Some(collect_request::Goal::AllUnused(true)) => Goal::AllUnused,
+        _ => Goal::Thresholds,
+    }
+}
+
+/// The policy with what the request changes of it. All that is wrong is told at once.
+pub(super) fn policy(base: &GcPolicy, request: &CollectRequest) -> Result<GcPolicy, Error> {
+    let mut policy = base.clone();
+    if request.kubelet && base.accounting != Accounting::Nominal {
+        policy = GcPolicy { keep: policy.keep, ..GcPolicy::kubelet() };
+    }
+    if let Some(high) = request.high_threshold_percent {
+        policy.high_threshold_percent = high;
+    }
+    if let Some(low) = request.low_threshold_percent {
+        policy.low_threshold_percent = low;
+    }
+    if let Some(age) = request.minimum_age_milliseconds {
+        policy.minimum_age = Duration::from_millis(age);
+    }
+    if let Some(age) = request.maximum_age_milliseconds {
+        policy.maximum_age = Duration::from_millis(age);
+    }
+    let problems: Vec<String> = policy.problems().iter().map(ToString::to_string).collect();
+    if problems.is_empty() {
+        return Ok(policy);
+    }
+    Err(Error::bad_input(problems.join("; ")).hint(
+        "give percents from 0 to 100, with --image-gc-low-threshold not above --image-gc-high-threshold",
+    ))
+}
+
+/// The policy for a look at usage: every image that may be removed sooner or later counts as unused.
+pub(super) fn looking_policy(policy: &GcPolicy) -> GcPolicy {
+    GcPolicy { minimum_age: Duration::ZERO, ..policy.clone() }
+}
+
+#[cfg(test)]
+mod tests {
+    use larder::gc::{KeepRule, Selector};
+
+    use super::*;
+
+    #[test]
+    fn what_is_not_asked_for_stays_as_it_is() {
+        let keep = vec![KeepRule::new(Selector::Name("a".into()))];
+        let base =
+            GcPolicy { high_threshold_percent: 70, low_threshold_percent: 60, keep, ..GcPolicy::default() };
+        assert_eq!(policy(&base, &CollectRequest::default()), Ok(base.clone()));
+        let asked = CollectRequest { low_threshold_percent: Some(10), ..CollectRequest::default() };
+        assert_eq!(policy(&base, &asked), Ok(GcPolicy { low_threshold_percent: 10, ..base.clone() }));
+        let kubelet = CollectRequest { kubelet: true, ..CollectRequest::default() };
+        assert_eq!(policy(&base, &kubelet), Ok(GcPolicy { keep: base.keep.clone(), ..GcPolicy::kubelet() }));
+        let wrong = CollectRequest { low_threshold_percent: Some(90), ..CollectRequest::default() };
+        assert!(policy(&base, &wrong).is_err());
+    }
+
+    #[test]
+    fn limits_that_contradict_are_refused_together() {
+        let limits = |high, low| CollectRequest {
+            high_threshold_percent: Some(high),
+            low_threshold_percent: Some(low),
+            ..CollectRequest::default()
+        };
+        assert!(policy(&GcPolicy::default(), &limits(65, 45)).is_ok());
+        for (high, low) in [(45, 65), (101, 50), (50, -1)] {
+            assert!(policy(&GcPolicy::default(), &limits(high, low)).is_err());
+        }
+        let both = policy(&GcPolicy::default(), &limits(101, -1)).unwrap_err();
+        assert!(both.message().contains("HighThresholdPercent") && both.message().contains("Low"));
+    }
+
+    #[test]
+    fn kubelets_way_is_one_flag() {
+        let request = CollectRequest { kubelet: true, ..CollectRequest::default() };
+        assert_eq!(policy(&GcPolicy::default(), &request), Ok(GcPolicy::kubelet()));
+    }
+}

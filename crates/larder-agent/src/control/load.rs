@@ -1,0 +1,241 @@
+//! An archive that a client sends in pieces, into larder's own store. A client that goes away ends it; what the archive's
+//! images need is checked by the store, as of a file; and the store leases them, so that collection leaves them alone.
+
+use std::io::{self, Read};
+use std::time::Duration;
+
+use futures_util::{Stream, StreamExt as _};
+use larder::chain;
+use larder::events::{EventType, Reason};
+use larder::gotext;
+use larder::reference::Reference;
+use larder_api::v1alpha1 as api;
+use larder_store::backend::StoreBackend;
+use larder_store::pull::{Loaded as Brought, PullError};
+use larder_store::store::import::{ImportError, ImportFrom};
+use larder_store::unpack::UnpackError;
+use tokio::sync::{Semaphore, mpsc};
+use tokio::time;
+use tonic::Status;
+
+use crate::error::Error;
+use crate::image_name;
+use crate::node::Node;
+
+/// How many archives are loaded at once. Each has a thread.
+pub(super) const AT_ONCE: usize = 4;
+/// Pieces that wait for the store.
+const AHEAD: usize = 4;
+/// The most that one piece may have, in bytes.
+const MAX_PIECE: usize = 1 << 20;
+/// How long the next piece may take: whoever makes the archive may need a while to begin.
+const SILENCE: Duration = Duration::from_secs(600);
+
+/// Loads what comes; `turns` are [`AT_ONCE`].
+pub(super) async fn load(
+    node: &Node,
+    turns: &Semaphore,
+    mut pieces: impl Stream<Item = Result<api::LoadRequest, Status>> + Unpin,
+) -> Result<Vec<api::LoadedImage>, Status> {
+    let store = node.own_store()?;
+    let Ok(_turn) = turns.try_acquire() else {
+        return Err(Status::resource_exhausted(format!("{AT_ONCE} archives are being loaded already")));
+    };
+    let Some(first) = next(&mut pieces).await? else {
+        return Err(Error::bad_input("nothing was sent").hint("send an archive, in pieces").into());
+    };
+    let name = Some(first.name).filter(|name| !name.is_empty());
+    let name = name.as_deref().map(base_name).transpose()?;
+    let (feed, arriving) = mpsc::channel(AHEAD);
+    let arriving = Arriving { pieces: arriving, piece: first.piece, at: 0 };
+    let feeding = async {
+        loop {
+            match next(&mut pieces).await {
+                Ok(Some(piece)) => {
+                    if feed.send(Ok(piece.piece)).await.is_err() {
+                        break;
+                    }
+                }
+                Ok(None) => break,
+                Err(status) => {
+                    // The store is not to take a part for the whole.
+                    let _ = feed.send(Err(io::ErrorKind::ConnectionReset.into())).await;
+                    return status;
+                }
+            }
+        }
+        drop(feed);
+        // What is there now is up to the store.
+        std::future::pending().await
+    };
+    tokio::select! {
+        loaded = import(store, ImportFrom::Stream(Box::new(arriving)), name) => {
+            let loaded = loaded?;
+            for image in &loaded {
+                node.record(EventType::Normal, Reason::Loaded, &said(image));
+            }
+            Ok(loaded)
+        }
+        status = feeding => Err(status),
+    }
+}
+
+/// The event of one image.
+fn said(image: &api::LoadedImage) -> String {
+    match image.repo_tags.as_slice() {
+        [] => format!("Loaded image {}", image.id),
+        names => format!("Loaded image {}", names.join(", ")),
+    }
+}
+
+async fn next(
+    pieces: &mut (impl Stream<Item = Result<api::LoadRequest, Status>> + Unpin),
+) -> Result<Option<api::LoadRequest>, Status> {
+    let next = time::timeout(SILENCE, pieces.next()).await.map_err(|_| {
+        let silence = gotext::duration(SILENCE);
+        Error::unreachable(format!("nothing came of the archive for {silence}"))
+            .hint("see whether what writes it still runs")
+    })?;
+    let piece = next.transpose()?;
+    match piece.as_ref().map(|piece| piece.piece.len()) {
+        Some(bytes) if bytes > MAX_PIECE => {
+            Err(Error::bad_input(format!("a piece of {bytes} bytes; at most {MAX_PIECE} are taken")).into())
+        }
+        _ => Ok(piece),
+    }
+}
+
+/// What has arrived, as the store reads it on a thread that may block.
+struct Arriving {
+    pieces: mpsc::Receiver<io::Result<Vec<u8>>>,
+    piece: Vec<u8>,
+    /// So much of the piece has been read.
+    at: usize,
+}
+
+impl Read for Arriving {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        while self.at == self.piece.len() {
+            let Some(next) = self.pieces.blocking_recv() else { return Ok(0) };
+            (self.piece, self.at) = (next?, 0);
+        }
+        let left = &self.piece[self.at..];
+        let read = left.len().min(into.len());
+        into[..read].copy_from_slice(&left[..read]);
+        self.at += read;
+        Ok(read)
+    }
+}
+
+/// Loads what `from` holds; what is told does not name it.
+async fn import(
+    store: &StoreBackend,
+    from: ImportFrom,
+    base_name: Option<Reference>,
+) -> Result<Vec<api::LoadedImage>, Error> {
+    let brought = store.puller().load(from, base_name).await.map_err(|error| failed(&error))?;
+    Ok(brought.into_iter().map(loaded_image).collect())
+}
+
+/// The repository, or the name, for images that have none.
+pub fn base_name(text: &str) -> Result<Reference, Error> {
+    let bad = |message: String| Error::bad_input(format!("--name {message}"));
+    image_name::check(text).map_err(|name| bad(name.message).hints(name.hints))?;
+    let name = Reference::parse(text).map_err(|error| bad(error.to_string()))?;
+    if name.digest().is_some() {
+        return Err(
+            bad(format!("{text}: a digest is no name to give")).hint("write REPOSITORY or REPOSITORY:TAG")
+        );
+    }
+    Ok(name)
+}
+
+/// What cannot be read is bad input; a full disk, say, is not.
+fn failed(error: &PullError) -> Error {
+    // What a registry would be asked about: here it is the file.
+    if let PullError::Unpack { cause, .. } = error
+        && is_damage(cause)
+    {
+        return Error::bad_input(chain(error)).hint("the file is damaged: copy it, or save the image, again");
+    }
+    let failure = match error {
+        PullError::Import(ImportError::Store(_)) => Error::failed(chain(error)),
+        PullError::Import(_) => Error::bad_input(chain(error)),
+        _ => Error::failed(chain(error)),
+    };
+    match error.hint() {
+        Some(hint) => failure.hint(hint),
+        None => failure,
+    }
+}
+
+/// Whether the bytes are not those of a layer.
+fn is_damage(cause: &UnpackError) -> bool {
+    matches!(
+        cause,
+        UnpackError::Digest { .. }
+            | UnpackError::Size { .. }
+            | UnpackError::Decompress { .. }
+            | UnpackError::Archive { .. }
+            | UnpackError::ForeignCompression(_)
+    )
+}
+
+fn loaded_image(Brought { image, tags, digests, bare_tags, .. }: Brought) -> api::LoadedImage {
+    api::LoadedImage { id: image.id.to_string(), repo_tags: tags, repo_digests: digests, bare_tags }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures_util::stream;
+    use larder_testkit::fake_backend::FakeBackend;
+    use tonic::Code;
+
+    use super::*;
+    use crate::backend::{BackendHandle, OpenMode, RuntimeMode, open};
+    use crate::node::{Parts, testing};
+
+    fn piece(bytes: usize) -> api::LoadRequest {
+        api::LoadRequest { name: String::new(), piece: vec![0; bytes] }
+    }
+
+    fn node(folder: &tempfile::TempDir) -> Node {
+        let parts = testing::parts(&FakeBackend::new(), folder.path(), None, |_| ());
+        let mut config = (*parts.settings.now()).clone();
+        config.root = folder.path().join("store");
+        let store = open(&config, OpenMode::Create, RuntimeMode::Require).unwrap();
+        assert!(matches!(store, BackendHandle::Store(_)));
+        Node::build(Parts { handle: Some(store), ..parts })
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_that_breaks_is_told_as_it_broke() {
+        let folder = tempfile::tempdir().unwrap();
+        let (node, turns) = (node(&folder), Semaphore::new(1));
+        let then = |last| stream::iter([Ok(piece(100)), last]).chain(stream::pending());
+        let busy = load(&node, &turns, then(Err(Status::resource_exhausted("busy")))).await.unwrap_err();
+        assert_eq!((busy.code(), busy.message()), (Code::ResourceExhausted, "busy"));
+        let large = load(&node, &turns, then(Ok(piece(MAX_PIECE + 1)))).await.unwrap_err();
+        assert_eq!(large.code(), Code::InvalidArgument);
+        let waiting = load(&node, &turns, then(Ok(piece(100))));
+        let (silent, ()) = tokio::join!(waiting, time::advance(SILENCE));
+        assert_eq!(silent.unwrap_err().message(), "nothing came of the archive for 10m0s");
+        let empty = load(&node, &turns, stream::empty()).await.unwrap_err();
+        assert_eq!(empty.message(), "nothing was sent");
+    }
+
+    #[tokio::test]
+    async fn one_more_than_a_few_is_refused_and_not_kept_waiting() {
+        let folder = tempfile::tempdir().unwrap();
+        let (node, turns) = (node(&folder), Semaphore::new(1));
+        let first = load(&node, &turns, stream::pending());
+        tokio::select! {
+            biased;
+            ended = first => panic!("{ended:?}"),
+            second = load(&node, &turns, stream::pending()) => {
+                assert_eq!(second.unwrap_err().code(), Code::ResourceExhausted);
+            }
+        }
+        assert_eq!(turns.available_permits(), 1);
+    }
+}

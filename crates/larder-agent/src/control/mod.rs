@@ -1,0 +1,264 @@
+//! The control service: larder's own API over one node. Commands reach images through it and in no other way: over the
+//! daemon's socket, over that of another command, or in the same process.
+
+pub(crate) mod caller;
+mod ensure;
+mod events;
+mod explain;
+pub(crate) mod gc;
+mod history;
+mod images;
+mod join;
+mod kept;
+mod limits;
+mod load;
+mod mounts;
+mod remove;
+mod report;
+mod status;
+#[cfg(test)]
+mod tests;
+mod usage;
+
+use std::path::PathBuf;
+use std::pin::Pin;
+use std::sync::Arc;
+
+use futures_util::Stream;
+use larder::gc::GcPolicy;
+use larder_api::v1alpha1 as api;
+use larder_api::v1alpha1::control_server::{Control, ControlServer};
+use larder_api::{MAX_MESSAGE_BYTES, convert};
+use larder_store::store::Store;
+use tokio::sync::{Semaphore, watch};
+use tokio::task::spawn_blocking;
+use tonic::{Request, Response, Status, Streaming};
+
+use crate::error::Error;
+use crate::image_name;
+use crate::node::Node;
+use crate::serve::connections::Connections;
+
+pub use load::base_name;
+
+/// Answers the calls. Clones share what they work on.
+#[derive(Clone)]
+pub struct Service(Arc<Shared>);
+
+struct Shared {
+    node: Arc<Node>,
+    /// Who runs the node.
+    process: Process,
+    connections: Connections,
+    /// Signals that the process stops.
+    stop: watch::Receiver<bool>,
+    /// Turns of loads.
+    loads: Semaphore,
+}
+
+/// The process that serves a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Process {
+    /// A daemon, which listens here.
+    Daemon(Option<PathBuf>),
+    /// A command, for as long as it runs.
+    Command,
+}
+
+/// The service, ready to be put behind its path.
+pub(crate) fn service(
+    node: Arc<Node>,
+    process: Process,
+    connections: Connections,
+    stop: watch::Receiver<bool>,
+) -> ControlServer<Service> {
+    let loads = Semaphore::new(load::AT_ONCE);
+    let shared = Shared { node, process, connections, stop, loads };
+    ControlServer::new(Service(Arc::new(shared)))
+        .max_decoding_message_size(MAX_MESSAGE_BYTES)
+        .max_encoding_message_size(MAX_MESSAGE_BYTES)
+}
+
+type Answer<T> = Result<Response<T>, Status>;
+
+type Events = Pin<Box<dyn Stream<Item = Result<api::EventsResponse, Status>> + Send>>;
+
+impl Service {
+    fn node(&self) -> &Node {
+        &self.0.node
+    }
+
+    /// The policy of garbage collection with the limits of a request.
+    fn policy(&self, request: &api::CollectRequest) -> Result<GcPolicy, Error> {
+        limits::policy(&self.node().collector()?.policy(), request)
+    }
+
+    /// Calls the embedded store on a thread that may block.
+    async fn store<T: Send + 'static>(
+        &self,
+        call: impl FnOnce(&Store) -> Result<T, Error> + Send + 'static,
+    ) -> Result<T, Error> {
+        let store = self.node().own_store()?.store().clone();
+        let called = spawn_blocking(move || call(&store)).await;
+        called.map_err(|error| Error::failed(format!("the store gave no answer: {error}")))?
+    }
+}
+
+/// A name or id that an image can have.
+fn named(image: &str) -> Result<&str, Error> {
+    match image_name::check_name_or_id(image) {
+        Ok(()) => Ok(image),
+        Err(bad) => Err(Error::bad_input(bad.message).hints(bad.hints)),
+    }
+}
+
+/// A path that means the same in this process as in the client's.
+fn absolute(target: &str) -> Result<PathBuf, Error> {
+    let path = PathBuf::from(target);
+    if path.is_absolute() {
+        return Ok(path);
+    }
+    Err(Error::bad_input(format!("{target:?}: no absolute path"))
+        .hint("the daemon is in another folder; write the whole path"))
+}
+
+#[tonic::async_trait]
+impl Control for Service {
+    type EnsureStream = ensure::Updates;
+    type EventsStream = Events;
+
+    async fn ensure(&self, request: Request<api::EnsureRequest>) -> Answer<Self::EnsureStream> {
+        Ok(Response::new(ensure::start(&self.0.node, request.into_inner())?))
+    }
+
+    async fn images(&self, _: Request<api::ImagesRequest>) -> Answer<api::ImagesResponse> {
+        let images = self.node().backend.list().await.map_err(Error::from)?;
+        Ok(Response::new(api::ImagesResponse { images: images.iter().map(convert::image).collect() }))
+    }
+
+    async fn inspect(&self, request: Request<api::InspectRequest>) -> Answer<api::InspectResponse> {
+        let request = request.into_inner();
+        let found = images::inspect(named(&request.image)?, &*self.node().backend).await?;
+        Ok(Response::new(api::InspectResponse {
+            image: Some(convert::image(&found.image)),
+            info: found.info,
+        }))
+    }
+
+    async fn remove(&self, request: Request<api::RemoveRequest>) -> Answer<api::RemoveResponse> {
+        let request = request.into_inner();
+        for image in &request.images {
+            named(image)?;
+        }
+        let Node { backend, gate, .. } = self.node();
+        let store = self.node().store();
+        let mut answer = remove::remove(&request, backend, store, gate).await;
+        if let Some(store) = store.map(|store| store.store().clone()) {
+            // The space is free when the caller learns that the image is gone.
+            if let Ok(Err(error)) = spawn_blocking(move || store.empty_trash()).await {
+                answer.warnings.push(larder::chain(&error));
+            }
+        }
+        Ok(Response::new(answer))
+    }
+
+    async fn plan(&self, request: Request<api::CollectRequest>) -> Answer<api::Collection> {
+        let request = request.into_inner();
+        let (policy, goal) = (self.policy(&request)?, limits::goal(&request));
+        Ok(Response::new(gc::dry_run(self.node().collector()?, &policy, goal).await?))
+    }
+
+    async fn collect(&self, request: Request<api::CollectRequest>) -> Answer<api::Collection> {
+        let request = request.into_inner();
+        let (policy, goal) = (self.policy(&request)?, limits::goal(&request));
+        Ok(Response::new(gc::one_round(self.node().collector()?, &policy, goal).await))
+    }
+
+    async fn explain(&self, request: Request<api::ExplainRequest>) -> Answer<api::Explanation> {
+        let request = request.into_inner();
+        let policy = self.policy(&request.limits.unwrap_or_default())?;
+        let Node { backend, records, .. } = self.node();
+        let collector = self.node().collector()?;
+        let image = named(&request.image)?;
+        let records = records.as_deref();
+        Ok(Response::new(explain::explain(image, &**backend, collector, &policy, records).await?))
+    }
+
+    async fn history(&self, _: Request<api::HistoryRequest>) -> Answer<api::HistoryResponse> {
+        let journal = self.node().kept_state()?.history();
+        let read = spawn_blocking(move || history::read(&journal)).await;
+        Ok(Response::new(read.map_err(|error| Error::failed(error.to_string()))??))
+    }
+
+    async fn usage(&self, _: Request<api::UsageRequest>) -> Answer<api::UsageResponse> {
+        let policy = limits::looking_policy(&self.node().collector()?.policy());
+        Ok(Response::new(usage::usage(self.node(), &policy).await?))
+    }
+
+    async fn runtime(&self, _: Request<api::RuntimeRequest>) -> Answer<api::RuntimeResponse> {
+        Ok(Response::new(images::runtime(&*self.node().backend).await?))
+    }
+
+    async fn events(&self, request: Request<api::EventsRequest>) -> Answer<Self::EventsStream> {
+        let told = events::follow(&self.node().events, request.get_ref(), self.0.stop.clone());
+        Ok(Response::new(Box::pin(told)))
+    }
+
+    async fn status(&self, request: Request<api::StatusRequest>) -> Answer<api::StatusResponse> {
+        let Shared { node, process, connections, .. } = &*self.0;
+        if request.get_ref().look {
+            node.check_health().await;
+        }
+        Ok(Response::new(status::now(node, connections, process)))
+    }
+
+    async fn keep(&self, request: Request<api::KeepRequest>) -> Answer<api::KeepResponse> {
+        Ok(Response::new(kept::keep(self.node(), request.get_ref()).await?))
+    }
+
+    async fn lease(&self, request: Request<api::LeaseRequest>) -> Answer<api::LeaseResponse> {
+        let request = request.into_inner();
+        named(&request.image)?;
+        Ok(Response::new(kept::lease(self.node(), &request).await?))
+    }
+
+    async fn load(&self, request: Request<Streaming<api::LoadRequest>>) -> Answer<api::LoadResponse> {
+        let images = load::load(self.node(), &self.0.loads, request.into_inner()).await?;
+        Ok(Response::new(api::LoadResponse { images }))
+    }
+
+    async fn mount(&self, request: Request<api::MountRequest>) -> Answer<api::MountResponse> {
+        let api::MountRequest { image, target, writable } = request.into_inner();
+        let target = absolute(&target)?;
+        let mount = self.store(move |store| mounts::mount_of(store, &image, &target, writable)).await?;
+        Ok(Response::new(api::MountResponse { mount: Some(mount) }))
+    }
+
+    async fn unmount(&self, request: Request<api::UnmountRequest>) -> Answer<api::UnmountResponse> {
+        let api::UnmountRequest { target, force } = request.into_inner();
+        let target = absolute(&target)?;
+        let mount = self.store(move |store| mounts::umount_of(store, &target, force)).await?;
+        Ok(Response::new(api::UnmountResponse { mount: Some(mount) }))
+    }
+
+    async fn mounts(&self, _: Request<api::MountsRequest>) -> Answer<api::MountsResponse> {
+        Ok(Response::new(api::MountsResponse { mounts: self.store(mounts::mounts_of).await? }))
+    }
+
+    async fn reload(&self, _: Request<api::ReloadRequest>) -> Answer<api::ReloadResponse> {
+        let reloaded = self.node().reload().map_err(Error::bad_input)?;
+        let keys = |keys: Vec<&str>| keys.into_iter().map(str::to_owned).collect();
+        Ok(Response::new(api::ReloadResponse {
+            applied: keys(reloaded.applied),
+            needs_restart: keys(reloaded.needs_restart),
+        }))
+    }
+
+    async fn join(&self, request: Request<api::JoinRequest>) -> Answer<api::JoinResponse> {
+        let Shared { node, process, .. } = &*self.0;
+        if *process == Process::Command {
+            join::check(&node.settings.now(), &request.get_ref().settings)?;
+        }
+        Ok(Response::new(api::JoinResponse {}))
+    }
+}

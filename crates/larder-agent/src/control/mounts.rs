@@ -1,0 +1,53 @@
+//! Root file systems of images in the embedded store. Everything here may block.
+
+use std::path::Path;
+use std::time::SystemTime;
+
+use larder::chain;
+use larder_api::v1alpha1::Mount;
+use larder_store::mounts::{MountError, MountOptions};
+use larder_store::store::{MountRecord, Store};
+
+use crate::error::Error;
+
+/// Mounts an image of this store. May block.
+pub(super) fn mount_of(store: &Store, image: &str, target: &Path, writable: bool) -> Result<Mount, Error> {
+    let options = MountOptions { writable };
+    let mount = store.mount(image, target, options, SystemTime::now()).map_err(|error| {
+        let failure = failed(&error);
+        match error {
+            MountError::Store(_) => failure.hint(format!("larder pull {image}")),
+            _ => failure,
+        }
+    })?;
+    Ok(shown(&mount))
+}
+
+/// Ends a mount of this store. May block.
+pub(super) fn umount_of(store: &Store, target: &Path, force: bool) -> Result<Mount, Error> {
+    store.umount_with(target, force).map(|mount| shown(&mount)).map_err(|error| failed(&error))
+}
+
+/// The mounts of this store.
+pub(super) fn mounts_of(store: &Store) -> Result<Vec<Mount>, Error> {
+    let mounts = store.mounts().map_err(|error| Error::failed(chain(&error)))?;
+    Ok(mounts.iter().map(shown).collect())
+}
+
+fn shown(mount: &MountRecord) -> Mount {
+    Mount {
+        target: mount.target.display().to_string(),
+        image: mount.name.clone(),
+        image_id: mount.image.to_string(),
+        writable: mount.writable,
+        mounted: mount.mounted,
+    }
+}
+
+fn failed(error: &MountError) -> Error {
+    let failure = Error::failed(chain(error));
+    match error.hint() {
+        Some(hint) => failure.hint(hint),
+        None => failure,
+    }
+}

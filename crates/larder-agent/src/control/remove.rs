@@ -1,0 +1,288 @@
+//! Removes images, each under all of its names.
+
+mod naming;
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use larder::backend::{Backend, BackendError, Container, Image, ImageSpec, InUse};
+use larder::chain;
+use larder::gc::Gate;
+use larder::outlive::to_its_end;
+use larder_api::convert;
+use larder_api::v1alpha1::{self as api, RemoveRequest, RemoveResponse, removed};
+use larder_store::backend::StoreBackend;
+use larder_store::store::StoreError;
+use tokio::task::spawn_blocking;
+
+use super::images::{absent, trouble_with};
+use crate::error::{Error, ErrorKind};
+use naming::Naming;
+
+/// Removes images one after the other; their names were checked. `store` is the backend, where that is larder's own
+/// store; `gate` is what ensures and collection agree on. A backend that goes away meanwhile is the end of it. Dropping
+/// the call ends it after the image that is being removed.
+pub(super) async fn remove(
+    request: &RemoveRequest,
+    backend: &Arc<dyn Backend>,
+    store: Option<&StoreBackend>,
+    gate: &Arc<Gate>,
+) -> RemoveResponse {
+    let mut answer = RemoveResponse::default();
+    if let Err(failure) = remove_all(request, backend, store, gate, &mut answer).await {
+        answer.error = Some(failure.into());
+        return answer;
+    }
+    // A removal is the time to let go of what dead processes left, too. The images are gone whether or not that works.
+    if let Some(store) = store.map(StoreBackend::store).cloned() {
+        let swept = spawn_blocking(move || {
+            store.sweep(SystemTime::now()).map_err(|error| unswept(store.root(), &error))
+        });
+        if let Ok(Err(warning)) = swept.await {
+            answer.warnings.push(warning);
+        }
+    }
+    answer
+}
+
+async fn remove_all(
+    request: &RemoveRequest,
+    backend: &Arc<dyn Backend>,
+    store: Option<&StoreBackend>,
+    gate: &Arc<Gate>,
+    answer: &mut RemoveResponse,
+) -> Result<(), Error> {
+    // All names are looked up before the first removal: two of them may mean one image.
+    let mut found: Vec<Asked> = Vec::new();
+    for name in &request.images {
+        match backend.status(&ImageSpec::named(name)).await {
+            Ok(Some(image)) => match naming::how(name, &image) {
+                Naming::PartOfId => answer.refuse(too_short(name, &image))?,
+                how => match found.iter_mut().find(|known| known.image.id == image.id) {
+                    Some(known) => known.ways.push(how),
+                    None => found.push(Asked { name, image, ways: vec![how] }),
+                },
+            },
+            Ok(None) if request.ignore_not_found => {}
+            Ok(None) => answer.refuse(absent(name))?,
+            Err(error) => answer.refuse(trouble_with(name, error))?,
+        }
+    }
+    // What is forced out of a runtime is its own affair; of the store, the mounts that stay are told.
+    let looks = !found.is_empty() && (store.is_some() || !request.force);
+    let in_use = if looks { backend.in_use().await? } else { InUse::default() };
+    for Asked { name, image, ways } in &found {
+        if !request.force && naming::names_more(image, ways) {
+            answer.refuse(other_names(name, image, is_docker(backend).await))?;
+            continue;
+        }
+        let mounts: Vec<&str> = using(image, &in_use).map(|user| user.name.as_str()).collect();
+        if !request.force && !mounts.is_empty() {
+            answer.refuse(match store {
+                Some(_) => mounted(name, &mounts),
+                None => used(name, &users(image, &in_use), &mounts, !is_docker(backend).await),
+            })?;
+            continue;
+        }
+        if let Err(error) = remove_one(&image.id, request.force, backend, store, gate).await {
+            answer.refuse(trouble_with(name, error))?;
+            continue;
+        }
+        answer.results.push(api::Removed {
+            result: Some(removed::Result::Removed(convert::image(image))),
+            note: if mounts.is_empty() { String::new() } else { still_mounted(name, &mounts) },
+        });
+    }
+    Ok(())
+}
+
+/// Removes one image. The store goes on removing after its caller went away; the gate has to stay closed until then.
+async fn remove_one(
+    id: &str,
+    force: bool,
+    backend: &Arc<dyn Backend>,
+    store: Option<&StoreBackend>,
+    gate: &Arc<Gate>,
+) -> Result<(), BackendError> {
+    let removing = gate.removal(id).await;
+    let (id, backend, store) = (id.to_owned(), Arc::clone(backend), store.cloned());
+    to_its_end(async move {
+        let _removing = removing;
+        match &store {
+            Some(store) if force => store.remove_mounted(&id).await?,
+            _ => backend.remove(&ImageSpec::named(&id)).await?,
+        }
+        if let Some(store) = &store {
+            // Who removes an image wants the room when the command is done.
+            store.store().finish_deletion();
+        }
+        Ok(())
+    })
+    .await
+}
+
+trait Refuse {
+    /// Notes why one image is still there. A backend that is gone is the end of all.
+    fn refuse(&mut self, failure: Error) -> Result<(), Error>;
+}
+
+impl Refuse for RemoveResponse {
+    fn refuse(&mut self, failure: Error) -> Result<(), Error> {
+        if failure.kind() == ErrorKind::Unavailable {
+            return Err(failure);
+        }
+        let result = Some(removed::Result::Refused(failure.into()));
+        self.results.push(api::Removed { result, ..api::Removed::default() });
+        Ok(())
+    }
+}
+
+/// An image to remove, and in which ways it was asked for.
+struct Asked<'a> {
+    name: &'a str,
+    image: Image,
+    ways: Vec<Naming>,
+}
+
+/// Whether it is an engine of Docker: it drops single tags, and refuses what a container has, forced or not.
+async fn is_docker(backend: &Arc<dyn Backend>) -> bool {
+    backend.info().await.is_ok_and(|info| info.name == "docker")
+}
+
+/// The image is in use by containers of a runtime.
+fn used(name: &str, users: &[String], containers: &[&str], can_force: bool) -> Error {
+    let containers = match containers {
+        [one] => format!("the container {one}"),
+        several => format!("the containers {}", several.join(", ")),
+    };
+    let force = if can_force { "; or use --force, where the runtime allows it" } else { "" };
+    Error::failed(format!("{name}: in use by {}", users.join(", ")))
+        .hint(format!("remove {containers} first{force}"))
+}
+
+/// The image is mounted out of larder's own store.
+fn mounted(name: &str, mounts: &[&str]) -> Error {
+    Error::failed(format!("{name}: mounted at {}", mounts.join(", "))).hint(format!(
+        "larder umount {}; or use --force, and what is mounted stays until it is unmounted",
+        mounts.join(" ")
+    ))
+}
+
+/// The image is gone from lists, and its layers are not.
+fn still_mounted(name: &str, mounts: &[&str]) -> String {
+    let (places, dirs) = (mounts.join(", "), mounts.join(" "));
+    format!("note: {name} is still mounted at {places}; its layers go with larder umount {dirs}")
+}
+
+/// What dead processes left is still there.
+fn unswept(root: &Path, error: &StoreError) -> String {
+    let hint = error.hint().unwrap_or("the next larder rm tries again; larder fsck tells what is wrong");
+    format!("could not clear away what was left behind in {}: {}; {hint}", root.display(), chain(error))
+}
+
+/// So few digits may have been meant as something else.
+fn too_short(name: &str, image: &Image) -> Error {
+    let names = naming::all_names(image).join(", ");
+    Error::bad_input(format!("{name}: no name of an image, and too short for an id"))
+        .hint(format!("{} ({names}) begins with it; write at least 4 digits, or a name", image.id))
+}
+
+/// The runtime can only remove an image whole, and it has names that nobody asked to remove.
+fn other_names(name: &str, image: &Image, is_docker: bool) -> Error {
+    let names = naming::all_names(image).join(", ");
+    let one_alone = is_docker.then(|| format!("docker rmi {name} drops this name alone"));
+    Error::failed(format!("{name}: the image has names in several repositories: {names}"))
+        .hint(
+            "a runtime removes an image under all of its names; name one of each repository, or use --force",
+        )
+        .hints(one_alone)
+}
+
+/// What uses an image, whatever name of it the runtime reports: containers, or mounts of larder's own store.
+fn using<'a>(image: &'a Image, in_use: &'a InUse) -> impl Iterator<Item = &'a Container> {
+    let is_this = |name: &String| {
+        *name == image.id || image.repo_tags.contains(name) || image.repo_digests.contains(name)
+    };
+    in_use
+        .containers
+        .iter()
+        .filter(move |container| is_this(&container.image_id) || container.mounted_images.iter().any(is_this))
+}
+
+/// The containers that use an image, in words.
+pub(super) fn users(image: &Image, in_use: &InUse) -> Vec<String> {
+    let named = using(image, in_use).map(|container| {
+        let id = container.id.get(..13).unwrap_or(&container.id);
+        let state = if container.running { "running" } else { "not running" };
+        match container.pod.as_str() {
+            "" => format!("container {} ({id}, {state})", container.name),
+            pod => format!("container {} of pod {pod} ({id}, {state})", container.name),
+        }
+    });
+    named.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use larder_testkit::fake_backend::{FakeBackend, image};
+    use tokio::time::timeout;
+
+    use super::*;
+
+    #[test]
+    fn users_are_found_by_id_by_name_and_by_mount() {
+        let image =
+            Image { id: "sha256:1".into(), repo_tags: vec!["r.example/a:1".into()], ..Image::default() };
+        let container = |name: &str, image_id: &str, mounted: &[&str]| Container {
+            id: "0123456789abcdef".into(),
+            name: name.into(),
+            image_id: image_id.into(),
+            mounted_images: mounted.iter().map(|name| (*name).to_owned()).collect(),
+            pod: "default/web".into(),
+            running: true,
+            ..Container::default()
+        };
+        let in_use = InUse {
+            containers: vec![
+                container("by-id", "sha256:1", &[]),
+                container("by-name", "r.example/a:1", &[]),
+                container("by-mount", "sha256:2", &["sha256:1"]),
+                container("other", "sha256:2", &[]),
+            ],
+            sandboxes: Vec::new(),
+        };
+        assert_eq!(
+            users(&image, &in_use),
+            ["by-id", "by-name", "by-mount"]
+                .map(|name| format!("container {name} of pod default/web (0123456789abc, running)"))
+        );
+    }
+
+    #[test]
+    fn on_docker_the_refusal_says_how_one_name_goes_alone() {
+        let names = vec!["api:2".to_owned(), "keepme:1".to_owned()];
+        let image = Image { repo_tags: names, ..Image::default() };
+        let steps = |is_docker| other_names("api:2", &image, is_docker).next_steps().join("\n");
+        assert!(steps(true).contains("docker rmi api:2") && !steps(false).contains("docker"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_removal_whose_caller_goes_away_ends_behind_the_closed_gate_and_no_other_begins() {
+        let (fake, gate) = (FakeBackend::new(), Arc::new(Gate::default()));
+        let minute = Duration::from_secs(60);
+        for name in ["a:1", "b:1"] {
+            fake.add_image(name, image(format!("sha256:{name}"), 1));
+        }
+        fake.remove_slowly(minute);
+        let backend: Arc<dyn Backend> = Arc::new(fake.clone());
+        let request = RemoveRequest { images: vec!["a:1".into(), "b:1".into()], ..RemoveRequest::default() };
+        let removing = remove(&request, &backend, None, &gate);
+        assert!(timeout(minute / 2, removing).await.is_err(), "it goes away");
+        assert!(!Arc::clone(&gate).look().lease("sha256:a:1", minute).await);
+        let left: Vec<_> = fake.images().into_iter().map(|image| image.id).collect();
+        assert_eq!(left, ["sha256:b:1"]);
+    }
+}

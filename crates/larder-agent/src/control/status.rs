@@ -1,0 +1,79 @@
+//! What the daemon is, does, and is connected to.
+
+use larder::gc::{GcStatus, Report};
+use larder::gotext;
+use larder_api::v1alpha1 as api;
+use tokio::time::Instant;
+
+use super::Process;
+use crate::node::Node;
+use crate::node::health::Health;
+use crate::serve::connections::Connections;
+use larder_api::convert::{self, millis};
+
+/// What the process is, does, and is connected to.
+pub(super) fn now(node: &Node, connections: &Connections, process: &Process) -> api::StatusResponse {
+    let now = Instant::now();
+    let health = node.health.borrow().clone();
+    let (backend_answers, backend_message) = match &health {
+        Health::Unknown => (true, "not asked yet".to_owned()),
+        Health::Answers(info) => (true, format!("{} {}", info.name, info.version)),
+        Health::Down { why, .. } => (false, why.clone()),
+    };
+    let calls = connections.calls().into_iter().map(|call| api::CallStatus {
+        path: call.path,
+        milliseconds: millis(now.saturating_duration_since(call.since)),
+    });
+    api::StatusResponse {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        uptime_seconds: now.saturating_duration_since(node.started).as_secs(),
+        backend: node.description.clone(),
+        backend_answers,
+        backend_message,
+        socket: match process {
+            Process::Daemon(socket) => socket.as_ref().map(|socket| socket.display().to_string()),
+            Process::Command => None,
+        },
+        state: node.state.folder().display().to_string(),
+        pulls: node.manager.pulls().iter().map(|pull| convert::pull(pull, now)).collect(),
+        collection: Some(collection(&node.loops.status().borrow())),
+        calls: calls.collect(),
+        connections: u32::try_from(connections.open()).unwrap_or(u32::MAX),
+        configuration: configuration(node),
+        reload_error: node.settings.trouble(),
+        needs_restart: node.settings.pending().into_iter().map(str::to_owned).collect(),
+        next_event: node.events.next_number(),
+        process: i32::try_from(std::process::id()).unwrap_or_default(),
+    }
+}
+
+/// The files that the settings come from.
+fn configuration(node: &Node) -> Option<String> {
+    let files = node.settings.files().into_iter().filter(|file| file.exists());
+    let files: Vec<_> = files.map(|file| file.display().to_string()).collect();
+    (!files.is_empty()).then(|| files.join(", "))
+}
+
+fn collection(status: &GcStatus) -> api::GcStatus {
+    api::GcStatus {
+        rounds: status.rounds,
+        running: status.running,
+        ended: status.ended.map(convert::time),
+        last: status.last.as_ref().map(|last| match last {
+            Ok(report) => did(report),
+            Err(error) => error.to_string(),
+        }),
+        failures: status.failures,
+    }
+}
+
+/// What a round did, in a sentence.
+fn did(report: &Report) -> String {
+    let removed: usize = report.swept.iter().map(|swept| swept.done.len()).sum();
+    if removed == 0 {
+        return "nothing had to go".to_owned();
+    }
+    let freed: i64 = report.swept.iter().map(|swept| swept.freed).sum();
+    let images = if removed == 1 { "image" } else { "images" };
+    format!("removed {removed} {images} and freed {}", gotext::bytes(u64::try_from(freed).unwrap_or(0)))
+}

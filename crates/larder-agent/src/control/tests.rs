@@ -1,0 +1,395 @@
+//! The service behind a real socket, on a fake backend.
+
+use std::sync::Arc;
+
+use futures_util::StreamExt as _;
+use larder::events::Reason;
+use larder_api::HINT_KEY;
+use larder_api::v1alpha1::ensure_update::Update;
+use larder_api::v1alpha1::events_response::Told;
+use larder_testkit::fake_backend::{FakeBackend, Pull, error, image};
+use tokio::io::AsyncReadExt as _;
+use tokio::net::{UnixListener, UnixStream};
+use tonic::Code;
+
+use super::*;
+use crate::client::{Calls, Client};
+use crate::node::testing;
+use crate::serve::plain::Plain;
+use crate::serve::router::Router;
+
+/// A daemon that serves a fake backend until dropped.
+struct Served {
+    backend: FakeBackend,
+    node: Arc<Node>,
+    stop: watch::Sender<bool>,
+    folder: tempfile::TempDir,
+    connections: Connections,
+    serving: tokio::task::JoinSet<()>,
+}
+
+impl Served {
+    fn new() -> Served {
+        let (backend, folder) = (FakeBackend::new(), tempfile::tempdir().unwrap());
+        let node = Arc::new(testing::node(&backend, folder.path(), None, |_| ()));
+        let listener = UnixListener::bind(folder.path().join("s")).unwrap();
+        let (stop, stopped) = watch::channel(false);
+        let connections = Connections::default();
+        let plain = Plain { node: Arc::clone(&node), connections: connections.clone() };
+        let control = service(Arc::clone(&node), Process::Daemon(None), connections.clone(), stopped.clone());
+        let (mut serving, shared) = (tokio::task::JoinSet::new(), connections.clone());
+        serving.spawn(async move { shared.serve(listener, Router::new(plain, control), stopped).await });
+        Served { backend, node, stop, folder, connections, serving }
+    }
+
+    fn client(&self) -> Calls {
+        Client::at(self.folder.path().join("s"), None).calls()
+    }
+
+    /// Waits until so many pulls run.
+    async fn pulling(&self, count: usize) {
+        while self.backend.held_pulls().len() != count || self.node.manager.pulls().len() != count {
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+fn wants(images: &[&str]) -> api::EnsureRequest {
+    let wanted = |image: &&str| api::WantedImage { image: (*image).to_owned(), ..Default::default() };
+    api::EnsureRequest { images: images.iter().map(wanted).collect(), ..Default::default() }
+}
+
+/// All that is told of one call: reasons of events, and how each image ended, by its index.
+async fn told(client: &mut Calls, request: api::EnsureRequest) -> Vec<String> {
+    let updates = client.ensure(request).await.unwrap().into_inner();
+    let words = updates.map(|update| match update.unwrap().update.unwrap() {
+        Update::Event(event) => event.reason,
+        Update::Progress(_) => "progress".to_owned(),
+        Update::Ensured(ensured) => format!("{} ensured", ensured.index),
+        Update::Failed(failed) => format!("{} {}", failed.index, failed.reason),
+    });
+    words.collect().await
+}
+
+#[tokio::test]
+async fn each_image_of_a_call_has_its_events_and_one_end() {
+    let served = Served::new();
+    served.backend.on_pull_of("a:1", Pull::ok("sha256:1", 100));
+    served.backend.on_pull_of("b:1", Pull::fails("no route"));
+    let mut client = served.client();
+    let mut all = told(&mut client, wants(&["a:1", "b:1", "Bad"])).await;
+    all.sort();
+    assert_eq!(
+        all,
+        [
+            "0 ensured",
+            "1 ErrImagePull",
+            "2 InvalidImageName",
+            "Failed",
+            "InspectFailed",
+            "Pulled",
+            "Pulling",
+            "Pulling"
+        ]
+    );
+    assert_eq!(told(&mut client, wants(&["a:1"])).await, ["Pulled", "0 ensured"], "and none of others");
+    let known = served.node.events.snapshot().into_iter().map(|event| event.message);
+    let failures: Vec<_> = known.filter(|message| message.starts_with("Error: ")).collect();
+    assert_eq!(failures.len(), 2, "as kubelet says after each: {failures:?}");
+    assert!(failures.contains(&"Error: ErrImagePull".to_owned()), "{failures:?}");
+    let known = served.node.events.snapshot();
+    let failed = known.iter().filter(|event| event.reason == Reason::Failed).count();
+    let page = crate::node::metrics::exposition(&served.node, &served.connections).unwrap();
+    let counted = format!("larder_events_total{{event_type=\"Warning\",reason=\"Failed\"}} {failed}\n");
+    assert!(failed == 3 && page.contains(&counted), "{failed}: {page}");
+}
+
+#[tokio::test]
+async fn a_failure_holds_back_the_same_run_and_no_other() {
+    let served = Served::new();
+    let mut client = served.client();
+    for run in ["one", "two"] {
+        served.backend.on_pull_of("a:1", Pull::fails("no route"));
+        let request = api::EnsureRequest { run: run.into(), ..wants(&["a:1"]) };
+        assert_eq!(told(&mut client, request.clone()).await.last().unwrap(), "0 ErrImagePull");
+        assert_eq!(told(&mut client, request).await.last().unwrap(), "0 ImagePullBackOff");
+    }
+}
+
+#[tokio::test]
+async fn who_goes_away_gives_up_and_others_go_on() {
+    let served = Served::new();
+    served.backend.hold_pulls();
+    let (mut one, mut two) = (served.client(), served.client());
+    let first = one.ensure(wants(&["a:1", "b:1"])).await.unwrap();
+    let mut second = two.ensure(wants(&["a:1"])).await.unwrap().into_inner();
+    served.pulling(2).await;
+    while served.node.events.next_number() < 3 {
+        tokio::task::yield_now().await;
+    }
+    drop((first, one));
+    served.pulling(1).await;
+    assert!(served.backend.finish_pull_of("a:1", Pull::ok("sha256:1", 100)));
+    let mut ended = false;
+    while let Some(update) = second.message().await.unwrap() {
+        ended |= matches!(update.update, Some(Update::Ensured(_)));
+    }
+    assert!(ended);
+}
+
+#[tokio::test]
+async fn a_caller_that_does_not_read_holds_up_nobody() {
+    let served = Served::new();
+    let mut client = served.client();
+    let many: Vec<String> = (0..5000).map(|number| format!("i{number}:1")).collect();
+    for name in &many {
+        served.backend.add_image(name, image(format!("sha256:{name}"), 1));
+    }
+    let many: Vec<&str> = many.iter().map(String::as_str).collect();
+    let unread = client.ensure(api::EnsureRequest { progress: true, ..wants(&many) }).await.unwrap();
+    while served.node.events.next_number() < 5000 {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(told(&mut served.client(), wants(&["i1:1"])).await, ["Pulled", "0 ensured"]);
+    assert_eq!(unread.into_inner().count().await, 10_000, "and nothing is lost");
+}
+
+#[tokio::test]
+async fn errors_have_a_code_a_sentence_and_a_hint() {
+    let served = Served::new();
+    let mut client = served.client();
+    let inspect = |image: &str| api::InspectRequest { image: image.into() };
+    let absent = client.inspect(inspect("a:1")).await.unwrap_err();
+    assert_eq!((absent.code(), absent.message()), (Code::NotFound, "a:1: no such image"));
+    assert!(absent.metadata().contains_key(HINT_KEY));
+    assert_eq!(client.inspect(inspect("Bad")).await.unwrap_err().code(), Code::InvalidArgument);
+    let mounts = client.mounts(api::MountsRequest {}).await.unwrap_err();
+    assert_eq!(mounts.code(), Code::FailedPrecondition);
+    let relative = api::UnmountRequest { target: "mnt".into(), force: false };
+    assert_eq!(client.unmount(relative).await.unwrap_err().code(), Code::InvalidArgument);
+    let wrong = api::KeepRequest { add: vec![api::KeepRule::default()], ..Default::default() };
+    assert_eq!(client.keep(wrong).await.unwrap_err().code(), Code::InvalidArgument);
+    let limits = api::CollectRequest { high_threshold_percent: Some(101), ..Default::default() };
+    assert_eq!(client.plan(limits).await.unwrap_err().code(), Code::InvalidArgument);
+    served.backend.set_down(Some(error("gone")));
+    assert!(client.images(api::ImagesRequest {}).await.is_err());
+}
+
+#[tokio::test]
+async fn too_much_is_refused_and_the_connection_goes_on() {
+    let served = Served::new();
+    let mut client = served.client();
+    let secret = |bytes: usize| api::PullSecret { document: vec![b'x'; bytes], ..Default::default() };
+    let giant = api::EnsureRequest { secrets: vec![secret(17 << 20)], ..wants(&["a:1"]) };
+    // The client's own limit is not what is tested.
+    let refused = client.clone().max_encoding_message_size(usize::MAX).ensure(giant).await.unwrap_err();
+    assert_eq!(refused.code(), Code::OutOfRange, "{refused}");
+    let many = api::EnsureRequest { secrets: vec![secret(1 << 20)], ..wants(&["a:1"; 100]) };
+    assert_eq!(client.ensure(many).await.unwrap_err().code(), Code::InvalidArgument);
+    let names = vec!["a:1"; 10_001];
+    assert_eq!(client.ensure(wants(&names)).await.unwrap_err().code(), Code::InvalidArgument);
+    assert!(client.images(api::ImagesRequest {}).await.is_ok());
+}
+
+/// A rule for images with names like this.
+fn rule(name: &str) -> api::KeepRule {
+    let select = api::keep_rule::Select::Name(name.to_owned());
+    api::KeepRule { select: Some(select), ttl_seconds: None, budget_bytes: None }
+}
+
+#[tokio::test]
+async fn rules_are_in_force_at_once_and_on_disk() {
+    let served = Served::new();
+    served.backend.add_image("app:1", image("sha256:1", 100));
+    let mut client = served.client();
+    let add = api::KeepRequest { add: vec![rule("*app*")], ..Default::default() };
+    assert_eq!(client.keep(add).await.unwrap().into_inner().rules, [rule("*app*")]);
+    let idle = api::KeepRequest { add: vec![rule("*other*")], ..Default::default() };
+    assert_eq!(client.keep(idle).await.unwrap().into_inner().warnings.len(), 1);
+    let explain = api::ExplainRequest { image: "app:1".into(), limits: None };
+    let why = client.explain(explain.clone()).await.unwrap().into_inner();
+    assert_eq!(why.verdict.unwrap().reason, "Kept");
+    let none = api::KeepRequest { remove_all: true, ..Default::default() };
+    assert!(client.keep(none).await.unwrap().into_inner().rules.is_empty());
+    let why = client.explain(explain).await.unwrap().into_inner();
+    assert_ne!(why.verdict.unwrap().reason, "Kept");
+}
+
+#[tokio::test]
+async fn rules_of_the_settings_are_listed_with_their_place() {
+    let served = Served::new();
+    let settings =
+        "apiVersion: larder.dev/v1alpha1\nkind: LarderConfiguration\ngc:\n  keep:\n    - {name: base/*}\n";
+    fs_err::write(served.folder.path().join("config.yaml"), settings).unwrap();
+    assert_eq!(served.node.reload().unwrap().applied, ["gc.keep"]);
+    let add = api::KeepRequest { add: vec![rule("app")], ..Default::default() };
+    let answer = served.client().keep(add).await.unwrap().into_inner();
+    assert_eq!(answer.rules, [rule("app")]);
+    let place = format!("{}:5", served.folder.path().join("config.yaml").display());
+    assert_eq!(answer.configured, [api::ConfiguredRule { rule: Some(rule("base/*")), place }]);
+    assert!(
+        answer.warnings[0].starts_with("keep rule 2 "),
+        "numbered as they are listed: {:?}",
+        answer.warnings
+    );
+}
+
+#[tokio::test]
+async fn who_comes_while_the_daemon_stops_is_told_so_at_once() {
+    let served = Served::new();
+    served.backend.hold_pulls();
+    let mut early = served.client();
+    let mut pulling = early.ensure(wants(&["a:1"])).await.unwrap().into_inner();
+    served.pulling(1).await;
+    served.stop.send_replace(true);
+    let refused = served.client().images(api::ImagesRequest {}).await.unwrap_err();
+    assert_eq!(refused.code(), Code::Unavailable, "{refused}");
+    assert!(refused.message().contains("shutting down"), "{refused}");
+    assert!(refused.metadata().contains_key(HINT_KEY));
+    // What began before goes on to its end, and then there is nobody any more.
+    served.backend.finish_pull(Pull::ok("sha256:1", 1));
+    let mut last = None;
+    while let Some(update) = pulling.message().await.unwrap() {
+        last = update.update;
+    }
+    assert!(matches!(last, Some(Update::Ensured(_))), "{last:?}");
+    drop((early, pulling));
+    let Served { mut serving, .. } = served;
+    serving.join_next().await.unwrap().unwrap();
+}
+
+/// What is answered to a plain request on this connection.
+async fn answer_of(mut stream: UnixStream) -> String {
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    answer
+}
+
+const PLAIN: &[u8] = b"GET /healthz HTTP/1.1\r\nhost: larder\r\nconnection: close\r\n\r\n";
+
+#[tokio::test]
+async fn who_came_before_the_stop_and_asks_after_it_is_answered() {
+    let served = Served::new();
+    let mut silent = Vec::new();
+    for number in 0..20 {
+        silent.push(UnixStream::connect(served.folder.path().join("s")).await.unwrap());
+        while served.connections.open() <= number {
+            tokio::task::yield_now().await;
+        }
+    }
+    served.stop.send_replace(true);
+    for stream in &silent {
+        assert_eq!(stream.try_write(PLAIN).unwrap(), PLAIN.len());
+    }
+    for stream in silent {
+        let answer = answer_of(stream).await;
+        assert!(answer.contains("503") && answer.ends_with("shutting down\n"), "{answer:?}");
+    }
+}
+
+#[tokio::test]
+async fn who_waits_for_a_place_at_the_stop_is_told_so() {
+    let served = Served::new();
+    served.backend.hold_pulls();
+    let mut early = served.client();
+    let pulling = early.ensure(wants(&["a:1"])).await.unwrap();
+    served.connections.fill();
+    let waiting = UnixStream::connect(served.folder.path().join("s")).await.unwrap();
+    for _ in 0..1000 {
+        tokio::task::yield_now().await; // so that it is accepted
+    }
+    assert_eq!(waiting.try_write(PLAIN).unwrap(), PLAIN.len());
+    served.stop.send_replace(true);
+    let answer = answer_of(waiting).await;
+    assert!(answer.ends_with("shutting down\n"), "{answer:?}");
+    drop(pulling);
+}
+
+#[tokio::test]
+async fn what_all_requests_take_together_is_bounded() {
+    let served = Served::new();
+    served.backend.hold_pulls();
+    let giant = |image: &str| api::EnsureRequest {
+        secrets: vec![api::PullSecret { document: vec![b'x'; 15 << 20], ..Default::default() }],
+        ..wants(&[image])
+    };
+    let mut running = Vec::new();
+    for image in ["a:1", "b:1", "c:1"] {
+        let mut client = served.client();
+        running.push((client.ensure(giant(image)).await.unwrap(), client));
+    }
+    let refused = served.client().ensure(giant("d:1")).await.unwrap_err();
+    assert_eq!(refused.code(), Code::ResourceExhausted, "{refused}");
+    assert!(served.client().ensure(wants(&["e:1"])).await.is_ok(), "others do not notice");
+    running.pop();
+    let mut client = served.client();
+    while client.ensure(giant("f:1")).await.is_err() {
+        tokio::task::yield_now().await;
+    }
+}
+
+#[tokio::test]
+async fn watchers_are_told_what_comes_and_let_the_daemon_stop() {
+    let served = Served::new();
+    let mut client = served.client();
+    let request = api::EventsRequest { from: 0, watch: true };
+    let mut events = client.events(request).await.unwrap().into_inner();
+    assert_eq!(told(&mut served.client(), wants(&["Bad"])).await.len(), 2);
+    let first = events.message().await.unwrap().unwrap().told;
+    assert!(matches!(first, Some(Told::Event(event)) if event.number == Some(0)));
+    let second = events.message().await.unwrap().unwrap().told;
+    assert!(matches!(second, Some(Told::Event(event)) if event.message == "Error: InvalidImageName"));
+    served.stop.send_replace(true);
+    assert_eq!(events.message().await.unwrap(), None);
+}
+
+#[tokio::test]
+async fn a_lease_keeps_an_image_from_a_round() {
+    let served = Served::new();
+    for name in ["a:1", "b:1"] {
+        served.backend.add_image(name, image(format!("sha256:{name}"), 100));
+    }
+    let mut client = served.client();
+    let lease = |image: &str, seconds| api::LeaseRequest { image: image.into(), seconds };
+    assert!(client.lease(lease("a:1", 60)).await.unwrap().into_inner().ends.is_some());
+    assert_eq!(client.lease(lease("no:1", 60)).await.unwrap_err().code(), Code::NotFound);
+    let goal = Some(api::collect_request::Goal::AllUnused(true));
+    let round = client.collect(api::CollectRequest { goal, ..Default::default() }).await.unwrap();
+    let removed: Vec<_> = round.into_inner().removals.into_iter().map(|removal| removal.id).collect();
+    assert_eq!(removed, ["sha256:b:1"]);
+}
+
+#[tokio::test]
+async fn a_lease_has_a_bound_whatever_a_client_asks_for() {
+    let served = Served::new();
+    served.backend.add_image("a:1", image("sha256:1", 100));
+    let mut client = served.client();
+    let refused =
+        client.lease(api::LeaseRequest { image: "a:1".into(), seconds: u64::MAX }).await.unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
+    let longest = crate::quantity::LONGEST.as_secs();
+    let leased = client.lease(api::LeaseRequest { image: "a:1".into(), seconds: longest }).await.unwrap();
+    assert_eq!(leased.into_inner().id, "sha256:1");
+}
+
+#[tokio::test]
+async fn what_needs_a_restart_is_told_until_it_is_as_it_was() {
+    let served = Served::new();
+    let reload = |settings: &str| {
+        let text = format!("apiVersion: larder.dev/v1alpha1\nkind: LarderConfiguration\n{settings}\n");
+        fs_err::write(served.folder.path().join("config.yaml"), text).unwrap();
+        let reloaded = served.node.reload().unwrap();
+        (reloaded.applied, reloaded.needs_restart)
+    };
+    let events = || served.node.events.snapshot().len();
+    assert_eq!(reload("listen: {mode: '0600'}"), (vec![], vec!["listen.mode"]));
+    assert_eq!(events(), 0, "nothing is in force");
+    assert_eq!(
+        reload("listen: {mode: '0600'}\nregistryBurst: 3"),
+        (vec!["registryBurst"], vec!["listen.mode"])
+    );
+    assert_eq!(events(), 1);
+    let status = served.client().status(api::StatusRequest::default()).await.unwrap().into_inner();
+    assert_eq!(status.needs_restart, ["listen.mode"]);
+    assert_eq!(reload(""), (vec!["registryBurst"], vec![]));
+}

@@ -1,0 +1,182 @@
+//! What holds the disk: images, the file system, and what a backend knows beside them.
+
+use std::sync::Arc;
+
+use larder::backend::BackendError;
+use larder::chain;
+use larder::gc::{Collector, GcPolicy, Holders, holders as who_holds};
+use larder::image_service::{Disk, FilesystemError, ImageService, local_disk};
+use larder_api::v1alpha1 as api;
+use larder_store::disk::Amount;
+use larder_store::store::{ImageUsage, Store, StoreError, StoreUsage};
+use tokio::task::spawn_blocking;
+
+use super::remove::users;
+use super::report::held_by;
+use crate::error::Error;
+use crate::node::Node;
+
+/// The disk usage of images. `policy` says which images count as unused.
+pub(super) async fn usage(node: &Node, policy: &GcPolicy) -> Result<api::UsageResponse, Error> {
+    let store = match node.store() {
+        Some(store) => Some(of_store(store.store().clone()).await?),
+        None => None,
+    };
+    let mut usage = api::UsageResponse { store, ..measure(node).await? };
+    #[cfg(feature = "docker")]
+    if let Some(crate::backend::BackendHandle::Docker(engine)) = &node.handle {
+        let engine = docker::of_engine(&engine.usage().await?);
+        if let (Some(filesystem), Some(images)) = (&mut usage.filesystem, &engine.images) {
+            filesystem.images_bytes = Some(images.size_bytes);
+            // A guess at inodes may be more than the file system has.
+            filesystem.images_inodes = (!images.estimated).then_some(images.inodes);
+        }
+        usage.docker = Some(engine);
+    }
+    let disk_is_here = usage.filesystem.as_ref().is_some_and(|filesystem| filesystem.size_bytes.is_some());
+    if let Some(held) = held(node.collector()?, policy, disk_is_here).await {
+        usage.reclaimable_bytes = Some(held.reclaimable.bytes);
+        usage.held_by = Some(held_by(&held));
+    }
+    Ok(usage)
+}
+
+/// What holds the disk; `None`, after a warning, where that cannot be determined.
+async fn held(collector: &Collector, policy: &GcPolicy, disk_is_here: bool) -> Option<Holders> {
+    let scene = if disk_is_here { collector.scene_with_disk().await } else { collector.scene().await };
+    match scene {
+        Ok(scene) => Some(who_holds(&scene, policy)),
+        Err(error) => {
+            tracing::warn!("who holds the disk is not known: {error}");
+            None
+        }
+    }
+}
+
+async fn measure(node: &Node) -> Result<api::UsageResponse, Error> {
+    let service = ImageService::new(Arc::clone(&node.backend));
+    let (list, in_use) = (service.list().await?, service.backend().in_use().await?);
+    let found = service.image_filesystem(local_disk).await.map_err(filesystem_error)?;
+    let [mut total, mut used, mut unused] = [api::Held::default(); 3];
+    for image in &list {
+        add(&mut total, image.size);
+        let is_used = !users(image, &in_use).is_empty();
+        add(if is_used { &mut used } else { &mut unused }, image.size);
+    }
+    let disk = found.disk;
+    let filesystem = api::UsageFileSystem {
+        mountpoint: found.usage.mountpoint.display().to_string(),
+        images_bytes: found.usage.used_bytes,
+        images_inodes: found.usage.inodes_used,
+        size_bytes: disk.map(|disk| disk.capacity),
+        used_bytes: disk.map(|disk| disk.capacity.saturating_sub(disk.available)),
+        available_bytes: disk.map(|disk| disk.available),
+        reserved_bytes: disk.map(|disk| disk.reserved),
+        inodes: disk.map(|disk| disk.inodes),
+        inodes_free: disk.map(|Disk { inodes_free, .. }| inodes_free),
+    };
+    let images = api::UsageImages { total: Some(total), in_use: Some(used), unused: Some(unused) };
+    Ok(api::UsageResponse {
+        filesystem: Some(filesystem),
+        images: Some(images),
+        ..api::UsageResponse::default()
+    })
+}
+
+fn add(group: &mut api::Held, size: u64) {
+    group.count += 1;
+    group.size_bytes = group.size_bytes.saturating_add(size);
+}
+
+fn filesystem_error(error: FilesystemError) -> Error {
+    match error {
+        FilesystemError::Backend(error @ BackendError::Unreachable { .. }) => error.into(),
+        other => Error::failed(other.to_string()),
+    }
+}
+
+async fn of_store(store: Store) -> Result<api::StoreUsage, Error> {
+    let failed = |error: StoreError| Error::failed(chain(&error));
+    let measured = spawn_blocking(move || {
+        let images = store.image_usages().map_err(failed)?;
+        Ok(store_usage(images, &store.usage().map_err(failed)?))
+    });
+    let measured = measured.await;
+    measured.map_err(|error| Error::failed(format!("the store could not be measured: {error}")))?
+}
+
+fn store_usage(images: Vec<ImageUsage>, usage: &StoreUsage) -> api::StoreUsage {
+    let mut images: Vec<_> = images.into_iter().map(image_usage).collect();
+    images.sort_by(|a, b| (b.size_bytes, &a.repo_tags, &a.id).cmp(&(a.size_bytes, &b.repo_tags, &b.id)));
+    let other_layers = Amount {
+        bytes: usage.layers.bytes.saturating_sub(usage.shared_layers.bytes),
+        inodes: usage.layers.inodes.saturating_sub(usage.shared_layers.inodes),
+    };
+    let disk = api::StoreDiskUsage {
+        shared_layers: space(usage.shared_layers),
+        other_layers: space(other_layers),
+        manifests: space(usage.blobs),
+        fetching: space(usage.ingest),
+        unpacking: space(usage.staging),
+        mounts: space(usage.mounts),
+        removed: space(usage.trash),
+        database: space(usage.database),
+        total: space(usage.total()),
+    };
+    api::StoreUsage { images, disk: Some(disk) }
+}
+
+#[expect(clippy::unnecessary_wraps, reason = "messages in messages are optional")]
+fn space(amount: Amount) -> Option<api::DiskSpace> {
+    Some(api::DiskSpace { size_bytes: amount.bytes, inodes: amount.inodes })
+}
+
+fn image_usage(usage: ImageUsage) -> api::StoreImageUsage {
+    api::StoreImageUsage {
+        id: usage.id.to_string(),
+        repo_tags: usage.tags,
+        repo_digests: usage.digests,
+        pinned: usage.pinned,
+        size_bytes: usage.total.bytes,
+        shared_bytes: usage.shared.bytes,
+        unique_bytes: usage.unique.bytes,
+        inodes: usage.total.inodes,
+        compressed_bytes: usage.compressed_bytes,
+    }
+}
+
+#[cfg(feature = "docker")]
+mod docker {
+    use larder_api::v1alpha1 as api;
+    use larder_docker::{EngineUsage, Part};
+
+    /// What an engine knows of its disk usage.
+    pub(super) fn of_engine(usage: &EngineUsage) -> api::DockerUsage {
+        let reported = usage.engine.as_ref();
+        api::DockerUsage {
+            builder_bytes: reported.map(|reported| reported.builder_bytes).ok(),
+            builder_unused_bytes: reported.map(|reported| reported.builder_unused_bytes).ok(),
+            system_df: reported.ok().map(|reported| api::DockerSystemDf {
+                layers_bytes: reported.layers_bytes,
+                reclaimable_bytes: reported.reclaimable_bytes,
+                containers_bytes: reported.containers_bytes,
+            }),
+            system_df_problem: reported.err().map(ToString::to_string),
+            layer_store: usage.layer_store.as_ref().map(|path| path.display().to_string()),
+            layer_store_bytes: usage.on_disk.map(|amount| amount.bytes),
+            layer_store_inodes: usage.on_disk.map(|amount| amount.inodes),
+            images: Some(part(usage.images)),
+            containers: Some(part(usage.containers)),
+            rest_bytes: usage.rest().map(|amount| amount.bytes),
+        }
+    }
+
+    fn part(part: Part) -> api::DockerDiskSpace {
+        api::DockerDiskSpace {
+            count: part.count as u64,
+            size_bytes: part.amount.bytes,
+            inodes: part.amount.inodes,
+            estimated: part.estimated,
+        }
+    }
+}

@@ -1,0 +1,28 @@
+//! The node agent: keeps the container images of one node, as the daemon `larder serve` or inside another program.
+//!
+//! ```text
+//! config::load -> Node::open -> control::Service -> client::Client (in process)
+//!                           \-> serve::Daemon (socket: CRI, control API, HTTP; background work)
+//! ```
+//!
+//! Everything that touches images goes through the control API ([`larder_api`]): over a socket where a daemon or
+//! another command has the images open, else through the same service in this process. Read [`node::Node::open`]
+//! first, then [`control`].
+
+pub mod backend;
+pub mod client;
+pub mod config;
+pub mod control;
+pub mod environment;
+mod error;
+pub mod image_name;
+pub mod log;
+pub mod manifest;
+pub mod node;
+pub mod offline;
+pub mod quantity;
+pub mod registry;
+pub mod serve;
+pub mod state;
+
+pub use error::{Error, ErrorKind, OpenError};

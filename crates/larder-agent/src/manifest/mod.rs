@@ -1,0 +1,228 @@
+//! Reads Kubernetes manifests: which pods want which images, with which pull secrets.
+//!
+//! ```text
+//! files -> split into documents -> tree -> kinds -> pods, secrets
+//! ```
+//!
+//! Promises: no input panics; a bad document is named with file, line and field and takes no other with it; what a
+//! secret holds is in no message; no file larger than 16 MiB is read.
+
+mod files;
+mod kinds;
+mod pods;
+mod problem;
+mod secrets;
+mod split;
+pub mod tree;
+
+pub use files::Source;
+pub use pods::{Want, Workload};
+pub use problem::{BadInput, Located, Place, Problem};
+pub use secrets::{Named, Secrets, is_pull_type};
+
+use std::collections::BTreeMap;
+
+use kinds::{Kind, item_kind, kind_of};
+use larder::gotext;
+use tree::At;
+
+/// Everything that was read.
+#[derive(Debug, Default)]
+pub struct Manifests {
+    /// Pods and pod templates, in the order of the input.
+    pub workloads: Vec<Workload>,
+    /// Secrets, of whatever type.
+    pub secrets: Secrets,
+    /// What could not be used.
+    pub problems: Vec<Located>,
+    /// What is odd and was taken as it is.
+    pub warnings: Vec<String>,
+    /// Objects of kinds that want no images, by kind.
+    pub skipped: BTreeMap<String, usize>,
+}
+
+/// Who an object is.
+#[derive(Debug, Clone, Default)]
+struct Identity {
+    kind: String,
+    namespace: String,
+    name: String,
+    uid: String,
+    /// Of a kind that larder only knows by its pod template.
+    foreign: bool,
+}
+
+impl Manifests {
+    /// Reads everything that a source names. Objects without a namespace are in `namespace`.
+    pub fn read(&mut self, source: &Source, namespace: &str) {
+        for file in source.files(&mut self.warnings) {
+            match file {
+                Ok(file) => self.read_text(&file.name, &file.text, namespace),
+                Err(problem) => self.problems.push(problem),
+            }
+        }
+    }
+
+    /// Reads one file's text.
+    fn read_text(&mut self, name: &str, text: &str, namespace: &str) {
+        let pieces = split::split(text);
+        if pieces.is_empty() {
+            self.problems.push(Place::file(name).holds(Problem::new("holds no document")));
+        }
+        let texts: Vec<_> = pieces.iter().map(|piece| piece.text).collect();
+        for (index, (piece, parsed)) in pieces.iter().zip(tree::parse_all(&texts)).enumerate() {
+            let place = Place {
+                file: name.to_owned(),
+                document: index + 1,
+                lines_before: piece.lines_before,
+                what: String::new(),
+            };
+            match parsed {
+                Ok(node) => self.read_object(&At::root(&node), None, &place, namespace),
+                Err(problem) => self.problems.push(place.holds(problem)),
+            }
+        }
+    }
+
+    /// Reads one object. `inherited` is the `apiVersion` and `kind` that the list around it implies.
+    fn read_object(&mut self, at: &At<'_>, inherited: Option<(&str, &str)>, place: &Place, namespace: &str) {
+        let (api_version, kind) = match type_of(at, inherited) {
+            Ok(found) => found,
+            Err(problem) => return self.problems.push(place.holds(problem)),
+        };
+        let place = Place { what: kind.to_owned(), ..place.clone() };
+        let found = match kind_of(api_version, kind) {
+            Kind::Other if has_template(at) => Kind::Foreign,
+            known => known,
+        };
+        match found {
+            Kind::Unknown => {
+                let problem = at.problem(format!("{api_version} has no kind {}", gotext::quote(kind)));
+                let meant = kinds::meant(api_version, kind);
+                return self.problems.push(place.holds(problem.hints(meant)));
+            }
+            Kind::List => return self.read_list(at, api_version, kind, &place, namespace),
+            Kind::Other => {
+                tracing::info!(
+                    "{place}: skipped, {api_version} {kind} is no kind that larder knows images of"
+                );
+                *self.skipped.entry(kind.to_owned()).or_default() += 1;
+                return;
+            }
+            Kind::Pod | Kind::Template(_) | Kind::Foreign | Kind::Secret => {}
+        }
+        let at = &if found == Kind::Secret { at.clone().private() } else { at.clone() };
+        let mut problems = Vec::new();
+        let mut identity = identity_of(at, kind, namespace, &mut problems);
+        identity.foreign = found == Kind::Foreign;
+        let place = match identity.name.as_str() {
+            "" => place,
+            name => Place { what: format!("{kind} {}/{name}", identity.namespace), ..place },
+        };
+        match found {
+            Kind::Secret => {
+                let secret = secrets::read(at, &identity, &mut problems);
+                if let Some(oddity) = secrets::oddity(&secret) {
+                    self.warnings.push(format!("{place}: {oddity}"));
+                }
+                let earlier = if problems.is_empty() {
+                    self.secrets.add(secret, place.clone())
+                } else {
+                    self.secrets.add_broken(&identity.namespace, &identity.name, place.clone())
+                };
+                if let Some(earlier) = earlier {
+                    self.warnings.push(format!("{place}: used instead of the one in {earlier}"));
+                }
+            }
+            Kind::Template(_) | Kind::Foreign => match at.descend(found.template()) {
+                Ok(Some(template)) => self.take_pod(&template, &identity, &place, &mut problems),
+                Ok(None) => problems.push(at.missing(&found.template().join("."))),
+                Err(problem) => problems.push(problem),
+            },
+            _ => self.take_pod(at, &identity, &place, &mut problems),
+        }
+        self.problems.extend(problems.into_iter().map(|problem| place.holds(problem)));
+    }
+
+    /// Takes a pod over if nothing is wrong with it.
+    fn take_pod(&mut self, at: &At<'_>, identity: &Identity, place: &Place, problems: &mut Vec<Problem>) {
+        let (workload, bad_names) = pods::read(at, identity, place, problems);
+        if problems.is_empty() {
+            self.workloads.push(workload);
+        }
+        problems.extend(bad_names);
+        problems.sort_by_key(Problem::line);
+    }
+
+    fn read_list(&mut self, at: &At<'_>, api_version: &str, kind: &str, place: &Place, namespace: &str) {
+        let items = at.field("items").and_then(|items| items.map_or(Ok(Vec::new()), |items| items.items()));
+        let items = match items {
+            Ok(items) => items,
+            Err(problem) => return self.problems.push(place.holds(problem)),
+        };
+        let inherited = item_kind(kind).map(|item| (api_version, item));
+        for item in items {
+            self.read_object(&item, inherited, place, namespace);
+        }
+    }
+}
+
+/// Whether an object of an unknown kind holds a pod template where most controllers have it.
+fn has_template(at: &At<'_>) -> bool {
+    let spec = at.descend(kinds::USUAL_TEMPLATE).ok().flatten();
+    let spec = spec.and_then(|template| template.field("spec").ok().flatten());
+    let containers = spec.and_then(|spec| spec.field("containers").ok().flatten());
+    containers.is_some_and(|containers| containers.items().is_ok_and(|items| !items.is_empty()))
+}
+
+/// The `apiVersion` and `kind` of an object.
+fn type_of<'a>(at: &At<'a>, inherited: Option<(&'a str, &'a str)>) -> Result<(&'a str, &'a str), Problem> {
+    let not_kubernetes = |what: &str| {
+        at.problem(format!("not a Kubernetes object: {what}"))
+            .hint("larder reads Kubernetes manifests; give plain images as arguments: larder ensure IMAGE...")
+    };
+    let (api_version, kind) = match (at.text_of("apiVersion"), at.text_of("kind")) {
+        (Ok(api_version), Ok(kind)) => (api_version, kind),
+        (Err(problem), _) | (_, Err(problem)) => {
+            return Err(if at.is_mapping() { problem } else { not_kubernetes(&problem.to_string()) });
+        }
+    };
+    match (api_version.filter(|text| !text.is_empty()), kind.filter(|text| !text.is_empty()), inherited) {
+        (Some(api_version), Some(kind), _) => Ok((api_version, kind)),
+        (None, None, Some(inherited)) => Ok(inherited),
+        (None, None, None) => Err(not_kubernetes("apiVersion and kind are missing")),
+        (None, Some(_), _) => Err(not_kubernetes("apiVersion is missing")),
+        (Some(_), None, _) => Err(not_kubernetes("kind is missing")),
+    }
+}
+
+fn identity_of(at: &At<'_>, kind: &str, namespace: &str, problems: &mut Vec<Problem>) -> Identity {
+    let mut text = |field: &str| match at
+        .descend(&["metadata"])
+        .and_then(|metadata| metadata.map_or(Ok(None), |metadata| metadata.text_of(field)))
+    {
+        Ok(text) => text.unwrap_or_default().to_owned(),
+        Err(problem) => {
+            // A `metadata` that is no mapping would be told once per field.
+            if !problems.contains(&problem) {
+                problems.push(problem);
+            }
+            String::new()
+        }
+    };
+    let (name, generate_name) = (text("name"), text("generateName"));
+    let (own_namespace, uid) = (text("namespace"), text("uid"));
+    if name.is_empty() && generate_name.is_empty() && problems.is_empty() {
+        problems.push(at.missing("metadata.name"));
+    }
+    Identity {
+        kind: kind.to_owned(),
+        namespace: if own_namespace.is_empty() { namespace.to_owned() } else { own_namespace },
+        name: if name.is_empty() { generate_name } else { name },
+        uid,
+        foreign: false,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,175 @@
+//! Whether the backend answers: asked now and then, told when it changes.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use larder::backend::{Backend, BackendError, RuntimeInfo};
+use larder::events::{Event, EventSink, EventType, Reason};
+use larder::pod::ObjectRef;
+use tokio::sync::watch;
+use tokio::time;
+
+/// How often a backend that answers is asked again.
+const PERIOD: Duration = Duration::from_secs(5);
+/// How soon one that does not is asked again: at first, and at most.
+const RETRY: (Duration, Duration) = (Duration::from_millis(500), Duration::from_secs(5));
+/// How long it may take.
+const WITHIN: Duration = Duration::from_secs(10);
+
+/// What is known of the backend.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) enum Health {
+    /// It was not asked yet.
+    #[default]
+    Unknown,
+    /// It answered.
+    Answers(Arc<RuntimeInfo>),
+    /// It does not answer, since when and why.
+    Down { since: SystemTime, why: String },
+}
+
+impl Health {
+    /// Whether pulls have a chance.
+    pub(crate) fn is_up(&self) -> bool {
+        matches!(self, Health::Answers(_))
+    }
+
+    /// The same; one that was down before is so since then.
+    fn since_before(self, before: &Health) -> Health {
+        match (self, before) {
+            (Health::Down { why, .. }, Health::Down { since, .. }) => Health::Down { since: *since, why },
+            (found, _) => found,
+        }
+    }
+}
+
+/// Looks after one backend until dropped.
+pub(crate) async fn watch_over(
+    backend: &dyn Backend,
+    health: &watch::Sender<Health>,
+    node: &ObjectRef,
+    events: &dyn EventSink,
+) {
+    let mut retry = RETRY.0;
+    loop {
+        let wait = if look_now(backend, health, node, events).await {
+            retry = RETRY.0;
+            PERIOD
+        } else {
+            let wait = retry;
+            retry = (retry * 2).min(RETRY.1);
+            wait
+        };
+        time::sleep(wait).await;
+    }
+}
+
+/// Asks once, tells if that is news, and says whether it answers. Looks may overlap: each piece of news is told once.
+pub(crate) async fn look_now(
+    backend: &dyn Backend,
+    health: &watch::Sender<Health>,
+    node: &ObjectRef,
+    events: &dyn EventSink,
+) -> bool {
+    let found = look(backend).await;
+    let is_up = found.is_up();
+    let mut told = None;
+    health.send_if_modified(|known| {
+        told = news(known, &found);
+        let found = found.since_before(known);
+        let changed = *known != found;
+        *known = found;
+        changed
+    });
+    if let Some((event_type, reason, message)) = told {
+        events.record(Event { time: SystemTime::now(), event_type, reason, object: node.clone(), message });
+    }
+    is_up
+}
+
+async fn look(backend: &dyn Backend) -> Health {
+    let why = match time::timeout(WITHIN, backend.info()).await {
+        Ok(Ok(info)) => match info.conditions.iter().find(|condition| condition.kind == "RuntimeReady") {
+            Some(condition) if !condition.ok => format!("{}: {}", condition.reason, condition.message),
+            _ => return Health::Answers(Arc::new(info)),
+        },
+        Ok(Err(error)) => words(&error),
+        Err(_) => format!("no answer within {}", larder::gotext::duration(WITHIN)),
+    };
+    Health::Down { since: SystemTime::now(), why }
+}
+
+fn words(error: &BackendError) -> String {
+    match error.hint() {
+        Some(hint) => format!("{error} ({hint})"),
+        None => error.to_string(),
+    }
+}
+
+/// What is worth an event: that it went, and that it came back.
+fn news(before: &Health, now: &Health) -> Option<(EventType, Reason, String)> {
+    match (before, now) {
+        (Health::Unknown | Health::Answers(_), Health::Down { why, .. }) => Some((
+            EventType::Warning,
+            Reason::BackendDown,
+            format!("The image backend does not answer: {why}"),
+        )),
+        (Health::Down { .. }, Health::Answers(info)) => {
+            let message = format!("The image backend answers again: {} {}", info.name, info.version);
+            Some((EventType::Normal, Reason::BackendUp, message))
+        }
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use larder::events::RingSink;
+    use larder_testkit::fake_backend::{FakeBackend, Op, error};
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn that_a_backend_goes_and_comes_back_is_told_once_each() {
+        let (backend, events) = (FakeBackend::new(), RingSink::new(10));
+        for _ in 0..4 {
+            backend.fail_next(Op::Info, error("gone"));
+        }
+        let health = watch::Sender::default();
+        let mut watched = health.subscribe();
+        let node = ObjectRef::node("n");
+        tokio::select! {
+            () = watch_over(&backend, &health, &node, &events) => {}
+            () = async {
+                assert!(watched.wait_for(|health| matches!(health, Health::Down { .. })).await.is_ok());
+                assert!(watched.wait_for(Health::is_up).await.is_ok());
+                time::sleep(PERIOD * 10).await;
+            } => {}
+        }
+        let told: Vec<_> = events.snapshot().into_iter().map(|event| event.reason).collect();
+        assert_eq!(told, [Reason::BackendDown, Reason::BackendUp]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn that_a_backend_went_is_known_within_five_seconds_or_when_somebody_asks() {
+        let (backend, events, node) = (FakeBackend::new(), RingSink::new(10), ObjectRef::node("n"));
+        let health = watch::Sender::default();
+        let mut watched = health.subscribe();
+        tokio::select! {
+            () = watch_over(&backend, &health, &node, &events) => {}
+            () = async {
+                assert!(watched.wait_for(Health::is_up).await.is_ok());
+                backend.set_down(Some(error("gone")));
+                assert!(!look_now(&backend, &health, &node, &events).await);
+                assert!(!health.borrow().is_up());
+                backend.set_down(None);
+                assert!(watched.wait_for(Health::is_up).await.is_ok());
+                backend.set_down(Some(error("gone")));
+                let down = watched.wait_for(|health| !health.is_up());
+                assert!(time::timeout(Duration::from_millis(5100), down).await.is_ok());
+            } => {}
+        }
+        let told = events.snapshot().into_iter().filter(|event| event.reason == Reason::BackendDown);
+        assert_eq!(told.count(), 2);
+    }
+}

@@ -1,0 +1,161 @@
+//! What is, looked at when somebody asks.
+
+use std::sync::atomic::AtomicU64;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use larder::pull::Phase;
+use larder::records::CheckResult;
+use prometheus_client::encoding::{EncodeLabelSet, text};
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::registry::Registry;
+use tokio::time::Instant;
+
+use super::add;
+use crate::node::Node;
+use crate::serve::connections::Connections;
+
+type Whole = Gauge<u64, AtomicU64>;
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct PhaseLabel {
+    phase: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReasonLabel {
+    reason: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ResultLabel {
+    result: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct RegistryLabel {
+    registry: String,
+}
+
+/// All metrics, as `OpenMetrics`.
+pub(crate) fn exposition(node: &Node, connections: &Connections) -> Result<String, std::fmt::Error> {
+    let mut registry = Registry::default();
+    node.metrics.register(&mut registry);
+    register(&mut registry, node, connections);
+    let mut page = String::new();
+    text::encode(&mut page, &registry)?;
+    Ok(page)
+}
+
+/// Adds the present state.
+fn register(registry: &mut Registry, node: &Node, connections: &Connections) {
+    pulls(registry, node);
+    collection(registry, node);
+    registries(registry, node);
+    records(registry, node);
+    gauge(registry, "larder_backend_up", u64::from(node.health.borrow().is_up()));
+    gauge(registry, "larder_connections", connections.open() as u64);
+    gauge(registry, "larder_calls", connections.calls().len() as u64);
+    let uptime = node.started.elapsed();
+    let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().saturating_sub(uptime);
+    gauge(registry, "larder_start_time_seconds", started.as_secs());
+}
+
+fn gauge(registry: &mut Registry, name: &'static str, value: u64) {
+    let gauge = Whole::default();
+    gauge.set(value);
+    add(registry, name, gauge);
+}
+
+fn counter(registry: &mut Registry, name: &'static str, value: u64) {
+    add(registry, name, ConstCounter::new(value));
+}
+
+fn pulls(registry: &mut Registry, node: &Node) {
+    let now = Instant::now();
+    let pulls = node.manager.pulls();
+    let phases = Family::<PhaseLabel, Whole>::default();
+    for phase in [Phase::Queued, Phase::Throttled, Phase::Pulling] {
+        let count = pulls.iter().filter(|pull| pull.phase == phase).count();
+        phases.get_or_create(&PhaseLabel { phase: phase.to_string() }).set(count as u64);
+    }
+    add(registry, "larder_pulls", phases);
+    let fetched = pulls.iter().filter_map(|pull| pull.bytes).map(|bytes| bytes.done).sum();
+    gauge(registry, "larder_pull_fetched_bytes", fetched);
+    let oldest = pulls.iter().map(|pull| now.saturating_duration_since(pull.since)).max();
+    gauge(registry, "larder_pull_oldest_seconds", oldest.unwrap_or_default().as_secs());
+}
+
+fn collection(registry: &mut Registry, node: &Node) {
+    let counts = node.counts();
+    let removed = Family::<ReasonLabel, prometheus_client::metrics::counter::Counter>::default();
+    removed.get_or_create(&ReasonLabel { reason: "age" }).inc_by(counts.age);
+    removed.get_or_create(&ReasonLabel { reason: "space" }).inc_by(counts.space);
+    add(registry, "kubelet_image_garbage_collected", removed);
+    let (status, images) = (node.loops.status(), node.loops.images());
+    let (status, images) = (status.borrow(), images.borrow());
+    counter(registry, "larder_gc_rounds", status.rounds);
+    gauge(registry, "larder_gc_failures_in_a_row", status.failures);
+    gauge(registry, "larder_images", images.images.len() as u64);
+    gauge(registry, "larder_images_bytes", images.images.iter().map(|image| image.size).sum());
+    gauge(registry, "larder_leases", node.gate.leased().len() as u64);
+    // A runtime's images may be anywhere; the store is here.
+    if let Some(store) = node.store()
+        && let Ok(Some(disk)) = larder::image_service::local_disk(store.store().root())
+    {
+        gauge(registry, "larder_filesystem_size_bytes", disk.capacity);
+        gauge(registry, "larder_filesystem_available_bytes", disk.available);
+        gauge(registry, "larder_filesystem_inodes_free", disk.inodes_free);
+    }
+}
+
+/// Who may use what. Without records nothing is told, as by a kubelet with its gate off.
+fn records(registry: &mut Registry, node: &Node) {
+    let Some(records) = &node.records else { return };
+    let checks = Family::<ResultLabel, prometheus_client::metrics::counter::Counter>::default();
+    for result in CheckResult::ALL {
+        checks.get_or_create(&ResultLabel { result: result.name() }).inc_by(records.checks(result));
+    }
+    add(registry, "kubelet_imagemanager_image_mustpull_checks", checks);
+    match records.on_disk() {
+        Ok((intents, pulled)) => {
+            gauge(registry, "kubelet_imagemanager_ondisk_pullintents", intents as u64);
+            gauge(registry, "kubelet_imagemanager_ondisk_pulledrecords", pulled as u64);
+        }
+        Err(error) => tracing::debug!("pull records cannot be counted: {error}"),
+    }
+    let percent = records.memory_percent() as u64;
+    gauge(registry, "kubelet_imagemanager_inmemory_pulledrecords_usage_percent", percent);
+}
+
+fn registries(registry: &mut Registry, node: &Node) {
+    let Some(store) = node.store() else { return };
+    let counted = || Family::<RegistryLabel, prometheus_client::metrics::counter::Counter>::default();
+    let measured = Family::<RegistryLabel, Whole>::default;
+    let (requests, bytes, waits) = (counted(), counted(), counted());
+    let (connections, waiting, held) = (measured(), measured(), measured());
+    for load in store.puller().client().loads() {
+        let label = RegistryLabel { registry: load.host };
+        requests.get_or_create(&label).inc_by(load.requests);
+        bytes.get_or_create(&label).inc_by(load.bytes);
+        waits.get_or_create(&label).inc_by(load.waits);
+        connections.get_or_create(&label).set(load.connections as u64);
+        waiting.get_or_create(&label).set(load.waiting as u64);
+        held.get_or_create(&label).set(load.held_for.as_secs());
+    }
+    for (name, counts) in [
+        ("larder_registry_requests", requests),
+        ("larder_registry_bytes", bytes),
+        ("larder_registry_waits", waits),
+    ] {
+        add(registry, name, counts);
+    }
+    for (name, levels) in [
+        ("larder_registry_connections", connections),
+        ("larder_registry_waiting", waiting),
+        ("larder_registry_held_seconds", held),
+    ] {
+        add(registry, name, levels);
+    }
+}

@@ -1,0 +1,193 @@
+//! What a node counts, in kubelet's names where kubelet has them.
+//!
+//! What happens is counted when it happens ([`Metrics`]); what is, is looked at when somebody asks ([`exposition`]).
+//! `documented.rs` is the list of all of them, from which the documentation is made.
+
+mod documented;
+mod exposition;
+
+use std::io;
+use std::time::Duration;
+
+use larder::credentials::plugin::Runs;
+use larder::events::{Event, EventSink};
+use larder::gc::{Entry, History};
+use larder::pull::{EnsureLabels, PullMetrics, image_size_bucket};
+use prometheus_client::encoding::EncodeLabelSet;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::{Metric, Registry};
+
+pub(crate) use exposition::exposition;
+
+/// The content type of `OpenMetrics`.
+pub(crate) const CONTENT_TYPE: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+/// Kubelet's buckets of `kubelet_image_pull_duration_seconds`.
+const PULL_SECONDS: [f64; 18] = [
+    1.0, 5.0, 10.0, 20.0, 30.0, 60.0, 120.0, 180.0, 240.0, 300.0, 360.0, 480.0, 600.0, 900.0, 1200.0, 1800.0,
+    2700.0, 3600.0,
+];
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Ensure {
+    pull_policy: &'static str,
+    present_locally: String,
+    pull_required: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Size {
+    image_size_in_bytes: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct EventLabels {
+    event_type: String,
+    reason: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Reason {
+    reason: String,
+}
+
+/// Kubelet's buckets of `kubelet_credential_provider_plugin_duration`.
+const PROVIDER_SECONDS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct Provider {
+    plugin_name: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ConfigHash {
+    hash: String,
+}
+
+/// What is counted when it happens.
+#[derive(Debug)]
+pub(crate) struct Metrics {
+    ensures: Family<Ensure, Counter>,
+    pulls: Family<Size, Histogram, fn() -> Histogram>,
+    pulled_bytes: Counter,
+    events: Family<EventLabels, Counter>,
+    promised: Family<Reason, Counter>,
+    freed: Family<Reason, Counter>,
+    provider_runs: Family<Provider, Histogram, fn() -> Histogram>,
+    provider_errors: Family<Provider, Counter>,
+    provider_config: Family<ConfigHash, Gauge>,
+}
+
+impl Default for Metrics {
+    fn default() -> Metrics {
+        Metrics {
+            ensures: Family::default(),
+            pulls: Family::new_with_constructor(pull_histogram),
+            pulled_bytes: Counter::default(),
+            events: Family::default(),
+            promised: Family::default(),
+            freed: Family::default(),
+            provider_runs: Family::new_with_constructor(provider_histogram),
+            provider_errors: Family::default(),
+            provider_config: Family::default(),
+        }
+    }
+}
+
+impl Metrics {
+    /// The credential providers were configured by files of this hash.
+    pub(crate) fn configured(&self, hash: &str) {
+        self.provider_config.get_or_create(&ConfigHash { hash: hash.to_owned() }).set(1);
+    }
+
+    pub(super) fn register(&self, registry: &mut Registry) {
+        add(registry, "kubelet_image_manager_ensure_image_requests", self.ensures.clone());
+        add(registry, "kubelet_image_pull_duration_seconds", self.pulls.clone());
+        add(registry, "larder_pulled_image_bytes", self.pulled_bytes.clone());
+        add(registry, "larder_events", self.events.clone());
+        add(registry, "larder_gc_promised_bytes", self.promised.clone());
+        add(registry, "larder_gc_freed_bytes", self.freed.clone());
+        add(registry, "kubelet_credential_provider_plugin_duration", self.provider_runs.clone());
+        add(registry, "kubelet_credential_provider_plugin_errors", self.provider_errors.clone());
+        add(registry, "kubelet_credential_provider_config_info", self.provider_config.clone());
+    }
+}
+
+/// Adds a metric with what it tells.
+fn add(registry: &mut Registry, name: &'static str, metric: impl Metric) {
+    registry.register(name, documented::help(name), metric);
+}
+
+impl PullMetrics for Metrics {
+    fn ensure_requested(&self, labels: &EnsureLabels) {
+        let labels = Ensure {
+            pull_policy: known_policy(&labels.pull_policy),
+            present_locally: labels.present_locally.to_string(),
+            pull_required: labels.pull_required.to_string(),
+        };
+        self.ensures.get_or_create(&labels).inc();
+    }
+
+    fn image_pulled(&self, size_bytes: u64, duration: Duration) {
+        let size = Size { image_size_in_bytes: image_size_bucket(size_bytes) };
+        self.pulls.get_or_create(&size).observe(duration.as_secs_f64());
+    }
+
+    fn image_came(&self, size_bytes: u64) {
+        self.pulled_bytes.inc_by(size_bytes);
+    }
+}
+
+impl Runs for Metrics {
+    fn ran(&self, provider: &str, took: Duration, failed: bool) {
+        let provider = Provider { plugin_name: provider.to_owned() };
+        self.provider_runs.get_or_create(&provider).observe(took.as_secs_f64());
+        if failed {
+            self.provider_errors.get_or_create(&provider).inc();
+        }
+    }
+}
+
+impl EventSink for Metrics {
+    fn record(&self, event: Event) {
+        let labels =
+            EventLabels { event_type: event.event_type.to_string(), reason: event.reason.to_string() };
+        self.events.get_or_create(&labels).inc();
+    }
+}
+
+/// One of the policies that there are. Clients may write anything, and each label that is new stays for good.
+fn known_policy(policy: &str) -> &'static str {
+    ["always", "ifnotpresent", "never"].into_iter().find(|known| *known == policy).unwrap_or("other")
+}
+
+/// A journal of removals whose bytes are counted.
+pub(crate) struct Counted<H> {
+    pub(crate) history: H,
+    pub(crate) metrics: std::sync::Arc<Metrics>,
+}
+
+impl<H: History> History for Counted<H> {
+    fn record(&self, entry: &Entry) -> io::Result<()> {
+        let reason = Reason { reason: entry.reason.clone() };
+        self.metrics.promised.get_or_create(&reason).inc_by(entry.promised.bytes);
+        if let Some(freed) = entry.freed {
+            self.metrics.freed.get_or_create(&reason).inc_by(freed.bytes);
+        }
+        self.history.record(entry)
+    }
+}
+
+fn provider_histogram() -> Histogram {
+    Histogram::new(PROVIDER_SECONDS)
+}
+
+fn pull_histogram() -> Histogram {
+    Histogram::new(PULL_SECONDS)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,277 @@
+//! A node: one image backend, and everything that works on it. Building one starts nothing.
+//!
+//! ```text
+//! Config -> open -> Node { manager, collector, gate, records, events, metrics } -> control service, CRI, run
+//! ```
+//!
+//! A daemon [runs](Node::run) its node: health checks, garbage collection on a timer, static pods, prefetch, reloads. A
+//! command that works without a daemon opens one for as long as it lives, with the same settings.
+
+pub(crate) mod event_log;
+pub(crate) mod health;
+pub(crate) mod metrics;
+mod open;
+mod pods;
+mod reload;
+mod run;
+pub(crate) mod settings;
+#[cfg(test)]
+pub(crate) mod testing;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use larder::backend::Backend;
+use larder::credentials::Sources;
+use larder::events::{Event, EventSink, EventType, LogSink, Reason, RingSink, Tee};
+use larder::gc::{
+    Collector, CollectorBuilder, FileStore, Gate, GcCounts, GcLoops, GcPolicy, HistoryFile, Hook, KeepRule,
+    Periods,
+};
+use larder::pod::ObjectRef;
+use larder::pull::{Manager, PullConfig};
+use larder::records::{ImageRecords, PullRecords};
+use larder_store::backend::StoreBackend;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use crate::backend::BackendHandle;
+use crate::control::caller::CallSink;
+use crate::error::Error;
+use crate::state::{EnsuredFile, KeepFile, RecentEnsures, StateDir};
+use event_log::EventLog;
+use health::Health;
+use metrics::{Counted, Metrics};
+use pods::desired::Held;
+use settings::Settings;
+
+pub use open::{NodeOptions, StateNeed};
+
+/// What a node is built from.
+pub(crate) struct Parts {
+    /// A description of the backend, for operators.
+    pub(crate) description: String,
+    pub(crate) backend: Arc<dyn Backend>,
+    /// The same in its concrete type.
+    pub(crate) handle: Option<BackendHandle>,
+    /// Knows how to ask the backend.
+    pub(crate) collector: CollectorBuilder,
+    /// The state directory, locked for as long as the node lives; without the lock nothing is read from or written to it.
+    pub(crate) state: StateDir,
+    /// The policy of the settings.
+    pub(crate) policy: GcPolicy,
+    /// Pull records; `None` keeps none.
+    pub(crate) records: Option<Arc<ImageRecords>>,
+    pub(crate) pull: PullConfig,
+    /// The node's own credentials; requests bring theirs along.
+    pub(crate) credentials: Sources,
+    pub(crate) metrics: Arc<Metrics>,
+    /// Whether events are logged.
+    pub(crate) logs_events: bool,
+    /// How long an image that was just ensured is leased.
+    pub(crate) ensured_lease: Duration,
+    pub(crate) periods: Periods,
+    /// How many events are kept.
+    pub(crate) events: usize,
+    /// The name of the node, which events are about.
+    pub(crate) name: String,
+    pub(crate) settings: Settings,
+}
+
+/// One image backend, and everything that works on it.
+pub struct Node {
+    pub(crate) description: String,
+    /// The backend itself; pulls go through the manager, removals through the gate or the collector.
+    pub(crate) backend: Arc<dyn Backend>,
+    pub(crate) handle: Option<BackendHandle>,
+    pub(crate) manager: Arc<Manager>,
+    pub(crate) gate: Arc<Gate>,
+    collector: Arc<Collector>,
+    pub(crate) loops: GcLoops,
+    pub(crate) events: Arc<RingSink>,
+    pub(crate) health: watch::Sender<Health>,
+    pub(crate) started: Instant,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) sink: Arc<dyn EventSink>,
+    pub(crate) object: ObjectRef,
+    /// What static pods and the prefetch list use.
+    pub(crate) held: Held,
+    pub(crate) settings: Settings,
+    pub(crate) records: Option<Arc<ImageRecords>>,
+    /// Ensures for those who collect later; `None` where no state is kept.
+    pub(crate) ensures: Option<RecentEnsures>,
+    /// Why the keep rules are not known: nothing is planned or removed until they are.
+    unread_rules: Mutex<Option<Error>>,
+    /// Dropped last: its lock outlives all that is written.
+    pub(crate) state: StateDir,
+}
+
+impl Node {
+    /// Puts it together.
+    pub(crate) fn build(parts: Parts) -> Node {
+        let Parts { description, backend, handle, mut collector, state, policy, records, .. } = parts;
+        let (metrics, name) = (parts.metrics, parts.name);
+        let events = Arc::new(RingSink::new(parts.events));
+        let mut sinks: Vec<Arc<dyn EventSink>> = vec![events.clone(), metrics.clone(), Arc::new(CallSink)];
+        if parts.logs_events {
+            sinks.insert(0, Arc::new(EventLog::new(LogSink)));
+        }
+        let sink: Arc<dyn EventSink> = Arc::new(Tee(sinks));
+        let (gate, held) = (Arc::new(Gate::default()), Held::default());
+        let mut manager = Manager::builder(Arc::clone(&backend))
+            .config(parts.pull)
+            .credentials(parts.credentials)
+            .events(Arc::clone(&sink))
+            .metrics(metrics.clone())
+            .lease(Arc::clone(&gate), parts.ensured_lease);
+        if let Some(records) = &records {
+            records.settle_with(Arc::clone(&backend));
+            records.await_recovery();
+            manager = manager.records(Arc::clone(records) as Arc<dyn PullRecords>);
+            collector = collector.hook(Arc::clone(records) as Arc<dyn Hook>);
+        }
+        if state.is_locked() {
+            let history = HistoryFile::new(state.history());
+            collector = collector
+                .records(Arc::new(FileStore::new(state.records())))
+                .history(Arc::new(Counted { history, metrics: metrics.clone() }))
+                .also_used_by(Arc::new(EnsuredFile::at(&state)));
+        }
+        let collector = collector
+            .policy(policy)
+            .gate(Arc::clone(&gate))
+            .also_used_by(Arc::new(held.clone()))
+            .events(Arc::clone(&sink), name.clone())
+            .build();
+        let collector = Arc::new(collector);
+        let ensures = state.is_locked().then(|| match handle.as_ref().and_then(BackendHandle::store) {
+            Some(store) => RecentEnsures::in_store(store.clone()),
+            None => RecentEnsures::in_file(EnsuredFile::at(&state)),
+        });
+        Node {
+            loops: GcLoops::new(Arc::clone(&collector), parts.periods),
+            manager: Arc::new(manager.build()),
+            object: ObjectRef::node(name),
+            health: watch::Sender::default(),
+            started: Instant::now(),
+            settings: parts.settings,
+            description,
+            backend,
+            handle,
+            gate,
+            collector,
+            events,
+            metrics,
+            sink,
+            held,
+            records,
+            ensures,
+            unread_rules: Mutex::default(),
+            state,
+        }
+    }
+
+    /// Reads the keep rules and puts them into the policy, after those of the settings.
+    pub(crate) fn read_rules(&self) -> Result<(), Error> {
+        let read = KeepFile::at(&self.state).read();
+        match read {
+            Ok(rules) => self.set_rules(rules),
+            Err(error) => {
+                *self.unread_rules() = Some(error.clone());
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// From now on these are the rules of `larder keep`.
+    pub(crate) fn set_rules(&self, rules: Vec<KeepRule>) {
+        self.collector.set_policy(self.settings.now().policy(rules));
+        *self.unread_rules() = None;
+    }
+
+    /// The collector; an error while it is not known what keep rules retain.
+    pub(crate) fn collector(&self) -> Result<&Collector, Error> {
+        match &*self.unread_rules() {
+            Some(error) => Err(error.clone()),
+            None => Ok(&self.collector),
+        }
+    }
+
+    /// How many images were removed since the start.
+    pub(crate) fn counts(&self) -> GcCounts {
+        self.collector.counts()
+    }
+
+    fn unread_rules(&self) -> MutexGuard<'_, Option<Error>> {
+        self.unread_rules.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A description of the backend, for operators.
+    pub fn description(&self) -> &str {
+        &self.description
+    }
+
+    /// The embedded store, if that is the backend.
+    pub(crate) fn store(&self) -> Option<&StoreBackend> {
+        self.handle.as_ref().and_then(BackendHandle::store)
+    }
+
+    /// The embedded store, for calls that need it.
+    pub(crate) fn own_store(&self) -> Result<&StoreBackend, Error> {
+        self.store().ok_or_else(|| {
+            Error::failed(format!("this daemon serves {}", self.description))
+                .hint("only larder's own store can do this: serve without --backend")
+        })
+    }
+
+    /// The state directory, for calls that need what is kept there.
+    pub(crate) fn kept_state(&self) -> Result<&StateDir, Error> {
+        if self.state.is_locked() {
+            return Ok(&self.state);
+        }
+        Err(Error::failed("this process keeps no state of garbage collection"))
+    }
+
+    /// Asks the backend whether it answers, and records the result.
+    pub(crate) async fn check_health(&self) {
+        health::look_now(&*self.backend, &self.health, &self.object, &*self.sink).await;
+    }
+
+    /// Records an event about the node.
+    pub(crate) fn record(&self, event_type: EventType, reason: Reason, message: &str) {
+        let (time, object, message) = (SystemTime::now(), self.object.clone(), message.to_owned());
+        self.sink.record(Event { time, event_type, reason, object, message });
+    }
+
+    /// Whether the backend answers.
+    pub async fn reach(&self) -> Result<(), Error> {
+        Ok(self.backend.info().await.map(drop)?)
+    }
+
+    /// Settles pulls that an earlier process did not finish; `false` where the backend could not be asked. Pods are
+    /// not granted what those pulls may have brought before this has succeeded.
+    pub async fn recover(&self) -> bool {
+        match &self.records {
+            Some(records) => records.recover(&*self.backend).await,
+            None => true,
+        }
+    }
+
+    /// Records that an image was ensured, for processes that collect later.
+    pub(crate) fn note_ensured(&self, id: &str) {
+        if let Some(ensures) = &self.ensures {
+            ensures.note(id);
+        }
+    }
+
+    /// Waits until everything that a later process depends on is on disk.
+    pub async fn flush(&self) {
+        if let Some(ensures) = &self.ensures {
+            ensures.flush().await;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

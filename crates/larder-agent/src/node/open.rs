@@ -1,0 +1,163 @@
+//! From settings to a node: opens what must be open, and starts nothing.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use larder::backend::Backend;
+use larder::chain;
+use larder::credentials::plugin::Runs;
+use larder::credentials::{self, NodeFiles, SearchPath};
+use larder::gc::Collector;
+use larder::records::{ImageRecords, Verification};
+
+use super::metrics::Metrics;
+use super::settings::Settings;
+use super::{Node, Parts};
+use crate::backend::{OpenMode, RuntimeMode, collecting, docker, open, providers};
+use crate::config::{Config, Sources};
+use crate::error::{Error, OpenError};
+use crate::state::StateDir;
+
+/// How a node is opened.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NodeOptions {
+    /// Whether a store that does not exist is created.
+    pub store: OpenMode,
+    /// What a runtime that is not there yet means.
+    pub runtime: RuntimeMode,
+    /// What of the state directory is needed.
+    pub state: StateNeed,
+    /// Whether events are logged: those of a command are sent to its caller alone.
+    pub logs_events: bool,
+    /// The least severe level that is logged, whatever the settings say.
+    pub verbosity: tracing::Level,
+}
+
+/// What of the state directory a node needs. The embedded store has it in any case.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StateNeed {
+    /// Nothing: the node lists and inspects.
+    None,
+    /// This user's own.
+    Own,
+    /// The only one there is: refused where root keeps another one of the same runtime.
+    Exclusive,
+}
+
+impl Node {
+    /// Opens the node that these settings describe. `credentials` replace those of the settings and of the process's
+    /// user. May block for as long as opening a store takes.
+    pub fn open(
+        sources: Sources,
+        config: Config,
+        credentials: Option<credentials::Sources>,
+        options: NodeOptions,
+    ) -> Result<Node, OpenError> {
+        let handle = open(&config, options.store, options.runtime)?;
+        let state = StateDir::of(config.state.as_deref(), &handle.target())?;
+        let state = match (options.state, handle.store()) {
+            (StateNeed::None, None) => state,
+            (StateNeed::Own, None) => state.lock_beside_root()?,
+            _ => state.lock()?,
+        };
+        let locked = state.is_locked();
+        let records = if locked { opened(config.verification.as_ref(), &state)? } else { None };
+        let metrics = Arc::new(Metrics::default());
+        let credentials = match credentials {
+            Some(credentials) => credentials,
+            None => credentials_of(&config, &metrics)?,
+        };
+        let cache = docker::builder_cache(&handle).filter(|_| config.prune_build_cache);
+        let (backend, mut collector) = collecting::parts(&handle, true);
+        if let Some(cache) = cache {
+            collector = collector.reclaim_first(cache);
+        }
+        let node = Node::build(Parts {
+            description: handle.description(),
+            backend,
+            handle: Some(handle),
+            collector,
+            state,
+            policy: config.policy(Vec::new()),
+            records,
+            credentials,
+            metrics,
+            pull: config.pull.clone(),
+            logs_events: options.logs_events,
+            ensured_lease: config.ensured_lease,
+            periods: config.periods,
+            events: config.event_ring_size,
+            name: host_name(),
+            settings: Settings::new(sources, config, options.verbosity),
+        });
+        if locked && let Err(error) = node.read_rules() {
+            // Images can still be used, and the rules be dropped.
+            tracing::debug!("{error}");
+        }
+        Ok(node)
+    }
+}
+
+impl Node {
+    /// A node on any backend, with its state in `dir`. The credentials are those of the settings and of the process's
+    /// user.
+    pub fn on_backend(
+        backend: Arc<dyn Backend>,
+        dir: &Path,
+        sources: Sources,
+        config: Config,
+    ) -> Result<Node, OpenError> {
+        let state = StateDir::at(dir.to_owned()).lock()?;
+        let metrics = Arc::new(Metrics::default());
+        let node = Node::build(Parts {
+            description: "a backend of the embedding program".to_owned(),
+            collector: Collector::builder(Arc::clone(&backend)),
+            handle: None,
+            records: opened(config.verification.as_ref(), &state)?,
+            credentials: credentials_of(&config, &metrics)?,
+            pull: config.pull.clone(),
+            logs_events: true,
+            ensured_lease: config.ensured_lease,
+            periods: config.periods,
+            events: config.event_ring_size,
+            name: host_name(),
+            policy: config.policy(Vec::new()),
+            settings: Settings::new(sources, config, tracing::Level::WARN),
+            backend,
+            state,
+            metrics,
+        });
+        node.read_rules()?;
+        Ok(node)
+    }
+}
+
+/// The pull records of a state directory; `None` where kubelet's feature gate is off.
+fn opened(verification: Option<&Verification>, state: &StateDir) -> Result<Option<Arc<ImageRecords>>, Error> {
+    let Some(verification) = verification.cloned() else { return Ok(None) };
+    let opened = ImageRecords::open(&state.pull_records(), verification);
+    let records = opened.map_err(|error| Error::failed(chain(&error)).hint(error.hint()))?;
+    Ok(Some(Arc::new(records)))
+}
+
+/// The Docker configuration of the user that the process runs as, read again every five minutes, and the programs that
+/// give more: credential helpers and kubelet's credential providers.
+fn credentials_of(config: &Config, metrics: &Arc<Metrics>) -> Result<credentials::Sources, Error> {
+    let files = NodeFiles::search(SearchPath::user());
+    let mut credentials = credentials::Sources::new(files, Vec::new()).with_tokens(config.credential_tokens);
+    if let Some(helpers) = providers::helpers(config.credential_tokens) {
+        credentials = credentials.with_helpers(helpers);
+    }
+    let configured = &config.credential_plugins;
+    if let (Some(file), Some(programs)) = (&configured.config, &configured.bin_dir) {
+        let plugins = providers::plugins(file, programs)?;
+        metrics.configured(plugins.config_hash());
+        let runs = Arc::clone(metrics) as Arc<dyn Runs>;
+        credentials = credentials.with_provider(Arc::new(plugins.told(&runs)));
+    }
+    Ok(credentials)
+}
+
+fn host_name() -> String {
+    rustix::system::uname().nodename().to_string_lossy().into_owned()
+}

@@ -1,0 +1,308 @@
+//! Keeps images present for as long as somebody wants them.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use larder::backend::{Backend, ImageSpec};
+use larder::gc::{Found, Use, UseError, UseSource};
+use larder::pull::{EnsureReason, EnsureRequest, Manager};
+use larder::reference;
+use tokio::sync::watch;
+use tokio::task::{AbortHandle, JoinSet};
+use tokio::time::{self, Instant};
+
+/// How often it is looked whether an image is still there.
+const LOOK: Duration = Duration::from_secs(60);
+/// How soon a failed ensure is tried again, if no back-off says otherwise: kubelet looks at a pod that often.
+const RETRY: Duration = Duration::from_secs(10);
+
+/// What makes two wishes the same.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct DesiredKey {
+    /// Who wants it, such as `static pod kube-system/proxy`.
+    pub(crate) owner: String,
+    /// Which container or volume of it.
+    pub(crate) part: String,
+    /// The image, as written.
+    pub(crate) image: String,
+    /// The pull policy.
+    pub(crate) policy: String,
+}
+
+/// The longest time for which a collection waits for the first look at what is wanted: a backend that does not answer
+/// must not keep a full disk full.
+const FIRST_LOOK: Duration = Duration::from_secs(10);
+
+/// What is held for whom, by image id: it counts as used.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Held {
+    ids: Arc<Mutex<BTreeMap<DesiredKey, String>>>,
+    /// While somebody looks for the first time at what is wanted, what is held is not known yet.
+    known: Arc<Mutex<Option<Known>>>,
+}
+
+/// When what is held is known: once the channel is closed, and at the latest then.
+#[derive(Debug, Clone)]
+struct Known(watch::Receiver<()>, Instant);
+
+/// A first look at what is wanted. Once all clones are dropped, what is held is known.
+#[derive(Debug, Clone)]
+pub(crate) struct FirstLook(
+    #[expect(dead_code, reason = "what counts is when it is dropped")] Arc<watch::Sender<()>>,
+);
+
+impl Held {
+    /// From now on, and until the look has ended, who asks what is held waits.
+    pub(crate) fn first_look(&self) -> FirstLook {
+        let (look, ended) = watch::channel(());
+        *lock(&self.known) = Some(Known(ended, Instant::now() + FIRST_LOOK));
+        FirstLook(Arc::new(look))
+    }
+
+    async fn known(&self) {
+        let Some(Known(mut ended, latest)) = lock(&self.known).clone() else { return };
+        // Nothing is ever sent: it changes only by being closed.
+        if time::timeout_at(latest, ended.changed()).await.is_err() {
+            tracing::warn!("it is not known yet which images static pods and the prefetch list want");
+        }
+        *lock(&self.known) = None;
+    }
+
+    fn map(&self) -> MutexGuard<'_, BTreeMap<DesiredKey, String>> {
+        lock(&self.ids)
+    }
+
+    /// From now on this image is held for that wish.
+    pub(super) fn keep(&self, key: DesiredKey, id: String) {
+        self.map().insert(key, id);
+    }
+
+    /// Of what this owner holds, only these wishes are held any longer.
+    pub(super) fn keep_only(&self, owner: &str, keys: &[DesiredKey]) {
+        self.map().retain(|key, _| key.owner != owner || keys.contains(key));
+    }
+
+    /// The same as [`keep`](Held::keep), if it is a wish still.
+    fn hold(&self, key: DesiredKey, wanted: &AtomicBool, id: String) {
+        let mut held = self.map();
+        if wanted.load(Ordering::Relaxed) {
+            held.insert(key, id);
+        }
+    }
+
+    /// Nothing is held for it any more, whatever its task still does.
+    fn release(&self, key: &DesiredKey, wanted: &AtomicBool) {
+        let mut held = self.map();
+        wanted.store(false, Ordering::Relaxed);
+        held.remove(key);
+    }
+}
+
+fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
+    of.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[async_trait]
+impl UseSource for Held {
+    async fn uses(&self) -> Result<Vec<Found>, UseError> {
+        self.known().await;
+        let held = self.map();
+        let found = held.iter().map(|(key, id)| Found {
+            image: id.clone(),
+            handler: None,
+            by: Use::Wanted { by: key.owner.clone() },
+        });
+        Ok(found.collect())
+    }
+}
+
+/// The wishes that are looked after now. Dropping it gives all of them up, and releases what they hold.
+pub(crate) struct DesiredImages {
+    manager: Arc<Manager>,
+    backend: Arc<dyn Backend>,
+    held: Held,
+    tasks: JoinSet<()>,
+    running: BTreeMap<DesiredKey, Running>,
+}
+
+struct Running {
+    task: AbortHandle,
+    wanted: Arc<AtomicBool>,
+}
+
+impl DesiredImages {
+    /// No wishes yet.
+    pub(crate) fn new(manager: Arc<Manager>, backend: Arc<dyn Backend>, held: Held) -> DesiredImages {
+        DesiredImages { manager, backend, held, tasks: JoinSet::new(), running: BTreeMap::new() }
+    }
+
+    /// From now on exactly these are wanted. What was wanted before and still is goes on undisturbed. `first` is held
+    /// until those that are new have been looked for.
+    pub(crate) fn set(&mut self, wanted: BTreeMap<DesiredKey, EnsureRequest>, first: Option<&FirstLook>) {
+        while self.tasks.try_join_next().is_some() {}
+        self.running.retain(|key, wish| {
+            let stays = wanted.contains_key(key);
+            if !stays {
+                wish.task.abort();
+                self.held.release(key, &wish.wanted);
+                tracing::info!("{} wants {} no more", key.owner, key.image);
+            }
+            stays
+        });
+        for (key, request) in wanted {
+            if self.running.contains_key(&key) {
+                continue;
+            }
+            tracing::info!("{} wants {}", key.owner, key.image);
+            let (manager, backend) = (Arc::clone(&self.manager), Arc::clone(&self.backend));
+            let wish_lives = Arc::new(AtomicBool::new(true));
+            let (hands, own, still) = (self.held.clone(), key.clone(), Arc::clone(&wish_lives));
+            let first = first.cloned();
+            let task = self.tasks.spawn(async move {
+                let hold = |id: &str| hands.hold(own.clone(), &still, id.to_owned());
+                hold_present(&*backend, &request.image, hold).await;
+                drop(first);
+                keep_present(&manager, &*backend, &request, hold, &own).await;
+            });
+            self.running.insert(key, Running { task, wanted: wish_lives });
+        }
+    }
+}
+
+impl Drop for DesiredImages {
+    fn drop(&mut self) {
+        for (key, wish) in &self.running {
+            self.held.release(key, &wish.wanted);
+        }
+    }
+}
+
+/// Makes the image present, holds it, and makes it present again when somebody removed it. Ends only for a name that
+/// can never be pulled.
+async fn keep_present(
+    manager: &Manager,
+    backend: &dyn Backend,
+    request: &EnsureRequest,
+    hold: impl Fn(&str),
+    key: &DesiredKey,
+) {
+    loop {
+        match manager.ensure(request).await {
+            Ok(ensured) => {
+                hold(&ensured.image_ref);
+                while_present(backend, &ensured.image_ref).await;
+                tracing::warn!("{} is gone, and {} wants it", key.image, key.owner);
+            }
+            Err(error) if error.reason == EnsureReason::InvalidImageName => return,
+            // The manager has sent the event.
+            Err(error) => {
+                // What could not be refreshed is wanted all the same, whoever brought it.
+                hold_present(backend, &request.image, &hold).await;
+                time::sleep(error.retry_in.unwrap_or(RETRY).min(RETRY)).await;
+            }
+        }
+    }
+}
+
+/// Holds an image if it is here, and does nothing to bring it.
+pub(super) async fn hold_present(backend: &dyn Backend, image: &str, hold: impl Fn(&str)) {
+    // Who has no such name will be told when it is to be pulled.
+    let Ok(name) = reference::apply_default_tag(image) else { return };
+    if let Ok(Some(present)) = backend.status(&ImageSpec::named(&name)).await {
+        hold(&present.id);
+    }
+}
+
+/// Returns once the image is surely not there any more.
+async fn while_present(backend: &dyn Backend, id: &str) {
+    loop {
+        time::sleep(LOOK).await;
+        if let Ok(None) = backend.status(&ImageSpec::named(id)).await {
+            return;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use larder::pod::Pod;
+    use larder::pull::PullPolicy;
+    use larder_testkit::fake_backend::{FakeBackend, Pull, image};
+
+    use super::*;
+
+    fn wish(owner: &str, image: &str) -> (DesiredKey, EnsureRequest) {
+        let key = DesiredKey {
+            owner: owner.into(),
+            part: "app".into(),
+            image: image.into(),
+            policy: "IfNotPresent".into(),
+        };
+        (key, EnsureRequest::new(image, PullPolicy::IfNotPresent, Pod::default()))
+    }
+
+    async fn held_by(held: &Held) -> Vec<String> {
+        let uses = held.uses().await.unwrap();
+        uses.into_iter().map(|found| format!("{}: {}", found.by, found.image)).collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn images_are_held_while_they_are_wanted_and_brought_back_when_they_go() {
+        let backend = FakeBackend::new();
+        backend.on_pull_of("a:1", Pull::fails("no route"));
+        backend.offer("a:1", image("sha256:a", 1));
+        backend.offer("b:1", image("sha256:b", 1));
+        let manager = Arc::new(Manager::builder(Arc::new(backend.clone())).build());
+        let held = Held::default();
+        let mut wishes = DesiredImages::new(manager, Arc::new(backend.clone()), held.clone());
+        wishes.set(BTreeMap::from([wish("pod x/a", "a:1"), wish("pod x/b", "b:1")]), None);
+        time::sleep(Duration::from_secs(5)).await;
+        assert_eq!(held_by(&held).await, ["pod x/b: sha256:b"], "the other one failed");
+        time::sleep(Duration::from_secs(20)).await;
+        assert_eq!(held_by(&held).await, ["pod x/a: sha256:a", "pod x/b: sha256:b"]);
+        backend.set_images(Vec::new());
+        time::sleep(2 * LOOK).await;
+        assert_eq!(backend.images().len(), 2, "brought back");
+        wishes.set(BTreeMap::from([wish("pod x/b", "b:1")]), None);
+        assert_eq!(held_by(&held).await, ["pod x/b: sha256:b"]);
+        drop(wishes);
+        assert!(held_by(&held).await.is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_image_that_is_here_is_held_although_it_cannot_be_refreshed() {
+        let backend = FakeBackend::new();
+        backend.add_image("a:latest", image("sha256:a", 1));
+        let manager = Arc::new(Manager::builder(Arc::new(backend.clone())).build());
+        let held = Held::default();
+        let mut wishes = DesiredImages::new(manager, Arc::new(backend.clone()), held.clone());
+        let (key, _) = wish("pod x/a", "a");
+        let request = EnsureRequest::new("a", PullPolicy::Always, Pod::default());
+        wishes.set(BTreeMap::from([(key, request)]), None);
+        backend.until(|counts| counts.failed > 0).await;
+        assert_eq!(held_by(&held).await, ["pod x/a: sha256:a"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_held_is_told_once_all_was_looked_for_or_after_ten_seconds() {
+        let backend = FakeBackend::new();
+        backend.add_image("a:1", image("sha256:a", 1));
+        let manager = Arc::new(Manager::builder(Arc::new(backend.clone())).build());
+        let held = Held::default();
+        let mut wishes = DesiredImages::new(manager, Arc::new(backend), held.clone());
+        let first = held.first_look();
+        wishes.set(BTreeMap::from([wish("pod x/a", "a:1")]), Some(&first));
+        drop(first);
+        let started = Instant::now();
+        assert_eq!(held_by(&held).await, ["pod x/a: sha256:a"]);
+        assert!(started.elapsed() < Duration::from_secs(1));
+        let _unended = held.first_look();
+        assert_eq!(held_by(&held).await.len(), 1);
+        assert_eq!(started.elapsed().as_secs(), 10);
+        assert_eq!(held_by(&held).await.len(), 1);
+        assert_eq!(started.elapsed().as_secs(), 10, "once");
+    }
+}

@@ -1,0 +1,8 @@
+//! Images that the node itself wants, without anybody asking: those of static pods, and those to prefetch.
+//!
+//! [`desired`] keeps images present and spared from collection for as long as somebody wants them; `static_pods` and
+//! `prefetch` say who wants what.
+
+pub(super) mod desired;
+pub(super) mod prefetch;
+pub(super) mod static_pods;

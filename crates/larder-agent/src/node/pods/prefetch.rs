@@ -1,0 +1,258 @@
+//! Images that are made present before anybody asks, when nothing more urgent is being pulled: a prefetch begins when
+//! nobody pulls, and where it is queued all others go before it.
+
+use std::hash::{BuildHasher as _, RandomState};
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures_util::future;
+use jiff::{SignedDuration, ToSpan as _, Zoned};
+use larder::backend::Backend;
+use larder::gc::Gate;
+use larder::pod::{ObjectRef, Pod};
+use larder::pull::{EnsureError, EnsureReason, EnsureRequest, Manager, Priority, PullPolicy};
+use tokio::time;
+
+use super::desired::{DesiredKey, FirstLook, Held, hold_present};
+use crate::config::{Hold, Prefetch, When};
+
+/// How often it is looked whether others are pulling.
+const LOOK: Duration = Duration::from_secs(1);
+/// How soon a failed prefetch is tried again.
+const RETRY: SignedDuration = SignedDuration::from_secs(60);
+/// How long to wait before the clock is looked at again: it may have been set meanwhile.
+const LONGEST: SignedDuration = SignedDuration::from_secs(600);
+
+/// Who wants what is prefetched.
+const OWNER: &str = "the prefetch list";
+
+/// What prefetching works with.
+#[derive(Clone)]
+pub(in crate::node) struct Hands {
+    pub(in crate::node) manager: Arc<Manager>,
+    pub(in crate::node) backend: Arc<dyn Backend>,
+    pub(in crate::node) gate: Arc<Gate>,
+    pub(in crate::node) held: Held,
+    /// The node, which events are about.
+    pub(in crate::node) node: ObjectRef,
+}
+
+/// Looks after these images until dropped, and no longer holds what an earlier list held. They take turns: none is
+/// urgent. `first` is let go once those to keep have been looked for.
+pub(in crate::node) async fn look_after(list: Vec<Prefetch>, hands: Hands, first: Option<FirstLook>) {
+    let kept = || list.iter().filter(|entry| entry.hold == Hold::Keep);
+    hands.held.keep_only(OWNER, &kept().map(key).collect::<Vec<_>>());
+    future::join_all(kept().map(|entry| hold(entry, &hands))).await;
+    drop(first);
+    let now = Zoned::now();
+    let mut due: Vec<Option<Zoned>> = list.iter().map(|entry| later(&now, entry.jitter, random())).collect();
+    loop {
+        let next = due.iter().enumerate().filter_map(|(index, at)| Some((index, at.as_ref()?)));
+        let Some((index, at)) = next.min_by(|a, b| a.1.cmp(b.1)) else {
+            return std::future::pending().await;
+        };
+        let left = at.duration_since(&Zoned::now());
+        if left.is_positive() {
+            time::sleep(left.min(LONGEST).unsigned_abs()).await;
+            continue;
+        }
+        let entry = &list[index];
+        until_quiet(&hands.manager).await;
+        let outcome = one(entry, &hands).await;
+        due[index] = again(entry, &outcome, &Zoned::now(), random());
+    }
+}
+
+/// Waits until nobody pulls.
+async fn until_quiet(manager: &Manager) {
+    while !manager.pulls().is_empty() {
+        time::sleep(LOOK).await;
+    }
+}
+
+async fn one(entry: &Prefetch, hands: &Hands) -> Result<(), EnsureError> {
+    let pod = Pod { uid: format!("prefetch/{}", entry.image), name: "prefetch".into(), ..Pod::default() };
+    // What a tag stands for may have changed since the last time.
+    let request = EnsureRequest {
+        target: Some(hands.node.clone()),
+        priority: Priority::Prefetch,
+        ..EnsureRequest::new(&entry.image, PullPolicy::Always, pod)
+    };
+    let ensured = match hands.manager.ensure(&request).await {
+        Ok(ensured) => ensured,
+        Err(error) => {
+            // What could not be refreshed is to be kept all the same, whoever brought it.
+            if entry.hold == Hold::Keep {
+                hold(entry, hands).await;
+            }
+            return Err(error);
+        }
+    };
+    match entry.hold {
+        Hold::Keep => hands.held.keep(key(entry), ensured.image_ref),
+        Hold::Lease(time) => _ = hands.gate.look().lease(&ensured.image_ref, time).await,
+        Hold::Nothing => {}
+    }
+    Ok(())
+}
+
+/// Holds what is here.
+async fn hold(entry: &Prefetch, hands: &Hands) {
+    hold_present(&*hands.backend, &entry.image, |id| hands.held.keep(key(entry), id.to_owned())).await;
+}
+
+/// Whose wish a prefetched image is.
+fn key(entry: &Prefetch) -> DesiredKey {
+    DesiredKey {
+        owner: OWNER.into(),
+        part: String::new(),
+        image: entry.image.clone(),
+        policy: PullPolicy::Always.to_string(),
+    }
+}
+
+/// When an image is due again, after it ended like this; `None` is never. `random` is from 0 up to 1.
+fn again(entry: &Prefetch, outcome: &Result<(), EnsureError>, now: &Zoned, random: f64) -> Option<Zoned> {
+    let next = match (outcome, entry.when) {
+        (Err(error), _) if error.reason == EnsureReason::InvalidImageName => return None,
+        (Err(_), _) => return now.checked_add(RETRY).ok(),
+        (Ok(()), When::Start) => return None,
+        (Ok(()), When::Every(period)) => now.checked_add(SignedDuration::try_from(period).ok()?).ok()?,
+        (Ok(()), When::Daily { hour, minute }) => {
+            let at = |day: &Zoned| {
+                let (hour, minute) = (i8::try_from(hour).ok()?, i8::try_from(minute).ok()?);
+                day.with().hour(hour).minute(minute).second(0).subsec_nanosecond(0).build().ok()
+            };
+            match at(now) {
+                Some(today) if today > *now => today,
+                _ => at(&now.checked_add(1.day()).ok()?)?,
+            }
+        }
+    };
+    later(&next, entry.jitter, random)
+}
+
+fn later(at: &Zoned, jitter: Duration, random: f64) -> Option<Zoned> {
+    at.checked_add(SignedDuration::try_from(jitter.mul_f64(random)).ok()?).ok()
+}
+
+/// A number from 0 up to 1, so that not all nodes ask at once.
+fn random() -> f64 {
+    let [high, low, ..] = RandomState::new().hash_one(0).to_be_bytes();
+    f64::from(u16::from_be_bytes([high, low])) / 65536.0
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::Timestamp;
+    use jiff::tz::TimeZone;
+    use larder::gc::UseSource as _;
+    use larder_testkit::fake_backend::{FakeBackend, Pull, image};
+
+    use super::*;
+
+    fn entry(when: When, hold: Hold) -> Prefetch {
+        Prefetch { image: "a:1".into(), when, jitter: Duration::from_secs(60), hold }
+    }
+
+    #[test]
+    fn an_image_is_due_again_as_its_entry_says() {
+        let utc = |text: &str| text.parse::<Timestamp>().unwrap().to_zoned(TimeZone::UTC);
+        let now = utc("2026-11-21T12:00:30Z");
+        let failed = || -> Result<(), EnsureError> {
+            Err(EnsureError {
+                reason: EnsureReason::ErrImagePull,
+                message: String::new(),
+                retry_in: None,
+                advice: None,
+                withheld: false,
+            })
+        };
+        let bad =
+            || failed().map_err(|error| EnsureError { reason: EnsureReason::InvalidImageName, ..error });
+        let daily = |hour, minute| When::Daily { hour, minute };
+        let cases = [
+            (When::Start, Ok(()), 0.0, None),
+            (When::Start, failed(), 0.5, Some("2026-11-21T12:01:30Z")),
+            (When::Start, bad(), 0.0, None),
+            (When::Every(Duration::from_secs(3600)), Ok(()), 0.5, Some("2026-11-21T13:01:00Z")),
+            (daily(12, 1), Ok(()), 0.0, Some("2026-11-21T12:01:00Z")),
+            (daily(12, 0), Ok(()), 0.5, Some("2026-11-22T12:00:30Z")),
+        ];
+        for (when, outcome, random, due) in cases {
+            assert_eq!(
+                again(&entry(when, Hold::Keep), &outcome, &now, random),
+                due.map(utc),
+                "{when:?} {outcome:?}"
+            );
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_prefetch_waits_for_pods_and_holds_what_it_brought_while_it_is_on_the_list() {
+        let backend = FakeBackend::new();
+        backend.on_pull_of("pod:1", Pull::ok("sha256:p", 1).after(Duration::from_secs(30)));
+        backend.offer("a:1", image("sha256:a", 1));
+        let hands = Hands {
+            manager: Arc::new(Manager::builder(Arc::new(backend.clone())).build()),
+            backend: Arc::new(backend),
+            gate: Arc::new(Gate::default()),
+            held: Held::default(),
+            node: ObjectRef::node("n"),
+        };
+        let held = hands.held.clone();
+        let list = vec![Prefetch { jitter: Duration::ZERO, ..entry(When::Start, Hold::Keep) }];
+        let pod = EnsureRequest::new("pod:1", PullPolicy::Always, Pod::default());
+        let manager = hands.manager.clone();
+        tokio::select! {
+            biased;
+            () = async {
+                let _ = tokio::join!(manager.ensure(&pod), async {
+                    time::sleep(Duration::from_secs(29)).await;
+                    assert!(held.uses().await.unwrap().is_empty(), "a pod is pulling");
+                });
+                time::sleep(Duration::from_secs(5)).await;
+                assert_eq!(held.uses().await.unwrap().len(), 1);
+            } => {}
+            () = look_after(list, hands.clone(), None) => unreachable!("it runs until dropped"),
+        }
+        assert_eq!(held.uses().await.unwrap().len(), 1, "until another list says otherwise");
+        tokio::select! {
+            biased;
+            () = look_after(Vec::new(), hands, None) => unreachable!("it runs until dropped"),
+            () = time::sleep(Duration::from_secs(1)) => {}
+        }
+        assert!(held.uses().await.unwrap().is_empty(), "released");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_here_is_held_before_it_is_due_and_when_it_cannot_be_refreshed() {
+        let backend = FakeBackend::new();
+        backend.add_image("a:1", image("sha256:a", 1));
+        backend.add_image("b:1", image("sha256:b", 1));
+        let hands = Hands {
+            manager: Arc::new(Manager::builder(Arc::new(backend.clone())).build()),
+            backend: Arc::new(backend.clone()),
+            gate: Arc::new(Gate::default()),
+            held: Held::default(),
+            node: ObjectRef::node("n"),
+        };
+        let held = hands.held.clone();
+        let never_due = Prefetch {
+            image: "b:1".into(),
+            jitter: Duration::from_secs(1 << 30),
+            ..entry(When::Start, Hold::Keep)
+        };
+        let list = vec![Prefetch { jitter: Duration::ZERO, ..entry(When::Start, Hold::Keep) }, never_due];
+        let first = held.first_look();
+        tokio::select! {
+            biased;
+            () = look_after(list, hands, Some(first)) => unreachable!("it runs until dropped"),
+            () = async {
+                assert_eq!(held.uses().await.unwrap().len(), 2);
+                backend.until(|counts| counts.failed > 0).await;
+                assert_eq!(held.uses().await.unwrap().len(), 2);
+            } => {}
+        }
+    }
+}

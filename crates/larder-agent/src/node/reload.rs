@@ -1,0 +1,101 @@
+//! Takes over settings that changed while the daemon runs: at SIGHUP, when the file changes, and when asked.
+//!
+//! Promise: settings that are wrong change nothing; the old ones stay, and the status says why.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use larder::events::{EventType, Reason};
+use tokio::time;
+
+use super::Node;
+use super::settings::keys;
+use crate::config::{self, Changes};
+use crate::log;
+use crate::state::KeepFile;
+
+/// How often the files of the settings are checked for changes.
+const LOOK: Duration = Duration::from_secs(5);
+
+/// What a reload did.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) struct Reloaded {
+    /// Keys that changed and are in force.
+    pub(crate) applied: Vec<&'static str>,
+    /// Keys that changed and keep their old value until the daemon is started again.
+    pub(crate) needs_restart: Vec<&'static str>,
+}
+
+impl Node {
+    /// Reads all settings again, and takes over what can change. The error is all that is wrong with them.
+    pub(crate) fn reload(&self) -> Result<Reloaded, String> {
+        let _alone = self.settings.changing();
+        let outcome = self.take_over();
+        let trouble = outcome.as_ref().err().cloned();
+        *self.settings.trouble.lock().unwrap_or_else(PoisonError::into_inner) = trouble;
+        match &outcome {
+            Ok(reloaded) if *reloaded == Reloaded::default() => {
+                tracing::info!("reloaded: nothing has changed");
+            }
+            Ok(Reloaded { applied, needs_restart }) => {
+                if !applied.is_empty() {
+                    let changed = format!("Changed: {}", applied.join(", "));
+                    self.record(EventType::Normal, Reason::Reloaded, &changed);
+                }
+                if !needs_restart.is_empty() {
+                    tracing::warn!("these changes need a restart: {}", needs_restart.join(", "));
+                }
+            }
+            Err(why) => self.record(
+                EventType::Warning,
+                Reason::ReloadFailed,
+                &format!("The settings stay as they were: {why}"),
+            ),
+        }
+        outcome
+    }
+
+    fn take_over(&self) -> Result<Reloaded, String> {
+        let old = self.settings.now();
+        let new = config::load(&self.settings.sources).map_err(|mistakes| mistakes.line())?;
+        for warning in &new.warnings {
+            tracing::warn!("{warning}");
+        }
+        let kept = KeepFile::at(&self.state).read().map_err(|failure| failure.message().to_owned())?;
+        let Changes { reloadable, .. } = config::diff(&old, &new);
+        // Another puller begins with a queue of its own.
+        if new.pull != old.pull {
+            self.manager.set_config(&new.pull);
+        }
+        self.collector.set_policy(new.policy(kept));
+        if let (Some(records), Some(verification)) = (&self.records, new.verification.clone()) {
+            records.set_verification(verification);
+        }
+        log::change(new.log.level.max(self.settings.loud), log::Format::of(new.log.format));
+        self.settings.now.send_replace(Arc::new(new));
+        Ok(Reloaded { applied: keys(reloadable), needs_restart: self.settings.pending() })
+    }
+
+    /// Reloads when the files of settings change, until dropped.
+    pub(super) async fn watch_files(&self) {
+        let mut before = stamps(&self.settings.files());
+        loop {
+            time::sleep(LOOK).await;
+            let now = stamps(&self.settings.files());
+            if now != before {
+                before = now;
+                let _ = self.reload();
+            }
+        }
+    }
+}
+
+/// What tells one state of a file from another, without reading it.
+fn stamps(files: &[&Path]) -> Vec<(PathBuf, Option<(SystemTime, u64)>)> {
+    let stamp = |path: &Path| {
+        let found = fs_err::metadata(path).ok()?;
+        Some((found.modified().ok()?, found.len()))
+    };
+    files.iter().map(|path| ((*path).to_owned(), stamp(path))).collect()
+}

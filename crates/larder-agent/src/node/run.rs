@@ -1,0 +1,101 @@
+//! What a node does by itself: health checks, garbage collection on a timer, recovery, reloads, static pods, prefetch.
+
+use std::collections::BTreeMap;
+use std::future;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time;
+
+use super::pods::desired::{DesiredImages, FirstLook};
+use super::pods::prefetch::{self, Hands};
+use super::pods::static_pods;
+use super::{Node, health};
+use crate::config::Config;
+
+/// How soon a failed recovery of an earlier process's pulls is retried: at first, and at most.
+const RECOVERY_RETRY: Duration = Duration::from_secs(1);
+const MAX_RECOVERY_RETRY: Duration = Duration::from_secs(30);
+
+impl Node {
+    /// Runs what runs by itself, until dropped.
+    pub(crate) async fn run(&self) {
+        // The first collection waits until it is known what has to stay.
+        let first = self.held.first_look();
+        tokio::join!(
+            health::watch_over(&*self.backend, &self.health, &self.object, &*self.sink),
+            self.loops.run(),
+            self.watch_files(),
+            self.recover_with_retries(),
+            self.want(first),
+        );
+    }
+
+    /// What the node itself wants.
+    async fn want(&self, first: FirstLook) {
+        tokio::join!(self.look_after_static_pods(first.clone()), self.prefetch(first));
+    }
+
+    /// A runtime may start later than larder: recovery is retried until the backend answers.
+    async fn recover_with_retries(&self) {
+        let mut wait = RECOVERY_RETRY;
+        while !self.recover().await {
+            time::sleep(wait).await;
+            wait = (wait * 2).min(MAX_RECOVERY_RETRY);
+        }
+    }
+
+    /// Those at the path of the settings, whichever that is.
+    async fn look_after_static_pods(&self, first: FirstLook) {
+        let path = |config: &Config| config.static_pod_path.clone();
+        let (manager, backend) = (Arc::clone(&self.manager), Arc::clone(&self.backend));
+        let (mut desired, mut first) = (DesiredImages::new(manager, backend, self.held.clone()), Some(first));
+        self.for_each_setting(path, async |path| {
+            let first = first.take();
+            if let Some(path) = path {
+                static_pods::look_after(path, &mut desired, first).await;
+            } else {
+                drop(first);
+                desired.set(BTreeMap::new(), None);
+                future::pending::<()>().await;
+            }
+        })
+        .await;
+    }
+
+    async fn prefetch(&self, first: FirstLook) {
+        let mut first = Some(first);
+        let hands = Hands {
+            manager: Arc::clone(&self.manager),
+            backend: Arc::clone(&self.backend),
+            gate: Arc::clone(&self.gate),
+            held: self.held.clone(),
+            node: self.object.clone(),
+        };
+        self.for_each_setting(
+            |config| config.prefetch.clone(),
+            async |list| prefetch::look_after(list, hands.clone(), first.take()).await,
+        )
+        .await;
+    }
+
+    /// Does this with a setting until it changes, and then with the new one.
+    async fn for_each_setting<T: PartialEq + Clone>(
+        &self,
+        setting: impl Fn(&Config) -> T,
+        mut work: impl AsyncFnMut(T),
+    ) {
+        let mut changes = self.settings.changes();
+        loop {
+            let now = setting(&changes.borrow_and_update());
+            let news = async {
+                // The sender lives as long as the node.
+                let _ = changes.wait_for(|config| setting(config) != now).await;
+            };
+            tokio::select! {
+                () = work(now.clone()) => return,
+                () = news => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! The settings in force, and where they come from.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::watch;
+use tracing::Level;
+
+use crate::config::{self, Change, Config, Source, Sources};
+
+/// The settings in force, and where they come from.
+pub(crate) struct Settings {
+    pub(crate) sources: Sources,
+    pub(super) now: watch::Sender<Arc<Config>>,
+    /// The settings that the daemon was started with: some stay in force whatever is reloaded.
+    started: Config,
+    /// The log tells at least this much, as `-v` asked.
+    pub(super) loud: Level,
+    /// Held while settings or rules change.
+    changing: Mutex<()>,
+    /// Why the last reload changed nothing.
+    pub(super) trouble: Mutex<Option<String>>,
+}
+
+impl Settings {
+    /// Begins with these.
+    pub(crate) fn new(sources: Sources, config: Config, loud: Level) -> Settings {
+        Settings {
+            sources,
+            started: config.clone(),
+            now: watch::Sender::new(Arc::new(config)),
+            loud,
+            changing: Mutex::default(),
+            trouble: Mutex::default(),
+        }
+    }
+
+    /// Keeps others from changing settings and rules. Not to be held across an await.
+    pub(crate) fn changing(&self) -> MutexGuard<'_, ()> {
+        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keys whose value needs a restart to be in force.
+    pub(crate) fn pending(&self) -> Vec<&'static str> {
+        keys(config::diff(&self.started, &self.now()).needs_restart)
+    }
+
+    /// The settings in force.
+    pub(crate) fn now(&self) -> Arc<Config> {
+        self.now.borrow().clone()
+    }
+
+    /// Told when they change.
+    pub(crate) fn changes(&self) -> watch::Receiver<Arc<Config>> {
+        self.now.subscribe()
+    }
+
+    /// Why the last reload changed nothing, if it failed.
+    pub(crate) fn trouble(&self) -> Option<String> {
+        self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The files that they come from, whether they exist or not.
+    pub(crate) fn files(&self) -> Vec<&Path> {
+        self.sources
+            .layers
+            .iter()
+            .filter_map(|source| match source {
+                Source::File { path, .. } | Source::KubeletFile(path) => Some(path.as_path()),
+                Source::Given { .. } | Source::GivenList { .. } => None,
+            })
+            .collect()
+    }
+}
+
+/// The keys of these changes.
+pub(super) fn keys(changes: Vec<Change>) -> Vec<&'static str> {
+    changes.into_iter().map(|change| change.key).collect()
+}

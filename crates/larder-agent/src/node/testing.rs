@@ -1,0 +1,63 @@
+//! A node on a fake backend, for the tests of what works on it.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use larder::credentials::Sources as Credentials;
+use larder::gc::{Collector, GcPolicy, Measure, Periods};
+use larder::pull::PullConfig;
+use larder_testkit::fake_backend::FakeBackend;
+
+use super::settings::Settings;
+use super::{Node, Parts};
+use crate::config::{self, Config, Source, Sources};
+use crate::environment::DefaultPaths;
+use crate::state::StateDir;
+
+/// A node with its state and its `config.yaml`, if there is one, in this folder. Collection spares no image for its age, and
+/// looks at `disk`, if not at the backend's.
+pub(crate) fn node(
+    backend: &FakeBackend,
+    folder: &Path,
+    disk: Option<Arc<dyn Measure>>,
+    change: impl FnOnce(&mut Config),
+) -> Node {
+    Node::build(parts(backend, folder, disk, change))
+}
+
+/// What such a node is built from.
+pub(crate) fn parts(
+    backend: &FakeBackend,
+    folder: &Path,
+    disk: Option<Arc<dyn Measure>>,
+    change: impl FnOnce(&mut Config),
+) -> Parts {
+    let backend: Arc<FakeBackend> = Arc::new(backend.clone());
+    let file = Source::File { path: folder.join("config.yaml"), required: false };
+    let sources = Sources { places: DefaultPaths::of(true, |_| None), layers: vec![file] };
+    let mut config = config::load(&sources).unwrap();
+    change(&mut config);
+    let mut collector = Collector::builder(backend.clone());
+    if let Some(disk) = disk {
+        collector = collector.disk(disk);
+    }
+    Parts {
+        description: "a fake".into(),
+        collector,
+        backend,
+        handle: None,
+        state: StateDir::at(folder.to_owned()).lock().unwrap(),
+        policy: GcPolicy { minimum_age: Duration::ZERO, ..GcPolicy::default() },
+        credentials: Credentials::default(),
+        metrics: Arc::default(),
+        records: None,
+        pull: PullConfig::default(),
+        events: 10,
+        name: "node".into(),
+        logs_events: true,
+        ensured_lease: Duration::from_secs(600),
+        periods: Periods::default(),
+        settings: Settings::new(sources, config, tracing::Level::WARN),
+    }
+}

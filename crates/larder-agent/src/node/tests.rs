@@ -1,0 +1,44 @@
+//! What runs by itself, on a full disk in simulated time.
+
+use async_trait::async_trait;
+use larder::gc::Measure;
+use larder::image_service::{Disk, FilesystemError};
+use larder_testkit::fake_backend::{FakeBackend, image};
+
+use super::*;
+use crate::config::{Hold, Prefetch, When};
+use crate::node::testing;
+
+/// Always too full.
+struct Full;
+
+#[async_trait]
+impl Measure for Full {
+    async fn measure(&self) -> Result<Disk, FilesystemError> {
+        Ok(Disk { capacity: 1000, available: 1, inodes: 1000, inodes_free: 1000, reserved: 0 })
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_first_collection_leaves_alone_what_static_pods_and_the_prefetch_list_want() {
+    let (backend, folder) = (FakeBackend::new(), tempfile::tempdir().unwrap());
+    for name in ["static:1", "prefetched:1", "unused:1"] {
+        backend.add_image(name, image(format!("sha256:{name}"), 1));
+    }
+    let pod = "{apiVersion: v1, kind: Pod, metadata: {name: a}, spec: {containers: [{name: a, image: 'static:1'}]}}";
+    fs_err::write(folder.path().join("pod.yaml"), pod).unwrap();
+    let state = tempfile::tempdir().unwrap();
+    let node = testing::node(&backend, state.path(), Some(Arc::new(Full)), |config| {
+        config.static_pod_path = Some(folder.path().to_owned());
+        let (when, jitter, hold) = (When::Start, Duration::ZERO, Hold::Keep);
+        config.prefetch = vec![Prefetch { image: "prefetched:1".into(), when, jitter, hold }];
+    });
+    let mut status = node.loops.status();
+    tokio::select! {
+        () = node.run() => unreachable!("it runs until dropped"),
+        ended = status.wait_for(|status| status.rounds > 0) => drop(ended.unwrap()),
+    }
+    let mut left: Vec<_> = backend.images().into_iter().map(|image| image.id).collect();
+    left.sort();
+    assert_eq!(left, ["sha256:prefetched:1", "sha256:static:1"]);
+}

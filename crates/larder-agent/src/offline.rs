@@ -1,0 +1,94 @@
+//! The embedded store without a node: what needs it alone, while nothing else has it open. Everything here may block.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use larder::chain;
+use larder::credentials::Sources;
+use larder::pull::Manager;
+use larder_store::backend::StoreBackend;
+use larder_store::fsck::{CheckUnpacked, FsckOptions};
+use larder_store::store::{Store, StoreError};
+
+use crate::backend::{BackendHandle, OpenMode, RuntimeMode, cannot_open, open};
+use crate::config::Config;
+use crate::error::{Error, OpenError};
+
+pub use larder_store::fsck::{FsckReport, Lacking, Refetch};
+pub use larder_store::mounts::is_seen_at as is_mount_visible;
+
+/// The embedded store, opened by this process alone.
+pub struct OfflineStore {
+    backend: StoreBackend,
+}
+
+impl OfflineStore {
+    /// Rebuilds the index of the store from the files beside it. Returns where the old index was kept, if there was one.
+    pub fn rebuild(config: &Config) -> Result<Option<PathBuf>, Error> {
+        let rebuilt = Store::rebuild(&config.root, config.store.config.clone(), &CheckUnpacked);
+        Ok(rebuilt.map_err(|error| cannot_open(&error))?.1.old)
+    }
+
+    /// Opens the store, which must exist.
+    pub fn open(config: &Config) -> Result<OfflineStore, OpenError> {
+        match open(config, OpenMode::Existing, RuntimeMode::Require)? {
+            BackendHandle::Store(backend) => Ok(OfflineStore { backend }),
+            _ => Err(Error::bad_input("this works on larder's own store").into()),
+        }
+    }
+
+    /// Where it is.
+    pub fn root(&self) -> &Path {
+        self.backend.store().root()
+    }
+
+    /// Lets deletions that are under way end when the store is closed.
+    pub fn finish_deletion(&self) {
+        self.backend.store().finish_deletion();
+    }
+
+    /// Checks names, sizes and modes, without `quick` also contents; with `repair` fixes what can be fixed here.
+    pub fn check(&self, quick: bool, repair: bool) -> Result<FsckReport, Error> {
+        let options = FsckOptions { contents: !quick, repair, ..FsckOptions::default() };
+        self.backend.store().fsck(&options).map_err(|error| self.unchecked(&error))
+    }
+
+    /// The images that lack files.
+    pub fn missing(&self) -> Result<Vec<Refetch>, Error> {
+        self.backend.store().missing().map_err(|error| self.unchecked(&error))
+    }
+
+    /// A pull manager on the store, with these credentials.
+    pub fn manager(&self, credentials: Sources) -> Manager {
+        Manager::builder(Arc::new(self.backend.clone())).credentials(credentials).build()
+    }
+
+    fn unchecked(&self, error: &StoreError) -> Error {
+        unchecked(self.root(), error)
+    }
+}
+
+fn unchecked(root: &Path, error: &StoreError) -> Error {
+    let root = root.display();
+    Error::failed(format!("could not check the store in {root}: {}", chain(error)))
+        .hint(error.hint().unwrap_or("larder fsck --rebuild makes the database anew from what is on disk"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+
+    #[test]
+    fn a_check_that_fails_names_the_folder_and_the_next_step() {
+        for cause in [io::ErrorKind::Other, io::ErrorKind::StorageFull] {
+            let error = StoreError::Io { doing: "measure the trash", cause: cause.into() };
+            let told = format!("{:?}", unchecked("/images".as_ref(), &error));
+            assert!(
+                told.contains("in /images: could not measure the trash") && !told.contains("hints: []"),
+                "{told}"
+            );
+        }
+    }
+}

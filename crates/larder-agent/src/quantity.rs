@@ -1,0 +1,117 @@
+//! Durations and sizes as people write them: `90s`, `1h30m`, `1.5h`, `300ms` as in Go, `500MB`, `10GiB`, `10Gi`.
+
+use std::time::Duration;
+
+/// Units and their nanoseconds. `ms` stands before `m`, so that the longer one is found first.
+const TIME_UNITS: [(&str, f64); 8] =
+    [("ns", 1.0), ("us", 1e3), ("µs", 1e3), ("μs", 1e3), ("ms", 1e6), ("h", 3.6e12), ("m", 6e10), ("s", 1e9)];
+
+/// The longest duration that can be asked for: a year, beyond which somebody has mistyped.
+pub const LONGEST: Duration = Duration::from_secs(8760 * 3600);
+
+/// Reads a duration. Negative ones are refused, and those above [`LONGEST`]; a whole number without
+/// a unit is seconds.
+pub fn parse_duration(text: &str) -> Result<Duration, String> {
+    let wrong = || format!("{text:?} is no duration: write it like 90s, 5m or 1h30m");
+    if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
+        return parse_duration(&format!("{text}s"));
+    }
+    let (mut rest, mut nanos) = (text, 0.0);
+    while !rest.is_empty() {
+        let digits = rest.find(|c: char| !c.is_ascii_digit() && c != '.').ok_or_else(wrong)?;
+        let (number, tail) = rest.split_at(digits);
+        let number: f64 = number.parse().map_err(|_| wrong())?;
+        let (unit, size) = TIME_UNITS.iter().find(|(unit, _)| tail.starts_with(unit)).ok_or_else(wrong)?;
+        nanos += number * size;
+        rest = &tail[unit.len()..];
+    }
+    if text.is_empty() {
+        return Err(wrong());
+    }
+    match Duration::try_from_secs_f64(nanos / 1e9) {
+        Ok(duration) if duration <= LONGEST => Ok(duration),
+        _ => Err(format!("{text:?} is too long: the longest is 8760h, a year")),
+    }
+}
+
+/// Units of sizes; longer ones first.
+const SIZE_UNITS: [(&str, u64); 14] = [
+    ("kib", 1 << 10),
+    ("mib", 1 << 20),
+    ("gib", 1 << 30),
+    ("tib", 1 << 40),
+    ("ki", 1 << 10),
+    ("mi", 1 << 20),
+    ("gi", 1 << 30),
+    ("ti", 1 << 40),
+    ("kb", 1000),
+    ("mb", 1_000_000),
+    ("gb", 1_000_000_000),
+    ("tb", 1_000_000_000_000),
+    ("b", 1),
+    ("", 1),
+];
+
+/// Reads a size in bytes: `500MB`, `10GiB`, `10Gi`, or a bare number.
+#[allow(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss)] // checked
+pub fn parse_size(text: &str) -> Result<u64, String> {
+    let wrong = || format!("{text:?} is no size: write it like 500MB or 10GiB");
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());
+    let (number, unit) = text.split_at(digits);
+    let unit = unit.trim().to_ascii_lowercase();
+    let (_, unit) = SIZE_UNITS.iter().find(|(known, _)| *known == unit).ok_or_else(wrong)?;
+    let bytes = number.parse::<f64>().map_err(|_| wrong())? * *unit as f64;
+    if bytes < 1.0 || bytes > (1_u64 << 60) as f64 {
+        return Err(wrong());
+    }
+    Ok(bytes as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_are_read_in_both_families_of_units() {
+        for (text, bytes) in
+            [("1", 1), ("500MB", 500_000_000), ("1.5Gi", 3 << 29), ("10GiB", 10 << 30), ("2kb", 2000)]
+        {
+            assert_eq!(parse_size(text), Ok(bytes), "{text}");
+        }
+        for text in ["", "-1", "0", "GiB", "1X", "1..5G", "99999999TiB", "1e3"] {
+            assert!(parse_size(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn durations_are_read_as_go_writes_them() {
+        for (text, millis) in [
+            ("0", 0),
+            ("5", 5000),
+            ("0s", 0),
+            ("90s", 90_000),
+            ("1h30m", 5_400_000),
+            ("1.5h", 5_400_000),
+            ("300ms", 300),
+            ("2m3s", 123_000),
+        ] {
+            assert_eq!(parse_duration(text), Ok(Duration::from_millis(millis)), "{text}");
+        }
+    }
+
+    #[test]
+    fn other_texts_are_refused_with_an_example() {
+        for text in ["", "5.", "-1s", "1x", "s", "1..5s", "1e3s", "1m 3s"] {
+            assert!(parse_duration(text).expect_err(text).contains("1h30m"), "{text}");
+        }
+    }
+
+    #[test]
+    fn more_than_a_year_is_refused_with_the_bound() {
+        assert_eq!(parse_duration("8760h"), Ok(LONGEST));
+        let endless = format!("{}h", "9".repeat(400));
+        for text in ["8760h1s", "100000000h", "5000000000000000h", "99999999999999999999999h", &endless] {
+            assert!(parse_duration(text).expect_err(text).contains("8760h"), "{text}");
+        }
+    }
+}

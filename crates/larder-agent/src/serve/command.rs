@@ -1,0 +1,113 @@
+//! What a command serves while it has the images open: the control API, to other commands of the same user.
+//!
+//! Promises: a second command joins the first instead of failing; calls that joined end before the first command does;
+//! the socket has mode 0600, and is gone when nothing serves it any more.
+
+use std::os::fd::AsRawFd as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use larder_api::v1alpha1::control_server::ControlServer;
+use tokio::net::UnixListener;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+use tokio::time;
+
+use super::connections::Connections;
+use super::plain::Plain;
+use super::router::Router;
+use super::socket::{Listen, Socket};
+use crate::client::{self, Client};
+use crate::control::{self, Process, Service};
+use crate::error::Error;
+use crate::node::Node;
+
+/// The longest path that a socket can be bound to, less what it is called while it is made.
+const MAX_PATH: usize = 90;
+
+/// After how long waiting for others is reported.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// A node that a command has open.
+pub struct CommandServer {
+    node: Arc<Node>,
+    service: ControlServer<Service>,
+    connections: Connections,
+    stop: watch::Sender<bool>,
+    serving: Option<JoinHandle<()>>,
+}
+
+impl CommandServer {
+    /// Serves the node to other commands from now on, on the runtime of the caller. Where that is not possible, or the
+    /// node has no state that others could want, it is this command's alone.
+    pub fn start(node: Node) -> CommandServer {
+        let node = Arc::new(node);
+        let (stop, stopped) = watch::channel(false);
+        let connections = Connections::default();
+        let service =
+            control::service(Arc::clone(&node), Process::Command, connections.clone(), stopped.clone());
+        let mut server = CommandServer { node, service, connections, stop, serving: None };
+        match server.listen(stopped) {
+            Ok(serving) => server.serving = serving,
+            Err(error) => tracing::debug!("other commands cannot join this one: {error}"),
+        }
+        server
+    }
+
+    fn listen(&self, stopped: watch::Receiver<bool>) -> Result<Option<JoinHandle<()>>, Error> {
+        let node = &self.node;
+        let Some(handle) = node.handle.as_ref().filter(|_| node.state.is_locked()) else { return Ok(None) };
+        let socket = client::command_socket(&handle.target(), &node.state);
+        let (path, directory) = short(&socket)?;
+        let Socket { listener, own, .. } = Socket::bind(&Listen { socket: path, mode: 0o600, group: None })?;
+        let listener = UnixListener::from_std(listener).map_err(|error| Error::failed(error.to_string()))?;
+        let plain = Plain { node: Arc::clone(node), connections: self.connections.clone() };
+        let router = Router::new(plain, self.service.clone());
+        let connections = self.connections.clone();
+        Ok(Some(tokio::spawn(async move {
+            connections.serve_joined(listener, router, stopped, move || drop((own, directory))).await;
+        })))
+    }
+
+    /// A client of the node, with no socket in between.
+    pub fn client(&self) -> Client {
+        Client::local(self.service.clone())
+    }
+
+    /// The node.
+    pub fn node(&self) -> &Node {
+        &self.node
+    }
+
+    /// How many other commands work through this one.
+    pub fn joined(&self) -> usize {
+        self.connections.open()
+    }
+
+    /// Ends it: calls of commands that joined finish, and what a later process depends on is on disk. `waiting` is
+    /// called if that takes longer than a moment, with the number of commands that are waited for.
+    pub async fn close(self, waiting: impl FnOnce(usize)) {
+        self.stop.send_replace(true);
+        if let Some(mut serving) = self.serving
+            && time::timeout(PATIENCE, &mut serving).await.is_err()
+        {
+            waiting(self.connections.open());
+            let _ = serving.await;
+        }
+        self.node.flush().await;
+    }
+}
+
+/// The path, or one that leads through an open directory where it is too long for a socket.
+fn short(socket: &Path) -> Result<(PathBuf, Option<fs_err::File>), Error> {
+    let (Some(parent), Some(name)) = (socket.parent(), socket.file_name()) else {
+        return Err(Error::failed(format!("{}: no path of a socket", socket.display())));
+    };
+    if socket.as_os_str().len() <= MAX_PATH {
+        return Ok((socket.to_owned(), None));
+    }
+    let directory = fs_err::File::open(parent).map_err(|error| Error::failed(error.to_string()))?;
+    let path = format!("/proc/self/fd/{}", directory.as_raw_fd());
+    Ok((Path::new(&path).join(name), Some(directory)))
+}

@@ -1,0 +1,213 @@
+//! Open connections and calls under way, counted and bounded.
+//!
+//! Promises: never more than [`LIMIT`] connections, and [`LEAVING`] that were asked to close; when one more arrives, the
+//! one that was idle for the longest is asked, so that sleeping clients cannot keep others out.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::{Notify, watch};
+use tokio::time::Instant;
+
+use super::request_memory::RequestMemory;
+
+/// How many connections are open at once.
+pub(super) const LIMIT: usize = 1000;
+/// How many more may be open that were asked to go.
+const LEAVING: usize = 200;
+/// Everything that is open, and every call under way.
+#[derive(Clone, Default)]
+pub(crate) struct Connections(pub(super) Arc<Shared>);
+
+#[derive(Default)]
+pub(super) struct Shared {
+    table: Mutex<Table>,
+    /// Told when a connection or a call ends.
+    pub(super) ended: Notify,
+    pub(super) memory: RequestMemory,
+}
+
+#[derive(Default)]
+pub(super) struct Table {
+    next: u64,
+    open: HashMap<u64, Open>,
+    calls: HashMap<u64, Call>,
+}
+
+struct Open {
+    calls: usize,
+    idle_since: Instant,
+    leave: Arc<Notify>,
+    leaving: bool,
+}
+
+/// A call under way.
+#[derive(Debug, Clone)]
+pub(crate) struct Call {
+    /// Its path, such as `/runtime.v1.ImageService/PullImage`.
+    pub(crate) path: String,
+    /// When it came.
+    pub(crate) since: Instant,
+    connection: u64,
+}
+
+impl Connections {
+    /// How many connections are open.
+    pub(crate) fn open(&self) -> usize {
+        self.table().open.len()
+    }
+
+    /// The calls under way, oldest first.
+    pub(crate) fn calls(&self) -> Vec<Call> {
+        let mut calls: Vec<_> = self.table().calls.values().cloned().collect();
+        calls.sort_by_key(|call| call.since);
+        calls
+    }
+
+    /// Waits until all of these connections have ended.
+    pub(super) async fn until_closed(&self, ids: &[u64]) {
+        loop {
+            let ended = self.0.ended.notified();
+            if !self.table().has_any(ids) {
+                return;
+            }
+            ended.await;
+        }
+    }
+
+    /// Waits until one more may come.
+    pub(super) async fn room(&self) {
+        loop {
+            let ended = self.0.ended.notified();
+            if self.table().make_room() {
+                return;
+            }
+            ended.await;
+        }
+    }
+
+    pub(super) fn enter(&self) -> Entry {
+        let leave = Arc::new(Notify::new());
+        Entry { id: self.table().enter(Arc::clone(&leave)), leave, shared: Arc::clone(&self.0) }
+    }
+
+    pub(super) fn begin(&self, connection: u64, path: &str) -> Under {
+        let id = self.table().begin(Call { path: path.to_owned(), since: Instant::now(), connection });
+        Under { id, shared: Arc::clone(&self.0) }
+    }
+
+    pub(super) fn table(&self) -> MutexGuard<'_, Table> {
+        self.0.table()
+    }
+
+    /// As if there were as many connections as there may be, each with a call under way.
+    #[cfg(test)]
+    pub(crate) fn fill(&self) {
+        let mut table = self.table();
+        for _ in table.open.len()..LIMIT {
+            let connection = table.enter(Arc::default());
+            table.begin(Call { path: String::new(), since: Instant::now(), connection });
+        }
+    }
+}
+
+impl Shared {
+    fn table(&self) -> MutexGuard<'_, Table> {
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Table {
+    fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next
+    }
+
+    pub(super) fn enter(&mut self, leave: Arc<Notify>) -> u64 {
+        let id = self.number();
+        self.open.insert(id, Open { calls: 0, idle_since: Instant::now(), leave, leaving: false });
+        id
+    }
+
+    /// Whether one more may come; where there are many, the one that was idle for the longest is asked to leave for it.
+    pub(super) fn make_room(&mut self) -> bool {
+        let leaving = self.open.values().filter(|open| open.leaving).count();
+        if self.open.len() - leaving < LIMIT {
+            return true;
+        }
+        if leaving >= LEAVING {
+            return false;
+        }
+        let idle = self.open.values_mut().filter(|open| open.calls == 0 && !open.leaving);
+        let Some(open) = idle.min_by_key(|open| open.idle_since) else { return false };
+        open.leaving = true;
+        open.leave.notify_one();
+        true
+    }
+
+    /// The open connections.
+    pub(super) fn ids(&self) -> Vec<u64> {
+        self.open.keys().copied().collect()
+    }
+
+    fn has_any(&self, ids: &[u64]) -> bool {
+        ids.iter().any(|id| self.open.contains_key(id))
+    }
+
+    pub(super) fn is_idle(&self, id: u64) -> bool {
+        self.open.get(&id).is_none_or(|open| open.calls == 0)
+    }
+
+    pub(super) fn begin(&mut self, call: Call) -> u64 {
+        let id = self.number();
+        if let Some(open) = self.open.get_mut(&call.connection) {
+            open.calls += 1;
+        }
+        self.calls.insert(id, call);
+        id
+    }
+
+    fn end(&mut self, id: u64) {
+        let Some(call) = self.calls.remove(&id) else { return };
+        if let Some(open) = self.open.get_mut(&call.connection) {
+            open.calls -= 1;
+            open.idle_since = Instant::now();
+        }
+    }
+}
+
+/// A connection's place in the table.
+pub(super) struct Entry {
+    pub(super) id: u64,
+    /// Told when it is to leave.
+    pub(super) leave: Arc<Notify>,
+    shared: Arc<Shared>,
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        self.shared.table().open.remove(&self.id);
+        self.shared.ended.notify_waiters();
+    }
+}
+
+/// A call's place in the table.
+pub(super) struct Under {
+    id: u64,
+    shared: Arc<Shared>,
+}
+
+impl Drop for Under {
+    fn drop(&mut self) {
+        self.shared.table().end(self.id);
+        // Its connection may be idle now, and can leave for another.
+        self.shared.ended.notify_waiters();
+    }
+}
+
+/// Done once the daemon is to stop.
+pub(crate) async fn asked(stop: &mut watch::Receiver<bool>) {
+    if stop.wait_for(|stop| *stop).await.is_err() {
+        std::future::pending::<()>().await;
+    }
+}

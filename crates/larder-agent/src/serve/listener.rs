@@ -1,0 +1,210 @@
+//! Accepts connections on a socket, serves their requests, and lets them end when the process stops.
+//!
+//! Promises: what all requests take in memory is [bounded](super::request_memory); after the stop no request begins,
+//! clients that connect are answered so, and calls under way end.
+
+use std::convert::Infallible;
+use std::pin::{Pin, pin};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use hyper::body::{Frame, Incoming, SizeHint};
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto;
+use rustix::net::RecvFlags;
+use tokio::io::Interest;
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
+use tokio::time;
+use tonic::Status;
+use tonic::body::Body;
+use tonic::codegen::Bytes;
+
+use super::connections::{Connections, Entry, Under, asked};
+use super::request_memory::{Received, Share};
+use super::router::{Router, takes};
+use super::shutdown;
+
+/// How long one that was asked to go has to say goodbye, if nothing is under way on it.
+const GOODBYE: Duration = Duration::from_millis(200);
+/// How many calls one connection may have under way.
+const CALLS_PER_CONNECTION: u32 = 2000;
+/// How long a client may take for the head of a plain request.
+const HEAD_WITHIN: Duration = Duration::from_secs(10);
+/// How often an HTTP/2 client is asked whether it is there, and how long it may take to say so.
+const ALIVE: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(20));
+/// How long to wait after the system had no room for one more connection.
+const NO_ROOM: Duration = Duration::from_millis(100);
+
+/// What accepting works with.
+struct Accepting {
+    running: JoinSet<()>,
+    /// One that was accepted and waits for room. Kept here: what a branch of a `select!` holds is dropped when another
+    /// one wins.
+    next: Option<UnixStream>,
+    router: Router,
+    /// Tells connections to end.
+    stop: watch::Receiver<bool>,
+}
+
+impl Connections {
+    /// Serves until `stop` says so, and then until the last connection has ended. Dropping it cuts off what is left.
+    pub(crate) async fn serve(&self, listener: UnixListener, router: Router, stop: watch::Receiver<bool>) {
+        let mut accepting = Accepting { running: JoinSet::new(), next: None, router, stop: stop.clone() };
+        let mut stopped = stop;
+        self.accept_until(&listener, &mut accepting, asked(&mut stopped)).await;
+        let Accepting { mut running, next, .. } = accepting;
+        tokio::select! {
+            () = async { while running.join_next().await.is_some() {} } => {}
+            () = shutdown::turn_away(&listener, next) => {}
+        }
+    }
+
+    /// Serves until `stop` says so, and then until those connections have ended that were open; `close` is called, and
+    /// connections that were accepted while waiting for them end, too. No connection is asked to end.
+    pub(super) async fn serve_joined(
+        &self,
+        listener: UnixListener,
+        router: Router,
+        mut stop: watch::Receiver<bool>,
+        close: impl FnOnce(),
+    ) {
+        let (_never, unstopped) = watch::channel(false);
+        let mut accepting = Accepting { running: JoinSet::new(), next: None, router, stop: unstopped };
+        let released = async {
+            asked(&mut stop).await;
+            let open = self.table().ids();
+            self.until_closed(&open).await;
+        };
+        self.accept_until(&listener, &mut accepting, released).await;
+        close();
+        drop(listener);
+        while accepting.running.join_next().await.is_some() {}
+    }
+
+    async fn accept_until(
+        &self,
+        listener: &UnixListener,
+        accepting: &mut Accepting,
+        done: impl Future<Output = ()>,
+    ) {
+        let Accepting { running, next, router, stop } = accepting;
+        let mut done = pin!(done);
+        loop {
+            tokio::select! {
+                biased;
+                () = &mut done => return,
+                Some(_) = running.join_next() => {}
+                () = self.room(), if next.is_some() => {
+                    let Some(stream) = next.take() else { continue };
+                    let (connections, router, stop) = (self.clone(), router.clone(), stop.clone());
+                    let entry = self.enter();
+                    running.spawn(async move { connections.one(stream, entry, router, stop).await });
+                }
+                accepted = listener.accept(), if next.is_none() => match accepted {
+                    Ok((stream, _)) => *next = Some(stream),
+                    Err(error) => {
+                        tracing::warn!("a connection could not be taken: {error}");
+                        time::sleep(NO_ROOM).await;
+                    }
+                }
+            }
+        }
+    }
+
+    async fn one(&self, stream: UnixStream, entry: Entry, router: Router, mut stop: watch::Receiver<bool>) {
+        // Before it says anything hyper would close it without an answer.
+        tokio::select! {
+            biased;
+            () = speaks(&stream) => {}
+            () = asked(&mut stop) => return drop(time::timeout(GOODBYE, shutdown::tell(stream)).await),
+            () = entry.leave.notified() => return,
+        }
+        let stopping = stop.clone();
+        let service = service_fn(|request: hyper::Request<Incoming>| {
+            let answer = if *stopping.borrow() {
+                Err(shutdown::answer(&request))
+            } else {
+                let (call, share) = (self.begin(entry.id, request.uri().path()), self.0.memory.share());
+                let takes = takes(request.uri().path());
+                let request = request.map(|body| Received::new(body, takes, share.clone()));
+                Ok((router.answer(request), call, share))
+            };
+            async move {
+                let (answer, call, share) = match answer {
+                    Ok(begun) => begun,
+                    Err(refused) => return Ok(refused),
+                };
+                let response = answer.await?;
+                Ok::<_, Infallible>(response.map(|body| Body::new(Held { body, _call: call, _share: share })))
+            }
+        });
+        let mut builder = auto::Builder::new(TokioExecutor::new());
+        builder.http1().timer(TokioTimer::new()).header_read_timeout(HEAD_WITHIN);
+        builder
+            .http2()
+            .timer(TokioTimer::new())
+            .max_concurrent_streams(CALLS_PER_CONNECTION)
+            // The count is for the life of a connection, and kubelet's lasts for months: callers that give up are no attack.
+            .max_local_error_reset_streams(None)
+            .keep_alive_interval(ALIVE.0)
+            .keep_alive_timeout(ALIVE.1);
+        let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
+        let served = tokio::select! {
+            biased;
+            served = connection.as_mut() => served,
+            () = async { tokio::select! { () = asked(&mut stop) => {}, () = entry.leave.notified() => {} } } => {
+                connection.as_mut().graceful_shutdown();
+                loop {
+                    match time::timeout(GOODBYE, connection.as_mut()).await {
+                        Ok(served) => break served,
+                        // Who sleeps does not answer a goodbye.
+                        Err(_) if self.table().is_idle(entry.id) => break Ok(()),
+                        Err(_) => {}
+                    }
+                }
+            }
+        };
+        if let Err(error) = served {
+            tracing::debug!("a connection ended badly: {error}");
+        }
+    }
+}
+
+/// A body that keeps its call in the table, and what its request takes, until all of it was sent or nobody wants it.
+struct Held {
+    body: Body,
+    _call: Under,
+    _share: Share,
+}
+
+impl hyper::body::Body for Held {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        Pin::new(&mut self.body).poll_frame(context)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// Done once the client has sent something, or has gone. Takes nothing of it: readiness alone may be a false alarm.
+async fn speaks(stream: &UnixStream) {
+    let look = || Ok(rustix::net::recv(stream, &mut [0_u8; 1], RecvFlags::PEEK).map(drop)?);
+    let looked: std::io::Result<()> = stream.async_io(Interest::READABLE, look).await;
+    if let Err(error) = looked {
+        tracing::debug!("a connection ended badly: {error}");
+    }
+}

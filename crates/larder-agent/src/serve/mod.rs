@@ -1,0 +1,248 @@
+//! The daemon: one process per node, one socket. And what a command serves to others while it has the images open.
+//!
+//! ```text
+//! settings -> Daemon::build (bind, start nothing) -> Daemon::run -> drain -> stop
+//! ```
+
+mod command;
+pub(crate) mod connections;
+mod listener;
+mod note;
+pub(crate) mod plain;
+pub(crate) mod request_memory;
+mod responses;
+pub(crate) mod router;
+mod shutdown;
+mod socket;
+mod systemd;
+
+use std::io;
+use std::net::{SocketAddr, TcpListener as StdTcpListener};
+use std::path::Path;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::{TcpListener, UnixListener};
+use tokio::runtime::{self, Runtime};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
+use tokio::time::{self, Instant};
+use tracing::Level;
+
+use crate::backend::{OpenMode, RuntimeMode};
+use crate::config::{self, Config, Listen, Mistakes, Sources};
+use crate::control::{self, Process};
+use crate::error::Error;
+use crate::log;
+use crate::node::{Node, NodeOptions, StateNeed};
+use connections::Connections;
+use note::Note;
+use plain::Plain;
+use router::Router;
+use socket::Socket;
+
+pub use command::CommandServer;
+pub use socket::group_id;
+
+/// Threads that answer requests. What blocks has threads of its own.
+const THREADS: usize = 2;
+/// How long a thread that has nothing to block on stays. They take turns, so that a single question every now and then
+/// keeps as many as fit into this time: after a rush they are to go.
+const IDLE: Duration = Duration::from_secs(1);
+
+/// Everything that is needed to run; nothing of it runs yet.
+pub struct Daemon {
+    node: Arc<Node>,
+    socket: Socket,
+    metrics: Option<StdTcpListener>,
+    /// What tells the command line where to ask.
+    note: Option<Note>,
+    signals: Signals,
+}
+
+/// The runtime that a daemon runs on.
+pub fn runtime() -> io::Result<Runtime> {
+    runtime::Builder::new_multi_thread().worker_threads(THREADS).thread_keep_alive(IDLE).enable_all().build()
+}
+
+impl Daemon {
+    /// Reads the settings, opens what must be open and binds what is served; starts nothing. `verbosity` is the least
+    /// severe level that is logged, whatever the settings say. Must be called within a [`runtime`].
+    pub fn build(sources: Sources, verbosity: Level) -> Result<Daemon, StartError> {
+        let config = config::load(&sources).map_err(StartError::Settings)?;
+        log::change(config.log.level.max(verbosity), log::Format::of(config.log.format));
+        for warning in &config.warnings {
+            tracing::warn!("{warning}");
+        }
+        let Listen { socket, mode, group } = config.listen.clone();
+        let metrics = bind_metrics(&config)?;
+        let options = NodeOptions {
+            store: OpenMode::Create,
+            runtime: RuntimeMode::Expect,
+            state: StateNeed::Exclusive,
+            logs_events: true,
+            verbosity,
+        };
+        let node = Node::open(sources, config, None, options).map_err(Error::from)?;
+        node.collector()?;
+        // Whoever can reach the daemon may send it any of them.
+        let signals = Signals::listen()?;
+        let socket = Socket::open(&socket::Listen { socket, mode, group })?;
+        let left = Note::leave(&node, socket.path.as_deref())?;
+        Ok(Daemon { node: Arc::new(node), socket, metrics, note: left, signals })
+    }
+
+    /// What it serves.
+    pub fn node(&self) -> &Node {
+        &self.node
+    }
+
+    /// Where it listens; `None` for a socket of systemd without a path.
+    pub fn socket(&self) -> Option<&Path> {
+        self.socket.path.as_deref()
+    }
+
+    /// Where metrics and health are served over TCP.
+    pub fn metrics_address(&self) -> Option<SocketAddr> {
+        self.metrics.as_ref().and_then(|listener| listener.local_addr().ok())
+    }
+
+    /// The settings in force.
+    pub fn config(&self) -> Arc<Config> {
+        self.node.settings.now()
+    }
+
+    /// Runs until SIGTERM or SIGINT, and then until calls under way have ended or their grace period is over.
+    pub async fn run(self) -> Result<(), Error> {
+        let Daemon { node, socket, metrics, note, mut signals } = self;
+        let cannot = |error: io::Error| Error::failed(format!("what was bound cannot be used: {error}"));
+        // The file goes with the daemon; the listener goes when it stops, and then nobody waits in vain.
+        let Socket { listener, path, own: _own } = socket;
+        let listener = UnixListener::from_std(listener).map_err(cannot)?;
+        let metrics = metrics.map(TcpListener::from_std).transpose().map_err(cannot)?;
+        let (stop, stopped) = watch::channel(false);
+        let connections = Connections::default();
+        let plain = Plain { node: Arc::clone(&node), connections: connections.clone() };
+        let process = Process::Daemon(path);
+        let control = control::service(node.clone(), process, connections.clone(), stopped.clone());
+        let router = Router::new(plain.clone(), control);
+        let mut serving = pin!(connections.serve(listener, router, stopped));
+        systemd::ready();
+        tokio::select! {
+            () = serving.as_mut() => {}
+            () = node.run() => {}
+            () = plain.serve(metrics) => {}
+            () = systemd::watchdog() => {}
+            () = reload_when_asked(&node, &mut signals.hangup) => {}
+            () = asked_to_stop(&mut signals.terminate, &mut signals.interrupt) => {}
+        }
+        let grace = node.settings.now().drain_grace_period;
+        systemd::stopping(grace);
+        tracing::info!("stopping: what is under way has {}", larder::gotext::duration(grace));
+        stop.send_replace(true);
+        tokio::select! {
+            () = drain(serving, &connections, &node, grace) => {}
+            () = asked_to_stop(&mut signals.terminate, &mut signals.interrupt) => {
+                tracing::warn!("told to stop once more: what is under way is cut off");
+            }
+        }
+        // While the state is this daemon's: the next one leaves a note of its own.
+        drop(note);
+        Ok(())
+    }
+}
+
+/// Why a daemon does not start.
+#[derive(Debug)]
+pub enum StartError {
+    /// The settings cannot be used.
+    Settings(Mistakes),
+    /// Something that they name cannot.
+    Failed(Error),
+}
+
+impl From<Error> for StartError {
+    fn from(error: Error) -> StartError {
+        StartError::Failed(error)
+    }
+}
+
+/// The signals that the daemon listens to.
+struct Signals {
+    hangup: Signal,
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    /// From now on none of them ends the process by itself.
+    fn listen() -> Result<Signals, Error> {
+        let listen =
+            |kind| signal(kind).map_err(|error| Error::failed(format!("cannot listen to signals: {error}")));
+        Ok(Signals {
+            hangup: listen(SignalKind::hangup())?,
+            terminate: listen(SignalKind::terminate())?,
+            interrupt: listen(SignalKind::interrupt())?,
+        })
+    }
+}
+
+/// Reloads at each SIGHUP, until dropped.
+async fn reload_when_asked(node: &Node, hangup: &mut Signal) {
+    while hangup.recv().await.is_some() {
+        systemd::reloading();
+        // What is wrong with the settings was told.
+        let _ = node.reload();
+        systemd::ready();
+    }
+}
+
+/// Lets what is under way end, within the time for it; then says who is late.
+async fn drain(
+    serving: Pin<&mut impl Future<Output = ()>>,
+    connections: &Connections,
+    node: &Node,
+    grace: Duration,
+) {
+    if time::timeout(grace, serving).await.is_ok() {
+        return;
+    }
+    let now = Instant::now();
+    tracing::warn!("what is under way had {}, and is cut off", larder::gotext::duration(grace));
+    for call in connections.calls() {
+        let age = larder::gotext::duration(Duration::from_secs(now.duration_since(call.since).as_secs()));
+        tracing::warn!("cut off, {age} after it began: {}", call.path);
+    }
+    for pull in node.manager.pulls() {
+        let age = larder::gotext::duration(Duration::from_secs(now.duration_since(pull.since).as_secs()));
+        tracing::warn!("cut off, {age} after it began: the pull of {}", pull.image);
+    }
+}
+
+/// Done at the next SIGTERM or SIGINT.
+async fn asked_to_stop(terminate: &mut Signal, interrupt: &mut Signal) {
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+}
+
+/// Where metrics are served over TCP. The usual address is left alone when somebody else has it; one that was asked for
+/// must be had.
+fn bind_metrics(config: &Config) -> Result<Option<StdTcpListener>, Error> {
+    let Some(address) = config.metrics.address else { return Ok(None) };
+    let bound = StdTcpListener::bind(address).and_then(|listener| {
+        listener.set_nonblocking(true)?;
+        Ok(listener)
+    });
+    match bound {
+        Ok(listener) => Ok(Some(listener)),
+        Err(error) if matches!(config.origin("metrics.address"), config::Origin::Default) => {
+            tracing::warn!("metrics are served on the socket only: {address}: {error}");
+            Ok(None)
+        }
+        Err(error) => Err(Error::failed(format!("metrics cannot be served at {address}: {error}"))
+            .hint("name another address with metrics.address, or \"\" for none")),
+    }
+}

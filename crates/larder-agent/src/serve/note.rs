@@ -1,0 +1,43 @@
+//! A small file beside what the daemon works on: where it listens, so that the command line finds it.
+
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use crate::client;
+use crate::error::Error;
+use crate::node::Node;
+
+/// The file; it goes with the daemon. One that a dead daemon left is replaced, and does no harm until then: nobody
+/// listens where it leads.
+pub(super) struct Note(PathBuf);
+
+impl Note {
+    /// Writes it; a socket without a path is nothing to find.
+    pub(super) fn leave(node: &Node, socket: Option<&Path>) -> Result<Option<Note>, Error> {
+        let Some(socket) = socket else { return Ok(None) };
+        let file = match node.store() {
+            Some(store) => client::daemon_file(store.store().root()),
+            None => node.state.daemon(),
+        };
+        let new = file.with_extension("new");
+        let written = std::path::absolute(socket)
+            .and_then(|socket| fs_err::write(&new, format!("{}\n", socket.display())))
+            .and_then(|()| fs_err::rename(&new, &file));
+        match written {
+            Ok(()) => Ok(Some(Note(file))),
+            // A full disk is no time to stay away: somebody has to collect.
+            Err(error) if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => {
+                tracing::warn!("commands find this daemon only with --daemon {}: {error}", socket.display());
+                Ok(None)
+            }
+            Err(error) => Err(Error::failed(format!("cannot say where the daemon listens: {error}"))
+                .hint("run as the owner of the folder, or name another with --root DIR or --state DIR")),
+        }
+    }
+}
+
+impl Drop for Note {
+    fn drop(&mut self) {
+        let _ = fs_err::remove_file(&self.0);
+    }
+}

@@ -1,0 +1,260 @@
+//! Bounds what requests take in memory, over all connections.
+//!
+//! A message may have 16 MiB and a client thousands of calls under way, so that a bound for each bounds nothing. A message
+//! counts until its call ends; in a call that takes a stream, until the next one begins. The first part of each has a
+//! budget of its own: giant ones do not keep out those of usual size.
+
+use std::error::Error;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+
+use hyper::body::{Frame, Incoming, SizeHint};
+use tonic::Status;
+use tonic::codegen::Bytes;
+
+/// How much of each message counts as its first part, in bytes. What kubelet and people ask for fits in.
+const FIRST: usize = 64 << 10;
+/// What the first parts of all may take, in bytes.
+const FIRST_PARTS: usize = 16 << 20;
+/// What the rest of all may take, in bytes: that of three of the largest.
+const REST: usize = 48 << 20;
+
+/// What is left for all.
+#[derive(Debug, Clone)]
+pub(crate) struct RequestMemory(Arc<Left>);
+
+#[derive(Debug)]
+struct Left {
+    first_parts: AtomicUsize,
+    rest: AtomicUsize,
+}
+
+impl Default for RequestMemory {
+    fn default() -> RequestMemory {
+        RequestMemory(Arc::new(Left { first_parts: FIRST_PARTS.into(), rest: REST.into() }))
+    }
+}
+
+impl RequestMemory {
+    /// The share of one request, which has nothing yet.
+    pub(super) fn share(&self) -> Share {
+        let taken = Taken { left: Arc::clone(&self.0), bytes: AtomicUsize::new(0) };
+        Share(Arc::new(taken))
+    }
+}
+
+/// What one request has taken. It is given back with the last clone.
+#[derive(Debug, Clone)]
+pub(super) struct Share(Arc<Taken>);
+
+#[derive(Debug)]
+struct Taken {
+    left: Arc<Left>,
+    bytes: AtomicUsize,
+}
+
+impl Share {
+    /// Takes more; false where that is not left. One at a time: a request comes in order.
+    fn take(&self, bytes: usize) -> bool {
+        let Taken { left, bytes: taken } = &*self.0;
+        let before = taken.load(Ordering::Relaxed);
+        let after = before.saturating_add(bytes);
+        let (first, rest) = (first_of(after) - first_of(before), rest_of(after) - rest_of(before));
+        if !take(&left.first_parts, first) {
+            return false;
+        }
+        if !take(&left.rest, rest) {
+            left.first_parts.fetch_add(first, Ordering::Relaxed);
+            return false;
+        }
+        taken.store(after, Ordering::Relaxed);
+        true
+    }
+}
+
+impl Taken {
+    /// Gives back what was taken.
+    fn give_back(&self) {
+        let bytes = self.bytes.swap(0, Ordering::Relaxed);
+        self.left.first_parts.fetch_add(first_of(bytes), Ordering::Relaxed);
+        self.left.rest.fetch_add(rest_of(bytes), Ordering::Relaxed);
+    }
+}
+
+fn first_of(bytes: usize) -> usize {
+    bytes.min(FIRST)
+}
+
+fn rest_of(bytes: usize) -> usize {
+    bytes.saturating_sub(FIRST)
+}
+
+fn take(left: &AtomicUsize, bytes: usize) -> bool {
+    left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(bytes)).is_ok()
+}
+
+impl Drop for Taken {
+    fn drop(&mut self) {
+        self.give_back();
+    }
+}
+
+/// What a call takes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Takes {
+    /// One message, which is there until the call ends. Whatever follows it is nobody's.
+    One,
+    /// A stream: when the next message begins, the one before is with whoever reads it.
+    Stream,
+}
+
+/// Where one message of gRPC ends and the next begins: each has a head of five bytes, the last four its length.
+#[derive(Debug)]
+struct Framing {
+    takes: Takes,
+    head: Vec<u8>,
+    left: usize,
+}
+
+impl Framing {
+    fn of(takes: Takes) -> Framing {
+        Framing { takes, head: Vec::new(), left: 0 }
+    }
+
+    /// Takes room for what came; false where there is none.
+    fn take(&mut self, mut data: &[u8], share: &Share) -> bool {
+        while let [byte, rest @ ..] = data {
+            if self.left == 0 {
+                if self.head.is_empty() && self.takes == Takes::Stream {
+                    share.0.give_back();
+                }
+                self.head.push(*byte);
+                data = rest;
+                if let [_, a, b, c, d] = self.head[..] {
+                    self.left = u32::from_be_bytes([a, b, c, d]) as usize;
+                    self.head.clear();
+                }
+                continue;
+            }
+            let now = self.left.min(data.len());
+            if !share.take(now) {
+                return false;
+            }
+            (self.left, data) = (self.left - now, &data[now..]);
+        }
+        true
+    }
+}
+
+/// The body of a request, as far as there is room for it.
+pub(super) struct Received {
+    body: Incoming,
+    framing: Framing,
+    share: Share,
+}
+
+impl Received {
+    pub(super) fn new(body: Incoming, takes: Takes, share: Share) -> Received {
+        Received { body, framing: Framing::of(takes), share }
+    }
+}
+
+impl hyper::body::Body for Received {
+    type Data = Bytes;
+    type Error = Box<dyn Error + Send + Sync>;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        let this = &mut *self;
+        let frame = Pin::new(&mut this.body).poll_frame(context);
+        if let Poll::Ready(Some(Ok(frame))) = &frame
+            && let Some(data) = frame.data_ref()
+            && !this.framing.take(data, &this.share)
+        {
+            let full = Status::resource_exhausted(
+                "too many large requests are being received at once: try again, or send less in one call",
+            );
+            return Poll::Ready(Some(Err(full.into())));
+        }
+        frame.map_err(Into::into)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn giants_share_a_bound_and_do_not_keep_out_what_is_of_usual_size() {
+        let intake = RequestMemory::default();
+        let giants: Vec<_> = (0..3).map(|_| intake.share()).collect();
+        assert!(giants.iter().all(|giant| giant.take(16 << 20)));
+        let another = intake.share();
+        assert!(another.take(FIRST));
+        assert!(another.take(3 * FIRST), "each giant left its first part");
+        assert!(!another.take(1));
+        let usual: Vec<_> = (0..FIRST_PARTS / FIRST - 4).map(|_| intake.share()).collect();
+        assert!(usual.iter().all(|usual| usual.take(FIRST)));
+        assert!(!intake.share().take(1));
+        drop((giants, usual));
+        assert!(another.take(16 << 20) && intake.share().take(1));
+    }
+
+    fn message(bytes: usize) -> Vec<u8> {
+        let length = u32::try_from(bytes).unwrap().to_be_bytes();
+        [&[0][..], &length, &vec![7; bytes]].concat()
+    }
+
+    #[test]
+    fn the_one_message_of_a_call_counts_whatever_follows() {
+        let (intake, mut framing) = (RequestMemory::default(), Framing::of(Takes::One));
+        let share = intake.share();
+        assert!(framing.take(&[message(3 * FIRST), message(0), message(1)].concat(), &share));
+        assert_eq!(share.0.bytes.load(Ordering::Relaxed), 3 * FIRST + 1);
+        assert!(
+            !framing.take(&message(REST + FIRST), &share),
+            "what is nobody's takes room until it is dropped"
+        );
+    }
+
+    #[test]
+    fn of_a_stream_the_message_that_comes_counts_however_it_is_cut() {
+        let all = [message(0), message(3 * FIRST), message(1), message(20 << 20), message(5)].concat();
+        for cut in [1 << 20, 4099, all.len()] {
+            let intake = RequestMemory::default();
+            let (share, mut framing) = (intake.share(), Framing::of(Takes::Stream));
+            for _ in 0..3 {
+                assert!(all.chunks(cut).all(|data| framing.take(data, &share)), "more than there is, in all");
+            }
+            assert_eq!(share.0.bytes.load(Ordering::Relaxed), 5);
+        }
+        let (intake, mut framing) = (RequestMemory::default(), Framing::of(Takes::Stream));
+        let share = intake.share();
+        assert!(!framing.take(&message(REST + FIRST + 1), &share), "a single one that is too large");
+    }
+
+    #[test]
+    fn all_is_given_back_with_the_last_clone() {
+        let intake = RequestMemory::default();
+        let share = intake.share();
+        assert!(share.take(1) && share.take(REST));
+        assert!(!share.take(FIRST_PARTS), "what is refused takes nothing");
+        let clone = share.clone();
+        drop(share);
+        assert!(!intake.share().take(REST + FIRST));
+        drop(clone);
+        assert!(intake.share().take(REST + FIRST));
+    }
+}

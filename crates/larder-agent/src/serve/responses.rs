@@ -1,0 +1,25 @@
+//! Plain HTTP responses, and what tells gRPC requests from others.
+
+use tonic::body::Body;
+use tonic::codegen::http::{HeaderValue, Request, Response, StatusCode, header};
+
+const TEXT: HeaderValue = HeaderValue::from_static("text/plain; charset=utf-8");
+
+/// Whether the response must be one of gRPC.
+pub(super) fn is_grpc<B>(request: &Request<B>) -> bool {
+    let kind = request.headers().get(header::CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
+    kind.is_some_and(|kind| kind.starts_with("application/grpc"))
+}
+
+/// A response of plain text.
+pub(super) fn text(status: StatusCode, text: &str) -> Response<Body> {
+    page(status, text.to_owned(), TEXT)
+}
+
+/// A response of this content type.
+pub(super) fn page(status: StatusCode, page: String, kind: HeaderValue) -> Response<Body> {
+    let mut response = Response::new(Body::new(page));
+    *response.status_mut() = status;
+    response.headers_mut().insert(header::CONTENT_TYPE, kind);
+    response
+}

@@ -1,0 +1,255 @@
+//! The daemon's Unix socket: one that systemd hands over, or one of its own.
+//!
+//! Promises: the socket is there only with its final mode and group; one that a dead daemon left is replaced, one that
+//! anything still answers on is not; two daemons never share a path, since each holds the lock beside it.
+
+use fs_err::os::unix::fs::OpenOptionsExt as _;
+use std::io;
+use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{FlockOperation, Gid, Mode};
+use rustix::io::Errno;
+
+use crate::Error;
+
+/// What the system takes for a path of a socket, in bytes.
+const MAX_PATH: usize = 107;
+
+/// Where to listen, and who may come.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Listen {
+    /// The path of the socket.
+    pub(super) socket: PathBuf,
+    /// Its mode, such as `0o660`.
+    pub(super) mode: u32,
+    /// The group that it belongs to, by name or number; that of the process without.
+    pub(super) group: Option<String>,
+}
+
+/// A socket that is bound.
+pub(super) struct Socket {
+    pub(super) listener: UnixListener,
+    /// Where people find it; a socket of systemd may have no path.
+    pub(super) path: Option<PathBuf>,
+    /// What goes with the daemon; `None` for a socket of systemd, which keeps it.
+    pub(super) own: Option<Own>,
+}
+
+/// What is cleaned up for a socket of one's own.
+pub(super) struct Own {
+    path: PathBuf,
+    _lock: fs_err::File,
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        let _ = fs_err::remove_file(&self.path);
+    }
+}
+
+impl Socket {
+    /// The socket that systemd hands over, else one at the path.
+    pub(super) fn open(listen: &Listen) -> Result<Socket, Error> {
+        if let Some(socket) = Socket::activated()? {
+            return Ok(socket);
+        }
+        Socket::bind(listen)
+    }
+
+    /// The first socket handed over with `LISTEN_FDS`.
+    fn activated() -> Result<Option<Socket>, Error> {
+        let mut handed = listenfd::ListenFd::from_env();
+        if handed.len() == 0 {
+            return Ok(None);
+        }
+        let wrong = |why: String| {
+            Error::bad_input(format!("LISTEN_FDS: the socket that was handed over cannot be used: {why}"))
+                .hint("a socket unit for larder has one ListenStream= with a path")
+        };
+        let listener = handed.take_unix_listener(0).map_err(|error| wrong(error.to_string()))?;
+        let listener = listener.ok_or_else(|| wrong("there is none at the first place".into()))?;
+        let address = listener.local_addr().map_err(|error| wrong(error.to_string()))?;
+        let path = address.as_pathname().map(Path::to_owned);
+        prepare(&listener).map_err(|error| wrong(error.to_string()))?;
+        Ok(Some(Socket { listener, path, own: None }))
+    }
+
+    /// A socket at the path.
+    pub(super) fn bind(listen: &Listen) -> Result<Socket, Error> {
+        let path = &listen.socket;
+        check_path(path)?;
+        let trouble = |error: io::Error| {
+            Error::failed(format!("cannot listen on {}: {error}", path.display()))
+                .hint("run as the owner of the folder, or name another place with --socket PATH")
+        };
+        let group = listen.group.as_deref().map(group_id).transpose()?;
+        if let Some(folder) = path.parent() {
+            fs_err::create_dir_all(folder).map_err(trouble)?;
+        }
+        let lock = lock(path, trouble)?;
+        clear(path)?;
+        // Under another name first: who finds the final one finds its final mode, too.
+        let new = path.with_file_name(passing_name());
+        clear(&new)?;
+        let made = (|| {
+            // Nobody else may open it before it has its group and mode.
+            let before = rustix::process::umask(Mode::from_raw_mode(0o177));
+            let bound = UnixListener::bind(&new);
+            rustix::process::umask(before);
+            let listener = bound?;
+            if let Some(group) = group {
+                rustix::fs::chown(&new, None, Some(group))?;
+            }
+            fs_err::set_permissions(&new, std::fs::Permissions::from_mode(listen.mode))?;
+            prepare(&listener)?;
+            fs_err::rename(&new, path)?;
+            Ok(listener)
+        })();
+        let listener = made.map_err(|error| {
+            let _ = fs_err::remove_file(&new);
+            trouble(error)
+        })?;
+        let own = Some(Own { path: path.clone(), _lock: lock });
+        Ok(Socket { listener, path: Some(path.clone()), own })
+    }
+}
+
+fn prepare(listener: &UnixListener) -> io::Result<()> {
+    listener.set_nonblocking(true)
+}
+
+fn check_path(path: &Path) -> Result<(), Error> {
+    let shown = path.display();
+    let folder = path.parent().map_or(0, |folder| folder.as_os_str().len() + 1);
+    let longest = path.as_os_str().len().max(folder + passing_name().len());
+    match longest {
+        _ if path.as_os_str().is_empty() => {
+            Err(Error::bad_input("the path of the socket is empty").hint("name one with --socket PATH"))
+        }
+        length if length > MAX_PATH => Err(Error::bad_input(format!(
+            "{shown}: too long for a socket: {length} bytes, and the system takes {MAX_PATH}"
+        ))
+        .hint("name a shorter one with --socket PATH")),
+        _ if path.file_name().is_none() => Err(Error::bad_input(format!("{shown}: no name of a socket"))
+            .hint("name a file, such as /run/larder/larder.sock")),
+        _ => Ok(()),
+    }
+}
+
+/// The name that a socket has until it is ready.
+fn passing_name() -> String {
+    format!(".larder.{}", std::process::id())
+}
+
+/// The lock beside the socket, held for as long as the daemon lives.
+fn lock(path: &Path, trouble: impl Fn(io::Error) -> Error) -> Result<fs_err::File, Error> {
+    let mut name = path.as_os_str().to_owned();
+    name.push(".lock");
+    let open = fs_err::OpenOptions::new()
+        .create(true)
+        .truncate(false)
+        .write(true)
+        .mode(0o600)
+        .open(PathBuf::from(name));
+    let lock = open.map_err(&trouble)?;
+    match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(lock),
+        Err(Errno::WOULDBLOCK) => Err(taken(path)),
+        Err(error) => Err(trouble(error.into())),
+    }
+}
+
+fn taken(path: &Path) -> Error {
+    Error::failed(format!("{}: another larder serves here", path.display()))
+        .hint("larder status --daemon SOCKET says what it does; stop it first, or name another socket")
+}
+
+/// Removes what a dead process left at the path, and nothing else.
+fn clear(path: &Path) -> Result<(), Error> {
+    let shown = path.display();
+    let trouble = |error: io::Error| Error::failed(format!("cannot look at {shown}: {error}"));
+    match fs_err::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(trouble(error)),
+        Ok(found) if !found.file_type().is_socket() => {
+            return Err(Error::failed(format!("{shown} is there already, and is no socket"))
+                .hint("name another place with --socket PATH"));
+        }
+        Ok(_) => {}
+    }
+    match UnixStream::connect(path) {
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            fs_err::remove_file(path).map_err(trouble)
+        }
+        Ok(_) => Err(taken(path)),
+        Err(error) => Err(trouble(error)),
+    }
+}
+
+/// A group by number or name, as `/etc/group` has it.
+pub fn group_id(group: &str) -> Result<Gid, Error> {
+    if let Ok(number) = group.parse() {
+        return Ok(Gid::from_raw(number));
+    }
+    let groups = fs_err::read_to_string("/etc/group").unwrap_or_default();
+    let found = groups.lines().find_map(|line| {
+        let mut fields = line.split(':');
+        (fields.next() == Some(group)).then(|| fields.nth(1)?.parse().ok()).flatten()
+    });
+    found.map(Gid::from_raw).ok_or_else(|| {
+        Error::bad_input(format!("group {group}: there is no such group"))
+            .hint("make it with groupadd, or give its number")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(path: PathBuf) -> Listen {
+        Listen { socket: path, mode: 0o660, group: None }
+    }
+
+    #[test]
+    fn a_socket_has_its_mode_and_goes_with_the_daemon() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("deep/larder.sock");
+        let socket = Socket::bind(&at(path.clone())).ok().unwrap();
+        assert_eq!(fs_err::metadata(&path).unwrap().permissions().mode() & 0o777, 0o660);
+        assert!(UnixStream::connect(&path).is_ok());
+        drop(socket);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn what_a_dead_daemon_left_is_replaced_and_a_living_one_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("larder.sock");
+        drop(UnixListener::bind(&path).unwrap());
+        let living = Socket::bind(&at(path.clone())).ok().unwrap();
+        let refused = Socket::bind(&at(path.clone())).err().unwrap();
+        assert!(refused.message().contains("another larder serves here"), "{}", refused.message());
+        drop(living);
+        let _foreign = UnixListener::bind(&path).unwrap();
+        assert!(Socket::bind(&at(path)).is_err());
+    }
+
+    #[test]
+    fn what_cannot_be_a_socket_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        fs_err::write(&file, "").unwrap();
+        let cases = [
+            (at(file), "is no socket"),
+            (at(folder.path().join("x".repeat(108))), "too long for a socket"),
+            (at("/".into()), "no name of a socket"),
+            (Listen { group: Some("no such".into()), ..at(folder.path().join("s")) }, "no such group"),
+        ];
+        for (listen, text) in cases {
+            let refused = Socket::bind(&listen).err().expect("refused");
+            assert!(refused.message().contains(text), "{}", refused.message());
+        }
+    }
+}

@@ -1,0 +1,281 @@
+//! The state directory of one backend: usage records, journal, keep rules, pull records, recent ensures.
+//!
+//! One process at a time holds its lock. That process serves the control API, so that other processes work through it.
+
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use fs_err::os::unix::fs::OpenOptionsExt as _;
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
+
+use crate::backend::Target;
+use crate::environment::DefaultPaths;
+use crate::error::{Error, OpenError};
+
+/// So many links of which one leads to the next are followed.
+const LINKS: usize = 8;
+
+/// The folder of one backend's state, and its lock once it is taken.
+pub struct StateDir {
+    folder: PathBuf,
+    lock: Option<fs_err::File>,
+    roots: Roots,
+}
+
+/// The state that root keeps of the same runtime, where this user is another one.
+#[derive(Clone)]
+enum Roots {
+    None,
+    /// In this folder.
+    There(PathBuf),
+    /// Who may not look here cannot tell.
+    Unknown(String),
+}
+
+impl StateDir {
+    /// The state directory of a target: `state` if given, else its usual place. Creates nothing.
+    pub fn of(state: Option<&Path>, target: &Target) -> Result<StateDir, Error> {
+        match (state, target) {
+            (Some(dir), _) => Ok(StateDir::at(dir.to_owned())),
+            (None, Target::Store(root)) => Ok(StateDir::at(root.join("collect"))),
+            (None, Target::Runtime(endpoint)) => {
+                let machine = DefaultPaths::of(true, |_| None).root.unwrap_or_default();
+                let own = DefaultPaths::current().root.ok_or_else(|| {
+                    Error::bad_input("no place for the state: neither XDG_DATA_HOME nor HOME is set")
+                        .hint("name a folder with --state DIR")
+                })?;
+                Ok(StateDir::of_runtime(&own, &machine, endpoint))
+            }
+        }
+    }
+
+    fn of_runtime(root: &Path, root_of_root: &Path, endpoint: &str) -> StateDir {
+        let name = file_name(&real(endpoint));
+        let below = |root: &Path| root.join("collect/runtimes").join(&name);
+        let roots = if root == root_of_root { Roots::None } else { Roots::in_folder(below(root_of_root)) };
+        StateDir { roots, ..StateDir::at(below(root)) }
+    }
+
+    /// That in this folder.
+    pub(crate) fn at(folder: PathBuf) -> StateDir {
+        StateDir { folder, lock: None, roots: Roots::None }
+    }
+
+    /// Root's, where this user is another one and root is known to collect here, too.
+    pub(crate) fn of_root(&self) -> Option<StateDir> {
+        match &self.roots {
+            Roots::There(folder) => Some(StateDir::at(folder.clone())),
+            Roots::None | Roots::Unknown(_) => None,
+        }
+    }
+
+    /// Fails where root's records, rules and leases would not count.
+    pub(crate) fn alone(self) -> Result<StateDir, Error> {
+        let problem = match &self.roots {
+            Roots::None => return Ok(self),
+            Roots::There(folder) => format!(
+                "root collects the images of this runtime as well: what it keeps is in {}, and is not known here",
+                folder.display()
+            ),
+            Roots::Unknown(problem) => {
+                format!("whether root collects the images of this runtime as well cannot be seen: {problem}")
+            }
+        };
+        Err(Error::failed(problem)
+            .hint("run as root, or ask root's daemon with --daemon SOCKET and without --backend")
+            .hint("if what root keeps is not to count, name a folder of your own with --state DIR"))
+    }
+
+    /// Creates the directory and locks it until the value is dropped. Refuses where root keeps another one.
+    pub(crate) fn lock(self) -> Result<StateDir, OpenError> {
+        self.alone()?.lock_beside_root()
+    }
+
+    /// The same, also where root keeps a state directory of the same runtime.
+    pub(crate) fn lock_beside_root(self) -> Result<StateDir, OpenError> {
+        if let Some(roots) = self.of_root() {
+            let folder = roots.folder().display();
+            tracing::warn!(
+                "root collects here as well, and does not know that the images are wanted: {folder}"
+            );
+        }
+        let mut dir = self;
+        let open = || -> std::io::Result<fs_err::File> {
+            fs_err::create_dir_all(&dir.folder)?;
+            let path = dir.folder.join("lock");
+            fs_err::OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path)
+        };
+        let lock = open().map_err(|error| {
+            OpenError::Failed(
+                Error::failed(format!("no place for the state of collection: {error}"))
+                    .hint("run as the owner of the folder, or name another with --state DIR"),
+            )
+        })?;
+        let shown = dir.folder.display();
+        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) => {
+                return Err(OpenError::InUse(
+                    Error::failed(format!("the state in {shown} is in use by another larder"))
+                        .hint("a command has it until it is done, larder serve until it is stopped")
+                        .hint("another folder is named with --state DIR"),
+                ));
+            }
+            Err(error) => {
+                return Err(OpenError::Failed(
+                    Error::failed(format!("the state in {shown} cannot be locked: {error}"))
+                        .hint("name a folder on a disk that knows locks with --state DIR"),
+                ));
+            }
+        }
+        dir.lock = Some(lock);
+        Ok(dir)
+    }
+
+    /// Whether this process holds the lock.
+    pub(crate) fn is_locked(&self) -> bool {
+        self.lock.is_some()
+    }
+
+    /// The records of use.
+    pub(crate) fn records(&self) -> PathBuf {
+        self.folder.join("records.json")
+    }
+
+    /// The journal of removals.
+    pub(crate) fn history(&self) -> PathBuf {
+        self.folder.join("history.jsonl")
+    }
+
+    /// The folder itself.
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
+    }
+
+    /// Where a daemon leaves the path of its socket, unless its backend is the embedded store.
+    pub(crate) fn daemon(&self) -> PathBuf {
+        self.folder.join("daemon")
+    }
+
+    /// The folder of the pull records, in kubelet's layout.
+    pub(crate) fn pull_records(&self) -> PathBuf {
+        self.folder.join("image_manager")
+    }
+
+    /// What commands made present without a daemon.
+    pub(crate) fn ensured(&self) -> PathBuf {
+        self.folder.join("ensured.json")
+    }
+
+    /// The keep rules.
+    pub(crate) fn keep(&self) -> PathBuf {
+        self.folder.join("keep.json")
+    }
+}
+
+impl Roots {
+    fn in_folder(folder: PathBuf) -> Roots {
+        match fs_err::metadata(folder.join("lock")) {
+            Ok(_) => Roots::There(folder),
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
+                Roots::None
+            }
+            Err(error) => Roots::Unknown(format!("{}: {}", folder.display(), error.kind())),
+        }
+    }
+}
+
+/// An endpoint by its real path: `/run` and `/var/run` are mostly the same folder.
+fn real(endpoint: &str) -> String {
+    let path = endpoint.strip_prefix("unix://").map(Path::new);
+    path.map_or_else(|| endpoint.to_owned(), |path| format!("unix://{}", real_path(path, LINKS).display()))
+}
+
+/// The runtime may be down, and its socket gone, or a link to nothing: the same path has to come of it.
+fn real_path(path: &Path, links: usize) -> PathBuf {
+    if let Ok(real) = path.canonicalize() {
+        return real;
+    }
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else { return path.to_owned() };
+    match std::fs::read_link(path) {
+        Ok(target) if links > 0 => real_path(&parent.join(target), links - 1),
+        _ => real_path(parent, links).join(name),
+    }
+}
+
+/// A socket as the name of a folder: `unix:///run/x/y.sock` is `run-x-y.sock`.
+fn file_name(endpoint: &str) -> String {
+    let path = endpoint.split_once("://").map_or(endpoint, |(_, path)| path).trim_matches('/');
+    let plain = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-') { c } else { '-' };
+    path.chars().map(plain).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_runtime_has_a_folder_of_its_own() {
+        assert_eq!(file_name("unix:///run/containerd/containerd.sock"), "run-containerd-containerd.sock");
+        assert_eq!(file_name("unix:///run/crio/crio.sock"), "run-crio-crio.sock");
+    }
+
+    #[test]
+    fn one_socket_has_one_folder_whatever_link_leads_to_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        fs_err::create_dir(path("run")).unwrap();
+        std::os::unix::fs::symlink("run", path("var-run")).unwrap();
+        let named = |name: &str| real(&format!("unix://{}", path(name).display()));
+        assert_eq!(named("var-run/d.sock"), named("run/d.sock"));
+        assert_ne!(named("run/e.sock"), named("run/d.sock"));
+        let before = named("var-run/crio/crio.sock");
+        std::os::unix::fs::symlink("../run/crio/crio.sock", path("run/link.sock")).unwrap();
+        assert_eq!(named("var-run/link.sock"), before, "it leads to nothing yet");
+        fs_err::create_dir(path("run/crio")).unwrap();
+        fs_err::write(path("run/crio/crio.sock"), "").unwrap();
+        for name in ["var-run/crio/crio.sock", "run/crio/crio.sock", "var-run/link.sock"] {
+            assert_eq!(named(name), before, "{name}");
+        }
+        assert_eq!(real("tcp://h:1"), "tcp://h:1");
+        assert_eq!(real("unix:///nowhere/d.sock"), "unix:///nowhere/d.sock");
+    }
+
+    /// A link to itself stands for a folder that this user may not look into: root may look into any.
+    #[test]
+    fn who_cannot_see_whether_root_collects_does_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let (own, root) = (folder.path().join("own"), folder.path().join("root"));
+        std::os::unix::fs::symlink("root", &root).unwrap();
+        let place = StateDir::of_runtime(&own, &root, "unix:///nowhere/d.sock");
+        assert!(place.of_root().is_none());
+        let refused = place.alone().err().unwrap();
+        assert!(refused.message().contains("cannot be seen"), "{}", refused.message());
+    }
+
+    #[test]
+    fn who_is_not_root_does_not_collect_beside_root() {
+        let folder = tempfile::tempdir().unwrap();
+        let (own, root) = (folder.path().join("own"), folder.path().join("root"));
+        let place = |root_of_this: &Path| StateDir::of_runtime(root_of_this, &root, "unix:///nowhere/d.sock");
+        assert!(place(&own).alone().is_ok(), "root does not");
+        drop(place(&root).lock().ok().unwrap());
+        assert!(place(&root).alone().is_ok());
+        let refused = Error::from(place(&own).lock().err().unwrap());
+        assert!(refused.message().contains("root/collect/runtimes/nowhere-d.sock"), "{}", refused.message());
+        assert_eq!(place(&own).of_root().unwrap().folder(), place(&root).folder());
+    }
+
+    #[test]
+    fn one_process_at_a_time_has_the_place() {
+        let folder = tempfile::tempdir().unwrap();
+        let place = || StateDir::at(folder.path().join("collect"));
+        let first = place().lock().ok().unwrap();
+        let refused = Error::from(place().lock().err().unwrap());
+        assert!(refused.message().ends_with("is in use by another larder"), "{}", refused.message());
+        assert!(refused.next_steps()[0].contains("larder serve"), "{:?}", refused.next_steps());
+        drop(first);
+        assert!(place().lock().is_ok());
+    }
+}

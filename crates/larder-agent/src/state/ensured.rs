@@ -1,0 +1,223 @@
+//! Images that a command made present without a daemon, for somebody who is about to use them: collection leaves them
+//! alone for a while, as a daemon does with what it ensures.
+//!
+//! The file is not behind the lock of the place: who ensures does not wait for a round, and the look that a round takes
+//! before each removal finds what came meanwhile. Lost entries would let images go, so a file that cannot be read ends
+//! the round.
+
+use std::io::{self, Read as _};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use larder::gc::{Anchor, Clock as _, ClockReading, Found, SystemClock, Use, UseError, UseSource};
+use larder_store::pull::PullConfig;
+use rustix::fs::FlockOperation;
+use serde::{Deserialize, Serialize};
+
+use super::dir::StateDir;
+use super::keep::replace;
+use crate::Error;
+
+const VERSION: u32 = 1;
+/// The most images that are remembered, the latest first.
+const MOST: usize = 10_000;
+/// More than so many images take, in bytes.
+const LONGEST_FILE: u64 = 8 << 20;
+
+/// The file.
+pub(crate) struct EnsuredFile {
+    path: PathBuf,
+    clock: SystemClock,
+    /// How long an image is left alone.
+    lease: Duration,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Ensured {
+    version: u32,
+    images: Vec<Entry>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct Entry {
+    /// Id of the image.
+    id: String,
+    /// When it was made present.
+    at: Anchor,
+}
+
+impl Default for Ensured {
+    fn default() -> Self {
+        Ensured { version: VERSION, images: Vec::new() }
+    }
+}
+
+impl Ensured {
+    /// With these images ensured now, and without what is over.
+    fn with(mut self, ids: &[&str], now: &ClockReading, lease: Duration) -> Ensured {
+        self.images.retain(|known| known.at.age(now) < lease && !ids.contains(&known.id.as_str()));
+        let at = Anchor::of(now);
+        self.images.extend(ids.iter().map(|id| Entry { id: (*id).to_owned(), at: at.clone() }));
+        self.images.sort_by_key(|entry| entry.at.age(now));
+        self.images.truncate(MOST);
+        self
+    }
+
+    /// What is left alone now.
+    fn uses(self, now: &ClockReading, lease: Duration) -> Vec<Found> {
+        let still = |Entry { id, at }: Entry| {
+            let ago = at.age(now);
+            let left = lease.checked_sub(ago).filter(|left| !left.is_zero())?;
+            Some(Found { image: id, handler: None, by: Use::Ensured { ago: Some(ago), left } })
+        };
+        self.images.into_iter().filter_map(still).collect()
+    }
+}
+
+impl EnsuredFile {
+    /// That of this place.
+    pub(crate) fn at(place: &StateDir) -> EnsuredFile {
+        let lease = PullConfig::default().ensured_lease;
+        EnsuredFile { path: place.ensured(), clock: SystemClock::new(), lease }
+    }
+
+    /// Takes note that these images, by id, were made present now. Durable when it returns.
+    pub(crate) fn add(&self, ids: &[&str]) -> Result<(), Error> {
+        let failed = |error: &dyn std::fmt::Display| Error::failed(error.to_string());
+        let _alone = self.alone().map_err(|error| failed(&error))?;
+        let known = self.read().map_err(|error| failed(&error))?;
+        let all = known.with(ids, &self.clock.read(), self.lease);
+        replace(&self.path, &all).map_err(|error| failed(&error))
+    }
+
+    /// Held while the file is read and replaced: two commands may end at the same time.
+    fn alone(&self) -> io::Result<Option<fs_err::File>> {
+        let Some(folder) = self.path.parent() else { return Ok(None) };
+        fs_err::create_dir_all(folder)?;
+        let folder = fs_err::File::open(folder)?;
+        rustix::fs::flock(&folder, FlockOperation::LockExclusive)?;
+        Ok(Some(folder))
+    }
+
+    fn read(&self) -> Result<Ensured, UseError> {
+        let path = self.path.display();
+        let broken = |why: &dyn std::fmt::Display| {
+            UseError(format!("which images were just ensured cannot be read: {path}: {why}; remove the file"))
+        };
+        let mut text = Vec::new();
+        match fs_err::File::open(&self.path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Ensured::default()),
+            opened => opened.and_then(|file| file.take(LONGEST_FILE).read_to_end(&mut text)),
+        }
+        .map_err(|error| UseError(format!("which images were just ensured cannot be read: {error}")))?;
+        let ensured: Ensured = serde_json::from_slice(&text).map_err(|error| broken(&error))?;
+        if ensured.version != VERSION {
+            return Err(broken(&format_args!("version {}, known is {VERSION}", ensured.version)));
+        }
+        Ok(ensured)
+    }
+}
+
+#[async_trait]
+impl UseSource for EnsuredFile {
+    async fn uses(&self) -> Result<Vec<Found>, UseError> {
+        Ok(self.read()?.uses(&self.clock.read(), self.lease))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use larder::gc::{GcError, Stamp};
+
+    use super::*;
+
+    const LEASE: Duration = Duration::from_secs(600);
+
+    fn seconds(wall: i64, since_boot: i64) -> ClockReading {
+        ClockReading {
+            wall: Stamp(wall * 1000),
+            since_boot: Some(since_boot * 1000),
+            boot: "this".to_owned(),
+        }
+    }
+
+    fn images(found: &[Found]) -> Vec<&str> {
+        found.iter().map(|found| found.image.as_str()).collect()
+    }
+
+    fn file(folder: &tempfile::TempDir) -> EnsuredFile {
+        EnsuredFile {
+            path: folder.path().join("state/ensured.json"),
+            clock: SystemClock::new(),
+            lease: LEASE,
+        }
+    }
+
+    #[test]
+    fn an_image_is_left_alone_for_as_long_as_the_lease_and_the_last_ensure_counts() {
+        let first = Ensured::default().with(&["a", "b"], &seconds(1000, 10), LEASE);
+        let second = first.with(&["a"], &seconds(1500, 510), LEASE);
+        let left = |at: i64| {
+            let all = Ensured { version: VERSION, images: second.images.clone() };
+            all.uses(&seconds(at, at - 990), LEASE)
+        };
+        assert_eq!(images(&left(1599)), ["a", "b"]);
+        assert_eq!(images(&left(1600)), ["a"]);
+        assert_eq!(images(&left(2100)), [""; 0]);
+        let by = Use::Ensured { ago: Some(Duration::from_secs(99)), left: Duration::from_secs(501) };
+        assert_eq!(left(1599)[0].by, by);
+        assert_eq!(by.to_string(), "an ensure 1m39s ago (for 8m21s more)");
+    }
+
+    #[test]
+    fn a_step_of_the_wall_clock_neither_ends_nor_prolongs_it() {
+        let day = 24 * 3600;
+        for step in [day, -day] {
+            let ensured = || Ensured::default().with(&["a"], &seconds(10 * day, 10), LEASE);
+            assert_eq!(images(&ensured().uses(&seconds(10 * day + step + 599, 609), LEASE)), ["a"], "{step}");
+            assert_eq!(
+                images(&ensured().uses(&seconds(10 * day + step + 601, 611), LEASE)),
+                [""; 0],
+                "{step}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_over_is_dropped_and_the_file_is_bounded() {
+        let ids: Vec<String> = (0..MOST).map(|number| format!("sha256:{number:064x}")).collect();
+        let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
+        let many = Ensured::default().with(&ids, &seconds(1000, 10), LEASE).with(
+            &["new"],
+            &seconds(1001, 11),
+            LEASE,
+        );
+        assert_eq!((many.images.len(), many.images[0].id.as_str()), (MOST, "new"));
+        assert!((serde_json::to_vec_pretty(&many).unwrap().len() as u64) < LONGEST_FILE);
+        let later = many.with(&["later"], &seconds(1601, 611), LEASE);
+        assert_eq!(later.images.len(), 1);
+    }
+
+    #[tokio::test]
+    async fn it_is_read_as_it_was_written_and_what_cannot_be_read_is_not_taken_for_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = file(&folder);
+        assert_eq!(file.uses().await, Ok(Vec::new()), "there is none");
+        file.add(&["a"]).unwrap();
+        file.add(&["b"]).unwrap();
+        let found = file.uses().await.unwrap();
+        let mut both = images(&found);
+        both.sort_unstable();
+        assert_eq!(both, ["a", "b"]);
+        for text in ["", "{", r#"{"version":2,"images":[]}"#, r#"{"version":1,"images":[{"id":"a"}]}"#] {
+            fs_err::write(&file.path, text).unwrap();
+            let error = file.uses().await.unwrap_err();
+            let failure = crate::control::gc::failure(GcError::Uses(error));
+            let (error, steps) = (failure.message(), failure.next_steps().concat());
+            assert!(error.contains("ensured.json") && error.contains("remove the file"), "{text}: {error}");
+            assert!(!steps.contains("runtime"), "it has no part in this: {steps}");
+            assert!(file.add(&["c"]).is_err(), "{text}");
+        }
+    }
+}

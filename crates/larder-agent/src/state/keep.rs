@@ -1,0 +1,166 @@
+//! Keep rules on disk. A file that cannot be read is never taken for one without rules: then nothing is collected.
+
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use larder::gc::{KeepRule, Selector};
+use serde::{Deserialize, Serialize};
+
+use super::dir::StateDir;
+use crate::Error;
+
+const VERSION: u32 = 1;
+
+/// The file with the rules.
+#[derive(Debug, Clone)]
+pub(crate) struct KeepFile(PathBuf);
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    version: u32,
+    rules: Vec<Rule>,
+}
+
+/// One rule, as it is written and as `-o json` shows it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(super) struct Rule {
+    select: Select,
+    ttl_seconds: Option<u64>,
+    budget_bytes: Option<u64>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+enum Select {
+    Name(String),
+    Digest(String),
+    Label { key: String, value: Option<String> },
+    Newest { repository: String, count: usize },
+}
+
+impl KeepFile {
+    /// The rules of this place.
+    pub(crate) fn at(place: &StateDir) -> KeepFile {
+        KeepFile(place.keep())
+    }
+
+    /// All rules; none when there is no file.
+    pub(crate) fn read(&self) -> Result<Vec<KeepRule>, Error> {
+        let wrong = |why: &dyn std::fmt::Display| {
+            Error::bad_input(format!("the keep rules cannot be read: {why}"))
+                .hint("nothing is removed until you mend or remove the file, or drop all rules: larder unkeep --all")
+        };
+        let text = match fs_err::read(&self.0) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+            text => text.map_err(|error| wrong(&error))?,
+        };
+        let file: File = serde_json::from_slice(&text)
+            .map_err(|error| wrong(&format_args!("{}: {error}", self.0.display())))?;
+        if file.version != VERSION {
+            let place = self.0.display();
+            return Err(wrong(&format_args!("{place} has version {}, known is {VERSION}", file.version)));
+        }
+        Ok(file.rules.into_iter().map(KeepRule::from).collect())
+    }
+
+    /// Replaces all rules. Durable when it returns.
+    pub(crate) fn write(&self, rules: &[KeepRule]) -> Result<(), Error> {
+        let file = File { version: VERSION, rules: rules.iter().map(Rule::from).collect() };
+        replace(&self.0, &file)
+            .map_err(|error| Error::failed(format!("the keep rules could not be written: {error}")))
+    }
+}
+
+/// Replaces a file with this document. Durable when it returns; who reads meanwhile has the old one or the new one.
+pub(super) fn replace(path: &Path, content: &impl Serialize) -> io::Result<()> {
+    let new = path.with_extension("json.new");
+    let mut file = fs_err::File::create(&new)?;
+    file.write_all(&serde_json::to_vec_pretty(content)?)?;
+    file.sync_all()?;
+    fs_err::rename(&new, path)?;
+    path.parent().map_or(Ok(()), |folder| fs_err::File::open(folder)?.sync_all())
+}
+
+/// A rule in force, and where it comes from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ListedRule {
+    /// The rule.
+    pub rule: KeepRule,
+    /// Where the settings have it, such as `/etc/larder/config.yaml:12`; `None` for one of `larder keep`.
+    pub place: Option<String>,
+}
+
+/// How it is shown with `-o json`.
+#[derive(Serialize)]
+pub struct ShownRule<'a> {
+    #[serde(flatten)]
+    rule: Rule,
+    from: Option<&'a str>,
+}
+
+impl<'a> From<&'a ListedRule> for ShownRule<'a> {
+    fn from(listed: &'a ListedRule) -> ShownRule<'a> {
+        ShownRule { rule: Rule::from(&listed.rule), from: listed.place.as_deref() }
+    }
+}
+
+impl From<&KeepRule> for Rule {
+    fn from(rule: &KeepRule) -> Rule {
+        let select = match rule.select.clone() {
+            Selector::Name(name) => Select::Name(name),
+            Selector::Digest(digest) => Select::Digest(digest),
+            Selector::Label(key, value) => Select::Label { key, value },
+            Selector::Newest { repository, count } => Select::Newest { repository, count },
+        };
+        Rule { select, ttl_seconds: rule.ttl.map(|ttl| ttl.as_secs()), budget_bytes: rule.budget_bytes }
+    }
+}
+
+impl From<Rule> for KeepRule {
+    fn from(rule: Rule) -> KeepRule {
+        let select = match rule.select {
+            Select::Name(name) => Selector::Name(name),
+            Select::Digest(digest) => Selector::Digest(digest),
+            Select::Label { key, value } => Selector::Label(key, value),
+            Select::Newest { repository, count } => Selector::Newest { repository, count },
+        };
+        KeepRule { select, ttl: rule.ttl_seconds.map(Duration::from_secs), budget_bytes: rule.budget_bytes }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rules_are_read_as_they_were_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = KeepFile(folder.path().join("keep.json"));
+        assert_eq!(file.read(), Ok(Vec::new()));
+        let mut rules = vec![
+            KeepRule::new(Selector::Name("app/*".into())),
+            KeepRule::new(Selector::Digest("sha256:aa".into())),
+            KeepRule::new(Selector::Label("team".into(), Some("infra".into()))),
+            KeepRule::new(Selector::Newest { repository: "*".into(), count: 3 }),
+        ];
+        rules[0].ttl = Some(Duration::from_secs(60));
+        rules[1].budget_bytes = Some(5);
+        file.write(&rules).unwrap();
+        assert_eq!(file.read(), Ok(rules));
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_not_taken_for_no_rules() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = KeepFile(folder.path().join("keep.json"));
+        for text in
+            ["", "{", r#"{"version":2,"rules":[]}"#, r#"{"version":1,"rules":[{"select":{"x":"y"}}]}"#]
+        {
+            fs_err::write(&file.0, text).unwrap();
+            assert!(file.read().is_err(), "{text}");
+        }
+    }
+}

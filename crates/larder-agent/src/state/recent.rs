@@ -1,0 +1,172 @@
+//! Images that were ensured not long ago: garbage collection spares them until their container runs, also when it is
+//! another process that collects.
+//!
+//! While this process lives, the gate of its manager protects them. This is the record for those after it: written
+//! behind by one thread, each image at most once in [`RENEW`], all that is pending in one write.
+
+use std::collections::HashMap;
+use std::mem;
+use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use larder::chain;
+use larder::reference::Digest;
+use larder_store::backend::StoreBackend;
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use super::ensured::EnsuredFile;
+use crate::Error;
+
+/// How long an image that was recorded is not recorded again.
+const RENEW: Duration = Duration::from_secs(30);
+
+/// Where ensures are recorded.
+enum Journal {
+    /// As leases of the embedded store.
+    Store(StoreBackend),
+    /// In a file of the state directory.
+    File(EnsuredFile),
+}
+
+/// Records ensures of one backend. The last one dropped waits until all of them are on disk.
+pub(crate) struct RecentEnsures {
+    pending: Arc<Mutex<Pending>>,
+    wake: Option<Sender<Wake>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct Pending {
+    ids: Vec<String>,
+    /// When each image was recorded last.
+    recorded: HashMap<String, Instant>,
+}
+
+enum Wake {
+    Write,
+    /// Answered once everything before it was written.
+    Flush(oneshot::Sender<()>),
+}
+
+impl RecentEnsures {
+    /// Records in the embedded store.
+    pub(crate) fn in_store(store: StoreBackend) -> RecentEnsures {
+        RecentEnsures::new(Journal::Store(store))
+    }
+
+    /// Records in a file of the state directory.
+    pub(crate) fn in_file(file: EnsuredFile) -> RecentEnsures {
+        RecentEnsures::new(Journal::File(file))
+    }
+
+    fn new(journal: Journal) -> RecentEnsures {
+        let (wake, woken) = mpsc::channel::<Wake>();
+        let pending = Arc::new(Mutex::new(Pending::default()));
+        let shared = Arc::clone(&pending);
+        let thread = thread::Builder::new().name("ensures".into()).spawn(move || {
+            while let Ok(wake) = woken.recv() {
+                let ids = mem::take(&mut lock(&shared).ids);
+                if !ids.is_empty()
+                    && let Err(error) = journal.write(&ids)
+                {
+                    tracing::warn!("collection may remove the images before they are used: {error}");
+                    lock(&shared).recorded.clear();
+                }
+                if let Wake::Flush(done) = wake {
+                    let _ = done.send(());
+                }
+            }
+        });
+        if let Err(error) = &thread {
+            tracing::warn!("ensured images are not recorded: {error}");
+        }
+        RecentEnsures { pending, wake: Some(wake), thread: thread.ok() }
+    }
+
+    /// Records that an image was ensured now. Returns at once.
+    pub(crate) fn note(&self, id: &str) {
+        let now = Instant::now();
+        let mut pending = lock(&self.pending);
+        pending.recorded.retain(|_, recorded| now.duration_since(*recorded) < RENEW);
+        if pending.recorded.contains_key(id) {
+            return;
+        }
+        pending.recorded.insert(id.to_owned(), now);
+        pending.ids.push(id.to_owned());
+        drop(pending);
+        self.wake(Wake::Write);
+    }
+
+    /// Waits until all that was recorded is on disk.
+    pub(crate) async fn flush(&self) {
+        let (done, written) = oneshot::channel();
+        self.wake(Wake::Flush(done));
+        let _ = written.await; // closed where there is no thread
+    }
+
+    fn wake(&self, wake: Wake) {
+        if let Some(sender) = &self.wake {
+            let _ = sender.send(wake); // closed where there is no thread
+        }
+    }
+}
+
+impl Drop for RecentEnsures {
+    fn drop(&mut self) {
+        self.wake = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Journal {
+    fn write(&self, ids: &[String]) -> Result<(), Error> {
+        match self {
+            Journal::File(file) => file.add(&ids.iter().map(String::as_str).collect::<Vec<_>>()),
+            Journal::Store(store) => {
+                for id in ids.iter().filter_map(|id| Digest::parse(id).ok()) {
+                    store.puller().spare(&id).map_err(|error| Error::failed(chain(&error)))?;
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+fn lock(pending: &Mutex<Pending>) -> MutexGuard<'_, Pending> {
+    pending.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use larder::gc::UseSource as _;
+
+    use super::*;
+    use crate::state::StateDir;
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_noted_is_on_disk_after_a_flush_and_is_renewed_later() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = || EnsuredFile::at(&StateDir::at(folder.path().to_owned()));
+        let recent = RecentEnsures::in_file(file());
+        for id in ["sha256:a", "sha256:b", "sha256:a"] {
+            recent.note(id);
+        }
+        recent.flush().await;
+        let mut found: Vec<_> = file().uses().await.unwrap().into_iter().map(|found| found.image).collect();
+        found.sort_unstable();
+        assert_eq!(found, ["sha256:a", "sha256:b"]);
+        fs_err::remove_file(folder.path().join("ensured.json")).unwrap();
+        recent.note("sha256:a");
+        recent.flush().await;
+        assert!(file().uses().await.unwrap().is_empty(), "it was recorded not long ago");
+        tokio::time::advance(RENEW).await;
+        recent.note("sha256:a");
+        drop(recent);
+        assert_eq!(file().uses().await.unwrap().len(), 1);
+    }
+}

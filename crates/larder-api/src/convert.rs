@@ -1,0 +1,389 @@
+//! Conversions between the messages of the API and domain types. Pure.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime};
+
+use jiff::Timestamp;
+use larder::backend::{
+    Bytes, CallErrorKind, Detail, Image, ImageDetails, LayerPhase, LayerProgress, PullStep, Wait,
+};
+use larder::credentials::{PullSecret, SecretCoordinates};
+use larder::events::{Event, EventType, Reason};
+use larder::gc::{KeepRule, Selector};
+use larder::pod::{ObjectKind, ObjectRef};
+use larder::pull::{Advice, EnsureError, EnsureReason, Ensured, Outcome, Phase, PullStatus};
+use tokio::time::Instant;
+
+use crate::Error;
+use crate::v1alpha1 as api;
+
+/// The keys of secrets, by their type.
+const SECRETS: [(&str, &str); 2] =
+    [("kubernetes.io/dockerconfigjson", ".dockerconfigjson"), ("kubernetes.io/dockercfg", ".dockercfg")];
+
+/// A time in milliseconds, as far as there are that many.
+pub fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// A moment as text, to the millisecond; empty when no calendar has it.
+pub fn time(time: SystemTime) -> String {
+    let moment =
+        Timestamp::try_from(time).and_then(|time| Timestamp::from_millisecond(time.as_millisecond()));
+    moment.map(|time| time.to_string()).unwrap_or_default()
+}
+
+/// An image of a backend as a message.
+pub fn image(image: &Image) -> api::Image {
+    api::Image {
+        id: image.id.clone(),
+        repo_tags: image.repo_tags.clone(),
+        repo_digests: image.repo_digests.clone(),
+        size_bytes: image.size,
+        pinned: image.pinned,
+        uid: image.uid,
+        username: image.username.clone(),
+    }
+}
+
+/// The image in a message.
+pub fn image_from(image: api::Image) -> Image {
+    Image {
+        id: image.id,
+        repo_tags: image.repo_tags,
+        repo_digests: image.repo_digests,
+        size: image.size_bytes,
+        pinned: image.pinned,
+        uid: image.uid,
+        username: image.username,
+        spec: None,
+    }
+}
+
+/// Image details in an answer of `Inspect`.
+pub fn details_from(answer: api::InspectResponse) -> ImageDetails {
+    ImageDetails { image: image_from(answer.image.unwrap_or_default()), info: answer.info }
+}
+
+/// An event as a message; `number` is its position in the event ring.
+pub fn event(event: Event, number: Option<u64>) -> api::Event {
+    let Event { time, event_type, reason, object, message } = event;
+    api::Event {
+        number,
+        time: self::time(time),
+        r#type: event_type.to_string(),
+        reason: reason.to_string(),
+        object_kind: match object.kind {
+            ObjectKind::Pod => "pod",
+            ObjectKind::Node => "node",
+        }
+        .to_owned(),
+        namespace: object.namespace,
+        name: object.name,
+        uid: object.uid,
+        field_path: object.field_path,
+        message,
+    }
+}
+
+/// The event about this object; `None` if it is of a kind that this larder does not know.
+pub fn event_from(event: api::Event, object: ObjectRef) -> Option<Event> {
+    Some(Event {
+        time: event.time.parse::<Timestamp>().map_or_else(|_| SystemTime::now(), SystemTime::from),
+        event_type: [EventType::Normal, EventType::Warning]
+            .into_iter()
+            .find(|known| known.to_string() == event.r#type)?,
+        reason: Reason::ALL.into_iter().find(|known| known.to_string() == event.reason)?,
+        object,
+        message: event.message,
+    })
+}
+
+/// A pull secret as a message; `None` for types that hold no registry credentials.
+pub fn secret(secret: &PullSecret) -> Option<api::PullSecret> {
+    let (_, key) = SECRETS.into_iter().find(|(kind, _)| *kind == secret.kind)?;
+    let PullSecret { kind, coordinates, data } = secret;
+    Some(api::PullSecret {
+        namespace: coordinates.namespace.clone(),
+        name: coordinates.name.clone(),
+        r#type: kind.clone(),
+        document: data.get(key).cloned().unwrap_or_default(),
+    })
+}
+
+/// The pull secret in a message.
+pub fn secret_from(secret: api::PullSecret) -> PullSecret {
+    let api::PullSecret { namespace, name, r#type: kind, document } = secret;
+    let key = SECRETS.into_iter().find(|(known, _)| *known == kind).map(|(_, key)| key.to_owned());
+    PullSecret {
+        kind,
+        coordinates: SecretCoordinates { namespace, name, ..SecretCoordinates::default() },
+        data: key.map(|key| BTreeMap::from([(key, document)])).unwrap_or_default(),
+    }
+}
+
+/// A pull in flight as a message, with times relative to `now`.
+pub fn pull(pull: &PullStatus, now: Instant) -> api::Pull {
+    let detail = pull.detail.as_ref();
+    let queued = pull.waiting.as_ref().map(|waiting| (waiting.clone().into_owned(), None));
+    let (waiting, waiting_milliseconds) =
+        queued.unwrap_or_else(|| wait(detail.and_then(|detail| detail.waiting.as_ref()), now));
+    api::Pull {
+        image: pull.image.clone(),
+        phase: pull.phase.to_string(),
+        step: detail.map(|detail| detail.step.to_string()).unwrap_or_default(),
+        waiting,
+        waiting_milliseconds,
+        done_bytes: pull.bytes.map(|bytes| bytes.done),
+        total_bytes: pull.bytes.and_then(|bytes| bytes.total),
+        bytes_per_second: detail.and_then(|detail| detail.rate),
+        milliseconds: millis(now.saturating_duration_since(pull.since)),
+        layers: detail
+            .iter()
+            .flat_map(|detail| &detail.layers)
+            .map(|layer| self::layer(layer, now))
+            .collect(),
+    }
+}
+
+fn layer(layer: &LayerProgress, now: Instant) -> api::PullLayer {
+    let (waiting, waiting_milliseconds) = wait(layer.waiting.as_ref(), now);
+    api::PullLayer {
+        digest: layer.digest.clone(),
+        phase: layer.phase.to_string(),
+        done_bytes: layer.bytes.done,
+        total_bytes: layer.bytes.total,
+        bytes_per_second: layer.rate,
+        waiting,
+        waiting_milliseconds,
+    }
+}
+
+fn wait(wait: Option<&Wait>, now: Instant) -> (String, Option<u64>) {
+    let Some(wait) = wait else { return (String::new(), None) };
+    let left = wait.until.map(|until| millis(until.saturating_duration_since(now)));
+    (wait.reason.clone(), left)
+}
+
+/// The pull in a message, with times relative to `now`.
+pub fn pull_from(pull: api::Pull, now: Instant) -> PullStatus {
+    let phase = match pull.phase.as_str() {
+        "queued" => Phase::Queued,
+        "throttled" => Phase::Throttled,
+        _ => Phase::Pulling,
+    };
+    let step = match pull.step.as_str() {
+        "resolving" => Some(PullStep::Resolving),
+        "pulling" => Some(PullStep::Layers),
+        "committing" => Some(PullStep::Committing),
+        _ => None,
+    };
+    let waiting = Some(pull.waiting).filter(|waiting| !waiting.is_empty());
+    let (queued, detailed) = if phase == Phase::Pulling { (None, waiting) } else { (waiting, None) };
+    PullStatus {
+        image: pull.image,
+        waiting: queued.map(Into::into),
+        bytes: pull.done_bytes.map(|done| Bytes { done, total: pull.total_bytes }),
+        detail: step.map(|step| Detail {
+            step,
+            waiting: wait_from(detailed, pull.waiting_milliseconds, now),
+            rate: pull.bytes_per_second,
+            layers: pull.layers.into_iter().map(|layer| layer_from(layer, now)).collect(),
+        }),
+        since: now.checked_sub(Duration::from_millis(pull.milliseconds)).unwrap_or(now),
+        phase,
+    }
+}
+
+fn layer_from(layer: api::PullLayer, now: Instant) -> LayerProgress {
+    LayerProgress {
+        digest: layer.digest,
+        phase: match layer.phase.as_str() {
+            "fetched by another pull" => LayerPhase::Elsewhere,
+            "fetching" => LayerPhase::Fetching,
+            "unpacking" => LayerPhase::Unpacking,
+            "unpacked" => LayerPhase::Unpacked,
+            "done" => LayerPhase::Done,
+            _ => LayerPhase::Queued,
+        },
+        bytes: Bytes { done: layer.done_bytes, total: layer.total_bytes },
+        rate: layer.bytes_per_second,
+        waiting: wait_from(Some(layer.waiting), layer.waiting_milliseconds, now),
+    }
+}
+
+fn wait_from(reason: Option<String>, left: Option<u64>, now: Instant) -> Option<Wait> {
+    let reason = reason.filter(|reason| !reason.is_empty())?;
+    Some(Wait { reason, until: left.map(|left| now + Duration::from_millis(left.min(MAX_WAIT))) })
+}
+
+/// The longest wait that is believed, in milliseconds: a day.
+const MAX_WAIT: u64 = 24 * 3600 * 1000;
+
+/// A keep rule as a message.
+pub fn keep_rule(rule: &KeepRule) -> api::KeepRule {
+    use api::keep_rule::Select;
+
+    let select = match rule.select.clone() {
+        Selector::Name(name) => Select::Name(name),
+        Selector::Digest(digest) => Select::Digest(digest),
+        Selector::Label(key, value) => Select::Label(api::LabelSelector { key, value }),
+        Selector::Newest { repository, count } => {
+            Select::Newest(api::NewestSelector { repository, count: count as u64 })
+        }
+    };
+    let ttl_seconds = rule.ttl.map(|ttl| ttl.as_secs());
+    api::KeepRule { select: Some(select), ttl_seconds, budget_bytes: rule.budget_bytes }
+}
+
+/// The keep rule in a message.
+pub fn keep_rule_from(rule: api::KeepRule) -> Result<KeepRule, Error> {
+    use api::keep_rule::Select;
+
+    let select = match rule.select {
+        Some(Select::Name(name)) => Selector::Name(name),
+        Some(Select::Digest(digest)) => Selector::Digest(digest),
+        Some(Select::Label(label)) => Selector::Label(label.key, label.value),
+        Some(Select::Newest(api::NewestSelector { repository, count })) => {
+            Selector::Newest { repository, count: usize::try_from(count).unwrap_or(usize::MAX) }
+        }
+        None => return Err(Error::bad_input("keep rule without a selector")),
+    };
+    let ttl = rule.ttl_seconds.map(Duration::from_secs);
+    Ok(KeepRule { select, ttl, budget_bytes: rule.budget_bytes })
+}
+
+/// The outcome of an ensure in a message.
+pub fn ensured_from(ensured: api::Ensured) -> Ensured {
+    let outcome = if ensured.pulled {
+        Outcome::Pulled {
+            size_bytes: ensured.size_bytes,
+            pull_duration: Duration::from_millis(ensured.pull_milliseconds),
+            total_duration: Duration::from_millis(ensured.total_milliseconds),
+        }
+    } else {
+        Outcome::Present
+    };
+    Ensured { image_ref: ensured.image_ref, message: ensured.message, outcome }
+}
+
+/// The failure of an ensure in a message.
+pub fn failed_from(failed: api::Failed) -> EnsureError {
+    let kind = match failed.kind.as_str() {
+        "NotFound" => CallErrorKind::NotFound,
+        "Denied" => CallErrorKind::Denied,
+        "NoRoom" => CallErrorKind::NoRoom,
+        _ => CallErrorKind::Other,
+    };
+    let advice = Some(failed.hint).filter(|hint| !hint.is_empty());
+    EnsureError {
+        reason: reason(failed.reason),
+        message: failed.message,
+        retry_in: failed.retry_milliseconds.map(Duration::from_millis),
+        advice: advice.map(|hint| Advice { kind, hint: hint.into() }),
+        withheld: failed.withheld,
+    }
+}
+
+fn reason(text: String) -> EnsureReason {
+    match text.as_str() {
+        "ImagePullBackOff" => EnsureReason::ImagePullBackOff,
+        "ImageInspectError" => EnsureReason::ImageInspectError,
+        "ErrImagePull" => EnsureReason::ErrImagePull,
+        "ErrImageNeverPull" => EnsureReason::ErrImageNeverPull,
+        "InvalidImageName" => EnsureReason::InvalidImageName,
+        "RegistryUnavailable" => EnsureReason::RegistryUnavailable,
+        "SignatureValidationFailed" => EnsureReason::SignatureValidationFailed,
+        _ => EnsureReason::Other(text),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_pull_comes_out_as_it_went_in() {
+        let now = Instant::now();
+        let wait = |left| Some(Wait { reason: "r.example asked to wait".into(), until: Some(now + left) });
+        let queued = PullStatus {
+            image: "a:1".into(),
+            phase: Phase::Queued,
+            waiting: Some("a free slot".into()),
+            bytes: None,
+            detail: None,
+            since: now.checked_sub(Duration::from_secs(3)).unwrap(),
+        };
+        let pulling = PullStatus {
+            phase: Phase::Pulling,
+            waiting: None,
+            bytes: Some(Bytes { done: 5, total: Some(10) }),
+            detail: Some(Detail {
+                step: PullStep::Layers,
+                waiting: wait(Duration::from_secs(2)),
+                rate: Some(7),
+                layers: [
+                    LayerPhase::Queued,
+                    LayerPhase::Elsewhere,
+                    LayerPhase::Fetching,
+                    LayerPhase::Unpacking,
+                    LayerPhase::Unpacked,
+                    LayerPhase::Done,
+                ]
+                .map(|phase| LayerProgress {
+                    digest: "sha256:1".into(),
+                    phase,
+                    bytes: Bytes { done: 1, total: None },
+                    rate: None,
+                    waiting: wait(Duration::from_secs(1)),
+                })
+                .into(),
+            }),
+            ..queued.clone()
+        };
+        for status in [queued, pulling] {
+            assert_eq!(pull_from(pull(&status, now), now), status);
+        }
+    }
+
+    #[test]
+    fn events_tell_no_empty_texts_and_no_nanoseconds() {
+        let event = Event {
+            time: SystemTime::UNIX_EPOCH + Duration::from_nanos(1_234_567_890),
+            event_type: EventType::Normal,
+            reason: Reason::Pulled,
+            object: ObjectRef::node("n1"),
+            message: "m".into(),
+        };
+        let event = self::event(event, Some(7));
+        let shown = serde_json::to_value(&event).unwrap();
+        assert_eq!(
+            shown,
+            serde_json::json!({
+                "number": 7, "time": "1970-01-01T00:00:01.234Z", "type": "Normal", "reason": "Pulled",
+                "objectKind": "node", "namespace": null, "name": "n1", "uid": shown["uid"], "fieldPath": null,
+                "message": "m",
+            })
+        );
+        assert_eq!(serde_json::from_value::<api::Event>(shown).unwrap(), event);
+    }
+
+    #[test]
+    fn a_secret_comes_out_as_it_went_in_and_others_do_not_travel() {
+        for (kind, key) in SECRETS {
+            let given = PullSecret {
+                kind: kind.into(),
+                coordinates: SecretCoordinates {
+                    uid: String::new(),
+                    namespace: "n".into(),
+                    name: "s".into(),
+                },
+                data: BTreeMap::from([(key.into(), b"{}".to_vec())]),
+            };
+            assert_eq!(secret_from(secret(&given).unwrap()), given);
+        }
+        let mut other = PullSecret::default();
+        other.kind = "Opaque".into();
+        assert_eq!(secret(&other), None);
+    }
+}

@@ -1,0 +1,288 @@
+//! SettingFlags about settings, for every command that reads them.
+
+#![allow(clippy::doc_markdown, rustdoc::bare_urls, reason = "these comments are the text of --help")]
+
+use std::env;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+
+use larder_agent::config::{Origin, Source, Sources};
+use larder_agent::environment::DefaultPaths;
+
+use super::Connection;
+
+const CONFIG_VARIABLE: &str = "LARDER_CONFIG";
+/// Names the backend where no flag does.
+pub(crate) const BACKEND_VARIABLE: &str = "LARDER_BACKEND";
+/// What crictl reads, too. They say which runtime `cri` is, not that one is used.
+pub(crate) const RUNTIME_VARIABLE: &str = "CONTAINER_RUNTIME_ENDPOINT";
+pub(crate) const IMAGE_VARIABLE: &str = "IMAGE_SERVICE_ENDPOINT";
+
+/// Where settings come from.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "Configuration")]
+pub(crate) struct SettingFlags {
+    /// Read settings from this file [env: LARDER_CONFIG]
+    /// [default: /etc/larder/config.yaml, for others than root ~/.config/larder/config.yaml, if it is there].
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+
+    /// Read kubelet's settings about images from this file of kubelet's, too. Larder's own file overrides it.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) kubelet_config: Option<PathBuf>,
+
+    /// The socket to serve on [default: /run/larder/larder.sock, for others than root
+    /// $XDG_RUNTIME_DIR/larder/larder.sock; with --root, larder.sock in that folder].
+    #[arg(long, value_name = "PATH")]
+    pub(crate) socket: Option<PathBuf>,
+
+    /// Serve metrics here; "" is nowhere [default: 127.0.0.1:9464].
+    #[arg(long, value_name = "ADDRESS:PORT")]
+    metrics_address: Option<String>,
+
+    /// The least important lines that are logged: error, warn, info, debug or trace [default: info].
+    #[arg(long, value_name = "LEVEL")]
+    log_level: Option<String>,
+
+    /// What lines of the log look like: text or json [default: text].
+    #[arg(long, value_name = "FORMAT")]
+    log_format: Option<String>,
+
+    #[command(flatten)]
+    kubelet: KubeletFlags,
+}
+
+/// SettingFlags that kubelet has, for who moves a command line over. The settings are described with their fields.
+#[derive(Debug, Clone, Default, Args)]
+#[command(next_help_heading = "SettingFlags of kubelet (better in a file, see docs/configuration.md)")]
+struct KubeletFlags {
+    /// registryPullQPS
+    #[arg(long, value_name = "N", allow_negative_numbers = true, hide_short_help = true)]
+    registry_qps: Option<String>,
+    /// registryBurst
+    #[arg(long, value_name = "N", allow_negative_numbers = true, hide_short_help = true)]
+    registry_burst: Option<String>,
+    /// serializeImagePulls
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true", hide_short_help = true)]
+    serialize_image_pulls: Option<String>,
+    /// imageMinimumGCAge
+    #[arg(long, value_name = "DURATION", allow_hyphen_values = true, hide_short_help = true)]
+    minimum_image_ttl_duration: Option<String>,
+    /// imageGCHighThresholdPercent
+    #[arg(long, value_name = "PERCENT", allow_negative_numbers = true, hide_short_help = true)]
+    image_gc_high_threshold: Option<String>,
+    /// imageGCLowThresholdPercent
+    #[arg(long, value_name = "PERCENT", allow_negative_numbers = true, hide_short_help = true)]
+    image_gc_low_threshold: Option<String>,
+    /// nodeStatusMaxImages
+    #[arg(long, value_name = "N", allow_negative_numbers = true, hide_short_help = true)]
+    node_status_max_images: Option<String>,
+    /// runtimeRequestTimeout
+    #[arg(long, value_name = "DURATION", allow_hyphen_values = true, hide_short_help = true)]
+    runtime_request_timeout: Option<String>,
+    /// containerRuntimeEndpoint
+    #[arg(long, value_name = "ENDPOINT", hide_short_help = true)]
+    container_runtime_endpoint: Option<String>,
+    /// imageServiceEndpoint
+    #[arg(long, value_name = "ENDPOINT", hide_short_help = true)]
+    image_service_endpoint: Option<String>,
+    /// imageCredentialProviderConfig
+    #[arg(long, value_name = "FILE", hide_short_help = true)]
+    image_credential_provider_config: Option<String>,
+    /// imageCredentialProviderBinDir
+    #[arg(long, value_name = "DIR", hide_short_help = true)]
+    image_credential_provider_bin_dir: Option<String>,
+    /// staticPodPath
+    #[arg(long, value_name = "DIR", hide_short_help = true)]
+    pod_manifest_path: Option<String>,
+}
+
+impl SettingFlags {
+    /// The same flags with this file of larder's.
+    pub(crate) fn with_file(&self, file: &Path) -> SettingFlags {
+        SettingFlags { config: Some(file.to_owned()), ..self.clone() }
+    }
+
+    /// All sources, with the variables and the user of this process.
+    pub(crate) fn sources(&self, connection: &Connection) -> Sources {
+        let variable = |name: &str| env::var_os(name).map(|value| value.to_string_lossy().into_owned());
+        self.sources_with(connection, rustix::process::geteuid().is_root(), variable)
+    }
+
+    /// The same for commands that work on the embedded store only, whatever variables and files say.
+    pub(crate) fn sources_of_store(&self, connection: &Connection) -> Sources {
+        let mut sources = self.sources(connection);
+        let (by, value) = (Origin::Default, "store".to_owned());
+        sources.layers.push(Source::Given { by, key: "backend", value });
+        sources
+    }
+
+    /// The same. An empty variable counts as unset.
+    fn sources_with(
+        &self,
+        connection: &Connection,
+        is_root: bool,
+        variable: impl Fn(&str) -> Option<String>,
+    ) -> Sources {
+        let variable = |name: &str| variable(name).filter(|value| !value.is_empty());
+        let mut places = DefaultPaths::of(is_root, variable);
+        if let Some(root) = &connection.root {
+            places.socket = Some(Path::new(&absolute(root)).join("larder.sock"));
+        }
+        let mut layers: Vec<Source> = self.kubelet_config.iter().cloned().map(Source::KubeletFile).collect();
+        let named = self.config.clone().or_else(|| variable(CONFIG_VARIABLE).map(PathBuf::from));
+        layers.extend(match named {
+            Some(path) => Some(Source::File { path, required: true }),
+            None => places.file.clone().map(|path| Source::File { path, required: false }),
+        });
+        // A root is larder's own store, whatever the variable says.
+        if connection.root.is_none() {
+            layers.extend(variable(BACKEND_VARIABLE).map(|value| Source::Given {
+                by: Origin::Variable(BACKEND_VARIABLE),
+                key: "backend",
+                value,
+            }));
+        }
+        let named = connection.backend.clone().or_else(|| variable(BACKEND_VARIABLE));
+        if connection.root.is_none() && named.as_deref() == Some("cri") {
+            // An image service alone is where images are.
+            let (runtime, image) = ("containerRuntimeEndpoint", "imageServiceEndpoint");
+            let image = if variable(RUNTIME_VARIABLE).is_some() { image } else { runtime };
+            for (name, key) in [(RUNTIME_VARIABLE, runtime), (IMAGE_VARIABLE, image)] {
+                layers.extend(variable(name).map(|value| Source::Given {
+                    by: Origin::Variable(name),
+                    key,
+                    value,
+                }));
+            }
+        }
+        layers.extend(self.given(connection).into_iter().filter_map(|(name, key, value)| {
+            Some(Source::Given { by: Origin::Flag(name), key, value: value? })
+        }));
+        Sources { places, layers }
+    }
+
+    /// Flag, setting and value of each flag.
+    fn given(&self, connection: &Connection) -> Vec<(&'static str, &'static str, Option<String>)> {
+        let path = |path: &Option<PathBuf>| path.as_deref().map(absolute);
+        let kubelet = self.kubelet.clone();
+        let store = connection.root.is_some().then(|| "store".to_owned());
+        let timeout = connection.timeout.map(larder::gotext::duration);
+        vec![
+            ("--root", "root", path(&connection.root)),
+            ("--root", "backend", store),
+            ("--backend", "backend", connection.backend.as_deref().map(backend)),
+            ("--certs-d", "registry.certsDirs", path(&connection.certs_d)),
+            ("--state", "state", path(&connection.state)),
+            ("--timeout", "runtimeRequestTimeout", timeout),
+            ("--socket", "listen.socket", path(&self.socket)),
+            ("--metrics-address", "metrics.address", self.metrics_address.clone()),
+            ("--log-level", "log.level", self.log_level.clone()),
+            ("--log-format", "log.format", self.log_format.clone()),
+            ("--registry-qps", "registryPullQPS", kubelet.registry_qps),
+            ("--registry-burst", "registryBurst", kubelet.registry_burst),
+            ("--serialize-image-pulls", "serializeImagePulls", kubelet.serialize_image_pulls),
+            ("--minimum-image-ttl-duration", "imageMinimumGCAge", kubelet.minimum_image_ttl_duration),
+            ("--image-gc-high-threshold", "imageGCHighThresholdPercent", kubelet.image_gc_high_threshold),
+            ("--image-gc-low-threshold", "imageGCLowThresholdPercent", kubelet.image_gc_low_threshold),
+            ("--node-status-max-images", "nodeStatusMaxImages", kubelet.node_status_max_images),
+            ("--runtime-request-timeout", "runtimeRequestTimeout", kubelet.runtime_request_timeout),
+            ("--container-runtime-endpoint", "containerRuntimeEndpoint", kubelet.container_runtime_endpoint),
+            ("--image-service-endpoint", "imageServiceEndpoint", kubelet.image_service_endpoint),
+            (
+                "--image-credential-provider-config",
+                "imageCredentialProviderConfig",
+                kubelet.image_credential_provider_config,
+            ),
+            (
+                "--image-credential-provider-bin-dir",
+                "imageCredentialProviderBinDir",
+                kubelet.image_credential_provider_bin_dir,
+            ),
+            ("--pod-manifest-path", "staticPodPath", kubelet.pod_manifest_path),
+        ]
+    }
+}
+
+/// The name of a backend; the path of a socket may start at the current directory.
+fn backend(text: &str) -> String {
+    let is_path = text.contains('/') && !text.contains("://");
+    if is_path { absolute(Path::new(text)) } else { text.to_owned() }
+}
+
+/// On a command line a path may start at the current directory.
+fn absolute(path: &Path) -> String {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned()).to_string_lossy().into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+
+    use super::*;
+    use larder_agent::config::kubelet_flags;
+
+    use crate::args::{Cli, Command};
+
+    fn sources(arguments: &[&str], variables: &[(&str, &str)]) -> Sources {
+        let cli = Cli::try_parse_from(["larder", "config"].iter().chain(arguments)).unwrap();
+        let Command::Config(args) = cli.command else { panic!("not config") };
+        let variable = |name: &str| {
+            variables.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
+        };
+        args.flags.sources_with(&cli.connection, true, variable)
+    }
+
+    fn flag(name: &'static str, key: &'static str, value: &str) -> Source {
+        Source::Given { by: Origin::Flag(name), key, value: value.to_owned() }
+    }
+
+    fn file(path: &str, required: bool) -> Source {
+        Source::File { path: path.into(), required }
+    }
+
+    #[test]
+    fn each_flag_of_kubelet_that_the_table_names_sets_its_setting() {
+        for (name, key) in kubelet_flags() {
+            let layers = sources(&[&format!("{name}=-1")], &[]).layers;
+            assert_eq!(layers.last(), Some(&flag(name, key, "-1")), "{name}");
+        }
+        let serial = sources(&["--serialize-image-pulls"], &[]).layers;
+        assert_eq!(serial.last(), Some(&flag("--serialize-image-pulls", "serializeImagePulls", "true")));
+    }
+
+    #[test]
+    fn the_stronger_comes_later() {
+        let given = ["--kubelet-config", "k", "--config", "c", "--backend", "cri", "--log-level", "debug"];
+        let layers = sources(&given, &[("LARDER_BACKEND", "/x"), ("LARDER_CONFIG", "v")]).layers;
+        let variable = Origin::Variable("LARDER_BACKEND");
+        assert_eq!(
+            layers,
+            [
+                Source::KubeletFile("k".into()),
+                file("c", true),
+                Source::Given { by: variable, key: "backend", value: "/x".into() },
+                flag("--backend", "backend", "cri"),
+                flag("--log-level", "log.level", "debug"),
+            ]
+        );
+    }
+
+    #[test]
+    fn the_file_is_the_one_that_is_named_or_the_usual_one() {
+        assert_eq!(sources(&[], &[]).layers, [file("/etc/larder/config.yaml", false)]);
+        assert_eq!(sources(&[], &[("LARDER_CONFIG", "v")]).layers, [file("v", true)]);
+        assert_eq!(sources(&[], &[("LARDER_CONFIG", "")]).layers, [file("/etc/larder/config.yaml", false)]);
+    }
+
+    #[test]
+    fn a_root_is_larders_own_store_with_its_own_socket() {
+        let sources = sources(&["--root", "/r"], &[("LARDER_BACKEND", "/x")]);
+        assert_eq!(sources.places.socket, Some("/r/larder.sock".into()));
+        let certs = self::sources(&["--certs-d", "/c"], &[]).layers;
+        assert_eq!(certs.last(), Some(&flag("--certs-d", "registry.certsDirs", "/c")));
+        let flags = [flag("--root", "root", "/r"), flag("--root", "backend", "store")];
+        assert_eq!(sources.layers[1..], flags);
+    }
+}

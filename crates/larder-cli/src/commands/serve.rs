@@ -1,0 +1,51 @@
+//! `larder serve`: the daemon, until a signal ends it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use larder_agent::config::LogFormat;
+use larder_agent::serve::{self, Daemon, StartError};
+
+use crate::args::{Connection, ServeArgs, verbosity_level};
+use crate::commands::config::print_mistakes;
+use crate::exit::Outcome;
+use crate::failure::Failure;
+use crate::out::Out;
+
+/// Runs until a signal comes.
+pub(super) fn run(args: &ServeArgs, connection: &Connection, out: &Arc<Out>) -> Result<Outcome, Failure> {
+    let runtime = serve::runtime().map_err(|error| Failure::failed(format!("could not start: {error}")))?;
+    let within = runtime.enter();
+    let daemon = match Daemon::build(args.flags.sources(connection), verbosity_level(connection.verbose)) {
+        Ok(daemon) => daemon,
+        Err(StartError::Settings(mistakes)) => return Ok(print_mistakes(&mistakes, out)),
+        Err(StartError::Failed(failure)) => return Err(failure),
+    };
+    announce(&daemon, out);
+    drop(within);
+    let ended = runtime.block_on(daemon.run());
+    // What still blocks has had its time.
+    runtime.shutdown_timeout(Duration::from_millis(200));
+    ended.map(|()| Outcome::Done)
+}
+
+/// Says what is served where.
+fn announce(daemon: &Daemon, out: &Out) {
+    let socket = match daemon.socket() {
+        Some(path) => path.display().to_string(),
+        None => "the socket that systemd handed over".to_owned(),
+    };
+    let (version, backend) = (env!("CARGO_PKG_VERSION"), daemon.node().description());
+    let address = daemon.metrics_address();
+    if daemon.config().log.format == LogFormat::Json {
+        // A log that is read by programs has no other lines.
+        let metrics = address.map(|address| address.to_string()).unwrap_or_default();
+        tracing::info!(version, socket, metrics, "larder keeps {backend}");
+        return;
+    }
+    out.note(format_args!("larder {version} keeps {backend}"));
+    out.note(format_args!("  CRI image service and larder's own API: {socket}"));
+    if let Some(address) = address {
+        out.note(format_args!("  metrics and health: http://{address}/metrics, /healthz, /readyz"));
+    }
+}

@@ -1,8 +1,0 @@
-//! Images that the node itself wants, without anybody asking: those of static pods, and those to prefetch.
-//!
-//! [`wishes`] keeps images present and spared from collection for as long as somebody wants them; `static_pods` and
-//! `prefetch` say who wants what.
-
-pub(super) mod prefetch;
-pub(super) mod static_pods;
-pub(super) mod wishes;

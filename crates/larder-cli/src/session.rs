@@ -1,0 +1,516 @@
+//! The way of a command to its images: the control API of a daemon, of another command that has them open, or of a
+//! node in this process.
+//!
+//! ```text
+//! --daemon, LARDER_DAEMON -> settings -> who serves these images? -> connect, join, or open a node and serve it
+//! ```
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use larder::credentials::Sources as Credentials;
+use larder::gotext;
+use larder::pull::PullConfig;
+use larder_agent::OpenError;
+use larder_agent::backend::docker;
+use larder_agent::backend::target::{CRI, DOCKER, STORE, nearest_backend};
+use larder_agent::backend::{OpenMode, RuntimeMode, Target, is_docker, target_of};
+use larder_agent::client::{Client, Server, is_listening, server_of, socket_path};
+use larder_agent::config::{self, Config, Mistakes, Sources};
+use larder_agent::environment::{DefaultPaths, variable};
+use larder_agent::node::{Node, NodeOptions, StateNeed};
+use larder_agent::serve::CommandServer;
+use tokio::sync::Mutex;
+use tokio::time::{self, Instant};
+
+use crate::args::settings::{BACKEND_VARIABLE, IMAGE_VARIABLE, RUNTIME_VARIABLE, SettingFlags};
+use crate::args::{Connection, verbosity_level};
+use crate::exit::Outcome;
+use crate::failure::{ErrorKind, Failure, Report as _};
+use crate::out::Out;
+
+/// Names the socket of a daemon, as `--daemon` does.
+const DAEMON_VARIABLE: &str = "LARDER_DAEMON";
+/// The value that means no daemon.
+const NO_DAEMON: &str = "none";
+/// How long to wait for images that another process has open and does not serve: it starts, or it ends.
+const OPEN_WITHIN: Duration = Duration::from_secs(120);
+/// How often to look whether it has.
+const OPEN_RETRY: Duration = Duration::from_millis(20);
+/// After how long the user is told what the command waits for.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// What a command wants of its images.
+#[derive(Default)]
+pub(crate) struct Need {
+    /// Only the embedded store has it: `LARDER_BACKEND` is not read.
+    pub(crate) store_only: bool,
+    /// A store that does not exist is created.
+    pub(crate) creates: bool,
+    /// What of the state directory.
+    pub(crate) state: Option<StateNeed>,
+    /// How images are pulled, where flags say so.
+    pub(crate) pulling: Option<Pulling>,
+}
+
+/// How a node in this process pulls.
+pub(crate) struct Pulling {
+    /// Changes the settings as flags say.
+    pub(crate) adjust: Box<dyn Fn(PullConfig) -> Result<PullConfig, Failure> + Send>,
+    /// The flags that were given, each with the setting that it changes.
+    pub(crate) given: Vec<(&'static str, &'static str)>,
+    /// Settings that flags give a value.
+    pub(crate) settings: Vec<config::Source>,
+    /// Credentials beside those that come with requests.
+    pub(crate) credentials: Arc<dyn Fn() -> Credentials + Send + Sync>,
+}
+
+impl Need {
+    /// To list and inspect.
+    pub(crate) fn look() -> Need {
+        Need { state: Some(StateNeed::None), ..Need::default() }
+    }
+
+    /// To change images, or what is known of them.
+    pub(crate) fn use_images() -> Need {
+        Need { state: Some(StateNeed::Own), ..Need::default() }
+    }
+
+    /// To collect, or to say what collection would do.
+    pub(crate) fn collect() -> Need {
+        Need { state: Some(StateNeed::Exclusive), ..Need::default() }
+    }
+
+    /// The same, of the embedded store only.
+    pub(crate) fn of_store(self) -> Need {
+        Need { store_only: true, ..self }
+    }
+
+    /// The same, and a store that does not exist is created.
+    pub(crate) fn creating(self) -> Need {
+        Need { creates: true, ..self }
+    }
+}
+
+/// One run of a command: what was typed, where to print, and the node that the command has open, if it has one.
+pub(crate) struct Session {
+    connection: Connection,
+    pub(crate) out: Arc<Out>,
+    server: Mutex<Option<CommandServer>>,
+}
+
+impl Session {
+    /// Nothing is looked for or opened yet.
+    pub(crate) fn new(connection: Connection, out: Arc<Out>) -> Session {
+        Session { connection, out, server: Mutex::default() }
+    }
+
+    /// The client of a daemon, for commands that are about nothing else.
+    pub(crate) fn daemon(&self) -> Result<Client, Failure> {
+        if let Some(client) = self.find(&Need::look())?.0 {
+            return Ok(client);
+        }
+        Err(Failure::unreachable("no daemon runs here")
+            .hint("start it with larder serve")
+            .hint("one that listens elsewhere is named with --daemon SOCKET, or by its --root or --backend"))
+    }
+
+    /// The daemon that serves these images, if one runs.
+    pub(crate) fn running_daemon(&self) -> Option<Client> {
+        self.find(&Need::look()).ok()?.0
+    }
+
+    /// A client of the node that has these images.
+    pub(crate) async fn open(&self, need: Need) -> Result<Client, Failure> {
+        self.connect(need).await.map_err(Failure::from)
+    }
+
+    /// The same; `None`, after a note, where nothing has been pulled yet into the usual store.
+    pub(crate) async fn open_to_list(&self, need: Need) -> Result<Option<Client>, Failure> {
+        let usual = self.connection.root.is_none();
+        match self.connect(need).await {
+            Ok(client) => Ok(Some(client)),
+            Err(OpenError::NoStore(_)) if usual => {
+                let root = DefaultPaths::current().root.unwrap_or_default();
+                self.out.note(format_args!(
+                    "note: nothing has been pulled yet: there is no image store in {}",
+                    root.display()
+                ));
+                Ok(None)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    async fn connect(&self, mut need: Need) -> Result<Client, OpenError> {
+        let started = Instant::now();
+        let mut told = false;
+        loop {
+            let busy = match self.find(&need)? {
+                (Some(client), _) => {
+                    tracing::info!(
+                        "asking the daemon at {}",
+                        client.socket().unwrap_or(Path::new("")).display()
+                    );
+                    return Ok(client);
+                }
+                (None, opening) => match Box::pin(self.join_or_open(opening?, &mut need)).await? {
+                    Ok(client) => return Ok(client),
+                    Err(busy) => busy,
+                },
+            };
+            if started.elapsed() > self.connection.timeout.unwrap_or(OPEN_WITHIN) {
+                return Err(OpenError::InUse(busy));
+            }
+            if !told && started.elapsed() > PATIENCE {
+                told = true;
+                self.out.note(format_args!("note: waiting: {}", busy.message()));
+            }
+            time::sleep(OPEN_RETRY).await;
+        }
+    }
+
+    /// Works through a command that has the images open, or opens them. The inner error says that another process has
+    /// them open and does not serve them now.
+    async fn join_or_open(
+        &self,
+        opening: Opening,
+        need: &mut Need,
+    ) -> Result<Result<Client, Failure>, OpenError> {
+        let Opening { sources, config, target, command } = opening;
+        let listed = need.state == Some(StateNeed::None) && matches!(target, Target::Runtime(_));
+        if let Some(socket) = command.filter(|_| !listed) {
+            let client = Client::at(socket, self.connection.timeout);
+            return match client.join(&config).await {
+                Ok(()) => {
+                    tracing::info!("working through another larder command");
+                    Ok(Ok(client))
+                }
+                // It has ended since it was found.
+                Err(error) if error.kind() == ErrorKind::Unavailable => Ok(Err(error)),
+                Err(error) => Err(error.into()),
+            };
+        }
+        tracing::info!("no daemon: working on the images itself");
+        let options = NodeOptions {
+            store: if need.creates { OpenMode::Create } else { OpenMode::Existing },
+            runtime: RuntimeMode::Require,
+            state: need.state.unwrap_or(StateNeed::None),
+            logs_events: false,
+            verbosity: verbosity_level(self.connection.verbose),
+        };
+        let credentials = need.pulling.as_ref().map(|pulling| (pulling.credentials)());
+        match Node::open(sources, config, credentials, options) {
+            Ok(node) => {
+                let server = CommandServer::start(node);
+                if need.pulling.is_some() {
+                    server.node().recover().await;
+                }
+                let client = server.client();
+                *self.server.lock().await = Some(server);
+                Ok(Ok(client))
+            }
+            Err(OpenError::InUse(error)) if self.daemon_has(&target) => Err(OpenError::InUse(error)),
+            Err(OpenError::InUse(error)) => Ok(Err(error)),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Whether a daemon that was not to be asked has the images: it does not end by itself.
+    fn daemon_has(&self, target: &Target) -> bool {
+        matches!(server_of(target, self.connection.state.as_deref()), Ok(Some(Server::Daemon(_))))
+    }
+
+    /// The client of the daemon that does the work of this command; else what it takes to work on the images here, or
+    /// why that is not possible.
+    fn find(&self, need: &Need) -> Result<(Option<Client>, Result<Opening, OpenError>), Failure> {
+        let client = |socket| Client::at(socket, self.connection.timeout);
+        let never = match self.named()? {
+            Named::At(socket) => {
+                self.check_agreed(&socket)?;
+                let unused = Failure::unreachable("a daemon was named");
+                return Ok((Some(client(socket)), Err(unused.into())));
+            }
+            Named::Never => true,
+            Named::Nothing => false,
+        };
+        let opening = self.opening(need);
+        let mut command = None;
+        if let Ok(opening) = &opening {
+            match server_of(&opening.target, self.connection.state.as_deref())? {
+                Some(Server::Daemon(socket)) if !never => {
+                    return Ok((Some(client(socket)), opening_unused()));
+                }
+                Some(Server::Command(socket)) => command = Some(socket),
+                _ => {}
+            }
+        }
+        if !never
+            && !need.store_only
+            && !self.names_images()
+            && let Some(usual) = DefaultPaths::current().socket
+            && is_listening(&usual)?
+        {
+            return Ok((Some(client(usual)), opening_unused()));
+        }
+        Ok((None, opening.map(|opening| Opening { command, ..opening })))
+    }
+
+    /// The settings, and where they say that images are.
+    fn opening(&self, need: &Need) -> Result<Opening, OpenError> {
+        let (sources, config) = self.config(need)?;
+        let target = target_of(&config)?;
+        Ok(Opening { sources, config, target, command: None })
+    }
+
+    /// The settings of this command.
+    pub(crate) fn config(&self, need: &Need) -> Result<(Sources, Config), Failure> {
+        self.check_flags(need)?;
+        let flags = SettingFlags::default();
+        let mut sources = if need.store_only {
+            flags.sources_of_store(&self.connection)
+        } else {
+            flags.sources(&self.connection)
+        };
+        if let Some(pulling) = &need.pulling {
+            sources.layers.extend(pulling.settings.iter().cloned());
+        }
+        let mut config = config::load(&sources).map_err(|mistakes| self.refused(&mistakes))?;
+        if let Some(root) = &self.connection.root {
+            config.root.clone_from(root); // as it was typed, for messages
+        }
+        for warning in &config.warnings {
+            tracing::info!("{warning}");
+        }
+        if let Some(pulling) = &need.pulling {
+            config.pull = (pulling.adjust)(config.pull.clone())?;
+            for (flag, key) in &pulling.given {
+                config.set_origin(key, config::Origin::Flag(flag));
+            }
+        }
+        Ok((sources, config))
+    }
+
+    /// Flags that contradict each other.
+    fn check_flags(&self, need: &Need) -> Result<(), Failure> {
+        let connection = &self.connection;
+        let backend = connection.backend.as_deref();
+        if let (true, Some(other)) = (need.store_only, backend.filter(|backend| *backend != STORE)) {
+            return Err(Failure::bad_input(format!(
+                "--backend {other}: this command works on larder's own store"
+            ))
+            .hint("leave --backend out, or name a folder with --root DIR"));
+        }
+        let variable =
+            || variable(BACKEND_VARIABLE).filter(|_| connection.root.is_none() && !need.store_only);
+        let named = backend.map(|text| (text.to_owned(), "--backend"));
+        let named = named.or_else(|| Some((variable()?, BACKEND_VARIABLE)));
+        if let Some((text, by)) = &named {
+            check_backend(text, by)?;
+        }
+        if let (Some(folder), Some(_)) = (&connection.certs_d, named.filter(|(named, _)| named != STORE)) {
+            return Err(Failure::bad_input(format!("--certs-d {}: a runtime does not read it", folder.display()))
+                .hint("configure the runtime's own, for containerd config_path; or leave --backend and LARDER_BACKEND out"));
+        }
+        if let Some(folder) = connection.certs_d.as_ref().filter(|folder| !folder.is_dir()) {
+            return Err(Failure::bad_input(format!("--certs-d {}: no such folder", folder.display()))
+                .hint("name a folder that has one folder for each registry, with a hosts.toml in it"));
+        }
+        Ok(())
+    }
+
+    /// Prints all mistakes but the last, which is the failure.
+    fn refused(&self, mistakes: &Mistakes) -> Failure {
+        let hints = |mistake: &larder_agent::manifest::Located| {
+            mistake.hints().iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        let Some((last, others)) = mistakes.each().split_last() else {
+            return Failure::bad_input("the settings cannot be used");
+        };
+        for mistake in others {
+            self.out.error(mistake, hints(mistake));
+        }
+        Failure::bad_input(last.to_string()).hints(hints(last))
+    }
+
+    /// Whether flags or variables say where images are.
+    fn names_images(&self) -> bool {
+        let Connection { root, backend, state, .. } = &self.connection;
+        let variable = variable(BACKEND_VARIABLE).filter(|text| text != STORE);
+        root.is_some() || backend.is_some() || state.is_some() || variable.is_some()
+    }
+
+    fn named(&self) -> Result<Named, Failure> {
+        let (text, by) = match (&self.connection.daemon, variable(DAEMON_VARIABLE)) {
+            (Some(text), _) => (text.clone(), "--daemon"),
+            (None, Some(text)) => (text, DAEMON_VARIABLE),
+            (None, None) => return Ok(Named::Nothing),
+        };
+        if text == NO_DAEMON {
+            return Ok(Named::Never);
+        }
+        let socket = socket_path(&text).map_err(|error| {
+            Failure::bad_input(format!("{by} {text}: {error}"))
+                .hint("write it as unix:///path/to.sock, or none for no daemon")
+        })?;
+        Ok(Named::At(socket))
+    }
+
+    /// Fails where a flag names images that the named daemon does not serve.
+    fn check_agreed(&self, socket: &Path) -> Result<(), Failure> {
+        let place = match (&self.connection.root, &self.connection.backend) {
+            (Some(root), _) => format!("--root {}", root.display()),
+            (None, Some(backend)) => format!("--backend {backend}"),
+            (None, None) => return Ok(()),
+        };
+        // A daemon that does not answer is reported by the call.
+        if !is_listening(socket).unwrap_or(false) {
+            return Ok(());
+        }
+        let same = |a: &Path, b: &Path| {
+            a == b || matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
+        };
+        let theirs = self
+            .opening(&Need::look())
+            .ok()
+            .and_then(|opening| server_of(&opening.target, self.connection.state.as_deref()).ok().flatten());
+        if matches!(theirs, Some(Server::Daemon(theirs)) if same(&theirs, socket)) {
+            return Ok(());
+        }
+        Err(Failure::bad_input(format!("{place}: this is not what the daemon at {} keeps", socket.display()))
+            .hint("name the one or the other: a daemon has the place that it was started with; --daemon none asks none"))
+    }
+
+    /// Ends what the command has open, once other commands that work through it have ended.
+    pub(crate) async fn close(&self) {
+        let Some(server) = self.server.lock().await.take() else { return };
+        let waiting = |commands: usize| {
+            let others = if commands == 1 { "command" } else { "commands" };
+            self.out.note(format_args!(
+                "note: waiting for {commands} other larder {others} that work through this one"
+            ));
+        };
+        server.close(waiting).await;
+    }
+
+    /// The failure, and which variable led to what cannot be reached.
+    pub(crate) fn explain(&self, failure: Failure, of_store: bool) -> Failure {
+        let connection = &self.connection;
+        let named = variable(BACKEND_VARIABLE);
+        if of_store {
+            let by_default = connection.root.is_none() && connection.backend.is_none();
+            return match named.filter(|named| by_default && named != STORE) {
+                Some(named) => failure.hint(format!(
+                    "{BACKEND_VARIABLE}={named} is not read: this command works on larder's own store, since a runtime has no such thing"
+                )),
+                None => failure,
+            };
+        }
+        if failure.outcome() != Outcome::Unreachable || connection.root.is_some() {
+            return failure;
+        }
+        let (text, by_variable) = match (&connection.backend, named) {
+            (Some(text), _) => (text.clone(), false),
+            (None, Some(text)) => (text, true),
+            (None, None) => return failure,
+        };
+        let name = match text.as_str() {
+            STORE => None,
+            CRI => {
+                let set =
+                    [RUNTIME_VARIABLE, IMAGE_VARIABLE].into_iter().find(|name| variable(name).is_some());
+                set.map(str::to_owned)
+            }
+            DOCKER => docker::named_by(variable),
+            _ if by_variable => Some(BACKEND_VARIABLE.to_owned()),
+            _ => None,
+        };
+        match name {
+            Some(name) => failure.hint(format!("the socket is the one that {name} names")),
+            None => failure,
+        }
+    }
+
+    /// A client whose backend answers. One that does not is tried again for as long as `patience`, since a runtime may
+    /// start later than larder.
+    pub(crate) async fn reach_within(
+        &self,
+        patience: Duration,
+        need: impl Fn() -> Need,
+    ) -> Result<Client, Failure> {
+        let started = Instant::now();
+        let mut told = false;
+        loop {
+            let failure = match self.reach(need()).await {
+                Err(failure) if failure.outcome() == Outcome::Unreachable => failure,
+                reached_or_never => return reached_or_never,
+            };
+            if started.elapsed() + RETRY_PERIOD > patience {
+                return Err(failure);
+            }
+            if !told {
+                told = true;
+                let patience = gotext::duration(patience);
+                self.out.note(format_args!(
+                    "note: waiting up to {patience} for the runtime: {}",
+                    failure.message()
+                ));
+            }
+            time::sleep(RETRY_PERIOD).await;
+        }
+    }
+
+    /// A client whose backend answers.
+    pub(crate) async fn reach(&self, need: Need) -> Result<Client, Failure> {
+        if self.server.lock().await.is_none() {
+            let client = self.open(need).await?;
+            if client.socket().is_some() {
+                client.answered().await?;
+                return Ok(client);
+            }
+        }
+        match &*self.server.lock().await {
+            Some(server) => server.node().reach().await.map(|()| server.client()),
+            None => Err(Failure::unreachable("the images were closed")),
+        }
+    }
+}
+
+/// Whether a text that a flag or a variable gives can name a backend.
+fn check_backend(text: &str, by: &str) -> Result<(), Failure> {
+    if matches!(text, STORE | CRI) || is_docker(text) {
+        return Ok(());
+    }
+    if let Some(meant) = nearest_backend(text) {
+        return Err(Failure::bad_input(format!("{by} {text}: there is no such backend"))
+            .hint(format!("did you mean {meant}?")));
+    }
+    socket_path(text).map(drop).map_err(|error| {
+        Failure::bad_input(format!("{by} {text}: {error}"))
+            .hint("write it as unix:///path/to.sock, cri for whatever runtime runs here, docker for Docker Engine, or store for larder's own store")
+    })
+}
+
+/// How long to wait before a runtime that does not answer is tried again.
+const RETRY_PERIOD: Duration = Duration::from_secs(1);
+
+/// What it takes to work on the images in this process.
+struct Opening {
+    sources: Sources,
+    config: Config,
+    target: Target,
+    /// The socket of another command that has them open.
+    command: Option<PathBuf>,
+}
+
+fn opening_unused() -> Result<Opening, OpenError> {
+    Err(Failure::unreachable("a daemon has the images").into())
+}
+
+/// The daemon that flags or variables name.
+enum Named {
+    Nothing,
+    Never,
+    At(PathBuf),
+}
