@@ -12,8 +12,8 @@ use larder::records::{ImageRecords, Verification};
 use larder_cri::{CriBackend, CriConfig};
 #[cfg(feature = "docker")]
 use larder_docker::DockerBackend;
+use larder_registry::RegistryConfig;
 use larder_store::backend::StoreBackend;
-use larder_store::registry::RegistryConfig;
 use tokio::time::{self, Instant};
 
 use crate::access;

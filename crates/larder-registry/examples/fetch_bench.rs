@@ -8,8 +8,8 @@ use std::os::unix::fs::FileExt as _;
 use std::sync::Arc;
 
 use larder::reference::Reference;
-use larder_store::manifest::PlatformMatcher;
-use larder_store::registry::{BlobSink, Client, Extents, RegistryConfig, fetch_blob};
+use larder_registry::manifest::PlatformMatcher;
+use larder_registry::{BlobSink, Client, Extents, RegistryConfig, fetch_blob};
 use larder_testkit::peers::{Image, Registry, RegistryOptions};
 use tokio::time::Instant;
 

@@ -1,17 +1,18 @@
-//! Speaks the OCI distribution protocol: names to manifests, descriptors to bytes.
+//! OCI distribution client: resolves image names to manifests, fetches manifests, configs and blobs. Needs no store.
 //!
 //! ```text
-//! Client (shared) -> Session (one image, one credential) -> hosts, in order
+//! Client (shared) -> Session (one image, one credential) -> hosts of hosts.toml, in order
 //!                                                            -> budget -> auth -> transport
-//! fetch_blob: ranges of a blob, side by side, each through hosts and retries of its own
+//! Session::documents: index -> manifest -> config, each verified and parsed by `manifest`
+//! fetch_blob: ranges of a blob in parallel, each with its own hosts and retries -> BlobSink
 //! ```
 //!
-//! Read [`Session::resolve`] and `Session::ask` first, then [`fetch_blob`].
+//! Read `session.rs` first ([`Session::resolve`] and `Session::ask`), then [`fetch_blob`].
 //!
-//! Promises: a host gets no credential but its own, whatever redirects and challenges say; a registry that asks for
-//! patience gets it from all pulls; nothing waits without end, and what waits says why ([`Notice::Waiting`]);
-//! manifests and configs are verified, blobs are not (their reader does that); memory is bounded by settings; no
-//! reply panics, and no error text holds a secret or a signed URL.
+//! Invariants: a host receives only its own credentials, whatever redirects and challenges say; when a registry asks
+//! to wait, all pulls wait; every wait is bounded and reports its reason ([`Notice::Waiting`]); manifests and configs
+//! are verified, blobs are not (their reader verifies them); memory is bounded by settings; no reply panics; no error
+//! text contains a secret or a signed URL.
 
 mod auth;
 mod body;
@@ -26,6 +27,7 @@ mod fetch;
 mod hosts;
 mod image;
 mod login;
+pub mod manifest;
 mod rate_limit;
 mod route;
 mod session;
@@ -51,7 +53,7 @@ pub use tls::TlsError;
 pub use trial::Trial;
 pub use waiting::{Notice, Waiting};
 
-/// The schemes that a `WWW-Authenticate` field offers, in lower case: for whoever fuzzes the parser.
+/// The schemes that a `WWW-Authenticate` field offers, in lower case. Public for the fuzz target of the parser.
 #[doc(hidden)]
 pub fn challenge_schemes(header: &str) -> Vec<String> {
     challenge::parse(header).into_iter().map(|challenge| challenge.scheme).collect()

@@ -122,7 +122,7 @@ pub(crate) fn dice() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::registry::error::Answer;
+    use crate::error::Answer;
 
     fn route(hosts: usize) -> Route {
         Route::new(&RegistryConfig::default(), hosts, 0)

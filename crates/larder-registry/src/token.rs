@@ -159,7 +159,7 @@ pub(crate) fn read_reply(body: &[u8]) -> Result<Token, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::registry::challenge;
+    use crate::challenge;
 
     fn asked(header: &str, registry: &str, credential: Option<&Credential>) -> Result<TokenRequest, String> {
         let registry = Url::parse(registry).unwrap();

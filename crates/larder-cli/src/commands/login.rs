@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use larder::credentials::helpers::{Asked, HelperError, Helpers};
 use larder::credentials::{Credential, Secret, Tokens};
-use larder_store::registry::{Client, FetchError, FetchErrorKind, Login};
+use larder_registry::{Client, FetchError, FetchErrorKind, Login};
 
 use crate::access::{self, LoginFile, LoginRegistry, terminal};
 use crate::args::{Connection, LoginArgs, LogoutArgs};

@@ -7,7 +7,7 @@ use larder::gc::PolicyError;
 use larder::gotext::quote;
 use larder::pull::PullConfig;
 use larder_cri::Endpoint;
-use larder_store::registry::Proxy;
+use larder_registry::Proxy;
 
 use super::settings::{self, Draft};
 use super::{BackendAt, Config, Origin, Places};

@@ -32,7 +32,7 @@ use larder::credentials::Tokens;
 use larder::gc::{GcPolicy, Periods};
 use larder::pull::PullConfig;
 use larder_cri::{CriConfig, Endpoint};
-use larder_store::registry::RegistryConfig;
+use larder_registry::RegistryConfig;
 use larder_store::store::StoreConfig;
 
 pub(crate) use diff::{Change, Changes, diff};

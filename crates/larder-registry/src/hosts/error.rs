@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use crate::registry::tls::TlsError;
+use crate::tls::TlsError;
 
 /// The text names the file and the key.
 #[derive(Debug, thiserror::Error)]

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use reqwest::Url;
 
 use super::{Host, HostsError, is_loopback, read_file};
-use crate::registry::tls::{self, ClientPem};
+use crate::tls::{self, ClientPem};
 
 /// The registry's server with the certificates of its folder. Where there are any, it is spoken to over TLS.
 pub(super) fn with_certificates(folder: &Path, mut server: Host) -> Result<Host, HostsError> {

@@ -1,8 +1,8 @@
 //! Passwords and tokens: asked for, shown to the right ones, renewed.
 
 use larder::credentials::{Credential, Secret};
-use larder_store::manifest::PlatformMatcher;
-use larder_store::registry::{Client, Extents, What, fetch_blob};
+use larder_registry::manifest::PlatformMatcher;
+use larder_registry::{Client, Extents, What, fetch_blob};
 use larder_testkit::fault_registry::{Auth, Fault, FaultRegistry, On};
 use std::time::Duration;
 

@@ -1,6 +1,6 @@
 //! Blobs in ranges, broken and resumed; each test counts what was downloaded again.
 
-use larder_store::registry::{BlobError, BlobSink, Extents, Notice, fetch_blob};
+use larder_registry::{BlobError, BlobSink, Extents, Notice, fetch_blob};
 use larder_testkit::fault_registry::{Fault, FaultRegistry, On};
 use std::sync::Arc;
 use std::time::Duration;
@@ -240,7 +240,7 @@ async fn nothing_is_written_once_the_fetch_is_dropped() {
     let (_, blob) = put_blob(&registry, 5_000_000);
     // So that no fetch is over before it is dropped.
     registry.fault(On::path("/blobs/"), Fault::StallAfter(600_000));
-    let config = larder_store::registry::RegistryConfig { range_size: 1_000_000, ..quick() };
+    let config = larder_registry::RegistryConfig { range_size: 1_000_000, ..quick() };
     let session = session(config, &registry.image("a/b"));
     for _ in 0..20 {
         let (tell, told) = std::sync::mpsc::channel();
@@ -284,8 +284,8 @@ async fn connections_to_a_registry_are_bounded_over_all_pulls() {
     let registry = FaultRegistry::start();
     let blobs: Vec<_> = (1..=6).map(|number| put_blob(&registry, SIZE / 2 + number)).collect();
     registry.fault(On::path("/blobs/"), Fault::Trickle(20_000, Duration::from_millis(5)));
-    let config = larder_store::registry::RegistryConfig { connections: 5, ..quick() };
-    let client = larder_store::registry::Client::new(config);
+    let config = larder_registry::RegistryConfig { connections: 5, ..quick() };
+    let client = larder_registry::Client::new(config);
     let session = client.session(&reference(&registry.image("a/b")), None).unwrap();
     let none = Extents::new();
     let fetches = blobs.iter().map(|(content, blob)| {

@@ -1,6 +1,6 @@
 //! Mirrors: asked first, left for the next host at the byte that was reached.
 
-use larder_store::registry::{Client, Extents, FetchErrorKind, RegistryConfig, Session, fetch_blob};
+use larder_registry::{Client, Extents, FetchErrorKind, RegistryConfig, Session, fetch_blob};
 use larder_testkit::fault_registry::{Auth, Fault, FaultRegistry, On};
 use larder_testkit::peers::process::wait_until;
 
@@ -211,7 +211,7 @@ async fn registries_are_reached_through_the_proxy_and_loopback_is_not() {
     let registry = FaultRegistry::start();
     registry.put_image("shop/web", "1", LAYER, &[content(10)], &[]);
     let config = RegistryConfig {
-        proxy: larder_store::registry::Proxy::Fixed { url: proxy.url(), except: "direct.invalid".into() },
+        proxy: larder_registry::Proxy::Fixed { url: proxy.url(), except: "direct.invalid".into() },
         plain_http: vec!["reg.invalid".into(), "direct.invalid".into()],
         tries: 1,
         ..quick()
@@ -252,7 +252,7 @@ fn proxy_variables_of_the_environment_are_obeyed() {
 async fn asks_reg_invalid() {
     let config = RegistryConfig {
         plain_http: vec!["reg.invalid".into(), "direct.invalid".into()],
-        proxy: larder_store::registry::Proxy::FromEnvironment,
+        proxy: larder_registry::Proxy::FromEnvironment,
         tries: 1,
         ..quick()
     };

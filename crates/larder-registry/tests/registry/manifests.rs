@@ -1,7 +1,7 @@
 //! From names to manifests and configs.
 
-use larder_store::manifest::{Document, ManifestError, Platform, PlatformMatcher};
-use larder_store::registry::FetchErrorKind;
+use larder_registry::FetchErrorKind;
+use larder_registry::manifest::{Document, ManifestError, Platform, PlatformMatcher};
 use larder_testkit::fault_registry::{Fault, FaultRegistry, On, digest};
 use serde_json::json;
 

@@ -1,7 +1,7 @@
 //! A real docker-registry: plain, with a password, with TLS of a private authority.
 
-use larder_store::manifest::PlatformMatcher;
-use larder_store::registry::{Client, Extents, RegistryConfig, fetch_blob};
+use larder_registry::manifest::PlatformMatcher;
+use larder_registry::{Client, Extents, RegistryConfig, fetch_blob};
 use larder_testkit::fault_registry::digest;
 use larder_testkit::peers::registry::{PASSWORD, USER};
 use larder_testkit::peers::{

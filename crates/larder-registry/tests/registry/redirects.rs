@@ -2,7 +2,7 @@
 
 use std::net::TcpListener;
 
-use larder_store::registry::{Client, Extents, fetch_blob};
+use larder_registry::{Client, Extents, fetch_blob};
 use larder_testkit::fault_registry::{Auth, Fault, FaultRegistry, On};
 
 use crate::support::*;

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, SystemTime};
 
-use larder_store::registry::{Client, Extents, FetchErrorKind, RegistryConfig, Waiting, fetch_blob};
+use larder_registry::{Client, Extents, FetchErrorKind, RegistryConfig, Waiting, fetch_blob};
 use larder_testkit::fault_registry::{Fault, FaultRegistry, On};
 use tokio::time::Instant;
 

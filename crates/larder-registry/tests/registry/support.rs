@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use larder::credentials::{Credential, Secret};
 use larder::reference::{Digest, Reference};
-use larder_store::manifest::Descriptor;
-use larder_store::registry::{
+use larder_registry::manifest::Descriptor;
+use larder_registry::{
     BlobSink, Client, FetchError, FetchErrorKind, Notice, Proxy, RegistryConfig, Session, Waiting,
 };
 use larder_testkit::fault_registry::FaultRegistry;

@@ -20,11 +20,11 @@ use super::tally::Tally;
 use super::workers::Worker;
 use super::{Puller, blocking};
 use crate::disk::Amount;
-use crate::registry::Session;
 use crate::store::error::Doing as _;
 use crate::store::import::Import;
 use crate::store::{Claim, FS, Layer, LayerClaim, LayerFacts, LayerKey, Store, StoreError, Waiting};
 use crate::unpack::{Settled, Settling, Target, UnpackError, settle};
+use larder_registry::Session;
 
 /// How soon a blob is tried again that another image of this process is fetching for itself.
 const BUSY_RETRY: Duration = Duration::from_millis(100);

@@ -35,14 +35,14 @@ pub use error::PullError;
 pub use load::Loaded;
 
 use crate::disk::Amount;
-use crate::manifest::PlatformMatcher;
-use crate::registry::{Client, ImageDocuments};
 use crate::store::admission::{self, admit};
 use crate::store::{
     Claim, ImageCommit, ImageRecord, LeaseKind, LeaseRecord, Leased, Store, StoreError, seconds,
 };
 use crate::unpack::{Limits, Options, Syncer, Threads};
 use assemble::Origin;
+use larder_registry::manifest::PlatformMatcher;
+use larder_registry::{Client, ImageDocuments};
 use open_files::OpenFiles;
 use plan::Plan;
 use tally::Tally;

@@ -10,7 +10,7 @@ use super::Inner;
 use super::error::{Doing as _, StoreError};
 use super::trash::discard;
 use crate::disk::{ensure_dir, replace};
-use crate::manifest::MAX_BYTES;
+use larder_registry::manifest::MAX_BYTES;
 
 /// A digest being computed.
 pub(crate) enum Hasher {

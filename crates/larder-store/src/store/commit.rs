@@ -19,7 +19,7 @@ use super::layers::Layer;
 use super::listing::put_image;
 use super::records::{ImageLayer, ImageRecord, LayerKey, LayerRecord, LeaseRecord, Ratio};
 use super::{Inner, Store, seconds};
-use crate::manifest::{ImageConfig, ManifestError};
+use larder_registry::manifest::{ImageConfig, ManifestError};
 
 /// Key of the learned [`Ratio`] in the table of what is known of the store as a whole.
 pub(super) const RATIO: &str = "ratio";

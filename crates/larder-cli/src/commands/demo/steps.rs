@@ -6,9 +6,9 @@ use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
+use larder_registry::RegistryConfig;
 use larder_store::backend::StoreBackend;
 use larder_store::disk::measure;
-use larder_store::registry::RegistryConfig;
 use larder_store::store::{FS, ImageUsage, StoreUsage};
 
 use super::images::{Content, Image, Kind, MODIFIED};

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use larder::credentials::{Credential, Origin, SecretCoordinates, Source, Tokens};
 use larder::pull::EnsureRequest;
 use larder::reference::{self, Reference};
-use larder_store::registry::{Client, Trial};
+use larder_registry::{Client, Trial};
 use serde::Serialize;
 
 use crate::args::{Connection, CredentialArgs, EnsureArgs, ExplainAccessArgs, Pulling};

@@ -15,10 +15,10 @@ use super::error::{ImportError, file, read};
 use super::spool::Spool;
 use super::{ImportFrom, MAX_ENTRIES};
 use crate::disk::Amount;
-use crate::manifest::MAX_BYTES;
 use crate::store::blobs::check_digest;
 use crate::store::db::{LAYERS, Source as _};
 use crate::store::{Layer, LayerKey, LayerRecord, Store};
+use larder_registry::manifest::MAX_BYTES;
 
 /// How many links lead to an entry at most.
 const MAX_LINKS: usize = 8;

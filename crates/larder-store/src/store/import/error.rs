@@ -5,9 +5,9 @@ use std::path::PathBuf;
 
 use larder::reference::Digest;
 
-use crate::manifest::ManifestError;
 use crate::store::StoreError;
 use crate::store::admission::NoRoom;
+use larder_registry::manifest::ManifestError;
 
 /// Why images could not be read from a file. Nothing of it is visible in the store.
 #[derive(Debug, thiserror::Error)]
@@ -49,7 +49,7 @@ pub enum ImportError {
         name: String,
     },
     /// A document is too large.
-    #[error("{name} has {size} bytes; documents may have {}", crate::manifest::MAX_BYTES)]
+    #[error("{name} has {size} bytes; documents may have {}", larder_registry::manifest::MAX_BYTES)]
     TooLarge {
         /// Name of the entry.
         name: String,

@@ -8,7 +8,7 @@
 //! them asks for their bytes with [`Import::open`]. A stream, or a compressed file, cannot be read twice: what it holds
 //! goes to the store's `staging` folder meanwhile, but for layers that the store has already. Those alone are held while the import lasts.
 //!
-//! Promises: no document is larger in memory than [`crate::manifest::MAX_BYTES`], no archive has more than [`MAX_ENTRIES`] entries;
+//! Promises: no document is larger in memory than [`larder_registry::manifest::MAX_BYTES`], no archive has more than [`MAX_ENTRIES`] entries;
 //! names of entries are only ever looked up among those of the archive, or below the folder that was given; manifests
 //! and configs have their digests. Layers are checked by whoever unpacks them.
 
@@ -32,7 +32,7 @@ pub use error::ImportError;
 use self::entries::{Entries, Known};
 use super::Store;
 use crate::disk::Amount;
-use crate::manifest::{ImageConfig, Manifest, PlatformMatcher};
+use larder_registry::manifest::{ImageConfig, Manifest, PlatformMatcher};
 
 /// Most entries that an archive, or a folder's listing, may have.
 pub const MAX_ENTRIES: usize = 100_000;

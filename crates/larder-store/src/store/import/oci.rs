@@ -6,7 +6,9 @@ use larder::reference::{Digest, Reference};
 use super::docker;
 use super::entries::Entries;
 use super::{ImportError, ImportImage};
-use crate::manifest::{Descriptor, Document, ImageConfig, Index, MAX_DEPTH, Manifest, PlatformMatcher};
+use larder_registry::manifest::{
+    Descriptor, Document, ImageConfig, Index, MAX_DEPTH, Manifest, PlatformMatcher,
+};
 
 /// Annotation with a full name.
 const FULL_NAME: &str = "io.containerd.image.name";
