@@ -1,11 +1,12 @@
-//! Certificates in a registry's folder, by Docker's naming: `*.crt` are authorities, `NAME.cert` and `NAME.key` are a
-//! client certificate.
+//! Files of a host's configuration. Certificates in a registry's folder are named as Docker names them: `*.crt` are
+//! authorities, `NAME.cert` and `NAME.key` are a client certificate.
 
 use std::path::{Path, PathBuf};
 
 use reqwest::Url;
 
-use super::{Host, HostsError, is_loopback, read_file};
+use super::error::HostsError;
+use super::host::{Host, is_loopback};
 use crate::tls::{self, ClientPem};
 
 /// The registry's server with the certificates of its folder. Where there are any, it is spoken to over TLS.
@@ -50,4 +51,16 @@ pub(super) fn client(certificate: &Path, private: &Path, key: &str) -> Result<Cl
 
 fn unusable(file: &Path, key: &str, cause: tls::TlsError) -> HostsError {
     HostsError::Certificate { file: file.to_owned(), key: key.to_owned(), cause }
+}
+
+/// Reads a file of a host's configuration, at most 1 MiB of it.
+pub(super) fn read_file(path: &Path) -> std::io::Result<Vec<u8>> {
+    use std::io::Read as _;
+    const MAX: u64 = 1 << 20;
+    let mut content = Vec::new();
+    fs_err::File::open(path)?.take(MAX + 1).read_to_end(&mut content)?;
+    if content.len() as u64 > MAX {
+        return Err(std::io::Error::other(format!("{}: larger than 1 MiB", path.display())));
+    }
+    Ok(content)
 }

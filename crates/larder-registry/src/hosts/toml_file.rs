@@ -16,13 +16,16 @@
 //! The keys of a host may also stand at the top, where they are about the server. Unknown keys change nothing, and are
 //! told: mostly they are misspelt.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 
 use reqwest::Url;
 use reqwest::header::{HeaderName, HeaderValue};
 use toml::de::{DeTable, DeValue};
 
-use super::{Host, HostsError, UnknownKey, files, read_file};
+use super::error::HostsError;
+use super::files;
+use super::host::Host;
 
 /// The keys of a host. `dial_timeout` is for containerd alone: larder has one for all hosts.
 const OF_HOST: [&str; 7] =
@@ -40,6 +43,31 @@ const OF_FILE: [&str; 9] = [
     "dial_timeout",
 ];
 
+/// A key of a `hosts.toml` that larder does not know, and so does not obey.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct UnknownKey {
+    file: PathBuf,
+    /// Counted from 1.
+    line: usize,
+    /// The key with its tables.
+    key: String,
+    /// The known key that it is most like.
+    meant: Option<&'static str>,
+}
+
+impl fmt::Display for UnknownKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "{}: line {}: unknown key {}, which changes nothing",
+            self.file.display(),
+            self.line,
+            self.key
+        )?;
+        self.meant.map_or(Ok(()), |meant| write!(f, "; did you mean {meant}?"))
+    }
+}
+
 /// Reads the file, if there is one. `server` is where the registry is if the file does not say; `tell` hears of
 /// unknown keys.
 pub(super) fn read(
@@ -47,7 +75,7 @@ pub(super) fn read(
     server: Host,
     tell: &dyn Fn(UnknownKey),
 ) -> Result<Option<Vec<Host>>, HostsError> {
-    let text = match read_file(file) {
+    let text = match files::read_file(file) {
         Ok(text) => text,
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(HostsError::Read(error)),
@@ -109,20 +137,7 @@ impl Reading<'_> {
     fn host(&self, path: &str, mut host: Host, table: &DeTable<'_>) -> Result<Host, HostsError> {
         let key = |name: &str| below(path, name);
         if let Some(value) = table.get("capabilities") {
-            let name = key("capabilities");
-            (host.pull, host.resolve) = (false, false);
-            for item in self.list(&name, value)? {
-                match self.text(&name, item)?.to_ascii_lowercase().as_str() {
-                    "pull" => host.pull = true,
-                    "resolve" => host.resolve = true,
-                    "push" => {}
-                    other => {
-                        let problem =
-                            format!("unknown capability {other:?}; known are pull, resolve and push");
-                        return Err(self.problem(&name, item.span().start, problem));
-                    }
-                }
-            }
+            self.capabilities(&key("capabilities"), value, &mut host)?;
         }
         host.tls.skip_verify = self.flag(&key("skip_verify"), table.get("skip_verify"))?;
         if let Some(value) = table.get("ca") {
@@ -147,6 +162,23 @@ impl Reading<'_> {
             }
         }
         Ok(host)
+    }
+
+    /// Reads what a host serves: its `capabilities`.
+    fn capabilities(&self, key: &str, value: Spanned<'_, '_>, host: &mut Host) -> Result<(), HostsError> {
+        (host.pull, host.resolve) = (false, false);
+        for item in self.list(key, value)? {
+            match self.text(key, item)?.to_ascii_lowercase().as_str() {
+                "pull" => host.pull = true,
+                "resolve" => host.resolve = true,
+                "push" => {}
+                other => {
+                    let problem = format!("unknown capability {other:?}; known are pull, resolve and push");
+                    return Err(self.problem(key, item.span().start, problem));
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Tells of the keys of a table that are none of `known`.

@@ -18,6 +18,7 @@ mod config;
 mod descriptor;
 mod document;
 mod error;
+mod limits;
 mod media_type;
 mod platform;
 #[cfg(test)]
@@ -27,16 +28,6 @@ pub use config::ImageConfig;
 pub use descriptor::Descriptor;
 pub use document::{Document, Index, Manifest, NextManifest};
 pub use error::ManifestError;
+pub use limits::{MAX_ANNOTATIONS, MAX_BYTES, MAX_DEPTH, MAX_LAYERS, MAX_MANIFESTS};
 pub use media_type::{ACCEPTED_MANIFESTS, Compression, MediaType};
 pub use platform::{Platform, PlatformError, PlatformMatcher};
-
-/// Largest manifest, index or config that is read, in bytes; 4 MiB, which is also what registries accept.
-pub const MAX_BYTES: usize = 4 << 20;
-/// Most layers that an image may have; the kernel stacks no more directories into one overlay.
-pub const MAX_LAYERS: usize = 500;
-/// Most entries that an index may have.
-pub const MAX_MANIFESTS: usize = 1000;
-/// Most annotations of one descriptor, most labels of one config, and most URLs of one descriptor.
-pub const MAX_ANNOTATIONS: usize = 256;
-/// How deep indexes may be nested.
-pub const MAX_DEPTH: usize = 4;
