@@ -7,7 +7,8 @@ use super::error::{FetchError, FetchErrorKind, What};
 use super::session::{Resolved, Session};
 use super::verify;
 use crate::manifest::{
-    Descriptor, Document, ImageConfig, MAX_DEPTH, Manifest, ManifestError, PlatformMatcher,
+    Descriptor, Document, ImageConfig, Index, MAX_DEPTH, Manifest, ManifestError, NextManifest,
+    PlatformMatcher,
 };
 
 /// Most manifests and indexes that are fetched to find one image.
@@ -49,24 +50,18 @@ impl Session {
         };
         let mut offered = index.offered();
         let mut fetched = 0;
-        // The best candidate is on top.
-        let push = |stack: &mut Vec<(Descriptor, bool, usize)>, index: &crate::manifest::Index, depth| {
-            let found = index.candidates(platform);
-            stack.extend(found.into_iter().rev().map(|next| (next.descriptor.clone(), next.matches, depth)));
-        };
         let mut stack = Vec::new();
-        push(&mut stack, index, 1);
-        while let Some((descriptor, matches, depth)) = stack.pop() {
-            let problem = |error| self.unusable(&descriptor, &target.host, error);
+        push_candidates(&mut stack, index, platform, 1);
+        while let Some(IndexEntry { descriptor, matches, depth }) = stack.pop() {
             fetched += 1;
             if depth > MAX_DEPTH || fetched > MAX_DOCUMENTS {
-                return Err(problem(ManifestError::TooDeep));
+                return Err(self.unusable(&descriptor, &target.host, ManifestError::TooDeep));
             }
             let found = self.manifest(&descriptor).await?;
             match &found.document {
                 Document::Index(index) => {
                     offered.extend(index.offered());
-                    push(&mut stack, index, depth + 1);
+                    push_candidates(&mut stack, index, platform, depth + 1);
                 }
                 Document::Manifest(_) => {
                     let documents = self.finish(target.clone(), found, known).await?;
@@ -109,4 +104,22 @@ impl Session {
         let what = What::Manifest(descriptor.digest.to_string());
         self.error(what, host.to_owned(), FetchErrorKind::Manifest(error), Vec::new())
     }
+}
+
+/// An entry of an index that is still to be fetched.
+struct IndexEntry {
+    descriptor: Descriptor,
+    /// Whether the index says that it is for the platform.
+    matches: bool,
+    /// How many indexes lead to it.
+    depth: usize,
+}
+
+/// Adds what an index has for a platform. The best candidate is on top.
+fn push_candidates(stack: &mut Vec<IndexEntry>, index: &Index, platform: &PlatformMatcher, depth: usize) {
+    let found = index.candidates(platform).into_iter().rev();
+    stack.extend(found.map(|next| {
+        let NextManifest { descriptor, matches } = next;
+        IndexEntry { descriptor: descriptor.clone(), matches, depth }
+    }));
 }

@@ -12,7 +12,7 @@ use reqwest::header::{
 use reqwest::{Method, Response, StatusCode, Url};
 use tokio::time::{self, Instant};
 
-use super::auth::{Asking, Auth, NoPass};
+use super::auth::{Asking, Auth, NoPass, Pass};
 use super::body::{BlobBody, Part, read_small};
 use super::budget::{Budget, Load, Permit};
 use super::client::Shared;
@@ -316,11 +316,7 @@ impl Session {
             }
             let from_elsewhere = reply.from_elsewhere;
             let fields = reply.response.headers().clone();
-            let body = read_small(reply.response, MAX_REFUSAL, config).await.unwrap_or_default();
-            let mut secrets = link.auth.secrets();
-            let shown = pass.value.as_ref().and_then(|value| value.to_str().ok());
-            secrets.extend(shown.and_then(|shown| shown.split(' ').next_back()));
-            let answer = Answer::read(status.as_u16(), &body, &secrets);
+            let answer = self.read_refusal(link, reply.response, &pass).await;
             if status == StatusCode::UNAUTHORIZED && !from_elsewhere && !renewed {
                 pass = link.auth.refused(&pass, &fields, answer, asking).await?;
                 continue;
@@ -328,6 +324,16 @@ impl Session {
             return Err(failed(refusal(answer, from_elsewhere, after)));
         }
         Err(failed(FetchErrorKind::BadReply("it wants to see ever more".into())))
+    }
+
+    /// What a refusal says, without the secrets that the request showed.
+    async fn read_refusal(&self, link: &Link, response: Response, shown: &Pass) -> Answer {
+        let status = response.status().as_u16();
+        let body = read_small(response, MAX_REFUSAL, &self.shared.config).await.unwrap_or_default();
+        let mut secrets = link.auth.secrets();
+        let shown = shown.value.as_ref().and_then(|value| value.to_str().ok());
+        secrets.extend(shown.and_then(|shown| shown.split(' ').next_back()));
+        Answer::read(status, &body, &secrets)
     }
 
     /// Obeys what a reply asks for, and says how long it asks to wait.

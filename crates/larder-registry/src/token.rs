@@ -59,23 +59,8 @@ pub(crate) fn request(
     let scope = challenge.param("scope").filter(|scope| !scope.is_empty()).unwrap_or(&default_scope);
 
     if let Some(credential) = credential.filter(|credential| !credential.identity_token.is_empty()) {
-        let mut form = form_urlencoded(&[
-            ("grant_type", "refresh_token"),
-            ("client_id", "larder"),
-            ("refresh_token", credential.identity_token.reveal()),
-        ]);
-        if !scope.is_empty() {
-            form = format!("{form}&{}", form_urlencoded(&[("scope", scope)]));
-        }
-        if let Some(service) = service {
-            form = format!("{form}&{}", form_urlencoded(&[("service", service)]));
-        }
-        return Ok(TokenRequest {
-            method: Method::POST,
-            url,
-            authorization: None,
-            body: Some(Secret::new(form)),
-        });
+        let body = Some(refresh_form(&credential.identity_token, scope, service));
+        return Ok(TokenRequest { method: Method::POST, url, authorization: None, body });
     }
     {
         let mut query = url.query_pairs_mut();
@@ -89,6 +74,22 @@ pub(crate) fn request(
     }
     let authorization = credential.and_then(basic);
     Ok(TokenRequest { method: Method::GET, url, authorization, body: None })
+}
+
+/// The form that exchanges an identity token for a token.
+fn refresh_form(identity_token: &Secret, scope: &str, service: Option<&str>) -> Secret {
+    let mut form = form_urlencoded(&[
+        ("grant_type", "refresh_token"),
+        ("client_id", "larder"),
+        ("refresh_token", identity_token.reveal()),
+    ]);
+    if !scope.is_empty() {
+        form = format!("{form}&{}", form_urlencoded(&[("scope", scope)]));
+    }
+    if let Some(service) = service {
+        form = format!("{form}&{}", form_urlencoded(&[("service", service)]));
+    }
+    Secret::new(form)
 }
 
 /// Tokens and passwords travel over TLS, unless registry and token server are both on this machine, or the operator

@@ -61,8 +61,7 @@ pub async fn fetch_blob(
     present: &Extents,
     sink: Arc<dyn BlobSink>,
 ) -> Result<Fetched, BlobError> {
-    let config = &session.shared.config;
-    let mut parts = Parts::new(descriptor.size, present, config.range_size);
+    let mut parts = Parts::new(descriptor.size, present, session.shared.config.range_size);
     let Some(first) = parts.next() else { return Ok(Fetched::default()) };
     let fetch = Fetch {
         session,
@@ -75,35 +74,12 @@ pub async fn fetch_blob(
     // The first reply shows whether the server knows ranges; others join only then.
     let mut walk = fetch.walk()?;
     let body = fetch.open(&mut walk, &first).await?;
-    if body.start() != first.start || (!body.is_ranged() && !parts.is_empty()) {
-        fetch.sequentially(walk, Some(body)).await?;
-        return Ok(fetch.finish());
-    }
-    let mut workers = FuturesUnordered::new();
-    workers.push(fetch.part(walk, first, Some(body)));
-    while workers.len() < config.connections_per_blob.max(1)
-        && let Some(part) = parts.next()
-    {
-        workers.push(fetch.part(fetch.walk()?, part, None));
-    }
-    let mut ignored = None;
-    while let Some(outcome) = workers.next().await {
-        match outcome? {
-            PartOutcome::Done => {
-                if let Some(part) = parts.next() {
-                    workers.push(fetch.part(fetch.walk()?, part, None));
-                }
-            }
-            PartOutcome::RangeIgnored(opened) => {
-                ignored = Some(opened);
-                break;
-            }
-        }
-    }
-    // Another host took over and knows no ranges: one connection for the rest.
-    drop(workers);
-    if let Some(opened) = ignored {
-        let (walk, body) = *opened;
+    let whole = if body.start() != first.start || (!body.is_ranged() && !parts.is_empty()) {
+        Some((walk, body))
+    } else {
+        fetch.in_parallel(parts, first, (walk, body)).await?
+    };
+    if let Some((walk, body)) = whole {
         fetch.sequentially(walk, Some(body)).await?;
     }
     Ok(fetch.finish())
@@ -188,6 +164,34 @@ impl<'s> Fetch<'s> {
         walk.failed(failed).await?;
         self.first_host.fetch_max(walk.at(), Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Downloads the parts, several at a time; `first` is opened already. When another host takes over that ignores
+    /// ranges, it stops and returns the connection for the rest.
+    async fn in_parallel(
+        &self,
+        mut parts: Parts,
+        first: Range<u64>,
+        (walk, body): (Walk<'s>, BlobBody),
+    ) -> Result<Option<(Walk<'s>, BlobBody)>, BlobError> {
+        let mut workers = FuturesUnordered::new();
+        workers.push(self.part(walk, first, Some(body)));
+        while workers.len() < self.session.shared.config.connections_per_blob.max(1)
+            && let Some(part) = parts.next()
+        {
+            workers.push(self.part(self.walk()?, part, None));
+        }
+        while let Some(outcome) = workers.next().await {
+            match outcome? {
+                PartOutcome::Done => {
+                    if let Some(part) = parts.next() {
+                        workers.push(self.part(self.walk()?, part, None));
+                    }
+                }
+                PartOutcome::RangeIgnored(opened) => return Ok(Some(*opened)),
+            }
+        }
+        Ok(None)
     }
 
     /// Downloads one part, from whatever hosts it takes.
