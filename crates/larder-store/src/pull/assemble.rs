@@ -75,6 +75,16 @@ impl Own {
         Some(brought.map(|staged| drop(self.staged.insert(at, staged))))
     }
 
+    /// Waits until the layer at this place of the plan is brought.
+    async fn staged(&mut self, at: usize) -> Result<Staged, PullError> {
+        while !self.staged.contains_key(&at)
+            && let Some(brought) = self.next().await
+        {
+            brought?;
+        }
+        self.staged.remove(&at).ok_or(PullError::Abandoned)
+    }
+
     /// Lets others have all of them: whoever waits out of the order of claims must not hold what somebody may wait for.
     /// What was fetched stays in the ingest files.
     fn give_back(&mut self) {
@@ -134,12 +144,7 @@ impl Puller {
                 },
                 Coming::Own => match own.claims.remove(&at) {
                     Some(claim) => {
-                        while !own.staged.contains_key(&at)
-                            && let Some(brought) = own.next().await
-                        {
-                            brought?;
-                        }
-                        let staged = own.staged.remove(&at).ok_or(PullError::Abandoned)?;
+                        let staged = own.staged(at).await?;
                         let layer = self.settle_staged(wanted, staged, &layers, &own.worker).await?;
                         claim.done(&layer);
                         layer

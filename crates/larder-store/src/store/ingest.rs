@@ -8,7 +8,7 @@
 
 use std::io;
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
@@ -21,7 +21,7 @@ use super::holds::{Hold, Item};
 use super::layout::{digest_of_name, names_in};
 use super::records::ImageRecord;
 use super::{Inner, Store, seconds};
-use crate::disk::{DiskFile, OpenHow, ensure_dir, replace};
+use crate::disk::{Disk, DiskFile, OpenHow, ensure_dir, replace};
 
 /// How many new bytes go unnoted: what a killed process fetches again at most, beside what it had in memory.
 const NOTE_EVERY: u64 = 1 << 20;
@@ -76,25 +76,11 @@ impl Store {
             .ok_or_else(|| StoreError::Busy { digest: digest.clone() })?;
         let folder = inner.layout.ingest(digest);
         let boot = inner.disk.boot_id();
-        let (mut durable, mut present) = (Extents::default(), Extents::default());
-        if folder.is_dir() {
-            match read_note(&folder, size).doing(doing)? {
-                Some(noted) => (durable, present) = (noted.durable.clone(), noted.trusted(&boot)),
-                // Nothing in it can be relied on.
-                None => inner.discard(&folder).doing(doing)?,
-            }
-        }
+        let (mut durable, mut present) = inner.ingested(&folder, size, &boot).doing(doing)?;
         ensure_dir(&*inner.disk, &folder).doing(doing)?;
-        let data = inner.disk.open(&folder.join(DATA), OpenHow::Create).doing(doing)?;
-        let length = data.len().doing(doing)?;
-        if length != size {
+        let (data, kept) = open_data(&*inner.disk, &folder, size).doing(doing)?;
+        if !kept {
             (durable, present) = (Extents::default(), Extents::default());
-            // Not a new file: ext4 takes one that is cut to nothing for one that is replaced, and writes it to the disk when
-            // it is closed. These bytes live too briefly for that.
-            if length > 0 {
-                data.set_len(0).doing(doing)?;
-            }
-            data.set_len(size).doing(doing)?;
         }
         let state = State {
             durable,
@@ -119,6 +105,21 @@ impl Store {
         inside.note(false).doing(doing)?;
         Ok(IngestFile(Arc::new(inside)))
     }
+}
+
+/// Opens the file for the bytes of a blob, `size` long. Says whether the bytes in it are those of before.
+fn open_data(disk: &dyn Disk, folder: &Path, size: u64) -> io::Result<(Arc<dyn DiskFile>, bool)> {
+    let data = disk.open(&folder.join(DATA), OpenHow::Create)?;
+    let length = data.len()?;
+    if length != size {
+        // Not a new file: ext4 takes one that is cut to nothing for one that is replaced, and writes it to the disk when
+        // it is closed. These bytes live too briefly for that.
+        if length > 0 {
+            data.set_len(0)?;
+        }
+        data.set_len(size)?;
+    }
+    Ok((data, length == size))
 }
 
 impl IngestFile {
@@ -296,7 +297,7 @@ impl Drop for Inside {
 }
 
 /// The note in this folder, if it is whole and about a blob of this size.
-fn read_note(folder: &std::path::Path, size: u64) -> io::Result<Option<Noted>> {
+fn read_note(folder: &Path, size: u64) -> io::Result<Option<Noted>> {
     let path = folder.join(EXTENTS);
     let text = match fs_err::metadata(&path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -355,6 +356,17 @@ impl io::Read for IngestReader {
 }
 
 impl Inner {
+    /// What an earlier fetch left in a folder: what is durable, and what can be relied on.
+    fn ingested(&self, folder: &Path, size: u64, boot: &str) -> io::Result<(Extents, Extents)> {
+        if folder.is_dir() {
+            if let Some(noted) = read_note(folder, size)? {
+                return Ok((noted.durable.clone(), noted.trusted(boot)));
+            }
+            self.discard(folder)?;
+        }
+        Ok((Extents::default(), Extents::default()))
+    }
+
     /// Throws away what was fetched for the layers of an image that is committed now.
     pub(super) fn discard_ingests(&self, image: &ImageRecord) {
         for layer in &image.layers {
@@ -389,7 +401,7 @@ impl Inner {
 }
 
 /// Whether a note was written to this folder less than `keep` ago.
-fn touched_within(folder: &std::path::Path, now: SystemTime, keep: Duration) -> bool {
+fn touched_within(folder: &Path, now: SystemTime, keep: Duration) -> bool {
     let modified = fs_err::metadata(folder).and_then(|metadata| metadata.modified());
     modified.is_ok_and(|modified| seconds(now).saturating_sub(seconds(modified)) < keep.as_secs())
 }
