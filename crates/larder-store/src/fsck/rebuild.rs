@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use larder::reference::Digest;
 
-use super::layers::CheckLayer;
 use super::names::write_names;
+use super::options::CheckLayer;
 use crate::disk::{Disk, RealDisk};
 use crate::mounts::mounted_of;
 use crate::store::blobs::{check_digest, read_blob};

@@ -13,39 +13,19 @@ use larder::backend::LayerPhase;
 use larder::reference::Digest;
 use tokio::sync::SemaphorePermit;
 
+use super::Puller;
 use super::bring::{FILES, Staged, Tell, bring, take};
 use super::error::PullError;
+use super::origin::Origin;
 use super::plan::{Plan, Wanted};
-use super::tally::Tally;
-use super::workers::Worker;
-use super::{Puller, blocking};
+use super::workers::{Worker, blocking};
 use crate::disk::Amount;
 use crate::store::error::Doing as _;
-use crate::store::import::Import;
 use crate::store::{Claim, FS, Layer, LayerClaim, LayerFacts, LayerKey, Store, StoreError, Waiting};
 use crate::unpack::{Settled, Settling, Target, UnpackError, settle};
-use larder_registry::Session;
 
 /// How soon a blob is tried again that another image of this process is fetching for itself.
 const BUSY_RETRY: Duration = Duration::from_millis(100);
-
-/// Where layers come from.
-#[derive(Clone)]
-pub(super) enum Origin {
-    /// A registry; the tally counts what comes.
-    Registry { session: Session, tally: Arc<Tally> },
-    /// An archive or a layout.
-    Import(Arc<Import>),
-}
-
-impl Origin {
-    /// Notes what happens to a layer.
-    fn note(&self, wanted: &Wanted, phase: LayerPhase) {
-        if let Origin::Registry { tally, .. } = self {
-            tally.set(&wanted.descriptor.digest, phase);
-        }
-    }
-}
 
 /// How a layer of the plan comes.
 enum Coming {

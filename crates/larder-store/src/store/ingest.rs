@@ -18,9 +18,9 @@ use tokio::time::Instant;
 use super::error::{Doing as _, StoreError};
 use super::extents::{Extents, Noted};
 use super::holds::{Hold, Item};
+use super::inner::{Inner, Store, seconds};
 use super::layout::{digest_of_name, names_in};
 use super::records::ImageRecord;
-use super::{Inner, Store, seconds};
 use crate::disk::{Disk, DiskFile, OpenHow, ensure_dir, replace};
 
 /// How many new bytes go unnoted: what a killed process fetches again at most, beside what it had in memory.

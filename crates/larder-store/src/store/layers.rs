@@ -15,9 +15,9 @@ use tokio::sync::watch;
 use super::db::{LAYERS, MOUNTS, Reader, Source as _, encode};
 use super::error::{Doing as _, StoreError};
 use super::holds::{Hold, Item};
-use super::kept::{Kept, LayerNote};
+use super::inner::{Inner, Store};
 use super::records::{LayerFacts, LayerKey, LayerRecord, MountRecord};
-use super::{Inner, Store};
+use super::resumable::{Kept, LayerNote};
 use crate::disk::{Amount, OpenHow, measure, measure_one};
 
 /// Name of the folder with the unpacked files, inside of a layer's folder.

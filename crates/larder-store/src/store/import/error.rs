@@ -37,7 +37,7 @@ pub enum ImportError {
         reason: String,
     },
     /// It goes on and on.
-    #[error("the archive has more than {} entries", super::MAX_ENTRIES)]
+    #[error("the archive has more than {} entries", super::archive::MAX_ENTRIES)]
     TooManyEntries,
     /// There is neither an OCI layout nor a docker archive in it.
     #[error("there are no images in it: neither index.json nor manifest.json names any")]

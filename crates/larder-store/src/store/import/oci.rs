@@ -5,7 +5,8 @@ use larder::reference::{Digest, Reference};
 
 use super::docker;
 use super::entries::Entries;
-use super::{ImportError, ImportImage};
+use super::error::ImportError;
+use super::image::ImportImage;
 use larder_registry::manifest::{
     Descriptor, Document, ImageConfig, Index, MAX_DEPTH, Manifest, PlatformMatcher,
 };
