@@ -34,6 +34,13 @@ impl Extents {
         self.ranges.insert(start, end);
     }
 
+    /// Forgets all but the lowest `count` ranges.
+    pub fn truncate(&mut self, count: usize) {
+        if let Some((&start, _)) = self.ranges.iter().nth(count) {
+            self.ranges.split_off(&start);
+        }
+    }
+
     /// The ranges, in order.
     pub fn ranges(&self) -> impl Iterator<Item = Range<u64>> + '_ {
         self.ranges.iter().map(|(&start, &end)| start..end)
@@ -92,6 +99,15 @@ mod tests {
         assert_eq!((extents.bytes(), extents.frontier()), (13, 12));
         assert_eq!(extents.missing(0..30), [12..20, 21..30]);
         assert_eq!(extents.missing(4..8), []);
+    }
+
+    #[test]
+    fn the_highest_ranges_are_forgotten_first() {
+        let mut extents: Extents = [0..3, 5..10, 20..21].into_iter().collect();
+        for (count, left) in [(3, 9), (2, 8), (1, 3), (0, 0)] {
+            extents.truncate(count);
+            assert_eq!(extents.bytes(), left, "{count}");
+        }
     }
 
     fn at_index(at: u64) -> usize {

@@ -13,10 +13,11 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use larder::reference::Digest;
+use larder_registry::Extents;
 use tokio::time::Instant;
 
 use super::error::{Doing as _, StoreError};
-use super::extents::{Extents, Noted};
+use super::extents::{self, Noted};
 use super::holds::{Hold, Item};
 use super::inner::{Inner, Store, seconds};
 use super::layout::{digest_of_name, names_in};
@@ -143,7 +144,7 @@ impl IngestFile {
         self.0.data().and_then(|data| data.write_all_at(bytes, offset)).doing(doing)?;
         let note = {
             let mut state = self.0.state();
-            state.present.add(offset..end);
+            extents::add(&mut state.present, offset..end);
             state.unnoted += bytes.len() as u64;
             self.0.news.notify_all();
             state.unnoted >= NOTE_EVERY
@@ -156,17 +157,17 @@ impl IngestFile {
 
     /// Which bytes are there, in order.
     pub fn present(&self) -> Vec<Range<u64>> {
-        self.0.state().present.ranges().to_vec()
+        self.0.state().present.ranges().collect()
     }
 
     /// Which bytes are missing, in order.
     pub fn missing(&self) -> Vec<Range<u64>> {
-        self.0.state().present.missing(self.0.size)
+        self.0.state().present.missing(0..self.0.size)
     }
 
     /// How many bytes are there.
     pub fn done(&self) -> u64 {
-        self.0.state().present.total()
+        self.0.state().present.bytes()
     }
 
     /// Whether all bytes are there.
