@@ -6,8 +6,9 @@ use larder::reference::Digest;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
 
+use super::limits::{MAX_ANNOTATIONS, MAX_BYTES, MAX_LAYERS};
 use super::platform::Platform;
-use super::{MAX_ANNOTATIONS, MAX_BYTES, MAX_LAYERS, ManifestError, bounded};
+use super::{ManifestError, bounded};
 
 /// As much of an image's config as keeping it needs. Whoever runs the image reads the rest from the bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -6,8 +6,9 @@ use larder::reference::Digest;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
 
+use super::limits::MAX_ANNOTATIONS;
 use super::platform::Platform;
-use super::{MAX_ANNOTATIONS, MediaType, bounded};
+use super::{MediaType, bounded};
 
 /// A pointer to content by its digest.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]

@@ -4,10 +4,9 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
+use super::limits::{MAX_ANNOTATIONS, MAX_BYTES, MAX_LAYERS, MAX_MANIFESTS};
 use super::platform::PlatformMatcher;
-use super::{
-    Descriptor, MAX_ANNOTATIONS, MAX_BYTES, MAX_LAYERS, MAX_MANIFESTS, ManifestError, MediaType, bounded,
-};
+use super::{Descriptor, ManifestError, MediaType, bounded};
 
 /// What a registry serves under `/manifests/`.
 #[derive(Debug, Clone, PartialEq, Eq)]

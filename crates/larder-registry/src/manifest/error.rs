@@ -1,6 +1,6 @@
 //! Why a document does not describe an image that larder can run.
 
-use super::{MAX_BYTES, MAX_DEPTH};
+use super::limits::{MAX_BYTES, MAX_DEPTH};
 
 /// What is wrong with a manifest, an index or a config. The text names the cause; whoever fetched the document adds its
 /// name.

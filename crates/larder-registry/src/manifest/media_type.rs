@@ -16,7 +16,7 @@ const DOCKER_SCHEMA_1: &str = "application/vnd.docker.distribution.manifest.v1+j
 const DOCKER_SCHEMA_1_SIGNED: &str = "application/vnd.docker.distribution.manifest.v1+prettyjws";
 
 /// What a request for a manifest says it accepts, in order of preference.
-pub const ACCEPTED_MANIFESTS: [&str; 4] = [OCI_INDEX, OCI_MANIFEST, DOCKER_LIST, DOCKER_MANIFEST];
+pub(crate) const ACCEPTED_MANIFESTS: [&str; 4] = [OCI_INDEX, OCI_MANIFEST, DOCKER_LIST, DOCKER_MANIFEST];
 
 /// How a layer's archive is compressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -65,14 +65,6 @@ impl MediaType {
     /// Whether a registry serves it under `/manifests/`.
     pub fn is_manifest(&self) -> bool {
         matches!(self, MediaType::Index | MediaType::Manifest)
-    }
-
-    /// The compression of a layer; `None` for what is not a layer that can be unpacked.
-    pub fn compression(&self) -> Option<Compression> {
-        match self {
-            MediaType::Layer(compression) => Some(*compression),
-            _ => None,
-        }
     }
 }
 
@@ -135,6 +127,5 @@ mod tests {
     fn anything_else_is_kept_as_written() {
         let text = "application/vnd.oci.image.layer.v1.tar+encrypted";
         assert_eq!(MediaType::of(text), MediaType::Other(text.into()));
-        assert_eq!(MediaType::of(text).compression(), None);
     }
 }

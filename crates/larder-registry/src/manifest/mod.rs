@@ -5,13 +5,13 @@
 //!                                 -> layers
 //! ```
 //!
-//! Read [`Document::parse`] first. Everything here is pure; `registry` fetches the documents.
+//! Read [`Document::parse`] first. Everything here is pure; [`Session`](crate::Session) fetches the documents.
 //!
 //! Digests are over the bytes as received, so callers keep the bytes: nothing here is ever written out again.
 //!
 //! Promises: no input panics; what a parsed document takes in memory is bounded, whatever the document says
-//! ([`MAX_BYTES`] of text, [`MAX_LAYERS`], [`MAX_MANIFESTS`], [`MAX_ANNOTATIONS`] of each descriptor); a document that
-//! could be read both as a manifest and as an index is refused; each refusal says what to do about it.
+//! ([`MAX_BYTES`] of text, and the other bounds in `limits.rs`); a document that could be read both as a manifest and as
+//! an index is refused; each refusal says what to do about it.
 
 mod bounded;
 mod config;
@@ -28,6 +28,7 @@ pub use config::ImageConfig;
 pub use descriptor::Descriptor;
 pub use document::{Document, Index, Manifest, NextManifest};
 pub use error::ManifestError;
-pub use limits::{MAX_ANNOTATIONS, MAX_BYTES, MAX_DEPTH, MAX_LAYERS, MAX_MANIFESTS};
-pub use media_type::{ACCEPTED_MANIFESTS, Compression, MediaType};
+pub use limits::{MAX_BYTES, MAX_DEPTH};
+pub(crate) use media_type::ACCEPTED_MANIFESTS;
+pub use media_type::{Compression, MediaType};
 pub use platform::{Platform, PlatformError, PlatformMatcher};

@@ -5,7 +5,8 @@ use std::str::FromStr;
 
 use serde::Deserialize;
 
-use super::{MAX_ANNOTATIONS, bounded};
+use super::bounded;
+use super::limits::MAX_ANNOTATIONS;
 
 /// An operating system on a kind of processor.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default, Deserialize)]

@@ -48,7 +48,7 @@ impl Store {
     }
 
     /// Like [`rebuild`](Store::rebuild), on a disk of the caller's choice.
-    pub fn rebuild_on(
+    fn rebuild_on(
         disk: Arc<dyn Disk>,
         root: &Path,
         config: StoreConfig,

@@ -241,7 +241,7 @@ impl Store {
 
     /// Like [`claim`](Store::claim), where the layer kept under its diff id was looked at and does not fit the layers
     /// below: only one kept under this chain id will do.
-    pub fn claim_own(&self, diff_id: &Digest, chain_id: &Digest) -> Result<Claim, StoreError> {
+    pub(crate) fn claim_own(&self, diff_id: &Digest, chain_id: &Digest) -> Result<Claim, StoreError> {
         self.claim_one_of(diff_id, [LayerKey::from(chain_id), LayerKey::from(chain_id)])
     }
 

@@ -129,7 +129,7 @@ pub fn path_of(bytes: &[u8]) -> &Path {
 }
 
 /// One number for a set of extended attributes, whatever their order.
-pub fn xattr_hash<'a>(xattrs: impl IntoIterator<Item = (&'a [u8], &'a [u8])>) -> Option<u32> {
+pub(crate) fn xattr_hash<'a>(xattrs: impl IntoIterator<Item = (&'a [u8], &'a [u8])>) -> Option<u32> {
     let mut sorted: Vec<_> = xattrs.into_iter().collect();
     sorted.sort_unstable();
     let mut hasher = crc32fast::Hasher::new();

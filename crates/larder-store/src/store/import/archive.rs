@@ -8,7 +8,7 @@ use tar_core::parse::{Limits, ParseEvent, ParsedEntry, Parser};
 use super::error::{ImportError, read};
 
 /// Most entries that an archive, or a folder's listing, may have.
-pub const MAX_ENTRIES: usize = 100_000;
+pub(crate) const MAX_ENTRIES: usize = 100_000;
 
 /// Longest path that an entry may have, in bytes.
 const MAX_PATH: u32 = 4096;

@@ -8,9 +8,9 @@
 //! them asks for their bytes with [`Import::open`]. A stream, or a compressed file, cannot be read twice: what it holds
 //! goes to the store's `staging` folder meanwhile, but for layers that the store has already. Those alone are held while the import lasts.
 //!
-//! Promises: no document is larger in memory than [`larder_registry::manifest::MAX_BYTES`], no archive has more than [`MAX_ENTRIES`] entries;
-//! names of entries are only ever looked up among those of the archive, or below the folder that was given; manifests
-//! and configs have their digests. Layers are checked by whoever unpacks them.
+//! Promises: no document is larger in memory than [`larder_registry::manifest::MAX_BYTES`], no archive has more than
+//! 100,000 entries; names of entries are only ever looked up among those of the archive, or below the directory that was
+//! given; manifests and configs have their digests. Layers are checked by the code that unpacks them.
 
 mod archive;
 mod docker;
@@ -26,7 +26,6 @@ use std::sync::Arc;
 
 use larder::reference::{Digest, Reference};
 
-pub use archive::MAX_ENTRIES;
 pub use entries::{ImportFrom, files_of};
 pub use error::ImportError;
 pub use image::ImportImage;
