@@ -1,8 +1,8 @@
-//! How a layer is compressed, by its first bytes: media types are not reliable, and the runtimes do not rely on them.
+//! How a layer is compressed, by its first bytes.
 
 use std::fmt;
 
-use super::error::UnpackError;
+use super::UnpackError;
 
 /// How a layer's bytes are compressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
