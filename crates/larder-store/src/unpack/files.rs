@@ -45,7 +45,7 @@ pub struct Record {
     pub gid: u32,
     /// Time of the last change of its content.
     pub mtime: Time,
-    /// [`xattr_hash`] of its extended attributes; `None` when it has none.
+    /// Hash of its extended attributes; `None` when it has none.
     pub xattrs: Option<u32>,
 }
 
