@@ -4,8 +4,8 @@ use std::time::Instant;
 
 use larder::backend::Progress;
 use larder::reference::Reference;
+use larder_registry::{Client, RegistryConfig};
 use larder_store::pull::{PullConfig, Puller};
-use larder_store::registry::{Client, RegistryConfig};
 use larder_store::store::{Store, StoreConfig};
 
 fn main() {

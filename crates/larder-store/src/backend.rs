@@ -12,8 +12,8 @@ use larder::pod::SandboxConfig;
 use larder::reference::Reference;
 
 use crate::pull::{PullError, Puller};
-use crate::registry::FetchErrorKind;
 use crate::store::{RemoveOptions, Store, StoreError};
+use larder_registry::FetchErrorKind;
 
 /// Pulls into a store and tells what is in it.
 #[derive(Clone)]

@@ -10,8 +10,8 @@ use larder::gc::{Found, LayerSource, Layers, Measure, Use, UseError, UseSource};
 use larder::image_service::{Disk, FilesystemError, local_disk};
 
 use crate::backend::{StoreBackend, failed};
-use crate::manifest::ImageConfig;
 use crate::store::{LeaseKind, Store, StoreError};
+use larder_registry::manifest::ImageConfig;
 
 #[async_trait]
 impl LayerSource for StoreBackend {

@@ -1,20 +1,18 @@
 //! An embedded store of container images: no container runtime needed.
 //!
 //! ```text
-//! registry -> ingest -> unpack -> store -> mounts
+//! larder-registry -> ingest -> unpack -> store -> mounts
 //! ```
 //!
-//! `registry` speaks the OCI distribution protocol; `unpack` turns one layer archive into one directory that serves as
+//! `pull` fetches an image with `larder-registry`; `unpack` turns one layer archive into one directory that serves as
 //! an overlay lower; `store` keeps layers and images and makes an image visible in one transaction, after everything
-//! behind it is durable.
+//! it needs is durable. Read [`pull::Puller::pull`] first.
 
 pub mod backend;
 pub mod collection;
 pub mod disk;
 pub mod fsck;
-pub mod manifest;
 pub mod mounts;
 pub mod pull;
-pub mod registry;
 pub mod store;
 pub mod unpack;

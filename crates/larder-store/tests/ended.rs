@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use larder::backend::Progress;
 use larder::reference::{Digest, Reference};
+use larder_registry::{Client, Proxy, RegistryConfig};
 use larder_store::pull::{PullConfig, Puller};
-use larder_store::registry::{Client, Proxy, RegistryConfig};
 use larder_store::store::{Store, StoreConfig};
 use larder_testkit::archive::{Archive, Entry};
 use larder_testkit::fault_registry::{Fault, FaultRegistry, On};

@@ -12,11 +12,11 @@ use std::process::Command;
 
 use larder::backend::Progress;
 use larder::reference::Reference;
+use larder_registry::{Client, RegistryConfig};
 use larder_store::disk::Amount;
 use larder_store::fsck::FsckOptions;
 use larder_store::mounts::MountOptions;
 use larder_store::pull::{PullConfig, PullError, Puller};
-use larder_store::registry::{Client, RegistryConfig};
 use larder_store::store::import::ImportFrom;
 use larder_store::store::{RemoveOptions, Store, StoreConfig};
 use larder_testkit::archive::{Archive, Entry};

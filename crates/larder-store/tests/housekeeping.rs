@@ -11,11 +11,11 @@ use larder::backend::{Backend as _, Bytes, CallErrorKind, Detail, ImageSpec, Lay
 use larder::pod::Pod;
 use larder::pull::{Advice, EnsureReason, EnsureRequest, Manager, PullPolicy};
 use larder::reference::Digest;
+use larder_registry::{Client, Proxy, RegistryConfig};
 use larder_store::backend::StoreBackend;
 use larder_store::disk::Amount;
 use larder_store::mounts::MountOptions;
 use larder_store::pull::{PullConfig, Puller};
-use larder_store::registry::{Client, Proxy, RegistryConfig};
 use larder_store::store::{LeaseKind, LeaseRecord, Leased, Store, StoreConfig};
 use larder_testkit::archive::{Archive, Entry};
 use larder_testkit::fault_registry::{Fault, FaultRegistry, On, PutImage};

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use larder::backend::{Backend as _, ImageSpec, Progress};
 use larder::reference::Digest;
+use larder_registry::{Client, Proxy, RegistryConfig};
 use larder_store::backend::StoreBackend;
 use larder_store::pull::{PullConfig, Puller};
-use larder_store::registry::{Client, Proxy, RegistryConfig};
 use larder_store::store::{Claim, LayerClaim, Store, StoreConfig};
 use larder_testkit::archive::{Archive, Entry};
 use larder_testkit::fault_registry::FaultRegistry;

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use larder::chain;
 use larder_cri::{CriBackend, Endpoint, NoRuntimeFound, WELL_KNOWN_SOCKETS, discover};
+use larder_registry::Client;
 use larder_store::backend::StoreBackend;
 use larder_store::pull::Puller;
-use larder_store::registry::Client;
 use larder_store::store::{OpenError as StoreOpenError, Store};
 
 use super::docker;

@@ -3,9 +3,9 @@
 use std::env;
 use std::path::{Path, PathBuf};
 
+use larder_registry::{Client, RegistryConfig};
 use larder_store::backend::StoreBackend;
 use larder_store::pull::{PullConfig, Puller};
-use larder_store::registry::{Client, RegistryConfig};
 use larder_store::store::{OpenError, Store, StoreConfig};
 
 use crate::Error;

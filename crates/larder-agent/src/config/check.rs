@@ -8,7 +8,7 @@ use larder::gotext::quote;
 use larder::pull::PullConfig;
 use larder::records::Verification;
 use larder_cri::Endpoint;
-use larder_store::registry::Proxy;
+use larder_registry::Proxy;
 
 use super::settings::{self, Draft};
 use super::{BackendAt, Config, Origin};

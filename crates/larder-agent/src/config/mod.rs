@@ -31,7 +31,7 @@ use larder::gc::{GcPolicy, KeepRule, Periods};
 use larder::pull::PullConfig;
 use larder::records::Verification;
 use larder_cri::{CriConfig, Endpoint};
-use larder_store::registry::RegistryConfig;
+use larder_registry::RegistryConfig;
 use larder_store::store::StoreConfig;
 
 pub use diff::{Change, Changes, diff};

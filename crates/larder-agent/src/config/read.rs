@@ -10,7 +10,7 @@ use larder::gc::{GcPolicy, Periods};
 use larder::pull::PullConfig;
 use larder::records::Verification;
 use larder_cri::CriConfig;
-use larder_store::registry::RegistryConfig;
+use larder_registry::RegistryConfig;
 use larder_store::store::StoreConfig;
 
 use super::check;

@@ -9,7 +9,7 @@ use std::path::Path;
 pub use larder::gc::Amount;
 
 /// What a file takes, or a folder without what is in it; nothing there takes nothing. Follows no links.
-pub fn measure_one(path: &Path) -> io::Result<Amount> {
+pub(crate) fn measure_one(path: &Path) -> io::Result<Amount> {
     match fs_err::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Amount::ZERO),
         metadata => metadata.map(|metadata| amount(&metadata)),

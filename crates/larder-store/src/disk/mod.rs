@@ -16,7 +16,8 @@ use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
-pub use measure::{Amount, measure, measure_one};
+pub(crate) use measure::measure_one;
+pub use measure::{Amount, measure};
 pub use real::RealDisk;
 
 /// How [`Disk::open`] opens a file.
@@ -83,7 +84,7 @@ pub trait DiskFile: fmt::Debug + Send + Sync {
 }
 
 /// Fills the buffer, or fails with [`io::ErrorKind::UnexpectedEof`].
-pub fn read_exact_at(file: &dyn DiskFile, mut buffer: &mut [u8], mut offset: u64) -> io::Result<()> {
+pub(crate) fn read_exact_at(file: &dyn DiskFile, mut buffer: &mut [u8], mut offset: u64) -> io::Result<()> {
     while !buffer.is_empty() {
         match file.read_at(buffer, offset) {
             Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
@@ -99,7 +100,7 @@ pub fn read_exact_at(file: &dyn DiskFile, mut buffer: &mut [u8], mut offset: u64
 }
 
 /// Makes a directory unless it is there.
-pub fn ensure_dir(disk: &dyn Disk, path: &Path) -> io::Result<()> {
+pub(crate) fn ensure_dir(disk: &dyn Disk, path: &Path) -> io::Result<()> {
     match disk.create_dir(path) {
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
         done => done,

@@ -2,7 +2,7 @@
 
 use larder::reference::Digest;
 
-use super::{Damage, FsckReport};
+use super::report::{Damage, FsckReport};
 use crate::store::blobs::{check_digest, read_blob};
 use crate::store::db::{IMAGES, Source as _};
 use crate::store::error::Doing as _;

@@ -1,55 +1,15 @@
 //! Layers: every file against the manifest that was written when it was unpacked.
 
 use std::error::Error;
-use std::fmt;
-use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
-use super::{Damage, FsckOptions, FsckReport};
+use super::options::FsckOptions;
+use super::report::{Damage, FsckReport};
 use crate::store::db::{LAYERS, Source as _};
-use crate::store::{FILES, FS, Inner, LayerKey, LayerRecord, StoreError};
-use crate::unpack::{Depth, verify};
+use crate::store::{Inner, LayerKey, LayerRecord, StoreError};
 
 /// How many wrong files of a layer are named.
 const NAMED: usize = 10;
-
-/// Compares a layer's folder with what was noted when it was unpacked.
-pub trait CheckLayer: fmt::Debug + Sync {
-    /// Says to `found` what is wrong: `usr/bin/tool: another content`. An error means that it cannot be told.
-    fn check(
-        &self,
-        layer: &Path,
-        contents: bool,
-        found: &mut dyn FnMut(String),
-    ) -> Result<(), Box<dyn Error + Send + Sync>>;
-}
-
-/// By the manifest that [`unpack`](crate::unpack) writes.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct CheckUnpacked;
-
-impl CheckLayer for CheckUnpacked {
-    fn check(
-        &self,
-        layer: &Path,
-        contents: bool,
-        found: &mut dyn FnMut(String),
-    ) -> Result<(), Box<dyn Error + Send + Sync>> {
-        let (fs, files) = (layer.join(FS), layer.join(FILES));
-        for needed in [&fs, &files] {
-            if !needed.exists() {
-                found(format!("{}: missing", needed.strip_prefix(layer).unwrap_or(needed).display()));
-                return Ok(());
-            }
-        }
-        let depth = if contents { Depth::Content } else { Depth::Metadata };
-        for damage in verify(&fs, &files, depth)? {
-            let damage = damage?;
-            found(format!("{}: {}", damage.path.display(), damage.kind));
-        }
-        Ok(())
-    }
-}
 
 impl Inner {
     pub(super) fn check_layers(

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use larder::reference::Digest;
 
-use super::{Damage, FsckReport};
+use super::report::{Damage, FsckReport};
 use crate::store::db::{LAYERS, MOUNTS, Source as _, USES};
 use crate::store::error::Doing as _;
 use crate::store::holds::Item;

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{Damage, FsckReport};
+use super::report::{Damage, FsckReport};
 use crate::store::commit::{for_uses, put_uses};
 use crate::store::db::{
     DbError, DbResult, IMAGES, LAYERS, LEASES, LISTED, MOUNTS, NAMES, Source, Table, USES, Writer, decode,

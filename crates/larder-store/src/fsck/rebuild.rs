@@ -10,8 +10,8 @@ use std::sync::Arc;
 
 use larder::reference::Digest;
 
-use super::layers::CheckLayer;
 use super::names::write_names;
+use super::options::CheckLayer;
 use crate::disk::{Disk, RealDisk};
 use crate::mounts::mounted_of;
 use crate::store::blobs::{check_digest, read_blob};
@@ -48,7 +48,7 @@ impl Store {
     }
 
     /// Like [`rebuild`](Store::rebuild), on a disk of the caller's choice.
-    pub fn rebuild_on(
+    fn rebuild_on(
         disk: Arc<dyn Disk>,
         root: &Path,
         config: StoreConfig,

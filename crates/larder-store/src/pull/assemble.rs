@@ -13,39 +13,19 @@ use larder::backend::LayerPhase;
 use larder::reference::Digest;
 use tokio::sync::SemaphorePermit;
 
+use super::Puller;
 use super::bring::{FILES, Staged, Tell, bring, take};
 use super::error::PullError;
+use super::origin::Origin;
 use super::plan::{Plan, Wanted};
-use super::tally::Tally;
-use super::workers::Worker;
-use super::{Puller, blocking};
+use super::workers::{Worker, blocking};
 use crate::disk::Amount;
-use crate::registry::Session;
 use crate::store::error::Doing as _;
-use crate::store::import::Import;
 use crate::store::{Claim, FS, Layer, LayerClaim, LayerFacts, LayerKey, Store, StoreError, Waiting};
 use crate::unpack::{Settled, Settling, Target, UnpackError, settle};
 
 /// How soon a blob is tried again that another image of this process is fetching for itself.
 const BUSY_RETRY: Duration = Duration::from_millis(100);
-
-/// Where layers come from.
-#[derive(Clone)]
-pub(super) enum Origin {
-    /// A registry; the tally counts what comes.
-    Registry { session: Session, tally: Arc<Tally> },
-    /// An archive or a layout.
-    Import(Arc<Import>),
-}
-
-impl Origin {
-    /// Notes what happens to a layer.
-    fn note(&self, wanted: &Wanted, phase: LayerPhase) {
-        if let Origin::Registry { tally, .. } = self {
-            tally.set(&wanted.descriptor.digest, phase);
-        }
-    }
-}
 
 /// How a layer of the plan comes.
 enum Coming {
@@ -73,6 +53,16 @@ impl Own {
     async fn next(&mut self) -> Option<Result<(), PullError>> {
         let (at, brought) = self.under_way.next().await?;
         Some(brought.map(|staged| drop(self.staged.insert(at, staged))))
+    }
+
+    /// Waits until the layer at this place of the plan is brought.
+    async fn staged(&mut self, at: usize) -> Result<Staged, PullError> {
+        while !self.staged.contains_key(&at)
+            && let Some(brought) = self.next().await
+        {
+            brought?;
+        }
+        self.staged.remove(&at).ok_or(PullError::Abandoned)
     }
 
     /// Lets others have all of them: whoever waits out of the order of claims must not hold what somebody may wait for.
@@ -134,12 +124,7 @@ impl Puller {
                 },
                 Coming::Own => match own.claims.remove(&at) {
                     Some(claim) => {
-                        while !own.staged.contains_key(&at)
-                            && let Some(brought) = own.next().await
-                        {
-                            brought?;
-                        }
-                        let staged = own.staged.remove(&at).ok_or(PullError::Abandoned)?;
+                        let staged = own.staged(at).await?;
                         let layer = self.settle_staged(wanted, staged, &layers, &own.worker).await?;
                         claim.done(&layer);
                         layer

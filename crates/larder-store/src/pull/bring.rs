@@ -11,11 +11,11 @@ use larder::reference::Digest;
 use super::error::PullError;
 use super::plan::Wanted;
 use super::workers::Worker;
-use crate::registry::{BlobSink, Extents, Notice, Session, fetch_blob};
 pub(super) use crate::store::FILES;
 use crate::store::import::Import;
 use crate::store::{FS, IngestFile, LayerStaging, Store, StoreError};
 use crate::unpack::{Expected, Options, Progress, Target, UnpackError, Unpacked, unpack_layer};
+use larder_registry::{BlobSink, Extents, Notice, Session, fetch_blob};
 
 /// What a reader gets when no more bytes will come. Not `Interrupted`: that means to read again, for ever.
 const GIVEN_UP: io::ErrorKind = io::ErrorKind::ConnectionAborted;

@@ -5,12 +5,12 @@ use std::io;
 
 use larder::reference::Digest;
 
-use crate::registry::{BlobError, FetchError};
 use crate::store::StoreError;
 use crate::store::admission::NoRoom;
 use crate::store::error::{hint_of_io, is_no_space};
 use crate::store::import::ImportError;
 use crate::unpack::UnpackError;
+use larder_registry::{BlobError, FetchError};
 
 /// Why an image could not be pulled. What was there before is untouched; what was fetched is kept for the next try.
 #[derive(Debug, thiserror::Error)]

@@ -5,10 +5,10 @@ use std::time::SystemTime;
 
 use larder::reference::Reference;
 
-use super::assemble::Origin;
+use super::origin::Origin;
 use super::plan::Plan;
-use super::workers::Workers;
-use super::{PullError, Puller, blocking, reclaimable};
+use super::workers::{Workers, blocking};
+use super::{PullError, Puller, reclaimable};
 use crate::store::admission::NoRoom;
 use crate::store::commit::names_of;
 use crate::store::import::{Import, ImportError, ImportFrom, ImportImage};

@@ -17,6 +17,7 @@ mod bring;
 mod error;
 mod load;
 mod open_files;
+mod origin;
 mod plan;
 mod tally;
 mod workers;
@@ -35,18 +36,18 @@ pub use error::PullError;
 pub use load::Loaded;
 
 use crate::disk::Amount;
-use crate::manifest::PlatformMatcher;
-use crate::registry::{Client, ImageDocuments};
 use crate::store::admission::{self, admit};
 use crate::store::{
     Claim, ImageCommit, ImageRecord, LeaseKind, LeaseRecord, Leased, Store, StoreError, seconds,
 };
 use crate::unpack::{Limits, Options, Syncer, Threads};
-use assemble::Origin;
+use larder_registry::manifest::PlatformMatcher;
+use larder_registry::{Client, ImageDocuments};
 use open_files::OpenFiles;
+use origin::Origin;
 use plan::Plan;
 use tally::Tally;
-use workers::{Leaving, Worker, Workers};
+use workers::{Leaving, Worker, Workers, blocking};
 
 /// How images are pulled into the store.
 #[derive(Debug, Clone)]
@@ -292,11 +293,6 @@ fn reclaimable(store: &Store) -> Result<Amount, StoreError> {
         }
     }
     Ok(layers.into_values().sum())
-}
-
-/// Runs what blocks on a thread where it may.
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, PullError> {
-    tokio::task::spawn_blocking(work).await.map_err(|_| PullError::Abandoned)
 }
 
 impl From<StoreError> for PullError {

@@ -5,9 +5,9 @@ use std::fmt::Write as _;
 use larder::reference::Digest;
 use sha2::{Digest as _, Sha256};
 
-use crate::manifest::{Descriptor, ImageConfig, Manifest};
-use crate::registry::ImageDocuments;
 use crate::store::{Claim, CommitLayer, Layer, LayerKey};
+use larder_registry::ImageDocuments;
+use larder_registry::manifest::{Descriptor, ImageConfig, Manifest};
 
 /// The layers of an image, from the bottom up.
 pub(super) struct Plan {

@@ -9,8 +9,8 @@ use larder::reference::Digest;
 use tokio::time::Instant;
 
 use super::plan::Plan;
-use crate::registry::{Notice, Waiting};
 use crate::store::Claim;
+use larder_registry::{Notice, Waiting};
 
 /// Over how long a rate is measured.
 const WINDOW: Duration = Duration::from_secs(1);

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
-use super::PullError;
+use super::error::PullError;
 use crate::unpack::WriteBehind;
 
 /// Those who work for one pull.
@@ -118,7 +118,7 @@ impl Ended {
     async fn wait(mut self) {
         while self.alive.recv().await.is_some() {}
         // How the pull ended is known: what else the disk says is of no interest.
-        let _ = super::blocking(move || self.write_behind.finish()).await;
+        let _ = blocking(move || self.write_behind.finish()).await;
     }
 
     fn is_over(&self) -> bool {
@@ -140,6 +140,13 @@ impl Leaving {
             ended.wait().await;
         }
     }
+}
+
+/// Runs what blocks on a thread where it may.
+pub(super) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, PullError> {
+    tokio::task::spawn_blocking(work).await.map_err(|_| PullError::Abandoned)
 }
 
 #[cfg(test)]

@@ -60,7 +60,7 @@ pub(super) fn learn(before: Option<Ratio>, fetched: u64, became: Amount) -> Opti
 }
 
 /// What a pull would take: `missing` are the sizes of the layers that are not here, in bytes as fetched.
-pub fn estimate(ratio: Ratio, missing: &[u64]) -> Need {
+pub(crate) fn estimate(ratio: Ratio, missing: &[u64]) -> Need {
     let (likely_ratio, least_ratio) = (scaled(ratio, 1.0 + MARGIN), scaled(ratio, LEAST));
     let (mut likely, mut least) = (Amount::default(), Amount::default());
     for &size in missing {
@@ -90,7 +90,7 @@ fn grown(ratio: Ratio, size: u64) -> Amount {
 }
 
 /// Says whether the least of `need` fits into `free` so that `reserve` is left.
-pub fn admit(need: Need, free: Amount, reserve: Amount, reclaimable: Amount) -> Result<(), NoRoom> {
+pub(crate) fn admit(need: Need, free: Amount, reserve: Amount, reclaimable: Amount) -> Result<(), NoRoom> {
     if fits(need.least.bytes, free.bytes, reserve.bytes)
         && fits(need.least.inodes, free.inodes, reserve.inodes)
     {
@@ -123,7 +123,7 @@ impl NoRoom {
     }
 
     /// Whether it would be admitted once everything reclaimable is gone.
-    pub fn would_fit_after_collection(&self) -> bool {
+    pub(crate) fn would_fit_after_collection(&self) -> bool {
         admit(self.need, self.free + self.reclaimable, self.reserve, Amount::default()).is_ok()
     }
 

@@ -6,11 +6,11 @@ use std::path::Path;
 use larder::reference::Digest;
 use sha2::{Digest as _, Sha256, Sha384, Sha512};
 
-use super::Inner;
 use super::error::{Doing as _, StoreError};
+use super::inner::Inner;
 use super::trash::discard;
 use crate::disk::{ensure_dir, replace};
-use crate::manifest::MAX_BYTES;
+use larder_registry::manifest::MAX_BYTES;
 
 /// A digest being computed.
 pub(crate) enum Hasher {

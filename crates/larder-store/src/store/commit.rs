@@ -15,11 +15,11 @@ use super::admission::learn;
 use super::db::{Abort, DbResult, IMAGES, LAYERS, LEASES, META, NAMES, Source, USES, Writer};
 use super::error::{Doing as _, StoreError};
 use super::holds::Item;
+use super::inner::{Inner, Store, seconds};
 use super::layers::Layer;
 use super::listing::put_image;
 use super::records::{ImageLayer, ImageRecord, LayerKey, LayerRecord, LeaseRecord, Ratio};
-use super::{Inner, Store, seconds};
-use crate::manifest::{ImageConfig, ManifestError};
+use larder_registry::manifest::{ImageConfig, ManifestError};
 
 /// Key of the learned [`Ratio`] in the table of what is known of the store as a whole.
 pub(super) const RATIO: &str = "ratio";

@@ -7,7 +7,7 @@ use larder::reference::Digest;
 
 use super::db::DbError;
 use super::records::LayerKey;
-use crate::manifest::ManifestError;
+use larder_registry::manifest::ManifestError;
 
 /// Why a store could not be opened.
 #[derive(Debug, thiserror::Error)]

@@ -1,7 +1,9 @@
-//! Which bytes of a file are there: sorted, disjoint ranges, and the text that keeps them.
+//! Which bytes of a blob are on disk: the text that keeps them.
 
 use std::fmt::Write as _;
 use std::ops::Range;
+
+use larder_registry::Extents;
 
 /// Most ranges that are kept. A file fetched over a few connections has a few; of more, the highest are forgotten and
 /// fetched again.
@@ -9,54 +11,10 @@ const MAX_RANGES: usize = 256;
 
 const TITLE: &str = "larder extents 1";
 
-/// Ranges of bytes.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(super) struct Extents(Vec<Range<u64>>);
-
-impl Extents {
-    /// Adds a range, and joins it with those that it touches.
-    pub(super) fn add(&mut self, range: Range<u64>) {
-        if range.is_empty() {
-            return;
-        }
-        let from = self.0.partition_point(|other| other.end < range.start);
-        let to = self.0.partition_point(|other| other.start <= range.end);
-        let joined = self.0[from..to]
-            .iter()
-            .fold(range, |joined, other| joined.start.min(other.start)..joined.end.max(other.end));
-        self.0.splice(from..to, [joined]);
-        self.0.truncate(MAX_RANGES);
-    }
-
-    pub(super) fn ranges(&self) -> &[Range<u64>] {
-        &self.0
-    }
-
-    /// Where the bytes end that are there from the start on.
-    pub(super) fn frontier(&self) -> u64 {
-        self.0.first().filter(|first| first.start == 0).map_or(0, |first| first.end)
-    }
-
-    /// How many bytes there are.
-    pub(super) fn total(&self) -> u64 {
-        self.0.iter().map(|range| range.end - range.start).sum()
-    }
-
-    /// What is not there of the first `size` bytes.
-    pub(super) fn missing(&self, size: u64) -> Vec<Range<u64>> {
-        let mut missing = Vec::new();
-        let mut at = 0;
-        for range in &self.0 {
-            if range.start > at {
-                missing.push(at..range.start);
-            }
-            at = range.end;
-        }
-        if at < size {
-            missing.push(at..size);
-        }
-        missing
-    }
+/// Adds a range, within the bound on their number.
+pub(super) fn add(extents: &mut Extents, range: Range<u64>) {
+    extents.insert(range);
+    extents.truncate(MAX_RANGES);
 }
 
 /// The text of the file `extents`.
@@ -104,7 +62,7 @@ impl Noted {
             if range.is_empty() || range.end > size || words.next().is_some() {
                 return None;
             }
-            extents.add(range);
+            add(extents, range);
         }
         Some(noted)
     }
@@ -117,28 +75,13 @@ impl Noted {
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-
     use super::*;
-
-    #[test]
-    fn ranges_join_where_they_touch() {
-        let mut extents = Extents::default();
-        for range in [10..20, 30..40, 0..5, 20..30, 5..5] {
-            extents.add(range);
-        }
-        assert_eq!(extents.ranges(), [0..5, 10..40]);
-        assert_eq!((extents.frontier(), extents.total()), (5, 35));
-        assert_eq!(extents.missing(50), [5..10, 40..50]);
-        assert_eq!(Extents::default().missing(3), vec![0..3]);
-        assert!(Extents::default().missing(0).is_empty());
-    }
 
     #[test]
     fn a_torn_note_is_no_note() {
         let mut noted = Noted { boot: "b".into(), size: 100, ..Noted::default() };
-        noted.present.add(0..50);
-        noted.durable.add(0..20);
+        noted.present.insert(0..50);
+        noted.durable.insert(0..20);
         let text = noted.to_text();
         assert_eq!(Noted::parse(&text).as_ref(), Some(&noted));
         for end in 0..text.len() {
@@ -148,28 +91,5 @@ mod tests {
         assert_eq!(noted.clone().trusted("b").frontier(), 50);
         assert_eq!(noted.clone().trusted("other").frontier(), 20);
         assert_eq!(noted.trusted("").frontier(), 20);
-    }
-
-    proptest! {
-        #[test]
-        fn extents_agree_with_a_bitmap(ranges in prop::collection::vec((0_u64..64, 0_u64..16), 0..20)) {
-            let mut extents = Extents::default();
-            let mut bitmap = [false; 80];
-            for (start, length) in ranges {
-                extents.add(start..start + length);
-                bitmap[usize::try_from(start).unwrap()..usize::try_from(start + length).unwrap()].fill(true);
-            }
-            let mut seen = [false; 80];
-            for range in extents.ranges() {
-                for at in range.clone() {
-                    seen[usize::try_from(at).unwrap()] = true;
-                }
-            }
-            prop_assert_eq!(bitmap, seen);
-            prop_assert!(extents.ranges().windows(2).all(|pair| pair[0].end < pair[1].start));
-            let there: u64 = extents.total();
-            let missing: u64 = extents.missing(80).iter().map(|range| range.end - range.start).sum();
-            prop_assert_eq!(there + missing, 80);
-        }
     }
 }

@@ -7,10 +7,10 @@ use larder::reference::{self, Digest, Reference};
 
 use super::db::{DbResult, IMAGES, LISTED, NAMES, Source, encode};
 use super::error::{Doing as _, StoreError};
+use super::inner::{Inner, Store};
 use super::layout::{digest_of_name, names_in};
 use super::listing::Listed;
 use super::records::ImageRecord;
-use super::{Inner, Store};
 use crate::disk::replace;
 
 /// Fewest digits of an id that stand for the whole of it.

@@ -8,20 +8,21 @@
 
 use std::io;
 use std::ops::Range;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use larder::reference::Digest;
+use larder_registry::Extents;
 use tokio::time::Instant;
 
 use super::error::{Doing as _, StoreError};
-use super::extents::{Extents, Noted};
+use super::extents::{self, Noted};
 use super::holds::{Hold, Item};
+use super::inner::{Inner, Store, seconds};
 use super::layout::{digest_of_name, names_in};
 use super::records::ImageRecord;
-use super::{Inner, Store, seconds};
-use crate::disk::{DiskFile, OpenHow, ensure_dir, replace};
+use crate::disk::{Disk, DiskFile, OpenHow, ensure_dir, replace};
 
 /// How many new bytes go unnoted: what a killed process fetches again at most, beside what it had in memory.
 const NOTE_EVERY: u64 = 1 << 20;
@@ -76,25 +77,11 @@ impl Store {
             .ok_or_else(|| StoreError::Busy { digest: digest.clone() })?;
         let folder = inner.layout.ingest(digest);
         let boot = inner.disk.boot_id();
-        let (mut durable, mut present) = (Extents::default(), Extents::default());
-        if folder.is_dir() {
-            match read_note(&folder, size).doing(doing)? {
-                Some(noted) => (durable, present) = (noted.durable.clone(), noted.trusted(&boot)),
-                // Nothing in it can be relied on.
-                None => inner.discard(&folder).doing(doing)?,
-            }
-        }
+        let (mut durable, mut present) = inner.ingested(&folder, size, &boot).doing(doing)?;
         ensure_dir(&*inner.disk, &folder).doing(doing)?;
-        let data = inner.disk.open(&folder.join(DATA), OpenHow::Create).doing(doing)?;
-        let length = data.len().doing(doing)?;
-        if length != size {
+        let (data, kept) = open_data(&*inner.disk, &folder, size).doing(doing)?;
+        if !kept {
             (durable, present) = (Extents::default(), Extents::default());
-            // Not a new file: ext4 takes one that is cut to nothing for one that is replaced, and writes it to the disk when
-            // it is closed. These bytes live too briefly for that.
-            if length > 0 {
-                data.set_len(0).doing(doing)?;
-            }
-            data.set_len(size).doing(doing)?;
         }
         let state = State {
             durable,
@@ -121,6 +108,21 @@ impl Store {
     }
 }
 
+/// Opens the file for the bytes of a blob, `size` long. Says whether the bytes in it are those of before.
+fn open_data(disk: &dyn Disk, folder: &Path, size: u64) -> io::Result<(Arc<dyn DiskFile>, bool)> {
+    let data = disk.open(&folder.join(DATA), OpenHow::Create)?;
+    let length = data.len()?;
+    if length != size {
+        // Not a new file: ext4 takes one that is cut to nothing for one that is replaced, and writes it to the disk when
+        // it is closed. These bytes live too briefly for that.
+        if length > 0 {
+            data.set_len(0)?;
+        }
+        data.set_len(size)?;
+    }
+    Ok((data, length == size))
+}
+
 impl IngestFile {
     /// Digest of the blob.
     pub fn digest(&self) -> &Digest {
@@ -142,7 +144,7 @@ impl IngestFile {
         self.0.data().and_then(|data| data.write_all_at(bytes, offset)).doing(doing)?;
         let note = {
             let mut state = self.0.state();
-            state.present.add(offset..end);
+            extents::add(&mut state.present, offset..end);
             state.unnoted += bytes.len() as u64;
             self.0.news.notify_all();
             state.unnoted >= NOTE_EVERY
@@ -155,17 +157,17 @@ impl IngestFile {
 
     /// Which bytes are there, in order.
     pub fn present(&self) -> Vec<Range<u64>> {
-        self.0.state().present.ranges().to_vec()
+        self.0.state().present.ranges().collect()
     }
 
     /// Which bytes are missing, in order.
     pub fn missing(&self) -> Vec<Range<u64>> {
-        self.0.state().present.missing(self.0.size)
+        self.0.state().present.missing(0..self.0.size)
     }
 
     /// How many bytes are there.
     pub fn done(&self) -> u64 {
-        self.0.state().present.total()
+        self.0.state().present.bytes()
     }
 
     /// Whether all bytes are there.
@@ -296,7 +298,7 @@ impl Drop for Inside {
 }
 
 /// The note in this folder, if it is whole and about a blob of this size.
-fn read_note(folder: &std::path::Path, size: u64) -> io::Result<Option<Noted>> {
+fn read_note(folder: &Path, size: u64) -> io::Result<Option<Noted>> {
     let path = folder.join(EXTENTS);
     let text = match fs_err::metadata(&path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -355,6 +357,17 @@ impl io::Read for IngestReader {
 }
 
 impl Inner {
+    /// What an earlier fetch left in a folder: what is durable, and what can be relied on.
+    fn ingested(&self, folder: &Path, size: u64, boot: &str) -> io::Result<(Extents, Extents)> {
+        if folder.is_dir() {
+            if let Some(noted) = read_note(folder, size)? {
+                return Ok((noted.durable.clone(), noted.trusted(boot)));
+            }
+            self.discard(folder)?;
+        }
+        Ok((Extents::default(), Extents::default()))
+    }
+
     /// Throws away what was fetched for the layers of an image that is committed now.
     pub(super) fn discard_ingests(&self, image: &ImageRecord) {
         for layer in &image.layers {
@@ -389,7 +402,7 @@ impl Inner {
 }
 
 /// Whether a note was written to this folder less than `keep` ago.
-fn touched_within(folder: &std::path::Path, now: SystemTime, keep: Duration) -> bool {
+fn touched_within(folder: &Path, now: SystemTime, keep: Duration) -> bool {
     let modified = fs_err::metadata(folder).and_then(|metadata| metadata.modified());
     modified.is_ok_and(|modified| seconds(now).saturating_sub(seconds(modified)) < keep.as_secs())
 }

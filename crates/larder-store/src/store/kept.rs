@@ -4,66 +4,17 @@
 //! believed only in the run of the machine in which they were unpacked: their note says in which. And they are kept
 //! only while a lease names their archive, as that of a pull does which may come back.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::io;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use larder::reference::Digest;
-use serde::{Deserialize, Serialize};
 
 use super::db::{LEASES, Source as _, decode};
 use super::error::{Doing as _, StoreError};
+use super::inner::{Inner, Store};
 use super::layers::RECORD;
 use super::records::{LayerKey, LayerRecord, LeaseRecord};
-use super::{Inner, Store};
-use crate::disk::Amount;
-
-/// What a layer's own copy of its record holds.
-#[derive(Debug, Serialize, Deserialize)]
-pub(super) struct LayerNote {
-    #[serde(flatten)]
-    pub(super) record: LayerRecord,
-    /// The run of the machine in which it was unpacked.
-    #[serde(default)]
-    pub(super) boot: String,
-}
-
-/// Layers that are kept, and that nobody has a handle of.
-#[derive(Debug, Default)]
-pub(super) struct Kept(Mutex<HashMap<LayerKey, LayerRecord>>);
-
-impl Kept {
-    fn layers(&self) -> MutexGuard<'_, HashMap<LayerKey, LayerRecord>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(super) fn put(&self, layer: LayerRecord) {
-        self.layers().insert(layer.key.clone(), layer);
-    }
-
-    /// Takes it off the list; its folder is the caller's affair now.
-    pub(super) fn take(&self, key: &LayerKey) -> Option<LayerRecord> {
-        self.layers().remove(key)
-    }
-
-    pub(super) fn has(&self, key: &LayerKey) -> bool {
-        self.layers().contains_key(key)
-    }
-
-    pub(super) fn usage(&self) -> Amount {
-        self.layers().values().map(|layer| layer.usage).sum()
-    }
-
-    fn is_empty(&self) -> bool {
-        self.layers().is_empty()
-    }
-
-    /// The keys of those that `choose` names.
-    fn keys(&self, choose: impl Fn(&LayerRecord) -> bool) -> Vec<LayerKey> {
-        let layers = self.layers();
-        layers.values().filter(|layer| choose(layer)).map(|layer| layer.key.clone()).collect()
-    }
-}
+use super::resumable::LayerNote;
 
 impl Store {
     /// Gives up the layers that are kept for pulls that may come back, because their room is wanted. Says whether

@@ -15,9 +15,9 @@ use tokio::sync::watch;
 use super::db::{LAYERS, MOUNTS, Reader, Source as _, encode};
 use super::error::{Doing as _, StoreError};
 use super::holds::{Hold, Item};
-use super::kept::{Kept, LayerNote};
+use super::inner::{Inner, Store};
 use super::records::{LayerFacts, LayerKey, LayerRecord, MountRecord};
-use super::{Inner, Store};
+use super::resumable::{Kept, LayerNote};
 use crate::disk::{Amount, OpenHow, measure, measure_one};
 
 /// Name of the folder with the unpacked files, inside of a layer's folder.
@@ -241,7 +241,7 @@ impl Store {
 
     /// Like [`claim`](Store::claim), where the layer kept under its diff id was looked at and does not fit the layers
     /// below: only one kept under this chain id will do.
-    pub fn claim_own(&self, diff_id: &Digest, chain_id: &Digest) -> Result<Claim, StoreError> {
+    pub(crate) fn claim_own(&self, diff_id: &Digest, chain_id: &Digest) -> Result<Claim, StoreError> {
         self.claim_one_of(diff_id, [LayerKey::from(chain_id), LayerKey::from(chain_id)])
     }
 

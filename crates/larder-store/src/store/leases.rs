@@ -4,8 +4,8 @@ use std::time::SystemTime;
 
 use super::db::{LEASES, Source as _};
 use super::error::StoreError;
+use super::inner::{Inner, Store, seconds};
 use super::records::LeaseRecord;
-use super::{Inner, Store, seconds};
 
 impl Store {
     /// Takes a lease, or replaces the one of this id. Durable when it returns.

@@ -6,10 +6,11 @@ use std::sync::{Arc, Mutex};
 
 use super::db::Db;
 use super::error::OpenError;
+use super::inner::{Inner, Store};
 use super::layout::{Layout, names_in};
 use super::lock::{Lock, Refused};
 use super::trash::Trash;
-use super::{FORMAT, Inner, Store, StoreConfig};
+use super::{FORMAT, StoreConfig};
 use crate::disk::{Disk, OpenHow, RealDisk};
 
 /// First line of the file `format`.

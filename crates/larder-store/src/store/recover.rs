@@ -6,9 +6,9 @@
 
 use std::collections::HashSet;
 
-use super::Inner;
 use super::db::{LAYERS, Source as _, USES};
 use super::error::{Doing as _, StoreError};
+use super::inner::Inner;
 use super::layout::{digest_of_name, names_in};
 use super::records::{LayerKey, LayerRecord};
 

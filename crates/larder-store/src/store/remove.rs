@@ -13,10 +13,10 @@ use super::db::{Abort, DbResult, LAYERS, LEASES, MOUNTS, NAMES, Source, USES, Wr
 use super::error::{Doing as _, StoreError};
 use super::holds::{Holds, Item};
 use super::images::find;
+use super::inner::{Inner, Store, seconds};
 use super::listing::delete_image;
 use super::records::{ImageRecord, LayerKey, LayerRecord, LeaseRecord, MountRecord};
 use super::usage::taken;
-use super::{Inner, Store, seconds};
 use crate::disk::Amount;
 
 /// How careful a removal is.

@@ -4,10 +4,10 @@ use std::collections::HashMap;
 
 use larder::gc::{Layer, Layers};
 
-use super::Store;
 use super::db::{LEASES, LISTED, MOUNTS, Source as _};
 use super::error::StoreError;
 use super::holds::Item;
+use super::inner::Store;
 use super::listing::Listed;
 use super::records::{LayerKey, LeaseRecord, MountRecord};
 use super::usage::{each_layers_users, layers};

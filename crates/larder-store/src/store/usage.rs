@@ -9,9 +9,9 @@ use serde::Deserialize;
 use super::commit::RATIO;
 use super::db::{DbResult, LAYERS, LISTED, META, Source, USES};
 use super::error::{Doing as _, StoreError};
+use super::inner::{Inner, Store};
 use super::listing::Listed;
 use super::records::{LayerKey, Ratio};
-use super::{Inner, Store};
 use crate::disk::{Amount, measure, measure_one};
 
 /// What holds the disk: `larder df`.

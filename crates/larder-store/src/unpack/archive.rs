@@ -366,21 +366,7 @@ fn resolve(
     if path.contains(&0) || link.contains(&0) {
         return Err(refuse(Refusal::ZeroByte));
     }
-    let (kind, size) = match (parsed.entry_type, sparse) {
-        (EntryType::Regular | EntryType::Continuous, None) if old_directory(parsed) => (Kind::Directory, 0),
-        (EntryType::Regular | EntryType::Continuous, None) => (Kind::File, content),
-        (EntryType::Regular | EntryType::Continuous | EntryType::GnuSparse, Some((extents, size))) => {
-            check_sparse(&extents, size, content).ok_or_else(|| refuse(Refusal::SparseMap))?;
-            (Kind::Sparse(extents), size)
-        }
-        (EntryType::Directory, _) => (Kind::Directory, 0),
-        (EntryType::Symlink, _) => (Kind::Symlink, 0),
-        (EntryType::Link, _) => (Kind::HardLink, 0),
-        (EntryType::Fifo, _) => (Kind::Fifo, 0),
-        (EntryType::Char, _) => (Kind::CharDevice, 0),
-        (EntryType::Block, _) => (Kind::BlockDevice, 0),
-        (other, _) => return Err(refuse(Refusal::Type(other.to_byte()))),
-    };
+    let (kind, size) = kind_of(parsed, sparse, content).map_err(refuse)?;
     let pax = match parsed.pax {
         Some(pax) => strict_pax(pax).ok_or_else(|| malformed(at))?,
         None => PaxValues::default(),
@@ -400,6 +386,29 @@ fn resolve(
         device: (parsed.dev_major.unwrap_or(0), parsed.dev_minor.unwrap_or(0)),
         xattrs: parsed.xattrs.iter().map(|(name, value)| (name.to_vec(), value.to_vec())).collect(),
         path,
+    })
+}
+
+/// What an entry is, and the size of its file.
+fn kind_of(
+    parsed: &ParsedEntry<'_>,
+    sparse: Option<(Vec<Extent>, u64)>,
+    content: u64,
+) -> Result<(Kind, u64), Refusal> {
+    Ok(match (parsed.entry_type, sparse) {
+        (EntryType::Regular | EntryType::Continuous, None) if old_directory(parsed) => (Kind::Directory, 0),
+        (EntryType::Regular | EntryType::Continuous, None) => (Kind::File, content),
+        (EntryType::Regular | EntryType::Continuous | EntryType::GnuSparse, Some((extents, size))) => {
+            check_sparse(&extents, size, content).ok_or(Refusal::SparseMap)?;
+            (Kind::Sparse(extents), size)
+        }
+        (EntryType::Directory, _) => (Kind::Directory, 0),
+        (EntryType::Symlink, _) => (Kind::Symlink, 0),
+        (EntryType::Link, _) => (Kind::HardLink, 0),
+        (EntryType::Fifo, _) => (Kind::Fifo, 0),
+        (EntryType::Char, _) => (Kind::CharDevice, 0),
+        (EntryType::Block, _) => (Kind::BlockDevice, 0),
+        (other, _) => return Err(Refusal::Type(other.to_byte())),
     })
 }
 

@@ -51,6 +51,19 @@ pub(super) fn parts(path: &[u8]) -> impl Iterator<Item = &[u8]> {
     path.split(|byte| *byte == b'/').filter(|part| !matches!(*part, b"" | b"."))
 }
 
+/// The path without `.`, `..` and doubled slashes, relative to the root, above which it never gets.
+pub(super) fn clean(path: &[u8]) -> Vec<u8> {
+    let mut clean: Vec<&[u8]> = Vec::new();
+    for part in parts(path) {
+        if part == b".." {
+            clean.pop();
+        } else {
+            clean.push(part);
+        }
+    }
+    clean.join(&b'/')
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

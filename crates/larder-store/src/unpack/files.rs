@@ -45,7 +45,7 @@ pub struct Record {
     pub gid: u32,
     /// Time of the last change of its content.
     pub mtime: Time,
-    /// [`xattr_hash`] of its extended attributes; `None` when it has none.
+    /// Hash of its extended attributes; `None` when it has none.
     pub xattrs: Option<u32>,
 }
 
@@ -129,7 +129,7 @@ pub fn path_of(bytes: &[u8]) -> &Path {
 }
 
 /// One number for a set of extended attributes, whatever their order.
-pub fn xattr_hash<'a>(xattrs: impl IntoIterator<Item = (&'a [u8], &'a [u8])>) -> Option<u32> {
+pub(crate) fn xattr_hash<'a>(xattrs: impl IntoIterator<Item = (&'a [u8], &'a [u8])>) -> Option<u32> {
     let mut sorted: Vec<_> = xattrs.into_iter().collect();
     sorted.sort_unstable();
     let mut hasher = crc32fast::Hasher::new();
@@ -196,22 +196,7 @@ impl Writer {
 
     /// Adds one record.
     pub fn add(&mut self, record: &Record) -> io::Result<()> {
-        let (kind, flag_a, flag_b) = match &record.kind {
-            RecordKind::File { extents: None, .. } => (KIND_FILE, false, false),
-            RecordKind::File { extents: Some(_), .. } => (KIND_SPARSE, false, false),
-            RecordKind::Directory { implicit, opaque } => (KIND_DIRECTORY, *implicit, *opaque),
-            RecordKind::Symlink { .. } => (KIND_SYMLINK, false, false),
-            RecordKind::HardLink { .. } => (KIND_HARD_LINK, false, false),
-            RecordKind::PendingLink { .. } => (KIND_PENDING_LINK, false, false),
-            RecordKind::Device { block: false, skipped, .. } => (KIND_CHAR, *skipped, false),
-            RecordKind::Device { block: true, skipped, .. } => (KIND_BLOCK, *skipped, false),
-            RecordKind::Fifo => (KIND_FIFO, false, false),
-            RecordKind::Whiteout => (KIND_WHITEOUT, false, false),
-        };
-        let flag = |set: bool, flag: u8| if set { flag } else { 0 };
-        self.bytes.push(
-            kind | flag(record.xattrs.is_some(), FLAG_XATTRS) | flag(flag_a, FLAG_A) | flag(flag_b, FLAG_B),
-        );
+        self.bytes.push(head_of(record));
         let shared = record.path.iter().zip(&self.last).take_while(|(a, b)| a == b).count();
         self.number(shared as u64);
         self.text(&record.path[shared..]);
@@ -223,7 +208,16 @@ impl Writer {
         if let Some(hash) = record.xattrs {
             self.bytes.extend_from_slice(&hash.to_le_bytes());
         }
-        match &record.kind {
+        self.kind(&record.kind);
+        self.last.truncate(shared);
+        self.last.extend_from_slice(&record.path[shared..]);
+        self.count += 1;
+        self.flush_record()
+    }
+
+    /// Writes what only records of this kind have.
+    fn kind(&mut self, kind: &RecordKind) {
+        match kind {
             RecordKind::File { size, checksum, extents } => {
                 self.number(*size);
                 self.bytes.extend_from_slice(&checksum.to_le_bytes());
@@ -244,10 +238,6 @@ impl Writer {
             }
             RecordKind::Directory { .. } | RecordKind::Fifo | RecordKind::Whiteout => {}
         }
-        self.last.truncate(shared);
-        self.last.extend_from_slice(&record.path[shared..]);
-        self.count += 1;
-        self.flush_record()
     }
 
     /// Ends the manifest. It is not synced.
@@ -280,6 +270,24 @@ impl Writer {
         }
         self.bytes.push(number.to_le_bytes()[0]);
     }
+}
+
+/// The first byte of a record: its kind and flags.
+fn head_of(record: &Record) -> u8 {
+    let (kind, flag_a, flag_b) = match &record.kind {
+        RecordKind::File { extents: None, .. } => (KIND_FILE, false, false),
+        RecordKind::File { extents: Some(_), .. } => (KIND_SPARSE, false, false),
+        RecordKind::Directory { implicit, opaque } => (KIND_DIRECTORY, *implicit, *opaque),
+        RecordKind::Symlink { .. } => (KIND_SYMLINK, false, false),
+        RecordKind::HardLink { .. } => (KIND_HARD_LINK, false, false),
+        RecordKind::PendingLink { .. } => (KIND_PENDING_LINK, false, false),
+        RecordKind::Device { block: false, skipped, .. } => (KIND_CHAR, *skipped, false),
+        RecordKind::Device { block: true, skipped, .. } => (KIND_BLOCK, *skipped, false),
+        RecordKind::Fifo => (KIND_FIFO, false, false),
+        RecordKind::Whiteout => (KIND_WHITEOUT, false, false),
+    };
+    let flag = |set: bool, flag: u8| if set { flag } else { 0 };
+    kind | flag(record.xattrs.is_some(), FLAG_XATTRS) | flag(flag_a, FLAG_A) | flag(flag_b, FLAG_B)
 }
 
 /// Writes a manifest anew: each record as `keep` returns it, called with its number, then `more`. The old file stays
@@ -366,8 +374,7 @@ impl Reader {
 
     fn record(&mut self) -> Result<Option<Record>, ManifestError> {
         let [head] = self.bytes()?;
-        let kind = head & KIND_MASK;
-        if kind == KIND_END {
+        if head & KIND_MASK == KIND_END {
             return self.end(head).map(|()| None);
         }
         let shared = usize::try_from(self.number()?).map_err(|_| self.damaged())?;
@@ -382,7 +389,15 @@ impl Reader {
         let gid = self.number32()?;
         let mtime = Time { seconds: unzigzag(self.number()?), nanos: self.number32()? };
         let xattrs = if head & FLAG_XATTRS != 0 { Some(u32::from_le_bytes(self.bytes()?)) } else { None };
-        let kind = match kind {
+        let kind = self.kind(head)?;
+        self.count += 1;
+        Ok(Some(Record { path: self.last.clone(), kind, mode, uid, gid, mtime, xattrs }))
+    }
+
+    /// Reads what only records of this kind have.
+    fn kind(&mut self, head: u8) -> Result<RecordKind, ManifestError> {
+        let kind = head & KIND_MASK;
+        Ok(match kind {
             KIND_FILE | KIND_SPARSE => RecordKind::File {
                 size: self.number()?,
                 checksum: u32::from_le_bytes(self.bytes()?),
@@ -402,9 +417,7 @@ impl Reader {
             KIND_FIFO => RecordKind::Fifo,
             KIND_WHITEOUT => RecordKind::Whiteout,
             _ => return Err(self.damaged()),
-        };
-        self.count += 1;
-        Ok(Some(Record { path: self.last.clone(), kind, mode, uid, gid, mtime, xattrs }))
+        })
     }
 
     fn end(&mut self, head: u8) -> Result<(), ManifestError> {

@@ -167,7 +167,7 @@ impl Progress {
     }
 
     /// Whether somebody wants it to end.
-    pub fn is_cancelled(&self) -> bool {
+    pub(crate) fn is_cancelled(&self) -> bool {
         self.cancelled.load(Ordering::Relaxed)
     }
 

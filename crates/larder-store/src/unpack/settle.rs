@@ -8,7 +8,7 @@
 //! Most layers look the same on top of any other layers, and then all images can share them: [`Settled::changed`] says
 //! whether this one does not. A directory's time is copied but does not count.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{
@@ -220,30 +220,51 @@ impl Work {
         let here = beneath::open(self.layer(), to_parent, DIRECTORY)?;
         let parent_times = times(&fstat(&here)?);
         let (from_name, to_name) = (path_of(from_name), path_of(to_name));
-        let kind = match FileType::from_raw_mode(found.stat.st_mode) {
-            FileType::RegularFile => {
-                let flags = OFlags::NOFOLLOW | OFlags::CLOEXEC;
-                let source = openat(&from, from_name, flags | OFlags::RDONLY, Mode::empty())?;
-                let create = flags | OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
-                let copy = openat(&here, to_name, create, Mode::RUSR | Mode::WUSR)?;
-                let (size, checksum) = copy_bytes(source.as_fd(), copy.as_fd())?;
-                let xattrs = read_xattrs(Bearer::Open(source.as_fd()))?;
-                self.put(copy.as_fd(), &found.stat, &xattrs, false)?;
-                futimens(&copy, &times(&found.stat))?;
-                self.count(&fstat(&copy)?);
-                futimens(&here, &parent_times)?;
-                let kind = RecordKind::File { size, checksum, extents: None };
-                return Ok(describe(to.to_vec(), kind, &found.stat, hash_of(&xattrs)));
-            }
+        let copied = match FileType::from_raw_mode(found.stat.st_mode) {
+            FileType::RegularFile => self.copy_file((&from, from_name), (&here, to_name), &found.stat),
+            _ => self.copy_special((&from, from_name), (&here, to_name), &found.stat),
+        };
+        let (kind, xattrs) = copied?;
+        futimens(&here, &parent_times)?;
+        Ok(describe(to.to_vec(), kind, &found.stat, xattrs))
+    }
+
+    /// Copies a regular file. Returns its kind for the record, and the hash of its attributes.
+    fn copy_file(
+        &mut self,
+        (from, from_name): (&OwnedFd, &Path),
+        (here, name): (&OwnedFd, &Path),
+        stat: &Stat,
+    ) -> Result<(RecordKind, Option<u32>), Errno> {
+        let flags = OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let source = openat(from, from_name, flags | OFlags::RDONLY, Mode::empty())?;
+        let create = flags | OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
+        let copy = openat(here, name, create, Mode::RUSR | Mode::WUSR)?;
+        let (size, checksum) = copy_bytes(source.as_fd(), copy.as_fd())?;
+        let xattrs = read_xattrs(Bearer::Open(source.as_fd()))?;
+        self.put(copy.as_fd(), stat, &xattrs, false)?;
+        futimens(&copy, &times(stat))?;
+        self.count(&fstat(&copy)?);
+        Ok((RecordKind::File { size, checksum, extents: None }, hash_of(&xattrs)))
+    }
+
+    /// Makes a link, pipe or device like the one below. Returns its kind for the record, and no hash of attributes.
+    fn copy_special(
+        &mut self,
+        (from, from_name): (&OwnedFd, &Path),
+        (here, name): (&OwnedFd, &Path),
+        stat: &Stat,
+    ) -> Result<(RecordKind, Option<u32>), Errno> {
+        let mode = Mode::from_raw_mode(stat.st_mode & 0o7777);
+        let kind = match FileType::from_raw_mode(stat.st_mode) {
             FileType::Symlink => {
-                let target = readlinkat(&from, from_name, Vec::new())?.into_bytes();
-                symlinkat(path_of(&target), &here, to_name)?;
+                let target = readlinkat(from, from_name, Vec::new())?.into_bytes();
+                symlinkat(path_of(&target), here, name)?;
                 RecordKind::Symlink { target }
             }
             other => {
-                let mode = Mode::from_raw_mode(found.stat.st_mode & 0o7777);
-                mknodat(&here, to_name, other, mode, found.stat.st_rdev)?;
-                let numbers = (rustix::fs::major(found.stat.st_rdev), rustix::fs::minor(found.stat.st_rdev));
+                mknodat(here, name, other, mode, stat.st_rdev)?;
+                let numbers = (rustix::fs::major(stat.st_rdev), rustix::fs::minor(stat.st_rdev));
                 match other {
                     FileType::Fifo => RecordKind::Fifo,
                     other => {
@@ -253,17 +274,15 @@ impl Work {
             }
         };
         if self.form.owners == Owners::Apply {
-            let (uid, gid) = (Uid::from_raw(found.stat.st_uid), Gid::from_raw(found.stat.st_gid));
-            chownat(&here, to_name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?;
+            let (uid, gid) = (Uid::from_raw(stat.st_uid), Gid::from_raw(stat.st_gid));
+            chownat(here, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)?;
         }
         if !matches!(kind, RecordKind::Symlink { .. }) {
-            let mode = Mode::from_raw_mode(found.stat.st_mode & 0o7777);
-            rustix::fs::chmodat(&here, to_name, mode, AtFlags::empty())?;
+            rustix::fs::chmodat(here, name, mode, AtFlags::empty())?;
         }
-        utimensat(&here, to_name, &times(&found.stat), AtFlags::SYMLINK_NOFOLLOW)?;
-        self.count(&statat(&here, to_name, AtFlags::SYMLINK_NOFOLLOW)?);
-        futimens(&here, &parent_times)?;
-        Ok(describe(to.to_vec(), kind, &found.stat, None))
+        utimensat(here, name, &times(stat), AtFlags::SYMLINK_NOFOLLOW)?;
+        self.count(&statat(here, name, AtFlags::SYMLINK_NOFOLLOW)?);
+        Ok((kind, None))
     }
 
     /// Owner, attributes and mode of an open file or directory.

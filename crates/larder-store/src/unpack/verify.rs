@@ -172,15 +172,7 @@ impl Verify {
         let here = here.as_fd();
         match &record.kind {
             RecordKind::File { size, checksum, extents } => {
-                let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
-                // Opening a device or a socket may fail in its own ways.
-                let file = openat(here, path_of(name), flags, Mode::empty());
-                let stat = match &file {
-                    Ok(file) => fstat(file)?,
-                    Err(_) => statat(here, path_of(name), AtFlags::SYMLINK_NOFOLLOW)?,
-                };
-                require(is(&stat, FileType::RegularFile), DamageKind::Type)?;
-                let file = file?;
+                let (file, stat) = open_file(here, name)?;
                 require(u64::try_from(stat.st_size) == Ok(*size), DamageKind::Size)?;
                 self.compare_common(record, &stat, Bearer::Open(file.as_fd()))?;
                 if self.depth == Depth::Content {
@@ -193,11 +185,7 @@ impl Verify {
                 Ok(())
             }
             RecordKind::Directory { implicit, opaque } => {
-                let dir = openat(here, path_of(name), DIRECTORY, Mode::empty());
-                let dir = dir.map_err(|errno| match errno {
-                    Errno::NOTDIR | Errno::LOOP => Wrong::Damage(DamageKind::Type),
-                    errno => Wrong::System(errno),
-                })?;
+                let dir = open_directory(here, name)?;
                 let on = Bearer::Open(dir.as_fd());
                 require(self.is_opaque(on) == *opaque, DamageKind::Xattrs)?;
                 let mut stat = fstat(&dir)?;
@@ -313,6 +301,25 @@ impl Verify {
             }
         }
     }
+}
+
+fn open_file(here: BorrowedFd<'_>, name: &[u8]) -> Result<(OwnedFd, Stat), Wrong> {
+    let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    // Opening a device or a socket may fail in its own ways.
+    let file = openat(here, path_of(name), flags, Mode::empty());
+    let stat = match &file {
+        Ok(file) => fstat(file)?,
+        Err(_) => statat(here, path_of(name), AtFlags::SYMLINK_NOFOLLOW)?,
+    };
+    require(is(&stat, FileType::RegularFile), DamageKind::Type)?;
+    Ok((file?, stat))
+}
+
+fn open_directory(here: BorrowedFd<'_>, name: &[u8]) -> Result<OwnedFd, Wrong> {
+    openat(here, path_of(name), DIRECTORY, Mode::empty()).map_err(|errno| match errno {
+        Errno::NOTDIR | Errno::LOOP => Wrong::Damage(DamageKind::Type),
+        errno => Wrong::System(errno),
+    })
 }
 
 enum Wrong {

@@ -10,6 +10,9 @@
 //! threads may make the small ones (`small.rs`).
 
 mod close;
+mod create;
+pub(super) mod crew;
+mod forward;
 mod links;
 mod make;
 mod small;
@@ -18,16 +21,17 @@ use std::collections::HashMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
-use rustix::fs::{AtFlags, FileType, Mode, Stat, fchmod, openat, statat, unlinkat};
+use rustix::fs::{AtFlags, FileType, Mode, fchmod, openat, statat, unlinkat};
 
 use super::archive::{Archive, Entry, Kind};
-use super::beneath::{DIRECTORY, parts, split};
+use super::beneath::{DIRECTORY, clean, parts, split};
 use super::files::{self, Form, Record, RecordKind, path_of};
 use super::stream::Feed;
 use super::tree::{DirId, ROOT, Stuck, Tree, Walk, Walked};
 use super::{Options, Refusal, Target, UnpackError, Usage};
-use links::ForwardLinks;
-pub(super) use small::Crew;
+use create::allocated;
+use crew::Crew;
+use forward::ForwardLinks;
 
 /// Writes one layer.
 pub(super) struct Writer<'a> {
@@ -297,21 +301,4 @@ impl<'a> Writer<'a> {
         path.extend_from_slice(place.name);
         path
     }
-}
-
-fn allocated(stat: &Stat) -> u64 {
-    u64::try_from(stat.st_blocks).unwrap_or(0) * 512
-}
-
-/// The path without `.`, `..` and doubled slashes, relative to the root, above which it never gets.
-fn clean(path: &[u8]) -> Vec<u8> {
-    let mut clean: Vec<&[u8]> = Vec::new();
-    for part in parts(path) {
-        if part == b".." {
-            clean.pop();
-        } else {
-            clean.push(part);
-        }
-    }
-    clean.join(&b'/')
 }

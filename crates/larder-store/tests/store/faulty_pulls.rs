@@ -10,9 +10,9 @@ use std::sync::Arc;
 
 use larder::backend::Progress;
 use larder::reference::Reference;
+use larder_registry::{Client, RegistryConfig};
 use larder_store::fsck::{Damage, FsckOptions};
 use larder_store::pull::{PullConfig, PullError, Puller};
-use larder_store::registry::{Client, RegistryConfig};
 use larder_store::store::import::ImportFrom;
 use larder_store::store::{RemoveOptions, Store};
 use larder_testkit::fault_registry::FaultRegistry;

@@ -4,8 +4,8 @@ use std::io::{Cursor, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 
 use larder::reference::{Digest, Reference};
+use larder_registry::manifest::{Platform, PlatformMatcher};
 use larder_store::disk::Amount;
-use larder_store::manifest::{Platform, PlatformMatcher};
 use larder_store::store::import::{Import, ImportError, ImportFrom};
 use larder_store::store::{LayerFacts, LayerKey, Store};
 use serde_json::{Value, json};

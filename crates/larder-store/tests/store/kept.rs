@@ -7,9 +7,9 @@ use std::time::{Duration, SystemTime};
 
 use larder::backend::Progress;
 use larder::reference::Reference;
+use larder_registry::{Client, RegistryConfig};
 use larder_store::fsck::FsckOptions;
 use larder_store::pull::{PullConfig, PullError, Puller};
-use larder_store::registry::{Client, RegistryConfig};
 use larder_store::store::{LeaseKind, LeaseRecord, Leased, RemoveOptions, Store};
 use larder_testkit::archive::{Archive, Entry};
 use larder_testkit::fault_registry::{Fault, FaultRegistry, On, PutImage};

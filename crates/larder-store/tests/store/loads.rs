@@ -4,9 +4,9 @@ use std::io::{Cursor, Read};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use larder_registry::{Client, RegistryConfig};
 use larder_store::disk::Amount;
 use larder_store::pull::{PullConfig, PullError, Puller};
-use larder_store::registry::{Client, RegistryConfig};
 use larder_store::store::Store;
 use larder_store::store::import::ImportFrom;
 

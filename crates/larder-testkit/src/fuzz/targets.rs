@@ -5,9 +5,9 @@ use std::sync::OnceLock;
 
 use larder::credentials::{Tokens, parse_config_json, parse_dockercfg};
 use larder::reference::{Digest, Reference, apply_default_tag, parse_image_name, trim_tag_and_digest};
+use larder_registry::manifest::{Document, ImageConfig, PlatformMatcher};
+use larder_registry::{Client, RegistryConfig, challenge_schemes};
 use larder_store::disk::Amount;
-use larder_store::manifest::{Document, ImageConfig, PlatformMatcher};
-use larder_store::registry::{Client, RegistryConfig, challenge_schemes};
 use larder_store::store::import::ImportFrom;
 use larder_store::store::{Store, StoreConfig};
 use larder_store::unpack::{self, Expected, Limits, Options, Threads, Unpacked, unpack_layer};

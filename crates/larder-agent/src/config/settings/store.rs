@@ -1,6 +1,6 @@
 //! Settings of larder's own store and of how it talks to registries.
 
-use larder_store::registry::Proxy;
+use larder_registry::Proxy;
 use serde_json::json;
 
 use super::super::forms::{Bytes, Form, Kind, MaybeText, Paths, Time, Whole};

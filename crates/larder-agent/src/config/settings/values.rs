@@ -6,7 +6,7 @@ use larder::gotext::quote;
 use larder::pull::{NewCredentials, OverRate, SameImage};
 use larder::reference::Reference;
 use larder_cri::Endpoint;
-use larder_store::registry::Proxy;
+use larder_registry::Proxy;
 use serde_json::{Value, json};
 use tracing::Level;
 

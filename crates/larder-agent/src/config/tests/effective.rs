@@ -6,7 +6,7 @@ use std::time::Duration;
 use larder::gc::{GcPolicy, KeepRule, Selector};
 use larder::pull::PullConfig;
 use larder_cri::Endpoint;
-use larder_store::registry::{Proxy, RegistryConfig};
+use larder_registry::{Proxy, RegistryConfig};
 
 use super::{path, read, read_both};
 use crate::config::{BackendAt, Hold, Origin, When, diff};

@@ -5,8 +5,10 @@ use std::io::{self, Read};
 use tar_core::HEADER_SIZE;
 use tar_core::parse::{Limits, ParseEvent, ParsedEntry, Parser};
 
-use super::MAX_ENTRIES;
 use super::error::{ImportError, read};
+
+/// Most entries that an archive, or a folder's listing, may have.
+pub(crate) const MAX_ENTRIES: usize = 100_000;
 
 /// Longest path that an entry may have, in bytes.
 const MAX_PATH: u32 = 4096;

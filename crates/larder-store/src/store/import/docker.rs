@@ -10,10 +10,10 @@ use serde_json::json;
 
 use super::archive::clean;
 use super::entries::{Entries, Packed, digest_of_blob, packed};
-use super::error::read;
-use super::{ImportError, ImportImage};
-use crate::manifest::{Document, ImageConfig};
+use super::error::{ImportError, read};
+use super::image::ImportImage;
 use crate::store::blobs::{Hasher, check_digest, sha256};
+use larder_registry::manifest::{Document, ImageConfig};
 
 const MANIFEST: &str = "manifest.json";
 

@@ -1,6 +1,7 @@
 //! Everything in a folder or archive, by name.
 
 use std::collections::{HashMap, HashSet};
+use std::fmt;
 use std::fs::File;
 use std::io::{self, Read, Seek as _, SeekFrom};
 use std::os::unix::fs::FileExt as _;
@@ -10,18 +11,34 @@ use std::sync::{Arc, Mutex, PoisonError};
 use flate2::read::MultiGzDecoder;
 use larder::reference::Digest;
 
-use super::archive::{Archive, Entry, Kind, clean};
+use super::archive::{Archive, Entry, Kind, MAX_ENTRIES, clean};
 use super::error::{ImportError, file, read};
 use super::spool::Spool;
-use super::{ImportFrom, MAX_ENTRIES};
 use crate::disk::Amount;
-use crate::manifest::MAX_BYTES;
 use crate::store::blobs::check_digest;
 use crate::store::db::{LAYERS, Source as _};
 use crate::store::{Layer, LayerKey, LayerRecord, Store};
+use larder_registry::manifest::MAX_BYTES;
 
 /// How many links lead to an entry at most.
 const MAX_LINKS: usize = 8;
+
+/// Where images come from.
+pub enum ImportFrom {
+    /// A folder with an OCI layout, or a file with an archive.
+    Path(PathBuf),
+    /// An archive that comes once, such as standard input.
+    Stream(Box<dyn Read + Send>),
+}
+
+impl fmt::Debug for ImportFrom {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ImportFrom::Path(path) => f.debug_tuple("Path").field(path).finish(),
+            ImportFrom::Stream(_) => f.write_str("Stream"),
+        }
+    }
+}
 
 /// Layers that the store had when the import began, by their digest as fetched. They may go until they are held.
 pub(super) struct Known(HashMap<Digest, LayerKey>);

@@ -5,9 +5,9 @@ use std::path::PathBuf;
 
 use larder::reference::Digest;
 
-use crate::manifest::ManifestError;
 use crate::store::StoreError;
 use crate::store::admission::NoRoom;
+use larder_registry::manifest::ManifestError;
 
 /// Why images could not be read from a file. Nothing of it is visible in the store.
 #[derive(Debug, thiserror::Error)]
@@ -37,7 +37,7 @@ pub enum ImportError {
         reason: String,
     },
     /// It goes on and on.
-    #[error("the archive has more than {} entries", super::MAX_ENTRIES)]
+    #[error("the archive has more than {} entries", super::archive::MAX_ENTRIES)]
     TooManyEntries,
     /// There is neither an OCI layout nor a docker archive in it.
     #[error("there are no images in it: neither index.json nor manifest.json names any")]
@@ -49,7 +49,7 @@ pub enum ImportError {
         name: String,
     },
     /// A document is too large.
-    #[error("{name} has {size} bytes; documents may have {}", crate::manifest::MAX_BYTES)]
+    #[error("{name} has {size} bytes; documents may have {}", larder_registry::manifest::MAX_BYTES)]
     TooLarge {
         /// Name of the entry.
         name: String,

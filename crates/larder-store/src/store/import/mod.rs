@@ -8,42 +8,32 @@
 //! them asks for their bytes with [`Import::open`]. A stream, or a compressed file, cannot be read twice: what it holds
 //! goes to the store's `staging` folder meanwhile, but for layers that the store has already. Those alone are held while the import lasts.
 //!
-//! Promises: no document is larger in memory than [`crate::manifest::MAX_BYTES`], no archive has more than [`MAX_ENTRIES`] entries;
-//! names of entries are only ever looked up among those of the archive, or below the folder that was given; manifests
-//! and configs have their digests. Layers are checked by whoever unpacks them.
+//! Promises: no document is larger in memory than [`larder_registry::manifest::MAX_BYTES`], no archive has more than
+//! 100,000 entries; names of entries are only ever looked up among those of the archive, or below the directory that was
+//! given; manifests and configs have their digests. Layers are checked by the code that unpacks them.
 
 mod archive;
 mod docker;
 mod entries;
 mod error;
+mod image;
 mod naming;
 mod oci;
 mod spool;
 
 use std::io::Read;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use larder::reference::{Digest, Reference};
 
-pub use entries::files_of;
+pub use entries::{ImportFrom, files_of};
 pub use error::ImportError;
+pub use image::ImportImage;
 
 use self::entries::{Entries, Known};
-use super::Store;
+use super::inner::Store;
 use crate::disk::Amount;
-use crate::manifest::{ImageConfig, Manifest, PlatformMatcher};
-
-/// Most entries that an archive, or a folder's listing, may have.
-pub const MAX_ENTRIES: usize = 100_000;
-
-/// Where images come from.
-pub enum ImportFrom {
-    /// A folder with an OCI layout, or a file with an archive.
-    Path(PathBuf),
-    /// An archive that comes once, such as standard input.
-    Stream(Box<dyn Read + Send>),
-}
+use larder_registry::manifest::PlatformMatcher;
 
 /// Images that were found, and their layers' bytes.
 #[derive(Debug)]
@@ -51,25 +41,6 @@ pub struct Import {
     /// The images, in the order in which they were written.
     pub images: Vec<ImportImage>,
     entries: Arc<Entries>,
-}
-
-/// One image that was found.
-#[derive(Debug, Clone)]
-pub struct ImportImage {
-    /// Its names; may be empty.
-    pub names: Vec<Reference>,
-    /// Names that are but tags, of nobody knows what: they would need a `base_name`.
-    pub bare_tags: Vec<String>,
-    /// Digest of the config, and its bytes.
-    pub config: (Digest, Vec<u8>),
-    /// What the config says.
-    pub parsed_config: ImageConfig,
-    /// Index, if there is one, and manifest, with their bytes.
-    pub manifests: Vec<(Digest, Vec<u8>)>,
-    /// Whether a registry may know the manifest. False where it was made up, as old archives have none.
-    pub has_digest: bool,
-    /// What the manifest says. [`Import::open`] takes its layers' digests.
-    pub manifest: Manifest,
 }
 
 impl Store {
@@ -104,14 +75,5 @@ impl Import {
     /// The bytes of a layer, by the digest that its manifest gives it. Can be asked for several times.
     pub fn open(&self, layer: &Digest) -> Result<Box<dyn Read + Send>, ImportError> {
         self.entries.open_layer(layer)
-    }
-}
-
-impl std::fmt::Debug for ImportFrom {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            ImportFrom::Path(path) => f.debug_tuple("Path").field(path).finish(),
-            ImportFrom::Stream(_) => f.write_str("Stream"),
-        }
     }
 }

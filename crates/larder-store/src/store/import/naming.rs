@@ -5,7 +5,8 @@
 use larder::reference::Reference;
 
 use super::entries::each_once;
-use super::{ImportError, ImportImage};
+use super::error::ImportError;
+use super::image::ImportImage;
 
 /// Gives images that have no name in full those that `base` makes: its repository with each of their tags, or with its
 /// own tag, which but one image can have.

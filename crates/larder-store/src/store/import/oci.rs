@@ -5,8 +5,11 @@ use larder::reference::{Digest, Reference};
 
 use super::docker;
 use super::entries::Entries;
-use super::{ImportError, ImportImage};
-use crate::manifest::{Descriptor, Document, ImageConfig, Index, MAX_DEPTH, Manifest, PlatformMatcher};
+use super::error::ImportError;
+use super::image::ImportImage;
+use larder_registry::manifest::{
+    Descriptor, Document, ImageConfig, Index, MAX_DEPTH, Manifest, PlatformMatcher,
+};
 
 /// Annotation with a full name.
 const FULL_NAME: &str = "io.containerd.image.name";

@@ -11,11 +11,12 @@ use super::super::files::{self, Record, RecordKind, path_of};
 use super::super::metadata::{Bearer, hash_of, read_xattrs, set_xattr, timestamps};
 use super::super::tree::{DirId, DirMeta, ROOT};
 use super::super::{Compression, UnpackError, Unpacked};
-use super::{Place, Writer, allocated};
+use super::create::allocated;
+use super::{Place, Writer};
 
 impl Writer<'_> {
     /// Completes the tree and its manifest. Nothing is synced.
-    pub(in super::super) fn finish(mut self) -> Result<Unpacked, UnpackError> {
+    pub(crate) fn finish(mut self) -> Result<Unpacked, UnpackError> {
         self.drain()?;
         let mut pending = self.finish_links()?;
         self.finish_default_acls()?;

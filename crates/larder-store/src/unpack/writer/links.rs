@@ -1,57 +1,19 @@
 //! Hard links, also to files that come later in the archive, or that only a lower layer has.
 
-use std::collections::HashMap;
 use std::os::fd::AsFd;
 
 use rustix::fs::{AtFlags, FileType, linkat, statat};
 use rustix::io::Errno;
 
 use super::super::archive::Entry;
-use super::super::beneath::split;
+use super::super::beneath::{clean, split};
 use super::super::files::{RecordKind, path_of};
 use super::super::tree::{DirId, Walk, Walked};
 use super::super::{Pending, Refusal, UnpackError};
-use super::{Place, Writer, clean};
+use super::{Place, Writer};
 
 /// Links to links to links, at most, when each comes before its target.
 const MAX_CHAIN: u32 = 40;
-
-/// Links whose target was not there when they came, by directory and name.
-#[derive(Default)]
-pub(super) struct ForwardLinks {
-    links: HashMap<(DirId, Vec<u8>), (u64, Entry)>,
-    count: u64,
-}
-
-impl ForwardLinks {
-    fn add(&mut self, place: Place<'_>, entry: Entry) {
-        self.count += 1;
-        self.links.insert((place.dir, place.name.to_vec()), (self.count, entry));
-    }
-
-    /// Another entry takes the link's name.
-    pub(super) fn supersede(&mut self, dir: DirId, name: &[u8]) {
-        if !self.links.is_empty() {
-            self.links.remove(&(dir, name.to_vec()));
-        }
-    }
-
-    pub(super) fn contains(&self, dir: DirId, name: &[u8]) -> bool {
-        !self.links.is_empty() && self.links.contains_key(&(dir, name.to_vec()))
-    }
-
-    /// A directory is gone, and its links with it.
-    pub(super) fn forget_directory(&mut self, dir: DirId) {
-        self.links.retain(|(parent, _), _| *parent != dir);
-    }
-
-    /// All of them, in the order of the archive.
-    fn take(&mut self) -> Vec<(DirId, Vec<u8>, Entry)> {
-        let mut links: Vec<_> = self.links.drain().collect();
-        links.sort_unstable_by_key(|(_, (number, _))| *number);
-        links.into_iter().map(|((dir, name), (_, entry))| (dir, name, entry)).collect()
-    }
-}
 
 impl Writer<'_> {
     pub(super) fn hard_link(&mut self, place: Place<'_>, entry: &Entry) -> Result<(), UnpackError> {
@@ -66,7 +28,7 @@ impl Writer<'_> {
         }
         self.charge(entry.path.len() + entry.link.len() + place.name.len())?;
         let entry = Entry { xattrs: Vec::new(), ..entry.clone() };
-        self.forward.add(place, entry);
+        self.forward.add(place.dir, place.name, entry);
         Ok(())
     }
 

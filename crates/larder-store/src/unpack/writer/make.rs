@@ -1,22 +1,22 @@
 //! Makes files, links, devices, whiteouts and directories at their places.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 
 use rustix::fs::{
-    AtFlags, Dev, FileType, Gid, Mode, OFlags, Stat, Uid, chownat, fchmod, fchown, fstat, ftruncate,
-    futimens, makedev, mknodat, openat, statat, symlinkat, utimensat,
+    AtFlags, Dev, FileType, Mode, OFlags, chownat, makedev, mknodat, openat, statat, symlinkat, utimensat,
 };
 use rustix::io::Errno;
 
 use super::super::archive::{Archive, Entry, Extent};
+use super::super::error::{Refusal, UnpackError};
 use super::super::files::{RecordKind, path_of};
 use super::super::metadata::{
     Applied, Bearer, apply_xattrs, clear_xattrs, has_xattr, is_default_acl, set_xattr, timestamps,
 };
 use super::super::stream::Feed;
-use super::super::tree::{DirId, DirMeta};
-use super::super::{Options, Owners, Refusal, UnpackError, WriteBehind};
-use super::{Place, Writer, allocated};
+use super::super::tree::{DirId, DirMeta, Stuck};
+use super::create::{Described, allocated, create, describe_file, write_all, write_sparse};
+use super::{Place, Writer};
 
 impl Writer<'_> {
     /// A file, with its content.
@@ -156,9 +156,9 @@ impl Writer<'_> {
         if let Some(dir) = self.tree.child(place.dir, place.name) {
             return Ok(dir);
         }
-        let at = |stuck: super::Stuck| stuck.at(&entry.path);
+        let at = |stuck: Stuck| stuck.at(&entry.path);
         match self.tree.make(place.dir, place.name) {
-            Err(super::Stuck::System(_, Errno::EXIST)) => {}
+            Err(Stuck::System(_, Errno::EXIST)) => {}
             made => return made.map_err(at),
         }
         // What was there hid what lower layers have at this path, and so does this.
@@ -253,126 +253,4 @@ impl Writer<'_> {
         self.skipped_xattrs += skipped;
         Ok(hash)
     }
-}
-
-/// What a new file turned out to be.
-pub(super) struct Described {
-    allocated: u64,
-    /// Hash of its attributes.
-    pub(super) xattrs: Option<u32>,
-    skipped_xattrs: u64,
-}
-
-/// Makes an empty file, unless something has its name.
-pub(super) fn create(
-    dir: BorrowedFd<'_>,
-    name: &[u8],
-    entry: &Entry,
-    options: &Options,
-) -> Result<OwnedFd, Errno> {
-    let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-    // No set-id bits before the owner is right.
-    let mode = Mode::from_raw_mode(options.disk_mode(entry.mode, 0o400) & 0o777);
-    openat(dir, path_of(name), flags, mode)
-}
-
-/// Owner, attributes, mode and time of a file that was just written.
-pub(super) fn describe_file(
-    file: BorrowedFd<'_>,
-    entry: &Entry,
-    options: &Options,
-) -> Result<Described, UnpackError> {
-    let fail = |doing, errno: Errno| UnpackError::file(doing, path_of(&entry.path), errno);
-    let mode = options.disk_mode(entry.mode, 0o400);
-    let stat = fstat(file).map_err(|errno| fail("look at", errno))?;
-    if let Some((uid, gid)) = options.own((entry.uid, entry.gid), &stat) {
-        fchown(file, Some(uid), Some(gid)).map_err(|errno| fail("set the owner of", errno))?;
-    }
-    let Applied { hash, skipped } =
-        apply_xattrs(Bearer::Open(file), &entry.xattrs).map_err(|errno| fail("set attributes of", errno))?;
-    // The process's umask may have taken bits away.
-    if stat.st_mode & 0o7777 != mode || (hash.is_some() && has_acl(entry)) {
-        fchmod(file, Mode::from_raw_mode(mode)).map_err(|errno| fail("set the mode of", errno))?;
-    }
-    futimens(file, &timestamps(entry.mtime)).map_err(|errno| fail("set the time of", errno))?;
-    Ok(Described { allocated: allocated(&stat), xattrs: hash, skipped_xattrs: skipped })
-}
-
-impl Options {
-    /// The owner to set, if it is to be set and differs from what the file has.
-    pub(super) fn own(&self, (uid, gid): (u32, u32), stat: &Stat) -> Option<(Uid, Gid)> {
-        let differs = stat.st_uid != uid || stat.st_gid != gid;
-        (self.owners == Owners::Apply && differs).then(|| (Uid::from_raw(uid), Gid::from_raw(gid)))
-    }
-
-    /// The mode on disk: without owners, this user keeps the bits that it needs itself.
-    pub(super) fn disk_mode(&self, mode: u32, needed: u32) -> u32 {
-        match self.owners {
-            Owners::Apply => mode,
-            Owners::Record => mode | needed,
-        }
-    }
-}
-
-fn has_acl(entry: &Entry) -> bool {
-    entry.xattrs.iter().any(|(name, _)| name.starts_with(b"system."))
-}
-
-/// Writes the content as it comes. Returns its checksum.
-fn write_all(
-    file: BorrowedFd<'_>,
-    entry: &Entry,
-    archive: &mut Archive<'_, impl Feed>,
-    write_behind: Option<&WriteBehind>,
-) -> Result<u32, UnpackError> {
-    let mut checksum = crc32fast::Hasher::new();
-    let mut unseen = 0;
-    loop {
-        let piece = archive.content()?;
-        if piece.is_empty() {
-            return Ok(checksum.finalize());
-        }
-        let length = piece.len();
-        checksum.update(piece);
-        let mut rest = piece;
-        while !rest.is_empty() {
-            let written = rustix::io::retry_on_intr(|| rustix::io::write(file, rest))
-                .map_err(|errno| UnpackError::file("write", path_of(&entry.path), errno))?;
-            rest = &rest[written..];
-        }
-        archive.consume(length);
-        unseen += length;
-        if unseen >= WriteBehind::PIECE {
-            unseen = 0;
-            // Only to be early: without a second handle it is done at the end.
-            if let Some((write_behind, file)) = write_behind.zip(file.try_clone_to_owned().ok()) {
-                write_behind.take(file, entry.size);
-            }
-        }
-    }
-}
-
-/// Writes the parts where they belong, and leaves holes between them.
-fn write_sparse(
-    file: BorrowedFd<'_>,
-    entry: &Entry,
-    extents: &[Extent],
-    archive: &mut Archive<'_, impl Feed>,
-) -> Result<u32, UnpackError> {
-    let fail = |errno| UnpackError::file("write", path_of(&entry.path), errno);
-    let mut checksum = crc32fast::Hasher::new();
-    ftruncate(file, entry.size).map_err(fail)?;
-    for (offset, length) in extents {
-        let (mut at, end) = (*offset, *offset + *length);
-        while at < end {
-            let piece = archive.content()?;
-            let room = usize::try_from(end - at).unwrap_or(usize::MAX);
-            let piece = &piece[..piece.len().min(room)];
-            let written = rustix::io::retry_on_intr(|| rustix::io::pwrite(file, piece, at)).map_err(fail)?;
-            checksum.update(&piece[..written]);
-            at += written as u64;
-            archive.consume(written);
-        }
-    }
-    Ok(checksum.finalize())
 }

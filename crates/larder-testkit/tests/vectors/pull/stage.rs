@@ -15,9 +15,9 @@ use larder::backend::{
 use larder::credentials::Credential;
 use larder::pod::SandboxConfig;
 use larder::reference::Reference;
+use larder_registry::{Client, RegistryConfig};
 use larder_store::backend::StoreBackend;
 use larder_store::pull::{PullConfig, Puller};
-use larder_store::registry::{Client, RegistryConfig};
 use larder_store::store::{Store, StoreConfig};
 use larder_testkit::archive::{Archive, Entry};
 use larder_testkit::fake_backend::{FakeBackend, image};

@@ -1,0 +1,334 @@
+//! One blob into a sink: in ranges side by side where the server allows it, each resumed where it broke.
+//!
+//! Promises: bytes that are in the sink are not asked for again, unless a server ignores ranges; after a break at most
+//! what one connection had under way comes twice; memory is at most two batches per connection, whatever the blob's
+//! size; a host that fails is left for the next one at the byte that was reached. What was fetched is **not** verified:
+//! whoever reads the sink does that, and names hosts that lied with [`Session::without_hosts`].
+
+mod extents;
+mod sink;
+
+use std::collections::VecDeque;
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use futures_util::StreamExt as _;
+use futures_util::stream::FuturesUnordered;
+
+pub use extents::Extents;
+pub use sink::BlobSink;
+
+use self::sink::{Door, Writer};
+use super::body::BlobBody;
+use super::error::{FetchError, FetchErrorKind, What};
+use super::session::{Capability, Failed, Session, Walk};
+use super::waiting::Notice;
+use crate::manifest::Descriptor;
+
+/// What a fetch did.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Fetched {
+    /// Hosts that served some of it, each once.
+    pub hosts: Vec<String>,
+    /// Bytes that came over the network.
+    pub received: u64,
+}
+
+/// Why a blob is not all in its sink. What came so far is.
+#[derive(Debug, thiserror::Error)]
+pub enum BlobError {
+    /// The registry's side.
+    #[error(transparent)]
+    Fetch(#[from] FetchError),
+    /// The sink's side.
+    #[error("could not write blob {digest}")]
+    Sink {
+        /// The blob.
+        digest: String,
+        /// What the sink said.
+        #[source]
+        cause: std::io::Error,
+    },
+}
+
+/// Downloads what is missing of a blob into `sink`. `present` is what is already there, as an earlier fetch left it.
+///
+/// Dropping the future stops the download, and nothing is written after that.
+pub async fn fetch_blob(
+    session: &Session,
+    descriptor: &Descriptor,
+    present: &Extents,
+    sink: Arc<dyn BlobSink>,
+) -> Result<Fetched, BlobError> {
+    let mut parts = Parts::new(descriptor.size, present, session.shared.config.range_size);
+    let Some(first) = parts.next() else { return Ok(Fetched::default()) };
+    let fetch = Fetch {
+        session,
+        descriptor,
+        sink: Arc::new(Door::new(sink)),
+        here: Mutex::new(present.clone()),
+        done: Mutex::default(),
+        first_host: AtomicUsize::new(0),
+    };
+    // The first reply shows whether the server knows ranges; others join only then.
+    let mut walk = fetch.walk()?;
+    let body = fetch.open(&mut walk, &first).await?;
+    let whole = if body.start() != first.start || (!body.is_ranged() && !parts.is_empty()) {
+        Some((walk, body))
+    } else {
+        fetch.in_parallel(parts, first, (walk, body)).await?
+    };
+    if let Some((walk, body)) = whole {
+        fetch.sequentially(walk, Some(body)).await?;
+    }
+    Ok(fetch.finish())
+}
+
+/// What is missing, cut at multiples of a size, in order. Cut one by one: a manifest may declare any size.
+#[derive(Debug)]
+struct Parts {
+    missing: VecDeque<Range<u64>>,
+    range_size: u64,
+}
+
+impl Parts {
+    fn new(size: u64, present: &Extents, range_size: u64) -> Parts {
+        Parts { missing: present.missing(0..size).into(), range_size: range_size.max(1) }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.missing.is_empty()
+    }
+}
+
+impl Iterator for Parts {
+    type Item = Range<u64>;
+
+    fn next(&mut self) -> Option<Range<u64>> {
+        let missing = self.missing.front_mut()?;
+        let start = missing.start;
+        let end =
+            (start / self.range_size).saturating_add(1).saturating_mul(self.range_size).min(missing.end);
+        missing.start = end;
+        if missing.is_empty() {
+            self.missing.pop_front();
+        }
+        Some(start..end)
+    }
+}
+
+/// How the download of one part ended.
+enum PartOutcome<'s> {
+    Done,
+    /// The host sends the blob from its start whatever is asked.
+    RangeIgnored(Box<(Walk<'s>, BlobBody)>),
+}
+
+/// One blob on its way.
+struct Fetch<'s> {
+    session: &'s Session,
+    descriptor: &'s Descriptor,
+    sink: Arc<Door>,
+    here: Mutex<Extents>,
+    done: Mutex<Fetched>,
+    /// Hosts before this one failed for this blob.
+    first_host: AtomicUsize,
+}
+
+impl<'s> Fetch<'s> {
+    fn walk(&self) -> Result<Walk<'s>, FetchError> {
+        let what = What::Blob(self.descriptor.digest.clone());
+        self.session.walk(what, Capability::Pull, self.first_host.load(Ordering::Relaxed))
+    }
+
+    /// Opens a part at the first host that serves it.
+    async fn open(&self, walk: &mut Walk<'s>, part: &Range<u64>) -> Result<BlobBody, FetchError> {
+        loop {
+            let link = walk.link();
+            match self.session.open_at(link, self.descriptor, part.start, part.end).await {
+                Ok(body) => {
+                    self.session.watcher.tell(Notice::Host(body.host().to_owned()));
+                    let mut done = self.done.lock().unwrap_or_else(PoisonError::into_inner);
+                    if !done.hosts.iter().any(|host| host == body.host()) {
+                        done.hosts.push(body.host().to_owned());
+                    }
+                    return Ok(body);
+                }
+                Err(failed) => self.failed(walk, failed).await?,
+            }
+        }
+    }
+
+    async fn failed(&self, walk: &mut Walk<'s>, failed: Failed) -> Result<(), FetchError> {
+        walk.failed(failed).await?;
+        self.first_host.fetch_max(walk.at(), Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Downloads the parts, several at a time; `first` is opened already. When another host takes over that ignores
+    /// ranges, it stops and returns the connection for the rest.
+    async fn in_parallel(
+        &self,
+        mut parts: Parts,
+        first: Range<u64>,
+        (walk, body): (Walk<'s>, BlobBody),
+    ) -> Result<Option<(Walk<'s>, BlobBody)>, BlobError> {
+        let mut workers = FuturesUnordered::new();
+        workers.push(self.part(walk, first, Some(body)));
+        while workers.len() < self.session.shared.config.connections_per_blob.max(1)
+            && let Some(part) = parts.next()
+        {
+            workers.push(self.part(self.walk()?, part, None));
+        }
+        while let Some(outcome) = workers.next().await {
+            match outcome? {
+                PartOutcome::Done => {
+                    if let Some(part) = parts.next() {
+                        workers.push(self.part(self.walk()?, part, None));
+                    }
+                }
+                PartOutcome::RangeIgnored(opened) => return Ok(Some(*opened)),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Downloads one part, from whatever hosts it takes.
+    async fn part(
+        &self,
+        mut walk: Walk<'s>,
+        part: Range<u64>,
+        mut opened: Option<BlobBody>,
+    ) -> Result<PartOutcome<'s>, BlobError> {
+        let mut at = part.start;
+        while at < part.end {
+            let body = match opened.take() {
+                Some(body) => body,
+                None => self.open(&mut walk, &(at..part.end)).await?,
+            };
+            if body.start() != at {
+                return Ok(PartOutcome::RangeIgnored(Box::new((walk, body))));
+            }
+            at = self.copy(&mut walk, body).await?;
+        }
+        Ok(PartOutcome::Done)
+    }
+
+    /// Downloads all that is missing over one connection, skipping what is already here.
+    async fn sequentially(&self, mut walk: Walk<'s>, mut opened: Option<BlobBody>) -> Result<(), BlobError> {
+        let size = self.descriptor.size;
+        while let Some(at) = self.first_missing() {
+            let body = match opened.take() {
+                Some(body) => body,
+                None => self.open(&mut walk, &(at..size)).await?,
+            };
+            self.copy(&mut walk, body).await?;
+        }
+        Ok(())
+    }
+
+    fn first_missing(&self) -> Option<u64> {
+        let here = self.here.lock().unwrap_or_else(PoisonError::into_inner);
+        here.missing(0..self.descriptor.size).first().map(|missing| missing.start)
+    }
+
+    /// Writes what a body brings and is not here yet, until it ends or breaks; then says where, after the wait that the
+    /// break asks for.
+    async fn copy(&self, walk: &mut Walk<'s>, mut body: BlobBody) -> Result<u64, BlobError> {
+        let mut writer = Writer::new(self.sink.clone());
+        let mut at = body.start();
+        let mut news = 0;
+        let ended = loop {
+            let chunk = match body.next().await {
+                Ok(Some(chunk)) => chunk,
+                Ok(None) => break None,
+                Err(kind) => break Some(kind),
+            };
+            let end = at + chunk.len() as u64;
+            self.done.lock().unwrap_or_else(PoisonError::into_inner).received += chunk.len() as u64;
+            let missing = self.here.lock().unwrap_or_else(PoisonError::into_inner).missing(at..end);
+            for range in missing {
+                let offset = |position: u64| usize::try_from(position - at).unwrap_or(usize::MAX);
+                let data = chunk.slice(offset(range.start)..offset(range.end));
+                news += range.end - range.start;
+                self.written(writer.write(range.start, data).await)?;
+            }
+            at = end;
+        };
+        self.written(writer.flush().await)?;
+        if news >= self.session.shared.config.stall_bytes {
+            walk.progressed();
+        }
+        if let Some(kind) = ended {
+            let host = body.host().to_owned();
+            drop(body); // its connection is free during the wait
+            self.failed(walk, Failed { host, kind, token: false }).await?;
+        }
+        Ok(at)
+    }
+
+    /// Counts what is surely in the sink.
+    fn written(&self, outcome: std::io::Result<Vec<Range<u64>>>) -> Result<(), BlobError> {
+        let ranges =
+            outcome.map_err(|cause| BlobError::Sink { digest: self.descriptor.digest.to_string(), cause })?;
+        for range in ranges {
+            let bytes = range.end - range.start;
+            self.here.lock().unwrap_or_else(PoisonError::into_inner).insert(range);
+            self.session.watcher.tell(Notice::Bytes(bytes));
+        }
+        Ok(())
+    }
+
+    fn finish(&self) -> Fetched {
+        self.done.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl Drop for Fetch<'_> {
+    fn drop(&mut self) {
+        self.sink.shut();
+    }
+}
+
+impl BlobError {
+    /// Why the registry's side failed.
+    pub fn fetch_kind(&self) -> Option<&FetchErrorKind> {
+        match self {
+            BlobError::Fetch(error) => Some(&*error.kind),
+            BlobError::Sink { .. } => None,
+        }
+    }
+
+    /// What the reader could try next.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            BlobError::Fetch(error) => error.hint(),
+            BlobError::Sink { .. } => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parts(size: u64, present: &[Range<u64>], range_size: u64) -> Vec<Range<u64>> {
+        Parts::new(size, &present.iter().cloned().collect(), range_size).take(10).collect()
+    }
+
+    #[test]
+    fn what_is_missing_is_cut_at_fixed_places() {
+        assert_eq!(parts(45, &[0..5, 12..30], 10), [5..10, 10..12, 30..40, 40..45]);
+        assert_eq!(parts(20, &[0..5, 5..20], 10), []);
+        assert_eq!(parts(0, &[], 10), []);
+        assert_eq!(parts(9, &[], u64::MAX).first(), Some(&(0..9)));
+        assert_eq!(parts(9, &[], 0).len(), 9);
+    }
+
+    #[test]
+    fn a_blob_that_claims_to_be_endless_takes_no_memory() {
+        assert_eq!(parts(u64::MAX, &[], 16).last(), Some(&(144..160)));
+        assert_eq!(Parts::new(u64::MAX, &Extents::new(), u64::MAX - 1).last(), Some(u64::MAX - 1..u64::MAX));
+    }
+}

@@ -1,0 +1,125 @@
+//! From a name to everything that describes the image, but for its layers.
+
+use bytes::Bytes;
+use larder::reference::Digest;
+
+use super::error::{FetchError, FetchErrorKind, What};
+use super::session::{Resolved, Session};
+use super::verify;
+use crate::manifest::{
+    Descriptor, Document, ImageConfig, Index, MAX_DEPTH, Manifest, ManifestError, NextManifest,
+    PlatformMatcher,
+};
+
+/// Most manifests and indexes that are fetched to find one image.
+const MAX_DOCUMENTS: usize = 32;
+
+/// The documents of one image.
+#[derive(Debug, Clone)]
+pub struct ImageDocuments {
+    /// What the name points at: the index, or the manifest itself. Its digest is that of `NAME@DIGEST`.
+    pub target: Resolved,
+    /// The manifest for the platform; the same as `target` where that is a manifest.
+    pub manifest: Resolved,
+    /// What the manifest says, with one layer for each diff id of the config.
+    pub layers: Manifest,
+    /// The config.
+    pub config: ImageConfig,
+    /// The config's bytes as received; their digest is the image's id.
+    pub config_raw: Bytes,
+}
+
+impl Session {
+    /// Fetches what describes the image that the session's name points at, for the best platform on offer.
+    ///
+    /// A name that points at a manifest, not at an index, means that one whatever it was built for.
+    pub async fn documents(&self, platform: &PlatformMatcher) -> Result<ImageDocuments, FetchError> {
+        self.documents_but(platform, &|_| None).await
+    }
+
+    /// Like [`documents`](Session::documents); a config that `known` has, by its digest, is not fetched.
+    pub async fn documents_but(
+        &self,
+        platform: &PlatformMatcher,
+        known: &(dyn Fn(&Digest) -> Option<Bytes> + Send + Sync),
+    ) -> Result<ImageDocuments, FetchError> {
+        let target = self.resolve().await?;
+        let index = match &target.document {
+            Document::Manifest(_) => return self.finish(target.clone(), target, known).await,
+            Document::Index(index) => index,
+        };
+        let mut offered = index.offered();
+        let mut fetched = 0;
+        let mut stack = Vec::new();
+        push_candidates(&mut stack, index, platform, 1);
+        while let Some(IndexEntry { descriptor, matches, depth }) = stack.pop() {
+            fetched += 1;
+            if depth > MAX_DEPTH || fetched > MAX_DOCUMENTS {
+                return Err(self.unusable(&descriptor, &target.host, ManifestError::TooDeep));
+            }
+            let found = self.manifest(&descriptor).await?;
+            match &found.document {
+                Document::Index(index) => {
+                    offered.extend(index.offered());
+                    push_candidates(&mut stack, index, platform, depth + 1);
+                }
+                Document::Manifest(_) => {
+                    let documents = self.finish(target.clone(), found, known).await?;
+                    let built_for = &documents.config.platform;
+                    // Where the index does not say what it is for, the config does; if not even that, it will have to do.
+                    if matches || built_for.os.is_empty() || platform.rank(built_for).is_some() {
+                        return Ok(documents);
+                    }
+                    offered.push(built_for.to_string());
+                }
+            }
+        }
+        offered.dedup();
+        let error = ManifestError::NoPlatform { wanted: platform.wanted().to_string(), offered };
+        Err(self.unusable(&target.descriptor, &target.host, error))
+    }
+
+    async fn finish(
+        &self,
+        target: Resolved,
+        manifest: Resolved,
+        known: &(dyn Fn(&Digest) -> Option<Bytes> + Send + Sync),
+    ) -> Result<ImageDocuments, FetchError> {
+        let problem = |error| self.unusable(&manifest.descriptor, &manifest.host, error);
+        let Document::Manifest(layers) = manifest.document.clone() else {
+            return Err(problem(ManifestError::Ambiguous));
+        };
+        let known =
+            known(&layers.config.digest).filter(|raw| verify::check(&layers.config.digest, raw).is_ok());
+        let config_raw = match known {
+            Some(raw) => raw,
+            None => self.config(&layers.config).await?,
+        };
+        let config = ImageConfig::parse(&config_raw).map_err(problem)?;
+        config.check_layers(layers.layers.len()).map_err(problem)?;
+        Ok(ImageDocuments { target, layers: *layers, config, config_raw, manifest })
+    }
+
+    fn unusable(&self, descriptor: &Descriptor, host: &str, error: ManifestError) -> FetchError {
+        let what = What::Manifest(descriptor.digest.to_string());
+        self.error(what, host.to_owned(), FetchErrorKind::Manifest(error), Vec::new())
+    }
+}
+
+/// An entry of an index that is still to be fetched.
+struct IndexEntry {
+    descriptor: Descriptor,
+    /// Whether the index says that it is for the platform.
+    matches: bool,
+    /// How many indexes lead to it.
+    depth: usize,
+}
+
+/// Adds what an index has for a platform. The best candidate is on top.
+fn push_candidates(stack: &mut Vec<IndexEntry>, index: &Index, platform: &PlatformMatcher, depth: usize) {
+    let found = index.candidates(platform).into_iter().rev();
+    stack.extend(found.map(|next| {
+        let NextManifest { descriptor, matches } = next;
+        IndexEntry { descriptor: descriptor.clone(), matches, depth }
+    }));
+}

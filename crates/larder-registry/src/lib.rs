@@ -1,0 +1,60 @@
+//! OCI distribution client: resolves image names to manifests, fetches manifests, configs and blobs. Needs no store.
+//!
+//! ```text
+//! Client (shared) -> Session (one image, one credential) -> hosts of hosts.toml, in order
+//!                                                            -> budget -> auth -> transport
+//! Session::documents: index -> manifest -> config, each verified and parsed by `manifest`
+//! fetch_blob: ranges of a blob in parallel, each with its own hosts and retries -> BlobSink
+//! ```
+//!
+//! Read `session.rs` first ([`Session::resolve`] and `Session::ask`), then [`fetch_blob`].
+//!
+//! Invariants: a host receives only its own credentials, whatever redirects and challenges say; when a registry asks
+//! to wait, all pulls wait; every wait is bounded and reports its reason ([`Notice::Waiting`]); manifests and configs
+//! are verified, blobs are not (their reader verifies them); memory is bounded by settings; no reply panics; no error
+//! text contains a secret or a signed URL.
+
+mod auth;
+mod body;
+mod budget;
+mod budgets;
+mod challenge;
+mod client;
+mod config;
+mod content_range;
+mod error;
+mod fetch;
+mod hosts;
+mod image;
+mod login;
+pub mod manifest;
+mod rate_limit;
+mod route;
+mod session;
+mod tls;
+mod token;
+mod transport;
+mod trial;
+mod verify;
+mod waiting;
+mod watchdog;
+
+pub use body::BlobBody;
+pub use budget::RegistryLoad;
+pub use client::Client;
+pub use config::{Proxy, RegistryConfig};
+pub use error::{Answer, FetchError, FetchErrorKind, What};
+pub use fetch::{BlobError, BlobSink, Extents, Fetched, fetch_blob};
+pub use hosts::HostsError;
+pub use image::ImageDocuments;
+pub use login::Login;
+pub use session::{Resolved, Session};
+pub use tls::TlsError;
+pub use trial::Trial;
+pub use waiting::{Notice, Waiting};
+
+/// The schemes that a `WWW-Authenticate` field offers, in lower case. Public for the fuzz target of the parser.
+#[doc(hidden)]
+pub fn challenge_schemes(header: &str) -> Vec<String> {
+    challenge::parse(header).into_iter().map(|challenge| challenge.scheme).collect()
+}

@@ -1,0 +1,151 @@
+//! The config of an image: what it was built for, and what its layers must unpack to.
+
+use std::collections::BTreeMap;
+
+use larder::reference::Digest;
+use serde::Deserialize;
+use serde::de::{Deserializer, Error as _};
+
+use super::limits::{MAX_ANNOTATIONS, MAX_BYTES, MAX_LAYERS};
+use super::platform::Platform;
+use super::{ManifestError, bounded};
+
+/// As much of an image's config as keeping it needs. Whoever runs the image reads the rest from the bytes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ImageConfig {
+    /// What the image was built for; empty fields where the config does not say.
+    pub platform: Platform,
+    /// Digests of the uncompressed layers, from the bottom up.
+    pub diff_ids: Vec<Digest>,
+    /// `USER[:GROUP]` that its processes run as; empty is root.
+    pub user: String,
+    /// Labels.
+    pub labels: BTreeMap<String, String>,
+    /// When it was made, as written.
+    pub created: String,
+}
+
+#[derive(Deserialize)]
+struct Written {
+    #[serde(default, deserialize_with = "bounded::or_default")]
+    architecture: String,
+    #[serde(default, deserialize_with = "bounded::or_default")]
+    os: String,
+    #[serde(default, deserialize_with = "bounded::or_default")]
+    variant: String,
+    #[serde(default, rename = "os.version", deserialize_with = "bounded::or_default")]
+    os_version: String,
+    #[serde(default, deserialize_with = "bounded::or_default")]
+    rootfs: RootFs,
+    #[serde(default, deserialize_with = "bounded::or_default")]
+    config: Settings,
+    #[serde(default, deserialize_with = "bounded::or_default")]
+    created: String,
+}
+
+#[derive(Deserialize, Default)]
+struct RootFs {
+    #[serde(default, deserialize_with = "bounded::list::<MAX_LAYERS, _, _>")]
+    diff_ids: Vec<DiffId>,
+}
+
+#[derive(Deserialize, Default)]
+struct Settings {
+    #[serde(default, rename = "User", deserialize_with = "bounded::or_default")]
+    user: String,
+    #[serde(default, rename = "Labels", deserialize_with = "bounded::texts::<MAX_ANNOTATIONS, _>")]
+    labels: BTreeMap<String, String>,
+}
+
+struct DiffId(Digest);
+
+impl<'de> Deserialize<'de> for DiffId {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Self, D::Error> {
+        let text = String::deserialize(from)?;
+        Digest::parse(&text).map(DiffId).map_err(|error| D::Error::custom(format_args!("diff id: {error}")))
+    }
+}
+
+impl ImageConfig {
+    /// Reads the config of a container image.
+    pub fn parse(raw: &[u8]) -> Result<ImageConfig, ManifestError> {
+        if raw.len() > MAX_BYTES {
+            return Err(ManifestError::TooLarge { size: raw.len() as u64 });
+        }
+        let written: Written = bounded::object(raw)?;
+        Ok(ImageConfig {
+            platform: Platform {
+                os: written.os,
+                architecture: written.architecture,
+                variant: written.variant,
+                os_version: written.os_version,
+                os_features: Vec::new(),
+            },
+            diff_ids: written.rootfs.diff_ids.into_iter().map(|diff_id| diff_id.0).collect(),
+            user: written.config.user,
+            labels: written.config.labels,
+            created: written.created,
+        })
+    }
+
+    /// Checks that there is one diff id for each of `layers` layers.
+    pub fn check_layers(&self, layers: usize) -> Result<(), ManifestError> {
+        match self.diff_ids.len() {
+            diff_ids if diff_ids == layers => Ok(()),
+            diff_ids => Err(ManifestError::LayerCount { layers, diff_ids }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn diff_id(byte: &str) -> String {
+        format!("sha256:{}", byte.repeat(32))
+    }
+
+    #[test]
+    fn a_config_gives_user_platform_labels_and_diff_ids() {
+        let raw = format!(
+            r#"{{"architecture":"arm64","variant":"v8","os":"linux","created":"2026-01-01T00:00:00Z",
+                "config":{{"User":"1000:1000","Env":["A=b"],"Labels":{{"keep":"yes"}},"Cmd":null}},
+                "rootfs":{{"type":"layers","diff_ids":["{}","{}"]}},
+                "history":[{{"empty_layer":true}}]}}"#,
+            diff_id("aa"),
+            diff_id("bb")
+        );
+        let config = ImageConfig::parse(raw.as_bytes()).unwrap();
+        assert_eq!(config.user, "1000:1000");
+        assert_eq!(config.labels["keep"], "yes");
+        assert_eq!(config.platform.to_string(), "linux/arm64/v8");
+        assert_eq!(config.diff_ids[1].as_str(), diff_id("bb"));
+        config.check_layers(2).unwrap();
+        let error = config.check_layers(3).unwrap_err();
+        assert_eq!(error.to_string(), "the manifest has 3 layers and the config 2 diff ids");
+    }
+
+    #[test]
+    fn what_go_writes_as_null_is_empty() {
+        let raw = br#"{"architecture":"amd64","os":"linux","config":{"User":null,"Labels":null},"rootfs":{"diff_ids":null}}"#;
+        let config = ImageConfig::parse(raw).unwrap();
+        assert_eq!((config.user.as_str(), config.labels.len(), config.diff_ids.len()), ("", 0, 0));
+        assert_eq!(ImageConfig::parse(b"{\"config\":null}").unwrap().diff_ids.len(), 0);
+    }
+
+    #[test]
+    fn a_diff_id_that_is_no_digest_is_named() {
+        let raw = br#"{"rootfs":{"diff_ids":["sha256:abc"]}}"#;
+        let error = ImageConfig::parse(raw).unwrap_err();
+        let cause = std::error::Error::source(&error).expect("a cause").to_string();
+        assert!(cause.contains("diff id"), "{cause}");
+    }
+
+    #[test]
+    fn diff_ids_without_end_are_refused() {
+        let one = format!("\"{}\",", diff_id("aa"));
+        let raw =
+            format!(r#"{{"rootfs":{{"diff_ids":[{}]}}}}"#, one.repeat(MAX_LAYERS + 1).trim_end_matches(','));
+        assert!(matches!(ImageConfig::parse(raw.as_bytes()), Err(ManifestError::Malformed(_))));
+    }
+}

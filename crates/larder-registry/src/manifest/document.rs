@@ -1,0 +1,349 @@
+//! Manifests and indexes, and telling one from the other.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+
+use super::limits::{MAX_ANNOTATIONS, MAX_BYTES, MAX_LAYERS, MAX_MANIFESTS};
+use super::platform::PlatformMatcher;
+use super::{Descriptor, ManifestError, MediaType, bounded};
+
+/// What a registry serves under `/manifests/`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Document {
+    /// The manifest of one image.
+    Manifest(Box<Manifest>),
+    /// A list of manifests.
+    Index(Index),
+}
+
+/// The manifest of one image.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Manifest {
+    /// Its config, whose digest is the image's id.
+    pub config: Descriptor,
+    /// Its layers, from the bottom up; each is of a type that can be unpacked.
+    pub layers: Vec<Descriptor>,
+    /// Annotations.
+    pub annotations: BTreeMap<String, String>,
+}
+
+/// A list of manifests, usually one for each platform.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Index {
+    /// Its entries, in the order of the document.
+    pub manifests: Vec<Descriptor>,
+    /// Annotations.
+    pub annotations: BTreeMap<String, String>,
+}
+
+/// An entry of an index that may lead to the image that is wanted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NextManifest<'a> {
+    /// The entry.
+    pub descriptor: &'a Descriptor,
+    /// Whether the index says that it is for the platform; if not, its own content has to say so.
+    pub matches: bool,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Written {
+    #[serde(default, deserialize_with = "bounded::or_default")]
+    schema_version: u64,
+    #[serde(default, deserialize_with = "bounded::or_default")]
+    media_type: String,
+    #[serde(default)]
+    config: Option<Descriptor>,
+    #[serde(default, deserialize_with = "some_list::<MAX_LAYERS, _>")]
+    layers: Option<Vec<Descriptor>>,
+    #[serde(default, deserialize_with = "some_list::<MAX_MANIFESTS, _>")]
+    manifests: Option<Vec<Descriptor>>,
+    #[serde(default, deserialize_with = "bounded::present")]
+    fs_layers: bool,
+    #[serde(default, deserialize_with = "bounded::texts::<MAX_ANNOTATIONS, _>")]
+    annotations: BTreeMap<String, String>,
+}
+
+/// A list that was there, even if it was `null`.
+fn some_list<'de, const N: usize, D: serde::Deserializer<'de>>(
+    from: D,
+) -> Result<Option<Vec<Descriptor>>, D::Error> {
+    bounded::list::<N, _, _>(from).map(Some)
+}
+
+impl Document {
+    /// Reads a manifest or an index. What it says of itself counts first, then `media_type` (of the descriptor that
+    /// points at it, or of the reply that brought it): a digest covers the former and not the latter.
+    pub fn parse(raw: &[u8], media_type: &str) -> Result<Document, ManifestError> {
+        if raw.len() > MAX_BYTES {
+            return Err(ManifestError::TooLarge { size: raw.len() as u64 });
+        }
+        if MediaType::of(media_type) == MediaType::SchemaOne {
+            return Err(ManifestError::SchemaOne);
+        }
+        let written: Written = bounded::object(raw)?;
+        let kind = written.kind(media_type)?;
+        match (kind, written.config) {
+            (MediaType::Index, None) if written.layers.is_none() => Ok(Document::Index(Index {
+                manifests: written.manifests.unwrap_or_default(),
+                annotations: written.annotations,
+            })),
+            (MediaType::Manifest, Some(config)) if written.manifests.is_none() => {
+                Manifest::new(config, written.layers.unwrap_or_default(), written.annotations)
+                    .map(|manifest| Document::Manifest(Box::new(manifest)))
+            }
+            (MediaType::Manifest, None) if written.manifests.is_none() => {
+                Err(ManifestError::Malformed(serde::de::Error::missing_field("config")))
+            }
+            _ => Err(ManifestError::Ambiguous),
+        }
+    }
+}
+
+impl Written {
+    fn kind(&self, media_type: &str) -> Result<MediaType, ManifestError> {
+        if self.schema_version == 1 || self.fs_layers {
+            return Err(ManifestError::SchemaOne);
+        }
+        for said in [self.media_type.as_str(), media_type] {
+            match MediaType::of(said) {
+                MediaType::SchemaOne => return Err(ManifestError::SchemaOne),
+                kind @ (MediaType::Index | MediaType::Manifest) => return Ok(kind),
+                _ => {}
+            }
+        }
+        // OCI documents need not name their type, and some servers send them as plain JSON.
+        let unnamed = self.media_type.is_empty() && is_vague(media_type);
+        match (self.manifests.is_some(), self.layers.is_some() || self.config.is_some()) {
+            (true, true) => Err(ManifestError::Ambiguous),
+            (true, false) if unnamed => Ok(MediaType::Index),
+            (false, true) if unnamed => Ok(MediaType::Manifest),
+            _ => {
+                let said = if self.media_type.is_empty() { media_type } else { &self.media_type };
+                Err(ManifestError::UnknownType(said.chars().take(200).collect()))
+            }
+        }
+    }
+}
+
+/// Whether a media type says nothing of what a document is.
+fn is_vague(media_type: &str) -> bool {
+    let bare = media_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    matches!(
+        bare.as_str(),
+        "" | "application/json" | "text/plain" | "application/octet-stream" | "binary/octet-stream"
+    )
+}
+
+impl Manifest {
+    fn new(
+        config: Descriptor,
+        layers: Vec<Descriptor>,
+        annotations: BTreeMap<String, String>,
+    ) -> Result<Manifest, ManifestError> {
+        // Some builders leave the config's type out, or write plain JSON; what must not pass is another known purpose.
+        if config.kind() != MediaType::Config && !is_vague(&config.media_type) {
+            return Err(ManifestError::NotAnImage(config.media_type.chars().take(200).collect()));
+        }
+        if config.size > MAX_BYTES as u64 {
+            return Err(ManifestError::TooLarge { size: config.size });
+        }
+        for layer in &layers {
+            let digest = || layer.digest.to_string();
+            match layer.kind() {
+                MediaType::Layer(_) if layer.urls.is_empty() => {}
+                MediaType::Layer(_) | MediaType::ForeignLayer => {
+                    return Err(ManifestError::ForeignLayer { digest: digest() });
+                }
+                _ => {
+                    let media_type = layer.media_type.chars().take(200).collect();
+                    return Err(ManifestError::UnknownLayer { digest: digest(), media_type });
+                }
+            }
+        }
+        Ok(Manifest { config, layers, annotations })
+    }
+
+    /// Bytes to fetch for all of it, layers as they are compressed; a layer that occurs twice counts twice.
+    pub fn size(&self) -> u64 {
+        self.layers.iter().fold(self.config.size, |sum, layer| sum.saturating_add(layer.size))
+    }
+}
+
+impl Index {
+    /// The entries that may lead to an image for the platform, best first: those that say so, then those that do not
+    /// say for which platform they are.
+    pub fn candidates(&self, platform: &PlatformMatcher) -> Vec<NextManifest<'_>> {
+        let mut ranked: Vec<_> = self
+            .manifests
+            .iter()
+            .filter(|entry| entry.kind().is_manifest() && !entry.is_about_another())
+            .filter_map(|entry| match &entry.platform {
+                Some(offered) => {
+                    Some((platform.rank(offered)?, NextManifest { descriptor: entry, matches: true }))
+                }
+                None => Some((usize::MAX, NextManifest { descriptor: entry, matches: false })),
+            })
+            .collect();
+        ranked.sort_by_key(|(rank, _)| *rank); // stable: equals stay in the order of the document
+        ranked.into_iter().map(|(_, next)| next).collect()
+    }
+
+    /// The platforms of its entries, each once, in the order of the document.
+    pub fn offered(&self) -> Vec<String> {
+        let mut offered = Vec::new();
+        for entry in self.manifests.iter().filter(|entry| !entry.is_about_another()) {
+            if let Some(platform) = &entry.platform {
+                let text = platform.to_string();
+                if !offered.contains(&text) {
+                    offered.push(text);
+                }
+            }
+        }
+        offered
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
+
+    const OCI_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+    const OCI_INDEX: &str = "application/vnd.oci.image.index.v1+json";
+
+    fn hex(byte: &str) -> String {
+        format!("sha256:{}", byte.repeat(32))
+    }
+
+    fn layer() -> Value {
+        json!({"mediaType": "application/vnd.oci.image.layer.v1.tar+gzip", "digest": hex("aa"), "size": 7})
+    }
+
+    fn manifest() -> Value {
+        json!({"schemaVersion": 2,
+            "config": {"mediaType": "application/vnd.oci.image.config.v1+json", "digest": hex("cc"), "size": 3},
+            "layers": [layer()]})
+    }
+
+    fn parse(value: &Value, media_type: &str) -> Result<Document, ManifestError> {
+        Document::parse(value.to_string().as_bytes(), media_type)
+    }
+
+    #[test]
+    fn a_manifest_is_told_from_an_index_by_its_type_or_else_by_its_content() {
+        for media_type in [OCI_MANIFEST, "", "application/json; charset=utf-8"] {
+            let Ok(Document::Manifest(read)) = parse(&manifest(), media_type) else {
+                panic!("{media_type:?}");
+            };
+            assert_eq!((read.layers.len(), read.size()), (1, 10));
+        }
+        let index = json!({"schemaVersion": 2, "manifests": []});
+        for media_type in [OCI_INDEX, "", "text/plain"] {
+            assert!(matches!(parse(&index, media_type), Ok(Document::Index(_))), "{media_type:?}");
+        }
+    }
+
+    #[test]
+    fn what_a_document_says_of_itself_counts_before_the_header() {
+        let mut value = manifest();
+        value["mediaType"] = OCI_MANIFEST.into();
+        assert!(matches!(parse(&value, OCI_INDEX), Ok(Document::Manifest(_))));
+    }
+
+    #[test]
+    fn a_document_that_could_be_both_is_refused() {
+        for media_type in [OCI_MANIFEST, OCI_INDEX, ""] {
+            let mut value = manifest();
+            value["manifests"] = json!([]);
+            assert!(matches!(parse(&value, media_type), Err(ManifestError::Ambiguous)), "{media_type:?}");
+        }
+    }
+
+    #[test]
+    fn each_unusable_document_has_its_own_error() {
+        let with = |pointer: &str, value: Value| {
+            let mut manifest = manifest();
+            let (parent, key) = pointer.rsplit_once('/').expect("a pointer");
+            manifest.pointer_mut(parent).expect(parent)[key] = value;
+            manifest
+        };
+        let first_layer = |value: Value| with("/layers", json!([value]));
+        let mut foreign = layer();
+        foreign["urls"] = json!(["https://elsewhere.example/layer"]);
+        let mut windows = layer();
+        windows["mediaType"] = "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip".into();
+        let mut encrypted = layer();
+        encrypted["mediaType"] = "application/vnd.oci.image.layer.v1.tar+gzip+encrypted".into();
+        let mut no_digest = layer();
+        no_digest["digest"] = "sha256:../../etc/passwd".into();
+        for (document, text) in [
+            (json!({"schemaVersion": 1, "fsLayers": [], "history": []}), "schema 1"),
+            (json!({"schemaVersion": 2}), "neither"),
+            (json!({"schemaVersion": 2, "layers": []}), "cannot be understood"),
+            (with("/mediaType", "application/vnd.example.chart".into()), "neither"),
+            (
+                with("/config/mediaType", "application/vnd.cncf.helm.config.v1+json".into()),
+                "no container image",
+            ),
+            (with("/config/size", (5 << 20).into()), "more than"),
+            (with("/config/size", (-1).into()), "cannot be understood"),
+            (first_layer(foreign), "foreign"),
+            (first_layer(windows), "foreign"),
+            (first_layer(encrypted), "unknown type"),
+            (first_layer(no_digest), "cannot be understood"),
+            (json!([]), "cannot be understood"),
+        ] {
+            let error = parse(&document, "").expect_err(&document.to_string());
+            assert!(error.to_string().contains(text), "{document}: {error}");
+        }
+        assert!(matches!(
+            parse(&json!({}), "application/vnd.docker.distribution.manifest.v1+prettyjws"),
+            Err(ManifestError::SchemaOne)
+        ));
+        let huge = vec![b' '; MAX_BYTES + 1];
+        assert!(matches!(Document::parse(&huge, ""), Err(ManifestError::TooLarge { .. })));
+    }
+
+    #[test]
+    fn a_field_that_occurs_twice_is_refused() {
+        let text = manifest().to_string().replacen("\"layers\"", "\"layers\":[],\"layers\"", 1);
+        assert!(matches!(Document::parse(text.as_bytes(), ""), Err(ManifestError::Malformed(_))));
+    }
+
+    #[test]
+    fn lists_without_end_and_deep_nesting_are_refused() {
+        let mut value = manifest();
+        value["layers"] = json!(vec![layer(); MAX_LAYERS + 1]);
+        assert!(matches!(parse(&value, ""), Err(ManifestError::Malformed(_))));
+        value["layers"] = json!(vec![layer(); MAX_LAYERS]);
+        assert!(parse(&value, "").is_ok());
+        let nested = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
+        let text = format!("{{\"schemaVersion\":2,\"layers\":{nested}}}");
+        assert!(matches!(Document::parse(text.as_bytes(), ""), Err(ManifestError::Malformed(_))));
+    }
+
+    #[test]
+    fn the_best_platform_comes_first_and_unnamed_ones_last() {
+        let entry = |digest: &str, platform: Value| json!({"mediaType": OCI_MANIFEST, "digest": hex(digest), "size": 1, "platform": platform});
+        let mut attestation = entry("ff", json!({"os": "unknown", "architecture": "unknown"}));
+        attestation["annotations"] = json!({"vnd.docker.reference.type": "attestation-manifest"});
+        let index = json!({"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": [
+            attestation,
+            entry("01", Value::Null),
+            entry("02", json!({"os": "windows", "architecture": "amd64"})),
+            entry("03", json!({"os": "linux", "architecture": "arm", "variant": "v6"})),
+            entry("04", json!({"os": "linux", "architecture": "arm", "variant": "v7"})),
+        ]});
+        let Ok(Document::Index(index)) = parse(&index, "") else { panic!("an index") };
+        let wanted = PlatformMatcher::for_platform(&"linux/arm/v7".parse().unwrap());
+        let found: Vec<_> = index
+            .candidates(&wanted)
+            .iter()
+            .map(|next| next.descriptor.digest.hex()[..2].to_owned())
+            .collect();
+        assert_eq!(found, ["04", "03", "01"]);
+        assert_eq!(index.offered(), ["windows/amd64", "linux/arm/v6", "linux/arm/v7"]);
+    }
+}

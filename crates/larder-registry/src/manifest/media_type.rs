@@ -1,0 +1,131 @@
+//! The media types that images are made of.
+
+use std::fmt;
+
+const OCI_INDEX: &str = "application/vnd.oci.image.index.v1+json";
+const OCI_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+const OCI_CONFIG: &str = "application/vnd.oci.image.config.v1+json";
+const OCI_LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
+const OCI_FOREIGN_LAYER: &str = "application/vnd.oci.image.layer.nondistributable.v1.tar";
+const DOCKER_LIST: &str = "application/vnd.docker.distribution.manifest.list.v2+json";
+const DOCKER_MANIFEST: &str = "application/vnd.docker.distribution.manifest.v2+json";
+const DOCKER_CONFIG: &str = "application/vnd.docker.container.image.v1+json";
+const DOCKER_LAYER: &str = "application/vnd.docker.image.rootfs.diff.tar";
+const DOCKER_FOREIGN_LAYER: &str = "application/vnd.docker.image.rootfs.foreign.diff.tar";
+const DOCKER_SCHEMA_1: &str = "application/vnd.docker.distribution.manifest.v1+json";
+const DOCKER_SCHEMA_1_SIGNED: &str = "application/vnd.docker.distribution.manifest.v1+prettyjws";
+
+/// What a request for a manifest says it accepts, in order of preference.
+pub(crate) const ACCEPTED_MANIFESTS: [&str; 4] = [OCI_INDEX, OCI_MANIFEST, DOCKER_LIST, DOCKER_MANIFEST];
+
+/// How a layer's archive is compressed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Compression {
+    /// Not at all.
+    None,
+    /// gzip, in one member or several.
+    Gzip,
+    /// Zstandard, in one frame or several.
+    Zstd,
+}
+
+/// What a descriptor points at.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum MediaType {
+    /// A list of manifests, usually one for each platform: OCI's index, Docker's manifest list.
+    Index,
+    /// The manifest of one image, OCI's or Docker's schema 2.
+    Manifest,
+    /// The config of an image, OCI's or Docker's.
+    Config,
+    /// A layer that registries serve.
+    Layer(Compression),
+    /// A layer that registries do not serve; its content is elsewhere.
+    ForeignLayer,
+    /// Docker's manifest of before 2016, signed or not.
+    SchemaOne,
+    /// Anything else, as written.
+    Other(Box<str>),
+}
+
+impl MediaType {
+    /// Understands a media type as it is written in a descriptor or in `Content-Type`, where parameters may follow.
+    pub fn of(text: &str) -> MediaType {
+        let bare = text.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+        match bare.as_str() {
+            OCI_INDEX | DOCKER_LIST => MediaType::Index,
+            OCI_MANIFEST | DOCKER_MANIFEST => MediaType::Manifest,
+            OCI_CONFIG | DOCKER_CONFIG => MediaType::Config,
+            DOCKER_SCHEMA_1 | DOCKER_SCHEMA_1_SIGNED => MediaType::SchemaOne,
+            other => layer(other).unwrap_or_else(|| MediaType::Other(text.chars().take(200).collect())),
+        }
+    }
+
+    /// Whether a registry serves it under `/manifests/`.
+    pub fn is_manifest(&self) -> bool {
+        matches!(self, MediaType::Index | MediaType::Manifest)
+    }
+}
+
+fn layer(bare: &str) -> Option<MediaType> {
+    for (prefix, foreign) in
+        [(OCI_LAYER, false), (DOCKER_LAYER, false), (OCI_FOREIGN_LAYER, true), (DOCKER_FOREIGN_LAYER, true)]
+    {
+        let compression = match bare.strip_prefix(prefix) {
+            Some("") => Compression::None,
+            Some("+gzip" | ".gzip") => Compression::Gzip,
+            Some("+zstd" | ".zstd") => Compression::Zstd,
+            _ => continue,
+        };
+        return Some(if foreign { MediaType::ForeignLayer } else { MediaType::Layer(compression) });
+    }
+    None
+}
+
+impl fmt::Display for MediaType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            MediaType::Index => "an index",
+            MediaType::Manifest => "a manifest",
+            MediaType::Config => "an image config",
+            MediaType::Layer(_) => "a layer",
+            MediaType::ForeignLayer => "a foreign layer",
+            MediaType::SchemaOne => "a manifest of schema 1",
+            MediaType::Other(text) => return write!(f, "{text:?}"),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_types_of_oci_and_docker_are_known() {
+        for (text, kind) in [
+            (OCI_INDEX, MediaType::Index),
+            (DOCKER_LIST, MediaType::Index),
+            ("application/vnd.oci.image.manifest.v1+json; charset=utf-8", MediaType::Manifest),
+            ("Application/vnd.docker.distribution.manifest.v2+JSON", MediaType::Manifest),
+            (DOCKER_CONFIG, MediaType::Config),
+            ("application/vnd.oci.image.layer.v1.tar", MediaType::Layer(Compression::None)),
+            ("application/vnd.oci.image.layer.v1.tar+gzip", MediaType::Layer(Compression::Gzip)),
+            ("application/vnd.oci.image.layer.v1.tar+zstd", MediaType::Layer(Compression::Zstd)),
+            ("application/vnd.docker.image.rootfs.diff.tar.gzip", MediaType::Layer(Compression::Gzip)),
+            ("application/vnd.docker.image.rootfs.diff.tar.zstd", MediaType::Layer(Compression::Zstd)),
+            ("application/vnd.docker.image.rootfs.diff.tar", MediaType::Layer(Compression::None)),
+            ("application/vnd.docker.image.rootfs.foreign.diff.tar.gzip", MediaType::ForeignLayer),
+            ("application/vnd.oci.image.layer.nondistributable.v1.tar+zstd", MediaType::ForeignLayer),
+            (DOCKER_SCHEMA_1_SIGNED, MediaType::SchemaOne),
+        ] {
+            assert_eq!(MediaType::of(text), kind, "{text}");
+        }
+    }
+
+    #[test]
+    fn anything_else_is_kept_as_written() {
+        let text = "application/vnd.oci.image.layer.v1.tar+encrypted";
+        assert_eq!(MediaType::of(text), MediaType::Other(text.into()));
+    }
+}

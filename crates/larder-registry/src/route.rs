@@ -1,0 +1,199 @@
+//! Which host is asked next, and after which wait. Pure but for the dice that are handed in.
+//!
+//! Hosts are asked in order. What is the host's fault for a moment is tried again with growing waits; what another try
+//! would not change, or what does not get better, leads to the next host. Digests make hosts interchangeable, so a
+//! fetch that changes its host goes on where it stopped.
+
+use std::time::Duration;
+
+use super::config::RegistryConfig;
+use super::error::FetchErrorKind;
+
+/// What to do after a failure.
+#[derive(Debug)]
+pub(crate) enum Next {
+    /// Ask the same host again after this time.
+    Again(Duration),
+    /// Ask the next host.
+    Elsewhere,
+    /// No host is left.
+    GiveUp(FetchErrorKind),
+}
+
+/// The way of one request through its hosts.
+#[derive(Debug)]
+pub(crate) struct Route {
+    hosts: usize,
+    at: usize,
+    tries: u32,
+    policy: Policy,
+}
+
+#[derive(Debug, Clone)]
+struct Policy {
+    tries: u32,
+    tries_of_mirror: u32,
+    initial: Duration,
+    max: Duration,
+    longest_hold: Duration,
+}
+
+impl Route {
+    /// A way through `hosts` hosts that begins at the host of number `start`.
+    pub(crate) fn new(config: &RegistryConfig, hosts: usize, start: usize) -> Route {
+        let policy = Policy {
+            tries: config.tries.max(1),
+            tries_of_mirror: config.tries_of_mirror.max(1),
+            initial: config.retry_initial,
+            max: config.retry_max,
+            longest_hold: config.longest_hold,
+        };
+        Route { hosts, at: start.min(hosts.saturating_sub(1)), tries: 0, policy }
+    }
+
+    /// The number of the host to ask; there is one as long as nobody gave up.
+    pub(crate) fn at(&self) -> usize {
+        self.at
+    }
+
+    /// Whether other hosts are left.
+    pub(crate) fn has_fallback(&self) -> bool {
+        self.at + 1 < self.hosts
+    }
+
+    /// Passes over the present host, if another is left.
+    pub(crate) fn pass_over(&mut self) -> bool {
+        let fallback = self.has_fallback();
+        if fallback {
+            self.at += 1;
+            self.tries = 0;
+        }
+        fallback
+    }
+
+    /// The request brought something new, so earlier failures are forgotten.
+    pub(crate) fn progressed(&mut self) {
+        self.tries = 0;
+    }
+
+    /// What to do about a failure. `dice` is any number; waits are drawn from it.
+    pub(crate) fn failed(&mut self, failure: FetchErrorKind, dice: u64) -> Next {
+        self.tries += 1;
+        let fallback = self.has_fallback();
+        let again = match &failure {
+            failure if !failure.is_passing() => None,
+            // Another host answers sooner than this one comes back.
+            FetchErrorKind::RateLimited { .. }
+            | FetchErrorKind::Unreachable(_)
+            | FetchErrorKind::NoAnswer(_)
+                if fallback =>
+            {
+                None
+            }
+            FetchErrorKind::RateLimited { after: Some(after), .. } => {
+                // The budget keeps everybody waiting.
+                (*after <= self.policy.longest_hold).then_some(Duration::ZERO)
+            }
+            _ => Some(self.wait(dice)),
+        };
+        let limit = if fallback { self.policy.tries_of_mirror } else { self.policy.tries };
+        match again {
+            Some(wait) if self.tries < limit => Next::Again(wait),
+            _ if self.pass_over() => Next::Elsewhere,
+            _ => Next::GiveUp(failure),
+        }
+    }
+
+    /// Between half and all of a time that doubles with each try.
+    fn wait(&self, dice: u64) -> Duration {
+        let doublings = self.tries.saturating_sub(1).min(20);
+        let full = self.policy.initial.saturating_mul(1 << doublings).min(self.policy.max);
+        let jitter = u32::try_from(dice % 1024).unwrap_or(0);
+        full / 2 + full / 2 * jitter / 1024
+    }
+}
+
+/// A number that nobody can foresee, for spreading waits.
+pub(crate) fn dice() -> u64 {
+    use std::hash::{BuildHasher as _, Hasher as _};
+    std::hash::RandomState::new().build_hasher().finish()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Answer;
+
+    fn route(hosts: usize) -> Route {
+        Route::new(&RegistryConfig::default(), hosts, 0)
+    }
+
+    fn failing() -> FetchErrorKind {
+        FetchErrorKind::Failing(Answer::new(500, ""))
+    }
+
+    #[test]
+    fn waits_double_up_to_a_maximum_and_are_spread() {
+        let config = RegistryConfig { tries: 20, ..RegistryConfig::default() };
+        let mut route = Route::new(&config, 1, 0);
+        let mut waits = Vec::new();
+        while let Next::Again(wait) = route.failed(failing(), 0) {
+            waits.push(wait.as_millis());
+        }
+        assert_eq!(waits[..8], [125, 250, 500, 1000, 2000, 4000, 5000, 5000]);
+        assert_eq!(waits.len(), 19);
+        let spread = |dice| Route { tries: 1, ..Route::new(&config, 1, 0) }.wait(dice);
+        assert!(spread(0) < spread(500) && spread(500) < spread(1023));
+        assert!(spread(1023) <= config.retry_initial);
+    }
+
+    #[test]
+    fn what_another_try_would_not_change_is_not_tried_again() {
+        let answer = || Answer::new(404, "");
+        for failure in [
+            FetchErrorKind::NotFound(answer()),
+            FetchErrorKind::Denied(answer()),
+            FetchErrorKind::Refused(answer()),
+            FetchErrorKind::BadReply("x".into()),
+            FetchErrorKind::Tls("x".into()),
+            FetchErrorKind::TooLarge { limit: 1 },
+        ] {
+            assert!(matches!(route(1).failed(failure, 0), Next::GiveUp(_)));
+        }
+        assert!(matches!(route(2).failed(FetchErrorKind::NotFound(answer()), 0), Next::Elsewhere));
+    }
+
+    #[test]
+    fn a_mirror_gets_fewer_tries_and_none_when_it_is_gone_or_busy() {
+        let mut through = route(2);
+        assert!(matches!(through.failed(failing(), 0), Next::Again(_)));
+        assert!(matches!(through.failed(failing(), 0), Next::Elsewhere));
+        assert_eq!(through.at(), 1);
+        assert!(matches!(through.failed(failing(), 0), Next::Again(_)));
+
+        let busy = FetchErrorKind::RateLimited { answer: Answer::new(429, ""), after: None };
+        assert!(matches!(route(2).failed(busy, 0), Next::Elsewhere));
+        assert!(matches!(route(2).failed(FetchErrorKind::Unreachable("gone".into()), 0), Next::Elsewhere));
+    }
+
+    #[test]
+    fn a_wish_to_wait_is_followed_unless_it_is_too_long() {
+        let busy = |seconds| FetchErrorKind::RateLimited {
+            answer: Answer::new(429, ""),
+            after: Some(Duration::from_secs(seconds)),
+        };
+        assert!(matches!(route(1).failed(busy(60), 0), Next::Again(Duration::ZERO)));
+        assert!(matches!(route(1).failed(busy(61), 0), Next::GiveUp(_)));
+    }
+
+    #[test]
+    fn progress_buys_new_tries() {
+        let mut route = route(1);
+        for _ in 0..100 {
+            assert!(matches!(route.failed(failing(), 0), Next::Again(_)));
+            route.progressed();
+        }
+        let tries = (0..99).take_while(|_| matches!(route.failed(failing(), 0), Next::Again(_))).count();
+        assert_eq!(tries, 4);
+    }
+}

@@ -1,0 +1,518 @@
+//! One image's repository, seen with one credential: manifests, configs, blobs.
+
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use bytes::Bytes;
+use larder::credentials::Credential;
+use larder::reference::{DEFAULT_TAG, Digest, Reference};
+use reqwest::header::{
+    ACCEPT, ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_RANGE, CONTENT_TYPE, HeaderMap, HeaderValue, RANGE,
+};
+use reqwest::{Method, Response, StatusCode, Url};
+use tokio::time::{self, Instant};
+
+use super::auth::{Asking, Auth, NoPass, Pass};
+use super::body::{BlobBody, Part, read_small};
+use super::budget::{Budget, Load, Permit};
+use super::client::Shared;
+use super::content_range::ContentRange;
+use super::error::{Answer, FetchError, FetchErrorKind, What};
+use super::hosts::Host;
+use super::rate_limit::asked_to_wait;
+use super::route::{Next, Route, dice};
+use super::transport::{Outgoing, Reply};
+use super::verify;
+use super::waiting::{Notice, Waiting, Watcher};
+use crate::manifest::{ACCEPTED_MANIFESTS, Descriptor, Document, MAX_BYTES, MediaType};
+
+/// Largest body of a refusal that is looked at, in bytes.
+const MAX_REFUSAL: usize = 64 * 1024;
+
+/// One image's repository. Clones are cheap and share everything.
+#[derive(Debug, Clone)]
+pub struct Session {
+    pub(crate) shared: Arc<Shared>,
+    image: Reference,
+    links: Arc<[Link]>,
+    pub(crate) watcher: Watcher,
+}
+
+/// A host of the session with what is shared about it.
+#[derive(Debug, Clone)]
+pub(crate) struct Link {
+    pub(crate) host: Host,
+    pub(crate) budget: Arc<Budget>,
+    pub(crate) auth: Arc<Auth>,
+    /// The registry that a mirror is to act for.
+    pub(crate) namespace: Option<String>,
+}
+
+/// What a name points at.
+#[derive(Debug, Clone)]
+pub struct Resolved {
+    /// Type, digest and size of the manifest or index.
+    pub descriptor: Descriptor,
+    /// Its bytes as received; the digest is theirs.
+    pub raw: Bytes,
+    /// The same, understood.
+    pub document: Document,
+    /// The host that said so.
+    pub host: String,
+}
+
+/// A request that failed, and the host that is to blame: the one that was asked, or its token server.
+pub(crate) type Failed = NoPass;
+
+/// What a host must be able to do for a request.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Capability {
+    Pull,
+    Resolve,
+}
+
+impl Session {
+    pub(crate) fn new(shared: Arc<Shared>, image: Reference, links: Vec<Link>) -> Session {
+        Session { shared, image, links: links.into(), watcher: Watcher::default() }
+    }
+
+    /// The image that the session is about.
+    pub fn image(&self) -> &Reference {
+        &self.image
+    }
+
+    /// The hosts that are asked, in order.
+    pub fn hosts(&self) -> Vec<String> {
+        self.links.iter().map(|link| link.host.name()).collect()
+    }
+
+    /// The same session, with `watcher` told of bytes and waits. It is called from within fetches: it must be quick.
+    #[must_use]
+    pub fn watched(&self, watcher: impl Fn(Notice) + Send + Sync + 'static) -> Session {
+        Session { watcher: Watcher::new(watcher), ..self.clone() }
+    }
+
+    /// The same session without some of its hosts: those that served wrong bytes, say.
+    #[must_use]
+    pub fn without_hosts(&self, hosts: &[String]) -> Session {
+        let links = self.links.iter().filter(|link| !hosts.contains(&link.host.name())).cloned().collect();
+        Session { links, ..self.clone() }
+    }
+
+    /// The same session, with a credential for a mirror (`HOST` or `HOST:PORT`), which otherwise gets none.
+    #[must_use]
+    pub fn also_for(&self, host: &str, credential: &Credential) -> Session {
+        let links = self.links.iter().map(|link| {
+            if link.host.name() == host {
+                let (registry, path) = (self.image.registry(), self.image.path());
+                self.shared.link(registry, path, link.host.clone(), Some(credential))
+            } else {
+                link.clone()
+            }
+        });
+        Session { links: links.collect(), ..self.clone() }
+    }
+
+    /// Fetches the manifest or index that the image's name points at: by its digest if it has one, else by its tag.
+    pub async fn resolve(&self) -> Result<Resolved, FetchError> {
+        if let Some(digest) = self.image.digest() {
+            return self.fetch_manifest(digest.as_str(), Some(digest), Capability::Pull).await;
+        }
+        let tag = self.image.tag().unwrap_or(DEFAULT_TAG);
+        self.fetch_manifest(tag, None, Capability::Resolve).await
+    }
+
+    /// Fetches a manifest or index by its descriptor.
+    pub async fn manifest(&self, descriptor: &Descriptor) -> Result<Resolved, FetchError> {
+        let resolved = self
+            .fetch_manifest(descriptor.digest.as_str(), Some(&descriptor.digest), Capability::Pull)
+            .await?;
+        Ok(Resolved { descriptor: descriptor.clone(), ..resolved })
+    }
+
+    /// Fetches an image's config, or another blob of at most 4 MiB, whole and verified.
+    pub async fn config(&self, descriptor: &Descriptor) -> Result<Bytes, FetchError> {
+        let mut walk = self.walk(What::Config(descriptor.digest.clone()), Capability::Pull, 0)?;
+        loop {
+            match self.config_at(walk.link(), descriptor).await {
+                Ok(raw) => return Ok(raw),
+                Err(failed) => walk.failed(failed).await?,
+            }
+        }
+    }
+
+    /// Opens a blob from `offset` up to `end` (exclusive, above `offset`; `None` is all of it). What comes is not
+    /// verified.
+    ///
+    /// The server may ignore the range: look at [`BlobBody::start`].
+    pub async fn open_blob(
+        &self,
+        descriptor: &Descriptor,
+        offset: u64,
+        end: Option<u64>,
+    ) -> Result<BlobBody, FetchError> {
+        let mut walk = self.walk(What::Blob(descriptor.digest.clone()), Capability::Pull, 0)?;
+        loop {
+            match self
+                .open_at(walk.link(), descriptor, offset, end.unwrap_or(u64::MAX).min(descriptor.size))
+                .await
+            {
+                Ok(body) => return Ok(body),
+                Err(failed) => walk.failed(failed).await?,
+            }
+        }
+    }
+
+    async fn fetch_manifest(
+        &self,
+        reference: &str,
+        digest: Option<&Digest>,
+        capability: Capability,
+    ) -> Result<Resolved, FetchError> {
+        let mut walk = self.walk(What::Manifest(reference.to_owned()), capability, 0)?;
+        loop {
+            match self.manifest_at(walk.link(), reference, digest).await {
+                Ok(resolved) => return Ok(resolved),
+                Err(failed) => walk.failed(failed).await?,
+            }
+        }
+    }
+
+    async fn manifest_at(
+        &self,
+        link: &Link,
+        reference: &str,
+        expected: Option<&Digest>,
+    ) -> Result<Resolved, Failed> {
+        let failed = |kind| Failed { host: link.host.name(), kind, token: false };
+        let headers = accepting_manifests().map_err(failed)?;
+        let url = self.url(link, "manifests", reference);
+        let (reply, _permit) = self.ask(link, url, headers, Load::Small).await?;
+        let field = |name: &str| {
+            let value = reply.response.headers().get(name)?.to_str().ok()?;
+            Some(value.to_owned())
+        };
+        let media_type = field(CONTENT_TYPE.as_str()).unwrap_or_default();
+        // What a tag means is the server's word; what it says besides must at least agree with what it sent.
+        let said = field("docker-content-digest").and_then(|said| Digest::parse(said.trim()).ok());
+        let raw = read_small(reply.response, MAX_BYTES, &self.shared.config).await.map_err(failed)?;
+        if let Some(digest) = expected.or(said.as_ref()) {
+            verify::check(digest, &raw).map_err(failed)?;
+        }
+        let document = Document::parse(&raw, &media_type).map_err(|error| failed(error.into()))?;
+        let digest = match expected {
+            Some(digest) => digest.clone(),
+            None => said
+                .or_else(|| verify::sha256(&raw))
+                .ok_or_else(|| failed(FetchErrorKind::BadReply("its content has no digest".into())))?,
+        };
+        let media_type = document.media_type(&raw, &media_type);
+        let descriptor = Descriptor::new(media_type, digest, raw.len() as u64);
+        Ok(Resolved { descriptor, raw, document, host: link.host.name() })
+    }
+
+    async fn config_at(&self, link: &Link, descriptor: &Descriptor) -> Result<Bytes, Failed> {
+        let failed = |kind| Failed { host: link.host.name(), kind, token: false };
+        if descriptor.size > MAX_BYTES as u64 {
+            return Err(failed(FetchErrorKind::TooLarge { limit: MAX_BYTES as u64 }));
+        }
+        let url = self.url(link, "blobs", descriptor.digest.as_str());
+        let (reply, _permit) = self.ask(link, url, HeaderMap::new(), Load::Small).await?;
+        let raw = read_small(reply.response, MAX_BYTES, &self.shared.config).await.map_err(failed)?;
+        verify::check(&descriptor.digest, &raw).map_err(failed)?;
+        Ok(raw)
+    }
+
+    /// Opens a part of a blob at one host.
+    pub(crate) async fn open_at(
+        &self,
+        link: &Link,
+        descriptor: &Descriptor,
+        offset: u64,
+        end: u64,
+    ) -> Result<BlobBody, Failed> {
+        let size = descriptor.size;
+        let asked = (offset > 0 || end < size).then_some((offset, end));
+        let mut headers = HeaderMap::new();
+        headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("identity"));
+        if let Some((offset, end)) = asked {
+            let range = format!("bytes={offset}-{}", end.saturating_sub(1));
+            if let Ok(range) = HeaderValue::from_str(&range) {
+                headers.insert(RANGE, range);
+            }
+        }
+        let url = self.url(link, "blobs", descriptor.digest.as_str());
+        let (reply, permit) = self.ask(link, url, headers, Load::Blob).await?;
+        let part = part_of(&reply.response, asked, size).map_err(|kind| Failed {
+            host: link.host.name(),
+            kind,
+            token: false,
+        })?;
+        let names = (self.image.name().to_owned(), link.host.name(), What::Blob(descriptor.digest.clone()));
+        Ok(BlobBody::new(reply.response, permit, part, &self.shared.config, names))
+    }
+
+    pub(super) fn url(&self, link: &Link, kind: &str, reference: &str) -> Url {
+        let mut url = link.host.base.clone();
+        let base = url.path().trim_end_matches('/');
+        let path = format!("{base}/{}/{kind}/{reference}", self.image.path());
+        url.set_path(&path);
+        if let Some(namespace) = &link.namespace {
+            url.query_pairs_mut().append_pair("ns", namespace);
+        }
+        url
+    }
+
+    /// The hosts that are asked, in order.
+    pub(super) fn links(&self) -> &[Link] {
+        &self.links
+    }
+
+    /// Fetches from one host, with what it wants to see. The reply is a good one.
+    async fn ask(
+        &self,
+        link: &Link,
+        url: Url,
+        headers: HeaderMap,
+        load: Load,
+    ) -> Result<(Reply, Permit), Failed> {
+        self.request(link, Method::GET, url, headers, load).await
+    }
+
+    /// One request to one host, with what it wants to see. The reply is a good one.
+    pub(super) async fn request(
+        &self,
+        link: &Link,
+        method: Method,
+        url: Url,
+        headers: HeaderMap,
+        load: Load,
+    ) -> Result<(Reply, Permit), Failed> {
+        let failed = |kind| Failed { host: link.host.name(), kind, token: false };
+        let config = &*self.shared.config;
+        let permit = link.budget.enter(load, config.longest_hold, &self.watcher).await.map_err(|left| {
+            let answer = Answer::new(429, "it asked everybody to wait, and was not asked again");
+            failed(FetchErrorKind::RateLimited { answer, after: Some(left) })
+        })?;
+        let asking =
+            Asking { transport: &self.shared.transport, config, host: &link.host, watcher: &self.watcher };
+        let mut pass = link.auth.pass(asking).await?;
+        for renewed in [false, true] {
+            let outgoing = Outgoing {
+                method: method.clone(),
+                url: url.clone(),
+                headers: headers.clone(),
+                authorization: pass.value.as_ref(),
+                own_headers: &link.host.headers,
+                tls: &link.host.tls,
+                body: None,
+            };
+            let reply = self.shared.transport.send(outgoing).await.map_err(failed)?;
+            link.budget.reached();
+            let after = self.note_limits(link, &reply.response);
+            let status = reply.response.status();
+            if matches!(status, StatusCode::OK | StatusCode::PARTIAL_CONTENT) {
+                return Ok((reply, permit));
+            }
+            let from_elsewhere = reply.from_elsewhere;
+            let fields = reply.response.headers().clone();
+            let answer = self.read_refusal(link, reply.response, &pass).await;
+            if status == StatusCode::UNAUTHORIZED && !from_elsewhere && !renewed {
+                pass = link.auth.refused(&pass, &fields, answer, asking).await?;
+                continue;
+            }
+            return Err(failed(refusal(answer, from_elsewhere, after)));
+        }
+        Err(failed(FetchErrorKind::BadReply("it wants to see ever more".into())))
+    }
+
+    /// What a refusal says, without the secrets that the request showed.
+    async fn read_refusal(&self, link: &Link, response: Response, shown: &Pass) -> Answer {
+        let status = response.status().as_u16();
+        let body = read_small(response, MAX_REFUSAL, &self.shared.config).await.unwrap_or_default();
+        let mut secrets = link.auth.secrets();
+        let shown = shown.value.as_ref().and_then(|value| value.to_str().ok());
+        secrets.extend(shown.and_then(|shown| shown.split(' ').next_back()));
+        Answer::read(status, &body, &secrets)
+    }
+
+    /// Obeys what a reply asks for, and says how long it asks to wait.
+    fn note_limits(&self, link: &Link, response: &Response) -> Option<std::time::Duration> {
+        let status = response.status();
+        let after = asked_to_wait(status.as_u16(), response.headers(), SystemTime::now())?;
+        // A quota that is used up for hours may be one that this kind of request does not need: ask, and see.
+        if !status.is_success() || after <= self.shared.config.longest_hold {
+            link.budget.hold(Instant::now(), after);
+        }
+        Some(after)
+    }
+
+    /// A way through the hosts that can do something, beginning at the host of number `start`.
+    pub(crate) fn walk(
+        &self,
+        what: What,
+        capability: Capability,
+        start: usize,
+    ) -> Result<Walk<'_>, FetchError> {
+        let able = |link: &&Link| match capability {
+            Capability::Pull => link.host.pull,
+            Capability::Resolve => link.host.resolve,
+        };
+        let links: Vec<&Link> = self.links.iter().filter(able).collect();
+        if links.is_empty() {
+            return Err(self.error(what, String::new(), FetchErrorKind::NoHost, Vec::new()));
+        }
+        let route = Route::new(&self.shared.config, links.len(), start);
+        Ok(Walk { session: self, what, links, route, earlier: Vec::new() })
+    }
+
+    pub(crate) fn error(
+        &self,
+        what: What,
+        host: String,
+        kind: FetchErrorKind,
+        earlier: Vec<(String, String)>,
+    ) -> FetchError {
+        let kind = Box::new(kind);
+        FetchError { repository: self.image.name().to_owned(), what, host, kind, earlier }
+    }
+}
+
+/// Header fields of a request for a manifest.
+pub(super) fn accepting_manifests() -> Result<HeaderMap, FetchErrorKind> {
+    let accept = format!("{}, */*;q=0.1", ACCEPTED_MANIFESTS.join(", "));
+    let accept =
+        HeaderValue::from_str(&accept).map_err(|error| FetchErrorKind::BadReply(error.to_string()))?;
+    Ok(HeaderMap::from_iter([(ACCEPT, accept)]))
+}
+
+/// The way of one fetch through the session's hosts.
+#[derive(Debug)]
+pub(crate) struct Walk<'s> {
+    session: &'s Session,
+    what: What,
+    links: Vec<&'s Link>,
+    route: Route,
+    earlier: Vec<(String, String)>,
+}
+
+impl<'s> Walk<'s> {
+    /// The host to ask now. One that is known to be gone or busy is passed over while others are left.
+    pub(crate) fn link(&mut self) -> &'s Link {
+        loop {
+            let link = self.links[self.route.at()];
+            match link.budget.better_avoided(Instant::now()) {
+                Some(reason) if self.route.has_fallback() => {
+                    self.earlier.push((link.host.name(), reason.to_owned()));
+                    self.route.pass_over();
+                }
+                _ => return link,
+            }
+        }
+    }
+
+    /// The number of the present host.
+    pub(crate) fn at(&self) -> usize {
+        self.route.at()
+    }
+
+    /// Something new came: earlier failures are forgotten.
+    pub(crate) fn progressed(&mut self) {
+        self.route.progressed();
+    }
+
+    /// Waits until another try makes sense, at this host or the next; an error when it never does.
+    pub(crate) async fn failed(&mut self, failed: Failed) -> Result<(), FetchError> {
+        let Failed { host, kind, token } = failed;
+        let link = self.links[self.route.at()];
+        if !token && kind.is_host_gone() {
+            link.budget.avoid(Instant::now());
+        }
+        let text = kind.to_string();
+        match self.route.failed(kind, dice()) {
+            Next::Again(wait) if wait.is_zero() => {}
+            Next::Again(wait) => {
+                let until = Instant::now() + wait;
+                let waiting = Waiting::Retry { host, until, because: text };
+                self.session.watcher.tell(Notice::Waiting(waiting));
+                time::sleep_until(until).await;
+                self.session.watcher.tell(Notice::Going);
+            }
+            Next::Elsewhere => self.earlier.push((host, text)),
+            Next::GiveUp(kind) => {
+                let what = if token { What::Token } else { self.what.clone() };
+                let earlier = std::mem::take(&mut self.earlier);
+                return Err(self.session.error(what, host, kind, earlier));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What a refusal means.
+fn refusal(answer: Answer, from_elsewhere: bool, after: Option<std::time::Duration>) -> FetchErrorKind {
+    match answer.status {
+        // Where the registry redirects to, it is the registry's signature that was refused; the next one may be better.
+        401 | 403 if from_elsewhere => FetchErrorKind::Failing(answer),
+        401 | 403 => FetchErrorKind::Denied(answer),
+        404 | 410 => FetchErrorKind::NotFound(answer),
+        416 => FetchErrorKind::BadReply("it holds fewer bytes than the manifest says".into()),
+        429 => FetchErrorKind::RateLimited { answer, after },
+        408 | 425 | 500.. => FetchErrorKind::Failing(answer),
+        _ => FetchErrorKind::Refused(answer),
+    }
+}
+
+/// Which part of a blob a reply brings.
+fn part_of(response: &Response, asked: Option<(u64, u64)>, size: u64) -> Result<Part, FetchErrorKind> {
+    let bad = FetchErrorKind::BadReply;
+    let encoding = response.headers().get(CONTENT_ENCODING).map(HeaderValue::as_bytes);
+    if encoding.is_some_and(|encoding| !encoding.eq_ignore_ascii_case(b"identity")) {
+        return Err(bad("the blob is encoded in a way that was not asked for".into()));
+    }
+    match (response.status(), asked) {
+        (StatusCode::PARTIAL_CONTENT, Some((offset, end))) => {
+            let range = response.headers().get(CONTENT_RANGE).and_then(|range| range.to_str().ok());
+            let range = range
+                .and_then(ContentRange::parse)
+                .ok_or_else(|| bad("a part of the blob without a Content-Range that makes sense".into()))?;
+            match range.problem(offset, end, size) {
+                Some(problem) => Err(bad(problem)),
+                None => Ok(Part { start: offset, end: range.end, ranged: true }),
+            }
+        }
+        (StatusCode::PARTIAL_CONTENT, None) => {
+            Err(bad("a part of the blob, and all of it was asked for".into()))
+        }
+        _ => match response.content_length() {
+            Some(length) if length != size => {
+                Err(bad(format!("it sends {length} bytes, the manifest says {size}")))
+            }
+            _ => Ok(Part { start: 0, end: size, ranged: false }),
+        },
+    }
+}
+
+impl Document {
+    /// The media type to keep for it: what it says of itself, else what the reply said, else what it turned out to be.
+    fn media_type(&self, raw: &[u8], said: &str) -> String {
+        #[derive(serde::Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Named {
+            #[serde(default)]
+            media_type: Option<String>,
+        }
+        let own = serde_json::from_slice::<Named>(raw).ok().and_then(|named| named.media_type);
+        let said = said.split(';').next().unwrap_or_default().trim();
+        let known = |text: &str| MediaType::of(text).is_manifest();
+        let [index, manifest, ..] = ACCEPTED_MANIFESTS;
+        match own {
+            Some(own) if known(&own) => own,
+            _ if known(said) => said.to_owned(),
+            _ => match self {
+                Document::Index(_) => index.to_owned(),
+                Document::Manifest(_) => manifest.to_owned(),
+            },
+        }
+    }
+}

@@ -1,0 +1,319 @@
+//! Blobs in ranges, broken and resumed; each test counts what was downloaded again.
+
+use larder_registry::{BlobError, BlobSink, Extents, Notice, fetch_blob};
+use larder_testkit::fault_registry::{Fault, FaultRegistry, On};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::support::*;
+
+const SIZE: usize = 1_000_000;
+
+#[tokio::test]
+async fn a_large_blob_comes_in_ranges_side_by_side_each_byte_once() {
+    let registry = FaultRegistry::start();
+    let (content, blob) = put_blob(&registry, SIZE);
+    registry.fault(On::path("/blobs/"), Fault::Trickle(20_000, Duration::from_millis(3)));
+    let (session, notices) = watched(&session(quick(), &registry.image("a/b")));
+    let sink = Memory::new();
+    let fetched = fetch_blob(&session, &blob, &Extents::new(), sink.clone()).await.unwrap();
+    assert_eq!(sink.content(), content);
+    assert_eq!(fetched.hosts, [registry.address()]);
+    assert_eq!(fetched.received, SIZE as u64);
+    assert_eq!(registry.bytes_sent(blob.digest.as_str()), SIZE as u64);
+    assert_eq!(registry.requests().len(), 10, "ten ranges of 100 kB");
+    assert_eq!(registry.most_connections(), 4);
+    let told: u64 =
+        notices.lock().unwrap().iter().map(|n| if let Notice::Bytes(n) = n { *n } else { 0 }).sum();
+    assert_eq!(told, SIZE as u64);
+}
+
+#[tokio::test]
+async fn a_small_blob_comes_whole() {
+    let registry = FaultRegistry::start();
+    let (content, blob) = put_blob(&registry, 99_000);
+    let sink = Memory::new();
+    fetch_blob(&session(quick(), &registry.image("a/b")), &blob, &Extents::new(), sink.clone())
+        .await
+        .unwrap();
+    assert_eq!(sink.content(), content);
+    assert_eq!(registry.requests().len(), 1);
+    assert_eq!(registry.requests()[0].range, None);
+
+    let (_, empty) = put_blob(&registry, 0);
+    let fetched =
+        fetch_blob(&session(quick(), &registry.image("a/b")), &empty, &Extents::new(), Memory::new()).await;
+    assert_eq!(fetched.unwrap().received, 0);
+    assert_eq!(registry.requests().len(), 1, "an empty blob needs no request");
+}
+
+#[tokio::test]
+async fn each_kind_of_break_costs_less_than_a_range_and_the_blob_is_whole() {
+    for fault in [
+        Fault::ResetAfter(60_000),
+        Fault::CloseAfter(60_000),
+        Fault::StallAfter(60_000),
+        Fault::Hangup,
+        Fault::status(500),
+        Fault::status(503),
+        Fault::SlowHeaders(Duration::from_secs(5)),
+    ] {
+        let registry = FaultRegistry::start();
+        let (content, blob) = put_blob(&registry, SIZE);
+        registry.fault(On::path("/blobs/").nth(2..=4), fault.clone());
+        let sink = Memory::new();
+        let session = session(quick(), &registry.image("a/b"));
+        fetch_blob(&session, &blob, &Extents::new(), sink.clone())
+            .await
+            .unwrap_or_else(|error| panic!("{fault:?}: {error}"));
+        assert!(sink.content() == content, "{fault:?}");
+        let again = registry.bytes_sent(blob.digest.as_str()) - SIZE as u64;
+        assert!(again < 4 * 100_000, "{fault:?}: {again} bytes came twice");
+    }
+}
+
+#[tokio::test]
+async fn a_break_is_resumed_at_the_byte_that_was_reached() {
+    let registry = FaultRegistry::start();
+    let (content, blob) = put_blob(&registry, 90_000);
+    registry.fault(On::path("/blobs/").once(), Fault::ResetAfter(60_000));
+    let sink = Memory::new();
+    fetch_blob(&session(quick(), &registry.image("a/b")), &blob, &Extents::new(), sink.clone())
+        .await
+        .unwrap();
+    assert!(sink.content() == content);
+    assert_eq!(registry.bytes_sent(blob.digest.as_str()), 90_000, "not a byte came twice");
+    let ranges: Vec<_> = registry.requests().into_iter().map(|request| request.range).collect();
+    assert_eq!(ranges, [None, Some("bytes=60000-89999".to_owned())]);
+}
+
+#[tokio::test]
+async fn a_blob_whose_connection_breaks_again_and_again_arrives_as_long_as_it_progresses() {
+    let registry = FaultRegistry::start();
+    let (content, blob) = put_blob(&registry, 90_000);
+    registry.fault(On::path("/blobs/"), Fault::ResetAfter(4000));
+    let sink = Memory::new();
+    fetch_blob(&session(quick(), &registry.image("a/b")), &blob, &Extents::new(), sink.clone())
+        .await
+        .unwrap();
+    assert!(sink.content() == content);
+    assert!(registry.requests().len() > 20);
+
+    registry.heal();
+    registry.forget_requests();
+    registry.fault(On::path("/blobs/"), Fault::ResetAfter(100));
+    let outcome =
+        fetch_blob(&session(quick(), &registry.image("a/b")), &blob, &Extents::new(), Memory::new()).await;
+    let BlobError::Fetch(error) = outcome.unwrap_err() else { panic!("the registry's side") };
+    assert_eq!(kind(&error), "truncated", "{error}");
+    assert_eq!(registry.requests().len(), 5, "drops are no progress");
+}
+
+#[tokio::test]
+async fn what_is_there_from_before_a_restart_is_not_fetched_again() {
+    let registry = FaultRegistry::start();
+    let (content, blob) = put_blob(&registry, SIZE);
+    let mut left = content.clone();
+    let present: Extents = [0..250_000, 400_000..900_000].into_iter().collect();
+    for missing in present.missing(0..SIZE as u64) {
+        left[index(missing.start)..index(missing.end)].fill(0);
+    }
+    let sink = Memory::holding(&left);
+    let session = session(quick(), &registry.image("a/b"));
+    let fetched = fetch_blob(&session, &blob, &present, sink.clone()).await.unwrap();
+    assert!(sink.content() == content);
+    assert_eq!(fetched.received, 250_000);
+    assert_eq!(registry.bytes_sent(blob.digest.as_str()), 250_000);
+
+    let all: Extents = std::iter::once(0..SIZE as u64).collect();
+    registry.forget_requests();
+    fetch_blob(&session, &blob, &all, sink).await.unwrap();
+    assert_eq!(registry.requests(), []);
+}
+
+#[tokio::test]
+async fn a_server_that_ignores_ranges_sends_the_blob_over_one_connection() {
+    let registry = FaultRegistry::start();
+    let (content, blob) = put_blob(&registry, SIZE);
+    registry.fault(On::path("/blobs/"), Fault::IgnoreRange);
+    let sink = Memory::new();
+    let session = session(quick(), &registry.image("a/b"));
+    fetch_blob(&session, &blob, &Extents::new(), sink.clone()).await.unwrap();
+    assert!(sink.content() == content);
+    assert_eq!(registry.requests().len(), 1);
+
+    // What is here already comes again, for it cannot be avoided, and is not written.
+    let present: Extents = std::iter::once(0..700_000).collect();
+    let sink = Memory::holding(&content[..700_000]);
+    let (session, notices) = watched(&session);
+    fetch_blob(&session, &blob, &present, sink.clone()).await.unwrap();
+    assert!(sink.content() == content);
+    let told: u64 =
+        notices.lock().unwrap().iter().map(|n| if let Notice::Bytes(n) = n { *n } else { 0 }).sum();
+    assert_eq!(told, 300_000);
+}
+
+#[tokio::test]
+async fn a_server_that_ignores_ranges_after_a_break_is_begun_again() {
+    let registry = FaultRegistry::start();
+    let (content, blob) = put_blob(&registry, 90_000);
+    registry.fault(On::path("/blobs/").once(), Fault::CloseAfter(50_000));
+    registry.fault(On::path("/blobs/"), Fault::IgnoreRange);
+    let sink = Memory::new();
+    fetch_blob(&session(quick(), &registry.image("a/b")), &blob, &Extents::new(), sink.clone())
+        .await
+        .unwrap();
+    assert!(sink.content() == content);
+    assert_eq!(registry.bytes_sent(blob.digest.as_str()), 140_000);
+}
+
+#[tokio::test]
+async fn ranges_that_are_not_what_was_asked_for_are_refused() {
+    for (said, text) in [
+        ("bytes 0-99/1000000", "asked for bytes"),
+        ("bytes 0-99999/2000000", "it holds 2000000 bytes, the manifest says 1000000"),
+        ("nonsense", "without a Content-Range that makes sense"),
+        ("bytes 0-18446744073709551615/*", "without a Content-Range that makes sense"),
+    ] {
+        let registry = FaultRegistry::start();
+        let (_, blob) = put_blob(&registry, SIZE);
+        // The first range of a blob is asked for from 0; let the second one be wrong for the first of the cases.
+        let on = if text == "asked for bytes" { On::path("/blobs/").nth(2..=2) } else { On::path("/blobs/") };
+        registry.fault(on, Fault::ContentRange(said.into()));
+        let session = session(quick(), &registry.image("a/b"));
+        let error = fetch_blob(&session, &blob, &Extents::new(), Memory::new()).await.unwrap_err();
+        assert!(error.to_string().contains(text), "{said}: {error}");
+        assert!(error.to_string().contains(&registry.address()), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_body_of_another_length_than_the_manifest_says_is_refused() {
+    let registry = FaultRegistry::start();
+    let (_, blob) = put_blob(&registry, 50_000);
+    let session = session(quick(), &registry.image("a/b"));
+    registry.fault(On::path("/blobs/"), Fault::Truncate(20_000));
+    let error = fetch_blob(&session, &blob, &Extents::new(), Memory::new()).await.unwrap_err();
+    assert!(error.to_string().contains("it sends 20000 bytes, the manifest says 50000"), "{error}");
+
+    registry.heal();
+    registry.fault(On::path("/blobs/"), Fault::Overlong(1));
+    let sink = Memory::new();
+    let error = fetch_blob(&session, &blob, &Extents::new(), sink.clone()).await.unwrap_err();
+    assert!(error.to_string().contains("too large"), "{error}");
+    assert!(sink.content().len() <= 50_000, "nothing is written beyond the end");
+}
+
+#[tokio::test]
+async fn a_trickle_is_given_up_and_a_slow_stream_is_not() {
+    let registry = FaultRegistry::start();
+    let (content, blob) = put_blob(&registry, 30_000);
+    let session = session(quick(), &registry.image("a/b"));
+    // 13 kB per window of 400 ms, where 2 kB are wanted.
+    registry.fault(On::path("/blobs/"), Fault::Trickle(1000, Duration::from_millis(30)));
+    let sink = Memory::new();
+    fetch_blob(&session, &blob, &Extents::new(), sink.clone()).await.unwrap();
+    assert!(sink.content() == content);
+    assert_eq!(registry.requests().len(), 1);
+
+    registry.heal();
+    registry.fault(On::path("/blobs/"), Fault::Trickle(10, Duration::from_millis(30)));
+    let error = fetch_blob(&session, &blob, &Extents::new(), Memory::new()).await.unwrap_err();
+    assert!(error.to_string().contains("stalled: fewer than 2000 bytes within 400ms"), "{error}");
+    assert_eq!(error.fetch_kind().map(|_| error.hint().is_some()), Some(true));
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nothing_is_written_once_the_fetch_is_dropped() {
+    /// Tells of each write, and takes its time.
+    struct Slow(std::sync::mpsc::Sender<()>);
+
+    impl BlobSink for Slow {
+        fn write_at(&self, _: u64, _: &[u8]) -> std::io::Result<()> {
+            let told = self.0.send(());
+            std::thread::yield_now();
+            told.map_err(std::io::Error::other)
+        }
+    }
+
+    let registry = FaultRegistry::start();
+    let (_, blob) = put_blob(&registry, 5_000_000);
+    // So that no fetch is over before it is dropped.
+    registry.fault(On::path("/blobs/"), Fault::StallAfter(600_000));
+    let config = larder_registry::RegistryConfig { range_size: 1_000_000, ..quick() };
+    let session = session(config, &registry.image("a/b"));
+    for _ in 0..20 {
+        let (tell, told) = std::sync::mpsc::channel();
+        let fetch = {
+            let (session, blob) = (session.clone(), blob.clone());
+            tokio::spawn(
+                async move { fetch_blob(&session, &blob, &Extents::new(), Arc::new(Slow(tell))).await },
+            )
+        };
+        tokio::task::block_in_place(|| told.recv()).unwrap(); // the first write
+        fetch.abort();
+        assert!(fetch.await.unwrap_err().is_cancelled());
+        while told.try_recv().is_ok() {}
+        // Blocking threads may still hold the sink; when the last of them lets go, the channel closes without a word.
+        assert!(tokio::task::block_in_place(|| told.recv()).is_err());
+    }
+}
+
+#[tokio::test]
+async fn who_serves_a_blob_is_told_before_its_bytes() {
+    let registry = FaultRegistry::start();
+    let (_, blob) = put_blob(&registry, 1000);
+    let (session, notices) = watched(&session(quick(), &registry.image("a/b")));
+    fetch_blob(&session, &blob, &Extents::new(), Memory::new()).await.unwrap();
+    assert_eq!(*notices.lock().unwrap(), [Notice::Host(registry.address()), Notice::Bytes(1000)]);
+}
+
+#[tokio::test]
+async fn a_full_disk_is_the_sink_s_error_and_ends_the_download() {
+    let registry = FaultRegistry::start();
+    let (_, blob) = put_blob(&registry, SIZE);
+    let session = session(quick(), &registry.image("a/b"));
+    let error = fetch_blob(&session, &blob, &Extents::new(), Memory::full_after(150_000)).await.unwrap_err();
+    let BlobError::Sink { cause, digest } = error else { panic!("the sink's side") };
+    assert_eq!(cause.kind(), std::io::ErrorKind::StorageFull);
+    assert_eq!(digest, blob.digest.as_str());
+}
+
+#[tokio::test]
+async fn connections_to_a_registry_are_bounded_over_all_pulls() {
+    let registry = FaultRegistry::start();
+    let blobs: Vec<_> = (1..=6).map(|number| put_blob(&registry, SIZE / 2 + number)).collect();
+    registry.fault(On::path("/blobs/"), Fault::Trickle(20_000, Duration::from_millis(5)));
+    let config = larder_registry::RegistryConfig { connections: 5, ..quick() };
+    let client = larder_registry::Client::new(config);
+    let session = client.session(&reference(&registry.image("a/b")), None).unwrap();
+    let none = Extents::new();
+    let fetches = blobs.iter().map(|(content, blob)| {
+        let (session, none) = (session.clone(), &none);
+        async move {
+            let sink = Memory::new();
+            fetch_blob(&session, blob, none, sink.clone()).await.unwrap();
+            assert!(sink.content() == *content);
+        }
+    });
+    futures_util::future::join_all(fetches).await;
+    assert_eq!(registry.most_connections(), 5);
+}
+
+#[tokio::test]
+async fn an_opened_blob_says_where_it_starts_and_gives_exactly_the_range() {
+    let registry = FaultRegistry::start();
+    let (content, blob) = put_blob(&registry, 50_000);
+    let session = session(quick(), &registry.image("a/b"));
+    let mut body = session.open_blob(&blob, 10_000, Some(30_000)).await.unwrap();
+    assert_eq!((body.start(), body.end(), body.is_ranged()), (10_000, 30_000, true));
+    let mut got = Vec::new();
+    while let Some(chunk) = body.chunk().await.unwrap() {
+        got.extend_from_slice(&chunk);
+    }
+    assert!(got == content[10_000..30_000]);
+
+    registry.fault(On::path("/blobs/"), Fault::IgnoreRange);
+    let body = session.open_blob(&blob, 10_000, Some(30_000)).await.unwrap();
+    assert_eq!((body.start(), body.end(), body.is_ranged()), (0, 50_000, false));
+}

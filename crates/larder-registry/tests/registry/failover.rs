@@ -1,0 +1,261 @@
+//! Mirrors: asked first, left for the next host at the byte that was reached.
+
+use larder_registry::{Client, Extents, FetchErrorKind, RegistryConfig, Session, fetch_blob};
+use larder_testkit::fault_registry::{Auth, Fault, FaultRegistry, On};
+use larder_testkit::peers::process::wait_until;
+
+use crate::support::*;
+
+/// A session for `reg.example/shop/web:1`, which `mirror` mirrors and which is at `origin`.
+fn mirrored(mirror: &FaultRegistry, origin: &FaultRegistry) -> (tempfile::TempDir, Session) {
+    let toml = format!("server = \"{}\"\n[host.\"{}\"]\n", origin.url(), mirror.url());
+    let (root, config) = with_hosts("reg.example", &toml);
+    let session = session(config, "reg.example/shop/web:1");
+    assert_eq!(session.hosts(), [mirror.address(), origin.address()]);
+    (root, session)
+}
+
+#[tokio::test]
+async fn a_mirror_is_asked_first_and_told_for_whom() {
+    let (mirror, origin) = (FaultRegistry::start(), FaultRegistry::start());
+    let image = mirror.put_image("shop/web", "1", LAYER, &[content(10)], &[]);
+    let (_root, session) = mirrored(&mirror, &origin);
+    let resolved = session.resolve().await.unwrap();
+    assert_eq!(
+        (resolved.descriptor.digest.as_str(), resolved.host),
+        (image.manifest.as_str(), mirror.address())
+    );
+    assert_eq!(mirror.requests()[0].path, "/v2/shop/web/manifests/1?ns=reg.example");
+    assert_eq!(origin.requests(), []);
+}
+
+#[tokio::test]
+async fn whatever_a_mirror_answers_the_next_host_is_asked() {
+    for fault in [
+        Fault::status(404),
+        Fault::status(401),
+        Fault::status(403),
+        Fault::status(500),
+        Fault::status(429),
+        Fault::Hangup,
+        Fault::Corrupt,
+        Fault::Status(200, Vec::new(), "<html>please log in</html>".into()),
+        Fault::Overlong(8 << 20),
+    ] {
+        let (mirror, origin) = (FaultRegistry::start(), FaultRegistry::start());
+        for registry in [&mirror, &origin] {
+            registry.put_image("shop/web", "1", LAYER, &[content(10)], &[]);
+        }
+        mirror.fault(On::path("/"), fault.clone());
+        let (_root, session) = mirrored(&mirror, &origin);
+        let resolved = session.resolve().await.unwrap_or_else(|error| panic!("{fault:?}: {error}"));
+        assert_eq!(resolved.host, origin.address(), "{fault:?}");
+        assert!(mirror.requests().len() <= 2, "{fault:?}");
+    }
+}
+
+#[tokio::test]
+async fn when_all_fail_the_error_names_each() {
+    let (mirror, origin) = (FaultRegistry::start(), FaultRegistry::start());
+    mirror.fault(On::path("/"), Fault::status(403));
+    let (_root, session) = mirrored(&mirror, &origin);
+    let error = session.resolve().await.unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        format!(
+            "reg.example/shop/web: manifest 1 at {}: not found: 404 Not Found (MANIFEST_UNKNOWN: manifest unknown); \
+             before that, {}: pull access denied, repository does not exist or may require authorization: 403 Forbidden",
+            origin.address(),
+            mirror.address()
+        )
+    );
+}
+
+#[tokio::test]
+async fn a_mirror_that_fails_half_way_is_left_at_the_byte_that_was_reached() {
+    for fault in [Fault::ResetAfter(30_000), Fault::StallAfter(30_000)] {
+        let (mirror, origin) = (FaultRegistry::start(), FaultRegistry::start());
+        let (content, blob) = put_blob(&mirror, 90_000);
+        put_blob(&origin, 90_000);
+        // It serves once, half of it, and is then broken for good.
+        mirror.fault(On::path("/blobs/").once(), fault.clone());
+        mirror.fault(On::path("/blobs/"), Fault::status(500));
+        let (_root, session) = mirrored(&mirror, &origin);
+        let sink = Memory::new();
+        let fetched = fetch_blob(&session, &blob, &Extents::new(), sink.clone()).await.unwrap();
+        assert!(sink.content() == content);
+        assert_eq!(fetched.hosts, [mirror.address(), origin.address()]);
+        assert_eq!(origin.bytes_sent(blob.digest.as_str()), 60_000, "{fault:?}");
+        assert_eq!(origin.requests()[0].range.as_deref(), Some("bytes=30000-89999"));
+    }
+}
+
+#[tokio::test]
+async fn ranges_after_a_failed_one_do_not_try_the_mirror_again() {
+    let (mirror, origin) = (FaultRegistry::start(), FaultRegistry::start());
+    let (content, blob) = put_blob(&mirror, 1_000_000);
+    put_blob(&origin, 1_000_000);
+    mirror.fault(On::path("/blobs/").nth(2..=usize::MAX), Fault::status(404));
+    let (_root, session) = mirrored(&mirror, &origin);
+    let sink = Memory::new();
+    fetch_blob(&session, &blob, &Extents::new(), sink.clone()).await.unwrap();
+    assert!(sink.content() == content);
+    // Those that were under way when the first one failed, at most; there are ten ranges.
+    assert!(mirror.requests().len() <= 6, "{}", mirror.requests().len());
+    let sent = mirror.bytes_sent(blob.digest.as_str()) + origin.bytes_sent(blob.digest.as_str());
+    assert_eq!(sent, 1_000_000);
+}
+
+#[tokio::test]
+async fn a_next_host_without_ranges_takes_over_on_one_connection() {
+    let (mirror, origin) = (FaultRegistry::start(), FaultRegistry::start());
+    let (content, blob) = put_blob(&mirror, 1_000_000);
+    put_blob(&origin, 1_000_000);
+    mirror.fault(On::path("/blobs/").nth(3..=usize::MAX), Fault::status(404));
+    origin.fault(On::path("/blobs/"), Fault::IgnoreRange);
+    let (_root, session) = mirrored(&mirror, &origin);
+    let sink = Memory::new();
+    fetch_blob(&session, &blob, &Extents::new(), sink.clone()).await.unwrap();
+    assert!(sink.content() == content);
+    assert!(origin.requests().len() <= 4, "not one whole blob for each range: {}", origin.requests().len());
+}
+
+#[tokio::test]
+async fn a_mirror_that_is_gone_is_not_asked_for_every_blob() {
+    let origin = FaultRegistry::start();
+    let blobs: Vec<_> = (1..=5).map(|size| put_blob(&origin, size * 1000)).collect();
+    let gone = FaultRegistry::start();
+    let toml = format!("server = \"{}\"\n[host.\"{}\"]\n", origin.url(), gone.url());
+    let (_root, config) = with_hosts("reg.example", &toml);
+    drop(gone);
+    let session = session(config, "reg.example/shop/web:1");
+    for (number, (_, blob)) in blobs.iter().enumerate() {
+        let (session, notices) = watched(&session);
+        fetch_blob(&session, blob, &Extents::new(), Memory::new()).await.unwrap();
+        assert_eq!(waits(&notices), [], "blob {number}: the next host is asked at once");
+    }
+    // What was avoided is still asked when nothing else is left.
+    origin.fault(On::path("/"), Fault::status(404));
+    let error = session.resolve().await.unwrap_err();
+    assert!(error.to_string().contains("could not be reached a moment ago"), "{error}");
+}
+
+#[tokio::test]
+async fn the_credential_of_the_registry_is_not_for_its_mirrors() {
+    let (mirror, origin) = (FaultRegistry::start(), FaultRegistry::start());
+    for registry in [&mirror, &origin] {
+        registry.put_image("shop/web", "1", LAYER, &[content(10)], &[]);
+        registry.require(Auth::Basic { user: "u".into(), password: "s3cret".into() });
+    }
+    let toml = format!("server = \"{}\"\n[host.\"{}\"]\n", origin.url(), mirror.url());
+    let (_root, config) = with_hosts("reg.example", &toml);
+    let client = Client::new(config);
+    let session = client.session(&reference("reg.example/shop/web:1"), Some(&login("u", "s3cret"))).unwrap();
+    assert_eq!(session.resolve().await.unwrap().host, origin.address());
+    assert!(mirror.requests().iter().all(|request| request.authorization.is_none()));
+
+    let session = session.also_for(&mirror.address(), &login("u", "s3cret"));
+    assert_eq!(session.resolve().await.unwrap().host, mirror.address(), "unless it is given one");
+}
+
+#[tokio::test]
+async fn hosts_without_a_capability_are_not_asked_for_it() {
+    let (mirror, origin) = (FaultRegistry::start(), FaultRegistry::start());
+    let (content, blob) = put_blob(&mirror, 1000);
+    origin.put_image("shop/web", "1", LAYER, std::slice::from_ref(&content), &[]);
+    let toml = format!(
+        "server = \"{}\"\ncapabilities = [\"resolve\"]\n[host.\"{}\"]\ncapabilities = [\"pull\"]",
+        origin.url(),
+        mirror.url()
+    );
+    let (_root, config) = with_hosts("reg.example", &toml);
+    let session = session(config, "reg.example/shop/web:1");
+    assert_eq!(session.resolve().await.unwrap().host, origin.address());
+    fetch_blob(&session, &blob, &Extents::new(), Memory::new()).await.unwrap();
+    assert_eq!(mirror.requests().len(), 1);
+    assert_eq!(origin.requests().len(), 1);
+
+    let (_root, config) = with_hosts("reg.example", "capabilities = [\"push\"]");
+    let error = crate::support::session(config, "reg.example/shop/web:1").resolve().await.unwrap_err();
+    assert!(matches!(*error.kind, FetchErrorKind::NoHost), "{error}");
+}
+
+#[tokio::test]
+async fn a_host_that_lied_can_be_left_out() {
+    let (mirror, origin) = (FaultRegistry::start(), FaultRegistry::start());
+    let (content, blob) = put_blob(&mirror, 1000);
+    put_blob(&origin, 1000);
+    mirror.fault(On::path("/blobs/"), Fault::Corrupt);
+    let (_root, session) = mirrored(&mirror, &origin);
+    let sink = Memory::new();
+    let fetched = fetch_blob(&session, &blob, &Extents::new(), sink.clone()).await.unwrap();
+    assert!(sink.content() != content, "blobs are verified by whoever reads them");
+    let session = session.without_hosts(&fetched.hosts);
+    let sink = Memory::new();
+    fetch_blob(&session, &blob, &Extents::new(), sink.clone()).await.unwrap();
+    assert!(sink.content() == content);
+}
+
+#[tokio::test]
+async fn mistakes_in_hosts_toml_fail_the_pull_with_file_and_key() {
+    let (_root, config) = with_hosts("reg.example", "[host.\"https://m.example\"]\nskip_verify = 1");
+    let error = Client::new(config).session(&reference("reg.example/shop/web:1"), None).unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("hosts.toml: line 2: host.\"https://m.example\".skip_verify: expected true or false, found integer"), "{text}");
+}
+
+/// A proxy that answers everything itself, and knows what it was asked.
+#[tokio::test]
+async fn registries_are_reached_through_the_proxy_and_loopback_is_not() {
+    let proxy = FaultRegistry::start();
+    let registry = FaultRegistry::start();
+    registry.put_image("shop/web", "1", LAYER, &[content(10)], &[]);
+    let config = RegistryConfig {
+        proxy: larder_registry::Proxy::Fixed { url: proxy.url(), except: "direct.invalid".into() },
+        plain_http: vec!["reg.invalid".into(), "direct.invalid".into()],
+        tries: 1,
+        ..quick()
+    };
+    session(config.clone(), &registry.image("shop/web:1")).resolve().await.unwrap();
+    assert_eq!(proxy.requests(), []);
+    let error = session(config.clone(), "reg.invalid/shop/web:1").resolve().await.unwrap_err();
+    assert_eq!(kind(&error), "not found", "the proxy answered: {error}");
+    assert_eq!(proxy.requests()[0].host, "reg.invalid");
+    let error = session(config, "direct.invalid/shop/web:1").resolve().await.unwrap_err();
+    assert_eq!(kind(&error), "unreachable", "{error}");
+    assert_eq!(proxy.requests().len(), 1);
+}
+
+/// Proxy variables are read from the environment, which a test may not change: so it starts itself with them.
+#[test]
+fn proxy_variables_of_the_environment_are_obeyed() {
+    let proxy = FaultRegistry::start();
+    let output = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["failover::asks_reg_invalid", "--exact", "--ignored"])
+        .envs([
+            ("HTTP_PROXY", proxy.url()),
+            ("http_proxy", proxy.url()),
+            ("NO_PROXY", "direct.invalid".to_owned()),
+        ])
+        .env_remove("no_proxy")
+        .env_remove("REQUEST_METHOD")
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stdout));
+    wait_until("the proxy was asked", || !proxy.requests().is_empty());
+    let hosts: Vec<_> = proxy.requests().into_iter().map(|request| request.host).collect();
+    assert_eq!(hosts, ["reg.invalid"]);
+}
+
+#[tokio::test]
+#[ignore = "run by proxy_variables_of_the_environment_are_obeyed, in an environment of its own"]
+async fn asks_reg_invalid() {
+    let config = RegistryConfig {
+        plain_http: vec!["reg.invalid".into(), "direct.invalid".into()],
+        proxy: larder_registry::Proxy::FromEnvironment,
+        tries: 1,
+        ..quick()
+    };
+    session(config.clone(), "reg.invalid/shop/web:1").resolve().await.unwrap_err();
+    session(config, "direct.invalid/shop/web:1").resolve().await.unwrap_err();
+}

@@ -1,0 +1,188 @@
+//! From names to manifests and configs.
+
+use larder_registry::FetchErrorKind;
+use larder_registry::manifest::{Document, ManifestError, Platform, PlatformMatcher};
+use larder_testkit::fault_registry::{Fault, FaultRegistry, On, digest};
+use serde_json::json;
+
+use crate::support::*;
+
+const OCI_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+const OCI_INDEX: &str = "application/vnd.oci.image.index.v1+json";
+
+fn platform(text: &str) -> PlatformMatcher {
+    PlatformMatcher::for_platform(&text.parse::<Platform>().unwrap())
+}
+
+#[tokio::test]
+async fn a_tag_and_a_digest_lead_to_the_same_manifest() {
+    let registry = FaultRegistry::start();
+    let image = registry.put_image("shop/web", "1", LAYER, &[content(100)], &[]);
+    for name in [
+        "shop/web:1".to_owned(),
+        format!("shop/web@{}", image.manifest),
+        format!("shop/web:gone@{}", image.manifest),
+    ] {
+        let resolved = session(quick(), &registry.image(&name)).resolve().await.unwrap();
+        assert_eq!(resolved.descriptor.digest.as_str(), image.manifest);
+        assert_eq!(resolved.descriptor.media_type, OCI_MANIFEST);
+        assert_eq!(digest(&resolved.raw), image.manifest);
+        assert_eq!(resolved.host, registry.address());
+    }
+}
+
+#[tokio::test]
+async fn the_documents_of_an_image_fit_together() {
+    let registry = FaultRegistry::start();
+    let image = registry.put_image("shop/web", "1", LAYER, &[content(100), content(50)], &[]);
+    let documents =
+        session(quick(), &registry.image("shop/web:1")).documents(&PlatformMatcher::host()).await.unwrap();
+    assert_eq!(digest(&documents.config_raw), image.config);
+    assert_eq!(documents.layers.layers.len(), 2);
+    assert_eq!(documents.config.diff_ids[1].as_str(), image.layers[1]);
+}
+
+#[tokio::test]
+async fn nested_indexes_are_searched_for_the_platform_and_a_loop_of_them_ends() {
+    let registry = FaultRegistry::start();
+    let image = registry.put_image("shop/web", "amd", LAYER, &[content(10)], &[]);
+    let size = registry_size(&registry, "shop/web:amd").await;
+    let entry = |media_type: &str, digest: &str, size: usize, platform: serde_json::Value| json!({"mediaType": media_type, "digest": digest, "size": size, "platform": platform});
+    let wanted = json!({"os": "linux", "architecture": "s390x"});
+    let inner = json!({"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": [entry(OCI_MANIFEST, &image.manifest, size, wanted)]}).to_string();
+    let inner_digest = registry.put_manifest("shop/web", "inner", OCI_INDEX, inner.clone());
+    let outer = json!({"schemaVersion": 2, "mediaType": OCI_INDEX, "manifests": [entry(OCI_INDEX, &inner_digest, inner.len(), json!(null))]});
+    registry.put_manifest("shop/web", "outer", OCI_INDEX, outer.to_string());
+
+    let session = session(quick(), &registry.image("shop/web:outer"));
+    let documents = session.documents(&platform("linux/s390x")).await.unwrap();
+    assert_eq!(documents.manifest.descriptor.digest.as_str(), image.manifest);
+    assert!(matches!(documents.target.document, Document::Index(_)));
+
+    let error = session.documents(&platform("linux/riscv64")).await.unwrap_err();
+    assert!(matches!(*error.kind, FetchErrorKind::Manifest(ManifestError::NoPlatform { .. })));
+    assert!(error.to_string().contains("wanted linux/riscv64, offered linux/s390x"), "{error}");
+
+    // Deeper than anybody nests: each index names the one before it.
+    let (mut below, mut below_size) = (inner_digest, inner.len());
+    for depth in 0..6 {
+        let index =
+            json!({"schemaVersion": 2, "manifests": [entry(OCI_INDEX, &below, below_size, json!(null))]})
+                .to_string();
+        below = registry.put_manifest("shop/web", &format!("deep{depth}"), OCI_INDEX, index.clone());
+        below_size = index.len();
+    }
+    let session = crate::support::session(quick(), &registry.image("shop/web:deep5"));
+    let error = session.documents(&platform("linux/s390x")).await.unwrap_err();
+    assert!(matches!(*error.kind, FetchErrorKind::Manifest(ManifestError::TooDeep)), "{error}");
+}
+
+async fn registry_size(registry: &FaultRegistry, name: &str) -> usize {
+    session(quick(), &registry.image(name)).resolve().await.unwrap().raw.len()
+}
+
+#[tokio::test]
+async fn an_entry_without_platform_is_taken_for_what_its_config_says() {
+    let registry = FaultRegistry::start();
+    let image = registry.put_image("shop/web", "1", LAYER, &[content(10)], &[]);
+    let size = registry_size(&registry, "shop/web:1").await;
+    let index = json!({"schemaVersion": 2, "manifests": [{"mediaType": OCI_MANIFEST, "digest": image.manifest, "size": size}]});
+    registry.put_manifest("shop/web", "index", OCI_INDEX, index.to_string());
+    let session = session(quick(), &registry.image("shop/web:index"));
+    assert!(session.documents(&PlatformMatcher::host()).await.is_ok());
+    let error = session.documents(&platform("linux/mips")).await.unwrap_err();
+    assert!(error.to_string().contains("no match for platform in manifest: wanted linux/mips"), "{error}");
+    assert!(error.hint().is_some());
+}
+
+#[tokio::test]
+async fn manifests_that_cannot_be_used_are_refused_by_name() {
+    let registry = FaultRegistry::start();
+    let put = |tag: &str, media_type: &str, content: String| {
+        registry.put_manifest("shop/web", tag, media_type, content);
+    };
+    put(
+        "one",
+        "application/vnd.docker.distribution.manifest.v1+prettyjws",
+        r#"{"schemaVersion":1,"fsLayers":[]}"#.into(),
+    );
+    put("html", "text/html", "<html>log in</html>".into());
+    put("odd", "application/vnd.example+json", "{}".into());
+    put("huge", OCI_MANIFEST, format!("{{\"x\":\"{}\"}}", "x".repeat(5 << 20)));
+    for (tag, text) in [
+        ("one", "schema 1"),
+        ("html", "cannot be understood"),
+        ("odd", "neither a manifest nor an index"),
+        ("huge", "too large: more than the 4194304 bytes"),
+    ] {
+        let name = registry.image(&format!("shop/web:{tag}"));
+        let error = session(quick(), &name).resolve().await.unwrap_err();
+        assert!(error.to_string().contains(text), "{error}");
+        assert!(
+            error.to_string().contains(&format!("shop/web: manifest {tag} at {}", registry.address())),
+            "{error}"
+        );
+    }
+    assert_eq!(registry.requests().len(), 4, "none of these is worth a second try");
+    let huge = registry.requests_for("/huge")[0].sent;
+    assert!(huge < 4 << 20, "{huge} bytes were read of a manifest whose length was known");
+}
+
+#[tokio::test]
+async fn a_manifest_that_is_endless_is_cut_off() {
+    let registry = FaultRegistry::start();
+    registry.put_manifest("shop/web", "1", OCI_MANIFEST, "{}");
+    registry.fault(On::path("/manifests/"), Fault::Overlong(20 << 20));
+    let error = session(quick(), &registry.image("shop/web:1")).resolve().await.unwrap_err();
+    assert_eq!(kind(&error), "too large");
+    assert!(registry.requests()[0].sent < 8 << 20, "{}", registry.requests()[0].sent);
+}
+
+#[tokio::test]
+async fn bytes_that_do_not_fit_their_digest_are_refused() {
+    let registry = FaultRegistry::start();
+    let image = registry.put_image("shop/web", "1", LAYER, &[content(10)], &[]);
+    registry.fault(On::path("/manifests/"), Fault::Corrupt);
+    for name in ["shop/web:1".to_owned(), format!("shop/web@{}", image.manifest)] {
+        let error = session(quick(), &registry.image(&name)).resolve().await.unwrap_err();
+        assert_eq!(kind(&error), "digest mismatch", "{error}");
+    }
+    registry.heal();
+    registry.fault(On::path("/blobs/"), Fault::Corrupt);
+    let error = session(quick(), &registry.image("shop/web:1"))
+        .documents(&PlatformMatcher::host())
+        .await
+        .unwrap_err();
+    assert_eq!(kind(&error), "digest mismatch", "{error}");
+    assert!(error.to_string().contains("config sha256:"), "{error}");
+}
+
+#[tokio::test]
+async fn a_config_with_another_number_of_layers_is_refused() {
+    let registry = FaultRegistry::start();
+    let one = digest(b"one");
+    registry.put_image("shop/web", "1", LAYER, &[content(10), content(20)], &[one]);
+    let error = session(quick(), &registry.image("shop/web:1"))
+        .documents(&PlatformMatcher::host())
+        .await
+        .unwrap_err();
+    assert!(error.to_string().contains("the manifest has 2 layers and the config 1 diff ids"), "{error}");
+}
+
+#[tokio::test]
+async fn what_is_not_there_is_said_in_the_registry_s_words() {
+    let registry = FaultRegistry::start();
+    let error = session(quick(), &registry.image("shop/none:1")).resolve().await.unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        format!(
+            "{0}/shop/none: manifest 1 at {0}: not found: 404 Not Found (MANIFEST_UNKNOWN: manifest unknown)",
+            registry.address()
+        )
+    );
+    assert_eq!(registry.requests().len(), 1);
+    registry.fault(On::path("/"), Fault::Status(418, Vec::new(), String::new()));
+    let error = session(quick(), &registry.image("shop/none:1")).resolve().await.unwrap_err();
+    assert_eq!(kind(&error), "refused");
+    assert_eq!(registry.requests().len(), 2, "4xx is not tried again");
+}

@@ -1,0 +1,101 @@
+//! A real docker-registry: plain, with a password, with TLS of a private authority.
+
+use larder_registry::manifest::PlatformMatcher;
+use larder_registry::{Client, Extents, RegistryConfig, fetch_blob};
+use larder_testkit::fault_registry::digest;
+use larder_testkit::peers::registry::{PASSWORD, USER};
+use larder_testkit::peers::{
+    Auth, Availability, Image, Layer, Package, Registry, RegistryOptions, Tls, require,
+};
+
+use crate::support::*;
+
+/// Fetches an image and checks every byte of it.
+async fn pull(config: RegistryConfig, name: &str, credential: bool) -> Result<Vec<String>, String> {
+    let credential = credential.then(|| login(USER, PASSWORD));
+    let session = Client::new(config)
+        .session(&reference(name), credential.as_ref())
+        .map_err(|error| error.to_string())?;
+    let documents = session.documents(&PlatformMatcher::host()).await.map_err(|error| error.to_string())?;
+    let mut blobs = vec![digest(&documents.config_raw)];
+    for layer in &documents.layers.layers {
+        let sink = Memory::new();
+        fetch_blob(&session, layer, &Extents::new(), sink.clone())
+            .await
+            .map_err(|error| error.to_string())?;
+        assert_eq!(digest(&sink.content()), layer.digest.as_str());
+        blobs.push(layer.digest.to_string());
+    }
+    Ok(blobs)
+}
+
+fn image() -> Image {
+    Image::small(3, 900_000).layer(Layer::new().file("etc/motd", "hello\n"))
+}
+
+/// In its own runtime: the servers of `peers` block.
+fn run<T>(future: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .unwrap()
+        .block_on(future)
+}
+
+#[test]
+fn an_image_comes_from_a_plain_registry_in_ranges() {
+    if let Availability::Skip(_) = require(&[Package::DockerRegistry, Package::Skopeo]) {
+        return;
+    }
+    let registry = Registry::start(RegistryOptions::default()).unwrap();
+    let pushed = image().push(&registry, "shop/web:1").unwrap();
+    registry.forget_requests();
+    for name in ["shop/web:1".to_owned(), format!("shop/web@{}", pushed.manifest_digest)] {
+        let blobs = run(pull(quick(), &registry.image(&name), false)).unwrap();
+        assert_eq!(blobs, pushed.blobs);
+    }
+    let partial = registry.requests().iter().filter(|request| request.status == 206).count();
+    assert!(partial >= 18, "{partial} ranges");
+    let error = run(pull(quick(), &registry.image("shop/web:2"), false)).unwrap_err();
+    assert!(error.contains("not found: 404 Not Found (MANIFEST_UNKNOWN: manifest unknown)"), "{error}");
+}
+
+#[test]
+fn a_password_opens_a_registry_that_wants_one() {
+    if let Availability::Skip(_) = require(&[Package::DockerRegistry, Package::Skopeo]) {
+        return;
+    }
+    let registry =
+        Registry::start(RegistryOptions { auth: Auth::Basic, ..RegistryOptions::default() }).unwrap();
+    let pushed = image().push(&registry, "shop/web:1").unwrap();
+    let name = registry.image("shop/web:1");
+    assert_eq!(run(pull(quick(), &name, true)).unwrap(), pushed.blobs);
+    let error = run(pull(quick(), &name, false)).unwrap_err();
+    assert!(error.contains("pull access denied"), "{error}");
+}
+
+#[test]
+fn a_private_authority_is_trusted_by_each_of_the_ways_to_say_so() {
+    if let Availability::Skip(_) = require(&[Package::DockerRegistry, Package::Skopeo, Package::Openssl]) {
+        return;
+    }
+    let options = RegistryOptions { auth: Auth::Basic, tls: Tls::PrivateCa, ..RegistryOptions::default() };
+    let registry = Registry::start(options).unwrap();
+    let pushed = image().push(&registry, "shop/web:1").unwrap();
+    let name = registry.image("shop/web:1");
+    let ca = registry.ca().unwrap();
+    let server = format!("server = \"https://{}\"\n", registry.address());
+    for more in [format!("ca = {ca:?}"), format!("ca = [{ca:?}]"), "skip_verify = true".to_owned()] {
+        let (_root, config) = with_hosts(&registry.address(), &format!("{server}{more}"));
+        assert_eq!(run(pull(config, &name, true)).unwrap(), pushed.blobs, "{more}");
+    }
+    // Docker's way: the certificate alone, in the registry's folder.
+    let (root, config) = with_hosts(&registry.address(), &server);
+    let folder = root.path().join(registry.address());
+    let error = run(pull(config.clone(), &name, true)).unwrap_err();
+    assert!(error.contains("TLS: ") && error.contains("UnknownIssuer"), "{error}");
+    fs_err::remove_file(folder.join("hosts.toml")).unwrap();
+    fs_err::copy(ca, folder.join("ca.crt")).unwrap();
+    assert_eq!(run(pull(config, &name, true)).unwrap(), pushed.blobs);
+}

@@ -1,0 +1,170 @@
+//! Patience: with registries that ask for it, and with those that fail.
+
+use std::time::{Duration, SystemTime};
+
+use larder_registry::{Client, Extents, FetchErrorKind, RegistryConfig, Waiting, fetch_blob};
+use larder_testkit::fault_registry::{Fault, FaultRegistry, On};
+use tokio::time::Instant;
+
+use crate::support::*;
+
+fn with_image() -> FaultRegistry {
+    let registry = FaultRegistry::start();
+    registry.put_image("shop/web", "1", LAYER, &[content(10)], &[]);
+    registry
+}
+
+#[tokio::test]
+async fn retry_after_in_seconds_or_as_a_date_is_obeyed() {
+    for as_date in [false, true] {
+        for status in [429, 503] {
+            let date = httpdate::fmt_http_date(SystemTime::now() + Duration::from_secs(2));
+            let after = if as_date { date } else { "1".to_owned() };
+            let registry = with_image();
+            registry.fault(On::path("/manifests/").once(), Fault::RetryAfter(status, after.clone()));
+            let (session, notices) = watched(&session(quick(), &registry.image("shop/web:1")));
+            let start = Instant::now();
+            session.resolve().await.unwrap();
+            // A date is a whole second, so up to one of the two is lost.
+            assert!(start.elapsed() >= Duration::from_millis(900), "{:?}", start.elapsed());
+            let waits = waits(&notices);
+            assert!(
+                waits
+                    .iter()
+                    .any(|wait| matches!(wait, Waiting::Asked { host, .. } if *host == registry.address())),
+                "{waits:?}"
+            );
+            assert_eq!(registry.requests().len(), 2);
+        }
+    }
+}
+
+#[tokio::test]
+async fn one_pull_s_429_keeps_all_pulls_from_that_registry_waiting() {
+    let registry = with_image();
+    let other = with_image();
+    registry.fault(On::path("/manifests/").once(), Fault::RetryAfter(429, "1".into()));
+    let client = Client::new(quick());
+    let session =
+        |registry: &FaultRegistry| client.session(&reference(&registry.image("shop/web:1")), None).unwrap();
+    let (first, second, elsewhere) = (session(&registry), session(&registry), session(&other));
+    let start = Instant::now();
+    let second = async {
+        while registry.requests().is_empty() {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await; // the refusal is on its way
+        elsewhere.resolve().await.unwrap();
+        assert!(start.elapsed() < Duration::from_millis(900), "other registries are not concerned");
+        second.resolve().await.unwrap();
+        start.elapsed()
+    };
+    let (first, second) = tokio::join!(first.resolve(), second);
+    first.unwrap();
+    assert!(second >= Duration::from_secs(1), "{second:?}");
+    assert_eq!(registry.requests().len(), 3);
+}
+
+#[tokio::test]
+async fn a_wish_to_wait_for_too_long_fails_with_the_reason_and_asks_no_more() {
+    let registry = with_image();
+    let body = r#"{"errors":[{"code":"TOOMANYREQUESTS","message":"You have reached your pull rate limit"}]}"#;
+    registry
+        .fault(On::path("/"), Fault::Status(429, vec![("Retry-After".into(), "3600".into())], body.into()));
+    let client = Client::new(quick());
+    let session = client.session(&reference(&registry.image("shop/web:1")), None).unwrap();
+    let error = session.resolve().await.unwrap_err();
+    assert!(
+        matches!(*error.kind, FetchErrorKind::RateLimited { after: Some(after), .. } if after.as_secs() == 3600)
+    );
+    let text = error.to_string();
+    assert!(text.contains("429 Too Many Requests (TOOMANYREQUESTS: You have reached your pull rate limit); it asks to wait 1h0m"), "{text}");
+    let error = session.resolve().await.unwrap_err();
+    assert_eq!(kind(&error), "rate limited");
+    assert_eq!(registry.requests().len(), 1, "everybody obeys, also the next pull");
+}
+
+#[tokio::test]
+async fn a_used_up_quota_is_waited_for_before_the_next_request() {
+    let registry = with_image();
+    let session = session(quick(), &registry.image("shop/web:1"));
+    let resolved = session.resolve().await.unwrap();
+    let raw = String::from_utf8(resolved.raw.to_vec()).unwrap();
+    let quota = vec![("RateLimit-Remaining".into(), "0".into()), ("RateLimit-Reset".into(), "1".into())];
+    registry.fault(On::path("/manifests/").once(), Fault::Status(200, quota, raw));
+    session.resolve().await.unwrap();
+    let start = Instant::now();
+    session.resolve().await.unwrap();
+    assert!(start.elapsed() > Duration::from_millis(900), "{:?}", start.elapsed());
+}
+
+#[tokio::test]
+async fn failures_of_the_server_are_tried_again_a_bounded_number_of_times() {
+    for (fault, name) in [
+        (Fault::status(500), "failing"),
+        (Fault::status(502), "failing"),
+        (Fault::Hangup, "unreachable"),
+        (Fault::SlowHeaders(Duration::from_secs(30)), "no answer"),
+        (Fault::StallAfter(10), "stalled"),
+        (Fault::CloseAfter(10), "unreachable"),
+        (Fault::status(429), "rate limited"),
+    ] {
+        let registry = with_image();
+        let config = RegistryConfig {
+            header_timeout: Duration::from_millis(150),
+            stall_window: Duration::from_millis(100),
+            ..quick()
+        };
+        registry.fault(On::path("/manifests/").nth(1..=2), fault.clone());
+        session(config.clone(), &registry.image("shop/web:1"))
+            .resolve()
+            .await
+            .unwrap_or_else(|error| panic!("{fault:?}: {error}"));
+        assert_eq!(registry.requests().len(), 3, "{fault:?}");
+
+        registry.forget_requests();
+        registry.fault(On::path("/manifests/"), fault.clone());
+        let (session, notices) = watched(&session(config, &registry.image("shop/web:1")));
+        let error = session.resolve().await.unwrap_err();
+        assert_eq!(kind(&error), name, "{fault:?}: {error}");
+        assert_eq!(registry.requests().len(), 5, "{fault:?}");
+        assert!(error.hint().is_some(), "{error}");
+        assert!(matches!(waits(&notices)[..], [Waiting::Retry { .. }, ..]), "{fault:?}");
+    }
+}
+
+#[tokio::test]
+async fn nobody_listening_and_no_such_host_are_told_apart_and_named() {
+    let address = FaultRegistry::start().address(); // gone at the end of the statement
+    let error = session(quick(), &format!("{address}/shop/web:1")).resolve().await.unwrap_err();
+    assert_eq!(kind(&error), "unreachable");
+    assert!(error.to_string().contains("refused"), "{error}");
+    let config = RegistryConfig { tries: 1, ..quick() };
+    let error = session(config, "no-such-host.invalid/shop/web:1").resolve().await.unwrap_err();
+    assert_eq!(kind(&error), "unreachable");
+    assert!(
+        error.to_string().contains("no-such-host.invalid/shop/web: manifest 1 at no-such-host.invalid"),
+        "{error}"
+    );
+    assert!(error.to_string().contains("dns error"), "{error}");
+}
+
+#[tokio::test]
+async fn manifests_pass_while_blobs_take_all_connections() {
+    let registry = with_image();
+    let (_, blob) = put_blob(&registry, 90_000);
+    registry.fault(On::path("/blobs/"), Fault::Trickle(4000, Duration::from_millis(25)));
+    let config = RegistryConfig { connections: 1, ..quick() };
+    let session = session(config, &registry.image("shop/web:1"));
+    let none = Extents::new();
+    let blob_done = async {
+        fetch_blob(&session, &blob, &none, Memory::new()).await.unwrap();
+        Instant::now()
+    };
+    let manifest_done = async {
+        session.resolve().await.unwrap();
+        Instant::now()
+    };
+    let (blob_done, manifest_done) = tokio::join!(blob_done, manifest_done);
+    assert!(manifest_done < blob_done);
+}

@@ -1,0 +1,153 @@
+//! What the tests share: quick settings, images, a sink in memory.
+
+use std::io;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use larder::credentials::{Credential, Secret};
+use larder::reference::{Digest, Reference};
+use larder_registry::manifest::Descriptor;
+use larder_registry::{
+    BlobSink, Client, FetchError, FetchErrorKind, Notice, Proxy, RegistryConfig, Session, Waiting,
+};
+use larder_testkit::fault_registry::FaultRegistry;
+use tempfile::TempDir;
+
+/// Settings for registries on loopback: short waits, small ranges.
+pub(crate) fn quick() -> RegistryConfig {
+    RegistryConfig {
+        config_dirs: Vec::new(),
+        range_size: 100_000,
+        stall_window: Duration::from_millis(400),
+        stall_bytes: 2000,
+        header_timeout: Duration::from_secs(2),
+        retry_initial: Duration::from_millis(2),
+        retry_max: Duration::from_millis(20),
+        proxy: Proxy::None,
+        ..RegistryConfig::default()
+    }
+}
+
+/// Settings with a `hosts.toml` for one registry; the folder must live as long as the client is used.
+pub(crate) fn with_hosts(registry: &str, hosts_toml: &str) -> (TempDir, RegistryConfig) {
+    let root = tempfile::tempdir().unwrap();
+    let folder = root.path().join(registry);
+    fs_err::create_dir_all(&folder).unwrap();
+    fs_err::write(folder.join("hosts.toml"), hosts_toml).unwrap();
+    let config = RegistryConfig { config_dirs: vec![root.path().to_owned()], ..quick() };
+    (root, config)
+}
+
+pub(crate) fn reference(image: &str) -> Reference {
+    Reference::parse(image).unwrap()
+}
+
+pub(crate) fn session(config: RegistryConfig, image: &str) -> Session {
+    Client::new(config).session(&reference(image), None).unwrap()
+}
+
+pub(crate) fn login(username: &str, password: &str) -> Credential {
+    Credential { username: username.into(), password: Secret::new(password), ..Credential::default() }
+}
+
+pub(crate) const LAYER: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
+
+/// Bytes that differ from place to place.
+pub(crate) fn content(size: usize) -> Vec<u8> {
+    (0..size).map(|at| ((at * 7 + at / 251 + at / 65_537) % 256).try_into().unwrap()).collect()
+}
+
+/// A blob of `size` bytes in a registry, and its descriptor.
+pub(crate) fn put_blob(registry: &FaultRegistry, size: usize) -> (Vec<u8>, Descriptor) {
+    let content = content(size);
+    let digest = registry.put_blob(content.clone());
+    let descriptor = Descriptor::new(LAYER, Digest::parse(&digest).unwrap(), size as u64);
+    (content, descriptor)
+}
+
+/// A sink that keeps what it gets.
+#[derive(Debug, Default)]
+pub(crate) struct Memory {
+    content: Mutex<Vec<u8>>,
+    fail_after: Option<u64>,
+}
+
+impl Memory {
+    pub(crate) fn new() -> Arc<Memory> {
+        Arc::default()
+    }
+
+    /// With what an earlier fetch left.
+    pub(crate) fn holding(content: &[u8]) -> Arc<Memory> {
+        Arc::new(Memory { content: Mutex::new(content.to_vec()), fail_after: None })
+    }
+
+    /// Full after so many bytes.
+    pub(crate) fn full_after(bytes: u64) -> Arc<Memory> {
+        Arc::new(Memory { fail_after: Some(bytes), ..Memory::default() })
+    }
+
+    pub(crate) fn content(&self) -> Vec<u8> {
+        self.content.lock().unwrap().clone()
+    }
+}
+
+impl BlobSink for Memory {
+    fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        let start = index(offset);
+        let end = start + data.len();
+        if self.fail_after.is_some_and(|bytes| end as u64 > bytes) {
+            return Err(io::ErrorKind::StorageFull.into());
+        }
+        let mut content = self.content.lock().unwrap();
+        if content.len() < end {
+            content.resize(end, 0);
+        }
+        content[start..end].copy_from_slice(data);
+        Ok(())
+    }
+}
+
+/// The session, and what it tells.
+pub(crate) fn watched(session: &Session) -> (Session, Arc<Mutex<Vec<Notice>>>) {
+    let notices = Arc::new(Mutex::new(Vec::new()));
+    let seen = notices.clone();
+    (session.watched(move |notice| seen.lock().unwrap().push(notice)), notices)
+}
+
+/// What was waited for.
+pub(crate) fn waits(notices: &Mutex<Vec<Notice>>) -> Vec<Waiting> {
+    let notices = notices.lock().unwrap();
+    notices
+        .iter()
+        .filter_map(|notice| match notice {
+            Notice::Waiting(waiting) => Some(waiting.clone()),
+            _ => None,
+        })
+        .collect()
+}
+
+/// The kind of an error, by name.
+pub(crate) fn kind(error: &FetchError) -> &'static str {
+    match *error.kind {
+        FetchErrorKind::Denied(_) => "denied",
+        FetchErrorKind::NotFound(_) => "not found",
+        FetchErrorKind::RateLimited { .. } => "rate limited",
+        FetchErrorKind::Refused(_) => "refused",
+        FetchErrorKind::Failing(_) => "failing",
+        FetchErrorKind::Unreachable(_) => "unreachable",
+        FetchErrorKind::Tls(_) => "tls",
+        FetchErrorKind::NoAnswer(_) => "no answer",
+        FetchErrorKind::Stalled { .. } => "stalled",
+        FetchErrorKind::Truncated { .. } => "truncated",
+        FetchErrorKind::DigestMismatch { .. } => "digest mismatch",
+        FetchErrorKind::TooLarge { .. } => "too large",
+        FetchErrorKind::BadReply(_) => "bad reply",
+        FetchErrorKind::Manifest(_) => "manifest",
+        _ => "other",
+    }
+}
+
+pub(crate) fn index(at: u64) -> usize {
+    at.try_into().unwrap()
+}

@@ -1,0 +1,67 @@
+//! How a store is checked, and what compares a layer with its manifest.
+
+use std::error::Error;
+use std::fmt;
+use std::path::Path;
+
+use crate::store::{FILES, FS};
+use crate::unpack::{Depth, verify};
+
+/// How to check a store.
+#[derive(Debug, Clone, Copy)]
+pub struct FsckOptions<'a> {
+    /// Read every byte of every file. When false only names, sizes, modes and the like are compared.
+    pub contents: bool,
+    /// Put right what can be.
+    pub repair: bool,
+    /// Layers that are checked at once; at least 1.
+    pub threads: usize,
+    /// What compares a layer with its manifest.
+    pub check: &'a dyn CheckLayer,
+}
+
+impl Default for FsckOptions<'static> {
+    /// Everything is read, nothing is changed, on all cores up to four.
+    fn default() -> Self {
+        let threads = std::thread::available_parallelism().map_or(1, |cores| cores.get().min(4));
+        FsckOptions { contents: true, repair: false, threads, check: &CheckUnpacked }
+    }
+}
+
+/// Compares a layer's folder with what was noted when it was unpacked.
+pub trait CheckLayer: fmt::Debug + Sync {
+    /// Says to `found` what is wrong: `usr/bin/tool: another content`. An error means that it cannot be told.
+    fn check(
+        &self,
+        layer: &Path,
+        contents: bool,
+        found: &mut dyn FnMut(String),
+    ) -> Result<(), Box<dyn Error + Send + Sync>>;
+}
+
+/// By the manifest that [`unpack`](crate::unpack) writes.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct CheckUnpacked;
+
+impl CheckLayer for CheckUnpacked {
+    fn check(
+        &self,
+        layer: &Path,
+        contents: bool,
+        found: &mut dyn FnMut(String),
+    ) -> Result<(), Box<dyn Error + Send + Sync>> {
+        let (fs, files) = (layer.join(FS), layer.join(FILES));
+        for needed in [&fs, &files] {
+            if !needed.exists() {
+                found(format!("{}: missing", needed.strip_prefix(layer).unwrap_or(needed).display()));
+                return Ok(());
+            }
+        }
+        let depth = if contents { Depth::Content } else { Depth::Metadata };
+        for damage in verify(&fs, &files, depth)? {
+            let damage = damage?;
+            found(format!("{}: {}", damage.path.display(), damage.kind));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,177 @@
+//! What a check of a store finds.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use larder::reference::Digest;
+
+use crate::disk::Amount;
+use crate::store::LayerKey;
+
+/// What a check found.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct FsckReport {
+    /// Images that were checked.
+    pub images: u64,
+    /// Layers that were checked.
+    pub layers: u64,
+    /// What is wrong.
+    pub problems: Vec<Problem>,
+    /// What a pull must bring back, for the images that lack it to be whole: each thing once.
+    pub refetch: Vec<Refetch>,
+    /// What was removed and waits to be deleted. This is no problem.
+    pub trash: Amount,
+}
+
+impl FsckReport {
+    /// Whether nothing is wrong, or nothing is wrong any more but for what must be fetched.
+    pub fn is_sound(&self) -> bool {
+        self.refetch.is_empty() && self.problems.iter().all(|problem| problem.repaired)
+    }
+
+    pub(super) fn add(&mut self, found: Damage, repaired: bool) {
+        self.problems.push(Problem { found, repaired });
+    }
+}
+
+/// One thing that is wrong.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Problem {
+    /// What it is.
+    pub found: Damage,
+    /// Whether it was put right, or noted so that a pull puts it right.
+    pub repaired: bool,
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.found.fmt(f)?;
+        if self.repaired { f.write_str(" (repaired)") } else { Ok(()) }
+    }
+}
+
+/// What can be wrong.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Damage {
+    /// A record of the database cannot be read.
+    #[error("the record of {key} is damaged: {reason}")]
+    Record {
+        /// Its key.
+        key: String,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// The indexes of the database do not agree with its images.
+    #[error("the names and uses in the database do not agree with its images: {detail}")]
+    Index {
+        /// The first difference.
+        detail: String,
+    },
+    /// A manifest or config is gone.
+    #[error("{digest} of image {image} is missing")]
+    BlobMissing {
+        /// Digest of the blob.
+        digest: Digest,
+        /// Id of the image.
+        image: Digest,
+    },
+    /// A manifest or config has other bytes.
+    #[error("{digest} of image {image} is damaged")]
+    BlobDamaged {
+        /// Digest of the blob.
+        digest: Digest,
+        /// Id of the image.
+        image: Digest,
+    },
+    /// A layer is gone.
+    #[error("layer {key} is missing")]
+    LayerMissing {
+        /// The layer.
+        key: LayerKey,
+    },
+    /// A layer is not as it was unpacked.
+    #[error("layer {key} is damaged: {}", shown(first, *count))]
+    LayerDamaged {
+        /// The layer.
+        key: LayerKey,
+        /// The first things that are wrong: `usr/bin/tool: another content`.
+        first: Vec<String>,
+        /// How many are wrong in all.
+        count: u64,
+    },
+    /// A layer is damaged, and cannot be taken away while it is used.
+    #[error("layer {key} is damaged and in use, so it stays: {}", shown(first, *count))]
+    LayerDamagedInUse {
+        /// The layer.
+        key: LayerKey,
+        /// The first things that are wrong.
+        first: Vec<String>,
+        /// How many are wrong in all.
+        count: u64,
+    },
+    /// A layer could not be checked.
+    #[error("layer {key} could not be checked: {reason}")]
+    LayerUnchecked {
+        /// The layer.
+        key: LayerKey,
+        /// Why not.
+        reason: String,
+    },
+    /// Something is there that nothing needs.
+    #[error("nothing needs {}", path.display())]
+    Leftover {
+        /// What it is.
+        path: PathBuf,
+    },
+}
+
+impl Damage {
+    /// What the reader could try next.
+    pub fn hint(&self) -> &'static str {
+        match self {
+            Damage::LayerDamagedInUse { .. } => {
+                "unmount the images that use it, then run larder fsck --repair"
+            }
+            Damage::LayerUnchecked { .. } => "see the reason; as root everything can be read",
+            _ => "larder fsck --repair puts it right",
+        }
+    }
+}
+
+fn shown(first: &[String], count: u64) -> String {
+    let more = count.saturating_sub(first.len() as u64);
+    let list = first.join(", ");
+    if more == 0 { list } else { format!("{list}, and {more} more") }
+}
+
+/// What a pull must bring back.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refetch {
+    /// Id of an image that lacks it.
+    pub image: Digest,
+    /// The names of that image, to pull it by; may be empty.
+    pub names: Vec<String>,
+    /// What it lacks.
+    pub lacks: Lacking,
+}
+
+/// Something that an image lacks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Lacking {
+    /// A manifest or the config.
+    Blob(Digest),
+    /// A layer.
+    Layer {
+        /// Its key.
+        key: LayerKey,
+        /// Digest of the plain archive.
+        diff_id: Digest,
+        /// Digest of the archive to fetch.
+        digest: Digest,
+        /// Its size in bytes.
+        size: u64,
+        /// Its media type.
+        media_type: String,
+    },
+}
