@@ -10,7 +10,7 @@ use std::sync::Arc;
 use larder::reference::Reference;
 use larder_store::manifest::PlatformMatcher;
 use larder_store::registry::{BlobSink, Client, Extents, RegistryConfig, fetch_blob};
-use larder_testkit::peers::{Image, Registry, RegistryOptions};
+use larder_testkit_peers::{Image, Registry, RegistryOptions};
 use tokio::time::Instant;
 
 struct Disk(File);
