@@ -20,6 +20,7 @@
 
 mod archive;
 mod beneath;
+mod compression;
 mod decompress;
 mod error;
 pub mod files;
@@ -43,7 +44,7 @@ use std::thread;
 
 use larder::reference::Digest;
 
-pub use decompress::Compression;
+pub use compression::Compression;
 pub use error::{Refusal, Stage, UnpackError};
 pub use options::{Limits, Options, OverlayForm, Owners, Progress, Threads};
 pub use settle::{Settled, Settling, settle};
