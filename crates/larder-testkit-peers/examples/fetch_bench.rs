@@ -1,4 +1,6 @@
-//! How fast blobs come from a registry on loopback into a file: `cargo run --release --example fetch_bench [MB]`.
+//! How fast blobs come from a registry on loopback into a file.
+//!
+//! `cargo run --profile dist -p larder-testkit-peers --example fetch_bench [MB]`
 //!
 //! Starts a docker-registry of its own, pushes an image with one layer that does not compress, and fetches it several
 //! times with one connection and with four.
