@@ -1,3 +1,3 @@
 #![no_main]
 
-libfuzzer_sys::fuzz_target!(|data: &[u8]| (larder_testkit::fuzz::target("reference").expect("a target").fuzz_one)(data));
+libfuzzer_sys::fuzz_target!(|data: &[u8]| (larder_testkit_peers::fuzz::target("reference").expect("a target").fuzz_one)(data));

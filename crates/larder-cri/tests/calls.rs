@@ -9,7 +9,7 @@ use larder::backend::{
 use larder::credentials::{Credential, Secret};
 use larder::pod::{Pod, SandboxConfig};
 use larder_cri::{CriBackend, CriConfig, MAX_MESSAGE_BYTES, proto};
-use larder_testkit::fake_cri::{FakeCri, Release, Rpc};
+use larder_testkit_peers::fake_cri::{FakeCri, Release, Rpc};
 use tokio::time::Instant;
 use tonic::Code;
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use larder::backend::{Backend as _, BackendError, ImageSpec, Progress, Unreachable};
 use larder_cri::{CriBackend, CriConfig, Endpoint};
-use larder_testkit::fake_cri::{FakeCri, Rpc};
+use larder_testkit_peers::fake_cri::{FakeCri, Rpc};
 use tempfile::TempDir;
 use tokio::time::Instant;
 use tonic::Code;

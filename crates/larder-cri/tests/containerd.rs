@@ -2,8 +2,9 @@
 
 use larder::backend::{Backend as _, BackendError, Unreachable};
 use larder_cri::{CriBackend, CriConfig, Endpoint};
-use larder_testkit::backend_suite::{ContainerdFixture, check};
-use larder_testkit::peers::{Availability, Containerd, Package, Registry, RegistryOptions, require};
+use larder_testkit::backend_suite::check;
+use larder_testkit_peers::fixtures::ContainerdFixture;
+use larder_testkit_peers::{Availability, Containerd, Package, Registry, RegistryOptions, require};
 
 fn client(containerd: &Containerd, config: CriConfig) -> CriBackend {
     CriBackend::new(Endpoint::at(containerd.socket()), config)

@@ -21,8 +21,8 @@ use larder_store::store::import::ImportFrom;
 use larder_store::store::{RemoveOptions, Store, StoreConfig};
 use larder_testkit::archive::{Archive, Entry};
 use larder_testkit::fault_registry::{Fault, FaultRegistry, On};
-use larder_testkit::peers::packages::find_program;
-use larder_testkit::peers::{Image, Layer};
+use larder_testkit_peers::packages::find_program;
+use larder_testkit_peers::{Image, Layer};
 use tempfile::TempDir;
 
 /// A file system in a file, mounted as long as this lives.

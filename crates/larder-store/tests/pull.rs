@@ -16,7 +16,7 @@ use larder_store::pull::{PullConfig, Puller};
 use larder_store::store::{Store, StoreConfig};
 use larder_testkit::archive::{Archive, Entry};
 use larder_testkit::backend_suite::{self, Fixture, Names};
-use larder_testkit::peers::{Gate, Image, Layer, Package, Registry, RegistryOptions, require};
+use larder_testkit_peers::{Gate, Image, Layer, Package, Registry, RegistryOptions, require};
 use tempfile::TempDir;
 
 /// A store in a new folder, and a registry; `None` where no registry can be had.

@@ -12,7 +12,7 @@ use larder_store::pull::{PullConfig, Puller};
 use larder_store::store::{Claim, LayerClaim, Store, StoreConfig};
 use larder_testkit::archive::{Archive, Entry};
 use larder_testkit::fault_registry::FaultRegistry;
-use larder_testkit::peers::process::poll;
+use larder_testkit_peers::process::poll;
 
 const PLAIN: &str = "application/vnd.oci.image.layer.v1.tar";
 

@@ -1,20 +1,14 @@
 //! The contract of [`Backend`], checked.
 //!
 //! [`check`] runs every check on a backend of its own, which a [`Fixture`] makes. It holds for a fake, for a fake
-//! runtime behind a real socket, and for a real containerd ([`ContainerdFixture`]): nothing here knows more of a
-//! backend than the trait says. Each failed check panics and says which promise is broken.
+//! runtime behind a real socket, and for a real containerd (`larder_testkit_peers::fixtures`): nothing here knows more
+//! of a backend than the trait says. Each failed check panics and says which promise is broken.
 
 #![allow(async_fn_in_trait, reason = "fixtures are used on one thread, by tests")]
-
-mod containerd;
-mod docker;
 
 use std::sync::Arc;
 
 use larder::backend::{Backend, BackendError, Image, ImageDetails, ImageSpec, Progress};
-
-pub use containerd::ContainerdFixture;
-pub use docker::DockerFixture;
 
 /// A world with a backend in it, and what of it the checks must move from outside.
 pub trait Fixture {
@@ -235,11 +229,9 @@ mod tests {
     use std::cell::{Ref, RefCell};
 
     use larder::backend::{Container, FilesystemUsage, Filesystems, InUse};
-    use larder_cri::{CriBackend, CriConfig, proto};
 
     use super::*;
     use crate::fake_backend::{FakeBackend, Pull, image};
-    use crate::fake_cri::{FakeCri, Rpc};
 
     fn names() -> Names {
         Names {
@@ -250,23 +242,19 @@ mod tests {
         }
     }
 
-    /// Fakes, the newest last. They live as long as the backends.
-    struct Fakes<T> {
+    /// Makes backends in memory, the newest last.
+    struct Fakes {
         names: Names,
-        made: RefCell<Vec<T>>,
+        made: RefCell<Vec<FakeBackend>>,
     }
 
-    impl<T> Fakes<T> {
-        fn new() -> Self {
-            Fakes { names: names(), made: RefCell::default() }
-        }
-
-        fn last(&self) -> Ref<'_, T> {
+    impl Fakes {
+        fn last(&self) -> Ref<'_, FakeBackend> {
             Ref::map(self.made.borrow(), |made| made.last().expect("a backend was made"))
         }
     }
 
-    impl Fixture for Fakes<FakeBackend> {
+    impl Fixture for Fakes {
         type Backend = FakeBackend;
 
         fn names(&self) -> &Names {
@@ -307,63 +295,8 @@ mod tests {
         }
     }
 
-    impl Fixture for Fakes<FakeCri> {
-        type Backend = CriBackend;
-
-        fn names(&self) -> &Names {
-            &self.names
-        }
-
-        async fn empty(&self) -> CriBackend {
-            let fake = FakeCri::start();
-            let image = |id: &str| proto::Image { id: id.into(), size: 10, ..proto::Image::default() };
-            fake.offer(&self.names.image, image("sha256:app"));
-            fake.offer(&self.names.alias, image("sha256:app"));
-            fake.offer(&self.names.untouched, image("sha256:other"));
-            fake.change(|contents| {
-                contents.filesystems.image_filesystems = vec![proto::FilesystemUsage {
-                    fs_id: Some(proto::FilesystemIdentifier { mountpoint: "/images".into() }),
-                    ..proto::FilesystemUsage::default()
-                }];
-            });
-            let backend = CriBackend::new(fake.endpoint(), CriConfig::default());
-            self.made.borrow_mut().push(fake);
-            backend
-        }
-
-        async fn hold_next_pull(&self) {
-            self.last().hang_next(Rpc::PullImage);
-        }
-
-        #[allow(clippy::await_holding_refcell_ref, reason = "nothing is made while a check waits")]
-        async fn pull_held(&self) {
-            self.last().until(Rpc::PullImage, |calls| calls.running == 1).await;
-        }
-
-        async fn let_pulls_go(&self) {}
-
-        async fn run_container(&self, image_id: &str) -> bool {
-            self.last().change(|contents| {
-                let container = proto::Container {
-                    id: "c".into(),
-                    image_ref: image_id.into(),
-                    ..proto::Container::default()
-                };
-                let image = Some(proto::ImageSpec { image: image_id.into(), ..proto::ImageSpec::default() });
-                contents.mounts.insert("c".into(), vec![proto::Mount { image, ..proto::Mount::default() }]);
-                contents.containers = vec![container];
-            });
-            true
-        }
-    }
-
     #[tokio::test]
     async fn the_backend_in_memory_keeps_the_contract() {
-        check(&Fakes::<FakeBackend>::new()).await;
-    }
-
-    #[tokio::test]
-    async fn the_cri_client_keeps_the_contract() {
-        check(&Fakes::<FakeCri>::new()).await;
+        check(&Fakes { names: names(), made: RefCell::default() }).await;
     }
 }

@@ -1,12 +1,9 @@
-//! Fakes for tests.
+//! Fakes for tests that need nothing but [`larder`], and the contract suite of its backends.
+//!
+//! Real servers, and fakes that speak a backend's protocol, are in `larder-testkit-peers`.
 
 pub mod archive;
 pub mod backend_suite;
 pub mod fake_backend;
-pub mod fake_cri;
 pub mod fault_registry;
-pub mod faulty_disk;
-pub mod fuzz;
-pub mod peers;
 pub mod private_state;
-pub mod wire;

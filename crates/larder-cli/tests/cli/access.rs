@@ -5,7 +5,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use larder_testkit::fake_cri::Rpc;
+use larder_testkit_peers::fake_cri::Rpc;
 use serde_json::json;
 
 use crate::world::{Run, World, unprivileged};

@@ -4,7 +4,7 @@ use std::io::{BufRead as _, BufReader, Read as _};
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::Stdio;
 
-use larder_testkit::fake_cri::Rpc;
+use larder_testkit_peers::fake_cri::Rpc;
 use tonic::Code;
 
 use crate::world::{Run, World};

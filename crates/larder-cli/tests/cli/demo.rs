@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use larder_testkit::peers::process::{PATIENCE, poll};
+use larder_testkit_peers::process::{PATIENCE, poll};
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::world::{Run, larder, unprivileged};

@@ -2,7 +2,7 @@
 
 use std::process::Stdio;
 
-use larder_testkit::fake_cri::Rpc;
+use larder_testkit_peers::fake_cri::Rpc;
 use serde_json::json;
 use tonic::Code;
 

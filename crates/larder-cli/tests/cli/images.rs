@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::process::Stdio;
 
 use larder_cri::proto;
-use larder_testkit::fake_cri::Rpc;
+use larder_testkit_peers::fake_cri::Rpc;
 use serde_json::json;
 use tonic::Code;
 

@@ -4,8 +4,8 @@ use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use larder_cri::proto;
-use larder_testkit::fake_cri::{Calls, Rpc};
-use larder_testkit::peers::process::{PATIENCE, poll, wait_until};
+use larder_testkit_peers::fake_cri::{Calls, Rpc};
+use larder_testkit_peers::process::{PATIENCE, poll, wait_until};
 use rustix::io::ioctl_fionread;
 use rustix::process::{Pid, Signal, kill_process};
 

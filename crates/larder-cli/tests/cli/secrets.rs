@@ -1,7 +1,7 @@
 //! Which credentials reach the runtime, and that passwords reach nothing else.
 
 use larder_cri::proto::AuthConfig;
-use larder_testkit::fake_cri::Rpc;
+use larder_testkit_peers::fake_cri::Rpc;
 use tonic::Code;
 
 use crate::world::World;

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use larder_cri::proto;
-use larder_testkit::fake_cri::FakeCri;
 use larder_testkit::private_state::assert_private;
+use larder_testkit_peers::fake_cri::FakeCri;
 use tempfile::TempDir;
 
 /// A fake runtime and a home without credentials.

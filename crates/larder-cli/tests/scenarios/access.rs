@@ -7,9 +7,9 @@ use futures_util::StreamExt as _;
 use larder_api::v1alpha1 as api;
 use larder_api::v1alpha1::control_client::ControlClient;
 use larder_api::v1alpha1::ensure_update::Update;
-use larder_testkit::peers::process::pause;
-use larder_testkit::peers::registry::{NEW_PASSWORD, PASSWORD, USER};
-use larder_testkit::peers::{Auth, Image, RegistryOptions};
+use larder_testkit_peers::process::pause;
+use larder_testkit_peers::registry::{NEW_PASSWORD, PASSWORD, USER};
+use larder_testkit_peers::{Auth, Image, RegistryOptions};
 use serde_json::json;
 use tonic::codegen::http::Uri;
 

@@ -1,6 +1,6 @@
 //! The commands that look at images and remove them, on the real thing.
 
-use larder_testkit::peers::{Image, RegistryOptions};
+use larder_testkit_peers::{Image, RegistryOptions};
 
 use crate::world::World;
 

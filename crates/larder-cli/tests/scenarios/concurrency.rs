@@ -1,7 +1,7 @@
 //! Several pulls at once, and pulls that are given up in their middle.
 
-use larder_testkit::peers::process::wait_until;
-use larder_testkit::peers::{Gate, Image, RegistryOptions};
+use larder_testkit_peers::process::wait_until;
+use larder_testkit_peers::{Gate, Image, RegistryOptions};
 
 use crate::world::{World, pod};
 

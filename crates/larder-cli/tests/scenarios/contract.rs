@@ -1,7 +1,8 @@
 //! The contract of a backend, on a real containerd.
 
 use larder_cri::CriConfig;
-use larder_testkit::backend_suite::{ContainerdFixture, check};
+use larder_testkit::backend_suite::check;
+use larder_testkit_peers::fixtures::ContainerdFixture;
 
 use crate::world::World;
 

@@ -1,8 +1,8 @@
 //! Registries that ask for a password, or have a certificate of their own authority.
 
-use larder_testkit::peers::registry::{PASSWORD, USER};
-use larder_testkit::peers::tls::certificates;
-use larder_testkit::peers::{Auth, Image, RegistryOptions, Tls};
+use larder_testkit_peers::registry::{PASSWORD, USER};
+use larder_testkit_peers::tls::certificates;
+use larder_testkit_peers::{Auth, Image, RegistryOptions, Tls};
 use serde_json::json;
 
 use crate::world::{Run, World, pod_with_secrets};

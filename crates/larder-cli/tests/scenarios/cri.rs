@@ -9,10 +9,10 @@ use std::time::Duration;
 use larder::backend::{Backend as _, ImageSpec, Progress};
 use larder::credentials::{Credential, Secret};
 use larder_cri::proto;
-use larder_testkit::peers::process::{poll, wait_until};
-use larder_testkit::peers::registry::{PASSWORD, USER};
-use larder_testkit::peers::{self, Auth, RegistryOptions};
-use larder_testkit::wire::with_deadline;
+use larder_testkit_peers::process::{poll, wait_until};
+use larder_testkit_peers::registry::{PASSWORD, USER};
+use larder_testkit_peers::wire::with_deadline;
+use larder_testkit_peers::{self as peers, Auth, RegistryOptions};
 use tonic::Code;
 
 use crate::served::{Daemon, client_of};

@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
-use larder_testkit::peers::process::pause;
-use larder_testkit::peers::registry::{PASSWORD, USER};
-use larder_testkit::peers::{Auth, Image, RegistryOptions};
+use larder_testkit_peers::process::pause;
+use larder_testkit_peers::registry::{PASSWORD, USER};
+use larder_testkit_peers::{Auth, Image, RegistryOptions};
 use serde_json::json;
 use tokio::time::Instant;
 

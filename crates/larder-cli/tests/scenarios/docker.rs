@@ -2,10 +2,10 @@
 
 use std::process::Command;
 
-use larder_testkit::peers::packages::find_program;
-use larder_testkit::peers::process::wait_until;
-use larder_testkit::peers::tls::certificates;
-use larder_testkit::peers::{Dockerd, DockerdOptions, Image, Package, RegistryOptions, require};
+use larder_testkit_peers::packages::find_program;
+use larder_testkit_peers::process::wait_until;
+use larder_testkit_peers::tls::certificates;
+use larder_testkit_peers::{Dockerd, DockerdOptions, Image, Package, RegistryOptions, require};
 use serde_json::Value;
 
 use crate::served::Daemon;

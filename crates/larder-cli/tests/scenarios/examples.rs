@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use larder_testkit::peers::examples::{copied_for, images_named, push_all};
-use larder_testkit::peers::{Auth, Registry, RegistryOptions};
+use larder_testkit_peers::examples::{copied_for, images_named, push_all};
+use larder_testkit_peers::{Auth, Registry, RegistryOptions};
 
 use crate::world::World;
 

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 use larder::credentials::{Secret, encode_auth};
-use larder_testkit::peers::registry::{PASSWORD, USER};
-use larder_testkit::peers::{Auth, Image, RegistryOptions};
+use larder_testkit_peers::registry::{PASSWORD, USER};
+use larder_testkit_peers::{Auth, Image, RegistryOptions};
 use rustix::process::Signal;
 use serde_json::json;
 

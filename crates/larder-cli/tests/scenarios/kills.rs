@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use larder_testkit::archive::{Archive, Entry};
 use larder_testkit::fault_registry::{Fault, FaultRegistry, On};
-use larder_testkit::peers::{Image, Layer};
+use larder_testkit_peers::{Image, Layer};
 use tempfile::TempDir;
 use tokio::time::Instant;
 

@@ -3,8 +3,8 @@
 use std::os::unix::net::UnixListener;
 use std::time::Duration;
 
-use larder_testkit::peers::process::poll;
-use larder_testkit::peers::{Image, RegistryOptions};
+use larder_testkit_peers::process::poll;
+use larder_testkit_peers::{Image, RegistryOptions};
 
 use crate::world::{Running, World, larder_in, pod};
 

@@ -1,6 +1,6 @@
 //! Pull policy and presence, names with digests, and images that do not exist.
 
-use larder_testkit::peers::{Image, RegistryOptions};
+use larder_testkit_peers::{Image, RegistryOptions};
 
 use crate::world::{World, pod};
 

@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use larder::backend::{Backend as _, BackendError, Image, ImageSpec, Progress};
 use larder::credentials::Credential;
 use larder_cri::{CriBackend, CriConfig, Endpoint};
-use larder_testkit::peers::process::{PATIENCE, poll};
-use larder_testkit::wire::Wire;
+use larder_testkit_peers::process::{PATIENCE, poll};
+use larder_testkit_peers::wire::Wire;
 use tokio::runtime::Runtime;
 
 use crate::world::{Run, Running, World};

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use larder_store::store::{Store, StoreConfig};
-use larder_testkit::peers::registry::{PASSWORD, USER};
-use larder_testkit::peers::{Auth, Image, Package, Registry, RegistryOptions, require};
+use larder_testkit_peers::registry::{PASSWORD, USER};
+use larder_testkit_peers::{Auth, Image, Package, Registry, RegistryOptions, require};
 use serde_json::json;
 use tempfile::TempDir;
 

@@ -8,10 +8,10 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use larder_store::store::{Store, StoreConfig};
-use larder_testkit::peers::{
+use larder_testkit::private_state::assert_private;
+use larder_testkit_peers::{
     Availability, Containerd, Dockerd, Gate, Package, Registry, RegistryOptions, require,
 };
-use larder_testkit::private_state::assert_private;
 use serde_json::json;
 use tempfile::TempDir;
 

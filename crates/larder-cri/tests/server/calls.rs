@@ -13,7 +13,7 @@ use larder::gc::Gate;
 use larder::pull::{ManagedBackend, Manager};
 use larder_cri::{MAX_MESSAGE_BYTES, proto};
 use larder_testkit::fake_backend::{Call, FakeBackend, Pull, image};
-use larder_testkit::wire::with_deadline;
+use larder_testkit_peers::wire::with_deadline;
 use tonic::Code;
 
 use crate::world::Server;

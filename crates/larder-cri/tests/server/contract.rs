@@ -13,8 +13,8 @@ use larder_store::pull::{PullConfig as StorePulls, Puller};
 use larder_store::store::{Store, StoreConfig};
 use larder_testkit::backend_suite::{Fixture, Names, check};
 use larder_testkit::fake_backend::{FakeBackend, Pull, image};
-use larder_testkit::fake_cri::FakeCri;
-use larder_testkit::peers::{Gate, Image, Package, Registry, RegistryOptions, require};
+use larder_testkit_peers::fake_cri::FakeCri;
+use larder_testkit_peers::{Gate, Image, Package, Registry, RegistryOptions, require};
 
 use crate::world::Server;
 

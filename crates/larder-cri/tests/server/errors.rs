@@ -3,7 +3,7 @@
 use larder::backend::{BackendError, CallErrorKind, Unreachable};
 use larder_cri::proto;
 use larder_testkit::fake_backend::{FakeBackend, Op};
-use larder_testkit::wire::Wire;
+use larder_testkit_peers::wire::Wire;
 use tonic::{Code, Status};
 
 use crate::world::Server;

@@ -2,7 +2,7 @@
 
 use larder_cri::{MAX_MESSAGE_BYTES, proto};
 use larder_testkit::fake_backend::FakeBackend;
-use larder_testkit::wire::Wire;
+use larder_testkit_peers::wire::Wire;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
 use tonic::body::Body;

@@ -13,7 +13,7 @@ use larder_cri::proto::image_service_server::ImageServiceServer;
 use larder_cri::proto::runtime_service_server::RuntimeServiceServer;
 use larder_cri::server::{About, Service, deadline_of, services, within};
 use larder_cri::{CriBackend, CriConfig, Endpoint};
-use larder_testkit::wire::Wire;
+use larder_testkit_peers::wire::Wire;
 use tokio::net::UnixListener;
 use tokio::task::JoinHandle;
 use tonic::Status;

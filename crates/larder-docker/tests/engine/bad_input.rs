@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use larder::backend::{Backend as _, BackendError, CallErrorKind, ImageSpec, Unreachable};
 use larder_docker::{DockerBackend, DockerConfig, EngineHost};
-use larder_testkit::peers::{Gate, Image};
+use larder_testkit_peers::{Gate, Image};
 
 use crate::fake::FakeEngine;
 use crate::world::{World, block_on, pull, status};

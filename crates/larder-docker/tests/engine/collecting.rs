@@ -6,7 +6,7 @@ use std::time::Duration;
 use larder::backend::{Backend as _, BackendError, CallErrorKind};
 use larder::gc::LayerSource as _;
 use larder_docker::{DockerBackend, DockerConfig};
-use larder_testkit::peers::{Image, Layer};
+use larder_testkit_peers::{Image, Layer};
 use serde_json::json;
 
 use crate::fake::{FakeEngine, Reply};

@@ -6,7 +6,7 @@ use std::time::Duration;
 use larder::backend::{Backend as _, BackendError, Image as Listed};
 use larder::gc::{Seen, Sighting, Stamp, UseFeed as _};
 use larder_docker::EngineFeed;
-use larder_testkit::peers::Image;
+use larder_testkit_peers::Image;
 use serde_json::{Value, json};
 
 use crate::fake::{FakeEngine, Reply};

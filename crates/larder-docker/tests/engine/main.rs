@@ -9,7 +9,8 @@ mod events;
 mod fake;
 mod world;
 
-use larder_testkit::backend_suite::{DockerFixture, check};
+use larder_testkit::backend_suite::check;
+use larder_testkit_peers::fixtures::DockerFixture;
 
 use crate::world::{World, block_on};
 

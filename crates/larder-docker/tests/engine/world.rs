@@ -7,7 +7,7 @@ use std::sync::Arc;
 use larder::backend::{Backend as _, BackendError, Image as Present, ImageSpec, Progress};
 use larder::gc::{Collector, FileStore, Records};
 use larder_docker::{DockerBackend, DockerConfig, EngineHost};
-use larder_testkit::peers::{Dockerd, Image, Package, Registry, RegistryOptions, require};
+use larder_testkit_peers::{Dockerd, Image, Package, Registry, RegistryOptions, require};
 
 /// An empty engine, and a registry that it reaches.
 pub(crate) struct World {

@@ -2,7 +2,7 @@
 
 use larder_registry::{Client, Extents, FetchErrorKind, RegistryConfig, Session, fetch_blob};
 use larder_testkit::fault_registry::{Auth, Fault, FaultRegistry, On};
-use larder_testkit::peers::process::wait_until;
+use larder_testkit_peers::process::wait_until;
 
 use crate::support::*;
 

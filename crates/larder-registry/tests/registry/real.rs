@@ -3,8 +3,8 @@
 use larder_registry::manifest::PlatformMatcher;
 use larder_registry::{Client, Extents, RegistryConfig, fetch_blob};
 use larder_testkit::fault_registry::digest;
-use larder_testkit::peers::registry::{PASSWORD, USER};
-use larder_testkit::peers::{
+use larder_testkit_peers::registry::{PASSWORD, USER};
+use larder_testkit_peers::{
     Auth, Availability, Image, Layer, Package, Registry, RegistryOptions, Tls, require,
 };
 

@@ -5,8 +5,8 @@ use std::process::Command;
 use std::sync::Arc;
 
 use larder_testkit::fault_registry::{Fault, FaultRegistry, On};
-use larder_testkit::peers::tls::certificates;
-use larder_testkit::peers::{Availability, Package, require};
+use larder_testkit_peers::tls::certificates;
+use larder_testkit_peers::{Availability, Package, require};
 use rustls::RootCertStore;
 use rustls::pki_types::pem::PemObject as _;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};

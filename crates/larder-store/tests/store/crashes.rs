@@ -7,7 +7,7 @@ use std::path::Path;
 use larder_store::disk::Disk as _;
 use larder_store::fsck::{CheckLayer, FsckOptions};
 use larder_store::store::{FS, RemoveOptions, Store};
-use larder_testkit::faulty_disk::{Fault, FaultyDisk, Survives};
+use larder_testkit_peers::faulty_disk::{Fault, FaultyDisk, Survives};
 use std::sync::Arc;
 
 use crate::help::*;

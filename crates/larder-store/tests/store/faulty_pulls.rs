@@ -16,8 +16,8 @@ use larder_store::pull::{PullConfig, PullError, Puller};
 use larder_store::store::import::ImportFrom;
 use larder_store::store::{RemoveOptions, Store};
 use larder_testkit::fault_registry::FaultRegistry;
-use larder_testkit::faulty_disk::{Fault, FaultyDisk, Survives};
-use larder_testkit::peers::{Image, Layer};
+use larder_testkit_peers::faulty_disk::{Fault, FaultyDisk, Survives};
+use larder_testkit_peers::{Image, Layer};
 use tempfile::TempDir;
 
 use crate::help::*;

@@ -13,7 +13,7 @@ use larder_store::pull::{PullConfig, PullError, Puller};
 use larder_store::store::{LeaseKind, LeaseRecord, Leased, RemoveOptions, Store};
 use larder_testkit::archive::{Archive, Entry};
 use larder_testkit::fault_registry::{Fault, FaultRegistry, On, PutImage};
-use larder_testkit::faulty_disk::{FaultyDisk, Survives};
+use larder_testkit_peers::faulty_disk::{FaultyDisk, Survives};
 
 use crate::help::*;
 

@@ -15,8 +15,8 @@ use larder_store::unpack::{
     Depth, Expected, Options, Settling, Target, Threads, UnpackError, settle, unpack_layer, verify,
 };
 use larder_testkit::archive::{Archive, Entry, tricky};
-use larder_testkit::peers::packages::Package;
-use larder_testkit::peers::{Image, Layer, require};
+use larder_testkit_peers::packages::Package;
+use larder_testkit_peers::{Image, Layer, require};
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::Command;
 
-use larder_testkit::peers::{
+use larder_testkit_peers::{
     Containerd, ContainerdOptions, Image, Package, Registry, RegistryOptions, require,
 };
 

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 
 use larder_testkit::archive::{Archive, Entry};
-use larder_testkit::peers::{Dockerd, DockerdOptions, Image, Package, Registry, RegistryOptions, require};
+use larder_testkit_peers::{Dockerd, DockerdOptions, Image, Package, Registry, RegistryOptions, require};
 
 use super::{Disk, Round, family, gc, killed_rounds_change_nothing, layer, number, removals};
 use crate::world::{Run, Running, World, end_leases, larder_in};

@@ -10,8 +10,8 @@ use std::process::Command;
 use std::time::SystemTime;
 
 use larder_store::store::{Store, StoreConfig};
-use larder_testkit::peers::packages::find_program;
-use larder_testkit::peers::{Image, Layer};
+use larder_testkit_peers::packages::find_program;
+use larder_testkit_peers::{Image, Layer};
 use serde_json::Value;
 use tempfile::TempDir;
 

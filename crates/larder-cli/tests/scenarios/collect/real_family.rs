@@ -4,8 +4,8 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use larder_testkit::peers::packages::find_program;
-use larder_testkit::peers::{Containerd, Package, Registry, require};
+use larder_testkit_peers::packages::find_program;
+use larder_testkit_peers::{Containerd, Package, Registry, require};
 use serde_json::Value;
 
 use super::containerd::{on, peers};

@@ -1,6 +1,6 @@
 //! Collection in larder's own store.
 
-use larder_testkit::peers::Image;
+use larder_testkit_peers::Image;
 
 use super::{Disk, Round, agree, family, gc, killed_rounds_change_nothing, layer, number, removals};
 use crate::world::larder_in;

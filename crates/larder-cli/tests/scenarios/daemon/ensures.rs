@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use larder_testkit::peers::process::{pause, wait_until};
-use larder_testkit::peers::{Auth, Image, Registry, RegistryOptions};
+use larder_testkit_peers::process::{pause, wait_until};
+use larder_testkit_peers::{Auth, Image, Registry, RegistryOptions};
 
 use super::Machine;
 use crate::world::{Running, pod};
@@ -127,8 +127,8 @@ fn credentials_of_one_call_serve_that_call_alone_and_are_told_nowhere() {
     Image::small(1, 10_000).push(&private, "shop/web:1").unwrap();
     let image = private.image("shop/web:1");
     let entry = serde_json::json!({"auths": {private.address(): {
-        "username": larder_testkit::peers::registry::USER,
-        "password": larder_testkit::peers::registry::PASSWORD,
+        "username": larder_testkit_peers::registry::USER,
+        "password": larder_testkit_peers::registry::PASSWORD,
     }}});
     let authfile = machine.home.path().join("auth.json");
     fs_err::write(&authfile, entry.to_string()).unwrap();
@@ -141,7 +141,7 @@ fn credentials_of_one_call_serve_that_call_alone_and_are_told_nowhere() {
     let daemon = machine.stop();
     for run in told.iter().chain([&daemon]) {
         let all = format!("{}{}", run.stdout, run.stderr);
-        assert!(!all.contains(larder_testkit::peers::registry::PASSWORD), "{all}");
+        assert!(!all.contains(larder_testkit_peers::registry::PASSWORD), "{all}");
     }
 }
 
@@ -153,8 +153,8 @@ fn static_pods_are_pulled_with_the_docker_config_of_the_node() {
     Image::small(1, 10_000).push(&private, "shop/web:1").unwrap();
     let image = private.image("shop/web:1");
     let entry = serde_json::json!({"auths": {private.address(): {
-        "username": larder_testkit::peers::registry::USER,
-        "password": larder_testkit::peers::registry::PASSWORD,
+        "username": larder_testkit_peers::registry::USER,
+        "password": larder_testkit_peers::registry::PASSWORD,
     }}});
     let (docker, pods) = (machine.home.path().join(".docker"), machine.home.path().join("pods"));
     fs_err::create_dir(&docker).unwrap();
@@ -169,7 +169,7 @@ fn static_pods_are_pulled_with_the_docker_config_of_the_node() {
     });
     let daemon = machine.stop();
     let all = format!("{}{}", daemon.stdout, daemon.stderr);
-    assert!(!all.contains(larder_testkit::peers::registry::PASSWORD), "{all}");
+    assert!(!all.contains(larder_testkit_peers::registry::PASSWORD), "{all}");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 
-use larder_testkit::peers::process::wait_until;
+use larder_testkit_peers::process::wait_until;
 use rustix::process::{Resource, getrlimit, setrlimit};
 
 use super::Machine;

@@ -9,8 +9,8 @@ use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use larder_testkit::peers::process::wait_until;
-use larder_testkit::peers::{Gate, Image, Package, Registry, RegistryOptions, require};
+use larder_testkit_peers::process::wait_until;
+use larder_testkit_peers::{Gate, Image, Package, Registry, RegistryOptions, require};
 use tempfile::TempDir;
 
 use crate::world::{Run, Running, larder_in};

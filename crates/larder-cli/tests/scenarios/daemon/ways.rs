@@ -5,8 +5,8 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use larder_testkit::peers::Image;
-use larder_testkit::peers::process::wait_until;
+use larder_testkit_peers::Image;
+use larder_testkit_peers::process::wait_until;
 
 use super::{Machine, NOBODY, give, is_root};
 use crate::world::{Run, Running, World, pod};

@@ -3,9 +3,9 @@
 use std::time::Duration;
 
 use larder::backend::{Backend as _, ImageSpec, Progress};
-use larder_testkit::peers::RegistryOptions;
-use larder_testkit::peers::process::wait_until;
-use larder_testkit::peers::{Gate, Image};
+use larder_testkit_peers::RegistryOptions;
+use larder_testkit_peers::process::wait_until;
+use larder_testkit_peers::{Gate, Image};
 use tokio::time::Instant;
 
 use crate::served::{Daemon, client_of};

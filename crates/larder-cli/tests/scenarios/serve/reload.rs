@@ -1,7 +1,7 @@
 //! Settings that change while the daemon runs, and files that cannot be used.
 
-use larder_testkit::peers::process::wait_until;
-use larder_testkit::peers::{Image, RegistryOptions};
+use larder_testkit_peers::process::wait_until;
+use larder_testkit_peers::{Image, RegistryOptions};
 use rustix::process::Signal;
 
 use crate::served::Daemon;

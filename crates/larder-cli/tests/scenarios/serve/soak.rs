@@ -12,8 +12,8 @@ use std::thread;
 use std::time::Duration;
 
 use larder::backend::{Backend as _, ImageSpec, Progress};
-use larder_testkit::peers::process::{PATIENCE, pause, poll, wait_until};
-use larder_testkit::peers::{Image, Layer, RegistryOptions};
+use larder_testkit_peers::process::{PATIENCE, pause, poll, wait_until};
+use larder_testkit_peers::{Image, Layer, RegistryOptions};
 use rustix::process::Signal;
 use tokio::time::Instant;
 

@@ -5,8 +5,8 @@ use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 use std::process::Command;
 
-use larder_testkit::peers::process::wait_until;
-use larder_testkit::peers::{Image, Package, Registry, RegistryOptions, require};
+use larder_testkit_peers::process::wait_until;
+use larder_testkit_peers::{Image, Package, Registry, RegistryOptions, require};
 
 use crate::collect::Disk;
 use crate::served::Daemon;

@@ -7,9 +7,9 @@ use std::process::Command;
 use std::time::Duration;
 
 use larder_testkit::archive::{self, Archive, Entry};
-use larder_testkit::peers::packages::find_program;
-use larder_testkit::peers::process::{PATIENCE, wait_until};
-use larder_testkit::peers::{Image, Layer, Package, require};
+use larder_testkit_peers::packages::find_program;
+use larder_testkit_peers::process::{PATIENCE, wait_until};
+use larder_testkit_peers::{Image, Layer, Package, require};
 use rustix::process::Signal;
 use tempfile::TempDir;
 use tokio::time::Instant;

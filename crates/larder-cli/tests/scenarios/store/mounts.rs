@@ -3,7 +3,7 @@
 use std::io::{BufRead as _, BufReader};
 use std::process::{Command, Stdio};
 
-use larder_testkit::peers::Image;
+use larder_testkit_peers::Image;
 
 use super::{Machine, may_mount};
 

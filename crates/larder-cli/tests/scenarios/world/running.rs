@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
-use larder_testkit::peers::process::{PATIENCE, pause, poll};
+use larder_testkit_peers::process::{PATIENCE, pause, poll};
 use rustix::process::{Pid, Signal, kill_process};
 use tempfile::TempDir;
 

@@ -2,7 +2,7 @@
 //!
 //! `LARDER_FUZZ_RUNS=N` sets how many mutations of each.
 
-use larder_testkit::fuzz::{Mutator, TARGETS, Target, corpus, seeds, target};
+use larder_testkit_peers::fuzz::{Mutator, TARGETS, Target, corpus, seeds, target};
 
 /// Mutations of each target; those that make files get fewer.
 fn runs(target: &Target) -> usize {

@@ -7,7 +7,7 @@
 use std::process::ExitCode;
 use std::time::Duration;
 
-use larder_testkit::fuzz::{Mutator, TARGETS, corpus, seeds, target};
+use larder_testkit_peers::fuzz::{Mutator, TARGETS, corpus, seeds, target};
 use tokio::time::Instant;
 
 /// An input that takes longer than this is as bad as one that panics.

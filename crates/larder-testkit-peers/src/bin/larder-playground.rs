@@ -16,9 +16,9 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{ExitCode, ExitStatus};
 
-use larder_testkit::peers::examples::{self, PORT, PRIVATE_PORT};
-use larder_testkit::peers::packages::lacking;
-use larder_testkit::peers::{Auth, Containerd, Package, Registry, RegistryOptions};
+use larder_testkit_peers::examples::{self, PORT, PRIVATE_PORT};
+use larder_testkit_peers::packages::lacking;
+use larder_testkit_peers::{Auth, Containerd, Package, Registry, RegistryOptions};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::Command;
 use tokio::signal::unix::{SignalKind, signal};

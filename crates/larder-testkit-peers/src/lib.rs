@@ -1,4 +1,5 @@
-//! Real servers on loopback, with private state, for tests and for the playground.
+//! Real servers on loopback, with private state, for tests and for the playground; and fakes that speak a backend's
+//! protocol.
 //!
 //! [`containerd`] and [`registry`] start what Debian packages; [`images`] makes images and pushes them; [`tls`]
 //! makes certificates; [`gate`] stands in front of a registry and holds or cuts answers, so that a test can look at
@@ -9,16 +10,25 @@
 //!
 //! The servers are ordinary blocking values: start them outside of asynchronous code, in a thread that lives at
 //! least as long as they do (they are told to end when that thread does).
+//!
+//! [`fake_cri`] is a scripted container runtime and [`wire`] a bare client of one; [`faulty_disk`] fails or loses power
+//! below the store; [`fixtures`] puts each backend through `larder_testkit::backend_suite`; [`fuzz`] feeds what strangers
+//! send to the code that reads it.
 
 pub mod containerd;
 pub mod dockerd;
 pub mod examples;
+pub mod fake_cri;
+pub mod faulty_disk;
+pub mod fixtures;
+pub mod fuzz;
 pub mod gate;
 pub mod images;
 pub mod packages;
 pub mod process;
 pub mod registry;
 pub mod tls;
+pub mod wire;
 
 pub use containerd::{Containerd, ContainerdOptions};
 pub use dockerd::{Dockerd, DockerdOptions};

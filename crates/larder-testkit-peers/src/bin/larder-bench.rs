@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
 
-use larder_testkit::peers::packages::find_program;
-use larder_testkit::peers::{Availability, Containerd, Image, Package, Registry, RegistryOptions, require};
+use larder_testkit_peers::packages::find_program;
+use larder_testkit_peers::{Availability, Containerd, Image, Package, Registry, RegistryOptions, require};
 use wait4::Wait4;
 
 const HELP: &str = "\

@@ -1,6 +1,6 @@
 //! What collection costs: CPU time to detect and plan, and nominal against exact accounting on images that share layers.
 //!
-//! `cargo run --release -p larder --example gc_bench`
+//! `cargo run --profile dist -p larder-testkit-peers --example gc_bench`
 
 #![allow(clippy::cast_precision_loss, reason = "figures for people")]
 

@@ -1,7 +1,7 @@
 //! What strangers send, fed to the code that reads it: each target takes any bytes and must neither panic nor hang nor
 //! leave its folder.
 //!
-//! `cargo test -p larder-testkit --test fuzz` runs the corpus (`fuzz/corpus/TARGET/*`) and some thousand mutations of
+//! `cargo test -p larder-testkit-peers --test fuzz` runs the corpus (`fuzz/corpus/TARGET/*`) and some thousand mutations of
 //! it; `larder-fuzz TARGET --seconds N` goes on for as long as one likes; `fuzz/` has the same targets for cargo-fuzz.
 
 mod mutate;

@@ -1,4 +1,6 @@
-//! How fast blobs come from a registry on loopback into a file: `cargo run --release --example fetch_bench [MB]`.
+//! How fast blobs come from a registry on loopback into a file.
+//!
+//! `cargo run --profile dist -p larder-testkit-peers --example fetch_bench [MB]`
 //!
 //! Starts a docker-registry of its own, pushes an image with one layer that does not compress, and fetches it several
 //! times with one connection and with four.
@@ -10,7 +12,7 @@ use std::sync::Arc;
 use larder::reference::Reference;
 use larder_registry::manifest::PlatformMatcher;
 use larder_registry::{BlobSink, Client, Extents, RegistryConfig, fetch_blob};
-use larder_testkit::peers::{Image, Registry, RegistryOptions};
+use larder_testkit_peers::{Image, Registry, RegistryOptions};
 use tokio::time::Instant;
 
 struct Disk(File);

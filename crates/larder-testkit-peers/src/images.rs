@@ -42,7 +42,7 @@ impl Layer {
         self.file(path, noise(size, seed))
     }
 
-    /// A layer that is exactly this tar archive; see [`crate::archive`].
+    /// A layer that is exactly this tar archive; see [`larder_testkit::archive`].
     pub fn archive(archive: impl Into<Vec<u8>>) -> Layer {
         Layer { files: Vec::new(), archive: Some(archive.into()) }
     }

@@ -4,7 +4,7 @@
 use larder::backend::{self, Backend as _, ImageSpec, Progress};
 use larder::pull::evaluate_pull_error;
 use larder_cri::{CriBackend, CriConfig, Endpoint, proto};
-use larder_testkit::fake_cri::{FakeCri, Rpc};
+use larder_testkit_peers::fake_cri::{FakeCri, Rpc};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tonic::Code;

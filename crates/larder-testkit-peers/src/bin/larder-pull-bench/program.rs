@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use larder_testkit::peers::packages::find_program;
-use larder_testkit::peers::{Containerd, ContainerdOptions, Registry};
+use larder_testkit_peers::packages::find_program;
+use larder_testkit_peers::{Containerd, ContainerdOptions, Registry};
 use wait4::Wait4;
 
 use crate::Outcome;

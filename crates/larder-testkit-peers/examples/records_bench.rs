@@ -1,7 +1,7 @@
 //! How long a check of the pull records takes from memory, and how it grows with what is recorded.
 //!
-//! `cargo run --release -p larder --example records_bench`: a line for each number of recorded credentials, nanoseconds for
-//! one check, once spread over images and once all in one record.
+//! `cargo run --profile dist -p larder-testkit-peers --example records_bench` prints a line for each number of recorded
+//! credentials: nanoseconds for one check, once spread over images and once all in one record.
 
 use std::error::Error;
 use std::hint::black_box;

@@ -5,9 +5,9 @@ use std::process::{Command, Output};
 use std::thread;
 
 use larder_testkit::archive::{Archive, Entry};
-use larder_testkit::peers::process::wait_until;
-use larder_testkit::peers::registry::{PASSWORD, USER};
-use larder_testkit::peers::{
+use larder_testkit_peers::process::wait_until;
+use larder_testkit_peers::registry::{PASSWORD, USER};
+use larder_testkit_peers::{
     Auth, Availability, Containerd, Dockerd, Gate, Image, Layer, Package, Registry, RegistryOptions, Tls,
     require,
 };

@@ -12,7 +12,7 @@ use larder::credentials::{Credential, Secret};
 use larder::image_service::{Disk, ImageService};
 use larder_cri::{CriBackend, CriConfig, proto};
 use larder_testkit::fake_backend::{self, FakeBackend, Op};
-use larder_testkit::fake_cri::{FakeCri, Rpc};
+use larder_testkit_peers::fake_cri::{FakeCri, Rpc};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tonic::Code;
@@ -269,7 +269,7 @@ fn remove_image(input: RemoveImage) -> Value {
         let text = error.to_string();
         text.strip_prefix("rpc error: code = Unknown desc = ").map(str::to_owned).unwrap_or(text)
     };
-    let call = |received: larder_testkit::fake_cri::Received| {
+    let call = |received: larder_testkit_peers::fake_cri::Received| {
         let image = received.image.unwrap_or_default();
         json!({
             "call": format!("{:?}", received.rpc),

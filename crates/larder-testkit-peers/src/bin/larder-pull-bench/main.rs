@@ -13,8 +13,8 @@ use std::io::Write as _;
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
-use larder_testkit::peers::packages::find_program;
-use larder_testkit::peers::{Availability, Package, Registry, RegistryOptions, require};
+use larder_testkit_peers::packages::find_program;
+use larder_testkit_peers::{Availability, Package, Registry, RegistryOptions, require};
 
 use disk::{Behind, Disk};
 use program::{Cost, Kind, Programs};

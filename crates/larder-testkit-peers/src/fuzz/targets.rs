@@ -13,7 +13,7 @@ use larder_store::store::{Store, StoreConfig};
 use larder_store::unpack::{self, Expected, Limits, Options, Threads, Unpacked, unpack_layer};
 use tempfile::TempDir;
 
-use crate::fault_registry::digest;
+use larder_testkit::fault_registry::digest;
 
 /// Something that reads what strangers send.
 #[derive(Debug)]
