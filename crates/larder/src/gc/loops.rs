@@ -118,7 +118,8 @@ impl GcLoops {
     /// Runs until dropped. Without a limit that could ever be passed nothing is collected; ages and the list are kept up
     /// to date all the same.
     pub async fn run(&self) {
-        tokio::join!(self.rounds(), self.listing(), self.watching(), self.following());
+        // Rounds first: pressure found in the moment in which the timer starts a round is that round's to see to.
+        tokio::join!(biased; self.rounds(), self.listing(), self.watching(), self.following());
     }
 
     async fn following(&self) {
