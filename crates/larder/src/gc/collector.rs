@@ -211,7 +211,7 @@ impl Collector {
         report.warnings = Self::warnings_by(policy, scene);
         scene.disk = match (goal, policy.accounting) {
             (Goal::AllUnused, Accounting::Nominal) => None,
-            (Goal::AllUnused, Accounting::Exact) => self.parts.disk.measure().await.ok(),
+            (Goal::AllUnused, Accounting::Exact) => self.parts.disk.measure_after_deletion().await.ok(),
             _ => Some(self.disk_after_deletion().await?),
         };
         report.before = scene.disk;
@@ -241,7 +241,7 @@ impl Collector {
             return None;
         }
         if policy.accounting == Accounting::Exact {
-            scene.disk = self.parts.disk.measure().await.ok();
+            scene.disk = self.parts.disk.measure_after_deletion().await.ok();
             report.before = scene.disk;
         }
         let swept = self.carry_out(policy, scene, planned, report).await;
@@ -338,7 +338,7 @@ impl Collector {
     }
 
     async fn disk_after_deletion(&self) -> Result<Disk, GcError> {
-        self.checked(self.parts.disk.measure().await?)
+        self.checked(self.parts.disk.measure_after_deletion().await?)
     }
 
     fn checked(&self, disk: Disk) -> Result<Disk, GcError> {

@@ -109,7 +109,7 @@ impl Hands for Hand<'_> {
     }
 
     async fn measure(&self) -> Result<Disk, String> {
-        let measured = self.collector.parts.disk.measure().await;
+        let measured = self.collector.parts.disk.measure_after_deletion().await;
         measured.map_err(|error| error.to_string())
     }
 
