@@ -227,12 +227,7 @@ impl Collector {
         }
     }
 
-    async fn age_pass(
-        &self,
-        policy: &GcPolicy,
-        scene: &mut Scene,
-        report: &mut Report,
-    ) -> Option<GcError> {
+    async fn age_pass(&self, policy: &GcPolicy, scene: &mut Scene, report: &mut Report) -> Option<GcError> {
         if policy.maximum_age.is_zero() {
             return None;
         }

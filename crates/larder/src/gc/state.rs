@@ -215,3 +215,55 @@ impl Writer {
 fn lock(memory: &Mutex<Memory>) -> MutexGuard<'_, Memory> {
     memory.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gc::feed::Seen;
+    use crate::gc::policy::UseRule;
+    use crate::gc::records::{ClockReading, MemoryStore};
+
+    /// Each reading is a second later.
+    struct Ticks(Mutex<i64>);
+
+    impl Clock for Ticks {
+        fn read(&self) -> ClockReading {
+            let mut seconds = self.0.lock().unwrap();
+            *seconds += 1;
+            ClockReading::wall(Stamp(*seconds * 1000))
+        }
+    }
+
+    fn ids(records: &Records) -> Vec<&str> {
+        records.iter().map(|record| record.id.as_str()).collect()
+    }
+
+    #[test]
+    fn an_observation_that_is_outdated_counts_for_its_caller_alone_and_what_happened_for_all() {
+        let (state, _) = GcState::open(Arc::new(MemoryStore::default()), None);
+        let clock = Ticks(Mutex::new(0));
+        let observe = |began, present: &[&str], sightings: &[Sighting]| {
+            let image = |id: &&str| Image { id: (*id).to_owned(), ..Image::default() };
+            let images: Vec<_> = present.iter().map(image).collect();
+            let uses = Uses::of(Vec::new(), &images, UseRule::IdsAndNames);
+            let observed = Observed { images: &images, uses: &uses, sightings };
+            state.observe(began, &observed, &clock, ClockRule::KeepAges).0
+        };
+        let first = state.begin_observation(&clock);
+        let second = state.begin_observation(&clock);
+        assert_eq!(ids(&observe(second, &["a", "b"], &[])), ["a", "b"]);
+        let sighting = |what, at| Sighting { image: "b".into(), at: Stamp(at), what };
+        let happened = [sighting(Seen::Came, 500), sighting(Seen::Used, 900)];
+        assert_eq!(ids(&observe(first, &["a"], &happened)), ["a"], "b came later");
+        let known = state.records();
+        assert_eq!(ids(&known), ["a", "b"]);
+        let b = known.get("b", "").unwrap();
+        assert_eq!((b.first_seen, b.last_used), (Stamp(500), Some(Stamp(900))));
+        let before = state.begin_observation(&clock);
+        state.forget("a", "");
+        assert_eq!(ids(&observe(before, &["a", "b"], &[])), ["a", "b"], "it was there when this began");
+        assert_eq!(ids(&state.records()), ["b"]);
+        assert_eq!(ids(&observe(state.begin_observation(&clock), &["b", "c"], &[])), ["b", "c"]);
+        assert_eq!(ids(&state.records()), ["b", "c"]);
+    }
+}
