@@ -94,7 +94,7 @@ fn median_time(world: &World, arguments: &[&str]) -> Duration {
 #[test]
 fn every_other_command_answers_as_quickly_while_a_removal_hangs() {
     for world in World::of_each_backend(RegistryOptions::default()) {
-        let [_web, api] = [("shop/web:1", 1), ("shop/api:1", 2)].map(|(name, seed)| {
+        let [_, api] = [("shop/web:1", 1), ("shop/api:1", 2)].map(|(name, seed)| {
             Image::small(seed, 50_000).push(&world.registry, name).unwrap();
             let image = world.registry.image(name);
             world.larder(&["pull", "-q", &image]).expect(0);

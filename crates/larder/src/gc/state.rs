@@ -23,8 +23,8 @@ use crate::backend::Image;
 pub(super) struct GcState {
     memory: Arc<Mutex<Memory>>,
     /// `None` where there is no thread to write.
-    writes: Option<Sender<Write>>,
-    writer: Option<JoinHandle<()>>,
+    orders: Option<Sender<Write>>,
+    thread: Option<JoinHandle<()>>,
 }
 
 struct Memory {
@@ -68,14 +68,14 @@ impl GcState {
         let loaded = store.load();
         let memory = Memory { records: Arc::new(loaded.records), begun: 0, current: 0 };
         let memory = Arc::new(Mutex::new(memory));
-        let (writes, asked) = mpsc::channel();
+        let (orders, asked) = mpsc::channel();
         let writer = Writer { memory: Arc::clone(&memory), store, history };
         let started = Builder::new().name("gc-state".into()).spawn(move || writer.run(&asked));
         if let Err(error) = &started {
             tracing::warn!("GC records and journal are not written: cannot start a thread: {error}");
         }
-        let writer = started.ok();
-        (GcState { memory, writes: writer.is_some().then_some(writes), writer }, loaded.notice)
+        let thread = started.ok();
+        (GcState { memory, orders: thread.is_some().then_some(orders), thread }, loaded.notice)
     }
 
     /// The records as they are now.
@@ -149,9 +149,9 @@ impl GcState {
     }
 
     fn write(&self, write: Write) {
-        if let Some(writes) = &self.writes {
+        if let Some(orders) = &self.orders {
             // It fails after the thread has panicked, which is reported by then.
-            let _ = writes.send(write);
+            let _ = orders.send(write);
         }
     }
 
@@ -162,9 +162,9 @@ impl GcState {
 
 impl Drop for GcState {
     fn drop(&mut self) {
-        drop(self.writes.take());
-        if let Some(writer) = self.writer.take() {
-            let _ = writer.join();
+        drop(self.orders.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
         }
     }
 }

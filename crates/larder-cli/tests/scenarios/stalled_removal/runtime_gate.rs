@@ -37,7 +37,7 @@ impl RuntimeGate {
         listener.set_nonblocking(true).unwrap();
         let state = watch::Sender::default();
         let shared = state.clone();
-        let thread = thread::spawn(move || serve(listener, upstream.into(), shared));
+        let thread = thread::spawn(move || serve(listener, &upstream.into(), &shared));
         RuntimeGate { socket, state, thread: Some(thread) }
     }
 
@@ -70,7 +70,7 @@ impl Drop for RuntimeGate {
 }
 
 /// Serves until the gate is dropped; then every connection is dropped with the runtime.
-fn serve(listener: StdListener, upstream: Arc<Path>, state: watch::Sender<State>) {
+fn serve(listener: StdListener, upstream: &Arc<Path>, state: &watch::Sender<State>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let listener = UnixListener::from_std(listener).unwrap();
