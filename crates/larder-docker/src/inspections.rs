@@ -84,7 +84,9 @@ impl Inspections {
             Err(_) => Info::default(),
         };
         let images: Vec<&str> = ids.iter().map(String::as_str).collect();
-        let Some(files) = Files::of(self.engine.host(), &info, &images) else { return Ok(HashMap::new()) };
+        let Some(files) = Files::of(self.engine.host(), &info, &images).await else {
+            return Ok(HashMap::new());
+        };
         let dates = move || {
             ids.into_iter().filter_map(|id| Some((files.came(&id)?, id))).map(|(at, id)| (id, at)).collect()
         };

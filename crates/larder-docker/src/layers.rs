@@ -68,8 +68,9 @@ impl EngineLayers {
             listed.iter().copied().chain(hidden.iter().map(|container| &*container.image_id)).collect();
         let facts = self.inspections.of(&ids).await?;
         self.inspections.forget_but(&facts).await;
-        let files = Files::of(engine.host(), &info, &listed);
+        let files = Files::of(engine.host(), &info, &listed).await;
         let amounts = self.amounts(images, &facts, files.as_ref()).await?;
+        let mut own = own(files, &listed).await;
         let mut layers = Layers::unknown();
         let (mut folders, mut estimated) = (Amount::ZERO, false);
         for (chain, known) in &amounts {
@@ -93,7 +94,7 @@ impl EngineLayers {
         }
         for image in images {
             let Some(facts) = facts.get(&image.id) else { continue };
-            let own = files.as_ref().map_or(Amount::ZERO, |files| files.own(&image.id));
+            let own = own.remove(&image.id).unwrap_or_default();
             let chains = facts.chains.iter().map(String::as_str);
             layers.add_image(&image.id, chains, own, Some(facts.labels.clone()));
         }
@@ -177,6 +178,14 @@ impl LayerSource for EngineLayers {
     async fn layers(&self, images: &[Image]) -> Result<Layers, BackendError> {
         Ok(self.look(images).await?.layers)
     }
+}
+
+/// What each of these images takes beside its layers, where that may be read.
+async fn own(files: Option<Files>, images: &[&str]) -> HashMap<String, Amount> {
+    let Some(files) = files else { return HashMap::new() };
+    let images: Vec<String> = images.iter().map(|id| (*id).to_owned()).collect();
+    let measure = move || images.into_iter().map(|id| (id.clone(), files.own(&id))).collect();
+    tokio::task::spawn_blocking(measure).await.unwrap_or_default()
 }
 
 fn new_folders(facts: &Facts, known: &HashMap<String, Known>) -> Vec<(String, PathBuf)> {

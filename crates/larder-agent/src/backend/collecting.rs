@@ -9,14 +9,14 @@ use larder_store::collection::{Labelled, StoreDisk};
 
 use super::handle::BackendHandle;
 
-/// The backend, and a collector's builder that knows how to ask it. `acts` says whether images will be removed.
-pub(crate) fn parts(handle: &BackendHandle, acts: bool) -> (Arc<dyn Backend>, CollectorBuilder) {
+/// The backend, and a collector's builder that knows how to ask it.
+pub(crate) fn parts(handle: &BackendHandle) -> (Arc<dyn Backend>, CollectorBuilder) {
     match handle {
         BackendHandle::Store(store) => {
             let backend: Arc<dyn Backend> = Arc::new(store.clone());
             let builder = Collector::builder(backend.clone())
                 .also_used_by(Arc::new(store.clone()))
-                .disk(Arc::new(StoreDisk { store: store.store().clone(), delete_first: acts }))
+                .disk(Arc::new(StoreDisk(store.store().clone())))
                 // What was removed is deleted when the disk is measured: there is nothing to wait for.
                 .patience(Patience { quiet: Duration::ZERO, ..Patience::default() })
                 .layers(Arc::new(Labelled::new(store.clone())));

@@ -10,6 +10,8 @@ use larder_api::convert;
 use larder_api::v1alpha1::{self as api, KeepRequest, LeaseResponse};
 use larder_store::store::{LeaseKind, LeaseRecord, Leased, Store, StoreError};
 
+use tokio::task::spawn_blocking;
+
 use super::images::absent;
 use crate::error::Error;
 use crate::node::Node;
@@ -17,8 +19,10 @@ use crate::quantity::LONGEST;
 use crate::state::KeepFile;
 
 /// Changes the rules, on disk and in force, and lists them.
-pub(super) async fn keep(node: &Node, request: &KeepRequest) -> Result<api::KeepResponse, Error> {
-    let (rules, configured, new) = {
+pub(super) async fn keep(node: &Arc<Node>, request: KeepRequest) -> Result<api::KeepResponse, Error> {
+    let changing = Arc::clone(node);
+    let changed = spawn_blocking(move || -> Result<_, Error> {
+        let node = &changing;
         // A reload, too, puts rules and settings together.
         let _alone = node.settings.changing();
         let config = node.settings.now();
@@ -30,11 +34,13 @@ pub(super) async fn keep(node: &Node, request: &KeepRequest) -> Result<api::Keep
                 place: place(index),
             })
             .collect();
-        let (rules, new) = change(&KeepFile::at(node.kept_state()?), request)?;
+        let (rules, new) = change(&KeepFile::at(node.kept_state()?), &request)?;
         let messages = rules.iter().map(convert::keep_rule).collect();
         node.set_rules(rules);
-        (messages, configured, new)
-    };
+        Ok((messages, configured, new))
+    });
+    let changed = changed.await.map_err(|error| super::unanswered("the file of keep rules", &error))?;
+    let (rules, configured, new) = changed?;
     let warnings = if new == 0 { Vec::new() } else { idle(node.collector()?, new).await };
     Ok(api::KeepResponse { rules, warnings, configured })
 }
@@ -48,8 +54,8 @@ pub(super) async fn lease(node: &Node, request: &api::LeaseRequest) -> Result<Le
     }
     if let Some(store) = node.store().cloned() {
         let image = request.image.clone();
-        let taken = tokio::task::spawn_blocking(move || take(store.store(), &image, time)).await;
-        return taken.map_err(|error| Error::failed(format!("the store gave no answer: {error}")))?;
+        let taken = spawn_blocking(move || take(store.store(), &image, time)).await;
+        return taken.map_err(|error| super::unanswered("the store", &error))?;
     }
     if time.is_zero() {
         return Err(Error::failed(format!(

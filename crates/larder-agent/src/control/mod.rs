@@ -31,7 +31,7 @@ use larder_api::v1alpha1::control_server::{Control, ControlServer};
 use larder_api::{MAX_MESSAGE_BYTES, convert};
 use larder_store::store::Store;
 use tokio::sync::{Semaphore, watch};
-use tokio::task::spawn_blocking;
+use tokio::task::{JoinError, spawn_blocking};
 use tonic::{Request, Response, Status, Streaming};
 
 use crate::error::Error;
@@ -100,8 +100,13 @@ impl Service {
     ) -> Result<T, Error> {
         let store = self.node().own_store()?.store().clone();
         let called = spawn_blocking(move || call(&store)).await;
-        called.map_err(|error| Error::failed(format!("the store gave no answer: {error}")))?
+        called.map_err(|error| unanswered("the store", &error))?
     }
+}
+
+/// A thread that may block has ended without an answer.
+fn unanswered(what: &str, error: &JoinError) -> Error {
+    Error::failed(format!("{what} gave no answer: {error}"))
 }
 
 /// A name or id that an image can have.
@@ -187,7 +192,7 @@ impl Control for Service {
     async fn history(&self, _: Request<api::HistoryRequest>) -> Answer<api::HistoryResponse> {
         let journal = self.node().kept_state()?.history();
         let read = spawn_blocking(move || history::read(&journal)).await;
-        Ok(Response::new(read.map_err(|error| Error::failed(error.to_string()))??))
+        Ok(Response::new(read.map_err(|error| unanswered("the journal", &error))??))
     }
 
     async fn usage(&self, _: Request<api::UsageRequest>) -> Answer<api::UsageResponse> {
@@ -213,7 +218,7 @@ impl Control for Service {
     }
 
     async fn keep(&self, request: Request<api::KeepRequest>) -> Answer<api::KeepResponse> {
-        Ok(Response::new(kept::keep(self.node(), request.get_ref()).await?))
+        Ok(Response::new(kept::keep(&self.0.node, request.into_inner()).await?))
     }
 
     async fn lease(&self, request: Request<api::LeaseRequest>) -> Answer<api::LeaseResponse> {

@@ -260,8 +260,10 @@ impl Node {
 
     /// Records that an image was ensured, for processes that collect later.
     pub(crate) fn note_ensured(&self, id: &str) {
-        if let Some(ensures) = &self.ensures {
-            ensures.note(id);
+        if let Some(ensures) = &self.ensures
+            && ensures.note(id)
+        {
+            self.collector.note_ensured(id);
         }
     }
 
@@ -270,6 +272,7 @@ impl Node {
         if let Some(ensures) = &self.ensures {
             ensures.flush().await;
         }
+        self.collector.flush().await;
     }
 }
 

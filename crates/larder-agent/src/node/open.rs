@@ -68,7 +68,7 @@ impl Node {
             None => credentials_of(&config, &metrics)?,
         };
         let cache = docker::builder_cache(&handle).filter(|_| config.prune_build_cache);
-        let (backend, mut collector) = collecting::parts(&handle, true);
+        let (backend, mut collector) = collecting::parts(&handle);
         if let Some(cache) = cache {
             collector = collector.reclaim_first(cache);
         }

@@ -86,18 +86,19 @@ impl RecentEnsures {
         RecentEnsures { pending, wake: Some(wake), thread: thread.ok() }
     }
 
-    /// Records that an image was ensured now. Returns at once.
-    pub(crate) fn note(&self, id: &str) {
+    /// Records that an image was ensured now. Returns at once: whether it had not been recorded for a while.
+    pub(crate) fn note(&self, id: &str) -> bool {
         let now = Instant::now();
         let mut pending = lock(&self.pending);
         pending.recorded.retain(|_, recorded| now.duration_since(*recorded) < RENEW);
         if pending.recorded.contains_key(id) {
-            return;
+            return false;
         }
         pending.recorded.insert(id.to_owned(), now);
         pending.ids.push(id.to_owned());
         drop(pending);
         self.wake(Wake::Write);
+        true
     }
 
     /// Waits until all that was recorded is on disk.
