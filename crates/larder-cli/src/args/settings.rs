@@ -1,4 +1,4 @@
-//! SettingFlags about settings, for every command that reads them.
+//! Flags about settings, for every command that reads them.
 
 #![allow(clippy::doc_markdown, rustdoc::bare_urls, reason = "these comments are the text of --help")]
 
@@ -53,9 +53,9 @@ pub(crate) struct SettingFlags {
     kubelet: KubeletFlags,
 }
 
-/// SettingFlags that kubelet has, for who moves a command line over. The settings are described with their fields.
+/// Flags that kubelet has, for who moves a command line over. The settings are described with their fields.
 #[derive(Debug, Clone, Default, Args)]
-#[command(next_help_heading = "SettingFlags of kubelet (better in a file, see docs/configuration.md)")]
+#[command(next_help_heading = "Flags of kubelet (better in a file, see docs/configuration.md)")]
 struct KubeletFlags {
     /// registryPullQPS
     #[arg(long, value_name = "N", allow_negative_numbers = true, hide_short_help = true)]
