@@ -150,7 +150,9 @@ fn in_use(image: &str, container: &ContainerSummary) -> BackendError {
     BackendError::Call {
         message: format!("{image} is used by the container {name} ({})", container.state),
         kind: CallErrorKind::Other,
-        hint: Some("remove the container first (docker rm); larder removes no image that a container uses"),
+        hint: Some(
+            "remove the container first (docker rm); larder removes no image that a container uses".into(),
+        ),
     }
 }
 

@@ -8,6 +8,7 @@ use larder::backend::{
     ImageDetails, ImageSpec, InUse, Progress, RuntimeInfo,
 };
 use larder::credentials::Credential;
+use larder::hint::Hint;
 use larder::pod::SandboxConfig;
 use larder::reference::Reference;
 
@@ -158,7 +159,7 @@ pub(crate) fn failed(error: &dyn std::error::Error, kind: CallErrorKind) -> Back
     hinted(error, kind, None)
 }
 
-fn hinted(error: &dyn std::error::Error, kind: CallErrorKind, hint: Option<&'static str>) -> BackendError {
+fn hinted(error: &dyn std::error::Error, kind: CallErrorKind, hint: Option<Hint>) -> BackendError {
     BackendError::Call { message: chain(error), kind, hint }
 }
 

@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use async_trait::async_trait;
 
 use crate::credentials::Credential;
+use crate::hint::Hint;
 use crate::pod::SandboxConfig;
 pub use crate::progress::{Bytes, Detail, LayerPhase, LayerProgress, Progress, PullStep, Wait};
 
@@ -220,7 +221,7 @@ pub enum BackendError {
         /// What the error means, for those who decide by it.
         kind: CallErrorKind,
         /// What the reader could try next, where the backend itself knows. CRI has no such field.
-        hint: Option<&'static str>,
+        hint: Option<Hint>,
     },
     /// The runtime's answer lacks something that every answer must have.
     #[error("{0}")]
@@ -229,10 +230,10 @@ pub enum BackendError {
 
 impl BackendError {
     /// What the reader could try next.
-    pub fn hint(&self) -> Option<&'static str> {
+    pub fn hint(&self) -> Option<Hint> {
         match self {
             BackendError::Unreachable { problem, .. } => Some(problem.hint()),
-            BackendError::Call { hint, .. } => *hint,
+            BackendError::Call { hint, .. } => hint.clone(),
             BackendError::Incomplete(_) => None,
         }
     }
@@ -292,7 +293,7 @@ pub enum Unreachable {
         /// What is wrong.
         problem: String,
         /// What the reader could try next.
-        hint: &'static str,
+        hint: Hint,
     },
     /// Any other trouble with the connection.
     Broken {
@@ -302,24 +303,29 @@ pub enum Unreachable {
 }
 
 impl Unreachable {
-    fn hint(&self) -> &'static str {
-        match self {
+    fn hint(&self) -> Hint {
+        const SOCKET: &str = "unix:///path/to.sock";
+        let text = match self {
             Unreachable::Missing => {
-                "start the runtime, or name its socket with --backend unix:///path/to.sock"
+                return Hint::from("start the runtime, or name its socket with ").setting("backend", SOCKET);
             }
-            Unreachable::NotASocket => "name the runtime's socket with --backend unix:///path/to.sock",
+            Unreachable::NotASocket => {
+                return Hint::from("name the runtime's socket with ").setting("backend", SOCKET);
+            }
+            Unreachable::NotGrpc { .. } => {
+                return Hint::from("this socket belongs to something else; name the runtime's with ")
+                    .setting("backend", "");
+            }
+            Unreachable::Told { hint, .. } => return hint.clone(),
             Unreachable::Refused => "the runtime has stopped or is starting; see its service's log",
             Unreachable::Denied => "run as root, or as a member of the group that owns the socket",
             Unreachable::Silent { .. } => "the runtime hangs; see its log, and restart it if need be",
-            Unreachable::NotGrpc { .. } => {
-                "this socket belongs to something else; name the runtime's with --backend"
-            }
             Unreachable::NotCri { .. } => {
                 "enable the CRI plugin (containerd: remove \"cri\" from disabled_plugins), or name another socket"
             }
-            Unreachable::Told { hint, .. } => hint,
             Unreachable::Broken { .. } => "see the runtime's log",
-        }
+        };
+        text.into()
     }
 }
 

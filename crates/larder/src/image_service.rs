@@ -31,9 +31,7 @@ impl PullFailed {
     /// What the backend says that could be tried next, of the last credential for which it says it.
     pub fn advice(&self) -> Option<Advice> {
         self.0.iter().rev().find_map(|error| match error {
-            BackendError::Call { kind, hint, .. } => {
-                hint.map(|hint| Advice { kind: *kind, hint: hint.into() })
-            }
+            BackendError::Call { kind, hint, .. } => hint.clone().map(|hint| Advice { kind: *kind, hint }),
             // A backend that is gone is told by whoever finds it gone.
             BackendError::Unreachable { .. } | BackendError::Incomplete(_) => None,
         })

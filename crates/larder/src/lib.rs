@@ -21,6 +21,7 @@ pub mod credentials;
 pub mod events;
 pub mod gc;
 pub mod gotext;
+pub mod hint;
 pub mod image_service;
 pub mod near;
 pub mod outlive;

@@ -233,7 +233,7 @@ async fn a_failure_comes_as_the_backend_had_it_and_counts_no_back_off() {
     let denied = BackendError::Call {
         message: "not for you".into(),
         kind: CallErrorKind::Denied,
-        hint: Some("check the password"),
+        hint: Some("check the password".into()),
     };
     for _ in 0..3 {
         node.backend.on_pull(Pull::ends(Err(denied.clone())));

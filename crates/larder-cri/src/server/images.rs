@@ -32,7 +32,8 @@ impl Service {
 /// The status of a call that was to change something, noted in the log.
 fn refused(call: &'static str, spec: &ImageSpec, error: &larder::backend::BackendError) -> Status {
     let status = refusal::of(error);
-    tracing::info!(call, image = spec.image, code = ?status.code(), hint = error.hint(), "{}", status.message());
+    let hint = error.hint().map(|hint| hint.to_string());
+    tracing::info!(call, image = spec.image, code = ?status.code(), hint, "{}", status.message());
     status
 }
 

@@ -17,7 +17,7 @@ fn unreachable(error: &BackendError) -> (String, String) {
     let BackendError::Unreachable { problem: Unreachable::Told { problem, hint }, .. } = error else {
         panic!("{error:?}")
     };
-    (problem.clone(), (*hint).to_owned())
+    (problem.clone(), hint.to_string())
 }
 
 #[tokio::test]
@@ -119,7 +119,7 @@ fn an_image_of_a_container_keeps_all_its_names_whatever_the_container_does() {
         let refused = block_on(backend.remove(&ImageSpec::named(image))).unwrap_err();
         let text = refused.to_string();
         assert!(text.contains("is used by the container user (created)"), "{text}");
-        assert!(refused.hint().unwrap().contains("docker rm"));
+        assert!(refused.hint().unwrap().to_string().contains("docker rm"));
     }
     assert_eq!(world.engine.image_names().unwrap(), names);
     world.engine.remove_container(&container).unwrap();

@@ -1,12 +1,12 @@
 //! What goes into [`Manager::ensure`](super::Manager::ensure) and what comes out.
 
-use std::borrow::Cow;
 use std::fmt;
 use std::time::Duration;
 
 use super::policy::PullPolicy;
 use crate::backend::CallErrorKind;
 use crate::credentials::PullSecret;
+use crate::hint::Hint;
 use crate::pod::{ObjectRef, Pod, SandboxConfig};
 
 /// One image that one pod wants.
@@ -107,7 +107,7 @@ pub struct Advice {
     /// What the failure means.
     pub kind: CallErrorKind,
     /// What the reader could try next.
-    pub hint: Cow<'static, str>,
+    pub hint: Hint,
 }
 
 impl EnsureError {

@@ -8,6 +8,7 @@ use super::puller::{Job, Whose};
 use super::turns::Urgency;
 use crate::backend::{BackendError, CallErrorKind, ImageSpec};
 use crate::credentials::Credential;
+use crate::hint::Hint;
 use crate::pod::SandboxConfig;
 use crate::records::{RecordedCredentials, RecordsError};
 use crate::reference;
@@ -31,7 +32,7 @@ impl Manager {
         let image = reference::apply_default_tag(&spec.image).map_err(|error| BackendError::Call {
             message: error.to_string(),
             kind: CallErrorKind::Other,
-            hint: error.hint(),
+            hint: error.hint().map(Hint::from),
         })?;
         let asked = spec.image.clone();
         let spec = ImageSpec { image, ..spec };
@@ -65,7 +66,9 @@ fn no_intent(error: &RecordsError) -> BackendError {
     // Records tell their trouble as text alone.
     let full = error.0.contains("No space left on device");
     let (kind, hint) = if full {
-        (CallErrorKind::NoRoom, Some("no room is free where larder keeps its state: larder gc makes some"))
+        let hint =
+            Hint::from("no room is free where larder keeps its state: ").command(["gc"]).text(" makes some");
+        (CallErrorKind::NoRoom, Some(hint))
     } else {
         (CallErrorKind::Other, None)
     };
