@@ -9,8 +9,8 @@ use larder::backend::Image;
 use larder::config::AllowlistPattern;
 use larder::credentials::{PodCredentials, SecretCoordinates, ServiceAccountCoordinates};
 use larder::records::{
-    self, Access, ImageRecords, PodLookup, PullIntent, PullRecords, PulledRecord, RecordedSecret, Step, Utc,
-    Verification,
+    self, Access, ImageRecords, PodLookup, PullIntent, PullRecords, PulledRecord, RecordedSecret,
+    RecordsError, Step, Utc, Verification,
 };
 use larder_testkit::fake_backend::{FakeBackend, error as error_of};
 use serde::Deserialize;
@@ -274,13 +274,13 @@ struct PlainPod {
 }
 
 struct Lookup {
-    answer: Result<PodCredentials, String>,
+    answer: Result<PodCredentials, RecordsError>,
     asked: bool,
 }
 
 #[async_trait::async_trait]
 impl PodLookup for Lookup {
-    async fn pod_credentials(&mut self) -> Result<PodCredentials, String> {
+    async fn pod_credentials(&mut self) -> Result<PodCredentials, RecordsError> {
         self.asked = true;
         self.answer.clone()
     }
@@ -324,7 +324,8 @@ async fn must_attempt_pull(mut input: MustAttemptPull) -> Value {
         (at, hash)
     });
     let pod = PodCredentials { secrets: secrets.collect(), service_account: service_account.map(Into::into) };
-    let mut lookup = Lookup { answer: error.map_or(Ok(pod), Err), asked: false };
+    let mut lookup =
+        Lookup { answer: error.map_or(Ok(pod), |text| Err(RecordsError::other(text))), asked: false };
     // Once from the disk, and once more from memory, which has to say the same.
     let (result, error) = kept.check(&input.image, &input.image_ref, &mut lookup).await;
     kept.flush().await.expect("written");

@@ -63,8 +63,7 @@ impl Manager {
 
 /// A pull that must not start, since it could not be noted before.
 fn no_intent(error: &RecordsError) -> BackendError {
-    // Records tell their trouble as text alone.
-    let full = error.0.contains("No space left on device");
+    let full = error.is_no_space();
     let (kind, hint) = if full {
         let hint =
             Hint::from("no room is free where larder keeps its state: ").command(["gc"]).text(" makes some");

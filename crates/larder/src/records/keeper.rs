@@ -62,13 +62,13 @@ pub struct ImageRecords {
 #[async_trait]
 pub trait PodLookup: Send {
     /// The credentials of the pod, or why they cannot be had.
-    async fn pod_credentials(&mut self) -> Result<PodCredentials, String>;
+    async fn pod_credentials(&mut self) -> Result<PodCredentials, RecordsError>;
 }
 
 #[async_trait]
 impl PodLookup for LazyLookup<'_> {
-    async fn pod_credentials(&mut self) -> Result<PodCredentials, String> {
-        self.get().await.map(PodCredentials::of).map_err(|error| error.to_string())
+    async fn pod_credentials(&mut self) -> Result<PodCredentials, RecordsError> {
+        Ok(PodCredentials::of(self.get().await?))
     }
 }
 
@@ -183,8 +183,8 @@ impl ImageRecords {
         let recovered = match self.folder.count(Shelf::Pulling) {
             Ok(0) => Ok(()),
             _ => match backend.list().await {
-                Ok(images) => self.recover_from(images).await.map_err(|error| error.to_string()),
-                Err(error) => Err(error.to_string()),
+                Ok(images) => self.recover_from(images).await,
+                Err(error) => Err(RecordsError::other(error)),
             },
         };
         if let Err(error) = &recovered {
@@ -254,8 +254,7 @@ impl ImageRecords {
     pub async fn record(&self, image_ref: &str) -> Result<Option<PulledRecord>, RecordsError> {
         let (folder, image_ref) = (Arc::clone(&self.folder), image_ref.to_owned());
         let read = tokio::task::spawn_blocking(move || folder.record(&image_ref)).await;
-        let record = read.map_err(|error| RecordsError(error.to_string()))?;
-        record.map_err(|error| RecordsError(error.to_string()))
+        Ok(read.map_err(RecordsError::other)??)
     }
 
     /// Whether a pod must show to the registry that it may use a present image, and why if that could not be said.
@@ -315,7 +314,7 @@ impl ImageRecords {
         if let Look::Asks = look {
             match lookup.pod_credentials().await {
                 Ok(pod) => look = self.look(image, known, Some(&pod)),
-                Err(error) => return (CheckResult::Error, Some(RecordsError(error))),
+                Err(error) => return (CheckResult::Error, Some(error)),
             }
         }
         match look {
@@ -364,8 +363,8 @@ impl ImageRecords {
             )
     }
 
-    async fn read(&self, image_ref: &str) -> Result<Option<Arc<Known>>, String> {
-        let record = self.record(image_ref).await.map_err(|error| error.to_string())?;
+    async fn read(&self, image_ref: &str) -> Result<Option<Arc<Known>>, RecordsError> {
+        let record = self.record(image_ref).await?;
         let known = record.map(|record| Arc::new(Known::new(&record)));
         match &known {
             Some(known) => self.memory.put(image_ref, Arc::clone(known)),
@@ -407,7 +406,7 @@ impl PullRecords for ImageRecords {
         // Also when nobody waits for the answer any more.
         let begun = Begun { records: self, image };
         let written = self.writer.ordered(Change::Intent { image: image.to_owned() }).await;
-        written.map_err(|error| RecordsError(format!("failed to record image pull intent: {error}")))?;
+        written.map_err(|error| RecordsError::Intent(Box::new(error)))?;
         if let Some(settler) = self.settler.get().filter(|_| alone) {
             settler.look_before(image).await;
         }

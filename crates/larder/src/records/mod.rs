@@ -15,6 +15,7 @@
 //! granted an image that he did not show credentials for.
 
 mod document;
+mod error;
 mod folder;
 mod holds;
 mod in_flight;
@@ -33,6 +34,7 @@ mod writer;
 use async_trait::async_trait;
 
 pub use document::{Access, Decoded, DocumentError, PullIntent, PulledRecord, RecordedSecret, file_name};
+pub use error::RecordsError;
 pub use folder::{Step, Witness};
 pub use keeper::{CheckResult, ImageRecords, OpenError, PodLookup};
 pub use known::LEARNED_SECRETS;
@@ -77,11 +79,6 @@ pub trait PullRecords: Send + Sync {
         self.record_image_pull_failed(image);
     }
 }
-
-/// Why the records could not be read or written. The text is what the pod's status shows.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct RecordsError(pub String);
 
 /// What is remembered of the credential that a pull succeeded with.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -93,9 +93,7 @@ impl Writer {
     ) -> impl Future<Output = Result<(), RecordsError>> + Send + use<> {
         let (answer, answered) = oneshot::channel();
         self.send(change, Some(answer));
-        async {
-            answered.await.unwrap_or_else(|_| Err(RecordsError("the writer of pull records is gone".into())))
-        }
+        async { answered.await.unwrap_or(Err(RecordsError::Closed)) }
     }
 
     fn send(&self, change: Change, answer: Option<Answer>) {
@@ -144,7 +142,7 @@ impl Desk {
             }
             draft.write(held)
         });
-        made.map_err(|error| RecordsError(error.to_string()))
+        made.map_err(RecordsError::from)
     }
 }
 

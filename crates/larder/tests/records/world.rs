@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use larder::credentials::{PodCredentials, SecretCoordinates};
 use larder::records::{
-    Access, CheckResult, ImageRecords, PodLookup, RecordedSecret, Step, Verification, Witness,
+    Access, CheckResult, ImageRecords, PodLookup, RecordedSecret, RecordsError, Step, Verification, Witness,
 };
 
 pub(crate) const IMAGE: &str = "registry.example/team/app:v1";
@@ -18,7 +18,7 @@ pub(crate) struct Holder(pub(crate) &'static str);
 
 #[async_trait::async_trait]
 impl PodLookup for Holder {
-    async fn pod_credentials(&mut self) -> Result<PodCredentials, String> {
+    async fn pod_credentials(&mut self) -> Result<PodCredentials, RecordsError> {
         let secrets =
             if self.0.is_empty() { Vec::new() } else { vec![(at(self.0), format!("hash {}", self.0))] };
         Ok(PodCredentials { secrets, service_account: None })
@@ -41,7 +41,7 @@ pub(crate) fn open(folder: &Path) -> ImageRecords {
 /// Whether a pod with this secret may use the image.
 pub(crate) async fn may_use(records: &ImageRecords, holder: &'static str) -> bool {
     let (result, error) = records.check(IMAGE, ID, &mut Holder(holder)).await;
-    assert_eq!(error, None);
+    assert!(error.is_none(), "{error:?}");
     !result.is_none_or(CheckResult::must_pull)
 }
 

@@ -111,7 +111,7 @@ impl PullRecords for Records {
         self.note(json!({"call": "MustAttemptImagePull", "image": image, "image_ref": image_ref}));
         let (answer, _) = &*locked(&self.answers);
         match &answer.error {
-            Some(text) => Err(RecordsError(text.clone())),
+            Some(text) => Err(RecordsError::other(text.clone())),
             None => Ok(answer.required),
         }
     }
@@ -119,7 +119,7 @@ impl PullRecords for Records {
     async fn record_pull_intent(&self, image: &str) -> Result<(), RecordsError> {
         self.note(json!({"call": "RecordPullIntent", "image": image}));
         let (_, error) = &*locked(&self.answers);
-        error.clone().map_or(Ok(()), |text| Err(RecordsError(text)))
+        error.clone().map_or(Ok(()), |text| Err(RecordsError::other(text)))
     }
 
     async fn record_image_pulled(&self, image: &str, image_ref: &str, credentials: &RecordedCredentials) {
