@@ -46,7 +46,7 @@ fn cpu_nanos() -> f64 {
 /// Nanoseconds for a check, with so many credentials in records of so many each.
 async fn measured(credentials: usize, in_each: usize) -> Result<f64, Box<dyn Error>> {
     let folder = tempfile::tempdir()?;
-    let records = ImageRecords::open(folder.path(), Verification::default())?;
+    let records = ImageRecords::open(folder.path(), Verification::of_unconfigured_kubelet())?;
     let image = format!("{NAME}:v1");
     let images = credentials / in_each;
     for number in 0..images {

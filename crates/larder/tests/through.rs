@@ -413,7 +413,8 @@ async fn one_removal_at_a_time_has_the_gate() {
 #[tokio::test]
 async fn an_image_that_came_with_a_credential_of_nobody_known_is_for_who_shows_one() {
     let folder = tempfile::tempdir().unwrap();
-    let records = Arc::new(ImageRecords::open(folder.path(), Verification::default()).unwrap());
+    let records =
+        Arc::new(ImageRecords::open(folder.path(), Verification::of_unconfigured_kubelet()).unwrap());
     let backend = FakeBackend::new();
     backend.on_pull_of(APP, Pull::ok("sha256:app", 7));
     let manager = Manager::builder(Arc::new(backend.clone())).records(records.clone()).build();

@@ -28,11 +28,11 @@ mod merge;
 mod names;
 mod settle;
 mod utc;
-mod verification;
 mod writer;
 
 use async_trait::async_trait;
 
+pub use crate::config::{Verification, VerificationError};
 pub use document::{Access, Decoded, DocumentError, PullIntent, PulledRecord, RecordedSecret, file_name};
 pub use error::RecordsError;
 pub use folder::{Step, Witness};
@@ -41,7 +41,6 @@ pub use known::LEARNED_SECRETS;
 pub use memory::MEMORY_BYTES;
 pub use merge::merge;
 pub use utc::Utc;
-pub use verification::{Verification, VerificationError};
 
 use crate::credentials::{Credential, LazyLookup, SecretCoordinates, ServiceAccountCoordinates, Source};
 

@@ -18,7 +18,9 @@ async fn whatever_dies_nobody_is_granted_what_he_did_not_prove() {
     for steps in 0.. {
         let folder = tempfile::tempdir().unwrap();
         let (witness, _) = dying_after(steps);
-        let records = ImageRecords::watched(folder.path(), Verification::default(), Some(witness)).unwrap();
+        let records =
+            ImageRecords::watched(folder.path(), Verification::of_unconfigured_kubelet(), Some(witness))
+                .unwrap();
         let began = records.record_pull_intent(IMAGE).await.is_ok();
         // The pull happens only after the intent is there.
         let backend = if began { present() } else { FakeBackend::new() };

@@ -51,7 +51,8 @@ async fn a_failed_pull_of_one_process_leaves_the_intent_of_another() {
 async fn many_intents_share_a_sync_and_one_image_has_one_file() {
     let folder = tempfile::tempdir().unwrap();
     let (witness, steps) = dying_after(usize::MAX);
-    let records = ImageRecords::watched(folder.path(), Verification::default(), Some(witness)).unwrap();
+    let records =
+        ImageRecords::watched(folder.path(), Verification::of_unconfigured_kubelet(), Some(witness)).unwrap();
     let images: Vec<_> = (0..200).map(|n| format!("registry.example/{}:v1", n % 100)).collect();
     let intents = images.iter().map(|image| records.record_pull_intent(image));
     let all: Result<Vec<_>, _> = futures_util::future::join_all(intents).await.into_iter().collect();
@@ -116,7 +117,7 @@ async fn the_folder_is_for_its_owner_alone_and_a_place_that_is_none_is_named() {
 
     let taken = folder.path().join("file");
     fs_err::write(&taken, "").unwrap();
-    let error = ImageRecords::open(&taken, Verification::default()).err().unwrap();
+    let error = ImageRecords::open(&taken, Verification::of_unconfigured_kubelet()).err().unwrap();
     assert!(error.to_string().contains(&taken.display().to_string()), "{error}");
 }
 

@@ -1,9 +1,9 @@
 //! Which present images a pod may use only with credentials. Pure.
 
-use crate::config::{AllowlistPattern, PatternError, VerificationPolicy};
+use super::{AllowlistPattern, PatternError, VerificationPolicy};
 use crate::reference;
 
-/// A policy and its list, both checked.
+/// A policy and its list, both checked. There is no default: a policy that cannot be read must not become another one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Verification {
     policy: VerificationPolicy,
@@ -22,14 +22,12 @@ pub enum VerificationError {
     Pattern(#[from] PatternError),
 }
 
-/// Kubelet's default: images that were not pulled here may be used by every pod.
-impl Default for Verification {
-    fn default() -> Self {
+impl Verification {
+    /// What kubelet does unless it is configured: images that were not pulled here may be used by every pod.
+    pub fn of_unconfigured_kubelet() -> Self {
         Verification { policy: VerificationPolicy::NeverVerifyPreloadedImages, allowlist: Vec::new() }
     }
-}
 
-impl Verification {
     /// The policy of this name; the list counts for `NeverVerifyAllowlistedImages` alone.
     pub fn parse<'a>(
         policy: &str,
