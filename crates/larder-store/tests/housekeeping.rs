@@ -257,7 +257,7 @@ async fn a_refusal_says_what_could_be_reclaimed_each_layer_once() {
     }
     let target = folder.path().join("mnt");
     fs_err::create_dir(&target).unwrap();
-    store.mount(&registry.image("shop/app:1"), &target, MountOptions::default(), SystemTime::now()).unwrap();
+    store.mount(registry.image("shop/app:1"), &target, MountOptions::default(), SystemTime::now()).unwrap();
     let error = refused(&store, &web).await;
     store.umount(&target).unwrap();
     assert!(holds_about(&error, 2 << 20), "what is mounted stays: {error}");

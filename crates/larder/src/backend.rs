@@ -13,23 +13,24 @@ use crate::credentials::Credential;
 use crate::hint::Hint;
 use crate::pod::SandboxConfig;
 pub use crate::progress::{Bytes, Detail, LayerPhase, LayerProgress, Progress, PullStep, Wait};
+use crate::reference::{ImageId, ImageName};
 
 /// Which image is meant, in the runtime's words.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct ImageSpec {
     /// A name with tag or digest, exactly as the caller wrote it (`busybox:1.36` stays short), or an image id.
-    pub image: String,
+    pub image: ImageName,
     /// Annotations of the pod that wants it.
     pub annotations: BTreeMap<String, String>,
     /// Runtime handler, empty unless `RuntimeClassInImageCriApi` is on.
     pub runtime_handler: String,
     /// The name as the user wrote it; set for image volumes only.
-    pub user_specified_image: String,
+    pub user_specified_image: ImageName,
 }
 
 impl ImageSpec {
     /// A spec that is nothing but a name or an id.
-    pub fn named(image: impl Into<String>) -> Self {
+    pub fn named(image: impl Into<ImageName>) -> Self {
         ImageSpec { image: image.into(), ..ImageSpec::default() }
     }
 }
@@ -38,7 +39,7 @@ impl ImageSpec {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Image {
     /// The id, usually the digest of the image's config: `sha256:...`.
-    pub id: String,
+    pub id: ImageId,
     /// Names with tags, such as `docker.io/library/busybox:1.36`.
     pub repo_tags: Vec<String>,
     /// Names with digests, such as `docker.io/library/busybox@sha256:...`.
@@ -94,11 +95,11 @@ pub struct Container {
     /// Name of the container within its pod.
     pub name: String,
     /// Id of the image that it runs. From runtimes before Kubernetes 1.30, whatever name they report.
-    pub image_id: String,
+    pub image_id: ImageId,
     /// Id of its pod sandbox.
     pub sandbox_id: String,
-    /// Images mounted into it as volumes.
-    pub mounted_images: Vec<String>,
+    /// Images mounted into it as volumes: their ids, or the names that the runtime reports.
+    pub mounted_images: Vec<ImageId>,
     /// The runtime could not tell its mounts this time: any image may be mounted into it.
     pub mounts_unknown: bool,
     /// Whether it is running now.
@@ -188,7 +189,7 @@ pub trait Backend: Send + Sync {
         credential: Option<&Credential>,
         sandbox: Option<&SandboxConfig>,
         progress: &Progress,
-    ) -> Result<String, BackendError>;
+    ) -> Result<ImageId, BackendError>;
 
     /// Removes an image under all its names. Succeeds when it is already gone, so that a sweep can be repeated.
     async fn remove(&self, image: &ImageSpec) -> Result<(), BackendError>;

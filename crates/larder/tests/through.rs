@@ -16,6 +16,7 @@ use larder::pull::{
     PullPolicy,
 };
 use larder::records::{ImageRecords, Verification};
+use larder::reference::ImageId;
 use larder_testkit::fake_backend::{Call, FakeBackend, Pull, error, image};
 use tokio::task::JoinHandle;
 use tokio::time::advance;
@@ -91,7 +92,7 @@ fn pod(user: Option<&str>) -> EnsureRequest {
     }
 }
 
-type Pulling = JoinHandle<Result<String, BackendError>>;
+type Pulling = JoinHandle<Result<ImageId, BackendError>>;
 
 impl Node {
     /// Starts to pull and lets it run as far as it gets.

@@ -4,7 +4,7 @@ use std::io;
 use std::path::PathBuf;
 
 use larder::hint::Hint;
-use larder::reference::Digest;
+use larder::reference::{Digest, ImageName};
 
 use super::db::DbError;
 use super::records::LayerKey;
@@ -147,13 +147,13 @@ pub enum StoreError {
     #[error("there is no image {image} in the store")]
     NoImage {
         /// As asked.
-        image: String,
+        image: ImageName,
     },
     /// The image is mounted.
     #[error("image {image} is in use: mounted at {}", mounts.join(", "))]
     Mounted {
         /// As asked.
-        image: String,
+        image: ImageName,
         /// Where.
         mounts: Vec<String>,
     },
@@ -161,7 +161,7 @@ pub enum StoreError {
     #[error("image {image} is in use: leased by {}", leases.join(", "))]
     Leased {
         /// As asked.
-        image: String,
+        image: ImageName,
         /// Ids of the leases.
         leases: Vec<String>,
     },

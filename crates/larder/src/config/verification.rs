@@ -1,7 +1,7 @@
 //! Which present images a pod may use only with credentials. Pure.
 
 use super::{AllowlistPattern, PatternError, VerificationPolicy};
-use crate::reference;
+use crate::reference::ImageName;
 
 /// A policy and its list, both checked. There is no default: a policy that cannot be read must not become another one.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,12 +51,12 @@ impl Verification {
 
     /// Whether a pod needs credentials for a present image, named as the pod does. `pulled_here`: a pull of ours brought
     /// it, or may have.
-    pub fn required(&self, image: &str, pulled_here: bool) -> bool {
+    pub fn required(&self, image: &ImageName, pulled_here: bool) -> bool {
         match self.policy {
             VerificationPolicy::NeverVerify => false,
             VerificationPolicy::NeverVerifyPreloadedImages => pulled_here,
             VerificationPolicy::NeverVerifyAllowlistedImages => {
-                let name = reference::trim_tag_and_digest(image).unwrap_or(image);
+                let name = image.trimmed().unwrap_or(image.as_str());
                 !self.allowlist.iter().any(|pattern| pattern.matches(name))
             }
             VerificationPolicy::AlwaysVerify => true,

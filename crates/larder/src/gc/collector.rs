@@ -23,6 +23,7 @@ use super::uses::Uses;
 use crate::backend::{Backend, Image};
 use crate::events::{Event, EventType, Reason};
 use crate::image_service::Disk;
+use crate::reference::ImageId;
 
 /// Collects the images of one backend. One round runs at a time; dropping a call abandons its round: a removal
 /// that has begun goes on to its end and is written down, and none follows.
@@ -352,7 +353,7 @@ impl Collector {
     }
 
     fn run_hooks(&self, policy: &GcPolicy, scene: &Scene, swept: &Swept, started: Stamp) {
-        let kept: Vec<String> = match policy.hooks {
+        let kept: Vec<ImageId> = match policy.hooks {
             HookRule::Examined => swept.examined.clone(),
             HookRule::AllPresent => scene.images.iter().map(|image| image.id.clone()).collect(),
         };

@@ -81,7 +81,7 @@ impl Hands for Hand<'_> {
                 }
             }
             let handler = image.handler.clone();
-            let spec = ImageSpec { runtime_handler: handler, ..ImageSpec::named(image.id.as_str()) };
+            let spec = ImageSpec { runtime_handler: handler, ..ImageSpec::named(&image.id) };
             // Removing what is gone succeeds, so that has to be found out before. What cannot be found out is told by
             // the removal.
             if look_again.is_some() && matches!(parts.backend.look(&spec).await, Ok(None)) {
@@ -147,7 +147,7 @@ impl Drop for Gone {
                 Goal::Thresholds | Goal::Free { .. } | Goal::AllUnused => counts.space += 1,
             }
         }
-        tracing::info!(image = image.id, names = ?image.names, why = %image.why, "removed an image");
+        tracing::info!(image = %image.id, names = ?image.names, why = %image.why, "removed an image");
         let Some(history) = &parts.history else { return };
         let reason = match goal {
             Goal::Age => "age",

@@ -13,6 +13,7 @@ use async_trait::async_trait;
 use super::policy::UseRule;
 use crate::backend::{Backend, Image};
 use crate::gotext;
+use crate::reference::ImageId;
 
 /// One way in which an image is used.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -88,8 +89,8 @@ fn seconds(duration: Duration) -> String {
 /// What a source found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
-    /// Id, or name, of the image.
-    pub image: String,
+    /// Id of the image, or the name that the runtime reports.
+    pub image: ImageId,
     /// Runtime handler that it is used with; `None` when that does not matter.
     pub handler: Option<String>,
     /// How it is used.
@@ -150,7 +151,7 @@ impl UseSource for BackendUses {
 /// All uses of all sources, by image.
 #[derive(Debug, Clone, Default)]
 pub struct Uses {
-    by_id: HashMap<String, Vec<(Option<String>, Use)>>,
+    by_id: HashMap<ImageId, Vec<(Option<String>, Use)>>,
 }
 
 impl Uses {
@@ -165,7 +166,7 @@ impl Uses {
 
     /// Brings what was found to the images that are listed.
     pub fn of(found: Vec<Found>, images: &[Image], rule: UseRule) -> Uses {
-        let mut ids: HashMap<&str, &str> = HashMap::new();
+        let mut ids: HashMap<&str, &ImageId> = HashMap::new();
         if rule == UseRule::IdsAndNames && !found.is_empty() {
             for image in images {
                 for name in image.repo_tags.iter().chain(&image.repo_digests) {
@@ -173,13 +174,13 @@ impl Uses {
                 }
             }
         }
-        let mut by_id: HashMap<String, Vec<_>> = HashMap::new();
+        let mut by_id: HashMap<ImageId, Vec<_>> = HashMap::new();
         for Found { image, handler, by } in found {
             // Under kubelet's rule a mount counts for the record without a handler only.
             let handler =
                 if rule == UseRule::Ids { handler.or_else(|| Some(String::new())) } else { handler };
-            if let Some(id) = ids.get(&*image) {
-                by_id.entry((*id).to_owned()).or_default().push((handler.clone(), by.clone()));
+            if let Some(&id) = ids.get(image.as_str()) {
+                by_id.entry(id.clone()).or_default().push((handler.clone(), by.clone()));
             }
             let uses = by_id.entry(image).or_default();
             // Of one ensure, both the gate and a store may tell.
@@ -192,8 +193,8 @@ impl Uses {
     }
 
     /// The uses of one image. An image without a handler is used whatever handler a container has.
-    pub fn of_image(&self, id: &str, handler: &str) -> impl Iterator<Item = &Use> {
-        self.by_id.get(id).into_iter().flatten().filter_map(move |(with, by)| {
+    pub fn of_image(&self, id: impl AsRef<str>, handler: &str) -> impl Iterator<Item = &Use> {
+        self.by_id.get(id.as_ref()).into_iter().flatten().filter_map(move |(with, by)| {
             let counts = handler.is_empty() || with.as_deref().is_none_or(|with| with == handler);
             counts.then_some(by)
         })

@@ -11,7 +11,7 @@ use crate::credentials::Credential;
 use crate::hint::Hint;
 use crate::pod::SandboxConfig;
 use crate::records::{RecordedCredentials, RecordsError};
-use crate::reference;
+use crate::reference::ImageId;
 
 impl Manager {
     /// Pulls an image and returns its id, whether it is present or not. The image may be named without a tag.
@@ -28,8 +28,8 @@ impl Manager {
         spec: ImageSpec,
         credential: Option<Credential>,
         sandbox: Option<SandboxConfig>,
-    ) -> Result<String, BackendError> {
-        let image = reference::apply_default_tag(&spec.image).map_err(|error| BackendError::Call {
+    ) -> Result<ImageId, BackendError> {
+        let image = spec.image.with_default_tag().map_err(|error| BackendError::Call {
             message: error.to_string(),
             kind: CallErrorKind::Other,
             hint: error.hint().map(Hint::from),

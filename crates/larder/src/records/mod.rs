@@ -43,6 +43,7 @@ pub use merge::merge;
 pub use utc::Utc;
 
 use crate::credentials::{Credential, LazyLookup, SecretCoordinates, ServiceAccountCoordinates, Source};
+use crate::reference::{ImageId, ImageName};
 
 /// Remembers what was pulled and with which credential.
 #[async_trait]
@@ -51,30 +52,35 @@ pub trait PullRecords: Send + Sync {
     /// `image` is the text as requested; `credentials` are looked up only if the answer depends on them.
     async fn must_attempt_pull(
         &self,
-        image: &str,
-        image_ref: &str,
+        image: &ImageName,
+        image_ref: &ImageId,
         credentials: &mut LazyLookup<'_>,
     ) -> Result<bool, RecordsError>;
 
     /// A pull of `image` is about to start; it must not before this returns. Closed by one of the next calls, on
     /// every path; not if this fails, or is dropped.
-    async fn record_pull_intent(&self, image: &str) -> Result<(), RecordsError>;
+    async fn record_pull_intent(&self, image: &ImageName) -> Result<(), RecordsError>;
 
     /// The pull of `image` succeeded. Counts once this was polled, also if it is dropped then.
-    async fn record_image_pulled(&self, image: &str, image_ref: &str, credentials: &RecordedCredentials);
+    async fn record_image_pulled(
+        &self,
+        image: &ImageName,
+        image_ref: &ImageId,
+        credentials: &RecordedCredentials,
+    );
 
     /// The pull of `image` did not start.
-    fn record_image_pull_failed(&self, image: &str);
+    fn record_image_pull_failed(&self, image: &ImageName);
 
     /// The pull of `image` failed, and nothing works at it any more. Says whether it is known now what is there; if not, or
     /// if this is dropped, one of the other calls has to close it.
-    async fn record_image_pull_ended(&self, image: &str) -> bool {
+    async fn record_image_pull_ended(&self, image: &ImageName) -> bool {
         self.record_image_pull_failed(image);
         true
     }
 
     /// Who waited for the pull of `image` has left, or how it ended is not known: the image may come after all.
-    fn record_image_pull_left(&self, image: &str) {
+    fn record_image_pull_left(&self, image: &ImageName) {
         self.record_image_pull_failed(image);
     }
 }

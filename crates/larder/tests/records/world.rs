@@ -9,9 +9,18 @@ use larder::credentials::{PodCredentials, SecretCoordinates};
 use larder::records::{
     Access, CheckResult, ImageRecords, PodLookup, RecordedSecret, RecordsError, Step, Verification, Witness,
 };
+use larder::reference::{ImageId, ImageName};
 
 pub(crate) const IMAGE: &str = "registry.example/team/app:v1";
 pub(crate) const ID: &str = "sha256:aaaa";
+
+pub(crate) fn image() -> ImageName {
+    IMAGE.into()
+}
+
+pub(crate) fn id() -> ImageId {
+    ID.into()
+}
 
 /// A pod that holds one pull secret.
 pub(crate) struct Holder(pub(crate) &'static str);
@@ -40,7 +49,7 @@ pub(crate) fn open(folder: &Path) -> ImageRecords {
 
 /// Whether a pod with this secret may use the image.
 pub(crate) async fn may_use(records: &ImageRecords, holder: &'static str) -> bool {
-    let (result, error) = records.check(IMAGE, ID, &mut Holder(holder)).await;
+    let (result, error) = records.check(&image(), &id(), &mut Holder(holder)).await;
     assert!(error.is_none(), "{error:?}");
     !result.is_none_or(CheckResult::must_pull)
 }
