@@ -31,10 +31,8 @@ impl UseSource for StoreBackend {
     async fn uses(&self) -> Result<Vec<Found>, UseError> {
         let store = self.store().clone();
         let leases = match tokio::task::spawn_blocking(move || store.leases(SystemTime::now())).await {
-            Ok(leases) => {
-                leases.map_err(|error| UseError(failed(&error, CallErrorKind::Other).to_string()))?
-            }
-            Err(error) => return Err(UseError(error.to_string())),
+            Ok(leases) => leases.map_err(|error| failed(&error, CallErrorKind::Other))?,
+            Err(error) => return Err(failed(&error, CallErrorKind::Canceled).into()),
         };
         let found = leases.into_iter().flat_map(|lease| {
             let by = match lease.kind {

@@ -120,8 +120,7 @@ impl Hands for Hand<'_> {
 
 /// Who uses the image at this moment.
 async fn users(parts: &Parts, image: &Removal, rule: UseRule) -> Result<Vec<Use>, RemoveError> {
-    let found = Uses::ask(&parts.sources).await;
-    let found = found.map_err(|error| RemoveError::UseUnknown(error.to_string()))?;
+    let found = Uses::ask(&parts.sources).await?;
     let named = Image { id: image.id.clone(), repo_tags: image.names.clone(), ..Image::default() };
     let uses = Uses::of(found, &[named], rule);
     Ok(uses.of_image(&image.id, &image.handler).cloned().collect())

@@ -15,7 +15,7 @@ use super::disk;
 use super::error::GcError;
 use super::plan::{Aim, Goal, Plan, Removal, Scene, aim, plan_for};
 use super::policy::{Accounting, GcPolicy};
-use super::uses::Use;
+use super::uses::{Use, UseError};
 use crate::backend::BackendError;
 use crate::image_service::Disk;
 use crate::reference::ImageId;
@@ -51,8 +51,8 @@ pub enum RemoveError {
     #[error(transparent)]
     Backend(#[from] BackendError),
     /// Nobody could tell whether it is in use.
-    #[error("{0}")]
-    UseUnknown(String),
+    #[error(transparent)]
+    UseUnknown(#[from] UseError),
 }
 
 /// How long a sweep waits for room that a backend frees in the background.

@@ -11,7 +11,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use super::policy::UseRule;
-use crate::backend::{Backend, Image};
+use crate::backend::{Backend, BackendError, Image};
 use crate::gotext;
 use crate::reference::ImageId;
 
@@ -97,10 +97,30 @@ pub struct Found {
     pub by: Use,
 }
 
-/// A source that could not tell. The round ends with this text.
+/// Why a source could not tell. The round ends with this text.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct UseError(pub String);
+#[non_exhaustive]
+pub enum UseError {
+    /// The backend did not answer.
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+    /// The runtime does not tell what a container mounts, so that any image may be in use.
+    #[error("get container status: container {container}: the runtime does not tell which images it mounts")]
+    MountsUnknown {
+        /// Id of the container.
+        container: String,
+    },
+    /// What another source says.
+    #[error("{0}")]
+    Other(String),
+}
+
+impl UseError {
+    /// What another source says.
+    pub fn other(error: impl fmt::Display) -> UseError {
+        UseError::Other(error.to_string())
+    }
+}
 
 /// Knows of images in use.
 #[async_trait]
@@ -122,14 +142,13 @@ impl BackendUses {
 #[async_trait]
 impl UseSource for BackendUses {
     async fn uses(&self) -> Result<Vec<Found>, UseError> {
-        let in_use = self.0.in_use().await.map_err(|error| UseError(error.to_string()))?;
+        let in_use = self.0.in_use().await?;
         let handlers: HashMap<&str, &str> =
             in_use.sandboxes.iter().map(|sandbox| (&*sandbox.id, &*sandbox.runtime_handler)).collect();
         let mut found = Vec::with_capacity(in_use.containers.len());
         for container in in_use.containers {
             if container.mounts_unknown {
-                let problem = "the runtime does not tell which images it mounts";
-                return Err(UseError(format!("get container status: container {}: {problem}", container.id)));
+                return Err(UseError::MountsUnknown { container: container.id });
             }
             let handler = handlers.get(&*container.sandbox_id).copied().unwrap_or_default();
             for image in container.mounted_images {

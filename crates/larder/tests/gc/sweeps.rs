@@ -249,7 +249,7 @@ impl UseSource for FailsLater {
     async fn uses(&self) -> Result<Vec<Found>, UseError> {
         let mut asked = self.0.lock().expect("nobody panicked");
         *asked += 1;
-        if *asked > 1 { Err(UseError("gone".into())) } else { Ok(Vec::new()) }
+        if *asked > 1 { Err(UseError::other("gone")) } else { Ok(Vec::new()) }
     }
 }
 
