@@ -246,7 +246,7 @@ impl Backend for DockerBackend {
                 };
                 let listed = self.list().await?;
                 let ids: Vec<&str> = listed.iter().map(|image| image.id.as_str()).collect();
-                let is_here = here::is_here(self.host(), &info, &ids);
+                let is_here = here::is_here(self.host(), &info, &ids).await;
                 let root = info.docker_root_dir.clone().into();
                 let image =
                     usage(convert::image_root(self.host(), &info, is_here), self.used(&listed).await?);

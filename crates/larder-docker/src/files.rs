@@ -21,8 +21,9 @@ pub(crate) struct Files {
 
 impl Files {
     /// `None` where the engine is on another machine, or images are in containerd. `images` are ids that it lists.
-    pub(crate) fn of(host: &EngineHost, info: &Info, images: &[&str]) -> Option<Files> {
-        Files::said(info).filter(|_| here::is_here(host, info, images))
+    pub(crate) async fn of(host: &EngineHost, info: &Info, images: &[&str]) -> Option<Files> {
+        let files = Files::said(info)?;
+        here::is_here(host, info, images).await.then_some(files)
     }
 
     /// Where they are on the engine's own machine.

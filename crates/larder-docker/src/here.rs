@@ -29,8 +29,14 @@ impl Machine {
 /// Whether the engine's folders are those of the same name here. A socket may lead to a machine elsewhere, or to one that
 /// runs inside this one; an engine that does not say where it is, is believed. Machines that were cloned and containers of
 /// one pod have the same name: so the files are looked for, too, where that is allowed. `images` are ids that it lists.
-pub(crate) fn is_here(host: &EngineHost, info: &Info, images: &[&str]) -> bool {
-    is_on(&Machine::this(), host, info) && has_its_files(info, images)
+pub(crate) async fn is_here(host: &EngineHost, info: &Info, images: &[&str]) -> bool {
+    if !is_on(&Machine::this(), host, info) {
+        return false;
+    }
+    let images: Vec<String> = images.iter().take(LOOKED_FOR).map(|id| (*id).to_owned()).collect();
+    let info = info.clone();
+    let look = move || has_its_files(&info, &images.iter().map(String::as_str).collect::<Vec<_>>());
+    tokio::task::spawn_blocking(look).await.unwrap_or(false)
 }
 
 fn is_on(this: &Machine, host: &EngineHost, info: &Info) -> bool {
@@ -56,7 +62,7 @@ fn has_its_files(info: &Info, images: &[&str]) -> bool {
     if images.is_empty() || is_missing(&files.of_images()) {
         return true;
     }
-    images.iter().take(LOOKED_FOR).any(|id| !is_missing(&files.config(id)))
+    images.iter().any(|id| !is_missing(&files.config(id)))
 }
 
 fn is_missing(path: &Path) -> bool {

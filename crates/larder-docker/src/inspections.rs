@@ -86,7 +86,9 @@ impl Inspections {
             Err(_) => Info::default(),
         };
         let images: Vec<&str> = ids.iter().map(ImageId::as_str).collect();
-        let Some(files) = Files::of(self.engine.host(), &info, &images) else { return Ok(HashMap::new()) };
+        let Some(files) = Files::of(self.engine.host(), &info, &images).await else {
+            return Ok(HashMap::new());
+        };
         let dates = move || {
             ids.into_iter()
                 .filter_map(|id| Some((files.came(id.as_str())?, id)))

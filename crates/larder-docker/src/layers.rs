@@ -69,9 +69,10 @@ impl EngineLayers {
             listed.iter().copied().chain(hidden.iter().map(|container| &container.image_id)).collect();
         let facts = self.inspections.of(&ids).await?;
         self.inspections.forget_but(&facts).await;
-        let listed: Vec<&str> = listed.into_iter().map(ImageId::as_str).collect();
-        let files = Files::of(engine.host(), &info, &listed);
+        let shown: Vec<&str> = listed.iter().map(|id| id.as_str()).collect();
+        let files = Files::of(engine.host(), &info, &shown).await;
         let amounts = self.amounts(images, &facts, files.as_ref()).await?;
+        let mut own = own(files, &listed).await;
         let mut layers = Layers::unknown();
         let (mut folders, mut estimated) = (Amount::ZERO, false);
         for (chain, known) in &amounts {
@@ -95,7 +96,7 @@ impl EngineLayers {
         }
         for image in images {
             let Some(facts) = facts.get(&image.id) else { continue };
-            let own = files.as_ref().map_or(Amount::ZERO, |files| files.own(image.id.as_str()));
+            let own = own.remove(&image.id).unwrap_or_default();
             layers.add_image(&image.id, &facts.chains, own, Some(facts.labels.clone()));
         }
         Ok(Measured { layers, folders, estimated })
@@ -179,6 +180,14 @@ impl LayerSource for EngineLayers {
     async fn layers(&self, images: &[Image]) -> Result<Layers, BackendError> {
         Ok(self.look(images).await?.layers)
     }
+}
+
+/// What each of these images takes beside its layers, where that may be read.
+async fn own(files: Option<Files>, images: &[&ImageId]) -> HashMap<ImageId, Amount> {
+    let Some(files) = files else { return HashMap::new() };
+    let images: Vec<ImageId> = images.iter().map(|&id| id.clone()).collect();
+    let measure = move || images.into_iter().map(|id| (id.clone(), files.own(id.as_str()))).collect();
+    tokio::task::spawn_blocking(measure).await.unwrap_or_default()
 }
 
 fn new_folders(facts: &Facts, known: &HashMap<LayerId, Known>) -> Vec<(LayerId, PathBuf)> {

@@ -84,7 +84,7 @@ pub(crate) async fn usage(
     let listed: Vec<Image> = summaries.iter().map(image).collect();
     let measured = layers.look(&listed).await?;
     let ids: Vec<&str> = listed.iter().map(|image| image.id.as_str()).collect();
-    let files = Files::of(engine.host(), &info, &ids);
+    let files = Files::of(engine.host(), &info, &ids).await;
     let store = files.map(|files| files.layer_store());
     let on_disk = match store.clone() {
         Some(store) => blocking(move || measure::tree(&store).ok()).await,

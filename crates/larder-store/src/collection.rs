@@ -107,21 +107,17 @@ fn config_of(store: &Store, id: &ImageId) -> Result<Option<ImageConfig>, StoreEr
 }
 
 /// The file system of a store.
-pub struct StoreDisk {
-    /// The store.
-    pub store: Store,
-    /// Whether everything that was removed is deleted before it is measured, as who makes room wants it.
-    pub delete_first: bool,
-}
+pub struct StoreDisk(pub Store);
 
-#[async_trait]
-impl Measure for StoreDisk {
-    async fn measure(&self) -> Result<Disk, FilesystemError> {
-        let (store, delete_first) = (self.store.clone(), self.delete_first);
+impl StoreDisk {
+    /// Measures on a thread where it may block, after `first`.
+    async fn measure_after(
+        &self,
+        first: impl FnOnce(&Store) + Send + 'static,
+    ) -> Result<Disk, FilesystemError> {
+        let store = self.0.clone();
         let measured = tokio::task::spawn_blocking(move || {
-            if delete_first && let Err(error) = store.empty_trash() {
-                tracing::warn!("{error}");
-            }
+            first(&store);
             local_disk(store.root())
         });
         let failed =
@@ -130,5 +126,21 @@ impl Measure for StoreDisk {
             Ok(disk) => Ok(disk.map_err(|error| failed(&error))?.unwrap_or_default()),
             Err(error) => Err(failed(&error)),
         }
+    }
+}
+
+#[async_trait]
+impl Measure for StoreDisk {
+    async fn measure(&self) -> Result<Disk, FilesystemError> {
+        self.measure_after(|_| ()).await
+    }
+
+    async fn measure_after_deletion(&self) -> Result<Disk, FilesystemError> {
+        self.measure_after(|store| {
+            if let Err(error) = store.empty_trash() {
+                tracing::warn!("{error}");
+            }
+        })
+        .await
     }
 }

@@ -26,6 +26,7 @@ const MOST: usize = 10_000;
 const LONGEST_FILE: u64 = 8 << 20;
 
 /// The file.
+#[derive(Clone)]
 pub(crate) struct EnsuredFile {
     path: PathBuf,
     clock: SystemClock,
@@ -122,7 +123,10 @@ impl EnsuredFile {
 #[async_trait]
 impl UseSource for EnsuredFile {
     async fn uses(&self) -> Result<Vec<Found>, UseError> {
-        Ok(self.read()?.uses(&self.clock.read(), self.lease))
+        let file = self.clone();
+        let read = tokio::task::spawn_blocking(move || file.read()).await;
+        let ensured = read.map_err(|error| UseError(error.to_string()))??;
+        Ok(ensured.uses(&self.clock.read(), self.lease))
     }
 }
 

@@ -66,7 +66,7 @@ pub(crate) fn collecting_from(
 ) -> Result<Collecting, Failure> {
     let place = Place::of(connection, &chosen)?.locked()?;
     policy.keep = KeepFile::at(&place).read()?;
-    let (backend, mut builder) = parts(chosen, true);
+    let (backend, mut builder) = parts(chosen);
     let mut records = None;
     if place.pull_records().is_dir() {
         // They go with their images. What they are checked by is of no concern here.
@@ -103,7 +103,7 @@ pub(crate) fn looking(connection: &Connection, chosen: Chosen) -> Result<Collect
     let place = Place::of(connection, &chosen)?.alone()?;
     let keep = KeepFile::at(&place).read()?;
     let policy = looking_policy(&GcPolicy { keep, ..GcPolicy::default() });
-    let (backend, builder) = parts(chosen, false);
+    let (backend, builder) = parts(chosen);
     let collector = builder.policy(policy).also_used_by(Arc::new(EnsuredFile::at(&place))).build();
     Ok(Collecting { backend, collector, records: None, _place: place })
 }
@@ -113,14 +113,14 @@ pub(crate) fn looking_policy(policy: &GcPolicy) -> GcPolicy {
     GcPolicy { minimum_age: Duration::ZERO, ..policy.clone() }
 }
 
-/// The backend, and a builder that knows how to ask it. `acts` says whether images will be removed.
-pub(crate) fn parts(chosen: Chosen, acts: bool) -> (Arc<dyn Backend>, CollectorBuilder) {
+/// The backend, and a builder that knows how to ask it.
+pub(crate) fn parts(chosen: Chosen) -> (Arc<dyn Backend>, CollectorBuilder) {
     match chosen {
         Chosen::Store(store) => {
             let backend: Arc<dyn Backend> = Arc::new(store.clone());
             let builder = Collector::builder(backend.clone())
                 .also_used_by(Arc::new(store.clone()))
-                .disk(Arc::new(StoreDisk { store: store.store().clone(), delete_first: acts }))
+                .disk(Arc::new(StoreDisk(store.store().clone())))
                 // What was removed is deleted when the disk is measured: there is nothing to wait for.
                 .patience(Patience { quiet: Duration::ZERO, ..Patience::default() })
                 .layers(Arc::new(Labelled::new(store)));

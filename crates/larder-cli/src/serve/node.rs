@@ -79,7 +79,7 @@ impl Backed {
         let told = chosen.told();
         let (store, usage) = (chosen.store().cloned(), UsageSource::of(&chosen));
         let cache = docker::builder_cache(&chosen).filter(|_| prune_builder);
-        let (backend, mut collector) = collect::parts(chosen, true);
+        let (backend, mut collector) = collect::parts(chosen);
         if let Some(cache) = cache {
             collector = collector.reclaim_first(cache);
         }

@@ -22,5 +22,6 @@ mod outages;
 mod policy;
 mod serve;
 mod served;
+mod stalled_removal;
 mod store;
 mod world;

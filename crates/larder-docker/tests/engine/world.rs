@@ -32,7 +32,7 @@ impl World {
     }
 
     /// What another larder knows of the images after one look, with its records in this folder.
-    pub(crate) fn look(&self, folder: &Path) -> Records {
+    pub(crate) fn look(&self, folder: &Path) -> Arc<Records> {
         let backend = self.backend();
         let collector = Collector::builder(backend.clone())
             .layers(backend.layers())
@@ -41,7 +41,7 @@ impl World {
             .build();
         block_on(async {
             collector.detect().await.unwrap();
-            collector.records().await
+            collector.records()
         })
     }
 

@@ -17,6 +17,7 @@ use super::plan::{Goal, Plan, Scene, Subject, insufficient, keepables, plan, pla
 use super::policy::{Accounting, GcPolicy, HookRule};
 use super::records::{Records, handler_of};
 use super::report::{GcCounts, Report, Round};
+use super::state::{GcState, Observed};
 use super::sweep::{Swept, sweep};
 use super::time::Stamp;
 use super::uses::Uses;
@@ -25,12 +26,14 @@ use crate::events::{Event, EventType, Reason};
 use crate::image_service::Disk;
 use crate::reference::ImageId;
 
-/// Collects the images of one backend. One round runs at a time; dropping a call abandons its round: a removal
-/// that has begun goes on to its end and is written down, and none follows.
+/// Collects the images of one backend. One round runs at a time, and only another round waits for it. Dropping a call
+/// abandons its round: a removal that has begun goes on to its end and is written down, and none follows.
 pub struct Collector {
     pub(super) parts: Arc<Parts>,
     policy: RwLock<Arc<GcPolicy>>,
-    records: Mutex<Records>,
+    pub(super) state: Arc<GcState>,
+    /// Held by the round that runs.
+    round: Mutex<()>,
     /// What was wrong with the records at the start.
     notice: Option<String>,
     began: Stamp,
@@ -44,15 +47,16 @@ impl Collector {
     }
 
     pub(super) fn new(parts: Parts) -> Collector {
-        let loaded = parts.store.load();
-        if let Some(notice) = &loaded.notice {
+        let (state, notice) = GcState::open(parts.store.clone(), parts.history.clone());
+        if let Some(notice) = &notice {
             tracing::warn!("{notice}");
         }
         let began = parts.clock.read().wall;
         Collector {
             policy: RwLock::new(Arc::new(parts.policy.clone())),
-            records: Mutex::new(loaded.records),
-            notice: loaded.notice,
+            state: Arc::new(state),
+            round: Mutex::default(),
+            notice,
             began,
             counts: Arc::default(),
             parts: Arc::new(parts),
@@ -81,13 +85,21 @@ impl Collector {
     }
 
     /// The records, as they are now.
-    pub async fn records(&self) -> Records {
-        self.records.lock().await.clone()
+    pub fn records(&self) -> Arc<Records> {
+        self.state.records()
     }
 
-    /// Brings the records up to date, and removes nothing. Costs the same few calls whatever is known already.
+    /// Waits until the records and the journal, as they are now, are on disk. Dropping the collector does that as well.
+    pub async fn flush(&self) {
+        self.state.flush().await;
+    }
+
+    /// Brings the records up to date, also on disk, and removes nothing. Costs the same few calls whatever is known
+    /// already.
     pub async fn detect(&self) -> Result<(), GcError> {
-        self.scene().await.map(drop)
+        self.scene().await?;
+        self.state.flush().await;
+        Ok(())
     }
 
     /// What [`collect`](Collector::collect) would do now.
@@ -102,15 +114,15 @@ impl Collector {
         Ok(plan(&scene, &self.policy(), goal))
     }
 
-    /// Everything that a plan depends on, now.
+    /// Everything that a plan depends on, now. Waits for no round.
     pub async fn scene(&self) -> Result<Scene, GcError> {
-        self.look(&self.policy(), &mut *self.records.lock().await).await
+        self.look(&self.policy()).await
     }
 
-    /// Everything that a plan depends on, and the file system.
+    /// Everything that a plan depends on, and the file system. Waits for no round.
     pub async fn scene_with_disk(&self) -> Result<Scene, GcError> {
         let mut scene = self.scene().await?;
-        scene.disk = Some(self.disk().await?);
+        scene.disk = Some(self.checked(self.parts.disk.measure().await?)?);
         Ok(scene)
     }
 
@@ -133,24 +145,25 @@ impl Collector {
 
     /// The same by a policy for this round alone. Keep rules of the collector are honoured beside those of the policy.
     pub async fn round_by(&self, policy: &GcPolicy, goal: Goal) -> Round {
+        let _turn = self.round.lock().await;
         let mut report = Report::default();
         let ended = match goal {
             Goal::Thresholds | Goal::Age => self.on_time(policy, &mut report).await,
             Goal::Free { .. } | Goal::AllUnused => self.on_demand(policy, goal, &mut report).await,
         };
+        self.state.flush().await;
         Round { report, error: ended.err() }
     }
 
     async fn on_time(&self, policy: &GcPolicy, report: &mut Report) -> Result<(), GcError> {
-        let records = &mut *self.records.lock().await;
-        let scene = &mut self.look(policy, records).await?;
+        let scene = &mut self.look(policy).await?;
         let started = scene.now;
         report.warnings = Self::warnings_by(policy, scene);
-        let age_error = self.age_pass(policy, scene, records, report).await;
+        let age_error = self.age_pass(policy, scene, report).await;
         if let (Some(error), Accounting::Nominal) = (&age_error, policy.accounting) {
             return Err(error.clone());
         }
-        let disk = self.disk().await?;
+        let disk = self.disk_after_deletion().await?;
         scene.disk = Some(disk);
         report.before.get_or_insert(disk);
         let disk = self.reclaimed(policy, disk).await?;
@@ -168,7 +181,7 @@ impl Collector {
             }
             return Ok(());
         }
-        let swept = self.carry_out(policy, scene, records, planned, report).await;
+        let swept = self.carry_out(policy, scene, planned, report).await;
         if let Some(error) = swept.error(Goal::Thresholds, policy) {
             return Err(error);
         }
@@ -194,18 +207,17 @@ impl Collector {
     }
 
     async fn on_demand(&self, policy: &GcPolicy, goal: Goal, report: &mut Report) -> Result<(), GcError> {
-        let records = &mut *self.records.lock().await;
-        let scene = &mut self.look(policy, records).await?;
+        let scene = &mut self.look(policy).await?;
         let started = scene.now;
         report.warnings = Self::warnings_by(policy, scene);
         scene.disk = match (goal, policy.accounting) {
             (Goal::AllUnused, Accounting::Nominal) => None,
-            (Goal::AllUnused, Accounting::Exact) => self.parts.disk.measure().await.ok(),
-            _ => Some(self.disk().await?),
+            (Goal::AllUnused, Accounting::Exact) => self.parts.disk.measure_after_deletion().await.ok(),
+            _ => Some(self.disk_after_deletion().await?),
         };
         report.before = scene.disk;
         let planned = plan(scene, policy, goal);
-        let swept = self.carry_out(policy, scene, records, planned, report).await;
+        let swept = self.carry_out(policy, scene, planned, report).await;
         if let Some(error) = swept.error(goal, policy) {
             return Err(error);
         }
@@ -216,13 +228,7 @@ impl Collector {
         }
     }
 
-    async fn age_pass(
-        &self,
-        policy: &GcPolicy,
-        scene: &mut Scene,
-        records: &mut Records,
-        report: &mut Report,
-    ) -> Option<GcError> {
+    async fn age_pass(&self, policy: &GcPolicy, scene: &mut Scene, report: &mut Report) -> Option<GcError> {
         if policy.maximum_age.is_zero() {
             return None;
         }
@@ -231,10 +237,10 @@ impl Collector {
             return None;
         }
         if policy.accounting == Accounting::Exact {
-            scene.disk = self.parts.disk.measure().await.ok();
+            scene.disk = self.parts.disk.measure_after_deletion().await.ok();
             report.before = scene.disk;
         }
-        let swept = self.carry_out(policy, scene, records, planned, report).await;
+        let swept = self.carry_out(policy, scene, planned, report).await;
         swept.error(Goal::Age, policy)
     }
 
@@ -242,7 +248,6 @@ impl Collector {
         &self,
         policy: &GcPolicy,
         scene: &mut Scene,
-        records: &mut Records,
         planned: Plan,
         report: &mut Report,
     ) -> Swept {
@@ -250,11 +255,7 @@ impl Collector {
         let hand = Hand::new(self, policy, planned.goal, scene);
         let swept = sweep(&hand, scene, policy, planned, self.parts.patience).await;
         if !swept.done.is_empty() {
-            // What somebody else removed goes from the records with the next look.
-            for done in &swept.done {
-                records.forget(&done.removal.id, &done.removal.handler);
-            }
-            self.save(records);
+            self.state.save();
         }
         report.after = swept.disk.or(report.after);
         report.swept.push(swept.clone());
@@ -262,8 +263,9 @@ impl Collector {
     }
 
     /// Asks everybody, updates the records, and puts the scene together. On an error the records stay as they were.
-    async fn look(&self, policy: &GcPolicy, records: &mut Records) -> Result<Scene, GcError> {
+    async fn look(&self, policy: &GcPolicy) -> Result<Scene, GcError> {
         let parts = &self.parts;
+        let began = self.state.begin_observation(&*parts.clock);
         let images = parts.backend.list().await.map_err(GcError::List)?;
         let found = Uses::ask(&parts.sources).await?;
         let layers = match (&parts.layers, policy.accounting) {
@@ -275,13 +277,11 @@ impl Collector {
         };
         let uses = Uses::of(found, &images, policy.uses);
         let happened = self.sightings(&images).await;
-        let now = parts.clock.read();
-        records.observe(&images, &uses, &now, policy.clock);
-        records.sighted(&happened, now.wall);
-        self.save(records);
-        let subjects = self.subjects(records, &images, &uses);
-        let (began, watched) = (self.began, records.watched().unwrap_or(now.wall));
-        Ok(Scene { now: now.wall, began, watched, images: subjects, layers, disk: None })
+        let observed = Observed { images: &images, uses: &uses, sightings: &happened };
+        let (records, now) = self.state.observe(began, &observed, &*parts.clock, policy.clock);
+        let subjects = self.subjects(&records, &images, &uses);
+        let (began, watched) = (self.began, records.watched().unwrap_or(now));
+        Ok(Scene { now, began, watched, images: subjects, layers, disk: None })
     }
 
     /// The disk after everything else that may go first has gone, if it was past a limit.
@@ -292,7 +292,7 @@ impl Collector {
         if let Err(error) = reclaim.reclaim().await {
             tracing::warn!("nothing but images can be removed: {error}");
         }
-        self.disk().await
+        self.disk_after_deletion().await
     }
 
     /// What happened since the last look. Who cannot tell keeps nothing from being collected: what is used now is known.
@@ -333,8 +333,11 @@ impl Collector {
         records.iter().map(subject).collect()
     }
 
-    async fn disk(&self) -> Result<Disk, GcError> {
-        let disk = self.parts.disk.measure().await?;
+    async fn disk_after_deletion(&self) -> Result<Disk, GcError> {
+        self.checked(self.parts.disk.measure_after_deletion().await?)
+    }
+
+    fn checked(&self, disk: Disk) -> Result<Disk, GcError> {
         if disk.capacity == 0 {
             self.event(Reason::InvalidDiskCapacity, &GcError::NoCapacity.to_string());
             return Err(GcError::NoCapacity);
@@ -359,12 +362,6 @@ impl Collector {
         };
         for hook in &self.parts.hooks {
             hook.collected(&kept, started);
-        }
-    }
-
-    fn save(&self, records: &Records) {
-        if let Err(error) = self.parts.store.save(records) {
-            tracing::warn!("{error}");
         }
     }
 

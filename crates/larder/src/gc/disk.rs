@@ -14,8 +14,13 @@ use crate::image_service::{Disk, FilesystemError, ImageService, local_disk};
 /// Reads the file system that holds the images.
 #[async_trait]
 pub trait Measure: Send + Sync {
-    /// How full it is now. What is not known is 0.
+    /// How full it is now. What is not known is 0. Must not wait for anything that is being removed.
     async fn measure(&self) -> Result<Disk, FilesystemError>;
+
+    /// The same, once what was removed is deleted, where that happens in the background: as a round asks it.
+    async fn measure_after_deletion(&self) -> Result<Disk, FilesystemError> {
+        self.measure().await
+    }
 }
 
 /// Asks the backend once where images live, and then the system how full that is.

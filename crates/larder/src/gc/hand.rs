@@ -12,6 +12,7 @@ use super::keep::{self, KeepRule};
 use super::plan::{Goal, Removal, Scene, Subject, keepables};
 use super::policy::{Accounting, GcPolicy, UseRule};
 use super::report::GcCounts;
+use super::state::GcState;
 use super::sweep::{Hands, Outcome, RemoveError};
 use super::uses::{Use, Uses};
 use crate::backend::{Image, ImageSpec};
@@ -70,7 +71,8 @@ impl Hands for Hand<'_> {
             return Ok(Outcome::Kept(rule.to_string()));
         }
         let look_again = (self.policy.accounting == Accounting::Exact).then_some(self.policy.uses);
-        let (counts, goal, image) = (Arc::clone(&self.collector.counts), self.goal, removal.clone());
+        let (counts, state) = (Arc::clone(&self.collector.counts), Arc::clone(&self.collector.state));
+        let (goal, image) = (self.goal, removal.clone());
         // The backend may go on removing after it was dropped; the gate has to stay closed until then.
         let ended = to_its_end(async move {
             let _removing = removing;
@@ -88,7 +90,8 @@ impl Hands for Hand<'_> {
                 return Ok(Err(Outcome::GoneMeanwhile));
             }
             parts.backend.remove(&spec).await?;
-            Ok::<_, RemoveError>(Ok(Gone { parts, counts, goal, image, freed: None }))
+            state.forget(&image.id, &image.handler);
+            Ok::<_, RemoveError>(Ok(Gone { parts, counts, state, goal, image, freed: None }))
         })
         .await?;
         Ok(match ended {
@@ -106,7 +109,8 @@ impl Hands for Hand<'_> {
     }
 
     async fn measure(&self) -> Result<Disk, String> {
-        self.collector.parts.disk.measure().await.map_err(|error| error.to_string())
+        let measured = self.collector.parts.disk.measure_after_deletion().await;
+        measured.map_err(|error| error.to_string())
     }
 
     async fn removed(&self, image: &Removal, freed: Option<Amount>) {
@@ -115,6 +119,8 @@ impl Hands for Hand<'_> {
         if let Some(mut gone) = gone {
             gone.freed = freed;
         }
+        // The journal has it before the next image is removed.
+        self.collector.state.flush().await;
     }
 }
 
@@ -131,6 +137,7 @@ async fn users(parts: &Parts, image: &Removal, rule: UseRule) -> Result<Vec<Use>
 struct Gone {
     parts: Arc<Parts>,
     counts: Arc<Mutex<GcCounts>>,
+    state: Arc<GcState>,
     goal: Goal,
     image: Removal,
     freed: Option<Amount>,
@@ -138,7 +145,7 @@ struct Gone {
 
 impl Drop for Gone {
     fn drop(&mut self) {
-        let Gone { parts, counts, goal, image, freed } = self;
+        let Gone { parts, counts, state, goal, image, freed } = self;
         {
             let mut counts = counts.lock().unwrap_or_else(PoisonError::into_inner);
             match goal {
@@ -147,14 +154,13 @@ impl Drop for Gone {
             }
         }
         tracing::info!(image = %image.id, names = ?image.names, why = %image.why, "removed an image");
-        let Some(history) = &parts.history else { return };
         let reason = match goal {
             Goal::Age => "age",
             Goal::Thresholds => "space",
             Goal::Free { .. } => "demand",
             Goal::AllUnused => "unused",
         };
-        let entry = Entry {
+        state.record_removal(Entry {
             at: parts.clock.read().wall,
             id: image.id.clone(),
             names: image.names.clone(),
@@ -163,9 +169,6 @@ impl Drop for Gone {
             promised: image.frees,
             estimated: image.estimated,
             freed: *freed,
-        };
-        if let Err(error) = history.record(&entry) {
-            tracing::warn!("the removal of {} could not be written down: {error}", image.id);
-        }
+        });
     }
 }

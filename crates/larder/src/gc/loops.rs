@@ -118,7 +118,8 @@ impl GcLoops {
     /// Runs until dropped. Without a limit that could ever be passed nothing is collected; ages and the list are kept up
     /// to date all the same.
     pub async fn run(&self) {
-        tokio::join!(self.rounds(), self.listing(), self.watching(), self.following());
+        // Rounds first: pressure found in the moment in which the timer starts a round is that round's to see to.
+        tokio::join!(biased; self.rounds(), self.listing(), self.watching(), self.following());
     }
 
     async fn following(&self) {
@@ -204,7 +205,7 @@ impl GcLoops {
             if Instant::now() < self.not_before() {
                 continue;
             }
-            let Ok(disk) = self.collector.parts.disk.measure().await else { continue };
+            let Ok(disk) = self.collector.parts.disk.measure_after_deletion().await else { continue };
             let round_began = status.borrow().running || status.borrow().rounds > rounds;
             if disk.capacity > 0 && is_due(disk, &policy) && !round_began {
                 self.kick();
@@ -223,7 +224,7 @@ impl GcLoops {
             Ok(Report { before: Some(before), .. })
                 if policy.accounting == Accounting::Nominal && is_due(*before, &policy) =>
             {
-                let disk = self.collector.parts.disk.measure().await;
+                let disk = self.collector.parts.disk.measure_after_deletion().await;
                 let helped = disk.is_ok_and(|disk| !is_due(disk, &policy));
                 if helped { Duration::ZERO } else { self.periods.collect }
             }

@@ -27,6 +27,7 @@ mod plan;
 mod policy;
 mod records;
 mod report;
+mod state;
 mod sweep;
 mod time;
 mod uses;

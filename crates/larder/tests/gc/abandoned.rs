@@ -71,6 +71,7 @@ async fn a_collection_that_is_abandoned_ends_the_removal_it_began() {
         sleep(2 * SLOW).await;
         assert!(world.state().present.contains("a:1"), "it is leased");
         assert_eq!(collector.counts().space, 1);
+        collector.flush().await;
         let journal = journal.0.lock().unwrap();
         assert_eq!(journal.iter().map(|entry| entry.id.as_str()).collect::<Vec<_>>(), ["sha256:a:1"]);
     }

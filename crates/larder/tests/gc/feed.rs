@@ -32,14 +32,14 @@ async fn a_use_between_two_looks_counts_and_an_older_one_takes_nothing_back() {
         // Each time by another process.
         let collector = collector();
         collector.detect().await.unwrap();
-        let records = collector.records().await;
+        let records = collector.records();
         assert_eq!(records.get(&id("a"), "").unwrap().last_used, Some(Stamp(known)));
         assert_eq!(records.iter().count(), 1, "what is gone stays forgotten");
     }
     world.state().sightings = used(500 * DAY);
     let collector = collector();
     collector.detect().await.unwrap();
-    let records = collector.records().await;
+    let records = collector.records();
     assert_eq!(records.get(&id("a"), "").unwrap().last_used, Some(Stamp(400 * DAY)), "never later than now");
 }
 
@@ -49,7 +49,7 @@ async fn an_image_is_first_seen_when_it_came_and_that_does_not_change() {
     let collector = world.collector().build();
     let first_seen = async || {
         collector.detect().await.unwrap();
-        collector.records().await.get(&id("a"), "").unwrap().first_seen
+        collector.records().get(&id("a"), "").unwrap().first_seen
     };
     world.state().sightings = Some(vec![sighting("a", 300 * DAY, Seen::Came)]);
     assert_eq!(first_seen().await, Stamp(300 * DAY));

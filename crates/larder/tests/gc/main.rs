@@ -1,4 +1,4 @@
-//! Image collection: plans against brute force, sweeps, records, loops, and weeks of a simulated node.
+//! Image collection: plans against brute force, sweeps, records, loops, stalls, and weeks of a simulated node.
 
 mod abandoned;
 mod clocks;
@@ -10,6 +10,7 @@ mod reclaim;
 mod records;
 mod simulation;
 mod stacked;
+mod stalled;
 mod sweeps;
 mod uses;
 mod world;

@@ -32,14 +32,14 @@ async fn a_restart_keeps_ages_and_order() {
     world.state().containers.clear();
     world.advance(60_000);
     first.detect().await.unwrap();
-    let before = first.records().await;
+    let before = first.records();
     // Nothing is said at the end: this is a kill. What a save left half done is in its way.
     fs_err::write(folder.path().join("images.json.new"), "{\"version\":1,\"ima").unwrap();
     let again = collector(&world, &path);
     assert_eq!(again.notice(), None);
-    assert_eq!(again.records().await, before);
+    assert_eq!(again.records(), before);
     again.detect().await.unwrap();
-    assert_eq!(again.records().await, before);
+    assert_eq!(again.records(), before);
     let a = before.get(&"sha256:a".into(), "").unwrap();
     assert_eq!((a.first_seen, a.last_used), (Stamp(1_000_000), Some(Stamp(1_060_000))));
     assert_eq!(before.get(&"sha256:b".into(), "").unwrap().last_used, None);
@@ -72,7 +72,7 @@ async fn records_that_cannot_be_read_are_set_aside_and_remove_nothing() {
         // It is said once, and rebuilt.
         let second = collector(&world, &path);
         assert_eq!(second.notice(), None);
-        assert_eq!(second.records().await.iter().count(), 1);
+        assert_eq!(second.records().iter().count(), 1);
     }
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("images.json");
@@ -89,7 +89,7 @@ async fn a_folder_that_cannot_be_written_stops_nothing() {
     let world = world();
     let collector = collector(&world, &folder.path().join("missing/images.json"));
     collector.detect().await.unwrap();
-    assert_eq!(collector.records().await.iter().count(), 1);
+    assert_eq!(collector.records().iter().count(), 1);
 }
 
 /// What each round tells of the images that it leaves.

@@ -152,10 +152,10 @@ async fn weeks(seed: u64) {
         let boot = node.world.state().boot;
         node.live();
         if node.dice.chance(5) || node.world.state().boot != boot {
-            let before = running.records().await;
+            let before = running.records();
             running = collector(&node.world, &path);
             assert_eq!(running.notice(), None);
-            assert_eq!(running.records().await, before, "a restart forgets nothing");
+            assert_eq!(running.records(), before, "a restart forgets nothing");
         }
         node.round(&running).await;
     }

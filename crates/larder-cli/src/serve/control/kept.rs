@@ -5,6 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use larder::backend::ImageSpec;
 use larder_control::v1alpha1 as api;
+use tokio::task::spawn_blocking;
 
 use crate::collect::{KeepFile, RuleDocument};
 use crate::commands::inspect::absent;
@@ -16,8 +17,10 @@ use crate::serve::build;
 use crate::serve::node::Node;
 
 /// Changes the rules, on disk and in force, and lists them.
-pub(super) async fn keep(node: &Node, request: &api::KeepRequest) -> Result<api::KeepResponse, Failure> {
-    let (rules, configured, new) = {
+pub(super) async fn keep(node: &Arc<Node>, request: api::KeepRequest) -> Result<api::KeepResponse, Failure> {
+    let changing = Arc::clone(node);
+    let changed = spawn_blocking(move || -> Result<_, Failure> {
+        let node = &changing;
         // A reload, too, puts rules and settings together.
         let _alone = node.settings.changing();
         let config = node.settings.now();
@@ -26,11 +29,13 @@ pub(super) async fn keep(node: &Node, request: &api::KeepRequest) -> Result<api:
         let configured = configured
             .map(|(index, rule)| api::ConfiguredRule { rule: rule.to_document(), place: place(index) })
             .collect();
-        let (rules, new) = keep::change(&KeepFile::at(&node.place), request)?;
+        let (rules, new) = keep::change(&KeepFile::at(&node.place), &request)?;
         let documents = rules.iter().map(RuleDocument::to_document).collect();
         node.collector.set_policy(build::policy(&config, rules));
-        (documents, configured, new)
-    };
+        Ok((documents, configured, new))
+    });
+    let changed = changed.await.map_err(|error| super::gave_no_answer("the file of keep rules", &error))?;
+    let (rules, configured, new) = changed?;
     let warnings = if new == 0 { Vec::new() } else { keep::idle(&node.collector, new).await };
     Ok(api::KeepResponse { rules, warnings, configured })
 }
@@ -44,8 +49,8 @@ pub(super) async fn lease(node: &Node, request: &api::LeaseRequest) -> Result<ap
     }
     if let Some(store) = node.store.clone() {
         let image = request.image.clone();
-        let taken = tokio::task::spawn_blocking(move || lease::take(store.store(), &image, time)).await;
-        return taken.map_err(|error| Failure::failed(format!("the store gave no answer: {error}")))?;
+        let taken = spawn_blocking(move || lease::take(store.store(), &image, time)).await;
+        return taken.map_err(|error| super::gave_no_answer("the store", &error))?;
     }
     if time.is_zero() {
         return Err(Failure::failed(format!(

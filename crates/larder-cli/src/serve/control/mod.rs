@@ -21,7 +21,7 @@ use larder_control::v1alpha1::control_server::{Control, ControlServer};
 use larder_store::backend::StoreBackend;
 use larder_store::store::Store;
 use tokio::sync::{Semaphore, watch};
-use tokio::task::spawn_blocking;
+use tokio::task::{JoinError, spawn_blocking};
 use tonic::{Request, Response, Status, Streaming};
 
 use super::connections::Connections;
@@ -84,8 +84,13 @@ impl Service {
     ) -> Result<T, Failure> {
         let store = own_store(self.node())?.store().clone();
         let asked = spawn_blocking(move || question(&store)).await;
-        asked.map_err(|error| Failure::failed(format!("the store gave no answer: {error}")))?
+        asked.map_err(|error| gave_no_answer("the store", &error))?
     }
+}
+
+/// A thread that may block has ended without an answer.
+fn gave_no_answer(what: &str, error: &JoinError) -> Failure {
+    Failure::failed(format!("{what} gave no answer: {error}"))
 }
 
 /// Larder's own store, for what only that can do.
@@ -178,7 +183,9 @@ impl Control for Service {
     }
 
     async fn history(&self, _: Request<api::HistoryRequest>) -> Answer<api::HistoryResponse> {
-        Ok(Response::new(history::read(&self.node().place)?))
+        let shared = Arc::clone(&self.0);
+        let read = spawn_blocking(move || history::read(&shared.node.place)).await;
+        Ok(Response::new(read.map_err(|error| gave_no_answer("the journal", &error))??))
     }
 
     async fn usage(&self, _: Request<api::UsageRequest>) -> Answer<api::UsageResponse> {
@@ -208,7 +215,7 @@ impl Control for Service {
     }
 
     async fn keep(&self, request: Request<api::KeepRequest>) -> Answer<api::KeepResponse> {
-        Ok(Response::new(kept::keep(self.node(), request.get_ref()).await?))
+        Ok(Response::new(kept::keep(&self.0.node, request.into_inner()).await?))
     }
 
     async fn lease(&self, request: Request<api::LeaseRequest>) -> Answer<api::LeaseResponse> {

@@ -7,6 +7,7 @@
 
 use std::time::Duration;
 
+use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
 
 use crate::gc::time::Stamp;
@@ -98,15 +99,12 @@ impl Default for SystemClock {
 
 impl Clock for SystemClock {
     fn read(&self) -> ClockReading {
-        // In hundredths; good enough to see a step of seconds.
-        let uptime = fs_err::read_to_string("/proc/uptime").ok();
-        let seconds = uptime.as_deref().and_then(|text| text.split_whitespace().next()?.split_once('.'));
-        let since_boot = seconds.and_then(|(whole, hundredths)| {
-            Some(whole.parse::<i64>().ok()? * 1000 + hundredths.parse::<i64>().ok()? * 10)
-        });
+        // Read here for every look: unlike /proc/uptime, this takes no file and is exact to the nanosecond.
+        let time = clock_gettime(ClockId::Boottime);
+        let since_boot = time.tv_sec.saturating_mul(1000).saturating_add(time.tv_nsec / 1_000_000);
         ClockReading {
             wall: std::time::SystemTime::now().into(),
-            since_boot: since_boot.filter(|_| !self.boot.is_empty()),
+            since_boot: (!self.boot.is_empty()).then_some(since_boot),
             boot: self.boot.clone(),
         }
     }

@@ -89,14 +89,14 @@ impl Records {
         }
     }
 
-    /// Takes in what happened until now, after the observation of now. An image that was first seen in it is taken to
-    /// have been seen when it came; a use counts if it is the latest that is known.
-    pub fn sighted(&mut self, sightings: &[Sighting], now: Stamp) {
+    /// Takes in what happened until an observation began, after that observation. An image that was first seen since
+    /// then is taken to have been seen when it came; a use counts if it is the latest that is known.
+    pub fn sighted(&mut self, sightings: &[Sighting], began: Stamp) {
         for Sighting { image, at, what } in sightings {
             let Some(record) = self.by_key.get_mut(&(image.clone(), String::new())) else { continue };
-            let at = (*at).min(now);
+            let at = (*at).min(began);
             match what {
-                Seen::Came if record.first_seen == now => record.first_seen = at,
+                Seen::Came if record.first_seen >= began => record.first_seen = at,
                 Seen::Came => {}
                 Seen::Used => record.last_used = record.last_used.max(Some(at)),
             }

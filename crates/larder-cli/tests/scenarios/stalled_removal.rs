@@ -1,0 +1,156 @@
+//! A removal that hangs: the daemon answers everything else as quickly as before.
+
+mod deletion_gate;
+mod runtime_gate;
+
+use std::time::Duration;
+
+use larder_store::store::{Store, StoreConfig};
+use larder_testkit::peers::process::wait_until;
+use larder_testkit::peers::{Image, RegistryOptions};
+use tokio::time::Instant;
+
+use crate::served::Daemon;
+use crate::world::World;
+use deletion_gate::DeletionGate;
+use runtime_gate::RuntimeGate;
+
+/// So much longer than before an answer may take while a removal hangs.
+const AT_MOST: Duration = Duration::from_millis(100);
+/// How often each command is run: the median counts.
+const TIMES: usize = 5;
+
+/// What holds removals of images until it is released.
+enum Gate {
+    Runtime(RuntimeGate),
+    Store(DeletionGate),
+}
+
+impl Gate {
+    /// `None`, after a loud message, where deletion cannot be held.
+    fn of(world: &World) -> Option<Gate> {
+        if world.endpoint().is_some() {
+            let own = world.path("gate.sock").into();
+            return Some(Gate::Runtime(RuntimeGate::before(world.socket().into(), own)));
+        }
+        DeletionGate::of(&world.place().join("trash")).map(Gate::Store)
+    }
+
+    /// The arguments that lead larder through it.
+    fn arguments(&self, world: &World) -> Vec<String> {
+        match self {
+            Gate::Runtime(gate) => {
+                let scheme = if world.has_docker() { "docker" } else { "unix" };
+                vec!["--backend".into(), format!("{scheme}://{}", gate.socket().display())]
+            }
+            Gate::Store(_) => Vec::new(),
+        }
+    }
+
+    fn hold(&self) {
+        match self {
+            Gate::Runtime(gate) => gate.hold(),
+            Gate::Store(gate) => gate.hold(),
+        }
+    }
+
+    fn is_holding_a_removal(&self) -> bool {
+        match self {
+            Gate::Runtime(gate) => gate.held() == 1,
+            Gate::Store(gate) => gate.has_held(),
+        }
+    }
+
+    fn release(&self) {
+        match self {
+            Gate::Runtime(gate) => gate.release(),
+            Gate::Store(gate) => gate.release(),
+        }
+    }
+}
+
+/// As if what was pulled had been pulled long ago.
+fn end_leases(world: &World) {
+    if world.endpoint().is_some() {
+        return world.end_leases();
+    }
+    let store = Store::open(&world.place(), StoreConfig::default()).unwrap();
+    for lease in store.leases(std::time::SystemTime::now()).unwrap() {
+        store.end_lease(&lease.id).unwrap();
+    }
+}
+
+/// The median of the times that a command takes.
+fn median_time(world: &World, arguments: &[&str]) -> Duration {
+    let mut times = [(); TIMES].map(|()| {
+        let start = Instant::now();
+        world.start_larder(arguments).succeed();
+        start.elapsed()
+    });
+    times.sort();
+    times[TIMES / 2]
+}
+
+#[test]
+fn every_other_command_answers_as_quickly_while_a_removal_hangs() {
+    for world in World::of_each_backend(RegistryOptions::default()) {
+        let [_, api] = [("shop/web:1", 1), ("shop/api:1", 2)].map(|(name, seed)| {
+            Image::small(seed, 50_000).push(&world.registry, name).unwrap();
+            let image = world.registry.image(name);
+            world.larder(&["pull", "-q", &image]).expect(0);
+            image
+        });
+        end_leases(&world);
+        let Some(gate) = Gate::of(&world) else { continue };
+        let through = gate.arguments(&world);
+        let larder = |arguments: &[&str]| -> Vec<String> {
+            through.iter().cloned().chain(arguments.iter().map(|&argument| argument.to_owned())).collect()
+        };
+        let socket = world.path("larder.sock");
+        // Whatever else is on the disk of the tests is not to start a collection.
+        let serve =
+            ["serve", "--socket", &socket, "--metrics-address", "", "--image-gc-high-threshold", "100"];
+        let started = larder(&serve);
+        let started: Vec<&str> = started.iter().map(String::as_str).collect();
+        let daemon = Daemon::at(socket.clone().into(), world.start_larder(&started));
+        wait_until("it is ready", || daemon.is_ready());
+        let commands = [
+            &["explain", &api][..],
+            &["df"],
+            &["gc", "--dry-run"],
+            &["gc", "--dry-run", "--all-unused"],
+            &["keep", &api],
+            &["keep"],
+            &["status"],
+            &["images"],
+        ];
+        let commands = commands.map(larder);
+        let times = || {
+            commands.each_ref().map(|arguments| {
+                let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+                median_time(&world, &arguments)
+            })
+        };
+        let before = times();
+        gate.hold();
+        let all = ["gc", "--all-unused", "--minimum-image-ttl-duration", "0s", "-o", "json"];
+        let round = larder(&all);
+        let round: Vec<&str> = round.iter().map(String::as_str).collect();
+        let mut round = world.start_larder(&round);
+        wait_until("a removal hangs", || round.is_finished() || gate.is_holding_a_removal());
+        assert!(!round.is_finished(), "{:?}", round.finish());
+        let during = times();
+        assert!(!round.is_finished() && gate.is_holding_a_removal(), "the removal still hangs");
+        for (arguments, (before, during)) in commands.iter().zip(before.into_iter().zip(during)) {
+            eprintln!("{arguments:?}: {before:?} before, {during:?} during the removal");
+            assert!(during <= before + AT_MOST, "{arguments:?}: {before:?}, and then {during:?}");
+        }
+        gate.release();
+        let done = round.finish().expect(0).json();
+        assert_eq!(done["removals"].as_array().map(Vec::len), Some(1), "{done}");
+        let history = world.larder(&larder(&["history"]).iter().map(String::as_str).collect::<Vec<_>>());
+        assert_eq!(history.lines_with(&["shop/web:1"]), 1, "{history:?}");
+        daemon.stop().expect(0);
+        assert_eq!(world.images(), [api]);
+    }
+}

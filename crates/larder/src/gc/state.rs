@@ -1,0 +1,270 @@
+//! What collection remembers: the records in memory, and the one thread that writes them and the journal to disk.
+//!
+//! Rounds and readers change and copy the records in memory, under a lock that is never held across a call or a write:
+//! neither a removal nor a disk that hangs keeps them waiting. The thread writes in the order in which it was asked to;
+//! saves that wait for the disk are done as one. Dropping the state waits until all of it is on disk.
+
+use std::iter;
+use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{Builder, JoinHandle};
+
+use tokio::task::spawn_blocking;
+
+use super::feed::Sighting;
+use super::history::{Entry, History};
+use super::policy::ClockRule;
+use super::records::{Clock, RecordStore, Records};
+use super::time::Stamp;
+use super::uses::Uses;
+use crate::backend::Image;
+use crate::reference::ImageId;
+
+/// The owner of the records and the journal.
+pub(super) struct GcState {
+    memory: Arc<Mutex<Memory>>,
+    /// `None` where there is no thread to write.
+    orders: Option<Sender<Write>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Memory {
+    records: Arc<Records>,
+    /// How many observations and removals have begun.
+    begun: u64,
+    /// The observation or removal that the records are as of, by that count.
+    current: u64,
+}
+
+/// What the thread is asked to do.
+enum Write {
+    /// Save the records as they are when the thread comes to it.
+    Records,
+    /// Append a removal to the journal.
+    Removal(Entry),
+    /// Answer when everything asked for before is written.
+    Flush(Sender<()>),
+}
+
+/// When an observation began. What begins later knows better.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Began {
+    number: u64,
+    at: Stamp,
+}
+
+/// What was observed: what is present and used, and what happened since the last observation.
+pub(super) struct Observed<'a> {
+    pub(super) images: &'a [Image],
+    pub(super) uses: &'a Uses,
+    pub(super) sightings: &'a [Sighting],
+}
+
+impl GcState {
+    /// Loads the records, and starts the thread. Also returns what was wrong with the records on disk.
+    pub(super) fn open(
+        store: Arc<dyn RecordStore>,
+        history: Option<Arc<dyn History>>,
+    ) -> (GcState, Option<String>) {
+        let loaded = store.load();
+        let memory = Memory { records: Arc::new(loaded.records), begun: 0, current: 0 };
+        let memory = Arc::new(Mutex::new(memory));
+        let (orders, asked) = mpsc::channel();
+        let writer = Writer { memory: Arc::clone(&memory), store, history };
+        let started = Builder::new().name("gc-state".into()).spawn(move || writer.run(&asked));
+        if let Err(error) = &started {
+            tracing::warn!("GC records and journal are not written: cannot start a thread: {error}");
+        }
+        let thread = started.ok();
+        (GcState { memory, orders: thread.is_some().then_some(orders), thread }, loaded.notice)
+    }
+
+    /// The records as they are now.
+    pub(super) fn records(&self) -> Arc<Records> {
+        Arc::clone(&self.memory().records)
+    }
+
+    /// To be called before the backend is asked what is present.
+    pub(super) fn begin_observation(&self, clock: &dyn Clock) -> Began {
+        let mut memory = self.memory();
+        memory.begun += 1;
+        Began { number: memory.begun, at: clock.read().wall }
+    }
+
+    /// Takes in what was observed, and returns the records with it, and the time. If a later observation was taken in
+    /// meanwhile, or an image was removed, what this one saw is outdated, and counts for its caller alone. What happened
+    /// is reported once, so it always counts.
+    pub(super) fn observe(
+        &self,
+        began: Began,
+        observed: &Observed<'_>,
+        clock: &dyn Clock,
+        rule: ClockRule,
+    ) -> (Arc<Records>, Stamp) {
+        let mut memory = self.memory();
+        // Under the lock, so that time does not go back from one observation to the next.
+        let now = clock.read();
+        let take_in = |records: &mut Records| {
+            records.observe(observed.images, observed.uses, &now, rule);
+            records.sighted(observed.sightings, began.at);
+        };
+        let records = if began.number > memory.current {
+            memory.current = began.number;
+            take_in(Arc::make_mut(&mut memory.records));
+            Arc::clone(&memory.records)
+        } else {
+            Arc::make_mut(&mut memory.records).sighted(observed.sightings, began.at);
+            let mut own = Records::clone(&memory.records);
+            take_in(&mut own);
+            Arc::new(own)
+        };
+        drop(memory);
+        self.save();
+        (records, now.wall)
+    }
+
+    /// Drops the record of an image that was removed. Saved with the next [`save`](GcState::save).
+    pub(super) fn forget(&self, id: &ImageId, handler: &str) {
+        let mut memory = self.memory();
+        memory.begun += 1;
+        memory.current = memory.begun;
+        Arc::make_mut(&mut memory.records).forget(id, handler);
+    }
+
+    /// Has the records saved. Does not wait.
+    pub(super) fn save(&self) {
+        self.write(Write::Records);
+    }
+
+    /// Has a removal appended to the journal. Does not wait.
+    pub(super) fn record_removal(&self, entry: Entry) {
+        self.write(Write::Removal(entry));
+    }
+
+    /// Waits until everything asked for before is on disk, or has failed and was logged.
+    pub(super) async fn flush(&self) {
+        let (written, wait) = mpsc::channel();
+        self.write(Write::Flush(written));
+        // Where there is no thread the sender is gone, and there is nothing to wait for.
+        let _ = spawn_blocking(move || wait.recv()).await;
+    }
+
+    fn write(&self, write: Write) {
+        if let Some(orders) = &self.orders {
+            // It fails after the thread has panicked, which is reported by then.
+            let _ = orders.send(write);
+        }
+    }
+
+    fn memory(&self) -> MutexGuard<'_, Memory> {
+        lock(&self.memory)
+    }
+}
+
+impl Drop for GcState {
+    fn drop(&mut self) {
+        drop(self.orders.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+/// The thread's part.
+struct Writer {
+    memory: Arc<Mutex<Memory>>,
+    store: Arc<dyn RecordStore>,
+    history: Option<Arc<dyn History>>,
+}
+
+impl Writer {
+    fn run(&self, asked: &Receiver<Write>) {
+        while let Ok(first) = asked.recv() {
+            let (mut save, mut waiting) = (false, Vec::new());
+            for write in iter::once(first).chain(asked.try_iter()) {
+                match write {
+                    Write::Records => save = true,
+                    Write::Removal(entry) => self.append(&entry),
+                    Write::Flush(written) => waiting.push(written),
+                }
+            }
+            if save {
+                self.save();
+            }
+            for written in waiting {
+                // Its caller may have gone away.
+                let _ = written.send(());
+            }
+        }
+    }
+
+    fn save(&self) {
+        let records = Arc::clone(&lock(&self.memory).records);
+        if let Err(error) = self.store.save(&records) {
+            tracing::warn!("{error}");
+        }
+    }
+
+    fn append(&self, entry: &Entry) {
+        let Some(history) = &self.history else { return };
+        if let Err(error) = history.record(entry) {
+            tracing::warn!("the removal of {} could not be written down: {error}", entry.id);
+        }
+    }
+}
+
+fn lock(memory: &Mutex<Memory>) -> MutexGuard<'_, Memory> {
+    memory.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::gc::feed::Seen;
+    use crate::gc::policy::UseRule;
+    use crate::gc::records::{ClockReading, MemoryStore};
+
+    /// Each reading is a second later.
+    struct Ticks(Mutex<i64>);
+
+    impl Clock for Ticks {
+        fn read(&self) -> ClockReading {
+            let mut seconds = self.0.lock().unwrap();
+            *seconds += 1;
+            ClockReading::wall(Stamp(*seconds * 1000))
+        }
+    }
+
+    fn ids(records: &Records) -> Vec<&str> {
+        records.iter().map(|record| record.id.as_str()).collect()
+    }
+
+    #[test]
+    fn an_observation_that_is_outdated_counts_for_its_caller_alone_and_what_happened_for_all() {
+        let (state, _) = GcState::open(Arc::new(MemoryStore::default()), None);
+        let clock = Ticks(Mutex::new(0));
+        let observe = |began, present: &[&str], sightings: &[Sighting]| {
+            let image = |id: &&str| Image { id: (*id).into(), ..Image::default() };
+            let images: Vec<_> = present.iter().map(image).collect();
+            let uses = Uses::of(Vec::new(), &images, UseRule::IdsAndNames);
+            let observed = Observed { images: &images, uses: &uses, sightings };
+            state.observe(began, &observed, &clock, ClockRule::KeepAges).0
+        };
+        let first = state.begin_observation(&clock);
+        let second = state.begin_observation(&clock);
+        assert_eq!(ids(&observe(second, &["a", "b"], &[])), ["a", "b"]);
+        let sighting = |what, at| Sighting { image: "b".into(), at: Stamp(at), what };
+        let happened = [sighting(Seen::Came, 500), sighting(Seen::Used, 900)];
+        assert_eq!(ids(&observe(first, &["a"], &happened)), ["a"], "b came later");
+        let known = state.records();
+        assert_eq!(ids(&known), ["a", "b"]);
+        let b = known.get(&"b".into(), "").unwrap();
+        assert_eq!((b.first_seen, b.last_used), (Stamp(500), Some(Stamp(900))));
+        let before = state.begin_observation(&clock);
+        state.forget(&"a".into(), "");
+        assert_eq!(ids(&observe(before, &["a", "b"], &[])), ["a", "b"], "it was there when this began");
+        assert_eq!(ids(&state.records()), ["b"]);
+        assert_eq!(ids(&observe(state.begin_observation(&clock), &["b", "c"], &[])), ["b", "c"]);
+        assert_eq!(ids(&state.records()), ["b", "c"]);
+    }
+}

@@ -1,0 +1,148 @@
+//! A removal or a disk that hangs: nothing but the next round waits for it, and what was known and done is kept whenever
+//! a round is abandoned.
+
+use std::future::poll_fn;
+use std::path::Path;
+use std::pin::pin;
+use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, Mutex};
+use std::task::Poll;
+use std::time::Duration;
+
+use larder::gc::{
+    Collector, FileStore, Gate, GcPolicy, Goal, HistoryFile, KeepRule, Loaded, RecordStore, Records,
+    SaveError, Selector,
+};
+use tokio::task::yield_now;
+use tokio::time::{Instant, sleep};
+
+use crate::world::{Dice, World};
+
+const SLOW: Duration = Duration::from_secs(3600);
+
+fn policy() -> GcPolicy {
+    GcPolicy { minimum_age: Duration::ZERO, ..GcPolicy::default() }
+}
+
+/// Three images that nothing uses.
+fn world() -> World {
+    let world = World::new(100);
+    for (name, layer) in [("a:1", "l"), ("b:1", "m"), ("c:1", "n")] {
+        world.have(name, &[(layer, 10)]);
+    }
+    world
+}
+
+fn collector(world: &World, folder: &Path) -> Collector {
+    let builder = world.collector().policy(policy()).gate(Arc::new(Gate::default()));
+    let builder = builder.records(Arc::new(FileStore::new(folder.join("images.json"))));
+    builder.history(Arc::new(HistoryFile::new(folder.join("history")))).build()
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_removal_that_hangs_keeps_nothing_waiting_but_the_next_round() {
+    let (world, folder) = (world(), tempfile::tempdir().unwrap());
+    let collector = Arc::new(collector(&world, folder.path()));
+    world.advance(1000);
+    world.removes_slowly(SLOW);
+    let began = Instant::now();
+    let rounds = [(); 2].map(|()| {
+        let collector = Arc::clone(&collector);
+        tokio::spawn(async move { collector.delete_unused().await })
+    });
+    while !world.state().removing {
+        yield_now().await;
+    }
+    assert_eq!(collector.scene().await.unwrap().images.len(), 3);
+    assert!(collector.scene_with_disk().await.unwrap().disk.is_some());
+    assert_eq!(collector.plan(Goal::AllUnused).await.unwrap().removals.len(), 3);
+    assert!(collector.plan_round().await.unwrap().removals.is_empty());
+    collector.detect().await.unwrap();
+    collector.flush().await;
+    assert_eq!(collector.records().iter().count(), 3);
+    assert_eq!(collector.counts().space, 0);
+    let keep = vec![KeepRule::new(Selector::Name("b:1".into()))];
+    collector.set_policy(GcPolicy { keep, ..policy() });
+    assert_eq!(began.elapsed(), Duration::ZERO);
+    assert!(rounds.iter().all(|round| !round.is_finished()));
+    for round in rounds {
+        let report = round.await.unwrap().unwrap();
+        assert_eq!(report.swept[0].spared.len(), 1, "by the rule that came since it was asked for");
+        assert_eq!(began.elapsed(), SLOW, "the second waited for the first");
+    }
+    assert_eq!(world.removals(), ["a:1", "c:1"]);
+}
+
+/// Awaits this for so many turns, and drops it then unless it has ended.
+async fn abandon_after<T>(turns: usize, work: impl Future<Output = T>) -> Option<T> {
+    let (mut work, mut taken) = (pin!(work), 0);
+    poll_fn(|context| {
+        taken += 1;
+        if taken > turns { Poll::Ready(None) } else { work.as_mut().poll(context).map(Some) }
+    })
+    .await
+}
+
+#[tokio::test(start_paused = true)]
+async fn whenever_a_round_is_abandoned_records_and_journal_agree_with_what_is_there() {
+    for turns in 0.. {
+        let (world, folder) = (world(), tempfile::tempdir().unwrap());
+        let first = collector(&world, folder.path());
+        first.detect().await.unwrap();
+        let seen = first.records();
+        world.advance(60_000);
+        world.frees_after(Duration::from_secs(1));
+        world.interleaved(Dice::new(turns as u64));
+        let ended = abandon_after(turns, first.delete_unused()).await.is_some();
+        // What has begun goes on.
+        sleep(Duration::from_secs(1)).await;
+        drop(first);
+        let again = collector(&world, folder.path());
+        assert_eq!(again.notice(), None);
+        again.detect().await.unwrap();
+        for known in again.records().iter() {
+            let before = seen.get(&known.id, "").unwrap();
+            assert_eq!(known.first_seen, before.first_seen, "{turns}: the age is what it was");
+        }
+        assert_eq!(again.records().iter().count(), world.state().present.len(), "{turns}");
+        let (entries, unreadable) = HistoryFile::new(folder.path().join("history")).entries().unwrap();
+        let removed: Vec<_> = entries.iter().map(|entry| entry.names[0].clone()).collect();
+        assert_eq!((removed, unreadable), (world.removals(), 0), "{turns}: each once, and no other");
+        if ended {
+            assert_eq!(world.removals().len(), 3);
+            return;
+        }
+    }
+}
+
+/// A disk on which nothing can be saved before the test drops the other end.
+struct Hangs(Mutex<Receiver<()>>);
+
+impl RecordStore for Hangs {
+    fn load(&self) -> Loaded {
+        Loaded::default()
+    }
+
+    fn save(&self, _: &Records) -> Result<(), SaveError> {
+        let _released = self.0.lock().unwrap().recv();
+        Ok(())
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_disk_that_hangs_keeps_only_who_needs_it_waiting() {
+    let (release, hangs) = channel();
+    let collector = world().collector().policy(policy()).records(Arc::new(Hangs(Mutex::new(hangs)))).build();
+    for _ in 0..3 {
+        assert_eq!(collector.scene().await.unwrap().images.len(), 3);
+    }
+    assert_eq!(collector.records().iter().count(), 3);
+    let mut durable = pin!(collector.flush());
+    poll_fn(|context| {
+        assert!(durable.as_mut().poll(context).is_pending(), "nothing is on disk yet");
+        Poll::Ready(())
+    })
+    .await;
+    drop(release);
+    durable.await;
+}
