@@ -18,9 +18,9 @@ pub enum HintPart {
     Text(Cow<'static, str>),
     /// A command of larder, such as `["fsck", "--repair"]`.
     Command(Vec<Cow<'static, str>>),
-    /// A setting with an example of a value.
+    /// A setting, or an option of the command before it, with an example of a value.
     Setting {
-        /// The name of the setting, such as `backend`.
+        /// Its name, such as `backend`.
         name: &'static str,
         /// What it could be, such as `unix:///path/to.sock`; may be empty.
         value: &'static str,
