@@ -1,6 +1,7 @@
 //! Checks image names before anything is asked of a backend, and suggests what may have been meant.
 
 use larder::gotext::quote;
+use larder::hint::Hint;
 use larder::reference::{self, ReferenceErrorKind};
 
 /// A name that no runtime can pull.
@@ -9,7 +10,7 @@ pub struct BadName {
     /// The name in quotes, and what is wrong with it.
     pub message: String,
     /// What could be written instead.
-    pub hints: Vec<String>,
+    pub hints: Vec<Hint>,
 }
 
 /// How much of a name is shown: the longest good one is a little longer than 512.
@@ -32,12 +33,12 @@ pub fn check(image: &str) -> Result<(), BadName> {
     };
     if image.split_whitespace().nth(1).is_some() {
         let hint = "a name has no blanks in it; several images are arguments of their own".to_owned();
-        return Err(BadName { message: format!("{shown}: {cause}"), hints: vec![hint] });
+        return Err(BadName { message: format!("{shown}: {cause}"), hints: vec![hint.into()] });
     }
-    let hint = meant(image).map(|meant| format!("did you mean {meant}?"));
+    let hint = meant(image).map(|meant| Hint::from(format!("did you mean {meant}?")));
     Err(BadName {
         message: format!("{shown}: {cause}"),
-        hints: hint.or_else(|| error.hint().map(str::to_owned)).into_iter().collect(),
+        hints: hint.or_else(|| error.hint().map(Hint::from)).into_iter().collect(),
     })
 }
 
@@ -80,7 +81,7 @@ mod tests {
 
     fn hint_for(image: &str) -> String {
         let bad = check(image).expect_err("the name is bad");
-        bad.hints.join("; ")
+        bad.hints.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
     }
 
     #[test]

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use larder::chain;
 use larder::credentials::Sources;
+use larder::hint::Hint;
 use larder::pull::Manager;
 use larder_store::backend::StoreBackend;
 use larder_store::fsck::{CheckUnpacked, FsckOptions};
@@ -70,8 +71,11 @@ impl OfflineStore {
 
 fn unchecked(root: &Path, error: &StoreError) -> Error {
     let root = root.display();
-    Error::failed(format!("could not check the store in {root}: {}", chain(error)))
-        .hint(error.hint().unwrap_or("larder fsck --rebuild makes the database anew from what is on disk"))
+    Error::failed(format!("could not check the store in {root}: {}", chain(error))).hint(
+        error.hint().unwrap_or_else(|| {
+            Hint::new().command(["fsck", "--rebuild"]).text(" makes the database anew from what is on disk")
+        }),
+    )
 }
 
 #[cfg(test)]

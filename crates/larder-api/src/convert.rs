@@ -36,7 +36,7 @@ pub fn time(time: SystemTime) -> String {
 /// An image of a backend as a message.
 pub fn image(image: &Image) -> api::Image {
     api::Image {
-        id: image.id.clone(),
+        id: image.id.to_string(),
         repo_tags: image.repo_tags.clone(),
         repo_digests: image.repo_digests.clone(),
         size_bytes: image.size,
@@ -49,7 +49,7 @@ pub fn image(image: &Image) -> api::Image {
 /// The image in a message.
 pub fn image_from(image: api::Image) -> Image {
     Image {
-        id: image.id,
+        id: image.id.into(),
         repo_tags: image.repo_tags,
         repo_digests: image.repo_digests,
         size: image.size_bytes,
@@ -129,7 +129,7 @@ pub fn pull(pull: &PullStatus, now: Instant) -> api::Pull {
     let (waiting, waiting_milliseconds) =
         queued.unwrap_or_else(|| wait(detail.and_then(|detail| detail.waiting.as_ref()), now));
     api::Pull {
-        image: pull.image.clone(),
+        image: pull.image.to_string(),
         phase: pull.phase.to_string(),
         step: detail.map(|detail| detail.step.to_string()).unwrap_or_default(),
         waiting,
@@ -149,7 +149,7 @@ pub fn pull(pull: &PullStatus, now: Instant) -> api::Pull {
 fn layer(layer: &LayerProgress, now: Instant) -> api::PullLayer {
     let (waiting, waiting_milliseconds) = wait(layer.waiting.as_ref(), now);
     api::PullLayer {
-        digest: layer.digest.clone(),
+        digest: layer.digest.to_string(),
         phase: layer.phase.to_string(),
         done_bytes: layer.bytes.done,
         total_bytes: layer.bytes.total,
@@ -181,7 +181,7 @@ pub fn pull_from(pull: api::Pull, now: Instant) -> PullStatus {
     let waiting = Some(pull.waiting).filter(|waiting| !waiting.is_empty());
     let (queued, detailed) = if phase == Phase::Pulling { (None, waiting) } else { (waiting, None) };
     PullStatus {
-        image: pull.image,
+        image: pull.image.into(),
         waiting: queued.map(Into::into),
         bytes: pull.done_bytes.map(|done| Bytes { done, total: pull.total_bytes }),
         detail: step.map(|step| Detail {
@@ -197,7 +197,7 @@ pub fn pull_from(pull: api::Pull, now: Instant) -> PullStatus {
 
 fn layer_from(layer: api::PullLayer, now: Instant) -> LayerProgress {
     LayerProgress {
-        digest: layer.digest,
+        digest: layer.digest.into(),
         phase: match layer.phase.as_str() {
             "fetched by another pull" => LayerPhase::Elsewhere,
             "fetching" => LayerPhase::Fetching,
@@ -264,7 +264,7 @@ pub fn ensured_from(ensured: api::Ensured) -> Ensured {
     } else {
         Outcome::Present
     };
-    Ensured { image_ref: ensured.image_ref, message: ensured.message, outcome }
+    Ensured { image_ref: ensured.image_ref.into(), message: ensured.message, outcome }
 }
 
 /// The failure of an ensure in a message.

@@ -7,6 +7,7 @@ use std::fmt::{self, Write as _};
 
 use larder::backend::{BackendError, CallErrorKind};
 use larder::chain;
+use larder::hint::Hint;
 use tonic::{Code, Status};
 
 use crate::HINT_KEY;
@@ -35,7 +36,7 @@ pub enum ErrorKind {
 pub struct Error {
     kind: ErrorKind,
     message: String,
-    hints: Vec<String>,
+    hints: Vec<Hint>,
 }
 
 impl Error {
@@ -70,14 +71,14 @@ impl Error {
 
     /// Adds a next step.
     #[must_use]
-    pub fn hint(mut self, hint: impl Into<String>) -> Error {
+    pub fn hint(mut self, hint: impl Into<Hint>) -> Error {
         self.hints.push(hint.into());
         self
     }
 
     /// Adds next steps, if there are any.
     #[must_use]
-    pub fn hints(mut self, hints: impl IntoIterator<Item = impl Into<String>>) -> Error {
+    pub fn hints(mut self, hints: impl IntoIterator<Item = impl Into<Hint>>) -> Error {
         self.hints.extend(hints.into_iter().map(Into::into));
         self
     }
@@ -100,14 +101,14 @@ impl Error {
     }
 
     /// Next steps, in the order to try them.
-    pub fn next_steps(&self) -> &[String] {
+    pub fn next_steps(&self) -> &[Hint] {
         &self.hints
     }
 
     /// The error in a gRPC status, with its hints.
     pub fn from_status(status: &Status) -> Error {
         let hints = status.metadata().get(HINT_KEY).and_then(|hints| hints.to_str().ok()).unwrap_or_default();
-        Error::new(kind_of(status.code()), status.message()).hints(decode(hints).lines())
+        Error::new(kind_of(status.code()), status.message()).hints(decode(hints).lines().map(str::to_owned))
     }
 }
 
@@ -128,8 +129,11 @@ impl From<BackendError> for Error {
             }
             _ => Error::failed(chain(&error)),
         };
-        let silent =
-            is_gone(&error).then_some("the runtime hangs, or --timeout is too short for it; see its log");
+        let silent = is_gone(&error).then(|| {
+            Hint::from("the runtime hangs, or ")
+                .setting("timeout", "")
+                .text(" is too short for it; see its log")
+        });
         failure.hints(error.hint().or(silent))
     }
 }
@@ -145,7 +149,8 @@ pub fn is_gone(error: &BackendError) -> bool {
 impl From<Error> for Status {
     fn from(error: Error) -> Status {
         let mut status = Status::new(code_of(error.kind), error.message);
-        let hints = encode(&error.hints.join("\n"));
+        let hints: Vec<String> = error.hints.iter().map(ToString::to_string).collect();
+        let hints = encode(&hints.join("\n"));
         if !hints.is_empty()
             && hints.len() <= MAX_HINTS
             && let Ok(hints) = hints.parse()
@@ -158,7 +163,11 @@ impl From<Error> for Status {
 
 impl From<Error> for Refused {
     fn from(error: Error) -> Refused {
-        Refused { code: code_of(error.kind).into(), message: error.message, hints: error.hints }
+        Refused {
+            code: code_of(error.kind).into(),
+            message: error.message,
+            hints: error.hints.iter().map(ToString::to_string).collect(),
+        }
     }
 }
 

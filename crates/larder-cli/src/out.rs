@@ -7,6 +7,8 @@ use std::fmt::{self, Write as _};
 use std::io::{self, IsTerminal as _, Write};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
+use larder::hint::Hint;
+
 use crate::output::hint;
 use crate::output::progress::Progress;
 
@@ -72,15 +74,15 @@ impl Out {
     }
 
     /// Tells what could be tried next.
-    pub(crate) fn hint(&self, text: impl fmt::Display) {
-        self.note(self.hinted(&text.to_string()));
+    pub(crate) fn hint(&self, hint: impl Into<Hint>) {
+        self.note(self.hinted(&hint.into()));
     }
 
     /// Tells of an error, and what could be tried next.
-    pub(crate) fn error<H: fmt::Display>(&self, text: impl fmt::Display, hints: impl IntoIterator<Item = H>) {
+    pub(crate) fn error(&self, text: impl fmt::Display, hints: &[Hint]) {
         let mut all = format!("error: {text}");
         for hint in hints {
-            let _ = write!(all, "\n{}", self.hinted(&hint.to_string()));
+            let _ = write!(all, "\n{}", self.hinted(hint));
         }
         self.note(all);
     }
@@ -90,7 +92,7 @@ impl Out {
         self.inner().trouble.take().map_or(Ok(()), Err)
     }
 
-    fn hinted(&self, hint: &str) -> String {
+    fn hinted(&self, hint: &Hint) -> String {
         format!("hint: {}", hint::carrying(self.given.get().map_or("", String::as_str), hint))
     }
 

@@ -322,16 +322,13 @@ impl Session {
 
     /// Prints all mistakes but the last, which is the failure.
     fn refused(&self, mistakes: &Mistakes) -> Failure {
-        let hints = |mistake: &larder_agent::manifest::Located| {
-            mistake.hints().iter().map(ToString::to_string).collect::<Vec<_>>()
-        };
         let Some((last, others)) = mistakes.each().split_last() else {
             return Failure::bad_input("the settings cannot be used");
         };
         for mistake in others {
-            self.out.error(mistake, hints(mistake));
+            self.out.error(mistake, mistake.hints());
         }
-        Failure::bad_input(last.to_string()).hints(hints(last))
+        Failure::bad_input(last.to_string()).hints(last.hints().iter().cloned())
     }
 
     /// Whether flags or variables say where images are.

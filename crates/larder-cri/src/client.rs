@@ -13,6 +13,7 @@ use larder::backend::{
 };
 use larder::credentials::Credential;
 use larder::pod::SandboxConfig;
+use larder::reference::ImageId;
 use tonic::codegen::http::Uri;
 use tonic::{Code, Request, Response, Status};
 
@@ -76,7 +77,7 @@ pub struct CriBackend {
     stream_containers: Streamed,
     stream_sandboxes: Streamed,
     /// Images mounted by each container that is known; they do not change in its life.
-    mounts: Mutex<HashMap<String, Vec<String>>>,
+    mounts: Mutex<HashMap<String, Vec<ImageId>>>,
 }
 
 impl CriBackend {
@@ -269,7 +270,7 @@ impl CriBackend {
     async fn mounted_images(
         &self,
         containers: &[proto::Container],
-    ) -> Result<HashMap<String, Vec<String>>, BackendError> {
+    ) -> Result<HashMap<String, Vec<ImageId>>, BackendError> {
         if !self.config.image_volumes {
             return Ok(HashMap::new());
         }
@@ -290,13 +291,13 @@ impl CriBackend {
         Ok(mounts)
     }
 
-    fn known_mounts(&self) -> MutexGuard<'_, HashMap<String, Vec<String>>> {
+    fn known_mounts(&self) -> MutexGuard<'_, HashMap<String, Vec<ImageId>>> {
         self.mounts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The images that one container mounts; none if it is gone already, or if the runtime cannot tell of any. `None`
     /// if the runtime fails on this one: then it is asked again the next time. A runtime that is gone is an error.
-    async fn mounts_of(&self, container: &str) -> Result<Option<Vec<String>>, BackendError> {
+    async fn mounts_of(&self, container: &str) -> Result<Option<Vec<ImageId>>, BackendError> {
         let message = proto::ContainerStatusRequest { container_id: container.to_owned(), verbose: false };
         match self.runtime().container_status(self.request(message)).await {
             Ok(reply) => Ok(Some(reply.into_inner().status.map(convert::mounted_images).unwrap_or_default())),
@@ -369,7 +370,7 @@ impl Backend for CriBackend {
         credential: Option<&Credential>,
         sandbox: Option<&SandboxConfig>,
         _progress: &Progress,
-    ) -> Result<String, BackendError> {
+    ) -> Result<ImageId, BackendError> {
         let request = proto::PullImageRequest {
             image: Some(self.spec(image)?),
             auth: credential.map(convert::credential_to_cri),

@@ -10,6 +10,7 @@ use larder::backend::{
 use larder::credentials::Credential;
 use larder::gotext;
 use larder::pod::SandboxConfig;
+use larder::reference::{ImageId, ImageName};
 
 use crate::proto;
 
@@ -21,14 +22,14 @@ const CONTAINER_NAME: &str = "io.kubernetes.container.name";
 /// A spec to send; the runtime handler only if the gate is on. A blank name is refused: runtimes take the start of an
 /// id for the whole, so that an empty one may mean any image, and may remove it.
 pub(crate) fn spec_to_cri(spec: &ImageSpec, with_handler: bool) -> Result<proto::ImageSpec, BackendError> {
-    if spec.image.trim().is_empty() {
-        let message = format!("{}: an image name must not be empty", gotext::quote(&spec.image));
+    if spec.image.as_str().trim().is_empty() {
+        let message = format!("{}: an image name must not be empty", gotext::quote(spec.image.as_str()));
         return Err(BackendError::Call { message, kind: CallErrorKind::Other, hint: None });
     }
     Ok(proto::ImageSpec {
-        image: spec.image.clone(),
+        image: spec.image.to_string(),
         annotations: spec.annotations.clone(),
-        user_specified_image: spec.user_specified_image.clone(),
+        user_specified_image: spec.user_specified_image.to_string(),
         runtime_handler: if with_handler { spec.runtime_handler.clone() } else { String::new() },
         image_ref: String::new(),
     })
@@ -63,14 +64,15 @@ pub(crate) fn sandbox_to_cri(sandbox: &SandboxConfig) -> proto::PodSandboxConfig
 /// An image as listed. Its spec names the *id*; the runtime handler is kept only if the gate is on.
 pub(crate) fn image(image: proto::Image, with_handler: bool) -> Image {
     let reported = image.spec.unwrap_or_default();
+    let id = ImageId::from(image.id);
     Image {
         spec: Some(ImageSpec {
-            image: image.id.clone(),
+            image: ImageName::from(&id),
             annotations: reported.annotations,
             runtime_handler: if with_handler { reported.runtime_handler } else { String::new() },
-            user_specified_image: String::new(),
+            user_specified_image: ImageName::default(),
         }),
-        id: image.id,
+        id,
         repo_tags: image.repo_tags,
         repo_digests: image.repo_digests,
         size: image.size,
@@ -82,27 +84,28 @@ pub(crate) fn image(image: proto::Image, with_handler: bool) -> Image {
 
 /// The image of a status reply, which must have an id and a size.
 pub(crate) fn status_reply(
-    name: &str,
+    name: &ImageName,
     reply: Option<proto::Image>,
     with_handler: bool,
 ) -> Result<Option<Image>, BackendError> {
     match reply {
-        Some(found) if found.id.is_empty() || found.size == 0 => {
-            Err(BackendError::Incomplete(format!("Id or size of image {} is not set", gotext::quote(name))))
-        }
+        Some(found) if found.id.is_empty() || found.size == 0 => Err(BackendError::Incomplete(format!(
+            "Id or size of image {} is not set",
+            gotext::quote(name.as_str())
+        ))),
         found => Ok(found.map(|found| image(found, with_handler))),
     }
 }
 
 /// The id in a pull reply, which must be there.
-pub(crate) fn pull_reply(name: &str, reply: proto::PullImageResponse) -> Result<String, BackendError> {
+pub(crate) fn pull_reply(name: &ImageName, reply: proto::PullImageResponse) -> Result<ImageId, BackendError> {
     if reply.image_ref.is_empty() {
         return Err(BackendError::Incomplete(format!(
             "imageRef of image {} is not set",
-            gotext::quote(name)
+            gotext::quote(name.as_str())
         )));
     }
-    Ok(reply.image_ref)
+    Ok(reply.image_ref.into())
 }
 
 /// Where images and containers live.
@@ -121,7 +124,7 @@ fn filesystem(usage: proto::FilesystemUsage) -> FilesystemUsage {
 }
 
 /// A container, with the images mounted into it, which its list entry does not tell; `None` if they are not known.
-pub(crate) fn container(container: proto::Container, mounted_images: Option<Vec<String>>) -> Container {
+pub(crate) fn container(container: proto::Container, mounted_images: Option<Vec<ImageId>>) -> Container {
     let metadata = container.metadata.unwrap_or_default();
     let running = container.state == i32::from(proto::ContainerState::ContainerRunning);
     let name = match container.labels.get(CONTAINER_NAME) {
@@ -131,7 +134,7 @@ pub(crate) fn container(container: proto::Container, mounted_images: Option<Vec<
     Container {
         id: container.id,
         name,
-        image_id: if container.image_id.is_empty() { container.image_ref } else { container.image_id },
+        image_id: if container.image_id.is_empty() { container.image_ref } else { container.image_id }.into(),
         sandbox_id: container.pod_sandbox_id,
         mounts_unknown: mounted_images.is_none(),
         mounted_images: mounted_images.unwrap_or_default(),
@@ -141,12 +144,12 @@ pub(crate) fn container(container: proto::Container, mounted_images: Option<Vec<
 }
 
 /// The images that a container mounts, each once.
-pub(crate) fn mounted_images(status: proto::ContainerStatus) -> Vec<String> {
-    let mut images: Vec<String> = status
+pub(crate) fn mounted_images(status: proto::ContainerStatus) -> Vec<ImageId> {
+    let mut images: Vec<ImageId> = status
         .mounts
         .into_iter()
         .filter_map(|mount| mount.image)
-        .map(|image| image.image)
+        .map(|image| ImageId::from(image.image))
         .filter(|image| !image.is_empty())
         .collect();
     images.sort();

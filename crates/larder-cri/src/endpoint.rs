@@ -4,6 +4,7 @@ use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 use std::{fmt, io};
 
+use larder::hint::Hint;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 /// Where [`discover`] looks, in this order.
@@ -123,8 +124,9 @@ pub struct NoRuntimeFound {
 
 impl NoRuntimeFound {
     /// What the reader could try next.
-    pub fn hint(&self) -> &'static str {
-        "start containerd or CRI-O, or name its socket with --backend unix:///path/to.sock"
+    pub fn hint(&self) -> Hint {
+        Hint::from("start containerd or CRI-O, or name its socket with ")
+            .setting("backend", "unix:///path/to.sock")
     }
 }
 

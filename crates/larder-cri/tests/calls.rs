@@ -8,6 +8,7 @@ use larder::backend::{
 };
 use larder::credentials::{Credential, Secret};
 use larder::pod::{Pod, SandboxConfig};
+use larder::reference::{ImageId, ImageName};
 use larder_cri::{CriBackend, CriConfig, MAX_MESSAGE_BYTES, proto};
 use larder_testkit_peers::fake_cri::{FakeCri, Release, Rpc};
 use tokio::time::Instant;
@@ -25,11 +26,11 @@ fn listed(id: &str) -> proto::Image {
     proto::Image { id: id.into(), size: 1, ..proto::Image::default() }
 }
 
-async fn pull(client: &CriBackend, name: &str) -> Result<String, BackendError> {
+async fn pull(client: &CriBackend, name: &str) -> Result<ImageId, BackendError> {
     client.pull(&ImageSpec::named(name), None, None, &Progress::unwatched()).await
 }
 
-fn ids(images: Vec<Image>) -> Vec<String> {
+fn ids(images: Vec<Image>) -> Vec<ImageId> {
     images.into_iter().map(|image| image.id).collect()
 }
 
@@ -49,7 +50,7 @@ async fn a_pull_sends_credentials_annotations_and_sandbox() {
         image: "app:v1".into(),
         annotations: annotations.clone(),
         runtime_handler: "kata".into(),
-        user_specified_image: String::new(),
+        user_specified_image: ImageName::default(),
     };
     let credential = Credential {
         username: "user".into(),

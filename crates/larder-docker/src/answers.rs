@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use larder::reference::{ImageId, LayerId};
 use serde::{Deserialize, Deserializer};
 
 /// `null` counts as left out.
@@ -67,7 +68,7 @@ impl Info {
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub(crate) struct ImageSummary {
-    pub(crate) id: String,
+    pub(crate) id: ImageId,
     #[serde(deserialize_with = "or_default")]
     pub(crate) repo_tags: Vec<String>,
     #[serde(deserialize_with = "or_default")]
@@ -81,7 +82,7 @@ pub(crate) struct ImageSummary {
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
 pub(crate) struct ImageInspect {
-    pub(crate) id: String,
+    pub(crate) id: ImageId,
     #[serde(deserialize_with = "or_default")]
     pub(crate) repo_tags: Vec<String>,
     #[serde(deserialize_with = "or_default")]
@@ -118,7 +119,7 @@ pub(crate) struct GraphDriver {
 pub(crate) struct RootFs {
     /// Diff ids, from the bottom up.
     #[serde(deserialize_with = "or_default")]
-    pub(crate) layers: Vec<String>,
+    pub(crate) layers: Vec<LayerId>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -145,7 +146,7 @@ pub(crate) struct ContainerSummary {
     pub(crate) names: Vec<String>,
     pub(crate) image: String,
     #[serde(rename = "ImageID")]
-    pub(crate) image_id: String,
+    pub(crate) image_id: ImageId,
     /// `created`, `running`, `paused`, `restarting`, `removing`, `exited`, `dead`.
     pub(crate) state: String,
     #[serde(deserialize_with = "or_default")]
@@ -169,7 +170,7 @@ pub(crate) struct Mount {
 #[serde(rename_all = "PascalCase", default)]
 pub(crate) struct ContainerInspect {
     /// The id of its image.
-    pub(crate) image: String,
+    pub(crate) image: ImageId,
     #[serde(deserialize_with = "or_default")]
     pub(crate) host_config: HostConfig,
     #[serde(deserialize_with = "or_default")]
@@ -188,7 +189,7 @@ pub(crate) struct HostConfig {
 #[serde(rename_all = "PascalCase", default)]
 pub(crate) struct Removed {
     /// The id of an image that is gone.
-    pub(crate) deleted: String,
+    pub(crate) deleted: ImageId,
 }
 
 /// `/system/df`.
@@ -228,7 +229,7 @@ pub(crate) struct PullMessage {
     pub(crate) status: String,
     /// The start of a layer's digest, or a tag.
     #[serde(deserialize_with = "or_default")]
-    pub(crate) id: String,
+    pub(crate) id: LayerId,
     #[serde(deserialize_with = "or_default")]
     pub(crate) progress_detail: ProgressDetail,
     #[serde(deserialize_with = "or_default")]

@@ -11,6 +11,7 @@ use larder::backend::{
 use larder::credentials::Credential;
 use larder::gc::Amount;
 use larder::pod::SandboxConfig;
+use larder::reference::ImageId;
 use reqwest::Method;
 use reqwest::header::HeaderMap;
 use serde_json::Value;
@@ -140,7 +141,7 @@ impl DockerBackend {
         let name = container.names.first().map(|name| name.trim_start_matches('/').to_owned());
         Ok(Container {
             name: name.unwrap_or_default(),
-            image_id: if container.image_id.is_empty() { container.image } else { container.image_id },
+            image_id: if container.image_id.is_empty() { container.image.into() } else { container.image_id },
             sandbox_id: String::new(),
             mounts_unknown: mounted.is_none(),
             mounted_images: mounted.unwrap_or_default(),
@@ -151,7 +152,7 @@ impl DockerBackend {
     }
 
     /// Ids of the images that a container mounts; none if it is gone; `None` if that cannot be told.
-    async fn mounted_images(&self, container: &str) -> Result<Option<Vec<String>>, BackendError> {
+    async fn mounted_images(&self, container: &str) -> Result<Option<Vec<ImageId>>, BackendError> {
         let path = format!("/containers/{container}/json");
         let Some(found) = self.engine.get::<ContainerInspect>(&path, &[]).await? else {
             return Ok(Some(Vec::new()));
@@ -197,12 +198,12 @@ impl Backend for DockerBackend {
     }
 
     async fn status(&self, image: &ImageSpec) -> Result<Option<Image>, BackendError> {
-        let found = self.engine.within(self.engine.inspect::<ImageInspect>(&image.image)).await?;
+        let found = self.engine.within(self.engine.inspect::<ImageInspect>(image.image.as_str())).await?;
         Ok(found.map(|found| convert::image_of_inspect(&found)))
     }
 
     async fn inspect(&self, image: &ImageSpec) -> Result<Option<ImageDetails>, BackendError> {
-        let found = self.engine.within(self.engine.inspect::<Value>(&image.image)).await?;
+        let found = self.engine.within(self.engine.inspect::<Value>(image.image.as_str())).await?;
         found.map(convert::details).transpose()
     }
 
@@ -212,13 +213,13 @@ impl Backend for DockerBackend {
         credential: Option<&Credential>,
         _sandbox: Option<&SandboxConfig>,
         progress: &Progress,
-    ) -> Result<String, BackendError> {
-        names::in_path(&image.image)?;
+    ) -> Result<ImageId, BackendError> {
+        names::in_path(image.image.as_str())?;
         let mut headers = HeaderMap::new();
         if let Some(credential) = credential {
             headers.insert("X-Registry-Auth", convert::auth(credential, &image.image));
         }
-        self.pull_through(&image.image, headers, progress).await?;
+        self.pull_through(image.image.as_str(), headers, progress).await?;
         match self.status(image).await? {
             Some(found) => Ok(found.id),
             None => Err(BackendError::Incomplete(format!(

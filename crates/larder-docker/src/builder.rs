@@ -46,7 +46,7 @@ fn too_late() -> BackendError {
             gotext::duration(PATIENCE)
         ),
         kind: CallErrorKind::DeadlineExceeded,
-        hint: Some("it may still be at it: see the engine's log, and docker builder du"),
+        hint: Some("it may still be at it: see the engine's log, and docker builder du".into()),
     }
 }
 

@@ -174,6 +174,6 @@ mod tests {
         let error = usual(&[], &broken).unwrap_err();
         assert!(error.contains("config.json") && !error.contains("c2VjcmV0"), "{error}");
         let far = [(meta("far"), r#"{"Endpoints":{"docker":{"Host":"ssh://u@h"}}}"#)];
-        assert!(usual(&chosen, &far).unwrap_err().contains("ssh -L"));
+        assert!(usual(&chosen, &far).unwrap_err().contains("does not speak ssh"));
     }
 }

@@ -7,7 +7,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE;
 use larder::backend::{BackendError, Image, ImageDetails};
 use larder::credentials::Credential;
-use larder::reference;
+use larder::reference::{ImageName, Reference};
 use reqwest::header::HeaderValue;
 use serde_json::{Value, json};
 
@@ -79,14 +79,12 @@ const HUB: &str = "https://index.docker.io/v1/";
 
 /// The header field that carries a credential for the registry of an image. An engine with containerd's store sends it to
 /// no registry but the one that is named in there.
-pub(crate) fn auth(credential: &Credential, image: &str) -> HeaderValue {
-    let registry = reference::parse_image_name(image)
-        .ok()
-        .and_then(|name| name.repository.split_once('/').map(|(registry, _)| registry.to_owned()));
-    let registry = registry.map(|registry| if registry == "docker.io" { HUB.into() } else { registry });
+pub(crate) fn auth(credential: &Credential, image: &ImageName) -> HeaderValue {
+    let registry = image.reference().map_or("", Reference::registry);
+    let registry = if registry == "docker.io" { HUB } else { registry };
     let mut fields = BTreeMap::new();
     for (name, value) in [
-        ("serveraddress", registry.as_deref().unwrap_or_default()),
+        ("serveraddress", registry),
         ("username", credential.username.as_str()),
         ("password", credential.password.reveal()),
         ("identitytoken", credential.identity_token.reveal()),
@@ -153,11 +151,11 @@ mod tests {
     fn a_credential_is_sent_in_docker_s_words_and_never_printed() {
         let credential =
             Credential { username: "u".into(), password: Secret::new("pass>>word"), ..Credential::default() };
-        let header = auth(&credential, "h:5000/shop/web:1");
+        let header = auth(&credential, &"h:5000/shop/web:1".into());
         assert!(!format!("{header:?}").contains("cGFzcz"), "{header:?}");
         let sent: Value = serde_json::from_slice(&URL_SAFE.decode(header.as_bytes()).unwrap()).unwrap();
         assert_eq!(sent, json!({"serveraddress": "h:5000", "username": "u", "password": "pass>>word"}));
-        let hub = auth(&credential, "shop/web");
+        let hub = auth(&credential, &"shop/web".into());
         let sent: Value = serde_json::from_slice(&URL_SAFE.decode(hub.as_bytes()).unwrap()).unwrap();
         assert_eq!(sent["serveraddress"], HUB);
     }

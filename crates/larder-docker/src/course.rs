@@ -1,6 +1,7 @@
 //! How a pull gets on, from the engine's messages to larder's progress.
 
 use larder::backend::{Bytes, Detail, LayerPhase, LayerProgress, PullStep, Wait};
+use larder::reference::LayerId;
 
 use crate::answers::{PullMessage, count};
 
@@ -52,11 +53,11 @@ impl Course {
         }
     }
 
-    fn layer(&mut self, id: &str) -> &mut LayerProgress {
-        let at = self.layers.iter().position(|layer| layer.digest == id).unwrap_or_else(|| {
+    fn layer(&mut self, id: &LayerId) -> &mut LayerProgress {
+        let at = self.layers.iter().position(|layer| layer.digest == *id).unwrap_or_else(|| {
             let (bytes, rate, waiting) = (Bytes::default(), None, None);
             self.layers.push(LayerProgress {
-                digest: id.to_owned(),
+                digest: id.clone(),
                 phase: LayerPhase::Queued,
                 bytes,
                 rate,
@@ -107,7 +108,7 @@ mod tests {
         let course = after(&begun);
         assert_eq!(course.bytes(), Bytes { done: 30, total: None }, "the second is not known yet");
         let detail = course.detail();
-        let phases: Vec<_> = detail.layers.iter().map(|layer| (&*layer.digest, layer.phase)).collect();
+        let phases: Vec<_> = detail.layers.iter().map(|layer| (layer.digest.as_str(), layer.phase)).collect();
         assert_eq!(phases, [("aaa", LayerPhase::Fetching), ("bbb", LayerPhase::Queued)]);
         let ended = [
             r#"{"status":"Download complete","progressDetail":{},"id":"aaa"}"#,

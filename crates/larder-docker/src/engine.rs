@@ -5,6 +5,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use larder::backend::{BackendError, CallErrorKind};
+use larder::hint::Hint;
 use reqwest::header::{HeaderMap, HeaderValue};
 use reqwest::{Client, Method, Response, Url};
 use serde::de::DeserializeOwned;
@@ -133,7 +134,7 @@ impl Engine {
         };
         let foreign = |why: &str| {
             let problem = format!("what answers is no Docker Engine ({why})");
-            let hint = "name the engine's own socket with --backend docker:///path/to.sock";
+            let hint = Hint::from("name the engine's own socket with ").setting("backend", error::SOCKET);
             error::unusable(&self.host, &problem, hint)
         };
         let version = match asked.await {

@@ -4,9 +4,13 @@ use std::error::Error;
 use std::io;
 
 use larder::backend::{BackendError, CallErrorKind, Unreachable};
+use larder::hint::Hint;
 
 use crate::host::EngineHost;
 use crate::names;
+
+/// An example of an address, for hints.
+pub(crate) const SOCKET: &str = "docker:///path/to.sock";
 
 /// What helps a person who may not open the socket.
 const DENIED: &str = "run as root, or become a member of the group that owns the socket: \
@@ -18,7 +22,8 @@ fn no_connection(host: &EngineHost, error: &reqwest::Error) -> BackendError {
     let problem = match (kind, host.socket()) {
         (Some(io::ErrorKind::NotFound | io::ErrorKind::NotADirectory), Some(_)) => told(
             "there is no such socket",
-            "start the engine (systemctl start docker), or name its socket with --backend docker:///path/to.sock",
+            Hint::from("start the engine (systemctl start docker), or name its socket with ")
+                .setting("backend", SOCKET),
         ),
         (Some(io::ErrorKind::PermissionDenied), Some(_)) => told("permission denied", DENIED),
         (Some(io::ErrorKind::ConnectionRefused), _) => told(
@@ -51,12 +56,12 @@ fn tls_problem(error: &(dyn Error + 'static)) -> Option<String> {
 }
 
 /// Something is wrong with what answers, beyond one call.
-pub(crate) fn unusable(host: &EngineHost, problem: &str, hint: &'static str) -> BackendError {
+pub(crate) fn unusable(host: &EngineHost, problem: &str, hint: impl Into<Hint>) -> BackendError {
     BackendError::Unreachable { endpoint: host.to_string(), problem: told(problem, hint) }
 }
 
-fn told(problem: &str, hint: &'static str) -> Unreachable {
-    Unreachable::Told { problem: problem.to_owned(), hint }
+fn told(problem: &str, hint: impl Into<Hint>) -> Unreachable {
+    Unreachable::Told { problem: problem.to_owned(), hint: hint.into() }
 }
 
 /// The connection broke in the middle of an answer.
@@ -64,7 +69,7 @@ pub(crate) fn broken(error: &reqwest::Error) -> BackendError {
     BackendError::Call {
         message: format!("the engine went away in the middle of its answer: {}", text(error)),
         kind: CallErrorKind::Unavailable,
-        hint: Some("the engine was restarted, or has crashed; see its log, and try again"),
+        hint: Some("the engine was restarted, or has crashed; see its log, and try again".into()),
     }
 }
 
@@ -86,9 +91,13 @@ pub(crate) fn of_pull(image: &str, message: &str) -> BackendError {
     let text = text.replace("permission denied", "");
     let has = |parts: &[&str]| parts.iter().any(|part| text.contains(part));
     let (kind, hint) = if has(&["unauthorized", "authentication required", "no basic auth", "denied"]) {
-        (CallErrorKind::Denied, Some("check the credentials for this registry (docker login writes them)"))
+        (
+            CallErrorKind::Denied,
+            Some("check the credentials for this registry (docker login writes them)".into()),
+        )
     } else if has(&["no space left"]) {
-        (CallErrorKind::NoRoom, Some("make room with larder gc, or see larder df"))
+        let hint = Hint::from("make room with ").command(["gc"]).text(", or see ").command(["df"]);
+        (CallErrorKind::NoRoom, Some(hint))
     } else if has(&["manifest unknown", "not found", "no such image"]) {
         (CallErrorKind::NotFound, None)
     } else {
@@ -104,7 +113,9 @@ pub(crate) fn too_late(after: std::time::Duration) -> BackendError {
     BackendError::Call {
         message: format!("the engine did not answer within {}", larder::gotext::duration(after)),
         kind: CallErrorKind::DeadlineExceeded,
-        hint: Some("give it more time with --timeout, or see the engine's log"),
+        hint: Some(
+            Hint::from("give it more time with ").setting("timeout", "").text(", or see the engine's log"),
+        ),
     }
 }
 

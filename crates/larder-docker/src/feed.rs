@@ -13,6 +13,7 @@ use async_trait::async_trait;
 use futures_util::stream::{self, StreamExt as _};
 use larder::backend::{BackendError, Image};
 use larder::gc::{Sighting, UseFeed};
+use larder::reference::ImageId;
 use reqwest::header::HeaderMap;
 use reqwest::{Method, Response};
 use tokio::sync::mpsc;
@@ -50,7 +51,7 @@ struct Heard {
     /// Somebody follows: what cannot be asked for comes nevertheless.
     following: bool,
     /// The image of each container that is there, or went not long ago, by its id.
-    containers: HashMap<String, String>,
+    containers: HashMap<String, ImageId>,
     /// Those of them that went, the first of them first.
     gone: VecDeque<String>,
 }
@@ -83,7 +84,7 @@ impl fmt::Debug for EngineFeed {
 }
 
 /// The image of what has this name or id, if there is one.
-type Named = Result<(String, Option<String>), BackendError>;
+type Named = Result<(String, Option<ImageId>), BackendError>;
 
 impl EngineFeed {
     pub(crate) fn new(inspections: Arc<Inspections>) -> EngineFeed {
@@ -183,8 +184,7 @@ impl EngineFeed {
         let calls: Vec<_> =
             names.into_iter().map(|name| self.image_called(name, listed.find(name))).collect();
         now.names = answers(calls).await?;
-        let by_name: Vec<&str> =
-            unknown.iter().filter_map(|name| now.names.get(*name)).map(String::as_str).collect();
+        let by_name: Vec<&ImageId> = unknown.iter().filter_map(|name| now.names.get(*name)).collect();
         let facts = self.inspections.of(&by_name).await?;
         now.came = facts.into_iter().filter_map(|(id, facts)| Some((id, facts.came?))).collect();
         Ok(now)
@@ -197,16 +197,16 @@ impl EngineFeed {
         Ok((id.to_owned(), image))
     }
 
-    async fn image_called(&self, name: &str, listed: Option<&str>) -> Named {
-        if let Some(known) = listed.or_else(|| is_id(name).then_some(name)) {
-            return Ok((name.to_owned(), Some(known.to_owned())));
+    async fn image_called(&self, name: &str, listed: Option<&ImageId>) -> Named {
+        if let Some(known) = listed.cloned().or_else(|| is_id(name).then(|| name.into())) {
+            return Ok((name.to_owned(), Some(known)));
         }
         let found = self.inspections.engine().inspect::<ImageInspect>(name).await;
         Ok((name.to_owned(), if_told(found)?.map(|found| found.id)))
     }
 
     /// What is known of these containers.
-    fn known_containers<'a>(&self, ids: impl Iterator<Item = &'a str>) -> HashMap<String, String> {
+    fn known_containers<'a>(&self, ids: impl Iterator<Item = &'a str>) -> HashMap<String, ImageId> {
         let heard = self.heard();
         ids.filter_map(|id| Some((id.to_owned(), heard.containers.get(id)?.clone()))).collect()
     }
@@ -232,7 +232,7 @@ impl UseFeed for EngineFeed {
             Err(error) if self.heard().following => tracing::debug!("events up to now: {error}"),
             Err(error) => return Err(error),
         }
-        let listed: Vec<&str> = images.iter().map(|image| image.id.as_str()).collect();
+        let listed: Vec<&ImageId> = images.iter().map(|image| &image.id).collect();
         let facts = self.inspections.of(&listed).await?;
         // Nothing is waited for any more: what is taken out is told.
         Ok(self.heard().gathered.tell(images, &facts))
@@ -266,7 +266,7 @@ async fn read(mut response: Response, tell: mpsc::Sender<EventMessage>) -> Resul
 }
 
 /// All that these calls find, some made at the same time.
-async fn answers(calls: Vec<impl Future<Output = Named>>) -> Result<HashMap<String, String>, BackendError> {
+async fn answers(calls: Vec<impl Future<Output = Named>>) -> Result<HashMap<String, ImageId>, BackendError> {
     let mut answers = stream::iter(calls).buffer_unordered(CALLS_AT_ONCE);
     let mut found = HashMap::new();
     while let Some(answer) = answers.next().await {

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use larder::backend::Image;
 use larder::gc::{Seen, Sighting, Stamp};
+use larder::reference::ImageId;
 
 use crate::answers::EventMessage;
 use crate::events::{Told, brings, life, moved, nanos, stamp, told};
@@ -19,22 +20,22 @@ use crate::names::familiar;
 #[derive(Debug, Default)]
 pub(crate) struct Gathered {
     /// When it was first told of by its id, since it last went.
-    came: HashMap<String, Stamp>,
+    came: HashMap<ImageId, Stamp>,
     /// When it was last pulled under a name that is its own now.
-    pulled: HashMap<String, Stamp>,
+    pulled: HashMap<ImageId, Stamp>,
     /// When it was last used.
-    used: HashMap<String, Stamp>,
+    used: HashMap<ImageId, Stamp>,
 }
 
 /// What the engine says now of what some events name.
 #[derive(Debug, Default)]
 pub(crate) struct Now {
     /// The image of each container, by its id. Of those that are gone and were not known before there is nothing.
-    pub(crate) containers: HashMap<String, String>,
+    pub(crate) containers: HashMap<String, ImageId>,
     /// The id of the image that each name is of.
-    pub(crate) names: HashMap<String, String>,
+    pub(crate) names: HashMap<String, ImageId>,
     /// When an image came at the latest, by its id.
-    pub(crate) came: HashMap<String, Stamp>,
+    pub(crate) came: HashMap<ImageId, Stamp>,
 }
 
 impl Gathered {
@@ -44,7 +45,7 @@ impl Gathered {
         for event in events {
             let at = stamp(nanos(event));
             match told(event) {
-                Some(Told::Came(id)) => _ = self.came.entry(id.to_owned()).or_insert(at),
+                Some(Told::Came(id)) => _ = self.came.entry(id.into()).or_insert(at),
                 Some(Told::Pulled(name)) => {
                     if let Some(id) = now.names.get(name).filter(|_| times.moved(name) <= nanos(event)) {
                         self.pulled.insert(id.clone(), at);
@@ -68,7 +69,7 @@ impl Gathered {
     }
 
     /// What is known of these images, to be told once; what was told of others stays, because they may just have come.
-    pub(crate) fn tell(&mut self, images: &[Image], facts: &HashMap<String, Arc<Facts>>) -> Vec<Sighting> {
+    pub(crate) fn tell(&mut self, images: &[Image], facts: &HashMap<ImageId, Arc<Facts>>) -> Vec<Sighting> {
         let mut sightings = Vec::new();
         for Image { id, .. } in images {
             let (by_id, by_name) = (self.came.remove(id), self.pulled.remove(id));
@@ -130,11 +131,11 @@ impl<'a> Times<'a> {
     }
 
     /// The image of a container that is gone: the one that has the name now, unless that came after the container.
-    fn image_of<'b>(&self, container: &str, name: &str, now: &'b Now) -> Option<&'b String> {
+    fn image_of<'b>(&self, container: &str, name: &str, now: &'b Now) -> Option<&'b ImageId> {
         let id = now.names.get(name)?;
         let created = self.created.get(container).copied().unwrap_or(self.before);
         let was_here = || now.came.get(id).is_some_and(|came| *came <= stamp(created));
-        let is_older = self.moved(name) <= created && self.brought(id) <= created;
+        let is_older = self.moved(name) <= created && self.brought(id.as_str()) <= created;
         (is_older || was_here()).then_some(id)
     }
 }
@@ -162,15 +163,15 @@ mod tests {
         format!("sha256:{}", letter.repeat(64))
     }
 
-    fn map(pairs: &[(&str, &str)]) -> HashMap<String, String> {
-        pairs.iter().map(|(key, value)| ((*key).to_owned(), id(value))).collect()
+    fn map(pairs: &[(&str, &str)]) -> HashMap<String, ImageId> {
+        pairs.iter().map(|(key, value)| ((*key).to_owned(), id(value).into())).collect()
     }
 
     /// What is told of image `a`, in seconds: when it came, and when it was last used.
     fn of_a(events: &[EventMessage], now: &Now) -> (Option<i64>, Option<i64>) {
         let mut gathered = Gathered::default();
         gathered.take_in(events, now);
-        let told = gathered.tell(&[Image { id: id("a"), ..Image::default() }], &HashMap::new());
+        let told = gathered.tell(&[Image { id: id("a").into(), ..Image::default() }], &HashMap::new());
         let at = |what| told.iter().find(|told| told.what == what).map(|told| told.at.0 / 1000);
         (at(Seen::Came), at(Seen::Used))
     }
@@ -216,7 +217,7 @@ mod tests {
         let now = Now { names: names.clone(), ..Now::default() };
         assert_eq!(of_a(&events(&containers(3 * DAY)), &now), (Some(2 * DAY), None));
         assert_eq!(of_a(&events(&containers(3 * DAY)[1..]), &now).1, None, "made before all that is known");
-        let here = Now { names: names.clone(), came: [(id("a"), Stamp(0))].into(), ..Now::default() };
+        let here = Now { names: names.clone(), came: [(id("a").into(), Stamp(0))].into(), ..Now::default() };
         assert_eq!(
             of_a(&events(&containers(3 * DAY)), &here).1,
             Some(3 * DAY),
@@ -248,7 +249,7 @@ mod tests {
             "a load gives names away and does not tell"
         );
         assert_eq!(of_a(&loaded(&[])[1..], &now).1, None, "made before all that is known");
-        let here = Now { names, came: [(a.clone(), Stamp(DAY * 1000))].into(), ..Now::default() };
+        let here = Now { names, came: [(a.as_str().into(), Stamp(DAY * 1000))].into(), ..Now::default() };
         assert_eq!(of_a(&loaded(&[]), &here).1, Some(4 * DAY), "it was loaded once more");
         let came = (DAY, "image", "load", &*a, &*a);
         assert_eq!(of_a(&loaded(&[came]), &now).1, Some(4 * DAY), "it was here by then");
@@ -270,7 +271,7 @@ mod tests {
             let starts = (1..=100).map(|n| event((hundred * 100 + n, "container", "start", "c", "web:2")));
             gathered.take_in(&starts.collect::<Vec<_>>(), &now);
         }
-        assert_eq!(gathered.used, HashMap::from([(id("a"), Stamp(200_000_000))]));
+        assert_eq!(gathered.used, HashMap::from([(id("a").into(), Stamp(200_000_000))]));
     }
 
     #[test]
@@ -279,7 +280,7 @@ mod tests {
         let mut gathered = Gathered::default();
         gathered.take_in(&events(&[(DAY, "container", "create", "c", "web:2")]), &now);
         assert_eq!(gathered.tell(&[], &HashMap::new()), []);
-        let listed = [Image { id: id("a"), ..Image::default() }];
+        let listed = [Image { id: id("a").into(), ..Image::default() }];
         assert_eq!(gathered.tell(&listed, &HashMap::new()).len(), 1);
         assert_eq!(gathered.tell(&listed, &HashMap::new()), [], "once");
     }

@@ -3,7 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::{fmt, io};
 
+use larder::hint::Hint;
+
 use crate::context;
+use crate::error::SOCKET;
 
 /// Where an engine listens unless it is told otherwise.
 const USUAL_SOCKET: &str = "/var/run/docker.sock";
@@ -126,9 +129,7 @@ pub enum HostError {
     #[error("\"{0}\" names no engine: write unix:///path/to.sock or tcp://host:port")]
     NoHost(String),
     /// `ssh://`: docker's client starts a program for it.
-    #[error(
-        "\"{0}\": larder does not speak ssh: run larder there; what needs no measure of the disk works through a forwarded socket, too (ssh -L ./docker.sock:/var/run/docker.sock HOST, and --backend docker:///path/to.sock)"
-    )]
+    #[error("\"{0}\": larder does not speak ssh")]
     Ssh(String),
     /// There is no such context of docker's client.
     #[error(
@@ -153,7 +154,7 @@ pub enum HostError {
         certificates: PathBuf,
     },
     /// A file of docker's client that cannot be read: whose engine is meant is not known.
-    #[error("{}: {problem}: mend it, or name the engine with --backend docker:///path/to.sock", path.display())]
+    #[error("{}: {problem}", path.display())]
     ClientFile {
         /// The file.
         path: PathBuf,
@@ -170,6 +171,25 @@ pub enum HostError {
         /// Its scheme.
         scheme: String,
     },
+}
+
+impl HostError {
+    /// What the reader could try next.
+    pub fn hint(&self) -> Option<Hint> {
+        match self {
+            HostError::Ssh(_) => Some(
+                Hint::from(
+                    "run larder there; what needs no measure of the disk works through a forwarded socket, too (ssh -L ./docker.sock:/var/run/docker.sock HOST, and ",
+                )
+                .setting("backend", SOCKET)
+                .text(")"),
+            ),
+            HostError::ClientFile { .. } => {
+                Some(Hint::from("mend it, or name the engine with ").setting("backend", SOCKET))
+            }
+            _ => None,
+        }
+    }
 }
 
 #[cfg(test)]
@@ -202,7 +222,8 @@ mod tests {
             let error = EngineHost::parse(text, false).unwrap_err();
             assert!(error.to_string().contains("docker:///path/to.sock"), "{error}");
         }
-        assert!(EngineHost::parse("ssh://u@h", false).unwrap_err().to_string().contains("ssh -L"));
+        let hint = EngineHost::parse("ssh://u@h", false).unwrap_err().hint().unwrap();
+        assert!(hint.to_string().contains("ssh -L"));
         assert!(EngineHost::parse("npipe://x", false).unwrap_err().to_string().contains("npipe"));
     }
 

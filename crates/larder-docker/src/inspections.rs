@@ -8,6 +8,7 @@ use std::sync::Arc;
 use futures_util::stream::{self, StreamExt as _};
 use larder::backend::BackendError;
 use larder::gc::Stamp;
+use larder::reference::{ImageId, LayerId};
 use sha2::{Digest as _, Sha256};
 use tokio::sync::Mutex;
 
@@ -23,7 +24,7 @@ pub(crate) const CALLS_AT_ONCE: usize = 8;
 pub(crate) struct Facts {
     /// Ids of its layers from the bottom up, each with all below it: chain ids. The same layer on another stack is
     /// stored once more.
-    pub(crate) chains: Vec<String>,
+    pub(crate) chains: Vec<LayerId>,
     /// The folder of each layer, from the bottom up, where a graph driver has one for each.
     pub(crate) folders: Option<Vec<PathBuf>>,
     /// Labels of its config.
@@ -36,7 +37,7 @@ pub(crate) struct Facts {
 /// What is known of images of one engine.
 pub(crate) struct Inspections {
     engine: Arc<Engine>,
-    known: Mutex<HashMap<String, Arc<Facts>>>,
+    known: Mutex<HashMap<ImageId, Arc<Facts>>>,
 }
 
 impl Inspections {
@@ -49,16 +50,17 @@ impl Inspections {
     }
 
     /// What is known of these images; one that is gone, or that the engine fails on, is left out.
-    pub(crate) async fn of(&self, ids: &[&str]) -> Result<HashMap<String, Arc<Facts>>, BackendError> {
+    pub(crate) async fn of(&self, ids: &[&ImageId]) -> Result<HashMap<ImageId, Arc<Facts>>, BackendError> {
         let mut known = self.known.lock().await;
-        let new: Vec<&str> = ids.iter().copied().filter(|id| !known.contains_key(*id)).collect();
-        let calls =
-            new.into_iter().map(|id| async move { (id, self.engine.inspect::<ImageInspect>(id).await) });
+        let new: Vec<&ImageId> = ids.iter().copied().filter(|id| !known.contains_key(*id)).collect();
+        let calls = new
+            .into_iter()
+            .map(|id| async move { (id, self.engine.inspect::<ImageInspect>(id.as_str()).await) });
         let mut answers = stream::iter(calls.collect::<Vec<_>>()).buffer_unordered(CALLS_AT_ONCE);
         let mut told = Vec::new();
         while let Some((id, answer)) = answers.next().await {
             match answer {
-                Ok(Some(found)) => told.push((id.to_owned(), found)),
+                Ok(Some(found)) => told.push((id.clone(), found)),
                 Ok(None) => {}
                 Err(error @ BackendError::Unreachable { .. }) => return Err(error),
                 // One damaged image must not keep the others from being collected.
@@ -70,11 +72,11 @@ impl Inspections {
             let facts = Facts::of(&found, written.get(&id).copied());
             known.insert(id, Arc::new(facts));
         }
-        Ok(ids.iter().filter_map(|id| Some(((*id).to_owned(), known.get(*id)?.clone()))).collect())
+        Ok(ids.iter().filter_map(|id| Some(((*id).clone(), known.get(*id)?.clone()))).collect())
     }
 
     /// When the engine wrote down the configs of these images, where that may be read.
-    async fn written(&self, ids: Vec<String>) -> Result<HashMap<String, Stamp>, BackendError> {
+    async fn written(&self, ids: Vec<ImageId>) -> Result<HashMap<ImageId, Stamp>, BackendError> {
         if ids.is_empty() {
             return Ok(HashMap::new());
         }
@@ -83,12 +85,15 @@ impl Inspections {
             Err(error @ BackendError::Unreachable { .. }) => return Err(error),
             Err(_) => Info::default(),
         };
-        let images: Vec<&str> = ids.iter().map(String::as_str).collect();
+        let images: Vec<&str> = ids.iter().map(ImageId::as_str).collect();
         let Some(files) = Files::of(self.engine.host(), &info, &images).await else {
             return Ok(HashMap::new());
         };
         let dates = move || {
-            ids.into_iter().filter_map(|id| Some((files.came(&id)?, id))).map(|(at, id)| (id, at)).collect()
+            ids.into_iter()
+                .filter_map(|id| Some((files.came(id.as_str())?, id)))
+                .map(|(at, id)| (id, at))
+                .collect()
         };
         Ok(tokio::task::spawn_blocking(dates).await.unwrap_or_default())
     }
@@ -99,7 +104,7 @@ impl Inspections {
     }
 
     /// Forgets all images but these.
-    pub(crate) async fn forget_but(&self, present: &HashMap<String, Arc<Facts>>) {
+    pub(crate) async fn forget_but(&self, present: &HashMap<ImageId, Arc<Facts>>) {
         self.known.lock().await.retain(|id, _| present.contains_key(id));
     }
 }
@@ -116,17 +121,18 @@ impl Facts {
 }
 
 /// Chain ids of a stack, as OCI defines them.
-fn chain_ids(diff_ids: &[String]) -> Vec<String> {
-    let mut chains: Vec<String> = Vec::with_capacity(diff_ids.len());
+fn chain_ids(diff_ids: &[LayerId]) -> Vec<LayerId> {
+    let mut chains: Vec<LayerId> = Vec::with_capacity(diff_ids.len());
     for diff_id in diff_ids {
         chains.push(match chains.last() {
             None => diff_id.clone(),
             Some(below) => {
                 let digest = Sha256::digest(format!("{below} {diff_id}"));
-                digest.iter().fold("sha256:".to_owned(), |mut text, byte| {
+                let text = digest.iter().fold("sha256:".to_owned(), |mut text, byte| {
                     let _ = write!(text, "{byte:02x}");
                     text
-                })
+                });
+                text.into()
             }
         });
     }
@@ -153,7 +159,7 @@ mod tests {
             "sha256:8fee94c80dd6de4d75d04bcfa2f346dd414c5a770fc49467962be87e4291fb8d",
             "sha256:64121e9d845f7e14300aebdee70df7c01c4d7ad3e470539cae7535e144f8a15e",
         ]
-        .map(str::to_owned);
+        .map(LayerId::from);
         let chains = chain_ids(&stack);
         assert_eq!(chains[0], stack[0]);
         // As the engine itself names the folder of this stack.

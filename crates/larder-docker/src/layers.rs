@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex as Lock, MutexGuard, PoisonError};
 use async_trait::async_trait;
 use larder::backend::{BackendError, Image};
 use larder::gc::{Amount, Layer, LayerSource, Layers};
+use larder::reference::{ImageId, LayerId};
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
 use crate::answers::{ContainerInspect, ContainerSummary, HistoryEntry, Info};
@@ -30,7 +31,7 @@ pub struct EngineLayers {
 type Turn = Arc<Mutex<()>>;
 
 /// By chain id. What is in a layer does not change. Layers that were measured stay known when whoever asked gave up.
-type KnownLayers = Arc<Lock<HashMap<String, Known>>>;
+type KnownLayers = Arc<Lock<HashMap<LayerId, Known>>>;
 
 /// What a layer takes.
 #[derive(Debug, Clone, Copy)]
@@ -60,15 +61,16 @@ impl EngineLayers {
         let engine = self.inspections.engine();
         let info: Info = engine.must_get("/info", &[]).await?;
         let containers: Vec<ContainerSummary> = engine.must_get("/containers/json", &[("all", "1")]).await?;
-        let listed: Vec<&str> = images.iter().map(|image| image.id.as_str()).collect();
-        let hidden = containers.iter().filter(|container| !listed.contains(&&*container.image_id));
+        let listed: Vec<&ImageId> = images.iter().map(|image| &image.id).collect();
+        let hidden = containers.iter().filter(|container| !listed.contains(&&container.image_id));
         let hidden: Vec<&ContainerSummary> =
             hidden.filter(|container| !container.image_id.is_empty()).collect();
-        let ids: Vec<&str> =
-            listed.iter().copied().chain(hidden.iter().map(|container| &*container.image_id)).collect();
+        let ids: Vec<&ImageId> =
+            listed.iter().copied().chain(hidden.iter().map(|container| &container.image_id)).collect();
         let facts = self.inspections.of(&ids).await?;
         self.inspections.forget_but(&facts).await;
-        let files = Files::of(engine.host(), &info, &listed).await;
+        let shown: Vec<&str> = listed.iter().map(|id| id.as_str()).collect();
+        let files = Files::of(engine.host(), &info, &shown).await;
         let amounts = self.amounts(images, &facts, files.as_ref()).await?;
         let mut own = own(files, &listed).await;
         let mut layers = Layers::unknown();
@@ -95,8 +97,7 @@ impl EngineLayers {
         for image in images {
             let Some(facts) = facts.get(&image.id) else { continue };
             let own = own.remove(&image.id).unwrap_or_default();
-            let chains = facts.chains.iter().map(String::as_str);
-            layers.add_image(&image.id, chains, own, Some(facts.labels.clone()));
+            layers.add_image(&image.id, &facts.chains, own, Some(facts.labels.clone()));
         }
         Ok(Measured { layers, folders, estimated })
     }
@@ -105,8 +106,8 @@ impl EngineLayers {
     async fn chains_below(
         &self,
         container: &ContainerSummary,
-        facts: &HashMap<String, Arc<Facts>>,
-    ) -> Result<Vec<String>, BackendError> {
+        facts: &HashMap<ImageId, Arc<Facts>>,
+    ) -> Result<Vec<LayerId>, BackendError> {
         let path = format!("/containers/{}/json", container.id);
         let found: Option<ContainerInspect> = match self.inspections.engine().get(&path, &[]).await {
             Err(error) if !matches!(error, BackendError::Unreachable { .. }) => {
@@ -118,7 +119,7 @@ impl EngineLayers {
         let folders = found.and_then(|found| folders(&found.graph_driver)).unwrap_or_default();
         let below: HashSet<&PathBuf> = folders.iter().collect();
         let all = facts.values().flat_map(|facts| facts.chains.iter().zip(facts.folders.iter().flatten()));
-        let held: BTreeSet<&String> =
+        let held: BTreeSet<&LayerId> =
             all.filter(|(_, folder)| below.contains(folder)).map(|(chain, _)| chain).collect();
         Ok(held.into_iter().cloned().collect())
     }
@@ -127,16 +128,17 @@ impl EngineLayers {
     async fn amounts(
         &self,
         images: &[Image],
-        facts: &HashMap<String, Arc<Facts>>,
+        facts: &HashMap<ImageId, Arc<Facts>>,
         files: Option<&Files>,
-    ) -> Result<HashMap<String, Known>, BackendError> {
+    ) -> Result<HashMap<LayerId, Known>, BackendError> {
         let mut turn = Arc::clone(&self.turn).lock_owned().await;
         let mut known = lock(&self.known).clone();
-        let new: Vec<(String, PathBuf)> =
+        let new: Vec<(LayerId, PathBuf)> =
             facts.values().flat_map(|facts| new_folders(facts, &known)).collect();
         if let Some(files) = files.filter(|_| !new.is_empty()) {
             let (files, layers) = (files.clone(), self.known.clone());
-            let measure = move || measure_all(new, &layers, |chain, folder| files.measure(chain, folder));
+            let measure =
+                move || measure_all(new, &layers, |chain, folder| files.measure(chain.as_str(), folder));
             turn = match in_turn(turn, measure).await {
                 Some(turn) => turn,
                 None => Arc::clone(&self.turn).lock_owned().await,
@@ -149,11 +151,11 @@ impl EngineLayers {
         order.sort_by_key(|(image, facts)| (facts.chains.len(), &image.id));
         for (image, facts) in &order {
             if facts.chains.iter().any(|chain| !known.contains_key(chain)) {
-                let history = self.history(&image.id).await?;
+                let history = self.history(image.id.as_str()).await?;
                 guess(image.size, facts, history::sizes(&history, facts.chains.len()), &mut known);
             }
         }
-        let present: HashSet<&String> = facts.values().flat_map(|facts| &facts.chains).collect();
+        let present: HashSet<&LayerId> = facts.values().flat_map(|facts| &facts.chains).collect();
         known.retain(|chain, _| present.contains(chain));
         lock(&self.known).clone_from(&known);
         drop(turn);
@@ -181,14 +183,14 @@ impl LayerSource for EngineLayers {
 }
 
 /// What each of these images takes beside its layers, where that may be read.
-async fn own(files: Option<Files>, images: &[&str]) -> HashMap<String, Amount> {
+async fn own(files: Option<Files>, images: &[&ImageId]) -> HashMap<ImageId, Amount> {
     let Some(files) = files else { return HashMap::new() };
-    let images: Vec<String> = images.iter().map(|id| (*id).to_owned()).collect();
-    let measure = move || images.into_iter().map(|id| (id.clone(), files.own(&id))).collect();
+    let images: Vec<ImageId> = images.iter().map(|&id| id.clone()).collect();
+    let measure = move || images.into_iter().map(|id| (id.clone(), files.own(id.as_str()))).collect();
     tokio::task::spawn_blocking(measure).await.unwrap_or_default()
 }
 
-fn new_folders(facts: &Facts, known: &HashMap<String, Known>) -> Vec<(String, PathBuf)> {
+fn new_folders(facts: &Facts, known: &HashMap<LayerId, Known>) -> Vec<(LayerId, PathBuf)> {
     let folders = facts.folders.iter().flatten();
     let all = facts.chains.iter().zip(folders);
     all.filter(|(chain, _)| !known.contains_key(*chain))
@@ -211,9 +213,9 @@ async fn in_turn(
 
 /// Measures folders of layers, each once; those that cannot be read stay unknown.
 fn measure_all(
-    folders: Vec<(String, PathBuf)>,
+    folders: Vec<(LayerId, PathBuf)>,
     known: &KnownLayers,
-    measure: impl Fn(&str, &Path) -> io::Result<(Amount, Amount)>,
+    measure: impl Fn(&LayerId, &Path) -> io::Result<(Amount, Amount)>,
 ) {
     for (chain, folder) in folders {
         if lock(known).contains_key(&chain) {
@@ -234,12 +236,12 @@ fn measure_all(
     }
 }
 
-fn lock(known: &KnownLayers) -> MutexGuard<'_, HashMap<String, Known>> {
+fn lock(known: &KnownLayers) -> MutexGuard<'_, HashMap<LayerId, Known>> {
     known.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Fills in what the layers of an image may take: what its history says, else an even part of its size.
-fn guess(size: u64, facts: &Facts, history: Option<Vec<u64>>, known: &mut HashMap<String, Known>) {
+fn guess(size: u64, facts: &Facts, history: Option<Vec<u64>>, known: &mut HashMap<LayerId, Known>) {
     let estimate = |bytes| {
         let amount = Amount::estimate(bytes);
         Known { amount, folder: amount, estimated: true }
@@ -252,7 +254,7 @@ fn guess(size: u64, facts: &Facts, history: Option<Vec<u64>>, known: &mut HashMa
     }
     let below: u64 =
         facts.chains.iter().filter_map(|chain| known.get(chain)).map(|known| known.amount.bytes).sum();
-    let new: Vec<&String> = facts.chains.iter().filter(|chain| !known.contains_key(*chain)).collect();
+    let new: Vec<&LayerId> = facts.chains.iter().filter(|chain| !known.contains_key(*chain)).collect();
     let each = size.saturating_sub(below) / (new.len() as u64).max(1);
     for chain in new {
         known.insert(chain.clone(), estimate(each));
@@ -270,11 +272,11 @@ mod tests {
     use super::*;
 
     fn facts(chains: &[&str]) -> Facts {
-        let chains = chains.iter().map(|&chain| chain.to_owned()).collect();
+        let chains = chains.iter().map(|&chain| chain.into()).collect();
         Facts { chains, folders: None, labels: BTreeMap::new(), came: None }
     }
 
-    fn bytes(known: &HashMap<String, Known>, chain: &str) -> u64 {
+    fn bytes(known: &HashMap<LayerId, Known>, chain: &str) -> u64 {
         assert!(known[chain].estimated);
         known[chain].amount.bytes
     }

@@ -1,16 +1,17 @@
 //! Finds the image that somebody named among those that the engine lists.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, HashMap};
 use std::ops::Bound;
 
 use larder::backend::Image;
+use larder::reference::ImageId;
 
 use crate::names;
 
 /// Images by all that they are called.
 pub(crate) struct Listed<'a> {
-    by_name: HashMap<&'a str, &'a str>,
-    ids: BTreeSet<&'a str>,
+    by_name: HashMap<&'a str, &'a ImageId>,
+    ids: BTreeMap<&'a str, &'a ImageId>,
 }
 
 impl<'a> Listed<'a> {
@@ -18,30 +19,30 @@ impl<'a> Listed<'a> {
         let mut by_name = HashMap::new();
         for image in images {
             for name in image.repo_tags.iter().chain(&image.repo_digests) {
-                by_name.insert(name.as_str(), image.id.as_str());
+                by_name.insert(name.as_str(), &image.id);
             }
         }
-        Listed { by_name, ids: images.iter().map(|image| image.id.as_str()).collect() }
+        Listed { by_name, ids: images.iter().map(|image| (image.id.as_str(), &image.id)).collect() }
     }
 
     /// The id of an image, found as the engine itself looks: by name, then by the start of an id that no other has.
-    pub(crate) fn find(&self, name: &str) -> Option<&'a str> {
+    pub(crate) fn find(&self, name: &str) -> Option<&'a ImageId> {
         if let Some(id) = self.ids.get(name) {
-            return Some(id);
+            return Some(*id);
         }
         let by_name = |name: &str| self.by_name.get(name).copied();
         by_name(name).or_else(|| by_name(&names::familiar(name))).or_else(|| self.by_start(name))
     }
 
-    fn by_start(&self, name: &str) -> Option<&'a str> {
+    fn by_start(&self, name: &str) -> Option<&'a ImageId> {
         let digits = name.strip_prefix("sha256:").unwrap_or(name);
         if digits.is_empty() || !digits.bytes().all(|byte| byte.is_ascii_hexdigit()) {
             return None;
         }
         let start = format!("sha256:{digits}");
         let from = (Bound::Included(start.as_str()), Bound::Unbounded);
-        let mut found = self.ids.range::<str, _>(from).take_while(|id| id.starts_with(&start));
-        found.next().filter(|_| found.next().is_none()).copied()
+        let mut found = self.ids.range::<str, _>(from).take_while(|(id, _)| id.starts_with(&start));
+        found.next().filter(|_| found.next().is_none()).map(|(_, id)| *id)
     }
 }
 
@@ -79,10 +80,10 @@ mod tests {
             "698580",
             "sha256:698580",
         ] {
-            assert_eq!(listed.find(name), Some("sha256:6985800"), "{name}");
+            assert_eq!(listed.find(name).map(ImageId::as_str), Some("sha256:6985800"), "{name}");
         }
         for name in ["h:5000/shop/web:2", "h:5000/shop/web:9@sha256:ee", "698581"] {
-            assert_eq!(listed.find(name), Some("sha256:6985811"), "{name}");
+            assert_eq!(listed.find(name).map(ImageId::as_str), Some("sha256:6985811"), "{name}");
         }
     }
 
@@ -90,7 +91,7 @@ mod tests {
     fn a_name_goes_before_an_id_and_what_is_ambiguous_is_nobody_s() {
         let images = images();
         let listed = Listed::of(&images);
-        assert_eq!(listed.find("6985811"), Some("sha256:7777777"), "as the engine does");
+        assert_eq!(listed.find("6985811").map(ImageId::as_str), Some("sha256:7777777"), "as the engine does");
         for name in ["6985", "sha256:69858", "busybox:2", "h:5000/shop/web", "", "sha256:", "zz"] {
             assert_eq!(listed.find(name), None, "{name:?}");
         }

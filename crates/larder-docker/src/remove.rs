@@ -6,6 +6,7 @@
 //! because a container was made meanwhile.
 
 use larder::backend::{BackendError, CallErrorKind};
+use larder::reference::{ImageId, ImageName};
 use reqwest::Method;
 use reqwest::header::HeaderMap;
 
@@ -20,8 +21,8 @@ const LOOKS: usize = 3;
 const HAS_CHILDREN: &str = "dependent child images";
 
 /// Removes an image, by name or id. It may be gone already. Each call to the engine has the limit for one.
-pub(crate) async fn remove(engine: &Engine, image: &str) -> Result<(), BackendError> {
-    let Some(found) = engine.inspect::<ImageInspect>(image).await? else { return Ok(()) };
+pub(crate) async fn remove(engine: &Engine, image: &ImageName) -> Result<(), BackendError> {
+    let Some(found) = engine.inspect::<ImageInspect>(image.as_str()).await? else { return Ok(()) };
     let id = found.id.clone();
     if let Some(container) = user_of(engine, &id).await? {
         return Err(in_use(image, &container));
@@ -46,8 +47,8 @@ async fn with_all_names(
         for name in names {
             take_off(engine, &id, name, taken).await?;
         }
-        let Err(refused) = delete(engine, &id).await else { return Ok(()) };
-        match engine.inspect::<ImageInspect>(&id).await? {
+        let Err(refused) = delete(engine, id.as_str()).await else { return Ok(()) };
+        match engine.inspect::<ImageInspect>(id.as_str()).await? {
             // It went, whatever the engine had to say, or did not say in time.
             None => return Ok(()),
             // It is no longer listed without a name, and goes with the image that was built on it.
@@ -69,12 +70,12 @@ async fn with_all_names(
 /// Takes a name off an image, unless it is another image's by now.
 async fn take_off(
     engine: &Engine,
-    id: &str,
+    id: &ImageId,
     name: String,
     taken: &mut Vec<String>,
 ) -> Result<(), BackendError> {
     let named = engine.inspect::<ImageInspect>(&name).await?;
-    if named.is_none_or(|named| named.id != id) {
+    if named.is_none_or(|named| named.id != *id) {
         return Ok(());
     }
     let removed = delete(engine, &name).await?;
@@ -89,9 +90,9 @@ async fn take_off(
 
 /// What went with a name of this image, if that is another image: then the name went to that one in the moment since it
 /// was looked at. This one goes with a name if others took its other names off meanwhile.
-fn another_s<'a>(removed: &'a [Removed], id: &str) -> Option<Vec<&'a str>> {
-    let lost: Vec<&str> =
-        removed.iter().map(|entry| entry.deleted.as_str()).filter(|id| !id.is_empty()).collect();
+fn another_s<'a>(removed: &'a [Removed], id: &ImageId) -> Option<Vec<&'a ImageId>> {
+    let lost: Vec<&ImageId> =
+        removed.iter().map(|entry| &entry.deleted).filter(|id| !id.is_empty()).collect();
     (!lost.is_empty() && !lost.contains(&id)).then_some(lost)
 }
 
@@ -122,7 +123,7 @@ fn all_names(found: &ImageInspect) -> Vec<String> {
 
 /// Gives tags back to an image that is still there, unless somebody has given them to another one. Names with digests
 /// cannot be given.
-async fn give_back(engine: &Engine, id: &str, taken: &[String]) {
+async fn give_back(engine: &Engine, id: &ImageId, taken: &[String]) {
     for name in taken.iter().filter(|name| !name.contains('@')) {
         if let Err(error) = give(engine, id, name).await {
             tracing::warn!("{id} has lost its name {name}, and could not be given it back: {error}");
@@ -130,7 +131,7 @@ async fn give_back(engine: &Engine, id: &str, taken: &[String]) {
     }
 }
 
-async fn give(engine: &Engine, id: &str, name: &str) -> Result<(), BackendError> {
+async fn give(engine: &Engine, id: &ImageId, name: &str) -> Result<(), BackendError> {
     if engine.inspect::<ImageInspect>(name).await?.is_some() {
         return Ok(());
     }
@@ -140,17 +141,19 @@ async fn give(engine: &Engine, id: &str, name: &str) -> Result<(), BackendError>
 }
 
 /// A container that uses this image, in whatever state.
-async fn user_of(engine: &Engine, id: &str) -> Result<Option<ContainerSummary>, BackendError> {
+async fn user_of(engine: &Engine, id: &ImageId) -> Result<Option<ContainerSummary>, BackendError> {
     let containers: Vec<ContainerSummary> = engine.must_get("/containers/json", &[("all", "1")]).await?;
-    Ok(containers.into_iter().find(|container| container.image_id == id))
+    Ok(containers.into_iter().find(|container| container.image_id == *id))
 }
 
-fn in_use(image: &str, container: &ContainerSummary) -> BackendError {
+fn in_use(image: &ImageName, container: &ContainerSummary) -> BackendError {
     let name = container.names.first().map_or(container.id.as_str(), |name| name.trim_start_matches('/'));
     BackendError::Call {
         message: format!("{image} is used by the container {name} ({})", container.state),
         kind: CallErrorKind::Other,
-        hint: Some("remove the container first (docker rm); larder removes no image that a container uses"),
+        hint: Some(
+            "remove the container first (docker rm); larder removes no image that a container uses".into(),
+        ),
     }
 }
 
@@ -171,12 +174,14 @@ mod tests {
     #[test]
     fn an_image_that_goes_with_a_name_of_its_own_is_not_another_s() {
         let removed = |deleted: &[&str]| {
-            let name = Removed { deleted: String::new() };
-            let ids = deleted.iter().map(|id| Removed { deleted: (*id).to_owned() });
+            let name = Removed { deleted: ImageId::default() };
+            let ids = deleted.iter().map(|id| Removed { deleted: (*id).into() });
             [name].into_iter().chain(ids).collect::<Vec<_>>()
         };
-        assert_eq!(another_s(&removed(&[]), "a"), None);
-        assert_eq!(another_s(&removed(&["a", "its layer"]), "a"), None, "others took its other names off");
-        assert_eq!(another_s(&removed(&["b", "its layer"]), "a"), Some(vec!["b", "its layer"]));
+        let a = ImageId::from("a");
+        assert_eq!(another_s(&removed(&[]), &a), None);
+        assert_eq!(another_s(&removed(&["a", "its layer"]), &a), None, "others took its other names off");
+        let lost = ["b", "its layer"].map(ImageId::from);
+        assert_eq!(another_s(&removed(&["b", "its layer"]), &a), Some(lost.iter().collect()));
     }
 }

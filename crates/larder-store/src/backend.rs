@@ -8,8 +8,9 @@ use larder::backend::{
     ImageDetails, ImageSpec, InUse, Progress, RuntimeInfo,
 };
 use larder::credentials::Credential;
+use larder::hint::Hint;
 use larder::pod::SandboxConfig;
-use larder::reference::Reference;
+use larder::reference::{ImageId, ImageName};
 
 use crate::pull::{PullError, Puller};
 use crate::store::{RemoveOptions, Store, StoreError};
@@ -39,12 +40,12 @@ impl StoreBackend {
 
     /// Removes an image under all its names, also if it is mounted: what is mounted stays as it is, and its layers go
     /// when it is unmounted. Succeeds when it is already gone.
-    pub async fn remove_mounted(&self, image: &str) -> Result<(), BackendError> {
+    pub async fn remove_mounted(&self, image: &ImageName) -> Result<(), BackendError> {
         self.remove_with(image, RemoveOptions { force: true, ..RemoveOptions::default() }).await
     }
 
-    async fn remove_with(&self, image: &str, options: RemoveOptions) -> Result<(), BackendError> {
-        let name = image.to_owned();
+    async fn remove_with(&self, image: &ImageName, options: RemoveOptions) -> Result<(), BackendError> {
+        let name = image.clone();
         self.ask(move |store| store.remove(&name, options).map(drop)).await
     }
 
@@ -104,10 +105,10 @@ impl Backend for StoreBackend {
         credential: Option<&Credential>,
         _sandbox: Option<&SandboxConfig>,
         progress: &Progress,
-    ) -> Result<String, BackendError> {
-        let name = Reference::parse(&image.image).map_err(|error| failed(&error, CallErrorKind::Other))?;
-        match self.puller.pull(&name, credential, progress).await {
-            Ok(record) => Ok(record.id.to_string()),
+    ) -> Result<ImageId, BackendError> {
+        let name = image.image.reference().map_err(|error| failed(error.kind(), CallErrorKind::Other))?;
+        match self.puller.pull(name, credential, progress).await {
+            Ok(record) => Ok(record.id.into()),
             Err(error) => Err(pull_failed(&error)),
         }
     }
@@ -135,7 +136,7 @@ impl Backend for StoreBackend {
         let containers = mounts.into_iter().map(|mount| Container {
             id: mount.id,
             name: mount.target.display().to_string(),
-            image_id: mount.image.to_string(),
+            image_id: mount.image.into(),
             running: mount.mounted,
             ..Container::default()
         });
@@ -158,7 +159,7 @@ pub(crate) fn failed(error: &dyn std::error::Error, kind: CallErrorKind) -> Back
     hinted(error, kind, None)
 }
 
-fn hinted(error: &dyn std::error::Error, kind: CallErrorKind, hint: Option<&'static str>) -> BackendError {
+fn hinted(error: &dyn std::error::Error, kind: CallErrorKind, hint: Option<Hint>) -> BackendError {
     BackendError::Call { message: chain(error), kind, hint }
 }
 

@@ -8,6 +8,7 @@ use async_trait::async_trait;
 use larder::backend::{BackendError, CallErrorKind, Image};
 use larder::gc::{Found, LayerSource, Layers, Measure, Use, UseError, UseSource};
 use larder::image_service::{Disk, FilesystemError, local_disk};
+use larder::reference::ImageId;
 
 use crate::backend::{StoreBackend, failed};
 use crate::store::{LeaseKind, Store, StoreError};
@@ -30,10 +31,8 @@ impl UseSource for StoreBackend {
     async fn uses(&self) -> Result<Vec<Found>, UseError> {
         let store = self.store().clone();
         let leases = match tokio::task::spawn_blocking(move || store.leases(SystemTime::now())).await {
-            Ok(leases) => {
-                leases.map_err(|error| UseError(failed(&error, CallErrorKind::Other).to_string()))?
-            }
-            Err(error) => return Err(UseError(error.to_string())),
+            Ok(leases) => leases.map_err(|error| failed(&error, CallErrorKind::Other))?,
+            Err(error) => return Err(failed(&error, CallErrorKind::Canceled).into()),
         };
         let found = leases.into_iter().flat_map(|lease| {
             let by = match lease.kind {
@@ -41,7 +40,7 @@ impl UseSource for StoreBackend {
                 _ => Use::Lease { id: lease.id },
             };
             lease.leased.images.into_iter().map(move |image| Found {
-                image: image.to_string(),
+                image: image.into(),
                 handler: None,
                 by: by.clone(),
             })
@@ -59,7 +58,7 @@ fn left(ends_at: u64) -> Duration {
 /// The layers of a store's images, and their labels. One small file is read for each image, once in its life.
 pub struct Labelled {
     store: StoreBackend,
-    known: Arc<Mutex<HashMap<String, Labels>>>,
+    known: Arc<Mutex<HashMap<ImageId, Labels>>>,
 }
 
 /// The labels of an image; `None` where its config cannot be read.
@@ -76,7 +75,7 @@ impl Labelled {
 impl LayerSource for Labelled {
     async fn layers(&self, images: &[Image]) -> Result<Layers, BackendError> {
         let (store, known) = (self.store.store().clone(), Arc::clone(&self.known));
-        let ids: HashSet<String> = images.iter().map(|image| image.id.clone()).collect();
+        let ids: HashSet<ImageId> = images.iter().map(|image| image.id.clone()).collect();
         let read = move || -> Result<Layers, StoreError> {
             let mut layers = store.sharing()?;
             let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
@@ -101,7 +100,7 @@ impl LayerSource for Labelled {
     }
 }
 
-fn config_of(store: &Store, id: &str) -> Result<Option<ImageConfig>, StoreError> {
+fn config_of(store: &Store, id: &ImageId) -> Result<Option<ImageConfig>, StoreError> {
     let Some(record) = store.image(id)? else { return Ok(None) };
     let bytes = store.blob(&record.id).unwrap_or_default();
     Ok(bytes.and_then(|bytes| ImageConfig::parse(&bytes).ok()))

@@ -242,7 +242,10 @@ fn fill_up(disk: &SmallDisk, image: &Image, how: How, rounds: impl Iterator<Item
             }
         }
         assert!(
-            error.hint().is_some_and(|hint| hint.starts_with("larder ") || hint.contains("larder df")),
+            error.hint().is_some_and(|hint| {
+                let hint = hint.to_string();
+                hint.starts_with("larder ") || hint.contains("larder df")
+            }),
             "{what}: {error:?}"
         );
         assert_eq!(sound_images(&store, &what), [id.as_str()], "{what}");

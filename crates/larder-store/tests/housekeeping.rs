@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use larder::backend::{Backend as _, Bytes, CallErrorKind, Detail, ImageSpec, LayerPhase, PullStep};
+use larder::hint::Hint;
 use larder::pod::Pod;
 use larder::pull::{Advice, EnsureReason, EnsureRequest, Manager, PullPolicy};
 use larder::reference::Digest;
@@ -212,11 +213,11 @@ async fn what_a_refusal_hints_at_reaches_who_asked_for_the_image() {
     let full = backend(&store, PullConfig { reserve, ..PullConfig::default() });
     let manager = Manager::builder(Arc::new(full)).build();
     let request = EnsureRequest::new(registry.image("shop/web:1"), PullPolicy::Always, Pod::default());
-    let hint = "larder df shows what holds the disk";
+    let hint = Hint::new().command(["df"]).text(" shows what holds the disk");
     for reason in [EnsureReason::ErrImagePull, EnsureReason::ImagePullBackOff] {
         let error = manager.ensure(&request).await.unwrap_err();
         assert_eq!(error.reason, reason);
-        assert_eq!(error.advice, Some(Advice { kind: CallErrorKind::NoRoom, hint: hint.into() }), "{error}");
+        assert_eq!(error.advice, Some(Advice { kind: CallErrorKind::NoRoom, hint: hint.clone() }), "{error}");
     }
     let request = EnsureRequest::new(registry.image("no/such:1"), PullPolicy::Always, Pod::default());
     let error = manager.ensure(&request).await.unwrap_err();
@@ -256,7 +257,7 @@ async fn a_refusal_says_what_could_be_reclaimed_each_layer_once() {
     }
     let target = folder.path().join("mnt");
     fs_err::create_dir(&target).unwrap();
-    store.mount(&registry.image("shop/app:1"), &target, MountOptions::default(), SystemTime::now()).unwrap();
+    store.mount(registry.image("shop/app:1"), &target, MountOptions::default(), SystemTime::now()).unwrap();
     let error = refused(&store, &web).await;
     store.umount(&target).unwrap();
     assert!(holds_about(&error, 2 << 20), "what is mounted stays: {error}");

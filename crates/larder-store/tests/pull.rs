@@ -37,7 +37,7 @@ fn backend(root: &Path) -> StoreBackend {
 async fn pull(backend: &StoreBackend, name: &str) -> String {
     let progress = Progress::unwatched();
     match backend.pull(&ImageSpec::named(name), None, None, &progress).await {
-        Ok(id) => id,
+        Ok(id) => id.into(),
         Err(error) => panic!("{name}: {error}"),
     }
 }

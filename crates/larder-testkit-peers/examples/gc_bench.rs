@@ -14,6 +14,7 @@ use larder::gc::{
     Subject, Use, UseRule, Uses, plan,
 };
 use larder::image_service::Disk;
+use larder::reference::ImageId;
 use rustix::time::{ClockId, clock_gettime};
 
 const NOW: i64 = 1_000_000_000;
@@ -60,8 +61,8 @@ fn cpu() -> f64 {
     time.tv_sec as f64 * 1e3 + time.tv_nsec as f64 / 1e6
 }
 
-fn id(n: usize) -> String {
-    format!("sha256:{n:064x}")
+fn id(n: usize) -> ImageId {
+    format!("sha256:{n:064x}").into()
 }
 
 /// One detection and one plan; half of the images are used.
@@ -88,14 +89,14 @@ fn round(count: usize) -> (f64, f64, usize) {
     let mut layers = Layers::unknown();
     for n in 0..count * 3 {
         let amount = Amount { bytes: 1_000_000 + n as u64, inodes: 100 };
-        layers.add(Layer { id: format!("{n:064x}"), amount, estimated: false, held_by: None });
+        layers.add(Layer { id: format!("{n:064x}").into(), amount, estimated: false, held_by: None });
     }
     for n in 0..count {
         let of: Vec<String> = (0..10)
             .map(|layer| if layer < 3 { n * 3 + layer } else { (n / 10 * 7 + layer) % (count * 3) })
             .map(|layer| format!("{layer:064x}"))
             .collect();
-        layers.add_image(&id(n), of.iter().map(String::as_str), Amount { bytes: 5_000, inodes: 3 }, None);
+        layers.add_image(id(n), of, Amount { bytes: 5_000, inodes: 3 }, None);
     }
     let mut records = Records::default();
     records.observe(&images, &Uses::default(), &ClockReading::wall(Stamp(0)), ClockRule::KeepAges);
@@ -191,11 +192,11 @@ fn planned(
     let mut layers = Layers::unknown();
     for (id, bytes) in sizes {
         let amount = Amount { bytes: *bytes, inodes: 0 };
-        layers.add(Layer { id: id.clone(), amount, estimated: false, held_by: None });
+        layers.add(Layer { id: id.into(), amount, estimated: false, held_by: None });
     }
     let mut subjects = Vec::new();
     for (n, of) in images {
-        layers.add_image(&id(*n), of.iter().map(String::as_str), Amount::ZERO, None);
+        layers.add_image(id(*n), of, Amount::ZERO, None);
         subjects.push(Subject {
             id: id(*n),
             handler: String::new(),

@@ -9,6 +9,7 @@ use std::io::Write as _;
 
 use larder::credentials::{PodCredentials, SecretCoordinates};
 use larder::records::{Access, ImageRecords, LEARNED_SECRETS, RecordedSecret, Utc, Verification};
+use larder::reference::{ImageId, ImageName};
 use rustix::time::{ClockId, clock_gettime};
 
 const CHECKS: u32 = 500_000;
@@ -32,8 +33,8 @@ fn secret(number: usize) -> RecordedSecret {
     RecordedSecret { at: at(number), hash: hash(number) }
 }
 
-fn image_ref(number: usize) -> String {
-    format!("sha256:{number:064x}")
+fn image_ref(number: usize) -> ImageId {
+    format!("sha256:{number:064x}").into()
 }
 
 /// Time of this thread on a processor, in nanoseconds.
@@ -46,8 +47,8 @@ fn cpu_nanos() -> f64 {
 /// Nanoseconds for a check, with so many credentials in records of so many each.
 async fn measured(credentials: usize, in_each: usize) -> Result<f64, Box<dyn Error>> {
     let folder = tempfile::tempdir()?;
-    let records = ImageRecords::open(folder.path(), Verification::default())?;
-    let image = format!("{NAME}:v1");
+    let records = ImageRecords::open(folder.path(), Verification::of_unconfigured_kubelet())?;
+    let image = ImageName::from(format!("{NAME}:v1"));
     let images = credentials / in_each;
     for number in 0..images {
         let secrets = (number * in_each..(number + 1) * in_each).map(secret).collect();

@@ -9,6 +9,7 @@
 use std::sync::Arc;
 
 use larder::backend::{Backend, BackendError, Image, ImageDetails, ImageSpec, Progress};
+use larder::reference::ImageId;
 
 /// A world with a backend in it, and what of it the checks must move from outside.
 pub trait Fixture {
@@ -156,7 +157,7 @@ async fn removing_takes_all_names_and_can_be_repeated(backend: &impl Backend, na
     pull(backend, &names.alias).await.expect("a pull under another name");
     for _ in 0..2 {
         assert_eq!(backend.remove(&ImageSpec::named(&id)).await, Ok(()), "removing by id");
-        for name in [&names.image, &names.alias, &id] {
+        for name in [names.image.as_str(), &names.alias, id.as_str()] {
             assert_eq!(
                 backend.status(&ImageSpec::named(name)).await,
                 Ok(None),
@@ -191,7 +192,7 @@ async fn filesystems_are_named(backend: &impl Backend) {
 async fn use_is_told(fixture: &impl Fixture, names: &Names) {
     let backend = fixture.empty().await;
     let id = pull(&backend, &names.image).await.expect("a pull");
-    let runs = fixture.run_container(&id).await;
+    let runs = fixture.run_container(id.as_str()).await;
     let in_use = backend.in_use().await.expect("in_use");
     for container in &in_use.containers {
         assert!(
@@ -210,7 +211,7 @@ async fn use_is_told(fixture: &impl Fixture, names: &Names) {
     }
 }
 
-async fn pull(backend: &impl Backend, name: &str) -> Result<String, BackendError> {
+async fn pull(backend: &impl Backend, name: &str) -> Result<ImageId, BackendError> {
     backend.pull(&ImageSpec::named(name), None, None, &Progress::unwatched()).await
 }
 

@@ -19,6 +19,7 @@ use larder::backend::{
 };
 use larder::credentials::Credential;
 use larder::pod::SandboxConfig;
+use larder::reference::ImageId;
 use tokio::sync::{oneshot, watch};
 
 pub use call::{Call, Op, Request};
@@ -31,7 +32,7 @@ pub fn error(text: impl Into<String>) -> BackendError {
 }
 
 /// An image that is nothing but an id and a size in bytes.
-pub fn image(id: impl Into<String>, size: u64) -> Image {
+pub fn image(id: impl Into<ImageId>, size: u64) -> Image {
     Image { id: id.into(), size, ..Image::default() }
 }
 
@@ -65,7 +66,7 @@ struct State {
     /// What is present, each id once.
     images: Vec<Image>,
     /// Every name of a present image, and the id it stands for.
-    names: BTreeMap<String, String>,
+    names: BTreeMap<String, ImageId>,
     /// What the pretended registry has.
     offers: HashMap<String, Image>,
     filesystems: Filesystems,
@@ -306,7 +307,7 @@ impl State {
     }
 
     fn find(&self, image: &str) -> Option<&Image> {
-        let id = self.names.get(image).map_or(image, String::as_str);
+        let id = self.names.get(image).map_or(image, ImageId::as_str);
         self.images.iter().find(|present| present.id == id)
     }
 }
@@ -372,14 +373,16 @@ impl Backend for FakeBackend {
     }
 
     async fn status(&self, image: &ImageSpec) -> Result<Option<Image>, BackendError> {
-        let call = Call::Status { image: image.image.clone() };
-        Ok(self.begin(Op::Status, with_spec(call, image))?.find(&image.image).cloned())
+        let call = Call::Status { image: image.image.to_string() };
+        Ok(self.begin(Op::Status, with_spec(call, image))?.find(image.image.as_str()).cloned())
     }
 
     async fn inspect(&self, image: &ImageSpec) -> Result<Option<ImageDetails>, BackendError> {
-        let call = Call::Inspect { image: image.image.clone() };
+        let call = Call::Inspect { image: image.image.to_string() };
         let state = self.begin(Op::Inspect, with_spec(call, image))?;
-        Ok(state.find(&image.image).map(|image| ImageDetails { image: image.clone(), info: BTreeMap::new() }))
+        Ok(state
+            .find(image.image.as_str())
+            .map(|image| ImageDetails { image: image.clone(), info: BTreeMap::new() }))
     }
 
     async fn pull(
@@ -388,10 +391,10 @@ impl Backend for FakeBackend {
         credential: Option<&Credential>,
         sandbox: Option<&SandboxConfig>,
         progress: &Progress,
-    ) -> Result<String, BackendError> {
+    ) -> Result<ImageId, BackendError> {
         let username = credential.map(|credential| credential.username.clone());
         let request = Request {
-            call: Call::Pull { image: image.image.clone(), username },
+            call: Call::Pull { image: image.image.to_string(), username },
             spec: Some(image.clone()),
             credential: credential.cloned(),
             sandbox: sandbox.cloned(),
@@ -401,7 +404,7 @@ impl Backend for FakeBackend {
         if let Err(error) = begun {
             return running.end(Err(error));
         }
-        let script = self.script(&image.image).await;
+        let script = self.script(image.image.as_str()).await;
         for step in script.steps {
             match step {
                 Step::Progress(bytes) => progress.set(bytes),
@@ -415,20 +418,20 @@ impl Backend for FakeBackend {
         }
         if let Ok(pulled) = &script.outcome {
             let mut state = self.state();
-            state.add(&image.image, pulled.clone());
+            state.add(image.image.as_str(), pulled.clone());
             state.failures.entry(Op::Status).or_default().extend(script.status_error);
         }
         running.end(script.outcome.map(|pulled| pulled.id))
     }
 
     async fn remove(&self, image: &ImageSpec) -> Result<(), BackendError> {
-        let call = Call::Remove { image: image.image.clone() };
+        let call = Call::Remove { image: image.image.to_string() };
         let slowly = self.begin(Op::Remove, with_spec(call, image))?.removes_for;
         if !slowly.is_zero() {
             tokio::time::sleep(slowly).await;
         }
         let mut state = self.state();
-        if let Some(id) = state.find(&image.image).map(|image| image.id.clone()) {
+        if let Some(id) = state.find(image.image.as_str()).map(|image| image.id.clone()) {
             state.images.retain(|image| image.id != id);
             state.names.retain(|_, of| *of != id);
         }

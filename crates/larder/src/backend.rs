@@ -10,25 +10,27 @@ use std::path::PathBuf;
 use async_trait::async_trait;
 
 use crate::credentials::Credential;
+use crate::hint::Hint;
 use crate::pod::SandboxConfig;
 pub use crate::progress::{Bytes, Detail, LayerPhase, LayerProgress, Progress, PullStep, Wait};
+use crate::reference::{ImageId, ImageName};
 
 /// Which image is meant, in the runtime's words.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct ImageSpec {
     /// A name with tag or digest, exactly as the caller wrote it (`busybox:1.36` stays short), or an image id.
-    pub image: String,
+    pub image: ImageName,
     /// Annotations of the pod that wants it.
     pub annotations: BTreeMap<String, String>,
     /// Runtime handler, empty unless `RuntimeClassInImageCriApi` is on.
     pub runtime_handler: String,
     /// The name as the user wrote it; set for image volumes only.
-    pub user_specified_image: String,
+    pub user_specified_image: ImageName,
 }
 
 impl ImageSpec {
     /// A spec that is nothing but a name or an id.
-    pub fn named(image: impl Into<String>) -> Self {
+    pub fn named(image: impl Into<ImageName>) -> Self {
         ImageSpec { image: image.into(), ..ImageSpec::default() }
     }
 }
@@ -37,7 +39,7 @@ impl ImageSpec {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Image {
     /// The id, usually the digest of the image's config: `sha256:...`.
-    pub id: String,
+    pub id: ImageId,
     /// Names with tags, such as `docker.io/library/busybox:1.36`.
     pub repo_tags: Vec<String>,
     /// Names with digests, such as `docker.io/library/busybox@sha256:...`.
@@ -93,11 +95,11 @@ pub struct Container {
     /// Name of the container within its pod.
     pub name: String,
     /// Id of the image that it runs. From runtimes before Kubernetes 1.30, whatever name they report.
-    pub image_id: String,
+    pub image_id: ImageId,
     /// Id of its pod sandbox.
     pub sandbox_id: String,
-    /// Images mounted into it as volumes.
-    pub mounted_images: Vec<String>,
+    /// Images mounted into it as volumes: their ids, or the names that the runtime reports.
+    pub mounted_images: Vec<ImageId>,
     /// The runtime could not tell its mounts this time: any image may be mounted into it.
     pub mounts_unknown: bool,
     /// Whether it is running now.
@@ -187,7 +189,7 @@ pub trait Backend: Send + Sync {
         credential: Option<&Credential>,
         sandbox: Option<&SandboxConfig>,
         progress: &Progress,
-    ) -> Result<String, BackendError>;
+    ) -> Result<ImageId, BackendError>;
 
     /// Removes an image under all its names. Succeeds when it is already gone, so that a sweep can be repeated.
     async fn remove(&self, image: &ImageSpec) -> Result<(), BackendError>;
@@ -220,7 +222,7 @@ pub enum BackendError {
         /// What the error means, for those who decide by it.
         kind: CallErrorKind,
         /// What the reader could try next, where the backend itself knows. CRI has no such field.
-        hint: Option<&'static str>,
+        hint: Option<Hint>,
     },
     /// The runtime's answer lacks something that every answer must have.
     #[error("{0}")]
@@ -229,10 +231,10 @@ pub enum BackendError {
 
 impl BackendError {
     /// What the reader could try next.
-    pub fn hint(&self) -> Option<&'static str> {
+    pub fn hint(&self) -> Option<Hint> {
         match self {
             BackendError::Unreachable { problem, .. } => Some(problem.hint()),
-            BackendError::Call { hint, .. } => *hint,
+            BackendError::Call { hint, .. } => hint.clone(),
             BackendError::Incomplete(_) => None,
         }
     }
@@ -292,7 +294,7 @@ pub enum Unreachable {
         /// What is wrong.
         problem: String,
         /// What the reader could try next.
-        hint: &'static str,
+        hint: Hint,
     },
     /// Any other trouble with the connection.
     Broken {
@@ -302,24 +304,29 @@ pub enum Unreachable {
 }
 
 impl Unreachable {
-    fn hint(&self) -> &'static str {
-        match self {
+    fn hint(&self) -> Hint {
+        const SOCKET: &str = "unix:///path/to.sock";
+        let text = match self {
             Unreachable::Missing => {
-                "start the runtime, or name its socket with --backend unix:///path/to.sock"
+                return Hint::from("start the runtime, or name its socket with ").setting("backend", SOCKET);
             }
-            Unreachable::NotASocket => "name the runtime's socket with --backend unix:///path/to.sock",
+            Unreachable::NotASocket => {
+                return Hint::from("name the runtime's socket with ").setting("backend", SOCKET);
+            }
+            Unreachable::NotGrpc { .. } => {
+                return Hint::from("this socket belongs to something else; name the runtime's with ")
+                    .setting("backend", "");
+            }
+            Unreachable::Told { hint, .. } => return hint.clone(),
             Unreachable::Refused => "the runtime has stopped or is starting; see its service's log",
             Unreachable::Denied => "run as root, or as a member of the group that owns the socket",
             Unreachable::Silent { .. } => "the runtime hangs; see its log, and restart it if need be",
-            Unreachable::NotGrpc { .. } => {
-                "this socket belongs to something else; name the runtime's with --backend"
-            }
             Unreachable::NotCri { .. } => {
                 "enable the CRI plugin (containerd: remove \"cri\" from disabled_plugins), or name another socket"
             }
-            Unreachable::Told { hint, .. } => hint,
             Unreachable::Broken { .. } => "see the runtime's log",
-        }
+        };
+        text.into()
     }
 }
 

@@ -8,12 +8,13 @@ use crate::credentials::Credential;
 use crate::gotext;
 use crate::pod::SandboxConfig;
 use crate::pull::Advice;
+use crate::reference::ImageId;
 
 /// What a successful pull gave.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Pulled {
     /// The image's id.
-    pub image_ref: String,
+    pub image_ref: ImageId,
     /// The credential that worked; `None` for an anonymous pull.
     pub credential: Option<Credential>,
 }
@@ -31,9 +32,7 @@ impl PullFailed {
     /// What the backend says that could be tried next, of the last credential for which it says it.
     pub fn advice(&self) -> Option<Advice> {
         self.0.iter().rev().find_map(|error| match error {
-            BackendError::Call { kind, hint, .. } => {
-                hint.map(|hint| Advice { kind: *kind, hint: hint.into() })
-            }
+            BackendError::Call { kind, hint, .. } => hint.clone().map(|hint| Advice { kind: *kind, hint }),
             // A backend that is gone is told by whoever finds it gone.
             BackendError::Unreachable { .. } | BackendError::Incomplete(_) => None,
         })
@@ -128,7 +127,7 @@ impl ImageService {
     }
 
     /// The id of a present image, `None` when it is absent.
-    pub async fn image_ref(&self, image: &ImageSpec) -> Result<Option<String>, BackendError> {
+    pub async fn image_ref(&self, image: &ImageSpec) -> Result<Option<ImageId>, BackendError> {
         Ok(self.backend.status(image).await?.map(|image| image.id))
     }
 

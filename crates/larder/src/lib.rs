@@ -22,6 +22,7 @@ pub mod credentials;
 pub mod events;
 pub mod gc;
 pub mod gotext;
+pub mod hint;
 pub mod image_service;
 pub mod near;
 pub mod outlive;

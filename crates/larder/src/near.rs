@@ -9,32 +9,10 @@ pub fn nearest<'a>(text: &str, words: impl IntoIterator<Item = &'a str>) -> Opti
     }
     let allowed = if text.chars().count() < 5 { 1 } else { 2 };
     let ranked = words.into_iter().filter(|word| *word != text).map(|word| {
-        let slips = if word.eq_ignore_ascii_case(text) { 0 } else { slips(text, word) };
+        let slips = if word.eq_ignore_ascii_case(text) { 0 } else { strsim::osa_distance(text, word) };
         (slips, word)
     });
     ranked.filter(|(slips, _)| *slips <= allowed).min_by_key(|(slips, _)| *slips).map(|(_, word)| word)
-}
-
-fn slips(a: &str, b: &str) -> usize {
-    let (a, b): (Vec<char>, Vec<char>) = (a.chars().collect(), b.chars().collect());
-    // Slips between the first i letters of a and the first j of b.
-    let mut table = vec![vec![0; b.len() + 1]; a.len() + 1];
-    for i in 0..=a.len() {
-        for j in 0..=b.len() {
-            table[i][j] = match (i, j) {
-                (0, rest) | (rest, 0) => rest,
-                _ => {
-                    let wrong = table[i - 1][j - 1] + usize::from(a[i - 1] != b[j - 1]);
-                    let mut best = wrong.min(table[i - 1][j] + 1).min(table[i][j - 1] + 1);
-                    if i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1] {
-                        best = best.min(table[i - 2][j - 2] + 1);
-                    }
-                    best
-                }
-            };
-        }
-    }
-    table[a.len()][b.len()]
 }
 
 #[cfg(test)]

@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::reference::LayerId;
+
 /// How far a pull has come, in bytes, where a backend can tell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Bytes {
@@ -48,7 +50,7 @@ pub enum PullStep {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LayerProgress {
     /// The layer, as the manifest names it: `sha256:...`.
-    pub digest: String,
+    pub digest: LayerId,
     /// What happens to it.
     pub phase: LayerPhase,
     /// How much of it came for this pull.

@@ -15,6 +15,7 @@ use larder::pull::{
     PullConfig, PullPolicy, SameImage,
 };
 use larder::records::{PullRecords, RecordedCredentials, RecordsError};
+use larder::reference::{ImageId, ImageName};
 use larder_testkit::fake_backend::{Call, FakeBackend, Pull, image};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, advance};
@@ -221,22 +222,27 @@ struct Noted(std::sync::Mutex<Vec<RecordedCredentials>>);
 impl PullRecords for Noted {
     async fn must_attempt_pull(
         &self,
-        _image: &str,
-        _image_ref: &str,
+        _image: &ImageName,
+        _image_ref: &ImageId,
         _credentials: &mut LazyLookup<'_>,
     ) -> Result<bool, RecordsError> {
         Ok(false)
     }
 
-    async fn record_pull_intent(&self, _image: &str) -> Result<(), RecordsError> {
+    async fn record_pull_intent(&self, _image: &ImageName) -> Result<(), RecordsError> {
         Ok(())
     }
 
-    async fn record_image_pulled(&self, _image: &str, _image_ref: &str, credentials: &RecordedCredentials) {
+    async fn record_image_pulled(
+        &self,
+        _image: &ImageName,
+        _image_ref: &ImageId,
+        credentials: &RecordedCredentials,
+    ) {
         self.0.lock().expect("no test panics with it").push(credentials.clone());
     }
 
-    fn record_image_pull_failed(&self, _image: &str) {}
+    fn record_image_pull_failed(&self, _image: &ImageName) {}
 }
 
 #[tokio::test(start_paused = true)]

@@ -16,6 +16,7 @@ use larder::pull::{
     PullPolicy,
 };
 use larder::records::{ImageRecords, Verification};
+use larder::reference::ImageId;
 use larder_testkit::fake_backend::{Call, FakeBackend, Pull, error, image};
 use tokio::task::JoinHandle;
 use tokio::time::advance;
@@ -91,7 +92,7 @@ fn pod(user: Option<&str>) -> EnsureRequest {
     }
 }
 
-type Pulling = JoinHandle<Result<String, BackendError>>;
+type Pulling = JoinHandle<Result<ImageId, BackendError>>;
 
 impl Node {
     /// Starts to pull and lets it run as far as it gets.
@@ -233,7 +234,7 @@ async fn a_failure_comes_as_the_backend_had_it_and_counts_no_back_off() {
     let denied = BackendError::Call {
         message: "not for you".into(),
         kind: CallErrorKind::Denied,
-        hint: Some("check the password"),
+        hint: Some("check the password".into()),
     };
     for _ in 0..3 {
         node.backend.on_pull(Pull::ends(Err(denied.clone())));
@@ -413,7 +414,8 @@ async fn one_removal_at_a_time_has_the_gate() {
 #[tokio::test]
 async fn an_image_that_came_with_a_credential_of_nobody_known_is_for_who_shows_one() {
     let folder = tempfile::tempdir().unwrap();
-    let records = Arc::new(ImageRecords::open(folder.path(), Verification::default()).unwrap());
+    let records =
+        Arc::new(ImageRecords::open(folder.path(), Verification::of_unconfigured_kubelet()).unwrap());
     let backend = FakeBackend::new();
     backend.on_pull_of(APP, Pull::ok("sha256:app", 7));
     let manager = Manager::builder(Arc::new(backend.clone())).records(records.clone()).build();

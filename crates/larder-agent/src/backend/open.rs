@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use larder::chain;
+use larder::hint::Hint;
 use larder_cri::{CriBackend, Endpoint, NoRuntimeFound, WELL_KNOWN_SOCKETS, discover};
 use larder_registry::Client;
 use larder_store::backend::StoreBackend;
@@ -90,8 +91,11 @@ pub fn cannot_open(error: &StoreOpenError) -> Error {
     let failure = Error::unreachable(chain(error));
     match error {
         StoreOpenError::NoStore { root } if DefaultPaths::current().root.as_ref() == Some(root) => {
-            Error::unreachable(format!("{}: nothing has been pulled yet", failure.message()))
-                .hint("larder pull IMAGE makes it; the folder of another store is named with --root DIR")
+            Error::unreachable(format!("{}: nothing has been pulled yet", failure.message())).hint(
+                Hint::new()
+                    .command(["pull", "IMAGE"])
+                    .text(" makes it; the folder of another store is named with --root DIR"),
+            )
         }
         error => failure.hints(error.hint()),
     }

@@ -9,6 +9,7 @@ use larder_store::pull::{PullConfig, Puller};
 use larder_store::store::{OpenError, Store, StoreConfig};
 
 use crate::Error;
+use larder::hint::Hint;
 use larder::chain;
 
 /// Where the store is of root, when nobody says.
@@ -102,7 +103,7 @@ pub(crate) fn cannot_open(error: &OpenError) -> Error {
                 "{failure}: nothing has been pulled yet",
                 failure = failure.message()
             ))
-            .hint("larder pull IMAGE makes it; the folder of another store is named with --root DIR")
+            .hint(Hint::new().command(["pull", "IMAGE"]).text(" makes it; the folder of another store is named with --root DIR"))
         }
         error => failure.hints(error.hint()),
     }

@@ -102,7 +102,7 @@ impl Pulls {
         let secrets = secrets.iter().chain(&self.own).filter_map(convert::secret);
         api::EnsureRequest {
             images: vec![api::WantedImage {
-                image: image.clone(),
+                image: image.to_string(),
                 pull_policy: policy.as_str().to_owned(),
                 field_path: target.as_ref().map(|target| target.field_path.clone()).unwrap_or_default(),
             }],

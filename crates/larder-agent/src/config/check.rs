@@ -2,11 +2,10 @@
 
 use std::collections::HashSet;
 
-use larder::config::{ConfigProblem, GoDuration, ImageConfig};
+use larder::config::{ConfigProblem, GoDuration};
 use larder::gc::PolicyError;
 use larder::gotext::quote;
 use larder::pull::PullConfig;
-use larder::records::Verification;
 use larder_cri::Endpoint;
 use larder_registry::Proxy;
 
@@ -44,11 +43,11 @@ impl Checking<'_> {
     fn images(&mut self, written: &larder::config::KubeletImageConfig) {
         let gates = self.config.gates;
         let kubelet = written.defaulted(gates);
-        let problems = kubelet.problems(gates);
-        for problem in &problems {
-            self.kubelet_mistake(problem);
+        for problem in kubelet.problems(gates) {
+            self.kubelet_mistake(&problem);
         }
-        self.verification(&kubelet, problems.is_empty());
+        // A policy that cannot be read is among the problems, and is never replaced by another one.
+        self.config.verification = kubelet.verification(gates).unwrap_or_default();
         if kubelet.runtime_request_timeout.is_negative() {
             let what = format!("must not be negative, is {}", kubelet.runtime_request_timeout);
             self.mistake(&["runtimeRequestTimeout"], what, None);
@@ -77,22 +76,6 @@ impl Checking<'_> {
         config.gc.low_threshold_percent = images.image_gc_low_threshold_percent;
         config.gc.minimum_age = time(images.image_minimum_gc_age);
         config.gc.maximum_age = time(images.image_maximum_gc_age);
-    }
-
-    /// A policy that cannot be read is never replaced by another one.
-    fn verification(&mut self, kubelet: &ImageConfig, is_sound: bool) {
-        self.config.verification = None;
-        if !self.config.gates.ensure_secret_pulled_images {
-            return;
-        }
-        let allowlist = kubelet.preloaded_images_verification_allowlist.iter().map(String::as_str);
-        match Verification::parse(&kubelet.image_pull_credentials_verification_policy, allowlist) {
-            Ok(verification) => self.config.verification = Some(verification),
-            Err(error) if is_sound => {
-                self.mistake(&["imagePullCredentialsVerificationPolicy"], error.to_string(), None);
-            }
-            Err(_) => {}
-        }
     }
 
     fn kubelet_mistake(&mut self, problem: &ConfigProblem) {
@@ -231,13 +214,13 @@ impl Checking<'_> {
     }
 
     /// Adds a mistake about these settings, at the first that somebody wrote.
-    fn mistake(&mut self, keys: &[&'static str], what: impl Into<String>, hint: Option<&str>) {
+    fn mistake(&mut self, keys: &[&'static str], what: impl Into<String>, hint: Option<&'static str>) {
         if keys.iter().any(|key| self.broken.contains(key)) {
             return;
         }
         let written = keys.iter().copied().find(|key| *self.config.origin(key) != Origin::Default);
         let key = written.or_else(|| keys.first().copied()).unwrap_or_default();
-        let problem = Problem::new(what).at_field(key).hints(hint.map(str::to_owned));
+        let problem = Problem::new(what).at_field(key).hints(hint);
         let (file, line) = match self.config.origin(key) {
             Origin::Default => ("configuration".to_owned(), 0),
             Origin::File { path, line } | Origin::KubeletFile { path, line } => {

@@ -1,5 +1,6 @@
 //! Reads a file with settings: bounded, regular, UTF-8.
 
+use larder::hint::Hint;
 use std::io::{self, Read as _};
 use std::path::Path;
 
@@ -47,9 +48,8 @@ fn bounded(path: &Path) -> io::Result<Vec<u8>> {
 
 fn unreadable(error: &io::Error) -> Problem {
     match error.kind() {
-        _ if is_absent(error) => {
-            Problem::new("no such file").hint("larder config prints a file with all settings to begin with")
-        }
+        _ if is_absent(error) => Problem::new("no such file")
+            .hint(Hint::new().command(["config"]).text(" prints a file with all settings to begin with")),
         io::ErrorKind::PermissionDenied => {
             Problem::new("permission denied").hint("let the user that larder runs as read it")
         }

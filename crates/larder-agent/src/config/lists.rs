@@ -96,7 +96,7 @@ impl<'a> Item<'a> {
         }
     }
 
-    fn wrong(&mut self, what: &str, hint: &str) {
+    fn wrong(&mut self, what: &str, hint: &'static str) {
         self.problems.push(self.at.problem(what).hint(hint));
     }
 
@@ -206,7 +206,7 @@ fn prefetch(at: &At<'_>) -> Result<Prefetch, Vec<Problem>> {
     if image.is_none() && item.problems.is_empty() {
         item.problems.push(at.missing("image"));
     }
-    if let Some(Err(error)) = image.as_deref().map(reference::parse_image_name) {
+    if let Some(Err(error)) = image.as_deref().map(reference::Reference::parse) {
         item.problems.push(at.problem(error.to_string()));
     }
     let (interval, daily) = (item.take::<Time<1>>("interval"), item.take::<Daily>("schedule"));

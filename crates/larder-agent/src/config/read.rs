@@ -8,7 +8,6 @@ use larder::config::{Gates, KubeletImageConfig};
 use larder::credentials::Tokens;
 use larder::gc::{GcPolicy, Periods};
 use larder::pull::PullConfig;
-use larder::records::Verification;
 use larder_cri::CriConfig;
 use larder_registry::RegistryConfig;
 use larder_store::store::StoreConfig;
@@ -209,7 +208,7 @@ impl Draft {
             pull: PullConfig::default(),
             credential_tokens: Tokens::Keep,
             ensured_lease: pull.ensured_lease,
-            verification: Some(Verification::default()),
+            verification: None,
             gc: GcPolicy::default(),
             periods: Periods::default(),
             registry,

@@ -16,7 +16,7 @@ use larder::credentials::PullSecret;
 use larder::events::Event;
 use larder::pod::{ObjectRef, Pod, SandboxConfig};
 use larder::pull::{EnsureError, EnsureRequest, Ensured, Outcome, PullPolicy, default_policy};
-use larder::reference;
+use larder::reference::ImageName;
 use larder_api::convert::{self, millis};
 use larder_api::v1alpha1 as api;
 use larder_api::v1alpha1::ensure_update::Update;
@@ -97,8 +97,8 @@ async fn run(
         CALLER.scope(told.clone(), async move { (index, node.manager.ensure(request).await) })
     });
     let mut running: FuturesUnordered<_> = each.collect();
-    let images: HashSet<String> =
-        requests.iter().filter_map(|request| reference::apply_default_tag(&request.image).ok()).collect();
+    let images: HashSet<ImageName> =
+        requests.iter().filter_map(|request| request.image.with_default_tag().ok()).collect();
     let mut ticks = time::interval_at(Instant::now() + PROGRESS, PROGRESS);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
@@ -135,7 +135,8 @@ fn target(requests: &[EnsureRequest], index: u32) -> Option<ObjectRef> {
 fn verdict(index: u32, ended: Result<Ensured, EnsureError>) -> Update {
     match ended {
         Ok(Ensured { image_ref, message, outcome }) => {
-            let ensured = api::Ensured { index, image_ref, message, ..api::Ensured::default() };
+            let ensured =
+                api::Ensured { index, image_ref: image_ref.to_string(), message, ..api::Ensured::default() };
             Update::Ensured(match outcome {
                 Outcome::Present => ensured,
                 Outcome::Pulled { size_bytes, pull_duration, total_duration } => api::Ensured {
@@ -159,7 +160,7 @@ fn verdict(index: u32, ended: Result<Ensured, EnsureError>) -> Update {
                 reason: error.reason.to_string(),
                 message: error.message,
                 retry_milliseconds: error.retry_in.map(millis),
-                hint: error.advice.map(|advice| advice.hint.into_owned()).unwrap_or_default(),
+                hint: error.advice.map(|advice| advice.hint.to_string()).unwrap_or_default(),
                 kind: kind.unwrap_or_default().to_owned(),
                 withheld: error.withheld,
             })

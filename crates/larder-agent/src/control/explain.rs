@@ -8,6 +8,7 @@ use larder::gc::{
     Collector, GcPolicy, Goal, ImageVerdict, Scene, Stays, Verdict, nearest_names, plan, plan_round,
 };
 use larder::records::{Access, ImageRecords};
+use larder::reference::ImageId;
 use larder_api::convert::millis;
 use larder_api::v1alpha1::{Explanation, PullRecord};
 
@@ -58,9 +59,9 @@ fn under_pressure(now: &Verdict, last: &Verdict) -> String {
 }
 
 /// What its layers take that other images have as well.
-fn shared(scene: &Scene, id: &str) -> Option<u64> {
+fn shared(scene: &Scene, id: &ImageId) -> Option<u64> {
     let mine = &scene.layers.of(id)?.layers;
-    let others = scene.images.iter().filter(|image| image.id != id);
+    let others = scene.images.iter().filter(|image| image.id != *id);
     let others: HashSet<u32> = others
         .filter_map(|image| scene.layers.of(&image.id))
         .flat_map(|known| known.layers.clone())
@@ -85,7 +86,7 @@ fn unknown(name: &str, scene: &Scene) -> Error {
 
 /// What is on record of an image, by its id. What cannot be read is logged, and is as good as nothing: nobody is let in
 /// by it.
-async fn pull_records(records: Option<&ImageRecords>, image_ref: &str) -> Vec<PullRecord> {
+async fn pull_records(records: Option<&ImageRecords>, image_ref: &ImageId) -> Vec<PullRecord> {
     let Some(records) = records else { return Vec::new() };
     match records.record(image_ref).await {
         Ok(record) => record.into_iter().flat_map(|record| record.names).map(of_name).collect(),

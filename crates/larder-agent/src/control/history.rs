@@ -23,7 +23,7 @@ pub(super) fn read(journal: &Path) -> Result<HistoryResponse, Error> {
 fn shown(entry: Entry) -> HistoryEntry {
     HistoryEntry {
         time: time(entry.at),
-        id: entry.id,
+        id: entry.id.into(),
         names: entry.names,
         reason: entry.reason,
         why: entry.why,

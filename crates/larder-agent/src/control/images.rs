@@ -1,6 +1,7 @@
 //! Looks at images, and at the backend that has them.
 
 use larder::backend::{Backend, BackendError, FilesystemUsage, ImageDetails, ImageSpec};
+use larder::hint::Hint;
 use larder_api::is_gone;
 use larder_api::v1alpha1::{Condition, RuntimeResponse};
 
@@ -28,7 +29,8 @@ pub(super) fn trouble_with(name: &str, error: BackendError) -> Error {
 
 /// An image that was asked for and is not there.
 pub(super) fn absent(image: &str) -> Error {
-    Error::missing(format!("{image}: no such image")).hint("larder images lists those that are here")
+    Error::missing(format!("{image}: no such image"))
+        .hint(Hint::new().command(["images"]).text(" lists those that are here"))
 }
 
 /// What larder works on.

@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime};
 use larder::backend::ImageSpec;
 use larder::chain;
 use larder::gc::{Collector, GcPolicy, KeepRule};
+use larder::hint::Hint;
 use larder_api::convert;
 use larder_api::v1alpha1::{self as api, KeepRequest, LeaseResponse};
 use larder_store::store::{LeaseKind, LeaseRecord, Leased, Store, StoreError};
@@ -70,7 +71,7 @@ pub(super) async fn lease(node: &Node, request: &api::LeaseRequest) -> Result<Le
         let Some(image) = found else { return Err(absent(&request.image)) };
         if look.lease(&image.id, time).await {
             let ends = SystemTime::now().checked_add(time).map(convert::time);
-            return Ok(LeaseResponse { id: image.id, ends });
+            return Ok(LeaseResponse { id: image.id.to_string(), ends });
         }
     }
 }
@@ -91,7 +92,8 @@ fn change(file: &KeepFile, request: &KeepRequest) -> Result<(Vec<KeepRule>, usiz
         return Ok((rules, 0));
     }
     if let Some(unknown) = remove.iter().find(|rule| !rules.contains(rule)) {
-        return Err(Error::missing(format!("{unknown}: no such rule")).hint("larder keep lists them"));
+        return Err(Error::missing(format!("{unknown}: no such rule"))
+            .hint(Hint::new().command(["keep"]).text(" lists them")));
     }
     // One rule for one selection: the later word counts.
     rules.retain(|known| !remove.contains(known) && add.iter().all(|new| new.select != known.select));

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::SystemTime;
 
 use larder::chain;
+use larder::hint::Hint;
 use larder_api::v1alpha1::Mount;
 use larder_store::mounts::{MountError, MountOptions};
 use larder_store::store::{MountRecord, Store};
@@ -16,7 +17,7 @@ pub(super) fn mount_of(store: &Store, image: &str, target: &Path, writable: bool
     let mount = store.mount(image, target, options, SystemTime::now()).map_err(|error| {
         let failure = failed(&error);
         match error {
-            MountError::Store(_) => failure.hint(format!("larder pull {image}")),
+            MountError::Store(_) => failure.hint(Hint::new().command(["pull".to_owned(), image.to_owned()])),
             _ => failure,
         }
     })?;
@@ -37,7 +38,7 @@ pub(super) fn mounts_of(store: &Store) -> Result<Vec<Mount>, Error> {
 fn shown(mount: &MountRecord) -> Mount {
     Mount {
         target: mount.target.display().to_string(),
-        image: mount.name.clone(),
+        image: mount.name.to_string(),
         image_id: mount.image.to_string(),
         writable: mount.writable,
         mounted: mount.mounted,

@@ -10,6 +10,7 @@ use larder::backend::{Backend, BackendError, Container, Image, ImageSpec, InUse}
 use larder::chain;
 use larder::gc::Gate;
 use larder::outlive::to_its_end;
+use larder::reference::{ImageId, ImageName};
 use larder_api::convert;
 use larder_api::v1alpha1::{self as api, RemoveRequest, RemoveResponse, removed};
 use larder_store::backend::StoreBackend;
@@ -99,19 +100,19 @@ async fn remove_all(
 
 /// Removes one image. The store goes on removing after its caller went away; the gate has to stay closed until then.
 async fn remove_one(
-    id: &str,
+    id: &ImageId,
     force: bool,
     backend: &Arc<dyn Backend>,
     store: Option<&StoreBackend>,
     gate: &Arc<Gate>,
 ) -> Result<(), BackendError> {
     let removing = gate.removal(id).await;
-    let (id, backend, store) = (id.to_owned(), Arc::clone(backend), store.cloned());
+    let (id, backend, store) = (id.clone(), Arc::clone(backend), store.cloned());
     to_its_end(async move {
         let _removing = removing;
         match &store {
-            Some(store) if force => store.remove_mounted(&id).await?,
-            _ => backend.remove(&ImageSpec::named(&id)).await?,
+            Some(store) if force => store.remove_mounted(&ImageName::from(&id)).await?,
+            _ => backend.remove(&ImageSpec::named(id)).await?,
         }
         if let Some(store) = &store {
             // Who removes an image wants the room when the command is done.
@@ -177,7 +178,8 @@ fn still_mounted(name: &str, mounts: &[&str]) -> String {
 
 /// What dead processes left is still there.
 fn unswept(root: &Path, error: &StoreError) -> String {
-    let hint = error.hint().unwrap_or("the next larder rm tries again; larder fsck tells what is wrong");
+    let next = "the next larder rm tries again; larder fsck tells what is wrong";
+    let hint = error.hint().unwrap_or_else(|| next.into());
     format!("could not clear away what was left behind in {}: {}; {hint}", root.display(), chain(error))
 }
 
@@ -201,8 +203,9 @@ fn other_names(name: &str, image: &Image, is_docker: bool) -> Error {
 
 /// What uses an image, whatever name of it the runtime reports: containers, or mounts of larder's own store.
 fn using<'a>(image: &'a Image, in_use: &'a InUse) -> impl Iterator<Item = &'a Container> {
-    let is_this = |name: &String| {
-        *name == image.id || image.repo_tags.contains(name) || image.repo_digests.contains(name)
+    let is_this = |name: &ImageId| {
+        let names = |all: &[String]| all.iter().any(|known| known == name.as_str());
+        *name == image.id || names(&image.repo_tags) || names(&image.repo_digests)
     };
     in_use
         .containers

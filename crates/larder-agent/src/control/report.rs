@@ -7,6 +7,7 @@ use larder::gc::{
     Amount, GcPolicy, Goal, Holder, Holders, ImageVerdict, Plan, Removal, Round, Stamp, Stays, Verdict, Why,
 };
 use larder::image_service::Disk;
+use larder::reference::ImageId;
 use larder_api::v1alpha1 as api;
 
 /// What would be done.
@@ -32,7 +33,7 @@ pub(super) fn of_round(goal: Goal, round: &Round, policy: &GcPolicy) -> api::Col
     let promised: Amount = done().map(|done| done.removal.frees).sum();
     let need = round.report.plans.last().map_or(Amount::ZERO, |plan| plan.need);
     // An image is in the plan for age and in the one for room; the later one knows more.
-    let mut images: HashMap<(&str, &str), &ImageVerdict> = HashMap::new();
+    let mut images: HashMap<(&ImageId, &str), &ImageVerdict> = HashMap::new();
     for verdict in round.report.plans.iter().flat_map(|plan| &plan.verdicts) {
         images.insert((&verdict.id, &verdict.handler), verdict);
     }
@@ -51,9 +52,9 @@ pub(super) fn of_round(goal: Goal, round: &Round, policy: &GcPolicy) -> api::Col
         reached: round.error.is_none(),
         removals: done().map(|done| removed(&done.removal, done.freed)).collect(),
         images: images.into_iter().map(|verdict| image(verdict, policy)).collect(),
-        failed: errors.map(|(id, message)| api::FailedRemoval { id, message }).collect(),
-        spared: swept.iter().flat_map(|swept| swept.spared.clone()).collect(),
-        gone: swept.iter().flat_map(|swept| swept.gone.clone()).collect(),
+        failed: errors.map(|(id, message)| api::FailedRemoval { id: id.into(), message }).collect(),
+        spared: swept.iter().flat_map(|swept| swept.spared.iter().map(ToString::to_string)).collect(),
+        gone: swept.iter().flat_map(|swept| swept.gone.iter().map(ToString::to_string)).collect(),
         planned: !round.report.plans.is_empty(),
         ..empty(false, goal, policy)
     }
@@ -89,7 +90,7 @@ fn file_system(disk: Disk) -> api::FileSystem {
 
 fn removed(removal: &Removal, freed: Option<Amount>) -> api::Removal {
     api::Removal {
-        id: removal.id.clone(),
+        id: removal.id.to_string(),
         names: removal.names.clone(),
         reason: reason_of(&removal.why).to_owned(),
         why: removal.why.to_string(),
@@ -118,7 +119,7 @@ pub(super) fn image(image: &ImageVerdict, policy: &GcPolicy) -> api::ImageVerdic
         names[..=meant].rotate_right(1);
     }
     api::ImageVerdict {
-        id: image.id.clone(),
+        id: image.id.to_string(),
         names,
         size_bytes: image.size,
         unique_bytes: image.alone.bytes,

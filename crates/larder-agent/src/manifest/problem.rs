@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use larder::hint::Hint;
 use serde::Serialize;
 
 /// One thing wrong with one input. It prints as `FIELD: MESSAGE`; [`Located`] adds the rest.
@@ -10,7 +11,7 @@ pub struct Problem {
     line: usize,
     field: String,
     message: String,
-    hints: Vec<String>,
+    hints: Vec<Hint>,
 }
 
 impl Problem {
@@ -38,15 +39,15 @@ impl Problem {
 
     /// The same, with something to try next.
     #[must_use]
-    pub fn hint(mut self, hint: impl Into<String>) -> Self {
+    pub fn hint(mut self, hint: impl Into<Hint>) -> Self {
         self.hints.push(hint.into());
         self
     }
 
     /// The same, with anything to try next.
     #[must_use]
-    pub fn hints(mut self, hints: impl IntoIterator<Item = String>) -> Self {
-        self.hints.extend(hints);
+    pub fn hints(mut self, hints: impl IntoIterator<Item = impl Into<Hint>>) -> Self {
+        self.hints.extend(hints.into_iter().map(Into::into));
         self
     }
 }
@@ -115,7 +116,7 @@ pub struct Located {
 
 impl Located {
     /// What could be tried next.
-    pub fn hints(&self) -> &[String] {
+    pub fn hints(&self) -> &[Hint] {
         &self.problem.hints
     }
 
@@ -129,7 +130,7 @@ impl Located {
             object: self.place.what.clone(),
             field: self.problem.field.clone(),
             message: self.problem.message.clone(),
-            hints: self.problem.hints.clone(),
+            hints: self.problem.hints.iter().map(ToString::to_string).collect(),
         }
     }
 }

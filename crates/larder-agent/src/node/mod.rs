@@ -31,6 +31,7 @@ use larder::gc::{
 use larder::pod::ObjectRef;
 use larder::pull::{Manager, PullConfig};
 use larder::records::{ImageRecords, PullRecords};
+use larder::reference::ImageId;
 use larder_store::backend::StoreBackend;
 use tokio::sync::watch;
 use tokio::time::Instant;
@@ -259,9 +260,11 @@ impl Node {
     }
 
     /// Records that an image was ensured, for processes that collect later.
-    pub(crate) fn note_ensured(&self, id: &str) {
+    pub(crate) fn note_ensured(&self, id: &ImageId) {
+        // Elsewhere than in the store, images may have come before larder: their ages begin with the first look.
         if let Some(ensures) = &self.ensures
             && ensures.note(id)
+            && (self.store().is_some() || self.collector.has_looked())
         {
             self.collector.note_ensured(id);
         }

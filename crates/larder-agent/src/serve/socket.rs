@@ -4,6 +4,7 @@
 //! anything still answers on is not; two daemons never share a path, since each holds the lock beside it.
 
 use fs_err::os::unix::fs::OpenOptionsExt as _;
+use larder::hint::Hint;
 use std::io;
 use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -162,8 +163,11 @@ fn lock(path: &Path, trouble: impl Fn(io::Error) -> Error) -> Result<fs_err::Fil
 }
 
 fn taken(path: &Path) -> Error {
-    Error::failed(format!("{}: another larder serves here", path.display()))
-        .hint("larder status --daemon SOCKET says what it does; stop it first, or name another socket")
+    Error::failed(format!("{}: another larder serves here", path.display())).hint(
+        Hint::new()
+            .command(["status", "--daemon", "SOCKET"])
+            .text(" says what it does; stop it first, or name another socket"),
+    )
 }
 
 /// Removes what a dead process left at the path, and nothing else.

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use larder::gc::{Anchor, Clock as _, ClockReading, Found, SystemClock, Use, UseError, UseSource};
+use larder::reference::ImageId;
 use larder_store::pull::PullConfig;
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
@@ -43,7 +44,7 @@ struct Ensured {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Entry {
     /// Id of the image.
-    id: String,
+    id: ImageId,
     /// When it was made present.
     at: Anchor,
 }
@@ -56,10 +57,10 @@ impl Default for Ensured {
 
 impl Ensured {
     /// With these images ensured now, and without what is over.
-    fn with(mut self, ids: &[&str], now: &ClockReading, lease: Duration) -> Ensured {
-        self.images.retain(|known| known.at.age(now) < lease && !ids.contains(&known.id.as_str()));
+    fn with(mut self, ids: &[ImageId], now: &ClockReading, lease: Duration) -> Ensured {
+        self.images.retain(|known| known.at.age(now) < lease && !ids.contains(&known.id));
         let at = Anchor::of(now);
-        self.images.extend(ids.iter().map(|id| Entry { id: (*id).to_owned(), at: at.clone() }));
+        self.images.extend(ids.iter().map(|id| Entry { id: id.clone(), at: at.clone() }));
         self.images.sort_by_key(|entry| entry.at.age(now));
         self.images.truncate(MOST);
         self
@@ -84,7 +85,7 @@ impl EnsuredFile {
     }
 
     /// Takes note that these images, by id, were made present now. Durable when it returns.
-    pub(crate) fn add(&self, ids: &[&str]) -> Result<(), Error> {
+    pub(crate) fn add(&self, ids: &[ImageId]) -> Result<(), Error> {
         let failed = |error: &dyn std::fmt::Display| Error::failed(error.to_string());
         let _alone = self.alone().map_err(|error| failed(&error))?;
         let known = self.read().map_err(|error| failed(&error))?;
@@ -104,14 +105,18 @@ impl EnsuredFile {
     fn read(&self) -> Result<Ensured, UseError> {
         let path = self.path.display();
         let broken = |why: &dyn std::fmt::Display| {
-            UseError(format!("which images were just ensured cannot be read: {path}: {why}; remove the file"))
+            UseError::other(format!(
+                "which images were just ensured cannot be read: {path}: {why}; remove the file"
+            ))
         };
         let mut text = Vec::new();
         match fs_err::File::open(&self.path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Ensured::default()),
             opened => opened.and_then(|file| file.take(LONGEST_FILE).read_to_end(&mut text)),
         }
-        .map_err(|error| UseError(format!("which images were just ensured cannot be read: {error}")))?;
+        .map_err(|error| {
+            UseError::other(format!("which images were just ensured cannot be read: {error}"))
+        })?;
         let ensured: Ensured = serde_json::from_slice(&text).map_err(|error| broken(&error))?;
         if ensured.version != VERSION {
             return Err(broken(&format_args!("version {}, known is {VERSION}", ensured.version)));
@@ -125,7 +130,7 @@ impl UseSource for EnsuredFile {
     async fn uses(&self) -> Result<Vec<Found>, UseError> {
         let file = self.clone();
         let read = tokio::task::spawn_blocking(move || file.read()).await;
-        let ensured = read.map_err(|error| UseError(error.to_string()))??;
+        let ensured = read.map_err(|error| UseError::other(error.to_string()))??;
         Ok(ensured.uses(&self.clock.read(), self.lease))
     }
 }

@@ -12,7 +12,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use larder::chain;
-use larder::reference::Digest;
+use larder::reference::ImageId;
 use larder_store::backend::StoreBackend;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -40,9 +40,9 @@ pub(crate) struct RecentEnsures {
 
 #[derive(Default)]
 struct Pending {
-    ids: Vec<String>,
+    ids: Vec<ImageId>,
     /// When each image was recorded last.
-    recorded: HashMap<String, Instant>,
+    recorded: HashMap<ImageId, Instant>,
 }
 
 enum Wake {
@@ -87,15 +87,15 @@ impl RecentEnsures {
     }
 
     /// Records that an image was ensured now. Returns at once: whether it had not been recorded for a while.
-    pub(crate) fn note(&self, id: &str) -> bool {
+    pub(crate) fn note(&self, id: &ImageId) -> bool {
         let now = Instant::now();
         let mut pending = lock(&self.pending);
         pending.recorded.retain(|_, recorded| now.duration_since(*recorded) < RENEW);
         if pending.recorded.contains_key(id) {
             return false;
         }
-        pending.recorded.insert(id.to_owned(), now);
-        pending.ids.push(id.to_owned());
+        pending.recorded.insert(id.clone(), now);
+        pending.ids.push(id.clone());
         drop(pending);
         self.wake(Wake::Write);
         true
@@ -125,11 +125,11 @@ impl Drop for RecentEnsures {
 }
 
 impl Journal {
-    fn write(&self, ids: &[String]) -> Result<(), Error> {
+    fn write(&self, ids: &[ImageId]) -> Result<(), Error> {
         match self {
-            Journal::File(file) => file.add(&ids.iter().map(String::as_str).collect::<Vec<_>>()),
+            Journal::File(file) => file.add(ids),
             Journal::Store(store) => {
-                for id in ids.iter().filter_map(|id| Digest::parse(id).ok()) {
+                for id in ids.iter().filter_map(|id| id.digest()) {
                     store.puller().spare(&id).map_err(|error| Error::failed(chain(&error)))?;
                 }
                 Ok(())

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use larder::credentials::Tokens;
+use larder::hint::Hint;
 use larder::pod::Pod;
 use larder::pull::{EnsureRequest, PullPolicy};
 use larder_agent::backend::target_of;
@@ -57,7 +58,7 @@ fn refuse_beside_a_daemon(config: &Config) -> Result<(), Failure> {
 }
 
 fn tell(report: &FsckReport, out: &Out) {
-    let mut hints: Vec<&str> = Vec::new();
+    let mut hints: Vec<Hint> = Vec::new();
     for problem in &report.problems {
         out.line(problem);
         let hint = problem.found.hint();
@@ -66,7 +67,7 @@ fn tell(report: &FsckReport, out: &Out) {
         }
     }
     for hint in hints {
-        out.note(format_args!("hint: {hint}"));
+        out.hint(hint);
     }
     out.line(format_args!("{} images and {} layers checked", report.images, report.layers));
     // The folder itself is one.

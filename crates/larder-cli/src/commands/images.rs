@@ -76,7 +76,7 @@ fn rows(image: &Image) -> Vec<Row> {
         repository: repository.to_owned(),
         tag: tag.map(str::to_owned),
         digest: digest_of(image, repository),
-        id: image.id.clone(),
+        id: image.id.to_string(),
         size_bytes: image.size,
         pinned: image.pinned,
     };

@@ -77,7 +77,7 @@ impl From<ImageDetails> for Inspected {
             (key, value)
         });
         Inspected {
-            id: image.id,
+            id: image.id.into(),
             repo_tags: image.repo_tags,
             repo_digests: image.repo_digests,
             size_bytes: image.size,

@@ -1,6 +1,7 @@
 //! `larder keep` and `larder unkeep`: the rules that spare images.
 
 use larder::gc::{KeepRule, Selector};
+use larder::hint::Hint;
 use larder_agent::client::Client;
 use larder_agent::state::{ListedRule, ShownRule};
 use larder_api::convert;
@@ -80,8 +81,10 @@ pub(super) async fn unkeep(args: &UnkeepArgs, session: &Session) -> Result<Outco
     }
     let rules = rules(&client).await?;
     let asked = args.rule.as_ref().or(args.label.as_ref()).map_or("", String::as_str);
-    let found = meant(args, &rules)
-        .ok_or_else(|| Failure::missing(format!("{asked}: no such rule")).hint("larder keep lists them"))?;
+    let found = meant(args, &rules).ok_or_else(|| {
+        Failure::missing(format!("{asked}: no such rule"))
+            .hint(Hint::new().command(["keep"]).text(" lists them"))
+    })?;
     let dropped = &found.rule;
     if let Some(place) = &found.place {
         return Err(Failure::failed(format!("{asked}: this rule ({dropped}) is of the settings: {place}"))

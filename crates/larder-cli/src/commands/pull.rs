@@ -37,14 +37,14 @@ pub(super) async fn run(
     let credentials = credentials::gather(&args.credentials, args.pulling.tokens(), images, out)?;
     let candidates = Arc::clone(&credentials.candidates);
     for EnsureRequest { image, .. } in &requests {
-        tracing::info!("credentials for {image}: {}", candidates.tell(image, &[]));
+        tracing::info!("credentials for {image}: {}", candidates.tell(image.as_str(), &[]));
     }
     let interrupt = interrupt.handle();
     let need = work::need(&args.pulling, &credentials.programs, Vec::new());
     let client = match interrupt.or(session.reach(need)).await {
         Some(Ok(client)) => client,
         unreached => {
-            let rows = requests.iter().map(|request| Row::new(&request.image, &Verdict::Unfinished));
+            let rows = requests.iter().map(|request| Row::new(request.image.as_str(), &Verdict::Unfinished));
             show(args, &rows.collect::<Vec<_>>(), out);
             return match unreached {
                 Some(Err(failure)) => Err(failure),
@@ -67,7 +67,8 @@ pub(super) async fn run(
     )
     .await;
 
-    let rows = requests.iter().zip(&verdicts).map(|(request, verdict)| Row::new(&request.image, verdict));
+    let rows =
+        requests.iter().zip(&verdicts).map(|(request, verdict)| Row::new(request.image.as_str(), verdict));
     show(args, &rows.collect::<Vec<_>>(), out);
     let mut failed = false;
     let mut unfinished = Vec::new();
@@ -89,7 +90,7 @@ pub(super) async fn run(
             Verdict::Failed(error) => {
                 failed = true;
                 let failure = Failure::failed(format!("could not pull {image}: {error}"));
-                let failure = match Trouble::advice(error, || candidates.advice(image, &[])) {
+                let failure = match Trouble::advice(error, || candidates.advice(image.as_str(), &[])) {
                     Some(advice) => failure.hint(advice),
                     None => failure,
                 };
@@ -145,7 +146,7 @@ impl Row {
                 ..row
             },
             Verdict::Ensured(ensured) => {
-                let row = Row { result: "Pulled", id: Some(ensured.image_ref.clone()), ..row };
+                let row = Row { result: "Pulled", id: Some(ensured.image_ref.to_string()), ..row };
                 match ensured.outcome {
                     Pulled::Present => row,
                     Pulled::Pulled { size_bytes, pull_duration, total_duration } => Row {

@@ -4,7 +4,9 @@
 //! The kind only chooses hints; nothing is decided by it.
 
 use larder::backend::CallErrorKind;
+use larder::hint::Hint;
 use larder::pull::{Advice, EnsureError, EnsureReason};
+use larder::reference::ImageName;
 
 /// What kind of trouble it is, as far as hints differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -70,20 +72,20 @@ fn cause(message: &str) -> Option<&'static str> {
 }
 
 /// Of an image that is here and not for this pod: why, and the ways out.
-pub(super) fn withheld(image: &str, error: &EnsureError) -> Option<String> {
+pub(super) fn withheld(image: &ImageName, error: &EnsureError) -> Option<Hint> {
     let not_shown = error.reason == EnsureReason::ErrImageNeverPull || Trouble::of(error) == Trouble::Denied;
     match (error.withheld, not_shown) {
         (false, _) => None,
-        (true, true) => Some(format!(
+        (true, true) => Some(Hint::from(format!(
             "{image} is here, but its pull record wants credentials that were not shown: \
              show the secret that brought it ('larder explain {image}' names it, \
              'larder explain access {image}' tries what there is), or ask for less: \
              imagePullCredentialsVerificationPolicy in the daemon's settings, --verify without a daemon"
-        )),
-        (true, false) => Some(format!(
+        ))),
+        (true, false) => Some(Hint::from(format!(
             "{image} is here, but that the pod may use it could not be confirmed: the registry has to accept the \
              pod's credentials first, and the pull failed ('larder explain {image}' shows the pull record)"
-        )),
+        ))),
     }
 }
 
@@ -105,13 +107,13 @@ impl Trouble {
 
     /// What to try next, as the backend says it; for a runtime, what helps against most trouble of this kind. `denied`
     /// tells of the credentials, of which the backend knows only the one that it was given.
-    pub(super) fn advice(error: &EnsureError, denied: impl FnOnce() -> String) -> Option<String> {
+    pub(super) fn advice(error: &EnsureError, denied: impl FnOnce() -> String) -> Option<Hint> {
         match (Trouble::of(error), &error.advice) {
-            (Trouble::Denied, _) => Some(denied()),
-            (_, Some(advice)) => Some(advice.hint.clone().into_owned()),
-            (Trouble::NoRoom, None) => Some(MAKE_ROOM.to_owned()),
-            (Trouble::NotFound, None) => Some(CHECK_NAME.to_owned()),
-            (Trouble::Other, None) => cause(&error.message).map(str::to_owned),
+            (Trouble::Denied, _) => Some(denied().into()),
+            (_, Some(advice)) => Some(advice.hint.clone()),
+            (Trouble::NoRoom, None) => Some(MAKE_ROOM.into()),
+            (Trouble::NotFound, None) => Some(CHECK_NAME.into()),
+            (Trouble::Other, None) => cause(&error.message).map(Hint::from),
         }
     }
 
@@ -174,7 +176,7 @@ mod tests {
             advice: None,
             withheld,
         };
-        let told = |error: &EnsureError| withheld("r/a:1", error).unwrap_or_default();
+        let told = |error: &EnsureError| withheld(&"r/a:1".into(), error).unwrap_or_default().to_string();
         let not_shown = "wants credentials that were not shown";
         for (reason, message) in [
             (EnsureReason::ErrImageNeverPull, "Container image \"r/a:1\" is not present"),

@@ -200,7 +200,7 @@ pub(super) fn tell_unfinished<'a>(images: impl IntoIterator<Item = &'a str>, out
         0 => String::new(),
         more => format!(", and {more} more"),
     };
-    out.error(format_args!("interrupted; not finished: {named}{more}"), [""; 0]);
+    out.error(format_args!("interrupted; not finished: {named}{more}"), &[]);
     Outcome::Interrupted
 }
 

@@ -6,6 +6,7 @@ use std::time::SystemTime;
 use jiff::Timestamp;
 use larder::backend::Bytes;
 use larder::pull::PullStatus;
+use larder::reference::{ImageName, LayerId};
 use serde::Serialize;
 use tokio::time::Instant;
 
@@ -16,7 +17,7 @@ use super::progress::{phase_of, wait_of};
 pub(crate) struct Course {
     records: Vec<CourseRecord>,
     /// Phase and reason to wait of each image and layer when they were last seen.
-    last: HashMap<(String, Option<String>), (String, Option<String>)>,
+    last: HashMap<(ImageName, Option<LayerId>), (String, Option<String>)>,
 }
 
 /// A change, as `-o json` shows it.
@@ -24,9 +25,9 @@ pub(crate) struct Course {
 #[serde(rename_all = "camelCase")]
 pub(crate) struct CourseRecord {
     time: String,
-    image: String,
+    image: ImageName,
     /// `None` for the image as a whole.
-    layer: Option<String>,
+    layer: Option<LayerId>,
     phase: String,
     waiting: Option<String>,
     done_bytes: Option<u64>,
@@ -54,7 +55,7 @@ impl Course {
 
     fn change(
         &mut self,
-        item: (String, Option<String>),
+        item: (ImageName, Option<LayerId>),
         phase: String,
         reason: Option<String>,
         told: Option<String>,

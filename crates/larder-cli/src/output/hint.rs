@@ -1,8 +1,8 @@
 //! Commands in hints: they work on the images that this command line named.
 
-use clap::CommandFactory as _;
+use larder::hint::{Hint, HintPart};
 
-use crate::args::{Cli, Connection};
+use crate::args::Connection;
 
 /// What was given of where images are, as flags for a shell; empty if nothing was.
 pub(crate) fn given(connection: &Connection) -> String {
@@ -13,22 +13,23 @@ pub(crate) fn given(connection: &Connection) -> String {
     }
 }
 
-/// The hint, with these flags in the command that it begins with. One that says by itself where images are, or that
-/// begins with no command, stays as it is.
-pub(crate) fn carrying(given: &str, hint: &str) -> String {
-    let says_where = hint.contains("--backend") || hint.contains("--root");
-    match hint.strip_prefix("larder ") {
-        Some(rest) if !given.is_empty() && !says_where && is_command(rest) => {
-            format!("larder {given} {rest}")
+/// The hint in words, with these flags in the commands of a hint that does not say by itself where images are.
+pub(crate) fn carrying(given: &str, hint: &Hint) -> String {
+    let says_where = |part: &HintPart| match part {
+        HintPart::Setting { name, .. } => matches!(name.as_ref(), "root" | "backend" | "daemon"),
+        HintPart::Command(args) => {
+            args.iter().any(|arg| matches!(arg.as_ref(), "--root" | "--backend" | "--daemon"))
         }
-        _ => hint.to_owned(),
+        _ => false,
+    };
+    if given.is_empty() || hint.parts().iter().any(says_where) {
+        return hint.to_string();
     }
-}
-
-/// Whether the text begins with a command of larder, and is not a sentence about larder.
-fn is_command(text: &str) -> bool {
-    let word = text.split(|c: char| !c.is_ascii_alphanumeric()).next();
-    word.is_some_and(|word| Cli::command().find_subcommand(word).is_some())
+    let told = hint.parts().iter().map(|part| match part {
+        HintPart::Command(args) => format!("larder {given} {}", args.join(" ")),
+        part => part.to_string(),
+    });
+    told.collect()
 }
 
 fn quoted(text: &str) -> String {
@@ -44,19 +45,19 @@ mod tests {
     fn commands_in_hints_carry_what_was_given() {
         let docker = Connection { backend: Some("docker".into()), ..Connection::default() };
         let root = Connection { root: Some("/my images".into()), ..Connection::default() };
+        let images = || Hint::new().command(["images"]).text(" lists them");
         for (connection, hint, told) in [
-            (&docker, "larder images lists them", "larder --backend docker images lists them"),
-            (&root, "larder gc --dry-run", "larder --root '/my images' gc --dry-run"),
-            (&Connection::default(), "larder images lists them", "larder images lists them"),
+            (&docker, images(), "larder --backend docker images lists them"),
+            (&root, Hint::new().command(["gc", "--dry-run"]), "larder --root '/my images' gc --dry-run"),
+            (&Connection::default(), images(), "larder images lists them"),
+            (&docker, "larder images".into(), "larder images"),
             (
                 &docker,
-                "larder removes nothing that may be in use",
-                "larder removes nothing that may be in use",
+                Hint::new().command(["serve"]).text(" ").setting("backend", "cri"),
+                "larder serve --backend cri",
             ),
-            (&docker, "larder serve --backend cri", "larder serve --backend cri"),
-            (&docker, "see the log", "see the log"),
         ] {
-            assert_eq!(carrying(&given(connection), hint), told);
+            assert_eq!(carrying(&given(connection), &hint), told);
         }
     }
 }

@@ -63,7 +63,7 @@ pub(crate) fn data(out: &Out, format: DataFormat, value: &impl Serialize) {
     match text {
         Ok(text) => out.line(text.trim_end()),
         // Our own types have text keys and finite numbers, so neither writer refuses them.
-        Err(error) => out.error(format_args!("could not write the result: {error}"), [""; 0]),
+        Err(error) => out.error(format_args!("could not write the result: {error}"), &[]),
     }
 }
 

@@ -160,12 +160,12 @@ fn line(pull: &PullStatus, now: Instant, columns: usize) -> String {
         None => format!("   {phase}   {elapsed}s"),
     };
     let room = columns.saturating_sub(rest.chars().count() + 1);
-    let name = pull.image.chars().count();
+    let name = pull.image.as_str().chars().count();
     if name <= room {
         return format!("{}{rest}", pull.image);
     }
     // The end of a name tells images apart; registries they often share.
-    let tail: String = pull.image.chars().skip(name + 1 - room.max(1)).collect();
+    let tail: String = pull.image.as_str().chars().skip(name + 1 - room.max(1)).collect();
     let cut = format!("\u{2026}{tail}{rest}");
     cut.chars().take(columns.saturating_sub(1)).collect()
 }
@@ -226,7 +226,7 @@ fn is_active(layer: &LayerProgress) -> bool {
 
 /// One layer: the beginning of its digest, phase, how much, how fast, what it waits for.
 fn layer_line(layer: &LayerProgress, now: Instant) -> String {
-    let digest: String = layer.digest.chars().take("sha256:".len() + 12).collect();
+    let digest: String = layer.digest.as_str().chars().take("sha256:".len() + 12).collect();
     let mut text = format!("  {digest}   {}", layer.phase);
     if layer.phase != LayerPhase::Elsewhere {
         push_bytes(&mut text, layer.bytes, layer.rate.filter(|_| layer.phase == LayerPhase::Fetching));

@@ -4,6 +4,7 @@ use std::collections::{BTreeSet, HashMap};
 
 use larder::backend::Image;
 use larder::gc::{Amount, Layer, Layers};
+use larder::reference::LayerId;
 
 use super::positive;
 use crate::containerd_proto::content::Info as Blob;
@@ -115,8 +116,8 @@ impl Stacks {
         std::iter::successors(Some(top).filter(present), below).take(self.usages.len())
     }
 
-    fn id(&self, name: &str) -> String {
-        format!("{} {name}", self.snapshotter)
+    fn id(&self, name: &str) -> LayerId {
+        format!("{} {name}", self.snapshotter).into()
     }
 
     fn layers(&self) -> impl Iterator<Item = Layer> {
@@ -134,7 +135,7 @@ impl Stacks {
 pub(super) fn layers(images: &[Image], content: &Content, stacks: &[Stacks]) -> Layers {
     let mut layers = Layers::unknown();
     stacks.iter().flat_map(Stacks::layers).for_each(|layer| layers.add(layer));
-    let configs = || images.iter().filter_map(|image| content.blobs.get(&image.id));
+    let configs = || images.iter().filter_map(|image| content.blobs.get(image.id.as_str()));
     let mut leads: HashMap<&str, usize> = HashMap::new();
     for config in configs() {
         for digest in content.leading_to(&config.digest) {
@@ -144,7 +145,7 @@ pub(super) fn layers(images: &[Image], content: &Content, stacks: &[Stacks]) -> 
     for config in configs() {
         let mut ids = Vec::new();
         for archive in content.archives(&config.digest) {
-            let (id, amount) = (format!("archive {archive}"), content.amount(archive));
+            let (id, amount) = (LayerId::from(format!("archive {archive}")), content.amount(archive));
             layers.add(Layer { id: id.clone(), amount, estimated: false, held_by: None });
             ids.push(id);
         }
@@ -155,7 +156,7 @@ pub(super) fn layers(images: &[Image], content: &Content, stacks: &[Stacks]) -> 
         // An index that leads to several images is nobody's own.
         let leading = content.leading_to(&config.digest).into_iter().filter(|digest| leads[digest] == 1);
         let own = leading.chain([config.digest.as_str()]).map(|digest| content.amount(digest)).sum();
-        layers.add_image(&config.digest, ids.iter().map(String::as_str), own, None);
+        layers.add_image(&config.digest, &ids, own, None);
     }
     layers
 }
@@ -213,7 +214,7 @@ mod tests {
     }
 
     /// The layers of an image, by id.
-    fn layers_of(layers: &Layers, image: &str) -> Vec<(String, Amount)> {
+    fn layers_of(layers: &Layers, image: &str) -> Vec<(LayerId, Amount)> {
         let known = layers.of(image).unwrap().layers.iter().map(|&at| &layers.all()[at as usize]);
         let mut known: Vec<_> = known.map(|layer| (layer.id.clone(), layer.amount)).collect();
         known.sort_by(|(a, _), (b, _)| a.cmp(b));
@@ -229,7 +230,7 @@ mod tests {
             ("overlayfs base", of(40960 + 8192, 11)),
             ("overlayfs top-1", of(8192 + 8192, 4)),
         ];
-        assert_eq!(layers_of(&found, "config-1"), expected.map(|(id, amount)| (id.to_owned(), amount)));
+        assert_eq!(layers_of(&found, "config-1"), expected.map(|(id, amount)| (id.into(), amount)));
         assert_eq!(found.of("config-1").unwrap().own, of(3 * 4096, 3), "config, manifest, index");
         assert_eq!(found.of("config-2").unwrap().own, of(2 * 4096, 2), "config, manifest");
         assert_eq!(found.of("unknown"), None);

@@ -4,7 +4,7 @@ use larder::backend::ImageSpec;
 use larder::credentials::{Credential, Secret, decode_auth};
 use larder::gotext;
 use larder::pod::SandboxConfig;
-use larder::reference::Reference;
+use larder::reference::{ImageName, Reference};
 use tonic::Status;
 
 use crate::proto;
@@ -20,10 +20,10 @@ pub(super) fn spec(spec: Option<proto::ImageSpec>) -> Result<ImageSpec, Status> 
         return Err(Status::invalid_argument(format!("{quoted}: an image name must not be empty")));
     }
     Ok(ImageSpec {
-        image: spec.image,
+        image: spec.image.into(),
         annotations: spec.annotations,
         runtime_handler: spec.runtime_handler,
-        user_specified_image: spec.user_specified_image,
+        user_specified_image: spec.user_specified_image.into(),
     })
 }
 
@@ -34,10 +34,10 @@ pub(super) fn filter(filter: Option<proto::ImageFilter>) -> Option<ImageSpec> {
 }
 
 /// The name of an image to pull.
-pub(super) fn name(image: &str) -> Result<Reference, Status> {
-    Reference::parse(image).map_err(|error| {
+pub(super) fn name(image: &ImageName) -> Result<&Reference, Status> {
+    image.reference().map_err(|error| {
         let hint = error.hint().map_or_else(String::new, |hint| format!(" ({hint})"));
-        Status::invalid_argument(format!("{}: {error}{hint}", gotext::quote(image)))
+        Status::invalid_argument(format!("{}: {}{hint}", gotext::quote(image.as_str()), error.kind()))
     })
 }
 

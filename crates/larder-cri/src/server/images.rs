@@ -21,18 +21,19 @@ impl Service {
 
     async fn pulled(&self, request: proto::PullImageRequest) -> Result<String, Status> {
         let spec = ask::spec(request.image)?;
-        let credential = ask::credential(request.auth, &ask::name(&spec.image)?)?;
+        let credential = ask::credential(request.auth, ask::name(&spec.image)?)?;
         let sandbox = request.sandbox_config.map(ask::sandbox);
         let progress = Progress::unwatched();
         let pull = self.backend.pull(&spec, credential.as_ref(), sandbox.as_ref(), &progress);
-        pull.await.map_err(|error| refused("PullImage", &spec, &error))
+        pull.await.map(String::from).map_err(|error| refused("PullImage", &spec, &error))
     }
 }
 
 /// The status of a call that was to change something, noted in the log.
 fn refused(call: &'static str, spec: &ImageSpec, error: &larder::backend::BackendError) -> Status {
     let status = refusal::of(error);
-    tracing::info!(call, image = spec.image, code = ?status.code(), hint = error.hint(), "{}", status.message());
+    let hint = error.hint().map(|hint| hint.to_string());
+    tracing::info!(call, image = %spec.image, code = ?status.code(), hint, "{}", status.message());
     status
 }
 

@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     fn call(kind: CallErrorKind, message: &str) -> BackendError {
-        BackendError::Call { message: message.into(), kind, hint: Some("try again") }
+        BackendError::Call { message: message.into(), kind, hint: Some("try again".into()) }
     }
 
     #[test]

@@ -16,7 +16,7 @@ const KUBE_API_VERSION: &str = "0.1.0";
 
 pub(super) fn image(image: Image) -> proto::Image {
     proto::Image {
-        id: image.id,
+        id: image.id.into(),
         repo_tags: image.repo_tags,
         repo_digests: image.repo_digests,
         size: image.size,
@@ -29,9 +29,9 @@ pub(super) fn image(image: Image) -> proto::Image {
 
 fn spec(spec: ImageSpec) -> proto::ImageSpec {
     proto::ImageSpec {
-        image: spec.image,
+        image: spec.image.into(),
         annotations: spec.annotations,
-        user_specified_image: spec.user_specified_image,
+        user_specified_image: spec.user_specified_image.into(),
         runtime_handler: spec.runtime_handler,
         image_ref: String::new(),
     }

@@ -46,8 +46,11 @@ async fn a_failure_of_the_backend_has_the_same_code_in_each_call() {
     let fake = FakeBackend::new();
     let server = Server::start(fake.clone());
     let wire = server.wire().await;
-    let call =
-        |kind, message: &str| BackendError::Call { message: message.into(), kind, hint: Some("a hint") };
+    let call = |kind, message: &str| BackendError::Call {
+        message: message.into(),
+        kind,
+        hint: Some("a hint".into()),
+    };
     let gone = BackendError::Unreachable { endpoint: "unix:///a.sock".into(), problem: Unreachable::Refused };
     let errors = [
         (call(CallErrorKind::NotFound, "no such tag"), Code::NotFound, "no such tag"),

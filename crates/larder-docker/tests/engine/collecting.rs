@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use larder::backend::{Backend as _, BackendError, CallErrorKind};
 use larder::gc::LayerSource as _;
+use larder::reference::ImageId;
 use larder_docker::{DockerBackend, DockerConfig};
 use larder_testkit_peers::{Image, Layer};
 use serde_json::json;
@@ -17,7 +18,7 @@ fn layer(seed: u64, size: usize) -> Layer {
 }
 
 /// Two images on one base.
-fn fill(world: &World, backend: &DockerBackend) -> [String; 2] {
+fn fill(world: &World, backend: &DockerBackend) -> [ImageId; 2] {
     ["a:1", "b:1"].map(|name| {
         let own = u64::from(name.as_bytes()[0]);
         let name = world.push(name, &Image::new().layer(layer(1, 2_000_000)).layer(layer(own, 500_000)));
@@ -68,7 +69,7 @@ fn a_container_that_came_and_went_between_two_looks_was_a_use_and_stays_one() {
     }
     let container = world.engine.create_container("127.0.0.1:1/x", "x");
     assert!(container.is_err(), "no such image is no use of any");
-    let container = world.engine.create_container(&used, "short").unwrap();
+    let container = world.engine.create_container(used.as_str(), "short").unwrap();
     world.engine.remove_container(&container).unwrap();
     let after = look(&world);
     let last_used = after.get(&used, "").unwrap().last_used;
@@ -88,7 +89,7 @@ fn a_container_holds_its_layers_also_when_its_image_is_gone() {
     let Some(world) = World::new() else { return };
     let backend = world.backend();
     let [a, b] = fill(&world, &backend);
-    world.engine.create_container(&a, "left").unwrap();
+    world.engine.create_container(a.as_str(), "left").unwrap();
     world.engine.remove_image(&format!("{a}?force=1")).unwrap();
     assert!(world.engine.get(&format!("/images/{a}/json")).is_err(), "the engine knows it no more");
     let listed = block_on(backend.list()).unwrap();

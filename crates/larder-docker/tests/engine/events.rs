@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use larder::backend::{Backend as _, BackendError, Image as Listed};
 use larder::gc::{Seen, Sighting, Stamp, UseFeed as _};
+use larder::reference::ImageId;
 use larder_docker::EngineFeed;
 use larder_testkit_peers::Image;
 use serde_json::{Value, json};
@@ -19,8 +20,8 @@ pub(crate) fn now() -> Stamp {
     Stamp(i64::try_from(since.as_millis()).unwrap())
 }
 
-pub(crate) fn id(letter: &str) -> String {
-    format!("sha256:{}", letter.repeat(64))
+pub(crate) fn id(letter: &str) -> ImageId {
+    format!("sha256:{}", letter.repeat(64)).into()
 }
 
 pub(crate) fn listed(letter: &str, name: &str) -> Listed {
@@ -41,7 +42,7 @@ pub(crate) fn missing() -> Reply {
 }
 
 /// Images that came under the same name, one after the other; the name is the last one's.
-fn same_name_twice(world: &World, between: impl FnOnce(&str)) -> (String, [String; 2]) {
+fn same_name_twice(world: &World, between: impl FnOnce(&str)) -> (String, [ImageId; 2]) {
     let backend = world.backend();
     let name = world.push("web:2", &Image::small(1, 10_000));
     let old = block_on(pull(&backend, &name)).unwrap();
@@ -89,8 +90,8 @@ fn who_follows_knows_the_image_of_a_container_whatever_its_name_is_given_to() {
         let images = backend.list().await.unwrap();
         loop {
             let told = feed.sightings(&images).await.unwrap();
-            let used = |id: &str| {
-                told.iter().any(|told| told.image == id && told.what == Seen::Used && told.at >= ending)
+            let used = |id: &ImageId| {
+                told.iter().any(|told| told.image == *id && told.what == Seen::Used && told.at >= ending)
             };
             assert!(!used(&new), "{told:?}");
             if used(&old) {
@@ -125,9 +126,9 @@ fn a_use_counts_however_the_image_was_called() {
         let digests = block_on(crate::world::status(&backend, &name)).unwrap().repo_digests;
         let (_, digest) = digests[0].split_once('@').unwrap();
         let called = match number {
-            0 => id["sha256:".len()..][..12].to_owned(),
+            0 => id.as_str()["sha256:".len()..][..12].to_owned(),
             1 => format!("{name}@{digest}"),
-            _ => id[.."sha256:".len() + 9].to_owned(),
+            _ => id.as_str()[.."sha256:".len() + 9].to_owned(),
         };
         let container = world.engine.create_container(&called, "short").unwrap();
         world.engine.remove_container(&container).unwrap();

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use larder::backend::{Backend as _, BackendError, Image as Present, ImageSpec, Progress};
 use larder::gc::{Collector, FileStore, Records};
+use larder::reference::ImageId;
 use larder_docker::{DockerBackend, DockerConfig, EngineHost};
 use larder_testkit_peers::{Dockerd, Image, Package, Registry, RegistryOptions, require};
 
@@ -55,7 +56,7 @@ pub(crate) fn block_on<T>(work: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
 }
 
-pub(crate) async fn pull(backend: &DockerBackend, name: &str) -> Result<String, BackendError> {
+pub(crate) async fn pull(backend: &DockerBackend, name: &str) -> Result<ImageId, BackendError> {
     backend.pull(&ImageSpec::named(name), None, None, &Progress::unwatched()).await
 }
 

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
+use larder::hint::Hint;
 use larder::reference::Digest;
 
 use crate::disk::Amount;
@@ -128,13 +129,13 @@ pub enum Damage {
 
 impl Damage {
     /// What the reader could try next.
-    pub fn hint(&self) -> &'static str {
+    pub fn hint(&self) -> Hint {
         match self {
             Damage::LayerDamagedInUse { .. } => {
-                "unmount the images that use it, then run larder fsck --repair"
+                Hint::from("unmount the images that use it, then run ").command(["fsck", "--repair"])
             }
-            Damage::LayerUnchecked { .. } => "see the reason; as root everything can be read",
-            _ => "larder fsck --repair puts it right",
+            Damage::LayerUnchecked { .. } => "see the reason; as root everything can be read".into(),
+            _ => Hint::new().command(["fsck", "--repair"]).text(" puts it right"),
         }
     }
 }

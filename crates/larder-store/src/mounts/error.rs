@@ -3,6 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use larder::hint::Hint;
+
 use crate::store::StoreError;
 
 /// Why an image could not be mounted or unmounted.
@@ -80,30 +82,37 @@ pub enum MountError {
 
 impl MountError {
     /// What the reader could try next.
-    pub fn hint(&self) -> Option<&'static str> {
-        match self {
-            MountError::Store(error) => error.hint(),
-            MountError::Target { .. } => Some("make the directory first: mkdir -p DIR"),
+    pub fn hint(&self) -> Option<Hint> {
+        Some(match self {
+            MountError::Store(error) => return error.hint(),
+            MountError::Target { .. } => "make the directory first: mkdir -p DIR".into(),
             MountError::Refused { cause, .. } | MountError::Unmount { cause, .. } => match cause.kind() {
-                io::ErrorKind::PermissionDenied => Some(
+                io::ErrorKind::PermissionDenied => Hint::from(
                     "mounting needs root; without it, mount and use it in a user namespace of its own: unshare --user --map-root-user \
-                     --mount, then larder --root DIR mount, with this user's store as DIR",
-                ),
+                     --mount, then larder ",
+                )
+                .setting("root", "DIR")
+                .text(" mount, with this user's store as DIR"),
                 io::ErrorKind::Unsupported | io::ErrorKind::NotFound => {
-                    Some("the kernel needs overlayfs: modprobe overlay")
+                    "the kernel needs overlayfs: modprobe overlay".into()
                 }
-                _ => Some("see the kernel's log: dmesg"),
+                _ => "see the kernel's log: dmesg".into(),
             },
-            MountError::TooManyLayers { .. } => Some("Linux 6.5 and later takes up to 500 layers"),
-            MountError::Busy { .. } => Some("stop what uses it: fuser -vm DIR shows who"),
-            MountError::NotOurs { .. } => Some("larder mounts lists what is mounted"),
-            MountError::Elsewhere { .. } => Some(
-                "run umount where the mount was made: nsenter --target PROCESS --mount umount DIR; once no process is left there, \
-                 larder umount DIR as root forgets it, or with --force where that cannot be seen",
-            ),
-            MountError::Taken { .. } => Some("larder umount DIR first, or mount at another directory"),
-            MountError::Table(_) => Some("is /proc mounted?"),
-        }
+            MountError::TooManyLayers { .. } => "Linux 6.5 and later takes up to 500 layers".into(),
+            MountError::Busy { .. } => "stop what uses it: fuser -vm DIR shows who".into(),
+            MountError::NotOurs { .. } => Hint::new().command(["mounts"]).text(" lists what is mounted"),
+            MountError::Elsewhere { .. } => Hint::from(
+                "run umount where the mount was made: nsenter --target PROCESS --mount umount DIR; once no process is left there, ",
+            )
+            .command(["umount", "DIR"])
+            .text(" as root forgets it, or with ")
+            .setting("force", "")
+            .text(" where that cannot be seen"),
+            MountError::Taken { .. } => {
+                Hint::new().command(["umount", "DIR"]).text(" first, or mount at another directory")
+            }
+            MountError::Table(_) => "is /proc mounted?".into(),
+        })
     }
 }
 

@@ -22,6 +22,8 @@ use std::time::SystemTime;
 
 pub use error::MountError;
 
+use larder::reference::ImageName;
+
 use self::elsewhere::Holder;
 use self::overlay::Overlay;
 use self::table::MountTable;
@@ -42,18 +44,18 @@ impl Store {
     /// Mounts an image's root file system at `target`, an existing directory where no image is mounted.
     pub fn mount(
         &self,
-        image: &str,
+        image: impl Into<ImageName>,
         target: &Path,
         options: MountOptions,
         now: SystemTime,
     ) -> Result<MountRecord, MountError> {
-        let target = directory(target)?;
+        let (image, target) = (image.into(), directory(target)?);
         // What is below would be out of sight, and who unmounts would not get it back.
         if MountTable::read()?.has_target(&target) {
             return Err(MountError::Taken { target });
         }
-        let Some(found) = self.image(image)? else {
-            return Err(StoreError::NoImage { image: image.to_owned() }.into());
+        let Some(found) = self.image(&image)? else {
+            return Err(StoreError::NoImage { image }.into());
         };
         // Held until the record protects them.
         let layers = found
@@ -64,7 +66,7 @@ impl Store {
         let record = MountRecord {
             id: String::new(),
             image: found.id,
-            name: image.to_owned(),
+            name: image,
             target,
             writable: options.writable,
             layers: layers.iter().map(|layer| layer.key().clone()).collect(),

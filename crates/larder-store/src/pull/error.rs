@@ -3,6 +3,7 @@
 use std::error::Error as _;
 use std::io;
 
+use larder::hint::Hint;
 use larder::reference::Digest;
 
 use crate::store::StoreError;
@@ -47,7 +48,7 @@ pub enum PullError {
 
 impl PullError {
     /// What the reader could try next.
-    pub fn hint(&self) -> Option<&'static str> {
+    pub fn hint(&self) -> Option<Hint> {
         self.of_disk(hint_of_io).or_else(|| self.hint_of_kind())
     }
 
@@ -72,10 +73,10 @@ impl PullError {
         None
     }
 
-    fn hint_of_kind(&self) -> Option<&'static str> {
+    fn hint_of_kind(&self) -> Option<Hint> {
         match self {
-            PullError::Fetch(error) => error.hint(),
-            PullError::Blob(error) => error.hint(),
+            PullError::Fetch(error) => error.hint().map(Hint::from),
+            PullError::Blob(error) => error.hint().map(Hint::from),
             PullError::Unpack { cause, .. } => cause.hint(),
             PullError::Import(error) => error.hint(),
             PullError::NoRoom(error) => Some(error.hint()),

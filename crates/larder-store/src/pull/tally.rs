@@ -187,7 +187,7 @@ impl LayerTally {
         let phase = *self.phase();
         let all_came = self.size.is_some_and(|size| done >= size);
         LayerProgress {
-            digest: self.digest.to_string(),
+            digest: (&self.digest).into(),
             phase: if phase == LayerPhase::Fetching && all_came { LayerPhase::Unpacking } else { phase },
             bytes: Bytes { done, total: self.size },
             rate: self

@@ -11,6 +11,7 @@
 use std::fmt;
 
 use larder::gotext;
+use larder::hint::Hint;
 
 use super::records::Ratio;
 use crate::disk::Amount;
@@ -128,11 +129,11 @@ impl NoRoom {
     }
 
     /// What the reader could try next.
-    pub fn hint(&self) -> &'static str {
+    pub fn hint(&self) -> Hint {
         if self.would_fit_after_collection() {
-            "larder gc makes room by removing images that nobody uses"
+            Hint::new().command(["gc"]).text(" makes room by removing images that nobody uses")
         } else {
-            "larder df shows what holds the disk"
+            Hint::new().command(["df"]).text(" shows what holds the disk")
         }
     }
 }
@@ -178,7 +179,7 @@ mod tests {
         );
         assert!(!error.would_fit_after_collection());
         let error = admit(just(GIB, 10), of(GIB, 1000), of(GIB / 2, 0), of(GIB, 0)).unwrap_err();
-        assert!(error.would_fit_after_collection() && error.hint().contains("gc"));
+        assert!(error.would_fit_after_collection() && error.hint().to_string().contains("gc"));
         assert_eq!(admit(just(GIB, 10), of(2 * GIB, 1000), of(GIB, 0), of(0, 0)), Ok(()));
     }
 
@@ -186,9 +187,9 @@ mod tests {
     fn the_hint_judges_as_admission_does() {
         let need = Need { likely: of(700, 0), least: of(400, 0) };
         let refused = |reclaimable| admit(need, of(300, 0), of(0, 0), of(reclaimable, 0)).unwrap_err();
-        assert!(refused(200).hint().contains("gc"), "then it is admitted");
+        assert!(refused(200).hint().to_string().contains("gc"), "then it is admitted");
         assert_eq!(admit(need, of(500, 0), of(0, 0), of(0, 0)), Ok(()));
-        assert!(refused(99).hint().contains("df"));
+        assert!(refused(99).hint().to_string().contains("df"));
     }
 
     #[test]

@@ -11,6 +11,7 @@ use std::ops::Bound;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 
+use larder::hint::Hint;
 use redb::{
     Database, ReadTransaction, ReadableDatabase as _, ReadableTable, StorageBackend, TableDefinition,
     TableHandle as _, WriteTransaction,
@@ -72,16 +73,14 @@ pub enum DbError {
 
 impl DbError {
     /// What the reader could try next.
-    pub fn hint(&self) -> Option<&'static str> {
+    pub fn hint(&self) -> Option<Hint> {
         match self {
             DbError::Storage(error) => match error.as_ref() {
                 redb::Error::Io(cause) => super::error::hint_of_io(cause),
-                _ => Some("larder fsck --rebuild makes the database anew from the images that are there"),
+                _ => Some(super::error::rebuild()),
             },
-            DbError::Record { .. } => {
-                Some("larder fsck --rebuild makes the database anew from the images that are there")
-            }
-            DbError::Newer { .. } => Some("use the larder that wrote it, or a later one"),
+            DbError::Record { .. } => Some(super::error::rebuild()),
+            DbError::Newer { .. } => Some("use the larder that wrote it, or a later one".into()),
         }
     }
 

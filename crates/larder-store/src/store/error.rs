@@ -3,7 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
-use larder::reference::Digest;
+use larder::hint::Hint;
+use larder::reference::{Digest, ImageName};
 
 use super::db::DbError;
 use super::records::LayerKey;
@@ -96,27 +97,27 @@ pub enum OpenError {
 
 impl OpenError {
     /// What the reader could try next.
-    pub fn hint(&self) -> Option<&'static str> {
-        match self {
-            OpenError::InUse { .. } => Some(
-                "one process has a store at a time: a command until it is done, larder serve until it is stopped",
-            ),
-            OpenError::Mounted { .. } => Some("unmount them first: umount DIR"),
+    pub fn hint(&self) -> Option<Hint> {
+        Some(match self {
+            OpenError::InUse { .. } => {
+                Hint::from("one process has a store at a time: a command until it is done, ")
+                    .command(["serve"])
+                    .text(" until it is stopped")
+            }
+            OpenError::Mounted { .. } => "unmount them first: umount DIR".into(),
             OpenError::NotAStore { .. } | OpenError::NotAFolder { .. } => {
-                Some("name the folder of a store, an empty one, or a new one with --root DIR")
+                named_root("name the folder of a store, an empty one, or a new one with ")
             }
-            OpenError::NoStore { .. } => {
-                Some("name the folder of a store with --root DIR; larder pull, ensure or load make a new one")
-            }
-            OpenError::Newer { .. } => Some("use the larder that made it, or a later one"),
-            OpenError::Format { .. } | OpenError::Database { .. } => {
-                Some("larder fsck --rebuild makes the database anew from the images that are there")
-            }
-            OpenError::Io { cause, .. } => {
-                hint_of_io(cause).or(Some("run as the owner of the folder, or name another with --root DIR"))
-            }
-            OpenError::Recovery { cause, .. } => cause.hint(),
-        }
+            OpenError::NoStore { .. } => named_root("name the folder of a store with ")
+                .text("; ")
+                .command(["pull"])
+                .text(", ensure or load make a new one"),
+            OpenError::Newer { .. } => "use the larder that made it, or a later one".into(),
+            OpenError::Format { .. } | OpenError::Database { .. } => rebuild(),
+            OpenError::Io { cause, .. } => hint_of_io(cause)
+                .unwrap_or_else(|| named_root("run as the owner of the folder, or name another with ")),
+            OpenError::Recovery { cause, .. } => return cause.hint(),
+        })
     }
 }
 
@@ -146,13 +147,13 @@ pub enum StoreError {
     #[error("there is no image {image} in the store")]
     NoImage {
         /// As asked.
-        image: String,
+        image: ImageName,
     },
     /// The image is mounted.
     #[error("image {image} is in use: mounted at {}", mounts.join(", "))]
     Mounted {
         /// As asked.
-        image: String,
+        image: ImageName,
         /// Where.
         mounts: Vec<String>,
     },
@@ -160,7 +161,7 @@ pub enum StoreError {
     #[error("image {image} is in use: leased by {}", leases.join(", "))]
     Leased {
         /// As asked.
-        image: String,
+        image: ImageName,
         /// Ids of the leases.
         leases: Vec<String>,
     },
@@ -213,24 +214,26 @@ pub enum StoreError {
 
 impl StoreError {
     /// What the reader could try next.
-    pub fn hint(&self) -> Option<&'static str> {
-        match self {
-            StoreError::Io { cause, .. } => hint_of_io(cause),
-            StoreError::Database { cause, .. } => cause.hint(),
-            StoreError::NoImage { .. } => Some("larder images lists what is there"),
-            StoreError::Mounted { .. } => {
-                Some("larder umount DIR first; or larder rm --force, and what is mounted stays until then")
-            }
-            StoreError::Leased { .. } => Some("wait until the lease ends"),
-            StoreError::WrongDigest { .. } => Some("fetch it again; if it stays so, ask who serves it"),
+    pub fn hint(&self) -> Option<Hint> {
+        Some(match self {
+            StoreError::Io { cause, .. } => return hint_of_io(cause),
+            StoreError::Database { cause, .. } => return cause.hint(),
+            StoreError::NoImage { .. } => Hint::new().command(["images"]).text(" lists what is there"),
+            StoreError::Mounted { .. } => Hint::new()
+                .command(["umount", "DIR"])
+                .text(" first; or ")
+                .command(["rm", "--force"])
+                .text(", and what is mounted stays until then"),
+            StoreError::Leased { .. } => "wait until the lease ends".into(),
+            StoreError::WrongDigest { .. } => "fetch it again; if it stays so, ask who serves it".into(),
             StoreError::NoLayer { .. } => {
-                Some("pull the image again; larder fsck finds what else is damaged")
+                Hint::from("pull the image again; ").command(["fsck"]).text(" finds what else is damaged")
             }
             StoreError::WrongLayers { .. }
             | StoreError::Config { .. }
             | StoreError::Busy { .. }
-            | StoreError::TooLong { .. } => None,
-        }
+            | StoreError::TooLong { .. } => return None,
+        })
     }
 
     /// Whether the disk is full, or this user's share of it.
@@ -266,18 +269,28 @@ pub(crate) fn is_no_space(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded)
 }
 
-pub(crate) fn hint_of_io(error: &io::Error) -> Option<&'static str> {
-    match error.kind() {
+pub(crate) fn hint_of_io(error: &io::Error) -> Option<Hint> {
+    Some(match error.kind() {
         io::ErrorKind::StorageFull => {
-            Some("make room: larder df shows what holds the disk (bytes and inodes)")
+            Hint::from("make room: ").command(["df"]).text(" shows what holds the disk (bytes and inodes)")
         }
         io::ErrorKind::QuotaExceeded => {
-            Some("this user's disk quota is used up; larder df shows what holds it")
+            Hint::from("this user's disk quota is used up; ").command(["df"]).text(" shows what holds it")
         }
-        io::ErrorKind::PermissionDenied => Some("run as the user who owns the store, or as root"),
-        io::ErrorKind::ReadOnlyFilesystem => Some(
-            "the file system is read-only: mount it for writing, or name a folder elsewhere with --root DIR; the system's log tells if an error made it so",
-        ),
-        _ => None,
-    }
+        io::ErrorKind::PermissionDenied => "run as the user who owns the store, or as root".into(),
+        io::ErrorKind::ReadOnlyFilesystem => {
+            named_root("the file system is read-only: mount it for writing, or name a folder elsewhere with ")
+                .text("; the system's log tells if an error made it so")
+        }
+        _ => return None,
+    })
+}
+
+fn named_root(text: &'static str) -> Hint {
+    Hint::from(text).setting("root", "DIR")
+}
+
+/// What to do where the database cannot be read.
+pub(crate) fn rebuild() -> Hint {
+    Hint::new().command(["fsck", "--rebuild"]).text(" makes the database anew from the images that are there")
 }

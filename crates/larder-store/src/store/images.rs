@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 
 use larder::backend;
-use larder::reference::{self, Digest, Reference};
+use larder::reference::{Digest, ImageName};
 
 use super::db::{DbResult, IMAGES, LISTED, NAMES, Source, encode};
 use super::error::{Doing as _, StoreError};
@@ -19,8 +19,9 @@ const SHORTEST_ID: usize = 4;
 impl Store {
     /// The image that is meant: a name as anybody writes it, an id, or the first digits of one that no other has.
     /// `None` when there is none, or one that lacks a layer.
-    pub fn image(&self, image: &str) -> Result<Option<ImageRecord>, StoreError> {
-        let found = self.0.db.read("look up an image", |reader| find(reader, image))?;
+    pub fn image(&self, image: impl Into<ImageName>) -> Result<Option<ImageRecord>, StoreError> {
+        let image = image.into();
+        let found = self.0.db.read("look up an image", |reader| find(reader, &image))?;
         Ok(found.filter(|image| image.complete))
     }
 
@@ -39,9 +40,10 @@ impl Store {
 
     /// The image that is meant, as a backend shows it: what [`image`](Store::image) and [`to_image`](Store::to_image)
     /// give, from one small record and without its layers.
-    pub fn shown(&self, image: &str) -> Result<Option<backend::Image>, StoreError> {
+    pub fn shown(&self, image: impl Into<ImageName>) -> Result<Option<backend::Image>, StoreError> {
+        let image = image.into();
         self.0.db.read("look up an image", |reader| {
-            let Some(id) = find_id(reader, image)? else { return Ok(None) };
+            let Some(id) = find_id(reader, &image)? else { return Ok(None) };
             let listed = reader.get::<Listed>(LISTED, &id)?.filter(|listed| listed.complete);
             Ok(listed.map(Listed::into_image))
         })
@@ -67,7 +69,7 @@ impl Store {
 }
 
 /// The image that is meant, complete or not.
-pub(super) fn find(source: &impl Source, image: &str) -> DbResult<Option<ImageRecord>> {
+pub(super) fn find(source: &impl Source, image: &ImageName) -> DbResult<Option<ImageRecord>> {
     match find_id(source, image)? {
         Some(id) => source.get(IMAGES, &id),
         None => Ok(None),
@@ -75,8 +77,8 @@ pub(super) fn find(source: &impl Source, image: &str) -> DbResult<Option<ImageRe
 }
 
 /// The id of the image that is meant. It may be one that is not there.
-fn find_id(source: &impl Source, image: &str) -> DbResult<Option<String>> {
-    if let Ok(id) = Digest::parse(image) {
+fn find_id(source: &impl Source, image: &ImageName) -> DbResult<Option<String>> {
+    if let Ok(id) = Digest::parse(image.as_str()) {
         return Ok(Some(id.to_string()));
     }
     if let Some(name) = full_name(image)
@@ -84,15 +86,15 @@ fn find_id(source: &impl Source, image: &str) -> DbResult<Option<String>> {
     {
         return Ok(Some(String::from_utf8_lossy(&id).into_owned()));
     }
-    by_digits(source, image.strip_prefix("sha256:").unwrap_or(image))
+    by_digits(source, image.as_str().strip_prefix("sha256:").unwrap_or(image.as_str()))
 }
 
 /// The name under which an image is kept that a user calls so.
-fn full_name(image: &str) -> Option<String> {
-    let reference = Reference::parse(image).ok()?;
-    Some(match (reference.digest(), reference.tag()) {
+fn full_name(image: &ImageName) -> Option<String> {
+    let reference = image.reference().ok()?;
+    Some(match (reference.digest(), reference.tag_or_default()) {
         (Some(digest), _) => format!("{}@{digest}", reference.name()),
-        (None, tag) => format!("{}:{}", reference.name(), tag.unwrap_or(reference::DEFAULT_TAG)),
+        (None, tag) => format!("{}:{}", reference.name(), tag.unwrap_or_default()),
     })
 }
 

@@ -5,12 +5,11 @@ use larder::reference::Digest;
 use serde::{Deserialize, Serialize};
 
 use super::db::{DbResult, IMAGES, LAYERS, LISTED, Source, Writer};
-use super::records::{ImageRecord, LayerRecord, digest_text};
+use super::records::{ImageRecord, LayerRecord};
 
 /// What lists show of an image. It follows from the image's record and those of its layers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Listed {
-    #[serde(with = "digest_text")]
     pub(crate) id: Digest,
     pub(crate) tags: Vec<String>,
     pub(crate) digests: Vec<String>,
@@ -51,7 +50,7 @@ impl Listed {
     pub(crate) fn into_image(self) -> backend::Image {
         let (uid, username) = uid_and_name(&self.user);
         backend::Image {
-            id: self.id.as_str().to_owned(),
+            id: self.id.into(),
             uid,
             username: username.to_owned(),
             repo_tags: self.tags,

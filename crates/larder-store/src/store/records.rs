@@ -6,7 +6,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-use larder::reference::Digest;
+use larder::reference::{Digest, ImageName};
 use serde::{Deserialize, Serialize};
 
 use crate::disk::Amount;
@@ -65,14 +65,12 @@ impl fmt::Display for LayerKey {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImageRecord {
     /// Digest of its config: the image's id.
-    #[serde(with = "digest_text")]
     pub id: Digest,
     /// Names with tags, in full: `docker.io/library/busybox:1.36`. Sorted.
     pub tags: Vec<String>,
     /// Names with digests, in full: `docker.io/library/busybox@sha256:...`. Sorted.
     pub digests: Vec<String>,
     /// The manifests, and indexes, that led to it; their bytes are kept. In the order in which they came.
-    #[serde(with = "digest_texts")]
     pub manifests: Vec<Digest>,
     /// Its layers, lowest first.
     pub layers: Vec<ImageLayer>,
@@ -98,12 +96,10 @@ pub struct ImageRecord {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ImageLayer {
     /// Digest of the plain archive.
-    #[serde(with = "digest_text")]
     pub diff_id: Digest,
     /// Where it lies unpacked.
     pub key: LayerKey,
     /// Digest of the archive as it is fetched, usually compressed.
-    #[serde(with = "digest_text")]
     pub digest: Digest,
     /// Size of the archive as it is fetched.
     pub size: u64,
@@ -136,10 +132,8 @@ impl ImageRecord {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerFacts {
     /// Digest of the plain archive.
-    #[serde(with = "digest_text")]
     pub diff_id: Digest,
     /// Digest of the archive as it was fetched.
-    #[serde(with = "digest_text")]
     pub digest: Digest,
     /// Size of the archive as it was fetched.
     pub compressed_bytes: u64,
@@ -183,13 +177,13 @@ impl LayerRecord {
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Leased {
     /// Ids of images, spared by collection.
-    #[serde(default, with = "digest_texts")]
+    #[serde(default)]
     pub images: Vec<Digest>,
     /// Layers, kept even when no image has them.
     #[serde(default)]
     pub layers: Vec<LayerKey>,
     /// Blobs being fetched, kept for resuming whatever their age.
-    #[serde(default, with = "digest_texts")]
+    #[serde(default)]
     pub ingests: Vec<Digest>,
 }
 
@@ -225,10 +219,9 @@ pub struct MountRecord {
     /// Names its folder in `mounts`.
     pub id: String,
     /// Id of the image.
-    #[serde(with = "digest_text")]
     pub image: Digest,
     /// The name it was asked for by.
-    pub name: String,
+    pub name: ImageName,
     /// Where it is mounted, absolute.
     pub target: PathBuf,
     /// Whether it takes writes, into a folder of its own.
@@ -255,39 +248,6 @@ pub struct Ratio {
 
 fn yes() -> bool {
     true
-}
-
-/// A digest as its text.
-pub(crate) mod digest_text {
-    use larder::reference::Digest;
-    use serde::{Deserialize, Deserializer, Serializer, de};
-
-    pub(crate) fn serialize<S: Serializer>(digest: &Digest, to: S) -> Result<S::Ok, S::Error> {
-        to.serialize_str(digest.as_str())
-    }
-
-    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Digest, D::Error> {
-        let text = String::deserialize(from)?;
-        Digest::parse(&text).map_err(|error| de::Error::custom(format!("{error}: {text:?}")))
-    }
-}
-
-/// Digests as their texts.
-pub(crate) mod digest_texts {
-    use larder::reference::Digest;
-    use serde::{Deserialize, Deserializer, Serializer, de};
-
-    pub(crate) fn serialize<S: Serializer>(digests: &[Digest], to: S) -> Result<S::Ok, S::Error> {
-        to.collect_seq(digests.iter().map(Digest::as_str))
-    }
-
-    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Digest>, D::Error> {
-        let texts = Vec::<String>::deserialize(from)?;
-        let parse = |text: &String| {
-            Digest::parse(text).map_err(|error| de::Error::custom(format!("{error}: {text:?}")))
-        };
-        texts.iter().map(parse).collect()
-    }
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 use std::collections::HashSet;
 use std::time::SystemTime;
 
-use larder::reference::Digest;
+use larder::reference::{Digest, ImageName};
 
 use super::commit::delete_uses;
 use super::db::{Abort, DbResult, LAYERS, LEASES, MOUNTS, NAMES, Source, USES, Writer};
@@ -42,8 +42,12 @@ pub struct Removed {
 
 impl Store {
     /// Removes an image under all its names. `None` when it is not there.
-    pub fn remove(&self, image: &str, options: RemoveOptions) -> Result<Option<Removed>, StoreError> {
-        self.0.remove(image, options)
+    pub fn remove(
+        &self,
+        image: impl Into<ImageName>,
+        options: RemoveOptions,
+    ) -> Result<Option<Removed>, StoreError> {
+        self.0.remove(&image.into(), options)
     }
 
     /// Drops leases that have ended, layers that nothing needs, and half-fetched blobs that were not touched
@@ -68,7 +72,7 @@ impl Store {
 }
 
 impl Inner {
-    fn remove(&self, image: &str, options: RemoveOptions) -> Result<Option<Removed>, StoreError> {
+    fn remove(&self, image: &ImageName, options: RemoveOptions) -> Result<Option<Removed>, StoreError> {
         let doing = "remove an image";
         let gate = self.gate();
         let removed = self.db.write(doing, |writer| {
@@ -133,7 +137,7 @@ impl Inner {
 
 fn refuse_used(
     writer: &Writer,
-    asked: &str,
+    asked: &ImageName,
     image: &ImageRecord,
     options: RemoveOptions,
 ) -> Result<(), Abort> {
@@ -146,7 +150,7 @@ fn refuse_used(
         };
         writer.each(MOUNTS, note)?;
         if !mounts.is_empty() {
-            return Err(StoreError::Mounted { image: asked.to_owned(), mounts }.into());
+            return Err(StoreError::Mounted { image: asked.clone(), mounts }.into());
         }
     }
     if let Some(now) = options.spare_leased_at {
@@ -158,7 +162,7 @@ fn refuse_used(
         };
         writer.each(LEASES, note)?;
         if !leases.is_empty() {
-            return Err(StoreError::Leased { image: asked.to_owned(), leases }.into());
+            return Err(StoreError::Leased { image: asked.clone(), leases }.into());
         }
     }
     Ok(())

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use larder::gc::{Layer, Layers};
+use larder::reference::LayerId;
 
 use super::db::{LEASES, LISTED, MOUNTS, Source as _};
 use super::error::StoreError;
@@ -35,20 +36,20 @@ impl Store {
                     pulling.then(|| "a pull under way".to_owned())
                 };
                 let held_by = held.remove(&layer.key).or_else(pulled);
-                let id = layer.key.to_string();
+                let id = layer.key.as_str().into();
                 sharing.add(Layer { id, amount: layer.usage, estimated: false, held_by });
             }
-            let mut of: HashMap<String, Vec<String>> = HashMap::new();
+            let mut of: HashMap<String, Vec<LayerId>> = HashMap::new();
             each_layers_users(reader, |key, users| {
                 for user in users {
-                    of.entry(user.clone()).or_default().push(key.to_owned());
+                    of.entry(user.clone()).or_default().push(key.into());
                 }
             })?;
             let own = self.0.own_files(reader)?;
             reader.each(LISTED, |image: Listed| {
                 let own = own.get(image.id.as_str()).copied().unwrap_or_default();
                 let keys = of.remove(image.id.as_str()).unwrap_or_default();
-                sharing.add_image(image.id.as_str(), keys.iter().map(String::as_str), own, None);
+                sharing.add_image(&image.id, &keys, own, None);
             })?;
             Ok(sharing)
         })

@@ -4,6 +4,7 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use larder::hint::Hint;
 use larder::reference::Digest;
 
 use super::Compression;
@@ -214,27 +215,30 @@ impl UnpackError {
     }
 
     /// What the reader could try next.
-    pub fn hint(&self) -> Option<&'static str> {
-        match self {
-            UnpackError::Digest { stage: Stage::Compressed, .. } | UnpackError::Size { .. } => Some(
-                "the registry or a proxy sent other bytes than the manifest names; try again or another mirror",
-            ),
+    pub fn hint(&self) -> Option<Hint> {
+        let text = match self {
+            UnpackError::Digest { stage: Stage::Compressed, .. } | UnpackError::Size { .. } => {
+                "the registry or a proxy sent other bytes than the manifest names; try again or another mirror"
+            }
             UnpackError::Digest { stage: Stage::Plain, .. } => {
-                Some("the image's config does not fit its layers; it has to be built or pushed again")
+                "the image's config does not fit its layers; it has to be built or pushed again"
             }
             UnpackError::Decompress { .. }
             | UnpackError::Archive { .. }
-            | UnpackError::ForeignCompression(_) => Some(
-                "the bytes are those that the manifest names, so the image itself is broken; build it again",
-            ),
-            UnpackError::Refused { .. } => Some("do not trust this image, or ask who built it"),
-            UnpackError::Limit { .. } => Some("raise the limit in the configuration if you trust this image"),
-            UnpackError::File { .. } if self.is_no_space() => Some("free some space or inodes and try again"),
-            UnpackError::Manifest { .. } => Some("fetch the layer again: larder fsck --repair"),
+            | UnpackError::ForeignCompression(_) => {
+                "the bytes are those that the manifest names, so the image itself is broken; build it again"
+            }
+            UnpackError::Refused { .. } => "do not trust this image, or ask who built it",
+            UnpackError::Limit { .. } => "raise the limit in the configuration if you trust this image",
+            UnpackError::File { .. } if self.is_no_space() => "free some space or inodes and try again",
+            UnpackError::Manifest { .. } => {
+                return Some(Hint::from("fetch the layer again: ").command(["fsck", "--repair"]));
+            }
             UnpackError::Read(_)
             | UnpackError::File { .. }
             | UnpackError::Cancelled
-            | UnpackError::Hangup => None,
-        }
+            | UnpackError::Hangup => return None,
+        };
+        Some(text.into())
     }
 }

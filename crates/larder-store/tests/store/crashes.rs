@@ -299,7 +299,7 @@ fn a_full_disk_is_named_as_such() {
         match store.commit(&image(&["app"], &layers), noon()) {
             Err(error) => {
                 assert!(error.is_no_space(), "{error:?}");
-                assert!(error.hint().is_some_and(|hint| hint.contains("larder df")), "{error:?}");
+                assert!(error.hint().is_some_and(|hint| hint.to_string().contains("larder df")), "{error:?}");
                 named += 1;
             }
             Ok(_) if disk.has_failed() => {} // a step that does not matter

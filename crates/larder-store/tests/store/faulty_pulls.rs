@@ -109,7 +109,7 @@ impl World {
         let problems =
             report.problems.iter().filter(|problem| !matches!(problem.found, Damage::Leftover { .. }));
         assert_eq!(problems.count(), 0, "{what}: {report:?}");
-        let kept = store.image(&self.registry.image("kept:1")).unwrap();
+        let kept = store.image(self.registry.image("kept:1")).unwrap();
         assert!(kept.is_some_and(|image| image.complete), "{what}: the image that was there is gone");
         store.images().unwrap().len()
     }

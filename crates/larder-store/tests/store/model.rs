@@ -200,7 +200,7 @@ impl Pair {
             .collect();
         assert_eq!(images, expected);
         for (number, name) in NAMES.iter().enumerate() {
-            let found = store.image(name).unwrap().map(|image| image.id);
+            let found = store.image(*name).unwrap().map(|image| image.id);
             let expected = self.model.images.iter().find(|(_, tags)| tags.contains(&number));
             assert_eq!(found, expected.map(|(layers, _)| Pair::id(layers)), "{name}");
         }

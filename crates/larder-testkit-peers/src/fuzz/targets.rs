@@ -4,7 +4,7 @@ use std::path::Path;
 use std::sync::OnceLock;
 
 use larder::credentials::{Tokens, parse_config_json, parse_dockercfg};
-use larder::reference::{Digest, Reference, apply_default_tag, parse_image_name, trim_tag_and_digest};
+use larder::reference::{Digest, ImageName, Reference};
 use larder_registry::manifest::{Document, ImageConfig, PlatformMatcher};
 use larder_registry::{Client, RegistryConfig, challenge_schemes};
 use larder_store::disk::Amount;
@@ -148,8 +148,8 @@ fn hosts(data: &[u8]) {
 /// Names of images. What is understood is understood again in its full form, as the same.
 fn reference(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
-    let _ =
-        (parse_image_name(&text), apply_default_tag(&text), trim_tag_and_digest(&text), Digest::parse(&text));
+    let name = ImageName::from(&*text);
+    let _ = (name.reference(), name.with_default_tag(), name.trimmed(), Digest::parse(&text));
     if let Ok(name) = Reference::parse(&text) {
         let full = name.to_string();
         let again = Reference::parse(&full).unwrap_or_else(|error| panic!("{text:?} is {full:?}: {error}"));

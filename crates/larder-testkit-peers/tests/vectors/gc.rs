@@ -19,6 +19,7 @@ use larder::gc::{
 use larder::image_service::{Disk, FilesystemError};
 use larder::pod::SandboxConfig;
 use larder::pull::image_size_bucket;
+use larder::reference::ImageId;
 use larder_testkit::fake_backend::error;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -160,7 +161,7 @@ enum Action {
 #[derive(Deserialize, Clone)]
 #[serde(deny_unknown_fields)]
 struct ImageInput {
-    id: String,
+    id: ImageId,
     size: u64,
     #[serde(default)]
     pinned: bool,
@@ -176,7 +177,7 @@ impl ImageInput {
     fn image(self, with_handler: bool) -> Image {
         let runtime_handler = if with_handler { self.runtime_handler } else { String::new() };
         Image {
-            spec: Some(ImageSpec { runtime_handler, ..ImageSpec::named(self.id.as_str()) }),
+            spec: Some(ImageSpec { runtime_handler, ..ImageSpec::named(&self.id) }),
             id: self.id,
             size: self.size,
             pinned: self.pinned,
@@ -190,11 +191,11 @@ impl ImageInput {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct ContainerInput {
-    image_id: String,
+    image_id: ImageId,
     #[serde(default)]
     runtime_handler: String,
     #[serde(default)]
-    mounted_images: Vec<String>,
+    mounted_images: Vec<ImageId>,
 }
 
 #[derive(Deserialize, Clone, Copy, Default)]
@@ -232,7 +233,7 @@ struct Did {
     handlers: Vec<String>,
     freed: u64,
     events: Vec<Value>,
-    hook: Option<Vec<String>>,
+    hook: Option<Vec<ImageId>>,
 }
 
 #[derive(Clone, Default)]
@@ -274,19 +275,21 @@ impl Backend for Node {
         _: Option<&Credential>,
         _: Option<&SandboxConfig>,
         _: &Progress,
-    ) -> Result<String, BackendError> {
+    ) -> Result<ImageId, BackendError> {
         Err(error("collection pulls nothing"))
     }
 
     async fn remove(&self, image: &ImageSpec) -> Result<(), BackendError> {
         let mut state = self.state();
-        state.did.attempted.push(image.image.clone());
-        failing(state.fail.remove_image.get(&image.image))?;
-        state.did.removed.push(image.image.clone());
+        state.did.attempted.push(image.image.to_string());
+        failing(state.fail.remove_image.get(image.image.as_str()))?;
+        state.did.removed.push(image.image.to_string());
         state.did.handlers.push(image.runtime_handler.clone());
         let handler =
             |image: &Image| image.spec.as_ref().map_or(String::new(), |spec| spec.runtime_handler.clone());
-        state.images.retain(|present| present.id != image.image || handler(present) != image.runtime_handler);
+        state.images.retain(|present| {
+            present.id != image.image.as_str() || handler(present) != image.runtime_handler
+        });
         Ok(())
     }
 
@@ -327,7 +330,7 @@ impl EventSink for Node {
 }
 
 impl Hook for Node {
-    fn collected(&self, kept: &[String], _: Stamp) {
+    fn collected(&self, kept: &[ImageId], _: Stamp) {
         self.state().did.hook = Some(kept.to_vec());
     }
 }

@@ -9,9 +9,10 @@ use larder::backend::Image;
 use larder::config::AllowlistPattern;
 use larder::credentials::{PodCredentials, SecretCoordinates, ServiceAccountCoordinates};
 use larder::records::{
-    self, Access, ImageRecords, PodLookup, PullIntent, PullRecords, PulledRecord, RecordedSecret, Step, Utc,
-    Verification,
+    self, Access, ImageRecords, PodLookup, PullIntent, PullRecords, PulledRecord, RecordedSecret,
+    RecordsError, Step, Utc, Verification,
 };
+use larder::reference::{ImageId, ImageName};
 use larder_testkit::fake_backend::{FakeBackend, error as error_of};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -79,7 +80,7 @@ struct Requires {
     policy: String,
     #[serde(default)]
     allowlist: Vec<String>,
-    image: String,
+    image: ImageName,
     #[serde(default)]
     pulled_by_kubelet: bool,
 }
@@ -93,7 +94,7 @@ struct Key {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct PlainIntent {
-    image: String,
+    image: ImageName,
 }
 
 #[derive(Deserialize)]
@@ -112,7 +113,7 @@ struct Text {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 struct PlainRecord {
-    image_ref: String,
+    image_ref: ImageId,
     last_updated_time: Option<String>,
     #[serde(default)]
     credential_mapping: Option<BTreeMap<String, PlainAccess>>,
@@ -187,14 +188,18 @@ fn mapping(record: &PulledRecord) -> Value {
 struct Disk(TempDir);
 
 impl Disk {
-    fn with(records: Vec<PlainRecord>, intents: Vec<String>) -> Disk {
+    fn with(records: Vec<PlainRecord>, intents: Vec<ImageName>) -> Disk {
         let disk = Disk(tempfile::tempdir().expect("a folder"));
         for record in records {
             let record = PulledRecord::from(record);
-            disk.put("pulled", &records::file_name(&record.image_ref), &record.encode());
+            disk.put("pulled", &records::file_name(record.image_ref.as_str()), &record.encode());
         }
         for image in intents {
-            disk.put("pulling", &records::file_name(&image), &PullIntent { image: image.clone() }.encode());
+            disk.put(
+                "pulling",
+                &records::file_name(image.as_str()),
+                &PullIntent { image: image.clone() }.encode(),
+            );
         }
         disk
     }
@@ -218,7 +223,7 @@ impl Disk {
         read.collect()
     }
 
-    fn intents(&self) -> Vec<String> {
+    fn intents(&self) -> Vec<ImageName> {
         let files = self.files("pulling").into_values();
         let images = files.map(|text| PullIntent::decode(text.as_bytes()).expect("an intent").document.image);
         let mut images: Vec<_> = images.collect();
@@ -226,7 +231,7 @@ impl Disk {
         images
     }
 
-    fn records(&self) -> BTreeMap<String, PulledRecord> {
+    fn records(&self) -> BTreeMap<ImageId, PulledRecord> {
         let files = self.files("pulled").into_values();
         let records = files.map(|text| PulledRecord::decode(text.as_bytes()).expect("a record").document);
         records.map(|record| (record.image_ref.clone(), record)).collect()
@@ -235,13 +240,13 @@ impl Disk {
     fn mappings(&self) -> Value {
         self.records()
             .iter()
-            .map(|(image_ref, record)| (image_ref.clone(), mapping(record)))
+            .map(|(image_ref, record)| (image_ref.to_string(), mapping(record)))
             .collect::<Map<_, _>>()
             .into()
     }
 
     fn open(&self) -> ImageRecords {
-        ImageRecords::open(self.path(), Verification::default()).expect("records")
+        ImageRecords::open(self.path(), Verification::of_unconfigured_kubelet()).expect("records")
     }
 }
 
@@ -255,11 +260,11 @@ struct MustAttemptPull {
     #[serde(default)]
     raw_pulled_files: BTreeMap<String, String>,
     #[serde(default)]
-    intents: Vec<String>,
+    intents: Vec<ImageName>,
     #[serde(default)]
-    in_flight: BTreeMap<String, usize>,
-    image: String,
-    image_ref: String,
+    in_flight: BTreeMap<ImageName, usize>,
+    image: ImageName,
+    image_ref: ImageId,
     pod: PlainPod,
     #[serde(default)]
     fill_secrets_to: usize,
@@ -274,13 +279,13 @@ struct PlainPod {
 }
 
 struct Lookup {
-    answer: Result<PodCredentials, String>,
+    answer: Result<PodCredentials, RecordsError>,
     asked: bool,
 }
 
 #[async_trait::async_trait]
 impl PodLookup for Lookup {
-    async fn pod_credentials(&mut self) -> Result<PodCredentials, String> {
+    async fn pod_credentials(&mut self) -> Result<PodCredentials, RecordsError> {
         self.asked = true;
         self.answer.clone()
     }
@@ -324,7 +329,8 @@ async fn must_attempt_pull(mut input: MustAttemptPull) -> Value {
         (at, hash)
     });
     let pod = PodCredentials { secrets: secrets.collect(), service_account: service_account.map(Into::into) };
-    let mut lookup = Lookup { answer: error.map_or(Ok(pod), Err), asked: false };
+    let mut lookup =
+        Lookup { answer: error.map_or(Ok(pod), |text| Err(RecordsError::other(text))), asked: false };
     // Once from the disk, and once more from memory, which has to say the same.
     let (result, error) = kept.check(&input.image, &input.image_ref, &mut lookup).await;
     kept.flush().await.expect("written");
@@ -363,16 +369,16 @@ fn merge_credentials(input: Merge) -> Value {
 #[serde(deny_unknown_fields)]
 struct RecordSequence {
     records: Vec<PlainRecord>,
-    intents: Vec<String>,
+    intents: Vec<ImageName>,
     steps: Vec<SequenceStep>,
 }
 
 #[derive(Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case", deny_unknown_fields)]
 enum SequenceStep {
-    Intent { image: String },
-    Pulled { image: String, image_ref: String, credentials: Option<PlainAccess> },
-    Failed { image: String },
+    Intent { image: ImageName },
+    Pulled { image: ImageName, image_ref: ImageId, credentials: Option<PlainAccess> },
+    Failed { image: ImageName },
 }
 
 async fn record_sequence(input: RecordSequence) -> Value {
@@ -408,7 +414,7 @@ async fn record_sequence(input: RecordSequence) -> Value {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Initialize {
-    intents: Vec<String>,
+    intents: Vec<ImageName>,
     records: Vec<PlainRecord>,
     images: Vec<PlainImage>,
     list_error: Option<String>,
@@ -417,7 +423,7 @@ struct Initialize {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 struct PlainImage {
-    id: String,
+    id: ImageId,
     repo_tags: Vec<String>,
     repo_digests: Vec<String>,
 }
@@ -461,7 +467,7 @@ async fn migrate(input: Migrate) -> Value {
 #[serde(deny_unknown_fields)]
 struct Prune {
     records: Vec<PlainRecord>,
-    image_list: Vec<String>,
+    image_list: Vec<ImageId>,
     until: String,
 }
 

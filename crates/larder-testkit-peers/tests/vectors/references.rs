@@ -1,6 +1,6 @@
 //! `references.json`.
 
-use larder::reference::{self, Reference};
+use larder::reference::{self, ImageName, Reference};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -38,11 +38,11 @@ fn parse_normalized(image: &str) -> Value {
 }
 
 fn parse_image_name(image: &str) -> Value {
-    match reference::parse_image_name(image) {
+    match ImageName::from(image).reference() {
         Ok(name) => json!({
-            "repo": name.repository,
-            "tag": name.tag,
-            "digest": name.digest.as_ref().map(reference::Digest::as_str),
+            "repo": name.name(),
+            "tag": name.tag_or_default(),
+            "digest": name.digest().map(reference::Digest::as_str),
         }),
         Err(error) => json!({"error": error.to_string()}),
     }

@@ -3,6 +3,7 @@
 
 use larder::backend::{self, Backend as _, ImageSpec, Progress};
 use larder::pull::evaluate_pull_error;
+use larder::reference::ImageId;
 use larder_cri::{CriBackend, CriConfig, Endpoint, proto};
 use larder_testkit_peers::fake_cri::{FakeCri, Rpc};
 use serde::Deserialize;
@@ -52,7 +53,7 @@ fn pull_reply(input: PullReply) -> Value {
     json!({"error": error_of(&pulled), "image_ref": pulled.unwrap_or_default()})
 }
 
-fn pull(client: &CriBackend, image: String) -> Result<String, backend::BackendError> {
+fn pull(client: &CriBackend, image: String) -> Result<ImageId, backend::BackendError> {
     block_on(client.pull(&ImageSpec::named(image), None, None, &Progress::unwatched()))
 }
 

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use larder::backend::{self, Backend as _, FilesystemUsage, Filesystems, ImageSpec, Progress};
 use larder::credentials::{Credential, Secret};
 use larder::image_service::{Disk, ImageService};
+use larder::reference::ImageName;
 use larder_cri::{CriBackend, CriConfig, proto};
 use larder_testkit::fake_backend::{self, FakeBackend, Op};
 use larder_testkit_peers::fake_cri::{FakeCri, Rpc};
@@ -139,7 +140,7 @@ fn pull_with_credentials(input: PullWithCredentials) -> Value {
     let auth = |username: &str, password: &str| json!({"username": username, "password": password});
     let used = pulled.as_ref().ok().and_then(|pulled| pulled.credential.as_ref());
     json!({
-        "image_ref": pulled.as_ref().map_or("", |pulled| &pulled.image_ref),
+        "image_ref": pulled.as_ref().map_or("", |pulled| pulled.image_ref.as_str()),
         "credentials_used": used.map(|used| auth(&used.username, used.password.reveal())),
         "error": error_of(&pulled),
         "calls": fake.received().into_iter().map(|received| json!({
@@ -258,10 +259,10 @@ fn remove_image(input: RemoveImage) -> Value {
         fake.fail_next(Rpc::RemoveImage, Code::Unknown, &input.error);
     }
     let spec = ImageSpec {
-        image: input.image,
+        image: input.image.into(),
         annotations: input.annotations,
         runtime_handler: input.runtime_handler,
-        user_specified_image: String::new(),
+        user_specified_image: ImageName::default(),
     };
     let removed = block_on(client(&fake, input.runtime_class_in_image_cri_api).remove(&spec));
     // The case's error comes from a runtime that is faked above gRPC, so it lacks the frame that gRPC adds.
@@ -308,10 +309,10 @@ struct Annotation {
 fn to_cri_spec(input: ToCriSpec) -> Value {
     let fake = FakeCri::start();
     let spec = ImageSpec {
-        image: input.image,
+        image: input.image.into(),
         annotations: input.annotations.into_iter().map(|one| (one.name, one.value)).collect(),
         runtime_handler: input.runtime_handler,
-        user_specified_image: input.user_specified_image,
+        user_specified_image: input.user_specified_image.into(),
     };
     let asked = block_on(client(&fake, input.runtime_class_in_image_cri_api).status(&spec));
     let sent = fake.received().into_iter().find_map(|received| received.image).unwrap_or_default();

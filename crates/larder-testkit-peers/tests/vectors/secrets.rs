@@ -101,7 +101,7 @@ fn secret_lookup(input: &Lookup, tokens: Tokens) -> Answer {
     let node = NodeFiles::fixed(&docker_config(node.unwrap_or_default()));
     let sources = Sources::new(node, Vec::new()).with_tokens(tokens);
     let runtime = tokio::runtime::Builder::new_current_thread().build().map_err(|error| error.to_string())?;
-    Ok(match runtime.block_on(sources.lookup(&input.image, &secrets, &Pod::default())) {
+    Ok(match runtime.block_on(sources.lookup(&(&input.image).into(), &secrets, &Pod::default())) {
         Ok(found) => json!({
             "found": !found.is_empty(),
             "credentials": found.iter().map(tracked).collect::<Vec<_>>(),

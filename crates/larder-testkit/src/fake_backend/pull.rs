@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use larder::backend::{BackendError, Bytes, Image};
+use larder::reference::ImageId;
 use tokio::sync::oneshot;
 
 use super::{error, image};
@@ -25,7 +26,7 @@ pub(super) enum Step {
 
 impl Pull {
     /// Succeeds: the image gets this id and size and is present under the name that was pulled.
-    pub fn ok(image_ref: impl Into<String>, size: u64) -> Pull {
+    pub fn ok(image_ref: impl Into<ImageId>, size: u64) -> Pull {
         Pull::ends(Ok(image(image_ref, size)))
     }
 

@@ -2,7 +2,7 @@
 
 use super::*;
 
-async fn pull(fake: FakeBackend, name: &'static str) -> Result<String, BackendError> {
+async fn pull(fake: FakeBackend, name: &'static str) -> Result<ImageId, BackendError> {
     fake.pull(&ImageSpec::named(name), None, None, &Progress::unwatched()).await
 }
 

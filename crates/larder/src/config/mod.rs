@@ -11,6 +11,7 @@ mod allowlist;
 mod defaults;
 mod duration;
 mod problems;
+mod verification;
 
 use serde::Deserialize;
 
@@ -18,6 +19,7 @@ pub use allowlist::{AllowlistPattern, PatternError};
 pub use defaults::{ImageConfig, VerificationPolicy};
 pub use duration::{DurationError, GoDuration};
 pub use problems::{ConfigProblem, Field};
+pub use verification::{Verification, VerificationError};
 
 /// The image settings of a `KubeletConfiguration`, as written. `None` is absent or null.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Deserialize)]

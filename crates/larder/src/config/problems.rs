@@ -2,7 +2,9 @@
 
 use std::fmt;
 
-use super::{AllowlistPattern, Gates, GoDuration, ImageConfig, PatternError, VerificationPolicy};
+use super::{
+    Gates, GoDuration, ImageConfig, PatternError, Verification, VerificationError, VerificationPolicy,
+};
 use crate::gotext::quote;
 
 /// A setting that a problem is about.
@@ -202,7 +204,7 @@ impl ImageConfig {
         let mut problems = Vec::new();
         self.check_collection(&mut problems);
         self.check_pulling(&mut problems);
-        self.check_verification(gates, &mut problems);
+        problems.extend(self.verification(gates).err().into_iter().flatten());
         if self.container_runtime_endpoint.is_empty() {
             problems.push(ConfigProblem::NoRuntime);
         }
@@ -251,9 +253,12 @@ impl ImageConfig {
         }
     }
 
-    fn check_verification(&self, gates: Gates, problems: &mut Vec<ConfigProblem>) {
+    /// Which present images a pod may use only with credentials; `None` where the gate is off, and no records are kept.
+    /// Fails with the problems that [`problems`](ImageConfig::problems) reports of it.
+    pub fn verification(&self, gates: Gates) -> Result<Option<Verification>, Vec<ConfigProblem>> {
         let policy = &self.image_pull_credentials_verification_policy;
         let list = &self.preloaded_images_verification_allowlist;
+        let mut problems = Vec::new();
         if !gates.ensure_secret_pulled_images {
             if !policy.is_empty() {
                 problems.push(ConfigProblem::GateOff(Field::ImagePullCredentialsVerificationPolicy));
@@ -261,19 +266,24 @@ impl ImageConfig {
             if !list.is_empty() {
                 problems.push(ConfigProblem::GateOff(Field::PreloadedImagesVerificationAllowlist));
             }
-            return;
+            return if problems.is_empty() { Ok(None) } else { Err(problems) };
         }
-        let known = VerificationPolicy::of(policy);
-        if known.is_none() {
-            problems.push(ConfigProblem::UnknownPolicy(policy.clone()));
-        }
-        if list.is_empty() {
-            return;
-        }
-        if known != Some(VerificationPolicy::NeverVerifyAllowlistedImages) {
+        let verification = match Verification::parse(policy, list.iter().map(String::as_str)) {
+            Ok(verification) => Some(verification),
+            Err(VerificationError::Policy(policy)) => {
+                problems.push(ConfigProblem::UnknownPolicy(policy));
+                None
+            }
+            Err(VerificationError::Pattern(error)) => {
+                problems.push(ConfigProblem::Pattern(error));
+                None
+            }
+        };
+        let takes_list =
+            VerificationPolicy::of(policy) == Some(VerificationPolicy::NeverVerifyAllowlistedImages);
+        if !list.is_empty() && !takes_list {
             problems.push(ConfigProblem::ListWithoutPolicy);
-        } else if let Some(error) = list.iter().find_map(|text| AllowlistPattern::parse(text).err()) {
-            problems.push(ConfigProblem::Pattern(error));
         }
+        if problems.is_empty() { Ok(verification) } else { Err(problems) }
     }
 }

@@ -11,7 +11,7 @@ use super::helpers::Helpers;
 use super::node_files::NodeFiles;
 use super::pull_secrets::{self, PullSecret, SecretError};
 use crate::pod::Pod;
-use crate::reference::{self, ReferenceError};
+use crate::reference::{ImageName, ReferenceError};
 
 /// Why credentials could not be looked up. The text is what the pod's status shows; it holds no secret.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -115,16 +115,16 @@ impl Sources {
     /// Duplicates are kept. None at all means one anonymous pull.
     pub async fn lookup(
         &self,
-        image: &str,
+        image: &ImageName,
         secrets: &[PullSecret],
         pod: &Pod,
     ) -> Result<Vec<Credential>, CredentialsError> {
-        let repository = reference::parse_image_name(image)?.repository;
-        let mut found = pull_secrets::keyring(secrets, self.tokens)?.lookup(&repository);
+        let repository = image.reference()?.name();
+        let mut found = pull_secrets::keyring(secrets, self.tokens)?.lookup(repository);
         let node = self.node.config(self.tokens).await;
-        let mut of_files = node.keyring.lookup(&repository);
+        let mut of_files = node.keyring.lookup(repository);
         match &self.helpers {
-            Some(helpers) => of_files.extend(helpers.lookup(&node.helpers, &repository).await),
+            Some(helpers) => of_files.extend(helpers.lookup(&node.helpers, repository).await),
             None if node.helpers.is_empty() => {}
             None => tracing::debug!("the docker config names credential helpers, which are not asked here"),
         }
@@ -133,7 +133,7 @@ impl Sources {
         }
         found.extend(of_files);
         for provider in &self.providers {
-            found.extend(provider.provide(&repository, pod).await);
+            found.extend(provider.provide(repository, pod).await);
         }
         Ok(found)
     }
@@ -142,7 +142,7 @@ impl Sources {
 /// A lookup that is made at most once, and only if somebody asks.
 pub struct LazyLookup<'a> {
     sources: &'a Sources,
-    image: &'a str,
+    image: &'a ImageName,
     secrets: &'a [PullSecret],
     pod: &'a Pod,
     found: Option<Result<Vec<Credential>, CredentialsError>>,
@@ -150,7 +150,7 @@ pub struct LazyLookup<'a> {
 
 impl<'a> LazyLookup<'a> {
     /// Prepares a lookup without making it.
-    pub fn new(sources: &'a Sources, image: &'a str, secrets: &'a [PullSecret], pod: &'a Pod) -> Self {
+    pub fn new(sources: &'a Sources, image: &'a ImageName, secrets: &'a [PullSecret], pod: &'a Pod) -> Self {
         LazyLookup { sources, image, secrets, pod, found: None }
     }
 
@@ -222,14 +222,15 @@ mod tests {
         let sources = Sources::new(node, vec![Arc::new(Counting::default())]);
         let secrets =
             [secret("kubernetes.io/dockercfg", ".dockercfg", r#"{"docker.io": {"username": "pod"}}"#)];
-        let found = sources.lookup("busybox:1", &secrets, &Pod::default()).await.expect("found");
+        let found = sources.lookup(&"busybox:1".into(), &secrets, &Pod::default()).await.expect("found");
         assert_eq!(users(&found), ["pod", "node", "provider of docker.io/library/busybox"]);
         assert!(found[0].source.is_some() && found[1].source.is_none());
     }
 
     #[tokio::test]
     async fn nothing_is_found_where_nothing_is() {
-        let found = Sources::default().lookup("busybox", &[], &Pod::default()).await.expect("no error");
+        let found =
+            Sources::default().lookup(&"busybox".into(), &[], &Pod::default()).await.expect("no error");
         assert_eq!(found, []);
     }
 
@@ -243,8 +244,10 @@ mod tests {
             ("hunter2", "line 1, column 1: a docker config must be an object"),
         ] {
             let secrets = [secret("kubernetes.io/dockerconfigjson", ".dockerconfigjson", value)];
-            let error =
-                Sources::default().lookup("busybox", &secrets, &Pod::default()).await.expect_err("broken");
+            let error = Sources::default()
+                .lookup(&"busybox".into(), &secrets, &Pod::default())
+                .await
+                .expect_err("broken");
             assert_eq!(error.to_string(), format!("secret team/regcred: key .dockerconfigjson: {problem}"));
             assert!(!format!("{error:?}").contains("hunter2"));
         }
@@ -254,8 +257,8 @@ mod tests {
     async fn a_lazy_lookup_is_made_once_and_only_when_asked() {
         let provider = Arc::new(Counting::default());
         let sources = Sources::new(NodeFiles::none(), vec![provider.clone()]);
-        let pod = Pod::default();
-        let mut lookup = LazyLookup::new(&sources, "busybox", &[], &pod);
+        let (image, pod) = (ImageName::from("busybox"), Pod::default());
+        let mut lookup = LazyLookup::new(&sources, &image, &[], &pod);
         assert_eq!(provider.0.load(Ordering::Relaxed), 0);
         lookup.get().await.expect("found");
         lookup.get().await.expect("found");

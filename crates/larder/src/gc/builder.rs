@@ -18,12 +18,13 @@ use super::uses::{BackendUses, UseSource};
 use crate::backend::{Backend, BackendError};
 use crate::events::{EventSink, LogSink};
 use crate::pod::ObjectRef;
+use crate::reference::ImageId;
 
 /// Called after a collection; by [`HookRule::Examined`](super::HookRule::Examined) only after one for room.
 pub trait Hook: Send + Sync {
     /// `kept` are ids of images that are still present, which ones [`HookRule`](super::HookRule) says; the collection
     /// began at `started`. Must be quick.
-    fn collected(&self, kept: &[String], started: Stamp);
+    fn collected(&self, kept: &[ImageId], started: Stamp);
 }
 
 /// Something else than images that takes room, and of which some can go first.

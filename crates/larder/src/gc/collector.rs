@@ -24,6 +24,7 @@ use super::uses::Uses;
 use crate::backend::{Backend, Image};
 use crate::events::{Event, EventType, Reason};
 use crate::image_service::Disk;
+use crate::reference::ImageId;
 
 /// Collects the images of one backend. One round runs at a time, and only another round waits for it. Dropping a call
 /// abandons its round: a removal that has begun goes on to its end and is written down, and none follows.
@@ -89,8 +90,13 @@ impl Collector {
     }
 
     /// Records that an image was ensured: that is a use. Returns at once.
-    pub fn note_ensured(&self, id: &str) {
+    pub fn note_ensured(&self, id: &ImageId) {
         self.state.ensured(id, &self.parts.clock.read(), self.policy().clock);
+    }
+
+    /// Whether a collection, or a look, has recorded the images by now.
+    pub fn has_looked(&self) -> bool {
+        self.state.has_looked()
     }
 
     /// Waits until the records and the journal, as they are now, are on disk. Dropping the collector does that as well.
@@ -360,7 +366,7 @@ impl Collector {
     }
 
     fn run_hooks(&self, policy: &GcPolicy, scene: &Scene, swept: &Swept, started: Stamp) {
-        let kept: Vec<String> = match policy.hooks {
+        let kept: Vec<ImageId> = match policy.hooks {
             HookRule::Examined => swept.examined.clone(),
             HookRule::AllPresent => scene.images.iter().map(|image| image.id.clone()).collect(),
         };

@@ -10,11 +10,12 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use super::amount::Amount;
 use super::layers::{Layer, Layers};
 use crate::backend::Image;
+use crate::reference::LayerId;
 
 impl Layers {
     /// Guesses what layers take. `images` come with the ids of their layers; `used` is what all of them take, if it is
     /// known.
-    pub fn estimated(images: &[(&Image, &[String])], used: Option<Amount>) -> Layers {
+    pub fn estimated(images: &[(&Image, &[LayerId])], used: Option<Amount>) -> Layers {
         let mut layers = Layers::unknown();
         let mut stacks: Vec<Stack<'_>> = shared(images).into_iter().collect();
         stacks.sort_by(|(a, _), (b, _)| a.len().cmp(&b.len()).then_with(|| a.cmp(b)));
@@ -24,8 +25,8 @@ impl Layers {
         let mut order: Vec<_> = images.iter().collect();
         order.sort_by(|(a, of_a), (b, of_b)| of_a.len().cmp(&of_b.len()).then_with(|| a.id.cmp(&b.id)));
         for (image, ids) in order {
-            layers.share_out(&ids.iter().map(String::as_str).collect::<Vec<_>>(), image.size);
-            layers.add_image(&image.id, ids.iter().map(String::as_str), Amount::ZERO, None);
+            layers.share_out(&ids.iter().collect::<Vec<_>>(), image.size);
+            layers.add_image(&image.id, *ids, Amount::ZERO, None);
         }
         if let Some(used) = used {
             layers.stretch_to(used);
@@ -34,8 +35,8 @@ impl Layers {
     }
 
     /// What these layers have beyond those that are known already goes to the new ones, evenly.
-    fn share_out(&mut self, ids: &[&str], bytes: u64) {
-        let mut new: Vec<&str> = Vec::new();
+    fn share_out(&mut self, ids: &[&LayerId], bytes: u64) {
+        let mut new: Vec<&LayerId> = Vec::new();
         let mut known = 0_u64;
         let mut seen = HashSet::new();
         for &id in ids.iter().filter(|id| seen.insert(**id)) {
@@ -47,7 +48,7 @@ impl Layers {
         let each = bytes.saturating_sub(known) / (new.len() as u64).max(1);
         for id in new {
             let amount = Amount::estimate(each);
-            self.add(Layer { id: id.to_owned(), amount, estimated: true, held_by: None });
+            self.add(Layer { id: id.clone(), amount, estimated: true, held_by: None });
         }
     }
 
@@ -69,20 +70,20 @@ impl Layers {
 }
 
 /// Ids of layers, and what they take together.
-type Stack<'a> = (Vec<&'a str>, u64);
+type Stack<'a> = (Vec<&'a LayerId>, u64);
 
 /// The layers that images share with any other, with the size of the smallest image that shares just these.
-fn shared<'a>(images: &[(&Image, &'a [String])]) -> BTreeMap<Vec<&'a str>, u64> {
-    let mut users: HashMap<&str, usize> = HashMap::new();
+fn shared<'a>(images: &[(&Image, &'a [LayerId])]) -> BTreeMap<Vec<&'a LayerId>, u64> {
+    let mut users: HashMap<&LayerId, usize> = HashMap::new();
     for (_, ids) in images {
-        let once: HashSet<&str> = ids.iter().map(String::as_str).collect();
+        let once: HashSet<&LayerId> = ids.iter().collect();
         for id in once {
             *users.entry(id).or_default() += 1;
         }
     }
-    let mut stacks: BTreeMap<Vec<&str>, u64> = BTreeMap::new();
+    let mut stacks: BTreeMap<Vec<&LayerId>, u64> = BTreeMap::new();
     for (image, ids) in images {
-        let shared = ids.iter().map(String::as_str).filter(|id| users[id] > 1).collect();
+        let shared = ids.iter().filter(|id| users[id] > 1).collect();
         let smallest = stacks.entry(shared).or_insert(image.size);
         *smallest = image.size.min(*smallest);
     }
@@ -97,8 +98,8 @@ mod tests {
         Image { id: id.into(), size, ..Image::default() }
     }
 
-    fn ids(ids: &[&str]) -> Vec<String> {
-        ids.iter().map(|&id| id.to_owned()).collect()
+    fn ids(ids: &[&str]) -> Vec<LayerId> {
+        ids.iter().copied().map(LayerId::from).collect()
     }
 
     fn sizes(layers: &Layers) -> Vec<(&str, u64)> {

@@ -4,12 +4,13 @@ use async_trait::async_trait;
 
 use super::time::Stamp;
 use crate::backend::{BackendError, Image};
+use crate::reference::ImageId;
 
 /// One thing that happened.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sighting {
     /// Id of the image.
-    pub image: String,
+    pub image: ImageId,
     /// When.
     pub at: Stamp,
     /// What.

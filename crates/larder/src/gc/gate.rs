@@ -15,6 +15,7 @@ use tokio::sync::watch;
 use tokio::time::{Instant, timeout};
 
 use super::uses::{Found, Use, UseError, UseSource};
+use crate::reference::ImageId;
 
 /// The longest lease: a year. No clock ends before that.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -30,10 +31,10 @@ pub struct Gate {
 #[derive(Debug, Default)]
 struct State {
     /// When each lease ends, by image id.
-    leases: HashMap<String, Instant>,
-    removing: HashSet<String>,
+    leases: HashMap<ImageId, Instant>,
+    removing: HashSet<ImageId>,
     /// The last removal of each image that ended while anybody looks, by its number.
-    ended: HashMap<String, u64>,
+    ended: HashMap<ImageId, u64>,
     /// How many removals have ended; this is the number of the next.
     removals: u64,
     /// The looks that live: how many there are since the removal of which number.
@@ -61,7 +62,7 @@ impl State {
         }
     }
 
-    fn ended(&mut self, id: String) {
+    fn ended(&mut self, id: ImageId) {
         if !self.looks.is_empty() {
             self.ended.insert(id, self.removals);
         }
@@ -69,7 +70,7 @@ impl State {
     }
 
     /// Whether a removal of the image ended since a look.
-    fn ended_since(&self, from: u64, id: &str) -> bool {
+    fn ended_since(&self, from: u64, id: &ImageId) -> bool {
         self.ended.get(id).is_some_and(|number| *number >= from)
     }
 }
@@ -88,26 +89,27 @@ impl Gate {
 
     /// To be called right before an image is removed, and dropped right after. `None` while it is leased, or being
     /// removed already.
-    pub fn begin_removal(self: &Arc<Self>, id: &str) -> Option<Removing> {
-        let mut state = self.state();
-        if state.leases.get(id).is_some_and(|ends| *ends > Instant::now())
-            || !state.removing.insert(id.to_owned())
+    pub fn begin_removal(self: &Arc<Self>, id: impl Into<ImageId>) -> Option<Removing> {
+        let (id, mut state) = (id.into(), self.state());
+        if state.leases.get(&id).is_some_and(|ends| *ends > Instant::now())
+            || !state.removing.insert(id.clone())
         {
             return None;
         }
-        Some(Removing { gate: self.clone(), id: id.to_owned() })
+        Some(Removing { gate: self.clone(), id })
     }
 
     /// To be awaited before an image is removed because somebody asked for just that, and dropped right after. Leases
     /// are there for collection: this ends the image's own. Waits while the image is being removed already.
-    pub async fn removal(self: &Arc<Self>, id: &str) -> Removing {
+    pub async fn removal(self: &Arc<Self>, id: impl Into<ImageId>) -> Removing {
+        let id = id.into();
         let mut ended = self.ended.subscribe();
         loop {
             {
                 let mut state = self.state();
-                if state.removing.insert(id.to_owned()) {
-                    state.leases.remove(id);
-                    return Removing { gate: self.clone(), id: id.to_owned() };
+                if state.removing.insert(id.clone()) {
+                    state.leases.remove(&id);
+                    return Removing { gate: self.clone(), id };
                 }
             }
             // Its sender is this gate's, so it does not go away meanwhile.
@@ -127,7 +129,7 @@ impl Gate {
     }
 
     /// The images leased now and for how much longer, by id.
-    pub fn leased(&self) -> Vec<(String, Duration)> {
+    pub fn leased(&self) -> Vec<(ImageId, Duration)> {
         let now = Instant::now();
         let mut state = self.state();
         state.leases.retain(|_, ends| *ends > now);
@@ -158,22 +160,23 @@ impl Look {
 
     /// Leases an image that was seen present since this look began. False if a removal of it may have overtaken that:
     /// then look again. Waits while it is being removed.
-    pub async fn lease(self, id: &str, time: Duration) -> bool {
+    pub async fn lease(self, id: impl Into<ImageId>, time: Duration) -> bool {
+        let id = id.into();
         let mut ended = self.gate.ended.subscribe();
         let removing = {
             let mut state = self.gate.state();
-            let removing = state.removing.contains(id);
-            let overtaken = removing || state.ended_since(self.from, id);
+            let removing = state.removing.contains(&id);
+            let overtaken = removing || state.ended_since(self.from, &id);
             if !overtaken {
                 let ends = Instant::now() + time.min(LONGEST);
-                let lease = state.leases.entry(id.to_owned()).or_insert(ends);
+                let lease = state.leases.entry(id).or_insert(ends);
                 *lease = ends.max(*lease);
                 return true;
             }
             removing
         };
         if removing {
-            while self.gate.state().removing.contains(id) && ended.changed().await.is_ok() {}
+            while self.gate.state().removing.contains(&id) && ended.changed().await.is_ok() {}
         }
         false
     }
@@ -189,7 +192,7 @@ impl Drop for Look {
 #[derive(Debug)]
 pub struct Removing {
     gate: Arc<Gate>,
-    id: String,
+    id: ImageId,
 }
 
 impl Drop for Removing {

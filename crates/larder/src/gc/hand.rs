@@ -83,7 +83,7 @@ impl Hands for Hand<'_> {
                 }
             }
             let handler = image.handler.clone();
-            let spec = ImageSpec { runtime_handler: handler, ..ImageSpec::named(image.id.as_str()) };
+            let spec = ImageSpec { runtime_handler: handler, ..ImageSpec::named(&image.id) };
             // Removing what is gone succeeds, so that has to be found out before. What cannot be found out is told by
             // the removal.
             if look_again.is_some() && matches!(parts.backend.look(&spec).await, Ok(None)) {
@@ -126,8 +126,7 @@ impl Hands for Hand<'_> {
 
 /// Who uses the image at this moment.
 async fn users(parts: &Parts, image: &Removal, rule: UseRule) -> Result<Vec<Use>, RemoveError> {
-    let found = Uses::ask(&parts.sources).await;
-    let found = found.map_err(|error| RemoveError::UseUnknown(error.to_string()))?;
+    let found = Uses::ask(&parts.sources).await?;
     let named = Image { id: image.id.clone(), repo_tags: image.names.clone(), ..Image::default() };
     let uses = Uses::of(found, &[named], rule);
     Ok(uses.of_image(&image.id, &image.handler).cloned().collect())
@@ -154,7 +153,7 @@ impl Drop for Gone {
                 Goal::Thresholds | Goal::Free { .. } | Goal::AllUnused => counts.space += 1,
             }
         }
-        tracing::info!(image = image.id, names = ?image.names, why = %image.why, "removed an image");
+        tracing::info!(image = %image.id, names = ?image.names, why = %image.why, "removed an image");
         let reason = match goal {
             Goal::Age => "age",
             Goal::Thresholds => "space",

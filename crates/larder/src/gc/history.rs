@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::amount::Amount;
 use super::time::Stamp;
+use crate::reference::ImageId;
 
 /// One removal.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -15,7 +16,7 @@ pub struct Entry {
     /// When it was removed.
     pub at: Stamp,
     /// Id of the image.
-    pub id: String,
+    pub id: ImageId,
     /// Its names.
     pub names: Vec<String>,
     /// What the collection was for: `age`, `space`, `demand` or `unused`.
@@ -140,7 +141,7 @@ mod tests {
         }
     }
 
-    fn ids(file: &HistoryFile) -> (Vec<String>, usize) {
+    fn ids(file: &HistoryFile) -> (Vec<ImageId>, usize) {
         let (entries, unreadable) = file.entries().unwrap();
         (entries.into_iter().map(|entry| entry.id).collect(), unreadable)
     }

@@ -14,6 +14,7 @@ use tokio::sync::Mutex;
 use super::amount::Amount;
 use super::layers::{LayerSource, Layers};
 use crate::backend::{Backend, BackendError, Image, ImageDetails, ImageSpec};
+use crate::reference::{ImageId, LayerId};
 
 /// How many images are asked about at the same time.
 const CALLS_AT_ONCE: usize = 8;
@@ -22,7 +23,7 @@ const CALLS_AT_ONCE: usize = 8;
 pub struct InspectedLayers {
     backend: Arc<dyn Backend>,
     told: Option<Arc<dyn LayerSource>>,
-    known: Mutex<HashMap<String, Arc<Config>>>,
+    known: Mutex<HashMap<ImageId, Arc<Config>>>,
 }
 
 /// The parts of an image's config that matter here.
@@ -41,7 +42,7 @@ struct Settings {
 
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]
 struct RootFs {
-    diff_ids: Vec<String>,
+    diff_ids: Vec<LayerId>,
 }
 
 /// The form in which containerd and CRI-O wrap it.
@@ -86,7 +87,7 @@ impl InspectedLayers {
         Some(Amount { bytes: images.used_bytes?, inodes: images.inodes_used.unwrap_or(0) })
     }
 
-    async fn ask(&self, image: &str) -> Result<Option<Config>, BackendError> {
+    async fn ask(&self, image: &ImageId) -> Result<Option<Config>, BackendError> {
         match self.backend.inspect(&ImageSpec::named(image)).await {
             Ok(details) => Ok(details.as_ref().and_then(config_of)),
             Err(error @ BackendError::Unreachable { .. }) => Err(error),
@@ -110,7 +111,7 @@ fn config_of(details: &ImageDetails) -> Option<Config> {
 impl LayerSource for InspectedLayers {
     async fn layers(&self, images: &[Image]) -> Result<Layers, BackendError> {
         let mut known = self.known.lock().await;
-        let new: Vec<String> = images
+        let new: Vec<ImageId> = images
             .iter()
             .filter(|image| !known.contains_key(&image.id))
             .map(|image| image.id.clone())
@@ -127,7 +128,7 @@ impl LayerSource for InspectedLayers {
         let mut layers = if let Some(layers) = self.told(images).await {
             layers
         } else {
-            let stacks: Vec<(&Image, &[String])> =
+            let stacks: Vec<(&Image, &[LayerId])> =
                 present.iter().map(|(image, config)| (*image, config.rootfs.diff_ids.as_slice())).collect();
             Layers::estimated(&stacks, self.used().await)
         };

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::time::{Stamp, millis};
 use crate::gotext;
+use crate::reference::ImageId;
 
 /// Spares some images.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -103,7 +104,7 @@ impl fmt::Display for KeepRule {
 #[derive(Debug, Clone, Copy)]
 pub struct Keepable<'a> {
     /// Its id.
-    pub id: &'a str,
+    pub id: &'a ImageId,
     /// Its names, with tags and digests.
     pub names: &'a [String],
     /// Labels of its config, where known.
@@ -301,31 +302,17 @@ fn nearest(selector: &Selector, images: &[Keepable<'_>]) -> Vec<String> {
 
 /// The names that look most like a text, best first; at most three. Names with a digest are left out.
 pub fn nearest_names<'a>(text: &str, names: impl IntoIterator<Item = &'a String>) -> Vec<String> {
-    let wanted: Vec<char> = text.chars().filter(|c| !matches!(c, '*' | '?')).collect();
+    let wanted = text.replace(['*', '?'], "");
     let mut near: Vec<(usize, &String)> = Vec::new();
     for name in names.into_iter().filter(|name| !name.contains('@')) {
-        let distance = short_forms(name).map(|form| distance(&wanted, form)).min().unwrap_or(usize::MAX);
+        let distance =
+            short_forms(name).map(|form| strsim::levenshtein(&wanted, form)).min().unwrap_or(usize::MAX);
         near.push((distance, name));
     }
-    near.retain(|(distance, _)| *distance <= wanted.len().div_ceil(2));
+    near.retain(|(distance, _)| *distance <= wanted.chars().count().div_ceil(2));
     near.sort_unstable();
     near.dedup();
     near.into_iter().take(3).map(|(_, name)| name.clone()).collect()
-}
-
-/// How many characters must be changed, added or left out to get from one to the other.
-fn distance(from: &[char], to: &str) -> usize {
-    let mut row: Vec<usize> = (0..=from.len()).collect();
-    for (line, c) in to.chars().enumerate() {
-        let mut corner = row[0];
-        row[0] = line + 1;
-        for (column, f) in from.iter().enumerate() {
-            let change = corner + usize::from(*f != c);
-            corner = row[column + 1];
-            row[column + 1] = change.min(corner + 1).min(row[column] + 1);
-        }
-    }
-    row[from.len()]
 }
 
 #[cfg(test)]

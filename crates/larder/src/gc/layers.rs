@@ -6,6 +6,7 @@ use async_trait::async_trait;
 
 use super::amount::Amount;
 use crate::backend::{BackendError, Image};
+use crate::reference::{ImageId, LayerId};
 
 /// Knows the layers of images.
 #[async_trait]
@@ -18,7 +19,7 @@ pub trait LayerSource: Send + Sync {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Layer {
     /// Its id: a diff id, a chain id, or what else names it on this backend.
-    pub id: String,
+    pub id: LayerId,
     /// What it takes, once.
     pub amount: Amount,
     /// Whether the amount is a guess.
@@ -42,8 +43,8 @@ pub struct ImageLayers {
 #[derive(Debug, Clone, Default)]
 pub struct Layers {
     all: Vec<Layer>,
-    index: HashMap<String, u32>,
-    images: HashMap<String, ImageLayers>,
+    index: HashMap<LayerId, u32>,
+    images: HashMap<ImageId, ImageLayers>,
 }
 
 impl Layers {
@@ -67,24 +68,24 @@ impl Layers {
 
     /// Adds an image with these layers, which must have been added. An image with a layer that is not known stays
     /// unknown, and false is returned.
-    pub fn add_image<'a>(
+    pub fn add_image(
         &mut self,
-        id: &str,
-        layers: impl IntoIterator<Item = &'a str>,
+        id: impl Into<ImageId>,
+        layers: impl IntoIterator<Item = impl AsRef<str>>,
         own: Amount,
         labels: Option<BTreeMap<String, String>>,
     ) -> bool {
         let found: Option<Vec<u32>> =
-            layers.into_iter().map(|layer| self.index.get(layer).copied()).collect();
+            layers.into_iter().map(|layer| self.index.get(layer.as_ref()).copied()).collect();
         let Some(mut layers) = found else { return false };
         layers.sort_unstable();
         layers.dedup();
-        self.images.insert(id.to_owned(), ImageLayers { layers, own, labels });
+        self.images.insert(id.into(), ImageLayers { layers, own, labels });
         true
     }
 
     /// Adds the labels of an image that is known.
-    pub fn set_labels(&mut self, id: &str, labels: BTreeMap<String, String>) {
+    pub fn set_labels(&mut self, id: &ImageId, labels: BTreeMap<String, String>) {
         if let Some(image) = self.images.get_mut(id) {
             image.labels = Some(labels);
         }
@@ -96,22 +97,22 @@ impl Layers {
     }
 
     /// What is known of an image.
-    pub fn of(&self, image: &str) -> Option<&ImageLayers> {
-        self.images.get(image)
+    pub fn of(&self, image: impl AsRef<str>) -> Option<&ImageLayers> {
+        self.images.get(image.as_ref())
     }
 
     /// Layers of images other than these: of one that came after the list, or that a backend does not list.
-    pub(super) fn beside<'a>(&self, listed: impl Iterator<Item = &'a str> + Clone) -> Vec<u32> {
+    pub(super) fn beside<'a>(&self, listed: impl Iterator<Item = &'a ImageId> + Clone) -> Vec<u32> {
         if listed.clone().filter(|id| self.images.contains_key(*id)).count() == self.images.len() {
             return Vec::new();
         }
-        let listed: HashSet<&str> = listed.collect();
-        let others = self.images.iter().filter(|(id, _)| !listed.contains(id.as_str()));
+        let listed: HashSet<&ImageId> = listed.collect();
+        let others = self.images.iter().filter(|(id, _)| !listed.contains(id));
         others.flat_map(|(_, image)| image.layers.iter().copied()).collect()
     }
 
     /// The layer of this id.
-    pub(super) fn get(&self, id: &str) -> Option<&Layer> {
+    pub(super) fn get(&self, id: &LayerId) -> Option<&Layer> {
         self.index.get(id).map(|&at| &self.all[at as usize])
     }
 
@@ -121,7 +122,7 @@ impl Layers {
     }
 
     /// Forgets an image that is gone.
-    pub(super) fn forget(&mut self, image: &str) {
+    pub(super) fn forget(&mut self, image: &ImageId) {
         self.images.remove(image);
     }
 }

@@ -18,6 +18,7 @@ use super::records::{Clock, ClockReading, RecordStore, Records};
 use super::time::Stamp;
 use super::uses::Uses;
 use crate::backend::Image;
+use crate::reference::ImageId;
 
 /// The owner of the records and the journal.
 pub(super) struct GcState {
@@ -123,15 +124,20 @@ impl GcState {
     }
 
     /// Drops the record of an image that was removed. Saved with the next [`save`](GcState::save).
-    pub(super) fn forget(&self, id: &str, handler: &str) {
+    pub(super) fn forget(&self, id: &ImageId, handler: &str) {
         let mut memory = self.memory();
         memory.begun += 1;
         memory.current = memory.begun;
         Arc::make_mut(&mut memory.records).forget(id, handler);
     }
 
+    /// Whether the records have ever taken in what the backend has.
+    pub(super) fn has_looked(&self) -> bool {
+        self.memory().records.watched().is_some()
+    }
+
     /// Records that an image was ensured: that is a use.
-    pub(super) fn ensured(&self, id: &str, now: &ClockReading, rule: ClockRule) {
+    pub(super) fn ensured(&self, id: &ImageId, now: &ClockReading, rule: ClockRule) {
         Arc::make_mut(&mut self.memory().records).ensured([id], now, rule);
         self.save();
     }
@@ -249,7 +255,7 @@ mod tests {
         let (state, _) = GcState::open(Arc::new(MemoryStore::default()), None);
         let clock = Ticks(Mutex::new(0));
         let observe = |began, present: &[&str], sightings: &[Sighting]| {
-            let image = |id: &&str| Image { id: (*id).to_owned(), ..Image::default() };
+            let image = |id: &&str| Image { id: (*id).into(), ..Image::default() };
             let images: Vec<_> = present.iter().map(image).collect();
             let uses = Uses::of(Vec::new(), &images, UseRule::IdsAndNames);
             let observed = Observed { images: &images, uses: &uses, sightings };
@@ -263,10 +269,10 @@ mod tests {
         assert_eq!(ids(&observe(first, &["a"], &happened)), ["a"], "b came later");
         let known = state.records();
         assert_eq!(ids(&known), ["a", "b"]);
-        let b = known.get("b", "").unwrap();
+        let b = known.get(&"b".into(), "").unwrap();
         assert_eq!((b.first_seen, b.last_used), (Stamp(500), Some(Stamp(900))));
         let before = state.begin_observation(&clock);
-        state.forget("a", "");
+        state.forget(&"a".into(), "");
         assert_eq!(ids(&observe(before, &["a", "b"], &[])), ["a", "b"], "it was there when this began");
         assert_eq!(ids(&state.records()), ["b"]);
         assert_eq!(ids(&observe(state.begin_observation(&clock), &["b", "c"], &[])), ["b", "c"]);

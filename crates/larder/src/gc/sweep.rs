@@ -15,9 +15,10 @@ use super::disk;
 use super::error::GcError;
 use super::plan::{Aim, Goal, Plan, Removal, Scene, aim, plan_for};
 use super::policy::{Accounting, GcPolicy};
-use super::uses::Use;
+use super::uses::{Use, UseError};
 use crate::backend::BackendError;
 use crate::image_service::Disk;
+use crate::reference::ImageId;
 
 /// What a sweep acts through.
 #[async_trait]
@@ -50,8 +51,8 @@ pub enum RemoveError {
     #[error(transparent)]
     Backend(#[from] BackendError),
     /// Nobody could tell whether it is in use.
-    #[error("{0}")]
-    UseUnknown(String),
+    #[error(transparent)]
+    UseUnknown(#[from] UseError),
 }
 
 /// How long a sweep waits for room that a backend frees in the background.
@@ -97,11 +98,11 @@ pub struct Swept {
     /// Removed, in order.
     pub done: Vec<Done>,
     /// Tried and failed: id and error text, in order.
-    pub errors: Vec<(String, String)>,
+    pub errors: Vec<(ImageId, String)>,
     /// Left alone because they are used or kept by now, by id.
-    pub spared: Vec<String>,
+    pub spared: Vec<ImageId>,
     /// Gone before their turn came, because somebody else removed them, by id.
-    pub gone: Vec<String>,
+    pub gone: Vec<ImageId>,
     /// Bytes freed: measured if the accounting is exact, nominal otherwise. Of what came free, what images of `gone`
     /// were to free does not count; what else others wrote or deleted meanwhile is in it.
     pub freed: i64,
@@ -112,7 +113,7 @@ pub struct Swept {
     /// The last reading of the file system.
     pub disk: Option<Disk>,
     /// For kubelet's hooks: what the space pass looked at and kept.
-    pub(super) examined: Vec<String>,
+    pub(super) examined: Vec<ImageId>,
 }
 
 struct Sweep<'a> {
@@ -197,7 +198,7 @@ impl Sweep<'_> {
                 self.swept.spared.push(removal.id);
             }
             Ok(Outcome::Kept(rule)) => {
-                tracing::info!(image = removal.id, rule, "left alone: it is kept by now");
+                tracing::info!(image = %removal.id, rule, "left alone: it is kept by now");
                 let wanted = vec![Use::Wanted { by: format!("keep rule {rule}") }];
                 self.exclude(&removal, |image| image.uses.clone_from(&wanted));
                 self.swept.spared.push(removal.id);

@@ -11,8 +11,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 
 use super::policy::UseRule;
-use crate::backend::{Backend, Image};
+use crate::backend::{Backend, BackendError, Image};
 use crate::gotext;
+use crate::reference::ImageId;
 
 /// One way in which an image is used.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -88,18 +89,38 @@ fn seconds(duration: Duration) -> String {
 /// What a source found.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Found {
-    /// Id, or name, of the image.
-    pub image: String,
+    /// Id of the image, or the name that the runtime reports.
+    pub image: ImageId,
     /// Runtime handler that it is used with; `None` when that does not matter.
     pub handler: Option<String>,
     /// How it is used.
     pub by: Use,
 }
 
-/// A source that could not tell. The round ends with this text.
+/// Why a source could not tell. The round ends with this text.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct UseError(pub String);
+#[non_exhaustive]
+pub enum UseError {
+    /// The backend did not answer.
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+    /// The runtime does not tell what a container mounts, so that any image may be in use.
+    #[error("get container status: container {container}: the runtime does not tell which images it mounts")]
+    MountsUnknown {
+        /// Id of the container.
+        container: String,
+    },
+    /// What another source says.
+    #[error("{0}")]
+    Other(String),
+}
+
+impl UseError {
+    /// What another source says.
+    pub fn other(error: impl fmt::Display) -> UseError {
+        UseError::Other(error.to_string())
+    }
+}
 
 /// Knows of images in use.
 #[async_trait]
@@ -121,14 +142,13 @@ impl BackendUses {
 #[async_trait]
 impl UseSource for BackendUses {
     async fn uses(&self) -> Result<Vec<Found>, UseError> {
-        let in_use = self.0.in_use().await.map_err(|error| UseError(error.to_string()))?;
+        let in_use = self.0.in_use().await?;
         let handlers: HashMap<&str, &str> =
             in_use.sandboxes.iter().map(|sandbox| (&*sandbox.id, &*sandbox.runtime_handler)).collect();
         let mut found = Vec::with_capacity(in_use.containers.len());
         for container in in_use.containers {
             if container.mounts_unknown {
-                let problem = "the runtime does not tell which images it mounts";
-                return Err(UseError(format!("get container status: container {}: {problem}", container.id)));
+                return Err(UseError::MountsUnknown { container: container.id });
             }
             let handler = handlers.get(&*container.sandbox_id).copied().unwrap_or_default();
             for image in container.mounted_images {
@@ -150,7 +170,7 @@ impl UseSource for BackendUses {
 /// All uses of all sources, by image.
 #[derive(Debug, Clone, Default)]
 pub struct Uses {
-    by_id: HashMap<String, Vec<(Option<String>, Use)>>,
+    by_id: HashMap<ImageId, Vec<(Option<String>, Use)>>,
 }
 
 impl Uses {
@@ -165,7 +185,7 @@ impl Uses {
 
     /// Brings what was found to the images that are listed.
     pub fn of(found: Vec<Found>, images: &[Image], rule: UseRule) -> Uses {
-        let mut ids: HashMap<&str, &str> = HashMap::new();
+        let mut ids: HashMap<&str, &ImageId> = HashMap::new();
         if rule == UseRule::IdsAndNames && !found.is_empty() {
             for image in images {
                 for name in image.repo_tags.iter().chain(&image.repo_digests) {
@@ -173,13 +193,13 @@ impl Uses {
                 }
             }
         }
-        let mut by_id: HashMap<String, Vec<_>> = HashMap::new();
+        let mut by_id: HashMap<ImageId, Vec<_>> = HashMap::new();
         for Found { image, handler, by } in found {
             // Under kubelet's rule a mount counts for the record without a handler only.
             let handler =
                 if rule == UseRule::Ids { handler.or_else(|| Some(String::new())) } else { handler };
-            if let Some(id) = ids.get(&*image) {
-                by_id.entry((*id).to_owned()).or_default().push((handler.clone(), by.clone()));
+            if let Some(&id) = ids.get(image.as_str()) {
+                by_id.entry(id.clone()).or_default().push((handler.clone(), by.clone()));
             }
             let uses = by_id.entry(image).or_default();
             // Of one ensure, both the gate and a store may tell.
@@ -192,8 +212,8 @@ impl Uses {
     }
 
     /// The uses of one image. An image without a handler is used whatever handler a container has.
-    pub fn of_image(&self, id: &str, handler: &str) -> impl Iterator<Item = &Use> {
-        self.by_id.get(id).into_iter().flatten().filter_map(move |(with, by)| {
+    pub fn of_image(&self, id: impl AsRef<str>, handler: &str) -> impl Iterator<Item = &Use> {
+        self.by_id.get(id.as_ref()).into_iter().flatten().filter_map(move |(with, by)| {
             let counts = handler.is_empty() || with.as_deref().is_none_or(|with| with == handler);
             counts.then_some(by)
         })

@@ -1,19 +1,20 @@
 //! What goes into [`Manager::ensure`](super::Manager::ensure) and what comes out.
 
-use std::borrow::Cow;
 use std::fmt;
 use std::time::Duration;
 
 use super::policy::PullPolicy;
 use crate::backend::CallErrorKind;
 use crate::credentials::PullSecret;
+use crate::hint::Hint;
 use crate::pod::{ObjectRef, Pod, SandboxConfig};
+use crate::reference::{ImageId, ImageName};
 
 /// One image that one pod wants.
 #[derive(Debug, Clone)]
 pub struct EnsureRequest {
     /// The image as the pod wrote it.
-    pub image: String,
+    pub image: ImageName,
     /// When to pull.
     pub policy: PullPolicy,
     /// Who wants it.
@@ -42,7 +43,7 @@ pub enum Priority {
 
 impl EnsureRequest {
     /// A request of a pod for an image, without secrets, sandbox or event target.
-    pub fn new(image: impl Into<String>, policy: PullPolicy, pod: Pod) -> Self {
+    pub fn new(image: impl Into<ImageName>, policy: PullPolicy, pod: Pod) -> Self {
         EnsureRequest {
             image: image.into(),
             policy,
@@ -60,7 +61,7 @@ impl EnsureRequest {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ensured {
     /// The runtime's id of it.
-    pub image_ref: String,
+    pub image_ref: ImageId,
     /// The text of the event when it was present; empty when it was pulled.
     pub message: String,
     /// What it took.
@@ -107,7 +108,7 @@ pub struct Advice {
     /// What the failure means.
     pub kind: CallErrorKind,
     /// What the reader could try next.
-    pub hint: Cow<'static, str>,
+    pub hint: Hint,
 }
 
 impl EnsureError {

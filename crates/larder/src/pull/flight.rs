@@ -13,11 +13,12 @@ use futures_util::future::{BoxFuture, Shared, WeakShared};
 use super::puller::{Job, PullResult, Whose};
 use super::turns::Urgency;
 use crate::credentials::Credential;
+use crate::reference::ImageName;
 
 /// What makes two pulls the same: the name as sent to the runtime, and the runtime handler.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct FlightKey {
-    pub(super) image: String,
+    pub(super) image: ImageName,
     pub(super) runtime_handler: String,
 }
 

@@ -4,11 +4,12 @@ use super::ensure::{EnsureError, EnsureReason, EnsureRequest};
 use super::puller::PullerError;
 use crate::gotext;
 use crate::records::{PullRecords, RecordedCredentials, RecordsError};
+use crate::reference::{ImageId, ImageName};
 
 /// A recorded intent to pull. Unless it is closed it counts as left in the middle, as when the caller goes away.
 pub(super) struct Intent<'a> {
     records: Option<&'a dyn PullRecords>,
-    image: &'a str,
+    image: &'a ImageName,
 }
 
 impl<'a> Intent<'a> {
@@ -17,11 +18,11 @@ impl<'a> Intent<'a> {
         records: Option<&'a dyn PullRecords>,
         request: &'a EnsureRequest,
     ) -> Result<Self, EnsureError> {
-        let image = request.image.as_str();
+        let image = &request.image;
         Intent::begin(records, image).await.map_err(|error| {
             let message = format!(
                 "Failed to record image pull intent for container image {}: {error}",
-                gotext::quote(image)
+                gotext::quote(image.as_str())
             );
             EnsureError::new(EnsureReason::Other(error.to_string()), message)
         })
@@ -30,7 +31,7 @@ impl<'a> Intent<'a> {
     /// The same for who is no pod.
     pub(super) async fn begin(
         records: Option<&'a dyn PullRecords>,
-        image: &'a str,
+        image: &'a ImageName,
     ) -> Result<Self, RecordsError> {
         if let Some(records) = records {
             records.record_pull_intent(image).await?;
@@ -46,7 +47,7 @@ impl<'a> Intent<'a> {
     }
 
     /// The pull succeeded, with these credentials.
-    pub(super) async fn pulled(mut self, image_ref: &str, credentials: &RecordedCredentials) {
+    pub(super) async fn pulled(mut self, image_ref: &ImageId, credentials: &RecordedCredentials) {
         if let Some(records) = self.records.take() {
             records.record_image_pulled(self.image, image_ref, credentials).await;
         }

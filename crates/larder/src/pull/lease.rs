@@ -8,6 +8,7 @@ use super::status::BoardEntry;
 use crate::backend::{BackendError, ImageSpec};
 use crate::gc::{Gate, Removing};
 use crate::image_service::ImageService;
+use crate::reference::ImageId;
 
 /// How often a pull that missed an image is tried again. What is not in the registry is missed each time.
 const MISSES: u32 = 2;
@@ -28,7 +29,7 @@ impl Leases {
         &self,
         images: &ImageService,
         spec: &ImageSpec,
-    ) -> Result<Option<String>, BackendError> {
+    ) -> Result<Option<ImageId>, BackendError> {
         self.found(|| images.image_ref(spec), |id| id).await
     }
 
@@ -36,7 +37,7 @@ impl Leases {
     pub(super) async fn found<T, F>(
         &self,
         ask: impl Fn() -> F,
-        id: fn(&T) -> &str,
+        id: fn(&T) -> &ImageId,
     ) -> Result<Option<T>, BackendError>
     where
         F: Future<Output = Result<Option<T>, BackendError>>,
@@ -52,7 +53,7 @@ impl Leases {
     }
 
     /// To be held while an image is removed because somebody asked for just that. `None` without a gate.
-    pub(super) async fn removal(&self, id: &str) -> Option<Removing> {
+    pub(super) async fn removal(&self, id: &ImageId) -> Option<Removing> {
         match &self.0 {
             Some((gate, _)) => Some(gate.removal(id).await),
             None => None,

@@ -12,6 +12,7 @@ use crate::backend::{
 use crate::credentials::Credential;
 use crate::outlive::to_its_end;
 use crate::pod::SandboxConfig;
+use crate::reference::ImageId;
 
 /// The backend of a [`Manager`], for callers that know nothing of it, such as kubelet over CRI.
 ///
@@ -74,7 +75,7 @@ impl Backend for ManagedBackend {
         credential: Option<&Credential>,
         sandbox: Option<&SandboxConfig>,
         _progress: &Progress,
-    ) -> Result<String, BackendError> {
+    ) -> Result<ImageId, BackendError> {
         self.manager.pull_through(image.clone(), credential.cloned(), sandbox.cloned()).await
     }
 
@@ -85,7 +86,7 @@ impl Backend for ManagedBackend {
         };
         let removing = self.manager.leases.removal(&found.id).await;
         // By id: its name may stand for another image by now.
-        let (own, spec) = (self.clone(), ImageSpec { image: found.id, ..image.clone() });
+        let (own, spec) = (self.clone(), ImageSpec { image: found.id.into(), ..image.clone() });
         // The backend may go on removing after it was dropped; the gate has to stay closed until then.
         to_its_end(async move {
             let _removing = removing;

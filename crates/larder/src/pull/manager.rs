@@ -28,7 +28,7 @@ use crate::events::{Event, EventSink, EventType, Reason};
 use crate::gotext;
 use crate::image_service::ImageService;
 use crate::records::{PullRecords, RecordedCredentials};
-use crate::reference;
+use crate::reference::{ImageId, ImageName};
 
 /// Makes images present, by kubelet's rules. Calls may overlap; dropping one abandons it.
 pub struct Manager {
@@ -112,9 +112,11 @@ impl Manager {
 
     /// The image as the runtime shall see it: with a tag, otherwise as written.
     fn spec(&self, request: &EnsureRequest) -> Result<ImageSpec, EnsureError> {
-        let image = reference::apply_default_tag(&request.image).map_err(|error| {
-            let message =
-                format!("Failed to apply default image tag {}: {error}", gotext::quote(&request.image));
+        let image = request.image.with_default_tag().map_err(|error| {
+            let message = format!(
+                "Failed to apply default image tag {}: {error}",
+                gotext::quote(request.image.as_str())
+            );
             self.event(request, EventType::Warning, Reason::InspectFailed, &message);
             EnsureError::new(EnsureReason::InvalidImageName, message)
         })?;
@@ -122,7 +124,7 @@ impl Manager {
             image,
             annotations: request.pod.annotations.clone(),
             runtime_handler: request.runtime_handler.clone(),
-            user_specified_image: String::new(),
+            user_specified_image: ImageName::default(),
         })
     }
 
@@ -170,10 +172,11 @@ impl Manager {
     async fn may_use(
         &self,
         request: &EnsureRequest,
-        image_ref: &str,
+        image_ref: &ImageId,
         lookup: &mut LazyLookup<'_>,
     ) -> Result<Option<String>, EnsureError> {
-        let present = format!("Container image {} already present on machine", gotext::quote(&request.image));
+        let present =
+            format!("Container image {} already present on machine", gotext::quote(request.image.as_str()));
         let Some(records) = &self.records else { return Ok(Some(present)) };
         match records.must_attempt_pull(&request.image, image_ref, lookup).await {
             Ok(false) => Ok(Some(format!("{present} and can be accessed by the pod"))),
@@ -184,7 +187,7 @@ impl Manager {
 
     /// The same words for absent and for not permitted: presence is not revealed.
     fn never_pull(&self, request: &EnsureRequest) -> EnsureError {
-        let quoted = gotext::quote(&request.image);
+        let quoted = gotext::quote(request.image.as_str());
         let message = format!("Container image {quoted} is not present with pull policy of Never");
         self.event(request, EventType::Warning, Reason::ErrImageNeverPull, &message);
         EnsureError::new(EnsureReason::ErrImageNeverPull, message)
@@ -202,7 +205,7 @@ impl Manager {
             };
             (left, backoff.remembered(&key).map(|(text, advice)| (text.to_owned(), advice.cloned())))
         };
-        let mut message = format!("Back-off pulling image {}", gotext::quote(&request.image));
+        let mut message = format!("Back-off pulling image {}", gotext::quote(request.image.as_str()));
         self.event(request, EventType::Normal, Reason::BackOff, &message);
         let mut advice = None;
         if let Some((failure, of_backend)) = last_failure {
@@ -223,7 +226,7 @@ impl Manager {
         credentials: Vec<Credential>,
         intent: Intent<'_>,
     ) -> Result<Ensured, EnsureError> {
-        let quoted = gotext::quote(&request.image);
+        let quoted = gotext::quote(request.image.as_str());
         let start = Instant::now();
         if let Some(times) = &self.times {
             times.started_pulling(&request.pod.uid, start);
@@ -305,9 +308,9 @@ impl Manager {
         error: &PullerError,
     ) -> EnsureError {
         let (advice, error) = (error.advice(), error.to_string());
-        let message = format!("Failed to pull image {}: {error}", gotext::quote(&request.image));
+        let message = format!("Failed to pull image {}: {error}", gotext::quote(request.image.as_str()));
         self.event(request, EventType::Warning, Reason::Failed, &message);
-        let evaluated = evaluate_pull_error(&request.image, &error);
+        let evaluated = evaluate_pull_error(request.image.as_str(), &error);
         let key = backoff_key(request);
         let mut backoff = self.lock_backoff();
         let delay =

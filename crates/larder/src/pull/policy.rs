@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::reference;
+use crate::reference::{DEFAULT_TAG, ImageName};
 
 /// A container's `imagePullPolicy`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -52,9 +52,9 @@ impl fmt::Display for PullPolicy {
 
 /// The policy of a container that names none: `Always` for the tag `latest`, given or implied, else `IfNotPresent`.
 /// A digest is no tag, and what it names cannot change. A bad name gets `IfNotPresent`; `ensure` reports it.
-pub fn default_policy(image: &str) -> PullPolicy {
-    match reference::parse_image_name(image) {
-        Ok(name) if name.tag.as_deref() == Some("latest") => PullPolicy::Always,
+pub fn default_policy(image: impl Into<ImageName>) -> PullPolicy {
+    match image.into().reference() {
+        Ok(name) if name.tag_or_default() == Some(DEFAULT_TAG) => PullPolicy::Always,
         _ => PullPolicy::IfNotPresent,
     }
 }

@@ -1,6 +1,5 @@
 //! Gives pulls their turn: one after another, a bounded number at once, or all at once.
 
-use std::borrow::Cow;
 use std::time::Duration;
 
 use tokio::time::Instant;
@@ -101,10 +100,7 @@ impl PullerError {
             PullerError::RateExceeded(_) => CallErrorKind::Other,
             PullerError::TooLong(_) => CallErrorKind::DeadlineExceeded,
         };
-        let hint = match self.advice().map(|advice| advice.hint) {
-            Some(Cow::Borrowed(hint)) => Some(hint),
-            _ => None,
-        };
+        let hint = self.advice().map(|advice| advice.hint);
         BackendError::Call { message: self.to_string(), kind, hint }
     }
 }

@@ -10,6 +10,7 @@ use tokio::time::Instant;
 
 use crate::backend::{Bytes, Detail, Progress};
 use crate::progress::Describe;
+use crate::reference::ImageName;
 
 /// Where a pull stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,7 +37,7 @@ impl fmt::Display for Phase {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PullStatus {
     /// The image, with its tag.
-    pub image: String,
+    pub image: ImageName,
     /// Where it stands.
     pub phase: Phase,
     /// What it waits for, as a sentence part: "waits for ...".
@@ -81,9 +82,9 @@ impl fmt::Debug for Row {
 
 impl Board {
     /// Puts a new pull on the board. It leaves when the entry is dropped.
-    pub(super) fn enter(&self, image: &str, now: Instant) -> BoardEntry {
+    pub(super) fn enter(&self, image: &ImageName, now: Instant) -> BoardEntry {
         let (sender, receiver) = watch::channel(PullStatus {
-            image: image.to_owned(),
+            image: image.clone(),
             phase: Phase::Queued,
             waiting: None,
             bytes: None,
@@ -156,7 +157,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_pull_is_described_by_whoever_came_last_and_only_when_listed() {
         let board = Board::default();
-        let entry = board.enter("a:1", Instant::now());
+        let entry = board.enter(&"a:1".into(), Instant::now());
         assert_eq!(board.snapshot()[0].detail, None);
         let asked = Arc::new(std::sync::atomic::AtomicUsize::new(0));
         for step in [PullStep::Layers, PullStep::Committing] {

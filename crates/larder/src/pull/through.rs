@@ -8,9 +8,10 @@ use super::puller::{Job, Whose};
 use super::turns::Urgency;
 use crate::backend::{BackendError, CallErrorKind, ImageSpec};
 use crate::credentials::Credential;
+use crate::hint::Hint;
 use crate::pod::SandboxConfig;
 use crate::records::{RecordedCredentials, RecordsError};
-use crate::reference;
+use crate::reference::ImageId;
 
 impl Manager {
     /// Pulls an image and returns its id, whether it is present or not. The image may be named without a tag.
@@ -27,11 +28,11 @@ impl Manager {
         spec: ImageSpec,
         credential: Option<Credential>,
         sandbox: Option<SandboxConfig>,
-    ) -> Result<String, BackendError> {
-        let image = reference::apply_default_tag(&spec.image).map_err(|error| BackendError::Call {
+    ) -> Result<ImageId, BackendError> {
+        let image = spec.image.with_default_tag().map_err(|error| BackendError::Call {
             message: error.to_string(),
             kind: CallErrorKind::Other,
-            hint: error.hint(),
+            hint: error.hint().map(Hint::from),
         })?;
         let asked = spec.image.clone();
         let spec = ImageSpec { image, ..spec };
@@ -62,10 +63,11 @@ impl Manager {
 
 /// A pull that must not start, since it could not be noted before.
 fn no_intent(error: &RecordsError) -> BackendError {
-    // Records tell their trouble as text alone.
-    let full = error.0.contains("No space left on device");
+    let full = error.is_no_space();
     let (kind, hint) = if full {
-        (CallErrorKind::NoRoom, Some("no room is free where larder keeps its state: larder gc makes some"))
+        let hint =
+            Hint::from("no room is free where larder keeps its state: ").command(["gc"]).text(" makes some");
+        (CallErrorKind::NoRoom, Some(hint))
     } else {
         (CallErrorKind::Other, None)
     };

@@ -15,6 +15,7 @@ use sha2::{Digest as _, Sha256};
 use super::utc::Utc;
 use crate::credentials::json::push_string;
 use crate::credentials::{SecretCoordinates, ServiceAccountCoordinates};
+use crate::reference::{ImageId, ImageName};
 
 const VERSION: &str = "kubelet.config.k8s.io/v1beta1";
 const OLDER_VERSION: &str = "kubelet.config.k8s.io/v1alpha1";
@@ -25,7 +26,7 @@ const PULLED: &str = "ImagePulledRecord";
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PullIntent {
     /// The image as requested.
-    pub image: String,
+    pub image: ImageName,
 }
 
 /// Who may use an image.
@@ -34,7 +35,7 @@ pub struct PulledRecord {
     /// When something in it last changed; `None` where a file does not say.
     pub last_updated: Option<Utc>,
     /// The runtime's id of the image.
-    pub image_ref: String,
+    pub image_ref: ImageId,
     /// Who may use it under which name: the text of pods without tag and digest.
     pub names: BTreeMap<String, Access>,
 }
@@ -125,14 +126,14 @@ impl PullIntent {
     pub fn decode(text: &[u8]) -> Result<Decoded<PullIntent>, DocumentError> {
         let read: IntentText = serde_json::from_slice(text).map_err(|error| shape(&error))?;
         let current_version = check_version(&read.kind, INTENT, &read.api_version)?;
-        Ok(Decoded { document: PullIntent { image: read.image }, current_version })
+        Ok(Decoded { document: PullIntent { image: read.image.into() }, current_version })
     }
 
     /// The text of its file.
     pub fn encode(&self) -> String {
         let mut text = head(INTENT);
         text.push_str(",\"image\":");
-        push_string(&mut text, &self.image);
+        push_string(&mut text, self.image.as_str());
         text.push_str("}\n");
         text
     }
@@ -148,7 +149,7 @@ impl PulledRecord {
         let names = read.credential_mapping.unwrap_or_default().0;
         let names = names.into_iter().map(|(name, access)| (name, access.into())).collect();
         Ok(Decoded {
-            document: PulledRecord { last_updated, image_ref: read.image_ref, names },
+            document: PulledRecord { last_updated, image_ref: read.image_ref.into(), names },
             current_version,
         })
     }
@@ -162,7 +163,7 @@ impl PulledRecord {
             None => text.push_str("null"),
         }
         text.push_str(",\"imageRef\":");
-        push_string(&mut text, &self.image_ref);
+        push_string(&mut text, self.image_ref.as_str());
         if !self.names.is_empty() {
             text.push_str(",\"credentialMapping\":{");
             push_list(&mut text, &self.names, |text, (name, access)| {

@@ -15,6 +15,7 @@ use rustix::fs::OFlags;
 use super::document::{Decoded, DocumentError, PullIntent, PulledRecord, file_name};
 use super::holds::{Hold, Holds};
 use super::lock::take;
+use crate::reference::{ImageId, ImageName};
 
 /// A file beyond this is no record. In bytes.
 const LARGEST: u64 = 64 << 20;
@@ -127,20 +128,20 @@ impl Folder {
     }
 
     /// The record of an image; none if the file is about another one.
-    pub(super) fn record(&self, image_ref: &str) -> Result<Option<PulledRecord>, ReadError> {
-        let path = self.path(Shelf::Pulled, image_ref);
+    pub(super) fn record(&self, image_ref: &ImageId) -> Result<Option<PulledRecord>, ReadError> {
+        let path = self.path(Shelf::Pulled, image_ref.as_str());
         let found = read(&path, PulledRecord::decode)?;
-        Ok(found.map(|decoded| decoded.document).filter(|record| record.image_ref == image_ref))
+        Ok(found.map(|decoded| decoded.document).filter(|record| record.image_ref == *image_ref))
     }
 
     /// Whether a pull of an image, named as requested, is under way or was cut off.
-    pub(super) fn has_intent(&self, image: &str) -> Result<bool, ReadError> {
-        let found = read(&self.path(Shelf::Pulling, image), PullIntent::decode)?;
-        Ok(found.is_some_and(|decoded| decoded.document.image == image))
+    pub(super) fn has_intent(&self, image: &ImageName) -> Result<bool, ReadError> {
+        let found = read(&self.path(Shelf::Pulling, image.as_str()), PullIntent::decode)?;
+        Ok(found.is_some_and(|decoded| decoded.document.image == *image))
     }
 
     /// Whether there is an intent that this says yes to. One that cannot be read may be any.
-    pub(super) fn has_intent_like(&self, is_it: impl Fn(&str) -> bool) -> io::Result<bool> {
+    pub(super) fn has_intent_like(&self, is_it: impl Fn(&ImageName) -> bool) -> io::Result<bool> {
         for name in self.names(Shelf::Pulling)? {
             let path = self.shelf(Shelf::Pulling).join(name);
             match read(&path, PullIntent::decode) {
@@ -154,12 +155,12 @@ impl Folder {
 
     /// All files that can be read and are in their own place, in the order of their names; others are logged.
     pub(super) fn intents(&self) -> io::Result<Vec<Decoded<PullIntent>>> {
-        self.all(Shelf::Pulling, PullIntent::decode, |intent| &intent.image)
+        self.all(Shelf::Pulling, PullIntent::decode, |intent| intent.image.as_str())
     }
 
     /// See [`intents`](Folder::intents).
     pub(super) fn records(&self) -> io::Result<Vec<Decoded<PulledRecord>>> {
-        self.all(Shelf::Pulled, PulledRecord::decode, |record| &record.image_ref)
+        self.all(Shelf::Pulled, PulledRecord::decode, |record| record.image_ref.as_str())
     }
 
     /// How many files there are.
@@ -214,8 +215,8 @@ impl Folder {
     }
 
     /// Makes an intent that is there already durable, whoever wrote it.
-    pub(super) fn settle_intent(&self, image: &str) -> io::Result<()> {
-        let path = self.path(Shelf::Pulling, image);
+    pub(super) fn settle_intent(&self, image: &ImageName) -> io::Result<()> {
+        let path = self.path(Shelf::Pulling, image.as_str());
         self.step(Step::Sync, &path)?;
         fs_err::File::open(&path)?.sync_all()?;
         let folder = self.shelf(Shelf::Pulling);
@@ -224,13 +225,13 @@ impl Folder {
     }
 
     /// Marks the pull of an image as that of a living process, until what is returned is dropped.
-    pub(super) fn hold(&self, image: &str) -> io::Result<Hold> {
-        self.holds.hold(image)
+    pub(super) fn hold(&self, image: &ImageName) -> io::Result<Hold> {
+        self.holds.hold(image.as_str())
     }
 
     /// Whether another living process pulls the image, as far as can be known. Only in this process's turn.
-    pub(super) fn is_held_elsewhere(&self, image: &str) -> bool {
-        self.holds.is_held_elsewhere(image).unwrap_or_else(|error| {
+    pub(super) fn is_held_elsewhere(&self, image: &ImageName) -> bool {
+        self.holds.is_held_elsewhere(image.as_str()).unwrap_or_else(|error| {
             tracing::warn!("whether another process pulls {image} is not known: {error}");
             true
         })

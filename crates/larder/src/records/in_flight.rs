@@ -3,9 +3,11 @@
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use crate::reference::{ImageId, ImageName};
+
 /// By image as requested.
 #[derive(Debug, Default)]
-pub(super) struct InFlight(Mutex<HashMap<String, Running>>);
+pub(super) struct InFlight(Mutex<HashMap<ImageName, Running>>);
 
 #[derive(Debug, Default)]
 struct Running {
@@ -24,20 +26,20 @@ enum Before {
     #[default]
     Unknown,
     /// The id, if there was an image.
-    Was(Option<String>),
+    Was(Option<ImageId>),
     /// Nobody can tell any more: another pull may have brought what is there.
     Blurred,
 }
 
 impl InFlight {
-    fn map(&self) -> MutexGuard<'_, HashMap<String, Running>> {
+    fn map(&self) -> MutexGuard<'_, HashMap<ImageName, Running>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Says whether it is the only one.
-    pub(super) fn begins(&self, image: &str) -> bool {
+    pub(super) fn begins(&self, image: &ImageName) -> bool {
         let mut map = self.map();
-        let running = map.entry(image.to_owned()).or_default();
+        let running = map.entry(image.clone()).or_default();
         running.count += 1;
         if running.count > 1 && running.before == Before::Unknown {
             running.before = Before::Blurred;
@@ -46,7 +48,7 @@ impl InFlight {
     }
 
     /// Says whether it was the last, or none was known.
-    pub(super) fn ends(&self, image: &str) -> bool {
+    pub(super) fn ends(&self, image: &ImageName) -> bool {
         let mut map = self.map();
         match map.get_mut(image) {
             Some(running) if running.count > 1 => {
@@ -60,17 +62,17 @@ impl InFlight {
         }
     }
 
-    pub(super) fn count(&self, image: &str) -> usize {
+    pub(super) fn count(&self, image: &ImageName) -> usize {
         self.map().get(image).map_or(0, |running| running.count)
     }
 
     /// Whether a pull runs of an image that this says yes to.
-    pub(super) fn any(&self, is_it: impl Fn(&str) -> bool) -> bool {
-        self.map().keys().any(|image| is_it(image))
+    pub(super) fn any(&self, is_it: impl Fn(&ImageName) -> bool) -> bool {
+        self.map().keys().any(is_it)
     }
 
     /// Notes what is there before the only pull starts.
-    pub(super) fn note_before(&self, image: &str, id: Option<String>) {
+    pub(super) fn note_before(&self, image: &ImageName, id: Option<ImageId>) {
         if let Some(running) = self.map().get_mut(image)
             && running.before == Before::Unknown
         {
@@ -79,24 +81,23 @@ impl InFlight {
     }
 
     /// Another process pulls the image as well, or was cut off while it did.
-    pub(super) fn blur(&self, image: &str) {
+    pub(super) fn blur(&self, image: &ImageName) {
         if let Some(running) = self.map().get_mut(image) {
             running.before = Before::Blurred;
         }
     }
 
     /// Whether exactly this was there before.
-    pub(super) fn was_there(&self, image: &str, id: &str) -> bool {
+    pub(super) fn was_there(&self, image: &ImageName, id: &ImageId) -> bool {
         let was = |running: &Running| matches!(&running.before, Before::Was(Some(was)) if was == id);
         self.map().get(image).is_some_and(was)
     }
 
     /// A caller leaves in the middle of its pull. Says whether somebody has to be found who looks what becomes of it; then
     /// its place is theirs.
-    pub(super) fn leaves(&self, image: &str) -> bool {
+    pub(super) fn leaves(&self, image: &ImageName) -> bool {
         let mut map = self.map();
-        let running =
-            map.entry(image.to_owned()).or_insert_with(|| Running { count: 1, ..Running::default() });
+        let running = map.entry(image.clone()).or_insert_with(|| Running { count: 1, ..Running::default() });
         running.left += 1;
         if running.watched {
             running.count = running.count.saturating_sub(1);
@@ -105,12 +106,12 @@ impl InFlight {
     }
 
     /// How many callers left so far.
-    pub(super) fn left(&self, image: &str) -> u64 {
+    pub(super) fn left(&self, image: &ImageName) -> u64 {
         self.map().get(image).map_or(0, |running| running.left)
     }
 
     /// Nobody watches any more, if nobody left since this was the number. Says whether that is so.
-    pub(super) fn unwatch(&self, image: &str, left: u64) -> bool {
+    pub(super) fn unwatch(&self, image: &ImageName, left: u64) -> bool {
         let mut map = self.map();
         let Some(running) = map.get_mut(image) else { return true };
         running.watched = running.left != left;

@@ -17,13 +17,13 @@ use super::memory::{MEMORY_BYTES, Memory};
 use super::names::may_be_same;
 use super::settle::Settler;
 use super::utc::Utc;
-use super::verification::Verification;
 use super::writer::{Change, Desk, Writer};
 use super::{PullRecords, RecordedCredentials, RecordsError};
 use crate::backend::{Backend, Image};
+use crate::config::Verification;
 use crate::credentials::{LazyLookup, PodCredentials};
 use crate::gc::{Hook, Stamp};
-use crate::reference;
+use crate::reference::{ImageId, ImageName};
 
 /// Why the records cannot be kept at all.
 #[derive(Debug, thiserror::Error)]
@@ -62,13 +62,13 @@ pub struct ImageRecords {
 #[async_trait]
 pub trait PodLookup: Send {
     /// The credentials of the pod, or why they cannot be had.
-    async fn pod_credentials(&mut self) -> Result<PodCredentials, String>;
+    async fn pod_credentials(&mut self) -> Result<PodCredentials, RecordsError>;
 }
 
 #[async_trait]
 impl PodLookup for LazyLookup<'_> {
-    async fn pod_credentials(&mut self) -> Result<PodCredentials, String> {
-        self.get().await.map(PodCredentials::of).map_err(|error| error.to_string())
+    async fn pod_credentials(&mut self) -> Result<PodCredentials, RecordsError> {
+        Ok(PodCredentials::of(self.get().await?))
     }
 }
 
@@ -183,8 +183,8 @@ impl ImageRecords {
         let recovered = match self.folder.count(Shelf::Pulling) {
             Ok(0) => Ok(()),
             _ => match backend.list().await {
-                Ok(images) => self.recover_from(images).await.map_err(|error| error.to_string()),
-                Err(error) => Err(error.to_string()),
+                Ok(images) => self.recover_from(images).await,
+                Err(error) => Err(RecordsError::other(error)),
             },
         };
         if let Err(error) = &recovered {
@@ -207,7 +207,7 @@ impl ImageRecords {
     /// Removes the records of images that are not among these, unless they changed at `before` or later.
     pub async fn prune(
         &self,
-        kept: impl IntoIterator<Item = String>,
+        kept: impl IntoIterator<Item = ImageId>,
         before: Utc,
     ) -> Result<(), RecordsError> {
         self.writer.ordered(Change::Prune { kept: Arc::new(kept.into_iter().collect()), before }).await
@@ -221,17 +221,17 @@ impl ImageRecords {
     /// Records that an image was pulled, and who may use it because of that; `None` leaves that as it is.
     pub async fn pulled(
         &self,
-        image: &str,
-        image_ref: &str,
+        image: &ImageName,
+        image_ref: &ImageId,
         access: Option<Access>,
         now: Utc,
     ) -> Result<(), RecordsError> {
-        let (image, image_ref) = (image.to_owned(), image_ref.to_owned());
+        let (image, image_ref) = (image.clone(), image_ref.clone());
         self.writer.ordered(Change::Pulled { image, image_ref, access, now }).await
     }
 
     /// How many pulls of this image, as requested, run in this process.
-    pub fn in_flight(&self, image: &str) -> usize {
+    pub fn in_flight(&self, image: &ImageName) -> usize {
         self.in_flight.count(image)
     }
 
@@ -251,11 +251,10 @@ impl ImageRecords {
     }
 
     /// Who may use an image, by its id, as it is on disk; `None` where no pull of it is on record.
-    pub async fn record(&self, image_ref: &str) -> Result<Option<PulledRecord>, RecordsError> {
-        let (folder, image_ref) = (Arc::clone(&self.folder), image_ref.to_owned());
+    pub async fn record(&self, image_ref: &ImageId) -> Result<Option<PulledRecord>, RecordsError> {
+        let (folder, image_ref) = (Arc::clone(&self.folder), image_ref.clone());
         let read = tokio::task::spawn_blocking(move || folder.record(&image_ref)).await;
-        let record = read.map_err(|error| RecordsError(error.to_string()))?;
-        record.map_err(|error| RecordsError(error.to_string()))
+        Ok(read.map_err(RecordsError::other)??)
     }
 
     /// Whether a pod must show to the registry that it may use a present image, and why if that could not be said.
@@ -264,8 +263,8 @@ impl ImageRecords {
     /// A yes from memory is final. Before a no the disk is asked, where another process may have recorded more.
     pub async fn check(
         &self,
-        image: &str,
-        image_ref: &str,
+        image: &ImageName,
+        image_ref: &ImageId,
         lookup: &mut dyn PodLookup,
     ) -> (Option<CheckResult>, Option<RecordsError>) {
         if image_ref.is_empty() {
@@ -292,8 +291,8 @@ impl ImageRecords {
     /// What memory alone says of a pod that holds this; `None` if it does not know the image.
     pub fn check_from_memory(
         &self,
-        image: &str,
-        image_ref: &str,
+        image: &ImageName,
+        image_ref: &ImageId,
         pod: &PodCredentials,
     ) -> Option<CheckResult> {
         let known = self.memory.get(image_ref)?;
@@ -306,8 +305,8 @@ impl ImageRecords {
 
     async fn ask(
         &self,
-        image: &str,
-        image_ref: &str,
+        image: &ImageName,
+        image_ref: &ImageId,
         known: Option<&Known>,
         lookup: &mut dyn PodLookup,
     ) -> (CheckResult, Option<RecordsError>) {
@@ -315,7 +314,7 @@ impl ImageRecords {
         if let Look::Asks = look {
             match lookup.pod_credentials().await {
                 Ok(pod) => look = self.look(image, known, Some(&pod)),
-                Err(error) => return (CheckResult::Error, Some(RecordsError(error))),
+                Err(error) => return (CheckResult::Error, Some(error)),
             }
         }
         match look {
@@ -328,7 +327,7 @@ impl ImageRecords {
         }
     }
 
-    fn look(&self, image: &str, known: Option<&Known>, pod: Option<&PodCredentials>) -> Look {
+    fn look(&self, image: &ImageName, known: Option<&Known>, pod: Option<&PodCredentials>) -> Look {
         let verification = self.verification.read().unwrap_or_else(PoisonError::into_inner);
         let pulled_here = || known.is_some() || self.may_be_ours(image);
         if !verification.required(image, !verification.asks_who_pulled() || pulled_here()) {
@@ -353,7 +352,7 @@ impl ImageRecords {
     }
 
     /// Whether a pull of ours may have brought an image that has no record.
-    fn may_be_ours(&self, image: &str) -> bool {
+    fn may_be_ours(&self, image: &ImageName) -> bool {
         let unrecovered = self.unrecovered.load(Ordering::Acquire);
         self.in_flight.any(|pulled| may_be_same(pulled, image))
             || self.folder.has_intent_like(|pulled| unrecovered || may_be_same(pulled, image)).unwrap_or_else(
@@ -364,8 +363,8 @@ impl ImageRecords {
             )
     }
 
-    async fn read(&self, image_ref: &str) -> Result<Option<Arc<Known>>, String> {
-        let record = self.record(image_ref).await.map_err(|error| error.to_string())?;
+    async fn read(&self, image_ref: &ImageId) -> Result<Option<Arc<Known>>, RecordsError> {
+        let record = self.record(image_ref).await?;
         let known = record.map(|record| Arc::new(Known::new(&record)));
         match &known {
             Some(known) => self.memory.put(image_ref, Arc::clone(known)),
@@ -374,10 +373,10 @@ impl ImageRecords {
         Ok(known)
     }
 
-    fn learn(&self, image: &str, image_ref: &str, secret: RecordedSecret) {
-        let Ok(name) = reference::trim_tag_and_digest(image) else { return };
+    fn learn(&self, image: &ImageName, image_ref: &ImageId, secret: RecordedSecret) {
+        let Ok(name) = image.trimmed() else { return };
         let access = Access { secrets: vec![secret], ..Access::default() };
-        let (name, image_ref) = (name.to_owned(), image_ref.to_owned());
+        let (name, image_ref) = (name.to_owned(), image_ref.clone());
         self.writer.order(Change::Learn { name, image_ref, access, now: SystemTime::now().into() });
     }
 }
@@ -392,8 +391,8 @@ impl Counts {
 impl PullRecords for ImageRecords {
     async fn must_attempt_pull(
         &self,
-        image: &str,
-        image_ref: &str,
+        image: &ImageName,
+        image_ref: &ImageId,
         credentials: &mut LazyLookup<'_>,
     ) -> Result<bool, RecordsError> {
         match self.check(image, image_ref, credentials).await {
@@ -402,12 +401,12 @@ impl PullRecords for ImageRecords {
         }
     }
 
-    async fn record_pull_intent(&self, image: &str) -> Result<(), RecordsError> {
+    async fn record_pull_intent(&self, image: &ImageName) -> Result<(), RecordsError> {
         let alone = self.in_flight.begins(image);
         // Also when nobody waits for the answer any more.
         let begun = Begun { records: self, image };
-        let written = self.writer.ordered(Change::Intent { image: image.to_owned() }).await;
-        written.map_err(|error| RecordsError(format!("failed to record image pull intent: {error}")))?;
+        let written = self.writer.ordered(Change::Intent { image: image.clone() }).await;
+        written.map_err(|error| RecordsError::Intent(Box::new(error)))?;
         if let Some(settler) = self.settler.get().filter(|_| alone) {
             settler.look_before(image).await;
         }
@@ -415,20 +414,25 @@ impl PullRecords for ImageRecords {
         Ok(())
     }
 
-    async fn record_image_pulled(&self, image: &str, image_ref: &str, credentials: &RecordedCredentials) {
+    async fn record_image_pulled(
+        &self,
+        image: &ImageName,
+        image_ref: &ImageId,
+        credentials: &RecordedCredentials,
+    ) {
         let access = Some(Access::from(credentials));
         if let Err(error) = self.pulled(image, image_ref, access, SystemTime::now().into()).await {
             tracing::error!("failed to record that {image} was pulled; pods have to pull it again: {error}");
         }
     }
 
-    fn record_image_pull_failed(&self, image: &str) {
+    fn record_image_pull_failed(&self, image: &ImageName) {
         if self.in_flight.ends(image) {
-            self.writer.order(Change::Failed { image: image.to_owned(), absent: false });
+            self.writer.order(Change::Failed { image: image.clone(), absent: false });
         }
     }
 
-    async fn record_image_pull_ended(&self, image: &str) -> bool {
+    async fn record_image_pull_ended(&self, image: &ImageName) -> bool {
         if let Some(settler) = self.settler.get() {
             return settler.settle(image).await;
         }
@@ -436,7 +440,7 @@ impl PullRecords for ImageRecords {
         true
     }
 
-    fn record_image_pull_left(&self, image: &str) {
+    fn record_image_pull_left(&self, image: &ImageName) {
         // Without anybody to ask the intent stays: the image is nobody's, and the next start looks.
         if let Some(settler) = self.settler.get() {
             settler.clone().settle_later(image);
@@ -447,7 +451,7 @@ impl PullRecords for ImageRecords {
 /// A pull that was counted, and did not start.
 struct Begun<'a> {
     records: &'a ImageRecords,
-    image: &'a str,
+    image: &'a ImageName,
 }
 
 impl Drop for Begun<'_> {
@@ -457,8 +461,8 @@ impl Drop for Begun<'_> {
 }
 
 impl Hook for ImageRecords {
-    fn collected(&self, kept: &[String], started: Stamp) {
-        let kept: Arc<HashSet<String>> = Arc::new(kept.iter().cloned().collect());
+    fn collected(&self, kept: &[ImageId], started: Stamp) {
+        let kept: Arc<HashSet<ImageId>> = Arc::new(kept.iter().cloned().collect());
         let before = Utc(started.0.div_euclid(1000));
         self.writer.order(Change::Prune { kept, before });
     }

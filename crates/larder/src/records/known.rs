@@ -3,7 +3,7 @@
 use super::document::{Access, PulledRecord, RecordedSecret};
 use super::index::{Index, hash_of};
 use crate::credentials::{SecretCoordinates, ServiceAccountCoordinates};
-use crate::reference::{self, ReferenceError};
+use crate::reference::{self, ImageName, ReferenceError};
 
 /// From so many secrets on, being the same secret is not enough, and no more are learned from checks.
 pub const LEARNED_SECRETS: usize = 100;
@@ -68,15 +68,15 @@ impl Known {
     }
 
     /// Those who may use it under the name in this text of a pod. An error if the text is no image.
-    pub(super) fn under(&self, image: &str) -> Result<Option<&Holders>, ReferenceError> {
+    pub(super) fn under(&self, image: &ImageName) -> Result<Option<&Holders>, ReferenceError> {
         // What the grammar would find, without it, for nearly all that is asked.
         if let [one] = &*self.names
             && one.is_name
-            && image.strip_prefix(&*one.name).is_some_and(is_tag_or_nothing)
+            && image.as_str().strip_prefix(&*one.name).is_some_and(is_tag_or_nothing)
         {
             return Ok(Some(&one.holders));
         }
-        let name = reference::trim_tag_and_digest(image)?;
+        let name = image.trimmed()?;
         let found = self.names.binary_search_by(|named| named.name.as_ref().cmp(name));
         Ok(found.ok().map(|number| &self.names[number].holders))
     }
@@ -263,14 +263,14 @@ mod tests {
                 (&format!(":{long}"), false),
                 ("@sha256:a", false),
             ] {
-                let image = format!("r.example/app{rest}");
-                let trimmed = reference::trim_tag_and_digest(&image).map(|name| name == "r.example/app");
+                let image = ImageName::from(format!("r.example/app{rest}"));
+                let trimmed = image.trimmed().map(|name| name == "r.example/app");
                 let under = known.under(&image).map(|found| found.is_some());
                 assert_eq!(under.ok(), trimmed.ok(), "{image}");
                 assert_eq!(known.under(&image).is_ok_and(|found| found.is_some()), found, "{image}");
             }
         }
-        assert!(names(&["r.example"]).under("r.example:5000/app").unwrap().is_none());
-        assert!(names(&[""]).under(":v1").is_err(), "a name that is none serves nobody");
+        assert!(names(&["r.example"]).under(&"r.example:5000/app".into()).unwrap().is_none());
+        assert!(names(&[""]).under(&":v1".into()).is_err(), "a name that is none serves nobody");
     }
 }

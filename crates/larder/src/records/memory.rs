@@ -6,6 +6,7 @@ use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::index::FoldingHash;
 use super::known::Known;
+use crate::reference::ImageId;
 
 /// The bytes that records may take in memory, about. Some hundred thousand recorded credentials.
 pub const MEMORY_BYTES: usize = 128 << 20;
@@ -20,7 +21,7 @@ pub(super) struct Memory {
 
 #[derive(Debug, Default)]
 struct All {
-    by_ref: HashMap<Box<str>, Kept, FoldingHash>,
+    by_ref: HashMap<ImageId, Kept, FoldingHash>,
     weight: usize,
 }
 
@@ -35,7 +36,7 @@ impl Memory {
         Memory { all: RwLock::default(), asked: AtomicU64::new(0), limit }
     }
 
-    pub(super) fn get(&self, image_ref: &str) -> Option<Arc<Known>> {
+    pub(super) fn get(&self, image_ref: &ImageId) -> Option<Arc<Known>> {
         let all = self.read();
         let kept = all.by_ref.get(image_ref)?;
         // A store that all readers do would make them wait for each other's cache line; a read does not.
@@ -46,11 +47,11 @@ impl Memory {
         Some(Arc::clone(&kept.known))
     }
 
-    pub(super) fn put(&self, image_ref: &str, known: Arc<Known>) {
+    pub(super) fn put(&self, image_ref: &ImageId, known: Arc<Known>) {
         let mut all = self.write();
         let weight = known.weight;
         let asked = AtomicU64::new(self.asked.fetch_add(1, Ordering::Relaxed) + 1);
-        let before = all.by_ref.insert(image_ref.into(), Kept { known, asked });
+        let before = all.by_ref.insert(image_ref.clone(), Kept { known, asked });
         all.weight += weight;
         all.weight -= before.map_or(0, |kept| kept.known.weight);
         if all.weight > self.limit {
@@ -63,7 +64,7 @@ impl Memory {
         self.read().weight.saturating_mul(100) / self.limit.max(1)
     }
 
-    pub(super) fn forget(&self, image_ref: &str) {
+    pub(super) fn forget(&self, image_ref: &ImageId) {
         let mut all = self.write();
         let gone = all.by_ref.remove(image_ref);
         all.weight -= gone.map_or(0, |kept| kept.known.weight);
@@ -108,15 +109,15 @@ mod tests {
         let known = || Arc::new(Known::new(&PulledRecord::default()));
         let memory = Memory::new(100 * known().weight);
         for number in 0..100 {
-            memory.put(&format!("r{number}"), known());
+            memory.put(&format!("r{number}").into(), known());
         }
         for round in 0..500 {
-            assert!(memory.get("r0").is_some(), "asked for all the time");
-            memory.put(&format!("n{round}"), known());
+            assert!(memory.get(&"r0".into()).is_some(), "asked for all the time");
+            memory.put(&format!("n{round}").into(), known());
             assert!(memory.read().weight <= memory.limit);
         }
-        assert!(memory.get("r1").is_none());
-        memory.forget("r0");
-        assert!(memory.get("r0").is_none());
+        assert!(memory.get(&"r1".into()).is_none());
+        memory.forget(&"r0".into());
+        assert!(memory.get(&"r0".into()).is_none());
     }
 }

@@ -15,6 +15,7 @@
 //! granted an image that he did not show credentials for.
 
 mod document;
+mod error;
 mod folder;
 mod holds;
 mod in_flight;
@@ -27,21 +28,22 @@ mod merge;
 mod names;
 mod settle;
 mod utc;
-mod verification;
 mod writer;
 
 use async_trait::async_trait;
 
+pub use crate::config::{Verification, VerificationError};
 pub use document::{Access, Decoded, DocumentError, PullIntent, PulledRecord, RecordedSecret, file_name};
+pub use error::RecordsError;
 pub use folder::{Step, Witness};
 pub use keeper::{CheckResult, ImageRecords, OpenError, PodLookup};
 pub use known::LEARNED_SECRETS;
 pub use memory::MEMORY_BYTES;
 pub use merge::merge;
 pub use utc::Utc;
-pub use verification::{Verification, VerificationError};
 
 use crate::credentials::{Credential, LazyLookup, SecretCoordinates, ServiceAccountCoordinates, Source};
+use crate::reference::{ImageId, ImageName};
 
 /// Remembers what was pulled and with which credential.
 #[async_trait]
@@ -50,38 +52,38 @@ pub trait PullRecords: Send + Sync {
     /// `image` is the text as requested; `credentials` are looked up only if the answer depends on them.
     async fn must_attempt_pull(
         &self,
-        image: &str,
-        image_ref: &str,
+        image: &ImageName,
+        image_ref: &ImageId,
         credentials: &mut LazyLookup<'_>,
     ) -> Result<bool, RecordsError>;
 
     /// A pull of `image` is about to start; it must not before this returns. Closed by one of the next calls, on
     /// every path; not if this fails, or is dropped.
-    async fn record_pull_intent(&self, image: &str) -> Result<(), RecordsError>;
+    async fn record_pull_intent(&self, image: &ImageName) -> Result<(), RecordsError>;
 
     /// The pull of `image` succeeded. Counts once this was polled, also if it is dropped then.
-    async fn record_image_pulled(&self, image: &str, image_ref: &str, credentials: &RecordedCredentials);
+    async fn record_image_pulled(
+        &self,
+        image: &ImageName,
+        image_ref: &ImageId,
+        credentials: &RecordedCredentials,
+    );
 
     /// The pull of `image` did not start.
-    fn record_image_pull_failed(&self, image: &str);
+    fn record_image_pull_failed(&self, image: &ImageName);
 
     /// The pull of `image` failed, and nothing works at it any more. Says whether it is known now what is there; if not, or
     /// if this is dropped, one of the other calls has to close it.
-    async fn record_image_pull_ended(&self, image: &str) -> bool {
+    async fn record_image_pull_ended(&self, image: &ImageName) -> bool {
         self.record_image_pull_failed(image);
         true
     }
 
     /// Who waited for the pull of `image` has left, or how it ended is not known: the image may come after all.
-    fn record_image_pull_left(&self, image: &str) {
+    fn record_image_pull_left(&self, image: &ImageName) {
         self.record_image_pull_failed(image);
     }
 }
-
-/// Why the records could not be read or written. The text is what the pod's status shows.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct RecordsError(pub String);
 
 /// What is remembered of the credential that a pull succeeded with.
 #[derive(Debug, Clone, PartialEq, Eq)]

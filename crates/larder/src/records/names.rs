@@ -1,45 +1,43 @@
 //! Which texts mean the same image. Pure.
 
 use crate::backend::Image;
-use crate::reference::{self, ImageName};
+use crate::reference::{ImageName, Reference};
 
 /// A short id is a text of at least so many digits.
 const SHORTEST_ID: usize = 4;
 
 /// Whether an image has exactly this name, or has it once both are written in full.
-pub(super) fn has_name(image: &Image, name: &str) -> bool {
+pub(super) fn has_name(image: &Image, name: &ImageName) -> bool {
     let names = || image.repo_tags.iter().chain(&image.repo_digests);
-    names().any(|known| known == name)
-        || full(name)
-            .is_some_and(|wanted| names().filter_map(|known| full(known)).any(|known| is(&wanted, &known)))
+    names().any(|known| name == known)
+        || name.reference().is_ok_and(|wanted| {
+            names().any(|known| Reference::parse(known).is_ok_and(|known| is(wanted, &known)))
+        })
 }
 
 /// Whether two texts of pods may mean the same image. Nobody knows which image a digest stands for before it was pulled, so
 /// it may be any one of its repository; an id may be any image.
-pub(super) fn may_be_same(one: &str, other: &str) -> bool {
+pub(super) fn may_be_same(one: &ImageName, other: &ImageName) -> bool {
     if one == other || is_id(one) || is_id(other) {
         return true;
     }
-    let (Some(one), Some(other)) = (full(one), full(other)) else { return false };
-    let by_digest = one.digest.is_some() || other.digest.is_some();
-    one.repository == other.repository && (by_digest || one.tag == other.tag)
-}
-
-fn full(name: &str) -> Option<ImageName> {
-    reference::parse_image_name(name).ok()
+    let (Ok(one), Ok(other)) = (one.reference(), other.reference()) else { return false };
+    let by_digest = one.digest().is_some() || other.digest().is_some();
+    one.name() == other.name() && (by_digest || one.tag_or_default() == other.tag_or_default())
 }
 
 /// Runtimes take no notice of a tag beside a digest.
-fn is(wanted: &ImageName, known: &ImageName) -> bool {
-    let same = match &wanted.digest {
-        Some(digest) => known.digest.as_ref() == Some(digest),
-        None => known.digest.is_none() && known.tag == wanted.tag,
+fn is(wanted: &Reference, known: &Reference) -> bool {
+    let same = match wanted.digest() {
+        Some(digest) => known.digest() == Some(digest),
+        None => known.digest().is_none() && known.tag_or_default() == wanted.tag_or_default(),
     };
-    same && wanted.repository == known.repository
+    same && wanted.name() == known.name()
 }
 
-fn is_id(text: &str) -> bool {
-    let digits = text.strip_prefix("sha256:").unwrap_or(text);
+fn is_id(name: &ImageName) -> bool {
+    let digits = name.as_str();
+    let digits = digits.strip_prefix("sha256:").unwrap_or(digits);
     digits.len() >= SHORTEST_ID && digits.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
@@ -60,6 +58,7 @@ mod tests {
             ("r.example/a:1", &format!("sha256:{}", "a".repeat(64)), true),
             ("r.example/a:1", "no name at all", false),
         ] {
+            let (one, other) = (&ImageName::from(one), &ImageName::from(other));
             assert_eq!(may_be_same(one, other), same, "{one} {other}");
             assert_eq!(may_be_same(other, one), same, "{other} {one}");
         }
@@ -74,7 +73,7 @@ mod tests {
             ..Image::default()
         };
         for (name, has) in [("a:1", true), (&format!("a:7@{digest}"), true), ("a:2", false), ("a", false)] {
-            assert_eq!(has_name(&image, name), has, "{name}");
+            assert_eq!(has_name(&image, &name.into()), has, "{name}");
         }
     }
 }

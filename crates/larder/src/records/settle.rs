@@ -11,7 +11,7 @@ use tokio::runtime::Handle;
 use super::in_flight::InFlight;
 use super::writer::{Change, Writer};
 use crate::backend::{Backend, BackendError, ImageSpec};
-use crate::reference;
+use crate::reference::{ImageId, ImageName};
 
 /// When to look what became of a pull whose caller left, each after the one before. What did not come by the last does not
 /// come.
@@ -35,7 +35,7 @@ pub(super) struct Settler {
 /// What a look at the backend says.
 enum Seen {
     /// An image that was not there before.
-    Came(String),
+    Came(ImageId),
     /// Nothing, or what was there before.
     Nothing,
     /// It did not answer.
@@ -44,7 +44,7 @@ enum Seen {
 
 impl Settler {
     /// Notes what has the name before a pull, so that it is not taken for what the pull brought.
-    pub(super) async fn look_before(&self, image: &str) {
+    pub(super) async fn look_before(&self, image: &ImageName) {
         // Who cannot be asked leaves that open: then whatever is there later came by us.
         if let Ok(id) = self.look(image).await {
             self.in_flight.note_before(image, id);
@@ -52,7 +52,7 @@ impl Settler {
     }
 
     /// Closes a pull at which nothing works any more. Says whether that could be done.
-    pub(super) async fn settle(&self, image: &str) -> bool {
+    pub(super) async fn settle(&self, image: &ImageName) -> bool {
         let seen = self.seen(image).await;
         let is_known = !matches!(seen, Seen::Unknown);
         self.close(image, seen).await;
@@ -61,15 +61,15 @@ impl Settler {
 
     /// Closes a pull whose caller left, when it is known what came of it. Without a runtime that goes on, the intent
     /// stays for the next start.
-    pub(super) fn settle_later(self, image: &str) {
+    pub(super) fn settle_later(self, image: &ImageName) {
         let Ok(runtime) = Handle::try_current() else { return };
         if self.in_flight.leaves(image) {
-            let image = image.to_owned();
+            let image = image.clone();
             runtime.spawn(async move { self.watch(&image).await });
         }
     }
 
-    async fn watch(&self, image: &str) {
+    async fn watch(&self, image: &ImageName) {
         while self.writer.strong_count() > 0 {
             let left = self.in_flight.left(image);
             let mut seen = Seen::Unknown;
@@ -88,7 +88,7 @@ impl Settler {
         }
     }
 
-    async fn close(&self, image: &str, seen: Seen) {
+    async fn close(&self, image: &ImageName, seen: Seen) {
         match seen {
             Seen::Came(id) => self.came(image, id).await,
             Seen::Nothing => self.nothing_came(image),
@@ -96,23 +96,23 @@ impl Settler {
         }
     }
 
-    async fn came(&self, image: &str, image_ref: String) {
+    async fn came(&self, image: &ImageName, image_ref: ImageId) {
         let Some(writer) = self.writer.upgrade() else { return };
-        let (image, now) = (image.to_owned(), SystemTime::now().into());
+        let (image, now) = (image.clone(), SystemTime::now().into());
         let change = Change::Pulled { image: image.clone(), image_ref, access: None, now };
         if let Err(error) = writer.ordered(change).await {
             tracing::warn!("{image} came, and cannot be recorded; pods have to pull it again: {error}");
         }
     }
 
-    fn nothing_came(&self, image: &str) {
+    fn nothing_came(&self, image: &ImageName) {
         let Some(writer) = self.writer.upgrade() else { return };
         if self.in_flight.ends(image) {
-            writer.order(Change::Failed { image: image.to_owned(), absent: true });
+            writer.order(Change::Failed { image: image.clone(), absent: true });
         }
     }
 
-    async fn seen(&self, image: &str) -> Seen {
+    async fn seen(&self, image: &ImageName) -> Seen {
         match self.look(image).await {
             Ok(Some(id)) if !self.in_flight.was_there(image, &id) => Seen::Came(id),
             Ok(_) => Seen::Nothing,
@@ -123,8 +123,8 @@ impl Settler {
         }
     }
 
-    async fn look(&self, image: &str) -> Result<Option<String>, BackendError> {
-        let name = reference::apply_default_tag(image).unwrap_or_else(|_| image.into());
+    async fn look(&self, image: &ImageName) -> Result<Option<ImageId>, BackendError> {
+        let name = image.with_default_tag().unwrap_or_else(|_| image.clone());
         let found = self.backend.look(&ImageSpec::named(name)).await?;
         Ok(found.map(|found| found.id))
     }

@@ -3,7 +3,11 @@
 use std::fmt;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-const DAY: i64 = 86_400;
+use jiff::SignedDuration;
+use jiff::civil::{DateTime, datetime};
+use jiff::fmt::temporal::Pieces;
+
+const EPOCH: DateTime = datetime(1970, 1, 1, 0, 0, 0, 0);
 
 /// Seconds since 1970, in UTC. It prints as `2024-10-21T12:26:40Z`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
@@ -13,27 +17,12 @@ impl Utc {
     /// Reads RFC 3339: `2024-10-21T12:26:40Z`, also with an offset or decimals, which are cut off. `None` if the text
     /// is no such time.
     pub fn parse(text: &str) -> Option<Utc> {
-        if !text.is_ascii() {
-            return None;
-        }
-        let (date, rest) = text.split_once('T')?;
-        let [year, month, day] = numbers(date, '-', [4, 2, 2])?;
-        let (clock, rest) = rest.split_at_checked(8)?;
-        let [hour, minute, second] = numbers(clock, ':', [2, 2, 2])?;
-        let in_range = (1..=12).contains(&month)
-            && (1..=days_in(year, month)).contains(&day)
-            && hour < 24
-            && minute < 60
-            && second < 60;
-        let zone = match rest.strip_prefix('.') {
-            None => rest,
-            Some(decimals) => {
-                let zone = decimals.trim_start_matches(|c: char| c.is_ascii_digit());
-                (zone.len() < decimals.len()).then_some(zone)?
-            }
-        };
-        let seconds = days_from_civil(year, month, day) * DAY + hour * 3600 + minute * 60 + second;
-        in_range.then_some(Utc(seconds - offset(zone)?))
+        let pieces = Pieces::parse(text).ok()?;
+        // ISO 8601 has other separators and time zones by name; RFC 3339 has not.
+        let is_rfc_3339 = text.as_bytes().get(10) == Some(&b'T') && pieces.time_zone_annotation().is_none();
+        let time = pieces.date().to_datetime(pieces.time().filter(|_| is_rfc_3339)?);
+        let seconds = time.duration_since(EPOCH).as_nanos().div_euclid(1_000_000_000);
+        Some(Utc(i64::try_from(seconds).ok()? - i64::from(pieces.to_numeric_offset()?.seconds())))
     }
 }
 
@@ -45,62 +34,12 @@ impl From<SystemTime> for Utc {
     }
 }
 
+/// A time after the year 9999 prints as its last second.
 impl fmt::Display for Utc {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (year, month, day) = civil_from_days(self.0.div_euclid(DAY));
-        let second = self.0.rem_euclid(DAY);
-        let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
-        write!(f, "{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+        let time = EPOCH.saturating_add(SignedDuration::from_secs(self.0));
+        write!(f, "{}", time.strftime("%Y-%m-%dT%H:%M:%SZ"))
     }
-}
-
-fn numbers(text: &str, separator: char, digits: [usize; 3]) -> Option<[i64; 3]> {
-    let mut parts = text.split(separator);
-    let mut found = [0; 3];
-    for (number, digits) in found.iter_mut().zip(digits) {
-        let part = parts.next().filter(|part| part.len() == digits)?;
-        *number = part.bytes().all(|b| b.is_ascii_digit()).then(|| part.parse().ok()).flatten()?;
-    }
-    parts.next().is_none().then_some(found)
-}
-
-/// Seconds east of Greenwich.
-fn offset(zone: &str) -> Option<i64> {
-    if zone == "Z" {
-        return Some(0);
-    }
-    let sign = if zone.starts_with('-') { -1 } else { 1 };
-    let clock = zone.strip_prefix(['+', '-'])?;
-    let [hours, minutes, _] = numbers(&format!("{clock}:00"), ':', [2, 2, 2])?;
-    (hours < 24 && minutes < 60).then_some(sign * (hours * 3600 + minutes * 60))
-}
-
-fn days_in(year: i64, month: i64) -> i64 {
-    match month {
-        4 | 6 | 9 | 11 => 30,
-        2 if year % 4 == 0 && (year % 100 != 0 || year % 400 == 0) => 29,
-        2 => 28,
-        _ => 31,
-    }
-}
-
-/// Days since 1970. Years are counted from March, so that the leap day is the last.
-fn days_from_civil(year: i64, month: i64, day: i64) -> i64 {
-    let year = if month <= 2 { year - 1 } else { year };
-    let (era, of_era) = (year.div_euclid(400), year.rem_euclid(400));
-    let of_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;
-    era * 146_097 + of_era * 365 + of_era / 4 - of_era / 100 + of_year - 719_468
-}
-
-fn civil_from_days(days: i64) -> (i64, i64, i64) {
-    let days = days + 719_468;
-    let (era, of_era) = (days.div_euclid(146_097), days.rem_euclid(146_097));
-    let year = (of_era - of_era / 1460 + of_era / 36_524 - of_era / 146_096) / 365;
-    let of_year = of_era - (365 * year + year / 4 - year / 100);
-    let month = (5 * of_year + 2) / 153;
-    let day = of_year - (153 * month + 2) / 5 + 1;
-    let month = if month < 10 { month + 3 } else { month - 9 };
-    (era * 400 + year + i64::from(month <= 2), month, day)
 }
 
 #[cfg(test)]

@@ -22,7 +22,7 @@ use super::merge::merge;
 use super::names::has_name;
 use super::utc::Utc;
 use crate::backend::Image;
-use crate::reference;
+use crate::reference::{ImageId, ImageName};
 
 /// At most so many changes are made at once.
 const BATCH: usize = 1000;
@@ -31,16 +31,16 @@ const BATCH: usize = 1000;
 #[derive(Debug, Clone)]
 pub(super) enum Change {
     /// A pull is about to start.
-    Intent { image: String },
+    Intent { image: ImageName },
     /// A pull ended without an image: the intent goes, unless another pull of the image began since. Unless the image is
     /// known to be absent, an intent that was there before stays as well: another pull may have brought it.
-    Failed { image: String, absent: bool },
+    Failed { image: ImageName, absent: bool },
     /// A pull brought an image.
-    Pulled { image: String, image_ref: String, access: Option<Access>, now: Utc },
+    Pulled { image: ImageName, image_ref: ImageId, access: Option<Access>, now: Utc },
     /// A pod showed that it may use an image.
-    Learn { name: String, image_ref: String, access: Access, now: Utc },
+    Learn { name: String, image_ref: ImageId, access: Access, now: Utc },
     /// Records of images that are not among these go, unless they changed since.
-    Prune { kept: Arc<HashSet<String>>, before: Utc },
+    Prune { kept: Arc<HashSet<ImageId>>, before: Utc },
     /// Intents of pulls that died, of which these images are left.
     Recover { images: Arc<Vec<Image>>, now: Utc },
     /// Documents of an older version are written anew.
@@ -53,7 +53,7 @@ type Answer = oneshot::Sender<Result<(), RecordsError>>;
 type Order = (Change, Option<Answer>);
 
 /// The intents of this process, by image: on disk, durably.
-type Held = HashMap<String, Own>;
+type Held = HashMap<ImageName, Own>;
 
 struct Own {
     _hold: Hold,
@@ -93,9 +93,7 @@ impl Writer {
     ) -> impl Future<Output = Result<(), RecordsError>> + Send + use<> {
         let (answer, answered) = oneshot::channel();
         self.send(change, Some(answer));
-        async {
-            answered.await.unwrap_or_else(|_| Err(RecordsError("the writer of pull records is gone".into())))
-        }
+        async { answered.await.unwrap_or(Err(RecordsError::Closed)) }
     }
 
     fn send(&self, change: Change, answer: Option<Answer>) {
@@ -144,22 +142,24 @@ impl Desk {
             }
             draft.write(held)
         });
-        made.map_err(|error| RecordsError(error.to_string()))
+        made.map_err(RecordsError::from)
     }
 }
 
 /// What several changes come to.
 struct Draft<'a> {
     desk: &'a Desk,
-    intents: BTreeSet<String>,
-    records: BTreeMap<String, PulledRecord>,
-    gone: BTreeSet<(Shelf, String)>,
+    intents: BTreeSet<ImageName>,
+    records: BTreeMap<ImageId, PulledRecord>,
+    /// Intents and records that go.
+    closed: BTreeSet<ImageName>,
+    gone: BTreeSet<ImageId>,
     /// Intents of dead processes that are written anew.
     renewed: Vec<PullIntent>,
     /// Images of pulls that ended well.
-    ended: Vec<String>,
+    ended: Vec<ImageName>,
     /// Intents that are not ours alone.
-    let_go: Vec<String>,
+    let_go: Vec<ImageName>,
 }
 
 impl<'a> Draft<'a> {
@@ -168,6 +168,7 @@ impl<'a> Draft<'a> {
             desk,
             intents: BTreeSet::new(),
             records: BTreeMap::new(),
+            closed: BTreeSet::new(),
             gone: BTreeSet::new(),
             renewed: Vec::new(),
             ended: Vec::new(),
@@ -179,7 +180,7 @@ impl<'a> Draft<'a> {
         match change {
             Change::Nothing => {}
             Change::Intent { image } => {
-                self.gone.remove(&(Shelf::Pulling, image.clone()));
+                self.closed.remove(image);
                 if !held.contains_key(image) {
                     self.intents.insert(image.clone());
                 }
@@ -193,7 +194,7 @@ impl<'a> Draft<'a> {
                 }
             }
             Change::Pulled { image, image_ref, access, now } => {
-                let name = reference::trim_tag_and_digest(image).map_err(io::Error::other)?;
+                let name = image.trimmed().map_err(io::Error::other)?;
                 self.merge(image_ref, name, access.as_ref(), *now);
                 self.renew(image_ref, *now);
                 self.ended.push(image.clone());
@@ -207,7 +208,7 @@ impl<'a> Draft<'a> {
                     let updated = self.records.get(&image_ref).map_or(last_updated, |new| new.last_updated);
                     if !kept.contains(&image_ref) && updated < Some(*before) {
                         self.records.remove(&image_ref);
-                        self.gone.insert((Shelf::Pulled, image_ref));
+                        self.gone.insert(image_ref);
                     }
                 }
             }
@@ -225,26 +226,26 @@ impl<'a> Draft<'a> {
     }
 
     /// Whether an intent was there before ours.
-    fn is_found(&self, image: &str, held: &Held) -> bool {
+    fn is_found(&self, image: &ImageName, held: &Held) -> bool {
         match held.get(image) {
             Some(own) => own.found,
             None => self.desk.folder.has_intent(image).unwrap_or(true),
         }
     }
 
-    fn intent_goes(&mut self, image: &str) {
+    fn intent_goes(&mut self, image: &ImageName) {
         if self.desk.in_flight.count(image) == 0 {
             self.intents.remove(image);
-            self.gone.insert((Shelf::Pulling, image.to_owned()));
+            self.closed.insert(image.clone());
         }
     }
 
     /// The record as it is by now. One that cannot be read counts as none: it served nobody.
-    fn record(&self, image_ref: &str) -> Option<PulledRecord> {
+    fn record(&self, image_ref: &ImageId) -> Option<PulledRecord> {
         if let Some(record) = self.records.get(image_ref) {
             return Some(record.clone());
         }
-        if self.gone.contains(&(Shelf::Pulled, image_ref.to_owned())) {
+        if self.gone.contains(image_ref) {
             return None;
         }
         self.desk.folder.record(image_ref).unwrap_or_else(|error| {
@@ -253,23 +254,23 @@ impl<'a> Draft<'a> {
         })
     }
 
-    fn merge(&mut self, image_ref: &str, name: &str, access: Option<&Access>, now: Utc) {
+    fn merge(&mut self, image_ref: &ImageId, name: &str, access: Option<&Access>, now: Utc) {
         let before = self.record(image_ref);
         let is_new = before.is_none();
         let mut record = before.unwrap_or_default();
         if merge(&mut record, name, access) || is_new {
             record.last_updated = Some(now);
-            image_ref.clone_into(&mut record.image_ref);
-            self.gone.remove(&(Shelf::Pulled, image_ref.to_owned()));
-            self.records.insert(image_ref.to_owned(), record);
+            record.image_ref = image_ref.clone();
+            self.gone.remove(image_ref);
+            self.records.insert(image_ref.clone(), record);
         }
     }
 
     /// A round of collection that began before the image came again must not take its record, whichever process holds it.
-    fn renew(&mut self, image_ref: &str, now: Utc) {
+    fn renew(&mut self, image_ref: &ImageId, now: Utc) {
         if let Some(mut record) = self.record(image_ref).filter(|record| record.last_updated < Some(now)) {
             record.last_updated = Some(now);
-            self.records.insert(image_ref.to_owned(), record);
+            self.records.insert(image_ref.clone(), record);
         }
     }
 
@@ -289,10 +290,10 @@ impl<'a> Draft<'a> {
     }
 
     fn write(self, held: &mut Held) -> io::Result<()> {
-        let Draft { desk, intents, records, gone, renewed, ended, let_go } = self;
-        let intent = |intent: PullIntent| (Shelf::Pulling, intent.image.clone(), intent.encode());
-        let record = |(image_ref, record): (&String, &PulledRecord)| {
-            (Shelf::Pulled, image_ref.clone(), record.encode())
+        let Draft { desk, intents, records, closed, gone, renewed, ended, let_go } = self;
+        let intent = |intent: PullIntent| (Shelf::Pulling, intent.image.to_string(), intent.encode());
+        let record = |(image_ref, record): (&ImageId, &PulledRecord)| {
+            (Shelf::Pulled, image_ref.to_string(), record.encode())
         };
         // A file that is there stays: another process may hold it.
         let (there, missing): (Vec<_>, Vec<_>) =
@@ -314,17 +315,17 @@ impl<'a> Draft<'a> {
         for (image_ref, record) in &records {
             desk.memory.put(image_ref, Arc::new(Known::new(record)));
         }
-        let ended = ended.into_iter().filter(|image| desk.in_flight.ends(image));
-        let ended: Vec<_> = ended.map(|image| (Shelf::Pulling, image)).collect();
-        for (shelf, key) in gone.into_iter().chain(ended) {
-            if shelf == Shelf::Pulled {
-                desk.memory.forget(&key);
-            } else {
-                held.remove(&key);
-                if desk.folder.is_held_elsewhere(&key) {
-                    continue;
-                }
-            }
+        let ended: Vec<_> = ended.into_iter().filter(|image| desk.in_flight.ends(image)).collect();
+        let closed = closed.into_iter().chain(ended).filter(|image| {
+            held.remove(image);
+            !desk.folder.is_held_elsewhere(image)
+        });
+        let closed: Vec<_> = closed.map(|image| (Shelf::Pulling, String::from(image))).collect();
+        let gone = gone.into_iter().map(|image_ref| {
+            desk.memory.forget(&image_ref);
+            (Shelf::Pulled, String::from(image_ref))
+        });
+        for (shelf, key) in closed.into_iter().chain(gone) {
             // What stays asks for credentials once more, and grants nothing.
             if let Err(error) = desk.folder.remove(shelf, &key) {
                 tracing::warn!("a pull record stays that should go: {error}");

@@ -1,7 +1,7 @@
 //! Image names: parse, normalise, default tag, digest, registry.
 //!
 //! Two grammars are in use, on purpose. Credentials and splitting work on the *normalised* name
-//! ([`Reference::parse`], [`parse_image_name`]): `busybox` is `docker.io/library/busybox`. What is sent to the
+//! ([`Reference::parse`], [`ImageName::reference`]): `busybox` is `docker.io/library/busybox`. What is sent to the
 //! runtime ([`apply_default_tag`]) and what pull records are keyed by ([`trim_tag_and_digest`]) stays the text that
 //! the user wrote.
 //!
@@ -11,6 +11,7 @@
 mod digest;
 mod error;
 mod grammar;
+mod name;
 mod normalize;
 #[cfg(test)]
 mod properties;
@@ -21,6 +22,7 @@ use std::str::FromStr;
 pub use digest::{Digest, DigestError};
 pub use error::{ReferenceError, ReferenceErrorKind};
 pub(crate) use grammar::is_domain;
+pub use name::{ImageId, ImageName, LayerId};
 
 /// The tag that stands for a missing one.
 pub const DEFAULT_TAG: &str = "latest";
@@ -71,6 +73,14 @@ impl Reference {
         self.tag.as_deref()
     }
 
+    /// The tag; `latest` where there is neither tag nor digest.
+    pub fn tag_or_default(&self) -> Option<&str> {
+        match (&self.tag, &self.digest) {
+            (None, None) => Some(DEFAULT_TAG),
+            (tag, _) => tag.as_deref(),
+        }
+    }
+
     /// The digest as written.
     pub fn digest(&self) -> Option<&Digest> {
         self.digest.as_ref()
@@ -114,37 +124,10 @@ impl FromStr for Reference {
     }
 }
 
-/// A name split into what kubelet works with.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ImageName {
-    /// The full name without tag and digest: `docker.io/library/busybox`.
-    pub repository: String,
-    /// The tag; `latest` where the name has neither tag nor digest.
-    pub tag: Option<String>,
-    /// The digest.
-    pub digest: Option<Digest>,
-}
-
-/// Normalises a name and splits it into repository, tag and digest.
-/// The error reads `couldn't parse image name "IMAGE": CAUSE`.
-pub fn parse_image_name(image: &str) -> Result<ImageName, ReferenceError> {
-    let Reference { name, tag, digest, .. } =
-        Reference::parse_kind(image).map_err(|kind| ReferenceError::named(image, kind))?;
-    let tag = match (tag, &digest) {
-        (None, None) => Some(DEFAULT_TAG.to_owned()),
-        (tag, _) => tag,
-    };
-    Ok(ImageName { repository: name, tag, digest })
-}
-
 /// The name as it is sent to the runtime: the input, with `:latest` appended if it has neither tag nor digest. It is
-/// never qualified or rewritten. Fails when [`parse_image_name`] does, with the same text.
+/// never qualified or rewritten. Fails when [`ImageName::reference`] does, with the same text.
 pub fn apply_default_tag(image: &str) -> Result<String, ReferenceError> {
-    let parsed = Reference::parse_kind(image).map_err(|kind| ReferenceError::named(image, kind))?;
-    Ok(match (parsed.tag, parsed.digest) {
-        (None, None) => format!("{image}:{DEFAULT_TAG}"),
-        _ => image.to_owned(),
-    })
+    ImageName::from(image).with_default_tag().map(String::from)
 }
 
 /// The input without its tag and digest, by the plain grammar: not qualified, so `ubuntu` and

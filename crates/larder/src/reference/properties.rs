@@ -84,7 +84,7 @@ proptest! {
 
     #[test]
     fn the_default_tag_fails_exactly_when_the_name_does(image in nearly()) {
-        match (parse_image_name(&image), apply_default_tag(&image)) {
+        match (ImageName::from(&image).reference(), apply_default_tag(&image)) {
             (Ok(_), Ok(_)) => {}
             (Err(one), Err(other)) => prop_assert_eq!(one.to_string(), other.to_string()),
             (one, other) => prop_assert!(false, "{:?} but {:?}", one, other),
@@ -94,7 +94,7 @@ proptest! {
     #[test]
     fn no_text_panics(image in any::<String>()) {
         let _ = Reference::parse(&image).map_err(|error| error.hint());
-        let _ = parse_image_name(&image).map_err(|error| error.to_string());
+        let _ = ImageName::from(&image).reference().map_err(|error| error.to_string());
         let _ = trim_tag_and_digest(&image);
         let _ = Digest::parse(&image);
     }

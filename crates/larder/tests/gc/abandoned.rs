@@ -73,7 +73,7 @@ async fn a_collection_that_is_abandoned_ends_the_removal_it_began() {
         assert_eq!(collector.counts().space, 1);
         collector.flush().await;
         let journal = journal.0.lock().unwrap();
-        assert_eq!(journal.iter().map(|entry| &*entry.id).collect::<Vec<_>>(), ["sha256:a:1"]);
+        assert_eq!(journal.iter().map(|entry| entry.id.as_str()).collect::<Vec<_>>(), ["sha256:a:1"]);
     }
 }
 

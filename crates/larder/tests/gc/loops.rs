@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use larder::events::RingSink;
 use larder::gc::{Accounting, Collector, GcLoops, GcPolicy, Periods};
+use larder::reference::ImageId;
 use tokio::time::{Instant, sleep};
 
 use crate::world::World;
@@ -153,7 +154,7 @@ async fn the_list_is_kept_when_listing_fails_and_is_sorted() {
     let (loops, task) = running(world.collector().policy(policy()).build(), Periods::default());
     sleep(secs(1)).await;
     let images = loops.images();
-    let ids: Vec<String> = images.borrow().images.iter().map(|image| image.id.clone()).collect();
+    let ids: Vec<ImageId> = images.borrow().images.iter().map(|image| image.id.clone()).collect();
     assert_eq!(ids, ["sha256:i3", "sha256:i2", "sha256:i1", "sha256:i0"]);
     world.have("i9", &[("l9", 1)]);
     sleep(secs(31)).await;

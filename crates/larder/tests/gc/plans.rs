@@ -120,7 +120,7 @@ impl Case {
         for layer in ids {
             let held_by = self.layers[layer].2.then(|| "a mount".to_owned());
             layers.add(Layer {
-                id: format!("l{layer}"),
+                id: format!("l{layer}").into(),
                 amount: self.amount(layer),
                 estimated: false,
                 held_by,
@@ -131,11 +131,11 @@ impl Case {
             let sketch = &self.images[image];
             if sketch.known {
                 let of: Vec<String> = sketch.layers.iter().map(|layer| format!("l{layer}")).collect();
-                layers.add_image(&name(image), of.iter().map(String::as_str), Amount::ZERO, None);
+                layers.add_image(name(image), of, Amount::ZERO, None);
             }
             let lease = Use::Lease { id: "l".into() };
             subjects.push(Subject {
-                id: name(image),
+                id: name(image).into(),
                 handler: String::new(),
                 names: Vec::new(),
                 size: sketch.size,
@@ -200,7 +200,7 @@ proptest! {
 
         let mut gone = BTreeSet::new();
         for removal in &plan.removals {
-            let image = at(&removal.id);
+            let image = at(removal.id.as_str());
             prop_assert!(case.removable(image), "{} must stay", removal.id);
             let before = case.frees(&gone);
             prop_assert!(gone.insert(image), "{} goes twice", removal.id);
@@ -216,7 +216,7 @@ proptest! {
 
         if let (true, Some(last)) = (reachable, plan.removals.last()) {
             let mut without = gone.clone();
-            without.remove(&at(&last.id));
+            without.remove(&at(last.id.as_str()));
             prop_assert!(case.misses(&without), "the last removal was not needed");
             // No image goes while older ones alone would do.
             let youngest = gone.iter().map(|&image| case.rank(image)).max().expect("something goes");
@@ -231,7 +231,7 @@ proptest! {
 
         prop_assert_eq!(plan.verdicts.len(), case.images.len());
         for verdict in &plan.verdicts {
-            let image = at(&verdict.id);
+            let image = at(verdict.id.as_str());
             prop_assert_eq!(matches!(verdict.verdict, Verdict::Goes(_)), gone.contains(&image));
             prop_assert_eq!(verdict.alone, case.frees(&BTreeSet::from([image])));
             if verdict.verdict == Verdict::Stays(Stays::FreesNothing) {
@@ -276,8 +276,8 @@ proptest! {
                 break;
             }
         }
-        let removed: Vec<&String> = plan.removals.iter().map(|removal| &removal.id).collect();
-        prop_assert_eq!(removed, expected.iter().collect::<Vec<_>>());
+        let removed: Vec<&str> = plan.removals.iter().map(|removal| removal.id.as_str()).collect();
+        prop_assert_eq!(removed, expected);
     }
 }
 
@@ -333,7 +333,7 @@ fn no_image_goes_for_the_few_files_beside_its_layers() {
     };
     let (mut scene, policy) = case.scene(&[0, 1]);
     let own = Amount { bytes: 4096, inodes: 1 };
-    scene.layers.add_image(&name(0), ["l0"], own, None);
+    scene.layers.add_image(name(0), ["l0"], own, None);
     let plan = plan(&scene, &policy, Goal::Free { bytes: 50 });
     assert!(plan.removals.is_empty() && !plan.reachable, "{:?}", plan.removals);
     assert_eq!(plan.verdicts[0].verdict, Verdict::Stays(Stays::FreesNothing));

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use larder::gc::{Collector, FileStore, GcPolicy, Hook, Stamp};
+use larder::reference::ImageId;
 
 use crate::world::World;
 
@@ -39,9 +40,9 @@ async fn a_restart_keeps_ages_and_order() {
     assert_eq!(again.records(), before);
     again.detect().await.unwrap();
     assert_eq!(again.records(), before);
-    let a = before.get("sha256:a", "").unwrap();
+    let a = before.get(&"sha256:a".into(), "").unwrap();
     assert_eq!((a.first_seen, a.last_used), (Stamp(1_000_000), Some(Stamp(1_060_000))));
-    assert_eq!(before.get("sha256:b", "").unwrap().last_used, None);
+    assert_eq!(before.get(&"sha256:b".into(), "").unwrap().last_used, None);
 }
 
 #[tokio::test(start_paused = true)]
@@ -93,10 +94,10 @@ async fn a_folder_that_cannot_be_written_stops_nothing() {
 
 /// What each round tells of the images that it leaves.
 #[derive(Default)]
-struct Told(Mutex<Vec<Vec<String>>>);
+struct Told(Mutex<Vec<Vec<ImageId>>>);
 
 impl Hook for Told {
-    fn collected(&self, kept: &[String], _started: Stamp) {
+    fn collected(&self, kept: &[ImageId], _started: Stamp) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push(kept.to_vec());
     }
 }
@@ -109,6 +110,6 @@ async fn every_round_tells_what_stays_and_kubelets_only_one_for_room() {
         let collector = world.collector().policy(policy).hook(hook.clone()).build();
         collector.collect().await.unwrap();
         let rounds = hook.0.lock().unwrap().clone();
-        assert_eq!(rounds, vec![vec!["sha256:a".to_owned()]; told]);
+        assert_eq!(rounds, vec![vec![ImageId::from("sha256:a")]; told]);
     }
 }

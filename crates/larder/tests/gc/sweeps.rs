@@ -11,6 +11,7 @@ use larder::gc::{
     Selector, Use, UseError, UseSource,
 };
 use larder::image_service::{Disk, FilesystemError};
+use larder::reference::ImageId;
 use tokio::time::Instant;
 
 use crate::world::{World, id};
@@ -231,7 +232,7 @@ async fn what_somebody_else_removes_during_a_round_is_not_booked_as_removed_or_f
 
 /// Ids of what is said to be removed.
 #[derive(Default)]
-struct Written(Mutex<Vec<String>>);
+struct Written(Mutex<Vec<ImageId>>);
 
 impl History for Written {
     fn record(&self, entry: &Entry) -> io::Result<()> {
@@ -248,7 +249,7 @@ impl UseSource for FailsLater {
     async fn uses(&self) -> Result<Vec<Found>, UseError> {
         let mut asked = self.0.lock().expect("nobody panicked");
         *asked += 1;
-        if *asked > 1 { Err(UseError("gone".into())) } else { Ok(Vec::new()) }
+        if *asked > 1 { Err(UseError::other("gone")) } else { Ok(Vec::new()) }
     }
 }
 

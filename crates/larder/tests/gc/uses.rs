@@ -11,7 +11,7 @@ fn container(image: &str, mounted: &[&str]) -> Container {
         id: "c".into(),
         sandbox_id: "s".into(),
         image_id: image.into(),
-        mounted_images: mounted.iter().map(|&image| image.to_owned()).collect(),
+        mounted_images: mounted.iter().map(|&image| image.into()).collect(),
         ..Container::default()
     }
 }

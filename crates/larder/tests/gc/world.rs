@@ -17,6 +17,7 @@ use larder::gc::{
 };
 use larder::image_service::{Disk, FilesystemError};
 use larder::pod::SandboxConfig;
+use larder::reference::ImageId;
 use tokio::time::Instant;
 
 /// Numbers that look random and are the same in each run of a seed.
@@ -115,8 +116,8 @@ impl State {
     }
 }
 
-pub(crate) fn id(name: &str) -> String {
-    format!("sha256:{name}")
+pub(crate) fn id(name: &str) -> ImageId {
+    format!("sha256:{name}").into()
 }
 
 fn name_of(image: &str) -> &str {
@@ -225,7 +226,7 @@ impl Backend for World {
         self.turns().await;
         let found = {
             let state = self.state();
-            let name = name_of(&image.image);
+            let name = name_of(image.image.as_str());
             state.present.contains(name).then(|| state.image(name))
         };
         self.turns().await;
@@ -242,11 +243,11 @@ impl Backend for World {
         _: Option<&Credential>,
         _: Option<&SandboxConfig>,
         _: &Progress,
-    ) -> Result<String, BackendError> {
+    ) -> Result<ImageId, BackendError> {
         self.turns().await;
-        self.state().present.insert(image.image.clone());
+        self.state().present.insert(image.image.to_string());
         self.turns().await;
-        Ok(id(&image.image))
+        Ok(id(image.image.as_str()))
     }
 
     async fn remove(&self, image: &ImageSpec) -> Result<(), BackendError> {
@@ -263,7 +264,7 @@ impl Backend for World {
         self.turns().await;
         {
             let mut state = self.state();
-            let name = name_of(&image.image).to_owned();
+            let name = name_of(image.image.as_str()).to_owned();
             if let Some(error) = state.remove_fails.get(&name) {
                 return Err(failure(error));
             }
@@ -329,10 +330,10 @@ impl LayerSource for World {
         let mut layers = Layers::unknown();
         for (id, bytes) in &state.layer_sizes {
             let amount = Amount { bytes: *bytes, inodes: if state.inodes > 0 { *bytes } else { 0 } };
-            layers.add(Layer { id: id.clone(), amount, estimated: false, held_by: None });
+            layers.add(Layer { id: id.into(), amount, estimated: false, held_by: None });
         }
         for image in images {
-            let of = state.registry[name_of(&image.id)].iter().map(String::as_str);
+            let of = &state.registry[name_of(image.id.as_str())];
             layers.add_image(&image.id, of, Amount::ZERO, None);
         }
         Ok(layers)

@@ -4,7 +4,7 @@ use larder::backend::Image;
 use larder::records::{ImageRecords, PullRecords as _, Utc, Verification};
 use larder_testkit::fake_backend::FakeBackend;
 
-use crate::world::{ID, IMAGE, dying_after, may_use, open, secret};
+use crate::world::{ID, IMAGE, dying_after, id, image, may_use, open, secret};
 
 fn present() -> FakeBackend {
     let backend = FakeBackend::new();
@@ -18,12 +18,14 @@ async fn whatever_dies_nobody_is_granted_what_he_did_not_prove() {
     for steps in 0.. {
         let folder = tempfile::tempdir().unwrap();
         let (witness, _) = dying_after(steps);
-        let records = ImageRecords::watched(folder.path(), Verification::default(), Some(witness)).unwrap();
-        let began = records.record_pull_intent(IMAGE).await.is_ok();
+        let records =
+            ImageRecords::watched(folder.path(), Verification::of_unconfigured_kubelet(), Some(witness))
+                .unwrap();
+        let began = records.record_pull_intent(&image()).await.is_ok();
         // The pull happens only after the intent is there.
         let backend = if began { present() } else { FakeBackend::new() };
         let recorded =
-            began && records.pulled(IMAGE, ID, Some(secret("a")), Utc(1_800_000_000)).await.is_ok();
+            began && records.pulled(&image(), &id(), Some(secret("a")), Utc(1_800_000_000)).await.is_ok();
         let dead = !recorded || records.flush().await.is_err() || records.on_disk().unwrap().0 > 0;
         drop(records);
 
@@ -48,9 +50,9 @@ async fn a_pull_that_was_cut_off_is_remembered_without_a_restart_too() {
     let folder = tempfile::tempdir().unwrap();
     let records = open(folder.path());
     assert!(may_use(&records, "").await, "nobody of us pulled it");
-    records.record_pull_intent(IMAGE).await.unwrap();
+    records.record_pull_intent(&image()).await.unwrap();
     assert!(!may_use(&records, "").await);
-    records.record_image_pull_failed(IMAGE);
+    records.record_image_pull_failed(&image());
     records.flush().await.unwrap();
     assert!(may_use(&records, "").await, "the pull did not start");
 }
@@ -58,25 +60,25 @@ async fn a_pull_that_was_cut_off_is_remembered_without_a_restart_too() {
 #[tokio::test]
 async fn a_pull_that_its_caller_gave_up_leaves_no_intent() {
     let folder = tempfile::tempdir().unwrap();
-    let records = open(folder.path());
+    let (records, image) = (open(folder.path()), image());
     tokio::select! {
         biased;
-        written = records.record_pull_intent(IMAGE) => {
+        written = records.record_pull_intent(&image) => {
             // The disk was quicker than the caller.
             written.unwrap();
-            records.record_image_pull_failed(IMAGE);
+            records.record_image_pull_failed(&image);
         }
         () = std::future::ready(()) => {}
     }
     records.flush().await.unwrap();
-    assert_eq!((records.in_flight(IMAGE), records.on_disk().unwrap().0), (0, 0));
+    assert_eq!((records.in_flight(&image), records.on_disk().unwrap().0), (0, 0));
 }
 
 #[tokio::test]
 async fn an_intent_is_recovered_also_by_a_short_name() {
     let folder = tempfile::tempdir().unwrap();
     let records = open(folder.path());
-    records.record_pull_intent("busybox").await.unwrap();
+    records.record_pull_intent(&"busybox".into()).await.unwrap();
     drop(records);
     let backend = FakeBackend::new();
     let tag = "docker.io/library/busybox:latest".to_owned();

@@ -7,9 +7,10 @@ use larder::records::{
     Access, CheckResult, ImageRecords, PullIntent, PullRecords as _, PulledRecord, Step, Utc, Verification,
     file_name,
 };
+use larder::reference::ImageName;
 use larder_testkit::fake_backend::FakeBackend;
 
-use crate::world::{Holder, ID, IMAGE, dying_after, may_use, open, secret};
+use crate::world::{Holder, ID, IMAGE, dying_after, id, image, may_use, open, secret};
 
 const NOW: Utc = Utc(1_800_000_000);
 
@@ -17,13 +18,13 @@ const NOW: Utc = Utc(1_800_000_000);
 async fn two_processes_of_one_folder_know_what_the_other_records() {
     let folder = tempfile::tempdir().unwrap();
     let (one, other) = (open(folder.path()), open(folder.path()));
-    one.pulled(IMAGE, ID, Some(secret("a")), NOW).await.unwrap();
+    one.pulled(&image(), &id(), Some(secret("a")), NOW).await.unwrap();
     assert!(may_use(&other, "a").await && !may_use(&other, "b").await);
     // In memory of the other now, and more comes.
-    one.pulled(IMAGE, ID, Some(secret("b")), NOW).await.unwrap();
+    one.pulled(&image(), &id(), Some(secret("b")), NOW).await.unwrap();
     assert!(may_use(&other, "b").await);
-    other.pulled(IMAGE, ID, Some(secret("c")), NOW).await.unwrap();
-    one.pulled(IMAGE, ID, Some(secret("d")), NOW).await.unwrap();
+    other.pulled(&image(), &id(), Some(secret("c")), NOW).await.unwrap();
+    one.pulled(&image(), &id(), Some(secret("d")), NOW).await.unwrap();
     for holder in ["a", "b", "c", "d"] {
         assert!(may_use(&open(folder.path()), holder).await, "{holder} was lost");
     }
@@ -33,16 +34,16 @@ async fn two_processes_of_one_folder_know_what_the_other_records() {
 async fn a_failed_pull_of_one_process_leaves_the_intent_of_another() {
     let folder = tempfile::tempdir().unwrap();
     let (one, other) = (open(folder.path()), open(folder.path()));
-    one.record_pull_intent(IMAGE).await.unwrap();
-    other.record_pull_intent(IMAGE).await.unwrap();
-    other.record_image_pull_failed(IMAGE);
+    one.record_pull_intent(&image()).await.unwrap();
+    other.record_pull_intent(&image()).await.unwrap();
+    other.record_image_pull_failed(&image());
     other.flush().await.unwrap();
     assert_eq!(one.on_disk().unwrap().0, 1);
     let backend = FakeBackend::new();
     backend.set_images(vec![Image { id: ID.into(), repo_tags: vec![IMAGE.into()], ..Image::default() }]);
     open(folder.path()).recover(&backend).await;
     assert_eq!(one.on_disk().unwrap(), (1, 0), "it is not dead");
-    one.record_image_pull_failed(IMAGE);
+    one.record_image_pull_failed(&image());
     one.flush().await.unwrap();
     assert_eq!(one.on_disk().unwrap().0, 0);
 }
@@ -51,8 +52,10 @@ async fn a_failed_pull_of_one_process_leaves_the_intent_of_another() {
 async fn many_intents_share_a_sync_and_one_image_has_one_file() {
     let folder = tempfile::tempdir().unwrap();
     let (witness, steps) = dying_after(usize::MAX);
-    let records = ImageRecords::watched(folder.path(), Verification::default(), Some(witness)).unwrap();
-    let images: Vec<_> = (0..200).map(|n| format!("registry.example/{}:v1", n % 100)).collect();
+    let records =
+        ImageRecords::watched(folder.path(), Verification::of_unconfigured_kubelet(), Some(witness)).unwrap();
+    let images: Vec<_> =
+        (0..200).map(|n| ImageName::from(format!("registry.example/{}:v1", n % 100))).collect();
     let intents = images.iter().map(|image| records.record_pull_intent(image));
     let all: Result<Vec<_>, _> = futures_util::future::join_all(intents).await.into_iter().collect();
     all.unwrap();
@@ -87,7 +90,7 @@ async fn broken_foreign_and_future_records_serve_nobody_and_are_replaced_by_a_pu
         assert!(!may_use(&records, "a").await, "{broken}");
         records.recover(&FakeBackend::new()).await;
         assert_eq!(fs_err::read_to_string(&file).unwrap(), broken, "left for a person to look at");
-        records.pulled(IMAGE, ID, Some(secret("a")), NOW).await.unwrap();
+        records.pulled(&image(), &id(), Some(secret("a")), NOW).await.unwrap();
         assert!(may_use(&records, "a").await && !may_use(&records, "b").await);
     }
 }
@@ -98,7 +101,7 @@ async fn what_is_no_file_is_not_read() {
     let records = open(folder.path());
     let file = folder.path().join("pulled").join(file_name(ID));
     rustix::fs::mkfifoat(rustix::fs::CWD, &file, rustix::fs::Mode::from_raw_mode(0o600)).unwrap();
-    let (result, _) = records.check(IMAGE, ID, &mut Holder("a")).await;
+    let (result, _) = records.check(&image(), &id(), &mut Holder("a")).await;
     assert_eq!(result, Some(CheckResult::Error));
     assert_eq!(records.checks(CheckResult::Error), 1);
 }
@@ -109,14 +112,14 @@ async fn the_folder_is_for_its_owner_alone_and_a_place_that_is_none_is_named() {
     let root = folder.path().join("image_manager");
     fs_err::create_dir_all(root.join("pulled")).unwrap();
     let records = open(&root);
-    records.pulled(IMAGE, ID, None, NOW).await.unwrap();
+    records.pulled(&image(), &id(), None, NOW).await.unwrap();
     let mode = |path: &std::path::Path| fs_err::metadata(path).unwrap().permissions().mode() & 0o777;
     assert_eq!([mode(&root), mode(&root.join("pulled")), mode(&root.join("pulling"))], [0o700; 3]);
     assert_eq!(mode(&root.join("pulled").join(file_name(ID))), 0o600);
 
     let taken = folder.path().join("file");
     fs_err::write(&taken, "").unwrap();
-    let error = ImageRecords::open(&taken, Verification::default()).err().unwrap();
+    let error = ImageRecords::open(&taken, Verification::of_unconfigured_kubelet()).err().unwrap();
     assert!(error.to_string().contains(&taken.display().to_string()), "{error}");
 }
 
@@ -125,11 +128,11 @@ async fn records_go_with_their_images_and_those_of_the_moment_stay() {
     let folder = tempfile::tempdir().unwrap();
     let records = open(folder.path());
     for (id, time) in [(ID, 100), ("sha256:old", 100), ("sha256:new", 300)] {
-        records.pulled(IMAGE, id, Some(secret("a")), Utc(time)).await.unwrap();
+        records.pulled(&image(), &id.into(), Some(secret("a")), Utc(time)).await.unwrap();
     }
-    records.prune([ID.to_owned()], Utc(200)).await.unwrap();
+    records.prune([id()], Utc(200)).await.unwrap();
     assert_eq!(records.on_disk().unwrap().1, 2);
-    let (old, _) = records.check(IMAGE, "sha256:old", &mut Holder("a")).await;
+    let (old, _) = records.check(&image(), &"sha256:old".into(), &mut Holder("a")).await;
     assert_eq!(old, Some(CheckResult::PolicyAllowed), "as an image that was never pulled here");
     assert!(may_use(&records, "a").await);
 }
@@ -138,7 +141,7 @@ async fn records_go_with_their_images_and_those_of_the_moment_stay() {
 async fn an_image_that_was_pulled_again_during_a_round_keeps_its_record() {
     let folder = tempfile::tempdir().unwrap();
     let records = open(folder.path());
-    let pulled = async |time| records.pulled(IMAGE, ID, Some(secret("a")), Utc(time)).await.unwrap();
+    let pulled = async |time| records.pulled(&image(), &id(), Some(secret("a")), Utc(time)).await.unwrap();
     pulled(100).await;
     // The round began at 200, when the image was away; nobody new may use it, so its record does not change.
     pulled(200).await;

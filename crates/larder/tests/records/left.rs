@@ -10,7 +10,7 @@ use larder::pull::{EnsureRequest, Manager, PullPolicy};
 use larder::records::{ImageRecords, PullRecords as _, Utc};
 use larder_testkit::fake_backend::FakeBackend;
 
-use crate::world::{ID, IMAGE, may_use, open, secret};
+use crate::world::{ID, IMAGE, id, image, may_use, open, secret};
 
 const NOW: Utc = Utc(1_800_000_000);
 const LONG: Duration = Duration::from_secs(3600);
@@ -34,9 +34,9 @@ async fn on_disk(records: &ImageRecords) -> (usize, usize) {
 async fn a_failed_pull_whose_image_is_there_makes_it_nobodys() {
     let folder = tempfile::tempdir().unwrap();
     let (records, backend) = asking(folder.path());
-    records.record_pull_intent(IMAGE).await.unwrap();
+    records.record_pull_intent(&image()).await.unwrap();
     comes(&backend, ID);
-    assert!(records.record_image_pull_ended(IMAGE).await);
+    assert!(records.record_image_pull_ended(&image()).await);
     assert_eq!(on_disk(&records).await, (0, 1));
     assert!(!may_use(&records, "").await && !may_use(&records, "a").await);
 }
@@ -49,15 +49,15 @@ async fn a_failed_pull_that_brought_nothing_leaves_a_preloaded_image_as_it_was()
         if there {
             comes(&backend, ID);
         }
-        records.record_pull_intent(IMAGE).await.unwrap();
-        assert!(records.record_image_pull_ended(IMAGE).await);
-        assert_eq!((on_disk(&records).await, records.in_flight(IMAGE)), ((0, 0), 0));
+        records.record_pull_intent(&image()).await.unwrap();
+        assert!(records.record_image_pull_ended(&image()).await);
+        assert_eq!((on_disk(&records).await, records.in_flight(&image())), ((0, 0), 0));
         assert!(may_use(&records, "").await);
     }
     // Another image has the name when it ends.
-    records.record_pull_intent(IMAGE).await.unwrap();
+    records.record_pull_intent(&image()).await.unwrap();
     comes(&backend, "sha256:bbbb");
-    records.record_image_pull_ended(IMAGE).await;
+    records.record_image_pull_ended(&image()).await;
     assert_eq!(on_disk(&records).await, (0, 1));
 }
 
@@ -66,13 +66,13 @@ async fn an_image_that_comes_after_its_caller_left_is_nobodys_before_and_after()
     for delay in [0, 5, 100] {
         let folder = tempfile::tempdir().unwrap();
         let (records, backend) = asking(folder.path());
-        records.record_pull_intent(IMAGE).await.unwrap();
-        records.record_image_pull_left(IMAGE);
+        records.record_pull_intent(&image()).await.unwrap();
+        records.record_image_pull_left(&image());
         tokio::time::sleep(Duration::from_secs(delay)).await;
         comes(&backend, ID);
         assert!(!may_use(&records, "").await, "not recorded yet");
         tokio::time::sleep(LONG).await;
-        assert_eq!((on_disk(&records).await, records.in_flight(IMAGE)), ((0, 1), 0), "after {delay} s");
+        assert_eq!((on_disk(&records).await, records.in_flight(&image())), ((0, 1), 0), "after {delay} s");
         assert!(!may_use(&records, "").await);
     }
 }
@@ -81,15 +81,15 @@ async fn an_image_that_comes_after_its_caller_left_is_nobodys_before_and_after()
 async fn an_intent_goes_only_when_the_backend_says_that_nothing_came() {
     let folder = tempfile::tempdir().unwrap();
     let (records, backend) = asking(folder.path());
-    records.record_pull_intent(IMAGE).await.unwrap();
+    records.record_pull_intent(&image()).await.unwrap();
     backend.set_down(Some(larder_testkit::fake_backend::error("the runtime is gone")));
-    assert!(!records.record_image_pull_ended(IMAGE).await);
-    records.record_image_pull_left(IMAGE);
+    assert!(!records.record_image_pull_ended(&image()).await);
+    records.record_image_pull_left(&image());
     tokio::time::sleep(LONG).await;
     assert_eq!(on_disk(&records).await, (1, 0));
     backend.set_down(None);
     tokio::time::sleep(LONG).await;
-    assert_eq!((on_disk(&records).await, records.in_flight(IMAGE)), ((0, 0), 0));
+    assert_eq!((on_disk(&records).await, records.in_flight(&image())), ((0, 0), 0));
 }
 
 #[tokio::test(start_paused = true)]
@@ -97,27 +97,27 @@ async fn who_leaves_again_and_again_is_watched_by_one_and_as_long_as_the_last() 
     let folder = tempfile::tempdir().unwrap();
     let (records, backend) = asking(folder.path());
     for _ in 0..5 {
-        records.record_pull_intent(IMAGE).await.unwrap();
-        records.record_image_pull_left(IMAGE);
+        records.record_pull_intent(&image()).await.unwrap();
+        records.record_image_pull_left(&image());
         tokio::time::sleep(Duration::from_secs(600)).await;
-        assert_eq!(records.in_flight(IMAGE), 1);
+        assert_eq!(records.in_flight(&image()), 1);
     }
     tokio::time::sleep(Duration::from_secs(60)).await;
     comes(&backend, ID);
     assert!(!may_use(&records, "").await);
     tokio::time::sleep(LONG).await;
-    assert_eq!((on_disk(&records).await, records.in_flight(IMAGE)), ((0, 1), 0));
+    assert_eq!((on_disk(&records).await, records.in_flight(&image())), ((0, 1), 0));
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_pull_that_succeeds_meanwhile_keeps_its_record() {
     let folder = tempfile::tempdir().unwrap();
     let (records, backend) = asking(folder.path());
-    records.record_pull_intent(IMAGE).await.unwrap();
-    records.record_pull_intent(IMAGE).await.unwrap();
-    records.record_image_pull_left(IMAGE);
+    records.record_pull_intent(&image()).await.unwrap();
+    records.record_pull_intent(&image()).await.unwrap();
+    records.record_image_pull_left(&image());
     comes(&backend, ID);
-    records.pulled(IMAGE, ID, Some(secret("a")), NOW).await.unwrap();
+    records.pulled(&image(), &id(), Some(secret("a")), NOW).await.unwrap();
     tokio::time::sleep(LONG).await;
     assert_eq!(on_disk(&records).await, (0, 1));
     assert!(may_use(&records, "a").await && !may_use(&records, "b").await);
@@ -126,16 +126,16 @@ async fn a_pull_that_succeeds_meanwhile_keeps_its_record() {
 #[tokio::test(start_paused = true)]
 async fn the_intent_of_a_dead_process_outlives_a_pull_that_did_not_start() {
     let folder = tempfile::tempdir().unwrap();
-    open(folder.path()).record_pull_intent(IMAGE).await.unwrap();
+    open(folder.path()).record_pull_intent(&image()).await.unwrap();
     let (records, backend) = asking(folder.path());
     comes(&backend, ID);
-    records.record_pull_intent(IMAGE).await.unwrap();
-    records.record_image_pull_failed(IMAGE);
+    records.record_pull_intent(&image()).await.unwrap();
+    records.record_image_pull_failed(&image());
     assert_eq!(on_disk(&records).await, (1, 0));
     assert!(!may_use(&records, "").await);
     // One that failed is asked about, and what is there may be of the dead.
-    records.record_pull_intent(IMAGE).await.unwrap();
-    records.record_image_pull_ended(IMAGE).await;
+    records.record_pull_intent(&image()).await.unwrap();
+    records.record_image_pull_ended(&image()).await;
     assert_eq!(on_disk(&records).await, (0, 1));
     assert!(!may_use(&records, "").await);
 }
@@ -144,11 +144,11 @@ async fn the_intent_of_a_dead_process_outlives_a_pull_that_did_not_start() {
 async fn the_way_a_pod_spells_the_image_makes_no_difference_while_it_is_pulled() {
     let folder = tempfile::tempdir().unwrap();
     let records = open(folder.path());
-    records.record_pull_intent("registry.example/team/app").await.unwrap();
+    records.record_pull_intent(&"registry.example/team/app".into()).await.unwrap();
     let digest = format!("registry.example/team/app@sha256:{}", "a".repeat(64));
     let spellings = ["registry.example/team/app", "registry.example/team/app:latest", &digest];
     let ours = async |records: &ImageRecords, image: &str| {
-        records.check(image, ID, &mut crate::world::Holder("")).await.0.unwrap().must_pull()
+        records.check(&image.into(), &id(), &mut crate::world::Holder("")).await.0.unwrap().must_pull()
     };
     let again = open(folder.path());
     for spelling in spellings {
@@ -162,7 +162,7 @@ async fn the_way_a_pod_spells_the_image_makes_no_difference_while_it_is_pulled()
 #[tokio::test]
 async fn until_the_pulls_of_the_dead_are_looked_at_nobody_is_granted_what_has_no_record() {
     let folder = tempfile::tempdir().unwrap();
-    open(folder.path()).record_pull_intent("registry.example/other:v1").await.unwrap();
+    open(folder.path()).record_pull_intent(&"registry.example/other:v1".into()).await.unwrap();
     let (records, backend) = asking(folder.path());
     assert!(may_use(&records, "").await, "preloaded, if there was nothing to recover");
     records.await_recovery();

@@ -7,18 +7,27 @@ use std::sync::{Arc, Mutex};
 
 use larder::credentials::{PodCredentials, SecretCoordinates};
 use larder::records::{
-    Access, CheckResult, ImageRecords, PodLookup, RecordedSecret, Step, Verification, Witness,
+    Access, CheckResult, ImageRecords, PodLookup, RecordedSecret, RecordsError, Step, Verification, Witness,
 };
+use larder::reference::{ImageId, ImageName};
 
 pub(crate) const IMAGE: &str = "registry.example/team/app:v1";
 pub(crate) const ID: &str = "sha256:aaaa";
+
+pub(crate) fn image() -> ImageName {
+    IMAGE.into()
+}
+
+pub(crate) fn id() -> ImageId {
+    ID.into()
+}
 
 /// A pod that holds one pull secret.
 pub(crate) struct Holder(pub(crate) &'static str);
 
 #[async_trait::async_trait]
 impl PodLookup for Holder {
-    async fn pod_credentials(&mut self) -> Result<PodCredentials, String> {
+    async fn pod_credentials(&mut self) -> Result<PodCredentials, RecordsError> {
         let secrets =
             if self.0.is_empty() { Vec::new() } else { vec![(at(self.0), format!("hash {}", self.0))] };
         Ok(PodCredentials { secrets, service_account: None })
@@ -35,13 +44,13 @@ pub(crate) fn secret(name: &str) -> Access {
 }
 
 pub(crate) fn open(folder: &Path) -> ImageRecords {
-    ImageRecords::open(folder, Verification::default()).unwrap()
+    ImageRecords::open(folder, Verification::of_unconfigured_kubelet()).unwrap()
 }
 
 /// Whether a pod with this secret may use the image.
 pub(crate) async fn may_use(records: &ImageRecords, holder: &'static str) -> bool {
-    let (result, error) = records.check(IMAGE, ID, &mut Holder(holder)).await;
-    assert_eq!(error, None);
+    let (result, error) = records.check(&image(), &id(), &mut Holder(holder)).await;
+    assert!(error.is_none(), "{error:?}");
     !result.is_none_or(CheckResult::must_pull)
 }
 

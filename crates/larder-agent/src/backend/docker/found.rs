@@ -75,7 +75,7 @@ pub(crate) fn builder_cache(handle: &BackendHandle) -> Option<Arc<dyn Reclaim>> 
 fn host(text: &str, by: &str) -> Result<EngineHost, Error> {
     parse(text, variable).map_err(|error| {
         let by = if text == DOCKER && variable(HOST).is_some() { HOST } else { by };
-        Error::bad_input(format!("{by}: {error}"))
+        Error::bad_input(format!("{by}: {error}")).hints(error.hint())
     })
 }
 

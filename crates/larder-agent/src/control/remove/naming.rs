@@ -3,6 +3,7 @@
 //! A runtime takes a name first and then the start of an id, however short, and answers with the image either way.
 //! What is removed with it depends on which of the two was meant.
 
+use larder::reference::ImageId;
 use std::collections::BTreeSet;
 
 use larder::backend::Image;
@@ -66,8 +67,8 @@ fn repositories(image: &Image) -> BTreeSet<String> {
     parsed.map(|name| name.name().to_owned()).collect()
 }
 
-fn digits_of(id: &str) -> &str {
-    id.split_once(':').map_or(id, |(_, digits)| digits)
+fn digits_of(id: &ImageId) -> &str {
+    id.as_str().split_once(':').map_or(id.as_str(), |(_, digits)| digits)
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use async_trait::async_trait;
 use larder::backend::{Backend, ImageSpec};
 use larder::gc::{Found, Use, UseError, UseSource};
 use larder::pull::{EnsureReason, EnsureRequest, Manager};
-use larder::reference;
+use larder::reference::{ImageId, ImageName};
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::{self, Instant};
@@ -39,7 +39,7 @@ const FIRST_LOOK: Duration = Duration::from_secs(10);
 /// What is held for whom, by image id: it counts as used.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Held {
-    ids: Arc<Mutex<BTreeMap<DesiredKey, String>>>,
+    ids: Arc<Mutex<BTreeMap<DesiredKey, ImageId>>>,
     /// While somebody looks for the first time at what is wanted, what is held is not known yet.
     known: Arc<Mutex<Option<Known>>>,
 }
@@ -71,12 +71,12 @@ impl Held {
         *lock(&self.known) = None;
     }
 
-    fn map(&self) -> MutexGuard<'_, BTreeMap<DesiredKey, String>> {
+    fn map(&self) -> MutexGuard<'_, BTreeMap<DesiredKey, ImageId>> {
         lock(&self.ids)
     }
 
     /// From now on this image is held for that wish.
-    pub(super) fn keep(&self, key: DesiredKey, id: String) {
+    pub(super) fn keep(&self, key: DesiredKey, id: ImageId) {
         self.map().insert(key, id);
     }
 
@@ -86,7 +86,7 @@ impl Held {
     }
 
     /// The same as [`keep`](Held::keep), if it is a wish still.
-    fn hold(&self, key: DesiredKey, wanted: &AtomicBool, id: String) {
+    fn hold(&self, key: DesiredKey, wanted: &AtomicBool, id: ImageId) {
         let mut held = self.map();
         if wanted.load(Ordering::Relaxed) {
             held.insert(key, id);
@@ -162,7 +162,7 @@ impl DesiredImages {
             let (hands, own, still) = (self.held.clone(), key.clone(), Arc::clone(&wish_lives));
             let first = first.cloned();
             let task = self.tasks.spawn(async move {
-                let hold = |id: &str| hands.hold(own.clone(), &still, id.to_owned());
+                let hold = |id: &ImageId| hands.hold(own.clone(), &still, id.clone());
                 hold_present(&*backend, &request.image, hold).await;
                 drop(first);
                 keep_present(&manager, &*backend, &request, hold, &own).await;
@@ -186,7 +186,7 @@ async fn keep_present(
     manager: &Manager,
     backend: &dyn Backend,
     request: &EnsureRequest,
-    hold: impl Fn(&str),
+    hold: impl Fn(&ImageId),
     key: &DesiredKey,
 ) {
     loop {
@@ -208,16 +208,16 @@ async fn keep_present(
 }
 
 /// Holds an image if it is here, and does nothing to bring it.
-pub(super) async fn hold_present(backend: &dyn Backend, image: &str, hold: impl Fn(&str)) {
+pub(super) async fn hold_present(backend: &dyn Backend, image: &ImageName, hold: impl Fn(&ImageId)) {
     // Who has no such name will be told when it is to be pulled.
-    let Ok(name) = reference::apply_default_tag(image) else { return };
+    let Ok(name) = image.with_default_tag() else { return };
     if let Ok(Some(present)) = backend.status(&ImageSpec::named(&name)).await {
         hold(&present.id);
     }
 }
 
 /// Returns once the image is surely not there any more.
-async fn while_present(backend: &dyn Backend, id: &str) {
+async fn while_present(backend: &dyn Backend, id: &ImageId) {
     loop {
         time::sleep(LOOK).await;
         if let Ok(None) = backend.status(&ImageSpec::named(id)).await {

@@ -1,6 +1,7 @@
 //! Images that are made present before anybody asks, when nothing more urgent is being pulled: a prefetch begins when
 //! nobody pulls, and where it is queued all others go before it.
 
+use larder::reference::ImageName;
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
@@ -98,7 +99,10 @@ async fn one(entry: &Prefetch, hands: &Hands) -> Result<(), EnsureError> {
 
 /// Holds what is here.
 async fn hold(entry: &Prefetch, hands: &Hands) {
-    hold_present(&*hands.backend, &entry.image, |id| hands.held.keep(key(entry), id.to_owned())).await;
+    hold_present(&*hands.backend, &ImageName::new(&entry.image), |id| {
+        hands.held.keep(key(entry), id.clone())
+    })
+    .await;
 }
 
 /// Whose wish a prefetched image is.

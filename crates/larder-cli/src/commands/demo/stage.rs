@@ -1,5 +1,6 @@
 //! Runs the commands of the demo as a user's would be, and says what holds.
 
+use larder::hint::Hint;
 use std::fmt;
 use std::io::{self, Write};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -103,7 +104,7 @@ impl Stage {
     /// Why this step does not hold.
     pub(super) fn failed(&self, why: impl fmt::Display) -> Failure {
         Failure::failed(format!("step {} of the demo ({}) does not hold: {why}", self.step, self.title))
-            .hint("larder demo --keep leaves its folder to be looked at")
+            .hint(Hint::new().command(["demo", "--keep"]).text(" leaves its folder to be looked at"))
     }
 }
 

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use larder::credentials::PullSecret;
 use larder::gotext::quote;
+use larder::hint::Hint;
 use larder::pod::{ObjectRef, Pod, SandboxConfig};
 use larder::pull::{EnsureRequest, PullPolicy, default_policy};
 
@@ -34,7 +35,7 @@ pub(in crate::commands) struct Job {
 impl Job {
     /// Whether no runtime can pull it.
     pub(super) fn has_bad_name(&self) -> bool {
-        image_name::check(&self.request.image).is_err()
+        image_name::check(self.request.image.as_str()).is_err()
     }
 }
 
@@ -87,7 +88,7 @@ fn check(args: &EnsureArgs) -> Result<(), Failure> {
     }
     if args.images.is_empty() && args.filename.is_empty() {
         return Err(Failure::bad_input("nothing to ensure: name images or give -f FILE")
-            .hint("larder ensure busybox:1.36, or larder ensure -f pod.yaml"));
+            .hint(Hint::new().command(["ensure"]).text(" busybox:1.36, or larder ensure -f pod.yaml")));
     }
     let namespace = &args.namespace;
     let fits = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';

@@ -7,6 +7,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use larder::events::EventSink;
+use larder::hint::Hint;
 use larder::pull::{EnsureError, EnsureReason, PullConfig};
 use larder_agent::client::Pulls;
 use larder_agent::image_name;
@@ -48,7 +49,7 @@ pub(super) async fn run(
         tracing::info!(
             "credentials for {}: {}",
             request.image,
-            candidates.tell(&request.image, &request.secrets)
+            candidates.tell(request.image.as_str(), &request.secrets)
         );
     }
     let interrupt = interrupt.handle();
@@ -108,12 +109,11 @@ fn advise(gathered: &Gathered, verdicts: &[Verdict], candidates: &Candidates, ou
     let mut told = BTreeSet::new();
     for (Job { request, .. }, verdict) in gathered.jobs.iter().zip(verdicts) {
         if let Verdict::Failed(error) = verdict {
-            let denied = || candidates.advice(&request.image, &request.secrets);
+            let denied = || candidates.advice(request.image.as_str(), &request.secrets);
             let advice = Trouble::advice(error, denied);
             for advice in trouble::withheld(&request.image, error).into_iter().chain(advice) {
-                let advice = format!("hint: {advice}");
-                if told.insert(advice.clone()) {
-                    out.note(advice);
+                if told.insert(advice.to_string()) {
+                    out.hint(advice);
                 }
             }
         }
@@ -135,7 +135,7 @@ fn nothing_done(args: &EnsureArgs, gathered: &Gathered, why: Option<Failure>, ou
 
 /// What is known of images when nothing was tried: those with bad names fail whatever is tried.
 fn untried(gathered: &Gathered) -> Vec<Verdict> {
-    let verdict = |job: &Job| match image_name::check(&job.request.image) {
+    let verdict = |job: &Job| match image_name::check(job.request.image.as_str()) {
         Ok(()) => Verdict::Unfinished,
         Err(bad) => Verdict::Failed(EnsureError {
             reason: EnsureReason::InvalidImageName,
@@ -159,7 +159,7 @@ fn nothing_to_do(args: &EnsureArgs, gathered: &Gathered, out: &Out) -> Result<Ou
     }
     let files: Vec<_> = args.filename.iter().map(|file| file.display().to_string()).collect();
     Err(Failure::bad_input(format!("nothing to ensure: no pod and no pod template in {}", files.join(", ")))
-        .hint("larder ensure --help lists the kinds that larder reads"))
+        .hint(Hint::new().command(["ensure", "--help"]).text(" lists the kinds that larder reads")))
 }
 
 fn event_log(args: &EnsureArgs, gathered: &Gathered, out: &Arc<Out>) -> EventLog {

@@ -219,7 +219,7 @@ impl Row {
 fn row(job: &Job, verdict: &Verdict) -> Row {
     let request = &job.request;
     let row = Row {
-        image: request.image.clone(),
+        image: request.image.to_string(),
         policy: request.policy.to_string(),
         object: job.label.clone(),
         namespace: request.pod.namespace.clone(),
@@ -246,7 +246,7 @@ fn row(job: &Job, verdict: &Verdict) -> Row {
             ..row
         },
         Verdict::Ensured(Ensured { image_ref, message, outcome }) => {
-            let row = Row { id: Some(image_ref.clone()), message: message.clone(), ..row };
+            let row = Row { id: Some(image_ref.to_string()), message: message.clone(), ..row };
             match *outcome {
                 Pulled::Present => Row { result: "Present", ..row },
                 Pulled::Pulled { size_bytes, pull_duration, total_duration } => Row {

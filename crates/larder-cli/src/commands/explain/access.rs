@@ -138,7 +138,7 @@ struct Answered {
 
 async fn asker(image: &str, job: &Job, credentials: &Credentials, client: &Client) -> Result<Asker, Failure> {
     let request = &job.request;
-    let found = credentials.sources.lookup(image, &request.secrets, &request.pod).await;
+    let found = credentials.sources.lookup(&job.request.image, &request.secrets, &request.pod).await;
     let found = found.map_err(|error| {
         let failure = Failure::bad_input(format!("{}: {error}", job.label));
         error.hint().map_or_else(|| failure.clone(), |hint| failure.clone().hint(hint))

@@ -1,5 +1,6 @@
 //! What holds the disk, in words.
 
+use larder::hint::Hint;
 use larder_api::v1alpha1::{Held, HeldBy};
 
 use crate::out::Out;
@@ -53,7 +54,7 @@ pub(super) fn tell(held_by: &HeldBy, told_of_each: bool, out: &Out) {
     if held_by.other_bytes.is_some_and(|other| other > most) {
         out.hint("most of it is no image; look for other data, such as with du -x");
     } else if !told_of_each {
-        out.hint("larder gc -o wide --dry-run says of each image why it stays");
+        out.hint(Hint::new().command(["gc"]).text(" -o wide --dry-run says of each image why it stays"));
     }
 }
 

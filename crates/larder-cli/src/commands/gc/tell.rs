@@ -1,5 +1,6 @@
 //! What `larder gc` says to people.
 
+use larder::hint::Hint;
 use std::collections::BTreeMap;
 
 use larder_api::v1alpha1::{Collection, FileSystem, ImageVerdict};
@@ -26,7 +27,9 @@ pub(super) fn plan(report: &Collection, wide: bool, out: &Out) {
     }
     if report.goal == "allUnused" && all_are_too_young(report) {
         out.hint(
-            "larder gc --all-unused --dry-run --minimum-image-ttl-duration 0 spares no image for its age",
+            Hint::new()
+                .command(["gc", "--all-unused", "--dry-run", "--minimum-image-ttl-duration"])
+                .text(" 0 spares no image for its age"),
         );
     }
 }
@@ -89,7 +92,7 @@ fn count_stays(report: &Collection, out: &Out) {
         out.note(format_args!("note: {count} {stay}: {}", words_for(reason)));
     }
     if !counts.is_empty() {
-        out.hint("larder explain IMAGE says why one stays");
+        out.hint(Hint::new().command(["explain", "IMAGE"]).text(" says why one stays"));
     }
 }
 

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use larder::hint::Hint;
 use larder::reference::Digest;
 
 use crate::store::StoreError;
@@ -112,32 +113,35 @@ const WRITE_AGAIN: &str = "write the archive again; it may have been cut or chan
 
 impl ImportError {
     /// What the reader could try next.
-    pub fn hint(&self) -> Option<&'static str> {
-        match self {
-            ImportError::Store(error) => error.hint(),
-            ImportError::NoRoom(error) => Some(error.hint()),
+    pub fn hint(&self) -> Option<Hint> {
+        let text = match self {
+            ImportError::Store(error) => return error.hint(),
+            ImportError::NoRoom(error) => return Some(error.hint()),
             ImportError::Read { cause, .. } => match cause.kind() {
-                io::ErrorKind::NotFound => Some("name a file, a folder, or - for standard input"),
+                io::ErrorKind::NotFound => "name a file, a folder, or - for standard input",
                 io::ErrorKind::UnexpectedEof | io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput => {
-                    Some(WRITE_AGAIN)
+                    WRITE_AGAIN
                 }
-                _ => crate::store::error::hint_of_io(cause),
+                _ => return crate::store::error::hint_of_io(cause),
             },
-            ImportError::Archive { at: 0, .. } | ImportError::NoImages => Some(
-                "give an OCI layout (skopeo copy ... oci:DIR), an archive of one, or the output of docker save",
-            ),
+            ImportError::Archive { at: 0, .. } | ImportError::NoImages => {
+                "give an OCI layout (skopeo copy ... oci:DIR), an archive of one, or the output of docker save"
+            }
             ImportError::Archive { .. }
             | ImportError::Missing { .. }
             | ImportError::WrongDigest { .. }
-            | ImportError::Document { .. } => Some(WRITE_AGAIN),
-            ImportError::NoPlatform { .. } => Some("ask for one of these with --platform"),
-            ImportError::Manifest { cause, .. } => cause.hint(),
-            ImportError::Name { cause, .. } => cause.hint(),
-            ImportError::OneName { .. } => Some(
-                "give a repository without a tag, if they have tags of their own; else write each into a file of its own",
-            ),
-            ImportError::TooManyEntries | ImportError::TooLarge { .. } => None,
-        }
+            | ImportError::Document { .. } => WRITE_AGAIN,
+            ImportError::NoPlatform { .. } => {
+                return Some(Hint::from("ask for one of these with ").setting("platform", ""));
+            }
+            ImportError::Manifest { cause, .. } => return cause.hint().map(Hint::from),
+            ImportError::Name { cause, .. } => return cause.hint().map(Hint::from),
+            ImportError::OneName { .. } => {
+                "give a repository without a tag, if they have tags of their own; else write each into a file of its own"
+            }
+            ImportError::TooManyEntries | ImportError::TooLarge { .. } => return None,
+        };
+        Some(text.into())
     }
 }
 

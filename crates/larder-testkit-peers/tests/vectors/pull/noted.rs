@@ -7,6 +7,7 @@ use larder::credentials::LazyLookup;
 use larder::events::{Event, EventSink, Reason};
 use larder::pull::{EnsureLabels, PullMetrics, PullTimeRecorder};
 use larder::records::{PullRecords, RecordedCredentials, RecordsError};
+use larder::reference::{ImageId, ImageName};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::time::Instant;
@@ -104,25 +105,30 @@ impl Records {
 impl PullRecords for Records {
     async fn must_attempt_pull(
         &self,
-        image: &str,
-        image_ref: &str,
+        image: &ImageName,
+        image_ref: &ImageId,
         _credentials: &mut LazyLookup<'_>,
     ) -> Result<bool, RecordsError> {
         self.note(json!({"call": "MustAttemptImagePull", "image": image, "image_ref": image_ref}));
         let (answer, _) = &*locked(&self.answers);
         match &answer.error {
-            Some(text) => Err(RecordsError(text.clone())),
+            Some(text) => Err(RecordsError::other(text.clone())),
             None => Ok(answer.required),
         }
     }
 
-    async fn record_pull_intent(&self, image: &str) -> Result<(), RecordsError> {
+    async fn record_pull_intent(&self, image: &ImageName) -> Result<(), RecordsError> {
         self.note(json!({"call": "RecordPullIntent", "image": image}));
         let (_, error) = &*locked(&self.answers);
-        error.clone().map_or(Ok(()), |text| Err(RecordsError(text)))
+        error.clone().map_or(Ok(()), |text| Err(RecordsError::other(text)))
     }
 
-    async fn record_image_pulled(&self, image: &str, image_ref: &str, credentials: &RecordedCredentials) {
+    async fn record_image_pulled(
+        &self,
+        image: &ImageName,
+        image_ref: &ImageId,
+        credentials: &RecordedCredentials,
+    ) {
         let credentials = match credentials {
             RecordedCredentials::Nobody => json!({}),
             RecordedCredentials::NodePodsAccessible => json!({"nodePodsAccessible": true}),
@@ -135,7 +141,7 @@ impl PullRecords for Records {
                          "credentials": credentials}));
     }
 
-    fn record_image_pull_failed(&self, image: &str) {
+    fn record_image_pull_failed(&self, image: &ImageName) {
         self.note(json!({"call": "RecordImagePullFailed", "image": image}));
     }
 }

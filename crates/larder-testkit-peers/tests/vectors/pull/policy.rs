@@ -6,6 +6,7 @@ use std::sync::Arc;
 use larder::credentials::{PullSecret, SecretCoordinates};
 use larder::pod::{ObjectRef, Pod};
 use larder::pull::{EnsureRequest, Manager, PullConfig, PullPolicy};
+use larder::reference::ImageId;
 use larder_testkit::fake_backend::{Call, Op, Pull, error};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -122,7 +123,7 @@ pub(super) async fn ensure_sequence(input: EnsureSequence, stage: Stage) -> Answ
         let result = manager.ensure(&request(&input, attempt)).await;
         let (image_ref, message, error) = match result {
             Ok(ensured) => (ensured.image_ref, ensured.message, None),
-            Err(error) => (String::new(), error.message, Some(error.reason.to_string())),
+            Err(error) => (ImageId::default(), error.message, Some(error.reason.to_string())),
         };
         let events = events.take().into_iter().map(|event| {
             json!({"type": event.event_type.to_string(), "reason": event.reason.to_string(), "message": event.message})

@@ -14,7 +14,7 @@ use larder::backend::{
 };
 use larder::credentials::Credential;
 use larder::pod::SandboxConfig;
-use larder::reference::Reference;
+use larder::reference::{ImageId, Reference};
 use larder_registry::{Client, RegistryConfig};
 use larder_store::backend::StoreBackend;
 use larder_store::pull::{PullConfig, Puller};
@@ -98,14 +98,14 @@ impl Scripted {
     }
 
     /// The id that the case gave to what the store has.
-    fn told(&self, id: &str) -> Option<String> {
-        self.ids.lock().unwrap_or_else(PoisonError::into_inner).get(id).cloned()
+    fn told(&self, id: &ImageId) -> Option<ImageId> {
+        self.ids.lock().unwrap_or_else(PoisonError::into_inner).get(id.as_str()).map(ImageId::from)
     }
 
     /// Pulls from a registry that has the image which the case calls `outcome`, or nothing.
-    async fn pull_as(&self, spec: &ImageSpec, outcome: Result<&str, ()>) -> Result<String, BackendError> {
+    async fn pull_as(&self, spec: &ImageSpec, outcome: Result<&str, ()>) -> Result<ImageId, BackendError> {
         match outcome {
-            Ok(id) => self.offer(&spec.image, id),
+            Ok(id) => self.offer(spec.image.as_str(), id),
             Err(()) => self.registry.fault(On::path("/v2/"), Fault::status(404)),
         }
         let (store, spec) = (self.store.clone(), spec.clone());
@@ -165,9 +165,9 @@ impl Backend for Scripted {
         credential: Option<&Credential>,
         sandbox: Option<&SandboxConfig>,
         progress: &Progress,
-    ) -> Result<String, BackendError> {
+    ) -> Result<ImageId, BackendError> {
         let scripted = self.script.pull(image, credential, sandbox, progress).await;
-        let pulled = self.pull_as(image, scripted.as_deref().map_err(|_| ())).await;
+        let pulled = self.pull_as(image, scripted.as_ref().map(ImageId::as_str).map_err(|_| ())).await;
         match (scripted, pulled) {
             (Ok(id), Ok(pulled)) if self.told(&pulled).as_ref() == Some(&id) => Ok(id),
             (Err(error), Err(_)) => Err(error),

@@ -1,7 +1,7 @@
 use super::*;
 
 struct Held {
-    id: &'static str,
+    id: ImageId,
     names: Vec<String>,
     labels: BTreeMap<String, String>,
     size: u64,
@@ -10,14 +10,14 @@ struct Held {
 
 fn held(id: &'static str, names: &[&str], size: u64, seen: i64) -> Held {
     let names = names.iter().map(|&name| name.to_owned()).collect();
-    Held { id, names, labels: BTreeMap::new(), size, seen }
+    Held { id: id.into(), names, labels: BTreeMap::new(), size, seen }
 }
 
 fn seen(images: &[Held]) -> Vec<Keepable<'_>> {
     images
         .iter()
         .map(|image| Keepable {
-            id: image.id,
+            id: &image.id,
             names: &image.names,
             labels: Some(&image.labels),
             size: image.size,
@@ -27,9 +27,9 @@ fn seen(images: &[Held]) -> Vec<Keepable<'_>> {
         .collect()
 }
 
-fn which(rule: &KeepRule, now: i64, images: &[Held]) -> Vec<&'static str> {
+fn which<'a>(rule: &KeepRule, now: i64, images: &'a [Held]) -> Vec<&'a str> {
     let kept = kept(Stamp(now), std::slice::from_ref(rule), &seen(images));
-    kept.iter().zip(images).filter(|(kept, _)| kept.is_some()).map(|(_, image)| image.id).collect()
+    kept.iter().zip(images).filter(|(kept, _)| kept.is_some()).map(|(_, image)| image.id.as_str()).collect()
 }
 
 fn by_name(name: &str) -> KeepRule {

@@ -8,6 +8,7 @@ use crate::gc::keep::{Keepable, kept};
 use crate::gc::policy::{Accounting, AgeRule, GcPolicy};
 use crate::gc::time::millis;
 use crate::image_service::Disk;
+use crate::reference::ImageId;
 
 /// What a goal comes down to on one disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -244,7 +245,7 @@ fn add_up(
     order: &[usize],
     stays: &[Option<Stays>],
     wanted: i64,
-    examined: &mut Vec<String>,
+    examined: &mut Vec<ImageId>,
 ) -> Vec<Step> {
     let passed_over =
         |stays: &Option<Stays>| matches!(stays, Some(Stays::ClockWentBack | Stays::TooYoung { .. }));

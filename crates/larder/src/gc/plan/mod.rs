@@ -25,6 +25,7 @@ pub(super) use decide::{Aim, aim, keepables, plan_for};
 use super::amount::Amount;
 use super::time::Stamp;
 use crate::image_service::Disk;
+use crate::reference::ImageId;
 
 /// What a collection is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -60,14 +61,14 @@ pub struct Plan {
     /// The file system afterwards, if it was given before.
     pub after: Option<Disk>,
     /// Ids that kubelet's space pass looks at and keeps before it stops, in its order.
-    pub(super) examined: Vec<String>,
+    pub(super) examined: Vec<ImageId>,
 }
 
 /// One removal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Removal {
     /// Id of the image.
-    pub id: String,
+    pub id: ImageId,
     /// Its runtime handler, usually empty.
     pub handler: String,
     /// Its names.
@@ -88,7 +89,7 @@ pub struct Removal {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImageVerdict {
     /// Id of the image.
-    pub id: String,
+    pub id: ImageId,
     /// Its runtime handler, usually empty.
     pub handler: String,
     /// Its names.

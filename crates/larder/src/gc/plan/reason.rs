@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use crate::gc::uses::Use;
 use crate::gotext;
+use crate::reference::LayerId;
 
 /// Whether an image goes, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,7 +35,7 @@ pub enum Why {
     /// Room is needed, and a layer that it shares with others is freed only when all of them go.
     SharedLayer {
         /// The layer.
-        layer: String,
+        layer: LayerId,
         /// How many images go for it.
         images: usize,
     },

@@ -56,7 +56,7 @@ pub(super) fn alone(images: &[Subject], layers: &Layers) -> Vec<Amount> {
 
 /// Layers of images that are not in the scene: they stay.
 fn others(images: &[Subject], layers: &Layers) -> Vec<u32> {
-    layers.beside(images.iter().map(|image| image.id.as_str()))
+    layers.beside(images.iter().map(|image| &image.id))
 }
 
 fn of<'a>(layers: &'a Layers, image: &Subject) -> &'a [u32] {

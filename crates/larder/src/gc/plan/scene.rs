@@ -4,12 +4,13 @@ use crate::gc::layers::Layers;
 use crate::gc::time::Stamp;
 use crate::gc::uses::Use;
 use crate::image_service::Disk;
+use crate::reference::ImageId;
 
 /// One image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Subject {
     /// Its id.
-    pub id: String,
+    pub id: ImageId,
     /// Its runtime handler, usually empty.
     pub handler: String,
     /// Its names, with tags and digests.
@@ -47,9 +48,9 @@ pub struct Scene {
 
 impl Scene {
     /// Takes away an image that was removed.
-    pub(in crate::gc) fn forget(&mut self, id: &str, handler: &str) {
-        self.images.retain(|image| image.id != id || image.handler != handler);
-        if !self.images.iter().any(|image| image.id == id) {
+    pub(in crate::gc) fn forget(&mut self, id: &ImageId, handler: &str) {
+        self.images.retain(|image| image.id != *id || image.handler != handler);
+        if !self.images.iter().any(|image| image.id == *id) {
             self.layers.forget(id);
         }
     }

@@ -16,12 +16,13 @@ use super::policy::ClockRule;
 use super::time::Stamp;
 use super::uses::Uses;
 use crate::backend::Image;
+use crate::reference::ImageId;
 
 /// One image.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
     /// Its id.
-    pub id: String,
+    pub id: ImageId,
     /// Its runtime handler, usually empty.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub handler: String,
@@ -38,7 +39,7 @@ pub struct Record {
 }
 
 /// What tells records apart: id and runtime handler.
-type Key = (String, String);
+type Key = (ImageId, String);
 
 /// All images that were present at the last observation.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -110,7 +111,7 @@ impl Records {
     /// Takes note that these images were just made present for somebody: that is a use. They have no runtime handler.
     pub fn ensured<'a>(
         &mut self,
-        ids: impl IntoIterator<Item = &'a str>,
+        ids: impl IntoIterator<Item = &'a ImageId>,
         now: &ClockReading,
         rule: ClockRule,
     ) {
@@ -118,8 +119,8 @@ impl Records {
             self.follow(now);
         }
         for id in ids {
-            let record = self.by_key.entry((id.to_owned(), String::new())).or_insert_with(|| Record {
-                id: id.to_owned(),
+            let record = self.by_key.entry((id.clone(), String::new())).or_insert_with(|| Record {
+                id: id.clone(),
                 handler: String::new(),
                 first_seen: now.wall,
                 last_used: None,
@@ -144,8 +145,8 @@ impl Records {
     }
 
     /// The record of an image.
-    pub fn get(&self, id: &str, handler: &str) -> Option<&Record> {
-        self.by_key.get(&(id.to_owned(), handler.to_owned()))
+    pub fn get(&self, id: &ImageId, handler: &str) -> Option<&Record> {
+        self.by_key.get(&(id.clone(), handler.to_owned()))
     }
 
     /// All records, by id.
@@ -154,7 +155,7 @@ impl Records {
     }
 
     /// Drops the record of an image that was removed.
-    pub fn forget(&mut self, id: &str, handler: &str) {
-        self.by_key.remove(&(id.to_owned(), handler.to_owned()));
+    pub fn forget(&mut self, id: &ImageId, handler: &str) {
+        self.by_key.remove(&(id.clone(), handler.to_owned()));
     }
 }

@@ -1,9 +1,9 @@
 //! Which present images a pod may use only with credentials. Pure.
 
-use crate::config::{AllowlistPattern, PatternError, VerificationPolicy};
-use crate::reference;
+use super::{AllowlistPattern, PatternError, VerificationPolicy};
+use crate::reference::ImageName;
 
-/// A policy and its list, both checked.
+/// A policy and its list, both checked. There is no default: a policy that cannot be read must not become another one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Verification {
     policy: VerificationPolicy,
@@ -22,14 +22,12 @@ pub enum VerificationError {
     Pattern(#[from] PatternError),
 }
 
-/// Kubelet's default: images that were not pulled here may be used by every pod.
-impl Default for Verification {
-    fn default() -> Self {
+impl Verification {
+    /// What kubelet does unless it is configured: images that were not pulled here may be used by every pod.
+    pub fn of_unconfigured_kubelet() -> Self {
         Verification { policy: VerificationPolicy::NeverVerifyPreloadedImages, allowlist: Vec::new() }
     }
-}
 
-impl Verification {
     /// The policy of this name; the list counts for `NeverVerifyAllowlistedImages` alone.
     pub fn parse<'a>(
         policy: &str,
@@ -53,12 +51,12 @@ impl Verification {
 
     /// Whether a pod needs credentials for a present image, named as the pod does. `pulled_here`: a pull of ours brought
     /// it, or may have.
-    pub fn required(&self, image: &str, pulled_here: bool) -> bool {
+    pub fn required(&self, image: &ImageName, pulled_here: bool) -> bool {
         match self.policy {
             VerificationPolicy::NeverVerify => false,
             VerificationPolicy::NeverVerifyPreloadedImages => pulled_here,
             VerificationPolicy::NeverVerifyAllowlistedImages => {
-                let name = reference::trim_tag_and_digest(image).unwrap_or(image);
+                let name = image.trimmed().unwrap_or(image.as_str());
                 !self.allowlist.iter().any(|pattern| pattern.matches(name))
             }
             VerificationPolicy::AlwaysVerify => true,

@@ -1,0 +1,57 @@
+//! Why the records could not be read or written.
+
+use std::error::Error;
+use std::io;
+use std::sync::Arc;
+
+use super::folder::ReadError;
+use crate::credentials::CredentialsError;
+
+/// Why the records could not be read or written. The text is what the pod's status shows.
+#[derive(Debug, Clone, thiserror::Error)]
+#[non_exhaustive]
+pub enum RecordsError {
+    /// The disk refused a step.
+    #[error(transparent)]
+    Disk(#[from] Arc<io::Error>),
+    /// The intent to pull could not be written, and so the pull must not start.
+    #[error("failed to record image pull intent: {0}")]
+    Intent(#[source] Box<RecordsError>),
+    /// The credentials of the pod could not be looked up.
+    #[error(transparent)]
+    Credentials(#[from] CredentialsError),
+    /// The records were closed, or what was to be done did not end.
+    #[error("the writer of pull records is gone")]
+    Closed,
+    /// What records of another kind say.
+    #[error(transparent)]
+    Other(Arc<dyn Error + Send + Sync>),
+}
+
+impl RecordsError {
+    /// What records of another kind say.
+    pub fn other(error: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        RecordsError::Other(error.into().into())
+    }
+
+    /// Whether no space is left on the disk.
+    pub fn is_no_space(&self) -> bool {
+        match self {
+            RecordsError::Disk(error) => error.kind() == io::ErrorKind::StorageFull,
+            RecordsError::Intent(cause) => cause.is_no_space(),
+            RecordsError::Credentials(_) | RecordsError::Closed | RecordsError::Other(_) => false,
+        }
+    }
+}
+
+impl From<io::Error> for RecordsError {
+    fn from(error: io::Error) -> Self {
+        RecordsError::Disk(Arc::new(error))
+    }
+}
+
+impl From<ReadError> for RecordsError {
+    fn from(error: ReadError) -> Self {
+        RecordsError::other(error)
+    }
+}
