@@ -23,11 +23,28 @@ fn main() -> Result<(), Box<dyn Error>> {
     for field in BESIDE {
         config = config.field_attribute(format!(".larder.control.v1alpha1.{field}"), "#[serde(skip)]");
     }
+    for file in &definitions.file {
+        let package = file.package();
+        for message in file.message_type.iter().filter(|message| SHOWN.contains(&message.name())) {
+            for field in &message.field {
+                let of_field = |name: &&str| field.type_name() == format!(".{package}.{name}");
+                let Some(name) = file.enum_type.iter().map(|known| known.name()).find(of_field) else {
+                    continue;
+                };
+                let word = format!(
+                    "#[serde(serialize_with = \"crate::word::serialize::<{name}, _>\", \
+                     deserialize_with = \"crate::word::deserialize::<{name}, _>\")]"
+                );
+                config =
+                    config.field_attribute(format!(".{package}.{}.{}", message.name(), field.name()), word);
+            }
+        }
+    }
     config.compile_fds(definitions)?;
     Ok(())
 }
 
-/// Messages that the command line prints as they are, with `-o json`.
+/// Messages that the command line prints as they are, with `-o json`; enums as words.
 const SHOWN: [&str; 28] = [
     "CallStatus",
     "Collection",
@@ -60,14 +77,13 @@ const SHOWN: [&str; 28] = [
 ];
 
 /// Texts of theirs that may say nothing, which is `null` there.
-const MAY_BE_EMPTY: [&str; 11] = [
+const MAY_BE_EMPTY: [&str; 10] = [
     "Event.namespace",
     "Event.name",
     "Event.uid",
     "Event.field_path",
     "Event.message",
     "Event.time",
-    "Pull.step",
     "Pull.waiting",
     "PullLayer.waiting",
     "StatusResponse.state",
