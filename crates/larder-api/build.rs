@@ -27,13 +27,12 @@ fn main() -> Result<(), Box<dyn Error>> {
         let package = file.package();
         for message in file.message_type.iter().filter(|message| SHOWN.contains(&message.name())) {
             for field in &message.field {
-                let of_field = |name: &&str| field.type_name() == format!(".{package}.{name}");
-                let Some(name) = file.enum_type.iter().map(|known| known.name()).find(of_field) else {
-                    continue;
-                };
+                let is_of = |name: &str| field.type_name() == format!(".{package}.{name}");
+                let Some(of) = file.enum_type.iter().find(|of| is_of(of.name())) else { continue };
                 let word = format!(
-                    "#[serde(serialize_with = \"crate::word::serialize::<{name}, _>\", \
-                     deserialize_with = \"crate::word::deserialize::<{name}, _>\")]"
+                    "#[serde(serialize_with = \"crate::word::serialize::<{0}, _>\", \
+                     deserialize_with = \"crate::word::deserialize::<{0}, _>\")]",
+                    of.name()
                 );
                 config =
                     config.field_attribute(format!(".{package}.{}.{}", message.name(), field.name()), word);

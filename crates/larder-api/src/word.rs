@@ -110,6 +110,7 @@ impl Word for EventType {
 }
 
 /// Serializes the number of an enum as its word.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes fields so")]
 pub(crate) fn serialize<E: Word, S: Serializer>(number: &i32, serializer: S) -> Result<S::Ok, S::Error> {
     crate::or_null(E::try_from(*number).unwrap_or_default().word(), serializer)
 }
