@@ -23,11 +23,27 @@ fn main() -> Result<(), Box<dyn Error>> {
     for field in BESIDE {
         config = config.field_attribute(format!(".larder.control.v1alpha1.{field}"), "#[serde(skip)]");
     }
+    for file in &definitions.file {
+        let package = file.package();
+        for message in file.message_type.iter().filter(|message| SHOWN.contains(&message.name())) {
+            for field in &message.field {
+                let is_of = |name: &str| field.type_name() == format!(".{package}.{name}");
+                let Some(of) = file.enum_type.iter().find(|of| is_of(of.name())) else { continue };
+                let word = format!(
+                    "#[serde(serialize_with = \"crate::word::serialize::<{0}, _>\", \
+                     deserialize_with = \"crate::word::deserialize::<{0}, _>\")]",
+                    of.name()
+                );
+                config =
+                    config.field_attribute(format!(".{package}.{}.{}", message.name(), field.name()), word);
+            }
+        }
+    }
     config.compile_fds(definitions)?;
     Ok(())
 }
 
-/// Messages that the command line prints as they are, with `-o json`.
+/// Messages that the command line prints as they are, with `-o json`; enums as words.
 const SHOWN: [&str; 28] = [
     "CallStatus",
     "Collection",
@@ -60,14 +76,13 @@ const SHOWN: [&str; 28] = [
 ];
 
 /// Texts of theirs that may say nothing, which is `null` there.
-const MAY_BE_EMPTY: [&str; 11] = [
+const MAY_BE_EMPTY: [&str; 10] = [
     "Event.namespace",
     "Event.name",
     "Event.uid",
     "Event.field_path",
     "Event.message",
     "Event.time",
-    "Pull.step",
     "Pull.waiting",
     "PullLayer.waiting",
     "StatusResponse.state",

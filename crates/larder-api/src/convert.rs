@@ -11,7 +11,9 @@ use larder::credentials::{PullSecret, SecretCoordinates};
 use larder::events::{Event, EventType, Reason};
 use larder::gc::{KeepRule, Selector};
 use larder::pod::{ObjectKind, ObjectRef};
-use larder::pull::{Advice, EnsureError, EnsureReason, Ensured, Outcome, Phase, PullStatus};
+use larder::pull::{
+    Advice, EnsureError, EnsureReason, Ensured, Outcome, Phase, PullPolicy, PullStatus, default_policy,
+};
 use tokio::time::Instant;
 
 use crate::Error;
@@ -71,7 +73,11 @@ pub fn event(event: Event, number: Option<u64>) -> api::Event {
     api::Event {
         number,
         time: self::time(time),
-        r#type: event_type.to_string(),
+        r#type: match event_type {
+            EventType::Normal => api::EventType::Normal,
+            EventType::Warning => api::EventType::Warning,
+        }
+        .into(),
         reason: reason.to_string(),
         object_kind: match object.kind {
             ObjectKind::Pod => "pod",
@@ -90,9 +96,11 @@ pub fn event(event: Event, number: Option<u64>) -> api::Event {
 pub fn event_from(event: api::Event, object: ObjectRef) -> Option<Event> {
     Some(Event {
         time: event.time.parse::<Timestamp>().map_or_else(|_| SystemTime::now(), SystemTime::from),
-        event_type: [EventType::Normal, EventType::Warning]
-            .into_iter()
-            .find(|known| known.to_string() == event.r#type)?,
+        event_type: match event.r#type() {
+            api::EventType::Normal => EventType::Normal,
+            api::EventType::Warning => EventType::Warning,
+            api::EventType::Unspecified => return None,
+        },
         reason: Reason::ALL.into_iter().find(|known| known.to_string() == event.reason)?,
         object,
         message: event.message,
@@ -130,8 +138,13 @@ pub fn pull(pull: &PullStatus, now: Instant) -> api::Pull {
         queued.unwrap_or_else(|| wait(detail.and_then(|detail| detail.waiting.as_ref()), now));
     api::Pull {
         image: pull.image.to_string(),
-        phase: pull.phase.to_string(),
-        step: detail.map(|detail| detail.step.to_string()).unwrap_or_default(),
+        phase: match pull.phase {
+            Phase::Queued => api::PullPhase::Queued,
+            Phase::Throttled => api::PullPhase::Throttled,
+            Phase::Pulling => api::PullPhase::Pulling,
+        }
+        .into(),
+        step: detail.map_or(api::PullStep::Unspecified, |detail| step(detail.step)).into(),
         waiting,
         waiting_milliseconds,
         done_bytes: pull.bytes.map(|bytes| bytes.done),
@@ -146,11 +159,29 @@ pub fn pull(pull: &PullStatus, now: Instant) -> api::Pull {
     }
 }
 
+fn step(step: PullStep) -> api::PullStep {
+    match step {
+        PullStep::Resolving => api::PullStep::Resolving,
+        PullStep::Layers => api::PullStep::Pulling,
+        PullStep::Committing => api::PullStep::Committing,
+        _ => api::PullStep::Unspecified,
+    }
+}
+
 fn layer(layer: &LayerProgress, now: Instant) -> api::PullLayer {
     let (waiting, waiting_milliseconds) = wait(layer.waiting.as_ref(), now);
     api::PullLayer {
         digest: layer.digest.to_string(),
-        phase: layer.phase.to_string(),
+        phase: match layer.phase {
+            LayerPhase::Queued => api::LayerPhase::Queued,
+            LayerPhase::Elsewhere => api::LayerPhase::Elsewhere,
+            LayerPhase::Fetching => api::LayerPhase::Fetching,
+            LayerPhase::Unpacking => api::LayerPhase::Unpacking,
+            LayerPhase::Unpacked => api::LayerPhase::Unpacked,
+            LayerPhase::Done => api::LayerPhase::Done,
+            _ => api::LayerPhase::Unspecified,
+        }
+        .into(),
         done_bytes: layer.bytes.done,
         total_bytes: layer.bytes.total,
         bytes_per_second: layer.rate,
@@ -167,16 +198,16 @@ fn wait(wait: Option<&Wait>, now: Instant) -> (String, Option<u64>) {
 
 /// The pull in a message, with times relative to `now`.
 pub fn pull_from(pull: api::Pull, now: Instant) -> PullStatus {
-    let phase = match pull.phase.as_str() {
-        "queued" => Phase::Queued,
-        "throttled" => Phase::Throttled,
-        _ => Phase::Pulling,
+    let phase = match pull.phase() {
+        api::PullPhase::Queued => Phase::Queued,
+        api::PullPhase::Throttled => Phase::Throttled,
+        api::PullPhase::Pulling | api::PullPhase::Unspecified => Phase::Pulling,
     };
-    let step = match pull.step.as_str() {
-        "resolving" => Some(PullStep::Resolving),
-        "pulling" => Some(PullStep::Layers),
-        "committing" => Some(PullStep::Committing),
-        _ => None,
+    let step = match pull.step() {
+        api::PullStep::Resolving => Some(PullStep::Resolving),
+        api::PullStep::Pulling => Some(PullStep::Layers),
+        api::PullStep::Committing => Some(PullStep::Committing),
+        api::PullStep::Unspecified => None,
     };
     let waiting = Some(pull.waiting).filter(|waiting| !waiting.is_empty());
     let (queued, detailed) = if phase == Phase::Pulling { (None, waiting) } else { (waiting, None) };
@@ -197,15 +228,15 @@ pub fn pull_from(pull: api::Pull, now: Instant) -> PullStatus {
 
 fn layer_from(layer: api::PullLayer, now: Instant) -> LayerProgress {
     LayerProgress {
-        digest: layer.digest.into(),
-        phase: match layer.phase.as_str() {
-            "fetched by another pull" => LayerPhase::Elsewhere,
-            "fetching" => LayerPhase::Fetching,
-            "unpacking" => LayerPhase::Unpacking,
-            "unpacked" => LayerPhase::Unpacked,
-            "done" => LayerPhase::Done,
-            _ => LayerPhase::Queued,
+        phase: match layer.phase() {
+            api::LayerPhase::Queued | api::LayerPhase::Unspecified => LayerPhase::Queued,
+            api::LayerPhase::Elsewhere => LayerPhase::Elsewhere,
+            api::LayerPhase::Fetching => LayerPhase::Fetching,
+            api::LayerPhase::Unpacking => LayerPhase::Unpacking,
+            api::LayerPhase::Unpacked => LayerPhase::Unpacked,
+            api::LayerPhase::Done => LayerPhase::Done,
         },
+        digest: layer.digest.into(),
         bytes: Bytes { done: layer.done_bytes, total: layer.total_bytes },
         rate: layer.bytes_per_second,
         waiting: wait_from(Some(layer.waiting), layer.waiting_milliseconds, now),
@@ -253,6 +284,37 @@ pub fn keep_rule_from(rule: api::KeepRule) -> Result<KeepRule, Error> {
     Ok(KeepRule { select, ttl, budget_bytes: rule.budget_bytes })
 }
 
+/// A pull policy as a message has it. The text of any other policy is lost: no decision depends on it.
+pub fn policy(policy: &PullPolicy) -> api::PullPolicy {
+    match policy {
+        PullPolicy::Always => api::PullPolicy::Always,
+        PullPolicy::IfNotPresent => api::PullPolicy::IfNotPresent,
+        PullPolicy::Never => api::PullPolicy::Never,
+        PullPolicy::Other(_) => api::PullPolicy::Other,
+    }
+}
+
+/// The policy for a wanted image.
+pub fn policy_from(wanted: &api::WantedImage) -> PullPolicy {
+    match api::PullPolicy::try_from(wanted.pull_policy) {
+        Ok(api::PullPolicy::Unspecified) => default_policy(&wanted.image),
+        Ok(api::PullPolicy::Always) => PullPolicy::Always,
+        Ok(api::PullPolicy::IfNotPresent) => PullPolicy::IfNotPresent,
+        Ok(api::PullPolicy::Never) => PullPolicy::Never,
+        Ok(api::PullPolicy::Other) | Err(_) => PullPolicy::Other("other".to_owned()),
+    }
+}
+
+/// The kind of a failure as a message has it.
+pub fn failure_kind(kind: CallErrorKind) -> api::FailureKind {
+    match kind {
+        CallErrorKind::NotFound => api::FailureKind::NotFound,
+        CallErrorKind::Denied => api::FailureKind::Denied,
+        CallErrorKind::NoRoom => api::FailureKind::NoRoom,
+        _ => api::FailureKind::Other,
+    }
+}
+
 /// The outcome of an ensure in a message.
 pub fn ensured_from(ensured: api::Ensured) -> Ensured {
     let outcome = if ensured.pulled {
@@ -269,11 +331,11 @@ pub fn ensured_from(ensured: api::Ensured) -> Ensured {
 
 /// The failure of an ensure in a message.
 pub fn failed_from(failed: api::Failed) -> EnsureError {
-    let kind = match failed.kind.as_str() {
-        "NotFound" => CallErrorKind::NotFound,
-        "Denied" => CallErrorKind::Denied,
-        "NoRoom" => CallErrorKind::NoRoom,
-        _ => CallErrorKind::Other,
+    let kind = match failed.kind() {
+        api::FailureKind::NotFound => CallErrorKind::NotFound,
+        api::FailureKind::Denied => CallErrorKind::Denied,
+        api::FailureKind::NoRoom => CallErrorKind::NoRoom,
+        api::FailureKind::Other | api::FailureKind::Unspecified => CallErrorKind::Other,
     };
     let advice = Some(failed.hint).filter(|hint| !hint.is_empty());
     EnsureError {
@@ -301,6 +363,7 @@ fn reason(text: String) -> EnsureReason {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Word as _;
 
     #[tokio::test(start_paused = true)]
     async fn a_pull_comes_out_as_it_went_in() {
@@ -342,7 +405,31 @@ mod tests {
             ..queued.clone()
         };
         for status in [queued, pulling] {
-            assert_eq!(pull_from(pull(&status, now), now), status);
+            let message = pull(&status, now);
+            assert_eq!(message.phase().word(), status.phase.to_string());
+            for (layer, known) in
+                message.layers.iter().zip(status.detail.iter().flat_map(|detail| &detail.layers))
+            {
+                assert_eq!(layer.phase().word(), known.phase.to_string());
+            }
+            assert_eq!(pull_from(message, now), status);
+        }
+        for known in [PullStep::Resolving, PullStep::Layers, PullStep::Committing] {
+            assert_eq!(step(known).word(), known.to_string());
+        }
+    }
+
+    #[test]
+    fn a_policy_comes_out_as_it_went_in_and_an_unknown_one_pulls() {
+        let of = |pull_policy| {
+            policy_from(&api::WantedImage { image: "a:1".into(), pull_policy, ..Default::default() })
+        };
+        for known in [PullPolicy::Always, PullPolicy::IfNotPresent, PullPolicy::Never] {
+            assert_eq!(of(policy(&known).into()), known);
+        }
+        assert_eq!(of(0), PullPolicy::IfNotPresent, "as the tag implies");
+        for unknown in [policy(&PullPolicy::Other("always".into())).into(), 99, -1] {
+            assert!(matches!(of(unknown), PullPolicy::Other(_)));
         }
     }
 

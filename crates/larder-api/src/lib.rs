@@ -7,10 +7,12 @@
 
 pub mod convert;
 mod error;
+mod word;
 
 pub use error::{Error, ErrorKind, is_gone};
+pub use word::Word;
 
-/// Version `v1alpha1`. Fields are only added to it.
+/// Version `v1alpha1`. Numbers of fields are never reused in it.
 pub mod v1alpha1 {
     #![allow(missing_docs, clippy::all, clippy::pedantic, unused_qualifications, reason = "generated code")]
 

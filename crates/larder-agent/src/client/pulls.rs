@@ -103,7 +103,7 @@ impl Pulls {
         api::EnsureRequest {
             images: vec![api::WantedImage {
                 image: image.to_string(),
-                pull_policy: policy.as_str().to_owned(),
+                pull_policy: convert::policy(policy).into(),
                 field_path: target.as_ref().map(|target| target.field_path.clone()).unwrap_or_default(),
             }],
             pod: Some(api::PodReference {

@@ -11,11 +11,10 @@ use std::time::Duration;
 
 use futures_util::stream::{FuturesUnordered, StreamExt as _};
 use futures_util::{Stream, stream};
-use larder::backend::CallErrorKind;
 use larder::credentials::PullSecret;
 use larder::events::Event;
 use larder::pod::{ObjectRef, Pod, SandboxConfig};
-use larder::pull::{EnsureError, EnsureRequest, Ensured, Outcome, PullPolicy, default_policy};
+use larder::pull::{EnsureError, EnsureRequest, Ensured, Outcome};
 use larder::reference::ImageName;
 use larder_api::convert::{self, millis};
 use larder_api::v1alpha1 as api;
@@ -66,10 +65,7 @@ fn requests(request: api::EnsureRequest) -> Result<Vec<EnsureRequest>, Error> {
     // Back-off counts by uid; events and the sandbox have the pod's own.
     let counted = if run.is_empty() { pod.uid.clone() } else { format!("{}/{run}", pod.uid) };
     let requests = images.into_iter().map(|wanted| {
-        let policy = match wanted.pull_policy.as_str() {
-            "" => default_policy(&wanted.image),
-            policy => PullPolicy::parse(policy),
-        };
+        let policy = convert::policy_from(&wanted);
         EnsureRequest {
             target: Some(ObjectRef::new(&pod, &wanted.field_path)),
             // Who asks without a pod has none.
@@ -149,19 +145,14 @@ fn verdict(index: u32, ended: Result<Ensured, EnsureError>) -> Update {
             })
         }
         Err(error) => {
-            let kind = error.advice.as_ref().map(|advice| match advice.kind {
-                CallErrorKind::NotFound => "NotFound",
-                CallErrorKind::Denied => "Denied",
-                CallErrorKind::NoRoom => "NoRoom",
-                _ => "Other",
-            });
+            let kind = error.advice.as_ref().map(|advice| convert::failure_kind(advice.kind));
             Update::Failed(api::Failed {
                 index,
                 reason: error.reason.to_string(),
                 message: error.message,
                 retry_milliseconds: error.retry_in.map(millis),
                 hint: error.advice.map(|advice| advice.hint.to_string()).unwrap_or_default(),
-                kind: kind.unwrap_or_default().to_owned(),
+                kind: kind.unwrap_or_default().into(),
                 withheld: error.withheld,
             })
         }

@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use larder::gc::{Entry, HistoryFile};
-use larder_api::v1alpha1::{HistoryEntry, HistoryResponse};
+use larder_api::Word as _;
+use larder_api::v1alpha1::{HistoryEntry, HistoryResponse, RemovalPurpose};
 
 use super::report::time;
 use crate::error::Error;
@@ -25,7 +26,7 @@ fn shown(entry: Entry) -> HistoryEntry {
         time: time(entry.at),
         id: entry.id.into(),
         names: entry.names,
-        reason: entry.reason,
+        reason: RemovalPurpose::from_word(&entry.reason).into(),
         why: entry.why,
         promised_bytes: entry.promised.bytes,
         promised_inodes: entry.promised.inodes,

@@ -8,7 +8,7 @@ use larder::gc::{
 };
 use larder::image_service::Disk;
 use larder::reference::ImageId;
-use larder_api::v1alpha1 as api;
+use larder_api::v1alpha1::{self as api, CollectionGoal, VerdictReason};
 
 /// What would be done.
 pub(super) fn of_plan(plan: &Plan, disk: Option<Disk>, policy: &GcPolicy) -> api::Collection {
@@ -62,13 +62,13 @@ pub(super) fn of_round(goal: Goal, round: &Round, policy: &GcPolicy) -> api::Col
 
 fn empty(dry_run: bool, goal: Goal, policy: &GcPolicy) -> api::Collection {
     let (goal, asked_bytes) = match goal {
-        Goal::Age | Goal::Thresholds => ("thresholds", 0),
-        Goal::Free { bytes } => ("free", bytes),
-        Goal::AllUnused => ("allUnused", 0),
+        Goal::Age | Goal::Thresholds => (CollectionGoal::Thresholds, 0),
+        Goal::Free { bytes } => (CollectionGoal::Free, bytes),
+        Goal::AllUnused => (CollectionGoal::AllUnused, 0),
     };
     api::Collection {
         dry_run,
-        goal: goal.to_owned(),
+        goal: goal.into(),
         asked_bytes,
         reached: true,
         high_threshold_percent: policy.high_threshold_percent,
@@ -92,7 +92,7 @@ fn removed(removal: &Removal, freed: Option<Amount>) -> api::Removal {
     api::Removal {
         id: removal.id.to_string(),
         names: removal.names.clone(),
-        reason: reason_of(&removal.why).to_owned(),
+        reason: reason_of(&removal.why).into(),
         why: removal.why.to_string(),
         promised_bytes: removal.frees.bytes,
         promised_inodes: removal.frees.inodes,
@@ -126,7 +126,7 @@ pub(super) fn image(image: &ImageVerdict, policy: &GcPolicy) -> api::ImageVerdic
         first_seen: time(image.first_seen),
         last_used: image.last_used.and_then(time),
         goes,
-        reason: reason.to_owned(),
+        reason: reason.into(),
         why,
         used_by,
     }
@@ -137,28 +137,28 @@ pub(super) fn time(stamp: Stamp) -> Option<String> {
     jiff::Timestamp::from_millisecond(stamp.0).ok().map(|time| time.to_string())
 }
 
-fn reason_of(why: &Why) -> &'static str {
+fn reason_of(why: &Why) -> VerdictReason {
     match why {
-        Why::TooOld { .. } => "TooOld",
-        Why::Room { .. } => "Room",
-        Why::SharedLayer { .. } => "SharedLayer",
-        Why::Unused => "Unused",
-        _ => "Other",
+        Why::TooOld { .. } => VerdictReason::TooOld,
+        Why::Room { .. } => VerdictReason::Room,
+        Why::SharedLayer { .. } => VerdictReason::SharedLayer,
+        Why::Unused => VerdictReason::Unused,
+        _ => VerdictReason::Unspecified,
     }
 }
 
-fn stays_of(stays: &Stays) -> &'static str {
+fn stays_of(stays: &Stays) -> VerdictReason {
     match stays {
-        Stays::InUse(_) => "InUse",
-        Stays::Pinned => "Pinned",
-        Stays::Kept { .. } => "Kept",
-        Stays::TooYoung { .. } => "TooYoung",
-        Stays::ClockWentBack => "ClockWentBack",
-        Stays::FreesNothing => "FreesNothing",
-        Stays::NotNeeded => "NotNeeded",
-        Stays::InvalidId => "InvalidId",
-        Stays::Failed(_) => "Failed",
-        _ => "Other",
+        Stays::InUse(_) => VerdictReason::InUse,
+        Stays::Pinned => VerdictReason::Pinned,
+        Stays::Kept { .. } => VerdictReason::Kept,
+        Stays::TooYoung { .. } => VerdictReason::TooYoung,
+        Stays::ClockWentBack => VerdictReason::ClockWentBack,
+        Stays::FreesNothing => VerdictReason::FreesNothing,
+        Stays::NotNeeded => VerdictReason::NotNeeded,
+        Stays::InvalidId => VerdictReason::InvalidId,
+        Stays::Failed(_) => VerdictReason::Failed,
+        _ => VerdictReason::Unspecified,
     }
 }
 

@@ -6,6 +6,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use larder_agent::client::Client;
+use larder_api::Word as _;
 use larder_api::v1alpha1::events_response::Told;
 use larder_api::v1alpha1::{Event, EventsRequest, EventsResponse};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -163,7 +164,7 @@ fn cells(event: &Event, wide: bool) -> [String; 5] {
     } else {
         time_of_day(&event.time)
     };
-    [time, event.r#type.clone(), event.reason.clone(), object, message]
+    [time, event.r#type().word().to_owned(), event.reason.clone(), object, message]
 }
 
 fn columns([time, kind, reason, object, message]: [String; 5], object_width: usize, wide: bool) -> String {

@@ -1,5 +1,6 @@
 //! `larder history`: what collection has removed.
 
+use larder_api::Word as _;
 use larder_api::v1alpha1::{HistoryEntry, HistoryRequest};
 
 use super::gc::tell::{OF_THE_FILE_SYSTEM, is_disturbed};
@@ -40,7 +41,7 @@ fn table(rows: &[HistoryEntry], wide: bool) -> Table {
         let guess = if row.estimated { "about " } else { "" };
         let promised = format!("{guess}{}", size::bytes(row.promised_bytes));
         let freed = row.freed_bytes.map_or_else(String::new, size::bytes);
-        table.row([seconds, image, row.reason.clone(), promised, freed, row.why.clone()]);
+        table.row([seconds, image, row.reason().word().to_owned(), promised, freed, row.why.clone()]);
     }
     table
 }

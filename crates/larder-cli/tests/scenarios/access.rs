@@ -192,7 +192,7 @@ fn ensure(daemon: &Daemon, image: &str, host: &str, password: &str) -> Result<()
     let request = api::EnsureRequest {
         images: vec![api::WantedImage {
             image: image.into(),
-            pull_policy: "Always".into(),
+            pull_policy: api::PullPolicy::Always.into(),
             ..api::WantedImage::default()
         }],
         pod: Some(api::PodReference { uid: "web-uid".into(), name: "web".into(), ..Default::default() }),

@@ -3,7 +3,8 @@
 use larder::hint::Hint;
 use std::collections::BTreeMap;
 
-use larder_api::v1alpha1::{Collection, FileSystem, ImageVerdict};
+use larder_api::Word as _;
+use larder_api::v1alpha1::{Collection, CollectionGoal, FileSystem, ImageVerdict, VerdictReason};
 
 use crate::out::Out;
 use crate::output::table::Table;
@@ -18,14 +19,14 @@ pub(super) fn plan(report: &Collection, wide: bool, out: &Out) {
         let frees = format!("{}{}", about(report), size::bytes(report.promised_bytes));
         let after = report.after.map(|disk| format!("; then {}% are in use", disk.used_percent));
         out.line(format_args!("Would remove {images} and free {frees}{}.", after.unwrap_or_default()));
-    } else if report.goal == "allUnused" {
+    } else if report.goal() == CollectionGoal::AllUnused {
         out.line("Would remove nothing.");
     }
     tell_stays(report, wide, out);
     if !report.reached {
         out.line("\nThat is all that may go, and it is not enough.");
     }
-    if report.goal == "allUnused" && all_are_too_young(report) {
+    if report.goal() == CollectionGoal::AllUnused && all_are_too_young(report) {
         out.hint(
             Hint::new()
                 .command(["gc", "--all-unused", "--dry-run", "--minimum-image-ttl-duration"])
@@ -64,7 +65,7 @@ pub(super) fn round(report: &Collection, wide: bool, out: &Out) {
     }
     if wide {
         tell_stays(report, wide, out);
-    } else if report.goal == "allUnused" {
+    } else if report.goal() == CollectionGoal::AllUnused {
         count_stays(report, out);
     }
 }
@@ -83,12 +84,12 @@ const NOISE: u64 = 1 << 20;
 
 /// Why images stay although all that may go was to go: beside the result, a line for each reason.
 fn count_stays(report: &Collection, out: &Out) {
-    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut counts: BTreeMap<VerdictReason, usize> = BTreeMap::new();
     for image in report.images.iter().filter(|image| !image.goes) {
-        *counts.entry(image.reason.as_str()).or_default() += 1;
+        *counts.entry(image.reason()).or_default() += 1;
     }
-    for (reason, count) in &counts {
-        let stay = if *count == 1 { "image stays" } else { "images stay" };
+    for (&reason, &count) in &counts {
+        let stay = if count == 1 { "image stays" } else { "images stay" };
         out.note(format_args!("note: {count} {stay}: {}", words_for(reason)));
     }
     if !counts.is_empty() {
@@ -97,18 +98,18 @@ fn count_stays(report: &Collection, out: &Out) {
 }
 
 /// A reason to stay, in words for any number of images.
-fn words_for(reason: &str) -> &str {
+fn words_for(reason: VerdictReason) -> &'static str {
     match reason {
-        "InUse" => "in use, leased or just ensured",
-        "Pinned" => "pinned by the runtime",
-        "Kept" => "kept by a rule",
-        "TooYoung" => "too young to go (imageMinimumGCAge)",
-        "ClockWentBack" => "used later than now: the clock went back",
-        "FreesNothing" => "would free nothing",
-        "NotNeeded" => "not needed to reach the goal",
-        "InvalidId" => "without a valid id",
-        "Failed" => "could not be removed",
-        other => other,
+        VerdictReason::InUse => "in use, leased or just ensured",
+        VerdictReason::Pinned => "pinned by the runtime",
+        VerdictReason::Kept => "kept by a rule",
+        VerdictReason::TooYoung => "too young to go (imageMinimumGCAge)",
+        VerdictReason::ClockWentBack => "used later than now: the clock went back",
+        VerdictReason::FreesNothing => "would free nothing",
+        VerdictReason::NotNeeded => "not needed to reach the goal",
+        VerdictReason::InvalidId => "without a valid id",
+        VerdictReason::Failed => "could not be removed",
+        other => other.word(),
     }
 }
 
@@ -141,9 +142,9 @@ fn situation(report: &Collection) -> String {
     };
     let disk = report.before.as_ref().map_or("How full the disk is is not known".to_owned(), used);
     let (high, low) = (report.high_threshold_percent, report.low_threshold_percent);
-    match report.goal.as_str() {
-        "allUnused" => format!("{disk}; everything goes that nothing uses."),
-        "free" => {
+    match report.goal() {
+        CollectionGoal::AllUnused => format!("{disk}; everything goes that nothing uses."),
+        CollectionGoal::Free => {
             let asked = size::bytes(report.asked_bytes);
             match report.needed_bytes.saturating_sub(report.asked_bytes) {
                 0 => format!("{disk}; {asked} are to be freed."),
@@ -196,7 +197,7 @@ fn about(report: &Collection) -> &'static str {
 
 /// Whether the minimum age alone keeps what is there.
 fn all_are_too_young(report: &Collection) -> bool {
-    !report.images.is_empty() && report.images.iter().all(|image| image.reason == "TooYoung")
+    !report.images.is_empty() && report.images.iter().all(|image| image.reason() == VerdictReason::TooYoung)
 }
 
 #[cfg(test)]
@@ -219,7 +220,7 @@ mod tests {
     #[test]
     fn what_is_freed_beyond_what_was_asked_for_is_said() {
         let free = Collection {
-            goal: "free".into(),
+            goal: CollectionGoal::Free.into(),
             asked_bytes: 1_000_000_000,
             needed_bytes: 1_050_000_000,
             ..report()
