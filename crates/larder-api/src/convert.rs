@@ -10,6 +10,7 @@ use larder::backend::{
 use larder::credentials::{PullSecret, SecretCoordinates};
 use larder::events::{Event, EventType, Reason};
 use larder::gc::{KeepRule, Selector};
+use larder::hint::{Hint, HintPart};
 use larder::pod::{ObjectKind, ObjectRef};
 use larder::pull::{
     Advice, EnsureError, EnsureReason, Ensured, Outcome, Phase, PullPolicy, PullStatus, default_policy,
@@ -33,6 +34,39 @@ pub fn time(time: SystemTime) -> String {
     let moment =
         Timestamp::try_from(time).and_then(|time| Timestamp::from_millisecond(time.as_millisecond()));
     moment.map(|time| time.to_string()).unwrap_or_default()
+}
+
+/// A hint as a message.
+pub fn hint(hint: &Hint) -> api::Hint {
+    let part = |part: &HintPart| {
+        use api::hint_part::Part;
+
+        let part = match part {
+            HintPart::Command(args) => {
+                Part::Command(api::HintCommand { args: args.iter().map(ToString::to_string).collect() })
+            }
+            HintPart::Setting { name, value } => {
+                Part::Setting(api::HintSetting { name: name.to_string(), value: value.to_string() })
+            }
+            text => Part::Text(text.to_string()),
+        };
+        api::HintPart { part: Some(part) }
+    };
+    api::Hint { parts: hint.parts().iter().map(part).collect() }
+}
+
+/// The hint in a message. Parts of kinds that are not known are left out.
+pub fn hint_from(hint: api::Hint) -> Hint {
+    use api::hint_part::Part;
+
+    let parts = hint.parts.into_iter().filter_map(|part| part.part);
+    parts.fold(Hint::new(), |hint, part| match part {
+        Part::Text(text) => hint.text(text),
+        Part::Command(command) => hint.command(command.args),
+        Part::Setting(api::HintSetting { name, value }) => {
+            hint.with(HintPart::Setting { name: name.into(), value: value.into() })
+        }
+    })
 }
 
 /// An image of a backend as a message.
@@ -337,12 +371,11 @@ pub fn failed_from(failed: api::Failed) -> EnsureError {
         api::FailureKind::NoRoom => CallErrorKind::NoRoom,
         api::FailureKind::Other | api::FailureKind::Unspecified => CallErrorKind::Other,
     };
-    let advice = Some(failed.hint).filter(|hint| !hint.is_empty());
     EnsureError {
         reason: reason(failed.reason),
         message: failed.message,
         retry_in: failed.retry_milliseconds.map(Duration::from_millis),
-        advice: advice.map(|hint| Advice { kind, hint: hint.into() }),
+        advice: failed.hint.map(|hint| Advice { kind, hint: hint_from(hint) }),
         withheld: failed.withheld,
     }
 }

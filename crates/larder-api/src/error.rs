@@ -1,20 +1,21 @@
 //! Why a call failed: a kind, a message, and next steps. The same value on both sides of the control API.
 //!
-//! On the wire an [`Error`] is a gRPC status whose metadata [`HINT_KEY`] holds the hints, percent-encoded, or a
-//! [`Refused`] message where one call reports several errors.
+//! On the wire an [`Error`] is a gRPC status whose details are a [`Refused`] message, or that message alone where one
+//! call reports several errors.
 
-use std::fmt::{self, Write as _};
+use std::fmt;
 
 use larder::backend::{BackendError, CallErrorKind};
 use larder::chain;
 use larder::hint::Hint;
+use prost::Message as _;
 use tonic::{Code, Status};
 
-use crate::HINT_KEY;
+use crate::convert;
 use crate::v1alpha1::Refused;
 
-/// Upper bound for all hints of one status together, in encoded bytes: what fits into a header everywhere.
-const MAX_HINTS: usize = 4096;
+/// The most details of one status, in encoded bytes: what fits into a header everywhere.
+const MAX_DETAILS: usize = 4096;
 
 /// What kind of failure it is. Callers derive exit codes and retries from it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -107,8 +108,9 @@ impl Error {
 
     /// The error in a gRPC status, with its hints.
     pub fn from_status(status: &Status) -> Error {
-        let hints = status.metadata().get(HINT_KEY).and_then(|hints| hints.to_str().ok()).unwrap_or_default();
-        Error::new(kind_of(status.code()), status.message()).hints(decode(hints).lines().map(str::to_owned))
+        let details = Refused::decode(status.details()).unwrap_or_default(); // of others than larder
+        Error::new(kind_of(status.code()), status.message())
+            .hints(details.hints.into_iter().map(convert::hint_from))
     }
 }
 
@@ -148,16 +150,11 @@ pub fn is_gone(error: &BackendError) -> bool {
 
 impl From<Error> for Status {
     fn from(error: Error) -> Status {
-        let mut status = Status::new(code_of(error.kind), error.message);
-        let hints: Vec<String> = error.hints.iter().map(ToString::to_string).collect();
-        let hints = encode(&hints.join("\n"));
-        if !hints.is_empty()
-            && hints.len() <= MAX_HINTS
-            && let Ok(hints) = hints.parse()
-        {
-            status.metadata_mut().insert(HINT_KEY, hints);
-        }
-        status
+        let code = code_of(error.kind);
+        let mut refused = Refused::from(error);
+        while refused.encoded_len() > MAX_DETAILS && refused.hints.pop().is_some() {}
+        let details = if refused.hints.is_empty() { Vec::new() } else { refused.encode_to_vec() };
+        Status::with_details(code, refused.message, details.into())
     }
 }
 
@@ -166,14 +163,15 @@ impl From<Error> for Refused {
         Refused {
             code: code_of(error.kind).into(),
             message: error.message,
-            hints: error.hints.iter().map(ToString::to_string).collect(),
+            hints: error.hints.iter().map(convert::hint).collect(),
         }
     }
 }
 
 impl From<Refused> for Error {
     fn from(refused: Refused) -> Error {
-        Error::new(kind_of(refused.code.into()), refused.message).hints(refused.hints)
+        Error::new(kind_of(refused.code.into()), refused.message)
+            .hints(refused.hints.into_iter().map(convert::hint_from))
     }
 }
 
@@ -196,31 +194,6 @@ fn kind_of(code: Code) -> ErrorKind {
     }
 }
 
-/// Everything but letters, digits and a few signs as `%` and two digits.
-fn encode(text: &str) -> String {
-    let mut encoded = String::new();
-    for byte in text.bytes() {
-        if byte.is_ascii_alphanumeric() || b" -_.:/,;=*()'".contains(&byte) {
-            encoded.push(char::from(byte));
-        } else {
-            let _ = write!(encoded, "%{byte:02X}"); // writing to a text does not fail
-        }
-    }
-    encoded
-}
-
-fn decode(text: &str) -> String {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let [byte, after @ ..] = rest {
-        let hex = after.get(..2).and_then(|two| std::str::from_utf8(two).ok());
-        let decoded = hex.and_then(|hex| u8::from_str_radix(hex, 16).ok()).filter(|_| *byte == b'%');
-        bytes.push(decoded.unwrap_or(*byte));
-        rest = if decoded.is_some() { &after[2..] } else { after };
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -231,7 +204,8 @@ mod tests {
             Error::failed("it is mounted at /mnt"),
             Error::bad_input("\"Busybox\": bad").hint("did you mean busybox?").hint("100% sure, caf\u{e9}"),
             Error::unreachable("nobody there").hint("start it"),
-            Error::missing("a:1: no such image").hint("larder images"),
+            Error::missing("a:1: no such image")
+                .hint(Hint::new().command(["images"]).text(" or ").setting("backend", "docker")),
         ];
         for failure in failures {
             assert_eq!(Error::from(Refused::from(failure.clone())), failure);
@@ -245,14 +219,19 @@ mod tests {
             let kind = CallErrorKind::DeadlineExceeded;
             Error::from(BackendError::Call { message: "no answer within 1s".into(), kind, hint })
         };
-        assert_eq!(silent(Some("see its log")).next_steps(), ["see its log"]);
+        assert_eq!(silent(Some("see its log".into())).next_steps(), ["see its log".into()]);
         assert_eq!(silent(None).next_steps().len(), 1);
     }
 
     #[test]
-    fn hints_of_others_are_read_as_far_as_they_can_be() {
-        assert_eq!(decode("50%"), "50%");
-        assert_eq!(decode("%zz%41"), "%zzA");
-        assert_eq!(decode("%ff"), "\u{fffd}");
+    fn a_status_without_details_is_an_error_without_hints() {
+        let status = Status::with_details(Code::NotFound, "no", vec![0xff; 3].into());
+        assert_eq!(Error::from_status(&status), Error::missing("no"));
+    }
+
+    #[test]
+    fn what_is_too_much_for_a_header_is_left_out_from_the_end() {
+        let error = Error::failed("no").hint("first").hint("x".repeat(MAX_DETAILS));
+        assert_eq!(Error::from_status(&error.into()), Error::failed("no").hint("first"));
     }
 }

@@ -43,8 +43,5 @@ fn or_empty<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<String,
     Option::deserialize(deserializer).map(Option::unwrap_or_default)
 }
 
-/// Metadata key of the hints of an error, percent-encoded.
-pub const HINT_KEY: &str = "larder-hint";
-
 /// Largest message in either direction, in bytes: 16 MiB, as of CRI.
 pub const MAX_MESSAGE_BYTES: usize = 16 << 20;

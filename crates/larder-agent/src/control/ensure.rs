@@ -151,7 +151,7 @@ fn verdict(index: u32, ended: Result<Ensured, EnsureError>) -> Update {
                 reason: error.reason.to_string(),
                 message: error.message,
                 retry_milliseconds: error.retry_in.map(millis),
-                hint: error.advice.map(|advice| advice.hint.to_string()).unwrap_or_default(),
+                hint: error.advice.map(|advice| convert::hint(&advice.hint)),
                 kind: kind.unwrap_or_default().into(),
                 withheld: error.withheld,
             })
