@@ -267,6 +267,8 @@ impl Control for Service {
         let Shared { node, process, .. } = &*self.0;
         if *process == Process::Command {
             join::check(&node.settings.now(), &request.get_ref().settings)?;
+            // The command itself pulls nothing, perhaps.
+            node.recover().await;
         }
         Ok(Response::new(api::JoinResponse {}))
     }
