@@ -1,11 +1,11 @@
 //! SIGINT and SIGTERM, watched by a thread of their own.
 //!
 //! The thread that does the work may sit in a write to a pipe that nobody reads, where it hears nothing. Promises: a
-//! command that does not [handle](Interrupt::handle) interrupts ends at once; one that does has [`GRACE`] to end by
-//! itself; a second signal ends any at once. The exit code is that of [`Outcome::Interrupted`].
+//! command that does not [handle](Interrupt::handle) interrupts ends at once, unless others work through it; one that does
+//! has [`GRACE`] to end by itself; a second signal ends any at once. The exit code is that of [`Outcome::Interrupted`].
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, OnceLock, mpsc};
 use std::time::Duration;
 use std::{future, io, process, thread};
 
@@ -20,7 +20,15 @@ const GRACE: Duration = Duration::from_secs(3);
 
 /// Signals from now on. Clones share them.
 #[derive(Clone)]
-pub(crate) struct Interrupt(Handled);
+pub(crate) struct Interrupt {
+    handled: Handled,
+    /// A signal has come that the command does not handle, while others work through it.
+    cut_off: watch::Receiver<bool>,
+    others: Others,
+}
+
+/// How many other commands work through this one, once that can be told.
+pub(crate) type Others = Arc<OnceLock<Box<dyn Fn() -> usize + Send + Sync>>>;
 
 /// Signals that the command handles: it is told of the first one, and ends by itself.
 #[derive(Clone)]
@@ -34,35 +42,50 @@ impl Interrupt {
     /// Begins to watch. Should that fail, signals end the program as they do without.
     pub(crate) fn watch() -> Interrupt {
         let (ask, asked) = watch::channel(false);
-        let handled = Arc::new(AtomicBool::new(false));
-        let lingers = Arc::new(AtomicBool::new(false));
-        let shared = (Arc::clone(&handled), Arc::clone(&lingers));
+        let (cut, cut_off) = watch::channel(false);
+        let handled = Handled { asked, claimed: Arc::default(), lingers: Arc::default() };
+        let interrupt = Interrupt { handled, cut_off, others: Arc::default() };
+        let shared = interrupt.clone();
         let (begun, listening) = mpsc::channel();
-        let started = thread::Builder::new()
-            .name("signals".into())
-            .spawn(move || listen(&ask, &shared.0, &shared.1, &begun));
+        let started =
+            thread::Builder::new().name("signals".into()).spawn(move || listen(&ask, &cut, &shared, &begun));
         if let Err(error) = started {
             tracing::debug!("interrupts are not handled: {error}");
         }
         let _ = listening.recv(); // closed if the thread cannot listen
-        Interrupt(Handled { asked, claimed: handled, lingers })
+        interrupt
     }
 
     /// The first signal is the caller's from now on.
     pub(crate) fn handle(self) -> Handled {
-        self.0.claimed.store(true, Ordering::Release);
-        self.0
+        self.handled.claimed.store(true, Ordering::Release);
+        self.handled
+    }
+
+    /// Where to say how many other commands work through this one.
+    pub(crate) fn others(&self) -> Others {
+        Arc::clone(&self.others)
+    }
+
+    /// Does this unless, or until, a signal comes that it does not handle while others work through the command.
+    pub(crate) async fn or_cut_off<T>(&self, work: impl Future<Output = T>) -> Option<T> {
+        let mut cut_off = self.cut_off.clone();
+        tokio::select! {
+            biased;
+            Ok(_) = cut_off.wait_for(|cut_off| *cut_off) => None,
+            done = work => Some(done),
+        }
     }
 
     /// The command has ended, and waits for others that work through it: only a further signal ends it early.
     pub(crate) fn linger(&self) {
-        self.0.claimed.store(true, Ordering::Release);
-        self.0.lingers.store(true, Ordering::Release);
+        self.handled.claimed.store(true, Ordering::Release);
+        self.handled.lingers.store(true, Ordering::Release);
     }
 
     /// Whether a signal has come.
     pub(crate) fn has_come(&self) -> bool {
-        *self.0.asked.borrow()
+        *self.handled.asked.borrow()
     }
 }
 
@@ -86,14 +109,22 @@ impl Handled {
 }
 
 /// Runs until a signal ends the program.
-fn listen(ask: &watch::Sender<bool>, handled: &AtomicBool, lingers: &AtomicBool, begun: &mpsc::Sender<()>) {
+fn listen(
+    ask: &watch::Sender<bool>,
+    cut: &watch::Sender<bool>,
+    shared: &Interrupt,
+    begun: &mpsc::Sender<()>,
+) {
+    let Handled { claimed, lingers, .. } = &shared.handled;
     let watched = tokio::runtime::Builder::new_current_thread().enable_all().build().and_then(|runtime| {
         runtime.block_on(async {
             let mut signals = Signals::new()?;
             let _ = begun.send(());
             signals.next().await;
-            if handled.load(Ordering::Acquire) {
+            let is_handled = claimed.load(Ordering::Acquire);
+            if is_handled || shared.others.get().is_some_and(|others| others() > 0) {
                 ask.send_replace(true);
+                cut.send_replace(!is_handled);
                 while time::timeout(GRACE, signals.next()).await.is_err() && lingers.load(Ordering::Acquire) {
                 }
             }

@@ -6,7 +6,7 @@
 //! ```
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use larder::credentials::Sources as Credentials;
@@ -17,10 +17,11 @@ use larder_agent::backend::docker;
 use larder_agent::backend::target::{CRI, DOCKER, STORE, nearest_backend};
 use larder_agent::backend::{OpenMode, RuntimeMode, Target, is_docker, target_of};
 use larder_agent::client::{Client, Server, is_listening, server_of, socket_path};
-use larder_agent::config::{self, Config, Mistakes, Sources};
+use larder_agent::config::{self, Config, Mistakes, Source, Sources};
 use larder_agent::environment::{DefaultPaths, variable};
 use larder_agent::node::{Node, NodeOptions, StateNeed};
 use larder_agent::serve::CommandServer;
+use larder_agent::state::StateDir;
 use tokio::sync::Mutex;
 use tokio::time::{self, Instant};
 
@@ -28,6 +29,7 @@ use crate::args::settings::{BACKEND_VARIABLE, IMAGE_VARIABLE, RUNTIME_VARIABLE, 
 use crate::args::{Connection, verbosity_level};
 use crate::exit::Outcome;
 use crate::failure::{ErrorKind, Failure, Report as _};
+use crate::interrupt::Others;
 use crate::out::Out;
 
 /// Names the socket of a daemon, as `--daemon` does.
@@ -61,7 +63,7 @@ pub(crate) struct Pulling {
     /// The flags that were given, each with the setting that it changes.
     pub(crate) given: Vec<(&'static str, &'static str)>,
     /// Settings that flags give a value.
-    pub(crate) settings: Vec<config::Source>,
+    pub(crate) settings: Vec<Source>,
     /// Credentials beside those that come with requests.
     pub(crate) credentials: Arc<dyn Fn() -> Credentials + Send + Sync>,
 }
@@ -98,17 +100,25 @@ pub(crate) struct Session {
     connection: Connection,
     pub(crate) out: Arc<Out>,
     server: Mutex<Option<CommandServer>>,
+    /// Where to say how many other commands work through this one.
+    others: OnceLock<Others>,
 }
 
 impl Session {
     /// Nothing is looked for or opened yet.
     pub(crate) fn new(connection: Connection, out: Arc<Out>) -> Session {
-        Session { connection, out, server: Mutex::default() }
+        Session { connection, out, server: Mutex::default(), others: OnceLock::new() }
+    }
+
+    /// From when other commands can work through this one, it is told there how many do.
+    pub(crate) fn tell_of_others(&self, others: Others) {
+        let _ = self.others.set(others); // once in a run
     }
 
     /// The client of a daemon, for commands that are about nothing else.
     pub(crate) fn daemon(&self) -> Result<Client, Failure> {
         if let Some(client) = self.find(&Need::look())?.0 {
+            log_daemon(&client);
             return Ok(client);
         }
         Err(Failure::unreachable("no daemon runs here")
@@ -149,10 +159,7 @@ impl Session {
         loop {
             let busy = match self.find(&need)? {
                 (Some(client), _) => {
-                    tracing::info!(
-                        "asking the daemon at {}",
-                        client.socket().unwrap_or(Path::new("")).display()
-                    );
+                    log_daemon(&client);
                     return Ok(client);
                 }
                 (None, opening) => match Box::pin(self.join_or_open(opening?, &mut need)).await? {
@@ -180,8 +187,11 @@ impl Session {
     ) -> Result<Result<Client, Failure>, OpenError> {
         let Opening { sources, config, target, command } = opening;
         let listed = need.state == Some(StateNeed::None) && matches!(target, Target::Runtime(_));
-        if let Some(socket) = command.filter(|_| !listed) {
-            let client = Client::at(socket, self.connection.timeout);
+        if let Some(command) = command.filter(|_| !listed) {
+            if need.state == Some(StateNeed::Exclusive) {
+                StateDir::of(config.state.as_deref(), &target)?.alone()?;
+            }
+            let client = Client::of(command, self.connection.timeout);
             return match client.join(&config).await {
                 Ok(()) => {
                     tracing::info!("working through another larder command");
@@ -204,6 +214,9 @@ impl Session {
         match Node::open(sources, config, credentials, options) {
             Ok(node) => {
                 let server = CommandServer::start(node);
+                if let Some(others) = self.others.get() {
+                    let _ = others.set(Box::new(server.joined())); // one node is opened in a run
+                }
                 if need.pulling.is_some() {
                     server.node().recover().await;
                 }
@@ -225,7 +238,7 @@ impl Session {
     /// The client of the daemon that does the work of this command; else what it takes to work on the images here, or
     /// why that is not possible.
     fn find(&self, need: &Need) -> Result<(Option<Client>, Result<Opening, OpenError>), Failure> {
-        let client = |socket| Client::at(socket, self.connection.timeout);
+        let client = |socket| Client::of(Server::Daemon(socket), self.connection.timeout);
         let never = match self.named()? {
             Named::At(socket) => {
                 self.check_agreed(&socket)?;
@@ -237,13 +250,14 @@ impl Session {
         };
         let opening = self.opening(need);
         let mut command = None;
-        if let Ok(opening) = &opening {
-            match server_of(&opening.target, self.connection.state.as_deref())? {
-                Some(Server::Daemon(socket)) if !never => {
+        let target = opening.as_ref().ok().map(|opening| opening.target.clone());
+        if let Some(target) = target.or_else(|| self.target_of_flags()) {
+            match server_of(&target, self.connection.state.as_deref())? {
+                Some(Server::Daemon(_)) if never => {}
+                Some(Server::Daemon(socket)) => {
                     return Ok((Some(client(socket)), opening_unused()));
                 }
-                Some(Server::Command(socket)) => command = Some(socket),
-                _ => {}
+                command_or_none => command = command_or_none,
             }
         }
         if !never
@@ -262,6 +276,16 @@ impl Session {
         let (sources, config) = self.config(need)?;
         let target = target_of(&config)?;
         Ok(Opening { sources, config, target, command: None })
+    }
+
+    /// Where flags and variables say that images are, whatever files of settings say: those may have mistakes.
+    fn target_of_flags(&self) -> Option<Target> {
+        if !self.names_images() {
+            return None;
+        }
+        let mut sources = SettingFlags::default().sources(&self.connection);
+        sources.layers.retain(|layer| matches!(layer, Source::Given { .. }));
+        target_of(&config::load(&sources).ok()?).ok()
     }
 
     /// The settings of this command.
@@ -284,7 +308,7 @@ impl Session {
             tracing::info!("{warning}");
         }
         if let Some(pulling) = &need.pulling {
-            config.pull = (pulling.adjust)(config.pull.clone())?;
+            config.set_pull((pulling.adjust)(config.pull.clone())?);
             for (flag, key) in &pulling.given {
                 config.set_origin(key, config::Origin::Flag(flag));
             }
@@ -383,10 +407,9 @@ impl Session {
     pub(crate) async fn close(&self) {
         let Some(server) = self.server.lock().await.take() else { return };
         let waiting = |commands: usize| {
-            let others = if commands == 1 { "command" } else { "commands" };
-            self.out.note(format_args!(
-                "note: waiting for {commands} other larder {others} that work through this one"
-            ));
+            let others = if commands == 1 { "command that works" } else { "commands that work" };
+            self.out
+                .note(format_args!("note: waiting for {commands} other larder {others} through this one"));
         };
         server.close(waiting).await;
     }
@@ -489,6 +512,11 @@ fn check_backend(text: &str, by: &str) -> Result<(), Failure> {
     })
 }
 
+/// Logs which daemon does the work.
+fn log_daemon(client: &Client) {
+    tracing::info!("asking the daemon at {}", client.socket().unwrap_or(Path::new("")).display());
+}
+
 /// How long to wait before a runtime that does not answer is tried again.
 const RETRY_PERIOD: Duration = Duration::from_secs(1);
 
@@ -497,8 +525,8 @@ struct Opening {
     sources: Sources,
     config: Config,
     target: Target,
-    /// The socket of another command that has them open.
-    command: Option<PathBuf>,
+    /// Another command that has them open.
+    command: Option<Server>,
 }
 
 fn opening_unused() -> Result<Opening, OpenError> {

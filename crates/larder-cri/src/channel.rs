@@ -127,8 +127,9 @@ impl Channel {
 
     /// Connects. A full queue means a server that does not keep up, so it is tried until the time is over.
     async fn dial(&self) -> io::Result<UnixStream> {
+        let (path, _directory) = self.0.endpoint.address()?;
         loop {
-            match UnixStream::connect(self.0.endpoint.path()).await {
+            match UnixStream::connect(&path).await {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => time::sleep(QUEUE_RETRY).await,
                 done => return done,
             }

@@ -1,5 +1,6 @@
 //! Where a runtime listens: what users write, and where runtimes are usually found.
 
+use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::FileTypeExt as _;
 use std::path::{Path, PathBuf};
 use std::{fmt, io};
@@ -15,6 +16,23 @@ pub const WELL_KNOWN_SOCKETS: [&str; 5] = [
     "/var/run/cri-dockerd.sock",
     "/run/k3s/containerd/containerd.sock",
 ];
+
+/// The longest path that the address of a socket takes, in bytes.
+const MAX_ADDRESS: usize = 107;
+
+/// The path, or a shorter one through its open directory where it has more than `max` bytes. The shorter one is valid in
+/// this process, while the directory is open.
+pub fn short_path(path: &Path, max: usize) -> io::Result<(PathBuf, Option<fs_err::File>)> {
+    let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
+        return Ok((path.to_owned(), None));
+    };
+    if path.as_os_str().len() <= max {
+        return Ok((path.to_owned(), None));
+    }
+    let directory = fs_err::File::open(parent)?;
+    let short = Path::new("/proc/self/fd").join(directory.as_raw_fd().to_string()).join(name);
+    Ok((short, Some(directory)))
+}
 
 /// A Unix socket. It prints as `unix:///path`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -55,7 +73,8 @@ impl Endpoint {
     /// Whether a connection is accepted, or would be but for a long queue; else why not. Never blocks.
     pub fn knock(&self) -> io::Result<()> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
-        let connected = SocketAddrUnix::new(&self.path).and_then(|address| {
+        let (path, _directory) = self.address()?;
+        let connected = SocketAddrUnix::new(&path).and_then(|address| {
             let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
             rustix::net::connect(&socket, &address)
         });
@@ -63,6 +82,11 @@ impl Endpoint {
             Ok(()) | Err(rustix::io::Errno::AGAIN) => Ok(()),
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// A path to connect to, valid while the directory is open.
+    pub(crate) fn address(&self) -> io::Result<(PathBuf, Option<fs_err::File>)> {
+        short_path(&self.path, MAX_ADDRESS)
     }
 
     /// Whether the path, or what it links to, is a socket.
@@ -221,6 +245,20 @@ mod tests {
         ] {
             assert_eq!(Endpoint::parse(text).unwrap_err().to_string(), error, "{text}");
         }
+    }
+
+    #[test]
+    fn a_socket_with_a_path_that_no_address_takes_is_connected_to() {
+        let folder = tempfile::tempdir().unwrap();
+        let deep = folder.path().join("d".repeat(100)).join("e".repeat(100));
+        fs_err::create_dir_all(&deep).unwrap();
+        let path = deep.join("control.sock");
+        assert_eq!(Endpoint::at(&path).knock().unwrap_err().kind(), io::ErrorKind::NotFound);
+        let (short, _directory) = short_path(&path, MAX_ADDRESS).unwrap();
+        let listener = UnixListener::bind(short).unwrap();
+        Endpoint::at(&path).knock().unwrap();
+        drop(listener);
+        assert_eq!(Endpoint::at(&path).knock().unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
     }
 
     #[test]

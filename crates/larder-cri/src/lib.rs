@@ -25,7 +25,7 @@ mod status;
 
 pub use client::{CriBackend, CriConfig};
 pub use containerd::ContainerdLayers;
-pub use endpoint::{Endpoint, EndpointError, NoRuntimeFound, WELL_KNOWN_SOCKETS, discover};
+pub use endpoint::{Endpoint, EndpointError, NoRuntimeFound, WELL_KNOWN_SOCKETS, discover, short_path};
 
 /// Messages and services of CRI v1, as far as larder uses them; generated from `proto/runtime/v1/api.proto`.
 pub mod proto {

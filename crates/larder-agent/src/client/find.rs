@@ -24,6 +24,15 @@ pub enum Server {
     Command(PathBuf),
 }
 
+impl Server {
+    /// Where it listens.
+    pub fn socket(&self) -> &Path {
+        match self {
+            Server::Daemon(socket) | Server::Command(socket) => socket,
+        }
+    }
+}
+
 /// The path that a socket is named by, such as `unix:///run/larder/larder.sock`.
 pub fn socket_path(text: &str) -> Result<PathBuf, String> {
     Endpoint::parse(text).map(|endpoint| endpoint.path().to_owned()).map_err(|error| error.to_string())

@@ -6,7 +6,7 @@ mod transport;
 mod upload;
 
 use std::error::Error as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use larder::backend::{Image, Unreachable};
@@ -21,7 +21,7 @@ use tokio::time;
 use tonic::codegen::http::Uri;
 use tonic::{Code, Response, Status};
 
-use crate::config::{self, Config};
+use crate::config::{self, Config, Origin};
 use crate::control;
 use crate::error::Error;
 
@@ -42,41 +42,66 @@ const ORIGIN: &str = "http://localhost";
 /// The generated client.
 pub type Calls = ControlClient<Transport>;
 
+/// The process that answers a client.
+#[derive(Debug, Clone)]
+enum Peer {
+    ThisProcess,
+    Other(Server),
+}
+
 /// A client of the control API. A socket is connected to by the first call.
 #[derive(Clone)]
 pub struct Client {
     transport: Transport,
-    /// `None` in this process.
-    socket: Option<PathBuf>,
+    peer: Peer,
     /// `None` is no bound.
     within: Option<Duration>,
 }
 
 impl Client {
     /// A client of the process that listens here. `within` bounds calls that are answered soon.
-    pub fn at(socket: PathBuf, within: Option<Duration>) -> Client {
+    pub fn of(server: Server, within: Option<Duration>) -> Client {
         let within = within.unwrap_or(ANSWER_WITHIN);
-        let channel = Channel::new(Endpoint::at(&socket), CONNECT_WITHIN.min(within));
-        Client { transport: Transport::Socket(channel), socket: Some(socket), within: Some(within) }
+        let channel = Channel::new(Endpoint::at(server.socket()), CONNECT_WITHIN.min(within));
+        Client { transport: Transport::Socket(channel), peer: Peer::Other(server), within: Some(within) }
     }
 
     /// A client of the service in this process.
     pub fn local(service: ControlServer<control::Service>) -> Client {
-        Client { transport: Transport::Local(service), socket: None, within: None }
+        Client { transport: Transport::Local(service), peer: Peer::ThisProcess, within: None }
     }
 
     /// The socket, if the node is in another process.
     pub fn socket(&self) -> Option<&Path> {
-        self.socket.as_deref()
+        match &self.peer {
+            Peer::ThisProcess => None,
+            Peer::Other(server) => Some(server.socket()),
+        }
+    }
+
+    /// The socket, if a daemon listens there.
+    pub fn daemon(&self) -> Option<&Path> {
+        self.socket().filter(|_| !self.is_joined())
+    }
+
+    /// Whether the node is in another command.
+    fn is_joined(&self) -> bool {
+        matches!(self.peer, Peer::Other(Server::Command(_)))
     }
 
     fn shown(&self) -> String {
-        self.socket.as_ref().map_or_else(|| "this process".to_owned(), |path| path.display().to_string())
+        match &self.peer {
+            Peer::ThisProcess => "this process".to_owned(),
+            Peer::Other(Server::Daemon(socket)) => format!("the daemon at {}", socket.display()),
+            Peer::Other(Server::Command(socket)) => format!("the larder command at {}", socket.display()),
+        }
     }
 
     /// Asks a command that has the images open whether this process can work through it with these settings.
     pub async fn join(&self, config: &Config) -> Result<(), Error> {
-        let settings = config::given(config).map(|(key, value, origin)| SettingValue {
+        // How long a client waits for answers is its own affair.
+        let given = config::given(config).filter(|(_, _, origin)| **origin != Origin::Flag("--timeout"));
+        let settings = given.map(|(key, value, origin)| SettingValue {
             key: key.to_owned(),
             value: value.to_string(),
             origin: origin.to_string(),
@@ -114,7 +139,8 @@ impl Client {
 
     /// Whether its backend answered when it was last asked, which is not long ago.
     pub async fn answered(&self) -> Result<(), Error> {
-        self.backend_answers(false).await
+        // A command does not ask its backend by itself.
+        self.backend_answers(self.is_joined()).await
     }
 
     /// Whether its backend answers now.
@@ -127,11 +153,8 @@ impl Client {
         if status.backend_answers {
             return Ok(());
         }
-        Err(Error::unreachable(status.backend_message).hints(
-            self.socket
-                .iter()
-                .map(|socket| format!("the daemon at {} tries it again and again", socket.display())),
-        ))
+        let retried = self.daemon().map(|_| format!("{} tries it again and again", self.shown()));
+        Err(Error::unreachable(status.backend_message).hints(retried))
     }
 
     /// The generated client.
@@ -143,40 +166,54 @@ impl Client {
 
     /// Why a call failed.
     pub fn error(&self, status: &Status) -> Error {
-        let socket = self.shown();
+        let peer = self.shown();
         if let Some(NothingThere(found)) = status.source().and_then(|source| source.downcast_ref()) {
             return self.nothing_there(found);
         }
         if let Some(Lost(how)) = status.source().and_then(|source| source.downcast_ref()) {
             // How a connection breaks says nothing to whom it happens.
-            tracing::debug!("the connection to {socket} broke: {how}");
-            return Error::unreachable(format!("the daemon at {socket} went away before it had answered"))
+            tracing::debug!("the connection to {peer} broke: {how}");
+            if self.is_joined() {
+                return self.ended();
+            }
+            return Error::unreachable(format!("{peer} went away before it had answered"))
                 .hint("its log says why; what it was doing is done again by the same command");
         }
         if status.code() == Code::Unimplemented {
-            return Error::failed(format!("the daemon at {socket} does not know this: {}", status.message()))
+            return Error::failed(format!("{peer} does not know this: {}", status.message()))
                 .hint("it is of another version, or no larder at all: larder status tells");
         }
         Error::from_status(status)
     }
 
+    /// The command that this one worked through has ended.
+    fn ended(&self) -> Error {
+        Error::unreachable(format!("{} ended before it had answered", self.shown()))
+            .hint("rerun the command to retry")
+    }
+
     fn nothing_there(&self, found: &Unreachable) -> Error {
-        let socket = self.shown();
+        let socket = self.socket().unwrap_or(Path::new(""));
         match found {
-            Unreachable::Denied => find::denied(self.socket.as_deref().unwrap_or(Path::new(""))),
+            Unreachable::Denied => find::denied(socket),
             Unreachable::Silent { after } => self.silent(*after),
+            Unreachable::Missing | Unreachable::Refused | Unreachable::Broken { .. } if self.is_joined() => {
+                self.ended()
+            }
             Unreachable::Missing | Unreachable::Refused | Unreachable::NotASocket => {
-                Error::unreachable(format!("no daemon at {socket}: {found}"))
+                Error::unreachable(format!("no daemon at {}: {found}", socket.display()))
                     .hint("start it with larder serve, or leave it out with --daemon none")
             }
-            other => Error::unreachable(format!("what listens at {socket} is no larder: {other}"))
-                .hint("name the daemon's socket with --daemon SOCKET"),
+            other => {
+                Error::unreachable(format!("what listens at {} is no larder: {other}", socket.display()))
+                    .hint("name the daemon's socket with --daemon SOCKET")
+            }
         }
     }
 
     fn silent(&self, after: Duration) -> Error {
         let after = gotext::duration(after);
-        Error::unreachable(format!("the daemon at {} gave no answer within {after}", self.shown()))
+        Error::unreachable(format!("{} gave no answer within {after}", self.shown()))
             .hint("it hangs, or has too much to do: see its log; --timeout says how long to wait")
     }
 }

@@ -90,8 +90,8 @@ impl Pulls {
                 Some(Update::Ensured(ensured)) => return Ok(Ok(convert::ensured_from(ensured))),
                 Some(Update::Failed(failed)) => return Ok(Err(convert::failed_from(failed))),
                 None => {
-                    let socket = self.client.shown();
-                    return Err(Error::unreachable(format!("the daemon at {socket} ended the call early")));
+                    let peer = self.client.shown();
+                    return Err(Error::unreachable(format!("{peer} ended the call early")));
                 }
             }
         }

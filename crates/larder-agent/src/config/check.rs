@@ -155,7 +155,8 @@ impl Checking<'_> {
         if socket == 0 {
             let what = "no place for it: neither XDG_RUNTIME_DIR nor HOME is set";
             self.mistake(&["listen.socket"], what, Some("name a socket with --socket PATH"));
-        } else if socket > MAX_SOCKET_BYTES {
+        } else if socket > MAX_SOCKET_BYTES && *self.config.origin("listen.socket") != Origin::Default {
+            // The default one concerns the daemon alone, which checks it when it listens.
             let what = format!("has {socket} bytes, and a socket's path at most {MAX_SOCKET_BYTES}");
             self.mistake(&["listen.socket"], what, Some("choose a shorter path"));
         }

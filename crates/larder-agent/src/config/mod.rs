@@ -196,6 +196,16 @@ impl Config {
         }
     }
 
+    /// Changes how images are pulled, and the settings of kubelet's that say so.
+    pub fn set_pull(&mut self, pull: PullConfig) {
+        let whole = |number: u32| i32::try_from(number).unwrap_or(i32::MAX);
+        self.images.serialize_image_pulls = pull.serialize_image_pulls;
+        self.images.max_parallel_image_pulls = pull.max_parallel_image_pulls.map(|bound| whole(bound.get()));
+        self.images.registry_pull_qps = whole(pull.registry_pull_qps);
+        self.images.registry_burst = whole(pull.registry_burst);
+        self.pull = pull;
+    }
+
     /// How layers come into larder's own store.
     pub fn store_pull(&self) -> larder_store::pull::PullConfig {
         let reserve =

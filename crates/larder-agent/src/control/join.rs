@@ -6,7 +6,8 @@ use crate::config::{self, Config};
 use crate::error::Error;
 
 /// Settings that concern only the process that has them, and those by which the client came here.
-const OWN: [&str; 7] = ["listen.", "metrics.", "log.", "events.", "root", "state", "backend"];
+const OWN: [&str; 8] =
+    ["listen.", "metrics.", "log.", "events.", "root", "state", "backend", "containerRuntimeEndpoint"];
 
 /// Fails where a setting that the client was given has another value here, and names all of them.
 pub(super) fn check(config: &Config, theirs: &[SettingValue]) -> Result<(), Error> {

@@ -158,7 +158,11 @@ impl Control for Service {
         let Node { backend, gate, .. } = self.node();
         let store = self.node().store();
         let mut answer = remove::remove(&request, backend, store, gate).await;
-        if let Some(store) = store.map(|store| store.store().clone()) {
+        let is_removed =
+            |removed: &api::Removed| matches!(removed.result, Some(api::removed::Result::Removed(_)));
+        if answer.results.iter().any(is_removed)
+            && let Some(store) = store.map(|store| store.store().clone())
+        {
             // The space is free when the caller learns that the image is gone.
             if let Ok(Err(error)) = spawn_blocking(move || store.empty_trash()).await {
                 answer.warnings.push(larder::chain(&error));
@@ -263,6 +267,8 @@ impl Control for Service {
         let Shared { node, process, .. } = &*self.0;
         if *process == Process::Command {
             join::check(&node.settings.now(), &request.get_ref().settings)?;
+            // The command itself pulls nothing, perhaps.
+            node.recover().await;
         }
         Ok(Response::new(api::JoinResponse {}))
     }

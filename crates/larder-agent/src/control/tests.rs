@@ -12,7 +12,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tonic::Code;
 
 use super::*;
-use crate::client::{Calls, Client};
+use crate::client::{Calls, Client, Server};
 use crate::node::testing;
 use crate::serve::plain::Plain;
 use crate::serve::router::Router;
@@ -42,7 +42,7 @@ impl Served {
     }
 
     fn client(&self) -> Calls {
-        Client::at(self.folder.path().join("s"), None).calls()
+        Client::of(Server::Daemon(self.folder.path().join("s")), None).calls()
     }
 
     /// Waits until so many pulls run.

@@ -33,7 +33,7 @@ use larder::pull::{Manager, PullConfig};
 use larder::records::{ImageRecords, PullRecords};
 use larder::reference::ImageId;
 use larder_store::backend::StoreBackend;
-use tokio::sync::watch;
+use tokio::sync::{OnceCell, watch};
 use tokio::time::Instant;
 
 use crate::backend::BackendHandle;
@@ -99,6 +99,8 @@ pub struct Node {
     pub(crate) held: Held,
     pub(crate) settings: Settings,
     pub(crate) records: Option<Arc<ImageRecords>>,
+    /// Whether pulls of an earlier process are settled.
+    recovered: OnceCell<()>,
     /// Ensures for those who collect later; `None` where no state is kept.
     pub(crate) ensures: Option<RecentEnsures>,
     /// Why the keep rules are not known: nothing is planned or removed until they are.
@@ -166,6 +168,7 @@ impl Node {
             sink,
             held,
             records,
+            recovered: OnceCell::new(),
             ensures,
             unread_rules: Mutex::default(),
             state,
@@ -251,12 +254,11 @@ impl Node {
     }
 
     /// Settles pulls that an earlier process did not finish; `false` where the backend could not be asked. Pods are
-    /// not granted what those pulls may have brought before this has succeeded.
+    /// not granted what those pulls may have brought before this has succeeded. Does nothing after a success.
     pub async fn recover(&self) -> bool {
-        match &self.records {
-            Some(records) => records.recover(&*self.backend).await,
-            None => true,
-        }
+        let Some(records) = &self.records else { return true };
+        let recover = async || if records.recover(&*self.backend).await { Ok(()) } else { Err(()) };
+        self.recovered.get_or_try_init(recover).await.is_ok()
     }
 
     /// Records that an image was ensured, for processes that collect later.

@@ -3,12 +3,11 @@
 //! Promises: a second command joins the first instead of failing; calls that joined end before the first command does;
 //! the socket has mode 0600, and is gone when nothing serves it any more.
 
-use std::os::fd::AsRawFd as _;
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use larder_api::v1alpha1::control_server::ControlServer;
+use larder_cri::short_path;
 use tokio::net::UnixListener;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
@@ -59,7 +58,8 @@ impl CommandServer {
         let node = &self.node;
         let Some(handle) = node.handle.as_ref().filter(|_| node.state.is_locked()) else { return Ok(None) };
         let socket = client::command_socket(&handle.target(), &node.state);
-        let (path, directory) = short(&socket)?;
+        let (path, directory) =
+            short_path(&socket, MAX_PATH).map_err(|error| Error::failed(error.to_string()))?;
         let Socket { listener, own, .. } = Socket::bind(&Listen { socket: path, mode: 0o600, group: None })?;
         let listener = UnixListener::from_std(listener).map_err(|error| Error::failed(error.to_string()))?;
         let plain = Plain { node: Arc::clone(node), connections: self.connections.clone() };
@@ -80,9 +80,10 @@ impl CommandServer {
         &self.node
     }
 
-    /// How many other commands work through this one.
-    pub fn joined(&self) -> usize {
-        self.connections.open()
+    /// Says how many other commands work through this one, now and later.
+    pub fn joined(&self) -> impl Fn() -> usize + Send + Sync + use<> {
+        let connections = self.connections.clone();
+        move || connections.open()
     }
 
     /// Ends it: calls of commands that joined finish, and what a later process depends on is on disk. `waiting` is
@@ -97,17 +98,4 @@ impl CommandServer {
         }
         self.node.flush().await;
     }
-}
-
-/// The path, or one that leads through an open directory where it is too long for a socket.
-fn short(socket: &Path) -> Result<(PathBuf, Option<fs_err::File>), Error> {
-    let (Some(parent), Some(name)) = (socket.parent(), socket.file_name()) else {
-        return Err(Error::failed(format!("{}: no path of a socket", socket.display())));
-    };
-    if socket.as_os_str().len() <= MAX_PATH {
-        return Ok((socket.to_owned(), None));
-    }
-    let directory = fs_err::File::open(parent).map_err(|error| Error::failed(error.to_string()))?;
-    let path = format!("/proc/self/fd/{}", directory.as_raw_fd());
-    Ok((Path::new(&path).join(name), Some(directory)))
 }

@@ -21,6 +21,7 @@ use std::net::{SocketAddr, TcpListener as StdTcpListener};
 use std::path::Path;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
 use tokio::net::{TcpListener, UnixListener};
@@ -30,10 +31,11 @@ use tokio::sync::watch;
 use tokio::time::{self, Instant};
 use tracing::Level;
 
-use crate::backend::{OpenMode, RuntimeMode};
+use crate::backend::{OpenMode, RuntimeMode, target_of};
+use crate::client::{self, Server};
 use crate::config::{self, Config, Listen, Mistakes, Sources};
 use crate::control::{self, Process};
-use crate::error::Error;
+use crate::error::{Error, OpenError};
 use crate::log;
 use crate::node::{Node, NodeOptions, StateNeed};
 use connections::Connections;
@@ -50,6 +52,11 @@ const THREADS: usize = 2;
 /// How long a thread that has nothing to block on stays. They take turns, so that a single question every now and then
 /// keeps as many as fit into this time: after a rush they are to go.
 const IDLE: Duration = Duration::from_secs(1);
+
+/// How long to wait at the start for a command that has the images open.
+const OPEN_WITHIN: Duration = Duration::from_secs(10);
+/// How often to look whether it has ended.
+const OPEN_RETRY: Duration = Duration::from_millis(50);
 
 /// Everything that is needed to run; nothing of it runs yet.
 pub struct Daemon {
@@ -84,7 +91,7 @@ impl Daemon {
             logs_events: true,
             verbosity,
         };
-        let node = Node::open(sources, config, None, options).map_err(Error::from)?;
+        let node = open_node(sources, config, options)?;
         node.collector()?;
         // Whoever can reach the daemon may send it any of them.
         let signals = Signals::listen()?;
@@ -151,6 +158,32 @@ impl Daemon {
         drop(note);
         Ok(())
     }
+}
+
+/// Opens the node. A command that has the images open ends soon, mostly: it is waited for, for a moment.
+#[expect(
+    clippy::disallowed_methods,
+    reason = "another process holds a lock, and nothing runs in this one yet"
+)]
+fn open_node(sources: Sources, config: Config, options: NodeOptions) -> Result<Node, Error> {
+    let started = Instant::now();
+    let mut told = false;
+    while started.elapsed() < OPEN_WITHIN {
+        let busy = match Node::open(sources.clone(), config.clone(), None, options) {
+            Err(OpenError::InUse(busy)) => busy,
+            opened => return Ok(opened?),
+        };
+        let server = client::server_of(&target_of(&config)?, config.state.as_deref());
+        if matches!(server, Ok(Some(Server::Daemon(_)))) {
+            return Err(busy);
+        }
+        if !told {
+            told = true;
+            tracing::info!("waiting up to {}: {}", larder::gotext::duration(OPEN_WITHIN), busy.message());
+        }
+        thread::sleep(OPEN_RETRY);
+    }
+    Ok(Node::open(sources, config, None, options)?)
 }
 
 /// Why a daemon does not start.

@@ -71,7 +71,7 @@ impl StateDir {
     }
 
     /// Fails where root's records, rules and leases would not count.
-    pub(crate) fn alone(self) -> Result<StateDir, Error> {
+    pub fn alone(self) -> Result<StateDir, Error> {
         let problem = match &self.roots {
             Roots::None => return Ok(self),
             Roots::There(folder) => format!(

@@ -60,10 +60,11 @@ async fn run_in(session: &Session, command: Command, interrupt: Interrupt) -> Re
         command,
         Command::Load(_) | Command::Mount(_) | Command::Mounts(_) | Command::Umount(_) | Command::Fsck(_)
     );
-    let ended = dispatch(session, command, &interrupt).await;
+    session.tell_of_others(interrupt.others());
+    let ended = interrupt.or_cut_off(Box::pin(dispatch(session, command, &interrupt))).await;
     interrupt.linger();
     session.close().await;
-    ended.map_err(|failure| session.explain(failure, of_store))
+    ended.unwrap_or(Ok(Outcome::Interrupted)).map_err(|failure| session.explain(failure, of_store))
 }
 
 async fn dispatch(session: &Session, command: Command, interrupt: &Interrupt) -> Result<Outcome, Failure> {
@@ -100,9 +101,10 @@ async fn dispatch(session: &Session, command: Command, interrupt: &Interrupt) ->
     }
 }
 
-/// One thread is enough for the work: all waiting is for other processes. Signals have another.
+/// The command's own work is done on this thread, which may block in a write to a pipe. What it serves to other commands
+/// has another one, and so have signals.
 fn block_on(command: impl AsyncFnOnce(Interrupt) -> Result<Outcome, Failure>) -> Result<Outcome, Failure> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     runtime
         .map_err(|error| Failure::failed(format!("could not start: {error}")))?
         .block_on(command(Interrupt::watch()))

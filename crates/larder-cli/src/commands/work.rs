@@ -59,7 +59,7 @@ pub(super) fn warn_of_the_daemons_own(
     candidates: &Candidates,
     out: &Out,
 ) {
-    if client.socket().is_none() {
+    if client.daemon().is_none() {
         return;
     }
     if candidates.has_programs() {

@@ -17,6 +17,7 @@ mod daemon;
 mod docker;
 mod examples;
 mod hygiene;
+mod joined;
 mod kills;
 mod outages;
 mod policy;

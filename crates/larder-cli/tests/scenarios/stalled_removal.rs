@@ -5,7 +5,6 @@ mod runtime_gate;
 
 use std::time::Duration;
 
-use larder_store::store::{Store, StoreConfig};
 use larder_testkit_peers::process::wait_until;
 use larder_testkit_peers::{Image, RegistryOptions};
 use tokio::time::Instant;
@@ -69,17 +68,6 @@ impl Gate {
     }
 }
 
-/// As if what was pulled had been pulled long ago.
-fn end_leases(world: &World) {
-    if world.endpoint().is_some() {
-        return world.end_leases();
-    }
-    let store = Store::open(&world.place(), StoreConfig::default()).unwrap();
-    for lease in store.leases(std::time::SystemTime::now()).unwrap() {
-        store.end_lease(&lease.id).unwrap();
-    }
-}
-
 /// The median of the times that a command takes.
 fn median_time(world: &World, arguments: &[&str]) -> Duration {
     let mut times = [(); TIMES].map(|()| {
@@ -100,7 +88,7 @@ fn every_other_command_answers_as_quickly_while_a_removal_hangs() {
             world.larder(&["pull", "-q", &image]).expect(0);
             image
         });
-        end_leases(&world);
+        world.end_leases();
         let Some(gate) = Gate::of(&world) else { continue };
         let through = gate.arguments(&world);
         let larder = |arguments: &[&str]| -> Vec<String> {

@@ -3,9 +3,11 @@
 mod running;
 
 use std::fs::Permissions;
+use std::io::PipeWriter;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Child, Command, Stdio};
+use std::time::SystemTime;
 
 use larder_store::store::{Store, StoreConfig};
 use larder_testkit::private_state::assert_private;
@@ -211,6 +213,18 @@ impl World {
         Running::start(self.command(arguments))
     }
 
+    /// Runs larder to its end with this file of settings.
+    pub(crate) fn larder_with(&self, settings: &str, arguments: &[&str]) -> Run {
+        let mut command = self.command(arguments);
+        command.env("LARDER_CONFIG", settings);
+        Running::start(command).finish()
+    }
+
+    /// Starts larder with this pipe for its standard output.
+    pub(crate) fn larder_into(&self, arguments: &[&str], output: PipeWriter) -> Child {
+        self.command(arguments).stdin(Stdio::null()).stdout(output).stderr(Stdio::null()).spawn().unwrap()
+    }
+
     fn command(&self, arguments: &[&str]) -> Command {
         let mut command = larder_in(self.home.path());
         // Where a test puts its credential helpers.
@@ -245,7 +259,13 @@ impl World {
 
     /// As if what was ensured had been ensured long ago.
     pub(crate) fn end_leases(&self) {
-        end_leases(Path::new(&self.path("state")));
+        if self.endpoint().is_some() {
+            return end_leases(Path::new(&self.path("state")));
+        }
+        let store = Store::open(&self.place(), StoreConfig::default()).unwrap();
+        for lease in store.leases(SystemTime::now()).unwrap() {
+            store.end_lease(&lease.id).unwrap();
+        }
     }
 
     /// Forgets all images, as if larder had never run.

@@ -71,7 +71,7 @@ pub(super) async fn run(
     let progress = Arc::new(if args.output.data().is_some() { progress.recorded() } else { progress });
     out.keep_above(&progress);
     let events = Arc::new(event_log(args, &gathered, out));
-    if args.verify.is_given() && client.socket().is_some() {
+    if args.verify.is_given() && client.daemon().is_some() {
         out.warning("the daemon verifies credentials as its configuration says, and not as --verify does");
     }
     work::warn_of_the_daemons_own(&client, &args.pulling, &candidates, out);

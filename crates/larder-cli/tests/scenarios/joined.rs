@@ -1,0 +1,450 @@
+//! Commands without a daemon: the first one has the images open, the others work through it.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::{Read as _, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::UnixListener;
+use std::path::PathBuf;
+
+use larder_testkit_peers::process::wait_until;
+use larder_testkit_peers::{Gate, Image, RegistryOptions};
+use rustix::process::Signal;
+
+use crate::world::{Running, World, larder_in};
+
+fn store() -> Option<World> {
+    World::with_store(RegistryOptions::default())
+}
+
+fn socket(world: &World) -> PathBuf {
+    world.place().join("control.sock")
+}
+
+/// Pushes an image of one layer that a closed gate holds, and returns its name behind the gate.
+fn push(world: &World, gate: &Gate, seed: u64, name: &str) -> String {
+    Image::small(seed, 200_000).push(&world.registry, name).unwrap();
+    gate.image(name)
+}
+
+/// Pulls an image that has been pulled before.
+fn present(world: &World, seed: u64, name: &str) -> String {
+    Image::small(seed, 20_000).push(&world.registry, name).unwrap();
+    let name = world.registry.image(name);
+    world.larder(&["pull", &name]).expect(0);
+    name
+}
+
+/// A file of settings, of which the first is in line 3.
+fn settings_file(world: &World, name: &str, settings: &str) -> String {
+    world.file(name, &format!("apiVersion: larder.dev/v1alpha1\nkind: LarderConfiguration\n{settings}"))
+}
+
+/// A command that is held in the middle of a pull.
+fn held_pull(world: &World, gate: &Gate, flags: &[&str], image: &str) -> Running {
+    gate.hold_blobs_after(4_000);
+    let running = world.start_larder(&[&["pull"], flags, &[image]].concat());
+    gate.wait_until_held(1);
+    running
+}
+
+/// A command that waits for its input, which comes from the file once that is written to and dropped.
+fn held_load(world: &World) -> (Running, File) {
+    let pipe = world.path("archive");
+    let made = rustix::fs::mknodat(
+        rustix::fs::CWD,
+        &pipe,
+        rustix::fs::FileType::Fifo,
+        rustix::fs::Mode::from_raw_mode(0o600),
+        0,
+    );
+    made.unwrap();
+    let running = world.start_larder(&["load", &pipe]);
+    // Opening for reading and writing waits for nobody; the reader sees the end once this is dropped.
+    let input = File::options().read(true).write(true).open(&pipe).unwrap();
+    wait_until("the command serves", || socket(world).exists());
+    (running, input)
+}
+
+#[test]
+fn every_command_works_through_the_one_that_has_the_store_open() {
+    let Some(world) = store() else { return };
+    let (old, third) = (present(&world, 1, "shop/old:1"), present(&world, 2, "shop/third:1"));
+    let (gate, other_gate) = (world.gate(), world.gate());
+    let big = push(&world, &gate, 3, "shop/big:1");
+    let web = push(&world, &other_gate, 4, "shop/web:1");
+    let missing = world.registry.image("no/such:1");
+    gate.hold_blobs_after(4_000);
+    let mut first = world.start_larder(&["pull", &big, &missing]);
+    gate.wait_until_held(1);
+    let mode = fs_err::metadata(socket(&world)).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+
+    let listed = world.larder(&["-v", "images"]).expect(0);
+    assert!(listed.stderr.contains("working through another larder command"), "{listed:?}");
+    assert_eq!((listed.lines_with(&["shop/old"]), listed.lines_with(&["shop/big"])), (1, 0), "{listed:?}");
+    assert_eq!(world.larder(&["df"]).expect(0).lines_with(&["shop/old:1"]), 1);
+    let plan = world.larder(&["gc", "--all-unused", "--dry-run", "-o", "json"]).expect(0);
+    assert!(plan.stdout.contains("shop/old:1"), "{plan:?}");
+    assert!(world.larder(&["explain", &old]).expect(0).stdout.contains("shop/old:1"));
+    world.larder(&["keep", &old]).expect(0);
+    assert_eq!(world.larder(&["keep"]).expect(0).lines_with(&["shop/old:1", "larder keep"]), 1);
+    world.larder(&["rm", &third]).expect(0);
+    world.larder(&["rm", &third]).expect(1);
+    world.larder(&["ensure", &old]).expect(0);
+
+    other_gate.hold_blobs_after(4_000);
+    let second = world.start_larder(&["pull", "-o", "json", &web]);
+    other_gate.wait_until_held(1);
+    gate.open();
+    wait_until("the first has done its own, and says that it waits", || {
+        first.stderr().contains("waiting for 1 other larder command that works through this one")
+    });
+    assert!(first.stdout().starts_with("sha256:") && !first.is_finished(), "{}", first.stdout());
+    assert_eq!(world.larder(&["images"]).expect(0).lines_with(&["shop/big"]), 1);
+    other_gate.open();
+    let second = second.finish().expect(0).json();
+    assert_eq!(second[0]["result"], "Pulled", "{second}");
+    let first = first.finish().expect(1);
+    assert!(first.stderr.contains(&missing), "its own exit code, and its own errors: {first:?}");
+    assert!(!socket(&world).exists());
+    assert_eq!(world.images(), sorted(&[&old, &big, &web]));
+    assert_eq!(world.larder(&["keep"]).expect(0).lines_with(&["shop/old:1"]), 1);
+}
+
+fn sorted(names: &[&str]) -> Vec<String> {
+    let mut names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn of_many_commands_at_once_none_is_refused() {
+    let Some(world) = store() else { return };
+    let names: Vec<String> = (0..4)
+        .map(|number| {
+            let name = format!("shop/app-{number}:1");
+            Image::small(number + 1, 20_000).push(&world.registry, &name).unwrap();
+            world.registry.image(&name)
+        })
+        .collect();
+    let start = |number: usize| match number % 4 {
+        0 => world.start_larder(&["images"]),
+        1 => world.start_larder(&["df"]),
+        _ => world.start_larder(&["ensure", &names[number / 4 % 4]]),
+    };
+    for _ in 0..3 {
+        let running: Vec<Running> = (0..24).map(start).collect();
+        for running in running {
+            running.finish().expect(0);
+        }
+        assert!(!socket(&world).exists());
+    }
+    assert_eq!(world.images().len(), 4);
+}
+
+#[test]
+fn what_was_ensured_is_not_removed_by_a_collection_beside_it() {
+    for world in [World::plain(), store()].into_iter().flatten() {
+        let names: Vec<String> = (0..4)
+            .map(|number| {
+                let name = format!("shop/app-{number}:1");
+                Image::small(number + 1, 20_000).push(&world.registry, &name).unwrap();
+                world.registry.image(&name)
+            })
+            .collect();
+        let running: Vec<Running> = (0..16)
+            .map(|number| match number % 2 {
+                0 => world.start_larder(&["ensure", &names[number / 2 % 4]]),
+                _ => world.start_larder(&["gc", "--all-unused", "--minimum-image-ttl-duration=0"]),
+            })
+            .collect();
+        for running in running {
+            running.finish().expect(0);
+        }
+        assert_eq!(world.images(), names, "each was reported present");
+    }
+}
+
+#[test]
+fn other_settings_are_refused_with_the_difference() {
+    let Some(world) = store() else { return };
+    let gate = world.gate();
+    let image = push(&world, &gate, 1, "shop/big:1");
+    let first = held_pull(&world, &gate, &[], &image);
+
+    let text = "imageGCHighThresholdPercent: 70\nimageGCLowThresholdPercent: 60\n";
+    let settings = settings_file(&world, "other.yaml", text);
+    let refused = world.larder_with(&settings, &["gc"]).expect(1);
+    for difference in [
+        format!("imageGCHighThresholdPercent is 70 ({settings}:3), and 85 there"),
+        format!("imageGCLowThresholdPercent is 60 ({settings}:4), and 80 there"),
+    ] {
+        assert!(refused.stderr.contains(&difference), "{refused:?}");
+    }
+    assert!(refused.stderr.contains("hint: rerun the command when the other one has ended"), "{refused:?}");
+    let keep = settings_file(&world, "keep.yaml", "gc:\n  keep:\n    - name: shop/*\n");
+    let refused = world.larder_with(&keep, &["gc", "--all-unused"]).expect(1);
+    assert!(refused.stderr.contains("gc.keep is [{\"name\":\"shop/*\"}]"), "{refused:?}");
+    let flags = ["pull", "--max-parallel-image-pulls", "1", &image];
+    let refused = world.larder(&flags).expect(1);
+    let difference = "maxParallelImagePulls is 1 (--max-parallel-image-pulls), and 4 there";
+    assert!(refused.stderr.contains(difference), "{refused:?}");
+
+    // What is the same, or concerns the joining process alone, is no difference.
+    let same = settings_file(&world, "same.yaml", "imageGCHighThresholdPercent: 85\nlog:\n  level: debug\n");
+    world.larder_with(&same, &["gc", "--all-unused", "--dry-run"]).expect(0);
+    world.larder(&["--timeout", "20s", "images"]).expect(0);
+    gate.open();
+    first.finish().expect(0);
+    world.larder(&flags).expect(0);
+}
+
+#[test]
+fn settings_that_the_first_command_was_given_hold_for_those_that_were_given_none() {
+    let Some(world) = store() else { return };
+    let gate = world.gate();
+    let image = push(&world, &gate, 1, "shop/big:1");
+    let first = held_pull(&world, &gate, &["--max-parallel-image-pulls", "1"], &image);
+    world.larder(&["images"]).expect(0);
+    world.larder(&["gc", "--all-unused", "--dry-run"]).expect(0);
+    gate.open();
+    first.finish().expect(0);
+}
+
+#[test]
+fn an_interrupt_ends_the_commands_own_work_and_not_that_of_others() {
+    let Some(world) = store() else { return };
+    let (gate, other_gate) = (world.gate(), world.gate());
+    let (big, web) = (push(&world, &gate, 1, "shop/big:1"), push(&world, &other_gate, 2, "shop/web:1"));
+    let first = held_pull(&world, &gate, &[], &big);
+    other_gate.hold_blobs_after(4_000);
+    let second = world.start_larder(&["pull", &web]);
+    other_gate.wait_until_held(1);
+    first.interrupt();
+    wait_until("its own work is cancelled", || first.stderr().contains("interrupted; not finished"));
+    other_gate.open();
+    second.finish().expect(0);
+    first.finish().expect(130);
+    assert_eq!(world.images(), [web]);
+    gate.open();
+    world.larder(&["pull", &big]).expect(0);
+}
+
+#[test]
+fn an_interrupt_of_a_command_that_handles_none_does_not_end_others() {
+    let Some(world) = store() else { return };
+    let gate = world.gate();
+    let web = push(&world, &gate, 1, "shop/web:1");
+    let (first, input) = held_load(&world);
+    gate.hold_blobs_after(4_000);
+    let second = world.start_larder(&["pull", &web]);
+    gate.wait_until_held(1);
+    first.interrupt();
+    wait_until("it waits for the other", || first.stderr().contains("waiting for 1 other larder command"));
+    gate.open();
+    second.finish().expect(0);
+    first.finish().expect(130);
+    drop(input);
+
+    let (alone, _input) = held_load_again(&world);
+    alone.interrupt();
+    alone.finish().expect(130);
+    assert_eq!(world.images(), [web]);
+}
+
+/// The same on a pipe that is there.
+fn held_load_again(world: &World) -> (Running, File) {
+    fs_err::remove_file(world.path("archive")).unwrap();
+    held_load(world)
+}
+
+#[test]
+fn a_second_interrupt_ends_the_command_and_those_that_work_through_it_say_what_to_do() {
+    let Some(world) = store() else { return };
+    for signals in [&[Signal::INT, Signal::INT][..], &[Signal::KILL]] {
+        let (gate, other_gate) = (world.gate(), world.gate());
+        let (big, web) = (push(&world, &gate, 1, "shop/big:1"), push(&world, &other_gate, 2, "shop/web:1"));
+        let first = held_pull(&world, &gate, &[], &big);
+        other_gate.hold_blobs_after(4_000);
+        let second = world.start_larder(&["pull", &web]);
+        other_gate.wait_until_held(1);
+        first.signal(signals[0]);
+        if let Some(again) = signals.get(1) {
+            wait_until("the first one is heard", || first.stderr().contains("interrupted; not finished"));
+            first.signal(*again);
+        }
+        let code = first.finish().code;
+        assert_eq!(code, if signals.len() == 2 { 130 } else { -1 });
+        let lost = second.finish().expect(3);
+        assert!(
+            lost.stderr.contains("the larder command at ") && lost.stderr.contains(" ended before"),
+            "{lost:?}"
+        );
+        assert!(lost.stderr.contains("hint: rerun the command to retry"), "{lost:?}");
+        assert!(!lost.stderr.contains("daemon"), "{lost:?}");
+
+        // What it left does no harm.
+        assert!(socket(&world).exists());
+        other_gate.open();
+        world.larder(&["pull", &web]).expect(0);
+        assert!(!socket(&world).exists());
+        world.larder(&["rm", &web]).expect(0);
+        world.larder(&["fsck"]).expect(0);
+    }
+    drop(UnixListener::bind(socket(&world)).unwrap());
+    world.larder(&["images"]).expect(0);
+    assert!(!socket(&world).exists());
+}
+
+#[test]
+fn a_store_with_a_path_that_no_socket_may_have_is_joined_as_well() {
+    let Some(world) = store() else { return };
+    let gate = world.gate();
+    let image = push(&world, &gate, 1, "shop/big:1");
+    let home = PathBuf::from(world.path("home"));
+    fs_err::create_dir(&home).unwrap();
+    let root = home.join("d".repeat(100)).join("s".repeat(100));
+    let start = |arguments: &[&str]| {
+        let mut command = larder_in(&home);
+        Running::start({
+            command.args([OsStr::new("--root"), root.as_os_str()]).args(arguments);
+            command
+        })
+    };
+    gate.hold_blobs_after(4_000);
+    let first = start(&["pull", &image]);
+    gate.wait_until_held(1);
+    let joined = start(&["-v", "images"]).finish().expect(0);
+    assert!(joined.stderr.contains("working through another larder command"), "{joined:?}");
+    gate.open();
+    first.finish().expect(0);
+    assert!(!root.join("control.sock").exists());
+    assert_eq!(start(&["images"]).finish().expect(0).lines_with(&["shop/big"]), 1);
+}
+
+#[test]
+fn a_state_directory_of_a_runtime_is_shared_the_same_way() {
+    for world in [World::plain(), World::with_docker(RegistryOptions::default())].into_iter().flatten() {
+        let gate = world.gate();
+        let old = present(&world, 1, "shop/old:1");
+        let big = push(&world, &gate, 2, "shop/big:1");
+        let first = held_pull(&world, &gate, &[], &big);
+        let socket = PathBuf::from(world.path("state")).join("control.sock");
+        assert_eq!(fs_err::metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600);
+        let kept = world.larder(&["-v", "keep", &old]).expect(0);
+        assert!(kept.stderr.contains("working through another larder command"), "{kept:?}");
+        world.larder(&["ensure", &old]).expect(0);
+        world.larder(&["gc", "--all-unused", "--dry-run"]).expect(0);
+        assert!(world.larder(&["explain", &old]).expect(0).stdout.contains("shop/old:1"));
+        gate.open();
+        first.finish().expect(0);
+        assert!(!socket.exists());
+        assert_eq!(world.larder(&["keep"]).expect(0).lines_with(&["shop/old:1"]), 1);
+    }
+}
+
+#[test]
+fn one_shot_commands_honour_the_settings_of_the_daemon() {
+    for world in [World::plain(), store()].into_iter().flatten() {
+        let (base, app) = (present(&world, 1, "base/os:1"), present(&world, 2, "shop/app:1"));
+        let name = format!("{}/base/*", world.registry.address());
+        let settings = settings_file(&world, "config.yaml", &format!("gc:\n  keep:\n    - name: '{name}'\n"));
+        let place = format!("{settings}:5");
+        let listed = world.larder_with(&settings, &["keep"]).expect(0);
+        assert_eq!(listed.lines_with(&[&name, &place]), 1, "{listed:?}");
+        world.end_leases();
+        let used = world.larder_with(&settings, &["df"]).expect(0);
+        assert_eq!(used.lines_with(&["kept by a rule", " 1 "]), 1, "{used:?}");
+        let explained = world.larder_with(&settings, &["explain", &base]).expect(0);
+        assert!(explained.stdout.contains(&name), "{explained:?}");
+        let flags = ["gc", "--all-unused", "--minimum-image-ttl-duration=0"];
+        world.larder_with(&settings, &flags).expect(0);
+        assert_eq!(world.images(), [base.as_str()]);
+        assert!(!world.images().contains(&app));
+
+        let high = "imageGCHighThresholdPercent: 99\nimageGCLowThresholdPercent: 98\n";
+        let high = settings_file(&world, "high.yaml", high);
+        let planned = world.larder_with(&high, &["gc", "--dry-run"]).expect(0);
+        assert_eq!(planned.lines_with(&["from 99%"]), 1, "{planned:?}");
+    }
+}
+
+#[test]
+fn settings_with_mistakes_end_a_command_before_it_does_anything() {
+    let Some(world) = store() else { return };
+    let app = present(&world, 1, "shop/app:1");
+    world.end_leases();
+    let settings = settings_file(&world, "config.yaml", "gc:\n  keep:\n    - nam: 'shop/*'\n");
+    for command in [&["gc", "--all-unused"][..], &["df"], &["explain", &app], &["keep"], &["images"]] {
+        let refused = world.larder_with(&settings, command).expect(2);
+        assert!(refused.stderr.contains(&format!("{settings}:5: ")), "{refused:?}");
+        assert!(refused.stderr.contains("gc.keep[0].nam"), "{refused:?}");
+    }
+    assert_eq!(world.images(), [app]);
+
+    let daemon = world.start_larder(&["serve", "--metrics-address", ""]);
+    wait_until("the daemon says where it listens", || world.place().join("daemon").exists());
+    world.larder_with(&settings, &["status"]).expect(0);
+    world.larder_with(&settings, &["images"]).expect(0);
+    daemon.terminate();
+    daemon.finish().expect(0);
+}
+
+#[test]
+fn a_daemon_waits_for_a_command_that_has_the_images() {
+    let Some(world) = store() else { return };
+    let gate = world.gate();
+    let image = push(&world, &gate, 1, "shop/big:1");
+    let first = held_pull(&world, &gate, &[], &image);
+    let mut daemon = world.start_larder(&["serve", "--metrics-address", ""]);
+    wait_until("the daemon waits", || daemon.stderr().contains("waiting up to 10s: "));
+    let holder = format!("is in use by process {} (larder)", first.pid());
+    assert!(daemon.stderr().contains(&holder) && !daemon.is_finished(), "{}", daemon.stderr());
+    gate.open();
+    first.finish().expect(0);
+    wait_until("the daemon says where it listens", || world.place().join("daemon").exists());
+    let asked = world.larder(&["-v", "images"]).expect(0);
+    assert!(asked.stderr.contains("info: asking the daemon at "), "{asked:?}");
+    let other = world.start_larder(&["serve", "--metrics-address", "", "--socket", &world.path("s")]);
+    let refused = other.finish().expect(3);
+    assert!(!refused.stderr.contains("waiting") && refused.stderr.contains("is in use by"), "{refused:?}");
+    daemon.terminate();
+    daemon.finish().expect(0);
+}
+
+#[test]
+fn a_daemon_does_not_wait_for_ever() {
+    let Some(world) = store() else { return };
+    let gate = world.gate();
+    let image = push(&world, &gate, 1, "shop/big:1");
+    let first = held_pull(&world, &gate, &[], &image);
+    let refused = world.larder(&["serve", "--metrics-address", ""]).expect(3);
+    let holder = format!("is in use by process {} (larder)", first.pid());
+    assert!(refused.stderr.contains(&holder), "{refused:?}");
+    gate.open();
+    first.finish().expect(0);
+}
+
+#[test]
+fn a_command_that_cannot_print_serves_others() {
+    let Some(world) = store() else { return };
+    let old = present(&world, 1, "shop/old:1");
+    let (mut reader, writer) = std::io::pipe().unwrap();
+    // Full but for nothing: the first line waits for a reader.
+    let mut full = writer.try_clone().unwrap();
+    rustix::io::ioctl_fionbio(&full, true).unwrap();
+    while full.write(&[b'x'; 4096]).is_ok() {}
+    while full.write(b"x").is_ok() {}
+    rustix::io::ioctl_fionbio(&full, false).unwrap();
+    let mut first = world.larder_into(&["images"], writer);
+    drop(full);
+    wait_until("it serves", || socket(&world).exists());
+    let joined = world.larder(&["-v", "ensure", &old]).expect(0);
+    assert!(joined.stderr.contains("working through another larder command"), "{joined:?}");
+    assert!(first.try_wait().unwrap().is_none());
+    let mut printed = Vec::new();
+    reader.read_to_end(&mut printed).unwrap();
+    assert!(first.wait().unwrap().success());
+    assert!(String::from_utf8_lossy(&printed).contains("shop/old"));
+}
