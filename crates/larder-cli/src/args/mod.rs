@@ -113,7 +113,7 @@ pub(crate) struct Connection {
     pub(crate) timeout: Option<Duration>,
 
     /// Say more on standard error: which credentials fit each image, which documents were skipped, the events of pulls
-    /// without a pod. Twice for what helps to find a mistake in larder.
+    /// without a pod. Twice for what helps to find a mistake in larder. Filters override it [env: LARDER_LOG].
     #[arg(short, long, global = true, action = ArgAction::Count)]
     pub(crate) verbose: u8,
 }
