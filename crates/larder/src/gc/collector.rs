@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex as Lock, PoisonError, RwLock};
 use std::time::SystemTime;
 
 use tokio::sync::Mutex;
+use tracing::Instrument as _;
 
 use super::builder::Parts;
 pub use super::builder::{CollectorBuilder, Hook, Reclaim};
@@ -150,13 +151,16 @@ impl Collector {
     /// The same by a policy for this round alone. Keep rules of the collector are honoured beside those of the policy.
     pub async fn round_by(&self, policy: &GcPolicy, goal: Goal) -> Round {
         let _turn = self.round.lock().await;
-        let mut report = Report::default();
-        let ended = match goal {
-            Goal::Thresholds | Goal::Age => self.on_time(policy, &mut report).await,
-            Goal::Free { .. } | Goal::AllUnused => self.on_demand(policy, goal, &mut report).await,
+        let round = async {
+            let mut report = Report::default();
+            let ended = match goal {
+                Goal::Thresholds | Goal::Age => self.on_time(policy, &mut report).await,
+                Goal::Free { .. } | Goal::AllUnused => self.on_demand(policy, goal, &mut report).await,
+            };
+            self.state.flush().await;
+            Round { report, error: ended.err() }
         };
-        self.state.flush().await;
-        Round { report, error: ended.err() }
+        round.instrument(tracing::info_span!("gc_round", goal = goal.name())).await
     }
 
     async fn on_time(&self, policy: &GcPolicy, report: &mut Report) -> Result<(), GcError> {

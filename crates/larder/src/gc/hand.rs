@@ -155,17 +155,11 @@ impl Drop for Gone {
             }
         }
         tracing::info!(image = image.id, names = ?image.names, why = %image.why, "removed an image");
-        let reason = match goal {
-            Goal::Age => "age",
-            Goal::Thresholds => "space",
-            Goal::Free { .. } => "demand",
-            Goal::AllUnused => "unused",
-        };
         state.record_removal(Entry {
             at: parts.clock.read().wall,
             id: image.id.clone(),
             names: image.names.clone(),
-            reason: reason.to_owned(),
+            reason: goal.name().to_owned(),
             why: image.why.to_string(),
             promised: image.frees,
             estimated: image.estimated,
