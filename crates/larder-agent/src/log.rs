@@ -1,26 +1,39 @@
-//! Log lines of larder's own crates on standard error: warnings always, more with `-v`, and as the daemon is told.
+//! Log lines on standard error: warnings always, more with `-v`, with `log.level` and with `LARDER_LOG`.
 //!
-//! A logging framework would be larger than the rest of the program; spans and filters are not needed here. Only
-//! larder's own lines are shown, so that no library tells what larder would not.
+//! `tracing-subscriber` keeps the spans and the filter. The lines are larder's own: their format is documented, and they
+//! go to a closure, since the command line prints them above progress bars. Only larder's own crates are shown unless
+//! `LARDER_LOG` names another target. Spans record image names, digests and goals, and never credentials.
 
 use std::fmt::{self, Write as _};
-use std::sync::atomic::{AtomicU8, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::OnceLock;
 
 use jiff::Timestamp;
 use serde_json::{Map, Value};
 use tracing::field::{Field, Visit};
-use tracing::span::{Attributes, Id, Record};
+use tracing::level_filters::LevelFilter;
+use tracing::span::{Attributes, Id};
+use tracing::subscriber::{self, Interest};
 use tracing::{Event, Level, Metadata, Subscriber};
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::{Context, Layer, SubscriberExt as _};
+use tracing_subscriber::registry::{LookupSpan, Registry, Scope};
+use tracing_subscriber::reload::{self, Handle};
 
 use crate::config::LogFormat;
+use crate::error::Error;
+
+/// The environment variable with filter directives, which override the level of `-v` and of the settings.
+pub const VARIABLE: &str = "LARDER_LOG";
+
+/// All targets of larder's own crates begin with this.
+const OWN: &str = "larder";
 
 /// What lines look like.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
-    /// For someone who just typed a command: level and message.
+    /// For someone who just typed a command: level, message, fields.
     Terse,
-    /// For someone who reads a log: time, level, message, fields.
+    /// For someone who reads a log: time, level, message, fields, fields of spans.
     Text,
     /// For programs: one object a line.
     Json,
@@ -36,40 +49,58 @@ impl Format {
     }
 }
 
-/// What is logged now, and how.
-struct Now {
-    level: AtomicU8,
-    format: AtomicU8,
-}
+static RUNNING: OnceLock<Handle<Lines, Registry>> = OnceLock::new();
 
-static NOW: OnceLock<Arc<Now>> = OnceLock::new();
-
-/// Starts logging lines of this level and more severe ones.
-pub fn start(level: Level, write: impl Fn(&str) + Send + Sync + 'static) {
-    let now = Arc::new(Now { level: AtomicU8::new(rank(level)), format: AtomicU8::new(Format::Terse as u8) });
-    let _ = NOW.set(Arc::clone(&now));
+/// Starts logging: what the `directives` of [`VARIABLE`] say, else lines of this level and more severe ones. Fails where
+/// the directives cannot be used.
+pub fn start(
+    level: Level,
+    directives: Option<&str>,
+    write: impl Fn(&str) + Send + Sync + 'static,
+) -> Result<(), Error> {
+    let (lines, handle) = reload::Layer::new(Lines::new(level, directives, write)?);
     // It fails only if logging was started before, and then it runs.
-    let _ = tracing::subscriber::set_global_default(Lines { write: Box::new(write), now });
+    if subscriber::set_global_default(Registry::default().with(lines)).is_ok() {
+        let _ = RUNNING.set(handle);
+    }
+    Ok(())
 }
 
-/// Changes what is logged, and how.
+/// Changes what is logged, and how. Directives stay in force.
 pub fn change(level: Level, format: Format) {
-    if let Some(now) = NOW.get() {
-        now.level.store(rank(level), Ordering::Relaxed);
-        now.format.store(format as u8, Ordering::Relaxed);
-        // Whether anybody wants a line is remembered where the line is.
-        tracing::callsite::rebuild_interest_cache();
+    if let Some(running) = RUNNING.get() {
+        // It fails only where the subscriber is gone.
+        let _ = running.modify(|lines| lines.change(level, format));
     }
 }
 
-fn rank(level: Level) -> u8 {
-    match level {
-        Level::ERROR => 0,
-        Level::WARN => 1,
-        Level::INFO => 2,
-        Level::DEBUG => 3,
-        Level::TRACE => 4,
+fn own_lines(level: Level) -> Targets {
+    Targets::new().with_target(OWN, level)
+}
+
+/// Reads `LEVEL` and `TARGET=LEVEL`, separated by commas. Stricter than [`Targets`], which takes a misspelt level for a
+/// target.
+fn parse(directives: &str) -> Result<Targets, Error> {
+    let mut targets = Targets::new();
+    for directive in directives.split(',').map(str::trim) {
+        let (target, level) = directive.rsplit_once('=').unwrap_or((OWN, directive));
+        let is_path = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == ':';
+        if target.is_empty() || !target.chars().all(is_path) {
+            return Err(invalid(directives, &format!("{target:?} is not a target")));
+        }
+        // The empty text parses, as `error`.
+        let level = level.parse::<LevelFilter>().ok().filter(|_| !level.is_empty());
+        let level = level.ok_or_else(|| invalid(directives, &format!("{directive:?} has no known level")))?;
+        targets = targets.with_target(target, level);
     }
+    Ok(targets)
+}
+
+fn invalid(directives: &str, why: &str) -> Error {
+    Error::bad_input(format!("{VARIABLE}={directives:?}: {why}")).hint(format!(
+        "write LEVEL or TARGET=LEVEL, separated by commas, such as {VARIABLE}=larder::gc=debug,info; \
+         levels: off, error, warn, info, debug, trace"
+    ))
 }
 
 fn word(level: Level) -> &'static str {
@@ -81,81 +112,135 @@ fn word(level: Level) -> &'static str {
     }
 }
 
-impl Now {
-    fn format(&self) -> Format {
-        match self.format.load(Ordering::Relaxed) {
-            known if known == Format::Text as u8 => Format::Text,
-            known if known == Format::Json as u8 => Format::Json,
-            _ => Format::Terse,
+/// Filters and writes lines.
+struct Lines {
+    shown: Targets,
+    /// Whether directives say what is shown.
+    is_fixed: bool,
+    format: Format,
+    write: Box<dyn Fn(&str) + Send + Sync>,
+}
+
+impl Lines {
+    fn new(
+        level: Level,
+        directives: Option<&str>,
+        write: impl Fn(&str) + Send + Sync + 'static,
+    ) -> Result<Lines, Error> {
+        let shown = directives.map_or_else(|| Ok(own_lines(level)), parse)?;
+        let (is_fixed, write) = (directives.is_some(), Box::new(write));
+        Ok(Lines { shown, is_fixed, format: Format::Terse, write })
+    }
+
+    fn change(&mut self, level: Level, format: Format) {
+        if !self.is_fixed {
+            self.shown = own_lines(level);
+        }
+        self.format = format;
+    }
+}
+
+impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Lines {
+    fn register_callsite(&self, metadata: &'static Metadata<'static>) -> Interest {
+        Layer::<S>::register_callsite(&self.shown, metadata)
+    }
+
+    fn enabled(&self, metadata: &Metadata<'_>, context: Context<'_, S>) -> bool {
+        self.shown.enabled(metadata, context)
+    }
+
+    fn max_level_hint(&self) -> Option<LevelFilter> {
+        Layer::<S>::max_level_hint(&self.shown)
+    }
+
+    fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
+        let mut recorded = Recorded::default();
+        attributes.record(&mut recorded);
+        if let Some(span) = context.span(id) {
+            span.extensions_mut().insert(recorded);
         }
     }
-}
 
-struct Lines {
-    write: Box<dyn Fn(&str) + Send + Sync>,
-    now: Arc<Now>,
-}
-
-impl Subscriber for Lines {
-    fn enabled(&self, metadata: &Metadata<'_>) -> bool {
-        metadata.is_event()
-            && rank(*metadata.level()) <= self.now.level.load(Ordering::Relaxed)
-            && metadata.target().starts_with("larder")
-    }
-
-    fn event(&self, event: &Event<'_>) {
+    fn on_event(&self, event: &Event<'_>, context: Context<'_, S>) {
         let mut line = Line::default();
-        event.record(&mut line);
+        event.record(&mut line.event);
+        for span in context.event_scope(event).into_iter().flat_map(Scope::from_root) {
+            if let Some(Recorded { fields, .. }) = span.extensions().get() {
+                line.spans.push((span.name(), fields.clone()));
+            }
+        }
         let metadata = event.metadata();
-        (self.write)(&line.show(self.now.format(), Timestamp::now(), *metadata.level(), metadata.target()));
+        (self.write)(&line.show(self.format, Timestamp::now(), *metadata.level(), metadata.target()));
     }
-
-    fn new_span(&self, _: &Attributes<'_>) -> Id {
-        Id::from_u64(1)
-    }
-
-    fn record(&self, _: &Id, _: &Record<'_>) {}
-
-    fn record_follows_from(&self, _: &Id, _: &Id) {}
-
-    fn enter(&self, _: &Id) {}
-
-    fn exit(&self, _: &Id) {}
 }
 
-/// What an event says.
+type Fields = Vec<(&'static str, String)>;
+
+/// What an event or a span says.
+#[derive(Default)]
+struct Recorded {
+    message: String,
+    fields: Fields,
+}
+
+/// An event and the spans that it is in, outermost first.
 #[derive(Default)]
 struct Line {
-    message: String,
-    fields: Vec<(&'static str, String)>,
+    event: Recorded,
+    spans: Vec<(&'static str, Fields)>,
 }
 
 impl Line {
     fn show(self, format: Format, now: Timestamp, level: Level, target: &str) -> String {
-        let Line { message, fields } = self;
-        if format == Format::Json {
-            let mut object = Map::new();
-            object.insert("time".into(), Value::String(now.to_string()));
-            object.insert("level".into(), word(level).into());
-            object.insert("target".into(), target.into());
-            object.insert("message".into(), Value::String(message));
-            object.extend(fields.into_iter().map(|(name, value)| (name.to_owned(), Value::String(value))));
-            return Value::Object(object).to_string();
-        }
+        let Line { event: Recorded { message, fields }, spans } = self;
         let mut line = match format {
+            Format::Json => return json(message, fields, spans, now, level, target),
             Format::Text => format!("{now:.3} {}: {message}", word(level)),
-            Format::Terse | Format::Json => format!("{}: {message}", word(level)),
+            Format::Terse => format!("{}: {message}", word(level)),
         };
         for (name, value) in fields {
-            let plain = !value.is_empty() && value.chars().all(|c| c.is_ascii_graphic() && c != '"');
-            // Writing to a text does not fail.
-            let _ = if plain { write!(line, " {name}={value}") } else { write!(line, " {name}={value:?}") };
+            write_field(&mut line, name, &value);
+        }
+        if format == Format::Text {
+            for (span, fields) in spans {
+                for (name, value) in fields {
+                    write_field(&mut line, &format!("{span}.{name}"), &value);
+                }
+            }
         }
         line
     }
 }
 
-impl Visit for Line {
+fn json(
+    message: String,
+    fields: Fields,
+    spans: Vec<(&str, Fields)>,
+    now: Timestamp,
+    level: Level,
+    target: &str,
+) -> String {
+    let values = |fields: Fields| fields.into_iter().map(|(name, value)| (name.to_owned(), value.into()));
+    let mut object = Map::new();
+    object.insert("time".into(), now.to_string().into());
+    object.insert("level".into(), word(level).into());
+    object.insert("target".into(), target.into());
+    object.insert("message".into(), message.into());
+    object.extend(values(fields));
+    if !spans.is_empty() {
+        let spans = spans.into_iter().map(|(span, fields)| (span.to_owned(), values(fields).collect()));
+        object.insert("span".into(), Value::Object(spans.collect()));
+    }
+    Value::Object(object).to_string()
+}
+
+fn write_field(line: &mut String, name: &str, value: &str) {
+    let plain = !value.is_empty() && value.chars().all(|c| c.is_ascii_graphic() && c != '"');
+    // Writing to a text does not fail.
+    let _ = if plain { write!(line, " {name}={value}") } else { write!(line, " {name}={value:?}") };
+}
+
+impl Visit for Recorded {
     fn record_str(&mut self, field: &Field, value: &str) {
         self.take(field, value.to_owned());
     }
@@ -165,7 +250,7 @@ impl Visit for Line {
     }
 }
 
-impl Line {
+impl Recorded {
     fn take(&mut self, field: &Field, value: String) {
         match field.name() {
             "message" => self.message = value,
@@ -176,13 +261,18 @@ impl Line {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use tracing::{debug, info, info_span, warn};
+
     use super::*;
 
     fn line() -> Line {
-        Line {
+        let event = Recorded {
             message: "pulled \"a:1\"".into(),
             fields: vec![("pod", "x/a".into()), ("why", "it was\nabsent".into()), ("empty", String::new())],
-        }
+        };
+        Line { event, spans: Vec::new() }
     }
 
     #[test]
@@ -192,9 +282,120 @@ mod tests {
         let fields = r#"pod=x/a why="it was\nabsent" empty="""#;
         assert_eq!(show(Format::Terse), format!("warning: pulled \"a:1\" {fields}"));
         assert_eq!(show(Format::Text), format!("1970-01-01T00:00:00.000Z warning: pulled \"a:1\" {fields}"));
-        let json: Value = serde_json::from_str(&show(Format::Json)).unwrap();
-        assert_eq!(json["time"], "1970-01-01T00:00:00Z");
-        assert_eq!(json["message"], "pulled \"a:1\"");
-        assert_eq!(json["why"], "it was\nabsent");
+        assert_eq!(
+            show(Format::Json),
+            r#"{"empty":"","level":"warning","message":"pulled \"a:1\"","pod":"x/a","target":"larder::pull","#
+                .to_owned() + r#""time":"1970-01-01T00:00:00Z","why":"it was\nabsent"}"#
+        );
+    }
+
+    /// What is written of what `work` logs, without the times.
+    fn logged(
+        level: Level,
+        directives: Option<&str>,
+        format: Format,
+        work: impl FnOnce(&Handle<Lines, Registry>),
+    ) -> Vec<String> {
+        let written: Arc<Mutex<Vec<String>>> = Arc::default();
+        let to = Arc::clone(&written);
+        let write = move |line: &str| to.lock().unwrap().push(line.to_owned());
+        let mut lines = Lines::new(level, directives, write).unwrap();
+        lines.change(level, format);
+        let (lines, handle) = reload::Layer::new(lines);
+        subscriber::with_default(Registry::default().with(lines), || work(&handle));
+        let written = written.lock().unwrap();
+        let timeless = |line: &String| match format {
+            Format::Text => line.split_once(' ').unwrap().1.to_owned(),
+            Format::Terse | Format::Json => line.clone(),
+        };
+        written.iter().map(timeless).collect()
+    }
+
+    /// One line from each of several targets, at two levels.
+    fn chatter() {
+        info!(target: "larder::gc::sweep", "gc");
+        debug!(target: "larder::gc::sweep", "gc, in detail");
+        info!(target: "larder_store::pull", "store");
+        debug!(target: "larder_store::pull", "store, in detail");
+        warn!(target: "hyper::proto", "library");
+    }
+
+    #[test]
+    fn the_filter_is_the_level_or_the_directives() {
+        let (gc, gc_detail, store) = ("info: gc", "debug: gc, in detail", "info: store");
+        let (store_detail, library) = ("debug: store, in detail", "warning: library");
+        let cases: [(Level, Option<&str>, &[&str]); 9] = [
+            (Level::WARN, None, &[]),
+            (Level::INFO, None, &[gc, store]),
+            (Level::DEBUG, None, &[gc, gc_detail, store, store_detail]),
+            (Level::WARN, Some("info"), &[gc, store]),
+            (Level::DEBUG, Some("off"), &[]),
+            (Level::WARN, Some("larder::gc=debug,info"), &[gc, gc_detail, store]),
+            (Level::WARN, Some("info, larder::gc=debug"), &[gc, gc_detail, store]),
+            (Level::DEBUG, Some("larder_store=DEBUG"), &[store, store_detail]),
+            (Level::DEBUG, Some("error,hyper=warn"), &[library]),
+        ];
+        for (level, directives, expected) in cases {
+            assert_eq!(logged(level, directives, Format::Terse, |_| chatter()), expected, "{directives:?}");
+        }
+    }
+
+    #[test]
+    fn directives_that_cannot_be_used_are_named() {
+        let cases = [
+            ("loud", r#""loud" has no known level"#),
+            ("larder::gc=loud,info", r#""larder::gc=loud" has no known level"#),
+            ("larder::gc=", r#""larder::gc=" has no known level"#),
+            ("info,", r#""" has no known level"#),
+            ("=debug", r#""" is not a target"#),
+            ("larder[pull]=debug", r#""larder[pull]" is not a target"#),
+        ];
+        for (directives, why) in cases {
+            let error = parse(directives).unwrap_err();
+            assert_eq!(error.message(), format!("LARDER_LOG={directives:?}: {why}"));
+            assert!(
+                error.next_steps()[0].to_string().contains("LARDER_LOG=larder::gc=debug,info"),
+                "{error:?}"
+            );
+        }
+    }
+
+    #[test]
+    fn level_and_format_change_while_it_runs_and_directives_stay() {
+        let change = |handle: &Handle<Lines, Registry>| {
+            chatter();
+            handle.modify(|lines| lines.change(Level::ERROR, Format::Terse)).unwrap();
+            chatter();
+            handle.modify(|lines| lines.change(Level::INFO, Format::Terse)).unwrap();
+            chatter();
+        };
+        assert_eq!(logged(Level::WARN, None, Format::Terse, change), ["info: gc", "info: store"]);
+        let fixed = logged(Level::WARN, Some("larder::gc=info"), Format::Terse, change);
+        assert_eq!(fixed, ["info: gc", "info: gc", "info: gc"]);
+    }
+
+    #[test]
+    fn a_line_in_spans_has_their_fields_outermost_first() {
+        let in_spans = |level, format| {
+            logged(level, None, format, |_| {
+                let _pull = info_span!(target: "larder::pull", "pull", image = "a:1").entered();
+                let _layer =
+                    info_span!(target: "larder_store::pull", "layer", digest = %"sha256:1").entered();
+                let _library = info_span!(target: "h2::proto", "connection", peer = "x").entered();
+                warn!(target: "larder_store::pull", image = "b", "slow");
+            })
+        };
+        assert_eq!(in_spans(Level::INFO, Format::Terse), ["warning: slow image=b"]);
+        assert_eq!(
+            in_spans(Level::INFO, Format::Text),
+            ["warning: slow image=b pull.image=a:1 layer.digest=sha256:1"]
+        );
+        assert_eq!(in_spans(Level::WARN, Format::Text), ["warning: slow image=b"]);
+        let json: Value = serde_json::from_str(&in_spans(Level::INFO, Format::Json)[0]).unwrap();
+        assert_eq!(json["image"], "b");
+        assert_eq!(
+            json["span"],
+            serde_json::json!({"pull": {"image": "a:1"}, "layer": {"digest": "sha256:1"}})
+        );
     }
 }

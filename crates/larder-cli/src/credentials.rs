@@ -242,7 +242,7 @@ mod tests {
     #[test]
     fn no_password_and_endless_passwords_are_refused() {
         let empty = read_password("\n".as_bytes(), "larder login").unwrap_err();
-        assert!(empty.next_steps()[0].ends_with("| larder login"), "{:?}", empty.next_steps());
+        assert!(empty.next_steps()[0].to_string().ends_with("| larder login"), "{:?}", empty.next_steps());
         assert!(read_password(io::repeat(b'x'), "x").is_err());
         assert!(read_password([0xff_u8].as_slice(), "x").is_err());
     }

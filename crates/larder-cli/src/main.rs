@@ -20,6 +20,8 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use clap::Parser;
+use larder_agent::environment::variable;
+use larder_agent::log;
 
 use args::{Cli, verbosity_level};
 use exit::Outcome;
@@ -33,7 +35,10 @@ fn main() -> ExitCode {
         Err(usage) => return finish(&out, explain(&out, &usage)),
     };
     let log_to = Arc::clone(&out);
-    larder_agent::log::start(verbosity_level(cli.connection.verbose), move |line| log_to.note(line));
+    let (level, directives) = (verbosity_level(cli.connection.verbose), variable(log::VARIABLE));
+    if let Err(failure) = log::start(level, directives.as_deref(), move |line| log_to.note(line)) {
+        return finish(&out, failure.print(&out));
+    }
     limits::forbid_core_files();
     limits::raise_open_files();
     let outcome = commands::run(cli, &out).unwrap_or_else(|failure| failure.print(&out));

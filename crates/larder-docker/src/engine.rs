@@ -11,7 +11,7 @@ use reqwest::{Client, Method, Response, Url};
 use serde::de::DeserializeOwned;
 
 use crate::answers::{About, ErrorMessage};
-use crate::host::EngineHost;
+use crate::host::{EngineHost, SOCKET};
 use crate::tls::{self, TlsError, TlsFiles};
 use crate::{error, names};
 
@@ -134,7 +134,7 @@ impl Engine {
         };
         let foreign = |why: &str| {
             let problem = format!("what answers is no Docker Engine ({why})");
-            let hint = Hint::from("name the engine's own socket with ").setting("backend", error::SOCKET);
+            let hint = Hint::from("name the engine's own socket with ").setting("backend", SOCKET);
             error::unusable(&self.host, &problem, hint)
         };
         let version = match asked.await {

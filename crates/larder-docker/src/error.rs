@@ -6,11 +6,8 @@ use std::io;
 use larder::backend::{BackendError, CallErrorKind, Unreachable};
 use larder::hint::Hint;
 
-use crate::host::EngineHost;
+use crate::host::{EngineHost, SOCKET};
 use crate::names;
-
-/// An example of an address, for hints.
-pub(crate) const SOCKET: &str = "docker:///path/to.sock";
 
 /// What helps a person who may not open the socket.
 const DENIED: &str = "run as root, or become a member of the group that owns the socket: \

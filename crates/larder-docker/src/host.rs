@@ -6,9 +6,10 @@ use std::{fmt, io};
 use larder::hint::Hint;
 
 use crate::context;
-use crate::error::SOCKET;
 
 /// Where an engine listens unless it is told otherwise.
+/// An example of an address, for hints.
+pub(crate) const SOCKET: &str = "docker:///path/to.sock";
 const USUAL_SOCKET: &str = "/var/run/docker.sock";
 
 /// The port of an engine without TLS, and of one with it.

@@ -3,9 +3,11 @@
 use std::future;
 use std::panic;
 
+use tracing::Instrument as _;
+
 /// Runs on a task of its own and waits for it: whoever stops waiting does not stop the work.
 pub async fn to_its_end<T: Send + 'static>(work: impl Future<Output = T> + Send + 'static) -> T {
-    match tokio::spawn(work).await {
+    match tokio::spawn(work.in_current_span()).await {
         Ok(done) => done,
         Err(error) => match error.try_into_panic() {
             Ok(panicked) => panic::resume_unwind(panicked),

@@ -119,9 +119,9 @@ mod tests {
         let failure = failure_of(&collector, failed()).await;
         assert_eq!(failure.kind(), ErrorKind::Failed);
         assert_eq!(failure.message(), "not all that nothing uses could be removed: in use");
-        let problem = Unreachable::Told { problem: "no such socket".into(), hint: "start it" };
+        let problem = Unreachable::Told { problem: "no such socket".into(), hint: "start it".into() };
         backend.set_down(Some(BackendError::Unreachable { endpoint: "unix:///d.sock".into(), problem }));
-        for error in [failed(), GcError::Uses(larder::gc::UseError("closed".into()))] {
+        for error in [failed(), GcError::Uses(larder::gc::UseError::other("closed"))] {
             let failure = failure_of(&collector, error).await;
             assert_eq!(failure.kind(), ErrorKind::Unavailable);
             assert!(failure.message().contains("no such socket"), "{}", failure.message());

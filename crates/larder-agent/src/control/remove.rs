@@ -243,7 +243,7 @@ mod tests {
             id: "0123456789abcdef".into(),
             name: name.into(),
             image_id: image_id.into(),
-            mounted_images: mounted.iter().map(|name| (*name).to_owned()).collect(),
+            mounted_images: mounted.iter().map(|&name| name.into()).collect(),
             pod: "default/web".into(),
             running: true,
             ..Container::default()
@@ -268,7 +268,7 @@ mod tests {
     fn on_docker_the_refusal_says_how_one_name_goes_alone() {
         let names = vec!["api:2".to_owned(), "keepme:1".to_owned()];
         let image = Image { repo_tags: names, ..Image::default() };
-        let steps = |is_docker| other_names("api:2", &image, is_docker).next_steps().join("\n");
+        let steps = |is_docker| format!("{:?}", other_names("api:2", &image, is_docker).next_steps());
         assert!(steps(true).contains("docker rmi api:2") && !steps(false).contains("docker"));
     }
 

@@ -141,7 +141,7 @@ spec: {containers: [{name: c, image: busybox}]}
              \"always\": must be Always, IfNotPresent or Never",
         ]
     );
-    assert_eq!(manifests.problems[4].hints(), ["write it Always"]);
+    assert_eq!(manifests.problems[4].hints(), ["write it Always".into()]);
 }
 
 #[test]

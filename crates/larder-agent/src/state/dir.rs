@@ -274,7 +274,7 @@ mod tests {
         let first = place().lock().ok().unwrap();
         let refused = Error::from(place().lock().err().unwrap());
         assert!(refused.message().ends_with("is in use by another larder"), "{}", refused.message());
-        assert!(refused.next_steps()[0].contains("larder serve"), "{:?}", refused.next_steps());
+        assert!(refused.next_steps()[0].to_string().contains("larder serve"), "{:?}", refused.next_steps());
         drop(first);
         assert!(place().lock().is_ok());
     }

@@ -165,8 +165,8 @@ mod tests {
 
     #[test]
     fn an_image_is_left_alone_for_as_long_as_the_lease_and_the_last_ensure_counts() {
-        let first = Ensured::default().with(&["a", "b"], &seconds(1000, 10), LEASE);
-        let second = first.with(&["a"], &seconds(1500, 510), LEASE);
+        let first = Ensured::default().with(&["a".into(), "b".into()], &seconds(1000, 10), LEASE);
+        let second = first.with(&["a".into()], &seconds(1500, 510), LEASE);
         let left = |at: i64| {
             let all = Ensured { version: VERSION, images: second.images.clone() };
             all.uses(&seconds(at, at - 990), LEASE)
@@ -183,7 +183,7 @@ mod tests {
     fn a_step_of_the_wall_clock_neither_ends_nor_prolongs_it() {
         let day = 24 * 3600;
         for step in [day, -day] {
-            let ensured = || Ensured::default().with(&["a"], &seconds(10 * day, 10), LEASE);
+            let ensured = || Ensured::default().with(&["a".into()], &seconds(10 * day, 10), LEASE);
             assert_eq!(images(&ensured().uses(&seconds(10 * day + step + 599, 609), LEASE)), ["a"], "{step}");
             assert_eq!(
                 images(&ensured().uses(&seconds(10 * day + step + 601, 611), LEASE)),
@@ -195,16 +195,15 @@ mod tests {
 
     #[test]
     fn what_is_over_is_dropped_and_the_file_is_bounded() {
-        let ids: Vec<String> = (0..MOST).map(|number| format!("sha256:{number:064x}")).collect();
-        let ids: Vec<&str> = ids.iter().map(String::as_str).collect();
+        let ids: Vec<ImageId> = (0..MOST).map(|number| format!("sha256:{number:064x}").into()).collect();
         let many = Ensured::default().with(&ids, &seconds(1000, 10), LEASE).with(
-            &["new"],
+            &["new".into()],
             &seconds(1001, 11),
             LEASE,
         );
         assert_eq!((many.images.len(), many.images[0].id.as_str()), (MOST, "new"));
         assert!((serde_json::to_vec_pretty(&many).unwrap().len() as u64) < LONGEST_FILE);
-        let later = many.with(&["later"], &seconds(1601, 611), LEASE);
+        let later = many.with(&["later".into()], &seconds(1601, 611), LEASE);
         assert_eq!(later.images.len(), 1);
     }
 
@@ -213,8 +212,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = file(&folder);
         assert_eq!(file.uses().await, Ok(Vec::new()), "there is none");
-        file.add(&["a"]).unwrap();
-        file.add(&["b"]).unwrap();
+        file.add(&["a".into()]).unwrap();
+        file.add(&["b".into()]).unwrap();
         let found = file.uses().await.unwrap();
         let mut both = images(&found);
         both.sort_unstable();
@@ -223,10 +222,10 @@ mod tests {
             fs_err::write(&file.path, text).unwrap();
             let error = file.uses().await.unwrap_err();
             let failure = crate::control::gc::failure(GcError::Uses(error));
-            let (error, steps) = (failure.message(), failure.next_steps().concat());
+            let (error, steps) = (failure.message(), format!("{:?}", failure.next_steps()));
             assert!(error.contains("ensured.json") && error.contains("remove the file"), "{text}: {error}");
             assert!(!steps.contains("runtime"), "it has no part in this: {steps}");
-            assert!(file.add(&["c"]).is_err(), "{text}");
+            assert!(file.add(&["c".into()]).is_err(), "{text}");
         }
     }
 }

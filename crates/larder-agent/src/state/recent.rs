@@ -129,7 +129,7 @@ impl Journal {
         match self {
             Journal::File(file) => file.add(ids),
             Journal::Store(store) => {
-                for id in ids.iter().filter_map(|id| id.digest()) {
+                for id in ids.iter().filter_map(ImageId::digest) {
                     store.puller().spare(&id).map_err(|error| Error::failed(chain(&error)))?;
                 }
                 Ok(())
@@ -155,18 +155,18 @@ mod tests {
         let file = || EnsuredFile::at(&StateDir::at(folder.path().to_owned()));
         let recent = RecentEnsures::in_file(file());
         for id in ["sha256:a", "sha256:b", "sha256:a"] {
-            recent.note(id);
+            recent.note(&id.into());
         }
         recent.flush().await;
         let mut found: Vec<_> = file().uses().await.unwrap().into_iter().map(|found| found.image).collect();
         found.sort_unstable();
         assert_eq!(found, ["sha256:a", "sha256:b"]);
         fs_err::remove_file(folder.path().join("ensured.json")).unwrap();
-        recent.note("sha256:a");
+        recent.note(&"sha256:a".into());
         recent.flush().await;
         assert!(file().uses().await.unwrap().is_empty(), "it was recorded not long ago");
         tokio::time::advance(RENEW).await;
-        recent.note("sha256:a");
+        recent.note(&"sha256:a".into());
         drop(recent);
         assert_eq!(file().uses().await.unwrap().len(), 1);
     }

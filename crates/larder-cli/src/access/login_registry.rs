@@ -77,7 +77,7 @@ mod tests {
         for text in ["r.example/team", "https://r.example/team/app", "r.example:5000/x", "localhost/x"] {
             let refused = LoginRegistry::parse(text).unwrap_err();
             let host = text.trim_start_matches("https://").split('/').next().unwrap();
-            assert_eq!(refused.next_steps(), [format!("name the registry alone: {host}")]);
+            assert_eq!(refused.next_steps(), [format!("name the registry alone: {host}").into()]);
         }
         let secret = LoginRegistry::parse("hunter2/x").unwrap_err();
         assert!(!format!("{secret:?}").contains("hunter2"), "it may be a password");

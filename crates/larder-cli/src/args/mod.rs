@@ -113,9 +113,25 @@ pub(crate) struct Connection {
     pub(crate) timeout: Option<Duration>,
 
     /// Say more on standard error: which credentials fit each image, which documents were skipped, the events of pulls
-    /// without a pod. Twice for what helps to find a mistake in larder.
+    /// without a pod. Twice for what helps to find a mistake in larder. Filters override it [env: LARDER_LOG].
     #[arg(short, long, global = true, action = ArgAction::Count)]
     pub(crate) verbose: u8,
+}
+
+impl Connection {
+    /// What was given of where images are, as flags for a shell; empty if nothing was.
+    pub(crate) fn given(&self) -> String {
+        match (&self.root, &self.backend) {
+            (Some(root), _) => format!("--root {}", quoted(&root.to_string_lossy())),
+            (None, Some(backend)) => format!("--backend {}", quoted(backend)),
+            (None, None) => String::new(),
+        }
+    }
+}
+
+fn quoted(text: &str) -> String {
+    let is_plain = |c: char| c.is_alphanumeric() || "/._-:@%+=,".contains(c);
+    if text.chars().all(is_plain) { text.to_owned() } else { format!("'{}'", text.replace('\'', r"'\''")) }
 }
 
 /// The commands.
@@ -214,5 +230,14 @@ mod tests {
     #[test]
     fn the_command_line_is_sound() {
         Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn what_was_given_can_be_typed_into_a_shell() {
+        let docker = Connection { backend: Some("docker".into()), ..Connection::default() };
+        let root = Connection { root: Some("/my images".into()), ..Connection::default() };
+        assert_eq!(docker.given(), "--backend docker");
+        assert_eq!(root.given(), "--root '/my images'");
+        assert_eq!(Connection::default().given(), "");
     }
 }

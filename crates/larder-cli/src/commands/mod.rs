@@ -34,13 +34,12 @@ use crate::exit::Outcome;
 use crate::failure::Failure;
 use crate::interrupt::Interrupt;
 use crate::out::Out;
-use crate::output::hint;
 use crate::session::Session;
 
 /// Runs one command to its end.
 pub(crate) fn run(cli: Cli, out: &Arc<Out>) -> Result<Outcome, Failure> {
     let connection = cli.connection;
-    out.hint_with(hint::given(&connection));
+    out.hint_with(connection.given());
     match cli.command {
         Command::Completions(args) => Ok(completions::run(&args, out)),
         Command::Config(args) => Ok(config::run(&args, &connection, out)),

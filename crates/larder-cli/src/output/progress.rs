@@ -278,7 +278,7 @@ mod tests {
         let now = Instant::now();
         let pulls: Vec<_> = (0..13)
             .map(|number| PullStatus {
-                image: format!("registry.example:5000/some/team/with/a/long/name/app-{number}:1.36"),
+                image: format!("registry.example:5000/some/team/with/a/long/name/app-{number}:1.36").into(),
                 phase: if number < 11 { Phase::Queued } else { Phase::Pulling },
                 waiting: Some("one of the parallel pulls (maxParallelImagePulls) to end".into()),
                 bytes: None,
@@ -307,7 +307,7 @@ mod tests {
     fn layer(digit: char, phase: LayerPhase, waiting: Option<Wait>) -> LayerProgress {
         let bytes = Bytes { done: 1_000_000, total: Some(4_000_000) };
         let digest = format!("sha256:{}", digit.to_string().repeat(64));
-        LayerProgress { digest, phase, bytes, rate: Some(250_000), waiting }
+        LayerProgress { digest: digest.into(), phase, bytes, rate: Some(250_000), waiting }
     }
 
     #[tokio::test(start_paused = true)]

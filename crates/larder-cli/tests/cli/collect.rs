@@ -57,6 +57,23 @@ fn all_unused_removes_what_no_rule_keeps_and_the_journal_tells() {
 }
 
 #[test]
+fn log_filters_choose_targets_and_mistakes_in_them_are_refused() {
+    let world = world();
+    let all = ["gc", "--all-unused", "--minimum-image-ttl-duration=0", "-v"];
+    let run = Run::of(world.command(&all).env("LARDER_LOG", "larder::gc=loud").output().unwrap()).expect(2);
+    assert_eq!(
+        run.stderr.lines().next(),
+        Some(r#"error: LARDER_LOG="larder::gc=loud": "larder::gc=loud" has no known level"#)
+    );
+    assert!(run.stderr.contains("hint: write LEVEL or TARGET=LEVEL"), "{run:?}");
+    let run = Run::of(world.command(&all).env("LARDER_LOG", "larder::gc=info").output().unwrap()).expect(0);
+    let lines: Vec<&str> = run.stderr.lines().filter(|line| line.starts_with("info: ")).collect();
+    assert_eq!(lines.len(), NAMES.len(), "{run:?}");
+    assert!(lines.iter().all(|line| line.starts_with("info: removed an image image=sha256:")), "{lines:?}");
+    assert!(lines.iter().all(|line| !line.contains("gc_round")), "spans are for logs: {lines:?}");
+}
+
+#[test]
 fn no_name_of_an_image_goes_silently() {
     let world = World::new();
     let (api, keepme) = ("r.example/shop/api:2", "r.example/shop/keepme:1");

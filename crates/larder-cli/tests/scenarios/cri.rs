@@ -36,7 +36,7 @@ fn an_image_is_pulled_by_tag_by_digest_and_without_a_tag_and_is_the_same_by_each
         let bare = world.registry.image("shop/web");
         let digest = format!("{bare}@{}", layout.manifest_digest);
         for name in [&tagged, &digest, &bare] {
-            assert_eq!(daemon.pull(name).as_deref(), Ok(layout.image_id.as_str()), "{name}");
+            assert_eq!(daemon.pull(name), Ok(layout.image_id.as_str().into()), "{name}");
         }
         let by_tag = daemon.status(&tagged).expect("it is present");
         assert_eq!(by_tag.id, layout.image_id, "what a pull answers is the id");
@@ -75,8 +75,11 @@ fn all_names_of_an_image_go_together_also_when_five_remove_it_at_once() {
         let other = world.registry.image("shop/other:1");
         let daemon = Daemon::of(&world);
         daemon.pull(&other).unwrap();
-        let pull_all =
-            || names.iter().for_each(|name| assert_eq!(daemon.pull(name), Ok(layout.image_id.clone())));
+        let pull_all = || {
+            for name in &names {
+                assert_eq!(daemon.pull(name), Ok(layout.image_id.as_str().into()));
+            }
+        };
 
         pull_all();
         assert_eq!(daemon.status(&layout.image_id).unwrap().repo_tags.len(), 3);
@@ -108,7 +111,7 @@ fn a_deadline_of_a_millisecond_is_exceeded_and_leaves_nothing() {
         assert_eq!((late.code(), late.message()), (Code::DeadlineExceeded, "context deadline exceeded"));
         assert_eq!(daemon.status(&name), None);
         let in_time = daemon.runtime.block_on(images.pull_image(with_deadline(request, "60S"))).unwrap();
-        assert_eq!(Some(in_time.into_inner().image_ref), daemon.status(&name).map(|image| image.id));
+        assert_eq!(Some(in_time.into_inner().image_ref.into()), daemon.status(&name).map(|image| image.id));
     }
 }
 
@@ -271,7 +274,7 @@ fn what_larder_pulls_the_runtime_has_and_what_the_runtime_pulls_larder_has() {
 
     let id = daemon.pull(&ours).unwrap();
     let seen = daemon.runtime.block_on(runtime.status(&ImageSpec::named(&ours))).unwrap();
-    assert_eq!(seen, daemon.status(&id), "the runtime tells the same of it");
+    assert_eq!(seen, daemon.status(id.as_str()), "the runtime tells the same of it");
     assert_eq!(world.images(), [ours.as_str()]);
 
     let theirs_spec = ImageSpec::named(&theirs);

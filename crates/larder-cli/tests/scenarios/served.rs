@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use larder::backend::{Backend as _, BackendError, Image, ImageSpec, Progress};
 use larder::credentials::Credential;
+use larder::reference::ImageId;
 use larder_cri::{CriBackend, CriConfig, Endpoint};
 use larder_testkit_peers::process::{PATIENCE, poll};
 use larder_testkit_peers::wire::Wire;
@@ -44,7 +45,7 @@ impl Daemon {
         Daemon { running, client: client_of(socket.clone()), socket, runtime }
     }
 
-    pub(crate) fn pull(&self, name: &str) -> Result<String, BackendError> {
+    pub(crate) fn pull(&self, name: &str) -> Result<ImageId, BackendError> {
         self.pull_as(name, None)
     }
 
@@ -52,7 +53,7 @@ impl Daemon {
         &self,
         name: &str,
         credential: Option<&Credential>,
-    ) -> Result<String, BackendError> {
+    ) -> Result<ImageId, BackendError> {
         let progress = Progress::unwatched();
         self.runtime.block_on(self.client.pull(&ImageSpec::named(name), credential, None, &progress))
     }

@@ -12,6 +12,7 @@ use futures_util::stream::FuturesUnordered;
 use larder::backend::LayerPhase;
 use larder::reference::Digest;
 use tokio::sync::SemaphorePermit;
+use tracing::Instrument as _;
 
 use super::Puller;
 use super::bring::{FILES, Staged, Tell, bring, take};
@@ -155,6 +156,11 @@ impl Puller {
     }
 
     async fn bring(&self, from: Origin, wanted: Wanted, worker: Worker) -> Result<Staged, PullError> {
+        let span = tracing::info_span!("layer", digest = %wanted.descriptor.digest);
+        self.bring_layer(from, wanted, worker).instrument(span).await
+    }
+
+    async fn bring_layer(&self, from: Origin, wanted: Wanted, worker: Worker) -> Result<Staged, PullError> {
         let options = self.options(wanted.descriptor.size, &worker);
         let mut slot = Some(self.slots.acquire().await.map_err(|_| PullError::Abandoned)?);
         from.note(&wanted, LayerPhase::Fetching);
@@ -177,6 +183,7 @@ impl Puller {
                 }
                 Ok(staged) => {
                     tally.set(&wanted.descriptor.digest, LayerPhase::Unpacked);
+                    tracing::debug!(digest = %wanted.descriptor.digest, "fetched and unpacked a layer");
                     return Ok(staged);
                 }
                 failed => return failed,

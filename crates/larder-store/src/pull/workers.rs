@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
+use tracing::{Instrument as _, Span};
 
 use super::error::PullError;
 use crate::unpack::WriteBehind;
@@ -85,6 +86,7 @@ impl Worker {
     {
         let worker = self.clone();
         // The order matters: a result that nobody takes is dropped before the worker.
+        let work = in_current_span(work);
         let working = tokio::task::spawn_blocking(move || (work(), worker));
         async { working.await.map(|(done, _worker)| done).map_err(|_| PullError::Abandoned) }
     }
@@ -95,7 +97,7 @@ impl Worker {
         work: impl Future<Output = Result<T, PullError>> + Send + 'static,
     ) -> Task<T> {
         let worker = self.clone();
-        Task(tokio::spawn(async move { (work.await, worker) }))
+        Task(tokio::spawn(async move { (work.await, worker) }.in_current_span()))
     }
 }
 
@@ -146,7 +148,13 @@ impl Leaving {
 pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, PullError> {
-    tokio::task::spawn_blocking(work).await.map_err(|_| PullError::Abandoned)
+    tokio::task::spawn_blocking(in_current_span(work)).await.map_err(|_| PullError::Abandoned)
+}
+
+/// The same work on another thread, with the span of this one.
+fn in_current_span<T>(work: impl FnOnce() -> T) -> impl FnOnce() -> T {
+    let span = Span::current();
+    move || span.in_scope(work)
 }
 
 #[cfg(test)]

@@ -4,15 +4,15 @@ use std::sync::{Arc, Mutex as Lock, PoisonError, RwLock};
 use std::time::SystemTime;
 
 use tokio::sync::Mutex;
+use tracing::Instrument as _;
 
-use super::builder::Parts;
-pub use super::builder::{CollectorBuilder, Hook, Reclaim};
 use super::disk;
 use super::error::GcError;
 use super::feed::Sighting;
 use super::hand::Hand;
 use super::keep::{self, KeepWarning};
 use super::layers::Layers;
+use super::parts::Parts;
 use super::plan::{Goal, Plan, Scene, Subject, insufficient, keepables, plan, plan_round};
 use super::policy::{Accounting, GcPolicy, HookRule};
 use super::records::{Records, handler_of};
@@ -21,7 +21,7 @@ use super::state::{GcState, Observed};
 use super::sweep::{Swept, sweep};
 use super::time::Stamp;
 use super::uses::Uses;
-use crate::backend::{Backend, Image};
+use crate::backend::Image;
 use crate::events::{Event, EventType, Reason};
 use crate::image_service::Disk;
 use crate::reference::ImageId;
@@ -41,11 +41,6 @@ pub struct Collector {
 }
 
 impl Collector {
-    /// Begins with a backend and larder's defaults.
-    pub fn builder(backend: Arc<dyn Backend>) -> CollectorBuilder {
-        CollectorBuilder::new(backend)
-    }
-
     pub(super) fn new(parts: Parts) -> Collector {
         let (state, notice) = GcState::open(parts.store.clone(), parts.history.clone());
         if let Some(notice) = &notice {
@@ -156,13 +151,16 @@ impl Collector {
     /// The same by a policy for this round alone. Keep rules of the collector are honoured beside those of the policy.
     pub async fn round_by(&self, policy: &GcPolicy, goal: Goal) -> Round {
         let _turn = self.round.lock().await;
-        let mut report = Report::default();
-        let ended = match goal {
-            Goal::Thresholds | Goal::Age => self.on_time(policy, &mut report).await,
-            Goal::Free { .. } | Goal::AllUnused => self.on_demand(policy, goal, &mut report).await,
+        let round = async {
+            let mut report = Report::default();
+            let ended = match goal {
+                Goal::Thresholds | Goal::Age => self.on_time(policy, &mut report).await,
+                Goal::Free { .. } | Goal::AllUnused => self.on_demand(policy, goal, &mut report).await,
+            };
+            self.state.flush().await;
+            Round { report, error: ended.err() }
         };
-        self.state.flush().await;
-        Round { report, error: ended.err() }
+        round.instrument(tracing::info_span!("gc_round", goal = goal.name())).await
     }
 
     async fn on_time(&self, policy: &GcPolicy, report: &mut Report) -> Result<(), GcError> {

@@ -5,10 +5,10 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use async_trait::async_trait;
 
 use super::amount::Amount;
-use super::builder::Parts;
 use super::collector::Collector;
 use super::history::Entry;
 use super::keep::{self, KeepRule};
+use super::parts::Parts;
 use super::plan::{Goal, Removal, Scene, Subject, keepables};
 use super::policy::{Accounting, GcPolicy, UseRule};
 use super::report::GcCounts;
@@ -154,17 +154,11 @@ impl Drop for Gone {
             }
         }
         tracing::info!(image = %image.id, names = ?image.names, why = %image.why, "removed an image");
-        let reason = match goal {
-            Goal::Age => "age",
-            Goal::Thresholds => "space",
-            Goal::Free { .. } => "demand",
-            Goal::AllUnused => "unused",
-        };
         state.record_removal(Entry {
             at: parts.clock.read().wall,
             id: image.id.clone(),
             names: image.names.clone(),
-            reason: reason.to_owned(),
+            reason: goal.name().to_owned(),
             why: image.why.to_string(),
             promised: image.frees,
             estimated: image.estimated,

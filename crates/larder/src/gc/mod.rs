@@ -23,6 +23,7 @@ pub mod keep;
 pub mod layers;
 mod loops;
 mod node_status;
+mod parts;
 mod plan;
 mod policy;
 mod records;
@@ -33,7 +34,8 @@ mod time;
 mod uses;
 
 pub use amount::Amount;
-pub use collector::{Collector, CollectorBuilder, Hook, Reclaim};
+pub use builder::CollectorBuilder;
+pub use collector::Collector;
 pub use disk::{BackendDisk, Measure, size_text};
 pub use error::GcError;
 pub use feed::{Seen, Sighting, UseFeed};
@@ -44,6 +46,7 @@ pub use keep::{KeepRule, KeepWarning, Selector, nearest_names};
 pub use layers::{Layer, LayerSource, Layers};
 pub use loops::{FailureCount, GcLoops, GcStatus, ImageCache, Periods};
 pub use node_status::{NodeImage, NodeStatusError, images_for_node_status, sorted_for_cache};
+pub use parts::{Hook, Reclaim};
 pub use plan::{
     Goal, Holder, Holders, Holding, ImageVerdict, Plan, Removal, Scene, Stays, Subject, Verdict, Why,
     holders, insufficient, plan, plan_round,

@@ -7,6 +7,7 @@ use std::time::SystemTime;
 use futures_util::FutureExt;
 use tokio::sync::watch;
 use tokio::time::Instant;
+use tracing::Instrument as _;
 
 use super::backoff::{Backoff, Shown};
 use super::builder::ManagerBuilder;
@@ -291,13 +292,15 @@ impl Manager {
         let puller = Arc::clone(&self.puller.read().unwrap_or_else(PoisonError::into_inner));
         let (leases, metrics) = (self.leases.clone(), self.metrics.clone());
         let entry = self.board.enter(&job.spec.image, Instant::now());
-        async move {
+        let span = tracing::info_span!("pull", image = %job.spec.image);
+        let pull = async move {
             let result = leases.pull(&puller, &job, &entry).await;
             if let (Some(metrics), Ok(_)) = (&metrics, &result.pulled) {
                 metrics.image_came(result.size_bytes);
             }
             Landed::new(result, job)
-        }
+        };
+        pull.instrument(span)
     }
 
     fn pull_failed(

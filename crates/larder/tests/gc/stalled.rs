@@ -5,7 +5,7 @@ use std::future::poll_fn;
 use std::path::Path;
 use std::pin::pin;
 use std::sync::mpsc::{Receiver, channel};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 use std::time::Duration;
 
@@ -124,7 +124,7 @@ impl RecordStore for Hangs {
     }
 
     fn save(&self, _: &Records) -> Result<(), SaveError> {
-        let _released = self.0.lock().unwrap().recv();
+        let _released = self.0.lock().unwrap_or_else(PoisonError::into_inner).recv();
         Ok(())
     }
 }

@@ -81,7 +81,7 @@ pub(super) const SECTIONS: &[Setting] = &[
         Restart,
         "Whether `metrics.address` may be one that other machines reach."
     ),
-    setting!("log.level", Choice<Level>, log.level, Live, "The least important lines that are logged."),
+    setting!("log.level", Choice<Level>, log.level, Live, "The least important lines that are logged. `LARDER_LOG` overrides it."),
     setting!("log.format", Choice<LogFormat>, log.format, Live, "Lines for people, or one JSON object a line."),
     setting!(
         "pull.overRate",

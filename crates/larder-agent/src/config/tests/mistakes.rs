@@ -10,7 +10,10 @@ fn told(mistakes: &Mistakes) -> Vec<String> {
     let each = mistakes.each().iter();
     each.map(|mistake| match mistake.hints() {
         [] => mistake.to_string(),
-        hints => format!("{mistake} [{}]", hints.join("; ")),
+        hints => {
+            let hints: Vec<_> = hints.iter().map(ToString::to_string).collect();
+            format!("{mistake} [{}]", hints.join("; "))
+        }
     })
     .collect()
 }

@@ -77,7 +77,7 @@ mod tests {
 
     fn image(names: &[&str]) -> Image {
         let repo_tags = names.iter().map(|name| (*name).to_owned()).collect();
-        Image { id: format!("sha256:{}", "cafe".repeat(16)), repo_tags, ..Image::default() }
+        Image { id: format!("sha256:{}", "cafe".repeat(16)).into(), repo_tags, ..Image::default() }
     }
 
     #[test]
@@ -88,7 +88,7 @@ mod tests {
         assert_eq!(how("r.example/app:2", &image), Naming::Repository("r.example/app".into()));
         assert_eq!(how("cafeca", &image), Naming::Id);
         assert_eq!(how("sha256:cafeca", &image), Naming::Id);
-        assert_eq!(how(&image.id, &image), Naming::Id);
+        assert_eq!(how(image.id.as_str(), &image), Naming::Id);
         for short in ["c", "caf", "sha256:caf"] {
             assert_eq!(how(short, &image), Naming::PartOfId, "{short}");
         }

@@ -100,7 +100,7 @@ async fn one(entry: &Prefetch, hands: &Hands) -> Result<(), EnsureError> {
 /// Holds what is here.
 async fn hold(entry: &Prefetch, hands: &Hands) {
     hold_present(&*hands.backend, &ImageName::new(&entry.image), |id| {
-        hands.held.keep(key(entry), id.clone())
+        hands.held.keep(key(entry), id.clone());
     })
     .await;
 }

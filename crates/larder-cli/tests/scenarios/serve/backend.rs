@@ -80,7 +80,7 @@ fn amid_a_pull(
     world: &World,
     gate: &Gate,
     arguments: &[&str],
-) -> (Daemon, tokio::task::JoinHandle<Result<String, larder::backend::BackendError>>) {
+) -> (Daemon, tokio::task::JoinHandle<Result<larder::reference::ImageId, larder::backend::BackendError>>) {
     Image::small(1, 500_000).push(&world.registry, "shop/web:1").unwrap();
     let daemon = Daemon::with(world, arguments);
     gate.hold_blobs_after(1000);

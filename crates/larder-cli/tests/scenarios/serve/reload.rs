@@ -64,6 +64,28 @@ fn a_log_for_programs_is_one_from_its_first_line() {
 }
 
 #[test]
+fn a_log_says_in_which_pull_layer_and_round_a_line_was_written() {
+    let Some(world) = world() else { return };
+    Image::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();
+    let image = world.registry.image("shop/web:1");
+    let config = format!("{HEAD}log: {{level: debug, format: json}}\npull: {{ensuredLease: 0s}}\n");
+    let config = world.file("config.yaml", &config);
+    let daemon = Daemon::with(&world, &["--config", &config]);
+    daemon.pull(&image).unwrap();
+    let all = ["gc", "--all-unused", "--minimum-image-ttl-duration", "0"];
+    world.larder(&[&["--daemon", &daemon.socket.to_string_lossy()], &all[..]].concat()).expect(0);
+    let log = daemon.stop().expect(0).stderr;
+    let line = |message: &str| -> serde_json::Value {
+        let found = log.lines().find(|line| line.contains(message));
+        serde_json::from_str(found.unwrap_or_else(|| panic!("no {message:?} in:\n{log}"))).unwrap()
+    };
+    let layer = line("fetched and unpacked a layer");
+    assert_eq!(layer["span"]["pull"]["image"], image, "{layer}");
+    assert_eq!(layer["span"]["layer"]["digest"], layer["digest"], "{layer}");
+    assert_eq!(line("removed an image")["span"]["gc_round"]["goal"], "unused", "{log}");
+}
+
+#[test]
 fn a_folder_of_manifests_full_of_junk_is_told_and_the_good_ones_count() {
     let Some(world) = world() else { return };
     Image::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();

@@ -12,6 +12,7 @@ use std::thread;
 use std::time::Duration;
 
 use larder::backend::{Backend as _, ImageSpec, Progress};
+use larder::reference::ImageId;
 use larder_testkit_peers::process::{PATIENCE, pause, poll, wait_until};
 use larder_testkit_peers::{Image, Layer, RegistryOptions};
 use rustix::process::Signal;
@@ -51,7 +52,7 @@ fn below(state: &mut u64, bound: u64) -> u64 {
 }
 
 /// An image's name and id.
-type Known = (String, String);
+type Known = (String, ImageId);
 
 /// What all threads look at.
 #[derive(Default)]
@@ -201,7 +202,7 @@ fn publish(world: &World, number: usize) -> Known {
         .layer(Layer::new().noise("srv/own", 50_000 + 40_000 * number, seed));
     let name = format!("shop/app-{number}:1");
     let layout = image.push(&world.registry, &name).unwrap();
-    (world.registry.image(&name), layout.image_id)
+    (world.registry.image(&name), layout.image_id.into())
 }
 
 /// Does things to images that only this worker touches, until the end.
@@ -233,7 +234,7 @@ fn work(worker: usize, seed: u64, shared: &Shared, known: &[Known], socket: &Pat
                 let ended = tokio::time::timeout(most, pull).await;
                 // Nobody waits for it any more.
                 *abandoned = Instant::now() + AFTERMATH;
-                ended.unwrap_or(Ok(String::new())).map(drop)
+                ended.unwrap_or(Ok(ImageId::new(""))).map(drop)
             }),
             4 | 5 => runtime.block_on(async {
                 client.remove(&spec).await?;

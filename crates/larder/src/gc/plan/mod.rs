@@ -43,6 +43,18 @@ pub enum Goal {
     AllUnused,
 }
 
+impl Goal {
+    /// The name of what a removal was for, in the journal and in the log.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Goal::Age => "age",
+            Goal::Thresholds => "space",
+            Goal::Free { .. } => "demand",
+            Goal::AllUnused => "unused",
+        }
+    }
+}
+
 /// What to remove, in order, and why; and why the rest stays.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
