@@ -203,6 +203,17 @@ impl Session {
             };
         }
         tracing::info!("no daemon: working on the images itself");
+        self.open_here(sources, config, &target, need).await
+    }
+
+    /// Opens the images in this process, and serves them to commands that come meanwhile. The inner error is as above.
+    async fn open_here(
+        &self,
+        sources: Sources,
+        config: Config,
+        target: &Target,
+        need: &mut Need,
+    ) -> Result<Result<Client, Failure>, OpenError> {
         let options = NodeOptions {
             store: if need.creates { OpenMode::Create } else { OpenMode::Existing },
             runtime: RuntimeMode::Require,
@@ -224,7 +235,7 @@ impl Session {
                 *self.server.lock().await = Some(server);
                 Ok(Ok(client))
             }
-            Err(OpenError::InUse(error)) if self.daemon_has(&target) => Err(OpenError::InUse(error)),
+            Err(OpenError::InUse(error)) if self.daemon_has(target) => Err(OpenError::InUse(error)),
             Err(OpenError::InUse(error)) => Ok(Err(error)),
             Err(error) => Err(error),
         }

@@ -203,6 +203,11 @@ impl Checking<'_> {
                 None,
             );
         }
+        self.no_proxy(no_proxy);
+    }
+
+    /// Hosts without a proxy mean something only beside a proxy.
+    fn no_proxy(&mut self, no_proxy: Option<String>) {
         match (no_proxy, &mut self.config.registry.proxy) {
             (None, _) => {}
             (Some(hosts), Proxy::Fixed { except, .. }) => *except = hosts,

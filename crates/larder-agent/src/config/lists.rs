@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use larder::gc::{GcPolicy, KeepRule, PolicyError, Selector};
-use larder::reference;
+use larder::reference::ImageName;
 use serde_json::{Map, Value, json};
 
 use super::forms::{Bytes, Form, MaybeTime, Switch, Text, Time, Whole};
@@ -206,7 +206,7 @@ fn prefetch(at: &At<'_>) -> Result<Prefetch, Vec<Problem>> {
     if image.is_none() && item.problems.is_empty() {
         item.problems.push(at.missing("image"));
     }
-    if let Some(Err(error)) = image.as_deref().map(reference::Reference::parse) {
+    if let Some(Err(error)) = image.as_deref().map(|image| ImageName::new(image).with_default_tag()) {
         item.problems.push(at.problem(error.to_string()));
     }
     let (interval, daily) = (item.take::<Time<1>>("interval"), item.take::<Daily>("schedule"));

@@ -48,26 +48,6 @@ pub(super) async fn load(
     let name = name.as_deref().map(base_name).transpose()?;
     let (feed, arriving) = mpsc::channel(AHEAD);
     let arriving = Arriving { pieces: arriving, piece: first.piece, at: 0 };
-    let feeding = async {
-        loop {
-            match next(&mut pieces).await {
-                Ok(Some(piece)) => {
-                    if feed.send(Ok(piece.piece)).await.is_err() {
-                        break;
-                    }
-                }
-                Ok(None) => break,
-                Err(status) => {
-                    // The store is not to take a part for the whole.
-                    let _ = feed.send(Err(io::ErrorKind::ConnectionReset.into())).await;
-                    return status;
-                }
-            }
-        }
-        drop(feed);
-        // What is there now is up to the store.
-        std::future::pending().await
-    };
     tokio::select! {
         loaded = import(store, ImportFrom::Stream(Box::new(arriving)), name) => {
             let loaded = loaded?;
@@ -76,8 +56,32 @@ pub(super) async fn load(
             }
             Ok(loaded)
         }
-        status = feeding => Err(status),
+        status = forward(&mut pieces, feed) => Err(status),
     }
+}
+
+/// Hands the pieces on. Ends only if one does not come; what is there then is up to the store.
+async fn forward(
+    pieces: &mut (impl Stream<Item = Result<api::LoadRequest, Status>> + Unpin),
+    feed: mpsc::Sender<io::Result<Vec<u8>>>,
+) -> Status {
+    loop {
+        match next(pieces).await {
+            Ok(Some(piece)) => {
+                if feed.send(Ok(piece.piece)).await.is_err() {
+                    break;
+                }
+            }
+            Ok(None) => break,
+            Err(status) => {
+                // The store is not to take a part for the whole.
+                let _ = feed.send(Err(io::ErrorKind::ConnectionReset.into())).await;
+                return status;
+            }
+        }
+    }
+    drop(feed);
+    std::future::pending().await
 }
 
 /// The event of one image.

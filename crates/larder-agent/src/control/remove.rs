@@ -47,14 +47,12 @@ pub(super) async fn remove(
     answer
 }
 
-async fn remove_all(
-    request: &RemoveRequest,
-    backend: &Arc<dyn Backend>,
-    store: Option<&StoreBackend>,
-    gate: &Arc<Gate>,
+/// Looks all names up, before the first removal: two of them may mean one image.
+async fn look_up<'a>(
+    request: &'a RemoveRequest,
+    backend: &dyn Backend,
     answer: &mut RemoveResponse,
-) -> Result<(), Error> {
-    // All names are looked up before the first removal: two of them may mean one image.
+) -> Result<Vec<Asked<'a>>, Error> {
     let mut found: Vec<Asked> = Vec::new();
     for name in &request.images {
         match backend.status(&ImageSpec::named(name)).await {
@@ -70,6 +68,17 @@ async fn remove_all(
             Err(error) => answer.refuse(trouble_with(name, error))?,
         }
     }
+    Ok(found)
+}
+
+async fn remove_all(
+    request: &RemoveRequest,
+    backend: &Arc<dyn Backend>,
+    store: Option<&StoreBackend>,
+    gate: &Arc<Gate>,
+    answer: &mut RemoveResponse,
+) -> Result<(), Error> {
+    let found = look_up(request, &**backend, answer).await?;
     // What is forced out of a runtime is its own affair; of the store, the mounts that stay are told.
     let looks = !found.is_empty() && (store.is_some() || !request.force);
     let in_use = if looks { backend.in_use().await? } else { InUse::default() };

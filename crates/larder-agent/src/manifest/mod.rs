@@ -102,13 +102,7 @@ impl Manifests {
                 return self.problems.push(place.holds(problem.hints(meant)));
             }
             Kind::List => return self.read_list(at, api_version, kind, &place, namespace),
-            Kind::Other => {
-                tracing::info!(
-                    "{place}: skipped, {api_version} {kind} is no kind that larder knows images of"
-                );
-                *self.skipped.entry(kind.to_owned()).or_default() += 1;
-                return;
-            }
+            Kind::Other => return self.skip(api_version, kind, &place),
             Kind::Pod | Kind::Template(_) | Kind::Foreign | Kind::Secret => {}
         }
         let at = &if found == Kind::Secret { at.clone().private() } else { at.clone() };
@@ -120,20 +114,7 @@ impl Manifests {
             name => Place { what: format!("{kind} {}/{name}", identity.namespace), ..place },
         };
         match found {
-            Kind::Secret => {
-                let secret = secrets::read(at, &identity, &mut problems);
-                if let Some(oddity) = secrets::oddity(&secret) {
-                    self.warnings.push(format!("{place}: {oddity}"));
-                }
-                let earlier = if problems.is_empty() {
-                    self.secrets.add(secret, place.clone())
-                } else {
-                    self.secrets.add_broken(&identity.namespace, &identity.name, place.clone())
-                };
-                if let Some(earlier) = earlier {
-                    self.warnings.push(format!("{place}: used instead of the one in {earlier}"));
-                }
-            }
+            Kind::Secret => self.take_secret(at, &identity, &place, &mut problems),
             Kind::Template(_) | Kind::Foreign => match at.descend(found.template()) {
                 Ok(Some(template)) => self.take_pod(&template, &identity, &place, &mut problems),
                 Ok(None) => problems.push(at.missing(&found.template().join("."))),
@@ -142,6 +123,27 @@ impl Manifests {
             _ => self.take_pod(at, &identity, &place, &mut problems),
         }
         self.problems.extend(problems.into_iter().map(|problem| place.holds(problem)));
+    }
+
+    fn skip(&mut self, api_version: &str, kind: &str, place: &Place) {
+        tracing::info!("{place}: skipped, {api_version} {kind} is no kind that larder knows images of");
+        *self.skipped.entry(kind.to_owned()).or_default() += 1;
+    }
+
+    /// Takes a secret over, if only to say of those who name it that something is wrong with it.
+    fn take_secret(&mut self, at: &At<'_>, identity: &Identity, place: &Place, problems: &mut Vec<Problem>) {
+        let secret = secrets::read(at, identity, problems);
+        if let Some(oddity) = secrets::oddity(&secret) {
+            self.warnings.push(format!("{place}: {oddity}"));
+        }
+        let earlier = if problems.is_empty() {
+            self.secrets.add(secret, place.clone())
+        } else {
+            self.secrets.add_broken(&identity.namespace, &identity.name, place.clone())
+        };
+        if let Some(earlier) = earlier {
+            self.warnings.push(format!("{place}: used instead of the one in {earlier}"));
+        }
     }
 
     /// Takes a pod over if nothing is wrong with it.

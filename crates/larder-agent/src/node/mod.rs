@@ -115,11 +115,7 @@ impl Node {
         let Parts { description, backend, handle, mut collector, state, policy, records, .. } = parts;
         let (metrics, name) = (parts.metrics, parts.name);
         let events = Arc::new(RingSink::new(parts.events));
-        let mut sinks: Vec<Arc<dyn EventSink>> = vec![events.clone(), metrics.clone(), Arc::new(CallSink)];
-        if parts.logs_events {
-            sinks.insert(0, Arc::new(EventLog::new(LogSink)));
-        }
-        let sink: Arc<dyn EventSink> = Arc::new(Tee(sinks));
+        let sink = sink_of(&events, &metrics, parts.logs_events);
         let (gate, held) = (Arc::new(Gate::default()), Held::default());
         let mut manager = Manager::builder(Arc::clone(&backend))
             .config(parts.pull)
@@ -147,11 +143,8 @@ impl Node {
             .events(Arc::clone(&sink), name.clone())
             .build();
         let collector = Arc::new(collector);
-        let ensures = state.is_locked().then(|| match handle.as_ref().and_then(BackendHandle::store) {
-            Some(store) => RecentEnsures::in_store(store.clone()),
-            None => RecentEnsures::in_file(EnsuredFile::at(&state)),
-        });
         Node {
+            ensures: recent_ensures(&state, handle.as_ref()),
             loops: GcLoops::new(Arc::clone(&collector), parts.periods),
             manager: Arc::new(manager.build()),
             object: ObjectRef::node(name),
@@ -169,7 +162,6 @@ impl Node {
             held,
             records,
             recovered: OnceCell::new(),
-            ensures,
             unread_rules: Mutex::default(),
             state,
         }
@@ -279,6 +271,23 @@ impl Node {
         }
         self.collector.flush().await;
     }
+}
+
+/// Where events go: to those who ask, the metrics, the call that they are about, and the log.
+fn sink_of(events: &Arc<RingSink>, metrics: &Arc<Metrics>, logs: bool) -> Arc<dyn EventSink> {
+    let mut sinks: Vec<Arc<dyn EventSink>> = vec![events.clone(), metrics.clone(), Arc::new(CallSink)];
+    if logs {
+        sinks.insert(0, Arc::new(EventLog::new(LogSink)));
+    }
+    Arc::new(Tee(sinks))
+}
+
+/// Where ensures are recorded for those who collect later, if there is state to record them in.
+fn recent_ensures(state: &StateDir, handle: Option<&BackendHandle>) -> Option<RecentEnsures> {
+    state.is_locked().then(|| match handle.and_then(BackendHandle::store) {
+        Some(store) => RecentEnsures::in_store(store.clone()),
+        None => RecentEnsures::in_file(EnsuredFile::at(state)),
+    })
 }
 
 #[cfg(test)]

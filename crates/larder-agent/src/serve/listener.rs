@@ -127,8 +127,8 @@ impl Connections {
             let answer = if *stopping.borrow() {
                 Err(shutdown::answer(&request))
             } else {
-                let (call, share) = (self.begin(entry.id, request.uri().path()), self.0.memory.share());
-                let takes = takes(request.uri().path());
+                let path = request.uri().path();
+                let (call, share, takes) = (self.begin(entry.id, path), self.0.memory.share(), takes(path));
                 let request = request.map(|body| Received::new(body, takes, share.clone()));
                 Ok((router.answer(request), call, share))
             };
@@ -141,16 +141,7 @@ impl Connections {
                 Ok::<_, Infallible>(response.map(|body| Body::new(Held { body, _call: call, _share: share })))
             }
         });
-        let mut builder = auto::Builder::new(TokioExecutor::new());
-        builder.http1().timer(TokioTimer::new()).header_read_timeout(HEAD_WITHIN);
-        builder
-            .http2()
-            .timer(TokioTimer::new())
-            .max_concurrent_streams(CALLS_PER_CONNECTION)
-            // The count is for the life of a connection, and kubelet's lasts for months: callers that give up are no attack.
-            .max_local_error_reset_streams(None)
-            .keep_alive_interval(ALIVE.0)
-            .keep_alive_timeout(ALIVE.1);
+        let builder = http();
         let mut connection = pin!(builder.serve_connection(TokioIo::new(stream), service));
         let served = tokio::select! {
             biased;
@@ -171,6 +162,21 @@ impl Connections {
             tracing::debug!("a connection ended badly: {error}");
         }
     }
+}
+
+/// How one connection is spoken to.
+fn http() -> auto::Builder<TokioExecutor> {
+    let mut builder = auto::Builder::new(TokioExecutor::new());
+    builder.http1().timer(TokioTimer::new()).header_read_timeout(HEAD_WITHIN);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(CALLS_PER_CONNECTION)
+        // The count is for the life of a connection, and kubelet's lasts for months: callers that give up are no attack.
+        .max_local_error_reset_streams(None)
+        .keep_alive_interval(ALIVE.0)
+        .keep_alive_timeout(ALIVE.1);
+    builder
 }
 
 /// A body that keeps its call in the table, and what its request takes, until all of it was sent or nobody wants it.

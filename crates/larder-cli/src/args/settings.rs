@@ -146,16 +146,7 @@ impl SettingFlags {
         }
         let named = connection.backend.clone().or_else(|| variable(BACKEND_VARIABLE));
         if connection.root.is_none() && named.as_deref() == Some("cri") {
-            // An image service alone is where images are.
-            let (runtime, image) = ("containerRuntimeEndpoint", "imageServiceEndpoint");
-            let image = if variable(RUNTIME_VARIABLE).is_some() { image } else { runtime };
-            for (name, key) in [(RUNTIME_VARIABLE, runtime), (IMAGE_VARIABLE, image)] {
-                layers.extend(variable(name).map(|value| Source::Given {
-                    by: Origin::Variable(name),
-                    key,
-                    value,
-                }));
-            }
+            layers.extend(endpoints(variable));
         }
         layers.extend(self.given(connection).into_iter().filter_map(|(name, key, value)| {
             Some(Source::Given { by: Origin::Flag(name), key, value: value? })
@@ -214,6 +205,15 @@ fn backend(text: &str) -> String {
 /// On a command line a path may start at the current directory.
 fn absolute(path: &Path) -> String {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned()).to_string_lossy().into_owned()
+}
+
+/// The runtime that crictl's variables name. An image service alone is where images are.
+fn endpoints(variable: impl Fn(&str) -> Option<String>) -> impl Iterator<Item = Source> {
+    let (runtime, image) = ("containerRuntimeEndpoint", "imageServiceEndpoint");
+    let image = if variable(RUNTIME_VARIABLE).is_some() { image } else { runtime };
+    [(RUNTIME_VARIABLE, runtime), (IMAGE_VARIABLE, image)].into_iter().filter_map(move |(name, key)| {
+        Some(Source::Given { by: Origin::Variable(name), key, value: variable(name)? })
+    })
 }
 
 #[cfg(test)]

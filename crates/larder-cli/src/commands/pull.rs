@@ -1,6 +1,7 @@
 //! `larder pull`: pulls, and prints the ids.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use larder::events::LogSink;
 use larder::pod::Pod;
@@ -12,6 +13,7 @@ use super::ensure::check_argument;
 use super::trouble::Trouble;
 use super::work::{self, Ended, Shown, Verdict};
 use crate::args::PullArgs;
+use crate::candidates::Candidates;
 use crate::credentials;
 use crate::exit::Outcome;
 use crate::failure::{Failure, Report as _};
@@ -28,7 +30,7 @@ pub(super) async fn run(
 ) -> Result<Outcome, Failure> {
     let out = &session.out;
     args.pulling.adjust(PullConfig::default())?;
-    let (requests, mut outcome) = requests(&args.images, out);
+    let (requests, outcome) = requests(&args.images, out);
     if requests.is_empty() {
         show(args, &[], out);
         return Ok(outcome);
@@ -44,8 +46,7 @@ pub(super) async fn run(
     let client = match interrupt.or(session.reach(need)).await {
         Some(Ok(client)) => client,
         unreached => {
-            let rows = requests.iter().map(|request| Row::new(request.image.as_str(), &Verdict::Unfinished));
-            show(args, &rows.collect::<Vec<_>>(), out);
+            show(args, &rows(&requests, &vec![Verdict::Unfinished; requests.len()]), out);
             return match unreached {
                 Some(Err(failure)) => Err(failure),
                 _ => Ok(work::tell_unfinished(requests.iter().map(|request| request.image.as_str()), out)),
@@ -57,23 +58,27 @@ pub(super) async fn run(
     work::warn_of_the_daemons_own(&client, &args.pulling, &candidates, out);
     let pulls = Pulls::new(client, credentials.secret, Arc::new(LogSink), true);
     out.keep_above(&progress);
-    let Ended { verdicts, lost } = work::ensure_all(
-        &pulls,
-        &requests,
-        std::time::Duration::ZERO,
-        &LogSink,
-        Shown { progress: &progress, out },
-        interrupt.asked(),
-    )
-    .await;
+    let shown = Shown { progress: &progress, out };
+    let Ended { verdicts, lost } =
+        work::ensure_all(&pulls, &requests, Duration::ZERO, &LogSink, shown, interrupt.asked()).await;
 
-    let rows =
-        requests.iter().zip(&verdicts).map(|(request, verdict)| Row::new(request.image.as_str(), verdict));
-    show(args, &rows.collect::<Vec<_>>(), out);
-    let mut failed = false;
-    let mut unfinished = Vec::new();
-    for (request, verdict) in requests.iter().zip(&verdicts) {
-        let image = &request.image;
+    show(args, &rows(&requests, &verdicts), out);
+    let reported = report(args, &requests, &verdicts, &candidates, out);
+    Ok(outcome
+        .max(reported)
+        .max(work::end(&pulls, &requests, Ended { verdicts, lost }, &interrupt, out).await))
+}
+
+/// Tells how each image that was finished ended.
+fn report(
+    args: &PullArgs,
+    requests: &[EnsureRequest],
+    verdicts: &[Verdict],
+    candidates: &Candidates,
+    out: &Out,
+) -> Outcome {
+    let mut outcome = Outcome::Done;
+    for (EnsureRequest { image, .. }, verdict) in requests.iter().zip(verdicts) {
         match verdict {
             Verdict::Ensured(ensured) => {
                 if let Pulled::Pulled { size_bytes, total_duration, .. } = ensured.outcome
@@ -88,25 +93,14 @@ pub(super) async fn run(
                 }
             }
             Verdict::Failed(error) => {
-                failed = true;
-                let failure = Failure::failed(format!("could not pull {image}: {error}"));
-                let failure = match Trouble::advice(error, || candidates.advice(image.as_str(), &[])) {
-                    Some(advice) => failure.hint(advice),
-                    None => failure,
-                };
+                let advice = Trouble::advice(error, || candidates.advice(image.as_str(), &[]));
+                let failure = Failure::failed(format!("could not pull {image}: {error}")).hints(advice);
                 outcome = outcome.max(failure.print(out));
             }
-            Verdict::Unfinished => unfinished.push(image.as_str()),
+            Verdict::Unfinished => {}
         }
     }
-    if let Some(failure) = lost {
-        outcome = outcome.max(failure.print(out));
-    } else if !unfinished.is_empty() {
-        outcome = outcome.max(work::tell_unfinished(unfinished, out));
-    } else if failed {
-        outcome = outcome.max(work::is_it_gone(&pulls, &interrupt, out).await);
-    }
-    Ok(outcome)
+    outcome
 }
 
 /// What came of one image. The shape of `-o json`, with the fields of `larder ensure`.
@@ -123,6 +117,11 @@ struct Row {
     size_bytes: Option<u64>,
     pull_seconds: Option<f64>,
     total_seconds: Option<f64>,
+}
+
+fn rows(requests: &[EnsureRequest], verdicts: &[Verdict]) -> Vec<Row> {
+    let each = requests.iter().zip(verdicts);
+    each.map(|(request, verdict)| Row::new(request.image.as_str(), verdict)).collect()
 }
 
 impl Row {

@@ -180,11 +180,37 @@ fn tell_failure(request: &EnsureRequest, error: &EnsureError, events: &dyn Event
 }
 
 /// Whether the backend is gone, which then is told: asked after something failed, because a pull's error does not say.
-pub(super) async fn is_it_gone(pulls: &Pulls, interrupt: &Handled, out: &Out) -> Outcome {
+async fn is_it_gone(pulls: &Pulls, interrupt: &Handled, out: &Out) -> Outcome {
     match interrupt.or(pulls.client().answers()).await {
         None => Outcome::Interrupted,
         Some(Err(failure)) if failure.outcome() == Outcome::Unreachable => failure.print(out),
         Some(_) => Outcome::Done,
+    }
+}
+
+/// Tells why not all images were finished, or whether those that failed did so because the backend is gone.
+pub(super) async fn end(
+    pulls: &Pulls,
+    requests: &[EnsureRequest],
+    ended: Ended,
+    interrupt: &Handled,
+    out: &Out,
+) -> Outcome {
+    let Ended { verdicts, lost } = ended;
+    let unfinished: Vec<&str> = requests
+        .iter()
+        .zip(&verdicts)
+        .filter(|(_, verdict)| matches!(verdict, Verdict::Unfinished))
+        .map(|(request, _)| request.image.as_str())
+        .collect();
+    if let Some(failure) = lost {
+        failure.print(out)
+    } else if !unfinished.is_empty() {
+        tell_unfinished(unfinished, out)
+    } else if verdicts.iter().any(|verdict| matches!(verdict, Verdict::Failed(_))) {
+        is_it_gone(pulls, interrupt, out).await
+    } else {
+        Outcome::Done
     }
 }
 

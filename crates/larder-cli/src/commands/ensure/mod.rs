@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use larder::events::EventSink;
 use larder::hint::Hint;
-use larder::pull::{EnsureError, EnsureReason, PullConfig};
+use larder::pull::{EnsureError, EnsureReason, EnsureRequest, PullConfig};
 use larder_agent::client::Pulls;
 use larder_agent::image_name;
 use tokio::time::Instant;
@@ -45,12 +45,8 @@ pub(super) async fn run(
     let images = gathered.jobs.iter().map(|job| job.request.image.as_str());
     let credentials = credentials::gather(&args.credentials, args.pulling.tokens(), images, out)?;
     let candidates = Arc::clone(&credentials.candidates);
-    for Job { request, .. } in &gathered.jobs {
-        tracing::info!(
-            "credentials for {}: {}",
-            request.image,
-            candidates.tell(request.image.as_str(), &request.secrets)
-        );
+    for Job { request: EnsureRequest { image, secrets, .. }, .. } in &gathered.jobs {
+        tracing::info!("credentials for {image}: {}", candidates.tell(image.as_str(), secrets));
     }
     let interrupt = interrupt.handle();
     let started = Instant::now();
@@ -58,12 +54,8 @@ pub(super) async fn run(
     let client = match interrupt.or(session.reach_within(args.retry_for, need)).await {
         Some(Ok(client)) => client,
         unreached => {
-            return Ok(nothing_done(
-                args,
-                &gathered,
-                unreached.and_then(Result::err).map(|failure| session.explain(failure, false)),
-                out,
-            ));
+            let why = unreached.and_then(Result::err).map(|failure| session.explain(failure, false));
+            return Ok(nothing_done(args, &gathered, why, out));
         }
     };
 
@@ -92,15 +84,8 @@ pub(super) async fn run(
     }
     summary.show(args.output, args.retry_for, out);
     advise(&gathered, &verdicts, &candidates, out);
-    let mut outcome = summary.outcome().max(gathered.outcome());
-    if let Some(failure) = lost {
-        outcome = outcome.max(failure.print(out));
-    } else if summary.has_unfinished() {
-        outcome = outcome.max(work::tell_unfinished(summary.unfinished(), out));
-    } else if summary.has_failed() {
-        outcome = outcome.max(work::is_it_gone(&pulls, &interrupt, out).await);
-    }
-    Ok(outcome)
+    let outcome = summary.outcome().max(gathered.outcome());
+    Ok(outcome.max(work::end(&pulls, &requests, Ended { verdicts, lost }, &interrupt, out).await))
 }
 
 /// Says what to try next, as the backend says it; and of each image that a registry has denied which credentials were

@@ -216,9 +216,9 @@ impl Row {
     }
 }
 
-fn row(job: &Job, verdict: &Verdict) -> Row {
+fn unfinished(job: &Job) -> Row {
     let request = &job.request;
-    let row = Row {
+    Row {
         image: request.image.to_string(),
         policy: request.policy.to_string(),
         object: job.label.clone(),
@@ -234,7 +234,11 @@ fn row(job: &Job, verdict: &Verdict) -> Row {
         total_seconds: None,
         retry_in_seconds: None,
         time_helps: false,
-    };
+    }
+}
+
+fn row(job: &Job, verdict: &Verdict) -> Row {
+    let row = unfinished(job);
     match verdict {
         Verdict::Unfinished => row,
         Verdict::Failed(error) => Row {
