@@ -17,7 +17,7 @@ use larder_agent::backend::docker;
 use larder_agent::backend::target::{CRI, DOCKER, STORE, nearest_backend};
 use larder_agent::backend::{OpenMode, RuntimeMode, Target, is_docker, target_of};
 use larder_agent::client::{Client, Server, is_listening, server_of, socket_path};
-use larder_agent::config::{self, Config, Mistakes, Source, Sources};
+use larder_agent::config::{self, Config, Mistakes, Origin, Source, Sources};
 use larder_agent::environment::{DefaultPaths, variable};
 use larder_agent::node::{Node, NodeOptions, StateNeed};
 use larder_agent::serve::CommandServer;
@@ -38,8 +38,9 @@ const DAEMON_VARIABLE: &str = "LARDER_DAEMON";
 const NO_DAEMON: &str = "none";
 /// How long to wait for images that another process has open and does not serve: it starts, or it ends.
 const OPEN_WITHIN: Duration = Duration::from_secs(120);
-/// How often to look whether it has.
+/// After how long to look whether it has: twice as long each time, up to the maximum.
 const OPEN_RETRY: Duration = Duration::from_millis(20);
+const OPEN_RETRY_MAX: Duration = Duration::from_millis(500);
 /// After how long the user is told what the command waits for.
 const PATIENCE: Duration = Duration::from_secs(2);
 
@@ -102,12 +103,19 @@ pub(crate) struct Session {
     server: Mutex<Option<CommandServer>>,
     /// Where to say how many other commands work through this one.
     others: OnceLock<Others>,
+    /// Whether files of settings count.
+    reads_files: bool,
 }
 
 impl Session {
     /// Nothing is looked for or opened yet.
     pub(crate) fn new(connection: Connection, out: Arc<Out>) -> Session {
-        Session { connection, out, server: Mutex::default(), others: OnceLock::new() }
+        Session { connection, out, server: Mutex::default(), others: OnceLock::new(), reads_files: true }
+    }
+
+    /// The same, with default settings: the demo shows the same everywhere.
+    pub(crate) fn without_files(self) -> Session {
+        Session { reads_files: false, ..self }
     }
 
     /// From when other commands can work through this one, it is told there how many do.
@@ -138,24 +146,26 @@ impl Session {
 
     /// The same; `None`, after a note, where nothing has been pulled yet into the usual store.
     pub(crate) async fn open_to_list(&self, need: Need) -> Result<Option<Client>, Failure> {
-        let usual = self.connection.root.is_none();
-        match self.connect(need).await {
-            Ok(client) => Ok(Some(client)),
-            Err(OpenError::NoStore(_)) if usual => {
-                let root = DefaultPaths::current().root.unwrap_or_default();
+        let error = match self.connect(need).await {
+            Ok(client) => return Ok(Some(client)),
+            Err(error) => error,
+        };
+        if matches!(error, OpenError::NoStore(_)) {
+            let (_, config) = self.config(&Need::look().of_store())?;
+            if *config.origin("root") == Origin::Default {
+                let root = config.root.display();
                 self.out.note(format_args!(
-                    "note: nothing has been pulled yet: there is no image store in {}",
-                    root.display()
+                    "note: nothing has been pulled yet: there is no image store in {root}"
                 ));
-                Ok(None)
+                return Ok(None);
             }
-            Err(error) => Err(error.into()),
         }
+        Err(error.into())
     }
 
     async fn connect(&self, mut need: Need) -> Result<Client, OpenError> {
         let started = Instant::now();
-        let mut told = false;
+        let (mut told, mut wait) = (false, OPEN_RETRY);
         loop {
             let busy = match self.find(&need)? {
                 (Some(client), _) => {
@@ -174,7 +184,8 @@ impl Session {
                 told = true;
                 self.out.note(format_args!("note: waiting: {}", busy.message()));
             }
-            time::sleep(OPEN_RETRY).await;
+            time::sleep(wait).await;
+            wait = (wait * 2).min(OPEN_RETRY_MAX);
         }
     }
 
@@ -228,9 +239,6 @@ impl Session {
                 if let Some(others) = self.others.get() {
                     let _ = others.set(Box::new(server.joined())); // one node is opened in a run
                 }
-                if need.pulling.is_some() {
-                    server.node().recover().await;
-                }
                 let client = server.client();
                 *self.server.lock().await = Some(server);
                 Ok(Ok(client))
@@ -243,7 +251,7 @@ impl Session {
 
     /// Whether a daemon that was not to be asked has the images: it does not end by itself.
     fn daemon_has(&self, target: &Target) -> bool {
-        matches!(server_of(target, self.connection.state.as_deref()), Ok(Some(Server::Daemon(_))))
+        matches!(server_of(target, self.connection.state.as_deref()), Ok(Some(Server::Daemon(_))) | Err(_))
     }
 
     /// The client of the daemon that does the work of this command; else what it takes to work on the images here, or
@@ -263,17 +271,16 @@ impl Session {
         let mut command = None;
         let target = opening.as_ref().ok().map(|opening| opening.target.clone());
         if let Some(target) = target.or_else(|| self.target_of_flags()) {
-            match server_of(&target, self.connection.state.as_deref())? {
-                Some(Server::Daemon(_)) if never => {}
-                Some(Server::Daemon(socket)) => {
-                    return Ok((Some(client(socket)), opening_unused()));
-                }
-                command_or_none => command = command_or_none,
+            match server_of(&target, self.connection.state.as_deref()) {
+                Ok(Some(Server::Daemon(_))) | Err(_) if never => {}
+                Ok(Some(Server::Daemon(socket))) => return Ok((Some(client(socket)), opening_unused())),
+                command_or_none => command = command_or_none?,
             }
         }
         if !never
             && !need.store_only
             && !self.names_images()
+            && !opening.as_ref().is_ok_and(Opening::is_named)
             && let Some(usual) = DefaultPaths::current().socket
             && is_listening(&usual)?
         {
@@ -311,6 +318,9 @@ impl Session {
         if let Some(pulling) = &need.pulling {
             sources.layers.extend(pulling.settings.iter().cloned());
         }
+        if !self.reads_files {
+            sources.layers.retain(|layer| matches!(layer, Source::Given { .. }));
+        }
         let mut config = config::load(&sources).map_err(|mistakes| self.refused(&mistakes))?;
         if let Some(root) = &self.connection.root {
             config.root.clone_from(root); // as it was typed, for messages
@@ -321,7 +331,7 @@ impl Session {
         if let Some(pulling) = &need.pulling {
             config.set_pull((pulling.adjust)(config.pull.clone())?);
             for (flag, key) in &pulling.given {
-                config.set_origin(key, config::Origin::Flag(flag));
+                config.set_origin(key, Origin::Flag(flag));
             }
         }
         Ok((sources, config))
@@ -502,7 +512,12 @@ impl Session {
             }
         }
         match &*self.server.lock().await {
-            Some(server) => server.node().reach().await.map(|()| server.client()),
+            Some(server) => {
+                server.node().reach().await?;
+                // A backend that does not answer has its pulls settled when it does.
+                server.node().recover().await;
+                Ok(server.client())
+            }
             None => Err(Failure::unreachable("the images were closed")),
         }
     }
@@ -538,6 +553,16 @@ struct Opening {
     target: Target,
     /// Another command that has them open.
     command: Option<Server>,
+}
+
+impl Opening {
+    /// Whether anything but defaults says where the images are.
+    fn is_named(&self) -> bool {
+        let named = |key| *self.config.origin(key) != Origin::Default;
+        ["root", "backend", "state", "containerRuntimeEndpoint", "imageServiceEndpoint"]
+            .into_iter()
+            .any(named)
+    }
 }
 
 fn opening_unused() -> Result<Opening, OpenError> {

@@ -56,7 +56,15 @@ pub fn server_of(target: &Target, state: Option<&Path>) -> Result<Option<Server>
     }
     let socket = command_socket(target, &dir);
     // Permission denied means another user's command: opening the images says more.
-    Ok(is_listening(&socket).unwrap_or(false).then_some(Server::Command(socket)))
+    Ok((is_trusted(&socket) && is_listening(&socket).unwrap_or(false)).then_some(Server::Command(socket)))
+}
+
+/// Whether a command's socket is this user's or root's: credentials are sent to it.
+fn is_trusted(socket: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt as _;
+
+    let owner = fs_err::symlink_metadata(socket).map(|found| found.uid());
+    owner.is_ok_and(|owner| owner == 0 || owner == rustix::process::geteuid().as_raw())
 }
 
 /// Where a daemon on the embedded store in this directory leaves the path of its socket.

@@ -17,10 +17,10 @@ const PIECE: usize = 48 << 10;
 /// Pieces that wait to be sent.
 const AHEAD: usize = 16;
 
-/// The messages of one call.
+/// An archive in pieces, read by a thread of its own. Dropping it stops the reader.
 pub struct Upload(mpsc::Receiver<LoadRequest>);
 
-/// What reads it. It stops when the chunks is dropped; the command does not wait for one that waits for its input.
+/// Why an [`Upload`] could not be read, if it could not.
 pub struct UploadProblem(Arc<Mutex<Option<io::Error>>>);
 
 impl Upload {

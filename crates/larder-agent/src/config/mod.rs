@@ -37,7 +37,7 @@ use larder_store::store::StoreConfig;
 pub use diff::{Change, Changes, diff};
 pub use lists::{Hold, Prefetch, When};
 pub use mistakes::Mistakes;
-pub use print::{as_data, as_yaml, given, kubelet_flags, value_of};
+pub use print::{as_data, as_yaml, given, joining, kubelet_flags, value_of};
 pub use read::{Source, Sources, load};
 pub use reference::page as reference_page;
 

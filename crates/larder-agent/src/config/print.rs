@@ -90,6 +90,22 @@ pub fn given(config: &Config) -> impl Iterator<Item = (&'static str, Value, &Ori
     })
 }
 
+/// Settings that decide who may use an image: a default of theirs is not given up for another process's value.
+const GUARDS: [&str; 3] = [
+    "featureGates.KubeletEnsureSecretPulledImages",
+    "imagePullCredentialsVerificationPolicy",
+    "preloadedImagesVerificationAllowlist",
+];
+
+/// The settings that a process which joins another one insists on: those that were given, and those that guard images.
+pub fn joining(config: &Config) -> impl Iterator<Item = (&'static str, Value, &Origin)> {
+    settings::all().filter_map(|setting| {
+        let origin = config.origin(setting.key);
+        let insists = *origin != Origin::Default || GUARDS.contains(&setting.key);
+        insists.then(|| (setting.key, (setting.show)(config), origin))
+    })
+}
+
 /// The same as data: the values, and where each came from.
 pub fn as_data(config: &Config) -> Value {
     let mut values =

@@ -25,7 +25,7 @@ pub(super) async fn explain(
     records: Option<&ImageRecords>,
 ) -> Result<Explanation, Error> {
     let found = backend.status(&ImageSpec::named(name)).await?;
-    let scene = gc::scene(collector).await?;
+    let scene = gc::scene(collector, policy).await?;
     let Some(image) = found else { return Err(unknown(name, &scene)) };
     let now = plan_round(&scene, policy);
     let last = plan(&scene, policy, Goal::AllUnused);

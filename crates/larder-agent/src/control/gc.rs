@@ -15,8 +15,8 @@ pub(super) async fn dry_run(
     goal: Goal,
 ) -> Result<Collection, Error> {
     let found = match goal {
-        Goal::AllUnused => scene(collector).await?,
-        _ => match collector.scene_with_disk().await {
+        Goal::AllUnused => scene(collector, policy).await?,
+        _ => match collector.scene_by(policy).await {
             Ok(found) => found,
             Err(error) => return Err(failure_of(collector, error).await),
         },
@@ -38,7 +38,7 @@ pub(super) async fn one_round(collector: &Collector, policy: &GcPolicy, goal: Go
     let round = collector.round_by(policy, goal).await;
     let held_by = match &round.error {
         Some(GcError::Insufficient(_)) => {
-            let scene = collector.scene_with_disk().await.ok();
+            let scene = collector.scene_by(policy).await.ok();
             scene.map(|scene| held_by(&who_holds(&scene, policy)))
         }
         _ => None,
@@ -56,8 +56,8 @@ pub(super) async fn one_round(collector: &Collector, policy: &GcPolicy, goal: Go
 }
 
 /// Everything that a plan depends on; a file system that cannot be read is left out.
-pub(super) async fn scene(collector: &Collector) -> Result<Scene, Error> {
-    let scene = match collector.scene_with_disk().await {
+pub(super) async fn scene(collector: &Collector, policy: &GcPolicy) -> Result<Scene, Error> {
+    let scene = match collector.scene_by(policy).await {
         Err(GcError::Disk(error)) => {
             tracing::warn!("how full the disk is is not known: {error}");
             collector.scene().await

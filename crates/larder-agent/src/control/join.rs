@@ -2,18 +2,20 @@
 
 use larder_api::v1alpha1::SettingValue;
 
-use crate::config::{self, Config};
+use crate::config::{self, BackendAt, Config};
 use crate::error::Error;
 
 /// Settings that concern only the process that has them, and those by which the client came here.
-const OWN: [&str; 8] =
-    ["listen.", "metrics.", "log.", "events.", "root", "state", "backend", "containerRuntimeEndpoint"];
+const OWN: [&str; 7] =
+    ["listen.", "metrics.", "log.", "events.", "root", "backend", "containerRuntimeEndpoint"];
 
 /// Fails where a setting that the client was given has another value here, and names all of them.
 pub(super) fn check(config: &Config, theirs: &[SettingValue]) -> Result<(), Error> {
     let differences: Vec<String> = theirs
         .iter()
         .filter(|setting| !OWN.iter().any(|section| setting.key.starts_with(section)))
+        // A runtime's images are found by the state directory.
+        .filter(|setting| setting.key != "state" || matches!(config.backend, BackendAt::Store))
         .filter_map(|setting| {
             let here = config::value_of(config, &setting.key)?.to_string();
             let SettingValue { key, value, origin } = setting;

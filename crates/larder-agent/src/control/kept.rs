@@ -13,6 +13,7 @@ use larder_store::store::{LeaseKind, LeaseRecord, Leased, Store, StoreError};
 
 use tokio::task::spawn_blocking;
 
+use super::Process;
 use super::images::absent;
 use crate::error::Error;
 use crate::node::Node;
@@ -47,7 +48,11 @@ pub(super) async fn keep(node: &Arc<Node>, request: KeepRequest) -> Result<api::
 }
 
 /// Takes or ends a lease: in larder's own store one that outlives the daemon, else one that ends with it.
-pub(super) async fn lease(node: &Node, request: &api::LeaseRequest) -> Result<LeaseResponse, Error> {
+pub(super) async fn lease(
+    node: &Node,
+    process: &Process,
+    request: &api::LeaseRequest,
+) -> Result<LeaseResponse, Error> {
     let time = Duration::from_secs(request.seconds);
     if time > LONGEST {
         return Err(Error::bad_input(format!("a lease of {} s is too long", request.seconds))
@@ -57,6 +62,16 @@ pub(super) async fn lease(node: &Node, request: &api::LeaseRequest) -> Result<Le
         let image = request.image.clone();
         let taken = spawn_blocking(move || take(store.store(), &image, time)).await;
         return taken.map_err(|error| super::unanswered("the store", &error))?;
+    }
+    if *process == Process::Command {
+        // It would end with the command.
+        return Err(Error::failed(format!(
+            "only a daemon can lease an image of a runtime, and none serves {}",
+            node.description
+        ))
+        .hint(
+            Hint::new().command(["serve"]).text(", or ").command(["keep".to_owned(), request.image.clone()]),
+        ));
     }
     if time.is_zero() {
         return Err(Error::failed(format!(

@@ -124,7 +124,7 @@ fn absolute(target: &str) -> Result<PathBuf, Error> {
         return Ok(path);
     }
     Err(Error::bad_input(format!("{target:?}: no absolute path"))
-        .hint("the daemon is in another folder; write the whole path"))
+        .hint("the process that has the images may be in another directory; write an absolute path"))
 }
 
 #[tonic::async_trait]
@@ -228,7 +228,7 @@ impl Control for Service {
     async fn lease(&self, request: Request<api::LeaseRequest>) -> Answer<api::LeaseResponse> {
         let request = request.into_inner();
         named(&request.image)?;
-        Ok(Response::new(kept::lease(self.node(), &request).await?))
+        Ok(Response::new(kept::lease(self.node(), &self.0.process, &request).await?))
     }
 
     async fn load(&self, request: Request<Streaming<api::LoadRequest>>) -> Answer<api::LoadResponse> {
@@ -255,7 +255,16 @@ impl Control for Service {
     }
 
     async fn reload(&self, _: Request<api::ReloadRequest>) -> Answer<api::ReloadResponse> {
-        let reloaded = self.node().reload().map_err(Error::bad_input)?;
+        let Shared { node, process, .. } = &*self.0;
+        if *process == Process::Command {
+            return Err(Error::failed("a command keeps its settings for as long as it runs")
+                .hint("rerun the command to use other settings")
+                .into());
+        }
+        let node = Arc::clone(node);
+        let reloaded = spawn_blocking(move || node.reload()).await;
+        let reloaded =
+            reloaded.map_err(|error| unanswered("the settings", &error))?.map_err(Error::bad_input)?;
         let keys = |keys: Vec<&str>| keys.into_iter().map(str::to_owned).collect();
         Ok(Response::new(api::ReloadResponse {
             applied: keys(reloaded.applied),

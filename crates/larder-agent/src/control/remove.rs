@@ -9,6 +9,7 @@ use std::time::SystemTime;
 use larder::backend::{Backend, BackendError, Container, Image, ImageSpec, InUse};
 use larder::chain;
 use larder::gc::Gate;
+use larder::hint::Hint;
 use larder::outlive::to_its_end;
 use larder::reference::{ImageId, ImageName};
 use larder_api::convert;
@@ -173,10 +174,13 @@ fn used(name: &str, users: &[String], containers: &[&str], can_force: bool) -> E
 
 /// The image is mounted out of larder's own store.
 fn mounted(name: &str, mounts: &[&str]) -> Error {
-    Error::failed(format!("{name}: mounted at {}", mounts.join(", "))).hint(format!(
-        "larder umount {}; or use --force, and what is mounted stays until it is unmounted",
-        mounts.join(" ")
-    ))
+    Error::failed(format!("{name}: mounted at {}", mounts.join(", "))).hint(
+        Hint::new()
+            .command(["umount".to_owned(), mounts.join(" ")])
+            .text("; or use ")
+            .setting("force", "")
+            .text(", and what is mounted stays until it is unmounted"),
+    )
 }
 
 /// The image is gone from lists, and its layers are not.

@@ -216,8 +216,8 @@ impl Node {
     /// The embedded store, for calls that need it.
     pub(crate) fn own_store(&self) -> Result<&StoreBackend, Error> {
         self.store().ok_or_else(|| {
-            Error::failed(format!("this daemon serves {}", self.description))
-                .hint("only larder's own store can do this: serve without --backend")
+            Error::failed(format!("these are {}", self.description))
+                .hint("only larder's own store can do this: leave the backend out")
         })
     }
 

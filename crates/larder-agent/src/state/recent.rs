@@ -73,7 +73,11 @@ impl RecentEnsures {
                     && let Err(error) = journal.write(&ids)
                 {
                     tracing::warn!("collection may remove the images before they are used: {error}");
-                    lock(&shared).recorded.clear();
+                    // The next ensure of each tries again.
+                    let mut pending = lock(&shared);
+                    for id in &ids {
+                        pending.recorded.remove(id);
+                    }
                 }
                 if let Wake::Flush(done) = wake {
                     let _ = done.send(());
@@ -129,10 +133,9 @@ impl Journal {
         match self {
             Journal::File(file) => file.add(ids),
             Journal::Store(store) => {
-                for id in ids.iter().filter_map(ImageId::digest) {
-                    store.puller().spare(&id).map_err(|error| Error::failed(chain(&error)))?;
-                }
-                Ok(())
+                let each = ids.iter().filter_map(ImageId::digest).map(|id| store.puller().spare(&id));
+                let failed = each.filter_map(Result::err).reduce(|_, later| later);
+                failed.map_or(Ok(()), |error| Err(Error::failed(chain(&error))))
             }
         }
     }

@@ -126,7 +126,12 @@ impl Collector {
 
     /// Everything that a plan depends on, and the file system. Waits for no round.
     pub async fn scene_with_disk(&self) -> Result<Scene, GcError> {
-        let mut scene = self.scene().await?;
+        self.scene_by(&self.policy()).await
+    }
+
+    /// The same, as a round by this policy sees it.
+    pub async fn scene_by(&self, policy: &GcPolicy) -> Result<Scene, GcError> {
+        let mut scene = self.look(policy).await?;
         scene.disk = Some(self.checked(self.parts.disk.measure().await?)?);
         Ok(scene)
     }

@@ -164,5 +164,7 @@ impl Drop for Gone {
             estimated: image.estimated,
             freed: *freed,
         });
+        // Also after a round that was given up: an image that comes again is new.
+        state.save();
     }
 }

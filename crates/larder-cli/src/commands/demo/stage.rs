@@ -71,7 +71,7 @@ impl Stage {
         let mut connection = cli.connection;
         connection.root = Some(ROOT.into());
         connection.daemon = Some("none".into());
-        let session = Session::new(connection, Arc::clone(out));
+        let session = Session::new(connection, Arc::clone(out)).without_files();
         let ended = Box::pin(super::super::dispatch(&session, cli.command, &self.interrupt)).await;
         session.close().await;
         ended
@@ -81,7 +81,7 @@ impl Stage {
     pub(super) async fn usage(&self) -> Result<StoreUsage, Failure> {
         let connection =
             Connection { root: Some(ROOT.into()), daemon: Some("none".into()), ..Connection::default() };
-        let session = Session::new(connection, Arc::clone(&self.out));
+        let session = Session::new(connection, Arc::clone(&self.out)).without_files();
         let client = session.open(Need::collect()).await?;
         let usage = client.ask(async |mut calls| calls.usage(UsageRequest {}).await).await;
         session.close().await;
