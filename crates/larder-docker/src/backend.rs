@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
 use larder::backend::{
-    Backend, BackendError, CallErrorKind, Condition, Container, FilesystemUsage, Filesystems, Image,
+    Backend, BackendError, Bytes, CallErrorKind, Condition, Container, FilesystemUsage, Filesystems, Image,
     ImageDetails, ImageSpec, InUse, Progress, RuntimeInfo,
 };
 use larder::credentials::Credential;
@@ -118,12 +118,7 @@ impl DockerBackend {
                 if let Some(problem) = told.into_iter().find(|text| !text.is_empty()) {
                     return Err(error::of_pull(name, problem));
                 }
-                let bytes = {
-                    let mut course = course.lock().unwrap_or_else(PoisonError::into_inner);
-                    course.note(&message);
-                    course.bytes()
-                };
-                progress.set(bytes);
+                progress.set(bytes_after(&course, &message));
             }
         }
         values.end().map_err(|why| error::unreadable("a pull", why))
@@ -269,4 +264,11 @@ impl Backend for DockerBackend {
             })
             .await
     }
+}
+
+/// The bytes that have come, after this message.
+fn bytes_after(course: &Mutex<Course>, message: &PullMessage) -> Bytes {
+    let mut course = course.lock().unwrap_or_else(PoisonError::into_inner);
+    course.note(message);
+    course.bytes()
 }

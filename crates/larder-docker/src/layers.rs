@@ -82,16 +82,8 @@ impl EngineLayers {
             layers.add(Layer { id, amount, estimated: known.estimated, held_by: None });
         }
         for container in hidden {
-            let chains = match facts.get(&container.image_id) {
-                Some(facts) => facts.chains.clone(),
-                None => self.chains_below(container, &facts).await?,
-            };
-            let held_by = Some(format!("the container {}", name_of(container)));
-            for chain in &chains {
-                let known = amounts.get(chain);
-                let amount = known.map_or(Amount::ZERO, |known| known.amount);
-                let estimated = known.is_none_or(|known| known.estimated);
-                layers.add(Layer { id: chain.clone(), amount, estimated, held_by: held_by.clone() });
+            for layer in self.held(container, &facts, &amounts).await? {
+                layers.add(layer);
             }
         }
         for image in images {
@@ -100,6 +92,27 @@ impl EngineLayers {
             layers.add_image(&image.id, &facts.chains, own, Some(facts.labels.clone()));
         }
         Ok(Measured { layers, folders, estimated })
+    }
+
+    /// The layers that a container of an image that is not listed holds.
+    async fn held(
+        &self,
+        container: &ContainerSummary,
+        facts: &HashMap<ImageId, Arc<Facts>>,
+        amounts: &HashMap<LayerId, Known>,
+    ) -> Result<Vec<Layer>, BackendError> {
+        let chains = match facts.get(&container.image_id) {
+            Some(facts) => facts.chains.clone(),
+            None => self.chains_below(container, facts).await?,
+        };
+        let held_by = Some(format!("the container {}", name_of(container)));
+        let layer = |chain: LayerId| {
+            let known = amounts.get(&chain);
+            let amount = known.map_or(Amount::ZERO, |known| known.amount);
+            let estimated = known.is_none_or(|known| known.estimated);
+            Layer { id: chain, amount, estimated, held_by: held_by.clone() }
+        };
+        Ok(chains.into_iter().map(layer).collect())
     }
 
     /// The layers below a container whose image is gone (`docker rmi --force`) that are also layers of these images.

@@ -90,12 +90,7 @@ pub(crate) async fn usage(
         Some(store) => blocking(move || measure::tree(&store).ok()).await,
         None => None,
     };
-    let mut containers = Part { count: summed.len(), ..Part::default() };
-    for container in summed {
-        let measured = if on_disk.is_some() { written(inspections, container).await? } else { None };
-        containers.estimated |= measured.is_none();
-        containers.amount += measured.unwrap_or_else(|| Amount::estimate(count(container.size_rw)));
-    }
+    let containers = containers(inspections, summed, on_disk.is_some()).await?;
     Ok(EngineUsage {
         layer_store: store.filter(|_| on_disk.is_some()),
         on_disk,
@@ -103,6 +98,21 @@ pub(crate) async fn usage(
         containers,
         engine: said.map(|said| EngineCounts::of(&said)),
     })
+}
+
+/// What containers wrote, measured where `on_disk`.
+async fn containers(
+    inspections: &Inspections,
+    summed: &[ContainerSummary],
+    on_disk: bool,
+) -> Result<Part, BackendError> {
+    let mut containers = Part { count: summed.len(), ..Part::default() };
+    for container in summed {
+        let measured = if on_disk { written(inspections, container).await? } else { None };
+        containers.estimated |= measured.is_none();
+        containers.amount += measured.unwrap_or_else(|| Amount::estimate(count(container.size_rw)));
+    }
+    Ok(containers)
 }
 
 impl EngineCounts {

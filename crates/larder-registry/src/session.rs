@@ -289,13 +289,8 @@ impl Session {
         load: Load,
     ) -> Result<(Reply, Permit), Failed> {
         let failed = |kind| Failed { host: link.host.name(), kind, token: false };
-        let config = &*self.shared.config;
-        let permit = link.budget.enter(load, config.longest_hold, &self.watcher).await.map_err(|left| {
-            let answer = Answer::new(429, "it asked everybody to wait, and was not asked again");
-            failed(FetchErrorKind::RateLimited { answer, after: Some(left) })
-        })?;
-        let asking =
-            Asking { transport: &self.shared.transport, config, host: &link.host, watcher: &self.watcher };
+        let permit = self.enter(link, load).await.map_err(failed)?;
+        let asking = self.asking(link);
         let mut pass = link.auth.pass(asking).await?;
         for renewed in [false, true] {
             let outgoing = Outgoing {
@@ -324,6 +319,20 @@ impl Session {
             return Err(failed(refusal(answer, from_elsewhere, after)));
         }
         Err(failed(FetchErrorKind::BadReply("it wants to see ever more".into())))
+    }
+
+    fn asking<'a>(&'a self, link: &'a Link) -> Asking<'a> {
+        let (transport, config) = (&self.shared.transport, &*self.shared.config);
+        Asking { transport, config, host: &link.host, watcher: &self.watcher }
+    }
+
+    /// Waits until the host's budget lets a request in.
+    async fn enter(&self, link: &Link, load: Load) -> Result<Permit, FetchErrorKind> {
+        let longest_hold = self.shared.config.longest_hold;
+        link.budget.enter(load, longest_hold, &self.watcher).await.map_err(|left| {
+            let answer = Answer::new(429, "it asked everybody to wait, and was not asked again");
+            FetchErrorKind::RateLimited { answer, after: Some(left) }
+        })
     }
 
     /// What a refusal says, without the secrets that the request showed.

@@ -31,7 +31,7 @@ use crate::disk::ensure_dir;
 use crate::store::db::{MOUNTS, Source as _};
 use crate::store::error::Doing as _;
 use crate::store::layout::names_in;
-use crate::store::{Inner, Layer, MountRecord, Store, StoreError, seconds};
+use crate::store::{ImageRecord, Inner, Layer, LayerKey, MountRecord, Store, StoreError, seconds};
 
 /// How to mount an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -58,11 +58,7 @@ impl Store {
             return Err(StoreError::NoImage { image }.into());
         };
         // Held until the record protects them.
-        let layers = found
-            .layers
-            .iter()
-            .map(|layer| self.layer(&layer.key)?.ok_or(StoreError::NoLayer { key: layer.key.clone() }))
-            .collect::<Result<Vec<Layer>, StoreError>>()?;
+        let layers = self.layers_of(&found)?;
         let record = MountRecord {
             id: String::new(),
             image: found.id,
@@ -85,6 +81,11 @@ impl Store {
             .db
             .write("note that an image is mounted", |writer| Ok(writer.put(MOUNTS, &kept.id, &kept)?))?;
         Ok(record)
+    }
+
+    fn layers_of(&self, image: &ImageRecord) -> Result<Vec<Layer>, StoreError> {
+        let layer = |key: &LayerKey| self.layer(key)?.ok_or(StoreError::NoLayer { key: key.clone() });
+        image.layers.iter().map(|found| layer(&found.key)).collect()
     }
 
     /// What is mounted, in the order of ids; writable mounts that a reboot ended are in it, with `mounted` false.

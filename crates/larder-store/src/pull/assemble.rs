@@ -23,7 +23,7 @@ use super::workers::{Worker, blocking};
 use crate::disk::Amount;
 use crate::store::error::Doing as _;
 use crate::store::{Claim, FS, Layer, LayerClaim, LayerFacts, LayerKey, Store, StoreError, Waiting};
-use crate::unpack::{Settled, Settling, Target, UnpackError, settle};
+use crate::unpack::{Settled, Settling, Target, UnpackError, Unpacked, settle};
 
 /// How soon a blob is tried again that another image of this process is fetching for itself.
 const BUSY_RETRY: Duration = Duration::from_millis(100);
@@ -123,20 +123,30 @@ impl Puller {
                     Some(layer) => self.fitting(from, wanted, layer, &layers, &mut own).await?,
                     None => self.again(from, wanted, &layers, &mut own).await?,
                 },
-                Coming::Own => match own.claims.remove(&at) {
-                    Some(claim) => {
-                        let staged = own.staged(at).await?;
-                        let layer = self.settle_staged(wanted, staged, &layers, &own.worker).await?;
-                        claim.done(&layer);
-                        layer
-                    }
-                    None => self.again(from, wanted, &layers, &mut own).await?, // it was given back
+                Coming::Own => match self.settle_own(at, wanted, &layers, &mut own).await? {
+                    Some(layer) => layer,
+                    None => self.again(from, wanted, &layers, &mut own).await?,
                 },
             };
             from.note(wanted, LayerPhase::Done);
             layers.push(layer);
         }
         Ok(layers)
+    }
+
+    /// Waits for a layer that was claimed, and settles it; `None` if the claim was given back.
+    async fn settle_own(
+        &self,
+        at: usize,
+        wanted: &Wanted,
+        below: &[Layer],
+        own: &mut Own,
+    ) -> Result<Option<Layer>, PullError> {
+        let Some(claim) = own.claims.remove(&at) else { return Ok(None) };
+        let staged = own.staged(at).await?;
+        let layer = self.settle_staged(wanted, staged, below, &own.worker).await?;
+        claim.done(&layer);
+        Ok(Some(layer))
     }
 
     /// Starts to bring what was claimed.
@@ -221,10 +231,9 @@ impl Puller {
         if *layer.key() == LayerKey::from(&wanted.chain_id) || !layer.record().facts.pending {
             return Ok(layer);
         }
-        let (root, files) = (layer.fs(), layer.path().join(FILES));
-        let lowers = lowers(below);
+        let (dir, lowers) = (layer.path().to_owned(), lowers(below));
         let _open = self.may_open(below).await?;
-        let check = move || settled(&root, &files, &lowers, Settling::Check);
+        let check = move || settled(&dir, &lowers, Settling::Check);
         if !own.worker.blocking(check).await?.map_err(|cause| unpacking(wanted, cause))?.changed {
             return Ok(layer);
         }
@@ -275,22 +284,14 @@ impl Puller {
         let _open = if unpacked.pending.is_empty() { None } else { Some(self.may_open(below).await?) };
         // The folder goes with the thread, as when it was unpacked.
         let settling = worker.blocking(move || {
-            let (root, files) = (staging.dir().join(FS), staging.dir().join(FILES));
             let settled = if unpacked.pending.is_empty() {
                 Settled::default()
             } else {
-                settled(&root, &files, &lowers, Settling::Apply)
+                settled(staging.dir(), &lowers, Settling::Apply)
                     .map_err(|cause| PullError::Unpack { digest: digest.clone(), cause })?
             };
             let key = LayerKey::from(if settled.changed { &chain_id } else { &diff_id });
-            let facts = LayerFacts {
-                diff_id,
-                digest,
-                compressed_bytes: unpacked.compressed_bytes,
-                plain_bytes: unpacked.plain_bytes,
-                files: unpacked.entries,
-                pending: !unpacked.pending.is_empty(),
-            };
+            let facts = facts_of(&unpacked, diff_id, digest);
             let usage = Amount {
                 bytes: unpacked.usage.allocated_bytes + settled.added.allocated_bytes,
                 inodes: unpacked.usage.inodes + settled.added.inodes,
@@ -313,14 +314,21 @@ impl Puller {
     }
 }
 
-fn settled(
-    root: &Path,
-    files: &Path,
-    lowers: &[PathBuf],
-    settling: Settling,
-) -> Result<Settled, UnpackError> {
+fn settled(layer: &Path, lowers: &[PathBuf], settling: Settling) -> Result<Settled, UnpackError> {
+    let (root, files) = (layer.join(FS), layer.join(FILES));
     let lowers: Vec<&Path> = lowers.iter().map(PathBuf::as_path).collect();
-    settle(Target { root, files }, &lowers, settling)
+    settle(Target { root: &root, files: &files }, &lowers, settling)
+}
+
+fn facts_of(unpacked: &Unpacked, diff_id: Digest, digest: Digest) -> LayerFacts {
+    LayerFacts {
+        diff_id,
+        digest,
+        compressed_bytes: unpacked.compressed_bytes,
+        plain_bytes: unpacked.plain_bytes,
+        files: unpacked.entries,
+        pending: !unpacked.pending.is_empty(),
+    }
 }
 
 /// The files of the layers below, the nearest first.

@@ -51,10 +51,7 @@ pub(super) async fn bring(
     tell: Tell,
     worker: &Worker,
 ) -> Result<Staged, PullError> {
-    let ingest = {
-        let (store, digest, size) = (store.clone(), wanted.descriptor.digest.clone(), wanted.descriptor.size);
-        worker.blocking(move || store.ingest(&digest, size)).await??
-    };
+    let ingest = ingest_of(&store, &wanted, worker).await?;
     let mut session = session;
     let mut again = true;
     loop {
@@ -68,11 +65,7 @@ pub(super) async fn bring(
                 again = false;
                 let ingest = ingest.clone();
                 worker.blocking(move || ingest.forget()).await??;
-                let lied = served.lock().unwrap_or_else(PoisonError::into_inner);
-                let others = session.without_hosts(&lied);
-                if !others.hosts().is_empty() {
-                    session = others;
-                }
+                session = without(session, &served);
             }
             Err(error) => {
                 if matches!(&error, PullError::Unpack { cause, .. } if cause.is_wrong_bytes()) {
@@ -87,6 +80,18 @@ pub(super) async fn bring(
             }
         }
     }
+}
+
+/// Without the hosts that served wrong bytes, unless no host would be left.
+fn without(session: Session, served: &Mutex<Vec<String>>) -> Session {
+    let lied = served.lock().unwrap_or_else(PoisonError::into_inner);
+    let others = session.without_hosts(&lied);
+    if others.hosts().is_empty() { session } else { others }
+}
+
+async fn ingest_of(store: &Store, wanted: &Wanted, worker: &Worker) -> Result<IngestFile, PullError> {
+    let (store, digest, size) = (store.clone(), wanted.descriptor.digest.clone(), wanted.descriptor.size);
+    Ok(worker.blocking(move || store.ingest(&digest, size)).await??)
 }
 
 async fn attempt(

@@ -151,12 +151,7 @@ impl Inner {
         if let Some(before) = before {
             merge(&mut record, before);
         }
-        // What a manifest from before cannot be measured by is its absence, which fsck tells.
-        record.blob_bytes = record
-            .blobs()
-            .filter_map(|digest| fs_err::metadata(self.layout.blob(digest)).ok())
-            .map(|metadata| metadata.len())
-            .sum();
+        record.blob_bytes = self.blob_bytes(&record);
 
         let mut others = Vec::new();
         for name in record.names() {
@@ -165,6 +160,12 @@ impl Inner {
         put_image(writer, &record)?;
         put_uses(writer, &record)?;
         Ok((record, others))
+    }
+
+    /// What a manifest from before cannot be measured by is its absence, which fsck tells.
+    fn blob_bytes(&self, record: &ImageRecord) -> u64 {
+        let found = record.blobs().filter_map(|digest| fs_err::metadata(self.layout.blob(digest)).ok());
+        found.map(|metadata| metadata.len()).sum()
     }
 
     /// Writes the records of fresh layers; the others must be there.

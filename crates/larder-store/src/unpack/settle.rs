@@ -18,7 +18,7 @@ use rustix::fs::{
 use rustix::io::Errno;
 
 use super::beneath::{self, DIRECTORY, split};
-use super::files::{self, Form, Reader, Record, RecordKind, Time, path_of};
+use super::files::{self, Form, ManifestError, Reader, Record, RecordKind, Time, path_of};
 use super::lowers::{Found, Lowers};
 use super::metadata::{Bearer, apply_xattrs, clear_xattrs, hash_of, read_xattrs};
 use super::{Owners, Refusal, Target, UnpackError, Usage};
@@ -74,16 +74,21 @@ pub fn settle(target: Target<'_>, lowers: &[&Path], settling: Settling) -> Resul
     for record in implicit {
         work.directory(&record)?;
     }
-    let Work { settled, mut updated, added, .. } = work;
+    let Work { settled, updated, added, .. } = work;
     if settling == Settling::Apply && !(updated.is_empty() && added.is_empty()) {
-        updated.sort_unstable_by(|a, b| a.path.cmp(&b.path));
-        let keep = |_, record: Record| match updated.binary_search_by(|other| other.path.cmp(&record.path)) {
-            Ok(at) if is_replaced(&record) => Some(updated[at].clone()),
-            _ => Some(record),
-        };
-        files::rewrite(target.files, keep, &added).map_err(manifest)?;
+        note(target.files, updated, &added).map_err(manifest)?;
     }
     Ok(settled)
+}
+
+/// Puts what was settled into the layer's list of files.
+fn note(files: &Path, mut updated: Vec<Record>, added: &[Record]) -> Result<(), ManifestError> {
+    updated.sort_unstable_by(|a, b| a.path.cmp(&b.path));
+    let keep = |_, record: Record| match updated.binary_search_by(|other| other.path.cmp(&record.path)) {
+        Ok(at) if is_replaced(&record) => Some(updated[at].clone()),
+        _ => Some(record),
+    };
+    files::rewrite(files, keep, added)
 }
 
 fn is_replaced(record: &Record) -> bool {
@@ -170,16 +175,18 @@ impl Work {
             let copied = self.copy(&found, &found.path).map_err(fail)?;
             self.added.push(copied);
         }
-        let (from, from_name) = split(&found.path);
-        let (to, to_name) = split(&record.path);
-        let from = beneath::open(self.layer(), from, DIRECTORY).map_err(fail)?;
-        let to = beneath::open(self.layer(), to, DIRECTORY).map_err(fail)?;
+        self.link_within(&found.path, &record.path).map_err(fail)?;
+        self.updated.push(Record { kind: RecordKind::HardLink { target: found.path }, ..record.clone() });
+        Ok(())
+    }
+
+    fn link_within(&self, from: &[u8], to: &[u8]) -> Result<(), Errno> {
+        let ((from, from_name), (to, to_name)) = (split(from), split(to));
+        let from = beneath::open(self.layer(), from, DIRECTORY)?;
+        let to = beneath::open(self.layer(), to, DIRECTORY)?;
         keeping_time(to.as_fd(), || {
             linkat(&from, path_of(from_name), &to, path_of(to_name), AtFlags::empty())
         })
-        .map_err(fail)?;
-        self.updated.push(Record { kind: RecordKind::HardLink { target: found.path }, ..record.clone() });
-        Ok(())
     }
 
     /// Makes the directories of a path that only lower layers have, and makes them look as they do there.

@@ -214,21 +214,7 @@ fn read_entry(reader: &mut Reader<'_>, tokens: Tokens) -> Result<Entry, Broken> 
         Tokens::Keep => fields.len(),
         Tokens::Ignore => fields.len() - 2,
     };
-    reader.object("an entry", |reader, name| {
-        let Some((field, slot)) = fields[..known].iter_mut().find(|(field, _)| json::is_field(name, field))
-        else {
-            return reader.skip();
-        };
-        if *field == "auth" {
-            auth_at = reader.position();
-        }
-        // As in Go, a later `null` leaves what an earlier duplicate said.
-        if let Some(text) = reader.string(&gotext::quote(field))? {
-            slot.zeroize();
-            **slot = text;
-        }
-        Ok(())
-    })?;
+    read_fields(reader, &mut fields[..known], &mut auth_at)?;
     entry.password = Secret::new(std::mem::take(&mut *password));
     entry.identity_token = Secret::new(std::mem::take(&mut *identity_token));
     entry.registry_token = Secret::new(std::mem::take(&mut *registry_token));
@@ -237,6 +223,28 @@ fn read_entry(reader: &mut Reader<'_>, tokens: Tokens) -> Result<Entry, Broken> 
             .map_err(|error| Broken { at: auth_at, problem: format!("\"auth\" is {error}") })?;
     }
     Ok(entry)
+}
+
+fn read_fields(
+    reader: &mut Reader<'_>,
+    fields: &mut [(&str, &mut String)],
+    auth_at: &mut usize,
+) -> Result<(), Broken> {
+    let has_object = reader.object("an entry", |reader, name| {
+        let Some((field, slot)) = fields.iter_mut().find(|(field, _)| json::is_field(name, field)) else {
+            return reader.skip();
+        };
+        if *field == "auth" {
+            *auth_at = reader.position();
+        }
+        // As in Go, a later `null` leaves what an earlier duplicate said.
+        if let Some(text) = reader.string(&gotext::quote(field))? {
+            slot.zeroize();
+            **slot = text;
+        }
+        Ok(())
+    });
+    has_object.map(drop)
 }
 
 /// An object whose values are all strings, which nobody needs.

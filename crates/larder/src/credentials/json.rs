@@ -111,20 +111,26 @@ impl<'a> Reader<'a> {
                 Some(b'-' | b'0'..=b'9') => self.number()?,
                 _ => return Err(self.broken("expected a value")),
             }
-            loop {
-                let Some(&end) = open.last() else { return Ok(()) };
-                if self.eat(end) {
-                    open.pop();
-                    self.depth -= 1;
-                } else {
-                    self.expect(b',', "expected `,` or the end of the list or object")?;
-                    if end == b'}' {
-                        self.name()?;
-                    }
-                    break;
-                }
+            if !self.next_member(&mut open)? {
+                return Ok(());
             }
         }
+    }
+
+    /// After a value: goes to the next one in what is still `open`, given by its end. `false` if all of it has ended.
+    fn next_member(&mut self, open: &mut Vec<u8>) -> Result<bool, Broken> {
+        while let Some(&end) = open.last() {
+            if !self.eat(end) {
+                self.expect(b',', "expected `,` or the end of the list or object")?;
+                if end == b'}' {
+                    self.name()?;
+                }
+                return Ok(true);
+            }
+            open.pop();
+            self.depth -= 1;
+        }
+        Ok(false)
     }
 
     /// Checks that nothing follows.

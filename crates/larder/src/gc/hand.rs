@@ -76,20 +76,9 @@ impl Hands for Hand<'_> {
         // The backend may go on removing after it was dropped; the gate has to stay closed until then.
         let ended = to_its_end(async move {
             let _removing = removing;
-            if let Some(rule) = look_again {
-                let uses = users(&parts, &image, rule).await?;
-                if !uses.is_empty() {
-                    return Ok(Err(Outcome::InUse(uses)));
-                }
+            if let Some(left) = remove_unused(&parts, &image, look_again).await? {
+                return Ok(Err(left));
             }
-            let handler = image.handler.clone();
-            let spec = ImageSpec { runtime_handler: handler, ..ImageSpec::named(&image.id) };
-            // Removing what is gone succeeds, so that has to be found out before. What cannot be found out is told by
-            // the removal.
-            if look_again.is_some() && matches!(parts.backend.look(&spec).await, Ok(None)) {
-                return Ok(Err(Outcome::GoneMeanwhile));
-            }
-            parts.backend.remove(&spec).await?;
             state.forget(&image.id, &image.handler);
             Ok::<_, RemoveError>(Ok(Gone { parts, counts, state, goal, image, freed: None }))
         })
@@ -122,6 +111,29 @@ impl Hands for Hand<'_> {
         // The journal has it before the next image is removed.
         self.collector.state.flush().await;
     }
+}
+
+/// Removes the image, unless it turns out to be used or gone when it is looked at again; then, which of these.
+async fn remove_unused(
+    parts: &Parts,
+    image: &Removal,
+    look_again: Option<UseRule>,
+) -> Result<Option<Outcome>, RemoveError> {
+    if let Some(rule) = look_again {
+        let uses = users(parts, image, rule).await?;
+        if !uses.is_empty() {
+            return Ok(Some(Outcome::InUse(uses)));
+        }
+    }
+    let handler = image.handler.clone();
+    let spec = ImageSpec { runtime_handler: handler, ..ImageSpec::named(&image.id) };
+    // Removing what is gone succeeds, so that has to be found out before. What cannot be found out is told by the
+    // removal.
+    if look_again.is_some() && matches!(parts.backend.look(&spec).await, Ok(None)) {
+        return Ok(Some(Outcome::GoneMeanwhile));
+    }
+    parts.backend.remove(&spec).await?;
+    Ok(None)
 }
 
 /// Who uses the image at this moment.

@@ -156,25 +156,27 @@ pub async fn sweep(
         _ => i64::try_from(first.need.bytes).unwrap_or(i64::MAX),
     };
     let mut plan = first;
-    loop {
-        sweep.note_examined(&plan);
-        let planned = plan.removals.len();
-        for removal in plan.removals {
-            sweep.take(removal).await;
-            sweep.swept.reached = sweep.is_reached(aim);
-            if sweep.swept.reached {
-                break;
-            }
-        }
-        if sweep.swept.reached || planned == 0 || matches!(aim, Aim::Old | Aim::Everything) {
-            break;
-        }
+    while sweep.carry_out(plan).await {
         plan = plan_for(sweep.scene, policy, goal, sweep.rest(aim));
     }
     sweep.end(aim, before)
 }
 
 impl Sweep<'_> {
+    /// Whether another plan may bring it nearer to the goal.
+    async fn carry_out(&mut self, plan: Plan) -> bool {
+        self.note_examined(&plan);
+        let planned = plan.removals.len();
+        for removal in plan.removals {
+            self.take(removal).await;
+            self.swept.reached = self.is_reached(self.aim);
+            if self.swept.reached {
+                return false;
+            }
+        }
+        !self.swept.reached && planned != 0 && !matches!(self.aim, Aim::Old | Aim::Everything)
+    }
+
     async fn take(&mut self, removal: Removal) {
         let before = self.scene.disk;
         match self.hands.remove(&removal).await {

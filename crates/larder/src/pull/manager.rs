@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use futures_util::FutureExt;
 use tokio::sync::watch;
@@ -250,11 +250,18 @@ impl Manager {
         self.finished_pulling(request);
         let used = RecordedCredentials::of(landed.credential_of(&job.credentials));
         intent.pulled(&pulled.image_ref, &used).await;
+        let outcome = self.tell_pulled(request, &landed, total_duration);
+        self.lock_backoff().gc(Instant::now());
+        Ok(Ensured { image_ref: pulled.image_ref.clone(), message: String::new(), outcome })
+    }
+
+    fn tell_pulled(&self, request: &EnsureRequest, landed: &Landed, total_duration: Duration) -> Outcome {
         let size_bytes = landed.result.size_bytes;
         // Who joined a pull under way waited less than it took.
         let pull_duration = landed.result.duration.min(total_duration);
         let message = format!(
-            "Successfully pulled image {quoted} in {} ({} including waiting). Image size: {size_bytes} bytes.",
+            "Successfully pulled image {} in {} ({} including waiting). Image size: {size_bytes} bytes.",
+            gotext::quote(request.image.as_str()),
             gotext::duration(gotext::truncated_to_millis(pull_duration)),
             gotext::duration(gotext::truncated_to_millis(total_duration)),
         );
@@ -262,12 +269,7 @@ impl Manager {
         if let Some(metrics) = &self.metrics {
             metrics.image_pulled(size_bytes, total_duration);
         }
-        self.lock_backoff().gc(Instant::now());
-        Ok(Ensured {
-            image_ref: pulled.image_ref.clone(),
-            message: String::new(),
-            outcome: Outcome::Pulled { size_bytes, pull_duration, total_duration },
-        })
+        Outcome::Pulled { size_bytes, pull_duration, total_duration }
     }
 
     /// Pulls, or joins a pull under way whose outcome is also this caller's.

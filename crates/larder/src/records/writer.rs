@@ -144,6 +144,15 @@ impl Desk {
         });
         made.map_err(RecordsError::from)
     }
+
+    fn remove(&self, files: impl Iterator<Item = (Shelf, String)>) {
+        for (shelf, key) in files {
+            // What stays asks for credentials once more, and grants nothing.
+            if let Err(error) = self.folder.remove(shelf, &key) {
+                tracing::warn!("a pull record stays that should go: {error}");
+            }
+        }
+    }
 }
 
 /// What several changes come to.
@@ -202,25 +211,32 @@ impl<'a> Draft<'a> {
             Change::Learn { name, image_ref, access, now } => {
                 self.merge(image_ref, name, Some(access), *now);
             }
-            Change::Prune { kept, before } => {
-                for record in self.desk.folder.records()? {
-                    let PulledRecord { image_ref, last_updated, .. } = record.document;
-                    let updated = self.records.get(&image_ref).map_or(last_updated, |new| new.last_updated);
-                    if !kept.contains(&image_ref) && updated < Some(*before) {
-                        self.records.remove(&image_ref);
-                        self.gone.insert(image_ref);
-                    }
-                }
-            }
+            Change::Prune { kept, before } => self.prune(kept, *before)?,
             Change::Recover { images, now } => self.recover(images, *now, held)?,
-            Change::Renew => {
-                let intents = self.desk.folder.intents()?.into_iter().filter(|of| !of.current_version);
-                self.renewed.extend(intents.map(|of| of.document));
-                let records = self.desk.folder.records()?.into_iter().filter(|of| !of.current_version);
-                for record in records.map(|of| of.document) {
-                    self.records.entry(record.image_ref.clone()).or_insert(record);
-                }
+            Change::Renew => self.renew_documents()?,
+        }
+        Ok(())
+    }
+
+    fn prune(&mut self, kept: &HashSet<ImageId>, before: Utc) -> io::Result<()> {
+        for record in self.desk.folder.records()? {
+            let PulledRecord { image_ref, last_updated, .. } = record.document;
+            let updated = self.records.get(&image_ref).map_or(last_updated, |new| new.last_updated);
+            if !kept.contains(&image_ref) && updated < Some(before) {
+                self.records.remove(&image_ref);
+                self.gone.insert(image_ref);
             }
+        }
+        Ok(())
+    }
+
+    /// Writes anew what has an older version.
+    fn renew_documents(&mut self) -> io::Result<()> {
+        let intents = self.desk.folder.intents()?.into_iter().filter(|of| !of.current_version);
+        self.renewed.extend(intents.map(|of| of.document));
+        let records = self.desk.folder.records()?.into_iter().filter(|of| !of.current_version);
+        for record in records.map(|of| of.document) {
+            self.records.entry(record.image_ref.clone()).or_insert(record);
         }
         Ok(())
     }
@@ -325,12 +341,7 @@ impl<'a> Draft<'a> {
             desk.memory.forget(&image_ref);
             (Shelf::Pulled, String::from(image_ref))
         });
-        for (shelf, key) in closed.into_iter().chain(gone) {
-            // What stays asks for credentials once more, and grants nothing.
-            if let Err(error) = desk.folder.remove(shelf, &key) {
-                tracing::warn!("a pull record stays that should go: {error}");
-            }
-        }
+        desk.remove(closed.into_iter().chain(gone));
         Ok(())
     }
 }

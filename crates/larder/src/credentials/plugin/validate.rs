@@ -100,6 +100,11 @@ fn token_problems(
             "providers.tokenAttributes: Forbidden: tokenAttributes is only supported for {V1} API version"
         ));
     }
+    annotation_problems(attributes, problems);
+}
+
+fn annotation_problems(attributes: &TokenAttributes, problems: &mut Vec<String>) {
+    let at = |field: &str| format!("providers.tokenAttributes.{field}");
     let (required, optional) = (&attributes.required_annotation_keys, &attributes.optional_annotation_keys);
     if attributes.require_service_account == Some(false) && !required.is_empty() {
         problems.push(format!(

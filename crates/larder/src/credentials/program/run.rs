@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process_group};
 use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::process::Command;
+use tokio::process::{Child, Command};
 use tokio::time;
 use zeroize::Zeroizing;
 
@@ -66,19 +66,7 @@ pub(in super::super) enum ProgramError {
 
 /// Runs it to its end. Dropping the future kills it.
 pub(in super::super) async fn run(program: Program<'_>) -> Result<Ended, ProgramError> {
-    let running = std::env::var_os(RUNNING).unwrap_or_default();
-    let chain = chained(&running, program.path).ok_or(ProgramError::Circular)?;
-    let mut command = Command::new(program.path);
-    command
-        .args(program.args)
-        .envs(program.env)
-        .env(RUNNING, chain)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .process_group(0)
-        .kill_on_drop(true);
-    let mut child = started(&mut command).await?;
+    let mut child = started(&mut command_for(program.path, program.args, program.env)?).await?;
     let mut group = Group(child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?)));
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
     let (mut answer, mut words) = (Zeroizing::new(Vec::new()), Zeroizing::new(Vec::new()));
@@ -92,29 +80,7 @@ pub(in super::super) async fn run(program: Program<'_>) -> Result<Ended, Program
         };
         tokio::try_join!(feed, read_answer(stdout, &mut answer), read_words(stderr, &mut words)).map(drop)
     };
-    let whole = async {
-        let mut talk = std::pin::pin!(talk);
-        tokio::select! {
-            biased;
-            talked = &mut talk => {
-                talked?;
-                // Who has said all may still run, and is killed with what it started when the time is over.
-                let status = child.wait().await;
-                group.0 = None;
-                status.map_err(ProgramError::Pipe)
-            }
-            status = child.wait() => {
-                if let Ok(talked) = time::timeout(LINGER, talk).await {
-                    talked?;
-                    group.0 = None;
-                } else {
-                    // Something that it started still holds the pipes.
-                    tracing::debug!("{} left something running", program.path.display());
-                }
-                status.map_err(ProgramError::Pipe)
-            }
-        }
-    };
+    let whole = ended(program.path, &mut child, &mut group, talk);
     let slow = || {
         let (limit, waited) = (gotext::duration(TIME_LIMIT), gotext::duration(TELL_AFTER));
         tracing::warn!("still waiting for {} after {waited}; it has {limit}", program.path.display());
@@ -123,6 +89,56 @@ pub(in super::super) async fn run(program: Program<'_>) -> Result<Ended, Program
         .await
         .map_err(|_| ProgramError::TimedOut)??;
     Ok(Ended { status, stdout: answer, stderr: words })
+}
+
+fn command_for(
+    path: &Path,
+    args: &[String],
+    env: Vec<(OsString, OsString)>,
+) -> Result<Command, ProgramError> {
+    let running = std::env::var_os(RUNNING).unwrap_or_default();
+    let chain = chained(&running, path).ok_or(ProgramError::Circular)?;
+    let mut command = Command::new(path);
+    command
+        .args(args)
+        .envs(env)
+        .env(RUNNING, chain)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .process_group(0)
+        .kill_on_drop(true);
+    Ok(command)
+}
+
+/// Talks with the program until it has ended. `group` is left to be killed if something of it may still run.
+async fn ended(
+    path: &Path,
+    child: &mut Child,
+    group: &mut Group,
+    talk: impl Future<Output = Result<(), ProgramError>>,
+) -> Result<ExitStatus, ProgramError> {
+    let mut talk = std::pin::pin!(talk);
+    tokio::select! {
+        biased;
+        talked = &mut talk => {
+            talked?;
+            // Who has said all may still run, and is killed with what it started when the time is over.
+            let status = child.wait().await;
+            group.0 = None;
+            status.map_err(ProgramError::Pipe)
+        }
+        status = child.wait() => {
+            if let Ok(talked) = time::timeout(LINGER, talk).await {
+                talked?;
+                group.0 = None;
+            } else {
+                // Something that it started still holds the pipes.
+                tracing::debug!("{} left something running", path.display());
+            }
+            status.map_err(ProgramError::Pipe)
+        }
+    }
 }
 
 /// Tells, once, when it takes long.
@@ -145,7 +161,7 @@ fn chained(running: &OsString, path: &Path) -> Option<OsString> {
     std::env::join_paths(chain).ok()
 }
 
-async fn started(command: &mut Command) -> Result<tokio::process::Child, ProgramError> {
+async fn started(command: &mut Command) -> Result<Child, ProgramError> {
     let (mut left, pause) = BUSY;
     loop {
         match command.spawn() {

@@ -77,16 +77,11 @@ pub fn plan_round(scene: &Scene, policy: &GcPolicy) -> Plan {
 
 /// The same for a part of a goal: what is still wanted.
 pub(in crate::gc) fn plan_for(scene: &Scene, policy: &GcPolicy, goal: Goal, aim: Aim) -> Plan {
-    let mut stays = standing(scene, policy, aim);
+    let stays = standing(scene, policy, aim);
     let exact = policy.accounting == Accounting::Exact;
     let order = removable(&scene.images, &stays, exact);
     let mut examined = Vec::new();
-    let need = match (aim, scene.disk) {
-        (Aim::Free(wanted), Some(disk)) => disk::free(disk).short_of(wanted),
-        (Aim::Free(wanted), None) => wanted,
-        (Aim::Nominal(wanted), _) => Amount { bytes: u64::try_from(wanted).unwrap_or(0), inodes: 0 },
-        (Aim::Nothing | Aim::Old | Aim::Everything, _) => Amount::ZERO,
-    };
+    let need = needed(aim, scene.disk);
     let graph = Graph::new(&scene.images, &scene.layers, &order);
     let useless: Vec<bool> =
         (0..scene.images.len()).map(|image| exact && !graph.frees_something(image)).collect();
@@ -108,8 +103,38 @@ pub(in crate::gc) fn plan_for(scene: &Scene, policy: &GcPolicy, goal: Goal, aim:
     for (step, removal) in steps.iter().zip(&removals) {
         goes[step.image] = Some(removal.why.clone());
     }
-    let verdict = |((image, alone), index): ((&Subject, Amount), usize)| {
-        let verdict = match (goes[index].take(), stays[index].take()) {
+    Plan {
+        goal,
+        need,
+        removals,
+        verdicts: verdicts(scene, goes, stays, &useless),
+        frees,
+        reachable: reached,
+        after: scene.disk.map(|disk| with_more_free(disk, frees)),
+        examined,
+    }
+}
+
+fn needed(aim: Aim, disk: Option<Disk>) -> Amount {
+    match (aim, disk) {
+        (Aim::Free(wanted), Some(disk)) => disk::free(disk).short_of(wanted),
+        (Aim::Free(wanted), None) => wanted,
+        (Aim::Nominal(wanted), _) => Amount { bytes: u64::try_from(wanted).unwrap_or(0), inodes: 0 },
+        (Aim::Nothing | Aim::Old | Aim::Everything, _) => Amount::ZERO,
+    }
+}
+
+/// What becomes of each image. `useless` ones free nothing by their removal.
+fn verdicts(
+    scene: &Scene,
+    goes: Vec<Option<Why>>,
+    stays: Vec<Option<Stays>>,
+    useless: &[bool],
+) -> Vec<ImageVerdict> {
+    let alone = alone(&scene.images, &scene.layers);
+    let images = scene.images.iter().zip(alone).zip(goes.into_iter().zip(stays)).enumerate();
+    let verdict = |(index, ((image, alone), fate)): (usize, ((&Subject, Amount), _))| {
+        let verdict = match fate {
             (Some(why), _) => Verdict::Goes(why),
             (None, Some(stays)) => Verdict::Stays(stays),
             (None, None) if useless[index] => Verdict::Stays(Stays::FreesNothing),
@@ -119,19 +144,9 @@ pub(in crate::gc) fn plan_for(scene: &Scene, policy: &GcPolicy, goal: Goal, aim:
         let (first_seen, last_used) = (image.first_seen, image.last_used);
         ImageVerdict { id, handler, names, size: image.size, alone, first_seen, last_used, verdict }
     };
-    let alone = alone(&scene.images, &scene.layers);
-    let mut verdicts: Vec<ImageVerdict> = scene.images.iter().zip(alone).zip(0..).map(verdict).collect();
+    let mut verdicts: Vec<ImageVerdict> = images.map(verdict).collect();
     verdicts.sort_by(|a, b| (&a.id, &a.handler).cmp(&(&b.id, &b.handler)));
-    Plan {
-        goal,
-        need,
-        removals,
-        verdicts,
-        frees,
-        reachable: reached,
-        after: scene.disk.map(|disk| with_more_free(disk, frees)),
-        examined,
-    }
+    verdicts
 }
 
 /// For each image why it may not go, whatever is wanted; `None` for candidates.

@@ -83,13 +83,11 @@ pub fn holders(scene: &Scene, policy: &GcPolicy) -> Holders {
             estimated |= layer.estimated;
         }
     }
-    let images: Vec<Holding> = Holder::ALL
-        .into_iter()
-        .map(|holder| {
-            let (images, amount) = held.get(&holder).copied().unwrap_or_default();
-            Holding { holder, images, amount }
-        })
-        .collect();
+    let holding = |holder| {
+        let (images, amount) = held.get(&holder).copied().unwrap_or_default();
+        Holding { holder, images, amount }
+    };
+    let images: Vec<Holding> = Holder::ALL.into_iter().map(holding).collect();
     let sum: Amount = images.iter().map(|held| held.amount).sum();
     let used = scene.disk.map(|disk| disk.capacity.saturating_sub(disk.available + disk.reserved));
     Holders {
