@@ -31,7 +31,7 @@ fn intro() -> String {
 
 <!-- Printed by `larder config --reference`; a test compares. -->
 
-`larder serve` reads one YAML file: the one that `--config` or `LARDER_CONFIG` names, else `/etc/larder/config.yaml` (for
+`larder serve`, and every command that works on images, reads one YAML file: the one that `--config` or `LARDER_CONFIG` names, else `/etc/larder/config.yaml` (for
 others than root `$XDG_CONFIG_HOME/larder/config.yaml`) if it is there. Every setting may be left out.
 
 ```yaml

@@ -38,8 +38,8 @@ pub(crate) struct GcArgs {
     #[arg(long)]
     pub(crate) dry_run: bool,
 
-    /// Free at least so many bytes, such as 500MB or 10GiB (10Gi is the same), whatever the thresholds say, and a margin of
-    /// 5% (of a daemon, gc.freeMarginPercent).
+    /// Free at least so many bytes, such as 500MB or 10GiB (10Gi is the same), whatever the thresholds say, and a margin,
+    /// gc.freeMarginPercent of the settings.
     #[arg(long, value_name = "SIZE", value_parser = parse_size, conflicts_with = "all_unused")]
     pub(crate) free: Option<u64>,
 
@@ -71,19 +71,21 @@ impl GcArgs {
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Limits")]
 pub(crate) struct Limits {
-    /// Collect when so many percent of the file system are in use; 100 is never [default: 85].
+    /// Collect when so many percent of the file system are in use; 100 is never [default: imageGCHighThresholdPercent of the settings, 85].
     #[arg(long, value_name = "PERCENT", allow_negative_numbers = true)]
     pub(crate) image_gc_high_threshold: Option<i32>,
 
-    /// Free until so many percent are in use [default: 80].
+    /// Free until so many percent are in use [default: imageGCLowThresholdPercent of the settings, 80].
     #[arg(long, value_name = "PERCENT", allow_negative_numbers = true)]
     pub(crate) image_gc_low_threshold: Option<i32>,
 
-    /// Spare images that were first seen less than this ago [default: 2m].
+    /// Spare images that were first seen less than this ago
+    /// [default: imageMinimumGCAge of the settings, 2m].
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     pub(crate) minimum_image_ttl_duration: Option<Duration>,
 
-    /// Remove images unused for longer than this although there is room; 0 is never [default: 0].
+    /// Remove images unused for longer than this although there is room; 0 is never
+    /// [default: imageMaximumGCAge of the settings, 0].
     #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
     pub(crate) image_maximum_gc_age: Option<Duration>,
 

@@ -103,7 +103,7 @@ pub(crate) struct Connection {
     pub(crate) state: Option<PathBuf>,
 
     /// The socket of a daemon (larder serve) that does the work, such as unix:///run/larder/larder.sock, or "none": then
-    /// larder works on the images itself [env: LARDER_DAEMON] [default: the daemon that runs on these images, if any].
+    /// no daemon is asked; a command that has the images open is [env: LARDER_DAEMON] [default: the daemon that runs on these images, if any].
     #[arg(long, global = true, value_name = "SOCKET")]
     pub(crate) daemon: Option<String>,
 

@@ -131,20 +131,20 @@ impl From<Policy> for PullPolicy {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
 #[command(next_help_heading = "Pulling")]
 pub(crate) struct Pulling {
-    /// Pull one image at a time [default: false].
+    /// Pull one image at a time [default: serializeImagePulls of the settings, false].
     #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
     pub(crate) serialize_image_pulls: Option<bool>,
 
-    /// How many images may be pulled at once [default: 4].
+    /// How many images may be pulled at once [default: maxParallelImagePulls of the settings, 4].
     #[arg(long, value_name = "N", value_parser = at_least_one)]
     pub(crate) max_parallel_image_pulls: Option<NonZeroU32>,
 
-    /// Pulls started per second, on average; 0 is no limit [default: 5].
+    /// Pulls started per second, on average; 0 is no limit [default: registryPullQPS of the settings, 5].
     #[arg(long, value_name = "N", value_parser = whole_number, allow_negative_numbers = true)]
     pub(crate) registry_qps: Option<u32>,
 
     /// Pulls started at once before that limit bites; 0 counts as 1, and with --kubelet as the default, as in kubelet's
-    /// configuration [default: 10].
+    /// configuration [default: registryBurst of the settings, 10].
     #[arg(long, value_name = "N", value_parser = whole_number, allow_negative_numbers = true)]
     pub(crate) registry_burst: Option<u32>,
 
