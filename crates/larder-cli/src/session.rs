@@ -203,7 +203,8 @@ impl Session {
                 StateDir::of(config.state.as_deref(), &target)?.alone()?;
             }
             let client = Client::of(command, self.connection.timeout);
-            return match client.join(&config).await {
+            let looks = need.state == Some(StateNeed::None) && need.pulling.is_none();
+            return match client.join((!looks).then_some(&config)).await {
                 Ok(()) => {
                     tracing::info!("working through another larder command");
                     Ok(Ok(client))

@@ -97,10 +97,14 @@ impl Client {
         }
     }
 
-    /// Asks a command that has the images open whether this process can work through it with these settings.
-    pub async fn join(&self, config: &Config) -> Result<(), Error> {
+    /// Asks a command that has the images open whether this process can work through it with these settings; with `None`,
+    /// whether it is there: who only looks depends on no settings.
+    pub async fn join(&self, config: Option<&Config>) -> Result<(), Error> {
         // How long a client waits for answers is its own affair.
-        let given = config::joining(config).filter(|(_, _, origin)| **origin != Origin::Flag("--timeout"));
+        let given = config
+            .into_iter()
+            .flat_map(config::joining)
+            .filter(|(_, _, origin)| **origin != Origin::Flag("--timeout"));
         let settings = given.map(|(key, value, origin)| SettingValue {
             key: key.to_owned(),
             value: value.to_string(),
