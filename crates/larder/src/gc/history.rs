@@ -69,7 +69,7 @@ impl HistoryFile {
     }
 
     /// The same with another bound for each of the two files, in bytes.
-    pub fn bounded(path: impl Into<PathBuf>, most: u64) -> HistoryFile {
+    pub(crate) fn bounded(path: impl Into<PathBuf>, most: u64) -> HistoryFile {
         HistoryFile { path: path.into(), most, writing: Mutex::new(()) }
     }
 
