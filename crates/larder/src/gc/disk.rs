@@ -58,7 +58,7 @@ fn statvfs(path: &Path) -> io::Result<Option<Disk>> {
 }
 
 /// What is free on a disk. Free above capacity is cut to capacity.
-pub fn free(disk: Disk) -> Amount {
+pub(super) fn free(disk: Disk) -> Amount {
     Amount {
         bytes: disk.available.min(disk.capacity),
         inodes: if disk.inodes == 0 { u64::MAX } else { disk.inodes_free.min(disk.inodes) },
