@@ -83,7 +83,7 @@ pub fn truncated_to_millis(d: Duration) -> Duration {
 }
 
 /// Several errors as one text: the unique texts in order, bracketed if there is more than one (`[a, b]`).
-pub fn aggregate<'a>(errors: impl IntoIterator<Item = &'a str>) -> String {
+pub(crate) fn aggregate<'a>(errors: impl IntoIterator<Item = &'a str>) -> String {
     let mut unique: Vec<&str> = Vec::new();
     for error in errors {
         if !unique.contains(&error) {

@@ -25,7 +25,7 @@ pub struct PullFailed(Vec<BackendError>);
 
 impl PullFailed {
     /// The backend's errors, one for each credential tried, in order; never empty.
-    pub fn causes(&self) -> &[BackendError] {
+    pub(crate) fn causes(&self) -> &[BackendError] {
         &self.0
     }
 

@@ -137,7 +137,7 @@ pub struct Progress {
 
 impl Progress {
     /// A progress whose bytes are told to `listener`, which must be quick.
-    pub fn to(listener: impl Fn(Bytes) + Send + Sync + 'static) -> Progress {
+    pub(crate) fn to(listener: impl Fn(Bytes) + Send + Sync + 'static) -> Progress {
         Progress::described(listener, |_| {})
     }
 

@@ -40,10 +40,10 @@ pub enum DurationError {
 
 impl GoDuration {
     /// Nothing.
-    pub const ZERO: GoDuration = GoDuration { nanos: 0 };
+    pub(crate) const ZERO: GoDuration = GoDuration { nanos: 0 };
 
     /// So many seconds.
-    pub const fn from_secs(seconds: u32) -> GoDuration {
+    pub(crate) const fn from_secs(seconds: u32) -> GoDuration {
         GoDuration { nanos: seconds as i64 * 1_000_000_000 }
     }
 

@@ -45,7 +45,7 @@ impl Verification {
     }
 
     /// Whether it matters who pulled the image.
-    pub fn asks_who_pulled(&self) -> bool {
+    pub(crate) fn asks_who_pulled(&self) -> bool {
         self.policy == VerificationPolicy::NeverVerifyPreloadedImages
     }
 

@@ -46,14 +46,14 @@ pub enum Origin {
 
 impl Origin {
     /// Whether a program gave it, which may give another one each time.
-    pub fn is_program(&self) -> bool {
+    pub(crate) fn is_program(&self) -> bool {
         matches!(self, Origin::Helper(_) | Origin::Provider(_))
     }
 }
 
 impl Credential {
     /// The credential that an entry of a docker config stands for.
-    pub fn of(entry: &Entry, source: Option<&Source>, origin: &Origin) -> Self {
+    pub(crate) fn of(entry: &Entry, source: Option<&Source>, origin: &Origin) -> Self {
         let Entry { username, password, email, identity_token, registry_token } = entry.clone();
         Credential {
             username,

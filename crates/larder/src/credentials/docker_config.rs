@@ -37,7 +37,7 @@ impl DockerConfig {
     }
 
     /// Whether some credentials are with helper programs, which this file only names.
-    pub fn uses_helpers(&self) -> bool {
+    pub(crate) fn uses_helpers(&self) -> bool {
         self.creds_store.is_some() || !self.cred_helpers.is_empty()
     }
 }

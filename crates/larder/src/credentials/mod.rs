@@ -43,7 +43,7 @@ pub use docker_config::{
 pub use hash::{hash, hashed_text};
 pub use keyring::Keyring;
 pub use matching::{NotUrl, is_default_registry, url_match};
-pub use node_files::{NodeFiles, READ_AGAIN_AFTER};
+pub use node_files::NodeFiles;
 pub use pod_credentials::PodCredentials;
 pub use program::TrustError;
 pub use pull_secrets::{PullSecret, SecretError};

@@ -13,7 +13,7 @@ use super::keyring::Keyring;
 use super::search::SearchPath;
 
 /// How long what was read is used before the files are read again.
-pub const READ_AGAIN_AFTER: Duration = Duration::from_secs(5 * 60);
+const READ_AGAIN_AFTER: Duration = Duration::from_secs(5 * 60);
 
 /// The node's docker config: none, a fixed one, or the first sound file of a search.
 #[derive(Debug, Default)]
@@ -56,7 +56,7 @@ impl NodeFiles {
         NodeFiles(Kind::Fixed(Arc::new(NodeConfig::of(config))))
     }
 
-    /// What a search finds, searched again after [`READ_AGAIN_AFTER`]. Files that cannot be used are logged.
+    /// What a search finds, searched again after a while. Files that cannot be used are logged.
     pub fn search(path: SearchPath) -> Self {
         NodeFiles(Kind::Search { path, cache: Mutex::new(None) })
     }

@@ -35,8 +35,8 @@ impl SearchPath {
         Self::kubelet_from(root_dir, |name| std::env::var_os(name))
     }
 
-    /// As [`kubelet`](SearchPath::kubelet), with the environment as an argument.
-    pub fn kubelet_from(root_dir: &Path, env: impl Fn(&str) -> Option<OsString>) -> Self {
+    /// As `kubelet`, with the environment as an argument.
+    fn kubelet_from(root_dir: &Path, env: impl Fn(&str) -> Option<OsString>) -> Self {
         let home = directory(&env, "HOME");
         let places = |below_home: &str, file: &str| {
             let dirs = [
@@ -59,8 +59,8 @@ impl SearchPath {
         Self::user_from(|name| std::env::var_os(name))
     }
 
-    /// As [`user`](SearchPath::user), with the environment as an argument.
-    pub fn user_from(env: impl Fn(&str) -> Option<OsString>) -> Self {
+    /// As `user`, with the environment as an argument.
+    fn user_from(env: impl Fn(&str) -> Option<OsString>) -> Self {
         let below = |variable, file| directory(&env, variable).map(|dir| dir.join(file));
         let files = [
             below("DOCKER_CONFIG", "config.json"),

@@ -150,7 +150,12 @@ pub struct LazyLookup<'a> {
 
 impl<'a> LazyLookup<'a> {
     /// Prepares a lookup without making it.
-    pub fn new(sources: &'a Sources, image: &'a ImageName, secrets: &'a [PullSecret], pod: &'a Pod) -> Self {
+    pub(crate) fn new(
+        sources: &'a Sources,
+        image: &'a ImageName,
+        secrets: &'a [PullSecret],
+        pod: &'a Pod,
+    ) -> Self {
         LazyLookup { sources, image, secrets, pod, found: None }
     }
 

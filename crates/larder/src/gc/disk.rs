@@ -24,14 +24,14 @@ pub trait Measure: Send + Sync {
 }
 
 /// Asks the backend once where images live, and then the system how full that is.
-pub struct BackendDisk {
+pub(super) struct BackendDisk {
     images: ImageService,
     mountpoint: Mutex<Option<PathBuf>>,
 }
 
 impl BackendDisk {
     /// The disk of this backend's images. Nothing is asked before it is measured.
-    pub fn new(backend: Arc<dyn Backend>) -> BackendDisk {
+    pub(super) fn new(backend: Arc<dyn Backend>) -> BackendDisk {
         BackendDisk { images: ImageService::new(backend), mountpoint: Mutex::new(None) }
     }
 
@@ -58,7 +58,7 @@ fn statvfs(path: &Path) -> io::Result<Option<Disk>> {
 }
 
 /// What is free on a disk. Free above capacity is cut to capacity.
-pub fn free(disk: Disk) -> Amount {
+pub(super) fn free(disk: Disk) -> Amount {
     Amount {
         bytes: disk.available.min(disk.capacity),
         inodes: if disk.inodes == 0 { u64::MAX } else { disk.inodes_free.min(disk.inodes) },
@@ -100,7 +100,7 @@ pub(super) fn kubelet_wants(disk: Disk, policy: &GcPolicy) -> Option<i64> {
 }
 
 /// What must be free for the policy to be content, if the disk is past one of its limits now.
-pub fn wanted_free(disk: Disk, policy: &GcPolicy) -> Option<Amount> {
+pub(super) fn wanted_free(disk: Disk, policy: &GcPolicy) -> Option<Amount> {
     let now = free(disk);
     let mut wanted = Amount::ZERO;
     let mut due = false;

@@ -15,7 +15,7 @@ use crate::reference::LayerId;
 impl Layers {
     /// Guesses what layers take. `images` come with the ids of their layers; `used` is what all of them take, if it is
     /// known.
-    pub fn estimated(images: &[(&Image, &[LayerId])], used: Option<Amount>) -> Layers {
+    pub(crate) fn estimated(images: &[(&Image, &[LayerId])], used: Option<Amount>) -> Layers {
         let mut layers = Layers::unknown();
         let mut stacks: Vec<Stack<'_>> = shared(images).into_iter().collect();
         stacks.sort_by(|(a, _), (b, _)| a.len().cmp(&b.len()).then_with(|| a.cmp(b)));

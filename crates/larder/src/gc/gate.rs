@@ -118,7 +118,7 @@ impl Gate {
     }
 
     /// Waits until every removal that is under way now has ended, but no longer than this.
-    pub async fn removals_end(&self, at_most: Duration) {
+    pub(crate) async fn removals_end(&self, at_most: Duration) {
         let mut ended = self.ended.subscribe();
         let under_way = self.state().removing.clone();
         let gone = async {
@@ -153,7 +153,7 @@ pub struct Look {
 
 impl Look {
     /// Whether any image was being removed since this look began.
-    pub fn was_disturbed(&self) -> bool {
+    pub(crate) fn was_disturbed(&self) -> bool {
         let state = self.gate.state();
         !state.removing.is_empty() || state.removals > self.from
     }

@@ -41,7 +41,7 @@ pub trait History: Send + Sync {
 
 /// The entries of a journal, oldest first, and how many lines could not be read. A last line that was cut off by a
 /// crash is one of those.
-pub fn read(text: &str) -> (Vec<Entry>, usize) {
+pub(super) fn read(text: &str) -> (Vec<Entry>, usize) {
     let mut unreadable = 0;
     let mut entries = Vec::new();
     for line in text.lines().filter(|line| !line.trim().is_empty()) {
@@ -69,7 +69,7 @@ impl HistoryFile {
     }
 
     /// The same with another bound for each of the two files, in bytes.
-    pub fn bounded(path: impl Into<PathBuf>, most: u64) -> HistoryFile {
+    pub(crate) fn bounded(path: impl Into<PathBuf>, most: u64) -> HistoryFile {
         HistoryFile { path: path.into(), most, writing: Mutex::new(()) }
     }
 

@@ -102,7 +102,7 @@ impl fmt::Display for KeepRule {
 
 /// An image, as keep rules see it.
 #[derive(Debug, Clone, Copy)]
-pub struct Keepable<'a> {
+pub(super) struct Keepable<'a> {
     /// Its id.
     pub id: &'a ImageId,
     /// Its names, with tags and digests.
@@ -125,7 +125,7 @@ impl Keepable<'_> {
 
 /// For each image the rule that keeps it, as an index into the rules; the first one wins. An image that a rule cannot
 /// judge, because its labels are not known, is kept by it: losing what somebody wanted to keep is worse than a full disk.
-pub fn kept(now: Stamp, rules: &[KeepRule], images: &[Keepable<'_>]) -> Vec<Option<usize>> {
+pub(super) fn kept(now: Stamp, rules: &[KeepRule], images: &[Keepable<'_>]) -> Vec<Option<usize>> {
     let mut kept = vec![None; images.len()];
     for (index, rule) in rules.iter().enumerate() {
         let mut chosen = select(&rule.select, images);
@@ -279,7 +279,7 @@ impl fmt::Display for KeepWarning {
 }
 
 /// The rules that match nothing, whatever their time or budget.
-pub fn warnings(rules: &[KeepRule], images: &[Keepable<'_>]) -> Vec<KeepWarning> {
+pub(super) fn warnings(rules: &[KeepRule], images: &[Keepable<'_>]) -> Vec<KeepWarning> {
     let unmatched = rules.iter().enumerate().filter(|(_, rule)| select(&rule.select, images).is_empty());
     unmatched
         .map(|(index, rule)| KeepWarning {

@@ -17,10 +17,10 @@ mod estimate;
 mod feed;
 mod gate;
 mod hand;
-pub mod history;
+mod history;
 mod inspect;
-pub mod keep;
-pub mod layers;
+mod keep;
+mod layers;
 mod loops;
 mod node_status;
 mod parts;
@@ -36,7 +36,7 @@ mod uses;
 pub use amount::Amount;
 pub use builder::CollectorBuilder;
 pub use collector::Collector;
-pub use disk::{BackendDisk, Measure, size_text};
+pub use disk::{Measure, size_text};
 pub use error::GcError;
 pub use feed::{Seen, Sighting, UseFeed};
 pub use gate::{Gate, Look, Removing};
@@ -45,11 +45,11 @@ pub use inspect::InspectedLayers;
 pub use keep::{KeepRule, KeepWarning, Selector, nearest_names};
 pub use layers::{Layer, LayerSource, Layers};
 pub use loops::{FailureCount, GcLoops, GcStatus, ImageCache, Periods};
-pub use node_status::{NodeImage, NodeStatusError, images_for_node_status, sorted_for_cache};
+pub use node_status::{NodeImage, NodeStatusError, images_for_node_status};
 pub use parts::{Hook, Reclaim};
 pub use plan::{
     Goal, Holder, Holders, Holding, ImageVerdict, Plan, Removal, Scene, Stays, Subject, Verdict, Why,
-    holders, insufficient, plan, plan_round,
+    holders, plan, plan_round,
 };
 pub use policy::{
     Accounting, AgeRule, ClockRule, GcPolicy, HookRule, InodeThresholds, PolicyError, UseRule, Which,

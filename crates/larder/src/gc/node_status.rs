@@ -20,7 +20,7 @@ pub struct NodeImage {
 pub struct NodeStatusError(#[from] pub BackendError);
 
 /// Images as the list cache holds them: the biggest first, equal ones by id, descending.
-pub fn sorted_for_cache(mut images: Vec<Image>) -> Vec<Image> {
+pub(super) fn sorted_for_cache(mut images: Vec<Image>) -> Vec<Image> {
     images.sort_by(|a, b| b.size.cmp(&a.size).then_with(|| b.id.cmp(&a.id)));
     images
 }

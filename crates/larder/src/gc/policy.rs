@@ -154,7 +154,7 @@ impl GcPolicy {
     }
 
     /// Whether a keep rule is about labels.
-    pub fn asks_for_labels(&self) -> bool {
+    pub(crate) fn asks_for_labels(&self) -> bool {
         self.keep.iter().any(|rule| matches!(rule.select, super::keep::Selector::Label(..)))
     }
 

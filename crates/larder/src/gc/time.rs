@@ -11,7 +11,7 @@ pub struct Stamp(pub i64);
 
 impl Stamp {
     /// Milliseconds from `earlier` to this moment; negative when it is before.
-    pub fn millis_since(self, earlier: Stamp) -> i64 {
+    pub(super) fn millis_since(self, earlier: Stamp) -> i64 {
         self.0.saturating_sub(earlier.0)
     }
 
@@ -22,7 +22,7 @@ impl Stamp {
 
     /// This moment moved by so many milliseconds.
     #[must_use]
-    pub fn moved(self, millis: i64) -> Stamp {
+    pub(super) fn moved(self, millis: i64) -> Stamp {
         Stamp(self.0.saturating_add(millis))
     }
 }

@@ -175,7 +175,7 @@ pub struct Uses {
 
 impl Uses {
     /// Asks all sources; the first failure ends it.
-    pub async fn ask(sources: &[Arc<dyn UseSource>]) -> Result<Vec<Found>, UseError> {
+    pub(crate) async fn ask(sources: &[Arc<dyn UseSource>]) -> Result<Vec<Found>, UseError> {
         let mut found = Vec::new();
         for source in sources {
             found.append(&mut source.uses().await?);

@@ -22,7 +22,7 @@ pub struct Shown(Vec<String>);
 
 impl Shown {
     /// What these credentials show.
-    pub fn of(credentials: &[Credential]) -> Self {
+    pub(crate) fn of(credentials: &[Credential]) -> Self {
         let written = credentials.iter().filter(|credential| !credential.origin.is_program());
         Shown(written.map(|credential| credential.hash.clone()).collect())
     }
@@ -60,7 +60,7 @@ impl Backoff {
     }
 
     /// Other limits, for the failures that come.
-    pub fn set_limits(&mut self, initial: Duration, max: Duration) {
+    pub(crate) fn set_limits(&mut self, initial: Duration, max: Duration) {
         (self.initial, self.max) = (initial, max);
     }
 
@@ -79,27 +79,27 @@ impl Backoff {
     }
 
     /// Notes what was shown to the registry at a key's last failure. Without an entry there is nothing to note it for.
-    pub fn note_shown(&mut self, key: &str, shown: Shown) {
+    pub(crate) fn note_shown(&mut self, key: &str, shown: Shown) {
         if let Some(entry) = self.entries.get_mut(key) {
             entry.shown = Some(shown);
         }
     }
 
     /// Whether something else was shown at a key's last failure, as far as that was noted.
-    pub fn has_shown_other(&self, key: &str, shown: &Shown) -> bool {
+    pub(crate) fn has_shown_other(&self, key: &str, shown: &Shown) -> bool {
         let noted = self.entries.get(key).and_then(|entry| entry.shown.as_ref());
         noted.is_some_and(|noted| noted != shown)
     }
 
     /// Remembers the text of a key's last failure, and what could be tried next. Without an entry there is nothing to remember it for.
-    pub fn remember(&mut self, key: &str, failure: String, advice: Option<Advice>) {
+    pub(crate) fn remember(&mut self, key: &str, failure: String, advice: Option<Advice>) {
         if let Some(entry) = self.entries.get_mut(key) {
             entry.remembered = Some((failure, advice));
         }
     }
 
     /// What was remembered of a key's last failure.
-    pub fn remembered(&self, key: &str) -> Option<(&str, Option<&Advice>)> {
+    pub(crate) fn remembered(&self, key: &str) -> Option<(&str, Option<&Advice>)> {
         let (failure, advice) = self.entries.get(key)?.remembered.as_ref()?;
         Some((failure, advice.as_ref()))
     }

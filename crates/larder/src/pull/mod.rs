@@ -1,7 +1,7 @@
 //! How and when an image is pulled: policy, back-off, turn, rate, one flight per image.
 //!
 //! Read [`Manager::ensure`] first. What it decides by is pure and takes `now` as an argument ([`Backoff`],
-//! [`TokenBucket`], [`evaluate_pull_error`], [`PullTimes`]); what it does goes through the
+//! [`evaluate_pull_error`], [`PullTimes`]); what it does goes through the
 //! [`Backend`](crate::backend::Backend), the [`PullRecords`](crate::records::PullRecords) and the
 //! [`EventSink`](crate::events::EventSink).
 
@@ -34,5 +34,4 @@ pub use manager::Manager;
 pub use metrics::{EnsureLabels, Known, PullMetrics, image_size_bucket};
 pub use policy::{PullPolicy, default_policy};
 pub use status::{Phase, PullStatus};
-pub use throttle::TokenBucket;
 pub use times::{PullTimeRecorder, PullTimes};

@@ -9,7 +9,7 @@ use super::config::{OverRate, PullConfig};
 
 /// A token bucket. Pure: time is an argument. It starts full.
 #[derive(Debug, Clone)]
-pub struct TokenBucket {
+struct TokenBucket {
     per_second: f64,
     burst: f64,
     tokens: f64,
@@ -18,13 +18,13 @@ pub struct TokenBucket {
 
 impl TokenBucket {
     /// A full bucket of `burst` tokens that refills at `qps` tokens per second. A burst of 0 refuses everything.
-    pub fn new(qps: u32, burst: u32, now: Instant) -> Self {
+    fn new(qps: u32, burst: u32, now: Instant) -> Self {
         let burst = f64::from(burst);
         TokenBucket { per_second: f64::from(qps), burst, tokens: burst, filled: now }
     }
 
     /// Takes a token, or says how long until there is one, and takes none.
-    pub fn try_take(&mut self, now: Instant) -> Result<(), Duration> {
+    fn try_take(&mut self, now: Instant) -> Result<(), Duration> {
         let elapsed = now.saturating_duration_since(self.filled).as_secs_f64();
         self.tokens = (self.tokens + elapsed * self.per_second).min(self.burst);
         self.filled = self.filled.max(now);

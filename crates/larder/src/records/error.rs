@@ -35,7 +35,7 @@ impl RecordsError {
     }
 
     /// Whether no space is left on the disk.
-    pub fn is_no_space(&self) -> bool {
+    pub(crate) fn is_no_space(&self) -> bool {
         match self {
             RecordsError::Disk(error) => error.kind() == io::ErrorKind::StorageFull,
             RecordsError::Intent(cause) => cause.is_no_space(),

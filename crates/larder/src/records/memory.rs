@@ -9,7 +9,7 @@ use super::known::Known;
 use crate::reference::ImageId;
 
 /// The bytes that records may take in memory, about. Some hundred thousand recorded credentials.
-pub const MEMORY_BYTES: usize = 128 << 20;
+pub(super) const MEMORY_BYTES: usize = 128 << 20;
 
 #[derive(Debug)]
 pub(super) struct Memory {

@@ -38,7 +38,6 @@ pub use error::RecordsError;
 pub use folder::{Step, Witness};
 pub use keeper::{CheckResult, ImageRecords, OpenError, PodLookup};
 pub use known::LEARNED_SECRETS;
-pub use memory::MEMORY_BYTES;
 pub use merge::merge;
 pub use utc::Utc;
 

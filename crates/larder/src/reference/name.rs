@@ -158,11 +158,6 @@ owned_text!(ImageId);
 owned_text!(LayerId);
 
 impl ImageId {
-    /// Whether an image can be asked for by it. Kubelet leaves images alone that have no id.
-    pub fn is_valid(&self) -> bool {
-        !self.0.is_empty()
-    }
-
     /// The digest that it is, if it is one.
     pub fn digest(&self) -> Option<Digest> {
         Digest::parse(&self.0).ok()
@@ -306,6 +301,5 @@ mod tests {
         assert_eq!(ids.get("sha256:a"), Some(&1));
         let names = std::collections::HashSet::from([ImageName::new("a:1")]);
         assert!(names.contains("a:1"));
-        assert!(!ImageId::default().is_valid());
     }
 }

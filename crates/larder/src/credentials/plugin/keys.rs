@@ -8,7 +8,7 @@ use sha2::{Digest as _, Sha256};
 use crate::credentials::{Secret, ServiceAccountCoordinates};
 
 /// The base of an answer that is good for every image.
-pub const GLOBAL: &str = "<global>";
+pub(super) const GLOBAL: &str = "<global>";
 
 /// The host, with its port, of an image.
 pub fn registry_of(image: &str) -> &str {
@@ -45,7 +45,7 @@ pub fn account_key(
     key
 }
 
-/// An answer for `base` (an image, a registry, or [`GLOBAL`]) to whom the account key says; empty is everybody.
+/// An answer for `base` (an image, a registry, or `<global>`) to whom the account key says; empty is everybody.
 pub fn cache_key(base: &str, account_key: &[u8]) -> Vec<u8> {
     let mut key = Vec::new();
     push(&mut key, base.as_bytes());

@@ -26,10 +26,10 @@ use futures_util::future;
 pub use accounts::{NoServiceAccounts, ServiceAccount, ServiceAccounts, TokenRequest};
 pub use config::{ConfigDocument, Decoder, LoadError, Loaded, ProviderConfig, TokenAttributes, load};
 pub use exec::{ExecError, Execute, ProviderProgram, Runs, environment};
-pub use keys::{GLOBAL, account_key, cache_key, flight_key, registry_of, token_hash};
+pub use keys::{account_key, cache_key, flight_key, registry_of, token_hash};
 pub use provider::{Plugin, ProvideError, Provided};
 pub use validate::problems;
-pub use wire::{Request, Response, ResponseError, V1, VERSIONS};
+pub use wire::{Request, Response, ResponseError, V1};
 
 use super::answers::{Answer, Answers};
 use super::credential::{Credential, Origin, Source};

@@ -310,7 +310,7 @@ fn removal(scene: &Scene, policy: &GcPolicy, aim: Aim, step: &Step) -> Removal {
 }
 
 /// Kubelet's text for a collection that did not free enough; `disk` is the reading before it.
-pub fn insufficient(disk: Disk, freed: i64) -> String {
+pub(in crate::gc) fn insufficient(disk: Disk, freed: i64) -> String {
     let (used, size) = (used_percent(disk.capacity, disk.available), i64::try_from(disk.capacity));
     let size = size_text(size.unwrap_or(i64::MAX));
     format!(

@@ -28,7 +28,7 @@ pub enum Holder {
 
 impl Holder {
     /// All of them, in order.
-    pub const ALL: [Holder; 6] =
+    pub(crate) const ALL: [Holder; 6] =
         [Holder::InUse, Holder::Pinned, Holder::Kept, Holder::Leased, Holder::TooYoung, Holder::Unused];
 }
 
@@ -46,7 +46,7 @@ pub struct Holding {
 /// Who holds the disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Holders {
-    /// By holder, in the order of [`Holder::ALL`].
+    /// By holder, in the order of [`Holder`].
     pub images: Vec<Holding>,
     /// What removing all that may go would free.
     pub reclaimable: Amount,

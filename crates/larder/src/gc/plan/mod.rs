@@ -15,12 +15,12 @@ mod scene;
 
 use std::time::Duration;
 
-pub use decide::{insufficient, plan, plan_round};
+pub use decide::{plan, plan_round};
 pub use holders::{Holder, Holders, Holding, holders};
 pub use reason::{Stays, Verdict, Why};
 pub use scene::{Scene, Subject};
 
-pub(super) use decide::{Aim, aim, keepables, plan_for};
+pub(super) use decide::{Aim, aim, insufficient, keepables, plan_for};
 
 use super::amount::Amount;
 use super::time::Stamp;

@@ -91,7 +91,7 @@ impl Records {
 
     /// Takes in what happened until an observation began, after that observation. An image that was first seen since
     /// then is taken to have been seen when it came; a use counts if it is the latest that is known.
-    pub fn sighted(&mut self, sightings: &[Sighting], began: Stamp) {
+    pub(crate) fn sighted(&mut self, sightings: &[Sighting], began: Stamp) {
         for Sighting { image, at, what } in sightings {
             let Some(record) = self.by_key.get_mut(&(image.clone(), String::new())) else { continue };
             let at = (*at).min(began);
