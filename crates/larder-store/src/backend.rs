@@ -7,6 +7,7 @@ use larder::backend::{
     Backend, BackendError, CallErrorKind, Condition, Container, FilesystemUsage, Filesystems, Image,
     ImageDetails, ImageSpec, InUse, Progress, RuntimeInfo,
 };
+use larder::chain;
 use larder::credentials::Credential;
 use larder::hint::Hint;
 use larder::pod::SandboxConfig;
@@ -142,17 +143,6 @@ impl Backend for StoreBackend {
         });
         Ok(InUse { containers: containers.collect(), sandboxes: Vec::new() })
     }
-}
-
-/// The text of an error with all its causes.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
 }
 
 pub(crate) fn failed(error: &dyn std::error::Error, kind: CallErrorKind) -> BackendError {

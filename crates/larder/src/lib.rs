@@ -20,7 +20,9 @@ mod chain;
 pub mod config;
 pub mod credentials;
 pub mod events;
+pub mod files;
 pub mod gc;
+mod glob;
 pub mod gotext;
 pub mod hint;
 pub mod image_service;
@@ -33,3 +35,4 @@ pub mod records;
 pub mod reference;
 
 pub use chain::chain;
+pub use glob::glob;

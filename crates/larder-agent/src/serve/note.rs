@@ -3,6 +3,8 @@
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
+use larder::files;
+
 use crate::client;
 use crate::error::Error;
 use crate::node::Node;
@@ -19,10 +21,8 @@ impl Note {
             Some(store) => client::daemon_file(store.store().root()),
             None => node.state.daemon(),
         };
-        let new = file.with_extension("new");
         let written = std::path::absolute(socket)
-            .and_then(|socket| fs_err::write(&new, format!("{}\n", socket.display())))
-            .and_then(|()| fs_err::rename(&new, &file));
+            .and_then(|socket| files::replace(&file, format!("{}\n", socket.display()).as_bytes()));
         match written {
             Ok(()) => Ok(Some(Note(file))),
             // A full disk is no time to stay away: somebody has to collect.

@@ -1,9 +1,10 @@
 //! Keep rules on disk. A file that cannot be read is never taken for one without rules: then nothing is collected.
 
-use std::io::{self, Write as _};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use larder::files;
 use larder::gc::{KeepRule, Selector};
 use serde::{Deserialize, Serialize};
 
@@ -74,14 +75,9 @@ impl KeepFile {
     }
 }
 
-/// Replaces a file with this document. Durable when it returns; who reads meanwhile has the old one or the new one.
+/// Replaces a file with this document. Durable when it returns.
 pub(super) fn replace(path: &Path, content: &impl Serialize) -> io::Result<()> {
-    let new = path.with_extension("json.new");
-    let mut file = fs_err::File::create(&new)?;
-    file.write_all(&serde_json::to_vec_pretty(content)?)?;
-    file.sync_all()?;
-    fs_err::rename(&new, path)?;
-    path.parent().map_or(Ok(()), |folder| fs_err::File::open(folder)?.sync_all())
+    files::replace(path, &serde_json::to_vec_pretty(content)?)
 }
 
 /// A rule in force, and where it comes from.

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use larder::backend::Image;
+use larder::glob;
 use larder::gotext;
 use larder::reference::Reference;
 use serde::Serialize;
@@ -117,34 +118,6 @@ impl Row {
             glob(pattern, &repository) || with_tag.is_some_and(|name| glob(pattern, &name))
         })
     }
-}
-
-/// Whether a text fits a pattern in which `*` stands for any text and `?` for any one character.
-fn glob(pattern: &str, text: &str) -> bool {
-    let (pattern, text): (Vec<char>, Vec<char>) = (pattern.chars().collect(), text.chars().collect());
-    let (mut p, mut t) = (0, 0);
-    // Where to go on when the text after the last star does not fit: one character later.
-    let mut retry: Option<(usize, usize)> = None;
-    while t < text.len() {
-        match pattern.get(p) {
-            Some('*') => {
-                retry = Some((p, t));
-                p += 1;
-            }
-            Some(c) if *c == '?' || *c == text[t] => {
-                p += 1;
-                t += 1;
-            }
-            _ => match retry {
-                Some((star, from)) => {
-                    retry = Some((star, from + 1));
-                    (p, t) = (star + 1, from + 1);
-                }
-                None => return false,
-            },
-        }
-    }
-    pattern[p..].iter().all(|c| *c == '*')
 }
 
 fn table(images: &[Row], args: &ImagesArgs) -> Table {

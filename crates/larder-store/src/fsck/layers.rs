@@ -1,12 +1,12 @@
 //! Layers: every file against the manifest that was written when it was unpacked.
 
-use std::error::Error;
 use std::sync::{Mutex, PoisonError};
 
 use super::options::FsckOptions;
 use super::report::{Damage, FsckReport};
 use crate::store::db::{LAYERS, Source as _};
 use crate::store::{Inner, LayerKey, LayerRecord, StoreError};
+use larder::chain;
 
 /// How many wrong files of a layer are named.
 const NAMED: usize = 10;
@@ -117,15 +117,4 @@ impl Inner {
         drop(gate);
         Ok(())
     }
-}
-
-/// The error with its causes on one line.
-fn chain(error: &(dyn Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
 }

@@ -5,6 +5,7 @@ use std::fmt;
 use std::time::Duration;
 
 use super::time::{Stamp, millis};
+use crate::glob;
 use crate::gotext;
 use crate::reference::ImageId;
 
@@ -221,32 +222,12 @@ fn has_digest(name: &str, digest: &str) -> bool {
 
 /// Whether a pattern means a name, in full or as people shorten it.
 fn name_matches(pattern: &str, name: &str) -> bool {
-    short_forms(name).any(|form| glob(pattern.as_bytes(), form.as_bytes()))
+    short_forms(name).any(|form| glob(pattern, form))
 }
 
 fn short_forms(name: &str) -> impl Iterator<Item = &str> {
     let prefixes = ["docker.io/", "docker.io/library/"];
     std::iter::once(name).chain(prefixes.into_iter().filter_map(|prefix| name.strip_prefix(prefix)))
-}
-
-/// `*` is any text, `?` any one byte. Takes no more than pattern times text steps.
-fn glob(pattern: &[u8], text: &[u8]) -> bool {
-    let (mut p, mut t) = (0, 0);
-    let mut star: Option<(usize, usize)> = None;
-    while t < text.len() {
-        if pattern.get(p) == Some(&b'*') {
-            star = Some((p, t));
-            p += 1;
-        } else if pattern.get(p).is_some_and(|&c| c == b'?' || c == text[t]) {
-            (p, t) = (p + 1, t + 1);
-        } else if let Some((at, from)) = star {
-            star = Some((at, from + 1));
-            (p, t) = (at + 1, from + 1);
-        } else {
-            return false;
-        }
-    }
-    pattern[p..].iter().all(|&c| c == b'*')
 }
 
 /// A rule that matches no image: usually a slip of the pen.

@@ -4,13 +4,14 @@
 //! images then count as first seen now, so that losing it never removes anything.
 
 use std::collections::BTreeMap;
-use std::io::{self, Write as _};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
 use super::{Anchor, Record, Records};
+use crate::files::replace;
 use crate::gc::time::Stamp;
 
 const VERSION: u32 = 1;
@@ -140,20 +141,11 @@ impl RecordStore for FileStore {
         let images = records.iter().cloned().collect();
         let (clock, watched) = (records.anchor.clone(), records.watched);
         let file = File { version: VERSION, clock, watched, images };
-        replace(&self.path, &file).map_err(|cause| SaveError { path: self.path.clone(), cause })
+        serde_json::to_vec(&file)
+            .map_err(io::Error::from)
+            .and_then(|text| replace(&self.path, &text))
+            .map_err(|cause| SaveError { path: self.path.clone(), cause })
     }
-}
-
-/// Writes a file as a whole: after a power cut it is the old one or the new one.
-fn replace(path: &Path, content: &impl Serialize) -> io::Result<()> {
-    let text = serde_json::to_vec(content)?;
-    let new = suffixed(path, ".new");
-    let mut file = fs_err::File::create(&new)?;
-    file.write_all(&text)?;
-    file.sync_all()?;
-    fs_err::rename(&new, path)?;
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    fs_err::File::open(folder)?.sync_all()
 }
 
 fn suffixed(path: &Path, suffix: &str) -> PathBuf {
