@@ -4,7 +4,7 @@
 //! kubelet's file < larder's file < variables < flags  --load-->  Config, or Mistakes
 //! ```
 //!
-//! Kubelet's settings have kubelet's names and rules; larder's own stand in sections. One [table](settings::all) has
+//! Kubelet's settings have kubelet's names and rules; larder's own stand in sections. One table has
 //! them all: reading, printing, comparing and the reference page go through it. [`load`] reports every mistake at once,
 //! each with file, line and key. [`diff`] says what of a new configuration can be taken over by a running daemon.
 
@@ -49,7 +49,7 @@ pub const KIND: &str = "LarderConfiguration";
 /// All settings, each with a value that was checked.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Kubelet's own settings, with larder's defaults where those differ. `pull`, `gc` and [`Config::cri`] hold what
+    /// Kubelet's own settings, with larder's defaults where those differ. `pull`, `gc` and `Config::cri` hold what
     /// they mean.
     pub images: ImageConfig,
     /// Kubelet's feature gate.
@@ -86,7 +86,7 @@ pub struct Config {
     pub registry: RegistryConfig,
     /// How larder's own store works.
     pub store: StoreSettings,
-    /// How a runtime is talked to; [`Config::cri`] completes it.
+    /// How a runtime is talked to; `Config::cri` completes it.
     pub runtime: CriConfig,
     /// Whether the cache of Docker's builder goes before images.
     pub prune_build_cache: bool,

@@ -4,7 +4,7 @@
 //! Config -> open -> Node { manager, collector, gate, records, events, metrics } -> control service, CRI, run
 //! ```
 //!
-//! A daemon [runs](Node::run) its node: health checks, garbage collection on a timer, static pods, prefetch, reloads. A
+//! A daemon runs its node: health checks, garbage collection on a timer, static pods, prefetch, reloads. A
 //! command that works without a daemon opens one for as long as it lives, with the same settings.
 
 pub(crate) mod event_log;

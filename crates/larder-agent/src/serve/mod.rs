@@ -75,7 +75,7 @@ pub fn runtime() -> io::Result<Runtime> {
 
 impl Daemon {
     /// Reads the settings, opens what must be open and binds what is served; starts nothing. `verbosity` is the least
-    /// severe level that is logged, whatever the settings say. Must be called within a [`runtime`].
+    /// severe level that is logged, whatever the settings say. Must be called within a [`runtime()`].
     pub fn build(sources: Sources, verbosity: Level) -> Result<Daemon, StartError> {
         let config = config::load(&sources).map_err(StartError::Settings)?;
         log::change(config.log.level.max(verbosity), log::Format::of(config.log.format));
