@@ -36,6 +36,19 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(120);
 /// How long the connection may take.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 
+/// The settings that a process with this configuration insists on when it joins another one.
+pub(crate) fn insisted_on(config: &Config) -> Vec<SettingValue> {
+    config::joining(config)
+        // How long a client waits for answers is its own affair.
+        .filter(|(_, _, origin)| **origin != Origin::Flag("--timeout"))
+        .map(|(key, value, origin)| SettingValue {
+            key: key.to_owned(),
+            value: value.to_string(),
+            origin: origin.to_string(),
+        })
+        .collect()
+}
+
 /// HTTP/2 wants one; to a Unix socket it means nothing.
 const ORIGIN: &str = "http://localhost";
 
@@ -100,17 +113,7 @@ impl Client {
     /// Asks a command that has the images open whether this process can work through it with these settings; with `None`,
     /// whether it is there: who only looks depends on no settings.
     pub async fn join(&self, config: Option<&Config>) -> Result<(), Error> {
-        // How long a client waits for answers is its own affair.
-        let given = config
-            .into_iter()
-            .flat_map(config::joining)
-            .filter(|(_, _, origin)| **origin != Origin::Flag("--timeout"));
-        let settings = given.map(|(key, value, origin)| SettingValue {
-            key: key.to_owned(),
-            value: value.to_string(),
-            origin: origin.to_string(),
-        });
-        let request = JoinRequest { settings: settings.collect() };
+        let request = JoinRequest { settings: config.map(insisted_on).unwrap_or_default() };
         self.ask(async |mut calls| calls.join(request).await).await.map(drop)
     }
 

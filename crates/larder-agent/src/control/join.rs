@@ -31,3 +31,40 @@ pub(super) fn check(config: &Config, theirs: &[SettingValue]) -> Result<(), Erro
     ))
     .hint("rerun the command when the other one has ended, or give both the same settings"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::client::insisted_on;
+    use crate::config::{Source, Sources};
+    use crate::environment::DefaultPaths;
+
+    /// The configuration of a process that was given these settings by flags.
+    fn given(settings: &[(&'static str, &str)]) -> Config {
+        let layer = |(key, value): &(&'static str, &str)| Source::Given {
+            by: config::Origin::Flag("--flag"),
+            key,
+            value: (*value).to_owned(),
+        };
+        let layers = settings.iter().map(layer).collect();
+        config::load(&Sources { places: DefaultPaths::of(true, |_| None), layers }).unwrap()
+    }
+
+    fn joins(owner: &[(&'static str, &str)], joiner: &[(&'static str, &str)]) -> Result<(), String> {
+        check(&given(owner), &insisted_on(&given(joiner))).map_err(|refused| refused.message().to_owned())
+    }
+
+    #[test]
+    fn a_joiner_insists_on_what_guards_images_also_where_that_is_a_default() {
+        for (guard, value, theirs) in [
+            ("imagePullCredentialsVerificationPolicy", "NeverVerify", "\"NeverVerifyPreloadedImages\""),
+            ("featureGates.KubeletEnsureSecretPulledImages", "false", "true"),
+        ] {
+            let refused = joins(&[(guard, value)], &[]).unwrap_err();
+            assert!(refused.contains(&format!("is {theirs} (default), and ")), "{guard}: {refused}");
+            assert_eq!(joins(&[(guard, value)], &[(guard, value)]), Ok(()), "{guard}");
+        }
+        assert_eq!(joins(&[("registryPullQPS", "7")], &[]), Ok(()), "a default that guards nothing");
+        assert!(joins(&[], &[("registryPullQPS", "7")]).is_err());
+    }
+}

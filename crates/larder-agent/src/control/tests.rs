@@ -372,6 +372,19 @@ async fn a_lease_has_a_bound_whatever_a_client_asks_for() {
 }
 
 #[tokio::test]
+async fn a_command_leases_no_image_of_a_runtime() {
+    let served = Served::new();
+    served.backend.add_image("a:1", image("sha256:1", 100));
+    let request = api::LeaseRequest { image: "a:1".into(), seconds: 60 };
+    let refused = kept::lease(&served.node, &Process::Command, &request).await.unwrap_err();
+    assert_eq!(refused.message(), "only a daemon can lease an image of a runtime, and none serves a fake");
+    assert_eq!(refused.next_steps()[0].to_string(), "larder serve, or larder keep a:1");
+    assert!(served.node.gate.leased().is_empty(), "the lease would end with the command");
+    kept::lease(&served.node, &Process::Daemon(None), &request).await.unwrap();
+    assert_eq!(served.node.gate.leased().len(), 1);
+}
+
+#[tokio::test]
 async fn what_needs_a_restart_is_told_until_it_is_as_it_was() {
     let served = Served::new();
     let reload = |settings: &str| {
