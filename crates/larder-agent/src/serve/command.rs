@@ -1,7 +1,7 @@
 //! What a command serves while it has the images open: the control API, to other commands of the same user.
 //!
-//! Promises: a second command joins the first instead of failing; calls that joined end before the first command does;
-//! the socket has mode 0600, and is gone when nothing serves it any more.
+//! Promises: a second command joins the first instead of failing; calls that joined end before the first command does,
+//! and a joined command without a call holds it up no longer than a moment; the socket has mode 0600, and is gone when nothing serves it any more.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -80,20 +80,23 @@ impl CommandServer {
         &self.node
     }
 
-    /// Says how many other commands work through this one, now and later.
+    /// Returns how many other commands have a call under way in this one, whenever it is asked.
     pub fn joined(&self) -> impl Fn() -> usize + Send + Sync + use<> {
         let connections = self.connections.clone();
-        move || connections.open()
+        move || connections.busy()
     }
 
     /// Ends it: calls of commands that joined finish, and what a later process depends on is on disk. `waiting` is
-    /// called if that takes longer than a moment, with the number of commands that are waited for.
+    /// called if calls of other commands take longer than a moment, with the number of those commands.
     pub async fn close(self, waiting: impl FnOnce(usize)) {
         self.stop.send_replace(true);
         if let Some(mut serving) = self.serving
             && time::timeout(PATIENCE, &mut serving).await.is_err()
         {
-            waiting(self.connections.open());
+            let busy = self.connections.busy();
+            if busy > 0 {
+                waiting(busy);
+            }
             let _ = serving.await;
         }
         self.node.flush().await;
