@@ -27,6 +27,7 @@ use tokio::time::{self, Instant};
 
 use crate::args::settings::{BACKEND_VARIABLE, IMAGE_VARIABLE, RUNTIME_VARIABLE, SettingFlags};
 use crate::args::{Connection, verbosity_level};
+use crate::credentials::usual_programs;
 use crate::exit::Outcome;
 use crate::failure::{ErrorKind, Failure, Report as _};
 use crate::interrupt::Others;
@@ -204,7 +205,11 @@ impl Session {
             }
             let client = Client::of(command, self.connection.timeout);
             let looks = need.state == Some(StateNeed::None) && need.pulling.is_none();
-            return match client.join((!looks).then_some(&config)).await {
+            let programs = match &need.pulling {
+                Some(pulling) => Some((pulling.credentials)().programs().await),
+                None => None,
+            };
+            return match client.join((!looks).then_some(&config), programs).await {
                 Ok(()) => {
                     tracing::info!("working through another larder command");
                     Ok(Ok(client))
@@ -233,8 +238,12 @@ impl Session {
             logs_events: false,
             verbosity: verbosity_level(self.connection.verbose),
         };
-        let credentials = need.pulling.as_ref().map(|pulling| (pulling.credentials)());
-        match Node::open(sources, config, credentials, options) {
+        // Also where this command does not pull: another one may, through it.
+        let credentials = match &need.pulling {
+            Some(pulling) => (pulling.credentials)(),
+            None => usual_programs(config.credential_tokens),
+        };
+        match Node::open(sources, config, Some(credentials), options) {
             Ok(node) => {
                 let server = CommandServer::start(node);
                 if let Some(others) = self.others.get() {

@@ -13,7 +13,7 @@ use larder::backend::{Image, Unreachable};
 use larder::gotext;
 use larder_api::v1alpha1::control_client::ControlClient;
 use larder_api::v1alpha1::control_server::ControlServer;
-use larder_api::v1alpha1::{ImagesRequest, JoinRequest, SettingValue, StatusRequest};
+use larder_api::v1alpha1::{CredentialPrograms, ImagesRequest, JoinRequest, SettingValue, StatusRequest};
 use larder_api::{MAX_MESSAGE_BYTES, convert};
 use larder_cri::Endpoint;
 use larder_cri::channel::{Channel, Lost, NothingThere};
@@ -111,9 +111,12 @@ impl Client {
     }
 
     /// Asks a command that has the images open whether this process can work through it with these settings; with `None`,
-    /// whether it is there: who only looks depends on no settings.
-    pub async fn join(&self, config: Option<&Config>) -> Result<(), Error> {
-        let request = JoinRequest { settings: config.map(insisted_on).unwrap_or_default() };
+    /// whether it is there: who only looks depends on no settings. A process that pulls names the
+    /// [programs](larder::credentials::Sources::programs) that it would ask for credentials.
+    pub async fn join(&self, config: Option<&Config>, programs: Option<Vec<String>>) -> Result<(), Error> {
+        let settings = config.map(insisted_on).unwrap_or_default();
+        let credential_programs = programs.map(|programs| CredentialPrograms { programs });
+        let request = JoinRequest { settings, credential_programs };
         self.ask(async |mut calls| calls.join(request).await).await.map(drop)
     }
 

@@ -59,8 +59,8 @@ pub(super) fn warn_of_the_daemons_own(
     candidates: &Candidates,
     out: &Out,
 ) {
-    if client.socket().is_some() && candidates.has_programs() {
-        out.warning("the process that has the images asks the credential helpers and providers of its own configuration only");
+    if client.daemon().is_some() && candidates.has_programs() {
+        out.warning("the daemon asks the credential helpers and providers of its own configuration only");
     }
     if client.daemon().is_some() && flags.is_given() {
         out.warning("the daemon queues pulls as its configuration says, and not as the flags do");

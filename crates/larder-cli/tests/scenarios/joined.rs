@@ -213,6 +213,23 @@ fn settings_that_the_first_command_was_given_hold_for_those_that_were_given_none
 }
 
 #[test]
+fn a_pull_that_would_ask_other_credential_programs_is_refused_with_the_difference() {
+    let Some(world) = store() else { return };
+    let gate = world.gate();
+    let image = push(&world, &gate, 1, "shop/big:1");
+    let first = held_pull(&world, &gate, &[], &image);
+    let config = world.file("docker.json", r#"{"auths": {}, "credsStore": "pass"}"#);
+    let pull = ["pull", "--authfile", &config, &image];
+    let refused = world.larder(&pull).expect(1);
+    let difference = "with other credential helpers or providers: docker-credential-pass, and none there";
+    assert!(refused.stderr.contains(difference), "{refused:?}");
+    world.larder(&["gc", "--all-unused", "--dry-run"]).expect(0);
+    gate.open();
+    first.finish().expect(0);
+    world.larder(&pull).expect(0);
+}
+
+#[test]
 fn an_interrupt_ends_the_commands_own_work_and_not_that_of_others() {
     let Some(world) = store() else { return };
     let (gate, other_gate) = (world.gate(), world.gate());
