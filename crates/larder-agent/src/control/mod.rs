@@ -218,7 +218,7 @@ impl Control for Service {
         if request.get_ref().look {
             node.check_health().await;
         }
-        Ok(Response::new(status::now(node, connections, process)))
+        Ok(Response::new(status::now(node, connections, process).await))
     }
 
     async fn keep(&self, request: Request<api::KeepRequest>) -> Answer<api::KeepResponse> {

@@ -40,7 +40,7 @@ impl Served {
         let listener = UnixListener::bind(folder.path().join("s")).unwrap();
         let (stop, stopped) = watch::channel(false);
         let connections = Connections::default();
-        let plain = Plain { node: Arc::clone(&node), connections: connections.clone() };
+        let plain = Plain::new(Arc::clone(&node), connections.clone());
         let control = service(Arc::clone(&node), process.clone(), connections.clone(), stopped.clone());
         let (mut serving, shared) = (tokio::task::JoinSet::new(), connections.clone());
         let router = Router::new(plain, control);

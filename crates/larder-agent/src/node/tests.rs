@@ -33,6 +33,7 @@ async fn the_first_collection_leaves_alone_what_static_pods_and_the_prefetch_lis
         let (when, jitter, hold) = (When::Start, Duration::ZERO, Hold::Keep);
         config.prefetch = vec![Prefetch { image: "prefetched:1".into(), when, jitter, hold }];
     });
+    let node = Arc::new(node);
     let mut status = node.loops.status();
     tokio::select! {
         () = node.run() => unreachable!("it runs until dropped"),

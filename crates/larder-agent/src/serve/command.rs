@@ -62,7 +62,7 @@ impl CommandServer {
             short_path(&socket, MAX_PATH).map_err(|error| Error::failed(error.to_string()))?;
         let Socket { listener, own, .. } = Socket::bind(&Listen { socket: path, mode: 0o600, group: None })?;
         let listener = UnixListener::from_std(listener).map_err(|error| Error::failed(error.to_string()))?;
-        let plain = Plain { node: Arc::clone(node), connections: self.connections.clone() };
+        let plain = Plain::new(Arc::clone(node), self.connections.clone());
         let router = Router::new(plain, self.service.clone());
         let connections = self.connections.clone();
         Ok(Some(tokio::spawn(async move {
