@@ -6,6 +6,7 @@
 //! ```
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -104,6 +105,8 @@ pub(crate) struct Session {
     server: Mutex<Option<CommandServer>>,
     /// Where to say how many other commands work through this one.
     others: OnceLock<Others>,
+    /// Whether it worked through another command.
+    joined: AtomicBool,
     /// Whether files of settings count.
     reads_files: bool,
 }
@@ -111,7 +114,8 @@ pub(crate) struct Session {
 impl Session {
     /// Nothing is looked for or opened yet.
     pub(crate) fn new(connection: Connection, out: Arc<Out>) -> Session {
-        Session { connection, out, server: Mutex::default(), others: OnceLock::new(), reads_files: true }
+        let (server, others, joined) = (Mutex::default(), OnceLock::new(), AtomicBool::default());
+        Session { connection, out, server, others, joined, reads_files: true }
     }
 
     /// The same, with default settings: the demo shows the same everywhere.
@@ -133,6 +137,11 @@ impl Session {
         Err(Failure::unreachable("no daemon runs here")
             .hint("start it with larder serve")
             .hint("one that listens elsewhere is named with --daemon SOCKET, or by its --root or --backend"))
+    }
+
+    /// Whether the command has worked through another one.
+    pub(crate) fn has_joined(&self) -> bool {
+        self.joined.load(Ordering::Relaxed)
     }
 
     /// The daemon that serves these images, if one runs.
@@ -212,6 +221,7 @@ impl Session {
             return match client.join((!looks).then_some(&config), programs).await {
                 Ok(()) => {
                     tracing::info!("working through another larder command");
+                    self.joined.store(true, Ordering::Relaxed);
                     Ok(Ok(client))
                 }
                 // It has ended since it was found.

@@ -134,7 +134,8 @@ mod tests {
 
     #[test]
     fn a_commands_socket_of_another_user_is_not_joined() {
-        for (owner, user, trusted) in [(0, 0, true), (0, 7, true), (7, 7, true), (8, 7, false), (7, 0, false)] {
+        for (owner, user, trusted) in [(0, 0, true), (0, 7, true), (7, 7, true), (8, 7, false), (7, 0, false)]
+        {
             assert_eq!(is_trusted_owner(owner, user), trusted, "owner {owner}, user {user}");
         }
         let folder = tempfile::tempdir().unwrap();

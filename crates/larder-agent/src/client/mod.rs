@@ -98,7 +98,7 @@ impl Client {
     }
 
     /// Whether the node is in another command.
-    fn is_joined(&self) -> bool {
+    pub fn is_joined(&self) -> bool {
         matches!(self.peer, Peer::Other(Server::Command(_)))
     }
 
