@@ -95,23 +95,23 @@ fn read(file: &Path) -> Option<PathBuf> {
 pub fn is_listening(socket: &Path) -> Result<bool, Error> {
     match Endpoint::at(socket).knock() {
         Ok(()) => Ok(true),
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Err(denied(socket)),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Err(denied(socket, "the daemon's")),
         Err(_) => Ok(false),
     }
 }
 
-/// This user may not connect to the socket.
-pub(super) fn denied(socket: &Path) -> Error {
+/// This user may not connect to the socket, which is `owner`'s: with the `'s`.
+pub(super) fn denied(socket: &Path, owner: &str) -> Error {
     use std::os::unix::fs::MetadataExt as _;
 
     let shown = socket.display();
-    let failure = Error::unreachable(format!("{shown}: permission denied: this is the daemon's socket"));
+    let failure = Error::unreachable(format!("{shown}: permission denied: this is {owner} socket"));
     match fs_err::metadata(socket) {
         Ok(found) if found.gid() != 0 => {
             let group = group_name(found.gid());
             failure.hint(format!("you are not in the group {group}: become a member of it, or run as root"))
         }
-        _ => failure.hint("run as root, or as the user that the daemon runs as"),
+        _ => failure.hint("run as root, or as the user that it belongs to"),
     }
 }
 

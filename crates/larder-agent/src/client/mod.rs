@@ -205,7 +205,8 @@ impl Client {
     fn nothing_there(&self, found: &Unreachable) -> Error {
         let socket = self.socket().unwrap_or(Path::new(""));
         match found {
-            Unreachable::Denied => find::denied(socket),
+            Unreachable::Denied if self.is_joined() => find::denied(socket, "another larder command's"),
+            Unreachable::Denied => find::denied(socket, "the daemon's"),
             Unreachable::Silent { after } => self.silent(*after),
             Unreachable::Missing | Unreachable::Refused | Unreachable::Broken { .. } if self.is_joined() => {
                 self.ended()
