@@ -105,6 +105,8 @@ pub(crate) struct Session {
     server: Mutex<Option<CommandServer>>,
     /// Where to say how many other commands work through this one.
     others: OnceLock<Others>,
+    /// Whether warnings about the settings were logged.
+    warned: AtomicBool,
     /// Whether it worked through another command.
     joined: AtomicBool,
     /// Whether files of settings count.
@@ -114,8 +116,15 @@ pub(crate) struct Session {
 impl Session {
     /// Nothing is looked for or opened yet.
     pub(crate) fn new(connection: Connection, out: Arc<Out>) -> Session {
-        let (server, others, joined) = (Mutex::default(), OnceLock::new(), AtomicBool::default());
-        Session { connection, out, server, others, joined, reads_files: true }
+        Session {
+            connection,
+            out,
+            server: Mutex::default(),
+            others: OnceLock::new(),
+            warned: AtomicBool::default(),
+            joined: AtomicBool::default(),
+            reads_files: true,
+        }
     }
 
     /// The same, with default settings: the demo shows the same everywhere.
@@ -187,8 +196,12 @@ impl Session {
                     Err(busy) => busy,
                 },
             };
-            if started.elapsed() > self.connection.timeout.unwrap_or(OPEN_WITHIN) {
-                return Err(OpenError::InUse(busy));
+            let within = self.connection.timeout.unwrap_or(OPEN_WITHIN);
+            if started.elapsed() > within {
+                let waited = gotext::duration(within);
+                return Err(OpenError::InUse(
+                    busy.hint(format!("waited {waited}; --timeout says how long to wait")),
+                ));
             }
             if !told && started.elapsed() > PATIENCE {
                 told = true;
@@ -345,8 +358,11 @@ impl Session {
         if let Some(root) = &self.connection.root {
             config.root.clone_from(root); // as it was typed, for messages
         }
-        for warning in &config.warnings {
-            tracing::info!("{warning}");
+        // The settings are read again each time that the command looks who has the images.
+        if !self.warned.swap(true, Ordering::Relaxed) {
+            for warning in &config.warnings {
+                tracing::info!("{warning}");
+            }
         }
         if let Some(pulling) = &need.pulling {
             config.set_pull((pulling.adjust)(config.pull.clone())?);
