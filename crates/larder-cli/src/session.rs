@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use larder::credentials::Sources as Credentials;
 use larder::gotext;
+use larder::hint::Hint;
 use larder::pull::PullConfig;
 use larder_agent::OpenError;
 use larder_agent::backend::docker;
@@ -130,8 +131,8 @@ impl Session {
             return Ok(client);
         }
         Err(Failure::unreachable("no daemon runs here")
-            .hint("start it with larder serve")
-            .hint("one that listens elsewhere is named with --daemon SOCKET, or by its --root or --backend"))
+            .hint(Hint::from("start it: ").command(["serve"]))
+            .hint("or name its socket with --daemon SOCKET, or its images with --root or --backend"))
     }
 
     /// The daemon that serves these images, if one runs.

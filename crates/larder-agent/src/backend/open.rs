@@ -94,7 +94,8 @@ pub fn cannot_open(error: &StoreOpenError) -> Error {
             Error::unreachable(format!("{}: nothing has been pulled yet", failure.message())).hint(
                 Hint::new()
                     .command(["pull", "IMAGE"])
-                    .text(" makes it; the folder of another store is named with --root DIR"),
+                    .text(" creates it; or name the directory of another store: ")
+                    .setting("root", "DIR"),
             )
         }
         error => failure.hints(error.hint()),
@@ -105,9 +106,11 @@ fn found(mode: RuntimeMode) -> Result<Endpoint, Error> {
     match (discover(), mode) {
         (Ok(endpoint), _) => Ok(endpoint),
         (Err(error), RuntimeMode::Expect) => Ok(expected(&error)),
-        (Err(error), RuntimeMode::Require) => Err(Error::unreachable(error.to_string())
-            .hint(error.hint())
-            .hint("or leave --backend out: larder's own store needs no runtime")),
+        (Err(error), RuntimeMode::Require) => {
+            Err(Error::unreachable(error.to_string()).hint(error.hint()).hint(
+                Hint::from("or use larder's own store, which needs no runtime: ").setting("backend", "store"),
+            ))
+        }
     }
 }
 

@@ -11,6 +11,7 @@ use std::time::Duration;
 
 use larder::backend::{Image, Unreachable};
 use larder::gotext;
+use larder::hint::Hint;
 use larder_api::v1alpha1::control_client::ControlClient;
 use larder_api::v1alpha1::control_server::ControlServer;
 use larder_api::v1alpha1::{ImagesRequest, JoinRequest, SettingValue, StatusRequest};
@@ -23,6 +24,7 @@ use tonic::{Code, Response, Status};
 
 use crate::config::{self, Config, Origin};
 use crate::control;
+use crate::environment::DefaultPaths;
 use crate::error::Error;
 
 pub use find::{Server, is_listening, server_of, socket_path};
@@ -180,12 +182,15 @@ impl Client {
             if self.is_joined() {
                 return self.ended();
             }
-            return Error::unreachable(format!("{peer} went away before it had answered"))
-                .hint("its log says why; what it was doing is done again by the same command");
+            return Error::unreachable(format!("{peer} closed the connection before it answered"))
+                .hint("see its log; rerun the command to retry");
         }
         if status.code() == Code::Unimplemented {
-            return Error::failed(format!("{peer} does not know this: {}", status.message()))
-                .hint("it is of another version, or no larder at all: larder status tells");
+            return Error::failed(format!("{peer} does not support this call: {}", status.message())).hint(
+                Hint::from("it is another version of larder, or another program: ")
+                    .command(["status"])
+                    .text(" shows which"),
+            );
         }
         Error::from_status(status)
     }
@@ -206,18 +211,27 @@ impl Client {
             }
             Unreachable::Missing | Unreachable::Refused | Unreachable::NotASocket => {
                 Error::unreachable(format!("no daemon at {}: {found}", socket.display()))
-                    .hint("start it with larder serve, or leave it out with --daemon none")
+                    .hint(Hint::from("start it: ").command(serve_at(socket)))
+                    .hint(Hint::from("or work without a daemon: ").setting("daemon", "none"))
             }
-            other => {
-                Error::unreachable(format!("what listens at {} is no larder: {other}", socket.display()))
-                    .hint("name the daemon's socket with --daemon SOCKET")
-            }
+            other => Error::unreachable(format!("{} does not serve larder's API: {other}", socket.display()))
+                .hint(Hint::from("name the daemon's socket: ").setting("daemon", "SOCKET")),
         }
     }
 
     fn silent(&self, after: Duration) -> Error {
         let after = gotext::duration(after);
-        Error::unreachable(format!("{} gave no answer within {after}", self.shown()))
-            .hint("it hangs, or has too much to do: see its log; --timeout says how long to wait")
+        Error::unreachable(format!("{} gave no answer within {after}", self.shown())).hint(
+            Hint::from("it hangs or is overloaded: see its log, or wait longer with ").setting("timeout", ""),
+        )
     }
+}
+
+/// The arguments of the command that starts a daemon at this socket.
+fn serve_at(socket: &Path) -> Vec<String> {
+    let mut args = vec!["serve".to_owned()];
+    if DefaultPaths::current().socket.as_deref() != Some(socket) {
+        args.extend(["--socket".to_owned(), socket.display().to_string()]);
+    }
+    args
 }

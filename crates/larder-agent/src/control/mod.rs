@@ -90,7 +90,9 @@ impl Service {
 
     /// The policy of garbage collection with the limits of a request.
     fn policy(&self, request: &api::CollectRequest) -> Result<GcPolicy, Error> {
-        limits::policy(&self.node().collector()?.policy(), request)
+        let node = self.node();
+        let config = node.settings.now();
+        limits::policy(&node.collector()?.policy(), request, |key| config.origin(key).to_string())
     }
 
     /// Calls the embedded store on a thread that may block.
