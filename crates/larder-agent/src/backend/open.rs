@@ -73,16 +73,20 @@ fn named_by(config: &Config) -> String {
 }
 
 fn open_store(config: &Config, mode: OpenMode) -> Result<StoreBackend, OpenError> {
-    let settings = config.store.config.clone();
-    let opened = match mode {
-        OpenMode::Create => Store::open(&config.root, settings),
-        OpenMode::Existing => Store::open_existing(&config.root, settings),
-    };
-    let store = opened.map_err(|error| match &error {
+    store_backend(config, mode).map_err(|error| match &error {
         StoreOpenError::InUse { .. } => OpenError::InUse(cannot_open(&error)),
         StoreOpenError::NoStore { .. } => OpenError::NoStore(cannot_open(&error)),
         _ => OpenError::Failed(cannot_open(&error)),
-    })?;
+    })
+}
+
+/// The store of these settings as a backend.
+pub(crate) fn store_backend(config: &Config, mode: OpenMode) -> Result<StoreBackend, StoreOpenError> {
+    let settings = config.store.config.clone();
+    let store = match mode {
+        OpenMode::Create => Store::open(&config.root, settings),
+        OpenMode::Existing => Store::open_existing(&config.root, settings),
+    }?;
     Ok(StoreBackend::new(Puller::new(store, Client::new(config.registry.clone()), config.store_pull())))
 }
 

@@ -18,6 +18,7 @@ use larder_api::v1alpha1::{ImagesRequest, JoinRequest, SettingValue, StatusReque
 use larder_api::{MAX_MESSAGE_BYTES, convert};
 use larder_cri::Endpoint;
 use larder_cri::channel::{Channel, Lost, NothingThere};
+use serde_json::Value;
 use tokio::time;
 use tonic::codegen::http::Uri;
 use tonic::{Code, Response, Status};
@@ -25,7 +26,7 @@ use tonic::{Code, Response, Status};
 use crate::config::{self, Config, Origin};
 use crate::control;
 use crate::environment::DefaultPaths;
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 
 pub use find::{Server, is_listening, server_of, socket_path};
 pub(crate) use find::{command_socket, daemon_file};
@@ -99,14 +100,29 @@ impl Client {
         }
     }
 
-    /// Asks a command that has the images open whether this process can work through it with these settings; with `None`,
-    /// whether it is there: who only looks depends on no settings.
-    pub async fn join(&self, config: Option<&Config>) -> Result<(), Error> {
+    /// Asks a command that has the images open whether it has these settings of this process, as far as the caller
+    /// depends on them.
+    pub async fn join(&self, config: &Config, depends_on: impl Fn(&str) -> bool) -> Result<(), Error> {
+        self.compare(config::joining(config).filter(|(key, ..)| depends_on(key))).await
+    }
+
+    /// The error that names settings of this process which the daemon does not have, as far as the caller depends on
+    /// them.
+    pub async fn ignored(&self, config: &Config, depends_on: impl Fn(&str) -> bool) -> Option<Error> {
+        let given: Vec<_> = config::given(config).filter(|(key, ..)| depends_on(key)).collect();
+        if given.is_empty() {
+            return None;
+        }
+        // Whatever else fails is reported by the call itself.
+        self.compare(given.into_iter()).await.err().filter(|error| error.kind() == ErrorKind::Failed)
+    }
+
+    async fn compare(
+        &self,
+        given: impl Iterator<Item = (&'static str, Value, &Origin)>,
+    ) -> Result<(), Error> {
         // How long a client waits for answers is its own affair.
-        let given = config
-            .into_iter()
-            .flat_map(config::joining)
-            .filter(|(_, _, origin)| **origin != Origin::Flag("--timeout"));
+        let given = given.filter(|(_, _, origin)| **origin != Origin::Flag("--timeout"));
         let settings = given.map(|(key, value, origin)| SettingValue {
             key: key.to_owned(),
             value: value.to_string(),

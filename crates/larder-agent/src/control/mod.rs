@@ -276,8 +276,8 @@ impl Control for Service {
 
     async fn join(&self, request: Request<api::JoinRequest>) -> Answer<api::JoinResponse> {
         let Shared { node, process, .. } = &*self.0;
+        join::check(&node.settings.now(), process, &request.get_ref().settings)?;
         if *process == Process::Command {
-            join::check(&node.settings.now(), &request.get_ref().settings)?;
             // The command itself pulls nothing, perhaps.
             node.recover().await;
         }

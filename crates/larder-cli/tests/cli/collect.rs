@@ -30,6 +30,8 @@ fn limits_that_contradict_are_refused_before_anything_is_asked() {
     }
     world.larder(&["gc", "--free", "much"]).expect(2);
     world.larder(&["gc"]).expect(3);
+    let run = world.larder(&["keep", "sha256:zz"]).expect(2);
+    assert!(run.stderr.contains("sha256:zz: not a digest; write sha256:"), "{run:?}");
 }
 
 #[test]

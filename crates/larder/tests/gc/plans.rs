@@ -133,7 +133,7 @@ impl Case {
                 let of: Vec<String> = sketch.layers.iter().map(|layer| format!("l{layer}")).collect();
                 layers.add_image(name(image), of, Amount::ZERO, None);
             }
-            let lease = Use::Lease { id: "l".into() };
+            let lease = Use::Lease { left: Duration::from_secs(60) };
             subjects.push(Subject {
                 id: name(image).into(),
                 handler: String::new(),
