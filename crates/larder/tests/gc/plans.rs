@@ -378,7 +378,7 @@ fn every_reason_reads_as_a_sentence() {
         verdicts,
         [
             "goes: one of 2 images that must go together to free the layer l1",
-            "stays: in use by lease l",
+            "stays: in use by a lease (expires in 1m0s)",
             "goes: one of 2 images that must go together to free the layer l1",
             "stays: pinned by the runtime",
             "stays: first seen 0s ago, shorter than the minimum age of 1s",

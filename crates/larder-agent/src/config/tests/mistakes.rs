@@ -232,6 +232,7 @@ fn items_of_lists_are_told_apart() {
         &[
             "c.yaml:5: gc.keep[0]: a rule selects in exactly one way [write one of name, digest, label, or repository \
              with newest; further rules are further items]",
+            "c.yaml:5: gc.keep[0]: sha256:b: not a digest; write sha256: and its 64 hexadecimal digits in full",
             "c.yaml:7: gc.keep[1].nam: unknown key [did you mean name?]",
             "c.yaml:8: gc.keep[2]: repository and newest belong together [write both, such as repository: app/* and \
              newest: 3]",
