@@ -9,11 +9,11 @@ use larder::hint::Hint;
 use larder::pull::Manager;
 use larder_store::backend::StoreBackend;
 use larder_store::fsck::{CheckUnpacked, FsckOptions};
-use larder_store::store::{Store, StoreError};
+use larder_store::store::{OpenError, Store, StoreError};
 
-use crate::backend::{BackendHandle, OpenMode, RuntimeMode, cannot_open, open};
+use crate::backend::{OpenMode, cannot_open, store_backend};
 use crate::config::Config;
-use crate::error::{Error, OpenError};
+use crate::error::Error;
 
 pub use larder_store::fsck::{FsckReport, Lacking, Refetch};
 pub use larder_store::mounts::is_seen_at as is_mount_visible;
@@ -30,12 +30,15 @@ impl OfflineStore {
         Ok(rebuilt.map_err(|error| cannot_open(&error))?.1.old)
     }
 
-    /// Opens the store, which must exist.
-    pub fn open(config: &Config) -> Result<OfflineStore, OpenError> {
-        match open(config, OpenMode::Existing, RuntimeMode::Require)? {
-            BackendHandle::Store(backend) => Ok(OfflineStore { backend }),
-            _ => Err(Error::bad_input("this works on larder's own store").into()),
-        }
+    /// Opens the store, which must exist. A damaged database is a failure, not a store that is unavailable.
+    pub fn open(config: &Config) -> Result<OfflineStore, Error> {
+        let backend = store_backend(config, OpenMode::Existing).map_err(|error| match &error {
+            OpenError::Database { .. } | OpenError::Format { .. } => {
+                Error::failed(chain(&error)).hints(error.hint())
+            }
+            error => cannot_open(error),
+        })?;
+        Ok(OfflineStore { backend })
     }
 
     /// Where it is.

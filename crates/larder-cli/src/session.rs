@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use larder::credentials::Sources as Credentials;
 use larder::gotext;
+use larder::hint::Hint;
 use larder::pull::PullConfig;
 use larder_agent::OpenError;
 use larder_agent::backend::docker;
@@ -23,6 +24,7 @@ use larder_agent::environment::{DefaultPaths, variable};
 use larder_agent::node::{Node, NodeOptions, StateNeed};
 use larder_agent::serve::CommandServer;
 use larder_agent::state::StateDir;
+use larder_api::v1alpha1::StatusRequest;
 use tokio::sync::Mutex;
 use tokio::time::{self, Instant};
 
@@ -57,7 +59,13 @@ pub(crate) struct Need {
     pub(crate) state: Option<StateNeed>,
     /// How images are pulled, where flags say so.
     pub(crate) pulling: Option<Pulling>,
+    /// The settings that it depends on, as beginnings of keys; those of pulls are without number.
+    pub(crate) settings: &'static [&'static str],
 }
+
+/// What collection depends on.
+const OF_COLLECTION: &[&str] =
+    &["gc.", "imageGC", "imageMinimumGCAge", "imageMaximumGCAge", "state", "store.", "docker."];
 
 /// How a node in this process pulls.
 pub(crate) struct Pulling {
@@ -79,12 +87,22 @@ impl Need {
 
     /// To change images, or what is known of them.
     pub(crate) fn use_images() -> Need {
-        Need { state: Some(StateNeed::Own), ..Need::default() }
+        Need { state: Some(StateNeed::Own), settings: &["state", "store."], ..Need::default() }
     }
 
     /// To collect, or to say what collection would do.
     pub(crate) fn collect() -> Need {
-        Need { state: Some(StateNeed::Exclusive), ..Need::default() }
+        Need { state: Some(StateNeed::Exclusive), settings: OF_COLLECTION, ..Need::default() }
+    }
+
+    /// To list or change what collection keeps.
+    pub(crate) fn keep() -> Need {
+        Need { settings: &["gc.keep", "state"], ..Need::collect() }
+    }
+
+    /// Whether the setting with this key changes what the command does.
+    fn depends_on(&self, key: &str) -> bool {
+        self.pulling.is_some() || self.settings.iter().any(|start| key.starts_with(start))
     }
 
     /// The same, of the embedded store only.
@@ -138,14 +156,43 @@ impl Session {
     }
 
     /// The client of a daemon, for commands that are about nothing else.
-    pub(crate) fn daemon(&self) -> Result<Client, Failure> {
-        if let Some(client) = self.find(&Need::look())?.0 {
-            log_daemon(&client);
-            return Ok(client);
+    pub(crate) async fn daemon(&self) -> Result<Client, Failure> {
+        let mut message = "no daemon runs here".to_owned();
+        match self.find(&Need::look())? {
+            (Some(client), _) => {
+                log_daemon(&client);
+                return Ok(client);
+            }
+            (None, Ok(Opening { command: Some(command), .. })) => {
+                if let Some(holder) = self.holder(command).await {
+                    message = format!("{message}: {holder} has the images open");
+                }
+            }
+            (None, Ok(_)) => {}
+            (None, Err(error)) => {
+                let failure = Failure::from(error);
+                if failure.kind() == ErrorKind::InvalidInput {
+                    return Err(failure);
+                }
+            }
         }
-        Err(Failure::unreachable("no daemon runs here")
-            .hint("start it with larder serve")
-            .hint("one that listens elsewhere is named with --daemon SOCKET, or by its --root or --backend"))
+        Err(Failure::unreachable(message)
+            .hint(Hint::from("start it: ").command(["serve"]))
+            .hint("or name its socket with --daemon SOCKET, or its images with --root or --backend"))
+    }
+
+    /// The process that has the images open, and what it was started as; `None` if it has ended.
+    async fn holder(&self, command: Server) -> Option<String> {
+        let client = Client::of(command, self.connection.timeout);
+        let status = client.ask(async |mut calls| calls.status(StatusRequest { look: false }).await);
+        let process = status.await.ok()?.process;
+        let words = fs_err::read(format!("/proc/{process}/cmdline")).unwrap_or_default();
+        let words = String::from_utf8_lossy(&words).trim_end_matches('\0').replace('\0', " ");
+        Some(if words.is_empty() {
+            format!("process {process}")
+        } else {
+            format!("process {process} ({words})")
+        })
     }
 
     /// Whether the command has worked through another one.
@@ -189,6 +236,7 @@ impl Session {
             let busy = match self.find(&need)? {
                 (Some(client), _) => {
                     log_daemon(&client);
+                    Box::pin(self.warn_of_ignored(&client, &need)).await;
                     return Ok(client);
                 }
                 (None, opening) => match Box::pin(self.join_or_open(opening?, &mut need)).await? {
@@ -212,6 +260,19 @@ impl Session {
         }
     }
 
+    /// Says which settings of this command a daemon does not have.
+    async fn warn_of_ignored(&self, client: &Client, need: &Need) {
+        // Settings with mistakes are of no account where a daemon does the work.
+        let Ok((_, config)) = self.config(need) else { return };
+        let given = need.pulling.iter().flat_map(|pulling| &pulling.given);
+        let told: Vec<&str> = given.map(|(_, key)| *key).collect(); // the command itself warns of them
+        let ignored = client.ignored(&config, |key| need.depends_on(key) && !told.contains(&key)).await;
+        if let Some(ignored) = ignored {
+            self.out.warning(ignored.message());
+            ignored.next_steps().iter().for_each(|hint| self.out.hint(hint.clone()));
+        }
+    }
+
     /// Works through a command that has the images open, or opens them. The inner error says that another process has
     /// them open and does not serve them now.
     async fn join_or_open(
@@ -226,12 +287,11 @@ impl Session {
                 StateDir::of(config.state.as_deref(), &target)?.alone()?;
             }
             let client = Client::of(command, self.connection.timeout);
-            let looks = need.state == Some(StateNeed::None) && need.pulling.is_none();
             let programs = match &need.pulling {
                 Some(pulling) => Some((pulling.credentials)().programs().await),
                 None => None,
             };
-            return match client.join((!looks).then_some(&config), programs).await {
+            return match client.join(&config, |key| need.depends_on(key), programs).await {
                 Ok(()) => {
                     tracing::info!("working through another larder command");
                     self.joined.store(true, Ordering::Relaxed);
@@ -354,7 +414,7 @@ impl Session {
         if !self.reads_files {
             sources.layers.retain(|layer| matches!(layer, Source::Given { .. }));
         }
-        let mut config = config::load(&sources).map_err(|mistakes| self.refused(&mistakes))?;
+        let mut config = config::load(&sources).map_err(|mistakes| refused(&mistakes))?;
         if let Some(root) = &self.connection.root {
             config.root.clone_from(root); // as it was typed, for messages
         }
@@ -399,17 +459,6 @@ impl Session {
                 .hint("name a folder that has one folder for each registry, with a hosts.toml in it"));
         }
         Ok(())
-    }
-
-    /// Prints all mistakes but the last, which is the failure.
-    fn refused(&self, mistakes: &Mistakes) -> Failure {
-        let Some((last, others)) = mistakes.each().split_last() else {
-            return Failure::bad_input("the settings cannot be used");
-        };
-        for mistake in others {
-            self.out.error(mistake, mistake.hints());
-        }
-        Failure::bad_input(last.to_string()).hints(last.hints().iter().cloned())
     }
 
     /// Whether flags or variables say where images are.
@@ -557,6 +606,18 @@ impl Session {
             None => Err(Failure::unreachable("the images were closed")),
         }
     }
+}
+
+/// All mistakes in one failure, which prints as if each were an error of its own.
+fn refused(mistakes: &Mistakes) -> Failure {
+    let Some((last, others)) = mistakes.each().split_last() else {
+        return Failure::bad_input("the settings cannot be used");
+    };
+    let others = others.iter().map(|mistake| {
+        let hints = mistake.hints().iter().map(|hint| format!("hint: {hint}\n"));
+        format!("{mistake}\n{}error: ", hints.collect::<String>())
+    });
+    Failure::bad_input(format!("{}{last}", others.collect::<String>())).hints(last.hints().iter().cloned())
 }
 
 /// Whether a text that a flag or a variable gives can name a backend.

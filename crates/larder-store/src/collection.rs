@@ -35,9 +35,10 @@ impl UseSource for StoreBackend {
             Err(error) => return Err(failed(&error, CallErrorKind::Canceled).into()),
         };
         let found = leases.into_iter().flat_map(|lease| {
+            let left = left(lease.ends_at);
             let by = match lease.kind {
-                LeaseKind::Ensured => Use::Ensured { ago: None, left: left(lease.ends_at) },
-                _ => Use::Lease { id: lease.id },
+                LeaseKind::Ensured => Use::Ensured { ago: None, left },
+                _ => Use::Lease { left },
             };
             lease.leased.images.into_iter().map(move |image| Found {
                 image: image.into(),

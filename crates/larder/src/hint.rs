@@ -47,7 +47,7 @@ impl Hint {
 
     /// The hint, followed by a setting with an example of a value.
     #[must_use]
-    pub fn setting(self, name: &'static str, value: &'static str) -> Self {
+    pub fn setting(self, name: impl Into<Cow<'static, str>>, value: impl Into<Cow<'static, str>>) -> Self {
         self.with(HintPart::Setting { name: name.into(), value: value.into() })
     }
 

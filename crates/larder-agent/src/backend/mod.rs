@@ -12,5 +12,6 @@ pub mod providers;
 pub mod target;
 
 pub use handle::BackendHandle;
+pub(crate) use open::store_backend;
 pub use open::{OpenMode, RuntimeMode, cannot_open, open, target_of};
 pub use target::{Target, is_docker};

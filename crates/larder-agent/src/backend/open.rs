@@ -73,16 +73,20 @@ fn named_by(config: &Config) -> String {
 }
 
 fn open_store(config: &Config, mode: OpenMode) -> Result<StoreBackend, OpenError> {
-    let settings = config.store.config.clone();
-    let opened = match mode {
-        OpenMode::Create => Store::open(&config.root, settings),
-        OpenMode::Existing => Store::open_existing(&config.root, settings),
-    };
-    let store = opened.map_err(|error| match &error {
+    store_backend(config, mode).map_err(|error| match &error {
         StoreOpenError::InUse { .. } => OpenError::InUse(cannot_open(&error)),
         StoreOpenError::NoStore { .. } => OpenError::NoStore(cannot_open(&error)),
         _ => OpenError::Failed(cannot_open(&error)),
-    })?;
+    })
+}
+
+/// The store of these settings as a backend.
+pub(crate) fn store_backend(config: &Config, mode: OpenMode) -> Result<StoreBackend, StoreOpenError> {
+    let settings = config.store.config.clone();
+    let store = match mode {
+        OpenMode::Create => Store::open(&config.root, settings),
+        OpenMode::Existing => Store::open_existing(&config.root, settings),
+    }?;
     Ok(StoreBackend::new(Puller::new(store, Client::new(config.registry.clone()), config.store_pull())))
 }
 
@@ -94,7 +98,8 @@ pub fn cannot_open(error: &StoreOpenError) -> Error {
             Error::unreachable(format!("{}: nothing has been pulled yet", failure.message())).hint(
                 Hint::new()
                     .command(["pull", "IMAGE"])
-                    .text(" makes it; the folder of another store is named with --root DIR"),
+                    .text(" creates it; or name the directory of another store: ")
+                    .setting("root", "DIR"),
             )
         }
         error => failure.hints(error.hint()),
@@ -105,9 +110,11 @@ fn found(mode: RuntimeMode) -> Result<Endpoint, Error> {
     match (discover(), mode) {
         (Ok(endpoint), _) => Ok(endpoint),
         (Err(error), RuntimeMode::Expect) => Ok(expected(&error)),
-        (Err(error), RuntimeMode::Require) => Err(Error::unreachable(error.to_string())
-            .hint(error.hint())
-            .hint("or leave --backend out: larder's own store needs no runtime")),
+        (Err(error), RuntimeMode::Require) => {
+            Err(Error::unreachable(error.to_string()).hint(error.hint()).hint(
+                Hint::from("or use larder's own store, which needs no runtime: ").setting("backend", "store"),
+            ))
+        }
     }
 }
 

@@ -11,19 +11,22 @@ use std::time::Duration;
 
 use larder::backend::{Image, Unreachable};
 use larder::gotext;
+use larder::hint::Hint;
 use larder_api::v1alpha1::control_client::ControlClient;
 use larder_api::v1alpha1::control_server::ControlServer;
 use larder_api::v1alpha1::{CredentialPrograms, ImagesRequest, JoinRequest, SettingValue, StatusRequest};
 use larder_api::{MAX_MESSAGE_BYTES, convert};
 use larder_cri::Endpoint;
 use larder_cri::channel::{Channel, Lost, NothingThere};
+use serde_json::Value;
 use tokio::time;
 use tonic::codegen::http::Uri;
 use tonic::{Code, Response, Status};
 
 use crate::config::{self, Config, Origin};
 use crate::control;
-use crate::error::Error;
+use crate::environment::DefaultPaths;
+use crate::error::{Error, ErrorKind};
 
 pub use find::{Server, is_listening, server_of, socket_path};
 pub(crate) use find::{command_socket, daemon_file};
@@ -37,9 +40,13 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(120);
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 
 /// The settings that a process with this configuration insists on when it joins another one.
-pub(crate) fn insisted_on(config: &Config) -> Vec<SettingValue> {
-    config::joining(config)
-        // How long a client waits for answers is its own affair.
+pub(crate) fn insisted_on(config: &Config, depends_on: impl Fn(&str) -> bool) -> Vec<SettingValue> {
+    values(config::joining(config).filter(|(key, ..)| depends_on(key)))
+}
+
+fn values<'a>(given: impl Iterator<Item = (&'static str, Value, &'a Origin)>) -> Vec<SettingValue> {
+    given
+        // The time that a client waits for answers concerns only the client.
         .filter(|(_, _, origin)| **origin != Origin::Flag("--timeout"))
         .map(|(key, value, origin)| SettingValue {
             key: key.to_owned(),
@@ -110,11 +117,31 @@ impl Client {
         }
     }
 
-    /// Asks a command that has the images open whether this process can work through it with these settings; with `None`,
-    /// whether it is there: who only looks depends on no settings. A process that pulls names the
-    /// [programs](larder::credentials::Sources::programs) that it would ask for credentials.
-    pub async fn join(&self, config: Option<&Config>, programs: Option<Vec<String>>) -> Result<(), Error> {
-        let settings = config.map(insisted_on).unwrap_or_default();
+    /// Asks a command that has the images open whether it has these settings of this process, as far as the caller
+    /// depends on them. A process that pulls names the [programs](larder::credentials::Sources::programs) that it would
+    /// ask for credentials.
+    pub async fn join(
+        &self,
+        config: &Config,
+        depends_on: impl Fn(&str) -> bool,
+        programs: Option<Vec<String>>,
+    ) -> Result<(), Error> {
+        self.compare(insisted_on(config, depends_on), programs).await
+    }
+
+    /// The error that names settings of this process which the daemon does not have, as far as the caller depends on
+    /// them.
+    pub async fn ignored(&self, config: &Config, depends_on: impl Fn(&str) -> bool) -> Option<Error> {
+        let given: Vec<_> = config::given(config).filter(|(key, ..)| depends_on(key)).collect();
+        if given.is_empty() {
+            return None;
+        }
+        // Any other failure is reported by the call itself.
+        let compared = self.compare(values(given.into_iter()), None).await;
+        compared.err().filter(|error| error.kind() == ErrorKind::Failed)
+    }
+
+    async fn compare(&self, settings: Vec<SettingValue>, programs: Option<Vec<String>>) -> Result<(), Error> {
         let credential_programs = programs.map(|programs| CredentialPrograms { programs });
         let request = JoinRequest { settings, credential_programs };
         self.ask(async |mut calls| calls.join(request).await).await.map(drop)
@@ -186,12 +213,15 @@ impl Client {
             if self.is_joined() {
                 return self.ended();
             }
-            return Error::unreachable(format!("{peer} went away before it had answered"))
-                .hint("its log says why; what it was doing is done again by the same command");
+            return Error::unreachable(format!("{peer} closed the connection before it answered"))
+                .hint("see its log; rerun the command to retry");
         }
         if status.code() == Code::Unimplemented {
-            return Error::failed(format!("{peer} does not know this: {}", status.message()))
-                .hint("it is of another version, or no larder at all: larder status tells");
+            return Error::failed(format!("{peer} does not support this call: {}", status.message())).hint(
+                Hint::from("it is another version of larder, or another program: ")
+                    .command(["status"])
+                    .text(" shows which"),
+            );
         }
         Error::from_status(status)
     }
@@ -213,18 +243,27 @@ impl Client {
             }
             Unreachable::Missing | Unreachable::Refused | Unreachable::NotASocket => {
                 Error::unreachable(format!("no daemon at {}: {found}", socket.display()))
-                    .hint("start it with larder serve, or leave it out with --daemon none")
+                    .hint(Hint::from("start it: ").command(serve_at(socket)))
+                    .hint(Hint::from("or work without a daemon: ").setting("daemon", "none"))
             }
-            other => {
-                Error::unreachable(format!("what listens at {} is no larder: {other}", socket.display()))
-                    .hint("name the daemon's socket with --daemon SOCKET")
-            }
+            other => Error::unreachable(format!("{} does not serve larder's API: {other}", socket.display()))
+                .hint(Hint::from("name the daemon's socket: ").setting("daemon", "SOCKET")),
         }
     }
 
     fn silent(&self, after: Duration) -> Error {
         let after = gotext::duration(after);
-        Error::unreachable(format!("{} gave no answer within {after}", self.shown()))
-            .hint("it hangs, or has too much to do: see its log; --timeout says how long to wait")
+        Error::unreachable(format!("{} gave no answer within {after}", self.shown())).hint(
+            Hint::from("it hangs or is overloaded: see its log, or wait longer with ").setting("timeout", ""),
+        )
     }
+}
+
+/// The arguments of the command that starts a daemon at this socket.
+fn serve_at(socket: &Path) -> Vec<String> {
+    let mut args = vec!["serve".to_owned()];
+    if DefaultPaths::current().socket.as_deref() != Some(socket) {
+        args.extend(["--socket".to_owned(), socket.display().to_string()]);
+    }
+    args
 }

@@ -5,6 +5,7 @@ use std::collections::HashSet;
 use larder::config::{ConfigProblem, GoDuration};
 use larder::gc::PolicyError;
 use larder::gotext::quote;
+use larder::hint::Hint;
 use larder::pull::PullConfig;
 use larder_cri::Endpoint;
 use larder_registry::Proxy;
@@ -84,7 +85,10 @@ impl Checking<'_> {
             .flatten()
             .map(larder::config::Field::name)
             .collect();
-        self.mistake(&keys, problem.to_string(), None);
+        // The place is that of one of the two.
+        let origins = keys.iter().map(|key| format!("{key} is set by {}", self.config.origin(key)));
+        let origins = origins.collect::<Vec<_>>().join(", ");
+        self.mistake(&keys, problem.to_string(), (keys.len() > 1).then(|| origins.into()));
     }
 
     /// Where runtimes are. Larder is no runtime of its own.
@@ -108,7 +112,7 @@ impl Checking<'_> {
                 Err(error) => self.mistake(
                     &[key],
                     format!("{}: {error}", quote(text)),
-                    Some("write it as unix:///path/to.sock"),
+                    Some("write it as unix:///path/to.sock".into()),
                 ),
                 Ok(endpoint) if endpoint == own => self.own_socket(key),
                 Ok(_) => {}
@@ -142,23 +146,27 @@ impl Checking<'_> {
         self.mistake(
             &[key, "listen.socket"],
             "is the socket that larder itself serves",
-            Some("name the runtime's socket"),
+            Some("name the runtime's socket".into()),
         );
     }
 
     fn places(&mut self) {
         if self.config.root.as_os_str().is_empty() {
             let what = "no place for it: neither XDG_DATA_HOME nor HOME is set";
-            self.mistake(&["root"], what, Some("name a folder with --root DIR"));
+            self.mistake(&["root"], what, Some(Hint::from("name a directory: ").setting("root", "DIR")));
         }
         let socket = self.config.listen.socket.as_os_str().len();
         if socket == 0 {
             let what = "no place for it: neither XDG_RUNTIME_DIR nor HOME is set";
-            self.mistake(&["listen.socket"], what, Some("name a socket with --socket PATH"));
+            self.mistake(
+                &["listen.socket"],
+                what,
+                Some(Hint::from("name a socket: ").setting("socket", "PATH")),
+            );
         } else if socket > MAX_SOCKET_BYTES && *self.config.origin("listen.socket") != Origin::Default {
             // The default one concerns the daemon alone, which checks it when it listens.
             let what = format!("has {socket} bytes, and a socket's path at most {MAX_SOCKET_BYTES}");
-            self.mistake(&["listen.socket"], what, Some("choose a shorter path"));
+            self.mistake(&["listen.socket"], what, Some("choose a shorter path".into()));
         }
         let (config, bin_dir) = ("imageCredentialProviderConfig", "imageCredentialProviderBinDir");
         match (&self.config.credential_plugins.config, &self.config.credential_plugins.bin_dir) {
@@ -176,7 +184,7 @@ impl Checking<'_> {
             self.mistake(
                 &["metrics.address", "metrics.allowRemote"],
                 format!("{address} can be reached from other machines, without encryption or password"),
-                Some("use 127.0.0.1, or set metrics.allowRemote: true if that is meant"),
+                Some("use 127.0.0.1, or set metrics.allowRemote: true if that is meant".into()),
             );
         }
         for problem in self.config.gc.problems() {
@@ -214,13 +222,13 @@ impl Checking<'_> {
             (Some(_), Proxy::FromEnvironment | Proxy::None) => self.mistake(
                 &["registry.noProxy", "registry.proxy"],
                 "has no meaning where registry.proxy is no URL",
-                Some("set NO_PROXY where larder is started"),
+                Some("set NO_PROXY where larder is started".into()),
             ),
         }
     }
 
     /// Adds a mistake about these settings, at the first that somebody wrote.
-    fn mistake(&mut self, keys: &[&'static str], what: impl Into<String>, hint: Option<&'static str>) {
+    fn mistake(&mut self, keys: &[&'static str], what: impl Into<String>, hint: Option<Hint>) {
         if keys.iter().any(|key| self.broken.contains(key)) {
             return;
         }

@@ -7,6 +7,8 @@ use std::time::Duration;
 use larder::config::{Gates, KubeletImageConfig};
 use larder::credentials::Tokens;
 use larder::gc::{GcPolicy, Periods};
+use larder::hint::Hint;
+use larder::near::nearest;
 use larder::pull::PullConfig;
 use larder_cri::CriConfig;
 use larder_registry::RegistryConfig;
@@ -23,10 +25,13 @@ use super::{
 use crate::environment::DefaultPaths;
 use crate::manifest::tree::{At, Node, parse_open};
 use crate::manifest::{Located, Place, Problem};
-use larder::near::nearest;
 
 const KUBELET_API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
 const KUBELET_KIND: &str = "KubeletConfiguration";
+/// So many letters of a key, at least, say which one is meant.
+const MIN_PREFIX: usize = 4;
+/// So many keys are suggested for one that is unknown.
+const MAX_MEANT: usize = 3;
 
 /// Something that says what settings are.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -233,10 +238,10 @@ impl Draft {
 
 /// Whether a file is of the kind that is wanted, or near enough to go on.
 fn has_kind(root: &At<'_>, of_kubelet: bool, problems: &mut Vec<Problem>) -> bool {
-    let (api_version, kind, other_kind, other_flag) = if of_kubelet {
-        (KUBELET_API_VERSION, KUBELET_KIND, KIND, "--config")
+    let (api_version, kind, other_kind, other_option) = if of_kubelet {
+        (KUBELET_API_VERSION, KUBELET_KIND, KIND, "config")
     } else {
-        (API_VERSION, KIND, KUBELET_KIND, "--kubelet-config")
+        (API_VERSION, KIND, KUBELET_KIND, "kubelet-config")
     };
     let wanted = format!("begin it with apiVersion: {api_version} and kind: {kind}");
     if root.is_empty() {
@@ -248,7 +253,7 @@ fn has_kind(root: &At<'_>, of_kubelet: bool, problems: &mut Vec<Problem>) -> boo
         return false;
     }
     if root.text_of("kind").ok().flatten() == Some(other_kind) {
-        let hint = format!("give it with {other_flag}");
+        let hint = Hint::from("give it with ").setting(other_option, "");
         problems.push(root.problem(format!("this is a {other_kind}")).hint(hint));
         return false;
     }
@@ -298,19 +303,31 @@ fn keys_of(section: &str) -> Vec<&'static str> {
 }
 
 /// What may have been meant: a key that looks like it, or the same key elsewhere.
-fn meant(key: &str, section: &str, known: &[&'static str]) -> String {
-    if let Some(near) = nearest(key, known.iter().copied()) {
-        return format!("did you mean {section}{near}?");
+fn meant(key: &str, section: &str, known: &[&'static str]) -> Hint {
+    let near =
+        nearest(key, known.iter().copied()).map_or_else(|| beginning_with(key, known), |near| vec![near]);
+    if !near.is_empty() {
+        let near: Vec<String> = near.iter().map(|near| format!("{section}{near}")).collect();
+        return format!("did you mean {}?", near.join(" or ")).into();
     }
     let elsewhere = settings::all().find(|setting| {
         setting.key.rsplit('.').next() == Some(key) || setting.key == format!("{section}{key}")
     });
     match elsewhere {
         Some(setting) => match setting.key.split_once('.') {
-            Some((section, name)) => format!("write {name} below {section}:"),
-            None => format!("write {key} at the top of the file"),
+            Some((section, name)) => format!("write {name} below {section}:").into(),
+            None => format!("write {key} at the top of the file").into(),
         },
-        None if section.is_empty() => "larder config --reference lists all settings".into(),
-        None => format!("known below {}: {}", section.trim_end_matches('.'), known.join(", ")),
+        None if section.is_empty() => {
+            Hint::new().command(["config", "--reference"]).text(" lists all settings")
+        }
+        None => format!("known below {}: {}", section.trim_end_matches('.'), known.join(", ")).into(),
     }
+}
+
+/// The few keys that begin with this text, such as `imageGCLowThresholdPercent` with `imageGCLowThreshold`.
+fn beginning_with(text: &str, known: &[&'static str]) -> Vec<&'static str> {
+    let begins = |key: &&str| key.get(..text.len()).is_some_and(|start| start.eq_ignore_ascii_case(text));
+    let found: Vec<_> = known.iter().copied().filter(begins).collect();
+    if text.len() < MIN_PREFIX || found.len() > MAX_MEANT { Vec::new() } else { found }
 }

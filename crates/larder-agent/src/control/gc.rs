@@ -1,6 +1,7 @@
 //! One round of garbage collection, or what it would do.
 
 use larder::gc::{Collector, GcError, GcPolicy, Goal, Scene, holders as who_holds, plan, plan_round};
+use larder::hint::Hint;
 use larder::image_service::FilesystemError;
 use larder_api::is_gone;
 use larder_api::v1alpha1::Collection;
@@ -87,10 +88,10 @@ pub(crate) fn failure(error: GcError) -> Error {
         GcError::List(error) | GcError::Layers(error) | GcError::Disk(FilesystemError::Backend(error)) => {
             error.into()
         }
-        GcError::Uses(error) => Error::failed(format!(
-            "nothing was removed, because who uses what is not known: {error}"
-        ))
-        .hint("larder removes nothing that may be in use: mend what the error names, and collect again"),
+        GcError::Uses(error) => {
+            Error::failed(format!("cannot determine image usage: {error}; removed nothing"))
+                .hint(Hint::from("fix the cause, then rerun ").command(["gc"]))
+        }
         // Kubelet's text is for events; beside what the command has told, it says little, and that in other units.
         GcError::Insufficient(_) => Error::failed("all that may go is gone, and that is not enough"),
         // Kubelet's number for all that there is.

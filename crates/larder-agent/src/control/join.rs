@@ -2,6 +2,7 @@
 
 use larder_api::v1alpha1::SettingValue;
 
+use super::Process;
 use crate::config::{self, BackendAt, Config};
 use crate::error::Error;
 
@@ -9,8 +10,9 @@ use crate::error::Error;
 const OWN: [&str; 7] =
     ["listen.", "metrics.", "log.", "events.", "root", "backend", "containerRuntimeEndpoint"];
 
-/// Fails where a setting that the client was given has another value here, and names all of them.
-pub(super) fn check(config: &Config, theirs: &[SettingValue]) -> Result<(), Error> {
+/// Fails where a setting that the client was given has another value here, and names all of them. A client works through
+/// a daemon nevertheless, and warns.
+pub(super) fn check(config: &Config, process: &Process, theirs: &[SettingValue]) -> Result<(), Error> {
     let differences: Vec<String> = theirs
         .iter()
         .filter(|setting| !OWN.iter().any(|section| setting.key.starts_with(section)))
@@ -25,11 +27,17 @@ pub(super) fn check(config: &Config, theirs: &[SettingValue]) -> Result<(), Erro
     if differences.is_empty() {
         return Ok(());
     }
-    Err(Error::failed(format!(
-        "another larder command has these images open with other settings: {}",
-        differences.join("; ")
-    ))
-    .hint("rerun the command when the other one has ended, or give both the same settings"))
+    let differences = differences.join("; ");
+    Err(match process {
+        Process::Command => Error::failed(format!(
+            "another larder command has these images open with other settings: {differences}"
+        ))
+        .hint("rerun the command when the other one has ended, or give both the same settings"),
+        Process::Daemon(_) => {
+            Error::failed(format!("settings without effect, the daemon has its own: {differences}"))
+                .hint("change the settings of the daemon instead")
+        }
+    })
 }
 
 /// Fails where pulls of this process ask other programs for credentials than the client would.
@@ -68,7 +76,8 @@ mod tests {
     }
 
     fn joins(owner: &[(&'static str, &str)], joiner: &[(&'static str, &str)]) -> Result<(), String> {
-        check(&given(owner), &insisted_on(&given(joiner))).map_err(|refused| refused.message().to_owned())
+        let theirs = insisted_on(&given(joiner), |_| true);
+        check(&given(owner), &Process::Command, &theirs).map_err(|refused| refused.message().to_owned())
     }
 
     #[test]

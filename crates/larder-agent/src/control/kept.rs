@@ -55,8 +55,10 @@ pub(super) async fn lease(
 ) -> Result<LeaseResponse, Error> {
     let time = Duration::from_secs(request.seconds);
     if time > LONGEST {
-        return Err(Error::bad_input(format!("a lease of {} s is too long", request.seconds))
-            .hint(format!("at most {} s; larder keep has no end", LONGEST.as_secs())));
+        return Err(Error::bad_input(format!("a lease of {} s is too long", request.seconds)).hint(
+            Hint::from(format!("at most {} s; without an end: ", LONGEST.as_secs()))
+                .command(["keep".to_owned(), request.image.clone()]),
+        ));
     }
     if let Some(store) = node.store().cloned() {
         let image = request.image.clone();

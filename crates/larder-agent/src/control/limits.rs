@@ -17,8 +17,13 @@ pub(super) fn goal(request: &CollectRequest) -> Goal {
     }
 }
 
-/// The policy with what the request changes of it. All that is wrong is told at once.
-pub(super) fn policy(base: &GcPolicy, request: &CollectRequest) -> Result<GcPolicy, Error> {
+/// The policy with what the request changes of it. All that is wrong is told at once, with the origins of the two
+/// thresholds: `origin_of` says where the setting with this key comes from.
+pub(super) fn policy(
+    base: &GcPolicy,
+    request: &CollectRequest,
+    origin_of: impl Fn(&str) -> String,
+) -> Result<GcPolicy, Error> {
     let mut policy = base.clone();
     if request.kubelet && base.accounting != Accounting::Nominal {
         policy = GcPolicy { keep: policy.keep, ..GcPolicy::kubelet() };
@@ -39,9 +44,20 @@ pub(super) fn policy(base: &GcPolicy, request: &CollectRequest) -> Result<GcPoli
     if problems.is_empty() {
         return Ok(policy);
     }
-    Err(Error::bad_input(problems.join("; ")).hint(
-        "give percents from 0 to 100, with --image-gc-low-threshold not above --image-gc-high-threshold",
-    ))
+    let (high, low) = (request.high_threshold_percent, request.low_threshold_percent);
+    let origin = |key: &str, asked: Option<i32>| match asked {
+        Some(_) => "this command".to_owned(),
+        None => origin_of(key),
+    };
+    Err(Error::bad_input(problems.join("; "))
+        .hint(format!(
+            "imageGCHighThresholdPercent {} is set by {}, imageGCLowThresholdPercent {} by {}",
+            policy.high_threshold_percent,
+            origin("imageGCHighThresholdPercent", high),
+            policy.low_threshold_percent,
+            origin("imageGCLowThresholdPercent", low)
+        ))
+        .hint("use percents from 0 to 100, the low threshold below the high one"))
 }
 
 /// The policy for a look at usage: every image that may be removed sooner or later counts as unused.
@@ -54,6 +70,10 @@ mod tests {
     use larder::gc::{KeepRule, Selector};
 
     use super::*;
+
+    fn policy(base: &GcPolicy, request: &CollectRequest) -> Result<GcPolicy, Error> {
+        super::policy(base, request, |_| "/c.yaml:4".to_owned())
+    }
 
     #[test]
     fn what_is_not_asked_for_stays_as_it_is() {
@@ -82,6 +102,12 @@ mod tests {
         }
         let both = policy(&GcPolicy::default(), &limits(101, -1)).unwrap_err();
         assert!(both.message().contains("HighThresholdPercent") && both.message().contains("Low"));
+        let low = CollectRequest { low_threshold_percent: Some(90), ..CollectRequest::default() };
+        let refused = policy(&GcPolicy::default(), &low).unwrap_err();
+        assert_eq!(
+            refused.next_steps()[0].to_string(),
+            "imageGCHighThresholdPercent 85 is set by /c.yaml:4, imageGCLowThresholdPercent 90 by this command"
+        );
     }
 
     #[test]

@@ -45,7 +45,7 @@ pub(super) async fn load(
         return Err(Error::bad_input("nothing was sent").hint("send an archive, in pieces").into());
     };
     let name = Some(first.name).filter(|name| !name.is_empty());
-    let name = name.as_deref().map(base_name).transpose()?;
+    let name = name.as_deref().map(base_name).transpose().map_err(|error| error.about("name"))?;
     let (feed, arriving) = mpsc::channel(AHEAD);
     let arriving = Arriving { pieces: arriving, piece: first.piece, at: 0 };
     tokio::select! {
@@ -141,15 +141,13 @@ async fn import(
     Ok(brought.into_iter().map(loaded_image).collect())
 }
 
-/// The repository, or the name, for images that have none.
+/// The repository, or the name, for images that have none. The error names the text, not where it was given.
 pub fn base_name(text: &str) -> Result<Reference, Error> {
-    let bad = |message: String| Error::bad_input(format!("--name {message}"));
-    image_name::check(text).map_err(|name| bad(name.message).hints(name.hints))?;
-    let name = Reference::parse(text).map_err(|error| bad(error.to_string()))?;
+    image_name::check(text).map_err(|name| Error::bad_input(name.message).hints(name.hints))?;
+    let name = Reference::parse(text).map_err(|error| Error::bad_input(error.to_string()))?;
     if name.digest().is_some() {
-        return Err(
-            bad(format!("{text}: a digest is no name to give")).hint("write REPOSITORY or REPOSITORY:TAG")
-        );
+        return Err(Error::bad_input(format!("{text}: a digest cannot be assigned"))
+            .hint("write REPOSITORY or REPOSITORY:TAG"));
     }
     Ok(name)
 }

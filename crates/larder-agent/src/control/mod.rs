@@ -90,7 +90,9 @@ impl Service {
 
     /// The policy of garbage collection with the limits of a request.
     fn policy(&self, request: &api::CollectRequest) -> Result<GcPolicy, Error> {
-        limits::policy(&self.node().collector()?.policy(), request)
+        let node = self.node();
+        let config = node.settings.now();
+        limits::policy(&node.collector()?.policy(), request, |key| config.origin(key).to_string())
     }
 
     /// Calls the embedded store on a thread that may block.
@@ -274,10 +276,9 @@ impl Control for Service {
 
     async fn join(&self, request: Request<api::JoinRequest>) -> Answer<api::JoinResponse> {
         let Shared { node, process, .. } = &*self.0;
+        join::check(&node.settings.now(), process, &request.get_ref().settings)?;
         if *process == Process::Command {
-            let request = request.get_ref();
-            join::check(&node.settings.now(), &request.settings)?;
-            if let Some(theirs) = &request.credential_programs {
+            if let Some(theirs) = &request.get_ref().credential_programs {
                 join::check_programs(&node.manager.credentials().programs().await, &theirs.programs)?;
             }
             // The command itself pulls nothing, perhaps.

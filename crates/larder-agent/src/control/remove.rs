@@ -167,33 +167,37 @@ fn used(name: &str, users: &[String], containers: &[&str], can_force: bool) -> E
         [one] => format!("the container {one}"),
         several => format!("the containers {}", several.join(", ")),
     };
-    let force = if can_force { "; or use --force, where the runtime allows it" } else { "" };
-    Error::failed(format!("{name}: in use by {}", users.join(", ")))
-        .hint(format!("remove {containers} first{force}"))
+    let remove = Hint::from(format!("remove {containers} first"));
+    let force =
+        |hint: Hint| hint.text("; or use ").setting("force", "").text(", where the runtime allows it");
+    Error::failed(format!("{name}: in use by {}", users.join(", "))).hint(if can_force {
+        force(remove)
+    } else {
+        remove
+    })
 }
 
 /// The image is mounted out of larder's own store.
 fn mounted(name: &str, mounts: &[&str]) -> Error {
     Error::failed(format!("{name}: mounted at {}", mounts.join(", "))).hint(
         Hint::new()
-            .command(["umount".to_owned(), mounts.join(" ")])
-            .text("; or use ")
+            .command(std::iter::once("umount").chain(mounts.iter().copied()).map(str::to_owned))
+            .text(" first; or use ")
             .setting("force", "")
-            .text(", and what is mounted stays until it is unmounted"),
+            .text(": what is mounted stays until it is unmounted"),
     )
 }
 
 /// The image is gone from lists, and its layers are not.
 fn still_mounted(name: &str, mounts: &[&str]) -> String {
-    let (places, dirs) = (mounts.join(", "), mounts.join(" "));
-    format!("note: {name} is still mounted at {places}; its layers go with larder umount {dirs}")
+    let mounts = mounts.join(", ");
+    format!("note: {name} is still mounted at {mounts}; its layers are removed when it is unmounted")
 }
 
 /// What dead processes left is still there.
 fn unswept(root: &Path, error: &StoreError) -> String {
-    let next = "the next larder rm tries again; larder fsck tells what is wrong";
-    let hint = error.hint().unwrap_or_else(|| next.into());
-    format!("could not clear away what was left behind in {}: {}; {hint}", root.display(), chain(error))
+    let hint = error.hint().unwrap_or_else(|| "the next removal retries".into());
+    format!("cannot delete leftovers in {}: {}; {hint}", root.display(), chain(error))
 }
 
 /// So few digits may have been meant as something else.
@@ -209,7 +213,10 @@ fn other_names(name: &str, image: &Image, is_docker: bool) -> Error {
     let one_alone = is_docker.then(|| format!("docker rmi {name} drops this name alone"));
     Error::failed(format!("{name}: the image has names in several repositories: {names}"))
         .hint(
-            "a runtime removes an image under all of its names; name one of each repository, or use --force",
+            Hint::from(
+                "a runtime removes an image under all of its names; name one of each repository, or use ",
+            )
+            .setting("force", ""),
         )
         .hints(one_alone)
 }

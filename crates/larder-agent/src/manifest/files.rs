@@ -4,6 +4,8 @@ use std::fmt;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
+use larder::hint::Hint;
+
 use super::problem::{Located, Place, Problem};
 
 /// The largest file that is read, in bytes: 16 MiB.
@@ -108,11 +110,16 @@ fn collect(path: &Path, recursive: bool, found: &mut Vec<PathBuf>, problems: &mu
     }
 }
 
+/// A hint that pipes documents into larder.
+fn piped(text: String) -> Hint {
+    Hint::from(text).command(["ensure", "-f", "-"])
+}
+
 fn read_file(path: &Path) -> Result<File, Located> {
     let name = path.display().to_string();
     if name.contains("://") {
-        let problem = Problem::new("not a file")
-            .hint(format!("larder fetches no manifests: curl {name} | larder ensure -f -"));
+        let problem =
+            Problem::new("not a file").hint(piped(format!("larder fetches no manifests: curl {name} | ")));
         return Err(Place::file(name).holds(problem));
     }
     read(&name, || fs_err::File::open(path))
@@ -124,7 +131,7 @@ fn read<R: Read>(name: &str, open: impl FnOnce() -> io::Result<R>) -> Result<Fil
         Ok(text) => Ok(File { name: name.to_owned(), text }),
         Err(error) if is_utf16(error.as_bytes()) => {
             let problem = Problem::new("not text in UTF-8: this is UTF-16")
-                .hint(format!("iconv -f UTF-16 -t UTF-8 {name} | larder ensure -f -"));
+                .hint(piped(format!("iconv -f UTF-16 -t UTF-8 {name} | ")));
             Err(Place::file(name).holds(problem))
         }
         Err(error) => {

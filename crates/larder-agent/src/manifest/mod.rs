@@ -24,6 +24,7 @@ use std::collections::BTreeMap;
 
 use kinds::{Kind, item_kind, kind_of};
 use larder::gotext;
+use larder::hint::Hint;
 use tree::At;
 
 /// Everything that was read.
@@ -181,7 +182,7 @@ fn has_template(at: &At<'_>) -> bool {
 fn type_of<'a>(at: &At<'a>, inherited: Option<(&'a str, &'a str)>) -> Result<(&'a str, &'a str), Problem> {
     let not_kubernetes = |what: &str| {
         at.problem(format!("not a Kubernetes object: {what}"))
-            .hint("larder reads Kubernetes manifests; give plain images as arguments: larder ensure IMAGE...")
+            .hint(Hint::from("give images as arguments: ").command(["ensure", "IMAGE..."]))
     };
     let (api_version, kind) = match (at.text_of("apiVersion"), at.text_of("kind")) {
         (Ok(api_version), Ok(kind)) => (api_version, kind),

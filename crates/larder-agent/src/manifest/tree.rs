@@ -8,6 +8,7 @@ mod at;
 use std::collections::HashSet;
 use std::fmt;
 
+use larder::hint::Hint;
 use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_saphyr::Spanned;
@@ -101,9 +102,8 @@ fn parse(text: &str, keys: Keys) -> Result<Node, Problem> {
         serde_saphyr::Error::DuplicateMappingKey { key: Some(key), .. } if keys == Keys::Shown => {
             problem.at_field(key).hint("keep one of the two")
         }
-        _ if text.contains("{{") && keys == Keys::Hidden => {
-            problem.hint("this is a template: helm template CHART | larder ensure -f -")
-        }
+        _ if text.contains("{{") && keys == Keys::Hidden => problem
+            .hint(Hint::from("this is a template: helm template CHART | ").command(["ensure", "-f", "-"])),
         serde_saphyr::Error::DuplicateMappingKey { .. } => problem.hint("keep one of the two"),
         _ if text.lines().any(|line| line.trim_start_matches(' ').starts_with('\t')) => {
             problem.hint("YAML is indented with spaces, and never with tabs")

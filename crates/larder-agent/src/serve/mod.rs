@@ -84,7 +84,6 @@ impl Daemon {
             tracing::warn!("{warning}");
         }
         let Listen { socket, mode, group } = config.listen.clone();
-        let metrics = bind_metrics(&config)?;
         let options = NodeOptions {
             store: OpenMode::Create,
             runtime: RuntimeMode::Expect,
@@ -97,6 +96,8 @@ impl Daemon {
         // Whoever can reach the daemon may send it any of them.
         let signals = Signals::listen()?;
         let socket = Socket::open(&socket::Listen { socket, mode, group })?;
+        // After all that can refuse to start: it may warn.
+        let metrics = bind_metrics(&node.settings.now())?;
         let left = Note::leave(&node, socket.path.as_deref())?;
         Ok(Daemon { node: Arc::new(node), socket, metrics, note: left, signals })
     }

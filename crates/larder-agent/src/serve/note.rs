@@ -4,6 +4,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use larder::files;
+use larder::hint::Hint;
 
 use crate::client;
 use crate::error::Error;
@@ -27,11 +28,16 @@ impl Note {
             Ok(()) => Ok(Some(Note(file))),
             // A full disk is no time to stay away: somebody has to collect.
             Err(error) if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => {
-                tracing::warn!("commands find this daemon only with --daemon {}: {error}", socket.display());
+                let socket = socket.display();
+                tracing::warn!("commands find this daemon only if they name its socket, {socket}: {error}");
                 Ok(None)
             }
-            Err(error) => Err(Error::failed(format!("cannot say where the daemon listens: {error}"))
-                .hint("run as the owner of the folder, or name another with --root DIR or --state DIR")),
+            Err(error) => Err(Error::failed(format!("cannot say where the daemon listens: {error}")).hint(
+                Hint::from("run as the owner of the directory, or name another: ")
+                    .setting("root", "DIR")
+                    .text(" or ")
+                    .setting("state", "DIR"),
+            )),
         }
     }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto;
+use larder::hint::Hint;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::task::JoinSet;
 use tokio::time;
@@ -60,9 +61,10 @@ pub(super) fn answer<B>(request: &Request<B>) -> Response<Body> {
     if !is_grpc(request) {
         return text(StatusCode::SERVICE_UNAVAILABLE, "larder is shutting down\n");
     }
-    let failure = Error::unreachable(
-        "larder is shutting down: what is under way may end, nothing new begins",
-    )
-    .hint("try again when it is back; if nobody starts it again: larder serve, or systemctl start larder");
+    let failure =
+        Error::unreachable("larder is shutting down: what is under way may end, nothing new begins").hint(
+            Hint::from("retry when it runs again; to start it: systemctl start larder, or ")
+                .command(["serve"]),
+        );
     Status::from(failure).into_http()
 }

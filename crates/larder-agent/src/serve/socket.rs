@@ -86,7 +86,7 @@ impl Socket {
         check_path(path)?;
         let trouble = |error: io::Error| {
             Error::failed(format!("cannot listen on {}: {error}", path.display()))
-                .hint("run as the owner of the folder, or name another place with --socket PATH")
+                .hint(named("run as the owner of the directory, or name another path: "))
         };
         let group = listen.group.as_deref().map(group_id).transpose()?;
         if let Some(folder) = path.parent() {
@@ -137,12 +137,12 @@ fn check_path(path: &Path) -> Result<(), Error> {
     let longest = path.as_os_str().len().max(folder + passing_name().len());
     match longest {
         _ if path.as_os_str().is_empty() => {
-            Err(Error::bad_input("the path of the socket is empty").hint("name one with --socket PATH"))
+            Err(Error::bad_input("the path of the socket is empty").hint(named("name one: ")))
         }
         length if length > MAX_PATH => Err(Error::bad_input(format!(
             "{shown}: too long for a socket: {length} bytes, and the system takes {MAX_PATH}"
         ))
-        .hint("name a shorter one with --socket PATH")),
+        .hint(named("name a shorter path: "))),
         _ if path.file_name().is_none() => Err(Error::bad_input(format!("{shown}: no name of a socket"))
             .hint("name a file, such as /run/larder/larder.sock")),
         _ => Ok(()),
@@ -173,11 +173,15 @@ fn lock(path: &Path, trouble: impl Fn(io::Error) -> Error) -> Result<fs_err::Fil
 }
 
 fn taken(path: &Path) -> Error {
-    Error::failed(format!("{}: another larder serves here", path.display())).hint(
-        Hint::new()
-            .command(["status", "--daemon", "SOCKET"])
-            .text(" says what it does; stop it first, or name another socket"),
-    )
+    let status = ["status".to_owned(), "--daemon".to_owned(), path.display().to_string()];
+    Error::failed(format!("{}: another larder daemon listens on this socket", path.display()))
+        .hint(Hint::new().command(status).text(" shows what it does; stop it first"))
+        .hint(named("or name another path: "))
+}
+
+/// A hint that ends in the setting of the socket.
+fn named(text: &'static str) -> Hint {
+    Hint::from(text).setting("socket", "PATH")
 }
 
 /// Removes what a dead process left at the path, and nothing else.
@@ -189,7 +193,7 @@ fn clear(path: &Path) -> Result<(), Error> {
         Err(error) => return Err(trouble(error)),
         Ok(found) if !found.file_type().is_socket() => {
             return Err(Error::failed(format!("{shown} is there already, and is no socket"))
-                .hint("name another place with --socket PATH"));
+                .hint(named("name another path: ")));
         }
         Ok(_) => {}
     }
@@ -252,7 +256,7 @@ mod tests {
         drop(UnixListener::bind(&path).unwrap());
         let living = Socket::bind(&at(path.clone())).ok().unwrap();
         let refused = Socket::bind(&at(path.clone())).err().unwrap();
-        assert!(refused.message().contains("another larder serves here"), "{}", refused.message());
+        assert!(refused.message().contains("another larder daemon listens"), "{}", refused.message());
         drop(living);
         let _foreign = UnixListener::bind(&path).unwrap();
         assert!(Socket::bind(&at(path)).is_err());

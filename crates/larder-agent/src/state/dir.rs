@@ -6,6 +6,7 @@ use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
 use fs_err::os::unix::fs::OpenOptionsExt as _;
+use larder::hint::Hint;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
@@ -42,8 +43,8 @@ impl StateDir {
             (None, Target::Runtime(endpoint)) => {
                 let machine = DefaultPaths::of(true, |_| None).root.unwrap_or_default();
                 let own = DefaultPaths::current().root.ok_or_else(|| {
-                    Error::bad_input("no place for the state: neither XDG_DATA_HOME nor HOME is set")
-                        .hint("name a folder with --state DIR")
+                    Error::bad_input("no state directory: neither XDG_DATA_HOME nor HOME is set")
+                        .hint(named_state("name a directory: "))
                 })?;
                 Ok(StateDir::of_runtime(&own, &machine, endpoint))
             }
@@ -83,8 +84,11 @@ impl StateDir {
             }
         };
         Err(Error::failed(problem)
-            .hint("run as root, or ask root's daemon with --daemon SOCKET and without --backend")
-            .hint("if what root keeps is not to count, name a folder of your own with --state DIR"))
+            .hint(
+                Hint::from("run as root, or name root's daemon instead of the runtime: ")
+                    .setting("daemon", "SOCKET"),
+            )
+            .hint(named_state("to ignore root's rules and records, name a directory of your own: ")))
     }
 
     /// Creates the directory and locks it until the value is dropped. Refuses where root keeps another one.
@@ -108,8 +112,8 @@ impl StateDir {
         };
         let lock = open().map_err(|error| {
             OpenError::Failed(
-                Error::failed(format!("no place for the state of collection: {error}"))
-                    .hint("run as the owner of the folder, or name another with --state DIR"),
+                Error::failed(format!("cannot open the state directory: {error}"))
+                    .hint(named_state("run as the owner of the directory, or name another: ")),
             )
         })?;
         let shown = dir.folder.display();
@@ -117,15 +121,15 @@ impl StateDir {
             Ok(()) => {}
             Err(Errno::WOULDBLOCK) => {
                 return Err(OpenError::InUse(
-                    Error::failed(format!("the state in {shown} is in use by another larder"))
-                        .hint("a command has it until it is done, larder serve until it is stopped")
-                        .hint("another folder is named with --state DIR"),
+                    Error::failed(format!("the state directory {shown} is in use by another larder process"))
+                        .hint("wait until that command ends, or stop the daemon")
+                        .hint(named_state("or name another directory: ")),
                 ));
             }
             Err(error) => {
                 return Err(OpenError::Failed(
-                    Error::failed(format!("the state in {shown} cannot be locked: {error}"))
-                        .hint("name a folder on a disk that knows locks with --state DIR"),
+                    Error::failed(format!("cannot lock the state directory {shown}: {error}"))
+                        .hint(named_state("name a directory on a file system with locks: ")),
                 ));
             }
         }
@@ -211,6 +215,11 @@ fn file_name(endpoint: &str) -> String {
     path.chars().map(plain).collect()
 }
 
+/// A hint that ends in the setting of the state directory.
+fn named_state(text: &'static str) -> Hint {
+    Hint::from(text).setting("state", "DIR")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -273,8 +282,12 @@ mod tests {
         let place = || StateDir::at(folder.path().join("collect"));
         let first = place().lock().ok().unwrap();
         let refused = Error::from(place().lock().err().unwrap());
-        assert!(refused.message().ends_with("is in use by another larder"), "{}", refused.message());
-        assert!(refused.next_steps()[0].to_string().contains("larder serve"), "{:?}", refused.next_steps());
+        assert!(refused.message().ends_with("is in use by another larder process"), "{}", refused.message());
+        assert!(
+            refused.next_steps()[0].to_string().contains("stop the daemon"),
+            "{:?}",
+            refused.next_steps()
+        );
         drop(first);
         assert!(place().lock().is_ok());
     }

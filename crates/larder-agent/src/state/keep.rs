@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use larder::files;
 use larder::gc::{KeepRule, Selector};
+use larder::hint::Hint;
 use serde::{Deserialize, Serialize};
 
 use super::dir::StateDir;
@@ -51,8 +52,12 @@ impl KeepFile {
     /// All rules; none when there is no file.
     pub(crate) fn read(&self) -> Result<Vec<KeepRule>, Error> {
         let wrong = |why: &dyn std::fmt::Display| {
-            Error::bad_input(format!("the keep rules cannot be read: {why}"))
-                .hint("nothing is removed until you mend or remove the file, or drop all rules: larder unkeep --all")
+            Error::bad_input(format!("cannot read the keep rules: {why}")).hint(
+                Hint::from(
+                    "nothing is removed until the file is repaired or deleted, or all rules are dropped: ",
+                )
+                .command(["unkeep", "--all"]),
+            )
         };
         let text = match fs_err::read(&self.0) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),

@@ -15,7 +15,7 @@ use crate::output::Format;
   larder status
   larder status -o json
 
-Exit code: 0 it runs and its backend answers, 1 its backend does not answer, 3 no daemon runs here.")]
+Exit code: 0 it runs and its backend answers, 3 its backend does not answer, or no daemon runs here.")]
 pub(crate) struct StatusArgs {
     /// What results look like; wide shows all calls under way.
     #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]

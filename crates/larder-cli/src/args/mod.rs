@@ -21,6 +21,7 @@ use clap_complete::Shell;
 use larder_agent::quantity::parse_duration;
 
 use crate::exit;
+use crate::output::hint::quoted;
 
 pub(crate) use collect::{
     ExplainAccessArgs, ExplainArgs, ExplainWhat, GcArgs, HistoryArgs, KeepArgs, UnkeepArgs,
@@ -127,11 +128,6 @@ impl Connection {
             (None, None) => String::new(),
         }
     }
-}
-
-fn quoted(text: &str) -> String {
-    let is_plain = |c: char| c.is_alphanumeric() || "/._-:@%+=,".contains(c);
-    if text.chars().all(is_plain) { text.to_owned() } else { format!("'{}'", text.replace('\'', r"'\''")) }
 }
 
 /// The commands.

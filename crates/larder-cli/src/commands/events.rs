@@ -33,7 +33,7 @@ const LOOK_AT_READER: Duration = Duration::from_secs(1);
 
 pub(super) async fn run(args: &EventsArgs, session: &Session) -> Result<Outcome, Failure> {
     let out = &session.out;
-    let daemon = session.daemon()?;
+    let daemon = session.daemon().await?;
     let request = EventsRequest { from: args.since, watch: args.watch };
     let mut told = daemon.wait(async |mut calls| calls.events(request).await).await?;
     let mut page =

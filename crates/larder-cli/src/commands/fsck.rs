@@ -51,10 +51,10 @@ fn refuse_beside_a_daemon(config: &Config) -> Result<(), Failure> {
         return Ok(());
     };
     Err(Failure::failed(format!(
-        "larder fsck works on the store itself, and the daemon at {} has it",
+        "fsck needs the store for itself, and the daemon at {} has it open",
         socket.display()
     ))
-    .hint("stop the daemon first (systemctl stop larder, or end larder serve), and start it again after"))
+    .hint("stop the daemon (systemctl stop larder), rerun the command, then start the daemon again"))
 }
 
 fn tell(report: &FsckReport, out: &Out) {
@@ -124,13 +124,14 @@ fn shown(lacking: &Refetch) -> String {
 }
 
 /// What to do for an image that lacks something. Its tag is not to be pulled: it may have moved.
-fn next_step(lacking: &Refetch) -> String {
+fn next_step(lacking: &Refetch) -> Hint {
     let image = shown(lacking);
     match digests(lacking).next() {
-        Some(digest) => format!("{image} lacks something; larder pull {digest} brings it back"),
-        None => {
-            format!("{image} lacks something, and no registry is known that has it; larder load it again")
-        }
+        Some(digest) => Hint::from(format!("{image} is incomplete; "))
+            .command(["pull".to_owned(), digest.clone()])
+            .text(" fetches what is missing"),
+        None => Hint::from(format!("{image} is incomplete, and its registry is unknown; load it again: "))
+            .command(["load", "FILE"]),
     }
 }
 
@@ -140,7 +141,7 @@ fn verdict(report: &FsckReport, out: &Out) -> Outcome {
         return Outcome::Done;
     }
     for lacking in &report.refetch {
-        out.note(format_args!("hint: {}", next_step(lacking)));
+        out.hint(next_step(lacking));
     }
     Outcome::Failed
 }
@@ -163,9 +164,10 @@ mod tests {
         let by_digest = format!("r.example/a@{digest}");
         assert!(
             next_step(&lacking(&["r.example/a:1", &by_digest]))
+                .to_string()
                 .contains(&format!("larder pull {by_digest} "))
         );
-        let loaded = next_step(&lacking(&["r.example/a:1"]));
+        let loaded = next_step(&lacking(&["r.example/a:1"])).to_string();
         assert!(loaded.starts_with("r.example/a:1 ") && loaded.contains("larder load"), "{loaded}");
         assert!(!loaded.contains("larder pull"), "{loaded}");
     }

@@ -17,7 +17,7 @@ use crate::session::{Need, Session};
 /// Adds a rule, or lists all.
 pub(super) async fn keep(args: &KeepArgs, session: &Session) -> Result<Outcome, Failure> {
     let out = &session.out;
-    let client = session.open(Need::collect()).await?;
+    let client = session.open(Need::keep()).await?;
     let Some(select) = select(args)? else {
         let rules = rules(&client).await?;
         let shown: Vec<ShownRule<'_>> = rules.iter().map(ShownRule::from).collect();
@@ -69,7 +69,7 @@ fn labelled(text: &str) -> Selector {
 /// Drops rules.
 pub(super) async fn unkeep(args: &UnkeepArgs, session: &Session) -> Result<Outcome, Failure> {
     let out = &session.out;
-    let client = session.open(Need::collect()).await?;
+    let client = session.open(Need::keep()).await?;
     if args.all {
         let request = KeepRequest { remove_all: true, ..KeepRequest::default() };
         let left = change(&client, request).await?.configured;

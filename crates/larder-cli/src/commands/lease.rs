@@ -16,8 +16,8 @@ pub(super) async fn run(args: &LeaseArgs, session: &Session) -> Result<Outcome, 
     let request = LeaseRequest { image: name.to_owned(), seconds: args.time.as_secs() };
     let leased = client.ask(async |mut calls| calls.lease(request).await).await?;
     match leased.ends {
-        Some(ends) => out.line(format_args!("Keeps {name} until {ends}.")),
-        None => out.line(format_args!("Does not keep {name} for a time any more.")),
+        Some(ends) => out.line(format_args!("leased {name} until {ends}")),
+        None => out.line(format_args!("ended the lease on {name}")),
     }
     Ok(Outcome::Done)
 }

@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use larder::hint::Hint;
 use larder::reference::Reference;
 use larder_agent::client::{Client, Upload};
 use larder_agent::control::base_name;
@@ -18,7 +19,7 @@ use crate::session::{Need, Session};
 pub(super) async fn run(args: &LoadArgs, session: &Session) -> Result<Outcome, Failure> {
     let out = &session.out;
     let name = args.name.as_deref();
-    let base = name.map(base_name).transpose()?;
+    let base = name.map(base_name).transpose().map_err(|failure| failure.about("--name"))?;
     let client = session.open(Need::use_images().of_store().creating()).await?;
     let mut outcome = Outcome::Done;
     let mut loaded = Vec::new();
@@ -60,10 +61,11 @@ fn tell_of_names(file: &Path, name: Option<&Reference>, images: &[LoadedImage], 
     let tags: Vec<&str> = images.iter().flat_map(|image| &image.bare_tags).map(String::as_str).collect();
     if let Some(tag) = tags.first() {
         out.note(format_args!(
-            "note: {file}: its names are but tags ({}), which name no image here; \
-             larder load --name REPOSITORY {file} makes REPOSITORY:{tag} of it",
+            "note: {file}: its names are tags only ({}), which name no image here",
             tags.join(", ")
         ));
+        let load = ["load", "--name", "REPOSITORY"].map(str::to_owned).into_iter().chain([file.to_string()]);
+        out.hint(Hint::new().command(load).text(format!(" names it REPOSITORY:{tag}")));
     }
     let is_of = |image: &LoadedImage, name: &Reference| {
         let mut named = image.repo_tags.iter().filter_map(|tag| Reference::parse(tag).ok());

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use larder::hint::Hint;
 use larder_agent::client::Client;
 use larder_agent::offline::is_mount_visible;
 use larder_api::v1alpha1::{Mount, MountRequest, MountsRequest, StatusRequest, UnmountRequest};
@@ -36,7 +37,11 @@ async fn check_seen(mount: &Mount, client: &Client) -> Result<(), Failure> {
     Err(Failure::failed(format!(
         "{target}: the daemon mounted the image, and it is not to be seen from here: the two are in different mount namespaces"
     ))
-    .hint(format!("nsenter --mount --target {process} COMMAND runs a command where it is seen; larder umount {target} ends it"))
+    .hint(
+        Hint::from(format!("nsenter --mount --target {process} COMMAND runs a command where it is seen; "))
+            .command(["umount".to_owned(), target.clone()])
+            .text(" ends it"),
+    )
     .hint("give the unit of the daemon no mounts of its own (ProtectSystem=, PrivateTmp=, ...), or run this command outside its container"))
 }
 

@@ -8,7 +8,7 @@ use crate::session::Session;
 
 pub(super) async fn run(session: &Session) -> Result<Outcome, Failure> {
     let out = &session.out;
-    let daemon = session.daemon()?;
+    let daemon = session.daemon().await?;
     let reloaded = daemon.ask(async |mut calls| calls.reload(ReloadRequest {}).await).await?;
     for key in &reloaded.applied {
         out.line(format_args!("{key}: in force"));

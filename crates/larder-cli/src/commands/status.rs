@@ -18,7 +18,7 @@ use crate::session::Session;
 
 pub(super) async fn run(args: &StatusArgs, session: &Session) -> Result<Outcome, Failure> {
     let out = &session.out;
-    let daemon = session.daemon()?;
+    let daemon = session.daemon().await?;
     let status = daemon.ask(async |mut calls| calls.status(StatusRequest { look: true }).await).await?;
     match args.output.data() {
         Some(format) => output::data(out, format, &status),

@@ -39,7 +39,9 @@ const NOT_FOUND: [&str; 4] = [": not found", "404 not found", "manifest unknown"
 const NO_ROOM: [&str; 2] = ["no space left on device", "disk quota exceeded"];
 
 /// What to do about a full disk.
-const MAKE_ROOM: &str = "make room and try again: larder df shows what holds the disk";
+fn make_room() -> Hint {
+    Hint::from("free disk space and retry: ").command(["df"]).text(" shows what holds the disk")
+}
 
 /// What to do about a name that the registry does not know.
 const CHECK_NAME: &str =
@@ -111,7 +113,7 @@ impl Trouble {
         match (Trouble::of(error), &error.advice) {
             (Trouble::Denied, _) => Some(denied().into()),
             (_, Some(advice)) => Some(advice.hint.clone()),
-            (Trouble::NoRoom, None) => Some(MAKE_ROOM.into()),
+            (Trouble::NoRoom, None) => Some(make_room()),
             (Trouble::NotFound, None) => Some(CHECK_NAME.into()),
             (Trouble::Other, None) => cause(&error.message).map(Hint::from),
         }

@@ -3,10 +3,10 @@
 use std::collections::HashMap;
 use std::time::SystemTime;
 
-use jiff::Timestamp;
 use larder::backend::Bytes;
 use larder::pull::PullStatus;
 use larder::reference::{ImageName, LayerId};
+use larder_api::convert;
 use serde::Serialize;
 use tokio::time::Instant;
 
@@ -69,7 +69,7 @@ impl Course {
         self.last.insert(item.clone(), state);
         let (image, layer) = item;
         self.records.push(CourseRecord {
-            time: Timestamp::try_from(time).map(|time| time.to_string()).unwrap_or_default(),
+            time: convert::time(time),
             image,
             layer,
             phase,

@@ -191,6 +191,18 @@ fn other_settings_are_refused_with_the_difference() {
     let difference = "maxParallelImagePulls is 1 (--max-parallel-image-pulls), and 4 there";
     assert!(refused.stderr.contains(difference), "{refused:?}");
 
+    // A command is not refused for settings that it does not depend on.
+    let pulls = settings_file(&world, "pulls.yaml", "registryPullQPS: 7\n");
+    world.larder_with(&pulls, &["gc", "--all-unused", "--dry-run"]).expect(0);
+    world.larder_with(&settings, &["keep", "shop/*"]).expect(0);
+    let refused = world.larder_with(&pulls, &["pull", &image]).expect(1);
+    assert!(refused.stderr.contains("registryPullQPS is 7"), "{refused:?}");
+
+    let status = world.larder(&["status"]).expect(3);
+    for part in ["no daemon runs here: process ", " pull ", &image, ") has the images open"] {
+        assert!(status.stderr.contains(part), "{part}: {status:?}");
+    }
+
     // What is the same, or concerns the joining process alone, is no difference.
     let same = settings_file(&world, "same.yaml", "imageGCHighThresholdPercent: 85\nlog:\n  level: debug\n");
     world.larder_with(&same, &["gc", "--all-unused", "--dry-run"]).expect(0);
@@ -410,7 +422,9 @@ fn settings_with_mistakes_end_a_command_before_it_does_anything() {
     let app = present(&world, 1, "shop/app:1");
     world.end_leases();
     let settings = settings_file(&world, "config.yaml", "gc:\n  keep:\n    - nam: 'shop/*'\n");
-    for command in [&["gc", "--all-unused"][..], &["df"], &["explain", &app], &["keep"], &["images"]] {
+    let commands =
+        [&["gc", "--all-unused"][..], &["df"], &["explain", &app], &["keep"], &["images"], &["status"]];
+    for command in commands {
         let refused = world.larder_with(&settings, command).expect(2);
         assert!(refused.stderr.contains(&format!("{settings}:5: ")), "{refused:?}");
         assert!(refused.stderr.contains("gc.keep[0].nam"), "{refused:?}");

@@ -85,32 +85,41 @@ impl MountError {
     pub fn hint(&self) -> Option<Hint> {
         Some(match self {
             MountError::Store(error) => return error.hint(),
-            MountError::Target { .. } => "make the directory first: mkdir -p DIR".into(),
+            MountError::Target { target, cause } if cause.kind() == io::ErrorKind::NotFound => {
+                format!("create the directory: mkdir -p {}", target.display()).into()
+            }
+            MountError::Target { .. } => "name a directory".into(),
             MountError::Refused { cause, .. } | MountError::Unmount { cause, .. } => match cause.kind() {
                 io::ErrorKind::PermissionDenied => Hint::from(
-                    "mounting needs root; without it, mount and use it in a user namespace of its own: unshare --user --map-root-user \
-                     --mount, then larder ",
+                    "mounting requires root; as another user, run unshare --user --map-root-user --mount, and in it, on a store \
+                     of this user's, ",
                 )
-                .setting("root", "DIR")
-                .text(" mount, with this user's store as DIR"),
+                .command(["mount"]),
                 io::ErrorKind::Unsupported | io::ErrorKind::NotFound => {
                     "the kernel needs overlayfs: modprobe overlay".into()
                 }
                 _ => "see the kernel's log: dmesg".into(),
             },
             MountError::TooManyLayers { .. } => "Linux 6.5 and later takes up to 500 layers".into(),
-            MountError::Busy { .. } => "stop what uses it: fuser -vm DIR shows who".into(),
-            MountError::NotOurs { .. } => Hint::new().command(["mounts"]).text(" lists what is mounted"),
-            MountError::Elsewhere { .. } => Hint::from(
-                "run umount where the mount was made: nsenter --target PROCESS --mount umount DIR; once no process is left there, ",
-            )
-            .command(["umount", "DIR"])
-            .text(" as root forgets it, or with ")
-            .setting("force", "")
-            .text(" where that cannot be seen"),
-            MountError::Taken { .. } => {
-                Hint::new().command(["umount", "DIR"]).text(" first, or mount at another directory")
+            MountError::Busy { target } => {
+                format!("stop the processes that use it: fuser -vm {}", target.display()).into()
             }
+            MountError::NotOurs { .. } => Hint::new().command(["mounts"]).text(" lists what is mounted"),
+            MountError::Elsewhere { target, process } => {
+                let target = target.display().to_string();
+                let process = process.map_or_else(|| "PROCESS".to_owned(), |process| process.to_string());
+                Hint::from(format!(
+                    "unmount it where it was made: nsenter --target {process} --mount umount {target}; once no process is left \
+                     there, "
+                ))
+                .command(["umount".to_owned(), target])
+                .text(" as root forgets it, or with ")
+                .setting("force", "")
+                .text(" where that cannot be seen")
+            }
+            MountError::Taken { target } => Hint::new()
+                .command(["umount".to_owned(), target.display().to_string()])
+                .text(" first, or mount at another directory"),
             MountError::Table(_) => "is /proc mounted?".into(),
         })
     }

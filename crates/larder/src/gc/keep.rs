@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::time::{Stamp, millis};
 use crate::glob;
 use crate::gotext;
-use crate::reference::ImageId;
+use crate::reference::{Digest, ImageId};
 
 /// Spares some images.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -70,7 +70,11 @@ impl KeepRule {
             Selector::Label(key, _) if key.trim().is_empty() => {
                 "the label has no key; write KEY or KEY=VALUE"
             }
-            Selector::Digest(text) if !text.contains(':') => "this is no digest; write sha256:...",
+            Selector::Digest(text) if Digest::parse(text).is_err() => {
+                return Some(format!(
+                    "{text}: not a digest; write sha256: and its 64 hexadecimal digits in full"
+                ));
+            }
             Selector::Newest { repository, .. } if repository.trim().is_empty() => {
                 "the repository is empty; write * for each"
             }

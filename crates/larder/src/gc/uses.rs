@@ -39,8 +39,8 @@ pub enum Use {
     },
     /// A lease in the store.
     Lease {
-        /// Id of the lease.
-        id: String,
+        /// For how much longer.
+        left: Duration,
     },
     /// It was made present for somebody who has not started yet.
     Ensured {
@@ -69,7 +69,7 @@ impl fmt::Display for Use {
                 write!(f, "a volume of container {container}")
             }
             Use::Volume { pod, .. } => write!(f, "a volume of pod {pod}"),
-            Use::Lease { id } => write!(f, "lease {id}"),
+            Use::Lease { left } => write!(f, "a lease (expires in {})", seconds(*left)),
             Use::Wanted { by } => f.write_str(by),
             Use::Ensured { ago: None, left } => {
                 write!(f, "an ensure or a load just done (for {} more)", seconds(*left))

@@ -133,7 +133,7 @@ impl Case {
                 let of: Vec<String> = sketch.layers.iter().map(|layer| format!("l{layer}")).collect();
                 layers.add_image(name(image), of, Amount::ZERO, None);
             }
-            let lease = Use::Lease { id: "l".into() };
+            let lease = Use::Lease { left: Duration::from_secs(60) };
             subjects.push(Subject {
                 id: name(image).into(),
                 handler: String::new(),
@@ -378,7 +378,7 @@ fn every_reason_reads_as_a_sentence() {
         verdicts,
         [
             "goes: one of 2 images that must go together to free the layer l1",
-            "stays: in use by lease l",
+            "stays: in use by a lease (expires in 1m0s)",
             "goes: one of 2 images that must go together to free the layer l1",
             "stays: pinned by the runtime",
             "stays: first seen 0s ago, shorter than the minimum age of 1s",

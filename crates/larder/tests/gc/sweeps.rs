@@ -161,7 +161,7 @@ impl UseSource for LateUser {
     async fn uses(&self) -> Result<Vec<Found>, UseError> {
         let mut asked = self.1.lock().expect("nobody panicked");
         *asked += 1;
-        let by = Use::Lease { id: "late".into() };
+        let by = Use::Lease { left: Duration::from_secs(60) };
         let found = Found { image: id(self.0), handler: None, by };
         Ok(if *asked > 1 { vec![found] } else { Vec::new() })
     }

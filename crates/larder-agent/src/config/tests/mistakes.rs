@@ -120,6 +120,14 @@ fn values_of_the_wrong_type_are_named() {
 fn unknown_settings_are_refused_with_the_nearest_name() {
     for (settings, wanted) in [
         ("registryPullQps: 5", "c.yaml:3: registryPullQps: unknown setting [did you mean registryPullQPS?]"),
+        (
+            "imageGCLowThreshold: 70",
+            "c.yaml:3: imageGCLowThreshold: unknown setting [did you mean imageGCLowThresholdPercent?]",
+        ),
+        (
+            "imageGC: 70",
+            "c.yaml:3: imageGC: unknown setting [did you mean imageGCHighThresholdPercent or imageGCLowThresholdPercent?]",
+        ),
         ("gc: {perriod: 5m}", "c.yaml:3: gc.perriod: unknown setting [did you mean gc.period?]"),
         ("accounting: exact", "c.yaml:3: accounting: unknown setting [write accounting below gc:]"),
         ("gc: {root: /x}", "c.yaml:3: gc.root: unknown setting [write root at the top of the file]"),
@@ -143,12 +151,14 @@ fn what_settings_contradict_is_told_where_it_was_written() {
         (
             "imageGCHighThresholdPercent: 70",
             "c.yaml:3: imageGCHighThresholdPercent: invalid configuration: imageGCLowThresholdPercent \
-             (--image-gc-low-threshold) 80 must be less than imageGCHighThresholdPercent (--image-gc-high-threshold) 70",
+             (--image-gc-low-threshold) 80 must be less than imageGCHighThresholdPercent (--image-gc-high-threshold) 70 \
+             [imageGCLowThresholdPercent is set by default, imageGCHighThresholdPercent is set by c.yaml:3]",
         ),
         (
             "serializeImagePulls: true\nmaxParallelImagePulls: 2",
             "c.yaml:4: maxParallelImagePulls: invalid configuration: maxParallelImagePulls cannot be larger than 1 \
-             unless SerializeImagePulls (--serialize-image-pulls) is set to false",
+             unless SerializeImagePulls (--serialize-image-pulls) is set to false \
+             [maxParallelImagePulls is set by c.yaml:4, serializeImagePulls is set by c.yaml:3]",
         ),
         ("runtimeRequestTimeout: -1s", "c.yaml:3: runtimeRequestTimeout: must not be negative, is -1s"),
         (
@@ -222,6 +232,7 @@ fn items_of_lists_are_told_apart() {
         &[
             "c.yaml:5: gc.keep[0]: a rule selects in exactly one way [write one of name, digest, label, or repository \
              with newest; further rules are further items]",
+            "c.yaml:5: gc.keep[0]: sha256:b: not a digest; write sha256: and its 64 hexadecimal digits in full",
             "c.yaml:7: gc.keep[1].nam: unknown key [did you mean name?]",
             "c.yaml:8: gc.keep[2]: repository and newest belong together [write both, such as repository: app/* and \
              newest: 3]",
@@ -376,10 +387,10 @@ fn flags_and_variables_are_told_by_name() {
             "--registry-qps: registryPullQPS: must be a whole number from -2147483648 to 2147483647, is \"many\"",
             "--serialize-image-pulls: serializeImagePulls: must be true or false, is a text",
             "--image-gc-high-threshold: imageGCHighThresholdPercent: invalid configuration: imageGCLowThresholdPercent \
-             (--image-gc-low-threshold) 80 must be less than imageGCHighThresholdPercent (--image-gc-high-threshold) 50",
-            "configuration: root: no place for it: neither XDG_DATA_HOME nor HOME is set [name a folder with --root DIR]",
-            "configuration: listen.socket: no place for it: neither XDG_RUNTIME_DIR nor HOME is set [name a socket with \
-             --socket PATH]",
+             (--image-gc-low-threshold) 80 must be less than imageGCHighThresholdPercent (--image-gc-high-threshold) 50 \
+             [imageGCLowThresholdPercent is set by default, imageGCHighThresholdPercent is set by --image-gc-high-threshold]",
+            "configuration: root: no place for it: neither XDG_DATA_HOME nor HOME is set [name a directory: --root DIR]",
+            "configuration: listen.socket: no place for it: neither XDG_RUNTIME_DIR nor HOME is set [name a socket: --socket PATH]",
         ]
     );
 }

@@ -55,7 +55,9 @@ fn another(setting: &Setting) -> &'static str {
         "gc.uses" => "ids",
         "gc.clock" => "believe",
         "gc.hooks" => "examined",
-        "gc.keep" => "[{digest: 'sha256:aa', ttl: 1m}, {label: 'a=b: #c'}]",
+        "gc.keep" => {
+            "[{digest: 'sha256:aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa', ttl: 1m}, {label: 'a=b: #c'}]"
+        }
         "prefetch" => "[{image: a, schedule: '00:00'}]",
         "registry.proxy" => "http://p:1",
         "registry.noProxy" => "'no, on'",

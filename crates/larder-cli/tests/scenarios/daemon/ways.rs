@@ -201,7 +201,7 @@ fn archives_are_loaded_by_the_daemon_as_without_one() {
     let socket = pair.with.socket().display().to_string();
     for arguments in [&["fsck"][..], &["fsck", "--daemon", &socket]] {
         let refused = pair.with.larder(arguments).expect(1);
-        assert!(refused.stderr.contains("hint: stop the daemon first"), "{arguments:?}: {refused:?}");
+        assert!(refused.stderr.contains("hint: stop the daemon ("), "{arguments:?}: {refused:?}");
     }
     pair.with.stop().expect(0);
     pair.with.larder(&["fsck"]).expect(0);
@@ -267,7 +267,16 @@ fn verbose_says_which_way_was_taken_and_none_takes_the_other() {
     said(&machine.larder(&["--daemon", "none", "images"]).expect(3), "in use by");
     let refused = machine.larder(&["fsck"]).expect(1);
     said(&refused, "the daemon at");
-    said(&refused, "hint: stop the daemon first");
+    said(&refused, "hint: stop the daemon (");
+    let other = machine.home.path().display().to_string();
+    let web = machine.push(1, "shop/web:1");
+    for (flag, key, command) in
+        [("--state", "state", &["gc", "--dry-run"][..]), ("--certs-d", "registry.certsDirs", &["pull", &web])]
+    {
+        let warned = machine.larder(&[&[flag, &other], command].concat()).expect(0);
+        said(&warned, &format!("warning: settings without effect, the daemon has its own: {key} is "));
+        said(&warned, &format!("({flag})"));
+    }
     machine.stop().expect(0);
     assert!(!machine.root().join("daemon").exists(), "the note goes with the daemon");
     said(&machine.larder(&["-v", "images"]).expect(0), "info: no daemon");
