@@ -1,20 +1,13 @@
 //! The hash by which pull records tell one credential from another.
 
-use std::fmt::Write as _;
-
-use sha2::{Digest as _, Sha256};
-
 use super::docker_config::Entry;
 use super::json;
 use super::secret::Secret;
+use crate::reference::Digest;
 
 /// SHA-256 of [`hashed_text`], lower-case hex.
 pub fn hash(entry: &Entry) -> String {
-    let digest = Sha256::digest(hashed_text(entry).reveal());
-    digest.iter().fold(String::with_capacity(64), |mut hex, byte| {
-        let _ = write!(hex, "{byte:02x}");
-        hex
-    })
+    Digest::sha256(hashed_text(entry).reveal()).hex().to_owned()
 }
 
 /// What is hashed: a JSON object of the fields that are not empty, in this order, escaped as Go does. Without tokens

@@ -1,11 +1,9 @@
 //! The keys of kept answers and of runs under way: byte strings, as kubelet builds them. Pure.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
-
-use sha2::{Digest as _, Sha256};
 
 use crate::credentials::{Secret, ServiceAccountCoordinates};
+use crate::reference::Digest;
 
 /// The base of an answer that is good for every image.
 pub(super) const GLOBAL: &str = "<global>";
@@ -20,11 +18,7 @@ pub fn token_hash(token: &Secret) -> String {
     if token.is_empty() {
         return String::new();
     }
-    let mut hash = String::from("sha256:");
-    for byte in Sha256::digest(token.reveal()) {
-        let _ = write!(hash, "{byte:02x}");
-    }
-    hash
+    Digest::sha256(token.reveal()).into()
 }
 
 /// Whose an answer is: of a service account, and where it is kept for each token, of that.
