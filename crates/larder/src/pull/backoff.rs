@@ -105,7 +105,7 @@ impl Backoff {
     }
 
     /// Forgets the text of a key's last failure, because a new attempt starts. The delay stays.
-    pub fn forget(&mut self, key: &str) {
+    pub(crate) fn forget(&mut self, key: &str) {
         if let Some(entry) = self.entries.get_mut(key) {
             entry.remembered = None;
         }

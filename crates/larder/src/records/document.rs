@@ -56,7 +56,7 @@ impl Access {
     }
 
     /// Whether it names nobody.
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         !self.node_pods && self.secrets.is_empty() && self.service_accounts.is_empty()
     }
 }

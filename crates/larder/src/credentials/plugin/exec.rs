@@ -121,7 +121,7 @@ impl ProviderProgram {
     }
 
     /// Whether it is there and only root and this user can replace it.
-    pub fn check(&self) -> Result<(), program::TrustError> {
+    pub(crate) fn check(&self) -> Result<(), program::TrustError> {
         program::check_program(&self.path).map(drop)
     }
 }
