@@ -100,7 +100,7 @@ impl ExecError {
 
 /// A program in the folder of providers.
 #[derive(Debug)]
-pub struct ProviderProgram {
+pub(crate) struct ProviderProgram {
     name: String,
     path: PathBuf,
     args: Vec<String>,
@@ -110,7 +110,7 @@ pub struct ProviderProgram {
 
 impl ProviderProgram {
     /// That of a provider, in this folder.
-    pub fn new(config: &ProviderConfig, folder: impl Into<PathBuf>) -> ProviderProgram {
+    pub(crate) fn new(config: &ProviderConfig, folder: impl Into<PathBuf>) -> ProviderProgram {
         ProviderProgram {
             name: config.name.clone(),
             path: folder.into().join(&config.name),
