@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use larder::reference::{ImageId, LayerId};
+use larder::reference::{ImageId, ImageName, LayerId};
 use serde::{Deserialize, Deserializer};
 
 /// `null` counts as left out.
@@ -144,7 +144,7 @@ pub(crate) struct ContainerSummary {
     pub(crate) id: String,
     #[serde(deserialize_with = "or_default")]
     pub(crate) names: Vec<String>,
-    pub(crate) image: String,
+    pub(crate) image: ImageName,
     #[serde(rename = "ImageID")]
     pub(crate) image_id: ImageId,
     /// `created`, `running`, `paused`, `restarting`, `removing`, `exited`, `dead`.

@@ -136,7 +136,11 @@ impl DockerBackend {
         let name = container.names.first().map(|name| name.trim_start_matches('/').to_owned());
         Ok(Container {
             name: name.unwrap_or_default(),
-            image_id: if container.image_id.is_empty() { container.image.into() } else { container.image_id },
+            image_id: if container.image_id.is_empty() {
+                container.image.as_str().into()
+            } else {
+                container.image_id
+            },
             sandbox_id: String::new(),
             mounts_unknown: mounted.is_none(),
             mounted_images: mounted.unwrap_or_default(),

@@ -1,11 +1,10 @@
 //! Contexts of docker's client: engines under names of their own, in files below `~/.docker`.
 
-use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
+use larder::reference::Digest;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use sha2::{Digest as _, Sha256};
 
 use crate::host::{EngineHost, HostError, Surroundings};
 
@@ -85,11 +84,7 @@ fn host_of(around: &Surroundings<'_>, name: &str, contexts: &Path) -> Result<Eng
 
 /// What the client's folders are called after a context.
 fn id_of(name: &str) -> String {
-    let mut id = String::new();
-    for byte in Sha256::digest(name) {
-        let _ = write!(id, "{byte:02x}");
-    }
-    id
+    Digest::sha256(name).hex().to_owned()
 }
 
 fn unknown(name: &str, problem: &str) -> HostError {

@@ -1,15 +1,13 @@
 //! What images are made of. It never changes, so each image costs one call in its life.
 
 use std::collections::{BTreeMap, HashMap};
-use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use futures_util::stream::{self, StreamExt as _};
 use larder::backend::BackendError;
 use larder::gc::Stamp;
-use larder::reference::{ImageId, LayerId};
-use sha2::{Digest as _, Sha256};
+use larder::reference::{Digest, ImageId, LayerId};
 use tokio::sync::Mutex;
 
 use crate::answers::{GraphDriver, ImageInspect, Info};
@@ -126,14 +124,7 @@ fn chain_ids(diff_ids: &[LayerId]) -> Vec<LayerId> {
     for diff_id in diff_ids {
         chains.push(match chains.last() {
             None => diff_id.clone(),
-            Some(below) => {
-                let digest = Sha256::digest(format!("{below} {diff_id}"));
-                let text = digest.iter().fold("sha256:".to_owned(), |mut text, byte| {
-                    let _ = write!(text, "{byte:02x}");
-                    text
-                });
-                text.into()
-            }
+            Some(below) => Digest::sha256(format!("{below} {diff_id}")).into(),
         });
     }
     chains

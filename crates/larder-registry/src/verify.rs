@@ -20,11 +20,6 @@ fn digest(algorithm: &str, content: &[u8]) -> String {
     })
 }
 
-/// The digest by which a content is known when nobody named another.
-pub(crate) fn sha256(content: &[u8]) -> Option<Digest> {
-    Digest::parse(&digest("sha256", content)).ok()
-}
-
 /// Checks that a content is what it should be.
 pub(crate) fn check(expected: &Digest, content: &[u8]) -> Result<(), FetchErrorKind> {
     match digest(expected.algorithm(), content) {

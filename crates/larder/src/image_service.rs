@@ -32,7 +32,7 @@ impl PullFailed {
     }
 
     /// What the backend says that could be tried next, of the last credential for which it says it.
-    pub fn advice(&self) -> Option<Advice> {
+    pub(crate) fn advice(&self) -> Option<Advice> {
         self.0.iter().rev().find_map(|error| match error {
             BackendError::Call { kind, hint, .. } => hint.clone().map(|hint| Advice { kind: *kind, hint }),
             // A backend that is gone is told by whoever finds it gone.
@@ -141,11 +141,6 @@ impl ImageService {
     /// All images.
     pub async fn list(&self) -> Result<Vec<Image>, BackendError> {
         self.backend.list().await
-    }
-
-    /// Removes an image by name or id. Only the name is sent, never annotations or a runtime handler.
-    pub async fn remove(&self, image: &ImageSpec) -> Result<(), BackendError> {
-        self.backend.remove(&ImageSpec::named(&image.image)).await
     }
 
     /// The sum of the sizes of all images.

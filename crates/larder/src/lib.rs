@@ -26,6 +26,9 @@ mod glob;
 pub mod gotext;
 pub mod hint;
 pub mod image_service;
+#[cfg(feature = "internals")]
+#[doc(hidden)]
+pub mod internals;
 pub mod near;
 pub mod outlive;
 pub mod pod;

@@ -15,7 +15,7 @@ use larder::near::nearest;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Prefetch {
     /// Its name.
-    pub image: String,
+    pub image: ImageName,
     /// When it is made present again, beside when larder starts.
     pub when: When,
     /// Up to so much later, at random, so that not all nodes ask at once.
@@ -202,11 +202,11 @@ pub(super) fn read_prefetch(at: &At<'_>) -> Result<Vec<Prefetch>, Vec<Problem>> 
 
 fn prefetch(at: &At<'_>) -> Result<Prefetch, Vec<Problem>> {
     let mut item = Item::of(at, &PREFETCH)?;
-    let image = item.take::<Text>("image");
+    let image = item.take::<Text>("image").map(ImageName::from);
     if image.is_none() && item.problems.is_empty() {
         item.problems.push(at.missing("image"));
     }
-    if let Some(Err(error)) = image.as_deref().map(|image| ImageName::new(image).with_default_tag()) {
+    if let Some(Err(error)) = image.as_ref().map(ImageName::reference) {
         item.problems.push(at.problem(error.to_string()));
     }
     let (interval, daily) = (item.take::<Time<1>>("interval"), item.take::<Daily>("schedule"));

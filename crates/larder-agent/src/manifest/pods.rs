@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use larder::gotext::quote;
 use larder::pod::Pod;
 use larder::pull::PullPolicy;
+use larder::reference::ImageName;
 
 use super::Identity;
 use super::problem::{Place, Problem};
@@ -46,7 +47,7 @@ impl SecretName {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Want {
     /// The image as written.
-    pub image: String,
+    pub image: ImageName,
     /// When to pull; `None` when the manifest leaves it to the tag.
     pub policy: Option<PullPolicy>,
     /// What events are about, such as `spec.containers{web}`; empty for image volumes.
@@ -196,13 +197,13 @@ impl Reader<'_> {
         text
     }
 
-    fn image(&mut self, at: &At<'_>, field: &str) -> Option<String> {
+    fn image(&mut self, at: &At<'_>, field: &str) -> Option<ImageName> {
         let image = self.required(at, field)?;
         if let Err(bad) = image_name::check(image) {
             let field = self.keep(at.field(field)).flatten()?;
             self.bad_names.push(field.problem(bad.message).hints(bad.hints));
         }
-        Some(image.to_owned())
+        Some(image.into())
     }
 
     /// The policy, `None` where the manifest leaves it to the tag (or has a problem, now noted).

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Subcommand};
+use larder::reference::ImageName;
 use larder_agent::quantity::{parse_duration, parse_size};
 use larder_api::convert::millis;
 use larder_api::v1alpha1::CollectRequest;
@@ -128,7 +129,7 @@ pub(crate) struct ExplainArgs {
 
     /// Name or id of the image.
     #[arg(required = true)]
-    pub(crate) image: Option<String>,
+    pub(crate) image: Option<ImageName>,
 
     #[command(flatten)]
     pub(crate) limits: Limits,
@@ -161,7 +162,7 @@ Exit code: 0 it can be had, 1 it cannot, 2 bad input.")]
 pub(crate) struct ExplainAccessArgs {
     /// The image, as a pod would write it.
     #[arg(value_name = "IMAGE")]
-    pub(crate) image: String,
+    pub(crate) image: ImageName,
 
     /// A manifest with pods that want the image, a directory of manifests, or - for standard input; may be repeated.
     #[arg(short, long, value_name = "FILE")]

@@ -5,6 +5,7 @@
 use std::time::Duration;
 
 use clap::Args;
+use larder::reference::ImageName;
 use larder_agent::quantity::parse_duration;
 
 use crate::output::Format;
@@ -65,7 +66,7 @@ pub(crate) struct ReloadArgs {}
 Exit code: 0 leased, 1 no such image, 2 bad input, 3 backend unreachable.")]
 pub(crate) struct LeaseArgs {
     /// Name or id of the image.
-    pub(crate) image: String,
+    pub(crate) image: ImageName,
 
     /// For how long from now, such as 90s, 2h or 168h; 0 ends the lease.
     #[arg(value_name = "DURATION", value_parser = parse_duration)]

@@ -3,6 +3,7 @@
 #![allow(clippy::doc_markdown, rustdoc::bare_urls, reason = "these comments are the text of --help")]
 
 use clap::Args;
+use larder::reference::ImageName;
 
 use crate::output::{DataFormat, Format};
 
@@ -45,7 +46,7 @@ pub(crate) struct ImagesArgs {
 pub(crate) struct InspectArgs {
     /// Names or ids of images.
     #[arg(value_name = "IMAGE", required = true)]
-    pub(crate) images: Vec<String>,
+    pub(crate) images: Vec<ImageName>,
 
     /// What results look like.
     #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
@@ -67,7 +68,7 @@ pub(crate) struct InspectArgs {
 pub(crate) struct RmArgs {
     /// Names or ids of images.
     #[arg(value_name = "IMAGE", required_unless_present = "ignore_not_found")]
-    pub(crate) images: Vec<String>,
+    pub(crate) images: Vec<ImageName>,
 
     /// An image that is not there is as good as removed, and no image at all is none too few.
     #[arg(long)]

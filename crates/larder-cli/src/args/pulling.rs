@@ -9,6 +9,7 @@ use std::time::Duration;
 use clap::{Args, ValueEnum};
 use larder::credentials::Tokens;
 use larder::pull::{PullConfig, PullPolicy};
+use larder::reference::ImageName;
 use larder_agent::quantity::parse_duration;
 
 use super::timeout;
@@ -35,7 +36,7 @@ Exit code: 0 all present, 1 some failed, 2 bad input, 3 backend unreachable, 130
 pub(crate) struct EnsureArgs {
     /// Images to make present.
     #[arg(value_name = "IMAGE")]
-    pub(crate) images: Vec<String>,
+    pub(crate) images: Vec<ImageName>,
 
     /// A manifest, a directory of manifests (*.yaml, *.yml, *.json), or - for standard input; may be repeated.
     #[arg(short, long, value_name = "FILE")]
@@ -88,7 +89,7 @@ Exit code: 0 all pulled, 1 some failed, 2 bad input, 3 backend unreachable, 130 
 pub(crate) struct PullArgs {
     /// Images to pull.
     #[arg(value_name = "IMAGE", required = true)]
-    pub(crate) images: Vec<String>,
+    pub(crate) images: Vec<ImageName>,
 
     /// Print ids only.
     #[arg(short, long, conflicts_with = "output")]

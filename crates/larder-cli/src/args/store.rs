@@ -5,6 +5,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use larder::reference::ImageName;
 
 use super::pulling::CredentialArgs;
 use crate::output::{DataFormat, Format};
@@ -44,7 +45,7 @@ pub(crate) struct LoadArgs {
   larder mount --writable busybox:1.36 /mnt      what is written goes with larder umount")]
 pub(crate) struct MountArgs {
     /// Name or id of the image.
-    pub(crate) image: String,
+    pub(crate) image: ImageName,
 
     /// An existing directory.
     pub(crate) dir: PathBuf,

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use larder::backend::Image;
 use larder::glob;
 use larder::gotext;
-use larder::reference::Reference;
+use larder::reference::{ImageId, Reference};
 use serde::Serialize;
 
 use crate::args::ImagesArgs;
@@ -66,7 +66,7 @@ struct Row {
     repository: String,
     tag: Option<String>,
     digest: Option<String>,
-    id: String,
+    id: ImageId,
     size_bytes: u64,
     pinned: bool,
 }
@@ -77,7 +77,7 @@ fn rows(image: &Image) -> Vec<Row> {
         repository: repository.to_owned(),
         tag: tag.map(str::to_owned),
         digest: digest_of(image, repository),
-        id: image.id.to_string(),
+        id: image.id.clone(),
         size_bytes: image.size,
         pinned: image.pinned,
     };
@@ -139,7 +139,7 @@ fn table(images: &[Row], args: &ImagesArgs) -> Table {
                 .map(|digest| if args.no_trunc || wide { digest } else { short(digest) });
             or_none(digest.map(str::to_owned).as_ref())
         }));
-        cells.push(if args.no_trunc { row.id.clone() } else { short(&row.id).to_owned() });
+        cells.push(if args.no_trunc { row.id.to_string() } else { short(row.id.as_str()).to_owned() });
         cells.push(size::bytes(row.size_bytes));
         cells.extend(wide.then(|| if row.pinned { "yes" } else { "no" }.to_owned()));
         table.row(cells);
@@ -192,7 +192,7 @@ mod tests {
             repository: "docker.io/library/busybox".into(),
             tag: Some("1.36".into()),
             digest: None,
-            id: String::new(),
+            id: ImageId::default(),
             size_bytes: 0,
             pinned: false,
         };

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use larder::backend::ImageDetails;
+use larder::reference::{ImageId, ImageName};
 use larder_agent::image_name;
 use larder_agent::manifest::{Place, Problem};
 use larder_api::convert;
@@ -38,11 +39,11 @@ pub(super) async fn run(args: &InspectArgs, session: &Session) -> Result<Outcome
 }
 
 /// The arguments that may name an image, and whether all of them do.
-pub(super) fn names_and_ids<'a>(arguments: &'a [String], out: &Out) -> (Vec<&'a str>, Outcome) {
+pub(super) fn names_and_ids<'a>(arguments: &'a [ImageName], out: &Out) -> (Vec<&'a str>, Outcome) {
     let mut outcome = Outcome::Done;
     let mut names = Vec::new();
     for name in arguments {
-        match image_name::check_name_or_id(name) {
+        match image_name::check_name_or_id(name.as_str()) {
             Ok(()) => names.push(name.as_str()),
             Err(bad) => {
                 let problem = Place::file("argument").holds(Problem::new(bad.message).hints(bad.hints));
@@ -58,7 +59,7 @@ pub(super) fn names_and_ids<'a>(arguments: &'a [String], out: &Out) -> (Vec<&'a 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Inspected {
-    id: String,
+    id: ImageId,
     repo_tags: Vec<String>,
     repo_digests: Vec<String>,
     size_bytes: u64,
@@ -77,7 +78,7 @@ impl From<ImageDetails> for Inspected {
             (key, value)
         });
         Inspected {
-            id: image.id.into(),
+            id: image.id,
             repo_tags: image.repo_tags,
             repo_digests: image.repo_digests,
             size_bytes: image.size,

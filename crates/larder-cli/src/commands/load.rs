@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use larder::hint::Hint;
-use larder::reference::Reference;
+use larder::reference::{ImageId, Reference};
 use larder_agent::client::{Client, Upload};
 use larder_agent::control::base_name;
 use larder_api::v1alpha1::LoadedImage;
@@ -80,7 +80,7 @@ fn tell_of_names(file: &Path, name: Option<&Reference>, images: &[LoadedImage], 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Loaded {
-    id: String,
+    id: ImageId,
     repo_tags: Vec<String>,
     repo_digests: Vec<String>,
 }
@@ -88,7 +88,7 @@ struct Loaded {
 impl From<LoadedImage> for Loaded {
     fn from(image: LoadedImage) -> Self {
         let LoadedImage { id, repo_tags, repo_digests, .. } = image;
-        Loaded { id, repo_tags, repo_digests }
+        Loaded { id: id.into(), repo_tags, repo_digests }
     }
 }
 

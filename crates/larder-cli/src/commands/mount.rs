@@ -17,7 +17,7 @@ use crate::session::{Need, Session};
 pub(super) async fn mount(args: &MountArgs, session: &Session) -> Result<Outcome, Failure> {
     let target = text(&absolute(&args.dir)?)?;
     let client = session.open(Need::use_images().of_store()).await?;
-    let request = MountRequest { image: args.image.clone(), target, writable: args.writable };
+    let request = MountRequest { image: args.image.clone().into(), target, writable: args.writable };
     let answer = client.wait(async |mut calls| calls.mount(request).await).await?;
     let mount = answer.mount.unwrap_or_default();
     check_seen(&mount, &client).await?;

@@ -6,6 +6,7 @@ use std::time::Duration;
 use larder::events::LogSink;
 use larder::pod::Pod;
 use larder::pull::{EnsureRequest, Outcome as Pulled, PullConfig, PullPolicy};
+use larder::reference::{ImageId, ImageName};
 use larder_agent::client::Pulls;
 use serde::Serialize;
 
@@ -110,13 +111,13 @@ fn report(
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Row {
-    image: String,
+    image: ImageName,
     /// `Pulled`, `Failed`, `Unfinished`.
     result: &'static str,
     /// Such as `ErrImagePull`.
     reason: Option<String>,
     message: Option<String>,
-    id: Option<String>,
+    id: Option<ImageId>,
     size_bytes: Option<u64>,
     pull_seconds: Option<f64>,
     total_seconds: Option<f64>,
@@ -124,13 +125,13 @@ struct Row {
 
 fn rows(requests: &[EnsureRequest], verdicts: &[Verdict]) -> Vec<Row> {
     let each = requests.iter().zip(verdicts);
-    each.map(|(request, verdict)| Row::new(request.image.as_str(), verdict)).collect()
+    each.map(|(request, verdict)| Row::new(&request.image, verdict)).collect()
 }
 
 impl Row {
-    fn new(image: &str, verdict: &Verdict) -> Self {
+    fn new(image: &ImageName, verdict: &Verdict) -> Self {
         let row = Row {
-            image: image.to_owned(),
+            image: image.clone(),
             result: "Unfinished",
             reason: None,
             message: None,
@@ -148,7 +149,7 @@ impl Row {
                 ..row
             },
             Verdict::Ensured(ensured) => {
-                let row = Row { result: "Pulled", id: Some(ensured.image_ref.to_string()), ..row };
+                let row = Row { result: "Pulled", id: Some(ensured.image_ref.clone()), ..row };
                 match ensured.outcome {
                     Pulled::Present => row,
                     Pulled::Pulled { size_bytes, pull_duration, total_duration } => Row {
@@ -171,13 +172,13 @@ fn show(args: &PullArgs, rows: &[Row], out: &Out) {
 }
 
 /// What to ask of the image manager, and whether some names were bad.
-fn requests(images: &[String], out: &Out) -> (Vec<EnsureRequest>, Outcome) {
+fn requests(images: &[ImageName], out: &Out) -> (Vec<EnsureRequest>, Outcome) {
     let mut outcome = Outcome::Done;
     let mut requests = Vec::new();
     for image in images {
-        match check_argument(image) {
+        match check_argument(image.as_str()) {
             Ok(()) => {
-                let pod = Pod { uid: image.clone(), ..Pod::default() };
+                let pod = Pod { uid: image.into(), ..Pod::default() };
                 requests.push(EnsureRequest::new(image, PullPolicy::Always, pod));
             }
             Err(problem) => {

@@ -1,5 +1,6 @@
 //! `larder rm`.
 
+use larder::reference::ImageId;
 use larder_api::v1alpha1::{self as api, RemoveRequest, RemoveResponse, removed};
 use serde::Serialize;
 
@@ -69,7 +70,7 @@ fn removed_of(result: &api::Removed) -> Option<&api::Image> {
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Removed {
-    id: String,
+    id: ImageId,
     repo_tags: Vec<String>,
     repo_digests: Vec<String>,
 }
@@ -77,7 +78,7 @@ struct Removed {
 impl From<&api::Image> for Removed {
     fn from(image: &api::Image) -> Self {
         Removed {
-            id: image.id.clone(),
+            id: image.id.clone().into(),
             repo_tags: image.repo_tags.clone(),
             repo_digests: image.repo_digests.clone(),
         }

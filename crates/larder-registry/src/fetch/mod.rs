@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
+use larder::reference::Digest;
 
 pub use extents::Extents;
 pub use sink::BlobSink;
@@ -45,7 +46,7 @@ pub enum BlobError {
     #[error("could not write blob {digest}")]
     Sink {
         /// The blob.
-        digest: String,
+        digest: Digest,
         /// What the sink said.
         #[source]
         cause: std::io::Error,
@@ -271,7 +272,7 @@ impl<'s> Fetch<'s> {
     /// Counts what is surely in the sink.
     fn written(&self, outcome: std::io::Result<Vec<Range<u64>>>) -> Result<(), BlobError> {
         let ranges =
-            outcome.map_err(|cause| BlobError::Sink { digest: self.descriptor.digest.to_string(), cause })?;
+            outcome.map_err(|cause| BlobError::Sink { digest: self.descriptor.digest.clone(), cause })?;
         for range in ranges {
             let bytes = range.end - range.start;
             self.here.lock().unwrap_or_else(PoisonError::into_inner).insert(range);

@@ -150,7 +150,7 @@ impl Manifest {
             return Err(ManifestError::TooLarge { size: config.size });
         }
         for layer in &layers {
-            let digest = || layer.digest.to_string();
+            let digest = || layer.digest.clone();
             match layer.kind() {
                 MediaType::Layer(_) if layer.urls.is_empty() => {}
                 MediaType::Layer(_) | MediaType::ForeignLayer => {

@@ -1,5 +1,7 @@
 //! Why a document does not describe an image that larder can run.
 
+use larder::reference::Digest;
+
 use super::limits::{MAX_BYTES, MAX_DEPTH};
 
 /// What is wrong with a manifest, an index or a config. The text names the cause; whoever fetched the document adds its
@@ -32,7 +34,7 @@ pub enum ManifestError {
     #[error("layer {digest} is of the unknown type {media_type:?}")]
     UnknownLayer {
         /// Digest of the layer.
-        digest: String,
+        digest: Digest,
         /// Its media type as written.
         media_type: String,
     },
@@ -40,7 +42,7 @@ pub enum ManifestError {
     #[error("layer {digest} is foreign: registries do not serve it")]
     ForeignLayer {
         /// Digest of the layer.
-        digest: String,
+        digest: Digest,
     },
     /// Manifest and config disagree.
     #[error("the manifest has {layers} layers and the config {diff_ids} diff ids")]

@@ -1,9 +1,6 @@
 //! What a pull is going to do, from the image's documents alone. Pure.
 
-use std::fmt::Write as _;
-
 use larder::reference::Digest;
-use sha2::{Digest as _, Sha256};
 
 use crate::store::{Claim, CommitLayer, Layer, LayerKey};
 use larder_registry::ImageDocuments;
@@ -75,11 +72,7 @@ impl Plan {
 /// the chain below, a space, and its own diff id.
 fn chain_id(below: Option<&Digest>, diff_id: &Digest) -> Digest {
     let Some(below) = below else { return diff_id.clone() };
-    let mut digest = String::from("sha256:");
-    for byte in Sha256::digest(format!("{below} {diff_id}")) {
-        let _ = write!(digest, "{byte:02x}");
-    }
-    Digest::parse(&digest).expect("64 hexadecimal digits are a SHA-256 digest")
+    Digest::sha256(format!("{below} {diff_id}"))
 }
 
 #[cfg(test)]

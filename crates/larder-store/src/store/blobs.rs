@@ -60,13 +60,6 @@ fn digest(algorithm: &str, hash: &[u8]) -> Digest {
     Digest::parse(&text).expect("a hash of this algorithm has the length that its digests have")
 }
 
-/// The SHA-256 digest of these bytes.
-pub(crate) fn sha256(bytes: &[u8]) -> Digest {
-    let mut hasher = Hasher::sha256();
-    hasher.update(bytes);
-    hasher.finish()
-}
-
 /// Checks that these bytes have this digest.
 pub(crate) fn check_digest(bytes: &[u8], wanted: &Digest) -> Result<(), StoreError> {
     let mut hasher = Hasher::like(wanted);

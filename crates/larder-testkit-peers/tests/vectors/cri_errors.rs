@@ -1,7 +1,7 @@
 //! `cri_errors.json`: from the error of a failed pull to the reason and message that a pod shows.
 
 use larder::image_service::PullFailed;
-use larder::pull::evaluate_pull_error;
+use larder::internals::evaluate_pull_error;
 use larder_testkit::fake_backend;
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -24,8 +24,8 @@ struct One {
 }
 
 fn eval_pull_error(input: &One) -> Value {
-    let evaluated = evaluate_pull_error(&input.image, &input.error);
-    json!({"message": evaluated.message, "reason": evaluated.reason.to_string()})
+    let (reason, message) = evaluate_pull_error(&input.image, &input.error);
+    json!({"message": message, "reason": reason.to_string()})
 }
 
 #[derive(Deserialize)]

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use larder::credentials::{
     self, ConfigError, DockerConfig, Entry, Format, SearchPath, Tokens, parse_config_json, parse_dockercfg,
 };
+use larder::internals;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -87,7 +88,7 @@ fn encode_entry(entry: &Entry) -> Value {
 }
 
 fn hash_credentials(entry: &Entry) -> Value {
-    json!({"hashed_text": credentials::hashed_text(entry).reveal(), "hash": credentials::hash(entry)})
+    json!({"hashed_text": internals::hashed_text(entry).reveal(), "hash": credentials::hash(entry)})
 }
 
 #[derive(Deserialize, Default)]

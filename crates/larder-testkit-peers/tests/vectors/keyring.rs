@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use larder::credentials::{self, Credential, DockerConfig, Entry, Keyring, Origin, Secret};
+use larder::credentials::{Credential, DockerConfig, Entry, Keyring, Origin, Secret};
+use larder::internals;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
@@ -64,9 +65,9 @@ struct UrlMatch {
 }
 
 fn url_match(input: &UrlMatch) -> Value {
-    match credentials::url_match(&input.pattern, &input.target) {
-        Ok(matches) => json!({"match": matches}),
-        Err(credentials::NotUrl) => json!({"match": false, "pattern_error": true}),
+    match internals::url_match(&input.pattern, &input.target) {
+        Some(matches) => json!({"match": matches}),
+        None => json!({"match": false, "pattern_error": true}),
     }
 }
 
@@ -77,7 +78,7 @@ struct Image {
 }
 
 fn is_default_registry(input: &Image) -> Value {
-    json!({"default_registry": credentials::is_default_registry(&input.image)})
+    json!({"default_registry": internals::is_default_registry(&input.image)})
 }
 
 #[derive(Deserialize, Default)]

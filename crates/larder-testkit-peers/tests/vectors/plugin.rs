@@ -9,10 +9,11 @@ use std::time::Duration;
 use async_trait::async_trait;
 use larder::config::GoDuration;
 use larder::credentials::plugin::{
-    self, ExecError, Execute, Plugin, Provided, ProviderConfig, ProviderProgram, Request, Response,
-    ServiceAccount, ServiceAccounts, TokenAttributes, TokenRequest,
+    self, ExecError, Execute, Plugin, Provided, ProviderConfig, Request, Response, ServiceAccount,
+    ServiceAccounts, TokenAttributes, TokenRequest,
 };
 use larder::credentials::{DockerConfig, Secret, ServiceAccountCoordinates};
+use larder::internals;
 use larder::pod::Pod;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -29,13 +30,13 @@ pub(crate) fn room(op: &str, input: &Value) -> Option<Answer> {
         "plugin_cache_key" => parse(input).and_then(cache_key),
         "plugin_single_flight_key" => parse(input).map(|input: FlightKey| {
             let token = Secret::new(input.token);
-            json!({"key_hex": hex(&plugin::flight_key(&input.image, &token, &input.annotations))})
+            json!({"key_hex": hex(&internals::flight_key(&input.image, &token, &input.annotations))})
         }),
         "plugin_registry_of" => {
-            parse(input).map(|input: Image| json!({"registry": plugin::registry_of(&input.image)}))
+            parse(input).map(|input: Image| json!({"registry": internals::registry_of(&input.image)}))
         }
         "plugin_token_hash" => {
-            parse(input).map(|input: Token| json!({"hash": plugin::token_hash(&Secret::new(input.token))}))
+            parse(input).map(|input: Token| json!({"hash": internals::token_hash(&Secret::new(input.token))}))
         }
         "plugin_env" => parse(input).map(|input: Environment| {
             let own = input.plugin.into_iter().map(|Variable { name, value }| (name, value));
@@ -110,7 +111,7 @@ fn exec(input: Exec) -> Value {
     fs_err::set_permissions(folder.path().join(&input.name), mode).expect("a program");
     let config =
         ProviderConfig { name: input.name, api_version: input.api_version, ..ProviderConfig::default() };
-    let program = ProviderProgram::new(&config, folder.path());
+    let program = internals::provider_program(&config, folder.path());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let request = Request { image: input.image, ..Request::default() };
     match runtime.block_on(program.execute(&request)) {
@@ -146,7 +147,7 @@ fn account_key(input: AccountKey) -> Value {
     let AccountKey { namespace, name, uid, annotations, cache_type, token } = input;
     let at = ServiceAccountCoordinates { uid, namespace, name };
     let token = Secret::new(token);
-    let key = plugin::account_key(&at, &annotations, (cache_type == "Token").then_some(&token));
+    let key = internals::account_key(&at, &annotations, (cache_type == "Token").then_some(&token));
     json!({"key_hex": hex(&key)})
 }
 
@@ -161,7 +162,7 @@ fn cache_key(input: CacheKey) -> Answer {
     let digits = input.service_account_key_hex;
     let bytes = (0..digits.len() / 2).map(|at| u8::from_str_radix(&digits[2 * at..2 * at + 2], 16));
     let account = bytes.collect::<Result<Vec<_>, _>>().map_err(|error| error.to_string())?;
-    Ok(json!({"key_hex": hex(&plugin::cache_key(&input.base, &account))}))
+    Ok(json!({"key_hex": hex(&internals::cache_key(&input.base, &account))}))
 }
 
 #[derive(Deserialize)]
@@ -343,7 +344,7 @@ async fn provide(input: Provide) -> Value {
         name: "provider".into(),
         match_images: input.match_images,
         default_cache_duration: Some(millis(input.default_cache_duration_ms)),
-        api_version: plugin::V1.into(),
+        api_version: "credentialprovider.kubelet.k8s.io/v1".into(),
         token_attributes: input.token_attributes.map(Into::into),
         ..ProviderConfig::default()
     };

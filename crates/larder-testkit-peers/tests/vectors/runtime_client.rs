@@ -2,7 +2,7 @@
 //! the texts of errors.
 
 use larder::backend::{self, Backend as _, ImageSpec, Progress};
-use larder::pull::evaluate_pull_error;
+use larder::internals::evaluate_pull_error;
 use larder::reference::ImageId;
 use larder_cri::{CriBackend, CriConfig, Endpoint, proto};
 use larder_testkit_peers::fake_cri::{FakeCri, Rpc};
@@ -203,10 +203,10 @@ fn grpc_status_text(input: &GrpcStatus) -> Answer {
         Ok(image_ref) => return Err(format!("the pull succeeded: {image_ref}")),
         Err(error) => error.to_string(),
     };
-    let evaluated = evaluate_pull_error(IMAGE, &text);
+    let (reason, message) = evaluate_pull_error(IMAGE, &text);
     Ok(json!({
         "error_text": text,
-        "message": evaluated.message,
-        "reason": evaluated.reason.to_string(),
+        "message": message,
+        "reason": reason.to_string(),
     }))
 }

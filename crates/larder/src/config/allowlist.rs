@@ -57,7 +57,7 @@ impl AllowlistPattern {
 
     /// Whether it means a name, given without tag and digest. The text is compared as it is: no default registry is
     /// added.
-    pub fn matches(&self, name: &str) -> bool {
+    pub(crate) fn matches(&self, name: &str) -> bool {
         match self {
             AllowlistPattern::Exact(exact) => exact == name,
             AllowlistPattern::Prefix(prefix) => name.starts_with(prefix.as_str()),

@@ -1,25 +1,18 @@
 //! The hash by which pull records tell one credential from another.
 
-use std::fmt::Write as _;
-
-use sha2::{Digest as _, Sha256};
-
 use super::docker_config::Entry;
 use super::json;
 use super::secret::Secret;
+use crate::reference::Digest;
 
-/// SHA-256 of [`hashed_text`], lower-case hex.
+/// SHA-256 of the fields of an entry as a JSON object, lower-case hex.
 pub fn hash(entry: &Entry) -> String {
-    let digest = Sha256::digest(hashed_text(entry).reveal());
-    digest.iter().fold(String::with_capacity(64), |mut hex, byte| {
-        let _ = write!(hex, "{byte:02x}");
-        hex
-    })
+    Digest::sha256(hashed_text(entry).reveal()).hex().to_owned()
 }
 
 /// What is hashed: a JSON object of the fields that are not empty, in this order, escaped as Go does. Without tokens
 /// it is kubelet's; with them the tokens follow, so that two tokens never look equal.
-pub fn hashed_text(entry: &Entry) -> Secret {
+pub(crate) fn hashed_text(entry: &Entry) -> Secret {
     let mut text = String::from("{");
     json::push_fields(&mut text, &fields(entry));
     text.push('}');

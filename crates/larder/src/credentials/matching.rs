@@ -7,20 +7,20 @@ use std::net::Ipv6Addr;
 /// A text that cannot be read as a URL. It matches nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("not a URL")]
-pub struct NotUrl;
+pub(crate) struct NotUrl;
 
 /// Whether a pattern covers a target, both without scheme.
 ///
 /// The ports must be equal (443 is not implied), the number of host labels too; each label of the pattern matches
 /// as a glob (`*` stands for any characters of one label); the pattern's path is a prefix of the target's, whether
 /// or not it ends at a slash. Case matters. An error says that the pattern is no URL; it then covers nothing.
-pub fn url_match(pattern: &str, target: &str) -> Result<bool, NotUrl> {
+pub(crate) fn url_match(pattern: &str, target: &str) -> Result<bool, NotUrl> {
     let pattern = Location::parse(pattern)?;
     Ok(Location::parse(target).is_ok_and(|target| pattern.covers(&target)))
 }
 
 /// Whether an image belongs to the hub, whose credentials many files keep under `index.docker.io`.
-pub fn is_default_registry(image: &str) -> bool {
+pub(crate) fn is_default_registry(image: &str) -> bool {
     match image.split_once('/') {
         None => !image.is_empty(),
         Some(("docker.io" | "index.docker.io", _)) => true,

@@ -17,11 +17,11 @@ mod auth;
 mod config_file;
 mod credential;
 mod docker_config;
-mod hash;
+pub(crate) mod hash;
 pub mod helpers;
 pub(crate) mod json;
 mod keyring;
-mod matching;
+pub(crate) mod matching;
 mod node_files;
 pub mod plugin;
 mod pod_credentials;
@@ -40,9 +40,8 @@ pub use credential::{Credential, Origin, SecretCoordinates, ServiceAccountCoordi
 pub use docker_config::{
     ConfigError, DockerConfig, Entry, Tokens, encode_entry, parse_config_json, parse_dockercfg,
 };
-pub use hash::{hash, hashed_text};
+pub use hash::hash;
 pub use keyring::Keyring;
-pub use matching::{NotUrl, is_default_registry, url_match};
 pub use node_files::NodeFiles;
 pub use pod_credentials::PodCredentials;
 pub use program::TrustError;

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 
+use super::hash::hashed_text;
+use super::matching::{is_default_registry, url_match};
 use super::*;
 
 fn host() -> impl Strategy<Value = String> {

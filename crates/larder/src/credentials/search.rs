@@ -73,11 +73,6 @@ impl SearchPath {
         SearchPath::new(files.into_iter().flatten().map(|path| (path, Format::ConfigJson)))
     }
 
-    /// The files in the order in which they are tried.
-    pub fn files(&self) -> impl Iterator<Item = &Path> {
-        self.files.iter().map(|(path, _)| path.as_path())
-    }
-
     /// Reads the files until one is sound, at once and blocking.
     pub fn find(&self, tokens: Tokens) -> Found {
         let mut skipped = Vec::new();
@@ -112,7 +107,7 @@ mod tests {
     }
 
     fn texts(path: &SearchPath) -> Vec<String> {
-        path.files().map(|file| file.display().to_string()).collect()
+        path.files.iter().map(|(path, _)| path.display().to_string()).collect()
     }
 
     #[test]

@@ -174,7 +174,7 @@ impl<'a> LazyLookup<'a> {
     }
 
     /// The answer, looked up on the first call.
-    pub async fn get(&mut self) -> Result<&[Credential], CredentialsError> {
+    pub(crate) async fn get(&mut self) -> Result<&[Credential], CredentialsError> {
         let found = match self.found.take() {
             Some(found) => found,
             None => self.sources.lookup(self.image, self.secrets, self.pod).await,
@@ -186,7 +186,7 @@ impl<'a> LazyLookup<'a> {
     }
 
     /// The answer, looked up now unless it was before.
-    pub async fn into_inner(mut self) -> Result<Vec<Credential>, CredentialsError> {
+    pub(crate) async fn into_inner(mut self) -> Result<Vec<Credential>, CredentialsError> {
         match self.found.take() {
             Some(found) => found,
             None => self.sources.lookup(self.image, self.secrets, self.pod).await,

@@ -328,7 +328,7 @@ impl Swept {
     }
 
     /// What failed, in kubelet's words; `None` if nothing did.
-    pub fn error(&self, goal: Goal, policy: &GcPolicy) -> Option<GcError> {
+    pub(crate) fn error(&self, goal: Goal, policy: &GcPolicy) -> Option<GcError> {
         if self.errors.is_empty() {
             return None;
         }

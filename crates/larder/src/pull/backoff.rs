@@ -37,7 +37,7 @@ impl fmt::Debug for Shown {
 
 /// Back-off by key, with the failure that led to it.
 #[derive(Debug)]
-pub struct Backoff {
+pub(crate) struct Backoff {
     initial: Duration,
     max: Duration,
     entries: HashMap<String, Entry>,
@@ -55,7 +55,7 @@ struct Entry {
 
 impl Backoff {
     /// No key is in back-off yet. An `initial` above `max` is used once as it is; only doubling is capped.
-    pub fn new(initial: Duration, max: Duration) -> Self {
+    pub(crate) fn new(initial: Duration, max: Duration) -> Self {
         Backoff { initial, max, entries: HashMap::new() }
     }
 
@@ -65,7 +65,7 @@ impl Backoff {
     }
 
     /// Counts a failure and returns the delay that follows from it.
-    pub fn fail(&mut self, key: &str, now: Instant) -> Duration {
+    pub(crate) fn fail(&mut self, key: &str, now: Instant) -> Duration {
         if self.entries.len() >= PURGE_AT {
             self.gc(now);
         }
@@ -105,32 +105,33 @@ impl Backoff {
     }
 
     /// Forgets the text of a key's last failure, because a new attempt starts. The delay stays.
-    pub fn forget(&mut self, key: &str) {
+    pub(crate) fn forget(&mut self, key: &str) {
         if let Some(entry) = self.entries.get_mut(key) {
             entry.remembered = None;
         }
     }
 
     /// How long the key is still in back-off; `None` when it is free. At exactly the delay it is free.
-    pub fn remaining(&self, key: &str, now: Instant) -> Option<Duration> {
+    pub(crate) fn remaining(&self, key: &str, now: Instant) -> Option<Duration> {
         let entry = self.entries.get(key).filter(|entry| !self.expired(entry, now))?;
         let elapsed = now.saturating_duration_since(entry.last_failure);
         entry.delay.checked_sub(elapsed).filter(|left| !left.is_zero())
     }
 
     /// The key's present delay, expired or not; zero without an entry.
-    pub fn delay(&self, key: &str) -> Duration {
+    pub(crate) fn delay(&self, key: &str) -> Duration {
         self.entries.get(key).map_or(Duration::ZERO, |entry| entry.delay)
     }
 
     /// Drops expired entries.
-    pub fn gc(&mut self, now: Instant) {
+    pub(crate) fn gc(&mut self, now: Instant) {
         let max_age = self.max_age();
         self.entries.retain(|_, entry| now.saturating_duration_since(entry.last_failure) <= max_age);
     }
 
     /// Drops one entry.
-    pub fn reset(&mut self, key: &str) {
+    #[cfg(feature = "internals")]
+    pub(crate) fn reset(&mut self, key: &str) {
         self.entries.remove(key);
     }
 

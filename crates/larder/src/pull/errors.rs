@@ -4,16 +4,16 @@ use super::ensure::EnsureReason;
 
 /// What a failed pull means to the caller.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Evaluated {
+pub(crate) struct Evaluated {
     /// The container's waiting reason.
-    pub reason: EnsureReason,
+    pub(crate) reason: EnsureReason,
     /// The container's waiting message.
-    pub message: String,
+    pub(crate) message: String,
 }
 
 /// Maps the error text of a pull. Only its start counts: runtimes say `RegistryUnavailable` and
 /// `SignatureValidationFailed` there. `image` is the name as requested.
-pub fn evaluate_pull_error(image: &str, error: &str) -> Evaluated {
+pub(crate) fn evaluate_pull_error(image: &str, error: &str) -> Evaluated {
     let known = [
         ("RegistryUnavailable", EnsureReason::RegistryUnavailable, "the registry is unavailable"),
         (

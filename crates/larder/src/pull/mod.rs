@@ -1,15 +1,15 @@
 //! How and when an image is pulled: policy, back-off, turn, rate, one flight per image.
 //!
-//! Read [`Manager::ensure`] first. What it decides by is pure and takes `now` as an argument ([`Backoff`],
-//! [`evaluate_pull_error`], [`PullTimes`]); what it does goes through the
+//! Read [`Manager::ensure`] first. What it decides by is pure and takes `now` as an argument (back-off,
+//! the reason of a failure, [`PullTimes`]); what it does goes through the
 //! [`Backend`](crate::backend::Backend), the [`PullRecords`](crate::records::PullRecords) and the
 //! [`EventSink`](crate::events::EventSink).
 
-mod backoff;
+pub(crate) mod backoff;
 mod builder;
 mod config;
 mod ensure;
-mod errors;
+pub(crate) mod errors;
 mod flight;
 mod intent;
 mod lease;
@@ -24,11 +24,10 @@ mod through;
 mod times;
 mod turns;
 
-pub use backoff::{Backoff, Shown};
+pub use backoff::Shown;
 pub use builder::ManagerBuilder;
 pub use config::{NewCredentials, OverRate, PullConfig, SameImage};
 pub use ensure::{Advice, EnsureError, EnsureReason, EnsureRequest, Ensured, Outcome, Priority};
-pub use errors::{Evaluated, evaluate_pull_error};
 pub use managed::ManagedBackend;
 pub use manager::Manager;
 pub use metrics::{EnsureLabels, Known, PullMetrics, image_size_bucket};

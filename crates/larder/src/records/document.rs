@@ -6,16 +6,14 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::fmt;
-use std::fmt::Write as _;
 
 use serde::Deserialize;
 use serde::de::{self, Deserializer, MapAccess, Visitor};
-use sha2::{Digest as _, Sha256};
 
 use super::utc::Utc;
 use crate::credentials::json::push_string;
 use crate::credentials::{SecretCoordinates, ServiceAccountCoordinates};
-use crate::reference::{ImageId, ImageName};
+use crate::reference::{Digest, ImageId, ImageName};
 
 const VERSION: &str = "kubelet.config.k8s.io/v1beta1";
 const OLDER_VERSION: &str = "kubelet.config.k8s.io/v1alpha1";
@@ -58,7 +56,7 @@ impl Access {
     }
 
     /// Whether it names nobody.
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         !self.node_pods && self.secrets.is_empty() && self.service_accounts.is_empty()
     }
 }
@@ -114,11 +112,7 @@ pub struct Decoded<T> {
 
 /// The file of an intent (by image as requested) or of a record (by image id).
 pub fn file_name(key: &str) -> String {
-    let mut name = String::from("sha256-");
-    for byte in Sha256::digest(key) {
-        let _ = write!(name, "{byte:02x}");
-    }
-    name
+    format!("sha256-{}", Digest::sha256(key).hex())
 }
 
 impl PullIntent {
@@ -126,7 +120,7 @@ impl PullIntent {
     pub fn decode(text: &[u8]) -> Result<Decoded<PullIntent>, DocumentError> {
         let read: IntentText = serde_json::from_slice(text).map_err(|error| shape(&error))?;
         let current_version = check_version(&read.kind, INTENT, &read.api_version)?;
-        Ok(Decoded { document: PullIntent { image: read.image.into() }, current_version })
+        Ok(Decoded { document: PullIntent { image: read.image }, current_version })
     }
 
     /// The text of its file.
@@ -149,7 +143,7 @@ impl PulledRecord {
         let names = read.credential_mapping.unwrap_or_default().0;
         let names = names.into_iter().map(|(name, access)| (name, access.into())).collect();
         Ok(Decoded {
-            document: PulledRecord { last_updated, image_ref: read.image_ref.into(), names },
+            document: PulledRecord { last_updated, image_ref: read.image_ref, names },
             current_version,
         })
     }
@@ -265,7 +259,7 @@ struct IntentText {
     #[serde(default, deserialize_with = "or_null")]
     api_version: String,
     #[serde(default, deserialize_with = "or_null")]
-    image: String,
+    image: ImageName,
 }
 
 #[derive(Deserialize)]
@@ -277,7 +271,7 @@ struct RecordText {
     api_version: String,
     last_updated_time: Option<String>,
     #[serde(default, deserialize_with = "or_null")]
-    image_ref: String,
+    image_ref: ImageId,
     credential_mapping: Option<Names>,
 }
 
@@ -336,7 +330,7 @@ impl From<AccessText> for Access {
 }
 
 /// As Go reads: `null` is the empty value.
-fn or_null<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+fn or_null<'de, T: Deserialize<'de> + Default, D: Deserializer<'de>>(deserializer: D) -> Result<T, D::Error> {
     Option::deserialize(deserializer).map(Option::unwrap_or_default)
 }
 

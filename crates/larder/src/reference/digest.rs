@@ -1,9 +1,10 @@
 //! Digests: an algorithm and the hash it gave, `sha256:9f86…`.
 
-use std::fmt;
+use std::fmt::{self, Write as _};
 use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
+use sha2::{Digest as _, Sha256};
 
 /// A digest whose algorithm is known and whose hash has the right length, in lower-case hex.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -46,6 +47,15 @@ impl Digest {
             return Err(DigestError::Format);
         }
         Ok(Digest(text.to_owned()))
+    }
+
+    /// The SHA-256 digest of a content.
+    pub fn sha256(content: impl AsRef<[u8]>) -> Self {
+        let text = Sha256::digest(content).iter().fold("sha256:".to_owned(), |mut text, byte| {
+            let _ = write!(text, "{byte:02x}"); // writing to a string does not fail
+            text
+        });
+        Digest(text)
     }
 
     /// `sha256`, `sha384` or `sha512`.
@@ -128,6 +138,13 @@ mod tests {
         ] {
             assert_eq!(Digest::parse(text), Err(error), "{text}");
         }
+    }
+
+    #[test]
+    fn the_digest_of_a_content_is_a_digest() {
+        let empty = Digest::sha256("");
+        let hex = "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855";
+        assert_eq!((Digest::parse(empty.as_str()), empty.hex()), (Ok(empty.clone()), hex));
     }
 
     #[test]

@@ -52,11 +52,6 @@ impl ReferenceError {
         ReferenceError { image: image.to_owned(), kind, named: true }
     }
 
-    /// The text that was to be a name.
-    pub fn image(&self) -> &str {
-        &self.image
-    }
-
     /// What is wrong with it.
     pub fn kind(&self) -> &ReferenceErrorKind {
         &self.kind

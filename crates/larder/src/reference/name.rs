@@ -183,11 +183,6 @@ impl ImageName {
         &self.0.text
     }
 
-    /// Whether there is no text.
-    pub fn is_empty(&self) -> bool {
-        self.as_str().is_empty()
-    }
-
     /// What the name means. The error reads `couldn't parse image name "IMAGE": CAUSE`.
     pub fn reference(&self) -> Result<&Reference, ReferenceError> {
         self.0.parsed.as_ref().map_err(|kind| ReferenceError::named(self.as_str(), kind.clone()))

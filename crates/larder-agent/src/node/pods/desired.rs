@@ -27,7 +27,7 @@ pub(crate) struct DesiredKey {
     /// Which container or volume of it.
     pub(crate) part: String,
     /// The image, as written.
-    pub(crate) image: String,
+    pub(crate) image: ImageName,
     /// The pull policy.
     pub(crate) policy: String,
 }

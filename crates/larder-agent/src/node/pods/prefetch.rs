@@ -1,7 +1,6 @@
 //! Images that are made present before anybody asks, when nothing more urgent is being pulled: a prefetch begins when
 //! nobody pulls, and where it is queued all others go before it.
 
-use larder::reference::ImageName;
 use std::hash::{BuildHasher as _, RandomState};
 use std::sync::Arc;
 use std::time::Duration;
@@ -99,7 +98,7 @@ async fn one(entry: &Prefetch, hands: &Hands) -> Result<(), EnsureError> {
 
 /// Holds what is here.
 async fn hold(entry: &Prefetch, hands: &Hands) {
-    hold_present(&*hands.backend, &ImageName::new(&entry.image), |id| {
+    hold_present(&*hands.backend, &entry.image, |id| {
         hands.held.keep(key(entry), id.clone());
     })
     .await;

@@ -1,14 +1,13 @@
 //! Three generated images on a common base, as a registry serves them.
 
 use std::collections::HashMap;
-use std::fmt::Write as _;
 use std::io::{self, Write as _};
 
 use bytes::Bytes;
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use larder::reference::Digest;
 use serde_json::{Value, json};
-use sha2::{Digest as _, Sha256};
 
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
@@ -32,13 +31,13 @@ pub(super) enum Kind {
 pub(super) struct Document {
     pub(super) kind: Kind,
     pub(super) media_type: &'static str,
-    pub(super) digest: String,
+    pub(super) digest: Digest,
     pub(super) bytes: Bytes,
 }
 
 impl Document {
     fn new(kind: Kind, media_type: &'static str, bytes: Vec<u8>) -> Document {
-        Document { kind, media_type, digest: digest(&bytes), bytes: bytes.into() }
+        Document { kind, media_type, digest: Digest::sha256(&bytes), bytes: bytes.into() }
     }
 
     fn descriptor(&self) -> Value {
@@ -54,7 +53,7 @@ pub(super) struct Image {
     /// A file in its topmost layer.
     pub(super) file: String,
     /// Digest of that layer, and its size as it is served.
-    pub(super) own_layer: (String, usize),
+    pub(super) own_layer: (Digest, usize),
 }
 
 /// What a registry has.
@@ -72,7 +71,7 @@ pub(super) struct Content {
 /// A layer, and its diff id.
 struct Layer {
     document: Document,
-    diff_id: String,
+    diff_id: Digest,
 }
 
 impl Content {
@@ -98,7 +97,7 @@ impl Content {
 
     fn add(&mut self, name: &'static str, file: String, layers: [&Layer; 2]) {
         let (repository, tag) = name.split_once(':').unwrap_or((name, "latest"));
-        let diff_ids: Vec<&str> = layers.iter().map(|layer| layer.diff_id.as_str()).collect();
+        let diff_ids = layers.map(|layer| &layer.diff_id);
         let config = json!({
             "architecture": architecture(),
             "os": "linux",
@@ -122,7 +121,7 @@ impl Content {
         for blob in layers.map(|layer| &layer.document).into_iter().chain([&config]) {
             self.documents.insert(format!("/v2/{repository}/blobs/{}", blob.digest), blob.clone());
         }
-        for reference in [tag, &manifest.digest] {
+        for reference in [tag, manifest.digest.as_str()] {
             self.documents.insert(format!("/v2/{repository}/manifests/{reference}"), manifest.clone());
         }
     }
@@ -143,7 +142,10 @@ fn layer(folder: &str, files: usize, bytes: usize, seed: u64) -> io::Result<Laye
     let plain = archive.into_inner()?;
     let mut compressed = GzEncoder::new(Vec::with_capacity(plain.len() / 2), Compression::fast());
     compressed.write_all(&plain)?;
-    Ok(Layer { document: Document::new(Kind::Layer, LAYER, compressed.finish()?), diff_id: digest(&plain) })
+    Ok(Layer {
+        document: Document::new(Kind::Layer, LAYER, compressed.finish()?),
+        diff_id: Digest::sha256(&plain),
+    })
 }
 
 /// Bytes that shrink to about half of them, as those of real images do.
@@ -161,14 +163,6 @@ fn half_noise(size: usize, state: &mut u64) -> Vec<u8> {
     }
     bytes.truncate(size);
     bytes
-}
-
-fn digest(bytes: &[u8]) -> String {
-    let mut text = String::from("sha256:");
-    for byte in Sha256::digest(bytes) {
-        let _ = write!(text, "{byte:02x}"); // writing to a text does not fail
-    }
-    text
 }
 
 /// This machine, in the words of Go.

@@ -18,6 +18,7 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
+use larder::reference::Digest;
 use tokio::net::TcpListener;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time;
@@ -43,7 +44,7 @@ struct Shared {
 
 struct Noted {
     kind: Option<Kind>,
-    digest: String,
+    digest: Option<Digest>,
     bytes: Arc<AtomicUsize>,
 }
 
@@ -52,7 +53,7 @@ struct Noted {
 pub(super) struct Served {
     /// What was asked for; `None` when there is no such thing.
     pub(super) kind: Option<Kind>,
-    pub(super) digest: String,
+    pub(super) digest: Option<Digest>,
     /// Bytes of it that were sent; 0 for a look.
     pub(super) bytes: usize,
 }
@@ -122,7 +123,7 @@ impl Shared {
         let sent = Arc::new(AtomicUsize::new(0));
         self.log.lock().unwrap_or_else(PoisonError::into_inner).push(Noted {
             kind: document.map(|document| document.kind),
-            digest: document.map(|document| document.digest.clone()).unwrap_or_default(),
+            digest: document.map(|document| document.digest.clone()),
             bytes: Arc::clone(&sent),
         });
         let Some(document) = document else { return empty(StatusCode::NOT_FOUND) };
@@ -155,7 +156,7 @@ fn headed(document: &Document, part: &Range<usize>, body: Body) -> Response<Body
     headers.insert(CONTENT_TYPE, HeaderValue::from_static(document.media_type));
     headers.insert(CONTENT_LENGTH, part.len().into());
     headers.insert(ACCEPT_RANGES, HeaderValue::from_static("bytes"));
-    if let Ok(digest) = HeaderValue::from_str(&document.digest) {
+    if let Ok(digest) = HeaderValue::from_str(document.digest.as_str()) {
         headers.insert("docker-content-digest", digest);
     }
     if part.len() < length {

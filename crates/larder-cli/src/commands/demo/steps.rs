@@ -185,7 +185,7 @@ async fn repair(stage: &mut Stage, registry: &Registry, file: &Path, before: &[u
     let log = registry.take_log();
     let (digest, size) = &registry.content().images[DAMAGED].own_layer;
     let (layers, bytes) = count(&log, Kind::Layer);
-    let that = log.iter().any(|served| served.digest == *digest && served.bytes == *size);
+    let that = log.iter().any(|served| served.digest.as_ref() == Some(digest) && served.bytes == *size);
     stage.check(layers == 1 && that, || format!("the registry served {layers} layers: {log:?}"))?;
     let now = fs_err::read(file).map_err(|error| stage.failed(error))?;
     stage.check(now == before, || format!("{} is not as it was", file.display()))?;

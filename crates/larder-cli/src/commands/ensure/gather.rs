@@ -7,6 +7,7 @@ use larder::gotext::quote;
 use larder::hint::Hint;
 use larder::pod::{ObjectRef, Pod, SandboxConfig};
 use larder::pull::{EnsureRequest, PullPolicy, default_policy};
+use larder::reference::ImageName;
 
 use larder_agent::image_name;
 
@@ -181,7 +182,7 @@ impl Gathered {
         let secrets: Vec<_> = given.iter().map(|(secret, _)| secret.clone()).collect();
         let mut known = BTreeSet::new();
         for image in args.images.iter().filter(|image| known.insert(image.as_str())) {
-            if let Err(problem) = check_argument(image) {
+            if let Err(problem) = check_argument(image.as_str()) {
                 self.problems.push(problem);
                 continue;
             }
@@ -261,7 +262,7 @@ fn job(workload: &Workload, want: &Want, secrets: &[PullSecret], args: &EnsureAr
 }
 
 /// What was asked for on the command line, else in the manifest, else what the tag implies.
-fn policy(args: &EnsureArgs, manifest: Option<&PullPolicy>, image: &str) -> PullPolicy {
+fn policy(args: &EnsureArgs, manifest: Option<&PullPolicy>, image: &ImageName) -> PullPolicy {
     match (args.policy, manifest) {
         (Some(asked), _) => asked.into(),
         (None, Some(written)) => written.clone(),

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use larder::backend::Image;
 use larder::pull::{Ensured, Outcome as Pulled};
+use larder::reference::{ImageId, ImageName};
 use serde::Serialize;
 
 use super::gather::{Gathered, Job};
@@ -43,7 +44,7 @@ struct Skipped {
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Row {
-    image: String,
+    image: ImageName,
     policy: String,
     object: String,
     namespace: String,
@@ -58,7 +59,7 @@ struct Row {
     reason: String,
     #[serde(serialize_with = "larder_api::or_null")]
     message: String,
-    id: Option<String>,
+    id: Option<ImageId>,
     size_bytes: Option<u64>,
     pull_seconds: Option<f64>,
     total_seconds: Option<f64>,
@@ -131,9 +132,9 @@ impl Summary {
 
     /// Fills in the sizes of present images.
     pub(super) fn fill_sizes(&mut self, images: &[Image]) {
-        let sizes: HashMap<_, _> = images.iter().map(|image| (image.id.as_str(), image.size)).collect();
+        let sizes: HashMap<_, _> = images.iter().map(|image| (&image.id, image.size)).collect();
         for row in self.images.iter_mut().filter(|row| row.lacks_size()) {
-            let size = row.id.as_deref().and_then(|id| sizes.get(id)).copied();
+            let size = row.id.as_ref().and_then(|id| sizes.get(id)).copied();
             row.size_bytes = size.filter(|size| *size > 0);
         }
     }
@@ -156,7 +157,7 @@ impl Summary {
         let mut table = Table::new(heads.into_iter().chain(more));
         for row in &self.images {
             let cells = [
-                row.image.clone(),
+                row.image.to_string(),
                 row.object.clone(),
                 row.part.clone(),
                 if row.reason.is_empty() { row.result.to_owned() } else { row.reason.clone() },
@@ -165,7 +166,9 @@ impl Summary {
                     .map(|seconds| size::duration(Duration::from_secs_f64(seconds)))
                     .unwrap_or_default(),
             ];
-            let more = [row.policy.clone(), row.id.clone().unwrap_or_default()].into_iter().filter(|_| wide);
+            let more = [row.policy.clone(), row.id.as_ref().map(ImageId::to_string).unwrap_or_default()]
+                .into_iter()
+                .filter(|_| wide);
             table.row(cells.into_iter().chain(more));
         }
         table
@@ -190,7 +193,7 @@ impl Summary {
         for row in &self.images {
             if let Some(seconds) = row.retry_in_seconds {
                 let wait = Duration::from_secs_f64(seconds.ceil());
-                let longest = wait_of.entry(&row.image).or_default();
+                let longest = wait_of.entry(row.image.as_str()).or_default();
                 *longest = wait.max(*longest);
             }
         }
@@ -219,7 +222,7 @@ impl Row {
 fn unfinished(job: &Job) -> Row {
     let request = &job.request;
     Row {
-        image: request.image.to_string(),
+        image: request.image.clone(),
         policy: request.policy.to_string(),
         object: job.label.clone(),
         namespace: request.pod.namespace.clone(),
@@ -250,7 +253,7 @@ fn row(job: &Job, verdict: &Verdict) -> Row {
             ..row
         },
         Verdict::Ensured(Ensured { image_ref, message, outcome }) => {
-            let row = Row { id: Some(image_ref.to_string()), message: message.clone(), ..row };
+            let row = Row { id: Some(image_ref.clone()), message: message.clone(), ..row };
             match *outcome {
                 Pulled::Present => Row { result: "Present", ..row },
                 Pulled::Pulled { size_bytes, pull_duration, total_duration } => Row {

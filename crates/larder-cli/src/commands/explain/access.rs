@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use larder::credentials::{Credential, Origin, SecretCoordinates, Source, Tokens};
 use larder::pull::EnsureRequest;
-use larder::reference::{self, Reference};
+use larder::reference::{self, ImageName, Reference};
 use larder_agent::backend::{Target, target_of};
 use larder_agent::image_name;
 use larder_agent::registry::{Client, Trial};
@@ -38,7 +38,7 @@ pub(super) async fn run(args: &ExplainAccessArgs, session: &Session) -> Result<O
     let credentials = credentials::gather(&args.credentials, Tokens::Keep, [image], out)?;
     let (_, config) = session.config(&Need::look().of_store())?;
     let client = Client::new(config.registry.clone());
-    let mut access = Access { image: image.to_owned(), askers: Vec::new() };
+    let mut access = Access { image: args.image.clone(), askers: Vec::new() };
     for job in &jobs {
         access.askers.push(asker(image, job, &credentials, &client).await?);
     }
@@ -85,7 +85,7 @@ fn wanted(args: &ExplainAccessArgs) -> EnsureArgs {
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 struct Access {
-    image: String,
+    image: ImageName,
     /// Who wants it: pods, or `image` for the argument itself.
     askers: Vec<Asker>,
 }

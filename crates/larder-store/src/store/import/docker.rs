@@ -12,7 +12,7 @@ use super::archive::clean;
 use super::entries::{Entries, Packed, digest_of_blob, packed};
 use super::error::{ImportError, read};
 use super::image::ImportImage;
-use crate::store::blobs::{Hasher, check_digest, sha256};
+use crate::store::blobs::{Hasher, check_digest};
 use larder_registry::manifest::{Document, ImageConfig};
 
 const MANIFEST: &str = "manifest.json";
@@ -98,7 +98,7 @@ fn image(entries: &Entries, saved: &Saved) -> Result<ImportImage, ImportError> {
         bare_tags: Vec::new(),
         config: (digest, config),
         parsed_config,
-        manifests: vec![(sha256(&manifest), manifest)],
+        manifests: vec![(Digest::sha256(&manifest), manifest)],
         has_digest: false,
         manifest: *parsed,
     })
@@ -116,7 +116,7 @@ fn config_digest(name: &str, config: &[u8]) -> Result<Digest, ImportError> {
             Err(ImportError::WrongDigest { name: name.to_owned(), wanted: digest })
         }
         Some(digest) => Ok(digest),
-        None => Ok(sha256(config)),
+        None => Ok(Digest::sha256(config)),
     }
 }
 

@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
+use larder::internals::Backoff;
 use larder::pod::Pod;
-use larder::pull::{Backoff, EnsureRequest, Manager, PullConfig, PullPolicy};
+use larder::pull::{EnsureRequest, Manager, PullConfig, PullPolicy};
 use larder_testkit::fake_backend::Pull;
 use serde::Deserialize;
 use serde_json::{Value, json};

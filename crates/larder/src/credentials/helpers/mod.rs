@@ -108,7 +108,7 @@ impl Helpers {
 
     /// What a helper has for a normalised repository: a credential of the node, none if the helper has none, or if none
     /// is asked.
-    pub async fn get(
+    pub(crate) async fn get(
         &self,
         names: &HelperNames,
         repository: &str,

@@ -45,6 +45,7 @@ impl Cache {
         self.answers.insert(key, Answer { auth, until: now + time.min(LONGEST) });
     }
 
+    #[cfg(feature = "internals")]
     pub(super) fn keys(&self) -> Vec<Vec<u8>> {
         let mut keys: Vec<_> = self.answers.keys().cloned().collect();
         keys.sort();

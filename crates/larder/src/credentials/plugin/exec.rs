@@ -101,7 +101,7 @@ impl ExecError {
 
 /// A program in the folder of providers.
 #[derive(Debug)]
-pub struct ProviderProgram {
+pub(crate) struct ProviderProgram {
     name: String,
     path: PathBuf,
     args: Vec<String>,
@@ -111,7 +111,7 @@ pub struct ProviderProgram {
 
 impl ProviderProgram {
     /// That of a provider, in this folder.
-    pub fn new(config: &ProviderConfig, folder: impl Into<PathBuf>) -> ProviderProgram {
+    pub(crate) fn new(config: &ProviderConfig, folder: impl Into<PathBuf>) -> ProviderProgram {
         ProviderProgram {
             name: config.name.clone(),
             path: folder.into().join(&config.name),
@@ -122,7 +122,7 @@ impl ProviderProgram {
     }
 
     /// Whether it is there and only root and this user can replace it.
-    pub fn check(&self) -> Result<(), program::TrustError> {
+    pub(crate) fn check(&self) -> Result<(), program::TrustError> {
         program::check_program(&self.path).map(drop)
     }
 }

@@ -1,34 +1,28 @@
 //! The keys of kept answers and of runs under way: byte strings, as kubelet builds them. Pure.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
-
-use sha2::{Digest as _, Sha256};
 
 use crate::credentials::{Secret, ServiceAccountCoordinates};
+use crate::reference::Digest;
 
 /// The base of an answer that is good for every image.
 pub(super) const GLOBAL: &str = "<global>";
 
 /// The host, with its port, of an image.
-pub fn registry_of(image: &str) -> &str {
+pub(crate) fn registry_of(image: &str) -> &str {
     image.split('/').next().unwrap_or_default()
 }
 
 /// `sha256:` of a token; empty without one.
-pub fn token_hash(token: &Secret) -> String {
+pub(crate) fn token_hash(token: &Secret) -> String {
     if token.is_empty() {
         return String::new();
     }
-    let mut hash = String::from("sha256:");
-    for byte in Sha256::digest(token.reveal()) {
-        let _ = write!(hash, "{byte:02x}");
-    }
-    hash
+    Digest::sha256(token.reveal()).into()
 }
 
 /// Whose an answer is: of a service account, and where it is kept for each token, of that.
-pub fn account_key(
+pub(crate) fn account_key(
     at: &ServiceAccountCoordinates,
     annotations: &BTreeMap<String, String>,
     token: Option<&Secret>,
@@ -46,7 +40,7 @@ pub fn account_key(
 }
 
 /// An answer for `base` (an image, a registry, or `<global>`) to whom the account key says; empty is everybody.
-pub fn cache_key(base: &str, account_key: &[u8]) -> Vec<u8> {
+pub(crate) fn cache_key(base: &str, account_key: &[u8]) -> Vec<u8> {
     let mut key = Vec::new();
     push(&mut key, base.as_bytes());
     push(&mut key, account_key);
@@ -54,7 +48,7 @@ pub fn cache_key(base: &str, account_key: &[u8]) -> Vec<u8> {
 }
 
 /// A run for an image, with a token and annotations.
-pub fn flight_key(image: &str, token: &Secret, annotations: &BTreeMap<String, String>) -> Vec<u8> {
+pub(crate) fn flight_key(image: &str, token: &Secret, annotations: &BTreeMap<String, String>) -> Vec<u8> {
     let mut key = Vec::new();
     push(&mut key, image.as_bytes());
     push(&mut key, token_hash(token).as_bytes());

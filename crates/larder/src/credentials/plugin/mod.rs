@@ -11,8 +11,8 @@
 mod accounts;
 mod cache;
 mod config;
-mod exec;
-mod keys;
+pub(crate) mod exec;
+pub(crate) mod keys;
 mod provider;
 mod validate;
 mod wire;
@@ -25,12 +25,12 @@ use futures_util::future;
 
 pub use accounts::{NoServiceAccounts, ServiceAccount, ServiceAccounts, TokenRequest};
 pub use config::{ConfigDocument, Decoder, LoadError, Loaded, ProviderConfig, TokenAttributes, load};
-pub use exec::{ExecError, Execute, ProviderProgram, Runs, environment};
-pub use keys::{account_key, cache_key, flight_key, registry_of, token_hash};
+pub use exec::{ExecError, Execute, Runs, environment};
 pub use provider::{Plugin, ProvideError, Provided};
 pub use validate::problems;
-pub use wire::{Request, Response, ResponseError, V1};
+pub use wire::{Request, Response, ResponseError};
 
+use self::exec::ProviderProgram;
 use super::answers::{Answer, Answers};
 use super::credential::{Credential, Origin, Source};
 use super::keyring::Keyring;

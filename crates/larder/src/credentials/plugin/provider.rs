@@ -15,7 +15,7 @@ use super::exec::{ExecError, Execute, Runs, Told};
 use super::keys::{self, GLOBAL};
 use super::wire::{Request, Response};
 use crate::config::GoDuration;
-use crate::credentials::{DockerConfig, Secret, ServiceAccountCoordinates, url_match};
+use crate::credentials::{DockerConfig, Secret, ServiceAccountCoordinates, matching};
 use crate::pod::Pod;
 
 /// One provider, with the answers of it that still count.
@@ -116,13 +116,13 @@ impl Plugin {
     }
 
     /// Its name.
-    pub fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         &self.name
     }
 
     /// Whether it is asked for an image at all.
     pub fn matches(&self, image: &str) -> bool {
-        self.match_images.iter().any(|pattern| url_match(pattern, image).unwrap_or(false))
+        self.match_images.iter().any(|pattern| matching::url_match(pattern, image).unwrap_or(false))
     }
 
     /// Credentials for a normalised repository. Callers with one question share a run.
@@ -146,6 +146,8 @@ impl Plugin {
     }
 
     /// The keys of the answers that are kept, sorted.
+    #[cfg(feature = "internals")]
+    #[doc(hidden)]
     pub fn kept_keys(&self) -> Vec<Vec<u8>> {
         self.lock_cache().keys()
     }

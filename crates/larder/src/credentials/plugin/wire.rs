@@ -10,7 +10,7 @@ use crate::credentials::json::{push_fields, push_string};
 use crate::credentials::{DockerConfig, Entry, Secret};
 
 /// The current version of the protocol.
-pub const V1: &str = "credentialprovider.kubelet.k8s.io/v1";
+pub(super) const V1: &str = "credentialprovider.kubelet.k8s.io/v1";
 /// All versions, as kubelet lists them.
 pub(super) const VERSIONS: [&str; 3] =
     [V1, "credentialprovider.kubelet.k8s.io/v1alpha1", "credentialprovider.kubelet.k8s.io/v1beta1"];

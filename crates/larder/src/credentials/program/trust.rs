@@ -39,7 +39,7 @@ pub enum TrustError {
 
 impl TrustError {
     /// What the reader could try next.
-    pub fn hint(&self) -> &'static str {
+    pub(crate) fn hint(&self) -> &'static str {
         match self {
             TrustError::Absent { .. } => "install it, or correct its name",
             TrustError::NotExecutable(_) => "make it executable: chmod 755 FILE",

@@ -109,7 +109,7 @@ impl Records {
     }
 
     /// Takes note that these images were just made present for somebody: that is a use. They have no runtime handler.
-    pub fn ensured<'a>(
+    pub(crate) fn ensured<'a>(
         &mut self,
         ids: impl IntoIterator<Item = &'a ImageId>,
         now: &ClockReading,
@@ -155,7 +155,7 @@ impl Records {
     }
 
     /// Drops the record of an image that was removed.
-    pub fn forget(&mut self, id: &ImageId, handler: &str) {
+    pub(crate) fn forget(&mut self, id: &ImageId, handler: &str) {
         self.by_key.remove(&(id.clone(), handler.to_owned()));
     }
 }
