@@ -30,8 +30,8 @@ fn main() -> Result<(), Box<dyn Error>> {
                 let is_of = |name: &str| field.type_name() == format!(".{package}.{name}");
                 let Some(of) = file.enum_type.iter().find(|of| is_of(of.name())) else { continue };
                 let word = format!(
-                    "#[serde(serialize_with = \"crate::word::serialize::<{0}, _>\", \
-                     deserialize_with = \"crate::word::deserialize::<{0}, _>\")]",
+                    "#[serde(serialize_with = \"crate::enum_words::serialize::<{0}, _>\", \
+                     deserialize_with = \"crate::enum_words::deserialize::<{0}, _>\")]",
                     of.name()
                 );
                 config =

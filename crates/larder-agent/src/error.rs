@@ -1,10 +1,10 @@
-//! Errors of the agent: [`Error`] for calls, [`OpenError`] for opening what one process has at a time.
+//! Errors of the agent: [`Error`] for calls, [`NodeOpenError`] for opening what one process has at a time.
 
 pub use larder_api::{Error, ErrorKind};
 
 /// Why a store, a state directory or a node cannot be opened.
 #[derive(Debug)]
-pub enum OpenError {
+pub enum NodeOpenError {
     /// Another process has it open, and serves it.
     InUse(Error),
     /// There is no store, and none was to be created.
@@ -13,16 +13,18 @@ pub enum OpenError {
     Failed(Error),
 }
 
-impl From<Error> for OpenError {
-    fn from(error: Error) -> OpenError {
-        OpenError::Failed(error)
+impl From<Error> for NodeOpenError {
+    fn from(error: Error) -> NodeOpenError {
+        NodeOpenError::Failed(error)
     }
 }
 
-impl From<OpenError> for Error {
-    fn from(error: OpenError) -> Error {
+impl From<NodeOpenError> for Error {
+    fn from(error: NodeOpenError) -> Error {
         match error {
-            OpenError::InUse(error) | OpenError::NoStore(error) | OpenError::Failed(error) => error,
+            NodeOpenError::InUse(error) | NodeOpenError::NoStore(error) | NodeOpenError::Failed(error) => {
+                error
+            }
         }
     }
 }

@@ -1,12 +1,12 @@
 //! Checks image names before anything is asked of a backend, and suggests what may have been meant.
 
-use larder::gotext::quote;
+use larder::go_format::quote;
 use larder::hint::Hint;
 use larder::reference::{self, ReferenceErrorKind};
 
 /// A name that no runtime can pull.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct BadName {
+pub struct InvalidImageName {
     /// The name in quotes, and what is wrong with it.
     pub message: String,
     /// What could be written instead.
@@ -17,7 +17,7 @@ pub struct BadName {
 const SHOWN: usize = 600;
 
 /// Checks a name as the image manager will.
-pub fn check(image: &str) -> Result<(), BadName> {
+pub fn check(image: &str) -> Result<(), InvalidImageName> {
     let Err(error) = reference::apply_default_tag(image) else {
         return Ok(());
     };
@@ -33,17 +33,17 @@ pub fn check(image: &str) -> Result<(), BadName> {
     };
     if image.split_whitespace().nth(1).is_some() {
         let hint = "a name has no blanks in it; several images are arguments of their own".to_owned();
-        return Err(BadName { message: format!("{shown}: {cause}"), hints: vec![hint.into()] });
+        return Err(InvalidImageName { message: format!("{shown}: {cause}"), hints: vec![hint.into()] });
     }
     let hint = meant(image).map(|meant| Hint::from(format!("did you mean {meant}?")));
-    Err(BadName {
+    Err(InvalidImageName {
         message: format!("{shown}: {cause}"),
         hints: hint.or_else(|| error.hint().map(Hint::from)).into_iter().collect(),
     })
 }
 
 /// Checks what may be a name or an id.
-pub fn check_name_or_id(image: &str) -> Result<(), BadName> {
+pub fn check_name_or_id(image: &str) -> Result<(), InvalidImageName> {
     match digits_of_id(image) {
         Some(_) => Ok(()),
         None => check(image),

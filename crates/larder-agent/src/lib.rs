@@ -25,4 +25,4 @@ pub mod registry;
 pub mod serve;
 pub mod state;
 
-pub use error::{Error, ErrorKind, OpenError};
+pub use error::{Error, ErrorKind, NodeOpenError};

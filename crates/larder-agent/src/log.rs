@@ -30,7 +30,7 @@ const OWN: &str = "larder";
 
 /// What lines look like.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Format {
+pub enum LogLineFormat {
     /// For someone who just typed a command: level, message, fields.
     Terse,
     /// For someone who reads a log: time, level, message, fields, fields of spans.
@@ -39,17 +39,17 @@ pub enum Format {
     Json,
 }
 
-impl Format {
+impl LogLineFormat {
     /// That of a daemon's log.
-    pub fn of(format: LogFormat) -> Format {
+    pub fn of(format: LogFormat) -> LogLineFormat {
         match format {
-            LogFormat::Text => Format::Text,
-            LogFormat::Json => Format::Json,
+            LogFormat::Text => LogLineFormat::Text,
+            LogFormat::Json => LogLineFormat::Json,
         }
     }
 }
 
-static RUNNING: OnceLock<Handle<Lines, Registry>> = OnceLock::new();
+static RUNNING: OnceLock<Handle<LogWriter, Registry>> = OnceLock::new();
 
 /// Starts logging: what the `directives` of [`VARIABLE`] say, else lines of this level and more severe ones. Fails where
 /// the directives cannot be used.
@@ -58,7 +58,7 @@ pub fn start(
     directives: Option<&str>,
     write: impl Fn(&str) + Send + Sync + 'static,
 ) -> Result<(), Error> {
-    let (lines, handle) = reload::Layer::new(Lines::new(level, directives, write)?);
+    let (lines, handle) = reload::Layer::new(LogWriter::new(level, directives, write)?);
     // It fails only if logging was started before, and then it runs.
     if subscriber::set_global_default(Registry::default().with(lines)).is_ok() {
         let _ = RUNNING.set(handle);
@@ -67,7 +67,7 @@ pub fn start(
 }
 
 /// Changes what is logged, and how. Directives stay in force.
-pub fn change(level: Level, format: Format) {
+pub fn change(level: Level, format: LogLineFormat) {
     if let Some(running) = RUNNING.get() {
         // It fails only where the subscriber is gone.
         let _ = running.modify(|lines| lines.change(level, format));
@@ -113,26 +113,26 @@ fn word(level: Level) -> &'static str {
 }
 
 /// Filters and writes lines.
-struct Lines {
+struct LogWriter {
     shown: Targets,
     /// Whether directives say what is shown.
     is_fixed: bool,
-    format: Format,
+    format: LogLineFormat,
     write: Box<dyn Fn(&str) + Send + Sync>,
 }
 
-impl Lines {
+impl LogWriter {
     fn new(
         level: Level,
         directives: Option<&str>,
         write: impl Fn(&str) + Send + Sync + 'static,
-    ) -> Result<Lines, Error> {
+    ) -> Result<LogWriter, Error> {
         let shown = directives.map_or_else(|| Ok(own_lines(level)), parse)?;
         let (is_fixed, write) = (directives.is_some(), Box::new(write));
-        Ok(Lines { shown, is_fixed, format: Format::Terse, write })
+        Ok(LogWriter { shown, is_fixed, format: LogLineFormat::Terse, write })
     }
 
-    fn change(&mut self, level: Level, format: Format) {
+    fn change(&mut self, level: Level, format: LogLineFormat) {
         if !self.is_fixed {
             self.shown = own_lines(level);
         }
@@ -140,7 +140,7 @@ impl Lines {
     }
 }
 
-impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Lines {
+impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for LogWriter {
     fn register_callsite(&self, metadata: &'static Metadata<'static>) -> Interest {
         Layer::<S>::register_callsite(&self.shown, metadata)
     }
@@ -154,7 +154,7 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Lines {
     }
 
     fn on_new_span(&self, attributes: &Attributes<'_>, id: &Id, context: Context<'_, S>) {
-        let mut recorded = Recorded::default();
+        let mut recorded = EventFields::default();
         attributes.record(&mut recorded);
         if let Some(span) = context.span(id) {
             span.extensions_mut().insert(recorded);
@@ -162,10 +162,10 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Lines {
     }
 
     fn on_event(&self, event: &Event<'_>, context: Context<'_, S>) {
-        let mut line = Line::default();
+        let mut line = EventLine::default();
         event.record(&mut line.event);
         for span in context.event_scope(event).into_iter().flat_map(Scope::from_root) {
-            if let Some(Recorded { fields, .. }) = span.extensions().get() {
+            if let Some(EventFields { fields, .. }) = span.extensions().get() {
                 line.spans.push((span.name(), fields.clone()));
             }
         }
@@ -174,34 +174,34 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> Layer<S> for Lines {
     }
 }
 
-type Fields = Vec<(&'static str, String)>;
+type FieldList = Vec<(&'static str, String)>;
 
 /// What an event or a span says.
 #[derive(Default)]
-struct Recorded {
+struct EventFields {
     message: String,
-    fields: Fields,
+    fields: FieldList,
 }
 
 /// An event and the spans that it is in, outermost first.
 #[derive(Default)]
-struct Line {
-    event: Recorded,
-    spans: Vec<(&'static str, Fields)>,
+struct EventLine {
+    event: EventFields,
+    spans: Vec<(&'static str, FieldList)>,
 }
 
-impl Line {
-    fn show(self, format: Format, now: Timestamp, level: Level, target: &str) -> String {
-        let Line { event: Recorded { message, fields }, spans } = self;
+impl EventLine {
+    fn show(self, format: LogLineFormat, now: Timestamp, level: Level, target: &str) -> String {
+        let EventLine { event: EventFields { message, fields }, spans } = self;
         let mut line = match format {
-            Format::Json => return json(message, fields, spans, now, level, target),
-            Format::Text => format!("{now:.3} {}: {message}", word(level)),
-            Format::Terse => format!("{}: {message}", word(level)),
+            LogLineFormat::Json => return json(message, fields, spans, now, level, target),
+            LogLineFormat::Text => format!("{now:.3} {}: {message}", word(level)),
+            LogLineFormat::Terse => format!("{}: {message}", word(level)),
         };
         for (name, value) in fields {
             write_field(&mut line, name, &value);
         }
-        if format == Format::Text {
+        if format == LogLineFormat::Text {
             for (span, fields) in spans {
                 for (name, value) in fields {
                     write_field(&mut line, &format!("{span}.{name}"), &value);
@@ -214,13 +214,13 @@ impl Line {
 
 fn json(
     message: String,
-    fields: Fields,
-    spans: Vec<(&str, Fields)>,
+    fields: FieldList,
+    spans: Vec<(&str, FieldList)>,
     now: Timestamp,
     level: Level,
     target: &str,
 ) -> String {
-    let values = |fields: Fields| fields.into_iter().map(|(name, value)| (name.to_owned(), value.into()));
+    let values = |fields: FieldList| fields.into_iter().map(|(name, value)| (name.to_owned(), value.into()));
     let mut object = Map::new();
     object.insert("time".into(), now.to_string().into());
     object.insert("level".into(), word(level).into());
@@ -240,7 +240,7 @@ fn write_field(line: &mut String, name: &str, value: &str) {
     let _ = if plain { write!(line, " {name}={value}") } else { write!(line, " {name}={value:?}") };
 }
 
-impl Visit for Recorded {
+impl Visit for EventFields {
     fn record_str(&mut self, field: &Field, value: &str) {
         self.take(field, value.to_owned());
     }
@@ -250,7 +250,7 @@ impl Visit for Recorded {
     }
 }
 
-impl Recorded {
+impl EventFields {
     fn take(&mut self, field: &Field, value: String) {
         match field.name() {
             "message" => self.message = value,
@@ -267,12 +267,12 @@ mod tests {
 
     use super::*;
 
-    fn line() -> Line {
-        let event = Recorded {
+    fn line() -> EventLine {
+        let event = EventFields {
             message: "pulled \"a:1\"".into(),
             fields: vec![("pod", "x/a".into()), ("why", "it was\nabsent".into()), ("empty", String::new())],
         };
-        Line { event, spans: Vec::new() }
+        EventLine { event, spans: Vec::new() }
     }
 
     #[test]
@@ -280,10 +280,13 @@ mod tests {
         let now = Timestamp::UNIX_EPOCH;
         let show = |format| line().show(format, now, Level::WARN, "larder::pull");
         let fields = r#"pod=x/a why="it was\nabsent" empty="""#;
-        assert_eq!(show(Format::Terse), format!("warning: pulled \"a:1\" {fields}"));
-        assert_eq!(show(Format::Text), format!("1970-01-01T00:00:00.000Z warning: pulled \"a:1\" {fields}"));
+        assert_eq!(show(LogLineFormat::Terse), format!("warning: pulled \"a:1\" {fields}"));
         assert_eq!(
-            show(Format::Json),
+            show(LogLineFormat::Text),
+            format!("1970-01-01T00:00:00.000Z warning: pulled \"a:1\" {fields}")
+        );
+        assert_eq!(
+            show(LogLineFormat::Json),
             r#"{"empty":"","level":"warning","message":"pulled \"a:1\"","pod":"x/a","target":"larder::pull","#
                 .to_owned() + r#""time":"1970-01-01T00:00:00Z","why":"it was\nabsent"}"#
         );
@@ -293,20 +296,20 @@ mod tests {
     fn logged(
         level: Level,
         directives: Option<&str>,
-        format: Format,
-        work: impl FnOnce(&Handle<Lines, Registry>),
+        format: LogLineFormat,
+        work: impl FnOnce(&Handle<LogWriter, Registry>),
     ) -> Vec<String> {
         let written: Arc<Mutex<Vec<String>>> = Arc::default();
         let to = Arc::clone(&written);
         let write = move |line: &str| to.lock().unwrap().push(line.to_owned());
-        let mut lines = Lines::new(level, directives, write).unwrap();
+        let mut lines = LogWriter::new(level, directives, write).unwrap();
         lines.change(level, format);
         let (lines, handle) = reload::Layer::new(lines);
         subscriber::with_default(Registry::default().with(lines), || work(&handle));
         let written = written.lock().unwrap();
         let timeless = |line: &String| match format {
-            Format::Text => line.split_once(' ').unwrap().1.to_owned(),
-            Format::Terse | Format::Json => line.clone(),
+            LogLineFormat::Text => line.split_once(' ').unwrap().1.to_owned(),
+            LogLineFormat::Terse | LogLineFormat::Json => line.clone(),
         };
         written.iter().map(timeless).collect()
     }
@@ -336,7 +339,11 @@ mod tests {
             (Level::DEBUG, Some("error,hyper=warn"), &[library]),
         ];
         for (level, directives, expected) in cases {
-            assert_eq!(logged(level, directives, Format::Terse, |_| chatter()), expected, "{directives:?}");
+            assert_eq!(
+                logged(level, directives, LogLineFormat::Terse, |_| chatter()),
+                expected,
+                "{directives:?}"
+            );
         }
     }
 
@@ -362,15 +369,15 @@ mod tests {
 
     #[test]
     fn level_and_format_change_while_it_runs_and_directives_stay() {
-        let change = |handle: &Handle<Lines, Registry>| {
+        let change = |handle: &Handle<LogWriter, Registry>| {
             chatter();
-            handle.modify(|lines| lines.change(Level::ERROR, Format::Terse)).unwrap();
+            handle.modify(|lines| lines.change(Level::ERROR, LogLineFormat::Terse)).unwrap();
             chatter();
-            handle.modify(|lines| lines.change(Level::INFO, Format::Terse)).unwrap();
+            handle.modify(|lines| lines.change(Level::INFO, LogLineFormat::Terse)).unwrap();
             chatter();
         };
-        assert_eq!(logged(Level::WARN, None, Format::Terse, change), ["info: gc", "info: store"]);
-        let fixed = logged(Level::WARN, Some("larder::gc=info"), Format::Terse, change);
+        assert_eq!(logged(Level::WARN, None, LogLineFormat::Terse, change), ["info: gc", "info: store"]);
+        let fixed = logged(Level::WARN, Some("larder::gc=info"), LogLineFormat::Terse, change);
         assert_eq!(fixed, ["info: gc", "info: gc", "info: gc"]);
     }
 
@@ -385,13 +392,13 @@ mod tests {
                 warn!(target: "larder_store::pull", image = "b", "slow");
             })
         };
-        assert_eq!(in_spans(Level::INFO, Format::Terse), ["warning: slow image=b"]);
+        assert_eq!(in_spans(Level::INFO, LogLineFormat::Terse), ["warning: slow image=b"]);
         assert_eq!(
-            in_spans(Level::INFO, Format::Text),
+            in_spans(Level::INFO, LogLineFormat::Text),
             ["warning: slow image=b pull.image=a:1 layer.digest=sha256:1"]
         );
-        assert_eq!(in_spans(Level::WARN, Format::Text), ["warning: slow image=b"]);
-        let json: Value = serde_json::from_str(&in_spans(Level::INFO, Format::Json)[0]).unwrap();
+        assert_eq!(in_spans(Level::WARN, LogLineFormat::Text), ["warning: slow image=b"]);
+        let json: Value = serde_json::from_str(&in_spans(Level::INFO, LogLineFormat::Json)[0]).unwrap();
         assert_eq!(json["image"], "b");
         assert_eq!(
             json["span"],

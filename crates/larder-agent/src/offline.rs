@@ -3,19 +3,19 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use larder::chain;
-use larder::credentials::Sources;
+use larder::credentials::NodeKeyring;
+use larder::error_chain;
 use larder::hint::Hint;
-use larder::pull::Manager;
+use larder::pull::ImageManager;
 use larder_store::backend::StoreBackend;
-use larder_store::fsck::{CheckUnpacked, FsckOptions};
-use larder_store::store::{OpenError, Store, StoreError};
+use larder_store::fsck::{FsckOptions, ManifestLayerChecker};
+use larder_store::store::{Store, StoreError, StoreOpenError};
 
 use crate::backend::{OpenMode, cannot_open, store_backend};
 use crate::config::Config;
 use crate::error::Error;
 
-pub use larder_store::fsck::{FsckReport, Lacking, Refetch};
+pub use larder_store::fsck::{FsckReport, IncompleteImage, MissingContent};
 pub use larder_store::mounts::is_seen_at as is_mount_visible;
 
 /// The embedded store, opened by this process alone.
@@ -26,15 +26,15 @@ pub struct OfflineStore {
 impl OfflineStore {
     /// Rebuilds the index of the store from the files beside it. Returns where the old index was kept, if there was one.
     pub fn rebuild(config: &Config) -> Result<Option<PathBuf>, Error> {
-        let rebuilt = Store::rebuild(&config.root, config.store.config.clone(), &CheckUnpacked);
+        let rebuilt = Store::rebuild(&config.root, config.store.config.clone(), &ManifestLayerChecker);
         Ok(rebuilt.map_err(|error| cannot_open(&error))?.1.old)
     }
 
     /// Opens the store, which must exist. A damaged database is a failure, not a store that is unavailable.
     pub fn open(config: &Config) -> Result<OfflineStore, Error> {
         let backend = store_backend(config, OpenMode::Existing).map_err(|error| match &error {
-            OpenError::Database { .. } | OpenError::Format { .. } => {
-                Error::failed(chain(&error)).hints(error.hint())
+            StoreOpenError::Database { .. } | StoreOpenError::Format { .. } => {
+                Error::failed(error_chain(&error)).hints(error.hint())
             }
             error => cannot_open(error),
         })?;
@@ -58,13 +58,13 @@ impl OfflineStore {
     }
 
     /// The images that lack files.
-    pub fn missing(&self) -> Result<Vec<Refetch>, Error> {
+    pub fn missing(&self) -> Result<Vec<IncompleteImage>, Error> {
         self.backend.store().missing().map_err(|error| self.unchecked(&error))
     }
 
     /// A pull manager on the store, with these credentials.
-    pub fn manager(&self, credentials: Sources) -> Manager {
-        Manager::builder(Arc::new(self.backend.clone())).credentials(credentials).build()
+    pub fn manager(&self, credentials: NodeKeyring) -> ImageManager {
+        ImageManager::builder(Arc::new(self.backend.clone())).credentials(credentials).build()
     }
 
     fn unchecked(&self, error: &StoreError) -> Error {
@@ -74,7 +74,7 @@ impl OfflineStore {
 
 fn unchecked(root: &Path, error: &StoreError) -> Error {
     let root = root.display();
-    Error::failed(format!("could not check the store in {root}: {}", chain(error))).hint(
+    Error::failed(format!("could not check the store in {root}: {}", error_chain(error))).hint(
         error.hint().unwrap_or_else(|| {
             Hint::new().command(["fsck", "--rebuild"]).text(" makes the database anew from what is on disk")
         }),
@@ -90,7 +90,7 @@ mod tests {
     #[test]
     fn a_check_that_fails_names_the_folder_and_the_next_step() {
         for cause in [io::ErrorKind::Other, io::ErrorKind::StorageFull] {
-            let error = StoreError::Io { doing: "measure the trash", cause: cause.into() };
+            let error = StoreError::Io { operation: "measure the trash", cause: cause.into() };
             let told = format!("{:?}", unchecked("/images".as_ref(), &error));
             assert!(
                 told.contains("in /images: could not measure the trash") && !told.contains("hints: []"),

@@ -5,15 +5,17 @@ use std::time::{Duration, SystemTime};
 
 use jiff::Timestamp;
 use larder::backend::{
-    Bytes, CallErrorKind, Detail, Image, ImageDetails, LayerPhase, LayerProgress, PullStep, Wait,
+    ByteProgress, CallErrorKind, Image, ImageDetails, LayerPhase, LayerProgress, PullDetail, PullStep,
+    PullWait,
 };
 use larder::credentials::{PullSecret, SecretCoordinates};
-use larder::events::{Event, EventType, Reason};
+use larder::events::{Event, EventReason, EventType};
 use larder::gc::{KeepRule, Selector};
 use larder::hint::{Hint, HintPart};
 use larder::pod::{ObjectKind, ObjectRef};
 use larder::pull::{
-    Advice, EnsureError, EnsureReason, Ensured, Outcome, Phase, PullPolicy, PullStatus, default_policy,
+    BackendAdvice, EnsureError, EnsureReason, EnsuredImage, ImagePresence, PullPhase, PullPolicy, PullStatus,
+    default_policy,
 };
 use tokio::time::Instant;
 
@@ -135,7 +137,7 @@ pub fn event_from(event: api::Event, object: ObjectRef) -> Option<Event> {
             api::EventType::Warning => EventType::Warning,
             api::EventType::Unspecified => return None,
         },
-        reason: Reason::ALL.into_iter().find(|known| known.to_string() == event.reason)?,
+        reason: EventReason::ALL.into_iter().find(|known| known.to_string() == event.reason)?,
         object,
         message: event.message,
     })
@@ -173,9 +175,9 @@ pub fn pull(pull: &PullStatus, now: Instant) -> api::Pull {
     api::Pull {
         image: pull.image.to_string(),
         phase: match pull.phase {
-            Phase::Queued => api::PullPhase::Queued,
-            Phase::Throttled => api::PullPhase::Throttled,
-            Phase::Pulling => api::PullPhase::Pulling,
+            PullPhase::Queued => api::PullPhase::Queued,
+            PullPhase::Throttled => api::PullPhase::Throttled,
+            PullPhase::Pulling => api::PullPhase::Pulling,
         }
         .into(),
         step: detail.map_or(api::PullStep::Unspecified, |detail| step(detail.step)).into(),
@@ -208,7 +210,7 @@ fn layer(layer: &LayerProgress, now: Instant) -> api::PullLayer {
         digest: layer.digest.to_string(),
         phase: match layer.phase {
             LayerPhase::Queued => api::LayerPhase::Queued,
-            LayerPhase::Elsewhere => api::LayerPhase::Elsewhere,
+            LayerPhase::FetchedByOtherPull => api::LayerPhase::Elsewhere,
             LayerPhase::Fetching => api::LayerPhase::Fetching,
             LayerPhase::Unpacking => api::LayerPhase::Unpacking,
             LayerPhase::Unpacked => api::LayerPhase::Unpacked,
@@ -224,7 +226,7 @@ fn layer(layer: &LayerProgress, now: Instant) -> api::PullLayer {
     }
 }
 
-fn wait(wait: Option<&Wait>, now: Instant) -> (String, Option<u64>) {
+fn wait(wait: Option<&PullWait>, now: Instant) -> (String, Option<u64>) {
     let Some(wait) = wait else { return (String::new(), None) };
     let left = wait.until.map(|until| millis(until.saturating_duration_since(now)));
     (wait.reason.clone(), left)
@@ -233,9 +235,9 @@ fn wait(wait: Option<&Wait>, now: Instant) -> (String, Option<u64>) {
 /// The pull in a message, with times relative to `now`.
 pub fn pull_from(pull: api::Pull, now: Instant) -> PullStatus {
     let phase = match pull.phase() {
-        api::PullPhase::Queued => Phase::Queued,
-        api::PullPhase::Throttled => Phase::Throttled,
-        api::PullPhase::Pulling | api::PullPhase::Unspecified => Phase::Pulling,
+        api::PullPhase::Queued => PullPhase::Queued,
+        api::PullPhase::Throttled => PullPhase::Throttled,
+        api::PullPhase::Pulling | api::PullPhase::Unspecified => PullPhase::Pulling,
     };
     let step = match pull.step() {
         api::PullStep::Resolving => Some(PullStep::Resolving),
@@ -244,12 +246,12 @@ pub fn pull_from(pull: api::Pull, now: Instant) -> PullStatus {
         api::PullStep::Unspecified => None,
     };
     let waiting = Some(pull.waiting).filter(|waiting| !waiting.is_empty());
-    let (queued, detailed) = if phase == Phase::Pulling { (None, waiting) } else { (waiting, None) };
+    let (queued, detailed) = if phase == PullPhase::Pulling { (None, waiting) } else { (waiting, None) };
     PullStatus {
         image: pull.image.into(),
         waiting: queued.map(Into::into),
-        bytes: pull.done_bytes.map(|done| Bytes { done, total: pull.total_bytes }),
-        detail: step.map(|step| Detail {
+        bytes: pull.done_bytes.map(|done| ByteProgress { done, total: pull.total_bytes }),
+        detail: step.map(|step| PullDetail {
             step,
             waiting: wait_from(detailed, pull.waiting_milliseconds, now),
             rate: pull.bytes_per_second,
@@ -264,22 +266,22 @@ fn layer_from(layer: api::PullLayer, now: Instant) -> LayerProgress {
     LayerProgress {
         phase: match layer.phase() {
             api::LayerPhase::Queued | api::LayerPhase::Unspecified => LayerPhase::Queued,
-            api::LayerPhase::Elsewhere => LayerPhase::Elsewhere,
+            api::LayerPhase::Elsewhere => LayerPhase::FetchedByOtherPull,
             api::LayerPhase::Fetching => LayerPhase::Fetching,
             api::LayerPhase::Unpacking => LayerPhase::Unpacking,
             api::LayerPhase::Unpacked => LayerPhase::Unpacked,
             api::LayerPhase::Done => LayerPhase::Done,
         },
         digest: layer.digest.into(),
-        bytes: Bytes { done: layer.done_bytes, total: layer.total_bytes },
+        bytes: ByteProgress { done: layer.done_bytes, total: layer.total_bytes },
         rate: layer.bytes_per_second,
         waiting: wait_from(Some(layer.waiting), layer.waiting_milliseconds, now),
     }
 }
 
-fn wait_from(reason: Option<String>, left: Option<u64>, now: Instant) -> Option<Wait> {
+fn wait_from(reason: Option<String>, left: Option<u64>, now: Instant) -> Option<PullWait> {
     let reason = reason.filter(|reason| !reason.is_empty())?;
-    Some(Wait { reason, until: left.map(|left| now + Duration::from_millis(left.min(MAX_WAIT))) })
+    Some(PullWait { reason, until: left.map(|left| now + Duration::from_millis(left.min(MAX_WAIT))) })
 }
 
 /// The longest wait that is believed, in milliseconds: a day.
@@ -344,23 +346,23 @@ pub fn failure_kind(kind: CallErrorKind) -> api::FailureKind {
     match kind {
         CallErrorKind::NotFound => api::FailureKind::NotFound,
         CallErrorKind::Denied => api::FailureKind::Denied,
-        CallErrorKind::NoRoom => api::FailureKind::NoRoom,
+        CallErrorKind::InsufficientSpace => api::FailureKind::NoRoom,
         _ => api::FailureKind::Other,
     }
 }
 
 /// The outcome of an ensure in a message.
-pub fn ensured_from(ensured: api::Ensured) -> Ensured {
+pub fn ensured_from(ensured: api::Ensured) -> EnsuredImage {
     let outcome = if ensured.pulled {
-        Outcome::Pulled {
+        ImagePresence::Pulled {
             size_bytes: ensured.size_bytes,
             pull_duration: Duration::from_millis(ensured.pull_milliseconds),
             total_duration: Duration::from_millis(ensured.total_milliseconds),
         }
     } else {
-        Outcome::Present
+        ImagePresence::Present
     };
-    Ensured { image_ref: ensured.image_ref.into(), message: ensured.message, outcome }
+    EnsuredImage { image_ref: ensured.image_ref.into(), message: ensured.message, outcome }
 }
 
 /// The failure of an ensure in a message.
@@ -368,15 +370,15 @@ pub fn failed_from(failed: api::Failed) -> EnsureError {
     let kind = match failed.kind() {
         api::FailureKind::NotFound => CallErrorKind::NotFound,
         api::FailureKind::Denied => CallErrorKind::Denied,
-        api::FailureKind::NoRoom => CallErrorKind::NoRoom,
+        api::FailureKind::NoRoom => CallErrorKind::InsufficientSpace,
         api::FailureKind::Other | api::FailureKind::Unspecified => CallErrorKind::Other,
     };
     EnsureError {
         reason: reason(failed.reason),
         message: failed.message,
         retry_in: failed.retry_milliseconds.map(Duration::from_millis),
-        advice: failed.hint.map(|hint| Advice { kind, hint: hint_from(hint) }),
-        withheld: failed.withheld,
+        advice: failed.hint.map(|hint| BackendAdvice { kind, hint: hint_from(hint) }),
+        access_denied: failed.withheld,
     }
 }
 
@@ -396,31 +398,32 @@ fn reason(text: String) -> EnsureReason {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Word as _;
+    use crate::EnumWord as _;
 
     #[tokio::test(start_paused = true)]
     async fn a_pull_comes_out_as_it_went_in() {
         let now = Instant::now();
-        let wait = |left| Some(Wait { reason: "r.example asked to wait".into(), until: Some(now + left) });
+        let wait =
+            |left| Some(PullWait { reason: "r.example asked to wait".into(), until: Some(now + left) });
         let queued = PullStatus {
             image: "a:1".into(),
-            phase: Phase::Queued,
+            phase: PullPhase::Queued,
             waiting: Some("a free slot".into()),
             bytes: None,
             detail: None,
             since: now.checked_sub(Duration::from_secs(3)).unwrap(),
         };
         let pulling = PullStatus {
-            phase: Phase::Pulling,
+            phase: PullPhase::Pulling,
             waiting: None,
-            bytes: Some(Bytes { done: 5, total: Some(10) }),
-            detail: Some(Detail {
+            bytes: Some(ByteProgress { done: 5, total: Some(10) }),
+            detail: Some(PullDetail {
                 step: PullStep::Layers,
                 waiting: wait(Duration::from_secs(2)),
                 rate: Some(7),
                 layers: [
                     LayerPhase::Queued,
-                    LayerPhase::Elsewhere,
+                    LayerPhase::FetchedByOtherPull,
                     LayerPhase::Fetching,
                     LayerPhase::Unpacking,
                     LayerPhase::Unpacked,
@@ -429,7 +432,7 @@ mod tests {
                 .map(|phase| LayerProgress {
                     digest: "sha256:1".into(),
                     phase,
-                    bytes: Bytes { done: 1, total: None },
+                    bytes: ByteProgress { done: 1, total: None },
                     rate: None,
                     waiting: wait(Duration::from_secs(1)),
                 })
@@ -471,7 +474,7 @@ mod tests {
         let event = Event {
             time: SystemTime::UNIX_EPOCH + Duration::from_nanos(1_234_567_890),
             event_type: EventType::Normal,
-            reason: Reason::Pulled,
+            reason: EventReason::Pulled,
             object: ObjectRef::node("n1"),
             message: "m".into(),
         };

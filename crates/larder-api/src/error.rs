@@ -6,7 +6,7 @@
 use std::fmt;
 
 use larder::backend::{BackendError, CallErrorKind};
-use larder::chain;
+use larder::error_chain;
 use larder::hint::Hint;
 use prost::Message as _;
 use tonic::{Code, Status};
@@ -125,11 +125,11 @@ impl std::error::Error for Error {}
 impl From<BackendError> for Error {
     fn from(error: BackendError) -> Error {
         let failure = match &error {
-            BackendError::Unreachable { .. } => Error::unreachable(chain(&error)),
+            BackendError::Unreachable { .. } => Error::unreachable(error_chain(&error)),
             BackendError::Call { kind: CallErrorKind::DeadlineExceeded, .. } => {
-                Error::unreachable(format!("the runtime did not answer in time: {}", chain(&error)))
+                Error::unreachable(format!("the runtime did not answer in time: {}", error_chain(&error)))
             }
-            _ => Error::failed(chain(&error)),
+            _ => Error::failed(error_chain(&error)),
         };
         let silent = is_gone(&error).then(|| {
             Hint::from("the runtime hangs, or ")

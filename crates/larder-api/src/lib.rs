@@ -6,11 +6,11 @@
 //! [`convert`].
 
 pub mod convert;
+mod enum_words;
 mod error;
-mod word;
 
+pub use enum_words::EnumWord;
 pub use error::{Error, ErrorKind, is_gone};
-pub use word::Word;
 
 /// Version `v1alpha1`. Numbers of fields are never reused in it.
 pub mod v1alpha1 {

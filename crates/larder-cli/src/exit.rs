@@ -4,9 +4,9 @@
 
 use std::process::ExitCode;
 
-/// How a run ended. Ordered: [`Outcome::max`] of two is the one that the exit code tells.
+/// How a run ended. Ordered: [`CommandOutcome::max`] of two is the one that the exit code tells.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
-pub(crate) enum Outcome {
+pub(crate) enum CommandOutcome {
     /// Everything asked for is so.
     #[default]
     Done,
@@ -20,21 +20,21 @@ pub(crate) enum Outcome {
     Interrupted,
 }
 
-impl Outcome {
+impl CommandOutcome {
     /// The number that the shell sees.
     pub(crate) fn code(self) -> u8 {
         match self {
-            Outcome::Done => 0,
-            Outcome::Failed => 1,
-            Outcome::BadInput => 2,
-            Outcome::Unreachable => 3,
-            Outcome::Interrupted => 130,
+            CommandOutcome::Done => 0,
+            CommandOutcome::Failed => 1,
+            CommandOutcome::BadInput => 2,
+            CommandOutcome::Unreachable => 3,
+            CommandOutcome::Interrupted => 130,
         }
     }
 }
 
-impl From<Outcome> for ExitCode {
-    fn from(outcome: Outcome) -> ExitCode {
+impl From<CommandOutcome> for ExitCode {
+    fn from(outcome: CommandOutcome) -> ExitCode {
         ExitCode::from(outcome.code())
     }
 }
@@ -55,16 +55,20 @@ mod tests {
 
     #[test]
     fn an_unreachable_backend_outranks_bad_input_and_bad_input_outranks_failure() {
-        assert_eq!(Outcome::Failed.max(Outcome::BadInput), Outcome::BadInput);
-        assert_eq!(Outcome::BadInput.max(Outcome::Unreachable), Outcome::Unreachable);
-        assert_eq!(Outcome::Unreachable.max(Outcome::Interrupted), Outcome::Interrupted);
+        assert_eq!(CommandOutcome::Failed.max(CommandOutcome::BadInput), CommandOutcome::BadInput);
+        assert_eq!(CommandOutcome::BadInput.max(CommandOutcome::Unreachable), CommandOutcome::Unreachable);
+        assert_eq!(CommandOutcome::Unreachable.max(CommandOutcome::Interrupted), CommandOutcome::Interrupted);
     }
 
     #[test]
     fn help_names_every_code() {
-        for outcome in
-            [Outcome::Done, Outcome::Failed, Outcome::BadInput, Outcome::Unreachable, Outcome::Interrupted]
-        {
+        for outcome in [
+            CommandOutcome::Done,
+            CommandOutcome::Failed,
+            CommandOutcome::BadInput,
+            CommandOutcome::Unreachable,
+            CommandOutcome::Interrupted,
+        ] {
             assert!(HELP.contains(&format!("\n  {} ", outcome.code())), "{outcome:?}");
         }
     }

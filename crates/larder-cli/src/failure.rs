@@ -1,31 +1,31 @@
 //! Errors of a command, as they are printed and as the exit code reports them.
 
-pub(crate) use larder::chain;
+pub(crate) use larder::error_chain;
 pub(crate) use larder_agent::{Error as Failure, ErrorKind};
 
-use crate::exit::Outcome;
-use crate::out::Out;
+use crate::exit::CommandOutcome;
+use crate::printer::Printer;
 
 /// What the command line makes of an error.
-pub(crate) trait Report {
+pub(crate) trait ExitReport {
     /// How the command ends with it.
-    fn outcome(&self) -> Outcome;
+    fn outcome(&self) -> CommandOutcome;
 
     /// Prints it, and returns how the command ends.
-    fn print(&self, out: &Out) -> Outcome;
+    fn print(&self, out: &Printer) -> CommandOutcome;
 }
 
-impl Report for Failure {
-    fn outcome(&self) -> Outcome {
+impl ExitReport for Failure {
+    fn outcome(&self) -> CommandOutcome {
         match self.kind() {
-            ErrorKind::Failed | ErrorKind::NotFound => Outcome::Failed,
-            ErrorKind::InvalidInput => Outcome::BadInput,
-            ErrorKind::Unavailable => Outcome::Unreachable,
-            ErrorKind::Interrupted => Outcome::Interrupted,
+            ErrorKind::Failed | ErrorKind::NotFound => CommandOutcome::Failed,
+            ErrorKind::InvalidInput => CommandOutcome::BadInput,
+            ErrorKind::Unavailable => CommandOutcome::Unreachable,
+            ErrorKind::Interrupted => CommandOutcome::Interrupted,
         }
     }
 
-    fn print(&self, out: &Out) -> Outcome {
+    fn print(&self, out: &Printer) -> CommandOutcome {
         out.error(self.message(), self.next_steps());
         self.outcome()
     }

@@ -1,9 +1,9 @@
 //! SIGINT and SIGTERM, watched by a thread of their own.
 //!
 //! The thread that does the work may sit in a write to a pipe that nobody reads, where it hears nothing. Promises: a
-//! command that does not [handle](Interrupt::handle) interrupts ends at once, unless others work through it; one that does
+//! command that does not [handle](InterruptSignals::handle) interrupts ends at once, unless others work through it; one that does
 //! has [`GRACE`] to end by itself, and longer while others work through it, which standard error says; a second signal
-//! ends any at once. The exit code is that of [`Outcome::Interrupted`].
+//! ends any at once. The exit code is that of [`CommandOutcome::Interrupted`].
 
 use std::io::Write as _;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,7 +15,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
 use tokio::time;
 
-use crate::exit::Outcome;
+use crate::exit::CommandOutcome;
 
 /// How long a command may take to end by itself after the first signal.
 const GRACE: Duration = Duration::from_secs(3);
@@ -25,31 +25,31 @@ const NOTE_WITHIN: Duration = Duration::from_millis(200);
 
 /// Signals from now on. Clones share them.
 #[derive(Clone)]
-pub(crate) struct Interrupt {
-    handled: Handled,
+pub(crate) struct InterruptSignals {
+    handled: InterruptHandle,
     /// A signal has come that the command does not handle, while others work through it.
     cut_off: watch::Receiver<bool>,
-    others: Others,
+    others: JoinedCommandCount,
 }
 
 /// How many other commands work through this one, once that can be told.
-pub(crate) type Others = Arc<OnceLock<Box<dyn Fn() -> usize + Send + Sync>>>;
+pub(crate) type JoinedCommandCount = Arc<OnceLock<Box<dyn Fn() -> usize + Send + Sync>>>;
 
 /// Signals that the command handles: it is told of the first one, and ends by itself.
 #[derive(Clone)]
-pub(crate) struct Handled {
+pub(crate) struct InterruptHandle {
     asked: watch::Receiver<bool>,
     claimed: Arc<AtomicBool>,
     lingers: Arc<AtomicBool>,
 }
 
-impl Interrupt {
+impl InterruptSignals {
     /// Begins to watch. Should that fail, signals end the program as they do without.
-    pub(crate) fn watch() -> Interrupt {
+    pub(crate) fn watch() -> InterruptSignals {
         let (ask, asked) = watch::channel(false);
         let (cut, cut_off) = watch::channel(false);
-        let handled = Handled { asked, claimed: Arc::default(), lingers: Arc::default() };
-        let interrupt = Interrupt { handled, cut_off, others: Arc::default() };
+        let handled = InterruptHandle { asked, claimed: Arc::default(), lingers: Arc::default() };
+        let interrupt = InterruptSignals { handled, cut_off, others: Arc::default() };
         let shared = interrupt.clone();
         let (begun, listening) = mpsc::channel();
         let started =
@@ -62,18 +62,18 @@ impl Interrupt {
     }
 
     /// The first signal is the caller's from now on.
-    pub(crate) fn handle(self) -> Handled {
+    pub(crate) fn handle(self) -> InterruptHandle {
         self.handled.claimed.store(true, Ordering::Release);
         self.handled
     }
 
     /// Where to say how many other commands work through this one.
-    pub(crate) fn others(&self) -> Others {
+    pub(crate) fn joined_commands(&self) -> JoinedCommandCount {
         Arc::clone(&self.others)
     }
 
     /// Does this unless, or until, a signal comes that it does not handle while others work through the command.
-    pub(crate) async fn or_cut_off<T>(&self, work: impl Future<Output = T>) -> Option<T> {
+    pub(crate) async fn run_unless_interrupted<T>(&self, work: impl Future<Output = T>) -> Option<T> {
         let mut cut_off = self.cut_off.clone();
         tokio::select! {
             biased;
@@ -83,20 +83,20 @@ impl Interrupt {
     }
 
     /// The command has ended, and waits for others that work through it: only a further signal ends it early.
-    pub(crate) fn linger(&self) {
+    pub(crate) fn mark_command_finished(&self) {
         self.handled.claimed.store(true, Ordering::Release);
         self.handled.lingers.store(true, Ordering::Release);
     }
 
     /// Whether a signal has come.
-    pub(crate) fn has_come(&self) -> bool {
+    pub(crate) fn is_interrupted(&self) -> bool {
         *self.handled.asked.borrow()
     }
 }
 
-impl Handled {
+impl InterruptHandle {
     /// Done when a signal has come.
-    pub(crate) async fn asked(&self) {
+    pub(crate) async fn interrupted(&self) {
         let mut asked = self.asked.clone();
         if asked.wait_for(|asked| *asked).await.is_err() {
             future::pending::<()>().await; // nobody watches
@@ -107,7 +107,7 @@ impl Handled {
     pub(crate) async fn or<T>(&self, work: impl Future<Output = T>) -> Option<T> {
         tokio::select! {
             biased;
-            () = self.asked() => None,
+            () = self.interrupted() => None,
             done = work => Some(done),
         }
     }
@@ -117,13 +117,13 @@ impl Handled {
 fn listen(
     ask: &watch::Sender<bool>,
     cut: &watch::Sender<bool>,
-    shared: &Interrupt,
+    shared: &InterruptSignals,
     begun: &mpsc::Sender<()>,
 ) {
-    let Handled { claimed, lingers, .. } = &shared.handled;
+    let InterruptHandle { claimed, lingers, .. } = &shared.handled;
     let watched = tokio::runtime::Builder::new_current_thread().enable_all().build().and_then(|runtime| {
         runtime.block_on(async {
-            let mut signals = Signals::new()?;
+            let mut signals = SignalStreams::new()?;
             let _ = begun.send(());
             signals.next().await;
             let is_handled = claimed.load(Ordering::Acquire);
@@ -141,12 +141,12 @@ fn listen(
         })
     });
     match watched {
-        Ok(()) => process::exit(Outcome::Interrupted.code().into()),
+        Ok(()) => process::exit(CommandOutcome::Interrupted.code().into()),
         Err(error) => tracing::debug!("interrupts are not handled: {error}"),
     }
 }
 
-/// Tells what happens to joined commands, if there are any. Not through [`Out`](crate::out::Out), whose lock the command
+/// Tells what happens to joined commands, if there are any. Not through [`Printer`](crate::out::Printer), whose lock the command
 /// may hold in a write that nobody reads; a standard error that takes nothing is not waited for either.
 fn note_if_any(joined: usize, happens: &'static str) {
     let commands = match joined {
@@ -164,14 +164,14 @@ fn note_if_any(joined: usize, happens: &'static str) {
     }
 }
 
-struct Signals {
+struct SignalStreams {
     interrupt: Signal,
     terminate: Signal,
 }
 
-impl Signals {
-    fn new() -> io::Result<Signals> {
-        Ok(Signals {
+impl SignalStreams {
+    fn new() -> io::Result<SignalStreams> {
+        Ok(SignalStreams {
             interrupt: signal(SignalKind::interrupt())?,
             terminate: signal(SignalKind::terminate())?,
         })
@@ -189,9 +189,9 @@ impl Signals {
 mod tests {
     use super::*;
 
-    fn handled() -> (watch::Sender<bool>, Handled) {
+    fn handled() -> (watch::Sender<bool>, InterruptHandle) {
         let (ask, asked) = watch::channel(false);
-        (ask, Handled { asked, claimed: Arc::default(), lingers: Arc::default() })
+        (ask, InterruptHandle { asked, claimed: Arc::default(), lingers: Arc::default() })
     }
 
     #[tokio::test]

@@ -5,16 +5,16 @@
 
 mod access;
 mod args;
-mod candidates;
 mod commands;
-mod credentials;
+mod credential_setup;
 mod exit;
 mod failure;
 mod interrupt;
 mod limits;
-mod out;
 mod output;
+mod printer;
 mod session;
+mod user_credentials;
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -24,19 +24,19 @@ use larder_agent::environment::variable;
 use larder_agent::log;
 
 use args::{Cli, verbosity_level};
-use exit::Outcome;
-use failure::{Failure, Report as _};
-use out::Out;
+use exit::CommandOutcome;
+use failure::{ExitReport as _, Failure};
+use printer::Printer;
 
 fn main() -> ExitCode {
-    let out = Arc::new(Out::standard());
+    let out = Arc::new(Printer::standard());
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(usage) => return finish(&out, explain(&out, &usage)),
     };
     let log_to = Arc::clone(&out);
     let (level, directives) = (verbosity_level(cli.connection.verbose), variable(log::VARIABLE));
-    if let Err(failure) = log::start(level, directives.as_deref(), move |line| log_to.note(line)) {
+    if let Err(failure) = log::start(level, directives.as_deref(), move |line| log_to.info(line)) {
         return finish(&out, failure.print(&out));
     }
     limits::forbid_core_files();
@@ -46,17 +46,17 @@ fn main() -> ExitCode {
 }
 
 /// Prints help, the version, or what is wrong with the command line.
-fn explain(out: &Out, usage: &clap::Error) -> Outcome {
+fn explain(out: &Printer, usage: &clap::Error) -> CommandOutcome {
     let text = usage.render();
     if usage.use_stderr() {
-        out.note(text.to_string().trim_end());
-        return Outcome::BadInput;
+        out.info(text.to_string().trim_end());
+        return CommandOutcome::BadInput;
     }
     out.line(text.to_string().trim_end());
-    Outcome::Done
+    CommandOutcome::Done
 }
 
-fn finish(out: &Out, outcome: Outcome) -> ExitCode {
+fn finish(out: &Printer, outcome: CommandOutcome) -> ExitCode {
     match out.finish() {
         Ok(()) => outcome.into(),
         Err(error) => {

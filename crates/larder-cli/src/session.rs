@@ -10,18 +10,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use larder::credentials::Sources as Credentials;
-use larder::gotext;
+use larder::credentials::NodeKeyring as Credentials;
+use larder::go_format;
 use larder::hint::Hint;
 use larder::pull::PullConfig;
-use larder_agent::OpenError;
+use larder_agent::NodeOpenError;
 use larder_agent::backend::docker;
 use larder_agent::backend::target::{CRI, DOCKER, STORE, nearest_backend};
-use larder_agent::backend::{OpenMode, RuntimeMode, Target, is_docker, target_of};
-use larder_agent::client::{Client, Server, is_listening, server_of, socket_path};
-use larder_agent::config::{self, Config, Mistakes, Origin, Source, Sources};
+use larder_agent::backend::{BackendTarget, OpenMode, RuntimeRequirement, is_docker, target_of};
+use larder_agent::client::{Client, ControlServerAddress, find_server, is_listening, socket_path};
+use larder_agent::config::{self, Config, ConfigErrors, SettingOrigin, SettingsSource, SettingsSources};
 use larder_agent::environment::{DefaultPaths, variable};
-use larder_agent::node::{Node, NodeOptions, StateNeed};
+use larder_agent::node::{Node, NodeOptions, StateDirAccess};
 use larder_agent::serve::CommandServer;
 use larder_agent::state::StateDir;
 use larder_api::v1alpha1::StatusRequest;
@@ -29,12 +29,12 @@ use tokio::sync::Mutex;
 use tokio::time::{self, Instant};
 
 use crate::args::settings::{BACKEND_VARIABLE, IMAGE_VARIABLE, RUNTIME_VARIABLE, SettingFlags};
-use crate::args::{Connection, verbosity_level};
-use crate::credentials::usual_programs;
-use crate::exit::Outcome;
-use crate::failure::{ErrorKind, Failure, Report as _};
-use crate::interrupt::Others;
-use crate::out::Out;
+use crate::args::{GlobalFlags, verbosity_level};
+use crate::credential_setup::usual_programs;
+use crate::exit::CommandOutcome;
+use crate::failure::{ErrorKind, ExitReport as _, Failure};
+use crate::interrupt::JoinedCommandCount;
+use crate::printer::Printer;
 
 /// Names the socket of a daemon, as `--daemon` does.
 const DAEMON_VARIABLE: &str = "LARDER_DAEMON";
@@ -50,15 +50,15 @@ const PATIENCE: Duration = Duration::from_secs(2);
 
 /// What a command wants of its images.
 #[derive(Default)]
-pub(crate) struct Need {
+pub(crate) struct ImageAccess {
     /// Only the embedded store has it: `LARDER_BACKEND` is not read.
     pub(crate) store_only: bool,
     /// A store that does not exist is created.
     pub(crate) creates: bool,
     /// What of the state directory.
-    pub(crate) state: Option<StateNeed>,
+    pub(crate) state: Option<StateDirAccess>,
     /// How images are pulled, where flags say so.
-    pub(crate) pulling: Option<Pulling>,
+    pub(crate) pulling: Option<LocalPullSettings>,
     /// The settings that it depends on, as beginnings of keys; those of pulls are without number.
     pub(crate) settings: &'static [&'static str],
 }
@@ -68,36 +68,44 @@ const OF_COLLECTION: &[&str] =
     &["gc.", "imageGC", "imageMinimumGCAge", "imageMaximumGCAge", "state", "store.", "docker."];
 
 /// How a node in this process pulls.
-pub(crate) struct Pulling {
+pub(crate) struct LocalPullSettings {
     /// Changes the settings as flags say.
     pub(crate) adjust: Box<dyn Fn(PullConfig) -> Result<PullConfig, Failure> + Send>,
     /// The flags that were given, each with the setting that it changes.
     pub(crate) given: Vec<(&'static str, &'static str)>,
     /// Settings that flags give a value.
-    pub(crate) settings: Vec<Source>,
+    pub(crate) settings: Vec<SettingsSource>,
     /// Credentials beside those that come with requests.
     pub(crate) credentials: Arc<dyn Fn() -> Credentials + Send + Sync>,
 }
 
-impl Need {
+impl ImageAccess {
     /// To list and inspect.
-    pub(crate) fn look() -> Need {
-        Need { state: Some(StateNeed::None), ..Need::default() }
+    pub(crate) fn read() -> ImageAccess {
+        ImageAccess { state: Some(StateDirAccess::None), ..ImageAccess::default() }
     }
 
     /// To change images, or what is known of them.
-    pub(crate) fn use_images() -> Need {
-        Need { state: Some(StateNeed::Own), settings: &["state", "store."], ..Need::default() }
+    pub(crate) fn write() -> ImageAccess {
+        ImageAccess {
+            state: Some(StateDirAccess::CurrentUser),
+            settings: &["state", "store."],
+            ..ImageAccess::default()
+        }
     }
 
     /// To collect, or to say what collection would do.
-    pub(crate) fn collect() -> Need {
-        Need { state: Some(StateNeed::Exclusive), settings: OF_COLLECTION, ..Need::default() }
+    pub(crate) fn collect() -> ImageAccess {
+        ImageAccess {
+            state: Some(StateDirAccess::Exclusive),
+            settings: OF_COLLECTION,
+            ..ImageAccess::default()
+        }
     }
 
     /// To list or change what collection keeps.
-    pub(crate) fn keep() -> Need {
-        Need { settings: &["gc.keep", "state"], ..Need::collect() }
+    pub(crate) fn keep() -> ImageAccess {
+        ImageAccess { settings: &["gc.keep", "state"], ..ImageAccess::collect() }
     }
 
     /// Whether the setting with this key changes what the command does.
@@ -106,23 +114,23 @@ impl Need {
     }
 
     /// The same, of the embedded store only.
-    pub(crate) fn of_store(self) -> Need {
-        Need { store_only: true, ..self }
+    pub(crate) fn of_store(self) -> ImageAccess {
+        ImageAccess { store_only: true, ..self }
     }
 
     /// The same, and a store that does not exist is created.
-    pub(crate) fn creating(self) -> Need {
-        Need { creates: true, ..self }
+    pub(crate) fn create_store(self) -> ImageAccess {
+        ImageAccess { creates: true, ..self }
     }
 }
 
 /// One run of a command: what was typed, where to print, and the node that the command has open, if it has one.
-pub(crate) struct Session {
-    connection: Connection,
-    pub(crate) out: Arc<Out>,
+pub(crate) struct CommandSession {
+    connection: GlobalFlags,
+    pub(crate) out: Arc<Printer>,
     server: Mutex<Option<CommandServer>>,
     /// Where to say how many other commands work through this one.
-    others: OnceLock<Others>,
+    others: OnceLock<JoinedCommandCount>,
     /// Whether warnings about the settings were logged.
     warned: AtomicBool,
     /// Whether it worked through another command.
@@ -131,10 +139,10 @@ pub(crate) struct Session {
     reads_files: bool,
 }
 
-impl Session {
+impl CommandSession {
     /// Nothing is looked for or opened yet.
-    pub(crate) fn new(connection: Connection, out: Arc<Out>) -> Session {
-        Session {
+    pub(crate) fn new(connection: GlobalFlags, out: Arc<Printer>) -> CommandSession {
+        CommandSession {
             connection,
             out,
             server: Mutex::default(),
@@ -146,24 +154,24 @@ impl Session {
     }
 
     /// The same, with default settings: the demo shows the same everywhere.
-    pub(crate) fn without_files(self) -> Session {
-        Session { reads_files: false, ..self }
+    pub(crate) fn with_default_settings(self) -> CommandSession {
+        CommandSession { reads_files: false, ..self }
     }
 
     /// From when other commands can work through this one, it is told there how many do.
-    pub(crate) fn tell_of_others(&self, others: Others) {
+    pub(crate) fn warn_about_joined_commands(&self, others: JoinedCommandCount) {
         let _ = self.others.set(others); // once in a run
     }
 
     /// The client of a daemon, for commands that are about nothing else.
     pub(crate) async fn daemon(&self) -> Result<Client, Failure> {
         let mut message = "no daemon runs here".to_owned();
-        match self.find(&Need::look())? {
+        match self.find(&ImageAccess::read())? {
             (Some(client), _) => {
                 log_daemon(&client);
                 return Ok(client);
             }
-            (None, Ok(Opening { command: Some(command), .. })) => {
+            (None, Ok(LocalNodeSettings { command: Some(command), .. })) => {
                 if let Some(holder) = self.holder(command).await {
                     message = format!("{message}: {holder} has the images open");
                 }
@@ -182,7 +190,7 @@ impl Session {
     }
 
     /// The process that has the images open, and what it was started as; `None` if it has ended.
-    async fn holder(&self, command: Server) -> Option<String> {
+    async fn holder(&self, command: ControlServerAddress) -> Option<String> {
         let client = Client::of(command, self.connection.timeout);
         let status = client.ask(async |mut calls| calls.status(StatusRequest { look: false }).await);
         let process = status.await.ok()?.process;
@@ -202,25 +210,25 @@ impl Session {
 
     /// The daemon that serves these images, if one runs.
     pub(crate) fn running_daemon(&self) -> Option<Client> {
-        self.find(&Need::look()).ok()?.0
+        self.find(&ImageAccess::read()).ok()?.0
     }
 
     /// A client of the node that has these images.
-    pub(crate) async fn open(&self, need: Need) -> Result<Client, Failure> {
+    pub(crate) async fn open(&self, need: ImageAccess) -> Result<Client, Failure> {
         self.connect(need).await.map_err(Failure::from)
     }
 
     /// The same; `None`, after a note, where nothing has been pulled yet into the usual store.
-    pub(crate) async fn open_to_list(&self, need: Need) -> Result<Option<Client>, Failure> {
+    pub(crate) async fn open_to_list(&self, need: ImageAccess) -> Result<Option<Client>, Failure> {
         let error = match self.connect(need).await {
             Ok(client) => return Ok(Some(client)),
             Err(error) => error,
         };
-        if matches!(error, OpenError::NoStore(_)) {
-            let (_, config) = self.config(&Need::look().of_store())?;
-            if *config.origin("root") == Origin::Default {
+        if matches!(error, NodeOpenError::NoStore(_)) {
+            let (_, config) = self.config(&ImageAccess::read().of_store())?;
+            if *config.origin("root") == SettingOrigin::Default {
                 let root = config.root.display();
-                self.out.note(format_args!(
+                self.out.info(format_args!(
                     "note: nothing has been pulled yet: there is no image store in {root}"
                 ));
                 return Ok(None);
@@ -229,7 +237,7 @@ impl Session {
         Err(error.into())
     }
 
-    async fn connect(&self, mut need: Need) -> Result<Client, OpenError> {
+    async fn connect(&self, mut need: ImageAccess) -> Result<Client, NodeOpenError> {
         let started = Instant::now();
         let (mut told, mut wait) = (false, OPEN_RETRY);
         loop {
@@ -246,14 +254,14 @@ impl Session {
             };
             let within = self.connection.timeout.unwrap_or(OPEN_WITHIN);
             if started.elapsed() > within {
-                let waited = gotext::duration(within);
-                return Err(OpenError::InUse(
+                let waited = go_format::duration(within);
+                return Err(NodeOpenError::InUse(
                     busy.hint(format!("waited {waited}; --timeout says how long to wait")),
                 ));
             }
             if !told && started.elapsed() > PATIENCE {
                 told = true;
-                self.out.note(format_args!("note: waiting: {}", busy.message()));
+                self.out.info(format_args!("note: waiting: {}", busy.message()));
             }
             time::sleep(wait).await;
             wait = (wait * 2).min(OPEN_RETRY_MAX);
@@ -261,7 +269,7 @@ impl Session {
     }
 
     /// Says which settings of this command a daemon does not have.
-    async fn warn_of_ignored(&self, client: &Client, need: &Need) {
+    async fn warn_of_ignored(&self, client: &Client, need: &ImageAccess) {
         // Settings with mistakes are of no account where a daemon does the work.
         let Ok((_, config)) = self.config(need) else { return };
         let given = need.pulling.iter().flat_map(|pulling| &pulling.given);
@@ -277,14 +285,14 @@ impl Session {
     /// them open and does not serve them now.
     async fn join_or_open(
         &self,
-        opening: Opening,
-        need: &mut Need,
-    ) -> Result<Result<Client, Failure>, OpenError> {
-        let Opening { sources, config, target, command } = opening;
-        let listed = need.state == Some(StateNeed::None) && matches!(target, Target::Runtime(_));
+        opening: LocalNodeSettings,
+        need: &mut ImageAccess,
+    ) -> Result<Result<Client, Failure>, NodeOpenError> {
+        let LocalNodeSettings { sources, config, target, command } = opening;
+        let listed = need.state == Some(StateDirAccess::None) && matches!(target, BackendTarget::Runtime(_));
         if let Some(command) = command.filter(|_| !listed) {
-            if need.state == Some(StateNeed::Exclusive) {
-                StateDir::of(config.state.as_deref(), &target)?.alone()?;
+            if need.state == Some(StateDirAccess::Exclusive) {
+                StateDir::of(config.state.as_deref(), &target)?.without_root_state()?;
             }
             let client = Client::of(command, self.connection.timeout);
             let programs = match &need.pulling {
@@ -309,15 +317,15 @@ impl Session {
     /// Opens the images in this process, and serves them to commands that come meanwhile. The inner error is as above.
     async fn open_here(
         &self,
-        sources: Sources,
+        sources: SettingsSources,
         config: Config,
-        target: &Target,
-        need: &mut Need,
-    ) -> Result<Result<Client, Failure>, OpenError> {
+        target: &BackendTarget,
+        need: &mut ImageAccess,
+    ) -> Result<Result<Client, Failure>, NodeOpenError> {
         let options = NodeOptions {
             store: if need.creates { OpenMode::Create } else { OpenMode::Existing },
-            runtime: RuntimeMode::Require,
-            state: need.state.unwrap_or(StateNeed::None),
+            runtime: RuntimeRequirement::Require,
+            state: need.state.unwrap_or(StateDirAccess::None),
             logs_events: false,
             verbosity: verbosity_level(self.connection.verbose),
         };
@@ -336,71 +344,79 @@ impl Session {
                 *self.server.lock().await = Some(server);
                 Ok(Ok(client))
             }
-            Err(OpenError::InUse(error)) if self.daemon_has(target) => Err(OpenError::InUse(error)),
-            Err(OpenError::InUse(error)) => Ok(Err(error)),
+            Err(NodeOpenError::InUse(error)) if self.daemon_has(target) => Err(NodeOpenError::InUse(error)),
+            Err(NodeOpenError::InUse(error)) => Ok(Err(error)),
             Err(error) => Err(error),
         }
     }
 
     /// Whether a daemon that was not to be asked has the images: it does not end by itself.
-    fn daemon_has(&self, target: &Target) -> bool {
-        matches!(server_of(target, self.connection.state.as_deref()), Ok(Some(Server::Daemon(_))) | Err(_))
+    fn daemon_has(&self, target: &BackendTarget) -> bool {
+        matches!(
+            find_server(target, self.connection.state.as_deref()),
+            Ok(Some(ControlServerAddress::Daemon(_))) | Err(_)
+        )
     }
 
     /// The client of the daemon that does the work of this command; else what it takes to work on the images here, or
     /// why that is not possible.
-    fn find(&self, need: &Need) -> Result<(Option<Client>, Result<Opening, OpenError>), Failure> {
-        let client = |socket| Client::of(Server::Daemon(socket), self.connection.timeout);
+    fn find(
+        &self,
+        need: &ImageAccess,
+    ) -> Result<(Option<Client>, Result<LocalNodeSettings, NodeOpenError>), Failure> {
+        let client = |socket| Client::of(ControlServerAddress::Daemon(socket), self.connection.timeout);
         let never = match self.named()? {
-            Named::At(socket) => {
+            DaemonFlag::At(socket) => {
                 self.check_agreed(&socket)?;
                 let unused = Failure::unreachable("a daemon was named");
                 return Ok((Some(client(socket)), Err(unused.into())));
             }
-            Named::Never => true,
-            Named::Nothing => false,
+            DaemonFlag::Never => true,
+            DaemonFlag::Nothing => false,
         };
-        let opening = self.opening(need);
+        let opening = self.local_settings(need);
         let mut command = None;
         let target = opening.as_ref().ok().map(|opening| opening.target.clone());
         if let Some(target) = target.or_else(|| self.target_of_flags()) {
-            match server_of(&target, self.connection.state.as_deref()) {
-                Ok(Some(Server::Daemon(_))) | Err(_) if never => {}
-                Ok(Some(Server::Daemon(socket))) => return Ok((Some(client(socket)), opening_unused())),
+            match find_server(&target, self.connection.state.as_deref()) {
+                Ok(Some(ControlServerAddress::Daemon(_))) | Err(_) if never => {}
+                Ok(Some(ControlServerAddress::Daemon(socket))) => {
+                    return Ok((Some(client(socket)), opening_unused()));
+                }
                 command_or_none => command = command_or_none?,
             }
         }
         if !never
             && !need.store_only
             && !self.names_images()
-            && !opening.as_ref().is_ok_and(Opening::is_named)
+            && !opening.as_ref().is_ok_and(LocalNodeSettings::is_named)
             && let Some(usual) = DefaultPaths::current().socket
             && is_listening(&usual)?
         {
             return Ok((Some(client(usual)), opening_unused()));
         }
-        Ok((None, opening.map(|opening| Opening { command, ..opening })))
+        Ok((None, opening.map(|opening| LocalNodeSettings { command, ..opening })))
     }
 
     /// The settings, and where they say that images are.
-    fn opening(&self, need: &Need) -> Result<Opening, OpenError> {
+    fn local_settings(&self, need: &ImageAccess) -> Result<LocalNodeSettings, NodeOpenError> {
         let (sources, config) = self.config(need)?;
         let target = target_of(&config)?;
-        Ok(Opening { sources, config, target, command: None })
+        Ok(LocalNodeSettings { sources, config, target, command: None })
     }
 
     /// Where flags and variables say that images are, whatever files of settings say: those may have mistakes.
-    fn target_of_flags(&self) -> Option<Target> {
+    fn target_of_flags(&self) -> Option<BackendTarget> {
         if !self.names_images() {
             return None;
         }
         let mut sources = SettingFlags::default().sources(&self.connection);
-        sources.layers.retain(|layer| matches!(layer, Source::Given { .. }));
+        sources.layers.retain(|layer| matches!(layer, SettingsSource::Given { .. }));
         target_of(&config::load(&sources).ok()?).ok()
     }
 
     /// The settings of this command.
-    pub(crate) fn config(&self, need: &Need) -> Result<(Sources, Config), Failure> {
+    pub(crate) fn config(&self, need: &ImageAccess) -> Result<(SettingsSources, Config), Failure> {
         self.check_flags(need)?;
         let flags = SettingFlags::default();
         let mut sources = if need.store_only {
@@ -412,7 +428,7 @@ impl Session {
             sources.layers.extend(pulling.settings.iter().cloned());
         }
         if !self.reads_files {
-            sources.layers.retain(|layer| matches!(layer, Source::Given { .. }));
+            sources.layers.retain(|layer| matches!(layer, SettingsSource::Given { .. }));
         }
         let mut config = config::load(&sources).map_err(|mistakes| refused(&mistakes))?;
         if let Some(root) = &self.connection.root {
@@ -427,14 +443,14 @@ impl Session {
         if let Some(pulling) = &need.pulling {
             config.set_pull((pulling.adjust)(config.pull.clone())?);
             for (flag, key) in &pulling.given {
-                config.set_origin(key, Origin::Flag(flag));
+                config.set_origin(key, SettingOrigin::Flag(flag));
             }
         }
         Ok((sources, config))
     }
 
     /// Flags that contradict each other.
-    fn check_flags(&self, need: &Need) -> Result<(), Failure> {
+    fn check_flags(&self, need: &ImageAccess) -> Result<(), Failure> {
         let connection = &self.connection;
         let backend = connection.backend.as_deref();
         if let (true, Some(other)) = (need.store_only, backend.filter(|backend| *backend != STORE)) {
@@ -463,25 +479,25 @@ impl Session {
 
     /// Whether flags or variables say where images are.
     fn names_images(&self) -> bool {
-        let Connection { root, backend, state, .. } = &self.connection;
+        let GlobalFlags { root, backend, state, .. } = &self.connection;
         let variable = variable(BACKEND_VARIABLE).filter(|text| text != STORE);
         root.is_some() || backend.is_some() || state.is_some() || variable.is_some()
     }
 
-    fn named(&self) -> Result<Named, Failure> {
+    fn named(&self) -> Result<DaemonFlag, Failure> {
         let (text, by) = match (&self.connection.daemon, variable(DAEMON_VARIABLE)) {
             (Some(text), _) => (text.clone(), "--daemon"),
             (None, Some(text)) => (text, DAEMON_VARIABLE),
-            (None, None) => return Ok(Named::Nothing),
+            (None, None) => return Ok(DaemonFlag::Nothing),
         };
         if text == NO_DAEMON {
-            return Ok(Named::Never);
+            return Ok(DaemonFlag::Never);
         }
         let socket = socket_path(&text).map_err(|error| {
             Failure::bad_input(format!("{by} {text}: {error}"))
                 .hint("write it as unix:///path/to.sock, or none for no daemon")
         })?;
-        Ok(Named::At(socket))
+        Ok(DaemonFlag::At(socket))
     }
 
     /// Fails where a flag names images that the named daemon does not serve.
@@ -498,11 +514,10 @@ impl Session {
         let same = |a: &Path, b: &Path| {
             a == b || matches!((a.canonicalize(), b.canonicalize()), (Ok(a), Ok(b)) if a == b)
         };
-        let theirs = self
-            .opening(&Need::look())
-            .ok()
-            .and_then(|opening| server_of(&opening.target, self.connection.state.as_deref()).ok().flatten());
-        if matches!(theirs, Some(Server::Daemon(theirs)) if same(&theirs, socket)) {
+        let theirs = self.local_settings(&ImageAccess::read()).ok().and_then(|opening| {
+            find_server(&opening.target, self.connection.state.as_deref()).ok().flatten()
+        });
+        if matches!(theirs, Some(ControlServerAddress::Daemon(theirs)) if same(&theirs, socket)) {
             return Ok(());
         }
         Err(Failure::bad_input(format!("{place}: this is not what the daemon at {} keeps", socket.display()))
@@ -515,7 +530,7 @@ impl Session {
         let waiting = |commands: usize| {
             let others = if commands == 1 { "command that works" } else { "commands that work" };
             self.out
-                .note(format_args!("note: waiting for {commands} other larder {others} through this one"));
+                .info(format_args!("note: waiting for {commands} other larder {others} through this one"));
         };
         server.close(waiting).await;
     }
@@ -533,7 +548,7 @@ impl Session {
                 None => failure,
             };
         }
-        if failure.outcome() != Outcome::Unreachable || connection.root.is_some() {
+        if failure.outcome() != CommandOutcome::Unreachable || connection.root.is_some() {
             return failure;
         }
         let (text, by_variable) = match (&connection.backend, named) {
@@ -548,7 +563,7 @@ impl Session {
                     [RUNTIME_VARIABLE, IMAGE_VARIABLE].into_iter().find(|name| variable(name).is_some());
                 set.map(str::to_owned)
             }
-            DOCKER => docker::named_by(variable),
+            DOCKER => docker::engine_variable(variable),
             _ if by_variable => Some(BACKEND_VARIABLE.to_owned()),
             _ => None,
         };
@@ -563,13 +578,13 @@ impl Session {
     pub(crate) async fn reach_within(
         &self,
         patience: Duration,
-        need: impl Fn() -> Need,
+        need: impl Fn() -> ImageAccess,
     ) -> Result<Client, Failure> {
         let started = Instant::now();
         let mut told = false;
         loop {
-            let failure = match self.reach(need()).await {
-                Err(failure) if failure.outcome() == Outcome::Unreachable => failure,
+            let failure = match self.connect_to_daemon(need()).await {
+                Err(failure) if failure.outcome() == CommandOutcome::Unreachable => failure,
                 reached_or_never => return reached_or_never,
             };
             if started.elapsed() + RETRY_PERIOD > patience {
@@ -577,8 +592,8 @@ impl Session {
             }
             if !told {
                 told = true;
-                let patience = gotext::duration(patience);
-                self.out.note(format_args!(
+                let patience = go_format::duration(patience);
+                self.out.info(format_args!(
                     "note: waiting up to {patience} for the runtime: {}",
                     failure.message()
                 ));
@@ -588,7 +603,7 @@ impl Session {
     }
 
     /// A client whose backend answers.
-    pub(crate) async fn reach(&self, need: Need) -> Result<Client, Failure> {
+    pub(crate) async fn connect_to_daemon(&self, need: ImageAccess) -> Result<Client, Failure> {
         if self.server.lock().await.is_none() {
             let client = self.open(need).await?;
             if client.socket().is_some() {
@@ -598,7 +613,7 @@ impl Session {
         }
         match &*self.server.lock().await {
             Some(server) => {
-                server.node().reach().await?;
+                server.node().check_backend().await?;
                 // A backend that does not answer has its pulls settled when it does.
                 server.node().recover().await;
                 Ok(server.client())
@@ -609,7 +624,7 @@ impl Session {
 }
 
 /// All mistakes in one failure, which prints as if each were an error of its own.
-fn refused(mistakes: &Mistakes) -> Failure {
+fn refused(mistakes: &ConfigErrors) -> Failure {
     let Some((last, others)) = mistakes.each().split_last() else {
         return Failure::bad_input("the settings cannot be used");
     };
@@ -644,30 +659,30 @@ fn log_daemon(client: &Client) {
 const RETRY_PERIOD: Duration = Duration::from_secs(1);
 
 /// What it takes to work on the images in this process.
-struct Opening {
-    sources: Sources,
+struct LocalNodeSettings {
+    sources: SettingsSources,
     config: Config,
-    target: Target,
+    target: BackendTarget,
     /// Another command that has them open.
-    command: Option<Server>,
+    command: Option<ControlServerAddress>,
 }
 
-impl Opening {
+impl LocalNodeSettings {
     /// Whether anything but defaults says where the images are.
     fn is_named(&self) -> bool {
-        let named = |key| *self.config.origin(key) != Origin::Default;
+        let named = |key| *self.config.origin(key) != SettingOrigin::Default;
         ["root", "backend", "state", "containerRuntimeEndpoint", "imageServiceEndpoint"]
             .into_iter()
             .any(named)
     }
 }
 
-fn opening_unused() -> Result<Opening, OpenError> {
+fn opening_unused() -> Result<LocalNodeSettings, NodeOpenError> {
     Err(Failure::unreachable("a daemon has the images").into())
 }
 
 /// The daemon that flags or variables name.
-enum Named {
+enum DaemonFlag {
     Nothing,
     Never,
     At(PathBuf),

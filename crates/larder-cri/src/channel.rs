@@ -19,7 +19,7 @@ use http_body_util::combinators::MapErr;
 use hyper::body::Incoming;
 use hyper::client::conn::http2::{self, SendRequest};
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use larder::backend::Unreachable;
+use larder::backend::EndpointFailure;
 use tokio::net::UnixStream;
 use tokio::sync::Mutex;
 use tokio::time::{self, Instant};
@@ -28,7 +28,7 @@ use tonic::codegen::{Service, http};
 use tonic::{Code, Status};
 
 use crate::endpoint::Endpoint;
-use crate::greeting::{Greeting, Watched};
+use crate::preface::{PrefaceStream, ServerPreface};
 
 /// Largest set of response headers, in bytes. Error messages travel there, and some are long.
 const MAX_HEADER_BYTES: u32 = 1 << 20;
@@ -38,25 +38,25 @@ const QUEUE_RETRY: Duration = Duration::from_millis(50);
 
 /// The connection. Clones share it.
 #[derive(Clone)]
-pub struct Channel(Arc<Inner>);
+pub struct CriChannel(Arc<CriChannelInner>);
 
-struct Inner {
+struct CriChannelInner {
     endpoint: Endpoint,
     connect_timeout: Duration,
-    state: Mutex<State>,
+    state: Mutex<CachedConnection>,
 }
 
 #[derive(Default)]
-struct State {
+struct CachedConnection {
     sender: Option<SendRequest<Body>>,
     /// The last attempt that failed, and when it did.
-    failure: Option<(Instant, Unreachable)>,
+    failure: Option<(Instant, EndpointFailure)>,
 }
 
-impl Channel {
+impl CriChannel {
     /// A connection that is not open yet.
-    pub fn new(endpoint: Endpoint, connect_timeout: Duration) -> Channel {
-        Channel(Arc::new(Inner { endpoint, connect_timeout, state: Mutex::default() }))
+    pub fn new(endpoint: Endpoint, connect_timeout: Duration) -> CriChannel {
+        CriChannel(Arc::new(CriChannelInner { endpoint, connect_timeout, state: Mutex::default() }))
     }
 
     /// Where it leads.
@@ -73,7 +73,7 @@ impl Channel {
     }
 
     /// The open connection, or a new one.
-    async fn sender(&self) -> Result<SendRequest<Body>, Unreachable> {
+    async fn sender(&self) -> Result<SendRequest<Body>, EndpointFailure> {
         let asked = Instant::now();
         // Gives the connection's task a turn to notice that the server hung up meanwhile.
         tokio::task::yield_now().await;
@@ -97,31 +97,31 @@ impl Channel {
         }
     }
 
-    async fn connect(&self) -> Result<SendRequest<Body>, Unreachable> {
+    async fn connect(&self) -> Result<SendRequest<Body>, EndpointFailure> {
         let within = self.0.connect_timeout;
         match time::timeout(within, self.open()).await {
             Ok(opened) => opened,
-            Err(_) => Err(Unreachable::Silent { after: within }),
+            Err(_) => Err(EndpointFailure::Silent { after: within }),
         }
     }
 
-    async fn open(&self) -> Result<SendRequest<Body>, Unreachable> {
+    async fn open(&self) -> Result<SendRequest<Body>, EndpointFailure> {
         let stream = self.dial().await.map_err(|error| self.explain(&error))?;
-        let (stream, greeting) = Watched::new(stream);
+        let (stream, greeting) = PrefaceStream::new(stream);
         let (sender, connection) = http2::Builder::new(TokioExecutor::new())
             .max_header_list_size(MAX_HEADER_BYTES)
             .handshake(TokioIo::new(stream))
             .await
-            .map_err(|error| Unreachable::Broken { detail: error.to_string() })?;
+            .map_err(|error| EndpointFailure::ConnectionLost { detail: error.to_string() })?;
         // It ends by itself once all senders are gone or the server is; its error also reaches each open call.
         tokio::spawn(async move {
             let _ = connection.await;
         });
         match greeting.await {
-            Ok(Greeting::Http2) => Ok(sender),
-            Ok(Greeting::Foreign(detail)) => Err(Unreachable::NotGrpc { detail }),
-            Ok(Greeting::Closed(detail)) => Err(Unreachable::Broken { detail }),
-            Err(_) => Err(Unreachable::Broken { detail: "the connection broke at once".into() }),
+            Ok(ServerPreface::Http2) => Ok(sender),
+            Ok(ServerPreface::Foreign(detail)) => Err(EndpointFailure::NotGrpc { detail }),
+            Ok(ServerPreface::Closed(detail)) => Err(EndpointFailure::ConnectionLost { detail }),
+            Err(_) => Err(EndpointFailure::ConnectionLost { detail: "the connection broke at once".into() }),
         }
     }
 
@@ -136,13 +136,13 @@ impl Channel {
         }
     }
 
-    fn explain(&self, error: &io::Error) -> Unreachable {
+    fn explain(&self, error: &io::Error) -> EndpointFailure {
         match error.kind() {
-            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => Unreachable::Missing,
-            io::ErrorKind::PermissionDenied => Unreachable::Denied,
-            io::ErrorKind::ConnectionRefused if self.0.endpoint.is_socket() => Unreachable::Refused,
-            io::ErrorKind::ConnectionRefused => Unreachable::NotASocket,
-            _ => Unreachable::Broken { detail: error.to_string() },
+            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => EndpointFailure::Missing,
+            io::ErrorKind::PermissionDenied => EndpointFailure::Denied,
+            io::ErrorKind::ConnectionRefused if self.0.endpoint.is_socket() => EndpointFailure::Refused,
+            io::ErrorKind::ConnectionRefused => EndpointFailure::NotASocket,
+            _ => EndpointFailure::ConnectionLost { detail: error.to_string() },
         }
     }
 
@@ -170,7 +170,7 @@ impl Channel {
 /// The body of a response; its errors are statuses already.
 pub type ResponseBody = MapErr<Incoming, fn(hyper::Error) -> Status>;
 
-impl Service<http::Request<Body>> for Channel {
+impl Service<http::Request<Body>> for CriChannel {
     type Response = http::Response<ResponseBody>;
     type Error = Status;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Status>> + Send>>;
@@ -187,33 +187,33 @@ impl Service<http::Request<Body>> for Channel {
 
 /// What was found at the endpoint, as the source of a status.
 #[derive(Debug)]
-pub struct NothingThere(pub Unreachable);
+pub struct EndpointUnavailable(pub EndpointFailure);
 
-impl fmt::Display for NothingThere {
+impl fmt::Display for EndpointUnavailable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
 }
 
-impl std::error::Error for NothingThere {}
+impl std::error::Error for EndpointUnavailable {}
 
-fn unreachable_status(endpoint: &Endpoint, found: Unreachable) -> Status {
+fn unreachable_status(endpoint: &Endpoint, found: EndpointFailure) -> Status {
     let mut status = Status::new(Code::Unavailable, format!("{endpoint}: {found}"));
-    status.set_source(Arc::new(NothingThere(found)));
+    status.set_source(Arc::new(EndpointUnavailable(found)));
     status
 }
 
 /// That the connection broke under a call and how, as the source of a status.
 #[derive(Debug)]
-pub struct Lost(pub String);
+pub struct ConnectionBroken(pub String);
 
-impl fmt::Display for Lost {
+impl fmt::Display for ConnectionBroken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
     }
 }
 
-impl std::error::Error for Lost {}
+impl std::error::Error for ConnectionBroken {}
 
 #[allow(clippy::needless_pass_by_value, reason = "used as a function that maps errors")]
 fn lost(error: hyper::Error) -> Status {
@@ -224,6 +224,6 @@ fn lost(error: hyper::Error) -> Status {
         cause = error.source();
     }
     let mut status = Status::new(Code::Unavailable, format!("connection lost: {detail}"));
-    status.set_source(Arc::new(Lost(detail)));
+    status.set_source(Arc::new(ConnectionBroken(detail)));
     status
 }

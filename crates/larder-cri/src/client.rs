@@ -8,8 +8,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
 use larder::backend::{
-    Backend, BackendError, Filesystems, Image, ImageDetails, ImageSpec, InUse, Progress, RuntimeInfo,
-    Unreachable,
+    Backend, BackendError, ContainerInventory, EndpointFailure, Filesystems, Image, ImageDetails, ImageSpec,
+    ProgressReporter, RuntimeInfo,
 };
 use larder::credentials::Credential;
 use larder::pod::SandboxConfig;
@@ -17,10 +17,10 @@ use larder::reference::ImageId;
 use tonic::codegen::http::Uri;
 use tonic::{Code, Request, Response, Status};
 
-use crate::channel::Channel;
+use crate::channel::CriChannel;
 use crate::containerd::ContainerdLayers;
 use crate::endpoint::Endpoint;
-use crate::listing::Streamed;
+use crate::list_streaming::StreamSupport;
 use crate::proto::image_service_client::ImageServiceClient;
 use crate::proto::runtime_service_client::RuntimeServiceClient;
 use crate::{MAX_MESSAGE_BYTES, convert, proto, status};
@@ -71,11 +71,11 @@ impl Default for CriConfig {
 /// Long-lived: it reconnects by itself. Needs a tokio runtime with time and network; one thread is enough.
 pub struct CriBackend {
     config: CriConfig,
-    runtime: Channel,
-    images: Channel,
-    stream_images: Streamed,
-    stream_containers: Streamed,
-    stream_sandboxes: Streamed,
+    runtime: CriChannel,
+    images: CriChannel,
+    stream_images: StreamSupport,
+    stream_containers: StreamSupport,
+    stream_sandboxes: StreamSupport,
     /// Images mounted by each container that is known; they do not change in its life.
     mounts: Mutex<HashMap<String, Vec<ImageId>>>,
 }
@@ -84,19 +84,19 @@ impl CriBackend {
     /// Talks to the runtime at this endpoint. Nothing is opened before the first call.
     pub fn new(endpoint: Endpoint, mut config: CriConfig) -> CriBackend {
         config.request_timeout = config.request_timeout.min(LONGEST);
-        let runtime = Channel::new(endpoint, config.connect_timeout);
+        let runtime = CriChannel::new(endpoint, config.connect_timeout);
         let images = match &config.image_endpoint {
             Some(endpoint) if endpoint != runtime.endpoint() => {
-                Channel::new(endpoint.clone(), config.connect_timeout)
+                CriChannel::new(endpoint.clone(), config.connect_timeout)
             }
             _ => runtime.clone(),
         };
         CriBackend {
             runtime,
             images,
-            stream_images: Streamed::new(config.list_streaming),
-            stream_containers: Streamed::new(config.list_streaming),
-            stream_sandboxes: Streamed::new(config.list_streaming),
+            stream_images: StreamSupport::new(config.list_streaming),
+            stream_containers: StreamSupport::new(config.list_streaming),
+            stream_sandboxes: StreamSupport::new(config.list_streaming),
             mounts: Mutex::default(),
             config,
         }
@@ -138,13 +138,13 @@ impl CriBackend {
         ContainerdLayers::new(self.images.clone(), self.config.request_timeout)
     }
 
-    fn runtime(&self) -> RuntimeServiceClient<Channel> {
+    fn runtime(&self) -> RuntimeServiceClient<CriChannel> {
         RuntimeServiceClient::with_origin(self.runtime.clone(), origin())
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
             .max_encoding_message_size(MAX_MESSAGE_BYTES)
     }
 
-    fn images(&self) -> ImageServiceClient<Channel> {
+    fn images(&self) -> ImageServiceClient<CriChannel> {
         ImageServiceClient::with_origin(self.images.clone(), origin())
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
             .max_encoding_message_size(MAX_MESSAGE_BYTES)
@@ -155,7 +155,7 @@ impl CriBackend {
     /// not answer.
     fn within_limit<'a, T>(
         &'a self,
-        channels: &'a [&'a Channel],
+        channels: &'a [&'a CriChannel],
         work: impl Future<Output = Result<T, BackendError>> + 'a,
     ) -> impl Future<Output = Result<T, BackendError>> + 'a {
         let work = Box::pin(work); // the futures of calls are large
@@ -326,8 +326,8 @@ fn foreign(endpoint: &Endpoint, status: &Status) -> Option<BackendError> {
     let detail = status.message().to_owned();
     let problem = match status.code() {
         // An HTTP server's error page has no gRPC status; the client makes one up and says so.
-        _ if detail.contains("grpc-status header missing") => Unreachable::NotGrpc { detail },
-        Code::Unimplemented => Unreachable::NotCri { detail },
+        _ if detail.contains("grpc-status header missing") => EndpointFailure::NotGrpc { detail },
+        Code::Unimplemented => EndpointFailure::NotCri { detail },
         _ => return None,
     };
     Some(BackendError::Unreachable { endpoint: endpoint.to_string(), problem })
@@ -369,7 +369,7 @@ impl Backend for CriBackend {
         image: &ImageSpec,
         credential: Option<&Credential>,
         sandbox: Option<&SandboxConfig>,
-        _progress: &Progress,
+        _progress: &ProgressReporter,
     ) -> Result<ImageId, BackendError> {
         let request = proto::PullImageRequest {
             image: Some(self.spec(image)?),
@@ -399,7 +399,7 @@ impl Backend for CriBackend {
         self.within_limit(&[&self.images], self.image_filesystems()).await
     }
 
-    async fn in_use(&self) -> Result<InUse, BackendError> {
+    async fn container_inventory(&self) -> Result<ContainerInventory, BackendError> {
         let (containers, sandboxes, mut mounts) = self
             .within_limit(&[&self.runtime], async {
                 let (containers, sandboxes) = tokio::try_join!(self.containers(), self.sandboxes())?;
@@ -413,7 +413,7 @@ impl Backend for CriBackend {
             let none = (!self.config.image_volumes).then(Vec::new);
             convert::container(container, images.or(none))
         };
-        Ok(InUse {
+        Ok(ContainerInventory {
             containers: containers.into_iter().map(with_mounts).collect(),
             sandboxes: sandboxes.into_iter().map(convert::sandbox).collect(),
         })

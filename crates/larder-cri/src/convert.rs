@@ -8,7 +8,7 @@ use larder::backend::{
     RuntimeInfo, Sandbox,
 };
 use larder::credentials::Credential;
-use larder::gotext;
+use larder::go_format;
 use larder::pod::SandboxConfig;
 use larder::reference::{ImageId, ImageName};
 
@@ -23,7 +23,7 @@ const CONTAINER_NAME: &str = "io.kubernetes.container.name";
 /// id for the whole, so that an empty one may mean any image, and may remove it.
 pub(crate) fn spec_to_cri(spec: &ImageSpec, with_handler: bool) -> Result<proto::ImageSpec, BackendError> {
     if spec.image.as_str().trim().is_empty() {
-        let message = format!("{}: an image name must not be empty", gotext::quote(spec.image.as_str()));
+        let message = format!("{}: an image name must not be empty", go_format::quote(spec.image.as_str()));
         return Err(BackendError::Call { message, kind: CallErrorKind::Other, hint: None });
     }
     Ok(proto::ImageSpec {
@@ -91,7 +91,7 @@ pub(crate) fn status_reply(
     match reply {
         Some(found) if found.id.is_empty() || found.size == 0 => Err(BackendError::Incomplete(format!(
             "Id or size of image {} is not set",
-            gotext::quote(name.as_str())
+            go_format::quote(name.as_str())
         ))),
         found => Ok(found.map(|found| image(found, with_handler))),
     }
@@ -102,7 +102,7 @@ pub(crate) fn pull_reply(name: &ImageName, reply: proto::PullImageResponse) -> R
     if reply.image_ref.is_empty() {
         return Err(BackendError::Incomplete(format!(
             "imageRef of image {} is not set",
-            gotext::quote(name.as_str())
+            go_format::quote(name.as_str())
         )));
     }
     Ok(reply.image_ref.into())

@@ -71,7 +71,7 @@ impl Endpoint {
     }
 
     /// Whether a connection is accepted, or would be but for a long queue; else why not. Never blocks.
-    pub fn knock(&self) -> io::Result<()> {
+    pub fn probe(&self) -> io::Result<()> {
         let flags = SocketFlags::NONBLOCK | SocketFlags::CLOEXEC;
         let (path, _directory) = self.address()?;
         let connected = SocketAddrUnix::new(&path).and_then(|address| {
@@ -163,12 +163,12 @@ fn list(paths: &[PathBuf]) -> String {
 /// failing that, the first that is there or hidden from this user, so that the error of the first call tells what is
 /// wrong with it. Never blocks.
 pub fn discover() -> Result<Endpoint, NoRuntimeFound> {
-    discover_among(WELL_KNOWN_SOCKETS.map(PathBuf::from), look)
+    discover_among(WELL_KNOWN_SOCKETS.map(PathBuf::from), probe_path)
 }
 
 /// What is at a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Sight {
+enum SocketProbe {
     Nothing,
     /// A socket that nobody listens on, or a folder that this user may not look into.
     Candidate,
@@ -177,11 +177,11 @@ enum Sight {
 
 fn discover_among(
     paths: impl IntoIterator<Item = PathBuf>,
-    look: impl Fn(&Path) -> Sight,
+    look: impl Fn(&Path) -> SocketProbe,
 ) -> Result<Endpoint, NoRuntimeFound> {
     let tried: Vec<PathBuf> = paths.into_iter().collect();
     let sights: Vec<_> = tried.iter().map(|path| look(path)).collect();
-    let best = [Sight::Listener, Sight::Candidate]
+    let best = [SocketProbe::Listener, SocketProbe::Candidate]
         .into_iter()
         .find_map(|wanted| sights.iter().position(|sight| *sight == wanted));
     match best {
@@ -190,17 +190,17 @@ fn discover_among(
     }
 }
 
-fn look(path: &Path) -> Sight {
+fn probe_path(path: &Path) -> SocketProbe {
     sight(fs_err::metadata(path).map(|found| found.file_type().is_socket()), || somebody_listens(path))
 }
 
 /// What it means whether a path is a socket, or why that cannot be told.
-fn sight(is_socket: io::Result<bool>, listens: impl FnOnce() -> bool) -> Sight {
+fn sight(is_socket: io::Result<bool>, listens: impl FnOnce() -> bool) -> SocketProbe {
     match is_socket {
-        Ok(true) if listens() => Sight::Listener,
-        Ok(true) => Sight::Candidate,
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Sight::Candidate,
-        _ => Sight::Nothing,
+        Ok(true) if listens() => SocketProbe::Listener,
+        Ok(true) => SocketProbe::Candidate,
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => SocketProbe::Candidate,
+        _ => SocketProbe::Nothing,
     }
 }
 
@@ -210,7 +210,7 @@ fn is_socket(path: &Path) -> bool {
 
 /// Whether a connection is accepted, or would be but for a long queue.
 fn somebody_listens(path: &Path) -> bool {
-    Endpoint::at(path).knock().is_ok()
+    Endpoint::at(path).probe().is_ok()
 }
 
 #[cfg(test)]
@@ -253,12 +253,12 @@ mod tests {
         let deep = folder.path().join("d".repeat(100)).join("e".repeat(100));
         fs_err::create_dir_all(&deep).unwrap();
         let path = deep.join("control.sock");
-        assert_eq!(Endpoint::at(&path).knock().unwrap_err().kind(), io::ErrorKind::NotFound);
+        assert_eq!(Endpoint::at(&path).probe().unwrap_err().kind(), io::ErrorKind::NotFound);
         let (short, _directory) = short_path(&path, MAX_ADDRESS).unwrap();
         let listener = UnixListener::bind(short).unwrap();
-        Endpoint::at(&path).knock().unwrap();
+        Endpoint::at(&path).probe().unwrap();
         drop(listener);
-        assert_eq!(Endpoint::at(&path).knock().unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
+        assert_eq!(Endpoint::at(&path).probe().unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
     }
 
     #[test]
@@ -270,21 +270,21 @@ mod tests {
         drop(UnixListener::bind(&stale).unwrap());
         let listener = UnixListener::bind(&live).unwrap();
         let all = [&missing, &file, &stale, &live].map(Clone::clone);
-        assert_eq!(discover_among(all.clone(), look), Ok(Endpoint::at(&live)));
+        assert_eq!(discover_among(all.clone(), probe_path), Ok(Endpoint::at(&live)));
         drop(listener);
-        assert_eq!(discover_among(all, look), Ok(Endpoint::at(&stale)));
+        assert_eq!(discover_among(all, probe_path), Ok(Endpoint::at(&stale)));
     }
 
     #[test]
     fn a_place_that_this_user_may_not_look_into_is_a_candidate() {
         let denied = || Err(io::ErrorKind::PermissionDenied.into());
-        assert_eq!(sight(denied(), || true), Sight::Candidate);
-        assert_eq!(sight(Err(io::ErrorKind::NotFound.into()), || true), Sight::Nothing);
-        assert_eq!(sight(Ok(false), || true), Sight::Nothing);
+        assert_eq!(sight(denied(), || true), SocketProbe::Candidate);
+        assert_eq!(sight(Err(io::ErrorKind::NotFound.into()), || true), SocketProbe::Nothing);
+        assert_eq!(sight(Ok(false), || true), SocketProbe::Nothing);
         let paths = ["/missing", "/hidden/a.sock", "/stale"].map(PathBuf::from);
         let found = discover_among(paths, |path| match path.to_str() {
-            Some("/missing") => Sight::Nothing,
-            _ => Sight::Candidate,
+            Some("/missing") => SocketProbe::Nothing,
+            _ => SocketProbe::Candidate,
         });
         assert_eq!(found, Ok(Endpoint::at("/hidden/a.sock")));
     }
@@ -292,7 +292,7 @@ mod tests {
     #[test]
     fn discovery_that_finds_nothing_says_where_it_looked() {
         let tried = ["/nowhere/a.sock", "/nowhere/b.sock"].map(PathBuf::from);
-        let error = discover_among(tried, look).unwrap_err();
+        let error = discover_among(tried, probe_path).unwrap_err();
         assert_eq!(
             error.to_string(),
             "no container runtime found; looked for /nowhere/a.sock, /nowhere/b.sock"

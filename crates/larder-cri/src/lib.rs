@@ -18,8 +18,8 @@ mod client;
 mod containerd;
 mod convert;
 mod endpoint;
-mod greeting;
-mod listing;
+mod list_streaming;
+mod preface;
 pub mod server;
 mod status;
 

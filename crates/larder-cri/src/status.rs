@@ -5,7 +5,7 @@ use std::error::Error as _;
 use larder::backend::{BackendError, CallErrorKind};
 use tonic::{Code, Status};
 
-use crate::channel::NothingThere;
+use crate::channel::EndpointUnavailable;
 use crate::endpoint::Endpoint;
 
 /// The error of a call: `rpc error: code = CODE desc = MESSAGE`.
@@ -44,7 +44,7 @@ pub(crate) fn behind(text: &str, of: CallErrorKind) -> Option<(Code, &str)> {
 
 /// Nothing answered at the endpoint, if that is what the status says.
 fn unreachable(endpoint: &Endpoint, status: &Status) -> Option<BackendError> {
-    let NothingThere(problem) = status.source()?.downcast_ref()?;
+    let EndpointUnavailable(problem) = status.source()?.downcast_ref()?;
     Some(BackendError::Unreachable { endpoint: endpoint.to_string(), problem: problem.clone() })
 }
 

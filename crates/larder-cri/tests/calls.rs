@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use larder::backend::{
-    Backend as _, BackendError, CallErrorKind, Container, Image, ImageSpec, InUse, Progress, Sandbox,
+    Backend as _, BackendError, CallErrorKind, Container, ContainerInventory, Image, ImageSpec,
+    ProgressReporter, Sandbox,
 };
 use larder::credentials::{Credential, Secret};
 use larder::pod::{Pod, SandboxConfig};
 use larder::reference::{ImageId, ImageName};
 use larder_cri::{CriBackend, CriConfig, MAX_MESSAGE_BYTES, proto};
-use larder_testkit_peers::fake_cri::{FakeCri, Release, Rpc};
+use larder_testkit_peers::fake_cri::{CallHold, FakeCri, Rpc};
 use tokio::time::Instant;
 use tonic::Code;
 
@@ -27,7 +28,7 @@ fn listed(id: &str) -> proto::Image {
 }
 
 async fn pull(client: &CriBackend, name: &str) -> Result<ImageId, BackendError> {
-    client.pull(&ImageSpec::named(name), None, None, &Progress::unwatched()).await
+    client.pull(&ImageSpec::named(name), None, None, &ProgressReporter::unwatched()).await
 }
 
 fn ids(images: Vec<Image>) -> Vec<ImageId> {
@@ -59,7 +60,8 @@ async fn a_pull_sends_credentials_annotations_and_sandbox() {
         ..Credential::default()
     };
     let sandbox = SandboxConfig::of(&pod);
-    let id = client(&fake).pull(&spec, Some(&credential), Some(&sandbox), &Progress::unwatched()).await;
+    let id =
+        client(&fake).pull(&spec, Some(&credential), Some(&sandbox), &ProgressReporter::unwatched()).await;
     assert_eq!(id, Ok("sha256:app".into()));
     let received = fake.received().pop().unwrap();
     let image = received.image.unwrap();
@@ -178,7 +180,7 @@ async fn every_call_but_a_pull_has_a_deadline() {
             client.inspect(&spec).await.map(drop),
             client.remove(&spec).await,
             client.filesystems().await.map(drop),
-            client.in_use().await.map(drop),
+            client.container_inventory().await.map(drop),
         ]
     };
     let late = BackendError::Call {
@@ -208,7 +210,7 @@ async fn all_that_one_method_asks_shares_one_time_limit() {
         let asked = async {
             match first {
                 Rpc::Version => client.info().await.map(drop),
-                _ => client.in_use().await.map(drop),
+                _ => client.container_inventory().await.map(drop),
             }
         };
         let let_go = async {
@@ -370,7 +372,7 @@ async fn use_names_pods_and_mounted_images_and_asks_once_for_each_container() {
     let fake = FakeCri::start();
     run_a_container(&fake);
     let client = client(&fake);
-    let first = client.in_use().await.unwrap();
+    let first = client.container_inventory().await.unwrap();
     let container = Container {
         id: "c1".into(),
         name: "nginx".into(),
@@ -385,10 +387,10 @@ async fn use_names_pods_and_mounted_images_and_asks_once_for_each_container() {
     let sandbox =
         Sandbox { id: "s1".into(), pod: "ns/web".into(), runtime_handler: "kata".into(), ready: true };
     assert_eq!(first.sandboxes, [sandbox]);
-    assert_eq!(client.in_use().await.unwrap(), first);
+    assert_eq!(client.container_inventory().await.unwrap(), first);
     assert_eq!(fake.calls(Rpc::ContainerStatus).started, 1);
     fake.change(|contents| contents.containers[0].image_id = "sha256:app".into());
-    assert_eq!(client.in_use().await.unwrap().containers[0].image_id, "sha256:app");
+    assert_eq!(client.container_inventory().await.unwrap().containers[0].image_id, "sha256:app");
 }
 
 #[tokio::test]
@@ -409,16 +411,16 @@ async fn many_containers_are_asked_about_some_at_a_time_and_one_that_is_broken_s
     let watch = async {
         fake.until(Rpc::ContainerStatus, |calls| calls.running == 8).await;
         assert_eq!(fake.calls(Rpc::ContainerStatus).started, 9, "eight at once, and the one that failed");
-        held.into_iter().for_each(Release::release);
+        held.into_iter().for_each(CallHold::release);
     };
-    let (first, ()) = tokio::join!(client.in_use(), watch);
-    let unknown = |in_use: InUse| {
+    let (first, ()) = tokio::join!(client.container_inventory(), watch);
+    let unknown = |in_use: ContainerInventory| {
         let count = in_use.containers.iter().filter(|one| one.mounts_unknown).count();
         assert_eq!(count, in_use.containers.iter().filter(|one| one.mounted_images.is_empty()).count());
         count
     };
     assert_eq!(unknown(first.unwrap()), 1);
-    assert_eq!(unknown(client.in_use().await.unwrap()), 0, "the broken one is asked again");
+    assert_eq!(unknown(client.container_inventory().await.unwrap()), 0, "the broken one is asked again");
     assert_eq!(fake.calls(Rpc::ContainerStatus).started, 21);
 }
 
@@ -432,7 +434,7 @@ async fn a_runtime_that_goes_away_while_it_is_asked_about_containers_is_an_error
         fake.until(Rpc::ContainerStatus, |calls| calls.running == 1).await;
         fake.stop();
     };
-    let (answer, ()) = tokio::join!(client.in_use(), crash);
+    let (answer, ()) = tokio::join!(client.container_inventory(), crash);
     answer.expect_err("what containers mount is not known");
 }
 
@@ -441,11 +443,11 @@ async fn use_is_streamed_when_wanted_and_known() {
     let fake = FakeCri::start();
     run_a_container(&fake);
     let client = streaming_client(&fake);
-    let whole = client.in_use().await.unwrap();
+    let whole = client.container_inventory().await.unwrap();
     fake.change(|contents| contents.streaming = true);
-    assert_eq!(client.in_use().await.unwrap(), whole, "this client has given streams up");
+    assert_eq!(client.container_inventory().await.unwrap(), whole, "this client has given streams up");
     assert_eq!(fake.calls(Rpc::StreamContainers).started, 1);
-    assert_eq!(streaming_client(&fake).in_use().await.unwrap(), whole);
+    assert_eq!(streaming_client(&fake).container_inventory().await.unwrap(), whole);
     assert_eq!(fake.calls(Rpc::ListContainers).started, 2);
     assert_eq!(fake.calls(Rpc::ListPodSandbox).started, 2);
 }
@@ -460,10 +462,10 @@ async fn use_whose_stream_breaks_drops_its_parts_and_is_asked_for_again() {
             contents.stream_errors.insert(rpc, (Code::Internal, "disk".into()));
         });
         let client = streaming_client(&fake);
-        let error = client.in_use().await.unwrap_err().to_string();
+        let error = client.container_inventory().await.unwrap_err().to_string();
         assert_eq!(error, "rpc error: code = Internal desc = disk", "{rpc:?}");
         fake.change(|contents| contents.stream_errors.clear());
-        let in_use = client.in_use().await.unwrap();
+        let in_use = client.container_inventory().await.unwrap();
         assert_eq!((in_use.containers.len(), in_use.sandboxes.len()), (1, 1), "{rpc:?}");
         assert_eq!(fake.calls(rpc).started, 2, "streams are not given up");
         assert_eq!(

@@ -6,7 +6,7 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::time::Duration;
 
-use larder::backend::{Backend as _, BackendError, ImageSpec, Progress, Unreachable};
+use larder::backend::{Backend as _, BackendError, EndpointFailure, ImageSpec, ProgressReporter};
 use larder_cri::{CriBackend, CriConfig, Endpoint};
 use larder_testkit_peers::fake_cri::{FakeCri, Rpc};
 use tempfile::TempDir;
@@ -21,7 +21,7 @@ fn client(path: &Path) -> CriBackend {
 }
 
 /// What is found at a path, in good time.
-async fn found_at(path: &Path) -> Unreachable {
+async fn found_at(path: &Path) -> EndpointFailure {
     let began = Instant::now();
     let error = client(path).info().await.expect_err("nothing to talk to");
     assert!(began.elapsed() < 10 * CONNECT_TIMEOUT, "an answer in bounded time");
@@ -49,8 +49,8 @@ fn server(folder: &TempDir, greeting: &'static [u8], stays: bool) -> std::path::
 #[tokio::test]
 async fn a_missing_socket_is_named() {
     let folder = tempfile::tempdir().unwrap();
-    assert_eq!(found_at(&folder.path().join("missing.sock")).await, Unreachable::Missing);
-    assert_eq!(found_at(Path::new("/dev/null/x.sock")).await, Unreachable::Missing);
+    assert_eq!(found_at(&folder.path().join("missing.sock")).await, EndpointFailure::Missing);
+    assert_eq!(found_at(Path::new("/dev/null/x.sock")).await, EndpointFailure::Missing);
 }
 
 #[tokio::test]
@@ -58,8 +58,8 @@ async fn a_file_or_folder_is_no_socket() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("file");
     fs_err::write(&file, "").unwrap();
-    assert_eq!(found_at(&file).await, Unreachable::NotASocket);
-    assert_eq!(found_at(folder.path()).await, Unreachable::NotASocket);
+    assert_eq!(found_at(&file).await, EndpointFailure::NotASocket);
+    assert_eq!(found_at(folder.path()).await, EndpointFailure::NotASocket);
 }
 
 #[tokio::test]
@@ -67,7 +67,7 @@ async fn a_socket_without_listener_refuses() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("stale.sock");
     drop(UnixListener::bind(&path).unwrap());
-    assert_eq!(found_at(&path).await, Unreachable::Refused);
+    assert_eq!(found_at(&path).await, EndpointFailure::Refused);
 }
 
 #[tokio::test]
@@ -78,7 +78,8 @@ async fn a_socket_of_somebody_else_is_denied() {
     fs_err::set_permissions(&path, std::fs::Permissions::from_mode(0o0)).unwrap();
     // Root may open anything; then the server's silence is what is left to see.
     let root = rustix::process::geteuid().is_root();
-    let expected = if root { Unreachable::Silent { after: CONNECT_TIMEOUT } } else { Unreachable::Denied };
+    let expected =
+        if root { EndpointFailure::Silent { after: CONNECT_TIMEOUT } } else { EndpointFailure::Denied };
     assert_eq!(found_at(&path).await, expected);
 }
 
@@ -86,7 +87,7 @@ async fn a_socket_of_somebody_else_is_denied() {
 async fn a_server_that_hangs_is_silent() {
     let folder = tempfile::tempdir().unwrap();
     let path = server(&folder, b"", true);
-    assert_eq!(found_at(&path).await, Unreachable::Silent { after: CONNECT_TIMEOUT });
+    assert_eq!(found_at(&path).await, EndpointFailure::Silent { after: CONNECT_TIMEOUT });
 }
 
 #[tokio::test]
@@ -97,7 +98,7 @@ async fn a_server_that_hangs_is_silent_however_short_a_call_may_be() {
     let config = CriConfig { connect_timeout: CONNECT_TIMEOUT, ..config };
     let error = CriBackend::new(Endpoint::at(&path), config).info().await.expect_err("nobody answers");
     assert!(
-        matches!(error, BackendError::Unreachable { problem: Unreachable::Silent { .. }, .. }),
+        matches!(error, BackendError::Unreachable { problem: EndpointFailure::Silent { .. }, .. }),
         "{error}"
     );
 }
@@ -111,7 +112,7 @@ async fn a_server_whose_queue_is_full_is_silent() {
     rustix::net::bind(&listener, &rustix::net::SocketAddrUnix::new(&path).unwrap()).unwrap();
     rustix::net::listen(&listener, 0).unwrap();
     let _waiting = std::os::unix::net::UnixStream::connect(&path).unwrap();
-    assert_eq!(found_at(&path).await, Unreachable::Silent { after: CONNECT_TIMEOUT });
+    assert_eq!(found_at(&path).await, EndpointFailure::Silent { after: CONNECT_TIMEOUT });
 }
 
 #[tokio::test]
@@ -119,12 +120,12 @@ async fn another_protocol_is_shown() {
     for stays in [true, false] {
         let folder = tempfile::tempdir().unwrap();
         let path = server(&folder, b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n", stays);
-        let expected = Unreachable::NotGrpc { detail: "it says \"HTTP/1.1 400 Bad Request\"".into() };
+        let expected = EndpointFailure::NotGrpc { detail: "it says \"HTTP/1.1 400 Bad Request\"".into() };
         assert_eq!(found_at(&path).await, expected);
         let folder = tempfile::tempdir().unwrap();
         let path = server(&folder, &[0xff; 64], stays);
         let found = found_at(&path).await;
-        assert!(matches!(found, Unreachable::NotGrpc { .. }), "{found:?}");
+        assert!(matches!(found, EndpointFailure::NotGrpc { .. }), "{found:?}");
     }
 }
 
@@ -133,14 +134,14 @@ async fn a_server_that_hangs_up_at_once_is_broken() {
     let folder = tempfile::tempdir().unwrap();
     let path = server(&folder, b"", false);
     let found = found_at(&path).await;
-    assert!(matches!(found, Unreachable::Broken { .. }), "{found:?}");
+    assert!(matches!(found, EndpointFailure::ConnectionLost { .. }), "{found:?}");
 }
 
 #[tokio::test]
 async fn a_grpc_server_without_cri_is_named() {
     let fake = FakeCri::start();
     fake.fail_next(Rpc::Version, Code::Unimplemented, "unknown service runtime.v1.RuntimeService");
-    let expected = Unreachable::NotCri { detail: "unknown service runtime.v1.RuntimeService".into() };
+    let expected = EndpointFailure::NotCri { detail: "unknown service runtime.v1.RuntimeService".into() };
     assert_eq!(found_at(fake.socket()).await, expected);
 }
 
@@ -164,7 +165,7 @@ async fn a_runtime_that_restarts_is_found_again() {
     client.info().await.expect("the same client, after a quick restart");
     fake.stop();
     let gone = client.info().await.unwrap_err();
-    let BackendError::Unreachable { problem: Unreachable::Missing, .. } = gone else { panic!("{gone}") };
+    let BackendError::Unreachable { problem: EndpointFailure::Missing, .. } = gone else { panic!("{gone}") };
     fake.restart();
     client.info().await.expect("the same client, once it is back");
 }
@@ -175,7 +176,7 @@ async fn a_crash_ends_a_running_pull_and_is_not_repeated() {
     let client = client(fake.socket());
     fake.hang_next(Rpc::PullImage);
     let spec = ImageSpec::named("app:v1");
-    let progress = Progress::unwatched();
+    let progress = ProgressReporter::unwatched();
     let pulling = client.pull(&spec, None, None, &progress);
     let crash = async {
         fake.until(Rpc::PullImage, |calls| calls.running == 1).await;

@@ -1,10 +1,10 @@
 //! The client against a real containerd with a real registry.
 
-use larder::backend::{Backend as _, BackendError, Unreachable};
+use larder::backend::{Backend as _, BackendError, EndpointFailure};
 use larder_cri::{CriBackend, CriConfig, Endpoint};
 use larder_testkit::backend_suite::check;
 use larder_testkit_peers::fixtures::ContainerdFixture;
-use larder_testkit_peers::{Availability, Containerd, Package, Registry, RegistryOptions, require};
+use larder_testkit_peers::{Availability, Containerd, Package, RegistryOptions, RegistryProcess, require};
 
 fn client(containerd: &Containerd, config: CriConfig) -> CriBackend {
     CriBackend::new(Endpoint::at(containerd.socket()), config)
@@ -17,7 +17,7 @@ async fn containerd_keeps_the_contract() {
         return;
     }
     let containerd = Containerd::start().unwrap();
-    let registry = Registry::start(RegistryOptions::default()).unwrap();
+    let registry = RegistryProcess::start(RegistryOptions::default()).unwrap();
     let config = CriConfig { list_streaming: true, ..CriConfig::default() }; // this one does not know streams
     check(&ContainerdFixture::new(&containerd, &registry, config).unwrap()).await;
 }
@@ -32,7 +32,8 @@ async fn a_containerd_that_restarts_is_found_again() {
     assert_eq!(client.info().await.unwrap().name, "containerd");
     containerd.stop();
     let gone = client.list().await.unwrap_err();
-    let BackendError::Unreachable { problem: Unreachable::Refused | Unreachable::Missing, .. } = gone else {
+    let BackendError::Unreachable { problem: EndpointFailure::Refused | EndpointFailure::Missing, .. } = gone
+    else {
         panic!("{gone}")
     };
     containerd.start_again().unwrap();

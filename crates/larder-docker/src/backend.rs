@@ -5,28 +5,28 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use async_trait::async_trait;
 use larder::backend::{
-    Backend, BackendError, Bytes, CallErrorKind, Condition, Container, FilesystemUsage, Filesystems, Image,
-    ImageDetails, ImageSpec, InUse, Progress, RuntimeInfo,
+    Backend, BackendError, ByteProgress, CallErrorKind, Condition, Container, ContainerInventory,
+    FilesystemUsage, Filesystems, Image, ImageDetails, ImageSpec, ProgressReporter, RuntimeInfo,
 };
 use larder::credentials::Credential;
-use larder::gc::Amount;
+use larder::gc::DiskSpace;
 use larder::pod::SandboxConfig;
 use larder::reference::ImageId;
 use reqwest::Method;
 use reqwest::header::HeaderMap;
 use serde_json::Value;
 
-use crate::answers::{ContainerInspect, ContainerSummary, ImageInspect, ImageSummary, Info, PullMessage};
-use crate::course::Course;
-use crate::engine::{DockerConfig, Engine};
-use crate::feed::EngineFeed;
+use crate::activity::EngineActivityFeed;
+use crate::api::{ContainerInspect, ContainerSummary, EngineInfo, ImageInspect, ImageSummary, PullMessage};
+use crate::engine::{EngineClient, EngineConfig};
 use crate::host::EngineHost;
-use crate::inspections::Inspections;
+use crate::inspect_cache::InspectCache;
 use crate::layers::EngineLayers;
-use crate::stream::Values;
-use crate::tls::TlsError;
+use crate::pull_messages::PullMessageTracker;
+use crate::stream::JsonStreamBuffer;
+use crate::tls::DockerTlsError;
 use crate::usage::{self, EngineUsage};
-use crate::{BuilderCache, convert, error, here, names, remove};
+use crate::{BuildCachePruner, convert, error, locality, names, remove};
 
 /// How long layers are measured while somebody waits for something else.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -39,16 +39,16 @@ const POD_NAMESPACE: &str = "io.kubernetes.pod.namespace";
 ///
 /// Long-lived: it reconnects by itself. Needs a tokio runtime with time and network; one thread is enough.
 pub struct DockerBackend {
-    engine: Arc<Engine>,
-    inspections: Arc<Inspections>,
+    engine: Arc<EngineClient>,
+    inspections: Arc<InspectCache>,
     layers: Arc<EngineLayers>,
 }
 
 impl DockerBackend {
     /// Talks to the engine at this address. Nothing is opened before the first call; files for TLS are read now.
-    pub fn new(host: EngineHost, config: DockerConfig) -> Result<DockerBackend, TlsError> {
-        let engine = Arc::new(Engine::new(host, config)?);
-        let inspections = Arc::new(Inspections::new(engine.clone()));
+    pub fn new(host: EngineHost, config: EngineConfig) -> Result<DockerBackend, DockerTlsError> {
+        let engine = Arc::new(EngineClient::new(host, config)?);
+        let inspections = Arc::new(InspectCache::new(engine.clone()));
         let layers = Arc::new(EngineLayers::new(inspections.clone()));
         Ok(DockerBackend { engine, inspections, layers })
     }
@@ -64,13 +64,13 @@ impl DockerBackend {
     }
 
     /// What came and was used between two looks.
-    pub fn feed(&self) -> EngineFeed {
-        EngineFeed::new(self.inspections.clone())
+    pub fn feed(&self) -> EngineActivityFeed {
+        EngineActivityFeed::new(self.inspections.clone())
     }
 
     /// The cache of its builder.
-    pub fn builder_cache(&self) -> BuilderCache {
-        BuilderCache::new(self.engine.clone())
+    pub fn builder_cache(&self) -> BuildCachePruner {
+        BuildCachePruner::new(self.engine.clone())
     }
 
     /// Who takes room in it, and what it says of that itself. Measuring takes as long as it takes.
@@ -79,7 +79,7 @@ impl DockerBackend {
     }
 
     /// What images take; `None` if that takes long to find out, as it may the first time.
-    async fn used(&self, images: &[Image]) -> Result<Option<Amount>, BackendError> {
+    async fn used(&self, images: &[Image]) -> Result<Option<DiskSpace>, BackendError> {
         let patience = PATIENCE.min(self.engine.limit() / 2);
         match tokio::time::timeout(patience, self.layers.look(images)).await {
             Ok(measured) => Ok(Some(measured?.folders)),
@@ -91,7 +91,7 @@ impl DockerBackend {
         &self,
         name: &str,
         headers: HeaderMap,
-        progress: &Progress,
+        progress: &ProgressReporter,
     ) -> Result<(), BackendError> {
         let tag = names::tag_to_pull(name);
         let mut query = vec![("fromImage", name)];
@@ -105,10 +105,10 @@ impl DockerBackend {
             }
             response => response?,
         };
-        let course = Arc::new(Mutex::new(Course::default()));
+        let course = Arc::new(Mutex::new(PullMessageTracker::default()));
         let watched = course.clone();
         progress.describe_by(move || watched.lock().unwrap_or_else(PoisonError::into_inner).detail());
-        let mut values = Values::default();
+        let mut values = JsonStreamBuffer::default();
         while let Some(chunk) = response.chunk().await.map_err(|cause| error::broken(&cause))? {
             let messages: Vec<PullMessage> =
                 values.push(&chunk).map_err(|why| error::unreadable("a pull", why))?;
@@ -190,15 +190,15 @@ impl Backend for DockerBackend {
     async fn list(&self) -> Result<Vec<Image>, BackendError> {
         self.engine
             .within(async {
-                let listed: Vec<ImageSummary> = self.engine.must_get("/images/json", &[]).await?;
-                Ok(listed.into_iter().map(convert::image_of_list).collect())
+                let listed: Vec<ImageSummary> = self.engine.get_required("/images/json", &[]).await?;
+                Ok(listed.into_iter().map(convert::image_from_summary).collect())
             })
             .await
     }
 
     async fn status(&self, image: &ImageSpec) -> Result<Option<Image>, BackendError> {
         let found = self.engine.within(self.engine.inspect::<ImageInspect>(image.image.as_str())).await?;
-        Ok(found.map(|found| convert::image_of_inspect(&found)))
+        Ok(found.map(|found| convert::image_from_inspect(&found)))
     }
 
     async fn inspect(&self, image: &ImageSpec) -> Result<Option<ImageDetails>, BackendError> {
@@ -211,7 +211,7 @@ impl Backend for DockerBackend {
         image: &ImageSpec,
         credential: Option<&Credential>,
         _sandbox: Option<&SandboxConfig>,
-        progress: &Progress,
+        progress: &ProgressReporter,
     ) -> Result<ImageId, BackendError> {
         names::in_path(image.image.as_str())?;
         let mut headers = HeaderMap::new();
@@ -235,9 +235,9 @@ impl Backend for DockerBackend {
     async fn filesystems(&self) -> Result<Filesystems, BackendError> {
         self.engine
             .within(async {
-                let info: Info = self.engine.must_get("/info", &[]).await?;
+                let info: EngineInfo = self.engine.get_required("/info", &[]).await?;
                 let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-                let usage = |mountpoint, used: Option<Amount>| FilesystemUsage {
+                let usage = |mountpoint, used: Option<DiskSpace>| FilesystemUsage {
                     mountpoint,
                     timestamp_ns: i64::try_from(now.as_nanos()).unwrap_or(i64::MAX),
                     used_bytes: used.map(|used| used.bytes),
@@ -245,33 +245,33 @@ impl Backend for DockerBackend {
                 };
                 let listed = self.list().await?;
                 let ids: Vec<&str> = listed.iter().map(|image| image.id.as_str()).collect();
-                let is_here = here::is_here(self.host(), &info, &ids).await;
+                let is_here = locality::is_local(self.host(), &info, &ids).await;
                 let root = info.docker_root_dir.clone().into();
                 let image =
                     usage(convert::image_root(self.host(), &info, is_here), self.used(&listed).await?);
-                let container = usage(here::folder(self.host(), &info, is_here, root), None);
+                let container = usage(locality::qualify_path(self.host(), &info, is_here, root), None);
                 Ok(Filesystems { image: vec![image], container: vec![container] })
             })
             .await
     }
 
-    async fn in_use(&self) -> Result<InUse, BackendError> {
+    async fn container_inventory(&self) -> Result<ContainerInventory, BackendError> {
         self.engine
             .within(async {
                 let listed: Vec<ContainerSummary> =
-                    self.engine.must_get("/containers/json", &[("all", "1")]).await?;
+                    self.engine.get_required("/containers/json", &[("all", "1")]).await?;
                 let mut containers = Vec::with_capacity(listed.len());
                 for container in listed {
                     containers.push(self.container(container).await?);
                 }
-                Ok(InUse { containers, sandboxes: Vec::new() })
+                Ok(ContainerInventory { containers, sandboxes: Vec::new() })
             })
             .await
     }
 }
 
 /// The bytes that have come, after this message.
-fn bytes_after(course: &Mutex<Course>, message: &PullMessage) -> Bytes {
+fn bytes_after(course: &Mutex<PullMessageTracker>, message: &PullMessage) -> ByteProgress {
     let mut course = course.lock().unwrap_or_else(PoisonError::into_inner);
     course.note(message);
     course.bytes()

@@ -6,7 +6,7 @@ use larder::reference::Digest;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 
-use crate::host::{EngineHost, HostError, Surroundings};
+use crate::host::{DockerCliEnvironment, EngineHost, HostError};
 
 /// What a context may have for TLS.
 const TLS_FILES: [&str; 3] = ["ca.pem", "cert.pem", "key.pem"];
@@ -17,14 +17,14 @@ const DEFAULT: &str = "default";
 /// The file of docker's client.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
-struct ConfigFile {
+struct DockerCliConfig {
     current_context: Option<String>,
 }
 
 /// `meta.json` of a context.
 #[derive(Debug, Default, Deserialize)]
 #[serde(rename_all = "PascalCase", default)]
-struct Meta {
+struct ContextMetadata {
     endpoints: Endpoints,
 }
 
@@ -41,7 +41,7 @@ struct EngineEndpoint {
 }
 
 /// The engine of the context that is chosen, if one is: `DOCKER_CONTEXT`, else `currentContext` of the client's file.
-pub(crate) fn chosen(around: &Surroundings<'_>) -> Result<Option<EngineHost>, HostError> {
+pub(crate) fn chosen(around: &DockerCliEnvironment<'_>) -> Result<Option<EngineHost>, HostError> {
     let home = around.set("HOME").map(|home| Path::new(&home).join(".docker"));
     let Some(folder) = around.set("DOCKER_CONFIG").map(PathBuf::from).or(home) else {
         return match around.set("DOCKER_CONTEXT").filter(|name| name != DEFAULT) {
@@ -51,9 +51,8 @@ pub(crate) fn chosen(around: &Surroundings<'_>) -> Result<Option<EngineHost>, Ho
     };
     let name = match around.set("DOCKER_CONTEXT") {
         Some(name) => Some(name),
-        None => {
-            read::<ConfigFile>(around, &folder.join("config.json"))?.and_then(|file| file.current_context)
-        }
+        None => read::<DockerCliConfig>(around, &folder.join("config.json"))?
+            .and_then(|file| file.current_context),
     };
     match name.filter(|name| !name.is_empty() && name != DEFAULT) {
         Some(name) => host_of(around, &name, &folder.join("contexts")).map(Some),
@@ -61,10 +60,10 @@ pub(crate) fn chosen(around: &Surroundings<'_>) -> Result<Option<EngineHost>, Ho
     }
 }
 
-fn host_of(around: &Surroundings<'_>, name: &str, contexts: &Path) -> Result<EngineHost, HostError> {
+fn host_of(around: &DockerCliEnvironment<'_>, name: &str, contexts: &Path) -> Result<EngineHost, HostError> {
     let id = id_of(name);
     let file = contexts.join("meta").join(&id).join("meta.json");
-    let Some(meta) = read::<Meta>(around, &file)? else {
+    let Some(meta) = read::<ContextMetadata>(around, &file)? else {
         return Err(unknown(name, &format!("there is no {}", file.display())));
     };
     let address = meta.endpoints.docker.host;
@@ -92,7 +91,7 @@ fn unknown(name: &str, problem: &str) -> HostError {
 }
 
 /// A file as JSON, if there is one.
-fn read<T: DeserializeOwned>(around: &Surroundings<'_>, path: &Path) -> Result<Option<T>, HostError> {
+fn read<T: DeserializeOwned>(around: &DockerCliEnvironment<'_>, path: &Path) -> Result<Option<T>, HostError> {
     let unreadable = |problem: String| HostError::ClientFile { path: path.to_owned(), problem };
     match (around.read)(path) {
         Ok(None) => Ok(None),
@@ -124,7 +123,7 @@ mod tests {
                 .find(|(file, _)| Path::new(file) == path)
                 .map(|(_, text)| text.as_bytes().to_vec()))
         };
-        let around = Surroundings { variable: &variable, is_usable: &is_usable, read: &read };
+        let around = DockerCliEnvironment { variable: &variable, is_usable: &is_usable, read: &read };
         EngineHost::usual(&around).map(|host| host.to_string()).map_err(|error| error.to_string())
     }
 

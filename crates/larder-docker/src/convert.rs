@@ -11,9 +11,9 @@ use larder::reference::{ImageName, Reference};
 use reqwest::header::HeaderValue;
 use serde_json::{Value, json};
 
-use crate::answers::{ImageInspect, ImageSummary, Info, count};
+use crate::api::{EngineInfo, ImageInspect, ImageSummary, count};
 use crate::host::EngineHost;
-use crate::{error, here, names};
+use crate::{error, locality, names};
 
 /// Where containerd keeps its files unless it is told otherwise.
 const CONTAINERD_ROOT: &str = "/var/lib/containerd";
@@ -21,9 +21,9 @@ const CONTAINERD_ROOT: &str = "/var/lib/containerd";
 const OWN_CONTAINERD: &str = "/docker/containerd/";
 
 /// Where images are: with containerd's store they are not in the engine's own folder, and the API does not tell where.
-pub(crate) fn image_root(host: &EngineHost, info: &Info, is_here: bool) -> PathBuf {
+pub(crate) fn image_root(host: &EngineHost, info: &EngineInfo, is_here: bool) -> PathBuf {
     let root = PathBuf::from(&info.docker_root_dir);
-    here::folder(
+    locality::qualify_path(
         host,
         info,
         is_here,
@@ -35,23 +35,23 @@ pub(crate) fn image_root(host: &EngineHost, info: &Info, is_here: bool) -> PathB
     )
 }
 
-pub(crate) fn image_of_list(found: ImageSummary) -> Image {
+pub(crate) fn image_from_summary(found: ImageSummary) -> Image {
     Image {
         id: found.id,
-        repo_tags: names::real(found.repo_tags),
-        repo_digests: names::real(found.repo_digests),
+        repo_tags: names::without_placeholders(found.repo_tags),
+        repo_digests: names::without_placeholders(found.repo_digests),
         size: count(found.size),
         ..Image::default()
     }
 }
 
-pub(crate) fn image_of_inspect(found: &ImageInspect) -> Image {
+pub(crate) fn image_from_inspect(found: &ImageInspect) -> Image {
     let user = found.config.user.split(':').next().unwrap_or_default();
     let uid = user.parse().ok();
     Image {
         id: found.id.clone(),
-        repo_tags: names::real(found.repo_tags.clone()),
-        repo_digests: names::real(found.repo_digests.clone()),
+        repo_tags: names::without_placeholders(found.repo_tags.clone()),
+        repo_digests: names::without_placeholders(found.repo_digests.clone()),
         size: count(found.size),
         uid,
         username: if uid.is_none() { user.to_owned() } else { String::new() },
@@ -71,7 +71,7 @@ pub(crate) fn details(answer: Value) -> Result<ImageDetails, BackendError> {
         ("docker".to_owned(), answer.to_string()),
     ]);
     let found = serde_json::from_value(answer).map_err(|why| error::unreadable("an image", why))?;
-    Ok(ImageDetails { image: image_of_inspect(&found), info })
+    Ok(ImageDetails { image: image_from_inspect(&found), info })
 }
 
 /// What docker's own client calls Docker Hub beside a credential.
@@ -107,7 +107,7 @@ mod tests {
 
     use super::*;
 
-    fn info(json: Value) -> Info {
+    fn info(json: Value) -> EngineInfo {
         serde_json::from_value(json).unwrap()
     }
 
@@ -131,11 +131,11 @@ mod tests {
     #[test]
     fn an_image_without_names_has_none_and_users_are_numbers_or_names() {
         let listed = json!({"Id": "sha256:a", "RepoTags": ["<none>:<none>"], "RepoDigests": null, "Size": 5});
-        let image = image_of_list(serde_json::from_value(listed).unwrap());
+        let image = image_from_summary(serde_json::from_value(listed).unwrap());
         assert_eq!((image.repo_tags.len(), image.repo_digests.len(), image.size), (0, 0, 5));
         for (user, uid, name) in [("", None, ""), ("1000:5", Some(1000), ""), ("web:web", None, "web")] {
             let found = json!({"Id": "a", "Config": {"User": user}});
-            let image = image_of_inspect(&serde_json::from_value(found).unwrap());
+            let image = image_from_inspect(&serde_json::from_value(found).unwrap());
             assert_eq!((image.uid, image.username.as_str()), (uid, name));
         }
     }

@@ -10,9 +10,9 @@ use reqwest::header::{HeaderMap, HeaderValue};
 use reqwest::{Client, Method, Response, Url};
 use serde::de::DeserializeOwned;
 
-use crate::answers::{About, ErrorMessage};
+use crate::api::{EngineVersion, ErrorMessage};
 use crate::host::{EngineHost, SOCKET};
-use crate::tls::{self, TlsError, TlsFiles};
+use crate::tls::{self, DockerTlsError, TlsFiles};
 use crate::{error, names};
 
 /// The newest version of the API whose answers larder knows.
@@ -26,7 +26,7 @@ const LARGEST_ANSWER: usize = 256 << 20;
 
 /// How to talk to an engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DockerConfig {
+pub struct EngineConfig {
     /// How long opening a connection may take. Default 5 s.
     pub connect_timeout: Duration,
     /// How long each method of [`Backend`](larder::backend::Backend) may take; of a removal each call to the engine, and a pull
@@ -36,9 +36,9 @@ pub struct DockerConfig {
     pub tls: Option<TlsFiles>,
 }
 
-impl Default for DockerConfig {
+impl Default for EngineConfig {
     fn default() -> Self {
-        DockerConfig {
+        EngineConfig {
             connect_timeout: Duration::from_secs(5),
             request_timeout: Duration::from_secs(120),
             tls: None,
@@ -73,17 +73,17 @@ fn agreed(oldest: ApiVersion, newest: ApiVersion) -> Result<ApiVersion, String> 
 }
 
 /// A client of one engine.
-pub(crate) struct Engine {
+pub(crate) struct EngineClient {
     host: EngineHost,
     base: Url,
     client: Client,
-    config: DockerConfig,
+    config: EngineConfig,
     /// Asked once for each life of the engine.
     version: Mutex<Option<ApiVersion>>,
 }
 
-impl Engine {
-    pub(crate) fn new(host: EngineHost, config: DockerConfig) -> Result<Engine, TlsError> {
+impl EngineClient {
+    pub(crate) fn new(host: EngineHost, config: EngineConfig) -> Result<EngineClient, DockerTlsError> {
         let tls = match (&host, &config.tls) {
             (EngineHost::Tcp { tls: true, .. }, Some(files)) => tls::client_config(files)?,
             _ => tls::no_tls()?,
@@ -102,10 +102,10 @@ impl Engine {
             EngineHost::Tcp { address, tls: true } => (builder, format!("https://{address}")),
             EngineHost::Tcp { address, tls: false } => (builder, format!("http://{address}")),
         };
-        let broken = |problem: String| TlsError::Content { path: host.to_string().into(), problem };
+        let broken = |problem: String| DockerTlsError::Content { path: host.to_string().into(), problem };
         let base = Url::parse(&base).map_err(|error| broken(error.to_string()))?;
         let client = builder.build().map_err(|error| broken(error.to_string()))?;
-        Ok(Engine { base, client, config, host, version: Mutex::default() })
+        Ok(EngineClient { base, client, config, host, version: Mutex::default() })
     }
 
     pub(crate) fn host(&self) -> &EngineHost {
@@ -127,10 +127,10 @@ impl Engine {
     }
 
     /// What the engine says of itself. Also finds out which version of the API to speak.
-    pub(crate) async fn version(&self) -> Result<(About, ApiVersion), BackendError> {
+    pub(crate) async fn version(&self) -> Result<(EngineVersion, ApiVersion), BackendError> {
         let asked = async {
             let response = self.exchange(Method::GET, "/version".into(), &[], HeaderMap::new()).await?;
-            self.read::<About>("/version", response).await
+            self.read::<EngineVersion>("/version", response).await
         };
         let foreign = |why: &str| {
             let problem = format!("what answers is no Docker Engine ({why})");
@@ -185,7 +185,7 @@ impl Engine {
     }
 
     /// An answer as JSON, of what every engine has.
-    pub(crate) async fn must_get<T: DeserializeOwned>(
+    pub(crate) async fn get_required<T: DeserializeOwned>(
         &self,
         path: &str,
         query: &[(&str, &str)],

@@ -3,7 +3,7 @@
 use std::error::Error;
 use std::io;
 
-use larder::backend::{BackendError, CallErrorKind, Unreachable};
+use larder::backend::{BackendError, CallErrorKind, EndpointFailure};
 use larder::hint::Hint;
 
 use crate::host::{EngineHost, SOCKET};
@@ -57,8 +57,8 @@ pub(crate) fn unusable(host: &EngineHost, problem: &str, hint: impl Into<Hint>) 
     BackendError::Unreachable { endpoint: host.to_string(), problem: told(problem, hint) }
 }
 
-fn told(problem: &str, hint: impl Into<Hint>) -> Unreachable {
-    Unreachable::Told { problem: problem.to_owned(), hint: hint.into() }
+fn told(problem: &str, hint: impl Into<Hint>) -> EndpointFailure {
+    EndpointFailure::Reported { problem: problem.to_owned(), hint: hint.into() }
 }
 
 /// The connection broke in the middle of an answer.
@@ -94,7 +94,7 @@ pub(crate) fn of_pull(image: &str, message: &str) -> BackendError {
         )
     } else if has(&["no space left"]) {
         let hint = Hint::from("make room with ").command(["gc"]).text(", or see ").command(["df"]);
-        (CallErrorKind::NoRoom, Some(hint))
+        (CallErrorKind::InsufficientSpace, Some(hint))
     } else if has(&["manifest unknown", "not found", "no such image"]) {
         (CallErrorKind::NotFound, None)
     } else {
@@ -108,7 +108,7 @@ pub(crate) fn of_pull(image: &str, message: &str) -> BackendError {
 /// The engine did not answer in time.
 pub(crate) fn too_late(after: std::time::Duration) -> BackendError {
     BackendError::Call {
-        message: format!("the engine did not answer within {}", larder::gotext::duration(after)),
+        message: format!("the engine did not answer within {}", larder::go_format::duration(after)),
         kind: CallErrorKind::DeadlineExceeded,
         hint: Some(
             Hint::from("give it more time with ").setting("timeout", "").text(", or see the engine's log"),
@@ -154,7 +154,7 @@ mod tests {
                 CallErrorKind::Denied,
             ),
             ("manifest for r/x:9 not found: manifest unknown: manifest unknown", CallErrorKind::NotFound),
-            ("write /var/lib/docker/tmp/G: no space left on device", CallErrorKind::NoRoom),
+            ("write /var/lib/docker/tmp/G: no space left on device", CallErrorKind::InsufficientSpace),
             ("unauthorized: authentication required", CallErrorKind::Denied),
             ("failed to register layer: mkdir /a: permission denied", CallErrorKind::Other),
             ("unexpected EOF", CallErrorKind::Other),

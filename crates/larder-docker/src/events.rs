@@ -1,18 +1,18 @@
 //! What an event of the engine tells.
 
-use larder::gc::Stamp;
+use larder::gc::UnixMillis;
 
-use crate::answers::EventMessage;
+use crate::api::EventMessage;
 
 /// What happened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Told<'a> {
+pub(crate) enum EngineImageEvent<'a> {
     /// An image came, or got a name: told by id.
-    Came(&'a str),
+    Added(&'a str),
     /// An image was pulled: told by the name that it has from then on.
     Pulled(&'a str),
     /// An image went: told by id.
-    Gone(&'a str),
+    Deleted(&'a str),
     /// A container of an image began or ended.
     Used {
         /// Its id.
@@ -23,16 +23,18 @@ pub(crate) enum Told<'a> {
 }
 
 /// What an event tells of the use of images, if it does.
-pub(crate) fn told(event: &EventMessage) -> Option<Told<'_>> {
+pub(crate) fn parse_event(event: &EventMessage) -> Option<EngineImageEvent<'_>> {
     let actor = &event.actor;
     match (event.kind.as_str(), event.action.as_str()) {
         // The end of a container is the end of a use.
         ("container", "create" | "start" | "die" | "destroy") => {
-            Some(Told::Used { container: &actor.id, image: actor.attributes.get("image")? })
+            Some(EngineImageEvent::Used { container: &actor.id, image: actor.attributes.get("image")? })
         }
-        ("image", "pull" | "load" | "import" | "tag") if is_id(&actor.id) => Some(Told::Came(&actor.id)),
-        ("image", "pull") => Some(Told::Pulled(&actor.id)),
-        ("image", "delete") => Some(Told::Gone(&actor.id)),
+        ("image", "pull" | "load" | "import" | "tag") if is_id(&actor.id) => {
+            Some(EngineImageEvent::Added(&actor.id))
+        }
+        ("image", "pull") => Some(EngineImageEvent::Pulled(&actor.id)),
+        ("image", "delete") => Some(EngineImageEvent::Deleted(&actor.id)),
         _ => None,
     }
 }
@@ -67,8 +69,8 @@ pub(crate) fn nanos(event: &EventMessage) -> i64 {
     if event.time_nano > 0 { event.time_nano } else { event.time.saturating_mul(1_000_000_000) }
 }
 
-pub(crate) fn stamp(nanos: i64) -> Stamp {
-    Stamp(nanos / 1_000_000)
+pub(crate) fn stamp(nanos: i64) -> UnixMillis {
+    UnixMillis(nanos / 1_000_000)
 }
 
 /// A moment in the engine's words: seconds and nanoseconds.
@@ -91,22 +93,29 @@ mod tests {
         let create = json!({"Type": "container", "Action": "create", "time": 7,
             "Actor": {"ID": "c", "Attributes": {"image": "busybox", "name": "x"}}});
         let create = event(create);
-        assert_eq!(told(&create), Some(Told::Used { container: "c", image: "busybox" }));
+        assert_eq!(parse_event(&create), Some(EngineImageEvent::Used { container: "c", image: "busybox" }));
         assert_eq!((life(&create, "create"), life(&create, "destroy")), (Some("c"), None));
-        assert_eq!(stamp(nanos(&create)), Stamp(7000));
+        assert_eq!(stamp(nanos(&create)), UnixMillis(7000));
         let image = |action: &str, id: &str| {
             event(json!({"Type": "image", "Action": action, "timeNano": 5_000_000,
                 "Actor": {"ID": id, "Attributes": {"name": "other:1"}}}))
         };
         let id = format!("sha256:{}", "a".repeat(64));
         let (pull, tag, delete) = (image("pull", "busybox:1"), image("tag", &id), image("delete", &id));
-        assert_eq!((told(&pull), moved(&pull)), (Some(Told::Pulled("busybox:1")), Some("busybox:1")));
-        assert_eq!((told(&tag), moved(&tag)), (Some(Told::Came(&id)), Some("other:1")));
-        assert_eq!((told(&delete), moved(&delete)), (Some(Told::Gone(&id)), None));
-        assert_eq!(told(&image("pull", "sha256:6985")), Some(Told::Pulled("sha256:6985")), "no whole id");
-        assert_eq!(stamp(nanos(&pull)), Stamp(5));
+        assert_eq!(
+            (parse_event(&pull), moved(&pull)),
+            (Some(EngineImageEvent::Pulled("busybox:1")), Some("busybox:1"))
+        );
+        assert_eq!((parse_event(&tag), moved(&tag)), (Some(EngineImageEvent::Added(&id)), Some("other:1")));
+        assert_eq!((parse_event(&delete), moved(&delete)), (Some(EngineImageEvent::Deleted(&id)), None));
+        assert_eq!(
+            parse_event(&image("pull", "sha256:6985")),
+            Some(EngineImageEvent::Pulled("sha256:6985")),
+            "no whole id"
+        );
+        assert_eq!(stamp(nanos(&pull)), UnixMillis(5));
         for (kind, action) in [("container", "exec_start: sh"), ("image", "untag"), ("network", "create")] {
-            assert_eq!(told(&event(json!({"Type": kind, "Action": action}))), None);
+            assert_eq!(parse_event(&event(json!({"Type": kind, "Action": action}))), None);
         }
     }
 

@@ -4,33 +4,40 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
-use larder::gc::{Amount, Stamp};
+use larder::gc::{DiskSpace, UnixMillis};
 
-use crate::answers::Info;
+use crate::api::EngineInfo;
 use crate::host::EngineHost;
-use crate::{here, measure};
+use crate::{dir_size, locality};
 
 /// Where the files of a graph driver are.
 #[derive(Debug, Clone)]
-pub(crate) struct Files {
+pub(crate) struct GraphDriverFiles {
     /// The engine's root, such as `/var/lib/docker`.
     root: PathBuf,
     /// The graph driver, such as `overlay2`.
     driver: String,
 }
 
-impl Files {
+impl GraphDriverFiles {
     /// `None` where the engine is on another machine, or images are in containerd. `images` are ids that it lists.
-    pub(crate) async fn of(host: &EngineHost, info: &Info, images: &[&str]) -> Option<Files> {
-        let files = Files::said(info)?;
-        here::is_here(host, info, images).await.then_some(files)
+    pub(crate) async fn of(
+        host: &EngineHost,
+        info: &EngineInfo,
+        images: &[&str],
+    ) -> Option<GraphDriverFiles> {
+        let files = GraphDriverFiles::said(info)?;
+        locality::is_local(host, info, images).await.then_some(files)
     }
 
     /// Where they are on the engine's own machine.
-    pub(crate) fn said(info: &Info) -> Option<Files> {
+    pub(crate) fn said(info: &EngineInfo) -> Option<GraphDriverFiles> {
         let usable =
             !info.docker_root_dir.is_empty() && !info.driver.is_empty() && !info.is_containerd_store();
-        usable.then(|| Files { root: info.docker_root_dir.clone().into(), driver: info.driver.clone() })
+        usable.then(|| GraphDriverFiles {
+            root: info.docker_root_dir.clone().into(),
+            driver: info.driver.clone(),
+        })
     }
 
     /// All layers, of images, containers and the builder.
@@ -40,24 +47,24 @@ impl Files {
 
     /// What a layer takes, and the part of it that is its folder; beside it are the short name that the driver links to
     /// it, and the engine's notes.
-    pub(crate) fn measure(&self, chain: &str, folder: &Path) -> io::Result<(Amount, Amount)> {
-        let inside = measure::tree(folder)?;
+    pub(crate) fn measure(&self, chain: &str, folder: &Path) -> io::Result<(DiskSpace, DiskSpace)> {
+        let inside = dir_size::tree(folder)?;
         let notes = self.notes().join("layerdb").join(chain.replacen(':', "/", 1));
-        let link = Amount { bytes: 0, inodes: 1 };
-        Ok((inside + link + measure::tree_if_there(&notes)?, inside))
+        let link = DiskSpace { bytes: 0, inodes: 1 };
+        Ok((inside + link + dir_size::size_if_present(&notes)?, inside))
     }
 
     /// What an image takes beside its layers: its config, and when it was named.
-    pub(crate) fn own(&self, id: &str) -> Amount {
+    pub(crate) fn layer_dir(&self, id: &str) -> DiskSpace {
         let parts = ["content", "metadata"].map(|part| self.of_image(part, id));
-        parts.iter().map(|path| measure::tree_if_there(path).unwrap_or_default()).sum()
+        parts.iter().map(|path| dir_size::size_if_present(path).unwrap_or_default()).sum()
     }
 
     /// When an image came: the engine writes its config once it has all layers. `None` where that cannot be read.
-    pub(crate) fn came(&self, id: &str) -> Option<Stamp> {
+    pub(crate) fn came(&self, id: &str) -> Option<UnixMillis> {
         let written = fs_err::metadata(self.config(id)).ok()?.modified().ok()?;
         let since = written.duration_since(UNIX_EPOCH).ok()?;
-        i64::try_from(since.as_millis()).ok().map(Stamp)
+        i64::try_from(since.as_millis()).ok().map(UnixMillis)
     }
 
     /// The config of an image, as a file.

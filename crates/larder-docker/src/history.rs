@@ -3,7 +3,7 @@
 //! A history tells of each step of a build how many bytes it added, and not whether it made a layer. A step that added
 //! bytes did; of the others the instruction tells it.
 
-use crate::answers::{HistoryEntry, count};
+use crate::api::{HistoryEntry, count};
 
 /// Instructions that never make a layer.
 const WITHOUT_LAYER: [&str; 14] = [

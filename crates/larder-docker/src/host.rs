@@ -30,7 +30,7 @@ pub enum EngineHost {
 }
 
 /// What docker's own client would look at.
-pub struct Surroundings<'a> {
+pub struct DockerCliEnvironment<'a> {
     /// A variable of the environment.
     pub variable: &'a dyn Fn(&str) -> Option<String>,
     /// Whether something is at a path that this process may read and write.
@@ -39,7 +39,7 @@ pub struct Surroundings<'a> {
     pub read: &'a dyn Fn(&Path) -> io::Result<Option<Vec<u8>>>,
 }
 
-impl Surroundings<'_> {
+impl DockerCliEnvironment<'_> {
     /// A variable that is not empty.
     pub(crate) fn set(&self, name: &str) -> Option<String> {
         (self.variable)(name).filter(|value| !value.is_empty())
@@ -77,7 +77,7 @@ impl EngineHost {
 
     /// Where `docker` without further words is: `DOCKER_HOST`, else the context that is chosen, else the usual socket, else
     /// that of an engine without root.
-    pub fn usual(around: &Surroundings<'_>) -> Result<EngineHost, HostError> {
+    pub fn usual(around: &DockerCliEnvironment<'_>) -> Result<EngineHost, HostError> {
         if let Some(text) = around.set("DOCKER_HOST") {
             let host = EngineHost::parse(&text, around.set("DOCKER_TLS_VERIFY").is_some());
             return host.map_err(|error| match error {
@@ -91,7 +91,7 @@ impl EngineHost {
         }
     }
 
-    pub(crate) fn usual_socket(around: &Surroundings<'_>) -> EngineHost {
+    pub(crate) fn usual_socket(around: &DockerCliEnvironment<'_>) -> EngineHost {
         let rootless = around.set("XDG_RUNTIME_DIR").map(|folder| Path::new(&folder).join("docker.sock"));
         let usual = PathBuf::from(USUAL_SOCKET);
         let usable = |path: &Path| (around.is_usable)(path);
@@ -235,7 +235,8 @@ mod tests {
                 set.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned())
             };
             let is_usable = |path: &Path| there.iter().any(|known| Path::new(known) == path);
-            let around = Surroundings { variable: &variable, is_usable: &is_usable, read: &|_| Ok(None) };
+            let around =
+                DockerCliEnvironment { variable: &variable, is_usable: &is_usable, read: &|_| Ok(None) };
             EngineHost::usual(&around).unwrap()
         };
         let unix = |path: &str| EngineHost::Unix(path.into());
@@ -245,7 +246,7 @@ mod tests {
         assert_eq!(usual(&[runtime_dir], &[USUAL_SOCKET, "/run/user/1/docker.sock"]), unix(USUAL_SOCKET));
         assert_eq!(usual(&[("DOCKER_HOST", "unix:///a.sock"), runtime_dir], &[]), unix("/a.sock"));
         let variable = |name: &str| (name == "DOCKER_HOST").then(|| "foo".to_owned());
-        let around = Surroundings { variable: &variable, is_usable: &|_| true, read: &|_| Ok(None) };
+        let around = DockerCliEnvironment { variable: &variable, is_usable: &|_| true, read: &|_| Ok(None) };
         let foo = EngineHost::usual(&around).unwrap_err();
         assert_eq!(foo.to_string(), "\"foo\" names no engine: write unix:///path/to.sock or tcp://host:port");
         let tls = [("DOCKER_HOST", "tcp://h:1"), ("DOCKER_TLS_VERIFY", "1")];

@@ -11,56 +11,57 @@ use std::sync::{Arc, Mutex as Lock, MutexGuard, PoisonError};
 
 use async_trait::async_trait;
 use larder::backend::{BackendError, Image};
-use larder::gc::{Amount, Layer, LayerSource, Layers};
+use larder::gc::{DiskSpace, LayerSource, LayerUsageIndex, MeasuredLayer};
 use larder::reference::{ImageId, LayerId};
 use tokio::sync::{Mutex, OwnedMutexGuard};
 
-use crate::answers::{ContainerInspect, ContainerSummary, HistoryEntry, Info};
-use crate::files::Files;
-use crate::inspections::{Facts, Inspections, folders};
+use crate::api::{ContainerInspect, ContainerSummary, EngineInfo, HistoryEntry};
+use crate::files::GraphDriverFiles;
+use crate::inspect_cache::{InspectCache, InspectedImage, folders};
 use crate::{history, names};
 
 /// Asks the engine, and looks at its files.
 pub struct EngineLayers {
-    inspections: Arc<Inspections>,
+    inspections: Arc<InspectCache>,
     /// One measures at a time, until it is done: also when whoever asked has given up.
-    turn: Turn,
-    known: KnownLayers,
+    turn: MeasureLock,
+    known: LayerSizeCache,
 }
 
-type Turn = Arc<Mutex<()>>;
+type MeasureLock = Arc<Mutex<()>>;
 
 /// By chain id. What is in a layer does not change. Layers that were measured stay known when whoever asked gave up.
-type KnownLayers = Arc<Lock<HashMap<LayerId, Known>>>;
+type LayerSizeCache = Arc<Lock<HashMap<LayerId, CachedLayerSize>>>;
 
 /// What a layer takes.
 #[derive(Debug, Clone, Copy)]
-struct Known {
-    amount: Amount,
+struct CachedLayerSize {
+    amount: DiskSpace,
     /// The part of it that is the layer's folder; the rest is what the engine notes of it.
-    folder: Amount,
+    folder: DiskSpace,
     estimated: bool,
 }
 
 /// What images take.
-pub(crate) struct Measured {
-    pub(crate) layers: Layers,
+pub(crate) struct LayerMeasurement {
+    pub(crate) layers: LayerUsageIndex,
     /// Folders of all layers of images, each once.
-    pub(crate) folders: Amount,
+    pub(crate) folders: DiskSpace,
     /// Whether any of it is a guess.
     pub(crate) estimated: bool,
 }
 
 impl EngineLayers {
-    pub(crate) fn new(inspections: Arc<Inspections>) -> EngineLayers {
-        EngineLayers { inspections, turn: Turn::default(), known: Arc::default() }
+    pub(crate) fn new(inspections: Arc<InspectCache>) -> EngineLayers {
+        EngineLayers { inspections, turn: MeasureLock::default(), known: Arc::default() }
     }
 
     /// What these images take, and what containers hold of it.
-    pub(crate) async fn look(&self, images: &[Image]) -> Result<Measured, BackendError> {
+    pub(crate) async fn look(&self, images: &[Image]) -> Result<LayerMeasurement, BackendError> {
         let engine = self.inspections.engine();
-        let info: Info = engine.must_get("/info", &[]).await?;
-        let containers: Vec<ContainerSummary> = engine.must_get("/containers/json", &[("all", "1")]).await?;
+        let info: EngineInfo = engine.get_required("/info", &[]).await?;
+        let containers: Vec<ContainerSummary> =
+            engine.get_required("/containers/json", &[("all", "1")]).await?;
         let listed: Vec<&ImageId> = images.iter().map(|image| &image.id).collect();
         let hidden = containers.iter().filter(|container| !listed.contains(&&container.image_id));
         let hidden: Vec<&ContainerSummary> =
@@ -68,18 +69,18 @@ impl EngineLayers {
         let ids: Vec<&ImageId> =
             listed.iter().copied().chain(hidden.iter().map(|container| &container.image_id)).collect();
         let facts = self.inspections.of(&ids).await?;
-        self.inspections.forget_but(&facts).await;
+        self.inspections.retain(&facts).await;
         let shown: Vec<&str> = listed.iter().map(|id| id.as_str()).collect();
-        let files = Files::of(engine.host(), &info, &shown).await;
+        let files = GraphDriverFiles::of(engine.host(), &info, &shown).await;
         let amounts = self.amounts(images, &facts, files.as_ref()).await?;
         let mut own = own(files, &listed).await;
-        let mut layers = Layers::unknown();
-        let (mut folders, mut estimated) = (Amount::ZERO, false);
+        let mut layers = LayerUsageIndex::unknown();
+        let (mut folders, mut estimated) = (DiskSpace::ZERO, false);
         for (chain, known) in &amounts {
             folders += known.folder;
             estimated |= known.estimated;
             let (id, amount) = (chain.clone(), known.amount);
-            layers.add(Layer { id, amount, estimated: known.estimated, held_by: None });
+            layers.add(MeasuredLayer { id, amount, estimated: known.estimated, referenced_by: None });
         }
         for container in hidden {
             for layer in self.held(container, &facts, &amounts).await? {
@@ -91,16 +92,16 @@ impl EngineLayers {
             let own = own.remove(&image.id).unwrap_or_default();
             layers.add_image(&image.id, &facts.chains, own, Some(facts.labels.clone()));
         }
-        Ok(Measured { layers, folders, estimated })
+        Ok(LayerMeasurement { layers, folders, estimated })
     }
 
     /// The layers that a container of an image that is not listed holds.
     async fn held(
         &self,
         container: &ContainerSummary,
-        facts: &HashMap<ImageId, Arc<Facts>>,
-        amounts: &HashMap<LayerId, Known>,
-    ) -> Result<Vec<Layer>, BackendError> {
+        facts: &HashMap<ImageId, Arc<InspectedImage>>,
+        amounts: &HashMap<LayerId, CachedLayerSize>,
+    ) -> Result<Vec<MeasuredLayer>, BackendError> {
         let chains = match facts.get(&container.image_id) {
             Some(facts) => facts.chains.clone(),
             None => self.chains_below(container, facts).await?,
@@ -108,9 +109,9 @@ impl EngineLayers {
         let held_by = Some(format!("the container {}", name_of(container)));
         let layer = |chain: LayerId| {
             let known = amounts.get(&chain);
-            let amount = known.map_or(Amount::ZERO, |known| known.amount);
+            let amount = known.map_or(DiskSpace::ZERO, |known| known.amount);
             let estimated = known.is_none_or(|known| known.estimated);
-            Layer { id: chain, amount, estimated, held_by: held_by.clone() }
+            MeasuredLayer { id: chain, amount, estimated, referenced_by: held_by.clone() }
         };
         Ok(chains.into_iter().map(layer).collect())
     }
@@ -119,7 +120,7 @@ impl EngineLayers {
     async fn chains_below(
         &self,
         container: &ContainerSummary,
-        facts: &HashMap<ImageId, Arc<Facts>>,
+        facts: &HashMap<ImageId, Arc<InspectedImage>>,
     ) -> Result<Vec<LayerId>, BackendError> {
         let path = format!("/containers/{}/json", container.id);
         let found: Option<ContainerInspect> = match self.inspections.engine().get(&path, &[]).await {
@@ -141,9 +142,9 @@ impl EngineLayers {
     async fn amounts(
         &self,
         images: &[Image],
-        facts: &HashMap<ImageId, Arc<Facts>>,
-        files: Option<&Files>,
-    ) -> Result<HashMap<LayerId, Known>, BackendError> {
+        facts: &HashMap<ImageId, Arc<InspectedImage>>,
+        files: Option<&GraphDriverFiles>,
+    ) -> Result<HashMap<LayerId, CachedLayerSize>, BackendError> {
         let mut turn = Arc::clone(&self.turn).lock_owned().await;
         let mut known = lock(&self.known).clone();
         let new: Vec<(LayerId, PathBuf)> =
@@ -158,7 +159,7 @@ impl EngineLayers {
             };
             known.clone_from(&lock(&self.known));
         }
-        let mut order: Vec<(&Image, &Arc<Facts>)> =
+        let mut order: Vec<(&Image, &Arc<InspectedImage>)> =
             images.iter().filter_map(|image| Some((image, facts.get(&image.id)?))).collect();
         // What small stacks tell is known when those on top of them are looked at.
         order.sort_by_key(|(image, facts)| (facts.chains.len(), &image.id));
@@ -190,20 +191,20 @@ impl EngineLayers {
 
 #[async_trait]
 impl LayerSource for EngineLayers {
-    async fn layers(&self, images: &[Image]) -> Result<Layers, BackendError> {
+    async fn layers(&self, images: &[Image]) -> Result<LayerUsageIndex, BackendError> {
         Ok(self.look(images).await?.layers)
     }
 }
 
 /// What each of these images takes beside its layers, where that may be read.
-async fn own(files: Option<Files>, images: &[&ImageId]) -> HashMap<ImageId, Amount> {
+async fn own(files: Option<GraphDriverFiles>, images: &[&ImageId]) -> HashMap<ImageId, DiskSpace> {
     let Some(files) = files else { return HashMap::new() };
     let images: Vec<ImageId> = images.iter().map(|&id| id.clone()).collect();
-    let measure = move || images.into_iter().map(|id| (id.clone(), files.own(id.as_str()))).collect();
+    let measure = move || images.into_iter().map(|id| (id.clone(), files.layer_dir(id.as_str()))).collect();
     tokio::task::spawn_blocking(measure).await.unwrap_or_default()
 }
 
-fn new_folders(facts: &Facts, known: &HashMap<LayerId, Known>) -> Vec<(LayerId, PathBuf)> {
+fn new_folders(facts: &InspectedImage, known: &HashMap<LayerId, CachedLayerSize>) -> Vec<(LayerId, PathBuf)> {
     let folders = facts.folders.iter().flatten();
     let all = facts.chains.iter().zip(folders);
     all.filter(|(chain, _)| !known.contains_key(*chain))
@@ -227,8 +228,8 @@ async fn in_turn(
 /// Measures folders of layers, each once; those that cannot be read stay unknown.
 fn measure_all(
     folders: Vec<(LayerId, PathBuf)>,
-    known: &KnownLayers,
-    measure: impl Fn(&LayerId, &Path) -> io::Result<(Amount, Amount)>,
+    known: &LayerSizeCache,
+    measure: impl Fn(&LayerId, &Path) -> io::Result<(DiskSpace, DiskSpace)>,
 ) {
     for (chain, folder) in folders {
         if lock(known).contains_key(&chain) {
@@ -236,7 +237,7 @@ fn measure_all(
         }
         match measure(&chain, &folder) {
             Ok((amount, folder)) => {
-                lock(known).insert(chain, Known { amount, folder, estimated: false });
+                lock(known).insert(chain, CachedLayerSize { amount, folder, estimated: false });
             }
             Err(error) => {
                 tracing::debug!("what layers take is estimated: {error}");
@@ -249,15 +250,20 @@ fn measure_all(
     }
 }
 
-fn lock(known: &KnownLayers) -> MutexGuard<'_, HashMap<LayerId, Known>> {
+fn lock(known: &LayerSizeCache) -> MutexGuard<'_, HashMap<LayerId, CachedLayerSize>> {
     known.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Fills in what the layers of an image may take: what its history says, else an even part of its size.
-fn guess(size: u64, facts: &Facts, history: Option<Vec<u64>>, known: &mut HashMap<LayerId, Known>) {
+fn guess(
+    size: u64,
+    facts: &InspectedImage,
+    history: Option<Vec<u64>>,
+    known: &mut HashMap<LayerId, CachedLayerSize>,
+) {
     let estimate = |bytes| {
-        let amount = Amount::estimate(bytes);
-        Known { amount, folder: amount, estimated: true }
+        let amount = DiskSpace::estimate(bytes);
+        CachedLayerSize { amount, folder: amount, estimated: true }
     };
     if let Some(sizes) = history {
         for (chain, bytes) in facts.chains.iter().zip(sizes) {
@@ -284,19 +290,19 @@ mod tests {
 
     use super::*;
 
-    fn facts(chains: &[&str]) -> Facts {
+    fn facts(chains: &[&str]) -> InspectedImage {
         let chains = chains.iter().map(|&chain| chain.into()).collect();
-        Facts { chains, folders: None, labels: BTreeMap::new(), came: None }
+        InspectedImage { chains, folders: None, labels: BTreeMap::new(), came: None }
     }
 
-    fn bytes(known: &HashMap<LayerId, Known>, chain: &str) -> u64 {
+    fn bytes(known: &HashMap<LayerId, CachedLayerSize>, chain: &str) -> u64 {
         assert!(known[chain].estimated);
         known[chain].amount.bytes
     }
 
     #[tokio::test]
     async fn a_measure_that_nobody_waits_for_any_more_keeps_its_turn() {
-        let turn = Turn::default();
+        let turn = MeasureLock::default();
         let (go_on, held) = std::sync::mpsc::channel::<()>();
         let (tell, begun) = tokio::sync::oneshot::channel();
         let work = in_turn(Arc::clone(&turn).lock_owned().await, move || {

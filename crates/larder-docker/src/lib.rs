@@ -12,39 +12,39 @@
 //! Read [`DockerBackend`] first; `answers.rs` has the few fields of the API that larder reads.
 //!
 //! Promises: nothing is done before the first call; every call to the engine but a pull ends within
-//! [`DockerConfig::request_timeout`]; an engine that went away is found again by the next call after it is back; no
+//! [`EngineConfig::request_timeout`]; an engine that went away is found again by the next call after it is back; no
 //! image that a container uses, running or stopped, is removed, and nothing is ever removed by force.
 
-mod answers;
+mod activity;
+mod api;
 mod backend;
-mod builder;
+mod build_cache;
 mod context;
 mod convert;
-mod course;
+mod dir_size;
 mod engine;
 mod error;
 mod events;
-mod feed;
 mod files;
-mod gathered;
-mod here;
 mod history;
 mod host;
-mod inspections;
+mod image_index;
+mod inspect_cache;
 mod layers;
-mod listed;
-mod measure;
+mod locality;
 mod names;
+mod pending_activity;
+mod pull_messages;
 mod remove;
 mod stream;
 mod tls;
 mod usage;
 
+pub use activity::EngineActivityFeed;
 pub use backend::DockerBackend;
-pub use builder::BuilderCache;
-pub use engine::DockerConfig;
-pub use feed::EngineFeed;
-pub use host::{EngineHost, HostError, Surroundings};
+pub use build_cache::BuildCachePruner;
+pub use engine::EngineConfig;
+pub use host::{DockerCliEnvironment, EngineHost, HostError};
 pub use layers::EngineLayers;
-pub use tls::{TlsError, TlsFiles};
-pub use usage::{EngineCounts, EngineUsage, Part};
+pub use tls::{DockerTlsError, TlsFiles};
+pub use usage::{EngineCounts, EngineUsage, LayerStoreShare};

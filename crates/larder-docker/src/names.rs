@@ -1,7 +1,7 @@
 //! Names of images on their way to the engine.
 
 use larder::backend::{BackendError, CallErrorKind};
-use larder::gotext;
+use larder::go_format;
 
 /// What the engine writes in place of a name that an image does not have.
 const NONE: &str = "<none>";
@@ -13,7 +13,7 @@ pub(crate) fn in_path(name: &str) -> Result<String, BackendError> {
         || name.split('/').any(|part| part == "." || part == ".." || part.is_empty())
         || name.contains(|c: char| c.is_whitespace() || c.is_control());
     if strange {
-        let message = format!("{}: this is no image name", gotext::quote(name));
+        let message = format!("{}: this is no image name", go_format::quote(name));
         return Err(BackendError::Call { message, kind: CallErrorKind::Other, hint: None });
     }
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"._-/:@".contains(&byte);
@@ -56,7 +56,7 @@ pub(crate) fn familiar(name: &str) -> String {
 }
 
 /// The names that are names.
-pub(crate) fn real(names: Vec<String>) -> Vec<String> {
+pub(crate) fn without_placeholders(names: Vec<String>) -> Vec<String> {
     names.into_iter().filter(|name| !name.contains(NONE)).collect()
 }
 
@@ -91,6 +91,6 @@ mod tests {
     #[test]
     fn a_place_holder_is_no_name() {
         let names = ["a:1", "<none>:<none>", "<none>@<none>"].map(str::to_owned).to_vec();
-        assert_eq!(real(names), ["a:1"]);
+        assert_eq!(without_placeholders(names), ["a:1"]);
     }
 }

@@ -10,8 +10,8 @@ use larder::reference::{ImageId, ImageName};
 use reqwest::Method;
 use reqwest::header::HeaderMap;
 
-use crate::answers::{ContainerSummary, ImageInspect, Removed};
-use crate::engine::Engine;
+use crate::api::{ContainerSummary, DeletedImage, ImageInspect};
+use crate::engine::EngineClient;
 use crate::names;
 
 /// How often names are read again: somebody may give an image new ones while the old ones are taken off.
@@ -21,7 +21,7 @@ const LOOKS: usize = 3;
 const HAS_CHILDREN: &str = "dependent child images";
 
 /// Removes an image, by name or id. It may be gone already. Each call to the engine has the limit for one.
-pub(crate) async fn remove(engine: &Engine, image: &ImageName) -> Result<(), BackendError> {
+pub(crate) async fn remove(engine: &EngineClient, image: &ImageName) -> Result<(), BackendError> {
     let Some(found) = engine.inspect::<ImageInspect>(image.as_str()).await? else { return Ok(()) };
     let id = found.id.clone();
     if let Some(container) = user_of(engine, &id).await? {
@@ -36,7 +36,7 @@ pub(crate) async fn remove(engine: &Engine, image: &ImageName) -> Result<(), Bac
 }
 
 async fn with_all_names(
-    engine: &Engine,
+    engine: &EngineClient,
     mut found: ImageInspect,
     taken: &mut Vec<String>,
 ) -> Result<(), BackendError> {
@@ -69,7 +69,7 @@ async fn with_all_names(
 
 /// Takes a name off an image, unless it is another image's by now.
 async fn take_off(
-    engine: &Engine,
+    engine: &EngineClient,
     id: &ImageId,
     name: String,
     taken: &mut Vec<String>,
@@ -90,14 +90,14 @@ async fn take_off(
 
 /// What went with a name of this image, if that is another image: then the name went to that one in the moment since it
 /// was looked at. This one goes with a name if others took its other names off meanwhile.
-fn another_s<'a>(removed: &'a [Removed], id: &ImageId) -> Option<Vec<&'a ImageId>> {
+fn another_s<'a>(removed: &'a [DeletedImage], id: &ImageId) -> Option<Vec<&'a ImageId>> {
     let lost: Vec<&ImageId> =
         removed.iter().map(|entry| &entry.deleted).filter(|id| !id.is_empty()).collect();
     (!lost.is_empty() && !lost.contains(&id)).then_some(lost)
 }
 
 /// What the engine removed; nothing, if there is nothing of this name.
-async fn delete(engine: &Engine, name: &str) -> Result<Vec<Removed>, BackendError> {
+async fn delete(engine: &EngineClient, name: &str) -> Result<Vec<DeletedImage>, BackendError> {
     let path = format!("/images/{}", names::in_path(name)?);
     let answer = engine.within(async {
         let response = engine.call(Method::DELETE, &path, &[], HeaderMap::new()).await?;
@@ -111,10 +111,10 @@ async fn delete(engine: &Engine, name: &str) -> Result<Vec<Removed>, BackendErro
 
 /// Tags, then names with digests whose repositories have no tag here: the others go with the last tag.
 fn all_names(found: &ImageInspect) -> Vec<String> {
-    let tags = names::real(found.repo_tags.clone());
+    let tags = names::without_placeholders(found.repo_tags.clone());
     let repository = |name: &str| name.rsplit_once(':').map(|(repository, _)| repository.to_owned());
     let tagged: Vec<String> = tags.iter().filter_map(|tag| repository(tag)).collect();
-    let digests = names::real(found.repo_digests.clone()).into_iter().filter(|name| {
+    let digests = names::without_placeholders(found.repo_digests.clone()).into_iter().filter(|name| {
         name.split_once('@').is_some_and(|(repository, _)| !tagged.iter().any(|tagged| tagged == repository))
     });
     let digests: Vec<String> = digests.collect();
@@ -123,7 +123,7 @@ fn all_names(found: &ImageInspect) -> Vec<String> {
 
 /// Gives tags back to an image that is still there, unless somebody has given them to another one. Names with digests
 /// cannot be given.
-async fn give_back(engine: &Engine, id: &ImageId, taken: &[String]) {
+async fn give_back(engine: &EngineClient, id: &ImageId, taken: &[String]) {
     for name in taken.iter().filter(|name| !name.contains('@')) {
         if let Err(error) = give(engine, id, name).await {
             tracing::warn!("{id} has lost its name {name}, and could not be given it back: {error}");
@@ -131,7 +131,7 @@ async fn give_back(engine: &Engine, id: &ImageId, taken: &[String]) {
     }
 }
 
-async fn give(engine: &Engine, id: &ImageId, name: &str) -> Result<(), BackendError> {
+async fn give(engine: &EngineClient, id: &ImageId, name: &str) -> Result<(), BackendError> {
     if engine.inspect::<ImageInspect>(name).await?.is_some() {
         return Ok(());
     }
@@ -141,8 +141,8 @@ async fn give(engine: &Engine, id: &ImageId, name: &str) -> Result<(), BackendEr
 }
 
 /// A container that uses this image, in whatever state.
-async fn user_of(engine: &Engine, id: &ImageId) -> Result<Option<ContainerSummary>, BackendError> {
-    let containers: Vec<ContainerSummary> = engine.must_get("/containers/json", &[("all", "1")]).await?;
+async fn user_of(engine: &EngineClient, id: &ImageId) -> Result<Option<ContainerSummary>, BackendError> {
+    let containers: Vec<ContainerSummary> = engine.get_required("/containers/json", &[("all", "1")]).await?;
     Ok(containers.into_iter().find(|container| container.image_id == *id))
 }
 
@@ -174,8 +174,8 @@ mod tests {
     #[test]
     fn an_image_that_goes_with_a_name_of_its_own_is_not_another_s() {
         let removed = |deleted: &[&str]| {
-            let name = Removed { deleted: ImageId::default() };
-            let ids = deleted.iter().map(|id| Removed { deleted: (*id).into() });
+            let name = DeletedImage { deleted: ImageId::default() };
+            let ids = deleted.iter().map(|id| DeletedImage { deleted: (*id).into() });
             [name].into_iter().chain(ids).collect::<Vec<_>>()
         };
         let a = ImageId::from("a");

@@ -7,11 +7,11 @@ const LARGEST: usize = 1 << 20;
 
 /// What came and is no whole value yet.
 #[derive(Debug, Default)]
-pub(crate) struct Values {
+pub(crate) struct JsonStreamBuffer {
     rest: Vec<u8>,
 }
 
-impl Values {
+impl JsonStreamBuffer {
     /// Takes what came, and gives the values that are whole now.
     pub(crate) fn push<T: DeserializeOwned>(&mut self, bytes: &[u8]) -> Result<Vec<T>, String> {
         self.rest.extend_from_slice(bytes);
@@ -51,7 +51,7 @@ mod tests {
         let text = "{\"a\":1}\r\n{\"b\":\"x\\\"}\"} {}";
         for cut in 0..=text.len() {
             let (first, second) = text.split_at(cut);
-            let mut values = Values::default();
+            let mut values = JsonStreamBuffer::default();
             let mut found: Vec<Value> = values.push(first.as_bytes()).unwrap();
             found.extend(values.push::<Value>(second.as_bytes()).unwrap());
             assert_eq!(values.end(), Ok(()));
@@ -62,7 +62,7 @@ mod tests {
     #[test]
     fn what_is_cut_off_in_the_middle_of_a_value_is_an_error() {
         for (text, whole) in [("{}\r\n", true), ("", true), ("{} {\"a\"", false), ("{}{", false)] {
-            let mut values = Values::default();
+            let mut values = JsonStreamBuffer::default();
             values.push::<Value>(text.as_bytes()).unwrap();
             assert_eq!(values.end().is_ok(), whole, "{text}");
         }
@@ -70,8 +70,8 @@ mod tests {
 
     #[test]
     fn what_is_no_json_or_never_ends_is_an_error() {
-        assert!(Values::default().push::<Value>(b"<html>").is_err());
+        assert!(JsonStreamBuffer::default().push::<Value>(b"<html>").is_err());
         let endless = [b"{\"a\":\"".to_vec(), vec![b'x'; LARGEST]].concat();
-        assert!(Values::default().push::<Value>(&endless).is_err());
+        assert!(JsonStreamBuffer::default().push::<Value>(&endless).is_err());
     }
 }

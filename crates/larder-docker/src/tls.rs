@@ -15,7 +15,7 @@ pub struct TlsFiles(pub PathBuf);
 /// Why the files are of no use.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum TlsError {
+pub enum DockerTlsError {
     /// One cannot be read; the error names it.
     #[error("{0}; DOCKER_CERT_PATH names the folder with ca.pem, cert.pem and key.pem")]
     File(#[from] std::io::Error),
@@ -33,7 +33,7 @@ pub enum TlsError {
 }
 
 /// What rustls needs to trust this engine only.
-pub(crate) fn client_config(files: &TlsFiles) -> Result<ClientConfig, TlsError> {
+pub(crate) fn client_config(files: &TlsFiles) -> Result<ClientConfig, DockerTlsError> {
     let mut roots = RootCertStore::empty();
     for authority in certificates(&files.0.join("ca.pem"))? {
         roots.add(authority)?;
@@ -44,23 +44,23 @@ pub(crate) fn client_config(files: &TlsFiles) -> Result<ClientConfig, TlsError> 
         return Ok(builder.with_no_client_auth());
     }
     let private = PrivateKeyDer::from_pem_slice(&fs_err::read(&key)?)
-        .map_err(|error| TlsError::Content { path: key, problem: error.to_string() })?;
+        .map_err(|error| DockerTlsError::Content { path: key, problem: error.to_string() })?;
     Ok(builder.with_client_auth_cert(certificates(&certificate)?, private)?)
 }
 
 /// A configuration that trusts nobody, for connections without TLS.
-pub(crate) fn no_tls() -> Result<ClientConfig, TlsError> {
+pub(crate) fn no_tls() -> Result<ClientConfig, DockerTlsError> {
     Ok(builder()?.with_root_certificates(RootCertStore::empty()).with_no_client_auth())
 }
 
-fn builder() -> Result<rustls::ConfigBuilder<ClientConfig, rustls::WantsVerifier>, TlsError> {
+fn builder() -> Result<rustls::ConfigBuilder<ClientConfig, rustls::WantsVerifier>, DockerTlsError> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
     Ok(ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions()?)
 }
 
-fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, DockerTlsError> {
     let pem = fs_err::read(path)?;
-    let content = |problem: String| TlsError::Content { path: path.to_owned(), problem };
+    let content = |problem: String| DockerTlsError::Content { path: path.to_owned(), problem };
     let all: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(&pem).collect();
     let all = all.map_err(|error| content(error.to_string()))?;
     if all.is_empty() { Err(content("there is no certificate in it".into())) } else { Ok(all) }

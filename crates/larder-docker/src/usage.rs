@@ -3,13 +3,13 @@
 use std::path::{Path, PathBuf};
 
 use larder::backend::{BackendError, Image};
-use larder::gc::Amount;
+use larder::gc::DiskSpace;
 
-use crate::answers::{ContainerInspect, ContainerSummary, DiskUsage, ImageSummary, Info, count};
-use crate::files::Files;
-use crate::inspections::Inspections;
+use crate::api::{ContainerInspect, ContainerSummary, EngineInfo, ImageSummary, SystemDf, count};
+use crate::dir_size;
+use crate::files::GraphDriverFiles;
+use crate::inspect_cache::InspectCache;
 use crate::layers::EngineLayers;
-use crate::measure;
 
 /// Who takes room. All of it but [`engine`](EngineUsage::engine) is on disk, as `du` counts, unless it is a guess.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,22 +17,22 @@ pub struct EngineUsage {
     /// Where layers are; `None` where larder may not look at it, or cannot.
     pub layer_store: Option<PathBuf>,
     /// What is in there, all in all.
-    pub on_disk: Option<Amount>,
+    pub on_disk: Option<DiskSpace>,
     /// Layers of images, each once.
-    pub images: Part,
+    pub images: LayerStoreShare,
     /// What containers wrote, running or not.
-    pub containers: Part,
+    pub containers: LayerStoreShare,
     /// What `docker system df` says; where the engine does not say it, or not in time, why.
     pub engine: Result<EngineCounts, BackendError>,
 }
 
 /// One part of the layer store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Part {
+pub struct LayerStoreShare {
     /// How many there are.
     pub count: usize,
     /// What they take.
-    pub amount: Amount,
+    pub amount: DiskSpace,
     /// Whether that is a guess.
     pub estimated: bool,
 }
@@ -55,18 +55,18 @@ pub struct EngineCounts {
 impl EngineUsage {
     /// What is in the layer store and belongs neither to images nor to containers: the builder's, and what nothing
     /// accounts for.
-    pub fn rest(&self) -> Option<Amount> {
-        Some((self.images.amount + self.containers.amount).short_of(self.on_disk?))
+    pub fn unattributed(&self) -> Option<DiskSpace> {
+        Some((self.images.amount + self.containers.amount).shortfall_to(self.on_disk?))
     }
 }
 
 /// Asks the engine, and looks at its files where that is allowed.
 pub(crate) async fn usage(
-    inspections: &Inspections,
+    inspections: &InspectCache,
     layers: &EngineLayers,
 ) -> Result<EngineUsage, BackendError> {
     let engine = inspections.engine();
-    let said = match engine.must_get::<DiskUsage>("/system/df", &[]).await {
+    let said = match engine.get_required::<SystemDf>("/system/df", &[]).await {
         // It takes minutes on large hosts, and the engine refuses it while somebody else asks.
         Err(error @ BackendError::Call { .. }) => Err(error),
         said => Ok(said?),
@@ -74,27 +74,31 @@ pub(crate) async fn usage(
     let (summaries, summed) = match &said {
         Ok(said) => (&said.images, &said.containers),
         Err(_) => (
-            &engine.must_get::<Vec<ImageSummary>>("/images/json", &[]).await?,
-            &engine.must_get::<Vec<ContainerSummary>>("/containers/json", &[("all", "1")]).await?,
+            &engine.get_required::<Vec<ImageSummary>>("/images/json", &[]).await?,
+            &engine.get_required::<Vec<ContainerSummary>>("/containers/json", &[("all", "1")]).await?,
         ),
     };
-    let info: Info = engine.must_get("/info", &[]).await?;
+    let info: EngineInfo = engine.get_required("/info", &[]).await?;
     let image =
         |image: &ImageSummary| Image { id: image.id.clone(), size: count(image.size), ..Image::default() };
     let listed: Vec<Image> = summaries.iter().map(image).collect();
     let measured = layers.look(&listed).await?;
     let ids: Vec<&str> = listed.iter().map(|image| image.id.as_str()).collect();
-    let files = Files::of(engine.host(), &info, &ids).await;
+    let files = GraphDriverFiles::of(engine.host(), &info, &ids).await;
     let store = files.map(|files| files.layer_store());
     let on_disk = match store.clone() {
-        Some(store) => blocking(move || measure::tree(&store).ok()).await,
+        Some(store) => blocking(move || dir_size::tree(&store).ok()).await,
         None => None,
     };
     let containers = containers(inspections, summed, on_disk.is_some()).await?;
     Ok(EngineUsage {
         layer_store: store.filter(|_| on_disk.is_some()),
         on_disk,
-        images: Part { count: listed.len(), amount: measured.folders, estimated: measured.estimated },
+        images: LayerStoreShare {
+            count: listed.len(),
+            amount: measured.folders,
+            estimated: measured.estimated,
+        },
         containers,
         engine: said.map(|said| EngineCounts::of(&said)),
     })
@@ -102,21 +106,21 @@ pub(crate) async fn usage(
 
 /// What containers wrote, measured where `on_disk`.
 async fn containers(
-    inspections: &Inspections,
+    inspections: &InspectCache,
     summed: &[ContainerSummary],
     on_disk: bool,
-) -> Result<Part, BackendError> {
-    let mut containers = Part { count: summed.len(), ..Part::default() };
+) -> Result<LayerStoreShare, BackendError> {
+    let mut containers = LayerStoreShare { count: summed.len(), ..LayerStoreShare::default() };
     for container in summed {
         let measured = if on_disk { written(inspections, container).await? } else { None };
         containers.estimated |= measured.is_none();
-        containers.amount += measured.unwrap_or_else(|| Amount::estimate(count(container.size_rw)));
+        containers.amount += measured.unwrap_or_else(|| DiskSpace::estimate(count(container.size_rw)));
     }
     Ok(containers)
 }
 
 impl EngineCounts {
-    fn of(said: &DiskUsage) -> EngineCounts {
+    fn of(said: &SystemDf) -> EngineCounts {
         let cache = |unused: bool| {
             let records =
                 said.build_cache.iter().filter(|record| !(record.shared || unused && record.in_use));
@@ -135,19 +139,19 @@ impl EngineCounts {
 
 /// What a container wrote, and the layer between it and its image; `None` where that cannot be read.
 async fn written(
-    inspections: &Inspections,
+    inspections: &InspectCache,
     container: &ContainerSummary,
-) -> Result<Option<Amount>, BackendError> {
+) -> Result<Option<DiskSpace>, BackendError> {
     let path = format!("/containers/{}/json", container.id);
     let Some(found) = inspections.engine().get::<ContainerInspect>(&path, &[]).await? else {
-        return Ok(Some(Amount::ZERO));
+        return Ok(Some(DiskSpace::ZERO));
     };
     let Some(upper) = found.graph_driver.data.get("UpperDir") else { return Ok(None) };
     let Some(folder) = Path::new(upper).parent().map(Path::to_owned) else { return Ok(None) };
     Ok(blocking(move || {
         let mut first = folder.clone().into_os_string();
         first.push("-init");
-        Some(measure::tree(&folder).ok()? + measure::tree_if_there(Path::new(&first)).ok()?)
+        Some(dir_size::tree(&folder).ok()? + dir_size::size_if_present(Path::new(&first)).ok()?)
     })
     .await)
 }

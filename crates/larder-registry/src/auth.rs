@@ -15,14 +15,14 @@ use tokio::task::JoinHandle;
 use tokio::time::{self, Instant};
 
 use super::body::read_small;
-use super::challenge::{self, Challenge};
+use super::challenge::{self, AuthChallenge};
 use super::config::RegistryConfig;
-use super::error::{Answer, FetchErrorKind};
-use super::hosts::{Host, authority};
-use super::route::{Next, Route, dice};
-use super::token::{self, TokenRequest};
-use super::transport::{Outgoing, Transport};
-use super::waiting::{Notice, Waiting, Watcher};
+use super::error::{ErrorResponse, FetchErrorKind};
+use super::fetch_notice::{FetchNotice, FetchWait, FetchWatcher};
+use super::hosts::{RegistryHost, authority};
+use super::route::{HostRoute, RetryDecision, jitter};
+use super::token::{self, TokenHttpRequest};
+use super::transport::{HttpRequest, HttpTransport};
 
 /// How long what no pull uses is remembered: tokens rarely live longer, and passwords are not kept for nothing.
 const IDLE: Duration = Duration::from_secs(300);
@@ -36,36 +36,41 @@ const MARGIN: Duration = Duration::from_secs(10);
 
 /// What was learnt about all hosts, shared by all pulls.
 #[derive(Debug, Default)]
-pub(crate) struct AuthCache(Arc<Map<Known>>);
+pub(crate) struct RegistryAuthCache(Arc<Map<CachedAuthorizers>>);
 
 #[derive(Debug, Default)]
-struct Known {
-    entries: HashMap<Key, Entry>,
+struct CachedAuthorizers {
+    entries: HashMap<AuthorizerKey, CachedAuthorizer>,
     /// The task that forgets, while there is anything. It ends with its runtime.
     forgetting: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug)]
-struct Entry {
-    auth: Arc<Auth>,
+struct CachedAuthorizer {
+    auth: Arc<HostAuthorizer>,
     /// When a pull asked for it last.
     asked: Instant,
 }
 
 /// Different credentials never share an entry, nor do repositories: tokens are for one repository.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Key {
+struct AuthorizerKey {
     base: Url,
     repository: String,
     username: String,
     secrets: [Secret; 3],
 }
 
-impl AuthCache {
+impl RegistryAuthCache {
     /// The entry for a host, a repository and what may be shown.
-    pub(crate) fn entry(&self, host: &Host, repository: &str, credential: Option<&Credential>) -> Arc<Auth> {
+    pub(crate) fn entry(
+        &self,
+        host: &RegistryHost,
+        repository: &str,
+        credential: Option<&Credential>,
+    ) -> Arc<HostAuthorizer> {
         let secret = |of: fn(&Credential) -> &Secret| credential.map(of).cloned().unwrap_or_default();
-        let key = Key {
+        let key = AuthorizerKey {
             base: host.base.clone(),
             repository: repository.to_owned(),
             username: credential.map(|credential| credential.username.clone()).unwrap_or_default(),
@@ -78,7 +83,10 @@ impl AuthCache {
         let now = Instant::now();
         let mut known = lock(&self.0);
         known.forget(now);
-        let new = || Entry { auth: Arc::new(Auth::new(repository, credential.cloned())), asked: now };
+        let new = || CachedAuthorizer {
+            auth: Arc::new(HostAuthorizer::new(repository, credential.cloned())),
+            asked: now,
+        };
         let entry = known.entries.entry(key).or_insert_with(new);
         entry.asked = now;
         let auth = Arc::clone(&entry.auth);
@@ -90,21 +98,21 @@ impl AuthCache {
     }
 }
 
-impl Known {
+impl CachedAuthorizers {
     /// Forgets what no pull uses and none has asked for in a while.
     fn forget(&mut self, now: Instant) {
         let full = self.entries.len() >= MAX_ENTRIES;
-        let idle = |entry: &Entry| full || now.duration_since(entry.asked) >= IDLE;
+        let idle = |entry: &CachedAuthorizer| full || now.duration_since(entry.asked) >= IDLE;
         self.entries.retain(|_, entry| Arc::strong_count(&entry.auth) > 1 || !idle(entry));
     }
 }
 
-fn lock(known: &Map<Known>) -> MutexGuard<'_, Known> {
+fn lock(known: &Map<CachedAuthorizers>) -> MutexGuard<'_, CachedAuthorizers> {
     known.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Forgets until nothing is left: a node that pulls nothing more must not remember passwords.
-async fn forgetting(known: Weak<Map<Known>>) {
+async fn forgetting(known: Weak<Map<CachedAuthorizers>>) {
     loop {
         time::sleep(FORGET_EVERY).await;
         let Some(known) = known.upgrade() else { return };
@@ -119,68 +127,71 @@ async fn forgetting(known: Weak<Map<Known>>) {
 
 /// What is shown to one host for one repository.
 #[derive(Debug)]
-pub(crate) struct Auth {
+pub(crate) struct HostAuthorizer {
     repository: String,
     credential: Option<Credential>,
-    state: Mutex<State>,
+    state: Mutex<AuthorizerState>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct AuthorizerState {
     /// Counts what was shown; a refusal of an older one is no news.
     generation: u64,
-    shown: Option<Shown>,
+    shown: Option<AuthorizationHeader>,
     /// How tokens are asked for, once known.
-    challenge: Option<Challenge>,
+    challenge: Option<AuthChallenge>,
 }
 
 #[derive(Debug, Clone)]
-struct Shown {
+struct AuthorizationHeader {
     value: HeaderValue,
     expires: Option<Instant>,
 }
 
 /// A header field to show, and which one it is.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Pass {
+pub(crate) struct RequestAuthorization {
     pub(crate) value: Option<HeaderValue>,
     generation: u64,
 }
 
 /// Who asks: what a renewal needs besides what is known.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Asking<'a> {
-    pub(crate) transport: &'a Transport,
+pub(crate) struct AuthorizationContext<'a> {
+    pub(crate) transport: &'a HttpTransport,
     pub(crate) config: &'a RegistryConfig,
-    pub(crate) host: &'a Host,
-    pub(crate) watcher: &'a Watcher,
+    pub(crate) host: &'a RegistryHost,
+    pub(crate) watcher: &'a FetchWatcher,
 }
 
 /// A pass could not be had; the host is the one that refused it.
 #[derive(Debug)]
-pub(crate) struct NoPass {
+pub(crate) struct AuthorizationError {
     pub(crate) host: String,
     pub(crate) kind: FetchErrorKind,
     /// Whether that was the token server.
     pub(crate) token: bool,
 }
 
-impl Auth {
-    fn new(repository: &str, credential: Option<Credential>) -> Auth {
+impl HostAuthorizer {
+    fn new(repository: &str, credential: Option<Credential>) -> HostAuthorizer {
         let shown = credential
             .as_ref()
             .filter(|credential| !credential.registry_token.is_empty())
             .and_then(|credential| token::bearer(&credential.registry_token))
-            .map(|value| Shown { value, expires: None });
-        Auth {
+            .map(|value| AuthorizationHeader { value, expires: None });
+        HostAuthorizer {
             repository: repository.into(),
             credential,
-            state: Mutex::new(State { shown, ..State::default() }),
+            state: Mutex::new(AuthorizerState { shown, ..AuthorizerState::default() }),
         }
     }
 
     /// What to show now; a token that is about to expire is renewed first. Nothing, before the host asked.
-    pub(crate) async fn pass(&self, asking: Asking<'_>) -> Result<Pass, NoPass> {
+    pub(crate) async fn authorization(
+        &self,
+        asking: AuthorizationContext<'_>,
+    ) -> Result<RequestAuthorization, AuthorizationError> {
         let mut state = self.state.lock().await;
         let expired = state
             .shown
@@ -194,24 +205,27 @@ impl Auth {
     }
 
     /// The host refused `refused` with 401. What to show instead; an error when there is nothing else to show.
-    pub(crate) async fn refused(
+    pub(crate) async fn handle_unauthorized(
         &self,
-        refused: &Pass,
+        refused: &RequestAuthorization,
         reply: &HeaderMap,
-        answer: Answer,
-        asking: Asking<'_>,
-    ) -> Result<Pass, NoPass> {
+        answer: ErrorResponse,
+        asking: AuthorizationContext<'_>,
+    ) -> Result<RequestAuthorization, AuthorizationError> {
         let mut state = self.state.lock().await;
         if state.generation != refused.generation {
             return Ok(state.pass()); // somebody else renewed it meanwhile
         }
-        let denied =
-            |answer| NoPass { host: asking.host.name(), kind: FetchErrorKind::Denied(answer), token: false };
+        let denied = |answer| AuthorizationError {
+            host: asking.host.name(),
+            kind: FetchErrorKind::Denied(answer),
+            token: false,
+        };
         let fixed = self.credential.as_ref().is_some_and(|credential| !credential.registry_token.is_empty());
         if fixed {
             return Err(denied(answer));
         }
-        let challenges: Vec<Challenge> = reply
+        let challenges: Vec<AuthChallenge> = reply
             .get_all(WWW_AUTHENTICATE)
             .iter()
             .filter_map(|header| header.to_str().ok())
@@ -225,7 +239,7 @@ impl Auth {
         let login = self.credential.as_ref().and_then(token::basic);
         match (of("basic"), login) {
             (Some(_), Some(value)) if state.shown.is_none() => {
-                state.show(Shown { value, expires: None }, None);
+                state.show(AuthorizationHeader { value, expires: None }, None);
                 Ok(state.pass())
             }
             _ => Err(denied(answer)),
@@ -233,7 +247,7 @@ impl Auth {
     }
 
     /// Whether there is a credential for the host, and it has asked for it.
-    pub(crate) async fn has_shown(&self) -> bool {
+    pub(crate) async fn has_authenticated(&self) -> bool {
         self.credential.is_some() && self.state.lock().await.shown.is_some()
     }
 
@@ -255,41 +269,41 @@ impl Auth {
 
     async fn renew(
         &self,
-        state: &mut State,
-        challenge: &Challenge,
-        asking: Asking<'_>,
-    ) -> Result<(), NoPass> {
+        state: &mut AuthorizerState,
+        challenge: &AuthChallenge,
+        asking: AuthorizationContext<'_>,
+    ) -> Result<(), AuthorizationError> {
         let credential = self.credential.as_ref();
         let request = token::request(challenge, &asking.host.base, &self.repository, credential).map_err(
-            |problem| NoPass {
+            |problem| AuthorizationError {
                 host: asking.host.name(),
                 kind: FetchErrorKind::BadReply(problem),
                 token: false,
             },
         )?;
         let server = authority(&request.url);
-        asking.watcher.tell(Notice::Waiting(Waiting::Token { host: server.clone() }));
+        asking.watcher.tell(FetchNotice::Waiting(FetchWait::Token { host: server.clone() }));
         let token = self.fetch(&request, &server, asking).await;
-        asking.watcher.tell(Notice::Going);
-        let token = token.map_err(|kind| NoPass { host: server.clone(), kind, token: true })?;
-        let value = token::bearer(&token.value).ok_or_else(|| NoPass {
+        asking.watcher.tell(FetchNotice::Resumed);
+        let token = token.map_err(|kind| AuthorizationError { host: server.clone(), kind, token: true })?;
+        let value = token::bearer(&token.value).ok_or_else(|| AuthorizationError {
             host: server,
             kind: FetchErrorKind::BadReply("its token fits into no header field".into()),
             token: true,
         })?;
         let expires = Instant::now() + token.life.saturating_sub((token.life / 10).min(MARGIN));
-        state.show(Shown { value, expires: Some(expires) }, Some(challenge.clone()));
+        state.show(AuthorizationHeader { value, expires: Some(expires) }, Some(challenge.clone()));
         Ok(())
     }
 
     /// Asks the token server, again when it is at fault.
     async fn fetch(
         &self,
-        request: &TokenRequest,
+        request: &TokenHttpRequest,
         server: &str,
-        asking: Asking<'_>,
-    ) -> Result<token::Token, FetchErrorKind> {
-        let mut route = Route::new(asking.config, 1, 0);
+        asking: AuthorizationContext<'_>,
+    ) -> Result<token::BearerToken, FetchErrorKind> {
+        let mut route = HostRoute::new(asking.config, 1, 0);
         loop {
             let failure = match self.fetch_once(request, asking).await {
                 Ok(token) => return Ok(token),
@@ -300,30 +314,30 @@ impl Auth {
                 _ => None,
             };
             let because = failure.to_string();
-            let wait = match route.failed(failure, dice()) {
-                Next::Again(wait) => wait.max(asked.unwrap_or_default()),
-                Next::GiveUp(kind) => return Err(kind),
-                Next::Elsewhere => continue, // there is none
+            let wait = match route.failed(failure, jitter()) {
+                RetryDecision::Retry(wait) => wait.max(asked.unwrap_or_default()),
+                RetryDecision::GiveUp(kind) => return Err(kind),
+                RetryDecision::NextHost => continue, // there is none
             };
             let until = Instant::now() + wait;
             let host = server.to_owned();
-            asking.watcher.tell(Notice::Waiting(Waiting::Retry { host, until, because }));
+            asking.watcher.tell(FetchNotice::Waiting(FetchWait::Retry { host, until, because }));
             time::sleep_until(until).await;
         }
     }
 
     async fn fetch_once(
         &self,
-        request: &TokenRequest,
-        asking: Asking<'_>,
-    ) -> Result<token::Token, FetchErrorKind> {
+        request: &TokenHttpRequest,
+        asking: AuthorizationContext<'_>,
+    ) -> Result<token::BearerToken, FetchErrorKind> {
         let same_host = request.url.origin() == asking.host.base.origin();
-        let strangers = asking.host.tls.for_strangers();
+        let strangers = asking.host.tls.default_tls();
         let mut headers = HeaderMap::new();
         if request.body.is_some() {
             headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/x-www-form-urlencoded"));
         }
-        let outgoing = Outgoing {
+        let outgoing = HttpRequest {
             method: request.method.clone(),
             url: request.url.clone(),
             headers,
@@ -340,7 +354,7 @@ impl Auth {
         if status == 200 {
             return token::read_reply(&body).map_err(FetchErrorKind::BadReply);
         }
-        let answer = Answer::read(status, &body, &self.secrets());
+        let answer = ErrorResponse::read(status, &body, &self.secrets());
         Err(match status {
             // Token servers refuse logins in each of these ways.
             400 | 401 | 403 | 404 => FetchErrorKind::Denied(answer),
@@ -351,15 +365,18 @@ impl Auth {
     }
 }
 
-impl State {
-    fn show(&mut self, shown: Shown, challenge: Option<Challenge>) {
+impl AuthorizerState {
+    fn show(&mut self, shown: AuthorizationHeader, challenge: Option<AuthChallenge>) {
         self.generation += 1;
         self.shown = Some(shown);
         self.challenge = challenge;
     }
 
-    fn pass(&self) -> Pass {
-        Pass { value: self.shown.as_ref().map(|shown| shown.value.clone()), generation: self.generation }
+    fn pass(&self) -> RequestAuthorization {
+        RequestAuthorization {
+            value: self.shown.as_ref().map(|shown| shown.value.clone()),
+            generation: self.generation,
+        }
     }
 }
 
@@ -367,14 +384,14 @@ impl State {
 mod tests {
     use super::*;
 
-    fn host() -> Host {
-        Host::new(Url::parse("http://registry.example/v2").unwrap())
+    fn host() -> RegistryHost {
+        RegistryHost::new(Url::parse("http://registry.example/v2").unwrap())
     }
 
     #[tokio::test(start_paused = true)]
     async fn what_no_pull_uses_is_forgotten_after_a_while() {
-        let (cache, host) = (AuthCache::default(), host());
-        let kept = |cache: &AuthCache| lock(&cache.0).entries.len();
+        let (cache, host) = (RegistryAuthCache::default(), host());
+        let kept = |cache: &RegistryAuthCache| lock(&cache.0).entries.len();
         let used = cache.entry(&host, "used", None);
         let again = Arc::downgrade(&cache.entry(&host, "again", None));
         drop(cache.entry(&host, "once", None));
@@ -390,8 +407,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_no_pull_uses_is_forgotten_also_when_none_follows() {
-        let (cache, host) = (AuthCache::default(), host());
-        let kept = |cache: &AuthCache| lock(&cache.0).entries.len();
+        let (cache, host) = (RegistryAuthCache::default(), host());
+        let kept = |cache: &RegistryAuthCache| lock(&cache.0).entries.len();
         for round in 0..2 {
             let used = cache.entry(&host, "used", None);
             drop(cache.entry(&host, "once", None));
@@ -408,7 +425,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn many_at_once_are_forgotten_earlier() {
-        let (cache, host) = (AuthCache::default(), host());
+        let (cache, host) = (RegistryAuthCache::default(), host());
         let used = cache.entry(&host, "used", None);
         for number in 0..5 * MAX_ENTRIES {
             drop(cache.entry(&host, &format!("repository-{number}"), None));

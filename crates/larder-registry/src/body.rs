@@ -4,11 +4,11 @@ use bytes::{Bytes, BytesMut};
 use reqwest::Response;
 use tokio::time::{self, Instant};
 
-use super::budget::Permit;
+use super::budget::ConnectionPermit;
 use super::config::RegistryConfig;
-use super::error::{FetchError, FetchErrorKind, What};
+use super::error::{FetchError, FetchErrorKind, FetchTarget};
+use super::stall_detector::StallDetector;
 use super::transport::explain;
-use super::watchdog::Watchdog;
 
 /// Reads a body of at most `limit` bytes.
 pub(crate) async fn read_small(
@@ -20,7 +20,7 @@ pub(crate) async fn read_small(
     if response.content_length().is_some_and(|length| length > limit as u64) {
         return Err(too_large);
     }
-    let mut watched = Watched::new(response, config);
+    let mut watched = WatchedBody::new(response, config);
     let mut whole = BytesMut::new();
     while let Some(chunk) = watched.chunk().await? {
         if whole.len() + chunk.len() > limit {
@@ -33,23 +33,23 @@ pub(crate) async fn read_small(
 
 /// A body with its watchdog.
 #[derive(Debug)]
-struct Watched {
+struct WatchedBody {
     response: Response,
-    watchdog: Watchdog,
+    watchdog: StallDetector,
     config: (std::time::Duration, u64),
 }
 
-impl Watched {
-    fn new(response: Response, config: &RegistryConfig) -> Watched {
+impl WatchedBody {
+    fn new(response: Response, config: &RegistryConfig) -> WatchedBody {
         let (window, min_bytes) = (config.stall_window, config.stall_bytes);
-        Watched { response, watchdog: Watchdog::new(window, min_bytes), config: (window, min_bytes) }
+        WatchedBody { response, watchdog: StallDetector::new(window, min_bytes), config: (window, min_bytes) }
     }
 
     /// The next piece, never an empty one.
     async fn chunk(&mut self) -> Result<Option<Bytes>, FetchErrorKind> {
         loop {
             let began = Instant::now();
-            let patience = self.watchdog.patience();
+            let patience = self.watchdog.remaining();
             let (chunk, waited) = match time::timeout(patience, self.response.chunk()).await {
                 Ok(Ok(None)) => return Ok(None),
                 Ok(Ok(Some(chunk))) => (chunk, began.elapsed()),
@@ -71,20 +71,20 @@ impl Watched {
 /// A part of a blob on its way. Holds one connection of the registry's budget until it is dropped.
 #[derive(Debug)]
 pub struct BlobBody {
-    body: Watched,
-    permit: Permit,
+    body: WatchedBody,
+    permit: ConnectionPermit,
     start: u64,
     at: u64,
     end: u64,
     ranged: bool,
     pub(crate) host: String,
     repository: String,
-    what: What,
+    target: FetchTarget,
 }
 
 /// What is known of a part before its bytes come.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Part {
+pub(crate) struct BlobRange {
     pub(crate) start: u64,
     pub(crate) end: u64,
     pub(crate) ranged: bool,
@@ -93,14 +93,14 @@ pub(crate) struct Part {
 impl BlobBody {
     pub(crate) fn new(
         response: Response,
-        permit: Permit,
-        part: Part,
+        permit: ConnectionPermit,
+        part: BlobRange,
         config: &RegistryConfig,
-        (repository, host, what): (String, String, What),
+        (repository, host, target): (String, String, FetchTarget),
     ) -> BlobBody {
-        let Part { start, end, ranged } = part;
-        let body = Watched::new(response, config);
-        BlobBody { body, permit, start, at: start, end, ranged, host, repository, what }
+        let BlobRange { start, end, ranged } = part;
+        let body = WatchedBody::new(response, config);
+        BlobBody { body, permit, start, at: start, end, ranged, host, repository, target }
     }
 
     /// Offset of the first byte that comes. 0 where another one was asked for and the server ignored it: begin again.
@@ -127,7 +127,7 @@ impl BlobBody {
     pub async fn chunk(&mut self) -> Result<Option<Bytes>, FetchError> {
         self.next().await.map_err(|kind| FetchError {
             repository: self.repository.clone(),
-            what: self.what.clone(),
+            target: self.target.clone(),
             host: self.host.clone(),
             kind: Box::new(kind),
             earlier: Vec::new(),
@@ -139,7 +139,7 @@ impl BlobBody {
             |at, end, cause: &str| FetchErrorKind::Truncated { got: at, want: end, cause: cause.into() };
         match self.body.chunk().await {
             Ok(Some(chunk)) => {
-                self.permit.came(chunk.len());
+                self.permit.add_received(chunk.len());
                 let left = self.end - self.at;
                 if chunk.len() as u64 > left {
                     return Err(FetchErrorKind::TooLarge { limit: self.end - self.start });

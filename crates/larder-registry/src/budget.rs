@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{self, Instant};
 
-use super::waiting::{Notice, Waiting, Watcher};
+use super::fetch_notice::{FetchNotice, FetchWait, FetchWatcher};
 
 /// Connections for manifests and configs, besides those for blobs: they are small, and must not queue behind layers.
 const SMALL_CONNECTIONS: usize = 2;
@@ -23,25 +23,25 @@ const KEPT: Duration = Duration::from_secs(15 * 60);
 
 /// What kind of request a connection is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Load {
+pub(crate) enum RequestSize {
     Small,
     Blob,
 }
 
 /// The budget of one host.
 #[derive(Debug)]
-pub(crate) struct Budget {
+pub(crate) struct HostBudget {
     host: String,
     blobs: Arc<Semaphore>,
     small: Arc<Semaphore>,
-    until: Mutex<Until>,
-    traffic: Arc<Traffic>,
+    until: Mutex<BudgetPauses>,
+    traffic: Arc<HostTraffic>,
     limit: usize,
 }
 
 /// What was asked of one host so far.
 #[derive(Debug, Default)]
-struct Traffic {
+struct HostTraffic {
     requests: AtomicU64,
     bytes: AtomicU64,
     waiting: AtomicUsize,
@@ -70,7 +70,7 @@ pub struct RegistryLoad {
 }
 
 #[derive(Debug, Default)]
-struct Until {
+struct BudgetPauses {
     /// Nobody asks before this.
     held: Option<Instant>,
     /// Nobody who has another host asks before this.
@@ -80,37 +80,37 @@ struct Until {
 /// The right to use one connection, until dropped.
 #[derive(Debug)]
 #[must_use]
-pub(crate) struct Permit {
+pub(crate) struct ConnectionPermit {
     _permit: Option<OwnedSemaphorePermit>,
-    traffic: Arc<Traffic>,
+    traffic: Arc<HostTraffic>,
 }
 
-impl Permit {
+impl ConnectionPermit {
     /// Counts bytes of a body.
-    pub(crate) fn came(&self, bytes: usize) {
+    pub(crate) fn add_received(&self, bytes: usize) {
         self.traffic.bytes.fetch_add(bytes as u64, Ordering::Relaxed);
     }
 }
 
 /// One who waits, until dropped.
-struct Waits<'a>(&'a Traffic);
+struct WaitingCount<'a>(&'a HostTraffic);
 
-impl<'a> Waits<'a> {
-    fn begin(traffic: &'a Traffic) -> Waits<'a> {
+impl<'a> WaitingCount<'a> {
+    fn begin(traffic: &'a HostTraffic) -> WaitingCount<'a> {
         traffic.waiting.fetch_add(1, Ordering::Relaxed);
-        Waits(traffic)
+        WaitingCount(traffic)
     }
 }
 
-impl Drop for Waits<'_> {
+impl Drop for WaitingCount<'_> {
     fn drop(&mut self) {
         self.0.waiting.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
-impl Budget {
-    pub(crate) fn new(host: impl Into<String>, connections: usize) -> Budget {
-        Budget {
+impl HostBudget {
+    pub(crate) fn new(host: impl Into<String>, connections: usize) -> HostBudget {
+        HostBudget {
             host: host.into(),
             blobs: Arc::new(Semaphore::new(connections.max(1))),
             small: Arc::new(Semaphore::new(SMALL_CONNECTIONS)),
@@ -128,7 +128,7 @@ impl Budget {
 
     /// How much it is used now.
     pub(crate) fn load(&self, now: Instant) -> RegistryLoad {
-        let Traffic { requests, bytes, waiting, waits } = &*self.traffic;
+        let HostTraffic { requests, bytes, waiting, waits } = &*self.traffic;
         let held = self.held_until(now).map(|until| until.saturating_duration_since(now));
         RegistryLoad {
             host: self.host.clone(),
@@ -144,23 +144,23 @@ impl Budget {
 
     /// Waits for a connection, and for the end of what the registry asked to wait, unless that is longer than
     /// `longest`: then the error is how long it still is, and nobody asks in vain.
-    pub(crate) async fn enter(
+    pub(crate) async fn acquire(
         &self,
-        load: Load,
+        load: RequestSize,
         longest: Duration,
-        watcher: &Watcher,
-    ) -> Result<Permit, Duration> {
+        watcher: &FetchWatcher,
+    ) -> Result<ConnectionPermit, Duration> {
         let connections = match load {
-            Load::Small => &self.small,
-            Load::Blob => &self.blobs,
+            RequestSize::Small => &self.small,
+            RequestSize::Blob => &self.blobs,
         };
         let mut permit = connections.clone().try_acquire_owned().ok();
         if permit.is_none() {
-            let _waits = Waits::begin(&self.traffic);
-            watcher.tell(Notice::Waiting(Waiting::Connection { host: self.host.clone() }));
+            let _waits = WaitingCount::begin(&self.traffic);
+            watcher.tell(FetchNotice::Waiting(FetchWait::Connection { host: self.host.clone() }));
             // It fails only when the semaphore is closed, which nobody does.
             permit = connections.clone().acquire_owned().await.ok();
-            watcher.tell(Notice::Going);
+            watcher.tell(FetchNotice::Resumed);
         }
         // The wait may grow while it is waited for.
         while let Some(until) = self.held_until(Instant::now()) {
@@ -168,17 +168,17 @@ impl Budget {
             if left > longest {
                 return Err(left);
             }
-            let _waits = Waits::begin(&self.traffic);
-            watcher.tell(Notice::Waiting(Waiting::Asked { host: self.host.clone(), until }));
+            let _waits = WaitingCount::begin(&self.traffic);
+            watcher.tell(FetchNotice::Waiting(FetchWait::RateLimited { host: self.host.clone(), until }));
             time::sleep_until(until).await;
-            watcher.tell(Notice::Going);
+            watcher.tell(FetchNotice::Resumed);
         }
         self.traffic.requests.fetch_add(1, Ordering::Relaxed);
-        Ok(Permit { _permit: permit, traffic: Arc::clone(&self.traffic) })
+        Ok(ConnectionPermit { _permit: permit, traffic: Arc::clone(&self.traffic) })
     }
 
     /// The registry asked everybody to wait; a shorter wait than the present one changes nothing.
-    pub(crate) fn hold(&self, now: Instant, wait: Duration) {
+    pub(crate) fn pause(&self, now: Instant, wait: Duration) {
         self.traffic.waits.fetch_add(1, Ordering::Relaxed);
         let until = now + wait.min(KEPT);
         let mut state = self.until.lock().unwrap_or_else(PoisonError::into_inner);
@@ -219,71 +219,77 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
     const MINUTE: Duration = Duration::from_secs(60);
 
-    fn watched() -> (Watcher, Arc<Mutex<Vec<Notice>>>) {
+    fn watched() -> (FetchWatcher, Arc<Mutex<Vec<FetchNotice>>>) {
         let notices = Arc::new(Mutex::new(Vec::new()));
         let seen = notices.clone();
-        (Watcher::new(move |notice| seen.lock().unwrap().push(notice)), notices)
+        (FetchWatcher::new(move |notice| seen.lock().unwrap().push(notice)), notices)
     }
 
     #[tokio::test(start_paused = true)]
     async fn everybody_waits_as_long_as_the_registry_asks() {
-        let budget = Arc::new(Budget::new("reg.example", 4));
+        let budget = Arc::new(HostBudget::new("reg.example", 4));
         let start = Instant::now();
-        budget.hold(start, 10 * SECOND);
-        budget.hold(start, 3 * SECOND);
+        budget.pause(start, 10 * SECOND);
+        budget.pause(start, 3 * SECOND);
         let (watcher, notices) = watched();
         let longer = budget.clone();
         tokio::join!(
             async {
-                let _permit = budget.enter(Load::Blob, MINUTE, &watcher).await;
+                let _permit = budget.acquire(RequestSize::Blob, MINUTE, &watcher).await;
                 assert_eq!(start.elapsed(), 20 * SECOND, "the wait grew meanwhile");
             },
             async {
-                let _permit = budget.enter(Load::Small, MINUTE, &Watcher::default()).await;
+                let _permit = budget.acquire(RequestSize::Small, MINUTE, &FetchWatcher::default()).await;
                 assert_eq!(start.elapsed(), 20 * SECOND);
             },
             async {
                 time::sleep(5 * SECOND).await;
-                longer.hold(start, 20 * SECOND);
+                longer.pause(start, 20 * SECOND);
             }
         );
         let asked = |seconds| {
-            Notice::Waiting(Waiting::Asked { host: "reg.example".into(), until: start + seconds * SECOND })
+            FetchNotice::Waiting(FetchWait::RateLimited {
+                host: "reg.example".into(),
+                until: start + seconds * SECOND,
+            })
         };
-        assert_eq!(*notices.lock().unwrap(), [asked(10), Notice::Going, asked(20), Notice::Going]);
+        assert_eq!(
+            *notices.lock().unwrap(),
+            [asked(10), FetchNotice::Resumed, asked(20), FetchNotice::Resumed]
+        );
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_wait_that_is_too_long_is_said_and_not_waited_for() {
-        let budget = Budget::new("reg.example", 4);
+        let budget = HostBudget::new("reg.example", 4);
         let start = Instant::now();
-        budget.hold(start, 2 * MINUTE);
-        let refused = budget.enter(Load::Small, MINUTE, &Watcher::default()).await.map(drop);
+        budget.pause(start, 2 * MINUTE);
+        let refused = budget.acquire(RequestSize::Small, MINUTE, &FetchWatcher::default()).await.map(drop);
         assert_eq!(refused, Err(2 * MINUTE));
         assert_eq!(start.elapsed(), Duration::ZERO);
-        budget.hold(start, Duration::MAX);
+        budget.pause(start, Duration::MAX);
         assert_eq!(budget.held_until(start), Some(start + KEPT), "and not kept for ever");
     }
 
     #[tokio::test(start_paused = true)]
     async fn blobs_queue_for_connections_and_manifests_do_not_queue_behind_them() {
-        let budget = Budget::new("reg.example", 1);
-        let first = budget.enter(Load::Blob, MINUTE, &Watcher::default()).await;
-        let _manifest = budget.enter(Load::Small, MINUTE, &Watcher::default()).await;
+        let budget = HostBudget::new("reg.example", 1);
+        let first = budget.acquire(RequestSize::Blob, MINUTE, &FetchWatcher::default()).await;
+        let _manifest = budget.acquire(RequestSize::Small, MINUTE, &FetchWatcher::default()).await;
         let (watcher, notices) = watched();
-        let second = time::timeout(SECOND, budget.enter(Load::Blob, MINUTE, &watcher)).await;
+        let second = time::timeout(SECOND, budget.acquire(RequestSize::Blob, MINUTE, &watcher)).await;
         assert!(second.is_err(), "the only connection is taken");
         assert_eq!(
             *notices.lock().unwrap(),
-            [Notice::Waiting(Waiting::Connection { host: "reg.example".into() })]
+            [FetchNotice::Waiting(FetchWait::Connection { host: "reg.example".into() })]
         );
         drop(first);
-        let _second = budget.enter(Load::Blob, MINUTE, &watcher).await;
+        let _second = budget.acquire(RequestSize::Blob, MINUTE, &watcher).await;
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_host_that_is_gone_is_avoided_until_it_answers_or_a_time_passes() {
-        let budget = Budget::new("reg.example", 1);
+        let budget = HostBudget::new("reg.example", 1);
         let now = Instant::now();
         assert_eq!(budget.better_avoided(now), None);
         budget.avoid(now);

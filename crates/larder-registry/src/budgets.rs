@@ -5,35 +5,40 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::budget::Budget;
+use super::budget::HostBudget;
 
 /// How many hosts are remembered, unless more are in use at once.
 const MAX_BUDGETS: usize = 256;
 
 /// By scheme, host and port.
 #[derive(Debug, Default)]
-pub(super) struct Budgets(HashMap<String, Used>);
+pub(super) struct HostBudgets(HashMap<String, BudgetEntry>);
 
 #[derive(Debug)]
-struct Used {
-    budget: Arc<Budget>,
+struct BudgetEntry {
+    budget: Arc<HostBudget>,
     last: Instant,
 }
 
-impl Budgets {
+impl HostBudgets {
     /// The budget of a host, a new one where none is remembered. Another host may be forgotten for it: the one that was
     /// not used for the longest time, and one that asked to wait only after all others.
-    pub(super) fn of(&mut self, origin: String, now: Instant, new: impl FnOnce() -> Budget) -> Arc<Budget> {
+    pub(super) fn of(
+        &mut self,
+        origin: String,
+        now: Instant,
+        new: impl FnOnce() -> HostBudget,
+    ) -> Arc<HostBudget> {
         if !self.0.contains_key(&origin) && self.0.len() >= MAX_BUDGETS {
             self.forget_one(now);
         }
-        let used = self.0.entry(origin).or_insert_with(|| Used { budget: Arc::new(new()), last: now });
+        let used = self.0.entry(origin).or_insert_with(|| BudgetEntry { budget: Arc::new(new()), last: now });
         used.last = now;
         Arc::clone(&used.budget)
     }
 
     /// All that are remembered.
-    pub(super) fn all(&self) -> Vec<Arc<Budget>> {
+    pub(super) fn all(&self) -> Vec<Arc<HostBudget>> {
         self.0.values().map(|used| Arc::clone(&used.budget)).collect()
     }
 
@@ -56,12 +61,12 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn hosts_that_are_not_used_are_forgotten_and_those_that_asked_to_wait_last() {
-        let (mut budgets, start) = (Budgets::default(), Instant::now());
+        let (mut budgets, start) = (HostBudgets::default(), Instant::now());
         let mut of = |host: &str, seconds: u64| {
-            budgets.of(host.to_owned(), start + Duration::from_secs(seconds), || Budget::new(host, 4))
+            budgets.of(host.to_owned(), start + Duration::from_secs(seconds), || HostBudget::new(host, 4))
         };
         let in_use = of("used", 0);
-        of("slow down", 1).hold(start, Duration::from_secs(800));
+        of("slow down", 1).pause(start, Duration::from_secs(800));
         let before = of("idle", 2).load(start).host;
         assert_eq!(before, "idle");
         for n in 0..1000 {

@@ -5,14 +5,14 @@
 
 /// One way to authenticate that a server offers.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(crate) struct Challenge {
+pub(crate) struct AuthChallenge {
     /// `bearer`, `basic`, ... in lower case.
     pub(crate) scheme: String,
     /// Names in lower case; of several equal ones the first counts.
     params: Vec<(String, String)>,
 }
 
-impl Challenge {
+impl AuthChallenge {
     /// A parameter; `name` in lower case.
     pub(crate) fn param(&self, name: &str) -> Option<&str> {
         self.params.iter().find(|(param, _)| param == name).map(|(_, value)| value.as_str())
@@ -23,9 +23,9 @@ impl Challenge {
 const MAX_LEN: usize = 8 * 1024;
 
 /// The challenges of one header field, in its order. What cannot be understood is left out.
-pub(crate) fn parse(header: &str) -> Vec<Challenge> {
+pub(crate) fn parse(header: &str) -> Vec<AuthChallenge> {
     let mut rest = header.get(..MAX_LEN).unwrap_or(if header.len() > MAX_LEN { "" } else { header });
-    let mut challenges: Vec<Challenge> = Vec::new();
+    let mut challenges: Vec<AuthChallenge> = Vec::new();
     loop {
         rest = rest.trim_start_matches([' ', '\t', ',']);
         if rest.is_empty() {
@@ -53,7 +53,7 @@ pub(crate) fn parse(header: &str) -> Vec<Challenge> {
             (Some(value), None) => rest = split_value(value).1,
             // A word alone begins the next challenge.
             (None, _) => {
-                challenges.push(Challenge { scheme: word.to_ascii_lowercase(), params: Vec::new() });
+                challenges.push(AuthChallenge { scheme: word.to_ascii_lowercase(), params: Vec::new() });
                 rest = after;
             }
         }

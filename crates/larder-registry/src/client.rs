@@ -7,39 +7,39 @@ use larder::credentials::Credential;
 use larder::reference::Reference;
 use tokio::time::Instant;
 
-use super::auth::AuthCache;
-use super::budget::Budget;
+use super::auth::RegistryAuthCache;
+use super::budget::HostBudget;
 use super::budget::RegistryLoad;
-use super::budgets::Budgets;
+use super::budgets::HostBudgets;
 use super::config::RegistryConfig;
-use super::error::{FetchError, FetchErrorKind, What};
-use super::hosts::{Host, UnknownKey, hosts_of, names_registry};
-use super::session::{Link, Session};
-use super::transport::Transport;
+use super::error::{FetchError, FetchErrorKind, FetchTarget};
+use super::hosts::{RegistryHost, UnknownKey, hosts_of, names_registry};
+use super::session::{RepositorySession, SessionHost};
+use super::transport::HttpTransport;
 
 /// Speaks to registries. Clones share connections, tokens, and what registries allow.
 #[derive(Debug, Clone)]
-pub struct Client(pub(super) Arc<Shared>);
+pub struct RegistryClient(pub(super) Arc<RegistryClientInner>);
 
 #[derive(Debug)]
-pub(crate) struct Shared {
+pub(crate) struct RegistryClientInner {
     pub(crate) config: Arc<RegistryConfig>,
-    pub(crate) transport: Transport,
-    auth: AuthCache,
-    budgets: Mutex<Budgets>,
+    pub(crate) transport: HttpTransport,
+    auth: RegistryAuthCache,
+    budgets: Mutex<HostBudgets>,
     /// Unknown keys that were told: files are read for each pull.
     told: Mutex<HashSet<UnknownKey>>,
 }
 
-impl Client {
+impl RegistryClient {
     /// A client that has not connected to anything yet.
-    pub fn new(config: RegistryConfig) -> Client {
+    pub fn new(config: RegistryConfig) -> RegistryClient {
         let config = Arc::new(config);
-        let transport = Transport::new(config.clone());
-        Client(Arc::new(Shared {
+        let transport = HttpTransport::new(config.clone());
+        RegistryClient(Arc::new(RegistryClientInner {
             config,
             transport,
-            auth: AuthCache::default(),
+            auth: RegistryAuthCache::default(),
             budgets: Mutex::default(),
             told: Mutex::default(),
         }))
@@ -66,8 +66,12 @@ impl Client {
     /// nobody yet.
     ///
     /// The credential belongs to the registry of the image's name. Mirrors are asked without it, unless
-    /// [`Session::also_for`] gives them one.
-    pub fn session(&self, image: &Reference, credential: Option<&Credential>) -> Result<Session, FetchError> {
+    /// [`RepositorySession::with_mirror_credential`] gives them one.
+    pub fn session(
+        &self,
+        image: &Reference,
+        credential: Option<&Credential>,
+    ) -> Result<RepositorySession, FetchError> {
         let hosts = self.0.hosts(image.registry(), image.name())?;
         let links = hosts
             .into_iter()
@@ -76,16 +80,16 @@ impl Client {
                 self.0.link(image.registry(), image.path(), host, credential)
             })
             .collect();
-        Ok(Session::new(self.0.clone(), image.clone(), links))
+        Ok(RepositorySession::new(self.0.clone(), image.clone(), links))
     }
 }
 
-impl Shared {
+impl RegistryClientInner {
     /// The hosts of a registry, as they are configured now; `about` is what they are wanted for.
-    pub(crate) fn hosts(&self, registry: &str, about: &str) -> Result<Vec<Host>, FetchError> {
+    pub(crate) fn hosts(&self, registry: &str, about: &str) -> Result<Vec<RegistryHost>, FetchError> {
         hosts_of(registry, &self.config, &|unknown| self.tell(unknown)).map_err(|error| FetchError {
             repository: about.to_owned(),
-            what: What::Hosts,
+            target: FetchTarget::Hosts,
             host: String::new(),
             kind: Box::new(FetchErrorKind::Hosts(error)),
             earlier: Vec::new(),
@@ -106,16 +110,16 @@ impl Shared {
         &self,
         registry: &str,
         repository: &str,
-        host: Host,
+        host: RegistryHost,
         credential: Option<&Credential>,
-    ) -> Link {
+    ) -> SessionHost {
         let origin = host.base.origin().ascii_serialization();
         let budget = {
             let mut budgets = self.budgets.lock().unwrap_or_else(PoisonError::into_inner);
-            budgets.of(origin, Instant::now(), || Budget::new(host.name(), self.config.connections))
+            budgets.of(origin, Instant::now(), || HostBudget::new(host.name(), self.config.connections))
         };
         let auth = self.auth.entry(&host, repository, credential);
         let namespace = (!names_registry(&host.name(), registry)).then(|| registry.to_owned());
-        Link { host, budget, auth, namespace }
+        SessionHost { host, budget, auth, namespace }
     }
 }

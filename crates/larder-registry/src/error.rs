@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use larder::reference::Digest;
 
+use super::fetch_notice::short;
 use super::hosts::HostsError;
-use super::waiting::short;
 use crate::manifest::ManifestError;
 
 /// A fetch that failed at every host that could serve it. The text names the repository, what was wanted, the host and
@@ -18,7 +18,7 @@ pub struct FetchError {
     /// The repository in full: `docker.io/library/busybox`.
     pub repository: String,
     /// What was wanted.
-    pub what: What,
+    pub target: FetchTarget,
     /// The host that was asked last; empty when none was asked.
     pub host: String,
     /// The cause.
@@ -36,7 +36,7 @@ impl FetchError {
 
 impl fmt::Display for FetchError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: {}", self.repository, self.what)?;
+        write!(f, "{}: {}", self.repository, self.target)?;
         if !self.host.is_empty() {
             write!(f, " at {}", self.host)?;
         }
@@ -55,7 +55,7 @@ impl Error for FetchError {
 /// What was wanted from a registry.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum What {
+pub enum FetchTarget {
     /// A manifest or index, by tag or digest.
     Manifest(String),
     /// An image's config.
@@ -70,15 +70,15 @@ pub enum What {
     Login,
 }
 
-impl fmt::Display for What {
+impl fmt::Display for FetchTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            What::Manifest(reference) => write!(f, "manifest {reference}"),
-            What::Config(digest) => write!(f, "config {digest}"),
-            What::Blob(digest) => write!(f, "blob {digest}"),
-            What::Token => f.write_str("token"),
-            What::Hosts => f.write_str("hosts"),
-            What::Login => f.write_str("login"),
+            FetchTarget::Manifest(reference) => write!(f, "manifest {reference}"),
+            FetchTarget::Config(digest) => write!(f, "config {digest}"),
+            FetchTarget::Blob(digest) => write!(f, "blob {digest}"),
+            FetchTarget::Token => f.write_str("token"),
+            FetchTarget::Hosts => f.write_str("hosts"),
+            FetchTarget::Login => f.write_str("login"),
         }
     }
 }
@@ -89,24 +89,24 @@ impl fmt::Display for What {
 pub enum FetchErrorKind {
     /// The credential, or its absence, was refused.
     #[error("pull access denied, repository does not exist or may require authorization: {0}")]
-    Denied(Answer),
+    Denied(ErrorResponse),
     /// The registry does not have it.
     #[error("not found: {0}")]
-    NotFound(Answer),
+    NotFound(ErrorResponse),
     /// The registry asks to be left alone, for longer than larder waits or again and again.
     #[error("{answer}{}", wait(.after.as_ref()))]
     RateLimited {
         /// What it said.
-        answer: Answer,
+        answer: ErrorResponse,
         /// How long it asked to wait, if it said so.
         after: Option<Duration>,
     },
     /// Another refusal; asking again would not help.
     #[error("refused: {0}")]
-    Refused(Answer),
+    Refused(ErrorResponse),
     /// The registry failed; asking later may help.
     #[error("the registry failed: {0}")]
-    Failing(Answer),
+    Failing(ErrorResponse),
     /// No connection came about, or it broke.
     #[error("{0}")]
     Unreachable(String),
@@ -168,7 +168,7 @@ fn wait(after: Option<&Duration>) -> String {
 
 impl FetchErrorKind {
     /// What the registry said, where it said something.
-    pub fn answer(&self) -> Option<&Answer> {
+    pub fn answer(&self) -> Option<&ErrorResponse> {
         match self {
             FetchErrorKind::Denied(answer)
             | FetchErrorKind::NotFound(answer)
@@ -250,7 +250,7 @@ impl From<ManifestError> for FetchErrorKind {
 
 /// A refusal in the registry's words: `404 Not Found (MANIFEST_UNKNOWN: manifest unknown)`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Answer {
+pub struct ErrorResponse {
     /// The HTTP status.
     pub status: u16,
     /// What the body said, shortened; empty if nothing that can be printed.
@@ -260,20 +260,20 @@ pub struct Answer {
 /// Longest text of a registry that is repeated.
 const MAX_SAID: usize = 300;
 
-impl Answer {
-    pub(crate) fn new(status: u16, said: &str) -> Answer {
-        Answer { status, said: printable(said) }
+impl ErrorResponse {
+    pub(crate) fn new(status: u16, said: &str) -> ErrorResponse {
+        ErrorResponse { status, said: printable(said) }
     }
 
     /// What a refusal's body says: the `errors` of the distribution protocol, or what token servers write. Anything
     /// else (a proxy's web page) is not worth repeating. `secrets` are struck out, should the server echo them.
-    pub(crate) fn read(status: u16, body: &[u8], secrets: &[&str]) -> Answer {
+    pub(crate) fn read(status: u16, body: &[u8], secrets: &[&str]) -> ErrorResponse {
         let said = errors_of(body).unwrap_or_default();
         let struck = secrets
             .iter()
             .filter(|secret| secret.len() > 2)
             .fold(said, |said, secret| said.replace(secret, "****"));
-        Answer::new(status, &struck)
+        ErrorResponse::new(status, &struck)
     }
 }
 
@@ -305,7 +305,7 @@ pub(crate) fn printable(text: &str) -> String {
     line.trim().to_owned()
 }
 
-impl fmt::Display for Answer {
+impl fmt::Display for ErrorResponse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.status)?;
         let status = reqwest::StatusCode::from_u16(self.status).ok();
@@ -328,9 +328,9 @@ mod tests {
         let body = br#"{"errors":[{"code":"MANIFEST_UNKNOWN","message":"manifest unknown\u001b[2J"}]}"#;
         let error = FetchError {
             repository: "docker.io/library/nope".into(),
-            what: What::Manifest("1".into()),
+            target: FetchTarget::Manifest("1".into()),
             host: "registry-1.docker.io".into(),
-            kind: Box::new(FetchErrorKind::NotFound(Answer::read(404, body, &[]))),
+            kind: Box::new(FetchErrorKind::NotFound(ErrorResponse::read(404, body, &[]))),
             earlier: vec![("mirror.example".into(), "connection refused".into())],
         };
         assert_eq!(
@@ -343,14 +343,14 @@ mod tests {
 
     #[test]
     fn a_secret_that_the_server_echoes_is_struck_out() {
-        let answer = Answer::read(403, br#"{"message":"bad token s3cret!"}"#, &["s3cret!"]);
+        let answer = ErrorResponse::read(403, br#"{"message":"bad token s3cret!"}"#, &["s3cret!"]);
         assert_eq!(answer.to_string(), "403 Forbidden (bad token ****)");
     }
 
     #[test]
     fn web_pages_are_not_repeated_and_long_texts_are_cut() {
-        assert_eq!(Answer::read(502, b"<html>nginx</html>", &[]).to_string(), "502 Bad Gateway");
+        assert_eq!(ErrorResponse::read(502, b"<html>nginx</html>", &[]).to_string(), "502 Bad Gateway");
         let long = format!(r#"{{"message":"{}"}}"#, "x".repeat(10_000));
-        assert!(Answer::read(500, long.as_bytes(), &[]).said.len() < 400);
+        assert!(ErrorResponse::read(500, long.as_bytes(), &[]).said.len() < 400);
     }
 }

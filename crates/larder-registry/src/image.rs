@@ -3,12 +3,12 @@
 use bytes::Bytes;
 use larder::reference::Digest;
 
-use super::error::{FetchError, FetchErrorKind, What};
-use super::session::{Resolved, Session};
+use super::error::{FetchError, FetchErrorKind, FetchTarget};
+use super::session::{RepositorySession, ResolvedManifest};
 use super::verify;
 use crate::manifest::{
-    Descriptor, Document, ImageConfig, Index, MAX_DEPTH, Manifest, ManifestError, NextManifest,
-    PlatformMatcher,
+    Descriptor, ImageConfig, ImageIndex, ImageManifest, MAX_DEPTH, ManifestCandidate, ManifestError,
+    ManifestOrIndex, PlatformMatcher,
 };
 
 /// Most manifests and indexes that are fetched to find one image.
@@ -18,52 +18,52 @@ const MAX_DOCUMENTS: usize = 32;
 #[derive(Debug, Clone)]
 pub struct ImageDocuments {
     /// What the name points at: the index, or the manifest itself. Its digest is that of `NAME@DIGEST`.
-    pub target: Resolved,
+    pub target: ResolvedManifest,
     /// The manifest for the platform; the same as `target` where that is a manifest.
-    pub manifest: Resolved,
+    pub manifest: ResolvedManifest,
     /// What the manifest says, with one layer for each diff id of the config.
-    pub layers: Manifest,
+    pub layers: ImageManifest,
     /// The config.
     pub config: ImageConfig,
     /// The config's bytes as received; their digest is the image's id.
     pub config_raw: Bytes,
 }
 
-impl Session {
+impl RepositorySession {
     /// Fetches what describes the image that the session's name points at, for the best platform on offer.
     ///
     /// A name that points at a manifest, not at an index, means that one whatever it was built for.
     pub async fn documents(&self, platform: &PlatformMatcher) -> Result<ImageDocuments, FetchError> {
-        self.documents_but(platform, &|_| None).await
+        self.documents_with_known_configs(platform, &|_| None).await
     }
 
-    /// Like [`documents`](Session::documents); a config that `known` has, by its digest, is not fetched.
-    pub async fn documents_but(
+    /// Like [`documents`](RepositorySession::documents); a config that `known` has, by its digest, is not fetched.
+    pub async fn documents_with_known_configs(
         &self,
         platform: &PlatformMatcher,
         known: &(dyn Fn(&Digest) -> Option<Bytes> + Send + Sync),
     ) -> Result<ImageDocuments, FetchError> {
         let target = self.resolve().await?;
         let index = match &target.document {
-            Document::Manifest(_) => return self.finish(target.clone(), target, known).await,
-            Document::Index(index) => index,
+            ManifestOrIndex::Manifest(_) => return self.finish(target.clone(), target, known).await,
+            ManifestOrIndex::Index(index) => index,
         };
-        let mut offered = index.offered();
+        let mut offered = index.platforms();
         let mut fetched = 0;
         let mut stack = Vec::new();
         push_candidates(&mut stack, index, platform, 1);
-        while let Some(IndexEntry { descriptor, matches, depth }) = stack.pop() {
+        while let Some(PendingManifest { descriptor, matches, depth }) = stack.pop() {
             fetched += 1;
             if depth > MAX_DEPTH || fetched > MAX_DOCUMENTS {
                 return Err(self.unusable(&descriptor, &target.host, ManifestError::TooDeep));
             }
             let found = self.manifest(&descriptor).await?;
             match &found.document {
-                Document::Index(index) => {
-                    offered.extend(index.offered());
+                ManifestOrIndex::Index(index) => {
+                    offered.extend(index.platforms());
                     push_candidates(&mut stack, index, platform, depth + 1);
                 }
-                Document::Manifest(_) => {
+                ManifestOrIndex::Manifest(_) => {
                     let documents = self.finish(target.clone(), found, known).await?;
                     let built_for = &documents.config.platform;
                     // Where the index does not say what it is for, the config does; if not even that, it will have to do.
@@ -81,12 +81,12 @@ impl Session {
 
     async fn finish(
         &self,
-        target: Resolved,
-        manifest: Resolved,
+        target: ResolvedManifest,
+        manifest: ResolvedManifest,
         known: &(dyn Fn(&Digest) -> Option<Bytes> + Send + Sync),
     ) -> Result<ImageDocuments, FetchError> {
         let problem = |error| self.unusable(&manifest.descriptor, &manifest.host, error);
-        let Document::Manifest(layers) = manifest.document.clone() else {
+        let ManifestOrIndex::Manifest(layers) = manifest.document.clone() else {
             return Err(problem(ManifestError::Ambiguous));
         };
         let known =
@@ -101,13 +101,13 @@ impl Session {
     }
 
     fn unusable(&self, descriptor: &Descriptor, host: &str, error: ManifestError) -> FetchError {
-        let what = What::Manifest(descriptor.digest.to_string());
+        let what = FetchTarget::Manifest(descriptor.digest.to_string());
         self.error(what, host.to_owned(), FetchErrorKind::Manifest(error), Vec::new())
     }
 }
 
 /// An entry of an index that is still to be fetched.
-struct IndexEntry {
+struct PendingManifest {
     descriptor: Descriptor,
     /// Whether the index says that it is for the platform.
     matches: bool,
@@ -116,10 +116,15 @@ struct IndexEntry {
 }
 
 /// Adds what an index has for a platform. The best candidate is on top.
-fn push_candidates(stack: &mut Vec<IndexEntry>, index: &Index, platform: &PlatformMatcher, depth: usize) {
+fn push_candidates(
+    stack: &mut Vec<PendingManifest>,
+    index: &ImageIndex,
+    platform: &PlatformMatcher,
+    depth: usize,
+) {
     let found = index.candidates(platform).into_iter().rev();
     stack.extend(found.map(|next| {
-        let NextManifest { descriptor, matches } = next;
-        IndexEntry { descriptor: descriptor.clone(), matches, depth }
+        let ManifestCandidate { descriptor, matches } = next;
+        PendingManifest { descriptor: descriptor.clone(), matches, depth }
     }));
 }

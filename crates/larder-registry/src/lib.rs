@@ -7,13 +7,14 @@
 //! fetch_blob: ranges of a blob in parallel, each with its own hosts and retries -> BlobSink
 //! ```
 //!
-//! Read `session.rs` first ([`Session::resolve`] and `Session::ask`), then [`fetch_blob`].
+//! Read `session.rs` first ([`RepositorySession::resolve`] and `RepositorySession::ask`), then [`fetch_blob`].
 //!
 //! Invariants: a host receives only its own credentials, whatever redirects and challenges say; when a registry asks
-//! to wait, all pulls wait; every wait is bounded and reports its reason ([`Notice::Waiting`]); manifests and configs
+//! to wait, all pulls wait; every wait is bounded and reports its reason ([`FetchNotice::Waiting`]); manifests and configs
 //! are verified, blobs are not (their reader verifies them); memory is bounded by settings; no reply panics; no error
 //! text contains a secret or a signed URL.
 
+mod access_check;
 mod auth;
 mod body;
 mod budget;
@@ -24,6 +25,7 @@ mod config;
 mod content_range;
 mod error;
 mod fetch;
+mod fetch_notice;
 mod hosts;
 mod image;
 mod login;
@@ -31,27 +33,25 @@ pub mod manifest;
 mod rate_limit;
 mod route;
 mod session;
+mod stall_detector;
 mod tls;
 mod token;
 mod transport;
-mod trial;
 mod verify;
-mod waiting;
-mod watchdog;
 
+pub use access_check::FetchAttempt;
 pub use body::BlobBody;
 pub use budget::RegistryLoad;
-pub use client::Client;
+pub use client::RegistryClient;
 pub use config::{Proxy, RegistryConfig};
-pub use error::{Answer, FetchError, FetchErrorKind, What};
-pub use fetch::{BlobError, BlobSink, Extents, Fetched, fetch_blob};
+pub use error::{ErrorResponse, FetchError, FetchErrorKind, FetchTarget};
+pub use fetch::{BlobError, BlobSink, ByteRanges, FetchReport, fetch_blob};
+pub use fetch_notice::{FetchNotice, FetchWait};
 pub use hosts::HostsError;
 pub use image::ImageDocuments;
-pub use login::Login;
-pub use session::{Resolved, Session};
-pub use tls::TlsError;
-pub use trial::Trial;
-pub use waiting::{Notice, Waiting};
+pub use login::LoginResult;
+pub use session::{RepositorySession, ResolvedManifest};
+pub use tls::TlsSettingsError;
 
 /// The schemes that a `WWW-Authenticate` field offers, in lower case. Public for the fuzz target of the parser.
 #[doc(hidden)]

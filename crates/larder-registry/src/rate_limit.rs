@@ -22,7 +22,7 @@ fn read(status: u16, headers: &HeaderMap, now: SystemTime) -> Option<Duration> {
     {
         return Some(wait);
     }
-    let quota = Quota::read(&text, now);
+    let quota = RateLimitHeaders::read(&text, now);
     (refused || quota.remaining == Some(0)).then_some(quota.reset)?
 }
 
@@ -37,14 +37,14 @@ fn retry_after(after: &str, date: Option<&str>, now: SystemTime) -> Option<Durat
 }
 
 #[derive(Debug, Default)]
-struct Quota {
+struct RateLimitHeaders {
     remaining: Option<u64>,
     reset: Option<Duration>,
 }
 
-impl Quota {
-    fn read<'a>(text: &impl Fn(&str) -> Option<&'a str>, now: SystemTime) -> Quota {
-        let mut quota = Quota::default();
+impl RateLimitHeaders {
+    fn read<'a>(text: &impl Fn(&str) -> Option<&'a str>, now: SystemTime) -> RateLimitHeaders {
+        let mut quota = RateLimitHeaders::default();
         // `limit=10, remaining=0, reset=5`, and later `"default";r=0;t=5`.
         for item in text("ratelimit").unwrap_or_default().split([',', ';']) {
             match item.trim().split_once('=') {

@@ -11,26 +11,26 @@ use super::error::FetchErrorKind;
 
 /// What to do after a failure.
 #[derive(Debug)]
-pub(crate) enum Next {
+pub(crate) enum RetryDecision {
     /// Ask the same host again after this time.
-    Again(Duration),
+    Retry(Duration),
     /// Ask the next host.
-    Elsewhere,
+    NextHost,
     /// No host is left.
     GiveUp(FetchErrorKind),
 }
 
 /// The way of one request through its hosts.
 #[derive(Debug)]
-pub(crate) struct Route {
+pub(crate) struct HostRoute {
     hosts: usize,
     at: usize,
     tries: u32,
-    policy: Policy,
+    policy: RetryPolicy,
 }
 
 #[derive(Debug, Clone)]
-struct Policy {
+struct RetryPolicy {
     tries: u32,
     tries_of_mirror: u32,
     initial: Duration,
@@ -38,17 +38,17 @@ struct Policy {
     longest_hold: Duration,
 }
 
-impl Route {
+impl HostRoute {
     /// A way through `hosts` hosts that begins at the host of number `start`.
-    pub(crate) fn new(config: &RegistryConfig, hosts: usize, start: usize) -> Route {
-        let policy = Policy {
+    pub(crate) fn new(config: &RegistryConfig, hosts: usize, start: usize) -> HostRoute {
+        let policy = RetryPolicy {
             tries: config.tries.max(1),
             tries_of_mirror: config.tries_of_mirror.max(1),
             initial: config.retry_initial,
             max: config.retry_max,
             longest_hold: config.longest_hold,
         };
-        Route { hosts, at: start.min(hosts.saturating_sub(1)), tries: 0, policy }
+        HostRoute { hosts, at: start.min(hosts.saturating_sub(1)), tries: 0, policy }
     }
 
     /// The number of the host to ask; there is one as long as nobody gave up.
@@ -77,7 +77,7 @@ impl Route {
     }
 
     /// What to do about a failure. `dice` is any number; waits are drawn from it.
-    pub(crate) fn failed(&mut self, failure: FetchErrorKind, dice: u64) -> Next {
+    pub(crate) fn failed(&mut self, failure: FetchErrorKind, dice: u64) -> RetryDecision {
         self.tries += 1;
         let fallback = self.has_fallback();
         let again = match &failure {
@@ -98,9 +98,9 @@ impl Route {
         };
         let limit = if fallback { self.policy.tries_of_mirror } else { self.policy.tries };
         match again {
-            Some(wait) if self.tries < limit => Next::Again(wait),
-            _ if self.pass_over() => Next::Elsewhere,
-            _ => Next::GiveUp(failure),
+            Some(wait) if self.tries < limit => RetryDecision::Retry(wait),
+            _ if self.pass_over() => RetryDecision::NextHost,
+            _ => RetryDecision::GiveUp(failure),
         }
     }
 
@@ -114,7 +114,7 @@ impl Route {
 }
 
 /// A number that nobody can foresee, for spreading waits.
-pub(crate) fn dice() -> u64 {
+pub(crate) fn jitter() -> u64 {
     use std::hash::{BuildHasher as _, Hasher as _};
     std::hash::RandomState::new().build_hasher().finish()
 }
@@ -122,34 +122,34 @@ pub(crate) fn dice() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::error::Answer;
+    use crate::error::ErrorResponse;
 
-    fn route(hosts: usize) -> Route {
-        Route::new(&RegistryConfig::default(), hosts, 0)
+    fn route(hosts: usize) -> HostRoute {
+        HostRoute::new(&RegistryConfig::default(), hosts, 0)
     }
 
     fn failing() -> FetchErrorKind {
-        FetchErrorKind::Failing(Answer::new(500, ""))
+        FetchErrorKind::Failing(ErrorResponse::new(500, ""))
     }
 
     #[test]
     fn waits_double_up_to_a_maximum_and_are_spread() {
         let config = RegistryConfig { tries: 20, ..RegistryConfig::default() };
-        let mut route = Route::new(&config, 1, 0);
+        let mut route = HostRoute::new(&config, 1, 0);
         let mut waits = Vec::new();
-        while let Next::Again(wait) = route.failed(failing(), 0) {
+        while let RetryDecision::Retry(wait) = route.failed(failing(), 0) {
             waits.push(wait.as_millis());
         }
         assert_eq!(waits[..8], [125, 250, 500, 1000, 2000, 4000, 5000, 5000]);
         assert_eq!(waits.len(), 19);
-        let spread = |dice| Route { tries: 1, ..Route::new(&config, 1, 0) }.wait(dice);
+        let spread = |dice| HostRoute { tries: 1, ..HostRoute::new(&config, 1, 0) }.wait(dice);
         assert!(spread(0) < spread(500) && spread(500) < spread(1023));
         assert!(spread(1023) <= config.retry_initial);
     }
 
     #[test]
     fn what_another_try_would_not_change_is_not_tried_again() {
-        let answer = || Answer::new(404, "");
+        let answer = || ErrorResponse::new(404, "");
         for failure in [
             FetchErrorKind::NotFound(answer()),
             FetchErrorKind::Denied(answer()),
@@ -158,42 +158,46 @@ mod tests {
             FetchErrorKind::Tls("x".into()),
             FetchErrorKind::TooLarge { limit: 1 },
         ] {
-            assert!(matches!(route(1).failed(failure, 0), Next::GiveUp(_)));
+            assert!(matches!(route(1).failed(failure, 0), RetryDecision::GiveUp(_)));
         }
-        assert!(matches!(route(2).failed(FetchErrorKind::NotFound(answer()), 0), Next::Elsewhere));
+        assert!(matches!(route(2).failed(FetchErrorKind::NotFound(answer()), 0), RetryDecision::NextHost));
     }
 
     #[test]
     fn a_mirror_gets_fewer_tries_and_none_when_it_is_gone_or_busy() {
         let mut through = route(2);
-        assert!(matches!(through.failed(failing(), 0), Next::Again(_)));
-        assert!(matches!(through.failed(failing(), 0), Next::Elsewhere));
+        assert!(matches!(through.failed(failing(), 0), RetryDecision::Retry(_)));
+        assert!(matches!(through.failed(failing(), 0), RetryDecision::NextHost));
         assert_eq!(through.at(), 1);
-        assert!(matches!(through.failed(failing(), 0), Next::Again(_)));
+        assert!(matches!(through.failed(failing(), 0), RetryDecision::Retry(_)));
 
-        let busy = FetchErrorKind::RateLimited { answer: Answer::new(429, ""), after: None };
-        assert!(matches!(route(2).failed(busy, 0), Next::Elsewhere));
-        assert!(matches!(route(2).failed(FetchErrorKind::Unreachable("gone".into()), 0), Next::Elsewhere));
+        let busy = FetchErrorKind::RateLimited { answer: ErrorResponse::new(429, ""), after: None };
+        assert!(matches!(route(2).failed(busy, 0), RetryDecision::NextHost));
+        assert!(matches!(
+            route(2).failed(FetchErrorKind::Unreachable("gone".into()), 0),
+            RetryDecision::NextHost
+        ));
     }
 
     #[test]
     fn a_wish_to_wait_is_followed_unless_it_is_too_long() {
         let busy = |seconds| FetchErrorKind::RateLimited {
-            answer: Answer::new(429, ""),
+            answer: ErrorResponse::new(429, ""),
             after: Some(Duration::from_secs(seconds)),
         };
-        assert!(matches!(route(1).failed(busy(60), 0), Next::Again(Duration::ZERO)));
-        assert!(matches!(route(1).failed(busy(61), 0), Next::GiveUp(_)));
+        assert!(matches!(route(1).failed(busy(60), 0), RetryDecision::Retry(Duration::ZERO)));
+        assert!(matches!(route(1).failed(busy(61), 0), RetryDecision::GiveUp(_)));
     }
 
     #[test]
     fn progress_buys_new_tries() {
         let mut route = route(1);
         for _ in 0..100 {
-            assert!(matches!(route.failed(failing(), 0), Next::Again(_)));
+            assert!(matches!(route.failed(failing(), 0), RetryDecision::Retry(_)));
             route.progressed();
         }
-        let tries = (0..99).take_while(|_| matches!(route.failed(failing(), 0), Next::Again(_))).count();
+        let tries =
+            (0..99).take_while(|_| matches!(route.failed(failing(), 0), RetryDecision::Retry(_))).count();
         assert_eq!(tries, 4);
     }
 }

@@ -12,68 +12,72 @@ use reqwest::header::{
 use reqwest::{Method, Response, StatusCode, Url};
 use tokio::time::{self, Instant};
 
-use super::auth::{Asking, Auth, NoPass, Pass};
-use super::body::{BlobBody, Part, read_small};
-use super::budget::{Budget, Load, Permit};
-use super::client::Shared;
+use super::auth::{AuthorizationContext, AuthorizationError, HostAuthorizer, RequestAuthorization};
+use super::body::{BlobBody, BlobRange, read_small};
+use super::budget::{ConnectionPermit, HostBudget, RequestSize};
+use super::client::RegistryClientInner;
 use super::content_range::ContentRange;
-use super::error::{Answer, FetchError, FetchErrorKind, What};
-use super::hosts::Host;
+use super::error::{ErrorResponse, FetchError, FetchErrorKind, FetchTarget};
+use super::fetch_notice::{FetchNotice, FetchWait, FetchWatcher};
+use super::hosts::RegistryHost;
 use super::rate_limit::asked_to_wait;
-use super::route::{Next, Route, dice};
-use super::transport::{Outgoing, Reply};
+use super::route::{HostRoute, RetryDecision, jitter};
+use super::transport::{HttpRequest, HttpResponse};
 use super::verify;
-use super::waiting::{Notice, Waiting, Watcher};
-use crate::manifest::{ACCEPTED_MANIFESTS, Descriptor, Document, MAX_BYTES, MediaType};
+use crate::manifest::{ACCEPTED_MANIFESTS, Descriptor, MAX_BYTES, ManifestOrIndex, MediaType};
 
 /// Largest body of a refusal that is looked at, in bytes.
 const MAX_REFUSAL: usize = 64 * 1024;
 
 /// One image's repository. Clones are cheap and share everything.
 #[derive(Debug, Clone)]
-pub struct Session {
-    pub(crate) shared: Arc<Shared>,
+pub struct RepositorySession {
+    pub(crate) shared: Arc<RegistryClientInner>,
     image: Reference,
-    links: Arc<[Link]>,
-    pub(crate) watcher: Watcher,
+    links: Arc<[SessionHost]>,
+    pub(crate) watcher: FetchWatcher,
 }
 
 /// A host of the session with what is shared about it.
 #[derive(Debug, Clone)]
-pub(crate) struct Link {
-    pub(crate) host: Host,
-    pub(crate) budget: Arc<Budget>,
-    pub(crate) auth: Arc<Auth>,
+pub(crate) struct SessionHost {
+    pub(crate) host: RegistryHost,
+    pub(crate) budget: Arc<HostBudget>,
+    pub(crate) auth: Arc<HostAuthorizer>,
     /// The registry that a mirror is to act for.
     pub(crate) namespace: Option<String>,
 }
 
 /// What a name points at.
 #[derive(Debug, Clone)]
-pub struct Resolved {
+pub struct ResolvedManifest {
     /// Type, digest and size of the manifest or index.
     pub descriptor: Descriptor,
     /// Its bytes as received; the digest is theirs.
     pub raw: Bytes,
     /// The same, understood.
-    pub document: Document,
+    pub document: ManifestOrIndex,
     /// The host that said so.
     pub host: String,
 }
 
 /// A request that failed, and the host that is to blame: the one that was asked, or its token server.
-pub(crate) type Failed = NoPass;
+pub(crate) type RequestError = AuthorizationError;
 
 /// What a host must be able to do for a request.
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Capability {
+pub(crate) enum HostCapability {
     Pull,
     Resolve,
 }
 
-impl Session {
-    pub(crate) fn new(shared: Arc<Shared>, image: Reference, links: Vec<Link>) -> Session {
-        Session { shared, image, links: links.into(), watcher: Watcher::default() }
+impl RepositorySession {
+    pub(crate) fn new(
+        shared: Arc<RegistryClientInner>,
+        image: Reference,
+        links: Vec<SessionHost>,
+    ) -> RepositorySession {
+        RepositorySession { shared, image, links: links.into(), watcher: FetchWatcher::default() }
     }
 
     /// The image that the session is about.
@@ -88,20 +92,20 @@ impl Session {
 
     /// The same session, with `watcher` told of bytes and waits. It is called from within fetches: it must be quick.
     #[must_use]
-    pub fn watched(&self, watcher: impl Fn(Notice) + Send + Sync + 'static) -> Session {
-        Session { watcher: Watcher::new(watcher), ..self.clone() }
+    pub fn with_watcher(&self, watcher: impl Fn(FetchNotice) + Send + Sync + 'static) -> RepositorySession {
+        RepositorySession { watcher: FetchWatcher::new(watcher), ..self.clone() }
     }
 
     /// The same session without some of its hosts: those that served wrong bytes, say.
     #[must_use]
-    pub fn without_hosts(&self, hosts: &[String]) -> Session {
+    pub fn without_hosts(&self, hosts: &[String]) -> RepositorySession {
         let links = self.links.iter().filter(|link| !hosts.contains(&link.host.name())).cloned().collect();
-        Session { links, ..self.clone() }
+        RepositorySession { links, ..self.clone() }
     }
 
     /// The same session, with a credential for a mirror (`HOST` or `HOST:PORT`), which otherwise gets none.
     #[must_use]
-    pub fn also_for(&self, host: &str, credential: &Credential) -> Session {
+    pub fn with_mirror_credential(&self, host: &str, credential: &Credential) -> RepositorySession {
         let links = self.links.iter().map(|link| {
             if link.host.name() == host {
                 let (registry, path) = (self.image.registry(), self.image.path());
@@ -110,29 +114,29 @@ impl Session {
                 link.clone()
             }
         });
-        Session { links: links.collect(), ..self.clone() }
+        RepositorySession { links: links.collect(), ..self.clone() }
     }
 
     /// Fetches the manifest or index that the image's name points at: by its digest if it has one, else by its tag.
-    pub async fn resolve(&self) -> Result<Resolved, FetchError> {
+    pub async fn resolve(&self) -> Result<ResolvedManifest, FetchError> {
         if let Some(digest) = self.image.digest() {
-            return self.fetch_manifest(digest.as_str(), Some(digest), Capability::Pull).await;
+            return self.fetch_manifest(digest.as_str(), Some(digest), HostCapability::Pull).await;
         }
         let tag = self.image.tag().unwrap_or(DEFAULT_TAG);
-        self.fetch_manifest(tag, None, Capability::Resolve).await
+        self.fetch_manifest(tag, None, HostCapability::Resolve).await
     }
 
     /// Fetches a manifest or index by its descriptor.
-    pub async fn manifest(&self, descriptor: &Descriptor) -> Result<Resolved, FetchError> {
+    pub async fn manifest(&self, descriptor: &Descriptor) -> Result<ResolvedManifest, FetchError> {
         let resolved = self
-            .fetch_manifest(descriptor.digest.as_str(), Some(&descriptor.digest), Capability::Pull)
+            .fetch_manifest(descriptor.digest.as_str(), Some(&descriptor.digest), HostCapability::Pull)
             .await?;
-        Ok(Resolved { descriptor: descriptor.clone(), ..resolved })
+        Ok(ResolvedManifest { descriptor: descriptor.clone(), ..resolved })
     }
 
     /// Fetches an image's config, or another blob of at most 4 MiB, whole and verified.
     pub async fn config(&self, descriptor: &Descriptor) -> Result<Bytes, FetchError> {
-        let mut walk = self.walk(What::Config(descriptor.digest.clone()), Capability::Pull, 0)?;
+        let mut walk = self.walk(FetchTarget::Config(descriptor.digest.clone()), HostCapability::Pull, 0)?;
         loop {
             match self.config_at(walk.link(), descriptor).await {
                 Ok(raw) => return Ok(raw),
@@ -151,7 +155,7 @@ impl Session {
         offset: u64,
         end: Option<u64>,
     ) -> Result<BlobBody, FetchError> {
-        let mut walk = self.walk(What::Blob(descriptor.digest.clone()), Capability::Pull, 0)?;
+        let mut walk = self.walk(FetchTarget::Blob(descriptor.digest.clone()), HostCapability::Pull, 0)?;
         loop {
             match self
                 .open_at(walk.link(), descriptor, offset, end.unwrap_or(u64::MAX).min(descriptor.size))
@@ -167,9 +171,9 @@ impl Session {
         &self,
         reference: &str,
         digest: Option<&Digest>,
-        capability: Capability,
-    ) -> Result<Resolved, FetchError> {
-        let mut walk = self.walk(What::Manifest(reference.to_owned()), capability, 0)?;
+        capability: HostCapability,
+    ) -> Result<ResolvedManifest, FetchError> {
+        let mut walk = self.walk(FetchTarget::Manifest(reference.to_owned()), capability, 0)?;
         loop {
             match self.manifest_at(walk.link(), reference, digest).await {
                 Ok(resolved) => return Ok(resolved),
@@ -180,14 +184,14 @@ impl Session {
 
     async fn manifest_at(
         &self,
-        link: &Link,
+        link: &SessionHost,
         reference: &str,
         expected: Option<&Digest>,
-    ) -> Result<Resolved, Failed> {
-        let failed = |kind| Failed { host: link.host.name(), kind, token: false };
+    ) -> Result<ResolvedManifest, RequestError> {
+        let failed = |kind| RequestError { host: link.host.name(), kind, token: false };
         let headers = accepting_manifests().map_err(failed)?;
         let url = self.url(link, "manifests", reference);
-        let (reply, _permit) = self.ask(link, url, headers, Load::Small).await?;
+        let (reply, _permit) = self.ask(link, url, headers, RequestSize::Small).await?;
         let field = |name: &str| {
             let value = reply.response.headers().get(name)?.to_str().ok()?;
             Some(value.to_owned())
@@ -199,23 +203,23 @@ impl Session {
         if let Some(digest) = expected.or(said.as_ref()) {
             verify::check(digest, &raw).map_err(failed)?;
         }
-        let document = Document::parse(&raw, &media_type).map_err(|error| failed(error.into()))?;
+        let document = ManifestOrIndex::parse(&raw, &media_type).map_err(|error| failed(error.into()))?;
         let digest = match expected {
             Some(digest) => digest.clone(),
             None => said.unwrap_or_else(|| Digest::sha256(&raw)),
         };
         let media_type = document.media_type(&raw, &media_type);
         let descriptor = Descriptor::new(media_type, digest, raw.len() as u64);
-        Ok(Resolved { descriptor, raw, document, host: link.host.name() })
+        Ok(ResolvedManifest { descriptor, raw, document, host: link.host.name() })
     }
 
-    async fn config_at(&self, link: &Link, descriptor: &Descriptor) -> Result<Bytes, Failed> {
-        let failed = |kind| Failed { host: link.host.name(), kind, token: false };
+    async fn config_at(&self, link: &SessionHost, descriptor: &Descriptor) -> Result<Bytes, RequestError> {
+        let failed = |kind| RequestError { host: link.host.name(), kind, token: false };
         if descriptor.size > MAX_BYTES as u64 {
             return Err(failed(FetchErrorKind::TooLarge { limit: MAX_BYTES as u64 }));
         }
         let url = self.url(link, "blobs", descriptor.digest.as_str());
-        let (reply, _permit) = self.ask(link, url, HeaderMap::new(), Load::Small).await?;
+        let (reply, _permit) = self.ask(link, url, HeaderMap::new(), RequestSize::Small).await?;
         let raw = read_small(reply.response, MAX_BYTES, &self.shared.config).await.map_err(failed)?;
         verify::check(&descriptor.digest, &raw).map_err(failed)?;
         Ok(raw)
@@ -224,11 +228,11 @@ impl Session {
     /// Opens a part of a blob at one host.
     pub(crate) async fn open_at(
         &self,
-        link: &Link,
+        link: &SessionHost,
         descriptor: &Descriptor,
         offset: u64,
         end: u64,
-    ) -> Result<BlobBody, Failed> {
+    ) -> Result<BlobBody, RequestError> {
         let size = descriptor.size;
         let asked = (offset > 0 || end < size).then_some((offset, end));
         let mut headers = HeaderMap::new();
@@ -240,17 +244,18 @@ impl Session {
             }
         }
         let url = self.url(link, "blobs", descriptor.digest.as_str());
-        let (reply, permit) = self.ask(link, url, headers, Load::Blob).await?;
-        let part = part_of(&reply.response, asked, size).map_err(|kind| Failed {
+        let (reply, permit) = self.ask(link, url, headers, RequestSize::Blob).await?;
+        let part = part_of(&reply.response, asked, size).map_err(|kind| RequestError {
             host: link.host.name(),
             kind,
             token: false,
         })?;
-        let names = (self.image.name().to_owned(), link.host.name(), What::Blob(descriptor.digest.clone()));
+        let names =
+            (self.image.name().to_owned(), link.host.name(), FetchTarget::Blob(descriptor.digest.clone()));
         Ok(BlobBody::new(reply.response, permit, part, &self.shared.config, names))
     }
 
-    pub(super) fn url(&self, link: &Link, kind: &str, reference: &str) -> Url {
+    pub(super) fn url(&self, link: &SessionHost, kind: &str, reference: &str) -> Url {
         let mut url = link.host.base.clone();
         let base = url.path().trim_end_matches('/');
         let path = format!("{base}/{}/{kind}/{reference}", self.image.path());
@@ -262,36 +267,36 @@ impl Session {
     }
 
     /// The hosts that are asked, in order.
-    pub(super) fn links(&self) -> &[Link] {
+    pub(super) fn links(&self) -> &[SessionHost] {
         &self.links
     }
 
     /// Fetches from one host, with what it wants to see. The reply is a good one.
     async fn ask(
         &self,
-        link: &Link,
+        link: &SessionHost,
         url: Url,
         headers: HeaderMap,
-        load: Load,
-    ) -> Result<(Reply, Permit), Failed> {
+        load: RequestSize,
+    ) -> Result<(HttpResponse, ConnectionPermit), RequestError> {
         self.request(link, Method::GET, url, headers, load).await
     }
 
     /// One request to one host, with what it wants to see. The reply is a good one.
     pub(super) async fn request(
         &self,
-        link: &Link,
+        link: &SessionHost,
         method: Method,
         url: Url,
         headers: HeaderMap,
-        load: Load,
-    ) -> Result<(Reply, Permit), Failed> {
-        let failed = |kind| Failed { host: link.host.name(), kind, token: false };
+        load: RequestSize,
+    ) -> Result<(HttpResponse, ConnectionPermit), RequestError> {
+        let failed = |kind| RequestError { host: link.host.name(), kind, token: false };
         let permit = self.enter(link, load).await.map_err(failed)?;
         let asking = self.asking(link);
-        let mut pass = link.auth.pass(asking).await?;
+        let mut pass = link.auth.authorization(asking).await?;
         for renewed in [false, true] {
-            let outgoing = Outgoing {
+            let outgoing = HttpRequest {
                 method: method.clone(),
                 url: url.clone(),
                 headers: headers.clone(),
@@ -307,11 +312,11 @@ impl Session {
             if matches!(status, StatusCode::OK | StatusCode::PARTIAL_CONTENT) {
                 return Ok((reply, permit));
             }
-            let from_elsewhere = reply.from_elsewhere;
+            let from_elsewhere = reply.redirected;
             let fields = reply.response.headers().clone();
             let answer = self.read_refusal(link, reply.response, &pass).await;
             if status == StatusCode::UNAUTHORIZED && !from_elsewhere && !renewed {
-                pass = link.auth.refused(&pass, &fields, answer, asking).await?;
+                pass = link.auth.handle_unauthorized(&pass, &fields, answer, asking).await?;
                 continue;
             }
             return Err(failed(refusal(answer, from_elsewhere, after)));
@@ -319,37 +324,42 @@ impl Session {
         Err(failed(FetchErrorKind::BadReply("it wants to see ever more".into())))
     }
 
-    fn asking<'a>(&'a self, link: &'a Link) -> Asking<'a> {
+    fn asking<'a>(&'a self, link: &'a SessionHost) -> AuthorizationContext<'a> {
         let (transport, config) = (&self.shared.transport, &*self.shared.config);
-        Asking { transport, config, host: &link.host, watcher: &self.watcher }
+        AuthorizationContext { transport, config, host: &link.host, watcher: &self.watcher }
     }
 
     /// Waits until the host's budget lets a request in.
-    async fn enter(&self, link: &Link, load: Load) -> Result<Permit, FetchErrorKind> {
+    async fn enter(&self, link: &SessionHost, load: RequestSize) -> Result<ConnectionPermit, FetchErrorKind> {
         let longest_hold = self.shared.config.longest_hold;
-        link.budget.enter(load, longest_hold, &self.watcher).await.map_err(|left| {
-            let answer = Answer::new(429, "it asked everybody to wait, and was not asked again");
+        link.budget.acquire(load, longest_hold, &self.watcher).await.map_err(|left| {
+            let answer = ErrorResponse::new(429, "it asked everybody to wait, and was not asked again");
             FetchErrorKind::RateLimited { answer, after: Some(left) }
         })
     }
 
     /// What a refusal says, without the secrets that the request showed.
-    async fn read_refusal(&self, link: &Link, response: Response, shown: &Pass) -> Answer {
+    async fn read_refusal(
+        &self,
+        link: &SessionHost,
+        response: Response,
+        shown: &RequestAuthorization,
+    ) -> ErrorResponse {
         let status = response.status().as_u16();
         let body = read_small(response, MAX_REFUSAL, &self.shared.config).await.unwrap_or_default();
         let mut secrets = link.auth.secrets();
         let shown = shown.value.as_ref().and_then(|value| value.to_str().ok());
         secrets.extend(shown.and_then(|shown| shown.split(' ').next_back()));
-        Answer::read(status, &body, &secrets)
+        ErrorResponse::read(status, &body, &secrets)
     }
 
     /// Obeys what a reply asks for, and says how long it asks to wait.
-    fn note_limits(&self, link: &Link, response: &Response) -> Option<std::time::Duration> {
+    fn note_limits(&self, link: &SessionHost, response: &Response) -> Option<std::time::Duration> {
         let status = response.status();
         let after = asked_to_wait(status.as_u16(), response.headers(), SystemTime::now())?;
         // A quota that is used up for hours may be one that this kind of request does not need: ask, and see.
         if !status.is_success() || after <= self.shared.config.longest_hold {
-            link.budget.hold(Instant::now(), after);
+            link.budget.pause(Instant::now(), after);
         }
         Some(after)
     }
@@ -357,31 +367,31 @@ impl Session {
     /// A way through the hosts that can do something, beginning at the host of number `start`.
     pub(crate) fn walk(
         &self,
-        what: What,
-        capability: Capability,
+        what: FetchTarget,
+        capability: HostCapability,
         start: usize,
-    ) -> Result<Walk<'_>, FetchError> {
-        let able = |link: &&Link| match capability {
-            Capability::Pull => link.host.pull,
-            Capability::Resolve => link.host.resolve,
+    ) -> Result<HostWalk<'_>, FetchError> {
+        let able = |link: &&SessionHost| match capability {
+            HostCapability::Pull => link.host.pull,
+            HostCapability::Resolve => link.host.resolve,
         };
-        let links: Vec<&Link> = self.links.iter().filter(able).collect();
+        let links: Vec<&SessionHost> = self.links.iter().filter(able).collect();
         if links.is_empty() {
             return Err(self.error(what, String::new(), FetchErrorKind::NoHost, Vec::new()));
         }
-        let route = Route::new(&self.shared.config, links.len(), start);
-        Ok(Walk { session: self, what, links, route, earlier: Vec::new() })
+        let route = HostRoute::new(&self.shared.config, links.len(), start);
+        Ok(HostWalk { session: self, what, links, route, earlier: Vec::new() })
     }
 
     pub(crate) fn error(
         &self,
-        what: What,
+        what: FetchTarget,
         host: String,
         kind: FetchErrorKind,
         earlier: Vec<(String, String)>,
     ) -> FetchError {
         let kind = Box::new(kind);
-        FetchError { repository: self.image.name().to_owned(), what, host, kind, earlier }
+        FetchError { repository: self.image.name().to_owned(), target: what, host, kind, earlier }
     }
 }
 
@@ -395,17 +405,17 @@ pub(super) fn accepting_manifests() -> Result<HeaderMap, FetchErrorKind> {
 
 /// The way of one fetch through the session's hosts.
 #[derive(Debug)]
-pub(crate) struct Walk<'s> {
-    session: &'s Session,
-    what: What,
-    links: Vec<&'s Link>,
-    route: Route,
+pub(crate) struct HostWalk<'s> {
+    session: &'s RepositorySession,
+    what: FetchTarget,
+    links: Vec<&'s SessionHost>,
+    route: HostRoute,
     earlier: Vec<(String, String)>,
 }
 
-impl<'s> Walk<'s> {
+impl<'s> HostWalk<'s> {
     /// The host to ask now. One that is known to be gone or busy is passed over while others are left.
-    pub(crate) fn link(&mut self) -> &'s Link {
+    pub(crate) fn link(&mut self) -> &'s SessionHost {
         loop {
             let link = self.links[self.route.at()];
             match link.budget.better_avoided(Instant::now()) {
@@ -429,25 +439,25 @@ impl<'s> Walk<'s> {
     }
 
     /// Waits until another try makes sense, at this host or the next; an error when it never does.
-    pub(crate) async fn failed(&mut self, failed: Failed) -> Result<(), FetchError> {
-        let Failed { host, kind, token } = failed;
+    pub(crate) async fn failed(&mut self, failed: RequestError) -> Result<(), FetchError> {
+        let RequestError { host, kind, token } = failed;
         let link = self.links[self.route.at()];
         if !token && kind.is_host_gone() {
             link.budget.avoid(Instant::now());
         }
         let text = kind.to_string();
-        match self.route.failed(kind, dice()) {
-            Next::Again(wait) if wait.is_zero() => {}
-            Next::Again(wait) => {
+        match self.route.failed(kind, jitter()) {
+            RetryDecision::Retry(wait) if wait.is_zero() => {}
+            RetryDecision::Retry(wait) => {
                 let until = Instant::now() + wait;
-                let waiting = Waiting::Retry { host, until, because: text };
-                self.session.watcher.tell(Notice::Waiting(waiting));
+                let waiting = FetchWait::Retry { host, until, because: text };
+                self.session.watcher.tell(FetchNotice::Waiting(waiting));
                 time::sleep_until(until).await;
-                self.session.watcher.tell(Notice::Going);
+                self.session.watcher.tell(FetchNotice::Resumed);
             }
-            Next::Elsewhere => self.earlier.push((host, text)),
-            Next::GiveUp(kind) => {
-                let what = if token { What::Token } else { self.what.clone() };
+            RetryDecision::NextHost => self.earlier.push((host, text)),
+            RetryDecision::GiveUp(kind) => {
+                let what = if token { FetchTarget::Token } else { self.what.clone() };
                 let earlier = std::mem::take(&mut self.earlier);
                 return Err(self.session.error(what, host, kind, earlier));
             }
@@ -457,7 +467,11 @@ impl<'s> Walk<'s> {
 }
 
 /// What a refusal means.
-fn refusal(answer: Answer, from_elsewhere: bool, after: Option<std::time::Duration>) -> FetchErrorKind {
+fn refusal(
+    answer: ErrorResponse,
+    from_elsewhere: bool,
+    after: Option<std::time::Duration>,
+) -> FetchErrorKind {
     match answer.status {
         // Where the registry redirects to, it is the registry's signature that was refused; the next one may be better.
         401 | 403 if from_elsewhere => FetchErrorKind::Failing(answer),
@@ -471,7 +485,7 @@ fn refusal(answer: Answer, from_elsewhere: bool, after: Option<std::time::Durati
 }
 
 /// Which part of a blob a reply brings.
-fn part_of(response: &Response, asked: Option<(u64, u64)>, size: u64) -> Result<Part, FetchErrorKind> {
+fn part_of(response: &Response, asked: Option<(u64, u64)>, size: u64) -> Result<BlobRange, FetchErrorKind> {
     let bad = FetchErrorKind::BadReply;
     let encoding = response.headers().get(CONTENT_ENCODING).map(HeaderValue::as_bytes);
     if encoding.is_some_and(|encoding| !encoding.eq_ignore_ascii_case(b"identity")) {
@@ -485,7 +499,7 @@ fn part_of(response: &Response, asked: Option<(u64, u64)>, size: u64) -> Result<
                 .ok_or_else(|| bad("a part of the blob without a Content-Range that makes sense".into()))?;
             match range.problem(offset, end, size) {
                 Some(problem) => Err(bad(problem)),
-                None => Ok(Part { start: offset, end: range.end, ranged: true }),
+                None => Ok(BlobRange { start: offset, end: range.end, ranged: true }),
             }
         }
         (StatusCode::PARTIAL_CONTENT, None) => {
@@ -495,21 +509,21 @@ fn part_of(response: &Response, asked: Option<(u64, u64)>, size: u64) -> Result<
             Some(length) if length != size => {
                 Err(bad(format!("it sends {length} bytes, the manifest says {size}")))
             }
-            _ => Ok(Part { start: 0, end: size, ranged: false }),
+            _ => Ok(BlobRange { start: 0, end: size, ranged: false }),
         },
     }
 }
 
-impl Document {
+impl ManifestOrIndex {
     /// The media type to keep for it: what it says of itself, else what the reply said, else what it turned out to be.
     fn media_type(&self, raw: &[u8], said: &str) -> String {
         #[derive(serde::Deserialize)]
         #[serde(rename_all = "camelCase")]
-        struct Named {
+        struct MediaTypeField {
             #[serde(default)]
             media_type: Option<String>,
         }
-        let own = serde_json::from_slice::<Named>(raw).ok().and_then(|named| named.media_type);
+        let own = serde_json::from_slice::<MediaTypeField>(raw).ok().and_then(|named| named.media_type);
         let said = said.split(';').next().unwrap_or_default().trim();
         let known = |text: &str| MediaType::of(text).is_manifest();
         let [index, manifest, ..] = ACCEPTED_MANIFESTS;
@@ -517,8 +531,8 @@ impl Document {
             Some(own) if known(&own) => own,
             _ if known(said) => said.to_owned(),
             _ => match self {
-                Document::Index(_) => index.to_owned(),
-                Document::Manifest(_) => manifest.to_owned(),
+                ManifestOrIndex::Index(_) => index.to_owned(),
+                ManifestOrIndex::Manifest(_) => manifest.to_owned(),
             },
         }
     }

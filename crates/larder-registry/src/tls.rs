@@ -44,14 +44,14 @@ impl fmt::Debug for TlsSettings {
 
 impl TlsSettings {
     /// The same trust without larder's own certificates: what other hosts get when this one redirects to them.
-    pub(crate) fn for_strangers(&self) -> TlsSettings {
+    pub(crate) fn default_tls(&self) -> TlsSettings {
         TlsSettings { client: Vec::new(), ..self.clone() }
     }
 }
 
 /// Why settings are of no use.
 #[derive(Debug, thiserror::Error)]
-pub enum TlsError {
+pub enum TlsSettingsError {
     /// No certificate in a file that should hold some.
     #[error("there is no certificate in it")]
     NoCertificate,
@@ -64,23 +64,24 @@ pub enum TlsError {
 }
 
 /// All certificates of a PEM file.
-pub(crate) fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+pub(crate) fn certificates(pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsSettingsError> {
     let certificates = CertificateDer::pem_slice_iter(pem)
         .collect::<Result<Vec<_>, _>>()
-        .map_err(|error| TlsError::Pem(error.to_string()))?;
-    if certificates.is_empty() { Err(TlsError::NoCertificate) } else { Ok(certificates) }
+        .map_err(|error| TlsSettingsError::Pem(error.to_string()))?;
+    if certificates.is_empty() { Err(TlsSettingsError::NoCertificate) } else { Ok(certificates) }
 }
 
 /// A client certificate with its key.
-pub(crate) fn identity(pem: &ClientPem) -> Result<CertifiedKey, TlsError> {
-    let key = PrivateKeyDer::from_pem_slice(&pem.key).map_err(|error| TlsError::Pem(error.to_string()))?;
+pub(crate) fn identity(pem: &ClientPem) -> Result<CertifiedKey, TlsSettingsError> {
+    let key =
+        PrivateKeyDer::from_pem_slice(&pem.key).map_err(|error| TlsSettingsError::Pem(error.to_string()))?;
     Ok(CertifiedKey::from_der(certificates(&pem.certificate)?, key, &provider())?)
 }
 
 /// What rustls needs to speak to a host with these settings.
-pub(crate) fn client_config(settings: &TlsSettings) -> Result<ClientConfig, TlsError> {
+pub(crate) fn client_config(settings: &TlsSettings) -> Result<ClientConfig, TlsSettingsError> {
     let verifier: Arc<dyn ServerCertVerifier> = if settings.skip_verify {
-        Arc::new(TrustAnybody(provider()))
+        Arc::new(SkipVerify(provider()))
     } else {
         let mut own = Vec::new();
         for pem in &settings.authorities {
@@ -94,17 +95,17 @@ pub(crate) fn client_config(settings: &TlsSettings) -> Result<ClientConfig, TlsE
     Ok(if identities.is_empty() {
         builder.with_no_client_auth()
     } else {
-        builder.with_client_cert_resolver(Arc::new(Identities(identities)))
+        builder.with_client_cert_resolver(Arc::new(ClientCertificates(identities)))
     })
 }
 
 /// A configuration that trusts nobody, for clients that speak plain HTTP only: loading the system's authorities takes
 /// time and memory.
-pub(crate) fn no_tls() -> Result<ClientConfig, TlsError> {
+pub(crate) fn no_tls() -> Result<ClientConfig, TlsSettingsError> {
     Ok(builder()?.with_root_certificates(RootCertStore::empty()).with_no_client_auth())
 }
 
-fn builder() -> Result<rustls::ConfigBuilder<ClientConfig, rustls::WantsVerifier>, TlsError> {
+fn builder() -> Result<rustls::ConfigBuilder<ClientConfig, rustls::WantsVerifier>, TlsSettingsError> {
     Ok(ClientConfig::builder_with_provider(provider()).with_safe_default_protocol_versions()?)
 }
 
@@ -114,9 +115,9 @@ fn provider() -> Arc<CryptoProvider> {
 
 /// Shows the first certificate whose key the server can check.
 #[derive(Debug)]
-struct Identities(Vec<Arc<CertifiedKey>>);
+struct ClientCertificates(Vec<Arc<CertifiedKey>>);
 
-impl ResolvesClientCert for Identities {
+impl ResolvesClientCert for ClientCertificates {
     fn resolve(&self, _: &[&[u8]], schemes: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
         self.0.iter().find(|identity| identity.key.choose_scheme(schemes).is_some()).cloned()
     }
@@ -128,9 +129,9 @@ impl ResolvesClientCert for Identities {
 
 /// `skip_verify`: the operator says that it does not matter who answers. Digests still say what was answered.
 #[derive(Debug)]
-struct TrustAnybody(Arc<CryptoProvider>);
+struct SkipVerify(Arc<CryptoProvider>);
 
-impl ServerCertVerifier for TrustAnybody {
+impl ServerCertVerifier for SkipVerify {
     fn verify_server_cert(
         &self,
         _: &CertificateDer<'_>,

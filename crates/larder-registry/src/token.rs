@@ -7,7 +7,7 @@ use reqwest::header::HeaderValue;
 use reqwest::{Method, Url};
 use serde::Deserialize;
 
-use super::challenge::Challenge;
+use super::challenge::AuthChallenge;
 use super::hosts::is_loopback;
 
 /// Largest reply of a token server, in bytes. Tokens of large registries take a few KiB.
@@ -18,7 +18,7 @@ const DEFAULT_LIFE: Duration = Duration::from_secs(60);
 
 /// How a token is asked for.
 #[derive(Debug)]
-pub(crate) struct TokenRequest {
+pub(crate) struct TokenHttpRequest {
     pub(crate) method: Method,
     pub(crate) url: Url,
     pub(crate) authorization: Option<HeaderValue>,
@@ -28,7 +28,7 @@ pub(crate) struct TokenRequest {
 
 /// A token, and how long it is good for.
 #[derive(Debug)]
-pub(crate) struct Token {
+pub(crate) struct BearerToken {
     pub(crate) value: Secret,
     pub(crate) life: Duration,
 }
@@ -37,11 +37,11 @@ pub(crate) struct Token {
 ///
 /// The error says why the challenge cannot be followed.
 pub(crate) fn request(
-    challenge: &Challenge,
+    challenge: &AuthChallenge,
     registry: &Url,
     repository: &str,
     credential: Option<&Credential>,
-) -> Result<TokenRequest, String> {
+) -> Result<TokenHttpRequest, String> {
     let realm = challenge.param("realm").ok_or("it asks for a token and does not say where to get one")?;
     let mut url = Url::parse(realm).map_err(|_| "it names a token server that is no URL".to_owned())?;
     if !may_hold_tokens(&url, registry) {
@@ -60,7 +60,7 @@ pub(crate) fn request(
 
     if let Some(credential) = credential.filter(|credential| !credential.identity_token.is_empty()) {
         let body = Some(refresh_form(&credential.identity_token, scope, service));
-        return Ok(TokenRequest { method: Method::POST, url, authorization: None, body });
+        return Ok(TokenHttpRequest { method: Method::POST, url, authorization: None, body });
     }
     {
         let mut query = url.query_pairs_mut();
@@ -73,7 +73,7 @@ pub(crate) fn request(
         }
     }
     let authorization = credential.and_then(basic);
-    Ok(TokenRequest { method: Method::GET, url, authorization, body: None })
+    Ok(TokenHttpRequest { method: Method::GET, url, authorization, body: None })
 }
 
 /// The form that exchanges an identity token for a token.
@@ -134,7 +134,7 @@ fn form_urlencoded(fields: &[(&str, &str)]) -> String {
 }
 
 #[derive(Deserialize)]
-struct Reply {
+struct TokenResponse {
     #[serde(default)]
     token: Option<String>,
     #[serde(default)]
@@ -144,9 +144,9 @@ struct Reply {
 }
 
 /// The token in a token server's reply. Its life counts from now: the server's clock may differ.
-pub(crate) fn read_reply(body: &[u8]) -> Result<Token, String> {
+pub(crate) fn read_reply(body: &[u8]) -> Result<BearerToken, String> {
     let unreadable = || "the token server's reply holds no token".to_owned();
-    let reply: Reply = serde_json::from_slice(body).map_err(|_| unreadable())?;
+    let reply: TokenResponse = serde_json::from_slice(body).map_err(|_| unreadable())?;
     let value = [reply.token, reply.access_token].into_iter().flatten().find(|token| !token.is_empty());
     let life = match reply.expires_in {
         Some(seconds) if seconds > 0.0 => {
@@ -154,7 +154,7 @@ pub(crate) fn read_reply(body: &[u8]) -> Result<Token, String> {
         }
         _ => DEFAULT_LIFE,
     };
-    Ok(Token { value: Secret::new(value.ok_or_else(unreadable)?), life })
+    Ok(BearerToken { value: Secret::new(value.ok_or_else(unreadable)?), life })
 }
 
 #[cfg(test)]
@@ -162,7 +162,11 @@ mod tests {
     use super::*;
     use crate::challenge;
 
-    fn asked(header: &str, registry: &str, credential: Option<&Credential>) -> Result<TokenRequest, String> {
+    fn asked(
+        header: &str,
+        registry: &str,
+        credential: Option<&Credential>,
+    ) -> Result<TokenHttpRequest, String> {
         let registry = Url::parse(registry).unwrap();
         request(&challenge::parse(header)[0], &registry, "team/app", credential)
     }

@@ -26,7 +26,7 @@ const MAX_CLIENTS: usize = 64;
 
 /// What is sent, and to whom it belongs.
 #[derive(Debug, Clone)]
-pub(crate) struct Outgoing<'a> {
+pub(crate) struct HttpRequest<'a> {
     pub(crate) method: Method,
     pub(crate) url: Url,
     /// Goes wherever the request goes.
@@ -41,36 +41,36 @@ pub(crate) struct Outgoing<'a> {
 
 /// A reply to a request.
 #[derive(Debug)]
-pub(crate) struct Reply {
+pub(crate) struct HttpResponse {
     pub(crate) response: Response,
     /// Whether another host than the one that was asked gave it.
-    pub(crate) from_elsewhere: bool,
+    pub(crate) redirected: bool,
 }
 
 /// HTTP clients, made when they are first needed.
 #[derive(Debug)]
-pub(crate) struct Transport {
+pub(crate) struct HttpTransport {
     config: Arc<RegistryConfig>,
-    clients: Mutex<HashMap<Key, Client>>,
+    clients: Mutex<HashMap<HttpClientKey, Client>>,
 }
 
 /// What makes clients differ.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-struct Key {
+struct HttpClientKey {
     /// `None` for plain HTTP.
     tls: Option<TlsSettings>,
     loopback: bool,
 }
 
-impl Transport {
-    pub(crate) fn new(config: Arc<RegistryConfig>) -> Transport {
-        Transport { config, clients: Mutex::default() }
+impl HttpTransport {
+    pub(crate) fn new(config: Arc<RegistryConfig>) -> HttpTransport {
+        HttpTransport { config, clients: Mutex::default() }
     }
 
     /// Sends a request and follows redirects, until the headers of the last reply are here.
-    pub(crate) async fn send(&self, outgoing: Outgoing<'_>) -> Result<Reply, FetchErrorKind> {
+    pub(crate) async fn send(&self, outgoing: HttpRequest<'_>) -> Result<HttpResponse, FetchErrorKind> {
         let origin = outgoing.url.origin();
-        let strangers = outgoing.tls.for_strangers();
+        let strangers = outgoing.tls.default_tls();
         let mut url = outgoing.url.clone();
         let mut from_elsewhere = false;
         for _ in 0..=MAX_REDIRECTS {
@@ -91,7 +91,7 @@ impl Transport {
             let response =
                 self.exchange(request, tls).await.map_err(|kind| along(kind, from_elsewhere, &url))?;
             if !is_redirect(&response) || !matches!(outgoing.method, Method::GET | Method::HEAD) {
-                return Ok(Reply { response, from_elsewhere });
+                return Ok(HttpResponse { response, redirected: from_elsewhere });
             }
             let next = next_url(&url, &response)?;
             // Once elsewhere, always elsewhere: who sends us back does not get to spend our credentials.
@@ -111,7 +111,8 @@ impl Transport {
     }
 
     fn client(&self, url: &Url, tls: &TlsSettings) -> Result<Client, FetchErrorKind> {
-        let key = Key { tls: (url.scheme() == "https").then(|| tls.clone()), loopback: is_loopback(url) };
+        let key =
+            HttpClientKey { tls: (url.scheme() == "https").then(|| tls.clone()), loopback: is_loopback(url) };
         let mut clients = self.clients.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(client) = clients.get(&key) {
             return Ok(client.clone());
@@ -125,7 +126,7 @@ impl Transport {
         Ok(client)
     }
 
-    fn build(&self, key: &Key) -> Result<Client, FetchErrorKind> {
+    fn build(&self, key: &HttpClientKey) -> Result<Client, FetchErrorKind> {
         let tls = match &key.tls {
             Some(settings) => tls::client_config(settings),
             None => tls::no_tls(),
@@ -198,7 +199,7 @@ pub(crate) fn explain(error: reqwest::Error, connect_timeout: Duration) -> Fetch
     if error.is_timeout() && error.is_connect() {
         return FetchErrorKind::Unreachable(format!(
             "no connection within {}",
-            super::waiting::short(connect_timeout)
+            super::fetch_notice::short(connect_timeout)
         ));
     }
     let mut is_tls = false;

@@ -4,28 +4,28 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use larder::backend::{
-    Backend, BackendError, CallErrorKind, Condition, Container, FilesystemUsage, Filesystems, Image,
-    ImageDetails, ImageSpec, InUse, Progress, RuntimeInfo,
+    Backend, BackendError, CallErrorKind, Condition, Container, ContainerInventory, FilesystemUsage,
+    Filesystems, Image, ImageDetails, ImageSpec, ProgressReporter, RuntimeInfo,
 };
-use larder::chain;
 use larder::credentials::Credential;
+use larder::error_chain;
 use larder::hint::Hint;
 use larder::pod::SandboxConfig;
 use larder::reference::{ImageId, ImageName};
 
-use crate::pull::{PullError, Puller};
+use crate::pull::{PullError, StorePuller};
 use crate::store::{RemoveOptions, Store, StoreError};
 use larder_registry::FetchErrorKind;
 
 /// Pulls into a store and tells what is in it.
 #[derive(Clone)]
 pub struct StoreBackend {
-    puller: Arc<Puller>,
+    puller: Arc<StorePuller>,
 }
 
 impl StoreBackend {
     /// The backend of the puller's store.
-    pub fn new(puller: Puller) -> Self {
+    pub fn new(puller: StorePuller) -> Self {
         StoreBackend { puller: Arc::new(puller) }
     }
 
@@ -35,7 +35,7 @@ impl StoreBackend {
     }
 
     /// What pulls and loads into the store.
-    pub fn puller(&self) -> &Puller {
+    pub fn puller(&self) -> &StorePuller {
         &self.puller
     }
 
@@ -82,7 +82,7 @@ impl Backend for StoreBackend {
 
     async fn status(&self, image: &ImageSpec) -> Result<Option<Image>, BackendError> {
         let name = image.image.clone();
-        self.ask(move |store| store.shown(&name)).await
+        self.ask(move |store| store.image_summary(&name)).await
     }
 
     async fn inspect(&self, image: &ImageSpec) -> Result<Option<ImageDetails>, BackendError> {
@@ -105,7 +105,7 @@ impl Backend for StoreBackend {
         image: &ImageSpec,
         credential: Option<&Credential>,
         _sandbox: Option<&SandboxConfig>,
-        progress: &Progress,
+        progress: &ProgressReporter,
     ) -> Result<ImageId, BackendError> {
         let name = image.image.reference().map_err(|error| failed(error.kind(), CallErrorKind::Other))?;
         match self.puller.pull(name, credential, progress).await {
@@ -132,7 +132,7 @@ impl Backend for StoreBackend {
     }
 
     /// Each mount is shown as a container: it uses its image just so.
-    async fn in_use(&self) -> Result<InUse, BackendError> {
+    async fn container_inventory(&self) -> Result<ContainerInventory, BackendError> {
         let mounts = self.ask(Store::mounts).await?;
         let containers = mounts.into_iter().map(|mount| Container {
             id: mount.id,
@@ -141,7 +141,7 @@ impl Backend for StoreBackend {
             running: mount.mounted,
             ..Container::default()
         });
-        Ok(InUse { containers: containers.collect(), sandboxes: Vec::new() })
+        Ok(ContainerInventory { containers: containers.collect(), sandboxes: Vec::new() })
     }
 }
 
@@ -150,7 +150,7 @@ pub(crate) fn failed(error: &dyn std::error::Error, kind: CallErrorKind) -> Back
 }
 
 fn hinted(error: &dyn std::error::Error, kind: CallErrorKind, hint: Option<Hint>) -> BackendError {
-    BackendError::Call { message: chain(error), kind, hint }
+    BackendError::Call { message: error_chain(error), kind, hint }
 }
 
 /// A registry that could not be reached is named as runtimes do it: kubelet makes a reason of its own of that.
@@ -161,12 +161,12 @@ fn pull_failed(error: &PullError) -> BackendError {
         _ => None,
     };
     let hint = error.hint();
-    if error.lacks_room() {
-        return hinted(error, CallErrorKind::NoRoom, hint);
+    if error.is_no_space() {
+        return hinted(error, CallErrorKind::InsufficientSpace, hint);
     }
     match kind {
         Some(FetchErrorKind::Unreachable(_)) => BackendError::Call {
-            message: format!("RegistryUnavailable: {}", chain(error)),
+            message: format!("RegistryUnavailable: {}", error_chain(error)),
             kind: CallErrorKind::Unavailable,
             hint,
         },

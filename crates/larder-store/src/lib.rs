@@ -6,12 +6,12 @@
 //!
 //! `pull` fetches an image with `larder-registry`; `unpack` turns one layer archive into one directory that serves as
 //! an overlay lower; `store` keeps layers and images and makes an image visible in one transaction, after everything
-//! it needs is durable. Read [`pull::Puller::pull`] first.
+//! it needs is durable. Read [`pull::StorePuller::pull`] first.
 
 pub mod backend;
-pub mod collection;
 pub mod disk;
 pub mod fsck;
+pub mod gc_sources;
 pub mod mounts;
 pub mod pull;
 pub mod store;

@@ -5,13 +5,13 @@
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use larder::backend::Progress;
+use larder::backend::ProgressReporter;
 use larder::reference::{Digest, Reference};
-use larder_registry::{Client, Proxy, RegistryConfig};
-use larder_store::pull::{PullConfig, Puller};
+use larder_registry::{Proxy, RegistryClient, RegistryConfig};
+use larder_store::pull::{StorePullConfig, StorePuller};
 use larder_store::store::{Store, StoreConfig};
-use larder_testkit::archive::{Archive, Entry};
-use larder_testkit::fault_registry::{Fault, FaultRegistry, On};
+use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
+use larder_testkit::fault_registry::{FaultRegistry, FaultTrigger, ResponseFault};
 
 const PLAIN: &str = "application/vnd.oci.image.layer.v1.tar";
 
@@ -33,16 +33,16 @@ async fn a_pull_that_fails_has_let_go_of_everything_when_it_tells_so() {
     let store =
         Store::open(&root, StoreConfig { background_deletion: false, ..StoreConfig::default() }).unwrap();
     let registry = FaultRegistry::start();
-    let layer = |name: &str| Archive::new().with(Entry::file(name, vec![7; 300_000])).finish();
+    let layer = |name: &str| TarBuilder::new().with(TarBuilderEntry::file(name, vec![7; 300_000])).finish();
     let layers = [layer("stalls"), layer("fails")];
     let image = registry.put_image("shop/web", "1", PLAIN, &layers, &[]);
     let [stalls, fails] = [0, 1].map(|at: usize| image.layers[at].clone());
-    registry.fault(On::path(&stalls), Fault::StallAfter(100_000));
-    registry.fault(On::path(&fails), Fault::RetryAfter(429, "1".into()));
+    registry.fault(FaultTrigger::path(&stalls), ResponseFault::StallAfter(100_000));
+    registry.fault(FaultTrigger::path(&fails), ResponseFault::RetryAfter(429, "1".into()));
     let config = RegistryConfig { config_dirs: Vec::new(), proxy: Proxy::None, ..RegistryConfig::default() };
-    let puller = Puller::new(store.clone(), Client::new(config), PullConfig::default());
+    let puller = StorePuller::new(store.clone(), RegistryClient::new(config), StorePullConfig::default());
     let name = Reference::parse(&registry.image("shop/web:1")).unwrap();
-    let (staging, progress) = (root.join("staging"), Progress::unwatched());
+    let (staging, progress) = (root.join("staging"), ProgressReporter::unwatched());
     let mut pull = Box::pin(puller.pull(&name, None, &progress));
     while entries(&staging).is_empty() {
         tokio::select! {
@@ -50,8 +50,8 @@ async fn a_pull_that_fails_has_let_go_of_everything_when_it_tells_so() {
             () = tokio::time::sleep(Duration::from_millis(1)) => {}
         }
     }
-    registry.heal();
-    registry.fault(On::path(&fails), Fault::status(404));
+    registry.clear_faults();
+    registry.fault(FaultTrigger::path(&fails), ResponseFault::status(404));
     pull.as_mut().await.unwrap_err();
 
     let nothing: &[PathBuf] = &[];

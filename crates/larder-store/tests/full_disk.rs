@@ -10,19 +10,19 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use larder::backend::Progress;
+use larder::backend::ProgressReporter;
 use larder::reference::Reference;
-use larder_registry::{Client, RegistryConfig};
-use larder_store::disk::Amount;
+use larder_registry::{RegistryClient, RegistryConfig};
+use larder_store::disk::DiskSpace;
 use larder_store::fsck::FsckOptions;
 use larder_store::mounts::MountOptions;
-use larder_store::pull::{PullConfig, PullError, Puller};
-use larder_store::store::import::ImportFrom;
+use larder_store::pull::{PullError, StorePullConfig, StorePuller};
+use larder_store::store::import::ImportSource;
 use larder_store::store::{RemoveOptions, Store, StoreConfig};
-use larder_testkit::archive::{Archive, Entry};
-use larder_testkit::fault_registry::{Fault, FaultRegistry, On};
+use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
+use larder_testkit::fault_registry::{FaultRegistry, FaultTrigger, ResponseFault};
 use larder_testkit_peers::packages::find_program;
-use larder_testkit_peers::{Image, Layer};
+use larder_testkit_peers::{ImageBuilder, LayerFiles};
 use tempfile::TempDir;
 
 /// A file system in a file, mounted as long as this lives.
@@ -53,14 +53,14 @@ impl SmallDisk {
     }
 
     /// What is free; what was deleted or written a moment ago counts.
-    fn free(&self) -> Amount {
+    fn free(&self) -> DiskSpace {
         rustix::fs::syncfs(fs_err::File::open(self.path()).unwrap()).unwrap();
         let stat = rustix::fs::statvfs(self.path()).unwrap();
-        Amount { bytes: stat.f_bavail * stat.f_frsize, inodes: stat.f_favail }
+        DiskSpace { bytes: stat.f_bavail * stat.f_frsize, inodes: stat.f_favail }
     }
 
     /// Takes all but `left`.
-    fn fill(&self, left: Amount) {
+    fn fill(&self, left: DiskSpace) {
         let filler = self.path().join("filler");
         fs_err::create_dir(&filler).unwrap();
         for number in 0..self.free().inodes.saturating_sub(left.inodes) {
@@ -94,24 +94,24 @@ fn run(command: &mut Command) {
 
 /// How an image comes.
 #[derive(Debug, Clone, Copy)]
-enum How {
+enum ImportMethod {
     Pull,
     Load,
 }
 
 /// An image in a registry and in a layout.
-struct Source {
+struct SmallDiskImage {
     registry: FaultRegistry,
     folder: TempDir,
 }
 
-impl Source {
-    fn new() -> Source {
-        Source { registry: FaultRegistry::start(), folder: tempfile::tempdir().unwrap() }
+impl SmallDiskImage {
+    fn new() -> SmallDiskImage {
+        SmallDiskImage { registry: FaultRegistry::start(), folder: tempfile::tempdir().unwrap() }
     }
 
     /// The digests of its blobs, the config first.
-    fn add(&self, image: &Image, name: &str) -> Vec<String> {
+    fn add(&self, image: &ImageBuilder, name: &str) -> Vec<String> {
         let layout = image.write(&self.layout(name)).unwrap();
         let blob = |digest: &str| {
             let file = self.layout(name).join("blobs/sha256").join(digest.trim_start_matches("sha256:"));
@@ -130,7 +130,7 @@ impl Source {
     }
 
     /// Brings an image, and returns when all threads that worked at it have ended.
-    fn bring(&self, store: &Store, how: How, name: &str) -> Result<(), PullError> {
+    fn bring(&self, store: &Store, how: ImportMethod, name: &str) -> Result<(), PullError> {
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
         runtime.unwrap().block_on(self.bring_in_runtime(store, how, name))
     }
@@ -138,22 +138,26 @@ impl Source {
     /// Pulls one layer after another, the largest first.
     fn pull_one_by_one(&self, store: &Store, name: &str) -> Result<(), PullError> {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-        let config = PullConfig { reserve: Amount::default(), layers_at_once: 1, ..PullConfig::default() };
-        let puller = Puller::new(store.clone(), Client::new(RegistryConfig::default()), config);
+        let config = StorePullConfig {
+            reserve: DiskSpace::default(),
+            layers_at_once: 1,
+            ..StorePullConfig::default()
+        };
+        let puller = StorePuller::new(store.clone(), RegistryClient::new(RegistryConfig::default()), config);
         let name = Reference::parse(&format!("{}:1", self.registry.image(name))).unwrap();
-        runtime.block_on(puller.pull(&name, None, &Progress::unwatched())).map(drop)
+        runtime.block_on(puller.pull(&name, None, &ProgressReporter::unwatched())).map(drop)
     }
 
-    async fn bring_in_runtime(&self, store: &Store, how: How, name: &str) -> Result<(), PullError> {
-        let config = PullConfig { reserve: Amount::default(), ..PullConfig::default() };
-        let puller = Puller::new(store.clone(), Client::new(RegistryConfig::default()), config);
+    async fn bring_in_runtime(&self, store: &Store, how: ImportMethod, name: &str) -> Result<(), PullError> {
+        let config = StorePullConfig { reserve: DiskSpace::default(), ..StorePullConfig::default() };
+        let puller = StorePuller::new(store.clone(), RegistryClient::new(RegistryConfig::default()), config);
         match how {
-            How::Pull => {
+            ImportMethod::Pull => {
                 let name = Reference::parse(&format!("{}:1", self.registry.image(name))).unwrap();
-                puller.pull(&name, None, &Progress::unwatched()).await.map(drop)
+                puller.pull(&name, None, &ProgressReporter::unwatched()).await.map(drop)
             }
-            How::Load => {
-                let from = ImportFrom::Path(self.layout(name));
+            ImportMethod::Load => {
+                let from = ImportSource::Path(self.layout(name));
                 puller
                     .load(from, Some(Reference::parse(&format!("registry.example/{name}")).unwrap()))
                     .await
@@ -187,32 +191,37 @@ fn assert_mountable(store: &Store, id: &str, at: &Path) {
     store.umount(at).unwrap();
 }
 
-fn kept() -> Image {
-    Image::new().layer(Layer::new().file("etc/motd", "kept").noise("srv/data", 100_000, 1))
+fn kept() -> ImageBuilder {
+    ImageBuilder::new().layer(LayerFiles::new().file("etc/motd", "kept").noise("srv/data", 100_000, 1))
 }
 
 /// Layers that take four megabytes each.
-fn large() -> Image {
-    let zeros = |name: &str| Layer::new().file(name, vec![0; 4 << 20]);
-    Image::new().layer(zeros("srv/a")).layer(zeros("srv/b")).layer(zeros("srv/c"))
+fn large() -> ImageBuilder {
+    let zeros = |name: &str| LayerFiles::new().file(name, vec![0; 4 << 20]);
+    ImageBuilder::new().layer(zeros("srv/a")).layer(zeros("srv/b")).layer(zeros("srv/c"))
 }
 
 /// Layers that take four hundred inodes each.
-fn numerous() -> Image {
+fn numerous() -> ImageBuilder {
     let empty = |name: &str| {
-        let files = (0..400).map(|number| Entry::file(format!("{name}/{number}"), ""));
-        Layer::archive(files.fold(Archive::new(), Archive::with).finish())
+        let files = (0..400).map(|number| TarBuilderEntry::file(format!("{name}/{number}"), ""));
+        LayerFiles::archive(files.fold(TarBuilder::new(), TarBuilder::with).finish())
     };
-    Image::new().layer(empty("a")).layer(empty("b")).layer(empty("c"))
+    ImageBuilder::new().layer(empty("a")).layer(empty("b")).layer(empty("c"))
 }
 
 /// Lets an image come to a disk with ever more room, until it fits. `kind` says what is short: the error must name it.
-fn fill_up(disk: &SmallDisk, image: &Image, how: How, rounds: impl Iterator<Item = Amount>) {
-    let source = Source::new();
+fn fill_up(
+    disk: &SmallDisk,
+    image: &ImageBuilder,
+    how: ImportMethod,
+    rounds: impl Iterator<Item = DiskSpace>,
+) {
+    let source = SmallDiskImage::new();
     source.add(&kept(), "kept");
     source.add(image, "app");
     let store = open(disk);
-    source.bring(&store, How::Pull, "kept").unwrap();
+    source.bring(&store, ImportMethod::Pull, "kept").unwrap();
     let id = sound_images(&store, "at first").remove(0);
     drop(store);
     let (mut full, mut refused) = (0, 0);
@@ -233,7 +242,7 @@ fn fill_up(disk: &SmallDisk, image: &Image, how: How, rounds: impl Iterator<Item
         }
         let error = brought.unwrap_err();
         match &error {
-            PullError::NoRoom(_) => refused += 1,
+            PullError::InsufficientSpace(_) => refused += 1,
             error => {
                 let text = chain(error);
                 assert!(text.contains("No space left on device"), "{what}: {text}");
@@ -269,21 +278,21 @@ fn fill_up(disk: &SmallDisk, image: &Image, how: How, rounds: impl Iterator<Item
 
 #[test]
 fn a_disk_that_fills_up_fails_only_the_image_on_its_way() {
-    for how in [How::Pull, How::Load] {
+    for how in [ImportMethod::Pull, ImportMethod::Load] {
         let Some(disk) = SmallDisk::new(40, 4000) else { return };
         // The image takes 12 MiB and a little: the last steps are those of the commit.
         let kib = [0, 64, 128, 256, 2000, 6000, 9000].into_iter().chain((12_100..14_000).step_by(60));
-        let rounds = kib.map(|kib| Amount { bytes: kib << 10, inodes: u64::MAX });
+        let rounds = kib.map(|kib| DiskSpace { bytes: kib << 10, inodes: u64::MAX });
         fill_up(&disk, &large(), how, rounds);
     }
 }
 
 #[test]
 fn a_disk_without_inodes_fails_only_the_image_on_its_way() {
-    for how in [How::Pull, How::Load] {
+    for how in [ImportMethod::Pull, ImportMethod::Load] {
         let Some(disk) = SmallDisk::new(40, 1600) else { return };
         let inodes = [0, 5, 20, 30, 40, 60, 100, 300, 500, 800, 1100, 1250, 1400];
-        let rounds = inodes.into_iter().map(|inodes| Amount { bytes: u64::MAX, inodes });
+        let rounds = inodes.into_iter().map(|inodes| DiskSpace { bytes: u64::MAX, inodes });
         fill_up(&disk, &numerous(), how, rounds);
     }
 }
@@ -291,20 +300,20 @@ fn a_disk_without_inodes_fails_only_the_image_on_its_way() {
 #[test]
 fn layers_of_a_pull_that_failed_do_not_keep_another_one_out() {
     let Some(disk) = SmallDisk::new(40, 4000) else { return };
-    let source = Source::new();
-    let app = Image::new()
-        .layer(Layer::new().file("srv/a", vec![0; 16 << 20]))
-        .layer(Layer::new().file("srv/b", vec![0; 8 << 20]))
-        .layer(Layer::new().file("srv/c", "c"));
+    let source = SmallDiskImage::new();
+    let app = ImageBuilder::new()
+        .layer(LayerFiles::new().file("srv/a", vec![0; 16 << 20]))
+        .layer(LayerFiles::new().file("srv/b", vec![0; 8 << 20]))
+        .layer(LayerFiles::new().file("srv/c", "c"));
     let blobs = source.add(&app, "app");
     // It hardly compresses, so that admission asks for more than is left.
-    source.add(&Image::small(1, 5 << 20), "other");
-    source.registry.fault(On::path(&blobs[3]), Fault::status(404));
+    source.add(&ImageBuilder::small(1, 5 << 20), "other");
+    source.registry.fault(FaultTrigger::path(&blobs[3]), ResponseFault::status(404));
     let store = open(&disk);
     source.pull_one_by_one(&store, "app").unwrap_err();
     assert!(store.usage().unwrap().layers.bytes > 24 << 20, "they are kept");
     assert!(disk.free().bytes < 16 << 20);
-    source.bring(&store, How::Pull, "other").unwrap_or_else(|error| panic!("{}", chain(&error)));
+    source.bring(&store, ImportMethod::Pull, "other").unwrap_or_else(|error| panic!("{}", chain(&error)));
     assert_eq!(sound_images(&store, "the other image").len(), 1);
     assert!(store.usage().unwrap().layers.bytes < 24 << 20, "they gave way");
 }

@@ -7,19 +7,21 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use larder::backend::{Backend as _, Bytes, CallErrorKind, Detail, ImageSpec, LayerPhase, PullStep};
+use larder::backend::{
+    Backend as _, ByteProgress, CallErrorKind, ImageSpec, LayerPhase, PullDetail, PullStep,
+};
 use larder::hint::Hint;
 use larder::pod::Pod;
-use larder::pull::{Advice, EnsureReason, EnsureRequest, Manager, PullPolicy};
+use larder::pull::{BackendAdvice, EnsureReason, EnsureRequest, ImageManager, PullPolicy};
 use larder::reference::Digest;
-use larder_registry::{Client, Proxy, RegistryConfig};
+use larder_registry::{Proxy, RegistryClient, RegistryConfig};
 use larder_store::backend::StoreBackend;
-use larder_store::disk::Amount;
+use larder_store::disk::DiskSpace;
 use larder_store::mounts::MountOptions;
-use larder_store::pull::{PullConfig, Puller};
-use larder_store::store::{LeaseKind, LeaseRecord, Leased, Store, StoreConfig};
-use larder_testkit::archive::{Archive, Entry};
-use larder_testkit::fault_registry::{Fault, FaultRegistry, On, PutImage};
+use larder_store::pull::{StorePullConfig, StorePuller};
+use larder_store::store::{LeaseKind, LeaseRecord, LeaseResources, Store, StoreConfig};
+use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
+use larder_testkit::fault_registry::{FaultRegistry, FaultTrigger, PutImage, ResponseFault};
 use tempfile::TempDir;
 
 const PLAIN: &str = "application/vnd.oci.image.layer.v1.tar";
@@ -28,15 +30,16 @@ fn open(root: &Path) -> Store {
     Store::open(root, StoreConfig::default()).unwrap()
 }
 
-fn backend(store: &Store, config: PullConfig) -> StoreBackend {
+fn backend(store: &Store, config: StorePullConfig) -> StoreBackend {
     let registry =
         RegistryConfig { config_dirs: Vec::new(), proxy: Proxy::None, ..RegistryConfig::default() };
-    StoreBackend::new(Puller::new(store.clone(), Client::new(registry), config))
+    StoreBackend::new(StorePuller::new(store.clone(), RegistryClient::new(registry), config))
 }
 
 fn put(registry: &FaultRegistry, repository: &str, files: &[(&str, usize)]) -> PutImage {
-    let layer =
-        |(name, size): &(&str, usize)| Archive::new().with(Entry::file(*name, vec![7; *size])).finish();
+    let layer = |(name, size): &(&str, usize)| {
+        TarBuilder::new().with(TarBuilderEntry::file(*name, vec![7; *size])).finish()
+    };
     let layers: Vec<Vec<u8>> = files.iter().map(layer).collect();
     registry.put_image(repository, "1", PLAIN, &layers, &[])
 }
@@ -51,17 +54,17 @@ fn node() -> (TempDir, Store, FaultRegistry) {
 }
 
 /// What is seen of the pull once `enough` of it is.
-async fn seen(registry: &FaultRegistry, store: &Store, enough: impl Fn(&Detail) -> bool) -> Detail {
-    seen_with(PullConfig::default(), registry, store, enough).await
+async fn seen(registry: &FaultRegistry, store: &Store, enough: impl Fn(&PullDetail) -> bool) -> PullDetail {
+    seen_with(StorePullConfig::default(), registry, store, enough).await
 }
 
 async fn seen_with(
-    config: PullConfig,
+    config: StorePullConfig,
     registry: &FaultRegistry,
     store: &Store,
-    enough: impl Fn(&Detail) -> bool,
-) -> Detail {
-    let manager = Manager::builder(Arc::new(backend(store, config))).build();
+    enough: impl Fn(&PullDetail) -> bool,
+) -> PullDetail {
+    let manager = ImageManager::builder(Arc::new(backend(store, config))).build();
     let request = EnsureRequest::new(registry.image("shop/web:1"), PullPolicy::Always, Pod::default());
     let looking = async {
         loop {
@@ -83,10 +86,10 @@ async fn seen_with(
 async fn a_layer_that_the_registry_asks_to_wait_for_says_so() {
     let (_folder, store, registry) = node();
     let image = put(&registry, "shop/web", &[("web", 300_000), ("more", 5000)]);
-    registry.fault(On::path(&image.layers[1]), Fault::RetryAfter(429, "40".into()));
+    registry.fault(FaultTrigger::path(&image.layers[1]), ResponseFault::RetryAfter(429, "40".into()));
     // One after the other, the larger first: a registry that asks to wait asks all who come later.
-    let config = PullConfig { layers_at_once: 1, ..PullConfig::default() };
-    let waits = |detail: &Detail| {
+    let config = StorePullConfig { layers_at_once: 1, ..StorePullConfig::default() };
+    let waits = |detail: &PullDetail| {
         detail.layers.first().is_some_and(|layer| layer.phase == LayerPhase::Done)
             && detail.layers[1].waiting.is_some()
     };
@@ -105,22 +108,22 @@ async fn a_layer_that_the_registry_asks_to_wait_for_says_so() {
 #[tokio::test]
 async fn a_layer_that_goes_on_where_it_was_left_shows_what_is_here() {
     let (_folder, store, registry) = node();
-    let layer = Archive::new().with(Entry::file("web", vec![7; 300_000])).finish();
+    let layer = TarBuilder::new().with(TarBuilderEntry::file("web", vec![7; 300_000])).finish();
     let image = registry.put_image("shop/web", "1", PLAIN, std::slice::from_ref(&layer), &[]);
     let digest = Digest::parse(&image.layers[0]).unwrap();
     store.ingest(&digest, layer.len() as u64).unwrap().write_at(&layer[..100_000], 0).unwrap();
-    registry.fault(On::path(&image.layers[0]), Fault::StallAfter(0));
+    registry.fault(FaultTrigger::path(&image.layers[0]), ResponseFault::StallAfter(0));
     let detail =
         seen(&registry, &store, |detail| detail.layers.first().is_some_and(|layer| layer.bytes.done > 0));
     let detail = detail.await;
-    assert_eq!(detail.layers[0].bytes, Bytes { done: 100_000, total: Some(layer.len() as u64) });
+    assert_eq!(detail.layers[0].bytes, ByteProgress { done: 100_000, total: Some(layer.len() as u64) });
     assert_eq!((detail.layers[0].phase, detail.layers[0].rate), (LayerPhase::Fetching, None));
 }
 
 #[tokio::test]
 async fn a_manifest_that_the_registry_asks_to_wait_for_says_so() {
     let (_folder, store, registry) = node();
-    registry.fault(On::path("/manifests/"), Fault::RetryAfter(429, "40".into()));
+    registry.fault(FaultTrigger::path("/manifests/"), ResponseFault::RetryAfter(429, "40".into()));
     let detail = seen(&registry, &store, |detail| detail.waiting.is_some()).await;
     assert_eq!((detail.step, detail.layers.len()), (PullStep::Resolving, 0));
 }
@@ -132,9 +135,10 @@ async fn layers_beyond_the_bound_wait_for_their_turn() {
     let files: Vec<(&str, usize)> = files.iter().map(|name| (name.as_str(), 400_000)).collect();
     let image = put(&registry, "shop/web", &files);
     for layer in &image.layers {
-        registry.fault(On::path(layer), Fault::StallAfter(100_000));
+        registry.fault(FaultTrigger::path(layer), ResponseFault::StallAfter(100_000));
     }
-    let counted = |detail: &Detail, phase| detail.layers.iter().filter(|layer| layer.phase == phase).count();
+    let counted =
+        |detail: &PullDetail, phase| detail.layers.iter().filter(|layer| layer.phase == phase).count();
     let detail = seen(&registry, &store, |detail| counted(detail, LayerPhase::Fetching) == 4).await;
     assert_eq!(counted(&detail, LayerPhase::Queued), 2, "{detail:?}");
     assert!(detail.layers.iter().all(|layer| layer.bytes.total > Some(400_000)), "{detail:?}");
@@ -145,7 +149,7 @@ async fn a_layer_that_an_image_has_twice_is_not_fetched_by_another_pull() {
     let (_folder, store, registry) = node();
     let image = put(&registry, "shop/web", &[("web", 300_000), ("more", 5000), ("web", 300_000)]);
     assert_eq!(image.layers[0], image.layers[2]);
-    registry.fault(On::path(&image.layers[0]), Fault::StallAfter(100_000));
+    registry.fault(FaultTrigger::path(&image.layers[0]), ResponseFault::StallAfter(100_000));
     let detail = seen(&registry, &store, |detail| {
         detail.layers.first().is_some_and(|layer| layer.phase == LayerPhase::Fetching)
     });
@@ -167,7 +171,7 @@ async fn a_pull_clears_away_what_a_dead_process_left_for_too_long() {
         ("pull/kept", &kept, SystemTime::now() + Duration::from_secs(60)),
     ] {
         let ends_at = ends_at.duration_since(UNIX_EPOCH).unwrap().as_secs();
-        let leased = Leased { images: Vec::new(), layers: Vec::new(), ingests: vec![digest.clone()] };
+        let leased = LeaseResources { images: Vec::new(), layers: Vec::new(), ingests: vec![digest.clone()] };
         store.lease(&LeaseRecord { id: id.into(), kind: LeaseKind::Pull, leased, ends_at }).unwrap();
     }
     let mut ingests = Vec::new();
@@ -181,12 +185,12 @@ async fn a_pull_clears_away_what_a_dead_process_left_for_too_long() {
     drop(store);
     let store = open(&root);
 
-    backend(&store, PullConfig::default())
+    backend(&store, StorePullConfig::default())
         .pull(
             &ImageSpec::named(registry.image("shop/web:1")),
             None,
             None,
-            &larder::backend::Progress::unwatched(),
+            &larder::backend::ProgressReporter::unwatched(),
         )
         .await
         .unwrap();
@@ -200,24 +204,28 @@ async fn a_pull_clears_away_what_a_dead_process_left_for_too_long() {
 
 /// The refusal of a pull that finds no room.
 async fn refused(store: &Store, image: &str) -> String {
-    let reserve = Amount { bytes: 1 << 62, inodes: 0 };
-    let full = backend(store, PullConfig { reserve, ..PullConfig::default() });
-    let progress = larder::backend::Progress::unwatched();
+    let reserve = DiskSpace { bytes: 1 << 62, inodes: 0 };
+    let full = backend(store, StorePullConfig { reserve, ..StorePullConfig::default() });
+    let progress = larder::backend::ProgressReporter::unwatched();
     full.pull(&ImageSpec::named(image), None, None, &progress).await.unwrap_err().to_string()
 }
 
 #[tokio::test]
 async fn what_a_refusal_hints_at_reaches_who_asked_for_the_image() {
     let (_folder, store, registry) = node();
-    let reserve = Amount { bytes: 1 << 62, inodes: 0 };
-    let full = backend(&store, PullConfig { reserve, ..PullConfig::default() });
-    let manager = Manager::builder(Arc::new(full)).build();
+    let reserve = DiskSpace { bytes: 1 << 62, inodes: 0 };
+    let full = backend(&store, StorePullConfig { reserve, ..StorePullConfig::default() });
+    let manager = ImageManager::builder(Arc::new(full)).build();
     let request = EnsureRequest::new(registry.image("shop/web:1"), PullPolicy::Always, Pod::default());
     let hint = Hint::new().command(["df"]).text(" shows what holds the disk");
     for reason in [EnsureReason::ErrImagePull, EnsureReason::ImagePullBackOff] {
         let error = manager.ensure(&request).await.unwrap_err();
         assert_eq!(error.reason, reason);
-        assert_eq!(error.advice, Some(Advice { kind: CallErrorKind::NoRoom, hint: hint.clone() }), "{error}");
+        assert_eq!(
+            error.advice,
+            Some(BackendAdvice { kind: CallErrorKind::InsufficientSpace, hint: hint.clone() }),
+            "{error}"
+        );
     }
     let request = EnsureRequest::new(registry.image("no/such:1"), PullPolicy::Always, Pod::default());
     let error = manager.ensure(&request).await.unwrap_err();
@@ -242,9 +250,9 @@ async fn a_refusal_says_what_could_be_reclaimed_each_layer_once() {
     let error = refused(&store, &web).await;
     assert!(error.ends_with("; 0B could be reclaimed"), "nothing is here: {error}");
 
-    let roomy = backend(&store, PullConfig::default());
+    let roomy = backend(&store, StorePullConfig::default());
     for name in ["shop/app:1", "shop/other:1"] {
-        let progress = larder::backend::Progress::unwatched();
+        let progress = larder::backend::ProgressReporter::unwatched();
         roomy.pull(&ImageSpec::named(registry.image(name)), None, None, &progress).await.unwrap();
     }
     let error = refused(&store, &web).await;

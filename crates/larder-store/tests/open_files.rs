@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use larder::backend::Progress;
+use larder::backend::ProgressReporter;
 use larder::reference::Reference;
-use larder_registry::{Client, Proxy, RegistryConfig};
-use larder_store::pull::{PullConfig, Puller};
+use larder_registry::{Proxy, RegistryClient, RegistryConfig};
+use larder_store::pull::{StorePullConfig, StorePuller};
 use larder_store::store::{Store, StoreConfig};
-use larder_testkit::archive::{Archive, Entry};
-use larder_testkit::fault_registry::{Fault, FaultRegistry, On};
+use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
+use larder_testkit::fault_registry::{FaultRegistry, FaultTrigger, ResponseFault};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 const PLAIN: &str = "application/vnd.oci.image.layer.v1.tar";
@@ -21,24 +21,24 @@ const IMAGES: usize = 10;
 
 /// Each file in another directory than the one before.
 fn scattered(name: &str) -> Vec<u8> {
-    let file = |at: usize| Entry::file(format!("{name}/{}/{at}", at % 300), vec![1; 4000]);
-    (0..2000).fold(Archive::new(), |archive, at| archive.with(file(at))).finish()
+    let file = |at: usize| TarBuilderEntry::file(format!("{name}/{}/{at}", at % 300), vec![1; 4000]);
+    (0..2000).fold(TarBuilder::new(), |archive, at| archive.with(file(at))).finish()
 }
 
 fn large(name: &str) -> Vec<u8> {
-    let file = |at: usize| Entry::file(format!("{name}-{at}"), vec![2; 2 << 20]);
-    (0..5).fold(Archive::new(), |archive, at| archive.with(file(at))).finish()
+    let file = |at: usize| TarBuilderEntry::file(format!("{name}-{at}"), vec![2; 2 << 20]);
+    (0..5).fold(TarBuilder::new(), |archive, at| archive.with(file(at))).finish()
 }
 
 fn small(name: &str, files: usize) -> Vec<u8> {
-    let file = |at: usize| Entry::file(format!("a/{at}/{name}"), name.to_owned());
-    (0..files).fold(Archive::new(), |archive, at| archive.with(file(at))).finish()
+    let file = |at: usize| TarBuilderEntry::file(format!("a/{at}/{name}"), name.to_owned());
+    (0..files).fold(TarBuilder::new(), |archive, at| archive.with(file(at))).finish()
 }
 
-fn open(root: &Path) -> (Store, Puller) {
+fn open(root: &Path) -> (Store, StorePuller) {
     let config = RegistryConfig { config_dirs: Vec::new(), proxy: Proxy::None, ..RegistryConfig::default() };
     let store = Store::open(root, StoreConfig::default()).unwrap();
-    (store.clone(), Puller::new(store, Client::new(config), PullConfig::default()))
+    (store.clone(), StorePuller::new(store, RegistryClient::new(config), StorePullConfig::default()))
 }
 
 fn entries(folder: &Path) -> Vec<PathBuf> {
@@ -58,10 +58,10 @@ async fn layers_that_wait_for_the_one_below_keep_no_file_open() {
     let registry = FaultRegistry::start();
     let layers: Vec<Vec<u8>> = (0..40).map(|layer| small(&layer.to_string(), 1)).collect();
     let image = registry.put_image("app", "1", PLAIN, &layers, &[]);
-    registry.fault(On::path(&image.layers[0]), Fault::StallAfter(100));
+    registry.fault(FaultTrigger::path(&image.layers[0]), ResponseFault::StallAfter(100));
     let (_store, puller) = open(&root);
     let name = Reference::parse(&registry.image("app:1")).unwrap();
-    let progress = Progress::unwatched();
+    let progress = ProgressReporter::unwatched();
     let mut pull = Box::pin(puller.pull(&name, None, &progress));
     let ingests = root.join("ingest");
     let blobs = || registry.requests_for("/blobs/").len();
@@ -96,7 +96,7 @@ async fn ten_pulls_at_once_stay_within_256_open_files() {
     let pulls = (0..IMAGES).map(|image| {
         let name = Reference::parse(&registry.image(&format!("app-{image}:1"))).unwrap();
         let puller = puller.clone();
-        async move { puller.pull(&name, None, &Progress::unwatched()).await }
+        async move { puller.pull(&name, None, &ProgressReporter::unwatched()).await }
     });
     for pulled in join_all(pulls).await {
         pulled.unwrap();

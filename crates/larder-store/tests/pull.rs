@@ -8,34 +8,40 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use futures_util::future::join_all;
-use larder::backend::{Backend as _, ImageSpec, Progress};
+use larder::backend::{Backend as _, ImageSpec, ProgressReporter};
 use larder::reference::Reference;
-use larder_registry::{Client, RegistryConfig};
+use larder_registry::{RegistryClient, RegistryConfig};
 use larder_store::backend::StoreBackend;
-use larder_store::pull::{PullConfig, Puller};
+use larder_store::pull::{StorePullConfig, StorePuller};
 use larder_store::store::{Store, StoreConfig};
-use larder_testkit::archive::{Archive, Entry};
-use larder_testkit::backend_suite::{self, Fixture, Names};
-use larder_testkit_peers::{Gate, Image, Layer, Package, Registry, RegistryOptions, require};
+use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
+use larder_testkit::backend_suite::{self, BackendFixture, FixtureImages};
+use larder_testkit_peers::{
+    HoldingProxy, ImageBuilder, LayerFiles, Package, RegistryOptions, RegistryProcess, require,
+};
 use tempfile::TempDir;
 
 /// A store in a new folder, and a registry; `None` where no registry can be had.
-fn node() -> Option<(TempDir, StoreBackend, Registry)> {
+fn node() -> Option<(TempDir, StoreBackend, RegistryProcess)> {
     if !require(&[Package::DockerRegistry, Package::Skopeo]).is_available() {
         return None;
     }
     let folder = tempfile::tempdir().unwrap();
     let backend = backend(&folder.path().join("store"));
-    Some((folder, backend, Registry::start(RegistryOptions::default()).unwrap()))
+    Some((folder, backend, RegistryProcess::start(RegistryOptions::default()).unwrap()))
 }
 
 fn backend(root: &Path) -> StoreBackend {
     let store = Store::open(root, StoreConfig::default()).unwrap();
-    StoreBackend::new(Puller::new(store, Client::new(RegistryConfig::default()), PullConfig::default()))
+    StoreBackend::new(StorePuller::new(
+        store,
+        RegistryClient::new(RegistryConfig::default()),
+        StorePullConfig::default(),
+    ))
 }
 
 async fn pull(backend: &StoreBackend, name: &str) -> String {
-    let progress = Progress::unwatched();
+    let progress = ProgressReporter::unwatched();
     match backend.pull(&ImageSpec::named(name), None, None, &progress).await {
         Ok(id) => id.into(),
         Err(error) => panic!("{name}: {error}"),
@@ -43,7 +49,7 @@ async fn pull(backend: &StoreBackend, name: &str) -> String {
 }
 
 /// How often the registry served each blob.
-fn most_served(registry: &Registry) -> usize {
+fn most_served(registry: &RegistryProcess) -> usize {
     let requests = registry.requests();
     let blobs: Vec<_> = requests
         .iter()
@@ -55,16 +61,16 @@ fn most_served(registry: &Registry) -> usize {
 
 /// New stores, and a registry behind a gate that holds pulls.
 struct StoreFixture {
-    names: Names,
-    gate: Arc<Gate>,
+    names: FixtureImages,
+    gate: Arc<HoldingProxy>,
     folder: TempDir,
     stores: AtomicUsize,
 }
 
-impl Fixture for StoreFixture {
+impl BackendFixture for StoreFixture {
     type Backend = StoreBackend;
 
-    fn names(&self) -> &Names {
+    fn names(&self) -> &FixtureImages {
         &self.names
     }
 
@@ -84,7 +90,7 @@ impl Fixture for StoreFixture {
             .expect("the pull comes to the gate");
     }
 
-    async fn let_pulls_go(&self) {
+    async fn release_pulls(&self) {
         self.gate.open();
     }
 
@@ -97,11 +103,11 @@ impl Fixture for StoreFixture {
 async fn the_store_keeps_the_contract() {
     let Some((folder, _, registry)) = node() else { return };
     for name in ["contract/app:v1", "contract/app:stable"] {
-        Image::small(1, 200_000).push(&registry, name).unwrap();
+        ImageBuilder::small(1, 200_000).push(&registry, name).unwrap();
     }
-    Image::small(2, 200_000).push(&registry, "contract/other:v1").unwrap();
-    let gate = Gate::in_front_of(registry.port()).unwrap();
-    let names = Names {
+    ImageBuilder::small(2, 200_000).push(&registry, "contract/other:v1").unwrap();
+    let gate = HoldingProxy::for_registry(registry.port()).unwrap();
+    let names = FixtureImages {
         image: gate.image("contract/app:v1"),
         alias: gate.image("contract/app:stable"),
         untouched: gate.image("contract/other:v1"),
@@ -115,7 +121,8 @@ async fn the_store_keeps_the_contract() {
 async fn ten_pulls_that_share_a_base_fetch_each_blob_once() {
     let Some((_folder, backend, registry)) = node() else { return };
     for i in 0..10 {
-        let image = Image::small(1, 500_000).layer(Layer::new().noise("srv/own", 50_000, 100 + i));
+        let image =
+            ImageBuilder::small(1, 500_000).layer(LayerFiles::new().noise("srv/own", 50_000, 100 + i));
         image.push(&registry, &format!("family/member-{i}:v1")).unwrap();
     }
     registry.forget_requests();
@@ -129,7 +136,7 @@ async fn ten_pulls_that_share_a_base_fetch_each_blob_once() {
 #[tokio::test]
 async fn what_is_pulled_lies_unpacked_and_goes_when_removed() {
     let Some((folder, backend, registry)) = node() else { return };
-    let layout = Image::small(3, 100_000).push(&registry, "shop/web:1").unwrap();
+    let layout = ImageBuilder::small(3, 100_000).push(&registry, "shop/web:1").unwrap();
     let name = registry.image("shop/web:1");
     assert_eq!(pull(&backend, &name).await, layout.image_id);
     let record = backend.store().image(&name).unwrap().expect("it is here");
@@ -146,7 +153,7 @@ async fn what_is_pulled_lies_unpacked_and_goes_when_removed() {
 async fn an_image_that_does_not_exist_is_not_found_and_leaves_nothing() {
     let Some((_folder, backend, registry)) = node() else { return };
     let image = ImageSpec::named(registry.image("no/such:v1"));
-    let error = backend.pull(&image, None, None, &Progress::unwatched()).await.unwrap_err();
+    let error = backend.pull(&image, None, None, &ProgressReporter::unwatched()).await.unwrap_err();
     assert!(error.to_string().contains("no/such"), "{error}");
     assert_eq!(backend.list().await.unwrap(), []);
 }
@@ -155,10 +162,17 @@ async fn an_image_that_does_not_exist_is_not_found_and_leaves_nothing() {
 async fn a_layer_looks_on_each_base_as_that_base_says() {
     let Some((folder, backend, registry)) = node() else { return };
     // Two bases that differ in the mode of a directory, and one layer that puts a file there without naming it.
-    let shared = Layer::archive(Archive::new().with(Entry::file("srv/x", "x")).finish());
+    let shared = LayerFiles::archive(TarBuilder::new().with(TarBuilderEntry::file("srv/x", "x")).finish());
     for (name, mode) in [("bases/open:v1", 0o755), ("bases/closed:v1", 0o700), ("bases/shut:v1", 0o500)] {
-        let base = Archive::new().with(Entry::dir("srv").mode(mode)).with(Entry::file("base", name)).finish();
-        Image::new().layer(Layer::archive(base)).layer(shared.clone()).push(&registry, name).unwrap();
+        let base = TarBuilder::new()
+            .with(TarBuilderEntry::dir("srv").mode(mode))
+            .with(TarBuilderEntry::file("base", name))
+            .finish();
+        ImageBuilder::new()
+            .layer(LayerFiles::archive(base))
+            .layer(shared.clone())
+            .push(&registry, name)
+            .unwrap();
     }
     let names = ["bases/open:v1", "bases/closed:v1", "bases/shut:v1"].map(|name| registry.image(name));
     join_all(names.iter().map(|name| pull(&backend, name))).await;

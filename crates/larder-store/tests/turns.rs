@@ -4,13 +4,13 @@
 
 use std::time::Duration;
 
-use larder::backend::{Backend as _, ImageSpec, Progress};
+use larder::backend::{Backend as _, ImageSpec, ProgressReporter};
 use larder::reference::Digest;
-use larder_registry::{Client, Proxy, RegistryConfig};
+use larder_registry::{Proxy, RegistryClient, RegistryConfig};
 use larder_store::backend::StoreBackend;
-use larder_store::pull::{PullConfig, Puller};
-use larder_store::store::{Claim, LayerClaim, Store, StoreConfig};
-use larder_testkit::archive::{Archive, Entry};
+use larder_store::pull::{StorePullConfig, StorePuller};
+use larder_store::store::{ClaimOutcome, LayerClaim, Store, StoreConfig};
+use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
 use larder_testkit::fault_registry::FaultRegistry;
 use larder_testkit_peers::process::poll;
 
@@ -18,9 +18,9 @@ const PLAIN: &str = "application/vnd.oci.image.layer.v1.tar";
 
 fn claim(store: &Store, layer: &Digest) -> Option<LayerClaim> {
     match store.claim(layer, layer).unwrap() {
-        Claim::Fetch(claim) => Some(claim),
-        Claim::Wait(_) => None,
-        Claim::Present(_) => panic!("{layer} is here already"),
+        ClaimOutcome::Fetch(claim) => Some(claim),
+        ClaimOutcome::Wait(_) => None,
+        ClaimOutcome::Present(_) => panic!("{layer} is here already"),
     }
 }
 
@@ -36,18 +36,19 @@ async fn a_pull_that_waits_out_of_order_gives_back_what_it_holds() {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::open(&folder.path().join("store"), StoreConfig::default()).unwrap();
     let registry = FaultRegistry::start();
-    let layer = |name: &str| Archive::new().with(Entry::file(name, vec![7; 100_000])).finish();
+    let layer = |name: &str| TarBuilder::new().with(TarBuilderEntry::file(name, vec![7; 100_000])).finish();
     let image = registry.put_image("app", "1", PLAIN, &[layer("lower"), layer("upper")], &[]);
     // They are not compressed, so their digests are their diff ids.
     let [lower, upper] = [0, 1].map(|at: usize| Digest::parse(&image.layers[at]).unwrap());
     let config = RegistryConfig { config_dirs: Vec::new(), proxy: Proxy::None, ..RegistryConfig::default() };
-    let puller = Puller::new(store.clone(), Client::new(config), PullConfig::default());
+    let puller = StorePuller::new(store.clone(), RegistryClient::new(config), StorePullConfig::default());
     let backend = StoreBackend::new(puller);
 
     // Another pull has the lower layer, so this one waits for it, with the upper layer in its hands.
     let gives_up = claim(&store, &lower).unwrap();
     let spec = ImageSpec::named(registry.image("app:1"));
-    let pulling = tokio::spawn(async move { backend.pull(&spec, None, None, &Progress::unwatched()).await });
+    let pulling =
+        tokio::spawn(async move { backend.pull(&spec, None, None, &ProgressReporter::unwatched()).await });
     let (held, of) = (store.clone(), upper.clone());
     let taken = move || poll(Duration::from_secs(20), || claim(&held, &of).is_none().then_some(()));
     tokio::task::spawn_blocking(taken).await.unwrap().expect("the pull claims the upper layer");

@@ -11,13 +11,13 @@ use std::sync::Arc;
 
 use larder::reference::Reference;
 use larder_registry::manifest::PlatformMatcher;
-use larder_registry::{BlobSink, Client, Extents, RegistryConfig, fetch_blob};
-use larder_testkit_peers::{Image, Registry, RegistryOptions};
+use larder_registry::{BlobSink, ByteRanges, RegistryClient, RegistryConfig, fetch_blob};
+use larder_testkit_peers::{ImageBuilder, RegistryOptions, RegistryProcess};
 use tokio::time::Instant;
 
-struct Disk(File);
+struct FileSink(File);
 
-impl BlobSink for Disk {
+impl BlobSink for FileSink {
     fn write_at(&self, offset: u64, data: &[u8]) -> std::io::Result<()> {
         self.0.write_all_at(data, offset)
     }
@@ -25,20 +25,20 @@ impl BlobSink for Disk {
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let megabytes: usize = std::env::args().nth(1).map_or(Ok(500), |text| text.parse())?;
-    let registry = Registry::start(RegistryOptions::default())?;
-    Image::small(1, megabytes << 20).push(&registry, "bench/blob:1")?;
+    let registry = RegistryProcess::start(RegistryOptions::default())?;
+    ImageBuilder::small(1, megabytes << 20).push(&registry, "bench/blob:1")?;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     for connections_per_blob in [1, 2, 4, 8] {
         let config = RegistryConfig { connections_per_blob, ..RegistryConfig::default() };
         let session =
-            Client::new(config).session(&Reference::parse(&registry.image("bench/blob:1"))?, None)?;
+            RegistryClient::new(config).session(&Reference::parse(&registry.image("bench/blob:1"))?, None)?;
         for _ in 0..3 {
             let (bytes, took, cpu) = runtime.block_on(async {
                 let documents = session.documents(&PlatformMatcher::host()).await?;
                 let layer = &documents.layers.layers[0];
-                let sink = Arc::new(Disk(tempfile::tempfile()?));
+                let sink = Arc::new(FileSink(tempfile::tempfile()?));
                 let (start, cpu) = (Instant::now(), cpu_seconds());
-                fetch_blob(&session, layer, &Extents::new(), sink).await?;
+                fetch_blob(&session, layer, &ByteRanges::new(), sink).await?;
                 Ok::<_, Box<dyn std::error::Error>>((layer.size, start.elapsed(), cpu_seconds() - cpu))
             })?;
             #[expect(clippy::cast_precision_loss, reason = "a speed for people")]

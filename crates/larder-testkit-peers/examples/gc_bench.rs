@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use larder::backend::Image;
 use larder::gc::{
-    Amount, ClockReading, ClockRule, Found, GcPolicy, Goal, Layer, Layers, Plan, Records, Scene, Stamp,
-    Subject, Use, UseRule, Uses, plan,
+    ClockReading, ClockRule, DiskSpace, GcGoal, GcImage, GcPlan, GcPolicy, GcSnapshot, ImageUsageRecords,
+    ImageUse, ImageUseIndex, LayerUsageIndex, MeasuredLayer, ReportedUse, UnixMillis, UseRule, plan,
 };
-use larder::image_service::Disk;
+use larder::image_service::FsStats;
 use larder::reference::ImageId;
 use rustix::time::{ClockId, clock_gettime};
 
@@ -75,46 +75,61 @@ fn round(count: usize) -> (f64, f64, usize) {
         ..Image::default()
     };
     let images: Vec<Image> = (0..count).map(image).collect();
-    let container = |n: usize| Found {
+    let container = |n: usize| ReportedUse {
         image: id(n / 2),
         handler: Some(String::new()),
-        by: Use::Container {
+        by: ImageUse::Container {
             id: n.to_string(),
             name: "app".into(),
             pod: format!("ns/pod{n}"),
             running: true,
         },
     };
-    let found: Vec<Found> = (0..count).map(container).collect();
-    let mut layers = Layers::unknown();
+    let found: Vec<ReportedUse> = (0..count).map(container).collect();
+    let mut layers = LayerUsageIndex::unknown();
     for n in 0..count * 3 {
-        let amount = Amount { bytes: 1_000_000 + n as u64, inodes: 100 };
-        layers.add(Layer { id: format!("{n:064x}").into(), amount, estimated: false, held_by: None });
+        let amount = DiskSpace { bytes: 1_000_000 + n as u64, inodes: 100 };
+        layers.add(MeasuredLayer {
+            id: format!("{n:064x}").into(),
+            amount,
+            estimated: false,
+            referenced_by: None,
+        });
     }
     for n in 0..count {
         let of: Vec<String> = (0..10)
             .map(|layer| if layer < 3 { n * 3 + layer } else { (n / 10 * 7 + layer) % (count * 3) })
             .map(|layer| format!("{layer:064x}"))
             .collect();
-        layers.add_image(id(n), of, Amount { bytes: 5_000, inodes: 3 }, None);
+        layers.add_image(id(n), of, DiskSpace { bytes: 5_000, inodes: 3 }, None);
     }
-    let mut records = Records::default();
-    records.observe(&images, &Uses::default(), &ClockReading::wall(Stamp(0)), ClockRule::KeepAges);
+    let mut records = ImageUsageRecords::default();
+    records.observe(
+        &images,
+        &ImageUseIndex::default(),
+        &ClockReading::wall(UnixMillis(0)),
+        ClockRule::KeepAges,
+    );
 
     let start = cpu();
-    let uses = Uses::of(found, &images, UseRule::IdsAndNames);
-    records.observe(&images, &uses, &ClockReading::wall(Stamp(NOW)), ClockRule::KeepAges);
+    let uses = ImageUseIndex::match_images(found, &images, UseRule::IdsAndNames);
+    records.observe(&images, &uses, &ClockReading::wall(UnixMillis(NOW)), ClockRule::KeepAges);
     let detected = cpu();
     let scene = scene(&images, &records, &uses, layers);
     let policy = GcPolicy { minimum_age: Duration::ZERO, ..GcPolicy::default() };
-    let plan = plan(&scene, &policy, Goal::Thresholds);
+    let plan = plan(&scene, &policy, GcGoal::Thresholds);
     (detected - start, cpu() - detected, plan.removals.len())
 }
 
-fn scene(images: &[Image], records: &Records, uses: &Uses, layers: Layers) -> Scene {
+fn scene(
+    images: &[Image],
+    records: &ImageUsageRecords,
+    uses: &ImageUseIndex,
+    layers: LayerUsageIndex,
+) -> GcSnapshot {
     let subject = |image: &Image| {
         let record = records.get(&image.id, "").expect("it was just observed");
-        Subject {
+        GcImage {
             id: image.id.clone(),
             handler: String::new(),
             names: image.repo_tags.iter().chain(&image.repo_digests).cloned().collect(),
@@ -127,18 +142,18 @@ fn scene(images: &[Image], records: &Records, uses: &Uses, layers: Layers) -> Sc
         }
     };
     let capacity = layers.all().iter().map(|layer| layer.amount.bytes).sum();
-    let disk = Disk { capacity, available: capacity / 10, inodes: 0, inodes_free: 0, reserved: 0 };
-    Scene {
-        now: Stamp(NOW),
-        began: Stamp(0),
-        watched: Stamp(0),
+    let disk = FsStats { capacity, available: capacity / 10, inodes: 0, inodes_free: 0, reserved: 0 };
+    GcSnapshot {
+        now: UnixMillis(NOW),
+        began: UnixMillis(0),
+        watched: UnixMillis(0),
         images: images.iter().map(subject).collect(),
         layers,
         disk: Some(disk),
     }
 }
 
-struct Told {
+struct GcBenchReport {
     passes: usize,
     removed: usize,
     wanted: u64,
@@ -147,7 +162,7 @@ struct Told {
 }
 
 /// Passes until the low mark is really reached; what is freed follows from the layers, whatever a plan promises.
-fn family(policy: &GcPolicy) -> Told {
+fn family(policy: &GcPolicy) -> GcBenchReport {
     const MB: u64 = 1_000_000;
     let mut sizes: BTreeMap<String, u64> = BTreeMap::from([("base".into(), 180 * MB)]);
     let mut images: BTreeMap<usize, Vec<String>> = BTreeMap::new();
@@ -162,12 +177,12 @@ fn family(policy: &GcPolicy) -> Told {
         layers.into_iter().map(|layer| sizes[layer]).sum::<u64>()
     };
     let capacity = on_disk(&images) * 100 / 70;
-    let mut told = Told { passes: 0, removed: 0, wanted: 0, freed: 0, each: Vec::new() };
+    let mut told = GcBenchReport { passes: 0, removed: 0, wanted: 0, freed: 0, each: Vec::new() };
     let before = on_disk(&images);
     told.wanted = before - capacity * 45 / 100;
     while told.passes < 100 {
         let used = on_disk(&images);
-        let disk = Disk { capacity, available: capacity - used, inodes: 0, inodes_free: 0, reserved: 0 };
+        let disk = FsStats { capacity, available: capacity - used, inodes: 0, inodes_free: 0, reserved: 0 };
         let plan = planned(&images, &sizes, disk, policy);
         if plan.removals.is_empty() {
             break;
@@ -186,36 +201,36 @@ fn family(policy: &GcPolicy) -> Told {
 fn planned(
     images: &BTreeMap<usize, Vec<String>>,
     sizes: &BTreeMap<String, u64>,
-    disk: Disk,
+    disk: FsStats,
     policy: &GcPolicy,
-) -> Plan {
-    let mut layers = Layers::unknown();
+) -> GcPlan {
+    let mut layers = LayerUsageIndex::unknown();
     for (id, bytes) in sizes {
-        let amount = Amount { bytes: *bytes, inodes: 0 };
-        layers.add(Layer { id: id.into(), amount, estimated: false, held_by: None });
+        let amount = DiskSpace { bytes: *bytes, inodes: 0 };
+        layers.add(MeasuredLayer { id: id.into(), amount, estimated: false, referenced_by: None });
     }
     let mut subjects = Vec::new();
     for (n, of) in images {
-        layers.add_image(id(*n), of, Amount::ZERO, None);
-        subjects.push(Subject {
+        layers.add_image(id(*n), of, DiskSpace::ZERO, None);
+        subjects.push(GcImage {
             id: id(*n),
             handler: String::new(),
             names: Vec::new(),
             size: of.iter().map(|layer| sizes[layer]).sum(),
             pinned: false,
-            first_seen: Stamp(0),
+            first_seen: UnixMillis(0),
             last_used: None,
             uses: Vec::new(),
             failed: None,
         });
     }
-    let scene = Scene {
-        now: Stamp(NOW),
-        began: Stamp(0),
-        watched: Stamp(0),
+    let scene = GcSnapshot {
+        now: UnixMillis(NOW),
+        began: UnixMillis(0),
+        watched: UnixMillis(0),
         images: subjects,
         layers,
         disk: Some(disk),
     };
-    plan(&scene, policy, Goal::Thresholds)
+    plan(&scene, policy, GcGoal::Thresholds)
 }

@@ -2,10 +2,10 @@
 
 use std::time::Instant;
 
-use larder::backend::Progress;
+use larder::backend::ProgressReporter;
 use larder::reference::Reference;
-use larder_registry::{Client, RegistryConfig};
-use larder_store::pull::{PullConfig, Puller};
+use larder_registry::{RegistryClient, RegistryConfig};
+use larder_store::pull::{StorePullConfig, StorePuller};
 use larder_store::store::{Store, StoreConfig};
 
 fn main() {
@@ -19,9 +19,13 @@ fn main() {
     let start = Instant::now();
     let pulled = runtime.block_on(async {
         let store = Store::open(std::path::Path::new(&root), StoreConfig::default()).expect("a store");
-        let puller = Puller::new(store, Client::new(RegistryConfig::default()), PullConfig::default());
+        let puller = StorePuller::new(
+            store,
+            RegistryClient::new(RegistryConfig::default()),
+            StorePullConfig::default(),
+        );
         let name = Reference::parse(&name).expect("an image name");
-        puller.pull(&name, None, &Progress::unwatched()).await
+        puller.pull(&name, None, &ProgressReporter::unwatched()).await
     });
     match pulled {
         Ok(image) => eprintln!("{} in {:.2} s", image.id, start.elapsed().as_secs_f64()),

@@ -8,7 +8,9 @@ use std::hint::black_box;
 use std::io::Write as _;
 
 use larder::credentials::{PodCredentials, SecretCoordinates};
-use larder::records::{Access, ImageRecords, LEARNED_SECRETS, RecordedSecret, Utc, Verification};
+use larder::records::{
+    ImagePullCredentials, LEARNED_SECRETS, PullRecordStore, RecordedSecret, Rfc3339Time, Verification,
+};
 use larder::reference::{ImageId, ImageName};
 use rustix::time::{ClockId, clock_gettime};
 
@@ -47,13 +49,13 @@ fn cpu_nanos() -> f64 {
 /// Nanoseconds for a check, with so many credentials in records of so many each.
 async fn measured(credentials: usize, in_each: usize) -> Result<f64, Box<dyn Error>> {
     let folder = tempfile::tempdir()?;
-    let records = ImageRecords::open(folder.path(), Verification::of_unconfigured_kubelet())?;
+    let records = PullRecordStore::open(folder.path(), Verification::of_unconfigured_kubelet())?;
     let image = ImageName::from(format!("{NAME}:v1"));
     let images = credentials / in_each;
     for number in 0..images {
         let secrets = (number * in_each..(number + 1) * in_each).map(secret).collect();
-        let access = Access { secrets, ..Access::default() };
-        records.pulled(&image, &image_ref(number), Some(access), Utc(1_800_000_000)).await?;
+        let access = ImagePullCredentials { secrets, ..ImagePullCredentials::default() };
+        records.pulled(&image, &image_ref(number), Some(access), Rfc3339Time(1_800_000_000)).await?;
     }
     let asked: Vec<_> = (0..1000)
         .map(|n| {
@@ -68,7 +70,7 @@ async fn measured(credentials: usize, in_each: usize) -> Result<f64, Box<dyn Err
         for n in 0..CHECKS {
             let (image_ref, pod) = &asked[n as usize % asked.len()];
             let result = records.check_from_memory(black_box(&image), image_ref, pod);
-            if result.is_none_or(larder::records::CheckResult::must_pull) {
+            if result.is_none_or(larder::records::MustPullCheckResult::must_pull) {
                 return Err(format!("{result:?} for {image_ref}").into());
             }
         }

@@ -10,21 +10,23 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use larder::reference::Digest;
-use larder_store::unpack::{Expected, Options, Target, Threads, Unpacked, unpack_layer};
+use larder_store::unpack::{
+    ExpectedLayer, UnpackOptions, UnpackTarget, UnpackThreads, UnpackedLayer, unpack_layer,
+};
 use rustix::time::{ClockId, clock_gettime};
 
-type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
+type BoxResult<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
-fn main() -> Outcome<()> {
-    let (mut threads, mut at_once, mut paths) = (Threads::Many, 1, Vec::new());
+fn main() -> BoxResult<()> {
+    let (mut threads, mut at_once, mut paths) = (UnpackThreads::Many, 1, Vec::new());
     let mut arguments = std::env::args().skip(1);
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--threads" => {
                 threads = match arguments.next().as_deref() {
-                    Some("1") => Threads::One,
-                    Some("2") => Threads::Two,
-                    _ => Threads::Many,
+                    Some("1") => UnpackThreads::One,
+                    Some("2") => UnpackThreads::Two,
+                    _ => UnpackThreads::Many,
                 };
             }
             "--at-once" => at_once = arguments.next().ok_or("how many at once?")?.parse()?,
@@ -53,7 +55,7 @@ fn main() -> Outcome<()> {
     let before = clock(ClockId::Monotonic);
     rustix::fs::syncfs(fs_err::File::open(into)?)?;
     let sync = since(ClockId::Monotonic, before);
-    let sum = |count: fn(&Unpacked) -> u64| unpacked.iter().map(count).sum::<u64>();
+    let sum = |count: fn(&UnpackedLayer) -> u64| unpacked.iter().map(count).sum::<u64>();
     let (plain, compressed) = (sum(|layer| layer.plain_bytes), sum(|layer| layer.compressed_bytes));
     writeln!(
         io::stdout(),
@@ -70,22 +72,22 @@ fn main() -> Outcome<()> {
     Ok(())
 }
 
-struct Known {
+struct BenchLayer {
     digest: Digest,
     diff_id: Digest,
     size: u64,
 }
 
 /// The digests of a layer file, found with the same code that checks them: it reports what it finds.
-fn digests(layer: &Path) -> io::Result<Known> {
-    use larder_store::unpack::Compression;
+fn digests(layer: &Path) -> io::Result<BenchLayer> {
+    use larder_store::unpack::DetectedCompression;
     use sha2::{Digest as _, Sha256};
     let bytes = fs_err::read(layer)?;
-    let compression = Compression::detect(&bytes).map_err(io::Error::other)?;
+    let compression = DetectedCompression::detect(&bytes).map_err(io::Error::other)?;
     let mut reader: Box<dyn Read> = match compression {
-        Compression::Gzip => Box::new(flate2::bufread::MultiGzDecoder::new(&bytes[..])),
-        Compression::Zstd => Box::new(zstd::stream::read::Decoder::with_buffer(&bytes[..])?),
-        Compression::None => Box::new(&bytes[..]),
+        DetectedCompression::Gzip => Box::new(flate2::bufread::MultiGzDecoder::new(&bytes[..])),
+        DetectedCompression::Zstd => Box::new(zstd::stream::read::Decoder::with_buffer(&bytes[..])?),
+        DetectedCompression::None => Box::new(&bytes[..]),
     };
     let (mut plain, mut buffer) = (Sha256::new(), vec![0; 256 << 10]);
     loop {
@@ -98,19 +100,25 @@ fn digests(layer: &Path) -> io::Result<Known> {
         let hex = hash.iter().fold(String::new(), |hex, byte| format!("{hex}{byte:02x}"));
         Digest::parse(&format!("sha256:{hex}")).map_err(io::Error::other)
     };
-    Ok(Known {
+    Ok(BenchLayer {
         digest: digest(&Sha256::digest(&bytes))?,
         diff_id: digest(&plain.finalize())?,
         size: bytes.len() as u64,
     })
 }
 
-fn unpack(into: &Path, layer: &Path, known: &Known, threads: Threads) -> Outcome<Unpacked> {
+fn unpack(into: &Path, layer: &Path, known: &BenchLayer, threads: UnpackThreads) -> BoxResult<UnpackedLayer> {
     fs_err::create_dir(into)?;
     let files = into.with_extension("files");
-    let expected = Expected { digest: Some(&known.digest), size: Some(known.size), diff_id: &known.diff_id };
-    let options = Options { threads, ..Options::default() };
-    Ok(unpack_layer(fs_err::File::open(layer)?, &expected, Target { root: into, files: &files }, &options)?)
+    let expected =
+        ExpectedLayer { digest: Some(&known.digest), size: Some(known.size), diff_id: &known.diff_id };
+    let options = UnpackOptions { threads, ..UnpackOptions::default() };
+    Ok(unpack_layer(
+        fs_err::File::open(layer)?,
+        &expected,
+        UnpackTarget { root: into, files: &files },
+        &options,
+    )?)
 }
 
 fn clock(id: ClockId) -> Duration {

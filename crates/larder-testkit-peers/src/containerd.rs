@@ -9,9 +9,9 @@ use tonic::codegen::http::uri::PathAndQuery;
 use tonic::transport::Endpoint;
 
 use super::packages::{Package, program};
-use super::process::Server;
-use super::registry::Registry;
-use super::{PeerError, Result};
+use super::process::ServerProcess;
+use super::registry::RegistryProcess;
+use super::{PeerError, PeerResult};
 
 /// Plugins that nobody needs here; each would look at the machine or write outside of the private folder.
 const DISABLED: &[&str] = &[
@@ -39,7 +39,7 @@ pub struct ContainerdOptions {
 /// A containerd process and its state. Dropping it ends the process and removes the state.
 #[derive(Debug)]
 pub struct Containerd {
-    server: Option<Server>,
+    server: Option<ServerProcess>,
     folder: TempDir,
     program: PathBuf,
     path: Option<OsString>,
@@ -47,12 +47,12 @@ pub struct Containerd {
 
 impl Containerd {
     /// Starts a containerd with nothing in it, and waits until it serves CRI.
-    pub fn start() -> Result<Containerd> {
+    pub fn start() -> PeerResult<Containerd> {
         Containerd::start_with(ContainerdOptions::default())
     }
 
     /// Starts a containerd with nothing in it that is not quite the usual one.
-    pub fn start_with(options: ContainerdOptions) -> Result<Containerd> {
+    pub fn start_with(options: ContainerdOptions) -> PeerResult<Containerd> {
         let below = options.below.unwrap_or_else(std::env::temp_dir);
         let folder = tempfile::Builder::new().prefix("larder-containerd-").tempdir_in(below)?;
         for below in ["root", "state", "certs.d", "cni/conf", "cni/bin", "tmp"] {
@@ -66,13 +66,13 @@ impl Containerd {
     }
 
     /// Starts the process again on the same state and socket. Does nothing while it runs.
-    pub fn start_again(&mut self) -> Result<()> {
+    pub fn start_again(&mut self) -> PeerResult<()> {
         if self.server.is_some() {
             return Ok(());
         }
         let folder = self.folder.path();
         let log = folder.join("containerd.log");
-        let mut server = Server::start(
+        let mut server = ServerProcess::start(
             "containerd",
             &self.program,
             |command| {
@@ -98,7 +98,7 @@ impl Containerd {
 
     /// Process id, while it runs.
     pub fn pid(&self) -> Option<u32> {
-        self.server.as_ref().map(Server::pid)
+        self.server.as_ref().map(ServerProcess::pid)
     }
 
     /// Where it serves, such as `unix:///tmp/larder-containerd-x/containerd.sock`.
@@ -117,12 +117,12 @@ impl Containerd {
     }
 
     /// Tells it how to reach a registry: plain HTTP, or TLS with the registry's own authority. Holds at once.
-    pub fn knows(&self, registry: &Registry) -> Result<()> {
+    pub fn add_registry(&self, registry: &RegistryProcess) -> PeerResult<()> {
         self.knows_at(&registry.address(), registry.scheme(), registry.ca())
     }
 
-    /// Like [`knows`](Self::knows), for anything that serves at `address` (`127.0.0.1:PORT`), such as a gate.
-    pub fn knows_at(&self, address: &str, scheme: &str, ca: Option<&Path>) -> Result<()> {
+    /// Like [`add_registry`](Self::add_registry), for anything that serves at `address` (`127.0.0.1:PORT`), such as a gate.
+    pub fn knows_at(&self, address: &str, scheme: &str, ca: Option<&Path>) -> PeerResult<()> {
         // Named as the server and not as a mirror of itself: containerd would try it twice. The empty table is for
         // containerd 1.6, which ignores a file without it.
         let ca = ca.map_or_else(String::new, |ca| format!("ca = \"{}\"\n", ca.display()));
@@ -195,7 +195,7 @@ fn serves_cri(endpoint: &str) -> bool {
     std::thread::scope(|scope| scope.spawn(|| ask_cri(endpoint).is_ok()).join().unwrap_or(false))
 }
 
-fn ask_cri(endpoint: &str) -> Result<()> {
+fn ask_cri(endpoint: &str) -> PeerResult<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let failed = |error: &dyn std::error::Error| PeerError::new("ask for images", error);

@@ -10,9 +10,9 @@ use tempfile::TempDir;
 
 use super::containerd::unmount_below;
 use super::packages::{Package, program};
-use super::process::{PATIENCE, Server};
+use super::process::{PATIENCE, ServerProcess};
 use super::tls::Certificates;
-use super::{PeerError, Result};
+use super::{PeerError, PeerResult};
 
 const JSON: &str = "application/json";
 
@@ -29,7 +29,7 @@ pub struct DockerdOptions {
 /// state.
 #[derive(Debug)]
 pub struct Dockerd {
-    server: Option<Server>,
+    server: Option<ServerProcess>,
     /// Socket, log, and what is in use while it runs.
     folder: TempDir,
     /// Images and containers.
@@ -42,12 +42,12 @@ impl Dockerd {
     /// Starts an engine with nothing in it, and waits until it answers.
     ///
     /// Registries on loopback it reaches over plain HTTP without being told.
-    pub fn start() -> Result<Dockerd> {
+    pub fn start() -> PeerResult<Dockerd> {
         Dockerd::start_with(DockerdOptions::default())
     }
 
     /// Starts an engine with nothing in it that is not quite the usual one.
-    pub fn start_with(options: DockerdOptions) -> Result<Dockerd> {
+    pub fn start_with(options: DockerdOptions) -> PeerResult<Dockerd> {
         // Short: the socket's path is below it, and so are those of the engine's own sockets.
         let folder = tempfile::Builder::new().prefix("larder-dockerd-").tempdir()?;
         let below = options.root_below.unwrap_or_else(std::env::temp_dir);
@@ -66,13 +66,13 @@ impl Dockerd {
     }
 
     /// Starts the process again on the same state and socket. Does nothing while it runs.
-    pub fn start_again(&mut self) -> Result<()> {
+    pub fn start_again(&mut self) -> PeerResult<()> {
         if self.server.is_some() {
             return Ok(());
         }
         let folder = self.folder.path();
         let log = folder.join("dockerd.log");
-        let mut server = Server::start(
+        let mut server = ServerProcess::start(
             "dockerd",
             &program(Package::DockerIo)?,
             |command| {
@@ -112,7 +112,7 @@ impl Dockerd {
 
     /// Process id, while it runs.
     pub fn pid(&self) -> Option<u32> {
-        self.server.as_ref().map(Server::pid)
+        self.server.as_ref().map(ServerProcess::pid)
     }
 
     /// Where it serves, such as `unix:///tmp/larder-dockerd-x/d.sock`.
@@ -141,7 +141,7 @@ impl Dockerd {
     }
 
     /// Makes a container of this image that is not started, and returns its id.
-    pub fn create_container(&self, image: &str, name: &str) -> Result<String> {
+    pub fn create_container(&self, image: &str, name: &str) -> PeerResult<String> {
         let body = json!({"Image": image, "Cmd": ["/nothing"], "HostConfig": {"NetworkMode": "none"}});
         let path = format!("/containers/create?name={name}");
         let answer = self.call("POST", &path, JSON, body.to_string().as_bytes())?;
@@ -149,29 +149,29 @@ impl Dockerd {
     }
 
     /// Removes a container.
-    pub fn remove_container(&self, container: &str) -> Result<()> {
+    pub fn remove_container(&self, container: &str) -> PeerResult<()> {
         self.call("DELETE", &format!("/containers/{container}?force=1"), JSON, b"").map(drop)
     }
 
     /// Makes an image of what a container is now, whose parent is the container's image.
-    pub fn commit(&self, container: &str, repository: &str, tag: &str) -> Result<()> {
+    pub fn commit(&self, container: &str, repository: &str, tag: &str) -> PeerResult<()> {
         let path = format!("/commit?container={container}&repo={repository}&tag={tag}");
         self.call("POST", &path, JSON, b"{}").map(drop)
     }
 
     /// Gives an image one more name.
-    pub fn tag(&self, image: &str, repository: &str, tag: &str) -> Result<()> {
+    pub fn tag(&self, image: &str, repository: &str, tag: &str) -> PeerResult<()> {
         let path = format!("/images/{image}/tag?repo={repository}&tag={tag}");
         self.call("POST", &path, JSON, b"").map(drop)
     }
 
     /// Takes one name off an image, or removes it.
-    pub fn remove_image(&self, name: &str) -> Result<()> {
+    pub fn remove_image(&self, name: &str) -> PeerResult<()> {
         self.call("DELETE", &format!("/images/{name}"), JSON, b"").map(drop)
     }
 
     /// Names of its images, with tags and with digests, sorted.
-    pub fn image_names(&self) -> Result<Vec<String>> {
+    pub fn image_names(&self) -> PeerResult<Vec<String>> {
         let images = self.get("/images/json")?;
         let names = images.as_array().into_iter().flatten().flat_map(|image| {
             let of = |key: &str| image[key].as_array().cloned().unwrap_or_default();
@@ -184,23 +184,23 @@ impl Dockerd {
     }
 
     /// Makes an image of one layer from a tar archive of its files, as `docker import` does.
-    pub fn import(&self, archive: &[u8], repository: &str, tag: &str) -> Result<()> {
+    pub fn import(&self, archive: &[u8], repository: &str, tag: &str) -> PeerResult<()> {
         let path = format!("/images/create?fromSrc=-&repo={repository}&tag={tag}");
         self.call("POST", &path, "application/x-tar", archive).map(drop)
     }
 
     /// Loads images from an archive as `docker save` writes it.
-    pub fn load(&self, archive: &[u8]) -> Result<()> {
+    pub fn load(&self, archive: &[u8]) -> PeerResult<()> {
         self.call("POST", "/images/load?quiet=1", "application/x-tar", archive).map(drop)
     }
 
     /// An answer to another client than larder's: what tests compare with.
-    pub fn get(&self, path: &str) -> Result<Value> {
+    pub fn get(&self, path: &str) -> PeerResult<Value> {
         self.call("GET", path, JSON, b"")
     }
 
     /// One call, in HTTP/1.0: then the answer ends with the connection.
-    fn call(&self, method: &str, path: &str, content_type: &str, body: &[u8]) -> Result<Value> {
+    fn call(&self, method: &str, path: &str, content_type: &str, body: &[u8]) -> PeerResult<Value> {
         let doing = || format!("{method} {path} of dockerd");
         let exchange = || -> std::io::Result<String> {
             let mut stream = UnixStream::connect(self.socket())?;

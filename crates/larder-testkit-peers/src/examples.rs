@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use super::{Image, Layer, Registry, Result};
+use super::{ImageBuilder, LayerFiles, PeerResult, RegistryProcess};
 
 /// The port of the registry that the example manifests name, on 127.0.0.1.
 pub const PORT: u16 = 5000;
@@ -12,7 +12,7 @@ pub const PORT: u16 = 5000;
 pub const PRIVATE_PORT: u16 = 5001;
 
 /// Copies the manifests of a folder into a new folder below `into`, for registries on other ports.
-pub fn copied_for(examples: &Path, port: u16, private_port: u16, into: &Path) -> Result<PathBuf> {
+pub fn copied_for(examples: &Path, port: u16, private_port: u16, into: &Path) -> PeerResult<PathBuf> {
     let copies = into.join("examples");
     fs_err::create_dir_all(&copies)?;
     for (path, text) in manifests(examples)? {
@@ -27,7 +27,7 @@ pub fn copied_for(examples: &Path, port: u16, private_port: u16, into: &Path) ->
 }
 
 /// Makes an image for each name that the manifests of a folder have for this registry, and pushes it there.
-pub fn push_all(examples: &Path, registry: &Registry) -> Result<()> {
+pub fn push_all(examples: &Path, registry: &RegistryProcess) -> PeerResult<()> {
     for name in images_named(examples, &registry.address())? {
         image_called(&name).push(registry, &name)?;
     }
@@ -38,7 +38,7 @@ pub fn push_all(examples: &Path, registry: &Registry) -> Result<()> {
 ///
 /// Reads the manifests as text: wherever a manifest holds its images, their names begin with the address. A name
 /// with a digest is left out, since content cannot be made for a digest.
-pub fn images_named(examples: &Path, address: &str) -> Result<BTreeSet<String>> {
+pub fn images_named(examples: &Path, address: &str) -> PeerResult<BTreeSet<String>> {
     let start = format!("{address}/");
     let mut names = BTreeSet::new();
     for (_, text) in manifests(examples)? {
@@ -55,18 +55,22 @@ pub fn images_named(examples: &Path, address: &str) -> Result<BTreeSet<String>> 
 }
 
 /// An image that looks like a small application: a base that all share, a runtime that some share, an own layer.
-pub fn image_called(name: &str) -> Image {
+pub fn image_called(name: &str) -> ImageBuilder {
     let seed = name.bytes().fold(0xcbf2_9ce4_8422_2325, |hash: u64, byte| {
         (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
     });
-    Image::new()
-        .layer(Layer::new().file("etc/os-release", "ID=playground\n").noise("usr/lib/base", 2_000_000, 1))
-        .layer(Layer::new().noise("usr/lib/runtime", 1_000_000, 2 + seed % 2))
-        .layer(Layer::new().file("srv/name", name).noise("srv/app", 300_000, seed))
+    ImageBuilder::new()
+        .layer(LayerFiles::new().file("etc/os-release", "ID=playground\n").noise(
+            "usr/lib/base",
+            2_000_000,
+            1,
+        ))
+        .layer(LayerFiles::new().noise("usr/lib/runtime", 1_000_000, 2 + seed % 2))
+        .layer(LayerFiles::new().file("srv/name", name).noise("srv/app", 300_000, seed))
 }
 
 /// The manifests of a folder, with their text, sorted by name.
-fn manifests(folder: &Path) -> Result<Vec<(PathBuf, String)>> {
+fn manifests(folder: &Path) -> PeerResult<Vec<(PathBuf, String)>> {
     let mut found = Vec::new();
     for entry in fs_err::read_dir(folder)? {
         let path = entry?.path();

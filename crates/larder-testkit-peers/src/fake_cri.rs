@@ -1,6 +1,6 @@
 //! A container runtime that does as the test says, served over CRI on a Unix socket in a folder of its own.
 //!
-//! It runs on a thread of its own, with the wall clock: a test decides when a call goes on with a [`Release`], not
+//! It runs on a thread of its own, with the wall clock: a test decides when a call goes on with a [`CallHold`], not
 //! with time. Stopping it is a crash: all connections break at once. It can start again on the same path, with
 //! everything it knew.
 //!
@@ -44,7 +44,7 @@ pub enum Rpc {
 
 /// A call that arrived, with what it carried.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Received {
+pub struct ReceivedCall {
     /// The call.
     pub rpc: Rpc,
     /// Its image.
@@ -59,7 +59,7 @@ pub struct Received {
 
 /// How many calls of one kind there are and were.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Calls {
+pub struct CallCounts {
     /// Arrived.
     pub started: usize,
     /// Being served now.
@@ -70,9 +70,9 @@ pub struct Calls {
 
 /// Lets one held call go on. Dropped unused, it leaves the call hanging for good.
 #[derive(Debug)]
-pub struct Release(oneshot::Sender<()>);
+pub struct CallHold(oneshot::Sender<()>);
 
-impl Release {
+impl CallHold {
     /// Lets it go on. Nothing happens if the caller gave up meanwhile.
     pub fn release(self) {
         let _ = self.0.send(());
@@ -81,7 +81,7 @@ impl Release {
 
 /// What a runtime knows and reports.
 #[derive(Debug, Clone, Default)]
-pub struct Contents {
+pub struct RuntimeContents {
     /// Reply to `Version`.
     pub version: proto::VersionResponse,
     /// Conditions in the reply to `Status`.
@@ -108,13 +108,13 @@ pub struct Contents {
 
 /// What one scripted call does.
 #[derive(Debug)]
-struct Script {
+struct CallScript {
     held: Option<oneshot::Receiver<()>>,
-    then: Then,
+    then: ScriptedReply,
 }
 
 #[derive(Debug)]
-enum Then {
+enum ScriptedReply {
     Usual,
     Fail(Status),
     Pulled(String),
@@ -122,21 +122,21 @@ enum Then {
 }
 
 #[derive(Default)]
-struct State {
-    contents: Contents,
-    log: Vec<Received>,
-    scripts: HashMap<Rpc, VecDeque<Script>>,
+struct RuntimeScript {
+    contents: RuntimeContents,
+    log: Vec<ReceivedCall>,
+    scripts: HashMap<Rpc, VecDeque<CallScript>>,
     refused: HashMap<Rpc, (Code, String)>,
 }
 
 #[derive(Clone)]
-struct Shared {
-    state: Arc<Mutex<State>>,
-    calls: Arc<watch::Sender<HashMap<Rpc, Calls>>>,
+struct SharedRuntimeScript {
+    state: Arc<Mutex<RuntimeScript>>,
+    calls: Arc<watch::Sender<HashMap<Rpc, CallCounts>>>,
 }
 
-impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
+impl SharedRuntimeScript {
+    fn state(&self) -> MutexGuard<'_, RuntimeScript> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -145,7 +145,7 @@ impl Shared {
 pub struct FakeCri {
     _folder: tempfile::TempDir,
     socket: PathBuf,
-    shared: Shared,
+    shared: SharedRuntimeScript,
     server: Option<(oneshot::Sender<()>, JoinHandle<()>)>,
 }
 
@@ -157,17 +157,17 @@ impl FakeCri {
     /// If there is no room for its socket.
     pub fn start() -> FakeCri {
         let folder = tempfile::Builder::new().prefix("fake-cri-").tempdir().expect("a folder for the socket");
-        let contents = Contents {
+        let contents = RuntimeContents {
             version: proto::VersionResponse {
                 version: "0.1.0".into(),
                 runtime_name: "fake".into(),
                 runtime_version: "1.0.0".into(),
                 runtime_api_version: "v1".into(),
             },
-            ..Contents::default()
+            ..RuntimeContents::default()
         };
-        let state = State { contents, ..State::default() };
-        let shared = Shared {
+        let state = RuntimeScript { contents, ..RuntimeScript::default() };
+        let shared = SharedRuntimeScript {
             state: Arc::new(Mutex::new(state)),
             calls: Arc::new(watch::Sender::new(HashMap::new())),
         };
@@ -212,7 +212,7 @@ impl FakeCri {
     }
 
     /// Changes what the runtime knows and reports.
-    pub fn change(&self, change: impl FnOnce(&mut Contents)) {
+    pub fn change(&self, change: impl FnOnce(&mut RuntimeContents)) {
         change(&mut self.shared.state().contents);
     }
 
@@ -223,7 +223,7 @@ impl FakeCri {
 
     /// The next call of this kind fails.
     pub fn fail_next(&self, rpc: Rpc, code: Code, message: &str) {
-        self.script(rpc, None, Then::Fail(Status::new(code, message)));
+        self.script(rpc, None, ScriptedReply::Fail(Status::new(code, message)));
     }
 
     /// Every call of this kind fails that has no script.
@@ -233,10 +233,10 @@ impl FakeCri {
 
     /// The next call of this kind waits for the handle, and then does the usual.
     #[must_use = "a dropped handle leaves the call hanging; `hang_next` says so"]
-    pub fn hold_next(&self, rpc: Rpc) -> Release {
+    pub fn hold_next(&self, rpc: Rpc) -> CallHold {
         let (sender, receiver) = oneshot::channel();
-        self.script(rpc, Some(receiver), Then::Usual);
-        Release(sender)
+        self.script(rpc, Some(receiver), ScriptedReply::Usual);
+        CallHold(sender)
     }
 
     /// The next call of this kind never answers.
@@ -246,16 +246,16 @@ impl FakeCri {
 
     /// The next pull answers with this reference, whatever is on offer.
     pub fn answer_pull(&self, image_ref: &str) {
-        self.script(Rpc::PullImage, None, Then::Pulled(image_ref.to_owned()));
+        self.script(Rpc::PullImage, None, ScriptedReply::Pulled(image_ref.to_owned()));
     }
 
     /// The next status call answers with this, whatever is present.
     pub fn answer_status(&self, image: Option<proto::Image>) {
-        self.script(Rpc::ImageStatus, None, Then::Found(image.map(Box::new)));
+        self.script(Rpc::ImageStatus, None, ScriptedReply::Found(image.map(Box::new)));
     }
 
     /// All calls so far, in order.
-    pub fn received(&self) -> Vec<Received> {
+    pub fn received(&self) -> Vec<ReceivedCall> {
         self.shared.state().log.clone()
     }
 
@@ -265,12 +265,12 @@ impl FakeCri {
     }
 
     /// How many calls of this kind there are and were.
-    pub fn calls(&self, rpc: Rpc) -> Calls {
+    pub fn calls(&self, rpc: Rpc) -> CallCounts {
         self.shared.calls.borrow().get(&rpc).copied().unwrap_or_default()
     }
 
     /// Waits until the calls of this kind are as wanted.
-    pub async fn until(&self, rpc: Rpc, mut wanted: impl FnMut(Calls) -> bool) -> Calls {
+    pub async fn until(&self, rpc: Rpc, mut wanted: impl FnMut(CallCounts) -> bool) -> CallCounts {
         let mut calls = self.shared.calls.subscribe();
         let now = calls.wait_for(|calls| wanted(calls.get(&rpc).copied().unwrap_or_default())).await;
         match now {
@@ -279,8 +279,8 @@ impl FakeCri {
         }
     }
 
-    fn script(&self, rpc: Rpc, held: Option<oneshot::Receiver<()>>, then: Then) {
-        self.shared.state().scripts.entry(rpc).or_default().push_back(Script { held, then });
+    fn script(&self, rpc: Rpc, held: Option<oneshot::Receiver<()>>, then: ScriptedReply) {
+        self.shared.state().scripts.entry(rpc).or_default().push_back(CallScript { held, then });
     }
 }
 
@@ -291,7 +291,7 @@ impl Drop for FakeCri {
 }
 
 /// Serves until it is stopped; then everything that runs is dropped with the runtime.
-fn serve(listener: StdListener, shared: Shared, stopped: oneshot::Receiver<()>) {
+fn serve(listener: StdListener, shared: SharedRuntimeScript, stopped: oneshot::Receiver<()>) {
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime starts");
     runtime.block_on(async {

@@ -16,13 +16,13 @@ use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use larder_store::disk::{Disk, DiskFile, OpenHow, RealDisk};
+use larder_store::disk::{Disk, DiskFile, FileOpenMode, RealDisk};
 
-use self::model::{Change, Mix, Model, Pins};
+use self::model::{DiskModel, OpenFilesByInode, SeededChoice, UnsyncedWrite};
 
 /// What goes wrong, and when. Steps count from 0, since [`FaultyDisk::arm`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fault {
+pub enum DiskFault {
     /// Nothing.
     None,
     /// This step fails with an error of this kind; those after it work.
@@ -33,7 +33,7 @@ pub enum Fault {
 
 /// What a power cut leaves of what was not synced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Survives {
+pub enum UnsyncedData {
     /// Nothing of it.
     Nothing,
     /// All of it: as if the process was killed, and the machine went on.
@@ -44,24 +44,24 @@ pub enum Survives {
 
 /// The disk. Clones share it; its folder goes with the last of them.
 #[derive(Clone)]
-pub struct FaultyDisk(Arc<Inner>);
+pub struct FaultyDisk(Arc<SharedDisk>);
 
-struct Inner {
+struct SharedDisk {
     folder: tempfile::TempDir,
     boot: u64,
-    state: Mutex<State>,
+    state: Mutex<DiskFaultState>,
 }
 
-struct State {
-    fault: Fault,
+struct DiskFaultState {
+    fault: DiskFault,
     steps: u64,
     off: bool,
     /// What was synced.
-    durable: Model,
+    durable: DiskModel,
     /// What was done to files since they were synced, by inode.
-    unsynced: HashMap<u64, Vec<Change>>,
+    unsynced: HashMap<u64, Vec<UnsyncedWrite>>,
     /// Open files by inode, so that no number is used again.
-    pins: Pins,
+    pins: OpenFilesByInode,
 }
 
 impl FaultyDisk {
@@ -72,11 +72,17 @@ impl FaultyDisk {
     }
 
     fn in_folder(folder: tempfile::TempDir, boot: u64) -> FaultyDisk {
-        let mut pins = Pins::new();
-        let durable = Model::of(folder.path(), &mut pins).expect("the folder can be read");
-        let state =
-            State { fault: Fault::None, steps: 0, off: false, durable, unsynced: HashMap::new(), pins };
-        FaultyDisk(Arc::new(Inner { folder, boot, state: Mutex::new(state) }))
+        let mut pins = OpenFilesByInode::new();
+        let durable = DiskModel::of(folder.path(), &mut pins).expect("the folder can be read");
+        let state = DiskFaultState {
+            fault: DiskFault::None,
+            steps: 0,
+            off: false,
+            durable,
+            unsynced: HashMap::new(),
+            pins,
+        };
+        FaultyDisk(Arc::new(SharedDisk { folder, boot, state: Mutex::new(state) }))
     }
 
     /// Its folder.
@@ -85,7 +91,7 @@ impl FaultyDisk {
     }
 
     /// Lets this go wrong, counting steps from now.
-    pub fn arm(&self, fault: Fault) {
+    pub fn arm(&self, fault: DiskFault) {
         let mut state = self.0.state();
         (state.fault, state.steps) = (fault, 0);
     }
@@ -99,8 +105,8 @@ impl FaultyDisk {
     pub fn has_failed(&self) -> bool {
         let state = self.0.state();
         match state.fault {
-            Fault::None => false,
-            Fault::FailsAt(at, _) | Fault::LosesPowerAt(at) => state.steps > at,
+            DiskFault::None => false,
+            DiskFault::FailsAt(at, _) | DiskFault::LosesPowerAt(at) => state.steps > at,
         }
     }
 
@@ -109,15 +115,16 @@ impl FaultyDisk {
     /// # Panics
     /// When the real disk fails.
     #[must_use]
-    pub fn restarted(&self, survives: Survives) -> FaultyDisk {
+    pub fn restarted(&self, survives: UnsyncedData) -> FaultyDisk {
         let state = self.0.state();
         let folder = folder();
-        let written = || Model::of(self.root(), &mut Pins::new()).expect("the folder can be read");
+        let written =
+            || DiskModel::of(self.root(), &mut OpenFilesByInode::new()).expect("the folder can be read");
         let (left, boot) = match survives {
-            Survives::Nothing => (state.durable.clone(), self.0.boot + 1),
-            Survives::Everything => (written(), self.0.boot),
-            Survives::Some(seed) => {
-                (state.durable.mixed(&written(), &state.unsynced, Mix::new(seed)), self.0.boot + 1)
+            UnsyncedData::Nothing => (state.durable.clone(), self.0.boot + 1),
+            UnsyncedData::Everything => (written(), self.0.boot),
+            UnsyncedData::Some(seed) => {
+                (state.durable.mixed(&written(), &state.unsynced, SeededChoice::new(seed)), self.0.boot + 1)
             }
         };
         left.write_to(folder.path()).expect("what survived can be written");
@@ -131,8 +138,8 @@ impl fmt::Debug for FaultyDisk {
     }
 }
 
-impl Inner {
-    fn state(&self) -> MutexGuard<'_, State> {
+impl SharedDisk {
+    fn state(&self) -> MutexGuard<'_, DiskFaultState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -145,10 +152,10 @@ impl Inner {
             return Err(power_is_off());
         }
         match state.fault {
-            Fault::FailsAt(at, kind) if at == number => {
+            DiskFault::FailsAt(at, kind) if at == number => {
                 Err(io::Error::new(kind, format!("step {number} was to fail")))
             }
-            Fault::LosesPowerAt(at) if at == number => {
+            DiskFault::LosesPowerAt(at) if at == number => {
                 state.off = true;
                 Err(power_is_off())
             }
@@ -156,7 +163,7 @@ impl Inner {
         }
     }
 
-    fn note(&self, inode: u64, change: Change) {
+    fn note(&self, inode: u64, change: UnsyncedWrite) {
         self.state().unsynced.entry(inode).or_default().push(change);
     }
 }
@@ -177,11 +184,11 @@ impl Disk for FaultyDisk {
         RealDisk.create_dir(path)
     }
 
-    fn open(&self, path: &Path, how: OpenHow) -> io::Result<Arc<dyn DiskFile>> {
+    fn open(&self, path: &Path, how: FileOpenMode) -> io::Result<Arc<dyn DiskFile>> {
         let makes = match how {
-            OpenHow::CreateNew => true,
-            OpenHow::Create => !path.exists(),
-            OpenHow::Existing => false,
+            FileOpenMode::CreateNew => true,
+            FileOpenMode::Create => !path.exists(),
+            FileOpenMode::Existing => false,
         };
         if makes {
             self.0.step()?;
@@ -226,7 +233,7 @@ impl Disk for FaultyDisk {
         self.0.step()?;
         let mut guard = self.0.state();
         let state = &mut *guard;
-        state.durable = Model::of(self.0.folder.path(), &mut state.pins)?;
+        state.durable = DiskModel::of(self.0.folder.path(), &mut state.pins)?;
         for changes in state.unsynced.values_mut() {
             changes.clear();
         }
@@ -239,7 +246,7 @@ impl Disk for FaultyDisk {
 }
 
 struct FaultyFile {
-    disk: Arc<Inner>,
+    disk: Arc<SharedDisk>,
     file: File,
     inode: u64,
     path: PathBuf,
@@ -254,7 +261,7 @@ impl fmt::Debug for FaultyFile {
 impl FaultyFile {
     fn write(&self, bytes: &[u8], offset: u64) -> io::Result<()> {
         self.file.write_all_at(bytes, offset)?;
-        self.disk.note(self.inode, Change::Write { offset, bytes: bytes.to_vec() });
+        self.disk.note(self.inode, UnsyncedWrite::Write { offset, bytes: bytes.to_vec() });
         Ok(())
     }
 }
@@ -282,7 +289,7 @@ impl DiskFile for FaultyFile {
     fn set_len(&self, len: u64) -> io::Result<()> {
         self.disk.step()?;
         self.file.set_len(len)?;
-        self.disk.note(self.inode, Change::SetLen(len));
+        self.disk.note(self.inode, UnsyncedWrite::SetLen(len));
         Ok(())
     }
 
@@ -291,7 +298,7 @@ impl DiskFile for FaultyFile {
         let mut guard = self.disk.state();
         let state = &mut *guard;
         let changes = state.unsynced.get_mut(&self.inode).map(std::mem::take).unwrap_or_default();
-        let attributes = model::Attributes::of(&self.file.metadata()?);
+        let attributes = model::FileAttributes::of(&self.file.metadata()?);
         state.durable.sync_file(self.inode, attributes, &changes);
         Ok(())
     }
@@ -302,7 +309,7 @@ mod tests {
     use super::*;
 
     fn write(disk: &FaultyDisk, path: &Path, bytes: &[u8]) -> io::Result<Arc<dyn DiskFile>> {
-        let file = disk.open(path, OpenHow::Create)?;
+        let file = disk.open(path, FileOpenMode::Create)?;
         file.write_all_at(bytes, 0)?;
         Ok(file)
     }
@@ -319,9 +326,9 @@ mod tests {
         disk.sync_all(disk.root()).unwrap();
         write(&disk, &synced, b"new").unwrap();
         write(&disk, &lost, b"x").unwrap();
-        let after = disk.restarted(Survives::Nothing);
+        let after = disk.restarted(UnsyncedData::Nothing);
         assert_eq!((read(&after, "synced").as_deref(), read(&after, "lost")), (Some("old"), None));
-        let killed = disk.restarted(Survives::Everything);
+        let killed = disk.restarted(UnsyncedData::Everything);
         assert_eq!(
             (read(&killed, "synced").as_deref(), read(&killed, "lost").as_deref()),
             (Some("new"), Some("x"))
@@ -334,9 +341,9 @@ mod tests {
     fn a_synced_file_needs_its_name_synced_too() {
         let disk = FaultyDisk::new();
         write(&disk, &disk.root().join("a"), b"content").unwrap().sync_data().unwrap();
-        assert_eq!(read(&disk.restarted(Survives::Nothing), "a"), None);
+        assert_eq!(read(&disk.restarted(UnsyncedData::Nothing), "a"), None);
         disk.sync_dir(disk.root()).unwrap();
-        assert_eq!(read(&disk.restarted(Survives::Nothing), "a").as_deref(), Some("content"));
+        assert_eq!(read(&disk.restarted(UnsyncedData::Nothing), "a").as_deref(), Some("content"));
     }
 
     #[test]
@@ -344,7 +351,7 @@ mod tests {
         let disk = FaultyDisk::new();
         write(&disk, &disk.root().join("a"), b"content").unwrap();
         disk.sync_dir(disk.root()).unwrap();
-        assert_eq!(read(&disk.restarted(Survives::Nothing), "a").as_deref(), Some(""));
+        assert_eq!(read(&disk.restarted(UnsyncedData::Nothing), "a").as_deref(), Some(""));
     }
 
     #[test]
@@ -358,28 +365,28 @@ mod tests {
         // It takes the number of the file that was removed, if anything can.
         write(&disk, &disk.root().join("c"), b"c").unwrap().sync_data().unwrap();
         disk.rename(&a, &b).unwrap();
-        let after = disk.restarted(Survives::Nothing);
+        let after = disk.restarted(UnsyncedData::Nothing);
         assert_eq!((read(&after, "a").as_deref(), read(&after, "b").as_deref()), (Some("a"), Some("b")));
         disk.sync_dir(disk.root()).unwrap();
-        let after = disk.restarted(Survives::Nothing);
+        let after = disk.restarted(UnsyncedData::Nothing);
         assert_eq!((read(&after, "a"), read(&after, "b").as_deref()), (None, Some("a")));
     }
 
     #[test]
     fn power_is_lost_at_the_step_that_was_asked_for_and_stays_off() {
         let disk = FaultyDisk::new();
-        disk.arm(Fault::LosesPowerAt(1));
-        let file = disk.open(&disk.root().join("a"), OpenHow::CreateNew).expect("step 0 works");
+        disk.arm(DiskFault::LosesPowerAt(1));
+        let file = disk.open(&disk.root().join("a"), FileOpenMode::CreateNew).expect("step 0 works");
         file.write_all_at(b"content", 0).expect_err("step 1 does not");
         assert!(disk.has_failed());
         disk.create_dir(&disk.root().join("b")).expect_err("nor does anything after it");
-        assert_eq!(read(&disk.restarted(Survives::Everything), "a").as_deref(), Some("con"), "torn");
+        assert_eq!(read(&disk.restarted(UnsyncedData::Everything), "a").as_deref(), Some("con"), "torn");
     }
 
     #[test]
     fn a_failure_is_one_step_and_no_more() {
         let disk = FaultyDisk::new();
-        disk.arm(Fault::FailsAt(0, io::ErrorKind::StorageFull));
+        disk.arm(DiskFault::FailsAt(0, io::ErrorKind::StorageFull));
         let error = disk.create_dir(&disk.root().join("a")).expect_err("step 0 fails");
         assert_eq!(error.kind(), io::ErrorKind::StorageFull);
         disk.create_dir(&disk.root().join("a")).expect("step 1 works");
@@ -394,11 +401,11 @@ mod tests {
             file.write_all_at(b"x", at).unwrap();
         }
         let seen: std::collections::BTreeSet<String> =
-            (0..50).filter_map(|seed| read(&disk.restarted(Survives::Some(seed)), "a")).collect();
+            (0..50).filter_map(|seed| read(&disk.restarted(UnsyncedData::Some(seed)), "a")).collect();
         assert!(seen.len() > 10, "{seen:?}");
         assert_eq!(
-            read(&disk.restarted(Survives::Some(7)), "a"),
-            read(&disk.restarted(Survives::Some(7)), "a")
+            read(&disk.restarted(UnsyncedData::Some(7)), "a"),
+            read(&disk.restarted(UnsyncedData::Some(7)), "a")
         );
     }
 }

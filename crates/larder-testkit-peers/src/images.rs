@@ -13,41 +13,41 @@ use sha2::{Digest, Sha256};
 
 use super::packages::{Package, program};
 use super::process::run;
-use super::registry::{Auth, PASSWORD, Registry, USER};
-use super::{PeerError, Result};
+use super::registry::{PASSWORD, RegistryAccess, RegistryProcess, USER};
+use super::{PeerError, PeerResult};
 
 /// One layer: files that are added in order, with their parent folders.
 #[derive(Debug, Clone, Default)]
-pub struct Layer {
+pub struct LayerFiles {
     files: Vec<(String, Vec<u8>)>,
     archive: Option<Vec<u8>>,
 }
 
-impl Layer {
+impl LayerFiles {
     /// A layer without files.
-    pub fn new() -> Layer {
-        Layer::default()
+    pub fn new() -> LayerFiles {
+        LayerFiles::default()
     }
 
     /// Adds a file; `path` is relative, such as `etc/motd`.
     #[must_use]
-    pub fn file(mut self, path: impl Into<String>, content: impl Into<Vec<u8>>) -> Layer {
+    pub fn file(mut self, path: impl Into<String>, content: impl Into<Vec<u8>>) -> LayerFiles {
         self.files.push((path.into(), content.into()));
         self
     }
 
     /// Adds a file of `size` bytes that hardly compress and that only `seed` decides.
     #[must_use]
-    pub fn noise(self, path: impl Into<String>, size: usize, seed: u64) -> Layer {
+    pub fn noise(self, path: impl Into<String>, size: usize, seed: u64) -> LayerFiles {
         self.file(path, noise(size, seed))
     }
 
     /// A layer that is exactly this tar archive; see [`larder_testkit::archive`].
-    pub fn archive(archive: impl Into<Vec<u8>>) -> Layer {
-        Layer { files: Vec::new(), archive: Some(archive.into()) }
+    pub fn archive(archive: impl Into<Vec<u8>>) -> LayerFiles {
+        LayerFiles { files: Vec::new(), archive: Some(archive.into()) }
     }
 
-    fn tar(&self) -> Result<Vec<u8>> {
+    fn tar(&self) -> PeerResult<Vec<u8>> {
         if let Some(archive) = &self.archive {
             return Ok(archive.clone());
         }
@@ -67,38 +67,38 @@ impl Layer {
 
 /// What an image consists of.
 #[derive(Debug, Clone, Default)]
-pub struct Image {
-    layers: Vec<Layer>,
+pub struct ImageBuilder {
+    layers: Vec<LayerFiles>,
     user: String,
 }
 
-impl Image {
+impl ImageBuilder {
     /// An image without layers.
-    pub fn new() -> Image {
-        Image::default()
+    pub fn new() -> ImageBuilder {
+        ImageBuilder::default()
     }
 
     /// An image of one layer with one file of `size` bytes that hardly compress; `seed` decides the content.
-    pub fn small(seed: u64, size: usize) -> Image {
-        Image::new().layer(Layer::new().noise("srv/data", size, seed))
+    pub fn small(seed: u64, size: usize) -> ImageBuilder {
+        ImageBuilder::new().layer(LayerFiles::new().noise("srv/data", size, seed))
     }
 
     /// Adds a layer on top.
     #[must_use]
-    pub fn layer(mut self, layer: Layer) -> Image {
+    pub fn layer(mut self, layer: LayerFiles) -> ImageBuilder {
         self.layers.push(layer);
         self
     }
 
     /// Sets the user that its config names.
     #[must_use]
-    pub fn user(mut self, user: impl Into<String>) -> Image {
+    pub fn user(mut self, user: impl Into<String>) -> ImageBuilder {
         self.user = user.into();
         self
     }
 
     /// Writes it as an OCI layout with one image, into a folder that does not exist yet or is empty.
-    pub fn write(&self, folder: &Path) -> Result<Layout> {
+    pub fn write(&self, folder: &Path) -> PeerResult<OciLayout> {
         fs_err::create_dir_all(folder.join("blobs/sha256"))?;
         let (mut layers, mut diff_ids) = (Vec::new(), Vec::new());
         for layer in &self.layers {
@@ -124,11 +124,11 @@ impl Image {
         fs_err::write(folder.join("oci-layout"), r#"{"imageLayoutVersion":"1.0.0"}"#)?;
         let index = json!({"schemaVersion": 2, "manifests": [manifest]});
         fs_err::write(folder.join("index.json"), index.to_string())?;
-        Ok(Layout { folder: folder.to_owned(), manifest_digest, image_id, blobs })
+        Ok(OciLayout { folder: folder.to_owned(), manifest_digest, image_id, blobs })
     }
 
-    /// Writes it, and pushes it as `name` (`shop/web:1`). See [`Layout::push`].
-    pub fn push(&self, registry: &Registry, name: &str) -> Result<Layout> {
+    /// Writes it, and pushes it as `name` (`shop/web:1`). See [`OciLayout::push`].
+    pub fn push(&self, registry: &RegistryProcess, name: &str) -> PeerResult<OciLayout> {
         let folder = tempfile::Builder::new().prefix("larder-image-").tempdir()?;
         let layout = self.write(folder.path())?;
         layout.push(registry, name)?;
@@ -140,7 +140,7 @@ const TAG_IN_LAYOUT: &str = "image";
 
 /// An image on disk, as an OCI layout; its digests stay known after the folder is gone.
 #[derive(Debug, Clone)]
-pub struct Layout {
+pub struct OciLayout {
     folder: PathBuf,
     /// Digest of the manifest: the `sha256:...` of `NAME@sha256:...`.
     pub manifest_digest: String,
@@ -150,9 +150,9 @@ pub struct Layout {
     pub blobs: Vec<String>,
 }
 
-impl Layout {
+impl OciLayout {
     /// Pushes it into a registry as `name`, with a tag (`shop/web:1`). A registry that asks for a password gets it.
-    pub fn push(&self, registry: &Registry, name: &str) -> Result<()> {
+    pub fn push(&self, registry: &RegistryProcess, name: &str) -> PeerResult<()> {
         let mut skopeo = Command::new(program(Package::Skopeo)?);
         skopeo.args(["--insecure-policy", "copy", "--quiet", "--preserve-digests"]);
         match registry.ca() {
@@ -160,7 +160,7 @@ impl Layout {
             // skopeo reads every *.crt of the folder as an authority.
             Some(ca) => skopeo.arg("--dest-cert-dir").arg(ca.parent().unwrap_or(ca)),
         };
-        if registry.auth() == Auth::Basic {
+        if registry.auth() == RegistryAccess::Basic {
             skopeo.arg("--dest-creds").arg(format!("{USER}:{PASSWORD}"));
         }
         skopeo.arg(format!("oci:{}:{TAG_IN_LAYOUT}", self.folder.display()));
@@ -169,7 +169,7 @@ impl Layout {
     }
 }
 
-fn blob(folder: &Path, media_type: &str, content: &[u8]) -> Result<Value> {
+fn blob(folder: &Path, media_type: &str, content: &[u8]) -> PeerResult<Value> {
     let digest = digest(content);
     let hex = digest.trim_start_matches("sha256:");
     fs_err::write(folder.join("blobs/sha256").join(hex), content)?;
@@ -187,7 +187,7 @@ fn digest(content: &[u8]) -> String {
     })
 }
 
-fn gzip(content: &[u8]) -> Result<Vec<u8>> {
+fn gzip(content: &[u8]) -> PeerResult<Vec<u8>> {
     let mut encoder = GzBuilder::new().mtime(0).write(Vec::new(), Compression::fast());
     encoder.write_all(content)?;
     Ok(encoder.finish()?)
@@ -224,7 +224,7 @@ mod tests {
     fn equal_descriptions_give_equal_digests_and_other_seeds_other_ones() {
         let written = |seed| {
             let folder = tempfile::tempdir().unwrap();
-            let layout = Image::small(seed, 5000).user("1000").write(folder.path()).unwrap();
+            let layout = ImageBuilder::small(seed, 5000).user("1000").write(folder.path()).unwrap();
             for blob in &layout.blobs {
                 let path = folder.path().join("blobs/sha256").join(blob.trim_start_matches("sha256:"));
                 assert_eq!(&digest(&fs_err::read(path).unwrap()), blob);

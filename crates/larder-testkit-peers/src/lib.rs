@@ -2,7 +2,7 @@
 //! protocol.
 //!
 //! [`containerd`] and [`registry`] start what Debian packages; [`images`] makes images and pushes them; [`tls`]
-//! makes certificates; [`gate`] stands in front of a registry and holds or cuts answers, so that a test can look at
+//! makes certificates; [`holding_proxy`] stands in front of a registry and holds or cuts answers, so that a test can look at
 //! a pull while it is in the middle. [`packages`] says what is missing on this machine.
 //!
 //! Promises: all state lives below one temporary folder per server; nothing outside it is written; exactly the
@@ -22,7 +22,7 @@ pub mod fake_cri;
 pub mod faulty_disk;
 pub mod fixtures;
 pub mod fuzz;
-pub mod gate;
+pub mod holding_proxy;
 pub mod images;
 pub mod packages;
 pub mod process;
@@ -32,10 +32,10 @@ pub mod wire;
 
 pub use containerd::{Containerd, ContainerdOptions};
 pub use dockerd::{Dockerd, DockerdOptions};
-pub use gate::Gate;
-pub use images::{Image, Layer};
+pub use holding_proxy::HoldingProxy;
+pub use images::{ImageBuilder, LayerFiles};
 pub use packages::{Availability, Package, require};
-pub use registry::{Auth, Registry, RegistryOptions, Tls};
+pub use registry::{RegistryAccess, RegistryOptions, RegistryProcess, TlsMode};
 
 /// A peer could not be started or used. The text names the program, what it was to do, and what it said.
 #[derive(Debug, thiserror::Error)]
@@ -56,4 +56,4 @@ impl From<std::io::Error> for PeerError {
 }
 
 /// What most functions here return.
-pub type Result<T> = std::result::Result<T, PeerError>;
+pub type PeerResult<T> = Result<T, PeerError>;

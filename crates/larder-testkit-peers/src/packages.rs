@@ -3,7 +3,7 @@
 use std::env;
 use std::path::PathBuf;
 
-use super::{PeerError, Result};
+use super::{PeerError, PeerResult};
 
 /// A Debian package that tests with real servers use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -114,7 +114,7 @@ pub fn find_program(name: &str) -> Option<PathBuf> {
 }
 
 /// Like [`find_program`], as an error that says what to install.
-pub(crate) fn program(package: Package) -> Result<PathBuf> {
+pub(crate) fn program(package: Package) -> PeerResult<PathBuf> {
     package.program().ok_or_else(|| {
         PeerError::new(
             package.name(),

@@ -7,7 +7,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::packages::find_program;
-use super::{PeerError, Result};
+use super::{PeerError, PeerResult};
 
 /// How long a server may take to start, to stop, or to show what a test waits for. Real servers need
 /// milliseconds; the rest is for a machine that is busy with something else.
@@ -51,13 +51,13 @@ pub fn wait_until(what: &str, mut holds: impl FnMut() -> bool) {
 
 /// A running server process. Dropping it ends exactly this process.
 #[derive(Debug)]
-pub(crate) struct Server {
+pub(crate) struct ServerProcess {
     name: &'static str,
     child: Child,
     log: PathBuf,
 }
 
-impl Server {
+impl ServerProcess {
     /// Starts `program`; what it says on standard output goes to the end of `stdout`, on standard error of `log`.
     ///
     /// The process is in a group of its own, so that Ctrl-C in a terminal reaches only whoever started it, and it
@@ -68,7 +68,7 @@ impl Server {
         configure: impl FnOnce(&mut Command),
         stdout: &Path,
         log: &Path,
-    ) -> Result<Server> {
+    ) -> PeerResult<ServerProcess> {
         use std::os::unix::process::CommandExt;
 
         let open = |path: &Path| fs_err::OpenOptions::new().create(true).append(true).open(path);
@@ -78,7 +78,7 @@ impl Server {
         configure(&mut command);
         command.stdout(open(stdout)?.into_parts().0).stderr(open(log)?.into_parts().0);
         let child = command.spawn().map_err(|error| PeerError::new(format!("start {name}"), error))?;
-        Ok(Server { name, child, log: log.to_owned() })
+        Ok(ServerProcess { name, child, log: log.to_owned() })
     }
 
     pub(crate) fn pid(&self) -> u32 {
@@ -86,7 +86,7 @@ impl Server {
     }
 
     /// Waits until `ready`, or until the server ends by itself, which is an error that quotes its log.
-    pub(crate) fn wait_ready(&mut self, mut ready: impl FnMut() -> bool) -> Result<()> {
+    pub(crate) fn wait_ready(&mut self, mut ready: impl FnMut() -> bool) -> PeerResult<()> {
         let name = self.name;
         let outcome = poll(PATIENCE, || match self.child.try_wait() {
             Ok(Some(status)) => Some(Err(format!("ended at once, {status}"))),
@@ -131,14 +131,14 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for ServerProcess {
     fn drop(&mut self) {
         self.stop();
     }
 }
 
 /// Runs a helper program to its end; an exit code other than 0 is an error with what it said.
-pub(crate) fn run(command: &mut Command) -> Result<Output> {
+pub(crate) fn run(command: &mut Command) -> PeerResult<Output> {
     let name = command.get_program().to_string_lossy().into_owned();
     let output = command
         .stdin(Stdio::null())

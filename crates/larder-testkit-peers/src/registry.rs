@@ -9,13 +9,13 @@ use std::time::Duration;
 use tempfile::TempDir;
 
 use super::packages::{Package, program};
-use super::process::{PATIENCE, Server, poll};
+use super::process::{PATIENCE, ServerProcess, poll};
 use super::tls::{Certificates, certificates};
-use super::{PeerError, Result};
+use super::{PeerError, PeerResult};
 
 /// Who may use a registry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Auth {
+pub enum RegistryAccess {
     /// Everybody.
     #[default]
     None,
@@ -25,7 +25,7 @@ pub enum Auth {
 
 /// How a registry is reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Tls {
+pub enum TlsMode {
     /// Plain HTTP.
     #[default]
     None,
@@ -33,14 +33,14 @@ pub enum Tls {
     PrivateCa,
 }
 
-/// The user that a registry with [`Auth::Basic`] knows.
+/// The user that a registry with [`RegistryAccess::Basic`] knows.
 pub const USER: &str = "puller";
 /// The password of [`USER`].
 pub const PASSWORD: &str = "test-password";
 /// bcrypt of [`PASSWORD`], the cheapest kind: each request is checked against it.
 const PASSWORD_HASH: &str = "$2y$05$abcdefghijklmnopqrstuu34chBxBG/k9ApCErH1wl/WrV4FVTS/q";
 
-/// The password of [`USER`] after [`Registry::change_password`].
+/// The password of [`USER`] after [`RegistryProcess::change_password`].
 pub const NEW_PASSWORD: &str = "changed-password";
 /// bcrypt of [`NEW_PASSWORD`].
 const NEW_PASSWORD_HASH: &str = "$2y$05$abcdefghijklmnopqrstuu93uq1Bm7ApGwMROR/kWpFJ4Odmof4ky";
@@ -49,16 +49,16 @@ const NEW_PASSWORD_HASH: &str = "$2y$05$abcdefghijklmnopqrstuu93uq1Bm7ApGwMROR/k
 #[derive(Debug, Clone, Copy, Default)]
 pub struct RegistryOptions {
     /// Who may use it.
-    pub auth: Auth,
+    pub auth: RegistryAccess,
     /// How it is reached.
-    pub tls: Tls,
+    pub tls: TlsMode,
     /// Its port on 127.0.0.1; `None` takes a free one.
     pub port: Option<u16>,
 }
 
 /// A request that a registry answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Request {
+pub struct AccessLogLine {
     /// `GET`, `HEAD`, ...
     pub method: String,
     /// Path and query, such as `/v2/shop/web/manifests/1`.
@@ -67,7 +67,7 @@ pub struct Request {
     pub status: u16,
 }
 
-impl Request {
+impl AccessLogLine {
     /// Whether it fetched a blob (a layer or an image's config) and got it.
     pub fn is_blob_fetch(&self) -> bool {
         self.method == "GET" && self.path.contains("/blobs/sha256:") && self.status == 200
@@ -81,8 +81,8 @@ impl Request {
 
 /// A docker-registry process and its storage. Dropping it ends the process and removes the storage.
 #[derive(Debug)]
-pub struct Registry {
-    server: Option<Server>,
+pub struct RegistryProcess {
+    server: Option<ServerProcess>,
     port: u16,
     options: RegistryOptions,
     certificates: Option<Certificates>,
@@ -90,18 +90,24 @@ pub struct Registry {
     folder: TempDir,
 }
 
-impl Registry {
+impl RegistryProcess {
     /// Starts an empty registry on 127.0.0.1 and waits until it serves.
-    pub fn start(options: RegistryOptions) -> Result<Registry> {
+    pub fn start(options: RegistryOptions) -> PeerResult<RegistryProcess> {
         let folder = tempfile::Builder::new().prefix("larder-registry-").tempdir()?;
         fs_err::create_dir_all(folder.path().join("storage"))?;
         write_password(folder.path(), PASSWORD_HASH)?;
         let certificates = match options.tls {
-            Tls::None => None,
-            Tls::PrivateCa => Some(certificates(folder.path())?),
+            TlsMode::None => None,
+            TlsMode::PrivateCa => Some(certificates(folder.path())?),
         };
-        let mut registry =
-            Registry { server: None, port: 0, options, certificates, forgotten: AtomicUsize::new(0), folder };
+        let mut registry = RegistryProcess {
+            server: None,
+            port: 0,
+            options,
+            certificates,
+            forgotten: AtomicUsize::new(0),
+            folder,
+        };
         // A free port may be taken by somebody else before the registry binds it; that is seldom, and seen.
         let mut tries = if options.port.is_some() { 1 } else { 5 };
         loop {
@@ -116,7 +122,7 @@ impl Registry {
     }
 
     /// Starts the process again on the same port and storage. Does nothing while it runs.
-    pub fn start_again(&mut self) -> Result<()> {
+    pub fn start_again(&mut self) -> PeerResult<()> {
         if self.server.is_some() {
             return Ok(());
         }
@@ -125,7 +131,7 @@ impl Registry {
         }
         let folder = self.folder.path();
         fs_err::write(folder.join("config.yml"), self.config())?;
-        let mut server = Server::start(
+        let mut server = ServerProcess::start(
             "docker-registry",
             &program(Package::DockerRegistry)?,
             |command| {
@@ -146,7 +152,7 @@ impl Registry {
     }
 
     /// From now on [`USER`] has [`NEW_PASSWORD`] and no other. The registry reads the file again by itself.
-    pub fn change_password(&self) -> Result<()> {
+    pub fn change_password(&self) -> PeerResult<()> {
         write_password(self.folder.path(), NEW_PASSWORD_HASH)
     }
 
@@ -161,7 +167,7 @@ impl Registry {
 
     /// Process id, while it runs.
     pub fn pid(&self) -> Option<u32> {
-        self.server.as_ref().map(Server::pid)
+        self.server.as_ref().map(ServerProcess::pid)
     }
 
     /// Its port on 127.0.0.1.
@@ -182,8 +188,8 @@ impl Registry {
     /// `http` or `https`.
     pub fn scheme(&self) -> &'static str {
         match self.options.tls {
-            Tls::None => "http",
-            Tls::PrivateCa => "https",
+            TlsMode::None => "http",
+            TlsMode::PrivateCa => "https",
         }
     }
 
@@ -193,13 +199,13 @@ impl Registry {
     }
 
     /// Whether it asks for a password.
-    pub fn auth(&self) -> Auth {
+    pub fn auth(&self) -> RegistryAccess {
         self.options.auth
     }
 
     /// What it answered since it was first started, or since [`forget_requests`](Self::forget_requests), oldest
     /// first. A request that is still being answered is not in it.
-    pub fn requests(&self) -> Vec<Request> {
+    pub fn requests(&self) -> Vec<AccessLogLine> {
         self.settle();
         self.all_requests().split_off(self.forgotten.load(Ordering::SeqCst))
     }
@@ -210,7 +216,7 @@ impl Registry {
         self.forgotten.store(self.all_requests().len(), Ordering::SeqCst);
     }
 
-    fn all_requests(&self) -> Vec<Request> {
+    fn all_requests(&self) -> Vec<AccessLogLine> {
         self.log_text().lines().filter_map(parse_access_line).filter(|request| !is_marker(request)).collect()
     }
 
@@ -222,7 +228,7 @@ impl Registry {
     /// our own that shows up in the log means that the earlier ones are there too.
     fn settle(&self) {
         static MARKERS: AtomicUsize = AtomicUsize::new(0);
-        if self.server.is_none() || self.options.tls != Tls::None {
+        if self.server.is_none() || self.options.tls != TlsMode::None {
             return;
         }
         let marker = format!("{MARKER}{}", MARKERS.fetch_add(1, Ordering::SeqCst));
@@ -238,8 +244,10 @@ impl Registry {
             format!("  tls: {{certificate: {}, key: {}}}\n", made.certificate.display(), made.key.display())
         });
         let auth = match self.options.auth {
-            Auth::None => String::new(),
-            Auth::Basic => format!("auth: {{htpasswd: {{realm: larder, path: {folder}/htpasswd}}}}\n"),
+            RegistryAccess::None => String::new(),
+            RegistryAccess::Basic => {
+                format!("auth: {{htpasswd: {{realm: larder, path: {folder}/htpasswd}}}}\n")
+            }
         };
         format!(
             "version: 0.1\n\
@@ -257,12 +265,12 @@ impl Registry {
 
 const MARKER: &str = "/v2/?log-has-caught-up=";
 
-fn is_marker(request: &Request) -> bool {
+fn is_marker(request: &AccessLogLine) -> bool {
     request.path.starts_with(MARKER)
 }
 
 /// The file is replaced as a whole: the registry may read it at any moment.
-fn write_password(folder: &Path, hash: &str) -> Result<()> {
+fn write_password(folder: &Path, hash: &str) -> PeerResult<()> {
     let new = folder.join("htpasswd.new");
     fs_err::write(&new, format!("{USER}:{hash}\n"))?;
     Ok(fs_err::rename(new, folder.join("htpasswd"))?)
@@ -275,7 +283,7 @@ fn refused_user(line: &str) -> Option<&str> {
 }
 
 /// A port that was free a moment ago.
-fn free_port() -> Result<u16> {
+fn free_port() -> PeerResult<u16> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
 }
 
@@ -288,11 +296,11 @@ fn get(port: u16, path: &str) -> std::io::Result<()> {
 }
 
 /// A line of the "combined" log format: `HOST - USER [TIME] "METHOD PATH HTTP/1.1" STATUS SIZE ...`.
-fn parse_access_line(line: &str) -> Option<Request> {
+fn parse_access_line(line: &str) -> Option<AccessLogLine> {
     let (_, rest) = line.split_once("] \"")?;
     let (request, rest) = rest.split_once("\" ")?;
     let mut words = request.split(' ');
-    Some(Request {
+    Some(AccessLogLine {
         method: words.next()?.to_owned(),
         path: words.next()?.to_owned(),
         status: rest.split(' ').next()?.parse().ok()?,
@@ -308,7 +316,10 @@ mod tests {
         let line =
             r#"127.0.0.1 - - [21/Nov/2026:10:34:07 +0000] "GET /v2/x/manifests/1 HTTP/1.1" 404 91 "" "curl""#;
         let request = parse_access_line(line).unwrap();
-        assert_eq!(request, Request { method: "GET".into(), path: "/v2/x/manifests/1".into(), status: 404 });
+        assert_eq!(
+            request,
+            AccessLogLine { method: "GET".into(), path: "/v2/x/manifests/1".into(), status: 404 }
+        );
         assert!(!request.is_manifest_fetch(), "it was not found");
         assert_eq!(parse_access_line("time=... level=info msg=\"listening\""), None);
     }

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::Result;
+use super::PeerResult;
 use super::packages::{Package, program};
 use super::process::run;
 
@@ -20,7 +20,7 @@ pub struct Certificates {
 }
 
 /// Makes an authority and a server certificate for 127.0.0.1 and localhost in `folder`, valid for a day.
-pub fn certificates(folder: &Path) -> Result<Certificates> {
+pub fn certificates(folder: &Path) -> PeerResult<Certificates> {
     let made = Certificates {
         ca: folder.join("trust/ca.crt"),
         certificate: folder.join("server.crt"),

@@ -18,15 +18,15 @@ use tonic::codegen::{Service, http};
 
 /// One connection, which is not opened again.
 #[derive(Clone, Debug)]
-pub struct Wire(SendRequest<Body>);
+pub struct RawConnection(SendRequest<Body>);
 
-impl Wire {
+impl RawConnection {
     /// Connects to a socket that is listened on.
     ///
     /// # Panics
     ///
     /// If nobody speaks HTTP/2 there.
-    pub async fn connect(socket: &Path) -> Wire {
+    pub async fn connect(socket: &Path) -> RawConnection {
         let stream = UnixStream::connect(socket).await.expect("somebody listens");
         let (sender, connection) = http2::Builder::new(TokioExecutor::new())
             .max_header_list_size(1 << 20)
@@ -34,16 +34,16 @@ impl Wire {
             .await
             .expect("HTTP/2 begins");
         tokio::spawn(connection);
-        Wire(sender)
+        RawConnection(sender)
     }
 
     /// Calls `runtime.v1.ImageService`.
-    pub fn images(&self) -> ImageServiceClient<Wire> {
+    pub fn images(&self) -> ImageServiceClient<RawConnection> {
         ImageServiceClient::with_origin(self.clone(), origin()).max_decoding_message_size(MAX_MESSAGE_BYTES)
     }
 
     /// Calls `runtime.v1.RuntimeService`.
-    pub fn runtime(&self) -> RuntimeServiceClient<Wire> {
+    pub fn runtime(&self) -> RuntimeServiceClient<RawConnection> {
         RuntimeServiceClient::with_origin(self.clone(), origin())
     }
 }
@@ -64,7 +64,7 @@ pub fn with_deadline<T>(message: T, timeout: &str) -> Request<T> {
     request
 }
 
-impl Service<http::Request<Body>> for Wire {
+impl Service<http::Request<Body>> for RawConnection {
     type Response = http::Response<Incoming>;
     type Error = hyper::Error;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, hyper::Error>> + Send>>;

@@ -2,10 +2,10 @@
 //!
 //! `LARDER_FUZZ_RUNS=N` sets how many mutations of each.
 
-use larder_testkit_peers::fuzz::{Mutator, TARGETS, Target, corpus, seeds, target};
+use larder_testkit_peers::fuzz::{FuzzTarget, Mutator, TARGETS, corpus, seeds, target};
 
 /// Mutations of each target; those that make files get fewer.
-fn runs(target: &Target) -> usize {
+fn runs(target: &FuzzTarget) -> usize {
     let asked = std::env::var("LARDER_FUZZ_RUNS").ok().and_then(|text| text.parse().ok());
     asked.unwrap_or(match target.name {
         "layer" | "import" => 1500,

@@ -4,12 +4,12 @@ use std::path::Path;
 use std::process::{Command, Output};
 use std::thread;
 
-use larder_testkit::archive::{Archive, Entry};
+use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
 use larder_testkit_peers::process::wait_until;
 use larder_testkit_peers::registry::{PASSWORD, USER};
 use larder_testkit_peers::{
-    Auth, Availability, Containerd, Dockerd, Gate, Image, Layer, Package, Registry, RegistryOptions, Tls,
-    require,
+    Availability, Containerd, Dockerd, HoldingProxy, ImageBuilder, LayerFiles, Package, RegistryAccess,
+    RegistryOptions, RegistryProcess, TlsMode, require,
 };
 
 /// Fetches an image into a folder as an ordinary client does.
@@ -52,7 +52,7 @@ fn dockerd_serves_again_after_a_stop_and_leaves_nothing_behind() {
     let mut engine = Dockerd::start().unwrap();
     let (socket, root) = (engine.socket(), engine.root().to_owned());
     let folder = socket.parent().unwrap().to_owned();
-    let archive = Archive::new().with(Entry::file("file", "x")).finish();
+    let archive = TarBuilder::new().with(TarBuilderEntry::file("file", "x")).finish();
     engine.import(&archive, "app", "1").unwrap();
     engine.stop();
     assert!(processes_that_name(&folder).is_empty(), "its containerd has ended, too");
@@ -77,8 +77,8 @@ fn a_registry_keeps_images_over_a_stop_and_logs_who_asked_for_what() {
     if let Availability::Skip(_) = require(&[Package::DockerRegistry, Package::Skopeo]) {
         return;
     }
-    let mut registry = Registry::start(RegistryOptions::default()).unwrap();
-    let image = Image::small(1, 10_000).layer(Layer::new().file("etc/motd", "hello\n"));
+    let mut registry = RegistryProcess::start(RegistryOptions::default()).unwrap();
+    let image = ImageBuilder::small(1, 10_000).layer(LayerFiles::new().file("etc/motd", "hello\n"));
     let pushed = image.push(&registry, "shop/web:1").unwrap();
     registry.forget_requests();
     assert_eq!(registry.requests(), []);
@@ -104,9 +104,13 @@ fn a_registry_with_tls_and_a_password_refuses_those_who_lack_either() {
     if let Availability::Skip(_) = require(&needed) {
         return;
     }
-    let options = RegistryOptions { auth: Auth::Basic, tls: Tls::PrivateCa, ..RegistryOptions::default() };
-    let registry = Registry::start(options).unwrap();
-    Image::small(2, 100).push(&registry, "shop/web:1").unwrap();
+    let options = RegistryOptions {
+        auth: RegistryAccess::Basic,
+        tls: TlsMode::PrivateCa,
+        ..RegistryOptions::default()
+    };
+    let registry = RegistryProcess::start(options).unwrap();
+    ImageBuilder::small(2, 100).push(&registry, "shop/web:1").unwrap();
 
     let folder = tempfile::tempdir().unwrap();
     let trusted = format!("--src-cert-dir={}", registry.ca().unwrap().parent().unwrap().display());
@@ -131,11 +135,11 @@ fn a_gate_holds_blobs_until_it_is_opened_and_cuts_them() {
     if let Availability::Skip(_) = require(&[Package::DockerRegistry, Package::Skopeo]) {
         return;
     }
-    let registry = Registry::start(RegistryOptions::default()).unwrap();
+    let registry = RegistryProcess::start(RegistryOptions::default()).unwrap();
     for name in ["a", "b"] {
-        Image::small(3, 200_000).push(&registry, &format!("{name}:1")).unwrap();
+        ImageBuilder::small(3, 200_000).push(&registry, &format!("{name}:1")).unwrap();
     }
-    let gate = Gate::in_front_of(registry.port()).unwrap();
+    let gate = HoldingProxy::for_registry(registry.port()).unwrap();
     gate.hold_blobs_after(1000);
 
     let folder = tempfile::tempdir().unwrap();
@@ -149,7 +153,7 @@ fn a_gate_holds_blobs_until_it_is_opened_and_cuts_them() {
         assert_eq!(gate.held_repositories(), ["a", "b"]);
         assert!(!a.is_finished() && !b.is_finished());
 
-        gate.let_one_repository_go(); // a's first blob; its next one is held again
+        gate.release_first_repository(); // a's first blob; its next one is held again
         wait_until("only b is held, or the rest of a", || {
             gate.count("GET", "/v2/a/blobs/") == 2 || a.is_finished()
         });

@@ -10,13 +10,13 @@ use std::mem;
 
 /// An archive in the making.
 #[derive(Debug, Clone, Default)]
-pub struct Archive {
+pub struct TarBuilder {
     bytes: Vec<u8>,
 }
 
 /// One entry. All fields are open, so that a test can say anything.
 #[derive(Debug, Clone)]
-pub struct Entry {
+pub struct TarBuilderEntry {
     /// The name, as written.
     pub path: Vec<u8>,
     /// The type: `b'0'` file, `b'1'` hard link, `b'2'` symbolic link, `b'3'` character device, `b'5'` directory...
@@ -43,10 +43,10 @@ pub struct Entry {
     pub gnu: bool,
 }
 
-impl Entry {
+impl TarBuilderEntry {
     /// An entry of any type, owned by root, last changed in 2023.
-    pub fn new(kind: u8, path: impl Into<Vec<u8>>) -> Entry {
-        Entry {
+    pub fn new(kind: u8, path: impl Into<Vec<u8>>) -> TarBuilderEntry {
+        TarBuilderEntry {
             path: path.into(),
             kind,
             data: Vec::new(),
@@ -63,76 +63,76 @@ impl Entry {
     }
 
     /// A file with the mode 0644.
-    pub fn file(path: impl Into<Vec<u8>>, data: impl Into<Vec<u8>>) -> Entry {
-        Entry { data: data.into(), ..Entry::new(b'0', path) }
+    pub fn file(path: impl Into<Vec<u8>>, data: impl Into<Vec<u8>>) -> TarBuilderEntry {
+        TarBuilderEntry { data: data.into(), ..TarBuilderEntry::new(b'0', path) }
     }
 
     /// A directory with the mode 0755.
-    pub fn dir(path: impl Into<Vec<u8>>) -> Entry {
-        Entry::new(b'5', path).mode(0o755)
+    pub fn dir(path: impl Into<Vec<u8>>) -> TarBuilderEntry {
+        TarBuilderEntry::new(b'5', path).mode(0o755)
     }
 
     /// A symbolic link.
-    pub fn symlink(path: impl Into<Vec<u8>>, target: impl Into<Vec<u8>>) -> Entry {
-        Entry { link: target.into(), ..Entry::new(b'2', path) }
+    pub fn symlink(path: impl Into<Vec<u8>>, target: impl Into<Vec<u8>>) -> TarBuilderEntry {
+        TarBuilderEntry { link: target.into(), ..TarBuilderEntry::new(b'2', path) }
     }
 
     /// A hard link.
-    pub fn hard_link(path: impl Into<Vec<u8>>, target: impl Into<Vec<u8>>) -> Entry {
-        Entry { link: target.into(), ..Entry::new(b'1', path) }
+    pub fn hard_link(path: impl Into<Vec<u8>>, target: impl Into<Vec<u8>>) -> TarBuilderEntry {
+        TarBuilderEntry { link: target.into(), ..TarBuilderEntry::new(b'1', path) }
     }
 
     /// A named pipe.
-    pub fn fifo(path: impl Into<Vec<u8>>) -> Entry {
-        Entry::new(b'6', path)
+    pub fn fifo(path: impl Into<Vec<u8>>) -> TarBuilderEntry {
+        TarBuilderEntry::new(b'6', path)
     }
 
     /// A character device.
-    pub fn char_device(path: impl Into<Vec<u8>>, major: u32, minor: u32) -> Entry {
-        Entry { device: (major, minor), ..Entry::new(b'3', path) }
+    pub fn char_device(path: impl Into<Vec<u8>>, major: u32, minor: u32) -> TarBuilderEntry {
+        TarBuilderEntry { device: (major, minor), ..TarBuilderEntry::new(b'3', path) }
     }
 
     /// Sets the mode.
     #[must_use]
-    pub fn mode(self, mode: u32) -> Entry {
-        Entry { mode, ..self }
+    pub fn mode(self, mode: u32) -> TarBuilderEntry {
+        TarBuilderEntry { mode, ..self }
     }
 
     /// Sets owner and group.
     #[must_use]
-    pub fn owner(self, uid: u64, gid: u64) -> Entry {
-        Entry { uid, gid, ..self }
+    pub fn owner(self, uid: u64, gid: u64) -> TarBuilderEntry {
+        TarBuilderEntry { uid, gid, ..self }
     }
 
     /// Sets the time of the last change.
     #[must_use]
-    pub fn mtime(self, mtime: u64) -> Entry {
-        Entry { mtime, ..self }
+    pub fn mtime(self, mtime: u64) -> TarBuilderEntry {
+        TarBuilderEntry { mtime, ..self }
     }
 
     /// Adds a record to the extended header.
     #[must_use]
-    pub fn pax(mut self, key: impl Into<String>, value: impl Into<Vec<u8>>) -> Entry {
+    pub fn pax(mut self, key: impl Into<String>, value: impl Into<Vec<u8>>) -> TarBuilderEntry {
         self.pax.push((key.into(), value.into()));
         self
     }
 
     /// Adds an extended attribute.
     #[must_use]
-    pub fn xattr(self, name: &str, value: impl Into<Vec<u8>>) -> Entry {
+    pub fn xattr(self, name: &str, value: impl Into<Vec<u8>>) -> TarBuilderEntry {
         self.pax(format!("SCHILY.xattr.{name}"), value)
     }
 
     /// Lies about the size.
     #[must_use]
-    pub fn claiming(self, size: u64) -> Entry {
-        Entry { size: Some(size), ..self }
+    pub fn with_false_size(self, size: u64) -> TarBuilderEntry {
+        TarBuilderEntry { size: Some(size), ..self }
     }
 
     /// Writes it as GNU tar does.
     #[must_use]
-    pub fn gnu(self) -> Entry {
-        Entry { gnu: true, ..self }
+    pub fn gnu(self) -> TarBuilderEntry {
+        TarBuilderEntry { gnu: true, ..self }
     }
 
     /// The entry as it stands in an archive, with all its headers.
@@ -144,7 +144,10 @@ impl Entry {
             }
             if self.gnu {
                 let name = [&long[..], b"\0"].concat();
-                bytes.extend(Entry { data: name, ..Entry::new(kind, "././@LongLink").gnu() }.into_bytes());
+                bytes.extend(
+                    TarBuilderEntry { data: name, ..TarBuilderEntry::new(kind, "././@LongLink").gnu() }
+                        .into_bytes(),
+                );
             } else {
                 pax.push((key.to_owned(), long.clone()));
             }
@@ -152,7 +155,9 @@ impl Entry {
         if !pax.is_empty() {
             let data: Vec<u8> =
                 pax.iter().flat_map(|(key, value)| pax_record(key.as_bytes(), value)).collect();
-            bytes.extend(Entry { data, ..Entry::new(b'x', "PaxHeaders/entry") }.into_bytes());
+            bytes.extend(
+                TarBuilderEntry { data, ..TarBuilderEntry::new(b'x', "PaxHeaders/entry") }.into_bytes(),
+            );
         }
         bytes.extend(self.header());
         bytes.extend(&self.data);
@@ -209,28 +214,28 @@ fn number(value: u64, width: usize) -> Vec<u8> {
     bytes
 }
 
-impl Archive {
+impl TarBuilder {
     /// An archive without entries.
-    pub fn new() -> Archive {
-        Archive::default()
+    pub fn new() -> TarBuilder {
+        TarBuilder::default()
     }
 
     /// Adds an entry.
     #[must_use]
-    pub fn with(self, entry: Entry) -> Archive {
+    pub fn with(self, entry: TarBuilderEntry) -> TarBuilder {
         let bytes = entry.into_bytes();
         self.raw(&bytes)
     }
 
     /// Adds several entries.
     #[must_use]
-    pub fn extend(self, entries: impl IntoIterator<Item = Entry>) -> Archive {
-        entries.into_iter().fold(self, Archive::with)
+    pub fn extend(self, entries: impl IntoIterator<Item = TarBuilderEntry>) -> TarBuilder {
+        entries.into_iter().fold(self, TarBuilder::with)
     }
 
     /// Adds bytes as they are.
     #[must_use]
-    pub fn raw(mut self, bytes: &[u8]) -> Archive {
+    pub fn raw(mut self, bytes: &[u8]) -> TarBuilder {
         self.bytes.extend_from_slice(bytes);
         self
     }
@@ -249,49 +254,51 @@ impl Archive {
 
 /// Two layers, the lower one first, that have everything in them that layers are known to get wrong: whiteouts, opaque
 /// directories, links, attributes, set-id bits, holes, long names, a file replaced by a directory, and back.
-pub fn tricky() -> [Vec<u8>; 2] {
+pub fn edge_case_layers() -> [Vec<u8>; 2] {
     let deep = format!("{}/file", ["deep"; 30].join("/"));
     let long = format!("var/{}", "n".repeat(200));
-    let lower = Archive::new()
-        .extend(["etc", "etc/keep", "etc/opaque", "usr", "usr/bin", "was-dir", "var"].map(Entry::dir))
-        .with(Entry::file("etc/keep/a", "a\n"))
-        .with(Entry::file("etc/keep/b", "b\n").owner(1000, 1000).mode(0o600))
-        .with(Entry::file("etc/opaque/old", "old\n"))
-        .with(Entry::dir("etc/private").owner(7, 8).mode(0o2750).xattr("user.dir", "kept"))
-        .with(Entry::file("usr/bin/set", vec![b'x'; 5000]).mode(0o4755))
-        .with(Entry::hard_link("usr/bin/hard", "usr/bin/set").mode(0o4755))
-        .with(Entry::symlink("usr/bin/soft", "../../etc/keep/a"))
-        .with(Entry::symlink("usr/bin/dangling", "/nowhere"))
-        .with(Entry::file("was-dir/inner", "1"))
-        .with(Entry::file("was-file", "file"))
-        .with(Entry::file("var/empty", ""))
-        .with(Entry::dir("var/sticky").mode(0o1777))
-        .with(Entry::file(long.as_str(), "long name"))
-        .with(Entry::file(deep, "deep"))
-        .with(Entry::file("var/ünïcode-文件", "utf-8 name"))
-        .with(Entry::file("var/xattr", "x").xattr("user.larder", "value"))
-        .with(Entry::file("var/nanos", "t").pax("mtime", "1600000000.123456789"))
-        .with(Entry::fifo("var/fifo"))
-        .with(Entry::char_device("var/null", 1, 3).mode(0o666))
-        .with(Entry::file("var/zeros", vec![0; 3_000_000]))
-        .with(Entry::symlink("lib", "usr/lib"))
-        .with(Entry::dir("usr/lib"))
-        .with(Entry::file("usr/lib/first.so", "first"))
-        .with(Entry::file(format!("gnu/{}", "g".repeat(150)), "long").gnu())
+    let lower = TarBuilder::new()
+        .extend(
+            ["etc", "etc/keep", "etc/opaque", "usr", "usr/bin", "was-dir", "var"].map(TarBuilderEntry::dir),
+        )
+        .with(TarBuilderEntry::file("etc/keep/a", "a\n"))
+        .with(TarBuilderEntry::file("etc/keep/b", "b\n").owner(1000, 1000).mode(0o600))
+        .with(TarBuilderEntry::file("etc/opaque/old", "old\n"))
+        .with(TarBuilderEntry::dir("etc/private").owner(7, 8).mode(0o2750).xattr("user.dir", "kept"))
+        .with(TarBuilderEntry::file("usr/bin/set", vec![b'x'; 5000]).mode(0o4755))
+        .with(TarBuilderEntry::hard_link("usr/bin/hard", "usr/bin/set").mode(0o4755))
+        .with(TarBuilderEntry::symlink("usr/bin/soft", "../../etc/keep/a"))
+        .with(TarBuilderEntry::symlink("usr/bin/dangling", "/nowhere"))
+        .with(TarBuilderEntry::file("was-dir/inner", "1"))
+        .with(TarBuilderEntry::file("was-file", "file"))
+        .with(TarBuilderEntry::file("var/empty", ""))
+        .with(TarBuilderEntry::dir("var/sticky").mode(0o1777))
+        .with(TarBuilderEntry::file(long.as_str(), "long name"))
+        .with(TarBuilderEntry::file(deep, "deep"))
+        .with(TarBuilderEntry::file("var/ünïcode-文件", "utf-8 name"))
+        .with(TarBuilderEntry::file("var/xattr", "x").xattr("user.larder", "value"))
+        .with(TarBuilderEntry::file("var/nanos", "t").pax("mtime", "1600000000.123456789"))
+        .with(TarBuilderEntry::fifo("var/fifo"))
+        .with(TarBuilderEntry::char_device("var/null", 1, 3).mode(0o666))
+        .with(TarBuilderEntry::file("var/zeros", vec![0; 3_000_000]))
+        .with(TarBuilderEntry::symlink("lib", "usr/lib"))
+        .with(TarBuilderEntry::dir("usr/lib"))
+        .with(TarBuilderEntry::file("usr/lib/first.so", "first"))
+        .with(TarBuilderEntry::file(format!("gnu/{}", "g".repeat(150)), "long").gnu())
         .finish();
-    let upper = Archive::new()
-        .with(Entry::file("etc/keep/.wh.a", ""))
-        .with(Entry::dir("etc/opaque"))
-        .with(Entry::file("etc/opaque/.wh..wh..opq", ""))
-        .with(Entry::file("etc/opaque/new", "new\n"))
-        .with(Entry::file("etc/private/more", "in a directory that only the lower layer describes"))
-        .with(Entry::file("was-dir", "now a file"))
-        .with(Entry::dir("was-file").mode(0o700))
-        .with(Entry::file("was-file/inner", "now a directory"))
-        .with(Entry::file("usr/bin/.wh.hard", ""))
-        .with(Entry::file("lib/second.so", "through a symlinked parent"))
-        .with(Entry::file("./dot/prefixed", "dot"))
-        .with(Entry::file("var/zeros", "shrunk"))
+    let upper = TarBuilder::new()
+        .with(TarBuilderEntry::file("etc/keep/.wh.a", ""))
+        .with(TarBuilderEntry::dir("etc/opaque"))
+        .with(TarBuilderEntry::file("etc/opaque/.wh..wh..opq", ""))
+        .with(TarBuilderEntry::file("etc/opaque/new", "new\n"))
+        .with(TarBuilderEntry::file("etc/private/more", "in a directory that only the lower layer describes"))
+        .with(TarBuilderEntry::file("was-dir", "now a file"))
+        .with(TarBuilderEntry::dir("was-file").mode(0o700))
+        .with(TarBuilderEntry::file("was-file/inner", "now a directory"))
+        .with(TarBuilderEntry::file("usr/bin/.wh.hard", ""))
+        .with(TarBuilderEntry::file("lib/second.so", "through a symlinked parent"))
+        .with(TarBuilderEntry::file("./dot/prefixed", "dot"))
+        .with(TarBuilderEntry::file("var/zeros", "shrunk"))
         .finish();
     [lower, upper]
 }
@@ -302,7 +309,7 @@ mod tests {
 
     #[test]
     fn another_tar_reader_agrees() {
-        for layer in tricky() {
+        for layer in edge_case_layers() {
             let mut archive = tar::Archive::new(&layer[..]);
             let paths: Vec<_> =
                 archive.entries().unwrap().map(|entry| entry.unwrap().path().unwrap().into_owned()).collect();

@@ -1,6 +1,6 @@
 //! The contract of [`Backend`], checked.
 //!
-//! [`check`] runs every check on a backend of its own, which a [`Fixture`] makes. It holds for a fake, for a fake
+//! [`check`] runs every check on a backend of its own, which a [`BackendFixture`] makes. It holds for a fake, for a fake
 //! runtime behind a real socket, and for a real containerd (`larder_testkit_peers::fixtures`): nothing here knows more
 //! of a backend than the trait says. Each failed check panics and says which promise is broken.
 
@@ -8,18 +8,18 @@
 
 use std::sync::Arc;
 
-use larder::backend::{Backend, BackendError, Image, ImageDetails, ImageSpec, Progress};
+use larder::backend::{Backend, BackendError, Image, ImageDetails, ImageSpec, ProgressReporter};
 use larder::reference::ImageId;
 
 /// A world with a backend in it, and what of it the checks must move from outside.
-pub trait Fixture {
+pub trait BackendFixture {
     /// What is checked.
     type Backend: Backend + 'static;
 
     /// What the registry has.
-    fn names(&self) -> &Names;
+    fn names(&self) -> &FixtureImages;
 
-    /// A backend without the images of [`names`](Fixture::names). The other methods are about the last one made.
+    /// A backend without the images of [`names`](BackendFixture::names). The other methods are about the last one made.
     async fn empty(&self) -> Self::Backend;
 
     /// Lets the next pull stop in its middle.
@@ -29,7 +29,7 @@ pub trait Fixture {
     async fn pull_held(&self);
 
     /// Lets pulls run to their end again.
-    async fn let_pulls_go(&self);
+    async fn release_pulls(&self);
 
     /// Has a container run the image of this id, and mount it as a volume. False where nothing can be run: then only
     /// the shape of what is in use is checked.
@@ -44,7 +44,7 @@ pub trait Fixture {
 /// What the registry has, as far as the backend can reach it. Names with tags are spelled as the backend spells them in
 /// its lists: `registry.example/app:v1`, not a short name.
 #[derive(Debug, Clone)]
-pub struct Names {
+pub struct FixtureImages {
     /// An image that can be pulled without credentials, and is not present in a fresh backend.
     pub image: String,
     /// Another name of the very same image.
@@ -56,7 +56,7 @@ pub struct Names {
 }
 
 /// Checks the whole contract.
-pub async fn check(fixture: &impl Fixture) {
+pub async fn check(fixture: &impl BackendFixture) {
     let names = fixture.names();
     info_names_what_answers(&fixture.empty().await).await;
     absence_is_an_answer(&fixture.empty().await, names).await;
@@ -78,7 +78,7 @@ async fn info_names_what_answers(backend: &impl Backend) {
     assert!(!info.endpoint.is_empty(), "info says where it was reached: {info:?}");
 }
 
-async fn absence_is_an_answer(backend: &impl Backend, names: &Names) {
+async fn absence_is_an_answer(backend: &impl Backend, names: &FixtureImages) {
     let absent = ImageSpec::named(&names.image);
     assert_eq!(backend.status(&absent).await, Ok(None), "status of an absent image");
     assert_eq!(backend.inspect(&absent).await, Ok(None), "inspect of an absent image");
@@ -86,7 +86,7 @@ async fn absence_is_an_answer(backend: &impl Backend, names: &Names) {
     assert_eq!(listed(backend, &names.image).await, None, "an absent image in the list");
 }
 
-async fn a_pulled_image_is_complete(backend: &impl Backend, names: &Names) {
+async fn a_pulled_image_is_complete(backend: &impl Backend, names: &FixtureImages) {
     let id = pull(backend, &names.image).await.expect("a pull of an image that the registry has");
     let spec = ImageSpec::named(&names.image);
     let by_name = backend.status(&spec).await.expect("status").expect("a pulled image is present by name");
@@ -102,7 +102,7 @@ async fn a_pulled_image_is_complete(backend: &impl Backend, names: &Names) {
     assert_eq!((in_list.id, in_list.size), (id, by_name.size), "the list agrees with status");
 }
 
-async fn pulling_again_changes_nothing(backend: &impl Backend, names: &Names) {
+async fn pulling_again_changes_nothing(backend: &impl Backend, names: &FixtureImages) {
     let first = pull(backend, &names.image).await.expect("a first pull");
     let again = pull(backend, &names.image).await.expect("a pull of a present image");
     let alias = pull(backend, &names.alias).await.expect("a pull under another name");
@@ -112,14 +112,14 @@ async fn pulling_again_changes_nothing(backend: &impl Backend, names: &Names) {
     assert_eq!(count, 1, "the list has each image once: {images:?}");
 }
 
-async fn a_failed_pull_leaves_nothing_visible(backend: &impl Backend, names: &Names) {
+async fn a_failed_pull_leaves_nothing_visible(backend: &impl Backend, names: &FixtureImages) {
     let error = pull(backend, &names.unknown).await.expect_err("a pull of an image that the registry lacks");
     assert!(!error.to_string().is_empty(), "an error says something");
     let unknown = ImageSpec::named(&names.unknown);
     assert_eq!(backend.status(&unknown).await, Ok(None), "a failed pull leaves nothing");
 }
 
-async fn a_pull_dropped_early_leaves_nothing_half_visible(backend: &impl Backend, names: &Names) {
+async fn a_pull_dropped_early_leaves_nothing_half_visible(backend: &impl Backend, names: &FixtureImages) {
     // The pull is dropped after each small number of turns, so before it has begun, or while it begins.
     for turns in 0..4 {
         let mut pulling = Box::pin(pull(backend, &names.image));
@@ -138,7 +138,10 @@ async fn a_pull_dropped_early_leaves_nothing_half_visible(backend: &impl Backend
     pull(backend, &names.image).await.expect("a pull after dropped ones");
 }
 
-async fn a_pull_dropped_in_its_middle_leaves_nothing_visible(fixture: &impl Fixture, names: &Names) {
+async fn a_pull_dropped_in_its_middle_leaves_nothing_visible(
+    fixture: &impl BackendFixture,
+    names: &FixtureImages,
+) {
     let backend = fixture.empty().await;
     fixture.hold_next_pull().await;
     tokio::select! {
@@ -148,11 +151,11 @@ async fn a_pull_dropped_in_its_middle_leaves_nothing_visible(fixture: &impl Fixt
     let spec = ImageSpec::named(&names.untouched);
     assert_eq!(backend.status(&spec).await, Ok(None), "status after a pull that was dropped in its middle");
     assert_eq!(listed(&backend, &names.untouched).await, None, "and the list");
-    fixture.let_pulls_go().await;
+    fixture.release_pulls().await;
     pull(&backend, &names.untouched).await.expect("a pull after one that was dropped in its middle");
 }
 
-async fn removing_takes_all_names_and_can_be_repeated(backend: &impl Backend, names: &Names) {
+async fn removing_takes_all_names_and_can_be_repeated(backend: &impl Backend, names: &FixtureImages) {
     let id = pull(backend, &names.image).await.expect("a pull");
     pull(backend, &names.alias).await.expect("a pull under another name");
     for _ in 0..2 {
@@ -168,7 +171,7 @@ async fn removing_takes_all_names_and_can_be_repeated(backend: &impl Backend, na
     assert_eq!(listed(backend, &names.image).await, None, "a removed image in the list");
 }
 
-async fn calls_may_overlap<B: Backend + 'static>(backend: Arc<B>, names: &Names) {
+async fn calls_may_overlap<B: Backend + 'static>(backend: Arc<B>, names: &FixtureImages) {
     let pulls = [&names.image, &names.alias, &names.image].map(|name| {
         let (backend, name) = (Arc::clone(&backend), name.clone());
         tokio::spawn(async move { pull(&*backend, &name).await })
@@ -189,11 +192,11 @@ async fn filesystems_are_named(backend: &impl Backend) {
     assert!(first.mountpoint.is_absolute(), "a mountpoint is an absolute path: {first:?}");
 }
 
-async fn use_is_told(fixture: &impl Fixture, names: &Names) {
+async fn use_is_told(fixture: &impl BackendFixture, names: &FixtureImages) {
     let backend = fixture.empty().await;
     let id = pull(&backend, &names.image).await.expect("a pull");
     let runs = fixture.run_container(id.as_str()).await;
-    let in_use = backend.in_use().await.expect("in_use");
+    let in_use = backend.container_inventory().await.expect("in_use");
     for container in &in_use.containers {
         assert!(
             !container.id.is_empty() && !container.image_id.is_empty(),
@@ -212,7 +215,7 @@ async fn use_is_told(fixture: &impl Fixture, names: &Names) {
 }
 
 async fn pull(backend: &impl Backend, name: &str) -> Result<ImageId, BackendError> {
-    backend.pull(&ImageSpec::named(name), None, None, &Progress::unwatched()).await
+    backend.pull(&ImageSpec::named(name), None, None, &ProgressReporter::unwatched()).await
 }
 
 /// The entry of the list that has this name.
@@ -229,13 +232,13 @@ fn complete(image: &Image) -> bool {
 mod tests {
     use std::cell::{Ref, RefCell};
 
-    use larder::backend::{Container, FilesystemUsage, Filesystems, InUse};
+    use larder::backend::{Container, ContainerInventory, FilesystemUsage, Filesystems};
 
     use super::*;
-    use crate::fake_backend::{FakeBackend, Pull, image};
+    use crate::fake_backend::{FakeBackend, ScriptedPull, image};
 
-    fn names() -> Names {
-        Names {
+    fn names() -> FixtureImages {
+        FixtureImages {
             image: "registry.example/app:v1".into(),
             alias: "registry.example/app:stable".into(),
             untouched: "registry.example/other:v1".into(),
@@ -244,21 +247,21 @@ mod tests {
     }
 
     /// Makes backends in memory, the newest last.
-    struct Fakes {
-        names: Names,
+    struct FakeBackendFixture {
+        names: FixtureImages,
         made: RefCell<Vec<FakeBackend>>,
     }
 
-    impl Fakes {
+    impl FakeBackendFixture {
         fn last(&self) -> Ref<'_, FakeBackend> {
             Ref::map(self.made.borrow(), |made| made.last().expect("a backend was made"))
         }
     }
 
-    impl Fixture for Fakes {
+    impl BackendFixture for FakeBackendFixture {
         type Backend = FakeBackend;
 
-        fn names(&self) -> &Names {
+        fn names(&self) -> &FixtureImages {
             &self.names
         }
 
@@ -274,7 +277,7 @@ mod tests {
         }
 
         async fn hold_next_pull(&self) {
-            self.last().on_pull(Pull::ok("sha256:other", 10).held().0);
+            self.last().on_pull(ScriptedPull::ok("sha256:other", 10).held().0);
         }
 
         async fn pull_held(&self) {
@@ -282,7 +285,7 @@ mod tests {
             fake.until(|counts| counts.running == 1).await;
         }
 
-        async fn let_pulls_go(&self) {}
+        async fn release_pulls(&self) {}
 
         async fn run_container(&self, image_id: &str) -> bool {
             let container = Container {
@@ -291,13 +294,13 @@ mod tests {
                 mounted_images: vec![image_id.into()],
                 ..Container::default()
             };
-            self.last().set_in_use(InUse { containers: vec![container], sandboxes: Vec::new() });
+            self.last().set_in_use(ContainerInventory { containers: vec![container], sandboxes: Vec::new() });
             true
         }
     }
 
     #[tokio::test]
     async fn the_backend_in_memory_keeps_the_contract() {
-        check(&Fakes { names: names(), made: RefCell::default() }).await;
+        check(&FakeBackendFixture { names: names(), made: RefCell::default() }).await;
     }
 }

@@ -1,7 +1,7 @@
 //! A [`Backend`] in memory that does as the test says.
 //!
 //! Clones share everything: a test keeps one and hands the other to the code under test. What a pull does is a
-//! [`Pull`], made of steps, queued for the next pull of any image or of one image. Nothing here looks at the wall
+//! [`ScriptedPull`], made of steps, queued for the next pull of any image or of one image. Nothing here looks at the wall
 //! clock, so that a test under tokio's paused clock decides when each pull ends.
 
 mod call;
@@ -14,17 +14,17 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use larder::backend::{
-    Backend, BackendError, CallErrorKind, Filesystems, Image, ImageDetails, ImageSpec, InUse, Progress,
-    RuntimeInfo,
+    Backend, BackendError, CallErrorKind, ContainerInventory, Filesystems, Image, ImageDetails, ImageSpec,
+    ProgressReporter, RuntimeInfo,
 };
 use larder::credentials::Credential;
 use larder::pod::SandboxConfig;
 use larder::reference::ImageId;
 use tokio::sync::{oneshot, watch};
 
-pub use call::{Call, Op, Request};
-use pull::Step;
-pub use pull::{Pull, Release};
+pub use call::{BackendCall, BackendOp, RecordedCall};
+use pull::PullStepScript;
+pub use pull::{PullHold, ScriptedPull};
 
 /// A runtime's error with this text, of no particular kind.
 pub fn error(text: impl Into<String>) -> BackendError {
@@ -56,12 +56,12 @@ pub struct PullCounts {
 /// A scripted backend. See the [module](self).
 #[derive(Clone)]
 pub struct FakeBackend {
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<BackendScript>>,
     counts: Arc<watch::Sender<PullCounts>>,
 }
 
 #[derive(Default)]
-struct State {
+struct BackendScript {
     info: RuntimeInfo,
     /// What is present, each id once.
     images: Vec<Image>,
@@ -70,16 +70,16 @@ struct State {
     /// What the pretended registry has.
     offers: HashMap<String, Image>,
     filesystems: Filesystems,
-    in_use: InUse,
-    log: Vec<Request>,
+    in_use: ContainerInventory,
+    log: Vec<RecordedCall>,
     down: Option<BackendError>,
-    failures: HashMap<Op, VecDeque<BackendError>>,
-    scripts: VecDeque<Pull>,
-    scripts_by_image: HashMap<String, VecDeque<Pull>>,
+    failures: HashMap<BackendOp, VecDeque<BackendError>>,
+    scripts: VecDeque<ScriptedPull>,
+    scripts_by_image: HashMap<String, VecDeque<ScriptedPull>>,
     hold_all: bool,
     removes_for: Duration,
     /// Pulls held by [`FakeBackend::hold_pulls`], oldest first.
-    held: VecDeque<(String, oneshot::Sender<Pull>)>,
+    held: VecDeque<(String, oneshot::Sender<ScriptedPull>)>,
 }
 
 impl Default for FakeBackend {
@@ -99,7 +99,7 @@ impl FakeBackend {
             conditions: Vec::new(),
         };
         FakeBackend {
-            state: Arc::new(Mutex::new(State { info, ..State::default() })),
+            state: Arc::new(Mutex::new(BackendScript { info, ..BackendScript::default() })),
             counts: Arc::new(watch::Sender::new(PullCounts::default())),
         }
     }
@@ -143,12 +143,12 @@ impl FakeBackend {
 
     /// Queues what the next pull does, whatever its image. Scripts for one image go first. A pull without script
     /// gets what is [offered](FakeBackend::offer), or fails.
-    pub fn on_pull(&self, pull: Pull) {
+    pub fn on_pull(&self, pull: ScriptedPull) {
         self.state().scripts.push_back(pull);
     }
 
     /// Queues what the next pull of this image does.
-    pub fn on_pull_of(&self, image: &str, pull: Pull) {
+    pub fn on_pull_of(&self, image: &str, pull: ScriptedPull) {
         self.state().scripts_by_image.entry(image.to_owned()).or_default().push_back(pull);
     }
 
@@ -165,7 +165,7 @@ impl FakeBackend {
     }
 
     /// Lets the oldest held pull go on with this script, and says which image it was for; `None` when none waits.
-    pub fn finish_pull(&self, pull: Pull) -> Option<String> {
+    pub fn finish_pull(&self, pull: ScriptedPull) -> Option<String> {
         let mut state = self.state();
         state.held.retain(|(_, end)| !end.is_closed());
         let (image, end) = state.held.pop_front()?;
@@ -175,7 +175,7 @@ impl FakeBackend {
     }
 
     /// Like [`finish_pull`](FakeBackend::finish_pull), for the oldest held pull of this image; false when none waits.
-    pub fn finish_pull_of(&self, image: &str, pull: Pull) -> bool {
+    pub fn finish_pull_of(&self, image: &str, pull: ScriptedPull) -> bool {
         let mut state = self.state();
         let found = state.held.iter().position(|(held, end)| held == image && !end.is_closed());
         let Some((_, end)) = found.and_then(|at| state.held.remove(at)) else {
@@ -191,7 +191,7 @@ impl FakeBackend {
     }
 
     /// The next call of this kind fails with this error; further ones queue up behind it.
-    pub fn fail_next(&self, op: Op, error: BackendError) {
+    pub fn fail_next(&self, op: BackendOp, error: BackendError) {
         self.state().failures.entry(op).or_default().push_back(error);
     }
 
@@ -210,23 +210,23 @@ impl FakeBackend {
         self.state().filesystems = filesystems;
     }
 
-    /// What [`Backend::in_use`] answers.
-    pub fn set_in_use(&self, in_use: InUse) {
+    /// What [`Backend::container_inventory`] answers.
+    pub fn set_in_use(&self, in_use: ContainerInventory) {
         self.state().in_use = in_use;
     }
 
     /// All calls so far, in order.
-    pub fn calls(&self) -> Vec<Call> {
+    pub fn calls(&self) -> Vec<BackendCall> {
         self.state().log.iter().map(|request| request.call.clone()).collect()
     }
 
     /// All calls so far, in order, with all they carried.
-    pub fn requests(&self) -> Vec<Request> {
+    pub fn requests(&self) -> Vec<RecordedCall> {
         self.state().log.clone()
     }
 
     /// Takes the calls since the last time, in order.
-    pub fn take_calls(&self) -> Vec<Call> {
+    pub fn take_calls(&self) -> Vec<BackendCall> {
         self.state().log.drain(..).map(|request| request.call).collect()
     }
 
@@ -244,12 +244,16 @@ impl FakeBackend {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, BackendScript> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Notes a call; an error if it is to fail.
-    fn begin(&self, op: Op, request: Request) -> Result<MutexGuard<'_, State>, BackendError> {
+    fn begin(
+        &self,
+        op: BackendOp,
+        request: RecordedCall,
+    ) -> Result<MutexGuard<'_, BackendScript>, BackendError> {
         let mut state = self.state();
         state.log.push(request);
         if let Some(error) = &state.down {
@@ -262,7 +266,7 @@ impl FakeBackend {
     }
 
     /// What this pull has to do: its script, what it is told while it is held, or what is on offer.
-    async fn script(&self, image: &str) -> Pull {
+    async fn script(&self, image: &str) -> ScriptedPull {
         let told = {
             let mut state = self.state();
             if let Some(pull) = state.scripts_by_image.get_mut(image).and_then(VecDeque::pop_front) {
@@ -273,8 +277,8 @@ impl FakeBackend {
             }
             if !state.hold_all {
                 return match state.offers.get(image) {
-                    Some(offered) => Pull::ends(Ok(offered.clone())),
-                    None => Pull::fails(format!("{image}: not found")),
+                    Some(offered) => ScriptedPull::with_outcome(Ok(offered.clone())),
+                    None => ScriptedPull::fails(format!("{image}: not found")),
                 };
             }
             let (sender, receiver) = oneshot::channel();
@@ -288,7 +292,7 @@ impl FakeBackend {
     }
 }
 
-impl State {
+impl BackendScript {
     fn add(&mut self, name: &str, image: Image) {
         let id = image.id.clone();
         let names = image.repo_tags.iter().chain(&image.repo_digests).cloned();
@@ -313,19 +317,19 @@ impl State {
 }
 
 /// Counts a pull as cancelled unless it ended.
-struct Running<'a> {
+struct PullCounter<'a> {
     counts: &'a watch::Sender<PullCounts>,
     ended: bool,
 }
 
-impl<'a> Running<'a> {
-    fn begin(counts: &'a watch::Sender<PullCounts>) -> Running<'a> {
+impl<'a> PullCounter<'a> {
+    fn begin(counts: &'a watch::Sender<PullCounts>) -> PullCounter<'a> {
         counts.send_modify(|counts| {
             counts.started += 1;
             counts.running += 1;
             counts.most_at_once = counts.most_at_once.max(counts.running);
         });
-        Running { counts, ended: false }
+        PullCounter { counts, ended: false }
     }
 
     fn end<T>(mut self, outcome: Result<T, BackendError>) -> Result<T, BackendError> {
@@ -341,7 +345,7 @@ impl<'a> Running<'a> {
     }
 }
 
-impl Drop for Running<'_> {
+impl Drop for PullCounter<'_> {
     fn drop(&mut self) {
         if !self.ended {
             self.counts.send_modify(|counts| {
@@ -353,33 +357,33 @@ impl Drop for Running<'_> {
 }
 
 /// A request that carries a spec and nothing else.
-fn with_spec(call: Call, spec: &ImageSpec) -> Request {
-    Request { call, spec: Some(spec.clone()), credential: None, sandbox: None }
+fn with_spec(call: BackendCall, spec: &ImageSpec) -> RecordedCall {
+    RecordedCall { call, spec: Some(spec.clone()), credential: None, sandbox: None }
 }
 
 /// A request that carries nothing.
-fn bare(call: Call) -> Request {
-    Request { call, spec: None, credential: None, sandbox: None }
+fn bare(call: BackendCall) -> RecordedCall {
+    RecordedCall { call, spec: None, credential: None, sandbox: None }
 }
 
 #[async_trait]
 impl Backend for FakeBackend {
     async fn info(&self) -> Result<RuntimeInfo, BackendError> {
-        Ok(self.begin(Op::Info, bare(Call::Info))?.info.clone())
+        Ok(self.begin(BackendOp::Info, bare(BackendCall::Info))?.info.clone())
     }
 
     async fn list(&self) -> Result<Vec<Image>, BackendError> {
-        Ok(self.begin(Op::List, bare(Call::List))?.images.clone())
+        Ok(self.begin(BackendOp::List, bare(BackendCall::List))?.images.clone())
     }
 
     async fn status(&self, image: &ImageSpec) -> Result<Option<Image>, BackendError> {
-        let call = Call::Status { image: image.image.to_string() };
-        Ok(self.begin(Op::Status, with_spec(call, image))?.find(image.image.as_str()).cloned())
+        let call = BackendCall::Status { image: image.image.to_string() };
+        Ok(self.begin(BackendOp::Status, with_spec(call, image))?.find(image.image.as_str()).cloned())
     }
 
     async fn inspect(&self, image: &ImageSpec) -> Result<Option<ImageDetails>, BackendError> {
-        let call = Call::Inspect { image: image.image.to_string() };
-        let state = self.begin(Op::Inspect, with_spec(call, image))?;
+        let call = BackendCall::Inspect { image: image.image.to_string() };
+        let state = self.begin(BackendOp::Inspect, with_spec(call, image))?;
         Ok(state
             .find(image.image.as_str())
             .map(|image| ImageDetails { image: image.clone(), info: BTreeMap::new() }))
@@ -390,26 +394,26 @@ impl Backend for FakeBackend {
         image: &ImageSpec,
         credential: Option<&Credential>,
         sandbox: Option<&SandboxConfig>,
-        progress: &Progress,
+        progress: &ProgressReporter,
     ) -> Result<ImageId, BackendError> {
         let username = credential.map(|credential| credential.username.clone());
-        let request = Request {
-            call: Call::Pull { image: image.image.to_string(), username },
+        let request = RecordedCall {
+            call: BackendCall::Pull { image: image.image.to_string(), username },
             spec: Some(image.clone()),
             credential: credential.cloned(),
             sandbox: sandbox.cloned(),
         };
-        let begun = self.begin(Op::Pull, request).map(drop);
-        let running = Running::begin(&self.counts);
+        let begun = self.begin(BackendOp::Pull, request).map(drop);
+        let running = PullCounter::begin(&self.counts);
         if let Err(error) = begun {
             return running.end(Err(error));
         }
         let script = self.script(image.image.as_str()).await;
         for step in script.steps {
             match step {
-                Step::Progress(bytes) => progress.set(bytes),
-                Step::Sleep(time) => tokio::time::sleep(time).await,
-                Step::Held(released) => {
+                PullStepScript::Progress(bytes) => progress.set(bytes),
+                PullStepScript::Sleep(time) => tokio::time::sleep(time).await,
+                PullStepScript::Held(released) => {
                     if released.await.is_err() {
                         future::pending::<()>().await;
                     }
@@ -419,14 +423,14 @@ impl Backend for FakeBackend {
         if let Ok(pulled) = &script.outcome {
             let mut state = self.state();
             state.add(image.image.as_str(), pulled.clone());
-            state.failures.entry(Op::Status).or_default().extend(script.status_error);
+            state.failures.entry(BackendOp::Status).or_default().extend(script.status_error);
         }
         running.end(script.outcome.map(|pulled| pulled.id))
     }
 
     async fn remove(&self, image: &ImageSpec) -> Result<(), BackendError> {
-        let call = Call::Remove { image: image.image.to_string() };
-        let slowly = self.begin(Op::Remove, with_spec(call, image))?.removes_for;
+        let call = BackendCall::Remove { image: image.image.to_string() };
+        let slowly = self.begin(BackendOp::Remove, with_spec(call, image))?.removes_for;
         if !slowly.is_zero() {
             tokio::time::sleep(slowly).await;
         }
@@ -439,11 +443,11 @@ impl Backend for FakeBackend {
     }
 
     async fn filesystems(&self) -> Result<Filesystems, BackendError> {
-        Ok(self.begin(Op::Filesystems, bare(Call::Filesystems))?.filesystems.clone())
+        Ok(self.begin(BackendOp::Filesystems, bare(BackendCall::Filesystems))?.filesystems.clone())
     }
 
-    async fn in_use(&self) -> Result<InUse, BackendError> {
-        Ok(self.begin(Op::InUse, bare(Call::InUse))?.in_use.clone())
+    async fn container_inventory(&self) -> Result<ContainerInventory, BackendError> {
+        Ok(self.begin(BackendOp::InUse, bare(BackendCall::InUse))?.in_use.clone())
     }
 }
 

@@ -12,7 +12,9 @@ use async_trait::async_trait;
 use crate::credentials::Credential;
 use crate::hint::Hint;
 use crate::pod::SandboxConfig;
-pub use crate::progress::{Bytes, Detail, LayerPhase, LayerProgress, Progress, PullStep, Wait};
+pub use crate::progress::{
+    ByteProgress, LayerPhase, LayerProgress, ProgressReporter, PullDetail, PullStep, PullWait,
+};
 use crate::reference::{ImageId, ImageName};
 
 /// Which image is meant, in the runtime's words.
@@ -123,7 +125,7 @@ pub struct Sandbox {
 
 /// What uses images right now.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct InUse {
+pub struct ContainerInventory {
     /// All containers, running or not: a stopped container still needs its image.
     pub containers: Vec<Container>,
     /// All pod sandboxes.
@@ -174,7 +176,7 @@ pub trait Backend: Send + Sync {
     async fn status(&self, image: &ImageSpec) -> Result<Option<Image>, BackendError>;
 
     /// The same answer for who lists images, and is not about to use one: it promises nothing.
-    async fn look(&self, image: &ImageSpec) -> Result<Option<Image>, BackendError> {
+    async fn peek_status(&self, image: &ImageSpec) -> Result<Option<Image>, BackendError> {
         self.status(image).await
     }
 
@@ -188,7 +190,7 @@ pub trait Backend: Send + Sync {
         image: &ImageSpec,
         credential: Option<&Credential>,
         sandbox: Option<&SandboxConfig>,
-        progress: &Progress,
+        progress: &ProgressReporter,
     ) -> Result<ImageId, BackendError>;
 
     /// Removes an image under all its names. Succeeds when it is already gone, so that a sweep can be repeated.
@@ -198,7 +200,7 @@ pub trait Backend: Send + Sync {
     async fn filesystems(&self) -> Result<Filesystems, BackendError>;
 
     /// Which containers and sandboxes exist, running or not.
-    async fn in_use(&self) -> Result<InUse, BackendError>;
+    async fn container_inventory(&self) -> Result<ContainerInventory, BackendError>;
 }
 
 /// Why a backend did not answer as asked. The text of [`Call`](BackendError::Call) and
@@ -212,7 +214,7 @@ pub enum BackendError {
         /// The endpoint as given or discovered.
         endpoint: String,
         /// What was found there instead.
-        problem: Unreachable,
+        problem: EndpointFailure,
     },
     /// The runtime answered with an error.
     #[error("{message}")]
@@ -249,7 +251,7 @@ pub enum CallErrorKind {
     /// The registry did not accept the credential, or its absence. CRI has no such code.
     Denied,
     /// The disk has no room for it. CRI has no such code.
-    NoRoom,
+    InsufficientSpace,
     /// The runtime did not answer within the deadline of the call.
     DeadlineExceeded,
     /// The call was given up.
@@ -265,7 +267,7 @@ pub enum CallErrorKind {
 /// What was found at an endpoint instead of a working image service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Unreachable {
+pub enum EndpointFailure {
     /// There is no such socket.
     Missing,
     /// The path exists and is not a socket.
@@ -290,60 +292,60 @@ pub enum Unreachable {
         detail: String,
     },
     /// What is wrong in the words of another kind of backend, and what could be tried next.
-    Told {
+    Reported {
         /// What is wrong.
         problem: String,
         /// What the reader could try next.
         hint: Hint,
     },
     /// Any other trouble with the connection.
-    Broken {
+    ConnectionLost {
         /// What the system reported.
         detail: String,
     },
 }
 
-impl Unreachable {
+impl EndpointFailure {
     fn hint(&self) -> Hint {
         const SOCKET: &str = "unix:///path/to.sock";
         let text = match self {
-            Unreachable::Missing => {
+            EndpointFailure::Missing => {
                 return Hint::from("start the runtime, or name its socket with ").setting("backend", SOCKET);
             }
-            Unreachable::NotASocket => {
+            EndpointFailure::NotASocket => {
                 return Hint::from("name the runtime's socket with ").setting("backend", SOCKET);
             }
-            Unreachable::NotGrpc { .. } => {
+            EndpointFailure::NotGrpc { .. } => {
                 return Hint::from("this socket belongs to something else; name the runtime's with ")
                     .setting("backend", "");
             }
-            Unreachable::Told { hint, .. } => return hint.clone(),
-            Unreachable::Refused => "the runtime has stopped or is starting; see its service's log",
-            Unreachable::Denied => "run as root, or as a member of the group that owns the socket",
-            Unreachable::Silent { .. } => "the runtime hangs; see its log, and restart it if need be",
-            Unreachable::NotCri { .. } => {
+            EndpointFailure::Reported { hint, .. } => return hint.clone(),
+            EndpointFailure::Refused => "the runtime has stopped or is starting; see its service's log",
+            EndpointFailure::Denied => "run as root, or as a member of the group that owns the socket",
+            EndpointFailure::Silent { .. } => "the runtime hangs; see its log, and restart it if need be",
+            EndpointFailure::NotCri { .. } => {
                 "enable the CRI plugin (containerd: remove \"cri\" from disabled_plugins), or name another socket"
             }
-            Unreachable::Broken { .. } => "see the runtime's log",
+            EndpointFailure::ConnectionLost { .. } => "see the runtime's log",
         };
         text.into()
     }
 }
 
-impl fmt::Display for Unreachable {
+impl fmt::Display for EndpointFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Unreachable::Missing => f.write_str("there is no such socket"),
-            Unreachable::NotASocket => f.write_str("this is not a socket"),
-            Unreachable::Refused => f.write_str("connection refused: nobody listens on this socket"),
-            Unreachable::Denied => f.write_str("permission denied"),
-            Unreachable::Silent { after } => {
-                write!(f, "no answer within {}", crate::gotext::duration(*after))
+            EndpointFailure::Missing => f.write_str("there is no such socket"),
+            EndpointFailure::NotASocket => f.write_str("this is not a socket"),
+            EndpointFailure::Refused => f.write_str("connection refused: nobody listens on this socket"),
+            EndpointFailure::Denied => f.write_str("permission denied"),
+            EndpointFailure::Silent { after } => {
+                write!(f, "no answer within {}", crate::go_format::duration(*after))
             }
-            Unreachable::NotGrpc { detail } => write!(f, "what answers does not speak gRPC ({detail})"),
-            Unreachable::NotCri { detail } => write!(f, "the server does not offer CRI v1 ({detail})"),
-            Unreachable::Told { problem, .. } => f.write_str(problem),
-            Unreachable::Broken { detail } => f.write_str(detail),
+            EndpointFailure::NotGrpc { detail } => write!(f, "what answers does not speak gRPC ({detail})"),
+            EndpointFailure::NotCri { detail } => write!(f, "the server does not offer CRI v1 ({detail})"),
+            EndpointFailure::Reported { problem, .. } => f.write_str(problem),
+            EndpointFailure::ConnectionLost { detail } => f.write_str(detail),
         }
     }
 }

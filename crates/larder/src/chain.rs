@@ -3,7 +3,7 @@
 use std::error::Error;
 
 /// The error and what caused it, outermost first, joined with `: `.
-pub fn chain(error: &dyn Error) -> String {
+pub fn error_chain(error: &dyn Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {

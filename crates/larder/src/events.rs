@@ -31,7 +31,7 @@ impl fmt::Display for EventType {
 /// Why an event was sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Reason {
+pub enum EventReason {
     /// A pull is wanted; it may still have to wait for its turn.
     Pulling,
     /// The image is present, freshly pulled or not.
@@ -64,42 +64,42 @@ pub enum Reason {
     ReloadFailed,
 }
 
-impl Reason {
+impl EventReason {
     /// All of them.
-    pub const ALL: [Reason; 12] = [
-        Reason::Pulling,
-        Reason::Pulled,
-        Reason::Failed,
-        Reason::BackOff,
-        Reason::InspectFailed,
-        Reason::ErrImageNeverPull,
-        Reason::FreeDiskSpaceFailed,
-        Reason::InvalidDiskCapacity,
-        Reason::InvalidImageId,
-        Reason::ImageGcFailed,
-        Reason::BackendDown,
-        Reason::BackendUp,
+    pub const ALL: [EventReason; 12] = [
+        EventReason::Pulling,
+        EventReason::Pulled,
+        EventReason::Failed,
+        EventReason::BackOff,
+        EventReason::InspectFailed,
+        EventReason::ErrImageNeverPull,
+        EventReason::FreeDiskSpaceFailed,
+        EventReason::InvalidDiskCapacity,
+        EventReason::InvalidImageId,
+        EventReason::ImageGcFailed,
+        EventReason::BackendDown,
+        EventReason::BackendUp,
     ];
 }
 
-impl fmt::Display for Reason {
+impl fmt::Display for EventReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
-            Reason::Pulling => "Pulling",
-            Reason::Pulled => "Pulled",
-            Reason::Failed => "Failed",
-            Reason::BackOff => "BackOff",
-            Reason::InspectFailed => "InspectFailed",
-            Reason::ErrImageNeverPull => "ErrImageNeverPull",
-            Reason::FreeDiskSpaceFailed => "FreeDiskSpaceFailed",
-            Reason::InvalidDiskCapacity => "InvalidDiskCapacity",
-            Reason::InvalidImageId => "InvalidImageID",
-            Reason::ImageGcFailed => "ImageGCFailed",
-            Reason::BackendDown => "BackendDown",
-            Reason::BackendUp => "BackendUp",
-            Reason::Loaded => "Loaded",
-            Reason::Reloaded => "Reloaded",
-            Reason::ReloadFailed => "ReloadFailed",
+            EventReason::Pulling => "Pulling",
+            EventReason::Pulled => "Pulled",
+            EventReason::Failed => "Failed",
+            EventReason::BackOff => "BackOff",
+            EventReason::InspectFailed => "InspectFailed",
+            EventReason::ErrImageNeverPull => "ErrImageNeverPull",
+            EventReason::FreeDiskSpaceFailed => "FreeDiskSpaceFailed",
+            EventReason::InvalidDiskCapacity => "InvalidDiskCapacity",
+            EventReason::InvalidImageId => "InvalidImageID",
+            EventReason::ImageGcFailed => "ImageGCFailed",
+            EventReason::BackendDown => "BackendDown",
+            EventReason::BackendUp => "BackendUp",
+            EventReason::Loaded => "Loaded",
+            EventReason::Reloaded => "Reloaded",
+            EventReason::ReloadFailed => "ReloadFailed",
         })
     }
 }
@@ -112,7 +112,7 @@ pub struct Event {
     /// Normal or Warning.
     pub event_type: EventType,
     /// Why it was sent.
-    pub reason: Reason,
+    pub reason: EventReason,
     /// What it is about.
     pub object: ObjectRef,
     /// Kubelet's text.
@@ -126,7 +126,7 @@ impl Event {
         Event {
             time: SystemTime::now(),
             event_type: EventType::Warning,
-            reason: Reason::Failed,
+            reason: EventReason::Failed,
             object,
             message,
         }
@@ -162,19 +162,19 @@ impl EventSink for LogSink {
 #[derive(Debug)]
 pub struct RingSink {
     capacity: usize,
-    ring: Mutex<Ring>,
+    ring: Mutex<EventRing>,
     /// The number of the next event.
     next: watch::Sender<u64>,
 }
 
 #[derive(Debug, Default)]
-struct Ring {
+struct EventRing {
     events: VecDeque<Event>,
     /// The number of the event after the last one.
     next: u64,
 }
 
-impl Ring {
+impl EventRing {
     /// The number of the oldest event that is kept.
     fn first(&self) -> u64 {
         self.next - self.events.len() as u64
@@ -194,9 +194,9 @@ impl RingSink {
 
     /// Follows events from this number on, those that are kept first. Events count from 0, and again from 0 after a
     /// restart: who asks from a number that is not reached yet knows them from before, and gets all.
-    pub fn follow(self: &Arc<Self>, from: u64) -> Followed {
+    pub fn follow(self: &Arc<Self>, from: u64) -> EventFollower {
         let from = if from > self.ring().next { 0 } else { from };
-        Followed { next: from, news: self.next.subscribe(), ring: Arc::clone(self) }
+        EventFollower { next: from, news: self.next.subscribe(), ring: Arc::clone(self) }
     }
 
     /// The number that the next event will have.
@@ -204,7 +204,7 @@ impl RingSink {
         self.ring().next
     }
 
-    fn ring(&self) -> MutexGuard<'_, Ring> {
+    fn ring(&self) -> MutexGuard<'_, EventRing> {
         self.ring.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -229,7 +229,7 @@ impl EventSink for RingSink {
 
 /// Events in their order, for one reader. A reader that is slow holds nothing up and misses the oldest.
 #[derive(Debug)]
-pub struct Followed {
+pub struct EventFollower {
     ring: Arc<RingSink>,
     next: u64,
     news: watch::Receiver<u64>,
@@ -237,30 +237,30 @@ pub struct Followed {
 
 /// What a reader of events is told.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Told {
+pub enum EventStreamItem {
     /// The event of this number.
     Event(u64, Event),
     /// So many events are gone: they were not kept long enough.
     Missed(u64),
 }
 
-impl Followed {
+impl EventFollower {
     /// The next thing to tell, if it is there already.
-    pub fn try_next(&mut self) -> Option<Told> {
+    pub fn try_next(&mut self) -> Option<EventStreamItem> {
         let ring = self.ring.ring();
         let first = ring.first();
         if self.next < first {
             let missed = first - self.next;
             self.next = first;
-            return Some(Told::Missed(missed));
+            return Some(EventStreamItem::Missed(missed));
         }
         let event = ring.events.get(usize::try_from(self.next - first).ok()?)?.clone();
         self.next += 1;
-        Some(Told::Event(self.next - 1, event))
+        Some(EventStreamItem::Event(self.next - 1, event))
     }
 
     /// Waits for the next thing to tell.
-    pub async fn next(&mut self) -> Told {
+    pub async fn next(&mut self) -> EventStreamItem {
         loop {
             self.news.mark_unchanged();
             if let Some(told) = self.try_next() {
@@ -273,9 +273,9 @@ impl Followed {
 }
 
 /// Hands each event to several sinks, in order.
-pub struct Tee(pub Vec<Arc<dyn EventSink>>);
+pub struct FanOutSink(pub Vec<Arc<dyn EventSink>>);
 
-impl EventSink for Tee {
+impl EventSink for FanOutSink {
     fn record(&self, event: Event) {
         for sink in &self.0 {
             sink.record(event.clone());
@@ -291,16 +291,16 @@ mod tests {
         Event {
             time: SystemTime::UNIX_EPOCH,
             event_type: EventType::Normal,
-            reason: Reason::Pulled,
+            reason: EventReason::Pulled,
             object: ObjectRef::node("n"),
             message: message.to_owned(),
         }
     }
 
-    fn said(told: Told) -> String {
+    fn said(told: EventStreamItem) -> String {
         match told {
-            Told::Event(number, event) => format!("{number} {}", event.message),
-            Told::Missed(count) => format!("missed {count}"),
+            EventStreamItem::Event(number, event) => format!("{number} {}", event.message),
+            EventStreamItem::Missed(count) => format!("missed {count}"),
         }
     }
 
@@ -326,7 +326,7 @@ mod tests {
     fn who_followed_before_a_restart_gets_all() {
         let ring = Arc::new(RingSink::new(2));
         ring.record(event("a"));
-        assert!(matches!(ring.follow(7).try_next(), Some(Told::Event(0, _))));
+        assert!(matches!(ring.follow(7).try_next(), Some(EventStreamItem::Event(0, _))));
         assert_eq!(ring.follow(1).try_next(), None);
     }
 
@@ -335,6 +335,6 @@ mod tests {
         let ring = Arc::new(RingSink::new(0));
         ring.record(event("a"));
         assert_eq!(ring.snapshot(), []);
-        assert_eq!(ring.follow(0).try_next(), Some(Told::Missed(1)));
+        assert_eq!(ring.follow(0).try_next(), Some(EventStreamItem::Missed(1)));
     }
 }

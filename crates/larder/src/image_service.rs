@@ -4,17 +4,17 @@ use std::path::Path;
 use std::sync::Arc;
 use std::{fmt, io};
 
-use crate::backend::{Backend, BackendError, FilesystemUsage, Image, ImageSpec, Progress};
+use crate::backend::{Backend, BackendError, FilesystemUsage, Image, ImageSpec, ProgressReporter};
 use crate::credentials::Credential;
-use crate::gotext;
+use crate::go_format;
 use crate::pod::SandboxConfig;
-use crate::pull::Advice;
+use crate::pull::BackendAdvice;
 use crate::reference::ImageId;
 use crate::threads::blocking;
 
 /// What a successful pull gave.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Pulled {
+pub struct PulledImage {
     /// The image's id.
     pub image_ref: ImageId,
     /// The credential that worked; `None` for an anonymous pull.
@@ -23,38 +23,40 @@ pub struct Pulled {
 
 /// Why no credential led to a pull. The text is the backend's own, or `[a, b]` when credentials failed differently.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PullFailed(Vec<BackendError>);
+pub struct PullAttemptsError(Vec<BackendError>);
 
-impl PullFailed {
+impl PullAttemptsError {
     /// The backend's errors, one for each credential tried, in order; never empty.
     pub(crate) fn causes(&self) -> &[BackendError] {
         &self.0
     }
 
     /// What the backend says that could be tried next, of the last credential for which it says it.
-    pub(crate) fn advice(&self) -> Option<Advice> {
+    pub(crate) fn advice(&self) -> Option<BackendAdvice> {
         self.0.iter().rev().find_map(|error| match error {
-            BackendError::Call { kind, hint, .. } => hint.clone().map(|hint| Advice { kind: *kind, hint }),
+            BackendError::Call { kind, hint, .. } => {
+                hint.clone().map(|hint| BackendAdvice { kind: *kind, hint })
+            }
             // A backend that is gone is told by whoever finds it gone.
             BackendError::Unreachable { .. } | BackendError::Incomplete(_) => None,
         })
     }
 }
 
-impl FromIterator<BackendError> for PullFailed {
+impl FromIterator<BackendError> for PullAttemptsError {
     fn from_iter<I: IntoIterator<Item = BackendError>>(errors: I) -> Self {
-        PullFailed(errors.into_iter().collect())
+        PullAttemptsError(errors.into_iter().collect())
     }
 }
 
-impl fmt::Display for PullFailed {
+impl fmt::Display for PullAttemptsError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let texts: Vec<_> = self.0.iter().map(BackendError::to_string).collect();
-        f.write_str(&gotext::aggregate(texts.iter().map(String::as_str)))
+        f.write_str(&go_format::aggregate(texts.iter().map(String::as_str)))
     }
 }
 
-impl std::error::Error for PullFailed {}
+impl std::error::Error for PullAttemptsError {}
 
 /// Space taken by images.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -69,12 +71,12 @@ pub struct ImageFilesystem {
     /// What the runtime reports.
     pub usage: FilesystemUsage,
     /// What the system says; `None` when the mountpoint is not known here.
-    pub disk: Option<Disk>,
+    pub disk: Option<FsStats>,
 }
 
 /// A local file system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Disk {
+pub struct FsStats {
     /// Size in bytes.
     pub capacity: u64,
     /// Bytes that are free for unprivileged users.
@@ -110,18 +112,18 @@ impl ImageService {
         image: &ImageSpec,
         credentials: &[Credential],
         sandbox: Option<&SandboxConfig>,
-        progress: &Progress,
-    ) -> Result<Pulled, PullFailed> {
+        progress: &ProgressReporter,
+    ) -> Result<PulledImage, PullAttemptsError> {
         if credentials.is_empty() {
             return match self.backend.pull(image, None, sandbox, progress).await {
-                Ok(image_ref) => Ok(Pulled { image_ref, credential: None }),
-                Err(error) => Err(PullFailed::from_iter([error])),
+                Ok(image_ref) => Ok(PulledImage { image_ref, credential: None }),
+                Err(error) => Err(PullAttemptsError::from_iter([error])),
             };
         }
         let mut errors = Vec::new();
         for credential in credentials {
             match self.backend.pull(image, Some(credential), sandbox, progress).await {
-                Ok(image_ref) => return Ok(Pulled { image_ref, credential: Some(credential.clone()) }),
+                Ok(image_ref) => return Ok(PulledImage { image_ref, credential: Some(credential.clone()) }),
                 Err(error) => errors.push(error),
             }
         }
@@ -153,7 +155,7 @@ impl ImageService {
     /// ([`local_disk`] but in tests; `None` for a mountpoint that does not exist here), on a thread that may block.
     pub async fn image_filesystem(
         &self,
-        disk: impl FnOnce(&Path) -> io::Result<Option<Disk>> + Send + 'static,
+        disk: impl FnOnce(&Path) -> io::Result<Option<FsStats>> + Send + 'static,
     ) -> Result<ImageFilesystem, FilesystemError> {
         let usage = self.backend.filesystems().await?.image.into_iter().next();
         let usage = usage.ok_or(FilesystemError::NoImageFilesystem)?;
@@ -181,9 +183,9 @@ pub enum FilesystemError {
 
 /// Measures the file system that holds a path; `None` when there is no such path.
 /// Blocks for as long as the file system does not answer.
-pub fn local_disk(path: &Path) -> io::Result<Option<Disk>> {
+pub fn local_disk(path: &Path) -> io::Result<Option<FsStats>> {
     match rustix::fs::statvfs(path) {
-        Ok(found) => Ok(Some(Disk {
+        Ok(found) => Ok(Some(FsStats {
             capacity: found.f_blocks * found.f_frsize,
             available: found.f_bavail * found.f_frsize,
             reserved: found.f_bfree.saturating_sub(found.f_bavail) * found.f_frsize,

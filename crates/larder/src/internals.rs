@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::credentials::plugin::{Execute, ProviderConfig, exec, keys};
-use crate::credentials::{Entry, Secret, ServiceAccountCoordinates, hash, matching};
+use crate::credentials::plugin::{PluginExecutor, ProviderConfig, exec, keys};
+use crate::credentials::{DockerConfigEntry, Secret, ServiceAccountCoordinates, hash, matching};
 use crate::pull::{EnsureReason, backoff, errors};
 
 /// Whether a pattern of a docker config covers a target; `None` when the pattern is no URL.
@@ -23,7 +23,7 @@ pub fn is_default_registry(image: &str) -> bool {
 }
 
 /// What the hash of a credential is made of.
-pub fn hashed_text(entry: &Entry) -> Secret {
+pub fn hashed_text(entry: &DockerConfigEntry) -> Secret {
     hash::hashed_text(entry)
 }
 
@@ -57,7 +57,7 @@ pub fn flight_key(image: &str, token: &Secret, annotations: &BTreeMap<String, St
 }
 
 /// The program of a provider, in this folder.
-pub fn provider_program(config: &ProviderConfig, folder: impl Into<PathBuf>) -> impl Execute {
+pub fn provider_program(config: &ProviderConfig, folder: impl Into<PathBuf>) -> impl PluginExecutor {
     exec::ProviderProgram::new(config, folder)
 }
 

@@ -8,7 +8,7 @@
 //!
 //! and goes when [`gc`] finds that the disk needs the room.
 //!
-//! Read [`pull::Manager::ensure`] first: it calls each room once, in that order. The rules are those of the
+//! Read [`pull::ImageManager::ensure`] first: it calls each room once, in that order. The rules are those of the
 //! Kubernetes kubelet, v1.36; where larder does something else, a page in `docs/decisions/` says why, and a
 //! setting brings kubelet's way back.
 //!
@@ -19,24 +19,24 @@ pub mod backend;
 mod chain;
 pub mod config;
 pub mod credentials;
+pub mod detached;
 pub mod events;
 pub mod files;
 pub mod gc;
 mod glob;
-pub mod gotext;
+pub mod go_format;
 pub mod hint;
 pub mod image_service;
 #[cfg(feature = "internals")]
 #[doc(hidden)]
 pub mod internals;
-pub mod near;
-pub mod outlive;
 pub mod pod;
 mod progress;
 pub mod pull;
 pub mod records;
 pub mod reference;
+pub mod suggestions;
 mod threads;
 
-pub use chain::chain;
+pub use chain::error_chain;
 pub use glob::glob;

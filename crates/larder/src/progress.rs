@@ -13,7 +13,7 @@ use crate::reference::LayerId;
 
 /// How far a pull has come, in bytes, where a backend can tell.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Bytes {
+pub struct ByteProgress {
     /// Bytes fetched so far.
     pub done: u64,
     /// Bytes to fetch in all, once known.
@@ -22,11 +22,11 @@ pub struct Bytes {
 
 /// What a pull does right now, where a backend can tell.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Detail {
+pub struct PullDetail {
     /// How far it is.
     pub step: PullStep,
     /// What it waits for as a whole; layers have waits of their own.
-    pub waiting: Option<Wait>,
+    pub waiting: Option<PullWait>,
     /// Bytes per second that came lately, once that can be told.
     pub rate: Option<u64>,
     /// The layers that were not here, from the bottom up.
@@ -54,11 +54,11 @@ pub struct LayerProgress {
     /// What happens to it.
     pub phase: LayerPhase,
     /// How much of it came for this pull.
-    pub bytes: Bytes,
+    pub bytes: ByteProgress,
     /// Bytes per second that came lately, once that can be told.
     pub rate: Option<u64>,
     /// What it waits for.
-    pub waiting: Option<Wait>,
+    pub waiting: Option<PullWait>,
 }
 
 /// What happens to a layer.
@@ -69,7 +69,7 @@ pub enum LayerPhase {
     #[default]
     Queued,
     /// Another pull brings it.
-    Elsewhere,
+    FetchedByOtherPull,
     /// It is fetched, and unpacked behind that.
     Fetching,
     /// All of it came; the rest is unpacked.
@@ -82,20 +82,20 @@ pub enum LayerPhase {
 
 /// What something waits for. Prints as `registry.example asked to wait, 12s left`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Wait {
+pub struct PullWait {
     /// The reason, without the time.
     pub reason: String,
     /// When it ends, if that is known.
     pub until: Option<Instant>,
 }
 
-impl Wait {
+impl PullWait {
     /// The reason, and how long it still takes.
     pub fn at(&self, now: Instant) -> String {
         match self.until.map(|until| until.saturating_duration_since(now)) {
             Some(left) if !left.is_zero() => {
                 let seconds = left.as_secs() + u64::from(left.subsec_nanos() > 0);
-                format!("{}, {} left", self.reason, crate::gotext::duration(Duration::from_secs(seconds)))
+                format!("{}, {} left", self.reason, crate::go_format::duration(Duration::from_secs(seconds)))
             }
             _ => self.reason.clone(),
         }
@@ -116,7 +116,7 @@ impl fmt::Display for LayerPhase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             LayerPhase::Queued => "queued",
-            LayerPhase::Elsewhere => "fetched by another pull",
+            LayerPhase::FetchedByOtherPull => "fetched by another pull",
             LayerPhase::Fetching => "fetching",
             LayerPhase::Unpacking => "unpacking",
             LayerPhase::Unpacked => "unpacked",
@@ -126,46 +126,46 @@ impl fmt::Display for LayerPhase {
 }
 
 /// Tells what a pull does right now.
-pub(crate) type Describe = Arc<dyn Fn() -> Detail + Send + Sync>;
+pub(crate) type DetailProvider = Arc<dyn Fn() -> PullDetail + Send + Sync>;
 
 /// A backend's end of a pull's progress. Backends that know nothing leave it alone (CRI has no such field).
 #[derive(Clone)]
-pub struct Progress {
-    bytes: Arc<dyn Fn(Bytes) + Send + Sync>,
-    describe: Arc<dyn Fn(Describe) + Send + Sync>,
+pub struct ProgressReporter {
+    bytes: Arc<dyn Fn(ByteProgress) + Send + Sync>,
+    describe: Arc<dyn Fn(DetailProvider) + Send + Sync>,
 }
 
-impl Progress {
+impl ProgressReporter {
     /// A progress whose bytes are told to `listener`, which must be quick.
-    pub(crate) fn to(listener: impl Fn(Bytes) + Send + Sync + 'static) -> Progress {
-        Progress::described(listener, |_| {})
+    pub(crate) fn to(listener: impl Fn(ByteProgress) + Send + Sync + 'static) -> ProgressReporter {
+        ProgressReporter::described(listener, |_| {})
     }
 
     /// A progress whose bytes are told to `listener`, and which can be described by what `keep` is given.
     pub(crate) fn described(
-        listener: impl Fn(Bytes) + Send + Sync + 'static,
-        keep: impl Fn(Describe) + Send + Sync + 'static,
-    ) -> Progress {
-        Progress { bytes: Arc::new(listener), describe: Arc::new(keep) }
+        listener: impl Fn(ByteProgress) + Send + Sync + 'static,
+        keep: impl Fn(DetailProvider) + Send + Sync + 'static,
+    ) -> ProgressReporter {
+        ProgressReporter { bytes: Arc::new(listener), describe: Arc::new(keep) }
     }
 
     /// A progress that nobody watches.
-    pub fn unwatched() -> Progress {
-        Progress::to(|_| {})
+    pub fn unwatched() -> ProgressReporter {
+        ProgressReporter::to(|_| {})
     }
 
     /// Says how far the pull has come.
-    pub fn set(&self, bytes: Bytes) {
+    pub fn set(&self, bytes: ByteProgress) {
         (self.bytes)(bytes);
     }
 
     /// From now on, whoever wants to know what the pull does asks `describe`. It must be quick, and outlives the pull.
-    pub fn describe_by(&self, describe: impl Fn() -> Detail + Send + Sync + 'static) {
+    pub fn describe_by(&self, describe: impl Fn() -> PullDetail + Send + Sync + 'static) {
         (self.describe)(Arc::new(describe));
     }
 }
 
-impl fmt::Debug for Progress {
+impl fmt::Debug for ProgressReporter {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Progress")
     }
@@ -179,7 +179,7 @@ mod tests {
     async fn a_wait_says_how_long_it_still_takes() {
         let now = Instant::now();
         let wait =
-            Wait { reason: "r.example asked to wait".into(), until: Some(now + Duration::from_secs(12)) };
+            PullWait { reason: "r.example asked to wait".into(), until: Some(now + Duration::from_secs(12)) };
         assert_eq!(wait.at(now), "r.example asked to wait, 12s left");
         assert_eq!(wait.at(now + Duration::from_millis(11_500)), "r.example asked to wait, 1s left");
         assert_eq!(wait.at(now + Duration::from_secs(20)), "r.example asked to wait");

@@ -1,4 +1,4 @@
-//! `Manager::ensure` beyond kubelet: one flight per image, callers that come and go, waiting, and what can be watched.
+//! `ImageManager::ensure` beyond kubelet: one flight per image, callers that come and go, waiting, and what can be watched.
 //! Kubelet's own rules are covered by the vectors. Time is simulated throughout.
 
 use std::num::NonZeroU32;
@@ -6,44 +6,45 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::future::join_all;
-use larder::backend::Bytes;
-use larder::credentials::{LazyLookup, PullSecret, SecretCoordinates};
-use larder::events::{Reason, RingSink};
+use larder::backend::ByteProgress;
+use larder::credentials::{LazyCredentialLookup, PullSecret, SecretCoordinates};
+use larder::events::{EventReason, RingSink};
 use larder::pod::{ObjectRef, Pod};
 use larder::pull::{
-    EnsureError, EnsureReason, EnsureRequest, Ensured, Manager, Outcome, OverRate, Phase, Priority,
-    PullConfig, PullPolicy, SameImage,
+    DuplicatePullPolicy, EnsureError, EnsureReason, EnsureRequest, EnsuredImage, ImageManager, ImagePresence,
+    Priority, PullConfig, PullPhase, PullPolicy, RateLimitAction,
 };
 use larder::records::{PullRecords, RecordedCredentials, RecordsError};
 use larder::reference::{ImageId, ImageName};
-use larder_testkit::fake_backend::{Call, FakeBackend, Pull, image};
+use larder_testkit::fake_backend::{BackendCall, FakeBackend, ScriptedPull, image};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, advance};
 
 const APP: &str = "registry.example/app:v1";
 
-struct Node {
+struct EnsureFixture {
     backend: FakeBackend,
     events: Arc<RingSink>,
-    manager: Arc<Manager>,
+    manager: Arc<ImageManager>,
 }
 
-fn node(config: PullConfig) -> Node {
+fn node(config: PullConfig) -> EnsureFixture {
     let (backend, events) = (FakeBackend::new(), Arc::new(RingSink::new(1000)));
-    let manager = Manager::builder(Arc::new(backend.clone())).config(config).events(events.clone()).build();
-    Node { backend, events, manager: Arc::new(manager) }
+    let manager =
+        ImageManager::builder(Arc::new(backend.clone())).config(config).events(events.clone()).build();
+    EnsureFixture { backend, events, manager: Arc::new(manager) }
 }
 
-impl Node {
+impl EnsureFixture {
     /// Starts to ensure an image and lets it run as far as it gets.
-    async fn start(&self, request: EnsureRequest) -> JoinHandle<Result<Ensured, EnsureError>> {
+    async fn start(&self, request: EnsureRequest) -> JoinHandle<Result<EnsuredImage, EnsureError>> {
         let manager = self.manager.clone();
         let task = tokio::spawn(async move { manager.ensure(&request).await });
         settle().await;
         task
     }
 
-    fn reasons_of(&self, pod: &str) -> Vec<Reason> {
+    fn reasons_of(&self, pod: &str) -> Vec<EventReason> {
         self.events
             .snapshot()
             .into_iter()
@@ -94,12 +95,12 @@ async fn two_pods_wanting_one_image_cause_one_pull_and_both_get_their_events() {
     node.backend.hold_pulls();
     let (a, b) = (node.start(wants("a", APP)).await, node.start(wants("b", APP)).await);
     assert_eq!(node.pulls(), 1);
-    assert!(node.backend.finish_pull(Pull::ok("sha256:app", 7)).is_some());
+    assert!(node.backend.finish_pull(ScriptedPull::ok("sha256:app", 7)).is_some());
     for task in [a, b] {
         assert_eq!(task.await.unwrap().expect("pulled").image_ref, "sha256:app");
     }
     for pod in ["a", "b"] {
-        assert_eq!(node.reasons_of(pod), [Reason::Pulling, Reason::Pulled]);
+        assert_eq!(node.reasons_of(pod), [EventReason::Pulling, EventReason::Pulled]);
     }
     assert_eq!(node.pulls(), 1);
 }
@@ -109,7 +110,7 @@ async fn a_shared_failure_counts_back_off_for_each_pod() {
     let node = node(PullConfig::default());
     node.backend.hold_pulls();
     let tasks = [node.start(wants("a", APP)).await, node.start(wants("b", APP)).await];
-    node.backend.finish_pull(Pull::fails("no route to host")).expect("one pull runs");
+    node.backend.finish_pull(ScriptedPull::fails("no route to host")).expect("one pull runs");
     for task in tasks {
         let error = task.await.unwrap().expect_err("the pull failed");
         assert_eq!(
@@ -136,7 +137,7 @@ async fn three_containers_of_a_pod_sharing_a_failed_pull_count_one_failure() {
     for _ in 0..3 {
         tasks.push(node.start(wants("a", APP)).await);
     }
-    node.backend.finish_pull(Pull::fails("404")).expect("one pull runs");
+    node.backend.finish_pull(ScriptedPull::fails("404")).expect("one pull runs");
     for task in tasks {
         let error = task.await.unwrap().expect_err("the pull failed");
         assert_eq!(error.retry_in, Some(Duration::from_secs(10)), "not doubled by each container");
@@ -152,7 +153,7 @@ async fn one_caller_leaving_does_not_cancel_the_others() {
     first.abort();
     settle().await;
     assert_eq!(node.backend.counts().cancelled, 0);
-    node.backend.finish_pull(Pull::ok("sha256:app", 7)).expect("the pull still runs");
+    node.backend.finish_pull(ScriptedPull::ok("sha256:app", 7)).expect("the pull still runs");
     assert_eq!(second.await.unwrap().expect("pulled").image_ref, "sha256:app");
     assert_eq!(node.pulls(), 1);
 }
@@ -169,11 +170,11 @@ async fn the_last_caller_leaving_cancels_the_pull_and_frees_its_slot() {
     settle().await;
     let counts = node.backend.counts();
     assert_eq!((counts.cancelled, counts.running, counts.started), (1, 1, 2));
-    node.backend.finish_pull(Pull::ok("sha256:other", 7)).expect("the next in line pulls");
+    node.backend.finish_pull(ScriptedPull::ok("sha256:other", 7)).expect("the next in line pulls");
     other.await.unwrap().expect("pulled");
     // The cancelled image can be wanted again.
     let again = node.start(wants("a", APP)).await;
-    node.backend.finish_pull(Pull::ok("sha256:app", 7)).expect("a new flight");
+    node.backend.finish_pull(ScriptedPull::ok("sha256:app", 7)).expect("a new flight");
     again.await.unwrap().expect("pulled");
     assert_eq!(node.manager.pulls(), []);
 }
@@ -198,17 +199,17 @@ async fn a_pod_with_other_credentials_does_not_ride_on_a_private_pull() {
     let stranger = node.start(wants("stranger", APP)).await;
     let friend = node.start(wants_as("friend", "ann")).await;
     assert_eq!(node.pulls(), 1);
-    node.backend.finish_pull(Pull::ok("sha256:app", 7)).expect("the owner's pull");
+    node.backend.finish_pull(ScriptedPull::ok("sha256:app", 7)).expect("the owner's pull");
     settle().await;
     // Ann's credential served both who hold it; the stranger must ask the registry for himself.
     owner.await.unwrap().expect("pulled");
     friend.await.unwrap().expect("pulled");
     assert_eq!(node.pulls(), 2);
-    node.backend.finish_pull(Pull::fails("denied")).expect("the stranger's pull");
+    node.backend.finish_pull(ScriptedPull::fails("denied")).expect("the stranger's pull");
     let error = stranger.await.unwrap().expect_err("anonymous pulls are refused");
     assert_eq!(error.message, "denied");
     let users = node.backend.calls().into_iter().filter_map(|call| match call {
-        Call::Pull { username, .. } => Some(username),
+        BackendCall::Pull { username, .. } => Some(username),
         _ => None,
     });
     assert_eq!(users.collect::<Vec<_>>(), [Some("ann".to_owned()), None]);
@@ -216,15 +217,15 @@ async fn a_pod_with_other_credentials_does_not_ride_on_a_private_pull() {
 
 /// Records that only note what was pulled with which credentials.
 #[derive(Default)]
-struct Noted(std::sync::Mutex<Vec<RecordedCredentials>>);
+struct CredentialRecorder(std::sync::Mutex<Vec<RecordedCredentials>>);
 
 #[async_trait::async_trait]
-impl PullRecords for Noted {
+impl PullRecords for CredentialRecorder {
     async fn must_attempt_pull(
         &self,
         _image: &ImageName,
         _image_ref: &ImageId,
-        _credentials: &mut LazyLookup<'_>,
+        _credentials: &mut LazyCredentialLookup<'_>,
     ) -> Result<bool, RecordsError> {
         Ok(false)
     }
@@ -247,15 +248,15 @@ impl PullRecords for Noted {
 
 #[tokio::test(start_paused = true)]
 async fn who_joins_a_pull_is_recorded_with_his_own_secret() {
-    let (backend, noted) = (FakeBackend::new(), Arc::new(Noted::default()));
-    let manager = Arc::new(Manager::builder(Arc::new(backend.clone())).records(noted.clone()).build());
-    let node = Node { backend, events: Arc::new(RingSink::new(0)), manager };
+    let (backend, noted) = (FakeBackend::new(), Arc::new(CredentialRecorder::default()));
+    let manager = Arc::new(ImageManager::builder(Arc::new(backend.clone())).records(noted.clone()).build());
+    let node = EnsureFixture { backend, events: Arc::new(RingSink::new(0)), manager };
     node.backend.hold_pulls();
     // The same login in two secrets.
     let mut theirs = wants_as("b", "ann");
     theirs.secrets[0].coordinates.name = "copy-of-ann".into();
     let tasks = [node.start(wants_as("a", "ann")).await, node.start(theirs).await];
-    node.backend.finish_pull(Pull::ok("sha256:app", 7)).expect("one pull runs");
+    node.backend.finish_pull(ScriptedPull::ok("sha256:app", 7)).expect("one pull runs");
     for task in tasks {
         task.await.unwrap().expect("pulled");
     }
@@ -279,10 +280,10 @@ async fn a_wrong_password_does_not_fail_a_pod_with_the_right_one() {
     node.backend.hold_pulls();
     let wrong = node.start(wants_as("wrong", "mallory")).await;
     let right = node.start(wants_as("right", "ann")).await;
-    node.backend.finish_pull(Pull::fails("unauthorized")).expect("the wrong one's pull");
+    node.backend.finish_pull(ScriptedPull::fails("unauthorized")).expect("the wrong one's pull");
     settle().await;
     wrong.await.unwrap().expect_err("unauthorized");
-    node.backend.finish_pull(Pull::ok("sha256:app", 7)).expect("the right one's pull");
+    node.backend.finish_pull(ScriptedPull::ok("sha256:app", 7)).expect("the right one's pull");
     right.await.unwrap().expect("pulled");
 }
 
@@ -291,7 +292,7 @@ async fn an_anonymous_pull_serves_everybody() {
     let node = node(PullConfig::default());
     node.backend.hold_pulls();
     let tasks = [node.start(wants("a", APP)).await, node.start(wants_as("b", "ann")).await];
-    node.backend.finish_pull(Pull::ok("sha256:app", 7)).expect("one pull runs");
+    node.backend.finish_pull(ScriptedPull::ok("sha256:app", 7)).expect("one pull runs");
     for task in tasks {
         task.await.unwrap().expect("pulled");
     }
@@ -306,14 +307,14 @@ async fn joining_late_reports_no_pull_longer_than_the_wait() {
     advance(Duration::from_secs(60)).await;
     let late = node.start(wants("b", APP)).await;
     advance(Duration::from_millis(1500)).await;
-    node.backend.finish_pull(Pull::ok("sha256:app", 7)).expect("one pull runs");
+    node.backend.finish_pull(ScriptedPull::ok("sha256:app", 7)).expect("one pull runs");
     first.await.unwrap().expect("pulled");
     let expected = Duration::from_millis(1500);
     match late.await.unwrap().expect("pulled").outcome {
-        Outcome::Pulled { pull_duration, total_duration, .. } => {
+        ImagePresence::Pulled { pull_duration, total_duration, .. } => {
             assert_eq!((pull_duration, total_duration), (expected, expected));
         }
-        Outcome::Present => panic!("the image was pulled"),
+        ImagePresence::Present => panic!("the image was pulled"),
     }
     let message = node.events.snapshot().pop().expect("an event").message;
     assert!(message.contains("in 1.5s (1.5s including waiting). Image size: 7 bytes."), "{message}");
@@ -329,7 +330,7 @@ async fn no_more_pulls_run_at_once_than_the_bound() {
     for i in 0..20 {
         node.backend.on_pull_of(
             &format!("app-{i}:v1"),
-            Pull::ok(format!("sha256:{i}"), 1).after(Duration::from_secs(1)),
+            ScriptedPull::ok(format!("sha256:{i}"), 1).after(Duration::from_secs(1)),
         );
     }
     let start = Instant::now();
@@ -357,7 +358,7 @@ async fn a_prefetch_in_the_queue_waits_for_pods_and_goes_on_as_theirs_when_they_
         tasks.push(node.start(request).await);
     }
     let mut order = Vec::new();
-    while let Some(image) = node.backend.finish_pull(Pull::ok("sha256:1", 1)) {
+    while let Some(image) = node.backend.finish_pull(ScriptedPull::ok("sha256:1", 1)) {
         order.push(image);
         settle().await;
     }
@@ -379,7 +380,10 @@ async fn over_the_rate_a_pull_waits_and_says_so() {
     let first = node.start(wants("a", "a:v1")).await;
     let second = node.start(wants("b", "b:v1")).await;
     let pulls = node.manager.pulls();
-    assert_eq!(pulls.iter().map(|pull| pull.phase).collect::<Vec<_>>(), [Phase::Pulling, Phase::Throttled]);
+    assert_eq!(
+        pulls.iter().map(|pull| pull.phase).collect::<Vec<_>>(),
+        [PullPhase::Pulling, PullPhase::Throttled]
+    );
     assert!(
         pulls[1].waiting.as_ref().is_some_and(|what| what.contains("registryPullQPS")),
         "{:?}",
@@ -389,7 +393,7 @@ async fn over_the_rate_a_pull_waits_and_says_so() {
     settle().await;
     assert_eq!(node.pulls(), 2);
     for _ in 0..2 {
-        node.backend.finish_pull(Pull::ok("sha256:x", 1)).expect("both pull");
+        node.backend.finish_pull(ScriptedPull::ok("sha256:x", 1)).expect("both pull");
     }
     for task in [first, second] {
         task.await.unwrap().expect("nobody is refused");
@@ -410,7 +414,7 @@ async fn a_zero_burst_still_lets_waiting_pulls_start() {
     let node = node(PullConfig {
         registry_pull_qps: 1,
         registry_burst: 0,
-        over_rate: OverRate::Wait,
+        over_rate: RateLimitAction::Wait,
         ..PullConfig::default()
     });
     node.backend.offer("a:v1", image("sha256:a", 1));
@@ -425,21 +429,21 @@ async fn a_watcher_sees_the_turn_the_bytes_and_the_end() {
     let task = node.start(wants("b", APP)).await;
     let mut watch = node.manager.watch(APP).expect("the pull is on the board");
     let status = watch.borrow_and_update().clone();
-    assert_eq!(status.phase, Phase::Queued);
+    assert_eq!(status.phase, PullPhase::Queued);
     assert!(
         status.waiting.as_ref().is_some_and(|what| what.contains("maxParallelImagePulls")),
         "{:?}",
         status.waiting
     );
 
-    node.backend.finish_pull(Pull::ok("sha256:first", 1)).expect("the first pull");
+    node.backend.finish_pull(ScriptedPull::ok("sha256:first", 1)).expect("the first pull");
     settle().await;
-    assert_eq!(watch.borrow_and_update().phase, Phase::Pulling);
+    assert_eq!(watch.borrow_and_update().phase, PullPhase::Pulling);
 
-    let (pull, release) = Pull::ok("sha256:app", 9).progress(4, Some(9)).held();
+    let (pull, release) = ScriptedPull::ok("sha256:app", 9).progress(4, Some(9)).held();
     node.backend.finish_pull(pull).expect("the second pull");
     settle().await;
-    assert_eq!(watch.borrow_and_update().bytes, Some(Bytes { done: 4, total: Some(9) }));
+    assert_eq!(watch.borrow_and_update().bytes, Some(ByteProgress { done: 4, total: Some(9) }));
 
     release.release();
     task.await.unwrap().expect("pulled");
@@ -471,8 +475,8 @@ async fn a_present_image_is_one_status_call_and_no_pull() {
     let node = node(PullConfig::default());
     node.backend.add_image(APP, image("sha256:app", 7));
     let ensured = node.manager.ensure(&wants("a", APP)).await.expect("present");
-    assert_eq!((ensured.image_ref.as_str(), ensured.outcome), ("sha256:app", Outcome::Present));
-    assert_eq!(node.backend.calls(), [Call::Status { image: APP.into() }]);
+    assert_eq!((ensured.image_ref.as_str(), ensured.outcome), ("sha256:app", ImagePresence::Present));
+    assert_eq!(node.backend.calls(), [BackendCall::Status { image: APP.into() }]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -480,7 +484,9 @@ async fn short_names_stay_short_towards_the_runtime() {
     let node = node(PullConfig::default());
     node.backend.offer("busybox:latest", image("sha256:b", 1));
     node.manager.ensure(&wants("a", "busybox")).await.expect("pulled");
-    assert!(node.backend.calls().contains(&Call::Pull { image: "busybox:latest".into(), username: None }));
+    assert!(
+        node.backend.calls().contains(&BackendCall::Pull { image: "busybox:latest".into(), username: None })
+    );
 }
 
 /// A small generator of random numbers: a fixed seed makes each run the same.
@@ -499,7 +505,8 @@ async fn whatever_callers_do_the_rules_hold() {
     for seed in 0..60 {
         let mut dice = Dice(seed);
         let bound = NonZeroU32::new(1 + u32::try_from(dice.roll(3)).expect("small"));
-        let same_image = if dice.roll(2) == 0 { SameImage::Once } else { SameImage::EachRequest };
+        let same_image =
+            if dice.roll(2) == 0 { DuplicatePullPolicy::Coalesce } else { DuplicatePullPolicy::EachRequest };
         let config = PullConfig {
             serialize_image_pulls: dice.roll(4) == 0,
             max_parallel_image_pulls: bound,
@@ -526,10 +533,10 @@ async fn whatever_callers_do_the_rules_hold() {
                     tasks.swap_remove(gone).abort();
                 }
                 3 => {
-                    node.backend.finish_pull(Pull::ok("sha256:x", 1));
+                    node.backend.finish_pull(ScriptedPull::ok("sha256:x", 1));
                 }
                 4 => {
-                    node.backend.finish_pull(Pull::fails("no"));
+                    node.backend.finish_pull(ScriptedPull::fails("no"));
                 }
                 _ => advance(Duration::from_secs(dice.roll(30))).await,
             }
@@ -539,7 +546,7 @@ async fn whatever_callers_do_the_rules_hold() {
             let mut images = held.clone();
             images.sort();
             images.dedup();
-            if same_image == SameImage::Once {
+            if same_image == DuplicatePullPolicy::Coalesce {
                 assert_eq!(images.len(), held.len(), "seed {seed}, step {step}: one image twice in {held:?}");
             }
             if tasks.iter().all(JoinHandle::is_finished) {
@@ -552,7 +559,7 @@ async fn whatever_callers_do_the_rules_hold() {
         }
         // Nobody is forgotten: once pulls end, every caller gets an answer.
         while tasks.iter().any(|task| !task.is_finished()) {
-            node.backend.finish_pull(Pull::ok("sha256:x", 1));
+            node.backend.finish_pull(ScriptedPull::ok("sha256:x", 1));
             tokio::time::sleep(Duration::from_secs(1)).await;
             settle().await;
         }

@@ -1,4 +1,4 @@
-//! Callers with a policy of their own beside `Manager::ensure`: what they share with it, and what they do not. Time is
+//! Callers with a policy of their own beside `ImageManager::ensure`: what they share with it, and what they do not. Time is
 //! simulated throughout.
 
 use std::num::NonZeroU32;
@@ -6,18 +6,18 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use larder::backend::{Backend as _, BackendError, CallErrorKind, ImageSpec, Progress};
+use larder::backend::{Backend as _, BackendError, CallErrorKind, ImageSpec, ProgressReporter};
 use larder::credentials::{Credential, PullSecret, Secret, SecretCoordinates};
 use larder::events::RingSink;
-use larder::gc::Gate;
+use larder::gc::RemovalGate;
 use larder::pod::{ObjectRef, Pod, SandboxConfig};
 use larder::pull::{
-    EnsureLabels, EnsureRequest, ManagedBackend, Manager, OverRate, Phase, PullConfig, PullMetrics,
-    PullPolicy,
+    EnsureLabels, EnsureRequest, ImageManager, ManagedBackend, PullConfig, PullMetrics, PullPhase,
+    PullPolicy, RateLimitAction,
 };
-use larder::records::{ImageRecords, Verification};
+use larder::records::{PullRecordStore, Verification};
 use larder::reference::ImageId;
-use larder_testkit::fake_backend::{Call, FakeBackend, Pull, error, image};
+use larder_testkit::fake_backend::{BackendCall, FakeBackend, ScriptedPull, error, image};
 use tokio::task::JoinHandle;
 use tokio::time::advance;
 
@@ -26,13 +26,13 @@ const LEASE: Duration = Duration::from_secs(60);
 
 /// What was counted.
 #[derive(Default)]
-struct Counted {
+struct CountingMetrics {
     ensures: AtomicUsize,
     pulls: Mutex<Vec<(u64, Duration)>>,
     came: Mutex<Vec<u64>>,
 }
 
-impl PullMetrics for Counted {
+impl PullMetrics for CountingMetrics {
     fn ensure_requested(&self, _: &EnsureLabels) {
         self.ensures.fetch_add(1, Ordering::Relaxed);
     }
@@ -41,31 +41,38 @@ impl PullMetrics for Counted {
         self.pulls.lock().expect("no test panics with it").push((size_bytes, duration));
     }
 
-    fn image_came(&self, size_bytes: u64) {
+    fn image_downloaded(&self, size_bytes: u64) {
         self.came.lock().expect("no test panics with it").push(size_bytes);
     }
 }
 
-struct Node {
+struct DirectPullFixture {
     backend: FakeBackend,
     events: Arc<RingSink>,
-    counted: Arc<Counted>,
-    gate: Arc<Gate>,
-    manager: Arc<Manager>,
+    counted: Arc<CountingMetrics>,
+    gate: Arc<RemovalGate>,
+    manager: Arc<ImageManager>,
     managed: ManagedBackend,
 }
 
-fn node(config: PullConfig) -> Node {
+fn node(config: PullConfig) -> DirectPullFixture {
     let (backend, events) = (FakeBackend::new(), Arc::new(RingSink::new(1000)));
-    let (counted, gate) = (Arc::new(Counted::default()), Arc::new(Gate::default()));
-    let manager = Manager::builder(Arc::new(backend.clone()))
+    let (counted, gate) = (Arc::new(CountingMetrics::default()), Arc::new(RemovalGate::default()));
+    let manager = ImageManager::builder(Arc::new(backend.clone()))
         .config(config)
         .events(events.clone())
         .metrics(counted.clone())
         .lease(gate.clone(), LEASE)
         .build();
     let manager = Arc::new(manager);
-    Node { backend, events, counted, gate, managed: ManagedBackend::new(manager.clone()), manager }
+    DirectPullFixture {
+        backend,
+        events,
+        counted,
+        gate,
+        managed: ManagedBackend::new(manager.clone()),
+        manager,
+    }
 }
 
 fn login(user: &str) -> Credential {
@@ -92,21 +99,21 @@ fn pod(user: Option<&str>) -> EnsureRequest {
     }
 }
 
-type Pulling = JoinHandle<Result<ImageId, BackendError>>;
+type PullHandle = JoinHandle<Result<ImageId, BackendError>>;
 
-impl Node {
+impl DirectPullFixture {
     /// Starts to pull and lets it run as far as it gets.
-    async fn pull(&self, name: &'static str, credential: Option<Credential>) -> Pulling {
+    async fn pull(&self, name: &'static str, credential: Option<Credential>) -> PullHandle {
         let managed = self.managed.clone();
         let pulling = tokio::spawn(async move {
-            let progress = Progress::unwatched();
+            let progress = ProgressReporter::unwatched();
             managed.pull(&ImageSpec::named(name), credential.as_ref(), None, &progress).await
         });
         settle().await;
         pulling
     }
 
-    async fn ensure(&self, request: EnsureRequest) -> Pulling {
+    async fn ensure(&self, request: EnsureRequest) -> PullHandle {
         let manager = self.manager.clone();
         let ensuring = tokio::spawn(async move {
             manager
@@ -122,13 +129,17 @@ impl Node {
     fn users(&self) -> Vec<Option<String>> {
         let calls = self.backend.calls().into_iter();
         calls
-            .filter_map(|call| if let Call::Pull { username, .. } = call { Some(username) } else { None })
+            .filter_map(
+                |call| if let BackendCall::Pull { username, .. } = call { Some(username) } else { None },
+            )
             .collect()
     }
 
     fn removals(&self) -> Vec<String> {
         let calls = self.backend.calls().into_iter();
-        calls.filter_map(|call| if let Call::Remove { image } = call { Some(image) } else { None }).collect()
+        calls
+            .filter_map(|call| if let BackendCall::Remove { image } = call { Some(image) } else { None })
+            .collect()
     }
 }
 
@@ -151,7 +162,7 @@ async fn callers_and_pods_share_one_pull() {
     ];
     assert_eq!(node.backend.held_pulls(), [latest]);
     advance(Duration::from_secs(2)).await;
-    node.backend.finish_pull(Pull::ok("sha256:app", 7)).expect("one pull runs");
+    node.backend.finish_pull(ScriptedPull::ok("sha256:app", 7)).expect("one pull runs");
     for pulling in pulls {
         assert_eq!(pulling.await.unwrap(), Ok("sha256:app".into()));
     }
@@ -183,7 +194,7 @@ async fn a_caller_that_leaves_changes_nothing_for_the_others_and_the_last_one_ca
     assert_eq!((counts.started, counts.running, counts.cancelled), (1, 0, 1));
     assert_eq!(node.manager.pulls(), []);
     let again = node.pull(APP, None).await;
-    node.backend.finish_pull(Pull::ok("sha256:app", 7)).expect("a new pull");
+    node.backend.finish_pull(ScriptedPull::ok("sha256:app", 7)).expect("a new pull");
     assert_eq!(again.await.unwrap(), Ok("sha256:app".into()));
 }
 
@@ -195,14 +206,14 @@ async fn what_a_callers_credential_brought_serves_only_who_holds_it() {
     let friend = node.ensure(pod(Some("ann"))).await;
     let others =
         [node.pull(APP, None).await, node.ensure(pod(None)).await, node.pull(APP, Some(login("bob"))).await];
-    node.backend.finish_pull(Pull::ok("sha256:app", 7)).expect("ann's pull");
+    node.backend.finish_pull(ScriptedPull::ok("sha256:app", 7)).expect("ann's pull");
     for served in [owner, friend] {
         assert_eq!(served.await.unwrap(), Ok("sha256:app".into()));
     }
     // Each of the others asks the registry for himself, those without a credential together.
     for _ in 0..2 {
         settle().await;
-        node.backend.finish_pull(Pull::fails("denied")).expect("another pull");
+        node.backend.finish_pull(ScriptedPull::fails("denied")).expect("another pull");
     }
     for denied in others {
         assert_eq!(denied.await.unwrap(), Err(error("denied")));
@@ -219,11 +230,15 @@ async fn a_pull_brings_its_credential_sandbox_and_annotations_to_the_backend() {
     let annotations = [("a".to_owned(), "1".to_owned())].into();
     let spec = ImageSpec { annotations, ..ImageSpec::named(APP) };
     let sandbox = SandboxConfig { name: "web".into(), ..SandboxConfig::default() };
-    let progress = Progress::unwatched();
+    let progress = ProgressReporter::unwatched();
     let pulled = node.managed.pull(&spec, Some(&login("ann")), Some(&sandbox), &progress).await;
     assert_eq!(pulled, Ok("sha256:app".into()));
-    let sent =
-        node.backend.requests().into_iter().find(|sent| matches!(sent.call, Call::Pull { .. })).unwrap();
+    let sent = node
+        .backend
+        .requests()
+        .into_iter()
+        .find(|sent| matches!(sent.call, BackendCall::Pull { .. }))
+        .unwrap();
     assert_eq!((sent.spec, sent.sandbox), (Some(spec), Some(sandbox)));
     assert_eq!(sent.credential, Some(login("ann")));
 }
@@ -237,7 +252,7 @@ async fn a_failure_comes_as_the_backend_had_it_and_counts_no_back_off() {
         hint: Some("check the password".into()),
     };
     for _ in 0..3 {
-        node.backend.on_pull(Pull::ends(Err(denied.clone())));
+        node.backend.on_pull(ScriptedPull::with_outcome(Err(denied.clone())));
         assert_eq!(node.pull(APP, None).await.await.unwrap(), Err(denied.clone()));
     }
     assert_eq!(node.backend.counts().failed, 3);
@@ -248,7 +263,8 @@ async fn a_failure_comes_as_the_backend_had_it_and_counts_no_back_off() {
 
 #[tokio::test(start_paused = true)]
 async fn what_larder_itself_refuses_is_a_backends_error_too() {
-    let refuse = PullConfig { over_rate: OverRate::Refuse, registry_burst: 0, ..PullConfig::default() };
+    let refuse =
+        PullConfig { over_rate: RateLimitAction::Refuse, registry_burst: 0, ..PullConfig::default() };
     let refused = node(refuse).pull(APP, None).await.await.unwrap();
     assert_eq!(refused, Err(error("pull QPS exceeded")));
     let patience = Some(Duration::from_secs(90));
@@ -267,13 +283,13 @@ async fn callers_wait_for_their_turn_with_the_pods_and_show_on_the_board() {
     let caller = node.pull("registry.example/other:v1", None).await;
     let board = node.manager.pulls();
     let phases: Vec<_> = board.iter().map(|pull| (pull.image.as_str(), pull.phase)).collect();
-    assert_eq!(phases, [(APP, Phase::Pulling), ("registry.example/other:v1", Phase::Queued)]);
+    assert_eq!(phases, [(APP, PullPhase::Pulling), ("registry.example/other:v1", PullPhase::Queued)]);
     for (pulling, id) in [(pod, "sha256:app"), (caller, "sha256:other")] {
-        node.backend.finish_pull(Pull::ok(id, 7)).expect("one runs at a time");
+        node.backend.finish_pull(ScriptedPull::ok(id, 7)).expect("one runs at a time");
         assert_eq!(pulling.await.unwrap(), Ok(id.into()));
         settle().await;
     }
-    let leased: Vec<_> = node.gate.leased().into_iter().map(|(id, _)| id).collect();
+    let leased: Vec<_> = node.gate.active_leases().into_iter().map(|(id, _)| id).collect();
     assert_eq!(leased, ["sha256:app", "sha256:other"]);
 }
 
@@ -285,22 +301,22 @@ async fn who_is_told_that_an_image_is_present_has_time_to_use_it() {
     }
     assert_eq!(node.managed.list().await.unwrap().len(), 2);
     assert_eq!(node.managed.status(&ImageSpec::named("absent")).await, Ok(None));
-    assert!(node.managed.look(&ImageSpec::named("a:1")).await.unwrap().is_some());
-    assert_eq!(node.gate.leased(), [], "a list is no question before a start");
+    assert!(node.managed.peek_status(&ImageSpec::named("a:1")).await.unwrap().is_some());
+    assert_eq!(node.gate.active_leases(), [], "a list is no question before a start");
     assert!(node.managed.status(&ImageSpec::named("a:1")).await.unwrap().is_some());
     assert!(node.managed.inspect(&ImageSpec::named("sha256:b")).await.unwrap().is_some());
     for id in ["sha256:a", "sha256:b"] {
-        assert!(node.gate.begin_removal(id).is_none(), "collection leaves {id} alone");
+        assert!(node.gate.try_begin_removal(id).is_none(), "collection leaves {id} alone");
     }
     advance(LEASE).await;
-    assert!(node.gate.begin_removal("sha256:a").is_some());
+    assert!(node.gate.try_begin_removal("sha256:a").is_some());
 }
 
 #[tokio::test(start_paused = true)]
 async fn an_image_that_is_being_removed_is_asked_for_again() {
     let node = node(PullConfig::default());
     node.backend.add_image("a:1", image("sha256:a", 7));
-    let removing = node.gate.begin_removal("sha256:a").expect("nobody leased it");
+    let removing = node.gate.try_begin_removal("sha256:a").expect("nobody leased it");
     let managed = node.managed.clone();
     let asking = tokio::spawn(async move { managed.status(&ImageSpec::named("a:1")).await });
     settle().await;
@@ -308,7 +324,7 @@ async fn an_image_that_is_being_removed_is_asked_for_again() {
     node.backend.forget("a:1");
     drop(removing);
     assert_eq!(asking.await.unwrap(), Ok(None));
-    assert_eq!(node.gate.leased(), []);
+    assert_eq!(node.gate.active_leases(), []);
 }
 
 #[tokio::test(start_paused = true)]
@@ -316,10 +332,11 @@ async fn a_pull_that_misses_what_was_just_removed_is_tried_again() {
     let missed = || {
         let message = format!("failed to create image reference: {APP}: not found");
         let error = BackendError::Call { message, kind: CallErrorKind::NotFound, hint: None };
-        Pull::ends(Err(error))
+        ScriptedPull::with_outcome(Err(error))
     };
-    let pulls =
-        |node: &Node| node.backend.calls().iter().filter(|call| matches!(call, Call::Pull { .. })).count();
+    let pulls = |node: &DirectPullFixture| {
+        node.backend.calls().iter().filter(|call| matches!(call, BackendCall::Pull { .. })).count()
+    };
     let node = node(PullConfig::default());
     node.backend.on_pull(missed());
     node.pull(APP, None)
@@ -331,16 +348,16 @@ async fn a_pull_that_misses_what_was_just_removed_is_tried_again() {
 
     let (held, release) = missed().held();
     node.backend.on_pull(held);
-    node.backend.on_pull(Pull::ok("sha256:app", 7));
+    node.backend.on_pull(ScriptedPull::ok("sha256:app", 7));
     let pulling = node.pull(APP, None).await;
-    drop(node.gate.begin_removal("sha256:app").expect("nobody leased it"));
+    drop(node.gate.try_begin_removal("sha256:app").expect("nobody leased it"));
     release.release();
     assert_eq!(pulling.await.unwrap(), Ok("sha256:app".into()));
     assert_eq!(pulls(&node), 3);
 
-    let slow = node.gate.begin_removal("sha256:app-0").expect("nobody leased it");
+    let slow = node.gate.try_begin_removal("sha256:app-0").expect("nobody leased it");
     node.backend.on_pull(missed());
-    node.backend.on_pull(Pull::ok("sha256:app", 7));
+    node.backend.on_pull(ScriptedPull::ok("sha256:app", 7));
     let pulling = node.pull(APP, None).await;
     advance(Duration::from_secs(2)).await;
     settle().await;
@@ -349,13 +366,13 @@ async fn a_pull_that_misses_what_was_just_removed_is_tried_again() {
     assert_eq!(pulling.await.unwrap(), Ok("sha256:app".into()));
     assert_eq!(pulls(&node), 5);
 
-    let _hangs = node.gate.begin_removal("sha256:other").expect("nobody leased it");
+    let _hangs = node.gate.try_begin_removal("sha256:other").expect("nobody leased it");
     (0..3).for_each(|_| node.backend.on_pull(missed()));
     node.pull(APP, None).await.await.unwrap().expect_err("not for ever");
     assert_eq!(pulls(&node), 8);
 
     node.backend.take_calls();
-    node.backend.on_pull(Pull::fails("denied"));
+    node.backend.on_pull(ScriptedPull::fails("denied"));
     node.pull("registry.example/other:v1", None).await.await.unwrap().expect_err("another reason");
     assert_eq!(pulls(&node), 1);
 }
@@ -365,7 +382,7 @@ async fn removals_of_one_image_wait_for_each_other_and_all_succeed() {
     let node = node(PullConfig::default());
     node.backend.add_image("a:1", image("sha256:a", 7));
     node.backend.add_image("a:2", image("sha256:a", 7));
-    let collecting = node.gate.begin_removal("sha256:a").expect("nobody leased it");
+    let collecting = node.gate.try_begin_removal("sha256:a").expect("nobody leased it");
     let mut removals = Vec::new();
     for name in ["a:1", "a:2", "sha256:a", "a:1", "a:1"] {
         let managed = node.managed.clone();
@@ -387,54 +404,54 @@ async fn somebody_who_asks_for_a_removal_gets_it_whatever_is_leased() {
     let node = node(PullConfig::default());
     node.backend.offer(APP, image("sha256:app", 7));
     node.pull(APP, None).await.await.unwrap().expect("pulled");
-    assert_eq!(node.gate.leased().len(), 1);
+    assert_eq!(node.gate.active_leases().len(), 1);
     assert_eq!(node.managed.remove(&ImageSpec::named(APP)).await, Ok(()));
-    assert_eq!((node.backend.images(), node.gate.leased()), (Vec::new(), Vec::new()));
+    assert_eq!((node.backend.images(), node.gate.active_leases()), (Vec::new(), Vec::new()));
 }
 
 #[tokio::test(start_paused = true)]
 async fn one_removal_at_a_time_has_the_gate() {
-    let gate = Arc::new(Gate::default());
-    let first = gate.removal("sha256:a").await;
-    let _other = gate.removal("sha256:b").await;
+    let gate = Arc::new(RemovalGate::default());
+    let first = gate.wait_begin_removal("sha256:a").await;
+    let _other = gate.wait_begin_removal("sha256:b").await;
     let waiting = {
         let gate = gate.clone();
-        tokio::spawn(async move { gate.removal("sha256:a").await })
+        tokio::spawn(async move { gate.wait_begin_removal("sha256:a").await })
     };
     settle().await;
     assert!(!waiting.is_finished());
-    assert!(gate.begin_removal("sha256:a").is_none(), "nor does collection come between");
+    assert!(gate.try_begin_removal("sha256:a").is_none(), "nor does collection come between");
     drop(first);
     let second = waiting.await.unwrap();
-    assert!(gate.begin_removal("sha256:a").is_none());
+    assert!(gate.try_begin_removal("sha256:a").is_none());
     drop(second);
-    assert!(gate.begin_removal("sha256:a").is_some());
+    assert!(gate.try_begin_removal("sha256:a").is_some());
 }
 
 #[tokio::test]
 async fn an_image_that_came_with_a_credential_of_nobody_known_is_for_who_shows_one() {
     let folder = tempfile::tempdir().unwrap();
     let records =
-        Arc::new(ImageRecords::open(folder.path(), Verification::of_unconfigured_kubelet()).unwrap());
+        Arc::new(PullRecordStore::open(folder.path(), Verification::of_unconfigured_kubelet()).unwrap());
     let backend = FakeBackend::new();
-    backend.on_pull_of(APP, Pull::ok("sha256:app", 7));
-    let manager = Manager::builder(Arc::new(backend.clone())).records(records.clone()).build();
+    backend.on_pull_of(APP, ScriptedPull::ok("sha256:app", 7));
+    let manager = ImageManager::builder(Arc::new(backend.clone())).records(records.clone()).build();
     let (spec, wants) =
         (ImageSpec::named(APP), EnsureRequest { policy: PullPolicy::Never, ..pod(Some("bob")) });
-    manager.pull_through(spec.clone(), Some(login("bob")), None).await.unwrap();
+    manager.pull_directly(spec.clone(), Some(login("bob")), None).await.unwrap();
     assert_eq!(records.on_disk().unwrap(), (0, 1), "the intent is closed");
     let refused = manager.ensure(&wants).await.expect_err("it does not count as preloaded");
-    assert!(refused.withheld, "it is here");
-    backend.on_pull_of(APP, Pull::fails("denied"));
+    assert!(refused.access_denied, "it is here");
+    backend.on_pull_of(APP, ScriptedPull::fails("denied"));
     let pulls = EnsureRequest { policy: PullPolicy::IfNotPresent, ..pod(None) };
-    assert!(manager.ensure(&pulls).await.expect_err("nothing shown").withheld);
+    assert!(manager.ensure(&pulls).await.expect_err("nothing shown").access_denied);
     let elsewhere = EnsureRequest { image: "registry.example/absent:1".into(), ..wants.clone() };
-    assert!(!manager.ensure(&elsewhere).await.expect_err("absent").withheld);
-    backend.on_pull_of(APP, Pull::ok("sha256:app", 7));
+    assert!(!manager.ensure(&elsewhere).await.expect_err("absent").access_denied);
+    backend.on_pull_of(APP, ScriptedPull::ok("sha256:app", 7));
     manager.ensure(&pod(Some("bob"))).await.unwrap();
     manager.ensure(&wants).await.unwrap();
 
-    backend.on_pull_of(APP, Pull::ok("sha256:open", 7));
-    manager.pull_through(spec, None, None).await.unwrap();
+    backend.on_pull_of(APP, ScriptedPull::ok("sha256:open", 7));
+    manager.pull_directly(spec, None, None).await.unwrap();
     manager.ensure(&EnsureRequest { policy: PullPolicy::Never, ..pod(None) }).await.unwrap();
 }

@@ -5,10 +5,10 @@
 use std::collections::BTreeMap;
 use std::io::{Read as _, Seek as _, SeekFrom};
 
-use larder::credentials::plugin::Response;
+use larder::credentials::plugin::CredentialProviderResponse;
 use larder::credentials::{
-    DockerConfig, Entry, Format, PullSecret, Secret, SecretCoordinates, Tokens, decode_auth, encode_auth,
-    encode_entry, parse_config_json, read_config_file,
+    DockerConfig, DockerConfigEntry, DockerConfigFormat, PullSecret, Secret, SecretCoordinates, TokenPolicy,
+    decode_auth, encode_auth, encode_entry, parse_config_json, read_config_file,
 };
 use zeroize::Zeroizing;
 
@@ -106,29 +106,29 @@ fn passwords_do_not_stay_in_memory() {
     assert_wiped("nothing was done yet", || ());
 
     assert_wiped("a docker config", || {
-        assert_eq!(parse_config_json(&document(SOUND), Tokens::Keep).unwrap().entries.len(), 2);
+        assert_eq!(parse_config_json(&document(SOUND), TokenPolicy::Keep).unwrap().entries.len(), 2);
     });
     for end in BROKEN {
         assert_wiped(end, || {
-            parse_config_json(&document(end), Tokens::Keep).unwrap_err();
+            parse_config_json(&document(end), TokenPolicy::Keep).unwrap_err();
         });
     }
     assert_wiped("a config file", || {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("config.json");
         fs_err::write(&path, document(SOUND)).unwrap();
-        read_config_file(&path, Format::ConfigJson, Tokens::Keep).unwrap();
+        read_config_file(&path, DockerConfigFormat::ConfigJson, TokenPolicy::Keep).unwrap();
     });
     assert_wiped("a pull secret", || {
         let data = BTreeMap::from([(".dockerconfigjson".to_owned(), std::mem::take(&mut *document(SOUND)))]);
         let kind = "kubernetes.io/dockerconfigjson".to_owned();
         let secret = PullSecret { kind, data, coordinates: SecretCoordinates::default() };
-        secret.docker_config(Tokens::Keep).unwrap().unwrap();
+        secret.docker_config(TokenPolicy::Keep).unwrap().unwrap();
         drop(secret.clone());
     });
     assert_wiped("an entry that is written", || {
-        let config: DockerConfig = parse_config_json(&document(SOUND), Tokens::Keep).unwrap();
-        config.entries.values().for_each(|entry: &Entry| drop(encode_entry(entry)));
+        let config: DockerConfig = parse_config_json(&document(SOUND), TokenPolicy::Keep).unwrap();
+        config.entries.values().for_each(|entry: &DockerConfigEntry| drop(encode_entry(entry)));
     });
     assert_wiped("a broken auth", || {
         let password = password();
@@ -151,7 +151,7 @@ fn answers_of_providers_do_not_stay_in_memory() {
             answer.extend_from_slice(head.as_bytes());
             answer.extend_from_slice(password().as_bytes());
             answer.extend_from_slice(end.as_bytes());
-            assert_eq!(Response::decode(&answer, version).is_ok(), end.len() == 4);
+            assert_eq!(CredentialProviderResponse::decode(&answer, version).is_ok(), end.len() == 4);
         });
     }
 }

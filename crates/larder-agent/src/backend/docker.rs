@@ -1,14 +1,14 @@
 //! Docker Engine as the backend: where it is, and what larder says where it was built without it.
 
-#[cfg(feature = "docker")]
-mod found;
 #[cfg(not(feature = "docker"))]
-mod left_out;
+mod disabled;
+#[cfg(feature = "docker")]
+mod enabled;
 
-#[cfg(feature = "docker")]
-pub(crate) use found::{builder_cache, check, open, parts, place};
 #[cfg(not(feature = "docker"))]
-pub(crate) use left_out::{builder_cache, check, open, place};
+pub(crate) use disabled::{builder_cache, check, open, place};
+#[cfg(feature = "docker")]
+pub(crate) use enabled::{builder_cache, check, open, parts, place};
 
 /// Names the engine for `docker` without an address, as for docker's own client.
 pub const HOST: &str = "DOCKER_HOST";
@@ -16,7 +16,7 @@ pub const HOST: &str = "DOCKER_HOST";
 const CONTEXT: &str = "DOCKER_CONTEXT";
 
 /// The variable that leads to the engine of `docker` without an address, if one does.
-pub fn named_by(variable: impl Fn(&str) -> Option<String>) -> Option<String> {
+pub fn engine_variable(variable: impl Fn(&str) -> Option<String>) -> Option<String> {
     if variable(HOST).is_some() {
         return Some(HOST.to_owned());
     }

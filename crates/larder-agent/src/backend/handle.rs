@@ -1,4 +1,4 @@
-//! A backend in its concrete type, for callers that need more of it than [`Backend`] offers.
+//! A backend in its concrete type, for callers that need more of it than [`BackendCodec`] offers.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use larder_cri::CriBackend;
 use larder_docker::DockerBackend;
 use larder_store::backend::StoreBackend;
 
-use super::target::Target;
+use super::target::BackendTarget;
 
 /// An opened backend. Runtimes and engines are not connected to before the first call.
 #[derive(Clone)]
@@ -56,12 +56,12 @@ impl BackendHandle {
     }
 
     /// Where it keeps images.
-    pub fn target(&self) -> Target {
+    pub fn target(&self) -> BackendTarget {
         match self {
-            BackendHandle::Store(store) => Target::Store(store.store().root().to_owned()),
-            BackendHandle::Runtime(runtime) => Target::Runtime(runtime.endpoint().to_string()),
+            BackendHandle::Store(store) => BackendTarget::Store(store.store().root().to_owned()),
+            BackendHandle::Runtime(runtime) => BackendTarget::Runtime(runtime.endpoint().to_string()),
             #[cfg(feature = "docker")]
-            BackendHandle::Docker(engine) => Target::Runtime(engine.host().to_string()),
+            BackendHandle::Docker(engine) => BackendTarget::Runtime(engine.host().to_string()),
         }
     }
 }

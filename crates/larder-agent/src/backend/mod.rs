@@ -4,8 +4,8 @@
 //! Config -> target (where) -> open (BackendHandle) -> collecting (CollectorBuilder)
 //! ```
 
-pub(crate) mod collecting;
 pub mod docker;
+pub(crate) mod gc_wiring;
 mod handle;
 mod open;
 pub mod providers;
@@ -13,5 +13,5 @@ pub mod target;
 
 pub use handle::BackendHandle;
 pub(crate) use open::store_backend;
-pub use open::{OpenMode, RuntimeMode, cannot_open, open, target_of};
-pub use target::{Target, is_docker};
+pub use open::{OpenMode, RuntimeRequirement, cannot_open, open, target_of};
+pub use target::{BackendTarget, is_docker};

@@ -2,20 +2,20 @@
 
 use std::sync::Arc;
 
-use larder::chain;
+use larder::error_chain;
 use larder::hint::Hint;
 use larder_cri::{CriBackend, Endpoint, NoRuntimeFound, WELL_KNOWN_SOCKETS, discover};
-use larder_registry::Client;
+use larder_registry::RegistryClient;
 use larder_store::backend::StoreBackend;
-use larder_store::pull::Puller;
-use larder_store::store::{OpenError as StoreOpenError, Store};
+use larder_store::pull::StorePuller;
+use larder_store::store::{Store, StoreOpenError};
 
 use super::docker;
 use super::handle::BackendHandle;
-use super::target::Target;
-use crate::config::{BackendAt, Config};
+use super::target::BackendTarget;
+use crate::config::{BackendSetting, Config};
 use crate::environment::DefaultPaths;
-use crate::error::{Error, OpenError};
+use crate::error::{Error, NodeOpenError};
 
 /// Whether a store that does not exist is created.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,16 +28,20 @@ pub enum OpenMode {
 
 /// What happens when `backend: cri` names no endpoint and no runtime runs yet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RuntimeMode {
+pub enum RuntimeRequirement {
     /// The most common socket is used, and waited for.
-    Expect,
+    WaitForDefault,
     /// It is an error.
     Require,
 }
 
 /// Opens the backend. A store is locked by this process until it is dropped.
-pub fn open(config: &Config, mode: OpenMode, runtime: RuntimeMode) -> Result<BackendHandle, OpenError> {
-    if let BackendAt::Docker(text) = &config.backend {
+pub fn open(
+    config: &Config,
+    mode: OpenMode,
+    runtime: RuntimeRequirement,
+) -> Result<BackendHandle, NodeOpenError> {
+    if let BackendSetting::Docker(text) = &config.backend {
         let request = config.images.runtime_request_timeout.to_std();
         let connect = Some(config.runtime.connect_timeout);
         return Ok(docker::open(text, &named_by(config), request, connect)?);
@@ -53,30 +57,30 @@ pub fn open(config: &Config, mode: OpenMode, runtime: RuntimeMode) -> Result<Bac
 }
 
 /// Where the images of these settings are. Opens nothing.
-pub fn target_of(config: &Config) -> Result<Target, Error> {
-    if let BackendAt::Docker(text) = &config.backend {
-        return Ok(Target::Runtime(docker::place(text, &named_by(config))?));
+pub fn target_of(config: &Config) -> Result<BackendTarget, Error> {
+    if let BackendSetting::Docker(text) = &config.backend {
+        return Ok(BackendTarget::Runtime(docker::place(text, &named_by(config))?));
     }
     Ok(match config.cri() {
-        None => Target::Store(config.root.clone()),
-        Some((Some(endpoint), _)) => Target::Runtime(endpoint.to_string()),
-        Some((None, _)) => Target::Runtime(found(RuntimeMode::Require)?.to_string()),
+        None => BackendTarget::Store(config.root.clone()),
+        Some((Some(endpoint), _)) => BackendTarget::Runtime(endpoint.to_string()),
+        Some((None, _)) => BackendTarget::Runtime(found(RuntimeRequirement::Require)?.to_string()),
     })
 }
 
 /// What named the backend, for errors.
 fn named_by(config: &Config) -> String {
     match config.origin("backend") {
-        crate::config::Origin::Default => "backend".to_owned(),
+        crate::config::SettingOrigin::Default => "backend".to_owned(),
         origin => origin.to_string(),
     }
 }
 
-fn open_store(config: &Config, mode: OpenMode) -> Result<StoreBackend, OpenError> {
+fn open_store(config: &Config, mode: OpenMode) -> Result<StoreBackend, NodeOpenError> {
     store_backend(config, mode).map_err(|error| match &error {
-        StoreOpenError::InUse { .. } => OpenError::InUse(cannot_open(&error)),
-        StoreOpenError::NoStore { .. } => OpenError::NoStore(cannot_open(&error)),
-        _ => OpenError::Failed(cannot_open(&error)),
+        StoreOpenError::InUse { .. } => NodeOpenError::InUse(cannot_open(&error)),
+        StoreOpenError::NoStore { .. } => NodeOpenError::NoStore(cannot_open(&error)),
+        _ => NodeOpenError::Failed(cannot_open(&error)),
     })
 }
 
@@ -87,12 +91,16 @@ pub(crate) fn store_backend(config: &Config, mode: OpenMode) -> Result<StoreBack
         OpenMode::Create => Store::open(&config.root, settings),
         OpenMode::Existing => Store::open_existing(&config.root, settings),
     }?;
-    Ok(StoreBackend::new(Puller::new(store, Client::new(config.registry.clone()), config.store_pull())))
+    Ok(StoreBackend::new(StorePuller::new(
+        store,
+        RegistryClient::new(config.registry.clone()),
+        config.store_pull(),
+    )))
 }
 
 /// Why a store cannot be opened, with the next step.
 pub fn cannot_open(error: &StoreOpenError) -> Error {
-    let failure = Error::unreachable(chain(error));
+    let failure = Error::unreachable(error_chain(error));
     match error {
         StoreOpenError::NoStore { root } if DefaultPaths::current().root.as_ref() == Some(root) => {
             Error::unreachable(format!("{}: nothing has been pulled yet", failure.message())).hint(
@@ -106,11 +114,11 @@ pub fn cannot_open(error: &StoreOpenError) -> Error {
     }
 }
 
-fn found(mode: RuntimeMode) -> Result<Endpoint, Error> {
+fn found(mode: RuntimeRequirement) -> Result<Endpoint, Error> {
     match (discover(), mode) {
         (Ok(endpoint), _) => Ok(endpoint),
-        (Err(error), RuntimeMode::Expect) => Ok(expected(&error)),
-        (Err(error), RuntimeMode::Require) => {
+        (Err(error), RuntimeRequirement::WaitForDefault) => Ok(expected(&error)),
+        (Err(error), RuntimeRequirement::Require) => {
             Err(Error::unreachable(error.to_string()).hint(error.hint()).hint(
                 Hint::from("or use larder's own store, which needs no runtime: ").setting("backend", "store"),
             ))

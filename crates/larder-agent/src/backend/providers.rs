@@ -4,21 +4,23 @@ use std::env;
 use std::path::Path;
 use std::sync::Arc;
 
-use larder::credentials::Tokens;
-use larder::credentials::helpers::Helpers;
-use larder::credentials::plugin::{ConfigDocument, NoServiceAccounts, Plugins, ServiceAccounts};
+use larder::credentials::TokenPolicy;
+use larder::credentials::helpers::CredentialHelpers;
+use larder::credentials::plugin::{
+    CredentialProviderConfig, NoServiceAccountClient, Plugins, ServiceAccountClient,
+};
 
 use crate::Error;
 
 /// The credential helpers on the `PATH`; none where tokens are ignored, as kubelet asks none.
-pub fn helpers(tokens: Tokens) -> Option<Helpers> {
+pub fn helpers(tokens: TokenPolicy) -> Option<CredentialHelpers> {
     let path = env::var_os("PATH").unwrap_or_default();
-    (tokens == Tokens::Keep).then(|| Helpers::on_path(&path))
+    (tokens == TokenPolicy::Keep).then(|| CredentialHelpers::on_path(&path))
 }
 
 /// The credential providers that a configuration file names, with their programs in this directory.
 pub fn plugins(config: &Path, programs: &Path) -> Result<Plugins, Error> {
-    let accounts: Arc<dyn ServiceAccounts> = Arc::new(NoServiceAccounts);
+    let accounts: Arc<dyn ServiceAccountClient> = Arc::new(NoServiceAccountClient);
     let opened = Plugins::open(config, programs, &decode, &accounts);
     opened.map_err(|error| {
         let failure = Error::bad_input(error.to_string());
@@ -30,7 +32,7 @@ pub fn plugins(config: &Path, programs: &Path) -> Result<Plugins, Error> {
 }
 
 /// Without an excerpt: the environment of a provider may hold passwords.
-fn decode(text: &str) -> Result<ConfigDocument, String> {
+fn decode(text: &str) -> Result<CredentialProviderConfig, String> {
     let options = serde_saphyr::options! { with_snippet: false };
     serde_saphyr::from_str_with_options(text, options).map_err(|error| {
         let text = error.to_string();

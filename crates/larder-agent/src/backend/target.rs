@@ -11,7 +11,7 @@ pub const DOCKER: &str = "docker";
 
 /// Where images live.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Target {
+pub enum BackendTarget {
     /// In the embedded store in this directory.
     Store(PathBuf),
     /// In the runtime or engine at this endpoint.
@@ -26,5 +26,5 @@ pub fn is_docker(text: &str) -> bool {
 /// The backend that a misspelt name probably means. A text with a path or of an existing file is a socket.
 pub fn nearest_backend(text: &str) -> Option<&'static str> {
     let is_word = !text.contains(['/', ':', '.']) && !Path::new(text).exists();
-    larder::near::nearest(text, [STORE, CRI, DOCKER]).filter(|_| is_word)
+    larder::suggestions::nearest(text, [STORE, CRI, DOCKER]).filter(|_| is_word)
 }

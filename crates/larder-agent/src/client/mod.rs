@@ -1,7 +1,7 @@
 //! A typed client of the control API: of a daemon, of another command, or of the node in this process.
 
-mod find;
-mod pulls;
+mod ensure_calls;
+mod server_discovery;
 mod transport;
 mod upload;
 
@@ -9,30 +9,30 @@ use std::error::Error as _;
 use std::path::Path;
 use std::time::Duration;
 
-use larder::backend::{Image, Unreachable};
-use larder::gotext;
+use larder::backend::{EndpointFailure, Image};
+use larder::go_format;
 use larder::hint::Hint;
 use larder_api::v1alpha1::control_client::ControlClient;
 use larder_api::v1alpha1::control_server::ControlServer;
 use larder_api::v1alpha1::{CredentialPrograms, ImagesRequest, JoinRequest, SettingValue, StatusRequest};
 use larder_api::{MAX_MESSAGE_BYTES, convert};
 use larder_cri::Endpoint;
-use larder_cri::channel::{Channel, Lost, NothingThere};
+use larder_cri::channel::{ConnectionBroken, CriChannel, EndpointUnavailable};
 use serde_json::Value;
 use tokio::time;
 use tonic::codegen::http::Uri;
 use tonic::{Code, Response, Status};
 
-use crate::config::{self, Config, Origin};
+use crate::config::{self, Config, SettingOrigin};
 use crate::control;
 use crate::environment::DefaultPaths;
 use crate::error::{Error, ErrorKind};
 
-pub use find::{Server, is_listening, server_of, socket_path};
-pub(crate) use find::{command_socket, daemon_file};
-pub use pulls::Pulls;
-pub use transport::Transport;
-pub use upload::{Upload, UploadProblem};
+pub use ensure_calls::EnsureSession;
+pub use server_discovery::{ControlServerAddress, find_server, is_listening, socket_path};
+pub(crate) use server_discovery::{command_socket, daemon_file};
+pub use transport::ControlTransport;
+pub use upload::{ArchiveReadError, ArchiveUpload};
 
 /// How long a call may take that does not wait for a pull or a removal, unless the caller says otherwise.
 const ANSWER_WITHIN: Duration = Duration::from_secs(120);
@@ -41,13 +41,13 @@ const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 
 /// The settings that a process with this configuration insists on when it joins another one.
 pub(crate) fn insisted_on(config: &Config, depends_on: impl Fn(&str) -> bool) -> Vec<SettingValue> {
-    values(config::joining(config).filter(|(key, ..)| depends_on(key)))
+    values(config::join_settings(config).filter(|(key, ..)| depends_on(key)))
 }
 
-fn values<'a>(given: impl Iterator<Item = (&'static str, Value, &'a Origin)>) -> Vec<SettingValue> {
+fn values<'a>(given: impl Iterator<Item = (&'static str, Value, &'a SettingOrigin)>) -> Vec<SettingValue> {
     given
         // The time that a client waits for answers concerns only the client.
-        .filter(|(_, _, origin)| **origin != Origin::Flag("--timeout"))
+        .filter(|(_, _, origin)| **origin != SettingOrigin::Flag("--timeout"))
         .map(|(key, value, origin)| SettingValue {
             key: key.to_owned(),
             value: value.to_string(),
@@ -60,42 +60,46 @@ fn values<'a>(given: impl Iterator<Item = (&'static str, Value, &'a Origin)>) ->
 const ORIGIN: &str = "http://localhost";
 
 /// The generated client.
-pub type Calls = ControlClient<Transport>;
+pub type GrpcControlClient = ControlClient<ControlTransport>;
 
 /// The process that answers a client.
 #[derive(Debug, Clone)]
-enum Peer {
+enum ControlPeer {
     ThisProcess,
-    Other(Server),
+    Other(ControlServerAddress),
 }
 
 /// A client of the control API. A socket is connected to by the first call.
 #[derive(Clone)]
 pub struct Client {
-    transport: Transport,
-    peer: Peer,
+    transport: ControlTransport,
+    peer: ControlPeer,
     /// `None` is no bound.
     within: Option<Duration>,
 }
 
 impl Client {
     /// A client of the process that listens here. `within` bounds calls that are answered soon.
-    pub fn of(server: Server, within: Option<Duration>) -> Client {
+    pub fn of(server: ControlServerAddress, within: Option<Duration>) -> Client {
         let within = within.unwrap_or(ANSWER_WITHIN);
-        let channel = Channel::new(Endpoint::at(server.socket()), CONNECT_WITHIN.min(within));
-        Client { transport: Transport::Socket(channel), peer: Peer::Other(server), within: Some(within) }
+        let channel = CriChannel::new(Endpoint::at(server.socket()), CONNECT_WITHIN.min(within));
+        Client {
+            transport: ControlTransport::Socket(channel),
+            peer: ControlPeer::Other(server),
+            within: Some(within),
+        }
     }
 
     /// A client of the service in this process.
-    pub fn local(service: ControlServer<control::Service>) -> Client {
-        Client { transport: Transport::Local(service), peer: Peer::ThisProcess, within: None }
+    pub fn local(service: ControlServer<control::ControlApi>) -> Client {
+        Client { transport: ControlTransport::Local(service), peer: ControlPeer::ThisProcess, within: None }
     }
 
     /// The socket, if the node is in another process.
     pub fn socket(&self) -> Option<&Path> {
         match &self.peer {
-            Peer::ThisProcess => None,
-            Peer::Other(server) => Some(server.socket()),
+            ControlPeer::ThisProcess => None,
+            ControlPeer::Other(server) => Some(server.socket()),
         }
     }
 
@@ -106,19 +110,23 @@ impl Client {
 
     /// Whether the node is in another command.
     pub fn is_joined(&self) -> bool {
-        matches!(self.peer, Peer::Other(Server::Command(_)))
+        matches!(self.peer, ControlPeer::Other(ControlServerAddress::Command(_)))
     }
 
     fn shown(&self) -> String {
         match &self.peer {
-            Peer::ThisProcess => "this process".to_owned(),
-            Peer::Other(Server::Daemon(socket)) => format!("the daemon at {}", socket.display()),
-            Peer::Other(Server::Command(socket)) => format!("the larder command at {}", socket.display()),
+            ControlPeer::ThisProcess => "this process".to_owned(),
+            ControlPeer::Other(ControlServerAddress::Daemon(socket)) => {
+                format!("the daemon at {}", socket.display())
+            }
+            ControlPeer::Other(ControlServerAddress::Command(socket)) => {
+                format!("the larder command at {}", socket.display())
+            }
         }
     }
 
     /// Asks a command that has the images open whether it has these settings of this process, as far as the caller
-    /// depends on them. A process that pulls names the [programs](larder::credentials::Sources::programs) that it would
+    /// depends on them. A process that pulls names the [programs](larder::credentials::NodeKeyring::programs) that it would
     /// ask for credentials.
     pub async fn join(
         &self,
@@ -132,7 +140,7 @@ impl Client {
     /// The error that names settings of this process which the daemon does not have, as far as the caller depends on
     /// them.
     pub async fn ignored(&self, config: &Config, depends_on: impl Fn(&str) -> bool) -> Option<Error> {
-        let given: Vec<_> = config::given(config).filter(|(key, ..)| depends_on(key)).collect();
+        let given: Vec<_> = config::explicit_settings(config).filter(|(key, ..)| depends_on(key)).collect();
         if given.is_empty() {
             return None;
         }
@@ -150,7 +158,7 @@ impl Client {
     /// Asks it something that it answers soon.
     pub async fn ask<T>(
         &self,
-        call: impl AsyncFnOnce(Calls) -> Result<Response<T>, Status>,
+        call: impl AsyncFnOnce(GrpcControlClient) -> Result<Response<T>, Status>,
     ) -> Result<T, Error> {
         let Some(within) = self.within else { return self.wait(call).await };
         match time::timeout(within, self.wait(call)).await {
@@ -162,7 +170,7 @@ impl Client {
     /// Asks it something that may take any time.
     pub async fn wait<T>(
         &self,
-        call: impl AsyncFnOnce(Calls) -> Result<Response<T>, Status>,
+        call: impl AsyncFnOnce(GrpcControlClient) -> Result<Response<T>, Status>,
     ) -> Result<T, Error> {
         let answer = call(self.calls()).await;
         answer.map(Response::into_inner).map_err(|status| self.error(&status))
@@ -195,8 +203,8 @@ impl Client {
     }
 
     /// The generated client.
-    pub fn calls(&self) -> Calls {
-        Calls::with_origin(self.transport.clone(), Uri::from_static(ORIGIN))
+    pub fn calls(&self) -> GrpcControlClient {
+        GrpcControlClient::with_origin(self.transport.clone(), Uri::from_static(ORIGIN))
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
             .max_encoding_message_size(MAX_MESSAGE_BYTES)
     }
@@ -204,10 +212,10 @@ impl Client {
     /// Why a call failed.
     pub fn error(&self, status: &Status) -> Error {
         let peer = self.shown();
-        if let Some(NothingThere(found)) = status.source().and_then(|source| source.downcast_ref()) {
+        if let Some(EndpointUnavailable(found)) = status.source().and_then(|source| source.downcast_ref()) {
             return self.nothing_there(found);
         }
-        if let Some(Lost(how)) = status.source().and_then(|source| source.downcast_ref()) {
+        if let Some(ConnectionBroken(how)) = status.source().and_then(|source| source.downcast_ref()) {
             // How a connection breaks says nothing to whom it happens.
             tracing::debug!("the connection to {peer} broke: {how}");
             if self.is_joined() {
@@ -232,16 +240,20 @@ impl Client {
             .hint("rerun the command to retry")
     }
 
-    fn nothing_there(&self, found: &Unreachable) -> Error {
+    fn nothing_there(&self, found: &EndpointFailure) -> Error {
         let socket = self.socket().unwrap_or(Path::new(""));
         match found {
-            Unreachable::Denied if self.is_joined() => find::denied(socket, "another larder command's"),
-            Unreachable::Denied => find::denied(socket, "the daemon's"),
-            Unreachable::Silent { after } => self.silent(*after),
-            Unreachable::Missing | Unreachable::Refused | Unreachable::Broken { .. } if self.is_joined() => {
+            EndpointFailure::Denied if self.is_joined() => {
+                server_discovery::denied(socket, "another larder command's")
+            }
+            EndpointFailure::Denied => server_discovery::denied(socket, "the daemon's"),
+            EndpointFailure::Silent { after } => self.silent(*after),
+            EndpointFailure::Missing | EndpointFailure::Refused | EndpointFailure::ConnectionLost { .. }
+                if self.is_joined() =>
+            {
                 self.ended()
             }
-            Unreachable::Missing | Unreachable::Refused | Unreachable::NotASocket => {
+            EndpointFailure::Missing | EndpointFailure::Refused | EndpointFailure::NotASocket => {
                 Error::unreachable(format!("no daemon at {}: {found}", socket.display()))
                     .hint(Hint::from("start it: ").command(serve_at(socket)))
                     .hint(Hint::from("or work without a daemon: ").setting("daemon", "none"))
@@ -252,7 +264,7 @@ impl Client {
     }
 
     fn silent(&self, after: Duration) -> Error {
-        let after = gotext::duration(after);
+        let after = go_format::duration(after);
         Error::unreachable(format!("{} gave no answer within {after}", self.shown())).hint(
             Hint::from("it hangs or is overloaded: see its log, or wait longer with ").setting("timeout", ""),
         )

@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use larder_api::v1alpha1::control_server::ControlServer;
-use larder_cri::channel::Channel;
+use larder_cri::channel::CriChannel;
 use tonic::body::Body;
 use tonic::codegen::Service;
 use tonic::codegen::http::{Request, Response};
@@ -14,14 +14,14 @@ use crate::control;
 
 /// Where calls go.
 #[derive(Clone)]
-pub enum Transport {
+pub enum ControlTransport {
     /// To another process.
-    Socket(Channel),
+    Socket(CriChannel),
     /// To the service in this process, with no socket in between.
-    Local(ControlServer<control::Service>),
+    Local(ControlServer<control::ControlApi>),
 }
 
-impl Service<Request<Body>> for Transport {
+impl Service<Request<Body>> for ControlTransport {
     type Response = Response<Body>;
     type Error = Box<dyn Error + Send + Sync>;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Self::Error>> + Send>>;
@@ -32,11 +32,11 @@ impl Service<Request<Body>> for Transport {
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         match self {
-            Transport::Socket(channel) => {
+            ControlTransport::Socket(channel) => {
                 let answer = channel.call(request);
                 Box::pin(async move { Ok(answer.await?.map(Body::new)) })
             }
-            Transport::Local(service) => {
+            ControlTransport::Local(service) => {
                 let answer = service.call(request);
                 Box::pin(async move { Ok(answer.await?) })
             }

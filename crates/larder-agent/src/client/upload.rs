@@ -18,20 +18,20 @@ const PIECE: usize = 48 << 10;
 const AHEAD: usize = 16;
 
 /// An archive in pieces, read by a thread of its own. Dropping it stops the reader.
-pub struct Upload(mpsc::Receiver<LoadRequest>);
+pub struct ArchiveUpload(mpsc::Receiver<LoadRequest>);
 
-/// Why an [`Upload`] could not be read, if it could not.
-pub struct UploadProblem(Arc<Mutex<Option<io::Error>>>);
+/// Why an [`ArchiveUpload`] could not be read, if it could not.
+pub struct ArchiveReadError(Arc<Mutex<Option<io::Error>>>);
 
-impl Upload {
+impl ArchiveUpload {
     /// The archive, the folder with a layout, or `-`, with the name for images that have none.
-    pub fn of(file: &Path, name: &str) -> (Upload, UploadProblem) {
+    pub fn of(file: &Path, name: &str) -> (ArchiveUpload, ArchiveReadError) {
         let (pieces, chunks) = mpsc::channel(AHEAD);
         let (file, name) = (file.to_owned(), name.to_owned());
         let trouble = Arc::new(Mutex::new(None));
         let told = Arc::clone(&trouble);
         thread::spawn(move || {
-            let mut pieces = Pieces { to: pieces, name, next: Vec::with_capacity(PIECE) };
+            let mut pieces = UploadChunks { to: pieces, name, next: Vec::with_capacity(PIECE) };
             let packed = pack(&file, &mut pieces).and_then(|()| pieces.send());
             // Who takes no more has an answer already.
             if let Err(error) = packed
@@ -40,18 +40,18 @@ impl Upload {
                 *told.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
             }
         });
-        (Upload(chunks), UploadProblem(trouble))
+        (ArchiveUpload(chunks), ArchiveReadError(trouble))
     }
 }
 
-impl UploadProblem {
+impl ArchiveReadError {
     /// What could not be read, once the call has ended.
     pub fn trouble(&self) -> Option<io::Error> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
     }
 }
 
-impl Stream for Upload {
+impl Stream for ArchiveUpload {
     type Item = LoadRequest;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<LoadRequest>> {
@@ -59,7 +59,7 @@ impl Stream for Upload {
     }
 }
 
-fn pack(file: &Path, into: &mut Pieces) -> io::Result<()> {
+fn pack(file: &Path, into: &mut UploadChunks) -> io::Result<()> {
     if file == Path::new("-") {
         return io::copy(&mut io::stdin().lock(), into).map(drop);
     }
@@ -74,14 +74,14 @@ fn pack(file: &Path, into: &mut Pieces) -> io::Result<()> {
     archive.finish()
 }
 
-struct Pieces {
+struct UploadChunks {
     to: mpsc::Sender<LoadRequest>,
     /// Goes with the first piece.
     name: String,
     next: Vec<u8>,
 }
 
-impl Pieces {
+impl UploadChunks {
     fn send(&mut self) -> io::Result<()> {
         let piece = std::mem::replace(&mut self.next, Vec::with_capacity(PIECE));
         let name = std::mem::take(&mut self.name);
@@ -89,7 +89,7 @@ impl Pieces {
     }
 }
 
-impl Write for Pieces {
+impl Write for UploadChunks {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let taken = bytes.len().min(PIECE - self.next.len());
         self.next.extend_from_slice(&bytes[..taken]);

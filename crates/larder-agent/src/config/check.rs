@@ -4,24 +4,28 @@ use std::collections::HashSet;
 
 use larder::config::{ConfigProblem, GoDuration};
 use larder::gc::PolicyError;
-use larder::gotext::quote;
+use larder::go_format::quote;
 use larder::hint::Hint;
 use larder::pull::PullConfig;
 use larder_cri::Endpoint;
 use larder_registry::Proxy;
 
-use super::settings::{self, Draft};
-use super::{BackendAt, Config, Origin};
+use super::settings::{self, ConfigDraft};
+use super::{BackendSetting, Config, SettingOrigin};
 use crate::environment::DefaultPaths;
-use crate::manifest::{Located, Place, Problem};
+use crate::manifest::{InputPlace, InputProblem, LocatedProblem};
 
 /// The longest path that a socket can be bound to, in bytes.
 const MAX_SOCKET_BYTES: usize = 107;
 
 /// Completes the configuration and adds what is wrong with it. Settings that could not be read are `broken`: nothing
 /// is said about them again.
-pub(super) fn finish(draft: Draft, broken: &HashSet<&'static str>, mistakes: &mut Vec<Located>) -> Config {
-    let mut checking = Checking { broken, mistakes, config: draft.config };
+pub(super) fn finish(
+    draft: ConfigDraft,
+    broken: &HashSet<&'static str>,
+    mistakes: &mut Vec<LocatedProblem>,
+) -> Config {
+    let mut checking = ConfigCheck { broken, mistakes, config: draft.config };
     checking.images(&draft.written);
     checking.endpoints();
     checking.places();
@@ -32,13 +36,13 @@ pub(super) fn finish(draft: Draft, broken: &HashSet<&'static str>, mistakes: &mu
     checking.config
 }
 
-struct Checking<'a> {
+struct ConfigCheck<'a> {
     broken: &'a HashSet<&'static str>,
-    mistakes: &'a mut Vec<Located>,
+    mistakes: &'a mut Vec<LocatedProblem>,
     config: Config,
 }
 
-impl Checking<'_> {
+impl ConfigCheck<'_> {
     /// Kubelet's settings: kubelet's checks on kubelet's defaults, then larder's defaults and what they mean for
     /// pulls and collection.
     fn images(&mut self, written: &larder::config::KubeletImageConfig) {
@@ -83,7 +87,7 @@ impl Checking<'_> {
         let keys: Vec<_> = [Some(problem.field()), problem.other_field()]
             .into_iter()
             .flatten()
-            .map(larder::config::Field::name)
+            .map(larder::config::ConfigField::name)
             .collect();
         // The place is that of one of the two.
         let origins = keys.iter().map(|key| format!("{key} is set by {}", self.config.origin(key)));
@@ -96,7 +100,8 @@ impl Checking<'_> {
         self.backend();
         let own = Endpoint::at(&self.config.listen.socket);
         let is_own = |text: &str| Endpoint::parse(text).is_ok_and(|endpoint| endpoint == own);
-        let from_kubelet = matches!(self.config.origin("imageServiceEndpoint"), Origin::KubeletFile { .. });
+        let from_kubelet =
+            matches!(self.config.origin("imageServiceEndpoint"), SettingOrigin::KubeletFile { .. });
         if from_kubelet && is_own(&self.config.images.image_service_endpoint) {
             // Kubelet is told to come here; that does not say where larder's images are.
             self.config.images.image_service_endpoint.clear();
@@ -118,7 +123,7 @@ impl Checking<'_> {
                 Ok(_) => {}
             }
         }
-        if matches!(&self.config.backend, BackendAt::Runtime(endpoint) if *endpoint == own) {
+        if matches!(&self.config.backend, BackendSetting::Runtime(endpoint) if *endpoint == own) {
             self.own_socket("backend");
         }
     }
@@ -131,13 +136,13 @@ impl Checking<'_> {
             ("containerRuntimeEndpoint", &images.container_runtime_endpoint),
             ("imageServiceEndpoint", &images.image_service_endpoint),
         ];
-        let written = |key: &str| *self.config.origin(key) != Origin::Default;
+        let written = |key: &str| *self.config.origin(key) != SettingOrigin::Default;
         let named = endpoints.into_iter().find(|(key, text)| written(key) && !text.is_empty());
         if let Some((key, _)) = named
             && !written("backend")
         {
             let origin = self.config.origin(key).clone();
-            self.config.backend = BackendAt::Cri;
+            self.config.backend = BackendSetting::Cri;
             self.config.origins.insert("backend", origin);
         }
     }
@@ -163,7 +168,8 @@ impl Checking<'_> {
                 what,
                 Some(Hint::from("name a socket: ").setting("socket", "PATH")),
             );
-        } else if socket > MAX_SOCKET_BYTES && *self.config.origin("listen.socket") != Origin::Default {
+        } else if socket > MAX_SOCKET_BYTES && *self.config.origin("listen.socket") != SettingOrigin::Default
+        {
             // The default one concerns the daemon alone, which checks it when it listens.
             let what = format!("has {socket} bytes, and a socket's path at most {MAX_SOCKET_BYTES}");
             self.mistake(&["listen.socket"], what, Some("choose a shorter path".into()));
@@ -232,25 +238,25 @@ impl Checking<'_> {
         if keys.iter().any(|key| self.broken.contains(key)) {
             return;
         }
-        let written = keys.iter().copied().find(|key| *self.config.origin(key) != Origin::Default);
+        let written = keys.iter().copied().find(|key| *self.config.origin(key) != SettingOrigin::Default);
         let key = written.or_else(|| keys.first().copied()).unwrap_or_default();
-        let problem = Problem::new(what).at_field(key).hints(hint);
+        let problem = InputProblem::new(what).at_field(key).hints(hint);
         let (file, line) = match self.config.origin(key) {
-            Origin::Default => ("configuration".to_owned(), 0),
-            Origin::File { path, line } | Origin::KubeletFile { path, line } => {
+            SettingOrigin::Default => ("configuration".to_owned(), 0),
+            SettingOrigin::File { path, line } | SettingOrigin::KubeletFile { path, line } => {
                 (path.display().to_string(), *line)
             }
-            Origin::Flag(name) | Origin::Variable(name) => ((*name).to_owned(), 0),
+            SettingOrigin::Flag(name) | SettingOrigin::Variable(name) => ((*name).to_owned(), 0),
         };
-        self.mistakes.push(Place::file(file).holds(problem.at_line(line)));
+        self.mistakes.push(InputPlace::file(file).holds(problem.at_line(line)));
     }
 }
 
 /// Who sets what nothing obeys yet is told so.
 fn warn_of_idle(config: &mut Config) {
-    let defaults = Draft::new(&DefaultPaths::default()).config;
+    let defaults = ConfigDraft::new(&DefaultPaths::default()).config;
     let warnings = settings::all().filter_map(|setting| {
-        let why = setting.idle?;
+        let why = setting.unsupported_reason?;
         let origin = config.origin(setting.key);
         let is_set = (setting.show)(config) != (setting.show)(&defaults);
         is_set.then(|| format!("{origin}: {} has no effect: {why}", setting.key))

@@ -3,20 +3,20 @@
 use serde_json::Value;
 
 use super::Config;
-use super::settings::{self, Reload};
+use super::settings::{self, ReloadSupport};
 
 /// What changed, in the order of the reference page.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Changes {
+pub struct ConfigDiff {
     /// Settings that a running daemon takes over.
-    pub reloadable: Vec<Change>,
+    pub reloadable: Vec<SettingChange>,
     /// Settings that keep their old value until larder is started again.
-    pub needs_restart: Vec<Change>,
+    pub needs_restart: Vec<SettingChange>,
 }
 
 /// One setting that changed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Change {
+pub struct SettingChange {
     /// Its key.
     pub key: &'static str,
     /// The value before.
@@ -25,7 +25,7 @@ pub struct Change {
     pub new: Value,
 }
 
-impl Changes {
+impl ConfigDiff {
     /// Whether nothing changed.
     #[cfg(test)]
     pub fn is_empty(&self) -> bool {
@@ -34,16 +34,16 @@ impl Changes {
 }
 
 /// Compares the values of all settings; where they came from does not count.
-pub fn diff(old: &Config, new: &Config) -> Changes {
-    let mut changes = Changes::default();
+pub fn diff(old: &Config, new: &Config) -> ConfigDiff {
+    let mut changes = ConfigDiff::default();
     for setting in settings::all() {
-        let change = Change { key: setting.key, old: (setting.show)(old), new: (setting.show)(new) };
+        let change = SettingChange { key: setting.key, old: (setting.show)(old), new: (setting.show)(new) };
         if change.old == change.new {
             continue;
         }
         match setting.reload {
-            Reload::Live => changes.reloadable.push(change),
-            Reload::Restart => changes.needs_restart.push(change),
+            ReloadSupport::Live => changes.reloadable.push(change),
+            ReloadSupport::Restart => changes.needs_restart.push(change),
         }
     }
     changes

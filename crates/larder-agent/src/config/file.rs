@@ -4,13 +4,13 @@ use larder::hint::Hint;
 use std::io::{self, Read as _};
 use std::path::Path;
 
-use crate::manifest::Problem;
+use crate::manifest::InputProblem;
 
 /// The largest file that is read, in bytes: 1 MiB. Real ones have a few KiB.
 const MAX_BYTES: u64 = 1 << 20;
 
 /// The text of a file; `None` if there is none and none is required.
-pub(super) fn read(path: &Path, required: bool) -> Result<Option<String>, Problem> {
+pub(super) fn read(path: &Path, required: bool) -> Result<Option<String>, InputProblem> {
     let bytes = match bounded(path) {
         Err(error) if is_absent(&error) && !required => return Ok(None),
         bytes => bytes.map_err(|error| unreadable(&error))?,
@@ -20,7 +20,7 @@ pub(super) fn read(path: &Path, required: bool) -> Result<Option<String>, Proble
         Err(error) => {
             let good = &error.as_bytes()[..error.utf8_error().valid_up_to()];
             let line = good.split(|byte| *byte == b'\n').count();
-            Err(Problem::new("not text in UTF-8").at_line(line).hint("save the file as UTF-8"))
+            Err(InputProblem::new("not text in UTF-8").at_line(line).hint("save the file as UTF-8"))
         }
     }
 }
@@ -46,17 +46,17 @@ fn bounded(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-fn unreadable(error: &io::Error) -> Problem {
+fn unreadable(error: &io::Error) -> InputProblem {
     match error.kind() {
-        _ if is_absent(error) => Problem::new("no such file")
+        _ if is_absent(error) => InputProblem::new("no such file")
             .hint(Hint::new().command(["config"]).text(" prints a file with all settings to begin with")),
         io::ErrorKind::PermissionDenied => {
-            Problem::new("permission denied").hint("let the user that larder runs as read it")
+            InputProblem::new("permission denied").hint("let the user that larder runs as read it")
         }
-        io::ErrorKind::IsADirectory => Problem::new("is a directory").hint("name the file in it"),
-        io::ErrorKind::InvalidInput => Problem::new("is no regular file")
+        io::ErrorKind::IsADirectory => InputProblem::new("is a directory").hint("name the file in it"),
+        io::ErrorKind::InvalidInput => InputProblem::new("is no regular file")
             .hint("larder reads it again at each reload; write it to a file"),
-        io::ErrorKind::FileTooLarge => Problem::new("larger than 1 MiB, the most that is read"),
-        _ => Problem::new(error.to_string()),
+        io::ErrorKind::FileTooLarge => InputProblem::new("larger than 1 MiB, the most that is read"),
+        _ => InputProblem::new(error.to_string()),
     }
 }

@@ -6,27 +6,29 @@ use larder::gc::{GcPolicy, KeepRule, PolicyError, Selector};
 use larder::reference::ImageName;
 use serde_json::{Map, Value, json};
 
-use super::forms::{Bytes, Form, MaybeTime, Switch, Text, Time, Whole};
-use crate::manifest::Problem;
-use crate::manifest::tree::At;
-use larder::near::nearest;
+use super::codecs::{
+    BoolCodec, ByteSizeCodec, DurationCodec, IntegerCodec, OptionalDurationCodec, SettingCodec, StringCodec,
+};
+use crate::manifest::InputProblem;
+use crate::manifest::tree::NodeCursor;
+use larder::suggestions::nearest;
 
 /// An image that larder keeps present although no pod has asked for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Prefetch {
+pub struct PrefetchItem {
     /// Its name.
     pub image: ImageName,
     /// When it is made present again, beside when larder starts.
-    pub when: When,
+    pub when: PrefetchSchedule,
     /// Up to so much later, at random, so that not all nodes ask at once.
     pub jitter: Duration,
     /// What spares it from collection.
-    pub hold: Hold,
+    pub hold: PrefetchRetention,
 }
 
 /// When an image is prefetched again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum When {
+pub enum PrefetchSchedule {
     /// Never: only when larder starts, and when the list changes.
     Start,
     /// So long after the last time.
@@ -42,7 +44,7 @@ pub enum When {
 
 /// What spares a prefetched image from collection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Hold {
+pub enum PrefetchRetention {
     /// It is kept while it is on the list.
     Keep,
     /// It is leased for so long each time.
@@ -52,7 +54,10 @@ pub enum Hold {
 }
 
 /// What is wrong with one item does not hide what is wrong with the next.
-fn each<T>(at: &At<'_>, read: fn(&At<'_>) -> Result<T, Vec<Problem>>) -> Result<Vec<T>, Vec<Problem>> {
+fn each<T>(
+    at: &NodeCursor<'_>,
+    read: fn(&NodeCursor<'_>) -> Result<T, Vec<InputProblem>>,
+) -> Result<Vec<T>, Vec<InputProblem>> {
     let (mut read_items, mut problems) = (Vec::new(), Vec::new());
     for item in at.items().map_err(|problem| vec![problem])? {
         match read(&item) {
@@ -64,13 +69,13 @@ fn each<T>(at: &At<'_>, read: fn(&At<'_>) -> Result<T, Vec<Problem>>) -> Result<
 }
 
 /// Reads fields of one item and collects what is wrong.
-struct Item<'a> {
-    at: &'a At<'a>,
-    problems: Vec<Problem>,
+struct ListItemReader<'a> {
+    at: &'a NodeCursor<'a>,
+    problems: Vec<InputProblem>,
 }
 
-impl<'a> Item<'a> {
-    fn of(at: &'a At<'a>, known: &[&'static str]) -> Result<Item<'a>, Vec<Problem>> {
+impl<'a> ListItemReader<'a> {
+    fn of(at: &'a NodeCursor<'a>, known: &[&'static str]) -> Result<ListItemReader<'a>, Vec<InputProblem>> {
         if !at.is_mapping() {
             let example = known.first().copied().unwrap_or_default();
             return Err(vec![at.must_be("a mapping").hint(format!("write it like - {example}: ..."))]);
@@ -83,11 +88,11 @@ impl<'a> Item<'a> {
                 problems.push(field.problem("unknown key").hint(hint));
             }
         }
-        Ok(Item { at, problems })
+        Ok(ListItemReader { at, problems })
     }
 
-    fn take<F: Form>(&mut self, key: &str) -> Option<F::Value> {
-        match self.at.field(key).and_then(|field| field.map(|field| F::read(&field)).transpose()) {
+    fn take<F: SettingCodec>(&mut self, key: &str) -> Option<F::Value> {
+        match self.at.field(key).and_then(|field| field.map(|field| F::parse(&field)).transpose()) {
             Ok(value) => value,
             Err(problem) => {
                 self.problems.push(problem);
@@ -100,7 +105,7 @@ impl<'a> Item<'a> {
         self.problems.push(self.at.problem(what).hint(hint));
     }
 
-    fn end<T>(self, value: Option<T>) -> Result<T, Vec<Problem>> {
+    fn end<T>(self, value: Option<T>) -> Result<T, Vec<InputProblem>> {
         match value {
             Some(value) if self.problems.is_empty() => Ok(value),
             _ if self.problems.is_empty() => Err(vec![self.at.problem("says nothing")]),
@@ -112,21 +117,21 @@ impl<'a> Item<'a> {
 const KEEP: [&str; 7] = ["name", "digest", "label", "repository", "newest", "ttl", "budget"];
 
 /// Keep rules, with the words of `larder keep`.
-pub(super) fn read_keep(at: &At<'_>) -> Result<Vec<KeepRule>, Vec<Problem>> {
+pub(super) fn read_keep(at: &NodeCursor<'_>) -> Result<Vec<KeepRule>, Vec<InputProblem>> {
     each(at, keep_rule)
 }
 
-fn keep_rule(at: &At<'_>) -> Result<KeepRule, Vec<Problem>> {
-    let mut item = Item::of(at, &KEEP)?;
-    let name = item.take::<Text>("name").map(Selector::Name);
-    let digest = item.take::<Text>("digest").map(Selector::Digest);
-    let label = item.take::<Text>("label").map(|label| match label.split_once('=') {
+fn keep_rule(at: &NodeCursor<'_>) -> Result<KeepRule, Vec<InputProblem>> {
+    let mut item = ListItemReader::of(at, &KEEP)?;
+    let name = item.take::<StringCodec>("name").map(Selector::Name);
+    let digest = item.take::<StringCodec>("digest").map(Selector::Digest);
+    let label = item.take::<StringCodec>("label").map(|label| match label.split_once('=') {
         Some((key, value)) => Selector::Label(key.to_owned(), Some(value.to_owned())),
         None => Selector::Label(label, None),
     });
-    let newest = item.take::<Whole<usize, 1, 1_000_000>>("newest");
-    let repository = item.take::<Text>("repository");
-    let (ttl, budget_bytes) = (item.take::<Time<1>>("ttl"), item.take::<Bytes<1>>("budget"));
+    let newest = item.take::<IntegerCodec<usize, 1, 1_000_000>>("newest");
+    let repository = item.take::<StringCodec>("repository");
+    let (ttl, budget_bytes) = (item.take::<DurationCodec<1>>("ttl"), item.take::<ByteSizeCodec<1>>("budget"));
     let newest = match (repository, newest) {
         (Some(repository), Some(count)) => Some(Selector::Newest { repository, count }),
         (None, None) => None,
@@ -176,10 +181,10 @@ fn show_rule(rule: &KeepRule) -> Value {
         }
     }
     if let Some(ttl) = &rule.ttl {
-        shown.insert("ttl".into(), Time::<1>::show(ttl));
+        shown.insert("ttl".into(), DurationCodec::<1>::print(ttl));
     }
     if let Some(bytes) = &rule.budget_bytes {
-        shown.insert("budget".into(), Bytes::<1>::show(bytes));
+        shown.insert("budget".into(), ByteSizeCodec::<1>::print(bytes));
     }
     Value::Object(shown)
 }
@@ -187,7 +192,7 @@ fn show_rule(rule: &KeepRule) -> Value {
 const PREFETCH: [&str; 6] = ["image", "interval", "schedule", "jitter", "keep", "lease"];
 
 /// Images to prefetch.
-pub(super) fn read_prefetch(at: &At<'_>) -> Result<Vec<Prefetch>, Vec<Problem>> {
+pub(super) fn read_prefetch(at: &NodeCursor<'_>) -> Result<Vec<PrefetchItem>, Vec<InputProblem>> {
     let list = each(at, prefetch)?;
     let mut problems = Vec::new();
     for (index, item) in at.items().map_err(|problem| vec![problem])?.iter().enumerate() {
@@ -200,51 +205,52 @@ pub(super) fn read_prefetch(at: &At<'_>) -> Result<Vec<Prefetch>, Vec<Problem>> 
     if problems.is_empty() { Ok(list) } else { Err(problems) }
 }
 
-fn prefetch(at: &At<'_>) -> Result<Prefetch, Vec<Problem>> {
-    let mut item = Item::of(at, &PREFETCH)?;
-    let image = item.take::<Text>("image").map(ImageName::from);
+fn prefetch(at: &NodeCursor<'_>) -> Result<PrefetchItem, Vec<InputProblem>> {
+    let mut item = ListItemReader::of(at, &PREFETCH)?;
+    let image = item.take::<StringCodec>("image").map(ImageName::from);
     if image.is_none() && item.problems.is_empty() {
         item.problems.push(at.missing("image"));
     }
     if let Some(Err(error)) = image.as_ref().map(ImageName::reference) {
         item.problems.push(at.problem(error.to_string()));
     }
-    let (interval, daily) = (item.take::<Time<1>>("interval"), item.take::<Daily>("schedule"));
-    let jitter = item.take::<MaybeTime>("jitter").flatten().unwrap_or_default();
-    let (keep, lease) = (item.take::<Switch>("keep"), item.take::<Time<1>>("lease"));
+    let (interval, daily) =
+        (item.take::<DurationCodec<1>>("interval"), item.take::<TimeOfDayCodec>("schedule"));
+    let jitter = item.take::<OptionalDurationCodec>("jitter").flatten().unwrap_or_default();
+    let (keep, lease) = (item.take::<BoolCodec>("keep"), item.take::<DurationCodec<1>>("lease"));
     let when = match (interval, daily) {
         (Some(_), Some(_)) => {
             item.wrong("interval and schedule exclude each other", "keep one of the two");
-            When::Start
+            PrefetchSchedule::Start
         }
-        (Some(interval), None) => When::Every(interval),
-        (None, Some((hour, minute))) => When::Daily { hour, minute },
-        (None, None) => When::Start,
+        (Some(interval), None) => PrefetchSchedule::Every(interval),
+        (None, Some((hour, minute))) => PrefetchSchedule::Daily { hour, minute },
+        (None, None) => PrefetchSchedule::Start,
     };
     let hold = match (keep, lease) {
         (Some(true), Some(_)) => {
             item.wrong("keep and lease exclude each other", "keep one of the two");
-            Hold::Keep
+            PrefetchRetention::Keep
         }
-        (_, Some(lease)) => Hold::Lease(lease),
-        (Some(false), None) => Hold::Nothing,
-        (_, None) => Hold::Keep,
+        (_, Some(lease)) => PrefetchRetention::Lease(lease),
+        (Some(false), None) => PrefetchRetention::Nothing,
+        (_, None) => PrefetchRetention::Keep,
     };
-    item.end(image.map(|image| Prefetch { image, when, jitter, hold }))
+    item.end(image.map(|image| PrefetchItem { image, when, jitter, hold }))
 }
 
 /// A time of day, `HH:MM`.
-struct Daily;
+struct TimeOfDayCodec;
 
-impl Form for Daily {
+impl SettingCodec for TimeOfDayCodec {
     type Value = (u8, u8);
 
     fn name() -> String {
         "time of day".into()
     }
 
-    fn read(at: &At<'_>) -> Result<(u8, u8), Problem> {
-        let wrong = |problem: Problem| problem.hint("write a time of day in quotes, such as \"03:30\"");
+    fn parse(at: &NodeCursor<'_>) -> Result<(u8, u8), InputProblem> {
+        let wrong = |problem: InputProblem| problem.hint("write a time of day in quotes, such as \"03:30\"");
         if at.is_number() {
             return Err(wrong(at.must_be("a time of day"))); // older YAML takes 03:30 for a number
         }
@@ -257,30 +263,34 @@ impl Form for Daily {
         time.ok_or_else(|| wrong(at.problem("must be a time of day")))
     }
 
-    fn show((hour, minute): &(u8, u8)) -> Value {
+    fn print((hour, minute): &(u8, u8)) -> Value {
         json!(format!("{hour:02}:{minute:02}"))
     }
 }
 
 /// The list as it is written.
-pub(super) fn show_prefetch(list: &[Prefetch]) -> Value {
+pub(super) fn show_prefetch(list: &[PrefetchItem]) -> Value {
     list.iter().map(show_item).collect()
 }
 
-fn show_item(item: &Prefetch) -> Value {
+fn show_item(item: &PrefetchItem) -> Value {
     let mut shown = Map::from_iter([("image".to_owned(), json!(item.image))]);
     match item.when {
-        When::Start => {}
-        When::Every(interval) => _ = shown.insert("interval".into(), Time::<1>::show(&interval)),
-        When::Daily { hour, minute } => _ = shown.insert("schedule".into(), Daily::show(&(hour, minute))),
+        PrefetchSchedule::Start => {}
+        PrefetchSchedule::Every(interval) => {
+            _ = shown.insert("interval".into(), DurationCodec::<1>::print(&interval));
+        }
+        PrefetchSchedule::Daily { hour, minute } => {
+            _ = shown.insert("schedule".into(), TimeOfDayCodec::print(&(hour, minute)));
+        }
     }
     if !item.jitter.is_zero() {
-        shown.insert("jitter".into(), Time::<0>::show(&item.jitter));
+        shown.insert("jitter".into(), DurationCodec::<0>::print(&item.jitter));
     }
     match &item.hold {
-        Hold::Keep => {}
-        Hold::Lease(lease) => _ = shown.insert("lease".into(), Time::<1>::show(lease)),
-        Hold::Nothing => _ = shown.insert("keep".into(), json!(false)),
+        PrefetchRetention::Keep => {}
+        PrefetchRetention::Lease(lease) => _ = shown.insert("lease".into(), DurationCodec::<1>::print(lease)),
+        PrefetchRetention::Nothing => _ = shown.insert("keep".into(), json!(false)),
     }
     Value::Object(shown)
 }

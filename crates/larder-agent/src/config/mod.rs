@@ -9,11 +9,11 @@
 //! each with file, line and key. [`diff`] says what of a new configuration can be taken over by a running daemon.
 
 mod check;
+mod codecs;
+mod config_errors;
 mod diff;
 mod file;
-mod forms;
 mod lists;
-mod mistakes;
 mod print;
 mod read;
 mod reference;
@@ -25,20 +25,20 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use larder::config::{Gates, ImageConfig};
-use larder::credentials::Tokens;
-use larder::gc::{GcPolicy, KeepRule, Periods};
+use larder::config::{FeatureGates, ImageSettings};
+use larder::credentials::TokenPolicy;
+use larder::gc::{GcIntervals, GcPolicy, KeepRule};
 use larder::pull::PullConfig;
 use larder::records::Verification;
 use larder_cri::{CriConfig, Endpoint};
 use larder_registry::RegistryConfig;
 use larder_store::store::StoreConfig;
 
-pub use diff::{Change, Changes, diff};
-pub use lists::{Hold, Prefetch, When};
-pub use mistakes::Mistakes;
-pub use print::{as_data, as_yaml, given, joining, kubelet_flags, value_of};
-pub use read::{Source, Sources, load};
+pub use config_errors::ConfigErrors;
+pub use diff::{ConfigDiff, SettingChange, diff};
+pub use lists::{PrefetchItem, PrefetchRetention, PrefetchSchedule};
+pub use print::{as_data, as_yaml, explicit_settings, join_settings, kubelet_flags, value_of};
+pub use read::{SettingsSource, SettingsSources, load};
 pub use reference::page as reference_page;
 
 /// What `apiVersion` of a settings file must be.
@@ -51,9 +51,9 @@ pub const KIND: &str = "LarderConfiguration";
 pub struct Config {
     /// Kubelet's own settings, with larder's defaults where those differ. `pull`, `gc` and `Config::cri` hold what
     /// they mean.
-    pub images: ImageConfig,
+    pub images: ImageSettings,
     /// Kubelet's feature gate.
-    pub gates: Gates,
+    pub gates: FeatureGates,
     /// Programs that give credentials.
     pub credential_plugins: CredentialPlugins,
     /// A folder with manifests of pods whose images are ensured.
@@ -63,17 +63,17 @@ pub struct Config {
     /// Where use of images is noted; `None` is the usual place of the backend.
     pub state: Option<PathBuf>,
     /// Where images live.
-    pub backend: BackendAt,
+    pub backend: BackendSetting,
     /// The socket that larder serves.
-    pub listen: Listen,
+    pub listen: ListenSettings,
     /// Where metrics are served.
-    pub metrics: Metrics,
+    pub metrics: MetricsSettings,
     /// What is logged.
-    pub log: Log,
+    pub log: LogSettings,
     /// How images are pulled, kubelet's settings included.
     pub pull: PullConfig,
     /// What is done with identity and registry tokens.
-    pub credential_tokens: Tokens,
+    pub credential_tokens: TokenPolicy,
     /// How long an image that was just ensured is spared by collection.
     pub ensured_lease: Duration,
     /// Which present images need credentials; `None` where kubelet's feature gate is off, and no pull records are kept.
@@ -81,7 +81,7 @@ pub struct Config {
     /// How images are collected, kubelet's settings included; rules of `larder keep` come on top.
     pub gc: GcPolicy,
     /// How often things are done.
-    pub periods: Periods,
+    pub gc_intervals: GcIntervals,
     /// How larder's own store talks to registries.
     pub registry: RegistryConfig,
     /// How larder's own store works.
@@ -91,14 +91,14 @@ pub struct Config {
     /// Whether the cache of Docker's builder goes before images.
     pub prune_build_cache: bool,
     /// Images that are kept present.
-    pub prefetch: Vec<Prefetch>,
+    pub prefetch: Vec<PrefetchItem>,
     /// How long calls may go on once larder is told to stop.
     pub drain_grace_period: Duration,
     /// How many events are kept for those who watch later.
     pub event_ring_size: usize,
     /// What is odd and was taken as it is.
     pub warnings: Vec<String>,
-    origins: BTreeMap<&'static str, Origin>,
+    origins: BTreeMap<&'static str, SettingOrigin>,
     /// The lines of the items of settings that are lists.
     lines: BTreeMap<&'static str, Vec<usize>>,
 }
@@ -114,7 +114,7 @@ pub struct CredentialPlugins {
 
 /// Where images live.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum BackendAt {
+pub enum BackendSetting {
     /// In larder's own store, at [`Config::root`].
     Store,
     /// In the runtime that kubelet's settings name; where they name none, whatever runtime runs here.
@@ -127,7 +127,7 @@ pub enum BackendAt {
 
 /// The socket that larder serves.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Listen {
+pub struct ListenSettings {
     /// Its path.
     pub socket: PathBuf,
     /// Its mode.
@@ -138,7 +138,7 @@ pub struct Listen {
 
 /// Where metrics are served.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Metrics {
+pub struct MetricsSettings {
     /// The address; `None` is nowhere.
     pub address: Option<SocketAddr>,
     /// Whether the address may be one that other machines reach.
@@ -147,7 +147,7 @@ pub struct Metrics {
 
 /// What is logged.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Log {
+pub struct LogSettings {
     /// The least important level that is.
     pub level: tracing::Level,
     /// What lines look like.
@@ -178,20 +178,20 @@ pub struct StoreSettings {
 
 impl Config {
     /// Where a setting's value came from.
-    pub fn origin(&self, key: &str) -> &Origin {
-        self.origins.get(key).unwrap_or(&Origin::Default)
+    pub fn origin(&self, key: &str) -> &SettingOrigin {
+        self.origins.get(key).unwrap_or(&SettingOrigin::Default)
     }
 
     /// Notes that something that is no source gave a setting its value.
-    pub fn set_origin(&mut self, key: &'static str, origin: Origin) {
+    pub fn set_origin(&mut self, key: &'static str, origin: SettingOrigin) {
         self.origins.insert(key, origin);
     }
 
     /// Where one item of a setting that is a list came from.
-    pub fn origin_of_item(&self, key: &str, index: usize) -> Origin {
+    pub fn origin_of_item(&self, key: &str, index: usize) -> SettingOrigin {
         let line = self.lines.get(key).and_then(|lines| lines.get(index)).copied();
         match (self.origin(key).clone(), line) {
-            (Origin::File { path, .. }, Some(line)) => Origin::File { path, line },
+            (SettingOrigin::File { path, .. }, Some(line)) => SettingOrigin::File { path, line },
             (origin, _) => origin,
         }
     }
@@ -207,14 +207,16 @@ impl Config {
     }
 
     /// How layers come into larder's own store.
-    pub fn store_pull(&self) -> larder_store::pull::PullConfig {
-        let reserve =
-            larder_store::disk::Amount { bytes: self.store.reserve_bytes, inodes: self.store.reserve_inodes };
-        larder_store::pull::PullConfig {
+    pub fn store_pull(&self) -> larder_store::pull::StorePullConfig {
+        let reserve = larder_store::disk::DiskSpace {
+            bytes: self.store.reserve_bytes,
+            inodes: self.store.reserve_inodes,
+        };
+        larder_store::pull::StorePullConfig {
             layers_at_once: self.store.layers_at_once,
             reserve,
             ensured_lease: self.ensured_lease,
-            ..larder_store::pull::PullConfig::default()
+            ..larder_store::pull::StorePullConfig::default()
         }
     }
 
@@ -226,9 +228,9 @@ impl Config {
         config.connect_timeout = config.connect_timeout.min(config.request_timeout);
         let named = |text: &str| Endpoint::parse(text).ok().filter(|_| !text.is_empty());
         match &self.backend {
-            BackendAt::Store | BackendAt::Docker(_) => None,
-            BackendAt::Runtime(endpoint) => Some((Some(endpoint.clone()), config)),
-            BackendAt::Cri => {
+            BackendSetting::Store | BackendSetting::Docker(_) => None,
+            BackendSetting::Runtime(endpoint) => Some((Some(endpoint.clone()), config)),
+            BackendSetting::Cri => {
                 config.image_endpoint = named(&self.images.image_service_endpoint);
                 Some((named(&self.images.container_runtime_endpoint), config))
             }
@@ -245,7 +247,7 @@ impl Config {
 
 /// Where a value came from.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Origin {
+pub enum SettingOrigin {
     /// Nobody wrote it.
     Default,
     /// Larder's file.
@@ -268,20 +270,20 @@ pub enum Origin {
     Variable(&'static str),
 }
 
-impl fmt::Display for Origin {
+impl fmt::Display for SettingOrigin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let at = |f: &mut fmt::Formatter<'_>, path: &Path, line: usize| match line {
             0 => write!(f, "{}", path.display()),
             line => write!(f, "{}:{line}", path.display()),
         };
         match self {
-            Origin::Default => f.write_str("default"),
-            Origin::File { path, line } => at(f, path, *line),
-            Origin::KubeletFile { path, line } => {
+            SettingOrigin::Default => f.write_str("default"),
+            SettingOrigin::File { path, line } => at(f, path, *line),
+            SettingOrigin::KubeletFile { path, line } => {
                 f.write_str("kubelet's ")?;
                 at(f, path, *line)
             }
-            Origin::Flag(name) | Origin::Variable(name) => f.write_str(name),
+            SettingOrigin::Flag(name) | SettingOrigin::Variable(name) => f.write_str(name),
         }
     }
 }

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use serde_json::{Map, Value, json};
 
 use super::settings;
-use super::{API_VERSION, Config, KIND, Origin};
+use super::{API_VERSION, Config, KIND, SettingOrigin};
 
 /// A file of larder's that says the same, with a comment at each setting that says where the value came from.
 pub fn as_yaml(config: &Config) -> String {
@@ -35,7 +35,7 @@ pub fn as_yaml(config: &Config) -> String {
 }
 
 /// A path may hold line breaks; a comment must not.
-fn comment(origin: &Origin) -> String {
+fn comment(origin: &SettingOrigin) -> String {
     origin.to_string().chars().map(|c| if c.is_control() { '?' } else { c }).collect()
 }
 
@@ -83,9 +83,9 @@ pub fn kubelet_flags() -> impl Iterator<Item = (&'static str, &'static str)> {
 }
 
 /// Key, value and origin of each setting that is not a default.
-pub fn given(config: &Config) -> impl Iterator<Item = (&'static str, Value, &Origin)> {
+pub fn explicit_settings(config: &Config) -> impl Iterator<Item = (&'static str, Value, &SettingOrigin)> {
     settings::all().filter_map(|setting| match config.origin(setting.key) {
-        Origin::Default => None,
+        SettingOrigin::Default => None,
         origin => Some((setting.key, (setting.show)(config), origin)),
     })
 }
@@ -100,10 +100,10 @@ const GUARDS: [&str; 4] = [
 ];
 
 /// The settings that a process which joins another one insists on: those that were given, and those that guard images.
-pub fn joining(config: &Config) -> impl Iterator<Item = (&'static str, Value, &Origin)> {
+pub fn join_settings(config: &Config) -> impl Iterator<Item = (&'static str, Value, &SettingOrigin)> {
     settings::all().filter_map(|setting| {
         let origin = config.origin(setting.key);
-        let insists = *origin != Origin::Default || GUARDS.contains(&setting.key);
+        let insists = *origin != SettingOrigin::Default || GUARDS.contains(&setting.key);
         insists.then(|| (setting.key, (setting.show)(config), origin))
     })
 }
@@ -127,13 +127,15 @@ pub fn as_data(config: &Config) -> Value {
     json!({ "config": values, "origins": origins, "warnings": config.warnings })
 }
 
-fn origin(origin: &Origin) -> Value {
+fn origin(origin: &SettingOrigin) -> Value {
     let (from, name, line) = match origin {
-        Origin::Default => ("default", None, None),
-        Origin::File { path, line } => ("file", Some(path.display().to_string()), Some(*line)),
-        Origin::KubeletFile { path, line } => ("kubeletFile", Some(path.display().to_string()), Some(*line)),
-        Origin::Flag(name) => ("flag", Some((*name).to_owned()), None),
-        Origin::Variable(name) => ("variable", Some((*name).to_owned()), None),
+        SettingOrigin::Default => ("default", None, None),
+        SettingOrigin::File { path, line } => ("file", Some(path.display().to_string()), Some(*line)),
+        SettingOrigin::KubeletFile { path, line } => {
+            ("kubeletFile", Some(path.display().to_string()), Some(*line))
+        }
+        SettingOrigin::Flag(name) => ("flag", Some((*name).to_owned()), None),
+        SettingOrigin::Variable(name) => ("variable", Some((*name).to_owned()), None),
     };
     json!({ "from": from, "name": name, "line": line.filter(|line| *line > 0) })
 }

@@ -4,27 +4,27 @@ use std::collections::{BTreeMap, HashSet};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use larder::config::{Gates, KubeletImageConfig};
-use larder::credentials::Tokens;
-use larder::gc::{GcPolicy, Periods};
+use larder::config::{FeatureGates, KubeletImageConfig};
+use larder::credentials::TokenPolicy;
+use larder::gc::{GcIntervals, GcPolicy};
 use larder::hint::Hint;
-use larder::near::nearest;
 use larder::pull::PullConfig;
+use larder::suggestions::nearest;
 use larder_cri::CriConfig;
 use larder_registry::RegistryConfig;
 use larder_store::store::StoreConfig;
 
 use super::check;
+use super::config_errors::ConfigErrors;
 use super::file;
-use super::mistakes::Mistakes;
-use super::settings::{self, Draft, Setting};
+use super::settings::{self, ConfigDraft, Setting};
 use super::{
-    API_VERSION, BackendAt, Config, CredentialPlugins, KIND, Listen, Log, LogFormat, Metrics, Origin,
-    StoreSettings,
+    API_VERSION, BackendSetting, Config, CredentialPlugins, KIND, ListenSettings, LogFormat, LogSettings,
+    MetricsSettings, SettingOrigin, StoreSettings,
 };
 use crate::environment::DefaultPaths;
-use crate::manifest::tree::{At, Node, parse_open};
-use crate::manifest::{Located, Place, Problem};
+use crate::manifest::tree::{NodeCursor, YamlNode, parse_open};
+use crate::manifest::{InputPlace, InputProblem, LocatedProblem};
 
 const KUBELET_API_VERSION: &str = "kubelet.config.k8s.io/v1beta1";
 const KUBELET_KIND: &str = "KubeletConfiguration";
@@ -35,7 +35,7 @@ const MAX_MEANT: usize = 3;
 
 /// Something that says what settings are.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Source {
+pub enum SettingsSource {
     /// A file of larder's.
     File {
         /// As the user named it.
@@ -48,7 +48,7 @@ pub enum Source {
     /// A flag or a variable.
     Given {
         /// Which.
-        by: Origin,
+        by: SettingOrigin,
         /// The setting that it is for.
         key: &'static str,
         /// Its text.
@@ -57,7 +57,7 @@ pub enum Source {
     /// A flag that may be given several times.
     GivenList {
         /// Which.
-        by: Origin,
+        by: SettingOrigin,
         /// The setting, a list of texts.
         key: &'static str,
         /// Its items.
@@ -67,16 +67,16 @@ pub enum Source {
 
 /// All that says what settings are. Kept by a daemon to [`load`] them again.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Sources {
+pub struct SettingsSources {
     /// Where things are when nobody says.
     pub places: DefaultPaths,
     /// The weakest first.
-    pub layers: Vec<Source>,
+    pub layers: Vec<SettingsSource>,
 }
 
 /// Reads everything again. Reads files and changes nothing.
-pub fn load(sources: &Sources) -> Result<Config, Mistakes> {
-    let mut reading = Reading::new(&sources.places);
+pub fn load(sources: &SettingsSources) -> Result<Config, ConfigErrors> {
+    let mut reading = ConfigReader::new(&sources.places);
     for source in &sources.layers {
         reading.take(source);
     }
@@ -84,30 +84,30 @@ pub fn load(sources: &Sources) -> Result<Config, Mistakes> {
 }
 
 /// What was read so far.
-pub(super) struct Reading {
-    draft: Draft,
+pub(super) struct ConfigReader {
+    draft: ConfigDraft,
     /// Settings that somebody tried to write and could not: what they contradict is not told.
     broken: HashSet<&'static str>,
-    mistakes: Vec<Located>,
+    mistakes: Vec<LocatedProblem>,
 }
 
-impl Reading {
-    pub(super) fn new(places: &DefaultPaths) -> Reading {
-        Reading { draft: Draft::new(places), broken: HashSet::new(), mistakes: Vec::new() }
+impl ConfigReader {
+    pub(super) fn new(places: &DefaultPaths) -> ConfigReader {
+        ConfigReader { draft: ConfigDraft::new(places), broken: HashSet::new(), mistakes: Vec::new() }
     }
 
-    fn take(&mut self, source: &Source) {
+    fn take(&mut self, source: &SettingsSource) {
         match source {
-            Source::File { path, required } => self.take_file(path, *required, false),
-            Source::KubeletFile(path) => self.take_file(path, true, true),
-            Source::Given { by, key, value } => {
+            SettingsSource::File { path, required } => self.take_file(path, *required, false),
+            SettingsSource::KubeletFile(path) => self.take_file(path, true, true),
+            SettingsSource::Given { by, key, value } => {
                 if let Some(setting) = settings::find(key) {
                     self.take_given(by, setting, &setting.kind.node(value));
                 }
             }
-            Source::GivenList { by, key, values } => {
+            SettingsSource::GivenList { by, key, values } => {
                 if let Some(setting) = settings::find(key) {
-                    self.take_given(by, setting, &Node::texts(values));
+                    self.take_given(by, setting, &YamlNode::texts(values));
                 }
             }
         }
@@ -117,7 +117,7 @@ impl Reading {
         match file::read(path, required) {
             Ok(None) => {}
             Ok(Some(text)) => self.take_text(path, &text, of_kubelet),
-            Err(problem) => self.mistakes.push(Place::file(path.display().to_string()).holds(problem)),
+            Err(problem) => self.mistakes.push(InputPlace::file(path.display().to_string()).holds(problem)),
         }
     }
 
@@ -127,18 +127,24 @@ impl Reading {
         match parse_open(text) {
             Err(problem) => problems.push(problem),
             Ok(node) => {
-                let root = At::root(&node);
+                let root = NodeCursor::root(&node);
                 if has_kind(&root, of_kubelet, &mut problems) {
                     self.take_settings(path, &root, of_kubelet, &mut problems);
                 }
             }
         }
-        problems.sort_by_key(Problem::line);
-        let place = Place::file(path.display().to_string());
+        problems.sort_by_key(InputProblem::line);
+        let place = InputPlace::file(path.display().to_string());
         self.mistakes.extend(problems.into_iter().map(|problem| place.holds(problem)));
     }
 
-    fn take_settings(&mut self, path: &Path, root: &At<'_>, of_kubelet: bool, problems: &mut Vec<Problem>) {
+    fn take_settings(
+        &mut self,
+        path: &Path,
+        root: &NodeCursor<'_>,
+        of_kubelet: bool,
+        problems: &mut Vec<InputProblem>,
+    ) {
         let closed = if of_kubelet { Vec::new() } else { unknown_keys(root, "", problems) };
         for setting in settings::all().filter(|setting| !of_kubelet || setting.in_kubelet_file) {
             if closed.iter().any(|section| setting.key.starts_with(section.as_str())) {
@@ -150,9 +156,9 @@ impl Reading {
                 Ok(Some(at)) => {
                     let (path, line) = (path.to_owned(), at.line());
                     let origin = if of_kubelet {
-                        Origin::KubeletFile { path, line }
+                        SettingOrigin::KubeletFile { path, line }
                     } else {
-                        Origin::File { path, line }
+                        SettingOrigin::File { path, line }
                     };
                     problems.extend(self.take_value(setting, &at, origin));
                 }
@@ -163,12 +169,17 @@ impl Reading {
         }
     }
 
-    fn take_value(&mut self, setting: &'static Setting, at: &At<'_>, origin: Origin) -> Vec<Problem> {
+    fn take_value(
+        &mut self,
+        setting: &'static Setting,
+        at: &NodeCursor<'_>,
+        origin: SettingOrigin,
+    ) -> Vec<InputProblem> {
         match (setting.read)(&mut self.draft, at) {
             Ok(()) => {
                 self.broken.remove(setting.key);
                 self.draft.config.origins.insert(setting.key, origin);
-                let lines = at.items().map(|items| items.iter().map(At::line).collect());
+                let lines = at.items().map(|items| items.iter().map(NodeCursor::line).collect());
                 self.draft.config.lines.insert(setting.key, lines.unwrap_or_default());
                 Vec::new()
             }
@@ -179,43 +190,47 @@ impl Reading {
         }
     }
 
-    fn take_given(&mut self, by: &Origin, setting: &'static Setting, node: &Node) {
-        let problems = self.take_value(setting, &At::given(node, setting.key), by.clone());
-        let place = Place::file(by.to_string());
+    fn take_given(&mut self, by: &SettingOrigin, setting: &'static Setting, node: &YamlNode) {
+        let problems = self.take_value(setting, &NodeCursor::given(node, setting.key), by.clone());
+        let place = InputPlace::file(by.to_string());
         self.mistakes.extend(problems.into_iter().map(|problem| place.holds(problem)));
     }
 
     /// Checks what was read as a whole.
-    pub(super) fn finish(self) -> Result<Config, Mistakes> {
-        let Reading { draft, broken, mut mistakes } = self;
+    pub(super) fn finish(self) -> Result<Config, ConfigErrors> {
+        let ConfigReader { draft, broken, mut mistakes } = self;
         let config = check::finish(draft, &broken, &mut mistakes);
-        if mistakes.is_empty() { Ok(config) } else { Err(Mistakes(mistakes)) }
+        if mistakes.is_empty() { Ok(config) } else { Err(ConfigErrors(mistakes)) }
     }
 }
 
-impl Draft {
+impl ConfigDraft {
     /// What holds where nobody says anything.
-    pub(super) fn new(places: &DefaultPaths) -> Draft {
-        let pull = larder_store::pull::PullConfig::default();
+    pub(super) fn new(places: &DefaultPaths) -> ConfigDraft {
+        let pull = larder_store::pull::StorePullConfig::default();
         let mut registry = RegistryConfig::default();
         registry.config_dirs.splice(..0, places.certs.clone());
         let config = Config {
-            images: KubeletImageConfig::default().defaulted(Gates::default()),
-            gates: Gates::default(),
+            images: KubeletImageConfig::default().defaulted(FeatureGates::default()),
+            gates: FeatureGates::default(),
             credential_plugins: CredentialPlugins { config: None, bin_dir: None },
             static_pod_path: None,
             root: places.root.clone().unwrap_or_default(),
             state: None,
-            backend: BackendAt::Store,
-            listen: Listen { socket: places.socket.clone().unwrap_or_default(), mode: 0o660, group: None },
-            metrics: Metrics { address: Some(([127, 0, 0, 1], 9464).into()), allow_remote: false },
-            log: Log { level: tracing::Level::INFO, format: LogFormat::Text },
+            backend: BackendSetting::Store,
+            listen: ListenSettings {
+                socket: places.socket.clone().unwrap_or_default(),
+                mode: 0o660,
+                group: None,
+            },
+            metrics: MetricsSettings { address: Some(([127, 0, 0, 1], 9464).into()), allow_remote: false },
+            log: LogSettings { level: tracing::Level::INFO, format: LogFormat::Text },
             pull: PullConfig::default(),
-            credential_tokens: Tokens::Keep,
+            credential_tokens: TokenPolicy::Keep,
             ensured_lease: pull.ensured_lease,
             verification: None,
             gc: GcPolicy::default(),
-            periods: Periods::default(),
+            gc_intervals: GcIntervals::default(),
             registry,
             store: StoreSettings {
                 config: StoreConfig::default(),
@@ -232,12 +247,12 @@ impl Draft {
             origins: BTreeMap::new(),
             lines: BTreeMap::new(),
         };
-        Draft { written: KubeletImageConfig::default(), no_proxy: None, config }
+        ConfigDraft { written: KubeletImageConfig::default(), no_proxy: None, config }
     }
 }
 
 /// Whether a file is of the kind that is wanted, or near enough to go on.
-fn has_kind(root: &At<'_>, of_kubelet: bool, problems: &mut Vec<Problem>) -> bool {
+fn has_kind(root: &NodeCursor<'_>, of_kubelet: bool, problems: &mut Vec<InputProblem>) -> bool {
     let (api_version, kind, other_kind, other_option) = if of_kubelet {
         (KUBELET_API_VERSION, KUBELET_KIND, KIND, "config")
     } else {
@@ -245,7 +260,7 @@ fn has_kind(root: &At<'_>, of_kubelet: bool, problems: &mut Vec<Problem>) -> boo
     };
     let wanted = format!("begin it with apiVersion: {api_version} and kind: {kind}");
     if root.is_empty() {
-        problems.push(Problem::new("is empty").hint(wanted));
+        problems.push(InputProblem::new("is empty").hint(wanted));
         return false;
     }
     if !root.is_mapping() {
@@ -272,7 +287,7 @@ fn has_kind(root: &At<'_>, of_kubelet: bool, problems: &mut Vec<Problem>) -> boo
 }
 
 /// Tells keys that nobody knows. Returns the sections that are no mappings, as beginnings of keys.
-fn unknown_keys(at: &At<'_>, section: &str, problems: &mut Vec<Problem>) -> Vec<String> {
+fn unknown_keys(at: &NodeCursor<'_>, section: &str, problems: &mut Vec<InputProblem>) -> Vec<String> {
     let mut closed = Vec::new();
     let known = keys_of(section);
     for (key, field) in at.entries().unwrap_or_default() {

@@ -2,15 +2,15 @@
 
 use serde_json::Value;
 
-use super::read::Reading;
-use super::settings::{self, Reload, Setting};
+use super::read::ConfigReader;
+use super::settings::{self, ReloadSupport, Setting};
 use super::{API_VERSION, Config, KIND};
 use crate::environment::DefaultPaths;
 
 /// The page, as Markdown.
 pub fn page() -> String {
     let places = DefaultPaths { root: Some("/".into()), socket: Some("/".into()), ..DefaultPaths::default() };
-    let Ok(defaults) = Reading::new(&places).finish() else { return String::new() };
+    let Ok(defaults) = ConfigReader::new(&places).finish() else { return String::new() };
     let mut page = intro();
     let mut open = None;
     for setting in settings::all() {
@@ -79,12 +79,12 @@ fn row(setting: &Setting, defaults: &Config) -> String {
     };
     let kubelet = setting.kubelet_default.map(|value| format!("; kubelet: {value}")).unwrap_or_default();
     let reload = match setting.reload {
-        Reload::Live => "live",
-        Reload::Restart => "restart",
+        ReloadSupport::Live => "live",
+        ReloadSupport::Restart => "restart",
     };
     let flag = setting.kubelet_flag.map(|flag| format!(" Flag: `{flag}`.")).unwrap_or_default();
-    let idle = setting.idle.map(|why| format!(" No effect: {why}.")).unwrap_or_default();
-    let (key, form, about) = (setting.key, (setting.form)(), setting.about);
+    let idle = setting.unsupported_reason.map(|why| format!(" No effect: {why}.")).unwrap_or_default();
+    let (key, form, about) = (setting.key, (setting.codec_name)(), setting.description);
     format!("| `{key}` | {form} | {default}{kubelet} | {reload} | {about}{flag}{idle} |\n")
 }
 

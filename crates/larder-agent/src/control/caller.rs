@@ -11,9 +11,9 @@ tokio::task_local! {
 }
 
 /// Hands events to the caller whose image they are about.
-pub(crate) struct CallSink;
+pub(crate) struct CallerEventSink;
 
-impl EventSink for CallSink {
+impl EventSink for CallerEventSink {
     fn record(&self, event: Event) {
         // Without a caller, or after it went away, nobody wants it.
         let _ = CALLER.try_with(|caller| _ = caller.send(Update::Event(convert::event(event, None))));

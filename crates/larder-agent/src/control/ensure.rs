@@ -14,7 +14,7 @@ use futures_util::{Stream, stream};
 use larder::credentials::PullSecret;
 use larder::events::Event;
 use larder::pod::{ObjectRef, Pod, SandboxConfig};
-use larder::pull::{EnsureError, EnsureRequest, Ensured, Outcome};
+use larder::pull::{EnsureError, EnsureRequest, EnsuredImage, ImagePresence};
 use larder::reference::ImageName;
 use larder_api::convert::{self, millis};
 use larder_api::v1alpha1 as api;
@@ -36,7 +36,7 @@ const MAX_IMAGES: usize = 10_000;
 const MAX_REPEATED: usize = 64 << 20;
 
 /// Begins to make the images present, and tells what happens.
-pub(super) fn start(node: &Arc<Node>, request: api::EnsureRequest) -> Result<Updates, Error> {
+pub(super) fn start(node: &Arc<Node>, request: api::EnsureRequest) -> Result<EnsureUpdateStream, Error> {
     let progress = request.progress;
     let requests = requests(request)?;
     let node = Arc::clone(node);
@@ -44,7 +44,7 @@ pub(super) fn start(node: &Arc<Node>, request: api::EnsureRequest) -> Result<Upd
     let (pulls, news) = watch::channel(Vec::new());
     let mut work = JoinSet::new();
     work.spawn(async move { run(&node, &requests, &told, progress.then_some(pulls)).await });
-    Ok(Updates::new(tells, news, work))
+    Ok(EnsureUpdateStream::new(tells, news, work))
 }
 
 /// What was asked for, as the manager takes it.
@@ -128,14 +128,14 @@ fn target(requests: &[EnsureRequest], index: u32) -> Option<ObjectRef> {
     requests.get(usize::try_from(index).ok()?)?.target.clone()
 }
 
-fn verdict(index: u32, ended: Result<Ensured, EnsureError>) -> Update {
+fn verdict(index: u32, ended: Result<EnsuredImage, EnsureError>) -> Update {
     match ended {
-        Ok(Ensured { image_ref, message, outcome }) => {
+        Ok(EnsuredImage { image_ref, message, outcome }) => {
             let ensured =
                 api::Ensured { index, image_ref: image_ref.to_string(), message, ..api::Ensured::default() };
             Update::Ensured(match outcome {
-                Outcome::Present => ensured,
-                Outcome::Pulled { size_bytes, pull_duration, total_duration } => api::Ensured {
+                ImagePresence::Present => ensured,
+                ImagePresence::Pulled { size_bytes, pull_duration, total_duration } => api::Ensured {
                     pulled: true,
                     size_bytes,
                     pull_milliseconds: millis(pull_duration),
@@ -153,25 +153,25 @@ fn verdict(index: u32, ended: Result<Ensured, EnsureError>) -> Update {
                 retry_milliseconds: error.retry_in.map(millis),
                 hint: error.advice.map(|advice| convert::hint(&advice.hint)),
                 kind: kind.unwrap_or_default().into(),
-                withheld: error.withheld,
+                withheld: error.access_denied,
             })
         }
     }
 }
 
 /// The stream of one call. Dropping it gives the wishes up.
-pub struct Updates {
+pub struct EnsureUpdateStream {
     told: Pin<Box<dyn Stream<Item = Update> + Send>>,
     _work: JoinSet<()>,
 }
 
-impl Updates {
+impl EnsureUpdateStream {
     /// What is `told` comes in full and first; of the pulls only the latest news.
     fn new(
         told: mpsc::UnboundedReceiver<Update>,
         news: watch::Receiver<Vec<api::Pull>>,
         work: JoinSet<()>,
-    ) -> Updates {
+    ) -> EnsureUpdateStream {
         let told = stream::unfold((told, news), |(mut told, mut news)| async move {
             let update = tokio::select! {
                 biased;
@@ -183,11 +183,11 @@ impl Updates {
             };
             Some((update, (told, news)))
         });
-        Updates { told: Box::pin(told), _work: work }
+        EnsureUpdateStream { told: Box::pin(told), _work: work }
     }
 }
 
-impl Stream for Updates {
+impl Stream for EnsureUpdateStream {
     type Item = Result<api::EnsureUpdate, Status>;
 
     fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {

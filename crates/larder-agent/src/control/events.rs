@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use futures_util::{Stream, stream};
-use larder::events::{RingSink, Told};
+use larder::events::{EventStreamItem, RingSink};
 use larder_api::v1alpha1 as api;
 use larder_api::v1alpha1::events_response;
 use tokio::sync::watch;
 use tonic::Status;
 
-use crate::serve::connections::asked;
+use crate::serve::connections::stop_requested;
 use larder_api::convert;
 
 /// What a reader is told. A watch ends when the daemon does: it must not keep it from stopping.
@@ -24,7 +24,7 @@ pub(super) fn follow(
             Some(told) => told,
             None if watch => tokio::select! {
                 biased;
-                () = asked(&mut stop) => return None,
+                () = stop_requested(&mut stop) => return None,
                 told = followed.next() => told,
             },
             None => return None,
@@ -33,10 +33,12 @@ pub(super) fn follow(
     })
 }
 
-fn response(told: Told) -> api::EventsResponse {
+fn response(told: EventStreamItem) -> api::EventsResponse {
     let told = match told {
-        Told::Event(number, event) => events_response::Told::Event(convert::event(event, Some(number))),
-        Told::Missed(count) => events_response::Told::Missed(count),
+        EventStreamItem::Event(number, event) => {
+            events_response::Told::Event(convert::event(event, Some(number)))
+        }
+        EventStreamItem::Missed(count) => events_response::Told::Missed(count),
     };
     api::EventsResponse { told: Some(told) }
 }

@@ -5,9 +5,10 @@ use std::collections::HashSet;
 use larder::backend::{Backend, ImageSpec};
 use larder::credentials::{SecretCoordinates, ServiceAccountCoordinates};
 use larder::gc::{
-    Collector, GcPolicy, Goal, ImageVerdict, Scene, Stays, Verdict, nearest_names, plan, plan_round,
+    Collector, GcDecision, GcGoal, GcPolicy, GcSnapshot, ImageDecision, RetainReason, nearest_names, plan,
+    plan_round,
 };
-use larder::records::{Access, ImageRecords};
+use larder::records::{ImagePullCredentials, PullRecordStore};
 use larder::reference::ImageId;
 use larder_api::convert::millis;
 use larder_api::v1alpha1::{Explanation, PullRecord};
@@ -22,22 +23,22 @@ pub(super) async fn explain(
     backend: &dyn Backend,
     collector: &Collector,
     policy: &GcPolicy,
-    records: Option<&ImageRecords>,
+    records: Option<&PullRecordStore>,
 ) -> Result<Explanation, Error> {
     let found = backend.status(&ImageSpec::named(name)).await?;
     let scene = gc::scene(collector, policy).await?;
     let Some(image) = found else { return Err(unknown(name, &scene)) };
     let now = plan_round(&scene, policy);
-    let last = plan(&scene, policy, Goal::AllUnused);
-    let of = |verdicts: &[ImageVerdict]| verdicts.iter().find(|verdict| verdict.id == image.id).cloned();
-    let (Some(now), Some(last)) = (of(&now.verdicts), of(&last.verdicts)) else {
+    let last = plan(&scene, policy, GcGoal::AllUnused);
+    let of = |verdicts: &[ImageDecision]| verdicts.iter().find(|verdict| verdict.id == image.id).cloned();
+    let (Some(now), Some(last)) = (of(&now.decisions), of(&last.decisions)) else {
         return Err(unknown(name, &scene));
     };
     let since = |stamp| millis(scene.now.since(stamp));
     Ok(Explanation {
         verdict: Some(report::image(&now, policy)),
         shared_bytes: shared(&scene, &image.id),
-        removable: matches!(last.verdict, Verdict::Goes(_)),
+        removable: matches!(last.verdict, GcDecision::Remove(_)),
         under_pressure: under_pressure(&now.verdict, &last.verdict),
         milliseconds_since_first_seen: since(now.first_seen),
         milliseconds_since_last_used: now.last_used.map(since),
@@ -46,12 +47,15 @@ pub(super) async fn explain(
 }
 
 /// What becomes of it when room is needed, where that is not what becomes of it now.
-fn under_pressure(now: &Verdict, last: &Verdict) -> String {
+fn under_pressure(now: &GcDecision, last: &GcDecision) -> String {
     match (now, last) {
-        (Verdict::Stays(Stays::NotNeeded | Stays::FreesNothing), Verdict::Stays(stays)) => {
+        (
+            GcDecision::Retain(RetainReason::NotNeeded | RetainReason::FreesNothing),
+            GcDecision::Retain(stays),
+        ) => {
             format!("it stays: {stays}")
         }
-        (Verdict::Stays(_), Verdict::Goes(_)) => {
+        (GcDecision::Retain(_), GcDecision::Remove(_)) => {
             "it may go, when images unused for longer are not enough".to_owned()
         }
         _ => String::new(),
@@ -59,11 +63,11 @@ fn under_pressure(now: &Verdict, last: &Verdict) -> String {
 }
 
 /// What its layers take that other images have as well.
-fn shared(scene: &Scene, id: &ImageId) -> Option<u64> {
-    let mine = &scene.layers.of(id)?.layers;
+fn shared(scene: &GcSnapshot, id: &ImageId) -> Option<u64> {
+    let mine = &scene.layers.layers_of(id)?.layers;
     let others = scene.images.iter().filter(|image| image.id != *id);
     let others: HashSet<u32> = others
-        .filter_map(|image| scene.layers.of(&image.id))
+        .filter_map(|image| scene.layers.layers_of(&image.id))
         .flat_map(|known| known.layers.clone())
         .collect();
     let all = scene.layers.all();
@@ -76,7 +80,7 @@ fn shared(scene: &Scene, id: &ImageId) -> Option<u64> {
 }
 
 /// There is no such image; perhaps another name was meant.
-fn unknown(name: &str, scene: &Scene) -> Error {
+fn unknown(name: &str, scene: &GcSnapshot) -> Error {
     let near = nearest_names(name, scene.images.iter().flat_map(|image| &image.names));
     match near.as_slice() {
         [] => absent(name),
@@ -86,7 +90,7 @@ fn unknown(name: &str, scene: &Scene) -> Error {
 
 /// What is on record of an image, by its id. What cannot be read is logged, and is as good as nothing: nobody is let in
 /// by it.
-async fn pull_records(records: Option<&ImageRecords>, image_ref: &ImageId) -> Vec<PullRecord> {
+async fn pull_records(records: Option<&PullRecordStore>, image_ref: &ImageId) -> Vec<PullRecord> {
     let Some(records) = records else { return Vec::new() };
     match records.record(image_ref).await {
         Ok(record) => record.into_iter().flat_map(|record| record.names).map(of_name).collect(),
@@ -97,7 +101,7 @@ async fn pull_records(records: Option<&ImageRecords>, image_ref: &ImageId) -> Ve
     }
 }
 
-fn of_name((name, access): (String, Access)) -> PullRecord {
+fn of_name((name, access): (String, ImagePullCredentials)) -> PullRecord {
     PullRecord {
         name,
         every_pod: access.node_pods,

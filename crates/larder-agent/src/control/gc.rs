@@ -1,6 +1,6 @@
 //! One round of garbage collection, or what it would do.
 
-use larder::gc::{Collector, GcError, GcPolicy, Goal, Scene, holders as who_holds, plan, plan_round};
+use larder::gc::{Collector, GcError, GcGoal, GcPolicy, GcSnapshot, holders as who_holds, plan, plan_round};
 use larder::hint::Hint;
 use larder::image_service::FilesystemError;
 use larder_api::is_gone;
@@ -13,17 +13,17 @@ use crate::error::Error;
 pub(super) async fn dry_run(
     collector: &Collector,
     policy: &GcPolicy,
-    goal: Goal,
+    goal: GcGoal,
 ) -> Result<Collection, Error> {
     let found = match goal {
-        Goal::AllUnused => scene(collector, policy).await?,
+        GcGoal::AllUnused => scene(collector, policy).await?,
         _ => match collector.scene_by(policy).await {
             Ok(found) => found,
             Err(error) => return Err(failure_of(collector, error).await),
         },
     };
     let planned = match goal {
-        Goal::Thresholds => plan_round(&found, policy),
+        GcGoal::Thresholds => plan_round(&found, policy),
         goal => plan(&found, policy, goal),
     };
     let enough = planned.reachable;
@@ -35,7 +35,7 @@ pub(super) async fn dry_run(
 }
 
 /// One round. That it did not do all that it should is told in it.
-pub(super) async fn one_round(collector: &Collector, policy: &GcPolicy, goal: Goal) -> Collection {
+pub(super) async fn run_round(collector: &Collector, policy: &GcPolicy, goal: GcGoal) -> Collection {
     let round = collector.round_by(policy, goal).await;
     let held_by = match &round.error {
         Some(GcError::Insufficient(_)) => {
@@ -57,11 +57,11 @@ pub(super) async fn one_round(collector: &Collector, policy: &GcPolicy, goal: Go
 }
 
 /// Everything that a plan depends on; a file system that cannot be read is left out.
-pub(super) async fn scene(collector: &Collector, policy: &GcPolicy) -> Result<Scene, Error> {
+pub(super) async fn scene(collector: &Collector, policy: &GcPolicy) -> Result<GcSnapshot, Error> {
     let scene = match collector.scene_by(policy).await {
         Err(GcError::Disk(error)) => {
             tracing::warn!("how full the disk is is not known: {error}");
-            collector.scene().await
+            collector.snapshot().await
         }
         scene => scene,
     };
@@ -107,9 +107,9 @@ mod tests {
     use std::sync::Arc;
     use std::time::Duration;
 
-    use larder::backend::{BackendError, Container, InUse, Unreachable};
-    use larder::gc::Measure;
-    use larder::image_service::Disk;
+    use larder::backend::{BackendError, Container, ContainerInventory, EndpointFailure};
+    use larder::gc::FsStatsProvider;
+    use larder::image_service::FsStats;
     use larder_testkit::fake_backend::{FakeBackend, image};
 
     use super::*;
@@ -118,9 +118,9 @@ mod tests {
     struct FullDisk;
 
     #[async_trait::async_trait]
-    impl Measure for FullDisk {
-        async fn measure(&self) -> Result<Disk, FilesystemError> {
-            Ok(Disk { capacity: 1000, ..Disk::default() })
+    impl FsStatsProvider for FullDisk {
+        async fn measure(&self) -> Result<FsStats, FilesystemError> {
+            Ok(FsStats { capacity: 1000, ..FsStats::default() })
         }
     }
 
@@ -130,10 +130,11 @@ mod tests {
         backend.add_image("a:1", image("sha256:1", 500));
         // Kubelet's rule counts ids alone.
         let container = Container { image_id: "a:1".into(), ..Container::default() };
-        backend.set_in_use(InUse { containers: vec![container], ..InUse::default() });
+        backend
+            .set_in_use(ContainerInventory { containers: vec![container], ..ContainerInventory::default() });
         let default = GcPolicy { minimum_age: Duration::ZERO, ..GcPolicy::default() };
         let kubelet = GcPolicy { minimum_age: Duration::ZERO, ..GcPolicy::kubelet() };
-        for goal in [Goal::Thresholds, Goal::Free { bytes: 1 }, Goal::AllUnused] {
+        for goal in [GcGoal::Thresholds, GcGoal::Free { bytes: 1 }, GcGoal::AllUnused] {
             let planned = async |policy| {
                 let backend = Arc::new(backend.clone());
                 let collector = Collector::builder(backend).disk(Arc::new(FullDisk)).build();
@@ -151,9 +152,9 @@ mod tests {
         let failure = failure_of(&collector, failed()).await;
         assert_eq!(failure.kind(), ErrorKind::Failed);
         assert_eq!(failure.message(), "not all that nothing uses could be removed: in use");
-        let problem = Unreachable::Told { problem: "no such socket".into(), hint: "start it".into() };
+        let problem = EndpointFailure::Reported { problem: "no such socket".into(), hint: "start it".into() };
         backend.set_down(Some(BackendError::Unreachable { endpoint: "unix:///d.sock".into(), problem }));
-        for error in [failed(), GcError::Uses(larder::gc::UseError::other("closed"))] {
+        for error in [failed(), GcError::Uses(larder::gc::ImageUseError::other("closed"))] {
             let failure = failure_of(&collector, error).await;
             assert_eq!(failure.kind(), ErrorKind::Unavailable);
             assert!(failure.message().contains("no such socket"), "{}", failure.message());

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use larder::gc::{Entry, HistoryFile};
-use larder_api::Word as _;
+use larder::gc::{HistoryFile, RemovalHistoryEntry};
+use larder_api::EnumWord as _;
 use larder_api::v1alpha1::{HistoryEntry, HistoryResponse, RemovalPurpose};
 
 use super::report::time;
@@ -21,7 +21,7 @@ pub(super) fn read(journal: &Path) -> Result<HistoryResponse, Error> {
     })
 }
 
-fn shown(entry: Entry) -> HistoryEntry {
+fn shown(entry: RemovalHistoryEntry) -> HistoryEntry {
     HistoryEntry {
         time: time(entry.at),
         id: entry.id.into(),

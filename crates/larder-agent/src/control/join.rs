@@ -2,8 +2,8 @@
 
 use larder_api::v1alpha1::SettingValue;
 
-use super::Process;
-use crate::config::{self, BackendAt, Config};
+use super::ServingProcess;
+use crate::config::{self, BackendSetting, Config};
 use crate::error::Error;
 
 /// Settings that concern only the process that has them, and those by which the client came here.
@@ -12,12 +12,12 @@ const OWN: [&str; 7] =
 
 /// Fails where a setting that the client was given has another value here, and names all of them. A client works through
 /// a daemon nevertheless, and warns.
-pub(super) fn check(config: &Config, process: &Process, theirs: &[SettingValue]) -> Result<(), Error> {
+pub(super) fn check(config: &Config, process: &ServingProcess, theirs: &[SettingValue]) -> Result<(), Error> {
     let differences: Vec<String> = theirs
         .iter()
         .filter(|setting| !OWN.iter().any(|section| setting.key.starts_with(section)))
         // A runtime's images are found by the state directory.
-        .filter(|setting| setting.key != "state" || matches!(config.backend, BackendAt::Store))
+        .filter(|setting| setting.key != "state" || matches!(config.backend, BackendSetting::Store))
         .filter_map(|setting| {
             let here = config::value_of(config, &setting.key)?.to_string();
             let SettingValue { key, value, origin } = setting;
@@ -29,11 +29,11 @@ pub(super) fn check(config: &Config, process: &Process, theirs: &[SettingValue])
     }
     let differences = differences.join("; ");
     Err(match process {
-        Process::Command => Error::failed(format!(
+        ServingProcess::Command => Error::failed(format!(
             "another larder command has these images open with other settings: {differences}"
         ))
         .hint("rerun the command when the other one has ended, or give both the same settings"),
-        Process::Daemon(_) => {
+        ServingProcess::Daemon(_) => {
             Error::failed(format!("settings without effect, the daemon has its own: {differences}"))
                 .hint("change the settings of the daemon instead")
         }
@@ -61,23 +61,24 @@ pub(super) fn check_programs(here: &[String], theirs: &[String]) -> Result<(), E
 mod tests {
     use super::*;
     use crate::client::insisted_on;
-    use crate::config::{Source, Sources};
+    use crate::config::{SettingsSource, SettingsSources};
     use crate::environment::DefaultPaths;
 
     /// The configuration of a process that was given these settings by flags.
     fn given(settings: &[(&'static str, &str)]) -> Config {
-        let layer = |(key, value): &(&'static str, &str)| Source::Given {
-            by: config::Origin::Flag("--flag"),
+        let layer = |(key, value): &(&'static str, &str)| SettingsSource::Given {
+            by: config::SettingOrigin::Flag("--flag"),
             key,
             value: (*value).to_owned(),
         };
         let layers = settings.iter().map(layer).collect();
-        config::load(&Sources { places: DefaultPaths::of(true, |_| None), layers }).unwrap()
+        config::load(&SettingsSources { places: DefaultPaths::of(true, |_| None), layers }).unwrap()
     }
 
     fn joins(owner: &[(&'static str, &str)], joiner: &[(&'static str, &str)]) -> Result<(), String> {
         let theirs = insisted_on(&given(joiner), |_| true);
-        check(&given(owner), &Process::Command, &theirs).map_err(|refused| refused.message().to_owned())
+        check(&given(owner), &ServingProcess::Command, &theirs)
+            .map_err(|refused| refused.message().to_owned())
     }
 
     #[test]

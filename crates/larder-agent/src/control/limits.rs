@@ -2,18 +2,18 @@
 
 use std::time::Duration;
 
-use larder::gc::{Accounting, GcPolicy, Goal};
+use larder::gc::{Accounting, GcGoal, GcPolicy};
 use larder_api::v1alpha1::CollectRequest;
 use larder_api::v1alpha1::collect_request;
 
 use crate::error::Error;
 
 /// What it is for.
-pub(super) fn goal(request: &CollectRequest) -> Goal {
+pub(super) fn goal(request: &CollectRequest) -> GcGoal {
     match request.goal {
-        Some(collect_request::Goal::FreeBytes(bytes)) => Goal::Free { bytes },
-        Some(collect_request::Goal::AllUnused(true)) => Goal::AllUnused,
-        _ => Goal::Thresholds,
+        Some(collect_request::Goal::FreeBytes(bytes)) => GcGoal::Free { bytes },
+        Some(collect_request::Goal::AllUnused(true)) => GcGoal::AllUnused,
+        _ => GcGoal::Thresholds,
     }
 }
 

@@ -5,14 +5,14 @@ use std::io::{self, Read};
 use std::time::Duration;
 
 use futures_util::{Stream, StreamExt as _};
-use larder::chain;
-use larder::events::{EventType, Reason};
-use larder::gotext;
+use larder::error_chain;
+use larder::events::{EventReason, EventType};
+use larder::go_format;
 use larder::reference::Reference;
 use larder_api::v1alpha1 as api;
 use larder_store::backend::StoreBackend;
-use larder_store::pull::{Loaded as Brought, PullError};
-use larder_store::store::import::{ImportError, ImportFrom};
+use larder_store::pull::{LoadedImage as Brought, PullError};
+use larder_store::store::import::{ImportError, ImportSource};
 use larder_store::unpack::UnpackError;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::time;
@@ -37,7 +37,7 @@ pub(super) async fn load(
     turns: &Semaphore,
     mut pieces: impl Stream<Item = Result<api::LoadRequest, Status>> + Unpin,
 ) -> Result<Vec<api::LoadedImage>, Status> {
-    let store = node.own_store()?;
+    let store = node.require_store()?;
     let Ok(_turn) = turns.try_acquire() else {
         return Err(Status::resource_exhausted(format!("{AT_ONCE} archives are being loaded already")));
     };
@@ -47,12 +47,12 @@ pub(super) async fn load(
     let name = Some(first.name).filter(|name| !name.is_empty());
     let name = name.as_deref().map(base_name).transpose().map_err(|error| error.about("name"))?;
     let (feed, arriving) = mpsc::channel(AHEAD);
-    let arriving = Arriving { pieces: arriving, piece: first.piece, at: 0 };
+    let arriving = UploadReader { pieces: arriving, piece: first.piece, at: 0 };
     tokio::select! {
-        loaded = import(store, ImportFrom::Stream(Box::new(arriving)), name) => {
+        loaded = import(store, ImportSource::Stream(Box::new(arriving)), name) => {
             let loaded = loaded?;
             for image in &loaded {
-                node.record(EventType::Normal, Reason::Loaded, &said(image));
+                node.record(EventType::Normal, EventReason::Loaded, &said(image));
             }
             Ok(loaded)
         }
@@ -96,7 +96,7 @@ async fn next(
     pieces: &mut (impl Stream<Item = Result<api::LoadRequest, Status>> + Unpin),
 ) -> Result<Option<api::LoadRequest>, Status> {
     let next = time::timeout(SILENCE, pieces.next()).await.map_err(|_| {
-        let silence = gotext::duration(SILENCE);
+        let silence = go_format::duration(SILENCE);
         Error::unreachable(format!("nothing came of the archive for {silence}"))
             .hint("see whether what writes it still runs")
     })?;
@@ -110,14 +110,14 @@ async fn next(
 }
 
 /// What has arrived, as the store reads it on a thread that may block.
-struct Arriving {
+struct UploadReader {
     pieces: mpsc::Receiver<io::Result<Vec<u8>>>,
     piece: Vec<u8>,
     /// So much of the piece has been read.
     at: usize,
 }
 
-impl Read for Arriving {
+impl Read for UploadReader {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         while self.at == self.piece.len() {
             let Some(next) = self.pieces.blocking_recv() else { return Ok(0) };
@@ -134,7 +134,7 @@ impl Read for Arriving {
 /// Loads what `from` holds; what is told does not name it.
 async fn import(
     store: &StoreBackend,
-    from: ImportFrom,
+    from: ImportSource,
     base_name: Option<Reference>,
 ) -> Result<Vec<api::LoadedImage>, Error> {
     let brought = store.puller().load(from, base_name).await.map_err(|error| failed(&error))?;
@@ -158,12 +158,13 @@ fn failed(error: &PullError) -> Error {
     if let PullError::Unpack { cause, .. } = error
         && is_damage(cause)
     {
-        return Error::bad_input(chain(error)).hint("the file is damaged: copy it, or save the image, again");
+        return Error::bad_input(error_chain(error))
+            .hint("the file is damaged: copy it, or save the image, again");
     }
     let failure = match error {
-        PullError::Import(ImportError::Store(_)) => Error::failed(chain(error)),
-        PullError::Import(_) => Error::bad_input(chain(error)),
-        _ => Error::failed(chain(error)),
+        PullError::Import(ImportError::Store(_)) => Error::failed(error_chain(error)),
+        PullError::Import(_) => Error::bad_input(error_chain(error)),
+        _ => Error::failed(error_chain(error)),
     };
     match error.hint() {
         Some(hint) => failure.hint(hint),
@@ -194,8 +195,8 @@ mod tests {
     use tonic::Code;
 
     use super::*;
-    use crate::backend::{BackendHandle, OpenMode, RuntimeMode, open};
-    use crate::node::{Parts, testing};
+    use crate::backend::{BackendHandle, OpenMode, RuntimeRequirement, open};
+    use crate::node::{NodeDependencies, testing};
 
     fn piece(bytes: usize) -> api::LoadRequest {
         api::LoadRequest { name: String::new(), piece: vec![0; bytes] }
@@ -205,9 +206,9 @@ mod tests {
         let parts = testing::parts(&FakeBackend::new(), folder.path(), None, |_| ());
         let mut config = (*parts.settings.now()).clone();
         config.root = folder.path().join("store");
-        let store = open(&config, OpenMode::Create, RuntimeMode::Require).unwrap();
+        let store = open(&config, OpenMode::Create, RuntimeRequirement::Require).unwrap();
         assert!(matches!(store, BackendHandle::Store(_)));
-        Node::build(Parts { handle: Some(store), ..parts })
+        Node::build(NodeDependencies { handle: Some(store), ..parts })
     }
 
     #[tokio::test(start_paused = true)]

@@ -9,12 +9,12 @@ pub(crate) mod gc;
 mod history;
 mod images;
 mod join;
-mod kept;
 mod limits;
 mod load;
 mod mounts;
 mod remove;
 mod report;
+mod retention;
 mod status;
 #[cfg(test)]
 mod tests;
@@ -43,12 +43,12 @@ pub use load::base_name;
 
 /// Answers the calls. Clones share what they work on.
 #[derive(Clone)]
-pub struct Service(Arc<Shared>);
+pub struct ControlApi(Arc<ControlApiInner>);
 
-struct Shared {
+struct ControlApiInner {
     node: Arc<Node>,
     /// Who runs the node.
-    process: Process,
+    process: ServingProcess,
     connections: Connections,
     /// Signals that the process stops.
     stop: watch::Receiver<bool>,
@@ -58,7 +58,7 @@ struct Shared {
 
 /// The process that serves a node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Process {
+pub(crate) enum ServingProcess {
     /// A daemon, which listens here.
     Daemon(Option<PathBuf>),
     /// A command, for as long as it runs.
@@ -68,22 +68,22 @@ pub(crate) enum Process {
 /// The service, ready to be put behind its path.
 pub(crate) fn service(
     node: Arc<Node>,
-    process: Process,
+    process: ServingProcess,
     connections: Connections,
     stop: watch::Receiver<bool>,
-) -> ControlServer<Service> {
+) -> ControlServer<ControlApi> {
     let loads = Semaphore::new(load::AT_ONCE);
-    let shared = Shared { node, process, connections, stop, loads };
-    ControlServer::new(Service(Arc::new(shared)))
+    let shared = ControlApiInner { node, process, connections, stop, loads };
+    ControlServer::new(ControlApi(Arc::new(shared)))
         .max_decoding_message_size(MAX_MESSAGE_BYTES)
         .max_encoding_message_size(MAX_MESSAGE_BYTES)
 }
 
-type Answer<T> = Result<Response<T>, Status>;
+type ControlResult<T> = Result<Response<T>, Status>;
 
-type Events = Pin<Box<dyn Stream<Item = Result<api::EventsResponse, Status>> + Send>>;
+type EventStream = Pin<Box<dyn Stream<Item = Result<api::EventsResponse, Status>> + Send>>;
 
-impl Service {
+impl ControlApi {
     fn node(&self) -> &Node {
         &self.0.node
     }
@@ -100,7 +100,7 @@ impl Service {
         &self,
         call: impl FnOnce(&Store) -> Result<T, Error> + Send + 'static,
     ) -> Result<T, Error> {
-        let store = self.node().own_store()?.store().clone();
+        let store = self.node().require_store()?.store().clone();
         let called = spawn_blocking(move || call(&store)).await;
         called.map_err(|error| unanswered("the store", &error))?
     }
@@ -130,20 +130,20 @@ fn absolute(target: &str) -> Result<PathBuf, Error> {
 }
 
 #[tonic::async_trait]
-impl Control for Service {
-    type EnsureStream = ensure::Updates;
-    type EventsStream = Events;
+impl Control for ControlApi {
+    type EnsureStream = ensure::EnsureUpdateStream;
+    type EventsStream = EventStream;
 
-    async fn ensure(&self, request: Request<api::EnsureRequest>) -> Answer<Self::EnsureStream> {
+    async fn ensure(&self, request: Request<api::EnsureRequest>) -> ControlResult<Self::EnsureStream> {
         Ok(Response::new(ensure::start(&self.0.node, request.into_inner())?))
     }
 
-    async fn images(&self, _: Request<api::ImagesRequest>) -> Answer<api::ImagesResponse> {
+    async fn images(&self, _: Request<api::ImagesRequest>) -> ControlResult<api::ImagesResponse> {
         let images = self.node().backend.list().await.map_err(Error::from)?;
         Ok(Response::new(api::ImagesResponse { images: images.iter().map(convert::image).collect() }))
     }
 
-    async fn inspect(&self, request: Request<api::InspectRequest>) -> Answer<api::InspectResponse> {
+    async fn inspect(&self, request: Request<api::InspectRequest>) -> ControlResult<api::InspectResponse> {
         let request = request.into_inner();
         let found = images::inspect(named(&request.image)?, &*self.node().backend).await?;
         Ok(Response::new(api::InspectResponse {
@@ -152,7 +152,7 @@ impl Control for Service {
         }))
     }
 
-    async fn remove(&self, request: Request<api::RemoveRequest>) -> Answer<api::RemoveResponse> {
+    async fn remove(&self, request: Request<api::RemoveRequest>) -> ControlResult<api::RemoveResponse> {
         let request = request.into_inner();
         for image in &request.images {
             named(image)?;
@@ -167,25 +167,25 @@ impl Control for Service {
         {
             // The space is free when the caller learns that the image is gone.
             if let Ok(Err(error)) = spawn_blocking(move || store.empty_trash()).await {
-                answer.warnings.push(larder::chain(&error));
+                answer.warnings.push(larder::error_chain(&error));
             }
         }
         Ok(Response::new(answer))
     }
 
-    async fn plan(&self, request: Request<api::CollectRequest>) -> Answer<api::Collection> {
+    async fn plan(&self, request: Request<api::CollectRequest>) -> ControlResult<api::Collection> {
         let request = request.into_inner();
         let (policy, goal) = (self.policy(&request)?, limits::goal(&request));
         Ok(Response::new(gc::dry_run(self.node().collector()?, &policy, goal).await?))
     }
 
-    async fn collect(&self, request: Request<api::CollectRequest>) -> Answer<api::Collection> {
+    async fn collect(&self, request: Request<api::CollectRequest>) -> ControlResult<api::Collection> {
         let request = request.into_inner();
         let (policy, goal) = (self.policy(&request)?, limits::goal(&request));
-        Ok(Response::new(gc::one_round(self.node().collector()?, &policy, goal).await))
+        Ok(Response::new(gc::run_round(self.node().collector()?, &policy, goal).await))
     }
 
-    async fn explain(&self, request: Request<api::ExplainRequest>) -> Answer<api::Explanation> {
+    async fn explain(&self, request: Request<api::ExplainRequest>) -> ControlResult<api::Explanation> {
         let request = request.into_inner();
         let policy = self.policy(&request.limits.unwrap_or_default())?;
         let Node { backend, records, .. } = self.node();
@@ -195,70 +195,70 @@ impl Control for Service {
         Ok(Response::new(explain::explain(image, &**backend, collector, &policy, records).await?))
     }
 
-    async fn history(&self, _: Request<api::HistoryRequest>) -> Answer<api::HistoryResponse> {
-        let journal = self.node().kept_state()?.history();
+    async fn history(&self, _: Request<api::HistoryRequest>) -> ControlResult<api::HistoryResponse> {
+        let journal = self.node().require_state_dir()?.history();
         let read = spawn_blocking(move || history::read(&journal)).await;
         Ok(Response::new(read.map_err(|error| unanswered("the journal", &error))??))
     }
 
-    async fn usage(&self, _: Request<api::UsageRequest>) -> Answer<api::UsageResponse> {
+    async fn usage(&self, _: Request<api::UsageRequest>) -> ControlResult<api::UsageResponse> {
         let policy = limits::looking_policy(&self.node().collector()?.policy());
         Ok(Response::new(usage::usage(self.node(), &policy).await?))
     }
 
-    async fn runtime(&self, _: Request<api::RuntimeRequest>) -> Answer<api::RuntimeResponse> {
+    async fn runtime(&self, _: Request<api::RuntimeRequest>) -> ControlResult<api::RuntimeResponse> {
         Ok(Response::new(images::runtime(&*self.node().backend).await?))
     }
 
-    async fn events(&self, request: Request<api::EventsRequest>) -> Answer<Self::EventsStream> {
+    async fn events(&self, request: Request<api::EventsRequest>) -> ControlResult<Self::EventsStream> {
         let told = events::follow(&self.node().events, request.get_ref(), self.0.stop.clone());
         Ok(Response::new(Box::pin(told)))
     }
 
-    async fn status(&self, request: Request<api::StatusRequest>) -> Answer<api::StatusResponse> {
-        let Shared { node, process, connections, .. } = &*self.0;
+    async fn status(&self, request: Request<api::StatusRequest>) -> ControlResult<api::StatusResponse> {
+        let ControlApiInner { node, process, connections, .. } = &*self.0;
         if request.get_ref().look {
             node.check_health().await;
         }
         Ok(Response::new(status::now(node, connections, process).await))
     }
 
-    async fn keep(&self, request: Request<api::KeepRequest>) -> Answer<api::KeepResponse> {
-        Ok(Response::new(kept::keep(&self.0.node, request.into_inner()).await?))
+    async fn keep(&self, request: Request<api::KeepRequest>) -> ControlResult<api::KeepResponse> {
+        Ok(Response::new(retention::keep(&self.0.node, request.into_inner()).await?))
     }
 
-    async fn lease(&self, request: Request<api::LeaseRequest>) -> Answer<api::LeaseResponse> {
+    async fn lease(&self, request: Request<api::LeaseRequest>) -> ControlResult<api::LeaseResponse> {
         let request = request.into_inner();
         named(&request.image)?;
-        Ok(Response::new(kept::lease(self.node(), &self.0.process, &request).await?))
+        Ok(Response::new(retention::lease(self.node(), &self.0.process, &request).await?))
     }
 
-    async fn load(&self, request: Request<Streaming<api::LoadRequest>>) -> Answer<api::LoadResponse> {
+    async fn load(&self, request: Request<Streaming<api::LoadRequest>>) -> ControlResult<api::LoadResponse> {
         let images = load::load(self.node(), &self.0.loads, request.into_inner()).await?;
         Ok(Response::new(api::LoadResponse { images }))
     }
 
-    async fn mount(&self, request: Request<api::MountRequest>) -> Answer<api::MountResponse> {
+    async fn mount(&self, request: Request<api::MountRequest>) -> ControlResult<api::MountResponse> {
         let api::MountRequest { image, target, writable } = request.into_inner();
         let target = absolute(&target)?;
         let mount = self.store(move |store| mounts::mount_of(store, &image, &target, writable)).await?;
         Ok(Response::new(api::MountResponse { mount: Some(mount) }))
     }
 
-    async fn unmount(&self, request: Request<api::UnmountRequest>) -> Answer<api::UnmountResponse> {
+    async fn unmount(&self, request: Request<api::UnmountRequest>) -> ControlResult<api::UnmountResponse> {
         let api::UnmountRequest { target, force } = request.into_inner();
         let target = absolute(&target)?;
         let mount = self.store(move |store| mounts::umount_of(store, &target, force)).await?;
         Ok(Response::new(api::UnmountResponse { mount: Some(mount) }))
     }
 
-    async fn mounts(&self, _: Request<api::MountsRequest>) -> Answer<api::MountsResponse> {
+    async fn mounts(&self, _: Request<api::MountsRequest>) -> ControlResult<api::MountsResponse> {
         Ok(Response::new(api::MountsResponse { mounts: self.store(mounts::mounts_of).await? }))
     }
 
-    async fn reload(&self, _: Request<api::ReloadRequest>) -> Answer<api::ReloadResponse> {
-        let Shared { node, process, .. } = &*self.0;
-        if *process == Process::Command {
+    async fn reload(&self, _: Request<api::ReloadRequest>) -> ControlResult<api::ReloadResponse> {
+        let ControlApiInner { node, process, .. } = &*self.0;
+        if *process == ServingProcess::Command {
             return Err(Error::failed("a command keeps its settings for as long as it runs")
                 .hint("rerun the command to use other settings")
                 .into());
@@ -274,10 +274,10 @@ impl Control for Service {
         }))
     }
 
-    async fn join(&self, request: Request<api::JoinRequest>) -> Answer<api::JoinResponse> {
-        let Shared { node, process, .. } = &*self.0;
+    async fn join(&self, request: Request<api::JoinRequest>) -> ControlResult<api::JoinResponse> {
+        let ControlApiInner { node, process, .. } = &*self.0;
         join::check(&node.settings.now(), process, &request.get_ref().settings)?;
-        if *process == Process::Command {
+        if *process == ServingProcess::Command {
             if let Some(theirs) = &request.get_ref().credential_programs {
                 join::check_programs(&node.manager.credentials().programs().await, &theirs.programs)?;
             }

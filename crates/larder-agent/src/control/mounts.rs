@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::SystemTime;
 
-use larder::chain;
+use larder::error_chain;
 use larder::hint::Hint;
 use larder_api::v1alpha1::Mount;
 use larder_store::mounts::{MountError, MountOptions};
@@ -31,7 +31,7 @@ pub(super) fn umount_of(store: &Store, target: &Path, force: bool) -> Result<Mou
 
 /// The mounts of this store.
 pub(super) fn mounts_of(store: &Store) -> Result<Vec<Mount>, Error> {
-    let mounts = store.mounts().map_err(|error| Error::failed(chain(&error)))?;
+    let mounts = store.mounts().map_err(|error| Error::failed(error_chain(&error)))?;
     Ok(mounts.iter().map(shown).collect())
 }
 
@@ -46,7 +46,7 @@ fn shown(mount: &MountRecord) -> Mount {
 }
 
 fn failed(error: &MountError) -> Error {
-    let failure = Error::failed(chain(error));
+    let failure = Error::failed(error_chain(error));
     match error.hint() {
         Some(hint) => failure.hint(hint),
         None => failure,

@@ -6,11 +6,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use larder::backend::{Backend, BackendError, Container, Image, ImageSpec, InUse};
-use larder::chain;
-use larder::gc::Gate;
+use larder::backend::{Backend, BackendError, Container, ContainerInventory, Image, ImageSpec};
+use larder::detached::run_to_completion;
+use larder::error_chain;
+use larder::gc::RemovalGate;
 use larder::hint::Hint;
-use larder::outlive::to_its_end;
 use larder::reference::{ImageId, ImageName};
 use larder_api::convert;
 use larder_api::v1alpha1::{self as api, RemoveRequest, RemoveResponse, removed};
@@ -20,7 +20,7 @@ use tokio::task::spawn_blocking;
 
 use super::images::{absent, trouble_with};
 use crate::error::{Error, ErrorKind};
-use naming::Naming;
+use naming::ImageNameForm;
 
 /// Removes images one after the other; their names were checked. `store` is the backend, where that is larder's own
 /// store; `gate` is what ensures and collection agree on. A backend that goes away meanwhile is the end of it. Dropping
@@ -29,7 +29,7 @@ pub(super) async fn remove(
     request: &RemoveRequest,
     backend: &Arc<dyn Backend>,
     store: Option<&StoreBackend>,
-    gate: &Arc<Gate>,
+    gate: &Arc<RemovalGate>,
 ) -> RemoveResponse {
     let mut answer = RemoveResponse::default();
     if let Err(failure) = remove_all(request, backend, store, gate, &mut answer).await {
@@ -53,15 +53,15 @@ async fn look_up<'a>(
     request: &'a RemoveRequest,
     backend: &dyn Backend,
     answer: &mut RemoveResponse,
-) -> Result<Vec<Asked<'a>>, Error> {
-    let mut found: Vec<Asked> = Vec::new();
+) -> Result<Vec<RemovalRequest<'a>>, Error> {
+    let mut found: Vec<RemovalRequest> = Vec::new();
     for name in &request.images {
         match backend.status(&ImageSpec::named(name)).await {
-            Ok(Some(image)) => match naming::how(name, &image) {
-                Naming::PartOfId => answer.refuse(too_short(name, &image))?,
+            Ok(Some(image)) => match naming::name_form(name, &image) {
+                ImageNameForm::PartOfId => answer.refuse(too_short(name, &image))?,
                 how => match found.iter_mut().find(|known| known.image.id == image.id) {
                     Some(known) => known.ways.push(how),
-                    None => found.push(Asked { name, image, ways: vec![how] }),
+                    None => found.push(RemovalRequest { name, image, ways: vec![how] }),
                 },
             },
             Ok(None) if request.ignore_not_found => {}
@@ -76,15 +76,15 @@ async fn remove_all(
     request: &RemoveRequest,
     backend: &Arc<dyn Backend>,
     store: Option<&StoreBackend>,
-    gate: &Arc<Gate>,
+    gate: &Arc<RemovalGate>,
     answer: &mut RemoveResponse,
 ) -> Result<(), Error> {
     let found = look_up(request, &**backend, answer).await?;
     // What is forced out of a runtime is its own affair; of the store, the mounts that stay are told.
     let looks = !found.is_empty() && (store.is_some() || !request.force);
-    let in_use = if looks { backend.in_use().await? } else { InUse::default() };
-    for Asked { name, image, ways } in &found {
-        if !request.force && naming::names_more(image, ways) {
+    let in_use = if looks { backend.container_inventory().await? } else { ContainerInventory::default() };
+    for RemovalRequest { name, image, ways } in &found {
+        if !request.force && naming::has_other_names(image, ways) {
             answer.refuse(other_names(name, image, is_docker(backend).await))?;
             continue;
         }
@@ -114,11 +114,11 @@ async fn remove_one(
     force: bool,
     backend: &Arc<dyn Backend>,
     store: Option<&StoreBackend>,
-    gate: &Arc<Gate>,
+    gate: &Arc<RemovalGate>,
 ) -> Result<(), BackendError> {
-    let removing = gate.removal(id).await;
+    let removing = gate.wait_begin_removal(id).await;
     let (id, backend, store) = (id.clone(), Arc::clone(backend), store.cloned());
-    to_its_end(async move {
+    run_to_completion(async move {
         let _removing = removing;
         match &store {
             Some(store) if force => store.remove_mounted(&ImageName::from(&id)).await?,
@@ -133,12 +133,12 @@ async fn remove_one(
     .await
 }
 
-trait Refuse {
+trait AddRefusal {
     /// Notes why one image is still there. A backend that is gone is the end of all.
     fn refuse(&mut self, failure: Error) -> Result<(), Error>;
 }
 
-impl Refuse for RemoveResponse {
+impl AddRefusal for RemoveResponse {
     fn refuse(&mut self, failure: Error) -> Result<(), Error> {
         if failure.kind() == ErrorKind::Unavailable {
             return Err(failure);
@@ -150,10 +150,10 @@ impl Refuse for RemoveResponse {
 }
 
 /// An image to remove, and in which ways it was asked for.
-struct Asked<'a> {
+struct RemovalRequest<'a> {
     name: &'a str,
     image: Image,
-    ways: Vec<Naming>,
+    ways: Vec<ImageNameForm>,
 }
 
 /// Whether it is an engine of Docker: it drops single tags, and refuses what a container has, forced or not.
@@ -197,7 +197,7 @@ fn still_mounted(name: &str, mounts: &[&str]) -> String {
 /// What dead processes left is still there.
 fn unswept(root: &Path, error: &StoreError) -> String {
     let hint = error.hint().unwrap_or_else(|| "the next removal retries".into());
-    format!("cannot delete leftovers in {}: {}; {hint}", root.display(), chain(error))
+    format!("cannot delete leftovers in {}: {}; {hint}", root.display(), error_chain(error))
 }
 
 /// So few digits may have been meant as something else.
@@ -222,7 +222,7 @@ fn other_names(name: &str, image: &Image, is_docker: bool) -> Error {
 }
 
 /// What uses an image, whatever name of it the runtime reports: containers, or mounts of larder's own store.
-fn using<'a>(image: &'a Image, in_use: &'a InUse) -> impl Iterator<Item = &'a Container> {
+fn using<'a>(image: &'a Image, in_use: &'a ContainerInventory) -> impl Iterator<Item = &'a Container> {
     let is_this = |name: &ImageId| {
         let names = |all: &[String]| all.iter().any(|known| known == name.as_str());
         *name == image.id || names(&image.repo_tags) || names(&image.repo_digests)
@@ -234,7 +234,7 @@ fn using<'a>(image: &'a Image, in_use: &'a InUse) -> impl Iterator<Item = &'a Co
 }
 
 /// The containers that use an image, in words.
-pub(super) fn users(image: &Image, in_use: &InUse) -> Vec<String> {
+pub(super) fn users(image: &Image, in_use: &ContainerInventory) -> Vec<String> {
     let named = using(image, in_use).map(|container| {
         let id = container.id.get(..13).unwrap_or(&container.id);
         let state = if container.running { "running" } else { "not running" };
@@ -268,7 +268,7 @@ mod tests {
             running: true,
             ..Container::default()
         };
-        let in_use = InUse {
+        let in_use = ContainerInventory {
             containers: vec![
                 container("by-id", "sha256:1", &[]),
                 container("by-name", "r.example/a:1", &[]),
@@ -294,7 +294,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_removal_whose_caller_goes_away_ends_behind_the_closed_gate_and_no_other_begins() {
-        let (fake, gate) = (FakeBackend::new(), Arc::new(Gate::default()));
+        let (fake, gate) = (FakeBackend::new(), Arc::new(RemovalGate::default()));
         let minute = Duration::from_secs(60);
         for name in ["a:1", "b:1"] {
             fake.add_image(name, image(format!("sha256:{name}"), 1));
@@ -304,7 +304,7 @@ mod tests {
         let request = RemoveRequest { images: vec!["a:1".into(), "b:1".into()], ..RemoveRequest::default() };
         let removing = remove(&request, &backend, None, &gate);
         assert!(timeout(minute / 2, removing).await.is_err(), "it goes away");
-        assert!(!Arc::clone(&gate).look().lease("sha256:a:1", minute).await);
+        assert!(!Arc::clone(&gate).begin_presence_check().lease("sha256:a:1", minute).await);
         let left: Vec<_> = fake.images().into_iter().map(|image| image.id).collect();
         assert_eq!(left, ["sha256:b:1"]);
     }

@@ -2,39 +2,40 @@
 
 use std::collections::HashMap;
 
-use larder::gc::disk::used_percent;
+use larder::gc::filesystem_stats::used_percent;
 use larder::gc::{
-    Amount, GcPolicy, Goal, Holder, Holders, ImageVerdict, Plan, Removal, Round, Stamp, Stays, Verdict, Why,
+    DiskSpace, GcDecision, GcGoal, GcPlan, GcPolicy, GcRoundResult, ImageDecision, PlannedRemoval,
+    RemovalReason, RetainReason, RetentionBreakdown, RetentionClass, UnixMillis,
 };
-use larder::image_service::Disk;
+use larder::image_service::FsStats;
 use larder::reference::ImageId;
 use larder_api::v1alpha1::{self as api, CollectionGoal, VerdictReason};
 
 /// What would be done.
-pub(super) fn of_plan(plan: &Plan, disk: Option<Disk>, policy: &GcPolicy) -> api::Collection {
+pub(super) fn of_plan(plan: &GcPlan, disk: Option<FsStats>, policy: &GcPolicy) -> api::Collection {
     api::Collection {
         before: disk.map(file_system),
         after: plan.after.map(file_system),
         needed_bytes: plan.need.bytes,
         needed_inodes: plan.need.inodes,
-        promised_bytes: plan.frees.bytes,
-        promised_inodes: plan.frees.inodes,
+        promised_bytes: plan.expected_freed.bytes,
+        promised_inodes: plan.expected_freed.inodes,
         reached: plan.reachable,
         removals: plan.removals.iter().map(|removal| removed(removal, None)).collect(),
-        images: plan.verdicts.iter().map(|verdict| image(verdict, policy)).collect(),
+        images: plan.decisions.iter().map(|verdict| image(verdict, policy)).collect(),
         planned: true,
         ..empty(true, plan.goal, policy)
     }
 }
 
 /// What was done.
-pub(super) fn of_round(goal: Goal, round: &Round, policy: &GcPolicy) -> api::Collection {
+pub(super) fn of_round(goal: GcGoal, round: &GcRoundResult, policy: &GcPolicy) -> api::Collection {
     let done = || round.report.swept.iter().flat_map(|swept| &swept.done);
-    let promised: Amount = done().map(|done| done.removal.frees).sum();
-    let need = round.report.plans.last().map_or(Amount::ZERO, |plan| plan.need);
+    let promised: DiskSpace = done().map(|done| done.removal.frees).sum();
+    let need = round.report.plans.last().map_or(DiskSpace::ZERO, |plan| plan.need);
     // An image is in the plan for age and in the one for room; the later one knows more.
-    let mut images: HashMap<(&ImageId, &str), &ImageVerdict> = HashMap::new();
-    for verdict in round.report.plans.iter().flat_map(|plan| &plan.verdicts) {
+    let mut images: HashMap<(&ImageId, &str), &ImageDecision> = HashMap::new();
+    for verdict in round.report.plans.iter().flat_map(|plan| &plan.decisions) {
         images.insert((&verdict.id, &verdict.handler), verdict);
     }
     let mut images: Vec<_> = images.into_values().collect();
@@ -53,18 +54,18 @@ pub(super) fn of_round(goal: Goal, round: &Round, policy: &GcPolicy) -> api::Col
         removals: done().map(|done| removed(&done.removal, done.freed)).collect(),
         images: images.into_iter().map(|verdict| image(verdict, policy)).collect(),
         failed: errors.map(|(id, message)| api::FailedRemoval { id: id.into(), message }).collect(),
-        spared: swept.iter().flat_map(|swept| swept.spared.iter().map(ToString::to_string)).collect(),
+        spared: swept.iter().flat_map(|swept| swept.skipped.iter().map(ToString::to_string)).collect(),
         gone: swept.iter().flat_map(|swept| swept.gone.iter().map(ToString::to_string)).collect(),
         planned: !round.report.plans.is_empty(),
         ..empty(false, goal, policy)
     }
 }
 
-fn empty(dry_run: bool, goal: Goal, policy: &GcPolicy) -> api::Collection {
+fn empty(dry_run: bool, goal: GcGoal, policy: &GcPolicy) -> api::Collection {
     let (goal, asked_bytes) = match goal {
-        Goal::Age | Goal::Thresholds => (CollectionGoal::Thresholds, 0),
-        Goal::Free { bytes } => (CollectionGoal::Free, bytes),
-        Goal::AllUnused => (CollectionGoal::AllUnused, 0),
+        GcGoal::Age | GcGoal::Thresholds => (CollectionGoal::Thresholds, 0),
+        GcGoal::Free { bytes } => (CollectionGoal::Free, bytes),
+        GcGoal::AllUnused => (CollectionGoal::AllUnused, 0),
     };
     api::Collection {
         dry_run,
@@ -77,7 +78,7 @@ fn empty(dry_run: bool, goal: Goal, policy: &GcPolicy) -> api::Collection {
     }
 }
 
-fn file_system(disk: Disk) -> api::FileSystem {
+fn file_system(disk: FsStats) -> api::FileSystem {
     api::FileSystem {
         size_bytes: disk.capacity,
         available_bytes: disk.available,
@@ -88,7 +89,7 @@ fn file_system(disk: Disk) -> api::FileSystem {
     }
 }
 
-fn removed(removal: &Removal, freed: Option<Amount>) -> api::Removal {
+fn removed(removal: &PlannedRemoval, freed: Option<DiskSpace>) -> api::Removal {
     api::Removal {
         id: removal.id.to_string(),
         names: removal.names.clone(),
@@ -103,18 +104,18 @@ fn removed(removal: &Removal, freed: Option<Amount>) -> api::Removal {
 }
 
 /// One image, and whether it goes. Of one that a rule keeps, the name that the rule means comes first.
-pub(super) fn image(image: &ImageVerdict, policy: &GcPolicy) -> api::ImageVerdict {
+pub(super) fn image(image: &ImageDecision, policy: &GcPolicy) -> api::ImageVerdict {
     let (goes, reason, why) = match &image.verdict {
-        Verdict::Goes(why) => (true, reason_of(why), why.to_string()),
-        Verdict::Stays(stays) => (false, stays_of(stays), stays.to_string()),
+        GcDecision::Remove(why) => (true, reason_of(why), why.to_string()),
+        GcDecision::Retain(stays) => (false, stays_of(stays), stays.to_string()),
     };
     let used_by = match &image.verdict {
-        Verdict::Stays(Stays::InUse(uses)) => uses.iter().map(ToString::to_string).collect(),
+        GcDecision::Retain(RetainReason::InUse(uses)) => uses.iter().map(ToString::to_string).collect(),
         _ => Vec::new(),
     };
     let mut names = image.names.clone();
-    if let Verdict::Stays(Stays::Kept { rule, .. }) = &image.verdict
-        && let Some(meant) = policy.keep.get(*rule).and_then(|rule| rule.meant(&names))
+    if let GcDecision::Retain(RetainReason::Kept { rule, .. }) = &image.verdict
+        && let Some(meant) = policy.keep.get(*rule).and_then(|rule| rule.parse_selector(&names))
     {
         names[..=meant].rotate_right(1);
     }
@@ -133,38 +134,38 @@ pub(super) fn image(image: &ImageVerdict, policy: &GcPolicy) -> api::ImageVerdic
 }
 
 /// A moment as text; `None` when no calendar has it.
-pub(super) fn time(stamp: Stamp) -> Option<String> {
+pub(super) fn time(stamp: UnixMillis) -> Option<String> {
     jiff::Timestamp::from_millisecond(stamp.0).ok().map(|time| time.to_string())
 }
 
-fn reason_of(why: &Why) -> VerdictReason {
+fn reason_of(why: &RemovalReason) -> VerdictReason {
     match why {
-        Why::TooOld { .. } => VerdictReason::TooOld,
-        Why::Room { .. } => VerdictReason::Room,
-        Why::SharedLayer { .. } => VerdictReason::SharedLayer,
-        Why::Unused => VerdictReason::Unused,
+        RemovalReason::TooOld { .. } => VerdictReason::TooOld,
+        RemovalReason::Room { .. } => VerdictReason::Room,
+        RemovalReason::SharedLayer { .. } => VerdictReason::SharedLayer,
+        RemovalReason::Unused => VerdictReason::Unused,
         _ => VerdictReason::Unspecified,
     }
 }
 
-fn stays_of(stays: &Stays) -> VerdictReason {
+fn stays_of(stays: &RetainReason) -> VerdictReason {
     match stays {
-        Stays::InUse(_) => VerdictReason::InUse,
-        Stays::Pinned => VerdictReason::Pinned,
-        Stays::Kept { .. } => VerdictReason::Kept,
-        Stays::TooYoung { .. } => VerdictReason::TooYoung,
-        Stays::ClockWentBack => VerdictReason::ClockWentBack,
-        Stays::FreesNothing => VerdictReason::FreesNothing,
-        Stays::NotNeeded => VerdictReason::NotNeeded,
-        Stays::InvalidId => VerdictReason::InvalidId,
-        Stays::Failed(_) => VerdictReason::Failed,
+        RetainReason::InUse(_) => VerdictReason::InUse,
+        RetainReason::Pinned => VerdictReason::Pinned,
+        RetainReason::Kept { .. } => VerdictReason::Kept,
+        RetainReason::TooYoung { .. } => VerdictReason::TooYoung,
+        RetainReason::ClockWentBack => VerdictReason::ClockWentBack,
+        RetainReason::FreesNothing => VerdictReason::FreesNothing,
+        RetainReason::NotNeeded => VerdictReason::NotNeeded,
+        RetainReason::InvalidId => VerdictReason::InvalidId,
+        RetainReason::Failed(_) => VerdictReason::Failed,
         _ => VerdictReason::Unspecified,
     }
 }
 
 /// The shape of `heldBy` in `larder df -o json`.
-pub(super) fn held_by(holders: &Holders) -> api::HeldBy {
-    let of = |holder: Holder| {
+pub(super) fn held_by(holders: &RetentionBreakdown) -> api::HeldBy {
+    let of = |holder: RetentionClass| {
         let found = holders.images.iter().find(|held| held.holder == holder);
         found.map_or(api::Held::default(), |held| api::Held {
             count: held.images as u64,
@@ -172,12 +173,12 @@ pub(super) fn held_by(holders: &Holders) -> api::HeldBy {
         })
     };
     api::HeldBy {
-        in_use: Some(of(Holder::InUse)),
-        pinned: Some(of(Holder::Pinned)),
-        kept: Some(of(Holder::Kept)),
-        leased: Some(of(Holder::Leased)),
-        too_young: Some(of(Holder::TooYoung)),
-        unused: Some(of(Holder::Unused)),
+        in_use: Some(of(RetentionClass::InUse)),
+        pinned: Some(of(RetentionClass::Pinned)),
+        kept: Some(of(RetentionClass::Kept)),
+        leased: Some(of(RetentionClass::Leased)),
+        too_young: Some(of(RetentionClass::TooYoung)),
+        unused: Some(of(RetentionClass::Unused)),
         other_bytes: holders.other_bytes,
         estimated: holders.estimated,
         reclaimable_bytes: holders.reclaimable.bytes,

@@ -2,27 +2,31 @@
 
 use std::path::{Path, PathBuf};
 
-use larder::gc::{GcStatus, Report};
-use larder::gotext;
+use larder::gc::{GcReport, GcStatus};
+use larder::go_format;
 use larder_api::v1alpha1 as api;
 use tokio::task::spawn_blocking;
 use tokio::time::Instant;
 
-use super::Process;
+use super::ServingProcess;
 use crate::node::Node;
-use crate::node::health::Health;
+use crate::node::health::BackendHealth;
 use crate::serve::connections::Connections;
 use larder_api::convert::{self, millis};
 
 /// What the process is, does, and is connected to.
-pub(super) async fn now(node: &Node, connections: &Connections, process: &Process) -> api::StatusResponse {
+pub(super) async fn now(
+    node: &Node,
+    connections: &Connections,
+    process: &ServingProcess,
+) -> api::StatusResponse {
     let configuration = configuration(node).await;
     let now = Instant::now();
     let health = node.health.borrow().clone();
     let (backend_answers, backend_message) = match &health {
-        Health::Unknown => (true, "not asked yet".to_owned()),
-        Health::Answers(info) => (true, format!("{} {}", info.name, info.version)),
-        Health::Down { why, .. } => (false, why.clone()),
+        BackendHealth::Unknown => (true, "not asked yet".to_owned()),
+        BackendHealth::Up(info) => (true, format!("{} {}", info.name, info.version)),
+        BackendHealth::Down { why, .. } => (false, why.clone()),
     };
     let calls = connections.calls().into_iter().map(|call| api::CallStatus {
         path: call.path,
@@ -35,8 +39,8 @@ pub(super) async fn now(node: &Node, connections: &Connections, process: &Proces
         backend_answers,
         backend_message,
         socket: match process {
-            Process::Daemon(socket) => socket.as_ref().map(|socket| socket.display().to_string()),
-            Process::Command => None,
+            ServingProcess::Daemon(socket) => socket.as_ref().map(|socket| socket.display().to_string()),
+            ServingProcess::Command => None,
         },
         state: node.state.folder().display().to_string(),
         pulls: node.manager.pulls().iter().map(|pull| convert::pull(pull, now)).collect(),
@@ -77,12 +81,12 @@ fn collection(status: &GcStatus) -> api::GcStatus {
 }
 
 /// What a round did, in a sentence.
-fn did(report: &Report) -> String {
+fn did(report: &GcReport) -> String {
     let removed: usize = report.swept.iter().map(|swept| swept.done.len()).sum();
     if removed == 0 {
         return "nothing had to go".to_owned();
     }
     let freed: i64 = report.swept.iter().map(|swept| swept.freed).sum();
     let images = if removed == 1 { "image" } else { "images" };
-    format!("removed {removed} {images} and freed {}", gotext::bytes(u64::try_from(freed).unwrap_or(0)))
+    format!("removed {removed} {images} and freed {}", go_format::bytes(u64::try_from(freed).unwrap_or(0)))
 }

@@ -4,23 +4,23 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures_util::StreamExt as _;
-use larder::events::Reason;
+use larder::events::EventReason;
 use larder_api::v1alpha1::ensure_update::Update;
 use larder_api::v1alpha1::events_response::Told;
-use larder_testkit::fake_backend::{FakeBackend, Pull, error, image};
+use larder_testkit::fake_backend::{FakeBackend, ScriptedPull, error, image};
 use tokio::io::AsyncReadExt as _;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::time;
 use tonic::Code;
 
 use super::*;
-use crate::client::{Calls, Client, Server};
+use crate::client::{Client, ControlServerAddress, GrpcControlClient};
 use crate::node::testing;
-use crate::serve::plain::Plain;
+use crate::serve::http_handler::HttpHandler;
 use crate::serve::router::Router;
 
 /// A daemon that serves a fake backend until dropped.
-struct Served {
+struct TestDaemon {
     backend: FakeBackend,
     node: Arc<Node>,
     stop: watch::Sender<bool>,
@@ -29,32 +29,32 @@ struct Served {
     serving: tokio::task::JoinSet<()>,
 }
 
-impl Served {
-    fn new() -> Served {
-        Served::by(Process::Daemon(None))
+impl TestDaemon {
+    fn new() -> TestDaemon {
+        TestDaemon::by(ServingProcess::Daemon(None))
     }
 
-    fn by(process: Process) -> Served {
+    fn by(process: ServingProcess) -> TestDaemon {
         let (backend, folder) = (FakeBackend::new(), tempfile::tempdir().unwrap());
         let node = Arc::new(testing::node(&backend, folder.path(), None, |_| ()));
         let listener = UnixListener::bind(folder.path().join("s")).unwrap();
         let (stop, stopped) = watch::channel(false);
         let connections = Connections::default();
-        let plain = Plain::new(Arc::clone(&node), connections.clone());
+        let plain = HttpHandler::new(Arc::clone(&node), connections.clone());
         let control = service(Arc::clone(&node), process.clone(), connections.clone(), stopped.clone());
         let (mut serving, shared) = (tokio::task::JoinSet::new(), connections.clone());
         let router = Router::new(plain, control);
         serving.spawn(async move {
             match process {
-                Process::Daemon(_) => shared.serve(listener, router, stopped).await,
-                Process::Command => shared.serve_joined(listener, router, stopped, || ()).await,
+                ServingProcess::Daemon(_) => shared.serve(listener, router, stopped).await,
+                ServingProcess::Command => shared.serve_joined(listener, router, stopped, || ()).await,
             }
         });
-        Served { backend, node, stop, folder, connections, serving }
+        TestDaemon { backend, node, stop, folder, connections, serving }
     }
 
-    fn client(&self) -> Calls {
-        Client::of(Server::Daemon(self.folder.path().join("s")), None).calls()
+    fn client(&self) -> GrpcControlClient {
+        Client::of(ControlServerAddress::Daemon(self.folder.path().join("s")), None).calls()
     }
 
     /// Waits until so many pulls run.
@@ -71,7 +71,7 @@ fn wants(images: &[&str]) -> api::EnsureRequest {
 }
 
 /// All that is told of one call: reasons of events, and how each image ended, by its index.
-async fn told(client: &mut Calls, request: api::EnsureRequest) -> Vec<String> {
+async fn told(client: &mut GrpcControlClient, request: api::EnsureRequest) -> Vec<String> {
     let updates = client.ensure(request).await.unwrap().into_inner();
     let words = updates.map(|update| match update.unwrap().update.unwrap() {
         Update::Event(event) => event.reason,
@@ -84,9 +84,9 @@ async fn told(client: &mut Calls, request: api::EnsureRequest) -> Vec<String> {
 
 #[tokio::test]
 async fn each_image_of_a_call_has_its_events_and_one_end() {
-    let served = Served::new();
-    served.backend.on_pull_of("a:1", Pull::ok("sha256:1", 100));
-    served.backend.on_pull_of("b:1", Pull::fails("no route"));
+    let served = TestDaemon::new();
+    served.backend.on_pull_of("a:1", ScriptedPull::ok("sha256:1", 100));
+    served.backend.on_pull_of("b:1", ScriptedPull::fails("no route"));
     let mut client = served.client();
     let mut all = told(&mut client, wants(&["a:1", "b:1", "Bad"])).await;
     all.sort();
@@ -109,7 +109,7 @@ async fn each_image_of_a_call_has_its_events_and_one_end() {
     assert_eq!(failures.len(), 2, "as kubelet says after each: {failures:?}");
     assert!(failures.contains(&"Error: ErrImagePull".to_owned()), "{failures:?}");
     let known = served.node.events.snapshot();
-    let failed = known.iter().filter(|event| event.reason == Reason::Failed).count();
+    let failed = known.iter().filter(|event| event.reason == EventReason::Failed).count();
     let page = crate::node::metrics::exposition(&served.node, &served.connections).unwrap();
     let counted = format!("larder_events_total{{event_type=\"Warning\",reason=\"Failed\"}} {failed}\n");
     assert!(failed == 3 && page.contains(&counted), "{failed}: {page}");
@@ -117,10 +117,10 @@ async fn each_image_of_a_call_has_its_events_and_one_end() {
 
 #[tokio::test]
 async fn a_failure_holds_back_the_same_run_and_no_other() {
-    let served = Served::new();
+    let served = TestDaemon::new();
     let mut client = served.client();
     for run in ["one", "two"] {
-        served.backend.on_pull_of("a:1", Pull::fails("no route"));
+        served.backend.on_pull_of("a:1", ScriptedPull::fails("no route"));
         let request = api::EnsureRequest { run: run.into(), ..wants(&["a:1"]) };
         assert_eq!(told(&mut client, request.clone()).await.last().unwrap(), "0 ErrImagePull");
         assert_eq!(told(&mut client, request).await.last().unwrap(), "0 ImagePullBackOff");
@@ -129,7 +129,7 @@ async fn a_failure_holds_back_the_same_run_and_no_other() {
 
 #[tokio::test]
 async fn who_goes_away_gives_up_and_others_go_on() {
-    let served = Served::new();
+    let served = TestDaemon::new();
     served.backend.hold_pulls();
     let (mut one, mut two) = (served.client(), served.client());
     let first = one.ensure(wants(&["a:1", "b:1"])).await.unwrap();
@@ -140,7 +140,7 @@ async fn who_goes_away_gives_up_and_others_go_on() {
     }
     drop((first, one));
     served.pulling(1).await;
-    assert!(served.backend.finish_pull_of("a:1", Pull::ok("sha256:1", 100)));
+    assert!(served.backend.finish_pull_of("a:1", ScriptedPull::ok("sha256:1", 100)));
     let mut ended = false;
     while let Some(update) = second.message().await.unwrap() {
         ended |= matches!(update.update, Some(Update::Ensured(_)));
@@ -150,7 +150,7 @@ async fn who_goes_away_gives_up_and_others_go_on() {
 
 #[tokio::test]
 async fn a_caller_that_does_not_read_holds_up_nobody() {
-    let served = Served::new();
+    let served = TestDaemon::new();
     let mut client = served.client();
     let many: Vec<String> = (0..5000).map(|number| format!("i{number}:1")).collect();
     for name in &many {
@@ -167,7 +167,7 @@ async fn a_caller_that_does_not_read_holds_up_nobody() {
 
 #[tokio::test]
 async fn errors_have_a_code_a_sentence_and_a_hint() {
-    let served = Served::new();
+    let served = TestDaemon::new();
     let mut client = served.client();
     let inspect = |image: &str| api::InspectRequest { image: image.into() };
     let absent = client.inspect(inspect("a:1")).await.unwrap_err();
@@ -188,7 +188,7 @@ async fn errors_have_a_code_a_sentence_and_a_hint() {
 
 #[tokio::test]
 async fn too_much_is_refused_and_the_connection_goes_on() {
-    let served = Served::new();
+    let served = TestDaemon::new();
     let mut client = served.client();
     let secret = |bytes: usize| api::PullSecret { document: vec![b'x'; bytes], ..Default::default() };
     let giant = api::EnsureRequest { secrets: vec![secret(17 << 20)], ..wants(&["a:1"]) };
@@ -210,7 +210,7 @@ fn rule(name: &str) -> api::KeepRule {
 
 #[tokio::test]
 async fn rules_are_in_force_at_once_and_on_disk() {
-    let served = Served::new();
+    let served = TestDaemon::new();
     served.backend.add_image("app:1", image("sha256:1", 100));
     let mut client = served.client();
     let add = api::KeepRequest { add: vec![rule("*app*")], ..Default::default() };
@@ -228,7 +228,7 @@ async fn rules_are_in_force_at_once_and_on_disk() {
 
 #[tokio::test]
 async fn rules_of_the_settings_are_listed_with_their_place() {
-    let served = Served::new();
+    let served = TestDaemon::new();
     let settings =
         "apiVersion: larder.dev/v1alpha1\nkind: LarderConfiguration\ngc:\n  keep:\n    - {name: base/*}\n";
     fs_err::write(served.folder.path().join("config.yaml"), settings).unwrap();
@@ -247,7 +247,7 @@ async fn rules_of_the_settings_are_listed_with_their_place() {
 
 #[tokio::test]
 async fn who_comes_while_the_daemon_stops_is_told_so_at_once() {
-    let served = Served::new();
+    let served = TestDaemon::new();
     served.backend.hold_pulls();
     let mut early = served.client();
     let mut pulling = early.ensure(wants(&["a:1"])).await.unwrap().into_inner();
@@ -258,20 +258,20 @@ async fn who_comes_while_the_daemon_stops_is_told_so_at_once() {
     assert!(refused.message().contains("shutting down"), "{refused}");
     assert!(!refused.details().is_empty());
     // What began before goes on to its end, and then there is nobody any more.
-    served.backend.finish_pull(Pull::ok("sha256:1", 1));
+    served.backend.finish_pull(ScriptedPull::ok("sha256:1", 1));
     let mut last = None;
     while let Some(update) = pulling.message().await.unwrap() {
         last = update.update;
     }
     assert!(matches!(last, Some(Update::Ensured(_))), "{last:?}");
     drop((early, pulling));
-    let Served { mut serving, .. } = served;
+    let TestDaemon { mut serving, .. } = served;
     serving.join_next().await.unwrap().unwrap();
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_command_that_is_done_waits_for_joined_calls_and_not_for_idle_connections() {
-    let served = Served::by(Process::Command);
+    let served = TestDaemon::by(ServingProcess::Command);
     served.backend.hold_pulls();
     let (mut idle, mut busy) = (served.client(), served.client());
     idle.join(api::JoinRequest::default()).await.unwrap();
@@ -280,13 +280,13 @@ async fn a_command_that_is_done_waits_for_joined_calls_and_not_for_idle_connecti
     served.stop.send_replace(true);
     time::sleep(Duration::from_secs(3)).await;
     assert_eq!(served.connections.open(), 1, "the idle one is closed");
-    served.backend.finish_pull(Pull::ok("sha256:1", 1));
+    served.backend.finish_pull(ScriptedPull::ok("sha256:1", 1));
     let mut last = None;
     while let Some(update) = pulling.message().await.unwrap() {
         last = update.update;
     }
     assert!(matches!(last, Some(Update::Ensured(_))), "{last:?}");
-    let Served { mut serving, .. } = served;
+    let TestDaemon { mut serving, .. } = served;
     serving.join_next().await.unwrap().unwrap();
     drop((idle, busy));
 }
@@ -302,7 +302,7 @@ const PLAIN: &[u8] = b"GET /healthz HTTP/1.1\r\nhost: larder\r\nconnection: clos
 
 #[tokio::test]
 async fn who_came_before_the_stop_and_asks_after_it_is_answered() {
-    let served = Served::new();
+    let served = TestDaemon::new();
     let mut silent = Vec::new();
     for number in 0..20 {
         silent.push(UnixStream::connect(served.folder.path().join("s")).await.unwrap());
@@ -322,7 +322,7 @@ async fn who_came_before_the_stop_and_asks_after_it_is_answered() {
 
 #[tokio::test]
 async fn who_waits_for_a_place_at_the_stop_is_told_so() {
-    let served = Served::new();
+    let served = TestDaemon::new();
     served.backend.hold_pulls();
     let mut early = served.client();
     let pulling = early.ensure(wants(&["a:1"])).await.unwrap();
@@ -340,7 +340,7 @@ async fn who_waits_for_a_place_at_the_stop_is_told_so() {
 
 #[tokio::test]
 async fn what_all_requests_take_together_is_bounded() {
-    let served = Served::new();
+    let served = TestDaemon::new();
     served.backend.hold_pulls();
     let giant = |image: &str| api::EnsureRequest {
         secrets: vec![api::PullSecret { document: vec![b'x'; 15 << 20], ..Default::default() }],
@@ -363,7 +363,7 @@ async fn what_all_requests_take_together_is_bounded() {
 
 #[tokio::test]
 async fn watchers_are_told_what_comes_and_let_the_daemon_stop() {
-    let served = Served::new();
+    let served = TestDaemon::new();
     let mut client = served.client();
     let request = api::EventsRequest { from: 0, watch: true };
     let mut events = client.events(request).await.unwrap().into_inner();
@@ -378,7 +378,7 @@ async fn watchers_are_told_what_comes_and_let_the_daemon_stop() {
 
 #[tokio::test]
 async fn a_lease_keeps_an_image_from_a_round() {
-    let served = Served::new();
+    let served = TestDaemon::new();
     for name in ["a:1", "b:1"] {
         served.backend.add_image(name, image(format!("sha256:{name}"), 100));
     }
@@ -394,7 +394,7 @@ async fn a_lease_keeps_an_image_from_a_round() {
 
 #[tokio::test]
 async fn a_lease_has_a_bound_whatever_a_client_asks_for() {
-    let served = Served::new();
+    let served = TestDaemon::new();
     served.backend.add_image("a:1", image("sha256:1", 100));
     let mut client = served.client();
     let refused =
@@ -407,20 +407,20 @@ async fn a_lease_has_a_bound_whatever_a_client_asks_for() {
 
 #[tokio::test]
 async fn a_command_leases_no_image_of_a_runtime() {
-    let served = Served::new();
+    let served = TestDaemon::new();
     served.backend.add_image("a:1", image("sha256:1", 100));
     let request = api::LeaseRequest { image: "a:1".into(), seconds: 60 };
-    let refused = kept::lease(&served.node, &Process::Command, &request).await.unwrap_err();
+    let refused = retention::lease(&served.node, &ServingProcess::Command, &request).await.unwrap_err();
     assert_eq!(refused.message(), "only a daemon can lease an image of a runtime, and none serves a fake");
     assert_eq!(refused.next_steps()[0].to_string(), "larder serve, or larder keep a:1");
-    assert!(served.node.gate.leased().is_empty(), "the lease would end with the command");
-    kept::lease(&served.node, &Process::Daemon(None), &request).await.unwrap();
-    assert_eq!(served.node.gate.leased().len(), 1);
+    assert!(served.node.gate.active_leases().is_empty(), "the lease would end with the command");
+    retention::lease(&served.node, &ServingProcess::Daemon(None), &request).await.unwrap();
+    assert_eq!(served.node.gate.active_leases().len(), 1);
 }
 
 #[tokio::test]
 async fn what_needs_a_restart_is_told_until_it_is_as_it_was() {
-    let served = Served::new();
+    let served = TestDaemon::new();
     let reload = |settings: &str| {
         let text = format!("apiVersion: larder.dev/v1alpha1\nkind: LarderConfiguration\n{settings}\n");
         fs_err::write(served.folder.path().join("config.yaml"), text).unwrap();

@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use larder::backend::BackendError;
-use larder::chain;
-use larder::gc::{Collector, GcPolicy, Holders, holders as who_holds};
-use larder::image_service::{Disk, FilesystemError, ImageService, local_disk};
+use larder::error_chain;
+use larder::gc::{Collector, GcPolicy, RetentionBreakdown, holders as who_holds};
+use larder::image_service::{FilesystemError, FsStats, ImageService, local_disk};
 use larder_api::v1alpha1 as api;
-use larder_store::disk::Amount;
+use larder_store::disk::DiskSpace;
 use larder_store::store::{ImageUsage, Store, StoreError, StoreUsage};
 use tokio::task::spawn_blocking;
 
@@ -42,8 +42,9 @@ pub(super) async fn usage(node: &Node, policy: &GcPolicy) -> Result<api::UsageRe
 }
 
 /// What holds the disk; `None`, after a warning, where that cannot be determined.
-async fn held(collector: &Collector, policy: &GcPolicy, disk_is_here: bool) -> Option<Holders> {
-    let scene = if disk_is_here { collector.scene_with_disk().await } else { collector.scene().await };
+async fn held(collector: &Collector, policy: &GcPolicy, disk_is_here: bool) -> Option<RetentionBreakdown> {
+    let scene =
+        if disk_is_here { collector.snapshot_with_fs_stats().await } else { collector.snapshot().await };
     match scene {
         Ok(scene) => Some(who_holds(&scene, policy)),
         Err(error) => {
@@ -55,7 +56,7 @@ async fn held(collector: &Collector, policy: &GcPolicy, disk_is_here: bool) -> O
 
 async fn measure(node: &Node) -> Result<api::UsageResponse, Error> {
     let service = ImageService::new(Arc::clone(&node.backend));
-    let (list, in_use) = (service.list().await?, service.backend().in_use().await?);
+    let (list, in_use) = (service.list().await?, service.backend().container_inventory().await?);
     let found = service.image_filesystem(local_disk).await.map_err(filesystem_error)?;
     let [mut total, mut used, mut unused] = [api::Held::default(); 3];
     for image in &list {
@@ -73,7 +74,7 @@ async fn measure(node: &Node) -> Result<api::UsageResponse, Error> {
         available_bytes: disk.map(|disk| disk.available),
         reserved_bytes: disk.map(|disk| disk.reserved),
         inodes: disk.map(|disk| disk.inodes),
-        inodes_free: disk.map(|Disk { inodes_free, .. }| inodes_free),
+        inodes_free: disk.map(|FsStats { inodes_free, .. }| inodes_free),
     };
     let images = api::UsageImages { total: Some(total), in_use: Some(used), unused: Some(unused) };
     Ok(api::UsageResponse {
@@ -96,7 +97,7 @@ fn filesystem_error(error: FilesystemError) -> Error {
 }
 
 async fn of_store(store: Store) -> Result<api::StoreUsage, Error> {
-    let failed = |error: StoreError| Error::failed(chain(&error));
+    let failed = |error: StoreError| Error::failed(error_chain(&error));
     let measured = spawn_blocking(move || {
         let images = store.image_usages().map_err(failed)?;
         Ok(store_usage(images, &store.usage().map_err(failed)?))
@@ -108,7 +109,7 @@ async fn of_store(store: Store) -> Result<api::StoreUsage, Error> {
 fn store_usage(images: Vec<ImageUsage>, usage: &StoreUsage) -> api::StoreUsage {
     let mut images: Vec<_> = images.into_iter().map(image_usage).collect();
     images.sort_by(|a, b| (b.size_bytes, &a.repo_tags, &a.id).cmp(&(a.size_bytes, &b.repo_tags, &b.id)));
-    let other_layers = Amount {
+    let other_layers = DiskSpace {
         bytes: usage.layers.bytes.saturating_sub(usage.shared_layers.bytes),
         inodes: usage.layers.inodes.saturating_sub(usage.shared_layers.inodes),
     };
@@ -127,7 +128,7 @@ fn store_usage(images: Vec<ImageUsage>, usage: &StoreUsage) -> api::StoreUsage {
 }
 
 #[expect(clippy::unnecessary_wraps, reason = "messages in messages are optional")]
-fn space(amount: Amount) -> Option<api::DiskSpace> {
+fn space(amount: DiskSpace) -> Option<api::DiskSpace> {
     Some(api::DiskSpace { size_bytes: amount.bytes, inodes: amount.inodes })
 }
 
@@ -148,7 +149,7 @@ fn image_usage(usage: ImageUsage) -> api::StoreImageUsage {
 #[cfg(feature = "docker")]
 mod docker {
     use larder_api::v1alpha1 as api;
-    use larder_docker::{EngineUsage, Part};
+    use larder_docker::{EngineUsage, LayerStoreShare};
 
     /// What an engine knows of its disk usage.
     pub(super) fn of_engine(usage: &EngineUsage) -> api::DockerUsage {
@@ -167,11 +168,11 @@ mod docker {
             layer_store_inodes: usage.on_disk.map(|amount| amount.inodes),
             images: Some(part(usage.images)),
             containers: Some(part(usage.containers)),
-            rest_bytes: usage.rest().map(|amount| amount.bytes),
+            rest_bytes: usage.unattributed().map(|amount| amount.bytes),
         }
     }
 
-    fn part(part: Part) -> api::DockerDiskSpace {
+    fn part(part: LayerStoreShare) -> api::DockerDiskSpace {
         api::DockerDiskSpace {
             count: part.count as u64,
             size_bytes: part.amount.bytes,

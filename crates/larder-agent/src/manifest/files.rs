@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use larder::hint::Hint;
 
-use super::problem::{Located, Place, Problem};
+use super::problem::{InputPlace, InputProblem, LocatedProblem};
 
 /// The largest file that is read, in bytes: 16 MiB.
 const MAX_FILE_BYTES: u64 = 16 * 1024 * 1024;
@@ -16,7 +16,7 @@ const EXTENSIONS: [&str; 3] = ["yaml", "yml", "json"];
 
 /// Where manifests come from.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Source {
+pub enum ManifestSource {
     /// Standard input, `-`.
     Stdin,
     /// A file.
@@ -32,43 +32,47 @@ pub enum Source {
 
 /// A file and what it holds.
 #[derive(Debug)]
-pub(super) struct File {
+pub(super) struct ManifestFile {
     /// The name as the user gave it, or `standard input`.
     pub(super) name: String,
     /// Its text.
     pub(super) text: String,
 }
 
-impl Source {
+impl ManifestSource {
     /// What an argument of `-f` means.
     pub fn of(argument: &Path, recursive: bool) -> Self {
         match argument {
-            path if path == Path::new("-") => Source::Stdin,
-            path if path.is_dir() => Source::Directory { path: path.to_owned(), recursive },
-            path => Source::File(path.to_owned()),
+            path if path == Path::new("-") => ManifestSource::Stdin,
+            path if path.is_dir() => ManifestSource::Directory { path: path.to_owned(), recursive },
+            path => ManifestSource::File(path.to_owned()),
         }
     }
 
     /// Reads the files, or tells why not. What of a directory was left out and may be missed is added to `warnings`.
-    pub(super) fn files(&self, warnings: &mut Vec<String>) -> Vec<Result<File, Located>> {
+    pub(super) fn files(&self, warnings: &mut Vec<String>) -> Vec<Result<ManifestFile, LocatedProblem>> {
         match self {
-            Source::Stdin => vec![read("standard input", || Ok(io::stdin().lock()))],
-            Source::File(path) => vec![read_file(path)],
-            Source::Directory { path, recursive } => read_directory(path, *recursive, warnings),
+            ManifestSource::Stdin => vec![read("standard input", || Ok(io::stdin().lock()))],
+            ManifestSource::File(path) => vec![read_file(path)],
+            ManifestSource::Directory { path, recursive } => read_directory(path, *recursive, warnings),
         }
     }
 }
 
-impl fmt::Display for Source {
+impl fmt::Display for ManifestSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Source::Stdin => f.write_str("standard input"),
-            Source::File(path) | Source::Directory { path, .. } => path.display().fmt(f),
+            ManifestSource::Stdin => f.write_str("standard input"),
+            ManifestSource::File(path) | ManifestSource::Directory { path, .. } => path.display().fmt(f),
         }
     }
 }
 
-fn read_directory(path: &Path, recursive: bool, warnings: &mut Vec<String>) -> Vec<Result<File, Located>> {
+fn read_directory(
+    path: &Path,
+    recursive: bool,
+    warnings: &mut Vec<String>,
+) -> Vec<Result<ManifestFile, LocatedProblem>> {
     let mut found = Vec::new();
     let mut problems = Vec::new();
     collect(path, recursive, &mut found, &mut problems);
@@ -82,16 +86,16 @@ fn read_directory(path: &Path, recursive: bool, warnings: &mut Vec<String>) -> V
     });
     if found.is_empty() && problems.is_empty() {
         let deeper = if recursive { "" } else { "; -R looks into directories below it as well" };
-        let problem = Problem::new("the directory holds no .yaml, .yml or .json file")
+        let problem = InputProblem::new("the directory holds no .yaml, .yml or .json file")
             .hint(format!("name a directory with manifests{deeper}"));
-        problems.push(Place::file(path.display().to_string()).holds(problem));
+        problems.push(InputPlace::file(path.display().to_string()).holds(problem));
     }
     let files = found.iter().map(|path| read_file(path));
     problems.into_iter().map(Err).chain(files).collect()
 }
 
 /// The manifests of a directory: files before directories below it, each sorted by name.
-fn collect(path: &Path, recursive: bool, found: &mut Vec<PathBuf>, problems: &mut Vec<Located>) {
+fn collect(path: &Path, recursive: bool, found: &mut Vec<PathBuf>, problems: &mut Vec<LocatedProblem>) {
     let listed = fs_err::read_dir(path).and_then(|entries| {
         entries.map(|entry| entry.map(|entry| entry.path())).collect::<io::Result<Vec<_>>>()
     });
@@ -115,29 +119,29 @@ fn piped(text: String) -> Hint {
     Hint::from(text).command(["ensure", "-f", "-"])
 }
 
-fn read_file(path: &Path) -> Result<File, Located> {
+fn read_file(path: &Path) -> Result<ManifestFile, LocatedProblem> {
     let name = path.display().to_string();
     if name.contains("://") {
-        let problem =
-            Problem::new("not a file").hint(piped(format!("larder fetches no manifests: curl {name} | ")));
-        return Err(Place::file(name).holds(problem));
+        let problem = InputProblem::new("not a file")
+            .hint(piped(format!("larder fetches no manifests: curl {name} | ")));
+        return Err(InputPlace::file(name).holds(problem));
     }
     read(&name, || fs_err::File::open(path))
 }
 
-fn read<R: Read>(name: &str, open: impl FnOnce() -> io::Result<R>) -> Result<File, Located> {
+fn read<R: Read>(name: &str, open: impl FnOnce() -> io::Result<R>) -> Result<ManifestFile, LocatedProblem> {
     let bytes = open().and_then(read_bounded).map_err(|error| unreadable(name, &error))?;
     match String::from_utf8(bytes) {
-        Ok(text) => Ok(File { name: name.to_owned(), text }),
+        Ok(text) => Ok(ManifestFile { name: name.to_owned(), text }),
         Err(error) if is_utf16(error.as_bytes()) => {
-            let problem = Problem::new("not text in UTF-8: this is UTF-16")
+            let problem = InputProblem::new("not text in UTF-8: this is UTF-16")
                 .hint(piped(format!("iconv -f UTF-16 -t UTF-8 {name} | ")));
-            Err(Place::file(name).holds(problem))
+            Err(InputPlace::file(name).holds(problem))
         }
         Err(error) => {
             let good = &error.as_bytes()[..error.utf8_error().valid_up_to()];
             let line = good.split(|byte| *byte == b'\n').count();
-            Err(Place::file(name).holds(Problem::new(format!("not text in UTF-8 (line {line})"))))
+            Err(InputPlace::file(name).holds(InputProblem::new(format!("not text in UTF-8 (line {line})"))))
         }
     }
 }
@@ -157,15 +161,15 @@ fn read_bounded(reader: impl Read) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-fn unreadable(name: &str, error: &io::Error) -> Located {
+fn unreadable(name: &str, error: &io::Error) -> LocatedProblem {
     let problem = match error.kind() {
-        io::ErrorKind::NotFound => Problem::new("no such file or directory"),
-        io::ErrorKind::PermissionDenied => Problem::new("permission denied"),
-        io::ErrorKind::IsADirectory => Problem::new("is a directory"),
+        io::ErrorKind::NotFound => InputProblem::new("no such file or directory"),
+        io::ErrorKind::PermissionDenied => InputProblem::new("permission denied"),
+        io::ErrorKind::IsADirectory => InputProblem::new("is a directory"),
         io::ErrorKind::FileTooLarge => {
-            Problem::new("larger than 16 MiB, the most that is read").hint("split the file")
+            InputProblem::new("larger than 16 MiB, the most that is read").hint("split the file")
         }
-        _ => Problem::new(error.to_string()),
+        _ => InputProblem::new(error.to_string()),
     };
-    Place::file(name).holds(problem)
+    InputPlace::file(name).holds(problem)
 }

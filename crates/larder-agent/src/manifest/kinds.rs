@@ -1,10 +1,10 @@
 //! Which Kubernetes kinds larder reads, and where in each of them the pod is.
 
-use larder::near;
+use larder::suggestions;
 
 /// What a document is to larder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum ManifestKind {
     /// A pod.
     Pod,
     /// A pod template lies at this path.
@@ -24,12 +24,12 @@ pub(super) enum Kind {
 /// Where most controllers keep their pod template.
 pub(super) const USUAL_TEMPLATE: &[&str] = &["spec", "template"];
 
-impl Kind {
+impl ManifestKind {
     /// Where the pod template lies; empty where there is none.
     pub(super) fn template(self) -> &'static [&'static str] {
         match self {
-            Kind::Template(path) => path,
-            Kind::Foreign => USUAL_TEMPLATE,
+            ManifestKind::Template(path) => path,
+            ManifestKind::Foreign => USUAL_TEMPLATE,
             _ => &[],
         }
     }
@@ -66,28 +66,28 @@ const KINDS: [(&str, &[&str]); 3] = [
 ];
 
 /// Tells what an `apiVersion` and `kind` are. The group must be right, its version need not be known.
-pub(super) fn kind_of(api_version: &str, kind: &str) -> Kind {
+pub(super) fn kind_of(api_version: &str, kind: &str) -> ManifestKind {
     let group = api_version.split_once('/').map_or("", |(group, _)| group);
     match (group, kind) {
-        ("", "Pod") => Kind::Pod,
-        ("", "Secret") => Kind::Secret,
+        ("", "Pod") => ManifestKind::Pod,
+        ("", "Secret") => ManifestKind::Secret,
         ("", "ReplicationController")
         | ("apps", "Deployment" | "StatefulSet" | "DaemonSet" | "ReplicaSet")
         | ("extensions", "Deployment" | "DaemonSet" | "ReplicaSet")
-        | ("batch", "Job") => Kind::Template(&["spec", "template"]),
-        ("batch", "CronJob") => Kind::Template(&["spec", "jobTemplate", "spec", "template"]),
-        ("", "PodTemplate") => Kind::Template(&["template"]),
-        ("", "List") => Kind::List,
+        | ("batch", "Job") => ManifestKind::Template(&["spec", "template"]),
+        ("batch", "CronJob") => ManifestKind::Template(&["spec", "jobTemplate", "spec", "template"]),
+        ("", "PodTemplate") => ManifestKind::Template(&["template"]),
+        ("", "List") => ManifestKind::List,
         // `PodList` and its like hold what their name says.
         (_, list) => match list.strip_suffix("List") {
             Some(item) if !item.is_empty() => match kind_of(api_version, item) {
-                Kind::Other => Kind::Other,
-                Kind::Unknown => Kind::Unknown,
-                _ => Kind::List,
+                ManifestKind::Other => ManifestKind::Other,
+                ManifestKind::Unknown => ManifestKind::Unknown,
+                _ => ManifestKind::List,
             },
             _ => match kinds_of(group) {
-                Some(kinds) if !kinds.contains(&kind) => Kind::Unknown,
-                _ => Kind::Other,
+                Some(kinds) if !kinds.contains(&kind) => ManifestKind::Unknown,
+                _ => ManifestKind::Other,
             },
         },
     }
@@ -107,7 +107,7 @@ pub(super) fn meant(api_version: &str, kind: &str) -> Option<String> {
         return Some(format!("{kind} has the apiVersion {version}"));
     }
     let all = KINDS.iter().flat_map(|(_, kinds)| kinds.iter().copied());
-    near::nearest(kind, all).map(|meant| format!("did you mean {meant}?"))
+    suggestions::nearest(kind, all).map(|meant| format!("did you mean {meant}?"))
 }
 
 /// The kind that a list's items have when they do not say: `Pod` in a `PodList`, none in a `List`.
@@ -129,19 +129,19 @@ mod tests {
             ("v1", "ReplicationController"),
             ("batch/v1", "Job"),
         ] {
-            assert_eq!(kind_of(api_version, kind), Kind::Template(&["spec", "template"]), "{kind}");
+            assert_eq!(kind_of(api_version, kind), ManifestKind::Template(&["spec", "template"]), "{kind}");
         }
         assert_eq!(
             kind_of("batch/v1", "CronJob"),
-            Kind::Template(&["spec", "jobTemplate", "spec", "template"])
+            ManifestKind::Template(&["spec", "jobTemplate", "spec", "template"])
         );
     }
 
     #[test]
     fn a_kind_of_another_group_is_another_kind() {
-        assert_eq!(kind_of("serving.knative.dev/v1", "Deployment"), Kind::Other);
-        assert_eq!(kind_of("metrics.k8s.io/v1beta1", "PodList"), Kind::Other);
-        assert_eq!(kind_of("v1", "ConfigMapList"), Kind::Other);
+        assert_eq!(kind_of("serving.knative.dev/v1", "Deployment"), ManifestKind::Other);
+        assert_eq!(kind_of("metrics.k8s.io/v1beta1", "PodList"), ManifestKind::Other);
+        assert_eq!(kind_of("v1", "ConfigMapList"), ManifestKind::Other);
     }
 
     #[test]
@@ -152,20 +152,20 @@ mod tests {
             ("v1", "Deployment", "Deployment has the apiVersion apps/v1"),
             ("batch/v1", "Pod", "Pod has the apiVersion v1"),
         ] {
-            assert_eq!(kind_of(api_version, kind), Kind::Unknown, "{kind}");
+            assert_eq!(kind_of(api_version, kind), ManifestKind::Unknown, "{kind}");
             assert_eq!(meant(api_version, kind).as_deref(), Some(said));
         }
-        assert_eq!(kind_of("v1", "PodsList"), Kind::Unknown);
+        assert_eq!(kind_of("v1", "PodsList"), ManifestKind::Unknown);
         assert_eq!(meant("v1", "Xyzzy"), None);
-        assert_eq!(kind_of("v1", "Service"), Kind::Other);
-        assert_eq!(kind_of("argoproj.io/v1alpha1", "Rollout"), Kind::Other);
+        assert_eq!(kind_of("v1", "Service"), ManifestKind::Other);
+        assert_eq!(kind_of("argoproj.io/v1alpha1", "Rollout"), ManifestKind::Other);
     }
 
     #[test]
     fn lists_are_told_from_what_they_hold() {
-        assert_eq!(kind_of("v1", "List"), Kind::List);
-        assert_eq!(kind_of("v1", "PodList"), Kind::List);
-        assert_eq!(kind_of("apps/v1", "DeploymentList"), Kind::List);
+        assert_eq!(kind_of("v1", "List"), ManifestKind::List);
+        assert_eq!(kind_of("v1", "PodList"), ManifestKind::List);
+        assert_eq!(kind_of("apps/v1", "DeploymentList"), ManifestKind::List);
         assert_eq!(item_kind("PodList"), Some("Pod"));
         assert_eq!(item_kind("List"), None);
     }

@@ -15,17 +15,17 @@ mod secrets;
 mod split;
 pub mod tree;
 
-pub use files::Source;
-pub use pods::{Want, Workload};
-pub use problem::{BadInput, Located, Place, Problem};
-pub use secrets::{Named, Secrets, is_pull_type};
+pub use files::ManifestSource;
+pub use pods::{ImageRequirement, Workload};
+pub use problem::{InputPlace, InputProblem, InputProblemRecord, LocatedProblem};
+pub use secrets::{SecretEntry, SecretTable, is_pull_type};
 
 use std::collections::BTreeMap;
 
-use kinds::{Kind, item_kind, kind_of};
-use larder::gotext;
+use kinds::{ManifestKind, item_kind, kind_of};
+use larder::go_format;
 use larder::hint::Hint;
-use tree::At;
+use tree::NodeCursor;
 
 /// Everything that was read.
 #[derive(Debug, Default)]
@@ -33,9 +33,9 @@ pub struct Manifests {
     /// Pods and pod templates, in the order of the input.
     pub workloads: Vec<Workload>,
     /// Secrets, of whatever type.
-    pub secrets: Secrets,
+    pub secrets: SecretTable,
     /// What could not be used.
-    pub problems: Vec<Located>,
+    pub problems: Vec<LocatedProblem>,
     /// What is odd and was taken as it is.
     pub warnings: Vec<String>,
     /// Objects of kinds that want no images, by kind.
@@ -44,7 +44,7 @@ pub struct Manifests {
 
 /// Who an object is.
 #[derive(Debug, Clone, Default)]
-struct Identity {
+struct ObjectIdentity {
     kind: String,
     namespace: String,
     name: String,
@@ -55,7 +55,7 @@ struct Identity {
 
 impl Manifests {
     /// Reads everything that a source names. Objects without a namespace are in `namespace`.
-    pub fn read(&mut self, source: &Source, namespace: &str) {
+    pub fn read(&mut self, source: &ManifestSource, namespace: &str) {
         for file in source.files(&mut self.warnings) {
             match file {
                 Ok(file) => self.read_text(&file.name, &file.text, namespace),
@@ -68,55 +68,61 @@ impl Manifests {
     fn read_text(&mut self, name: &str, text: &str, namespace: &str) {
         let pieces = split::split(text);
         if pieces.is_empty() {
-            self.problems.push(Place::file(name).holds(Problem::new("holds no document")));
+            self.problems.push(InputPlace::file(name).holds(InputProblem::new("holds no document")));
         }
         let texts: Vec<_> = pieces.iter().map(|piece| piece.text).collect();
         for (index, (piece, parsed)) in pieces.iter().zip(tree::parse_all(&texts)).enumerate() {
-            let place = Place {
+            let place = InputPlace {
                 file: name.to_owned(),
                 document: index + 1,
                 lines_before: piece.lines_before,
                 what: String::new(),
             };
             match parsed {
-                Ok(node) => self.read_object(&At::root(&node), None, &place, namespace),
+                Ok(node) => self.read_object(&NodeCursor::root(&node), None, &place, namespace),
                 Err(problem) => self.problems.push(place.holds(problem)),
             }
         }
     }
 
     /// Reads one object. `inherited` is the `apiVersion` and `kind` that the list around it implies.
-    fn read_object(&mut self, at: &At<'_>, inherited: Option<(&str, &str)>, place: &Place, namespace: &str) {
+    fn read_object(
+        &mut self,
+        at: &NodeCursor<'_>,
+        inherited: Option<(&str, &str)>,
+        place: &InputPlace,
+        namespace: &str,
+    ) {
         let (api_version, kind) = match type_of(at, inherited) {
             Ok(found) => found,
             Err(problem) => return self.problems.push(place.holds(problem)),
         };
-        let place = Place { what: kind.to_owned(), ..place.clone() };
+        let place = InputPlace { what: kind.to_owned(), ..place.clone() };
         let found = match kind_of(api_version, kind) {
-            Kind::Other if has_template(at) => Kind::Foreign,
+            ManifestKind::Other if has_template(at) => ManifestKind::Foreign,
             known => known,
         };
         match found {
-            Kind::Unknown => {
-                let problem = at.problem(format!("{api_version} has no kind {}", gotext::quote(kind)));
+            ManifestKind::Unknown => {
+                let problem = at.problem(format!("{api_version} has no kind {}", go_format::quote(kind)));
                 let meant = kinds::meant(api_version, kind);
                 return self.problems.push(place.holds(problem.hints(meant)));
             }
-            Kind::List => return self.read_list(at, api_version, kind, &place, namespace),
-            Kind::Other => return self.skip(api_version, kind, &place),
-            Kind::Pod | Kind::Template(_) | Kind::Foreign | Kind::Secret => {}
+            ManifestKind::List => return self.read_list(at, api_version, kind, &place, namespace),
+            ManifestKind::Other => return self.skip(api_version, kind, &place),
+            ManifestKind::Pod | ManifestKind::Template(_) | ManifestKind::Foreign | ManifestKind::Secret => {}
         }
-        let at = &if found == Kind::Secret { at.clone().private() } else { at.clone() };
+        let at = &if found == ManifestKind::Secret { at.clone().private() } else { at.clone() };
         let mut problems = Vec::new();
         let mut identity = identity_of(at, kind, namespace, &mut problems);
-        identity.foreign = found == Kind::Foreign;
+        identity.foreign = found == ManifestKind::Foreign;
         let place = match identity.name.as_str() {
             "" => place,
-            name => Place { what: format!("{kind} {}/{name}", identity.namespace), ..place },
+            name => InputPlace { what: format!("{kind} {}/{name}", identity.namespace), ..place },
         };
         match found {
-            Kind::Secret => self.take_secret(at, &identity, &place, &mut problems),
-            Kind::Template(_) | Kind::Foreign => match at.descend(found.template()) {
+            ManifestKind::Secret => self.take_secret(at, &identity, &place, &mut problems),
+            ManifestKind::Template(_) | ManifestKind::Foreign => match at.descend(found.template()) {
                 Ok(Some(template)) => self.take_pod(&template, &identity, &place, &mut problems),
                 Ok(None) => problems.push(at.missing(&found.template().join("."))),
                 Err(problem) => problems.push(problem),
@@ -126,15 +132,21 @@ impl Manifests {
         self.problems.extend(problems.into_iter().map(|problem| place.holds(problem)));
     }
 
-    fn skip(&mut self, api_version: &str, kind: &str, place: &Place) {
+    fn skip(&mut self, api_version: &str, kind: &str, place: &InputPlace) {
         tracing::info!("{place}: skipped, {api_version} {kind} is no kind that larder knows images of");
         *self.skipped.entry(kind.to_owned()).or_default() += 1;
     }
 
     /// Takes a secret over, if only to say of those who name it that something is wrong with it.
-    fn take_secret(&mut self, at: &At<'_>, identity: &Identity, place: &Place, problems: &mut Vec<Problem>) {
+    fn take_secret(
+        &mut self,
+        at: &NodeCursor<'_>,
+        identity: &ObjectIdentity,
+        place: &InputPlace,
+        problems: &mut Vec<InputProblem>,
+    ) {
         let secret = secrets::read(at, identity, problems);
-        if let Some(oddity) = secrets::oddity(&secret) {
+        if let Some(oddity) = secrets::warning(&secret) {
             self.warnings.push(format!("{place}: {oddity}"));
         }
         let earlier = if problems.is_empty() {
@@ -148,16 +160,29 @@ impl Manifests {
     }
 
     /// Takes a pod over if nothing is wrong with it.
-    fn take_pod(&mut self, at: &At<'_>, identity: &Identity, place: &Place, problems: &mut Vec<Problem>) {
+    fn take_pod(
+        &mut self,
+        at: &NodeCursor<'_>,
+        identity: &ObjectIdentity,
+        place: &InputPlace,
+        problems: &mut Vec<InputProblem>,
+    ) {
         let (workload, bad_names) = pods::read(at, identity, place, problems);
         if problems.is_empty() {
             self.workloads.push(workload);
         }
         problems.extend(bad_names);
-        problems.sort_by_key(Problem::line);
+        problems.sort_by_key(InputProblem::line);
     }
 
-    fn read_list(&mut self, at: &At<'_>, api_version: &str, kind: &str, place: &Place, namespace: &str) {
+    fn read_list(
+        &mut self,
+        at: &NodeCursor<'_>,
+        api_version: &str,
+        kind: &str,
+        place: &InputPlace,
+        namespace: &str,
+    ) {
         let items = at.field("items").and_then(|items| items.map_or(Ok(Vec::new()), |items| items.items()));
         let items = match items {
             Ok(items) => items,
@@ -171,7 +196,7 @@ impl Manifests {
 }
 
 /// Whether an object of an unknown kind holds a pod template where most controllers have it.
-fn has_template(at: &At<'_>) -> bool {
+fn has_template(at: &NodeCursor<'_>) -> bool {
     let spec = at.descend(kinds::USUAL_TEMPLATE).ok().flatten();
     let spec = spec.and_then(|template| template.field("spec").ok().flatten());
     let containers = spec.and_then(|spec| spec.field("containers").ok().flatten());
@@ -179,7 +204,10 @@ fn has_template(at: &At<'_>) -> bool {
 }
 
 /// The `apiVersion` and `kind` of an object.
-fn type_of<'a>(at: &At<'a>, inherited: Option<(&'a str, &'a str)>) -> Result<(&'a str, &'a str), Problem> {
+fn type_of<'a>(
+    at: &NodeCursor<'a>,
+    inherited: Option<(&'a str, &'a str)>,
+) -> Result<(&'a str, &'a str), InputProblem> {
     let not_kubernetes = |what: &str| {
         at.problem(format!("not a Kubernetes object: {what}"))
             .hint(Hint::from("give images as arguments: ").command(["ensure", "IMAGE..."]))
@@ -199,7 +227,12 @@ fn type_of<'a>(at: &At<'a>, inherited: Option<(&'a str, &'a str)>) -> Result<(&'
     }
 }
 
-fn identity_of(at: &At<'_>, kind: &str, namespace: &str, problems: &mut Vec<Problem>) -> Identity {
+fn identity_of(
+    at: &NodeCursor<'_>,
+    kind: &str,
+    namespace: &str,
+    problems: &mut Vec<InputProblem>,
+) -> ObjectIdentity {
     let mut text = |field: &str| match at
         .descend(&["metadata"])
         .and_then(|metadata| metadata.map_or(Ok(None), |metadata| metadata.text_of(field)))
@@ -218,7 +251,7 @@ fn identity_of(at: &At<'_>, kind: &str, namespace: &str, problems: &mut Vec<Prob
     if name.is_empty() && generate_name.is_empty() && problems.is_empty() {
         problems.push(at.missing("metadata.name"));
     }
-    Identity {
+    ObjectIdentity {
         kind: kind.to_owned(),
         namespace: if own_namespace.is_empty() { namespace.to_owned() } else { own_namespace },
         name: if name.is_empty() { generate_name } else { name },

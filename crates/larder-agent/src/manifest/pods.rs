@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use larder::gotext::quote;
+use larder::go_format::quote;
 use larder::pod::Pod;
 use larder::pull::PullPolicy;
 use larder::reference::ImageName;
 
-use super::Identity;
-use super::problem::{Place, Problem};
-use super::tree::At;
+use super::ObjectIdentity;
+use super::problem::{InputPlace, InputProblem};
+use super::tree::NodeCursor;
 use crate::image_name;
 
 /// A pod, or the pods that a template stands for, and the images they want.
@@ -22,9 +22,9 @@ pub struct Workload {
     /// Its pull secrets, in its order.
     pub pull_secrets: Vec<SecretName>,
     /// The images, in the order of the manifest.
-    pub wants: Vec<Want>,
+    pub wants: Vec<ImageRequirement>,
     /// Where it is.
-    pub place: Place,
+    pub place: InputPlace,
 }
 
 /// A pull secret that a pod names.
@@ -38,14 +38,14 @@ pub struct SecretName {
 
 impl SecretName {
     /// A problem with the entry that names the secret.
-    pub fn problem(&self, what: impl Into<String>) -> Problem {
-        Problem::new(what).at_line(self.line).at_field(&self.field)
+    pub fn problem(&self, what: impl Into<String>) -> InputProblem {
+        InputProblem::new(what).at_line(self.line).at_field(&self.field)
     }
 }
 
 /// One image that a pod wants.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Want {
+pub struct ImageRequirement {
     /// The image as written.
     pub image: ImageName,
     /// When to pull; `None` when the manifest leaves it to the tag.
@@ -62,12 +62,12 @@ const CONTAINER_LISTS: [&str; 3] = ["initContainers", "containers", "ephemeralCo
 /// Reads a pod (`at` is the object that has `metadata` and `spec`). What keeps it from being a pod is put into
 /// `problems`. Bad image names come back beside it: as in kubelet, they fail their container and not the pod.
 pub(super) fn read(
-    at: &At<'_>,
-    identity: &Identity,
-    place: &Place,
-    problems: &mut Vec<Problem>,
-) -> (Workload, Vec<Problem>) {
-    let mut reader = Reader { problems, bad_names: Vec::new(), nameless: identity.foreign };
+    at: &NodeCursor<'_>,
+    identity: &ObjectIdentity,
+    place: &InputPlace,
+    problems: &mut Vec<InputProblem>,
+) -> (Workload, Vec<InputProblem>) {
+    let mut reader = PodSpecReader { problems, bad_names: Vec::new(), nameless: identity.foreign };
     let label = format!("{}/{}", identity.kind.to_lowercase(), identity.name);
     let uid = match identity.uid.as_str() {
         "" => format!("{}/{}/{}", identity.kind.to_lowercase(), identity.namespace, identity.name),
@@ -94,16 +94,16 @@ pub(super) fn read(
     (workload, bad_names)
 }
 
-struct Reader<'p> {
-    problems: &'p mut Vec<Problem>,
-    bad_names: Vec<Problem>,
+struct PodSpecReader<'p> {
+    problems: &'p mut Vec<InputProblem>,
+    bad_names: Vec<InputProblem>,
     /// Containers need no name, as in pods that some controllers complete.
     nameless: bool,
 }
 
-impl Reader<'_> {
+impl PodSpecReader<'_> {
     /// The value, or `None` after noting the problem. A field that is read twice is told once.
-    fn keep<T>(&mut self, result: Result<T, Problem>) -> Option<T> {
+    fn keep<T>(&mut self, result: Result<T, InputProblem>) -> Option<T> {
         let problem = match result {
             Ok(value) => return Some(value),
             Err(problem) => problem,
@@ -114,7 +114,7 @@ impl Reader<'_> {
         None
     }
 
-    fn annotations(&mut self, at: &At<'_>) -> BTreeMap<String, String> {
+    fn annotations(&mut self, at: &NodeCursor<'_>) -> BTreeMap<String, String> {
         let found = self.keep(at.descend(&["metadata", "annotations"])).flatten();
         let entries = found.and_then(|found| self.keep(found.entries())).unwrap_or_default();
         let texts = entries.into_iter().filter_map(|(key, value)| {
@@ -125,7 +125,7 @@ impl Reader<'_> {
         texts.collect()
     }
 
-    fn spec(&mut self, spec: &At<'_>, workload: &mut Workload) {
+    fn spec(&mut self, spec: &NodeCursor<'_>, workload: &mut Workload) {
         if let Some(Some(name)) = self.keep(spec.text_of("serviceAccountName")) {
             name.clone_into(&mut workload.pod.service_account);
         }
@@ -134,7 +134,7 @@ impl Reader<'_> {
             if list == "containers" && containers.as_ref().is_some_and(Vec::is_empty) {
                 let place = self.keep(spec.field(list)).flatten().unwrap_or_else(|| spec.clone());
                 self.problems.push(
-                    Problem::new("a pod needs at least one container")
+                    InputProblem::new("a pod needs at least one container")
                         .at_line(place.line())
                         .at_field(&spec.path_of(list))
                         .hints(spec.misspelt(list)),
@@ -158,14 +158,14 @@ impl Reader<'_> {
     }
 
     /// The items of a list; none when it is absent, `None` when it is no list.
-    fn list<'a>(&mut self, at: &At<'a>, field: &str) -> Option<Vec<At<'a>>> {
+    fn list<'a>(&mut self, at: &NodeCursor<'a>, field: &str) -> Option<Vec<NodeCursor<'a>>> {
         match self.keep(at.field(field))? {
             Some(list) => self.keep(list.items()),
             None => Some(Vec::new()),
         }
     }
 
-    fn container(&mut self, list: &str, index: usize, at: &At<'_>) -> Option<Want> {
+    fn container(&mut self, list: &str, index: usize, at: &NodeCursor<'_>) -> Option<ImageRequirement> {
         let name = if self.nameless {
             Some(self.keep(at.text_of("name")).flatten().unwrap_or_default())
         } else {
@@ -178,18 +178,18 @@ impl Reader<'_> {
             "" => format!("spec.{list}[{index}]"),
             part => format!("spec.{list}{{{part}}}"),
         };
-        Some(Want { image: image?, policy, field_path, part })
+        Some(ImageRequirement { image: image?, policy, field_path, part })
     }
 
-    fn image_volume(&mut self, volume: &At<'_>) -> Option<Want> {
+    fn image_volume(&mut self, volume: &NodeCursor<'_>) -> Option<ImageRequirement> {
         let source = self.keep(volume.field("image")).flatten()?;
         let name = self.required(volume, "name");
         let image = self.image(&source, "reference");
         let policy = self.policy(&source, "pullPolicy");
-        Some(Want { image: image?, policy, field_path: String::new(), part: name?.to_owned() })
+        Some(ImageRequirement { image: image?, policy, field_path: String::new(), part: name?.to_owned() })
     }
 
-    fn required<'a>(&mut self, at: &At<'a>, field: &str) -> Option<&'a str> {
+    fn required<'a>(&mut self, at: &NodeCursor<'a>, field: &str) -> Option<&'a str> {
         let text = self.keep(at.text_of(field))?;
         if text.is_none() {
             self.problems.push(at.missing(field));
@@ -197,7 +197,7 @@ impl Reader<'_> {
         text
     }
 
-    fn image(&mut self, at: &At<'_>, field: &str) -> Option<ImageName> {
+    fn image(&mut self, at: &NodeCursor<'_>, field: &str) -> Option<ImageName> {
         let image = self.required(at, field)?;
         if let Err(bad) = image_name::check(image) {
             let field = self.keep(at.field(field)).flatten()?;
@@ -207,7 +207,7 @@ impl Reader<'_> {
     }
 
     /// The policy, `None` where the manifest leaves it to the tag (or has a problem, now noted).
-    fn policy(&mut self, at: &At<'_>, field: &str) -> Option<PullPolicy> {
+    fn policy(&mut self, at: &NodeCursor<'_>, field: &str) -> Option<PullPolicy> {
         let place = self.keep(at.field(field))??;
         // The API server fills in the default where the text is empty.
         let text = self.keep(place.text())?;

@@ -5,25 +5,25 @@ use std::fmt;
 use larder::hint::Hint;
 use serde::Serialize;
 
-/// One thing wrong with one input. It prints as `FIELD: MESSAGE`; [`Located`] adds the rest.
+/// One thing wrong with one input. It prints as `FIELD: MESSAGE`; [`LocatedProblem`] adds the rest.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Problem {
+pub struct InputProblem {
     line: usize,
     field: String,
     message: String,
     hints: Vec<Hint>,
 }
 
-impl Problem {
+impl InputProblem {
     /// A problem whose place is not known yet.
     pub fn new(message: impl Into<String>) -> Self {
-        Problem { line: 0, field: String::new(), message: message.into(), hints: Vec::new() }
+        InputProblem { line: 0, field: String::new(), message: message.into(), hints: Vec::new() }
     }
 
     /// The same, on this line; 0 is no line.
     #[must_use]
     pub fn at_line(self, line: usize) -> Self {
-        Problem { line, ..self }
+        InputProblem { line, ..self }
     }
 
     /// The line within its document; 0 when not known.
@@ -34,7 +34,7 @@ impl Problem {
     /// The same, in this field.
     #[must_use]
     pub fn at_field(self, field: &str) -> Self {
-        Problem { field: field.to_owned(), ..self }
+        InputProblem { field: field.to_owned(), ..self }
     }
 
     /// The same, with something to try next.
@@ -52,7 +52,7 @@ impl Problem {
     }
 }
 
-impl fmt::Display for Problem {
+impl fmt::Display for InputProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if !self.field.is_empty() {
             write!(f, "{}: ", self.field)?;
@@ -63,7 +63,7 @@ impl fmt::Display for Problem {
 
 /// Where an input comes from.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Place {
+pub struct InputPlace {
     /// The file as the user named it, `standard input`, or `argument`.
     pub file: String,
     /// The document's number within the file, from 1; 0 for the file as a whole, and where a file is one document.
@@ -74,15 +74,15 @@ pub struct Place {
     pub what: String,
 }
 
-impl Place {
+impl InputPlace {
     /// A file as a whole.
     pub fn file(name: impl Into<String>) -> Self {
-        Place { file: name.into(), ..Place::default() }
+        InputPlace { file: name.into(), ..InputPlace::default() }
     }
 
     /// A problem here.
-    pub fn holds(&self, problem: Problem) -> Located {
-        Located { place: self.clone(), problem: Box::new(problem) }
+    pub fn holds(&self, problem: InputProblem) -> LocatedProblem {
+        LocatedProblem { place: self.clone(), problem: Box::new(problem) }
     }
 
     /// The place with a line of the document, which may be 0.
@@ -101,7 +101,7 @@ impl Place {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for InputPlace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.with_line(0))
     }
@@ -109,21 +109,21 @@ impl fmt::Display for Place {
 
 /// A problem and the input it is in: `FILE:LINE: document 2 (Pod default/web): FIELD: MESSAGE`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Located {
-    place: Place,
-    problem: Box<Problem>,
+pub struct LocatedProblem {
+    place: InputPlace,
+    problem: Box<InputProblem>,
 }
 
-impl Located {
+impl LocatedProblem {
     /// What could be tried next.
     pub fn hints(&self) -> &[Hint] {
         &self.problem.hints
     }
 
     /// The same as data.
-    pub fn as_data(&self) -> BadInput {
+    pub fn as_data(&self) -> InputProblemRecord {
         let line = (self.problem.line > 0).then_some(self.place.lines_before + self.problem.line);
-        BadInput {
+        InputProblemRecord {
             file: self.place.file.clone(),
             line,
             document: (self.place.document > 0).then_some(self.place.document),
@@ -135,7 +135,7 @@ impl Located {
     }
 }
 
-impl fmt::Display for Located {
+impl fmt::Display for LocatedProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: {}", self.place.with_line(self.problem.line), self.problem)
     }
@@ -144,7 +144,7 @@ impl fmt::Display for Located {
 /// A problem with an input, as `-o json` shows it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct BadInput {
+pub struct InputProblemRecord {
     file: String,
     line: Option<usize>,
     document: Option<usize>,
@@ -162,9 +162,13 @@ mod tests {
 
     #[test]
     fn a_problem_names_file_line_document_object_and_field() {
-        let place =
-            Place { file: "app.yaml".into(), document: 2, lines_before: 10, what: "Pod default/web".into() };
-        let problem = Problem::new("\"Busybox\": repository name must be lowercase");
+        let place = InputPlace {
+            file: "app.yaml".into(),
+            document: 2,
+            lines_before: 10,
+            what: "Pod default/web".into(),
+        };
+        let problem = InputProblem::new("\"Busybox\": repository name must be lowercase");
         assert_eq!(
             place.holds(problem.clone().at_line(3).at_field("spec.containers[0].image")).to_string(),
             "app.yaml:13: document 2 (Pod default/web): spec.containers[0].image: \
@@ -174,6 +178,9 @@ mod tests {
             place.holds(problem).to_string(),
             "app.yaml: document 2 (Pod default/web): \"Busybox\": repository name must be lowercase"
         );
-        assert_eq!(Place::file("app.yaml").holds(Problem::new("is empty")).to_string(), "app.yaml: is empty");
+        assert_eq!(
+            InputPlace::file("app.yaml").holds(InputProblem::new("is empty")).to_string(),
+            "app.yaml: is empty"
+        );
     }
 }

@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, HashMap};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use larder::credentials::{PullSecret, SecretCoordinates, Tokens, parse_config_json, parse_dockercfg};
+use larder::credentials::{PullSecret, SecretCoordinates, TokenPolicy, parse_config_json, parse_dockercfg};
 
-use super::Identity;
-use super::problem::{Place, Problem};
-use super::tree::At;
+use super::ObjectIdentity;
+use super::problem::{InputPlace, InputProblem};
+use super::tree::NodeCursor;
 
 /// Types of secrets that pulling uses, and the one key that each must have.
 const PULL_TYPES: [(&str, &str); 2] =
@@ -19,33 +19,43 @@ const RECREATE: &str = "create it with: kubectl create secret docker-registry NA
 
 /// Secrets, found by namespace and name. Broken ones are known by name, so that who names one is not served without.
 #[derive(Debug, Default)]
-pub struct Secrets {
-    all: Vec<(Option<PullSecret>, Place)>,
+pub struct SecretTable {
+    all: Vec<(Option<PullSecret>, InputPlace)>,
     by_name: HashMap<(String, String), usize>,
 }
 
 /// What is known of a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Named<'a> {
+pub enum SecretEntry<'a> {
     /// A sound secret.
     Sound(&'a PullSecret),
     /// A secret that cannot be used, and where it is.
-    Broken(&'a Place),
+    Broken(&'a InputPlace),
 }
 
-impl Secrets {
+impl SecretTable {
     /// Adds a secret and returns where an earlier one of the same name was, which it replaces.
-    pub(super) fn add(&mut self, secret: PullSecret, place: Place) -> Option<Place> {
+    pub(super) fn add(&mut self, secret: PullSecret, place: InputPlace) -> Option<InputPlace> {
         let key = (secret.coordinates.namespace.clone(), secret.coordinates.name.clone());
         self.put(key, Some(secret), place)
     }
 
     /// Notes that the secret of this name is broken.
-    pub(super) fn add_broken(&mut self, namespace: &str, name: &str, place: Place) -> Option<Place> {
+    pub(super) fn add_broken(
+        &mut self,
+        namespace: &str,
+        name: &str,
+        place: InputPlace,
+    ) -> Option<InputPlace> {
         self.put((namespace.to_owned(), name.to_owned()), None, place)
     }
 
-    fn put(&mut self, key: (String, String), secret: Option<PullSecret>, place: Place) -> Option<Place> {
+    fn put(
+        &mut self,
+        key: (String, String),
+        secret: Option<PullSecret>,
+        place: InputPlace,
+    ) -> Option<InputPlace> {
         if let Some(index) = self.by_name.get(&key) {
             return Some(std::mem::replace(&mut self.all[*index], (secret, place)).1);
         }
@@ -55,14 +65,14 @@ impl Secrets {
     }
 
     /// The secret of this name.
-    pub fn get(&self, namespace: &str, name: &str) -> Option<Named<'_>> {
+    pub fn get(&self, namespace: &str, name: &str) -> Option<SecretEntry<'_>> {
         let index = self.by_name.get(&(namespace.to_owned(), name.to_owned()))?;
         let (secret, place) = self.all.get(*index)?;
-        Some(secret.as_ref().map_or(Named::Broken(place), Named::Sound))
+        Some(secret.as_ref().map_or(SecretEntry::Broken(place), SecretEntry::Sound))
     }
 
     /// All sound secrets in the order of the input, and where each was found.
-    pub fn iter(&self) -> impl Iterator<Item = (&PullSecret, &Place)> {
+    pub fn iter(&self) -> impl Iterator<Item = (&PullSecret, &InputPlace)> {
         self.all.iter().filter_map(|(secret, place)| Some((secret.as_ref()?, place)))
     }
 }
@@ -76,8 +86,12 @@ fn key_of(kind: &str) -> Option<&'static str> {
     PULL_TYPES.iter().find(|(known, _)| *known == kind).map(|(_, key)| *key)
 }
 
-/// Reads a secret, which must be a [private](At::private) place. Everything wrong with it is put into `problems`.
-pub(super) fn read(at: &At<'_>, identity: &Identity, problems: &mut Vec<Problem>) -> PullSecret {
+/// Reads a secret, which must be a [private](NodeCursor::private) place. Everything wrong with it is put into `problems`.
+pub(super) fn read(
+    at: &NodeCursor<'_>,
+    identity: &ObjectIdentity,
+    problems: &mut Vec<InputProblem>,
+) -> PullSecret {
     let before = problems.len();
     let kind = keep(at.text_of("type"), problems).flatten().unwrap_or("Opaque");
     let mut data = decoded_data(at, problems);
@@ -99,16 +113,20 @@ pub(super) fn read(at: &At<'_>, identity: &Identity, problems: &mut Vec<Problem>
     }
 }
 
-fn keep<T>(result: Result<T, Problem>, problems: &mut Vec<Problem>) -> Option<T> {
+fn keep<T>(result: Result<T, InputProblem>, problems: &mut Vec<InputProblem>) -> Option<T> {
     result.map_err(|problem| problems.push(problem)).ok()
 }
 
-fn entries<'a>(at: &At<'a>, field: &str, problems: &mut Vec<Problem>) -> Vec<(&'a str, At<'a>)> {
+fn entries<'a>(
+    at: &NodeCursor<'a>,
+    field: &str,
+    problems: &mut Vec<InputProblem>,
+) -> Vec<(&'a str, NodeCursor<'a>)> {
     let found = keep(at.field(field), problems).flatten();
     found.and_then(|found| keep(found.entries(), problems)).unwrap_or_default()
 }
 
-fn decoded_data(at: &At<'_>, problems: &mut Vec<Problem>) -> BTreeMap<String, Vec<u8>> {
+fn decoded_data(at: &NodeCursor<'_>, problems: &mut Vec<InputProblem>) -> BTreeMap<String, Vec<u8>> {
     let mut data = BTreeMap::new();
     for (key, value) in entries(at, "data", problems) {
         if value.is_empty() {
@@ -132,7 +150,7 @@ fn decoded_data(at: &At<'_>, problems: &mut Vec<Problem>) -> BTreeMap<String, Ve
     data
 }
 
-fn string_data(at: &At<'_>, problems: &mut Vec<Problem>) -> BTreeMap<String, Vec<u8>> {
+fn string_data(at: &NodeCursor<'_>, problems: &mut Vec<InputProblem>) -> BTreeMap<String, Vec<u8>> {
     let mut data = BTreeMap::new();
     for (key, value) in entries(at, "stringData", problems) {
         if let Some(text) = if value.is_empty() { Some("") } else { keep(value.text(), problems) } {
@@ -143,7 +161,12 @@ fn string_data(at: &At<'_>, problems: &mut Vec<Problem>) -> BTreeMap<String, Vec
 }
 
 /// What is wrong with the content of a secret of a pull type.
-fn content_problem(at: &At<'_>, kind: &str, key: &str, data: &BTreeMap<String, Vec<u8>>) -> Option<Problem> {
+fn content_problem(
+    at: &NodeCursor<'_>,
+    kind: &str,
+    key: &str,
+    data: &BTreeMap<String, Vec<u8>>,
+) -> Option<InputProblem> {
     let Some(content) = data.get(key) else {
         let problem = at.problem(format!("a secret of type {kind} needs the key {key}, which is missing"));
         return Some(problem.hint(RECREATE));
@@ -157,16 +180,16 @@ fn content_problem(at: &At<'_>, kind: &str, key: &str, data: &BTreeMap<String, V
         return Some(place.problem("is empty"));
     }
     let parsed = match key {
-        ".dockercfg" => parse_dockercfg(content, Tokens::Keep),
-        _ => parse_config_json(content, Tokens::Keep),
+        ".dockercfg" => parse_dockercfg(content, TokenPolicy::Keep),
+        _ => parse_config_json(content, TokenPolicy::Keep),
     };
     let error = parsed.err()?;
     Some(place.problem(format!("not a docker config: {error}")).hint(RECREATE))
 }
 
 /// What is odd about a sound secret of a pull type. Said here, once: lookups pass over such entries without a word.
-pub(super) fn oddity(secret: &PullSecret) -> Option<String> {
-    match secret.docker_config(Tokens::Keep).ok().flatten()?.unusable_entries() {
+pub(super) fn warning(secret: &PullSecret) -> Option<String> {
+    match secret.docker_config(TokenPolicy::Keep).ok().flatten()?.unusable_entries() {
         0 => None,
         1 => Some("one entry is not used: its location is not a URL".to_owned()),
         several => Some(format!("{several} entries are not used: their locations are not URLs")),
@@ -181,7 +204,7 @@ mod tests {
     fn read_secret(text: &str) -> (PullSecret, Vec<String>) {
         let node = parse(text).unwrap();
         let mut problems = Vec::new();
-        let secret = read(&At::root(&node).private(), &Identity::default(), &mut problems);
+        let secret = read(&NodeCursor::root(&node).private(), &ObjectIdentity::default(), &mut problems);
         (secret, problems.iter().map(ToString::to_string).collect())
     }
 

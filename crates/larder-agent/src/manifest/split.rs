@@ -7,7 +7,7 @@ use serde::de::IgnoredAny;
 
 /// One document's text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Piece<'a> {
+pub(super) struct DocumentText<'a> {
     /// The text, without the `---` line before it.
     pub(super) text: &'a str,
     /// How many lines of the file come before it.
@@ -15,26 +15,26 @@ pub(super) struct Piece<'a> {
 }
 
 /// The documents of a file that hold more than comments and white space.
-pub(super) fn split(text: &str) -> Vec<Piece<'_>> {
+pub(super) fn split(text: &str) -> Vec<DocumentText<'_>> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let pieces = split_at_dashes(text).into_iter().flat_map(split_json);
     pieces.filter(|piece| !is_blank(piece.text)).collect()
 }
 
-fn split_at_dashes(text: &str) -> Vec<Piece<'_>> {
+fn split_at_dashes(text: &str) -> Vec<DocumentText<'_>> {
     let mut pieces = Vec::new();
     let (mut start, mut lines_before) = (0, 0);
     let mut offset = 0;
     for (number, line) in text.split_inclusive('\n').enumerate() {
         if let Some(rest) = after_separator(line) {
-            pieces.push(Piece { text: &text[start..offset], lines_before });
+            pieces.push(DocumentText { text: &text[start..offset], lines_before });
             // `--- # comment` and `--- {kind: Pod}` keep what follows the dashes, on its own line.
             start = offset + line.len() - rest.len();
             lines_before = number;
         }
         offset += line.len();
     }
-    pieces.push(Piece { text: &text[start..], lines_before });
+    pieces.push(DocumentText { text: &text[start..], lines_before });
     pieces
 }
 
@@ -46,7 +46,7 @@ fn after_separator(line: &str) -> Option<&str> {
 
 /// Cuts JSON values that follow each other. Whatever else begins with a brace stays whole: YAML's own mappings do, and
 /// only a JSON reader tells which of the two a text is.
-fn split_json(piece: Piece<'_>) -> Vec<Piece<'_>> {
+fn split_json(piece: DocumentText<'_>) -> Vec<DocumentText<'_>> {
     let text = piece.text;
     if !text.trim_start().starts_with('{') {
         return vec![piece];
@@ -55,7 +55,7 @@ fn split_json(piece: Piece<'_>) -> Vec<Piece<'_>> {
     let (mut pieces, mut start, mut lines_before) = (Vec::new(), 0, piece.lines_before);
     while let Some(Ok(IgnoredAny)) = values.next() {
         let end = values.byte_offset();
-        let value = Piece { text: &text[start..end], lines_before };
+        let value = DocumentText { text: &text[start..end], lines_before };
         lines_before += value.text.matches('\n').count();
         pieces.push(value);
         start = end;
@@ -65,7 +65,7 @@ fn split_json(piece: Piece<'_>) -> Vec<Piece<'_>> {
         None => pieces,
         // Broken JSON takes nothing of what came before it along.
         Some('{') => {
-            pieces.push(Piece { text: rest, lines_before });
+            pieces.push(DocumentText { text: rest, lines_before });
             pieces
         }
         Some(_) => vec![piece],

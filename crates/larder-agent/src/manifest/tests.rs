@@ -200,7 +200,7 @@ fn other_kinds_are_counted_and_no_error() {
 fn the_last_of_two_secrets_wins_with_a_warning() {
     let secret = "apiVersion: v1\nkind: Secret\nmetadata: {name: s}\nstringData: {k: ";
     let manifests = read(&format!("{secret}one}}\n---\n{secret}two}}\n"));
-    let Some(Named::Sound(found)) = manifests.secrets.get("default", "s") else { panic!("no secret") };
+    let Some(SecretEntry::Sound(found)) = manifests.secrets.get("default", "s") else { panic!("no secret") };
     assert_eq!(found.data["k"], b"two");
     assert_eq!(
         manifests.warnings,
@@ -258,7 +258,7 @@ items: [{metadata: {name: s}, data: {password: 80443921}}]
 ";
     let read = read(text);
     assert_eq!(read.problems.len(), 6, "{:?}", read.problems);
-    let data: Vec<_> = read.problems.iter().map(Located::as_data).collect();
+    let data: Vec<_> = read.problems.iter().map(LocatedProblem::as_data).collect();
     let all = format!("{:?} {} {:?}", read.problems, serde_json::to_string(&data).unwrap(), read.warnings);
     assert!(!all.contains("hunter2") && !all.contains("80443921"), "{all}");
 }

@@ -1,9 +1,9 @@
-//! A document as a tree that knows its lines; a [cursor](At) reads it, and names what is wrong where.
+//! A document as a tree that knows its lines; a [cursor](NodeCursor) reads it, and names what is wrong where.
 //!
 //! Manifests are read through this tree and not into typed structs, because each bad field must be told with its
 //! path and line, and one bad field must not hide the next.
 
-mod at;
+mod cursor;
 
 use std::collections::HashSet;
 use std::fmt;
@@ -13,25 +13,25 @@ use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_saphyr::Spanned;
 
-use super::problem::Problem;
+use super::problem::InputProblem;
 
-pub use at::At;
+pub use cursor::NodeCursor;
 
 /// A value and the line it starts on, counted within its document; 0 when not known.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Node {
+pub struct YamlNode {
     line: usize,
-    value: Value,
+    value: YamlValue,
 }
 
 #[derive(Debug, Clone, PartialEq)]
-enum Value {
+enum YamlValue {
     Null,
     Bool(bool),
     Number(String),
     Text(String),
-    List(Vec<Node>),
-    Map(Vec<(String, Node)>),
+    List(Vec<YamlNode>),
+    Map(Vec<(String, YamlNode)>),
 }
 
 /// How deep a document may nest. The schemas within custom resource definitions reach about 60.
@@ -43,30 +43,30 @@ const STACK_BYTES: usize = 16 * 1024 * 1024;
 ///
 /// Nothing is caught here: the reader gives an error beyond `MAX_DEPTH`, aliases counted in, and so cannot use the
 /// stack up; a panic would be a mistake of the program and ends it, as everywhere.
-pub fn parse_all(texts: &[&str]) -> Vec<Result<Node, Problem>> {
-    on_deep_stack(texts, Keys::Hidden)
+pub fn parse_all(texts: &[&str]) -> Vec<Result<YamlNode, InputProblem>> {
+    on_deep_stack(texts, KeyVisibility::Hidden)
 }
 
 /// Reads one document that holds no secrets.
-pub fn parse_open(text: &str) -> Result<Node, Problem> {
-    on_deep_stack(&[text], Keys::Shown).remove(0)
+pub fn parse_open(text: &str) -> Result<YamlNode, InputProblem> {
+    on_deep_stack(&[text], KeyVisibility::Shown).remove(0)
 }
 
 /// Whether keys may be shown: in a secret, a value may have slipped into the place of one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Keys {
+enum KeyVisibility {
     Hidden,
     Shown,
 }
 
-fn on_deep_stack(texts: &[&str], keys: Keys) -> Vec<Result<Node, Problem>> {
+fn on_deep_stack(texts: &[&str], keys: KeyVisibility) -> Vec<Result<YamlNode, InputProblem>> {
     std::thread::scope(|scope| {
         let reader = || texts.iter().map(|text| parse(text, keys)).collect();
         match std::thread::Builder::new().stack_size(STACK_BYTES).spawn_scoped(scope, reader) {
             Ok(thread) => thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)),
             Err(error) => {
                 let problem =
-                    Problem::new(format!("could not be read, the system has no thread for it: {error}"));
+                    InputProblem::new(format!("could not be read, the system has no thread for it: {error}"));
                 texts.iter().map(|_| Err(problem.clone())).collect()
             }
         }
@@ -82,27 +82,27 @@ fn options() -> serde_saphyr::Options {
 }
 
 /// Reads one document. An error is told with its line and without an excerpt: the document may hold secrets.
-fn parse(text: &str, keys: Keys) -> Result<Node, Problem> {
-    let from_yaml = serde_saphyr::from_str_with_options::<Node>(text, options());
+fn parse(text: &str, keys: KeyVisibility) -> Result<YamlNode, InputProblem> {
+    let from_yaml = serde_saphyr::from_str_with_options::<YamlNode>(text, options());
     let error = match from_yaml {
         Ok(node) => return Ok(node),
         Err(error) => error,
     };
     // JSON allows what YAML does not, such as tabs and escaped surrogate pairs. Its reader knows no lines.
     if text.trim_start().starts_with('{') {
-        match serde_json::from_str::<Node>(text) {
+        match serde_json::from_str::<YamlNode>(text) {
             Ok(node) => return Ok(node),
             Err(error) if looks_like_json(text) => return Err(not_json(&error)),
             Err(_) => {}
         }
     }
     let line = error.location().and_then(|location| usize::try_from(location.line()).ok()).unwrap_or(0);
-    let problem = Problem::new(format!("not valid YAML: {}", explained(&error))).at_line(line);
+    let problem = InputProblem::new(format!("not valid YAML: {}", explained(&error))).at_line(line);
     Err(match &error {
-        serde_saphyr::Error::DuplicateMappingKey { key: Some(key), .. } if keys == Keys::Shown => {
+        serde_saphyr::Error::DuplicateMappingKey { key: Some(key), .. } if keys == KeyVisibility::Shown => {
             problem.at_field(key).hint("keep one of the two")
         }
-        _ if text.contains("{{") && keys == Keys::Hidden => problem
+        _ if text.contains("{{") && keys == KeyVisibility::Hidden => problem
             .hint(Hint::from("this is a template: helm template CHART | ").command(["ensure", "-f", "-"])),
         serde_saphyr::Error::DuplicateMappingKey { .. } => problem.hint("keep one of the two"),
         _ if text.lines().any(|line| line.trim_start_matches(' ').starts_with('\t')) => {
@@ -117,8 +117,8 @@ fn looks_like_json(text: &str) -> bool {
     text.trim_start().trim_start_matches('{').trim_start().starts_with('"')
 }
 
-/// The reader's own texts are fixed but for those of [`Node`], which quote nothing; only its line is kept.
-fn not_json(error: &serde_json::Error) -> Problem {
+/// The reader's own texts are fixed but for those of [`YamlNode`], which quote nothing; only its line is kept.
+fn not_json(error: &serde_json::Error) -> InputProblem {
     let what = match error.classify() {
         serde_json::error::Category::Eof => "it ends too early",
         serde_json::error::Category::Data => "a value or key that has no meaning here",
@@ -126,7 +126,7 @@ fn not_json(error: &serde_json::Error) -> Problem {
             "a comma, colon, quote or brace is missing, or one too many"
         }
     };
-    Problem::new(format!("not valid JSON: {what} (column {})", error.column())).at_line(error.line())
+    InputProblem::new(format!("not valid JSON: {what} (column {})", error.column())).at_line(error.line())
 }
 
 /// What is wrong, in texts that are fixed: the reader's own quote keys and values, which may be a secret's.
@@ -166,124 +166,124 @@ fn explained(error: &serde_saphyr::Error) -> String {
 /// Said of a mapping that has a key more than once. The key is not shown: it may be part of a secret.
 const REPEATED_KEY: &str = "a mapping has the same key twice";
 
-impl Node {
+impl YamlNode {
     /// A text from elsewhere than a document, such as a flag.
-    pub fn text(text: &str) -> Node {
-        Node { line: 0, value: Value::Text(text.to_owned()) }
+    pub fn text(text: &str) -> YamlNode {
+        YamlNode { line: 0, value: YamlValue::Text(text.to_owned()) }
     }
 
     /// The same as the number that it should be.
-    pub fn number(text: &str) -> Node {
-        Node { line: 0, value: Value::Number(text.to_owned()) }
+    pub fn number(text: &str) -> YamlNode {
+        YamlNode { line: 0, value: YamlValue::Number(text.to_owned()) }
     }
 
     /// A list of this text alone.
-    pub fn list(text: &str) -> Node {
-        Node { line: 0, value: Value::List(vec![Node::text(text)]) }
+    pub fn list(text: &str) -> YamlNode {
+        YamlNode { line: 0, value: YamlValue::List(vec![YamlNode::text(text)]) }
     }
 
     /// A list of these texts.
-    pub fn texts(texts: &[String]) -> Node {
-        Node { line: 0, value: Value::List(texts.iter().map(|text| Node::text(text)).collect()) }
+    pub fn texts(texts: &[String]) -> YamlNode {
+        YamlNode { line: 0, value: YamlValue::List(texts.iter().map(|text| YamlNode::text(text)).collect()) }
     }
 
     /// The same as the boolean that it should be.
-    pub fn boolean(text: &str) -> Node {
+    pub fn boolean(text: &str) -> YamlNode {
         match text.parse() {
-            Ok(value) => Node { line: 0, value: Value::Bool(value) },
-            Err(_) => Node::text(text),
+            Ok(value) => YamlNode { line: 0, value: YamlValue::Bool(value) },
+            Err(_) => YamlNode::text(text),
         }
     }
 }
 
-impl<'de> Deserialize<'de> for Node {
+impl<'de> Deserialize<'de> for YamlNode {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let Spanned { value, referenced, .. } = Spanned::<Value>::deserialize(deserializer)?;
-        Ok(Node { line: usize::try_from(referenced.line()).unwrap_or(0), value })
+        let Spanned { value, referenced, .. } = Spanned::<YamlValue>::deserialize(deserializer)?;
+        Ok(YamlNode { line: usize::try_from(referenced.line()).unwrap_or(0), value })
     }
 }
 
-impl<'de> Deserialize<'de> for Value {
+impl<'de> Deserialize<'de> for YamlValue {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(ValueVisitor)
+        deserializer.deserialize_any(YamlNodeVisitor)
     }
 }
 
-struct ValueVisitor;
+struct YamlNodeVisitor;
 
-impl<'de> Visitor<'de> for ValueVisitor {
-    type Value = Value;
+impl<'de> Visitor<'de> for YamlNodeVisitor {
+    type Value = YamlValue;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a YAML value")
     }
 
-    fn visit_unit<E>(self) -> Result<Value, E> {
-        Ok(Value::Null)
+    fn visit_unit<E>(self) -> Result<YamlValue, E> {
+        Ok(YamlValue::Null)
     }
 
-    fn visit_none<E>(self) -> Result<Value, E> {
-        Ok(Value::Null)
+    fn visit_none<E>(self) -> Result<YamlValue, E> {
+        Ok(YamlValue::Null)
     }
 
-    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
-        Value::deserialize(deserializer)
+    fn visit_some<D: Deserializer<'de>>(self, deserializer: D) -> Result<YamlValue, D::Error> {
+        YamlValue::deserialize(deserializer)
     }
 
-    fn visit_bool<E>(self, value: bool) -> Result<Value, E> {
-        Ok(Value::Bool(value))
+    fn visit_bool<E>(self, value: bool) -> Result<YamlValue, E> {
+        Ok(YamlValue::Bool(value))
     }
 
-    fn visit_i64<E>(self, value: i64) -> Result<Value, E> {
-        Ok(Value::Number(value.to_string()))
+    fn visit_i64<E>(self, value: i64) -> Result<YamlValue, E> {
+        Ok(YamlValue::Number(value.to_string()))
     }
 
-    fn visit_u64<E>(self, value: u64) -> Result<Value, E> {
-        Ok(Value::Number(value.to_string()))
+    fn visit_u64<E>(self, value: u64) -> Result<YamlValue, E> {
+        Ok(YamlValue::Number(value.to_string()))
     }
 
-    fn visit_i128<E>(self, value: i128) -> Result<Value, E> {
-        Ok(Value::Number(value.to_string()))
+    fn visit_i128<E>(self, value: i128) -> Result<YamlValue, E> {
+        Ok(YamlValue::Number(value.to_string()))
     }
 
-    fn visit_u128<E>(self, value: u128) -> Result<Value, E> {
-        Ok(Value::Number(value.to_string()))
+    fn visit_u128<E>(self, value: u128) -> Result<YamlValue, E> {
+        Ok(YamlValue::Number(value.to_string()))
     }
 
-    fn visit_f64<E>(self, value: f64) -> Result<Value, E> {
-        Ok(Value::Number(value.to_string()))
+    fn visit_f64<E>(self, value: f64) -> Result<YamlValue, E> {
+        Ok(YamlValue::Number(value.to_string()))
     }
 
-    fn visit_str<E>(self, value: &str) -> Result<Value, E> {
-        Ok(Value::Text(value.to_owned()))
+    fn visit_str<E>(self, value: &str) -> Result<YamlValue, E> {
+        Ok(YamlValue::Text(value.to_owned()))
     }
 
-    fn visit_string<E>(self, value: String) -> Result<Value, E> {
-        Ok(Value::Text(value))
+    fn visit_string<E>(self, value: String) -> Result<YamlValue, E> {
+        Ok(YamlValue::Text(value))
     }
 
-    fn visit_bytes<E>(self, value: &[u8]) -> Result<Value, E> {
-        Ok(Value::Text(String::from_utf8_lossy(value).into_owned()))
+    fn visit_bytes<E>(self, value: &[u8]) -> Result<YamlValue, E> {
+        Ok(YamlValue::Text(String::from_utf8_lossy(value).into_owned()))
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<Value, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut items: A) -> Result<YamlValue, A::Error> {
         let mut list = Vec::new();
         while let Some(item) = items.next_element()? {
             list.push(item);
         }
-        Ok(Value::List(list))
+        Ok(YamlValue::List(list))
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<Value, A::Error> {
-        let mut map: Vec<(String, Node)> = Vec::new();
+    fn visit_map<A: MapAccess<'de>>(self, mut entries: A) -> Result<YamlValue, A::Error> {
+        let mut map: Vec<(String, YamlNode)> = Vec::new();
         let mut known = HashSet::new();
-        while let Some((key, node)) = entries.next_entry::<String, Node>()? {
+        while let Some((key, node)) = entries.next_entry::<String, YamlNode>()? {
             if !known.insert(key.clone()) {
                 return Err(serde::de::Error::custom(REPEATED_KEY)); // the JSON reader does not mind
             }
             map.push((key, node));
         }
-        Ok(Value::Map(map))
+        Ok(YamlValue::Map(map))
     }
 }
 

@@ -2,32 +2,32 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use larder::events::{Event, EventSink, Reason};
+use larder::events::{Event, EventReason, EventSink};
 
 /// Hands events to a log. Kubelet sends `ImageGCFailed` beside the event that says what failed, with the same text: who
 /// reads a log wants it once.
-pub(crate) struct EventLog<S> {
+pub(crate) struct DedupEventSink<S> {
     log: S,
     /// What the last event about the disk said, until the event beside it came.
     said: Mutex<Option<String>>,
 }
 
-impl<S> EventLog<S> {
+impl<S> DedupEventSink<S> {
     /// In front of this log.
-    pub(crate) fn new(log: S) -> EventLog<S> {
-        EventLog { log, said: Mutex::default() }
+    pub(crate) fn new(log: S) -> DedupEventSink<S> {
+        DedupEventSink { log, said: Mutex::default() }
     }
 }
 
-impl<S: EventSink> EventSink for EventLog<S> {
+impl<S: EventSink> EventSink for DedupEventSink<S> {
     fn record(&self, event: Event) {
         {
             let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
             match event.reason {
-                Reason::FreeDiskSpaceFailed | Reason::InvalidDiskCapacity => {
+                EventReason::FreeDiskSpaceFailed | EventReason::InvalidDiskCapacity => {
                     *said = Some(event.message.clone());
                 }
-                Reason::ImageGcFailed if said.take().as_ref() == Some(&event.message) => return,
+                EventReason::ImageGcFailed if said.take().as_ref() == Some(&event.message) => return,
                 _ => {}
             }
         }
@@ -48,7 +48,7 @@ mod tests {
     #[test]
     fn a_failed_collection_is_logged_once_each_time_it_fails() {
         let ring = Arc::new(RingSink::new(10));
-        let log = EventLog::new(Shared(Arc::clone(&ring)));
+        let log = DedupEventSink::new(SharedRing(Arc::clone(&ring)));
         let event = |reason, message: &str| Event {
             time: SystemTime::UNIX_EPOCH,
             event_type: EventType::Warning,
@@ -57,9 +57,9 @@ mod tests {
             message: message.to_owned(),
         };
         for _ in 0..2 {
-            log.record(event(Reason::FreeDiskSpaceFailed, "full"));
-            log.record(event(Reason::ImageGcFailed, "full"));
-            log.record(event(Reason::ImageGcFailed, "the runtime is down"));
+            log.record(event(EventReason::FreeDiskSpaceFailed, "full"));
+            log.record(event(EventReason::ImageGcFailed, "full"));
+            log.record(event(EventReason::ImageGcFailed, "the runtime is down"));
         }
         let told: Vec<_> = ring.snapshot().into_iter().map(|event| event.message).collect();
         assert_eq!(told, ["full", "the runtime is down", "full", "the runtime is down"]);
@@ -68,7 +68,7 @@ mod tests {
     #[test]
     fn what_fails_again_with_the_same_text_is_logged_again_and_what_comes_between_does_not_count() {
         let ring = Arc::new(RingSink::new(10));
-        let log = EventLog::new(Shared(Arc::clone(&ring)));
+        let log = DedupEventSink::new(SharedRing(Arc::clone(&ring)));
         let event = |reason, message: &str| Event {
             time: SystemTime::UNIX_EPOCH,
             event_type: EventType::Warning,
@@ -77,23 +77,23 @@ mod tests {
             message: message.to_owned(),
         };
         for _ in 0..2 {
-            log.record(event(Reason::ImageGcFailed, "the runtime is down"));
+            log.record(event(EventReason::ImageGcFailed, "the runtime is down"));
         }
-        log.record(event(Reason::InvalidDiskCapacity, "no size"));
-        log.record(event(Reason::Pulled, "a:1"));
+        log.record(event(EventReason::InvalidDiskCapacity, "no size"));
+        log.record(event(EventReason::Pulled, "a:1"));
         for _ in 0..2 {
-            log.record(event(Reason::ImageGcFailed, "no size"));
+            log.record(event(EventReason::ImageGcFailed, "no size"));
         }
-        log.record(event(Reason::Pulled, "full"));
-        log.record(event(Reason::ImageGcFailed, "full"));
+        log.record(event(EventReason::Pulled, "full"));
+        log.record(event(EventReason::ImageGcFailed, "full"));
         let told: Vec<_> = ring.snapshot().into_iter().map(|event| event.message).collect();
         let twice = ["the runtime is down", "the runtime is down"];
         assert_eq!(told, [&twice[..], &["no size", "a:1", "no size", "full", "full"]].concat());
     }
 
-    struct Shared(Arc<RingSink>);
+    struct SharedRing(Arc<RingSink>);
 
-    impl EventSink for Shared {
+    impl EventSink for SharedRing {
         fn record(&self, event: Event) {
             self.0.record(event);
         }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use larder::backend::{Backend, BackendError, RuntimeInfo};
-use larder::events::{Event, EventSink, EventType, Reason};
+use larder::events::{Event, EventReason, EventSink, EventType};
 use larder::pod::ObjectRef;
 use tokio::sync::watch;
 use tokio::time;
@@ -18,41 +18,43 @@ const WITHIN: Duration = Duration::from_secs(10);
 
 /// What is known of the backend.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(crate) enum Health {
+pub(crate) enum BackendHealth {
     /// It was not asked yet.
     #[default]
     Unknown,
     /// It answered.
-    Answers(Arc<RuntimeInfo>),
+    Up(Arc<RuntimeInfo>),
     /// It does not answer, since when and why.
     Down { since: SystemTime, why: String },
 }
 
-impl Health {
+impl BackendHealth {
     /// Whether pulls have a chance.
     pub(crate) fn is_up(&self) -> bool {
-        matches!(self, Health::Answers(_))
+        matches!(self, BackendHealth::Up(_))
     }
 
     /// The same; one that was down before is so since then.
-    fn since_before(self, before: &Health) -> Health {
+    fn since_before(self, before: &BackendHealth) -> BackendHealth {
         match (self, before) {
-            (Health::Down { why, .. }, Health::Down { since, .. }) => Health::Down { since: *since, why },
+            (BackendHealth::Down { why, .. }, BackendHealth::Down { since, .. }) => {
+                BackendHealth::Down { since: *since, why }
+            }
             (found, _) => found,
         }
     }
 }
 
 /// Looks after one backend until dropped.
-pub(crate) async fn watch_over(
+pub(crate) async fn watch_backend(
     backend: &dyn Backend,
-    health: &watch::Sender<Health>,
+    health: &watch::Sender<BackendHealth>,
     node: &ObjectRef,
     events: &dyn EventSink,
 ) {
     let mut retry = RETRY.0;
     loop {
-        let wait = if look_now(backend, health, node, events).await {
+        let wait = if check_now(backend, health, node, events).await {
             retry = RETRY.0;
             PERIOD
         } else {
@@ -65,9 +67,9 @@ pub(crate) async fn watch_over(
 }
 
 /// Asks once, tells if that is news, and says whether it answers. Looks may overlap: each piece of news is told once.
-pub(crate) async fn look_now(
+pub(crate) async fn check_now(
     backend: &dyn Backend,
-    health: &watch::Sender<Health>,
+    health: &watch::Sender<BackendHealth>,
     node: &ObjectRef,
     events: &dyn EventSink,
 ) -> bool {
@@ -87,16 +89,16 @@ pub(crate) async fn look_now(
     is_up
 }
 
-async fn look(backend: &dyn Backend) -> Health {
+async fn look(backend: &dyn Backend) -> BackendHealth {
     let why = match time::timeout(WITHIN, backend.info()).await {
         Ok(Ok(info)) => match info.conditions.iter().find(|condition| condition.kind == "RuntimeReady") {
             Some(condition) if !condition.ok => format!("{}: {}", condition.reason, condition.message),
-            _ => return Health::Answers(Arc::new(info)),
+            _ => return BackendHealth::Up(Arc::new(info)),
         },
         Ok(Err(error)) => words(&error),
-        Err(_) => format!("no answer within {}", larder::gotext::duration(WITHIN)),
+        Err(_) => format!("no answer within {}", larder::go_format::duration(WITHIN)),
     };
-    Health::Down { since: SystemTime::now(), why }
+    BackendHealth::Down { since: SystemTime::now(), why }
 }
 
 fn words(error: &BackendError) -> String {
@@ -107,16 +109,16 @@ fn words(error: &BackendError) -> String {
 }
 
 /// What is worth an event: that it went, and that it came back.
-fn news(before: &Health, now: &Health) -> Option<(EventType, Reason, String)> {
+fn news(before: &BackendHealth, now: &BackendHealth) -> Option<(EventType, EventReason, String)> {
     match (before, now) {
-        (Health::Unknown | Health::Answers(_), Health::Down { why, .. }) => Some((
+        (BackendHealth::Unknown | BackendHealth::Up(_), BackendHealth::Down { why, .. }) => Some((
             EventType::Warning,
-            Reason::BackendDown,
+            EventReason::BackendDown,
             format!("The image backend does not answer: {why}"),
         )),
-        (Health::Down { .. }, Health::Answers(info)) => {
+        (BackendHealth::Down { .. }, BackendHealth::Up(info)) => {
             let message = format!("The image backend answers again: {} {}", info.name, info.version);
-            Some((EventType::Normal, Reason::BackendUp, message))
+            Some((EventType::Normal, EventReason::BackendUp, message))
         }
         _ => None,
     }
@@ -125,7 +127,7 @@ fn news(before: &Health, now: &Health) -> Option<(EventType, Reason, String)> {
 #[cfg(test)]
 mod tests {
     use larder::events::RingSink;
-    use larder_testkit::fake_backend::{FakeBackend, Op, error};
+    use larder_testkit::fake_backend::{BackendOp, FakeBackend, error};
 
     use super::*;
 
@@ -133,21 +135,21 @@ mod tests {
     async fn that_a_backend_goes_and_comes_back_is_told_once_each() {
         let (backend, events) = (FakeBackend::new(), RingSink::new(10));
         for _ in 0..4 {
-            backend.fail_next(Op::Info, error("gone"));
+            backend.fail_next(BackendOp::Info, error("gone"));
         }
         let health = watch::Sender::default();
         let mut watched = health.subscribe();
         let node = ObjectRef::node("n");
         tokio::select! {
-            () = watch_over(&backend, &health, &node, &events) => {}
+            () = watch_backend(&backend, &health, &node, &events) => {}
             () = async {
-                assert!(watched.wait_for(|health| matches!(health, Health::Down { .. })).await.is_ok());
-                assert!(watched.wait_for(Health::is_up).await.is_ok());
+                assert!(watched.wait_for(|health| matches!(health, BackendHealth::Down { .. })).await.is_ok());
+                assert!(watched.wait_for(BackendHealth::is_up).await.is_ok());
                 time::sleep(PERIOD * 10).await;
             } => {}
         }
         let told: Vec<_> = events.snapshot().into_iter().map(|event| event.reason).collect();
-        assert_eq!(told, [Reason::BackendDown, Reason::BackendUp]);
+        assert_eq!(told, [EventReason::BackendDown, EventReason::BackendUp]);
     }
 
     #[tokio::test(start_paused = true)]
@@ -156,20 +158,20 @@ mod tests {
         let health = watch::Sender::default();
         let mut watched = health.subscribe();
         tokio::select! {
-            () = watch_over(&backend, &health, &node, &events) => {}
+            () = watch_backend(&backend, &health, &node, &events) => {}
             () = async {
-                assert!(watched.wait_for(Health::is_up).await.is_ok());
+                assert!(watched.wait_for(BackendHealth::is_up).await.is_ok());
                 backend.set_down(Some(error("gone")));
-                assert!(!look_now(&backend, &health, &node, &events).await);
+                assert!(!check_now(&backend, &health, &node, &events).await);
                 assert!(!health.borrow().is_up());
                 backend.set_down(None);
-                assert!(watched.wait_for(Health::is_up).await.is_ok());
+                assert!(watched.wait_for(BackendHealth::is_up).await.is_ok());
                 backend.set_down(Some(error("gone")));
                 let down = watched.wait_for(|health| !health.is_up());
                 assert!(time::timeout(Duration::from_millis(5100), down).await.is_ok());
             } => {}
         }
-        let told = events.snapshot().into_iter().filter(|event| event.reason == Reason::BackendDown);
+        let told = events.snapshot().into_iter().filter(|event| event.reason == EventReason::BackendDown);
         assert_eq!(told.count(), 2);
     }
 }

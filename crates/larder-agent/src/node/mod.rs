@@ -22,34 +22,34 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use larder::backend::Backend;
-use larder::credentials::Sources;
-use larder::events::{Event, EventSink, EventType, LogSink, Reason, RingSink, Tee};
+use larder::credentials::NodeKeyring;
+use larder::events::{Event, EventReason, EventSink, EventType, FanOutSink, LogSink, RingSink};
 use larder::gc::{
-    Collector, CollectorBuilder, FileStore, Gate, GcCounts, GcLoops, GcPolicy, HistoryFile, Hook, KeepRule,
-    Periods,
+    Collector, CollectorBuilder, GcCounts, GcIntervals, GcLoops, GcPolicy, HistoryFile, KeepRule,
+    PostImageGcHook, RemovalGate, UsageRecordFileStore,
 };
 use larder::pod::ObjectRef;
-use larder::pull::{Manager, PullConfig};
-use larder::records::{ImageRecords, PullRecords};
+use larder::pull::{ImageManager, PullConfig};
+use larder::records::{PullRecordStore, PullRecords};
 use larder::reference::ImageId;
 use larder_store::backend::StoreBackend;
 use tokio::sync::{OnceCell, watch};
 use tokio::time::Instant;
 
 use crate::backend::BackendHandle;
-use crate::control::caller::CallSink;
+use crate::control::caller::CallerEventSink;
 use crate::error::Error;
-use crate::state::{EnsuredFile, KeepFile, RecentEnsures, StateDir};
-use event_log::EventLog;
-use health::Health;
-use metrics::{Counted, Metrics};
-use pods::desired::Held;
-use settings::Settings;
+use crate::state::{EnsureLeaseFile, KeepRuleFile, RecentEnsures, StateDir};
+use event_log::DedupEventSink;
+use health::BackendHealth;
+use metrics::{MeteredHistory, NodeMetrics};
+use pods::desired::DesiredUses;
+use settings::NodeSettings;
 
-pub use open::{NodeOptions, StateNeed};
+pub use open::{NodeOptions, StateDirAccess};
 
 /// What a node is built from.
-pub(crate) struct Parts {
+pub(crate) struct NodeDependencies {
     /// A description of the backend, for operators.
     pub(crate) description: String,
     pub(crate) backend: Arc<dyn Backend>,
@@ -62,21 +62,21 @@ pub(crate) struct Parts {
     /// The policy of the settings.
     pub(crate) policy: GcPolicy,
     /// Pull records; `None` keeps none.
-    pub(crate) records: Option<Arc<ImageRecords>>,
+    pub(crate) records: Option<Arc<PullRecordStore>>,
     pub(crate) pull: PullConfig,
     /// The node's own credentials; requests bring theirs along.
-    pub(crate) credentials: Sources,
-    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) credentials: NodeKeyring,
+    pub(crate) metrics: Arc<NodeMetrics>,
     /// Whether events are logged.
     pub(crate) logs_events: bool,
     /// How long an image that was just ensured is leased.
     pub(crate) ensured_lease: Duration,
-    pub(crate) periods: Periods,
+    pub(crate) periods: GcIntervals,
     /// How many events are kept.
     pub(crate) events: usize,
     /// The name of the node, which events are about.
     pub(crate) name: String,
-    pub(crate) settings: Settings,
+    pub(crate) settings: NodeSettings,
 }
 
 /// One image backend, and everything that works on it.
@@ -85,20 +85,20 @@ pub struct Node {
     /// The backend itself; pulls go through the manager, removals through the gate or the collector.
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) handle: Option<BackendHandle>,
-    pub(crate) manager: Arc<Manager>,
-    pub(crate) gate: Arc<Gate>,
+    pub(crate) manager: Arc<ImageManager>,
+    pub(crate) gate: Arc<RemovalGate>,
     collector: Arc<Collector>,
     pub(crate) loops: GcLoops,
     pub(crate) events: Arc<RingSink>,
-    pub(crate) health: watch::Sender<Health>,
+    pub(crate) health: watch::Sender<BackendHealth>,
     pub(crate) started: Instant,
-    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) metrics: Arc<NodeMetrics>,
     pub(crate) sink: Arc<dyn EventSink>,
     pub(crate) object: ObjectRef,
     /// What static pods and the prefetch list use.
-    pub(crate) held: Held,
-    pub(crate) settings: Settings,
-    pub(crate) records: Option<Arc<ImageRecords>>,
+    pub(crate) desired_uses: DesiredUses,
+    pub(crate) settings: NodeSettings,
+    pub(crate) records: Option<Arc<PullRecordStore>>,
     /// Whether pulls of an earlier process are settled.
     recovered: OnceCell<()>,
     /// Ensures for those who collect later; `None` where no state is kept.
@@ -111,35 +111,36 @@ pub struct Node {
 
 impl Node {
     /// Puts it together.
-    pub(crate) fn build(parts: Parts) -> Node {
-        let Parts { description, backend, handle, mut collector, state, policy, records, .. } = parts;
+    pub(crate) fn build(parts: NodeDependencies) -> Node {
+        let NodeDependencies { description, backend, handle, mut collector, state, policy, records, .. } =
+            parts;
         let (metrics, name) = (parts.metrics, parts.name);
         let events = Arc::new(RingSink::new(parts.events));
         let sink = sink_of(&events, &metrics, parts.logs_events);
-        let (gate, held) = (Arc::new(Gate::default()), Held::default());
-        let mut manager = Manager::builder(Arc::clone(&backend))
+        let (gate, desired_uses) = (Arc::new(RemovalGate::default()), DesiredUses::default());
+        let mut manager = ImageManager::builder(Arc::clone(&backend))
             .config(parts.pull)
             .credentials(parts.credentials)
             .events(Arc::clone(&sink))
             .metrics(metrics.clone())
             .lease(Arc::clone(&gate), parts.ensured_lease);
         if let Some(records) = &records {
-            records.settle_with(Arc::clone(&backend));
+            records.resolve_interrupted_with(Arc::clone(&backend));
             records.await_recovery();
             manager = manager.records(Arc::clone(records) as Arc<dyn PullRecords>);
-            collector = collector.hook(Arc::clone(records) as Arc<dyn Hook>);
+            collector = collector.hook(Arc::clone(records) as Arc<dyn PostImageGcHook>);
         }
         if state.is_locked() {
             let history = HistoryFile::new(state.history());
             collector = collector
-                .records(Arc::new(FileStore::new(state.records())))
-                .history(Arc::new(Counted { history, metrics: metrics.clone() }))
-                .also_used_by(Arc::new(EnsuredFile::at(&state, parts.ensured_lease)));
+                .records(Arc::new(UsageRecordFileStore::new(state.records())))
+                .history(Arc::new(MeteredHistory { history, metrics: metrics.clone() }))
+                .use_source(Arc::new(EnsureLeaseFile::at(&state, parts.ensured_lease)));
         }
         let collector = collector
             .policy(policy)
             .gate(Arc::clone(&gate))
-            .also_used_by(Arc::new(held.clone()))
+            .use_source(Arc::new(desired_uses.clone()))
             .events(Arc::clone(&sink), name.clone())
             .build();
         let collector = Arc::new(collector);
@@ -159,7 +160,7 @@ impl Node {
             events,
             metrics,
             sink,
-            held,
+            desired_uses,
             records,
             recovered: OnceCell::new(),
             unread_rules: Mutex::default(),
@@ -169,7 +170,7 @@ impl Node {
 
     /// Reads the keep rules and puts them into the policy, after those of the settings.
     pub(crate) fn read_rules(&self) -> Result<(), Error> {
-        let read = KeepFile::at(&self.state).read();
+        let read = KeepRuleFile::at(&self.state).read();
         match read {
             Ok(rules) => self.set_rules(rules),
             Err(error) => {
@@ -214,7 +215,7 @@ impl Node {
     }
 
     /// The embedded store, for calls that need it.
-    pub(crate) fn own_store(&self) -> Result<&StoreBackend, Error> {
+    pub(crate) fn require_store(&self) -> Result<&StoreBackend, Error> {
         self.store().ok_or_else(|| {
             Error::failed(format!("these are {}", self.description))
                 .hint("only larder's own store can do this: leave the backend out")
@@ -222,7 +223,7 @@ impl Node {
     }
 
     /// The state directory, for calls that need what is kept there.
-    pub(crate) fn kept_state(&self) -> Result<&StateDir, Error> {
+    pub(crate) fn require_state_dir(&self) -> Result<&StateDir, Error> {
         if self.state.is_locked() {
             return Ok(&self.state);
         }
@@ -231,17 +232,17 @@ impl Node {
 
     /// Asks the backend whether it answers, and records the result.
     pub(crate) async fn check_health(&self) {
-        health::look_now(&*self.backend, &self.health, &self.object, &*self.sink).await;
+        health::check_now(&*self.backend, &self.health, &self.object, &*self.sink).await;
     }
 
     /// Records an event about the node.
-    pub(crate) fn record(&self, event_type: EventType, reason: Reason, message: &str) {
+    pub(crate) fn record(&self, event_type: EventType, reason: EventReason, message: &str) {
         let (time, object, message) = (SystemTime::now(), self.object.clone(), message.to_owned());
         self.sink.record(Event { time, event_type, reason, object, message });
     }
 
     /// Whether the backend answers.
-    pub async fn reach(&self) -> Result<(), Error> {
+    pub async fn check_backend(&self) -> Result<(), Error> {
         Ok(self.backend.info().await.map(drop)?)
     }
 
@@ -258,7 +259,7 @@ impl Node {
         // Elsewhere than in the store, images may have come before larder: their ages begin with the first look.
         if let Some(ensures) = &self.ensures
             && ensures.note(id)
-            && (self.store().is_some() || self.collector.has_looked())
+            && (self.store().is_some() || self.collector.has_detected())
         {
             self.collector.note_ensured(id);
         }
@@ -274,12 +275,12 @@ impl Node {
 }
 
 /// Where events go: to those who ask, the metrics, the call that they are about, and the log.
-fn sink_of(events: &Arc<RingSink>, metrics: &Arc<Metrics>, logs: bool) -> Arc<dyn EventSink> {
-    let mut sinks: Vec<Arc<dyn EventSink>> = vec![events.clone(), metrics.clone(), Arc::new(CallSink)];
+fn sink_of(events: &Arc<RingSink>, metrics: &Arc<NodeMetrics>, logs: bool) -> Arc<dyn EventSink> {
+    let mut sinks: Vec<Arc<dyn EventSink>> = vec![events.clone(), metrics.clone(), Arc::new(CallerEventSink)];
     if logs {
-        sinks.insert(0, Arc::new(EventLog::new(LogSink)));
+        sinks.insert(0, Arc::new(DedupEventSink::new(LogSink)));
     }
-    Arc::new(Tee(sinks))
+    Arc::new(FanOutSink(sinks))
 }
 
 /// Where ensures are recorded for those who collect later, if there is state to record them in.
@@ -290,7 +291,7 @@ fn recent_ensures(
 ) -> Option<RecentEnsures> {
     state.is_locked().then(|| match handle.and_then(BackendHandle::store) {
         Some(store) => RecentEnsures::in_store(store.clone()),
-        None => RecentEnsures::in_file(EnsuredFile::at(state, lease)),
+        None => RecentEnsures::in_file(EnsureLeaseFile::at(state, lease)),
     })
 }
 

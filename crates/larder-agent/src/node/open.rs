@@ -4,18 +4,18 @@ use std::path::Path;
 use std::sync::Arc;
 
 use larder::backend::Backend;
-use larder::chain;
-use larder::credentials::plugin::Runs;
-use larder::credentials::{self, NodeFiles, SearchPath};
+use larder::credentials::plugin::PluginRunObserver;
+use larder::credentials::{self, NodeDockerConfig, SearchPath};
+use larder::error_chain;
 use larder::gc::Collector;
-use larder::records::{ImageRecords, Verification};
+use larder::records::{PullRecordStore, Verification};
 
-use super::metrics::Metrics;
-use super::settings::Settings;
-use super::{Node, Parts};
-use crate::backend::{OpenMode, RuntimeMode, collecting, docker, open, providers};
-use crate::config::{Config, Sources};
-use crate::error::{Error, OpenError};
+use super::metrics::NodeMetrics;
+use super::settings::NodeSettings;
+use super::{Node, NodeDependencies};
+use crate::backend::{OpenMode, RuntimeRequirement, docker, gc_wiring, open, providers};
+use crate::config::{Config, SettingsSources};
+use crate::error::{Error, NodeOpenError};
 use crate::state::StateDir;
 
 /// How a node is opened.
@@ -24,9 +24,9 @@ pub struct NodeOptions {
     /// Whether a store that does not exist is created.
     pub store: OpenMode,
     /// What a runtime that is not there yet means.
-    pub runtime: RuntimeMode,
+    pub runtime: RuntimeRequirement,
     /// What of the state directory is needed.
-    pub state: StateNeed,
+    pub state: StateDirAccess,
     /// Whether events are logged: those of a command are sent to its caller alone.
     pub logs_events: bool,
     /// The least severe level that is logged, whatever the settings say.
@@ -35,11 +35,11 @@ pub struct NodeOptions {
 
 /// What of the state directory a node needs. The embedded store has it in any case.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum StateNeed {
+pub enum StateDirAccess {
     /// Nothing: the node lists and inspects.
     None,
     /// This user's own.
-    Own,
+    CurrentUser,
     /// The only one there is: refused where root keeps another one of the same runtime.
     Exclusive,
 }
@@ -48,31 +48,31 @@ impl Node {
     /// Opens the node that these settings describe. `credentials` replace those of the settings and of the process's
     /// user. May block for as long as opening a store takes.
     pub fn open(
-        sources: Sources,
+        sources: SettingsSources,
         config: Config,
-        credentials: Option<credentials::Sources>,
+        credentials: Option<credentials::NodeKeyring>,
         options: NodeOptions,
-    ) -> Result<Node, OpenError> {
+    ) -> Result<Node, NodeOpenError> {
         let handle = open(&config, options.store, options.runtime)?;
         let state = StateDir::of(config.state.as_deref(), &handle.target())?;
         let state = match (options.state, handle.store()) {
-            (StateNeed::None, None) => state,
-            (StateNeed::Own, None) => state.lock_beside_root()?,
+            (StateDirAccess::None, None) => state,
+            (StateDirAccess::CurrentUser, None) => state.lock_beside_root()?,
             _ => state.lock()?,
         };
         let locked = state.is_locked();
         let records = if locked { opened(config.verification.as_ref(), &state)? } else { None };
-        let metrics = Arc::new(Metrics::default());
+        let metrics = Arc::new(NodeMetrics::default());
         let credentials = match credentials {
             Some(credentials) => credentials,
             None => credentials_of(&config, &metrics)?,
         };
         let cache = docker::builder_cache(&handle).filter(|_| config.prune_build_cache);
-        let (backend, mut collector) = collecting::parts(&handle);
+        let (backend, mut collector) = gc_wiring::backend_and_collector(&handle);
         if let Some(cache) = cache {
-            collector = collector.reclaim_first(cache);
+            collector = collector.reclaimer(cache);
         }
-        let node = Node::build(Parts {
+        let node = Node::build(NodeDependencies {
             description: handle.description(),
             backend,
             handle: Some(handle),
@@ -85,10 +85,10 @@ impl Node {
             pull: config.pull.clone(),
             logs_events: options.logs_events,
             ensured_lease: config.ensured_lease,
-            periods: config.periods,
+            periods: config.gc_intervals,
             events: config.event_ring_size,
             name: host_name(),
-            settings: Settings::new(sources, config, options.verbosity),
+            settings: NodeSettings::new(sources, config, options.verbosity),
         });
         if locked && let Err(error) = node.read_rules() {
             // Images can still be used, and the rules be dropped.
@@ -104,12 +104,12 @@ impl Node {
     pub fn on_backend(
         backend: Arc<dyn Backend>,
         dir: &Path,
-        sources: Sources,
+        sources: SettingsSources,
         config: Config,
-    ) -> Result<Node, OpenError> {
+    ) -> Result<Node, NodeOpenError> {
         let state = StateDir::at(dir.to_owned()).lock()?;
-        let metrics = Arc::new(Metrics::default());
-        let node = Node::build(Parts {
+        let metrics = Arc::new(NodeMetrics::default());
+        let node = Node::build(NodeDependencies {
             description: "a backend of the embedding program".to_owned(),
             collector: Collector::builder(Arc::clone(&backend)),
             handle: None,
@@ -118,11 +118,11 @@ impl Node {
             pull: config.pull.clone(),
             logs_events: true,
             ensured_lease: config.ensured_lease,
-            periods: config.periods,
+            periods: config.gc_intervals,
             events: config.event_ring_size,
             name: host_name(),
             policy: config.policy(Vec::new()),
-            settings: Settings::new(sources, config, tracing::Level::WARN),
+            settings: NodeSettings::new(sources, config, tracing::Level::WARN),
             backend,
             state,
             metrics,
@@ -133,18 +133,22 @@ impl Node {
 }
 
 /// The pull records of a state directory; `None` where kubelet's feature gate is off.
-fn opened(verification: Option<&Verification>, state: &StateDir) -> Result<Option<Arc<ImageRecords>>, Error> {
+fn opened(
+    verification: Option<&Verification>,
+    state: &StateDir,
+) -> Result<Option<Arc<PullRecordStore>>, Error> {
     let Some(verification) = verification.cloned() else { return Ok(None) };
-    let opened = ImageRecords::open(&state.pull_records(), verification);
-    let records = opened.map_err(|error| Error::failed(chain(&error)).hint(error.hint()))?;
+    let opened = PullRecordStore::open(&state.pull_records(), verification);
+    let records = opened.map_err(|error| Error::failed(error_chain(&error)).hint(error.hint()))?;
     Ok(Some(Arc::new(records)))
 }
 
 /// The Docker configuration of the user that the process runs as, read again every five minutes, and the programs that
 /// give more: credential helpers and kubelet's credential providers.
-fn credentials_of(config: &Config, metrics: &Arc<Metrics>) -> Result<credentials::Sources, Error> {
-    let files = NodeFiles::search(SearchPath::user());
-    let mut credentials = credentials::Sources::new(files, Vec::new()).with_tokens(config.credential_tokens);
+fn credentials_of(config: &Config, metrics: &Arc<NodeMetrics>) -> Result<credentials::NodeKeyring, Error> {
+    let files = NodeDockerConfig::search(SearchPath::user());
+    let mut credentials =
+        credentials::NodeKeyring::new(files, Vec::new()).with_tokens(config.credential_tokens);
     if let Some(helpers) = providers::helpers(config.credential_tokens) {
         credentials = credentials.with_helpers(helpers);
     }
@@ -152,8 +156,8 @@ fn credentials_of(config: &Config, metrics: &Arc<Metrics>) -> Result<credentials
     if let (Some(file), Some(programs)) = (&configured.config, &configured.bin_dir) {
         let plugins = providers::plugins(file, programs)?;
         metrics.configured(plugins.config_hash());
-        let runs = Arc::clone(metrics) as Arc<dyn Runs>;
-        credentials = credentials.with_provider(Arc::new(plugins.told(&runs)));
+        let runs = Arc::clone(metrics) as Arc<dyn PluginRunObserver>;
+        credentials = credentials.with_provider(Arc::new(plugins.with_run_observer(&runs)));
     }
     Ok(credentials)
 }

@@ -6,22 +6,22 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use larder::events::{EventType, Reason};
+use larder::events::{EventReason, EventType};
 use tokio::task::spawn_blocking;
 use tokio::time;
 
 use super::Node;
 use super::settings::keys;
-use crate::config::{self, Changes};
+use crate::config::{self, ConfigDiff};
 use crate::log;
-use crate::state::KeepFile;
+use crate::state::KeepRuleFile;
 
 /// How often the files of the settings are checked for changes.
 const LOOK: Duration = Duration::from_secs(5);
 
 /// What a reload did.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(crate) struct Reloaded {
+pub(crate) struct ReloadReport {
     /// Keys that changed and are in force.
     pub(crate) applied: Vec<&'static str>,
     /// Keys that changed and keep their old value until the daemon is started again.
@@ -31,19 +31,19 @@ pub(crate) struct Reloaded {
 impl Node {
     /// Reads all settings again, and takes over what can change. The error is all that is wrong with them. Blocks on the
     /// disk.
-    pub(crate) fn reload(&self) -> Result<Reloaded, String> {
+    pub(crate) fn reload(&self) -> Result<ReloadReport, String> {
         let _alone = self.settings.changing();
         let outcome = self.take_over();
         let trouble = outcome.as_ref().err().cloned();
-        *self.settings.trouble.lock().unwrap_or_else(PoisonError::into_inner) = trouble;
+        *self.settings.last_error.lock().unwrap_or_else(PoisonError::into_inner) = trouble;
         match &outcome {
-            Ok(reloaded) if *reloaded == Reloaded::default() => {
+            Ok(reloaded) if *reloaded == ReloadReport::default() => {
                 tracing::info!("reloaded: nothing has changed");
             }
-            Ok(Reloaded { applied, needs_restart }) => {
+            Ok(ReloadReport { applied, needs_restart }) => {
                 if !applied.is_empty() {
                     let changed = format!("Changed: {}", applied.join(", "));
-                    self.record(EventType::Normal, Reason::Reloaded, &changed);
+                    self.record(EventType::Normal, EventReason::Reloaded, &changed);
                 }
                 if !needs_restart.is_empty() {
                     tracing::warn!("these changes need a restart: {}", needs_restart.join(", "));
@@ -51,21 +51,21 @@ impl Node {
             }
             Err(why) => self.record(
                 EventType::Warning,
-                Reason::ReloadFailed,
+                EventReason::ReloadFailed,
                 &format!("The settings stay as they were: {why}"),
             ),
         }
         outcome
     }
 
-    fn take_over(&self) -> Result<Reloaded, String> {
+    fn take_over(&self) -> Result<ReloadReport, String> {
         let old = self.settings.now();
         let new = config::load(&self.settings.sources).map_err(|mistakes| mistakes.line())?;
         for warning in &new.warnings {
             tracing::warn!("{warning}");
         }
-        let kept = KeepFile::at(&self.state).read().map_err(|failure| failure.message().to_owned())?;
-        let Changes { reloadable, .. } = config::diff(&old, &new);
+        let kept = KeepRuleFile::at(&self.state).read().map_err(|failure| failure.message().to_owned())?;
+        let ConfigDiff { reloadable, .. } = config::diff(&old, &new);
         // Another puller begins with a queue of its own.
         if new.pull != old.pull {
             self.manager.set_config(&new.pull);
@@ -74,9 +74,9 @@ impl Node {
         if let (Some(records), Some(verification)) = (&self.records, new.verification.clone()) {
             records.set_verification(verification);
         }
-        log::change(new.log.level.max(self.settings.loud), log::Format::of(new.log.format));
+        log::change(new.log.level.max(self.settings.log_level), log::LogLineFormat::of(new.log.format));
         self.settings.now.send_replace(Arc::new(new));
-        Ok(Reloaded { applied: keys(reloadable), needs_restart: self.settings.pending() })
+        Ok(ReloadReport { applied: keys(reloadable), needs_restart: self.settings.pending() })
     }
 
     /// Reloads when the files of settings change, until dropped.

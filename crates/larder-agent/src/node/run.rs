@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use tokio::time;
 
-use super::pods::desired::{DesiredImages, FirstLook};
-use super::pods::prefetch::{self, Hands};
+use super::pods::desired::{DesiredImages, FirstScan};
+use super::pods::prefetch::{self, PrefetchContext};
 use super::pods::static_pods;
 use super::{Node, health};
 use crate::config::Config;
@@ -21,9 +21,9 @@ impl Node {
     /// Runs what runs by itself, until dropped.
     pub(crate) async fn run(self: &Arc<Node>) {
         // The first collection waits until it is known what has to stay.
-        let first = self.held.first_look();
+        let first = self.desired_uses.begin_first_scan();
         tokio::join!(
-            health::watch_over(&*self.backend, &self.health, &self.object, &*self.sink),
+            health::watch_backend(&*self.backend, &self.health, &self.object, &*self.sink),
             self.loops.run(),
             self.watch_files(),
             self.recover_with_retries(),
@@ -32,7 +32,7 @@ impl Node {
     }
 
     /// What the node itself wants.
-    async fn want(&self, first: FirstLook) {
+    async fn want(&self, first: FirstScan) {
         tokio::join!(self.look_after_static_pods(first.clone()), self.prefetch(first));
     }
 
@@ -46,14 +46,15 @@ impl Node {
     }
 
     /// Those at the path of the settings, whichever that is.
-    async fn look_after_static_pods(&self, first: FirstLook) {
+    async fn look_after_static_pods(&self, first: FirstScan) {
         let path = |config: &Config| config.static_pod_path.clone();
         let (manager, backend) = (Arc::clone(&self.manager), Arc::clone(&self.backend));
-        let (mut desired, mut first) = (DesiredImages::new(manager, backend, self.held.clone()), Some(first));
+        let (mut desired, mut first) =
+            (DesiredImages::new(manager, backend, self.desired_uses.clone()), Some(first));
         self.for_each_setting(path, async |path| {
             let first = first.take();
             if let Some(path) = path {
-                static_pods::look_after(path, &mut desired, first).await;
+                static_pods::run_static_pods(path, &mut desired, first).await;
             } else {
                 drop(first);
                 desired.set(BTreeMap::new(), None);
@@ -63,18 +64,18 @@ impl Node {
         .await;
     }
 
-    async fn prefetch(&self, first: FirstLook) {
+    async fn prefetch(&self, first: FirstScan) {
         let mut first = Some(first);
-        let hands = Hands {
+        let hands = PrefetchContext {
             manager: Arc::clone(&self.manager),
             backend: Arc::clone(&self.backend),
             gate: Arc::clone(&self.gate),
-            held: self.held.clone(),
+            held: self.desired_uses.clone(),
             node: self.object.clone(),
         };
         self.for_each_setting(
             |config| config.prefetch.clone(),
-            async |list| prefetch::look_after(list, hands.clone(), first.take()).await,
+            async |list| prefetch::run_prefetch(list, hands.clone(), first.take()).await,
         )
         .await;
     }

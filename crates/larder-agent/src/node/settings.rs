@@ -6,32 +6,32 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::watch;
 use tracing::Level;
 
-use crate::config::{self, Change, Config, Source, Sources};
+use crate::config::{self, Config, SettingChange, SettingsSource, SettingsSources};
 
 /// The settings in force, and where they come from.
-pub(crate) struct Settings {
-    pub(crate) sources: Sources,
+pub(crate) struct NodeSettings {
+    pub(crate) sources: SettingsSources,
     pub(super) now: watch::Sender<Arc<Config>>,
     /// The settings that the daemon was started with: some stay in force whatever is reloaded.
     started: Config,
     /// The log tells at least this much, as `-v` asked.
-    pub(super) loud: Level,
+    pub(super) log_level: Level,
     /// Held while settings or rules change.
     changing: Mutex<()>,
     /// Why the last reload changed nothing.
-    pub(super) trouble: Mutex<Option<String>>,
+    pub(super) last_error: Mutex<Option<String>>,
 }
 
-impl Settings {
+impl NodeSettings {
     /// Begins with these.
-    pub(crate) fn new(sources: Sources, config: Config, loud: Level) -> Settings {
-        Settings {
+    pub(crate) fn new(sources: SettingsSources, config: Config, log_level: Level) -> NodeSettings {
+        NodeSettings {
             sources,
             started: config.clone(),
             now: watch::Sender::new(Arc::new(config)),
-            loud,
+            log_level,
             changing: Mutex::default(),
-            trouble: Mutex::default(),
+            last_error: Mutex::default(),
         }
     }
 
@@ -57,7 +57,7 @@ impl Settings {
 
     /// Why the last reload changed nothing, if it failed.
     pub(crate) fn trouble(&self) -> Option<String> {
-        self.trouble.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.last_error.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// The files that they come from, whether they exist or not.
@@ -66,14 +66,14 @@ impl Settings {
             .layers
             .iter()
             .filter_map(|source| match source {
-                Source::File { path, .. } | Source::KubeletFile(path) => Some(path.as_path()),
-                Source::Given { .. } | Source::GivenList { .. } => None,
+                SettingsSource::File { path, .. } | SettingsSource::KubeletFile(path) => Some(path.as_path()),
+                SettingsSource::Given { .. } | SettingsSource::GivenList { .. } => None,
             })
             .collect()
     }
 }
 
 /// The keys of these changes.
-pub(super) fn keys(changes: Vec<Change>) -> Vec<&'static str> {
+pub(super) fn keys(changes: Vec<SettingChange>) -> Vec<&'static str> {
     changes.into_iter().map(|change| change.key).collect()
 }

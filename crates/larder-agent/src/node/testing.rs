@@ -4,14 +4,14 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use larder::credentials::Sources as Credentials;
-use larder::gc::{Collector, GcPolicy, Measure, Periods};
+use larder::credentials::NodeKeyring as Credentials;
+use larder::gc::{Collector, FsStatsProvider, GcIntervals, GcPolicy};
 use larder::pull::PullConfig;
 use larder_testkit::fake_backend::FakeBackend;
 
-use super::settings::Settings;
-use super::{Node, Parts};
-use crate::config::{self, Config, Source, Sources};
+use super::settings::NodeSettings;
+use super::{Node, NodeDependencies};
+use crate::config::{self, Config, SettingsSource, SettingsSources};
 use crate::environment::DefaultPaths;
 use crate::state::StateDir;
 
@@ -20,7 +20,7 @@ use crate::state::StateDir;
 pub(crate) fn node(
     backend: &FakeBackend,
     folder: &Path,
-    disk: Option<Arc<dyn Measure>>,
+    disk: Option<Arc<dyn FsStatsProvider>>,
     change: impl FnOnce(&mut Config),
 ) -> Node {
     Node::build(parts(backend, folder, disk, change))
@@ -30,19 +30,19 @@ pub(crate) fn node(
 pub(crate) fn parts(
     backend: &FakeBackend,
     folder: &Path,
-    disk: Option<Arc<dyn Measure>>,
+    disk: Option<Arc<dyn FsStatsProvider>>,
     change: impl FnOnce(&mut Config),
-) -> Parts {
+) -> NodeDependencies {
     let backend: Arc<FakeBackend> = Arc::new(backend.clone());
-    let file = Source::File { path: folder.join("config.yaml"), required: false };
-    let sources = Sources { places: DefaultPaths::of(true, |_| None), layers: vec![file] };
+    let file = SettingsSource::File { path: folder.join("config.yaml"), required: false };
+    let sources = SettingsSources { places: DefaultPaths::of(true, |_| None), layers: vec![file] };
     let mut config = config::load(&sources).unwrap();
     change(&mut config);
     let mut collector = Collector::builder(backend.clone());
     if let Some(disk) = disk {
         collector = collector.disk(disk);
     }
-    Parts {
+    NodeDependencies {
         description: "a fake".into(),
         collector,
         backend,
@@ -57,7 +57,7 @@ pub(crate) fn parts(
         name: "node".into(),
         logs_events: true,
         ensured_lease: Duration::from_secs(600),
-        periods: Periods::default(),
-        settings: Settings::new(sources, config, tracing::Level::WARN),
+        periods: GcIntervals::default(),
+        settings: NodeSettings::new(sources, config, tracing::Level::WARN),
     }
 }

@@ -1,21 +1,21 @@
 //! What runs by itself, on a full disk in simulated time.
 
 use async_trait::async_trait;
-use larder::gc::Measure;
-use larder::image_service::{Disk, FilesystemError};
+use larder::gc::FsStatsProvider;
+use larder::image_service::{FilesystemError, FsStats};
 use larder_testkit::fake_backend::{FakeBackend, image};
 
 use super::*;
-use crate::config::{Hold, Prefetch, When};
+use crate::config::{PrefetchItem, PrefetchRetention, PrefetchSchedule};
 use crate::node::testing;
 
 /// Always too full.
-struct Full;
+struct FullFsStats;
 
 #[async_trait]
-impl Measure for Full {
-    async fn measure(&self) -> Result<Disk, FilesystemError> {
-        Ok(Disk { capacity: 1000, available: 1, inodes: 1000, inodes_free: 1000, reserved: 0 })
+impl FsStatsProvider for FullFsStats {
+    async fn measure(&self) -> Result<FsStats, FilesystemError> {
+        Ok(FsStats { capacity: 1000, available: 1, inodes: 1000, inodes_free: 1000, reserved: 0 })
     }
 }
 
@@ -28,10 +28,10 @@ async fn the_first_collection_leaves_alone_what_static_pods_and_the_prefetch_lis
     let pod = "{apiVersion: v1, kind: Pod, metadata: {name: a}, spec: {containers: [{name: a, image: 'static:1'}]}}";
     fs_err::write(folder.path().join("pod.yaml"), pod).unwrap();
     let state = tempfile::tempdir().unwrap();
-    let node = testing::node(&backend, state.path(), Some(Arc::new(Full)), |config| {
+    let node = testing::node(&backend, state.path(), Some(Arc::new(FullFsStats)), |config| {
         config.static_pod_path = Some(folder.path().to_owned());
-        let (when, jitter, hold) = (When::Start, Duration::ZERO, Hold::Keep);
-        config.prefetch = vec![Prefetch { image: "prefetched:1".into(), when, jitter, hold }];
+        let (when, jitter, hold) = (PrefetchSchedule::Start, Duration::ZERO, PrefetchRetention::Keep);
+        config.prefetch = vec![PrefetchItem { image: "prefetched:1".into(), when, jitter, hold }];
     });
     let node = Arc::new(node);
     let mut status = node.loops.status();
@@ -58,7 +58,7 @@ async fn what_an_earlier_process_ensured_is_leased_for_as_long_as_the_settings_s
     first.flush().await;
     drop(first);
     for (lease, uses) in [(Duration::from_secs(60), 1), (Duration::ZERO, 0)] {
-        let scene = node(lease).collector().unwrap().scene().await.unwrap();
+        let scene = node(lease).collector().unwrap().snapshot().await.unwrap();
         assert_eq!(scene.images[0].uses.len(), uses, "{lease:?}");
     }
 }

@@ -14,11 +14,11 @@ use tokio::task::JoinHandle;
 use tokio::time;
 
 use super::connections::Connections;
-use super::plain::Plain;
+use super::http_handler::HttpHandler;
 use super::router::Router;
-use super::socket::{Listen, Socket};
+use super::socket::{BoundSocket, SocketOptions};
 use crate::client::{self, Client};
-use crate::control::{self, Process, Service};
+use crate::control::{self, ControlApi, ServingProcess};
 use crate::error::Error;
 use crate::node::Node;
 
@@ -31,7 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// A node that a command has open.
 pub struct CommandServer {
     node: Arc<Node>,
-    service: ControlServer<Service>,
+    service: ControlServer<ControlApi>,
     connections: Connections,
     stop: watch::Sender<bool>,
     serving: Option<JoinHandle<()>>,
@@ -44,8 +44,12 @@ impl CommandServer {
         let node = Arc::new(node);
         let (stop, stopped) = watch::channel(false);
         let connections = Connections::default();
-        let service =
-            control::service(Arc::clone(&node), Process::Command, connections.clone(), stopped.clone());
+        let service = control::service(
+            Arc::clone(&node),
+            ServingProcess::Command,
+            connections.clone(),
+            stopped.clone(),
+        );
         let mut server = CommandServer { node, service, connections, stop, serving: None };
         match server.listen(stopped) {
             Ok(serving) => server.serving = serving,
@@ -60,9 +64,10 @@ impl CommandServer {
         let socket = client::command_socket(&handle.target(), &node.state);
         let (path, directory) =
             short_path(&socket, MAX_PATH).map_err(|error| Error::failed(error.to_string()))?;
-        let Socket { listener, own, .. } = Socket::bind(&Listen { socket: path, mode: 0o600, group: None })?;
+        let BoundSocket { listener, own, .. } =
+            BoundSocket::bind(&SocketOptions { socket: path, mode: 0o600, group: None })?;
         let listener = UnixListener::from_std(listener).map_err(|error| Error::failed(error.to_string()))?;
-        let plain = Plain::new(Arc::clone(node), self.connections.clone());
+        let plain = HttpHandler::new(Arc::clone(node), self.connections.clone());
         let router = Router::new(plain, self.service.clone());
         let connections = self.connections.clone();
         Ok(Some(tokio::spawn(async move {

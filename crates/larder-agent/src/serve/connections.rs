@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::sync::{Notify, watch};
 use tokio::time::{self, Instant};
 
-use super::request_memory::RequestMemory;
+use super::request_memory::RequestMemoryLimit;
 
 /// How many connections are open at once.
 pub(super) const LIMIT: usize = 1000;
@@ -18,24 +18,24 @@ pub(super) const LIMIT: usize = 1000;
 const LEAVING: usize = 200;
 /// Everything that is open, and every call under way.
 #[derive(Clone, Default)]
-pub(crate) struct Connections(pub(super) Arc<Shared>);
+pub(crate) struct Connections(pub(super) Arc<ConnectionsInner>);
 
 #[derive(Default)]
-pub(super) struct Shared {
-    table: Mutex<Table>,
+pub(super) struct ConnectionsInner {
+    table: Mutex<ConnectionTable>,
     /// Told when a connection or a call ends.
     pub(super) ended: Notify,
-    pub(super) memory: RequestMemory,
+    pub(super) memory: RequestMemoryLimit,
 }
 
 #[derive(Default)]
-pub(super) struct Table {
+pub(super) struct ConnectionTable {
     next: u64,
-    open: HashMap<u64, Open>,
-    calls: HashMap<u64, Call>,
+    open: HashMap<u64, OpenConnection>,
+    calls: HashMap<u64, OngoingCall>,
 }
 
-struct Open {
+struct OpenConnection {
     calls: usize,
     idle_since: Instant,
     leave: Arc<Notify>,
@@ -44,7 +44,7 @@ struct Open {
 
 /// A call under way.
 #[derive(Debug, Clone)]
-pub(crate) struct Call {
+pub(crate) struct OngoingCall {
     /// Its path, such as `/runtime.v1.ImageService/PullImage`.
     pub(crate) path: String,
     /// When it came.
@@ -59,7 +59,7 @@ impl Connections {
     }
 
     /// The calls under way, oldest first.
-    pub(crate) fn calls(&self) -> Vec<Call> {
+    pub(crate) fn calls(&self) -> Vec<OngoingCall> {
         let mut calls: Vec<_> = self.table().calls.values().cloned().collect();
         calls.sort_by_key(|call| call.since);
         calls
@@ -90,7 +90,7 @@ impl Connections {
     }
 
     /// Waits until one more may come.
-    pub(super) async fn room(&self) {
+    pub(super) async fn wait_for_slot(&self) {
         loop {
             let ended = self.0.ended.notified();
             if self.table().make_room() {
@@ -100,17 +100,17 @@ impl Connections {
         }
     }
 
-    pub(super) fn enter(&self) -> Entry {
+    pub(super) fn enter(&self) -> ConnectionEntry {
         let leave = Arc::new(Notify::new());
-        Entry { id: self.table().enter(Arc::clone(&leave)), leave, shared: Arc::clone(&self.0) }
+        ConnectionEntry { id: self.table().enter(Arc::clone(&leave)), leave, shared: Arc::clone(&self.0) }
     }
 
-    pub(super) fn begin(&self, connection: u64, path: &str) -> Under {
-        let id = self.table().begin(Call { path: path.to_owned(), since: Instant::now(), connection });
-        Under { id, shared: Arc::clone(&self.0) }
+    pub(super) fn begin(&self, connection: u64, path: &str) -> CallEntry {
+        let id = self.table().begin(OngoingCall { path: path.to_owned(), since: Instant::now(), connection });
+        CallEntry { id, shared: Arc::clone(&self.0) }
     }
 
-    pub(super) fn table(&self) -> MutexGuard<'_, Table> {
+    pub(super) fn table(&self) -> MutexGuard<'_, ConnectionTable> {
         self.0.table()
     }
 
@@ -120,18 +120,18 @@ impl Connections {
         let mut table = self.table();
         for _ in table.open.len()..LIMIT {
             let connection = table.enter(Arc::default());
-            table.begin(Call { path: String::new(), since: Instant::now(), connection });
+            table.begin(OngoingCall { path: String::new(), since: Instant::now(), connection });
         }
     }
 }
 
-impl Shared {
-    fn table(&self) -> MutexGuard<'_, Table> {
+impl ConnectionsInner {
+    fn table(&self) -> MutexGuard<'_, ConnectionTable> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Table {
+impl ConnectionTable {
     fn number(&mut self) -> u64 {
         self.next += 1;
         self.next
@@ -139,7 +139,7 @@ impl Table {
 
     pub(super) fn enter(&mut self, leave: Arc<Notify>) -> u64 {
         let id = self.number();
-        self.open.insert(id, Open { calls: 0, idle_since: Instant::now(), leave, leaving: false });
+        self.open.insert(id, OpenConnection { calls: 0, idle_since: Instant::now(), leave, leaving: false });
         id
     }
 
@@ -182,7 +182,7 @@ impl Table {
         self.open.get(&id).is_none_or(|open| open.calls == 0)
     }
 
-    pub(super) fn begin(&mut self, call: Call) -> u64 {
+    pub(super) fn begin(&mut self, call: OngoingCall) -> u64 {
         let id = self.number();
         if let Some(open) = self.open.get_mut(&call.connection) {
             open.calls += 1;
@@ -201,14 +201,14 @@ impl Table {
 }
 
 /// A connection's place in the table.
-pub(super) struct Entry {
+pub(super) struct ConnectionEntry {
     pub(super) id: u64,
     /// Told when it is to leave.
     pub(super) leave: Arc<Notify>,
-    shared: Arc<Shared>,
+    shared: Arc<ConnectionsInner>,
 }
 
-impl Drop for Entry {
+impl Drop for ConnectionEntry {
     fn drop(&mut self) {
         self.shared.table().open.remove(&self.id);
         self.shared.ended.notify_waiters();
@@ -216,12 +216,12 @@ impl Drop for Entry {
 }
 
 /// A call's place in the table.
-pub(super) struct Under {
+pub(super) struct CallEntry {
     id: u64,
-    shared: Arc<Shared>,
+    shared: Arc<ConnectionsInner>,
 }
 
-impl Drop for Under {
+impl Drop for CallEntry {
     fn drop(&mut self) {
         self.shared.table().end(self.id);
         // Its connection may be idle now, and can leave for another.
@@ -230,7 +230,7 @@ impl Drop for Under {
 }
 
 /// Done once the daemon is to stop.
-pub(crate) async fn asked(stop: &mut watch::Receiver<bool>) {
+pub(crate) async fn stop_requested(stop: &mut watch::Receiver<bool>) {
     if stop.wait_for(|stop| *stop).await.is_err() {
         std::future::pending::<()>().await;
     }

@@ -22,8 +22,8 @@ use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::Bytes;
 
-use super::connections::{Connections, Entry, Under, asked};
-use super::request_memory::{Received, Share};
+use super::connections::{CallEntry, ConnectionEntry, Connections, stop_requested};
+use super::request_memory::{LimitedBody, MemoryReservation};
 use super::router::{Router, takes};
 use super::shutdown;
 
@@ -41,7 +41,7 @@ const ALIVE: (Duration, Duration) = (Duration::from_secs(60), Duration::from_sec
 const NO_ROOM: Duration = Duration::from_millis(100);
 
 /// What accepting works with.
-struct Accepting {
+struct AcceptLoop {
     running: JoinSet<()>,
     /// One that was accepted and waits for room. Kept here: what a branch of a `select!` holds is dropped when another
     /// one wins.
@@ -54,13 +54,13 @@ struct Accepting {
 impl Connections {
     /// Serves until `stop` says so, and then until the last connection has ended. Dropping it cuts off what is left.
     pub(crate) async fn serve(&self, listener: UnixListener, router: Router, stop: watch::Receiver<bool>) {
-        let mut accepting = Accepting { running: JoinSet::new(), next: None, router, stop: stop.clone() };
+        let mut accepting = AcceptLoop { running: JoinSet::new(), next: None, router, stop: stop.clone() };
         let mut stopped = stop;
-        self.accept_until(&listener, &mut accepting, asked(&mut stopped)).await;
-        let Accepting { mut running, next, .. } = accepting;
+        self.accept_until(&listener, &mut accepting, stop_requested(&mut stopped)).await;
+        let AcceptLoop { mut running, next, .. } = accepting;
         tokio::select! {
             () = async { while running.join_next().await.is_some() {} } => {}
-            () = shutdown::turn_away(&listener, next) => {}
+            () = shutdown::refuse_new_calls(&listener, next) => {}
         }
     }
 
@@ -75,10 +75,10 @@ impl Connections {
         close: impl FnOnce(),
     ) {
         let (_never, unstopped) = watch::channel(false);
-        let mut accepting = Accepting { running: JoinSet::new(), next: None, router, stop: unstopped };
+        let mut accepting = AcceptLoop { running: JoinSet::new(), next: None, router, stop: unstopped };
         let mut stopped = stop.clone();
         let released = async {
-            asked(&mut stop).await;
+            stop_requested(&mut stop).await;
             let open = self.table().ids();
             self.until_closed(&open).await;
         };
@@ -89,7 +89,7 @@ impl Connections {
             while accepting.running.join_next().await.is_some() {}
         };
         let closing = async {
-            asked(&mut stopped).await;
+            stop_requested(&mut stopped).await;
             self.close_idle(JOINED_IDLE).await;
         };
         tokio::select! {
@@ -101,17 +101,17 @@ impl Connections {
     async fn accept_until(
         &self,
         listener: &UnixListener,
-        accepting: &mut Accepting,
+        accepting: &mut AcceptLoop,
         done: impl Future<Output = ()>,
     ) {
-        let Accepting { running, next, router, stop } = accepting;
+        let AcceptLoop { running, next, router, stop } = accepting;
         let mut done = pin!(done);
         loop {
             tokio::select! {
                 biased;
                 () = &mut done => return,
                 Some(_) = running.join_next() => {}
-                () = self.room(), if next.is_some() => {
+                () = self.wait_for_slot(), if next.is_some() => {
                     let Some(stream) = next.take() else { continue };
                     let (connections, router, stop) = (self.clone(), router.clone(), stop.clone());
                     let entry = self.enter();
@@ -128,12 +128,18 @@ impl Connections {
         }
     }
 
-    async fn one(&self, stream: UnixStream, entry: Entry, router: Router, mut stop: watch::Receiver<bool>) {
+    async fn one(
+        &self,
+        stream: UnixStream,
+        entry: ConnectionEntry,
+        router: Router,
+        mut stop: watch::Receiver<bool>,
+    ) {
         // Before it says anything hyper would close it without an answer.
         tokio::select! {
             biased;
             () = speaks(&stream) => {}
-            () = asked(&mut stop) => return drop(time::timeout(GOODBYE, shutdown::tell(stream)).await),
+            () = stop_requested(&mut stop) => return drop(time::timeout(GOODBYE, shutdown::announce_shutdown(stream)).await),
             () = entry.leave.notified() => return,
         }
         let stopping = stop.clone();
@@ -143,7 +149,7 @@ impl Connections {
             } else {
                 let path = request.uri().path();
                 let (call, share, takes) = (self.begin(entry.id, path), self.0.memory.share(), takes(path));
-                let request = request.map(|body| Received::new(body, takes, share.clone()));
+                let request = request.map(|body| LimitedBody::new(body, takes, share.clone()));
                 Ok((router.answer(request), call, share))
             };
             async move {
@@ -152,7 +158,9 @@ impl Connections {
                     Err(refused) => return Ok(refused),
                 };
                 let response = answer.await?;
-                Ok::<_, Infallible>(response.map(|body| Body::new(Held { body, _call: call, _share: share })))
+                Ok::<_, Infallible>(
+                    response.map(|body| Body::new(TrackedBody { body, _call: call, _share: share })),
+                )
             }
         });
         let builder = http();
@@ -160,7 +168,7 @@ impl Connections {
         let served = tokio::select! {
             biased;
             served = connection.as_mut() => served,
-            () = async { tokio::select! { () = asked(&mut stop) => {}, () = entry.leave.notified() => {} } } => {
+            () = async { tokio::select! { () = stop_requested(&mut stop) => {}, () = entry.leave.notified() => {} } } => {
                 connection.as_mut().graceful_shutdown();
                 loop {
                     match time::timeout(GOODBYE, connection.as_mut()).await {
@@ -194,13 +202,13 @@ fn http() -> auto::Builder<TokioExecutor> {
 }
 
 /// A body that keeps its call in the table, and what its request takes, until all of it was sent or nobody wants it.
-struct Held {
+struct TrackedBody {
     body: Body,
-    _call: Under,
-    _share: Share,
+    _call: CallEntry,
+    _share: MemoryReservation,
 }
 
-impl hyper::body::Body for Held {
+impl hyper::body::Body for TrackedBody {
     type Data = Bytes;
     type Error = Status;
 

@@ -6,14 +6,14 @@
 
 mod command;
 pub(crate) mod connections;
+pub(crate) mod http_handler;
 mod listener;
-mod note;
-pub(crate) mod plain;
 pub(crate) mod request_memory;
 mod responses;
 pub(crate) mod router;
 mod shutdown;
 mod socket;
+mod socket_file;
 mod systemd;
 
 use std::io;
@@ -32,18 +32,18 @@ use tokio::task::spawn_blocking;
 use tokio::time::{self, Instant};
 use tracing::Level;
 
-use crate::backend::{OpenMode, RuntimeMode, target_of};
-use crate::client::{self, Server};
-use crate::config::{self, Config, Listen, Mistakes, Sources};
-use crate::control::{self, Process};
-use crate::error::{Error, OpenError};
+use crate::backend::{OpenMode, RuntimeRequirement, target_of};
+use crate::client::{self, ControlServerAddress};
+use crate::config::{self, Config, ConfigErrors, ListenSettings, SettingsSources};
+use crate::control::{self, ServingProcess};
+use crate::error::{Error, NodeOpenError};
 use crate::log;
-use crate::node::{Node, NodeOptions, StateNeed};
+use crate::node::{Node, NodeOptions, StateDirAccess};
 use connections::Connections;
-use note::Note;
-use plain::Plain;
+use http_handler::HttpHandler;
 use router::Router;
-use socket::Socket;
+use socket::BoundSocket;
+use socket_file::SocketPathFile;
 
 pub use command::CommandServer;
 pub use socket::group_id;
@@ -62,11 +62,11 @@ const OPEN_RETRY: Duration = Duration::from_millis(50);
 /// Everything that is needed to run; nothing of it runs yet.
 pub struct Daemon {
     node: Arc<Node>,
-    socket: Socket,
+    socket: BoundSocket,
     metrics: Option<StdTcpListener>,
     /// What tells the command line where to ask.
-    note: Option<Note>,
-    signals: Signals,
+    note: Option<SocketPathFile>,
+    signals: DaemonSignals,
 }
 
 /// The runtime that a daemon runs on.
@@ -77,28 +77,28 @@ pub fn runtime() -> io::Result<Runtime> {
 impl Daemon {
     /// Reads the settings, opens what must be open and binds what is served; starts nothing. `verbosity` is the least
     /// severe level that is logged, whatever the settings say. Must be called within a [`runtime()`].
-    pub fn build(sources: Sources, verbosity: Level) -> Result<Daemon, StartError> {
+    pub fn build(sources: SettingsSources, verbosity: Level) -> Result<Daemon, StartError> {
         let config = config::load(&sources).map_err(StartError::Settings)?;
-        log::change(config.log.level.max(verbosity), log::Format::of(config.log.format));
+        log::change(config.log.level.max(verbosity), log::LogLineFormat::of(config.log.format));
         for warning in &config.warnings {
             tracing::warn!("{warning}");
         }
-        let Listen { socket, mode, group } = config.listen.clone();
+        let ListenSettings { socket, mode, group } = config.listen.clone();
         let options = NodeOptions {
             store: OpenMode::Create,
-            runtime: RuntimeMode::Expect,
-            state: StateNeed::Exclusive,
+            runtime: RuntimeRequirement::WaitForDefault,
+            state: StateDirAccess::Exclusive,
             logs_events: true,
             verbosity,
         };
         let node = open_node(sources, config, options)?;
         node.collector()?;
         // Whoever can reach the daemon may send it any of them.
-        let signals = Signals::listen()?;
-        let socket = Socket::open(&socket::Listen { socket, mode, group })?;
+        let signals = DaemonSignals::listen()?;
+        let socket = BoundSocket::open(&socket::SocketOptions { socket, mode, group })?;
         // After all that can refuse to start: it may warn.
         let metrics = bind_metrics(&node.settings.now())?;
-        let left = Note::leave(&node, socket.path.as_deref())?;
+        let left = SocketPathFile::leave(&node, socket.path.as_deref())?;
         Ok(Daemon { node: Arc::new(node), socket, metrics, note: left, signals })
     }
 
@@ -127,13 +127,13 @@ impl Daemon {
         let Daemon { node, socket, metrics, note, mut signals } = self;
         let cannot = |error: io::Error| Error::failed(format!("what was bound cannot be used: {error}"));
         // The file goes with the daemon; the listener goes when it stops, and then nobody waits in vain.
-        let Socket { listener, path, own: _own } = socket;
+        let BoundSocket { listener, path, own: _own } = socket;
         let listener = UnixListener::from_std(listener).map_err(cannot)?;
         let metrics = metrics.map(TcpListener::from_std).transpose().map_err(cannot)?;
         let (stop, stopped) = watch::channel(false);
         let connections = Connections::default();
-        let plain = Plain::new(Arc::clone(&node), connections.clone());
-        let process = Process::Daemon(path);
+        let plain = HttpHandler::new(Arc::clone(&node), connections.clone());
+        let process = ServingProcess::Daemon(path);
         let control = control::service(node.clone(), process, connections.clone(), stopped.clone());
         let router = Router::new(plain.clone(), control);
         let mut serving = pin!(connections.serve(listener, router, stopped));
@@ -148,7 +148,7 @@ impl Daemon {
         }
         let grace = node.settings.now().drain_grace_period;
         systemd::stopping(grace);
-        tracing::info!("stopping: what is under way has {}", larder::gotext::duration(grace));
+        tracing::info!("stopping: what is under way has {}", larder::go_format::duration(grace));
         stop.send_replace(true);
         tokio::select! {
             () = drain(serving, &connections, &node, grace) => {}
@@ -167,21 +167,21 @@ impl Daemon {
     clippy::disallowed_methods,
     reason = "another process holds a lock, and nothing runs in this one yet"
 )]
-fn open_node(sources: Sources, config: Config, options: NodeOptions) -> Result<Node, Error> {
+fn open_node(sources: SettingsSources, config: Config, options: NodeOptions) -> Result<Node, Error> {
     let started = Instant::now();
     let mut told = false;
     while started.elapsed() < OPEN_WITHIN {
         let busy = match Node::open(sources.clone(), config.clone(), None, options) {
-            Err(OpenError::InUse(busy)) => busy,
+            Err(NodeOpenError::InUse(busy)) => busy,
             opened => return Ok(opened?),
         };
-        let server = client::server_of(&target_of(&config)?, config.state.as_deref());
-        if matches!(server, Ok(Some(Server::Daemon(_)))) {
+        let server = client::find_server(&target_of(&config)?, config.state.as_deref());
+        if matches!(server, Ok(Some(ControlServerAddress::Daemon(_)))) {
             return Err(busy);
         }
         if !told {
             told = true;
-            tracing::info!("waiting up to {}: {}", larder::gotext::duration(OPEN_WITHIN), busy.message());
+            tracing::info!("waiting up to {}: {}", larder::go_format::duration(OPEN_WITHIN), busy.message());
         }
         thread::sleep(OPEN_RETRY);
     }
@@ -192,7 +192,7 @@ fn open_node(sources: Sources, config: Config, options: NodeOptions) -> Result<N
 #[derive(Debug)]
 pub enum StartError {
     /// The settings cannot be used.
-    Settings(Mistakes),
+    Settings(ConfigErrors),
     /// Something that they name cannot.
     Failed(Error),
 }
@@ -204,18 +204,18 @@ impl From<Error> for StartError {
 }
 
 /// The signals that the daemon listens to.
-struct Signals {
+struct DaemonSignals {
     hangup: Signal,
     terminate: Signal,
     interrupt: Signal,
 }
 
-impl Signals {
+impl DaemonSignals {
     /// From now on none of them ends the process by itself.
-    fn listen() -> Result<Signals, Error> {
+    fn listen() -> Result<DaemonSignals, Error> {
         let listen =
             |kind| signal(kind).map_err(|error| Error::failed(format!("cannot listen to signals: {error}")));
-        Ok(Signals {
+        Ok(DaemonSignals {
             hangup: listen(SignalKind::hangup())?,
             terminate: listen(SignalKind::terminate())?,
             interrupt: listen(SignalKind::interrupt())?,
@@ -245,13 +245,13 @@ async fn drain(
         return;
     }
     let now = Instant::now();
-    tracing::warn!("what is under way had {}, and is cut off", larder::gotext::duration(grace));
+    tracing::warn!("what is under way had {}, and is cut off", larder::go_format::duration(grace));
     for call in connections.calls() {
-        let age = larder::gotext::duration(Duration::from_secs(now.duration_since(call.since).as_secs()));
+        let age = larder::go_format::duration(Duration::from_secs(now.duration_since(call.since).as_secs()));
         tracing::warn!("cut off, {age} after it began: {}", call.path);
     }
     for pull in node.manager.pulls() {
-        let age = larder::gotext::duration(Duration::from_secs(now.duration_since(pull.since).as_secs()));
+        let age = larder::go_format::duration(Duration::from_secs(now.duration_since(pull.since).as_secs()));
         tracing::warn!("cut off, {age} after it began: the pull of {}", pull.image);
     }
 }
@@ -274,7 +274,7 @@ fn bind_metrics(config: &Config) -> Result<Option<StdTcpListener>, Error> {
     });
     match bound {
         Ok(listener) => Ok(Some(listener)),
-        Err(error) if matches!(config.origin("metrics.address"), config::Origin::Default) => {
+        Err(error) if matches!(config.origin("metrics.address"), config::SettingOrigin::Default) => {
             tracing::warn!("metrics are served on the socket only: {address}: {error}");
             Ok(None)
         }

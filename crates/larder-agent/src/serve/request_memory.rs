@@ -23,42 +23,42 @@ const REST: usize = 48 << 20;
 
 /// What is left for all.
 #[derive(Debug, Clone)]
-pub(crate) struct RequestMemory(Arc<Left>);
+pub(crate) struct RequestMemoryLimit(Arc<FreeRequestMemory>);
 
 #[derive(Debug)]
-struct Left {
+struct FreeRequestMemory {
     first_parts: AtomicUsize,
     rest: AtomicUsize,
 }
 
-impl Default for RequestMemory {
-    fn default() -> RequestMemory {
-        RequestMemory(Arc::new(Left { first_parts: FIRST_PARTS.into(), rest: REST.into() }))
+impl Default for RequestMemoryLimit {
+    fn default() -> RequestMemoryLimit {
+        RequestMemoryLimit(Arc::new(FreeRequestMemory { first_parts: FIRST_PARTS.into(), rest: REST.into() }))
     }
 }
 
-impl RequestMemory {
+impl RequestMemoryLimit {
     /// The share of one request, which has nothing yet.
-    pub(super) fn share(&self) -> Share {
-        let taken = Taken { left: Arc::clone(&self.0), bytes: AtomicUsize::new(0) };
-        Share(Arc::new(taken))
+    pub(super) fn share(&self) -> MemoryReservation {
+        let taken = ReservedBytes { left: Arc::clone(&self.0), bytes: AtomicUsize::new(0) };
+        MemoryReservation(Arc::new(taken))
     }
 }
 
 /// What one request has taken. It is given back with the last clone.
 #[derive(Debug, Clone)]
-pub(super) struct Share(Arc<Taken>);
+pub(super) struct MemoryReservation(Arc<ReservedBytes>);
 
 #[derive(Debug)]
-struct Taken {
-    left: Arc<Left>,
+struct ReservedBytes {
+    left: Arc<FreeRequestMemory>,
     bytes: AtomicUsize,
 }
 
-impl Share {
+impl MemoryReservation {
     /// Takes more; false where that is not left. One at a time: a request comes in order.
     fn take(&self, bytes: usize) -> bool {
-        let Taken { left, bytes: taken } = &*self.0;
+        let ReservedBytes { left, bytes: taken } = &*self.0;
         let before = taken.load(Ordering::Relaxed);
         let after = before.saturating_add(bytes);
         let (first, rest) = (first_of(after) - first_of(before), rest_of(after) - rest_of(before));
@@ -74,7 +74,7 @@ impl Share {
     }
 }
 
-impl Taken {
+impl ReservedBytes {
     /// Gives back what was taken.
     fn give_back(&self) {
         let bytes = self.bytes.swap(0, Ordering::Relaxed);
@@ -95,7 +95,7 @@ fn take(left: &AtomicUsize, bytes: usize) -> bool {
     left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(bytes)).is_ok()
 }
 
-impl Drop for Taken {
+impl Drop for ReservedBytes {
     fn drop(&mut self) {
         self.give_back();
     }
@@ -103,7 +103,7 @@ impl Drop for Taken {
 
 /// What a call takes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Takes {
+pub(super) enum RequestKind {
     /// One message, which is there until the call ends. Whatever follows it is nobody's.
     One,
     /// A stream: when the next message begins, the one before is with whoever reads it.
@@ -112,22 +112,22 @@ pub(super) enum Takes {
 
 /// Where one message of gRPC ends and the next begins: each has a head of five bytes, the last four its length.
 #[derive(Debug)]
-struct Framing {
-    takes: Takes,
+struct GrpcFrameReader {
+    takes: RequestKind,
     head: Vec<u8>,
     left: usize,
 }
 
-impl Framing {
-    fn of(takes: Takes) -> Framing {
-        Framing { takes, head: Vec::new(), left: 0 }
+impl GrpcFrameReader {
+    fn of(takes: RequestKind) -> GrpcFrameReader {
+        GrpcFrameReader { takes, head: Vec::new(), left: 0 }
     }
 
     /// Takes room for what came; false where there is none.
-    fn take(&mut self, mut data: &[u8], share: &Share) -> bool {
+    fn take(&mut self, mut data: &[u8], share: &MemoryReservation) -> bool {
         while let [byte, rest @ ..] = data {
             if self.left == 0 {
-                if self.head.is_empty() && self.takes == Takes::Stream {
+                if self.head.is_empty() && self.takes == RequestKind::Stream {
                     share.0.give_back();
                 }
                 self.head.push(*byte);
@@ -149,19 +149,19 @@ impl Framing {
 }
 
 /// The body of a request, as far as there is room for it.
-pub(super) struct Received {
+pub(super) struct LimitedBody {
     body: Incoming,
-    framing: Framing,
-    share: Share,
+    framing: GrpcFrameReader,
+    share: MemoryReservation,
 }
 
-impl Received {
-    pub(super) fn new(body: Incoming, takes: Takes, share: Share) -> Received {
-        Received { body, framing: Framing::of(takes), share }
+impl LimitedBody {
+    pub(super) fn new(body: Incoming, takes: RequestKind, share: MemoryReservation) -> LimitedBody {
+        LimitedBody { body, framing: GrpcFrameReader::of(takes), share }
     }
 }
 
-impl hyper::body::Body for Received {
+impl hyper::body::Body for LimitedBody {
     type Data = Bytes;
     type Error = Box<dyn Error + Send + Sync>;
 
@@ -198,7 +198,7 @@ mod tests {
 
     #[test]
     fn giants_share_a_bound_and_do_not_keep_out_what_is_of_usual_size() {
-        let intake = RequestMemory::default();
+        let intake = RequestMemoryLimit::default();
         let giants: Vec<_> = (0..3).map(|_| intake.share()).collect();
         assert!(giants.iter().all(|giant| giant.take(16 << 20)));
         let another = intake.share();
@@ -219,7 +219,7 @@ mod tests {
 
     #[test]
     fn the_one_message_of_a_call_counts_whatever_follows() {
-        let (intake, mut framing) = (RequestMemory::default(), Framing::of(Takes::One));
+        let (intake, mut framing) = (RequestMemoryLimit::default(), GrpcFrameReader::of(RequestKind::One));
         let share = intake.share();
         assert!(framing.take(&[message(3 * FIRST), message(0), message(1)].concat(), &share));
         assert_eq!(share.0.bytes.load(Ordering::Relaxed), 3 * FIRST + 1);
@@ -233,21 +233,21 @@ mod tests {
     fn of_a_stream_the_message_that_comes_counts_however_it_is_cut() {
         let all = [message(0), message(3 * FIRST), message(1), message(20 << 20), message(5)].concat();
         for cut in [1 << 20, 4099, all.len()] {
-            let intake = RequestMemory::default();
-            let (share, mut framing) = (intake.share(), Framing::of(Takes::Stream));
+            let intake = RequestMemoryLimit::default();
+            let (share, mut framing) = (intake.share(), GrpcFrameReader::of(RequestKind::Stream));
             for _ in 0..3 {
                 assert!(all.chunks(cut).all(|data| framing.take(data, &share)), "more than there is, in all");
             }
             assert_eq!(share.0.bytes.load(Ordering::Relaxed), 5);
         }
-        let (intake, mut framing) = (RequestMemory::default(), Framing::of(Takes::Stream));
+        let (intake, mut framing) = (RequestMemoryLimit::default(), GrpcFrameReader::of(RequestKind::Stream));
         let share = intake.share();
         assert!(!framing.take(&message(REST + FIRST + 1), &share), "a single one that is too large");
     }
 
     #[test]
     fn all_is_given_back_with_the_last_clone() {
-        let intake = RequestMemory::default();
+        let intake = RequestMemoryLimit::default();
         let share = intake.share();
         assert!(share.take(1) && share.take(REST));
         assert!(!share.take(FIRST_PARTS), "what is refused takes nothing");

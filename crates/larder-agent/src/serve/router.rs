@@ -8,39 +8,39 @@ use larder::pull::ManagedBackend;
 use larder_api::v1alpha1::control_server::{self, ControlServer};
 use larder_cri::proto::image_service_server::{self, ImageServiceServer};
 use larder_cri::proto::runtime_service_server::{self, RuntimeServiceServer};
-use larder_cri::server::{About, Service, deadline_of, services, within};
+use larder_cri::server::{CriService, ServerVersion, deadline_of, services, within};
 use tonic::Status;
 use tonic::body::Body;
 use tonic::codegen::Service as Answers;
 use tonic::codegen::http::{Request, Response};
 
-use super::plain::Plain;
-use super::request_memory::{Received, Takes};
+use super::http_handler::HttpHandler;
+use super::request_memory::{LimitedBody, RequestKind};
 use super::responses::is_grpc;
 use crate::control;
 
 /// Everything that is served on the socket.
 #[derive(Clone)]
 pub(crate) struct Router {
-    plain: Plain,
-    images: ImageServiceServer<Service>,
-    runtime: RuntimeServiceServer<Service>,
-    control: ControlServer<control::Service>,
+    plain: HttpHandler,
+    images: ImageServiceServer<CriService>,
+    runtime: RuntimeServiceServer<CriService>,
+    control: ControlServer<control::ControlApi>,
 }
 
-type Answer = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
+type RouterFuture = Pin<Box<dyn Future<Output = Result<Response<Body>, Infallible>> + Send>>;
 
 impl Router {
     /// Beside plain requests. Callers of CRI share the queue, the pulls in flight and the leases of the node.
-    pub(crate) fn new(plain: Plain, control: ControlServer<control::Service>) -> Router {
-        let about = About { name: "larder".into(), version: env!("CARGO_PKG_VERSION").into() };
+    pub(crate) fn new(plain: HttpHandler, control: ControlServer<control::ControlApi>) -> Router {
+        let about = ServerVersion { name: "larder".into(), version: env!("CARGO_PKG_VERSION").into() };
         let backend = ManagedBackend::new(Arc::clone(plain.manager()));
         let (images, runtime) = services(Arc::new(backend), about);
         Router { plain, images, runtime, control }
     }
 
     /// Sends a request to the service that its path names.
-    pub(super) fn answer(&self, request: Request<Received>) -> Answer {
+    pub(super) fn answer(&self, request: Request<LimitedBody>) -> RouterFuture {
         if !is_grpc(&request) {
             let plain = self.plain.clone();
             return Box::pin(async move { Ok(plain.answer(request.method(), request.uri().path()).await) });
@@ -58,9 +58,9 @@ impl Router {
 }
 
 /// Lets a service answer within the time that its caller gives it.
-fn call<S>(service: &S, request: Request<Received>) -> Answer
+fn call<S>(service: &S, request: Request<LimitedBody>) -> RouterFuture
 where
-    S: Answers<Request<Received>, Response = Response<Body>, Error = Infallible> + Clone,
+    S: Answers<Request<LimitedBody>, Response = Response<Body>, Error = Infallible> + Clone,
     S::Future: Send + 'static,
 {
     let limit = deadline_of(request.headers());
@@ -69,9 +69,9 @@ where
 }
 
 /// What the method of this path takes: a stream, where one loads images, and one message everywhere else.
-pub(super) fn takes(path: &str) -> Takes {
+pub(super) fn takes(path: &str) -> RequestKind {
     match path.strip_prefix('/').and_then(|path| path.strip_prefix(control_server::SERVICE_NAME)) {
-        Some("/Load") => Takes::Stream,
-        _ => Takes::One,
+        Some("/Load") => RequestKind::Stream,
+        _ => RequestKind::One,
     }
 }

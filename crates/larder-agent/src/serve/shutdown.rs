@@ -26,16 +26,16 @@ const WITHIN: Duration = Duration::from_secs(5);
 const NO_ROOM: Duration = Duration::from_millis(100);
 
 /// Tells whoever comes, and before them who came already, until dropped.
-pub(super) async fn turn_away(listener: &UnixListener, came: Option<UnixStream>) {
+pub(super) async fn refuse_new_calls(listener: &UnixListener, came: Option<UnixStream>) {
     let mut told = JoinSet::new();
     if let Some(stream) = came {
-        told.spawn(time::timeout(WITHIN, tell(stream)));
+        told.spawn(time::timeout(WITHIN, announce_shutdown(stream)));
     }
     loop {
         tokio::select! {
             Some(_) = told.join_next() => {}
             accepted = listener.accept(), if told.len() < AT_ONCE => match accepted {
-                Ok((stream, _)) => _ = told.spawn(time::timeout(WITHIN, tell(stream))),
+                Ok((stream, _)) => _ = told.spawn(time::timeout(WITHIN, announce_shutdown(stream))),
                 Err(_) => time::sleep(NO_ROOM).await,
             }
         }
@@ -43,7 +43,7 @@ pub(super) async fn turn_away(listener: &UnixListener, came: Option<UnixStream>)
 }
 
 /// Tells one of them.
-pub(super) async fn tell(stream: UnixStream) {
+pub(super) async fn announce_shutdown(stream: UnixStream) {
     let service = service_fn(|request: Request<hyper::body::Incoming>| {
         let answer = answer(&request);
         async move { Ok::<_, Infallible>(answer) }

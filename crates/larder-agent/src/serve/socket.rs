@@ -23,7 +23,7 @@ const BACKLOG: i32 = 128;
 
 /// Where to listen, and who may come.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Listen {
+pub(super) struct SocketOptions {
     /// The path of the socket.
     pub(super) socket: PathBuf,
     /// Its mode, such as `0o660`.
@@ -33,37 +33,37 @@ pub(super) struct Listen {
 }
 
 /// A socket that is bound.
-pub(super) struct Socket {
+pub(super) struct BoundSocket {
     pub(super) listener: UnixListener,
     /// Where people find it; a socket of systemd may have no path.
     pub(super) path: Option<PathBuf>,
     /// What goes with the daemon; `None` for a socket of systemd, which keeps it.
-    pub(super) own: Option<Own>,
+    pub(super) own: Option<SocketCleanup>,
 }
 
 /// What is cleaned up for a socket of one's own.
-pub(super) struct Own {
+pub(super) struct SocketCleanup {
     path: PathBuf,
     _lock: fs_err::File,
 }
 
-impl Drop for Own {
+impl Drop for SocketCleanup {
     fn drop(&mut self) {
         let _ = fs_err::remove_file(&self.path);
     }
 }
 
-impl Socket {
+impl BoundSocket {
     /// The socket that systemd hands over, else one at the path.
-    pub(super) fn open(listen: &Listen) -> Result<Socket, Error> {
-        if let Some(socket) = Socket::activated()? {
+    pub(super) fn open(listen: &SocketOptions) -> Result<BoundSocket, Error> {
+        if let Some(socket) = BoundSocket::activated()? {
             return Ok(socket);
         }
-        Socket::bind(listen)
+        BoundSocket::bind(listen)
     }
 
     /// The first socket handed over with `LISTEN_FDS`.
-    fn activated() -> Result<Option<Socket>, Error> {
+    fn activated() -> Result<Option<BoundSocket>, Error> {
         let mut handed = listenfd::ListenFd::from_env();
         if handed.len() == 0 {
             return Ok(None);
@@ -77,11 +77,11 @@ impl Socket {
         let address = listener.local_addr().map_err(|error| wrong(error.to_string()))?;
         let path = address.as_pathname().map(Path::to_owned);
         prepare(&listener).map_err(|error| wrong(error.to_string()))?;
-        Ok(Some(Socket { listener, path, own: None }))
+        Ok(Some(BoundSocket { listener, path, own: None }))
     }
 
     /// A socket at the path.
-    pub(super) fn bind(listen: &Listen) -> Result<Socket, Error> {
+    pub(super) fn bind(listen: &SocketOptions) -> Result<BoundSocket, Error> {
         let path = &listen.socket;
         check_path(path)?;
         let trouble = |error: io::Error| {
@@ -111,8 +111,8 @@ impl Socket {
             let _ = fs_err::remove_file(&new);
             trouble(error)
         })?;
-        let own = Some(Own { path: path.clone(), _lock: lock });
-        Ok(Socket { listener, path: Some(path.clone()), own })
+        let own = Some(SocketCleanup { path: path.clone(), _lock: lock });
+        Ok(BoundSocket { listener, path: Some(path.clone()), own })
     }
 }
 
@@ -226,8 +226,8 @@ pub fn group_id(group: &str) -> Result<Gid, Error> {
 mod tests {
     use super::*;
 
-    fn at(path: PathBuf) -> Listen {
-        Listen { socket: path, mode: 0o660, group: None }
+    fn at(path: PathBuf) -> SocketOptions {
+        SocketOptions { socket: path, mode: 0o660, group: None }
     }
 
     #[test]
@@ -242,7 +242,7 @@ mod tests {
     fn a_socket_has_its_mode_and_goes_with_the_daemon() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("deep/larder.sock");
-        let socket = Socket::bind(&at(path.clone())).ok().unwrap();
+        let socket = BoundSocket::bind(&at(path.clone())).ok().unwrap();
         assert_eq!(fs_err::metadata(&path).unwrap().permissions().mode() & 0o777, 0o660);
         assert!(UnixStream::connect(&path).is_ok());
         drop(socket);
@@ -254,12 +254,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("larder.sock");
         drop(UnixListener::bind(&path).unwrap());
-        let living = Socket::bind(&at(path.clone())).ok().unwrap();
-        let refused = Socket::bind(&at(path.clone())).err().unwrap();
+        let living = BoundSocket::bind(&at(path.clone())).ok().unwrap();
+        let refused = BoundSocket::bind(&at(path.clone())).err().unwrap();
         assert!(refused.message().contains("another larder daemon listens"), "{}", refused.message());
         drop(living);
         let _foreign = UnixListener::bind(&path).unwrap();
-        assert!(Socket::bind(&at(path)).is_err());
+        assert!(BoundSocket::bind(&at(path)).is_err());
     }
 
     #[test]
@@ -271,10 +271,10 @@ mod tests {
             (at(file), "is no socket"),
             (at(folder.path().join("x".repeat(108))), "too long for a socket"),
             (at("/".into()), "no name of a socket"),
-            (Listen { group: Some("no such".into()), ..at(folder.path().join("s")) }, "no such group"),
+            (SocketOptions { group: Some("no such".into()), ..at(folder.path().join("s")) }, "no such group"),
         ];
         for (listen, text) in cases {
-            let refused = Socket::bind(&listen).err().expect("refused");
+            let refused = BoundSocket::bind(&listen).err().expect("refused");
             assert!(refused.message().contains(text), "{}", refused.message());
         }
     }

@@ -10,9 +10,9 @@ use larder::hint::Hint;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
-use crate::backend::Target;
+use crate::backend::BackendTarget;
 use crate::environment::DefaultPaths;
-use crate::error::{Error, OpenError};
+use crate::error::{Error, NodeOpenError};
 
 /// So many links of which one leads to the next are followed.
 const LINKS: usize = 8;
@@ -21,26 +21,26 @@ const LINKS: usize = 8;
 pub struct StateDir {
     folder: PathBuf,
     lock: Option<fs_err::File>,
-    roots: Roots,
+    roots: RootStateDir,
 }
 
 /// The state that root keeps of the same runtime, where this user is another one.
 #[derive(Clone)]
-enum Roots {
+enum RootStateDir {
     None,
     /// In this folder.
-    There(PathBuf),
+    Present(PathBuf),
     /// Who may not look here cannot tell.
     Unknown(String),
 }
 
 impl StateDir {
     /// The state directory of a target: `state` if given, else its usual place. Creates nothing.
-    pub fn of(state: Option<&Path>, target: &Target) -> Result<StateDir, Error> {
+    pub fn of(state: Option<&Path>, target: &BackendTarget) -> Result<StateDir, Error> {
         match (state, target) {
             (Some(dir), _) => Ok(StateDir::at(dir.to_owned())),
-            (None, Target::Store(root)) => Ok(StateDir::at(root.join("collect"))),
-            (None, Target::Runtime(endpoint)) => {
+            (None, BackendTarget::Store(root)) => Ok(StateDir::at(root.join("collect"))),
+            (None, BackendTarget::Runtime(endpoint)) => {
                 let machine = DefaultPaths::of(true, |_| None).root.unwrap_or_default();
                 let own = DefaultPaths::current().root.ok_or_else(|| {
                     Error::bad_input("no state directory: neither XDG_DATA_HOME nor HOME is set")
@@ -54,32 +54,36 @@ impl StateDir {
     fn of_runtime(root: &Path, root_of_root: &Path, endpoint: &str) -> StateDir {
         let name = file_name(&real(endpoint));
         let below = |root: &Path| root.join("collect/runtimes").join(&name);
-        let roots = if root == root_of_root { Roots::None } else { Roots::in_folder(below(root_of_root)) };
+        let roots = if root == root_of_root {
+            RootStateDir::None
+        } else {
+            RootStateDir::in_folder(below(root_of_root))
+        };
         StateDir { roots, ..StateDir::at(below(root)) }
     }
 
     /// That in this folder.
     pub(crate) fn at(folder: PathBuf) -> StateDir {
-        StateDir { folder, lock: None, roots: Roots::None }
+        StateDir { folder, lock: None, roots: RootStateDir::None }
     }
 
     /// Root's, where this user is another one and root is known to collect here, too.
     pub(crate) fn of_root(&self) -> Option<StateDir> {
         match &self.roots {
-            Roots::There(folder) => Some(StateDir::at(folder.clone())),
-            Roots::None | Roots::Unknown(_) => None,
+            RootStateDir::Present(folder) => Some(StateDir::at(folder.clone())),
+            RootStateDir::None | RootStateDir::Unknown(_) => None,
         }
     }
 
     /// Fails where root's records, rules and leases would not count.
-    pub fn alone(self) -> Result<StateDir, Error> {
+    pub fn without_root_state(self) -> Result<StateDir, Error> {
         let problem = match &self.roots {
-            Roots::None => return Ok(self),
-            Roots::There(folder) => format!(
+            RootStateDir::None => return Ok(self),
+            RootStateDir::Present(folder) => format!(
                 "root collects the images of this runtime as well: what it keeps is in {}, and is not known here",
                 folder.display()
             ),
-            Roots::Unknown(problem) => {
+            RootStateDir::Unknown(problem) => {
                 format!("whether root collects the images of this runtime as well cannot be seen: {problem}")
             }
         };
@@ -92,12 +96,12 @@ impl StateDir {
     }
 
     /// Creates the directory and locks it until the value is dropped. Refuses where root keeps another one.
-    pub(crate) fn lock(self) -> Result<StateDir, OpenError> {
-        self.alone()?.lock_beside_root()
+    pub(crate) fn lock(self) -> Result<StateDir, NodeOpenError> {
+        self.without_root_state()?.lock_beside_root()
     }
 
     /// The same, also where root keeps a state directory of the same runtime.
-    pub(crate) fn lock_beside_root(self) -> Result<StateDir, OpenError> {
+    pub(crate) fn lock_beside_root(self) -> Result<StateDir, NodeOpenError> {
         if let Some(roots) = self.of_root() {
             let folder = roots.folder().display();
             tracing::warn!(
@@ -111,7 +115,7 @@ impl StateDir {
             fs_err::OpenOptions::new().create(true).truncate(false).write(true).mode(0o600).open(path)
         };
         let lock = open().map_err(|error| {
-            OpenError::Failed(
+            NodeOpenError::Failed(
                 Error::failed(format!("cannot open the state directory: {error}"))
                     .hint(named_state("run as the owner of the directory, or name another: ")),
             )
@@ -120,14 +124,14 @@ impl StateDir {
         match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(Errno::WOULDBLOCK) => {
-                return Err(OpenError::InUse(
+                return Err(NodeOpenError::InUse(
                     Error::failed(format!("the state directory {shown} is in use by another larder process"))
                         .hint("wait until that command ends, or stop the daemon")
                         .hint(named_state("or name another directory: ")),
                 ));
             }
             Err(error) => {
-                return Err(OpenError::Failed(
+                return Err(NodeOpenError::Failed(
                     Error::failed(format!("cannot lock the state directory {shown}: {error}"))
                         .hint(named_state("name a directory on a file system with locks: ")),
                 ));
@@ -178,14 +182,14 @@ impl StateDir {
     }
 }
 
-impl Roots {
-    fn in_folder(folder: PathBuf) -> Roots {
+impl RootStateDir {
+    fn in_folder(folder: PathBuf) -> RootStateDir {
         match fs_err::metadata(folder.join("lock")) {
-            Ok(_) => Roots::There(folder),
+            Ok(_) => RootStateDir::Present(folder),
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
-                Roots::None
+                RootStateDir::None
             }
-            Err(error) => Roots::Unknown(format!("{}: {}", folder.display(), error.kind())),
+            Err(error) => RootStateDir::Unknown(format!("{}: {}", folder.display(), error.kind())),
         }
     }
 }
@@ -259,7 +263,7 @@ mod tests {
         std::os::unix::fs::symlink("root", &root).unwrap();
         let place = StateDir::of_runtime(&own, &root, "unix:///nowhere/d.sock");
         assert!(place.of_root().is_none());
-        let refused = place.alone().err().unwrap();
+        let refused = place.without_root_state().err().unwrap();
         assert!(refused.message().contains("cannot be seen"), "{}", refused.message());
     }
 
@@ -268,9 +272,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (own, root) = (folder.path().join("own"), folder.path().join("root"));
         let place = |root_of_this: &Path| StateDir::of_runtime(root_of_this, &root, "unix:///nowhere/d.sock");
-        assert!(place(&own).alone().is_ok(), "root does not");
+        assert!(place(&own).without_root_state().is_ok(), "root does not");
         drop(place(&root).lock().ok().unwrap());
-        assert!(place(&root).alone().is_ok());
+        assert!(place(&root).without_root_state().is_ok());
         let refused = Error::from(place(&own).lock().err().unwrap());
         assert!(refused.message().contains("root/collect/runtimes/nowhere-d.sock"), "{}", refused.message());
         assert_eq!(place(&own).of_root().unwrap().folder(), place(&root).folder());

@@ -16,37 +16,37 @@ const VERSION: u32 = 1;
 
 /// The file with the rules.
 #[derive(Debug, Clone)]
-pub(crate) struct KeepFile(PathBuf);
+pub(crate) struct KeepRuleFile(PathBuf);
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct File {
+struct KeepRuleDocument {
     version: u32,
-    rules: Vec<Rule>,
+    rules: Vec<KeepRuleRecord>,
 }
 
 /// One rule, as it is written and as `-o json` shows it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-pub(super) struct Rule {
-    select: Select,
+pub(super) struct KeepRuleRecord {
+    select: KeepSelectorRecord,
     ttl_seconds: Option<u64>,
     budget_bytes: Option<u64>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
-enum Select {
+enum KeepSelectorRecord {
     Name(String),
     Digest(String),
     Label { key: String, value: Option<String> },
     Newest { repository: String, count: usize },
 }
 
-impl KeepFile {
+impl KeepRuleFile {
     /// The rules of this place.
-    pub(crate) fn at(place: &StateDir) -> KeepFile {
-        KeepFile(place.keep())
+    pub(crate) fn at(place: &StateDir) -> KeepRuleFile {
+        KeepRuleFile(place.keep())
     }
 
     /// All rules; none when there is no file.
@@ -63,7 +63,7 @@ impl KeepFile {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             text => text.map_err(|error| wrong(&error))?,
         };
-        let file: File = serde_json::from_slice(&text)
+        let file: KeepRuleDocument = serde_json::from_slice(&text)
             .map_err(|error| wrong(&format_args!("{}: {error}", self.0.display())))?;
         if file.version != VERSION {
             let place = self.0.display();
@@ -74,7 +74,8 @@ impl KeepFile {
 
     /// Replaces all rules. Durable when it returns.
     pub(crate) fn write(&self, rules: &[KeepRule]) -> Result<(), Error> {
-        let file = File { version: VERSION, rules: rules.iter().map(Rule::from).collect() };
+        let file =
+            KeepRuleDocument { version: VERSION, rules: rules.iter().map(KeepRuleRecord::from).collect() };
         replace(&self.0, &file)
             .map_err(|error| Error::failed(format!("the keep rules could not be written: {error}")))
     }
@@ -96,37 +97,41 @@ pub struct ListedRule {
 
 /// How it is shown with `-o json`.
 #[derive(Serialize)]
-pub struct ShownRule<'a> {
+pub struct KeepRuleView<'a> {
     #[serde(flatten)]
-    rule: Rule,
+    rule: KeepRuleRecord,
     from: Option<&'a str>,
 }
 
-impl<'a> From<&'a ListedRule> for ShownRule<'a> {
-    fn from(listed: &'a ListedRule) -> ShownRule<'a> {
-        ShownRule { rule: Rule::from(&listed.rule), from: listed.place.as_deref() }
+impl<'a> From<&'a ListedRule> for KeepRuleView<'a> {
+    fn from(listed: &'a ListedRule) -> KeepRuleView<'a> {
+        KeepRuleView { rule: KeepRuleRecord::from(&listed.rule), from: listed.place.as_deref() }
     }
 }
 
-impl From<&KeepRule> for Rule {
-    fn from(rule: &KeepRule) -> Rule {
+impl From<&KeepRule> for KeepRuleRecord {
+    fn from(rule: &KeepRule) -> KeepRuleRecord {
         let select = match rule.select.clone() {
-            Selector::Name(name) => Select::Name(name),
-            Selector::Digest(digest) => Select::Digest(digest),
-            Selector::Label(key, value) => Select::Label { key, value },
-            Selector::Newest { repository, count } => Select::Newest { repository, count },
+            Selector::Name(name) => KeepSelectorRecord::Name(name),
+            Selector::Digest(digest) => KeepSelectorRecord::Digest(digest),
+            Selector::Label(key, value) => KeepSelectorRecord::Label { key, value },
+            Selector::Newest { repository, count } => KeepSelectorRecord::Newest { repository, count },
         };
-        Rule { select, ttl_seconds: rule.ttl.map(|ttl| ttl.as_secs()), budget_bytes: rule.budget_bytes }
+        KeepRuleRecord {
+            select,
+            ttl_seconds: rule.ttl.map(|ttl| ttl.as_secs()),
+            budget_bytes: rule.budget_bytes,
+        }
     }
 }
 
-impl From<Rule> for KeepRule {
-    fn from(rule: Rule) -> KeepRule {
+impl From<KeepRuleRecord> for KeepRule {
+    fn from(rule: KeepRuleRecord) -> KeepRule {
         let select = match rule.select {
-            Select::Name(name) => Selector::Name(name),
-            Select::Digest(digest) => Selector::Digest(digest),
-            Select::Label { key, value } => Selector::Label(key, value),
-            Select::Newest { repository, count } => Selector::Newest { repository, count },
+            KeepSelectorRecord::Name(name) => Selector::Name(name),
+            KeepSelectorRecord::Digest(digest) => Selector::Digest(digest),
+            KeepSelectorRecord::Label { key, value } => Selector::Label(key, value),
+            KeepSelectorRecord::Newest { repository, count } => Selector::Newest { repository, count },
         };
         KeepRule { select, ttl: rule.ttl_seconds.map(Duration::from_secs), budget_bytes: rule.budget_bytes }
     }
@@ -139,7 +144,7 @@ mod tests {
     #[test]
     fn rules_are_read_as_they_were_written() {
         let folder = tempfile::tempdir().unwrap();
-        let file = KeepFile(folder.path().join("keep.json"));
+        let file = KeepRuleFile(folder.path().join("keep.json"));
         assert_eq!(file.read(), Ok(Vec::new()));
         let mut rules = vec![
             KeepRule::new(Selector::Name("app/*".into())),
@@ -156,7 +161,7 @@ mod tests {
     #[test]
     fn what_cannot_be_read_is_not_taken_for_no_rules() {
         let folder = tempfile::tempdir().unwrap();
-        let file = KeepFile(folder.path().join("keep.json"));
+        let file = KeepRuleFile(folder.path().join("keep.json"));
         for text in
             ["", "{", r#"{"version":2,"rules":[]}"#, r#"{"version":1,"rules":[{"select":{"x":"y"}}]}"#]
         {

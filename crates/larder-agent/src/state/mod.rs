@@ -1,12 +1,12 @@
 //! What garbage collection remembers about one backend, in files of one directory.
 
 mod dir;
-mod ensured;
+mod ensured_file;
 mod keep;
-mod recent;
+mod recent_ensures;
 
 pub use dir::StateDir;
-pub(crate) use ensured::EnsuredFile;
-pub(crate) use keep::KeepFile;
-pub use keep::{ListedRule, ShownRule};
-pub(crate) use recent::RecentEnsures;
+pub(crate) use ensured_file::EnsureLeaseFile;
+pub(crate) use keep::KeepRuleFile;
+pub use keep::{KeepRuleView, ListedRule};
+pub(crate) use recent_ensures::RecentEnsures;

@@ -7,8 +7,10 @@ use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, fchown};
 use std::path::{Path, PathBuf};
 
 use fs_err::os::unix::fs::OpenOptionsExt as _;
-use larder::credentials::helpers::{Asked, HelperNames};
-use larder::credentials::{MAX_CONFIG_BYTES, Secret, Tokens, decode_auth, encode_auth, parse_config_json};
+use larder::credentials::helpers::{HelperNames, HelperRequest};
+use larder::credentials::{
+    MAX_CONFIG_BYTES, Secret, TokenPolicy, decode_auth, encode_auth, parse_config_json,
+};
 use rustix::fs::{FlockOperation, flock};
 use serde::Serialize as _;
 use serde_json::ser::{PrettyFormatter, Serializer};
@@ -23,22 +25,22 @@ const AUTHS: &str = "auths";
 const OTHERS: u32 = 0o007;
 
 /// The file.
-pub(crate) struct LoginFile {
+pub(crate) struct DockerLoginFile {
     path: PathBuf,
 }
 
 /// What the file holds. It is wiped when it is dropped.
-pub(crate) struct Logins {
+pub(crate) struct LoginDocument {
     document: Value,
     helpers: HelperNames,
 }
 
 /// Nobody else writes the file while this lives, as far as it is larder.
-pub(crate) struct Turn(#[expect(dead_code, reason = "the lock goes with it")] File);
+pub(crate) struct LoginFileLock(#[expect(dead_code, reason = "the lock goes with it")] File);
 
-impl LoginFile {
+impl DockerLoginFile {
     /// The file that was named, else docker's usual one.
-    pub(crate) fn named_or_usual(named: Option<&Path>) -> Result<LoginFile, Failure> {
+    pub(crate) fn named_or_usual(named: Option<&Path>) -> Result<DockerLoginFile, Failure> {
         let folder = |variable: &str| env::var_os(variable).filter(|value| !value.is_empty());
         let usual = || {
             let docker = folder("DOCKER_CONFIG").map(PathBuf::from);
@@ -50,7 +52,7 @@ impl LoginFile {
                 .hint("name a file with --authfile FILE")
         })?;
         // A link stays a link.
-        Ok(LoginFile { path: fs_err::canonicalize(&path).unwrap_or(path) })
+        Ok(DockerLoginFile { path: fs_err::canonicalize(&path).unwrap_or(path) })
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -58,17 +60,17 @@ impl LoginFile {
     }
 
     /// What is in it; nothing, if it is not there.
-    pub(crate) fn read(&self) -> Result<Logins, Failure> {
+    pub(crate) fn read(&self) -> Result<LoginDocument, Failure> {
         let text = self.text().map_err(|error| Failure::bad_input(error.to_string()))?;
         let broken = |problem: String| {
             Failure::bad_input(format!("{}: {problem}", self.path.display()))
                 .hint("mend the file, or name another with --authfile FILE; nothing was written")
         };
-        let config =
-            parse_config_json(text.as_bytes(), Tokens::Keep).map_err(|error| broken(error.to_string()))?;
+        let config = parse_config_json(text.as_bytes(), TokenPolicy::Keep)
+            .map_err(|error| broken(error.to_string()))?;
         let document: Value = serde_json::from_str(&text).map_err(|error| broken(error.to_string()))?;
         let document = if document.is_null() { Value::Object(Map::new()) } else { document };
-        Ok(Logins { document, helpers: HelperNames::of(&config) })
+        Ok(LoginDocument { document, helpers: HelperNames::from_config(&config) })
     }
 
     fn text(&self) -> io::Result<Zeroizing<String>> {
@@ -95,7 +97,7 @@ impl LoginFile {
     }
 
     /// Waits until no other larder writes the file, and makes its folder if there is none.
-    pub(crate) fn turn(&self) -> Result<Turn, Failure> {
+    pub(crate) fn turn(&self) -> Result<LoginFileLock, Failure> {
         let folder = self.folder();
         let taken = || {
             if !folder.is_dir() {
@@ -106,14 +108,14 @@ impl LoginFile {
             flock(&folder, FlockOperation::LockExclusive)?;
             // What a killed process left behind holds all logins.
             let _ = fs_err::remove_file(self.new_path());
-            io::Result::Ok(Turn(folder))
+            io::Result::Ok(LoginFileLock(folder))
         };
         taken().map_err(|error| self.unwritten(&error))
     }
 
     /// Replaces the file, whole or not at all. A new one only its owner can read; an old one keeps owner and group, and
     /// the mode unless everybody had rights.
-    pub(crate) fn write(&self, logins: &Logins, _turn: &Turn) -> Result<(), Failure> {
+    pub(crate) fn write(&self, logins: &LoginDocument, _turn: &LoginFileLock) -> Result<(), Failure> {
         let text = logins.text().map_err(|error| self.unwritten(&error))?;
         let new = self.new_path();
         let written = || {
@@ -167,10 +169,10 @@ impl LoginFile {
     }
 }
 
-impl Logins {
+impl LoginDocument {
     /// The helper that keeps the credentials of this registry.
-    pub(crate) fn helper(&self, registry: &LoginRegistry) -> Option<Asked> {
-        self.helpers.asked(registry.host())
+    pub(crate) fn helper(&self, registry: &LoginRegistry) -> Option<HelperRequest> {
+        self.helpers.request_for(registry.host())
     }
 
     /// The user that is logged in, as far as the file itself says.
@@ -231,7 +233,7 @@ impl Logins {
     }
 }
 
-impl Drop for Logins {
+impl Drop for LoginDocument {
     fn drop(&mut self) {
         wipe(&mut self.document);
     }
@@ -264,11 +266,11 @@ fn measure(value: &Value, size: &mut usize) {
 mod tests {
     use super::*;
 
-    fn written(before: &str, change: impl FnOnce(&mut Logins)) -> String {
+    fn written(before: &str, change: impl FnOnce(&mut LoginDocument)) -> String {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("config.json");
         fs_err::write(&path, before).unwrap();
-        let file = LoginFile::named_or_usual(Some(&path)).unwrap();
+        let file = DockerLoginFile::named_or_usual(Some(&path)).unwrap();
         let mut logins = file.read().unwrap();
         change(&mut logins);
         file.write(&logins, &file.turn().unwrap()).unwrap();
@@ -309,7 +311,7 @@ mod tests {
         let path = folder.path().join("config.json");
         for text in ["{\"auths\": \"hunter2\"}", "{\"auths\": {\"r\": {\"auth\": 1}}} ", "hunter2", "{} {}"] {
             fs_err::write(&path, text).unwrap();
-            let failure = LoginFile::named_or_usual(Some(&path)).unwrap().read().err().unwrap();
+            let failure = DockerLoginFile::named_or_usual(Some(&path)).unwrap().read().err().unwrap();
             assert!(failure.message().contains("config.json: line 1"), "{failure:?}");
             assert!(!format!("{failure:?}").contains("hunter2"), "{failure:?}");
         }

@@ -5,6 +5,6 @@ mod login_registry;
 pub(crate) mod terminal;
 mod verify;
 
-pub(crate) use login_file::LoginFile;
+pub(crate) use login_file::DockerLoginFile;
 pub(crate) use login_registry::LoginRegistry;
 pub(crate) use verify::VerifyArgs;

@@ -9,20 +9,24 @@ use tokio::sync::oneshot;
 use zeroize::{Zeroize as _, Zeroizing};
 
 use crate::failure::Failure;
-use crate::interrupt::Handled;
+use crate::interrupt::InterruptHandle;
 
 /// Longest answer, in bytes.
 const MAX_ANSWER: usize = 4096;
 
 /// Asks for a line; with `hidden`, what is typed is not shown.
-pub(crate) async fn ask(question: &str, hidden: bool, interrupt: &Handled) -> Result<Secret, Failure> {
+pub(crate) async fn ask(
+    question: &str,
+    hidden: bool,
+    interrupt: &InterruptHandle,
+) -> Result<Secret, Failure> {
     if !io::stdin().is_terminal() {
         return Err(Failure::bad_input("standard input is no terminal, so nobody can be asked").hint(
             "pipe the password in: echo \"$TOKEN\" | larder login --username USER --password-stdin REGISTRY",
         ));
     }
     let unasked = |error: io::Error| Failure::failed(format!("the terminal cannot be asked: {error}"));
-    let mute = if hidden { Some(Mute::new().map_err(unasked)?) } else { None };
+    let mute = if hidden { Some(EchoOff::new().map_err(unasked)?) } else { None };
     let mut terminal = io::stderr();
     let _ = terminal.write_all(question.as_bytes()).and_then(|()| terminal.flush());
     let (answer, answered) = oneshot::channel();
@@ -56,19 +60,19 @@ fn read_line() -> io::Result<Secret> {
 }
 
 /// The terminal does not show what is typed, until this is dropped.
-struct Mute(Termios);
+struct EchoOff(Termios);
 
-impl Mute {
-    fn new() -> io::Result<Mute> {
+impl EchoOff {
+    fn new() -> io::Result<EchoOff> {
         let before = tcgetattr(rustix::stdio::stdin())?;
         let mut mute = before.clone();
         mute.local_modes.remove(LocalModes::ECHO);
         tcsetattr(rustix::stdio::stdin(), OptionalActions::Flush, &mute)?;
-        Ok(Mute(before))
+        Ok(EchoOff(before))
     }
 }
 
-impl Drop for Mute {
+impl Drop for EchoOff {
     fn drop(&mut self) {
         let _ = tcsetattr(rustix::stdio::stdin(), OptionalActions::Now, &self.0);
     }

@@ -2,7 +2,7 @@
 
 use clap::Args;
 use larder::config::VerificationPolicy;
-use larder_agent::config::{Origin, Source};
+use larder_agent::config::{SettingOrigin, SettingsSource};
 
 #[allow(clippy::doc_markdown, reason = "these comments are the text of --help")]
 #[derive(Debug, Default, Args)]
@@ -26,14 +26,14 @@ impl VerifyArgs {
     }
 
     /// The settings that the flags give a value.
-    pub(crate) fn settings(&self) -> Vec<Source> {
-        let policy = self.verify.as_ref().map(|policy| Source::Given {
-            by: Origin::Flag("--verify"),
+    pub(crate) fn settings(&self) -> Vec<SettingsSource> {
+        let policy = self.verify.as_ref().map(|policy| SettingsSource::Given {
+            by: SettingOrigin::Flag("--verify"),
             key: "imagePullCredentialsVerificationPolicy",
             value: policy.clone(),
         });
-        let allowed = (!self.verify_allow.is_empty()).then(|| Source::GivenList {
-            by: Origin::Flag("--verify-allow"),
+        let allowed = (!self.verify_allow.is_empty()).then(|| SettingsSource::GivenList {
+            by: SettingOrigin::Flag("--verify-allow"),
             key: "preloadedImagesVerificationAllowlist",
             values: self.verify_allow.clone(),
         });

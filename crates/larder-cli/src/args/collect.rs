@@ -13,7 +13,7 @@ use larder_api::v1alpha1::CollectRequest;
 use larder_api::v1alpha1::collect_request::Goal;
 
 use super::CredentialArgs;
-use crate::output::Format;
+use crate::output::PrintFormat;
 
 /// Remove unused images when the disk fills up, least recently used first.
 ///
@@ -49,11 +49,11 @@ pub(crate) struct GcArgs {
     pub(crate) all_unused: bool,
 
     #[command(flatten)]
-    pub(crate) limits: Limits,
+    pub(crate) limits: GcThresholdFlags,
 
     /// What results look like; wide says of each image why it stays.
     #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
-    pub(crate) output: Format,
+    pub(crate) output: PrintFormat,
 }
 
 impl GcArgs {
@@ -71,7 +71,7 @@ impl GcArgs {
 /// When to collect and what to spare, by kubelet's names.
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Limits")]
-pub(crate) struct Limits {
+pub(crate) struct GcThresholdFlags {
     /// Collect when so many percent of the file system are in use; 100 is never [default: imageGCHighThresholdPercent of the settings, 85].
     #[arg(long, value_name = "PERCENT", allow_negative_numbers = true)]
     pub(crate) image_gc_high_threshold: Option<i32>,
@@ -95,7 +95,7 @@ pub(crate) struct Limits {
     pub(crate) kubelet: bool,
 }
 
-impl Limits {
+impl GcThresholdFlags {
     /// What the flags say, for any goal.
     pub(crate) fn request(&self) -> CollectRequest {
         CollectRequest {
@@ -125,23 +125,23 @@ Exit code: 0 told, 1 no such image, 2 bad input, 3 backend unreachable."
 )]
 pub(crate) struct ExplainArgs {
     #[command(subcommand)]
-    pub(crate) what: Option<ExplainWhat>,
+    pub(crate) what: Option<ExplainSubcommand>,
 
     /// Name or id of the image.
     #[arg(required = true)]
     pub(crate) image: Option<ImageName>,
 
     #[command(flatten)]
-    pub(crate) limits: Limits,
+    pub(crate) limits: GcThresholdFlags,
 
     /// What results look like.
     #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
-    pub(crate) output: Format,
+    pub(crate) output: PrintFormat,
 }
 
 /// What else can be explained.
 #[derive(Debug, Subcommand)]
-pub(crate) enum ExplainWhat {
+pub(crate) enum ExplainSubcommand {
     Access(ExplainAccessArgs),
 }
 
@@ -178,7 +178,7 @@ pub(crate) struct ExplainAccessArgs {
 
     /// What results look like.
     #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
-    pub(crate) output: Format,
+    pub(crate) output: PrintFormat,
 
     #[command(flatten)]
     pub(crate) credentials: CredentialArgs,
@@ -197,7 +197,7 @@ The journal is bounded: about the last 5000 removals.")]
 pub(crate) struct HistoryArgs {
     /// What results look like.
     #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
-    pub(crate) output: Format,
+    pub(crate) output: PrintFormat,
 }
 
 /// Keep images that nothing uses, or list what is kept.
@@ -234,7 +234,7 @@ pub(crate) struct KeepArgs {
 
     /// What results look like.
     #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
-    pub(crate) output: Format,
+    pub(crate) output: PrintFormat,
 }
 
 /// Drop keep rules.

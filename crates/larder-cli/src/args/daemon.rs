@@ -8,7 +8,7 @@ use clap::Args;
 use larder::reference::ImageName;
 use larder_agent::quantity::parse_duration;
 
-use crate::output::Format;
+use crate::output::PrintFormat;
 
 /// Show what the daemon is, does, and is connected to.
 #[derive(Debug, Args)]
@@ -20,7 +20,7 @@ Exit code: 0 it runs and its backend answers, 3 its backend does not answer, or 
 pub(crate) struct StatusArgs {
     /// What results look like; wide shows all calls under way.
     #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
-    pub(crate) output: Format,
+    pub(crate) output: PrintFormat,
 }
 
 /// Show what happened to images: events of the daemon, in the columns of kubectl get events.
@@ -42,7 +42,7 @@ pub(crate) struct EventsArgs {
 
     /// What results look like; wide shows numbers, dates and parts of pods.
     #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
-    pub(crate) output: Format,
+    pub(crate) output: PrintFormat,
 }
 
 /// Let the daemon read its configuration again, as SIGHUP does.

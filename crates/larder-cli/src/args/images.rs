@@ -5,7 +5,7 @@
 use clap::Args;
 use larder::reference::ImageName;
 
-use crate::output::{DataFormat, Format};
+use crate::output::{DataFormat, PrintFormat};
 
 /// List images.
 #[derive(Debug, Args)]
@@ -35,7 +35,7 @@ pub(crate) struct ImagesArgs {
 
     /// What results look like.
     #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
-    pub(crate) output: Format,
+    pub(crate) output: PrintFormat,
 }
 
 /// Show everything the backend knows of images.
@@ -92,7 +92,7 @@ pub(crate) struct RmArgs {
 pub(crate) struct DfArgs {
     /// What results look like.
     #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
-    pub(crate) output: Format,
+    pub(crate) output: PrintFormat,
 }
 
 /// Show what larder works on, its own store or a runtime, and where that keeps images.
@@ -104,5 +104,5 @@ pub(crate) struct DfArgs {
 pub(crate) struct RuntimeArgs {
     /// What results look like.
     #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
-    pub(crate) output: Format,
+    pub(crate) output: PrintFormat,
 }

@@ -33,7 +33,7 @@ pub(crate) struct LoginArgs {
     pub(crate) password_stdin: bool,
 
     #[command(flatten)]
-    pub(crate) file: LoginFile,
+    pub(crate) file: AuthFileArg,
 }
 
 /// Log out of a registry: take its credential out of docker's config.json, or out of the credential helper.
@@ -49,12 +49,12 @@ pub(crate) struct LogoutArgs {
     pub(crate) registry: String,
 
     #[command(flatten)]
-    pub(crate) file: LoginFile,
+    pub(crate) file: AuthFileArg,
 }
 
 /// Where logins are written down.
 #[derive(Debug, Args)]
-pub(crate) struct LoginFile {
+pub(crate) struct AuthFileArg {
     /// A docker config.json other than the usual one [default: $DOCKER_CONFIG/config.json, else
     /// ~/.docker/config.json].
     #[arg(long, value_name = "FILE")]

@@ -7,7 +7,7 @@ mod config;
 mod daemon;
 mod images;
 mod login;
-mod pulling;
+mod pull_flags;
 mod serve;
 pub(crate) mod settings;
 mod store;
@@ -24,13 +24,13 @@ use crate::exit;
 use crate::output::hint::quoted;
 
 pub(crate) use collect::{
-    ExplainAccessArgs, ExplainArgs, ExplainWhat, GcArgs, HistoryArgs, KeepArgs, UnkeepArgs,
+    ExplainAccessArgs, ExplainArgs, ExplainSubcommand, GcArgs, HistoryArgs, KeepArgs, UnkeepArgs,
 };
 pub(crate) use config::ConfigArgs;
 pub(crate) use daemon::{EventsArgs, LeaseArgs, ReloadArgs, StatusArgs};
 pub(crate) use images::{DfArgs, ImagesArgs, InspectArgs, RmArgs, RuntimeArgs};
 pub(crate) use login::{LoginArgs, LogoutArgs};
-pub(crate) use pulling::{CredentialArgs, EnsureArgs, PullArgs, Pulling};
+pub(crate) use pull_flags::{CredentialArgs, EnsureArgs, PullArgs, PullFlags};
 pub(crate) use serve::ServeArgs;
 pub(crate) use store::{FsckArgs, LoadArgs, MountArgs, MountsArgs, UmountArgs};
 
@@ -49,7 +49,7 @@ pub(crate) use store::{FsckArgs, LoadArgs, MountArgs, MountsArgs, UmountArgs};
 )]
 pub(crate) struct Cli {
     #[command(flatten)]
-    pub(crate) connection: Connection,
+    pub(crate) connection: GlobalFlags,
 
     #[command(subcommand)]
     pub(crate) command: Command,
@@ -68,7 +68,7 @@ const EXAMPLES: &str = "Examples:
 /// What larder talks to, and how. Good with every command.
 #[derive(Debug, Default, Args)]
 #[command(next_help_heading = "Global options")]
-pub(crate) struct Connection {
+pub(crate) struct GlobalFlags {
     /// Where images live, if not in larder's own store: the socket of a container runtime, such as
     /// unix:///run/containerd/containerd.sock, "cri" for whatever runtime runs here, or "docker" for Docker Engine
     /// [env: LARDER_BACKEND] [default: store].
@@ -119,7 +119,7 @@ pub(crate) struct Connection {
     pub(crate) verbose: u8,
 }
 
-impl Connection {
+impl GlobalFlags {
     /// What was given of where images are, as flags for a shell; empty if nothing was.
     pub(crate) fn given(&self) -> String {
         match (&self.root, &self.backend) {
@@ -246,10 +246,10 @@ mod tests {
 
     #[test]
     fn what_was_given_can_be_typed_into_a_shell() {
-        let docker = Connection { backend: Some("docker".into()), ..Connection::default() };
-        let root = Connection { root: Some("/my images".into()), ..Connection::default() };
+        let docker = GlobalFlags { backend: Some("docker".into()), ..GlobalFlags::default() };
+        let root = GlobalFlags { root: Some("/my images".into()), ..GlobalFlags::default() };
         assert_eq!(docker.given(), "--backend docker");
         assert_eq!(root.given(), "--root '/my images'");
-        assert_eq!(Connection::default().given(), "");
+        assert_eq!(GlobalFlags::default().given(), "");
     }
 }

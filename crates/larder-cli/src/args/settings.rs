@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 
-use larder_agent::config::{Origin, Source, Sources};
+use larder_agent::config::{SettingOrigin, SettingsSource, SettingsSources};
 use larder_agent::environment::DefaultPaths;
 
-use super::Connection;
+use super::GlobalFlags;
 
 const CONFIG_VARIABLE: &str = "LARDER_CONFIG";
 /// Names the backend where no flag does.
@@ -105,41 +105,42 @@ impl SettingFlags {
     }
 
     /// All sources, with the variables and the user of this process.
-    pub(crate) fn sources(&self, connection: &Connection) -> Sources {
+    pub(crate) fn sources(&self, connection: &GlobalFlags) -> SettingsSources {
         let variable = |name: &str| env::var_os(name).map(|value| value.to_string_lossy().into_owned());
         self.sources_with(connection, rustix::process::geteuid().is_root(), variable)
     }
 
     /// The same for commands that work on the embedded store only, whatever variables and files say.
-    pub(crate) fn sources_of_store(&self, connection: &Connection) -> Sources {
+    pub(crate) fn sources_of_store(&self, connection: &GlobalFlags) -> SettingsSources {
         let mut sources = self.sources(connection);
-        let (by, value) = (Origin::Default, "store".to_owned());
-        sources.layers.push(Source::Given { by, key: "backend", value });
+        let (by, value) = (SettingOrigin::Default, "store".to_owned());
+        sources.layers.push(SettingsSource::Given { by, key: "backend", value });
         sources
     }
 
     /// The same. An empty variable counts as unset.
     fn sources_with(
         &self,
-        connection: &Connection,
+        connection: &GlobalFlags,
         is_root: bool,
         variable: impl Fn(&str) -> Option<String>,
-    ) -> Sources {
+    ) -> SettingsSources {
         let variable = |name: &str| variable(name).filter(|value| !value.is_empty());
         let mut places = DefaultPaths::of(is_root, variable);
         if let Some(root) = &connection.root {
             places.socket = Some(Path::new(&absolute(root)).join("larder.sock"));
         }
-        let mut layers: Vec<Source> = self.kubelet_config.iter().cloned().map(Source::KubeletFile).collect();
+        let mut layers: Vec<SettingsSource> =
+            self.kubelet_config.iter().cloned().map(SettingsSource::KubeletFile).collect();
         let named = self.config.clone().or_else(|| variable(CONFIG_VARIABLE).map(PathBuf::from));
         layers.extend(match named {
-            Some(path) => Some(Source::File { path, required: true }),
-            None => places.file.clone().map(|path| Source::File { path, required: false }),
+            Some(path) => Some(SettingsSource::File { path, required: true }),
+            None => places.file.clone().map(|path| SettingsSource::File { path, required: false }),
         });
         // A root is larder's own store, whatever the variable says.
         if connection.root.is_none() {
-            layers.extend(variable(BACKEND_VARIABLE).map(|value| Source::Given {
-                by: Origin::Variable(BACKEND_VARIABLE),
+            layers.extend(variable(BACKEND_VARIABLE).map(|value| SettingsSource::Given {
+                by: SettingOrigin::Variable(BACKEND_VARIABLE),
                 key: "backend",
                 value,
             }));
@@ -149,17 +150,17 @@ impl SettingFlags {
             layers.extend(endpoints(variable));
         }
         layers.extend(self.given(connection).into_iter().filter_map(|(name, key, value)| {
-            Some(Source::Given { by: Origin::Flag(name), key, value: value? })
+            Some(SettingsSource::Given { by: SettingOrigin::Flag(name), key, value: value? })
         }));
-        Sources { places, layers }
+        SettingsSources { places, layers }
     }
 
     /// Flag, setting and value of each flag.
-    fn given(&self, connection: &Connection) -> Vec<(&'static str, &'static str, Option<String>)> {
+    fn given(&self, connection: &GlobalFlags) -> Vec<(&'static str, &'static str, Option<String>)> {
         let path = |path: &Option<PathBuf>| path.as_deref().map(absolute);
         let kubelet = self.kubelet.clone();
         let store = connection.root.is_some().then(|| "store".to_owned());
-        let timeout = connection.timeout.map(larder::gotext::duration);
+        let timeout = connection.timeout.map(larder::go_format::duration);
         vec![
             ("--root", "root", path(&connection.root)),
             ("--root", "backend", store),
@@ -208,11 +209,11 @@ fn absolute(path: &Path) -> String {
 }
 
 /// The runtime that crictl's variables name. An image service alone is where images are.
-fn endpoints(variable: impl Fn(&str) -> Option<String>) -> impl Iterator<Item = Source> {
+fn endpoints(variable: impl Fn(&str) -> Option<String>) -> impl Iterator<Item = SettingsSource> {
     let (runtime, image) = ("containerRuntimeEndpoint", "imageServiceEndpoint");
     let image = if variable(RUNTIME_VARIABLE).is_some() { image } else { runtime };
     [(RUNTIME_VARIABLE, runtime), (IMAGE_VARIABLE, image)].into_iter().filter_map(move |(name, key)| {
-        Some(Source::Given { by: Origin::Variable(name), key, value: variable(name)? })
+        Some(SettingsSource::Given { by: SettingOrigin::Variable(name), key, value: variable(name)? })
     })
 }
 
@@ -225,7 +226,7 @@ mod tests {
 
     use crate::args::{Cli, Command};
 
-    fn sources(arguments: &[&str], variables: &[(&str, &str)]) -> Sources {
+    fn sources(arguments: &[&str], variables: &[(&str, &str)]) -> SettingsSources {
         let cli = Cli::try_parse_from(["larder", "config"].iter().chain(arguments)).unwrap();
         let Command::Config(args) = cli.command else { panic!("not config") };
         let variable = |name: &str| {
@@ -234,12 +235,12 @@ mod tests {
         args.flags.sources_with(&cli.connection, true, variable)
     }
 
-    fn flag(name: &'static str, key: &'static str, value: &str) -> Source {
-        Source::Given { by: Origin::Flag(name), key, value: value.to_owned() }
+    fn flag(name: &'static str, key: &'static str, value: &str) -> SettingsSource {
+        SettingsSource::Given { by: SettingOrigin::Flag(name), key, value: value.to_owned() }
     }
 
-    fn file(path: &str, required: bool) -> Source {
-        Source::File { path: path.into(), required }
+    fn file(path: &str, required: bool) -> SettingsSource {
+        SettingsSource::File { path: path.into(), required }
     }
 
     #[test]
@@ -256,13 +257,13 @@ mod tests {
     fn the_stronger_comes_later() {
         let given = ["--kubelet-config", "k", "--config", "c", "--backend", "cri", "--log-level", "debug"];
         let layers = sources(&given, &[("LARDER_BACKEND", "/x"), ("LARDER_CONFIG", "v")]).layers;
-        let variable = Origin::Variable("LARDER_BACKEND");
+        let variable = SettingOrigin::Variable("LARDER_BACKEND");
         assert_eq!(
             layers,
             [
-                Source::KubeletFile("k".into()),
+                SettingsSource::KubeletFile("k".into()),
                 file("c", true),
-                Source::Given { by: variable, key: "backend", value: "/x".into() },
+                SettingsSource::Given { by: variable, key: "backend", value: "/x".into() },
                 flag("--backend", "backend", "cri"),
                 flag("--log-level", "log.level", "debug"),
             ]

@@ -7,8 +7,8 @@ use std::path::PathBuf;
 use clap::Args;
 use larder::reference::ImageName;
 
-use super::pulling::CredentialArgs;
-use crate::output::{DataFormat, Format};
+use super::pull_flags::CredentialArgs;
+use crate::output::{DataFormat, PrintFormat};
 
 /// Load images from files into larder's own store: an OCI layout or archive, or what docker save writes.
 ///
@@ -63,7 +63,7 @@ pub(crate) struct MountArgs {
 pub(crate) struct MountsArgs {
     /// What results look like.
     #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
-    pub(crate) output: Format,
+    pub(crate) output: PrintFormat,
 }
 
 /// Unmount images, and drop what was written to them.

@@ -1,19 +1,19 @@
 //! `larder config`.
 
-use larder_agent::config::{self, Mistakes};
+use larder_agent::config::{self, ConfigErrors};
 use larder_agent::serve;
 
-use crate::args::{ConfigArgs, Connection};
-use crate::exit::Outcome;
-use crate::failure::{Failure, Report as _};
-use crate::out::Out;
+use crate::args::{ConfigArgs, GlobalFlags};
+use crate::exit::CommandOutcome;
+use crate::failure::{ExitReport as _, Failure};
 use crate::output::{self, DataFormat};
+use crate::printer::Printer;
 
 /// Shows or checks the settings.
-pub(super) fn run(args: &ConfigArgs, connection: &Connection, out: &Out) -> Outcome {
+pub(super) fn run(args: &ConfigArgs, connection: &GlobalFlags, out: &Printer) -> CommandOutcome {
     if args.reference {
         out.raw(config::reference_page().as_bytes());
-        return Outcome::Done;
+        return CommandOutcome::Done;
     }
     let flags = match &args.check {
         Some(file) => args.flags.with_file(file),
@@ -40,13 +40,13 @@ pub(super) fn run(args: &ConfigArgs, connection: &Connection, out: &Out) -> Outc
         (None, DataFormat::Yaml) => out.raw(config::as_yaml(&config).as_bytes()),
         (None, DataFormat::Json) => output::data(out, DataFormat::Json, &config::as_data(&config)),
     }
-    Outcome::Done
+    CommandOutcome::Done
 }
 
 /// Prints everything that is wrong with the settings.
-pub(super) fn print_mistakes(mistakes: &Mistakes, out: &Out) -> Outcome {
+pub(super) fn print_mistakes(mistakes: &ConfigErrors, out: &Printer) -> CommandOutcome {
     for mistake in mistakes.each() {
         out.error(mistake, mistake.hints());
     }
-    Outcome::BadInput
+    CommandOutcome::BadInput
 }

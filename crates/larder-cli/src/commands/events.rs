@@ -6,7 +6,7 @@ use std::time::Duration;
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
 use larder_agent::client::Client;
-use larder_api::Word as _;
+use larder_api::EnumWord as _;
 use larder_api::v1alpha1::events_response::Told;
 use larder_api::v1alpha1::{Event, EventsRequest, EventsResponse};
 use rustix::event::{PollFd, PollFlags, poll};
@@ -14,11 +14,11 @@ use tokio::time;
 use tonic::Streaming;
 
 use crate::args::EventsArgs;
-use crate::exit::Outcome;
+use crate::exit::CommandOutcome;
 use crate::failure::Failure;
-use crate::out::Out;
-use crate::output::{DataFormat, Format};
-use crate::session::Session;
+use crate::output::{DataFormat, PrintFormat};
+use crate::printer::Printer;
+use crate::session::CommandSession;
 
 /// Widths of the columns: time of day, and the longest type and reason there are.
 const WIDTHS: [usize; 3] = [11, 10, 22];
@@ -31,13 +31,18 @@ const GAP: usize = 3;
 /// How often it is looked whether anybody reads.
 const LOOK_AT_READER: Duration = Duration::from_secs(1);
 
-pub(super) async fn run(args: &EventsArgs, session: &Session) -> Result<Outcome, Failure> {
+pub(super) async fn run(args: &EventsArgs, session: &CommandSession) -> Result<CommandOutcome, Failure> {
     let out = &session.out;
     let daemon = session.daemon().await?;
     let request = EventsRequest { from: args.since, watch: args.watch };
     let mut told = daemon.wait(async |mut calls| calls.events(request).await).await?;
-    let mut page =
-        Page { format: args.output, watched: args.watch, width: OBJECT.0, held: Vec::new(), first: true };
+    let mut page = EventPrinter {
+        format: args.output,
+        watched: args.watch,
+        width: OBJECT.0,
+        held: Vec::new(),
+        first: true,
+    };
     let ended = follow(&mut told, args, &daemon, &mut page, out).await;
     page.end(out);
     ended
@@ -48,14 +53,14 @@ async fn follow(
     told: &mut Streaming<EventsResponse>,
     args: &EventsArgs,
     daemon: &Client,
-    page: &mut Page,
-    out: &Out,
-) -> Result<Outcome, Failure> {
+    page: &mut EventPrinter,
+    out: &Printer,
+) -> Result<CommandOutcome, Failure> {
     loop {
         let next = tokio::select! {
             next = told.message() => next.map_err(|status| daemon.error(&status))?,
             // Who reads is gone, and may be so long before the next event.
-            () = reader_gone() => return Ok(Outcome::Done),
+            () = reader_gone() => return Ok(CommandOutcome::Done),
         };
         match next.map(|next| next.told) {
             Some(Some(Told::Event(event))) => page.take(event, out),
@@ -68,7 +73,7 @@ async fn follow(
                 let socket = daemon.socket().unwrap_or(Path::new("")).display();
                 return Err(Failure::unreachable(format!("the daemon at {socket} has ended")));
             }
-            None => return Ok(Outcome::Done),
+            None => return Ok(CommandOutcome::Done),
         }
     }
 }
@@ -89,8 +94,8 @@ async fn reader_gone() {
 }
 
 /// What is shown. Where all of it is there at once, the columns fit; what is watched widens them as it comes.
-struct Page {
-    format: Format,
+struct EventPrinter {
+    format: PrintFormat,
     watched: bool,
     /// Of the column of objects.
     width: usize,
@@ -98,12 +103,12 @@ struct Page {
     first: bool,
 }
 
-impl Page {
+impl EventPrinter {
     fn is_empty(&self) -> bool {
         self.first && self.held.is_empty()
     }
 
-    fn take(&mut self, event: Event, out: &Out) {
+    fn take(&mut self, event: Event, out: &Printer) {
         let width = object(&event).chars().count() + GAP;
         self.width = self.width.max(width.min(OBJECT.1));
         if self.watched || self.format.data().is_some() {
@@ -113,25 +118,25 @@ impl Page {
         }
     }
 
-    fn end(&mut self, out: &Out) {
+    fn end(&mut self, out: &Printer) {
         for event in std::mem::take(&mut self.held) {
             show(&event, self.format, self.width, &mut self.first, out);
         }
     }
 }
 
-fn show(event: &Event, format: Format, width: usize, first: &mut bool, out: &Out) {
+fn show(event: &Event, format: PrintFormat, width: usize, first: &mut bool, out: &Printer) {
     match format {
-        Format::Json => {
+        PrintFormat::Json => {
             // Texts and numbers alone: it does not fail.
             out.line(serde_json::to_string(event).unwrap_or_default());
         }
-        Format::Yaml => {
+        PrintFormat::Yaml => {
             out.line("---");
             crate::output::data(out, DataFormat::Yaml, event);
         }
-        Format::Table | Format::Wide => {
-            let wide = format == Format::Wide;
+        PrintFormat::Table | PrintFormat::Wide => {
+            let wide = format == PrintFormat::Wide;
             if *first {
                 out.line(columns(
                     ["TIME", "TYPE", "REASON", "OBJECT", "MESSAGE"].map(str::to_owned),
@@ -184,14 +189,19 @@ fn time_of_day(time: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::out::tests::Page as Paper;
+    use crate::printer::tests::TestWriter as Paper;
 
     /// Where the messages of events about these pods begin, in the lines after the head.
     fn messages_begin(pods: &[&str], watched: bool) -> Vec<usize> {
         let paper = Paper::default();
-        let out = Out::to(Box::new(paper.clone()), Box::new(std::io::sink()));
-        let mut page =
-            Page { format: Format::Table, watched, width: OBJECT.0, held: Vec::new(), first: true };
+        let out = Printer::to(Box::new(paper.clone()), Box::new(std::io::sink()));
+        let mut page = EventPrinter {
+            format: PrintFormat::Table,
+            watched,
+            width: OBJECT.0,
+            held: Vec::new(),
+            first: true,
+        };
         for pod in pods {
             let message = "Pulling".to_owned();
             let event = Event { object_kind: "pod".into(), name: (*pod).into(), message, ..Event::default() };

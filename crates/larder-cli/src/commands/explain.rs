@@ -5,40 +5,40 @@ mod record;
 
 use std::time::Duration;
 
-use larder::gotext;
+use larder::go_format;
 use larder::reference::Reference;
 use larder_api::v1alpha1::{self as api, ExplainRequest, Explanation};
 use serde::Serialize;
 
 use super::inspect::names_and_ids;
-use crate::args::{ExplainArgs, ExplainWhat};
-use crate::exit::Outcome;
+use crate::args::{ExplainArgs, ExplainSubcommand};
+use crate::exit::CommandOutcome;
 use crate::failure::Failure;
-use crate::out::Out;
 use crate::output::{self, size};
-use crate::session::{Need, Session};
+use crate::printer::Printer;
+use crate::session::{CommandSession, ImageAccess};
 
-pub(super) async fn run(args: &ExplainArgs, session: &Session) -> Result<Outcome, Failure> {
+pub(super) async fn run(args: &ExplainArgs, session: &CommandSession) -> Result<CommandOutcome, Failure> {
     let out = &session.out;
-    if let Some(ExplainWhat::Access(args)) = &args.what {
+    if let Some(ExplainSubcommand::Access(args)) = &args.what {
         return access::run(args, session).await;
     }
     let (names, outcome) = names_and_ids(args.image.as_slice(), out);
     let [name] = names[..] else { return Ok(outcome) };
     let request = ExplainRequest { image: name.to_owned(), limits: Some(args.limits.request()) };
-    let client = session.open(Need::collect()).await?;
+    let client = session.open(ImageAccess::collect()).await?;
     let explanation = client.ask(async |mut calls| calls.explain(request).await).await?;
     match args.output.data() {
-        Some(format) => output::data(out, format, &Shown::new(&explanation)),
+        Some(format) => output::data(out, format, &ExplainRecord::new(&explanation)),
         None => tell(name, &explanation, out),
     }
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }
 
 /// The shape of `-o json`: the image as in `larder gc -o json`, and more.
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Shown<'a> {
+struct ExplainRecord<'a> {
     #[serde(flatten)]
     image: Option<&'a api::ImageVerdict>,
     /// Layers that other images have as well; `null` where layers are not known.
@@ -49,9 +49,9 @@ struct Shown<'a> {
     pull_records: &'a [api::PullRecord],
 }
 
-impl Shown<'_> {
-    fn new(explanation: &Explanation) -> Shown<'_> {
-        Shown {
+impl ExplainRecord<'_> {
+    fn new(explanation: &Explanation) -> ExplainRecord<'_> {
+        ExplainRecord {
             image: explanation.verdict.as_ref(),
             shared_bytes: explanation.shared_bytes,
             removable: explanation.removable,
@@ -60,7 +60,7 @@ impl Shown<'_> {
     }
 }
 
-fn tell(asked: &str, explanation: &Explanation, out: &Out) {
+fn tell(asked: &str, explanation: &Explanation, out: &Printer) {
     let Some(image) = &explanation.verdict else { return };
     let head = asked_of(asked, &image.names);
     out.line(head.unwrap_or(&image.id));
@@ -77,7 +77,7 @@ fn tell(asked: &str, explanation: &Explanation, out: &Out) {
         out.line(format_args!("  used by:    {by}"));
     }
     let ago = |milliseconds: u64, time: &Option<String>| {
-        let since = gotext::duration(Duration::from_secs(milliseconds / 1000));
+        let since = go_format::duration(Duration::from_secs(milliseconds / 1000));
         format!("{since} ago ({})", time.as_deref().unwrap_or_default())
     };
     record::tell(&explanation.pull_records, out);

@@ -2,36 +2,36 @@
 
 use std::collections::BTreeSet;
 
-use larder::credentials::Tokens;
+use larder::credentials::TokenPolicy;
 use larder::hint::Hint;
 use larder::pod::Pod;
 use larder::pull::{EnsureRequest, PullPolicy};
 use larder_agent::backend::target_of;
-use larder_agent::client::{Server, server_of};
+use larder_agent::client::{ControlServerAddress, find_server};
 use larder_agent::config::Config;
-use larder_agent::offline::{FsckReport, OfflineStore, Refetch};
+use larder_agent::offline::{FsckReport, IncompleteImage, OfflineStore};
 
-use super::trouble::Trouble;
+use super::pull_failure::PullFailureKind;
 use crate::args::FsckArgs;
-use crate::credentials::{self, Credentials};
-use crate::exit::Outcome;
-use crate::failure::{Failure, Report as _};
-use crate::out::Out;
+use crate::credential_setup::{self, CredentialSetup};
+use crate::exit::CommandOutcome;
+use crate::failure::{ExitReport as _, Failure};
 use crate::output::size;
-use crate::session::{Need, Session};
+use crate::printer::Printer;
+use crate::session::{CommandSession, ImageAccess};
 
-pub(super) async fn run(args: &FsckArgs, session: &Session) -> Result<Outcome, Failure> {
+pub(super) async fn run(args: &FsckArgs, session: &CommandSession) -> Result<CommandOutcome, Failure> {
     let out = &session.out;
     let given = args.credentials.authfile.is_some() || args.credentials.username.is_some();
     if given && !args.repair {
         return Err(Failure::bad_input("credentials are for --repair, which fetches; a check asks nobody"));
     }
-    let (_, config) = session.config(&Need::look().of_store())?;
+    let (_, config) = session.config(&ImageAccess::read().of_store())?;
     refuse_beside_a_daemon(&config)?;
     if args.rebuild
         && let Some(old) = OfflineStore::rebuild(&config)?
     {
-        out.note(format_args!("note: the old database is kept as {}", old.display()));
+        out.info(format_args!("note: the old database is kept as {}", old.display()));
     }
     let store = OfflineStore::open(&config)?;
     if args.repair {
@@ -47,7 +47,9 @@ pub(super) async fn run(args: &FsckArgs, session: &Session) -> Result<Outcome, F
 
 /// The check works on the store itself.
 fn refuse_beside_a_daemon(config: &Config) -> Result<(), Failure> {
-    let Some(Server::Daemon(socket)) = server_of(&target_of(config)?, config.state.as_deref())? else {
+    let Some(ControlServerAddress::Daemon(socket)) =
+        find_server(&target_of(config)?, config.state.as_deref())?
+    else {
         return Ok(());
     };
     Err(Failure::failed(format!(
@@ -57,7 +59,7 @@ fn refuse_beside_a_daemon(config: &Config) -> Result<(), Failure> {
     .hint("stop the daemon (systemctl stop larder), rerun the command, then start the daemon again"))
 }
 
-fn tell(report: &FsckReport, out: &Out) {
+fn tell(report: &FsckReport, out: &Printer) {
     let mut hints: Vec<Hint> = Vec::new();
     for problem in &report.problems {
         out.line(problem);
@@ -84,12 +86,12 @@ fn tell(report: &FsckReport, out: &Out) {
 async fn refetch(
     store: &OfflineStore,
     args: &FsckArgs,
-    lacking: &[Refetch],
-    out: &Out,
-) -> Result<Vec<Refetch>, Failure> {
+    lacking: &[IncompleteImage],
+    out: &Printer,
+) -> Result<Vec<IncompleteImage>, Failure> {
     let images = lacking.iter().flat_map(digests).map(String::as_str);
-    let Credentials { sources: credentials, candidates, .. } =
-        credentials::gather(&args.credentials, Tokens::Keep, images, out)?;
+    let CredentialSetup { sources: credentials, candidates, .. } =
+        credential_setup::gather(&args.credentials, TokenPolicy::Keep, images, out)?;
     let manager = store.manager(credentials);
     let mut tried = BTreeSet::new();
     loop {
@@ -103,7 +105,7 @@ async fn refetch(
             let request = EnsureRequest::new(digest.as_str(), PullPolicy::Always, Pod::default());
             if let Err(error) = manager.ensure(&request).await {
                 Failure::failed(format!("could not pull {digest}: {error}"))
-                    .hints(Trouble::advice(&error, || candidates.advice(digest, &[])))
+                    .hints(PullFailureKind::advice(&error, || candidates.advice(digest, &[])))
                     .print(out);
             } else if store.missing()?.iter().all(|still| still.image != next.image) {
                 out.line(format_args!("{}: what was missing is back", shown(next)));
@@ -114,17 +116,17 @@ async fn refetch(
 }
 
 /// The names that stand for this very image for ever; none if it was loaded from an archive.
-fn digests(lacking: &Refetch) -> impl Iterator<Item = &String> {
+fn digests(lacking: &IncompleteImage) -> impl Iterator<Item = &String> {
     lacking.names.iter().filter(|name| name.contains('@'))
 }
 
 /// The image as a user knows it.
-fn shown(lacking: &Refetch) -> String {
+fn shown(lacking: &IncompleteImage) -> String {
     lacking.names.first().map_or_else(|| lacking.image.to_string(), Clone::clone)
 }
 
 /// What to do for an image that lacks something. Its tag is not to be pulled: it may have moved.
-fn next_step(lacking: &Refetch) -> Hint {
+fn next_step(lacking: &IncompleteImage) -> Hint {
     let image = shown(lacking);
     match digests(lacking).next() {
         Some(digest) => Hint::from(format!("{image} is incomplete; "))
@@ -135,31 +137,31 @@ fn next_step(lacking: &Refetch) -> Hint {
     }
 }
 
-fn verdict(report: &FsckReport, out: &Out) -> Outcome {
+fn verdict(report: &FsckReport, out: &Printer) -> CommandOutcome {
     if report.is_sound() {
         out.line("the store is sound");
-        return Outcome::Done;
+        return CommandOutcome::Done;
     }
     for lacking in &report.refetch {
         out.hint(next_step(lacking));
     }
-    Outcome::Failed
+    CommandOutcome::Failed
 }
 
 #[cfg(test)]
 mod tests {
     use larder::reference::Digest;
-    use larder_agent::offline::Lacking;
+    use larder_agent::offline::MissingContent;
 
     use super::*;
 
     #[test]
     fn a_tag_that_may_have_moved_is_nothing_to_pull() {
         let digest = Digest::parse(&format!("sha256:{}", "a".repeat(64))).unwrap();
-        let lacking = |names: &[&str]| Refetch {
+        let lacking = |names: &[&str]| IncompleteImage {
             image: digest.clone(),
             names: names.iter().map(|name| (*name).to_owned()).collect(),
-            lacks: Lacking::Blob(digest.clone()),
+            lacks: MissingContent::Blob(digest.clone()),
         };
         let by_digest = format!("r.example/a@{digest}");
         assert!(

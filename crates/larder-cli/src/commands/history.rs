@@ -1,19 +1,19 @@
 //! `larder history`: what collection has removed.
 
-use larder_api::Word as _;
+use larder_api::EnumWord as _;
 use larder_api::v1alpha1::{HistoryEntry, HistoryRequest};
 
-use super::gc::tell::{OF_THE_FILE_SYSTEM, is_disturbed};
+use super::gc::report::{OF_THE_FILE_SYSTEM, is_disturbed};
 use crate::args::HistoryArgs;
-use crate::exit::Outcome;
+use crate::exit::CommandOutcome;
 use crate::failure::Failure;
-use crate::output::table::Table;
+use crate::output::table::TextTable;
 use crate::output::{self, names, size};
-use crate::session::{Need, Session};
+use crate::session::{CommandSession, ImageAccess};
 
-pub(super) async fn run(args: &HistoryArgs, session: &Session) -> Result<Outcome, Failure> {
+pub(super) async fn run(args: &HistoryArgs, session: &CommandSession) -> Result<CommandOutcome, Failure> {
     let out = &session.out;
-    let client = session.open(Need::use_images()).await?;
+    let client = session.open(ImageAccess::write()).await?;
     let history = client.ask(async |mut calls| calls.history(HistoryRequest {}).await).await?;
     if history.unreadable > 0 {
         out.warning(format_args!(
@@ -26,15 +26,15 @@ pub(super) async fn run(args: &HistoryArgs, session: &Session) -> Result<Outcome
         entry.freed_bytes.is_some_and(|freed| is_disturbed(entry.promised_bytes, freed))
     };
     if args.output.data().is_none() && history.entries.iter().any(disturbed) {
-        out.note(format_args!("note: {OF_THE_FILE_SYSTEM}"));
+        out.info(format_args!("note: {OF_THE_FILE_SYSTEM}"));
     }
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }
 
-fn table(rows: &[HistoryEntry], wide: bool) -> Table {
-    let mut table = Table::new(["REMOVED", "IMAGE", "FOR", "PROMISED", "FREED", "WHY"]);
+fn table(rows: &[HistoryEntry], wide: bool) -> TextTable {
+    let mut table = TextTable::new(["REMOVED", "IMAGE", "FOR", "PROMISED", "FREED", "WHY"]);
     for row in rows {
-        let named = names::told(&row.names, &row.id, wide);
+        let named = names::image_names(&row.names, &row.id, wide);
         let image = if wide && !row.names.is_empty() { format!("{named} {}", row.id) } else { named };
         let when = row.time.as_deref().unwrap_or_default();
         let seconds = when.split_once('.').map_or(when.to_owned(), |(whole, _)| format!("{whole}Z"));

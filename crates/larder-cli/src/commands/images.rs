@@ -4,39 +4,39 @@ use std::collections::BTreeSet;
 
 use larder::backend::Image;
 use larder::glob;
-use larder::gotext;
+use larder::go_format;
 use larder::reference::{ImageId, Reference};
 use serde::Serialize;
 
 use crate::args::ImagesArgs;
-use crate::exit::Outcome;
+use crate::exit::CommandOutcome;
 use crate::failure::Failure;
-use crate::out::Out;
-use crate::output::table::Table;
+use crate::output::table::TextTable;
 use crate::output::{self, size};
-use crate::session::{Need, Session};
+use crate::printer::Printer;
+use crate::session::{CommandSession, ImageAccess};
 
 /// How docker and crictl write what is not there.
 const NONE: &str = "<none>";
 /// How many digits of an id are enough to tell images apart, as crictl cuts them.
 const SHORT_ID: usize = 13;
 
-pub(super) async fn run(args: &ImagesArgs, session: &Session) -> Result<Outcome, Failure> {
-    let images = match session.open_to_list(Need::look()).await? {
+pub(super) async fn run(args: &ImagesArgs, session: &CommandSession) -> Result<CommandOutcome, Failure> {
+    let images = match session.open_to_list(ImageAccess::read()).await? {
         Some(client) => client.images().await?,
         None => Vec::new(),
     };
     show(args, &images, &session.out);
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }
 
-fn show(args: &ImagesArgs, images: &[Image], out: &Out) {
-    let mut images: Vec<Row> = images.iter().flat_map(rows).collect();
+fn show(args: &ImagesArgs, images: &[Image], out: &Printer) {
+    let mut images: Vec<ImageTableRow> = images.iter().flat_map(rows).collect();
     let some = !images.is_empty();
     images.retain(|row| args.pattern.as_deref().is_none_or(|pattern| row.fits(pattern)));
     images.sort_by(|a, b| (&a.repository, &a.tag, &a.id).cmp(&(&b.repository, &b.tag, &b.id)));
     if let (true, true, Some(pattern)) = (some, images.is_empty(), &args.pattern) {
-        out.note(no_match(pattern));
+        out.info(no_match(pattern));
     }
     if args.quiet {
         let mut known = BTreeSet::new();
@@ -50,7 +50,7 @@ fn show(args: &ImagesArgs, images: &[Image], out: &Out) {
 
 /// An empty list looks like an empty machine; mostly it is a pattern that was meant wider.
 fn no_match(pattern: &str) -> String {
-    let said = format!("note: no image fits {}", gotext::quote(pattern));
+    let said = format!("note: no image fits {}", go_format::quote(pattern));
     if pattern.contains('*') {
         return said;
     }
@@ -61,7 +61,7 @@ fn no_match(pattern: &str) -> String {
 /// One name of one image, or an image without any. The shape of `-o json`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Row {
+struct ImageTableRow {
     #[serde(serialize_with = "larder_api::or_null")]
     repository: String,
     tag: Option<String>,
@@ -72,8 +72,8 @@ struct Row {
 }
 
 /// An image under each of its names: all tags, or its digests if it has no tag.
-fn rows(image: &Image) -> Vec<Row> {
-    let row = |repository: &str, tag: Option<&str>| Row {
+fn rows(image: &Image) -> Vec<ImageTableRow> {
+    let row = |repository: &str, tag: Option<&str>| ImageTableRow {
         repository: repository.to_owned(),
         tag: tag.map(str::to_owned),
         digest: digest_of(image, repository),
@@ -108,7 +108,7 @@ fn digest_of(image: &Image, repository: &str) -> Option<String> {
     digests.find(|(name, _)| *name == repository).map(|(_, digest)| digest.to_owned())
 }
 
-impl Row {
+impl ImageTableRow {
     /// Whether repository or repository:tag fits, in full or as docker shortens it.
     fn fits(&self, pattern: &str) -> bool {
         let short = Reference::parse(&self.repository).map(|name| name.familiar().to_owned()).ok();
@@ -120,14 +120,14 @@ impl Row {
     }
 }
 
-fn table(images: &[Row], args: &ImagesArgs) -> Table {
+fn table(images: &[ImageTableRow], args: &ImagesArgs) -> TextTable {
     let wide = args.output.is_wide();
     let digests = args.digests || wide;
     let mut heads = vec!["IMAGE", "TAG"];
     heads.extend(digests.then_some("DIGEST"));
     heads.extend(["IMAGE ID", "SIZE"]);
     heads.extend(wide.then_some("PINNED"));
-    let mut table = Table::new(heads);
+    let mut table = TextTable::new(heads);
     for row in images {
         let or_none = |text: Option<&String>| text.cloned().unwrap_or_else(|| NONE.to_owned());
         let mut cells =
@@ -188,7 +188,7 @@ mod tests {
 
     #[test]
     fn short_names_and_patterns_find_images() {
-        let row = Row {
+        let row = ImageTableRow {
             repository: "docker.io/library/busybox".into(),
             tag: Some("1.36".into()),
             digest: None,

@@ -5,32 +5,32 @@ use std::collections::BTreeMap;
 use larder::backend::ImageDetails;
 use larder::reference::{ImageId, ImageName};
 use larder_agent::image_name;
-use larder_agent::manifest::{Place, Problem};
+use larder_agent::manifest::{InputPlace, InputProblem};
 use larder_api::convert;
 use larder_api::v1alpha1::InspectRequest;
 use serde::Serialize;
 use serde_json::Value;
 
 use crate::args::InspectArgs;
-use crate::exit::Outcome;
-use crate::failure::{Failure, Report as _};
-use crate::out::Out;
+use crate::exit::CommandOutcome;
+use crate::failure::{ExitReport as _, Failure};
 use crate::output;
-use crate::session::{Need, Session};
+use crate::printer::Printer;
+use crate::session::{CommandSession, ImageAccess};
 
-pub(super) async fn run(args: &InspectArgs, session: &Session) -> Result<Outcome, Failure> {
+pub(super) async fn run(args: &InspectArgs, session: &CommandSession) -> Result<CommandOutcome, Failure> {
     let out = &session.out;
     let (names, mut outcome) = names_and_ids(&args.images, out);
     if names.is_empty() {
         return Ok(outcome);
     }
-    let client = session.open(Need::look()).await?;
+    let client = session.open(ImageAccess::read()).await?;
     let mut found = Vec::new();
     for name in names {
         let request = InspectRequest { image: name.to_owned() };
         match client.ask(async |mut calls| calls.inspect(request).await).await {
-            Ok(details) => found.push(Inspected::from(convert::details_from(details))),
-            Err(failure) if failure.outcome() == Outcome::Unreachable => return Err(failure),
+            Ok(details) => found.push(InspectRecord::from(convert::details_from(details))),
+            Err(failure) if failure.outcome() == CommandOutcome::Unreachable => return Err(failure),
             Err(failure) => outcome = outcome.max(failure.print(out)),
         }
     }
@@ -39,16 +39,17 @@ pub(super) async fn run(args: &InspectArgs, session: &Session) -> Result<Outcome
 }
 
 /// The arguments that may name an image, and whether all of them do.
-pub(super) fn names_and_ids<'a>(arguments: &'a [ImageName], out: &Out) -> (Vec<&'a str>, Outcome) {
-    let mut outcome = Outcome::Done;
+pub(super) fn names_and_ids<'a>(arguments: &'a [ImageName], out: &Printer) -> (Vec<&'a str>, CommandOutcome) {
+    let mut outcome = CommandOutcome::Done;
     let mut names = Vec::new();
     for name in arguments {
         match image_name::check_name_or_id(name.as_str()) {
             Ok(()) => names.push(name.as_str()),
             Err(bad) => {
-                let problem = Place::file("argument").holds(Problem::new(bad.message).hints(bad.hints));
+                let problem =
+                    InputPlace::file("argument").holds(InputProblem::new(bad.message).hints(bad.hints));
                 out.error(&problem, problem.hints());
-                outcome = Outcome::BadInput;
+                outcome = CommandOutcome::BadInput;
             }
         }
     }
@@ -58,7 +59,7 @@ pub(super) fn names_and_ids<'a>(arguments: &'a [ImageName], out: &Out) -> (Vec<&
 /// An image with all that is known of it. The shape of the output.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Inspected {
+struct InspectRecord {
     id: ImageId,
     repo_tags: Vec<String>,
     repo_digests: Vec<String>,
@@ -71,13 +72,13 @@ struct Inspected {
     info: BTreeMap<String, Value>,
 }
 
-impl From<ImageDetails> for Inspected {
+impl From<ImageDetails> for InspectRecord {
     fn from(ImageDetails { image, info }: ImageDetails) -> Self {
         let info = info.into_iter().map(|(key, text)| {
             let value = serde_json::from_str(&text).unwrap_or(Value::String(text));
             (key, value)
         });
-        Inspected {
+        InspectRecord {
             id: image.id,
             repo_tags: image.repo_tags,
             repo_digests: image.repo_digests,

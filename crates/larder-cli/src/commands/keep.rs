@@ -3,26 +3,26 @@
 use larder::gc::{KeepRule, Selector};
 use larder::hint::Hint;
 use larder_agent::client::Client;
-use larder_agent::state::{ListedRule, ShownRule};
+use larder_agent::state::{KeepRuleView, ListedRule};
 use larder_api::convert;
 use larder_api::v1alpha1::{KeepRequest, KeepResponse};
 
 use crate::args::{KeepArgs, UnkeepArgs};
-use crate::exit::Outcome;
+use crate::exit::CommandOutcome;
 use crate::failure::Failure;
 use crate::output;
-use crate::output::table::Table;
-use crate::session::{Need, Session};
+use crate::output::table::TextTable;
+use crate::session::{CommandSession, ImageAccess};
 
 /// Adds a rule, or lists all.
-pub(super) async fn keep(args: &KeepArgs, session: &Session) -> Result<Outcome, Failure> {
+pub(super) async fn keep(args: &KeepArgs, session: &CommandSession) -> Result<CommandOutcome, Failure> {
     let out = &session.out;
-    let client = session.open(Need::keep()).await?;
+    let client = session.open(ImageAccess::keep()).await?;
     let Some(select) = select(args)? else {
         let rules = rules(&client).await?;
-        let shown: Vec<ShownRule<'_>> = rules.iter().map(ShownRule::from).collect();
+        let shown: Vec<KeepRuleView<'_>> = rules.iter().map(KeepRuleView::from).collect();
         output::show(out, args.output, &shown, || table(&rules));
-        return Ok(Outcome::Done);
+        return Ok(CommandOutcome::Done);
     };
     let rule = KeepRule { select, ttl: args.ttl, budget_bytes: args.budget };
     let request = KeepRequest { add: vec![convert::keep_rule(&rule)], ..KeepRequest::default() };
@@ -32,7 +32,7 @@ pub(super) async fn keep(args: &KeepArgs, session: &Session) -> Result<Outcome, 
     for warning in answer.warnings {
         out.warning(warning);
     }
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }
 
 /// Which images the arguments mean; `None` when there is no rule.
@@ -67,9 +67,9 @@ fn labelled(text: &str) -> Selector {
 }
 
 /// Drops rules.
-pub(super) async fn unkeep(args: &UnkeepArgs, session: &Session) -> Result<Outcome, Failure> {
+pub(super) async fn unkeep(args: &UnkeepArgs, session: &CommandSession) -> Result<CommandOutcome, Failure> {
     let out = &session.out;
-    let client = session.open(Need::keep()).await?;
+    let client = session.open(ImageAccess::keep()).await?;
     if args.all {
         let request = KeepRequest { remove_all: true, ..KeepRequest::default() };
         let left = change(&client, request).await?.configured;
@@ -77,7 +77,7 @@ pub(super) async fn unkeep(args: &UnkeepArgs, session: &Session) -> Result<Outco
             None => out.line("Keeps nothing any more."),
             Some(rule) => out.line(format_args!("Keeps only what gc.keep of {} says.", rule.place)),
         }
-        return Ok(Outcome::Done);
+        return Ok(CommandOutcome::Done);
     }
     let rules = rules(&client).await?;
     let asked = args.rule.as_ref().or(args.label.as_ref()).map_or("", String::as_str);
@@ -93,7 +93,7 @@ pub(super) async fn unkeep(args: &UnkeepArgs, session: &Session) -> Result<Outco
     let request = KeepRequest { remove: vec![convert::keep_rule(dropped)], ..KeepRequest::default() };
     change(&client, request).await?;
     out.line(format_args!("Does not keep {dropped} any more."));
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }
 
 /// The rule that the arguments mean: by its number, or by what it selects, and then one of `larder keep` if there is one.
@@ -137,8 +137,8 @@ fn is_named(rule: &KeepRule, text: &str) -> bool {
     }
 }
 
-fn table(rules: &[ListedRule]) -> Table {
-    let mut table = Table::new(["RULE", "KEEPS", "FROM"]);
+fn table(rules: &[ListedRule]) -> TextTable {
+    let mut table = TextTable::new(["RULE", "KEEPS", "FROM"]);
     for (index, ListedRule { rule, place }) in rules.iter().enumerate() {
         let from = place.as_deref().unwrap_or("larder keep");
         table.row([(index + 1).to_string(), rule.to_string(), from.to_owned()]);

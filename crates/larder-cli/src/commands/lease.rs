@@ -4,20 +4,20 @@ use larder_api::v1alpha1::LeaseRequest;
 
 use super::inspect::names_and_ids;
 use crate::args::LeaseArgs;
-use crate::exit::Outcome;
+use crate::exit::CommandOutcome;
 use crate::failure::Failure;
-use crate::session::{Need, Session};
+use crate::session::{CommandSession, ImageAccess};
 
-pub(super) async fn run(args: &LeaseArgs, session: &Session) -> Result<Outcome, Failure> {
+pub(super) async fn run(args: &LeaseArgs, session: &CommandSession) -> Result<CommandOutcome, Failure> {
     let out = &session.out;
     let (names, outcome) = names_and_ids(std::slice::from_ref(&args.image), out);
     let [name] = names[..] else { return Ok(outcome) };
-    let client = session.open(Need::use_images()).await?;
+    let client = session.open(ImageAccess::write()).await?;
     let request = LeaseRequest { image: name.to_owned(), seconds: args.time.as_secs() };
     let leased = client.ask(async |mut calls| calls.lease(request).await).await?;
     match leased.ends {
         Some(ends) => out.line(format_args!("leased {name} until {ends}")),
         None => out.line(format_args!("ended the lease on {name}")),
     }
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }

@@ -4,36 +4,36 @@ use std::path::Path;
 
 use larder::hint::Hint;
 use larder::reference::{ImageId, Reference};
-use larder_agent::client::{Client, Upload};
+use larder_agent::client::{ArchiveUpload, Client};
 use larder_agent::control::base_name;
 use larder_api::v1alpha1::LoadedImage;
 use serde::Serialize;
 
 use crate::args::LoadArgs;
-use crate::exit::Outcome;
-use crate::failure::{Failure, Report as _};
-use crate::out::Out;
+use crate::exit::CommandOutcome;
+use crate::failure::{ExitReport as _, Failure};
 use crate::output;
-use crate::session::{Need, Session};
+use crate::printer::Printer;
+use crate::session::{CommandSession, ImageAccess};
 
-pub(super) async fn run(args: &LoadArgs, session: &Session) -> Result<Outcome, Failure> {
+pub(super) async fn run(args: &LoadArgs, session: &CommandSession) -> Result<CommandOutcome, Failure> {
     let out = &session.out;
     let name = args.name.as_deref();
     let base = name.map(base_name).transpose().map_err(|failure| failure.about("--name"))?;
-    let client = session.open(Need::use_images().of_store().creating()).await?;
-    let mut outcome = Outcome::Done;
+    let client = session.open(ImageAccess::write().of_store().create_store()).await?;
+    let mut outcome = CommandOutcome::Done;
     let mut loaded = Vec::new();
     for file in &args.files {
         match send(&client, file, name).await {
             Ok(images) => {
                 tell_of_names(file, base.as_ref(), &images, out);
-                loaded.extend(images.into_iter().map(Loaded::from));
+                loaded.extend(images.into_iter().map(LoadRecord::from));
             }
             Err(failure) => {
                 let ended = failure.about(file.display()).print(out);
                 outcome = outcome.max(ended);
                 // The rest has no better chance.
-                if ended == Outcome::Unreachable {
+                if ended == CommandOutcome::Unreachable {
                     break;
                 }
             }
@@ -47,7 +47,7 @@ pub(super) async fn run(args: &LoadArgs, session: &Session) -> Result<Outcome, F
 }
 
 async fn send(client: &Client, file: &Path, name: Option<&str>) -> Result<Vec<LoadedImage>, Failure> {
-    let (upload, problem) = Upload::of(file, name.unwrap_or_default());
+    let (upload, problem) = ArchiveUpload::of(file, name.unwrap_or_default());
     let answer = client.wait(async |mut calls| calls.load(upload).await).await;
     // What was not read was not sent, and then the answer is about half an archive.
     problem.trouble().map_or(answer.map(|answer| answer.images), |error| {
@@ -56,11 +56,11 @@ async fn send(client: &Client, file: &Path, name: Option<&str>) -> Result<Vec<Lo
 }
 
 /// Tells of names that lead nowhere: tags of no repository, and a repository that nothing is of.
-fn tell_of_names(file: &Path, name: Option<&Reference>, images: &[LoadedImage], out: &Out) {
+fn tell_of_names(file: &Path, name: Option<&Reference>, images: &[LoadedImage], out: &Printer) {
     let file = file.display();
     let tags: Vec<&str> = images.iter().flat_map(|image| &image.bare_tags).map(String::as_str).collect();
     if let Some(tag) = tags.first() {
-        out.note(format_args!(
+        out.info(format_args!(
             "note: {file}: its names are tags only ({}), which name no image here",
             tags.join(", ")
         ));
@@ -72,29 +72,29 @@ fn tell_of_names(file: &Path, name: Option<&Reference>, images: &[LoadedImage], 
         named.any(|tag| tag.name() == name.name())
     };
     if let Some(name) = name.filter(|name| !images.iter().any(|image| is_of(image, name))) {
-        out.note(format_args!("note: {file}: its images have names in full; none was named {name}"));
+        out.info(format_args!("note: {file}: its images have names in full; none was named {name}"));
     }
 }
 
 /// One image. The shape of `-o json`.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Loaded {
+struct LoadRecord {
     id: ImageId,
     repo_tags: Vec<String>,
     repo_digests: Vec<String>,
 }
 
-impl From<LoadedImage> for Loaded {
+impl From<LoadedImage> for LoadRecord {
     fn from(image: LoadedImage) -> Self {
         let LoadedImage { id, repo_tags, repo_digests, .. } = image;
-        Loaded { id: id.into(), repo_tags, repo_digests }
+        LoadRecord { id: id.into(), repo_tags, repo_digests }
     }
 }
 
-impl Loaded {
+impl LoadRecord {
     /// As docker tells it.
-    fn tell(&self, out: &Out) {
+    fn tell(&self, out: &Printer) {
         if self.repo_tags.is_empty() {
             out.line(format_args!("Loaded image ID: {}", self.id));
         }

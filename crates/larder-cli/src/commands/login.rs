@@ -3,38 +3,38 @@
 use std::io;
 use std::sync::Arc;
 
-use larder::credentials::helpers::{Asked, HelperError, Helpers};
-use larder::credentials::{Credential, Secret, Tokens};
+use larder::credentials::helpers::{CredentialHelpers, HelperError, HelperRequest};
+use larder::credentials::{Credential, Secret, TokenPolicy};
 use larder_agent::backend::providers;
-use larder_agent::registry::{Client, FetchError, FetchErrorKind, Login};
+use larder_agent::registry::{FetchError, FetchErrorKind, LoginResult, RegistryClient};
 
-use crate::access::{LoginFile, LoginRegistry, terminal};
+use crate::access::{DockerLoginFile, LoginRegistry, terminal};
 use crate::args::{LoginArgs, LogoutArgs};
-use crate::credentials::read_password;
-use crate::exit::Outcome;
-use crate::failure::{Failure, chain};
-use crate::interrupt::{Handled, Interrupt};
-use crate::out::Out;
-use crate::session::{Need, Session};
+use crate::credential_setup::read_password;
+use crate::exit::CommandOutcome;
+use crate::failure::{Failure, error_chain};
+use crate::interrupt::{InterruptHandle, InterruptSignals};
+use crate::printer::Printer;
+use crate::session::{CommandSession, ImageAccess};
 
 pub(super) async fn log_in(
     args: &LoginArgs,
-    session: &Session,
-    interrupt: Interrupt,
-) -> Result<Outcome, Failure> {
+    session: &CommandSession,
+    interrupt: InterruptSignals,
+) -> Result<CommandOutcome, Failure> {
     let out = &session.out;
     let registry = LoginRegistry::parse(&args.registry)?;
-    let file = LoginFile::named_or_usual(args.file.authfile.as_deref())?;
+    let file = DockerLoginFile::named_or_usual(args.file.authfile.as_deref())?;
     // Before anybody types a password: the file may be broken.
     let known = file.read()?.user(&registry);
-    let (_, config) = session.config(&Need::look().of_store())?;
-    let client = Client::new(config.registry.clone());
+    let (_, config) = session.config(&ImageAccess::read().of_store())?;
+    let client = RegistryClient::new(config.registry.clone());
     let interrupt = interrupt.handle();
     let credential = credential(args, known, &interrupt).await?;
     let login = interrupt.or(client.log_in(registry.host(), &credential)).await;
     match login.ok_or_else(Failure::interrupted)? {
-        Ok(Login::Accepted) => {}
-        Ok(Login::NotAsked) => out.warning(format_args!(
+        Ok(LoginResult::Accepted) => {}
+        Ok(LoginResult::NotRequired) => out.warning(format_args!(
             "{} asked for no credential, so nobody knows whether this one is good",
             registry.host()
         )),
@@ -49,21 +49,21 @@ pub(super) async fn log_in(
     } else {
         logins.set(&registry, Some((username, password)));
         let path = file.path().display();
-        out.note(format_args!(
+        out.info(format_args!(
             "note: the password is in {path}, not encrypted; a credential helper (credsStore) keeps it elsewhere"
         ));
     }
     file.write(&logins, &turn)?;
     out.line("Login Succeeded");
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }
 
-pub(super) async fn log_out(args: &LogoutArgs, out: &Arc<Out>) -> Result<Outcome, Failure> {
+pub(super) async fn log_out(args: &LogoutArgs, out: &Arc<Printer>) -> Result<CommandOutcome, Failure> {
     let registry = LoginRegistry::parse(&args.registry)?;
-    let file = LoginFile::named_or_usual(args.file.authfile.as_deref())?;
+    let file = DockerLoginFile::named_or_usual(args.file.authfile.as_deref())?;
     if !file.path().exists() {
         out.line(format_args!("Not logged in to {}", registry.host()));
-        return Ok(Outcome::Done);
+        return Ok(CommandOutcome::Done);
     }
     let turn = file.turn()?;
     let mut logins = file.read()?;
@@ -78,10 +78,10 @@ pub(super) async fn log_out(args: &LogoutArgs, out: &Arc<Out>) -> Result<Outcome
     }
     let said = if found || helper.is_some() { "Removed the login of" } else { "Not logged in to" };
     out.line(format_args!("{said} {}", registry.host()));
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }
 
-async fn erase(helper: &Asked, found: bool) -> Result<(), Failure> {
+async fn erase(helper: &HelperRequest, found: bool) -> Result<(), Failure> {
     let erased = helpers().erase(helper).await;
     erased.map_err(|error| {
         let of_file = if found { "the login was taken out of the file" } else { "the file had no login" };
@@ -91,8 +91,8 @@ async fn erase(helper: &Asked, found: bool) -> Result<(), Failure> {
     })
 }
 
-fn helpers() -> Helpers {
-    providers::helpers(Tokens::Keep).unwrap_or_else(|| Helpers::on_path("".as_ref()))
+fn helpers() -> CredentialHelpers {
+    providers::helpers(TokenPolicy::Keep).unwrap_or_else(|| CredentialHelpers::on_path("".as_ref()))
 }
 
 fn of_helper(error: &HelperError) -> Failure {
@@ -104,7 +104,7 @@ fn of_helper(error: &HelperError) -> Failure {
 async fn credential(
     args: &LoginArgs,
     known: Option<String>,
-    interrupt: &Handled,
+    interrupt: &InterruptHandle,
 ) -> Result<Credential, Failure> {
     let username = if let Some(username) = &args.username {
         username.clone()
@@ -139,5 +139,5 @@ fn refused(registry: &LoginRegistry, error: &FetchError) -> Failure {
         return Failure::failed(format!("{host} refused the user or the password: {answer}"))
             .hint("check both; many registries want a token in place of the password; nothing was written");
     }
-    Failure::failed(format!("{host} could not be asked: {}", chain(error))).hints(error.hint())
+    Failure::failed(format!("{host} could not be asked: {}", error_chain(error))).hints(error.hint())
 }

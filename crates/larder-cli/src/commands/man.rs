@@ -5,17 +5,17 @@ use std::path::Path;
 use clap::CommandFactory;
 
 use crate::args::{Cli, ManArgs};
-use crate::exit::Outcome;
+use crate::exit::CommandOutcome;
 use crate::failure::Failure;
-use crate::out::Out;
+use crate::printer::Printer;
 
-pub(super) fn run(args: &ManArgs, out: &Out) -> Result<Outcome, Failure> {
+pub(super) fn run(args: &ManArgs, out: &Printer) -> Result<CommandOutcome, Failure> {
     let command = Cli::command();
     match &args.dir {
         None => out.raw(&page(command)?),
         Some(dir) => write_all(command, dir)?,
     }
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }
 
 fn page(command: clap::Command) -> Result<Vec<u8>, Failure> {

@@ -5,6 +5,7 @@ mod config;
 mod demo;
 mod df;
 mod ensure;
+mod ensure_runner;
 mod events;
 mod explain;
 mod fsck;
@@ -19,25 +20,24 @@ mod login;
 mod man;
 mod mount;
 mod pull;
+mod pull_failure;
 mod reload;
 mod rm;
 mod runtime;
 mod serve;
 mod status;
-mod trouble;
-mod work;
 
 use std::sync::Arc;
 
 use crate::args::{Cli, Command};
-use crate::exit::Outcome;
-use crate::failure::{Failure, Report as _};
-use crate::interrupt::Interrupt;
-use crate::out::Out;
-use crate::session::Session;
+use crate::exit::CommandOutcome;
+use crate::failure::{ExitReport as _, Failure};
+use crate::interrupt::InterruptSignals;
+use crate::printer::Printer;
+use crate::session::CommandSession;
 
 /// Runs one command to its end.
-pub(crate) fn run(cli: Cli, out: &Arc<Out>) -> Result<Outcome, Failure> {
+pub(crate) fn run(cli: Cli, out: &Arc<Printer>) -> Result<CommandOutcome, Failure> {
     let connection = cli.connection;
     out.hint_with(connection.given());
     match cli.command {
@@ -47,36 +47,43 @@ pub(crate) fn run(cli: Cli, out: &Arc<Out>) -> Result<Outcome, Failure> {
         Command::Serve(args) => serve::run(&args, &connection, out),
         Command::Demo(args) => demo::run(&args, &connection, out),
         command => {
-            let session = Session::new(connection, Arc::clone(out));
+            let session = CommandSession::new(connection, Arc::clone(out));
             block_on(async |interrupt| run_in(&session, command, interrupt).await)
         }
     }
 }
 
 /// Runs one command in a session, and closes the session.
-async fn run_in(session: &Session, command: Command, interrupt: Interrupt) -> Result<Outcome, Failure> {
+async fn run_in(
+    session: &CommandSession,
+    command: Command,
+    interrupt: InterruptSignals,
+) -> Result<CommandOutcome, Failure> {
     let of_store = matches!(
         command,
         Command::Load(_) | Command::Mount(_) | Command::Mounts(_) | Command::Umount(_) | Command::Fsck(_)
     );
-    session.tell_of_others(interrupt.others());
-    let ended = interrupt.or_cut_off(Box::pin(dispatch_or_repeat(session, &command, &interrupt))).await;
-    interrupt.linger();
+    session.warn_about_joined_commands(interrupt.joined_commands());
+    let ended =
+        interrupt.run_unless_interrupted(Box::pin(dispatch_or_repeat(session, &command, &interrupt))).await;
+    interrupt.mark_command_finished();
     session.close().await;
-    ended.unwrap_or(Ok(Outcome::Interrupted)).map_err(|failure| session.explain(failure, of_store))
+    ended.unwrap_or(Ok(CommandOutcome::Interrupted)).map_err(|failure| session.explain(failure, of_store))
 }
 
 /// Runs one command. One that only looks is run once more where the command that it worked through ends before it has
 /// answered; pulls see to that by themselves, and what may have changed something is not repeated.
 async fn dispatch_or_repeat(
-    session: &Session,
+    session: &CommandSession,
     command: &Command,
-    interrupt: &Interrupt,
-) -> Result<Outcome, Failure> {
+    interrupt: &InterruptSignals,
+) -> Result<CommandOutcome, Failure> {
     let ended = Box::pin(dispatch(session, command, interrupt)).await;
     match ended {
         Err(failure)
-            if failure.outcome() == Outcome::Unreachable && command.only_looks() && session.has_joined() =>
+            if failure.outcome() == CommandOutcome::Unreachable
+                && command.only_looks()
+                && session.has_joined() =>
         {
             tracing::info!("{}: trying once more", failure.message());
             Box::pin(dispatch(session, command, interrupt)).await
@@ -85,7 +92,11 @@ async fn dispatch_or_repeat(
     }
 }
 
-async fn dispatch(session: &Session, command: &Command, interrupt: &Interrupt) -> Result<Outcome, Failure> {
+async fn dispatch(
+    session: &CommandSession,
+    command: &Command,
+    interrupt: &InterruptSignals,
+) -> Result<CommandOutcome, Failure> {
     match command {
         Command::Ensure(args) => ensure::run(args, session, interrupt.clone()).await,
         Command::Pull(args) => pull::run(args, session, interrupt.clone()).await,
@@ -115,15 +126,17 @@ async fn dispatch(session: &Session, command: &Command, interrupt: &Interrupt) -
         | Command::Config(_)
         | Command::Man(_)
         | Command::Serve(_)
-        | Command::Demo(_) => Ok(Outcome::Done),
+        | Command::Demo(_) => Ok(CommandOutcome::Done),
     }
 }
 
 /// The command's own work is done on this thread, which may block in a write to a pipe. What it serves to other commands
 /// has another one, and so have signals.
-fn block_on(command: impl AsyncFnOnce(Interrupt) -> Result<Outcome, Failure>) -> Result<Outcome, Failure> {
+fn block_on(
+    command: impl AsyncFnOnce(InterruptSignals) -> Result<CommandOutcome, Failure>,
+) -> Result<CommandOutcome, Failure> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     runtime
         .map_err(|error| Failure::failed(format!("could not start: {error}")))?
-        .block_on(command(Interrupt::watch()))
+        .block_on(command(InterruptSignals::watch()))
 }

@@ -8,21 +8,21 @@ use larder_agent::offline::is_mount_visible;
 use larder_api::v1alpha1::{Mount, MountRequest, MountsRequest, StatusRequest, UnmountRequest};
 
 use crate::args::{MountArgs, MountsArgs, UmountArgs};
-use crate::exit::Outcome;
-use crate::failure::{Failure, Report as _};
+use crate::exit::CommandOutcome;
+use crate::failure::{ExitReport as _, Failure};
 use crate::output;
-use crate::output::table::Table;
-use crate::session::{Need, Session};
+use crate::output::table::TextTable;
+use crate::session::{CommandSession, ImageAccess};
 
-pub(super) async fn mount(args: &MountArgs, session: &Session) -> Result<Outcome, Failure> {
+pub(super) async fn mount(args: &MountArgs, session: &CommandSession) -> Result<CommandOutcome, Failure> {
     let target = text(&absolute(&args.dir)?)?;
-    let client = session.open(Need::use_images().of_store()).await?;
+    let client = session.open(ImageAccess::write().of_store()).await?;
     let request = MountRequest { image: args.image.clone().into(), target, writable: args.writable };
     let answer = client.wait(async |mut calls| calls.mount(request).await).await?;
     let mount = answer.mount.unwrap_or_default();
     check_seen(&mount, &client).await?;
     session.out.line(&mount.target);
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }
 
 /// What another process mounted is of no use to a caller who cannot see it. Where that cannot be determined, the process
@@ -45,28 +45,28 @@ async fn check_seen(mount: &Mount, client: &Client) -> Result<(), Failure> {
     .hint("give the unit of the daemon no mounts of its own (ProtectSystem=, PrivateTmp=, ...), or run this command outside its container"))
 }
 
-pub(super) async fn umount(args: &UmountArgs, session: &Session) -> Result<Outcome, Failure> {
+pub(super) async fn umount(args: &UmountArgs, session: &CommandSession) -> Result<CommandOutcome, Failure> {
     let out = &session.out;
-    let client = session.open(Need::use_images().of_store()).await?;
-    let mut outcome = Outcome::Done;
+    let client = session.open(ImageAccess::write().of_store()).await?;
+    let mut outcome = CommandOutcome::Done;
     for dir in &args.dirs {
         let request = UnmountRequest { target: text(&absolute(dir)?)?, force: args.force };
         match client.wait(async |mut calls| calls.unmount(request).await).await {
             Ok(answer) => out.line(answer.mount.unwrap_or_default().target),
-            Err(failure) if failure.outcome() == Outcome::Unreachable => return Err(failure),
+            Err(failure) if failure.outcome() == CommandOutcome::Unreachable => return Err(failure),
             Err(failure) => outcome = outcome.max(failure.print(out)),
         }
     }
     Ok(outcome)
 }
 
-pub(super) async fn list(args: &MountsArgs, session: &Session) -> Result<Outcome, Failure> {
-    let mounts = match session.open_to_list(Need::look().of_store()).await? {
+pub(super) async fn list(args: &MountsArgs, session: &CommandSession) -> Result<CommandOutcome, Failure> {
+    let mounts = match session.open_to_list(ImageAccess::read().of_store()).await? {
         Some(client) => client.ask(async |mut calls| calls.mounts(MountsRequest {}).await).await?.mounts,
         None => Vec::new(),
     };
     output::show(&session.out, args.output, &mounts, || table(&mounts));
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }
 
 /// The path as the daemon, which is in another folder, understands it.
@@ -81,8 +81,8 @@ fn text(path: &Path) -> Result<String, Failure> {
     })
 }
 
-fn table(mounts: &[Mount]) -> Table {
-    let mut table = Table::new(["TARGET", "IMAGE", "IMAGE ID", "MODE", "STATE"]);
+fn table(mounts: &[Mount]) -> TextTable {
+    let mut table = TextTable::new(["TARGET", "IMAGE", "IMAGE ID", "MODE", "STATE"]);
     for mount in mounts {
         let id = mount.image_id.split_once(':').map_or(mount.image_id.as_str(), |(_, digits)| digits);
         table.row([

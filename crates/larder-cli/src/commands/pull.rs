@@ -5,30 +5,30 @@ use std::time::Duration;
 
 use larder::events::LogSink;
 use larder::pod::Pod;
-use larder::pull::{EnsureRequest, Outcome as Pulled, PullConfig, PullPolicy};
+use larder::pull::{EnsureRequest, ImagePresence as Pulled, PullConfig, PullPolicy};
 use larder::reference::{ImageId, ImageName};
-use larder_agent::client::Pulls;
+use larder_agent::client::EnsureSession;
 use serde::Serialize;
 
 use super::ensure::check_argument;
-use super::trouble::Trouble;
-use super::work::{self, Ended, Shown, Verdict};
+use super::ensure_runner::{self, EnsureResult, EnsureResults, ProgressOutput};
+use super::pull_failure::PullFailureKind;
 use crate::args::PullArgs;
-use crate::candidates::Candidates;
-use crate::credentials;
-use crate::exit::Outcome;
-use crate::failure::{Failure, Report as _};
-use crate::interrupt::Interrupt;
-use crate::out::{Out, progress_possible};
-use crate::output::progress::Progress;
+use crate::credential_setup;
+use crate::exit::CommandOutcome;
+use crate::failure::{ExitReport as _, Failure};
+use crate::interrupt::InterruptSignals;
+use crate::output::progress::ProgressLines;
 use crate::output::{self, size};
-use crate::session::Session;
+use crate::printer::{Printer, progress_possible};
+use crate::session::CommandSession;
+use crate::user_credentials::UserCredentials;
 
 pub(super) async fn run(
     args: &PullArgs,
-    session: &Session,
-    interrupt: Interrupt,
-) -> Result<Outcome, Failure> {
+    session: &CommandSession,
+    interrupt: InterruptSignals,
+) -> Result<CommandOutcome, Failure> {
     let out = &session.out;
     args.pulling.adjust(PullConfig::default())?;
     let (requests, outcome) = requests(&args.images, out);
@@ -37,71 +37,75 @@ pub(super) async fn run(
         return Ok(outcome);
     }
     let images = requests.iter().map(|request| request.image.as_str());
-    let credentials = credentials::gather(&args.credentials, args.pulling.tokens(), images, out)?;
+    let credentials = credential_setup::gather(&args.credentials, args.pulling.tokens(), images, out)?;
     let candidates = Arc::clone(&credentials.candidates);
     for EnsureRequest { image, .. } in &requests {
-        tracing::info!("credentials for {image}: {}", candidates.tell(image.as_str(), &[]));
+        tracing::info!("credentials for {image}: {}", candidates.report(image.as_str(), &[]));
     }
     let interrupt = interrupt.handle();
-    let need = || work::need(&args.pulling, &credentials.programs, Vec::new());
-    let client = match interrupt.or(session.reach(need())).await {
+    let need = || ensure_runner::image_access(&args.pulling, &credentials.programs, Vec::new());
+    let client = match interrupt.or(session.connect_to_daemon(need())).await {
         Some(Ok(client)) => client,
         unreached => {
-            show(args, &rows(&requests, &vec![Verdict::Unfinished; requests.len()]), out);
+            show(args, &rows(&requests, &vec![EnsureResult::Unfinished; requests.len()]), out);
             return match unreached {
                 Some(Err(failure)) => Err(failure),
-                _ => Ok(work::tell_unfinished(requests.iter().map(|request| request.image.as_str()), out)),
+                _ => Ok(ensure_runner::tell_unfinished(
+                    requests.iter().map(|request| request.image.as_str()),
+                    out,
+                )),
             };
         }
     };
 
-    let progress = Arc::new(Progress::new(!args.quiet && progress_possible()));
-    work::warn_of_the_daemons_own(&client, &args.pulling, &candidates, out);
-    let pulls = Pulls::new(client, credentials.secret, Arc::new(LogSink), true);
+    let progress = Arc::new(ProgressLines::new(!args.quiet && progress_possible()));
+    ensure_runner::warn_about_ignored_flags(&client, &args.pulling, &candidates, out);
+    let pulls = EnsureSession::new(client, credentials.secret, Arc::new(LogSink), true);
     out.keep_above(&progress);
-    let shown = Shown { progress: &progress, out };
-    let ensure = async |pulls: &Pulls, requests: &[EnsureRequest]| {
-        work::ensure_all(pulls, requests, Duration::ZERO, &LogSink, shown, interrupt.asked()).await
+    let shown = ProgressOutput { progress: &progress, out };
+    let ensure = async |pulls: &EnsureSession, requests: &[EnsureRequest]| {
+        ensure_runner::ensure_all(pulls, requests, Duration::ZERO, &LogSink, shown, interrupt.interrupted())
+            .await
     };
-    let (pulls, Ended { verdicts, lost }) =
-        work::ensure_or_take_over(session, pulls, &requests, &interrupt, need, ensure).await;
+    let (pulls, EnsureResults { verdicts, lost }) =
+        ensure_runner::ensure_or_take_over(session, pulls, &requests, &interrupt, need, ensure).await;
 
     show(args, &rows(&requests, &verdicts), out);
     let reported = report(args, &requests, &verdicts, &candidates, out);
     Ok(outcome
         .max(reported)
-        .max(work::end(&pulls, &requests, Ended { verdicts, lost }, &interrupt, out).await))
+        .max(ensure_runner::end(&pulls, &requests, EnsureResults { verdicts, lost }, &interrupt, out).await))
 }
 
 /// Tells how each image that was finished ended.
 fn report(
     args: &PullArgs,
     requests: &[EnsureRequest],
-    verdicts: &[Verdict],
-    candidates: &Candidates,
-    out: &Out,
-) -> Outcome {
-    let mut outcome = Outcome::Done;
+    verdicts: &[EnsureResult],
+    candidates: &UserCredentials,
+    out: &Printer,
+) -> CommandOutcome {
+    let mut outcome = CommandOutcome::Done;
     for (EnsureRequest { image, .. }, verdict) in requests.iter().zip(verdicts) {
         match verdict {
-            Verdict::Ensured(ensured) => {
+            EnsureResult::Ensured(ensured) => {
                 if let Pulled::Pulled { size_bytes, total_duration, .. } = ensured.outcome
                     && !args.quiet
                     && args.output.is_none()
                 {
                     let (size, time) = (size::bytes(size_bytes), size::duration(total_duration));
-                    out.note(format_args!("Pulled {image} ({size}) in {time}"));
+                    out.info(format_args!("Pulled {image} ({size}) in {time}"));
                 }
                 if args.output.is_none() {
                     out.line(&ensured.image_ref);
                 }
             }
-            Verdict::Failed(error) => {
-                let advice = Trouble::advice(error, || candidates.advice(image.as_str(), &[]));
+            EnsureResult::Failed(error) => {
+                let advice = PullFailureKind::advice(error, || candidates.advice(image.as_str(), &[]));
                 let failure = Failure::failed(format!("could not pull {image}: {error}")).hints(advice);
                 outcome = outcome.max(failure.print(out));
             }
-            Verdict::Unfinished => {}
+            EnsureResult::Unfinished => {}
         }
     }
     outcome
@@ -110,7 +114,7 @@ fn report(
 /// What came of one image. The shape of `-o json`, with the fields of `larder ensure`.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Row {
+struct PullResultRow {
     image: ImageName,
     /// `Pulled`, `Failed`, `Unfinished`.
     result: &'static str,
@@ -123,14 +127,14 @@ struct Row {
     total_seconds: Option<f64>,
 }
 
-fn rows(requests: &[EnsureRequest], verdicts: &[Verdict]) -> Vec<Row> {
+fn rows(requests: &[EnsureRequest], verdicts: &[EnsureResult]) -> Vec<PullResultRow> {
     let each = requests.iter().zip(verdicts);
-    each.map(|(request, verdict)| Row::new(&request.image, verdict)).collect()
+    each.map(|(request, verdict)| PullResultRow::new(&request.image, verdict)).collect()
 }
 
-impl Row {
-    fn new(image: &ImageName, verdict: &Verdict) -> Self {
-        let row = Row {
+impl PullResultRow {
+    fn new(image: &ImageName, verdict: &EnsureResult) -> Self {
+        let row = PullResultRow {
             image: image.clone(),
             result: "Unfinished",
             reason: None,
@@ -141,18 +145,18 @@ impl Row {
             total_seconds: None,
         };
         match verdict {
-            Verdict::Unfinished => row,
-            Verdict::Failed(error) => Row {
+            EnsureResult::Unfinished => row,
+            EnsureResult::Failed(error) => PullResultRow {
                 result: "Failed",
                 reason: Some(error.reason.to_string()),
                 message: Some(error.message.clone()),
                 ..row
             },
-            Verdict::Ensured(ensured) => {
-                let row = Row { result: "Pulled", id: Some(ensured.image_ref.clone()), ..row };
+            EnsureResult::Ensured(ensured) => {
+                let row = PullResultRow { result: "Pulled", id: Some(ensured.image_ref.clone()), ..row };
                 match ensured.outcome {
                     Pulled::Present => row,
-                    Pulled::Pulled { size_bytes, pull_duration, total_duration } => Row {
+                    Pulled::Pulled { size_bytes, pull_duration, total_duration } => PullResultRow {
                         size_bytes: Some(size_bytes).filter(|size| *size > 0),
                         pull_seconds: Some(pull_duration.as_secs_f64()),
                         total_seconds: Some(total_duration.as_secs_f64()),
@@ -165,15 +169,15 @@ impl Row {
 }
 
 /// Prints the data, if data is wanted.
-fn show(args: &PullArgs, rows: &[Row], out: &Out) {
+fn show(args: &PullArgs, rows: &[PullResultRow], out: &Printer) {
     if let Some(format) = args.output {
         output::data(out, format, &rows);
     }
 }
 
 /// What to ask of the image manager, and whether some names were bad.
-fn requests(images: &[ImageName], out: &Out) -> (Vec<EnsureRequest>, Outcome) {
-    let mut outcome = Outcome::Done;
+fn requests(images: &[ImageName], out: &Printer) -> (Vec<EnsureRequest>, CommandOutcome) {
+    let mut outcome = CommandOutcome::Done;
     let mut requests = Vec::new();
     for image in images {
         match check_argument(image.as_str()) {
@@ -183,7 +187,7 @@ fn requests(images: &[ImageName], out: &Out) -> (Vec<EnsureRequest>, Outcome) {
             }
             Err(problem) => {
                 out.error(&problem, problem.hints());
-                outcome = Outcome::BadInput;
+                outcome = CommandOutcome::BadInput;
             }
         }
     }

@@ -2,11 +2,11 @@
 
 use larder_api::v1alpha1::ReloadRequest;
 
-use crate::exit::Outcome;
+use crate::exit::CommandOutcome;
 use crate::failure::Failure;
-use crate::session::Session;
+use crate::session::CommandSession;
 
-pub(super) async fn run(session: &Session) -> Result<Outcome, Failure> {
+pub(super) async fn run(session: &CommandSession) -> Result<CommandOutcome, Failure> {
     let out = &session.out;
     let daemon = session.daemon().await?;
     let reloaded = daemon.ask(async |mut calls| calls.reload(ReloadRequest {}).await).await?;
@@ -19,5 +19,5 @@ pub(super) async fn run(session: &Session) -> Result<Outcome, Failure> {
     if reloaded.applied.is_empty() && reloaded.needs_restart.is_empty() {
         out.line("Nothing has changed.");
     }
-    Ok(if reloaded.needs_restart.is_empty() { Outcome::Done } else { Outcome::Failed })
+    Ok(if reloaded.needs_restart.is_empty() { CommandOutcome::Done } else { CommandOutcome::Failed })
 }

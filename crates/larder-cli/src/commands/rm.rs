@@ -6,13 +6,13 @@ use serde::Serialize;
 
 use super::inspect::names_and_ids;
 use crate::args::RmArgs;
-use crate::exit::Outcome;
-use crate::failure::{Failure, Report as _};
-use crate::out::Out;
+use crate::exit::CommandOutcome;
+use crate::failure::{ExitReport as _, Failure};
 use crate::output::{self, DataFormat};
-use crate::session::{Need, Session};
+use crate::printer::Printer;
+use crate::session::{CommandSession, ImageAccess};
 
-pub(super) async fn run(args: &RmArgs, session: &Session) -> Result<Outcome, Failure> {
+pub(super) async fn run(args: &RmArgs, session: &CommandSession) -> Result<CommandOutcome, Failure> {
     let out = &session.out;
     let (names, outcome) = names_and_ids(&args.images, out);
     let request = RemoveRequest {
@@ -23,14 +23,14 @@ pub(super) async fn run(args: &RmArgs, session: &Session) -> Result<Outcome, Fai
     let answer = if request.images.is_empty() {
         Ok(RemoveResponse::default())
     } else {
-        let client = session.open(Need::use_images()).await?;
+        let client = session.open(ImageAccess::write()).await?;
         client.wait(async |mut calls| calls.remove(request).await).await
     };
-    let told =
-        outcome.max(answer.as_ref().map_or(Outcome::Done, |answer| tell_all(answer, args.output, out)));
+    let told = outcome
+        .max(answer.as_ref().map_or(CommandOutcome::Done, |answer| tell_all(answer, args.output, out)));
     if let Some(format) = args.output {
         let results = answer.iter().flat_map(|answer| &answer.results);
-        let removed: Vec<_> = results.filter_map(removed_of).map(Removed::from).collect();
+        let removed: Vec<_> = results.filter_map(removed_of).map(RmRecord::from).collect();
         output::data(out, format, &removed);
     }
     match answer?.error {
@@ -40,14 +40,14 @@ pub(super) async fn run(args: &RmArgs, session: &Session) -> Result<Outcome, Fai
 }
 
 /// Tells of each image in turn.
-fn tell_all(answer: &RemoveResponse, format: Option<DataFormat>, out: &Out) -> Outcome {
-    let mut outcome = Outcome::Done;
+fn tell_all(answer: &RemoveResponse, format: Option<DataFormat>, out: &Printer) -> CommandOutcome {
+    let mut outcome = CommandOutcome::Done;
     for result in &answer.results {
         if let Some(removed::Result::Refused(refused)) = &result.result {
             outcome = outcome.max(Failure::from(refused.clone()).print(out));
         }
         if !result.note.is_empty() {
-            out.note(&result.note);
+            out.info(&result.note);
         }
         if let (None, Some(image)) = (format, removed_of(result)) {
             tell(image, out);
@@ -69,15 +69,15 @@ fn removed_of(result: &api::Removed) -> Option<&api::Image> {
 /// An image that is gone. The shape of `-o json`.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Removed {
+struct RmRecord {
     id: ImageId,
     repo_tags: Vec<String>,
     repo_digests: Vec<String>,
 }
 
-impl From<&api::Image> for Removed {
+impl From<&api::Image> for RmRecord {
     fn from(image: &api::Image) -> Self {
-        Removed {
+        RmRecord {
             id: image.id.clone().into(),
             repo_tags: image.repo_tags.clone(),
             repo_digests: image.repo_digests.clone(),
@@ -86,7 +86,7 @@ impl From<&api::Image> for Removed {
 }
 
 /// Tells what is gone: the names first, as docker does.
-fn tell(image: &api::Image, out: &Out) {
+fn tell(image: &api::Image, out: &Printer) {
     for name in image.repo_tags.iter().chain(&image.repo_digests) {
         out.line(format_args!("Untagged: {name}"));
     }

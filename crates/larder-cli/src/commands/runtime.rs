@@ -3,21 +3,21 @@
 use larder_api::v1alpha1::{Condition, RuntimeRequest, RuntimeResponse};
 
 use crate::args::RuntimeArgs;
-use crate::exit::Outcome;
+use crate::exit::CommandOutcome;
 use crate::failure::Failure;
 use crate::output;
-use crate::output::table::Table;
-use crate::session::{Need, Session};
+use crate::output::table::TextTable;
+use crate::session::{CommandSession, ImageAccess};
 
-pub(super) async fn run(args: &RuntimeArgs, session: &Session) -> Result<Outcome, Failure> {
-    let client = session.open(Need::look()).await?;
+pub(super) async fn run(args: &RuntimeArgs, session: &CommandSession) -> Result<CommandOutcome, Failure> {
+    let client = session.open(ImageAccess::read()).await?;
     let runtime = client.ask(async |mut calls| calls.runtime(RuntimeRequest {}).await).await?;
     output::show(&session.out, args.output, &runtime, || table(&runtime, args.output.is_wide()));
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }
 
-fn table(runtime: &RuntimeResponse, wide: bool) -> Table {
-    let mut table = Table::new(["RUNTIME", &runtime.name]);
+fn table(runtime: &RuntimeResponse, wide: bool) -> TextTable {
+    let mut table = TextTable::new(["RUNTIME", &runtime.name]);
     table.row(["Version".to_owned(), runtime.version.clone()]);
     table.row(["API".to_owned(), runtime.api_version.clone()]);
     table.row(["Endpoint".to_owned(), runtime.endpoint.clone()]);

@@ -6,14 +6,18 @@ use std::time::Duration;
 use larder_agent::config::LogFormat;
 use larder_agent::serve::{self, Daemon, StartError};
 
-use crate::args::{Connection, ServeArgs, verbosity_level};
+use crate::args::{GlobalFlags, ServeArgs, verbosity_level};
 use crate::commands::config::print_mistakes;
-use crate::exit::Outcome;
+use crate::exit::CommandOutcome;
 use crate::failure::Failure;
-use crate::out::Out;
+use crate::printer::Printer;
 
 /// Runs until a signal comes.
-pub(super) fn run(args: &ServeArgs, connection: &Connection, out: &Arc<Out>) -> Result<Outcome, Failure> {
+pub(super) fn run(
+    args: &ServeArgs,
+    connection: &GlobalFlags,
+    out: &Arc<Printer>,
+) -> Result<CommandOutcome, Failure> {
     let runtime = serve::runtime().map_err(|error| Failure::failed(format!("could not start: {error}")))?;
     let within = runtime.enter();
     let daemon = match Daemon::build(args.flags.sources(connection), verbosity_level(connection.verbose)) {
@@ -26,11 +30,11 @@ pub(super) fn run(args: &ServeArgs, connection: &Connection, out: &Arc<Out>) -> 
     let ended = runtime.block_on(daemon.run());
     // What still blocks has had its time.
     runtime.shutdown_timeout(Duration::from_millis(200));
-    ended.map(|()| Outcome::Done)
+    ended.map(|()| CommandOutcome::Done)
 }
 
 /// Says what is served where.
-fn announce(daemon: &Daemon, out: &Out) {
+fn announce(daemon: &Daemon, out: &Printer) {
     let socket = match daemon.socket() {
         Some(path) => path.display().to_string(),
         None => "the socket that systemd handed over".to_owned(),
@@ -43,9 +47,9 @@ fn announce(daemon: &Daemon, out: &Out) {
         tracing::info!(version, socket, metrics, "larder keeps {backend}");
         return;
     }
-    out.note(format_args!("larder {version} keeps {backend}"));
-    out.note(format_args!("  CRI image service and larder's own API: {socket}"));
+    out.info(format_args!("larder {version} keeps {backend}"));
+    out.info(format_args!("  CRI image service and larder's own API: {socket}"));
     if let Some(address) = address {
-        out.note(format_args!("  metrics and health: http://{address}/metrics, /healthz, /readyz"));
+        out.info(format_args!("  metrics and health: http://{address}/metrics, /healthz, /readyz"));
     }
 }

@@ -2,21 +2,21 @@
 
 use std::time::Duration;
 
-use larder::gotext;
+use larder::go_format;
 use larder_api::convert;
 use larder_api::v1alpha1::{GcStatus, StatusRequest, StatusResponse};
 use tokio::time::Instant;
 
 use crate::args::StatusArgs;
-use crate::exit::Outcome;
+use crate::exit::CommandOutcome;
 use crate::failure::Failure;
-use crate::out::Out;
 use crate::output;
 use crate::output::progress;
-use crate::output::table::Table;
-use crate::session::Session;
+use crate::output::table::TextTable;
+use crate::printer::Printer;
+use crate::session::CommandSession;
 
-pub(super) async fn run(args: &StatusArgs, session: &Session) -> Result<Outcome, Failure> {
+pub(super) async fn run(args: &StatusArgs, session: &CommandSession) -> Result<CommandOutcome, Failure> {
     let out = &session.out;
     let daemon = session.daemon().await?;
     let status = daemon.ask(async |mut calls| calls.status(StatusRequest { look: true }).await).await?;
@@ -24,10 +24,10 @@ pub(super) async fn run(args: &StatusArgs, session: &Session) -> Result<Outcome,
         Some(format) => output::data(out, format, &status),
         None => tell(&status, args.output.is_wide(), out),
     }
-    Ok(if status.backend_answers { Outcome::Done } else { Outcome::Unreachable })
+    Ok(if status.backend_answers { CommandOutcome::Done } else { CommandOutcome::Unreachable })
 }
 
-fn tell(status: &StatusResponse, wide: bool, out: &Out) {
+fn tell(status: &StatusResponse, wide: bool, out: &Printer) {
     out.line(table(status));
     let now = Instant::now();
     for pull in &status.pulls {
@@ -40,8 +40,8 @@ fn tell(status: &StatusResponse, wide: bool, out: &Out) {
     }
 }
 
-fn table(status: &StatusResponse) -> Table {
-    let mut table = Table::new(["DAEMON", &format!("larder {}", status.version)]);
+fn table(status: &StatusResponse) -> TextTable {
+    let mut table = TextTable::new(["DAEMON", &format!("larder {}", status.version)]);
     let up = age(status.uptime_seconds.saturating_mul(1000));
     table.row(["Process".to_owned(), format!("{}, up {up}", status.process)]);
     table.row(["Socket".to_owned(), status.socket.clone().unwrap_or_else(|| "of systemd".to_owned())]);
@@ -89,7 +89,7 @@ fn stopped(text: &str) -> String {
 
 /// Whole seconds.
 fn age(milliseconds: u64) -> String {
-    gotext::duration(Duration::from_secs(milliseconds / 1000))
+    go_format::duration(Duration::from_secs(milliseconds / 1000))
 }
 
 #[cfg(test)]

@@ -6,10 +6,10 @@ use std::time::SystemTime;
 
 use jiff::Timestamp;
 use jiff::tz::TimeZone;
-use larder::events::{Event, EventSink, Reason};
+use larder::events::{Event, EventReason, EventSink};
 use serde::Serialize;
 
-use crate::out::Out;
+use crate::printer::Printer;
 
 /// Heads of the columns.
 const HEADS: [&str; 5] = ["TIME", "TYPE", "REASON", "OBJECT", "MESSAGE"];
@@ -17,18 +17,18 @@ const HEADS: [&str; 5] = ["TIME", "TYPE", "REASON", "OBJECT", "MESSAGE"];
 const WIDTHS: [usize; 3] = [8 + 3, 7 + 3, 17 + 3];
 
 /// Takes events from the image manager.
-pub(crate) struct EventLog {
-    out: Arc<Out>,
-    look: Look,
+pub(crate) struct EventPrinterSink {
+    out: Arc<Printer>,
+    look: EventStyle,
     /// What each pod is known as, by uid.
     labels: HashMap<String, String>,
     object_width: usize,
-    seen: Mutex<Seen>,
+    seen: Mutex<PrintedEvents>,
 }
 
 /// How events are shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Look {
+pub(crate) enum EventStyle {
     /// Not at all; they are only kept.
     Silent,
     /// Time of day, and the pod.
@@ -38,7 +38,7 @@ pub(crate) enum Look {
 }
 
 #[derive(Default)]
-struct Seen {
+struct PrintedEvents {
     kept: Vec<EventRecord>,
     /// What was said of back-off, by uid and part, since anything else was said of them. Kubelet repeats it at
     /// every sync, and kubectl folds it into one line with a count.
@@ -61,12 +61,12 @@ pub(crate) struct EventRecord {
     message: String,
 }
 
-impl EventLog {
+impl EventPrinterSink {
     /// A log of events about the pods in `labels` (uid to name).
-    pub(crate) fn new(out: Arc<Out>, look: Look, labels: HashMap<String, String>) -> Self {
+    pub(crate) fn new(out: Arc<Printer>, look: EventStyle, labels: HashMap<String, String>) -> Self {
         let object_width = labels.values().map(|label| label.chars().count()).max().unwrap_or(0);
         let object_width = object_width.max(HEADS[3].len()) + 3;
-        EventLog { out, look, labels, object_width, seen: Mutex::default() }
+        EventPrinterSink { out, look, labels, object_width, seen: Mutex::default() }
     }
 
     /// Everything that happened, in order.
@@ -76,7 +76,7 @@ impl EventLog {
 
     fn columns(&self, time: &str, kind: &str, reason: &str, object: &str, message: &str) -> String {
         let [time_width, kind_width, reason_width] = WIDTHS;
-        let time_width = if self.look == Look::Wide { 25 + 3 } else { time_width };
+        let time_width = if self.look == EventStyle::Wide { 25 + 3 } else { time_width };
         let object_width = self.object_width;
         format!(
             "{time:<time_width$}{kind:<kind_width$}{reason:<reason_width$}{object:<object_width$}{message}"
@@ -84,12 +84,12 @@ impl EventLog {
     }
 }
 
-impl EventSink for EventLog {
+impl EventSink for EventPrinterSink {
     fn record(&self, event: Event) {
         let Event { time, event_type, reason, object, message } = event;
         let label = self.labels.get(&object.uid).cloned().unwrap_or_else(|| object.to_string());
         let mut seen = self.seen.lock().unwrap_or_else(PoisonError::into_inner);
-        if reason == Reason::BackOff || message == "Error: ImagePullBackOff" {
+        if reason == EventReason::BackOff || message == "Error: ImagePullBackOff" {
             let told = (object.uid.clone(), object.field_path.clone(), message.clone());
             if !seen.backoff_told.insert(told) {
                 return;
@@ -97,11 +97,12 @@ impl EventSink for EventLog {
         } else {
             seen.backoff_told.retain(|(uid, part, _)| (uid, part) != (&object.uid, &object.field_path));
         }
-        if self.look != Look::Silent {
+        if self.look != EventStyle::Silent {
             let first = seen.kept.is_empty();
-            let shown_time = if self.look == Look::Wide { date_and_time(time) } else { time_of_day(time) };
+            let shown_time =
+                if self.look == EventStyle::Wide { date_and_time(time) } else { time_of_day(time) };
             let message = match object.field_path.as_str() {
-                field if self.look == Look::Wide && !field.is_empty() => format!("{field}: {message}"),
+                field if self.look == EventStyle::Wide && !field.is_empty() => format!("{field}: {message}"),
                 _ => message.clone(),
             };
             let line =
@@ -147,9 +148,9 @@ mod tests {
     use larder::pod::{ObjectRef, Pod};
 
     use super::*;
-    use crate::out::tests::Page;
+    use crate::printer::tests::TestWriter;
 
-    fn event(reason: Reason, message: &str) -> Event {
+    fn event(reason: EventReason, message: &str) -> Event {
         let pod = Pod { uid: "u".into(), namespace: "default".into(), name: "api".into(), ..Pod::default() };
         Event {
             time: SystemTime::UNIX_EPOCH + Duration::from_secs(1),
@@ -160,17 +161,17 @@ mod tests {
         }
     }
 
-    fn log(look: Look) -> (EventLog, Page) {
-        let page = Page::default();
-        let out = Arc::new(Out::to(Box::new(page.clone()), Box::new(std::io::sink())));
+    fn log(look: EventStyle) -> (EventPrinterSink, TestWriter) {
+        let page = TestWriter::default();
+        let out = Arc::new(Printer::to(Box::new(page.clone()), Box::new(std::io::sink())));
         let labels = HashMap::from([("u".to_owned(), "deployment/api".to_owned())]);
-        (EventLog::new(out, look, labels), page)
+        (EventPrinterSink::new(out, look, labels), page)
     }
 
     #[test]
     fn an_event_names_the_object_that_the_user_knows() {
-        let (events, page) = log(Look::Short);
-        events.record(event(Reason::Pulling, "Pulling image \"a:1\""));
+        let (events, page) = log(EventStyle::Short);
+        events.record(event(EventReason::Pulling, "Pulling image \"a:1\""));
         let text = page.text();
         let lines: Vec<_> = text.lines().collect();
         assert_eq!(lines[0], "TIME       TYPE      REASON              OBJECT           MESSAGE");
@@ -182,24 +183,24 @@ mod tests {
 
     #[test]
     fn back_off_is_told_once_until_something_else_happens() {
-        let (events, page) = log(Look::Short);
+        let (events, page) = log(EventStyle::Short);
         let sync = || {
-            events.record(event(Reason::BackOff, "Back-off pulling image \"a:1\""));
-            events.record(event(Reason::Failed, "Error: ImagePullBackOff"));
+            events.record(event(EventReason::BackOff, "Back-off pulling image \"a:1\""));
+            events.record(event(EventReason::Failed, "Error: ImagePullBackOff"));
         };
         sync();
         sync();
         assert_eq!(page.text().matches("Back-off").count(), 1);
         assert_eq!(page.text().matches("Error: ImagePullBackOff").count(), 1);
-        events.record(event(Reason::Pulling, "Pulling image \"a:1\""));
+        events.record(event(EventReason::Pulling, "Pulling image \"a:1\""));
         sync();
         assert_eq!(page.text().matches("Back-off").count(), 2);
     }
 
     #[test]
     fn a_silent_log_keeps_what_it_does_not_print() {
-        let (events, page) = log(Look::Silent);
-        events.record(event(Reason::Pulled, "x"));
+        let (events, page) = log(EventStyle::Silent);
+        events.record(event(EventReason::Pulled, "x"));
         assert_eq!(page.text(), "");
         assert_eq!(events.records()[0].object, "deployment/api");
         assert_eq!(events.records()[0].time, "1970-01-01T00:00:01Z");

@@ -1,22 +1,22 @@
 //! How results look: tables for people, JSON and YAML for programs.
 
-pub(crate) mod course;
 pub(crate) mod events;
 pub(crate) mod hint;
 pub(crate) mod names;
 pub(crate) mod progress;
+pub(crate) mod progress_timeline;
 pub(crate) mod size;
 pub(crate) mod table;
 
 use clap::ValueEnum;
 use serde::Serialize;
 
-use crate::out::Out;
-use table::Table;
+use crate::printer::Printer;
+use table::TextTable;
 
 /// What results look like.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, ValueEnum)]
-pub(crate) enum Format {
+pub(crate) enum PrintFormat {
     /// Columns.
     #[default]
     Table,
@@ -38,24 +38,24 @@ pub(crate) enum DataFormat {
     Yaml,
 }
 
-impl Format {
+impl PrintFormat {
     /// The format for data, `None` for tables.
     pub(crate) fn data(self) -> Option<DataFormat> {
         match self {
-            Format::Table | Format::Wide => None,
-            Format::Json => Some(DataFormat::Json),
-            Format::Yaml => Some(DataFormat::Yaml),
+            PrintFormat::Table | PrintFormat::Wide => None,
+            PrintFormat::Json => Some(DataFormat::Json),
+            PrintFormat::Yaml => Some(DataFormat::Yaml),
         }
     }
 
     /// Whether more columns are wanted.
     pub(crate) fn is_wide(self) -> bool {
-        self == Format::Wide
+        self == PrintFormat::Wide
     }
 }
 
 /// Prints data.
-pub(crate) fn data(out: &Out, format: DataFormat, value: &impl Serialize) {
+pub(crate) fn data(out: &Printer, format: DataFormat, value: &impl Serialize) {
     let text = match format {
         DataFormat::Json => serde_json::to_string_pretty(value).map_err(|error| error.to_string()),
         DataFormat::Yaml => serde_saphyr::to_string(value).map_err(|error| error.to_string()),
@@ -68,7 +68,12 @@ pub(crate) fn data(out: &Out, format: DataFormat, value: &impl Serialize) {
 }
 
 /// Prints a table, or data, as asked for.
-pub(crate) fn show(out: &Out, format: Format, value: &impl Serialize, table: impl FnOnce() -> Table) {
+pub(crate) fn show(
+    out: &Printer,
+    format: PrintFormat,
+    value: &impl Serialize,
+    table: impl FnOnce() -> TextTable,
+) {
     match format.data() {
         Some(format) => data(out, format, value),
         None => out.line(table()),

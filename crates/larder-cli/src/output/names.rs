@@ -1,12 +1,12 @@
 //! The names of an image in a table.
 
 /// The first name, and how many others there are; with `wide` all of them. An image without a name has its id.
-pub(crate) fn told(names: &[String], id: &str, wide: bool) -> String {
+pub(crate) fn image_names(names: &[String], id: &str, wide: bool) -> String {
     let Some((first, others)) = names.split_first() else { return id.to_owned() };
     if wide {
         return names.join(", ");
     }
-    match others.iter().filter(|name| is_a_name_more(name, names)).count() {
+    match others.iter().filter(|name| is_additional_name(name, names)).count() {
         0 => first.clone(),
         1 => format!("{first} (+1 name)"),
         more => format!("{first} (+{more} names)"),
@@ -14,7 +14,7 @@ pub(crate) fn told(names: &[String], id: &str, wide: bool) -> String {
 }
 
 /// A digest beside a tag of the same repository is what was pulled by that tag.
-fn is_a_name_more(name: &str, names: &[String]) -> bool {
+fn is_additional_name(name: &str, names: &[String]) -> bool {
     let Some((repository, _)) = name.split_once('@') else { return true };
     let is_tag = |rest: &str| rest.starts_with(':') && !rest.contains('@');
     !names.iter().any(|other| other.strip_prefix(repository).is_some_and(is_tag))
@@ -35,7 +35,10 @@ mod tests {
             (names(&["a:2", "a@sha256:1"]), "a:2", "a:2, a@sha256:1"),
             (names(&["a:2", "b@sha256:1"]), "a:2 (+1 name)", "a:2, b@sha256:1"),
         ] {
-            assert_eq!((told(&all, "id", false), told(&all, "id", true)), (short.into(), wide.into()));
+            assert_eq!(
+                (image_names(&all, "id", false), image_names(&all, "id", true)),
+                (short.into(), wide.into())
+            );
         }
     }
 }

@@ -5,54 +5,58 @@ use std::sync::{Mutex, PoisonError};
 use std::time::SystemTime;
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
-use larder::backend::{Bytes, LayerPhase, LayerProgress, PullStep, Wait};
-use larder::pull::{Phase, PullStatus};
+use larder::backend::{ByteProgress, LayerPhase, LayerProgress, PullStep, PullWait};
+use larder::pull::{PullPhase, PullStatus};
 use tokio::time::Instant;
 
-use super::course::{Course, CourseRecord};
+use super::progress_timeline::{ProgressChange, ProgressTimeline};
 use super::size;
 
 /// How many pulls are shown at once; more would push the events off the screen.
 const SHOWN: usize = 12;
 
-/// Lines at the bottom of the terminal. [`Out`](crate::out::Out) prints everything else above them.
-pub(crate) struct Progress {
+/// Lines at the bottom of the terminal. [`Printer`](crate::out::Printer) prints everything else above them.
+pub(crate) struct ProgressLines {
     /// `None` when standard error is no terminal.
-    live: Option<Live>,
+    live: Option<LiveLines>,
     /// `None` when nobody wants it as data.
-    course: Option<Mutex<Course>>,
+    course: Option<Mutex<ProgressTimeline>>,
 }
 
-struct Live {
+struct LiveLines {
     screen: MultiProgress,
     lines: Mutex<Vec<ProgressBar>>,
 }
 
-impl Progress {
+impl ProgressLines {
     /// Draws on standard error if `live`, else not at all.
     pub(crate) fn new(live: bool) -> Self {
-        if live { Progress::on(ProgressDrawTarget::stderr()) } else { Progress { live: None, course: None } }
+        if live {
+            ProgressLines::on(ProgressDrawTarget::stderr())
+        } else {
+            ProgressLines { live: None, course: None }
+        }
     }
 
     /// Draws here.
     pub(crate) fn on(target: ProgressDrawTarget) -> Self {
-        let live = Live { screen: MultiProgress::with_draw_target(target), lines: Mutex::default() };
-        Progress { live: Some(live), course: None }
+        let live = LiveLines { screen: MultiProgress::with_draw_target(target), lines: Mutex::default() };
+        ProgressLines { live: Some(live), course: None }
     }
 
     /// The same, and what happens is kept as data.
     #[must_use]
     pub(crate) fn recorded(self) -> Self {
-        Progress { course: Some(Mutex::default()), ..self }
+        ProgressLines { course: Some(Mutex::default()), ..self }
     }
 
     /// What happened, in order, if it was to be kept.
-    pub(crate) fn course(&self) -> Vec<CourseRecord> {
+    pub(crate) fn course(&self) -> Vec<ProgressChange> {
         let course = self.course.as_ref().map(|course| course.lock().unwrap_or_else(PoisonError::into_inner));
         course.map(|course| course.records()).unwrap_or_default()
     }
 
-    /// Whether [`update`](Progress::update) is of any use.
+    /// Whether [`update`](ProgressLines::update) is of any use.
     pub(crate) fn is_wanted(&self) -> bool {
         self.live.is_some() || self.course.is_some()
     }
@@ -90,7 +94,7 @@ impl Progress {
     }
 }
 
-impl Live {
+impl LiveLines {
     fn show(&self, texts: &[String]) {
         let mut lines = self.lines.lock().unwrap_or_else(PoisonError::into_inner);
         let kept = texts.len().min(lines.len());
@@ -127,7 +131,8 @@ fn lines(
     rows: usize,
     columns: usize,
 ) -> Vec<String> {
-    let (running, waiting): (Vec<_>, Vec<_>) = pulls.iter().partition(|pull| pull.phase == Phase::Pulling);
+    let (running, waiting): (Vec<_>, Vec<_>) =
+        pulls.iter().partition(|pull| pull.phase == PullPhase::Pulling);
     let shown = SHOWN.min((rows / 2).saturating_sub(1)).max(1);
     let mut room = shown.saturating_sub(pulls.len());
     let mut texts = Vec::new();
@@ -174,7 +179,7 @@ fn line(pull: &PullStatus, now: Instant, columns: usize) -> String {
 pub(crate) fn full_line(pull: &PullStatus, now: Instant) -> String {
     let elapsed = now.saturating_duration_since(pull.since).as_secs();
     let mut text = format!("{}   {}", pull.image, phase_of(pull));
-    if let Some(waiting) = pull.waiting.as_ref().filter(|_| pull.phase != Phase::Pulling) {
+    if let Some(waiting) = pull.waiting.as_ref().filter(|_| pull.phase != PullPhase::Pulling) {
         let _ = write!(text, ", waits for {waiting}");
     }
     let _ = write!(text, "   {elapsed}s");
@@ -189,7 +194,7 @@ pub(crate) fn full_line(pull: &PullStatus, now: Instant) -> String {
 
 /// What a pull does, in a word.
 pub(crate) fn phase_of(pull: &PullStatus) -> String {
-    let detail = pull.detail.as_ref().filter(|_| pull.phase == Phase::Pulling);
+    let detail = pull.detail.as_ref().filter(|_| pull.phase == PullPhase::Pulling);
     let Some(detail) = detail else { return pull.phase.to_string() };
     let to_do = || detail.layers.iter().filter(|layer| layer.phase != LayerPhase::Done);
     let unpacking =
@@ -209,7 +214,7 @@ fn rate_of(pull: &PullStatus) -> Option<u64> {
 
 /// Why a pull does not get on: what it waits for as a whole, or what each of its layers that is being fetched waits
 /// for.
-pub(crate) fn wait_of(pull: &PullStatus) -> Option<&Wait> {
+pub(crate) fn wait_of(pull: &PullStatus) -> Option<&PullWait> {
     let detail = pull.detail.as_ref()?;
     if let Some(wait) = &detail.waiting {
         return Some(wait);
@@ -221,14 +226,14 @@ pub(crate) fn wait_of(pull: &PullStatus) -> Option<&Wait> {
 
 /// Whether something happens to a layer, or keeps it waiting.
 fn is_active(layer: &LayerProgress) -> bool {
-    matches!(layer.phase, LayerPhase::Fetching | LayerPhase::Unpacking | LayerPhase::Elsewhere)
+    matches!(layer.phase, LayerPhase::Fetching | LayerPhase::Unpacking | LayerPhase::FetchedByOtherPull)
 }
 
 /// One layer: the beginning of its digest, phase, how much, how fast, what it waits for.
 fn layer_line(layer: &LayerProgress, now: Instant) -> String {
     let digest: String = layer.digest.as_str().chars().take("sha256:".len() + 12).collect();
     let mut text = format!("  {digest}   {}", layer.phase);
-    if layer.phase != LayerPhase::Elsewhere {
+    if layer.phase != LayerPhase::FetchedByOtherPull {
         push_bytes(&mut text, layer.bytes, layer.rate.filter(|_| layer.phase == LayerPhase::Fetching));
     }
     if let Some(wait) = &layer.waiting {
@@ -237,7 +242,7 @@ fn layer_line(layer: &LayerProgress, now: Instant) -> String {
     text
 }
 
-fn push_bytes(text: &mut String, bytes: Bytes, rate: Option<u64>) {
+fn push_bytes(text: &mut String, bytes: ByteProgress, rate: Option<u64>) {
     let _ = write!(text, "   {}", size::bytes(bytes.done));
     if let Some(total) = bytes.total {
         let _ = write!(text, " of {} ({})", size::bytes(total), size::percent(bytes.done, total));
@@ -251,7 +256,7 @@ fn push_bytes(text: &mut String, bytes: Bytes, rate: Option<u64>) {
 mod tests {
     use std::time::Duration;
 
-    use larder::backend::Detail;
+    use larder::backend::PullDetail;
 
     use super::*;
 
@@ -260,15 +265,15 @@ mod tests {
         let since = Instant::now();
         let mut pull = PullStatus {
             image: "busybox:1.36".into(),
-            phase: Phase::Queued,
+            phase: PullPhase::Queued,
             waiting: Some("a free slot".into()),
             bytes: None,
             detail: None,
             since,
         };
         assert_eq!(full_line(&pull, since), "busybox:1.36   queued, waits for a free slot   0s");
-        pull.phase = Phase::Pulling;
-        pull.bytes = Some(Bytes { done: 1_500_000, total: Some(3_000_000) });
+        pull.phase = PullPhase::Pulling;
+        pull.bytes = Some(ByteProgress { done: 1_500_000, total: Some(3_000_000) });
         let now = since + Duration::from_secs(7);
         assert_eq!(full_line(&pull, now), "busybox:1.36   pulling   7s   1.5MB of 3MB (50%)");
     }
@@ -279,7 +284,7 @@ mod tests {
         let pulls: Vec<_> = (0..13)
             .map(|number| PullStatus {
                 image: format!("registry.example:5000/some/team/with/a/long/name/app-{number}:1.36").into(),
-                phase: if number < 11 { Phase::Queued } else { Phase::Pulling },
+                phase: if number < 11 { PullPhase::Queued } else { PullPhase::Pulling },
                 waiting: Some("one of the parallel pulls (maxParallelImagePulls) to end".into()),
                 bytes: None,
                 detail: None,
@@ -304,8 +309,8 @@ mod tests {
         assert!(lines(&pulls, 2, 15, now, 12, 50)[5].ends_with("\u{2026} 8 more"));
     }
 
-    fn layer(digit: char, phase: LayerPhase, waiting: Option<Wait>) -> LayerProgress {
-        let bytes = Bytes { done: 1_000_000, total: Some(4_000_000) };
+    fn layer(digit: char, phase: LayerPhase, waiting: Option<PullWait>) -> LayerProgress {
+        let bytes = ByteProgress { done: 1_000_000, total: Some(4_000_000) };
         let digest = format!("sha256:{}", digit.to_string().repeat(64));
         LayerProgress { digest: digest.into(), phase, bytes, rate: Some(250_000), waiting }
     }
@@ -314,8 +319,8 @@ mod tests {
     async fn layers_stand_below_their_image_with_what_they_wait_for() {
         let now = Instant::now();
         let asked =
-            Wait { reason: "r.example asked to wait".into(), until: Some(now + Duration::from_secs(12)) };
-        let detail = Detail {
+            PullWait { reason: "r.example asked to wait".into(), until: Some(now + Duration::from_secs(12)) };
+        let detail = PullDetail {
             step: PullStep::Layers,
             rate: Some(500_000),
             layers: vec![
@@ -323,13 +328,13 @@ mod tests {
                 layer('b', LayerPhase::Fetching, Some(asked.clone())),
                 layer('c', LayerPhase::Queued, None),
             ],
-            ..Detail::default()
+            ..PullDetail::default()
         };
         let mut pull = PullStatus {
             image: "r.example/app:1".into(),
-            phase: Phase::Pulling,
+            phase: PullPhase::Pulling,
             waiting: None,
-            bytes: Some(Bytes { done: 2_000_000, total: Some(12_000_000) }),
+            bytes: Some(ByteProgress { done: 2_000_000, total: Some(12_000_000) }),
             detail: Some(detail),
             since: now,
         };

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use larder::gotext;
+use larder::go_format;
 
 /// Bytes as crictl and docker print them: `4.26MB`.
 pub(crate) fn bytes(size: u64) -> String {
-    gotext::bytes(size)
+    go_format::bytes(size)
 }
 
 /// A part of a whole in percent, rounded up as `df` does; `-` when there is no whole.
@@ -18,19 +18,19 @@ pub(crate) fn percent(part: u64, whole: u64) -> String {
 }
 
 /// Whether a part is more than a hundredth of the whole, so that people see that it is missing somewhere.
-pub(crate) fn is_worth_a_word(part: u64, whole: u64) -> bool {
+pub(crate) fn is_significant(part: u64, whole: u64) -> bool {
     part > whole / 100
 }
 
 /// A duration as kubelet's events have it, cut to milliseconds: `1.234s`.
 pub(crate) fn duration(time: Duration) -> String {
-    gotext::duration(gotext::truncated_to_millis(time))
+    go_format::duration(go_format::truncated_to_millis(time))
 }
 
 /// A duration in whole seconds, rounded up: what is left of a wait.
 pub(crate) fn whole_seconds(time: Duration) -> String {
     let seconds = time.as_secs() + u64::from(time.subsec_nanos() > 0);
-    gotext::duration(Duration::from_secs(seconds))
+    go_format::duration(Duration::from_secs(seconds))
 }
 
 #[cfg(test)]

@@ -4,17 +4,17 @@ use std::fmt;
 
 /// Rows under a head, each column as wide as its widest cell.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Table {
+pub(crate) struct TextTable {
     rows: Vec<Vec<String>>,
 }
 
 /// Spaces between two columns.
 const GAP: usize = 3;
 
-impl Table {
+impl TextTable {
     /// A table with these heads and no rows.
     pub(crate) fn new<'a>(heads: impl IntoIterator<Item = &'a str>) -> Self {
-        Table { rows: vec![heads.into_iter().map(str::to_owned).collect()] }
+        TextTable { rows: vec![heads.into_iter().map(str::to_owned).collect()] }
     }
 
     /// Adds a row. Empty cells are shown as `-`.
@@ -24,7 +24,7 @@ impl Table {
     }
 }
 
-impl fmt::Display for Table {
+impl fmt::Display for TextTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
         let width = |column: usize| {
@@ -54,7 +54,7 @@ mod tests {
 
     #[test]
     fn columns_line_up_and_the_last_has_no_trailing_space() {
-        let mut table = Table::new(["IMAGE", "SIZE"]);
+        let mut table = TextTable::new(["IMAGE", "SIZE"]);
         table.row(["busybox:1.36".into(), "4.26MB".into()]);
         table.row(["a".into(), String::new()]);
         assert_eq!(table.to_string(), "IMAGE          SIZE\nbusybox:1.36   4.26MB\na              -");

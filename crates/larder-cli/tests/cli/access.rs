@@ -8,18 +8,18 @@ use std::process::{Command, Stdio};
 use larder_testkit_peers::fake_cri::Rpc;
 use serde_json::json;
 
-use crate::world::{Run, World, unprivileged};
+use crate::world::{CliFixture, CliOutput, unprivileged};
 
 const HOST: &str = "127.0.0.1:5000";
 const IMAGE: &str = "127.0.0.1:5000/private/ledger:3.1";
 
-fn program(world: &World, path: &str, script: &str) {
+fn program(world: &CliFixture, path: &str, script: &str) {
     let path = world.file(path, &format!("#!/bin/sh\n{script}\n"));
     fs_err::set_permissions(path, Permissions::from_mode(0o755)).unwrap();
 }
 
 /// A docker config with a login and a helper; the helper itself is another matter.
-fn docker_config(world: &World) {
+fn docker_config(world: &CliFixture) {
     let config = json!({
         "auths": {HOST: {"username": "file", "password": "file-pass"}},
         "credHelpers": {HOST: "test"},
@@ -27,12 +27,12 @@ fn docker_config(world: &World) {
     world.file(".docker/config.json", &config.to_string());
 }
 
-fn helper(world: &World, script: &str) {
+fn helper(world: &CliFixture, script: &str) {
     program(world, "helpers/docker-credential-test", script);
 }
 
 /// A provider `test`, and the flags that name it.
-fn provider(world: &World, script: &str) -> Vec<String> {
+fn provider(world: &CliFixture, script: &str) -> Vec<String> {
     program(world, "providers/test", script);
     let config = format!(
         "kind: CredentialProviderConfig
@@ -67,19 +67,19 @@ fn answer(user: &str, password: &str) -> String {
     format!("cat > /dev/null; echo '{answer}'")
 }
 
-fn command(world: &World, arguments: &[&str], more: &[String]) -> Command {
+fn command(world: &CliFixture, arguments: &[&str], more: &[String]) -> Command {
     let mut command = world.command(arguments);
     let helpers = world.home.path().join("helpers");
     command.args(more).env("PATH", format!("{}:/usr/bin:/bin", helpers.display())).stdin(Stdio::null());
     command
 }
 
-fn run(world: &World, arguments: &[&str], more: &[String]) -> Run {
-    Run::of(command(world, arguments, more).output().unwrap())
+fn run(world: &CliFixture, arguments: &[&str], more: &[String]) -> CliOutput {
+    CliOutput::of(command(world, arguments, more).output().unwrap())
 }
 
 /// The users that were shown, in order; empty for nobody.
-fn shown(world: &World) -> Vec<String> {
+fn shown(world: &CliFixture) -> Vec<String> {
     let pulls = world.cri.received().into_iter().filter(|received| received.rpc == Rpc::PullImage);
     pulls
         .map(|pull| pull.auth.map(|auth| format!("{}:{}", auth.username, auth.password)).unwrap_or_default())
@@ -88,7 +88,7 @@ fn shown(world: &World) -> Vec<String> {
 
 #[test]
 fn secrets_files_helpers_and_providers_are_tried_in_this_order() {
-    let world = World::new(); // nothing is offered, so that every pull fails
+    let world = CliFixture::new(); // nothing is offered, so that every pull fails
     docker_config(&world);
     helper(&world, r#"echo '{"Username": "helper", "Secret": "helper-pass"}'"#);
     let flags = provider(&world, &answer("provider", "provider-pass"));
@@ -105,7 +105,7 @@ fn secrets_files_helpers_and_providers_are_tried_in_this_order() {
 
 #[test]
 fn a_helper_alone_and_a_provider_alone_get_an_image() {
-    let world = World::offering(&[IMAGE]);
+    let world = CliFixture::offering(&[IMAGE]);
     world.file(".docker/config.json", &json!({"auths": {HOST: {}}, "credsStore": "test"}).to_string());
     helper(&world, r#"[ "$1" = get ] || exit 1; read s; echo "{\"Username\": \"$s\", \"Secret\": \"p\"}""#);
     run(&world, &["pull", IMAGE], &[]).expect(0);
@@ -117,7 +117,7 @@ fn a_helper_alone_and_a_provider_alone_get_an_image() {
 
 #[test]
 fn kubelets_way_asks_no_helpers() {
-    let world = World::offering(&[IMAGE]);
+    let world = CliFixture::offering(&[IMAGE]);
     docker_config(&world);
     helper(&world, "echo ran > ran");
     run(&world, &["pull", "--kubelet", IMAGE], &[]).expect(0);
@@ -126,7 +126,7 @@ fn kubelets_way_asks_no_helpers() {
 
 #[test]
 fn what_is_wrong_with_providers_is_told_before_anything_is_pulled() {
-    let world = World::offering(&[IMAGE]);
+    let world = CliFixture::offering(&[IMAGE]);
     let flags = provider(&world, "true");
     let told = |said: &str| {
         let run = run(&world, &["pull", IMAGE], &flags).expect(2);
@@ -176,7 +176,7 @@ fn written(folder: &Path, planted: &[&Path], found: &mut Vec<(String, Vec<u8>)>)
 fn no_planted_secret_gets_out_at_any_level_of_logging() {
     let planted = ["file-pass", "helper-planted", "provider-planted", "env-planted", "stderr-planted"];
     for works in [true, false] {
-        let world = if works { World::offering(&[IMAGE]) } else { World::new() };
+        let world = if works { CliFixture::offering(&[IMAGE]) } else { CliFixture::new() };
         docker_config(&world);
         let mut scripts = vec![
             r#"echo '{"Username": "u", "Secret": "helper-planted"}'; echo stderr-planted >&2"#.to_owned(),
@@ -194,7 +194,7 @@ fn no_planted_secret_gets_out_at_any_level_of_logging() {
                 "yes provider-planted".to_owned(),
             ] {
                 let flags = provider(&world, &provider_script);
-                let run = Run::of(
+                let run = CliOutput::of(
                     command(
                         &world,
                         &["-v", "-v", "-v", "ensure", "--policy", "Always", IMAGE, "-o", "json"],
@@ -225,7 +225,7 @@ fn no_planted_secret_gets_out_at_any_level_of_logging() {
 
 #[test]
 fn a_pod_without_the_secret_that_brought_an_image_has_to_show_one() {
-    let world = World::offering(&[IMAGE]);
+    let world = CliFixture::offering(&[IMAGE]);
     let secret = json!({
         "apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s"},
         "type": "kubernetes.io/dockerconfigjson",
@@ -249,7 +249,7 @@ fn a_pod_without_the_secret_that_brought_an_image_has_to_show_one() {
 }
 
 /// A manifest of a pull secret with this uid and password.
-fn secret_with_uid(world: &World, uid: &str, password: &str) -> String {
+fn secret_with_uid(world: &CliFixture, uid: &str, password: &str) -> String {
     let config = json!({"auths": {HOST: {"username": "u", "password": password}}}).to_string();
     let secret = json!({
         "apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s", "uid": uid},
@@ -260,7 +260,7 @@ fn secret_with_uid(world: &World, uid: &str, password: &str) -> String {
 
 #[test]
 fn a_uid_that_somebody_wrote_into_a_manifest_proves_nothing() {
-    let world = World::offering(&[IMAGE]);
+    let world = CliFixture::offering(&[IMAGE]);
     let [right, wrong] = ["right", "wrong"].map(|password| secret_with_uid(&world, "u-1", password));
     run(&world, &["ensure", IMAGE, "--secret", &right], &[]).expect(0);
     let present = |secret: &str| {
@@ -282,7 +282,7 @@ fn what_a_users_own_credential_brought_is_not_for_every_pod() {
     let login =
         |password: &str| json!({"auths": {HOST: {"username": "u", "password": password}}}).to_string();
     for given in [&["--username", "u", "--password-stdin"][..], &["--authfile", "auth.json"], &[]] {
-        let world = World::offering(&[IMAGE]);
+        let world = CliFixture::offering(&[IMAGE]);
         let as_user = |arguments: &[&str], password: &str| {
             match given {
                 ["--authfile", name] => _ = world.file(name, &login(password)),
@@ -304,7 +304,7 @@ fn what_a_users_own_credential_brought_is_not_for_every_pod() {
 
 #[test]
 fn what_the_groups_of_larders_user_can_change_is_not_run() {
-    let world = World::offering(&[IMAGE]);
+    let world = CliFixture::offering(&[IMAGE]);
     let flags = provider(&world, "true");
     let group =
         if rustix::process::geteuid().is_root() { 65534 } else { rustix::process::getegid().as_raw() };
@@ -317,7 +317,8 @@ fn what_the_groups_of_larders_user_can_change_is_not_run() {
     }
     let refused = || {
         let mut larder = unprivileged(world.home.path());
-        let run = Run::of(larder.args(["pull", IMAGE]).args(&flags).stdin(Stdio::null()).output().unwrap());
+        let run =
+            CliOutput::of(larder.args(["pull", IMAGE]).args(&flags).stdin(Stdio::null()).output().unwrap());
         run.stderr.contains("can be changed by others")
     };
     assert!(!refused());

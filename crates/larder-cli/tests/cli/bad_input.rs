@@ -7,7 +7,7 @@ use std::process::Stdio;
 use larder_testkit_peers::fake_cri::Rpc;
 use tonic::Code;
 
-use crate::world::{Run, World};
+use crate::world::{CliFixture, CliOutput};
 
 const GOOD: &str = "apiVersion: v1
 kind: Pod
@@ -18,7 +18,7 @@ spec: {containers: [{name: main, image: 'busybox:1.36'}]}
 
 #[test]
 fn each_bad_document_is_named_and_the_good_ones_proceed() {
-    let world = World::offering(&["busybox:1.36"]);
+    let world = CliFixture::offering(&["busybox:1.36"]);
     let text = format!(
         "{GOOD}kind: Pod
   wrong: [indentation
@@ -65,7 +65,7 @@ metadata: {{name: config}}
 
 #[test]
 fn files_that_cannot_be_read_are_named() {
-    let world = World::offering(&["busybox:1.36"]);
+    let world = CliFixture::offering(&["busybox:1.36"]);
     world.file("good.yaml", GOOD);
     world.file("empty.yaml", "# nothing\n");
     world.file("services.yaml", "apiVersion: v1\nkind: Service\n");
@@ -82,7 +82,7 @@ fn files_that_cannot_be_read_are_named() {
 
 #[test]
 fn easy_slips_in_manifests_get_a_hint() {
-    let world = World::new();
+    let world = CliFixture::new();
     let pod = |spec: &str| format!("apiVersion: v1\nkind: Pod\nmetadata: {{name: web}}\nspec: {spec}\n");
     for (text, hint) in [
         (pod("{containrs: [{name: a, image: 'a:1'}]}"), "containrs: did you mean containers?"),
@@ -115,7 +115,7 @@ fn easy_slips_in_manifests_get_a_hint() {
 
 #[test]
 fn input_without_anything_to_ensure_is_an_error() {
-    let world = World::new();
+    let world = CliFixture::new();
     world.file("services.yaml", "apiVersion: v1\nkind: Service\n");
     world.larder(&["ensure", "-f", "services.yaml"]).expect(2).golden("nothing-to-ensure.txt", &world);
     assert_eq!(world.cri.received(), [], "the runtime is not asked");
@@ -123,7 +123,7 @@ fn input_without_anything_to_ensure_is_an_error() {
 
 #[test]
 fn bad_arguments_are_named_and_the_good_ones_proceed() {
-    let world = World::offering(&["busybox:1.36"]);
+    let world = CliFixture::offering(&["busybox:1.36"]);
     let long = "a/".repeat(200) + "a";
     let run = world.larder(&["ensure", "busybox:1.36", "Busybox", "", "https://r.example/app", &long]);
     let run = run.expect(2);
@@ -140,7 +140,7 @@ fn bad_arguments_are_named_and_the_good_ones_proceed() {
 
 #[test]
 fn blank_names_are_refused_by_every_command_and_the_runtime_is_not_asked() {
-    let world = World::new();
+    let world = CliFixture::new();
     for command in ["rm", "inspect", "pull", "ensure"] {
         for blank in ["", " "] {
             let run = world.larder(&[command, blank]).expect(2);
@@ -153,7 +153,7 @@ fn blank_names_are_refused_by_every_command_and_the_runtime_is_not_asked() {
 
 #[test]
 fn contradictory_and_unknown_flags_are_bad_input() {
-    let world = World::new();
+    let world = CliFixture::new();
     for arguments in [
         &["ensure"][..],
         &["ensure", "-R", "busybox:1"],
@@ -180,7 +180,7 @@ fn contradictory_and_unknown_flags_are_bad_input() {
 
 #[test]
 fn an_authfile_that_cannot_be_used_is_named() {
-    let world = World::new();
+    let world = CliFixture::new();
     fs_err::create_dir(world.home.path().join("directory")).unwrap();
     world.file("broken.json", "{\"auths\": {\"r.example\": {\"auth\": \"hunter2!\"}}}");
     let huge = fs_err::File::create(world.home.path().join("huge.json")).unwrap();
@@ -195,7 +195,7 @@ fn an_authfile_that_cannot_be_used_is_named() {
 
 #[test]
 fn a_docker_config_that_is_skipped_is_told() {
-    let world = World::offering(&["busybox:1"]);
+    let world = CliFixture::offering(&["busybox:1"]);
     let config = world.file(".docker/config.json", "{\"auths\": 1}");
     let run = world.larder(&["pull", "busybox:1"]).expect(0);
     assert!(run.stderr.contains("warning: skipped credentials: "), "{run:?}");
@@ -207,7 +207,7 @@ fn a_docker_config_that_is_skipped_is_told() {
 
 #[test]
 fn a_missing_socket_is_one_clear_line_and_exit_code_3() {
-    let world = World::new();
+    let world = CliFixture::new();
     for command in
         [&["ensure", "busybox:1"][..], &["pull", "a:1"], &["images"], &["df"], &["runtime"], &["rm", "a"]]
     {
@@ -220,23 +220,23 @@ fn a_missing_socket_is_one_clear_line_and_exit_code_3() {
 
 #[test]
 fn ensure_without_anything_says_what_it_takes() {
-    let run = World::new().larder(&["ensure"]).expect(2);
+    let run = CliFixture::new().larder(&["ensure"]).expect(2);
     assert!(
         run.stderr.starts_with("error: nothing to ensure: name images or give -f FILE\nhint: "),
         "{run:?}"
     );
-    let usage = World::new().larder(&["pull"]).expect(2).stderr;
+    let usage = CliFixture::new().larder(&["pull"]).expect(2).stderr;
     assert!(!usage.contains("--backend"), "{usage}");
 }
 
 #[test]
 fn the_variable_names_a_runtime_and_a_bad_one_is_named() {
-    let world = World::offering(&["busybox:1.36"]);
+    let world = CliFixture::offering(&["busybox:1.36"]);
     let run = |backend: &str| {
         let mut command = world.command(&["runtime"]);
         command.env("LARDER_BACKEND", backend);
         command.env("CONTAINER_RUNTIME_ENDPOINT", world.cri.endpoint().to_string());
-        Run::of(command.output().unwrap())
+        CliOutput::of(command.output().unwrap())
     };
     run("cri").expect(0);
     let gone = run("/nowhere.sock").expect(3);
@@ -247,7 +247,7 @@ fn the_variable_names_a_runtime_and_a_bad_one_is_named() {
 
 #[test]
 fn a_runtime_that_hangs_after_its_greeting_is_unreachable() {
-    let world = World::new();
+    let world = CliFixture::new();
     world.cri.hang_next(Rpc::Version);
     let run = world.larder(&["--timeout", "100ms", "runtime"]).expect(3);
     assert!(run.stderr.starts_with("error: the runtime did not answer in time: "), "{run:?}");
@@ -256,7 +256,7 @@ fn a_runtime_that_hangs_after_its_greeting_is_unreachable() {
 
 #[test]
 fn a_runtime_that_comes_up_within_the_time_to_retry_is_waited_for() {
-    let mut world = World::offering(&["busybox:1.36"]);
+    let mut world = CliFixture::offering(&["busybox:1.36"]);
     world.cri.stop();
     let mut command = world.command(&["ensure", "--retry-for", "60", "busybox:1.36"]);
     command.stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -274,7 +274,7 @@ fn a_runtime_that_comes_up_within_the_time_to_retry_is_waited_for() {
 
 #[test]
 fn an_unreachable_backend_outranks_bad_input_which_outranks_failure() {
-    let mut world = World::new();
+    let mut world = CliFixture::new();
     world.cri.refuse(Rpc::PullImage, Code::Unknown, "no route to host");
     world.larder(&["ensure", "busybox:1"]).expect(1);
     world.larder(&["ensure", "busybox:1", "Bad"]).expect(2);
@@ -284,7 +284,7 @@ fn an_unreachable_backend_outranks_bad_input_which_outranks_failure() {
 
 #[test]
 fn programs_get_their_data_even_if_the_backend_is_unreachable() {
-    let world = World::new();
+    let world = CliFixture::new();
     world.file("pods.yaml", &format!("{GOOD}{}", GOOD.replace("busybox:1.36", "Bad").replace("good", "bad")));
     for format in ["json", "yaml"] {
         let arguments = ["--backend", "/nowhere/cri.sock", "ensure", "-f", "pods.yaml", "-o", format];
@@ -303,7 +303,7 @@ fn unreadable_files_are_told_to_those_who_may_not_read_them() {
     if rustix::process::geteuid().is_root() {
         return; // root may read everything
     }
-    let world = World::new();
+    let world = CliFixture::new();
     let path = world.file("locked.yaml", GOOD);
     fs_err::set_permissions(&path, std::fs::Permissions::from_mode(0o000)).unwrap();
     let run = world.larder(&["ensure", "-f", "locked.yaml"]).expect(2);

@@ -4,13 +4,13 @@ use larder_cri::proto;
 use larder_store::store::{Store, StoreConfig};
 use serde_json::json;
 
-use crate::world::{Run, World};
+use crate::world::{CliFixture, CliOutput};
 
 const NAMES: [&str; 2] = ["r.example/shop/web:1", "r.example/shop/api:1"];
 
 /// A runtime with two images, which somebody wanted long ago.
-fn world() -> World {
-    let world = World::offering(&NAMES);
+fn world() -> CliFixture {
+    let world = CliFixture::offering(&NAMES);
     world.larder(&["pull", NAMES[0], NAMES[1]]).expect(0);
     world.end_leases();
     world
@@ -62,13 +62,15 @@ fn all_unused_removes_what_no_rule_keeps_and_the_journal_tells() {
 fn log_filters_choose_targets_and_mistakes_in_them_are_refused() {
     let world = world();
     let all = ["gc", "--all-unused", "--minimum-image-ttl-duration=0", "-v"];
-    let run = Run::of(world.command(&all).env("LARDER_LOG", "larder::gc=loud").output().unwrap()).expect(2);
+    let run =
+        CliOutput::of(world.command(&all).env("LARDER_LOG", "larder::gc=loud").output().unwrap()).expect(2);
     assert_eq!(
         run.stderr.lines().next(),
         Some(r#"error: LARDER_LOG="larder::gc=loud": "larder::gc=loud" has no known level"#)
     );
     assert!(run.stderr.contains("hint: write LEVEL or TARGET=LEVEL"), "{run:?}");
-    let run = Run::of(world.command(&all).env("LARDER_LOG", "larder::gc=info").output().unwrap()).expect(0);
+    let run =
+        CliOutput::of(world.command(&all).env("LARDER_LOG", "larder::gc=info").output().unwrap()).expect(0);
     let lines: Vec<&str> = run.stderr.lines().filter(|line| line.starts_with("info: ")).collect();
     assert_eq!(lines.len(), NAMES.len(), "{run:?}");
     assert!(lines.iter().all(|line| line.starts_with("info: removed an image image=sha256:")), "{lines:?}");
@@ -77,7 +79,7 @@ fn log_filters_choose_targets_and_mistakes_in_them_are_refused() {
 
 #[test]
 fn no_name_of_an_image_goes_silently() {
-    let world = World::new();
+    let world = CliFixture::new();
     let (api, keepme) = ("r.example/shop/api:2", "r.example/shop/keepme:1");
     let (base, web) = ("r.example/shop/base:1", "r.example/shop/web:1");
     for (name, id) in [(api, 1), (keepme, 1), (base, 2), (web, 2)] {
@@ -89,7 +91,7 @@ fn no_name_of_an_image_goes_silently() {
     world.larder(&["keep", web]).expect(0);
     let (short, wide) = (format!("{api} (+1 name)"), format!("{api}, {keepme}"));
     let all = ["gc", "--all-unused", "--minimum-image-ttl-duration=0"];
-    let has = |run: &Run, text: &str| run.stdout.lines().any(|line| line.starts_with(text));
+    let has = |run: &CliOutput, text: &str| run.stdout.lines().any(|line| line.starts_with(text));
     let run = world.larder(&[&all[..], &["--dry-run"]].concat()).expect(0);
     assert!(has(&run, &short), "{run:?}");
     assert!(has(&run, &format!("{web} (+1 name)")), "the name that the rule means: {run:?}");
@@ -135,14 +137,14 @@ fn a_context_of_docker_that_leads_nowhere_is_named() {
     fs_err::write(folder.join("meta.json"), meta.to_string()).unwrap();
     let mut command = crate::world::larder(home.path());
     command.env("DOCKER_CONTEXT", "dead").args(["--backend", "docker", "images"]);
-    let run = Run::of(command.output().unwrap()).expect(3);
+    let run = CliOutput::of(command.output().unwrap()).expect(3);
     assert!(run.stderr.contains("there is no such socket"), "{run:?}");
     assert!(run.stderr.contains("hint: the socket is the one that DOCKER_CONTEXT=dead names"), "{run:?}");
 }
 
 #[test]
 fn what_a_command_just_ensured_is_left_alone_by_the_next_that_collects() {
-    let world = World::offering(&NAMES);
+    let world = CliFixture::offering(&NAMES);
     world.larder(&["ensure", NAMES[0]]).expect(0);
     world.larder(&["pull", NAMES[1]]).expect(0);
     let all = ["gc", "--all-unused", "--minimum-image-ttl-duration=0", "-o", "json"];
@@ -247,7 +249,7 @@ fn explain_says_why_an_image_stays_and_names_the_nearest() {
 
 #[test]
 fn that_not_enough_could_be_freed_is_said_once_and_in_the_units_of_the_rest() {
-    let world = World::new();
+    let world = CliFixture::new();
     let root = world.home.path().join("store");
     drop(Store::open(&root, StoreConfig::default()).unwrap());
     let (root, marks) =

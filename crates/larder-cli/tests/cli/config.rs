@@ -2,13 +2,13 @@
 
 use std::process::Stdio;
 
-use crate::world::{Run, World};
+use crate::world::{CliFixture, CliOutput};
 
 const HEAD: &str = "apiVersion: larder.dev/v1alpha1\nkind: LarderConfiguration\n";
 
 /// A world with a file of larder's and one of kubelet's.
-fn world() -> World {
-    let world = World::new();
+fn world() -> CliFixture {
+    let world = CliFixture::new();
     world.file("c.yaml", &format!("{HEAD}imageGCHighThresholdPercent: 90\ngc:\n  period: 1m\n"));
     world.file(
         "k.yaml",
@@ -85,7 +85,7 @@ fn the_file_may_be_named_by_a_variable() {
     let world = world();
     let run = |name: &str| {
         let mut command = world.command(&["config"]);
-        Run::of(command.env("LARDER_CONFIG", name).stdin(Stdio::null()).output().unwrap())
+        CliOutput::of(command.env("LARDER_CONFIG", name).stdin(Stdio::null()).output().unwrap())
     };
     assert!(run("c.yaml").expect(0).stdout.contains("90 # c.yaml:3"));
     let absent = run("absent.yaml").expect(2);
@@ -101,7 +101,7 @@ fn flags_of_kubelet_are_only_in_the_long_help() {
 
 #[test]
 fn a_group_that_this_machine_does_not_have_is_told_by_a_check() {
-    let world = World::new();
+    let world = CliFixture::new();
     world.file("c.yaml", &format!("{HEAD}listen:\n  group: no-such-group\n"));
     let run = world.larder(&["config", "--check", "c.yaml"]).expect(2);
     assert!(

@@ -5,17 +5,17 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::os::unix::net::UnixListener;
 use std::process::Stdio;
 
-use crate::world::{Run, World, larder, unprivileged};
+use crate::world::{CliFixture, CliOutput, larder, unprivileged};
 
 #[test]
 fn without_a_backend_images_are_in_the_users_own_store_whatever_crictl_talks_to() {
-    let world = World::offering(&["busybox:1.36"]);
+    let world = CliFixture::offering(&["busybox:1.36"]);
     let data = world.home.path().join("data");
     let run = |arguments: &[&str]| {
         let mut command = unprivileged(world.home.path());
         command.env("XDG_DATA_HOME", &data).env("LARDER_BACKEND", "");
         command.env("CONTAINER_RUNTIME_ENDPOINT", world.cri.endpoint().to_string());
-        Run::of(command.args(arguments).stdin(Stdio::null()).output().unwrap())
+        CliOutput::of(command.args(arguments).stdin(Stdio::null()).output().unwrap())
     };
     // The registry's name leads nowhere; a store is made before it is asked.
     run(&["pull", "127.0.0.1:1/no/such:1"]).expect(1);
@@ -55,7 +55,7 @@ fn a_mistyped_root_does_not_become_a_store() {
     ] {
         for arguments in LOOKING {
             let run = larder(home.path()).args(["--root", root]).args(arguments).output().unwrap();
-            let run = Run::of(run).expect(3);
+            let run = CliOutput::of(run).expect(3);
             assert!(run.stderr.contains(said) && run.stderr.contains("hint: "), "{arguments:?}: {run:?}");
             assert_eq!(run.stdout, "", "{arguments:?}");
         }
@@ -63,7 +63,7 @@ fn a_mistyped_root_does_not_become_a_store() {
     assert!(!home.path().join("nowhere").exists());
     assert_eq!(fs_err::read_dir(home.path().join("empty")).unwrap().count(), 0);
     let run = larder(home.path()).args(["--root", "file", "pull", "127.0.0.1:1/no:1"]).output().unwrap();
-    assert!(Run::of(run).expect(3).stderr.contains("file is no folder"));
+    assert!(CliOutput::of(run).expect(3).stderr.contains("file is no folder"));
 }
 
 #[test]
@@ -71,13 +71,13 @@ fn commands_of_the_store_say_that_the_variable_changes_nothing() {
     let home = tempfile::tempdir().unwrap();
     let mut command = unprivileged(home.path());
     command.env("LARDER_BACKEND", "cri").args(["mount", "busybox", "/mnt"]);
-    let run = Run::of(command.output().unwrap()).expect(3);
+    let run = CliOutput::of(command.output().unwrap()).expect(3);
     assert!(run.stderr.contains("LARDER_BACKEND=cri is not read"), "{run:?}");
 }
 
 #[test]
 fn pulls_without_a_pod_are_told_without_one() {
-    let world = World::offering(&["busybox:1.36"]);
+    let world = CliFixture::offering(&["busybox:1.36"]);
     let run = world.larder(&["-v", "pull", "busybox:1.36"]).expect(0);
     assert!(run.stderr.contains("info: Pulling image") && !run.stderr.contains("//"), "{run:?}");
 }
@@ -104,7 +104,7 @@ fn the_usual_daemon_is_not_asked_about_images_that_a_settings_file_names() {
     ] {
         let text = format!("apiVersion: larder.dev/v1alpha1\nkind: LarderConfiguration\n{settings}\n");
         fs_err::write(at("c.yaml"), text).unwrap();
-        let run = Run::of(command.output().unwrap()).expect(code);
+        let run = CliOutput::of(command.output().unwrap()).expect(code);
         assert_eq!(run.stderr.contains("asking the daemon at"), asks, "{settings}: {run:?}");
         assert_eq!(run.stderr.contains("larder.sock"), asks, "{settings}: {run:?}");
     }
@@ -115,7 +115,7 @@ fn before_the_first_pull_lists_are_empty_and_say_so() {
     let home = tempfile::tempdir().unwrap();
     let run = |arguments: &[&str]| {
         let mut command = unprivileged(home.path());
-        Run::of(command.args(arguments).stdin(Stdio::null()).output().unwrap())
+        CliOutput::of(command.args(arguments).stdin(Stdio::null()).output().unwrap())
     };
     for list in ["images", "df", "mounts"] {
         let told = run(&[list]).expect(0).stderr;

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use larder_testkit_peers::process::{PATIENCE, poll};
 use rustix::process::{Pid, Signal, kill_process};
 
-use crate::world::{Run, larder, unprivileged};
+use crate::world::{CliOutput, larder, unprivileged};
 
 /// What every run says, whatever was measured.
 const SAID: [&str; 12] = [
@@ -24,10 +24,10 @@ const SAID: [&str; 12] = [
     "\nAll steps hold. It took ",
 ];
 
-fn run(mut command: Command, arguments: &[&str], folder: &Path) -> Run {
+fn run(mut command: Command, arguments: &[&str], folder: &Path) -> CliOutput {
     let folder = folder.join("tmp");
     command.env("TMPDIR", &folder).env("TERM", "dumb").env("NO_COLOR", "1").arg("demo").args(arguments);
-    Run::of(command.stdin(Stdio::null()).output().unwrap())
+    CliOutput::of(command.stdin(Stdio::null()).output().unwrap())
 }
 
 /// A folder of the test's own, open to all, with a place for temporary files.
@@ -43,7 +43,7 @@ fn left_in(home: &Path) -> Vec<String> {
 }
 
 #[track_caller]
-fn assert_all_said(run: &Run) {
+fn assert_all_said(run: &CliOutput) {
     for text in SAID {
         assert_eq!(run.stdout.matches(text).count(), 1, "{text:?}\n{}\n{}", run.stdout, run.stderr);
     }
@@ -84,7 +84,7 @@ fn the_folder_is_kept_when_that_is_wanted() {
     assert!(kept.stdout.contains(&format!("\nKept: {}/tmp/{folder}. ", home.path().display())), "{kept:?}");
     let store = home.path().join("tmp").join(folder).join("store");
     let images = larder(home.path()).arg("--root").arg(store).args(["images", "-q"]).output().unwrap();
-    assert_eq!(Run::of(images).expect(0).stdout.lines().count(), 2);
+    assert_eq!(CliOutput::of(images).expect(0).stdout.lines().count(), 2);
 }
 
 #[test]
@@ -99,7 +99,7 @@ fn an_interrupt_ends_it_and_takes_the_folder_away() {
     poll(PATIENCE, pulling).expect("it begins to pull");
     assert_eq!(left_in(home.path()).len(), 1);
     kill_process(Pid::from_child(&child), Signal::INT).unwrap();
-    let run = Run::of(child.wait_with_output().unwrap()).expect(130);
+    let run = CliOutput::of(child.wait_with_output().unwrap()).expect(130);
     assert!(run.stderr.contains("interrupted"), "{run:?}");
     assert_eq!(left_in(home.path()), [""; 0]);
 }

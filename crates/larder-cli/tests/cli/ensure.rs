@@ -6,7 +6,7 @@ use larder_testkit_peers::fake_cri::Rpc;
 use serde_json::json;
 use tonic::Code;
 
-use crate::world::World;
+use crate::world::CliFixture;
 
 /// A pod with one container of this image.
 fn pod(name: &str, image: &str) -> String {
@@ -17,7 +17,7 @@ fn pod(name: &str, image: &str) -> String {
 
 #[test]
 fn a_missing_image_is_pulled_with_kubelets_events_and_found_the_next_time() {
-    let world = World::offering(&["busybox:1.36"]);
+    let world = CliFixture::offering(&["busybox:1.36"]);
     world.file("pod.yaml", &pod("web", "busybox:1.36"));
     world.larder(&["ensure", "-f", "pod.yaml"]).expect(0).golden("ensure-pulled.txt", &world);
     world.larder(&["ensure", "-f", "pod.yaml"]).expect(0).golden("ensure-present.txt", &world);
@@ -26,7 +26,7 @@ fn a_missing_image_is_pulled_with_kubelets_events_and_found_the_next_time() {
 
 #[test]
 fn a_failed_pull_tells_when_the_back_off_ends() {
-    let world = World::new();
+    let world = CliFixture::new();
     world.file("pod.yaml", &pod("web", "busybox:1.36"));
     world.cri.refuse(Rpc::PullImage, Code::Unknown, "no route to host");
     world.larder(&["ensure", "-f", "pod.yaml"]).expect(1).golden("ensure-failed.txt", &world);
@@ -34,7 +34,7 @@ fn a_failed_pull_tells_when_the_back_off_ends() {
 
 #[test]
 fn policies_come_from_the_flag_then_the_manifest_then_the_tag() {
-    let world = World::offering(&["busybox:latest", "busybox:1.36"]);
+    let world = CliFixture::offering(&["busybox:latest", "busybox:1.36"]);
     world.larder(&["ensure", "busybox:latest", "busybox:1.36"]).expect(0);
     assert_eq!(world.cri.calls(Rpc::PullImage).started, 2);
     world.larder(&["ensure", "busybox", "busybox:1.36"]).expect(0);
@@ -47,7 +47,7 @@ fn policies_come_from_the_flag_then_the_manifest_then_the_tag() {
 
 #[test]
 fn a_retry_waits_for_the_back_off_and_shows_it() {
-    let world = World::offering(&["busybox:1.36"]);
+    let world = CliFixture::offering(&["busybox:1.36"]);
     world.cri.fail_next(Rpc::PullImage, Code::Unknown, "no route to host");
     let run = world.larder(&["ensure", "--retry-for", "1500ms", "busybox:1.36"]).expect(1);
     assert!(run.stdout.contains("Back-off pulling image \"busybox:1.36\""), "{run:?}");
@@ -58,7 +58,7 @@ fn a_retry_waits_for_the_back_off_and_shows_it() {
 
 #[test]
 fn a_pull_that_takes_too_long_is_cancelled_and_counts_as_failed() {
-    let world = World::offering(&["busybox:1.36"]);
+    let world = CliFixture::offering(&["busybox:1.36"]);
     world.cri.hang_next(Rpc::PullImage);
     let run = world.larder(&["ensure", "--pull-timeout", "200ms", "busybox:1.36"]).expect(1);
     assert!(run.stdout.contains("the pull had not ended after 200ms and was cancelled"), "{run:?}");
@@ -69,7 +69,7 @@ fn a_pull_that_takes_too_long_is_cancelled_and_counts_as_failed() {
 
 #[test]
 fn two_pods_that_want_one_image_cause_one_pull() {
-    let world = World::offering(&["busybox:1.36"]);
+    let world = CliFixture::offering(&["busybox:1.36"]);
     world.file("pods.yaml", &(pod("one", "busybox:1.36") + &pod("two", "busybox:1.36")));
     let held = world.cri.hold_next(Rpc::PullImage);
     let child = world
@@ -81,14 +81,14 @@ fn two_pods_that_want_one_image_cause_one_pull() {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     runtime.block_on(world.cri.until(Rpc::PullImage, |calls| calls.started == 1));
     held.release();
-    let run = crate::world::Run::of(child.wait_with_output().unwrap()).expect(0);
+    let run = crate::world::CliOutput::of(child.wait_with_output().unwrap()).expect(0);
     assert_eq!(run.json()["summary"], json!({"present": 0, "pulled": 2, "failed": 0, "unfinished": 0}));
     assert_eq!(world.cri.calls(Rpc::PullImage).started, 1);
 }
 
 #[test]
 fn json_has_images_events_bad_input_and_a_summary() {
-    let world = World::offering(&["busybox:1.36"]);
+    let world = CliFixture::offering(&["busybox:1.36"]);
     let service = "apiVersion: v1\nkind: Service\n";
     world.file("pod.yaml", &(pod("web", "busybox:1.36") + &pod("bad", "Bad") + service));
     let run = world.larder(&["ensure", "-f", "pod.yaml", "-o", "json"]).expect(2);
@@ -129,7 +129,7 @@ fn json_has_images_events_bad_input_and_a_summary() {
 
 #[test]
 fn yaml_has_the_shape_of_json() {
-    let world = World::offering(&["busybox:1.36"]);
+    let world = CliFixture::offering(&["busybox:1.36"]);
     let run = world.larder(&["ensure", "busybox:1.36", "-o", "yaml"]).expect(0);
     let value: serde_json::Value = serde_saphyr::from_str(&run.stdout).unwrap();
     assert_eq!(value["summary"], json!({"present": 0, "pulled": 1, "failed": 0, "unfinished": 0}));
@@ -138,7 +138,7 @@ fn yaml_has_the_shape_of_json() {
 
 #[test]
 fn pods_are_passed_to_the_runtime_with_annotations_and_sandbox() {
-    let world = World::offering(&["busybox:1.36"]);
+    let world = CliFixture::offering(&["busybox:1.36"]);
     let text =
         pod("web", "busybox:1.36").replace("{name: web}", "{name: web, uid: u-1, annotations: {a: b}}");
     world.larder_reading(&text, &["ensure", "-f", "-"]).expect(0);
@@ -151,7 +151,7 @@ fn pods_are_passed_to_the_runtime_with_annotations_and_sandbox() {
 
 #[test]
 fn pull_prints_the_ids_in_the_order_of_the_arguments() {
-    let world = World::offering(&["a:1", "b:1"]);
+    let world = CliFixture::offering(&["a:1", "b:1"]);
     let run = world.larder(&["pull", "b:1", "a:1"]).expect(0);
     run.golden("pull.txt", &world);
     let run = world.larder(&["pull", "-q", "a:1"]).expect(0);
@@ -161,7 +161,7 @@ fn pull_prints_the_ids_in_the_order_of_the_arguments() {
 
 #[test]
 fn pull_tells_what_came_of_each_image_as_data() {
-    let mut world = World::offering(&["a:1"]);
+    let mut world = CliFixture::offering(&["a:1"]);
     let run = world.larder(&["pull", "-o", "json", "a:1", "nowhere:1", "Bad"]).expect(2);
     let mut json = run.json();
     for key in ["pullSeconds", "totalSeconds"] {
@@ -192,7 +192,7 @@ fn pull_tells_what_came_of_each_image_as_data() {
 
 #[test]
 fn a_directory_is_read_by_name_and_deeper_only_if_asked() {
-    let world = World::offering(&["a:1", "b:1", "c:1"]);
+    let world = CliFixture::offering(&["a:1", "b:1", "c:1"]);
     world.file("pods/b.yml", &pod("b", "b:1"));
     world.file("pods/a.yaml", &pod("a", "a:1"));
     world.file("pods/deep/c.json", &json_pod("c", "c:1"));
@@ -208,7 +208,7 @@ fn a_directory_is_read_by_name_and_deeper_only_if_asked() {
 
 #[test]
 fn pipes_are_read_where_they_are_named_and_not_where_they_lie_in_a_directory() {
-    let world = World::offering(&["a:1", "b:1"]);
+    let world = CliFixture::offering(&["a:1", "b:1"]);
     world.file("pods/a.yaml", &pod("a", "a:1"));
     let pipe = world.home.path().join("pods/b.yaml");
     rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR).unwrap();
@@ -232,7 +232,7 @@ fn json_pod(name: &str, image: &str) -> String {
 
 #[test]
 fn a_reader_that_goes_away_is_a_quiet_success() {
-    let world = World::offering(&["busybox:1.36"]);
+    let world = CliFixture::offering(&["busybox:1.36"]);
     for arguments in [&["ensure", "busybox:1.36"][..], &["images"], &["--help"], &["completions", "bash"]] {
         let mut child = world
             .command(arguments)
@@ -242,23 +242,23 @@ fn a_reader_that_goes_away_is_a_quiet_success() {
             .spawn()
             .unwrap();
         drop(child.stdout.take());
-        let run = crate::world::Run::of(child.wait_with_output().unwrap()).expect(0);
+        let run = crate::world::CliOutput::of(child.wait_with_output().unwrap()).expect(0);
         assert_eq!(run.stderr, "", "{arguments:?}");
     }
 }
 
 #[test]
 fn a_result_that_cannot_be_written_is_an_error() {
-    let world = World::offering(&["busybox:1.36"]);
+    let world = CliFixture::offering(&["busybox:1.36"]);
     let full = fs_err::OpenOptions::new().write(true).open("/dev/full").unwrap();
     let mut command = world.command(&["pull", "busybox:1.36"]);
-    let run = crate::world::Run::of(command.stdout(full.into_parts().0).output().unwrap()).expect(1);
+    let run = crate::world::CliOutput::of(command.stdout(full.into_parts().0).output().unwrap()).expect(1);
     assert!(run.stderr.contains("could not write the result"), "{run:?}");
 }
 
 #[test]
 fn a_bad_name_fails_its_container_and_not_the_pod() {
-    let world = World::offering(&["busybox:1.36"]);
+    let world = CliFixture::offering(&["busybox:1.36"]);
     world.file(
         "pod.yaml",
         "apiVersion: v1
@@ -272,7 +272,7 @@ spec: {containers: [{name: bad, image: Busybox}, {name: good, image: 'busybox:1.
 
 #[test]
 fn an_object_of_any_kind_with_a_pod_template_wants_the_images_of_its_pods() {
-    let world = World::offering(&["a:1", "b:1"]);
+    let world = CliFixture::offering(&["a:1", "b:1"]);
     let object = |api_version: &str, kind: &str, container: &str| {
         format!(
             "apiVersion: {api_version}\nkind: {kind}\nmetadata: {{name: web}}\n\
@@ -297,7 +297,7 @@ fn an_object_of_any_kind_with_a_pod_template_wants_the_images_of_its_pods() {
 
 #[test]
 fn a_misspelt_kind_is_bad_input_and_a_strange_one_is_not() {
-    let world = World::offering(&["busybox:1.36"]);
+    let world = CliFixture::offering(&["busybox:1.36"]);
     world.file(
         "pod.yaml",
         &(pod("web", "busybox:1.36") + "apiVersion: apps/v1\nkind: Deploymnet\nmetadata: {name: x}\n"),

@@ -2,15 +2,15 @@
 
 use std::os::unix::fs::PermissionsExt as _;
 
-use larder_testkit::fault_registry::{Auth, Fault, FaultRegistry, On};
+use larder_testkit::fault_registry::{FaultRegistry, FaultRegistryAuth, FaultTrigger, ResponseFault};
 use serde_json::{Value, json};
 
-use crate::world::{Run, World};
+use crate::world::{CliFixture, CliOutput};
 
 fn registry() -> FaultRegistry {
     let registry = FaultRegistry::start();
     registry.put_image("team/app", "1", "application/vnd.oci.image.layer.v1.tar", &[vec![0; 1024]], &[]);
-    registry.require(Auth::Basic { user: "bob".into(), password: "planted-right".into() });
+    registry.require(FaultRegistryAuth::Basic { user: "bob".into(), password: "planted-right".into() });
     registry
 }
 
@@ -32,7 +32,7 @@ fn pod(name: &str, image: &str, secrets: &[&str]) -> String {
 
 #[test]
 fn each_credential_is_told_with_its_place_its_host_and_the_answer() {
-    let (world, registry, mirror) = (World::new(), registry(), FaultRegistry::start());
+    let (world, registry, mirror) = (CliFixture::new(), registry(), FaultRegistry::start());
     let (image, host) = (registry.image("team/app:1"), registry.address());
     let hosts = format!("server = \"{}\"\n[host.\"{}\"]\n", registry.url(), mirror.url());
     world.file(&format!("certs.d/{host}/hosts.toml"), &hosts);
@@ -87,12 +87,12 @@ fn each_credential_is_told_with_its_place_its_host_and_the_answer() {
 
 #[test]
 fn without_any_credential_it_is_the_anonymous_attempt_that_is_told() {
-    let (world, registry) = (World::new(), registry());
+    let (world, registry) = (CliFixture::new(), registry());
     let image = registry.image("team/app:1");
     let run = world.larder(&["explain", "access", &image]).expect(1);
     assert!(run.stdout.contains(&format!("{image} for image: it cannot be pulled")), "{run:?}");
     assert!(run.stdout.contains("nowhere: anonymous"), "{run:?}");
-    registry.require(Auth::None);
+    registry.require(FaultRegistryAuth::None);
     let run = world.larder(&["explain", "access", &image, "-o", "json"]).expect(0);
     assert_eq!(run.json()["askers"][0]["credentials"][0]["foundIn"], Value::Null);
     assert!(run.stderr.contains("note: asked by larder"), "a runtime may be configured otherwise: {run:?}");
@@ -100,7 +100,7 @@ fn without_any_credential_it_is_the_anonymous_attempt_that_is_told() {
 
 #[test]
 fn what_comes_after_the_credential_that_is_taken_is_not_tried() {
-    let (world, registry) = (World::new(), registry());
+    let (world, registry) = (CliFixture::new(), registry());
     let (image, host) = (registry.image("team/app:1"), registry.address());
     world.file("secrets.yaml", &(secret("a", &host, "planted-right") + &secret("b", &host, "planted-wrong")));
     let run = world.larder(&["explain", "access", &image, "--secret", "secrets.yaml"]).expect(0);
@@ -110,7 +110,7 @@ fn what_comes_after_the_credential_that_is_taken_is_not_tried() {
 
 #[test]
 fn an_image_that_no_pod_wants_and_a_bad_name_are_bad_input() {
-    let world = World::new();
+    let world = CliFixture::new();
     world.file("pod.yaml", &pod("web", "registry.example/x:1", &[]));
     let run = world.larder(&["explain", "access", "registry.example/y:1", "-f", "pod.yaml"]).expect(2);
     assert!(run.stderr.contains("no pod in these files wants registry.example/y:1"), "{run:?}");
@@ -120,12 +120,12 @@ fn an_image_that_no_pod_wants_and_a_bad_name_are_bad_input() {
 
 #[test]
 fn a_redirect_is_followed_as_a_pull_does_and_without_the_credential() {
-    let (world, registry, elsewhere) = (World::new(), registry(), FaultRegistry::start());
+    let (world, registry, elsewhere) = (CliFixture::new(), registry(), FaultRegistry::start());
     let put = elsewhere.put_image("x", "1", "application/vnd.oci.image.layer.v1.tar", &[vec![0; 1024]], &[]);
     let (image, host) = (registry.image("team/app:1"), registry.address());
     world.file("secret.yaml", &secret("a", &host, "planted-right"));
     let there = format!("{}/v2/x/manifests/{}", elsewhere.url(), put.manifest);
-    registry.fault(On::path("/manifests/").nth(2..=usize::MAX), Fault::Redirect(there));
+    registry.fault(FaultTrigger::path("/manifests/").nth(2..=usize::MAX), ResponseFault::Redirect(there));
     let run = world.larder(&["explain", "access", &image, "--secret", "secret.yaml"]).expect(0);
     assert!(run.stdout.contains("200 OK"), "{run:?}");
     let asked = elsewhere.requests();
@@ -135,7 +135,7 @@ fn a_redirect_is_followed_as_a_pull_does_and_without_the_credential() {
 
 #[test]
 fn pods_of_one_name_in_two_namespaces_are_two_who_ask() {
-    let (world, registry) = (World::new(), registry());
+    let (world, registry) = (CliFixture::new(), registry());
     let (image, host) = (registry.image("team/app:1"), registry.address());
     let of = |namespace: &str, password: &str| {
         (pod("web", &image, &["s"]) + &secret("s", &host, password))
@@ -154,7 +154,7 @@ fn pods_of_one_name_in_two_namespaces_are_two_who_ask() {
 
 #[test]
 fn a_host_that_serves_digests_alone_is_asked_for_digests_alone() {
-    let (world, registry, mirror) = (World::new(), registry(), FaultRegistry::start());
+    let (world, registry, mirror) = (CliFixture::new(), registry(), FaultRegistry::start());
     let layer = "application/vnd.oci.image.layer.v1.tar";
     let put = mirror.put_image("team/app", "1", layer, &[vec![0; 1024]], &[]);
     let host = registry.address();
@@ -178,14 +178,14 @@ fn a_host_that_serves_digests_alone_is_asked_for_digests_alone() {
 
 #[test]
 fn a_helper_that_fails_is_named_with_its_error_and_not_as_refused() {
-    let (world, registry) = (World::new(), registry());
+    let (world, registry) = (CliFixture::new(), registry());
     let image = registry.image("team/app:1");
     world.file("auth.json", r#"{"credsStore": "test"}"#);
     let program = world.file("bin/docker-credential-test", "#!/bin/sh\necho planted; exit 7\n");
     fs_err::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
     let larder = |arguments: &[&str]| {
         let path = format!("{}:/usr/bin:/bin", program.parent().unwrap().display());
-        Run::of(world.command(arguments).env("PATH", path).output().unwrap())
+        CliOutput::of(world.command(arguments).env("PATH", path).output().unwrap())
     };
 
     let run = larder(&["explain", "access", &image, "--authfile", "auth.json"]).expect(1);

@@ -1,6 +1,6 @@
 //! Help, completions and the manual.
 
-use crate::world::World;
+use crate::world::CliFixture;
 
 const COMMANDS: [&str; 18] = [
     "demo",
@@ -25,7 +25,7 @@ const COMMANDS: [&str; 18] = [
 
 #[test]
 fn every_command_has_help_with_examples_and_needs_no_runtime_for_it() {
-    let mut world = World::new();
+    let mut world = CliFixture::new();
     world.cri.stop();
     let run = world.larder(&["--help"]).expect(0);
     for command in COMMANDS {
@@ -39,7 +39,7 @@ fn every_command_has_help_with_examples_and_needs_no_runtime_for_it() {
 
 #[test]
 fn completions_know_the_commands() {
-    let world = World::new();
+    let world = CliFixture::new();
     for shell in ["bash", "zsh", "fish"] {
         let script = world.larder(&["completions", shell]).expect(0).stdout;
         assert!(COMMANDS.iter().all(|command| script.contains(command)), "{shell}");
@@ -48,7 +48,7 @@ fn completions_know_the_commands() {
 
 #[test]
 fn the_manual_has_a_page_for_each_command() {
-    let world = World::new();
+    let world = CliFixture::new();
     let page = world.larder(&["man"]).expect(0).stdout;
     assert!(page.contains(".TH larder 1"), "{page}");
     let directory = world.home.path().join("man/man1");
@@ -62,6 +62,6 @@ fn the_manual_has_a_page_for_each_command() {
 
 #[test]
 fn the_version_is_told() {
-    let run = World::new().larder(&["--version"]).expect(0);
+    let run = CliFixture::new().larder(&["--version"]).expect(0);
     assert_eq!(run.stdout, format!("larder {}\n", env!("CARGO_PKG_VERSION")));
 }

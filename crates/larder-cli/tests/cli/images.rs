@@ -8,15 +8,15 @@ use larder_testkit_peers::fake_cri::Rpc;
 use serde_json::json;
 use tonic::Code;
 
-use crate::world::{Run, World};
+use crate::world::{CliFixture, CliOutput};
 
 const BUSYBOX: &str = "sha256:1111111111111111111111111111111111111111111111111111111111111111";
 const WEB: &str = "sha256:2222222222222222222222222222222222222222222222222222222222222222";
 const OLD: &str = "sha256:3333333333333333333333333333333333333333333333333333333333333333";
 
 /// Three images, one of them used by a container.
-fn world() -> World {
-    let world = World::new();
+fn world() -> CliFixture {
+    let world = CliFixture::new();
     let image = |id: &str, tags: &[&str], digests: &[&str], size| proto::Image {
         id: id.into(),
         repo_tags: tags.iter().map(|tag| (*tag).to_owned()).collect(),
@@ -140,7 +140,7 @@ fn a_pattern_that_fits_nothing_is_told_with_a_wider_one() {
     assert_eq!(run.stderr, "note: no image fits \"old\"; try '*/old*'\n");
     assert_eq!(world.larder(&["images", "-q", "*/old*"]).expect(0).stdout, format!("{OLD}\n"));
     assert_eq!(world.larder(&["images", "team/old"]).expect(0).stderr.matches("try '*team/old*'").count(), 1);
-    assert_eq!(World::new().larder(&["images", "old"]).expect(0).stderr, "", "there are none at all");
+    assert_eq!(CliFixture::new().larder(&["images", "old"]).expect(0).stderr, "", "there are none at all");
 }
 
 #[test]
@@ -175,7 +175,7 @@ fn what_was_removed_is_told_as_data_up_to_where_the_runtime_goes_away() {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     runtime.block_on(world.cri.until(Rpc::RemoveImage, |calls| calls.started == 2));
     world.cri.stop();
-    let run = Run::of(child.wait_with_output().unwrap());
+    let run = CliOutput::of(child.wait_with_output().unwrap());
     assert_ne!(run.code, Some(0), "{run:?}");
     assert_eq!(run.json(), busybox);
 }

@@ -4,23 +4,23 @@ use std::process::{Child, Stdio};
 use std::time::Duration;
 
 use larder_cri::proto;
-use larder_testkit_peers::fake_cri::{Calls, Rpc};
+use larder_testkit_peers::fake_cri::{CallCounts, Rpc};
 use larder_testkit_peers::process::{PATIENCE, poll, wait_until};
 use rustix::io::ioctl_fionread;
 use rustix::process::{Pid, Signal, kill_process};
 
 use tokio::time::Instant;
 
-use crate::world::{Run, World};
+use crate::world::{CliFixture, CliOutput};
 
 /// Waits until the runtime's calls of this kind are as wanted.
-fn until(world: &World, rpc: Rpc, wanted: impl FnMut(Calls) -> bool) {
+fn until(world: &CliFixture, rpc: Rpc, wanted: impl FnMut(CallCounts) -> bool) {
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
     runtime.block_on(world.cri.until(rpc, wanted));
 }
 
 /// Starts larder, and sends it a signal once the runtime is pulling.
-fn interrupted(world: &World, arguments: &[&str], signal: Signal) -> Run {
+fn interrupted(world: &CliFixture, arguments: &[&str], signal: Signal) -> CliOutput {
     world.cri.hang_next(Rpc::PullImage);
     let child: Child = world
         .command(arguments)
@@ -31,14 +31,14 @@ fn interrupted(world: &World, arguments: &[&str], signal: Signal) -> Run {
         .unwrap();
     until(world, Rpc::PullImage, |calls| calls.running == 1);
     kill_process(Pid::from_child(&child), signal).unwrap();
-    let run = Run::of(child.wait_with_output().unwrap());
+    let run = CliOutput::of(child.wait_with_output().unwrap());
     until(world, Rpc::PullImage, |calls| calls.cancelled == 1);
     run
 }
 
 #[test]
 fn ctrl_c_cancels_the_pull_and_names_what_is_not_finished() {
-    let world = World::new();
+    let world = CliFixture::new();
     let run = interrupted(&world, &["ensure", "busybox:1.36"], Signal::INT).expect(130);
     assert!(run.stdout.contains("0 present, 0 pulled, 0 failed, 1 unfinished"), "{run:?}");
     assert!(run.stderr.contains("error: interrupted; not finished: busybox:1.36"), "{run:?}");
@@ -46,15 +46,15 @@ fn ctrl_c_cancels_the_pull_and_names_what_is_not_finished() {
 
 #[test]
 fn a_termination_is_as_good_as_ctrl_c() {
-    let world = World::new();
+    let world = CliFixture::new();
     let run = interrupted(&world, &["pull", "busybox:1.36"], Signal::TERM).expect(130);
     assert!(run.stderr.contains("error: interrupted; not finished: busybox:1.36"), "{run:?}");
 }
 
 /// A runtime with so many images, and a manifest that wants all of them, that telling of them fills a pipe.
-fn crowded() -> World {
+fn crowded() -> CliFixture {
     let names: Vec<_> = (0..2000).map(|number| format!("registry.example/team/app:{number}")).collect();
-    let world = World::offering(&names.iter().map(String::as_str).collect::<Vec<_>>());
+    let world = CliFixture::offering(&names.iter().map(String::as_str).collect::<Vec<_>>());
     world.cri.change(|contents| {
         contents.images = contents
             .offers
@@ -75,7 +75,7 @@ fn crowded() -> World {
 }
 
 /// larder, once it waits for somebody to read what it prints.
-fn blocked(world: &World, arguments: &[&str]) -> Child {
+fn blocked(world: &CliFixture, arguments: &[&str]) -> Child {
     let child = world.command(arguments).stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
     let pipe = child.stdout.as_ref().unwrap();
     // A line that does not fit is not written in part.
@@ -118,7 +118,7 @@ fn one_signal_is_enough_even_if_nobody_reads() {
 #[test]
 fn the_question_whether_a_failing_runtime_is_gone_can_be_interrupted() {
     for command in ["ensure", "pull"] {
-        let world = World::new();
+        let world = CliFixture::new();
         world.cri.hold_next(Rpc::Version).release();
         world.cri.hang_next(Rpc::Version);
         let child = world
@@ -130,7 +130,7 @@ fn the_question_whether_a_failing_runtime_is_gone_can_be_interrupted() {
             .unwrap();
         until(&world, Rpc::Version, |calls| calls.started == 2 && calls.running == 1);
         kill_process(Pid::from_child(&child), Signal::INT).unwrap();
-        let run = Run::of(child.wait_with_output().unwrap()).expect(130);
+        let run = CliOutput::of(child.wait_with_output().unwrap()).expect(130);
         assert!(
             format!("{run:?}").contains("failed to resolve busybox:1.36"),
             "the failure is told: {run:?}"
@@ -141,7 +141,7 @@ fn the_question_whether_a_failing_runtime_is_gone_can_be_interrupted() {
 
 #[test]
 fn a_runtime_that_does_not_answer_can_be_left() {
-    let world = World::new();
+    let world = CliFixture::new();
     world.cri.hang_next(Rpc::Version);
     let child = world
         .command(&["ensure", "-o", "json", "busybox:1.36"])
@@ -152,7 +152,7 @@ fn a_runtime_that_does_not_answer_can_be_left() {
         .unwrap();
     until(&world, Rpc::Version, |calls| calls.running == 1);
     kill_process(Pid::from_child(&child), Signal::INT).unwrap();
-    let run = Run::of(child.wait_with_output().unwrap()).expect(130);
+    let run = CliOutput::of(child.wait_with_output().unwrap()).expect(130);
     assert_eq!(run.json()["images"][0]["result"], "Unfinished");
     assert!(run.stderr.contains("error: interrupted; not finished: busybox:1.36"), "{run:?}");
 }

@@ -5,41 +5,41 @@ use std::os::fd::{AsFd as _, OwnedFd};
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::process::Stdio;
 
-use larder_testkit::fault_registry::{Auth, FaultRegistry};
+use larder_testkit::fault_registry::{FaultRegistry, FaultRegistryAuth};
 use rustix::pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt};
 use rustix::termios::{LocalModes, tcgetattr};
 use serde_json::{Value, json};
 
-use crate::world::{Run, World, larder};
+use crate::world::{CliFixture, CliOutput, larder};
 
 const PASSWORD: &str = "planted-password";
 
 fn registry() -> FaultRegistry {
     let registry = FaultRegistry::start();
-    registry.require(Auth::Basic { user: "bob".into(), password: PASSWORD.into() });
+    registry.require(FaultRegistryAuth::Basic { user: "bob".into(), password: PASSWORD.into() });
     registry
 }
 
-fn log_in(world: &World, registry: &str, user: &str, password: &str) -> Run {
+fn log_in(world: &CliFixture, registry: &str, user: &str, password: &str) -> CliOutput {
     world.larder_reading(
         &format!("{password}\n"),
         &["-vv", "login", "--username", user, "--password-stdin", registry],
     )
 }
 
-fn config(world: &World) -> Value {
+fn config(world: &CliFixture) -> Value {
     let text = fs_err::read_to_string(world.home.path().join(".docker/config.json")).unwrap();
     serde_json::from_str(&text).unwrap()
 }
 
 #[track_caller]
-fn assert_untold(run: &Run) {
+fn assert_untold(run: &CliOutput) {
     assert!(!format!("{run:?}").contains("planted"), "{run:?}");
 }
 
 #[test]
 fn a_login_that_the_registry_takes_is_written_and_one_that_it_refuses_is_not() {
-    let (world, registry) = (World::new(), registry());
+    let (world, registry) = (CliFixture::new(), registry());
     let host = registry.address();
     let run = log_in(&world, &host, "bob", "planted-wrong").expect(1);
     assert!(run.stderr.contains(&format!("{host} refused the user or the password: 401")), "{run:?}");
@@ -61,7 +61,7 @@ fn a_login_that_the_registry_takes_is_written_and_one_that_it_refuses_is_not() {
 
 #[test]
 fn what_was_in_the_file_stays_and_a_link_stays_a_link() {
-    let (world, registry) = (World::new(), registry());
+    let (world, registry) = (CliFixture::new(), registry());
     let host = registry.address();
     let before = json!({"detachKeys": "ctrl-e", "auths": {"other.example": {"auth": "eDp5"}}});
     let real = world.file("real.json", &before.to_string());
@@ -84,7 +84,7 @@ fn what_was_in_the_file_stays_and_a_link_stays_a_link() {
 
 #[test]
 fn a_broken_file_is_told_before_a_password_is_read_and_stays_as_it_is() {
-    let (world, registry) = (World::new(), registry());
+    let (world, registry) = (CliFixture::new(), registry());
     let file = world.file(".docker/config.json", "{\"auths\": planted");
     let run = log_in(&world, &registry.address(), "bob", PASSWORD).expect(2);
     assert!(run.stderr.contains("config.json: line 1"), "{run:?}");
@@ -95,7 +95,7 @@ fn a_broken_file_is_told_before_a_password_is_read_and_stays_as_it_is() {
 
 #[test]
 fn a_helper_keeps_and_forgets_what_the_file_says_it_keeps() {
-    let (world, registry) = (World::new(), registry());
+    let (world, registry) = (CliFixture::new(), registry());
     let host = registry.address();
     world.file(".docker/config.json", r#"{"credsStore": "test"}"#);
     let script = |text: &str| {
@@ -109,7 +109,7 @@ fn a_helper_keeps_and_forgets_what_the_file_says_it_keeps() {
         let mut child =
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         child.stdin.take().unwrap().write_all(PASSWORD.as_bytes()).unwrap();
-        Run::of(child.wait_with_output().unwrap())
+        CliOutput::of(child.wait_with_output().unwrap())
     };
     let login = ["-vv", "login", "-u", "bob", "--password-stdin", host.as_str()];
 
@@ -153,7 +153,7 @@ fn the_file_stays_its_owners_and_is_no_more_open_than_before() {
         eprintln!("==== SKIPPED: only root can write a file that is another user's ====");
         return;
     }
-    let (world, registry) = (World::new(), registry());
+    let (world, registry) = (CliFixture::new(), registry());
     for (before, after) in [(0o640, 0o640), (0o660, 0o660), (0o664, 0o600), (0o600, 0o600)] {
         let file = world.file(".docker/config.json", "{}");
         std::os::unix::fs::chown(&file, Some(65534), Some(12)).unwrap();
@@ -166,7 +166,7 @@ fn the_file_stays_its_owners_and_is_no_more_open_than_before() {
 
 #[test]
 fn what_a_killed_login_left_behind_goes_with_the_next_command() {
-    let (world, registry) = (World::new(), registry());
+    let (world, registry) = (CliFixture::new(), registry());
     world.file(".docker/config.json", "{}");
     for arguments in
         [&["logout", "r.example"][..], &["login", "-u", "bob", "--password-stdin", &registry.address()]]
@@ -181,9 +181,9 @@ fn what_a_killed_login_left_behind_goes_with_the_next_command() {
 
 #[test]
 fn a_token_server_is_asked_about_the_login_alone() {
-    let (world, registry) = (World::new(), FaultRegistry::start());
+    let (world, registry) = (CliFixture::new(), FaultRegistry::start());
     let login = Some(("bob".to_owned(), PASSWORD.to_owned()));
-    registry.require(Auth::Token { realm: String::new(), login, expires_in: 60 });
+    registry.require(FaultRegistryAuth::Token { realm: String::new(), login, expires_in: 60 });
     log_in(&world, &registry.address(), "bob", PASSWORD).expect(0);
     let run = log_in(&world, &registry.address(), "bob", "planted-wrong").expect(1);
     assert!(run.stderr.contains("incorrect username or password"), "{run:?}");
@@ -192,14 +192,14 @@ fn a_token_server_is_asked_about_the_login_alone() {
 
 #[test]
 fn a_registry_that_asks_for_nothing_is_told_as_such() {
-    let (world, registry) = (World::new(), FaultRegistry::start());
+    let (world, registry) = (CliFixture::new(), FaultRegistry::start());
     let run = log_in(&world, &registry.address(), "bob", PASSWORD).expect(0);
     assert!(run.stderr.contains("asked for no credential"), "{run:?}");
 }
 
 #[test]
 fn bad_input_is_refused_and_never_repeated() {
-    let world = World::new();
+    let world = CliFixture::new();
     for (arguments, said) in [
         (
             &["login", "-u", "bob", "--password-stdin", "planted/x"][..],
@@ -229,7 +229,7 @@ fn terminal() -> (OwnedFd, OwnedFd) {
 
 #[test]
 fn the_terminal_is_asked_and_shows_the_user_but_not_the_password() {
-    let (world, registry) = (World::new(), registry());
+    let (world, registry) = (CliFixture::new(), registry());
     let (ours, theirs) = terminal();
     let echoes = || tcgetattr(&theirs).unwrap().local_modes.contains(LocalModes::ECHO);
     let end = || Stdio::from(theirs.try_clone().unwrap());

@@ -4,7 +4,7 @@ use larder_cri::proto::AuthConfig;
 use larder_testkit_peers::fake_cri::Rpc;
 use tonic::Code;
 
-use crate::world::World;
+use crate::world::CliFixture;
 
 const IMAGE: &str = "127.0.0.1:5000/private/ledger:3.1";
 
@@ -35,7 +35,7 @@ spec:
 }
 
 /// User and password of each pull; empty for an anonymous one.
-fn pulls(world: &World) -> Vec<String> {
+fn pulls(world: &CliFixture) -> Vec<String> {
     let pulls = world.cri.received().into_iter().filter(|received| received.rpc == Rpc::PullImage);
     let auth = |auth: AuthConfig| format!("{}:{}", auth.username, auth.password);
     pulls.map(|pull| pull.auth.map(auth).unwrap_or_default()).collect()
@@ -46,7 +46,7 @@ const LARDER: &str = "larder:pantry";
 
 #[test]
 fn a_pod_gets_the_pull_secret_that_it_names() {
-    let world = World::offering(&[IMAGE]);
+    let world = CliFixture::offering(&[IMAGE]);
     let file = world.file("all.yaml", &(pod() + &secret("finance", "kubernetes.io/dockerconfigjson")));
     let run = world.larder(&["-vv", "ensure", "-f", &file.to_string_lossy()]).expect(0);
     assert_eq!(pulls(&world), [LARDER]);
@@ -55,7 +55,7 @@ fn a_pod_gets_the_pull_secret_that_it_names() {
 
 #[test]
 fn a_secret_may_come_in_a_file_of_its_own() {
-    let world = World::offering(&[IMAGE]);
+    let world = CliFixture::offering(&[IMAGE]);
     world.file("secret.yaml", &secret("finance", "kubernetes.io/dockerconfigjson"));
     world.file("pod.yaml", &pod());
     world.larder(&["ensure", "-f", "pod.yaml", "--secret", "secret.yaml"]).expect(0);
@@ -69,7 +69,7 @@ fn a_secret_of_another_namespace_or_type_is_not_used_and_the_pod_is_warned() {
         (secret("elsewhere", "kubernetes.io/dockerconfigjson"), "is in none of the files"),
         (secret("finance", "Opaque"), "has the type Opaque"),
     ] {
-        let world = World::offering(&[IMAGE]);
+        let world = CliFixture::offering(&[IMAGE]);
         world.file("all.yaml", &(pod() + &secret));
         let run = world.larder(&["ensure", "-f", "all.yaml"]).expect(0);
         let line = run.stderr.lines().find(|line| line.starts_with("warning: ")).unwrap_or_default();
@@ -88,7 +88,7 @@ kind: Deployment
 metadata: {name: api, namespace: finance}
 spec: {template: {spec: {imagePullSecrets: [{name: absent}, {name: regcred}], containers: [{name: main, image: a}]}}}
 ";
-    let world = World::offering(&["127.0.0.1:5000/private/open:3.1"]);
+    let world = CliFixture::offering(&["127.0.0.1:5000/private/open:3.1"]);
     world.file("secret.yaml", &broken);
     world.file("pods.yaml", &(pod() + &other + template));
     let all = world.file("all.yaml", &(broken.clone() + &pod() + &other + template));
@@ -130,7 +130,7 @@ spec: {template: {spec: {imagePullSecrets: [{name: absent}, {name: regcred}], co
 
 #[test]
 fn arguments_are_not_pulled_without_the_secrets_given_for_them() {
-    let world = World::offering(&[IMAGE]);
+    let world = CliFixture::offering(&[IMAGE]);
     world.file(
         "secret.yaml",
         &secret("default", "kubernetes.io/dockerconfigjson").replace("auths", "auths\""),
@@ -144,7 +144,7 @@ fn arguments_are_not_pulled_without_the_secrets_given_for_them() {
 
 #[test]
 fn entries_that_cannot_be_used_are_told_once() {
-    let world = World::offering(&[IMAGE]);
+    let world = CliFixture::offering(&[IMAGE]);
     let secret = secret("finance", "kubernetes.io/dockerconfigjson").replace(
         "{\"auths\": {",
         "{\"auths\": {\"https://bob:hunter2 @r.example\": {\"username\": \"bob\"}, ",
@@ -161,7 +161,7 @@ fn entries_that_cannot_be_used_are_told_once() {
 
 #[test]
 fn what_secret_names_must_be_pull_secrets() {
-    let world = World::offering(&[IMAGE]);
+    let world = CliFixture::offering(&[IMAGE]);
     world.file("opaque.yaml", &secret("default", "Opaque"));
     let run = world.larder(&["ensure", IMAGE, "--secret", "opaque.yaml"]).expect(2);
     assert!(run.stderr.contains("opaque.yaml: document 1 (Secret default/regcred): type: "), "{run:?}");
@@ -172,7 +172,7 @@ fn what_secret_names_must_be_pull_secrets() {
 
 #[test]
 fn a_password_comes_from_standard_input_for_one_registry() {
-    let world = World::offering(&[IMAGE, "busybox:1"]);
+    let world = CliFixture::offering(&[IMAGE, "busybox:1"]);
     let flags = ["-vv", "pull", "--username", "larder", "--password-stdin"];
     let run = world.larder_reading("pantry\n", &[&flags[..], &[IMAGE]].concat()).expect(0);
     assert_eq!(pulls(&world), [LARDER]);
@@ -184,7 +184,7 @@ fn a_password_comes_from_standard_input_for_one_registry() {
 
 #[test]
 fn the_users_docker_config_is_used_unless_another_file_is_named() {
-    let world = World::offering(&[IMAGE]);
+    let world = CliFixture::offering(&[IMAGE]);
     // "larder:pantry" and "other:word" in base64
     world.file(".docker/config.json", r#"{"auths": {"127.0.0.1:5000": {"auth": "bGFyZGVyOnBhbnRyeQ=="}}}"#);
     world.file("auth.json", r#"{"auths": {"127.0.0.1:5000": {"auth": "b3RoZXI6d29yZA=="}}}"#);
@@ -195,7 +195,7 @@ fn the_users_docker_config_is_used_unless_another_file_is_named() {
 
 #[test]
 fn tokens_are_sent_but_not_with_kubelets_behaviour() {
-    let world = World::offering(&[IMAGE]);
+    let world = CliFixture::offering(&[IMAGE]);
     let config = r#"{"auths": {"127.0.0.1:5000": {"identitytoken": "pantry-token"}}}"#;
     let secret = secret("finance", "kubernetes.io/dockerconfigjson");
     let value = format!("  .dockerconfigjson: '{config}'");
@@ -218,7 +218,7 @@ fn tokens_are_sent_but_not_with_kubelets_behaviour() {
 
 #[test]
 fn standard_input_is_read_once() {
-    let world = World::new();
+    let world = CliFixture::new();
     let arguments = ["ensure", "-f", "-", "--username", "larder", "--password-stdin"];
     let run = world.larder_reading("pantry\n", &arguments).expect(2);
     assert!(run.stderr.contains("standard input can be read only once"), "{run:?}");
@@ -226,7 +226,7 @@ fn standard_input_is_read_once() {
 
 #[test]
 fn a_denied_pull_says_which_credentials_were_tried() {
-    let world = World::new();
+    let world = CliFixture::new();
     world.cri.refuse(Rpc::PullImage, Code::Unknown, "r.example/app:1: 401 Unauthorized");
     world.file("auth.json", r#"{"auths": {"r.example": {"username": "u", "password": "pantry"}}}"#);
     for command in ["ensure", "pull"] {

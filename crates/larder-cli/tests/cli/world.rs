@@ -11,12 +11,12 @@ use larder_testkit_peers::fake_cri::FakeCri;
 use tempfile::TempDir;
 
 /// A fake runtime and a home without credentials.
-pub(crate) struct World {
+pub(crate) struct CliFixture {
     pub(crate) cri: FakeCri,
     pub(crate) home: TempDir,
 }
 
-impl Drop for World {
+impl Drop for CliFixture {
     fn drop(&mut self) {
         assert_private(self.cri.endpoint().path());
     }
@@ -24,20 +24,20 @@ impl Drop for World {
 
 /// What larder did.
 #[derive(Debug)]
-pub(crate) struct Run {
+pub(crate) struct CliOutput {
     pub(crate) code: Option<i32>,
     pub(crate) stdout: String,
     pub(crate) stderr: String,
 }
 
-impl World {
-    pub(crate) fn new() -> World {
-        World { cri: FakeCri::start(), home: tempfile::tempdir().unwrap() }
+impl CliFixture {
+    pub(crate) fn new() -> CliFixture {
+        CliFixture { cri: FakeCri::start(), home: tempfile::tempdir().unwrap() }
     }
 
     /// Lets pulls of these names succeed.
-    pub(crate) fn offering(names: &[&str]) -> World {
-        let world = World::new();
+    pub(crate) fn offering(names: &[&str]) -> CliFixture {
+        let world = CliFixture::new();
         for (number, name) in names.iter().enumerate() {
             let id = format!("sha256:{:064x}", number + 1);
             world.cri.offer(name, proto::Image { id, size: 4_261_550, ..proto::Image::default() });
@@ -70,12 +70,12 @@ impl World {
         fs_err::remove_file(self.state().join("ensured.json")).unwrap();
     }
 
-    pub(crate) fn larder(&self, arguments: &[&str]) -> Run {
-        Run::of(self.command(arguments).stdin(Stdio::null()).output().unwrap())
+    pub(crate) fn larder(&self, arguments: &[&str]) -> CliOutput {
+        CliOutput::of(self.command(arguments).stdin(Stdio::null()).output().unwrap())
     }
 
     /// Runs larder with this on its standard input.
-    pub(crate) fn larder_reading(&self, input: &str, arguments: &[&str]) -> Run {
+    pub(crate) fn larder_reading(&self, input: &str, arguments: &[&str]) -> CliOutput {
         let mut command = self.command(arguments);
         let mut child =
             command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -83,7 +83,7 @@ impl World {
             Err(error) if error.kind() == ErrorKind::BrokenPipe => {} // it ended without reading
             written => written.unwrap(),
         }
-        Run::of(child.wait_with_output().unwrap())
+        CliOutput::of(child.wait_with_output().unwrap())
     }
 }
 
@@ -113,9 +113,9 @@ pub(crate) fn unprivileged(home: &Path) -> Command {
 /// The user `nobody` of Debian.
 const NOBODY: u32 = 65534;
 
-impl Run {
-    pub(crate) fn of(output: Output) -> Run {
-        Run {
+impl CliOutput {
+    pub(crate) fn of(output: Output) -> CliOutput {
+        CliOutput {
             code: output.status.code(),
             stdout: String::from_utf8(output.stdout).unwrap(),
             stderr: String::from_utf8(output.stderr).unwrap(),
@@ -123,7 +123,7 @@ impl Run {
     }
 
     #[track_caller]
-    pub(crate) fn expect(self, code: i32) -> Run {
+    pub(crate) fn expect(self, code: i32) -> CliOutput {
         assert_eq!(self.code, Some(code), "\n{}\n{}", self.stdout, self.stderr);
         self
     }
@@ -135,7 +135,7 @@ impl Run {
 
     /// Compares both outputs with the file of this name; `LARDER_BLESS=1` writes the file instead.
     #[track_caller]
-    pub(crate) fn golden(&self, name: &str, world: &World) {
+    pub(crate) fn golden(&self, name: &str, world: &CliFixture) {
         let text = format!("exit {:?}\n--- stdout\n{}--- stderr\n{}", self.code, self.stdout, self.stderr);
         let text = scrubbed(&text)
             .replace(&world.cri.endpoint().to_string(), "ENDPOINT")

@@ -9,18 +9,18 @@ use larder_api::v1alpha1::control_client::ControlClient;
 use larder_api::v1alpha1::ensure_update::Update;
 use larder_testkit_peers::process::pause;
 use larder_testkit_peers::registry::{NEW_PASSWORD, PASSWORD, USER};
-use larder_testkit_peers::{Auth, Image, RegistryOptions};
+use larder_testkit_peers::{ImageBuilder, RegistryAccess, RegistryOptions};
 use serde_json::json;
 use tonic::codegen::http::Uri;
 
-use crate::served::Daemon;
-use crate::world::{World, pod_with_secrets};
+use crate::served::CriDaemon;
+use crate::world::{RuntimeFixture, pod_with_secrets};
 
 /// A world of each backend, with a registry that demands a password and has an image.
-fn worlds() -> impl Iterator<Item = (World, String, String)> {
-    let options = RegistryOptions { auth: Auth::Basic, ..RegistryOptions::default() };
-    World::of_each_backend(options).map(|world| {
-        Image::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();
+fn worlds() -> impl Iterator<Item = (RuntimeFixture, String, String)> {
+    let options = RegistryOptions { auth: RegistryAccess::Basic, ..RegistryOptions::default() };
+    RuntimeFixture::of_each_backend(options).map(|world| {
+        ImageBuilder::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();
         let (image, host) = (world.registry.image("shop/web:1"), world.registry.address());
         (world, image, host)
     })
@@ -40,13 +40,13 @@ fn secret(name: &str, registry: &str, user: &str, password: &str) -> String {
 }
 
 /// A helper `test` that gives this, for every registry.
-fn helper(world: &World, user: &str, password: &str) {
+fn helper(world: &RuntimeFixture, user: &str, password: &str) {
     let answer = json!({"Username": user, "Secret": password});
     world.program("helpers/docker-credential-test", &format!("cat > /dev/null; echo '{answer}'"));
 }
 
 /// A provider that gives this for a registry, and the flags that name it.
-fn provider(world: &World, registry: &str, user: &str, password: &str) -> [String; 4] {
+fn provider(world: &RuntimeFixture, registry: &str, user: &str, password: &str) -> [String; 4] {
     let version = "credentialprovider.kubelet.k8s.io/v1";
     let answer = json!({
         "kind": "CredentialProviderResponse", "apiVersion": version, "cacheKeyType": "Registry",
@@ -116,7 +116,7 @@ fn a_present_image_is_for_those_who_could_have_pulled_it() {
         let explained = world.larder(&["explain", &image]).expect(0);
         assert!(explained.stdout.contains("who has secret default/right"), "{explained:?}");
         ensure(&none, "NeverVerify").expect(0);
-        let daemon = Daemon::of(&world);
+        let daemon = CriDaemon::of(&world);
         let refused = world.larder(&["ensure", "-f", &none]).expect(1);
         assert!(refused.stderr.contains("its pull record wants credentials"), "{refused:?}");
         let explained = world.larder(&["explain", &image, "-o", "json"]).expect(0).json();
@@ -188,7 +188,7 @@ fn a_login_is_checked_by_the_registry_and_then_brings_images() {
 }
 
 /// Asks the daemon for an image for one and the same pod, with this password, as a node agent does that keeps asking.
-fn ensure(daemon: &Daemon, image: &str, host: &str, password: &str) -> Result<(), String> {
+fn ensure(daemon: &CriDaemon, image: &str, host: &str, password: &str) -> Result<(), String> {
     let request = api::EnsureRequest {
         images: vec![api::WantedImage {
             image: image.into(),
@@ -222,7 +222,7 @@ fn ensure(daemon: &Daemon, image: &str, host: &str, password: &str) -> Result<()
 #[test]
 fn after_a_change_of_the_password_a_new_secret_works_at_once() {
     for (world, image, host) in worlds() {
-        let daemon = Daemon::of(&world);
+        let daemon = CriDaemon::of(&world);
         let ensure = |password: &str| ensure(&daemon, &image, &host, password);
         assert_eq!(ensure(PASSWORD), Ok(()));
         world.registry.change_password().unwrap();

@@ -1,14 +1,14 @@
 //! The commands that look at images and remove them, on the real thing.
 
-use larder_testkit_peers::{Image, RegistryOptions};
+use larder_testkit_peers::{ImageBuilder, RegistryOptions};
 
-use crate::world::World;
+use crate::world::RuntimeFixture;
 
 #[test]
 fn images_are_listed_inspected_measured_and_removed() {
-    for world in World::of_each_backend(RegistryOptions::default()) {
-        let web = Image::small(1, 300_000).user("1000").push(&world.registry, "shop/web:1").unwrap();
-        let api = Image::small(2, 50_000).push(&world.registry, "shop/api:v2").unwrap();
+    for world in RuntimeFixture::of_each_backend(RegistryOptions::default()) {
+        let web = ImageBuilder::small(1, 300_000).user("1000").push(&world.registry, "shop/web:1").unwrap();
+        let api = ImageBuilder::small(2, 50_000).push(&world.registry, "shop/api:v2").unwrap();
         let (web_name, api_name) = (world.registry.image("shop/web:1"), world.registry.image("shop/api:v2"));
 
         let run = world.larder(&["images", "-q"]).expect(0);
@@ -48,7 +48,7 @@ fn images_are_listed_inspected_measured_and_removed() {
 
 #[test]
 fn the_runtime_is_named_with_its_version_and_where_it_was_reached() {
-    let Some(world) = World::plain() else { return };
+    let Some(world) = RuntimeFixture::plain() else { return };
     let run = world.larder(&["runtime"]).expect(0);
     for part in ["containerd", "1.", "v1", world.containerd().endpoint().as_str()] {
         assert!(run.stdout.contains(part), "{part}: {run:?}");

@@ -1,20 +1,20 @@
 //! Several pulls at once, and pulls that are given up in their middle.
 
 use larder_testkit_peers::process::wait_until;
-use larder_testkit_peers::{Gate, Image, RegistryOptions};
+use larder_testkit_peers::{HoldingProxy, ImageBuilder, RegistryOptions};
 
-use crate::world::{World, pod};
+use crate::world::{RuntimeFixture, pod};
 
 /// How often the tag was asked for. containerd asks with HEAD and fetches by digest, larder's store fetches at once.
-fn lookups(gate: &Gate) -> usize {
+fn lookups(gate: &HoldingProxy) -> usize {
     gate.count("HEAD", "/manifests/1") + gate.count("GET", "/manifests/1")
 }
 
 #[test]
 fn two_pods_that_want_one_image_cause_one_pull() {
-    for world in World::of_each_backend(RegistryOptions::default()) {
+    for world in RuntimeFixture::of_each_backend(RegistryOptions::default()) {
         let gate = world.gate();
-        let pushed = Image::small(1, 200_000).push(&world.registry, "shop/web:1").unwrap();
+        let pushed = ImageBuilder::small(1, 200_000).push(&world.registry, "shop/web:1").unwrap();
         let image = gate.image("shop/web:1");
         let pods = pod("one", "Always", &[&image]) + &pod("two", "Always", &[&image]);
         let manifest = world.file("pods.yaml", &pods);
@@ -49,11 +49,11 @@ fn two_pods_that_want_one_image_cause_one_pull() {
 
 #[test]
 fn twenty_images_are_pulled_at_most_three_at_once() {
-    for world in World::of_each_backend(RegistryOptions::default()) {
+    for world in RuntimeFixture::of_each_backend(RegistryOptions::default()) {
         let gate = world.gate();
         let images: Vec<String> = (0..20).map(|number| format!("shop/app-{number:02}:1")).collect();
         for (image, seed) in images.iter().zip(1..) {
-            Image::small(seed, 20_000).push(&world.registry, image).unwrap();
+            ImageBuilder::small(seed, 20_000).push(&world.registry, image).unwrap();
         }
         let named: Vec<String> = images.iter().map(|image| gate.image(image)).collect();
         let named: Vec<&str> = named.iter().map(String::as_str).collect();
@@ -72,7 +72,7 @@ fn twenty_images_are_pulled_at_most_three_at_once() {
             if gate.held_repositories().is_empty() {
                 break;
             }
-            gate.let_one_repository_go();
+            gate.release_first_repository();
         }
         let run = running.finish().expect(0);
 
@@ -84,10 +84,10 @@ fn twenty_images_are_pulled_at_most_three_at_once() {
 
 #[test]
 fn ctrl_c_in_the_middle_leaves_nothing_half_visible_and_the_next_run_completes() {
-    for world in World::of_each_backend(RegistryOptions::default()) {
+    for world in RuntimeFixture::of_each_backend(RegistryOptions::default()) {
         let gate = world.gate();
-        Image::small(1, 3_000_000).push(&world.registry, "shop/big:1").unwrap();
-        Image::small(2, 20_000).push(&world.registry, "shop/small:1").unwrap();
+        ImageBuilder::small(1, 3_000_000).push(&world.registry, "shop/big:1").unwrap();
+        ImageBuilder::small(2, 20_000).push(&world.registry, "shop/small:1").unwrap();
         let (big, small) = (gate.image("shop/big:1"), gate.image("shop/small:1"));
         world.larder(&["ensure", &small]).expect(0);
 

@@ -2,10 +2,10 @@
 
 use larder_testkit_peers::registry::{PASSWORD, USER};
 use larder_testkit_peers::tls::certificates;
-use larder_testkit_peers::{Auth, Image, RegistryOptions, Tls};
+use larder_testkit_peers::{ImageBuilder, RegistryAccess, RegistryOptions, TlsMode};
 use serde_json::json;
 
-use crate::world::{Run, World, pod_with_secrets};
+use crate::world::{LarderOutput, RuntimeFixture, pod_with_secrets};
 
 /// A Secret manifest of type `kubernetes.io/dockerconfigjson`.
 fn secret(name: &str, registry: &str, password: &str) -> String {
@@ -29,7 +29,7 @@ fn pod(image: &str, secrets: &[&str]) -> String {
 }
 
 #[track_caller]
-fn assert_no_password(run: &Run) {
+fn assert_no_password(run: &LarderOutput) {
     for secret in [PASSWORD, "not-the-password"] {
         assert!(!format!("{}{}", run.stdout, run.stderr).contains(secret), "a password is told: {run:?}");
     }
@@ -37,9 +37,9 @@ fn assert_no_password(run: &Run) {
 
 #[test]
 fn a_registry_with_a_password_serves_whoever_has_it() {
-    let options = RegistryOptions { auth: Auth::Basic, ..RegistryOptions::default() };
-    for world in World::of_each_backend(options) {
-        Image::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();
+    let options = RegistryOptions { auth: RegistryAccess::Basic, ..RegistryOptions::default() };
+    for world in RuntimeFixture::of_each_backend(options) {
+        ImageBuilder::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();
         let (image, host) = (world.registry.image("shop/web:1"), world.registry.address());
         let wrong = secret("wrong", &host, "not-the-password");
         let right = secret("right", &host, PASSWORD);
@@ -84,9 +84,13 @@ fn a_registry_with_a_password_serves_whoever_has_it() {
 
 #[test]
 fn a_registry_with_a_private_authority_serves_once_the_runtime_trusts_it() {
-    let options = RegistryOptions { auth: Auth::Basic, tls: Tls::PrivateCa, ..RegistryOptions::default() };
-    for world in World::of_each_backend(options) {
-        Image::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();
+    let options = RegistryOptions {
+        auth: RegistryAccess::Basic,
+        tls: TlsMode::PrivateCa,
+        ..RegistryOptions::default()
+    };
+    for world in RuntimeFixture::of_each_backend(options) {
+        ImageBuilder::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();
         let (image, host) = (world.registry.image("shop/web:1"), world.registry.address());
         let manifest = pod(&image, &["right"]) + &secret("right", &host, PASSWORD);
         let file = world.file("pod.yaml", &manifest);

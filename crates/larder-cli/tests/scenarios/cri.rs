@@ -6,32 +6,32 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::time::Duration;
 
-use larder::backend::{Backend as _, ImageSpec, Progress};
+use larder::backend::{Backend as _, ImageSpec, ProgressReporter};
 use larder::credentials::{Credential, Secret};
 use larder_cri::proto;
 use larder_testkit_peers::process::{poll, wait_until};
 use larder_testkit_peers::registry::{PASSWORD, USER};
 use larder_testkit_peers::wire::with_deadline;
-use larder_testkit_peers::{self as peers, Auth, RegistryOptions};
+use larder_testkit_peers::{self as peers, RegistryAccess, RegistryOptions};
 use tonic::Code;
 
-use crate::served::{Daemon, client_of};
-use crate::world::World;
+use crate::served::{CriDaemon, client_of};
+use crate::world::RuntimeFixture;
 
 fn spec(image: &str) -> proto::ImageSpec {
     proto::ImageSpec { image: image.into(), ..proto::ImageSpec::default() }
 }
 
-fn worlds() -> impl Iterator<Item = World> {
-    World::of_each_backend(RegistryOptions::default())
+fn worlds() -> impl Iterator<Item = RuntimeFixture> {
+    RuntimeFixture::of_each_backend(RegistryOptions::default())
 }
 
 #[test]
 fn an_image_is_pulled_by_tag_by_digest_and_without_a_tag_and_is_the_same_by_each_name() {
     for world in worlds() {
-        let layout = peers::Image::small(1, 50_000).push(&world.registry, "shop/web:v1").unwrap();
-        peers::Image::small(1, 50_000).push(&world.registry, "shop/web:latest").unwrap();
-        let daemon = Daemon::of(&world);
+        let layout = peers::ImageBuilder::small(1, 50_000).push(&world.registry, "shop/web:v1").unwrap();
+        peers::ImageBuilder::small(1, 50_000).push(&world.registry, "shop/web:latest").unwrap();
+        let daemon = CriDaemon::of(&world);
         let tagged = world.registry.image("shop/web:v1");
         let bare = world.registry.image("shop/web");
         let digest = format!("{bare}@{}", layout.manifest_digest);
@@ -65,15 +65,15 @@ fn an_image_is_pulled_by_tag_by_digest_and_without_a_tag_and_is_the_same_by_each
 #[test]
 fn all_names_of_an_image_go_together_also_when_five_remove_it_at_once() {
     for world in worlds() {
-        let layout = peers::Image::small(1, 50_000).push(&world.registry, "shop/web:a").unwrap();
+        let layout = peers::ImageBuilder::small(1, 50_000).push(&world.registry, "shop/web:a").unwrap();
         let names: Vec<_> =
             ["a", "b", "c"].map(|tag| world.registry.image(&format!("shop/web:{tag}"))).into();
         for tag in ["b", "c"] {
-            peers::Image::small(1, 50_000).push(&world.registry, &format!("shop/web:{tag}")).unwrap();
+            peers::ImageBuilder::small(1, 50_000).push(&world.registry, &format!("shop/web:{tag}")).unwrap();
         }
-        peers::Image::small(2, 50_000).push(&world.registry, "shop/other:1").unwrap();
+        peers::ImageBuilder::small(2, 50_000).push(&world.registry, "shop/other:1").unwrap();
         let other = world.registry.image("shop/other:1");
-        let daemon = Daemon::of(&world);
+        let daemon = CriDaemon::of(&world);
         daemon.pull(&other).unwrap();
         let pull_all = || {
             for name in &names {
@@ -100,8 +100,8 @@ fn all_names_of_an_image_go_together_also_when_five_remove_it_at_once() {
 #[test]
 fn a_deadline_of_a_millisecond_is_exceeded_and_leaves_nothing() {
     for world in worlds() {
-        peers::Image::small(1, 50_000).push(&world.registry, "shop/web:v1").unwrap();
-        let daemon = Daemon::of(&world);
+        peers::ImageBuilder::small(1, 50_000).push(&world.registry, "shop/web:v1").unwrap();
+        let daemon = CriDaemon::of(&world);
         let name = world.registry.image("shop/web:v1");
         let request =
             proto::PullImageRequest { image: Some(spec(&name)), ..proto::PullImageRequest::default() };
@@ -119,14 +119,16 @@ fn a_deadline_of_a_millisecond_is_exceeded_and_leaves_nothing() {
 fn a_caller_that_vanishes_cancels_its_pull_unless_others_wait_for_it() {
     for world in worlds() {
         let gate = world.gate();
-        peers::Image::small(1, 500_000).push(&world.registry, "shop/web:v1").unwrap();
-        let daemon = Daemon::of(&world);
+        peers::ImageBuilder::small(1, 500_000).push(&world.registry, "shop/web:v1").unwrap();
+        let daemon = CriDaemon::of(&world);
         let name = gate.image("shop/web:v1");
         gate.hold_blobs_after(1000);
         let start = || {
             let client = client_of(daemon.socket.clone());
             let spec = ImageSpec::named(&name);
-            daemon.runtime.spawn(async move { client.pull(&spec, None, None, &Progress::unwatched()).await })
+            daemon
+                .runtime
+                .spawn(async move { client.pull(&spec, None, None, &ProgressReporter::unwatched()).await })
         };
         let (leaving, staying) = (start(), start());
         gate.wait_until_held(1);
@@ -153,10 +155,10 @@ fn a_caller_that_vanishes_cancels_its_pull_unless_others_wait_for_it() {
 fn five_callers_that_want_one_image_cause_one_pull() {
     for world in worlds() {
         let gate = Arc::new(world.gate());
-        peers::Image::small(1, 200_000).push(&world.registry, "shop/web:v1").unwrap();
-        let daemon = Daemon::of(&world);
+        peers::ImageBuilder::small(1, 200_000).push(&world.registry, "shop/web:v1").unwrap();
+        let daemon = CriDaemon::of(&world);
         let spec = ImageSpec::named(gate.image("shop/web:v1"));
-        let progress = Progress::unwatched();
+        let progress = ProgressReporter::unwatched();
         gate.hold_blobs_after(0);
         let pulls = (0..5).map(|_| daemon.client.pull(&spec, None, None, &progress));
         let all = async {
@@ -179,8 +181,8 @@ fn five_callers_that_want_one_image_cause_one_pull() {
 #[test]
 fn usage_rises_after_a_pull_and_falls_after_the_removal() {
     for world in worlds() {
-        peers::Image::small(1, 4_000_000).push(&world.registry, "shop/big:1").unwrap();
-        let daemon = Daemon::of(&world);
+        peers::ImageBuilder::small(1, 4_000_000).push(&world.registry, "shop/big:1").unwrap();
+        let daemon = CriDaemon::of(&world);
         let before = daemon.used();
         let name = world.registry.image("shop/big:1");
         daemon.pull(&name).unwrap();
@@ -193,9 +195,12 @@ fn usage_rises_after_a_pull_and_falls_after_the_removal() {
 
 #[test]
 fn credentials_of_a_request_open_the_registry_and_are_told_to_nobody() {
-    for world in World::of_each_backend(RegistryOptions { auth: Auth::Basic, ..RegistryOptions::default() }) {
-        peers::Image::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();
-        let daemon = Daemon::of(&world);
+    for world in RuntimeFixture::of_each_backend(RegistryOptions {
+        auth: RegistryAccess::Basic,
+        ..RegistryOptions::default()
+    }) {
+        peers::ImageBuilder::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();
+        let daemon = CriDaemon::of(&world);
         let name = world.registry.image("shop/web:1");
         let login = |password: &str| Credential {
             username: USER.into(),
@@ -219,8 +224,8 @@ fn credentials_of_a_request_open_the_registry_and_are_told_to_nobody() {
 #[test]
 fn a_registry_that_is_down_is_named_first_and_an_unknown_image_is_not_found() {
     for mut world in worlds() {
-        peers::Image::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();
-        let daemon = Daemon::of(&world);
+        peers::ImageBuilder::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();
+        let daemon = CriDaemon::of(&world);
         let missing = daemon.pull(&world.registry.image("shop/none:1")).unwrap_err().to_string();
         assert!(missing.starts_with("rpc error: code = NotFound desc = "), "{missing}");
         assert_eq!(missing.matches("rpc error").count(), 1, "wrapped once: {missing}");
@@ -240,7 +245,7 @@ fn a_registry_that_is_down_is_named_first_and_an_unknown_image_is_not_found() {
 #[test]
 fn bytes_that_are_no_grpc_harm_nobody() {
     for world in worlds() {
-        let daemon = Daemon::of(&world);
+        let daemon = CriDaemon::of(&world);
         let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n".as_slice();
         let junk: Vec<u8> = (0..100_000_u32).map(|n| (n.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
         let huge = [preface, &[0, 0, 0, 4, 0, 0, 0, 0, 0], &[0xff, 0xff, 0xff, 0, 0, 0, 0, 0, 1]].concat();
@@ -263,14 +268,14 @@ fn bytes_that_are_no_grpc_harm_nobody() {
 
 #[test]
 fn what_larder_pulls_the_runtime_has_and_what_the_runtime_pulls_larder_has() {
-    let Some(world) = World::plain() else { return };
+    let Some(world) = RuntimeFixture::plain() else { return };
     for name in ["shop/ours:1", "shop/theirs:1"] {
-        peers::Image::small(name.len() as u64, 50_000).push(&world.registry, name).unwrap();
+        peers::ImageBuilder::small(name.len() as u64, 50_000).push(&world.registry, name).unwrap();
     }
     let [ours, theirs] = ["shop/ours:1", "shop/theirs:1"].map(|name| world.registry.image(name));
-    let daemon = Daemon::of(&world);
+    let daemon = CriDaemon::of(&world);
     let runtime = client_of(world.containerd().socket());
-    let progress = Progress::unwatched();
+    let progress = ProgressReporter::unwatched();
 
     let id = daemon.pull(&ours).unwrap();
     let seen = daemon.runtime.block_on(runtime.status(&ImageSpec::named(&ours))).unwrap();
@@ -290,10 +295,10 @@ fn what_larder_pulls_the_runtime_has_and_what_the_runtime_pulls_larder_has() {
 
 #[test]
 fn a_runtime_that_dies_is_told_and_found_again() {
-    let Some(mut world) = World::plain() else { return };
-    peers::Image::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();
+    let Some(mut world) = RuntimeFixture::plain() else { return };
+    peers::ImageBuilder::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();
     let name = world.registry.image("shop/web:1");
-    let daemon = Daemon::of(&world);
+    let daemon = CriDaemon::of(&world);
     let ready = || {
         let status = daemon.wire().runtime();
         let status = async { { status }.status(proto::StatusRequest { verbose: false }).await };

@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use larder_testkit_peers::process::pause;
 use larder_testkit_peers::registry::{PASSWORD, USER};
-use larder_testkit_peers::{Auth, Image, RegistryOptions};
+use larder_testkit_peers::{ImageBuilder, RegistryAccess, RegistryOptions};
 use serde_json::json;
 use tokio::time::Instant;
 
-use crate::served::Daemon;
-use crate::world::{Running, World, pod_with_secrets};
+use crate::served::CriDaemon;
+use crate::world::{LarderProcess, RuntimeFixture, pod_with_secrets};
 
 /// When a pull is cut off, as fractions of the duration of a whole pull: during it, and after it.
 const MOMENTS: [f64; 15] = [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.75, 0.8, 0.85, 0.9, 1.0, 1.5, 4.0];
@@ -21,29 +21,29 @@ const ROUNDS: usize = 4;
 
 /// The moments of one test. The duration of a pull changes with the load of the machine: a pull that has ended before a
 /// moment within its assumed duration shows that the duration is shorter, and the moments are tried again.
-struct Schedule {
+struct InterruptSchedule {
     duration: Duration,
     cut_off: u32,
     tried: usize,
 }
 
-impl Schedule {
+impl InterruptSchedule {
     fn new(duration: Duration) -> Self {
         Self { duration, cut_off: 0, tried: 0 }
     }
 
     /// The next delay after which a pull is cut off, until all moments were tried and enough pulls were cut off.
-    fn next(&mut self) -> Option<Delay> {
+    fn next(&mut self) -> Option<InterruptDelay> {
         let enough = self.cut_off >= FEWEST && self.tried >= MOMENTS.len();
         if enough || self.tried == ROUNDS * MOMENTS.len() {
             return None;
         }
         let moment = MOMENTS[self.tried % MOMENTS.len()];
         self.tried += 1;
-        Some(Delay { moment, time: self.duration.mul_f64(moment).max(Duration::from_millis(1)) })
+        Some(InterruptDelay { moment, time: self.duration.mul_f64(moment).max(Duration::from_millis(1)) })
     }
 
-    fn record(&mut self, delay: &Delay, was_cut_off: bool) {
+    fn record(&mut self, delay: &InterruptDelay, was_cut_off: bool) {
         self.cut_off += u32::from(was_cut_off);
         if !was_cut_off && delay.moment <= 1.0 {
             self.duration = self.duration.min(delay.time);
@@ -51,13 +51,13 @@ impl Schedule {
     }
 }
 
-struct Delay {
+struct InterruptDelay {
     moment: f64,
     time: Duration,
 }
 
 /// Manifests of two pods that want an image: with the right secret, and without any.
-fn pods(world: &World, image: &str) -> [String; 2] {
+fn pods(world: &RuntimeFixture, image: &str) -> [String; 2] {
     let config = json!({"auths": {world.registry.address(): {"username": USER, "password": PASSWORD}}});
     let secret = json!({
         "apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s"},
@@ -70,11 +70,11 @@ fn pods(world: &World, image: &str) -> [String; 2] {
 }
 
 fn options() -> RegistryOptions {
-    RegistryOptions { auth: Auth::Basic, ..RegistryOptions::default() }
+    RegistryOptions { auth: RegistryAccess::Basic, ..RegistryOptions::default() }
 }
 
 /// Lets it run for this time, and then presses Ctrl-C; says whether that ended it.
-fn interrupt_after(running: Running, time: Duration) -> bool {
+fn interrupt_after(running: LarderProcess, time: Duration) -> bool {
     pause(time);
     running.interrupt();
     running.finish().code != 0
@@ -92,9 +92,9 @@ fn shortest_of_three<P>(prepare: impl Fn(usize) -> P, pull: impl Fn(P)) -> Durat
 }
 
 /// Cuts off pulls of a process of their own.
-fn whenever_a_pull_is_cut_off_by(cut_off: fn(Running, Duration) -> bool) {
-    for world in World::of_each_backend(options()) {
-        Image::small(1, 500_000).push(&world.registry, "shop/web:1").unwrap();
+fn whenever_a_pull_is_cut_off_by(cut_off: fn(LarderProcess, Duration) -> bool) {
+    for world in RuntimeFixture::of_each_backend(options()) {
+        ImageBuilder::small(1, 500_000).push(&world.registry, "shop/web:1").unwrap();
         let [with, without] = pods(&world, &world.registry.image("shop/web:1"));
         let state = world.path("state");
         let ensure = |file: &str| world.larder(&["--state", &state, "ensure", "-f", file]);
@@ -103,7 +103,7 @@ fn whenever_a_pull_is_cut_off_by(cut_off: fn(Running, Duration) -> bool) {
             let _ = fs_err::remove_dir_all(&state);
         };
 
-        let mut schedule = Schedule::new(shortest_of_three(
+        let mut schedule = InterruptSchedule::new(shortest_of_three(
             |_| forget(),
             |()| world.start_larder(&["--state", &state, "ensure", "-f", &with]).succeed(),
         ));
@@ -118,7 +118,7 @@ fn whenever_a_pull_is_cut_off_by(cut_off: fn(Running, Duration) -> bool) {
             ensure(&with).expect(0);
             ensure(&without).expect(1);
         }
-        let Schedule { cut_off, tried, duration } = schedule;
+        let InterruptSchedule { cut_off, tried, duration } = schedule;
         eprintln!("{cut_off} of {tried} pulls cut off within {duration:?}; image present after {present}");
         assert!(cut_off >= FEWEST && present > 0, "{cut_off} pulls cut off, image present after {present}");
     }
@@ -126,7 +126,7 @@ fn whenever_a_pull_is_cut_off_by(cut_off: fn(Running, Duration) -> bool) {
 
 #[test]
 fn whenever_a_pull_is_killed_its_image_is_only_for_who_shows_a_credential() {
-    whenever_a_pull_is_cut_off_by(Running::kill_after);
+    whenever_a_pull_is_cut_off_by(LarderProcess::kill_after);
 }
 
 #[test]
@@ -136,16 +136,16 @@ fn whenever_a_pull_is_interrupted_its_image_is_only_for_who_shows_a_credential()
 
 #[test]
 fn whenever_a_client_of_the_daemon_leaves_its_image_is_only_for_who_shows_a_credential() {
-    for world in World::of_each_backend(options()) {
-        let daemon = Daemon::of(&world);
+    for world in RuntimeFixture::of_each_backend(options()) {
+        let daemon = CriDaemon::of(&world);
         // Each of its own, as a record of another round would refuse as well.
         let publish = |number: usize| {
             let name = format!("shop/web:{number}");
-            Image::small(number as u64 + 1, 500_000).push(&world.registry, &name).unwrap();
+            ImageBuilder::small(number as u64 + 1, 500_000).push(&world.registry, &name).unwrap();
             let named = world.registry.image(&name);
             (pods(&world, &named), named)
         };
-        let mut schedule = Schedule::new(shortest_of_three(
+        let mut schedule = InterruptSchedule::new(shortest_of_three(
             |number| publish(ROUNDS * MOMENTS.len() + 1 + number),
             |([with, _], _)| world.start_larder(&["ensure", "-f", &with]).succeed(),
         ));
@@ -170,7 +170,7 @@ fn whenever_a_client_of_the_daemon_leaves_its_image_is_only_for_who_shows_a_cred
             world.larder(&["ensure", "-f", &with]).expect(0);
             refused("after a pull");
         }
-        let Schedule { cut_off, tried, duration } = schedule;
+        let InterruptSchedule { cut_off, tried, duration } = schedule;
         eprintln!("{cut_off} of {tried} clients left within {duration:?}; image present after {present}");
         assert!(cut_off >= FEWEST, "{cut_off} clients left");
         daemon.stop().expect(0);

@@ -5,11 +5,11 @@ use std::process::Command;
 use larder_testkit_peers::packages::find_program;
 use larder_testkit_peers::process::wait_until;
 use larder_testkit_peers::tls::certificates;
-use larder_testkit_peers::{Dockerd, DockerdOptions, Image, Package, RegistryOptions, require};
+use larder_testkit_peers::{Dockerd, DockerdOptions, ImageBuilder, Package, RegistryOptions, require};
 use serde_json::Value;
 
-use crate::served::Daemon;
-use crate::world::{Running, World, larder_in};
+use crate::served::CriDaemon;
+use crate::world::{LarderProcess, RuntimeFixture, larder_in};
 
 #[test]
 fn who_may_not_open_the_socket_is_told_how() {
@@ -31,7 +31,7 @@ fn who_may_not_open_the_socket_is_told_how() {
     command.args(["--reuid", "65534", "--regid", "65534", "--clear-groups"]).arg(&copy);
     command.env("HOME", home.path()).env("DOCKER_HOST", engine.host());
     command.args(["--backend", "docker", "images"]);
-    let run = Running::start(command).finish().expect(3);
+    let run = LarderProcess::start(command).finish().expect(3);
     assert!(run.stderr.contains("permission denied"), "{run:?}");
     assert!(run.stderr.contains("sudo usermod -aG docker $USER"), "{run:?}");
 }
@@ -60,7 +60,7 @@ fn an_engine_behind_tls_is_trusted_by_the_authority_of_docker_cert_path_alone() 
         command.env("DOCKER_HOST", address).env("DOCKER_TLS_VERIFY", "1");
         command.env("DOCKER_CERT_PATH", folder.path().join(authority));
         command.args(["--backend", "docker", "runtime", "-o", "json"]);
-        Running::start(command).finish()
+        LarderProcess::start(command).finish()
     };
     let told = runtime("right").expect(0).json();
     assert_eq!(told["name"], "docker");
@@ -82,16 +82,16 @@ fn an_engine_behind_tls_is_trusted_by_the_authority_of_docker_cert_path_alone() 
 
 #[test]
 fn a_daemon_hears_of_containers_between_its_rounds_and_remembers_them_over_restarts_of_both() {
-    let Some(mut world) = World::with_docker(RegistryOptions::default()) else { return };
+    let Some(mut world) = RuntimeFixture::with_docker(RegistryOptions::default()) else { return };
     let [used, unused] = ["used:1", "unused:1"].map(|name| {
-        Image::small(name.len() as u64, 50_000).push(&world.registry, name).unwrap();
+        ImageBuilder::small(name.len() as u64, 50_000).push(&world.registry, name).unwrap();
         world.registry.image(name)
     });
     for name in [&used, &unused] {
         world.larder(&["pull", "-q", name]).expect(0);
     }
     world.end_leases();
-    let last_used = |world: &World, daemon: &Daemon, name: &str| -> Value {
+    let last_used = |world: &RuntimeFixture, daemon: &CriDaemon, name: &str| -> Value {
         let at =
             ["--daemon", &daemon.socket.to_string_lossy(), "gc", "--all-unused", "--dry-run", "-o", "json"];
         let report = world.larder(&at).expect(0).json();
@@ -99,7 +99,7 @@ fn a_daemon_hears_of_containers_between_its_rounds_and_remembers_them_over_resta
         let image = images.iter().find(|image| image["names"][0] == name).unwrap();
         image["lastUsed"].clone()
     };
-    let daemon = Daemon::of(&world);
+    let daemon = CriDaemon::of(&world);
     assert_eq!(last_used(&world, &daemon, &used), Value::Null);
     // More than the engine remembers, so that only who listened all the time knows of the first.
     let container = world.docker().create_container(&used, "short").unwrap();
@@ -117,7 +117,7 @@ fn a_daemon_hears_of_containers_between_its_rounds_and_remembers_them_over_resta
 
     world.stop_backend();
     world.start_backend_again();
-    let daemon = Daemon::of(&world);
+    let daemon = CriDaemon::of(&world);
     assert_eq!(last_used(&world, &daemon, &used), before);
     daemon.stop().expect(0);
 }

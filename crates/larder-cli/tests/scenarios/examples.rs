@@ -3,17 +3,20 @@
 use std::path::Path;
 
 use larder_testkit_peers::examples::{copied_for, images_named, push_all};
-use larder_testkit_peers::{Auth, Registry, RegistryOptions};
+use larder_testkit_peers::{RegistryAccess, RegistryOptions, RegistryProcess};
 
-use crate::world::World;
+use crate::world::RuntimeFixture;
 
 #[test]
 fn the_examples_become_present_once_and_survive_a_registry_that_is_down() {
-    for mut world in World::of_each_backend(RegistryOptions::default()) {
+    for mut world in RuntimeFixture::of_each_backend(RegistryOptions::default()) {
         let folder = tempfile::tempdir().unwrap();
         let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples");
-        let mut private =
-            Registry::start(RegistryOptions { auth: Auth::Basic, ..RegistryOptions::default() }).unwrap();
+        let mut private = RegistryProcess::start(RegistryOptions {
+            auth: RegistryAccess::Basic,
+            ..RegistryOptions::default()
+        })
+        .unwrap();
         world.knows(&private);
         let examples = copied_for(&examples, world.registry.port(), private.port(), folder.path()).unwrap();
         push_all(&examples, &world.registry).unwrap();

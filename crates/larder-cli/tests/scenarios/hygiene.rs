@@ -8,12 +8,12 @@ use std::process::{Command, Stdio};
 
 use larder::credentials::{Secret, encode_auth};
 use larder_testkit_peers::registry::{PASSWORD, USER};
-use larder_testkit_peers::{Auth, Image, RegistryOptions};
+use larder_testkit_peers::{ImageBuilder, RegistryAccess, RegistryOptions};
 use rustix::process::Signal;
 use serde_json::json;
 
-use crate::served::Daemon;
-use crate::world::{Run, World, pod_with_secrets};
+use crate::served::CriDaemon;
+use crate::world::{LarderOutput, RuntimeFixture, pod_with_secrets};
 
 /// All that is planted; the one with which the registry can be used is the last.
 const PLANTED: [&str; 9] = [
@@ -49,7 +49,7 @@ fn secret_with(name: &str, config: &serde_json::Value) -> String {
 }
 
 /// Plants what can be planted on the machine. Programs note how they were started.
-fn plant(world: &World, host: &str) -> Vec<String> {
+fn plant(world: &RuntimeFixture, host: &str) -> Vec<String> {
     fs_err::create_dir_all(world.path(".docker")).unwrap();
     let mut config = docker_config(host, "of-file", PLANTED[1]);
     config["credHelpers"] = json!({host: "test"});
@@ -115,17 +115,17 @@ fn assert_clean(place: &str, bytes: &[u8]) {
 
 #[test]
 fn no_planted_secret_is_in_anything_that_the_daemon_and_its_clients_produce() {
-    let options = RegistryOptions { auth: Auth::Basic, ..RegistryOptions::default() };
-    for world in World::of_each_backend(options) {
-        Image::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();
+    let options = RegistryOptions { auth: RegistryAccess::Basic, ..RegistryOptions::default() };
+    for world in RuntimeFixture::of_each_backend(options) {
+        ImageBuilder::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();
         let (image, host) = (world.registry.image("shop/web:1"), world.registry.address());
         let flags = plant(&world, &host);
         let state = world.path("state");
         let mut arguments = vec!["--metrics-address", "", "--log-level", "trace", "--state", &state];
         arguments.extend(flags.iter().map(String::as_str));
-        let daemon = Daemon::with(&world, &arguments);
+        let daemon = CriDaemon::with(&world, &arguments);
         let socket = daemon.socket.to_string_lossy().into_owned();
-        let ask = |arguments: &[&str]| -> Run {
+        let ask = |arguments: &[&str]| -> LarderOutput {
             world.larder(&[&["-v", "-v", "-v", "--daemon", &socket][..], arguments].concat())
         };
         let pod = |name: &str, secrets: &[&str]| pod_with_secrets(name, "Always", &[&image], secrets);
@@ -133,7 +133,7 @@ fn no_planted_secret_is_in_anything_that_the_daemon_and_its_clients_produce() {
         let wrong = pod("wrong", &["s", "token"]) + &secret("s", &host, PLANTED[0]) + &token;
         let wrong = world.file("wrong.yaml", &wrong);
         let right = world.file("right.yaml", &(pod("right", &["s"]) + &secret("s", &host, PASSWORD)));
-        let log_in = |password: &str| -> Run {
+        let log_in = |password: &str| -> LarderOutput {
             let authfile = world.path("logins.json");
             let login =
                 ["-v", "-v", "-v", "login", "-u", USER, "--password-stdin", "--authfile", &authfile, &host];

@@ -8,40 +8,40 @@ use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 
 use larder_testkit_peers::process::wait_until;
-use larder_testkit_peers::{Gate, Image, RegistryOptions};
+use larder_testkit_peers::{HoldingProxy, ImageBuilder, RegistryOptions};
 use rustix::process::Signal;
 
-use crate::world::{Running, World, larder_in};
+use crate::world::{LarderProcess, RuntimeFixture, larder_in};
 
-fn store() -> Option<World> {
-    World::with_store(RegistryOptions::default())
+fn store() -> Option<RuntimeFixture> {
+    RuntimeFixture::with_store(RegistryOptions::default())
 }
 
-fn socket(world: &World) -> PathBuf {
+fn socket(world: &RuntimeFixture) -> PathBuf {
     world.place().join("control.sock")
 }
 
 /// Pushes an image of one layer that a closed gate holds, and returns its name behind the gate.
-fn push(world: &World, gate: &Gate, seed: u64, name: &str) -> String {
-    Image::small(seed, 200_000).push(&world.registry, name).unwrap();
+fn push(world: &RuntimeFixture, gate: &HoldingProxy, seed: u64, name: &str) -> String {
+    ImageBuilder::small(seed, 200_000).push(&world.registry, name).unwrap();
     gate.image(name)
 }
 
 /// Pulls an image that has been pulled before.
-fn present(world: &World, seed: u64, name: &str) -> String {
-    Image::small(seed, 20_000).push(&world.registry, name).unwrap();
+fn present(world: &RuntimeFixture, seed: u64, name: &str) -> String {
+    ImageBuilder::small(seed, 20_000).push(&world.registry, name).unwrap();
     let name = world.registry.image(name);
     world.larder(&["pull", &name]).expect(0);
     name
 }
 
 /// A file of settings, of which the first is in line 3.
-fn settings_file(world: &World, name: &str, settings: &str) -> String {
+fn settings_file(world: &RuntimeFixture, name: &str, settings: &str) -> String {
     world.file(name, &format!("apiVersion: larder.dev/v1alpha1\nkind: LarderConfiguration\n{settings}"))
 }
 
 /// A command that is held in the middle of a pull.
-fn held_pull(world: &World, gate: &Gate, flags: &[&str], image: &str) -> Running {
+fn held_pull(world: &RuntimeFixture, gate: &HoldingProxy, flags: &[&str], image: &str) -> LarderProcess {
     gate.hold_blobs_after(4_000);
     let running = world.start_larder(&[&["pull"], flags, &[image]].concat());
     gate.wait_until_held(1);
@@ -49,7 +49,7 @@ fn held_pull(world: &World, gate: &Gate, flags: &[&str], image: &str) -> Running
 }
 
 /// A command that waits for its input, which comes from the file once that is written to and dropped.
-fn held_load(world: &World) -> (Running, File) {
+fn held_load(world: &RuntimeFixture) -> (LarderProcess, File) {
     let pipe = world.path("archive");
     let made = rustix::fs::mknodat(
         rustix::fs::CWD,
@@ -124,7 +124,7 @@ fn of_many_commands_at_once_none_is_refused() {
     let names: Vec<String> = (0..4)
         .map(|number| {
             let name = format!("shop/app-{number}:1");
-            Image::small(number + 1, 20_000).push(&world.registry, &name).unwrap();
+            ImageBuilder::small(number + 1, 20_000).push(&world.registry, &name).unwrap();
             world.registry.image(&name)
         })
         .collect();
@@ -134,7 +134,7 @@ fn of_many_commands_at_once_none_is_refused() {
         _ => world.start_larder(&["ensure", &names[number / 4 % 4]]),
     };
     for _ in 0..3 {
-        let running: Vec<Running> = (0..24).map(start).collect();
+        let running: Vec<LarderProcess> = (0..24).map(start).collect();
         for running in running {
             running.finish().expect(0);
         }
@@ -145,15 +145,15 @@ fn of_many_commands_at_once_none_is_refused() {
 
 #[test]
 fn what_was_ensured_is_not_removed_by_a_collection_beside_it() {
-    for world in [World::plain(), store()].into_iter().flatten() {
+    for world in [RuntimeFixture::plain(), store()].into_iter().flatten() {
         let names: Vec<String> = (0..4)
             .map(|number| {
                 let name = format!("shop/app-{number}:1");
-                Image::small(number + 1, 20_000).push(&world.registry, &name).unwrap();
+                ImageBuilder::small(number + 1, 20_000).push(&world.registry, &name).unwrap();
                 world.registry.image(&name)
             })
             .collect();
-        let running: Vec<Running> = (0..16)
+        let running: Vec<LarderProcess> = (0..16)
             .map(|number| match number % 2 {
                 0 => world.start_larder(&["ensure", &names[number / 2 % 4]]),
                 _ => world.start_larder(&["gc", "--all-unused", "--minimum-image-ttl-duration=0"]),
@@ -283,7 +283,7 @@ fn an_interrupt_of_a_command_that_handles_none_does_not_end_others() {
 }
 
 /// The same on a pipe that is there.
-fn held_load_again(world: &World) -> (Running, File) {
+fn held_load_again(world: &RuntimeFixture) -> (LarderProcess, File) {
     fs_err::remove_file(world.path("archive")).unwrap();
     held_load(world)
 }
@@ -353,7 +353,7 @@ fn a_store_with_a_path_that_no_socket_may_have_is_joined_as_well() {
     let root = home.join("d".repeat(100)).join("s".repeat(100));
     let start = |arguments: &[&str]| {
         let mut command = larder_in(&home);
-        Running::start({
+        LarderProcess::start({
             command.args([OsStr::new("--root"), root.as_os_str()]).args(arguments);
             command
         })
@@ -371,7 +371,10 @@ fn a_store_with_a_path_that_no_socket_may_have_is_joined_as_well() {
 
 #[test]
 fn a_state_directory_of_a_runtime_is_shared_the_same_way() {
-    for world in [World::plain(), World::with_docker(RegistryOptions::default())].into_iter().flatten() {
+    for world in [RuntimeFixture::plain(), RuntimeFixture::with_docker(RegistryOptions::default())]
+        .into_iter()
+        .flatten()
+    {
         let gate = world.gate();
         let old = present(&world, 1, "shop/old:1");
         let big = push(&world, &gate, 2, "shop/big:1");
@@ -392,7 +395,7 @@ fn a_state_directory_of_a_runtime_is_shared_the_same_way() {
 
 #[test]
 fn one_shot_commands_honour_the_settings_of_the_daemon() {
-    for world in [World::plain(), store()].into_iter().flatten() {
+    for world in [RuntimeFixture::plain(), store()].into_iter().flatten() {
         let (base, app) = (present(&world, 1, "base/os:1"), present(&world, 2, "shop/app:1"));
         let name = format!("{}/base/*", world.registry.address());
         let settings = settings_file(&world, "config.yaml", &format!("gc:\n  keep:\n    - name: '{name}'\n"));

@@ -9,13 +9,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use larder_testkit::archive::{Archive, Entry};
-use larder_testkit::fault_registry::{Fault, FaultRegistry, On};
-use larder_testkit_peers::{Image, Layer};
+use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
+use larder_testkit::fault_registry::{FaultRegistry, FaultTrigger, ResponseFault};
+use larder_testkit_peers::{ImageBuilder, LayerFiles};
 use tempfile::TempDir;
 use tokio::time::Instant;
 
-use crate::world::{Run, Running, larder_in};
+use crate::world::{LarderOutput, LarderProcess, larder_in};
 
 const ROUNDS: u64 = 100;
 const SEED: u64 = 20_260_101;
@@ -33,14 +33,14 @@ const LOADED: &str = "registry.example/shop/other:image";
 
 /// What is killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Deed {
+enum KilledCommand {
     Pull,
     Load,
     Remove,
 }
 
 /// A machine with one image that stays and one that comes and goes. They share a layer.
-struct Machine {
+struct KillMachine {
     registry: FaultRegistry,
     home: TempDir,
     kept: String,
@@ -52,24 +52,24 @@ struct Machine {
     bytes: u64,
 }
 
-impl Machine {
-    fn new() -> Machine {
+impl KillMachine {
+    fn new() -> KillMachine {
         let (registry, home) = (FaultRegistry::start(), in_memory());
         let shared = many_files("shared", 150);
-        let kept = Image::new().layer(shared.clone()).layer(many_files("kept", 50));
-        let other = Image::new()
+        let kept = ImageBuilder::new().layer(shared.clone()).layer(many_files("kept", 50));
+        let other = ImageBuilder::new()
             .layer(shared)
             .layer(many_files("app", 300))
-            .layer(Layer::new().noise("srv/big", BIG, 1))
+            .layer(LayerFiles::new().noise("srv/big", BIG, 1))
             .layer(many_files("top", 200));
         let layout = home.path().join("layout");
         serve(&registry, &kept, "shop/kept", &home.path().join("kept"));
         let blobs = serve(&registry, &other, "shop/other", &layout);
         // The big layer takes a while, so that some kills meet its fetch.
         let big = blobs[3].clone();
-        registry.fault(On::path(&big), Fault::Trickle(128 << 10, Duration::from_millis(1)));
+        registry.fault(FaultTrigger::path(&big), ResponseFault::Trickle(128 << 10, Duration::from_millis(1)));
         // The one on top ends last, so that some kills meet a pull that has finished its other layers.
-        registry.fault(On::path(&blobs[4]), Fault::SlowHeaders(Duration::from_millis(60)));
+        registry.fault(FaultTrigger::path(&blobs[4]), ResponseFault::SlowHeaders(Duration::from_millis(60)));
         let (kept, pulled) = (registry.image("shop/kept:1"), registry.image("shop/other:1"));
         let layers = blobs[2..].to_vec();
         let size = |blob: &String| {
@@ -77,7 +77,7 @@ impl Machine {
             fs_err::metadata(path).unwrap().len()
         };
         let bytes = layers.iter().map(size).sum();
-        Machine { registry, home, kept, pulled, layout, big, layers, bytes }
+        KillMachine { registry, home, kept, pulled, layout, big, layers, bytes }
     }
 
     /// Bytes of layers that the registry sent.
@@ -98,41 +98,41 @@ impl Machine {
         self.home.path().join("store")
     }
 
-    fn start(&self, arguments: &[&str]) -> Running {
+    fn start(&self, arguments: &[&str]) -> LarderProcess {
         let mut command: Command = larder_in(self.home.path());
         command.arg("--root").arg(self.root()).args(arguments);
-        Running::start(command)
+        LarderProcess::start(command)
     }
 
-    fn larder(&self, arguments: &[&str]) -> Run {
+    fn larder(&self, arguments: &[&str]) -> LarderOutput {
         self.start(arguments).finish().expect(0)
     }
 
     /// Gets the store to where the deed can be done.
-    fn prepare(&self, deed: Deed, there: &[String]) {
-        if deed == Deed::Remove && !there.contains(&self.pulled) {
+    fn prepare(&self, deed: KilledCommand, there: &[String]) {
+        if deed == KilledCommand::Remove && !there.contains(&self.pulled) {
             self.larder(&["pull", "-q", &self.pulled]);
         }
-        for name in there.iter().filter(|name| deed != Deed::Remove && **name != self.kept) {
+        for name in there.iter().filter(|name| deed != KilledCommand::Remove && **name != self.kept) {
             self.larder(&["rm", "--force", "--ignore-not-found", name]);
         }
     }
 
-    fn begin(&self, deed: Deed) -> Running {
+    fn begin(&self, deed: KilledCommand) -> LarderProcess {
         match deed {
-            Deed::Pull => self.start(&["pull", "-q", &self.pulled]),
-            Deed::Load => self.start(&[
+            KilledCommand::Pull => self.start(&["pull", "-q", &self.pulled]),
+            KilledCommand::Load => self.start(&[
                 "load",
                 &self.layout.to_string_lossy(),
                 "--name",
                 LOADED.trim_end_matches(":image"),
             ]),
-            Deed::Remove => self.start(&["rm", "--force", "--ignore-not-found", &self.pulled]),
+            KilledCommand::Remove => self.start(&["rm", "--force", "--ignore-not-found", &self.pulled]),
         }
     }
 
     /// How long the deed takes when nobody disturbs it.
-    fn length_of(&self, deed: Deed) -> Duration {
+    fn length_of(&self, deed: KilledCommand) -> Duration {
         self.prepare(deed, &self.images());
         let start = Instant::now();
         self.begin(deed).finish().expect(0);
@@ -179,17 +179,17 @@ fn in_memory() -> TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
 }
 
-fn many_files(name: &str, count: usize) -> Layer {
-    let mut archive = Archive::new().with(Entry::dir(name));
+fn many_files(name: &str, count: usize) -> LayerFiles {
+    let mut archive = TarBuilder::new().with(TarBuilderEntry::dir(name));
     for number in 0..count {
         let path = format!("{name}/{}/file-{number}", number % 7);
-        archive = archive.with(Entry::file(path, format!("{name} {number} ").repeat(number % 200)));
+        archive = archive.with(TarBuilderEntry::file(path, format!("{name} {number} ").repeat(number % 200)));
     }
-    Layer::archive(archive.finish())
+    LayerFiles::archive(archive.finish())
 }
 
 /// Writes an image to a folder and lets a registry serve it; the digests of its blobs, the config first.
-fn serve(registry: &FaultRegistry, image: &Image, repository: &str, folder: &Path) -> Vec<String> {
+fn serve(registry: &FaultRegistry, image: &ImageBuilder, repository: &str, folder: &Path) -> Vec<String> {
     let layout = image.write(folder).unwrap();
     let blob = |digest: &str| {
         fs_err::read(folder.join("blobs/sha256").join(digest.trim_start_matches("sha256:"))).unwrap()
@@ -217,14 +217,15 @@ fn number(variable: &str, default: u64) -> u64 {
 #[test]
 fn a_hundred_kills_leave_every_image_whole_or_invisible() {
     let (rounds, seed) = (number("LARDER_KILLS", ROUNDS), number("LARDER_KILLS_SEED", SEED));
-    let machine = Machine::new();
+    let machine = KillMachine::new();
     machine.larder(&["pull", "-q", &machine.kept]);
-    let lengths = [Deed::Pull, Deed::Load, Deed::Remove].map(|deed| (deed, machine.length_of(deed)));
+    let lengths = [KilledCommand::Pull, KilledCommand::Load, KilledCommand::Remove]
+        .map(|deed| (deed, machine.length_of(deed)));
     eprintln!("seed {seed}, undisturbed: {lengths:?}");
 
     let mut there = machine.images();
     let (mut state, mut killed, mut tries, mut most, mut some) = (seed, 0, 0, 0, 0);
-    let mut moments: BTreeMap<(Deed, &str), u32> = BTreeMap::new();
+    let mut moments: BTreeMap<(KilledCommand, &str), u32> = BTreeMap::new();
     while killed < rounds {
         tries += 1;
         assert!(tries < rounds * 3, "hardly anything was killed: {moments:?}");
@@ -246,12 +247,12 @@ fn a_hundred_kills_leave_every_image_whole_or_invisible() {
         // Trying again succeeds, whether it had been done or not.
         machine.begin(deed).finish().expect(0);
         there = machine.images();
-        assert_eq!(there.len(), if deed == Deed::Remove { 1 } else { 2 }, "{round}: {there:?}");
+        assert_eq!(there.len(), if deed == KilledCommand::Remove { 1 } else { 2 }, "{round}: {there:?}");
         machine.larder(&["fsck", "--quick"]);
         let left = ["staging", "ingest", "trash"].map(|folder| machine.entries(folder));
         assert_eq!(left, [0, 0, 0], "{round}");
-        assert_eq!(machine.entries("layers"), if deed == Deed::Remove { 2 } else { 5 }, "{round}");
-        if deed == Deed::Pull {
+        assert_eq!(machine.entries("layers"), if deed == KilledCommand::Remove { 2 } else { 5 }, "{round}");
+        if deed == KilledCommand::Pull {
             let (all, whole) = (machine.sent(), machine.bytes);
             most = most.max(all.saturating_sub(whole));
             assert!(all <= whole + LOST, "{round}: {sent} bytes, then {} of {whole}", all - sent);

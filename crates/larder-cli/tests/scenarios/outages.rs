@@ -4,14 +4,14 @@ use std::os::unix::net::UnixListener;
 use std::time::Duration;
 
 use larder_testkit_peers::process::poll;
-use larder_testkit_peers::{Image, RegistryOptions};
+use larder_testkit_peers::{ImageBuilder, RegistryOptions};
 
-use crate::world::{Running, World, larder_in, pod};
+use crate::world::{LarderProcess, RuntimeFixture, larder_in, pod};
 
 #[test]
 fn a_registry_that_comes_back_is_tried_again_after_the_back_off() {
-    for mut world in World::of_each_backend(RegistryOptions::default()) {
-        Image::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();
+    for mut world in RuntimeFixture::of_each_backend(RegistryOptions::default()) {
+        ImageBuilder::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();
         let image = world.registry.image("shop/web:1");
         let manifest = world.file("pod.yaml", &pod("web", "Always", &[&image]));
         world.registry.stop();
@@ -36,9 +36,9 @@ fn a_registry_that_comes_back_is_tried_again_after_the_back_off() {
 
 #[test]
 fn a_pull_that_is_cut_in_its_middle_fails_and_the_next_run_completes() {
-    for world in World::of_each_backend(RegistryOptions::default()) {
+    for world in RuntimeFixture::of_each_backend(RegistryOptions::default()) {
         let gate = world.gate();
-        Image::small(1, 3_000_000).push(&world.registry, "shop/big:1").unwrap();
+        ImageBuilder::small(1, 3_000_000).push(&world.registry, "shop/big:1").unwrap();
         let image = gate.image("shop/big:1");
 
         gate.hold_blobs_after(100_000);
@@ -63,13 +63,13 @@ fn a_pull_that_is_cut_in_its_middle_fails_and_the_next_run_completes() {
 
 #[test]
 fn a_runtime_that_stops_is_reported_and_one_that_comes_back_still_has_its_images() {
-    for world in World::of_each_runtime(RegistryOptions::default()) {
+    for world in RuntimeFixture::of_each_runtime(RegistryOptions::default()) {
         stops_and_comes_back(world);
     }
 }
 
-fn stops_and_comes_back(mut world: World) {
-    Image::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();
+fn stops_and_comes_back(mut world: RuntimeFixture) {
+    ImageBuilder::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();
     let image = world.registry.image("shop/web:1");
     world.larder(&["ensure", &image]).expect(0);
 
@@ -90,14 +90,14 @@ fn stops_and_comes_back(mut world: World) {
 
 #[test]
 fn a_runtime_that_stops_in_the_middle_of_a_pull_ends_the_run_in_time() {
-    for world in World::of_each_runtime(RegistryOptions::default()) {
+    for world in RuntimeFixture::of_each_runtime(RegistryOptions::default()) {
         stops_in_the_middle_of_a_pull(world);
     }
 }
 
-fn stops_in_the_middle_of_a_pull(mut world: World) {
+fn stops_in_the_middle_of_a_pull(mut world: RuntimeFixture) {
     let gate = world.gate();
-    Image::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();
+    ImageBuilder::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();
     let image = gate.image("shop/web:1");
 
     gate.hold_blobs_after(0);
@@ -134,7 +134,7 @@ fn what_is_no_runtime_is_told_in_one_line_and_in_bounded_time() {
     for (path, problem) in cases {
         let mut command = larder_in(home.path());
         command.args(["--timeout", "1s", "--backend"]).arg(&path).args(["ensure", "busybox:1"]);
-        let run = Running::start(command).finish().expect(3);
+        let run = LarderProcess::start(command).finish().expect(3);
         let told = run.stderr.lines().filter(|line| line.contains(problem)).count();
         assert_eq!(told, 1, "{}: {run:?}", path.display());
         assert!(run.stderr.contains(&*path.to_string_lossy()), "{run:?}");

@@ -1,12 +1,12 @@
 //! Pull policy and presence, names with digests, and images that do not exist.
 
-use larder_testkit_peers::{Image, RegistryOptions};
+use larder_testkit_peers::{ImageBuilder, RegistryOptions};
 
-use crate::world::{World, pod};
+use crate::world::{RuntimeFixture, pod};
 
 /// What an ensure is to do, as seen from outside.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Does {
+enum ExpectedTraffic {
     /// Fetches the image.
     Fetch,
     /// Asks the registry, finds nothing new, fetches nothing.
@@ -19,23 +19,23 @@ enum Does {
 
 #[test]
 fn each_policy_treats_absent_and_present_images_as_kubelet_does() {
-    for world in World::of_each_backend(RegistryOptions::default()) {
-        let web = Image::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();
-        let newest = Image::small(2, 50_000).push(&world.registry, "shop/web:latest").unwrap();
+    for world in RuntimeFixture::of_each_backend(RegistryOptions::default()) {
+        let web = ImageBuilder::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();
+        let newest = ImageBuilder::small(2, 50_000).push(&world.registry, "shop/web:latest").unwrap();
         // larder's store asks for the config, a kilobyte, with the manifest; what counts is the layers.
         let configs = [web.image_id, newest.image_id];
         let (tagged, latest) = (world.registry.image("shop/web:1"), world.registry.image("shop/web"));
 
         let cases = [
-            ("Always", &tagged, false, Does::Fetch, "Successfully pulled image"),
-            ("Always", &tagged, true, Does::Ask, "Successfully pulled image"),
-            ("IfNotPresent", &tagged, false, Does::Fetch, "Successfully pulled image"),
-            ("IfNotPresent", &tagged, true, Does::Nothing, "already present on machine"),
-            ("Never", &tagged, false, Does::Refuse, "is not present with pull policy of Never"),
-            ("Never", &tagged, true, Does::Nothing, "already present on machine"),
+            ("Always", &tagged, false, ExpectedTraffic::Fetch, "Successfully pulled image"),
+            ("Always", &tagged, true, ExpectedTraffic::Ask, "Successfully pulled image"),
+            ("IfNotPresent", &tagged, false, ExpectedTraffic::Fetch, "Successfully pulled image"),
+            ("IfNotPresent", &tagged, true, ExpectedTraffic::Nothing, "already present on machine"),
+            ("Never", &tagged, false, ExpectedTraffic::Refuse, "is not present with pull policy of Never"),
+            ("Never", &tagged, true, ExpectedTraffic::Nothing, "already present on machine"),
             // No policy: it follows from the tag, and no tag is the tag latest.
-            ("", &tagged, true, Does::Nothing, "already present on machine"),
-            ("", &latest, true, Does::Ask, "Successfully pulled image"),
+            ("", &tagged, true, ExpectedTraffic::Nothing, "already present on machine"),
+            ("", &latest, true, ExpectedTraffic::Ask, "Successfully pulled image"),
         ];
         for (policy, image, present, does, says) in cases {
             let case = format!("{policy} {image} present={present}");
@@ -48,7 +48,7 @@ fn each_policy_treats_absent_and_present_images_as_kubelet_does() {
             let manifest = world.file("pod.yaml", &pod("web", policy, &[image]));
             let run = world.larder(&["ensure", "-f", &manifest]);
 
-            assert_eq!(run.code, i32::from(does == Does::Refuse), "{case}: {run:?}");
+            assert_eq!(run.code, i32::from(does == ExpectedTraffic::Refuse), "{case}: {run:?}");
             assert!(run.stdout.contains(says), "{case}: {run:?}");
             let requests = world.registry.requests();
             let is_layer = |path: &str| !configs.iter().any(|config| path.contains(config.as_str()));
@@ -56,13 +56,13 @@ fn each_policy_treats_absent_and_present_images_as_kubelet_does() {
                 requests.iter().filter(|request| request.is_blob_fetch() && is_layer(&request.path));
             let fetched = fetched.count();
             let seen = match (requests.len(), fetched) {
-                (0, _) if run.code == 0 => Does::Nothing,
-                (0, _) => Does::Refuse,
-                (_, 0) => Does::Ask,
-                _ => Does::Fetch,
+                (0, _) if run.code == 0 => ExpectedTraffic::Nothing,
+                (0, _) => ExpectedTraffic::Refuse,
+                (_, 0) => ExpectedTraffic::Ask,
+                _ => ExpectedTraffic::Fetch,
             };
             assert_eq!(seen, does, "{case}: {requests:?}");
-            assert_eq!(world.images().is_empty(), does == Does::Refuse, "{case}");
+            assert_eq!(world.images().is_empty(), does == ExpectedTraffic::Refuse, "{case}");
         }
 
         // The command line's policy wins over the manifest's.
@@ -76,8 +76,8 @@ fn each_policy_treats_absent_and_present_images_as_kubelet_does() {
 
 #[test]
 fn an_image_named_by_digest_is_pulled_once_and_found_by_it() {
-    for world in World::of_each_backend(RegistryOptions::default()) {
-        let pushed = Image::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();
+    for world in RuntimeFixture::of_each_backend(RegistryOptions::default()) {
+        let pushed = ImageBuilder::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();
         let by_digest = world.registry.image(&format!("shop/web@{}", pushed.manifest_digest));
 
         let run = world.larder(&["ensure", &by_digest]).expect(0);
@@ -95,8 +95,8 @@ fn an_image_named_by_digest_is_pulled_once_and_found_by_it() {
 
 #[test]
 fn an_unknown_image_fails_by_name_and_the_others_are_still_made_present() {
-    for world in World::of_each_backend(RegistryOptions::default()) {
-        Image::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();
+    for world in RuntimeFixture::of_each_backend(RegistryOptions::default()) {
+        ImageBuilder::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();
         let (known, no_tag, no_repository) = (
             world.registry.image("shop/web:1"),
             world.registry.image("shop/web:2"),

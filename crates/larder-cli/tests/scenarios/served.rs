@@ -4,45 +4,45 @@ use std::io::{Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 
-use larder::backend::{Backend as _, BackendError, Image, ImageSpec, Progress};
+use larder::backend::{Backend as _, BackendError, Image, ImageSpec, ProgressReporter};
 use larder::credentials::Credential;
 use larder::reference::ImageId;
 use larder_cri::{CriBackend, CriConfig, Endpoint};
 use larder_testkit_peers::process::{PATIENCE, poll};
-use larder_testkit_peers::wire::Wire;
+use larder_testkit_peers::wire::RawConnection;
 use tokio::runtime::Runtime;
 
-use crate::world::{Run, Running, World};
+use crate::world::{LarderOutput, LarderProcess, RuntimeFixture};
 
 /// A daemon, and a client of its socket.
-pub(crate) struct Daemon {
-    pub(crate) running: Running,
+pub(crate) struct CriDaemon {
+    pub(crate) running: LarderProcess,
     pub(crate) socket: PathBuf,
     pub(crate) client: CriBackend,
     pub(crate) runtime: Runtime,
 }
 
-impl Daemon {
+impl CriDaemon {
     /// On the backend of a world.
-    pub(crate) fn of(world: &World) -> Daemon {
-        Daemon::with(world, &[])
+    pub(crate) fn of(world: &RuntimeFixture) -> CriDaemon {
+        CriDaemon::with(world, &[])
     }
 
     /// The same, with more arguments.
-    pub(crate) fn with(world: &World, arguments: &[&str]) -> Daemon {
+    pub(crate) fn with(world: &RuntimeFixture, arguments: &[&str]) -> CriDaemon {
         let socket = PathBuf::from(world.path("larder.sock"));
         let serve = ["serve", "--socket", &socket.to_string_lossy()];
-        Daemon::at(socket.clone(), world.start_larder(&[&serve, arguments].concat()))
+        CriDaemon::at(socket.clone(), world.start_larder(&[&serve, arguments].concat()))
     }
 
     /// One that was started, and will listen there.
-    pub(crate) fn at(socket: PathBuf, mut running: Running) -> Daemon {
+    pub(crate) fn at(socket: PathBuf, mut running: LarderProcess) -> CriDaemon {
         let listens = || (running.is_finished() || UnixStream::connect(&socket).is_ok()).then_some(());
         let up = poll(PATIENCE, listens).is_some() && !running.is_finished();
         assert!(up, "larder serve does not serve: {}", running.stderr());
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-        Daemon { running, client: client_of(socket.clone()), socket, runtime }
+        CriDaemon { running, client: client_of(socket.clone()), socket, runtime }
     }
 
     pub(crate) fn pull(&self, name: &str) -> Result<ImageId, BackendError> {
@@ -54,7 +54,7 @@ impl Daemon {
         name: &str,
         credential: Option<&Credential>,
     ) -> Result<ImageId, BackendError> {
-        let progress = Progress::unwatched();
+        let progress = ProgressReporter::unwatched();
         self.runtime.block_on(self.client.pull(&ImageSpec::named(name), credential, None, &progress))
     }
 
@@ -118,14 +118,14 @@ impl Daemon {
     }
 
     /// Stops it as a service manager does, and waits for its end.
-    pub(crate) fn stop(self) -> Run {
+    pub(crate) fn stop(self) -> LarderOutput {
         self.running.terminate();
         self.running.finish()
     }
 
     /// A connection that adds nothing to what is asked.
-    pub(crate) fn wire(&self) -> Wire {
-        self.runtime.block_on(Wire::connect(&self.socket))
+    pub(crate) fn wire(&self) -> RawConnection {
+        self.runtime.block_on(RawConnection::connect(&self.socket))
     }
 }
 

@@ -6,11 +6,11 @@ mod runtime_gate;
 use std::time::Duration;
 
 use larder_testkit_peers::process::wait_until;
-use larder_testkit_peers::{Image, RegistryOptions};
+use larder_testkit_peers::{ImageBuilder, RegistryOptions};
 use tokio::time::Instant;
 
-use crate::served::Daemon;
-use crate::world::World;
+use crate::served::CriDaemon;
+use crate::world::RuntimeFixture;
 use deletion_gate::DeletionGate;
 use runtime_gate::RuntimeGate;
 
@@ -20,56 +20,56 @@ const AT_MOST: Duration = Duration::from_millis(100);
 const TIMES: usize = 5;
 
 /// What holds removals of images until it is released.
-enum Gate {
+enum StalledRemoval {
     Runtime(RuntimeGate),
     Store(DeletionGate),
 }
 
-impl Gate {
+impl StalledRemoval {
     /// `None`, after a loud message, where deletion cannot be held.
-    fn of(world: &World) -> Option<Gate> {
+    fn of(world: &RuntimeFixture) -> Option<StalledRemoval> {
         if world.endpoint().is_some() {
             let own = world.path("gate.sock").into();
-            return Some(Gate::Runtime(RuntimeGate::before(world.socket().into(), own)));
+            return Some(StalledRemoval::Runtime(RuntimeGate::before(world.socket().into(), own)));
         }
-        DeletionGate::of(&world.place().join("trash")).map(Gate::Store)
+        DeletionGate::of(&world.place().join("trash")).map(StalledRemoval::Store)
     }
 
     /// The arguments that lead larder through it.
-    fn arguments(&self, world: &World) -> Vec<String> {
+    fn arguments(&self, world: &RuntimeFixture) -> Vec<String> {
         match self {
-            Gate::Runtime(gate) => {
+            StalledRemoval::Runtime(gate) => {
                 let scheme = if world.has_docker() { "docker" } else { "unix" };
                 vec!["--backend".into(), format!("{scheme}://{}", gate.socket().display())]
             }
-            Gate::Store(_) => Vec::new(),
+            StalledRemoval::Store(_) => Vec::new(),
         }
     }
 
     fn hold(&self) {
         match self {
-            Gate::Runtime(gate) => gate.hold(),
-            Gate::Store(gate) => gate.hold(),
+            StalledRemoval::Runtime(gate) => gate.hold(),
+            StalledRemoval::Store(gate) => gate.hold(),
         }
     }
 
     fn is_holding_a_removal(&self) -> bool {
         match self {
-            Gate::Runtime(gate) => gate.held() == 1,
-            Gate::Store(gate) => gate.has_held(),
+            StalledRemoval::Runtime(gate) => gate.held() == 1,
+            StalledRemoval::Store(gate) => gate.has_held(),
         }
     }
 
     fn release(&self) {
         match self {
-            Gate::Runtime(gate) => gate.release(),
-            Gate::Store(gate) => gate.release(),
+            StalledRemoval::Runtime(gate) => gate.release(),
+            StalledRemoval::Store(gate) => gate.release(),
         }
     }
 }
 
 /// The median of the times that a command takes.
-fn median_time(world: &World, arguments: &[&str]) -> Duration {
+fn median_time(world: &RuntimeFixture, arguments: &[&str]) -> Duration {
     let mut times = [(); TIMES].map(|()| {
         let start = Instant::now();
         world.start_larder(arguments).succeed();
@@ -81,15 +81,15 @@ fn median_time(world: &World, arguments: &[&str]) -> Duration {
 
 #[test]
 fn every_other_command_answers_as_quickly_while_a_removal_hangs() {
-    for world in World::of_each_backend(RegistryOptions::default()) {
+    for world in RuntimeFixture::of_each_backend(RegistryOptions::default()) {
         let [_, api] = [("shop/web:1", 1), ("shop/api:1", 2)].map(|(name, seed)| {
-            Image::small(seed, 50_000).push(&world.registry, name).unwrap();
+            ImageBuilder::small(seed, 50_000).push(&world.registry, name).unwrap();
             let image = world.registry.image(name);
             world.larder(&["pull", "-q", &image]).expect(0);
             image
         });
         world.end_leases();
-        let Some(gate) = Gate::of(&world) else { continue };
+        let Some(gate) = StalledRemoval::of(&world) else { continue };
         let through = gate.arguments(&world);
         let larder = |arguments: &[&str]| -> Vec<String> {
             through.iter().cloned().chain(arguments.iter().map(|&argument| argument.to_owned())).collect()
@@ -100,7 +100,7 @@ fn every_other_command_answers_as_quickly_while_a_removal_hangs() {
             ["serve", "--socket", &socket, "--metrics-address", "", "--image-gc-high-threshold", "100"];
         let started = larder(&serve);
         let started: Vec<&str> = started.iter().map(String::as_str).collect();
-        let daemon = Daemon::at(socket.clone().into(), world.start_larder(&started));
+        let daemon = CriDaemon::at(socket.clone().into(), world.start_larder(&started));
         wait_until("it is ready", || daemon.is_ready());
         let commands = [
             &["explain", &api][..],

@@ -7,39 +7,41 @@ use std::process::Command;
 
 use larder_store::store::{Store, StoreConfig};
 use larder_testkit_peers::registry::{PASSWORD, USER};
-use larder_testkit_peers::{Auth, Image, Package, Registry, RegistryOptions, require};
+use larder_testkit_peers::{
+    ImageBuilder, Package, RegistryAccess, RegistryOptions, RegistryProcess, require,
+};
 use serde_json::json;
 use tempfile::TempDir;
 
-use crate::world::{Run, Running, larder_in, pod};
+use crate::world::{LarderOutput, LarderProcess, larder_in, pod};
 
 /// A registry, and a machine without a container runtime.
-struct Machine {
-    registry: Registry,
+struct MachineWithoutRuntime {
+    registry: RegistryProcess,
     home: TempDir,
 }
 
-impl Machine {
-    fn new() -> Option<Machine> {
-        Machine::with(RegistryOptions::default())
+impl MachineWithoutRuntime {
+    fn new() -> Option<MachineWithoutRuntime> {
+        MachineWithoutRuntime::with(RegistryOptions::default())
     }
 
-    fn with(options: RegistryOptions) -> Option<Machine> {
+    fn with(options: RegistryOptions) -> Option<MachineWithoutRuntime> {
         if !require(&[Package::DockerRegistry, Package::Skopeo]).is_available() {
             return None;
         }
-        let registry = Registry::start(options).unwrap();
-        Some(Machine { registry, home: tempfile::tempdir().unwrap() })
+        let registry = RegistryProcess::start(options).unwrap();
+        Some(MachineWithoutRuntime { registry, home: tempfile::tempdir().unwrap() })
     }
 
     fn root(&self) -> PathBuf {
         self.home.path().join("store")
     }
 
-    fn larder(&self, arguments: &[&str]) -> Run {
+    fn larder(&self, arguments: &[&str]) -> LarderOutput {
         let mut command = larder_in(self.home.path());
         command.arg("--root").arg(self.root()).args(arguments);
-        Running::start(command).finish()
+        LarderProcess::start(command).finish()
     }
 
     /// All regular files of all unpacked layers with this name at their end.
@@ -63,8 +65,8 @@ fn may_mount() -> bool {
 
 #[test]
 fn every_command_works_without_a_runtime() {
-    let Some(machine) = Machine::new() else { return };
-    let web = Image::small(1, 300_000).push(&machine.registry, "shop/web:1").unwrap();
+    let Some(machine) = MachineWithoutRuntime::new() else { return };
+    let web = ImageBuilder::small(1, 300_000).push(&machine.registry, "shop/web:1").unwrap();
     let name = machine.registry.image("shop/web:1");
     let manifest = machine.home.path().join("pod.yaml");
     fs_err::write(&manifest, pod("web", "IfNotPresent", &[&name])).unwrap();
@@ -95,9 +97,9 @@ fn every_command_works_without_a_runtime() {
 
 #[test]
 fn what_df_says_agrees_with_du() {
-    let Some(machine) = Machine::new() else { return };
+    let Some(machine) = MachineWithoutRuntime::new() else { return };
     for (seed, name) in [(1, "shop/web:1"), (2, "shop/api:1")] {
-        Image::small(seed, 3_000_000).push(&machine.registry, name).unwrap();
+        ImageBuilder::small(seed, 3_000_000).push(&machine.registry, name).unwrap();
         machine.larder(&["pull", &machine.registry.image(name)]).expect(0);
     }
     let report = machine.larder(&["df", "-o", "json"]).expect(0).json();
@@ -114,9 +116,9 @@ fn what_df_says_agrees_with_du() {
 
 #[test]
 fn a_damaged_file_is_found_and_only_its_layer_is_fetched_again() {
-    let Some(machine) = Machine::new() else { return };
+    let Some(machine) = MachineWithoutRuntime::new() else { return };
     for (seed, name) in [(1, "shop/web:1"), (2, "shop/api:1")] {
-        Image::small(seed, 200_000).push(&machine.registry, name).unwrap();
+        ImageBuilder::small(seed, 200_000).push(&machine.registry, name).unwrap();
         machine.larder(&["pull", &machine.registry.image(name)]).expect(0);
     }
     machine.larder(&["fsck"]).expect(0);
@@ -146,13 +148,14 @@ fn a_damaged_file_is_found_and_only_its_layer_is_fetched_again() {
 
 #[test]
 fn a_repair_that_fetches_nothing_takes_nothing_away() {
-    let Some(mut machine) =
-        Machine::with(RegistryOptions { auth: Auth::Basic, ..RegistryOptions::default() })
-    else {
+    let Some(mut machine) = MachineWithoutRuntime::with(RegistryOptions {
+        auth: RegistryAccess::Basic,
+        ..RegistryOptions::default()
+    }) else {
         return;
     };
     let name = machine.registry.image("shop/web:1");
-    Image::small(1, 200_000).push(&machine.registry, "shop/web:1").unwrap();
+    ImageBuilder::small(1, 200_000).push(&machine.registry, "shop/web:1").unwrap();
     let auths = json!({"auths": {machine.registry.address(): {"username": USER, "password": PASSWORD}}});
     let authfile = machine.home.path().join("auth.json");
     fs_err::write(&authfile, auths.to_string()).unwrap();
@@ -179,11 +182,11 @@ fn a_repair_that_fetches_nothing_takes_nothing_away() {
 
 #[test]
 fn a_repair_mends_the_image_that_is_here_though_its_tag_has_moved() {
-    let Some(machine) = Machine::new() else { return };
-    let here = Image::small(1, 200_000).push(&machine.registry, "shop/web:1").unwrap();
+    let Some(machine) = MachineWithoutRuntime::new() else { return };
+    let here = ImageBuilder::small(1, 200_000).push(&machine.registry, "shop/web:1").unwrap();
     let name = machine.registry.image("shop/web:1");
     machine.larder(&["pull", &name]).expect(0);
-    let moved = Image::small(2, 200_000).push(&machine.registry, "shop/web:1").unwrap();
+    let moved = ImageBuilder::small(2, 200_000).push(&machine.registry, "shop/web:1").unwrap();
     assert_ne!(here.image_id, moved.image_id);
     let damaged = machine.unpacked("srv/data").swap_remove(0);
     let before = fs_err::read(&damaged).unwrap();
@@ -199,8 +202,8 @@ fn a_repair_mends_the_image_that_is_here_though_its_tag_has_moved() {
 
 #[test]
 fn a_repair_that_cannot_fetch_does_not_say_that_it_did() {
-    let Some(machine) = Machine::new() else { return };
-    Image::small(1, 200_000).push(&machine.registry, "shop/web:1").unwrap();
+    let Some(machine) = MachineWithoutRuntime::new() else { return };
+    ImageBuilder::small(1, 200_000).push(&machine.registry, "shop/web:1").unwrap();
     let from = format!("docker://{}", machine.registry.image("shop/web:1"));
     let archive = machine.home.path().join("web.tar").to_string_lossy().into_owned();
     let status = Command::new("skopeo")
@@ -222,8 +225,8 @@ fn a_repair_that_cannot_fetch_does_not_say_that_it_did() {
 
 #[test]
 fn archives_and_layouts_are_loaded_and_known_layers_skipped() {
-    let Some(machine) = Machine::new() else { return };
-    let web = Image::small(1, 100_000).push(&machine.registry, "shop/web:1").unwrap();
+    let Some(machine) = MachineWithoutRuntime::new() else { return };
+    let web = ImageBuilder::small(1, 100_000).push(&machine.registry, "shop/web:1").unwrap();
     let from = format!("docker://{}", machine.registry.image("shop/web:1"));
     let at = |name: &str| machine.home.path().join(name).to_string_lossy().into_owned();
     for to in [
@@ -262,7 +265,7 @@ fn archives_and_layouts_are_loaded_and_known_layers_skipped() {
     bytes[middle] ^= 0xff;
     fs_err::write(&layer, bytes).unwrap();
     // Where the layers are not known yet.
-    let Some(other) = Machine::new() else { return };
+    let Some(other) = MachineWithoutRuntime::new() else { return };
     let run = other.larder(&["load", &at("layout"), "--name", "r.example/x"]).expect(2);
     assert!(run.stderr.contains("hint: the file is damaged: "), "no registry has part in it: {run:?}");
     let packed = Command::new("gzip").arg("-c").arg(at("oci.tar")).output().unwrap().stdout;
@@ -273,11 +276,11 @@ fn archives_and_layouts_are_loaded_and_known_layers_skipped() {
 
 #[test]
 fn a_sweep_that_fails_is_told_and_does_not_make_a_removal_fail() {
-    let Some(machine) = Machine::new() else { return };
+    let Some(machine) = MachineWithoutRuntime::new() else { return };
     if !may_mount() {
         return;
     }
-    Image::small(1, 50_000).push(&machine.registry, "shop/web:1").unwrap();
+    ImageBuilder::small(1, 50_000).push(&machine.registry, "shop/web:1").unwrap();
     let name = machine.registry.image("shop/web:1");
     machine.larder(&["pull", &name]).expect(0);
     // Nothing can be moved away that something is mounted on.
@@ -300,8 +303,8 @@ fn a_sweep_that_fails_is_told_and_does_not_make_a_removal_fail() {
 
 #[test]
 fn only_who_removes_waits_until_it_is_deleted() {
-    let Some(machine) = Machine::new() else { return };
-    Image::small(1, 50_000).push(&machine.registry, "shop/web:1").unwrap();
+    let Some(machine) = MachineWithoutRuntime::new() else { return };
+    ImageBuilder::small(1, 50_000).push(&machine.registry, "shop/web:1").unwrap();
     let name = machine.registry.image("shop/web:1");
     machine.larder(&["pull", &name]).expect(0);
     let trash = machine.root().join("trash");
@@ -323,9 +326,9 @@ fn only_who_removes_waits_until_it_is_deleted() {
 
 #[test]
 fn a_mirror_is_asked_and_a_misspelt_key_is_told_once() {
-    let Some(machine) = Machine::new() else { return };
+    let Some(machine) = MachineWithoutRuntime::new() else { return };
     for (seed, name) in [(1, "shop/web:1"), (2, "shop/api:1")] {
-        Image::small(seed, 50_000).push(&machine.registry, name).unwrap();
+        ImageBuilder::small(seed, 50_000).push(&machine.registry, name).unwrap();
     }
     let certs = machine.home.path().join("certs.d");
     fs_err::create_dir_all(certs.join("registry.example")).unwrap();
@@ -342,19 +345,19 @@ fn a_mirror_is_asked_and_a_misspelt_key_is_told_once() {
     assert!(run.stderr.contains("--certs-d /nowhere") && run.stderr.contains("hint: "), "{run:?}");
     let mut command = larder_in(machine.home.path());
     command.args(["--backend", "/no.sock", "--certs-d", &certs, "images"]);
-    let run = Running::start(command).finish().expect(2);
+    let run = LarderProcess::start(command).finish().expect(2);
     assert!(run.stderr.contains("a runtime does not read it"), "{run:?}");
 }
 
 #[test]
 fn bad_places_are_named() {
-    let Some(machine) = Machine::new() else { return };
+    let Some(machine) = MachineWithoutRuntime::new() else { return };
     let folder = machine.home.path().join("not-a-store");
     fs_err::create_dir(&folder).unwrap();
     fs_err::write(folder.join("file"), "").unwrap();
     let mut command = larder_in(machine.home.path());
     command.arg("--root").arg(&folder).arg("images");
-    let run = Running::start(command).finish().expect(3);
+    let run = LarderProcess::start(command).finish().expect(3);
     assert!(run.stderr.contains("not an image store") && run.stderr.contains("--root DIR"), "{run:?}");
     drop(Store::open(&machine.root(), StoreConfig::default()).unwrap());
     let run = machine.larder(&["mount", "busybox:1", "/nowhere"]).expect(1);

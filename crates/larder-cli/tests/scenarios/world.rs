@@ -12,77 +12,78 @@ use std::time::SystemTime;
 use larder_store::store::{Store, StoreConfig};
 use larder_testkit::private_state::assert_private;
 use larder_testkit_peers::{
-    Availability, Containerd, Dockerd, Gate, Package, Registry, RegistryOptions, require,
+    Availability, Containerd, Dockerd, HoldingProxy, Package, RegistryOptions, RegistryProcess, require,
 };
 use serde_json::json;
 use tempfile::TempDir;
 
-pub(crate) use running::{Run, Running, larder_in};
+pub(crate) use running::{LarderOutput, LarderProcess, larder_in};
 
 /// A containerd, a Docker Engine, or larder's own store, that knows a registry, both empty.
-pub(crate) struct World {
+pub(crate) struct RuntimeFixture {
     containerd: Option<Containerd>,
     docker: Option<Dockerd>,
-    pub(crate) registry: Registry,
+    pub(crate) registry: RegistryProcess,
     home: TempDir,
 }
 
-impl World {
+impl RuntimeFixture {
     /// `None`, after a loud message, where real servers are not installed and this is not CI.
-    pub(crate) fn new(options: RegistryOptions) -> Option<World> {
+    pub(crate) fn new(options: RegistryOptions) -> Option<RuntimeFixture> {
         match require(&Package::ALL) {
             Availability::Skip(_) => return None,
             Availability::Available => {}
         }
-        let registry = Registry::start(options).unwrap();
+        let registry = RegistryProcess::start(options).unwrap();
         let containerd = Containerd::start().unwrap();
-        containerd.knows(&registry).unwrap();
+        containerd.add_registry(&registry).unwrap();
         let home = tempfile::tempdir().unwrap();
-        Some(World { containerd: Some(containerd), docker: None, registry, home })
+        Some(RuntimeFixture { containerd: Some(containerd), docker: None, registry, home })
     }
 
     /// With a Docker Engine in place of a runtime. It reaches registries on loopback without being told.
-    pub(crate) fn with_docker(options: RegistryOptions) -> Option<World> {
+    pub(crate) fn with_docker(options: RegistryOptions) -> Option<RuntimeFixture> {
         if !require(&[Package::DockerIo, Package::DockerRegistry, Package::Skopeo]).is_available() {
             return None;
         }
-        let registry = Registry::start(options).unwrap();
+        let registry = RegistryProcess::start(options).unwrap();
         let docker = Some(Dockerd::start().unwrap());
-        Some(World { containerd: None, docker, registry, home: tempfile::tempdir().unwrap() })
+        Some(RuntimeFixture { containerd: None, docker, registry, home: tempfile::tempdir().unwrap() })
     }
 
     /// With larder's own store in place of a runtime.
-    pub(crate) fn with_store(options: RegistryOptions) -> Option<World> {
+    pub(crate) fn with_store(options: RegistryOptions) -> Option<RuntimeFixture> {
         if !require(&[Package::DockerRegistry, Package::Skopeo]).is_available() {
             return None;
         }
-        let registry = Registry::start(options).unwrap();
-        let world = World { containerd: None, docker: None, registry, home: tempfile::tempdir().unwrap() };
+        let registry = RegistryProcess::start(options).unwrap();
+        let world =
+            RuntimeFixture { containerd: None, docker: None, registry, home: tempfile::tempdir().unwrap() };
         fs_err::create_dir(world.certs_d()).unwrap();
         drop(Store::open(&world.place(), StoreConfig::default()).unwrap()); // commands that look make none
         Some(world)
     }
 
     /// One world of each backend, one after the other: what a user sees is the same.
-    pub(crate) fn of_each_backend(options: RegistryOptions) -> impl Iterator<Item = World> {
+    pub(crate) fn of_each_backend(options: RegistryOptions) -> impl Iterator<Item = RuntimeFixture> {
         ["containerd", "larder's own store", "Docker"].into_iter().filter_map(move |backend| {
             eprintln!("with {backend}:");
             match backend {
-                "containerd" => World::new(options),
-                "Docker" => World::with_docker(options),
-                _ => World::with_store(options),
+                "containerd" => RuntimeFixture::new(options),
+                "Docker" => RuntimeFixture::with_docker(options),
+                _ => RuntimeFixture::with_store(options),
             }
         })
     }
 
     /// One world of each backend that is a process of its own.
-    pub(crate) fn of_each_runtime(options: RegistryOptions) -> impl Iterator<Item = World> {
-        World::of_each_backend(options).filter(|world| world.endpoint().is_some())
+    pub(crate) fn of_each_runtime(options: RegistryOptions) -> impl Iterator<Item = RuntimeFixture> {
+        RuntimeFixture::of_each_backend(options).filter(|world| world.endpoint().is_some())
     }
 
     /// With a plain registry that everybody may use.
-    pub(crate) fn plain() -> Option<World> {
-        World::new(RegistryOptions::default())
+    pub(crate) fn plain() -> Option<RuntimeFixture> {
+        RuntimeFixture::new(RegistryOptions::default())
     }
 
     /// The containerd of a world that has one.
@@ -97,7 +98,7 @@ impl World {
     }
 
     /// Tells the backend how to reach a registry: plain HTTP, or TLS with the registry's own authority.
-    pub(crate) fn knows(&self, registry: &Registry) {
+    pub(crate) fn knows(&self, registry: &RegistryProcess) {
         self.knows_at(&registry.address(), registry.scheme(), registry.ca());
     }
 
@@ -121,8 +122,8 @@ impl World {
     }
 
     /// A gate in front of the registry, which the backend knows how to reach.
-    pub(crate) fn gate(&self) -> Gate {
-        let gate = Gate::in_front_of(self.registry.port()).unwrap();
+    pub(crate) fn gate(&self) -> HoldingProxy {
+        let gate = HoldingProxy::for_registry(self.registry.port()).unwrap();
         if let Some(containerd) = &self.containerd {
             containerd.knows_at(&gate.address(), "http", None).unwrap();
         }
@@ -198,26 +199,26 @@ impl World {
     }
 
     /// Runs larder to its end, against this world's backend.
-    pub(crate) fn larder(&self, arguments: &[&str]) -> Run {
+    pub(crate) fn larder(&self, arguments: &[&str]) -> LarderOutput {
         self.start_larder(arguments).finish()
     }
 
     /// The same with a file for its standard input.
-    pub(crate) fn larder_reading(&self, arguments: &[&str], file: &str) -> Run {
+    pub(crate) fn larder_reading(&self, arguments: &[&str], file: &str) -> LarderOutput {
         let input = fs_err::File::open(file).unwrap().into_parts().0;
-        Running::reading(self.command(arguments), input.into()).finish()
+        LarderProcess::reading(self.command(arguments), input.into()).finish()
     }
 
     /// Starts larder and lets it run.
-    pub(crate) fn start_larder(&self, arguments: &[&str]) -> Running {
-        Running::start(self.command(arguments))
+    pub(crate) fn start_larder(&self, arguments: &[&str]) -> LarderProcess {
+        LarderProcess::start(self.command(arguments))
     }
 
     /// Runs larder to its end with this file of settings.
-    pub(crate) fn larder_with(&self, settings: &str, arguments: &[&str]) -> Run {
+    pub(crate) fn larder_with(&self, settings: &str, arguments: &[&str]) -> LarderOutput {
         let mut command = self.command(arguments);
         command.env("LARDER_CONFIG", settings);
-        Running::start(command).finish()
+        LarderProcess::start(command).finish()
     }
 
     /// Starts larder with this pipe for its standard output.
@@ -280,7 +281,7 @@ impl World {
     }
 }
 
-impl Drop for World {
+impl Drop for RuntimeFixture {
     fn drop(&mut self) {
         if self.endpoint().is_some() {
             assert_private(Path::new(&self.socket()));

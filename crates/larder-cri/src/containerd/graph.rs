@@ -3,7 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 
 use larder::backend::Image;
-use larder::gc::{Amount, Layer, Layers};
+use larder::gc::{DiskSpace, LayerUsageIndex, MeasuredLayer};
 use larder::reference::LayerId;
 
 use super::positive;
@@ -20,24 +20,24 @@ const NEEDS_SNAPSHOT: &str = "containerd.io/gc.ref.snapshot.";
 const BLOCK: u64 = 4096;
 
 /// What a snapshot of overlayfs takes beside its files: its folder, and the kernel's work folder.
-const OVERLAY_FOLDERS: Amount = Amount { bytes: 2 * BLOCK, inodes: 2 };
+const OVERLAY_FOLDERS: DiskSpace = DiskSpace { bytes: 2 * BLOCK, inodes: 2 };
 
 /// The blobs, and what needs what.
-pub(super) struct Content {
+pub(super) struct ContentGraph {
     blobs: HashMap<String, Blob>,
     /// By digest, the blobs that need it.
     above: HashMap<String, Vec<String>>,
 }
 
-impl Content {
-    pub(super) fn of(blobs: Vec<Blob>) -> Content {
+impl ContentGraph {
+    pub(super) fn of(blobs: Vec<Blob>) -> ContentGraph {
         let mut above: HashMap<String, Vec<String>> = HashMap::new();
         for blob in &blobs {
             for child in children(blob) {
                 above.entry(child.to_owned()).or_default().push(blob.digest.clone());
             }
         }
-        Content { blobs: blobs.into_iter().map(|blob| (blob.digest.clone(), blob)).collect(), above }
+        ContentGraph { blobs: blobs.into_iter().map(|blob| (blob.digest.clone(), blob)).collect(), above }
     }
 
     /// The snapshotters that images are unpacked with.
@@ -46,10 +46,10 @@ impl Content {
     }
 
     /// What a blob takes; nothing if it is not there, as where archives are thrown away once they are unpacked.
-    fn amount(&self, digest: &str) -> Amount {
-        self.blobs.get(digest).map_or(Amount::ZERO, |blob| {
+    fn amount(&self, digest: &str) -> DiskSpace {
+        self.blobs.get(digest).map_or(DiskSpace::ZERO, |blob| {
             let bytes = positive(blob.size).next_multiple_of(BLOCK);
-            Amount { bytes, inodes: 1 }
+            DiskSpace { bytes, inodes: 1 }
         })
     }
 
@@ -88,19 +88,23 @@ fn tops(config: &Blob) -> impl Iterator<Item = (&str, &str)> {
 }
 
 /// The snapshots of one snapshotter.
-pub(super) struct Stacks {
+pub(super) struct SnapshotChains {
     snapshotter: String,
     parents: HashMap<String, String>,
     /// By name, a snapshot on top of it that is no image's, such as a container's.
     held: HashMap<String, String>,
-    usages: HashMap<String, Amount>,
+    usages: HashMap<String, DiskSpace>,
 }
 
-impl Stacks {
-    pub(super) fn of(snapshotter: &str, all: &[Snapshot], usages: HashMap<String, Amount>) -> Stacks {
+impl SnapshotChains {
+    pub(super) fn of(
+        snapshotter: &str,
+        all: &[Snapshot],
+        usages: HashMap<String, DiskSpace>,
+    ) -> SnapshotChains {
         let parents = all.iter().map(|snapshot| (snapshot.name.clone(), snapshot.parent.clone())).collect();
         let mut stacks =
-            Stacks { snapshotter: snapshotter.to_owned(), parents, held: HashMap::new(), usages };
+            SnapshotChains { snapshotter: snapshotter.to_owned(), parents, held: HashMap::new(), usages };
         for user in all.iter().filter(|snapshot| snapshot.kind() != Kind::Committed) {
             let below: Vec<String> = stacks.down_from(&user.parent).map(str::to_owned).collect();
             stacks.held.extend(below.into_iter().map(|name| (name, user.name.clone())));
@@ -120,21 +124,21 @@ impl Stacks {
         format!("{} {name}", self.snapshotter).into()
     }
 
-    fn layers(&self) -> impl Iterator<Item = Layer> {
-        let beside = if self.snapshotter == "overlayfs" { OVERLAY_FOLDERS } else { Amount::ZERO };
-        self.usages.iter().map(move |(name, usage)| Layer {
+    fn layers(&self) -> impl Iterator<Item = MeasuredLayer> {
+        let beside = if self.snapshotter == "overlayfs" { OVERLAY_FOLDERS } else { DiskSpace::ZERO };
+        self.usages.iter().map(move |(name, usage)| MeasuredLayer {
             id: self.id(name),
             amount: *usage + beside,
             estimated: false,
-            held_by: self.held.get(name).map(|user| format!("the snapshot {user}")),
+            referenced_by: self.held.get(name).map(|user| format!("the snapshot {user}")),
         })
     }
 }
 
 /// Layers are snapshots, and the archives that they were unpacked from. An image whose config is not there is left out.
-pub(super) fn layers(images: &[Image], content: &Content, stacks: &[Stacks]) -> Layers {
-    let mut layers = Layers::unknown();
-    stacks.iter().flat_map(Stacks::layers).for_each(|layer| layers.add(layer));
+pub(super) fn layers(images: &[Image], content: &ContentGraph, stacks: &[SnapshotChains]) -> LayerUsageIndex {
+    let mut layers = LayerUsageIndex::unknown();
+    stacks.iter().flat_map(SnapshotChains::layers).for_each(|layer| layers.add(layer));
     let configs = || images.iter().filter_map(|image| content.blobs.get(image.id.as_str()));
     let mut leads: HashMap<&str, usize> = HashMap::new();
     for config in configs() {
@@ -146,7 +150,7 @@ pub(super) fn layers(images: &[Image], content: &Content, stacks: &[Stacks]) -> 
         let mut ids = Vec::new();
         for archive in content.archives(&config.digest) {
             let (id, amount) = (LayerId::from(format!("archive {archive}")), content.amount(archive));
-            layers.add(Layer { id: id.clone(), amount, estimated: false, held_by: None });
+            layers.add(MeasuredLayer { id: id.clone(), amount, estimated: false, referenced_by: None });
             ids.push(id);
         }
         for (snapshotter, top) in tops(config) {
@@ -174,12 +178,12 @@ mod tests {
         Snapshot { name: name.into(), parent: parent.into(), kind: kind.into() }
     }
 
-    fn of(bytes: u64, inodes: u64) -> Amount {
-        Amount { bytes, inodes }
+    fn of(bytes: u64, inodes: u64) -> DiskSpace {
+        DiskSpace { bytes, inodes }
     }
 
     /// Two images on one base; an index leads to the first.
-    fn content() -> Content {
+    fn content() -> ContentGraph {
         let image = |number: &str, top: &str| {
             let (config, archive) = (format!("config-{number}"), format!("archive-{number}"));
             let needs = [
@@ -195,10 +199,10 @@ mod tests {
         };
         let index = blob("index", 300, &[("containerd.io/gc.ref.content.m.0", "manifest-1")]);
         let blobs = [index, blob("archive-base", 4097, &[])];
-        Content::of(blobs.into_iter().chain(image("1", "top-1")).chain(image("2", "top-2")).collect())
+        ContentGraph::of(blobs.into_iter().chain(image("1", "top-1")).chain(image("2", "top-2")).collect())
     }
 
-    fn stacks(more: &[Snapshot]) -> Stacks {
+    fn stacks(more: &[Snapshot]) -> SnapshotChains {
         let mut all = vec![
             snapshot("base", "", Kind::Committed),
             snapshot("top-1", "base", Kind::Committed),
@@ -206,7 +210,7 @@ mod tests {
         ];
         all.extend_from_slice(more);
         let usages = [("base", of(40960, 9)), ("top-1", of(8192, 2)), ("top-2", of(4096, 1))];
-        Stacks::of("overlayfs", &all, usages.map(|(name, usage)| (name.to_owned(), usage)).into())
+        SnapshotChains::of("overlayfs", &all, usages.map(|(name, usage)| (name.to_owned(), usage)).into())
     }
 
     fn images() -> Vec<Image> {
@@ -214,8 +218,8 @@ mod tests {
     }
 
     /// The layers of an image, by id.
-    fn layers_of(layers: &Layers, image: &str) -> Vec<(LayerId, Amount)> {
-        let known = layers.of(image).unwrap().layers.iter().map(|&at| &layers.all()[at as usize]);
+    fn layers_of(layers: &LayerUsageIndex, image: &str) -> Vec<(LayerId, DiskSpace)> {
+        let known = layers.layers_of(image).unwrap().layers.iter().map(|&at| &layers.all()[at as usize]);
         let mut known: Vec<_> = known.map(|layer| (layer.id.clone(), layer.amount)).collect();
         known.sort_by(|(a, _), (b, _)| a.cmp(b));
         known
@@ -231,17 +235,17 @@ mod tests {
             ("overlayfs top-1", of(8192 + 8192, 4)),
         ];
         assert_eq!(layers_of(&found, "config-1"), expected.map(|(id, amount)| (id.into(), amount)));
-        assert_eq!(found.of("config-1").unwrap().own, of(3 * 4096, 3), "config, manifest, index");
-        assert_eq!(found.of("config-2").unwrap().own, of(2 * 4096, 2), "config, manifest");
-        assert_eq!(found.of("unknown"), None);
-        assert!(found.all().iter().all(|layer| !layer.estimated && layer.held_by.is_none()));
+        assert_eq!(found.layers_of("config-1").unwrap().own, of(3 * 4096, 3), "config, manifest, index");
+        assert_eq!(found.layers_of("config-2").unwrap().own, of(2 * 4096, 2), "config, manifest");
+        assert_eq!(found.layers_of("unknown"), None);
+        assert!(found.all().iter().all(|layer| !layer.estimated && layer.referenced_by.is_none()));
     }
 
     #[test]
     fn what_a_container_stands_on_is_held() {
         let stacks = stacks(&[snapshot("container", "top-2", Kind::Active)]);
         let found = layers(&images(), &content(), &[stacks]);
-        let held = found.all().iter().filter(|layer| layer.held_by.is_some());
+        let held = found.all().iter().filter(|layer| layer.referenced_by.is_some());
         let mut held: Vec<&str> = held.map(|layer| layer.id.as_str()).collect();
         held.sort_unstable();
         assert_eq!(held, ["overlayfs base", "overlayfs top-2"]);
@@ -251,6 +255,6 @@ mod tests {
     fn snapshots_in_a_circle_do_not_hang_it() {
         let all = [snapshot("a", "b", Kind::Committed), snapshot("b", "a", Kind::Committed)];
         let usages = ["a", "b"].map(|name| (name.to_owned(), of(1, 1))).into();
-        assert_eq!(Stacks::of("overlayfs", &all, usages).down_from("a").count(), 2);
+        assert_eq!(SnapshotChains::of("overlayfs", &all, usages).down_from("a").count(), 2);
     }
 }

@@ -17,20 +17,20 @@ use std::time::Duration;
 use async_trait::async_trait;
 use futures_util::stream::{self, StreamExt as _, TryStreamExt as _};
 use larder::backend::{BackendError, Image};
-use larder::gc::{Amount, LayerSource, Layers};
+use larder::gc::{DiskSpace, LayerSource, LayerUsageIndex};
 use tokio::sync::Mutex;
 use tonic::metadata::MetadataValue;
 use tonic::{Request, Status};
 
-use crate::channel::Channel;
+use crate::channel::CriChannel;
 use crate::client::origin;
 use crate::containerd_proto::content::ListContentRequest;
 use crate::containerd_proto::content::content_client::ContentClient;
 use crate::containerd_proto::snapshots::snapshots_client::SnapshotsClient;
 use crate::containerd_proto::snapshots::{Info as Snapshot, Kind, ListSnapshotsRequest, UsageRequest};
-use crate::listing::joined;
+use crate::list_streaming::joined;
 use crate::{MAX_MESSAGE_BYTES, status};
-use graph::{Content, Stacks, layers};
+use graph::{ContentGraph, SnapshotChains, layers};
 
 /// Where the CRI plugin of containerd keeps images.
 const NAMESPACE: &str = "k8s.io";
@@ -40,14 +40,14 @@ const CALLS_AT_ONCE: usize = 8;
 
 /// Asks containerd what layers take. Other runtimes answer with an error.
 pub struct ContainerdLayers {
-    channel: Channel,
+    channel: CriChannel,
     timeout: Duration,
     /// By snapshotter and name. What was committed does not change.
-    usages: Mutex<HashMap<(String, String), Amount>>,
+    usages: Mutex<HashMap<(String, String), DiskSpace>>,
 }
 
 impl ContainerdLayers {
-    pub(crate) fn new(channel: Channel, timeout: Duration) -> ContainerdLayers {
+    pub(crate) fn new(channel: CriChannel, timeout: Duration) -> ContainerdLayers {
         ContainerdLayers { channel, timeout, usages: Mutex::default() }
     }
 
@@ -58,29 +58,33 @@ impl ContainerdLayers {
         request
     }
 
-    fn snapshots(&self) -> SnapshotsClient<Channel> {
+    fn snapshots(&self) -> SnapshotsClient<CriChannel> {
         SnapshotsClient::with_origin(self.channel.clone(), origin())
             .max_decoding_message_size(MAX_MESSAGE_BYTES)
     }
 
-    async fn look(&self, images: &[Image]) -> Result<Layers, Status> {
+    async fn look(&self, images: &[Image]) -> Result<LayerUsageIndex, Status> {
         let mut content = ContentClient::with_origin(self.channel.clone(), origin())
             .max_decoding_message_size(MAX_MESSAGE_BYTES);
         let blobs = content.list(self.request(ListContentRequest {}));
-        let content = Content::of(joined(blobs, |part| part.info).await?);
+        let content = ContentGraph::of(joined(blobs, |part| part.info).await?);
         let mut stacks = Vec::new();
         for snapshotter in content.snapshotters() {
             let message = ListSnapshotsRequest { snapshotter: snapshotter.to_owned() };
             let mut snapshots = self.snapshots();
             let all = joined(snapshots.list(self.request(message)), |part| part.info).await?;
             let usages = self.usages(snapshotter, &all).await?;
-            stacks.push(Stacks::of(snapshotter, &all, usages));
+            stacks.push(SnapshotChains::of(snapshotter, &all, usages));
         }
         Ok(layers(images, &content, &stacks))
     }
 
     /// What each committed snapshot takes by itself. One that is gone meanwhile is left out.
-    async fn usages(&self, snapshotter: &str, all: &[Snapshot]) -> Result<HashMap<String, Amount>, Status> {
+    async fn usages(
+        &self,
+        snapshotter: &str,
+        all: &[Snapshot],
+    ) -> Result<HashMap<String, DiskSpace>, Status> {
         let mut known = self.usages.lock().await;
         let committed = || all.iter().filter(|snapshot| snapshot.kind() == Kind::Committed);
         let key = |name: &str| (snapshotter.to_owned(), name.to_owned());
@@ -99,12 +103,12 @@ impl ContainerdLayers {
         let mut answers = stream::iter(calls.collect::<Vec<_>>()).buffer_unordered(CALLS_AT_ONCE);
         while let Some(answer) = answers.try_next().await? {
             let Some((name, usage)) = answer else { continue };
-            let amount = Amount { bytes: positive(usage.size), inodes: positive(usage.inodes) };
+            let amount = DiskSpace { bytes: positive(usage.size), inodes: positive(usage.inodes) };
             known.insert(key(&name), amount);
         }
         let present = committed()
             .filter_map(|snapshot| Some((snapshot.name.clone(), *known.get(&key(&snapshot.name))?)));
-        let present: HashMap<String, Amount> = present.collect();
+        let present: HashMap<String, DiskSpace> = present.collect();
         known.retain(|(of, name), _| of != snapshotter || present.contains_key(name));
         Ok(present)
     }
@@ -112,7 +116,7 @@ impl ContainerdLayers {
 
 #[async_trait]
 impl LayerSource for ContainerdLayers {
-    async fn layers(&self, images: &[Image]) -> Result<Layers, BackendError> {
+    async fn layers(&self, images: &[Image]) -> Result<LayerUsageIndex, BackendError> {
         let endpoint = self.channel.endpoint();
         match tokio::time::timeout(self.timeout, self.look(images)).await {
             Ok(found) => found.map_err(|status| status::call_error(endpoint, &status)),

@@ -1,29 +1,29 @@
 //! `runtime.v1.ImageService`.
 
 use futures_util::stream::{self, Iter};
-use larder::backend::{ImageSpec, Progress};
+use larder::backend::{ImageSpec, ProgressReporter};
 use tonic::{Request, Response, Status, async_trait};
 
-use super::{Service, ask, refusal, reply};
+use super::{CriService, from_request, to_response, to_status};
 use crate::proto;
 use crate::proto::image_service_server::ImageService;
 
-impl Service {
+impl CriService {
     /// All images, or the one that is named, as [`ImageService::image_status`] finds it. Who lists is not about to use
     /// it: nothing is leased.
     async fn listed(&self, filter: Option<proto::ImageFilter>) -> Result<Vec<proto::Image>, Status> {
-        let listed = match ask::filter(filter) {
+        let listed = match from_request::filter(filter) {
             None => self.backend.list().await,
-            Some(named) => self.backend.look(&named).await.map(|found| found.into_iter().collect()),
+            Some(named) => self.backend.peek_status(&named).await.map(|found| found.into_iter().collect()),
         };
-        Ok(listed.map_err(|error| refusal::of(&error))?.into_iter().map(reply::image).collect())
+        Ok(listed.map_err(|error| to_status::of(&error))?.into_iter().map(to_response::image).collect())
     }
 
     async fn pulled(&self, request: proto::PullImageRequest) -> Result<String, Status> {
-        let spec = ask::spec(request.image)?;
-        let credential = ask::credential(request.auth, ask::name(&spec.image)?)?;
-        let sandbox = request.sandbox_config.map(ask::sandbox);
-        let progress = Progress::unwatched();
+        let spec = from_request::spec(request.image)?;
+        let credential = from_request::credential(request.auth, from_request::name(&spec.image)?)?;
+        let sandbox = request.sandbox_config.map(from_request::sandbox);
+        let progress = ProgressReporter::unwatched();
         let pull = self.backend.pull(&spec, credential.as_ref(), sandbox.as_ref(), &progress);
         pull.await.map(String::from).map_err(|error| refused("PullImage", &spec, &error))
     }
@@ -31,17 +31,17 @@ impl Service {
 
 /// The status of a call that was to change something, noted in the log.
 fn refused(call: &'static str, spec: &ImageSpec, error: &larder::backend::BackendError) -> Status {
-    let status = refusal::of(error);
+    let status = to_status::of(error);
     let hint = error.hint().map(|hint| hint.to_string());
     tracing::info!(call, image = %spec.image, code = ?status.code(), hint, "{}", status.message());
     status
 }
 
-type Parts = Iter<std::vec::IntoIter<Result<proto::StreamImagesResponse, Status>>>;
+type StreamImagesParts = Iter<std::vec::IntoIter<Result<proto::StreamImagesResponse, Status>>>;
 
 #[async_trait]
-impl ImageService for Service {
-    type StreamImagesStream = Parts;
+impl ImageService for CriService {
+    type StreamImagesStream = StreamImagesParts;
 
     async fn list_images(
         &self,
@@ -54,9 +54,9 @@ impl ImageService for Service {
     async fn stream_images(
         &self,
         request: Request<proto::StreamImagesRequest>,
-    ) -> Result<Response<Parts>, Status> {
+    ) -> Result<Response<StreamImagesParts>, Status> {
         let images = self.listed(request.into_inner().filter).await?;
-        let parts: Vec<_> = reply::parts(images).into_iter().map(Ok).collect();
+        let parts: Vec<_> = to_response::parts(images).into_iter().map(Ok).collect();
         Ok(Response::new(stream::iter(parts)))
     }
 
@@ -65,16 +65,16 @@ impl ImageService for Service {
         request: Request<proto::ImageStatusRequest>,
     ) -> Result<Response<proto::ImageStatusResponse>, Status> {
         let proto::ImageStatusRequest { image, verbose } = request.into_inner();
-        let spec = ask::spec(image)?;
-        let refused = |error| refusal::of(&error);
+        let spec = from_request::spec(image)?;
+        let refused = |error| to_status::of(&error);
         if !verbose {
-            let image = self.backend.status(&spec).await.map_err(refused)?.map(reply::image);
+            let image = self.backend.status(&spec).await.map_err(refused)?.map(to_response::image);
             return Ok(Response::new(proto::ImageStatusResponse { image, ..Default::default() }));
         }
         let found = self.backend.inspect(&spec).await.map_err(refused)?;
         let reply = found.map(|details| proto::ImageStatusResponse {
-            image: Some(reply::image(details.image)),
-            info: reply::info(details.info),
+            image: Some(to_response::image(details.image)),
+            info: to_response::info(details.info),
         });
         Ok(Response::new(reply.unwrap_or_default()))
     }
@@ -91,7 +91,7 @@ impl ImageService for Service {
         &self,
         request: Request<proto::RemoveImageRequest>,
     ) -> Result<Response<proto::RemoveImageResponse>, Status> {
-        let spec = ask::spec(request.into_inner().image)?;
+        let spec = from_request::spec(request.into_inner().image)?;
         let removed = self.backend.remove(&spec).await;
         removed.map_err(|error| refused("RemoveImage", &spec, &error))?;
         Ok(Response::new(proto::RemoveImageResponse {}))
@@ -101,7 +101,7 @@ impl ImageService for Service {
         &self,
         _: Request<proto::ImageFsInfoRequest>,
     ) -> Result<Response<proto::ImageFsInfoResponse>, Status> {
-        let filesystems = self.backend.filesystems().await.map_err(|error| refusal::of(&error))?;
-        Ok(Response::new(reply::filesystems(&filesystems)))
+        let filesystems = self.backend.filesystems().await.map_err(|error| to_status::of(&error))?;
+        Ok(Response::new(to_response::filesystems(&filesystems)))
     }
 }

@@ -11,12 +11,12 @@
 //! Promises: a call that its caller abandons is dropped, which cancels it; no secret of a request reaches an error,
 //! a log or a `Debug` text; a request that cannot be understood is an error for its caller and for nobody else.
 
-mod ask;
 mod deadline;
+mod from_request;
 mod images;
-mod refusal;
-mod reply;
 mod runtime;
+mod to_response;
+mod to_status;
 
 use std::fmt;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ pub use deadline::{deadline_of, within};
 
 /// What the server says of itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct About {
+pub struct ServerVersion {
     /// Name of the program, such as `larder`.
     pub name: String,
     /// Its version, such as `0.1.0`.
@@ -44,9 +44,9 @@ pub struct About {
 /// Messages may have [`MAX_MESSAGE_BYTES`] in either direction.
 pub fn services(
     backend: Arc<dyn Backend>,
-    about: About,
-) -> (ImageServiceServer<Service>, RuntimeServiceServer<Service>) {
-    let service = Service { backend, about: Arc::new(about) };
+    about: ServerVersion,
+) -> (ImageServiceServer<CriService>, RuntimeServiceServer<CriService>) {
+    let service = CriService { backend, about: Arc::new(about) };
     let images = ImageServiceServer::new(service.clone())
         .max_decoding_message_size(MAX_MESSAGE_BYTES)
         .max_encoding_message_size(MAX_MESSAGE_BYTES);
@@ -58,12 +58,12 @@ pub fn services(
 
 /// The handlers of both services. Made by [`services`].
 #[derive(Clone)]
-pub struct Service {
+pub struct CriService {
     backend: Arc<dyn Backend>,
-    about: Arc<About>,
+    about: Arc<ServerVersion>,
 }
 
-impl fmt::Debug for Service {
+impl fmt::Debug for CriService {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Service").field("about", &self.about).finish_non_exhaustive()
     }

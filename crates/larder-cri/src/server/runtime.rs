@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use futures_util::stream::Empty;
 use tonic::{Request, Response, Status, async_trait};
 
-use super::{Service, reply};
+use super::{CriService, to_response};
 use crate::proto;
 use crate::proto::runtime_service_server::RuntimeService;
 
@@ -14,7 +14,7 @@ fn unimplemented<T>(call: &str) -> Result<Response<T>, Status> {
 }
 
 #[async_trait]
-impl RuntimeService for Service {
+impl RuntimeService for CriService {
     type StreamPodSandboxesStream = Empty<Result<proto::StreamPodSandboxesResponse, Status>>;
     type StreamContainersStream = Empty<Result<proto::StreamContainersResponse, Status>>;
 
@@ -23,7 +23,7 @@ impl RuntimeService for Service {
         &self,
         _: Request<proto::VersionRequest>,
     ) -> Result<Response<proto::VersionResponse>, Status> {
-        Ok(Response::new(reply::version(&self.about)))
+        Ok(Response::new(to_response::version(&self.about)))
     }
 
     /// A backend that does not answer is a condition, not an error: the reason reaches whoever looks at the node.
@@ -33,13 +33,13 @@ impl RuntimeService for Service {
     ) -> Result<Response<proto::StatusResponse>, Status> {
         let told = self.backend.info().await;
         let info = if request.into_inner().verbose {
-            reply::status_info(&self.about, told.as_ref().ok())
+            to_response::status_info(&self.about, told.as_ref().ok())
         } else {
             BTreeMap::new()
         };
         let conditions = match told {
-            Ok(info) => reply::conditions(info.conditions),
-            Err(error) => vec![reply::not_ready(error.to_string())],
+            Ok(info) => to_response::conditions(info.conditions),
+            Err(error) => vec![to_response::not_ready(error.to_string())],
         };
         Ok(Response::new(proto::StatusResponse { status: Some(proto::RuntimeStatus { conditions }), info }))
     }

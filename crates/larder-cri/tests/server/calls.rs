@@ -5,18 +5,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use larder::backend::{
-    BackendError, CallErrorKind, Condition, FilesystemUsage, Filesystems, Image, ImageSpec, RuntimeInfo,
-    Unreachable,
+    BackendError, CallErrorKind, Condition, EndpointFailure, FilesystemUsage, Filesystems, Image, ImageSpec,
+    RuntimeInfo,
 };
 use larder::credentials::{Secret, encode_auth};
-use larder::gc::Gate;
-use larder::pull::{ManagedBackend, Manager};
+use larder::gc::RemovalGate;
+use larder::pull::{ImageManager, ManagedBackend};
 use larder_cri::{MAX_MESSAGE_BYTES, proto};
-use larder_testkit::fake_backend::{Call, FakeBackend, Pull, image};
+use larder_testkit::fake_backend::{BackendCall, FakeBackend, ScriptedPull, image};
 use larder_testkit_peers::wire::with_deadline;
 use tonic::Code;
 
-use crate::world::Server;
+use crate::world::CriTestServer;
 
 const APP: &str = "registry.example/app:v1";
 
@@ -52,7 +52,7 @@ fn full() -> Image {
 async fn an_image_is_told_with_all_that_is_known_and_the_same_by_each_of_its_names() {
     let fake = FakeBackend::new();
     fake.set_images(vec![full(), image("sha256:other", 8)]);
-    let server = Server::start(fake);
+    let server = CriTestServer::start(fake);
     let mut images = server.wire().await.images();
     let expected = proto::Image {
         id: "sha256:app".into(),
@@ -88,23 +88,23 @@ async fn an_image_is_told_with_all_that_is_known_and_the_same_by_each_of_its_nam
 
 #[tokio::test]
 async fn a_list_with_a_filter_leases_nothing_and_a_status_does() {
-    let (fake, gate) = (FakeBackend::new(), Arc::new(Gate::default()));
+    let (fake, gate) = (FakeBackend::new(), Arc::new(RemovalGate::default()));
     fake.add_image(APP, image("sha256:app", 7));
-    let manager = Manager::builder(Arc::new(fake)).lease(gate.clone(), Duration::from_secs(60)).build();
-    let server = Server::start(ManagedBackend::new(Arc::new(manager)));
+    let manager = ImageManager::builder(Arc::new(fake)).lease(gate.clone(), Duration::from_secs(60)).build();
+    let server = CriTestServer::start(ManagedBackend::new(Arc::new(manager)));
     let mut images = server.wire().await.images();
     let filter = Some(proto::ImageFilter { image: Some(spec(APP)) });
     let listed = images.list_images(proto::ListImagesRequest { filter }).await.unwrap().into_inner();
-    assert_eq!((listed.images.len(), gate.leased().len()), (1, 0));
+    assert_eq!((listed.images.len(), gate.active_leases().len()), (1, 0));
     images.image_status(of(APP)).await.unwrap();
-    assert_eq!(gate.leased().len(), 1);
+    assert_eq!(gate.active_leases().len(), 1);
 }
 
 #[tokio::test]
 async fn a_streamed_list_is_the_whole_list() {
     let fake = FakeBackend::new();
     fake.set_images((0..3000).map(|n| image(format!("sha256:{n:0999}"), 1)).collect());
-    let server = Server::start(fake);
+    let server = CriTestServer::start(fake);
     let mut images = server.wire().await.images();
     let mut parts = images.stream_images(proto::StreamImagesRequest::default()).await.unwrap().into_inner();
     let (mut count, mut all) = (0, Vec::new());
@@ -122,7 +122,7 @@ async fn a_list_that_is_too_large_for_a_message_is_an_error_and_can_be_streamed(
     let fake = FakeBackend::new();
     let large = |n: usize| Image { username: "u".repeat(MAX_MESSAGE_BYTES / 4), ..image(format!("i{n}"), 1) };
     fake.set_images((0..5).map(large).collect());
-    let server = Server::start(fake);
+    let server = CriTestServer::start(fake);
     let mut images = server.wire().await.images();
     images.list_images(proto::ListImagesRequest::default()).await.expect_err("more than 16 MiB");
     let mut parts = images.stream_images(proto::StreamImagesRequest::default()).await.unwrap().into_inner();
@@ -137,7 +137,7 @@ async fn a_list_that_is_too_large_for_a_message_is_an_error_and_can_be_streamed(
 async fn a_pull_hands_on_spec_credentials_and_sandbox() {
     let fake = FakeBackend::new();
     fake.offer(APP, image("sha256:app", 7));
-    let server = Server::start(fake.clone());
+    let server = CriTestServer::start(fake.clone());
     let labels = BTreeMap::from([("l".to_owned(), "2".to_owned())]);
     let annotations = BTreeMap::from([("a".to_owned(), "1".to_owned())]);
     let request = proto::PullImageRequest {
@@ -167,7 +167,7 @@ async fn a_pull_hands_on_spec_credentials_and_sandbox() {
     let reply = server.wire().await.images().pull_image(request).await.unwrap().into_inner();
     assert_eq!(reply.image_ref, "sha256:app");
     let sent = fake.requests().pop().unwrap();
-    assert_eq!(sent.call, Call::Pull { image: APP.into(), username: Some("ann".into()) });
+    assert_eq!(sent.call, BackendCall::Pull { image: APP.into(), username: Some("ann".into()) });
     let spec = sent.spec.unwrap();
     assert_eq!((&spec.annotations, spec.runtime_handler.as_str()), (&annotations, "kata"));
     assert_eq!(spec.user_specified_image, "app:v1");
@@ -182,7 +182,7 @@ async fn a_pull_hands_on_spec_credentials_and_sandbox() {
 async fn an_absent_image_can_be_removed() {
     let fake = FakeBackend::new();
     fake.set_images(vec![full()]);
-    let server = Server::start(fake.clone());
+    let server = CriTestServer::start(fake.clone());
     let mut images = server.wire().await.images();
     for name in [APP, APP, "sha256:none"] {
         images.remove_image(proto::RemoveImageRequest { image: Some(spec(name)) }).await.unwrap();
@@ -201,7 +201,7 @@ async fn file_systems_are_told_with_what_they_hold() {
     };
     let (image, container) = (vec![usage("/images", Some(0))], vec![usage("/containers", None)]);
     fake.set_filesystems(Filesystems { image, container });
-    let server = Server::start(fake);
+    let server = CriTestServer::start(fake);
     let told =
         server.wire().await.images().image_fs_info(proto::ImageFsInfoRequest {}).await.unwrap().into_inner();
     let expected = |mountpoint: &str, used: Option<u64>| proto::FilesystemUsage {
@@ -217,7 +217,7 @@ async fn file_systems_are_told_with_what_they_hold() {
 #[tokio::test]
 async fn version_and_status_are_told_also_while_the_backend_is_down() {
     let fake = FakeBackend::new();
-    let server = Server::start(fake.clone());
+    let server = CriTestServer::start(fake.clone());
     let mut runtime = server.wire().await.runtime();
     let version = runtime.version(proto::VersionRequest::default()).await.unwrap().into_inner();
     assert_eq!((version.runtime_name.as_str(), version.runtime_version.as_str()), ("larder", "1.2.3"));
@@ -236,7 +236,8 @@ async fn version_and_status_are_told_also_while_the_backend_is_down() {
     let network = quiet.status.unwrap().conditions.pop().unwrap();
     assert_eq!((network.status, network.reason.as_str(), quiet.info.len()), (false, "NoPlugin", 0));
 
-    let gone = BackendError::Unreachable { endpoint: "unix:///a.sock".into(), problem: Unreachable::Missing };
+    let gone =
+        BackendError::Unreachable { endpoint: "unix:///a.sock".into(), problem: EndpointFailure::Missing };
     fake.set_down(Some(gone));
     runtime.version(proto::VersionRequest::default()).await.expect("larder itself is there");
     let down = runtime.status(verbose).await.unwrap().into_inner().status.unwrap().conditions.remove(0);
@@ -246,7 +247,7 @@ async fn version_and_status_are_told_also_while_the_backend_is_down() {
 
 #[tokio::test]
 async fn containers_are_not_served() {
-    let server = Server::start(FakeBackend::new());
+    let server = CriTestServer::start(FakeBackend::new());
     let mut runtime = server.wire().await.runtime();
     let answers = [
         runtime.list_containers(proto::ListContainersRequest::default()).await.err(),
@@ -264,13 +265,13 @@ async fn containers_are_not_served() {
 async fn a_deadline_ends_a_pull_and_the_backend_hears_of_it() {
     let fake = FakeBackend::new();
     fake.hold_pulls();
-    let server = Server::start(fake.clone());
+    let server = CriTestServer::start(fake.clone());
     let mut images = server.wire().await.images();
     let late = images.pull_image(with_deadline(pull(APP), "1m")).await.unwrap_err();
     assert_eq!((late.code(), late.message()), (Code::DeadlineExceeded, "context deadline exceeded"));
     let counts = fake.until(|counts| counts.running == 0).await;
     assert_eq!((counts.started, counts.cancelled), (1, 1));
-    fake.on_pull(Pull::ok("sha256:app", 7));
+    fake.on_pull(ScriptedPull::ok("sha256:app", 7));
     let in_time = images.pull_image(with_deadline(pull(APP), "1H")).await.unwrap().into_inner();
     assert_eq!(in_time.image_ref, "sha256:app");
 }
@@ -279,7 +280,7 @@ async fn a_deadline_ends_a_pull_and_the_backend_hears_of_it() {
 async fn a_caller_that_vanishes_cancels_its_pull() {
     let fake = FakeBackend::new();
     fake.hold_pulls();
-    let server = Server::start(fake.clone());
+    let server = CriTestServer::start(fake.clone());
     // One gives up its call, the other dies with its connection.
     for connection_dies in [false, true] {
         let wire = server.wire().await;
@@ -298,11 +299,11 @@ async fn a_caller_that_vanishes_cancels_its_pull() {
 #[tokio::test]
 async fn what_the_backend_says_of_an_error_arrives_at_the_client_as_it_was() {
     let fake = FakeBackend::new();
-    let server = Server::start(fake.clone());
+    let server = CriTestServer::start(fake.clone());
     let client = server.client();
     let errors = [
         ("RegistryUnavailable: no route", CallErrorKind::Unavailable, "RegistryUnavailable: no route"),
-        ("the disk is full", CallErrorKind::NoRoom, "the disk is full"),
+        ("the disk is full", CallErrorKind::InsufficientSpace, "the disk is full"),
         ("gone", CallErrorKind::NotFound, "rpc error: code = NotFound desc = gone"),
         // As it comes from a runtime behind the server: not wrapped twice.
         (
@@ -313,9 +314,9 @@ async fn what_the_backend_says_of_an_error_arrives_at_the_client_as_it_was() {
     ];
     for (message, kind, expected) in errors {
         let error = BackendError::Call { message: message.into(), kind, hint: None };
-        fake.on_pull(Pull::ends(Err(error)));
+        fake.on_pull(ScriptedPull::with_outcome(Err(error)));
         let spec = ImageSpec::named(APP);
-        let progress = larder::backend::Progress::unwatched();
+        let progress = larder::backend::ProgressReporter::unwatched();
         let arrived = larder::backend::Backend::pull(&client, &spec, None, None, &progress).await;
         assert_eq!(arrived.unwrap_err().to_string(), expected);
     }

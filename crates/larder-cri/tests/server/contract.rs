@@ -4,24 +4,24 @@ use std::cell::RefCell;
 use std::sync::Arc;
 
 use larder::backend::{FilesystemUsage, Filesystems};
-use larder::gc::Gate as Leases;
-use larder::pull::{ManagedBackend, Manager, PullConfig};
+use larder::gc::RemovalGate as Leases;
+use larder::pull::{ImageManager, ManagedBackend, PullConfig};
 use larder_cri::{CriBackend, proto};
-use larder_registry::{Client, RegistryConfig};
+use larder_registry::{RegistryClient, RegistryConfig};
 use larder_store::backend::StoreBackend;
-use larder_store::pull::{PullConfig as StorePulls, Puller};
+use larder_store::pull::{StorePullConfig as StorePulls, StorePuller};
 use larder_store::store::{Store, StoreConfig};
-use larder_testkit::backend_suite::{Fixture, Names, check};
-use larder_testkit::fake_backend::{FakeBackend, Pull, image};
+use larder_testkit::backend_suite::{BackendFixture, FixtureImages, check};
+use larder_testkit::fake_backend::{FakeBackend, ScriptedPull, image};
 use larder_testkit_peers::fake_cri::FakeCri;
-use larder_testkit_peers::{Gate, Image, Package, Registry, RegistryOptions, require};
+use larder_testkit_peers::{HoldingProxy, ImageBuilder, Package, RegistryOptions, RegistryProcess, require};
 
-use crate::world::Server;
+use crate::world::CriTestServer;
 
 /// Containers that run in a runtime of their own, as kubelet has it when it names an image service.
-struct Containers(FakeCri);
+struct ContainerRuntime(FakeCri);
 
-impl Containers {
+impl ContainerRuntime {
     fn run(&self, image_id: &str) {
         self.0.change(|contents| {
             let image = Some(proto::ImageSpec { image: image_id.into(), ..proto::ImageSpec::default() });
@@ -33,22 +33,22 @@ impl Containers {
 }
 
 /// Servers in front of fakes, the newest last.
-struct InMemory {
-    names: Names,
-    containers: Containers,
-    made: RefCell<Vec<(FakeBackend, Server)>>,
+struct FakeServerFixture {
+    names: FixtureImages,
+    containers: ContainerRuntime,
+    made: RefCell<Vec<(FakeBackend, CriTestServer)>>,
 }
 
-impl InMemory {
+impl FakeServerFixture {
     fn last(&self) -> FakeBackend {
         self.made.borrow().last().expect("a backend was made").0.clone()
     }
 }
 
-impl Fixture for InMemory {
+impl BackendFixture for FakeServerFixture {
     type Backend = CriBackend;
 
-    fn names(&self) -> &Names {
+    fn names(&self) -> &FixtureImages {
         &self.names
     }
 
@@ -59,21 +59,21 @@ impl Fixture for InMemory {
         fake.offer(&self.names.untouched, image("sha256:other", 10));
         let usage = FilesystemUsage { mountpoint: "/images".into(), ..FilesystemUsage::default() };
         fake.set_filesystems(Filesystems { image: vec![usage], container: Vec::new() });
-        let server = Server::start(fake.clone());
+        let server = CriTestServer::start(fake.clone());
         let client = server.client_beside(self.containers.0.socket());
         self.made.borrow_mut().push((fake, server));
         client
     }
 
     async fn hold_next_pull(&self) {
-        self.last().on_pull(Pull::ok("sha256:other", 10).held().0);
+        self.last().on_pull(ScriptedPull::ok("sha256:other", 10).held().0);
     }
 
     async fn pull_held(&self) {
         self.last().until(|counts| counts.running == 1).await;
     }
 
-    async fn let_pulls_go(&self) {}
+    async fn release_pulls(&self) {}
 
     async fn run_container(&self, image_id: &str) -> bool {
         self.containers.run(image_id);
@@ -82,38 +82,38 @@ impl Fixture for InMemory {
 }
 
 /// Servers in front of new stores, and a registry behind a gate that holds pulls.
-struct InStores {
-    names: Names,
-    gate: Arc<Gate>,
-    containers: Containers,
+struct StoreServerFixture {
+    names: FixtureImages,
+    gate: Arc<HoldingProxy>,
+    containers: ContainerRuntime,
     folder: tempfile::TempDir,
     /// Whether calls go through a manager, as in the daemon.
     managed: bool,
-    servers: RefCell<Vec<Server>>,
+    servers: RefCell<Vec<CriTestServer>>,
 }
 
-impl InStores {
+impl StoreServerFixture {
     /// `None` where no registry can be had.
-    fn new(managed: bool) -> Option<(InStores, Registry)> {
+    fn new(managed: bool) -> Option<(StoreServerFixture, RegistryProcess)> {
         if !require(&[Package::DockerRegistry, Package::Skopeo]).is_available() {
             return None;
         }
-        let registry = Registry::start(RegistryOptions::default()).unwrap();
+        let registry = RegistryProcess::start(RegistryOptions::default()).unwrap();
         for name in ["contract/app:v1", "contract/app:stable"] {
-            Image::small(1, 200_000).push(&registry, name).unwrap();
+            ImageBuilder::small(1, 200_000).push(&registry, name).unwrap();
         }
-        Image::small(2, 200_000).push(&registry, "contract/other:v1").unwrap();
-        let gate = Gate::in_front_of(registry.port()).unwrap();
-        let names = Names {
+        ImageBuilder::small(2, 200_000).push(&registry, "contract/other:v1").unwrap();
+        let gate = HoldingProxy::for_registry(registry.port()).unwrap();
+        let names = FixtureImages {
             image: gate.image("contract/app:v1"),
             alias: gate.image("contract/app:stable"),
             untouched: gate.image("contract/other:v1"),
             unknown: gate.image("contract/nothing:v1"),
         };
-        let stores = InStores {
+        let stores = StoreServerFixture {
             names,
             gate: Arc::new(gate),
-            containers: Containers(FakeCri::start()),
+            containers: ContainerRuntime(FakeCri::start()),
             folder: tempfile::tempdir().unwrap(),
             managed,
             servers: RefCell::default(),
@@ -122,26 +122,28 @@ impl InStores {
     }
 }
 
-impl Fixture for InStores {
+impl BackendFixture for StoreServerFixture {
     type Backend = CriBackend;
 
-    fn names(&self) -> &Names {
+    fn names(&self) -> &FixtureImages {
         &self.names
     }
 
     async fn empty(&self) -> CriBackend {
         let root = self.folder.path().join(format!("store-{}", self.servers.borrow().len()));
         let store = Store::open(&root, StoreConfig::default()).unwrap();
-        let puller = Puller::new(store, Client::new(RegistryConfig::default()), StorePulls::default());
+        let puller =
+            StorePuller::new(store, RegistryClient::new(RegistryConfig::default()), StorePulls::default());
         let backend = StoreBackend::new(puller);
         let server = if self.managed {
             let config = PullConfig { registry_pull_qps: 0, ..PullConfig::default() };
             let leases = Arc::new(Leases::default());
             let lease = std::time::Duration::from_secs(60);
-            let manager = Manager::builder(Arc::new(backend)).config(config).lease(leases, lease).build();
-            Server::start(ManagedBackend::new(Arc::new(manager)))
+            let manager =
+                ImageManager::builder(Arc::new(backend)).config(config).lease(leases, lease).build();
+            CriTestServer::start(ManagedBackend::new(Arc::new(manager)))
         } else {
-            Server::start(backend)
+            CriTestServer::start(backend)
         };
         let client = server.client_beside(self.containers.0.socket());
         self.servers.borrow_mut().push(server);
@@ -158,7 +160,7 @@ impl Fixture for InStores {
         waiting.await.expect("the pull comes to the gate");
     }
 
-    async fn let_pulls_go(&self) {
+    async fn release_pulls(&self) {
         self.gate.open();
     }
 
@@ -170,23 +172,28 @@ impl Fixture for InStores {
 
 #[tokio::test]
 async fn a_backend_in_memory_keeps_the_contract_behind_the_server() {
-    let names = Names {
+    let names = FixtureImages {
         image: "registry.example/app:v1".into(),
         alias: "registry.example/app:stable".into(),
         untouched: "registry.example/other:v1".into(),
         unknown: "registry.example/nothing:v1".into(),
     };
-    check(&InMemory { names, containers: Containers(FakeCri::start()), made: RefCell::default() }).await;
+    check(&FakeServerFixture {
+        names,
+        containers: ContainerRuntime(FakeCri::start()),
+        made: RefCell::default(),
+    })
+    .await;
 }
 
 #[tokio::test]
 async fn the_store_keeps_the_contract_behind_the_server() {
-    let Some((stores, _registry)) = InStores::new(false) else { return };
+    let Some((stores, _registry)) = StoreServerFixture::new(false) else { return };
     check(&stores).await;
 }
 
 #[tokio::test]
 async fn the_store_keeps_the_contract_behind_a_manager_and_the_server() {
-    let Some((stores, _registry)) = InStores::new(true) else { return };
+    let Some((stores, _registry)) = StoreServerFixture::new(true) else { return };
     check(&stores).await;
 }

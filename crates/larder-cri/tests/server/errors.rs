@@ -1,15 +1,15 @@
 //! The code and text of each call that fails.
 
-use larder::backend::{BackendError, CallErrorKind, Unreachable};
+use larder::backend::{BackendError, CallErrorKind, EndpointFailure};
 use larder_cri::proto;
-use larder_testkit::fake_backend::{FakeBackend, Op};
-use larder_testkit_peers::wire::Wire;
+use larder_testkit::fake_backend::{BackendOp, FakeBackend};
+use larder_testkit_peers::wire::RawConnection;
 use tonic::{Code, Status};
 
-use crate::world::Server;
+use crate::world::CriTestServer;
 
 /// Every call that names an image or needs the backend, by its name.
-async fn ask(wire: &Wire, call: &str, image: &str) -> Result<(), Status> {
+async fn ask(wire: &RawConnection, call: &str, image: &str) -> Result<(), Status> {
     let mut images = wire.images();
     let image = Some(proto::ImageSpec { image: image.into(), ..proto::ImageSpec::default() });
     match call {
@@ -31,31 +31,32 @@ async fn ask(wire: &Wire, call: &str, image: &str) -> Result<(), Status> {
     }
 }
 
-const CALLS: [(&str, Op); 7] = [
-    ("ListImages", Op::List),
-    ("StreamImages", Op::List),
-    ("ImageStatus", Op::Status),
-    ("ImageStatus verbose", Op::Inspect),
-    ("PullImage", Op::Pull),
-    ("RemoveImage", Op::Remove),
-    ("ImageFsInfo", Op::Filesystems),
+const CALLS: [(&str, BackendOp); 7] = [
+    ("ListImages", BackendOp::List),
+    ("StreamImages", BackendOp::List),
+    ("ImageStatus", BackendOp::Status),
+    ("ImageStatus verbose", BackendOp::Inspect),
+    ("PullImage", BackendOp::Pull),
+    ("RemoveImage", BackendOp::Remove),
+    ("ImageFsInfo", BackendOp::Filesystems),
 ];
 
 #[tokio::test]
 async fn a_failure_of_the_backend_has_the_same_code_in_each_call() {
     let fake = FakeBackend::new();
-    let server = Server::start(fake.clone());
+    let server = CriTestServer::start(fake.clone());
     let wire = server.wire().await;
     let call = |kind, message: &str| BackendError::Call {
         message: message.into(),
         kind,
         hint: Some("a hint".into()),
     };
-    let gone = BackendError::Unreachable { endpoint: "unix:///a.sock".into(), problem: Unreachable::Refused };
+    let gone =
+        BackendError::Unreachable { endpoint: "unix:///a.sock".into(), problem: EndpointFailure::Refused };
     let errors = [
         (call(CallErrorKind::NotFound, "no such tag"), Code::NotFound, "no such tag"),
         (call(CallErrorKind::Denied, "not for you"), Code::Unknown, "not for you"),
-        (call(CallErrorKind::NoRoom, "the disk is full"), Code::Unknown, "the disk is full"),
+        (call(CallErrorKind::InsufficientSpace, "the disk is full"), Code::Unknown, "the disk is full"),
         (call(CallErrorKind::DeadlineExceeded, "late"), Code::DeadlineExceeded, "late"),
         (call(CallErrorKind::Canceled, "left"), Code::Cancelled, "left"),
         (call(CallErrorKind::Unavailable, "restarting"), Code::Unavailable, "restarting"),
@@ -74,12 +75,12 @@ async fn a_failure_of_the_backend_has_the_same_code_in_each_call() {
 #[tokio::test]
 async fn what_names_no_image_is_an_invalid_argument_and_the_backend_is_not_asked() {
     let fake = FakeBackend::new();
-    let server = Server::start(fake.clone());
+    let server = CriTestServer::start(fake.clone());
     let wire = server.wire().await;
     for name in ["ImageStatus", "ImageStatus verbose", "PullImage", "RemoveImage"] {
         for blank in ["", " \t"] {
             let status = ask(&wire, name, blank).await.expect_err(name);
-            let expected = format!("{}: an image name must not be empty", larder::gotext::quote(blank));
+            let expected = format!("{}: an image name must not be empty", larder::go_format::quote(blank));
             assert_eq!(
                 (status.code(), status.message()),
                 (Code::InvalidArgument, expected.as_str()),
@@ -101,7 +102,7 @@ async fn what_names_no_image_is_an_invalid_argument_and_the_backend_is_not_asked
 #[tokio::test]
 async fn credentials_that_cannot_be_read_are_not_shown() {
     let fake = FakeBackend::new();
-    let server = Server::start(fake.clone());
+    let server = CriTestServer::start(fake.clone());
     let request = proto::PullImageRequest {
         image: Some(proto::ImageSpec { image: "registry.example/app:v1".into(), ..Default::default() }),
         auth: Some(proto::AuthConfig { auth: "aHVudGVyMg==".into(), ..proto::AuthConfig::default() }),

@@ -2,7 +2,7 @@
 
 use larder_cri::{MAX_MESSAGE_BYTES, proto};
 use larder_testkit::fake_backend::FakeBackend;
-use larder_testkit_peers::wire::Wire;
+use larder_testkit_peers::wire::RawConnection;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::UnixStream;
 use tonic::body::Body;
@@ -10,12 +10,12 @@ use tonic::codegen::Service as _;
 use tonic::codegen::http::{Request, Response};
 use tonic::{Code, Status};
 
-use crate::world::Server;
+use crate::world::CriTestServer;
 
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 const SETTINGS: &[u8] = &[0, 0, 0, 4, 0, 0, 0, 0, 0];
 
-async fn still_serves(server: &Server) {
+async fn still_serves(server: &CriTestServer) {
     let mut runtime = server.wire().await.runtime();
     runtime.version(proto::VersionRequest::default()).await.expect("the server serves still");
 }
@@ -27,7 +27,7 @@ fn framed(compressed: u8, length: usize, bytes: &[u8]) -> Vec<u8> {
 }
 
 async fn post(
-    wire: &mut Wire,
+    wire: &mut RawConnection,
     path: &str,
     content_type: &str,
     body: Vec<u8>,
@@ -42,7 +42,7 @@ async fn post(
 
 #[tokio::test]
 async fn bytes_that_are_no_grpc_harm_nobody() {
-    let server = Server::start(FakeBackend::new());
+    let server = CriTestServer::start(FakeBackend::new());
     let frames = [PREFACE, SETTINGS].concat();
     // A frame of data for a stream that was never opened, and one that says it has 16 MiB.
     let of_nothing = [&frames[..], &[0, 0, 1, 0, 0, 0, 0, 0, 1, 7]].concat();
@@ -76,7 +76,7 @@ async fn bytes_that_are_no_grpc_harm_nobody() {
 
 #[tokio::test]
 async fn messages_that_are_none_are_errors_of_their_call_alone() {
-    let server = Server::start(FakeBackend::new());
+    let server = CriTestServer::start(FakeBackend::new());
     let mut wire = server.wire().await;
     let path = "/runtime.v1.ImageService/ImageStatus";
     let bodies = [
@@ -112,7 +112,7 @@ async fn status_of(response: Response<hyper::body::Incoming>) -> Status {
 
 #[tokio::test]
 async fn paths_and_types_that_are_not_served_are_refused() {
-    let server = Server::start(FakeBackend::new());
+    let server = CriTestServer::start(FakeBackend::new());
     let mut wire = server.wire().await;
     for path in [
         "/",
@@ -132,7 +132,7 @@ async fn paths_and_types_that_are_not_served_are_refused() {
 
 #[tokio::test]
 async fn a_message_that_is_too_large_is_refused() {
-    let server = Server::start(FakeBackend::new());
+    let server = CriTestServer::start(FakeBackend::new());
     let wire = server.wire().await;
     let image = Some(proto::ImageSpec { image: "a".repeat(MAX_MESSAGE_BYTES), ..Default::default() });
     let request = proto::ImageStatusRequest { image, verbose: false };

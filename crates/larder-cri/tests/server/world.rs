@@ -11,9 +11,9 @@ use hyper_util::rt::{TokioExecutor, TokioIo};
 use larder::backend::Backend;
 use larder_cri::proto::image_service_server::ImageServiceServer;
 use larder_cri::proto::runtime_service_server::RuntimeServiceServer;
-use larder_cri::server::{About, Service, deadline_of, services, within};
+use larder_cri::server::{CriService, ServerVersion, deadline_of, services, within};
 use larder_cri::{CriBackend, CriConfig, Endpoint};
-use larder_testkit_peers::wire::Wire;
+use larder_testkit_peers::wire::RawConnection;
 use tokio::net::UnixListener;
 use tokio::task::JoinHandle;
 use tonic::Status;
@@ -21,16 +21,16 @@ use tonic::body::Body;
 use tonic::codegen::Service as _;
 use tonic::codegen::http::{Request, Response};
 
-pub(crate) struct Server {
+pub(crate) struct CriTestServer {
     folder: tempfile::TempDir,
     serving: JoinHandle<()>,
 }
 
-impl Server {
-    pub(crate) fn start(backend: impl Backend + 'static) -> Server {
+impl CriTestServer {
+    pub(crate) fn start(backend: impl Backend + 'static) -> CriTestServer {
         let folder = tempfile::Builder::new().prefix("larder-cri-").tempdir().unwrap();
         let listener = UnixListener::bind(folder.path().join("larder.sock")).unwrap();
-        let about = About { name: "larder".into(), version: "1.2.3".into() };
+        let about = ServerVersion { name: "larder".into(), version: "1.2.3".into() };
         let (images, runtime) = services(Arc::new(backend), about);
         let serving = tokio::spawn(async move {
             while let Ok((stream, _)) = listener.accept().await {
@@ -40,15 +40,15 @@ impl Server {
                 tokio::spawn(http2.serve_connection(TokioIo::new(stream), answer));
             }
         });
-        Server { folder, serving }
+        CriTestServer { folder, serving }
     }
 
     pub(crate) fn socket(&self) -> PathBuf {
         self.folder.path().join("larder.sock")
     }
 
-    pub(crate) async fn wire(&self) -> Wire {
-        Wire::connect(&self.socket()).await
+    pub(crate) async fn wire(&self) -> RawConnection {
+        RawConnection::connect(&self.socket()).await
     }
 
     /// larder's own client, for the images of this server.
@@ -64,7 +64,7 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for CriTestServer {
     fn drop(&mut self) {
         self.serving.abort();
     }
@@ -72,8 +72,8 @@ impl Drop for Server {
 
 async fn answer(
     request: Request<Incoming>,
-    mut images: ImageServiceServer<Service>,
-    mut runtime: RuntimeServiceServer<Service>,
+    mut images: ImageServiceServer<CriService>,
+    mut runtime: RuntimeServiceServer<CriService>,
 ) -> Result<Response<Body>, Infallible> {
     let limit = deadline_of(request.headers());
     let service = request.uri().path().split('/').nth(1).unwrap_or_default();

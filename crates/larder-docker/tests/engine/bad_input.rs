@@ -2,19 +2,19 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use larder::backend::{Backend as _, BackendError, CallErrorKind, ImageSpec, Unreachable};
-use larder_docker::{DockerBackend, DockerConfig, EngineHost};
-use larder_testkit_peers::{Gate, Image};
+use larder::backend::{Backend as _, BackendError, CallErrorKind, EndpointFailure, ImageSpec};
+use larder_docker::{DockerBackend, EngineConfig, EngineHost};
+use larder_testkit_peers::{HoldingProxy, ImageBuilder};
 
 use crate::fake::FakeEngine;
-use crate::world::{World, block_on, pull, status};
+use crate::world::{EngineFixture, block_on, pull, status};
 
 fn at(path: &std::path::Path) -> DockerBackend {
-    DockerBackend::new(EngineHost::Unix(path.to_owned()), DockerConfig::default()).unwrap()
+    DockerBackend::new(EngineHost::Unix(path.to_owned()), EngineConfig::default()).unwrap()
 }
 
 fn unreachable(error: &BackendError) -> (String, String) {
-    let BackendError::Unreachable { problem: Unreachable::Told { problem, hint }, .. } = error else {
+    let BackendError::Unreachable { problem: EndpointFailure::Reported { problem, hint }, .. } = error else {
         panic!("{error:?}")
     };
     (problem.clone(), hint.to_string())
@@ -48,10 +48,10 @@ async fn what_is_no_engine_is_told_apart() {
 
 #[test]
 fn an_engine_that_comes_back_is_found_again_and_a_pull_that_it_left_is_told() {
-    let Some(mut world) = World::new() else { return };
-    let name = world.push("app:1", &Image::small(1, 300_000));
+    let Some(mut world) = EngineFixture::new() else { return };
+    let name = world.push("app:1", &ImageBuilder::small(1, 300_000));
     let backend = world.backend();
-    let gate = Gate::in_front_of(world.registry.port()).unwrap();
+    let gate = HoldingProxy::for_registry(world.registry.port()).unwrap();
     let held = gate.image("app:1");
     gate.hold_blobs_after(0);
     let puller = backend.clone();
@@ -75,8 +75,8 @@ fn an_engine_that_comes_back_is_found_again_and_a_pull_that_it_left_is_told() {
 
 #[test]
 fn images_with_no_name_and_with_hundreds_are_listed_once_and_removed_whole() {
-    let Some(world) = World::new() else { return };
-    let name = world.push("app:1", &Image::small(1, 10_000));
+    let Some(world) = EngineFixture::new() else { return };
+    let name = world.push("app:1", &ImageBuilder::small(1, 10_000));
     let backend = world.backend();
     let id = block_on(pull(&backend, &name)).unwrap();
     for number in 0..300 {
@@ -106,8 +106,8 @@ fn images_with_no_name_and_with_hundreds_are_listed_once_and_removed_whole() {
 
 #[test]
 fn an_image_of_a_container_keeps_all_its_names_whatever_the_container_does() {
-    let Some(world) = World::new() else { return };
-    let name = world.push("app:1", &Image::small(1, 10_000));
+    let Some(world) = EngineFixture::new() else { return };
+    let name = world.push("app:1", &ImageBuilder::small(1, 10_000));
     let backend = world.backend();
     let id = block_on(pull(&backend, &name)).unwrap();
     for tag in ["a", "b"] {
@@ -129,8 +129,8 @@ fn an_image_of_a_container_keeps_all_its_names_whatever_the_container_does() {
 
 #[test]
 fn an_image_that_another_was_built_on_goes_with_that_one() {
-    let Some(world) = World::new() else { return };
-    let base = world.push("base:1", &Image::small(1, 10_000));
+    let Some(world) = EngineFixture::new() else { return };
+    let base = world.push("base:1", &ImageBuilder::small(1, 10_000));
     let backend = world.backend();
     let id = block_on(pull(&backend, &base)).unwrap();
     let container = world.engine.create_container(&base, "builder").unwrap();
@@ -204,9 +204,9 @@ async fn a_name_that_somebody_gave_to_another_image_is_neither_taken_off_nor_bac
 
 #[test]
 fn a_name_that_a_build_takes_for_its_image_keeps_that_image() {
-    let Some(world) = World::new() else { return };
-    let old = world.push("web:1", &Image::small(1, 10_000));
-    let new = world.push("web:2", &Image::small(2, 10_000));
+    let Some(world) = EngineFixture::new() else { return };
+    let old = world.push("web:1", &ImageBuilder::small(1, 10_000));
+    let new = world.push("web:2", &ImageBuilder::small(2, 10_000));
     let backend = world.backend();
     let (old_id, new_id) = (block_on(pull(&backend, &old)).unwrap(), block_on(pull(&backend, &new)).unwrap());
     world.engine.tag(old_id.as_str(), "web", "2").unwrap();
@@ -234,13 +234,13 @@ async fn an_error_in_a_pull_that_began_well_fails_it_and_names_the_image() {
     });
     let error = pull(&engine.backend(), "h:1/shop/web").await.unwrap_err();
     assert_eq!(error.to_string(), "h:1/shop/web: no space left on device");
-    assert!(matches!(error, BackendError::Call { kind: CallErrorKind::NoRoom, .. }));
+    assert!(matches!(error, BackendError::Call { kind: CallErrorKind::InsufficientSpace, .. }));
 }
 
 #[test]
 fn what_somebody_else_removed_meanwhile_is_no_error() {
-    let Some(world) = World::new() else { return };
-    let name = world.push("app:1", &Image::small(1, 10_000));
+    let Some(world) = EngineFixture::new() else { return };
+    let name = world.push("app:1", &ImageBuilder::small(1, 10_000));
     let backend = world.backend();
     let id = block_on(pull(&backend, &name)).unwrap();
     world.engine.remove_image(id.as_str()).unwrap();

@@ -4,12 +4,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use larder::backend::Image as Listed;
-use larder::gc::{Seen, Sighting, Stamp, UseFeed as _};
-use larder_docker::EngineFeed;
+use larder::gc::{ActivityFeed as _, ActivityKind, ImageActivity, UnixMillis};
+use larder_docker::EngineActivityFeed;
 use serde_json::json;
 
 use crate::events::{VERSION, id, listed, missing, now, of_container, until_following, whole};
-use crate::fake::{FakeEngine, Reply};
+use crate::fake::{FakeEngine, ScriptedHttpReply};
 
 /// A time of the query of a path, in seconds.
 fn seconds(path: &str, name: &str) -> Option<f64> {
@@ -19,28 +19,32 @@ fn seconds(path: &str, name: &str) -> Option<f64> {
 
 /// An engine that takes events for past ones up to the time that is asked for, and refuses to look from later on. The
 /// first time it tells of a use an hour from now, as before a clock was set back; then of another a minute ago.
-fn with_a_clock_that_was_set_back() -> (FakeEngine, [Stamp; 2]) {
+fn with_a_clock_that_was_set_back() -> (FakeEngine, [UnixMillis; 2]) {
     let now = now().0 / 1000;
     let (later, earlier) = (now + 3600, now - 60);
     let told = AtomicBool::new(false);
     let engine = FakeEngine::replying(move |_, path| match path.trim_start_matches("/v1.41") {
-        "/version" => Reply::Whole(200, VERSION.into()),
+        "/version" => ScriptedHttpReply::Whole(200, VERSION.into()),
         path if path.starts_with("/events") => {
             let since = seconds(path, "since").unwrap();
             let until = seconds(path, "until");
             if until.is_some_and(|until| since > until) {
-                return Reply::Whole(400, r#"{"message":"since cannot be after until"}"#.into());
+                return ScriptedHttpReply::Whole(400, r#"{"message":"since cannot be after until"}"#.into());
             }
             let at = if told.swap(true, Ordering::SeqCst) { earlier } else { later };
             let event = of_container("start", "c", "web:2", at);
             let event = if since <= f64::from(u32::try_from(at).unwrap()) { event } else { String::new() };
-            if until.is_some() { Reply::Whole(200, event) } else { Reply::Open(event) }
+            if until.is_some() {
+                ScriptedHttpReply::Whole(200, event)
+            } else {
+                ScriptedHttpReply::Open(event)
+            }
         }
         "/containers/json?all=1" => whole(&json!([])),
         "/containers/c/json" => whole(&json!({"Image": id("a")})),
         _ => missing(),
     });
-    (engine, [later, earlier].map(|at| Stamp(at * 1000)))
+    (engine, [later, earlier].map(|at| UnixMillis(at * 1000)))
 }
 
 #[tokio::test]
@@ -48,8 +52,8 @@ async fn uses_are_told_also_after_a_clock_was_set_back() {
     let (engine, times) = with_a_clock_that_was_set_back();
     let feed = engine.backend().feed();
     for at in times {
-        let told = feed.sightings(&[listed("a", "web:2")]).await.unwrap();
-        assert_eq!(told, [Sighting { image: id("a"), at, what: Seen::Used }]);
+        let told = feed.take_activity(&[listed("a", "web:2")]).await.unwrap();
+        assert_eq!(told, [ImageActivity { image: id("a"), at, what: ActivityKind::Used }]);
     }
 }
 
@@ -58,7 +62,7 @@ async fn the_engine_is_followed_also_after_a_clock_was_set_back() {
     let (engine, [later, earlier]) = with_a_clock_that_was_set_back();
     let feed = engine.backend().feed();
     let images = [listed("a", "web:2")];
-    assert_eq!(feed.sightings(&images).await.unwrap()[0].at, later);
+    assert_eq!(feed.take_activity(&images).await.unwrap()[0].at, later);
     tokio::select! {
         () = feed.follow() => unreachable!("it never ends"),
         () = until_told(&feed, &images, earlier) => {}
@@ -69,11 +73,13 @@ async fn the_engine_is_followed_also_after_a_clock_was_set_back() {
 #[tokio::test]
 async fn an_engine_that_tells_no_past_events_is_followed() {
     let engine = FakeEngine::replying(|_, path| match path.trim_start_matches("/v1.41") {
-        "/version" => Reply::Whole(200, VERSION.into()),
+        "/version" => ScriptedHttpReply::Whole(200, VERSION.into()),
         path if path.starts_with("/events") && path.contains("until=") => {
-            Reply::Whole(500, r#"{"message":"not now"}"#.into())
+            ScriptedHttpReply::Whole(500, r#"{"message":"not now"}"#.into())
         }
-        path if path.starts_with("/events") => Reply::Open(of_container("start", "c", "web:2", 50)),
+        path if path.starts_with("/events") => {
+            ScriptedHttpReply::Open(of_container("start", "c", "web:2", 50))
+        }
         "/containers/json?all=1" => whole(&json!([])),
         "/containers/c/json" => whole(&json!({"Image": id("a")})),
         _ => missing(),
@@ -81,7 +87,7 @@ async fn an_engine_that_tells_no_past_events_is_followed() {
     let feed = engine.backend().feed();
     let looking = async {
         until_following(&feed).await;
-        until_told(&feed, &[listed("a", "web:2")], Stamp(50_000)).await;
+        until_told(&feed, &[listed("a", "web:2")], UnixMillis(50_000)).await;
     };
     tokio::select! {
         () = feed.follow() => unreachable!("it never ends"),
@@ -89,8 +95,8 @@ async fn an_engine_that_tells_no_past_events_is_followed() {
     }
 }
 
-async fn until_told(feed: &EngineFeed, images: &[Listed], at: Stamp) {
-    while !feed.sightings(images).await.unwrap().iter().any(|told| told.at == at) {
+async fn until_told(feed: &EngineActivityFeed, images: &[Listed], at: UnixMillis) {
+    while !feed.take_activity(images).await.unwrap().iter().any(|told| told.at == at) {
         tokio::task::yield_now().await;
     }
 }

@@ -6,22 +6,23 @@ use std::time::Duration;
 use larder::backend::{Backend as _, BackendError, CallErrorKind};
 use larder::gc::LayerSource as _;
 use larder::reference::ImageId;
-use larder_docker::{DockerBackend, DockerConfig};
-use larder_testkit_peers::{Image, Layer};
+use larder_docker::{DockerBackend, EngineConfig};
+use larder_testkit_peers::{ImageBuilder, LayerFiles};
 use serde_json::json;
 
-use crate::fake::{FakeEngine, Reply};
-use crate::world::{World, block_on, pull};
+use crate::fake::{FakeEngine, ScriptedHttpReply};
+use crate::world::{EngineFixture, block_on, pull};
 
-fn layer(seed: u64, size: usize) -> Layer {
-    Layer::new().noise(format!("srv/{seed}"), size, seed)
+fn layer(seed: u64, size: usize) -> LayerFiles {
+    LayerFiles::new().noise(format!("srv/{seed}"), size, seed)
 }
 
 /// Two images on one base.
-fn fill(world: &World, backend: &DockerBackend) -> [ImageId; 2] {
+fn fill(world: &EngineFixture, backend: &DockerBackend) -> [ImageId; 2] {
     ["a:1", "b:1"].map(|name| {
         let own = u64::from(name.as_bytes()[0]);
-        let name = world.push(name, &Image::new().layer(layer(1, 2_000_000)).layer(layer(own, 500_000)));
+        let name =
+            world.push(name, &ImageBuilder::new().layer(layer(1, 2_000_000)).layer(layer(own, 500_000)));
         block_on(pull(backend, &name)).unwrap()
     })
 }
@@ -33,7 +34,7 @@ fn du(path: &std::path::Path) -> u64 {
 
 #[test]
 fn layers_take_what_du_says_and_shared_ones_count_once() {
-    let Some(world) = World::new() else { return };
+    let Some(world) = EngineFixture::new() else { return };
     let backend = world.backend();
     fill(&world, &backend);
     let usage = block_on(backend.usage()).unwrap();
@@ -56,11 +57,11 @@ fn layers_take_what_du_says_and_shared_ones_count_once() {
 
 #[test]
 fn a_container_that_came_and_went_between_two_looks_was_a_use_and_stays_one() {
-    let Some(mut world) = World::new() else { return };
+    let Some(mut world) = EngineFixture::new() else { return };
     let folder = tempfile::tempdir().unwrap();
     let backend = world.backend();
     let [used, unused] = fill(&world, &backend);
-    let look = |world: &World| world.look(folder.path());
+    let look = |world: &EngineFixture| world.look(folder.path());
     let before = look(&world);
     for id in [&used, &unused] {
         let record = before.get(id, "").unwrap();
@@ -86,7 +87,7 @@ fn a_container_that_came_and_went_between_two_looks_was_a_use_and_stays_one() {
 
 #[test]
 fn a_container_holds_its_layers_also_when_its_image_is_gone() {
-    let Some(world) = World::new() else { return };
+    let Some(world) = EngineFixture::new() else { return };
     let backend = world.backend();
     let [a, b] = fill(&world, &backend);
     world.engine.create_container(a.as_str(), "left").unwrap();
@@ -95,9 +96,9 @@ fn a_container_holds_its_layers_also_when_its_image_is_gone() {
     let listed = block_on(backend.list()).unwrap();
     assert_eq!(listed.iter().map(|image| &image.id).collect::<Vec<_>>(), [&b]);
     let layers = block_on(backend.layers().layers(&listed)).unwrap();
-    let held: Vec<_> = layers.all().iter().filter(|layer| layer.held_by.is_some()).collect();
+    let held: Vec<_> = layers.all().iter().filter(|layer| layer.referenced_by.is_some()).collect();
     assert_eq!(held.len(), 1, "the base, and not what b has alone: {:?}", layers.all());
-    assert_eq!(held[0].held_by.as_deref(), Some("the container left"));
+    assert_eq!(held[0].referenced_by.as_deref(), Some("the container left"));
     assert!(held[0].amount.bytes >= 2_000_000, "{held:?}");
 }
 
@@ -137,9 +138,12 @@ async fn layers_of_containerd_s_store_are_estimated_from_histories() {
     let bytes: Vec<(u64, bool)> =
         layers.all().iter().map(|layer| (layer.amount.bytes, layer.estimated)).collect();
     assert!(bytes.contains(&(300, true)) && bytes.contains(&(50, true)), "{bytes:?}");
-    let held: Vec<_> = layers.all().iter().filter(|layer| layer.held_by.is_some()).collect();
+    let held: Vec<_> = layers.all().iter().filter(|layer| layer.referenced_by.is_some()).collect();
     assert_eq!(held.len(), 1, "{held:?}");
-    assert_eq!((held[0].id.as_str(), held[0].held_by.as_deref()), ("sha256:1", Some("the container old")));
+    assert_eq!(
+        (held[0].id.as_str(), held[0].referenced_by.as_deref()),
+        ("sha256:1", Some("the container old"))
+    );
     assert_eq!(held[0].amount.bytes, 300);
     let root = &backend.filesystems().await.unwrap().image[0].mountpoint;
     assert_eq!(root.to_str(), Some("/var/lib/containerd"));
@@ -173,7 +177,7 @@ async fn an_engine_that_has_its_images_elsewhere_is_measured_nowhere() {
 #[tokio::test]
 async fn an_image_that_a_container_mounts_is_in_use() {
     let engine = FakeEngine::start(with_containerd_store);
-    let in_use = engine.backend().in_use().await.unwrap();
+    let in_use = engine.backend().container_inventory().await.unwrap();
     let container = &in_use.containers[0];
     assert_eq!((container.image_id.as_str(), container.running), ("sha256:i", true));
     assert_eq!(container.mounted_images, ["sha256:d"]);
@@ -183,10 +187,10 @@ async fn an_image_that_a_container_mounts_is_in_use() {
 /// An engine that answers at once, but for what takes it minutes.
 fn slow() -> FakeEngine {
     FakeEngine::replying(|method, path| match path {
-        "/v1.47/system/df" | "/v1.47/build/prune" => Reply::Never,
+        "/v1.47/system/df" | "/v1.47/build/prune" => ScriptedHttpReply::Never,
         _ => {
             let (status, body) = with_containerd_store(method, path);
-            Reply::Whole(status, body)
+            ScriptedHttpReply::Whole(status, body)
         }
     })
 }
@@ -196,7 +200,7 @@ async fn what_system_df_would_say_is_left_out_where_that_takes_too_long() {
     let engine = slow();
     let backend = engine.backend();
     backend.info().await.unwrap();
-    let limit = DockerConfig::default().request_timeout;
+    let limit = EngineConfig::default().request_timeout;
     tokio::time::pause();
     // Nothing else comes within the time that passes here; all that follows is answered in real time.
     let minutes = async {

@@ -4,20 +4,20 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use larder::backend::{Backend as _, BackendError, Image as Listed};
-use larder::gc::{Seen, Sighting, Stamp, UseFeed as _};
+use larder::gc::{ActivityFeed as _, ActivityKind, ImageActivity, UnixMillis};
 use larder::reference::ImageId;
-use larder_docker::EngineFeed;
-use larder_testkit_peers::Image;
+use larder_docker::EngineActivityFeed;
+use larder_testkit_peers::ImageBuilder;
 use serde_json::{Value, json};
 
-use crate::fake::{FakeEngine, Reply};
-use crate::world::{World, block_on, pull};
+use crate::fake::{FakeEngine, ScriptedHttpReply};
+use crate::world::{EngineFixture, block_on, pull};
 
 pub(crate) const VERSION: &str = r#"{"Version":"1","ApiVersion":"1.41","MinAPIVersion":"1.12"}"#;
 
-pub(crate) fn now() -> Stamp {
+pub(crate) fn now() -> UnixMillis {
     let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
-    Stamp(i64::try_from(since.as_millis()).unwrap())
+    UnixMillis(i64::try_from(since.as_millis()).unwrap())
 }
 
 pub(crate) fn id(letter: &str) -> ImageId {
@@ -33,21 +33,21 @@ pub(crate) fn of_container(action: &str, container: &str, image: &str, time: i64
     json!({"Type": "container", "Action": action, "Actor": actor, "time": time}).to_string()
 }
 
-pub(crate) fn whole(value: &Value) -> Reply {
-    Reply::Whole(200, value.to_string())
+pub(crate) fn whole(value: &Value) -> ScriptedHttpReply {
+    ScriptedHttpReply::Whole(200, value.to_string())
 }
 
-pub(crate) fn missing() -> Reply {
-    Reply::Whole(404, r#"{"message":"no such thing"}"#.into())
+pub(crate) fn missing() -> ScriptedHttpReply {
+    ScriptedHttpReply::Whole(404, r#"{"message":"no such thing"}"#.into())
 }
 
 /// Images that came under the same name, one after the other; the name is the last one's.
-fn same_name_twice(world: &World, between: impl FnOnce(&str)) -> (String, [ImageId; 2]) {
+fn same_name_twice(world: &EngineFixture, between: impl FnOnce(&str)) -> (String, [ImageId; 2]) {
     let backend = world.backend();
-    let name = world.push("web:2", &Image::small(1, 10_000));
+    let name = world.push("web:2", &ImageBuilder::small(1, 10_000));
     let old = block_on(pull(&backend, &name)).unwrap();
     between(&name);
-    world.push("web:2", &Image::small(2, 10_000));
+    world.push("web:2", &ImageBuilder::small(2, 10_000));
     let new = block_on(pull(&backend, &name)).unwrap();
     assert_ne!(old, new);
     (name, [old, new])
@@ -55,9 +55,9 @@ fn same_name_twice(world: &World, between: impl FnOnce(&str)) -> (String, [Image
 
 #[test]
 fn an_image_did_not_come_with_an_earlier_one_of_its_name() {
-    let Some(world) = World::new() else { return };
+    let Some(world) = EngineFixture::new() else { return };
     let folder = tempfile::tempdir().unwrap();
-    let mut between = Stamp(0);
+    let mut between = UnixMillis(0);
     let (_, [_, new]) = same_name_twice(&world, |_| between = now());
     let first_seen = world.look(folder.path()).get(&new, "").unwrap().first_seen;
     assert!(first_seen >= between, "{first_seen:?} is before the pull, after {between:?}");
@@ -65,7 +65,7 @@ fn an_image_did_not_come_with_an_earlier_one_of_its_name() {
 
 #[test]
 fn a_container_of_an_earlier_image_of_the_name_is_no_use_of_the_later_one() {
-    let Some(world) = World::new() else { return };
+    let Some(world) = EngineFixture::new() else { return };
     let folder = tempfile::tempdir().unwrap();
     let mut container = String::new();
     let (_, [_, new]) = same_name_twice(&world, |name| {
@@ -77,7 +77,7 @@ fn a_container_of_an_earlier_image_of_the_name_is_no_use_of_the_later_one() {
 
 #[test]
 fn who_follows_knows_the_image_of_a_container_whatever_its_name_is_given_to() {
-    let Some(world) = World::new() else { return };
+    let Some(world) = EngineFixture::new() else { return };
     let (backend, feed) = (world.backend(), world.backend().feed());
     let mut container = String::new();
     let (_, [old, new]) = same_name_twice(&world, |name| {
@@ -89,9 +89,10 @@ fn who_follows_knows_the_image_of_a_container_whatever_its_name_is_given_to() {
         world.engine.remove_container(&container).unwrap();
         let images = backend.list().await.unwrap();
         loop {
-            let told = feed.sightings(&images).await.unwrap();
+            let told = feed.take_activity(&images).await.unwrap();
             let used = |id: &ImageId| {
-                told.iter().any(|told| told.image == *id && told.what == Seen::Used && told.at >= ending)
+                told.iter()
+                    .any(|told| told.image == *id && told.what == ActivityKind::Used && told.at >= ending)
             };
             assert!(!used(&new), "{told:?}");
             if used(&old) {
@@ -109,7 +110,7 @@ fn who_follows_knows_the_image_of_a_container_whatever_its_name_is_given_to() {
 }
 
 /// Until then who asks is told by the engine itself.
-pub(crate) async fn until_following(feed: &EngineFeed) {
+pub(crate) async fn until_following(feed: &EngineActivityFeed) {
     while !format!("{feed:?}").contains("following: true") {
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
@@ -117,11 +118,11 @@ pub(crate) async fn until_following(feed: &EngineFeed) {
 
 #[test]
 fn a_use_counts_however_the_image_was_called() {
-    let Some(world) = World::new() else { return };
+    let Some(world) = EngineFixture::new() else { return };
     let folder = tempfile::tempdir().unwrap();
     let backend = world.backend();
     for (number, kind) in ["short id", "tag and digest", "start of an id"].into_iter().enumerate() {
-        let name = world.push(&format!("app-{number}:1"), &Image::small(number as u64, 10_000));
+        let name = world.push(&format!("app-{number}:1"), &ImageBuilder::small(number as u64, 10_000));
         let id = block_on(pull(&backend, &name)).unwrap();
         let digests = block_on(crate::world::status(&backend, &name)).unwrap().repo_digests;
         let (_, digest) = digests[0].split_once('@').unwrap();
@@ -139,9 +140,9 @@ fn a_use_counts_however_the_image_was_called() {
 
 #[test]
 fn an_image_is_as_old_as_the_engine_s_file_of_it_where_no_event_tells() {
-    let Some(mut world) = World::new() else { return };
+    let Some(mut world) = EngineFixture::new() else { return };
     let folder = tempfile::tempdir().unwrap();
-    let name = world.push("app:1", &Image::small(1, 10_000));
+    let name = world.push("app:1", &ImageBuilder::small(1, 10_000));
     let before = now();
     let id = block_on(pull(&world.backend(), &name)).unwrap();
     let came = now();
@@ -157,17 +158,20 @@ fn an_image_is_as_old_as_the_engine_s_file_of_it_where_no_event_tells() {
 async fn what_was_heard_survives_a_look_that_is_given_up() {
     let hung = AtomicBool::new(false);
     let engine = FakeEngine::replying(move |_, path| match path.trim_start_matches("/v1.41") {
-        "/version" => Reply::Whole(200, VERSION.into()),
+        "/version" => ScriptedHttpReply::Whole(200, VERSION.into()),
         path if path.starts_with("/events") => {
             let first = path.contains("since=0.000000000");
-            Reply::Whole(200, if first { of_container("create", "c", "web:2", 50) } else { String::new() })
+            ScriptedHttpReply::Whole(
+                200,
+                if first { of_container("create", "c", "web:2", 50) } else { String::new() },
+            )
         }
         "/containers/c/json" => whole(&json!({"Image": id("a")})),
         path if path == format!("/images/{}/json", id("a")) => {
             if hung.swap(true, Ordering::SeqCst) {
                 whole(&json!({"Id": id("a")}))
             } else {
-                Reply::Never
+                ScriptedHttpReply::Never
             }
         }
         _ => missing(),
@@ -175,22 +179,25 @@ async fn what_was_heard_survives_a_look_that_is_given_up() {
     let feed = engine.backend().feed();
     let images = [listed("a", "web:2")];
     tokio::select! {
-        told = feed.sightings(&images) => panic!("nobody answers: {told:?}"),
+        told = feed.take_activity(&images) => panic!("nobody answers: {told:?}"),
         () = engine.until_asked(|call| call.contains("/images/")) => {}
     }
-    let told = feed.sightings(&images).await.unwrap();
-    assert_eq!(told, [Sighting { image: id("a"), at: Stamp(50_000), what: Seen::Used }]);
+    let told = feed.take_activity(&images).await.unwrap();
+    assert_eq!(told, [ImageActivity { image: id("a"), at: UnixMillis(50_000), what: ActivityKind::Used }]);
 }
 
 /// An engine that remembers one event, tells another once somebody follows, and knows two containers.
 fn followed(live: String) -> FakeEngine {
     FakeEngine::replying(move |_, path| match path.trim_start_matches("/v1.41") {
-        "/version" => Reply::Whole(200, VERSION.into()),
+        "/version" => ScriptedHttpReply::Whole(200, VERSION.into()),
         path if path.starts_with("/events") && path.contains("until=") => {
             let first = path.contains("since=0.000000000");
-            Reply::Whole(200, if first { of_container("create", "c", "web:2", 50) } else { String::new() })
+            ScriptedHttpReply::Whole(
+                200,
+                if first { of_container("create", "c", "web:2", 50) } else { String::new() },
+            )
         }
-        path if path.starts_with("/events") => Reply::Open(live.clone()),
+        path if path.starts_with("/events") => ScriptedHttpReply::Open(live.clone()),
         "/containers/json?all=1" => whole(&json!([{"Id": "c", "ImageID": id("a")}])),
         "/containers/c/json" => whole(&json!({"Image": id("a")})),
         "/containers/d/json" => whole(&json!({"Image": id("b")})),
@@ -204,11 +211,11 @@ async fn who_begins_to_follow_has_heard_what_came_before() {
     let feed = engine.backend().feed();
     let looking = async {
         until_following(&feed).await;
-        feed.sightings(&[listed("a", "web:2")]).await.unwrap()
+        feed.take_activity(&[listed("a", "web:2")]).await.unwrap()
     };
     tokio::select! {
         () = feed.follow() => unreachable!("it never ends"),
-        told = looking => assert_eq!(told, [Sighting { image: id("a"), at: Stamp(50_000), what: Seen::Used }]),
+        told = looking => assert_eq!(told, [ImageActivity { image: id("a"), at: UnixMillis(50_000), what: ActivityKind::Used }]),
     }
 }
 
@@ -217,27 +224,28 @@ async fn a_use_that_was_read_and_waits_to_be_taken_in_is_told_by_asking() {
     let (hung, began) = (AtomicBool::new(false), AtomicBool::new(false));
     let event = of_container("start", "c", "web:2", 50);
     let engine = FakeEngine::replying(move |_, path| match path.trim_start_matches("/v1.41") {
-        "/version" => Reply::Whole(200, VERSION.into()),
-        path if path.starts_with("/events") && path.contains("until=") => {
-            Reply::Whole(200, if began.load(Ordering::SeqCst) { event.clone() } else { String::new() })
-        }
+        "/version" => ScriptedHttpReply::Whole(200, VERSION.into()),
+        path if path.starts_with("/events") && path.contains("until=") => ScriptedHttpReply::Whole(
+            200,
+            if began.load(Ordering::SeqCst) { event.clone() } else { String::new() },
+        ),
         path if path.starts_with("/events") => {
             began.store(true, Ordering::SeqCst);
-            Reply::Open(event.clone())
+            ScriptedHttpReply::Open(event.clone())
         }
         "/containers/json?all=1" => whole(&json!([])),
-        "/containers/c/json" if !hung.swap(true, Ordering::SeqCst) => Reply::Never,
+        "/containers/c/json" if !hung.swap(true, Ordering::SeqCst) => ScriptedHttpReply::Never,
         "/containers/c/json" => whole(&json!({"Image": id("a")})),
         _ => missing(),
     });
     let feed = engine.backend().feed();
     let looking = async {
         engine.until_asked(|call| call.contains("/containers/c/")).await;
-        feed.sightings(&[listed("a", "web:2")]).await.unwrap()
+        feed.take_activity(&[listed("a", "web:2")]).await.unwrap()
     };
     tokio::select! {
         () = feed.follow() => unreachable!("it never ends"),
-        told = looking => assert_eq!(told, [Sighting { image: id("a"), at: Stamp(50_000), what: Seen::Used }]),
+        told = looking => assert_eq!(told, [ImageActivity { image: id("a"), at: UnixMillis(50_000), what: ActivityKind::Used }]),
     }
 }
 
@@ -247,9 +255,11 @@ async fn the_end_of_a_container_that_is_told_twice_is_twice_of_its_own_image() {
     // The last is told to who follows only: when it is taken in, all before it is.
     let live = format!("{end}{}", of_container("start", "d", "x:1", 60));
     let engine = FakeEngine::replying(move |_, path| match path.trim_start_matches("/v1.41") {
-        "/version" => Reply::Whole(200, VERSION.into()),
-        path if path.starts_with("/events") && path.contains("until=") => Reply::Whole(200, end.clone()),
-        path if path.starts_with("/events") => Reply::Open(live.clone()),
+        "/version" => ScriptedHttpReply::Whole(200, VERSION.into()),
+        path if path.starts_with("/events") && path.contains("until=") => {
+            ScriptedHttpReply::Whole(200, end.clone())
+        }
+        path if path.starts_with("/events") => ScriptedHttpReply::Open(live.clone()),
         "/containers/json?all=1" => whole(&json!([{"Id": "c", "ImageID": id("a")}])),
         "/containers/d/json" => whole(&json!({"Image": id("c")})),
         _ => missing(),
@@ -260,11 +270,11 @@ async fn the_end_of_a_container_that_is_told_twice_is_twice_of_its_own_image() {
     let looking = async {
         until_following(&feed).await;
         let mut all = Vec::new();
-        while !all.iter().any(|told: &Sighting| told.image == id("c")) {
-            all.extend(feed.sightings(&images).await.unwrap());
+        while !all.iter().any(|told: &ImageActivity| told.image == id("c")) {
+            all.extend(feed.take_activity(&images).await.unwrap());
             tokio::task::yield_now().await;
         }
-        all.extend(feed.sightings(&images).await.unwrap());
+        all.extend(feed.take_activity(&images).await.unwrap());
         all
     };
     tokio::select! {
@@ -285,9 +295,9 @@ async fn what_a_burst_names_is_asked_for_once() {
     let images = [listed("a", "web:2"), listed("b", "x:1")];
     let looking = async {
         until_following(&feed).await;
-        let mut last = Stamp(0);
+        let mut last = UnixMillis(0);
         loop {
-            for told in feed.sightings(&images).await.unwrap() {
+            for told in feed.take_activity(&images).await.unwrap() {
                 if told.image == id("b") {
                     return last;
                 }
@@ -298,7 +308,7 @@ async fn what_a_burst_names_is_asked_for_once() {
     };
     tokio::select! {
         () = feed.follow() => unreachable!("it never ends"),
-        last = looking => assert_eq!(last, Stamp(2_999_000)),
+        last = looking => assert_eq!(last, UnixMillis(2_999_000)),
     }
     let asked = engine.asked();
     let times = |part: &str| asked.iter().filter(|call| call.contains(part)).count();
@@ -340,7 +350,7 @@ async fn an_engine_that_was_updated_behind_its_socket_is_spoken_to_in_its_own_ve
 
 #[test]
 fn a_real_engine_refuses_other_versions_in_these_words() {
-    let Some(world) = World::new() else { return };
+    let Some(world) = EngineFixture::new() else { return };
     let refused = world.engine.get("/v1.90/info").unwrap_err().to_string();
     assert!(
         refused.contains("400 Bad Request")

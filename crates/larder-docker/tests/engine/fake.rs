@@ -6,7 +6,7 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 use std::time::Duration;
 
-use larder_docker::{DockerBackend, DockerConfig, EngineHost};
+use larder_docker::{DockerBackend, EngineConfig, EngineHost};
 use tempfile::TempDir;
 
 /// How long a call that must come may take.
@@ -15,18 +15,18 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Listens until the process ends.
 pub(crate) struct FakeEngine {
     folder: TempDir,
-    asked: Arc<Asked>,
+    asked: Arc<CallLog>,
 }
 
 /// Every call that came, as method and path.
 #[derive(Default)]
-struct Asked {
+struct CallLog {
     calls: Mutex<Vec<String>>,
     more: Condvar,
 }
 
 /// What is answered.
-pub(crate) enum Reply {
+pub(crate) enum ScriptedHttpReply {
     /// Status and body.
     Whole(u16, String),
     /// The beginning of a body that never ends.
@@ -40,15 +40,15 @@ impl FakeEngine {
     pub(crate) fn start(answer: impl Fn(&str, &str) -> (u16, String) + Send + 'static) -> FakeEngine {
         FakeEngine::replying(move |method, path| {
             let (status, body) = answer(method, path);
-            Reply::Whole(status, body)
+            ScriptedHttpReply::Whole(status, body)
         })
     }
 
     /// The same where an answer may fail to come or to end.
-    pub(crate) fn replying(answer: impl Fn(&str, &str) -> Reply + Send + 'static) -> FakeEngine {
+    pub(crate) fn replying(answer: impl Fn(&str, &str) -> ScriptedHttpReply + Send + 'static) -> FakeEngine {
         let folder = tempfile::tempdir().unwrap();
         let listener = UnixListener::bind(folder.path().join("d.sock")).unwrap();
-        let asked = Arc::new(Asked::default());
+        let asked = Arc::new(CallLog::default());
         let seen = Arc::clone(&asked);
         thread::spawn(move || {
             let mut open = Vec::new();
@@ -64,7 +64,7 @@ impl FakeEngine {
 
     pub(crate) fn backend(&self) -> DockerBackend {
         let host = EngineHost::Unix(self.folder.path().join("d.sock"));
-        DockerBackend::new(host, DockerConfig::default()).unwrap()
+        DockerBackend::new(host, EngineConfig::default()).unwrap()
     }
 
     /// Every call that came, as method and path.
@@ -104,18 +104,18 @@ fn request(stream: UnixStream) -> Option<(String, String, UnixStream)> {
 }
 
 /// Returns what has to stay open.
-fn reply(mut stream: UnixStream, reply: &Reply) -> Option<UnixStream> {
+fn reply(mut stream: UnixStream, reply: &ScriptedHttpReply) -> Option<UnixStream> {
     let close = "Connection: close\r\n";
     match reply {
-        Reply::Whole(status, body) => {
+        ScriptedHttpReply::Whole(status, body) => {
             let length = body.len();
             let _ = write!(stream, "HTTP/1.1 {status} X\r\nContent-Length: {length}\r\n{close}\r\n{body}");
             None
         }
-        Reply::Open(body) => {
+        ScriptedHttpReply::Open(body) => {
             write!(stream, "HTTP/1.1 200 X\r\n{close}\r\n{body}").ok()?;
             Some(stream)
         }
-        Reply::Never => Some(stream),
+        ScriptedHttpReply::Never => Some(stream),
     }
 }

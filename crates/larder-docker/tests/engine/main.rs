@@ -12,11 +12,11 @@ mod world;
 use larder_testkit::backend_suite::check;
 use larder_testkit_peers::fixtures::DockerFixture;
 
-use crate::world::{World, block_on};
+use crate::world::{EngineFixture, block_on};
 
 #[test]
 fn an_engine_keeps_the_contract_of_a_backend() {
-    let Some(world) = World::new() else { return };
+    let Some(world) = EngineFixture::new() else { return };
     let fixture = DockerFixture::new(&world.engine, &world.registry).unwrap();
     block_on(check(&fixture));
 }

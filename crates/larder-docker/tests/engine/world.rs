@@ -4,40 +4,40 @@ use std::future::Future;
 use std::path::Path;
 use std::sync::Arc;
 
-use larder::backend::{Backend as _, BackendError, Image as Present, ImageSpec, Progress};
-use larder::gc::{Collector, FileStore, Records};
+use larder::backend::{Backend as _, BackendError, Image as Present, ImageSpec, ProgressReporter};
+use larder::gc::{Collector, ImageUsageRecords, UsageRecordFileStore};
 use larder::reference::ImageId;
-use larder_docker::{DockerBackend, DockerConfig, EngineHost};
-use larder_testkit_peers::{Dockerd, Image, Package, Registry, RegistryOptions, require};
+use larder_docker::{DockerBackend, EngineConfig, EngineHost};
+use larder_testkit_peers::{Dockerd, ImageBuilder, Package, RegistryOptions, RegistryProcess, require};
 
 /// An empty engine, and a registry that it reaches.
-pub(crate) struct World {
+pub(crate) struct EngineFixture {
     pub(crate) engine: Dockerd,
-    pub(crate) registry: Registry,
+    pub(crate) registry: RegistryProcess,
 }
 
-impl World {
+impl EngineFixture {
     /// `None`, after a loud message, where real servers are not installed and this is not CI.
-    pub(crate) fn new() -> Option<World> {
+    pub(crate) fn new() -> Option<EngineFixture> {
         if !require(&[Package::DockerIo, Package::DockerRegistry, Package::Skopeo]).is_available() {
             return None;
         }
-        let registry = Registry::start(RegistryOptions::default()).unwrap();
-        Some(World { engine: Dockerd::start().unwrap(), registry })
+        let registry = RegistryProcess::start(RegistryOptions::default()).unwrap();
+        Some(EngineFixture { engine: Dockerd::start().unwrap(), registry })
     }
 
     pub(crate) fn backend(&self) -> Arc<DockerBackend> {
         let host = EngineHost::Unix(self.engine.socket());
-        Arc::new(DockerBackend::new(host, DockerConfig::default()).unwrap())
+        Arc::new(DockerBackend::new(host, EngineConfig::default()).unwrap())
     }
 
     /// What another larder knows of the images after one look, with its records in this folder.
-    pub(crate) fn look(&self, folder: &Path) -> Arc<Records> {
+    pub(crate) fn look(&self, folder: &Path) -> Arc<ImageUsageRecords> {
         let backend = self.backend();
         let collector = Collector::builder(backend.clone())
             .layers(backend.layers())
             .feed(Arc::new(backend.feed()))
-            .records(Arc::new(FileStore::new(folder.join("records.json"))))
+            .records(Arc::new(UsageRecordFileStore::new(folder.join("records.json"))))
             .build();
         block_on(async {
             collector.detect().await.unwrap();
@@ -46,7 +46,7 @@ impl World {
     }
 
     /// Pushes an image, and returns the name to pull it by.
-    pub(crate) fn push(&self, name: &str, image: &Image) -> String {
+    pub(crate) fn push(&self, name: &str, image: &ImageBuilder) -> String {
         image.push(&self.registry, name).unwrap();
         self.registry.image(name)
     }
@@ -57,7 +57,7 @@ pub(crate) fn block_on<T>(work: impl Future<Output = T>) -> T {
 }
 
 pub(crate) async fn pull(backend: &DockerBackend, name: &str) -> Result<ImageId, BackendError> {
-    backend.pull(&ImageSpec::named(name), None, None, &Progress::unwatched()).await
+    backend.pull(&ImageSpec::named(name), None, None, &ProgressReporter::unwatched()).await
 }
 
 pub(crate) async fn status(backend: &DockerBackend, name: &str) -> Option<Present> {

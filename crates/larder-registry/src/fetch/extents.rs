@@ -5,15 +5,15 @@ use std::ops::Range;
 
 /// A set of byte offsets, kept as ranges that neither overlap nor touch.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Extents {
+pub struct ByteRanges {
     /// Start to end (exclusive).
     ranges: BTreeMap<u64, u64>,
 }
 
-impl Extents {
+impl ByteRanges {
     /// Nothing is here.
-    pub fn new() -> Extents {
-        Extents::default()
+    pub fn new() -> ByteRanges {
+        ByteRanges::default()
     }
 
     /// Adds `range`; parts that are there already are no harm.
@@ -72,14 +72,14 @@ impl Extents {
     }
 
     /// How many bytes from the start are here without a gap.
-    pub fn frontier(&self) -> u64 {
+    pub fn contiguous_len(&self) -> u64 {
         self.ranges.get(&0).copied().unwrap_or(0)
     }
 }
 
-impl FromIterator<Range<u64>> for Extents {
+impl FromIterator<Range<u64>> for ByteRanges {
     fn from_iter<I: IntoIterator<Item = Range<u64>>>(ranges: I) -> Self {
-        let mut extents = Extents::new();
+        let mut extents = ByteRanges::new();
         for range in ranges {
             extents.insert(range);
         }
@@ -94,16 +94,16 @@ mod tests {
 
     #[test]
     fn neighbours_become_one() {
-        let extents: Extents = [5..10, 0..3, 10..12, 20..21, 3..5].into_iter().collect();
+        let extents: ByteRanges = [5..10, 0..3, 10..12, 20..21, 3..5].into_iter().collect();
         assert_eq!(extents.ranges().collect::<Vec<_>>(), [0..12, 20..21]);
-        assert_eq!((extents.bytes(), extents.frontier()), (13, 12));
+        assert_eq!((extents.bytes(), extents.contiguous_len()), (13, 12));
         assert_eq!(extents.missing(0..30), [12..20, 21..30]);
         assert_eq!(extents.missing(4..8), []);
     }
 
     #[test]
     fn the_highest_ranges_are_forgotten_first() {
-        let mut extents: Extents = [0..3, 5..10, 20..21].into_iter().collect();
+        let mut extents: ByteRanges = [0..3, 5..10, 20..21].into_iter().collect();
         for (count, left) in [(3, 9), (2, 8), (1, 3), (0, 0)] {
             extents.truncate(count);
             assert_eq!(extents.bytes(), left, "{count}");
@@ -118,13 +118,13 @@ mod tests {
         #[test]
         fn extents_are_the_set_of_their_bytes(ranges in prop::collection::vec((0u64..60, 0u64..20), 0..12), from in 0u64..60, len in 0u64..30) {
             let mut bytes = [false; 100];
-            let mut extents = Extents::new();
+            let mut extents = ByteRanges::new();
             for (start, len) in ranges {
                 extents.insert(start..start + len);
                 (start..start + len).for_each(|at| bytes[at_index(at)] = true);
             }
             prop_assert_eq!(extents.bytes(), bytes.iter().filter(|here| **here).count() as u64);
-            prop_assert_eq!(extents.frontier(), bytes.iter().take_while(|here| **here).count() as u64);
+            prop_assert_eq!(extents.contiguous_len(), bytes.iter().take_while(|here| **here).count() as u64);
             let missing: Vec<u64> = extents.missing(from..from + len).into_iter().flatten().collect();
             let expected: Vec<u64> = (from..from + len).filter(|at| !bytes[at_index(*at)]).collect();
             prop_assert_eq!(missing, expected);

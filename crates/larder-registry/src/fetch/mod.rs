@@ -3,7 +3,7 @@
 //! Promises: bytes that are in the sink are not asked for again, unless a server ignores ranges; after a break at most
 //! what one connection had under way comes twice; memory is at most two batches per connection, whatever the blob's
 //! size; a host that fails is left for the next one at the byte that was reached. What was fetched is **not** verified:
-//! whoever reads the sink does that, and names hosts that lied with [`Session::without_hosts`].
+//! whoever reads the sink does that, and names hosts that lied with [`RepositorySession::without_hosts`].
 
 mod extents;
 mod sink;
@@ -17,19 +17,19 @@ use futures_util::StreamExt as _;
 use futures_util::stream::FuturesUnordered;
 use larder::reference::Digest;
 
-pub use extents::Extents;
+pub use extents::ByteRanges;
 pub use sink::BlobSink;
 
-use self::sink::{Door, Writer};
+use self::sink::{ClosableSink, RangeWriter};
 use super::body::BlobBody;
-use super::error::{FetchError, FetchErrorKind, What};
-use super::session::{Capability, Failed, Session, Walk};
-use super::waiting::Notice;
+use super::error::{FetchError, FetchErrorKind, FetchTarget};
+use super::fetch_notice::FetchNotice;
+use super::session::{HostCapability, HostWalk, RepositorySession, RequestError};
 use crate::manifest::Descriptor;
 
 /// What a fetch did.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Fetched {
+pub struct FetchReport {
     /// Hosts that served some of it, each once.
     pub hosts: Vec<String>,
     /// Bytes that came over the network.
@@ -57,17 +57,17 @@ pub enum BlobError {
 ///
 /// Dropping the future stops the download, and nothing is written after that.
 pub async fn fetch_blob(
-    session: &Session,
+    session: &RepositorySession,
     descriptor: &Descriptor,
-    present: &Extents,
+    present: &ByteRanges,
     sink: Arc<dyn BlobSink>,
-) -> Result<Fetched, BlobError> {
-    let mut parts = Parts::new(descriptor.size, present, session.shared.config.range_size);
-    let Some(first) = parts.next() else { return Ok(Fetched::default()) };
-    let fetch = Fetch {
+) -> Result<FetchReport, BlobError> {
+    let mut parts = MissingRanges::new(descriptor.size, present, session.shared.config.range_size);
+    let Some(first) = parts.next() else { return Ok(FetchReport::default()) };
+    let fetch = BlobFetch {
         session,
         descriptor,
-        sink: Arc::new(Door::new(sink)),
+        sink: Arc::new(ClosableSink::new(sink)),
         here: Mutex::new(present.clone()),
         done: Mutex::default(),
         first_host: AtomicUsize::new(0),
@@ -88,14 +88,14 @@ pub async fn fetch_blob(
 
 /// What is missing, cut at multiples of a size, in order. Cut one by one: a manifest may declare any size.
 #[derive(Debug)]
-struct Parts {
+struct MissingRanges {
     missing: VecDeque<Range<u64>>,
     range_size: u64,
 }
 
-impl Parts {
-    fn new(size: u64, present: &Extents, range_size: u64) -> Parts {
-        Parts { missing: present.missing(0..size).into(), range_size: range_size.max(1) }
+impl MissingRanges {
+    fn new(size: u64, present: &ByteRanges, range_size: u64) -> MissingRanges {
+        MissingRanges { missing: present.missing(0..size).into(), range_size: range_size.max(1) }
     }
 
     fn is_empty(&self) -> bool {
@@ -103,7 +103,7 @@ impl Parts {
     }
 }
 
-impl Iterator for Parts {
+impl Iterator for MissingRanges {
     type Item = Range<u64>;
 
     fn next(&mut self) -> Option<Range<u64>> {
@@ -123,33 +123,33 @@ impl Iterator for Parts {
 enum PartOutcome<'s> {
     Done,
     /// The host sends the blob from its start whatever is asked.
-    RangeIgnored(Box<(Walk<'s>, BlobBody)>),
+    RangeIgnored(Box<(HostWalk<'s>, BlobBody)>),
 }
 
 /// One blob on its way.
-struct Fetch<'s> {
-    session: &'s Session,
+struct BlobFetch<'s> {
+    session: &'s RepositorySession,
     descriptor: &'s Descriptor,
-    sink: Arc<Door>,
-    here: Mutex<Extents>,
-    done: Mutex<Fetched>,
+    sink: Arc<ClosableSink>,
+    here: Mutex<ByteRanges>,
+    done: Mutex<FetchReport>,
     /// Hosts before this one failed for this blob.
     first_host: AtomicUsize,
 }
 
-impl<'s> Fetch<'s> {
-    fn walk(&self) -> Result<Walk<'s>, FetchError> {
-        let what = What::Blob(self.descriptor.digest.clone());
-        self.session.walk(what, Capability::Pull, self.first_host.load(Ordering::Relaxed))
+impl<'s> BlobFetch<'s> {
+    fn walk(&self) -> Result<HostWalk<'s>, FetchError> {
+        let what = FetchTarget::Blob(self.descriptor.digest.clone());
+        self.session.walk(what, HostCapability::Pull, self.first_host.load(Ordering::Relaxed))
     }
 
     /// Opens a part at the first host that serves it.
-    async fn open(&self, walk: &mut Walk<'s>, part: &Range<u64>) -> Result<BlobBody, FetchError> {
+    async fn open(&self, walk: &mut HostWalk<'s>, part: &Range<u64>) -> Result<BlobBody, FetchError> {
         loop {
             let link = walk.link();
             match self.session.open_at(link, self.descriptor, part.start, part.end).await {
                 Ok(body) => {
-                    self.session.watcher.tell(Notice::Host(body.host().to_owned()));
+                    self.session.watcher.tell(FetchNotice::Host(body.host().to_owned()));
                     let mut done = self.done.lock().unwrap_or_else(PoisonError::into_inner);
                     if !done.hosts.iter().any(|host| host == body.host()) {
                         done.hosts.push(body.host().to_owned());
@@ -161,7 +161,7 @@ impl<'s> Fetch<'s> {
         }
     }
 
-    async fn failed(&self, walk: &mut Walk<'s>, failed: Failed) -> Result<(), FetchError> {
+    async fn failed(&self, walk: &mut HostWalk<'s>, failed: RequestError) -> Result<(), FetchError> {
         walk.failed(failed).await?;
         self.first_host.fetch_max(walk.at(), Ordering::Relaxed);
         Ok(())
@@ -171,10 +171,10 @@ impl<'s> Fetch<'s> {
     /// ranges, it stops and returns the connection for the rest.
     async fn in_parallel(
         &self,
-        mut parts: Parts,
+        mut parts: MissingRanges,
         first: Range<u64>,
-        (walk, body): (Walk<'s>, BlobBody),
-    ) -> Result<Option<(Walk<'s>, BlobBody)>, BlobError> {
+        (walk, body): (HostWalk<'s>, BlobBody),
+    ) -> Result<Option<(HostWalk<'s>, BlobBody)>, BlobError> {
         let mut workers = FuturesUnordered::new();
         workers.push(self.part(walk, first, Some(body)));
         while workers.len() < self.session.shared.config.connections_per_blob.max(1)
@@ -198,7 +198,7 @@ impl<'s> Fetch<'s> {
     /// Downloads one part, from whatever hosts it takes.
     async fn part(
         &self,
-        mut walk: Walk<'s>,
+        mut walk: HostWalk<'s>,
         part: Range<u64>,
         mut opened: Option<BlobBody>,
     ) -> Result<PartOutcome<'s>, BlobError> {
@@ -217,7 +217,11 @@ impl<'s> Fetch<'s> {
     }
 
     /// Downloads all that is missing over one connection, skipping what is already here.
-    async fn sequentially(&self, mut walk: Walk<'s>, mut opened: Option<BlobBody>) -> Result<(), BlobError> {
+    async fn sequentially(
+        &self,
+        mut walk: HostWalk<'s>,
+        mut opened: Option<BlobBody>,
+    ) -> Result<(), BlobError> {
         let size = self.descriptor.size;
         while let Some(at) = self.first_missing() {
             let body = match opened.take() {
@@ -236,8 +240,8 @@ impl<'s> Fetch<'s> {
 
     /// Writes what a body brings and is not here yet, until it ends or breaks; then says where, after the wait that the
     /// break asks for.
-    async fn copy(&self, walk: &mut Walk<'s>, mut body: BlobBody) -> Result<u64, BlobError> {
-        let mut writer = Writer::new(self.sink.clone());
+    async fn copy(&self, walk: &mut HostWalk<'s>, mut body: BlobBody) -> Result<u64, BlobError> {
+        let mut writer = RangeWriter::new(self.sink.clone());
         let mut at = body.start();
         let mut news = 0;
         let ended = loop {
@@ -264,7 +268,7 @@ impl<'s> Fetch<'s> {
         if let Some(kind) = ended {
             let host = body.host().to_owned();
             drop(body); // its connection is free during the wait
-            self.failed(walk, Failed { host, kind, token: false }).await?;
+            self.failed(walk, RequestError { host, kind, token: false }).await?;
         }
         Ok(at)
     }
@@ -276,19 +280,19 @@ impl<'s> Fetch<'s> {
         for range in ranges {
             let bytes = range.end - range.start;
             self.here.lock().unwrap_or_else(PoisonError::into_inner).insert(range);
-            self.session.watcher.tell(Notice::Bytes(bytes));
+            self.session.watcher.tell(FetchNotice::Bytes(bytes));
         }
         Ok(())
     }
 
-    fn finish(&self) -> Fetched {
+    fn finish(&self) -> FetchReport {
         self.done.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
 
-impl Drop for Fetch<'_> {
+impl Drop for BlobFetch<'_> {
     fn drop(&mut self) {
-        self.sink.shut();
+        self.sink.close();
     }
 }
 
@@ -315,7 +319,7 @@ mod tests {
     use super::*;
 
     fn parts(size: u64, present: &[Range<u64>], range_size: u64) -> Vec<Range<u64>> {
-        Parts::new(size, &present.iter().cloned().collect(), range_size).take(10).collect()
+        MissingRanges::new(size, &present.iter().cloned().collect(), range_size).take(10).collect()
     }
 
     #[test]
@@ -330,6 +334,9 @@ mod tests {
     #[test]
     fn a_blob_that_claims_to_be_endless_takes_no_memory() {
         assert_eq!(parts(u64::MAX, &[], 16).last(), Some(&(144..160)));
-        assert_eq!(Parts::new(u64::MAX, &Extents::new(), u64::MAX - 1).last(), Some(u64::MAX - 1..u64::MAX));
+        assert_eq!(
+            MissingRanges::new(u64::MAX, &ByteRanges::new(), u64::MAX - 1).last(),
+            Some(u64::MAX - 1..u64::MAX)
+        );
     }
 }

@@ -19,18 +19,18 @@ pub trait BlobSink: Send + Sync + 'static {
 }
 
 /// The way to the sink, which can be shut: a write on a blocking thread outlives the future that asked for it.
-pub(super) struct Door {
+pub(super) struct ClosableSink {
     sink: Arc<dyn BlobSink>,
     open: RwLock<bool>,
 }
 
-impl Door {
-    pub(super) fn new(sink: Arc<dyn BlobSink>) -> Door {
-        Door { sink, open: RwLock::new(true) }
+impl ClosableSink {
+    pub(super) fn new(sink: Arc<dyn BlobSink>) -> ClosableSink {
+        ClosableSink { sink, open: RwLock::new(true) }
     }
 
     /// Waits for writes under way, a piece of a batch each; nothing is written after it.
-    pub(super) fn shut(&self) {
+    pub(super) fn close(&self) {
         *self.open.write().unwrap_or_else(PoisonError::into_inner) = false;
     }
 
@@ -41,16 +41,16 @@ impl Door {
 }
 
 /// Collects bytes of one connection and writes them, one batch while the next one is collected.
-pub(super) struct Writer {
-    sink: Arc<Door>,
+pub(super) struct RangeWriter {
+    sink: Arc<ClosableSink>,
     batch: Vec<(u64, Bytes)>,
     collected: usize,
     under_way: Option<JoinHandle<io::Result<Vec<Range<u64>>>>>,
 }
 
-impl Writer {
-    pub(super) fn new(sink: Arc<Door>) -> Writer {
-        Writer { sink, batch: Vec::new(), collected: 0, under_way: None }
+impl RangeWriter {
+    pub(super) fn new(sink: Arc<ClosableSink>) -> RangeWriter {
+        RangeWriter { sink, batch: Vec::new(), collected: 0, under_way: None }
     }
 
     /// Takes bytes to write; the ranges that were written meanwhile.

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use crate::tls::TlsError;
+use crate::tls::TlsSettingsError;
 
 /// The text names the file and the key.
 #[derive(Debug, thiserror::Error)]
@@ -43,7 +43,7 @@ pub enum HostsError {
         key: String,
         /// What is wrong with it.
         #[source]
-        cause: TlsError,
+        cause: TlsSettingsError,
     },
     /// The registry's name makes no URL.
     #[error("{registry:?} is no host: {cause}")]

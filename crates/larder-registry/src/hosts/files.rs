@@ -6,11 +6,11 @@ use std::path::{Path, PathBuf};
 use reqwest::Url;
 
 use super::error::HostsError;
-use super::host::{Host, is_loopback};
+use super::host::{RegistryHost, is_loopback};
 use crate::tls::{self, ClientPem};
 
 /// The registry's server with the certificates of its folder. Where there are any, it is spoken to over TLS.
-pub(super) fn with_certificates(folder: &Path, mut server: Host) -> Result<Host, HostsError> {
+pub(super) fn with_certificates(folder: &Path, mut server: RegistryHost) -> Result<RegistryHost, HostsError> {
     let mut files: Vec<PathBuf> = fs_err::read_dir(folder)
         .and_then(|entries| entries.map(|entry| entry.map(|entry| entry.path())).collect())
         .map_err(HostsError::Read)?;
@@ -49,7 +49,7 @@ pub(super) fn client(certificate: &Path, private: &Path, key: &str) -> Result<Cl
     Ok(pem)
 }
 
-fn unusable(file: &Path, key: &str, cause: tls::TlsError) -> HostsError {
+fn unusable(file: &Path, key: &str, cause: tls::TlsSettingsError) -> HostsError {
     HostsError::Certificate { file: file.to_owned(), key: key.to_owned(), cause }
 }
 

@@ -7,7 +7,7 @@ use crate::tls::TlsSettings;
 
 /// A host that serves a registry's images.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Host {
+pub(crate) struct RegistryHost {
     /// Where its API begins: `https://registry.example/v2`. Without credentials, query and final slash.
     pub(crate) base: Url,
     /// Serves content by digest.
@@ -22,9 +22,9 @@ pub(crate) struct Host {
     pub(crate) is_registry: bool,
 }
 
-impl Host {
-    pub(crate) fn new(base: Url) -> Host {
-        Host {
+impl RegistryHost {
+    pub(crate) fn new(base: Url) -> RegistryHost {
+        RegistryHost {
             base,
             pull: true,
             resolve: true,

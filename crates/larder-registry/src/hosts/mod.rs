@@ -7,15 +7,15 @@
 mod error;
 mod files;
 mod host;
-mod toml_file;
+mod hosts_toml;
 
 use std::path::PathBuf;
 
 use reqwest::Url;
 
 pub use error::HostsError;
-pub(crate) use host::{Host, authority, is_loopback};
-pub(crate) use toml_file::UnknownKey;
+pub(crate) use host::{RegistryHost, authority, is_loopback};
+pub(crate) use hosts_toml::UnknownKey;
 
 use crate::config::RegistryConfig;
 
@@ -28,11 +28,11 @@ pub(crate) fn hosts_of(
     registry: &str,
     config: &RegistryConfig,
     tell: &dyn Fn(UnknownKey),
-) -> Result<Vec<Host>, HostsError> {
+) -> Result<Vec<RegistryHost>, HostsError> {
     let server = server_of(registry, config)?;
     let mut hosts = match folder_of(registry, &config.config_dirs) {
         None => vec![server],
-        Some(folder) => match toml_file::read(&folder.join("hosts.toml"), server.clone(), tell)? {
+        Some(folder) => match hosts_toml::read(&folder.join("hosts.toml"), server.clone(), tell)? {
             Some(hosts) => hosts,
             None => vec![files::with_certificates(&folder, server)?],
         },
@@ -59,7 +59,7 @@ pub(crate) fn names_registry(host: &str, registry: &str) -> bool {
 }
 
 /// Where a registry is when no file says otherwise.
-fn server_of(registry: &str, config: &RegistryConfig) -> Result<Host, HostsError> {
+fn server_of(registry: &str, config: &RegistryConfig) -> Result<RegistryHost, HostsError> {
     let host = if registry == HUB.0 { HUB.1 } else { registry };
     let url = |scheme: &str| Url::parse(&format!("{scheme}://{host}/v2"));
     let mut base = url("https")
@@ -70,7 +70,7 @@ fn server_of(registry: &str, config: &RegistryConfig) -> Result<Host, HostsError
         base = url("http")
             .map_err(|error| HostsError::Name { registry: registry.into(), cause: error.to_string() })?;
     }
-    Ok(Host { is_registry: true, ..Host::new(base) })
+    Ok(RegistryHost { is_registry: true, ..RegistryHost::new(base) })
 }
 
 /// The folder that configures a registry.

@@ -15,7 +15,7 @@ fn configured(registry: &str, hosts_toml: &str) -> (TempDir, RegistryConfig) {
     (root, config)
 }
 
-fn hosts(registry: &str, hosts_toml: &str) -> Result<Vec<Host>, HostsError> {
+fn hosts(registry: &str, hosts_toml: &str) -> Result<Vec<RegistryHost>, HostsError> {
     let (_root, config) = configured(registry, hosts_toml);
     hosts_of(registry, &config, &|_| ())
 }

@@ -22,12 +22,12 @@ pub(super) fn object<T: DeserializeOwned>(raw: &[u8]) -> Result<T, ManifestError
 pub(super) fn list<'de, const N: usize, T: Deserialize<'de>, D: Deserializer<'de>>(
     from: D,
 ) -> Result<Vec<T>, D::Error> {
-    from.deserialize_any(List::<N, T>(PhantomData))
+    from.deserialize_any(LimitedList::<N, T>(PhantomData))
 }
 
-struct List<const N: usize, T>(PhantomData<T>);
+struct LimitedList<const N: usize, T>(PhantomData<T>);
 
-impl<'de, const N: usize, T: Deserialize<'de>> Visitor<'de> for List<N, T> {
+impl<'de, const N: usize, T: Deserialize<'de>> Visitor<'de> for LimitedList<N, T> {
     type Value = Vec<T>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -54,12 +54,12 @@ impl<'de, const N: usize, T: Deserialize<'de>> Visitor<'de> for List<N, T> {
 pub(super) fn texts<'de, const N: usize, D: Deserializer<'de>>(
     from: D,
 ) -> Result<BTreeMap<String, String>, D::Error> {
-    from.deserialize_any(Texts::<N>)
+    from.deserialize_any(LimitedStringMap::<N>)
 }
 
-struct Texts<const N: usize>;
+struct LimitedStringMap<const N: usize>;
 
-impl<'de, const N: usize> Visitor<'de> for Texts<N> {
+impl<'de, const N: usize> Visitor<'de> for LimitedStringMap<N> {
     type Value = BTreeMap<String, String>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

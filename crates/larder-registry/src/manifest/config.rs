@@ -26,7 +26,7 @@ pub struct ImageConfig {
 }
 
 #[derive(Deserialize)]
-struct Written {
+struct ImageConfigDocument {
     #[serde(default, deserialize_with = "bounded::or_default")]
     architecture: String,
     #[serde(default, deserialize_with = "bounded::or_default")]
@@ -36,21 +36,21 @@ struct Written {
     #[serde(default, rename = "os.version", deserialize_with = "bounded::or_default")]
     os_version: String,
     #[serde(default, deserialize_with = "bounded::or_default")]
-    rootfs: RootFs,
+    rootfs: RootFsDocument,
     #[serde(default, deserialize_with = "bounded::or_default")]
-    config: Settings,
+    config: RuntimeConfig,
     #[serde(default, deserialize_with = "bounded::or_default")]
     created: String,
 }
 
 #[derive(Deserialize, Default)]
-struct RootFs {
+struct RootFsDocument {
     #[serde(default, deserialize_with = "bounded::list::<MAX_LAYERS, _, _>")]
     diff_ids: Vec<DiffId>,
 }
 
 #[derive(Deserialize, Default)]
-struct Settings {
+struct RuntimeConfig {
     #[serde(default, rename = "User", deserialize_with = "bounded::or_default")]
     user: String,
     #[serde(default, rename = "Labels", deserialize_with = "bounded::texts::<MAX_ANNOTATIONS, _>")]
@@ -72,7 +72,7 @@ impl ImageConfig {
         if raw.len() > MAX_BYTES {
             return Err(ManifestError::TooLarge { size: raw.len() as u64 });
         }
-        let written: Written = bounded::object(raw)?;
+        let written: ImageConfigDocument = bounded::object(raw)?;
         Ok(ImageConfig {
             platform: Platform {
                 os: written.os,

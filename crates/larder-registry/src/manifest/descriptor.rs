@@ -53,7 +53,7 @@ impl Descriptor {
 
     /// Whether it is no image but something said about one (a signature, an attestation), which builders put into the
     /// same index.
-    pub fn is_about_another(&self) -> bool {
+    pub fn is_attestation(&self) -> bool {
         self.annotations.contains_key("vnd.docker.reference.type")
             || self.platform.as_ref().is_some_and(|platform| platform.os == "unknown")
     }

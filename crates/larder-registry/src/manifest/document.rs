@@ -10,16 +10,16 @@ use super::{Descriptor, ManifestError, MediaType, bounded};
 
 /// What a registry serves under `/manifests/`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Document {
+pub enum ManifestOrIndex {
     /// The manifest of one image.
-    Manifest(Box<Manifest>),
+    Manifest(Box<ImageManifest>),
     /// A list of manifests.
-    Index(Index),
+    Index(ImageIndex),
 }
 
 /// The manifest of one image.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Manifest {
+pub struct ImageManifest {
     /// Its config, whose digest is the image's id.
     pub config: Descriptor,
     /// Its layers, from the bottom up; each is of a type that can be unpacked.
@@ -30,7 +30,7 @@ pub struct Manifest {
 
 /// A list of manifests, usually one for each platform.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Index {
+pub struct ImageIndex {
     /// Its entries, in the order of the document.
     pub manifests: Vec<Descriptor>,
     /// Annotations.
@@ -39,7 +39,7 @@ pub struct Index {
 
 /// An entry of an index that may lead to the image that is wanted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct NextManifest<'a> {
+pub struct ManifestCandidate<'a> {
     /// The entry.
     pub descriptor: &'a Descriptor,
     /// Whether the index says that it is for the platform; if not, its own content has to say so.
@@ -48,7 +48,7 @@ pub struct NextManifest<'a> {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Written {
+struct ManifestDocument {
     #[serde(default, deserialize_with = "bounded::or_default")]
     schema_version: u64,
     #[serde(default, deserialize_with = "bounded::or_default")]
@@ -72,26 +72,26 @@ fn some_list<'de, const N: usize, D: serde::Deserializer<'de>>(
     bounded::list::<N, _, _>(from).map(Some)
 }
 
-impl Document {
+impl ManifestOrIndex {
     /// Reads a manifest or an index. What it says of itself counts first, then `media_type` (of the descriptor that
     /// points at it, or of the reply that brought it): a digest covers the former and not the latter.
-    pub fn parse(raw: &[u8], media_type: &str) -> Result<Document, ManifestError> {
+    pub fn parse(raw: &[u8], media_type: &str) -> Result<ManifestOrIndex, ManifestError> {
         if raw.len() > MAX_BYTES {
             return Err(ManifestError::TooLarge { size: raw.len() as u64 });
         }
         if MediaType::of(media_type) == MediaType::SchemaOne {
             return Err(ManifestError::SchemaOne);
         }
-        let written: Written = bounded::object(raw)?;
+        let written: ManifestDocument = bounded::object(raw)?;
         let kind = written.kind(media_type)?;
         match (kind, written.config) {
-            (MediaType::Index, None) if written.layers.is_none() => Ok(Document::Index(Index {
+            (MediaType::Index, None) if written.layers.is_none() => Ok(ManifestOrIndex::Index(ImageIndex {
                 manifests: written.manifests.unwrap_or_default(),
                 annotations: written.annotations,
             })),
             (MediaType::Manifest, Some(config)) if written.manifests.is_none() => {
-                Manifest::new(config, written.layers.unwrap_or_default(), written.annotations)
-                    .map(|manifest| Document::Manifest(Box::new(manifest)))
+                ImageManifest::new(config, written.layers.unwrap_or_default(), written.annotations)
+                    .map(|manifest| ManifestOrIndex::Manifest(Box::new(manifest)))
             }
             (MediaType::Manifest, None) if written.manifests.is_none() => {
                 Err(ManifestError::Malformed(serde::de::Error::missing_field("config")))
@@ -101,7 +101,7 @@ impl Document {
     }
 }
 
-impl Written {
+impl ManifestDocument {
     fn kind(&self, media_type: &str) -> Result<MediaType, ManifestError> {
         if self.schema_version == 1 || self.fs_layers {
             return Err(ManifestError::SchemaOne);
@@ -136,12 +136,12 @@ fn is_vague(media_type: &str) -> bool {
     )
 }
 
-impl Manifest {
+impl ImageManifest {
     fn new(
         config: Descriptor,
         layers: Vec<Descriptor>,
         annotations: BTreeMap<String, String>,
-    ) -> Result<Manifest, ManifestError> {
+    ) -> Result<ImageManifest, ManifestError> {
         // Some builders leave the config's type out, or write plain JSON; what must not pass is another known purpose.
         if config.kind() != MediaType::Config && !is_vague(&config.media_type) {
             return Err(ManifestError::NotAnImage(config.media_type.chars().take(200).collect()));
@@ -162,7 +162,7 @@ impl Manifest {
                 }
             }
         }
-        Ok(Manifest { config, layers, annotations })
+        Ok(ImageManifest { config, layers, annotations })
     }
 
     /// Bytes to fetch for all of it, layers as they are compressed; a layer that occurs twice counts twice.
@@ -171,19 +171,19 @@ impl Manifest {
     }
 }
 
-impl Index {
+impl ImageIndex {
     /// The entries that may lead to an image for the platform, best first: those that say so, then those that do not
     /// say for which platform they are.
-    pub fn candidates(&self, platform: &PlatformMatcher) -> Vec<NextManifest<'_>> {
+    pub fn candidates(&self, platform: &PlatformMatcher) -> Vec<ManifestCandidate<'_>> {
         let mut ranked: Vec<_> = self
             .manifests
             .iter()
-            .filter(|entry| entry.kind().is_manifest() && !entry.is_about_another())
+            .filter(|entry| entry.kind().is_manifest() && !entry.is_attestation())
             .filter_map(|entry| match &entry.platform {
                 Some(offered) => {
-                    Some((platform.rank(offered)?, NextManifest { descriptor: entry, matches: true }))
+                    Some((platform.rank(offered)?, ManifestCandidate { descriptor: entry, matches: true }))
                 }
-                None => Some((usize::MAX, NextManifest { descriptor: entry, matches: false })),
+                None => Some((usize::MAX, ManifestCandidate { descriptor: entry, matches: false })),
             })
             .collect();
         ranked.sort_by_key(|(rank, _)| *rank); // stable: equals stay in the order of the document
@@ -191,9 +191,9 @@ impl Index {
     }
 
     /// The platforms of its entries, each once, in the order of the document.
-    pub fn offered(&self) -> Vec<String> {
+    pub fn platforms(&self) -> Vec<String> {
         let mut offered = Vec::new();
-        for entry in self.manifests.iter().filter(|entry| !entry.is_about_another()) {
+        for entry in self.manifests.iter().filter(|entry| !entry.is_attestation()) {
             if let Some(platform) = &entry.platform {
                 let text = platform.to_string();
                 if !offered.contains(&text) {
@@ -227,21 +227,21 @@ mod tests {
             "layers": [layer()]})
     }
 
-    fn parse(value: &Value, media_type: &str) -> Result<Document, ManifestError> {
-        Document::parse(value.to_string().as_bytes(), media_type)
+    fn parse(value: &Value, media_type: &str) -> Result<ManifestOrIndex, ManifestError> {
+        ManifestOrIndex::parse(value.to_string().as_bytes(), media_type)
     }
 
     #[test]
     fn a_manifest_is_told_from_an_index_by_its_type_or_else_by_its_content() {
         for media_type in [OCI_MANIFEST, "", "application/json; charset=utf-8"] {
-            let Ok(Document::Manifest(read)) = parse(&manifest(), media_type) else {
+            let Ok(ManifestOrIndex::Manifest(read)) = parse(&manifest(), media_type) else {
                 panic!("{media_type:?}");
             };
             assert_eq!((read.layers.len(), read.size()), (1, 10));
         }
         let index = json!({"schemaVersion": 2, "manifests": []});
         for media_type in [OCI_INDEX, "", "text/plain"] {
-            assert!(matches!(parse(&index, media_type), Ok(Document::Index(_))), "{media_type:?}");
+            assert!(matches!(parse(&index, media_type), Ok(ManifestOrIndex::Index(_))), "{media_type:?}");
         }
     }
 
@@ -249,7 +249,7 @@ mod tests {
     fn what_a_document_says_of_itself_counts_before_the_header() {
         let mut value = manifest();
         value["mediaType"] = OCI_MANIFEST.into();
-        assert!(matches!(parse(&value, OCI_INDEX), Ok(Document::Manifest(_))));
+        assert!(matches!(parse(&value, OCI_INDEX), Ok(ManifestOrIndex::Manifest(_))));
     }
 
     #[test]
@@ -303,13 +303,13 @@ mod tests {
             Err(ManifestError::SchemaOne)
         ));
         let huge = vec![b' '; MAX_BYTES + 1];
-        assert!(matches!(Document::parse(&huge, ""), Err(ManifestError::TooLarge { .. })));
+        assert!(matches!(ManifestOrIndex::parse(&huge, ""), Err(ManifestError::TooLarge { .. })));
     }
 
     #[test]
     fn a_field_that_occurs_twice_is_refused() {
         let text = manifest().to_string().replacen("\"layers\"", "\"layers\":[],\"layers\"", 1);
-        assert!(matches!(Document::parse(text.as_bytes(), ""), Err(ManifestError::Malformed(_))));
+        assert!(matches!(ManifestOrIndex::parse(text.as_bytes(), ""), Err(ManifestError::Malformed(_))));
     }
 
     #[test]
@@ -321,7 +321,7 @@ mod tests {
         assert!(parse(&value, "").is_ok());
         let nested = format!("{}{}", "[".repeat(100_000), "]".repeat(100_000));
         let text = format!("{{\"schemaVersion\":2,\"layers\":{nested}}}");
-        assert!(matches!(Document::parse(text.as_bytes(), ""), Err(ManifestError::Malformed(_))));
+        assert!(matches!(ManifestOrIndex::parse(text.as_bytes(), ""), Err(ManifestError::Malformed(_))));
     }
 
     #[test]
@@ -336,7 +336,7 @@ mod tests {
             entry("03", json!({"os": "linux", "architecture": "arm", "variant": "v6"})),
             entry("04", json!({"os": "linux", "architecture": "arm", "variant": "v7"})),
         ]});
-        let Ok(Document::Index(index)) = parse(&index, "") else { panic!("an index") };
+        let Ok(ManifestOrIndex::Index(index)) = parse(&index, "") else { panic!("an index") };
         let wanted = PlatformMatcher::for_platform(&"linux/arm/v7".parse().unwrap());
         let found: Vec<_> = index
             .candidates(&wanted)
@@ -344,6 +344,6 @@ mod tests {
             .map(|next| next.descriptor.digest.hex()[..2].to_owned())
             .collect();
         assert_eq!(found, ["04", "03", "01"]);
-        assert_eq!(index.offered(), ["windows/amd64", "linux/arm/v6", "linux/arm/v7"]);
+        assert_eq!(index.platforms(), ["windows/amd64", "linux/arm/v6", "linux/arm/v7"]);
     }
 }

@@ -5,7 +5,7 @@
 //!                                 -> layers
 //! ```
 //!
-//! Read [`Document::parse`] first. Everything here is pure; [`Session`](crate::Session) fetches the documents.
+//! Read [`ManifestOrIndex::parse`] first. Everything here is pure; [`RepositorySession`](crate::RepositorySession) fetches the documents.
 //!
 //! Digests are over the bytes as received, so callers keep the bytes: nothing here is ever written out again.
 //!
@@ -26,7 +26,7 @@ mod properties;
 
 pub use config::ImageConfig;
 pub use descriptor::Descriptor;
-pub use document::{Document, Index, Manifest, NextManifest};
+pub use document::{ImageIndex, ImageManifest, ManifestCandidate, ManifestOrIndex};
 pub use error::ManifestError;
 pub use limits::{MAX_BYTES, MAX_DEPTH};
 pub(crate) use media_type::ACCEPTED_MANIFESTS;

@@ -61,13 +61,13 @@ proptest! {
     #[test]
     fn no_document_panics(value in document(), media_type in "\\PC{0,40}") {
         let raw = value.to_string();
-        let _ = Document::parse(raw.as_bytes(), &media_type);
+        let _ = ManifestOrIndex::parse(raw.as_bytes(), &media_type);
         let _ = ImageConfig::parse(raw.as_bytes());
     }
 
     #[test]
     fn no_bytes_panic(raw in prop::collection::vec(any::<u8>(), 0..200), media_type in "\\PC{0,40}") {
-        let _ = Document::parse(&raw, &media_type);
+        let _ = ManifestOrIndex::parse(&raw, &media_type);
         let _ = ImageConfig::parse(&raw);
         let _ = MediaType::of(&media_type);
     }
@@ -78,8 +78,8 @@ proptest! {
             "digest": format!("sha256:{}", "ab".repeat(32)), "size": 1});
         let raw = json!({"schemaVersion": 2, "config": descriptor, "layers": []}).to_string();
         prop_assume!(cut < raw.len());
-        prop_assert!(Document::parse(&raw.as_bytes()[..cut], "").is_err());
-        prop_assert!(Document::parse(raw.as_bytes(), "").is_ok());
+        prop_assert!(ManifestOrIndex::parse(&raw.as_bytes()[..cut], "").is_err());
+        prop_assert!(ManifestOrIndex::parse(raw.as_bytes(), "").is_ok());
     }
 
     #[test]

@@ -2,21 +2,21 @@
 
 use larder::credentials::{Credential, Secret};
 use larder_registry::manifest::PlatformMatcher;
-use larder_registry::{Client, Extents, What, fetch_blob};
-use larder_testkit::fault_registry::{Auth, Fault, FaultRegistry, On};
+use larder_registry::{ByteRanges, FetchTarget, RegistryClient, fetch_blob};
+use larder_testkit::fault_registry::{FaultRegistry, FaultRegistryAuth, FaultTrigger, ResponseFault};
 use std::time::Duration;
 
 use crate::support::*;
 
 const PASSWORD: &str = "s3cret-word";
 
-fn token(login: Option<(&str, &str)>) -> Auth {
+fn token(login: Option<(&str, &str)>) -> FaultRegistryAuth {
     let login = login.map(|(user, secret)| (user.to_owned(), secret.to_owned()));
-    Auth::Token { realm: String::new(), login, expires_in: 300 }
+    FaultRegistryAuth::Token { realm: String::new(), login, expires_in: 300 }
 }
 
 /// A registry with one image of one layer of 300 kB.
-fn registry(auth: Auth) -> FaultRegistry {
+fn registry(auth: FaultRegistryAuth) -> FaultRegistry {
     let registry = FaultRegistry::start();
     registry.put_image("shop/web", "1", LAYER, &[content(300_000)], &[]);
     registry.require(auth);
@@ -25,19 +25,19 @@ fn registry(auth: Auth) -> FaultRegistry {
 
 /// Everything of the image.
 async fn pull(registry: &FaultRegistry, credential: Option<&Credential>) -> Result<(), String> {
-    let client = Client::new(quick());
+    let client = RegistryClient::new(quick());
     pull_with(&client, registry, credential).await
 }
 
 async fn pull_with(
-    client: &Client,
+    client: &RegistryClient,
     registry: &FaultRegistry,
     credential: Option<&Credential>,
 ) -> Result<(), String> {
     let session = client.session(&reference(&registry.image("shop/web:1")), credential).unwrap();
     let documents = session.documents(&PlatformMatcher::host()).await.map_err(|error| error.to_string())?;
     for layer in &documents.layers.layers {
-        let fetched = fetch_blob(&session, layer, &Extents::new(), Memory::new()).await;
+        let fetched = fetch_blob(&session, layer, &ByteRanges::new(), MemorySink::new()).await;
         fetched.map_err(|error| error.to_string())?;
     }
     Ok(())
@@ -45,7 +45,7 @@ async fn pull_with(
 
 #[tokio::test]
 async fn a_password_is_shown_when_it_is_asked_for_and_not_before() {
-    let registry = registry(Auth::Basic { user: "u".into(), password: PASSWORD.into() });
+    let registry = registry(FaultRegistryAuth::Basic { user: "u".into(), password: PASSWORD.into() });
     pull(&registry, Some(&login("u", PASSWORD))).await.unwrap();
     let requests = registry.requests();
     assert_eq!(requests[0].authorization, None);
@@ -64,7 +64,7 @@ async fn a_password_is_shown_when_it_is_asked_for_and_not_before() {
 #[tokio::test]
 async fn one_token_serves_all_of_a_pull_and_the_next_one() {
     let registry = registry(token(Some(("u", PASSWORD))));
-    let client = Client::new(quick());
+    let client = RegistryClient::new(quick());
     let credential = login("u", PASSWORD);
     pull_with(&client, &registry, Some(&credential)).await.unwrap();
     pull_with(&client, &registry, Some(&credential)).await.unwrap();
@@ -85,7 +85,7 @@ async fn tokens_are_given_to_nobody_in_particular_as_well() {
 #[tokio::test]
 async fn a_token_of_one_credential_is_not_shown_for_another() {
     let registry = registry(token(Some(("u", PASSWORD))));
-    let client = Client::new(quick());
+    let client = RegistryClient::new(quick());
     pull_with(&client, &registry, Some(&login("u", PASSWORD))).await.unwrap();
     for credential in [None, Some(login("u", "other-word"))] {
         let error = pull_with(&client, &registry, credential.as_ref()).await.unwrap_err();
@@ -97,10 +97,10 @@ async fn a_token_of_one_credential_is_not_shown_for_another() {
 #[tokio::test]
 async fn a_token_server_that_refuses_is_named() {
     let registry = registry(token(Some(("u", PASSWORD))));
-    let client = Client::new(quick());
+    let client = RegistryClient::new(quick());
     let session = client.session(&reference(&registry.image("shop/web:1")), None).unwrap();
     let error = session.resolve().await.unwrap_err();
-    assert_eq!((kind(&error), &error.what), ("denied", &What::Token));
+    assert_eq!((kind(&error), &error.target), ("denied", &FetchTarget::Token));
     assert_eq!(error.host, registry.address());
 }
 
@@ -116,7 +116,7 @@ async fn an_identity_token_is_exchanged_by_post() {
 
 #[tokio::test]
 async fn a_registry_token_is_shown_as_it_is() {
-    let registry = registry(Auth::Fixed("given-token".into()));
+    let registry = registry(FaultRegistryAuth::Fixed("given-token".into()));
     let with = |token: &str| Credential { registry_token: Secret::new(token), ..Credential::default() };
     pull(&registry, Some(&with("given-token"))).await.unwrap();
     assert!(registry.requests().iter().all(|request| request.status < 300));
@@ -131,10 +131,10 @@ async fn a_token_that_expires_in_the_middle_is_renewed_once_for_all_connections(
     let registry = FaultRegistry::start();
     let (content, blob) = put_blob(&registry, 1_000_000);
     registry.require(token(None));
-    registry.fault(On::path("/blobs/"), Fault::Trickle(20_000, Duration::from_millis(5)));
+    registry.fault(FaultTrigger::path("/blobs/"), ResponseFault::Trickle(20_000, Duration::from_millis(5)));
     let session = session(quick(), &registry.image("shop/web"));
-    let sink = Memory::new();
-    let none = Extents::new();
+    let sink = MemorySink::new();
+    let none = ByteRanges::new();
     let fetch = fetch_blob(&session, &blob, &none, sink.clone());
     let expire = async {
         while registry.requests_for("/blobs/").len() < 5 {
@@ -153,8 +153,8 @@ async fn a_token_that_expires_in_the_middle_is_renewed_once_for_all_connections(
 async fn a_token_that_is_never_accepted_is_renewed_once_only() {
     let registry = registry(token(None));
     registry.fault(
-        On::path("/manifests/"),
-        Fault::Status(
+        FaultTrigger::path("/manifests/"),
+        ResponseFault::Status(
             401,
             vec![("WWW-Authenticate".into(), format!("Bearer realm=\"{}/token\"", registry.url()))],
             String::new(),
@@ -168,8 +168,8 @@ async fn a_token_that_is_never_accepted_is_renewed_once_only() {
 
 #[tokio::test]
 async fn a_short_lived_token_is_renewed_before_it_is_refused() {
-    let registry = registry(Auth::Token { realm: String::new(), login: None, expires_in: 1 });
-    let client = Client::new(quick());
+    let registry = registry(FaultRegistryAuth::Token { realm: String::new(), login: None, expires_in: 1 });
+    let client = RegistryClient::new(quick());
     pull_with(&client, &registry, None).await.unwrap();
     tokio::time::sleep(Duration::from_millis(1100)).await;
     registry.expire_tokens();
@@ -181,8 +181,8 @@ async fn a_short_lived_token_is_renewed_before_it_is_refused() {
 #[tokio::test]
 async fn a_token_server_at_fault_is_asked_again() {
     let registry = registry(token(None));
-    registry.fault(On::path("/token").nth(1..=1), Fault::status(500));
-    registry.fault(On::path("/token").nth(2..=2), Fault::Hangup);
+    registry.fault(FaultTrigger::path("/token").nth(1..=1), ResponseFault::status(500));
+    registry.fault(FaultTrigger::path("/token").nth(2..=2), ResponseFault::Hangup);
     pull(&registry, None).await.unwrap();
     assert_eq!(registry.requests_for("/token").len(), 3);
 }
@@ -196,7 +196,7 @@ async fn token_replies_that_are_huge_or_make_no_sense_are_refused() {
         (r#"{"token":"a\nb"}"#.into(), "no header field"),
     ] {
         let registry = registry(token(None));
-        registry.fault(On::path("/token"), Fault::Status(200, Vec::new(), body));
+        registry.fault(FaultTrigger::path("/token"), ResponseFault::Status(200, Vec::new(), body));
         let error = pull(&registry, None).await.unwrap_err();
         assert!(error.contains(text), "{error}");
         assert_eq!(registry.requests_for("/token").len(), 1);
@@ -207,12 +207,17 @@ async fn token_replies_that_are_huge_or_make_no_sense_are_refused() {
 async fn a_secret_is_never_in_an_error() {
     let registry = registry(token(Some(("u", PASSWORD))));
     let echo = format!(r#"{{"errors":[{{"code":"DENIED","message":"no {PASSWORD} and no token-1 here"}}]}}"#);
-    registry.fault(On::path("/manifests/").nth(2..=2), Fault::Status(403, Vec::new(), echo.clone()));
+    registry.fault(
+        FaultTrigger::path("/manifests/").nth(2..=2),
+        ResponseFault::Status(403, Vec::new(), echo.clone()),
+    );
     let error = pull(&registry, Some(&login("u", PASSWORD))).await.unwrap_err();
     assert!(error.contains("DENIED: no **** and no **** here"), "{error}");
-    registry.heal();
-    registry
-        .fault(On::path("/token"), Fault::Status(401, Vec::new(), format!(r#"{{"details":"{PASSWORD}?"}}"#)));
+    registry.clear_faults();
+    registry.fault(
+        FaultTrigger::path("/token"),
+        ResponseFault::Status(401, Vec::new(), format!(r#"{{"details":"{PASSWORD}?"}}"#)),
+    );
     let error = pull(&registry, Some(&login("u", PASSWORD))).await.unwrap_err();
     assert!(error.contains("****?"), "{error}");
 }

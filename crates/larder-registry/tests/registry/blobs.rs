@@ -1,7 +1,7 @@
 //! Blobs in ranges, broken and resumed; each test counts what was downloaded again.
 
-use larder_registry::{BlobError, BlobSink, Extents, Notice, fetch_blob};
-use larder_testkit::fault_registry::{Fault, FaultRegistry, On};
+use larder_registry::{BlobError, BlobSink, ByteRanges, FetchNotice, fetch_blob};
+use larder_testkit::fault_registry::{FaultRegistry, FaultTrigger, ResponseFault};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -13,10 +13,10 @@ const SIZE: usize = 1_000_000;
 async fn a_large_blob_comes_in_ranges_side_by_side_each_byte_once() {
     let registry = FaultRegistry::start();
     let (content, blob) = put_blob(&registry, SIZE);
-    registry.fault(On::path("/blobs/"), Fault::Trickle(20_000, Duration::from_millis(3)));
+    registry.fault(FaultTrigger::path("/blobs/"), ResponseFault::Trickle(20_000, Duration::from_millis(3)));
     let (session, notices) = watched(&session(quick(), &registry.image("a/b")));
-    let sink = Memory::new();
-    let fetched = fetch_blob(&session, &blob, &Extents::new(), sink.clone()).await.unwrap();
+    let sink = MemorySink::new();
+    let fetched = fetch_blob(&session, &blob, &ByteRanges::new(), sink.clone()).await.unwrap();
     assert_eq!(sink.content(), content);
     assert_eq!(fetched.hosts, [registry.address()]);
     assert_eq!(fetched.received, SIZE as u64);
@@ -24,7 +24,7 @@ async fn a_large_blob_comes_in_ranges_side_by_side_each_byte_once() {
     assert_eq!(registry.requests().len(), 10, "ten ranges of 100 kB");
     assert_eq!(registry.most_connections(), 4);
     let told: u64 =
-        notices.lock().unwrap().iter().map(|n| if let Notice::Bytes(n) = n { *n } else { 0 }).sum();
+        notices.lock().unwrap().iter().map(|n| if let FetchNotice::Bytes(n) = n { *n } else { 0 }).sum();
     assert_eq!(told, SIZE as u64);
 }
 
@@ -32,8 +32,8 @@ async fn a_large_blob_comes_in_ranges_side_by_side_each_byte_once() {
 async fn a_small_blob_comes_whole() {
     let registry = FaultRegistry::start();
     let (content, blob) = put_blob(&registry, 99_000);
-    let sink = Memory::new();
-    fetch_blob(&session(quick(), &registry.image("a/b")), &blob, &Extents::new(), sink.clone())
+    let sink = MemorySink::new();
+    fetch_blob(&session(quick(), &registry.image("a/b")), &blob, &ByteRanges::new(), sink.clone())
         .await
         .unwrap();
     assert_eq!(sink.content(), content);
@@ -42,7 +42,8 @@ async fn a_small_blob_comes_whole() {
 
     let (_, empty) = put_blob(&registry, 0);
     let fetched =
-        fetch_blob(&session(quick(), &registry.image("a/b")), &empty, &Extents::new(), Memory::new()).await;
+        fetch_blob(&session(quick(), &registry.image("a/b")), &empty, &ByteRanges::new(), MemorySink::new())
+            .await;
     assert_eq!(fetched.unwrap().received, 0);
     assert_eq!(registry.requests().len(), 1, "an empty blob needs no request");
 }
@@ -50,20 +51,20 @@ async fn a_small_blob_comes_whole() {
 #[tokio::test]
 async fn each_kind_of_break_costs_less_than_a_range_and_the_blob_is_whole() {
     for fault in [
-        Fault::ResetAfter(60_000),
-        Fault::CloseAfter(60_000),
-        Fault::StallAfter(60_000),
-        Fault::Hangup,
-        Fault::status(500),
-        Fault::status(503),
-        Fault::SlowHeaders(Duration::from_secs(5)),
+        ResponseFault::ResetAfter(60_000),
+        ResponseFault::CloseAfter(60_000),
+        ResponseFault::StallAfter(60_000),
+        ResponseFault::Hangup,
+        ResponseFault::status(500),
+        ResponseFault::status(503),
+        ResponseFault::SlowHeaders(Duration::from_secs(5)),
     ] {
         let registry = FaultRegistry::start();
         let (content, blob) = put_blob(&registry, SIZE);
-        registry.fault(On::path("/blobs/").nth(2..=4), fault.clone());
-        let sink = Memory::new();
+        registry.fault(FaultTrigger::path("/blobs/").nth(2..=4), fault.clone());
+        let sink = MemorySink::new();
         let session = session(quick(), &registry.image("a/b"));
-        fetch_blob(&session, &blob, &Extents::new(), sink.clone())
+        fetch_blob(&session, &blob, &ByteRanges::new(), sink.clone())
             .await
             .unwrap_or_else(|error| panic!("{fault:?}: {error}"));
         assert!(sink.content() == content, "{fault:?}");
@@ -76,9 +77,9 @@ async fn each_kind_of_break_costs_less_than_a_range_and_the_blob_is_whole() {
 async fn a_break_is_resumed_at_the_byte_that_was_reached() {
     let registry = FaultRegistry::start();
     let (content, blob) = put_blob(&registry, 90_000);
-    registry.fault(On::path("/blobs/").once(), Fault::ResetAfter(60_000));
-    let sink = Memory::new();
-    fetch_blob(&session(quick(), &registry.image("a/b")), &blob, &Extents::new(), sink.clone())
+    registry.fault(FaultTrigger::path("/blobs/").once(), ResponseFault::ResetAfter(60_000));
+    let sink = MemorySink::new();
+    fetch_blob(&session(quick(), &registry.image("a/b")), &blob, &ByteRanges::new(), sink.clone())
         .await
         .unwrap();
     assert!(sink.content() == content);
@@ -91,19 +92,20 @@ async fn a_break_is_resumed_at_the_byte_that_was_reached() {
 async fn a_blob_whose_connection_breaks_again_and_again_arrives_as_long_as_it_progresses() {
     let registry = FaultRegistry::start();
     let (content, blob) = put_blob(&registry, 90_000);
-    registry.fault(On::path("/blobs/"), Fault::ResetAfter(4000));
-    let sink = Memory::new();
-    fetch_blob(&session(quick(), &registry.image("a/b")), &blob, &Extents::new(), sink.clone())
+    registry.fault(FaultTrigger::path("/blobs/"), ResponseFault::ResetAfter(4000));
+    let sink = MemorySink::new();
+    fetch_blob(&session(quick(), &registry.image("a/b")), &blob, &ByteRanges::new(), sink.clone())
         .await
         .unwrap();
     assert!(sink.content() == content);
     assert!(registry.requests().len() > 20);
 
-    registry.heal();
+    registry.clear_faults();
     registry.forget_requests();
-    registry.fault(On::path("/blobs/"), Fault::ResetAfter(100));
+    registry.fault(FaultTrigger::path("/blobs/"), ResponseFault::ResetAfter(100));
     let outcome =
-        fetch_blob(&session(quick(), &registry.image("a/b")), &blob, &Extents::new(), Memory::new()).await;
+        fetch_blob(&session(quick(), &registry.image("a/b")), &blob, &ByteRanges::new(), MemorySink::new())
+            .await;
     let BlobError::Fetch(error) = outcome.unwrap_err() else { panic!("the registry's side") };
     assert_eq!(kind(&error), "truncated", "{error}");
     assert_eq!(registry.requests().len(), 5, "drops are no progress");
@@ -114,18 +116,18 @@ async fn what_is_there_from_before_a_restart_is_not_fetched_again() {
     let registry = FaultRegistry::start();
     let (content, blob) = put_blob(&registry, SIZE);
     let mut left = content.clone();
-    let present: Extents = [0..250_000, 400_000..900_000].into_iter().collect();
+    let present: ByteRanges = [0..250_000, 400_000..900_000].into_iter().collect();
     for missing in present.missing(0..SIZE as u64) {
         left[index(missing.start)..index(missing.end)].fill(0);
     }
-    let sink = Memory::holding(&left);
+    let sink = MemorySink::holding(&left);
     let session = session(quick(), &registry.image("a/b"));
     let fetched = fetch_blob(&session, &blob, &present, sink.clone()).await.unwrap();
     assert!(sink.content() == content);
     assert_eq!(fetched.received, 250_000);
     assert_eq!(registry.bytes_sent(blob.digest.as_str()), 250_000);
 
-    let all: Extents = std::iter::once(0..SIZE as u64).collect();
+    let all: ByteRanges = std::iter::once(0..SIZE as u64).collect();
     registry.forget_requests();
     fetch_blob(&session, &blob, &all, sink).await.unwrap();
     assert_eq!(registry.requests(), []);
@@ -135,21 +137,21 @@ async fn what_is_there_from_before_a_restart_is_not_fetched_again() {
 async fn a_server_that_ignores_ranges_sends_the_blob_over_one_connection() {
     let registry = FaultRegistry::start();
     let (content, blob) = put_blob(&registry, SIZE);
-    registry.fault(On::path("/blobs/"), Fault::IgnoreRange);
-    let sink = Memory::new();
+    registry.fault(FaultTrigger::path("/blobs/"), ResponseFault::IgnoreRange);
+    let sink = MemorySink::new();
     let session = session(quick(), &registry.image("a/b"));
-    fetch_blob(&session, &blob, &Extents::new(), sink.clone()).await.unwrap();
+    fetch_blob(&session, &blob, &ByteRanges::new(), sink.clone()).await.unwrap();
     assert!(sink.content() == content);
     assert_eq!(registry.requests().len(), 1);
 
     // What is here already comes again, for it cannot be avoided, and is not written.
-    let present: Extents = std::iter::once(0..700_000).collect();
-    let sink = Memory::holding(&content[..700_000]);
+    let present: ByteRanges = std::iter::once(0..700_000).collect();
+    let sink = MemorySink::holding(&content[..700_000]);
     let (session, notices) = watched(&session);
     fetch_blob(&session, &blob, &present, sink.clone()).await.unwrap();
     assert!(sink.content() == content);
     let told: u64 =
-        notices.lock().unwrap().iter().map(|n| if let Notice::Bytes(n) = n { *n } else { 0 }).sum();
+        notices.lock().unwrap().iter().map(|n| if let FetchNotice::Bytes(n) = n { *n } else { 0 }).sum();
     assert_eq!(told, 300_000);
 }
 
@@ -157,10 +159,10 @@ async fn a_server_that_ignores_ranges_sends_the_blob_over_one_connection() {
 async fn a_server_that_ignores_ranges_after_a_break_is_begun_again() {
     let registry = FaultRegistry::start();
     let (content, blob) = put_blob(&registry, 90_000);
-    registry.fault(On::path("/blobs/").once(), Fault::CloseAfter(50_000));
-    registry.fault(On::path("/blobs/"), Fault::IgnoreRange);
-    let sink = Memory::new();
-    fetch_blob(&session(quick(), &registry.image("a/b")), &blob, &Extents::new(), sink.clone())
+    registry.fault(FaultTrigger::path("/blobs/").once(), ResponseFault::CloseAfter(50_000));
+    registry.fault(FaultTrigger::path("/blobs/"), ResponseFault::IgnoreRange);
+    let sink = MemorySink::new();
+    fetch_blob(&session(quick(), &registry.image("a/b")), &blob, &ByteRanges::new(), sink.clone())
         .await
         .unwrap();
     assert!(sink.content() == content);
@@ -178,10 +180,14 @@ async fn ranges_that_are_not_what_was_asked_for_are_refused() {
         let registry = FaultRegistry::start();
         let (_, blob) = put_blob(&registry, SIZE);
         // The first range of a blob is asked for from 0; let the second one be wrong for the first of the cases.
-        let on = if text == "asked for bytes" { On::path("/blobs/").nth(2..=2) } else { On::path("/blobs/") };
-        registry.fault(on, Fault::ContentRange(said.into()));
+        let on = if text == "asked for bytes" {
+            FaultTrigger::path("/blobs/").nth(2..=2)
+        } else {
+            FaultTrigger::path("/blobs/")
+        };
+        registry.fault(on, ResponseFault::ContentRange(said.into()));
         let session = session(quick(), &registry.image("a/b"));
-        let error = fetch_blob(&session, &blob, &Extents::new(), Memory::new()).await.unwrap_err();
+        let error = fetch_blob(&session, &blob, &ByteRanges::new(), MemorySink::new()).await.unwrap_err();
         assert!(error.to_string().contains(text), "{said}: {error}");
         assert!(error.to_string().contains(&registry.address()), "{error}");
     }
@@ -192,14 +198,14 @@ async fn a_body_of_another_length_than_the_manifest_says_is_refused() {
     let registry = FaultRegistry::start();
     let (_, blob) = put_blob(&registry, 50_000);
     let session = session(quick(), &registry.image("a/b"));
-    registry.fault(On::path("/blobs/"), Fault::Truncate(20_000));
-    let error = fetch_blob(&session, &blob, &Extents::new(), Memory::new()).await.unwrap_err();
+    registry.fault(FaultTrigger::path("/blobs/"), ResponseFault::Truncate(20_000));
+    let error = fetch_blob(&session, &blob, &ByteRanges::new(), MemorySink::new()).await.unwrap_err();
     assert!(error.to_string().contains("it sends 20000 bytes, the manifest says 50000"), "{error}");
 
-    registry.heal();
-    registry.fault(On::path("/blobs/"), Fault::Overlong(1));
-    let sink = Memory::new();
-    let error = fetch_blob(&session, &blob, &Extents::new(), sink.clone()).await.unwrap_err();
+    registry.clear_faults();
+    registry.fault(FaultTrigger::path("/blobs/"), ResponseFault::Overlong(1));
+    let sink = MemorySink::new();
+    let error = fetch_blob(&session, &blob, &ByteRanges::new(), sink.clone()).await.unwrap_err();
     assert!(error.to_string().contains("too large"), "{error}");
     assert!(sink.content().len() <= 50_000, "nothing is written beyond the end");
 }
@@ -210,15 +216,15 @@ async fn a_trickle_is_given_up_and_a_slow_stream_is_not() {
     let (content, blob) = put_blob(&registry, 30_000);
     let session = session(quick(), &registry.image("a/b"));
     // 13 kB per window of 400 ms, where 2 kB are wanted.
-    registry.fault(On::path("/blobs/"), Fault::Trickle(1000, Duration::from_millis(30)));
-    let sink = Memory::new();
-    fetch_blob(&session, &blob, &Extents::new(), sink.clone()).await.unwrap();
+    registry.fault(FaultTrigger::path("/blobs/"), ResponseFault::Trickle(1000, Duration::from_millis(30)));
+    let sink = MemorySink::new();
+    fetch_blob(&session, &blob, &ByteRanges::new(), sink.clone()).await.unwrap();
     assert!(sink.content() == content);
     assert_eq!(registry.requests().len(), 1);
 
-    registry.heal();
-    registry.fault(On::path("/blobs/"), Fault::Trickle(10, Duration::from_millis(30)));
-    let error = fetch_blob(&session, &blob, &Extents::new(), Memory::new()).await.unwrap_err();
+    registry.clear_faults();
+    registry.fault(FaultTrigger::path("/blobs/"), ResponseFault::Trickle(10, Duration::from_millis(30)));
+    let error = fetch_blob(&session, &blob, &ByteRanges::new(), MemorySink::new()).await.unwrap_err();
     assert!(error.to_string().contains("stalled: fewer than 2000 bytes within 400ms"), "{error}");
     assert_eq!(error.fetch_kind().map(|_| error.hint().is_some()), Some(true));
 }
@@ -226,9 +232,9 @@ async fn a_trickle_is_given_up_and_a_slow_stream_is_not() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nothing_is_written_once_the_fetch_is_dropped() {
     /// Tells of each write, and takes its time.
-    struct Slow(std::sync::mpsc::Sender<()>);
+    struct SlowSink(std::sync::mpsc::Sender<()>);
 
-    impl BlobSink for Slow {
+    impl BlobSink for SlowSink {
         fn write_at(&self, _: u64, _: &[u8]) -> std::io::Result<()> {
             let told = self.0.send(());
             std::thread::yield_now();
@@ -239,16 +245,16 @@ async fn nothing_is_written_once_the_fetch_is_dropped() {
     let registry = FaultRegistry::start();
     let (_, blob) = put_blob(&registry, 5_000_000);
     // So that no fetch is over before it is dropped.
-    registry.fault(On::path("/blobs/"), Fault::StallAfter(600_000));
+    registry.fault(FaultTrigger::path("/blobs/"), ResponseFault::StallAfter(600_000));
     let config = larder_registry::RegistryConfig { range_size: 1_000_000, ..quick() };
     let session = session(config, &registry.image("a/b"));
     for _ in 0..20 {
         let (tell, told) = std::sync::mpsc::channel();
         let fetch = {
             let (session, blob) = (session.clone(), blob.clone());
-            tokio::spawn(
-                async move { fetch_blob(&session, &blob, &Extents::new(), Arc::new(Slow(tell))).await },
-            )
+            tokio::spawn(async move {
+                fetch_blob(&session, &blob, &ByteRanges::new(), Arc::new(SlowSink(tell))).await
+            })
         };
         tokio::task::block_in_place(|| told.recv()).unwrap(); // the first write
         fetch.abort();
@@ -264,8 +270,8 @@ async fn who_serves_a_blob_is_told_before_its_bytes() {
     let registry = FaultRegistry::start();
     let (_, blob) = put_blob(&registry, 1000);
     let (session, notices) = watched(&session(quick(), &registry.image("a/b")));
-    fetch_blob(&session, &blob, &Extents::new(), Memory::new()).await.unwrap();
-    assert_eq!(*notices.lock().unwrap(), [Notice::Host(registry.address()), Notice::Bytes(1000)]);
+    fetch_blob(&session, &blob, &ByteRanges::new(), MemorySink::new()).await.unwrap();
+    assert_eq!(*notices.lock().unwrap(), [FetchNotice::Host(registry.address()), FetchNotice::Bytes(1000)]);
 }
 
 #[tokio::test]
@@ -273,7 +279,8 @@ async fn a_full_disk_is_the_sink_s_error_and_ends_the_download() {
     let registry = FaultRegistry::start();
     let (_, blob) = put_blob(&registry, SIZE);
     let session = session(quick(), &registry.image("a/b"));
-    let error = fetch_blob(&session, &blob, &Extents::new(), Memory::full_after(150_000)).await.unwrap_err();
+    let error =
+        fetch_blob(&session, &blob, &ByteRanges::new(), MemorySink::full_after(150_000)).await.unwrap_err();
     let BlobError::Sink { cause, digest } = error else { panic!("the sink's side") };
     assert_eq!(cause.kind(), std::io::ErrorKind::StorageFull);
     assert_eq!(digest, blob.digest);
@@ -283,15 +290,15 @@ async fn a_full_disk_is_the_sink_s_error_and_ends_the_download() {
 async fn connections_to_a_registry_are_bounded_over_all_pulls() {
     let registry = FaultRegistry::start();
     let blobs: Vec<_> = (1..=6).map(|number| put_blob(&registry, SIZE / 2 + number)).collect();
-    registry.fault(On::path("/blobs/"), Fault::Trickle(20_000, Duration::from_millis(5)));
+    registry.fault(FaultTrigger::path("/blobs/"), ResponseFault::Trickle(20_000, Duration::from_millis(5)));
     let config = larder_registry::RegistryConfig { connections: 5, ..quick() };
-    let client = larder_registry::Client::new(config);
+    let client = larder_registry::RegistryClient::new(config);
     let session = client.session(&reference(&registry.image("a/b")), None).unwrap();
-    let none = Extents::new();
+    let none = ByteRanges::new();
     let fetches = blobs.iter().map(|(content, blob)| {
         let (session, none) = (session.clone(), &none);
         async move {
-            let sink = Memory::new();
+            let sink = MemorySink::new();
             fetch_blob(&session, blob, none, sink.clone()).await.unwrap();
             assert!(sink.content() == *content);
         }
@@ -313,7 +320,7 @@ async fn an_opened_blob_says_where_it_starts_and_gives_exactly_the_range() {
     }
     assert!(got == content[10_000..30_000]);
 
-    registry.fault(On::path("/blobs/"), Fault::IgnoreRange);
+    registry.fault(FaultTrigger::path("/blobs/"), ResponseFault::IgnoreRange);
     let body = session.open_blob(&blob, 10_000, Some(30_000)).await.unwrap();
     assert_eq!((body.start(), body.end(), body.is_ranged()), (0, 50_000, false));
 }

@@ -1,13 +1,15 @@
 //! Mirrors: asked first, left for the next host at the byte that was reached.
 
-use larder_registry::{Client, Extents, FetchErrorKind, RegistryConfig, Session, fetch_blob};
-use larder_testkit::fault_registry::{Auth, Fault, FaultRegistry, On};
+use larder_registry::{
+    ByteRanges, FetchErrorKind, RegistryClient, RegistryConfig, RepositorySession, fetch_blob,
+};
+use larder_testkit::fault_registry::{FaultRegistry, FaultRegistryAuth, FaultTrigger, ResponseFault};
 use larder_testkit_peers::process::wait_until;
 
 use crate::support::*;
 
 /// A session for `reg.example/shop/web:1`, which `mirror` mirrors and which is at `origin`.
-fn mirrored(mirror: &FaultRegistry, origin: &FaultRegistry) -> (tempfile::TempDir, Session) {
+fn mirrored(mirror: &FaultRegistry, origin: &FaultRegistry) -> (tempfile::TempDir, RepositorySession) {
     let toml = format!("server = \"{}\"\n[host.\"{}\"]\n", origin.url(), mirror.url());
     let (root, config) = with_hosts("reg.example", &toml);
     let session = session(config, "reg.example/shop/web:1");
@@ -32,21 +34,21 @@ async fn a_mirror_is_asked_first_and_told_for_whom() {
 #[tokio::test]
 async fn whatever_a_mirror_answers_the_next_host_is_asked() {
     for fault in [
-        Fault::status(404),
-        Fault::status(401),
-        Fault::status(403),
-        Fault::status(500),
-        Fault::status(429),
-        Fault::Hangup,
-        Fault::Corrupt,
-        Fault::Status(200, Vec::new(), "<html>please log in</html>".into()),
-        Fault::Overlong(8 << 20),
+        ResponseFault::status(404),
+        ResponseFault::status(401),
+        ResponseFault::status(403),
+        ResponseFault::status(500),
+        ResponseFault::status(429),
+        ResponseFault::Hangup,
+        ResponseFault::Corrupt,
+        ResponseFault::Status(200, Vec::new(), "<html>please log in</html>".into()),
+        ResponseFault::Overlong(8 << 20),
     ] {
         let (mirror, origin) = (FaultRegistry::start(), FaultRegistry::start());
         for registry in [&mirror, &origin] {
             registry.put_image("shop/web", "1", LAYER, &[content(10)], &[]);
         }
-        mirror.fault(On::path("/"), fault.clone());
+        mirror.fault(FaultTrigger::path("/"), fault.clone());
         let (_root, session) = mirrored(&mirror, &origin);
         let resolved = session.resolve().await.unwrap_or_else(|error| panic!("{fault:?}: {error}"));
         assert_eq!(resolved.host, origin.address(), "{fault:?}");
@@ -57,7 +59,7 @@ async fn whatever_a_mirror_answers_the_next_host_is_asked() {
 #[tokio::test]
 async fn when_all_fail_the_error_names_each() {
     let (mirror, origin) = (FaultRegistry::start(), FaultRegistry::start());
-    mirror.fault(On::path("/"), Fault::status(403));
+    mirror.fault(FaultTrigger::path("/"), ResponseFault::status(403));
     let (_root, session) = mirrored(&mirror, &origin);
     let error = session.resolve().await.unwrap_err();
     assert_eq!(
@@ -73,16 +75,16 @@ async fn when_all_fail_the_error_names_each() {
 
 #[tokio::test]
 async fn a_mirror_that_fails_half_way_is_left_at_the_byte_that_was_reached() {
-    for fault in [Fault::ResetAfter(30_000), Fault::StallAfter(30_000)] {
+    for fault in [ResponseFault::ResetAfter(30_000), ResponseFault::StallAfter(30_000)] {
         let (mirror, origin) = (FaultRegistry::start(), FaultRegistry::start());
         let (content, blob) = put_blob(&mirror, 90_000);
         put_blob(&origin, 90_000);
         // It serves once, half of it, and is then broken for good.
-        mirror.fault(On::path("/blobs/").once(), fault.clone());
-        mirror.fault(On::path("/blobs/"), Fault::status(500));
+        mirror.fault(FaultTrigger::path("/blobs/").once(), fault.clone());
+        mirror.fault(FaultTrigger::path("/blobs/"), ResponseFault::status(500));
         let (_root, session) = mirrored(&mirror, &origin);
-        let sink = Memory::new();
-        let fetched = fetch_blob(&session, &blob, &Extents::new(), sink.clone()).await.unwrap();
+        let sink = MemorySink::new();
+        let fetched = fetch_blob(&session, &blob, &ByteRanges::new(), sink.clone()).await.unwrap();
         assert!(sink.content() == content);
         assert_eq!(fetched.hosts, [mirror.address(), origin.address()]);
         assert_eq!(origin.bytes_sent(blob.digest.as_str()), 60_000, "{fault:?}");
@@ -95,10 +97,10 @@ async fn ranges_after_a_failed_one_do_not_try_the_mirror_again() {
     let (mirror, origin) = (FaultRegistry::start(), FaultRegistry::start());
     let (content, blob) = put_blob(&mirror, 1_000_000);
     put_blob(&origin, 1_000_000);
-    mirror.fault(On::path("/blobs/").nth(2..=usize::MAX), Fault::status(404));
+    mirror.fault(FaultTrigger::path("/blobs/").nth(2..=usize::MAX), ResponseFault::status(404));
     let (_root, session) = mirrored(&mirror, &origin);
-    let sink = Memory::new();
-    fetch_blob(&session, &blob, &Extents::new(), sink.clone()).await.unwrap();
+    let sink = MemorySink::new();
+    fetch_blob(&session, &blob, &ByteRanges::new(), sink.clone()).await.unwrap();
     assert!(sink.content() == content);
     // Those that were under way when the first one failed, at most; there are ten ranges.
     assert!(mirror.requests().len() <= 6, "{}", mirror.requests().len());
@@ -111,11 +113,11 @@ async fn a_next_host_without_ranges_takes_over_on_one_connection() {
     let (mirror, origin) = (FaultRegistry::start(), FaultRegistry::start());
     let (content, blob) = put_blob(&mirror, 1_000_000);
     put_blob(&origin, 1_000_000);
-    mirror.fault(On::path("/blobs/").nth(3..=usize::MAX), Fault::status(404));
-    origin.fault(On::path("/blobs/"), Fault::IgnoreRange);
+    mirror.fault(FaultTrigger::path("/blobs/").nth(3..=usize::MAX), ResponseFault::status(404));
+    origin.fault(FaultTrigger::path("/blobs/"), ResponseFault::IgnoreRange);
     let (_root, session) = mirrored(&mirror, &origin);
-    let sink = Memory::new();
-    fetch_blob(&session, &blob, &Extents::new(), sink.clone()).await.unwrap();
+    let sink = MemorySink::new();
+    fetch_blob(&session, &blob, &ByteRanges::new(), sink.clone()).await.unwrap();
     assert!(sink.content() == content);
     assert!(origin.requests().len() <= 4, "not one whole blob for each range: {}", origin.requests().len());
 }
@@ -131,11 +133,11 @@ async fn a_mirror_that_is_gone_is_not_asked_for_every_blob() {
     let session = session(config, "reg.example/shop/web:1");
     for (number, (_, blob)) in blobs.iter().enumerate() {
         let (session, notices) = watched(&session);
-        fetch_blob(&session, blob, &Extents::new(), Memory::new()).await.unwrap();
+        fetch_blob(&session, blob, &ByteRanges::new(), MemorySink::new()).await.unwrap();
         assert_eq!(waits(&notices), [], "blob {number}: the next host is asked at once");
     }
     // What was avoided is still asked when nothing else is left.
-    origin.fault(On::path("/"), Fault::status(404));
+    origin.fault(FaultTrigger::path("/"), ResponseFault::status(404));
     let error = session.resolve().await.unwrap_err();
     assert!(error.to_string().contains("could not be reached a moment ago"), "{error}");
 }
@@ -145,16 +147,16 @@ async fn the_credential_of_the_registry_is_not_for_its_mirrors() {
     let (mirror, origin) = (FaultRegistry::start(), FaultRegistry::start());
     for registry in [&mirror, &origin] {
         registry.put_image("shop/web", "1", LAYER, &[content(10)], &[]);
-        registry.require(Auth::Basic { user: "u".into(), password: "s3cret".into() });
+        registry.require(FaultRegistryAuth::Basic { user: "u".into(), password: "s3cret".into() });
     }
     let toml = format!("server = \"{}\"\n[host.\"{}\"]\n", origin.url(), mirror.url());
     let (_root, config) = with_hosts("reg.example", &toml);
-    let client = Client::new(config);
+    let client = RegistryClient::new(config);
     let session = client.session(&reference("reg.example/shop/web:1"), Some(&login("u", "s3cret"))).unwrap();
     assert_eq!(session.resolve().await.unwrap().host, origin.address());
     assert!(mirror.requests().iter().all(|request| request.authorization.is_none()));
 
-    let session = session.also_for(&mirror.address(), &login("u", "s3cret"));
+    let session = session.with_mirror_credential(&mirror.address(), &login("u", "s3cret"));
     assert_eq!(session.resolve().await.unwrap().host, mirror.address(), "unless it is given one");
 }
 
@@ -171,7 +173,7 @@ async fn hosts_without_a_capability_are_not_asked_for_it() {
     let (_root, config) = with_hosts("reg.example", &toml);
     let session = session(config, "reg.example/shop/web:1");
     assert_eq!(session.resolve().await.unwrap().host, origin.address());
-    fetch_blob(&session, &blob, &Extents::new(), Memory::new()).await.unwrap();
+    fetch_blob(&session, &blob, &ByteRanges::new(), MemorySink::new()).await.unwrap();
     assert_eq!(mirror.requests().len(), 1);
     assert_eq!(origin.requests().len(), 1);
 
@@ -185,21 +187,21 @@ async fn a_host_that_lied_can_be_left_out() {
     let (mirror, origin) = (FaultRegistry::start(), FaultRegistry::start());
     let (content, blob) = put_blob(&mirror, 1000);
     put_blob(&origin, 1000);
-    mirror.fault(On::path("/blobs/"), Fault::Corrupt);
+    mirror.fault(FaultTrigger::path("/blobs/"), ResponseFault::Corrupt);
     let (_root, session) = mirrored(&mirror, &origin);
-    let sink = Memory::new();
-    let fetched = fetch_blob(&session, &blob, &Extents::new(), sink.clone()).await.unwrap();
+    let sink = MemorySink::new();
+    let fetched = fetch_blob(&session, &blob, &ByteRanges::new(), sink.clone()).await.unwrap();
     assert!(sink.content() != content, "blobs are verified by whoever reads them");
     let session = session.without_hosts(&fetched.hosts);
-    let sink = Memory::new();
-    fetch_blob(&session, &blob, &Extents::new(), sink.clone()).await.unwrap();
+    let sink = MemorySink::new();
+    fetch_blob(&session, &blob, &ByteRanges::new(), sink.clone()).await.unwrap();
     assert!(sink.content() == content);
 }
 
 #[tokio::test]
 async fn mistakes_in_hosts_toml_fail_the_pull_with_file_and_key() {
     let (_root, config) = with_hosts("reg.example", "[host.\"https://m.example\"]\nskip_verify = 1");
-    let error = Client::new(config).session(&reference("reg.example/shop/web:1"), None).unwrap_err();
+    let error = RegistryClient::new(config).session(&reference("reg.example/shop/web:1"), None).unwrap_err();
     let text = error.to_string();
     assert!(text.contains("hosts.toml: line 2: host.\"https://m.example\".skip_verify: expected true or false, found integer"), "{text}");
 }

@@ -1,8 +1,8 @@
 //! From names to manifests and configs.
 
 use larder_registry::FetchErrorKind;
-use larder_registry::manifest::{Document, ManifestError, Platform, PlatformMatcher};
-use larder_testkit::fault_registry::{Fault, FaultRegistry, On, digest};
+use larder_registry::manifest::{ManifestError, ManifestOrIndex, Platform, PlatformMatcher};
+use larder_testkit::fault_registry::{FaultRegistry, FaultTrigger, ResponseFault, digest};
 use serde_json::json;
 
 use crate::support::*;
@@ -57,7 +57,7 @@ async fn nested_indexes_are_searched_for_the_platform_and_a_loop_of_them_ends() 
     let session = session(quick(), &registry.image("shop/web:outer"));
     let documents = session.documents(&platform("linux/s390x")).await.unwrap();
     assert_eq!(documents.manifest.descriptor.digest.as_str(), image.manifest);
-    assert!(matches!(documents.target.document, Document::Index(_)));
+    assert!(matches!(documents.target.document, ManifestOrIndex::Index(_)));
 
     let error = session.documents(&platform("linux/riscv64")).await.unwrap_err();
     assert!(matches!(*error.kind, FetchErrorKind::Manifest(ManifestError::NoPlatform { .. })));
@@ -132,7 +132,7 @@ async fn manifests_that_cannot_be_used_are_refused_by_name() {
 async fn a_manifest_that_is_endless_is_cut_off() {
     let registry = FaultRegistry::start();
     registry.put_manifest("shop/web", "1", OCI_MANIFEST, "{}");
-    registry.fault(On::path("/manifests/"), Fault::Overlong(20 << 20));
+    registry.fault(FaultTrigger::path("/manifests/"), ResponseFault::Overlong(20 << 20));
     let error = session(quick(), &registry.image("shop/web:1")).resolve().await.unwrap_err();
     assert_eq!(kind(&error), "too large");
     assert!(registry.requests()[0].sent < 8 << 20, "{}", registry.requests()[0].sent);
@@ -142,13 +142,13 @@ async fn a_manifest_that_is_endless_is_cut_off() {
 async fn bytes_that_do_not_fit_their_digest_are_refused() {
     let registry = FaultRegistry::start();
     let image = registry.put_image("shop/web", "1", LAYER, &[content(10)], &[]);
-    registry.fault(On::path("/manifests/"), Fault::Corrupt);
+    registry.fault(FaultTrigger::path("/manifests/"), ResponseFault::Corrupt);
     for name in ["shop/web:1".to_owned(), format!("shop/web@{}", image.manifest)] {
         let error = session(quick(), &registry.image(&name)).resolve().await.unwrap_err();
         assert_eq!(kind(&error), "digest mismatch", "{error}");
     }
-    registry.heal();
-    registry.fault(On::path("/blobs/"), Fault::Corrupt);
+    registry.clear_faults();
+    registry.fault(FaultTrigger::path("/blobs/"), ResponseFault::Corrupt);
     let error = session(quick(), &registry.image("shop/web:1"))
         .documents(&PlatformMatcher::host())
         .await
@@ -181,7 +181,7 @@ async fn what_is_not_there_is_said_in_the_registry_s_words() {
         )
     );
     assert_eq!(registry.requests().len(), 1);
-    registry.fault(On::path("/"), Fault::Status(418, Vec::new(), String::new()));
+    registry.fault(FaultTrigger::path("/"), ResponseFault::Status(418, Vec::new(), String::new()));
     let error = session(quick(), &registry.image("shop/none:1")).resolve().await.unwrap_err();
     assert_eq!(kind(&error), "refused");
     assert_eq!(registry.requests().len(), 2, "4xx is not tried again");

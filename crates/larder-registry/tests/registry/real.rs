@@ -1,11 +1,12 @@
 //! A real docker-registry: plain, with a password, with TLS of a private authority.
 
 use larder_registry::manifest::PlatformMatcher;
-use larder_registry::{Client, Extents, RegistryConfig, fetch_blob};
+use larder_registry::{ByteRanges, RegistryClient, RegistryConfig, fetch_blob};
 use larder_testkit::fault_registry::digest;
 use larder_testkit_peers::registry::{PASSWORD, USER};
 use larder_testkit_peers::{
-    Auth, Availability, Image, Layer, Package, Registry, RegistryOptions, Tls, require,
+    Availability, ImageBuilder, LayerFiles, Package, RegistryAccess, RegistryOptions, RegistryProcess,
+    TlsMode, require,
 };
 
 use crate::support::*;
@@ -13,14 +14,14 @@ use crate::support::*;
 /// Fetches an image and checks every byte of it.
 async fn pull(config: RegistryConfig, name: &str, credential: bool) -> Result<Vec<String>, String> {
     let credential = credential.then(|| login(USER, PASSWORD));
-    let session = Client::new(config)
+    let session = RegistryClient::new(config)
         .session(&reference(name), credential.as_ref())
         .map_err(|error| error.to_string())?;
     let documents = session.documents(&PlatformMatcher::host()).await.map_err(|error| error.to_string())?;
     let mut blobs = vec![digest(&documents.config_raw)];
     for layer in &documents.layers.layers {
-        let sink = Memory::new();
-        fetch_blob(&session, layer, &Extents::new(), sink.clone())
+        let sink = MemorySink::new();
+        fetch_blob(&session, layer, &ByteRanges::new(), sink.clone())
             .await
             .map_err(|error| error.to_string())?;
         assert_eq!(digest(&sink.content()), layer.digest.as_str());
@@ -29,8 +30,8 @@ async fn pull(config: RegistryConfig, name: &str, credential: bool) -> Result<Ve
     Ok(blobs)
 }
 
-fn image() -> Image {
-    Image::small(3, 900_000).layer(Layer::new().file("etc/motd", "hello\n"))
+fn image() -> ImageBuilder {
+    ImageBuilder::small(3, 900_000).layer(LayerFiles::new().file("etc/motd", "hello\n"))
 }
 
 /// In its own runtime: the servers of `peers` block.
@@ -48,7 +49,7 @@ fn an_image_comes_from_a_plain_registry_in_ranges() {
     if let Availability::Skip(_) = require(&[Package::DockerRegistry, Package::Skopeo]) {
         return;
     }
-    let registry = Registry::start(RegistryOptions::default()).unwrap();
+    let registry = RegistryProcess::start(RegistryOptions::default()).unwrap();
     let pushed = image().push(&registry, "shop/web:1").unwrap();
     registry.forget_requests();
     for name in ["shop/web:1".to_owned(), format!("shop/web@{}", pushed.manifest_digest)] {
@@ -67,7 +68,8 @@ fn a_password_opens_a_registry_that_wants_one() {
         return;
     }
     let registry =
-        Registry::start(RegistryOptions { auth: Auth::Basic, ..RegistryOptions::default() }).unwrap();
+        RegistryProcess::start(RegistryOptions { auth: RegistryAccess::Basic, ..RegistryOptions::default() })
+            .unwrap();
     let pushed = image().push(&registry, "shop/web:1").unwrap();
     let name = registry.image("shop/web:1");
     assert_eq!(run(pull(quick(), &name, true)).unwrap(), pushed.blobs);
@@ -80,8 +82,12 @@ fn a_private_authority_is_trusted_by_each_of_the_ways_to_say_so() {
     if let Availability::Skip(_) = require(&[Package::DockerRegistry, Package::Skopeo, Package::Openssl]) {
         return;
     }
-    let options = RegistryOptions { auth: Auth::Basic, tls: Tls::PrivateCa, ..RegistryOptions::default() };
-    let registry = Registry::start(options).unwrap();
+    let options = RegistryOptions {
+        auth: RegistryAccess::Basic,
+        tls: TlsMode::PrivateCa,
+        ..RegistryOptions::default()
+    };
+    let registry = RegistryProcess::start(options).unwrap();
     let pushed = image().push(&registry, "shop/web:1").unwrap();
     let name = registry.image("shop/web:1");
     let ca = registry.ca().unwrap();

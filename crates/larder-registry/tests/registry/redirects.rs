@@ -2,8 +2,8 @@
 
 use std::net::TcpListener;
 
-use larder_registry::{Client, Extents, fetch_blob};
-use larder_testkit::fault_registry::{Auth, Fault, FaultRegistry, On};
+use larder_registry::{ByteRanges, RegistryClient, fetch_blob};
+use larder_testkit::fault_registry::{FaultRegistry, FaultRegistryAuth, FaultTrigger, ResponseFault};
 
 use crate::support::*;
 
@@ -12,20 +12,21 @@ async fn a_redirect_to_another_host_is_followed_without_credentials() {
     let registry = FaultRegistry::start();
     let storage = FaultRegistry::start();
     let (content, blob) = put_blob(&storage, 250_000);
-    registry.require(Auth::Basic { user: "u".into(), password: "s3cret".into() });
+    registry.require(FaultRegistryAuth::Basic { user: "u".into(), password: "s3cret".into() });
     let digest = blob.digest.as_str().to_owned();
-    registry.fault(On::path("/manifests/"), Fault::status(404));
+    registry.fault(FaultTrigger::path("/manifests/"), ResponseFault::status(404));
     // The password is asked for first, so that there is one to leak.
     registry.fault(
-        On::path("/blobs/").nth(2..=usize::MAX),
-        Fault::Redirect(format!("{}/v2/x/blobs/{digest}?sig=signed", storage.url())),
+        FaultTrigger::path("/blobs/").nth(2..=usize::MAX),
+        ResponseFault::Redirect(format!("{}/v2/x/blobs/{digest}?sig=signed", storage.url())),
     );
     let toml = format!("server = \"{}\"\n[header]\nx-own = \"mine\"", registry.url());
     let (_root, config) = with_hosts(&registry.address(), &toml);
-    let session =
-        Client::new(config).session(&reference(&registry.image("a/b")), Some(&login("u", "s3cret"))).unwrap();
-    let sink = Memory::new();
-    let fetched = fetch_blob(&session, &blob, &Extents::new(), sink.clone()).await.unwrap();
+    let session = RegistryClient::new(config)
+        .session(&reference(&registry.image("a/b")), Some(&login("u", "s3cret")))
+        .unwrap();
+    let sink = MemorySink::new();
+    let fetched = fetch_blob(&session, &blob, &ByteRanges::new(), sink.clone()).await.unwrap();
     assert!(sink.content() == content);
     assert_eq!(fetched.hosts, [registry.address()]);
     assert!(registry.requests().iter().all(|request| request.header("x-own") == Some("mine")));
@@ -43,15 +44,15 @@ async fn a_redirect_to_another_host_is_followed_without_credentials() {
 async fn a_redirect_within_the_host_keeps_the_credentials() {
     let registry = FaultRegistry::start();
     let (_, blob) = put_blob(&registry, 1000);
-    registry.require(Auth::Basic { user: "u".into(), password: "s3cret".into() });
+    registry.require(FaultRegistryAuth::Basic { user: "u".into(), password: "s3cret".into() });
     registry.fault(
-        On::path("/a/b/blobs/").nth(2..=2),
-        Fault::Redirect(format!("/v2/other/blobs/{}", blob.digest)),
+        FaultTrigger::path("/a/b/blobs/").nth(2..=2),
+        ResponseFault::Redirect(format!("/v2/other/blobs/{}", blob.digest)),
     );
-    let session = Client::new(quick())
+    let session = RegistryClient::new(quick())
         .session(&reference(&registry.image("a/b")), Some(&login("u", "s3cret")))
         .unwrap();
-    fetch_blob(&session, &blob, &Extents::new(), Memory::new()).await.unwrap();
+    fetch_blob(&session, &blob, &ByteRanges::new(), MemorySink::new()).await.unwrap();
     assert!(registry.requests_for("/other/")[0].authorization.is_some());
 }
 
@@ -60,14 +61,19 @@ async fn who_sends_us_back_does_not_get_to_spend_our_credentials() {
     let registry = FaultRegistry::start();
     let other = FaultRegistry::start();
     let (_, blob) = put_blob(&registry, 1000);
-    registry.require(Auth::Basic { user: "u".into(), password: "s3cret".into() });
-    registry
-        .fault(On::path("/a/b/blobs/").nth(2..=usize::MAX), Fault::Redirect(format!("{}/away", other.url())));
-    other.fault(On::path("/away"), Fault::Redirect(format!("{}/v2/back/blobs/x", registry.url())));
-    let session = Client::new(quick())
+    registry.require(FaultRegistryAuth::Basic { user: "u".into(), password: "s3cret".into() });
+    registry.fault(
+        FaultTrigger::path("/a/b/blobs/").nth(2..=usize::MAX),
+        ResponseFault::Redirect(format!("{}/away", other.url())),
+    );
+    other.fault(
+        FaultTrigger::path("/away"),
+        ResponseFault::Redirect(format!("{}/v2/back/blobs/x", registry.url())),
+    );
+    let session = RegistryClient::new(quick())
         .session(&reference(&registry.image("a/b")), Some(&login("u", "s3cret")))
         .unwrap();
-    fetch_blob(&session, &blob, &Extents::new(), Memory::new()).await.unwrap_err();
+    fetch_blob(&session, &blob, &ByteRanges::new(), MemorySink::new()).await.unwrap_err();
     let back = registry.requests_for("/back/");
     assert!(!back.is_empty());
     assert!(back.iter().all(|request| request.authorization.is_none()));
@@ -82,14 +88,14 @@ async fn a_redirect_to_a_dead_host_is_tried_again_and_then_says_which() {
         listener.local_addr().unwrap()
     };
     let session = session(quick(), &registry.image("a/b"));
-    let secret = Fault::Redirect(format!("http://{dead}/x?X-Signature=abcdef"));
-    registry.fault(On::path("/blobs/").nth(1..=2), secret.clone());
-    let sink = Memory::new();
-    fetch_blob(&session, &blob, &Extents::new(), sink.clone()).await.unwrap();
+    let secret = ResponseFault::Redirect(format!("http://{dead}/x?X-Signature=abcdef"));
+    registry.fault(FaultTrigger::path("/blobs/").nth(1..=2), secret.clone());
+    let sink = MemorySink::new();
+    fetch_blob(&session, &blob, &ByteRanges::new(), sink.clone()).await.unwrap();
     assert!(sink.content() == content);
 
-    registry.fault(On::path("/blobs/"), secret);
-    let error = fetch_blob(&session, &blob, &Extents::new(), Memory::new()).await.unwrap_err();
+    registry.fault(FaultTrigger::path("/blobs/"), secret);
+    let error = fetch_blob(&session, &blob, &ByteRanges::new(), MemorySink::new()).await.unwrap_err();
     let text = error.to_string();
     assert!(text.contains(&format!("it redirects to {dead}: ")) && text.contains("refused"), "{text}");
     assert!(!text.contains("abcdef"), "signed URLs are secrets: {text}");
@@ -104,9 +110,9 @@ async fn redirects_without_end_or_to_nonsense_are_refused() {
     ] {
         let registry = FaultRegistry::start();
         let (_, blob) = put_blob(&registry, 1000);
-        registry.fault(On::path("/blobs/"), Fault::Redirect(target.into()));
+        registry.fault(FaultTrigger::path("/blobs/"), ResponseFault::Redirect(target.into()));
         let session = session(quick(), &registry.image("a/b"));
-        let error = fetch_blob(&session, &blob, &Extents::new(), Memory::new()).await.unwrap_err();
+        let error = fetch_blob(&session, &blob, &ByteRanges::new(), MemorySink::new()).await.unwrap_err();
         assert!(error.to_string().contains(text), "{error}");
         assert!(registry.requests().len() <= 6);
     }
@@ -117,8 +123,8 @@ async fn a_user_in_a_redirect_s_url_is_not_shown_to_anybody() {
     let registry = FaultRegistry::start();
     let (_, blob) = put_blob(&registry, 1000);
     let target = format!("http://u:p@{}/v2/x/blobs/{}", registry.address(), blob.digest);
-    registry.fault(On::path("/a/b/"), Fault::Redirect(target));
+    registry.fault(FaultTrigger::path("/a/b/"), ResponseFault::Redirect(target));
     let session = session(quick(), &registry.image("a/b"));
-    fetch_blob(&session, &blob, &Extents::new(), Memory::new()).await.unwrap();
+    fetch_blob(&session, &blob, &ByteRanges::new(), MemorySink::new()).await.unwrap();
     assert!(registry.requests().iter().all(|request| request.authorization.is_none()));
 }

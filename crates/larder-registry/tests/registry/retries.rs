@@ -2,8 +2,8 @@
 
 use std::time::{Duration, SystemTime};
 
-use larder_registry::{Client, Extents, FetchErrorKind, RegistryConfig, Waiting, fetch_blob};
-use larder_testkit::fault_registry::{Fault, FaultRegistry, On};
+use larder_registry::{ByteRanges, FetchErrorKind, FetchWait, RegistryClient, RegistryConfig, fetch_blob};
+use larder_testkit::fault_registry::{FaultRegistry, FaultTrigger, ResponseFault};
 use tokio::time::Instant;
 
 use crate::support::*;
@@ -21,7 +21,10 @@ async fn retry_after_in_seconds_or_as_a_date_is_obeyed() {
             let date = httpdate::fmt_http_date(SystemTime::now() + Duration::from_secs(2));
             let after = if as_date { date } else { "1".to_owned() };
             let registry = with_image();
-            registry.fault(On::path("/manifests/").once(), Fault::RetryAfter(status, after.clone()));
+            registry.fault(
+                FaultTrigger::path("/manifests/").once(),
+                ResponseFault::RetryAfter(status, after.clone()),
+            );
             let (session, notices) = watched(&session(quick(), &registry.image("shop/web:1")));
             let start = Instant::now();
             session.resolve().await.unwrap();
@@ -29,9 +32,9 @@ async fn retry_after_in_seconds_or_as_a_date_is_obeyed() {
             assert!(start.elapsed() >= Duration::from_millis(900), "{:?}", start.elapsed());
             let waits = waits(&notices);
             assert!(
-                waits
-                    .iter()
-                    .any(|wait| matches!(wait, Waiting::Asked { host, .. } if *host == registry.address())),
+                waits.iter().any(
+                    |wait| matches!(wait, FetchWait::RateLimited { host, .. } if *host == registry.address())
+                ),
                 "{waits:?}"
             );
             assert_eq!(registry.requests().len(), 2);
@@ -43,8 +46,8 @@ async fn retry_after_in_seconds_or_as_a_date_is_obeyed() {
 async fn one_pull_s_429_keeps_all_pulls_from_that_registry_waiting() {
     let registry = with_image();
     let other = with_image();
-    registry.fault(On::path("/manifests/").once(), Fault::RetryAfter(429, "1".into()));
-    let client = Client::new(quick());
+    registry.fault(FaultTrigger::path("/manifests/").once(), ResponseFault::RetryAfter(429, "1".into()));
+    let client = RegistryClient::new(quick());
     let session =
         |registry: &FaultRegistry| client.session(&reference(&registry.image("shop/web:1")), None).unwrap();
     let (first, second, elsewhere) = (session(&registry), session(&registry), session(&other));
@@ -69,9 +72,11 @@ async fn one_pull_s_429_keeps_all_pulls_from_that_registry_waiting() {
 async fn a_wish_to_wait_for_too_long_fails_with_the_reason_and_asks_no_more() {
     let registry = with_image();
     let body = r#"{"errors":[{"code":"TOOMANYREQUESTS","message":"You have reached your pull rate limit"}]}"#;
-    registry
-        .fault(On::path("/"), Fault::Status(429, vec![("Retry-After".into(), "3600".into())], body.into()));
-    let client = Client::new(quick());
+    registry.fault(
+        FaultTrigger::path("/"),
+        ResponseFault::Status(429, vec![("Retry-After".into(), "3600".into())], body.into()),
+    );
+    let client = RegistryClient::new(quick());
     let session = client.session(&reference(&registry.image("shop/web:1")), None).unwrap();
     let error = session.resolve().await.unwrap_err();
     assert!(
@@ -91,7 +96,7 @@ async fn a_used_up_quota_is_waited_for_before_the_next_request() {
     let resolved = session.resolve().await.unwrap();
     let raw = String::from_utf8(resolved.raw.to_vec()).unwrap();
     let quota = vec![("RateLimit-Remaining".into(), "0".into()), ("RateLimit-Reset".into(), "1".into())];
-    registry.fault(On::path("/manifests/").once(), Fault::Status(200, quota, raw));
+    registry.fault(FaultTrigger::path("/manifests/").once(), ResponseFault::Status(200, quota, raw));
     session.resolve().await.unwrap();
     let start = Instant::now();
     session.resolve().await.unwrap();
@@ -101,13 +106,13 @@ async fn a_used_up_quota_is_waited_for_before_the_next_request() {
 #[tokio::test]
 async fn failures_of_the_server_are_tried_again_a_bounded_number_of_times() {
     for (fault, name) in [
-        (Fault::status(500), "failing"),
-        (Fault::status(502), "failing"),
-        (Fault::Hangup, "unreachable"),
-        (Fault::SlowHeaders(Duration::from_secs(30)), "no answer"),
-        (Fault::StallAfter(10), "stalled"),
-        (Fault::CloseAfter(10), "unreachable"),
-        (Fault::status(429), "rate limited"),
+        (ResponseFault::status(500), "failing"),
+        (ResponseFault::status(502), "failing"),
+        (ResponseFault::Hangup, "unreachable"),
+        (ResponseFault::SlowHeaders(Duration::from_secs(30)), "no answer"),
+        (ResponseFault::StallAfter(10), "stalled"),
+        (ResponseFault::CloseAfter(10), "unreachable"),
+        (ResponseFault::status(429), "rate limited"),
     ] {
         let registry = with_image();
         let config = RegistryConfig {
@@ -115,7 +120,7 @@ async fn failures_of_the_server_are_tried_again_a_bounded_number_of_times() {
             stall_window: Duration::from_millis(100),
             ..quick()
         };
-        registry.fault(On::path("/manifests/").nth(1..=2), fault.clone());
+        registry.fault(FaultTrigger::path("/manifests/").nth(1..=2), fault.clone());
         session(config.clone(), &registry.image("shop/web:1"))
             .resolve()
             .await
@@ -123,13 +128,13 @@ async fn failures_of_the_server_are_tried_again_a_bounded_number_of_times() {
         assert_eq!(registry.requests().len(), 3, "{fault:?}");
 
         registry.forget_requests();
-        registry.fault(On::path("/manifests/"), fault.clone());
+        registry.fault(FaultTrigger::path("/manifests/"), fault.clone());
         let (session, notices) = watched(&session(config, &registry.image("shop/web:1")));
         let error = session.resolve().await.unwrap_err();
         assert_eq!(kind(&error), name, "{fault:?}: {error}");
         assert_eq!(registry.requests().len(), 5, "{fault:?}");
         assert!(error.hint().is_some(), "{error}");
-        assert!(matches!(waits(&notices)[..], [Waiting::Retry { .. }, ..]), "{fault:?}");
+        assert!(matches!(waits(&notices)[..], [FetchWait::Retry { .. }, ..]), "{fault:?}");
     }
 }
 
@@ -153,12 +158,12 @@ async fn nobody_listening_and_no_such_host_are_told_apart_and_named() {
 async fn manifests_pass_while_blobs_take_all_connections() {
     let registry = with_image();
     let (_, blob) = put_blob(&registry, 90_000);
-    registry.fault(On::path("/blobs/"), Fault::Trickle(4000, Duration::from_millis(25)));
+    registry.fault(FaultTrigger::path("/blobs/"), ResponseFault::Trickle(4000, Duration::from_millis(25)));
     let config = RegistryConfig { connections: 1, ..quick() };
     let session = session(config, &registry.image("shop/web:1"));
-    let none = Extents::new();
+    let none = ByteRanges::new();
     let blob_done = async {
-        fetch_blob(&session, &blob, &none, Memory::new()).await.unwrap();
+        fetch_blob(&session, &blob, &none, MemorySink::new()).await.unwrap();
         Instant::now()
     };
     let manifest_done = async {

@@ -8,7 +8,8 @@ use larder::credentials::{Credential, Secret};
 use larder::reference::{Digest, Reference};
 use larder_registry::manifest::Descriptor;
 use larder_registry::{
-    BlobSink, Client, FetchError, FetchErrorKind, Notice, Proxy, RegistryConfig, Session, Waiting,
+    BlobSink, FetchError, FetchErrorKind, FetchNotice, FetchWait, Proxy, RegistryClient, RegistryConfig,
+    RepositorySession,
 };
 use larder_testkit::fault_registry::FaultRegistry;
 use tempfile::TempDir;
@@ -42,8 +43,8 @@ pub(crate) fn reference(image: &str) -> Reference {
     Reference::parse(image).unwrap()
 }
 
-pub(crate) fn session(config: RegistryConfig, image: &str) -> Session {
-    Client::new(config).session(&reference(image), None).unwrap()
+pub(crate) fn session(config: RegistryConfig, image: &str) -> RepositorySession {
+    RegistryClient::new(config).session(&reference(image), None).unwrap()
 }
 
 pub(crate) fn login(username: &str, password: &str) -> Credential {
@@ -67,24 +68,24 @@ pub(crate) fn put_blob(registry: &FaultRegistry, size: usize) -> (Vec<u8>, Descr
 
 /// A sink that keeps what it gets.
 #[derive(Debug, Default)]
-pub(crate) struct Memory {
+pub(crate) struct MemorySink {
     content: Mutex<Vec<u8>>,
     fail_after: Option<u64>,
 }
 
-impl Memory {
-    pub(crate) fn new() -> Arc<Memory> {
+impl MemorySink {
+    pub(crate) fn new() -> Arc<MemorySink> {
         Arc::default()
     }
 
     /// With what an earlier fetch left.
-    pub(crate) fn holding(content: &[u8]) -> Arc<Memory> {
-        Arc::new(Memory { content: Mutex::new(content.to_vec()), fail_after: None })
+    pub(crate) fn holding(content: &[u8]) -> Arc<MemorySink> {
+        Arc::new(MemorySink { content: Mutex::new(content.to_vec()), fail_after: None })
     }
 
     /// Full after so many bytes.
-    pub(crate) fn full_after(bytes: u64) -> Arc<Memory> {
-        Arc::new(Memory { fail_after: Some(bytes), ..Memory::default() })
+    pub(crate) fn full_after(bytes: u64) -> Arc<MemorySink> {
+        Arc::new(MemorySink { fail_after: Some(bytes), ..MemorySink::default() })
     }
 
     pub(crate) fn content(&self) -> Vec<u8> {
@@ -92,7 +93,7 @@ impl Memory {
     }
 }
 
-impl BlobSink for Memory {
+impl BlobSink for MemorySink {
     fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
         let start = index(offset);
         let end = start + data.len();
@@ -109,19 +110,19 @@ impl BlobSink for Memory {
 }
 
 /// The session, and what it tells.
-pub(crate) fn watched(session: &Session) -> (Session, Arc<Mutex<Vec<Notice>>>) {
+pub(crate) fn watched(session: &RepositorySession) -> (RepositorySession, Arc<Mutex<Vec<FetchNotice>>>) {
     let notices = Arc::new(Mutex::new(Vec::new()));
     let seen = notices.clone();
-    (session.watched(move |notice| seen.lock().unwrap().push(notice)), notices)
+    (session.with_watcher(move |notice| seen.lock().unwrap().push(notice)), notices)
 }
 
 /// What was waited for.
-pub(crate) fn waits(notices: &Mutex<Vec<Notice>>) -> Vec<Waiting> {
+pub(crate) fn waits(notices: &Mutex<Vec<FetchNotice>>) -> Vec<FetchWait> {
     let notices = notices.lock().unwrap();
     notices
         .iter()
         .filter_map(|notice| match notice {
-            Notice::Waiting(waiting) => Some(waiting.clone()),
+            FetchNotice::Waiting(waiting) => Some(waiting.clone()),
             _ => None,
         })
         .collect()

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
 
-use larder_testkit::fault_registry::{Fault, FaultRegistry, On};
+use larder_testkit::fault_registry::{FaultRegistry, FaultTrigger, ResponseFault};
 use larder_testkit_peers::tls::certificates;
 use larder_testkit_peers::{Availability, Package, require};
 use rustls::RootCertStore;
@@ -132,7 +132,7 @@ async fn a_redirect_from_tls_to_plain_http_elsewhere_is_refused() {
     let (certificate, key) = client_certificate(folder.path());
     let ca = folder.path().join("trust/ca.crt");
     let registry = FaultRegistry::start();
-    registry.fault(On::path("/"), Fault::Redirect("http://storage.invalid/x".into()));
+    registry.fault(FaultTrigger::path("/"), ResponseFault::Redirect("http://storage.invalid/x".into()));
     let address = front(folder.path(), registry.address()).await;
     let toml = format!("server = \"https://{address}\"\nca = {ca:?}\nclient = [[{certificate:?}, {key:?}]]");
     let (_root, config) = with_hosts(&address, &toml);

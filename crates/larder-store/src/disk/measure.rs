@@ -6,25 +6,25 @@ use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
-pub use larder::gc::Amount;
+pub use larder::gc::DiskSpace;
 
 /// What a file takes, or a folder without what is in it; nothing there takes nothing. Follows no links.
-pub(crate) fn measure_one(path: &Path) -> io::Result<Amount> {
+pub(crate) fn measure_one(path: &Path) -> io::Result<DiskSpace> {
     match fs_err::symlink_metadata(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Amount::ZERO),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(DiskSpace::ZERO),
         metadata => metadata.map(|metadata| amount(&metadata)),
     }
 }
 
-fn amount(of: &Metadata) -> Amount {
-    Amount { bytes: of.blocks() * 512, inodes: 1 }
+fn amount(of: &Metadata) -> DiskSpace {
+    DiskSpace { bytes: of.blocks() * 512, inodes: 1 }
 }
 
 /// What `path` and everything below it takes. Follows no links; nothing there counts nothing. What vanishes while it
 /// is being counted is left out.
-pub fn measure(path: &Path) -> io::Result<Amount> {
+pub fn measure(path: &Path) -> io::Result<DiskSpace> {
     let mut linked = HashSet::new();
-    let mut total = Amount::default();
+    let mut total = DiskSpace::default();
     let mut waiting = vec![path.to_owned()];
     while let Some(path) = waiting.pop() {
         let metadata = match fs_err::symlink_metadata(&path) {
@@ -66,6 +66,6 @@ mod tests {
         assert_eq!(one.inodes, 2);
         fs_err::File::create(scratch.path().join("hole")).unwrap().set_len(1 << 30).unwrap();
         assert!(measure(scratch.path()).unwrap().bytes < 200_000);
-        assert_eq!(measure(&scratch.path().join("nothing")).unwrap(), Amount::default());
+        assert_eq!(measure(&scratch.path().join("nothing")).unwrap(), DiskSpace::default());
     }
 }

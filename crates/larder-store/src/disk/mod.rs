@@ -17,12 +17,12 @@ use std::path::Path;
 use std::sync::Arc;
 
 pub(crate) use measure::measure_one;
-pub use measure::{Amount, measure};
+pub use measure::{DiskSpace, measure};
 pub use real::RealDisk;
 
 /// How [`Disk::open`] opens a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OpenHow {
+pub enum FileOpenMode {
     /// It must not exist yet. Made with mode 0600.
     CreateNew,
     /// It is made if it does not exist, with mode 0600, and keeps what it has.
@@ -37,7 +37,7 @@ pub trait Disk: fmt::Debug + Send + Sync + 'static {
     fn create_dir(&self, path: &Path) -> io::Result<()>;
 
     /// Opens a file for reading and writing.
-    fn open(&self, path: &Path, how: OpenHow) -> io::Result<Arc<dyn DiskFile>>;
+    fn open(&self, path: &Path, how: FileOpenMode) -> io::Result<Arc<dyn DiskFile>>;
 
     /// Renames a file, or a directory, replacing a file or an empty directory of the new name.
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()>;
@@ -111,7 +111,7 @@ pub(crate) fn ensure_dir(disk: &dyn Disk, path: &Path) -> io::Result<()> {
 /// caller sees to durability.
 pub fn replace(disk: &dyn Disk, temporary: &Path, path: &Path, bytes: &[u8]) -> io::Result<()> {
     disk.remove_file(temporary)?;
-    let file = disk.open(temporary, OpenHow::CreateNew)?;
+    let file = disk.open(temporary, FileOpenMode::CreateNew)?;
     let written = file.write_all_at(bytes, 0);
     drop(file);
     let renamed = written.and_then(|()| disk.rename(temporary, path));

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use fs_err::os::unix::fs::OpenOptionsExt as _;
 
-use super::{Disk, DiskFile, OpenHow, remove};
+use super::{Disk, DiskFile, FileOpenMode, remove};
 
 /// The file system of this machine.
 #[derive(Debug, Clone, Copy, Default)]
@@ -18,13 +18,13 @@ impl Disk for RealDisk {
         std::fs::DirBuilder::new().mode(0o700).create(path).map_err(|error| explain("create", path, &error))
     }
 
-    fn open(&self, path: &Path, how: OpenHow) -> io::Result<Arc<dyn DiskFile>> {
+    fn open(&self, path: &Path, how: FileOpenMode) -> io::Result<Arc<dyn DiskFile>> {
         let mut options = fs_err::OpenOptions::new();
         options.read(true).write(true).mode(0o600);
         match how {
-            OpenHow::CreateNew => options.create_new(true),
-            OpenHow::Create => options.create(true).truncate(false),
-            OpenHow::Existing => &mut options,
+            FileOpenMode::CreateNew => options.create_new(true),
+            FileOpenMode::Create => options.create(true).truncate(false),
+            FileOpenMode::Existing => &mut options,
         };
         let (file, path) = options.open(path)?.into_parts();
         Ok(Arc::new(RealFile { file, path }))

@@ -12,14 +12,14 @@ use rustix::io::Errno;
 /// stays small whatever an image holds.
 const DEEPEST: usize = 64;
 
-/// Removes whatever `path` names. See [`Disk::remove_tree`](super::Disk::remove_tree).
+/// Removes whatever `path` names. See [`FsStats::remove_tree`](super::FsStats::remove_tree).
 pub(super) fn tree(path: &Path, go_on: &dyn Fn() -> bool) -> io::Result<()> {
     match rustix::fs::unlinkat(CWD, path, AtFlags::empty()) {
         Ok(()) | Err(Errno::NOENT) => return Ok(()),
         Err(Errno::ISDIR | Errno::PERM) => {}
         Err(error) => return Err(error.into()),
     }
-    let mut steps = Steps { go_on, removed: 0, moved: 0 };
+    let mut steps = TreeRemoval { go_on, removed: 0, moved: 0 };
     loop {
         let before = (steps.removed, steps.moved);
         let folder = open_folder(CWD, path)?;
@@ -34,14 +34,14 @@ pub(super) fn tree(path: &Path, go_on: &dyn Fn() -> bool) -> io::Result<()> {
 }
 
 /// How far a removal has come.
-struct Steps<'a> {
+struct TreeRemoval<'a> {
     go_on: &'a dyn Fn() -> bool,
     removed: u64,
     moved: u64,
 }
 
 /// Removes what is in `folder`. Folders nested too deep go to `top` under new names.
-fn empty(folder: &OwnedFd, top: &OwnedFd, depth: usize, steps: &mut Steps<'_>) -> io::Result<()> {
+fn empty(folder: &OwnedFd, top: &OwnedFd, depth: usize, steps: &mut TreeRemoval<'_>) -> io::Result<()> {
     for entry in Dir::read_from(folder)? {
         let entry = entry?;
         let name = entry.file_name();
@@ -99,7 +99,7 @@ fn open_folder(parent: impl AsFd, name: impl rustix::path::Arg + Copy) -> io::Re
 }
 
 /// Moves a folder to the top under a name that nobody has.
-fn move_up(folder: &OwnedFd, name: &CStr, top: &OwnedFd, steps: &mut Steps<'_>) -> io::Result<()> {
+fn move_up(folder: &OwnedFd, name: &CStr, top: &OwnedFd, steps: &mut TreeRemoval<'_>) -> io::Result<()> {
     loop {
         steps.moved += 1;
         let up = format!(".larder-deep-{}", steps.moved);

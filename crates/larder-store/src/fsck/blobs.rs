@@ -2,14 +2,14 @@
 
 use larder::reference::Digest;
 
-use super::report::{Damage, FsckReport};
+use super::report::{FsckReport, StoreDamage};
 use crate::store::blobs::{check_digest, read_blob};
-use crate::store::db::{IMAGES, Source as _};
-use crate::store::error::Doing as _;
+use crate::store::db::{DbRead as _, IMAGES};
+use crate::store::error::StoreErrorContext as _;
 use crate::store::listing::put_image;
-use crate::store::{ImageRecord, Inner, StoreError};
+use crate::store::{ImageRecord, OpenStore, StoreError};
 
-impl Inner {
+impl OpenStore {
     pub(super) fn check_blobs(&self, repair: bool, report: &mut FsckReport) -> Result<(), StoreError> {
         let images: Vec<ImageRecord> =
             self.db.read("look for damaged manifests", |reader| reader.all(IMAGES))?;
@@ -19,7 +19,7 @@ impl Inner {
             for digest in image.blobs() {
                 if let Some(damage) = self.check_blob(digest, image, repair)? {
                     // What is missing from an image that is noted as incomplete is in the list of what to fetch.
-                    if image.complete || matches!(damage, Damage::BlobDamaged { .. }) {
+                    if image.complete || matches!(damage, StoreDamage::BlobDamaged { .. }) {
                         report.add(damage, repair);
                     }
                     broken = true;
@@ -37,7 +37,7 @@ impl Inner {
         digest: &Digest,
         image: &ImageRecord,
         repair: bool,
-    ) -> Result<Option<Damage>, StoreError> {
+    ) -> Result<Option<StoreDamage>, StoreError> {
         let doing = "check a manifest or config";
         let _gate = self.gate();
         let present = self.db.read(doing, |reader| reader.get::<ImageRecord>(IMAGES, image.id.as_str()))?;
@@ -46,16 +46,16 @@ impl Inner {
         }
         let path = self.layout.blob(digest);
         let (digest, image) = (digest.clone(), image.id.clone());
-        let Some(bytes) = read_blob(&path).doing(doing)? else {
-            return Ok(Some(Damage::BlobMissing { digest, image }));
+        let Some(bytes) = read_blob(&path).context(doing)? else {
+            return Ok(Some(StoreDamage::BlobMissing { digest, image }));
         };
         if check_digest(&bytes, &digest).is_ok() {
             return Ok(None);
         }
         if repair {
-            self.discard(&path).doing("take a damaged manifest away")?;
+            self.discard(&path).context("take a damaged manifest away")?;
         }
-        Ok(Some(Damage::BlobDamaged { digest, image }))
+        Ok(Some(StoreDamage::BlobDamaged { digest, image }))
     }
 
     /// Notes that an image lacks something.

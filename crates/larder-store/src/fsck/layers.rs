@@ -3,15 +3,15 @@
 use std::sync::{Mutex, PoisonError};
 
 use super::options::FsckOptions;
-use super::report::{Damage, FsckReport};
-use crate::store::db::{LAYERS, Source as _};
-use crate::store::{Inner, LayerKey, LayerRecord, StoreError};
-use larder::chain;
+use super::report::{FsckReport, StoreDamage};
+use crate::store::db::{DbRead as _, LAYERS};
+use crate::store::{LayerKey, LayerRecord, OpenStore, StoreError};
+use larder::error_chain;
 
 /// How many wrong files of a layer are named.
 const NAMED: usize = 10;
 
-impl Inner {
+impl OpenStore {
     pub(super) fn check_layers(
         &self,
         options: &FsckOptions<'_>,
@@ -61,10 +61,10 @@ impl Inner {
         })
     }
 
-    fn check_layer(&self, key: &LayerKey, options: &FsckOptions<'_>) -> Option<Damage> {
+    fn check_layer(&self, key: &LayerKey, options: &FsckOptions<'_>) -> Option<StoreDamage> {
         let path = self.layout.layer(key);
         if !path.is_dir() {
-            return Some(Damage::LayerMissing { key: key.clone() });
+            return Some(StoreDamage::LayerMissing { key: key.clone() });
         }
         let (mut first, mut count) = (Vec::new(), 0);
         let checked = options.check.check(&path, options.contents, &mut |damage| {
@@ -74,8 +74,10 @@ impl Inner {
             }
         });
         match checked {
-            _ if count > 0 => Some(Damage::LayerDamaged { key: key.clone(), first, count }),
-            Err(error) => Some(Damage::LayerUnchecked { key: key.clone(), reason: chain(&*error) }),
+            _ if count > 0 => Some(StoreDamage::LayerDamaged { key: key.clone(), first, count }),
+            Err(error) => {
+                Some(StoreDamage::LayerUnchecked { key: key.clone(), reason: error_chain(&*error) })
+            }
             Ok(()) => None,
         }
     }
@@ -85,7 +87,7 @@ impl Inner {
     fn judge_layer(
         &self,
         key: &LayerKey,
-        damage: Damage,
+        damage: StoreDamage,
         repair: bool,
         report: &mut FsckReport,
     ) -> Result<(), StoreError> {
@@ -96,20 +98,20 @@ impl Inner {
             return Ok(());
         }
         match damage {
-            Damage::LayerUnchecked { .. } => {
+            StoreDamage::LayerUnchecked { .. } => {
                 report.add(damage, false);
                 return Ok(());
             }
-            Damage::LayerMissing { .. } if self.layout.layer(key).is_dir() => return Ok(()),
+            StoreDamage::LayerMissing { .. } if self.layout.layer(key).is_dir() => return Ok(()),
             _ => {}
         }
         match damage {
-            Damage::LayerDamaged { key, first, count } if self.is_used(&key)? => {
-                report.add(Damage::LayerDamagedInUse { key, first, count }, false);
+            StoreDamage::LayerDamaged { key, first, count } if self.is_used(&key)? => {
+                report.add(StoreDamage::LayerDamagedInUse { key, first, count }, false);
                 drop(gate);
                 return Ok(());
             }
-            Damage::LayerMissing { .. } if repair => self.note_missing(std::slice::from_ref(key))?,
+            StoreDamage::LayerMissing { .. } if repair => self.note_missing(std::slice::from_ref(key))?,
             _ if repair => self.note_damaged(key, true)?,
             _ => {}
         }

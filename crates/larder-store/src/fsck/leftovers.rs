@@ -5,36 +5,36 @@ use std::path::PathBuf;
 
 use larder::reference::Digest;
 
-use super::report::{Damage, FsckReport};
-use crate::store::db::{LAYERS, MOUNTS, Source as _, USES};
-use crate::store::error::Doing as _;
-use crate::store::holds::Item;
+use super::report::{FsckReport, StoreDamage};
+use crate::store::db::{DbRead as _, LAYERS, MOUNTS, USES};
+use crate::store::error::StoreErrorContext as _;
 use crate::store::layout::{digest_of_name, names_in};
-use crate::store::{Inner, LayerKey, StoreError};
+use crate::store::references::ReferencedItem;
+use crate::store::{LayerKey, OpenStore, StoreError};
 
-impl Inner {
+impl OpenStore {
     pub(super) fn check_leftovers(&self, repair: bool, report: &mut FsckReport) -> Result<(), StoreError> {
         let doing = "look for leftovers";
         // While nothing moves: this reads names only, no content.
         let _gate = self.gate();
         let mut leftovers = self.leftover_layers()?;
         leftovers.extend(self.leftover_blobs()?);
-        for name in names_in(&self.layout.ingests()).doing(doing)? {
+        for name in names_in(&self.layout.ingests()).context(doing)? {
             if digest_of_name(&name).is_none() {
                 leftovers.push(self.layout.ingests().join(name));
             }
         }
         let mounts = self.db.read(doing, |reader| reader.endings(MOUNTS, ""))?;
-        for name in names_in(&self.layout.mounts()).doing(doing)? {
+        for name in names_in(&self.layout.mounts()).context(doing)? {
             if !mounts.contains(&name) {
                 leftovers.push(self.layout.mounts().join(name));
             }
         }
         for path in leftovers {
             if repair {
-                self.discard(&path).doing("take a leftover away")?;
+                self.discard(&path).context("take a leftover away")?;
             }
-            report.add(Damage::Leftover { path }, repair);
+            report.add(StoreDamage::Leftover { path }, repair);
         }
         Ok(())
     }
@@ -44,7 +44,7 @@ impl Inner {
         let known: HashSet<String> =
             self.db.read(doing, |reader| reader.endings(LAYERS, ""))?.into_iter().collect();
         let mut leftovers = Vec::new();
-        for name in names_in(&self.layout.layers()).doing(doing)? {
+        for name in names_in(&self.layout.layers()).context(doing)? {
             let arriving = LayerKey::parse(&name).is_some_and(|key| self.arrivals.has(&key));
             if !known.contains(&name) && !arriving {
                 leftovers.push(self.layout.layers().join(name));
@@ -58,15 +58,16 @@ impl Inner {
         let used = self.db.read(doing, |reader| reader.endings(USES, "blob/"))?;
         let used: HashSet<&str> = used.iter().filter_map(|key| key.split('/').next()).collect();
         let mut leftovers = Vec::new();
-        for algorithm in names_in(&self.layout.blobs()).doing(doing)? {
+        for algorithm in names_in(&self.layout.blobs()).context(doing)? {
             let folder = self.layout.blobs().join(&algorithm);
             if !folder.is_dir() {
                 leftovers.push(folder);
                 continue;
             }
-            for hex in names_in(&folder).doing(doing)? {
+            for hex in names_in(&folder).context(doing)? {
                 let digest = format!("{algorithm}:{hex}");
-                let held = Digest::parse(&digest).is_ok_and(|digest| self.holds.has(&Item::Blob(digest)));
+                let held =
+                    Digest::parse(&digest).is_ok_and(|digest| self.holds.has(&ReferencedItem::Blob(digest)));
                 if !used.contains(digest.as_str()) && !held {
                     leftovers.push(folder.join(hex));
                 }

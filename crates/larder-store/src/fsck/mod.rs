@@ -4,7 +4,7 @@
 //! records -> blobs -> layers (all files, at disk speed) -> leftovers
 //! ```
 //!
-//! Nothing is changed without `repair`. Repairing never guesses content: the [`Refetch`] list says what a pull brings
+//! Nothing is changed without `repair`. Repairing never guesses content: the [`IncompleteImage`] list says what a pull brings
 //! back. A damaged layer stays as it is until then, and so do the images with it, since nobody knows whether another can
 //! be had; a damaged manifest or config goes to the trash. Images that lack something are hidden, and those that are whole
 //! stay as they are. The store may be in use meanwhile: each finding is looked at again, while nothing
@@ -20,13 +20,13 @@ mod report;
 
 use std::collections::HashSet;
 
-pub use options::{CheckLayer, CheckUnpacked, FsckOptions};
-pub use rebuild::Rebuilt;
-pub use report::{Damage, FsckReport, Lacking, Problem, Refetch};
+pub use options::{FsckOptions, LayerChecker, ManifestLayerChecker};
+pub use rebuild::RebuildReport;
+pub use report::{FsckProblem, FsckReport, IncompleteImage, MissingContent, StoreDamage};
 
 use crate::disk::measure;
-use crate::store::db::{IMAGES, LAYERS, Source as _};
-use crate::store::error::Doing as _;
+use crate::store::db::{DbRead as _, IMAGES, LAYERS};
+use crate::store::error::StoreErrorContext as _;
 use crate::store::{ImageRecord, LayerKey, LayerRecord, Store, StoreError};
 
 impl Store {
@@ -42,13 +42,13 @@ impl Store {
             self.0.note_missing_images()?;
         }
         report.refetch = self.missing()?;
-        report.trash = measure(&self.0.layout.trash()).doing("measure the trash")?;
+        report.trash = measure(&self.0.layout.trash()).context("measure the trash")?;
         self.0.trash.kick();
         Ok(report)
     }
 
     /// What images lack, or have damaged, so that a pull can bring it back. Empty unless something was damaged.
-    pub fn missing(&self) -> Result<Vec<Refetch>, StoreError> {
+    pub fn missing(&self) -> Result<Vec<IncompleteImage>, StoreError> {
         let images: Vec<ImageRecord> = self.0.db.read("look for incomplete images", |reader| {
             let layers: Vec<LayerRecord> = reader.all(LAYERS)?;
             let damaged: HashSet<LayerKey> =
@@ -59,28 +59,28 @@ impl Store {
             images.sort_by_key(|image| image.digests.is_empty());
             Ok(images)
         })?;
-        let mut refetch: Vec<Refetch> = Vec::new();
+        let mut refetch: Vec<IncompleteImage> = Vec::new();
         for image in images {
             for lacks in self.lacking(&image)? {
                 if !refetch.iter().any(|other| other.lacks == lacks) {
                     let names = image.names().cloned().collect();
-                    refetch.push(Refetch { image: image.id.clone(), names, lacks });
+                    refetch.push(IncompleteImage { image: image.id.clone(), names, lacks });
                 }
             }
         }
         Ok(refetch)
     }
 
-    fn lacking(&self, image: &ImageRecord) -> Result<Vec<Lacking>, StoreError> {
+    fn lacking(&self, image: &ImageRecord) -> Result<Vec<MissingContent>, StoreError> {
         let absent = image.blobs().filter(|digest| !self.0.layout.blob(digest).exists());
-        let mut lacking: Vec<Lacking> = absent.cloned().map(Lacking::Blob).collect();
+        let mut lacking: Vec<MissingContent> = absent.cloned().map(MissingContent::Blob).collect();
         for layer in &image.layers {
             let record = self
                 .0
                 .db
                 .read("look up a layer", |reader| reader.get::<LayerRecord>(LAYERS, layer.key.as_str()))?;
             if !record.is_some_and(|record| record.is_whole()) {
-                lacking.push(Lacking::Layer {
+                lacking.push(MissingContent::Layer {
                     key: layer.key.clone(),
                     diff_id: layer.diff_id.clone(),
                     digest: layer.digest.clone(),

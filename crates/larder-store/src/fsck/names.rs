@@ -2,21 +2,21 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::report::{Damage, FsckReport};
+use super::report::{FsckReport, StoreDamage};
 use crate::store::commit::{for_uses, put_uses};
 use crate::store::db::{
-    DbError, DbResult, IMAGES, LAYERS, LEASES, LISTED, MOUNTS, NAMES, Source, Table, USES, Writer, decode,
-    same,
+    DbError, DbRead, DbResult, DbTransaction, IMAGES, LAYERS, LEASES, LISTED, MOUNTS, NAMES, RedbTable, USES,
+    decode, same,
 };
 use crate::store::layers::RECORD;
-use crate::store::listing::{Listed, put_image};
-use crate::store::{ImageRecord, Inner, LayerKey, LayerRecord, LeaseRecord, MountRecord, StoreError};
+use crate::store::listing::{ImageListing, put_image};
+use crate::store::{ImageRecord, LayerKey, LayerRecord, LeaseRecord, MountRecord, OpenStore, StoreError};
 
-impl Inner {
+impl OpenStore {
     /// Records that cannot be read. They are replaced by their copies where there are any.
     pub(super) fn check_records(&self, repair: bool, report: &mut FsckReport) -> Result<(), StoreError> {
         let doing = "check the database's records";
-        let mut bad: Vec<(Table, DbError)> = Vec::new();
+        let mut bad: Vec<(RedbTable, DbError)> = Vec::new();
         self.db.read(doing, |reader| {
             unreadable::<ImageRecord>(reader, IMAGES, &mut bad)?;
             unreadable::<LayerRecord>(reader, LAYERS, &mut bad)?;
@@ -34,12 +34,12 @@ impl Inner {
             if repair {
                 self.restore_record(table, &key)?;
             }
-            report.add(Damage::Record { key, reason }, repair);
+            report.add(StoreDamage::Record { key, reason }, repair);
         }
         Ok(())
     }
 
-    fn restore_record(&self, table: Table, key: &str) -> Result<(), StoreError> {
+    fn restore_record(&self, table: RedbTable, key: &str) -> Result<(), StoreError> {
         let copy = if same(table, IMAGES) {
             let path = larder::reference::Digest::parse(key).ok().map(|id| self.layout.image(&id));
             path.and_then(|path| fs_err::read(path).ok())
@@ -67,15 +67,15 @@ impl Inner {
         if repair {
             self.db.write("write the database's names anew", |writer| Ok(write_names(writer)?))?;
         }
-        report.add(Damage::Index { detail }, repair);
+        report.add(StoreDamage::Index { detail }, repair);
         Ok(())
     }
 }
 
 fn unreadable<T: serde::de::DeserializeOwned>(
-    source: &impl Source,
-    table: Table,
-    bad: &mut Vec<(Table, DbError)>,
+    source: &impl DbRead,
+    table: RedbTable,
+    bad: &mut Vec<(RedbTable, DbError)>,
 ) -> DbResult<()> {
     source.visit(table, "", &mut |key, value| {
         if let Err(error) = decode::<T>(key, value) {
@@ -86,7 +86,7 @@ fn unreadable<T: serde::de::DeserializeOwned>(
 }
 
 /// What does not agree, if anything.
-fn first_difference(source: &impl Source) -> DbResult<Option<String>> {
+fn first_difference(source: &impl DbRead) -> DbResult<Option<String>> {
     let mut names = BTreeMap::new();
     source.visit(NAMES, "", &mut |name, id| {
         names.insert(name.to_owned(), String::from_utf8_lossy(id).into_owned());
@@ -104,7 +104,7 @@ fn first_difference(source: &impl Source) -> DbResult<Option<String>> {
         }
         listed.remove(image.id.as_str());
         let shown = source.value(LISTED, image.id.as_str())?.and_then(|value| decode("", &value).ok());
-        if shown != Some(Listed::of(source, &image)?) {
+        if shown != Some(ImageListing::of(source, &image)?) {
             difference.get_or_insert_with(|| format!("lists show {} as it is not", image.id));
         }
         for_uses(&image, |key| {
@@ -127,7 +127,7 @@ fn first_difference(source: &impl Source) -> DbResult<Option<String>> {
 }
 
 /// Writes names and uses anew. Of several images that claim a name, the one that was pulled last has it.
-pub(super) fn write_names(writer: &Writer) -> DbResult<()> {
+pub(super) fn write_names(writer: &DbTransaction) -> DbResult<()> {
     writer.clear(NAMES)?;
     writer.clear(USES)?;
     writer.clear(LISTED)?;

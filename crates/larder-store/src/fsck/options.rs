@@ -5,7 +5,7 @@ use std::fmt;
 use std::path::Path;
 
 use crate::store::{FILES, FS};
-use crate::unpack::{Depth, verify};
+use crate::unpack::{CheckDepth, verify};
 
 /// How to check a store.
 #[derive(Debug, Clone, Copy)]
@@ -17,19 +17,19 @@ pub struct FsckOptions<'a> {
     /// Layers that are checked at once; at least 1.
     pub threads: usize,
     /// What compares a layer with its manifest.
-    pub check: &'a dyn CheckLayer,
+    pub check: &'a dyn LayerChecker,
 }
 
 impl Default for FsckOptions<'static> {
     /// Everything is read, nothing is changed, on all cores up to four.
     fn default() -> Self {
         let threads = std::thread::available_parallelism().map_or(1, |cores| cores.get().min(4));
-        FsckOptions { contents: true, repair: false, threads, check: &CheckUnpacked }
+        FsckOptions { contents: true, repair: false, threads, check: &ManifestLayerChecker }
     }
 }
 
 /// Compares a layer's folder with what was noted when it was unpacked.
-pub trait CheckLayer: fmt::Debug + Sync {
+pub trait LayerChecker: fmt::Debug + Sync {
     /// Says to `found` what is wrong: `usr/bin/tool: another content`. An error means that it cannot be told.
     fn check(
         &self,
@@ -41,9 +41,9 @@ pub trait CheckLayer: fmt::Debug + Sync {
 
 /// By the manifest that [`unpack`](crate::unpack) writes.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct CheckUnpacked;
+pub struct ManifestLayerChecker;
 
-impl CheckLayer for CheckUnpacked {
+impl LayerChecker for ManifestLayerChecker {
     fn check(
         &self,
         layer: &Path,
@@ -57,7 +57,7 @@ impl CheckLayer for CheckUnpacked {
                 return Ok(());
             }
         }
-        let depth = if contents { Depth::Content } else { Depth::Metadata };
+        let depth = if contents { CheckDepth::Content } else { CheckDepth::Metadata };
         for damage in verify(&fs, &files, depth)? {
             let damage = damage?;
             found(format!("{}: {}", damage.path.display(), damage.kind));

@@ -11,20 +11,20 @@ use std::sync::Arc;
 use larder::reference::Digest;
 
 use super::names::write_names;
-use super::options::CheckLayer;
+use super::options::LayerChecker;
 use crate::disk::{Disk, RealDisk};
 use crate::mounts::mounted_of;
 use crate::store::blobs::{check_digest, read_blob};
-use crate::store::db::{Db, IMAGES, LAYERS, Writer, decode};
-use crate::store::error::OpenError;
+use crate::store::db::{Db, DbTransaction, IMAGES, LAYERS, decode};
+use crate::store::error::StoreOpenError;
 use crate::store::layers::RECORD;
-use crate::store::layout::{Layout, names_in};
-use crate::store::open::{Absent, Opening};
+use crate::store::layout::{StoreLayout, names_in};
+use crate::store::open::{LockedStoreDir, MissingStoreAction};
 use crate::store::{ImageRecord, LayerKey, LayerRecord, Store, StoreConfig, StoreError};
 
 /// What was found.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Rebuilt {
+pub struct RebuildReport {
     /// Images that are whole.
     pub images: u64,
     /// Images that lack something, which a pull brings back.
@@ -42,8 +42,8 @@ impl Store {
     pub fn rebuild(
         root: &Path,
         config: StoreConfig,
-        check: &dyn CheckLayer,
-    ) -> Result<(Store, Rebuilt), OpenError> {
+        check: &dyn LayerChecker,
+    ) -> Result<(Store, RebuildReport), StoreOpenError> {
         Store::rebuild_on(Arc::new(RealDisk), root, config, check)
     }
 
@@ -52,25 +52,25 @@ impl Store {
         disk: Arc<dyn Disk>,
         root: &Path,
         config: StoreConfig,
-        check: &dyn CheckLayer,
-    ) -> Result<(Store, Rebuilt), OpenError> {
-        let opening = Opening::begin(disk, root, Absent::Rebuild)?;
+        check: &dyn LayerChecker,
+    ) -> Result<(Store, RebuildReport), StoreOpenError> {
+        let opening = LockedStoreDir::begin(disk, root, MissingStoreAction::Rebuild)?;
         let root = opening.layout.root().to_owned();
-        let failed = |cause| OpenError::Io { doing: "rebuild", root: root.clone(), cause };
+        let failed = |cause| StoreOpenError::Io { doing: "rebuild", root: root.clone(), cause };
         // A mount's record cannot be made anew, and without it the layers would not be protected.
         let mounted = mounted_of(&opening.layout.mounts()).map_err(failed)?;
         if !mounted.is_empty() {
-            return Err(OpenError::Mounted { root, mounted });
+            return Err(StoreOpenError::Mounted { root, mounted });
         }
-        let mut rebuilt = Rebuilt::default();
+        let mut rebuilt = RebuildReport::default();
         let layers = find_layers(&opening.layout, check, &mut rebuilt).map_err(failed)?;
         let images = find_images(&opening.layout, &layers, &mut rebuilt).map_err(failed)?;
         rebuilt.old = keep_old(&*opening.disk, &opening.layout).map_err(failed)?;
 
         let path = opening.layout.database();
-        let database = |cause| OpenError::Database { path: path.clone(), cause };
+        let database = |cause| StoreOpenError::Database { path: path.clone(), cause };
         // It appears with everything in it: an empty one would make all layers look like leftovers.
-        let fill = |writer: &Writer| {
+        let fill = |writer: &DbTransaction| {
             for layer in &layers {
                 writer.put(LAYERS, layer.key.as_str(), layer)?;
             }
@@ -86,7 +86,7 @@ impl Store {
 }
 
 /// Moves the old database out of the way. Without one the store does not open, but for another rebuild.
-fn keep_old(disk: &dyn Disk, layout: &Layout) -> std::io::Result<Option<PathBuf>> {
+fn keep_old(disk: &dyn Disk, layout: &StoreLayout) -> std::io::Result<Option<PathBuf>> {
     let path = layout.database();
     if !path.exists() {
         return Ok(None);
@@ -99,9 +99,9 @@ fn keep_old(disk: &dyn Disk, layout: &Layout) -> std::io::Result<Option<PathBuf>
 
 /// The layers that are whole.
 fn find_layers(
-    layout: &Layout,
-    check: &dyn CheckLayer,
-    rebuilt: &mut Rebuilt,
+    layout: &StoreLayout,
+    check: &dyn LayerChecker,
+    rebuilt: &mut RebuildReport,
 ) -> std::io::Result<Vec<LayerRecord>> {
     let mut layers = Vec::new();
     for name in names_in(&layout.layers())? {
@@ -114,7 +114,7 @@ fn find_layers(
     Ok(layers)
 }
 
-fn whole_layer(layout: &Layout, name: &str, check: &dyn CheckLayer) -> Result<LayerRecord, String> {
+fn whole_layer(layout: &StoreLayout, name: &str, check: &dyn LayerChecker) -> Result<LayerRecord, String> {
     let key = LayerKey::parse(name).ok_or("not the name of a layer")?;
     let path = layout.layer(&key);
     let copy = fs_err::read(path.join(RECORD)).map_err(|error| error.to_string())?;
@@ -133,9 +133,9 @@ fn whole_layer(layout: &Layout, name: &str, check: &dyn CheckLayer) -> Result<La
 
 /// The images whose manifests and configs are whole, complete if their layers are.
 fn find_images(
-    layout: &Layout,
+    layout: &StoreLayout,
     layers: &[LayerRecord],
-    rebuilt: &mut Rebuilt,
+    rebuilt: &mut RebuildReport,
 ) -> std::io::Result<Vec<ImageRecord>> {
     let mut images = Vec::new();
     for name in names_in(&layout.images())? {
@@ -152,7 +152,7 @@ fn find_images(
     Ok(images)
 }
 
-fn whole_image(layout: &Layout, name: &str) -> Result<ImageRecord, String> {
+fn whole_image(layout: &StoreLayout, name: &str) -> Result<ImageRecord, String> {
     let copy = fs_err::read(layout.images().join(name)).map_err(|error| error.to_string())?;
     let image: ImageRecord = decode(name, &copy).map_err(|error| error.to_string())?;
     if layout.image(&image.id) != layout.images().join(name) {
@@ -164,7 +164,7 @@ fn whole_image(layout: &Layout, name: &str) -> Result<ImageRecord, String> {
     Ok(image)
 }
 
-fn whole_blob(layout: &Layout, digest: &Digest) -> Result<(), String> {
+fn whole_blob(layout: &StoreLayout, digest: &Digest) -> Result<(), String> {
     let bytes = read_blob(&layout.blob(digest)).map_err(|error| error.to_string())?;
     let bytes = bytes.ok_or_else(|| format!("{digest} is missing"))?;
     check_digest(&bytes, digest).map_err(|error: StoreError| error.to_string())

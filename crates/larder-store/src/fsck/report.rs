@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use larder::hint::Hint;
 use larder::reference::Digest;
 
-use crate::disk::Amount;
+use crate::disk::DiskSpace;
 use crate::store::LayerKey;
 
 /// What a check found.
@@ -17,11 +17,11 @@ pub struct FsckReport {
     /// Layers that were checked.
     pub layers: u64,
     /// What is wrong.
-    pub problems: Vec<Problem>,
+    pub problems: Vec<FsckProblem>,
     /// What a pull must bring back, for the images that lack it to be whole: each thing once.
-    pub refetch: Vec<Refetch>,
+    pub refetch: Vec<IncompleteImage>,
     /// What was removed and waits to be deleted. This is no problem.
-    pub trash: Amount,
+    pub trash: DiskSpace,
 }
 
 impl FsckReport {
@@ -30,21 +30,21 @@ impl FsckReport {
         self.refetch.is_empty() && self.problems.iter().all(|problem| problem.repaired)
     }
 
-    pub(super) fn add(&mut self, found: Damage, repaired: bool) {
-        self.problems.push(Problem { found, repaired });
+    pub(super) fn add(&mut self, found: StoreDamage, repaired: bool) {
+        self.problems.push(FsckProblem { found, repaired });
     }
 }
 
 /// One thing that is wrong.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Problem {
+pub struct FsckProblem {
     /// What it is.
-    pub found: Damage,
+    pub found: StoreDamage,
     /// Whether it was put right, or noted so that a pull puts it right.
     pub repaired: bool,
 }
 
-impl fmt::Display for Problem {
+impl fmt::Display for FsckProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.found.fmt(f)?;
         if self.repaired { f.write_str(" (repaired)") } else { Ok(()) }
@@ -54,7 +54,7 @@ impl fmt::Display for Problem {
 /// What can be wrong.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Damage {
+pub enum StoreDamage {
     /// A record of the database cannot be read.
     #[error("the record of {key} is damaged: {reason}")]
     Record {
@@ -127,14 +127,14 @@ pub enum Damage {
     },
 }
 
-impl Damage {
+impl StoreDamage {
     /// What the reader could try next.
     pub fn hint(&self) -> Hint {
         match self {
-            Damage::LayerDamagedInUse { .. } => {
+            StoreDamage::LayerDamagedInUse { .. } => {
                 Hint::from("unmount the images that use it, then run ").command(["fsck", "--repair"])
             }
-            Damage::LayerUnchecked { .. } => "see the reason; as root everything can be read".into(),
+            StoreDamage::LayerUnchecked { .. } => "see the reason; as root everything can be read".into(),
             _ => Hint::new().command(["fsck", "--repair"]).text(" puts it right"),
         }
     }
@@ -148,18 +148,18 @@ fn shown(first: &[String], count: u64) -> String {
 
 /// What a pull must bring back.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refetch {
+pub struct IncompleteImage {
     /// Id of an image that lacks it.
     pub image: Digest,
     /// The names of that image, to pull it by; may be empty.
     pub names: Vec<String>,
     /// What it lacks.
-    pub lacks: Lacking,
+    pub lacks: MissingContent,
 }
 
 /// Something that an image lacks.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Lacking {
+pub enum MissingContent {
     /// A manifest or the config.
     Blob(Digest),
     /// A layer.

@@ -9,8 +9,8 @@
 //! `umount` finds out; files written to a writable mount are kept until `umount`, also when the
 //! mount itself went with a reboot.
 
-mod elsewhere;
 mod error;
+mod other_namespaces;
 mod overlay;
 mod recover;
 mod table;
@@ -24,14 +24,14 @@ pub use error::MountError;
 
 use larder::reference::ImageName;
 
-use self::elsewhere::Holder;
-use self::overlay::Overlay;
+use self::other_namespaces::MountLocation;
+use self::overlay::OverlaySpec;
 use self::table::MountTable;
 use crate::disk::ensure_dir;
-use crate::store::db::{MOUNTS, Source as _};
-use crate::store::error::Doing as _;
+use crate::store::db::{DbRead as _, MOUNTS};
+use crate::store::error::StoreErrorContext as _;
 use crate::store::layout::names_in;
-use crate::store::{ImageRecord, Inner, Layer, LayerKey, MountRecord, Store, StoreError, seconds};
+use crate::store::{ImageRecord, LayerHandle, LayerKey, MountRecord, OpenStore, Store, StoreError, seconds};
 
 /// How to mount an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -67,7 +67,7 @@ impl Store {
             writable: options.writable,
             layers: layers.iter().map(|layer| layer.key().clone()).collect(),
             mounted_at: seconds(now),
-            seen_from: table::place(&*self.0.disk),
+            seen_from: table::namespace_id(&*self.0.disk),
             mounted: false,
         };
         let mut record = self.0.record_mount(record)?;
@@ -83,7 +83,7 @@ impl Store {
         Ok(record)
     }
 
-    fn layers_of(&self, image: &ImageRecord) -> Result<Vec<Layer>, StoreError> {
+    fn layers_of(&self, image: &ImageRecord) -> Result<Vec<LayerHandle>, StoreError> {
         let layer = |key: &LayerKey| self.layer(key)?.ok_or(StoreError::NoLayer { key: key.clone() });
         image.layers.iter().map(|found| layer(&found.key)).collect()
     }
@@ -109,13 +109,16 @@ impl Store {
         let mounted = MountTable::read()?.has(&self.0.layout.mount(&record.id), &record.target);
         if mounted {
             overlay::unmount(&record.target)?;
-        } else if record.seen_from != table::place(&*self.0.disk) && table::same_boot(&*self.0.disk, &record)
+        } else if record.seen_from != table::namespace_id(&*self.0.disk)
+            && table::same_boot(&*self.0.disk, &record)
         {
-            match elsewhere::holder(&self.0.layout.mount(&record.id)) {
-                Holder::Nobody => {}
-                Holder::Unknown if forget => {}
-                Holder::Process(pid) => return Err(MountError::Elsewhere { target, process: Some(pid) }),
-                Holder::Unknown => return Err(MountError::Elsewhere { target, process: None }),
+            match other_namespaces::find_mount(&self.0.layout.mount(&record.id)) {
+                MountLocation::Nowhere => {}
+                MountLocation::Unknown if forget => {}
+                MountLocation::Process(pid) => {
+                    return Err(MountError::Elsewhere { target, process: Some(pid) });
+                }
+                MountLocation::Unknown => return Err(MountError::Elsewhere { target, process: None }),
             }
         }
         self.0.forget_mount(&record.id)?;
@@ -123,11 +126,11 @@ impl Store {
     }
 }
 
-impl Inner {
+impl OpenStore {
     /// Notes a mount that will be made, under an id that nobody has.
     fn record_mount(&self, mut record: MountRecord) -> Result<MountRecord, MountError> {
         let doing = "note a mount";
-        let folders = names_in(&self.layout.mounts()).doing(doing)?;
+        let folders = names_in(&self.layout.mounts()).context(doing)?;
         let record = self.db.write(doing, |writer| {
             let mut taken = folders;
             taken.extend(writer.endings(MOUNTS, "")?);
@@ -143,33 +146,33 @@ impl Inner {
     pub(crate) fn forget_mount(&self, id: &str) -> Result<(), StoreError> {
         let doing = "forget a mount";
         self.db.write(doing, |writer| Ok(writer.delete(MOUNTS, id)?))?;
-        self.discard(&self.layout.mount(id)).doing(doing)?;
+        self.discard(&self.layout.mount(id)).context(doing)?;
         self.trash.kick();
         self.sweep()
     }
 
-    fn make_overlay(&self, record: &MountRecord, layers: &[Layer]) -> Result<(), MountError> {
+    fn make_overlay(&self, record: &MountRecord, layers: &[LayerHandle]) -> Result<(), MountError> {
         let doing = "make the folders of a mount";
         let folder = self.layout.mount(&record.id);
         let make = |name: &str| -> Result<PathBuf, StoreError> {
             let path = folder.join(name);
-            ensure_dir(&*self.disk, &path).doing(doing)?;
+            ensure_dir(&*self.disk, &path).context(doing)?;
             Ok(path)
         };
-        ensure_dir(&*self.disk, &folder).doing(doing)?;
-        let mut lower: Vec<PathBuf> = layers.iter().rev().map(Layer::fs).collect();
+        ensure_dir(&*self.disk, &folder).context(doing)?;
+        let mut lower: Vec<PathBuf> = layers.iter().rev().map(LayerHandle::fs).collect();
         let upper = if record.writable { Some((make("upper")?, make("work")?)) } else { None };
         if let Some((upper, _)) = &upper {
             // The root of the mount looks like the upper directory does.
-            like(upper, lower.first().map(PathBuf::as_path)).doing(doing)?;
+            like(upper, lower.first().map(PathBuf::as_path)).context(doing)?;
         }
         // The kernel wants two directories at least.
         while lower.len() + usize::from(upper.is_some()) < 2 {
             let empty = make(&format!("empty{}", lower.len()))?;
-            like(&empty, None).doing(doing)?;
+            like(&empty, None).context(doing)?;
             lower.push(empty);
         }
-        Overlay { folder: &folder, lower: &lower, upper: upper.as_ref() }.mount(&record.target)
+        OverlaySpec { folder: &folder, lower: &lower, upper: upper.as_ref() }.mount(&record.target)
     }
 }
 

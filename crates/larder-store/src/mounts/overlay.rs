@@ -28,7 +28,7 @@ const LONGEST_VALUE: usize = 255;
 const PAGE: usize = 4096;
 
 /// An overlay to be made.
-pub(super) struct Overlay<'a> {
+pub(super) struct OverlaySpec<'a> {
     /// The mount's own folder.
     pub(super) folder: &'a Path,
     /// Lower directories, topmost first.
@@ -37,20 +37,21 @@ pub(super) struct Overlay<'a> {
     pub(super) upper: Option<&'a (PathBuf, PathBuf)>,
 }
 
-impl Overlay<'_> {
+impl OverlaySpec<'_> {
     pub(super) fn mount(&self, target: &Path) -> Result<(), MountError> {
         match self.mount_by_parts(target) {
-            Err(Failure { cause: Errno::NOSYS | Errno::INVAL, .. }) => self.mount_at_once(target),
-            Err(Failure { cause, messages }) => Err(refused(target, cause, messages)),
+            Err(OverlayMountError { cause: Errno::NOSYS | Errno::INVAL, .. }) => self.mount_at_once(target),
+            Err(OverlayMountError { cause, messages }) => Err(refused(target, cause, messages)),
             Ok(()) => Ok(()),
         }
     }
 
     /// The way of Linux 6.5.
-    fn mount_by_parts(&self, target: &Path) -> Result<(), Failure> {
+    fn mount_by_parts(&self, target: &Path) -> Result<(), OverlayMountError> {
         let fs = fsopen("overlay", FsOpenFlags::FSOPEN_CLOEXEC)?;
-        let mut names = Names::default();
-        self.configure(&fs, &mut names).map_err(|cause| Failure { cause, messages: messages(&fs) })?;
+        let mut names = OverlayPaths::default();
+        self.configure(&fs, &mut names)
+            .map_err(|cause| OverlayMountError { cause, messages: messages(&fs) })?;
         let attributes =
             if self.upper.is_some() { MountAttrFlags::empty() } else { MountAttrFlags::MOUNT_ATTR_RDONLY };
         let mount = fsmount(&fs, FsMountFlags::FSMOUNT_CLOEXEC, attributes)?;
@@ -58,7 +59,7 @@ impl Overlay<'_> {
         Ok(())
     }
 
-    fn configure(&self, fs: &OwnedFd, names: &mut Names) -> Result<(), Errno> {
+    fn configure(&self, fs: &OwnedFd, names: &mut OverlayPaths) -> Result<(), Errno> {
         let source = table::source(self.folder);
         if source.len() <= LONGEST_VALUE {
             fsconfig_set_string(fs, "source", source.as_slice())?;
@@ -90,7 +91,7 @@ impl Overlay<'_> {
         };
         let mut all = self.lower.to_vec();
         all.extend(self.upper.iter().flat_map(|(upper, work)| [upper.clone(), work.clone()]));
-        let links = Links::make(&self.folder.join("l"), &all).map_err(failed)?;
+        let links = ShortLinkDir::make(&self.folder.join("l"), &all).map_err(failed)?;
         let names: Vec<String> = (0..all.len()).map(|number| links.name(number)).collect();
         let mut options = format!("lowerdir={}", names[..self.lower.len()].join(":"));
         if let [upper, work] = &names[self.lower.len()..] {
@@ -114,14 +115,14 @@ impl Overlay<'_> {
 }
 
 /// Why the kernel refused, and what it said.
-struct Failure {
+struct OverlayMountError {
     cause: Errno,
     messages: String,
 }
 
-impl From<Errno> for Failure {
-    fn from(cause: Errno) -> Failure {
-        Failure { cause, messages: String::new() }
+impl From<Errno> for OverlayMountError {
+    fn from(cause: Errno) -> OverlayMountError {
+        OverlayMountError { cause, messages: String::new() }
     }
 }
 
@@ -146,9 +147,9 @@ fn messages(fs: &OwnedFd) -> String {
 
 /// Paths short enough for the kernel; long ones are named through an open directory.
 #[derive(Default)]
-struct Names(Vec<OwnedFd>);
+struct OverlayPaths(Vec<OwnedFd>);
 
-impl Names {
+impl OverlayPaths {
     fn short(&mut self, path: &Path) -> Result<Vec<u8>, Errno> {
         if path.as_os_str().len() <= LONGEST_VALUE {
             return Ok(path.as_os_str().as_bytes().to_vec());
@@ -166,12 +167,12 @@ fn through(folder: &impl AsFd) -> String {
 }
 
 /// A folder of short links to long paths.
-struct Links {
+struct ShortLinkDir {
     folder: OwnedFd,
 }
 
-impl Links {
-    fn make(path: &Path, targets: &[PathBuf]) -> io::Result<Links> {
+impl ShortLinkDir {
+    fn make(path: &Path, targets: &[PathBuf]) -> io::Result<ShortLinkDir> {
         fs_err::create_dir_all(path)?;
         for (number, target) in targets.iter().enumerate() {
             let link = path.join(short_number(number));
@@ -180,7 +181,7 @@ impl Links {
         }
         let folder =
             rustix::fs::open(path, OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
-        Ok(Links { folder })
+        Ok(ShortLinkDir { folder })
     }
 
     fn name(&self, number: usize) -> String {
@@ -247,7 +248,7 @@ mod tests {
         for upper in [None, Some((make("upper".into()), make("work".into())))] {
             let folder = make("mount".into());
             let target = make("target".into());
-            let overlay = Overlay { folder: &folder, lower: &lower, upper: upper.as_ref() };
+            let overlay = OverlaySpec { folder: &folder, lower: &lower, upper: upper.as_ref() };
             overlay.mount_at_once(&target).unwrap();
             let seen = fs_err::read_dir(&target).unwrap().count();
             let known = table::MountTable::read().unwrap().has(&folder, &target);
@@ -255,7 +256,7 @@ mod tests {
             assert_eq!((seen, known), (200, true));
         }
         let many: Vec<PathBuf> = lower.iter().cycle().take(300).cloned().collect();
-        let overlay = Overlay { folder: &make("m".into()), lower: &many, upper: None };
+        let overlay = OverlaySpec { folder: &make("m".into()), lower: &many, upper: None };
         let error = overlay.mount_at_once(&make("t".into())).expect_err("more than fit on a page");
         assert!(matches!(error, MountError::TooManyLayers { layers: 300 }), "{error}");
     }

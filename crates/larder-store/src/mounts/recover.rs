@@ -1,28 +1,28 @@
 //! Comparing what is recorded with the kernel's mount table, when the store is opened.
 
 use super::table::{self, MountTable};
-use crate::store::db::{MOUNTS, Source as _};
-use crate::store::error::Doing as _;
+use crate::store::db::{DbRead as _, MOUNTS};
+use crate::store::error::StoreErrorContext as _;
 use crate::store::layout::names_in;
-use crate::store::{Inner, MountRecord, StoreError};
+use crate::store::{MountRecord, OpenStore, StoreError};
 
 /// What becomes of a recorded mount.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fate {
+enum MountRecovery {
     /// It is as recorded, or cannot be seen from here.
-    Stays,
+    Retain,
     /// It is there, and was not noted as made.
-    IsThere,
+    MarkMounted,
     /// It is gone, and so is the use.
-    Forgotten,
+    Forget,
     /// It is gone; what was written to it is kept.
-    Kept,
+    KeepWrites,
 }
 
 /// What a mount was found to be.
 #[derive(Debug, Clone, Copy)]
 #[allow(clippy::struct_excessive_bools, reason = "each is one fact, and all of them are independent")]
-struct Seen {
+struct MountEvidence {
     /// It is in the mount table.
     in_table: bool,
     /// It was made in the mount namespace that the table is of.
@@ -33,24 +33,24 @@ struct Seen {
     written: bool,
 }
 
-fn fate(mounted: bool, seen: Seen) -> Fate {
+fn decide_recovery(mounted: bool, seen: MountEvidence) -> MountRecovery {
     match seen {
-        Seen { in_table: true, .. } if mounted => Fate::Stays,
-        Seen { in_table: true, .. } => Fate::IsThere,
+        MountEvidence { in_table: true, .. } if mounted => MountRecovery::Retain,
+        MountEvidence { in_table: true, .. } => MountRecovery::MarkMounted,
         // It may be there, where this process cannot look.
-        Seen { same_place: false, same_boot: true, .. } if mounted => Fate::Stays,
-        Seen { written: true, .. } if mounted => Fate::Kept,
-        Seen { written: true, .. } => Fate::Stays,
-        Seen { .. } => Fate::Forgotten,
+        MountEvidence { same_place: false, same_boot: true, .. } if mounted => MountRecovery::Retain,
+        MountEvidence { written: true, .. } if mounted => MountRecovery::KeepWrites,
+        MountEvidence { written: true, .. } => MountRecovery::Retain,
+        MountEvidence { .. } => MountRecovery::Forget,
     }
 }
 
-impl Inner {
+impl OpenStore {
     /// Runs when the store is opened.
     pub(crate) fn recover_mounts(&self) -> Result<(), StoreError> {
         let doing = "compare mounts with the mount table";
         let recorded: Vec<MountRecord> = self.db.read(doing, |reader| reader.all(MOUNTS))?;
-        let folders = names_in(&self.layout.mounts()).doing(doing)?;
+        let folders = names_in(&self.layout.mounts()).context(doing)?;
         if recorded.is_empty() && folders.is_empty() {
             return Ok(());
         }
@@ -60,17 +60,17 @@ impl Inner {
         };
         for mut mount in recorded.iter().cloned() {
             let folder = self.layout.mount(&mount.id);
-            let seen = Seen {
+            let seen = MountEvidence {
                 in_table: table.has(&folder, &mount.target),
-                same_place: mount.seen_from == table::place(&*self.disk),
+                same_place: mount.seen_from == table::namespace_id(&*self.disk),
                 same_boot: table::same_boot(&*self.disk, &mount),
                 written: names_in(&folder.join("upper")).is_ok_and(|names| !names.is_empty()),
             };
-            match fate(mount.mounted, seen) {
-                Fate::Stays => {}
-                Fate::Forgotten => self.forget_mount(&mount.id)?,
-                changed @ (Fate::IsThere | Fate::Kept) => {
-                    mount.mounted = changed == Fate::IsThere;
+            match decide_recovery(mount.mounted, seen) {
+                MountRecovery::Retain => {}
+                MountRecovery::Forget => self.forget_mount(&mount.id)?,
+                changed @ (MountRecovery::MarkMounted | MountRecovery::KeepWrites) => {
+                    mount.mounted = changed == MountRecovery::MarkMounted;
                     self.db.write(doing, |writer| Ok(writer.put(MOUNTS, &mount.id, &mount)?))?;
                 }
             }
@@ -78,7 +78,7 @@ impl Inner {
         for id in folders {
             let folder = self.layout.mounts().join(&id);
             if !recorded.iter().any(|mount| mount.id == id) && !table.has_folder(&folder) {
-                self.discard(&folder).doing(doing)?;
+                self.discard(&folder).context(doing)?;
             }
         }
         Ok(())
@@ -91,16 +91,31 @@ mod tests {
 
     #[test]
     fn a_mount_is_a_use_until_it_is_surely_gone() {
-        let here = Seen { in_table: true, same_place: true, same_boot: true, written: false };
-        let gone = Seen { in_table: false, ..here };
-        assert_eq!(fate(true, here), Fate::Stays);
-        assert_eq!(fate(false, here), Fate::IsThere, "it died between mounting and noting");
-        assert_eq!(fate(true, gone), Fate::Forgotten);
-        assert_eq!(fate(false, gone), Fate::Forgotten, "it died before mounting");
-        assert_eq!(fate(true, Seen { same_place: false, ..gone }), Fate::Stays, "another namespace");
-        let rebooted = Seen { same_place: false, same_boot: false, ..gone };
-        assert_eq!(fate(true, rebooted), Fate::Forgotten);
-        assert_eq!(fate(true, Seen { written: true, ..rebooted }), Fate::Kept);
-        assert_eq!(fate(false, Seen { written: true, ..rebooted }), Fate::Stays, "still kept");
+        let here = MountEvidence { in_table: true, same_place: true, same_boot: true, written: false };
+        let gone = MountEvidence { in_table: false, ..here };
+        assert_eq!(decide_recovery(true, here), MountRecovery::Retain);
+        assert_eq!(
+            decide_recovery(false, here),
+            MountRecovery::MarkMounted,
+            "it died between mounting and noting"
+        );
+        assert_eq!(decide_recovery(true, gone), MountRecovery::Forget);
+        assert_eq!(decide_recovery(false, gone), MountRecovery::Forget, "it died before mounting");
+        assert_eq!(
+            decide_recovery(true, MountEvidence { same_place: false, ..gone }),
+            MountRecovery::Retain,
+            "another namespace"
+        );
+        let rebooted = MountEvidence { same_place: false, same_boot: false, ..gone };
+        assert_eq!(decide_recovery(true, rebooted), MountRecovery::Forget);
+        assert_eq!(
+            decide_recovery(true, MountEvidence { written: true, ..rebooted }),
+            MountRecovery::KeepWrites
+        );
+        assert_eq!(
+            decide_recovery(false, MountEvidence { written: true, ..rebooted }),
+            MountRecovery::Retain,
+            "still kept"
+        );
     }
 }

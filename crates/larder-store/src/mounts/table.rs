@@ -63,7 +63,7 @@ pub(super) fn source(folder: &Path) -> Vec<u8> {
 }
 
 /// The mount namespace and run of the machine in which this process is.
-pub(super) fn place(disk: &dyn Disk) -> String {
+pub(super) fn namespace_id(disk: &dyn Disk) -> String {
     // Without /proc nothing can be compared, and the mount table cannot be read either.
     let namespace = fs_err::read_link("/proc/self/ns/mnt").unwrap_or_default();
     format!("{} {}", disk.boot_id(), namespace.display())

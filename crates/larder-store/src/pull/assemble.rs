@@ -14,40 +14,44 @@ use larder::reference::Digest;
 use tokio::sync::SemaphorePermit;
 use tracing::Instrument as _;
 
-use super::Puller;
-use super::bring::{FILES, Staged, Tell, bring, take};
+use super::StorePuller;
 use super::error::PullError;
-use super::origin::Origin;
-use super::plan::{Plan, Wanted};
-use super::workers::{Worker, blocking};
-use crate::disk::Amount;
-use crate::store::error::Doing as _;
-use crate::store::{Claim, FS, Layer, LayerClaim, LayerFacts, LayerKey, Store, StoreError, Waiting};
-use crate::unpack::{Settled, Settling, Target, UnpackError, Unpacked, settle};
+use super::fetch_layer::{FILES, FetchObserver, StagedLayer, fetch_layer, take};
+use super::layer_origin::LayerOrigin;
+use super::plan::{PlannedLayer, PullPlan};
+use super::pull_tasks::{PullTaskHandle, blocking};
+use crate::disk::DiskSpace;
+use crate::store::error::StoreErrorContext as _;
+use crate::store::{
+    ClaimOutcome, FS, LayerClaim, LayerHandle, LayerKey, LayerMetadata, LayerWait, Store, StoreError,
+};
+use crate::unpack::{
+    LowerMergeMode, LowerMergeReport, UnpackError, UnpackTarget, UnpackedLayer, merge_lowers,
+};
 
 /// How soon a blob is tried again that another image of this process is fetching for itself.
 const BUSY_RETRY: Duration = Duration::from_millis(100);
 
 /// How a layer of the plan comes.
-enum Coming {
-    Present(Layer),
-    Waiting(Waiting),
+enum LayerAcquisition {
+    Present(LayerHandle),
+    Waiting(LayerWait),
     /// It is this pull's own to bring.
     Own,
 }
 
 /// The layers that are this pull's to bring, by their place in the plan, until they are settled.
-struct Own {
-    worker: Worker,
+struct LayerFetches {
+    worker: PullTaskHandle,
     claims: HashMap<usize, LayerClaim>,
-    under_way: FuturesUnordered<BoxFuture<'static, (usize, Result<Staged, PullError>)>>,
-    staged: HashMap<usize, Staged>,
+    under_way: FuturesUnordered<BoxFuture<'static, (usize, Result<StagedLayer, PullError>)>>,
+    staged: HashMap<usize, StagedLayer>,
 }
 
-impl Own {
-    fn new(worker: Worker) -> Own {
+impl LayerFetches {
+    fn new(worker: PullTaskHandle) -> LayerFetches {
         let (claims, under_way, staged) = Default::default();
-        Own { worker, claims, under_way, staged }
+        LayerFetches { worker, claims, under_way, staged }
     }
 
     /// Waits until one more is brought. `None` when nothing is under way.
@@ -57,7 +61,7 @@ impl Own {
     }
 
     /// Waits until the layer at this place of the plan is brought.
-    async fn staged(&mut self, at: usize) -> Result<Staged, PullError> {
+    async fn staged(&mut self, at: usize) -> Result<StagedLayer, PullError> {
         while !self.staged.contains_key(&at)
             && let Some(brought) = self.next().await
         {
@@ -68,62 +72,64 @@ impl Own {
 
     /// Lets others have all of them: whoever waits out of the order of claims must not hold what somebody may wait for.
     /// What was fetched stays in the ingest files.
-    fn give_back(&mut self) {
-        *self = Own::new(self.worker.clone());
+    fn release_claims(&mut self) {
+        *self = LayerFetches::new(self.worker.clone());
     }
 }
 
-impl Puller {
+impl StorePuller {
     /// Claims each layer, from the bottom up. In that order, or two pulls could wait for each other.
-    pub(super) async fn claim(&self, plan: &Plan) -> Result<Vec<Claim>, PullError> {
+    pub(super) async fn claim(&self, plan: &PullPlan) -> Result<Vec<ClaimOutcome>, PullError> {
         let (store, layers) = (self.store.clone(), plan.layers.clone());
         let claim = move || layers.iter().map(|layer| store.claim(&layer.diff_id, &layer.chain_id)).collect();
-        blocking::<Result<Vec<Claim>, StoreError>>(claim).await?.map_err(PullError::from)
+        blocking::<Result<Vec<ClaimOutcome>, StoreError>>(claim).await?.map_err(PullError::from)
     }
 
     /// All layers of the plan, in order, most of their bytes on the disk already.
     pub(super) async fn assemble(
         &self,
-        from: &Origin,
-        plan: &Plan,
-        claims: Vec<Claim>,
-        worker: Worker,
-    ) -> Result<Vec<Layer>, PullError> {
+        from: &LayerOrigin,
+        plan: &PullPlan,
+        claims: Vec<ClaimOutcome>,
+        worker: PullTaskHandle,
+    ) -> Result<Vec<LayerHandle>, PullError> {
         let write_behind = worker.write_behind().clone();
-        let layers = self.gather(from, plan, claims, worker).await?;
-        blocking(move || write_behind.finish()).await?.doing("write layers to the disk")?;
+        let layers = self.acquire_layers(from, plan, claims, worker).await?;
+        blocking(move || write_behind.finish()).await?.context("write layers to the disk")?;
         Ok(layers)
     }
 
-    async fn gather(
+    async fn acquire_layers(
         &self,
-        from: &Origin,
-        plan: &Plan,
-        claims: Vec<Claim>,
-        worker: Worker,
-    ) -> Result<Vec<Layer>, PullError> {
-        let (mut own, mut coming) = (Own::new(worker), Vec::with_capacity(claims.len()));
+        from: &LayerOrigin,
+        plan: &PullPlan,
+        claims: Vec<ClaimOutcome>,
+        worker: PullTaskHandle,
+    ) -> Result<Vec<LayerHandle>, PullError> {
+        let (mut own, mut coming) = (LayerFetches::new(worker), Vec::with_capacity(claims.len()));
         for (at, claim) in claims.into_iter().enumerate() {
             coming.push(match claim {
-                Claim::Present(layer) => Coming::Present(layer),
-                Claim::Wait(waiting) => Coming::Waiting(waiting),
-                Claim::Fetch(claim) => {
+                ClaimOutcome::Present(layer) => LayerAcquisition::Present(layer),
+                ClaimOutcome::Wait(waiting) => LayerAcquisition::Waiting(waiting),
+                ClaimOutcome::Fetch(claim) => {
                     own.claims.insert(at, claim);
-                    Coming::Own
+                    LayerAcquisition::Own
                 }
             });
         }
         self.begin(from, plan, &mut own);
-        let mut layers: Vec<Layer> = Vec::with_capacity(coming.len());
+        let mut layers: Vec<LayerHandle> = Vec::with_capacity(coming.len());
         for (at, coming) in coming.into_iter().enumerate() {
             let wanted = &plan.layers[at];
             let layer = match coming {
-                Coming::Present(layer) => self.fitting(from, wanted, layer, &layers, &mut own).await?,
-                Coming::Waiting(waiting) => match await_other(waiting, &mut own).await? {
+                LayerAcquisition::Present(layer) => {
+                    self.fitting(from, wanted, layer, &layers, &mut own).await?
+                }
+                LayerAcquisition::Waiting(waiting) => match await_other(waiting, &mut own).await? {
                     Some(layer) => self.fitting(from, wanted, layer, &layers, &mut own).await?,
                     None => self.again(from, wanted, &layers, &mut own).await?,
                 },
-                Coming::Own => match self.settle_own(at, wanted, &layers, &mut own).await? {
+                LayerAcquisition::Own => match self.settle_own(at, wanted, &layers, &mut own).await? {
                     Some(layer) => layer,
                     None => self.again(from, wanted, &layers, &mut own).await?,
                 },
@@ -138,10 +144,10 @@ impl Puller {
     async fn settle_own(
         &self,
         at: usize,
-        wanted: &Wanted,
-        below: &[Layer],
-        own: &mut Own,
-    ) -> Result<Option<Layer>, PullError> {
+        wanted: &PlannedLayer,
+        below: &[LayerHandle],
+        own: &mut LayerFetches,
+    ) -> Result<Option<LayerHandle>, PullError> {
         let Some(claim) = own.claims.remove(&at) else { return Ok(None) };
         let staged = own.staged(at).await?;
         let layer = self.settle_staged(wanted, staged, below, &own.worker).await?;
@@ -150,7 +156,7 @@ impl Puller {
     }
 
     /// Starts to bring what was claimed.
-    fn begin(&self, from: &Origin, plan: &Plan, own: &mut Own) {
+    fn begin(&self, from: &LayerOrigin, plan: &PullPlan, own: &mut LayerFetches) {
         let mut fetches: Vec<_> = own.claims.keys().map(|at| (*at, plan.layers[*at].clone())).collect();
         // The largest first, or the last one to begin keeps the others waiting.
         fetches.sort_by_key(|(at, wanted)| (Reverse(wanted.descriptor.size), *at));
@@ -158,33 +164,45 @@ impl Puller {
             let (this, from, worker) = (self.clone(), from.clone(), own.worker.clone());
             let bringing = {
                 let worker = worker.clone();
-                async move { this.bring(from, wanted, worker).await }
+                async move { this.fetch_missing(from, wanted, worker).await }
             };
             let task = worker.task(bringing);
             own.under_way.push(Box::pin(async move { (at, task.join().await) }));
         }
     }
 
-    async fn bring(&self, from: Origin, wanted: Wanted, worker: Worker) -> Result<Staged, PullError> {
+    async fn fetch_missing(
+        &self,
+        from: LayerOrigin,
+        wanted: PlannedLayer,
+        worker: PullTaskHandle,
+    ) -> Result<StagedLayer, PullError> {
         let span = tracing::info_span!("layer", digest = %wanted.descriptor.digest);
         self.bring_layer(from, wanted, worker).instrument(span).await
     }
 
-    async fn bring_layer(&self, from: Origin, wanted: Wanted, worker: Worker) -> Result<Staged, PullError> {
+    async fn bring_layer(
+        &self,
+        from: LayerOrigin,
+        wanted: PlannedLayer,
+        worker: PullTaskHandle,
+    ) -> Result<StagedLayer, PullError> {
         let options = self.options(wanted.descriptor.size, &worker);
         let mut slot = Some(self.slots.acquire().await.map_err(|_| PullError::Abandoned)?);
         from.note(&wanted, LayerPhase::Fetching);
         let (session, tally) = match from {
-            Origin::Import(import) => {
+            LayerOrigin::Import(import) => {
                 return take(self.store.clone(), import, wanted, options, &worker).await;
             }
-            Origin::Registry { session, tally } => (session, tally),
+            LayerOrigin::Registry { session, tally } => (session, tally),
         };
         let (told, digest) = (Arc::clone(&tally), wanted.descriptor.digest.clone());
-        let tell: Tell = Arc::new(move |notice| told.notice_of(&digest, &notice));
+        let tell: FetchObserver = Arc::new(move |notice| told.notice_of(&digest, &notice));
         loop {
             let (session, tell) = (session.clone(), Arc::clone(&tell));
-            match bring(self.store.clone(), session, wanted.clone(), options.clone(), tell, &worker).await {
+            match fetch_layer(self.store.clone(), session, wanted.clone(), options.clone(), tell, &worker)
+                .await
+            {
                 // The same bytes under another diff id: rare, and soon over. Whoever has them may need the slot.
                 Err(PullError::Store(StoreError::Busy { .. })) => {
                     slot.take();
@@ -204,11 +222,11 @@ impl Puller {
     /// A layer that somebody else gave up.
     async fn again(
         &self,
-        from: &Origin,
-        wanted: &Wanted,
-        below: &[Layer],
-        own: &mut Own,
-    ) -> Result<Layer, PullError> {
+        from: &LayerOrigin,
+        wanted: &PlannedLayer,
+        below: &[LayerHandle],
+        own: &mut LayerFetches,
+    ) -> Result<LayerHandle, PullError> {
         loop {
             let layer = match self.turn(from, wanted, below, own, Store::claim).await? {
                 Some((layer, true)) => return Ok(layer),
@@ -222,18 +240,18 @@ impl Puller {
     /// The layer itself if it looks right on top of `below`, else one of its own for this chain.
     async fn fitting(
         &self,
-        from: &Origin,
-        wanted: &Wanted,
-        layer: Layer,
-        below: &[Layer],
-        own: &mut Own,
-    ) -> Result<Layer, PullError> {
+        from: &LayerOrigin,
+        wanted: &PlannedLayer,
+        layer: LayerHandle,
+        below: &[LayerHandle],
+        own: &mut LayerFetches,
+    ) -> Result<LayerHandle, PullError> {
         if *layer.key() == LayerKey::from(&wanted.chain_id) || !layer.record().facts.pending {
             return Ok(layer);
         }
         let (dir, lowers) = (layer.path().to_owned(), lowers(below));
         let _open = self.may_open(below).await?;
-        let check = move || settled(&dir, &lowers, Settling::Check);
+        let check = move || settled(&dir, &lowers, LowerMergeMode::Check);
         if !own.worker.blocking(check).await?.map_err(|cause| unpacking(wanted, cause))?.changed {
             return Ok(layer);
         }
@@ -248,21 +266,21 @@ impl Puller {
     /// when whoever fetched it gave up.
     async fn turn(
         &self,
-        from: &Origin,
-        wanted: &Wanted,
-        below: &[Layer],
-        own: &mut Own,
-        claim: fn(&Store, &Digest, &Digest) -> Result<Claim, StoreError>,
-    ) -> Result<Option<(Layer, bool)>, PullError> {
+        from: &LayerOrigin,
+        wanted: &PlannedLayer,
+        below: &[LayerHandle],
+        own: &mut LayerFetches,
+        claim: fn(&Store, &Digest, &Digest) -> Result<ClaimOutcome, StoreError>,
+    ) -> Result<Option<(LayerHandle, bool)>, PullError> {
         let (store, layer) = (self.store.clone(), wanted.clone());
         match blocking(move || claim(&store, &layer.diff_id, &layer.chain_id)).await?? {
-            Claim::Present(layer) => Ok(Some((layer, false))),
-            Claim::Wait(waiting) => {
-                own.give_back();
+            ClaimOutcome::Present(layer) => Ok(Some((layer, false))),
+            ClaimOutcome::Wait(waiting) => {
+                own.release_claims();
                 Ok(waiting.wait().await.map(|layer| (layer, false)))
             }
-            Claim::Fetch(claim) => {
-                let staged = self.bring(from.clone(), wanted.clone(), own.worker.clone()).await?;
+            ClaimOutcome::Fetch(claim) => {
+                let staged = self.fetch_missing(from.clone(), wanted.clone(), own.worker.clone()).await?;
                 let layer = self.settle_staged(wanted, staged, below, &own.worker).await?;
                 claim.done(&layer);
                 Ok(Some((layer, true)))
@@ -273,26 +291,26 @@ impl Puller {
     /// Gives a staged layer what it takes from those below, and moves it to its place.
     async fn settle_staged(
         &self,
-        wanted: &Wanted,
-        staged: Staged,
-        below: &[Layer],
-        worker: &Worker,
-    ) -> Result<Layer, PullError> {
-        let Staged { staging, unpacked, ingest } = staged;
+        wanted: &PlannedLayer,
+        staged: StagedLayer,
+        below: &[LayerHandle],
+        worker: &PullTaskHandle,
+    ) -> Result<LayerHandle, PullError> {
+        let StagedLayer { staging, unpacked, ingest } = staged;
         let (diff_id, chain_id) = (wanted.diff_id.clone(), wanted.chain_id.clone());
         let (digest, lowers) = (wanted.descriptor.digest.clone(), lowers(below));
         let _open = if unpacked.pending.is_empty() { None } else { Some(self.may_open(below).await?) };
         // The folder goes with the thread, as when it was unpacked.
         let settling = worker.blocking(move || {
             let settled = if unpacked.pending.is_empty() {
-                Settled::default()
+                LowerMergeReport::default()
             } else {
-                settled(staging.dir(), &lowers, Settling::Apply)
+                settled(staging.dir(), &lowers, LowerMergeMode::Apply)
                     .map_err(|cause| PullError::Unpack { digest: digest.clone(), cause })?
             };
             let key = LayerKey::from(if settled.changed { &chain_id } else { &diff_id });
             let facts = facts_of(&unpacked, diff_id, digest);
-            let usage = Amount {
+            let usage = DiskSpace {
                 bytes: unpacked.usage.allocated_bytes + settled.added.allocated_bytes,
                 inodes: unpacked.usage.inodes + settled.added.inodes,
             };
@@ -307,21 +325,25 @@ impl Puller {
     }
 
     /// The right to have these layers open. What waits for it holds nothing else that is bounded.
-    async fn may_open(&self, below: &[Layer]) -> Result<SemaphorePermit<'_>, PullError> {
+    async fn may_open(&self, below: &[LayerHandle]) -> Result<SemaphorePermit<'_>, PullError> {
         // The layer itself as well; an image of more layers than there may be goes alone.
         let layers = u32::try_from(2 * below.len() + 1).unwrap_or(u32::MAX).min(self.files.lowers);
         self.lowers.acquire_many(layers).await.map_err(|_| PullError::Abandoned)
     }
 }
 
-fn settled(layer: &Path, lowers: &[PathBuf], settling: Settling) -> Result<Settled, UnpackError> {
+fn settled(
+    layer: &Path,
+    lowers: &[PathBuf],
+    settling: LowerMergeMode,
+) -> Result<LowerMergeReport, UnpackError> {
     let (root, files) = (layer.join(FS), layer.join(FILES));
     let lowers: Vec<&Path> = lowers.iter().map(PathBuf::as_path).collect();
-    settle(Target { root: &root, files: &files }, &lowers, settling)
+    merge_lowers(UnpackTarget { root: &root, files: &files }, &lowers, settling)
 }
 
-fn facts_of(unpacked: &Unpacked, diff_id: Digest, digest: Digest) -> LayerFacts {
-    LayerFacts {
+fn facts_of(unpacked: &UnpackedLayer, diff_id: Digest, digest: Digest) -> LayerMetadata {
+    LayerMetadata {
         diff_id,
         digest,
         compressed_bytes: unpacked.compressed_bytes,
@@ -332,17 +354,17 @@ fn facts_of(unpacked: &Unpacked, diff_id: Digest, digest: Digest) -> LayerFacts 
 }
 
 /// The files of the layers below, the nearest first.
-fn lowers(below: &[Layer]) -> Vec<PathBuf> {
-    below.iter().rev().map(Layer::fs).collect()
+fn lowers(below: &[LayerHandle]) -> Vec<PathBuf> {
+    below.iter().rev().map(LayerHandle::fs).collect()
 }
 
-fn unpacking(wanted: &Wanted, cause: UnpackError) -> PullError {
+fn unpacking(wanted: &PlannedLayer, cause: UnpackError) -> PullError {
     PullError::Unpack { digest: wanted.descriptor.digest.clone(), cause }
 }
 
 /// Waits for a layer that another pull brings; `None` when it gave up. What this pull brings meanwhile may fail, and then
 /// there is nothing to wait for.
-async fn await_other(waiting: Waiting, own: &mut Own) -> Result<Option<Layer>, PullError> {
+async fn await_other(waiting: LayerWait, own: &mut LayerFetches) -> Result<Option<LayerHandle>, PullError> {
     let wait = waiting.wait();
     tokio::pin!(wait);
     loop {

@@ -7,7 +7,7 @@ use larder::hint::Hint;
 use larder::reference::Digest;
 
 use crate::store::StoreError;
-use crate::store::admission::NoRoom;
+use crate::store::admission::InsufficientSpace;
 use crate::store::error::{hint_of_io, is_no_space};
 use crate::store::import::ImportError;
 use crate::unpack::UnpackError;
@@ -37,7 +37,7 @@ pub enum PullError {
     Import(#[from] ImportError),
     /// The disk is too full for this image.
     #[error(transparent)]
-    NoRoom(#[from] NoRoom),
+    InsufficientSpace(#[from] InsufficientSpace),
     /// The store could not do its part.
     #[error(transparent)]
     Store(StoreError),
@@ -53,9 +53,9 @@ impl PullError {
     }
 
     /// Whether the disk, or this user's part of it, is full.
-    pub(crate) fn lacks_room(&self) -> bool {
+    pub(crate) fn is_no_space(&self) -> bool {
         match self {
-            PullError::NoRoom(_) => true,
+            PullError::InsufficientSpace(_) => true,
             PullError::Store(error) if error.is_no_space() => true,
             _ => self.of_disk(|error| is_no_space(error).then_some(())).is_some(),
         }
@@ -79,7 +79,7 @@ impl PullError {
             PullError::Blob(error) => error.hint().map(Hint::from),
             PullError::Unpack { cause, .. } => cause.hint(),
             PullError::Import(error) => error.hint(),
-            PullError::NoRoom(error) => Some(error.hint()),
+            PullError::InsufficientSpace(error) => Some(error.hint()),
             PullError::Store(error) => error.hint(),
             PullError::Abandoned => None,
         }

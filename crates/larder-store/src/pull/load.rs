@@ -5,18 +5,18 @@ use std::time::SystemTime;
 
 use larder::reference::Reference;
 
-use super::origin::Origin;
-use super::plan::Plan;
-use super::workers::{Workers, blocking};
-use super::{PullError, Puller, reclaimable};
-use crate::store::admission::NoRoom;
+use super::layer_origin::LayerOrigin;
+use super::plan::PullPlan;
+use super::pull_tasks::{PullTasks, blocking};
+use super::{PullError, StorePuller, reclaimable};
+use crate::store::admission::InsufficientSpace;
 use crate::store::commit::names_of;
-use crate::store::import::{Import, ImportError, ImportFrom, ImportImage};
+use crate::store::import::{Import, ImportError, ImportImage, ImportSource};
 use crate::store::{ImageCommit, ImageRecord, Store};
 
 /// An image that is present now.
 #[derive(Debug, Clone)]
-pub struct Loaded {
+pub struct LoadedImage {
     /// The image.
     pub image: ImageRecord,
     /// Its names with tags that it has from here; it may have more.
@@ -27,22 +27,22 @@ pub struct Loaded {
     pub bare_tags: Vec<String>,
 }
 
-impl Puller {
+impl StorePuller {
     /// Makes the images of `from` present: an OCI layout in a folder or an archive, or what `docker save` writes. An
     /// image whose names are but tags, or that has none, is one of the repository `base_name`; with a tag, it is the name
     /// itself. Images before one that fails stay.
     pub async fn load(
         &self,
-        from: ImportFrom,
+        from: ImportSource,
         base_name: Option<Reference>,
-    ) -> Result<Vec<Loaded>, PullError> {
+    ) -> Result<Vec<LoadedImage>, PullError> {
         let (store, platform, reserve) =
             (self.store.clone(), self.config.platform.clone(), self.config.reserve);
         let read = blocking(move || {
             let read = store.read_import(from, &platform, base_name.as_ref(), reserve);
             read.map_err(|error| with_reclaimable(error, &store))
         });
-        let import = self.make_room_if_full(read.await?).await?;
+        let import = self.reclaim_if_full(read.await?).await?;
         let import = Arc::new(import);
         let loaded = self.load_images(&import).await;
         // What it held may be nobody's by now, and what it kept of a stream is deleted: work for the disk.
@@ -50,13 +50,13 @@ impl Puller {
         loaded
     }
 
-    async fn load_images(&self, import: &Arc<Import>) -> Result<Vec<Loaded>, PullError> {
+    async fn load_images(&self, import: &Arc<Import>) -> Result<Vec<LoadedImage>, PullError> {
         let mut loaded = Vec::with_capacity(import.images.len());
         for found in &import.images {
-            let workers = Workers::new(self.syncer.begin(), &self.leaving);
+            let workers = PullTasks::new(self.syncer.begin(), &self.leaving);
             let image = self.load_image(import, found, &workers).await;
             workers.end().await;
-            loaded.push(self.make_room_if_full(image).await?);
+            loaded.push(self.reclaim_if_full(image).await?);
         }
         Ok(loaded)
     }
@@ -65,13 +65,13 @@ impl Puller {
         &self,
         import: &Arc<Import>,
         image: &ImportImage,
-        workers: &Workers,
-    ) -> Result<Loaded, PullError> {
-        let plan = Plan::new(&image.manifest, &image.parsed_config, image.config.clone());
+        workers: &PullTasks,
+    ) -> Result<LoadedImage, PullError> {
+        let plan = PullPlan::new(&image.manifest, &image.parsed_config, image.config.clone());
         let claims = self.claim(&plan).await?;
         let missing = plan.to_fetch(&claims);
         self.admit(&missing).await?;
-        let origin = Origin::Import(import.clone());
+        let origin = LayerOrigin::Import(import.clone());
         let layers = self.assemble(&origin, &plan, claims, workers.worker()).await?;
         let commit = ImageCommit {
             names: image.names.clone(),
@@ -86,7 +86,7 @@ impl Puller {
         let (tags, digests) = names_of(&commit);
         let store = self.store.clone();
         let committed = blocking(move || store.commit(&commit, SystemTime::now())).await??;
-        Ok(Loaded { image: committed, tags, digests, bare_tags: image.bare_tags.clone() })
+        Ok(LoadedImage { image: committed, tags, digests, bare_tags: image.bare_tags.clone() })
     }
 }
 
@@ -94,7 +94,7 @@ impl Puller {
 fn with_reclaimable(error: ImportError, store: &Store) -> PullError {
     match error {
         ImportError::NoRoom(full) => reclaimable(store)
-            .map_or_else(PullError::from, |reclaimable| NoRoom { reclaimable, ..full }.into()),
+            .map_or_else(PullError::from, |reclaimable| InsufficientSpace { reclaimable, ..full }.into()),
         other => other.into(),
     }
 }

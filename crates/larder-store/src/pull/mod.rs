@@ -4,7 +4,7 @@
 //! session.documents -> plan -> admission -> claim each layer -> bring (fetch | unpack) -> settle -> commit
 //! ```
 //!
-//! Read [`Puller::pull`] first. Layers are brought side by side: `bring.rs` writes what the network gives into an
+//! Read [`StorePuller::pull`] first. Layers are brought side by side: `bring.rs` writes what the network gives into an
 //! ingest file while a thread behind it hashes, inflates and unpacks. They are settled one after another from the
 //! bottom up (`assemble.rs`), since what a layer leaves out comes from those below it.
 //!
@@ -13,69 +13,70 @@
 //! layers that are finished to the next one, unless the disk is full; memory does not depend on the image.
 
 mod assemble;
-mod bring;
 mod error;
+mod fetch_layer;
+mod layer_origin;
 mod load;
 mod open_files;
-mod origin;
 mod plan;
-mod tally;
-mod workers;
+mod pull_progress;
+mod pull_tasks;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
-use larder::backend::Progress;
+use larder::backend::ProgressReporter;
 use larder::credentials::Credential;
 use larder::reference::{Digest, Reference};
 use tokio::sync::Semaphore;
 
 pub use error::PullError;
-pub use load::Loaded;
+pub use load::LoadedImage;
 
-use crate::disk::Amount;
+use crate::disk::DiskSpace;
 use crate::store::admission::{self, admit};
 use crate::store::{
-    Claim, ImageCommit, ImageRecord, LeaseKind, LeaseRecord, Leased, Store, StoreError, seconds,
+    ClaimOutcome, ImageCommit, ImageRecord, LeaseKind, LeaseRecord, LeaseResources, Store, StoreError,
+    seconds,
 };
-use crate::unpack::{Limits, Options, Syncer, Threads};
+use crate::unpack::{BackgroundSyncer, UnpackLimits, UnpackOptions, UnpackThreads};
 use larder_registry::manifest::PlatformMatcher;
-use larder_registry::{Client, ImageDocuments};
-use open_files::OpenFiles;
-use origin::Origin;
-use plan::Plan;
-use tally::Tally;
-use workers::{Leaving, Worker, Workers, blocking};
+use larder_registry::{ImageDocuments, RegistryClient};
+use layer_origin::LayerOrigin;
+use open_files::OpenFileBudget;
+use plan::PullPlan;
+use pull_progress::PullProgress;
+use pull_tasks::{AbandonedPulls, PullTaskHandle, PullTasks, blocking};
 
 /// How images are pulled into the store.
 #[derive(Debug, Clone)]
-pub struct PullConfig {
+pub struct StorePullConfig {
     /// The platform that is chosen from an index. Default: this machine's.
     pub platform: PlatformMatcher,
     /// Layers that are fetched and unpacked at once, over all pulls. Default 4. Each takes up to 3 MiB of memory.
     pub layers_at_once: usize,
     /// What must stay free on the store's file system. A pull or load is refused where even the least that it could take
     /// does not fit beside it; one that takes more than that may use it up. Default 64 MiB and 1,000 inodes.
-    pub reserve: Amount,
+    pub reserve: DiskSpace,
     /// Files that all pulls together keep open, but for a few of each pull. Default three quarters of this process's
     /// limit, and no more than 4,096. Below 200, pulls get slower.
     pub open_files: usize,
     /// Ceilings against hostile layers.
-    pub limits: Limits,
+    pub limits: UnpackLimits,
     /// How long a pulled image is spared by collection although nothing uses it yet. Default 10 minutes.
     pub ensured_lease: Duration,
 }
 
-impl Default for PullConfig {
+impl Default for StorePullConfig {
     fn default() -> Self {
-        PullConfig {
+        StorePullConfig {
             platform: PlatformMatcher::host(),
             layers_at_once: 4,
-            reserve: Amount { bytes: 64 << 20, inodes: 1000 },
+            reserve: DiskSpace { bytes: 64 << 20, inodes: 1000 },
             open_files: open_files::usual(),
-            limits: Limits::default(),
+            limits: UnpackLimits::default(),
             ensured_lease: Duration::from_secs(600),
         }
     }
@@ -89,26 +90,26 @@ const MANY_THREADS: u64 = 8 << 20;
 
 /// Pulls images into a store. Clones share it, and with it the bounds on what runs at once.
 #[derive(Clone)]
-pub struct Puller {
+pub struct StorePuller {
     store: Store,
-    client: Client,
-    config: Arc<PullConfig>,
+    client: RegistryClient,
+    config: Arc<StorePullConfig>,
     slots: Arc<Semaphore>,
-    files: OpenFiles,
+    files: OpenFileBudget,
     /// Layers that may be open for others to be settled on them.
     lowers: Arc<Semaphore>,
-    syncer: Syncer,
-    leaving: Leaving,
+    syncer: BackgroundSyncer,
+    leaving: AbandonedPulls,
 }
 
-impl Puller {
+impl StorePuller {
     /// Pulls into `store` from what `client` reaches.
-    pub fn new(store: Store, client: Client, config: PullConfig) -> Self {
+    pub fn new(store: Store, client: RegistryClient, config: StorePullConfig) -> Self {
         let slots = Arc::new(Semaphore::new(config.layers_at_once.max(1)));
-        let files = OpenFiles::of(config.open_files, config.layers_at_once);
+        let files = OpenFileBudget::of(config.open_files, config.layers_at_once);
         let lowers = Arc::new(Semaphore::new(files.lowers as usize));
-        let (syncer, leaving) = (Syncer::new(files.waiting), Leaving::default());
-        Puller { store, client, config: Arc::new(config), slots, files, lowers, syncer, leaving }
+        let (syncer, leaving) = (BackgroundSyncer::new(files.waiting), AbandonedPulls::default());
+        StorePuller { store, client, config: Arc::new(config), slots, files, lowers, syncer, leaving }
     }
 
     /// The store that it pulls into.
@@ -117,7 +118,7 @@ impl Puller {
     }
 
     /// What it fetches with.
-    pub fn client(&self) -> &Client {
+    pub fn client(&self) -> &RegistryClient {
         &self.client
     }
 
@@ -127,35 +128,36 @@ impl Puller {
         &self,
         name: &Reference,
         credential: Option<&Credential>,
-        progress: &Progress,
+        progress: &ProgressReporter,
     ) -> Result<ImageRecord, PullError> {
-        let workers = Workers::new(self.syncer.begin(), &self.leaving);
+        let workers = PullTasks::new(self.syncer.begin(), &self.leaving);
         let pulled = self.pull_layers(name, credential, progress, &workers).await;
         workers.end().await;
-        self.make_room_if_full(pulled).await
+        self.reclaim_if_full(pulled).await
     }
 
     async fn pull_layers(
         &self,
         name: &Reference,
         credential: Option<&Credential>,
-        progress: &Progress,
-        workers: &Workers,
+        progress: &ProgressReporter,
+        workers: &PullTasks,
     ) -> Result<ImageRecord, PullError> {
-        let tally = Tally::begin(progress);
+        let tally = PullProgress::begin(progress);
         let watching = Arc::clone(&tally);
-        let session = self.client.session(name, credential)?.watched(move |notice| watching.notice(&notice));
+        let session =
+            self.client.session(name, credential)?.with_watcher(move |notice| watching.notice(&notice));
         // A pull of what is here, as the policy Always has it, asks for manifests alone.
         let store = self.store.clone();
         let known = move |digest: &Digest| store.blob(digest).ok().flatten().map(Bytes::from);
-        let documents = session.documents_but(&self.config.platform, &known).await?;
-        let plan = Plan::of(&documents);
+        let documents = session.documents_with_known_configs(&self.config.platform, &known).await?;
+        let plan = PullPlan::of(&documents);
         let claims = self.claim(&plan).await?;
         let missing = plan.to_fetch(&claims);
         self.admit(&missing).await?;
         let lease = self.lease_of(&plan, &claims).await?;
         tally.layers(&plan, &claims);
-        let origin = Origin::Registry { session, tally: Arc::clone(&tally) };
+        let origin = LayerOrigin::Registry { session, tally: Arc::clone(&tally) };
         let layers = self.assemble(&origin, &plan, claims, workers.worker()).await?;
         tally.commit();
         let commit = self.commit_of(name, &documents, &plan, layers, lease);
@@ -173,7 +175,7 @@ impl Puller {
         let fits = move || {
             store.sweep(SystemTime::now())?;
             let need = admission::estimate(store.ratio()?, &sizes);
-            Ok::<_, StoreError>((admit(need, store.free()?, reserve, Amount::default()).is_ok(), need))
+            Ok::<_, StoreError>((admit(need, store.free()?, reserve, DiskSpace::default()).is_ok(), need))
         };
         let (fits, need) = blocking(fits).await??;
         if fits {
@@ -183,7 +185,7 @@ impl Puller {
         self.leaving.wait().await;
         let store = self.store.clone();
         blocking(move || {
-            store.give_up_kept()?;
+            store.discard_resumable_layers()?;
             store.empty_trash()?;
             Ok(admit(need, store.free()?, reserve, reclaimable(&store)?)?)
         })
@@ -191,10 +193,10 @@ impl Puller {
     }
 
     /// Layers that are kept for another try must not keep the disk full, nor what a failed pull has thrown away.
-    async fn make_room_if_full<T>(&self, ended: Result<T, PullError>) -> Result<T, PullError> {
-        if ended.as_ref().is_err_and(PullError::lacks_room) {
+    async fn reclaim_if_full<T>(&self, ended: Result<T, PullError>) -> Result<T, PullError> {
+        if ended.as_ref().is_err_and(PullError::is_no_space) {
             let store = self.store.clone();
-            let make_room = move || store.give_up_kept().and_then(|_| store.empty_trash());
+            let make_room = move || store.discard_resumable_layers().and_then(|_| store.empty_trash());
             if let Err(error) = blocking(make_room).await? {
                 tracing::warn!(%error, "could not take away the layers of pulls that failed");
             }
@@ -204,16 +206,16 @@ impl Puller {
 
     /// Keeps what is fetched and finished for the next try, also when this process dies, until the image is there;
     /// the id of the lease. Layers that others bring count as well: theirs may be the pull that fails.
-    async fn lease_of(&self, plan: &Plan, claims: &[Claim]) -> Result<String, PullError> {
+    async fn lease_of(&self, plan: &PullPlan, claims: &[ClaimOutcome]) -> Result<String, PullError> {
         let id = format!("pull/{}", plan.config.0);
-        if plan.is_here(claims) {
+        if plan.is_present(claims) {
             return Ok(id);
         }
         let ingests = plan.layers.iter().map(|layer| layer.descriptor.digest.clone()).collect();
         let lease = LeaseRecord {
             id: id.clone(),
             kind: LeaseKind::Pull,
-            leased: Leased { images: Vec::new(), layers: Vec::new(), ingests },
+            leased: LeaseResources { images: Vec::new(), layers: Vec::new(), ingests },
             ends_at: seconds(SystemTime::now() + PULL_LEASE),
         };
         let store = self.store.clone();
@@ -225,8 +227,8 @@ impl Puller {
         &self,
         name: &Reference,
         documents: &ImageDocuments,
-        plan: &Plan,
-        layers: Vec<crate::store::Layer>,
+        plan: &PullPlan,
+        layers: Vec<crate::store::LayerHandle>,
         end_lease: String,
     ) -> ImageCommit {
         let id = plan.config.0.clone();
@@ -248,7 +250,7 @@ impl Puller {
     }
 
     /// Spares an image that somebody was just told is present, as one that was just pulled.
-    pub fn spare(&self, id: &Digest) -> Result<(), StoreError> {
+    pub fn lease_ensured(&self, id: &Digest) -> Result<(), StoreError> {
         self.store.lease(&self.ensured(id.clone()))
     }
 
@@ -257,30 +259,31 @@ impl Puller {
         LeaseRecord {
             id: format!("ensured/{id}"),
             kind: LeaseKind::Ensured,
-            leased: Leased { images: vec![id], layers: Vec::new(), ingests: Vec::new() },
+            leased: LeaseResources { images: vec![id], layers: Vec::new(), ingests: Vec::new() },
             ends_at: seconds(SystemTime::now() + self.config.ensured_lease),
         }
     }
 
     /// How a layer of `size` compressed bytes is unpacked: on several threads if it may be the last one to end, when
     /// the others leave cores idle.
-    fn options(&self, size: u64, worker: &Worker) -> Options {
+    fn options(&self, size: u64, worker: &PullTaskHandle) -> UnpackOptions {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-        let threads = if cores > 1 && size >= MANY_THREADS { Threads::Many } else { Threads::One };
+        let threads =
+            if cores > 1 && size >= MANY_THREADS { UnpackThreads::Many } else { UnpackThreads::One };
         let limits = self.config.limits.clone();
         let open_files = self.files.of_layer;
-        Options {
+        UnpackOptions {
             threads,
             limits,
             open_files,
             write_behind: Some(worker.write_behind().clone()),
-            ..Options::default()
+            ..UnpackOptions::default()
         }
     }
 }
 
 /// What the layers take that no mount uses: what removing all unused images would free.
-fn reclaimable(store: &Store) -> Result<Amount, StoreError> {
+fn reclaimable(store: &Store) -> Result<DiskSpace, StoreError> {
     let mounted: HashSet<_> = store.mounts()?.into_iter().flat_map(|mount| mount.layers).collect();
     let mut layers = HashMap::new();
     for image in store.images()? {

@@ -2,60 +2,60 @@
 
 use larder::reference::Digest;
 
-use crate::store::{Claim, CommitLayer, Layer, LayerKey};
+use crate::store::{ClaimOutcome, CommitLayer, LayerHandle, LayerKey};
 use larder_registry::ImageDocuments;
-use larder_registry::manifest::{Descriptor, ImageConfig, Manifest};
+use larder_registry::manifest::{Descriptor, ImageConfig, ImageManifest};
 
 /// The layers of an image, from the bottom up.
-pub(super) struct Plan {
-    pub(super) layers: Vec<Wanted>,
+pub(super) struct PullPlan {
+    pub(super) layers: Vec<PlannedLayer>,
     /// Digest of the config, and its bytes.
     pub(super) config: (Digest, Vec<u8>),
 }
 
 /// One layer of the image.
 #[derive(Debug, Clone)]
-pub(super) struct Wanted {
+pub(super) struct PlannedLayer {
     pub(super) descriptor: Descriptor,
     pub(super) diff_id: Digest,
     /// Identity of this layer on top of those below it.
     pub(super) chain_id: Digest,
 }
 
-impl Plan {
-    pub(super) fn of(documents: &ImageDocuments) -> Plan {
+impl PullPlan {
+    pub(super) fn of(documents: &ImageDocuments) -> PullPlan {
         let config = (documents.layers.config.digest.clone(), documents.config_raw.to_vec());
-        Plan::new(&documents.layers, &documents.config, config)
+        PullPlan::new(&documents.layers, &documents.config, config)
     }
 
     /// The plan of a manifest whose layers are as many as the config's diff ids.
-    pub(super) fn new(manifest: &Manifest, parsed: &ImageConfig, config: (Digest, Vec<u8>)) -> Plan {
-        let mut layers: Vec<Wanted> = Vec::with_capacity(manifest.layers.len());
+    pub(super) fn new(manifest: &ImageManifest, parsed: &ImageConfig, config: (Digest, Vec<u8>)) -> PullPlan {
+        let mut layers: Vec<PlannedLayer> = Vec::with_capacity(manifest.layers.len());
         for (descriptor, diff_id) in manifest.layers.iter().zip(&parsed.diff_ids) {
             let chain_id = chain_id(layers.last().map(|below| &below.chain_id), diff_id);
-            layers.push(Wanted { descriptor: descriptor.clone(), diff_id: diff_id.clone(), chain_id });
+            layers.push(PlannedLayer { descriptor: descriptor.clone(), diff_id: diff_id.clone(), chain_id });
         }
-        Plan { layers, config }
+        PullPlan { layers, config }
     }
 
     /// Index and compressed size of each layer that this pull has to fetch itself.
-    pub(super) fn to_fetch(&self, claims: &[Claim]) -> Vec<(usize, u64)> {
-        let ours = claims.iter().enumerate().filter(|(_, claim)| matches!(claim, Claim::Fetch(_)));
+    pub(super) fn to_fetch(&self, claims: &[ClaimOutcome]) -> Vec<(usize, u64)> {
+        let ours = claims.iter().enumerate().filter(|(_, claim)| matches!(claim, ClaimOutcome::Fetch(_)));
         ours.map(|(at, _)| (at, self.layers[at].descriptor.size)).collect()
     }
 
     /// Whether nothing has to come: each layer is here, durable, and sure to fit on those below.
-    pub(super) fn is_here(&self, claims: &[Claim]) -> bool {
-        let fits = |layer: &Layer, wanted: &Wanted| {
+    pub(super) fn is_present(&self, claims: &[ClaimOutcome]) -> bool {
+        let fits = |layer: &LayerHandle, wanted: &PlannedLayer| {
             *layer.key() == LayerKey::from(&wanted.chain_id) || !layer.record().facts.pending
         };
         self.layers.iter().zip(claims).all(|(wanted, claim)| {
-            matches!(claim, Claim::Present(layer) if !layer.is_fresh() && fits(layer, wanted))
+            matches!(claim, ClaimOutcome::Present(layer) if !layer.is_fresh() && fits(layer, wanted))
         })
     }
 
     /// The layers as a commit takes them.
-    pub(super) fn committed(&self, layers: Vec<Layer>) -> Vec<CommitLayer> {
+    pub(super) fn committed(&self, layers: Vec<LayerHandle>) -> Vec<CommitLayer> {
         let wanted = self.layers.iter().zip(layers);
         wanted
             .map(|(wanted, layer)| CommitLayer {

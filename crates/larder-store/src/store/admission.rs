@@ -1,23 +1,23 @@
 //! Is there room for this pull? Pure: sizes in, a yes or a reason out.
 //!
-//! A manifest says how much will be fetched, not what it becomes on disk. That is estimated with a [`Ratio`] learned
+//! A manifest says how much will be fetched, not what it becomes on disk. That is estimated with a [`UnpackRatio`] learned
 //! from what was pulled on this node before. While a layer is unpacked its fetched bytes are still on disk, so both
 //! count.
 //!
-//! Images differ: some grow to twice what is fetched, some to five times. A pull is refused only where the [least](Need)
+//! Images differ: some grow to twice what is fetched, some to five times. A pull is refused only where the [least](SpaceEstimate)
 //! that it could take does not fit. One that grows more than that finds the disk full in its middle, and leaves nothing
 //! behind; one that is refused although it would fit cannot be had at all.
 
 use std::fmt;
 
-use larder::gotext;
+use larder::go_format;
 use larder::hint::Hint;
 
-use super::records::Ratio;
-use crate::disk::Amount;
+use super::records::UnpackRatio;
+use crate::disk::DiskSpace;
 
 /// Before anything was learned: what a gzip layer of a distribution becomes. One file for 6 KiB fetched.
-const FIRST: Ratio = Ratio { bytes: 3.2, inodes: 1.0 / 6144.0 };
+const FIRST: UnpackRatio = UnpackRatio { bytes: 3.2, inodes: 1.0 / 6144.0 };
 
 /// How many fetched bytes weigh as much as everything that was learned before them: 256 MiB. Small images then move
 /// the ratio a little, large ones much.
@@ -31,22 +31,22 @@ const LEAST: f64 = 0.5;
 
 /// What a pull would take on disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Need {
+pub struct SpaceEstimate {
     /// If its layers grow as those before them did, and all that is fetched is there at the same time.
-    pub likely: Amount,
+    pub likely: DiskSpace,
     /// If they grow little, and one after the other.
-    pub least: Amount,
+    pub least: DiskSpace,
 }
 
-impl Default for Ratio {
-    fn default() -> Ratio {
+impl Default for UnpackRatio {
+    fn default() -> UnpackRatio {
         FIRST
     }
 }
 
 /// The ratio after `fetched` bytes became `became`; `None` when nothing can be learned from it.
 #[allow(clippy::cast_precision_loss, reason = "an estimate")]
-pub(super) fn learn(before: Option<Ratio>, fetched: u64, became: Amount) -> Option<Ratio> {
+pub(super) fn learn(before: Option<UnpackRatio>, fetched: u64, became: DiskSpace) -> Option<UnpackRatio> {
     if fetched == 0 {
         return None;
     }
@@ -54,27 +54,27 @@ pub(super) fn learn(before: Option<Ratio>, fetched: u64, became: Amount) -> Opti
     let fetched = fetched as f64;
     let weight = fetched / (fetched + MEMORY);
     let towards = |old: f64, new: f64| old + (new - old) * weight;
-    Some(Ratio {
+    Some(UnpackRatio {
         bytes: towards(before.bytes, became.bytes as f64 / fetched),
         inodes: towards(before.inodes, became.inodes as f64 / fetched),
     })
 }
 
 /// What a pull would take: `missing` are the sizes of the layers that are not here, in bytes as fetched.
-pub(crate) fn estimate(ratio: Ratio, missing: &[u64]) -> Need {
+pub(crate) fn estimate(ratio: UnpackRatio, missing: &[u64]) -> SpaceEstimate {
     let (likely_ratio, least_ratio) = (scaled(ratio, 1.0 + MARGIN), scaled(ratio, LEAST));
-    let (mut likely, mut least) = (Amount::default(), Amount::default());
+    let (mut likely, mut least) = (DiskSpace::default(), DiskSpace::default());
     for &size in missing {
-        likely += grown(likely_ratio, size) + Amount { bytes: size, inodes: 0 };
+        likely += grown(likely_ratio, size) + DiskSpace { bytes: size, inodes: 0 };
         least += grown(least_ratio, size);
     }
     // What was fetched of the last one is there until it is unpacked.
-    least += Amount { bytes: missing.iter().copied().max().unwrap_or_default(), inodes: 0 };
-    Need { likely, least }
+    least += DiskSpace { bytes: missing.iter().copied().max().unwrap_or_default(), inodes: 0 };
+    SpaceEstimate { likely, least }
 }
 
-fn scaled(ratio: Ratio, by: f64) -> Ratio {
-    Ratio { bytes: ratio.bytes * by, inodes: ratio.inodes * by }
+fn scaled(ratio: UnpackRatio, by: f64) -> UnpackRatio {
+    UnpackRatio { bytes: ratio.bytes * by, inodes: ratio.inodes * by }
 }
 
 /// What a layer becomes. It has a few folders and files of the store's own.
@@ -84,20 +84,25 @@ fn scaled(ratio: Ratio, by: f64) -> Ratio {
     clippy::cast_sign_loss,
     reason = "an estimate; a cast from a float stays within the integer's range"
 )]
-fn grown(ratio: Ratio, size: u64) -> Amount {
+fn grown(ratio: UnpackRatio, size: u64) -> DiskSpace {
     let bytes = size as f64 * ratio.bytes.max(1.0);
     let inodes = size as f64 * ratio.inodes.max(0.0);
-    Amount { bytes: bytes as u64, inodes: (inodes as u64).saturating_add(8) }
+    DiskSpace { bytes: bytes as u64, inodes: (inodes as u64).saturating_add(8) }
 }
 
 /// Says whether the least of `need` fits into `free` so that `reserve` is left.
-pub(crate) fn admit(need: Need, free: Amount, reserve: Amount, reclaimable: Amount) -> Result<(), NoRoom> {
+pub(crate) fn admit(
+    need: SpaceEstimate,
+    free: DiskSpace,
+    reserve: DiskSpace,
+    reclaimable: DiskSpace,
+) -> Result<(), InsufficientSpace> {
     if fits(need.least.bytes, free.bytes, reserve.bytes)
         && fits(need.least.inodes, free.inodes, reserve.inodes)
     {
         return Ok(());
     }
-    Err(NoRoom { need, free, reserve, reclaimable })
+    Err(InsufficientSpace { need, free, reserve, reclaimable })
 }
 
 fn fits(need: u64, free: u64, reserve: u64) -> bool {
@@ -106,31 +111,31 @@ fn fits(need: u64, free: u64, reserve: u64) -> bool {
 
 /// There is no room for a pull.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct NoRoom {
+pub struct InsufficientSpace {
     /// What the pull is estimated to take.
-    pub need: Need,
+    pub need: SpaceEstimate,
     /// What is free.
-    pub free: Amount,
+    pub free: DiskSpace,
     /// What of it must stay free.
-    pub reserve: Amount,
+    pub reserve: DiskSpace,
     /// What removing images that nobody uses would free.
-    pub reclaimable: Amount,
+    pub reclaimable: DiskSpace,
 }
 
-impl NoRoom {
+impl InsufficientSpace {
     /// Whether it is inodes that are short, and not bytes.
     fn lacks_inodes_only(&self) -> bool {
         fits(self.need.least.bytes, self.free.bytes, self.reserve.bytes)
     }
 
     /// Whether it would be admitted once everything reclaimable is gone.
-    pub(crate) fn would_fit_after_collection(&self) -> bool {
-        admit(self.need, self.free + self.reclaimable, self.reserve, Amount::default()).is_ok()
+    pub(crate) fn fits_after_gc(&self) -> bool {
+        admit(self.need, self.free + self.reclaimable, self.reserve, DiskSpace::default()).is_ok()
     }
 
     /// What the reader could try next.
     pub fn hint(&self) -> Hint {
-        if self.would_fit_after_collection() {
+        if self.fits_after_gc() {
             Hint::new().command(["gc"]).text(" makes room by removing images that nobody uses")
         } else {
             Hint::new().command(["df"]).text(" shows what holds the disk")
@@ -139,22 +144,22 @@ impl NoRoom {
 }
 
 /// `needs about 3.2GB, 1.1GB free, of which 67.1MB are kept in reserve; 0B could be reclaimed`
-impl fmt::Display for NoRoom {
+impl fmt::Display for InsufficientSpace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let show: fn(&Amount) -> String = if self.lacks_inodes_only() {
+        let show: fn(&DiskSpace) -> String = if self.lacks_inodes_only() {
             |amount| format!("{} inodes", amount.inodes)
         } else {
-            |amount| gotext::bytes(amount.bytes)
+            |amount| go_format::bytes(amount.bytes)
         };
         write!(f, "needs about {}, {} free", show(&self.need.likely), show(&self.free))?;
-        if self.reserve != Amount::default() {
+        if self.reserve != DiskSpace::default() {
             write!(f, ", of which {} are kept in reserve", show(&self.reserve))?;
         }
         write!(f, "; {} could be reclaimed", show(&self.reclaimable))
     }
 }
 
-impl std::error::Error for NoRoom {}
+impl std::error::Error for InsufficientSpace {}
 
 #[cfg(test)]
 mod tests {
@@ -162,12 +167,12 @@ mod tests {
 
     const GIB: u64 = 1 << 30;
 
-    fn of(bytes: u64, inodes: u64) -> Amount {
-        Amount { bytes, inodes }
+    fn of(bytes: u64, inodes: u64) -> DiskSpace {
+        DiskSpace { bytes, inodes }
     }
 
-    fn just(bytes: u64, inodes: u64) -> Need {
-        Need { likely: of(bytes, inodes), least: of(bytes, inodes) }
+    fn just(bytes: u64, inodes: u64) -> SpaceEstimate {
+        SpaceEstimate { likely: of(bytes, inodes), least: of(bytes, inodes) }
     }
 
     #[test]
@@ -177,15 +182,15 @@ mod tests {
             error.to_string(),
             "needs about 3.22GB, 2.15GB free, of which 537MB are kept in reserve; 1.07GB could be reclaimed"
         );
-        assert!(!error.would_fit_after_collection());
+        assert!(!error.fits_after_gc());
         let error = admit(just(GIB, 10), of(GIB, 1000), of(GIB / 2, 0), of(GIB, 0)).unwrap_err();
-        assert!(error.would_fit_after_collection() && error.hint().to_string().contains("gc"));
+        assert!(error.fits_after_gc() && error.hint().to_string().contains("gc"));
         assert_eq!(admit(just(GIB, 10), of(2 * GIB, 1000), of(GIB, 0), of(0, 0)), Ok(()));
     }
 
     #[test]
     fn the_hint_judges_as_admission_does() {
-        let need = Need { likely: of(700, 0), least: of(400, 0) };
+        let need = SpaceEstimate { likely: of(700, 0), least: of(400, 0) };
         let refused = |reclaimable| admit(need, of(300, 0), of(0, 0), of(reclaimable, 0)).unwrap_err();
         assert!(refused(200).hint().to_string().contains("gc"), "then it is admitted");
         assert_eq!(admit(need, of(500, 0), of(0, 0), of(0, 0)), Ok(()));
@@ -200,7 +205,7 @@ mod tests {
 
     #[test]
     fn nothing_to_fetch_always_fits() {
-        assert_eq!(admit(estimate(Ratio::default(), &[]), of(0, 0), of(GIB, 9), of(0, 0)), Ok(()));
+        assert_eq!(admit(estimate(UnpackRatio::default(), &[]), of(0, 0), of(GIB, 9), of(0, 0)), Ok(()));
     }
 
     #[test]
@@ -221,13 +226,13 @@ mod tests {
     fn an_image_that_grows_little_is_not_refused_where_it_fits() {
         // A real one: 160 MB in eight layers, 284 MB on disk.
         let layers = [77, 49, 12, 9, 6, 4, 2, 1].map(|mb| mb * 1_000_000);
-        let need = estimate(Ratio::default(), &layers);
+        let need = estimate(UnpackRatio::default(), &layers);
         assert!(need.likely.bytes > 700_000_000, "{need:?}");
         assert_eq!(admit(need, of(350_000_000, 100_000), of(0, 0), of(0, 0)), Ok(()));
         let error = admit(need, of(250_000_000, 100_000), of(0, 0), of(0, 0)).unwrap_err();
         assert!(error.to_string().starts_with("needs about 723MB, 250MB free"), "{error}");
         // What is fetched must fit in any case.
-        let dense = estimate(Ratio { bytes: 0.1, inodes: 0.0 }, &layers).least;
+        let dense = estimate(UnpackRatio { bytes: 0.1, inodes: 0.0 }, &layers).least;
         assert_eq!(dense.bytes, 160_000_000 + 77_000_000);
     }
 
@@ -239,7 +244,7 @@ mod tests {
 
     #[test]
     fn no_declared_size_overflows() {
-        let need = estimate(Ratio { bytes: f64::MAX, inodes: f64::MAX }, &[u64::MAX, u64::MAX]);
+        let need = estimate(UnpackRatio { bytes: f64::MAX, inodes: f64::MAX }, &[u64::MAX, u64::MAX]);
         assert_eq!(need, just(u64::MAX, u64::MAX));
         assert!(admit(need, of(u64::MAX - 1, 0), of(u64::MAX, u64::MAX), of(0, 0)).is_err());
     }

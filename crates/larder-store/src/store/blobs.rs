@@ -6,47 +6,47 @@ use std::path::Path;
 use larder::reference::Digest;
 use sha2::{Digest as _, Sha256, Sha384, Sha512};
 
-use super::error::{Doing as _, StoreError};
-use super::inner::Inner;
+use super::error::{StoreError, StoreErrorContext as _};
+use super::handle::OpenStore;
 use super::trash::discard;
 use crate::disk::{ensure_dir, replace};
 use larder_registry::manifest::MAX_BYTES;
 
 /// A digest being computed.
-pub(crate) enum Hasher {
+pub(crate) enum BlobHasher {
     Sha256(Sha256),
     Sha384(Sha384),
     Sha512(Sha512),
 }
 
-impl Hasher {
-    pub(crate) fn sha256() -> Hasher {
-        Hasher::Sha256(Sha256::new())
+impl BlobHasher {
+    pub(crate) fn sha256() -> BlobHasher {
+        BlobHasher::Sha256(Sha256::new())
     }
 
     /// For digests of the same algorithm as this one.
-    pub(crate) fn like(digest: &Digest) -> Hasher {
+    pub(crate) fn like(digest: &Digest) -> BlobHasher {
         match digest.algorithm() {
-            "sha384" => Hasher::Sha384(Sha384::new()),
-            "sha512" => Hasher::Sha512(Sha512::new()),
-            _ => Hasher::sha256(),
+            "sha384" => BlobHasher::Sha384(Sha384::new()),
+            "sha512" => BlobHasher::Sha512(Sha512::new()),
+            _ => BlobHasher::sha256(),
         }
     }
 
     pub(crate) fn update(&mut self, bytes: &[u8]) {
         match self {
-            Hasher::Sha256(hasher) => hasher.update(bytes),
-            Hasher::Sha384(hasher) => hasher.update(bytes),
-            Hasher::Sha512(hasher) => hasher.update(bytes),
+            BlobHasher::Sha256(hasher) => hasher.update(bytes),
+            BlobHasher::Sha384(hasher) => hasher.update(bytes),
+            BlobHasher::Sha512(hasher) => hasher.update(bytes),
         }
     }
 
     /// The digest of all bytes.
     pub(crate) fn finish(self) -> Digest {
         match self {
-            Hasher::Sha256(hasher) => digest("sha256", &hasher.finalize()),
-            Hasher::Sha384(hasher) => digest("sha384", &hasher.finalize()),
-            Hasher::Sha512(hasher) => digest("sha512", &hasher.finalize()),
+            BlobHasher::Sha256(hasher) => digest("sha256", &hasher.finalize()),
+            BlobHasher::Sha384(hasher) => digest("sha384", &hasher.finalize()),
+            BlobHasher::Sha512(hasher) => digest("sha512", &hasher.finalize()),
         }
     }
 }
@@ -62,7 +62,7 @@ fn digest(algorithm: &str, hash: &[u8]) -> Digest {
 
 /// Checks that these bytes have this digest.
 pub(crate) fn check_digest(bytes: &[u8], wanted: &Digest) -> Result<(), StoreError> {
-    let mut hasher = Hasher::like(wanted);
+    let mut hasher = BlobHasher::like(wanted);
     hasher.update(bytes);
     let found = hasher.finish();
     if found == *wanted { Ok(()) } else { Err(StoreError::WrongDigest { wanted: wanted.clone(), found }) }
@@ -79,19 +79,19 @@ pub(crate) fn read_blob(path: &Path) -> io::Result<Option<Vec<u8>>> {
     Ok(Some(bytes))
 }
 
-impl Inner {
+impl OpenStore {
     /// Puts a blob in its place; durable with the next sync. The caller holds it, so that no removal takes it away.
     pub(super) fn put_blob(&self, digest: &Digest, bytes: &[u8]) -> Result<(), StoreError> {
         check_digest(bytes, digest)?;
         let path = self.layout.blob(digest);
         let doing = "store a manifest or config";
-        if read_blob(&path).doing(doing)?.is_some_and(|present| present == bytes) {
+        if read_blob(&path).context(doing)?.is_some_and(|present| present == bytes) {
             return Ok(());
         }
         if let Some(folder) = path.parent() {
-            ensure_dir(&*self.disk, folder).doing(doing)?;
+            ensure_dir(&*self.disk, folder).context(doing)?;
         }
-        replace(&*self.disk, &self.layout.new_staging(), &path, bytes).doing(doing)
+        replace(&*self.disk, &self.layout.new_staging(), &path, bytes).context(doing)
     }
 
     /// Moves what lies at `path` to the trash, if anything does.

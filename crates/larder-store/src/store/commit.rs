@@ -12,16 +12,18 @@ use std::time::SystemTime;
 use larder::reference::{Digest, Reference};
 
 use super::admission::learn;
-use super::db::{Abort, DbResult, IMAGES, LAYERS, LEASES, META, NAMES, Source, USES, Writer};
-use super::error::{Doing as _, StoreError};
-use super::holds::Item;
-use super::inner::{Inner, Store, seconds};
-use super::layers::Layer;
+use super::db::{
+    DbRead, DbResult, DbTransaction, IMAGES, LAYERS, LEASES, META, NAMES, TransactionAbort, USES,
+};
+use super::error::{StoreError, StoreErrorContext as _};
+use super::handle::{OpenStore, Store, seconds};
+use super::layers::LayerHandle;
 use super::listing::put_image;
-use super::records::{ImageLayer, ImageRecord, LayerKey, LayerRecord, LeaseRecord, Ratio};
+use super::records::{ImageLayer, ImageRecord, LayerKey, LayerRecord, LeaseRecord, UnpackRatio};
+use super::references::ReferencedItem;
 use larder_registry::manifest::{ImageConfig, ManifestError};
 
-/// Key of the learned [`Ratio`] in the table of what is known of the store as a whole.
+/// Key of the learned [`UnpackRatio`] in the table of what is known of the store as a whole.
 pub(super) const RATIO: &str = "ratio";
 
 /// Most manifests that are kept of one image: who pulls it again and again under new ones does not fill the disk.
@@ -53,7 +55,7 @@ pub struct ImageCommit {
 #[derive(Debug, Clone)]
 pub struct CommitLayer {
     /// The layer.
-    pub layer: Layer,
+    pub layer: LayerHandle,
     /// Digest of the archive in this image's manifest.
     pub digest: Digest,
     /// Size of that archive in bytes.
@@ -70,9 +72,13 @@ impl Store {
 
     /// Makes layers durable without an image, so that a pull that failed elsewhere, or a repair, need not fetch them
     /// again. Unless an image or a lease has them they go with the next [`sweep`](Store::sweep).
-    pub fn commit_layers(&self, layers: &[Layer], lease: Option<&LeaseRecord>) -> Result<(), StoreError> {
+    pub fn commit_layers(
+        &self,
+        layers: &[LayerHandle],
+        lease: Option<&LeaseRecord>,
+    ) -> Result<(), StoreError> {
         let doing = "keep layers";
-        self.0.disk.sync_all(self.0.layout.root()).doing(doing)?;
+        self.0.disk.sync_all(self.0.layout.root()).context(doing)?;
         let _gate = self.0.gate();
         self.0.db.write(doing, |writer| {
             self.0.put_layers(writer, layers.iter())?;
@@ -84,7 +90,7 @@ impl Store {
     }
 }
 
-impl Inner {
+impl OpenStore {
     fn commit(&self, image: &ImageCommit, now: SystemTime) -> Result<ImageRecord, StoreError> {
         let doing = "commit the image";
         let config = check(image)?;
@@ -92,12 +98,15 @@ impl Inner {
         let held = {
             // A removal that is under way has either taken them already, or will leave them.
             let _gate = self.gate();
-            blobs.iter().map(|(digest, _)| self.holds.hold(Item::Blob(digest.clone()))).collect::<Vec<_>>()
+            blobs
+                .iter()
+                .map(|(digest, _)| self.holds.hold(ReferencedItem::Blob(digest.clone())))
+                .collect::<Vec<_>>()
         };
         for (digest, bytes) in blobs {
             self.put_blob(digest, bytes)?;
         }
-        self.disk.sync_all(self.layout.root()).doing(doing)?;
+        self.disk.sync_all(self.layout.root()).context(doing)?;
 
         let gate = self.gate();
         let (record, others) = self.db.write(doing, |writer| {
@@ -123,7 +132,7 @@ impl Inner {
     /// Writes the image's record, moves its names to it, and returns it with the images that lost a name.
     fn put_image(
         &self,
-        writer: &Writer,
+        writer: &DbTransaction,
         image: &ImageCommit,
         config: &ImageConfig,
         now: SystemTime,
@@ -169,7 +178,11 @@ impl Inner {
     }
 
     /// Writes the records of fresh layers; the others must be there.
-    fn put_layers<'a>(&self, writer: &Writer, layers: impl Iterator<Item = &'a Layer>) -> Result<(), Abort> {
+    fn put_layers<'a>(
+        &self,
+        writer: &DbTransaction,
+        layers: impl Iterator<Item = &'a LayerHandle>,
+    ) -> Result<(), TransactionAbort> {
         for layer in layers {
             let key = layer.key();
             let before = writer.get::<LayerRecord>(LAYERS, key.as_str())?;
@@ -187,7 +200,7 @@ impl Inner {
     }
 
     /// Notes for each image that needs this layer whether all that it needs is there.
-    pub(crate) fn recheck_images(&self, writer: &Writer, key: &LayerKey) -> DbResult<()> {
+    pub(crate) fn recheck_images(&self, writer: &DbTransaction, key: &LayerKey) -> DbResult<()> {
         for id in writer.endings(USES, &format!("layer/{key}/"))? {
             let Some(mut image) = writer.get::<ImageRecord>(IMAGES, &id)? else { continue };
             let mut complete = image.blobs().all(|digest| self.layout.blob(digest).exists());
@@ -265,7 +278,7 @@ fn merge(record: &mut ImageRecord, before: ImageRecord) {
 }
 
 /// Gives a name to an image; returns the image that had it before.
-fn take_name(writer: &Writer, name: &str, id: &Digest) -> DbResult<Option<ImageRecord>> {
+fn take_name(writer: &DbTransaction, name: &str, id: &Digest) -> DbResult<Option<ImageRecord>> {
     let before = writer.value(NAMES, name)?;
     writer.put_raw(NAMES, name, id.as_str().as_bytes())?;
     let Some(before) = before.filter(|before| before != id.as_str().as_bytes()) else {
@@ -282,12 +295,12 @@ fn take_name(writer: &Writer, name: &str, id: &Digest) -> DbResult<Option<ImageR
 }
 
 /// Notes that an image needs its layers and blobs.
-pub(crate) fn put_uses(writer: &Writer, image: &ImageRecord) -> DbResult<()> {
+pub(crate) fn put_uses(writer: &DbTransaction, image: &ImageRecord) -> DbResult<()> {
     for_uses(image, |key| writer.put_raw(USES, key, b""))
 }
 
 /// Takes back what [`put_uses`] noted.
-pub(super) fn delete_uses(writer: &Writer, image: &ImageRecord) -> DbResult<()> {
+pub(super) fn delete_uses(writer: &DbTransaction, image: &ImageRecord) -> DbResult<()> {
     for_uses(image, |key| writer.delete(USES, key))
 }
 
@@ -302,14 +315,14 @@ pub(crate) fn for_uses(image: &ImageRecord, mut with: impl FnMut(&str) -> DbResu
 }
 
 /// Remembers what fetched bytes became on disk.
-fn learn_from(writer: &Writer, image: &ImageCommit) -> DbResult<()> {
+fn learn_from(writer: &DbTransaction, image: &ImageCommit) -> DbResult<()> {
     let fresh = image.layers.iter().map(|layer| &layer.layer).filter(|layer| layer.is_fresh());
-    let (mut fetched, mut became) = (0_u64, crate::disk::Amount::default());
+    let (mut fetched, mut became) = (0_u64, crate::disk::DiskSpace::default());
     for layer in fresh {
         fetched = fetched.saturating_add(layer.record().facts.compressed_bytes);
         became += layer.record().usage;
     }
-    let before = writer.get::<Ratio>(META, RATIO)?;
+    let before = writer.get::<UnpackRatio>(META, RATIO)?;
     match learn(before, fetched, became) {
         Some(ratio) => writer.put(META, RATIO, &ratio),
         None => Ok(()),

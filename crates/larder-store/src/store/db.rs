@@ -21,29 +21,29 @@ use serde::de::DeserializeOwned;
 
 use super::error::StoreError;
 use super::records::VERSION;
-use crate::disk::{Disk, DiskFile, OpenHow, read_exact_at};
+use crate::disk::{Disk, DiskFile, FileOpenMode, read_exact_at};
 
 /// A table.
-pub(crate) type Table = TableDefinition<'static, &'static str, &'static [u8]>;
+pub(crate) type RedbTable = TableDefinition<'static, &'static str, &'static [u8]>;
 
 /// Image id to [`ImageRecord`](super::records::ImageRecord).
-pub(crate) const IMAGES: Table = TableDefinition::new("images");
+pub(crate) const IMAGES: RedbTable = TableDefinition::new("images");
 /// Image id to [`Listed`](super::listing::Listed).
-pub(crate) const LISTED: Table = TableDefinition::new("listed");
+pub(crate) const LISTED: RedbTable = TableDefinition::new("listed");
 /// Full name, with tag or digest, to image id.
-pub(crate) const NAMES: Table = TableDefinition::new("names");
+pub(crate) const NAMES: RedbTable = TableDefinition::new("names");
 /// Layer key to [`LayerRecord`](super::records::LayerRecord).
-pub(crate) const LAYERS: Table = TableDefinition::new("layers");
+pub(crate) const LAYERS: RedbTable = TableDefinition::new("layers");
 /// `layer/KEY/IMAGE` and `blob/DIGEST/IMAGE`, to nothing: which images need a layer or a blob.
-pub(crate) const USES: Table = TableDefinition::new("uses");
+pub(crate) const USES: RedbTable = TableDefinition::new("uses");
 /// Lease id to [`LeaseRecord`](super::records::LeaseRecord).
-pub(crate) const LEASES: Table = TableDefinition::new("leases");
+pub(crate) const LEASES: RedbTable = TableDefinition::new("leases");
 /// Mount id to [`MountRecord`](super::records::MountRecord).
-pub(crate) const MOUNTS: Table = TableDefinition::new("mounts");
+pub(crate) const MOUNTS: RedbTable = TableDefinition::new("mounts");
 /// What is known of the store as a whole.
-pub(crate) const META: Table = TableDefinition::new("meta");
+pub(crate) const META: RedbTable = TableDefinition::new("meta");
 
-const TABLES: [Table; 8] = [IMAGES, LISTED, NAMES, LAYERS, USES, LEASES, MOUNTS, META];
+const TABLES: [RedbTable; 8] = [IMAGES, LISTED, NAMES, LAYERS, USES, LEASES, MOUNTS, META];
 
 /// Why the database did not answer.
 #[derive(Debug, thiserror::Error)]
@@ -119,31 +119,31 @@ pub(crate) type DbResult<T> = Result<T, DbError>;
 
 /// Why a transaction leaves nothing.
 #[derive(Debug)]
-pub(crate) enum Abort {
+pub(crate) enum TransactionAbort {
     /// The database failed.
     Failed(DbError),
     /// What was asked cannot be done.
     Refused(StoreError),
 }
 
-impl Abort {
+impl TransactionAbort {
     fn explain(self, doing: &'static str) -> StoreError {
         match self {
-            Abort::Failed(cause) => StoreError::Database { doing, cause },
-            Abort::Refused(error) => error,
+            TransactionAbort::Failed(cause) => StoreError::Database { operation: doing, cause },
+            TransactionAbort::Refused(error) => error,
         }
     }
 }
 
-impl From<DbError> for Abort {
-    fn from(error: DbError) -> Abort {
-        Abort::Failed(error)
+impl From<DbError> for TransactionAbort {
+    fn from(error: DbError) -> TransactionAbort {
+        TransactionAbort::Failed(error)
     }
 }
 
-impl From<StoreError> for Abort {
-    fn from(error: StoreError) -> Abort {
-        Abort::Refused(error)
+impl From<StoreError> for TransactionAbort {
+    fn from(error: StoreError) -> TransactionAbort {
+        TransactionAbort::Refused(error)
     }
 }
 
@@ -170,14 +170,14 @@ impl Db {
     pub(crate) fn create(
         disk: &dyn Disk,
         path: &Path,
-        write_first: impl FnOnce(&Writer) -> DbResult<()>,
+        write_first: impl FnOnce(&DbTransaction) -> DbResult<()>,
     ) -> DbResult<()> {
         let new = path.with_extension("redb.new");
         let failed = |cause| DbError::from(redb::StorageError::Io(cause));
         disk.remove_file(&new).map_err(failed)?;
-        let file = disk.open(&new, OpenHow::CreateNew).map_err(failed)?;
-        let database = redb::Builder::new().create_with_backend(Backend(file.clone()))?;
-        let writer = Writer(database.begin_write()?);
+        let file = disk.open(&new, FileOpenMode::CreateNew).map_err(failed)?;
+        let database = redb::Builder::new().create_with_backend(RedbFile(file.clone()))?;
+        let writer = DbTransaction(database.begin_write()?);
         for table in TABLES {
             writer.0.open_table(table)?;
         }
@@ -189,8 +189,8 @@ impl Db {
     }
 
     fn open_file(&self) -> DbResult<Database> {
-        let file = self.disk.open(&self.path, OpenHow::Existing).map_err(redb::StorageError::Io)?;
-        Ok(redb::Builder::new().set_cache_size(self.cache_bytes).create_with_backend(Backend(file))?)
+        let file = self.disk.open(&self.path, FileOpenMode::Existing).map_err(redb::StorageError::Io)?;
+        Ok(redb::Builder::new().set_cache_size(self.cache_bytes).create_with_backend(RedbFile(file))?)
     }
 
     /// Closes the database and opens it again, once nobody is in it.
@@ -202,7 +202,10 @@ impl Db {
         Ok(())
     }
 
-    fn with<T>(&self, run: impl FnOnce(&Database) -> Result<T, Abort>) -> Result<T, Abort> {
+    fn with<T>(
+        &self,
+        run: impl FnOnce(&Database) -> Result<T, TransactionAbort>,
+    ) -> Result<T, TransactionAbort> {
         {
             let database = self.database.read().unwrap_or_else(PoisonError::into_inner);
             if let Some(database) = database.as_ref() {
@@ -221,10 +224,10 @@ impl Db {
     pub(crate) fn read<T>(
         &self,
         doing: &'static str,
-        run: impl FnOnce(&Reader) -> DbResult<T>,
+        run: impl FnOnce(&DbSnapshot) -> DbResult<T>,
     ) -> Result<T, StoreError> {
         let read = self.with(|database| {
-            let reader = Reader(database.begin_read().map_err(DbError::from)?);
+            let reader = DbSnapshot(database.begin_read().map_err(DbError::from)?);
             Ok(run(&reader)?)
         });
         read.map_err(|abort| abort.explain(doing))
@@ -234,15 +237,15 @@ impl Db {
     pub(crate) fn write<T>(
         &self,
         doing: &'static str,
-        run: impl FnOnce(&Writer) -> Result<T, Abort>,
+        run: impl FnOnce(&DbTransaction) -> Result<T, TransactionAbort>,
     ) -> Result<T, StoreError> {
         let written = self.with(|database| {
-            let writer = Writer(database.begin_write().map_err(DbError::from)?);
+            let writer = DbTransaction(database.begin_write().map_err(DbError::from)?);
             let value = run(&writer)?;
             writer.0.commit().map_err(DbError::from)?;
             Ok(value)
         });
-        if matches!(&written, Err(Abort::Failed(error)) if error.is_final())
+        if matches!(&written, Err(TransactionAbort::Failed(error)) if error.is_final())
             || (written.is_err() && self.is_broken())
         {
             // If this fails as well, the next call tries again.
@@ -262,26 +265,26 @@ impl Db {
 }
 
 /// What can be read, inside and outside of a write.
-pub(crate) trait Source {
+pub(crate) trait DbRead {
     /// The raw value of this key.
-    fn value(&self, table: Table, key: &str) -> DbResult<Option<Vec<u8>>>;
+    fn value(&self, table: RedbTable, key: &str) -> DbResult<Option<Vec<u8>>>;
 
     /// Visits the entries whose key starts with `prefix`, in order, until `visit` returns false. It must not touch
     /// the database.
     fn visit(
         &self,
-        table: Table,
+        table: RedbTable,
         prefix: &str,
         visit: &mut dyn FnMut(&str, &[u8]) -> DbResult<bool>,
     ) -> DbResult<()>;
 
     /// The record of this key.
-    fn get<T: DeserializeOwned>(&self, table: Table, key: &str) -> DbResult<Option<T>> {
+    fn get<T: DeserializeOwned>(&self, table: RedbTable, key: &str) -> DbResult<Option<T>> {
         self.value(table, key)?.map(|value| decode(key, &value)).transpose()
     }
 
     /// Visits all records of a table, in order.
-    fn each<T: DeserializeOwned>(&self, table: Table, mut visit: impl FnMut(T)) -> DbResult<()> {
+    fn for_each<T: DeserializeOwned>(&self, table: RedbTable, mut visit: impl FnMut(T)) -> DbResult<()> {
         self.visit(table, "", &mut |key, value| {
             visit(decode(key, value)?);
             Ok(true)
@@ -289,14 +292,14 @@ pub(crate) trait Source {
     }
 
     /// All records of a table, in order.
-    fn all<T: DeserializeOwned>(&self, table: Table) -> DbResult<Vec<T>> {
+    fn all<T: DeserializeOwned>(&self, table: RedbTable) -> DbResult<Vec<T>> {
         let mut records = Vec::new();
-        self.each(table, |record| records.push(record))?;
+        self.for_each(table, |record| records.push(record))?;
         Ok(records)
     }
 
     /// What comes after the prefix in each key that has it.
-    fn endings(&self, table: Table, prefix: &str) -> DbResult<Vec<String>> {
+    fn endings(&self, table: RedbTable, prefix: &str) -> DbResult<Vec<String>> {
         let mut endings = Vec::new();
         self.visit(table, prefix, &mut |key, _| {
             endings.push(key[prefix.len()..].to_owned());
@@ -306,7 +309,7 @@ pub(crate) trait Source {
     }
 
     /// Whether any key starts like this.
-    fn any(&self, table: Table, prefix: &str) -> DbResult<bool> {
+    fn any(&self, table: RedbTable, prefix: &str) -> DbResult<bool> {
         let mut found = false;
         self.visit(table, prefix, &mut |_, _| {
             found = true;
@@ -317,21 +320,21 @@ pub(crate) trait Source {
 }
 
 /// Whether two tables are one.
-pub(crate) fn same(one: Table, other: Table) -> bool {
+pub(crate) fn same(one: RedbTable, other: RedbTable) -> bool {
     one.name() == other.name()
 }
 
 /// A look at the database as it was at one moment.
-pub(crate) struct Reader(ReadTransaction);
+pub(crate) struct DbSnapshot(ReadTransaction);
 
-impl Source for Reader {
-    fn value(&self, table: Table, key: &str) -> DbResult<Option<Vec<u8>>> {
+impl DbRead for DbSnapshot {
+    fn value(&self, table: RedbTable, key: &str) -> DbResult<Option<Vec<u8>>> {
         value_of(&self.0.open_table(table)?, key)
     }
 
     fn visit(
         &self,
-        table: Table,
+        table: RedbTable,
         prefix: &str,
         visit: &mut dyn FnMut(&str, &[u8]) -> DbResult<bool>,
     ) -> DbResult<()> {
@@ -340,16 +343,16 @@ impl Source for Reader {
 }
 
 /// A change under way.
-pub(crate) struct Writer(WriteTransaction);
+pub(crate) struct DbTransaction(WriteTransaction);
 
-impl Source for Writer {
-    fn value(&self, table: Table, key: &str) -> DbResult<Option<Vec<u8>>> {
+impl DbRead for DbTransaction {
+    fn value(&self, table: RedbTable, key: &str) -> DbResult<Option<Vec<u8>>> {
         value_of(&self.0.open_table(table)?, key)
     }
 
     fn visit(
         &self,
-        table: Table,
+        table: RedbTable,
         prefix: &str,
         visit: &mut dyn FnMut(&str, &[u8]) -> DbResult<bool>,
     ) -> DbResult<()> {
@@ -357,24 +360,24 @@ impl Source for Writer {
     }
 }
 
-impl Writer {
-    pub(crate) fn put<T: Serialize>(&self, table: Table, key: &str, record: &T) -> DbResult<()> {
+impl DbTransaction {
+    pub(crate) fn put<T: Serialize>(&self, table: RedbTable, key: &str, record: &T) -> DbResult<()> {
         self.put_raw(table, key, &encode(key, record)?)
     }
 
-    pub(crate) fn put_raw(&self, table: Table, key: &str, value: &[u8]) -> DbResult<()> {
+    pub(crate) fn put_raw(&self, table: RedbTable, key: &str, value: &[u8]) -> DbResult<()> {
         self.0.open_table(table)?.insert(key, value)?;
         Ok(())
     }
 
     /// Succeeds when there is no such key.
-    pub(crate) fn delete(&self, table: Table, key: &str) -> DbResult<()> {
+    pub(crate) fn delete(&self, table: RedbTable, key: &str) -> DbResult<()> {
         self.0.open_table(table)?.remove(key)?;
         Ok(())
     }
 
     /// Removes every entry.
-    pub(crate) fn clear(&self, table: Table) -> DbResult<()> {
+    pub(crate) fn clear(&self, table: RedbTable) -> DbResult<()> {
         self.0.open_table(table)?.retain(|_, _| false)?;
         Ok(())
     }
@@ -420,9 +423,9 @@ pub(crate) fn decode<T: DeserializeOwned>(key: &str, value: &[u8]) -> DbResult<T
 
 /// A file of ours as redb wants it.
 #[derive(Debug)]
-struct Backend(Arc<dyn DiskFile>);
+struct RedbFile(Arc<dyn DiskFile>);
 
-impl StorageBackend for Backend {
+impl StorageBackend for RedbFile {
     fn len(&self) -> io::Result<u64> {
         self.0.len()
     }

@@ -13,7 +13,7 @@ use larder_registry::manifest::ManifestError;
 /// Why a store could not be opened.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum OpenError {
+pub enum StoreOpenError {
     /// Another process has it open.
     #[error("the store {} is in use by {holder}", root.display())]
     InUse {
@@ -95,28 +95,28 @@ pub enum OpenError {
     },
 }
 
-impl OpenError {
+impl StoreOpenError {
     /// What the reader could try next.
     pub fn hint(&self) -> Option<Hint> {
         Some(match self {
-            OpenError::InUse { .. } => {
+            StoreOpenError::InUse { .. } => {
                 Hint::from("one process has a store at a time: a command until it is done, ")
                     .command(["serve"])
                     .text(" until it is stopped")
             }
-            OpenError::Mounted { .. } => "unmount them first: umount DIR".into(),
-            OpenError::NotAStore { .. } | OpenError::NotAFolder { .. } => {
+            StoreOpenError::Mounted { .. } => "unmount them first: umount DIR".into(),
+            StoreOpenError::NotAStore { .. } | StoreOpenError::NotAFolder { .. } => {
                 named_root("name the folder of a store, an empty one, or a new one with ")
             }
-            OpenError::NoStore { .. } => named_root("name the folder of a store with ")
+            StoreOpenError::NoStore { .. } => named_root("name the folder of a store with ")
                 .text("; ")
                 .command(["pull"])
                 .text(", ensure or load make a new one"),
-            OpenError::Newer { .. } => "use the larder that made it, or a later one".into(),
-            OpenError::Format { .. } | OpenError::Database { .. } => rebuild(),
-            OpenError::Io { cause, .. } => hint_of_io(cause)
+            StoreOpenError::Newer { .. } => "use the larder that made it, or a later one".into(),
+            StoreOpenError::Format { .. } | StoreOpenError::Database { .. } => rebuild(),
+            StoreOpenError::Io { cause, .. } => hint_of_io(cause)
                 .unwrap_or_else(|| named_root("run as the owner of the folder, or name another with ")),
-            OpenError::Recovery { cause, .. } => return cause.hint(),
+            StoreOpenError::Recovery { cause, .. } => return cause.hint(),
         })
     }
 }
@@ -126,19 +126,19 @@ impl OpenError {
 #[non_exhaustive]
 pub enum StoreError {
     /// The disk refused a step.
-    #[error("could not {doing}")]
+    #[error("could not {operation}")]
     Io {
         /// Such as `commit the image`.
-        doing: &'static str,
+        operation: &'static str,
         /// What the disk said, with the path.
         #[source]
         cause: io::Error,
     },
     /// The database refused a step.
-    #[error("could not {doing}: the store's database failed")]
+    #[error("could not {operation}: the store's database failed")]
     Database {
         /// Such as `list images`.
-        doing: &'static str,
+        operation: &'static str,
         /// What is wrong with it.
         #[source]
         cause: DbError,
@@ -247,20 +247,20 @@ impl StoreError {
 }
 
 /// Names what was being done when the disk refused.
-pub(crate) trait Doing<T> {
-    /// `could not {doing}`.
-    fn doing(self, doing: &'static str) -> Result<T, StoreError>;
+pub(crate) trait StoreErrorContext<T> {
+    /// `could not {operation}`.
+    fn context(self, doing: &'static str) -> Result<T, StoreError>;
 }
 
-impl<T> Doing<T> for io::Result<T> {
-    fn doing(self, doing: &'static str) -> Result<T, StoreError> {
-        self.map_err(|cause| StoreError::Io { doing, cause })
+impl<T> StoreErrorContext<T> for io::Result<T> {
+    fn context(self, doing: &'static str) -> Result<T, StoreError> {
+        self.map_err(|cause| StoreError::Io { operation: doing, cause })
     }
 }
 
-impl<T> Doing<T> for Result<T, DbError> {
-    fn doing(self, doing: &'static str) -> Result<T, StoreError> {
-        self.map_err(|cause| StoreError::Database { doing, cause })
+impl<T> StoreErrorContext<T> for Result<T, DbError> {
+    fn context(self, doing: &'static str) -> Result<T, StoreError> {
+        self.map_err(|cause| StoreError::Database { operation: doing, cause })
     }
 }
 

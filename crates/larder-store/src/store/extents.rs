@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::ops::Range;
 
-use larder_registry::Extents;
+use larder_registry::ByteRanges;
 
 /// Most ranges that are kept. A file fetched over a few connections has a few; of more, the highest are forgotten and
 /// fetched again.
@@ -12,25 +12,25 @@ const MAX_RANGES: usize = 256;
 const TITLE: &str = "larder extents 1";
 
 /// Adds a range, within the bound on their number.
-pub(super) fn add(extents: &mut Extents, range: Range<u64>) {
+pub(super) fn add(extents: &mut ByteRanges, range: Range<u64>) {
     extents.insert(range);
     extents.truncate(MAX_RANGES);
 }
 
 /// The text of the file `extents`.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub(super) struct Noted {
+pub(super) struct SavedExtents {
     /// Run of the machine in which it was written.
     pub(super) boot: String,
     /// Size of the whole blob.
     pub(super) size: u64,
     /// What survives a power cut.
-    pub(super) durable: Extents,
+    pub(super) durable: ByteRanges,
     /// What survives the end of the process.
-    pub(super) present: Extents,
+    pub(super) present: ByteRanges,
 }
 
-impl Noted {
+impl SavedExtents {
     pub(super) fn to_text(&self) -> String {
         let mut text = format!("{TITLE}\nboot {}\nsize {}\n", self.boot, self.size);
         for (word, extents) in [("durable", &self.durable), ("present", &self.present)] {
@@ -43,14 +43,14 @@ impl Noted {
     }
 
     /// `None` when the text is torn or not ours: then everything is fetched again.
-    pub(super) fn parse(text: &str) -> Option<Noted> {
+    pub(super) fn parse(text: &str) -> Option<SavedExtents> {
         let mut lines = text.strip_suffix("end\n")?.lines();
         if lines.next()? != TITLE {
             return None;
         }
         let boot = lines.next()?.strip_prefix("boot ")?.to_owned();
         let size = lines.next()?.strip_prefix("size ")?.parse().ok()?;
-        let mut noted = Noted { boot, size, ..Noted::default() };
+        let mut noted = SavedExtents { boot, size, ..SavedExtents::default() };
         for line in lines {
             let mut words = line.split(' ');
             let extents = match words.next()? {
@@ -68,7 +68,7 @@ impl Noted {
     }
 
     /// What can be relied on in this run of the machine.
-    pub(super) fn trusted(self, boot: &str) -> Extents {
+    pub(super) fn trusted(self, boot: &str) -> ByteRanges {
         if !boot.is_empty() && self.boot == boot { self.present } else { self.durable }
     }
 }
@@ -79,17 +79,17 @@ mod tests {
 
     #[test]
     fn a_torn_note_is_no_note() {
-        let mut noted = Noted { boot: "b".into(), size: 100, ..Noted::default() };
+        let mut noted = SavedExtents { boot: "b".into(), size: 100, ..SavedExtents::default() };
         noted.present.insert(0..50);
         noted.durable.insert(0..20);
         let text = noted.to_text();
-        assert_eq!(Noted::parse(&text).as_ref(), Some(&noted));
+        assert_eq!(SavedExtents::parse(&text).as_ref(), Some(&noted));
         for end in 0..text.len() {
-            assert_eq!(Noted::parse(&text[..end]), None, "{:?}", &text[..end]);
+            assert_eq!(SavedExtents::parse(&text[..end]), None, "{:?}", &text[..end]);
         }
-        assert_eq!(Noted::parse(&text.replace("0 50", "0 101")), None);
-        assert_eq!(noted.clone().trusted("b").frontier(), 50);
-        assert_eq!(noted.clone().trusted("other").frontier(), 20);
-        assert_eq!(noted.trusted("").frontier(), 20);
+        assert_eq!(SavedExtents::parse(&text.replace("0 50", "0 101")), None);
+        assert_eq!(noted.clone().trusted("b").contiguous_len(), 50);
+        assert_eq!(noted.clone().trusted("other").contiguous_len(), 20);
+        assert_eq!(noted.trusted("").contiguous_len(), 20);
     }
 }

@@ -5,11 +5,11 @@ use std::collections::HashSet;
 use larder::backend;
 use larder::reference::{Digest, ImageName};
 
-use super::db::{DbResult, IMAGES, LISTED, NAMES, Source, encode};
-use super::error::{Doing as _, StoreError};
-use super::inner::{Inner, Store};
+use super::db::{DbRead, DbResult, IMAGES, LISTED, NAMES, encode};
+use super::error::{StoreError, StoreErrorContext as _};
+use super::handle::{OpenStore, Store};
 use super::layout::{digest_of_name, names_in};
-use super::listing::Listed;
+use super::listing::ImageListing;
 use super::records::ImageRecord;
 use crate::disk::replace;
 
@@ -35,17 +35,17 @@ impl Store {
     /// The image as a backend shows it. Its size is what its layers, config and manifests take on disk.
     pub fn to_image(&self, image: &ImageRecord) -> Result<backend::Image, StoreError> {
         let doing = "look up the layers of an image";
-        Ok(self.0.db.read(doing, |reader| Listed::of(reader, image))?.into_image())
+        Ok(self.0.db.read(doing, |reader| ImageListing::of(reader, image))?.into_image())
     }
 
     /// The image that is meant, as a backend shows it: what [`image`](Store::image) and [`to_image`](Store::to_image)
     /// give, from one small record and without its layers.
-    pub fn shown(&self, image: impl Into<ImageName>) -> Result<Option<backend::Image>, StoreError> {
+    pub fn image_summary(&self, image: impl Into<ImageName>) -> Result<Option<backend::Image>, StoreError> {
         let image = image.into();
         self.0.db.read("look up an image", |reader| {
             let Some(id) = find_id(reader, &image)? else { return Ok(None) };
-            let listed = reader.get::<Listed>(LISTED, &id)?.filter(|listed| listed.complete);
-            Ok(listed.map(Listed::into_image))
+            let listed = reader.get::<ImageListing>(LISTED, &id)?.filter(|listed| listed.complete);
+            Ok(listed.map(ImageListing::into_image))
         })
     }
 
@@ -53,7 +53,7 @@ impl Store {
     pub fn list(&self) -> Result<Vec<backend::Image>, StoreError> {
         self.0.db.read("list images", |reader| {
             let mut images = Vec::new();
-            reader.each::<Listed>(LISTED, |image| {
+            reader.for_each::<ImageListing>(LISTED, |image| {
                 if image.complete {
                     images.push(image.into_image());
                 }
@@ -64,12 +64,12 @@ impl Store {
 
     /// The bytes of a manifest or config of an image; `None` when it is not there.
     pub fn blob(&self, digest: &Digest) -> Result<Option<Vec<u8>>, StoreError> {
-        super::blobs::read_blob(&self.0.layout.blob(digest)).doing("read a manifest or config")
+        super::blobs::read_blob(&self.0.layout.blob(digest)).context("read a manifest or config")
     }
 }
 
 /// The image that is meant, complete or not.
-pub(super) fn find(source: &impl Source, image: &ImageName) -> DbResult<Option<ImageRecord>> {
+pub(super) fn find(source: &impl DbRead, image: &ImageName) -> DbResult<Option<ImageRecord>> {
     match find_id(source, image)? {
         Some(id) => source.get(IMAGES, &id),
         None => Ok(None),
@@ -77,7 +77,7 @@ pub(super) fn find(source: &impl Source, image: &ImageName) -> DbResult<Option<I
 }
 
 /// The id of the image that is meant. It may be one that is not there.
-fn find_id(source: &impl Source, image: &ImageName) -> DbResult<Option<String>> {
+fn find_id(source: &impl DbRead, image: &ImageName) -> DbResult<Option<String>> {
     if let Ok(id) = Digest::parse(image.as_str()) {
         return Ok(Some(id.to_string()));
     }
@@ -99,7 +99,7 @@ fn full_name(image: &ImageName) -> Option<String> {
 }
 
 /// The id of the one image whose id starts with these digits.
-fn by_digits(source: &impl Source, digits: &str) -> DbResult<Option<String>> {
+fn by_digits(source: &impl DbRead, digits: &str) -> DbResult<Option<String>> {
     if digits.len() < SHORTEST_ID || !digits.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f')) {
         return Ok(None);
     }
@@ -114,7 +114,7 @@ fn by_digits(source: &impl Source, digits: &str) -> DbResult<Option<String>> {
     Ok(if ids.len() == 1 { ids.pop() } else { None })
 }
 
-impl Inner {
+impl OpenStore {
     /// Writes a copy of each record beside the blobs. It is for rebuilding a lost database, so nothing depends on it.
     pub(super) fn note_images<'a>(&self, images: impl Iterator<Item = &'a ImageRecord>) {
         for image in images {
@@ -132,10 +132,10 @@ impl Inner {
     pub(crate) fn note_missing_images(&self) -> Result<(), StoreError> {
         let doing = "note images for rebuilding the database";
         let mut noted = HashSet::new();
-        for name in names_in(&self.layout.images()).doing(doing)? {
+        for name in names_in(&self.layout.images()).context(doing)? {
             match name.strip_suffix(".json").and_then(digest_of_name) {
                 Some(id) => drop(noted.insert(id)),
-                None => self.discard(&self.layout.images().join(&name)).doing(doing)?,
+                None => self.discard(&self.layout.images().join(&name)).context(doing)?,
             }
         }
         let ids = self.db.read(doing, |reader| reader.endings(IMAGES, ""))?;
@@ -146,7 +146,7 @@ impl Inner {
             }
         }
         for gone in noted {
-            self.discard(&self.layout.image(&gone)).doing(doing)?;
+            self.discard(&self.layout.image(&gone)).context(doing)?;
         }
         Ok(())
     }

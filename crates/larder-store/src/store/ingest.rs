@@ -13,16 +13,16 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use larder::reference::Digest;
-use larder_registry::Extents;
+use larder_registry::ByteRanges;
 use tokio::time::Instant;
 
-use super::error::{Doing as _, StoreError};
-use super::extents::{self, Noted};
-use super::holds::{Hold, Item};
-use super::inner::{Inner, Store, seconds};
+use super::error::{StoreError, StoreErrorContext as _};
+use super::extents::{self, SavedExtents};
+use super::handle::{OpenStore, Store, seconds};
 use super::layout::{digest_of_name, names_in};
 use super::records::ImageRecord;
-use crate::disk::{Disk, DiskFile, OpenHow, ensure_dir, replace};
+use super::references::{ItemReference, ReferencedItem};
+use crate::disk::{Disk, DiskFile, FileOpenMode, ensure_dir, replace};
 
 /// How many new bytes go unnoted: what a killed process fetches again at most, beside what it had in memory.
 const NOTE_EVERY: u64 = 1 << 20;
@@ -35,27 +35,27 @@ const EXTENTS: &str = "extents";
 
 /// A blob being fetched. Clones share it; one process has each blob once.
 #[derive(Debug, Clone)]
-pub struct IngestFile(Arc<Inside>);
+pub struct IngestFile(Arc<IngestInner>);
 
 #[derive(Debug)]
-struct Inside {
-    store: Arc<Inner>,
+struct IngestInner {
+    store: Arc<OpenStore>,
     digest: Digest,
     size: u64,
     folder: PathBuf,
     /// `None` while it is closed.
     data: Mutex<Option<Arc<dyn DiskFile>>>,
     boot: String,
-    state: Mutex<State>,
+    state: Mutex<IngestExtents>,
     /// Bytes came, or the fetch was given up.
     news: Condvar,
-    _hold: Hold,
+    _hold: ItemReference,
 }
 
 #[derive(Debug)]
-struct State {
-    present: Extents,
-    durable: Extents,
+struct IngestExtents {
+    present: ByteRanges,
+    durable: ByteRanges,
     /// Bytes that came since the note was written.
     unnoted: u64,
     synced: Instant,
@@ -73,17 +73,17 @@ impl Store {
         let inner = &self.0;
         let hold = inner
             .holds
-            .hold_alone(Item::Ingest(digest.clone()))
+            .hold_alone(ReferencedItem::Ingest(digest.clone()))
             .ok_or_else(|| StoreError::Busy { digest: digest.clone() })?;
         let folder = inner.layout.ingest(digest);
         let boot = inner.disk.boot_id();
-        let (mut durable, mut present) = inner.ingested(&folder, size, &boot).doing(doing)?;
-        ensure_dir(&*inner.disk, &folder).doing(doing)?;
-        let (data, kept) = open_data(&*inner.disk, &folder, size).doing(doing)?;
+        let (mut durable, mut present) = inner.ingested(&folder, size, &boot).context(doing)?;
+        ensure_dir(&*inner.disk, &folder).context(doing)?;
+        let (data, kept) = open_data(&*inner.disk, &folder, size).context(doing)?;
         if !kept {
-            (durable, present) = (Extents::default(), Extents::default());
+            (durable, present) = (ByteRanges::default(), ByteRanges::default());
         }
-        let state = State {
+        let state = IngestExtents {
             durable,
             present,
             unnoted: 0,
@@ -92,7 +92,7 @@ impl Store {
             stopped: None,
             discarded: false,
         };
-        let inside = Inside {
+        let inside = IngestInner {
             store: inner.clone(),
             digest: digest.clone(),
             size,
@@ -103,14 +103,14 @@ impl Store {
             news: Condvar::new(),
             _hold: hold,
         };
-        inside.note(false).doing(doing)?;
+        inside.note(false).context(doing)?;
         Ok(IngestFile(Arc::new(inside)))
     }
 }
 
 /// Opens the file for the bytes of a blob, `size` long. Says whether the bytes in it are those of before.
 fn open_data(disk: &dyn Disk, folder: &Path, size: u64) -> io::Result<(Arc<dyn DiskFile>, bool)> {
-    let data = disk.open(&folder.join(DATA), OpenHow::Create)?;
+    let data = disk.open(&folder.join(DATA), FileOpenMode::Create)?;
     let length = data.len()?;
     if length != size {
         // Not a new file: ext4 takes one that is cut to nothing for one that is replaced, and writes it to the disk when
@@ -141,7 +141,7 @@ impl IngestFile {
             return Err(StoreError::TooLong { digest: self.0.digest.clone(), size: self.0.size, end });
         }
         let doing = "write a blob";
-        self.0.data().and_then(|data| data.write_all_at(bytes, offset)).doing(doing)?;
+        self.0.data().and_then(|data| data.write_all_at(bytes, offset)).context(doing)?;
         let note = {
             let mut state = self.0.state();
             extents::add(&mut state.present, offset..end);
@@ -150,7 +150,7 @@ impl IngestFile {
             state.unnoted >= NOTE_EVERY
         };
         if note {
-            self.0.sync_if_due().and_then(|synced| self.0.note(synced)).doing(doing)?;
+            self.0.sync_if_due().and_then(|synced| self.0.note(synced)).context(doing)?;
         }
         Ok(())
     }
@@ -172,7 +172,7 @@ impl IngestFile {
 
     /// Whether all bytes are there.
     pub fn is_complete(&self) -> bool {
-        self.0.state().present.frontier() == self.0.size
+        self.0.state().present.contiguous_len() == self.0.size
     }
 
     /// Forgets all bytes, because they turned out to be wrong.
@@ -180,14 +180,14 @@ impl IngestFile {
         let doing = "drop the bytes of a blob";
         {
             let mut state = self.0.state();
-            state.present = Extents::default();
-            state.durable = Extents::default();
+            state.present = ByteRanges::default();
+            state.durable = ByteRanges::default();
             state.round += 1;
         }
         // First the note, so that it never promises what is gone.
-        self.0.note(true).doing(doing)?;
-        let data = self.0.data().doing(doing)?;
-        data.set_len(0).and_then(|()| data.set_len(self.0.size)).doing(doing)
+        self.0.note(true).context(doing)?;
+        let data = self.0.data().context(doing)?;
+        data.set_len(0).and_then(|()| data.set_len(self.0.size)).context(doing)
     }
 
     /// Says that no more bytes will come, and why: readers that wait for them get this error.
@@ -216,7 +216,7 @@ impl IngestFile {
     pub fn discard(&self) -> Result<(), StoreError> {
         let data = self.0.data();
         self.0.state().discarded = true;
-        self.0.store.discard(&self.0.folder).doing("remove a fetched blob")?;
+        self.0.store.discard(&self.0.folder).context("remove a fetched blob")?;
         // Now, not when the trash comes to it: else the sync of a commit may write all of it to the disk.
         if let Err(error) = data.and_then(|data| data.set_len(0)) {
             tracing::debug!(digest = %self.0.digest, %error, "a removed blob keeps its room until it is deleted");
@@ -226,8 +226,8 @@ impl IngestFile {
     }
 }
 
-impl Inside {
-    fn state(&self) -> MutexGuard<'_, State> {
+impl IngestInner {
+    fn state(&self) -> MutexGuard<'_, IngestExtents> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -240,7 +240,7 @@ impl Inside {
         if let Some(data) = &*open {
             return Ok(data.clone());
         }
-        let data = self.store.disk.open(&self.folder.join(DATA), OpenHow::Existing)?;
+        let data = self.store.disk.open(&self.folder.join(DATA), FileOpenMode::Existing)?;
         Ok(open.insert(data).clone())
     }
 
@@ -268,7 +268,7 @@ impl Inside {
         if state.discarded {
             return Ok(());
         }
-        let noted = Noted {
+        let noted = SavedExtents {
             boot: self.boot.clone(),
             size: self.size,
             durable: state.durable.clone(),
@@ -279,7 +279,7 @@ impl Inside {
         replace(disk, &self.folder.join("extents.new"), &self.folder.join(EXTENTS), text.as_bytes())?;
         state.unnoted = 0;
         if durably {
-            disk.open(&self.folder.join(EXTENTS), OpenHow::Existing)?.sync_data()?;
+            disk.open(&self.folder.join(EXTENTS), FileOpenMode::Existing)?.sync_data()?;
             disk.sync_dir(&self.folder)?;
             disk.sync_dir(&self.store.layout.ingests())?;
         }
@@ -287,7 +287,7 @@ impl Inside {
     }
 }
 
-impl Drop for Inside {
+impl Drop for IngestInner {
     fn drop(&mut self) {
         if self.state().unnoted > 0
             && let Err(error) = self.note(false)
@@ -298,7 +298,7 @@ impl Drop for Inside {
 }
 
 /// The note in this folder, if it is whole and about a blob of this size.
-fn read_note(folder: &Path, size: u64) -> io::Result<Option<Noted>> {
+fn read_note(folder: &Path, size: u64) -> io::Result<Option<SavedExtents>> {
     let path = folder.join(EXTENTS);
     let text = match fs_err::metadata(&path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -306,7 +306,7 @@ fn read_note(folder: &Path, size: u64) -> io::Result<Option<Noted>> {
         Ok(metadata) if metadata.len() > MAX_NOTE => return Ok(None),
         Ok(_) => fs_err::read(&path)?,
     };
-    let noted = std::str::from_utf8(&text).ok().and_then(Noted::parse);
+    let noted = std::str::from_utf8(&text).ok().and_then(SavedExtents::parse);
     Ok(noted.filter(|noted| noted.size == size))
 }
 
@@ -328,7 +328,7 @@ impl IngestReader {
         let inside = &self.file.0;
         let mut state = inside.state();
         loop {
-            let frontier = state.present.frontier();
+            let frontier = state.present.contiguous_len();
             if frontier > self.at || self.at == inside.size {
                 return Ok(frontier.saturating_sub(self.at));
             }
@@ -356,23 +356,23 @@ impl io::Read for IngestReader {
     }
 }
 
-impl Inner {
+impl OpenStore {
     /// What an earlier fetch left in a folder: what is durable, and what can be relied on.
-    fn ingested(&self, folder: &Path, size: u64, boot: &str) -> io::Result<(Extents, Extents)> {
+    fn ingested(&self, folder: &Path, size: u64, boot: &str) -> io::Result<(ByteRanges, ByteRanges)> {
         if folder.is_dir() {
             if let Some(noted) = read_note(folder, size)? {
                 return Ok((noted.durable.clone(), noted.trusted(boot)));
             }
             self.discard(folder)?;
         }
-        Ok((Extents::default(), Extents::default()))
+        Ok((ByteRanges::default(), ByteRanges::default()))
     }
 
     /// Throws away what was fetched for the layers of an image that is committed now.
     pub(super) fn discard_ingests(&self, image: &ImageRecord) {
         for layer in &image.layers {
             let folder = self.layout.ingest(&layer.digest);
-            if self.holds.has(&Item::Ingest(layer.digest.clone())) || !folder.exists() {
+            if self.holds.has(&ReferencedItem::Ingest(layer.digest.clone())) || !folder.exists() {
                 continue;
             }
             if let Err(error) = self.discard(&folder) {
@@ -386,15 +386,15 @@ impl Inner {
     pub(super) fn sweep_ingests(&self, now: SystemTime) -> Result<(), StoreError> {
         let doing = "clean up what was being fetched";
         let leased = self.leased_archives()?;
-        for name in names_in(&self.layout.ingests()).doing(doing)? {
+        for name in names_in(&self.layout.ingests()).context(doing)? {
             let Some(digest) = digest_of_name(&name) else { continue };
             // Nobody begins to fetch it in between.
-            let Some(_hold) = self.holds.hold_alone(Item::Ingest(digest.clone())) else { continue };
+            let Some(_hold) = self.holds.hold_alone(ReferencedItem::Ingest(digest.clone())) else { continue };
             let folder = self.layout.ingest(&digest);
             if leased.contains(&digest) || touched_within(&folder, now, self.config.ingest_keep) {
                 continue;
             }
-            self.discard(&folder).doing(doing)?;
+            self.discard(&folder).context(doing)?;
             self.trash.kick();
         }
         Ok(())

@@ -1,6 +1,6 @@
 //! Layers on their way in: unpacked in `staging`, moved to their place, made visible by a commit.
 //!
-//! A [`Layer`] is a layer that is here, and stays as long as the handle lives. One that no image was committed with
+//! A [`LayerHandle`] is a layer that is here, and stays as long as the handle lives. One that no image was committed with
 //! goes away with its last handle, unless it is kept for a pull that may come back (`kept.rs`).
 
 use std::collections::HashMap;
@@ -12,13 +12,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use larder::reference::Digest;
 use tokio::sync::watch;
 
-use super::db::{LAYERS, MOUNTS, Reader, Source as _, encode};
-use super::error::{Doing as _, StoreError};
-use super::holds::{Hold, Item};
-use super::inner::{Inner, Store};
-use super::records::{LayerFacts, LayerKey, LayerRecord, MountRecord};
-use super::resumable::{Kept, LayerNote};
-use crate::disk::{Amount, OpenHow, measure, measure_one};
+use super::db::{DbRead as _, DbSnapshot, LAYERS, MOUNTS, encode};
+use super::error::{StoreError, StoreErrorContext as _};
+use super::handle::{OpenStore, Store};
+use super::records::{LayerKey, LayerMetadata, LayerRecord, MountRecord};
+use super::references::{ItemReference, ReferencedItem};
+use super::resumable_list::{LayerRecordFile, ResumableLayers};
+use crate::disk::{DiskSpace, FileOpenMode, measure, measure_one};
 
 /// Name of the folder with the unpacked files, inside of a layer's folder.
 pub const FS: &str = "fs";
@@ -29,19 +29,19 @@ pub(crate) const RECORD: &str = "layer.json";
 
 /// A layer that is here. It stays as long as any clone of this lives.
 #[derive(Debug, Clone)]
-pub struct Layer(Arc<Inside>);
+pub struct LayerHandle(Arc<LayerHandleInner>);
 
 #[derive(Debug)]
-struct Inside {
+struct LayerHandleInner {
     record: LayerRecord,
     path: PathBuf,
     /// No commit has made it durable yet.
-    fresh: AtomicBool,
-    _hold: Hold,
-    store: Arc<Inner>,
+    uncommitted: AtomicBool,
+    _hold: ItemReference,
+    store: Arc<OpenStore>,
 }
 
-impl Layer {
+impl LayerHandle {
     /// Names its folder.
     pub fn key(&self) -> &LayerKey {
         &self.0.record.key
@@ -64,17 +64,17 @@ impl Layer {
 
     /// Whether it still waits for a commit.
     pub fn is_fresh(&self) -> bool {
-        self.0.fresh.load(Ordering::Acquire)
+        self.0.uncommitted.load(Ordering::Acquire)
     }
 
     pub(super) fn set_committed(&self) {
-        self.0.fresh.store(false, Ordering::Release);
+        self.0.uncommitted.store(false, Ordering::Release);
     }
 }
 
-impl Drop for Inside {
+impl Drop for LayerHandleInner {
     fn drop(&mut self) {
-        if self.fresh.load(Ordering::Acquire)
+        if self.uncommitted.load(Ordering::Acquire)
             && let Err(error) = self.store.abandon(self)
         {
             tracing::warn!(layer = %self.record.key, %error, "could not remove a layer that nobody wants");
@@ -84,29 +84,29 @@ impl Drop for Inside {
 
 /// The layers under way.
 #[derive(Debug, Default)]
-pub(crate) struct Arrivals {
+pub(crate) struct PendingLayers {
     /// Fetches under way, by diff id.
-    claims: Mutex<HashMap<Digest, watch::Receiver<Option<Layer>>>>,
+    claims: Mutex<HashMap<Digest, watch::Receiver<Option<LayerHandle>>>>,
     /// Layers in their place that no commit has named.
-    fresh: Mutex<HashMap<LayerKey, Weak<Inside>>>,
+    fresh: Mutex<HashMap<LayerKey, Weak<LayerHandleInner>>>,
     /// Those of them that nobody has a handle of.
-    pub(super) kept: Kept,
+    pub(super) kept: ResumableLayers,
 }
 
-impl Arrivals {
-    fn claims(&self) -> MutexGuard<'_, HashMap<Digest, watch::Receiver<Option<Layer>>>> {
+impl PendingLayers {
+    fn claims(&self) -> MutexGuard<'_, HashMap<Digest, watch::Receiver<Option<LayerHandle>>>> {
         self.claims.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn fresh(&self) -> MutexGuard<'_, HashMap<LayerKey, Weak<Inside>>> {
+    fn fresh(&self) -> MutexGuard<'_, HashMap<LayerKey, Weak<LayerHandleInner>>> {
         self.fresh.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// What the layers take that no commit has named.
-    pub(super) fn usage(&self) -> Amount {
+    pub(super) fn usage(&self) -> DiskSpace {
         // Let go of the list first: the last handle of a layer may be dropped here, which needs it.
         let layers: Vec<_> = self.fresh().values().filter_map(Weak::upgrade).collect();
-        layers.iter().map(|layer| layer.record.usage).sum::<Amount>() + self.kept.usage()
+        layers.iter().map(|layer| layer.record.usage).sum::<DiskSpace>() + self.kept.usage()
     }
 
     /// Whether a layer waits for its commit under this key.
@@ -117,26 +117,26 @@ impl Arrivals {
 
 /// Answer to [`Store::claim`].
 #[derive(Debug)]
-pub enum Claim {
+pub enum ClaimOutcome {
     /// The layer is here.
-    Present(Layer),
+    Present(LayerHandle),
     /// It is the caller's to fetch.
     Fetch(LayerClaim),
     /// Somebody else in this process fetches it.
-    Wait(Waiting),
+    Wait(LayerWait),
 }
 
 /// The right to fetch a layer. Whoever drops it without [`done`](LayerClaim::done) leaves the turn to the next.
 #[derive(Debug)]
 pub struct LayerClaim {
-    store: Arc<Inner>,
+    store: Arc<OpenStore>,
     diff_id: Digest,
-    outcome: watch::Sender<Option<Layer>>,
+    outcome: watch::Sender<Option<LayerHandle>>,
 }
 
 impl LayerClaim {
     /// Hands the layer to all who wait for it.
-    pub fn done(self, layer: &Layer) {
+    pub fn done(self, layer: &LayerHandle) {
         self.outcome.send_replace(Some(layer.clone()));
     }
 }
@@ -149,14 +149,14 @@ impl Drop for LayerClaim {
 
 /// A layer that somebody else fetches.
 #[derive(Debug)]
-pub struct Waiting {
-    outcome: watch::Receiver<Option<Layer>>,
+pub struct LayerWait {
+    outcome: watch::Receiver<Option<LayerHandle>>,
     keys: [LayerKey; 2],
 }
 
-impl Waiting {
+impl LayerWait {
     /// Waits until it is there. `None` when whoever fetched it gave up, or it cannot serve here: claim it again.
-    pub async fn wait(mut self) -> Option<Layer> {
+    pub async fn wait(mut self) -> Option<LayerHandle> {
         let layer = match self.outcome.wait_for(Option::is_some).await {
             Ok(layer) => layer.clone(),
             Err(_) => None,
@@ -168,7 +168,7 @@ impl Waiting {
 /// A folder in which a layer is unpacked. It goes to the trash unless it is [finished](LayerStaging::finish).
 #[derive(Debug)]
 pub struct LayerStaging {
-    store: Arc<Inner>,
+    store: Arc<OpenStore>,
     dir: PathBuf,
     finished: bool,
 }
@@ -185,11 +185,16 @@ impl LayerStaging {
     pub fn finish(
         mut self,
         key: &LayerKey,
-        facts: LayerFacts,
-        usage: Option<Amount>,
-    ) -> Result<Layer, StoreError> {
-        let mut record =
-            LayerRecord { key: key.clone(), facts, usage: Amount::default(), present: true, damaged: false };
+        facts: LayerMetadata,
+        usage: Option<DiskSpace>,
+    ) -> Result<LayerHandle, StoreError> {
+        let mut record = LayerRecord {
+            key: key.clone(),
+            facts,
+            usage: DiskSpace::default(),
+            present: true,
+            damaged: false,
+        };
         self.write_record(&record)?; // once for its own size, then with it
         record.usage = self.usage(usage)?;
         self.write_record(&record)?;
@@ -200,21 +205,21 @@ impl LayerStaging {
 
     fn write_record(&self, record: &LayerRecord) -> Result<(), StoreError> {
         let doing = "note what a layer is";
-        let note = LayerNote { record: record.clone(), boot: self.store.disk.boot_id() };
-        let bytes = encode(record.key.as_str(), &note).doing(doing)?;
-        let file = self.store.disk.open(&self.dir.join(RECORD), OpenHow::Create).doing(doing)?;
-        file.write_all_at(&bytes, 0).doing(doing)
+        let note = LayerRecordFile { record: record.clone(), boot: self.store.disk.boot_id() };
+        let bytes = encode(record.key.as_str(), &note).context(doing)?;
+        let file = self.store.disk.open(&self.dir.join(RECORD), FileOpenMode::Create).context(doing)?;
+        file.write_all_at(&bytes, 0).context(doing)
     }
 
-    fn usage(&self, fs: Option<Amount>) -> Result<Amount, StoreError> {
+    fn usage(&self, fs: Option<DiskSpace>) -> Result<DiskSpace, StoreError> {
         let doing = "measure a layer";
         let Some(fs) = fs else {
-            return measure(&self.dir).doing(doing);
+            return measure(&self.dir).context(doing);
         };
-        let mut total = fs + measure_one(&self.dir).doing(doing)?;
-        for name in super::layout::names_in(&self.dir).doing(doing)? {
+        let mut total = fs + measure_one(&self.dir).context(doing)?;
+        for name in super::layout::names_in(&self.dir).context(doing)? {
             if name != FS {
-                total += measure(&self.dir.join(name)).doing(doing)?;
+                total += measure(&self.dir.join(name)).context(doing)?;
             }
         }
         Ok(total)
@@ -235,99 +240,110 @@ impl Store {
     /// Finds a layer, or says whose turn it is to fetch it, so that a layer wanted by several pulls is fetched once.
     ///
     /// `chain_id` is that of the layers up to this one; it names the layer where its content depends on them.
-    pub fn claim(&self, diff_id: &Digest, chain_id: &Digest) -> Result<Claim, StoreError> {
+    pub fn claim(&self, diff_id: &Digest, chain_id: &Digest) -> Result<ClaimOutcome, StoreError> {
         self.claim_one_of(diff_id, [LayerKey::from(chain_id), LayerKey::from(diff_id)])
     }
 
     /// Like [`claim`](Store::claim), where the layer kept under its diff id was looked at and does not fit the layers
     /// below: only one kept under this chain id will do.
-    pub(crate) fn claim_own(&self, diff_id: &Digest, chain_id: &Digest) -> Result<Claim, StoreError> {
+    pub(crate) fn claim_own(&self, diff_id: &Digest, chain_id: &Digest) -> Result<ClaimOutcome, StoreError> {
         self.claim_one_of(diff_id, [LayerKey::from(chain_id), LayerKey::from(chain_id)])
     }
 
-    fn claim_one_of(&self, diff_id: &Digest, keys: [LayerKey; 2]) -> Result<Claim, StoreError> {
+    fn claim_one_of(&self, diff_id: &Digest, keys: [LayerKey; 2]) -> Result<ClaimOutcome, StoreError> {
         let mut claims = self.0.arrivals.claims();
         for key in &keys {
             if let Some(layer) = self.layer(key)?.filter(|layer| layer.record().is_whole()) {
-                return Ok(Claim::Present(layer));
+                return Ok(ClaimOutcome::Present(layer));
             }
         }
         if let Some(outcome) = claims.get(diff_id) {
-            return Ok(Claim::Wait(Waiting { outcome: outcome.clone(), keys }));
+            return Ok(ClaimOutcome::Wait(LayerWait { outcome: outcome.clone(), keys }));
         }
         let (sender, receiver) = watch::channel(None);
         claims.insert(diff_id.clone(), receiver);
-        Ok(Claim::Fetch(LayerClaim { store: self.0.clone(), diff_id: diff_id.clone(), outcome: sender }))
+        Ok(ClaimOutcome::Fetch(LayerClaim {
+            store: self.0.clone(),
+            diff_id: diff_id.clone(),
+            outcome: sender,
+        }))
     }
 
     /// The layer of this key, if it is here.
-    pub fn layer(&self, key: &LayerKey) -> Result<Option<Layer>, StoreError> {
+    pub fn layer(&self, key: &LayerKey) -> Result<Option<LayerHandle>, StoreError> {
         let _gate = self.0.gate();
         if let Some(layer) = self.0.arrivals.fresh().get(key).and_then(Weak::upgrade) {
-            return Ok(Some(Layer(layer)));
+            return Ok(Some(LayerHandle(layer)));
         }
-        let hold = self.0.holds.hold(Item::Layer(key.clone()));
+        let hold = self.0.holds.hold(ReferencedItem::Layer(key.clone()));
         if let Some(kept) = self.0.arrivals.kept.take(key) {
             return Ok(Some(self.0.fresh(kept, hold)));
         }
-        let get = |reader: &Reader| reader.get::<LayerRecord>(LAYERS, key.as_str());
+        let get = |reader: &DbSnapshot| reader.get::<LayerRecord>(LAYERS, key.as_str());
         let record = self.0.db.read("look up a layer", get)?.filter(|record| record.present);
-        Ok(record.map(|record| Layer(Arc::new(self.0.inside(record, hold, false)))))
+        Ok(record.map(|record| LayerHandle(Arc::new(self.0.inside(record, hold, false)))))
     }
 
     /// A new folder to unpack a layer into.
     pub fn begin_layer(&self) -> Result<LayerStaging, StoreError> {
         let dir = self.0.layout.new_staging();
-        self.0.disk.create_dir(&dir).doing("make a folder for a layer")?;
+        self.0.disk.create_dir(&dir).context("make a folder for a layer")?;
         Ok(LayerStaging { store: self.0.clone(), dir, finished: false })
     }
 }
 
-impl Inner {
-    fn inside(self: &Arc<Self>, record: LayerRecord, hold: Hold, fresh: bool) -> Inside {
+impl OpenStore {
+    fn inside(self: &Arc<Self>, record: LayerRecord, hold: ItemReference, fresh: bool) -> LayerHandleInner {
         let path = self.layout.layer(&record.key);
-        Inside { record, path, fresh: AtomicBool::new(fresh), _hold: hold, store: self.clone() }
+        LayerHandleInner {
+            record,
+            path,
+            uncommitted: AtomicBool::new(fresh),
+            _hold: hold,
+            store: self.clone(),
+        }
     }
 
     /// Moves a finished layer to its place; what was there gives way if it is damaged, or not in the database.
-    fn place(self: &Arc<Self>, dir: &Path, record: LayerRecord) -> Result<Layer, StoreError> {
+    fn place(self: &Arc<Self>, dir: &Path, record: LayerRecord) -> Result<LayerHandle, StoreError> {
         let doing = "move a layer to its place";
         let key = record.key.clone();
         let waiting; // outlives the gate: the last handle of a layer needs it to go
         let _gate = self.gate();
         let used = self.is_used(&key)?;
-        let hold = self.holds.hold(Item::Layer(key.clone()));
+        let hold = self.holds.hold(ReferencedItem::Layer(key.clone()));
         waiting = self.arrivals.fresh().get(&key).and_then(Weak::upgrade);
         if let Some(layer) = &waiting {
-            self.discard(dir).doing(doing)?;
-            return Ok(Layer(layer.clone()));
+            self.discard(dir).context(doing)?;
+            return Ok(LayerHandle(layer.clone()));
         }
         let present = self.db.read(doing, |reader| reader.get::<LayerRecord>(LAYERS, key.as_str()))?;
         if let Some(present) = present.filter(|present| present.is_whole() || (present.present && used)) {
-            self.discard(dir).doing(doing)?;
-            return Ok(Layer(Arc::new(self.inside(present, hold, false))));
+            self.discard(dir).context(doing)?;
+            return Ok(LayerHandle(Arc::new(self.inside(present, hold, false))));
         }
         self.discard_layer(&key)
             .and_then(|()| self.disk.rename(dir, &self.layout.layer(&key)))
-            .doing(doing)?;
+            .context(doing)?;
         Ok(self.fresh(record, hold))
     }
 
     /// Whether a layer is mounted, or held by anybody. The gate is the caller's.
     pub(crate) fn is_used(&self, key: &LayerKey) -> Result<bool, StoreError> {
         let mounts: Vec<MountRecord> = self.db.read("look who uses a layer", |reader| reader.all(MOUNTS))?;
-        Ok(mounts.iter().any(|mount| mount.layers.contains(key)) || self.holds.has(&Item::Layer(key.clone())))
+        Ok(mounts.iter().any(|mount| mount.layers.contains(key))
+            || self.holds.has(&ReferencedItem::Layer(key.clone())))
     }
 
     /// The handle of a layer that waits for a commit.
-    fn fresh(self: &Arc<Self>, record: LayerRecord, hold: Hold) -> Layer {
+    fn fresh(self: &Arc<Self>, record: LayerRecord, hold: ItemReference) -> LayerHandle {
         let layer = Arc::new(self.inside(record, hold, true));
         self.arrivals.fresh().insert(layer.record.key.clone(), Arc::downgrade(&layer));
-        Layer(layer)
+        LayerHandle(layer)
     }
 
     /// Keeps a layer that no commit has named if a pull may come back for it, and takes it away if not.
-    fn abandon(&self, layer: &Inside) -> io::Result<()> {
+    fn abandon(&self, layer: &LayerHandleInner) -> io::Result<()> {
         let _gate = self.gate();
         let mut fresh = self.arrivals.fresh();
         // Another one may have taken its place.
@@ -339,7 +355,7 @@ impl Inner {
         // A commit that reported an error may have come through all the same: only the database can tell. When it
         // cannot, the next start will.
         let key = layer.record.key.as_str();
-        let get = |reader: &Reader| reader.get::<LayerRecord>(LAYERS, key);
+        let get = |reader: &DbSnapshot| reader.get::<LayerRecord>(LAYERS, key);
         let committed = self.db.read("look up a layer", get).map_err(io::Error::other)?;
         if committed.is_some_and(|layer| layer.present) {
             return Ok(());
@@ -355,7 +371,7 @@ impl Inner {
     }
 
     /// Takes layers off the list of those that wait for a commit.
-    pub(super) fn forget_fresh<'a>(&self, layers: impl Iterator<Item = &'a Layer>) {
+    pub(super) fn forget_fresh<'a>(&self, layers: impl Iterator<Item = &'a LayerHandle>) {
         let mut fresh = self.arrivals.fresh();
         for layer in layers {
             layer.set_committed();

@@ -11,7 +11,7 @@ use crate::disk::{Disk, ensure_dir};
 
 /// Paths of one store.
 #[derive(Debug)]
-pub(crate) struct Layout {
+pub(crate) struct StoreLayout {
     root: PathBuf,
     /// The next name in `staging` and `trash`. Names count up, so that equal steps give equal names.
     next: AtomicU64,
@@ -21,9 +21,9 @@ pub(crate) struct Layout {
 const FOLDERS: [&str; 8] =
     ["blobs", "images", "ingest", "layers", "mounts", "staging", "trash", "blobs/sha256"];
 
-impl Layout {
-    pub(crate) fn new(root: &Path) -> Layout {
-        Layout { root: root.to_owned(), next: AtomicU64::new(1) }
+impl StoreLayout {
+    pub(crate) fn new(root: &Path) -> StoreLayout {
+        StoreLayout { root: root.to_owned(), next: AtomicU64::new(1) }
     }
 
     pub(crate) fn create(&self, disk: &dyn Disk) -> io::Result<()> {

@@ -2,9 +2,9 @@
 
 use std::time::SystemTime;
 
-use super::db::{LEASES, Source as _};
+use super::db::{DbRead as _, LEASES};
 use super::error::StoreError;
-use super::inner::{Inner, Store, seconds};
+use super::handle::{OpenStore, Store, seconds};
 use super::records::LeaseRecord;
 
 impl Store {
@@ -26,7 +26,7 @@ impl Store {
     }
 }
 
-impl Inner {
+impl OpenStore {
     /// Drops the leases that have ended.
     pub(super) fn end_leases(&self, now: SystemTime) -> Result<(), StoreError> {
         let doing = "end leases";

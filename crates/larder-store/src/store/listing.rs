@@ -4,12 +4,12 @@ use larder::backend;
 use larder::reference::Digest;
 use serde::{Deserialize, Serialize};
 
-use super::db::{DbResult, IMAGES, LAYERS, LISTED, Source, Writer};
+use super::db::{DbRead, DbResult, DbTransaction, IMAGES, LAYERS, LISTED};
 use super::records::{ImageRecord, LayerRecord};
 
 /// What lists show of an image. It follows from the image's record and those of its layers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Listed {
+pub(crate) struct ImageListing {
     pub(crate) id: Digest,
     pub(crate) tags: Vec<String>,
     pub(crate) digests: Vec<String>,
@@ -25,14 +25,14 @@ pub(crate) struct Listed {
     pub(crate) complete: bool,
 }
 
-impl Listed {
-    pub(crate) fn of(source: &impl Source, image: &ImageRecord) -> DbResult<Listed> {
+impl ImageListing {
+    pub(crate) fn of(source: &impl DbRead, image: &ImageRecord) -> DbResult<ImageListing> {
         let mut bytes = image.blob_bytes;
         for key in image.keys() {
             let layer = source.get::<LayerRecord>(LAYERS, key.as_str())?;
             bytes = bytes.saturating_add(layer.map_or(0, |layer| layer.usage.bytes));
         }
-        Ok(Listed {
+        Ok(ImageListing {
             id: image.id.clone(),
             tags: image.tags.clone(),
             digests: image.digests.clone(),
@@ -72,13 +72,13 @@ pub(crate) fn uid_and_name(user: &str) -> (Option<i64>, &str) {
 }
 
 /// Writes an image's record, and what lists show of it.
-pub(crate) fn put_image(writer: &Writer, image: &ImageRecord) -> DbResult<()> {
+pub(crate) fn put_image(writer: &DbTransaction, image: &ImageRecord) -> DbResult<()> {
     writer.put(IMAGES, image.id.as_str(), image)?;
-    writer.put(LISTED, image.id.as_str(), &Listed::of(writer, image)?)
+    writer.put(LISTED, image.id.as_str(), &ImageListing::of(writer, image)?)
 }
 
 /// Deletes what [`put_image`] wrote.
-pub(crate) fn delete_image(writer: &Writer, image: &ImageRecord) -> DbResult<()> {
+pub(crate) fn delete_image(writer: &DbTransaction, image: &ImageRecord) -> DbResult<()> {
     writer.delete(IMAGES, image.id.as_str())?;
     writer.delete(LISTED, image.id.as_str())
 }

@@ -8,32 +8,32 @@ use rustix::fs::FlockOperation;
 
 /// The lock, held until dropped.
 #[derive(Debug)]
-pub(crate) struct Lock {
+pub(crate) struct StoreLock {
     _file: fs_err::File,
 }
 
 /// Why there is no lock.
-pub(crate) enum Refused {
+pub(crate) enum StoreLockError {
     /// Somebody holds it.
     Held(String),
     Io(io::Error),
 }
 
-impl Lock {
-    pub(crate) fn take(path: &Path) -> Result<Lock, Refused> {
+impl StoreLock {
+    pub(crate) fn take(path: &Path) -> Result<StoreLock, StoreLockError> {
         let mut options = fs_err::OpenOptions::new();
         // Who can open it can hold it.
         options.read(true).write(true).create(true).truncate(false).mode(0o600);
-        let mut file = options.open(path).map_err(Refused::Io)?;
+        let mut file = options.open(path).map_err(StoreLockError::Io)?;
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
-            Err(rustix::io::Errno::WOULDBLOCK) => return Err(Refused::Held(holder(path))),
-            Err(error) => return Err(Refused::Io(error.into())),
+            Err(rustix::io::Errno::WOULDBLOCK) => return Err(StoreLockError::Held(holder(path))),
+            Err(error) => return Err(StoreLockError::Io(error.into())),
         }
         // For the error message of others; the lock itself is the kernel's.
         let noted = file.set_len(0).and_then(|()| writeln!(file, "{}", std::process::id()));
-        noted.map_err(Refused::Io)?;
-        Ok(Lock { _file: file })
+        noted.map_err(StoreLockError::Io)?;
+        Ok(StoreLock { _file: file })
     }
 }
 

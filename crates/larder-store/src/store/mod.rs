@@ -19,12 +19,10 @@ mod config;
 pub(crate) mod db;
 pub(crate) mod error;
 mod extents;
-pub(crate) mod holds;
+pub(crate) mod handle;
 pub(crate) mod images;
 pub mod import;
 mod ingest;
-pub(crate) mod inner;
-mod kept;
 pub(crate) mod layers;
 pub(crate) mod layout;
 mod leases;
@@ -33,8 +31,10 @@ mod lock;
 pub(crate) mod open;
 pub(crate) mod records;
 mod recover;
+pub(crate) mod references;
 mod remove;
-mod resumable;
+mod resumable_layers;
+mod resumable_list;
 mod sharing;
 mod trash;
 mod usage;
@@ -42,16 +42,16 @@ mod usage;
 pub use commit::{CommitLayer, ImageCommit};
 pub use config::StoreConfig;
 pub use db::DbError;
-pub use error::{OpenError, StoreError};
+pub use error::{StoreError, StoreOpenError};
+pub use handle::Store;
+pub(crate) use handle::{OpenStore, seconds};
 pub use ingest::{IngestFile, IngestReader};
-pub use inner::Store;
-pub(crate) use inner::{Inner, seconds};
-pub use layers::{Claim, FILES, FS, Layer, LayerClaim, LayerStaging, Waiting};
+pub use layers::{ClaimOutcome, FILES, FS, LayerClaim, LayerHandle, LayerStaging, LayerWait};
 pub use records::{
-    ImageLayer, ImageRecord, LayerFacts, LayerKey, LayerRecord, LeaseKind, LeaseRecord, Leased, MountRecord,
-    Ratio,
+    ImageLayer, ImageRecord, LayerKey, LayerMetadata, LayerRecord, LeaseKind, LeaseRecord, LeaseResources,
+    MountRecord, UnpackRatio,
 };
-pub use remove::{RemoveOptions, Removed};
+pub use remove::{RemoveOptions, StoreRemoval};
 pub use usage::{ImageUsage, StoreUsage};
 
 /// The format of stores that this larder makes, and the latest that it reads.

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use larder::reference::{Digest, ImageName};
 use serde::{Deserialize, Serialize};
 
-use crate::disk::Amount;
+use crate::disk::DiskSpace;
 
 /// Version of all records.
 pub(crate) const VERSION: u32 = 1;
@@ -130,7 +130,7 @@ impl ImageRecord {
 
 /// What is known of a layer once it is unpacked.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct LayerFacts {
+pub struct LayerMetadata {
     /// Digest of the plain archive.
     pub diff_id: Digest,
     /// Digest of the archive as it was fetched.
@@ -154,10 +154,10 @@ pub struct LayerRecord {
     pub key: LayerKey,
     /// What came out of unpacking it.
     #[serde(flatten)]
-    pub facts: LayerFacts,
+    pub facts: LayerMetadata,
     /// What its folder takes on disk.
     #[serde(flatten)]
-    pub usage: Amount,
+    pub usage: DiskSpace,
     /// Whether it is there. False once it was found missing.
     #[serde(default = "yes")]
     pub present: bool,
@@ -175,7 +175,7 @@ impl LayerRecord {
 
 /// What a lease protects.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Leased {
+pub struct LeaseResources {
     /// Ids of images, spared by collection.
     #[serde(default)]
     pub images: Vec<Digest>,
@@ -195,8 +195,9 @@ pub enum LeaseKind {
     Pull,
     /// An image was just made present and waits for its container.
     Ensured,
-    /// A person or a program asked for it.
-    Held,
+    /// Requested by a user or another program.
+    #[serde(rename = "held")]
+    Requested,
 }
 
 /// Keeps things in the store until a time.
@@ -208,7 +209,7 @@ pub struct LeaseRecord {
     pub kind: LeaseKind,
     /// What for.
     #[serde(flatten)]
-    pub leased: Leased,
+    pub leased: LeaseResources,
     /// When it ends.
     pub ends_at: u64,
 }
@@ -239,7 +240,7 @@ pub struct MountRecord {
 
 /// What a compressed byte became on this node so far, for estimates.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct Ratio {
+pub struct UnpackRatio {
     /// Bytes on disk for each byte fetched.
     pub bytes: f64,
     /// Inodes for each byte fetched.

@@ -6,16 +6,16 @@
 
 use std::collections::HashSet;
 
-use super::db::{LAYERS, Source as _, USES};
-use super::error::{Doing as _, StoreError};
-use super::inner::Inner;
+use super::db::{DbRead as _, LAYERS, USES};
+use super::error::{StoreError, StoreErrorContext as _};
+use super::handle::OpenStore;
 use super::layout::{digest_of_name, names_in};
 use super::records::{LayerKey, LayerRecord};
 
-impl Inner {
+impl OpenStore {
     pub(super) fn recover(&self) -> Result<(), StoreError> {
         let doing = "put the store in order";
-        self.layout.skip_names_in_use().doing(doing)?;
+        self.layout.skip_names_in_use().context(doing)?;
         self.recover_staging()?;
         self.recover_layers()?;
         self.sweep()?;
@@ -23,7 +23,7 @@ impl Inner {
         self.note_missing_images()?;
         self.recover_ingests()?;
         self.recover_mounts()?;
-        if !names_in(&self.layout.trash()).doing(doing)?.is_empty() {
+        if !names_in(&self.layout.trash()).context(doing)?.is_empty() {
             self.trash.kick();
         }
         Ok(())
@@ -33,11 +33,11 @@ impl Inner {
     fn recover_staging(&self) -> Result<(), StoreError> {
         let doing = "clean up what was being unpacked";
         let folder = self.layout.staging();
-        for name in names_in(&folder).doing(doing)? {
-            self.discard(&folder.join(name)).doing(doing)?;
+        for name in names_in(&folder).context(doing)? {
+            self.discard(&folder.join(name)).context(doing)?;
         }
         for name in ["format.new", "larder.redb.new"] {
-            self.disk.remove_file(&self.layout.root().join(name)).doing(doing)?;
+            self.disk.remove_file(&self.layout.root().join(name)).context(doing)?;
         }
         Ok(())
     }
@@ -48,9 +48,9 @@ impl Inner {
         let known = self.db.read(doing, |reader| reader.endings(LAYERS, ""))?;
         let mut known: HashSet<String> = known.into_iter().collect();
         let leased = self.leased_archives()?;
-        for name in names_in(&self.layout.layers()).doing(doing)? {
-            if !known.remove(&name) && !self.adopt(&name, &leased) {
-                self.discard(&self.layout.layers().join(name)).doing(doing)?;
+        for name in names_in(&self.layout.layers()).context(doing)? {
+            if !known.remove(&name) && !self.keep_resumable_layer(&name, &leased) {
+                self.discard(&self.layout.layers().join(name)).context(doing)?;
             }
         }
         let gone: Vec<LayerKey> = known.iter().filter_map(|key| LayerKey::parse(key)).collect();
@@ -80,15 +80,15 @@ impl Inner {
         let doing = "compare manifests and configs with the database";
         let used = self.db.read(doing, |reader| reader.endings(USES, "blob/"))?;
         let used: HashSet<&str> = used.iter().filter_map(|key| key.split('/').next()).collect();
-        for algorithm in names_in(&self.layout.blobs()).doing(doing)? {
+        for algorithm in names_in(&self.layout.blobs()).context(doing)? {
             let folder = self.layout.blobs().join(&algorithm);
             if !folder.is_dir() {
-                self.discard(&folder).doing(doing)?;
+                self.discard(&folder).context(doing)?;
                 continue;
             }
-            for hex in names_in(&folder).doing(doing)? {
+            for hex in names_in(&folder).context(doing)? {
                 if !used.contains(format!("{algorithm}:{hex}").as_str()) {
-                    self.discard(&folder.join(hex)).doing(doing)?;
+                    self.discard(&folder.join(hex)).context(doing)?;
                 }
             }
         }
@@ -99,9 +99,9 @@ impl Inner {
     fn recover_ingests(&self) -> Result<(), StoreError> {
         let doing = "clean up what was being fetched";
         let folder = self.layout.ingests();
-        for name in names_in(&folder).doing(doing)? {
+        for name in names_in(&folder).context(doing)? {
             if digest_of_name(&name).is_none() {
-                self.discard(&folder.join(name)).doing(doing)?;
+                self.discard(&folder.join(name)).context(doing)?;
             }
         }
         Ok(())

@@ -9,15 +9,15 @@ use std::time::SystemTime;
 use larder::reference::{Digest, ImageName};
 
 use super::commit::delete_uses;
-use super::db::{Abort, DbResult, LAYERS, LEASES, MOUNTS, NAMES, Source, USES, Writer};
-use super::error::{Doing as _, StoreError};
-use super::holds::{Holds, Item};
+use super::db::{DbRead, DbResult, DbTransaction, LAYERS, LEASES, MOUNTS, NAMES, TransactionAbort, USES};
+use super::error::{StoreError, StoreErrorContext as _};
+use super::handle::{OpenStore, Store, seconds};
 use super::images::find;
-use super::inner::{Inner, Store, seconds};
 use super::listing::delete_image;
 use super::records::{ImageRecord, LayerKey, LayerRecord, LeaseRecord, MountRecord};
+use super::references::{ReferenceCounts, ReferencedItem};
 use super::usage::taken;
-use crate::disk::Amount;
+use crate::disk::DiskSpace;
 
 /// How careful a removal is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -31,13 +31,13 @@ pub struct RemoveOptions {
 
 /// An image that was removed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Removed {
+pub struct StoreRemoval {
     /// What it was.
     pub image: ImageRecord,
     /// Layers that went with it, because nothing else needed them.
     pub layers: Vec<LayerKey>,
     /// What that frees, once it is deleted in the background.
-    pub freed: Amount,
+    pub freed: DiskSpace,
 }
 
 impl Store {
@@ -46,7 +46,7 @@ impl Store {
         &self,
         image: impl Into<ImageName>,
         options: RemoveOptions,
-    ) -> Result<Option<Removed>, StoreError> {
+    ) -> Result<Option<StoreRemoval>, StoreError> {
         self.0.remove(&image.into(), options)
     }
 
@@ -55,7 +55,7 @@ impl Store {
     pub fn sweep(&self, now: SystemTime) -> Result<(), StoreError> {
         self.0.end_leases(now)?;
         self.0.sweep_ingests(now)?;
-        self.0.sweep_kept()?;
+        self.0.sweep_resumable_layers()?;
         self.0.sweep()
     }
 
@@ -67,20 +67,20 @@ impl Store {
 
     /// Deletes now what was removed. Returns when the room is free.
     pub fn empty_trash(&self) -> Result<(), StoreError> {
-        self.0.trash.empty().doing("delete what was removed")
+        self.0.trash.empty().context("delete what was removed")
     }
 }
 
-impl Inner {
-    fn remove(&self, image: &ImageName, options: RemoveOptions) -> Result<Option<Removed>, StoreError> {
+impl OpenStore {
+    fn remove(&self, image: &ImageName, options: RemoveOptions) -> Result<Option<StoreRemoval>, StoreError> {
         let doing = "remove an image";
         let gate = self.gate();
         let removed = self.db.write(doing, |writer| {
             let Some(record) = find(writer, image)? else { return Ok(None) };
             refuse_used(writer, image, &record, options)?;
             remove_image(writer, &record)?;
-            let needed = Needed::beside_images(writer, &self.holds)?;
-            let mut freed = Freed::default();
+            let needed = ReferencedContent::beside_images(writer, &self.holds)?;
+            let mut freed = FreedContent::default();
             for key in record.keys() {
                 freed.layer_unless_needed(writer, &needed, key)?;
             }
@@ -91,7 +91,7 @@ impl Inner {
         })?;
         let Some((record, freed)) = removed else { return Ok(None) };
         let files = freed.blobs.iter().map(|digest| self.layout.blob(digest));
-        let own = files.chain([self.layout.image(&record.id)]).map(|path| taken(&path)).sum::<Amount>();
+        let own = files.chain([self.layout.image(&record.id)]).map(|path| taken(&path)).sum::<DiskSpace>();
         // The image is gone; what cannot be moved now is found by the next sweep or start.
         let moved = self.discard(&self.layout.image(&record.id)).and_then(|()| self.discard_freed(&freed));
         drop(gate);
@@ -99,7 +99,7 @@ impl Inner {
         if let Err(error) = moved {
             tracing::warn!(image = %record.id, %error, "could not move the removed image's files to the trash");
         }
-        Ok(Some(Removed { image: record, layers: freed.layers, freed: freed.usage + own }))
+        Ok(Some(StoreRemoval { image: record, layers: freed.layers, freed: freed.usage + own }))
     }
 
     /// Removes layers that no image, lease, mount or pull needs.
@@ -112,19 +112,19 @@ impl Inner {
         }
         let _gate = self.gate();
         let freed = self.db.write(doing, |writer| {
-            let needed = Needed::beside_images(writer, &self.holds)?;
-            let mut freed = Freed::default();
+            let needed = ReferencedContent::beside_images(writer, &self.holds)?;
+            let mut freed = FreedContent::default();
             for key in &layers {
                 freed.layer_unless_needed(writer, &needed, key)?;
             }
             Ok(freed)
         })?;
-        self.discard_freed(&freed).doing(doing)?;
+        self.discard_freed(&freed).context(doing)?;
         self.trash.kick();
         Ok(())
     }
 
-    fn discard_freed(&self, freed: &Freed) -> std::io::Result<()> {
+    fn discard_freed(&self, freed: &FreedContent) -> std::io::Result<()> {
         for key in &freed.layers {
             self.discard_layer(key)?;
         }
@@ -136,11 +136,11 @@ impl Inner {
 }
 
 fn refuse_used(
-    writer: &Writer,
+    writer: &DbTransaction,
     asked: &ImageName,
     image: &ImageRecord,
     options: RemoveOptions,
-) -> Result<(), Abort> {
+) -> Result<(), TransactionAbort> {
     if !options.force {
         let mut mounts = Vec::new();
         let note = |mount: MountRecord| {
@@ -148,7 +148,7 @@ fn refuse_used(
                 mounts.push(mount.target.display().to_string());
             }
         };
-        writer.each(MOUNTS, note)?;
+        writer.for_each(MOUNTS, note)?;
         if !mounts.is_empty() {
             return Err(StoreError::Mounted { image: asked.clone(), mounts }.into());
         }
@@ -160,7 +160,7 @@ fn refuse_used(
                 leases.push(lease.id);
             }
         };
-        writer.each(LEASES, note)?;
+        writer.for_each(LEASES, note)?;
         if !leases.is_empty() {
             return Err(StoreError::Leased { image: asked.clone(), leases }.into());
         }
@@ -168,7 +168,7 @@ fn refuse_used(
     Ok(())
 }
 
-fn remove_image(writer: &Writer, image: &ImageRecord) -> DbResult<()> {
+fn remove_image(writer: &DbTransaction, image: &ImageRecord) -> DbResult<()> {
     for name in image.names() {
         // A name that moved on is another image's.
         if writer.value(NAMES, name)?.as_deref() == Some(image.id.as_str().as_bytes()) {
@@ -180,34 +180,39 @@ fn remove_image(writer: &Writer, image: &ImageRecord) -> DbResult<()> {
 }
 
 /// What is needed by other than images: leases, mounts, and pulls under way.
-struct Needed<'a> {
+struct ReferencedContent<'a> {
     layers: HashSet<LayerKey>,
-    holds: &'a Holds,
+    holds: &'a ReferenceCounts,
 }
 
-impl<'a> Needed<'a> {
-    fn beside_images(source: &impl Source, holds: &'a Holds) -> DbResult<Needed<'a>> {
+impl<'a> ReferencedContent<'a> {
+    fn beside_images(source: &impl DbRead, holds: &'a ReferenceCounts) -> DbResult<ReferencedContent<'a>> {
         let mut layers = HashSet::new();
-        source.each(LEASES, |lease: LeaseRecord| layers.extend(lease.leased.layers))?;
-        source.each(MOUNTS, |mount: MountRecord| layers.extend(mount.layers))?;
-        Ok(Needed { layers, holds })
+        source.for_each(LEASES, |lease: LeaseRecord| layers.extend(lease.leased.layers))?;
+        source.for_each(MOUNTS, |mount: MountRecord| layers.extend(mount.layers))?;
+        Ok(ReferencedContent { layers, holds })
     }
 
     fn layer(&self, key: &LayerKey) -> bool {
-        self.layers.contains(key) || self.holds.has(&Item::Layer(key.clone()))
+        self.layers.contains(key) || self.holds.has(&ReferencedItem::Layer(key.clone()))
     }
 }
 
 /// Layers and blobs that are not in the database any more.
 #[derive(Default)]
-struct Freed {
+struct FreedContent {
     layers: Vec<LayerKey>,
     blobs: Vec<Digest>,
-    usage: Amount,
+    usage: DiskSpace,
 }
 
-impl Freed {
-    fn layer_unless_needed(&mut self, writer: &Writer, needed: &Needed<'_>, key: &LayerKey) -> DbResult<()> {
+impl FreedContent {
+    fn layer_unless_needed(
+        &mut self,
+        writer: &DbTransaction,
+        needed: &ReferencedContent<'_>,
+        key: &LayerKey,
+    ) -> DbResult<()> {
         if needed.layer(key) || writer.any(USES, &format!("layer/{key}/"))? {
             return Ok(());
         }
@@ -221,8 +226,13 @@ impl Freed {
         Ok(())
     }
 
-    fn blob_unless_needed(&mut self, writer: &Writer, needed: &Needed<'_>, digest: &Digest) -> DbResult<()> {
-        let held = needed.holds.has(&Item::Blob(digest.clone()));
+    fn blob_unless_needed(
+        &mut self,
+        writer: &DbTransaction,
+        needed: &ReferencedContent<'_>,
+        digest: &Digest,
+    ) -> DbResult<()> {
+        let held = needed.holds.has(&ReferencedItem::Blob(digest.clone()));
         if !held && !writer.any(USES, &format!("blob/{digest}/"))? {
             self.blobs.push(digest.clone());
         }
@@ -231,7 +241,7 @@ impl Freed {
 }
 
 /// Layers that nothing needs, as far as can be seen without keeping others from changing it.
-fn unused(source: &impl Source, holds: &Holds) -> DbResult<Vec<LayerKey>> {
+fn unused(source: &impl DbRead, holds: &ReferenceCounts) -> DbResult<Vec<LayerKey>> {
     // Both tables are in the order of layers, so one walk through each is enough.
     let mut used: Vec<String> = Vec::new();
     source.visit(USES, "layer/", &mut |key, _| {
@@ -241,7 +251,7 @@ fn unused(source: &impl Source, holds: &Holds) -> DbResult<Vec<LayerKey>> {
         }
         Ok(true)
     })?;
-    let needed = Needed::beside_images(source, holds)?;
+    let needed = ReferencedContent::beside_images(source, holds)?;
     let mut unused = source.endings(LAYERS, "")?;
     unused.retain(|key| used.binary_search(key).is_err());
     Ok(unused.iter().filter_map(|key| LayerKey::parse(key)).filter(|key| !needed.layer(key)).collect())

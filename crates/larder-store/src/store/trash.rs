@@ -16,23 +16,23 @@ use crate::disk::Disk;
 /// Deletes what is in one folder.
 #[derive(Debug)]
 pub(crate) struct Trash {
-    shared: Arc<Shared>,
+    shared: Arc<TrashDir>,
     background: bool,
     finish: AtomicBool,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct TrashDir {
     disk: Arc<dyn Disk>,
     folder: PathBuf,
-    state: Mutex<State>,
+    state: Mutex<TrashWorkerState>,
     stop: AtomicBool,
     /// Held while the folder is being emptied.
     emptying: Mutex<()>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct TrashWorkerState {
     /// Something came since the thread last looked.
     more: bool,
     worker: Option<JoinHandle<()>>,
@@ -42,7 +42,7 @@ struct State {
 impl Trash {
     pub(crate) fn new(disk: Arc<dyn Disk>, folder: PathBuf, config: &StoreConfig) -> Trash {
         let (state, stop, emptying) = (Mutex::default(), AtomicBool::new(false), Mutex::default());
-        let shared = Shared { disk, folder, state, stop, emptying };
+        let shared = TrashDir { disk, folder, state, stop, emptying };
         Trash {
             shared: Arc::new(shared),
             background: config.background_deletion,
@@ -99,8 +99,8 @@ impl Drop for Trash {
     }
 }
 
-impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
+impl TrashDir {
+    fn state(&self) -> MutexGuard<'_, TrashWorkerState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -7,37 +7,37 @@ use larder::reference::Digest;
 use serde::Deserialize;
 
 use super::commit::RATIO;
-use super::db::{DbResult, LAYERS, LISTED, META, Source, USES};
-use super::error::{Doing as _, StoreError};
-use super::inner::{Inner, Store};
-use super::listing::Listed;
-use super::records::{LayerKey, Ratio};
-use crate::disk::{Amount, measure, measure_one};
+use super::db::{DbRead, DbResult, LAYERS, LISTED, META, USES};
+use super::error::{StoreError, StoreErrorContext as _};
+use super::handle::{OpenStore, Store};
+use super::listing::ImageListing;
+use super::records::{LayerKey, UnpackRatio};
+use crate::disk::{DiskSpace, measure, measure_one};
 
 /// What holds the disk: `larder df`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct StoreUsage {
     /// Unpacked layers, each once.
-    pub layers: Amount,
+    pub layers: DiskSpace,
     /// Of these, layers that several images have.
-    pub shared_layers: Amount,
+    pub shared_layers: DiskSpace,
     /// Manifests and configs, and the copies of image records.
-    pub blobs: Amount,
+    pub blobs: DiskSpace,
     /// Blobs being fetched, or half fetched.
-    pub ingest: Amount,
+    pub ingest: DiskSpace,
     /// Layers being unpacked.
-    pub staging: Amount,
+    pub staging: DiskSpace,
     /// What was removed and waits to be deleted.
-    pub trash: Amount,
+    pub trash: DiskSpace,
     /// What was written to writable mounts.
-    pub mounts: Amount,
+    pub mounts: DiskSpace,
     /// The database, and the store's own folders.
-    pub database: Amount,
+    pub database: DiskSpace,
 }
 
 impl StoreUsage {
     /// The sum: what `du` says of the store.
-    pub fn total(&self) -> Amount {
+    pub fn total(&self) -> DiskSpace {
         self.layers + self.blobs + self.ingest + self.staging + self.trash + self.mounts + self.database
     }
 }
@@ -56,20 +56,20 @@ pub struct ImageUsage {
     /// When it was last pulled or loaded, in seconds since 1970.
     pub pulled_at: u64,
     /// Config, manifests and the copy of its record, in whole blocks.
-    pub own: Amount,
+    pub own: DiskSpace,
     /// What it takes by itself: the sum of the two below.
-    pub total: Amount,
+    pub total: DiskSpace,
     /// Of it, layers that other images have as well.
-    pub shared: Amount,
+    pub shared: DiskSpace,
     /// Of it, what removing just this image frees.
-    pub unique: Amount,
+    pub unique: DiskSpace,
     /// Bytes to fetch it all.
     pub compressed_bytes: u64,
 }
 
 impl ImageUsage {
     /// With the files that it has beside its layers, and no layers yet.
-    fn of(image: Listed, own: Amount) -> ImageUsage {
+    fn of(image: ImageListing, own: DiskSpace) -> ImageUsage {
         ImageUsage {
             id: image.id,
             tags: image.tags,
@@ -78,7 +78,7 @@ impl ImageUsage {
             pulled_at: image.pulled_at,
             own,
             total: own,
-            shared: Amount::default(),
+            shared: DiskSpace::default(),
             unique: own,
             compressed_bytes: image.blob_bytes,
         }
@@ -93,17 +93,17 @@ impl ImageUsage {
 
 /// As much of a layer's record as adding up needs.
 #[derive(Deserialize)]
-#[serde(from = "FlatLayer")]
+#[serde(from = "StoredLayerUsage")]
 pub(super) struct LayerUsage {
     pub(super) key: LayerKey,
-    pub(super) usage: Amount,
+    pub(super) usage: DiskSpace,
     compressed_bytes: u64,
     present: bool,
 }
 
 /// The same as it is written. Reading a flattened record takes several times as long.
 #[derive(Deserialize)]
-struct FlatLayer {
+struct StoredLayerUsage {
     key: LayerKey,
     bytes: u64,
     inodes: u64,
@@ -111,15 +111,15 @@ struct FlatLayer {
     present: bool,
 }
 
-impl From<FlatLayer> for LayerUsage {
-    fn from(flat: FlatLayer) -> LayerUsage {
-        let usage = Amount { bytes: flat.bytes, inodes: flat.inodes };
+impl From<StoredLayerUsage> for LayerUsage {
+    fn from(flat: StoredLayerUsage) -> LayerUsage {
+        let usage = DiskSpace { bytes: flat.bytes, inodes: flat.inodes };
         LayerUsage { key: flat.key, usage, compressed_bytes: flat.compressed_bytes, present: flat.present }
     }
 }
 
 /// What each layer takes that is there, in the order of keys.
-pub(super) fn layers(source: &impl Source) -> DbResult<Vec<LayerUsage>> {
+pub(super) fn layers(source: &impl DbRead) -> DbResult<Vec<LayerUsage>> {
     let mut layers: Vec<LayerUsage> = source.all(LAYERS)?;
     layers.retain(|layer| layer.present);
     Ok(layers)
@@ -132,12 +132,12 @@ fn find<'a>(layers: &'a [LayerUsage], key: &str) -> Option<&'a LayerUsage> {
 }
 
 /// Visits each layer with the ids of the images that need it.
-pub(super) fn each_layers_users(source: &impl Source, visit: impl FnMut(&str, &[String])) -> DbResult<()> {
+pub(super) fn each_layers_users(source: &impl DbRead, visit: impl FnMut(&str, &[String])) -> DbResult<()> {
     each_users(source, "layer/", visit)
 }
 
 /// Visits what the table of uses has under this prefix, with the ids of the images that need it.
-fn each_users(source: &impl Source, prefix: &str, mut visit: impl FnMut(&str, &[String])) -> DbResult<()> {
+fn each_users(source: &impl DbRead, prefix: &str, mut visit: impl FnMut(&str, &[String])) -> DbResult<()> {
     let (mut last, mut users) = (String::new(), Vec::new());
     // The uses of one thing follow each other.
     source.visit(USES, prefix, &mut |entry, _| {
@@ -154,11 +154,11 @@ fn each_users(source: &impl Source, prefix: &str, mut visit: impl FnMut(&str, &[
     Ok(())
 }
 
-impl Inner {
+impl OpenStore {
     /// What each image takes beside its layers, in whole blocks: config, manifests, the copy of its record. A blob that
     /// several images have is nobody's own. What cannot be looked at counts nothing, so that nobody promises it.
-    pub(super) fn own_files(&self, source: &impl Source) -> DbResult<HashMap<String, Amount>> {
-        let mut own: HashMap<String, Amount> = HashMap::new();
+    pub(super) fn own_files(&self, source: &impl DbRead) -> DbResult<HashMap<String, DiskSpace>> {
+        let mut own: HashMap<String, DiskSpace> = HashMap::new();
         each_users(source, "blob/", |blob, users| {
             if let ([image], Ok(digest)) = (users, Digest::parse(blob)) {
                 *own.entry(image.clone()).or_default() += taken(&self.layout.blob(&digest));
@@ -174,7 +174,7 @@ impl Inner {
 }
 
 /// What a file takes, as far as that can be seen.
-pub(super) fn taken(path: &Path) -> Amount {
+pub(super) fn taken(path: &Path) -> DiskSpace {
     measure_one(path).unwrap_or_default()
 }
 
@@ -187,7 +187,7 @@ impl Store {
         let fresh = self.0.arrivals.usage();
         let (layers, shared_layers) = self.0.db.read(doing, |reader| {
             let layers = layers(reader)?;
-            let mut shared = Amount::default();
+            let mut shared = DiskSpace::default();
             each_layers_users(reader, |key, users| {
                 if users.len() > 1
                     && let Some(layer) = find(&layers, key)
@@ -197,9 +197,9 @@ impl Store {
             })?;
             Ok((layers, shared))
         })?;
-        let measured = |path| measure(path).doing(doing);
+        let measured = |path| measure(path).context(doing);
         Ok(StoreUsage {
-            layers: layers.iter().map(|layer| layer.usage).sum::<Amount>() + fresh,
+            layers: layers.iter().map(|layer| layer.usage).sum::<DiskSpace>() + fresh,
             shared_layers,
             blobs: measured(&layout.blobs())? + measured(&layout.images())?,
             ingest: measured(&layout.ingests())?,
@@ -209,8 +209,8 @@ impl Store {
             database: measured(&layout.database())?
                 + measured(&layout.lock())?
                 + measured(&layout.format())?
-                + measure_one(&layout.layers()).doing(doing)?
-                + measure_one(layout.root()).doing(doing)?,
+                + measure_one(&layout.layers()).context(doing)?
+                + measure_one(layout.root()).context(doing)?,
         })
     }
 
@@ -220,7 +220,7 @@ impl Store {
             let layers = layers(reader)?;
             let mut images: Vec<ImageUsage> = Vec::new();
             let own = self.0.own_files(reader)?;
-            reader.each(LISTED, |image: Listed| {
+            reader.for_each(LISTED, |image: ImageListing| {
                 let own = own.get(image.id.as_str()).copied().unwrap_or_default();
                 images.push(ImageUsage::of(image, own));
             })?;
@@ -243,19 +243,19 @@ impl Store {
     }
 
     /// What is free on the store's file system, for unprivileged users.
-    pub fn free(&self) -> Result<Amount, StoreError> {
+    pub fn free(&self) -> Result<DiskSpace, StoreError> {
         let stat = rustix::fs::statvfs(self.0.layout.root())
             .map_err(std::io::Error::from)
-            .doing("look at the store's file system")?;
+            .context("look at the store's file system")?;
         // Some file systems make inodes as they go and report none.
         let inodes = if stat.f_files == 0 { u64::MAX } else { stat.f_favail };
-        Ok(Amount { bytes: stat.f_bavail.saturating_mul(stat.f_frsize), inodes })
+        Ok(DiskSpace { bytes: stat.f_bavail.saturating_mul(stat.f_frsize), inodes })
     }
 
     /// What a fetched byte becomes on disk, as learned on this node.
-    pub fn ratio(&self) -> Result<Ratio, StoreError> {
+    pub fn ratio(&self) -> Result<UnpackRatio, StoreError> {
         let doing = "look up what images became on disk";
-        let ratio = self.0.db.read(doing, |reader| reader.get::<Ratio>(META, RATIO))?;
+        let ratio = self.0.db.read(doing, |reader| reader.get::<UnpackRatio>(META, RATIO))?;
         Ok(ratio.unwrap_or_default())
     }
 }

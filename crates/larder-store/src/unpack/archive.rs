@@ -1,4 +1,4 @@
-//! The one place that knows tar: turns plain bytes into [`Entry`]s and their contents.
+//! The one place that knows tar: turns plain bytes into [`LayerEntry`]s and their contents.
 //!
 //! It reads archives as Go's `archive/tar` does, whose reading decides what an image means to the container runtimes:
 //! entries without content by their type have none, whatever their size says; a name that ends in `/` is a
@@ -8,21 +8,21 @@
 use tar_core::parse::{Limits as TarLimits, ParseError, ParseEvent, ParsedEntry, Parser};
 use tar_core::{EntryType, HEADER_SIZE};
 
-use super::files::Time;
+use super::layer_manifest::FileTime;
 use super::pax::{PaxValues, strict_pax};
-use super::stream::{Feed, Plain};
-use super::{Options, Refusal, UnpackError};
+use super::stream::{BufferSource, TarStream};
+use super::{EntryRefusal, UnpackError, UnpackOptions};
 
 /// A part of a sparse file that has data: offset and length.
-pub(super) type Extent = (u64, u64);
+pub(super) type SparseExtent = (u64, u64);
 
 /// What an entry makes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum LayerEntryKind {
     /// A file; its content follows.
     File,
     /// A file with holes; the extents' bytes follow, one after the other.
-    Sparse(Vec<Extent>),
+    Sparse(Vec<SparseExtent>),
     Directory,
     Symlink,
     HardLink,
@@ -33,10 +33,10 @@ pub(super) enum Kind {
 
 /// One entry with all its extended headers applied.
 #[derive(Debug, Clone)]
-pub(super) struct Entry {
+pub(super) struct LayerEntry {
     /// As written: may be absolute, may contain `.` and `..`; never empty, no zero byte.
     pub(super) path: Vec<u8>,
-    pub(super) kind: Kind,
+    pub(super) kind: LayerEntryKind,
     /// Target of a link, as written.
     pub(super) link: Vec<u8>,
     /// The file's size, holes included.
@@ -45,15 +45,15 @@ pub(super) struct Entry {
     pub(super) mode: u32,
     pub(super) uid: u32,
     pub(super) gid: u32,
-    pub(super) mtime: Time,
+    pub(super) mtime: FileTime,
     /// Major and minor number of a device.
     pub(super) device: (u32, u32),
     pub(super) xattrs: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
 /// Reads one archive.
-pub(super) struct Archive<'a, F> {
-    plain: Plain<'a, F>,
+pub(super) struct LayerArchive<'a, F> {
+    plain: TarStream<'a, F>,
     parser: Parser,
     /// Bytes taken from `plain` ahead of the parser: a header that a buffer's end has cut.
     carry: Vec<u8>,
@@ -68,19 +68,19 @@ pub(super) struct Archive<'a, F> {
     max_size: u64,
     max_carry: usize,
     ended: bool,
-    options: &'a Options,
+    options: &'a UnpackOptions,
 }
 
 /// What to do after looking at the bytes at hand.
-enum Step {
-    Entry(Box<Entry>, usize, u64),
+enum TarParseStep {
+    Entry(Box<LayerEntry>, usize, u64),
     Skip(usize),
     More(usize),
     End(usize),
 }
 
-impl<'a, F: Feed> Archive<'a, F> {
-    pub(super) fn new(plain: Plain<'a, F>, options: &'a Options) -> Archive<'a, F> {
+impl<'a, F: BufferSource> LayerArchive<'a, F> {
+    pub(super) fn new(plain: TarStream<'a, F>, options: &'a UnpackOptions) -> LayerArchive<'a, F> {
         let limits = &options.limits;
         let mut parser = Parser::new(TarLimits {
             max_metadata_size: limits.max_metadata,
@@ -89,7 +89,7 @@ impl<'a, F: Feed> Archive<'a, F> {
         });
         // Negative times are legal; `strict_pax` below is strict about everything else.
         parser.set_ignore_pax_errors(true);
-        Archive {
+        LayerArchive {
             plain,
             parser,
             carry: Vec::new(),
@@ -113,30 +113,30 @@ impl<'a, F: Feed> Archive<'a, F> {
     }
 
     /// What follows the archive.
-    pub(super) fn into_plain(self) -> Plain<'a, F> {
+    pub(super) fn into_plain(self) -> TarStream<'a, F> {
         self.plain
     }
 
     /// Goes to the next entry, past whatever is left of the last one.
-    pub(super) fn next(&mut self) -> Result<Option<Entry>, UnpackError> {
+    pub(super) fn next(&mut self) -> Result<Option<LayerEntry>, UnpackError> {
         self.skip_content()?;
         while !self.ended {
             match self.step()? {
-                Step::Entry(entry, used, content) => {
+                TarParseStep::Entry(entry, used, content) => {
                     self.advance(used);
                     self.content = content;
                     self.padding = padding(content);
                     self.count(&entry)?;
                     return Ok(Some(*entry));
                 }
-                Step::Skip(used) => {
+                TarParseStep::Skip(used) => {
                     self.advance(used);
                     // Metadata without entries costs time as entries do.
                     self.entries += 1;
                     self.check_entries()?;
                 }
-                Step::More(needed) => self.gather(needed)?,
-                Step::End(used) => {
+                TarParseStep::More(needed) => self.gather(needed)?,
+                TarParseStep::End(used) => {
                     self.advance(used);
                     self.ended = true;
                 }
@@ -158,7 +158,7 @@ impl<'a, F: Feed> Archive<'a, F> {
         Ok(&piece[..piece.len().min(wanted)])
     }
 
-    /// Marks the first `count` bytes of [`Archive::content`] as used.
+    /// Marks the first `count` bytes of [`LayerArchive::content`] as used.
     pub(super) fn consume(&mut self, count: usize) {
         self.advance(count);
         self.content -= (count as u64).min(self.content);
@@ -182,21 +182,23 @@ impl<'a, F: Feed> Archive<'a, F> {
     }
 
     /// Looks at the bytes at hand.
-    fn step(&mut self) -> Result<Step, UnpackError> {
+    fn step(&mut self) -> Result<TarParseStep, UnpackError> {
         let at = self.at;
-        let Archive { parser, carry, carried, plain, .. } = self;
+        let LayerArchive { parser, carry, carried, plain, .. } = self;
         let input = if *carried < carry.len() { &carry[*carried..] } else { plain.fill()? };
         if input.is_empty() {
-            return Ok(Step::End(0));
+            return Ok(TarParseStep::End(0));
         }
         let step = match parser.parse(input) {
-            Ok(ParseEvent::NeedData { min_bytes }) if min_bytes > input.len() => Step::More(min_bytes),
+            Ok(ParseEvent::NeedData { min_bytes }) if min_bytes > input.len() => {
+                TarParseStep::More(min_bytes)
+            }
             Ok(ParseEvent::NeedData { .. }) => return Err(archive_error(at, "a sparse map without an end")),
-            Ok(ParseEvent::End { consumed }) => Step::End(consumed),
-            Ok(ParseEvent::GlobalExtensions { consumed, .. }) => Step::Skip(consumed),
+            Ok(ParseEvent::End { consumed }) => TarParseStep::End(consumed),
+            Ok(ParseEvent::GlobalExtensions { consumed, .. }) => TarParseStep::Skip(consumed),
             Ok(ParseEvent::Entry { consumed, entry }) => {
                 let size = content_size(&entry, None, at)?;
-                Step::Entry(Box::new(resolve(&entry, None, size, at)?), consumed, size)
+                TarParseStep::Entry(Box::new(resolve(&entry, None, size, at)?), consumed, size)
             }
             Ok(ParseEvent::SparseEntry { consumed, entry, sparse_map, real_size }) => {
                 // The newest format has its map before the data and counts it in the size; the old one has it apart.
@@ -206,7 +208,7 @@ impl<'a, F: Feed> Archive<'a, F> {
                 let size = content_size(&entry, Some(map_bytes), at)?;
                 let extents = sparse_map.iter().map(|part| (part.offset, part.length)).collect();
                 let sparse = Some((extents, real_size));
-                Step::Entry(Box::new(resolve(&entry, sparse, size, at)?), consumed, size)
+                TarParseStep::Entry(Box::new(resolve(&entry, sparse, size, at)?), consumed, size)
             }
             Err(error) => return Err(parse_error(at, &error, self.options)),
         };
@@ -265,7 +267,7 @@ impl<'a, F: Feed> Archive<'a, F> {
         }
     }
 
-    fn count(&mut self, entry: &Entry) -> Result<(), UnpackError> {
+    fn count(&mut self, entry: &LayerEntry) -> Result<(), UnpackError> {
         self.entries += 1;
         self.options.progress.set_entries(self.entries);
         self.check_entries()?;
@@ -295,7 +297,7 @@ fn archive_error(at: u64, problem: impl Into<String>) -> UnpackError {
     UnpackError::Archive { at, problem: problem.into() }
 }
 
-fn parse_error(at: u64, error: &ParseError, options: &Options) -> UnpackError {
+fn parse_error(at: u64, error: &ParseError, options: &UnpackOptions) -> UnpackError {
     match error {
         ParseError::PathTooLong { limit, .. } => {
             UnpackError::Limit { what: "bytes in the path of an entry", limit: u64::from(*limit) }
@@ -333,7 +335,7 @@ fn content_size(entry: &ParsedEntry<'_>, sparse: Option<u64>, at: u64) -> Result
     let field = &entry.header.as_ustar().size;
     let overflows = field[0] & 0x80 != 0 && (field[0] != 0x80 || field[1..4] != [0, 0, 0]);
     if overflows || entry.size > i64::MAX as u64 {
-        return Err(UnpackError::refused(&entry.path, Refusal::Size));
+        return Err(UnpackError::refused(&entry.path, EntryRefusal::Size));
     }
     // A size in the extended header replaces the reduced one, map and all.
     let from_pax = match entry.pax {
@@ -342,7 +344,7 @@ fn content_size(entry: &ParsedEntry<'_>, sparse: Option<u64>, at: u64) -> Result
     };
     match (from_pax, sparse) {
         (Some(size), Some(map)) => {
-            size.checked_sub(map).ok_or_else(|| UnpackError::refused(&entry.path, Refusal::SparseMap))
+            size.checked_sub(map).ok_or_else(|| UnpackError::refused(&entry.path, EntryRefusal::SparseMap))
         }
         _ => Ok(entry.size),
     }
@@ -356,15 +358,15 @@ fn old_directory(entry: &ParsedEntry<'_>) -> bool {
 /// The entry as the rest of the module wants it: checked, owned.
 fn resolve(
     parsed: &ParsedEntry<'_>,
-    sparse: Option<(Vec<Extent>, u64)>,
+    sparse: Option<(Vec<SparseExtent>, u64)>,
     content: u64,
     at: u64,
-) -> Result<Entry, UnpackError> {
+) -> Result<LayerEntry, UnpackError> {
     let refuse = |reason| UnpackError::refused(&parsed.path, reason);
     let path = parsed.path.to_vec();
     let link = parsed.link_target.as_deref().unwrap_or_default().to_vec();
     if path.contains(&0) || link.contains(&0) {
-        return Err(refuse(Refusal::ZeroByte));
+        return Err(refuse(EntryRefusal::ZeroByte));
     }
     let (kind, size) = kind_of(parsed, sparse, content).map_err(refuse)?;
     let pax = match parsed.pax {
@@ -372,9 +374,10 @@ fn resolve(
         None => PaxValues::default(),
     };
     // 4294967295 is no owner: to chown(2) it means "leave it".
-    let owner =
-        |id: u64| u32::try_from(id).ok().filter(|id| *id != u32::MAX).ok_or_else(|| refuse(Refusal::Owner));
-    Ok(Entry {
+    let owner = |id: u64| {
+        u32::try_from(id).ok().filter(|id| *id != u32::MAX).ok_or_else(|| refuse(EntryRefusal::Owner))
+    };
+    Ok(LayerEntry {
         kind,
         link,
         size,
@@ -382,7 +385,7 @@ fn resolve(
         uid: owner(parsed.uid)?,
         gid: owner(parsed.gid)?,
         // Binary fields are two's complement, so a time before 1970 comes out right.
-        mtime: pax.mtime.unwrap_or(Time { seconds: parsed.mtime.cast_signed(), nanos: 0 }),
+        mtime: pax.mtime.unwrap_or(FileTime { seconds: parsed.mtime.cast_signed(), nanos: 0 }),
         device: (parsed.dev_major.unwrap_or(0), parsed.dev_minor.unwrap_or(0)),
         xattrs: parsed.xattrs.iter().map(|(name, value)| (name.to_vec(), value.to_vec())).collect(),
         path,
@@ -392,28 +395,30 @@ fn resolve(
 /// What an entry is, and the size of its file.
 fn kind_of(
     parsed: &ParsedEntry<'_>,
-    sparse: Option<(Vec<Extent>, u64)>,
+    sparse: Option<(Vec<SparseExtent>, u64)>,
     content: u64,
-) -> Result<(Kind, u64), Refusal> {
+) -> Result<(LayerEntryKind, u64), EntryRefusal> {
     Ok(match (parsed.entry_type, sparse) {
-        (EntryType::Regular | EntryType::Continuous, None) if old_directory(parsed) => (Kind::Directory, 0),
-        (EntryType::Regular | EntryType::Continuous, None) => (Kind::File, content),
-        (EntryType::Regular | EntryType::Continuous | EntryType::GnuSparse, Some((extents, size))) => {
-            check_sparse(&extents, size, content).ok_or(Refusal::SparseMap)?;
-            (Kind::Sparse(extents), size)
+        (EntryType::Regular | EntryType::Continuous, None) if old_directory(parsed) => {
+            (LayerEntryKind::Directory, 0)
         }
-        (EntryType::Directory, _) => (Kind::Directory, 0),
-        (EntryType::Symlink, _) => (Kind::Symlink, 0),
-        (EntryType::Link, _) => (Kind::HardLink, 0),
-        (EntryType::Fifo, _) => (Kind::Fifo, 0),
-        (EntryType::Char, _) => (Kind::CharDevice, 0),
-        (EntryType::Block, _) => (Kind::BlockDevice, 0),
-        (other, _) => return Err(Refusal::Type(other.to_byte())),
+        (EntryType::Regular | EntryType::Continuous, None) => (LayerEntryKind::File, content),
+        (EntryType::Regular | EntryType::Continuous | EntryType::GnuSparse, Some((extents, size))) => {
+            check_sparse(&extents, size, content).ok_or(EntryRefusal::SparseMap)?;
+            (LayerEntryKind::Sparse(extents), size)
+        }
+        (EntryType::Directory, _) => (LayerEntryKind::Directory, 0),
+        (EntryType::Symlink, _) => (LayerEntryKind::Symlink, 0),
+        (EntryType::Link, _) => (LayerEntryKind::HardLink, 0),
+        (EntryType::Fifo, _) => (LayerEntryKind::Fifo, 0),
+        (EntryType::Char, _) => (LayerEntryKind::CharDevice, 0),
+        (EntryType::Block, _) => (LayerEntryKind::BlockDevice, 0),
+        (other, _) => return Err(EntryRefusal::Type(other.to_byte())),
     })
 }
 
 /// Parts in order, apart, inside the file, and as long together as the content.
-fn check_sparse(extents: &[Extent], size: u64, content: u64) -> Option<()> {
+fn check_sparse(extents: &[SparseExtent], size: u64, content: u64) -> Option<()> {
     let (mut end, mut sum) = (0, 0u64);
     for (offset, length) in extents {
         if *offset < end {

@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::fs::{Mode, OFlags, ResolveFlags, openat, openat2};
 use rustix::io::Errno;
 
-use super::files::path_of;
+use super::layer_manifest::path_of;
 
 /// How directories are opened to work in them.
 pub(super) const DIRECTORY: OFlags =

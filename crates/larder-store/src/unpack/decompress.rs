@@ -5,27 +5,30 @@
 
 use std::io::{self, Read};
 
-use super::compression::Compression;
-use super::gzip::Gunzip;
-use super::source::Source;
-use super::{Limits, UnpackError};
+use super::compression::DetectedCompression;
+use super::gzip::GzipReader;
+use super::source::CompressedReader;
+use super::{UnpackError, UnpackLimits};
 
-/// Reads plain bytes from a [`Source`].
-pub(super) struct Decoder<R: Read> {
-    form: Form<R>,
+/// Reads plain bytes from a [`CompressedReader`].
+pub(super) struct LayerDecoder<R: Read> {
+    form: DecoderKind<R>,
     failed: Option<UnpackError>,
 }
 
-enum Form<R: Read> {
-    Gzip(Box<Gunzip<Source<R>>>),
-    Zstd(Box<zstd::stream::read::Decoder<'static, Source<R>>>),
-    Plain(Box<Source<R>>),
+enum DecoderKind<R: Read> {
+    Gzip(Box<GzipReader<CompressedReader<R>>>),
+    Zstd(Box<zstd::stream::read::Decoder<'static, CompressedReader<R>>>),
+    Plain(Box<CompressedReader<R>>),
 }
 
-impl<R: Read> Decoder<R> {
-    pub(super) fn new(mut source: Source<R>, limits: &Limits) -> Result<Decoder<R>, UnpackError> {
+impl<R: Read> LayerDecoder<R> {
+    pub(super) fn new(
+        mut source: CompressedReader<R>,
+        limits: &UnpackLimits,
+    ) -> Result<LayerDecoder<R>, UnpackError> {
         let compression = match source.peek(6) {
-            Ok(start) => Compression::detect(start),
+            Ok(start) => DetectedCompression::detect(start),
             Err(error) => return Err(source.take_fault().unwrap_or(UnpackError::Read(error))),
         };
         let compression = match compression {
@@ -34,31 +37,31 @@ impl<R: Read> Decoder<R> {
             Err(foreign) => return Err(source.finish().err().unwrap_or(foreign)),
         };
         let form = match compression {
-            Compression::Gzip => Form::Gzip(Box::new(Gunzip::new(source))),
-            Compression::Zstd => {
-                Form::Zstd(Box::new(zstd_decoder(source, limits).map_err(UnpackError::Read)?))
+            DetectedCompression::Gzip => DecoderKind::Gzip(Box::new(GzipReader::new(source))),
+            DetectedCompression::Zstd => {
+                DecoderKind::Zstd(Box::new(zstd_decoder(source, limits).map_err(UnpackError::Read)?))
             }
-            Compression::None => Form::Plain(Box::new(source)),
+            DetectedCompression::None => DecoderKind::Plain(Box::new(source)),
         };
-        Ok(Decoder { form, failed: None })
+        Ok(LayerDecoder { form, failed: None })
     }
 
-    pub(super) fn compression(&self) -> Compression {
+    pub(super) fn compression(&self) -> DetectedCompression {
         match self.form {
-            Form::Gzip(_) => Compression::Gzip,
-            Form::Zstd(_) => Compression::Zstd,
-            Form::Plain(_) => Compression::None,
+            DecoderKind::Gzip(_) => DetectedCompression::Gzip,
+            DecoderKind::Zstd(_) => DetectedCompression::Zstd,
+            DecoderKind::Plain(_) => DetectedCompression::None,
         }
     }
 
-    /// Fills the buffer, or less at the end. An error is kept for [`Decoder::finish`].
-    pub(super) fn fill(&mut self, buffer: &mut [u8]) -> Result<usize, Failed> {
+    /// Fills the buffer, or less at the end. An error is kept for [`LayerDecoder::finish`].
+    pub(super) fn fill(&mut self, buffer: &mut [u8]) -> Result<usize, DecoderFailed> {
         let mut filled = 0;
         while filled < buffer.len() && self.failed.is_none() {
             let read = match &mut self.form {
-                Form::Gzip(decoder) => decoder.read(&mut buffer[filled..]),
-                Form::Zstd(decoder) => decoder.read(&mut buffer[filled..]),
-                Form::Plain(source) => source.read(&mut buffer[filled..]),
+                DecoderKind::Gzip(decoder) => decoder.read(&mut buffer[filled..]),
+                DecoderKind::Zstd(decoder) => decoder.read(&mut buffer[filled..]),
+                DecoderKind::Plain(source) => source.read(&mut buffer[filled..]),
             };
             match read {
                 Ok(0) => break,
@@ -73,7 +76,7 @@ impl<R: Read> Decoder<R> {
                 }
             }
         }
-        if self.failed.is_some() { Err(Failed) } else { Ok(filled) }
+        if self.failed.is_some() { Err(DecoderFailed) } else { Ok(filled) }
     }
 
     /// Ends the reading: returns the compressed size once size and digest are as declared.
@@ -81,11 +84,11 @@ impl<R: Read> Decoder<R> {
     /// After an error in the bytes it reads the rest, without inflating it: a wrong digest explains the error.
     /// `skip_rest` says that nobody wants to know any more.
     pub(super) fn finish(self, skip_rest: bool) -> Result<u64, UnpackError> {
-        let Decoder { form, failed } = self;
+        let LayerDecoder { form, failed } = self;
         let source = match form {
-            Form::Gzip(decoder) => decoder.into_inner(),
-            Form::Zstd(decoder) => decoder.finish(),
-            Form::Plain(source) => *source,
+            DecoderKind::Gzip(decoder) => decoder.into_inner(),
+            DecoderKind::Zstd(decoder) => decoder.finish(),
+            DecoderKind::Plain(source) => *source,
         };
         match failed {
             None if skip_rest => Ok(source.bytes_read()),
@@ -97,23 +100,23 @@ impl<R: Read> Decoder<R> {
         }
     }
 
-    fn source(&mut self) -> &mut Source<R> {
+    fn source(&mut self) -> &mut CompressedReader<R> {
         match &mut self.form {
-            Form::Gzip(decoder) => decoder.get_mut(),
-            Form::Zstd(decoder) => decoder.get_mut(),
-            Form::Plain(source) => source,
+            DecoderKind::Gzip(decoder) => decoder.get_mut(),
+            DecoderKind::Zstd(decoder) => decoder.get_mut(),
+            DecoderKind::Plain(source) => source,
         }
     }
 }
 
 /// The decoder has failed and keeps the reason.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Failed;
+pub(super) struct DecoderFailed;
 
 fn zstd_decoder<R: Read>(
-    source: Source<R>,
-    limits: &Limits,
-) -> io::Result<zstd::stream::read::Decoder<'static, Source<R>>> {
+    source: CompressedReader<R>,
+    limits: &UnpackLimits,
+) -> io::Result<zstd::stream::read::Decoder<'static, CompressedReader<R>>> {
     let mut decoder = zstd::stream::read::Decoder::with_buffer(source)?;
     decoder.window_log_max(limits.max_zstd_window_log)?;
     Ok(decoder)

@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use larder::hint::Hint;
 use larder::reference::Digest;
 
-use super::Compression;
-use super::files::ManifestError;
+use super::DetectedCompression;
+use super::layer_manifest::LayerManifestError;
 
 /// Why a layer could not be unpacked, settled or verified.
 #[derive(Debug, thiserror::Error)]
@@ -21,7 +21,7 @@ pub enum UnpackError {
     #[error("the layer's {stage} bytes have the digest {found}, not {expected}")]
     Digest {
         /// Which bytes.
-        stage: Stage,
+        stage: LayerEncoding,
         /// What the manifest or the config says.
         expected: Digest,
         /// What they have.
@@ -41,7 +41,7 @@ pub enum UnpackError {
     #[error("the layer's {compression} stream is damaged after {at} compressed bytes")]
     Decompress {
         /// What it looks like from its first bytes.
-        compression: Compression,
+        compression: DetectedCompression,
         /// Compressed bytes that were read.
         at: u64,
         /// What the decompressor says.
@@ -65,9 +65,9 @@ pub enum UnpackError {
         /// The entry, as the archive names it.
         path: PathBuf,
         /// Why.
-        reason: Refusal,
+        reason: EntryRefusal,
     },
-    /// Over one of [`super::Limits`].
+    /// Over one of [`super::UnpackLimits`].
     #[error("the layer has more than {limit} {what}")]
     Limit {
         /// What there is too much of.
@@ -93,9 +93,9 @@ pub enum UnpackError {
         path: PathBuf,
         /// Why.
         #[source]
-        cause: ManifestError,
+        cause: LayerManifestError,
     },
-    /// [`super::Progress::cancel`] was called.
+    /// [`super::UnpackProgress::cancel`] was called.
     #[error("unpacking was cancelled")]
     Cancelled,
     /// The half that reads the layer ended early; its own error is the one that is reported.
@@ -106,18 +106,18 @@ pub enum UnpackError {
 
 /// Which of a layer's two forms.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stage {
+pub enum LayerEncoding {
     /// As the registry has it.
     Compressed,
     /// The tar archive.
     Plain,
 }
 
-impl fmt::Display for Stage {
+impl fmt::Display for LayerEncoding {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Stage::Compressed => "compressed",
-            Stage::Plain => "plain",
+            LayerEncoding::Compressed => "compressed",
+            LayerEncoding::Plain => "plain",
         })
     }
 }
@@ -125,7 +125,7 @@ impl fmt::Display for Stage {
 /// Why an entry is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum Refusal {
+pub enum EntryRefusal {
     /// A zero byte in a path or link.
     #[error("a zero byte in its name or link")]
     ZeroByte,
@@ -181,8 +181,8 @@ impl UnpackError {
         UnpackError::File { doing, path: path.as_ref().to_owned(), cause: cause.into() }
     }
 
-    pub(super) fn refused(path: &[u8], reason: Refusal) -> Self {
-        UnpackError::Refused { path: super::files::path_of(path).to_owned(), reason }
+    pub(super) fn refused(path: &[u8], reason: EntryRefusal) -> Self {
+        UnpackError::Refused { path: super::layer_manifest::path_of(path).to_owned(), reason }
     }
 
     /// Whether the disk is full: of bytes, inodes or quota.
@@ -194,8 +194,8 @@ impl UnpackError {
     /// Whether the bytes are at fault, so that fetching them again, from elsewhere, may help.
     pub fn is_wrong_bytes(&self) -> bool {
         match self {
-            UnpackError::Digest { stage: Stage::Compressed, .. } | UnpackError::Size { .. } => true,
-            UnpackError::Digest { stage: Stage::Plain, .. }
+            UnpackError::Digest { stage: LayerEncoding::Compressed, .. } | UnpackError::Size { .. } => true,
+            UnpackError::Digest { stage: LayerEncoding::Plain, .. }
             | UnpackError::Read(_)
             | UnpackError::Decompress { .. }
             | UnpackError::ForeignCompression(_)
@@ -217,10 +217,10 @@ impl UnpackError {
     /// What the reader could try next.
     pub fn hint(&self) -> Option<Hint> {
         let text = match self {
-            UnpackError::Digest { stage: Stage::Compressed, .. } | UnpackError::Size { .. } => {
+            UnpackError::Digest { stage: LayerEncoding::Compressed, .. } | UnpackError::Size { .. } => {
                 "the registry or a proxy sent other bytes than the manifest names; try again or another mirror"
             }
-            UnpackError::Digest { stage: Stage::Plain, .. } => {
+            UnpackError::Digest { stage: LayerEncoding::Plain, .. } => {
                 "the image's config does not fit its layers; it has to be built or pushed again"
             }
             UnpackError::Decompress { .. }

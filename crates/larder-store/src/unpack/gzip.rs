@@ -8,14 +8,14 @@ use std::io::{self, BufRead, Read};
 use flate2::{Decompress, FlushDecompress, Status};
 
 /// Reads the plain bytes of one or more gzip members (RFC 1952).
-pub(super) struct Gunzip<R> {
+pub(super) struct GzipReader<R> {
     source: R,
     inflate: Decompress,
-    at: At,
+    at: GzipPosition,
 }
 
 /// What the next compressed byte is.
-enum At {
+enum GzipPosition {
     /// The first of a member, which must be there.
     Start,
     Body,
@@ -23,9 +23,9 @@ enum At {
     Between,
 }
 
-impl<R: BufRead> Gunzip<R> {
-    pub(super) fn new(source: R) -> Gunzip<R> {
-        Gunzip { source, inflate: Decompress::new(false), at: At::Start }
+impl<R: BufRead> GzipReader<R> {
+    pub(super) fn new(source: R) -> GzipReader<R> {
+        GzipReader { source, inflate: Decompress::new(false), at: GzipPosition::Start }
     }
 
     pub(super) fn get_mut(&mut self) -> &mut R {
@@ -95,25 +95,25 @@ impl<R: BufRead> Gunzip<R> {
         self.source.consume(usize::try_from(taken).unwrap_or(usize::MAX));
         if status == Status::StreamEnd {
             self.trailer()?;
-            self.at = At::Between;
+            self.at = GzipPosition::Between;
         }
         Ok(usize::try_from(made).unwrap_or(usize::MAX))
     }
 }
 
-impl<R: BufRead> Read for Gunzip<R> {
+impl<R: BufRead> Read for GzipReader<R> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         if into.is_empty() {
             return Ok(0);
         }
         loop {
             match self.at {
-                At::Between if self.source.fill_buf()?.is_empty() => return Ok(0),
-                At::Start | At::Between => {
+                GzipPosition::Between if self.source.fill_buf()?.is_empty() => return Ok(0),
+                GzipPosition::Start | GzipPosition::Between => {
                     self.header()?;
-                    self.at = At::Body;
+                    self.at = GzipPosition::Body;
                 }
-                At::Body => match self.body(into)? {
+                GzipPosition::Body => match self.body(into)? {
                     0 => {}
                     made => return Ok(made),
                 },
@@ -131,7 +131,7 @@ mod tests {
     fn gunzip(bytes: &[u8]) -> io::Result<Vec<u8>> {
         let mut plain = Vec::new();
         // A buffer of seven bytes puts a border into every part.
-        Gunzip::new(io::BufReader::with_capacity(7, bytes)).read_to_end(&mut plain).map(|_| plain)
+        GzipReader::new(io::BufReader::with_capacity(7, bytes)).read_to_end(&mut plain).map(|_| plain)
     }
 
     fn gzip(header: flate2::GzBuilder, plain: &[u8]) -> Vec<u8> {

@@ -7,16 +7,16 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, openat, readlinkat, stat
 use rustix::io::Errno;
 
 use super::beneath::{self, DIRECTORY, parts};
-use super::files::path_of;
-use super::metadata::{Bearer, get, has_xattr};
+use super::layer_manifest::path_of;
+use super::metadata::{XattrTarget, get, has_xattr};
 
 const MAX_LINKS: u32 = 40;
 
 /// Unpacked layers, the nearest first.
-pub(super) struct Lowers(Vec<OwnedFd>);
+pub(super) struct LowerLayers(Vec<OwnedFd>);
 
 /// What is at a path.
-pub(super) struct Found {
+pub(super) struct LowerEntry {
     /// Which layer shows it: for a directory, the nearest of those that have it.
     pub(super) layer: usize,
     /// Its path there, without links.
@@ -24,24 +24,24 @@ pub(super) struct Found {
     pub(super) stat: Stat,
 }
 
-impl Found {
+impl LowerEntry {
     pub(super) fn is_directory(&self) -> bool {
         FileType::from_raw_mode(self.stat.st_mode) == FileType::Directory
     }
 }
 
 /// One directory on the way down, and the layers that it is merged from.
-struct Level {
+struct MergedDir {
     path: Vec<u8>,
     layers: Vec<usize>,
 }
 
-impl Lowers {
-    pub(super) fn open(layers: &[&Path]) -> Result<Lowers, (usize, Errno)> {
+impl LowerLayers {
+    pub(super) fn open(layers: &[&Path]) -> Result<LowerLayers, (usize, Errno)> {
         let open = |(at, layer): (usize, &&Path)| {
             openat(rustix::fs::CWD, *layer, DIRECTORY, Mode::empty()).map_err(|errno| (at, errno))
         };
-        layers.iter().enumerate().map(open).collect::<Result<_, _>>().map(Lowers)
+        layers.iter().enumerate().map(open).collect::<Result<_, _>>().map(LowerLayers)
     }
 
     pub(super) fn root(&self, layer: usize) -> BorrowedFd<'_> {
@@ -49,8 +49,8 @@ impl Lowers {
     }
 
     /// Looks up `path`, following links in it, and at its end if `follow`. `None` when nothing is there.
-    pub(super) fn find(&self, path: &[u8], follow: bool) -> Result<Option<Found>, Errno> {
-        let mut levels = vec![Level { path: Vec::new(), layers: (0..self.0.len()).collect() }];
+    pub(super) fn find(&self, path: &[u8], follow: bool) -> Result<Option<LowerEntry>, Errno> {
+        let mut levels = vec![MergedDir { path: Vec::new(), layers: (0..self.0.len()).collect() }];
         let mut todo: Vec<Vec<u8>> = parts(path).map(<[u8]>::to_vec).collect();
         todo.reverse();
         let mut links = 0;
@@ -65,7 +65,7 @@ impl Lowers {
             let path = join(&level.path, &part);
             let Some((found, layers)) = self.look(level, path)? else { return Ok(None) };
             match FileType::from_raw_mode(found.stat.st_mode) {
-                FileType::Directory => levels.push(Level { path: found.path, layers }),
+                FileType::Directory => levels.push(MergedDir { path: found.path, layers }),
                 FileType::Symlink if follow || !todo.is_empty() => {
                     links += 1;
                     if links > MAX_LINKS {
@@ -86,12 +86,12 @@ impl Lowers {
         let Some(level) = levels.pop() else { return Ok(None) };
         let Some(layer) = level.layers.first().copied() else { return Ok(None) };
         let fd = beneath::open(self.root(layer), &level.path, DIRECTORY)?;
-        Ok(Some(Found { layer, path: level.path, stat: rustix::fs::fstat(fd)? }))
+        Ok(Some(LowerEntry { layer, path: level.path, stat: rustix::fs::fstat(fd)? }))
     }
 
     /// What the layers of a directory show at a path in it; of a directory also the layers that it is merged from.
-    fn look(&self, level: &Level, path: Vec<u8>) -> Result<Option<(Found, Vec<usize>)>, Errno> {
-        let mut nearest: Option<Found> = None;
+    fn look(&self, level: &MergedDir, path: Vec<u8>) -> Result<Option<(LowerEntry, Vec<usize>)>, Errno> {
+        let mut nearest: Option<LowerEntry> = None;
         let mut merged = Vec::new();
         for layer in level.layers.iter().copied() {
             let stat = match statat(self.root(layer), path_of(&path), AtFlags::SYMLINK_NOFOLLOW) {
@@ -100,12 +100,12 @@ impl Lowers {
             };
             if FileType::from_raw_mode(stat.st_mode) != FileType::Directory {
                 if nearest.is_none() && !self.is_whiteout(layer, &path, &stat)? {
-                    nearest = Some(Found { layer, path, stat });
+                    nearest = Some(LowerEntry { layer, path, stat });
                 }
                 break;
             }
             merged.push(layer);
-            nearest.get_or_insert_with(|| Found { layer, path: path.clone(), stat });
+            nearest.get_or_insert_with(|| LowerEntry { layer, path: path.clone(), stat });
             if self.is_opaque(layer, &path)? {
                 break;
             }
@@ -118,7 +118,7 @@ impl Lowers {
             FileType::CharacterDevice => Ok(stat.st_rdev == 0),
             FileType::RegularFile if stat.st_size == 0 => {
                 let file = beneath::open(self.root(layer), path, OFlags::RDONLY)?;
-                let on = Bearer::Open(file.as_fd());
+                let on = XattrTarget::Open(file.as_fd());
                 Ok(has_xattr(on, "trusted.overlay.whiteout") || has_xattr(on, "user.overlay.whiteout"))
             }
             _ => Ok(false),
@@ -127,7 +127,8 @@ impl Lowers {
 
     fn is_opaque(&self, layer: usize, path: &[u8]) -> Result<bool, Errno> {
         let dir = beneath::open(self.root(layer), path, DIRECTORY)?;
-        let says_yes = |name: &[u8]| get(Bearer::Open(dir.as_fd()), name).is_ok_and(|value| value == b"y");
+        let says_yes =
+            |name: &[u8]| get(XattrTarget::Open(dir.as_fd()), name).is_ok_and(|value| value == b"y");
         Ok(says_yes(b"trusted.overlay.opaque") || says_yes(b"user.overlay.opaque"))
     }
 }

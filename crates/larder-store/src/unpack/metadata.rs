@@ -7,13 +7,13 @@ use std::path::PathBuf;
 use rustix::fs::{Timespec, Timestamps, XattrFlags, fsetxattr, lgetxattr, llistxattr, lsetxattr};
 use rustix::io::Errno;
 
-use super::files::{Time, path_of, xattr_hash};
+use super::layer_manifest::{FileTime, path_of, xattr_hash};
 
 /// Takes effect on files that are made later, so directories get it last.
 const DEFAULT_ACL: &[u8] = b"system.posix_acl_default";
 
 /// Both times of a file: what was read last is not known, and an old access time saves a write at the next one.
-pub(super) fn timestamps(mtime: Time) -> Timestamps {
+pub(super) fn timestamps(mtime: FileTime) -> Timestamps {
     let time = Timespec { tv_sec: mtime.seconds, tv_nsec: mtime.nanos.into() };
     Timestamps { last_access: time, last_modification: time }
 }
@@ -33,24 +33,24 @@ pub(super) type Xattrs = Vec<(Vec<u8>, Vec<u8>)>;
 
 /// What has attributes: an open file, or a name in an open directory that cannot be opened itself.
 #[derive(Clone, Copy)]
-pub(super) enum Bearer<'a> {
+pub(super) enum XattrTarget<'a> {
     /// A file or directory.
     Open(BorrowedFd<'a>),
     /// A link, pipe or device.
     Named(BorrowedFd<'a>, &'a [u8]),
 }
 
-impl Bearer<'_> {
+impl XattrTarget<'_> {
     /// A path that the system understands, without following a link at its end.
     fn path(self) -> PathBuf {
         let mut path = String::from("/proc/self/fd/");
         match self {
             // The dot makes it the directory itself, not the magic link to it.
-            Bearer::Open(fd) => {
+            XattrTarget::Open(fd) => {
                 let _ = write!(path, "{}", fd.as_raw_fd());
                 PathBuf::from(path)
             }
-            Bearer::Named(dir, name) => {
+            XattrTarget::Named(dir, name) => {
                 let _ = write!(path, "{}", dir.as_raw_fd());
                 PathBuf::from(path).join(path_of(name))
             }
@@ -59,10 +59,10 @@ impl Bearer<'_> {
 }
 
 /// Sets one attribute. `false` when this process or this file system cannot have it.
-pub(super) fn set_xattr(on: Bearer<'_>, name: &[u8], value: &[u8]) -> Result<bool, Errno> {
+pub(super) fn set_xattr(on: XattrTarget<'_>, name: &[u8], value: &[u8]) -> Result<bool, Errno> {
     let set = match on {
-        Bearer::Open(fd) => fsetxattr(fd, path_of(name), value, XattrFlags::empty()),
-        Bearer::Named(..) => lsetxattr(on.path(), path_of(name), value, XattrFlags::empty()),
+        XattrTarget::Open(fd) => fsetxattr(fd, path_of(name), value, XattrFlags::empty()),
+        XattrTarget::Named(..) => lsetxattr(on.path(), path_of(name), value, XattrFlags::empty()),
     };
     match set {
         Ok(()) => Ok(true),
@@ -72,7 +72,7 @@ pub(super) fn set_xattr(on: Bearer<'_>, name: &[u8], value: &[u8]) -> Result<boo
 }
 
 /// A file's attributes, without those of the overlay and of this machine's security labels, sorted by name.
-pub(super) fn read_xattrs(on: Bearer<'_>) -> Result<Xattrs, Errno> {
+pub(super) fn read_xattrs(on: XattrTarget<'_>) -> Result<Xattrs, Errno> {
     let mut found = Vec::new();
     for name in list(on)?.split(|byte| *byte == 0).filter(|name| !name.is_empty()) {
         if !steers_overlay(name) && name != b"security.selinux" {
@@ -89,22 +89,22 @@ pub(super) fn hash_of(xattrs: &[(Vec<u8>, Vec<u8>)]) -> Option<u32> {
 }
 
 /// Whether a file has this attribute.
-pub(super) fn has_xattr(on: Bearer<'_>, name: &str) -> bool {
+pub(super) fn has_xattr(on: XattrTarget<'_>, name: &str) -> bool {
     list(on).is_ok_and(|names| names.split(|byte| *byte == 0).any(|found| found == name.as_bytes()))
 }
 
-fn list(on: Bearer<'_>) -> Result<Vec<u8>, Errno> {
+fn list(on: XattrTarget<'_>) -> Result<Vec<u8>, Errno> {
     grow(|buffer| match on {
-        Bearer::Open(fd) => rustix::fs::flistxattr(fd, buffer),
-        Bearer::Named(..) => llistxattr(on.path(), buffer),
+        XattrTarget::Open(fd) => rustix::fs::flistxattr(fd, buffer),
+        XattrTarget::Named(..) => llistxattr(on.path(), buffer),
     })
 }
 
 /// One attribute's value.
-pub(super) fn get(on: Bearer<'_>, name: &[u8]) -> Result<Vec<u8>, Errno> {
+pub(super) fn get(on: XattrTarget<'_>, name: &[u8]) -> Result<Vec<u8>, Errno> {
     grow(|buffer| match on {
-        Bearer::Open(fd) => rustix::fs::fgetxattr(fd, path_of(name), buffer),
-        Bearer::Named(..) => lgetxattr(on.path(), path_of(name), buffer),
+        XattrTarget::Open(fd) => rustix::fs::fgetxattr(fd, path_of(name), buffer),
+        XattrTarget::Named(..) => lgetxattr(on.path(), path_of(name), buffer),
     })
 }
 
@@ -125,16 +125,16 @@ fn grow(read: impl Fn(&mut [u8]) -> Result<usize, Errno>) -> Result<Vec<u8>, Err
 }
 
 /// Sets attributes on what was just made; those that cannot be set are counted, not an error.
-pub(super) struct Applied {
+pub(super) struct XattrResult {
     /// [`xattr_hash`] of those that are there now.
     pub(super) hash: Option<u32>,
     pub(super) skipped: u64,
 }
 
 /// Sets `xattrs` on a file. The last of equal names wins.
-pub(super) fn apply_xattrs(on: Bearer<'_>, xattrs: &[(Vec<u8>, Vec<u8>)]) -> Result<Applied, Errno> {
+pub(super) fn apply_xattrs(on: XattrTarget<'_>, xattrs: &[(Vec<u8>, Vec<u8>)]) -> Result<XattrResult, Errno> {
     if xattrs.is_empty() {
-        return Ok(Applied { hash: None, skipped: 0 });
+        return Ok(XattrResult { hash: None, skipped: 0 });
     }
     let (mut set, mut skipped) = (Vec::with_capacity(xattrs.len()), 0);
     for (name, value) in xattrs {
@@ -148,12 +148,12 @@ pub(super) fn apply_xattrs(on: Bearer<'_>, xattrs: &[(Vec<u8>, Vec<u8>)]) -> Res
         set.retain(|(other, _): &(&[u8], &[u8])| other != name);
         set.push((name, value));
     }
-    Ok(Applied { hash: xattr_hash(set), skipped })
+    Ok(XattrResult { hash: xattr_hash(set), skipped })
 }
 
 /// Removes the attributes that an earlier entry gave to a directory.
 pub(super) fn clear_xattrs(fd: impl AsFd) -> Result<(), Errno> {
-    for (name, _) in read_xattrs(Bearer::Open(fd.as_fd()))? {
+    for (name, _) in read_xattrs(XattrTarget::Open(fd.as_fd()))? {
         rustix::fs::fremovexattr(fd.as_fd(), path_of(&name))?;
     }
     Ok(())

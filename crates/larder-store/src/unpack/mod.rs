@@ -10,12 +10,12 @@
 //! Promises:
 //! - nothing outside the given directory is touched, whatever the archive says: every name is opened below a directory
 //!   that this module made itself, with `O_NOFOLLOW`, and links of the archive are resolved inside the layer (`tree.rs`);
-//! - memory is bounded by [`Options`] and [`Limits`], never by the archive;
-//! - a layer is only [`Unpacked`] when all its bytes, also those after the archive's end, have the expected digests;
+//! - memory is bounded by [`UnpackOptions`] and [`UnpackLimits`], never by the archive;
+//! - a layer is only [`UnpackedLayer`] when all its bytes, also those after the archive's end, have the expected digests;
 //! - after an error the directory holds a partial tree that the caller removes.
 //!
 //! An archive is one layer out of context: it can leave out parent directories that a lower layer has, and hard-link
-//! files of lower layers. Both are noted in the layer manifest (see [`files`]), and [`settle`] fills them in once the
+//! files of lower layers. Both are noted in the layer manifest (see [`layer_manifest`]), and [`merge_lowers`] fills them in once the
 //! layers below are known.
 
 mod archive;
@@ -23,14 +23,14 @@ mod beneath;
 mod compression;
 mod decompress;
 mod error;
-pub mod files;
 mod gzip;
 mod layer;
+pub mod layer_manifest;
+mod lower_merge;
 mod lowers;
 mod metadata;
 mod options;
 mod pax;
-mod settle;
 mod source;
 mod stream;
 mod tree;
@@ -42,20 +42,20 @@ use std::io::Read;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
-pub use compression::Compression;
-pub use error::{Refusal, Stage, UnpackError};
-pub use layer::{Expected, Pending, Target, Unpacked, Usage};
-pub use options::{Limits, Options, OverlayForm, Owners, Progress, Threads};
-pub use settle::{Settled, Settling, settle};
-pub use verify::{Damage, DamageKind, Depth, Verify, verify};
-pub use write_behind::{Syncer, WriteBehind};
+pub use compression::DetectedCompression;
+pub use error::{EntryRefusal, LayerEncoding, UnpackError};
+pub use layer::{AllocatedSpace, ExpectedLayer, PendingLowerWork, UnpackTarget, UnpackedLayer};
+pub use lower_merge::{LowerMergeMode, LowerMergeReport, merge_lowers};
+pub use options::{OverlayForm, OwnerMode, UnpackLimits, UnpackOptions, UnpackProgress, UnpackThreads};
+pub use verify::{CheckDepth, LayerVerification, MismatchKind, PathMismatch, verify};
+pub use write_behind::{BackgroundSyncer, WriteBehind};
 
-use archive::Archive;
-use decompress::Decoder;
-use source::Source;
-use stream::{Feed, Plain};
-use writer::Writer;
-use writer::crew::Crew;
+use archive::LayerArchive;
+use decompress::LayerDecoder;
+use source::CompressedReader;
+use stream::{BufferSource, TarStream};
+use writer::LayerWriter;
+use writer::file_threads::FileThreads;
 
 /// Unpacks one layer, verifying its bytes on the way.
 ///
@@ -63,24 +63,24 @@ use writer::crew::Crew;
 /// that have the wrong digest are reported as such, not as the damaged archive that they happen to look like.
 pub fn unpack_layer(
     compressed: impl Read + Send,
-    expected: &Expected<'_>,
-    target: Target<'_>,
-    options: &Options,
-) -> Result<Unpacked, UnpackError> {
-    let source = Source::new(compressed, expected, options);
+    expected: &ExpectedLayer<'_>,
+    target: UnpackTarget<'_>,
+    options: &UnpackOptions,
+) -> Result<UnpackedLayer, UnpackError> {
+    let source = CompressedReader::new(compressed, expected, options);
     match options.threads {
-        Threads::One => on_one_thread(source, expected, target, options),
-        Threads::Two | Threads::Many => on_two_threads(source, expected, target, options),
+        UnpackThreads::One => on_one_thread(source, expected, target, options),
+        UnpackThreads::Two | UnpackThreads::Many => on_two_threads(source, expected, target, options),
     }
 }
 
 fn on_one_thread<R: Read>(
-    source: Source<R>,
-    expected: &Expected<'_>,
-    target: Target<'_>,
-    options: &Options,
-) -> Result<Unpacked, UnpackError> {
-    let mut decoder = Decoder::new(source, &options.limits)?;
+    source: CompressedReader<R>,
+    expected: &ExpectedLayer<'_>,
+    target: UnpackTarget<'_>,
+    options: &UnpackOptions,
+) -> Result<UnpackedLayer, UnpackError> {
+    let mut decoder = LayerDecoder::new(source, &options.limits)?;
     let compression = decoder.compression();
     let written = write(&mut stream::inline(&mut decoder), expected, target, options);
     let skip_rest = written.as_ref().is_err_and(UnpackError::is_local);
@@ -89,18 +89,18 @@ fn on_one_thread<R: Read>(
 }
 
 fn on_two_threads<R: Read + Send>(
-    source: Source<R>,
-    expected: &Expected<'_>,
-    target: Target<'_>,
-    options: &Options,
-) -> Result<Unpacked, UnpackError> {
+    source: CompressedReader<R>,
+    expected: &ExpectedLayer<'_>,
+    target: UnpackTarget<'_>,
+    options: &UnpackOptions,
+) -> Result<UnpackedLayer, UnpackError> {
     let skip_rest = AtomicBool::new(false);
     thread::scope(|scope| {
         let (pump, mut feed) = stream::channel();
         let limits = &options.limits;
         let skip_rest = &skip_rest;
         let reader = thread::Builder::new().name("layer-inflate".into()).spawn_scoped(scope, move || {
-            let mut decoder = Decoder::new(source, limits)?;
+            let mut decoder = LayerDecoder::new(source, limits)?;
             let compression = decoder.compression();
             pump.run(&mut decoder);
             decoder.finish(skip_rest.load(Ordering::Acquire)).map(|bytes| (compression, bytes))
@@ -112,35 +112,35 @@ fn on_two_threads<R: Read + Send>(
         let read = reader.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
         match read {
             Ok((compression, bytes)) => join(compression, Ok(bytes), written),
-            Err(error) => join(Compression::None, Err(error), written),
+            Err(error) => join(DetectedCompression::None, Err(error), written),
         }
     })
 }
 
 /// The half that hashes and writes plain bytes.
 fn write(
-    feed: &mut impl Feed,
-    expected: &Expected<'_>,
-    target: Target<'_>,
-    options: &Options,
-) -> Result<Unpacked, UnpackError> {
+    feed: &mut impl BufferSource,
+    expected: &ExpectedLayer<'_>,
+    target: UnpackTarget<'_>,
+    options: &UnpackOptions,
+) -> Result<UnpackedLayer, UnpackError> {
     thread::scope(|scope| {
         let crew = match options.threads {
-            Threads::Many => {
-                let crew = Crew::start(scope, makers(), options);
+            UnpackThreads::Many => {
+                let crew = FileThreads::start(scope, makers(), options);
                 Some(crew.map_err(|error| UnpackError::file("start a thread for", target.root, error))?)
             }
-            Threads::One | Threads::Two => None,
+            UnpackThreads::One | UnpackThreads::Two => None,
         };
-        let mut archive = Archive::new(Plain::new(feed, expected.diff_id, options), options);
-        let mut writer = Writer::new(target, options, crew)?;
+        let mut archive = LayerArchive::new(TarStream::new(feed, expected.diff_id, options), options);
+        let mut writer = LayerWriter::new(target, options, crew)?;
         while let Some(entry) = archive.next()? {
             writer.add(&entry, &mut archive)?;
         }
         let entries = archive.entries();
         let plain_bytes = archive.into_plain().finish(expected.diff_id)?;
         let written = writer.finish()?;
-        Ok(Unpacked { plain_bytes, entries, ..written })
+        Ok(UnpackedLayer { plain_bytes, entries, ..written })
     })
 }
 
@@ -151,13 +151,15 @@ fn makers() -> usize {
 
 /// Both halves' outcomes as one: this machine's trouble first, then wrong bytes, then what is wrong inside them.
 fn join(
-    compression: Compression,
+    compression: DetectedCompression,
     read: Result<u64, UnpackError>,
-    written: Result<Unpacked, UnpackError>,
-) -> Result<Unpacked, UnpackError> {
+    written: Result<UnpackedLayer, UnpackError>,
+) -> Result<UnpackedLayer, UnpackError> {
     match (read, written) {
         (_, Err(error)) if error.is_local() => Err(error),
         (Err(error), _) | (Ok(_), Err(error)) => Err(error),
-        (Ok(compressed_bytes), Ok(unpacked)) => Ok(Unpacked { compression, compressed_bytes, ..unpacked }),
+        (Ok(compressed_bytes), Ok(unpacked)) => {
+            Ok(UnpackedLayer { compression, compressed_bytes, ..unpacked })
+        }
     }
 }

@@ -7,33 +7,33 @@ use super::WriteBehind;
 
 /// How layers are unpacked. The default suits this process: root applies owners, everybody else records them.
 #[derive(Debug, Clone)]
-pub struct Options {
+pub struct UnpackOptions {
     /// Threads for this layer. Default many.
-    pub threads: Threads,
+    pub threads: UnpackThreads,
     /// Ceilings against hostile archives.
-    pub limits: Limits,
+    pub limits: UnpackLimits,
     /// What happens to owners.
-    pub owners: Owners,
+    pub owners: OwnerMode,
     /// How whiteouts and opaque directories are written.
     pub overlay: OverlayForm,
     /// Write whiteouts as empty files with a mark (`overlay.whiteout`, Linux 6.7) even where devices are allowed. Default
     /// off; where making the device 0:0 is refused, they are marked files anyhow.
     pub mark_whiteouts: bool,
     /// Counts what was done, and carries the wish to stop.
-    pub progress: Arc<Progress>,
+    pub progress: Arc<UnpackProgress>,
     /// Directories that are kept open for this layer, roughly. Fewer cost system calls. Default 160, at least 16 are taken.
     pub open_files: usize,
     /// Gets large files as soon as they are complete, to write them to the disk early. Default nobody.
     pub write_behind: Option<WriteBehind>,
 }
 
-impl Default for Options {
+impl Default for UnpackOptions {
     fn default() -> Self {
         let root = rustix::process::geteuid().is_root();
-        Options {
-            threads: Threads::Many,
-            limits: Limits::default(),
-            owners: if root { Owners::Apply } else { Owners::Record },
+        UnpackOptions {
+            threads: UnpackThreads::Many,
+            limits: UnpackLimits::default(),
+            owners: if root { OwnerMode::Apply } else { OwnerMode::Record },
             overlay: if root { OverlayForm::Trusted } else { OverlayForm::User },
             mark_whiteouts: false,
             progress: Arc::default(),
@@ -43,7 +43,7 @@ impl Default for Options {
     }
 }
 
-impl Options {
+impl UnpackOptions {
     /// Directories that the tree of the layer keeps open.
     pub(super) fn open_in_tree(&self) -> usize {
         (self.open_files.max(FEWEST_OPEN) / 2).min(MOST_IN_TREE)
@@ -63,7 +63,7 @@ const MOST_IN_TREE: usize = 48;
 
 /// Threads that work on one layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Threads {
+pub enum UnpackThreads {
     /// The caller's alone: least CPU, and right when other layers keep the other cores busy. Buffers: 0.2 MiB.
     One,
     /// One hashes and inflates, the caller's hashes and writes. Buffers: 1.1 MiB.
@@ -75,7 +75,7 @@ pub enum Threads {
 
 /// What happens to the owners that an archive names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Owners {
+pub enum OwnerMode {
     /// Files get them. Needs root, or a user namespace with all of the ids.
     Apply,
     /// Files belong to this process; the layer manifest has the owners. This user must be able to read, verify and
@@ -104,7 +104,7 @@ impl OverlayForm {
 
 /// Ceilings. An archive over one of them fails with [`super::UnpackError::Limit`].
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Limits {
+pub struct UnpackLimits {
     /// Plain bytes of one layer, and also the sum of its files' sizes, which sparse files make larger. Default 256 GiB.
     pub max_plain_bytes: u64,
     /// Entries of one layer. Default ten million.
@@ -121,9 +121,9 @@ pub struct Limits {
     pub max_zstd_window_log: u32,
 }
 
-impl Default for Limits {
+impl Default for UnpackLimits {
     fn default() -> Self {
-        Limits {
+        UnpackLimits {
             max_plain_bytes: 256 << 30,
             max_entries: 10_000_000,
             max_directories: 500_000,
@@ -137,14 +137,14 @@ impl Default for Limits {
 
 /// What one layer's unpacking has done so far; shared with whoever shows it or stops it.
 #[derive(Debug, Default)]
-pub struct Progress {
+pub struct UnpackProgress {
     compressed: AtomicU64,
     plain: AtomicU64,
     entries: AtomicU64,
     cancelled: AtomicBool,
 }
 
-impl Progress {
+impl UnpackProgress {
     /// Compressed bytes read.
     pub fn compressed_bytes(&self) -> u64 {
         self.compressed.load(Ordering::Relaxed)

@@ -8,41 +8,41 @@ use larder::reference::Digest;
 use sha2::Digest as _;
 use sha2::{Sha256, Sha384, Sha512};
 
-use super::{Expected, Options, Progress, Stage, UnpackError};
+use super::{ExpectedLayer, LayerEncoding, UnpackError, UnpackOptions, UnpackProgress};
 
 /// Bytes read at once. Larger buffers inflate no faster, and push what is inflated out of the core's cache.
 const BUFFER: usize = 64 << 10;
 
 /// Computes a digest with the algorithm of the expected one.
-pub(super) enum Hasher {
+pub(super) enum StreamHasher {
     Sha256(Sha256),
     Sha384(Sha384),
     Sha512(Sha512),
 }
 
-impl Hasher {
-    pub(super) fn like(digest: &Digest) -> Hasher {
+impl StreamHasher {
+    pub(super) fn like(digest: &Digest) -> StreamHasher {
         match digest.algorithm() {
-            "sha384" => Hasher::Sha384(Sha384::new()),
-            "sha512" => Hasher::Sha512(Sha512::new()),
-            _ => Hasher::Sha256(Sha256::new()),
+            "sha384" => StreamHasher::Sha384(Sha384::new()),
+            "sha512" => StreamHasher::Sha512(Sha512::new()),
+            _ => StreamHasher::Sha256(Sha256::new()),
         }
     }
 
     pub(super) fn update(&mut self, bytes: &[u8]) {
         match self {
-            Hasher::Sha256(hasher) => hasher.update(bytes),
-            Hasher::Sha384(hasher) => hasher.update(bytes),
-            Hasher::Sha512(hasher) => hasher.update(bytes),
+            StreamHasher::Sha256(hasher) => hasher.update(bytes),
+            StreamHasher::Sha384(hasher) => hasher.update(bytes),
+            StreamHasher::Sha512(hasher) => hasher.update(bytes),
         }
     }
 
     /// Compares what went through with `expected`, which this hasher was made for.
-    pub(super) fn check(self, stage: Stage, expected: &Digest) -> Result<(), UnpackError> {
+    pub(super) fn check(self, stage: LayerEncoding, expected: &Digest) -> Result<(), UnpackError> {
         let found = match self {
-            Hasher::Sha256(hasher) => hex(&hasher.finalize()),
-            Hasher::Sha384(hasher) => hex(&hasher.finalize()),
-            Hasher::Sha512(hasher) => hex(&hasher.finalize()),
+            StreamHasher::Sha256(hasher) => hex(&hasher.finalize()),
+            StreamHasher::Sha384(hasher) => hex(&hasher.finalize()),
+            StreamHasher::Sha512(hasher) => hex(&hasher.finalize()),
         };
         if found == expected.hex() {
             return Ok(());
@@ -61,28 +61,32 @@ fn hex(bytes: &[u8]) -> String {
 
 /// Reads the compressed bytes once, in order. What goes wrong here is kept in `fault`: the decompressors that read
 /// from it only know [`io::Error`].
-pub(super) struct Source<R> {
+pub(super) struct CompressedReader<R> {
     inner: R,
     buffer: Box<[u8]>,
     start: usize,
     end: usize,
     read: u64,
     size: Option<u64>,
-    digest: Option<(Hasher, Digest)>,
-    progress: Arc<Progress>,
+    digest: Option<(StreamHasher, Digest)>,
+    progress: Arc<UnpackProgress>,
     fault: Option<UnpackError>,
 }
 
-impl<R: Read> Source<R> {
-    pub(super) fn new(inner: R, expected: &Expected<'_>, options: &Options) -> Source<R> {
-        Source {
+impl<R: Read> CompressedReader<R> {
+    pub(super) fn new(
+        inner: R,
+        expected: &ExpectedLayer<'_>,
+        options: &UnpackOptions,
+    ) -> CompressedReader<R> {
+        CompressedReader {
             inner,
             buffer: vec![0; BUFFER].into_boxed_slice(),
             start: 0,
             end: 0,
             read: 0,
             size: expected.size,
-            digest: expected.digest.map(|digest| (Hasher::like(digest), digest.clone())),
+            digest: expected.digest.map(|digest| (StreamHasher::like(digest), digest.clone())),
             progress: options.progress.clone(),
             fault: None,
         }
@@ -126,7 +130,7 @@ impl<R: Read> Source<R> {
             return Err(UnpackError::Size { expected, found: self.read, more: false });
         }
         match self.digest {
-            Some((hasher, digest)) => hasher.check(Stage::Compressed, &digest).map(|()| self.read),
+            Some((hasher, digest)) => hasher.check(LayerEncoding::Compressed, &digest).map(|()| self.read),
             None => Ok(self.read),
         }
     }
@@ -164,7 +168,7 @@ impl<R: Read> Source<R> {
     }
 }
 
-impl<R: Read> Read for Source<R> {
+impl<R: Read> Read for CompressedReader<R> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         let from = self.fill_buf()?;
         let count = from.len().min(into.len());
@@ -174,7 +178,7 @@ impl<R: Read> Read for Source<R> {
     }
 }
 
-impl<R: Read> BufRead for Source<R> {
+impl<R: Read> BufRead for CompressedReader<R> {
     fn fill_buf(&mut self) -> io::Result<&[u8]> {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);

@@ -7,9 +7,9 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 
 use larder::reference::Digest;
 
-use super::decompress::Decoder;
-use super::source::Hasher;
-use super::{Options, Progress, Stage, UnpackError};
+use super::decompress::LayerDecoder;
+use super::source::StreamHasher;
+use super::{LayerEncoding, UnpackError, UnpackOptions, UnpackProgress};
 
 /// Size of a buffer between two threads, and how many there are. What is hashed is written a moment later: with larger
 /// ones it has left the core's cache by then, and a pull takes a fifth longer.
@@ -20,7 +20,7 @@ const SHARED_BUFFERS: usize = 8;
 const OWN_BUFFER: usize = 128 << 10;
 
 /// Where buffers of plain bytes come from.
-pub(super) trait Feed {
+pub(super) trait BufferSource {
     /// Replaces the used-up buffer by the next one; an empty one is the end.
     fn refill(&mut self, buffer: &mut Buffer) -> Result<(), UnpackError>;
 }
@@ -34,15 +34,15 @@ pub(super) struct Buffer {
 }
 
 /// Inflates on the caller's thread.
-pub(super) fn inline<R: Read>(decoder: &mut Decoder<R>) -> impl Feed {
-    Inline { decoder }
+pub(super) fn inline<R: Read>(decoder: &mut LayerDecoder<R>) -> impl BufferSource {
+    InlineBuffers { decoder }
 }
 
-struct Inline<'a, R: Read> {
-    decoder: &'a mut Decoder<R>,
+struct InlineBuffers<'a, R: Read> {
+    decoder: &'a mut LayerDecoder<R>,
 }
 
-impl<R: Read> Feed for Inline<'_, R> {
+impl<R: Read> BufferSource for InlineBuffers<'_, R> {
     fn refill(&mut self, buffer: &mut Buffer) -> Result<(), UnpackError> {
         if buffer.bytes.is_empty() {
             buffer.bytes = vec![0; OWN_BUFFER].into_boxed_slice();
@@ -54,23 +54,23 @@ impl<R: Read> Feed for Inline<'_, R> {
 }
 
 /// Two ends for two threads: the pump fills buffers, the feed hands them out and gives them back.
-pub(super) fn channel() -> (Pump, Received) {
+pub(super) fn channel() -> (BufferProducer, BufferConsumer) {
     let (full_sender, full) = sync_channel(SHARED_BUFFERS);
     let (empty, empty_receiver) = sync_channel(SHARED_BUFFERS);
-    (Pump { full: full_sender, empty: empty_receiver, made: 0 }, Received { full, empty })
+    (BufferProducer { full: full_sender, empty: empty_receiver, made: 0 }, BufferConsumer { full, empty })
 }
 
 /// The inflating thread's end.
-pub(super) struct Pump {
+pub(super) struct BufferProducer {
     full: SyncSender<Buffer>,
     empty: Receiver<Buffer>,
     made: usize,
 }
 
-impl Pump {
+impl BufferProducer {
     /// Runs until the stream ends or fails, or the other end goes away. The end is sent as an empty buffer, so that a
     /// failure, which closes the channel, is never taken for it.
-    pub(super) fn run<R: Read>(mut self, decoder: &mut Decoder<R>) {
+    pub(super) fn run<R: Read>(mut self, decoder: &mut LayerDecoder<R>) {
         loop {
             let Some(mut buffer) = self.empty_buffer() else { return };
             let Ok(filled) = decoder.fill(&mut buffer.bytes) else { return };
@@ -95,12 +95,12 @@ impl Pump {
 }
 
 /// The writing thread's end.
-pub(super) struct Received {
+pub(super) struct BufferConsumer {
     full: Receiver<Buffer>,
     empty: SyncSender<Buffer>,
 }
 
-impl Feed for Received {
+impl BufferSource for BufferConsumer {
     fn refill(&mut self, buffer: &mut Buffer) -> Result<(), UnpackError> {
         let used = mem::take(buffer);
         if !used.bytes.is_empty() {
@@ -113,25 +113,25 @@ impl Feed for Received {
 }
 
 /// The archive's bytes, in order, each hashed once.
-pub(super) struct Plain<'a, F> {
+pub(super) struct TarStream<'a, F> {
     feed: &'a mut F,
     buffer: Buffer,
     ended: bool,
     total: u64,
     limit: u64,
-    hasher: Hasher,
-    progress: Arc<Progress>,
+    hasher: StreamHasher,
+    progress: Arc<UnpackProgress>,
 }
 
-impl<'a, F: Feed> Plain<'a, F> {
-    pub(super) fn new(feed: &'a mut F, diff_id: &Digest, options: &Options) -> Plain<'a, F> {
-        Plain {
+impl<'a, F: BufferSource> TarStream<'a, F> {
+    pub(super) fn new(feed: &'a mut F, diff_id: &Digest, options: &UnpackOptions) -> TarStream<'a, F> {
+        TarStream {
             feed,
             buffer: Buffer::default(),
             ended: false,
             total: 0,
             limit: options.limits.max_plain_bytes,
-            hasher: Hasher::like(diff_id),
+            hasher: StreamHasher::like(diff_id),
             progress: options.progress.clone(),
         }
     }
@@ -144,7 +144,7 @@ impl<'a, F: Feed> Plain<'a, F> {
         Ok(&self.buffer.bytes[self.buffer.start..self.buffer.end])
     }
 
-    /// Marks the first `count` bytes of the last [`Plain::fill`] as read.
+    /// Marks the first `count` bytes of the last [`TarStream::fill`] as read.
     pub(super) fn consume(&mut self, count: usize) {
         self.buffer.start = (self.buffer.start + count).min(self.buffer.end);
     }
@@ -170,6 +170,6 @@ impl<'a, F: Feed> Plain<'a, F> {
         while !self.ended {
             self.refill()?;
         }
-        self.hasher.check(Stage::Plain, diff_id).map(|()| self.total)
+        self.hasher.check(LayerEncoding::Plain, diff_id).map(|()| self.total)
     }
 }

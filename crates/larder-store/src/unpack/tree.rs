@@ -18,8 +18,8 @@ use rustix::fs::{Mode, mkdirat, openat, readlinkat};
 use rustix::io::Errno;
 
 use super::beneath::{DIRECTORY, parts};
-use super::files::{Time, path_of};
-use super::{Limits, Refusal, UnpackError};
+use super::layer_manifest::{FileTime, path_of};
+use super::{EntryRefusal, UnpackError, UnpackLimits};
 
 /// Number of a directory.
 pub(super) type DirId = u32;
@@ -37,11 +37,11 @@ pub(super) struct DirMeta {
     pub(super) mode: u16,
     pub(super) uid: u32,
     pub(super) gid: u32,
-    pub(super) mtime: Time,
+    pub(super) mtime: FileTime,
 }
 
 /// One directory.
-pub(super) struct Node {
+pub(super) struct DirNode {
     /// [`NONE`] once it was removed.
     parent: DirId,
     name: Box<[u8]>,
@@ -57,21 +57,21 @@ pub(super) struct Node {
     pub(super) xattrs: Option<u32>,
 }
 
-struct Slot {
+struct OpenDir {
     dir: DirId,
     fd: Arc<OwnedFd>,
     used: u64,
 }
 
 /// All directories of the layer.
-pub(super) struct Tree {
-    nodes: Vec<Node>,
+pub(super) struct DirTree {
+    nodes: Vec<DirNode>,
     /// First node with this hash of parent and name.
     index: HashMap<u64, DirId>,
     hasher: RandomState,
     root: Arc<OwnedFd>,
     /// Directories kept open.
-    slots: Vec<Slot>,
+    slots: Vec<OpenDir>,
     most_open: usize,
     clock: u64,
     max_directories: u32,
@@ -80,27 +80,27 @@ pub(super) struct Tree {
 
 /// A problem on the way to a directory.
 #[derive(Debug)]
-pub(super) enum Stuck {
-    Refused(Refusal),
+pub(super) enum PathError {
+    Refused(EntryRefusal),
     Limit(u64),
     System(&'static str, Errno),
 }
 
-impl Stuck {
+impl PathError {
     /// As an error that names the entry.
     pub(super) fn at(self, path: &[u8]) -> UnpackError {
         match self {
-            Stuck::Refused(reason) => UnpackError::refused(path, reason),
-            Stuck::Limit(limit) => UnpackError::Limit { what: "directories", limit },
-            Stuck::System(doing, errno) => UnpackError::file(doing, path_of(path), errno),
+            PathError::Refused(reason) => UnpackError::refused(path, reason),
+            PathError::Limit(limit) => UnpackError::Limit { what: "directories", limit },
+            PathError::System(doing, errno) => UnpackError::file(doing, path_of(path), errno),
         }
     }
 }
 
-impl Tree {
+impl DirTree {
     /// A tree of nothing but the root, which is implicit until an entry names it.
-    pub(super) fn new(root: OwnedFd, limits: &Limits, most_open: usize) -> Tree {
-        let mut tree = Tree {
+    pub(super) fn new(root: OwnedFd, limits: &UnpackLimits, most_open: usize) -> DirTree {
+        let mut tree = DirTree {
             nodes: Vec::new(),
             index: HashMap::new(),
             hasher: RandomState::new(),
@@ -115,11 +115,11 @@ impl Tree {
         tree
     }
 
-    pub(super) fn node(&self, dir: DirId) -> &Node {
+    pub(super) fn node(&self, dir: DirId) -> &DirNode {
         &self.nodes[dir as usize]
     }
 
-    pub(super) fn node_mut(&mut self, dir: DirId) -> &mut Node {
+    pub(super) fn node_mut(&mut self, dir: DirId) -> &mut DirNode {
         &mut self.nodes[dir as usize]
     }
 
@@ -133,7 +133,7 @@ impl Tree {
     }
 
     /// The directory above, and the name in it.
-    pub(super) fn place(&self, dir: DirId) -> (DirId, &[u8]) {
+    pub(super) fn parent_and_name(&self, dir: DirId) -> (DirId, &[u8]) {
         (self.node(dir).parent, &self.node(dir).name)
     }
 
@@ -163,10 +163,10 @@ impl Tree {
     }
 
     /// Notes a directory that was just made.
-    pub(super) fn insert(&mut self, parent: DirId, name: &[u8]) -> Result<DirId, Stuck> {
+    pub(super) fn insert(&mut self, parent: DirId, name: &[u8]) -> Result<DirId, PathError> {
         let id = u32::try_from(self.nodes.len()).unwrap_or(NONE);
         if id > self.max_directories {
-            return Err(Stuck::Limit(self.max_directories.into()));
+            return Err(PathError::Limit(self.max_directories.into()));
         }
         let path_len = self.path_len(parent, name)?;
         let hash = self.hash(parent, name);
@@ -204,7 +204,7 @@ impl Tree {
     }
 
     /// The directory, open.
-    pub(super) fn open(&mut self, dir: DirId) -> Result<Arc<OwnedFd>, Stuck> {
+    pub(super) fn open(&mut self, dir: DirId) -> Result<Arc<OwnedFd>, PathError> {
         if dir == ROOT {
             return Ok(self.root.clone());
         }
@@ -225,7 +225,7 @@ impl Tree {
         };
         for dir in closed.into_iter().rev() {
             let opened = openat(fd.as_fd(), path_of(&self.node(dir).name), DIRECTORY, Mode::empty())
-                .map_err(|errno| Stuck::System("open the directory of", errno))?;
+                .map_err(|errno| PathError::System("open the directory of", errno))?;
             fd = Arc::new(opened);
             self.keep(dir, fd.clone());
         }
@@ -233,7 +233,7 @@ impl Tree {
     }
 
     fn keep(&mut self, dir: DirId, fd: Arc<OwnedFd>) {
-        let slot = Slot { dir, fd, used: self.clock };
+        let slot = OpenDir { dir, fd, used: self.clock };
         if self.slots.len() < self.most_open {
             self.slots.push(slot);
         } else if let Some(oldest) = self.slots.iter_mut().min_by_key(|slot| slot.used) {
@@ -242,13 +242,13 @@ impl Tree {
     }
 
     /// Bytes of the path of a name in a directory, if they are not too many.
-    pub(super) fn path_len(&self, dir: DirId, name: &[u8]) -> Result<u32, Stuck> {
+    pub(super) fn path_len(&self, dir: DirId, name: &[u8]) -> Result<u32, PathError> {
         if name.len() > 255 {
-            return Err(Stuck::Refused(Refusal::NameTooLong));
+            return Err(PathError::Refused(EntryRefusal::NameTooLong));
         }
         let length = self.node(dir).path_len + u32::try_from(name.len()).unwrap_or(NONE) + 1;
         if length > self.max_path {
-            return Err(Stuck::Refused(Refusal::PathTooLong));
+            return Err(PathError::Refused(EntryRefusal::PathTooLong));
         }
         Ok(length)
     }
@@ -259,8 +259,8 @@ impl Tree {
     }
 
     /// Walks on, through links of the layer and never above the root, to the end or to a part that is no directory.
-    /// Such a part is the caller's to make; it then goes on with [`Walk::enter`].
-    pub(super) fn advance(&mut self, walk: &mut Walk) -> Result<Walked, Stuck> {
+    /// Such a part is the caller's to make; it then goes on with [`PathWalk::enter`].
+    pub(super) fn advance(&mut self, walk: &mut PathWalk) -> Result<PathWalkResult, PathError> {
         while let Some(part) = walk.todo.pop() {
             if part == b".." {
                 walk.at = self.node(walk.at).parent;
@@ -274,20 +274,20 @@ impl Tree {
             let here = self.open(walk.at)?;
             match readlinkat(here.as_fd(), path_of(&part), Vec::new()) {
                 Ok(target) => walk.follow(target.as_bytes())?,
-                Err(Errno::NOENT) => return Ok(Walked::Missing(part)),
-                Err(Errno::INVAL) => return Ok(Walked::Blocked(part)),
-                Err(errno) => return Err(Stuck::System("look at a parent of", errno)),
+                Err(Errno::NOENT) => return Ok(PathWalkResult::Missing(part)),
+                Err(Errno::INVAL) => return Ok(PathWalkResult::Blocked(part)),
+                Err(errno) => return Err(PathError::System("look at a parent of", errno)),
             }
         }
-        Ok(Walked::There)
+        Ok(PathWalkResult::There)
     }
 
     /// Makes a directory on disk and notes it. Its final mode comes last.
-    pub(super) fn make(&mut self, parent: DirId, name: &[u8]) -> Result<DirId, Stuck> {
+    pub(super) fn make(&mut self, parent: DirId, name: &[u8]) -> Result<DirId, PathError> {
         self.path_len(parent, name)?;
         let here = self.open(parent)?;
         mkdirat(here.as_fd(), path_of(name), Mode::RWXU)
-            .map_err(|errno| Stuck::System("make the directory of", errno))?;
+            .map_err(|errno| PathError::System("make the directory of", errno))?;
         self.insert(parent, name)
     }
 
@@ -297,7 +297,7 @@ impl Tree {
 }
 
 /// A walk under way.
-pub(super) struct Walk {
+pub(super) struct PathWalk {
     /// Where it is now.
     pub(super) at: DirId,
     /// Parts still to go, the next one last.
@@ -306,7 +306,7 @@ pub(super) struct Walk {
 }
 
 /// Where a walk stands.
-pub(super) enum Walked {
+pub(super) enum PathWalkResult {
     /// At its end.
     There,
     /// This part does not exist.
@@ -315,10 +315,10 @@ pub(super) enum Walked {
     Blocked(Vec<u8>),
 }
 
-impl Walk {
+impl PathWalk {
     /// A walk along `path`, from the root.
-    pub(super) fn new(path: &[u8]) -> Walk {
-        let mut walk = Walk { at: ROOT, todo: Vec::new(), links: 0 };
+    pub(super) fn new(path: &[u8]) -> PathWalk {
+        let mut walk = PathWalk { at: ROOT, todo: Vec::new(), links: 0 };
         walk.push(path);
         walk
     }
@@ -328,10 +328,10 @@ impl Walk {
         self.at = dir;
     }
 
-    fn follow(&mut self, target: &[u8]) -> Result<(), Stuck> {
+    fn follow(&mut self, target: &[u8]) -> Result<(), PathError> {
         self.links += 1;
         if self.links > MAX_LINKS {
-            return Err(Stuck::Refused(Refusal::TooManyLinks));
+            return Err(PathError::Refused(EntryRefusal::TooManyLinks));
         }
         if target.starts_with(b"/") {
             self.at = ROOT;
@@ -347,13 +347,13 @@ impl Walk {
     }
 }
 
-fn node(parent: DirId, name: &[u8], path_len: u32) -> Node {
-    Node {
+fn node(parent: DirId, name: &[u8], path_len: u32) -> DirNode {
+    DirNode {
         parent,
         name: name.into(),
         next: NONE,
         path_len,
-        meta: DirMeta { mode: 0o755, uid: 0, gid: 0, mtime: Time::default() },
+        meta: DirMeta { mode: 0o755, uid: 0, gid: 0, mtime: FileTime::default() },
         implicit: true,
         opaque: false,
         xattr_whiteouts: false,

@@ -10,15 +10,15 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat, fstat, makedev, openat, 
 use rustix::io::Errno;
 
 use super::beneath::{self, DIRECTORY, split};
-use super::files::{Form, Reader, Record, RecordKind, path_of};
-use super::metadata::{Bearer, has_xattr, hash_of, read_xattrs};
-use super::{Owners, UnpackError};
+use super::layer_manifest::{LayerManifestReader, ManifestRecord, RecordKind, UnpackMode, path_of};
+use super::metadata::{XattrTarget, has_xattr, hash_of, read_xattrs};
+use super::{OwnerMode, UnpackError};
 
 const BUFFER: usize = 256 << 10;
 
 /// How closely to look.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Depth {
+pub enum CheckDepth {
     /// Names, types, sizes, owners, modes, times, attributes and links.
     Metadata,
     /// Also every byte of every file.
@@ -27,17 +27,17 @@ pub enum Depth {
 
 /// One thing that is not as the manifest has it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Damage {
+pub struct PathMismatch {
     /// Relative to the layer's directory; empty for the root.
     pub path: PathBuf,
     /// What is wrong with it.
-    pub kind: DamageKind,
+    pub kind: MismatchKind,
 }
 
 /// What can be wrong with a path. Only the first thing found is reported.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum DamageKind {
+pub enum MismatchKind {
     /// It is not there.
     #[error("missing")]
     Missing,
@@ -73,13 +73,13 @@ pub enum DamageKind {
     Unreadable(i32),
 }
 
-/// Begins to verify a layer. The result yields each [`Damage`] as it is found; an error of the manifest ends it.
-pub fn verify(root: &Path, files: &Path, depth: Depth) -> Result<Verify, UnpackError> {
-    let reader =
-        Reader::open(files).map_err(|cause| UnpackError::Manifest { path: files.to_owned(), cause })?;
+/// Begins to verify a layer. The result yields each [`PathMismatch`] as it is found; an error of the manifest ends it.
+pub fn verify(root: &Path, files: &Path, depth: CheckDepth) -> Result<LayerVerification, UnpackError> {
+    let reader = LayerManifestReader::open(files)
+        .map_err(|cause| UnpackError::Manifest { path: files.to_owned(), cause })?;
     let open = openat(rustix::fs::CWD, root, DIRECTORY, Mode::empty())
         .map_err(|errno| UnpackError::file("open the layer's directory", root, errno))?;
-    Ok(Verify {
+    Ok(LayerVerification {
         root: open,
         files: files.to_owned(),
         form: reader.form(),
@@ -95,32 +95,32 @@ pub fn verify(root: &Path, files: &Path, depth: Depth) -> Result<Verify, UnpackE
 }
 
 /// A verification under way: an iterator over what is wrong. See [`verify`].
-pub struct Verify {
+pub struct LayerVerification {
     root: OwnedFd,
     files: PathBuf,
-    form: Form,
-    depth: Depth,
+    form: UnpackMode,
+    depth: CheckDepth,
     /// `None` once all records were looked at, and what is extra is searched.
-    reader: Option<Reader>,
+    reader: Option<LayerManifestReader>,
     /// The last directory that was opened.
     parent: Option<(Vec<u8>, OwnedFd)>,
     /// Hashes of all paths, sorted for the search.
     known: Vec<u64>,
     hasher: RandomState,
     unvisited: Vec<Vec<u8>>,
-    found: Vec<Damage>,
+    found: Vec<PathMismatch>,
     buffer: Vec<u8>,
 }
 
-impl Iterator for Verify {
-    type Item = Result<Damage, UnpackError>;
+impl Iterator for LayerVerification {
+    type Item = Result<PathMismatch, UnpackError>;
 
     fn next(&mut self) -> Option<Self::Item> {
         while let Some(reader) = &mut self.reader {
             match reader.next() {
                 Some(Ok(record)) => {
                     if let Some(kind) = self.look(&record) {
-                        return Some(Ok(Damage { path: path_of(&record.path).to_owned(), kind }));
+                        return Some(Ok(PathMismatch { path: path_of(&record.path).to_owned(), kind }));
                     }
                 }
                 Some(Err(cause)) => {
@@ -147,9 +147,9 @@ impl Iterator for Verify {
     }
 }
 
-impl Verify {
+impl LayerVerification {
     /// Compares one path.
-    fn look(&mut self, record: &Record) -> Option<DamageKind> {
+    fn look(&mut self, record: &ManifestRecord) -> Option<MismatchKind> {
         let on_disk =
             !matches!(record.kind, RecordKind::PendingLink { .. } | RecordKind::Device { skipped: true, .. });
         if !on_disk {
@@ -158,13 +158,15 @@ impl Verify {
         self.known.push(self.hasher.hash_one(&record.path[..]));
         match self.compare(record) {
             Ok(()) => None,
-            Err(Wrong::Damage(kind)) => Some(kind),
-            Err(Wrong::System(Errno::NOENT | Errno::NOTDIR | Errno::LOOP)) => Some(DamageKind::Missing),
-            Err(Wrong::System(errno)) => Some(DamageKind::Unreadable(errno.raw_os_error())),
+            Err(MismatchOrErrno::Damage(kind)) => Some(kind),
+            Err(MismatchOrErrno::System(Errno::NOENT | Errno::NOTDIR | Errno::LOOP)) => {
+                Some(MismatchKind::Missing)
+            }
+            Err(MismatchOrErrno::System(errno)) => Some(MismatchKind::Unreadable(errno.raw_os_error())),
         }
     }
 
-    fn compare(&mut self, record: &Record) -> Result<(), Wrong> {
+    fn compare(&mut self, record: &ManifestRecord) -> Result<(), MismatchOrErrno> {
         let (parent, name) = split(&record.path);
         let name = if record.path.is_empty() { b"." } else { name };
         self.open_parent(parent)?;
@@ -173,21 +175,21 @@ impl Verify {
         match &record.kind {
             RecordKind::File { size, checksum, extents } => {
                 let (file, stat) = open_file(here, name)?;
-                require(u64::try_from(stat.st_size) == Ok(*size), DamageKind::Size)?;
-                self.compare_common(record, &stat, Bearer::Open(file.as_fd()))?;
-                if self.depth == Depth::Content {
+                require(u64::try_from(stat.st_size) == Ok(*size), MismatchKind::Size)?;
+                self.compare_common(record, &stat, XattrTarget::Open(file.as_fd()))?;
+                if self.depth == CheckDepth::Content {
                     let found = match extents {
                         None => checksum_of(&file, &[(0, *size)], &mut self.buffer)?,
                         Some(extents) => checksum_of(&file, extents, &mut self.buffer)?,
                     };
-                    require(found == *checksum, DamageKind::Content)?;
+                    require(found == *checksum, MismatchKind::Content)?;
                 }
                 Ok(())
             }
             RecordKind::Directory { implicit, opaque } => {
                 let dir = open_directory(here, name)?;
-                let on = Bearer::Open(dir.as_fd());
-                require(self.is_opaque(on) == *opaque, DamageKind::Xattrs)?;
+                let on = XattrTarget::Open(dir.as_fd());
+                require(self.is_opaque(on) == *opaque, MismatchKind::Xattrs)?;
                 let mut stat = fstat(&dir)?;
                 if *implicit {
                     // Its time is a lower layer's.
@@ -205,37 +207,42 @@ impl Verify {
 
     fn compare_special(
         &self,
-        record: &Record,
+        record: &ManifestRecord,
         kind: &RecordKind,
         here: BorrowedFd<'_>,
         name: &[u8],
         stat: &Stat,
-    ) -> Result<(), Wrong> {
+    ) -> Result<(), MismatchOrErrno> {
         let device = |block, (major, minor)| {
             let kind = if block { FileType::BlockDevice } else { FileType::CharacterDevice };
             is(stat, kind) && stat.st_rdev == makedev(major, minor)
         };
-        let on = Bearer::Named(here, name);
+        let on = XattrTarget::Named(here, name);
         match kind {
             RecordKind::Symlink { target } => {
-                require(is(stat, FileType::Symlink), DamageKind::Type)?;
+                require(is(stat, FileType::Symlink), MismatchKind::Type)?;
                 let found = readlinkat(here, path_of(name), Vec::new())?;
-                require(found.as_bytes() == target, DamageKind::Link)?;
+                require(found.as_bytes() == target, MismatchKind::Link)?;
             }
             RecordKind::HardLink { target } => {
                 // The other name's record says what the file is.
                 let (parent, name) = split(target);
                 let parent = beneath::open(self.root.as_fd(), parent, DIRECTORY)?;
                 let other = statat(&parent, path_of(name), AtFlags::SYMLINK_NOFOLLOW)?;
-                return require((other.st_dev, other.st_ino) == (stat.st_dev, stat.st_ino), DamageKind::Link);
+                return require(
+                    (other.st_dev, other.st_ino) == (stat.st_dev, stat.st_ino),
+                    MismatchKind::Link,
+                );
             }
-            RecordKind::Device { block, numbers, .. } => require(device(*block, *numbers), DamageKind::Type)?,
-            RecordKind::Fifo => require(is(stat, FileType::Fifo), DamageKind::Type)?,
+            RecordKind::Device { block, numbers, .. } => {
+                require(device(*block, *numbers), MismatchKind::Type)?;
+            }
+            RecordKind::Fifo => require(is(stat, FileType::Fifo), MismatchKind::Type)?,
             RecordKind::Whiteout => {
                 let marked = is(stat, FileType::RegularFile)
                     && stat.st_size == 0
                     && has_xattr(on, &self.form.overlay.xattr("whiteout"));
-                return require(device(false, (0, 0)) || marked, DamageKind::Type);
+                return require(device(false, (0, 0)) || marked, MismatchKind::Type);
             }
             RecordKind::File { .. } | RecordKind::Directory { .. } | RecordKind::PendingLink { .. } => {}
         }
@@ -243,25 +250,30 @@ impl Verify {
     }
 
     /// What all kinds of files have.
-    fn compare_common(&self, record: &Record, stat: &Stat, on: Bearer<'_>) -> Result<(), Wrong> {
+    fn compare_common(
+        &self,
+        record: &ManifestRecord,
+        stat: &Stat,
+        on: XattrTarget<'_>,
+    ) -> Result<(), MismatchOrErrno> {
         let (mut mode, symlink) = (record.mode, is(stat, FileType::Symlink));
         match self.form.owners {
-            Owners::Apply => {
-                require((stat.st_uid, stat.st_gid) == (record.uid, record.gid), DamageKind::Owner)?;
+            OwnerMode::Apply => {
+                require((stat.st_uid, stat.st_gid) == (record.uid, record.gid), MismatchKind::Owner)?;
             }
-            Owners::Record if matches!(record.kind, RecordKind::Directory { .. }) => mode |= 0o700,
-            Owners::Record if matches!(record.kind, RecordKind::File { .. }) => mode |= 0o400,
-            Owners::Record => {}
+            OwnerMode::Record if matches!(record.kind, RecordKind::Directory { .. }) => mode |= 0o700,
+            OwnerMode::Record if matches!(record.kind, RecordKind::File { .. }) => mode |= 0o400,
+            OwnerMode::Record => {}
         }
-        require(symlink || stat.st_mode & 0o7777 == mode, DamageKind::Mode)?;
-        require(same_time(record, stat), DamageKind::Time)?;
+        require(symlink || stat.st_mode & 0o7777 == mode, MismatchKind::Mode)?;
+        require(same_time(record, stat), MismatchKind::Time)?;
         if record.xattrs.is_some() {
-            require(hash_of(&read_xattrs(on)?) == record.xattrs, DamageKind::Xattrs)?;
+            require(hash_of(&read_xattrs(on)?) == record.xattrs, MismatchKind::Xattrs)?;
         }
         Ok(())
     }
 
-    fn is_opaque(&self, on: Bearer<'_>) -> bool {
+    fn is_opaque(&self, on: XattrTarget<'_>) -> bool {
         super::metadata::get(on, self.form.overlay.xattr("opaque").as_bytes())
             .is_ok_and(|value| value == b"y")
     }
@@ -278,15 +290,15 @@ impl Verify {
     /// Looks for names that no record has.
     fn search(&mut self, path: &[u8], dir: &OwnedFd) {
         let mut report =
-            |path: Vec<u8>, kind| self.found.push(Damage { path: path_of(&path).to_owned(), kind });
+            |path: Vec<u8>, kind| self.found.push(PathMismatch { path: path_of(&path).to_owned(), kind });
         let entries = match rustix::fs::Dir::read_from(dir) {
             Ok(entries) => entries,
-            Err(errno) => return report(path.to_vec(), DamageKind::Unreadable(errno.raw_os_error())),
+            Err(errno) => return report(path.to_vec(), MismatchKind::Unreadable(errno.raw_os_error())),
         };
         for entry in entries {
             let entry = match entry {
                 Ok(entry) => entry,
-                Err(errno) => return report(path.to_vec(), DamageKind::Unreadable(errno.raw_os_error())),
+                Err(errno) => return report(path.to_vec(), MismatchKind::Unreadable(errno.raw_os_error())),
             };
             let name = entry.file_name().to_bytes();
             if matches!(name, b"." | b"..") {
@@ -295,7 +307,7 @@ impl Verify {
             let below = if path.is_empty() { name.to_vec() } else { [path, name].join(&b'/') };
             if self.known.binary_search(&self.hasher.hash_one(&below[..])).is_err() {
                 // What is in an extra directory is not listed one by one.
-                report(below, DamageKind::Extra);
+                report(below, MismatchKind::Extra);
             } else if matches!(entry.file_type(), FileType::Directory | FileType::Unknown) {
                 self.unvisited.push(below);
             }
@@ -303,7 +315,7 @@ impl Verify {
     }
 }
 
-fn open_file(here: BorrowedFd<'_>, name: &[u8]) -> Result<(OwnedFd, Stat), Wrong> {
+fn open_file(here: BorrowedFd<'_>, name: &[u8]) -> Result<(OwnedFd, Stat), MismatchOrErrno> {
     let flags = OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK;
     // Opening a device or a socket may fail in its own ways.
     let file = openat(here, path_of(name), flags, Mode::empty());
@@ -311,30 +323,30 @@ fn open_file(here: BorrowedFd<'_>, name: &[u8]) -> Result<(OwnedFd, Stat), Wrong
         Ok(file) => fstat(file)?,
         Err(_) => statat(here, path_of(name), AtFlags::SYMLINK_NOFOLLOW)?,
     };
-    require(is(&stat, FileType::RegularFile), DamageKind::Type)?;
+    require(is(&stat, FileType::RegularFile), MismatchKind::Type)?;
     Ok((file?, stat))
 }
 
-fn open_directory(here: BorrowedFd<'_>, name: &[u8]) -> Result<OwnedFd, Wrong> {
+fn open_directory(here: BorrowedFd<'_>, name: &[u8]) -> Result<OwnedFd, MismatchOrErrno> {
     openat(here, path_of(name), DIRECTORY, Mode::empty()).map_err(|errno| match errno {
-        Errno::NOTDIR | Errno::LOOP => Wrong::Damage(DamageKind::Type),
-        errno => Wrong::System(errno),
+        Errno::NOTDIR | Errno::LOOP => MismatchOrErrno::Damage(MismatchKind::Type),
+        errno => MismatchOrErrno::System(errno),
     })
 }
 
-enum Wrong {
-    Damage(DamageKind),
+enum MismatchOrErrno {
+    Damage(MismatchKind),
     System(Errno),
 }
 
-impl From<Errno> for Wrong {
+impl From<Errno> for MismatchOrErrno {
     fn from(errno: Errno) -> Self {
-        Wrong::System(errno)
+        MismatchOrErrno::System(errno)
     }
 }
 
-fn require(holds: bool, otherwise: DamageKind) -> Result<(), Wrong> {
-    if holds { Ok(()) } else { Err(Wrong::Damage(otherwise)) }
+fn require(holds: bool, otherwise: MismatchKind) -> Result<(), MismatchOrErrno> {
+    if holds { Ok(()) } else { Err(MismatchOrErrno::Damage(otherwise)) }
 }
 
 fn is(stat: &Stat, kind: FileType) -> bool {
@@ -342,7 +354,7 @@ fn is(stat: &Stat, kind: FileType) -> bool {
 }
 
 /// Some file systems keep whole seconds only, and none keeps all the times that an archive can name.
-fn same_time(record: &Record, stat: &Stat) -> bool {
+fn same_time(record: &ManifestRecord, stat: &Stat) -> bool {
     let kept = i32::try_from(record.mtime.seconds).is_ok();
     let nanos = u64::from(record.mtime.nanos);
     !kept

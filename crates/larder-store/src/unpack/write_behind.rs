@@ -20,32 +20,32 @@ const LARGE: u64 = 1 << 20;
 
 /// Syncs files of all pulls, one after the other. Clones share the thread.
 #[derive(Debug, Clone)]
-pub struct Syncer(Arc<Queue>);
+pub struct BackgroundSyncer(Arc<SyncQueue>);
 
 #[derive(Debug)]
-struct Queue {
+struct SyncQueue {
     /// Files that wait, at most. More are left to the sync at the end: the disk is the slower part then anyhow.
     room: usize,
     sync: fn(&File) -> io::Result<()>,
-    state: Mutex<State>,
+    state: Mutex<SyncQueueState>,
     /// A file was let go of.
     news: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    waiting: VecDeque<(Arc<Part>, OwnedFd)>,
+struct SyncQueueState {
+    waiting: VecDeque<(Arc<PullSyncResult>, OwnedFd)>,
     /// Whose file is being synced.
-    at: Option<Arc<Part>>,
+    at: Option<Arc<PullSyncResult>>,
     working: bool,
 }
 
 /// One pull's part of the work.
 #[derive(Debug, Default)]
-struct Part(Mutex<Fate>);
+struct PullSyncResult(Mutex<SyncOutcome>);
 
 #[derive(Debug, Default)]
-struct Fate {
+struct SyncOutcome {
     ended: bool,
     /// The first error that the disk gave.
     error: Option<io::Error>,
@@ -54,18 +54,18 @@ struct Fate {
 /// Takes the large files of one pull. Clones are one.
 #[derive(Debug, Clone)]
 pub struct WriteBehind {
-    queue: Arc<Queue>,
-    part: Arc<Part>,
+    queue: Arc<SyncQueue>,
+    part: Arc<PullSyncResult>,
 }
 
-impl Syncer {
+impl BackgroundSyncer {
     /// Keeps up to `room` files open that wait for their turn.
-    pub fn new(room: usize) -> Syncer {
-        Syncer::with(room, File::sync_data)
+    pub fn new(room: usize) -> BackgroundSyncer {
+        BackgroundSyncer::with(room, File::sync_data)
     }
 
-    fn with(room: usize, sync: fn(&File) -> io::Result<()>) -> Syncer {
-        Syncer(Arc::new(Queue { room, sync, state: Mutex::default(), news: Condvar::new() }))
+    fn with(room: usize, sync: fn(&File) -> io::Result<()>) -> BackgroundSyncer {
+        BackgroundSyncer(Arc::new(SyncQueue { room, sync, state: Mutex::default(), news: Condvar::new() }))
     }
 
     /// A pull's part.
@@ -117,8 +117,8 @@ impl WriteBehind {
     }
 }
 
-impl Queue {
-    fn state(&self) -> MutexGuard<'_, State> {
+impl SyncQueue {
+    fn state(&self) -> MutexGuard<'_, SyncQueueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -133,7 +133,7 @@ impl Queue {
     }
 
     /// The next file, once the one before is closed.
-    fn next(&self) -> Option<(Arc<Part>, OwnedFd)> {
+    fn next(&self) -> Option<(Arc<PullSyncResult>, OwnedFd)> {
         let mut state = self.state();
         let next = state.waiting.pop_front();
         state.at = next.as_ref().map(|(part, _)| part.clone());
@@ -143,8 +143,8 @@ impl Queue {
     }
 }
 
-impl Part {
-    fn fate(&self) -> MutexGuard<'_, Fate> {
+impl PullSyncResult {
+    fn fate(&self) -> MutexGuard<'_, SyncOutcome> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -200,7 +200,7 @@ mod tests {
 
     #[test]
     fn whoever_finishes_waits_for_its_own_file_and_closes_those_that_wait() {
-        let syncer = Syncer::with(8, slow);
+        let syncer = BackgroundSyncer::with(8, slow);
         let (ours, other) = (syncer.begin(), syncer.begin());
         let [(first, at), (second, waiting), (third, of_other)] = [(); 3].map(|()| slow_file());
         ours.take(first, LARGE);
@@ -224,7 +224,7 @@ mod tests {
 
     #[test]
     fn an_error_of_the_disk_is_told_to_the_pull_whose_file_it_is() {
-        let syncer = Syncer::with(8, slow);
+        let syncer = BackgroundSyncer::with(8, slow);
         let (ours, other) = (syncer.begin(), syncer.begin());
         ours.take(file(FAILS), LARGE);
         other.take(file(1), LARGE);
@@ -237,7 +237,7 @@ mod tests {
 
     #[test]
     fn only_so_many_files_wait_whoever_they_belong_to() {
-        let syncer = Syncer::with(3, slow);
+        let syncer = BackgroundSyncer::with(3, slow);
         let parts = [(); 4].map(|()| syncer.begin());
         let (first, at) = slow_file();
         parts[0].take(first, LARGE);

@@ -11,7 +11,7 @@
 
 mod close;
 mod create;
-pub(super) mod crew;
+pub(super) mod file_threads;
 mod forward;
 mod links;
 mod make;
@@ -23,31 +23,31 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::fs::{AtFlags, FileType, Mode, fchmod, openat, statat, unlinkat};
 
-use super::archive::{Archive, Entry, Kind};
+use super::archive::{LayerArchive, LayerEntry, LayerEntryKind};
 use super::beneath::{DIRECTORY, clean, parts, split};
-use super::files::{self, Form, Record, RecordKind, path_of};
-use super::stream::Feed;
-use super::tree::{DirId, ROOT, Stuck, Tree, Walk, Walked};
-use super::{Options, Refusal, Target, UnpackError, Usage};
+use super::layer_manifest::{self, ManifestRecord, RecordKind, UnpackMode, path_of};
+use super::stream::BufferSource;
+use super::tree::{DirId, DirTree, PathError, PathWalk, PathWalkResult, ROOT};
+use super::{AllocatedSpace, EntryRefusal, UnpackError, UnpackOptions, UnpackTarget};
 use create::allocated;
-use crew::Crew;
-use forward::ForwardLinks;
+use file_threads::FileThreads;
+use forward::ForwardHardLinks;
 
 /// Writes one layer.
-pub(super) struct Writer<'a> {
-    target: Target<'a>,
-    options: &'a Options,
-    tree: Tree,
-    manifest: files::Writer,
+pub(super) struct LayerWriter<'a> {
+    target: UnpackTarget<'a>,
+    options: &'a UnpackOptions,
+    tree: DirTree,
+    manifest: layer_manifest::LayerManifestWriter,
     /// Hard links to files that have not come yet.
-    forward: ForwardLinks,
+    forward: ForwardHardLinks,
     /// Real paths that were replaced, and the number of the manifest's records that this makes void.
     void: HashMap<Vec<u8>, u64>,
     /// Memory taken by `forward` and `void`.
     bookkeeping: usize,
     /// Default ACLs of directories, which take effect on what is made in them.
     default_acls: Vec<(DirId, Vec<u8>)>,
-    usage: Usage,
+    usage: AllocatedSpace,
     skipped_devices: u64,
     skipped_xattrs: u64,
     hides_lowers: bool,
@@ -55,39 +55,39 @@ pub(super) struct Writer<'a> {
     last_parent: (Vec<u8>, DirId),
     last_parent_path: (DirId, Vec<u8>),
     /// Threads that make small files; without, they are made like all others.
-    crew: Option<Crew>,
+    crew: Option<FileThreads>,
 }
 
 /// Where an entry goes: a name in a directory.
 #[derive(Clone, Copy)]
-struct Place<'a> {
+struct DirEntryName<'a> {
     dir: DirId,
     name: &'a [u8],
 }
 
-impl<'a> Writer<'a> {
+impl<'a> LayerWriter<'a> {
     pub(super) fn new(
-        target: Target<'a>,
-        options: &'a Options,
-        crew: Option<Crew>,
-    ) -> Result<Writer<'a>, UnpackError> {
+        target: UnpackTarget<'a>,
+        options: &'a UnpackOptions,
+        crew: Option<FileThreads>,
+    ) -> Result<LayerWriter<'a>, UnpackError> {
         let open = |error| UnpackError::file("open the layer's directory", target.root, error);
         let root: OwnedFd = openat(rustix::fs::CWD, target.root, DIRECTORY, Mode::empty()).map_err(open)?;
         // Without a set-group-id bit: what is made in it shall be this process's own.
         fchmod(&root, Mode::RWXU).map_err(open)?;
-        let form = Form { owners: options.owners, overlay: options.overlay };
-        let manifest = files::Writer::create(target.files, form)
+        let form = UnpackMode { owners: options.owners, overlay: options.overlay };
+        let manifest = layer_manifest::LayerManifestWriter::create(target.files, form)
             .map_err(|error| UnpackError::file("write the layer manifest", target.files, error))?;
-        Ok(Writer {
+        Ok(LayerWriter {
             target,
             options,
-            tree: Tree::new(root, &options.limits, options.open_in_tree()),
+            tree: DirTree::new(root, &options.limits, options.open_in_tree()),
             manifest,
-            forward: ForwardLinks::default(),
+            forward: ForwardHardLinks::default(),
             void: HashMap::new(),
             bookkeeping: 0,
             default_acls: Vec::new(),
-            usage: Usage::default(),
+            usage: AllocatedSpace::default(),
             skipped_devices: 0,
             skipped_xattrs: 0,
             hides_lowers: false,
@@ -100,13 +100,13 @@ impl<'a> Writer<'a> {
     /// Applies one entry.
     pub(super) fn add(
         &mut self,
-        entry: &Entry,
-        archive: &mut Archive<'_, impl Feed>,
+        entry: &LayerEntry,
+        archive: &mut LayerArchive<'_, impl BufferSource>,
     ) -> Result<(), UnpackError> {
         let path = clean(&entry.path);
         if path.is_empty() {
-            if entry.kind != Kind::Directory {
-                return Err(UnpackError::refused(&entry.path, Refusal::Root));
+            if entry.kind != LayerEntryKind::Directory {
+                return Err(UnpackError::refused(&entry.path, EntryRefusal::Root));
             }
             return self.describe_directory(ROOT, entry);
         }
@@ -116,47 +116,47 @@ impl<'a> Writer<'a> {
             return Ok(());
         }
         let dir = self.parent(parent, entry)?;
-        let place = Place { dir, name };
+        let place = DirEntryName { dir, name };
         match name.strip_prefix(b".wh.") {
             Some(b".wh..opq") => {
                 self.tree.node_mut(dir).opaque = true;
                 self.hides_lowers = true;
                 Ok(())
             }
-            Some(b"" | b"." | b"..") => Err(UnpackError::refused(&entry.path, Refusal::Whiteout)),
-            Some(hidden) => self.whiteout(Place { dir, name: hidden }, entry),
+            Some(b"" | b"." | b"..") => Err(UnpackError::refused(&entry.path, EntryRefusal::Whiteout)),
+            Some(hidden) => self.whiteout(DirEntryName { dir, name: hidden }, entry),
             None => self.make(place, entry, archive),
         }
     }
 
     fn make(
         &mut self,
-        place: Place<'_>,
-        entry: &Entry,
-        archive: &mut Archive<'_, impl Feed>,
+        place: DirEntryName<'_>,
+        entry: &LayerEntry,
+        archive: &mut LayerArchive<'_, impl BufferSource>,
     ) -> Result<(), UnpackError> {
         self.tree.path_len(place.dir, place.name).map_err(|stuck| stuck.at(&entry.path))?;
         self.await_place(place)?;
         self.forward.supersede(place.dir, place.name);
         match &entry.kind {
-            Kind::Directory => {
+            LayerEntryKind::Directory => {
                 let dir = self.directory(place, entry)?;
                 self.describe_directory(dir, entry)
             }
-            Kind::File if self.is_small(place, entry) => self.hand_out(place, entry, archive),
-            Kind::File => self.file(place, entry, None, archive),
-            Kind::Sparse(extents) => self.file(place, entry, Some(extents), archive),
-            Kind::HardLink => self.hard_link(place, entry),
-            Kind::Symlink => self.symlink(place, entry),
-            Kind::Fifo => self.special(place, entry, FileType::Fifo),
-            Kind::CharDevice if entry.device == (0, 0) => self.whiteout(place, entry),
-            Kind::CharDevice => self.special(place, entry, FileType::CharacterDevice),
-            Kind::BlockDevice => self.special(place, entry, FileType::BlockDevice),
+            LayerEntryKind::File if self.is_small(place, entry) => self.hand_out(place, entry, archive),
+            LayerEntryKind::File => self.file(place, entry, None, archive),
+            LayerEntryKind::Sparse(extents) => self.file(place, entry, Some(extents), archive),
+            LayerEntryKind::HardLink => self.hard_link(place, entry),
+            LayerEntryKind::Symlink => self.symlink(place, entry),
+            LayerEntryKind::Fifo => self.special(place, entry, FileType::Fifo),
+            LayerEntryKind::CharDevice if entry.device == (0, 0) => self.whiteout(place, entry),
+            LayerEntryKind::CharDevice => self.special(place, entry, FileType::CharacterDevice),
+            LayerEntryKind::BlockDevice => self.special(place, entry, FileType::BlockDevice),
         }
     }
 
     /// The directory that a path leads to; made with all its parents where the archive has left them out.
-    fn parent(&mut self, path: &[u8], entry: &Entry) -> Result<DirId, UnpackError> {
+    fn parent(&mut self, path: &[u8], entry: &LayerEntry) -> Result<DirId, UnpackError> {
         if self.last_parent.0 == path {
             return Ok(self.last_parent.1);
         }
@@ -170,22 +170,22 @@ impl<'a> Writer<'a> {
         self.make_parents(path, entry)
     }
 
-    fn make_parents(&mut self, path: &[u8], entry: &Entry) -> Result<DirId, UnpackError> {
-        let at = |stuck: Stuck| stuck.at(&entry.path);
+    fn make_parents(&mut self, path: &[u8], entry: &LayerEntry) -> Result<DirId, UnpackError> {
+        let at = |stuck: PathError| stuck.at(&entry.path);
         self.drain()?;
-        let mut walk = Walk::new(path);
+        let mut walk = PathWalk::new(path);
         loop {
             let made = match self.tree.advance(&mut walk).map_err(at)? {
-                Walked::There => return Ok(walk.at),
-                Walked::Missing(name) => {
+                PathWalkResult::There => return Ok(walk.at),
+                PathWalkResult::Missing(name) => {
                     self.forward.supersede(walk.at, &name);
                     self.tree.make(walk.at, &name).map_err(at)?
                 }
-                Walked::Blocked(name) => {
-                    let place = Place { dir: walk.at, name: &name };
+                PathWalkResult::Blocked(name) => {
+                    let place = DirEntryName { dir: walk.at, name: &name };
                     // A whiteout hides what is below; a file in the same layer is a contradiction.
                     if !self.is_whiteout(place, entry)? {
-                        return Err(UnpackError::refused(&entry.path, Refusal::ParentNotDirectory));
+                        return Err(UnpackError::refused(&entry.path, EntryRefusal::ParentNotDirectory));
                     }
                     self.directory(place, entry)?
                 }
@@ -196,7 +196,7 @@ impl<'a> Writer<'a> {
     }
 
     /// Removes what is at a place, to make room. The layers below stay hidden by what comes instead.
-    fn clear(&mut self, place: Place<'_>, entry: &Entry) -> Result<(), UnpackError> {
+    fn clear(&mut self, place: DirEntryName<'_>, entry: &LayerEntry) -> Result<(), UnpackError> {
         self.drain()?;
         let path = self.real_path(place);
         self.charge(path.len())?;
@@ -207,7 +207,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    fn remove_file(&mut self, place: Place<'_>, entry: &Entry) -> Result<(), UnpackError> {
+    fn remove_file(&mut self, place: DirEntryName<'_>, entry: &LayerEntry) -> Result<(), UnpackError> {
         let fail = |errno| UnpackError::file("replace", path_of(&entry.path), errno);
         let here = self.tree.open(place.dir).map_err(|stuck| stuck.at(&entry.path))?;
         let stat = statat(here.as_fd(), path_of(place.name), AtFlags::SYMLINK_NOFOLLOW).map_err(fail)?;
@@ -221,14 +221,14 @@ impl<'a> Writer<'a> {
 
     /// Removes a directory and all in it. Every directory in it is known, so that none has to be opened on trust and
     /// no depth needs more than a few of them open.
-    fn remove_tree(&mut self, top: DirId, entry: &Entry) -> Result<(), UnpackError> {
+    fn remove_tree(&mut self, top: DirId, entry: &LayerEntry) -> Result<(), UnpackError> {
         self.last_parent = (Vec::new(), ROOT);
         self.last_parent_path = (ROOT, Vec::new());
         let fail = |errno| UnpackError::file("replace the directory", path_of(&entry.path), errno);
         let mut todo = vec![(top, false)];
         while let Some((dir, emptied)) = todo.pop() {
             if emptied {
-                let (parent, name) = self.tree.place(dir);
+                let (parent, name) = self.tree.parent_and_name(dir);
                 let name = name.to_vec();
                 let here = self.tree.open(parent).map_err(|stuck| stuck.at(&entry.path))?;
                 unlinkat(here.as_fd(), path_of(&name), AtFlags::REMOVEDIR).map_err(fail)?;
@@ -244,7 +244,7 @@ impl<'a> Writer<'a> {
                     b"." | b".." => {}
                     name => match self.tree.child(dir, name) {
                         Some(child) => todo.push((child, false)),
-                        None => self.remove_file(Place { dir, name }, entry)?,
+                        None => self.remove_file(DirEntryName { dir, name }, entry)?,
                     },
                 }
             }
@@ -264,8 +264,8 @@ impl<'a> Writer<'a> {
 
     fn record(
         &mut self,
-        place: Place<'_>,
-        entry: &Entry,
+        place: DirEntryName<'_>,
+        entry: &LayerEntry,
         kind: RecordKind,
         xattrs: Option<u32>,
     ) -> Result<(), UnpackError> {
@@ -275,20 +275,28 @@ impl<'a> Writer<'a> {
 
     fn record_of(
         &mut self,
-        place: Place<'_>,
-        entry: &Entry,
+        place: DirEntryName<'_>,
+        entry: &LayerEntry,
         kind: RecordKind,
         xattrs: Option<u32>,
-    ) -> Record {
+    ) -> ManifestRecord {
         let path = self.real_path(place);
-        Record { path, kind, mode: entry.mode, uid: entry.uid, gid: entry.gid, mtime: entry.mtime, xattrs }
+        ManifestRecord {
+            path,
+            kind,
+            mode: entry.mode,
+            uid: entry.uid,
+            gid: entry.gid,
+            mtime: entry.mtime,
+            xattrs,
+        }
     }
 
     fn manifest_error(&self, error: io::Error) -> UnpackError {
         UnpackError::file("write the layer manifest", self.target.files, error)
     }
 
-    fn real_path(&mut self, place: Place<'_>) -> Vec<u8> {
+    fn real_path(&mut self, place: DirEntryName<'_>) -> Vec<u8> {
         if self.last_parent_path.0 != place.dir {
             self.last_parent_path = (place.dir, self.tree.path(place.dir));
         }

@@ -22,7 +22,7 @@ fn inodes(path: &Path) -> u64 {
 
 #[test]
 fn the_sum_agrees_with_du() {
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     for number in 0..5 {
         let staging = scratch.store.begin_layer().unwrap();
         let fs = staging.dir().join(FS);
@@ -54,7 +54,7 @@ fn the_sum_agrees_with_du() {
 
 #[test]
 fn shared_and_unique_add_up() {
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     commit(&scratch.store, "app", &["base", "app"]);
     commit(&scratch.store, "web", &["base", "web"]);
     commit(&scratch.store, "alone", &["alone"]);
@@ -73,7 +73,7 @@ fn shared_and_unique_add_up() {
 
 #[test]
 fn a_layer_that_several_images_have_counts_once() {
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     commit(&scratch.store, "app", &["base", "app"]);
     assert_eq!(scratch.store.usage().unwrap().shared_layers.bytes, 0);
     commit(&scratch.store, "web", &["base", "web"]);
@@ -81,14 +81,14 @@ fn a_layer_that_several_images_have_counts_once() {
     let usage = scratch.store.usage().unwrap();
     let images = scratch.store.image_usages().unwrap();
     assert_eq!(usage.shared_layers, images[0].shared, "the base, once");
-    let own: larder_store::disk::Amount = images.iter().map(|image| image.unique).sum();
+    let own: larder_store::disk::DiskSpace = images.iter().map(|image| image.unique).sum();
     assert!(usage.layers.bytes < own.bytes + usage.shared_layers.bytes + usage.blobs.bytes);
     assert!(usage.layers.bytes > usage.shared_layers.bytes);
 }
 
 #[test]
 fn the_ratio_is_learned_from_commits_and_kept() {
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     let before = scratch.store.ratio().unwrap();
     commit(&scratch.store, "app", &["a"]);
     let after = scratch.store.ratio().unwrap();
@@ -98,7 +98,7 @@ fn the_ratio_is_learned_from_commits_and_kept() {
 
 #[test]
 fn what_is_free_is_what_the_file_system_says() {
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     let free = scratch.store.free().unwrap();
     assert!(free.bytes > 0 && free.inodes > 0);
 }

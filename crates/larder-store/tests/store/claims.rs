@@ -1,26 +1,26 @@
 //! A layer wanted by several pulls is fetched once.
 
-use larder_store::store::{Claim, LayerClaim, Store, Waiting};
+use larder_store::store::{ClaimOutcome, LayerClaim, LayerWait, Store};
 
 use crate::help::*;
 
 fn fetch(store: &Store, layer: &str) -> LayerClaim {
     match store.claim(&diff_id(layer), &digest("chain")).unwrap() {
-        Claim::Fetch(claim) => claim,
+        ClaimOutcome::Fetch(claim) => claim,
         other => panic!("{other:?}"),
     }
 }
 
-fn wait(store: &Store, layer: &str) -> Waiting {
+fn wait(store: &Store, layer: &str) -> LayerWait {
     match store.claim(&diff_id(layer), &digest("chain")).unwrap() {
-        Claim::Wait(waiting) => waiting,
+        ClaimOutcome::Wait(waiting) => waiting,
         other => panic!("{other:?}"),
     }
 }
 
 #[tokio::test]
 async fn who_waits_gets_the_layer_that_another_fetched() {
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     let claim = fetch(&scratch.store, "a");
     let waiting = [wait(&scratch.store, "a"), wait(&scratch.store, "a")];
     let other = fetch(&scratch.store, "b");
@@ -35,14 +35,14 @@ async fn who_waits_gets_the_layer_that_another_fetched() {
 
 #[tokio::test]
 async fn a_layer_that_was_fetched_is_present_before_any_commit() {
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     let claim = fetch(&scratch.store, "a");
     let layer = layer(&scratch.store, "a");
     claim.done(&layer);
     let claimed = scratch.store.claim(&diff_id("a"), &digest("chain")).unwrap();
-    assert!(matches!(claimed, Claim::Present(_)), "{claimed:?}");
+    assert!(matches!(claimed, ClaimOutcome::Present(_)), "{claimed:?}");
     drop(layer);
-    let Claim::Present(layer) = claimed else { unreachable!() };
+    let ClaimOutcome::Present(layer) = claimed else { unreachable!() };
     assert!(layer.fs().exists(), "the second pull keeps it");
     drop(layer);
     drop(fetch(&scratch.store, "a"));
@@ -50,7 +50,7 @@ async fn a_layer_that_was_fetched_is_present_before_any_commit() {
 
 #[tokio::test]
 async fn when_the_fetch_is_given_up_the_next_one_takes_it_over() {
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     let claim = fetch(&scratch.store, "a");
     let waiting = wait(&scratch.store, "a");
     drop(claim);
@@ -60,10 +60,10 @@ async fn when_the_fetch_is_given_up_the_next_one_takes_it_over() {
 
 #[tokio::test]
 async fn a_layer_that_depends_on_those_below_serves_only_there() {
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     let claim = fetch(&scratch.store, "a");
     let elsewhere = match scratch.store.claim(&diff_id("a"), &digest("other chain")).unwrap() {
-        Claim::Wait(waiting) => waiting,
+        ClaimOutcome::Wait(waiting) => waiting,
         other => panic!("{other:?}"),
     };
     let staging = scratch.store.begin_layer().unwrap();
@@ -71,13 +71,19 @@ async fn a_layer_that_depends_on_those_below_serves_only_there() {
     let layer = staging.finish(&chain, facts("a"), None).unwrap();
     claim.done(&layer);
     assert!(elsewhere.wait().await.is_none(), "its key is another chain's");
-    assert!(matches!(scratch.store.claim(&diff_id("a"), &digest("chain")).unwrap(), Claim::Present(_)));
-    assert!(matches!(scratch.store.claim(&diff_id("a"), &digest("other chain")).unwrap(), Claim::Fetch(_)));
+    assert!(matches!(
+        scratch.store.claim(&diff_id("a"), &digest("chain")).unwrap(),
+        ClaimOutcome::Present(_)
+    ));
+    assert!(matches!(
+        scratch.store.claim(&diff_id("a"), &digest("other chain")).unwrap(),
+        ClaimOutcome::Fetch(_)
+    ));
 }
 
 #[test]
 fn the_same_layer_finished_twice_is_there_once() {
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     let (one, two) = (scratch.store.begin_layer().unwrap(), scratch.store.begin_layer().unwrap());
     let one = one.finish(&key("a"), facts("a"), None).unwrap();
     let two = two.finish(&key("a"), facts("a"), None).unwrap();

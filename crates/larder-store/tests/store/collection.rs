@@ -2,38 +2,38 @@
 
 use std::time::Duration;
 
-use larder::gc::{GcPolicy, Goal, Scene, Stamp, Subject, plan};
-use larder_store::disk::{Amount, measure};
-use larder_store::store::{LeaseKind, LeaseRecord, Leased, RemoveOptions, Store};
+use larder::gc::{GcGoal, GcImage, GcPolicy, GcSnapshot, UnixMillis, plan};
+use larder_store::disk::{DiskSpace, measure};
+use larder_store::store::{LeaseKind, LeaseRecord, LeaseResources, RemoveOptions, Store};
 
 use crate::help::*;
 
 /// All images as they are, unused and old.
-fn scene(store: &Store) -> Scene {
-    let subject = |image: larder::backend::Image| Subject {
+fn scene(store: &Store) -> GcSnapshot {
+    let subject = |image: larder::backend::Image| GcImage {
         id: image.id,
         handler: String::new(),
         names: image.repo_tags,
         size: image.size,
         pinned: image.pinned,
-        first_seen: Stamp(0),
+        first_seen: UnixMillis(0),
         last_used: None,
         uses: Vec::new(),
         failed: None,
     };
     let images = store.list().unwrap().into_iter().map(subject).collect();
-    Scene {
-        now: Stamp(1_000_000),
-        began: Stamp(0),
-        watched: Stamp(0),
+    GcSnapshot {
+        now: UnixMillis(1_000_000),
+        began: UnixMillis(0),
+        watched: UnixMillis(0),
         images,
-        layers: store.sharing().unwrap(),
+        layers: store.layer_usage_index().unwrap(),
         disk: None,
     }
 }
 
 /// What lies in the folders of layers, blobs and copies of records, counted from outside.
-fn images_take(scratch: &Scratch) -> Amount {
+fn images_take(scratch: &TempStore) -> DiskSpace {
     ["layers", "blobs", "images"]
         .map(|folder| measure(&scratch.root().join(folder)).unwrap())
         .into_iter()
@@ -46,12 +46,12 @@ fn policy() -> GcPolicy {
 
 #[test]
 fn a_plan_promises_what_the_store_then_frees() {
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     commit(&scratch.store, "a", &["one"]);
     commit(&scratch.store, "b", &["one", "two"]);
     commit(&scratch.store, "c", &["one", "two", "three"]);
     commit(&scratch.store, "d", &["two", "four", "two"]);
-    let plan = plan(&scene(&scratch.store), &policy(), Goal::AllUnused);
+    let plan = plan(&scene(&scratch.store), &policy(), GcGoal::AllUnused);
     assert_eq!(plan.removals.len(), 4);
     for removal in plan.removals {
         let before = images_take(&scratch);
@@ -66,14 +66,14 @@ fn a_plan_promises_what_the_store_then_frees() {
 
 #[test]
 fn a_layer_that_a_lease_holds_is_not_promised() {
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     commit(&scratch.store, "a", &["one", "two"]);
-    let before = plan(&scene(&scratch.store), &policy(), Goal::AllUnused);
-    let leased = Leased { layers: vec![key("one")], ..Leased::default() };
-    let lease = LeaseRecord { id: "l".into(), kind: LeaseKind::Held, leased, ends_at: u64::MAX };
+    let before = plan(&scene(&scratch.store), &policy(), GcGoal::AllUnused);
+    let leased = LeaseResources { layers: vec![key("one")], ..LeaseResources::default() };
+    let lease = LeaseRecord { id: "l".into(), kind: LeaseKind::Requested, leased, ends_at: u64::MAX };
     scratch.store.lease(&lease).unwrap();
-    let after = plan(&scene(&scratch.store), &policy(), Goal::AllUnused);
-    assert!(after.frees.bytes < before.frees.bytes && after.frees.bytes > 0);
+    let after = plan(&scene(&scratch.store), &policy(), GcGoal::AllUnused);
+    assert!(after.expected_freed.bytes < before.expected_freed.bytes && after.expected_freed.bytes > 0);
     let removed = scratch.store.remove("a", RemoveOptions::default()).unwrap().unwrap();
-    assert_eq!(after.frees.bytes, removed.freed.bytes);
+    assert_eq!(after.expected_freed.bytes, removed.freed.bytes);
 }

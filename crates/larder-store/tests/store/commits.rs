@@ -9,7 +9,7 @@ const APP: &str = "registry.example/app:v1";
 
 #[test]
 fn a_committed_image_is_found_by_every_way_to_say_it() {
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     let record = commit(&scratch.store, "busybox", &["a", "b"]);
     let hex = record.id.hex();
     let digest = format!("busybox@{}", record.manifests[0]);
@@ -34,7 +34,7 @@ fn a_committed_image_is_found_by_every_way_to_say_it() {
 
 #[test]
 fn an_image_looks_as_a_client_of_cri_expects() {
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     let record = commit(&scratch.store, APP, &["a"]);
     let [image] = &scratch.store.list().unwrap()[..] else { panic!("one image") };
     assert_eq!(image.id, record.id.as_str());
@@ -47,7 +47,7 @@ fn an_image_looks_as_a_client_of_cri_expects() {
 
 #[test]
 fn a_pull_by_digest_gives_no_tag() {
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     let layers = [layer(&scratch.store, "a")];
     let mut commit = image(&[], &layers);
     let by_digest = format!("registry.example/app:v1@{}", commit.manifests[0].0);
@@ -61,7 +61,7 @@ fn a_pull_by_digest_gives_no_tag() {
 
 #[test]
 fn one_image_has_all_its_names() {
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     let first = commit(&scratch.store, APP, &["a"]);
     let second = commit(&scratch.store, "registry.example/app:stable", &["a"]);
     assert_eq!(first.id, second.id);
@@ -71,7 +71,7 @@ fn one_image_has_all_its_names() {
 
 #[test]
 fn a_moved_tag_is_taken_from_the_image_that_had_it() {
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     let old = commit(&scratch.store, APP, &["a"]);
     let new = commit(&scratch.store, APP, &["b"]);
     assert_eq!(scratch.store.image(APP).unwrap().unwrap().id, new.id);
@@ -84,7 +84,7 @@ fn a_moved_tag_is_taken_from_the_image_that_had_it() {
 
 #[test]
 fn nothing_is_visible_before_the_commit() {
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     let layers = [layer(&scratch.store, "a")];
     assert!(scratch.store.list().unwrap().is_empty());
     let root = scratch.root();
@@ -95,7 +95,7 @@ fn nothing_is_visible_before_the_commit() {
 
 #[test]
 fn a_layer_outlives_its_handles_once_it_is_committed() {
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     let record = commit(&scratch.store, APP, &["a"]);
     let layer = scratch.store.layer(&record.layers[0].key).unwrap().expect("the layer");
     assert_eq!(fs_err::read_to_string(layer.fs().join("etc/name")).unwrap(), "a");
@@ -107,7 +107,7 @@ fn a_layer_outlives_its_handles_once_it_is_committed() {
 
 #[test]
 fn bytes_that_are_not_what_their_digest_says_are_refused() {
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     let mut commit = image(&[APP], &[layer(&scratch.store, "a")]);
     commit.manifests[0].1.push(b'!');
     let error = scratch.store.commit(&commit, noon()).expect_err("a wrong digest");
@@ -117,7 +117,7 @@ fn bytes_that_are_not_what_their_digest_says_are_refused() {
 
 #[test]
 fn layers_that_are_not_those_of_the_config_are_refused() {
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     let layers = [layer(&scratch.store, "a"), layer(&scratch.store, "b")];
     let mut commit = image(&[APP], &layers);
     commit.layers.swap(0, 1);
@@ -129,7 +129,7 @@ fn layers_that_are_not_those_of_the_config_are_refused() {
 
 #[test]
 fn pulling_again_and_again_under_new_manifests_does_not_fill_the_disk() {
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     let layers = [layer(&scratch.store, "a")];
     for round in 0..100 {
         let mut commit = image(&[APP], &layers);
@@ -144,7 +144,7 @@ fn pulling_again_and_again_under_new_manifests_does_not_fill_the_disk() {
 
 #[test]
 fn an_image_may_have_the_same_layer_twice() {
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     let record = commit(&scratch.store, APP, &["a", "b", "a"]);
     assert_eq!(record.layers.len(), 3);
     let usage = &scratch.store.image_usages().unwrap()[0];
@@ -155,7 +155,7 @@ fn an_image_may_have_the_same_layer_twice() {
 
 #[test]
 fn commits_side_by_side_all_come_through() {
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     std::thread::scope(|scope| {
         for number in 0..8 {
             let store = scratch.store.clone();
@@ -174,15 +174,15 @@ fn commits_side_by_side_all_come_through() {
 
 #[test]
 fn a_status_shows_what_a_list_shows_by_whatever_name_and_needs_no_config() {
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     let store = &scratch.store;
     let record = commit(store, APP, &["a"]);
     fs_err::remove_dir_all(scratch.root().join("blobs")).unwrap();
     let listed = store.list().unwrap().remove(0);
     for name in [APP, record.id.as_str(), record.id.hex(), &record.id.hex()[..12]] {
-        assert_eq!(store.shown(name).unwrap(), Some(listed.clone()), "{name}");
+        assert_eq!(store.image_summary(name).unwrap(), Some(listed.clone()), "{name}");
     }
     for name in ["no/such:1", &"0".repeat(64), &format!("sha256:{}", "0".repeat(64)), "sha256"] {
-        assert_eq!(store.shown(name).unwrap(), None, "{name}");
+        assert_eq!(store.image_summary(name).unwrap(), None, "{name}");
     }
 }

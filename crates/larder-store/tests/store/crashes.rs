@@ -5,18 +5,18 @@ use std::io::ErrorKind;
 use std::path::Path;
 
 use larder_store::disk::Disk as _;
-use larder_store::fsck::{CheckLayer, FsckOptions};
+use larder_store::fsck::{FsckOptions, LayerChecker};
 use larder_store::store::{FS, RemoveOptions, Store};
-use larder_testkit_peers::faulty_disk::{Fault, FaultyDisk, Survives};
+use larder_testkit_peers::faulty_disk::{DiskFault, FaultyDisk, UnsyncedData};
 use std::sync::Arc;
 
 use crate::help::*;
 
 /// Layers of [`layer_on`] say themselves what must be in them.
 #[derive(Debug)]
-struct CheckByName;
+struct NameLayerChecker;
 
-impl CheckLayer for CheckByName {
+impl LayerChecker for NameLayerChecker {
     fn check(
         &self,
         layer: &Path,
@@ -34,13 +34,13 @@ impl CheckLayer for CheckByName {
     }
 }
 
-type Outcome = Result<(), Box<dyn Error>>;
+type CrashResult = Result<(), Box<dyn Error>>;
 
 /// Something that a store does, and how one sees that it did.
-struct Life {
+struct CrashScenario {
     what: &'static str,
     prepare: fn(&Store),
-    run: fn(&FaultyDisk, &Store) -> Outcome,
+    run: fn(&FaultyDisk, &Store) -> CrashResult,
     /// Names that must be visible once it is done.
     after: &'static [&'static str],
     /// Names that must be visible as long as it is not.
@@ -50,8 +50,8 @@ struct Life {
 const KEPT: &str = "docker.io/library/kept:latest";
 const APP: &str = "docker.io/library/app:latest";
 
-const LIVES: [Life; 4] = [
-    Life {
+const LIVES: [CrashScenario; 4] = [
+    CrashScenario {
         what: "a commit",
         prepare: |_| (),
         run: |disk, store| {
@@ -62,7 +62,7 @@ const LIVES: [Life; 4] = [
         before: &[KEPT],
         after: &[APP, KEPT],
     },
-    Life {
+    CrashScenario {
         what: "a commit that takes a tag from another image",
         prepare: |store| drop(commit(store, "app", &["base", "old"])),
         run: |disk, store| {
@@ -74,7 +74,7 @@ const LIVES: [Life; 4] = [
         before: &[APP, KEPT],
         after: &[APP, KEPT],
     },
-    Life {
+    CrashScenario {
         what: "a removal",
         prepare: |store| drop(commit(store, "app", &["base", "app"])),
         run: |_, store| {
@@ -85,7 +85,7 @@ const LIVES: [Life; 4] = [
         before: &[APP, KEPT],
         after: &[KEPT],
     },
-    Life {
+    CrashScenario {
         what: "a load: fetched, unpacked and committed",
         prepare: |_| (),
         run: |disk, store| {
@@ -115,7 +115,7 @@ fn open_on(disk: &FaultyDisk) -> Store {
 
 /// Whether everything that is visible is whole.
 fn assert_sound(store: &Store, what: &str) {
-    let report = store.fsck(&FsckOptions { check: &CheckByName, ..FsckOptions::default() }).unwrap();
+    let report = store.fsck(&FsckOptions { check: &NameLayerChecker, ..FsckOptions::default() }).unwrap();
     assert!(report.is_sound() && report.problems.is_empty(), "{what}: {report:?}");
     for image in store.images().unwrap() {
         for layer in &image.layers {
@@ -125,7 +125,7 @@ fn assert_sound(store: &Store, what: &str) {
 }
 
 /// A disk with a store that has one image.
-fn prepared(life: &Life) -> FaultyDisk {
+fn prepared(life: &CrashScenario) -> FaultyDisk {
     let disk = FaultyDisk::new();
     let store = open_on(&disk);
     commit(&store, "kept", &["base", "kept"]);
@@ -136,18 +136,20 @@ fn prepared(life: &Life) -> FaultyDisk {
 
 /// A disk like this one, and its store.
 fn copy_of(disk: &FaultyDisk) -> (FaultyDisk, Store) {
-    let copy = disk.restarted(Survives::Everything);
+    let copy = disk.restarted(UnsyncedData::Everything);
     let store = open_on(&copy);
     (copy, store)
 }
 
-fn lose_power_everywhere(life: &Life) {
+fn lose_power_everywhere(life: &CrashScenario) {
     let prepared = prepared(life);
-    for survives in [Survives::Nothing, Survives::Everything, Survives::Some(1), Survives::Some(2)] {
+    for survives in
+        [UnsyncedData::Nothing, UnsyncedData::Everything, UnsyncedData::Some(1), UnsyncedData::Some(2)]
+    {
         for step in 0.. {
             let what = format!("{}, power lost at step {step}, {survives:?} survives", life.what);
             let (disk, store) = copy_of(&prepared);
-            disk.arm(Fault::LosesPowerAt(step));
+            disk.arm(DiskFault::LosesPowerAt(step));
             let done = (life.run)(&disk, &store).is_ok();
             let met = disk.has_failed();
             drop(store);
@@ -173,15 +175,15 @@ fn lose_power_everywhere(life: &Life) {
     }
 }
 
-fn fail_everywhere(life: &Life, kind: ErrorKind) {
+fn fail_everywhere(life: &CrashScenario, kind: ErrorKind) {
     let prepared = prepared(life);
     for step in 0.. {
         let what = format!("{}, {kind:?} at step {step}", life.what);
         let (disk, store) = copy_of(&prepared);
-        disk.arm(Fault::FailsAt(step, kind));
+        disk.arm(DiskFault::FailsAt(step, kind));
         let done = (life.run)(&disk, &store);
         let met = disk.has_failed();
-        disk.arm(Fault::None);
+        disk.arm(DiskFault::None);
         // The store that met the failure goes on, without being opened again.
         let visible = tags(&store);
         if done.is_ok() {
@@ -192,7 +194,7 @@ fn fail_everywhere(life: &Life, kind: ErrorKind) {
         }
         assert_eq!(tags(&store), life.after, "{what}: after trying again");
         drop(store);
-        let store = open_on(&disk.restarted(Survives::Everything));
+        let store = open_on(&disk.restarted(UnsyncedData::Everything));
         assert_eq!(tags(&store), life.after, "{what}: after a restart");
         assert_sound(&store, &what);
         if !met {
@@ -230,7 +232,7 @@ fn debris() -> FaultyDisk {
     store.remove("gone", RemoveOptions::default()).unwrap();
     fs_err::write(store.root().join("blobs/sha256").join(digest("x").hex()), "x").unwrap();
     disk.sync_all(disk.root()).unwrap();
-    let killed = disk.restarted(Survives::Everything);
+    let killed = disk.restarted(UnsyncedData::Everything);
     drop((left, staging));
     killed
 }
@@ -238,11 +240,13 @@ fn debris() -> FaultyDisk {
 #[test]
 fn a_recovery_survives_power_loss_at_any_step() {
     let debris = debris();
-    for survives in [Survives::Nothing, Survives::Everything, Survives::Some(1), Survives::Some(2)] {
+    for survives in
+        [UnsyncedData::Nothing, UnsyncedData::Everything, UnsyncedData::Some(1), UnsyncedData::Some(2)]
+    {
         for step in 0.. {
             let what = format!("a start after a crash, power lost at step {step}, {survives:?} survives");
-            let disk = debris.restarted(Survives::Everything);
-            disk.arm(Fault::LosesPowerAt(step));
+            let disk = debris.restarted(UnsyncedData::Everything);
+            disk.arm(DiskFault::LosesPowerAt(step));
             let opened = Store::open_on(Arc::new(disk.clone()), &disk.root().join("store"), config());
             let emptied = opened.as_ref().is_ok_and(|store| store.empty_trash().is_ok());
             drop(opened);
@@ -270,10 +274,12 @@ fn any_step_may_fail_for_want_of_room_and_be_tried_again() {
 
 #[test]
 fn making_a_store_survives_power_loss_at_any_step() {
-    for survives in [Survives::Nothing, Survives::Everything, Survives::Some(1), Survives::Some(2)] {
+    for survives in
+        [UnsyncedData::Nothing, UnsyncedData::Everything, UnsyncedData::Some(1), UnsyncedData::Some(2)]
+    {
         for step in 0.. {
             let disk = FaultyDisk::new();
-            disk.arm(Fault::LosesPowerAt(step));
+            disk.arm(DiskFault::LosesPowerAt(step));
             let done = Store::open_on(Arc::new(disk.clone()), &disk.root().join("store"), config()).is_ok();
             let met = disk.has_failed();
             let disk = disk.restarted(survives);
@@ -295,7 +301,7 @@ fn a_full_disk_is_named_as_such() {
     for step in 0..200 {
         let (disk, store) = copy_of(&prepared);
         let layers = [layer(&store, "base"), layer(&store, "app")];
-        disk.arm(Fault::FailsAt(step, ErrorKind::StorageFull));
+        disk.arm(DiskFault::FailsAt(step, ErrorKind::StorageFull));
         match store.commit(&image(&["app"], &layers), noon()) {
             Err(error) => {
                 assert!(error.is_no_space(), "{error:?}");
@@ -321,7 +327,8 @@ fn a_fetch_resumes_from_what_was_synced_before_the_power_cut() {
     }
     file.write_at(b"just now", 5 << 20).unwrap();
     drop((file, store));
-    for (survives, at_least) in [(Survives::Nothing, 4 << 20), (Survives::Everything, (4 << 20) + 8)] {
+    for (survives, at_least) in [(UnsyncedData::Nothing, 4 << 20), (UnsyncedData::Everything, (4 << 20) + 8)]
+    {
         let store = open_on(&disk.restarted(survives));
         let file = store.ingest(&digest("blob"), 8 << 20).unwrap();
         assert!(file.done() >= at_least, "{survives:?}: {}", file.done());

@@ -1,6 +1,6 @@
 //! Real pulls, loads and removals, with the power cut or the disk failing at every step of them.
 //!
-//! What `crashes.rs` does by hand with the store's parts, these do through a [`Puller`], from a registry: ingest,
+//! What `crashes.rs` does by hand with the store's parts, these do through a [`StorePuller`], from a registry: ingest,
 //! unpacking, settling, commit. Layers themselves are written past the faulty disk; what was not synced of them is lost
 //! with the power all the same.
 
@@ -8,40 +8,44 @@ use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use larder::backend::Progress;
+use larder::backend::ProgressReporter;
 use larder::reference::Reference;
-use larder_registry::{Client, RegistryConfig};
-use larder_store::fsck::{Damage, FsckOptions};
-use larder_store::pull::{PullConfig, PullError, Puller};
-use larder_store::store::import::ImportFrom;
+use larder_registry::{RegistryClient, RegistryConfig};
+use larder_store::fsck::{FsckOptions, StoreDamage};
+use larder_store::pull::{PullError, StorePullConfig, StorePuller};
+use larder_store::store::import::ImportSource;
 use larder_store::store::{RemoveOptions, Store};
 use larder_testkit::fault_registry::FaultRegistry;
-use larder_testkit_peers::faulty_disk::{Fault, FaultyDisk, Survives};
-use larder_testkit_peers::{Image, Layer};
+use larder_testkit_peers::faulty_disk::{DiskFault, FaultyDisk, UnsyncedData};
+use larder_testkit_peers::{ImageBuilder, LayerFiles};
 use tempfile::TempDir;
 
 use crate::help::*;
 
 /// What is done to the store.
 #[derive(Debug, Clone, Copy)]
-enum Deed {
+enum StoreOperation {
     Pull,
     Load,
     Remove,
 }
 
 /// A registry and a layout with two images that share a layer.
-struct World {
+struct SharedLayerImages {
     registry: FaultRegistry,
     folder: TempDir,
 }
 
-impl World {
-    fn new() -> World {
-        let world = World { registry: FaultRegistry::start(), folder: tempfile::tempdir().unwrap() };
-        let base = Layer::new().file("etc/motd", "base").file("etc/name", "base");
-        world.add("kept", &Image::new().layer(base.clone()));
-        world.add("app", &Image::new().layer(base).layer(Layer::new().noise("srv/data", 50_000, 1)));
+impl SharedLayerImages {
+    fn new() -> SharedLayerImages {
+        let world =
+            SharedLayerImages { registry: FaultRegistry::start(), folder: tempfile::tempdir().unwrap() };
+        let base = LayerFiles::new().file("etc/motd", "base").file("etc/name", "base");
+        world.add("kept", &ImageBuilder::new().layer(base.clone()));
+        world.add(
+            "app",
+            &ImageBuilder::new().layer(base).layer(LayerFiles::new().noise("srv/data", 50_000, 1)),
+        );
         world
     }
 
@@ -49,7 +53,7 @@ impl World {
         self.folder.path().join(name)
     }
 
-    fn add(&self, name: &str, image: &Image) {
+    fn add(&self, name: &str, image: &ImageBuilder) {
         let layout = image.write(&self.layout(name)).unwrap();
         let blob = |digest: &str| {
             let hex = digest.trim_start_matches("sha256:");
@@ -63,27 +67,32 @@ impl World {
     }
 
     /// Returns when all threads that worked at it have ended.
-    fn bring(&self, store: &Store, deed: Deed, name: &str) -> Result<(), PullError> {
-        let puller =
-            Puller::new(store.clone(), Client::new(RegistryConfig::default()), PullConfig::default());
+    fn bring(&self, store: &Store, deed: StoreOperation, name: &str) -> Result<(), PullError> {
+        let puller = StorePuller::new(
+            store.clone(),
+            RegistryClient::new(RegistryConfig::default()),
+            StorePullConfig::default(),
+        );
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         runtime.block_on(async {
-            if let Deed::Load = deed {
-                let from = ImportFrom::Path(self.layout(name));
+            if let StoreOperation::Load = deed {
+                let from = ImportSource::Path(self.layout(name));
                 return puller
                     .load(from, Some(Reference::parse(&format!("registry.example/{name}")).unwrap()))
                     .await
                     .map(drop);
             }
             let name = Reference::parse(&format!("{}:1", self.registry.image(name))).unwrap();
-            puller.pull(&name, None, &Progress::unwatched()).await.map(drop)
+            puller.pull(&name, None, &ProgressReporter::unwatched()).await.map(drop)
         })
     }
 
-    fn run(&self, store: &Store, deed: Deed) -> Result<(), String> {
+    fn run(&self, store: &Store, deed: StoreOperation) -> Result<(), String> {
         let done = match deed {
-            Deed::Pull | Deed::Load => self.bring(store, deed, "app").map_err(|error| format!("{error:?}")),
-            Deed::Remove => {
+            StoreOperation::Pull | StoreOperation::Load => {
+                self.bring(store, deed, "app").map_err(|error| format!("{error:?}"))
+            }
+            StoreOperation::Remove => {
                 let app = self.registry.image("app:1");
                 store.remove(&app, RemoveOptions::default()).map(drop).map_err(|error| format!("{error:?}"))
             }
@@ -92,12 +101,12 @@ impl World {
     }
 
     /// A disk with a store to which the deed can be done.
-    fn prepared(&self, deed: Deed) -> FaultyDisk {
+    fn prepared(&self, deed: StoreOperation) -> FaultyDisk {
         let disk = FaultyDisk::new();
         let store = open_on(&disk);
-        self.bring(&store, Deed::Pull, "kept").unwrap();
-        if let Deed::Remove = deed {
-            self.bring(&store, Deed::Pull, "app").unwrap();
+        self.bring(&store, StoreOperation::Pull, "kept").unwrap();
+        if let StoreOperation::Remove = deed {
+            self.bring(&store, StoreOperation::Pull, "app").unwrap();
         }
         disk
     }
@@ -107,7 +116,7 @@ impl World {
         let report = store.fsck(&FsckOptions::default()).unwrap();
         // What a step that failed could not take away lies there until the next start.
         let problems =
-            report.problems.iter().filter(|problem| !matches!(problem.found, Damage::Leftover { .. }));
+            report.problems.iter().filter(|problem| !matches!(problem.found, StoreDamage::Leftover { .. }));
         assert_eq!(problems.count(), 0, "{what}: {report:?}");
         let kept = store.image(self.registry.image("kept:1")).unwrap();
         assert!(kept.is_some_and(|image| image.complete), "{what}: the image that was there is gone");
@@ -115,8 +124,8 @@ impl World {
     }
 
     /// Goes on with the store after the fault, and tries the deed again.
-    fn go_on(&self, store: &Store, deed: Deed, done: bool, what: &str) {
-        let (before, after) = if let Deed::Remove = deed { (2, 1) } else { (1, 2) };
+    fn go_on(&self, store: &Store, deed: StoreOperation, done: bool, what: &str) {
+        let (before, after) = if let StoreOperation::Remove = deed { (2, 1) } else { (1, 2) };
         let visible = self.check(store, what);
         assert!(visible == after || (!done && visible == before), "{what}: {visible} images");
         self.run(store, deed).unwrap_or_else(|error| panic!("{what}: trying again: {error}"));
@@ -132,15 +141,15 @@ fn open_on(disk: &FaultyDisk) -> Store {
     store.unwrap_or_else(|error| panic!("the store opens: {error:?}"))
 }
 
-fn lose_power_everywhere(deed: Deed) {
-    let world = World::new();
+fn lose_power_everywhere(deed: StoreOperation) {
+    let world = SharedLayerImages::new();
     let prepared = world.prepared(deed);
-    for survives in [Survives::Nothing, Survives::Everything, Survives::Some(1)] {
+    for survives in [UnsyncedData::Nothing, UnsyncedData::Everything, UnsyncedData::Some(1)] {
         for step in 0.. {
             let what = format!("{deed:?}, power lost at step {step}, {survives:?} survives");
-            let disk = prepared.restarted(Survives::Everything);
+            let disk = prepared.restarted(UnsyncedData::Everything);
             let store = open_on(&disk);
-            disk.arm(Fault::LosesPowerAt(step));
+            disk.arm(DiskFault::LosesPowerAt(step));
             let done = world.run(&store, deed).is_ok();
             let met = disk.has_failed();
             drop(store);
@@ -154,18 +163,18 @@ fn lose_power_everywhere(deed: Deed) {
     }
 }
 
-fn fail_everywhere(deed: Deed) {
-    let world = World::new();
+fn fail_everywhere(deed: StoreOperation) {
+    let world = SharedLayerImages::new();
     let prepared = world.prepared(deed);
     for kind in [ErrorKind::StorageFull, ErrorKind::Other] {
         for step in 0.. {
             let what = format!("{deed:?}, {kind:?} at step {step}");
-            let disk = prepared.restarted(Survives::Everything);
+            let disk = prepared.restarted(UnsyncedData::Everything);
             let store = open_on(&disk);
-            disk.arm(Fault::FailsAt(step, kind));
+            disk.arm(DiskFault::FailsAt(step, kind));
             let done = world.run(&store, deed).is_ok();
             let met = disk.has_failed();
-            disk.arm(Fault::None);
+            disk.arm(DiskFault::None);
             // The store that met the failure goes on, without being opened again.
             world.go_on(&store, deed, done, &what);
             drop(store);
@@ -181,22 +190,22 @@ fn fail_everywhere(deed: Deed) {
 
 #[test]
 fn a_real_pull_survives_power_loss_at_any_step() {
-    lose_power_everywhere(Deed::Pull);
+    lose_power_everywhere(StoreOperation::Pull);
 }
 
 #[test]
 fn a_real_load_survives_power_loss_at_any_step() {
-    lose_power_everywhere(Deed::Load);
+    lose_power_everywhere(StoreOperation::Load);
 }
 
 #[test]
 fn a_real_removal_survives_power_loss_at_any_step() {
-    lose_power_everywhere(Deed::Remove);
+    lose_power_everywhere(StoreOperation::Remove);
 }
 
 #[test]
 fn any_step_of_a_real_pull_load_or_removal_may_fail_and_be_tried_again() {
-    for deed in [Deed::Pull, Deed::Load, Deed::Remove] {
+    for deed in [StoreOperation::Pull, StoreOperation::Load, StoreOperation::Remove] {
         fail_everywhere(deed);
     }
 }

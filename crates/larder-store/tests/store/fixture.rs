@@ -11,7 +11,7 @@ use flate2::read::GzDecoder;
 use flate2::write::GzEncoder;
 use larder_store::fsck::FsckOptions;
 use larder_store::mounts::MountOptions;
-use larder_store::store::{FORMAT, LeaseKind, LeaseRecord, Leased, RemoveOptions, Store};
+use larder_store::store::{FORMAT, LeaseKind, LeaseRecord, LeaseResources, RemoveOptions, Store};
 
 use crate::fsck::unpacked;
 use crate::help::*;
@@ -63,7 +63,7 @@ fn writing_the_fixture() {
     if std::env::var_os("LARDER_WRITE_FIXTURE").is_none() {
         return; // the fixture of this format is there; see above
     }
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     let store = &scratch.store;
     unpacked(store, "app", &[("bin/tool", "#!tool"), ("etc/conf", "a=1")]);
     unpacked(store, "app:v2", &[("bin/tool", "#!tool"), ("etc/conf", "a=1")]);
@@ -72,8 +72,11 @@ fn writing_the_fixture() {
     store.remove("gone", RemoveOptions::default()).unwrap();
     let lease = LeaseRecord {
         id: "held/1".into(),
-        kind: LeaseKind::Held,
-        leased: Leased { images: vec![store.image("app").unwrap().unwrap().id], ..Leased::default() },
+        kind: LeaseKind::Requested,
+        leased: LeaseResources {
+            images: vec![store.image("app").unwrap().unwrap().id],
+            ..LeaseResources::default()
+        },
         ends_at: u64::MAX,
     };
     store.lease(&lease).unwrap();

@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use larder_store::fsck::{CheckUnpacked, Damage, FsckOptions, FsckReport, Lacking};
-use larder_store::store::{Claim, OpenError, Store};
-use larder_store::unpack::{Expected, Options, Target, unpack_layer};
+use larder_store::fsck::{FsckOptions, FsckReport, ManifestLayerChecker, MissingContent, StoreDamage};
+use larder_store::store::{ClaimOutcome, Store, StoreOpenError};
+use larder_store::unpack::{ExpectedLayer, UnpackOptions, UnpackTarget, unpack_layer};
 
 use crate::help::*;
 
@@ -24,11 +24,11 @@ pub(crate) fn unpacked(store: &Store, name: &str, files: &[(&str, &str)]) {
     let fs = staging.dir().join(larder_store::store::FS);
     fs_err::create_dir(&fs).unwrap();
     let files = staging.dir().join(larder_store::store::FILES);
-    let expected = Expected { digest: Some(&diff_id), size: None, diff_id: &diff_id };
-    let target = Target { root: &fs, files: &files };
-    unpack_layer(&archive[..], &expected, target, &Options::default()).unwrap();
+    let expected = ExpectedLayer { digest: Some(&diff_id), size: None, diff_id: &diff_id };
+    let target = UnpackTarget { root: &fs, files: &files };
+    unpack_layer(&archive[..], &expected, target, &UnpackOptions::default()).unwrap();
     let key = larder_store::store::LayerKey::from(&diff_id);
-    let facts = larder_store::store::LayerFacts {
+    let facts = larder_store::store::LayerMetadata {
         digest: diff_id.clone(),
         diff_id,
         compressed_bytes: archive.len() as u64,
@@ -40,8 +40,8 @@ pub(crate) fn unpacked(store: &Store, name: &str, files: &[(&str, &str)]) {
     store.commit(&image(&[name], &[layer]), noon()).unwrap();
 }
 
-fn two_images() -> Scratch {
-    let scratch = Scratch::new();
+fn two_images() -> TempStore {
+    let scratch = TempStore::new();
     unpacked(&scratch.store, "app", &[("bin/tool", "#!tool"), ("etc/conf", "a=1")]);
     unpacked(&scratch.store, "web", &[("bin/server", "#!server")]);
     scratch
@@ -62,7 +62,7 @@ fn folder(store: &Store, image: &str) -> PathBuf {
 }
 
 /// Finds the one problem, repairs it, and checks that the image is hidden until it is pulled again.
-fn breaks_app(scratch: &Scratch, what: impl Fn(&Damage) -> bool) {
+fn breaks_app(scratch: &TempStore, what: impl Fn(&StoreDamage) -> bool) {
     let store = &scratch.store;
     let report = check(store);
     assert_eq!(report.problems.len(), 1, "{report:?}");
@@ -74,7 +74,7 @@ fn breaks_app(scratch: &Scratch, what: impl Fn(&Damage) -> bool) {
     assert!(what(&report.problems[0].found) && report.problems[0].repaired, "{report:?}");
     assert_eq!(report.refetch.len(), 1, "{report:?}");
     assert_eq!(report.refetch[0].names[0], "docker.io/library/app:latest");
-    if matches!(report.problems[0].found, Damage::LayerDamaged { .. }) {
+    if matches!(report.problems[0].found, StoreDamage::LayerDamaged { .. }) {
         assert_eq!(tags(store).len(), 2, "what is damaged stays until another is there");
         assert!(folder(store, "app").exists());
         assert_eq!(repair(store).refetch, report.refetch);
@@ -114,7 +114,7 @@ fn a_changed_byte_is_found() {
     assert!(scratch.store.fsck(&quick).unwrap().problems.is_empty(), "it looks the same");
     breaks_app(
         &scratch,
-        |damage| matches!(damage, Damage::LayerDamaged { first, count: 1, .. } if first[0].starts_with("bin/tool: ")),
+        |damage| matches!(damage, StoreDamage::LayerDamaged { first, count: 1, .. } if first[0].starts_with("bin/tool: ")),
     );
 }
 
@@ -143,7 +143,7 @@ fn a_missing_manifest_of_files_is_found() {
 fn a_missing_layer_is_found() {
     let scratch = two_images();
     fs_err::remove_dir_all(folder(&scratch.store, "app")).unwrap();
-    breaks_app(&scratch, |damage| matches!(damage, Damage::LayerMissing { .. }));
+    breaks_app(&scratch, |damage| matches!(damage, StoreDamage::LayerMissing { .. }));
 }
 
 #[test]
@@ -151,7 +151,7 @@ fn a_missing_config_is_found() {
     let scratch = two_images();
     let id = scratch.store.image("app").unwrap().unwrap().id;
     fs_err::remove_file(scratch.root().join("blobs/sha256").join(id.hex())).unwrap();
-    breaks_app(&scratch, |damage| matches!(damage, Damage::BlobMissing { digest, .. } if *digest == id));
+    breaks_app(&scratch, |damage| matches!(damage, StoreDamage::BlobMissing { digest, .. } if *digest == id));
 }
 
 #[test]
@@ -161,7 +161,7 @@ fn a_damaged_manifest_is_found() {
     fs_err::write(scratch.root().join("blobs/sha256").join(digest.hex()), "{}").unwrap();
     breaks_app(
         &scratch,
-        |damage| matches!(damage, Damage::BlobDamaged { digest: found, .. } if *found == digest),
+        |damage| matches!(damage, StoreDamage::BlobDamaged { digest: found, .. } if *found == digest),
     );
 }
 
@@ -171,7 +171,7 @@ fn the_list_of_what_to_fetch_says_where_it_is() {
     let layer = scratch.store.image("app").unwrap().unwrap().layers[0].clone();
     fs_err::remove_dir_all(folder(&scratch.store, "app")).unwrap();
     let report = repair(&scratch.store);
-    let Lacking::Layer { key, digest, size, diff_id, .. } = &report.refetch[0].lacks else {
+    let MissingContent::Layer { key, digest, size, diff_id, .. } = &report.refetch[0].lacks else {
         panic!("{report:?}");
     };
     assert_eq!((key, digest, size, diff_id), (&layer.key, &layer.digest, &layer.size, &layer.diff_id));
@@ -200,7 +200,7 @@ fn leftovers_are_found_and_taken_away() {
         .problems
         .into_iter()
         .map(|problem| match problem.found {
-            Damage::Leftover { path } => path,
+            StoreDamage::Leftover { path } => path,
             other => panic!("{other}"),
         })
         .collect();
@@ -223,7 +223,7 @@ fn a_damaged_layer_in_use_stays() {
     let held = scratch.store.layer(&key).unwrap();
     fs_err::write(path.join("fs/bin/tool"), "something else").unwrap();
     let report = repair(&scratch.store);
-    assert!(matches!(report.problems[0].found, Damage::LayerDamagedInUse { .. }), "{report:?}");
+    assert!(matches!(report.problems[0].found, StoreDamage::LayerDamagedInUse { .. }), "{report:?}");
     assert!(!report.problems[0].repaired && path.exists());
     drop(held);
     assert!(repair(&scratch.store).problems[0].repaired);
@@ -246,28 +246,28 @@ fn a_damaged_layer_is_brought_again_by_who_pulls_and_stays_over_a_restart() {
     let layer = scratch.store.image("app").unwrap().unwrap().layers[0].clone();
     fs_err::write(folder(&scratch.store, "app").join("fs/bin/tool"), "something else").unwrap();
     let claimed = |store: &Store| store.claim(&layer.diff_id, &layer.diff_id).unwrap();
-    assert!(matches!(claimed(&scratch.store), Claim::Present(_)), "nobody knows");
+    assert!(matches!(claimed(&scratch.store), ClaimOutcome::Present(_)), "nobody knows");
     repair(&scratch.store);
     let scratch = scratch.reopen();
-    assert!(matches!(claimed(&scratch.store), Claim::Fetch(_)));
+    assert!(matches!(claimed(&scratch.store), ClaimOutcome::Fetch(_)));
     assert_eq!(tags(&scratch.store).len(), 2);
     assert!(scratch.store.layer(&layer.key).unwrap().is_some(), "a mount may have it");
     // Put right by hand, or by a process that died before it could note it.
     fs_err::remove_dir_all(folder(&scratch.store, "app")).unwrap();
     unpacked(&scratch.store, "app", &[("bin/tool", "#!tool"), ("etc/conf", "a=1")]);
-    assert!(matches!(claimed(&scratch.store), Claim::Present(_)));
+    assert!(matches!(claimed(&scratch.store), ClaimOutcome::Present(_)));
 }
 
 /// Everything but the bytes of the old database, which is gone.
-fn rebuild(scratch: Scratch, damage: impl Fn(&Path)) -> (Scratch, larder_store::fsck::Rebuilt) {
-    let Scratch { store, folder } = scratch;
+fn rebuild(scratch: TempStore, damage: impl Fn(&Path)) -> (TempStore, larder_store::fsck::RebuildReport) {
+    let TempStore { store, folder } = scratch;
     let root = store.root().to_owned();
     drop(store);
     fs_err::write(root.join("larder.redb"), "lost").unwrap();
     damage(&root);
-    assert!(matches!(Store::open(&root, config()), Err(OpenError::Database { .. })));
-    let (store, rebuilt) = Store::rebuild(&root, config(), &CheckUnpacked).expect("a new database");
-    (Scratch { store, folder }, rebuilt)
+    assert!(matches!(Store::open(&root, config()), Err(StoreOpenError::Database { .. })));
+    let (store, rebuilt) = Store::rebuild(&root, config(), &ManifestLayerChecker).expect("a new database");
+    (TempStore { store, folder }, rebuilt)
 }
 
 #[test]

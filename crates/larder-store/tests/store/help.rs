@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 use larder::reference::{Digest, Reference};
 use larder_store::disk::Disk;
 use larder_store::store::{
-    CommitLayer, FS, ImageCommit, ImageRecord, Layer, LayerFacts, LayerKey, Store, StoreConfig,
+    CommitLayer, FS, ImageCommit, ImageRecord, LayerHandle, LayerKey, LayerMetadata, Store, StoreConfig,
 };
 use sha2::{Digest as _, Sha256};
 
@@ -25,15 +25,15 @@ pub(crate) fn open(root: &Path) -> Store {
 }
 
 /// A store in a folder that goes with it.
-pub(crate) struct Scratch {
+pub(crate) struct TempStore {
     pub(crate) store: Store,
     pub(crate) folder: tempfile::TempDir,
 }
 
-impl Scratch {
-    pub(crate) fn new() -> Scratch {
+impl TempStore {
+    pub(crate) fn new() -> TempStore {
         let folder = tempfile::tempdir().unwrap();
-        Scratch { store: open(&folder.path().join("store")), folder }
+        TempStore { store: open(&folder.path().join("store")), folder }
     }
 
     pub(crate) fn root(&self) -> PathBuf {
@@ -41,10 +41,10 @@ impl Scratch {
     }
 
     /// As after a restart.
-    pub(crate) fn reopen(self) -> Scratch {
-        let Scratch { store, folder } = self;
+    pub(crate) fn reopen(self) -> TempStore {
+        let TempStore { store, folder } = self;
         drop(store);
-        Scratch { store: open(&folder.path().join("store")), folder }
+        TempStore { store: open(&folder.path().join("store")), folder }
     }
 }
 
@@ -63,8 +63,8 @@ pub(crate) fn key(layer: &str) -> LayerKey {
     LayerKey::from(&diff_id(layer))
 }
 
-pub(crate) fn facts(layer: &str) -> LayerFacts {
-    LayerFacts {
+pub(crate) fn facts(layer: &str) -> LayerMetadata {
+    LayerMetadata {
         diff_id: diff_id(layer),
         digest: digest(format!("packed {layer}")),
         compressed_bytes: 1000,
@@ -79,7 +79,7 @@ pub(crate) fn layer_on(
     disk: &dyn Disk,
     store: &Store,
     name: &str,
-) -> Result<Layer, Box<dyn std::error::Error>> {
+) -> Result<LayerHandle, Box<dyn std::error::Error>> {
     if let Some(layer) = store.layer(&key(name))? {
         return Ok(layer);
     }
@@ -88,18 +88,18 @@ pub(crate) fn layer_on(
     disk.create_dir(&fs)?;
     disk.create_dir(&fs.join("etc"))?;
     for (file, content) in [("etc/name", name.to_owned()), (name, name.repeat(2000))] {
-        let file = disk.open(&fs.join(file), larder_store::disk::OpenHow::CreateNew)?;
+        let file = disk.open(&fs.join(file), larder_store::disk::FileOpenMode::CreateNew)?;
         file.write_all_at(content.as_bytes(), 0)?;
     }
     Ok(staging.finish(&key(name), facts(name), None)?)
 }
 
-pub(crate) fn layer(store: &Store, name: &str) -> Layer {
+pub(crate) fn layer(store: &Store, name: &str) -> LayerHandle {
     layer_on(&larder_store::disk::RealDisk, store, name).expect("a layer")
 }
 
 /// An image of these layers, under these names. Equal layers make an equal image.
-pub(crate) fn image(names: &[&str], layers: &[Layer]) -> ImageCommit {
+pub(crate) fn image(names: &[&str], layers: &[LayerHandle]) -> ImageCommit {
     let diff_ids: Vec<&str> = layers.iter().map(|layer| layer.record().facts.diff_id.as_str()).collect();
     let config = serde_json::json!({
         "os": "linux", "architecture": "amd64",
@@ -108,7 +108,7 @@ pub(crate) fn image(names: &[&str], layers: &[Layer]) -> ImageCommit {
     });
     let config = config.to_string().into_bytes();
     let manifest = format!("manifest of {}", digest(&config)).into_bytes();
-    let commit_layer = |layer: &Layer| CommitLayer {
+    let commit_layer = |layer: &LayerHandle| CommitLayer {
         layer: layer.clone(),
         digest: layer.record().facts.digest.clone(),
         size: layer.record().facts.compressed_bytes,
@@ -128,7 +128,7 @@ pub(crate) fn image(names: &[&str], layers: &[Layer]) -> ImageCommit {
 
 /// Commits an image of the layers of these names.
 pub(crate) fn commit(store: &Store, name: &str, layers: &[&str]) -> ImageRecord {
-    let layers: Vec<Layer> = layers.iter().map(|name| layer(store, name)).collect();
+    let layers: Vec<LayerHandle> = layers.iter().map(|name| layer(store, name)).collect();
     store.commit(&image(&[name], &layers), noon()).expect("a commit")
 }
 

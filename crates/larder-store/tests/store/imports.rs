@@ -5,15 +5,15 @@ use std::path::{Path, PathBuf};
 
 use larder::reference::{Digest, Reference};
 use larder_registry::manifest::{Platform, PlatformMatcher};
-use larder_store::disk::Amount;
-use larder_store::store::import::{Import, ImportError, ImportFrom};
-use larder_store::store::{LayerFacts, LayerKey, Store};
+use larder_store::disk::DiskSpace;
+use larder_store::store::import::{Import, ImportError, ImportSource};
+use larder_store::store::{LayerKey, LayerMetadata, Store};
 use serde_json::{Value, json};
 
 use crate::help::*;
 
 /// The files of a layout or an archive, by name.
-pub(crate) type Files = Vec<(String, Vec<u8>)>;
+pub(crate) type ArchiveFiles = Vec<(String, Vec<u8>)>;
 
 pub(crate) fn amd64() -> PlatformMatcher {
     PlatformMatcher::for_platform(&Platform::new("linux", "amd64"))
@@ -50,7 +50,7 @@ fn config(architecture: &str, layers: &[&str]) -> Vec<u8> {
     .into_bytes()
 }
 
-fn blob(files: &mut Files, bytes: Vec<u8>) -> Digest {
+fn blob(files: &mut ArchiveFiles, bytes: Vec<u8>) -> Digest {
     let digest = digest(&bytes);
     let name = format!("blobs/sha256/{}", digest.hex());
     if !files.iter().any(|(other, _)| *other == name) {
@@ -64,7 +64,7 @@ fn descriptor(kind: &str, digest: &Digest, size: usize) -> Value {
 }
 
 /// Adds a manifest with its config and layers; gives its descriptor.
-fn manifest(files: &mut Files, architecture: &str, layers: &[&str]) -> Value {
+fn manifest(files: &mut ArchiveFiles, architecture: &str, layers: &[&str]) -> Value {
     let config = config(architecture, layers);
     let config_size = config.len();
     let config = descriptor("config.v1+json", &blob(files, config), config_size);
@@ -86,7 +86,7 @@ fn named(mut descriptor: Value, annotation: &str, name: &str) -> Value {
     descriptor
 }
 
-fn with_index(mut files: Files, manifests: &[Value]) -> Files {
+fn with_index(mut files: ArchiveFiles, manifests: &[Value]) -> ArchiveFiles {
     let index = json!({ "schemaVersion": 2, "manifests": manifests }).to_string().into_bytes();
     files.push(("index.json".into(), index));
     files.push(("oci-layout".into(), br#"{"imageLayoutVersion":"1.0.0"}"#.to_vec()));
@@ -94,8 +94,8 @@ fn with_index(mut files: Files, manifests: &[Value]) -> Files {
 }
 
 /// A layout with one image.
-pub(crate) fn layout(name: &str, layers: &[&str]) -> Files {
-    let mut files = Files::new();
+pub(crate) fn layout(name: &str, layers: &[&str]) -> ArchiveFiles {
+    let mut files = ArchiveFiles::new();
     let manifest = manifest(&mut files, "amd64", layers);
     with_index(files, &[named(manifest, "io.containerd.image.name", name)])
 }
@@ -133,7 +133,7 @@ fn docker_archive(tags: &[&str], layers: &[&str]) -> Vec<u8> {
     builder.into_inner().unwrap()
 }
 
-fn write_folder(scratch: &Scratch, files: &Files) -> PathBuf {
+fn write_folder(scratch: &TempStore, files: &ArchiveFiles) -> PathBuf {
     let folder = scratch.folder.path().join("layout");
     for (name, content) in files {
         let path = folder.join(name);
@@ -143,22 +143,22 @@ fn write_folder(scratch: &Scratch, files: &Files) -> PathBuf {
     folder
 }
 
-fn write_file(scratch: &Scratch, bytes: &[u8]) -> PathBuf {
+fn write_file(scratch: &TempStore, bytes: &[u8]) -> PathBuf {
     let path = scratch.folder.path().join("archive.tar");
     fs_err::write(&path, bytes).unwrap();
     path
 }
 
-fn read(store: &Store, from: ImportFrom) -> Result<Import, ImportError> {
-    store.read_import(from, &amd64(), None, Amount::default())
+fn read(store: &Store, from: ImportSource) -> Result<Import, ImportError> {
+    store.read_import(from, &amd64(), None, DiskSpace::default())
 }
 
-fn based(store: &Store, from: ImportFrom, base: &str) -> Result<Import, ImportError> {
-    store.read_import(from, &amd64(), Some(&Reference::parse(base).unwrap()), Amount::default())
+fn based(store: &Store, from: ImportSource, base: &str) -> Result<Import, ImportError> {
+    store.read_import(from, &amd64(), Some(&Reference::parse(base).unwrap()), DiskSpace::default())
 }
 
-pub(crate) fn stream(bytes: Vec<u8>) -> ImportFrom {
-    ImportFrom::Stream(Box::new(Cursor::new(bytes)))
+pub(crate) fn stream(bytes: Vec<u8>) -> ImportSource {
+    ImportSource::Stream(Box::new(Cursor::new(bytes)))
 }
 
 /// Checks that the one image has these names and layers, and that each layer can be read to its end.
@@ -181,14 +181,14 @@ pub(crate) const APP: &str = "registry.example/app:v1";
 
 #[test]
 fn a_layout_is_read_from_a_folder_a_file_and_a_stream() {
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     let files = layout(APP, &["a", "b"]);
     let archive = tar_of(&files);
     let store = &scratch.store;
     let file = write_file(&scratch, &archive);
     for from in [
-        ImportFrom::Path(write_folder(&scratch, &files)),
-        ImportFrom::Path(file),
+        ImportSource::Path(write_folder(&scratch, &files)),
+        ImportSource::Path(file),
         stream(archive.clone()),
         stream(gzip(&archive)),
         stream(zstd::encode_all(archive.as_slice(), 1).unwrap()),
@@ -200,17 +200,17 @@ fn a_layout_is_read_from_a_folder_a_file_and_a_stream() {
     }
     assert!(entries(&store.root().join("staging")).is_empty(), "what was kept of streams is gone");
     fs_err::write(scratch.folder.path().join("archive.tar"), gzip(&archive)).unwrap();
-    let packed = ImportFrom::Path(scratch.folder.path().join("archive.tar"));
+    let packed = ImportSource::Path(scratch.folder.path().join("archive.tar"));
     assert_image(&read(store, packed).unwrap(), &[APP], &["a", "b"]);
 }
 
 #[test]
 fn what_docker_saved_is_read_from_a_file_and_a_stream() {
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     let archive = docker_archive(&["app:v1", APP], &["a", "b", "a"]);
     let file = write_file(&scratch, &archive);
     let mut manifests = Vec::new();
-    for from in [ImportFrom::Path(file), stream(archive.clone()), stream(gzip(&archive))] {
+    for from in [ImportSource::Path(file), stream(archive.clone()), stream(gzip(&archive))] {
         let import = read(&scratch.store, from).unwrap();
         assert_image(&import, &["docker.io/library/app:v1", APP], &["a", "b", "a"]);
         assert!(!import.images[0].has_digest, "no registry knows the manifest");
@@ -222,7 +222,7 @@ fn what_docker_saved_is_read_from_a_file_and_a_stream() {
 
 #[test]
 fn layers_of_docker_archives_may_be_packed() {
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     let config = config("amd64", &["a"]);
     let manifest = json!([{ "Config": "config.json", "RepoTags": null, "Layers": ["a/layer.tar"] }]);
     let files = vec![
@@ -235,8 +235,8 @@ fn layers_of_docker_archives_may_be_packed() {
 
 #[test]
 fn a_newer_docker_archive_has_its_names_in_full() {
-    let scratch = Scratch::new();
-    let mut files = Files::new();
+    let scratch = TempStore::new();
+    let mut files = ArchiveFiles::new();
     let manifest = manifest(&mut files, "amd64", &["a"]);
     let manifest = named(manifest, "org.opencontainers.image.ref.name", "v1");
     let config = digest(config("amd64", &["a"]));
@@ -251,20 +251,20 @@ fn a_newer_docker_archive_has_its_names_in_full() {
 
 #[test]
 fn a_bare_tag_needs_to_be_told_of_what() {
-    let scratch = Scratch::new();
-    let mut files = Files::new();
+    let scratch = TempStore::new();
+    let mut files = ArchiveFiles::new();
     let manifest = manifest(&mut files, "amd64", &["a"]);
     let files = with_index(files, &[named(manifest, "org.opencontainers.image.ref.name", "v1")]);
     let folder = write_folder(&scratch, &files);
-    assert_image(&read(&scratch.store, ImportFrom::Path(folder.clone())).unwrap(), &[], &["a"]);
-    let import = read(&scratch.store, ImportFrom::Path(folder.clone())).unwrap();
+    assert_image(&read(&scratch.store, ImportSource::Path(folder.clone())).unwrap(), &[], &["a"]);
+    let import = read(&scratch.store, ImportSource::Path(folder.clone())).unwrap();
     assert_eq!(import.images[0].bare_tags, ["v1"], "so that it can be told");
     for (base, name) in [
         ("registry.example/app", APP),
         ("registry.example/app:v9", "registry.example/app:v9"),
         ("localhost:5000/app", "localhost:5000/app:v1"),
     ] {
-        let import = based(&scratch.store, ImportFrom::Path(folder.clone()), base).unwrap();
+        let import = based(&scratch.store, ImportSource::Path(folder.clone()), base).unwrap();
         assert_image(&import, &[name], &["a"]);
         assert!(import.images[0].bare_tags.is_empty(), "it has a name now");
     }
@@ -272,7 +272,7 @@ fn a_bare_tag_needs_to_be_told_of_what() {
 
 #[test]
 fn what_has_no_name_gets_the_one_that_is_given_and_what_has_one_keeps_it() {
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     for (tags, base, names) in [
         (&[][..], "registry.example/app:v1", &[APP][..]),
         (&[], "registry.example/app", &["registry.example/app"]),
@@ -281,7 +281,7 @@ fn what_has_no_name_gets_the_one_that_is_given_and_what_has_one_keeps_it() {
         let archive = docker_archive(tags, &["a"]);
         assert_image(&based(&scratch.store, stream(archive), base).unwrap(), names, &["a"]);
     }
-    let mut files = Files::new();
+    let mut files = ArchiveFiles::new();
     let tagged = ["v1", "v2"]
         .map(|tag| named(manifest(&mut files, "amd64", &[tag]), "org.opencontainers.image.ref.name", tag));
     let files = with_index(files, &tagged);
@@ -295,8 +295,8 @@ fn what_has_no_name_gets_the_one_that_is_given_and_what_has_one_keeps_it() {
 
 #[test]
 fn the_image_of_the_wanted_platform_is_taken() {
-    let scratch = Scratch::new();
-    let mut files = Files::new();
+    let scratch = TempStore::new();
+    let mut files = ArchiveFiles::new();
     let mut entries = Vec::new();
     for architecture in ["arm64", "amd64"] {
         let mut entry = manifest(&mut files, architecture, &["a", architecture]);
@@ -313,15 +313,17 @@ fn the_image_of_the_wanted_platform_is_taken() {
         assert_image(&import, if nested { &[APP] } else { &[] }, &["a", "amd64"]);
         assert_eq!(import.images[0].manifests.len(), if nested { 2 } else { 1 });
         let other = PlatformMatcher::for_platform(&Platform::new("linux", "s390x"));
-        let error =
-            scratch.store.read_import(stream(tar_of(&files)), &other, None, Amount::default()).unwrap_err();
+        let error = scratch
+            .store
+            .read_import(stream(tar_of(&files)), &other, None, DiskSpace::default())
+            .unwrap_err();
         assert!(matches!(&error, ImportError::NoPlatform { offered, .. } if offered.len() == 2), "{error}");
     }
 }
 
 #[test]
 fn layers_that_the_store_has_are_not_kept_again() {
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     let store = &scratch.store;
     let large = "a".repeat(3 << 20);
     let packed = gzip(&plain(&large[..100]));
@@ -330,7 +332,7 @@ fn layers_that_the_store_has_are_not_kept_again() {
     let diff_id = digest(plain(&large[..100]));
     let staging = store.begin_layer().unwrap();
     fs_err::create_dir(staging.dir().join("fs")).unwrap();
-    let facts = LayerFacts {
+    let facts = LayerMetadata {
         digest: digest(&packed),
         compressed_bytes: packed.len() as u64,
         plain_bytes: 1,
@@ -356,7 +358,7 @@ fn layers_that_the_store_has_are_not_kept_again() {
 
 #[test]
 fn bytes_that_are_not_what_their_name_says_are_refused() {
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     for (damaged, what) in [(".json", "config"), ("manifest", "manifest")] {
         let mut files = layout(APP, &["a"]);
         let is_config = damaged == ".json";
@@ -374,7 +376,7 @@ fn bytes_that_are_not_what_their_name_says_are_refused() {
 
 #[test]
 fn what_is_missing_is_named_before_anything_is_unpacked() {
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     let files = layout(APP, &["a", "b"]);
     for missing in 0..files.len() {
         let mut files = files.clone();
@@ -390,7 +392,7 @@ fn what_is_missing_is_named_before_anything_is_unpacked() {
 
 #[test]
 fn strange_inputs_are_refused_and_leave_nothing() {
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     let large = vec![b' '; (4 << 20) + 1];
     let docker = |manifest: Value| vec![("manifest.json".to_owned(), manifest.to_string().into_bytes())];
     let cases: Vec<(&str, Vec<u8>)> = vec![
@@ -409,12 +411,12 @@ fn strange_inputs_are_refused_and_leave_nothing() {
     ];
     for (what, bytes) in cases {
         let file = write_file(&scratch, &bytes);
-        for from in [stream(bytes), ImportFrom::Path(file)] {
+        for from in [stream(bytes), ImportSource::Path(file)] {
             let error = read(&scratch.store, from).expect_err(what);
             assert!(!error.to_string().is_empty(), "{what}");
         }
     }
-    let nowhere = ImportFrom::Path(Path::new("/nowhere/at/all").to_owned());
+    let nowhere = ImportSource::Path(Path::new("/nowhere/at/all").to_owned());
     let error = read(&scratch.store, nowhere).unwrap_err();
     assert!(error.to_string().contains("/nowhere/at/all"), "{error}");
     assert!(entries(&scratch.root().join("staging")).is_empty());
@@ -422,7 +424,7 @@ fn strange_inputs_are_refused_and_leave_nothing() {
 
 #[test]
 fn links_in_circles_and_out_of_the_archive_lead_nowhere() {
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     let link = |builder: &mut tar::Builder<Vec<u8>>, name: &str, target: &str, kind| {
         let mut header = tar::Header::new_gnu();
         header.set_entry_type(kind);
@@ -445,18 +447,18 @@ fn links_in_circles_and_out_of_the_archive_lead_nowhere() {
 
 #[test]
 fn a_folder_is_not_left_through_links() {
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     let folder = write_folder(&scratch, &layout(APP, &["a"]));
     let secret = scratch.folder.path().join("secret");
     fs_err::rename(folder.join("index.json"), &secret).unwrap();
     std::os::unix::fs::symlink(&secret, folder.join("index.json")).unwrap();
-    let error = read(&scratch.store, ImportFrom::Path(folder)).unwrap_err();
+    let error = read(&scratch.store, ImportSource::Path(folder)).unwrap_err();
     assert!(matches!(error, ImportError::NoImages), "{error}");
 }
 
 #[test]
 fn an_archive_from_a_pipe_with_a_name_is_a_stream() {
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     let pipe = scratch.folder.path().join("pipe");
     rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, rustix::fs::Mode::RWXU, 0)
         .unwrap();
@@ -464,6 +466,6 @@ fn an_archive_from_a_pipe_with_a_name_is_a_stream() {
     std::thread::scope(|scope| {
         let path = pipe.clone();
         scope.spawn(move || fs_err::write(path, archive).unwrap());
-        assert_image(&read(&scratch.store, ImportFrom::Path(pipe)).unwrap(), &[APP], &["a"]);
+        assert_image(&read(&scratch.store, ImportSource::Path(pipe)).unwrap(), &[APP], &["a"]);
     });
 }

@@ -2,21 +2,21 @@
 
 use std::io::{Cursor, Read};
 
-use larder_store::disk::Amount;
-use larder_store::store::import::{Import, ImportError, ImportFrom};
-use larder_store::store::{LayerFacts, LayerKey, RemoveOptions, Removed, Store};
+use larder_store::disk::DiskSpace;
+use larder_store::store::import::{Import, ImportError, ImportSource};
+use larder_store::store::{LayerKey, LayerMetadata, RemoveOptions, Store, StoreRemoval};
 
 use crate::help::*;
 use crate::imports::*;
 
 /// An archive whose reader does something before its first byte, or at its end.
-struct Meanwhile<F> {
+struct ActingReader<F> {
     archive: Cursor<Vec<u8>>,
     at_end: bool,
     deed: Option<F>,
 }
 
-impl<F: FnOnce()> Read for Meanwhile<F> {
+impl<F: FnOnce()> Read for ActingReader<F> {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         let ended = self.archive.position() == self.archive.get_ref().len() as u64;
         if ended == self.at_end
@@ -34,12 +34,13 @@ fn read_while_removing(
     archive: Vec<u8>,
     at_end: bool,
     image: &'static str,
-) -> (Result<Import, ImportError>, Removed) {
+) -> (Result<Import, ImportError>, StoreRemoval) {
     let (sender, removed) = std::sync::mpsc::channel();
     let own = store.clone();
     let deed = move || sender.send(own.remove(image, RemoveOptions::default()).unwrap().unwrap()).unwrap();
-    let stream = Meanwhile { archive: Cursor::new(archive), at_end, deed: Some(deed) };
-    let import = store.read_import(ImportFrom::Stream(Box::new(stream)), &amd64(), None, Amount::default());
+    let stream = ActingReader { archive: Cursor::new(archive), at_end, deed: Some(deed) };
+    let import =
+        store.read_import(ImportSource::Stream(Box::new(stream)), &amd64(), None, DiskSpace::default());
     (import, removed.recv().unwrap())
 }
 
@@ -48,7 +49,7 @@ fn have(store: &Store, name: &str, layer: &str) -> LayerKey {
     let (diff_id, packed) = (digest(plain(layer)), gzip(&plain(layer)));
     let staging = store.begin_layer().unwrap();
     fs_err::create_dir(staging.dir().join("fs")).unwrap();
-    let facts = LayerFacts {
+    let facts = LayerMetadata {
         digest: digest(&packed),
         compressed_bytes: packed.len() as u64,
         plain_bytes: 1,
@@ -63,7 +64,7 @@ fn have(store: &Store, name: &str, layer: &str) -> LayerKey {
 
 #[test]
 fn layers_that_a_stream_has_not_left_out_can_be_removed_while_it_comes() {
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     let (store, archive) = (&scratch.store, tar_of(&layout(APP, &["a"])));
     let of_another = have(store, "other", "b");
     let (import, removed) = read_while_removing(store, archive.clone(), false, "other");
@@ -82,7 +83,7 @@ fn layers_that_a_stream_has_not_left_out_can_be_removed_while_it_comes() {
 
 #[test]
 fn a_layer_that_a_stream_has_left_out_stays_until_the_import_ends() {
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     let (store, archive) = (&scratch.store, tar_of(&layout(APP, &["a"])));
     let key = have(store, "other", "a");
     // The reader asks for more only when all that came is used: the archive lacks its end.
@@ -93,7 +94,7 @@ fn a_layer_that_a_stream_has_left_out_stays_until_the_import_ends() {
     assert!(store.layer(&key).unwrap().is_none(), "nobody needs it any more");
 
     let key = have(store, "other", "a");
-    let import = store.read_import(stream(archive), &amd64(), None, Amount::default()).unwrap();
+    let import = store.read_import(stream(archive), &amd64(), None, DiskSpace::default()).unwrap();
     store.remove("other", RemoveOptions::default()).unwrap();
     assert!(store.layer(&key).unwrap().is_some());
     drop(import);

@@ -4,30 +4,30 @@ use std::io;
 use std::path::Path;
 use std::sync::{Arc, Mutex};
 
-use larder_store::disk::{Disk, DiskFile, OpenHow, RealDisk};
+use larder_store::disk::{Disk, DiskFile, FileOpenMode, RealDisk};
 use larder_store::store::Store;
 
 use crate::help::*;
 
 /// The real disk, with a list of the lengths that files were set to.
 #[derive(Debug, Clone, Default)]
-struct Watched(Arc<Mutex<Vec<u64>>>);
+struct SetLenRecorder(Arc<Mutex<Vec<u64>>>);
 
 #[derive(Debug)]
-struct WatchedFile(Arc<dyn DiskFile>, Watched);
+struct SetLenRecorderFile(Arc<dyn DiskFile>, SetLenRecorder);
 
-impl Watched {
+impl SetLenRecorder {
     fn lengths(&self) -> Vec<u64> {
         std::mem::take(&mut self.0.lock().unwrap())
     }
 }
 
-impl Disk for Watched {
+impl Disk for SetLenRecorder {
     fn create_dir(&self, path: &Path) -> io::Result<()> {
         RealDisk.create_dir(path)
     }
-    fn open(&self, path: &Path, how: OpenHow) -> io::Result<Arc<dyn DiskFile>> {
-        Ok(Arc::new(WatchedFile(RealDisk.open(path, how)?, self.clone())))
+    fn open(&self, path: &Path, how: FileOpenMode) -> io::Result<Arc<dyn DiskFile>> {
+        Ok(Arc::new(SetLenRecorderFile(RealDisk.open(path, how)?, self.clone())))
     }
     fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
         RealDisk.rename(from, to)
@@ -49,7 +49,7 @@ impl Disk for Watched {
     }
 }
 
-impl DiskFile for WatchedFile {
+impl DiskFile for SetLenRecorderFile {
     fn len(&self) -> io::Result<u64> {
         self.0.len()
     }
@@ -71,7 +71,7 @@ impl DiskFile for WatchedFile {
 /// ext4 writes a file that was cut to nothing when it is closed.
 #[test]
 fn a_new_file_is_not_cut_to_nothing() {
-    let (folder, disk) = (tempfile::tempdir().unwrap(), Watched::default());
+    let (folder, disk) = (tempfile::tempdir().unwrap(), SetLenRecorder::default());
     let store = Store::open_on(Arc::new(disk.clone()), &folder.path().join("store"), config()).unwrap();
     disk.lengths();
     store.ingest(&digest("blob"), 100).unwrap().write_at(b"0123456789", 0).unwrap();
@@ -86,7 +86,7 @@ fn a_new_file_is_not_cut_to_nothing() {
 
 #[test]
 fn a_discarded_blob_takes_no_room_while_it_waits_to_be_deleted() {
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     let file = scratch.store.ingest(&digest("blob"), 100).unwrap();
     file.write_at(&[7; 100], 0).unwrap();
     let name = format!("sha256-{}", digest("blob").hex());

@@ -3,7 +3,7 @@
 use std::io::{ErrorKind, Read as _};
 use std::time::{Duration, SystemTime};
 
-use larder_store::store::{LeaseKind, LeaseRecord, Leased, Store, StoreError};
+use larder_store::store::{LeaseKind, LeaseRecord, LeaseResources, Store, StoreError};
 
 use crate::help::*;
 
@@ -11,7 +11,7 @@ const MIB: u64 = 1 << 20;
 
 #[test]
 fn a_fetch_goes_on_where_a_dead_process_left_it() {
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     let file = scratch.store.ingest(&digest("blob"), 10 * MIB).unwrap();
     let chunk = vec![7; 1 << 20];
     file.write_at(&chunk, 0).unwrap();
@@ -36,7 +36,7 @@ fn copy_tree(from: &std::path::Path, to: &std::path::Path) {
 
 #[test]
 fn a_failed_fetch_notes_every_byte() {
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     let file = scratch.store.ingest(&digest("blob"), 100).unwrap();
     file.write_at(b"0123456789", 0).unwrap();
     drop(file);
@@ -51,14 +51,14 @@ fn a_failed_fetch_notes_every_byte() {
 
 #[test]
 fn a_blob_of_another_size_begins_anew() {
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     scratch.store.ingest(&digest("blob"), 100).unwrap().write_at(b"0123456789", 0).unwrap();
     assert_eq!(scratch.store.ingest(&digest("blob"), 50).unwrap().done(), 0);
 }
 
 #[test]
 fn notes_that_cannot_be_true_are_not_believed() {
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     let folder = scratch.root().join("ingest").join(format!("sha256-{}", digest("blob").hex()));
     for damage in ["", "larder extents 1\n", "larder extents 1\nboot x\nsize 100\npresent 0 101\nend\n"] {
         scratch.store.ingest(&digest("blob"), 100).unwrap().write_at(b"0123456789", 0).unwrap();
@@ -72,7 +72,7 @@ fn notes_that_cannot_be_true_are_not_believed() {
 
 #[test]
 fn one_process_fetches_a_blob_once_at_a_time() {
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     let first = scratch.store.ingest(&digest("blob"), 100).unwrap();
     let error = scratch.store.ingest(&digest("blob"), 100).expect_err("it is being fetched");
     assert!(matches!(error, StoreError::Busy { .. }), "{error}");
@@ -82,7 +82,7 @@ fn one_process_fetches_a_blob_once_at_a_time() {
 
 #[test]
 fn more_bytes_than_declared_are_refused() {
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     let file = scratch.store.ingest(&digest("blob"), 4).unwrap();
     assert!(matches!(file.write_at(b"12345", 0), Err(StoreError::TooLong { .. })));
     assert!(matches!(file.write_at(b"1", u64::MAX), Err(StoreError::TooLong { .. })));
@@ -92,7 +92,7 @@ fn more_bytes_than_declared_are_refused() {
 
 #[test]
 fn a_reader_follows_the_bytes_as_they_come() {
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     let content: Vec<u8> = (0..200_000_u32).map(|number| (number % 251) as u8).collect();
     let file = scratch.store.ingest(&digest("blob"), content.len() as u64).unwrap();
     let reader = {
@@ -111,7 +111,7 @@ fn a_reader_follows_the_bytes_as_they_come() {
 
 #[test]
 fn a_reader_hears_that_no_more_will_come() {
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     let file = scratch.store.ingest(&digest("blob"), 100).unwrap();
     file.write_at(b"0123456789", 0).unwrap();
     file.stop(ErrorKind::ConnectionReset, "the registry hung up");
@@ -126,7 +126,7 @@ fn a_reader_hears_that_no_more_will_come() {
 
 #[test]
 fn what_was_fetched_goes_with_the_commit() {
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     let layers = [layer(&scratch.store, "a")];
     let file = scratch.store.ingest(&facts("a").digest, 1000).unwrap();
     file.write_at(&[0; 1000], 0).unwrap();
@@ -137,14 +137,14 @@ fn what_was_fetched_goes_with_the_commit() {
 
 #[test]
 fn half_fetched_blobs_go_when_nobody_comes_back_for_them() {
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     for blob in ["wanted", "forgotten", "open"] {
         scratch.store.ingest(&digest(blob), 100).unwrap().write_at(b"x", 0).unwrap();
     }
     let lease = LeaseRecord {
         id: "pull/1".into(),
         kind: LeaseKind::Pull,
-        leased: Leased { ingests: vec![digest("wanted")], ..Leased::default() },
+        leased: LeaseResources { ingests: vec![digest("wanted")], ..LeaseResources::default() },
         ends_at: u64::MAX,
     };
     scratch.store.lease(&lease).unwrap();

@@ -5,15 +5,15 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use larder::backend::Progress;
+use larder::backend::ProgressReporter;
 use larder::reference::Reference;
-use larder_registry::{Client, RegistryConfig};
+use larder_registry::{RegistryClient, RegistryConfig};
 use larder_store::fsck::FsckOptions;
-use larder_store::pull::{PullConfig, PullError, Puller};
-use larder_store::store::{LeaseKind, LeaseRecord, Leased, RemoveOptions, Store};
-use larder_testkit::archive::{Archive, Entry};
-use larder_testkit::fault_registry::{Fault, FaultRegistry, On, PutImage};
-use larder_testkit_peers::faulty_disk::{FaultyDisk, Survives};
+use larder_store::pull::{PullError, StorePullConfig, StorePuller};
+use larder_store::store::{LeaseKind, LeaseRecord, LeaseResources, RemoveOptions, Store};
+use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
+use larder_testkit::fault_registry::{FaultRegistry, FaultTrigger, PutImage, ResponseFault};
+use larder_testkit_peers::faulty_disk::{FaultyDisk, UnsyncedData};
 
 use crate::help::*;
 
@@ -24,20 +24,22 @@ const DAY: Duration = Duration::from_secs(24 * 3600 + 60);
 fn put_broken_image(registry: &FaultRegistry, name: &str, sizes: &[usize]) -> PutImage {
     let layers: Vec<Vec<u8>> = sizes
         .iter()
-        .map(|size| Archive::new().with(Entry::file(format!("f{size}"), vec![7; *size])).finish())
+        .map(|size| {
+            TarBuilder::new().with(TarBuilderEntry::file(format!("f{size}"), vec![7; *size])).finish()
+        })
         .collect();
     let image = registry.put_image(name, "1", "application/vnd.oci.image.layer.v1.tar", &layers, &[]);
-    registry.fault(On::path(image.layers.last().unwrap()), Fault::status(404));
+    registry.fault(FaultTrigger::path(image.layers.last().unwrap()), ResponseFault::status(404));
     image
 }
 
 /// Returns when all threads that worked at it have ended.
 fn pull(store: &Store, registry: &FaultRegistry, name: &str) -> Result<(), PullError> {
-    let config = PullConfig { layers_at_once: 1, ..PullConfig::default() };
-    let puller = Puller::new(store.clone(), Client::new(RegistryConfig::default()), config);
+    let config = StorePullConfig { layers_at_once: 1, ..StorePullConfig::default() };
+    let puller = StorePuller::new(store.clone(), RegistryClient::new(RegistryConfig::default()), config);
     let name = Reference::parse(&format!("{}:1", registry.image(name))).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(puller.pull(&name, None, &Progress::unwatched())).map(drop)
+    runtime.block_on(puller.pull(&name, None, &ProgressReporter::unwatched())).map(drop)
 }
 
 /// Digests of the blobs that were asked for.
@@ -56,7 +58,7 @@ fn wants(layer: &str) -> LeaseRecord {
     LeaseRecord {
         id: format!("pull/{layer}"),
         kind: LeaseKind::Pull,
-        leased: Leased { ingests: vec![facts(layer).digest], ..Leased::default() },
+        leased: LeaseResources { ingests: vec![facts(layer).digest], ..LeaseResources::default() },
         ends_at: u64::MAX,
     }
 }
@@ -74,7 +76,7 @@ fn assert_sound(store: &Store) {
 #[test]
 fn a_pull_after_one_that_failed_asks_only_for_what_is_missing() {
     for restart in [false, true] {
-        let (registry, mut scratch) = (FaultRegistry::start(), Scratch::new());
+        let (registry, mut scratch) = (FaultRegistry::start(), TempStore::new());
         let image = put_broken_image(&registry, "app", &[300_000, 200_000, 100_000, 50_000]);
         pull(&scratch.store, &registry, "app").unwrap_err();
         assert_eq!(entries(&scratch.root().join("layers")).len(), 3);
@@ -82,7 +84,7 @@ fn a_pull_after_one_that_failed_asks_only_for_what_is_missing() {
         if restart {
             scratch = scratch.reopen();
         }
-        registry.heal();
+        registry.clear_faults();
         registry.forget_requests();
         pull(&scratch.store, &registry, "app").unwrap();
 
@@ -99,7 +101,7 @@ fn a_pull_after_one_that_failed_asks_only_for_what_is_missing() {
 
 #[test]
 fn each_pull_keeps_its_layers_whoever_brought_them() {
-    let (registry, scratch) = (FaultRegistry::start(), Scratch::new());
+    let (registry, scratch) = (FaultRegistry::start(), TempStore::new());
     put_broken_image(&registry, "app", &[300_000, 50_000]);
     put_broken_image(&registry, "web", &[300_000, 40_000]);
     pull(&scratch.store, &registry, "app").unwrap_err();
@@ -107,7 +109,7 @@ fn each_pull_keeps_its_layers_whoever_brought_them() {
     pull(&scratch.store, &registry, "web").unwrap_err();
     scratch.store.end_lease(&first.id).unwrap();
     scratch.store.sweep(SystemTime::now()).unwrap();
-    registry.heal();
+    registry.clear_faults();
     registry.forget_requests();
     pull(&scratch.store, &registry, "web").unwrap();
     assert_eq!(asked(&registry).len(), 2, "the config and the layer that failed");
@@ -115,7 +117,7 @@ fn each_pull_keeps_its_layers_whoever_brought_them() {
 
 #[test]
 fn what_is_kept_counts_and_goes_when_nobody_came_back_for_a_day() {
-    let (registry, scratch) = (FaultRegistry::start(), Scratch::new());
+    let (registry, scratch) = (FaultRegistry::start(), TempStore::new());
     put_broken_image(&registry, "app", &[900_000, 500_000, 50_000]);
     pull(&scratch.store, &registry, "app").unwrap_err();
     let scratch = scratch.reopen();
@@ -143,7 +145,7 @@ fn a_kept_layer_is_believed_only_in_the_run_of_the_machine_that_unpacked_it() {
     drop(layer_on(&disk, &store, "unwanted").unwrap());
     larder_store::disk::Disk::sync_all(&disk, disk.root()).unwrap();
     drop(store);
-    for (survives, there) in [(Survives::Everything, true), (Survives::Nothing, false)] {
+    for (survives, there) in [(UnsyncedData::Everything, true), (UnsyncedData::Nothing, false)] {
         let disk = disk.restarted(survives);
         let store = open_on(&disk);
         let layers = entries(&store.root().join("layers"));
@@ -164,7 +166,7 @@ fn a_commit_of_a_kept_layer_makes_it_durable() {
     let kept = store.layer(&key("a")).unwrap().expect("it is kept");
     store.commit(&image(&["app"], &[kept]), noon()).unwrap();
     drop(store);
-    let disk = disk.restarted(Survives::Nothing);
+    let disk = disk.restarted(UnsyncedData::Nothing);
     let store = Store::open_on(Arc::new(disk.clone()), &disk.root().join("store"), config()).unwrap();
     assert_eq!(tags(&store).len(), 1);
     let layer = store.layer(&key("a")).unwrap().expect("it is committed");
@@ -182,7 +184,7 @@ fn a_note_that_cannot_be_believed_keeps_nothing() {
         },
     ];
     for damage in damages {
-        let scratch = Scratch::new();
+        let scratch = TempStore::new();
         scratch.store.lease(&wants("a")).unwrap();
         let layer = layer(&scratch.store, "a");
         damage(&layer.path().join("layer.json"));
@@ -195,7 +197,7 @@ fn a_note_that_cannot_be_believed_keeps_nothing() {
 
 #[test]
 fn a_removal_takes_a_kept_layer_of_the_damaged_image_with_it() {
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     commit(&scratch.store, "app", &["a"]);
     fs_err::remove_dir_all(scratch.root().join("layers").join(key("a").as_str())).unwrap();
     let scratch = scratch.reopen();
@@ -210,13 +212,13 @@ fn a_removal_takes_a_kept_layer_of_the_damaged_image_with_it() {
 
 #[test]
 fn layers_are_kept_for_pulls_alone() {
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     scratch.store.lease(&wants("other")).unwrap();
     drop(layer(&scratch.store, "a"));
     assert_eq!(entries(&scratch.root().join("layers")), [""; 0]);
     scratch.store.lease(&wants("a")).unwrap();
     drop(layer(&scratch.store, "a"));
-    assert!(scratch.store.give_up_kept().unwrap(), "there was one");
-    assert!(!scratch.store.give_up_kept().unwrap());
+    assert!(scratch.store.discard_resumable_layers().unwrap(), "there was one");
+    assert!(!scratch.store.discard_resumable_layers().unwrap());
     assert_eq!(entries(&scratch.root().join("layers")), [""; 0]);
 }

@@ -2,20 +2,20 @@
 
 use std::time::Duration;
 
-use larder_store::store::{LeaseKind, LeaseRecord, Leased, RemoveOptions, StoreError};
+use larder_store::store::{LeaseKind, LeaseRecord, LeaseResources, RemoveOptions, StoreError};
 
 use crate::help::*;
 
-fn lease(id: &str, leased: Leased, seconds: u64) -> LeaseRecord {
+fn lease(id: &str, leased: LeaseResources, seconds: u64) -> LeaseRecord {
     LeaseRecord { id: id.into(), kind: LeaseKind::Ensured, leased, ends_at: 1_800_000_000 + seconds }
 }
 
 #[test]
 fn a_lease_lasts_until_its_time_also_across_restarts() {
-    let scratch = Scratch::new();
-    scratch.store.lease(&lease("a", Leased::default(), 60)).unwrap();
-    scratch.store.lease(&lease("b", Leased::default(), 10)).unwrap();
-    scratch.store.lease(&lease("b", Leased::default(), 20)).unwrap();
+    let scratch = TempStore::new();
+    scratch.store.lease(&lease("a", LeaseResources::default(), 60)).unwrap();
+    scratch.store.lease(&lease("b", LeaseResources::default(), 10)).unwrap();
+    scratch.store.lease(&lease("b", LeaseResources::default(), 20)).unwrap();
     let scratch = scratch.reopen();
     let ids = |after: u64| -> Vec<String> {
         let leases = scratch.store.leases(noon() + Duration::from_secs(after)).unwrap();
@@ -32,9 +32,9 @@ fn a_lease_lasts_until_its_time_also_across_restarts() {
 
 #[test]
 fn collection_is_refused_a_leased_image_and_a_person_is_not() {
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     let record = commit(&scratch.store, "app", &["a"]);
-    let leased = Leased { images: vec![record.id.clone()], ..Leased::default() };
+    let leased = LeaseResources { images: vec![record.id.clone()], ..LeaseResources::default() };
     scratch.store.lease(&lease("ensured/pod", leased, 60)).unwrap();
     let sparing = |after| RemoveOptions {
         spare_leased_at: Some(noon() + Duration::from_secs(after)),
@@ -50,10 +50,10 @@ fn collection_is_refused_a_leased_image_and_a_person_is_not() {
 
 #[test]
 fn a_lease_comes_with_the_commit_and_that_of_the_pull_goes() {
-    let scratch = Scratch::new();
-    scratch.store.lease(&lease("pull/1", Leased::default(), 60)).unwrap();
+    let scratch = TempStore::new();
+    scratch.store.lease(&lease("pull/1", LeaseResources::default(), 60)).unwrap();
     let mut commit = image(&["app"], &[layer(&scratch.store, "a")]);
-    let leased = Leased { images: vec![commit.config.0.clone()], ..Leased::default() };
+    let leased = LeaseResources { images: vec![commit.config.0.clone()], ..LeaseResources::default() };
     commit.lease = Some(lease("ensured/1", leased, 60));
     commit.end_lease = Some("pull/1".into());
     scratch.store.commit(&commit, noon()).unwrap();
@@ -63,9 +63,9 @@ fn a_lease_comes_with_the_commit_and_that_of_the_pull_goes() {
 
 #[test]
 fn layers_can_be_kept_without_an_image_as_long_as_a_lease_names_them() {
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     let kept = layer(&scratch.store, "a");
-    let leased = Leased { layers: vec![key("a")], ..Leased::default() };
+    let leased = LeaseResources { layers: vec![key("a")], ..LeaseResources::default() };
     scratch.store.commit_layers(&[kept], Some(&lease("pull/1", leased, 60))).unwrap();
     let scratch = scratch.reopen();
     scratch.store.sweep(noon()).unwrap();

@@ -4,19 +4,19 @@ use std::io::{Cursor, Read};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use larder_registry::{Client, RegistryConfig};
-use larder_store::disk::Amount;
-use larder_store::pull::{PullConfig, PullError, Puller};
+use larder_registry::{RegistryClient, RegistryConfig};
+use larder_store::disk::DiskSpace;
+use larder_store::pull::{PullError, StorePullConfig, StorePuller};
 use larder_store::store::Store;
-use larder_store::store::import::ImportFrom;
+use larder_store::store::import::ImportSource;
 
 use crate::help::*;
 use crate::imports::tar_of;
 
 /// Counts what is read of it.
-struct Counted(Cursor<Vec<u8>>, Arc<AtomicUsize>);
+struct CountingReader(Cursor<Vec<u8>>, Arc<AtomicUsize>);
 
-impl Read for Counted {
+impl Read for CountingReader {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         let length = self.0.read(buffer)?;
         self.1.fetch_add(length, Ordering::Relaxed);
@@ -25,11 +25,11 @@ impl Read for Counted {
 }
 
 /// Loads an archive where so much must stay free; the error, and how much was read.
-fn load(store: &Store, archive: Vec<u8>, reserve: Amount) -> (PullError, usize) {
-    let config = PullConfig { reserve, ..PullConfig::default() };
-    let puller = Puller::new(store.clone(), Client::new(RegistryConfig::default()), config);
+fn load(store: &Store, archive: Vec<u8>, reserve: DiskSpace) -> (PullError, usize) {
+    let config = StorePullConfig { reserve, ..StorePullConfig::default() };
+    let puller = StorePuller::new(store.clone(), RegistryClient::new(RegistryConfig::default()), config);
     let count = Arc::new(AtomicUsize::new(0));
-    let from = ImportFrom::Stream(Box::new(Counted(Cursor::new(archive), Arc::clone(&count))));
+    let from = ImportSource::Stream(Box::new(CountingReader(Cursor::new(archive), Arc::clone(&count))));
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let error = runtime.block_on(puller.load(from, None)).expect_err("there is no room");
     (error, count.load(Ordering::Relaxed))
@@ -37,19 +37,19 @@ fn load(store: &Store, archive: Vec<u8>, reserve: Amount) -> (PullError, usize) 
 
 #[test]
 fn a_stream_leaves_the_reserve_free_while_it_comes() {
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     let store = &scratch.store;
     commit(store, "app", &["a"]);
     let large = tar_of(&[("large".to_owned(), vec![0; 32 << 20])]);
     let many: Vec<_> = (0..3000).map(|number| (number.to_string(), Vec::new())).collect();
     for (archive, reserve) in [
-        (large, Amount { bytes: u64::MAX, inodes: 0 }),
-        (tar_of(&many), Amount { bytes: 0, inodes: u64::MAX }),
+        (large, DiskSpace { bytes: u64::MAX, inodes: 0 }),
+        (tar_of(&many), DiskSpace { bytes: 0, inodes: u64::MAX }),
     ] {
         let length = archive.len();
         let (error, read) = load(store, archive, reserve);
-        let PullError::NoRoom(full) = &error else { panic!("{error:?}") };
-        assert_ne!(full.reclaimable, Amount::default(), "that of app");
+        let PullError::InsufficientSpace(full) = &error else { panic!("{error:?}") };
+        assert_ne!(full.reclaimable, DiskSpace::default(), "that of app");
         assert!(error.hint().is_some(), "{error}");
         assert!(read < length / 2 + (1 << 20) && read < 8 << 20, "{read} of {length}: {error}");
         for folder in ["staging", "trash"] {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use larder_store::store::{Layer, LeaseKind, LeaseRecord, Leased, RemoveOptions};
+use larder_store::store::{LayerHandle, LeaseKind, LeaseRecord, LeaseResources, RemoveOptions};
 use proptest::prelude::*;
 
 use crate::help::*;
@@ -13,14 +13,14 @@ const NAMES: [&str; 4] =
 const LAYERS: [&str; 5] = ["l0", "l1", "l2", "l3", "l4"];
 
 /// Which layers an image has: an image is known by them.
-type Layers = BTreeSet<usize>;
+type LayerSet = BTreeSet<usize>;
 
 #[derive(Debug, Clone)]
-enum Step {
-    Commit { name: usize, layers: Layers },
+enum StoreStep {
+    Commit { name: usize, layers: LayerSet },
     RemoveName(usize),
-    RemoveImage(Layers),
-    Lease { id: usize, layers: Layers, image: Layers, seconds: u64 },
+    RemoveImage(LayerSet),
+    Lease { id: usize, layers: LayerSet, image: LayerSet, seconds: u64 },
     EndLease(usize),
     Hold(usize),
     LetGo,
@@ -29,51 +29,51 @@ enum Step {
     Reopen,
 }
 
-fn layers() -> impl Strategy<Value = Layers> {
+fn layers() -> impl Strategy<Value = LayerSet> {
     prop::collection::btree_set(0..LAYERS.len(), 1..4)
 }
 
-fn step() -> impl Strategy<Value = Step> {
+fn step() -> impl Strategy<Value = StoreStep> {
     prop_oneof![
-        5 => (0..NAMES.len(), layers()).prop_map(|(name, layers)| Step::Commit { name, layers }),
-        2 => (0..NAMES.len()).prop_map(Step::RemoveName),
-        1 => layers().prop_map(Step::RemoveImage),
+        5 => (0..NAMES.len(), layers()).prop_map(|(name, layers)| StoreStep::Commit { name, layers }),
+        2 => (0..NAMES.len()).prop_map(StoreStep::RemoveName),
+        1 => layers().prop_map(StoreStep::RemoveImage),
         2 => (0..3_usize, layers(), layers(), 1..100_u64)
-            .prop_map(|(id, layers, image, seconds)| Step::Lease { id, layers, image, seconds }),
-        1 => (0..3_usize).prop_map(Step::EndLease),
-        1 => (0..LAYERS.len()).prop_map(Step::Hold),
-        1 => Just(Step::LetGo),
-        1 => (1..80_u64).prop_map(Step::Wait),
-        2 => Just(Step::Sweep),
-        1 => Just(Step::Reopen),
+            .prop_map(|(id, layers, image, seconds)| StoreStep::Lease { id, layers, image, seconds }),
+        1 => (0..3_usize).prop_map(StoreStep::EndLease),
+        1 => (0..LAYERS.len()).prop_map(StoreStep::Hold),
+        1 => Just(StoreStep::LetGo),
+        1 => (1..80_u64).prop_map(StoreStep::Wait),
+        2 => Just(StoreStep::Sweep),
+        1 => Just(StoreStep::Reopen),
     ]
 }
 
 /// What the store should be.
 #[derive(Debug, Default)]
-struct Model {
+struct StoreModel {
     /// Tags of each image.
-    images: BTreeMap<Layers, BTreeSet<usize>>,
+    images: BTreeMap<LayerSet, BTreeSet<usize>>,
     /// Layers that are there, with what they take.
     present: BTreeMap<usize, u64>,
-    leases: BTreeMap<usize, (Layers, Layers, u64)>,
+    leases: BTreeMap<usize, (LayerSet, LayerSet, u64)>,
     held: BTreeSet<usize>,
     now: u64,
 }
 
-impl Model {
+impl StoreModel {
     fn needed(&self) -> BTreeSet<usize> {
         let leased = self.leases.values().flat_map(|(layers, ..)| layers);
         self.images.keys().flatten().chain(leased).chain(&self.held).copied().collect()
     }
 
     /// What is not needed goes, of these layers.
-    fn drop_unneeded(&mut self, of: &Layers) {
+    fn drop_unneeded(&mut self, of: &LayerSet) {
         let needed = self.needed();
         self.present.retain(|layer, _| needed.contains(layer) || !of.contains(layer));
     }
 
-    fn remove(&mut self, image: &Layers, leased_are_spared: bool) -> bool {
+    fn remove(&mut self, image: &LayerSet, leased_are_spared: bool) -> bool {
         let leased = self.leases.values().any(|(_, leased, ends)| leased == image && *ends > self.now);
         if !self.images.contains_key(image) || (leased && leased_are_spared) {
             return false;
@@ -91,14 +91,14 @@ impl Model {
 }
 
 /// A store beside its model.
-struct Pair {
-    scratch: Scratch,
-    model: Model,
-    held: Option<Layer>,
+struct StoreWithModel {
+    scratch: TempStore,
+    model: StoreModel,
+    held: Option<LayerHandle>,
 }
 
-impl Pair {
-    fn id(layers: &Layers) -> larder::reference::Digest {
+impl StoreWithModel {
+    fn id(layers: &LayerSet) -> larder::reference::Digest {
         // The id of an image follows from its layers alone, so that it need not be there.
         let names: Vec<_> = layers.iter().map(|layer| diff_id(LAYERS[*layer])).collect();
         let config = serde_json::json!({
@@ -113,13 +113,14 @@ impl Pair {
         noon() + Duration::from_secs(self.model.now)
     }
 
-    fn run(mut self, step: &Step) -> Pair {
+    fn run(mut self, step: &StoreStep) -> StoreWithModel {
         let store = &self.scratch.store;
         match step {
-            Step::Commit { name, layers } => {
-                let taken: Vec<Layer> = layers.iter().map(|number| layer(store, LAYERS[*number])).collect();
+            StoreStep::Commit { name, layers } => {
+                let taken: Vec<LayerHandle> =
+                    layers.iter().map(|number| layer(store, LAYERS[*number])).collect();
                 let record = store.commit(&image(&[NAMES[*name]], &taken), self.now()).unwrap();
-                assert_eq!(record.id, Pair::id(layers));
+                assert_eq!(record.id, StoreWithModel::id(layers));
                 for tags in self.model.images.values_mut() {
                     tags.remove(name);
                 }
@@ -128,25 +129,25 @@ impl Pair {
                     self.model.present.insert(*number, layer.record().usage.bytes);
                 }
             }
-            Step::RemoveName(name) => {
+            StoreStep::RemoveName(name) => {
                 let image = self.model.images.iter().find(|(_, tags)| tags.contains(name));
                 let image = image.map(|(image, _)| image.clone());
                 let removed = store.remove(NAMES[*name], RemoveOptions::default()).unwrap();
                 let expected = image.is_some_and(|image| self.model.remove(&image, false));
                 assert_eq!(removed.is_some(), expected);
             }
-            Step::RemoveImage(layers) => {
+            StoreStep::RemoveImage(layers) => {
                 let options = RemoveOptions { spare_leased_at: Some(self.now()), ..RemoveOptions::default() };
-                let removed = store.remove(Pair::id(layers).as_str(), options);
+                let removed = store.remove(StoreWithModel::id(layers).as_str(), options);
                 assert_eq!(removed.is_ok_and(|removed| removed.is_some()), self.model.remove(layers, true));
             }
-            Step::Lease { id, layers, image, seconds } => {
+            StoreStep::Lease { id, layers, image, seconds } => {
                 let ends = self.model.now + seconds;
                 let lease = LeaseRecord {
                     id: format!("lease/{id}"),
-                    kind: LeaseKind::Held,
-                    leased: Leased {
-                        images: vec![Pair::id(image)],
+                    kind: LeaseKind::Requested,
+                    leased: LeaseResources {
+                        images: vec![StoreWithModel::id(image)],
                         layers: layers.iter().map(|layer| key(LAYERS[*layer])).collect(),
                         ingests: Vec::new(),
                     },
@@ -155,26 +156,26 @@ impl Pair {
                 store.lease(&lease).unwrap();
                 self.model.leases.insert(*id, (layers.clone(), image.clone(), ends));
             }
-            Step::EndLease(id) => {
+            StoreStep::EndLease(id) => {
                 store.end_lease(&format!("lease/{id}")).unwrap();
                 self.model.leases.remove(id);
             }
-            Step::Hold(number) => {
+            StoreStep::Hold(number) => {
                 let held = store.layer(&key(LAYERS[*number])).unwrap();
                 assert_eq!(held.is_some(), self.model.present.contains_key(number));
                 self.model.held = held.iter().map(|_| *number).collect();
                 self.held = held;
             }
-            Step::LetGo => {
+            StoreStep::LetGo => {
                 self.held = None;
                 self.model.held.clear();
             }
-            Step::Wait(seconds) => self.model.now += seconds,
-            Step::Sweep => {
+            StoreStep::Wait(seconds) => self.model.now += seconds,
+            StoreStep::Sweep => {
                 store.sweep(self.now()).unwrap();
                 self.model.sweep();
             }
-            Step::Reopen => {
+            StoreStep::Reopen => {
                 self.held = None;
                 self.model.held.clear();
                 self.scratch = self.scratch.reopen();
@@ -195,14 +196,14 @@ impl Pair {
             .iter()
             .map(|(layers, tags)| {
                 let tags: Vec<String> = tags.iter().map(|tag| NAMES[*tag].to_owned()).collect();
-                (Pair::id(layers), tags)
+                (StoreWithModel::id(layers), tags)
             })
             .collect();
         assert_eq!(images, expected);
         for (number, name) in NAMES.iter().enumerate() {
             let found = store.image(*name).unwrap().map(|image| image.id);
             let expected = self.model.images.iter().find(|(_, tags)| tags.contains(&number));
-            assert_eq!(found, expected.map(|(layers, _)| Pair::id(layers)), "{name}");
+            assert_eq!(found, expected.map(|(layers, _)| StoreWithModel::id(layers)), "{name}");
         }
         let kept: BTreeSet<String> = entries(&self.scratch.root().join("layers")).into_iter().collect();
         let expected: BTreeSet<String> =
@@ -248,7 +249,7 @@ proptest! {
 
     #[test]
     fn any_life_ends_as_the_model_says(steps in prop::collection::vec(step(), 1..25)) {
-        let mut pair = Pair { scratch: Scratch::new(), model: Model::default(), held: None };
+        let mut pair = StoreWithModel { scratch: TempStore::new(), model: StoreModel::default(), held: None };
         for step in &steps {
             pair = pair.run(step);
             pair.check();

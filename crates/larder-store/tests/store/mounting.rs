@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use larder_store::mounts::{MountError, MountOptions};
-use larder_store::store::{FS, Layer, RemoveOptions, Store, StoreError};
+use larder_store::store::{FS, LayerHandle, RemoveOptions, Store, StoreError};
 
 use crate::help::*;
 
@@ -18,17 +18,17 @@ fn can_mount() -> bool {
 }
 
 /// A place to mount at, unmounted in the end whatever happens.
-struct Target(PathBuf);
+struct MountTarget(PathBuf);
 
-impl Target {
-    fn new(scratch: &Scratch, name: &str) -> Target {
+impl MountTarget {
+    fn new(scratch: &TempStore, name: &str) -> MountTarget {
         let path = scratch.folder.path().join(name);
         fs_err::create_dir(&path).unwrap();
-        Target(path)
+        MountTarget(path)
     }
 }
 
-impl Drop for Target {
+impl Drop for MountTarget {
     fn drop(&mut self) {
         let _ = rustix::mount::unmount(&self.0, rustix::mount::UnmountFlags::DETACH);
     }
@@ -47,9 +47,9 @@ fn a_mount_shows_the_layers_merged_and_takes_no_writes() {
     if !can_mount() {
         return;
     }
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     commit(&scratch.store, "app", &["a", "b", "c"]);
-    let target = Target::new(&scratch, "mnt");
+    let target = MountTarget::new(&scratch, "mnt");
     mount(&scratch.store, "app", &target.0, false).unwrap();
     assert_eq!(read(target.0.join("etc/name")), "c", "the topmost wins");
     assert_eq!(entries(&target.0), ["a", "b", "c", "etc"]);
@@ -68,13 +68,13 @@ fn one_layer_and_none_will_do() {
     if !can_mount() {
         return;
     }
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     commit(&scratch.store, "one", &["a"]);
     commit(&scratch.store, "none", &[]);
     for (image, writable, files) in
         [("one", false, 2), ("none", false, 0), ("one", true, 2), ("none", true, 0)]
     {
-        let target = Target::new(&scratch, &format!("{image}{writable}"));
+        let target = MountTarget::new(&scratch, &format!("{image}{writable}"));
         mount(&scratch.store, image, &target.0, writable)
             .unwrap_or_else(|error| panic!("{image} {writable}: {error:?}"));
         assert_eq!(entries(&target.0).len(), files, "{image} {writable}");
@@ -87,12 +87,12 @@ fn two_hundred_layers_can_be_mounted_also_writable() {
     if !can_mount() {
         return;
     }
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     let names: Vec<String> = (0..200).map(|number| format!("layer{number:03}")).collect();
-    let layers: Vec<Layer> = names.iter().map(|name| layer(&scratch.store, name)).collect();
+    let layers: Vec<LayerHandle> = names.iter().map(|name| layer(&scratch.store, name)).collect();
     scratch.store.commit(&image(&["deep"], &layers), noon()).unwrap();
     for writable in [false, true] {
-        let target = Target::new(&scratch, &format!("mnt{writable}"));
+        let target = MountTarget::new(&scratch, &format!("mnt{writable}"));
         mount(&scratch.store, "deep", &target.0, writable).unwrap();
         assert_eq!(entries(&target.0).len(), 201);
         assert_eq!(read(target.0.join("etc/name")), "layer199");
@@ -105,9 +105,9 @@ fn a_writable_mount_keeps_its_files_apart_and_drops_them_in_the_end() {
     if !can_mount() {
         return;
     }
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     let record = commit(&scratch.store, "app", &["a", "b"]);
-    let (one, two) = (Target::new(&scratch, "one"), Target::new(&scratch, "two"));
+    let (one, two) = (MountTarget::new(&scratch, "one"), MountTarget::new(&scratch, "two"));
     mount(&scratch.store, "app", &one.0, true).unwrap();
     mount(&scratch.store, "app", &two.0, true).unwrap();
     fs_err::write(one.0.join("etc/name"), "changed").unwrap();
@@ -128,7 +128,7 @@ fn the_root_of_a_mount_looks_as_the_image_says() {
     if !can_mount() {
         return;
     }
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     let staging = scratch.store.begin_layer().unwrap();
     let fs = staging.dir().join(FS);
     fs_err::create_dir(&fs).unwrap();
@@ -137,7 +137,7 @@ fn the_root_of_a_mount_looks_as_the_image_says() {
     let layer = staging.finish(&key("a"), facts("a"), None).unwrap();
     scratch.store.commit(&image(&["app"], &[layer]), noon()).unwrap();
     for writable in [false, true] {
-        let target = Target::new(&scratch, &format!("mnt{writable}"));
+        let target = MountTarget::new(&scratch, &format!("mnt{writable}"));
         mount(&scratch.store, "app", &target.0, writable).unwrap();
         let root = fs_err::metadata(&target.0).unwrap();
         assert_eq!((root.mode() & 0o7777, root.uid(), root.gid()), (0o1751, 12, 34), "{writable}");
@@ -150,9 +150,9 @@ fn a_mounted_image_is_not_removed_unless_forced() {
     if !can_mount() {
         return;
     }
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     commit(&scratch.store, "app", &["a", "b"]);
-    let target = Target::new(&scratch, "mnt");
+    let target = MountTarget::new(&scratch, "mnt");
     mount(&scratch.store, "app", &target.0, false).unwrap();
     let error = scratch.store.remove("app", RemoveOptions::default()).expect_err("in use");
     assert!(matches!(&error, StoreError::Mounted { .. }), "{error}");
@@ -171,9 +171,9 @@ fn a_mount_that_ended_without_us_is_no_use_after_a_restart() {
     if !can_mount() {
         return;
     }
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     commit(&scratch.store, "app", &["a", "b"]);
-    let [kept, plain, written] = ["kept", "plain", "written"].map(|name| Target::new(&scratch, name));
+    let [kept, plain, written] = ["kept", "plain", "written"].map(|name| MountTarget::new(&scratch, name));
     mount(&scratch.store, "app", &kept.0, false).unwrap();
     mount(&scratch.store, "app", &plain.0, true).unwrap();
     mount(&scratch.store, "app", &written.0, true).unwrap();
@@ -194,7 +194,7 @@ fn a_mount_that_ended_without_us_is_no_use_after_a_restart() {
 
 #[test]
 fn mistakes_are_named() {
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     commit(&scratch.store, "app", &["a"]);
     let nowhere = scratch.folder.path().join("nowhere");
     let error = mount(&scratch.store, "app", &nowhere, false).expect_err("no such directory");
@@ -213,9 +213,9 @@ fn a_directory_takes_one_image_at_a_time() {
     if !can_mount() {
         return;
     }
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     commit(&scratch.store, "app", &["a", "b"]);
-    let target = Target::new(&scratch, "mnt");
+    let target = MountTarget::new(&scratch, "mnt");
     mount(&scratch.store, "app", &target.0, true).unwrap();
     let error = mount(&scratch.store, "app", &target.0, false).expect_err("something is there");
     assert!(matches!(error, MountError::Taken { .. }) && error.hint().is_some(), "{error}");
@@ -230,9 +230,9 @@ fn a_busy_mount_stays() {
     if !can_mount() {
         return;
     }
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     commit(&scratch.store, "app", &["a", "b"]);
-    let target = Target::new(&scratch, "mnt");
+    let target = MountTarget::new(&scratch, "mnt");
     mount(&scratch.store, "app", &target.0, false).unwrap();
     let user = fs_err::File::open(target.0.join("a")).unwrap();
     let error = scratch.store.umount(&target.0).expect_err("busy");

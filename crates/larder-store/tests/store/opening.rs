@@ -3,23 +3,23 @@
 use std::path::Path;
 use std::process::Command;
 
-use larder_store::fsck::CheckUnpacked;
-use larder_store::store::{OpenError, Store};
+use larder_store::fsck::ManifestLayerChecker;
+use larder_store::store::{Store, StoreOpenError};
 
 use crate::help::*;
 
 #[test]
 fn a_store_is_open_once_and_says_who_has_it() {
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     let error = Store::open(&scratch.root(), config()).expect_err("it is open");
     assert!(
-        matches!(&error, OpenError::InUse { holder, .. } if holder.contains(&std::process::id().to_string())),
+        matches!(&error, StoreOpenError::InUse { holder, .. } if holder.contains(&std::process::id().to_string())),
         "{error}"
     );
     assert!(error.to_string().contains("process "), "{error}");
     let layer = layer(&scratch.store, "a");
     let root = scratch.root();
-    let Scratch { store, folder } = scratch;
+    let TempStore { store, folder } = scratch;
     drop(store);
     Store::open(&root, config()).expect_err("a layer that was given out keeps it open");
     drop(layer);
@@ -49,7 +49,7 @@ fn another_process_may_hold_the_lock() {
     let mut ready = [0; 6];
     std::io::Read::read_exact(holder.stdout.as_mut().unwrap(), &mut ready).unwrap();
     let error = Store::open(folder.path(), config()).expect_err("it is locked");
-    assert!(matches!(error, OpenError::InUse { .. }), "{error}");
+    assert!(matches!(error, StoreOpenError::InUse { .. }), "{error}");
     assert!(error.hint().is_some());
     drop(holder.stdin.take());
     holder.wait().unwrap();
@@ -61,7 +61,7 @@ fn a_folder_of_other_things_is_not_touched() {
     let folder = tempfile::tempdir().unwrap();
     fs_err::write(folder.path().join("letter.txt"), "dear").unwrap();
     let error = Store::open(folder.path(), config()).expect_err("not a store");
-    assert!(matches!(error, OpenError::NotAStore { .. }), "{error}");
+    assert!(matches!(error, StoreOpenError::NotAStore { .. }), "{error}");
     assert_eq!(entries(folder.path()), ["letter.txt"]);
 }
 
@@ -70,19 +70,20 @@ fn where_there_is_no_store_none_is_made_unless_wanted() {
     let folder = tempfile::tempdir().unwrap();
     for root in [folder.path().to_owned(), folder.path().join("nowhere")] {
         let error = Store::open_existing(&root, config()).expect_err("no store");
-        assert!(matches!(&error, OpenError::NoStore { root: named } if *named == root), "{error}");
-        let error = Store::rebuild(&root, config(), &CheckUnpacked).expect_err("nothing to rebuild from");
-        assert!(matches!(error, OpenError::NoStore { .. }), "{error}");
+        assert!(matches!(&error, StoreOpenError::NoStore { root: named } if *named == root), "{error}");
+        let error =
+            Store::rebuild(&root, config(), &ManifestLayerChecker).expect_err("nothing to rebuild from");
+        assert!(matches!(error, StoreOpenError::NoStore { .. }), "{error}");
     }
     assert!(entries(folder.path()).is_empty());
     open(folder.path());
     Store::open_existing(folder.path(), config()).unwrap();
     fs_err::remove_file(folder.path().join("format")).unwrap();
     Store::open_existing(folder.path(), config()).expect_err("nobody says which format it has");
-    Store::rebuild(folder.path(), config(), &CheckUnpacked).expect("from what is there");
+    Store::rebuild(folder.path(), config(), &ManifestLayerChecker).expect("from what is there");
     let file = folder.path().join("lock");
     let error = Store::open(&file, config()).expect_err("a file");
-    assert!(matches!(error, OpenError::NotAFolder { .. }) && error.hint().is_some(), "{error}");
+    assert!(matches!(error, StoreOpenError::NotAFolder { .. }) && error.hint().is_some(), "{error}");
 }
 
 #[test]
@@ -99,17 +100,17 @@ fn a_later_format_is_refused_and_left_alone() {
     open(folder.path());
     fs_err::write(folder.path().join("format"), "larder image store 2\n").unwrap();
     let error = Store::open(folder.path(), config()).expect_err("a later format");
-    assert!(matches!(error, OpenError::Newer { found: 2, known: 1, .. }), "{error}");
+    assert!(matches!(error, StoreOpenError::Newer { found: 2, known: 1, .. }), "{error}");
     for damage in ["", "larder image store", "larder image store 0\n", "something else"] {
         fs_err::write(folder.path().join("format"), damage).unwrap();
         let error = Store::open(folder.path(), config()).expect_err(damage);
-        assert!(matches!(error, OpenError::Format { .. }), "{damage}: {error}");
+        assert!(matches!(error, StoreOpenError::Format { .. }), "{damage}: {error}");
     }
 }
 
 #[test]
 fn what_a_killed_process_left_is_cleaned() {
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     commit(&scratch.store, "app", &["a"]);
     // A layer that was being unpacked, one that was finished, a blob of an image that was not committed.
     let staging = scratch.store.begin_layer().unwrap();
@@ -144,7 +145,7 @@ fn copy(from: &Path, to: &Path) {
 
 #[test]
 fn an_image_whose_layer_vanished_is_hidden_until_a_pull_brings_the_layer_back() {
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     commit(&scratch.store, "app", &["base", "app"]);
     commit(&scratch.store, "web", &["base", "web"]);
     fs_err::remove_dir_all(scratch.root().join("layers").join(key("app").as_str())).unwrap();
@@ -166,21 +167,21 @@ fn a_damaged_database_is_an_error_that_says_what_to_do() {
     open(folder.path());
     fs_err::write(folder.path().join("larder.redb"), vec![7; 100_000]).unwrap();
     let error = Store::open(folder.path(), config()).expect_err("damaged");
-    assert!(matches!(error, OpenError::Database { .. }), "{error}");
+    assert!(matches!(error, StoreOpenError::Database { .. }), "{error}");
     assert!(error.hint().unwrap().to_string().contains("--rebuild"));
 }
 
 #[test]
 fn a_lost_database_is_an_error_and_not_an_empty_store() {
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     commit(&scratch.store, "app", &["a"]);
-    let Scratch { store, folder } = scratch;
+    let TempStore { store, folder } = scratch;
     let root = store.root().to_owned();
     drop(store);
     fs_err::remove_file(root.join("larder.redb")).unwrap();
     for _ in 0..2 {
         let error = Store::open(&root, config()).expect_err("the database is lost");
-        assert!(matches!(error, OpenError::Database { .. }), "{error}");
+        assert!(matches!(error, StoreOpenError::Database { .. }), "{error}");
     }
     assert_eq!(entries(&root.join("layers")), [key("a").as_str()], "nothing was cleaned");
     fs_err::write(root.join("larder.redb"), "").unwrap();
@@ -192,7 +193,7 @@ fn a_lost_database_is_an_error_and_not_an_empty_store() {
 
 #[test]
 fn a_folder_that_vanished_is_made_again_and_its_layers_are_missing() {
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     commit(&scratch.store, "app", &["base", "app"]);
     fs_err::remove_dir_all(scratch.root().join("layers")).unwrap();
     let scratch = scratch.reopen();

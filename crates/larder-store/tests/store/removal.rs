@@ -6,13 +6,13 @@ use larder_store::store::{RemoveOptions, Store, StoreConfig};
 
 use crate::help::*;
 
-fn remove(store: &Store, image: &str) -> Option<larder_store::store::Removed> {
+fn remove(store: &Store, image: &str) -> Option<larder_store::store::StoreRemoval> {
     store.remove(image, RemoveOptions::default()).expect("a removal")
 }
 
 #[test]
 fn removing_by_one_name_removes_all() {
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     commit(&scratch.store, "app:v1", &["a"]);
     commit(&scratch.store, "app:v2", &["a"]);
     let removed = remove(&scratch.store, "app:v2").expect("it was there");
@@ -31,7 +31,7 @@ fn removing_by_one_name_removes_all() {
 
 #[test]
 fn a_shared_layer_goes_with_the_last_image_that_has_it() {
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     commit(&scratch.store, "app", &["base", "app"]);
     commit(&scratch.store, "web", &["base", "web"]);
     let removed = remove(&scratch.store, "app").unwrap();
@@ -43,7 +43,7 @@ fn a_shared_layer_goes_with_the_last_image_that_has_it() {
 
 #[test]
 fn what_a_removal_frees_is_what_it_says() {
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     commit(&scratch.store, "app", &["base", "app"]);
     commit(&scratch.store, "web", &["base", "web"]);
     let unique = scratch.store.image_usages().unwrap();
@@ -53,13 +53,13 @@ fn what_a_removal_frees_is_what_it_says() {
     scratch.store.empty_trash().unwrap();
     let after = scratch.store.usage().unwrap();
     assert_eq!(removed.freed, app.unique);
-    assert_eq!(before.layers, after.layers + app.own.short_of(app.unique));
+    assert_eq!(before.layers, after.layers + app.own.shortfall_to(app.unique));
     assert_eq!(before.blobs, after.blobs + app.own);
 }
 
 #[test]
 fn a_layer_that_a_pull_works_with_survives_the_removal_of_its_image() {
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     commit(&scratch.store, "app", &["a"]);
     let held = scratch.store.layer(&key("a")).unwrap().unwrap();
     let removed = remove(&scratch.store, "app").unwrap();
@@ -76,7 +76,7 @@ fn a_layer_that_a_pull_works_with_survives_the_removal_of_its_image() {
 
 #[test]
 fn a_removed_image_can_be_pulled_again_before_the_trash_is_emptied() {
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     for _ in 0..3 {
         commit(&scratch.store, "app", &["a"]);
         remove(&scratch.store, "app").expect("it was there");
@@ -110,7 +110,7 @@ fn removed_layers_are_deleted_in_the_background_without_being_asked() {
 
 #[test]
 fn what_is_in_the_trash_when_the_store_closes_goes_at_the_next_start() {
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     commit(&scratch.store, "app", &["a"]);
     remove(&scratch.store, "app");
     let root = scratch.root();
@@ -122,7 +122,7 @@ fn what_is_in_the_trash_when_the_store_closes_goes_at_the_next_start() {
 
 #[test]
 fn pulls_and_removals_of_images_that_share_layers_do_not_disturb_each_other() {
-    let scratch = Scratch::new();
+    let scratch = TempStore::new();
     std::thread::scope(|scope| {
         for number in 0..4 {
             let store = scratch.store.clone();

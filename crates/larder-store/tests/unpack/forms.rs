@@ -2,15 +2,17 @@
 
 use std::os::unix::fs::MetadataExt as _;
 
-use larder_store::unpack::files::RecordKind;
-use larder_store::unpack::{Compression, Options, OverlayForm, Owners, Threads, UnpackError};
-use larder_testkit::archive::{Archive, Entry, seal, tricky};
+use larder_store::unpack::layer_manifest::RecordKind;
+use larder_store::unpack::{
+    DetectedCompression, OverlayForm, OwnerMode, UnpackError, UnpackOptions, UnpackThreads,
+};
+use larder_testkit::archive::{TarBuilder, TarBuilderEntry, edge_case_layers, seal};
 
-use crate::support::{Layer, capability, gzip, is_root};
+use crate::support::{UnpackDir, capability, gzip, is_root};
 
-fn unpacked(entries: impl IntoIterator<Item = Entry>) -> Layer {
-    let layer = Layer::new();
-    let unpacked = layer.unpack(&Archive::new().extend(entries).finish()).unwrap();
+fn unpacked(entries: impl IntoIterator<Item = TarBuilderEntry>) -> UnpackDir {
+    let layer = UnpackDir::new();
+    let unpacked = layer.unpack(&TarBuilder::new().extend(entries).finish()).unwrap();
     assert_eq!(unpacked.usage, layer.usage_on_disk());
     assert_eq!(layer.damage(), []);
     layer
@@ -18,19 +20,22 @@ fn unpacked(entries: impl IntoIterator<Item = Entry>) -> Layer {
 
 #[test]
 fn every_compression_gives_the_same_layer_whatever_it_is_called() {
-    let [plain, _] = tricky();
+    let [plain, _] = edge_case_layers();
     let (first, second) = plain.split_at(plain.len() / 3);
     let zstd = |bytes: &[u8]| zstd::encode_all(bytes, 3).unwrap();
     for (compressed, found) in [
-        (plain.clone(), Compression::None),
-        (gzip(&plain), Compression::Gzip),
-        ([gzip(first), gzip(second), gzip(b"")].concat(), Compression::Gzip),
-        (zstd(&plain), Compression::Zstd),
-        ([zstd(first), b"\x50\x2a\x4d\x18\x03\0\0\0abc".to_vec(), zstd(second)].concat(), Compression::Zstd),
+        (plain.clone(), DetectedCompression::None),
+        (gzip(&plain), DetectedCompression::Gzip),
+        ([gzip(first), gzip(second), gzip(b"")].concat(), DetectedCompression::Gzip),
+        (zstd(&plain), DetectedCompression::Zstd),
+        (
+            [zstd(first), b"\x50\x2a\x4d\x18\x03\0\0\0abc".to_vec(), zstd(second)].concat(),
+            DetectedCompression::Zstd,
+        ),
     ] {
-        for threads in [Threads::One, Threads::Two, Threads::Many] {
-            let layer = Layer::new();
-            let options = Options { threads, ..Options::default() };
+        for threads in [UnpackThreads::One, UnpackThreads::Two, UnpackThreads::Many] {
+            let layer = UnpackDir::new();
+            let options = UnpackOptions { threads, ..UnpackOptions::default() };
             let unpacked = layer.unpack_with(&compressed, &plain, &options).unwrap();
             assert_eq!(unpacked.compression, found);
             assert_eq!(unpacked.plain_bytes, plain.len() as u64);
@@ -46,10 +51,11 @@ fn every_compression_gives_the_same_layer_whatever_it_is_called() {
 
 #[test]
 fn bytes_after_the_end_of_the_archive_count_for_the_digest_only() {
-    let archive = [Archive::new().with(Entry::file("f", "x")).finish(), vec![7; 3_000_000]].concat();
-    for threads in [Threads::One, Threads::Two, Threads::Many] {
-        let layer = Layer::new();
-        let options = Options { threads, ..Options::default() };
+    let archive =
+        [TarBuilder::new().with(TarBuilderEntry::file("f", "x")).finish(), vec![7; 3_000_000]].concat();
+    for threads in [UnpackThreads::One, UnpackThreads::Two, UnpackThreads::Many] {
+        let layer = UnpackDir::new();
+        let options = UnpackOptions { threads, ..UnpackOptions::default() };
         let unpacked = layer.unpack_with(&gzip(&archive), &archive, &options).unwrap();
         assert_eq!((unpacked.entries, unpacked.plain_bytes), (1, archive.len() as u64));
     }
@@ -58,11 +64,11 @@ fn bytes_after_the_end_of_the_archive_count_for_the_digest_only() {
 #[test]
 fn an_archive_may_end_without_an_end() {
     for end in [0, 512] {
-        let mut archive = Archive::new().with(Entry::file("f", "x")).unfinished();
+        let mut archive = TarBuilder::new().with(TarBuilderEntry::file("f", "x")).unfinished();
         archive.resize(archive.len() + end, 0);
-        assert_eq!(Layer::new().unpack(&archive).unwrap().entries, 1);
+        assert_eq!(UnpackDir::new().unpack(&archive).unwrap().entries, 1);
     }
-    assert_eq!(Layer::new().unpack(b"").unwrap().entries, 0);
+    assert_eq!(UnpackDir::new().unpack(b"").unwrap().entries, 0);
 }
 
 #[test]
@@ -71,16 +77,19 @@ fn modes_owners_times_and_attributes_are_those_of_the_archive() {
         return;
     }
     let layer = unpacked([
-        Entry::dir("d").mode(0o3750).owner(70_000, 3).mtime(1_000_000_000).xattr("user.d", "1"),
-        Entry::file("d/su", "x").mode(0o4711).owner(5, 6).xattr("security.capability", capability()),
-        Entry::file("d/none", "x").mode(0),
-        Entry::file("d/nanos", "x").pax("mtime", "1234567890.123456789"),
-        Entry::file("d/early", "x").pax("mtime", "-1.25"),
-        Entry::file("d/late", "x").owner(4_294_967_294, 0),
-        Entry::symlink("d/link", "nowhere").owner(8, 9).mtime(5),
-        Entry::fifo("d/pipe").mode(0o622).owner(1, 2),
-        Entry::char_device("d/null", 1, 3).mode(0o666),
-        Entry { device: (8, 1), ..Entry::new(b'4', "d/disk") },
+        TarBuilderEntry::dir("d").mode(0o3750).owner(70_000, 3).mtime(1_000_000_000).xattr("user.d", "1"),
+        TarBuilderEntry::file("d/su", "x")
+            .mode(0o4711)
+            .owner(5, 6)
+            .xattr("security.capability", capability()),
+        TarBuilderEntry::file("d/none", "x").mode(0),
+        TarBuilderEntry::file("d/nanos", "x").pax("mtime", "1234567890.123456789"),
+        TarBuilderEntry::file("d/early", "x").pax("mtime", "-1.25"),
+        TarBuilderEntry::file("d/late", "x").owner(4_294_967_294, 0),
+        TarBuilderEntry::symlink("d/link", "nowhere").owner(8, 9).mtime(5),
+        TarBuilderEntry::fifo("d/pipe").mode(0o622).owner(1, 2),
+        TarBuilderEntry::char_device("d/null", 1, 3).mode(0o666),
+        TarBuilderEntry { device: (8, 1), ..TarBuilderEntry::new(b'4', "d/disk") },
     ]);
     let of = |path: &str| {
         let meta = layer.meta(path);
@@ -105,18 +114,18 @@ fn modes_owners_times_and_attributes_are_those_of_the_archive() {
 #[test]
 fn long_names_come_through_in_every_format() {
     let name = |letter: &str| format!("{}/{}", letter.repeat(120), letter.repeat(240));
-    let mut prefixed = Entry::file("short", "prefix").header();
+    let mut prefixed = TarBuilderEntry::file("short", "prefix").header();
     prefixed[345..345 + 6].copy_from_slice(b"prefix");
     seal(&mut prefixed);
-    let archive = Archive::new()
-        .with(Entry::file(name("p"), "pax"))
-        .with(Entry::file(name("g"), "gnu").gnu())
-        .with(Entry::symlink("link-p", name("p")))
-        .with(Entry::symlink("link-g", name("g")).gnu())
+    let archive = TarBuilder::new()
+        .with(TarBuilderEntry::file(name("p"), "pax"))
+        .with(TarBuilderEntry::file(name("g"), "gnu").gnu())
+        .with(TarBuilderEntry::symlink("link-p", name("p")))
+        .with(TarBuilderEntry::symlink("link-g", name("g")).gnu())
         .raw(&prefixed)
         .raw(&[&b"prefix"[..], &[0; 506]].concat())
         .finish();
-    let layer = Layer::new();
+    let layer = UnpackDir::new();
     layer.unpack(&archive).unwrap();
     for (path, content) in [
         (name("p").as_str(), "pax"),
@@ -131,22 +140,22 @@ fn long_names_come_through_in_every_format() {
 
 #[test]
 fn directories_of_old_archives_end_in_a_slash() {
-    let mut old = Entry::file("old/", "").header();
+    let mut old = TarBuilderEntry::file("old/", "").header();
     old[156] = 0;
     seal(&mut old);
-    let layer = Layer::new();
-    layer.unpack(&Archive::new().raw(&old).finish()).unwrap();
+    let layer = UnpackDir::new();
+    layer.unpack(&TarBuilder::new().raw(&old).finish()).unwrap();
     assert!(layer.meta("old").is_dir());
 }
 
 #[test]
 fn sparse_files_keep_their_holes() {
     let layer = unpacked([
-        Entry::file("v01", "abcXYZ")
+        TarBuilderEntry::file("v01", "abcXYZ")
             .pax("GNU.sparse.map", "0,3,1048576,3,2097152,0")
             .pax("GNU.sparse.size", "2097152")
             .pax("GNU.sparse.name", "sparse/one"),
-        Entry::file(
+        TarBuilderEntry::file(
             "v10",
             [format!("2\n0\n3\n1048576\n3\n{}", "\0".repeat(496)).into_bytes(), b"abcXYZ".to_vec()].concat(),
         )
@@ -154,7 +163,7 @@ fn sparse_files_keep_their_holes() {
         .pax("GNU.sparse.minor", "0")
         .pax("GNU.sparse.realsize", "2097152")
         .pax("GNU.sparse.name", "sparse/two"),
-        Entry::file("after", "after"),
+        TarBuilderEntry::file("after", "after"),
     ]);
     for path in ["sparse/one", "sparse/two"] {
         let content = fs_err::read(layer.root().join(path)).unwrap();
@@ -196,7 +205,7 @@ fn sparse_files_of_gnu_tar_are_read_in_all_its_formats() {
             .output()
             .unwrap();
         assert!(tar.status.success(), "{}", String::from_utf8_lossy(&tar.stderr));
-        let layer = Layer::new();
+        let layer = UnpackDir::new();
         layer.unpack(&tar.stdout).unwrap();
         assert_eq!(fs_err::read(layer.root().join("holes")).unwrap(), content, "{format:?}");
         assert!(layer.meta("holes").blocks() * 512 < 1_000_000, "{format:?}");
@@ -207,20 +216,20 @@ fn sparse_files_of_gnu_tar_are_read_in_all_its_formats() {
 #[test]
 fn the_last_entry_of_a_name_wins() {
     let layer = unpacked([
-        Entry::file("f", "first"),
-        Entry::file("./f", "second"),
-        Entry::dir("d"),
-        Entry::file("d/old", "x"),
-        Entry::file("d", "a file now"),
-        Entry::file("e", "x"),
-        Entry::dir("e"),
-        Entry::file("e/in", "a directory now"),
-        Entry::symlink("l", "e"),
-        Entry::dir("l"),
-        Entry::file("l/in", "no link now"),
-        Entry::dir("again").mode(0o700),
-        Entry::file("again/kept", "x"),
-        Entry::dir("again").mode(0o711),
+        TarBuilderEntry::file("f", "first"),
+        TarBuilderEntry::file("./f", "second"),
+        TarBuilderEntry::dir("d"),
+        TarBuilderEntry::file("d/old", "x"),
+        TarBuilderEntry::file("d", "a file now"),
+        TarBuilderEntry::file("e", "x"),
+        TarBuilderEntry::dir("e"),
+        TarBuilderEntry::file("e/in", "a directory now"),
+        TarBuilderEntry::symlink("l", "e"),
+        TarBuilderEntry::dir("l"),
+        TarBuilderEntry::file("l/in", "no link now"),
+        TarBuilderEntry::dir("again").mode(0o700),
+        TarBuilderEntry::file("again/kept", "x"),
+        TarBuilderEntry::dir("again").mode(0o711),
     ]);
     assert_eq!(layer.read("f"), "second");
     assert_eq!(layer.read("d"), "a file now");
@@ -239,13 +248,13 @@ fn the_last_entry_of_a_name_wins() {
 #[test]
 fn a_file_keeps_its_other_names_when_its_first_is_replaced() {
     let layer = unpacked([
-        Entry::file("a", "old"),
-        Entry::hard_link("b", "a"),
-        Entry::hard_link("c", "a"),
-        Entry::file("d/x", "in a directory"),
-        Entry::hard_link("e", "d/x"),
-        Entry::file("a", "new"),
-        Entry::file("d", "a file now"),
+        TarBuilderEntry::file("a", "old"),
+        TarBuilderEntry::hard_link("b", "a"),
+        TarBuilderEntry::hard_link("c", "a"),
+        TarBuilderEntry::file("d/x", "in a directory"),
+        TarBuilderEntry::hard_link("e", "d/x"),
+        TarBuilderEntry::file("a", "new"),
+        TarBuilderEntry::file("d", "a file now"),
     ]);
     assert_eq!(
         (layer.read("a"), layer.read("b"), layer.read("c")),
@@ -258,14 +267,14 @@ fn a_file_keeps_its_other_names_when_its_first_is_replaced() {
 #[test]
 fn entries_come_in_any_order() {
     let layer = unpacked([
-        Entry::hard_link("link-to-link", "link"),
-        Entry::hard_link("link", "dir/file"),
-        Entry::hard_link("replaced", "dir/file"),
-        Entry::file("replaced", "a file"),
-        Entry::hard_link("dir/gone", "dir/file"),
-        Entry::file("dir/.wh.gone", ""),
-        Entry::file("dir/file", "content"),
-        Entry::dir("dir").mode(0o750),
+        TarBuilderEntry::hard_link("link-to-link", "link"),
+        TarBuilderEntry::hard_link("link", "dir/file"),
+        TarBuilderEntry::hard_link("replaced", "dir/file"),
+        TarBuilderEntry::file("replaced", "a file"),
+        TarBuilderEntry::hard_link("dir/gone", "dir/file"),
+        TarBuilderEntry::file("dir/.wh.gone", ""),
+        TarBuilderEntry::file("dir/file", "content"),
+        TarBuilderEntry::dir("dir").mode(0o750),
     ]);
     assert_eq!(layer.meta("link-to-link").ino(), layer.meta("dir/file").ino());
     assert_eq!(layer.meta("link").nlink(), 4);
@@ -277,13 +286,13 @@ fn entries_come_in_any_order() {
 #[test]
 fn a_parent_that_is_a_link_of_the_layer_is_followed_inside() {
     let layer = unpacked([
-        Entry::symlink("lib", "usr/lib"),
-        Entry::file("lib/a", "1"),
-        Entry::symlink("abs", "/usr/share"),
-        Entry::file("abs/b", "2"),
-        Entry::symlink("usr/up", "../../../usr/up2"),
-        Entry::file("usr/up/c", "3"),
-        Entry::hard_link("again", "lib/a"),
+        TarBuilderEntry::symlink("lib", "usr/lib"),
+        TarBuilderEntry::file("lib/a", "1"),
+        TarBuilderEntry::symlink("abs", "/usr/share"),
+        TarBuilderEntry::file("abs/b", "2"),
+        TarBuilderEntry::symlink("usr/up", "../../../usr/up2"),
+        TarBuilderEntry::file("usr/up/c", "3"),
+        TarBuilderEntry::hard_link("again", "lib/a"),
     ]);
     assert!(layer.meta("lib").is_symlink());
     assert_eq!(layer.read("usr/lib/a"), "1");
@@ -299,18 +308,18 @@ fn whiteouts_and_opaque_directories_are_those_of_the_overlay() {
         return;
     }
     let layer = unpacked([
-        Entry::file("d/.wh.gone", ""),
-        Entry::file("d/.wh.kept", ""),
-        Entry::file("d/kept", "in this layer"),
-        Entry::dir("d/dir"),
-        Entry::file("d/dir/in", "x"),
-        Entry::file("d/.wh.dir", ""),
-        Entry::file("o/.wh..wh..opq", ""),
-        Entry::file("o/new", "x"),
-        Entry::file(".wh.back", ""),
-        Entry::dir("back"),
-        Entry::file(".wh.implied", ""),
-        Entry::file("implied/x", ""),
+        TarBuilderEntry::file("d/.wh.gone", ""),
+        TarBuilderEntry::file("d/.wh.kept", ""),
+        TarBuilderEntry::file("d/kept", "in this layer"),
+        TarBuilderEntry::dir("d/dir"),
+        TarBuilderEntry::file("d/dir/in", "x"),
+        TarBuilderEntry::file("d/.wh.dir", ""),
+        TarBuilderEntry::file("o/.wh..wh..opq", ""),
+        TarBuilderEntry::file("o/new", "x"),
+        TarBuilderEntry::file(".wh.back", ""),
+        TarBuilderEntry::dir("back"),
+        TarBuilderEntry::file(".wh.implied", ""),
+        TarBuilderEntry::file("implied/x", ""),
     ]);
     assert!(layer.is_whiteout("d/gone"));
     assert_eq!(layer.read("d/kept"), "in this layer");
@@ -322,15 +331,16 @@ fn whiteouts_and_opaque_directories_are_those_of_the_overlay() {
 
 #[test]
 fn whiteouts_can_be_marked_files() {
-    let options = Options { overlay: OverlayForm::User, mark_whiteouts: true, ..Options::default() };
-    let archive = Archive::new()
-        .with(Entry::file("d/.wh.gone", ""))
-        .with(Entry::file("d/.wh.back", ""))
-        .with(Entry::file("d/back/x", "x"))
-        .with(Entry::file("o/.wh.gone", ""))
-        .with(Entry::file("o/.wh..wh..opq", ""))
+    let options =
+        UnpackOptions { overlay: OverlayForm::User, mark_whiteouts: true, ..UnpackOptions::default() };
+    let archive = TarBuilder::new()
+        .with(TarBuilderEntry::file("d/.wh.gone", ""))
+        .with(TarBuilderEntry::file("d/.wh.back", ""))
+        .with(TarBuilderEntry::file("d/back/x", "x"))
+        .with(TarBuilderEntry::file("o/.wh.gone", ""))
+        .with(TarBuilderEntry::file("o/.wh..wh..opq", ""))
         .finish();
-    let layer = Layer::new();
+    let layer = UnpackDir::new();
     let unpacked = layer.unpack_with(&archive, &archive, &options).unwrap();
     let value = |path: &str, name: &str| {
         let mut value = [0; 8];
@@ -349,12 +359,13 @@ fn whiteouts_can_be_marked_files() {
 
 #[test]
 fn without_owners_files_stay_usable_and_the_manifest_knows_better() {
-    let options = Options { owners: Owners::Record, overlay: OverlayForm::User, ..Options::default() };
-    let archive = Archive::new()
-        .with(Entry::dir("d").mode(0o555).owner(1, 2))
-        .with(Entry::file("d/shadow", "x").mode(0).owner(0, 42))
+    let options =
+        UnpackOptions { owners: OwnerMode::Record, overlay: OverlayForm::User, ..UnpackOptions::default() };
+    let archive = TarBuilder::new()
+        .with(TarBuilderEntry::dir("d").mode(0o555).owner(1, 2))
+        .with(TarBuilderEntry::file("d/shadow", "x").mode(0).owner(0, 42))
         .finish();
-    let layer = Layer::new();
+    let layer = UnpackDir::new();
     layer.unpack_with(&archive, &archive, &options).unwrap();
     assert_eq!(layer.meta("d").mode() & 0o777, 0o755);
     assert_eq!(layer.meta("d/shadow").mode() & 0o777, 0o400);
@@ -381,7 +392,10 @@ fn a_default_acl_does_not_reach_the_files_of_the_archive() {
     .flat_map(|(tag, perm, id)| [&tag.to_le_bytes()[..], &perm.to_le_bytes(), &id.to_le_bytes()].concat())
     .collect();
     let acl = [&2u32.to_le_bytes()[..], &acl].concat();
-    let layer = unpacked([Entry::dir("d").xattr("system.posix_acl_default", acl), Entry::file("d/f", "x")]);
+    let layer = unpacked([
+        TarBuilderEntry::dir("d").xattr("system.posix_acl_default", acl),
+        TarBuilderEntry::file("d/f", "x"),
+    ]);
     let mut buffer = [0; 128];
     let length =
         |path: &str, name, buffer: &mut [u8]| rustix::fs::getxattr(layer.root().join(path), name, buffer);
@@ -391,23 +405,23 @@ fn a_default_acl_does_not_reach_the_files_of_the_archive() {
 
 #[test]
 fn cancelling_ends_it() {
-    let [archive, _] = tricky();
-    for threads in [Threads::One, Threads::Two, Threads::Many] {
-        let options = Options { threads, ..Options::default() };
+    let [archive, _] = edge_case_layers();
+    for threads in [UnpackThreads::One, UnpackThreads::Two, UnpackThreads::Many] {
+        let options = UnpackOptions { threads, ..UnpackOptions::default() };
         options.progress.cancel();
-        let error = Layer::new().unpack_with(&gzip(&archive), &archive, &options).unwrap_err();
+        let error = UnpackDir::new().unpack_with(&gzip(&archive), &archive, &options).unwrap_err();
         assert!(matches!(error, UnpackError::Cancelled), "{error:?}");
     }
 }
 
 /// Cancels while it is read, and counts what is read afterwards.
-struct Canceller<'a> {
+struct CancellingReader<'a> {
     bytes: &'a [u8],
-    options: &'a Options,
+    options: &'a UnpackOptions,
     reads: &'a mut u32,
 }
 
-impl std::io::Read for Canceller<'_> {
+impl std::io::Read for CancellingReader<'_> {
     fn read(&mut self, into: &mut [u8]) -> std::io::Result<usize> {
         *self.reads += 1;
         if *self.reads == 3 {
@@ -420,16 +434,16 @@ impl std::io::Read for Canceller<'_> {
 
 #[test]
 fn cancelling_in_the_middle_reads_no_further() {
-    let [archive, _] = tricky();
+    let [archive, _] = edge_case_layers();
     let digest = crate::support::digest(&archive);
-    for threads in [Threads::One, Threads::Two, Threads::Many] {
-        let options = Options { threads, ..Options::default() };
-        let (layer, mut reads) = (Layer::new(), 0);
+    for threads in [UnpackThreads::One, UnpackThreads::Two, UnpackThreads::Many] {
+        let options = UnpackOptions { threads, ..UnpackOptions::default() };
+        let (layer, mut reads) = (UnpackDir::new(), 0);
         let (root, files) = (layer.root(), layer.files());
         let error = larder_store::unpack::unpack_layer(
-            Canceller { bytes: &archive, options: &options, reads: &mut reads },
-            &larder_store::unpack::Expected { digest: None, size: None, diff_id: &digest },
-            larder_store::unpack::Target { root: &root, files: &files },
+            CancellingReader { bytes: &archive, options: &options, reads: &mut reads },
+            &larder_store::unpack::ExpectedLayer { digest: None, size: None, diff_id: &digest },
+            larder_store::unpack::UnpackTarget { root: &root, files: &files },
             &options,
         )
         .unwrap_err();
@@ -442,12 +456,12 @@ fn cancelling_in_the_middle_reads_no_further() {
 fn deep_trees_are_made_and_replaced_with_few_open_files() {
     let deep = "d/".repeat(1000);
     let layer = unpacked([
-        Entry::file(format!("{deep}f"), "deep"),
-        Entry::file("other", ""),
-        Entry::file(format!("{deep}g"), "deep"),
-        Entry::file("d", "shallow"),
+        TarBuilderEntry::file(format!("{deep}f"), "deep"),
+        TarBuilderEntry::file("other", ""),
+        TarBuilderEntry::file(format!("{deep}g"), "deep"),
+        TarBuilderEntry::file("d", "shallow"),
     ]);
     assert_eq!(layer.read("d"), "shallow");
-    let layer = unpacked([Entry::file(format!("{deep}f"), "deep")]);
+    let layer = unpacked([TarBuilderEntry::file(format!("{deep}f"), "deep")]);
     assert_eq!(layer.records().len(), 1002);
 }

@@ -12,11 +12,12 @@ use std::process::Command;
 
 use larder::reference::Digest;
 use larder_store::unpack::{
-    Depth, Expected, Options, Settling, Target, Threads, UnpackError, settle, unpack_layer, verify,
+    CheckDepth, ExpectedLayer, LowerMergeMode, UnpackError, UnpackOptions, UnpackTarget, UnpackThreads,
+    merge_lowers, unpack_layer, verify,
 };
-use larder_testkit::archive::{Archive, Entry, tricky};
+use larder_testkit::archive::{TarBuilder, TarBuilderEntry, edge_case_layers};
 use larder_testkit_peers::packages::Package;
-use larder_testkit_peers::{Image, Layer, require};
+use larder_testkit_peers::{ImageBuilder, LayerFiles, require};
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 
@@ -28,15 +29,21 @@ fn the_merged_view_of_tricky_layers_equals_umoci() {
     let known = ["lib", "lib/second.so", "usr/lib/second.so"];
     compare_image(
         "tricky",
-        &Image::new().layer(Layer::archive(tricky()[0].clone())).layer(Layer::archive(tricky()[1].clone())),
+        &ImageBuilder::new()
+            .layer(LayerFiles::archive(edge_case_layers()[0].clone()))
+            .layer(LayerFiles::archive(edge_case_layers()[1].clone())),
         &known,
     );
 }
 
 #[test]
 fn the_merged_view_of_one_file_equals_umoci() {
-    let app = Entry::file("bin/app", vec![b'#'; 1_500_000]).mode(0o755);
-    compare_image("tiny", &Image::new().layer(Layer::archive(Archive::new().with(app).finish())), &[]);
+    let app = TarBuilderEntry::file("bin/app", vec![b'#'; 1_500_000]).mode(0o755);
+    compare_image(
+        "tiny",
+        &ImageBuilder::new().layer(LayerFiles::archive(TarBuilder::new().with(app).finish())),
+        &[],
+    );
 }
 
 /// A distribution's own files, as GNU tar packs them: what there is on any machine that runs this.
@@ -54,9 +61,9 @@ fn the_merged_view_of_a_distribution_equals_umoci() {
         assert!(tar.stdout.len() > 1 << 20, "{}", String::from_utf8_lossy(&tar.stderr));
         tar.stdout
     };
-    let image = Image::new()
-        .layer(Layer::archive(pack(&["--format=gnu", "bin", "lib", "sbin", "usr/share/zoneinfo"])))
-        .layer(Layer::archive(pack(&[
+    let image = ImageBuilder::new()
+        .layer(LayerFiles::archive(pack(&["--format=gnu", "bin", "lib", "sbin", "usr/share/zoneinfo"])))
+        .layer(LayerFiles::archive(pack(&[
             "--format=pax",
             "--xattrs",
             "--xattrs-include=*",
@@ -98,7 +105,7 @@ fn the_merged_views_of_more_images_equal_umoci() {
 }
 
 /// Compares a layout with zstd layers with the one of the same content with gzip layers.
-fn compare_with_twin(layout: &Path, name: &str, image: &[Blob]) {
+fn compare_with_twin(layout: &Path, name: &str, image: &[OracleLayer]) {
     let Some(twin) = layout.to_str().and_then(|layout| layout.strip_suffix("-zstd")).map(Path::new) else {
         panic!("{}: umoci knows no zstd, and a twin is known only of NAME-zstd", layout.display());
     };
@@ -118,7 +125,7 @@ fn ready() -> bool {
     require(&[Package::Umoci]).is_available() && is_root()
 }
 
-fn compare_image(name: &str, image: &Image, known: &[&str]) {
+fn compare_image(name: &str, image: &ImageBuilder, known: &[&str]) {
     if !ready() {
         return;
     }
@@ -130,7 +137,7 @@ fn compare_image(name: &str, image: &Image, known: &[&str]) {
 }
 
 /// A layer of a layout: its file, its digest, its diff id.
-struct Blob {
+struct OracleLayer {
     file: PathBuf,
     digest: Digest,
     diff_id: Digest,
@@ -139,7 +146,7 @@ struct Blob {
 }
 
 /// The images of a layout by their names, each with its layers from the bottom up.
-fn images(layout: &Path) -> Vec<(String, Vec<Blob>)> {
+fn images(layout: &Path) -> Vec<(String, Vec<OracleLayer>)> {
     let blob = |digest: &Value| layout.join("blobs").join(digest.as_str().unwrap().replace(':', "/"));
     let json = |path: &Path| serde_json::from_slice::<Value>(&fs_err::read(path).unwrap()).unwrap();
     let digest = |value: &Value| Digest::parse(value.as_str().unwrap()).unwrap();
@@ -149,7 +156,7 @@ fn images(layout: &Path) -> Vec<(String, Vec<Blob>)> {
         let config = json(&blob(&manifest["config"]["digest"]));
         let diff_ids = config["rootfs"]["diff_ids"].as_array().unwrap().clone();
         let layers =
-            manifest["layers"].as_array().unwrap().iter().zip(diff_ids).map(|(layer, diff_id)| Blob {
+            manifest["layers"].as_array().unwrap().iter().zip(diff_ids).map(|(layer, diff_id)| OracleLayer {
                 file: blob(&layer["digest"]),
                 digest: digest(&layer["digest"]),
                 diff_id: digest(&diff_id),
@@ -163,7 +170,7 @@ fn images(layout: &Path) -> Vec<(String, Vec<Blob>)> {
     index["manifests"].as_array().unwrap().iter().map(image).collect()
 }
 
-fn compare(layout: &Path, name: &str, layers: &[Blob], known: &[&str]) {
+fn compare(layout: &Path, name: &str, layers: &[OracleLayer], known: &[&str]) {
     let folder = tempfile::tempdir().unwrap();
     let merged = merge(folder.path(), layers).unwrap();
     let ours = look_at(merged.path());
@@ -180,10 +187,10 @@ fn compare(layout: &Path, name: &str, layers: &[Blob], known: &[&str]) {
     eprintln!("{name}: {} paths equal", ours.len());
 }
 
-type View = BTreeMap<PathBuf, Looks>;
+type TreeListing = BTreeMap<PathBuf, FileMetadata>;
 
 /// Fails with all paths that differ, but for those that are known to.
-fn assert_equal(name: &str, ours: &View, theirs: &View, known: &[&str]) {
+fn assert_equal(name: &str, ours: &TreeListing, theirs: &TreeListing, known: &[&str]) {
     let differences: Vec<String> = ours
         .keys()
         .chain(theirs.keys())
@@ -199,18 +206,18 @@ fn assert_equal(name: &str, ours: &View, theirs: &View, known: &[&str]) {
 }
 
 /// A read-only overlay, unmounted when dropped.
-struct Merged {
+struct MergedMount {
     at: PathBuf,
     mounted: bool,
 }
 
-impl Merged {
+impl MergedMount {
     fn path(&self) -> &Path {
         &self.at
     }
 }
 
-impl Drop for Merged {
+impl Drop for MergedMount {
     fn drop(&mut self) {
         if self.mounted {
             rustix::mount::unmount(&self.at, rustix::mount::UnmountFlags::DETACH).unwrap();
@@ -218,21 +225,21 @@ impl Drop for Merged {
     }
 }
 
-fn merge(folder: &Path, layers: &[Blob]) -> Result<Merged, UnpackError> {
+fn merge(folder: &Path, layers: &[OracleLayer]) -> Result<MergedMount, UnpackError> {
     let mut roots: Vec<PathBuf> = Vec::new();
     for (at, layer) in layers.iter().enumerate() {
         let root = folder.join(format!("l{at}"));
         let files = folder.join(format!("l{at}.files"));
         fs_err::create_dir(&root).unwrap();
-        let target = Target { root: &root, files: &files };
+        let target = UnpackTarget { root: &root, files: &files };
         let expected =
-            Expected { digest: Some(&layer.digest), size: Some(layer.size), diff_id: &layer.diff_id };
-        let threads = [Threads::Many, Threads::One, Threads::Two][at % 3];
+            ExpectedLayer { digest: Some(&layer.digest), size: Some(layer.size), diff_id: &layer.diff_id };
+        let threads = [UnpackThreads::Many, UnpackThreads::One, UnpackThreads::Two][at % 3];
         let file = fs_err::File::open(&layer.file).unwrap();
-        unpack_layer(file, &expected, target, &Options { threads, ..Options::default() })?;
+        unpack_layer(file, &expected, target, &UnpackOptions { threads, ..UnpackOptions::default() })?;
         let lowers: Vec<&Path> = roots.iter().rev().map(PathBuf::as_path).collect();
-        settle(target, &lowers, Settling::Apply)?;
-        let damage: Vec<_> = verify(&root, &files, Depth::Content)?.collect();
+        merge_lowers(target, &lowers, LowerMergeMode::Apply)?;
+        let damage: Vec<_> = verify(&root, &files, CheckDepth::Content)?.collect();
         assert!(damage.is_empty(), "{damage:?}");
         roots.push(root);
     }
@@ -243,7 +250,7 @@ fn merge(folder: &Path, layers: &[Blob]) -> Result<Merged, UnpackError> {
     fs_err::create_dir(&at).unwrap();
     let lowers: Vec<OsString> = roots.iter().rev().map(|root| root.clone().into_os_string()).collect();
     if let [only] = &lowers[..] {
-        return Ok(Merged { at: PathBuf::from(only), mounted: false });
+        return Ok(MergedMount { at: PathBuf::from(only), mounted: false });
     }
     let mut option = OsString::from("lowerdir=");
     option.push(lowers.join(std::ffi::OsStr::new(":")));
@@ -256,12 +263,12 @@ fn merge(folder: &Path, layers: &[Blob]) -> Result<Merged, UnpackError> {
         Some(option.as_c_str()),
     )
     .unwrap();
-    Ok(Merged { at, mounted: true })
+    Ok(MergedMount { at, mounted: true })
 }
 
 /// All that two equal trees have in common.
 #[derive(Debug, PartialEq, Eq)]
-struct Looks {
+struct FileMetadata {
     mode: u32,
     owner: (u32, u32),
     /// Of all but directories, whose time depends on when things were put into them.
@@ -274,7 +281,7 @@ struct Looks {
     same_as: Option<PathBuf>,
 }
 
-fn look_at(root: &Path) -> View {
+fn look_at(root: &Path) -> TreeListing {
     let mut first_names = BTreeMap::new();
     let mut looks = BTreeMap::new();
     for (path, meta) in walk(root) {
@@ -289,7 +296,7 @@ fn look_at(root: &Path) -> View {
         };
         let is_device = matches!(meta.mode() & 0o170_000, 0o020_000 | 0o060_000);
         let first = first_names.entry((meta.dev(), meta.ino())).or_insert_with(|| relative.clone()).clone();
-        let found = Looks {
+        let found = FileMetadata {
             mode: meta.mode(),
             owner: (meta.uid(), meta.gid()),
             mtime: (!kind.is_dir()).then(|| (meta.mtime(), meta.mtime_nsec())),

@@ -6,10 +6,10 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use larder::reference::Digest;
-use larder_store::unpack::files::{Reader, Record};
+use larder_store::unpack::layer_manifest::{LayerManifestReader, ManifestRecord};
 use larder_store::unpack::{
-    Damage, Depth, Expected, Options, Settled, Settling, Target, UnpackError, Unpacked, Usage, settle,
-    unpack_layer, verify,
+    AllocatedSpace, CheckDepth, ExpectedLayer, LowerMergeMode, LowerMergeReport, PathMismatch, UnpackError,
+    UnpackOptions, UnpackTarget, UnpackedLayer, merge_lowers, unpack_layer, verify,
 };
 use sha2::{Digest as _, Sha256};
 use tempfile::TempDir;
@@ -47,21 +47,21 @@ pub(crate) fn is_root() -> bool {
 }
 
 /// A folder with `root`, `files.v1`, and `outside/`, which is guarded.
-pub(crate) struct Layer {
+pub(crate) struct UnpackDir {
     folder: TempDir,
-    before: Vec<Guarded>,
+    before: Vec<GuardedFile>,
 }
 
-type Guarded = (PathBuf, u64, u32, u64, i64, i64, Vec<u8>);
+type GuardedFile = (PathBuf, u64, u32, u64, i64, i64, Vec<u8>);
 
-impl Layer {
-    pub(crate) fn new() -> Layer {
+impl UnpackDir {
+    pub(crate) fn new() -> UnpackDir {
         let folder = tempfile::tempdir().unwrap();
         fs_err::create_dir_all(folder.path().join("root")).unwrap();
         fs_err::create_dir_all(folder.path().join("outside/dir")).unwrap();
         fs_err::write(folder.path().join("outside/secret"), "untouched").unwrap();
         let before = guarded(folder.path());
-        Layer { folder, before }
+        UnpackDir { folder, before }
     }
 
     pub(crate) fn root(&self) -> PathBuf {
@@ -77,48 +77,52 @@ impl Layer {
         self.folder.path().join("outside")
     }
 
-    pub(crate) fn unpack(&self, plain: &[u8]) -> Result<Unpacked, UnpackError> {
-        self.unpack_with(plain, plain, &Options::default())
+    pub(crate) fn unpack(&self, plain: &[u8]) -> Result<UnpackedLayer, UnpackError> {
+        self.unpack_with(plain, plain, &UnpackOptions::default())
     }
 
     pub(crate) fn unpack_with(
         &self,
         compressed: &[u8],
         plain: &[u8],
-        options: &Options,
-    ) -> Result<Unpacked, UnpackError> {
+        options: &UnpackOptions,
+    ) -> Result<UnpackedLayer, UnpackError> {
         let (digest, diff_id) = (digest(compressed), digest(plain));
         let expected =
-            Expected { digest: Some(&digest), size: Some(compressed.len() as u64), diff_id: &diff_id };
+            ExpectedLayer { digest: Some(&digest), size: Some(compressed.len() as u64), diff_id: &diff_id };
         self.unpack_expecting(compressed, &expected, options)
     }
 
     pub(crate) fn unpack_expecting(
         &self,
         compressed: &[u8],
-        expected: &Expected<'_>,
-        options: &Options,
-    ) -> Result<Unpacked, UnpackError> {
+        expected: &ExpectedLayer<'_>,
+        options: &UnpackOptions,
+    ) -> Result<UnpackedLayer, UnpackError> {
         let (root, files) = (self.root(), self.files());
-        unpack_layer(compressed, expected, Target { root: &root, files: &files }, options)
+        unpack_layer(compressed, expected, UnpackTarget { root: &root, files: &files }, options)
     }
 
-    pub(crate) fn settle(&self, lowers: &[&Layer], settling: Settling) -> Result<Settled, UnpackError> {
+    pub(crate) fn settle(
+        &self,
+        lowers: &[&UnpackDir],
+        settling: LowerMergeMode,
+    ) -> Result<LowerMergeReport, UnpackError> {
         let roots: Vec<PathBuf> = lowers.iter().map(|layer| layer.root()).collect();
         let roots: Vec<&Path> = roots.iter().map(PathBuf::as_path).collect();
         let (root, files) = (self.root(), self.files());
-        settle(Target { root: &root, files: &files }, &roots, settling)
+        merge_lowers(UnpackTarget { root: &root, files: &files }, &roots, settling)
     }
 
-    pub(crate) fn damage(&self) -> Vec<Damage> {
-        verify(&self.root(), &self.files(), Depth::Content).unwrap().collect::<Result<_, _>>().unwrap()
+    pub(crate) fn damage(&self) -> Vec<PathMismatch> {
+        verify(&self.root(), &self.files(), CheckDepth::Content).unwrap().collect::<Result<_, _>>().unwrap()
     }
 
-    pub(crate) fn records(&self) -> Vec<Record> {
-        Reader::open(&self.files()).unwrap().collect::<Result<_, _>>().unwrap()
+    pub(crate) fn records(&self) -> Vec<ManifestRecord> {
+        LayerManifestReader::open(&self.files()).unwrap().collect::<Result<_, _>>().unwrap()
     }
 
-    pub(crate) fn record(&self, path: &str) -> Record {
+    pub(crate) fn record(&self, path: &str) -> ManifestRecord {
         self.records().into_iter().find(|record| record.path == path.as_bytes()).expect(path)
     }
 
@@ -141,9 +145,9 @@ impl Layer {
     }
 
     /// What the tree takes, counted by walking it.
-    pub(crate) fn usage_on_disk(&self) -> Usage {
+    pub(crate) fn usage_on_disk(&self) -> AllocatedSpace {
         let mut seen = std::collections::HashSet::new();
-        let mut usage = Usage::default();
+        let mut usage = AllocatedSpace::default();
         for (_, meta) in walk(&self.root()) {
             if seen.insert(meta.ino()) {
                 usage.inodes += 1;
@@ -163,7 +167,7 @@ impl Layer {
     }
 }
 
-fn guarded(folder: &Path) -> Vec<Guarded> {
+fn guarded(folder: &Path) -> Vec<GuardedFile> {
     let outside = folder.join("outside");
     walk(&outside)
         .into_iter()

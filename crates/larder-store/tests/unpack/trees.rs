@@ -5,14 +5,14 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::path::Path;
 
-use larder_store::unpack::{Options, Threads};
-use larder_testkit::archive::{Archive, Entry};
+use larder_store::unpack::{UnpackOptions, UnpackThreads};
+use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
 use proptest::prelude::*;
 
-use crate::support::{Layer, gzip, is_root, walk};
+use crate::support::{UnpackDir, gzip, is_root, walk};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Thing {
+enum ModelFile {
     File(Vec<u8>),
     Link(Vec<u8>),
     Pipe,
@@ -22,8 +22,8 @@ enum Thing {
 
 /// What a path is; `None` for the looks of a whiteout, or of a directory that no entry describes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Node {
-    thing: Thing,
+struct ModelEntry {
+    thing: ModelFile,
     looks: Option<(u32, u32, u32, i64)>,
     xattr: Option<Vec<u8>>,
     /// Paths with the same one are hard links of each other.
@@ -31,20 +31,20 @@ struct Node {
 }
 
 /// A directory that no entry describes.
-fn implied(opaque: bool) -> Node {
-    Node { thing: Thing::Dir { opaque }, looks: None, xattr: None, inode: 0 }
+fn implied(opaque: bool) -> ModelEntry {
+    ModelEntry { thing: ModelFile::Dir { opaque }, looks: None, xattr: None, inode: 0 }
 }
 
-impl Node {
+impl ModelEntry {
     fn is_dir(&self) -> bool {
-        matches!(self.thing, Thing::Dir { .. })
+        matches!(self.thing, ModelFile::Dir { .. })
     }
 }
 
-type Tree = BTreeMap<String, Node>;
+type ModelTree = BTreeMap<String, ModelEntry>;
 
 #[derive(Debug, Clone)]
-struct Step {
+struct TreeStep {
     path: Vec<u8>,
     thing: u8,
     size: u32,
@@ -70,8 +70,8 @@ fn text(path: &[u8]) -> String {
 }
 
 /// What a step does.
-enum Deed {
-    Make(Thing),
+enum TreeOperation {
+    Make(ModelFile),
     HardLink,
     /// Hides the path in lower layers.
     Hide,
@@ -79,7 +79,7 @@ enum Deed {
     HideAll,
 }
 
-fn steps() -> impl Strategy<Value = Vec<Step>> {
+fn steps() -> impl Strategy<Value = Vec<TreeStep>> {
     let step = (
         path(),
         0..13u8,
@@ -91,7 +91,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         prop::option::weighted(0.4, prop::collection::vec(any::<u8>(), 1..9)),
         path(),
     );
-    let step = step.prop_map(|(path, thing, size, mode, owner, mtime, xattr, target)| Step {
+    let step = step.prop_map(|(path, thing, size, mode, owner, mtime, xattr, target)| TreeStep {
         path,
         thing,
         size,
@@ -104,42 +104,42 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..60)
 }
 
-impl Step {
+impl TreeStep {
     fn path(&self) -> String {
         text(&self.path)
     }
 
-    fn deed(&self) -> Deed {
-        Deed::Make(match self.thing {
-            0..4 => Thing::File(
+    fn deed(&self) -> TreeOperation {
+        TreeOperation::Make(match self.thing {
+            0..4 => ModelFile::File(
                 (0..self.size).map(|at| (at.wrapping_mul(self.mtime | 1) >> 7).to_le_bytes()[0]).collect(),
             ),
-            4 => Thing::Link(format!("to-{}", self.mtime).into_bytes()),
-            5 => Thing::Pipe,
-            6 | 7 => Thing::Dir { opaque: false },
-            8..11 => return Deed::HardLink,
-            11 => return Deed::Hide,
-            _ => return Deed::HideAll,
+            4 => ModelFile::Link(format!("to-{}", self.mtime).into_bytes()),
+            5 => ModelFile::Pipe,
+            6 | 7 => ModelFile::Dir { opaque: false },
+            8..11 => return TreeOperation::HardLink,
+            11 => return TreeOperation::Hide,
+            _ => return TreeOperation::HideAll,
         })
     }
 
-    fn entry(&self) -> Entry {
+    fn entry(&self) -> TarBuilderEntry {
         let path = if self.owner == 1 { format!("./{}", self.path()) } else { self.path() };
         let beside = |name: &str| match path.rsplit_once('/') {
             Some((parent, _)) => format!("{parent}/{name}"),
             None => name.to_owned(),
         };
         let entry = match self.deed() {
-            Deed::Make(Thing::File(content)) => Entry::file(path, content),
-            Deed::Make(Thing::Link(target)) => Entry::symlink(path, target),
-            Deed::Make(Thing::Pipe) => Entry::fifo(path),
-            Deed::Make(Thing::Dir { .. } | Thing::Whiteout) => Entry::dir(path),
-            Deed::HardLink => Entry::hard_link(path, text(&self.target)),
-            Deed::Hide => {
+            TreeOperation::Make(ModelFile::File(content)) => TarBuilderEntry::file(path, content),
+            TreeOperation::Make(ModelFile::Link(target)) => TarBuilderEntry::symlink(path, target),
+            TreeOperation::Make(ModelFile::Pipe) => TarBuilderEntry::fifo(path),
+            TreeOperation::Make(ModelFile::Dir { .. } | ModelFile::Whiteout) => TarBuilderEntry::dir(path),
+            TreeOperation::HardLink => TarBuilderEntry::hard_link(path, text(&self.target)),
+            TreeOperation::Hide => {
                 let name = path.rsplit('/').next().unwrap_or_default();
-                Entry::file(beside(&format!(".wh.{name}")), "")
+                TarBuilderEntry::file(beside(&format!(".wh.{name}")), "")
             }
-            Deed::HideAll => Entry::file(beside(".wh..wh..opq"), ""),
+            TreeOperation::HideAll => TarBuilderEntry::file(beside(".wh..wh..opq"), ""),
         };
         let entry =
             entry.mode(self.mode).owner(self.owner.into(), self.owner.into()).mtime(self.mtime.into());
@@ -153,17 +153,19 @@ impl Step {
 const XATTR: &str = "trusted.larder-test";
 
 /// Applies a step to a model. `false` for one that is left out: a parent is no directory, or a link has no file.
-fn apply(tree: &mut Tree, step: &Step, inode: u64) -> bool {
+fn apply(tree: &mut ModelTree, step: &TreeStep, inode: u64) -> bool {
     let path = step.path();
     let (below, target) = (format!("{path}/"), text(&step.target));
     let parents: Vec<&str> = path.match_indices('/').map(|(at, _)| &path[..at]).collect();
-    let is_way = |node: &Node| node.is_dir() || node.thing == Thing::Whiteout;
+    let is_way = |node: &ModelEntry| node.is_dir() || node.thing == ModelFile::Whiteout;
     if parents.iter().any(|parent| tree.get(*parent).is_some_and(|node| !is_way(node))) {
         return false;
     }
     let linked = tree.get(&target).filter(|node| !is_way(node)).cloned();
     let deed = step.deed();
-    if matches!(deed, Deed::HardLink) && (linked.is_none() || target == path || target.starts_with(&below)) {
+    if matches!(deed, TreeOperation::HardLink)
+        && (linked.is_none() || target == path || target.starts_with(&below))
+    {
         return false;
     }
     for parent in &parents {
@@ -174,25 +176,25 @@ fn apply(tree: &mut Tree, step: &Step, inode: u64) -> bool {
     }
     let was = tree.get(&path).map(|node| node.thing.clone());
     let made = match deed {
-        Deed::Make(Thing::Dir { .. }) => {
-            let opaque = was.as_ref().is_some_and(|was| *was != Thing::Dir { opaque: false });
-            Node { thing: Thing::Dir { opaque }, ..described(step, inode) }
+        TreeOperation::Make(ModelFile::Dir { .. }) => {
+            let opaque = was.as_ref().is_some_and(|was| *was != ModelFile::Dir { opaque: false });
+            ModelEntry { thing: ModelFile::Dir { opaque }, ..described(step, inode) }
         }
-        Deed::Make(thing) => Node { thing, ..described(step, inode) },
-        Deed::HardLink => linked.unwrap(),
-        Deed::Hide => {
+        TreeOperation::Make(thing) => ModelEntry { thing, ..described(step, inode) },
+        TreeOperation::HardLink => linked.unwrap(),
+        TreeOperation::Hide => {
             match tree.get_mut(&path) {
-                Some(Node { thing: Thing::Dir { opaque }, .. }) => *opaque = true,
+                Some(ModelEntry { thing: ModelFile::Dir { opaque }, .. }) => *opaque = true,
                 Some(_) => {}
                 None => {
-                    let whiteout = Node { thing: Thing::Whiteout, ..implied(false) };
+                    let whiteout = ModelEntry { thing: ModelFile::Whiteout, ..implied(false) };
                     tree.insert(path, whiteout);
                 }
             }
             return true;
         }
-        Deed::HideAll => {
-            if let Some(Node { thing: Thing::Dir { opaque }, .. }) =
+        TreeOperation::HideAll => {
+            if let Some(ModelEntry { thing: ModelFile::Dir { opaque }, .. }) =
                 parents.last().and_then(|parent| tree.get_mut(*parent))
             {
                 *opaque = true;
@@ -207,9 +209,9 @@ fn apply(tree: &mut Tree, step: &Step, inode: u64) -> bool {
     true
 }
 
-fn described(step: &Step, inode: u64) -> Node {
+fn described(step: &TreeStep, inode: u64) -> ModelEntry {
     let looks = Some((step.mode, step.owner, step.owner, i64::from(step.mtime)));
-    Node { looks, xattr: step.xattr.clone(), inode, ..implied(false) }
+    ModelEntry { looks, xattr: step.xattr.clone(), inode, ..implied(false) }
 }
 
 fn xattr(path: &Path, name: &str) -> Option<Vec<u8>> {
@@ -219,35 +221,35 @@ fn xattr(path: &Path, name: &str) -> Option<Vec<u8>> {
 }
 
 /// The same tree, with each inode named for the first path that has it; directories have none.
-fn by_first_path(mut tree: Tree) -> Tree {
+fn by_first_path(mut tree: ModelTree) -> ModelTree {
     let mut first = BTreeMap::new();
     for (number, node) in (1..).zip(tree.values_mut()) {
-        let linkable = !node.is_dir() && node.thing != Thing::Whiteout;
+        let linkable = !node.is_dir() && node.thing != ModelFile::Whiteout;
         node.inode = if linkable { *first.entry(node.inode).or_insert(number) } else { 0 };
     }
     tree
 }
 
-fn on_disk(layer: &Layer) -> Tree {
+fn on_disk(layer: &UnpackDir) -> ModelTree {
     let root = layer.root();
     walk(&root)
         .into_iter()
         .filter(|(path, _)| *path != root)
         .map(|(path, meta)| {
             let thing = if meta.is_dir() {
-                Thing::Dir { opaque: xattr(&path, "trusted.overlay.opaque").is_some() }
+                ModelFile::Dir { opaque: xattr(&path, "trusted.overlay.opaque").is_some() }
             } else if meta.file_type().is_char_device() && meta.rdev() == 0 {
-                Thing::Whiteout
+                ModelFile::Whiteout
             } else if meta.is_symlink() {
-                Thing::Link(fs_err::read_link(&path).unwrap().as_os_str().as_bytes().to_vec())
+                ModelFile::Link(fs_err::read_link(&path).unwrap().as_os_str().as_bytes().to_vec())
             } else if meta.is_file() {
-                Thing::File(fs_err::read(&path).unwrap())
+                ModelFile::File(fs_err::read(&path).unwrap())
             } else {
-                Thing::Pipe
+                ModelFile::Pipe
             };
             let looks = Some((meta.mode() & 0o7777, meta.uid(), meta.gid(), meta.mtime()));
-            let looks = looks.filter(|_| thing != Thing::Whiteout);
-            let node = Node { thing, looks, xattr: xattr(&path, XATTR), inode: meta.ino() };
+            let looks = looks.filter(|_| thing != ModelFile::Whiteout);
+            let node = ModelEntry { thing, looks, xattr: xattr(&path, XATTR), inode: meta.ino() };
             (path.strip_prefix(&root).unwrap().to_str().unwrap().to_owned(), node)
         })
         .collect()
@@ -261,25 +263,25 @@ proptest! {
         if !is_root() {
             return Ok(());
         }
-        let mut expected = Tree::new();
+        let mut expected = ModelTree::new();
         let numbered = (1..).zip(&steps);
-        let kept: Vec<&Step> =
+        let kept: Vec<&TreeStep> =
             numbered.filter(|(at, step)| apply(&mut expected, step, *at)).map(|(_, step)| step).collect();
         let expected = by_first_path(expected);
-        let archive = Archive::new().extend(kept.iter().map(|step| step.entry())).finish();
+        let archive = TarBuilder::new().extend(kept.iter().map(|step| step.entry())).finish();
         let compressed = if packed { gzip(&archive) } else { archive.clone() };
-        let layer = Layer::new();
+        let layer = UnpackDir::new();
         let unpacked =
-            layer.unpack_with(&compressed, &archive, &Options { threads, ..Options::default() }).unwrap();
+            layer.unpack_with(&compressed, &archive, &UnpackOptions { threads, ..UnpackOptions::default() }).unwrap();
         let mut found = by_first_path(on_disk(&layer));
         for (path, node) in &mut found {
             match expected.get(path) {
                 // Nobody said how it should look.
-                Some(Node { thing: Thing::Dir { .. }, looks: None, .. }) => {
+                Some(ModelEntry { thing: ModelFile::Dir { .. }, looks: None, .. }) => {
                     prop_assert_eq!(node.looks.map(|looks| looks.0), Some(0o755));
                     node.looks = None;
                 }
-                Some(Node { thing: Thing::Link(_), looks: Some(looks), .. }) => {
+                Some(ModelEntry { thing: ModelFile::Link(_), looks: Some(looks), .. }) => {
                     node.looks = node.looks.map(|found| (looks.0, found.1, found.2, found.3));
                 }
                 _ => {}
@@ -290,22 +292,22 @@ proptest! {
         prop_assert_eq!(unpacked.usage, layer.usage_on_disk());
         prop_assert_eq!(layer.damage(), []);
         prop_assert_eq!(layer.records().len(), expected.len() + 1);
-        let alone = Layer::new();
-        let options = Options { threads: Threads::One, ..Options::default() };
+        let alone = UnpackDir::new();
+        let options = UnpackOptions { threads: UnpackThreads::One, ..UnpackOptions::default() };
         prop_assert_eq!(alone.unpack_with(&compressed, &archive, &options).unwrap().usage, unpacked.usage);
         prop_assert!(alone.records() == layer.records(), "the manifest depends on the threads");
     }
 }
 
-fn threads() -> impl Strategy<Value = Threads> {
-    prop_oneof![1 => Just(Threads::One), 1 => Just(Threads::Two), 3 => Just(Threads::Many)]
+fn threads() -> impl Strategy<Value = UnpackThreads> {
+    prop_oneof![1 => Just(UnpackThreads::One), 1 => Just(UnpackThreads::Two), 3 => Just(UnpackThreads::Many)]
 }
 
-fn names(tree: &Tree) -> Vec<String> {
+fn names(tree: &ModelTree) -> Vec<String> {
     tree.iter()
         .map(|(path, node)| {
             let kind = match &node.thing {
-                Thing::File(content) => format!("file of {}", content.len()),
+                ModelFile::File(content) => format!("file of {}", content.len()),
                 other => format!("{other:?}"),
             };
             format!("{path}: {kind} {:?} {:?} {}", node.looks, node.xattr, node.inode)
@@ -316,16 +318,20 @@ fn names(tree: &Tree) -> Vec<String> {
 /// Links to a link whose own name is replaced, as is that of the file itself: what is left keeps its record.
 #[test]
 fn a_link_outlives_the_link_and_the_file_that_it_was_made_from() {
-    let layers: [&[Entry]; 3] = [
-        &[Entry::file("c", "new"), Entry::file("a/c", "newer")],
-        &[Entry::file("a", "no directory"), Entry::dir("c")],
-        &[Entry::file("c", "new")],
+    let layers: [&[TarBuilderEntry]; 3] = [
+        &[TarBuilderEntry::file("c", "new"), TarBuilderEntry::file("a/c", "newer")],
+        &[TarBuilderEntry::file("a", "no directory"), TarBuilderEntry::dir("c")],
+        &[TarBuilderEntry::file("c", "new")],
     ];
     for replacing in layers {
-        let first = [Entry::file("a/c", "old"), Entry::hard_link("c", "a/c"), Entry::hard_link("b", "c")];
-        let archive = Archive::new().extend(first.into_iter().chain(replacing.iter().cloned())).finish();
-        let layer = Layer::new();
-        layer.unpack_with(&archive, &archive, &Options::default()).unwrap();
+        let first = [
+            TarBuilderEntry::file("a/c", "old"),
+            TarBuilderEntry::hard_link("c", "a/c"),
+            TarBuilderEntry::hard_link("b", "c"),
+        ];
+        let archive = TarBuilder::new().extend(first.into_iter().chain(replacing.iter().cloned())).finish();
+        let layer = UnpackDir::new();
+        layer.unpack_with(&archive, &archive, &UnpackOptions::default()).unwrap();
         assert_eq!(fs_err::read(layer.root().join("b")).unwrap(), b"old");
         assert_eq!(layer.damage(), []);
     }

@@ -3,11 +3,11 @@
 use std::os::unix::fs::MetadataExt as _;
 use std::process::Command;
 
-use larder_store::unpack::files::RecordKind;
-use larder_store::unpack::{Options, OverlayForm, Owners, Settling};
-use larder_testkit::archive::{Archive, Entry, tricky};
+use larder_store::unpack::layer_manifest::RecordKind;
+use larder_store::unpack::{LowerMergeMode, OverlayForm, OwnerMode, UnpackOptions};
+use larder_testkit::archive::{TarBuilder, TarBuilderEntry, edge_case_layers};
 
-use crate::support::{Layer, capability};
+use crate::support::{UnpackDir, capability};
 
 #[test]
 fn without_root_everything_but_devices_is_there() {
@@ -15,16 +15,16 @@ fn without_root_everything_but_devices_is_there() {
         run_without_root("unprivileged::without_root_everything_but_devices_is_there");
         return;
     }
-    let options = Options::default();
-    assert_eq!((options.owners, options.overlay), (Owners::Record, OverlayForm::User));
-    let layers = [Layer::new(), Layer::new()];
-    for (layer, archive) in layers.iter().zip(tricky()) {
+    let options = UnpackOptions::default();
+    assert_eq!((options.owners, options.overlay), (OwnerMode::Record, OverlayForm::User));
+    let layers = [UnpackDir::new(), UnpackDir::new()];
+    for (layer, archive) in layers.iter().zip(edge_case_layers()) {
         let unpacked = layer.unpack_with(&archive, &archive, &options).unwrap();
         assert_eq!(unpacked.usage, layer.usage_on_disk());
     }
     let [lower, upper] = &layers;
-    lower.settle(&[], Settling::Apply).unwrap();
-    upper.settle(&[lower], Settling::Apply).unwrap();
+    lower.settle(&[], LowerMergeMode::Apply).unwrap();
+    upper.settle(&[lower], LowerMergeMode::Apply).unwrap();
     for layer in &layers {
         assert_eq!(layer.damage(), []);
         layer.assert_contained();
@@ -48,11 +48,15 @@ fn without_root_devices_and_capabilities_are_counted() {
         run_without_root("unprivileged::without_root_devices_and_capabilities_are_counted");
         return;
     }
-    let archive = Archive::new()
-        .with(Entry::char_device("null", 1, 3))
-        .with(Entry::file("ping", "x").xattr("security.capability", capability()).xattr("user.kept", "1"))
+    let archive = TarBuilder::new()
+        .with(TarBuilderEntry::char_device("null", 1, 3))
+        .with(
+            TarBuilderEntry::file("ping", "x")
+                .xattr("security.capability", capability())
+                .xattr("user.kept", "1"),
+        )
         .finish();
-    let layer = Layer::new();
+    let layer = UnpackDir::new();
     let unpacked = layer.unpack(&archive).unwrap();
     assert_eq!((unpacked.skipped_devices, unpacked.skipped_xattrs), (1, 1));
     assert!(layer.record("ping").xattrs.is_some());

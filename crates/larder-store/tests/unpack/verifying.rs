@@ -3,28 +3,28 @@
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-use larder_store::unpack::{DamageKind, Depth, verify};
-use larder_testkit::archive::{Archive, Entry};
+use larder_store::unpack::{CheckDepth, MismatchKind, verify};
+use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
 use rustix::fs::{
     AtFlags, CWD, Mode, Timespec, Timestamps, XattrFlags, chmodat, chownat, setxattr, utimensat,
 };
 
-use crate::support::{Layer, is_root};
+use crate::support::{UnpackDir, is_root};
 
-type Harm = fn(&Path);
+type DamageFn = fn(&Path);
 
-fn sample() -> Layer {
-    let layer = Layer::new();
-    let archive = Archive::new()
-        .with(Entry::dir("d").xattr("user.a", "1"))
-        .with(Entry::file("d/file", "content").xattr("user.a", "1"))
-        .with(Entry::hard_link("d/link", "d/file"))
-        .with(Entry::symlink("d/soft", "file"))
-        .with(Entry::fifo("d/pipe"))
-        .with(Entry::file("d/.wh.gone", ""))
-        .with(Entry::file("d/sub/deep", "x"))
-        .with(Entry::file("o/.wh..wh..opq", ""))
-        .with(Entry::char_device("d/null", 1, 3))
+fn sample() -> UnpackDir {
+    let layer = UnpackDir::new();
+    let archive = TarBuilder::new()
+        .with(TarBuilderEntry::dir("d").xattr("user.a", "1"))
+        .with(TarBuilderEntry::file("d/file", "content").xattr("user.a", "1"))
+        .with(TarBuilderEntry::hard_link("d/link", "d/file"))
+        .with(TarBuilderEntry::symlink("d/soft", "file"))
+        .with(TarBuilderEntry::fifo("d/pipe"))
+        .with(TarBuilderEntry::file("d/.wh.gone", ""))
+        .with(TarBuilderEntry::file("d/sub/deep", "x"))
+        .with(TarBuilderEntry::file("o/.wh..wh..opq", ""))
+        .with(TarBuilderEntry::char_device("d/null", 1, 3))
         .finish();
     layer.unpack(&archive).unwrap();
     assert_eq!(layer.damage(), []);
@@ -47,23 +47,23 @@ fn each_kind_of_damage_is_named() {
     if !is_root() {
         return;
     }
-    let remove: Harm = |path| fs_err::remove_file(path).unwrap();
-    let cases: Vec<(&str, Harm, DamageKind)> = vec![
-        ("d/soft", remove, DamageKind::Missing),
-        ("d/link", remove, DamageKind::Missing),
-        ("d/gone", remove, DamageKind::Missing),
-        ("d/sub/deep", remove, DamageKind::Missing),
-        ("d/file", |path| fs_err::write(path, "Content").unwrap(), DamageKind::Content),
-        ("d/file", |path| fs_err::write(path, "contents").unwrap(), DamageKind::Size),
+    let remove: DamageFn = |path| fs_err::remove_file(path).unwrap();
+    let cases: Vec<(&str, DamageFn, MismatchKind)> = vec![
+        ("d/soft", remove, MismatchKind::Missing),
+        ("d/link", remove, MismatchKind::Missing),
+        ("d/gone", remove, MismatchKind::Missing),
+        ("d/sub/deep", remove, MismatchKind::Missing),
+        ("d/file", |path| fs_err::write(path, "Content").unwrap(), MismatchKind::Content),
+        ("d/file", |path| fs_err::write(path, "contents").unwrap(), MismatchKind::Size),
         (
             "d/file",
             |path| chmodat(CWD, path, Mode::from_raw_mode(0o4644), AtFlags::empty()).unwrap(),
-            DamageKind::Mode,
+            MismatchKind::Mode,
         ),
         (
             "d/sub",
             |path| chmodat(CWD, path, Mode::from_raw_mode(0o777), AtFlags::empty()).unwrap(),
-            DamageKind::Mode,
+            MismatchKind::Mode,
         ),
         (
             "d/soft",
@@ -71,22 +71,22 @@ fn each_kind_of_damage_is_named() {
                 chownat(CWD, path, Some(rustix::fs::Uid::from_raw(9)), None, AtFlags::SYMLINK_NOFOLLOW)
                     .unwrap();
             },
-            DamageKind::Owner,
+            MismatchKind::Owner,
         ),
-        ("d/file", |path| setxattr(path, "user.b", b"2", XattrFlags::empty()).unwrap(), DamageKind::Xattrs),
+        ("d/file", |path| setxattr(path, "user.b", b"2", XattrFlags::empty()).unwrap(), MismatchKind::Xattrs),
         (
             "d",
             |path| setxattr(path, "trusted.overlay.opaque", b"y", XattrFlags::empty()).unwrap(),
-            DamageKind::Xattrs,
+            MismatchKind::Xattrs,
         ),
-        ("o", |path| rustix::fs::removexattr(path, "trusted.overlay.opaque").unwrap(), DamageKind::Xattrs),
+        ("o", |path| rustix::fs::removexattr(path, "trusted.overlay.opaque").unwrap(), MismatchKind::Xattrs),
         (
             "d/soft",
             |path| {
                 fs_err::remove_file(path).unwrap();
                 symlink("/etc/passwd", path).unwrap();
             },
-            DamageKind::Link,
+            MismatchKind::Link,
         ),
         (
             "d/link",
@@ -94,7 +94,7 @@ fn each_kind_of_damage_is_named() {
                 fs_err::remove_file(path).unwrap();
                 fs_err::write(path, "content").unwrap();
             },
-            DamageKind::Link,
+            MismatchKind::Link,
         ),
         (
             "d/soft",
@@ -102,7 +102,7 @@ fn each_kind_of_damage_is_named() {
                 fs_err::remove_file(path).unwrap();
                 fs_err::write(path, "file").unwrap();
             },
-            DamageKind::Type,
+            MismatchKind::Type,
         ),
         (
             "d/null",
@@ -110,7 +110,7 @@ fn each_kind_of_damage_is_named() {
                 fs_err::remove_file(path).unwrap();
                 fs_err::write(path, "").unwrap();
             },
-            DamageKind::Type,
+            MismatchKind::Type,
         ),
         (
             "d/pipe",
@@ -118,7 +118,7 @@ fn each_kind_of_damage_is_named() {
                 fs_err::remove_file(path).unwrap();
                 fs_err::create_dir(path).unwrap();
             },
-            DamageKind::Type,
+            MismatchKind::Type,
         ),
         (
             "d/sub/deep",
@@ -126,10 +126,10 @@ fn each_kind_of_damage_is_named() {
                 fs_err::remove_file(path).unwrap();
                 symlink("/dev/zero", path).unwrap();
             },
-            DamageKind::Type,
+            MismatchKind::Type,
         ),
-        ("d/more", |path| fs_err::write(path, "").unwrap(), DamageKind::Extra),
-        ("o/more", |path| fs_err::create_dir(path).unwrap(), DamageKind::Extra),
+        ("d/more", |path| fs_err::write(path, "").unwrap(), MismatchKind::Extra),
+        ("o/more", |path| fs_err::create_dir(path).unwrap(), MismatchKind::Extra),
     ];
     for (path, harm, kind) in cases {
         let layer = sample();
@@ -149,9 +149,9 @@ fn a_changed_time_is_noticed_without_reading_contents() {
         fs_err::metadata(layer.root().join("d")).unwrap().modified().unwrap()
     );
     let found: Vec<_> =
-        verify(&layer.root(), &layer.files(), Depth::Metadata).unwrap().map(Result::unwrap).collect();
+        verify(&layer.root(), &layer.files(), CheckDepth::Metadata).unwrap().map(Result::unwrap).collect();
     assert_eq!(found.len(), 1);
-    assert_eq!((found[0].path.as_path(), found[0].kind), (Path::new("d/file"), DamageKind::Time));
+    assert_eq!((found[0].path.as_path(), found[0].kind), (Path::new("d/file"), MismatchKind::Time));
 }
 
 #[test]
@@ -164,5 +164,5 @@ fn a_directory_that_became_a_link_is_damage_and_not_followed() {
     });
     let mut found: Vec<_> = layer.damage().into_iter().map(|damage| (damage.path, damage.kind)).collect();
     found.sort_by(|a, b| a.0.cmp(&b.0));
-    assert_eq!(found, [("d/sub".into(), DamageKind::Type), ("d/sub/deep".into(), DamageKind::Missing)]);
+    assert_eq!(found, [("d/sub".into(), MismatchKind::Type), ("d/sub/deep".into(), MismatchKind::Missing)]);
 }

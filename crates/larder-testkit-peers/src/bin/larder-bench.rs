@@ -10,7 +10,9 @@ use std::process::{Command, ExitCode, Stdio};
 use std::time::Duration;
 
 use larder_testkit_peers::packages::find_program;
-use larder_testkit_peers::{Availability, Containerd, Image, Package, Registry, RegistryOptions, require};
+use larder_testkit_peers::{
+    Availability, Containerd, ImageBuilder, Package, RegistryOptions, RegistryProcess, require,
+};
 use wait4::Wait4;
 
 const HELP: &str = "\
@@ -40,7 +42,7 @@ fn main() -> ExitCode {
         eprint!("{HELP}");
         Ok(())
     } else {
-        Options::parse(words).and_then(|options| bench(&options))
+        BenchOptions::parse(words).and_then(|options| bench(&options))
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -51,17 +53,17 @@ fn main() -> ExitCode {
     }
 }
 
-struct Options {
+struct BenchOptions {
     runs: usize,
     larder: PathBuf,
     crictl: Option<PathBuf>,
     bare: Option<PathBuf>,
 }
 
-impl Options {
-    fn parse(words: Vec<OsString>) -> Outcome<Options> {
+impl BenchOptions {
+    fn parse(words: Vec<OsString>) -> Outcome<BenchOptions> {
         let larder = env::current_exe()?.with_file_name("larder");
-        let mut options = Options { runs: 50, larder, crictl: find_program("crictl"), bare: None };
+        let mut options = BenchOptions { runs: 50, larder, crictl: find_program("crictl"), bare: None };
         let mut words = words.into_iter();
         while let Some(word) = words.next() {
             let name = word.to_string_lossy().into_owned();
@@ -86,7 +88,7 @@ impl Options {
 struct Contender {
     name: &'static str,
     command: Vec<OsString>,
-    costs: Vec<Cost>,
+    costs: Vec<ProcessCost>,
 }
 
 impl Contender {
@@ -95,7 +97,7 @@ impl Contender {
         Contender { name, command, costs: Vec::new() }
     }
 
-    fn median(&self, of: impl Fn(&Cost) -> u64) -> f64 {
+    fn median(&self, of: impl Fn(&ProcessCost) -> u64) -> f64 {
         let mut values: Vec<u64> = self.costs.iter().map(of).collect();
         values.sort_unstable();
         #[expect(clippy::cast_precision_loss, reason = "microseconds and KiB of one short process")]
@@ -105,21 +107,21 @@ impl Contender {
 
 /// What one process cost.
 #[derive(Debug, Clone, Copy)]
-struct Cost {
+struct ProcessCost {
     wall_us: u64,
     user_us: u64,
     system_us: u64,
     peak_kib: u64,
 }
 
-fn bench(options: &Options) -> Outcome<()> {
+fn bench(options: &BenchOptions) -> Outcome<()> {
     if let Availability::Skip(reason) = require(&Package::ALL) {
         return Err(reason.into());
     }
-    let registry = Registry::start(RegistryOptions::default())?;
+    let registry = RegistryProcess::start(RegistryOptions::default())?;
     let containerd = Containerd::start()?;
-    containerd.knows(&registry)?;
-    Image::small(1, 100_000).push(&registry, "bench/small:1")?;
+    containerd.add_registry(&registry)?;
+    ImageBuilder::small(1, 100_000).push(&registry, "bench/small:1")?;
     let image = registry.image("bench/small:1");
     let (socket, endpoint) = (containerd.socket(), containerd.endpoint());
     let socket = socket.to_string_lossy();
@@ -155,8 +157,8 @@ fn bench(options: &Options) -> Outcome<()> {
     report(&contenders, options)
 }
 
-fn report(contenders: &[Contender], options: &Options) -> Outcome<()> {
-    let cpu = |cost: &Cost| cost.user_us + cost.system_us;
+fn report(contenders: &[Contender], options: &BenchOptions) -> Outcome<()> {
+    let cpu = |cost: &ProcessCost| cost.user_us + cost.system_us;
     let (own_cpu, own_peak) = (contenders[0].median(cpu), contenders[0].median(|cost| cost.peak_kib));
     let mut table = format!(
         "Medians of {} runs each, taking turns.\n\n\
@@ -186,13 +188,13 @@ fn report(contenders: &[Contender], options: &Options) -> Outcome<()> {
 }
 
 /// Runs the command in a small process of its own and reads what it cost.
-fn measure(command: &[OsString]) -> Outcome<Cost> {
+fn measure(command: &[OsString]) -> Outcome<ProcessCost> {
     let output = Command::new(env::current_exe()?).arg(MEASURE).args(command).output()?;
     let said = String::from_utf8_lossy(&output.stdout);
     let numbers: Vec<u64> = said.split_whitespace().filter_map(|word| word.parse().ok()).collect();
     match numbers[..] {
         [wall_us, user_us, system_us, peak_kib] if output.status.success() => {
-            Ok(Cost { wall_us, user_us, system_us, peak_kib })
+            Ok(ProcessCost { wall_us, user_us, system_us, peak_kib })
         }
         _ => Err(format!("{command:?}: {}", String::from_utf8_lossy(&output.stderr)).into()),
     }

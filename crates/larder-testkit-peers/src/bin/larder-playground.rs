@@ -18,7 +18,7 @@ use std::process::{ExitCode, ExitStatus};
 
 use larder_testkit_peers::examples::{self, PORT, PRIVATE_PORT};
 use larder_testkit_peers::packages::lacking;
-use larder_testkit_peers::{Auth, Containerd, Package, Registry, RegistryOptions};
+use larder_testkit_peers::{Containerd, Package, RegistryAccess, RegistryOptions, RegistryProcess};
 use rustix::process::{Pid, Signal, kill_process};
 use tokio::process::Command;
 use tokio::signal::unix::{SignalKind, signal};
@@ -47,13 +47,13 @@ elsewhere with the LARDER_PLAYGROUND_CONTROL that the playground prints.
 ";
 
 fn main() -> ExitCode {
-    let outcome = match Request::parse(env::args_os().skip(1).collect()) {
-        Ok(Request::Help) => {
+    let outcome = match PlaygroundCommand::parse(env::args_os().skip(1).collect()) {
+        Ok(PlaygroundCommand::Help) => {
             eprint!("{HELP}");
             return ExitCode::SUCCESS;
         }
-        Ok(Request::Control(line)) => control(&line).map(|()| 0),
-        Ok(Request::Play(options)) => play(&options),
+        Ok(PlaygroundCommand::Control(line)) => control(&line).map(|()| 0),
+        Ok(PlaygroundCommand::Play(options)) => play(&options),
         Err(error) => Err(error),
     };
     match outcome {
@@ -65,13 +65,13 @@ fn main() -> ExitCode {
     }
 }
 
-enum Request {
+enum PlaygroundCommand {
     Help,
     Control(String),
-    Play(Options),
+    Play(PlaygroundOptions),
 }
 
-struct Options {
+struct PlaygroundOptions {
     port: u16,
     examples: PathBuf,
     command: Vec<OsString>,
@@ -79,26 +79,26 @@ struct Options {
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
-impl Request {
-    fn parse(words: Vec<OsString>) -> Outcome<Request> {
-        let mut options = Options { port: PORT, examples: "examples".into(), command: Vec::new() };
+impl PlaygroundCommand {
+    fn parse(words: Vec<OsString>) -> Outcome<PlaygroundCommand> {
+        let mut options = PlaygroundOptions { port: PORT, examples: "examples".into(), command: Vec::new() };
         let mut words = words.into_iter();
         while let Some(word) = words.next() {
             let text = word.to_string_lossy().into_owned();
             let mut value = || words.next().ok_or(format!("{text} needs a value"));
             match text.as_str() {
-                "-h" | "--help" => return Ok(Request::Help),
+                "-h" | "--help" => return Ok(PlaygroundCommand::Help),
                 "--port" => options.port = port(&value()?.to_string_lossy())?,
                 "--examples" => options.examples = value()?.into(),
                 "--" => options.command = words.by_ref().collect(),
                 "registry" | "runtime" => {
                     let verb = value()?.to_string_lossy().into_owned();
-                    return Ok(Request::Control(format!("{text} {verb}")));
+                    return Ok(PlaygroundCommand::Control(format!("{text} {verb}")));
                 }
                 _ => return Err(format!("{text}: not understood; see --help").into()),
             }
         }
-        Ok(Request::Play(options))
+        Ok(PlaygroundCommand::Play(options))
     }
 }
 
@@ -112,11 +112,11 @@ fn port(text: &str) -> Result<u16, String> {
 
 /// What runs. Dropping it ends it.
 struct Servers {
-    registries: [Registry; 2],
+    registries: [RegistryProcess; 2],
     containerd: Containerd,
 }
 
-fn play(options: &Options) -> Outcome<u8> {
+fn play(options: &PlaygroundOptions) -> Outcome<u8> {
     if let Some(reason) = lacking(&Package::ALL) {
         return Err(reason.into());
     }
@@ -130,16 +130,19 @@ fn play(options: &Options) -> Outcome<u8> {
         port => examples::copied_for(&options.examples, port, port + 1, folder.path())?,
     };
     let private_port = if options.port == PORT { PRIVATE_PORT } else { options.port + 1 };
-    let registries = [start_registry(options.port, Auth::None)?, start_registry(private_port, Auth::Basic)?];
+    let registries = [
+        start_registry(options.port, RegistryAccess::None)?,
+        start_registry(private_port, RegistryAccess::Basic)?,
+    ];
     let containerd = Containerd::start()?;
     for registry in &registries {
-        containerd.knows(registry)?;
+        containerd.add_registry(registry)?;
         examples::push_all(&examples, registry)?;
     }
 
     let socket = folder.path().join("control.sock");
     let listener = UnixListener::bind(&socket)?;
-    let surroundings = Surroundings {
+    let surroundings = PlaygroundEnvironment {
         backend: containerd.endpoint(),
         socket: socket.clone(),
         examples,
@@ -154,13 +157,13 @@ fn play(options: &Options) -> Outcome<u8> {
     })
 }
 
-fn start_registry(port: u16, auth: Auth) -> Outcome<Registry> {
+fn start_registry(port: u16, auth: RegistryAccess) -> Outcome<RegistryProcess> {
     let options = RegistryOptions { port: Some(port), auth, ..RegistryOptions::default() };
-    Registry::start(options).map_err(|error| format!("{error}; --port N takes others").into())
+    RegistryProcess::start(options).map_err(|error| format!("{error}; --port N takes others").into())
 }
 
 /// What a command inside the playground is told.
-struct Surroundings {
+struct PlaygroundEnvironment {
     backend: String,
     socket: PathBuf,
     examples: PathBuf,
@@ -169,7 +172,7 @@ struct Surroundings {
 }
 
 /// Runs the command, if there is one, and gives its exit code; else waits for Ctrl-C.
-fn run_or_wait(command: &[OsString], around: &Surroundings) -> Outcome<u8> {
+fn run_or_wait(command: &[OsString], around: &PlaygroundEnvironment) -> Outcome<u8> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let mut interrupt = signal(SignalKind::interrupt())?;
@@ -205,7 +208,7 @@ fn run_or_wait(command: &[OsString], around: &Surroundings) -> Outcome<u8> {
     })
 }
 
-impl Surroundings {
+impl PlaygroundEnvironment {
     fn welcome(&self) -> String {
         format!(
             "A containerd, and registries with the images of {0}, are up until Ctrl-C. In another terminal:\n\n    \
@@ -245,12 +248,12 @@ fn serve_control(listener: &UnixListener, servers: &mut Servers) {
 
 fn carry_out(order: &str, servers: &mut Servers) -> Result<(), String> {
     match order {
-        "registry stop" => servers.registries.iter_mut().for_each(Registry::stop),
+        "registry stop" => servers.registries.iter_mut().for_each(RegistryProcess::stop),
         "registry start" => {
             servers
                 .registries
                 .iter_mut()
-                .try_for_each(Registry::start_again)
+                .try_for_each(RegistryProcess::start_again)
                 .map_err(|error| error.to_string())?;
         }
         "runtime stop" => servers.containerd.stop(),

@@ -17,13 +17,13 @@ use larder_api::v1alpha1::control_client::ControlClient;
 use larder_api::v1alpha1::ensure_update::Update;
 use larder_api::v1alpha1::{EnsureRequest, StatusRequest, WantedImage};
 use larder_cri::Endpoint;
-use larder_cri::channel::Channel;
+use larder_cri::channel::CriChannel;
 use tokio::task::JoinSet;
 use tokio::time::{self, Instant};
 use tonic::codegen::http::Uri;
 
-type Client = ControlClient<Channel>;
-type Failed = Box<dyn std::error::Error + Send + Sync>;
+type BenchClient = ControlClient<CriChannel>;
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
 const RATE: u32 = 1000;
 const SECONDS: u32 = 10;
@@ -31,13 +31,13 @@ const ROUNDS: usize = 10;
 const AT_ONCE: usize = 1000;
 
 #[tokio::main]
-async fn main() -> Result<(), Failed> {
+async fn main() -> Result<(), BoxError> {
     let mut arguments = std::env::args().skip(1);
     let socket = arguments.next().ok_or("larder-serve-bench SOCKET IMAGE...")?;
     let images: Vec<String> = arguments.collect();
     let first = images.first().ok_or("larder-serve-bench SOCKET IMAGE...")?;
-    let channel = Channel::new(Endpoint::parse(&socket)?, Duration::from_secs(5));
-    let client = Client::with_origin(channel, Uri::from_static("http://localhost"));
+    let channel = CriChannel::new(Endpoint::parse(&socket)?, Duration::from_secs(5));
+    let client = BenchClient::with_origin(channel, Uri::from_static("http://localhost"));
 
     for image in &images {
         ensure(client.clone(), image.clone()).await?;
@@ -61,7 +61,7 @@ async fn main() -> Result<(), Failed> {
     Ok(())
 }
 
-async fn at_a_rate(client: &Client, image: &str) -> Result<Vec<Duration>, Failed> {
+async fn at_a_rate(client: &BenchClient, image: &str) -> Result<Vec<Duration>, BoxError> {
     let mut running = JoinSet::new();
     let begin = Instant::now();
     for number in 0..RATE * SECONDS {
@@ -74,7 +74,7 @@ async fn at_a_rate(client: &Client, image: &str) -> Result<Vec<Duration>, Failed
     running.join_all().await.into_iter().collect()
 }
 
-async fn at_once(client: &Client, images: &[String]) -> Result<(), Failed> {
+async fn at_once(client: &BenchClient, images: &[String]) -> Result<(), BoxError> {
     let mut running = JoinSet::new();
     for image in images.iter().cycle().take(AT_ONCE) {
         running.spawn(ensure(client.clone(), image.clone()));
@@ -82,7 +82,7 @@ async fn at_once(client: &Client, images: &[String]) -> Result<(), Failed> {
     running.join_all().await.into_iter().collect()
 }
 
-async fn ensure(mut client: Client, image: String) -> Result<(), Failed> {
+async fn ensure(mut client: BenchClient, image: String) -> Result<(), BoxError> {
     let wanted = WantedImage { image, ..WantedImage::default() };
     let request = EnsureRequest { images: vec![wanted], ..EnsureRequest::default() };
     let mut updates = client.ensure(request).await?.into_inner();
@@ -99,7 +99,7 @@ async fn ensure(mut client: Client, image: String) -> Result<(), Failed> {
 }
 
 /// What a process holds: open files, threads, resident memory.
-fn held(process: i32) -> Result<String, Failed> {
+fn held(process: i32) -> Result<String, BoxError> {
     let files = fs_err::read_dir(format!("/proc/{process}/fd"))?.count();
     let status = fs_err::read_to_string(format!("/proc/{process}/status"))?;
     let lines = status.lines().filter(|line| line.starts_with("Threads") || line.starts_with("VmRSS"));

@@ -8,18 +8,18 @@ use larder_cri::proto::runtime_service_server::RuntimeService;
 use tokio_stream::Iter;
 use tonic::{Code, Request, Response, Status, async_trait};
 
-use super::{Calls, Contents, Received, Rpc, Shared, Then};
+use super::{CallCounts, ReceivedCall, Rpc, RuntimeContents, ScriptedReply, SharedRuntimeScript};
 
 /// A call being served; dropped before it is done, it counts as cancelled.
-struct Serving<'a> {
-    shared: &'a Shared,
+struct ActiveCall<'a> {
+    shared: &'a SharedRuntimeScript,
     rpc: Rpc,
     done: bool,
 }
 
-impl<'a> Serving<'a> {
-    fn begin(shared: &'a Shared, rpc: Rpc) -> Serving<'a> {
-        let serving = Serving { shared, rpc, done: false };
+impl<'a> ActiveCall<'a> {
+    fn begin(shared: &'a SharedRuntimeScript, rpc: Rpc) -> ActiveCall<'a> {
+        let serving = ActiveCall { shared, rpc, done: false };
         serving.count(|calls| {
             calls.started += 1;
             calls.running += 1;
@@ -27,12 +27,12 @@ impl<'a> Serving<'a> {
         serving
     }
 
-    fn count(&self, change: impl FnOnce(&mut Calls)) {
+    fn count(&self, change: impl FnOnce(&mut CallCounts)) {
         self.shared.calls.send_modify(|calls| change(calls.entry(self.rpc).or_default()));
     }
 }
 
-impl Drop for Serving<'_> {
+impl Drop for ActiveCall<'_> {
     fn drop(&mut self) {
         let done = self.done;
         self.count(|calls| {
@@ -42,10 +42,10 @@ impl Drop for Serving<'_> {
     }
 }
 
-impl Shared {
+impl SharedRuntimeScript {
     /// Notes a call, and does what its script says before the answer is made.
-    async fn begin(&self, received: Received) -> Result<Then, Status> {
-        let mut serving = Serving::begin(self, received.rpc);
+    async fn begin(&self, received: ReceivedCall) -> Result<ScriptedReply, Status> {
+        let mut serving = ActiveCall::begin(self, received.rpc);
         let script = {
             let mut state = self.state();
             let rpc = received.rpc;
@@ -62,7 +62,7 @@ impl Shared {
             }
         };
         let then = match script {
-            None => Then::Usual,
+            None => ScriptedReply::Usual,
             Some(script) => {
                 if let Some(held) = script.held
                     && held.await.is_err()
@@ -74,13 +74,17 @@ impl Shared {
         };
         serving.done = true;
         match then {
-            Then::Fail(status) => Err(status),
+            ScriptedReply::Fail(status) => Err(status),
             then => Ok(then),
         }
     }
 
     /// Serves a call that carries nothing of note.
-    async fn plain<T>(&self, rpc: Rpc, reply: impl FnOnce(&Contents) -> T) -> Result<Response<T>, Status> {
+    async fn plain<T>(
+        &self,
+        rpc: Rpc,
+        reply: impl FnOnce(&RuntimeContents) -> T,
+    ) -> Result<Response<T>, Status> {
         self.begin(bare(rpc)).await?;
         Ok(Response::new(reply(&self.state().contents)))
     }
@@ -89,9 +93,9 @@ impl Shared {
     async fn streamed<T, P>(
         &self,
         rpc: Rpc,
-        items: impl FnOnce(&Contents) -> Vec<T>,
+        items: impl FnOnce(&RuntimeContents) -> Vec<T>,
         part: fn(Vec<T>) -> P,
-    ) -> Result<Response<Parts<P>>, Status> {
+    ) -> Result<Response<ResponseParts<P>>, Status> {
         self.begin(bare(rpc)).await?;
         let contents = &self.state().contents;
         streaming_known(contents, rpc)?;
@@ -100,11 +104,11 @@ impl Shared {
     }
 }
 
-fn bare(rpc: Rpc) -> Received {
-    Received { rpc, image: None, auth: None, sandbox: None, verbose: false }
+fn bare(rpc: Rpc) -> ReceivedCall {
+    ReceivedCall { rpc, image: None, auth: None, sandbox: None, verbose: false }
 }
 
-fn streaming_known(contents: &Contents, rpc: Rpc) -> Result<(), Status> {
+fn streaming_known(contents: &RuntimeContents, rpc: Rpc) -> Result<(), Status> {
     if contents.streaming {
         return Ok(());
     }
@@ -112,18 +116,18 @@ fn streaming_known(contents: &Contents, rpc: Rpc) -> Result<(), Status> {
 }
 
 /// What ends a streamed list, if it is to break.
-fn stream_error<P>(contents: &Contents, rpc: Rpc) -> Option<Result<P, Status>> {
+fn stream_error<P>(contents: &RuntimeContents, rpc: Rpc) -> Option<Result<P, Status>> {
     contents.stream_errors.get(&rpc).map(|(code, text)| Err(Status::new(*code, text)))
 }
 
-type Parts<P> = Iter<std::vec::IntoIter<Result<P, Status>>>;
+type ResponseParts<P> = Iter<std::vec::IntoIter<Result<P, Status>>>;
 
-fn parts<P>(parts: Vec<Result<P, Status>>) -> Response<Parts<P>> {
+fn parts<P>(parts: Vec<Result<P, Status>>) -> Response<ResponseParts<P>> {
     Response::new(tokio_stream::iter(parts))
 }
 
 /// Finds an image as containerd does: by a name in full or as docker shortens it, else by the start of its id.
-fn find<'a>(contents: &'a Contents, name: &str) -> Option<&'a proto::Image> {
+fn find<'a>(contents: &'a RuntimeContents, name: &str) -> Option<&'a proto::Image> {
     let tagged = larder::reference::apply_default_tag(name).ok();
     let full = tagged.as_deref().and_then(full_name);
     let named = |image: &&proto::Image| {
@@ -145,7 +149,7 @@ fn full_name(name: &str) -> Option<String> {
 }
 
 /// Makes an offered image present under this name.
-fn bring(contents: &mut Contents, name: &str) -> Result<String, Status> {
+fn pull(contents: &mut RuntimeContents, name: &str) -> Result<String, Status> {
     let Some(offered) = contents.offers.get(name).cloned() else {
         return Err(Status::not_found(format!("failed to resolve {name}: not found")));
     };
@@ -163,14 +167,15 @@ fn bring(contents: &mut Contents, name: &str) -> Result<String, Status> {
 }
 
 #[async_trait]
-impl ImageService for Shared {
-    type StreamImagesStream = Parts<proto::StreamImagesResponse>;
+impl ImageService for SharedRuntimeScript {
+    type StreamImagesStream = ResponseParts<proto::StreamImagesResponse>;
 
     async fn list_images(
         &self,
         _: Request<proto::ListImagesRequest>,
     ) -> Result<Response<proto::ListImagesResponse>, Status> {
-        let reply = |contents: &Contents| proto::ListImagesResponse { images: contents.images.clone() };
+        let reply =
+            |contents: &RuntimeContents| proto::ListImagesResponse { images: contents.images.clone() };
         self.plain(Rpc::ListImages, reply).await
     }
 
@@ -193,8 +198,8 @@ impl ImageService for Shared {
     ) -> Result<Response<proto::ImageStatusResponse>, Status> {
         let proto::ImageStatusRequest { image, verbose } = request.into_inner();
         let name = image.as_ref().map(|spec| spec.image.clone()).unwrap_or_default();
-        let image = match self.begin(Received { image, verbose, ..bare(Rpc::ImageStatus) }).await? {
-            Then::Found(image) => image.map(|image| *image),
+        let image = match self.begin(ReceivedCall { image, verbose, ..bare(Rpc::ImageStatus) }).await? {
+            ScriptedReply::Found(image) => image.map(|image| *image),
             _ => find(&self.state().contents, &name).cloned(),
         };
         let info = image
@@ -210,10 +215,10 @@ impl ImageService for Shared {
     ) -> Result<Response<proto::PullImageResponse>, Status> {
         let proto::PullImageRequest { image, auth, sandbox_config } = request.into_inner();
         let name = image.as_ref().map(|spec| spec.image.clone()).unwrap_or_default();
-        let received = Received { image, auth, sandbox: sandbox_config, ..bare(Rpc::PullImage) };
+        let received = ReceivedCall { image, auth, sandbox: sandbox_config, ..bare(Rpc::PullImage) };
         let image_ref = match self.begin(received).await? {
-            Then::Pulled(image_ref) => image_ref,
-            _ => bring(&mut self.state().contents, &name)?,
+            ScriptedReply::Pulled(image_ref) => image_ref,
+            _ => pull(&mut self.state().contents, &name)?,
         };
         Ok(Response::new(proto::PullImageResponse { image_ref }))
     }
@@ -224,7 +229,7 @@ impl ImageService for Shared {
     ) -> Result<Response<proto::RemoveImageResponse>, Status> {
         let image = request.into_inner().image;
         let name = image.as_ref().map(|spec| spec.image.clone()).unwrap_or_default();
-        self.begin(Received { image, ..bare(Rpc::RemoveImage) }).await?;
+        self.begin(ReceivedCall { image, ..bare(Rpc::RemoveImage) }).await?;
         let contents = &mut self.state().contents;
         if let Some(id) = find(contents, &name).map(|image| image.id.clone()) {
             contents.images.retain(|image| image.id != id);
@@ -241,9 +246,9 @@ impl ImageService for Shared {
 }
 
 #[async_trait]
-impl RuntimeService for Shared {
-    type StreamPodSandboxesStream = Parts<proto::StreamPodSandboxesResponse>;
-    type StreamContainersStream = Parts<proto::StreamContainersResponse>;
+impl RuntimeService for SharedRuntimeScript {
+    type StreamPodSandboxesStream = ResponseParts<proto::StreamPodSandboxesResponse>;
+    type StreamContainersStream = ResponseParts<proto::StreamContainersResponse>;
 
     async fn version(
         &self,
@@ -256,7 +261,7 @@ impl RuntimeService for Shared {
         &self,
         _: Request<proto::StatusRequest>,
     ) -> Result<Response<proto::StatusResponse>, Status> {
-        let reply = |contents: &Contents| proto::StatusResponse {
+        let reply = |contents: &RuntimeContents| proto::StatusResponse {
             status: Some(proto::RuntimeStatus { conditions: contents.conditions.clone() }),
             ..Default::default()
         };
@@ -267,7 +272,8 @@ impl RuntimeService for Shared {
         &self,
         _: Request<proto::ListPodSandboxRequest>,
     ) -> Result<Response<proto::ListPodSandboxResponse>, Status> {
-        let reply = |contents: &Contents| proto::ListPodSandboxResponse { items: contents.sandboxes.clone() };
+        let reply =
+            |contents: &RuntimeContents| proto::ListPodSandboxResponse { items: contents.sandboxes.clone() };
         self.plain(Rpc::ListPodSandbox, reply).await
     }
 
@@ -283,8 +289,9 @@ impl RuntimeService for Shared {
         &self,
         _: Request<proto::ListContainersRequest>,
     ) -> Result<Response<proto::ListContainersResponse>, Status> {
-        let reply =
-            |contents: &Contents| proto::ListContainersResponse { containers: contents.containers.clone() };
+        let reply = |contents: &RuntimeContents| proto::ListContainersResponse {
+            containers: contents.containers.clone(),
+        };
         self.plain(Rpc::ListContainers, reply).await
     }
 

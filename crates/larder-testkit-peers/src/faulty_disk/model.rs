@@ -11,23 +11,23 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 /// Open files by inode.
-pub(super) type Pins = HashMap<u64, File>;
+pub(super) type OpenFilesByInode = HashMap<u64, File>;
 
 /// A tree.
 #[derive(Debug, Clone)]
-pub(super) struct Model {
+pub(super) struct DiskModel {
     root: u64,
-    nodes: HashMap<u64, Node>,
+    nodes: HashMap<u64, DiskNode>,
 }
 
 #[derive(Debug, Clone)]
-struct Node {
-    attributes: Attributes,
-    kind: Kind,
+struct DiskNode {
+    attributes: FileAttributes,
+    kind: DiskNodeKind,
 }
 
 #[derive(Debug, Clone)]
-enum Kind {
+enum DiskNodeKind {
     Folder(BTreeMap<OsString, u64>),
     File(Arc<Vec<u8>>),
     Link(PathBuf),
@@ -35,16 +35,16 @@ enum Kind {
 
 /// Mode, owner and time of a file.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Attributes {
+pub(super) struct FileAttributes {
     mode: u32,
     uid: u32,
     gid: u32,
     modified: SystemTime,
 }
 
-impl Attributes {
-    pub(super) fn of(metadata: &Metadata) -> Attributes {
-        Attributes {
+impl FileAttributes {
+    pub(super) fn of(metadata: &Metadata) -> FileAttributes {
+        FileAttributes {
             mode: metadata.mode() & 0o7777,
             uid: metadata.uid(),
             gid: metadata.gid(),
@@ -55,15 +55,15 @@ impl Attributes {
 
 /// Something done to a file.
 #[derive(Debug, Clone)]
-pub(super) enum Change {
+pub(super) enum UnsyncedWrite {
     Write { offset: u64, bytes: Vec<u8> },
     SetLen(u64),
 }
 
-impl Change {
+impl UnsyncedWrite {
     fn apply(&self, content: &mut Vec<u8>) {
         match self {
-            Change::Write { offset, bytes } => {
+            UnsyncedWrite::Write { offset, bytes } => {
                 let start = usize::try_from(*offset).expect("a small file");
                 let end = start + bytes.len();
                 if content.len() < end {
@@ -71,18 +71,18 @@ impl Change {
                 }
                 content[start..end].copy_from_slice(bytes);
             }
-            Change::SetLen(len) => content.resize(usize::try_from(*len).expect("a small file"), 0),
+            UnsyncedWrite::SetLen(len) => content.resize(usize::try_from(*len).expect("a small file"), 0),
         }
     }
 }
 
 /// Chooses, always in the same way for the same seed.
 #[derive(Debug, Clone)]
-pub(super) struct Mix(u64);
+pub(super) struct SeededChoice(u64);
 
-impl Mix {
-    pub(super) fn new(seed: u64) -> Mix {
-        Mix(seed ^ 0x9e37_79b9_7f4a_7c15)
+impl SeededChoice {
+    pub(super) fn new(seed: u64) -> SeededChoice {
+        SeededChoice(seed ^ 0x9e37_79b9_7f4a_7c15)
     }
 
     /// Splitmix64.
@@ -99,15 +99,15 @@ impl Mix {
     }
 }
 
-impl Model {
+impl DiskModel {
     /// The tree below a folder, as it is now. Everything in it is kept open in `pins`, so that its number stays its own.
-    pub(super) fn of(root: &Path, pins: &mut Pins) -> io::Result<Model> {
-        let mut model = Model { root: fs_err::metadata(root)?.ino(), nodes: HashMap::new() };
+    pub(super) fn of(root: &Path, pins: &mut OpenFilesByInode) -> io::Result<DiskModel> {
+        let mut model = DiskModel { root: fs_err::metadata(root)?.ino(), nodes: HashMap::new() };
         let mut waiting = vec![root.to_owned()];
         while let Some(path) = waiting.pop() {
             let inode = fs_err::symlink_metadata(&path)?.ino();
             let Some(mut node) = node_of(&path, pins)? else { continue };
-            if let Kind::Folder(entries) = &mut node.kind {
+            if let DiskNodeKind::Folder(entries) = &mut node.kind {
                 *entries = entries_of(&path)?;
                 waiting.extend(entries.keys().map(|name| path.join(name)));
             }
@@ -117,29 +117,33 @@ impl Model {
     }
 
     /// Notes the entries of a folder. What was not there before is there now, with nothing in it.
-    pub(super) fn sync_dir(&mut self, path: &Path, pins: &mut Pins) -> io::Result<()> {
+    pub(super) fn sync_dir(&mut self, path: &Path, pins: &mut OpenFilesByInode) -> io::Result<()> {
         let entries = entries_of(path)?;
         for (name, inode) in &entries {
             if !self.nodes.contains_key(inode)
                 && let Some(mut node) = node_of(&path.join(name), pins)?
             {
-                if let Kind::File(content) = &mut node.kind {
+                if let DiskNodeKind::File(content) = &mut node.kind {
                     *content = Arc::default();
                 }
                 self.nodes.insert(*inode, node);
             }
         }
         let metadata = fs_err::metadata(path)?;
-        let node = Node { attributes: Attributes::of(&metadata), kind: Kind::Folder(entries) };
+        let node =
+            DiskNode { attributes: FileAttributes::of(&metadata), kind: DiskNodeKind::Folder(entries) };
         self.nodes.insert(metadata.ino(), node);
         Ok(())
     }
 
     /// Notes what was done to a file.
-    pub(super) fn sync_file(&mut self, inode: u64, attributes: Attributes, changes: &[Change]) {
-        let node = self.nodes.entry(inode).or_insert(Node { attributes, kind: Kind::File(Arc::default()) });
+    pub(super) fn sync_file(&mut self, inode: u64, attributes: FileAttributes, changes: &[UnsyncedWrite]) {
+        let node = self
+            .nodes
+            .entry(inode)
+            .or_insert(DiskNode { attributes, kind: DiskNodeKind::File(Arc::default()) });
         node.attributes = attributes;
-        if let Kind::File(content) = &mut node.kind {
+        if let DiskNodeKind::File(content) = &mut node.kind {
             let content = Arc::make_mut(content);
             for change in changes {
                 change.apply(content);
@@ -148,7 +152,12 @@ impl Model {
     }
 
     /// This, with some of what was written since.
-    pub(super) fn mixed(&self, written: &Model, unsynced: &HashMap<u64, Vec<Change>>, mut mix: Mix) -> Model {
+    pub(super) fn mixed(
+        &self,
+        written: &DiskModel,
+        unsynced: &HashMap<u64, Vec<UnsyncedWrite>>,
+        mut mix: SeededChoice,
+    ) -> DiskModel {
         let mut mixed = self.clone();
         let mut inodes: Vec<u64> = written.nodes.keys().copied().collect();
         inodes.sort_unstable();
@@ -157,14 +166,14 @@ impl Model {
             let Some(before) = mixed.nodes.get_mut(&inode) else {
                 // A new file has some of its writes, a new folder is as it is now.
                 let mut node = now.clone();
-                if let (Kind::File(content), Some(changes)) = (&mut node.kind, unsynced.get(&inode)) {
+                if let (DiskNodeKind::File(content), Some(changes)) = (&mut node.kind, unsynced.get(&inode)) {
                     *content = Arc::new(some_of(&[], changes, &mut mix));
                 }
                 mixed.nodes.insert(inode, node);
                 continue;
             };
             match (&mut before.kind, &now.kind) {
-                (Kind::File(content), Kind::File(_)) => {
+                (DiskNodeKind::File(content), DiskNodeKind::File(_)) => {
                     if let Some(changes) = unsynced.get(&inode) {
                         *content = Arc::new(some_of(content, changes, &mut mix));
                     }
@@ -189,7 +198,7 @@ impl Model {
         let Some(node) = self.nodes.get(&inode) else { return Ok(()) };
         let first = written.insert(inode, path.to_owned());
         match &node.kind {
-            Kind::Folder(entries) => {
+            DiskNodeKind::Folder(entries) => {
                 if first.is_some() {
                     // A mix of a rename's old and new folder has it in both. A disk repairs that in some way.
                     return Ok(());
@@ -199,13 +208,13 @@ impl Model {
                     self.write_node(*inode, &path.join(name), written)?;
                 }
             }
-            Kind::File(content) => match first {
+            DiskNodeKind::File(content) => match first {
                 Some(other) => return fs_err::hard_link(other, path),
                 None => fs_err::write(path, content.as_slice())?,
             },
-            Kind::Link(target) => return symlink(target, path),
+            DiskNodeKind::Link(target) => return symlink(target, path),
         }
-        let Attributes { mode, uid, gid, modified } = node.attributes;
+        let FileAttributes { mode, uid, gid, modified } = node.attributes;
         let metadata = fs_err::metadata(path)?;
         if (metadata.uid(), metadata.gid()) != (uid, gid) {
             chown(path, Some(uid), Some(gid))?;
@@ -216,23 +225,23 @@ impl Model {
 }
 
 /// The file at a path with its content, or the folder without its entries; `None` for what is neither, nor a link.
-fn node_of(path: &Path, pins: &mut Pins) -> io::Result<Option<Node>> {
+fn node_of(path: &Path, pins: &mut OpenFilesByInode) -> io::Result<Option<DiskNode>> {
     let metadata = fs_err::symlink_metadata(path)?;
     let kind = if metadata.is_symlink() {
-        Kind::Link(fs_err::read_link(path)?)
+        DiskNodeKind::Link(fs_err::read_link(path)?)
     } else if metadata.is_dir() {
         pin(path, &metadata, pins)?;
-        Kind::Folder(BTreeMap::new())
+        DiskNodeKind::Folder(BTreeMap::new())
     } else if metadata.is_file() {
         pin(path, &metadata, pins)?;
-        Kind::File(Arc::new(fs_err::read(path)?))
+        DiskNodeKind::File(Arc::new(fs_err::read(path)?))
     } else {
         return Ok(None);
     };
-    Ok(Some(Node { attributes: Attributes::of(&metadata), kind }))
+    Ok(Some(DiskNode { attributes: FileAttributes::of(&metadata), kind }))
 }
 
-fn pin(path: &Path, metadata: &Metadata, pins: &mut Pins) -> io::Result<()> {
+fn pin(path: &Path, metadata: &Metadata, pins: &mut OpenFilesByInode) -> io::Result<()> {
     if let Entry::Vacant(free) = pins.entry(metadata.ino()) {
         free.insert(fs_err::File::open(path)?.into_file());
     }
@@ -249,14 +258,14 @@ fn entries_of(path: &Path) -> io::Result<BTreeMap<OsString, u64>> {
 }
 
 /// Some of the changes, in their order; a write may be cut short.
-fn some_of(before: &[u8], changes: &[Change], mix: &mut Mix) -> Vec<u8> {
+fn some_of(before: &[u8], changes: &[UnsyncedWrite], mix: &mut SeededChoice) -> Vec<u8> {
     let mut content = before.to_vec();
     for change in changes {
         match (mix.next() % 4, change) {
             (0, _) => {}
-            (1, Change::Write { offset, bytes }) => {
+            (1, UnsyncedWrite::Write { offset, bytes }) => {
                 let torn = bytes[..bytes.len() / 2].to_vec();
-                Change::Write { offset: *offset, bytes: torn }.apply(&mut content);
+                UnsyncedWrite::Write { offset: *offset, bytes: torn }.apply(&mut content);
             }
             _ => change.apply(&mut content),
         }

@@ -11,10 +11,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 pub use mutate::Mutator;
-pub use targets::{TARGETS, Target};
+pub use targets::{FuzzTarget, TARGETS};
 
 /// The target of this name.
-pub fn target(name: &str) -> Option<&'static Target> {
+pub fn target(name: &str) -> Option<&'static FuzzTarget> {
     TARGETS.iter().find(|target| target.name == name)
 }
 
@@ -24,7 +24,7 @@ pub fn corpus() -> PathBuf {
 }
 
 /// The seeds of a target, sorted by name.
-pub fn seeds(corpus: &Path, target: &Target) -> io::Result<Vec<(String, Vec<u8>)>> {
+pub fn seeds(corpus: &Path, target: &FuzzTarget) -> io::Result<Vec<(String, Vec<u8>)>> {
     let mut seeds = Vec::new();
     for entry in fs_err::read_dir(corpus.join(target.name))? {
         let entry = entry?;

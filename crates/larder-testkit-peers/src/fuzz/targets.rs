@@ -3,21 +3,23 @@
 use std::path::Path;
 use std::sync::OnceLock;
 
-use larder::credentials::{Tokens, parse_config_json, parse_dockercfg};
+use larder::credentials::{TokenPolicy, parse_config_json, parse_dockercfg};
 use larder::reference::{Digest, ImageName, Reference};
-use larder_registry::manifest::{Document, ImageConfig, PlatformMatcher};
-use larder_registry::{Client, RegistryConfig, challenge_schemes};
-use larder_store::disk::Amount;
-use larder_store::store::import::ImportFrom;
+use larder_registry::manifest::{ImageConfig, ManifestOrIndex, PlatformMatcher};
+use larder_registry::{RegistryClient, RegistryConfig, challenge_schemes};
+use larder_store::disk::DiskSpace;
+use larder_store::store::import::ImportSource;
 use larder_store::store::{Store, StoreConfig};
-use larder_store::unpack::{self, Expected, Limits, Options, Threads, Unpacked, unpack_layer};
+use larder_store::unpack::{
+    self, ExpectedLayer, UnpackLimits, UnpackOptions, UnpackThreads, UnpackedLayer, unpack_layer,
+};
 use tempfile::TempDir;
 
 use larder_testkit::fault_registry::digest;
 
 /// Something that reads what strangers send.
 #[derive(Debug)]
-pub struct Target {
+pub struct FuzzTarget {
     /// Its name, which is also that of its corpus.
     pub name: &'static str,
     /// Reads one input.
@@ -28,14 +30,14 @@ pub struct Target {
 }
 
 /// All targets.
-pub const TARGETS: [Target; 7] = [
-    Target { name: "layer", fuzz_one: layer },
-    Target { name: "manifest", fuzz_one: manifest },
-    Target { name: "challenge", fuzz_one: challenge },
-    Target { name: "hosts", fuzz_one: hosts },
-    Target { name: "reference", fuzz_one: reference },
-    Target { name: "docker_config", fuzz_one: docker_config },
-    Target { name: "import", fuzz_one: import },
+pub const TARGETS: [FuzzTarget; 7] = [
+    FuzzTarget { name: "layer", fuzz_one: layer },
+    FuzzTarget { name: "manifest", fuzz_one: manifest },
+    FuzzTarget { name: "challenge", fuzz_one: challenge },
+    FuzzTarget { name: "hosts", fuzz_one: hosts },
+    FuzzTarget { name: "reference", fuzz_one: reference },
+    FuzzTarget { name: "docker_config", fuzz_one: docker_config },
+    FuzzTarget { name: "import", fuzz_one: import },
 ];
 
 /// A folder in memory where there is such a file system.
@@ -78,22 +80,23 @@ fn layer(data: &[u8]) {
 
 /// The same must come of it on one thread and on many.
 fn unpack_one(data: &[u8]) {
-    let [one, many] = [Threads::One, Threads::Many].map(|threads| unpack_on(threads, data));
+    let [one, many] = [UnpackThreads::One, UnpackThreads::Many].map(|threads| unpack_on(threads, data));
     assert!(one == many, "it depends on the threads: {one:?}, {many:?}");
 }
 
 /// What was unpacked, with the manifest; `None` if it was refused. Nothing may appear or change beside the layer's
 /// directory.
-fn unpack_on(threads: Threads, data: &[u8]) -> Option<(Unpacked, Vec<u8>)> {
+fn unpack_on(threads: UnpackThreads, data: &[u8]) -> Option<(UnpackedLayer, Vec<u8>)> {
     let folder = folder();
     let (root, files) = (folder.path().join("root"), folder.path().join("files.v1"));
     fs_err::create_dir(&root).expect("a folder");
     fs_err::write(folder.path().join("guard"), "untouched").expect("a file");
     let diff_id = Digest::parse(&digest(data)).expect("a digest");
-    let expected = Expected { digest: None, size: None, diff_id: &diff_id };
-    let limits = Limits { max_plain_bytes: 8 << 20, ..Limits::default() };
-    let options = Options { threads, limits, ..Options::default() };
-    let unpacked = unpack_layer(data, &expected, unpack::Target { root: &root, files: &files }, &options);
+    let expected = ExpectedLayer { digest: None, size: None, diff_id: &diff_id };
+    let limits = UnpackLimits { max_plain_bytes: 8 << 20, ..UnpackLimits::default() };
+    let options = UnpackOptions { threads, limits, ..UnpackOptions::default() };
+    let unpacked =
+        unpack_layer(data, &expected, unpack::UnpackTarget { root: &root, files: &files }, &options);
     let made = unpacked.ok().map(|unpacked| (unpacked, fs_err::read(&files).expect("the manifest is there")));
     let mut left = names(folder.path());
     left.retain(|name| !name.starts_with("files.v1"));
@@ -115,9 +118,9 @@ fn manifest(data: &[u8]) {
         "application/vnd.docker.distribution.manifest.list.v2+json",
         "application/json",
     ] {
-        match Document::parse(data, media_type) {
-            Ok(Document::Index(index)) => drop((index.candidates(&platform).len(), index.offered())),
-            Ok(Document::Manifest(manifest)) => drop(manifest.size()),
+        match ManifestOrIndex::parse(data, media_type) {
+            Ok(ManifestOrIndex::Index(index)) => drop((index.candidates(&platform).len(), index.platforms())),
+            Ok(ManifestOrIndex::Manifest(manifest)) => drop(manifest.size()),
             Err(error) => drop((error.to_string(), error.hint())),
         }
     }
@@ -140,7 +143,7 @@ fn hosts(data: &[u8]) {
     fs_err::write(of_registry.join("hosts.toml"), data).expect("a file");
     let config = RegistryConfig { config_dirs: vec![folder.path().into()], ..RegistryConfig::default() };
     let name = Reference::parse("registry.example/app:1").expect("a name");
-    if let Err(error) = Client::new(config).session(&name, None) {
+    if let Err(error) = RegistryClient::new(config).session(&name, None) {
         drop((error.to_string(), error.hint()));
     }
 }
@@ -159,7 +162,7 @@ fn reference(data: &[u8]) {
 
 /// `config.json` and `.dockercfg`. Secrets do not print.
 fn docker_config(data: &[u8]) {
-    for tokens in [Tokens::Keep, Tokens::Ignore] {
+    for tokens in [TokenPolicy::Keep, TokenPolicy::Ignore] {
         for parsed in [parse_config_json(data, tokens), parse_dockercfg(data, tokens)] {
             let printed = format!("{parsed:?}");
             assert!(!printed.contains("hunter2-secret"), "{printed}");
@@ -182,9 +185,9 @@ fn load_one(data: &[u8]) {
     });
     let file = folder.path().join("archive");
     fs_err::write(&file, data).expect("a file");
-    let from = ImportFrom::Path(file);
+    let from = ImportSource::Path(file);
     let base = Reference::parse("registry.example/app").expect("a name");
-    match store.read_import(from, &PlatformMatcher::host(), Some(&base), Amount::default()) {
+    match store.read_import(from, &PlatformMatcher::host(), Some(&base), DiskSpace::default()) {
         Ok(import) => {
             for image in &import.images {
                 for layer in &image.manifest.layers {

@@ -1,27 +1,27 @@
 //! `config_defaults.json` and `config_validation.json`.
 
-use larder::config::{Gates, ImageConfig, KubeletImageConfig};
+use larder::config::{FeatureGates, ImageSettings, KubeletImageConfig};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::{Answer, parse};
+use crate::{CaseResult, parse};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Input {
+struct ConfigurationCase {
     /// Image settings as written, and feature gates among them.
     config: serde_json::Map<String, Value>,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
-struct FeatureGates {
+struct GatesInput {
     #[serde(rename = "KubeletEnsureSecretPulledImages")]
     ensure_secret_pulled_images: Option<bool>,
 }
 
-pub(crate) fn room(op: &str, input: &Value) -> Option<Answer> {
-    let answer: fn(&ImageConfig, Gates) -> Value = match op {
+pub(crate) fn room(op: &str, input: &Value) -> Option<CaseResult> {
+    let answer: fn(&ImageSettings, FeatureGates) -> Value = match op {
         "config_defaults" => |config, _| effective(config),
         "config_validation" => errors,
         _ => return None,
@@ -29,23 +29,23 @@ pub(crate) fn room(op: &str, input: &Value) -> Option<Answer> {
     Some(read(input).map(|(config, gates)| answer(&config.defaulted(gates), gates)))
 }
 
-fn read(input: &Value) -> Result<(KubeletImageConfig, Gates), String> {
-    let Input { mut config } = parse(input)?;
-    let written: FeatureGates =
-        config.remove("featureGates").map_or(Ok(FeatureGates::default()), |g| parse(&g))?;
-    let mut gates = Gates::default();
+fn read(input: &Value) -> Result<(KubeletImageConfig, FeatureGates), String> {
+    let ConfigurationCase { mut config } = parse(input)?;
+    let written: GatesInput =
+        config.remove("featureGates").map_or(Ok(GatesInput::default()), |g| parse(&g))?;
+    let mut gates = FeatureGates::default();
     if let Some(on) = written.ensure_secret_pulled_images {
         gates.ensure_secret_pulled_images = on;
     }
     Ok((parse(&Value::Object(config))?, gates))
 }
 
-fn errors(config: &ImageConfig, gates: Gates) -> Value {
+fn errors(config: &ImageSettings, gates: FeatureGates) -> Value {
     let errors: Vec<String> = config.problems(gates).iter().map(ToString::to_string).collect();
     json!({ "errors": errors })
 }
 
-fn effective(config: &ImageConfig) -> Value {
+fn effective(config: &ImageSettings) -> Value {
     json!({
         "containerRuntimeEndpoint": config.container_runtime_endpoint,
         "imageGCHighThresholdPercent": config.image_gc_high_threshold_percent,

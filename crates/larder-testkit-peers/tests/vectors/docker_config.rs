@@ -3,22 +3,23 @@
 use std::collections::BTreeMap;
 
 use larder::credentials::{
-    self, ConfigError, DockerConfig, Entry, Format, SearchPath, Tokens, parse_config_json, parse_dockercfg,
+    self, ConfigError, DockerConfig, DockerConfigEntry, DockerConfigFormat, SearchPath, TokenPolicy,
+    parse_config_json, parse_dockercfg,
 };
 use larder::internals;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::keyring::PlainEntry;
-use crate::{Answer, parse};
+use crate::{CaseResult, parse};
 
-pub(crate) fn room(op: &str, input: &Value) -> Option<Answer> {
+pub(crate) fn room(op: &str, input: &Value) -> Option<CaseResult> {
     Some(match op {
         "decode_auth" => parse(input).map(|input| decode_auth(&input)),
-        "parse_config_json" => in_both_modes(input, |text: &Text, tokens| {
+        "parse_config_json" => in_both_modes(input, |text: &ConfigText, tokens| {
             Ok(parsed(parse_config_json(text.text.as_bytes(), tokens)))
         }),
-        "parse_dockercfg" => in_both_modes(input, |text: &Text, tokens| {
+        "parse_dockercfg" => in_both_modes(input, |text: &ConfigText, tokens| {
             Ok(parsed(parse_dockercfg(text.text.as_bytes(), tokens)))
         }),
         "encode_entry" => parse::<PlainEntry>(input).map(|entry| encode_entry(&entry.into())),
@@ -31,13 +32,13 @@ pub(crate) fn room(op: &str, input: &Value) -> Option<Answer> {
 /// Kubelet's answer. It must be larder's too, unless the input has a token that kubelet ignores.
 pub(crate) fn in_both_modes<T: serde::de::DeserializeOwned>(
     input: &Value,
-    answer: impl Fn(&T, Tokens) -> Answer,
-) -> Answer {
+    answer: impl Fn(&T, TokenPolicy) -> CaseResult,
+) -> CaseResult {
     let parsed = parse(input)?;
-    let kubelet = answer(&parsed, Tokens::Ignore)?;
+    let kubelet = answer(&parsed, TokenPolicy::Ignore)?;
     let text = input.to_string().to_lowercase();
     let has_token = text.contains("identitytoken") || text.contains("registrytoken");
-    let ours = answer(&parsed, Tokens::Keep)?;
+    let ours = answer(&parsed, TokenPolicy::Keep)?;
     if !has_token && ours != kubelet {
         return Err(format!("keeping tokens, larder answers {ours}"));
     }
@@ -46,11 +47,11 @@ pub(crate) fn in_both_modes<T: serde::de::DeserializeOwned>(
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
-struct Auth {
+struct AuthField {
     auth: String,
 }
 
-fn decode_auth(input: &Auth) -> Value {
+fn decode_auth(input: &AuthField) -> Value {
     match credentials::decode_auth(&input.auth) {
         Ok((username, password)) => json!({"username": username, "password": password.reveal()}),
         Err(error) => json!({"error": error.to_string()}),
@@ -59,7 +60,7 @@ fn decode_auth(input: &Auth) -> Value {
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
-struct Text {
+struct ConfigText {
     text: String,
 }
 
@@ -71,7 +72,7 @@ fn parsed(config: Result<DockerConfig, ConfigError>) -> Value {
 }
 
 fn entries(config: &DockerConfig) -> Value {
-    let plain = |entry: &Entry| {
+    let plain = |entry: &DockerConfigEntry| {
         json!({
             "username": entry.username,
             "password": entry.password.reveal(),
@@ -83,11 +84,11 @@ fn entries(config: &DockerConfig) -> Value {
     json!({"entries": entries})
 }
 
-fn encode_entry(entry: &Entry) -> Value {
+fn encode_entry(entry: &DockerConfigEntry) -> Value {
     json!({"text": credentials::encode_entry(entry).reveal()})
 }
 
-fn hash_credentials(entry: &Entry) -> Value {
+fn hash_credentials(entry: &DockerConfigEntry) -> Value {
     json!({"hashed_text": internals::hashed_text(entry).reveal(), "hash": credentials::hash(entry)})
 }
 
@@ -99,7 +100,7 @@ struct FindConfig {
     config_json: bool,
 }
 
-fn find_config(input: &FindConfig, tokens: Tokens) -> Answer {
+fn find_config(input: &FindConfig, tokens: TokenPolicy) -> CaseResult {
     let dir = tempfile::tempdir().map_err(|error| error.to_string())?;
     for (path, text) in &input.files {
         let path = dir.path().join(path);
@@ -108,9 +109,9 @@ fn find_config(input: &FindConfig, tokens: Tokens) -> Answer {
         fs_err::write(&path, text).map_err(|error| error.to_string())?;
     }
     let (name, format) = if input.config_json {
-        ("config.json", Format::ConfigJson)
+        ("config.json", DockerConfigFormat::ConfigJson)
     } else {
-        (".dockercfg", Format::Dockercfg)
+        (".dockercfg", DockerConfigFormat::Dockercfg)
     };
     let files = input.search_dirs.iter().map(|searched| (dir.path().join(searched).join(name), format));
     let found = SearchPath::new(files).find(tokens);

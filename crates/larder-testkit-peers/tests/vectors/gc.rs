@@ -7,16 +7,16 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use larder::backend::{
-    Backend, BackendError, Container, Filesystems, Image, ImageDetails, ImageSpec, InUse, Progress,
-    RuntimeInfo, Sandbox,
+    Backend, BackendError, Container, ContainerInventory, Filesystems, Image, ImageDetails, ImageSpec,
+    ProgressReporter, RuntimeInfo, Sandbox,
 };
 use larder::credentials::Credential;
 use larder::events::{Event, EventSink};
 use larder::gc::{
-    Clock, ClockReading, Collector, Entry, FailureCount, GcPolicy, History, Hook, Measure, Stamp,
-    images_for_node_status, size_text,
+    Clock, ClockReading, Collector, FailureCount, FsStatsProvider, GcPolicy, PostImageGcHook, RemovalHistory,
+    RemovalHistoryEntry, UnixMillis, images_for_node_status, size_text,
 };
-use larder::image_service::{Disk, FilesystemError};
+use larder::image_service::{FilesystemError, FsStats};
 use larder::pod::SandboxConfig;
 use larder::pull::image_size_bucket;
 use larder::reference::ImageId;
@@ -24,13 +24,13 @@ use larder_testkit::fake_backend::error;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::{Answer, parse};
+use crate::{CaseResult, parse};
 
-pub(crate) fn room(op: &str, input: &Value) -> Option<Answer> {
+pub(crate) fn room(op: &str, input: &Value) -> Option<CaseResult> {
     Some(match op {
         "gc_scenario" => parse(input).map(scenario),
-        "format_size" => parse(input).map(|Bytes { bytes }| json!({"text": size_text(bytes)})),
-        "image_size_bucket" => parse(input).map(|Bytes { bytes }| {
+        "format_size" => parse(input).map(|SizeInput { bytes }| json!({"text": size_text(bytes)})),
+        "image_size_bucket" => parse(input).map(|SizeInput { bytes }| {
             json!({"label": image_size_bucket(u64::try_from(bytes).unwrap_or(0))})
         }),
         "gc_loop_enabled" => parse(input).map(|policy: PolicyInput| json!({"enabled": policy.policy().is_enabled()})),
@@ -45,7 +45,7 @@ pub(crate) fn room(op: &str, input: &Value) -> Option<Answer> {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Bytes {
+struct SizeInput {
     bytes: i64,
 }
 
@@ -120,39 +120,39 @@ struct Scenario {
     policy: PolicyInput,
     began_ms: i64,
     #[serde(default)]
-    gates: Gates,
-    steps: Vec<Step>,
+    gates: CriGates,
+    steps: Vec<ScenarioStep>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, default)]
-struct Gates {
+struct CriGates {
     image_volume: bool,
     runtime_class_in_image_cri_api: bool,
 }
 
-impl Default for Gates {
+impl Default for CriGates {
     fn default() -> Self {
-        Gates { image_volume: true, runtime_class_in_image_cri_api: false }
+        CriGates { image_volume: true, runtime_class_in_image_cri_api: false }
     }
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Step {
+struct ScenarioStep {
     at_ms: i64,
     #[serde(rename = "do")]
-    action: Action,
+    action: ScenarioAction,
     images: Option<Vec<ImageInput>>,
     containers: Option<Vec<ContainerInput>>,
     fs: Option<FsInput>,
     #[serde(default)]
-    fail: Fail,
+    fail: CallFailures,
 }
 
 #[derive(Deserialize, Clone, Copy)]
 #[serde(rename_all = "snake_case")]
-enum Action {
+enum ScenarioAction {
     Detect,
     Collect,
     DeleteUnused,
@@ -207,7 +207,7 @@ struct FsInput {
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
-struct Fail {
+struct CallFailures {
     list_images: Option<String>,
     list_containers: Option<String>,
     container_status: Option<String>,
@@ -217,17 +217,17 @@ struct Fail {
 
 /// The node of one scenario: what the collector sees, and what it did in the current step.
 #[derive(Default)]
-struct State {
+struct ScenarioState {
     now: i64,
     images: Vec<Image>,
-    in_use: InUse,
+    in_use: ContainerInventory,
     fs: FsInput,
-    fail: Fail,
-    did: Did,
+    fail: CallFailures,
+    did: StepEffects,
 }
 
 #[derive(Default)]
-struct Did {
+struct StepEffects {
     attempted: Vec<String>,
     removed: Vec<String>,
     handlers: Vec<String>,
@@ -237,10 +237,10 @@ struct Did {
 }
 
 #[derive(Clone, Default)]
-struct Node(Arc<Mutex<State>>);
+struct ScenarioNode(Arc<Mutex<ScenarioState>>);
 
-impl Node {
-    fn state(&self) -> MutexGuard<'_, State> {
+impl ScenarioNode {
+    fn state(&self) -> MutexGuard<'_, ScenarioState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -250,7 +250,7 @@ fn failing(text: Option<&String>) -> Result<(), BackendError> {
 }
 
 #[async_trait]
-impl Backend for Node {
+impl Backend for ScenarioNode {
     async fn info(&self) -> Result<RuntimeInfo, BackendError> {
         Ok(RuntimeInfo::default())
     }
@@ -274,7 +274,7 @@ impl Backend for Node {
         _: &ImageSpec,
         _: Option<&Credential>,
         _: Option<&SandboxConfig>,
-        _: &Progress,
+        _: &ProgressReporter,
     ) -> Result<ImageId, BackendError> {
         Err(error("collection pulls nothing"))
     }
@@ -297,7 +297,7 @@ impl Backend for Node {
         Ok(Filesystems::default())
     }
 
-    async fn in_use(&self) -> Result<InUse, BackendError> {
+    async fn container_inventory(&self) -> Result<ContainerInventory, BackendError> {
         let state = self.state();
         failing(state.fail.list_containers.as_ref())?;
         let status = state.fail.container_status.as_ref().map(|text| format!("get container status: {text}"));
@@ -307,21 +307,21 @@ impl Backend for Node {
 }
 
 #[async_trait]
-impl Measure for Node {
-    async fn measure(&self) -> Result<Disk, FilesystemError> {
+impl FsStatsProvider for ScenarioNode {
+    async fn measure(&self) -> Result<FsStats, FilesystemError> {
         let state = self.state();
         failing(state.fail.fs_stats.as_ref())?;
-        Ok(Disk { capacity: state.fs.capacity, available: state.fs.available, ..Disk::default() })
+        Ok(FsStats { capacity: state.fs.capacity, available: state.fs.available, ..FsStats::default() })
     }
 }
 
-impl Clock for Node {
+impl Clock for ScenarioNode {
     fn read(&self) -> ClockReading {
-        ClockReading::wall(Stamp(self.state().now))
+        ClockReading::wall(UnixMillis(self.state().now))
     }
 }
 
-impl EventSink for Node {
+impl EventSink for ScenarioNode {
     fn record(&self, event: Event) {
         let event = json!({"type": event.event_type.to_string(), "reason": event.reason.to_string(),
             "message": event.message});
@@ -329,21 +329,21 @@ impl EventSink for Node {
     }
 }
 
-impl Hook for Node {
-    fn collected(&self, kept: &[ImageId], _: Stamp) {
+impl PostImageGcHook for ScenarioNode {
+    fn collected(&self, kept: &[ImageId], _: UnixMillis) {
         self.state().did.hook = Some(kept.to_vec());
     }
 }
 
-impl History for Node {
-    fn record(&self, entry: &Entry) -> io::Result<()> {
+impl RemovalHistory for ScenarioNode {
+    fn record(&self, entry: &RemovalHistoryEntry) -> io::Result<()> {
         self.state().did.freed += entry.promised.bytes;
         Ok(())
     }
 }
 
-fn in_use(containers: Vec<ContainerInput>, gates: &Gates) -> InUse {
-    let mut in_use = InUse::default();
+fn in_use(containers: Vec<ContainerInput>, gates: &CriGates) -> ContainerInventory {
+    let mut in_use = ContainerInventory::default();
     for (n, container) in containers.into_iter().enumerate() {
         let runtime_handler =
             if gates.runtime_class_in_image_cri_api { container.runtime_handler } else { String::new() };
@@ -360,7 +360,7 @@ fn in_use(containers: Vec<ContainerInput>, gates: &Gates) -> InUse {
 }
 
 fn scenario(Scenario { policy, began_ms, gates, steps }: Scenario) -> Value {
-    let node = Node::default();
+    let node = ScenarioNode::default();
     node.state().now = began_ms;
     let shared = Arc::new(node.clone());
     let collector = Collector::builder(shared.clone())
@@ -375,7 +375,7 @@ fn scenario(Scenario { policy, began_ms, gates, steps }: Scenario) -> Value {
     let answers = steps.into_iter().map(|step| {
         {
             let mut state = node.state();
-            (state.now, state.fail, state.did) = (step.at_ms, step.fail, Did::default());
+            (state.now, state.fail, state.did) = (step.at_ms, step.fail, StepEffects::default());
             if let Some(images) = step.images {
                 state.images = images.into_iter().map(|image| image.image(with_handler)).collect();
             }
@@ -387,9 +387,9 @@ fn scenario(Scenario { policy, began_ms, gates, steps }: Scenario) -> Value {
         let before = collector.counts();
         let outcome = crate::pull::simulated(async {
             match step.action {
-                Action::Detect => collector.detect().await,
-                Action::Collect => collector.collect().await.map(drop),
-                Action::DeleteUnused => collector.delete_unused().await.map(drop),
+                ScenarioAction::Detect => collector.detect().await,
+                ScenarioAction::Collect => collector.collect().await.map(drop),
+                ScenarioAction::DeleteUnused => collector.delete_unused().await.map(drop),
             }
         });
         let after = collector.counts();

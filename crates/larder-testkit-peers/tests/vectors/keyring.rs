@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use larder::credentials::{Credential, DockerConfig, Entry, Keyring, Origin, Secret};
+use larder::credentials::{Credential, CredentialLocation, DockerConfig, DockerConfigEntry, Keyring, Secret};
 use larder::internals;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use crate::{Answer, parse};
+use crate::{CaseResult, parse};
 
 /// An entry of a docker config as the vectors write it.
 #[derive(Deserialize, Default)]
@@ -20,10 +20,10 @@ pub(crate) struct PlainEntry {
 
 pub(crate) type PlainConfig = BTreeMap<String, PlainEntry>;
 
-impl From<PlainEntry> for Entry {
+impl From<PlainEntry> for DockerConfigEntry {
     fn from(plain: PlainEntry) -> Self {
         let PlainEntry { username, password, email } = plain;
-        Entry { username, password: Secret::new(password), email, ..Entry::default() }
+        DockerConfigEntry { username, password: Secret::new(password), email, ..DockerConfigEntry::default() }
     }
 }
 
@@ -47,7 +47,7 @@ pub(crate) fn fields(credential: &Credential) -> Map<String, Value> {
     .collect()
 }
 
-pub(crate) fn room(op: &str, input: &Value) -> Option<Answer> {
+pub(crate) fn room(op: &str, input: &Value) -> Option<CaseResult> {
     Some(match op {
         "url_match" => parse(input).map(|input| url_match(&input)),
         "is_default_registry" => parse(input).map(|input| is_default_registry(&input)),
@@ -73,11 +73,11 @@ fn url_match(input: &UrlMatch) -> Value {
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
-struct Image {
+struct LookupImage {
     image: String,
 }
 
-fn is_default_registry(input: &Image) -> Value {
+fn is_default_registry(input: &LookupImage) -> Value {
     json!({"default_registry": internals::is_default_registry(&input.image)})
 }
 
@@ -90,21 +90,21 @@ struct IndexKeys {
 fn index_keys(input: IndexKeys) -> Value {
     let mut keyring = Keyring::default();
     let entries = input.entries.into_iter().map(|location| (location, PlainEntry::default())).collect();
-    keyring.add(&docker_config(entries), None, &Origin::default());
+    keyring.add(&docker_config(entries), None, &CredentialLocation::default());
     json!({"keys": keyring.keys().collect::<Vec<_>>()})
 }
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
-struct Lookup {
+struct CredentialLookupCase {
     configs: Vec<PlainConfig>,
     image: String,
 }
 
-fn keyring_lookup(input: Lookup) -> Value {
+fn keyring_lookup(input: CredentialLookupCase) -> Value {
     let mut keyring = Keyring::default();
     for config in input.configs {
-        keyring.add(&docker_config(config), None, &Origin::default());
+        keyring.add(&docker_config(config), None, &CredentialLocation::default());
     }
     let found = keyring.lookup(&input.image);
     json!({"found": !found.is_empty(), "credentials": found.iter().map(fields).collect::<Vec<_>>()})

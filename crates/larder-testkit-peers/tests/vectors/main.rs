@@ -27,12 +27,12 @@ use serde::Deserialize;
 use serde_json::Value;
 
 /// What larder answers to the input of one case, in the form of `expect`; an error if the input is not understood.
-type Answer = Result<Value, String>;
+type CaseResult = Result<Value, String>;
 
 /// Answers a case if the op is known to the module.
-type Room = fn(op: &str, input: &Value) -> Option<Answer>;
+type CaseRunner = fn(op: &str, input: &Value) -> Option<CaseResult>;
 
-const ROOMS: &[Room] = &[
+const ROOMS: &[CaseRunner] = &[
     config::room,
     cri_errors::room,
     docker_config::room,
@@ -49,7 +49,7 @@ const ROOMS: &[Room] = &[
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct File {
+struct VectorFile {
     format: u32,
     name: String,
     #[serde(rename = "subject")]
@@ -58,12 +58,12 @@ struct File {
     _kubernetes_version: String,
     #[serde(rename = "source")]
     _source: Vec<String>,
-    cases: Vec<Case>,
+    cases: Vec<VectorCase>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Case {
+struct VectorCase {
     id: String,
     op: String,
     #[serde(default, rename = "note")]
@@ -117,7 +117,7 @@ fn json_files(folder: &Path) -> Result<Vec<PathBuf>, String> {
 
 fn run_file(path: &Path) -> Result<(), Failed> {
     let text = fs_err::read_to_string(path)?;
-    let file: File = serde_json::from_str(&text)?;
+    let file: VectorFile = serde_json::from_str(&text)?;
     if file.format != 1 {
         return Err(format!("format {} is not understood, only 1", file.format).into());
     }
@@ -142,7 +142,7 @@ fn run_file(path: &Path) -> Result<(), Failed> {
 }
 
 /// Says whether the case was run on larder's store as well.
-fn run_case(case: &Case) -> Result<bool, String> {
+fn run_case(case: &VectorCase) -> Result<bool, String> {
     let answer = ROOMS
         .iter()
         .find_map(|room| room(&case.op, &case.input))

@@ -9,8 +9,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use larder::config::GoDuration;
 use larder::credentials::plugin::{
-    self, ExecError, Execute, Plugin, Provided, ProviderConfig, Request, Response, ServiceAccount,
-    ServiceAccounts, TokenAttributes, TokenRequest,
+    self, CredentialProviderRequest, CredentialProviderResponse, Plugin, PluginExecError, PluginExecutor,
+    ProvidedCredentials, ProviderConfig, ServiceAccount, ServiceAccountClient, ServiceAccountTokenRequest,
+    TokenAttributes,
 };
 use larder::credentials::{DockerConfig, Secret, ServiceAccountCoordinates};
 use larder::internals;
@@ -20,24 +21,23 @@ use serde_json::{Map, Value, json};
 
 use crate::keyring::{PlainConfig, docker_config};
 use crate::pull::simulated;
-use crate::{Answer, parse};
+use crate::{CaseResult, parse};
 
-pub(crate) fn room(op: &str, input: &Value) -> Option<Answer> {
+pub(crate) fn room(op: &str, input: &Value) -> Option<CaseResult> {
     Some(match op {
         "plugin_encode_request" => parse(input).map(encode_request),
         "plugin_exec" => parse(input).map(exec),
         "plugin_sa_cache_key" => parse(input).map(account_key),
         "plugin_cache_key" => parse(input).and_then(cache_key),
-        "plugin_single_flight_key" => parse(input).map(|input: FlightKey| {
+        "plugin_single_flight_key" => parse(input).map(|input: SingleFlightKey| {
             let token = Secret::new(input.token);
             json!({"key_hex": hex(&internals::flight_key(&input.image, &token, &input.annotations))})
         }),
         "plugin_registry_of" => {
-            parse(input).map(|input: Image| json!({"registry": internals::registry_of(&input.image)}))
+            parse(input).map(|input: ProviderImage| json!({"registry": internals::registry_of(&input.image)}))
         }
-        "plugin_token_hash" => {
-            parse(input).map(|input: Token| json!({"hash": internals::token_hash(&Secret::new(input.token))}))
-        }
+        "plugin_token_hash" => parse(input)
+            .map(|input: TokenInput| json!({"hash": internals::token_hash(&Secret::new(input.token))})),
         "plugin_env" => parse(input).map(|input: Environment| {
             let own = input.plugin.into_iter().map(|Variable { name, value }| (name, value));
             json!({"merged": plugin::environment(input.system, own)})
@@ -78,7 +78,7 @@ struct EncodeRequest {
 }
 
 fn encode_request(input: EncodeRequest) -> Value {
-    let request = Request {
+    let request = CredentialProviderRequest {
         image: input.image,
         token: Secret::new(input.service_account_token),
         annotations: input.service_account_annotations,
@@ -88,7 +88,7 @@ fn encode_request(input: EncodeRequest) -> Value {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Exec {
+struct ExecCase {
     api_version: String,
     name: String,
     image: String,
@@ -97,7 +97,7 @@ struct Exec {
     exit_code: i32,
 }
 
-fn exec(input: Exec) -> Value {
+fn exec(input: ExecCase) -> Value {
     let folder = tempfile::tempdir().expect("a folder");
     let put = |name: &str, text: &str| fs_err::write(folder.path().join(name), text).expect("a file");
     put("stdout", &input.stdout);
@@ -113,7 +113,7 @@ fn exec(input: Exec) -> Value {
         ProviderConfig { name: input.name, api_version: input.api_version, ..ProviderConfig::default() };
     let program = internals::provider_program(&config, folder.path());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
-    let request = Request { image: input.image, ..Request::default() };
+    let request = CredentialProviderRequest { image: input.image, ..CredentialProviderRequest::default() };
     match runtime.block_on(program.execute(&request)) {
         Ok(response) => json!({"response": {
             "cache_key_type": response.cache_key_type,
@@ -134,7 +134,7 @@ fn plain(config: &DockerConfig) -> Value {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct AccountKey {
+struct AccountKeyCase {
     namespace: String,
     name: String,
     uid: String,
@@ -143,8 +143,8 @@ struct AccountKey {
     token: String,
 }
 
-fn account_key(input: AccountKey) -> Value {
-    let AccountKey { namespace, name, uid, annotations, cache_type, token } = input;
+fn account_key(input: AccountKeyCase) -> Value {
+    let AccountKeyCase { namespace, name, uid, annotations, cache_type, token } = input;
     let at = ServiceAccountCoordinates { uid, namespace, name };
     let token = Secret::new(token);
     let key = internals::account_key(&at, &annotations, (cache_type == "Token").then_some(&token));
@@ -153,12 +153,12 @@ fn account_key(input: AccountKey) -> Value {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct CacheKey {
+struct CacheKeyCase {
     base: String,
     service_account_key_hex: String,
 }
 
-fn cache_key(input: CacheKey) -> Answer {
+fn cache_key(input: CacheKeyCase) -> CaseResult {
     let digits = input.service_account_key_hex;
     let bytes = (0..digits.len() / 2).map(|at| u8::from_str_radix(&digits[2 * at..2 * at + 2], 16));
     let account = bytes.collect::<Result<Vec<_>, _>>().map_err(|error| error.to_string())?;
@@ -167,7 +167,7 @@ fn cache_key(input: CacheKey) -> Answer {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct FlightKey {
+struct SingleFlightKey {
     image: String,
     token: String,
     annotations: BTreeMap<String, String>,
@@ -175,13 +175,13 @@ struct FlightKey {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Image {
+struct ProviderImage {
     image: String,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Token {
+struct TokenInput {
     token: String,
 }
 
@@ -232,7 +232,7 @@ impl From<PlainAttributes> for TokenAttributes {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Provide {
+struct ProvideCase {
     match_images: Vec<String>,
     default_cache_duration_ms: i64,
     token_attributes: Option<PlainAttributes>,
@@ -244,9 +244,9 @@ struct Provide {
 struct ProvideStep {
     advance_ms: u64,
     image: String,
-    pod: PlainPod,
+    pod: PluginPod,
     response: Option<PlainResponse>,
-    service_account: Option<PlainAccount>,
+    service_account: Option<PluginAccount>,
     #[serde(default)]
     token: String,
     token_error: Option<String>,
@@ -254,7 +254,7 @@ struct ProvideStep {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct PlainPod {
+struct PluginPod {
     namespace: String,
     name: String,
     uid: String,
@@ -274,7 +274,7 @@ struct PlainResponse {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct PlainAccount {
+struct PluginAccount {
     namespace: String,
     name: String,
     uid: String,
@@ -283,8 +283,8 @@ struct PlainAccount {
 
 /// What a step says that happens, and what did.
 #[derive(Default)]
-struct Script {
-    answer: Option<Result<Response, ExecError>>,
+struct ProviderScript {
+    answer: Option<Result<CredentialProviderResponse, PluginExecError>>,
     account: Option<ServiceAccount>,
     token: Option<Result<Secret, String>>,
     executions: Vec<Value>,
@@ -292,17 +292,20 @@ struct Script {
 }
 
 #[derive(Clone, Default)]
-struct Stage(Arc<Mutex<Script>>);
+struct ScriptedPlugin(Arc<Mutex<ProviderScript>>);
 
-impl Stage {
-    fn with<T>(&self, act: impl FnOnce(&mut Script) -> T) -> T {
+impl ScriptedPlugin {
+    fn with<T>(&self, act: impl FnOnce(&mut ProviderScript) -> T) -> T {
         act(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
 #[async_trait]
-impl Execute for Stage {
-    async fn execute(&self, request: &Request) -> Result<Response, ExecError> {
+impl PluginExecutor for ScriptedPlugin {
+    async fn execute(
+        &self,
+        request: &CredentialProviderRequest,
+    ) -> Result<CredentialProviderResponse, PluginExecError> {
         self.with(|script| {
             script.executions.push(json!({
                 "image": request.image,
@@ -315,12 +318,12 @@ impl Execute for Stage {
 }
 
 #[async_trait]
-impl ServiceAccounts for Stage {
+impl ServiceAccountClient for ScriptedPlugin {
     async fn get(&self, _namespace: &str, _name: &str) -> Result<ServiceAccount, String> {
         self.with(|script| script.account.clone().ok_or("not found".to_owned()))
     }
 
-    async fn token(&self, request: &TokenRequest) -> Result<Secret, String> {
+    async fn token(&self, request: &ServiceAccountTokenRequest) -> Result<Secret, String> {
         self.with(|script| {
             script.token_requests.push(json!({
                 "namespace": request.account.namespace,
@@ -335,11 +338,11 @@ impl ServiceAccounts for Stage {
     }
 }
 
-fn scripted(config: &ProviderConfig, stage: Arc<Stage>) -> Plugin {
+fn scripted(config: &ProviderConfig, stage: Arc<ScriptedPlugin>) -> Plugin {
     Plugin::new(config, stage.clone(), stage)
 }
 
-async fn provide(input: Provide) -> Value {
+async fn provide(input: ProvideCase) -> Value {
     let config = ProviderConfig {
         name: "provider".into(),
         match_images: input.match_images,
@@ -348,34 +351,34 @@ async fn provide(input: Provide) -> Value {
         token_attributes: input.token_attributes.map(Into::into),
         ..ProviderConfig::default()
     };
-    let stage = Stage::default();
+    let stage = ScriptedPlugin::default();
     let provider = scripted(&config, Arc::new(stage.clone()));
     let mut steps = Vec::new();
     for step in input.steps {
         tokio::time::advance(Duration::from_millis(step.advance_ms)).await;
         let answer = step.response.map(|response| match response.error {
-            Some(error) => Err(ExecError::Other(error)),
-            None => Ok(Response {
+            Some(error) => Err(PluginExecError::Other(error)),
+            None => Ok(CredentialProviderResponse {
                 cache_key_type: response.cache_key_type,
                 cache_duration: response.cache_duration_ms.map(millis),
                 auth: docker_config(response.auth),
             }),
         });
-        let account = step.service_account.map(|PlainAccount { namespace, name, uid, annotations }| {
+        let account = step.service_account.map(|PluginAccount { namespace, name, uid, annotations }| {
             ServiceAccount { at: ServiceAccountCoordinates { uid, namespace, name }, annotations }
         });
         let token = step.token_error.map_or(Ok(Secret::new(step.token)), Err);
         stage.with(|script| {
-            *script = Script { answer, account, token: Some(token), ..Script::default() };
+            *script = ProviderScript { answer, account, token: Some(token), ..ProviderScript::default() };
         });
-        let PlainPod { namespace, name, uid, service_account_name } = step.pod;
+        let PluginPod { namespace, name, uid, service_account_name } = step.pod;
         let pod = Pod { namespace, name, uid, service_account: service_account_name, ..Pod::default() };
         let given = provider.provide(&step.image, &pod).await;
         let script = stage.with(std::mem::take);
         assert!(script.answer.is_none(), "the step's response was not asked for");
-        let (Provided { auth, account }, error) = match given {
+        let (ProvidedCredentials { auth, account }, error) = match given {
             Ok(given) => (given, Value::Null),
-            Err(error) => (Provided::default(), error.kubelet_text().reveal().into()),
+            Err(error) => (ProvidedCredentials::default(), error.kubelet_text().reveal().into()),
         };
         steps.push(json!({
             "credentials": plain(&auth),
@@ -383,7 +386,7 @@ async fn provide(input: Provide) -> Value {
             "error": error,
             "executions": script.executions,
             "token_requests": script.token_requests,
-            "stored_keys_hex": provider.kept_keys().iter().map(|key| hex(key)).collect::<Vec<_>>(),
+            "stored_keys_hex": provider.cached_keys().iter().map(|key| hex(key)).collect::<Vec<_>>(),
         }));
     }
     json!({"steps": steps})
@@ -464,7 +467,7 @@ struct PlainProvider {
     token_attributes: Option<PlainAttributes>,
 }
 
-fn config_validate(input: &ConfigValidate) -> Answer {
+fn config_validate(input: &ConfigValidate) -> CaseResult {
     let provider = |value: &Value| {
         parse::<PlainProvider>(value).map(|plain| ProviderConfig {
             name: plain.name,

@@ -9,8 +9,8 @@ use larder::backend::Image;
 use larder::config::AllowlistPattern;
 use larder::credentials::{PodCredentials, SecretCoordinates, ServiceAccountCoordinates};
 use larder::records::{
-    self, Access, ImageRecords, PodLookup, PullIntent, PullRecords, PulledRecord, RecordedSecret,
-    RecordsError, Step, Utc, Verification,
+    self, ImagePullCredentials, ImagePullIntent, ImagePulledRecord, PodCredentialLookup, PullRecordStore,
+    PullRecords, RecordDirStep, RecordedSecret, RecordsError, Rfc3339Time, Verification,
 };
 use larder::reference::{ImageId, ImageName};
 use larder_testkit::fake_backend::{FakeBackend, error as error_of};
@@ -19,9 +19,9 @@ use serde_json::{Map, Value, json};
 use tempfile::TempDir;
 
 use crate::pull::simulated;
-use crate::{Answer, parse};
+use crate::{CaseResult, parse};
 
-pub(crate) fn room(op: &str, input: &Value) -> Option<Answer> {
+pub(crate) fn room(op: &str, input: &Value) -> Option<CaseResult> {
     Some(match op {
         "must_attempt_pull" => parse(input).map(|input| simulated(must_attempt_pull(input))),
         "merge_credentials" => parse(input).map(merge_credentials),
@@ -30,31 +30,33 @@ pub(crate) fn room(op: &str, input: &Value) -> Option<Answer> {
         "migrate" => parse(input).map(|input| simulated(migrate(input))),
         "prune" => parse(input).map(|input| simulated(prune(input))),
         "allowlist_pattern" => {
-            parse(input).map(|input: Pattern| match AllowlistPattern::parse(&input.pattern) {
+            parse(input).map(|input: PatternCase| match AllowlistPattern::parse(&input.pattern) {
                 Ok(AllowlistPattern::Exact(name)) => json!({"wildcard": false, "normalized": name}),
                 Ok(AllowlistPattern::Prefix(name)) => json!({"wildcard": true, "normalized": name}),
                 Err(error) => json!({"error": error.to_string()}),
             })
         }
-        "policy_requires_verification" => parse(input).map(|input: Requires| {
+        "policy_requires_verification" => parse(input).map(|input: PolicyCase| {
             match Verification::parse(&input.policy, input.allowlist.iter().map(String::as_str)) {
                 Ok(policy) => json!({"verify": policy.required(&input.image, input.pulled_by_kubelet)}),
                 Err(error) => json!({"error": error.to_string()}),
             }
         }),
-        "record_file_name" => parse(input).map(|input: Key| json!({"file": records::file_name(&input.key)})),
-        "encode_intent" => {
-            parse(input).map(|input: PlainIntent| json!({"text": PullIntent { image: input.image }.encode()}))
+        "record_file_name" => {
+            parse(input).map(|input: FileNameCase| json!({"file": records::file_name(&input.key)}))
         }
-        "encode_record" => {
-            parse(input).map(|input: Encode| json!({"text": PulledRecord::from(input.record).encode()}))
+        "encode_intent" => parse(input)
+            .map(|input: PlainIntent| json!({"text": ImagePullIntent { image: input.image }.encode()})),
+        "encode_record" => parse(input)
+            .map(|input: EncodeCase| json!({"text": ImagePulledRecord::from(input.record).encode()})),
+        "decode_intent" => {
+            parse(input).map(|input: DecodeCase| match ImagePullIntent::decode(input.text.as_bytes()) {
+                Ok(read) => json!({"image": read.document.image, "current_version": read.current_version}),
+                Err(error) => json!({"error": error.to_string()}),
+            })
         }
-        "decode_intent" => parse(input).map(|input: Text| match PullIntent::decode(input.text.as_bytes()) {
-            Ok(read) => json!({"image": read.document.image, "current_version": read.current_version}),
-            Err(error) => json!({"error": error.to_string()}),
-        }),
         "decode_record" => {
-            parse(input).map(|input: Text| match PulledRecord::decode(input.text.as_bytes()) {
+            parse(input).map(|input: DecodeCase| match ImagePulledRecord::decode(input.text.as_bytes()) {
                 Ok(read) => json!({
                     "image_ref": read.document.image_ref,
                     "last_updated": read.document.last_updated.map(|time| time.to_string()),
@@ -70,13 +72,13 @@ pub(crate) fn room(op: &str, input: &Value) -> Option<Answer> {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Pattern {
+struct PatternCase {
     pattern: String,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Requires {
+struct PolicyCase {
     policy: String,
     #[serde(default)]
     allowlist: Vec<String>,
@@ -87,7 +89,7 @@ struct Requires {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Key {
+struct FileNameCase {
     key: String,
 }
 
@@ -99,13 +101,13 @@ struct PlainIntent {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Encode {
+struct EncodeCase {
     record: PlainRecord,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Text {
+struct DecodeCase {
     text: String,
 }
 
@@ -122,14 +124,14 @@ struct PlainRecord {
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
 struct PlainAccess {
-    kubernetes_secrets: Vec<PlainSecret>,
-    kubernetes_service_accounts: Vec<PlainAccount>,
+    kubernetes_secrets: Vec<RecordSecretInput>,
+    kubernetes_service_accounts: Vec<RecordAccountInput>,
     node_pods_accessible: bool,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
-struct PlainSecret {
+struct RecordSecretInput {
     uid: String,
     namespace: String,
     name: String,
@@ -138,27 +140,27 @@ struct PlainSecret {
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
-struct PlainAccount {
+struct RecordAccountInput {
     uid: String,
     namespace: String,
     name: String,
 }
 
-impl From<PlainSecret> for RecordedSecret {
-    fn from(PlainSecret { uid, namespace, name, credential_hash }: PlainSecret) -> Self {
+impl From<RecordSecretInput> for RecordedSecret {
+    fn from(RecordSecretInput { uid, namespace, name, credential_hash }: RecordSecretInput) -> Self {
         RecordedSecret { at: SecretCoordinates { uid, namespace, name }, hash: credential_hash }
     }
 }
 
-impl From<PlainAccount> for ServiceAccountCoordinates {
-    fn from(PlainAccount { uid, namespace, name }: PlainAccount) -> Self {
+impl From<RecordAccountInput> for ServiceAccountCoordinates {
+    fn from(RecordAccountInput { uid, namespace, name }: RecordAccountInput) -> Self {
         ServiceAccountCoordinates { uid, namespace, name }
     }
 }
 
-impl From<PlainAccess> for Access {
+impl From<PlainAccess> for ImagePullCredentials {
     fn from(plain: PlainAccess) -> Self {
-        Access {
+        ImagePullCredentials {
             secrets: plain.kubernetes_secrets.into_iter().map(Into::into).collect(),
             service_accounts: plain.kubernetes_service_accounts.into_iter().map(Into::into).collect(),
             node_pods: plain.node_pods_accessible,
@@ -166,12 +168,12 @@ impl From<PlainAccess> for Access {
     }
 }
 
-impl From<PlainRecord> for PulledRecord {
+impl From<PlainRecord> for ImagePulledRecord {
     fn from(plain: PlainRecord) -> Self {
         let time = plain.last_updated_time.as_deref().unwrap_or("2024-10-21T12:26:40Z");
         let names = plain.credential_mapping.unwrap_or_default();
-        PulledRecord {
-            last_updated: Utc::parse(time),
+        ImagePulledRecord {
+            last_updated: Rfc3339Time::parse(time),
             image_ref: plain.image_ref,
             names: names.into_iter().map(|(name, access)| (name, access.into())).collect(),
         }
@@ -179,26 +181,26 @@ impl From<PlainRecord> for PulledRecord {
 }
 
 /// The mapping as the file has it.
-fn mapping(record: &PulledRecord) -> Value {
+fn mapping(record: &ImagePulledRecord) -> Value {
     let text: Value = serde_json::from_str(&record.encode()).expect("a record is JSON");
     text.get("credentialMapping").cloned().unwrap_or_else(|| json!({}))
 }
 
 /// A folder with these documents.
-struct Disk(TempDir);
+struct RecordFiles(TempDir);
 
-impl Disk {
-    fn with(records: Vec<PlainRecord>, intents: Vec<ImageName>) -> Disk {
-        let disk = Disk(tempfile::tempdir().expect("a folder"));
+impl RecordFiles {
+    fn with(records: Vec<PlainRecord>, intents: Vec<ImageName>) -> RecordFiles {
+        let disk = RecordFiles(tempfile::tempdir().expect("a folder"));
         for record in records {
-            let record = PulledRecord::from(record);
+            let record = ImagePulledRecord::from(record);
             disk.put("pulled", &records::file_name(record.image_ref.as_str()), &record.encode());
         }
         for image in intents {
             disk.put(
                 "pulling",
                 &records::file_name(image.as_str()),
-                &PullIntent { image: image.clone() }.encode(),
+                &ImagePullIntent { image: image.clone() }.encode(),
             );
         }
         disk
@@ -225,15 +227,17 @@ impl Disk {
 
     fn intents(&self) -> Vec<ImageName> {
         let files = self.files("pulling").into_values();
-        let images = files.map(|text| PullIntent::decode(text.as_bytes()).expect("an intent").document.image);
+        let images =
+            files.map(|text| ImagePullIntent::decode(text.as_bytes()).expect("an intent").document.image);
         let mut images: Vec<_> = images.collect();
         images.sort();
         images
     }
 
-    fn records(&self) -> BTreeMap<ImageId, PulledRecord> {
+    fn records(&self) -> BTreeMap<ImageId, ImagePulledRecord> {
         let files = self.files("pulled").into_values();
-        let records = files.map(|text| PulledRecord::decode(text.as_bytes()).expect("a record").document);
+        let records =
+            files.map(|text| ImagePulledRecord::decode(text.as_bytes()).expect("a record").document);
         records.map(|record| (record.image_ref.clone(), record)).collect()
     }
 
@@ -245,14 +249,14 @@ impl Disk {
             .into()
     }
 
-    fn open(&self) -> ImageRecords {
-        ImageRecords::open(self.path(), Verification::of_unconfigured_kubelet()).expect("records")
+    fn open(&self) -> PullRecordStore {
+        PullRecordStore::open(self.path(), Verification::of_unconfigured_kubelet()).expect("records")
     }
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct MustAttemptPull {
+struct MustAttemptPullCase {
     policy: String,
     #[serde(default)]
     allowlist: Vec<String>,
@@ -265,38 +269,38 @@ struct MustAttemptPull {
     in_flight: BTreeMap<ImageName, usize>,
     image: ImageName,
     image_ref: ImageId,
-    pod: PlainPod,
+    pod: RecordPodInput,
     #[serde(default)]
     fill_secrets_to: usize,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
-struct PlainPod {
-    secrets: Vec<PlainSecret>,
-    service_account: Option<PlainAccount>,
+struct RecordPodInput {
+    secrets: Vec<RecordSecretInput>,
+    service_account: Option<RecordAccountInput>,
     error: Option<String>,
 }
 
-struct Lookup {
+struct ScriptedPodLookup {
     answer: Result<PodCredentials, RecordsError>,
     asked: bool,
 }
 
 #[async_trait::async_trait]
-impl PodLookup for Lookup {
+impl PodCredentialLookup for ScriptedPodLookup {
     async fn pod_credentials(&mut self) -> Result<PodCredentials, RecordsError> {
         self.asked = true;
         self.answer.clone()
     }
 }
 
-async fn must_attempt_pull(mut input: MustAttemptPull) -> Value {
+async fn must_attempt_pull(mut input: MustAttemptPullCase) -> Value {
     for access in input.records.iter_mut().filter_map(|record| record.credential_mapping.as_mut()).flatten() {
         let secrets = &mut access.1.kubernetes_secrets;
         for number in secrets.len()..input.fill_secrets_to {
             let fill = format!("fill-{number}");
-            secrets.push(PlainSecret {
+            secrets.push(RecordSecretInput {
                 uid: fill.clone(),
                 namespace: fill.clone(),
                 name: fill.clone(),
@@ -304,33 +308,36 @@ async fn must_attempt_pull(mut input: MustAttemptPull) -> Value {
             });
         }
     }
-    let disk = Disk::with(input.records, input.intents);
+    let disk = RecordFiles::with(input.records, input.intents);
     for (image_ref, text) in &input.raw_pulled_files {
         disk.put("pulled", &records::file_name(image_ref), text);
     }
     let policy = Verification::parse(&input.policy, input.allowlist.iter().map(String::as_str));
     let written = Arc::new(AtomicUsize::new(0));
     let counter = Arc::clone(&written);
-    let witness: records::Witness = Arc::new(move |step, path: &Path| {
-        if step == Step::Move && path.parent().is_some_and(|folder| folder.ends_with("pulled")) {
+    let witness: records::StepHook = Arc::new(move |step, path: &Path| {
+        if step == RecordDirStep::Move && path.parent().is_some_and(|folder| folder.ends_with("pulled")) {
             counter.fetch_add(1, Ordering::Relaxed);
         }
         Ok(())
     });
-    let kept = ImageRecords::watched(disk.path(), policy.expect("a policy"), Some(witness)).expect("records");
+    let kept =
+        PullRecordStore::watched(disk.path(), policy.expect("a policy"), Some(witness)).expect("records");
     for (image, count) in &input.in_flight {
         for _ in 0..*count {
             kept.record_pull_intent(image).await.expect("an intent");
         }
     }
-    let PlainPod { secrets, service_account, error } = input.pod;
+    let RecordPodInput { secrets, service_account, error } = input.pod;
     let secrets = secrets.into_iter().map(|secret| {
         let RecordedSecret { at, hash } = secret.into();
         (at, hash)
     });
     let pod = PodCredentials { secrets: secrets.collect(), service_account: service_account.map(Into::into) };
-    let mut lookup =
-        Lookup { answer: error.map_or(Ok(pod), |text| Err(RecordsError::other(text))), asked: false };
+    let mut lookup = ScriptedPodLookup {
+        answer: error.map_or(Ok(pod), |text| Err(RecordsError::other(text))),
+        asked: false,
+    };
     // Once from the disk, and once more from memory, which has to say the same.
     let (result, error) = kept.check(&input.image, &input.image_ref, &mut lookup).await;
     kept.flush().await.expect("written");
@@ -339,10 +346,10 @@ async fn must_attempt_pull(mut input: MustAttemptPull) -> Value {
     kept.flush().await.expect("written");
     assert_eq!(again, result, "memory and disk differ");
     let mut answer = json!({
-        "pull_required": result.is_none_or(records::CheckResult::must_pull),
+        "pull_required": result.is_none_or(records::MustPullCheckResult::must_pull),
         "error": error.map(|error| error.to_string()),
         "credentials_looked_up": lookup.asked,
-        "metric_result": result.map(records::CheckResult::name),
+        "metric_result": result.map(records::MustPullCheckResult::name),
         "record_written": record_written,
     });
     if record_written && input.fill_secrets_to == 0 {
@@ -353,15 +360,16 @@ async fn must_attempt_pull(mut input: MustAttemptPull) -> Value {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Merge {
+struct MergeCase {
     record: PlainRecord,
     image: String,
     new: Option<PlainAccess>,
 }
 
-fn merge_credentials(input: Merge) -> Value {
-    let mut record = PulledRecord::from(input.record);
-    let changed = records::merge(&mut record, &input.image, input.new.map(Access::from).as_ref());
+fn merge_credentials(input: MergeCase) -> Value {
+    let mut record = ImagePulledRecord::from(input.record);
+    let changed =
+        records::merge(&mut record, &input.image, input.new.map(ImagePullCredentials::from).as_ref());
     json!({"changed": changed, "credentialMapping": mapping(&record)})
 }
 
@@ -382,7 +390,7 @@ enum SequenceStep {
 }
 
 async fn record_sequence(input: RecordSequence) -> Value {
-    let disk = Disk::with(input.records, input.intents);
+    let disk = RecordFiles::with(input.records, input.intents);
     let kept = disk.open();
     let mut steps = Vec::new();
     for step in input.steps {
@@ -392,8 +400,8 @@ async fn record_sequence(input: RecordSequence) -> Value {
                 image
             }
             SequenceStep::Pulled { image, image_ref, credentials } => {
-                let access = credentials.map(Access::from);
-                kept.pulled(&image, &image_ref, access, Utc(1_800_000_000)).await.expect("a record");
+                let access = credentials.map(ImagePullCredentials::from);
+                kept.pulled(&image, &image_ref, access, Rfc3339Time(1_800_000_000)).await.expect("a record");
                 image
             }
             SequenceStep::Failed { image } => {
@@ -429,7 +437,7 @@ struct PlainImage {
 }
 
 async fn initialize(input: Initialize) -> Value {
-    let disk = Disk::with(input.records, input.intents);
+    let disk = RecordFiles::with(input.records, input.intents);
     let backend = FakeBackend::new();
     if let Some(error) = input.list_error {
         backend.set_down(Some(error_of(&error)));
@@ -453,7 +461,7 @@ struct Migrate {
 }
 
 async fn migrate(input: Migrate) -> Value {
-    let disk = Disk::with(Vec::new(), Vec::new());
+    let disk = RecordFiles::with(Vec::new(), Vec::new());
     for (folder, files) in [("pulling", input.pulling_files), ("pulled", input.pulled_files)] {
         for (file, text) in files {
             disk.put(folder, &file, &text);
@@ -472,8 +480,8 @@ struct Prune {
 }
 
 async fn prune(input: Prune) -> Value {
-    let disk = Disk::with(input.records, Vec::new());
-    let until = Utc::parse(&input.until).expect("a time");
+    let disk = RecordFiles::with(input.records, Vec::new());
+    let until = Rfc3339Time::parse(&input.until).expect("a time");
     disk.open().prune(input.image_list, until).await.expect("pruned");
     json!({"records_left": disk.records().into_keys().collect::<Vec<_>>()})
 }

@@ -4,16 +4,16 @@ use larder::reference::{self, ImageName, Reference};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::{Answer, parse};
+use crate::{CaseResult, parse};
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Input {
+struct ReferenceInput {
     #[serde(default)]
     image: String,
 }
 
-pub(crate) fn room(op: &str, input: &Value) -> Option<Answer> {
+pub(crate) fn room(op: &str, input: &Value) -> Option<CaseResult> {
     let answer: fn(&str) -> Value = match op {
         "parse_normalized" => parse_normalized,
         "parse_image_name" => parse_image_name,
@@ -21,7 +21,7 @@ pub(crate) fn room(op: &str, input: &Value) -> Option<Answer> {
         "trim_tag_digest" => trim_tag_digest,
         _ => return None,
     };
-    Some(parse::<Input>(input).map(|input| answer(&input.image)))
+    Some(parse::<ReferenceInput>(input).map(|input| answer(&input.image)))
 }
 
 fn parse_normalized(image: &str) -> Value {

@@ -1,7 +1,7 @@
 //! `runtime_service.json`, the client's side, and the statuses of `cri_errors.json`: endpoints, replies, streams and
 //! the texts of errors.
 
-use larder::backend::{self, Backend as _, ImageSpec, Progress};
+use larder::backend::{self, Backend as _, ImageSpec, ProgressReporter};
 use larder::internals::evaluate_pull_error;
 use larder::reference::ImageId;
 use larder_cri::{CriBackend, CriConfig, Endpoint, proto};
@@ -11,9 +11,9 @@ use serde_json::{Value, json};
 use tonic::Code;
 
 use crate::runtime_service::{CriImage, block_on, client, error_of};
-use crate::{Answer, parse};
+use crate::{CaseResult, parse};
 
-pub(crate) fn room(op: &str, input: &Value) -> Option<Answer> {
+pub(crate) fn room(op: &str, input: &Value) -> Option<CaseResult> {
     Some(match op {
         "status_reply" => parse(input).map(status_reply),
         "pull_reply" => parse(input).map(pull_reply),
@@ -54,7 +54,7 @@ fn pull_reply(input: PullReply) -> Value {
 }
 
 fn pull(client: &CriBackend, image: String) -> Result<ImageId, backend::BackendError> {
-    block_on(client.pull(&ImageSpec::named(image), None, None, &Progress::unwatched()))
+    block_on(client.pull(&ImageSpec::named(image), None, None, &ProgressReporter::unwatched()))
 }
 
 #[derive(Deserialize)]
@@ -80,7 +80,7 @@ struct ImageEndpoint {
     image: String,
 }
 
-fn image_endpoint(input: &ImageEndpoint) -> Answer {
+fn image_endpoint(input: &ImageEndpoint) -> CaseResult {
     let read = |text: &str| Endpoint::parse(text).map_err(|error| error.to_string());
     let image_endpoint = if input.image.is_empty() { None } else { Some(read(&input.image)?) };
     let backend =
@@ -100,14 +100,14 @@ struct ListStreaming {
 #[serde(deny_unknown_fields)]
 struct ListCall {
     #[serde(default)]
-    stream: Streamed,
+    stream: StreamedList,
     #[serde(default)]
-    list: Listed,
+    list: UnaryList,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields)]
-struct Streamed {
+struct StreamedList {
     #[serde(default)]
     parts: Vec<Vec<String>>,
     #[serde(default)]
@@ -116,14 +116,14 @@ struct Streamed {
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields)]
-struct Listed {
+struct UnaryList {
     #[serde(default)]
     images: Vec<String>,
     #[serde(default)]
     error: String,
 }
 
-fn list_streaming(input: ListStreaming) -> Answer {
+fn list_streaming(input: ListStreaming) -> CaseResult {
     let fake = FakeCri::start();
     fake.change(|contents| contents.streaming = true);
     let config = CriConfig { list_streaming: input.streaming, ..CriConfig::default() };
@@ -195,7 +195,7 @@ struct GrpcStatus {
     message: String,
 }
 
-fn grpc_status_text(input: &GrpcStatus) -> Answer {
+fn grpc_status_text(input: &GrpcStatus) -> CaseResult {
     const IMAGE: &str = "registry.example/app:v1";
     let fake = FakeCri::start();
     fake.fail_next(Rpc::PullImage, code_named(&input.code)?, &input.message);

@@ -7,20 +7,20 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
-use larder::backend::{self, Backend as _, FilesystemUsage, Filesystems, ImageSpec, Progress};
+use larder::backend::{self, Backend as _, FilesystemUsage, Filesystems, ImageSpec, ProgressReporter};
 use larder::credentials::{Credential, Secret};
-use larder::image_service::{Disk, ImageService};
+use larder::image_service::{FsStats, ImageService};
 use larder::reference::ImageName;
 use larder_cri::{CriBackend, CriConfig, proto};
-use larder_testkit::fake_backend::{self, FakeBackend, Op};
+use larder_testkit::fake_backend::{self, BackendOp, FakeBackend};
 use larder_testkit_peers::fake_cri::{FakeCri, Rpc};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tonic::Code;
 
-use crate::{Answer, parse};
+use crate::{CaseResult, parse};
 
-pub(crate) fn room(op: &str, input: &Value) -> Option<Answer> {
+pub(crate) fn room(op: &str, input: &Value) -> Option<CaseResult> {
     Some(match op {
         "pull_with_credentials" => parse(input).map(pull_with_credentials),
         "image_ref" => parse(input).map(image_ref),
@@ -94,13 +94,13 @@ impl CriImage {
 struct PullWithCredentials {
     image: String,
     #[serde(default)]
-    credentials: Vec<Login>,
-    pull_results: Vec<PullResult>,
+    credentials: Vec<CredentialInput>,
+    pull_results: Vec<PullReplyInput>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Login {
+struct CredentialInput {
     #[serde(default)]
     username: String,
     #[serde(default)]
@@ -111,7 +111,7 @@ struct Login {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct PullResult {
+struct PullReplyInput {
     #[serde(default)]
     image_ref: String,
     #[serde(default)]
@@ -127,7 +127,7 @@ fn pull_with_credentials(input: PullWithCredentials) -> Value {
             fake.fail_next(Rpc::PullImage, Code::Unknown, &result.error);
         }
     }
-    let login = |login: Login| Credential {
+    let login = |login: CredentialInput| Credential {
         username: login.username,
         password: Secret::new(login.password),
         email: login.email,
@@ -136,7 +136,7 @@ fn pull_with_credentials(input: PullWithCredentials) -> Value {
     let credentials: Vec<_> = input.credentials.into_iter().map(login).collect();
     let service = ImageService::new(Arc::new(client(&fake, false)));
     let spec = ImageSpec::named(input.image);
-    let pulled = block_on(service.pull(&spec, &credentials, None, &Progress::unwatched()));
+    let pulled = block_on(service.pull(&spec, &credentials, None, &ProgressReporter::unwatched()));
     let auth = |username: &str, password: &str| json!({"username": username, "password": password});
     let used = pulled.as_ref().ok().and_then(|pulled| pulled.credential.as_ref());
     json!({
@@ -164,7 +164,7 @@ impl StatusOrError {
     fn service(self) -> ImageService {
         let fake = FakeBackend::new();
         if !self.error.is_empty() {
-            fake.fail_next(Op::Status, fake_backend::error(self.error));
+            fake.fail_next(BackendOp::Status, fake_backend::error(self.error));
         }
         if let Some(image) = self.status {
             fake.add_image("image", fake_backend::image(image.id, image.size));
@@ -195,7 +195,7 @@ struct ImagesOrError {
 fn image_stats(input: ImagesOrError) -> Value {
     let fake = FakeBackend::new();
     if !input.error.is_empty() {
-        fake.fail_next(Op::List, fake_backend::error(input.error));
+        fake.fail_next(BackendOp::List, fake_backend::error(input.error));
     }
     fake.set_images(
         input.images.into_iter().map(|image| fake_backend::image(image.id, image.size)).collect(),
@@ -270,7 +270,7 @@ fn remove_image(input: RemoveImage) -> Value {
         let text = error.to_string();
         text.strip_prefix("rpc error: code = Unknown desc = ").map(str::to_owned).unwrap_or(text)
     };
-    let call = |received: larder_testkit_peers::fake_cri::Received| {
+    let call = |received: larder_testkit_peers::fake_cri::ReceivedCall| {
         let image = received.image.unwrap_or_default();
         json!({
             "call": format!("{:?}", received.rpc),
@@ -345,7 +345,7 @@ fn container_image_id(input: ContainerImageId) -> Value {
         ..proto::Container::default()
     };
     fake.change(|contents| contents.containers = vec![container]);
-    match block_on(client(&fake, false).in_use()) {
+    match block_on(client(&fake, false).container_inventory()) {
         Ok(in_use) => json!({"image_id": in_use.containers[0].image_id}),
         Err(error) => json!({"error": error.to_string()}),
     }
@@ -380,7 +380,7 @@ struct LocalFilesystem {
 fn image_fs_stats(input: ImageFsStats) -> Value {
     let fake = FakeBackend::new();
     if !input.error.is_empty() {
-        fake.fail_next(Op::Filesystems, fake_backend::error(input.error));
+        fake.fail_next(BackendOp::Filesystems, fake_backend::error(input.error));
     }
     let reported = |usage: ReportedFilesystem| FilesystemUsage {
         mountpoint: usage.mountpoint.into(),
@@ -394,10 +394,10 @@ fn image_fs_stats(input: ImageFsStats) -> Value {
     });
     let local = move |path: &std::path::Path| {
         let found = path.to_str().and_then(|path| input.local.get(path));
-        Ok(found.map(|found| Disk {
+        Ok(found.map(|found| FsStats {
             capacity: found.capacity,
             available: found.available,
-            ..Disk::default()
+            ..FsStats::default()
         }))
     };
     match block_on(ImageService::new(Arc::new(fake)).image_filesystem(local)) {

@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use larder::credentials::{
-    Credential, NodeFiles, PodCredentials, PullSecret, Secret, SecretCoordinates, ServiceAccountCoordinates,
-    Source, Sources, Tokens,
+    Credential, CredentialSource, NodeDockerConfig, NodeKeyring, PodCredentials, PullSecret, Secret,
+    SecretCoordinates, ServiceAccountCoordinates, TokenPolicy,
 };
 use larder::pod::Pod;
 use larder::records::RecordedCredentials;
@@ -13,9 +13,9 @@ use serde_json::{Value, json};
 
 use crate::docker_config::in_both_modes;
 use crate::keyring::{PlainConfig, docker_config, fields};
-use crate::{Answer, parse};
+use crate::{CaseResult, parse};
 
-pub(crate) fn room(op: &str, input: &Value) -> Option<Answer> {
+pub(crate) fn room(op: &str, input: &Value) -> Option<CaseResult> {
     Some(match op {
         "secret_lookup" => in_both_modes(input, secret_lookup),
         "pod_credentials" => parse(input).map(pod_credentials),
@@ -26,7 +26,7 @@ pub(crate) fn room(op: &str, input: &Value) -> Option<Answer> {
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
-struct PlainSecret {
+struct SecretInput {
     r#type: String,
     uid: String,
     namespace: String,
@@ -34,9 +34,9 @@ struct PlainSecret {
     data: BTreeMap<String, String>,
 }
 
-impl From<PlainSecret> for PullSecret {
-    fn from(plain: PlainSecret) -> Self {
-        let PlainSecret { r#type, uid, namespace, name, data } = plain;
+impl From<SecretInput> for PullSecret {
+    fn from(plain: SecretInput) -> Self {
+        let SecretInput { r#type, uid, namespace, name, data } = plain;
         PullSecret {
             kind: r#type,
             coordinates: SecretCoordinates { uid, namespace, name },
@@ -76,10 +76,10 @@ impl From<PlainCredential> for Credential {
         let PlainCredential { username, password, email, hash, source } = plain;
         let source = source.map(|source| match source {
             PlainSource::Secret(Coordinates { uid, namespace, name }) => {
-                Source::Secret(SecretCoordinates { uid, namespace, name })
+                CredentialSource::Secret(SecretCoordinates { uid, namespace, name })
             }
             PlainSource::ServiceAccount(Coordinates { uid, namespace, name }) => {
-                Source::ServiceAccount(ServiceAccountCoordinates { uid, namespace, name })
+                CredentialSource::ServiceAccount(ServiceAccountCoordinates { uid, namespace, name })
             }
         });
         Credential { username, password: Secret::new(password), email, hash, source, ..Credential::default() }
@@ -88,18 +88,18 @@ impl From<PlainCredential> for Credential {
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
-struct Lookup {
+struct SecretLookup {
     secrets: Vec<Value>,
     node_config: Value,
     image: String,
 }
 
-fn secret_lookup(input: &Lookup, tokens: Tokens) -> Answer {
-    let secrets = input.secrets.iter().map(|secret| parse::<PlainSecret>(secret).map(PullSecret::from));
+fn secret_lookup(input: &SecretLookup, tokens: TokenPolicy) -> CaseResult {
+    let secrets = input.secrets.iter().map(|secret| parse::<SecretInput>(secret).map(PullSecret::from));
     let secrets = secrets.collect::<Result<Vec<_>, _>>()?;
     let node: Option<PlainConfig> = parse(&input.node_config)?;
-    let node = NodeFiles::fixed(&docker_config(node.unwrap_or_default()));
-    let sources = Sources::new(node, Vec::new()).with_tokens(tokens);
+    let node = NodeDockerConfig::fixed(&docker_config(node.unwrap_or_default()));
+    let sources = NodeKeyring::new(node, Vec::new()).with_tokens(tokens);
     let runtime = tokio::runtime::Builder::new_current_thread().build().map_err(|error| error.to_string())?;
     Ok(match runtime.block_on(sources.lookup(&(&input.image).into(), &secrets, &Pod::default())) {
         Ok(found) => json!({
@@ -117,10 +117,10 @@ fn tracked(credential: &Credential) -> Value {
     fields.into()
 }
 
-fn source(source: &Source) -> Value {
+fn source(source: &CredentialSource) -> Value {
     match source {
-        Source::Secret(secret) => json!({"secret": secret_at(secret)}),
-        Source::ServiceAccount(account) => json!({"service_account": account_at(account)}),
+        CredentialSource::Secret(secret) => json!({"secret": secret_at(secret)}),
+        CredentialSource::ServiceAccount(account) => json!({"service_account": account_at(account)}),
     }
 }
 
@@ -140,13 +140,13 @@ fn hashed(secret: &SecretCoordinates, hash: &str) -> Value {
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
-struct Found {
+struct FoundCredentials {
     found: Vec<PlainCredential>,
 }
 
-fn pod_credentials(input: Found) -> Value {
+fn pod_credentials(input: FoundCredentials) -> Value {
     let found: Vec<Credential> = input.found.into_iter().map(Credential::from).collect();
-    let PodCredentials { secrets, service_account } = PodCredentials::of(&found);
+    let PodCredentials { secrets, service_account } = PodCredentials::from_lookup(&found);
     json!({
         "secrets": secrets.iter().map(|(secret, hash)| hashed(secret, hash)).collect::<Vec<_>>(),
         "service_account": service_account.as_ref().map(account_at),
@@ -155,14 +155,14 @@ fn pod_credentials(input: Found) -> Value {
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, default)]
-struct Used {
+struct UsedCredential {
     used: Option<PlainCredential>,
 }
 
-fn recorded_credentials(input: Used) -> Value {
+fn recorded_credentials(input: UsedCredential) -> Value {
     let used = input.used.map(Credential::from);
     let recorded = match RecordedCredentials::of(used.as_ref()) {
-        RecordedCredentials::Nobody => Value::Null,
+        RecordedCredentials::NotRecorded => Value::Null,
         RecordedCredentials::NodePodsAccessible => json!({"nodePodsAccessible": true}),
         RecordedCredentials::Secret(secret, hash) => json!({"kubernetesSecrets": [hashed(&secret, &hash)]}),
         RecordedCredentials::ServiceAccount(account) => {

@@ -6,7 +6,7 @@ use larder::pod::SandboxConfig;
 
 /// One call that reached the backend.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Call {
+pub enum BackendCall {
     /// [`Backend::info`](larder::backend::Backend::info).
     Info,
     /// [`Backend::list`](larder::backend::Backend::list).
@@ -35,13 +35,13 @@ pub enum Call {
     },
     /// [`Backend::filesystems`](larder::backend::Backend::filesystems).
     Filesystems,
-    /// [`Backend::in_use`](larder::backend::Backend::in_use).
+    /// [`Backend::container_inventory`](larder::backend::Backend::container_inventory).
     InUse,
 }
 
 /// The calls a backend has, without their arguments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Op {
+pub enum BackendOp {
     /// [`Backend::info`](larder::backend::Backend::info).
     Info,
     /// [`Backend::list`](larder::backend::Backend::list).
@@ -56,15 +56,15 @@ pub enum Op {
     Remove,
     /// [`Backend::filesystems`](larder::backend::Backend::filesystems).
     Filesystems,
-    /// [`Backend::in_use`](larder::backend::Backend::in_use).
+    /// [`Backend::container_inventory`](larder::backend::Backend::container_inventory).
     InUse,
 }
 
 /// All that a call carried.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Request {
+pub struct RecordedCall {
     /// The call.
-    pub call: Call,
+    pub call: BackendCall,
     /// The spec it carried, if any.
     pub spec: Option<ImageSpec>,
     /// The credential of a pull, if any.

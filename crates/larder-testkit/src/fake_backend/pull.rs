@@ -3,7 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use larder::backend::{BackendError, Bytes, Image};
+use larder::backend::{BackendError, ByteProgress, Image};
 use larder::reference::ImageId;
 use tokio::sync::oneshot;
 
@@ -11,60 +11,60 @@ use super::{error, image};
 
 /// What one pull does.
 #[derive(Debug)]
-pub struct Pull {
-    pub(super) steps: VecDeque<Step>,
+pub struct ScriptedPull {
+    pub(super) steps: VecDeque<PullStepScript>,
     pub(super) outcome: Result<Image, BackendError>,
     pub(super) status_error: Option<BackendError>,
 }
 
 #[derive(Debug)]
-pub(super) enum Step {
-    Progress(Bytes),
+pub(super) enum PullStepScript {
+    Progress(ByteProgress),
     Sleep(Duration),
     Held(oneshot::Receiver<()>),
 }
 
-impl Pull {
+impl ScriptedPull {
     /// Succeeds: the image gets this id and size and is present under the name that was pulled.
-    pub fn ok(image_ref: impl Into<ImageId>, size: u64) -> Pull {
-        Pull::ends(Ok(image(image_ref, size)))
+    pub fn ok(image_ref: impl Into<ImageId>, size: u64) -> ScriptedPull {
+        ScriptedPull::with_outcome(Ok(image(image_ref, size)))
     }
 
     /// Fails with this text.
-    pub fn fails(text: impl Into<String>) -> Pull {
-        Pull::ends(Err(error(text)))
+    pub fn fails(text: impl Into<String>) -> ScriptedPull {
+        ScriptedPull::with_outcome(Err(error(text)))
     }
 
     /// Ends like this.
-    pub fn ends(outcome: Result<Image, BackendError>) -> Pull {
-        Pull { steps: VecDeque::new(), outcome, status_error: None }
+    pub fn with_outcome(outcome: Result<Image, BackendError>) -> ScriptedPull {
+        ScriptedPull { steps: VecDeque::new(), outcome, status_error: None }
     }
 
     /// Reports progress before it goes on.
     #[must_use]
-    pub fn progress(mut self, done: u64, total: Option<u64>) -> Pull {
-        self.steps.push_back(Step::Progress(Bytes { done, total }));
+    pub fn progress(mut self, done: u64, total: Option<u64>) -> ScriptedPull {
+        self.steps.push_back(PullStepScript::Progress(ByteProgress { done, total }));
         self
     }
 
     /// Sleeps on tokio's clock before it goes on.
     #[must_use]
-    pub fn after(mut self, time: Duration) -> Pull {
-        self.steps.push_back(Step::Sleep(time));
+    pub fn after(mut self, time: Duration) -> ScriptedPull {
+        self.steps.push_back(PullStepScript::Sleep(time));
         self
     }
 
     /// Waits for the handle before it goes on. A handle that is dropped unused leaves the pull hanging for good.
     #[must_use]
-    pub fn held(mut self) -> (Pull, Release) {
+    pub fn held(mut self) -> (ScriptedPull, PullHold) {
         let (sender, receiver) = oneshot::channel();
-        self.steps.push_back(Step::Held(receiver));
-        (self, Release(sender))
+        self.steps.push_back(PullStepScript::Held(receiver));
+        (self, PullHold(sender))
     }
 
     /// Once it has succeeded, the next status call fails with this text.
     #[must_use]
-    pub fn then_status_fails(mut self, text: impl Into<String>) -> Pull {
+    pub fn then_status_fails(mut self, text: impl Into<String>) -> ScriptedPull {
         self.status_error = Some(error(text));
         self
     }
@@ -72,9 +72,9 @@ impl Pull {
 
 /// Lets one held pull go on.
 #[derive(Debug)]
-pub struct Release(oneshot::Sender<()>);
+pub struct PullHold(oneshot::Sender<()>);
 
-impl Release {
+impl PullHold {
     /// Lets it go on. Nothing happens if the pull was cancelled meanwhile.
     pub fn release(self) {
         let _ = self.0.send(());

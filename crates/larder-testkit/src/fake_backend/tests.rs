@@ -3,13 +3,13 @@
 use super::*;
 
 async fn pull(fake: FakeBackend, name: &'static str) -> Result<ImageId, BackendError> {
-    fake.pull(&ImageSpec::named(name), None, None, &Progress::unwatched()).await
+    fake.pull(&ImageSpec::named(name), None, None, &ProgressReporter::unwatched()).await
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_held_pull_ends_when_it_is_released() {
     let fake = FakeBackend::new();
-    let (script, release) = Pull::ok("sha256:a", 7).held();
+    let (script, release) = ScriptedPull::ok("sha256:a", 7).held();
     fake.on_pull(script.then_status_fails("no size"));
     let pulling = tokio::spawn(pull(fake.clone(), "a:1"));
     fake.until(|counts| counts.running == 1).await;
@@ -18,7 +18,7 @@ async fn a_held_pull_ends_when_it_is_released() {
     assert_eq!(pulling.await.unwrap(), Ok("sha256:a".into()));
     assert_eq!(fake.status(&ImageSpec::named("a:1")).await, Err(error("no size")));
     assert_eq!(fake.status(&ImageSpec::named("a:1")).await.unwrap().unwrap().size, 7);
-    assert_eq!(fake.calls()[0], Call::Pull { image: "a:1".into(), username: None });
+    assert_eq!(fake.calls()[0], BackendCall::Pull { image: "a:1".into(), username: None });
 }
 
 #[tokio::test(start_paused = true)]
@@ -32,7 +32,7 @@ async fn a_dropped_pull_counts_as_cancelled_and_is_not_finished_later() {
     first.abort();
     fake.until(|counts| counts.cancelled == 1).await;
     assert_eq!(fake.held_pulls(), ["b:1"]);
-    assert_eq!(fake.finish_pull(Pull::fails("denied")).as_deref(), Some("b:1"));
+    assert_eq!(fake.finish_pull(ScriptedPull::fails("denied")).as_deref(), Some("b:1"));
     assert_eq!(second.await.unwrap(), Err(error("denied")));
     let counts = fake.counts();
     assert_eq!((counts.started, counts.running, counts.most_at_once, counts.failed), (2, 0, 2, 1));

@@ -4,11 +4,11 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use serde_json::json;
 
-use super::http::{Answer, Head};
+use super::http::{PlannedResponse, RequestHead};
 
 /// What a registry asks for.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub enum Auth {
+pub enum FaultRegistryAuth {
     /// Nothing.
     #[default]
     None,
@@ -34,15 +34,15 @@ pub enum Auth {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct State {
-    auth: Auth,
+pub(super) struct IssuedTokens {
+    auth: FaultRegistryAuth,
     given: usize,
     /// Tokens up to this number are not accepted.
     expired: usize,
 }
 
-impl State {
-    pub(super) fn require(&mut self, auth: Auth) {
+impl IssuedTokens {
+    pub(super) fn require(&mut self, auth: FaultRegistryAuth) {
         self.auth = auth;
     }
 
@@ -51,17 +51,17 @@ impl State {
     }
 
     /// The refusal of a request that does not show what it must.
-    pub(super) fn check(&self, head: &Head, own: &str) -> Option<Answer> {
+    pub(super) fn check(&self, head: &RequestHead, own: &str) -> Option<PlannedResponse> {
         let shown = head.field("authorization").unwrap_or_default();
         let (good, challenge) = match &self.auth {
-            Auth::None => return None,
-            Auth::Basic { user, password } => {
+            FaultRegistryAuth::None => return None,
+            FaultRegistryAuth::Basic { user, password } => {
                 (shown == basic(user, password), "Basic realm=\"test\"".to_owned())
             }
-            Auth::Fixed(token) => {
+            FaultRegistryAuth::Fixed(token) => {
                 (shown == format!("Bearer {token}"), "Bearer realm=\"http://127.0.0.1:1/\"".into())
             }
-            Auth::Token { realm, .. } => {
+            FaultRegistryAuth::Token { realm, .. } => {
                 let number =
                     shown.strip_prefix("Bearer token-").and_then(|number| number.parse::<usize>().ok());
                 let good = number.is_some_and(|number| number > self.expired && number <= self.given);
@@ -75,13 +75,13 @@ impl State {
         }
         let body =
             json!({"errors": [{"code": "UNAUTHORIZED", "message": "authentication required"}]}).to_string();
-        Some(Answer::new(401, body.into_bytes()).with("WWW-Authenticate", challenge))
+        Some(PlannedResponse::new(401, body.into_bytes()).with("WWW-Authenticate", challenge))
     }
 
     /// The token server.
-    pub(super) fn token(&mut self, head: &Head, body: &str) -> Answer {
-        let Auth::Token { login, expires_in, .. } = &self.auth else {
-            return Answer::new(404, Vec::new());
+    pub(super) fn token(&mut self, head: &RequestHead, body: &str) -> PlannedResponse {
+        let FaultRegistryAuth::Token { login, expires_in, .. } = &self.auth else {
+            return PlannedResponse::new(404, Vec::new());
         };
         let good = match login {
             None => true,
@@ -93,11 +93,11 @@ impl State {
             Some((user, password)) => head.field("authorization") == Some(basic(user, password).as_str()),
         };
         if !good {
-            return Answer::new(401, br#"{"details":"incorrect username or password"}"#.to_vec());
+            return PlannedResponse::new(401, br#"{"details":"incorrect username or password"}"#.to_vec());
         }
         self.given += 1;
         let token = format!("token-{}", self.given);
-        Answer::new(200, json!({"token": token, "expires_in": expires_in}).to_string().into_bytes())
+        PlannedResponse::new(200, json!({"token": token, "expires_in": expires_in}).to_string().into_bytes())
     }
 }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 /// How an answer goes wrong.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Fault {
+pub enum ResponseFault {
     /// Another status, with these header fields and this body.
     Status(u16, Vec<(String, String)>, String),
     /// The status, with `Retry-After`.
@@ -36,62 +36,62 @@ pub enum Fault {
     Hangup,
 }
 
-impl Fault {
+impl ResponseFault {
     /// A status without further explanation.
-    pub fn status(status: u16) -> Fault {
-        Fault::Status(status, Vec::new(), String::new())
+    pub fn status(status: u16) -> ResponseFault {
+        ResponseFault::Status(status, Vec::new(), String::new())
     }
 }
 
 /// Which requests a fault concerns: those whose path contains a text, and of these all, or some by their number.
 #[derive(Debug, Clone)]
-pub struct On {
+pub struct FaultTrigger {
     part: String,
     nth: RangeInclusive<usize>,
     ranged: bool,
 }
 
-impl On {
+impl FaultTrigger {
     /// Requests whose path and query contain `part`.
-    pub fn path(part: impl Into<String>) -> On {
-        On { part: part.into(), nth: 1..=usize::MAX, ranged: false }
+    pub fn path(part: impl Into<String>) -> FaultTrigger {
+        FaultTrigger { part: part.into(), nth: 1..=usize::MAX, ranged: false }
     }
 
     /// Only the first, second, ... of them, counted from when the rule was given.
     #[must_use]
-    pub fn nth(mut self, nth: RangeInclusive<usize>) -> On {
+    pub fn nth(mut self, nth: RangeInclusive<usize>) -> FaultTrigger {
         self.nth = nth;
         self
     }
 
     /// Only the first of them.
     #[must_use]
-    pub fn once(self) -> On {
+    pub fn once(self) -> FaultTrigger {
         self.nth(1..=1)
     }
 
     /// Only those that ask for a range.
     #[must_use]
-    pub fn ranged(mut self) -> On {
+    pub fn ranged(mut self) -> FaultTrigger {
         self.ranged = true;
         self
     }
 }
 
 #[derive(Debug)]
-pub(super) struct Rule {
-    on: On,
-    fault: Fault,
+pub(super) struct InjectedFault {
+    on: FaultTrigger,
+    fault: ResponseFault,
     seen: usize,
 }
 
-impl Rule {
-    pub(super) fn new(on: On, fault: Fault) -> Rule {
-        Rule { on, fault, seen: 0 }
+impl InjectedFault {
+    pub(super) fn new(on: FaultTrigger, fault: ResponseFault) -> InjectedFault {
+        InjectedFault { on, fault, seen: 0 }
     }
 
     /// What this rule does to a request.
-    fn apply(&mut self, path: &str, ranged: bool) -> Option<Fault> {
+    fn apply(&mut self, path: &str, ranged: bool) -> Option<ResponseFault> {
         if !path.contains(&self.on.part) || (self.on.ranged && !ranged) {
             return None;
         }
@@ -101,7 +101,7 @@ impl Rule {
 }
 
 /// Every rule counts the request, and the first that acts on it is taken.
-pub(super) fn choose(rules: &mut [Rule], path: &str, ranged: bool) -> Option<Fault> {
+pub(super) fn choose(rules: &mut [InjectedFault], path: &str, ranged: bool) -> Option<ResponseFault> {
     let mut chosen = None;
     for rule in rules {
         let fault = rule.apply(path, ranged);
@@ -117,14 +117,14 @@ mod tests {
     #[test]
     fn a_rule_acts_on_the_requests_it_names_and_on_no_other() {
         let mut rules = [
-            Rule::new(On::path("/blobs/").nth(2..=3), Fault::Hangup),
-            Rule::new(On::path("/").ranged(), Fault::Corrupt),
+            InjectedFault::new(FaultTrigger::path("/blobs/").nth(2..=3), ResponseFault::Hangup),
+            InjectedFault::new(FaultTrigger::path("/").ranged(), ResponseFault::Corrupt),
         ];
         let mut asked = |path: &str, ranged| choose(&mut rules, path, ranged);
         assert_eq!(asked("/v2/a/blobs/x", false), None);
         assert_eq!(asked("/v2/a/manifests/x", false), None);
-        assert_eq!(asked("/v2/a/blobs/x", true), Some(Fault::Hangup));
-        assert_eq!(asked("/v2/a/blobs/x", false), Some(Fault::Hangup));
-        assert_eq!(asked("/v2/a/blobs/x", true), Some(Fault::Corrupt));
+        assert_eq!(asked("/v2/a/blobs/x", true), Some(ResponseFault::Hangup));
+        assert_eq!(asked("/v2/a/blobs/x", false), Some(ResponseFault::Hangup));
+        assert_eq!(asked("/v2/a/blobs/x", true), Some(ResponseFault::Corrupt));
     }
 }

@@ -8,16 +8,16 @@ use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt};
 
 /// The head of a request.
 #[derive(Debug, Clone)]
-pub(super) struct Head {
+pub(super) struct RequestHead {
     pub(super) method: String,
     pub(super) path: String,
     /// Names in lower case.
     pub(super) fields: Vec<(String, String)>,
 }
 
-impl Head {
+impl RequestHead {
     /// Reads the head of the next request; `None` when the client has nothing more to ask.
-    pub(super) async fn read(from: &mut (impl AsyncBufRead + Unpin)) -> io::Result<Option<Head>> {
+    pub(super) async fn read(from: &mut (impl AsyncBufRead + Unpin)) -> io::Result<Option<RequestHead>> {
         let mut line = String::new();
         if from.read_line(&mut line).await? == 0 {
             return Ok(None);
@@ -30,7 +30,7 @@ impl Head {
         loop {
             let mut line = String::new();
             if from.read_line(&mut line).await? == 0 || line.trim().is_empty() {
-                return Ok(Some(Head { method, path, fields }));
+                return Ok(Some(RequestHead { method, path, fields }));
             }
             if let Some((name, value)) = line.split_once(':') {
                 fields.push((name.trim().to_ascii_lowercase(), value.trim().to_owned()));
@@ -75,7 +75,7 @@ impl Head {
 
 /// An answer before it goes wrong.
 #[derive(Debug, Clone)]
-pub(super) struct Answer {
+pub(super) struct PlannedResponse {
     pub(super) status: u16,
     pub(super) fields: Vec<(String, String)>,
     content: Arc<[u8]>,
@@ -83,14 +83,14 @@ pub(super) struct Answer {
     pub(super) part: std::ops::Range<usize>,
 }
 
-impl Answer {
-    pub(super) fn new(status: u16, content: impl Into<Arc<[u8]>>) -> Answer {
+impl PlannedResponse {
+    pub(super) fn new(status: u16, content: impl Into<Arc<[u8]>>) -> PlannedResponse {
         let content = content.into();
         let part = 0..content.len();
-        Answer { status, fields: Vec::new(), content, part }
+        PlannedResponse { status, fields: Vec::new(), content, part }
     }
 
-    pub(super) fn with(mut self, name: &str, value: impl Into<String>) -> Answer {
+    pub(super) fn with(mut self, name: &str, value: impl Into<String>) -> PlannedResponse {
         self.set(name, value.into());
         self
     }
@@ -105,10 +105,10 @@ impl Answer {
     }
 
     /// The part of the content that was asked for, as 206 or 416.
-    pub(super) fn ranged(mut self, first: u64, last: Option<u64>) -> Answer {
+    pub(super) fn ranged(mut self, first: u64, last: Option<u64>) -> PlannedResponse {
         let total = self.content.len() as u64;
         if first >= total {
-            return Answer::new(416, Vec::new()).with("Content-Range", format!("bytes */{total}"));
+            return PlannedResponse::new(416, Vec::new()).with("Content-Range", format!("bytes */{total}"));
         }
         let last = last.unwrap_or(total - 1).min(total - 1);
         let index = |at: u64| usize::try_from(at).unwrap_or(usize::MAX);

@@ -2,7 +2,7 @@
 
 /// A request and its answer.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Request {
+pub struct LoggedRequest {
     /// `GET`, `POST`, ...
     pub method: String,
     /// Path and query.
@@ -23,7 +23,7 @@ pub struct Request {
     pub sent: u64,
 }
 
-impl Request {
+impl LoggedRequest {
     /// A header field of the request; `name` in lower case.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(field, _)| field == name).map(|(_, value)| value.as_str())

@@ -24,14 +24,14 @@ use sha2::{Digest as _, Sha256};
 use tokio::net::{TcpListener, TcpSocket};
 use tokio::sync::oneshot;
 
-pub use auth::Auth;
-pub use fault::{Fault, On};
-pub use log::Request;
+pub use auth::FaultRegistryAuth;
+pub use fault::{FaultTrigger, ResponseFault};
+pub use log::LoggedRequest;
 
 /// A running registry. Dropping it closes its port and all its connections.
 #[derive(Debug)]
 pub struct FaultRegistry {
-    shared: Arc<Shared>,
+    shared: Arc<SharedContents>,
     address: SocketAddr,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
@@ -39,19 +39,19 @@ pub struct FaultRegistry {
 
 /// What the server's tasks and the test look at together.
 #[derive(Debug, Default)]
-struct Shared {
-    state: Mutex<State>,
+struct SharedContents {
+    state: Mutex<RegistryContents>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct RegistryContents {
     /// By digest.
     blobs: HashMap<String, Arc<[u8]>>,
     /// By `REPOSITORY:REFERENCE`.
-    manifests: HashMap<String, Manifest>,
-    faults: Vec<fault::Rule>,
-    auth: auth::State,
-    log: Vec<Request>,
+    manifests: HashMap<String, StoredManifest>,
+    faults: Vec<fault::InjectedFault>,
+    auth: auth::IssuedTokens,
+    log: Vec<LoggedRequest>,
     /// Where the present page of the log begins.
     page: usize,
     open_now: usize,
@@ -59,14 +59,14 @@ struct State {
 }
 
 #[derive(Debug)]
-struct Manifest {
+struct StoredManifest {
     media_type: String,
     digest: String,
     content: Arc<[u8]>,
 }
 
-impl Shared {
-    fn lock(&self) -> MutexGuard<'_, State> {
+impl SharedContents {
+    fn lock(&self) -> MutexGuard<'_, RegistryContents> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -88,7 +88,7 @@ impl FaultRegistry {
     /// # Panics
     /// When the machine has no free port or thread.
     pub fn start() -> FaultRegistry {
-        let shared = Arc::new(Shared::default());
+        let shared = Arc::new(SharedContents::default());
         let (stop, stopped) = oneshot::channel();
         let (ready, address) = std::sync::mpsc::channel();
         let serving = shared.clone();
@@ -145,7 +145,7 @@ impl FaultRegistry {
         let mut state = self.shared.lock();
         for reference in [tag, &digest] {
             let (media_type, digest, content) = (media_type.to_owned(), digest.clone(), content.clone());
-            let manifest = Manifest { media_type, digest, content };
+            let manifest = StoredManifest { media_type, digest, content };
             state.manifests.insert(format!("{repository}:{reference}"), manifest);
         }
         digest
@@ -187,17 +187,17 @@ impl FaultRegistry {
     }
 
     /// From now on, answers to requests that match go wrong. Of several rules that match, the one given first acts.
-    pub fn fault(&self, on: On, fault: Fault) {
-        self.shared.lock().faults.push(fault::Rule::new(on, fault));
+    pub fn fault(&self, on: FaultTrigger, fault: ResponseFault) {
+        self.shared.lock().faults.push(fault::InjectedFault::new(on, fault));
     }
 
     /// From now on, nothing goes wrong.
-    pub fn heal(&self) {
+    pub fn clear_faults(&self) {
         self.shared.lock().faults.clear();
     }
 
     /// From now on, only those may read who show what `auth` asks for.
-    pub fn require(&self, auth: Auth) {
+    pub fn require(&self, auth: FaultRegistryAuth) {
         self.shared.lock().auth.require(auth);
     }
 
@@ -208,7 +208,7 @@ impl FaultRegistry {
 
     /// What was asked since the start or since [`forget_requests`](Self::forget_requests), in the order of arrival.
     /// Bytes of answers that are still under way count as far as they were sent.
-    pub fn requests(&self) -> Vec<Request> {
+    pub fn requests(&self) -> Vec<LoggedRequest> {
         let state = self.shared.lock();
         state.log[state.page..].to_vec()
     }
@@ -220,7 +220,7 @@ impl FaultRegistry {
     }
 
     /// Requests whose path contains `part`.
-    pub fn requests_for(&self, part: &str) -> Vec<Request> {
+    pub fn requests_for(&self, part: &str) -> Vec<LoggedRequest> {
         self.requests().into_iter().filter(|request| request.path.contains(part)).collect()
     }
 
@@ -235,7 +235,7 @@ impl FaultRegistry {
     }
 }
 
-/// A free port. What is sent and not yet taken by the client is kept small, so that [`Request::sent`] is close to what
+/// A free port. What is sent and not yet taken by the client is kept small, so that [`LoggedRequest::sent`] is close to what
 /// the client got even when it hangs up.
 fn listen() -> std::io::Result<TcpListener> {
     let socket = TcpSocket::new_v4()?;

@@ -10,26 +10,30 @@ use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 
-use super::fault::{Fault, choose};
-use super::http::{Answer, Head};
-use super::{Request, Shared};
+use super::fault::{ResponseFault, choose};
+use super::http::{PlannedResponse, RequestHead};
+use super::{LoggedRequest, SharedContents};
 
 /// How much is written at a time; the log counts in steps of it.
 const STEP: usize = 16 * 1024;
 
 /// Serves until `stopped`; what is under way then ends at once.
-pub(super) async fn serve(listener: TcpListener, shared: Arc<Shared>, stopped: oneshot::Receiver<()>) {
+pub(super) async fn serve(
+    listener: TcpListener,
+    shared: Arc<SharedContents>,
+    stopped: oneshot::Receiver<()>,
+) {
     let own = listener.local_addr().map(|address| address.to_string()).unwrap_or_default();
     let mut connections = JoinSet::new();
     let accept = async {
         while let Ok((stream, _)) = listener.accept().await {
             let _ = stream.set_nodelay(true);
-            let open = Open::new(shared.clone());
+            let open = ConnectionCount::new(shared.clone());
             let own = own.clone();
             connections.spawn(async move {
                 let (from, to) = stream.into_split();
                 let mut connection =
-                    Connection { from: BufReader::new(from), to, shared: open.0.clone(), own };
+                    ServedConnection { from: BufReader::new(from), to, shared: open.0.clone(), own };
                 while let Ok(true) = connection.request().await {}
                 drop(open);
             });
@@ -43,36 +47,36 @@ pub(super) async fn serve(listener: TcpListener, shared: Arc<Shared>, stopped: o
 }
 
 /// Counts a connection while it is open.
-struct Open(Arc<Shared>);
+struct ConnectionCount(Arc<SharedContents>);
 
-impl Open {
-    fn new(shared: Arc<Shared>) -> Open {
+impl ConnectionCount {
+    fn new(shared: Arc<SharedContents>) -> ConnectionCount {
         {
             let mut state = shared.lock();
             state.open_now += 1;
             state.open_most = state.open_most.max(state.open_now);
         }
-        Open(shared)
+        ConnectionCount(shared)
     }
 }
 
-impl Drop for Open {
+impl Drop for ConnectionCount {
     fn drop(&mut self) {
         self.0.lock().open_now -= 1;
     }
 }
 
-struct Connection {
+struct ServedConnection {
     from: BufReader<OwnedReadHalf>,
     to: OwnedWriteHalf,
-    shared: Arc<Shared>,
+    shared: Arc<SharedContents>,
     own: String,
 }
 
-impl Connection {
+impl ServedConnection {
     /// Answers one request. Whether the connection can take another one.
     async fn request(&mut self) -> io::Result<bool> {
-        let Some(head) = Head::read(&mut self.from).await? else { return Ok(false) };
+        let Some(head) = RequestHead::read(&mut self.from).await? else { return Ok(false) };
         let body = head.body(&mut self.from).await?;
         let (entry, fault, answer) = {
             let mut state = self.shared.lock();
@@ -87,41 +91,43 @@ impl Connection {
 
     async fn send(
         &mut self,
-        head: &Head,
-        mut answer: Answer,
-        fault: Option<Fault>,
+        head: &RequestHead,
+        mut answer: PlannedResponse,
+        fault: Option<ResponseFault>,
         entry: usize,
     ) -> io::Result<bool> {
         let whole = answer.body().len() as u64;
         let mut length = Some(whole);
         let mut content = if head.method == "HEAD" { Vec::new() } else { answer.body().to_vec() };
         // What is done after how many bytes of the body.
-        let mut ending: Option<(u64, Ending)> = None;
+        let mut ending: Option<(u64, ConnectionEnd)> = None;
         let mut step = (STEP as u64, Duration::ZERO);
         match fault {
-            Some(Fault::Hangup) => {
+            Some(ResponseFault::Hangup) => {
                 self.reset();
                 return Ok(false);
             }
-            Some(Fault::SlowHeaders(wait)) => tokio::time::sleep(wait).await,
-            Some(Fault::ResetAfter(bytes)) => ending = Some((bytes, Ending::Reset)),
-            Some(Fault::CloseAfter(bytes)) => ending = Some((bytes, Ending::Close)),
-            Some(Fault::StallAfter(bytes)) => ending = Some((bytes, Ending::Stall)),
-            Some(Fault::Truncate(bytes)) => {
+            Some(ResponseFault::SlowHeaders(wait)) => tokio::time::sleep(wait).await,
+            Some(ResponseFault::ResetAfter(bytes)) => ending = Some((bytes, ConnectionEnd::Reset)),
+            Some(ResponseFault::CloseAfter(bytes)) => ending = Some((bytes, ConnectionEnd::Close)),
+            Some(ResponseFault::StallAfter(bytes)) => ending = Some((bytes, ConnectionEnd::Stall)),
+            Some(ResponseFault::Truncate(bytes)) => {
                 length = Some(bytes.min(whole));
                 content.truncate(usize::try_from(bytes).unwrap_or(usize::MAX));
             }
-            Some(Fault::Corrupt) => {
+            Some(ResponseFault::Corrupt) => {
                 if let Some(first) = content.first_mut() {
                     *first ^= 0xff;
                 }
             }
-            Some(Fault::Overlong(more)) => {
+            Some(ResponseFault::Overlong(more)) => {
                 length = None;
                 content.resize(content.len() + usize::try_from(more).unwrap_or(0), b'x');
             }
-            Some(Fault::Trickle(bytes, pause)) => step = (bytes.max(1), pause),
-            Some(Fault::ContentRange(text)) if answer.status == 206 => answer.set("Content-Range", text),
+            Some(ResponseFault::Trickle(bytes, pause)) => step = (bytes.max(1), pause),
+            Some(ResponseFault::ContentRange(text)) if answer.status == 206 => {
+                answer.set("Content-Range", text);
+            }
             _ => {}
         }
         self.note(entry, |request| request.status = answer.status);
@@ -132,7 +138,7 @@ impl Connection {
         let mut sent = 0;
         loop {
             if ending_at == Some(sent) {
-                return self.end(ending.map_or(Ending::Close, |(_, ending)| ending)).await;
+                return self.end(ending.map_or(ConnectionEnd::Close, |(_, ending)| ending)).await;
             }
             if sent == content.len() {
                 return Ok(length.is_some());
@@ -148,17 +154,17 @@ impl Connection {
         }
     }
 
-    async fn end(&mut self, ending: Ending) -> io::Result<bool> {
+    async fn end(&mut self, ending: ConnectionEnd) -> io::Result<bool> {
         match ending {
-            Ending::Close => {}
-            Ending::Reset => {
+            ConnectionEnd::Close => {}
+            ConnectionEnd::Reset => {
                 // What was sent is to arrive: a reset overtakes bytes that still wait in the client's kernel.
                 self.to.flush().await?;
                 tokio::time::sleep(Duration::from_millis(20)).await;
                 self.reset();
             }
             // Until the client gives up, or the registry is dropped.
-            Ending::Stall => while Head::read(&mut self.from).await?.is_some() {},
+            ConnectionEnd::Stall => while RequestHead::read(&mut self.from).await?.is_some() {},
         }
         Ok(false)
     }
@@ -167,31 +173,39 @@ impl Connection {
         let _ = self.to.as_ref().set_zero_linger();
     }
 
-    fn note(&self, entry: usize, change: impl FnOnce(&mut Request)) {
+    fn note(&self, entry: usize, change: impl FnOnce(&mut LoggedRequest)) {
         if let Some(request) = self.shared.lock().log.get_mut(entry) {
             change(request);
         }
     }
 }
 
-enum Ending {
+enum ConnectionEnd {
     Close,
     Reset,
     Stall,
 }
 
-impl super::State {
-    fn answer(&mut self, head: &Head, body: &str, own: &str, fault: Option<&Fault>) -> Answer {
+impl super::RegistryContents {
+    fn answer(
+        &mut self,
+        head: &RequestHead,
+        body: &str,
+        own: &str,
+        fault: Option<&ResponseFault>,
+    ) -> PlannedResponse {
         match fault {
-            Some(Fault::Status(status, fields, body)) => {
-                let mut answer = Answer::new(*status, body.clone().into_bytes());
+            Some(ResponseFault::Status(status, fields, body)) => {
+                let mut answer = PlannedResponse::new(*status, body.clone().into_bytes());
                 answer.fields.clone_from(fields);
                 return answer;
             }
-            Some(Fault::RetryAfter(status, after)) => {
-                return Answer::new(*status, Vec::new()).with("Retry-After", after.clone());
+            Some(ResponseFault::RetryAfter(status, after)) => {
+                return PlannedResponse::new(*status, Vec::new()).with("Retry-After", after.clone());
             }
-            Some(Fault::Redirect(to)) => return Answer::new(307, Vec::new()).with("Location", to.clone()),
+            Some(ResponseFault::Redirect(to)) => {
+                return PlannedResponse::new(307, Vec::new()).with("Location", to.clone());
+            }
             _ => {}
         }
         if head.bare_path() == "/token" {
@@ -205,7 +219,7 @@ impl super::State {
                 self.manifests.get(&format!("{repository}:{reference}")).map_or_else(
                     || refusal(404, "MANIFEST_UNKNOWN", "manifest unknown"),
                     |manifest| {
-                        Answer::new(200, manifest.content.clone())
+                        PlannedResponse::new(200, manifest.content.clone())
                             .with("Content-Type", manifest.media_type.clone())
                             .with("Docker-Content-Digest", manifest.digest.clone())
                     },
@@ -213,25 +227,25 @@ impl super::State {
             }
             Some((_, "blobs", digest)) => match (self.blobs.get(digest), head.range()) {
                 (None, _) => refusal(404, "BLOB_UNKNOWN", "blob unknown to registry"),
-                (Some(content), Some((first, last))) if fault != Some(&Fault::IgnoreRange) => {
-                    Answer::new(200, content.clone()).ranged(first, last)
+                (Some(content), Some((first, last))) if fault != Some(&ResponseFault::IgnoreRange) => {
+                    PlannedResponse::new(200, content.clone()).ranged(first, last)
                 }
-                (Some(content), _) => Answer::new(200, content.clone()),
+                (Some(content), _) => PlannedResponse::new(200, content.clone()),
             },
-            _ if head.bare_path() == "/v2/" => Answer::new(200, b"{}".to_vec()),
-            _ => Answer::new(404, Vec::new()),
+            _ if head.bare_path() == "/v2/" => PlannedResponse::new(200, b"{}".to_vec()),
+            _ => PlannedResponse::new(404, Vec::new()),
         }
     }
 }
 
-fn refusal(status: u16, code: &str, message: &str) -> Answer {
+fn refusal(status: u16, code: &str, message: &str) -> PlannedResponse {
     let body = serde_json::json!({"errors": [{"code": code, "message": message}]}).to_string();
-    Answer::new(status, body.into_bytes()).with("Content-Type", "application/json")
+    PlannedResponse::new(status, body.into_bytes()).with("Content-Type", "application/json")
 }
 
-fn logged(head: &Head, body: &str) -> Request {
+fn logged(head: &RequestHead, body: &str) -> LoggedRequest {
     let field = |name: &str| head.field(name).map(str::to_owned);
-    Request {
+    LoggedRequest {
         method: head.method.clone(),
         path: head.path.clone(),
         host: field("host").unwrap_or_default(),

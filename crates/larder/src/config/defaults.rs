@@ -1,10 +1,10 @@
 //! What the settings mean when some of them are not written.
 
-use super::{Gates, GoDuration, KubeletImageConfig};
+use super::{FeatureGates, GoDuration, KubeletImageConfig};
 
 /// All image settings, each with a value.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ImageConfig {
+pub struct ImageSettings {
     /// Pulls started per second, on average; 0 is no throttle. Default 5.
     pub registry_pull_qps: i32,
     /// Pulls started at once before the throttle bites. Default 10, also for 0.
@@ -79,7 +79,7 @@ const CONTAINERD: &str = "unix:///run/containerd/containerd.sock";
 
 impl KubeletImageConfig {
     /// What is written, with kubelet's defaults for the rest.
-    pub fn defaulted(&self, gates: Gates) -> ImageConfig {
+    pub fn defaulted(&self, gates: FeatureGates) -> ImageSettings {
         let written = self.clone();
         let or_two_minutes = |time: Option<GoDuration>| match time {
             None | Some(GoDuration::ZERO) => TWO_MINUTES,
@@ -90,7 +90,7 @@ impl KubeletImageConfig {
         } else {
             ""
         };
-        ImageConfig {
+        ImageSettings {
             registry_pull_qps: written.registry_pull_qps.unwrap_or(5),
             registry_burst: written.registry_burst.filter(|burst| *burst != 0).unwrap_or(10),
             serialize_image_pulls: written
@@ -119,8 +119,8 @@ impl KubeletImageConfig {
     }
 }
 
-impl Default for ImageConfig {
+impl Default for ImageSettings {
     fn default() -> Self {
-        KubeletImageConfig::default().defaulted(Gates::default())
+        KubeletImageConfig::default().defaulted(FeatureGates::default())
     }
 }

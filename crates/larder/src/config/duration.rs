@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, de};
 
-use crate::gotext;
+use crate::go_format;
 
 /// Units and their nanoseconds. `ms` stands before `m`, so that the longer one is found first.
 const UNITS: [(&str, i128); 8] = [
@@ -123,7 +123,7 @@ impl fmt::Display for GoDuration {
         if self.is_negative() {
             f.write_str("-")?;
         }
-        f.write_str(&gotext::duration(Duration::from_nanos(self.nanos.unsigned_abs())))
+        f.write_str(&go_format::duration(Duration::from_nanos(self.nanos.unsigned_abs())))
     }
 }
 

@@ -16,9 +16,9 @@ mod verification;
 use serde::Deserialize;
 
 pub use allowlist::{AllowlistPattern, PatternError};
-pub use defaults::{ImageConfig, VerificationPolicy};
+pub use defaults::{ImageSettings, VerificationPolicy};
 pub use duration::{DurationError, GoDuration};
-pub use problems::{ConfigProblem, Field};
+pub use problems::{ConfigField, ConfigProblem};
 pub use verification::{Verification, VerificationError};
 
 /// The image settings of a `KubeletConfiguration`, as written. `None` is absent or null.
@@ -62,13 +62,13 @@ pub struct KubeletImageConfig {
 
 /// The feature gates that these settings depend on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Gates {
+pub struct FeatureGates {
     /// `KubeletEnsureSecretPulledImages`; beta and on in 1.36.
     pub ensure_secret_pulled_images: bool,
 }
 
-impl Default for Gates {
+impl Default for FeatureGates {
     fn default() -> Self {
-        Gates { ensure_secret_pulled_images: true }
+        FeatureGates { ensure_secret_pulled_images: true }
     }
 }

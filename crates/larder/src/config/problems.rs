@@ -3,14 +3,15 @@
 use std::fmt;
 
 use super::{
-    Gates, GoDuration, ImageConfig, PatternError, Verification, VerificationError, VerificationPolicy,
+    FeatureGates, GoDuration, ImageSettings, PatternError, Verification, VerificationError,
+    VerificationPolicy,
 };
-use crate::gotext::quote;
+use crate::go_format::quote;
 
 /// A setting that a problem is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[allow(missing_docs, reason = "each is the setting of its name")]
-pub enum Field {
+pub enum ConfigField {
     RegistryPullQps,
     RegistryBurst,
     SerializeImagePulls,
@@ -25,41 +26,41 @@ pub enum Field {
     PreloadedImagesVerificationAllowlist,
 }
 
-impl Field {
+impl ConfigField {
     /// Its name in a file.
     pub fn name(self) -> &'static str {
         match self {
-            Field::RegistryPullQps => "registryPullQPS",
-            Field::RegistryBurst => "registryBurst",
-            Field::SerializeImagePulls => "serializeImagePulls",
-            Field::MaxParallelImagePulls => "maxParallelImagePulls",
-            Field::ImageMinimumGcAge => "imageMinimumGCAge",
-            Field::ImageMaximumGcAge => "imageMaximumGCAge",
-            Field::ImageGcHighThresholdPercent => "imageGCHighThresholdPercent",
-            Field::ImageGcLowThresholdPercent => "imageGCLowThresholdPercent",
-            Field::NodeStatusMaxImages => "nodeStatusMaxImages",
-            Field::ContainerRuntimeEndpoint => "containerRuntimeEndpoint",
-            Field::ImagePullCredentialsVerificationPolicy => "imagePullCredentialsVerificationPolicy",
-            Field::PreloadedImagesVerificationAllowlist => "preloadedImagesVerificationAllowlist",
+            ConfigField::RegistryPullQps => "registryPullQPS",
+            ConfigField::RegistryBurst => "registryBurst",
+            ConfigField::SerializeImagePulls => "serializeImagePulls",
+            ConfigField::MaxParallelImagePulls => "maxParallelImagePulls",
+            ConfigField::ImageMinimumGcAge => "imageMinimumGCAge",
+            ConfigField::ImageMaximumGcAge => "imageMaximumGCAge",
+            ConfigField::ImageGcHighThresholdPercent => "imageGCHighThresholdPercent",
+            ConfigField::ImageGcLowThresholdPercent => "imageGCLowThresholdPercent",
+            ConfigField::NodeStatusMaxImages => "nodeStatusMaxImages",
+            ConfigField::ContainerRuntimeEndpoint => "containerRuntimeEndpoint",
+            ConfigField::ImagePullCredentialsVerificationPolicy => "imagePullCredentialsVerificationPolicy",
+            ConfigField::PreloadedImagesVerificationAllowlist => "preloadedImagesVerificationAllowlist",
         }
     }
 
     /// Its name in kubelet's messages: with the flag, where it has one that they name.
-    fn named(self) -> Named {
-        Named(self)
+    fn with_flag(self) -> FieldWithFlag {
+        FieldWithFlag(self)
     }
 }
 
-struct Named(Field);
+struct FieldWithFlag(ConfigField);
 
-impl fmt::Display for Named {
+impl fmt::Display for FieldWithFlag {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let flag = match self.0 {
-            Field::RegistryPullQps => Some("--registry-qps"),
-            Field::RegistryBurst => Some("--registry-burst"),
-            Field::ImageGcHighThresholdPercent => Some("--image-gc-high-threshold"),
-            Field::ImageGcLowThresholdPercent => Some("--image-gc-low-threshold"),
-            Field::NodeStatusMaxImages => Some("--node-status-max-images"),
+            ConfigField::RegistryPullQps => Some("--registry-qps"),
+            ConfigField::RegistryBurst => Some("--registry-burst"),
+            ConfigField::ImageGcHighThresholdPercent => Some("--image-gc-high-threshold"),
+            ConfigField::ImageGcLowThresholdPercent => Some("--image-gc-low-threshold"),
+            ConfigField::NodeStatusMaxImages => Some("--node-status-max-images"),
             _ => None,
         };
         f.write_str(self.0.name())?;
@@ -72,18 +73,18 @@ impl fmt::Display for Named {
 #[non_exhaustive]
 pub enum ConfigProblem {
     /// No percentage.
-    #[error("invalid configuration: {} {percent} must be between 0 and 100, inclusive", field.named())]
+    #[error("invalid configuration: {} {percent} must be between 0 and 100, inclusive", field.with_flag())]
     NoPercentage {
         /// Which threshold.
-        field: Field,
+        field: ConfigField,
         /// As written.
         percent: i32,
     },
     /// The thresholds are equal, or the wrong way round.
     #[error(
         "invalid configuration: {} {low} must be less than {} {high}",
-        Field::ImageGcLowThresholdPercent.named(),
-        Field::ImageGcHighThresholdPercent.named()
+        ConfigField::ImageGcLowThresholdPercent.with_flag(),
+        ConfigField::ImageGcHighThresholdPercent.with_flag()
     )]
     LowNotBelowHigh {
         /// As written.
@@ -92,10 +93,10 @@ pub enum ConfigProblem {
         high: i32,
     },
     /// A negative age.
-    #[error("invalid configuration: {} {age} must not be negative", field.named())]
+    #[error("invalid configuration: {} {age} must not be negative", field.with_flag())]
     NegativeAge {
         /// Which age.
-        field: Field,
+        field: ConfigField,
         /// As written.
         age: GoDuration,
     },
@@ -110,16 +111,16 @@ pub enum ConfigProblem {
         minimum: GoDuration,
     },
     /// Fewer than none, and not all.
-    #[error("invalid configuration: {} {number} must be -1 or greater", Field::NodeStatusMaxImages.named())]
+    #[error("invalid configuration: {} {number} must be -1 or greater", ConfigField::NodeStatusMaxImages.with_flag())]
     StatusImages {
         /// As written.
         number: i32,
     },
     /// A negative rate.
-    #[error("invalid configuration: {} {number} must not be a negative number", field.named())]
+    #[error("invalid configuration: {} {number} must not be a negative number", field.with_flag())]
     NegativeRate {
         /// Which of the two.
-        field: Field,
+        field: ConfigField,
         /// As written.
         number: i32,
     },
@@ -153,7 +154,7 @@ pub enum ConfigProblem {
         "invalid configuration: `{}` must not be set if KubeletEnsureSecretPulledImages feature gate is not enabled",
         .0.name()
     )]
-    GateOff(Field),
+    GateOff(ConfigField),
     /// There is no runtime.
     #[error("invalid configuration: the containerRuntimeEndpoint was not specified or empty")]
     NoRuntime,
@@ -166,41 +167,41 @@ fn policies() -> String {
 
 impl ConfigProblem {
     /// The setting to change.
-    pub fn field(&self) -> Field {
+    pub fn field(&self) -> ConfigField {
         match self {
             ConfigProblem::NoPercentage { field, .. }
             | ConfigProblem::NegativeAge { field, .. }
             | ConfigProblem::NegativeRate { field, .. }
             | ConfigProblem::GateOff(field) => *field,
-            ConfigProblem::LowNotBelowHigh { .. } => Field::ImageGcLowThresholdPercent,
-            ConfigProblem::MaximumNotAboveMinimum { .. } => Field::ImageMaximumGcAge,
-            ConfigProblem::StatusImages { .. } => Field::NodeStatusMaxImages,
+            ConfigProblem::LowNotBelowHigh { .. } => ConfigField::ImageGcLowThresholdPercent,
+            ConfigProblem::MaximumNotAboveMinimum { .. } => ConfigField::ImageMaximumGcAge,
+            ConfigProblem::StatusImages { .. } => ConfigField::NodeStatusMaxImages,
             ConfigProblem::NoParallelPulls(_) | ConfigProblem::ParallelButSerialised => {
-                Field::MaxParallelImagePulls
+                ConfigField::MaxParallelImagePulls
             }
-            ConfigProblem::UnknownPolicy(_) => Field::ImagePullCredentialsVerificationPolicy,
+            ConfigProblem::UnknownPolicy(_) => ConfigField::ImagePullCredentialsVerificationPolicy,
             ConfigProblem::ListWithoutPolicy | ConfigProblem::Pattern(_) => {
-                Field::PreloadedImagesVerificationAllowlist
+                ConfigField::PreloadedImagesVerificationAllowlist
             }
-            ConfigProblem::NoRuntime => Field::ContainerRuntimeEndpoint,
+            ConfigProblem::NoRuntime => ConfigField::ContainerRuntimeEndpoint,
         }
     }
 
     /// The setting that it contradicts, if it is about two.
-    pub fn other_field(&self) -> Option<Field> {
+    pub fn other_field(&self) -> Option<ConfigField> {
         match self {
-            ConfigProblem::LowNotBelowHigh { .. } => Some(Field::ImageGcHighThresholdPercent),
-            ConfigProblem::MaximumNotAboveMinimum { .. } => Some(Field::ImageMinimumGcAge),
-            ConfigProblem::ParallelButSerialised => Some(Field::SerializeImagePulls),
-            ConfigProblem::ListWithoutPolicy => Some(Field::ImagePullCredentialsVerificationPolicy),
+            ConfigProblem::LowNotBelowHigh { .. } => Some(ConfigField::ImageGcHighThresholdPercent),
+            ConfigProblem::MaximumNotAboveMinimum { .. } => Some(ConfigField::ImageMinimumGcAge),
+            ConfigProblem::ParallelButSerialised => Some(ConfigField::SerializeImagePulls),
+            ConfigProblem::ListWithoutPolicy => Some(ConfigField::ImagePullCredentialsVerificationPolicy),
             _ => None,
         }
     }
 }
 
-impl ImageConfig {
+impl ImageSettings {
     /// All that is wrong with it, in kubelet's order.
-    pub fn problems(&self, gates: Gates) -> Vec<ConfigProblem> {
+    pub fn problems(&self, gates: FeatureGates) -> Vec<ConfigProblem> {
         let mut problems = Vec::new();
         self.check_collection(&mut problems);
         self.check_pulling(&mut problems);
@@ -214,7 +215,7 @@ impl ImageConfig {
     fn check_collection(&self, problems: &mut Vec<ConfigProblem>) {
         let (high, low) = (self.image_gc_high_threshold_percent, self.image_gc_low_threshold_percent);
         for (field, percent) in
-            [(Field::ImageGcHighThresholdPercent, high), (Field::ImageGcLowThresholdPercent, low)]
+            [(ConfigField::ImageGcHighThresholdPercent, high), (ConfigField::ImageGcLowThresholdPercent, low)]
         {
             if !(0..=100).contains(&percent) {
                 problems.push(ConfigProblem::NoPercentage { field, percent });
@@ -224,7 +225,9 @@ impl ImageConfig {
             problems.push(ConfigProblem::LowNotBelowHigh { low, high });
         }
         let (minimum, maximum) = (self.image_minimum_gc_age, self.image_maximum_gc_age);
-        for (field, age) in [(Field::ImageMinimumGcAge, minimum), (Field::ImageMaximumGcAge, maximum)] {
+        for (field, age) in
+            [(ConfigField::ImageMinimumGcAge, minimum), (ConfigField::ImageMaximumGcAge, maximum)]
+        {
             if age.is_negative() {
                 problems.push(ConfigProblem::NegativeAge { field, age });
             }
@@ -239,7 +242,7 @@ impl ImageConfig {
 
     fn check_pulling(&self, problems: &mut Vec<ConfigProblem>) {
         let (burst, qps) = (self.registry_burst, self.registry_pull_qps);
-        for (field, number) in [(Field::RegistryBurst, burst), (Field::RegistryPullQps, qps)] {
+        for (field, number) in [(ConfigField::RegistryBurst, burst), (ConfigField::RegistryPullQps, qps)] {
             if number < 0 {
                 problems.push(ConfigProblem::NegativeRate { field, number });
             }
@@ -254,17 +257,17 @@ impl ImageConfig {
     }
 
     /// Which present images a pod may use only with credentials; `None` where the gate is off, and no records are kept.
-    /// Fails with the problems that [`problems`](ImageConfig::problems) reports of it.
-    pub fn verification(&self, gates: Gates) -> Result<Option<Verification>, Vec<ConfigProblem>> {
+    /// Fails with the problems that [`problems`](ImageSettings::problems) reports of it.
+    pub fn verification(&self, gates: FeatureGates) -> Result<Option<Verification>, Vec<ConfigProblem>> {
         let policy = &self.image_pull_credentials_verification_policy;
         let list = &self.preloaded_images_verification_allowlist;
         let mut problems = Vec::new();
         if !gates.ensure_secret_pulled_images {
             if !policy.is_empty() {
-                problems.push(ConfigProblem::GateOff(Field::ImagePullCredentialsVerificationPolicy));
+                problems.push(ConfigProblem::GateOff(ConfigField::ImagePullCredentialsVerificationPolicy));
             }
             if !list.is_empty() {
-                problems.push(ConfigProblem::GateOff(Field::PreloadedImagesVerificationAllowlist));
+                problems.push(ConfigProblem::GateOff(ConfigField::PreloadedImagesVerificationAllowlist));
             }
             return if problems.is_empty() { Ok(None) } else { Err(problems) };
         }

@@ -45,7 +45,7 @@ impl Verification {
     }
 
     /// Whether it matters who pulled the image.
-    pub(crate) fn asks_who_pulled(&self) -> bool {
+    pub(crate) fn requires_pull_records(&self) -> bool {
         self.policy == VerificationPolicy::NeverVerifyPreloadedImages
     }
 

@@ -7,14 +7,14 @@ use std::path::{Path, PathBuf};
 
 use zeroize::Zeroizing;
 
-use super::docker_config::{ConfigError, DockerConfig, Tokens, parse_config_json, parse_dockercfg};
+use super::docker_config::{ConfigError, DockerConfig, TokenPolicy, parse_config_json, parse_dockercfg};
 
 /// The largest config file that is read, in bytes.
 pub const MAX_CONFIG_BYTES: u64 = 4 << 20;
 
 /// Which of the two formats a file has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Format {
+pub enum DockerConfigFormat {
     /// `config.json`, `auth.json`: entries under `auths`.
     ConfigJson,
     /// `.dockercfg`: entries at the top.
@@ -74,12 +74,12 @@ impl ConfigFileProblem {
 /// Reads and parses one file, at once and blocking. Everything but a sound file is an error.
 pub fn read_config_file(
     path: &Path,
-    format: Format,
-    tokens: Tokens,
+    format: DockerConfigFormat,
+    tokens: TokenPolicy,
 ) -> Result<DockerConfig, ConfigFileError> {
     let parse = match format {
-        Format::ConfigJson => parse_config_json,
-        Format::Dockercfg => parse_dockercfg,
+        DockerConfigFormat::ConfigJson => parse_config_json,
+        DockerConfigFormat::Dockercfg => parse_dockercfg,
     };
     let config = read_bounded(path).and_then(|bytes| Ok(parse(&bytes, tokens)?));
     config.map_err(|problem| ConfigFileError { path: path.to_owned(), problem })
@@ -119,7 +119,9 @@ mod tests {
     use super::*;
 
     fn problem_of(path: &Path) -> ConfigFileProblem {
-        read_config_file(path, Format::ConfigJson, Tokens::Keep).expect_err("no sound file").problem
+        read_config_file(path, DockerConfigFormat::ConfigJson, TokenPolicy::Keep)
+            .expect_err("no sound file")
+            .problem
     }
 
     #[test]
@@ -132,7 +134,8 @@ mod tests {
         assert_eq!(problem_of(Path::new("/dev/null")), ConfigFileProblem::NotAFile);
 
         fs_err::write(&path, "{\n").expect("written");
-        let error = read_config_file(&path, Format::ConfigJson, Tokens::Keep).expect_err("broken");
+        let error =
+            read_config_file(&path, DockerConfigFormat::ConfigJson, TokenPolicy::Keep).expect_err("broken");
         assert_eq!(
             error.to_string(),
             format!("{}: line 2, column 1: the text ends too early", path.display())
@@ -155,7 +158,7 @@ mod tests {
         let path = dir.path().join("config.json");
         let limit = usize::try_from(MAX_CONFIG_BYTES).expect("fits");
         fs_err::write(&path, format!("{{}}{}", " ".repeat(limit - 2))).expect("written");
-        assert!(read_config_file(&path, Format::ConfigJson, Tokens::Keep).is_ok());
+        assert!(read_config_file(&path, DockerConfigFormat::ConfigJson, TokenPolicy::Keep).is_ok());
         fs_err::write(&path, format!("{{}}{}", " ".repeat(limit - 1))).expect("written");
         assert_eq!(problem_of(&path), ConfigFileProblem::TooLarge);
     }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::docker_config::Entry;
+use super::docker_config::DockerConfigEntry;
 use super::hash::hash;
 use super::secret::Secret;
 
@@ -20,17 +20,17 @@ pub struct Credential {
     /// Token sent to the registry as it is; empty if none.
     pub registry_token: Secret,
     /// Whose it is; `None` when it belongs to the node and every pod on it.
-    pub source: Option<Source>,
+    pub source: Option<CredentialSource>,
     /// Hash of what it holds, lower-case hex.
     pub hash: String,
     /// Where it was found.
-    pub origin: Origin,
+    pub origin: CredentialLocation,
 }
 
-/// Where a credential was found. Whose it is, is another matter: see [`Source`].
+/// Where a credential was found. Whose it is, is another matter: see [`CredentialSource`].
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 #[non_exhaustive]
-pub enum Origin {
+pub enum CredentialLocation {
     /// The caller brought it along.
     #[default]
     Caller,
@@ -44,17 +44,21 @@ pub enum Origin {
     Provider(String),
 }
 
-impl Origin {
+impl CredentialLocation {
     /// Whether a program gave it, which may give another one each time.
     pub(crate) fn is_program(&self) -> bool {
-        matches!(self, Origin::Helper(_) | Origin::Provider(_))
+        matches!(self, CredentialLocation::Helper(_) | CredentialLocation::Provider(_))
     }
 }
 
 impl Credential {
     /// The credential that an entry of a docker config stands for.
-    pub(crate) fn of(entry: &Entry, source: Option<&Source>, origin: &Origin) -> Self {
-        let Entry { username, password, email, identity_token, registry_token } = entry.clone();
+    pub(crate) fn of(
+        entry: &DockerConfigEntry,
+        source: Option<&CredentialSource>,
+        origin: &CredentialLocation,
+    ) -> Self {
+        let DockerConfigEntry { username, password, email, identity_token, registry_token } = entry.clone();
         Credential {
             username,
             password,
@@ -81,7 +85,7 @@ impl fmt::Debug for Credential {
 
 /// Whose credential it is.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub enum Source {
+pub enum CredentialSource {
     /// A pull secret.
     Secret(SecretCoordinates),
     /// A service account, by way of a plugin.

@@ -8,16 +8,16 @@ use std::fmt;
 use zeroize::{Zeroize as _, Zeroizing};
 
 use super::auth;
-use super::json::{self, Broken, Reader};
+use super::json::{self, JsonScanner, JsonSyntaxError};
 use super::matching;
 use super::secret::Secret;
-use crate::{gotext, reference};
+use crate::{go_format, reference};
 
 /// What a docker config holds, as far as it concerns pulling.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct DockerConfig {
     /// Credentials by location: a registry with or without scheme, path and wildcards, as written.
-    pub entries: BTreeMap<String, Entry>,
+    pub entries: BTreeMap<String, DockerConfigEntry>,
     /// `credsStore`: the helper program that holds the credentials of all registries.
     pub creds_store: Option<String>,
     /// `credHelpers`: helper programs by registry.
@@ -26,7 +26,7 @@ pub struct DockerConfig {
 
 impl DockerConfig {
     /// A config with one entry.
-    pub fn one(location: impl Into<String>, entry: Entry) -> Self {
+    pub fn with_entry(location: impl Into<String>, entry: DockerConfigEntry) -> Self {
         DockerConfig { entries: BTreeMap::from([(location.into(), entry)]), ..DockerConfig::default() }
     }
 
@@ -54,22 +54,22 @@ impl fmt::Debug for DockerConfig {
 
 /// One entry of a docker config.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Entry {
+pub struct DockerConfigEntry {
     /// `username`, or the first part of `auth`.
     pub username: String,
     /// `password`, or the second part of `auth`.
     pub password: Secret,
     /// `email`; part of the hash, never sent.
     pub email: String,
-    /// `identitytoken`; empty with [`Tokens::Ignore`].
+    /// `identitytoken`; empty with [`TokenPolicy::Ignore`].
     pub identity_token: Secret,
-    /// `registrytoken`; empty with [`Tokens::Ignore`].
+    /// `registrytoken`; empty with [`TokenPolicy::Ignore`].
     pub registry_token: Secret,
 }
 
 /// What to do with the identity and registry tokens of an entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Tokens {
+pub enum TokenPolicy {
     /// Keep them and make them part of the hash. The default.
     #[default]
     Keep,
@@ -94,7 +94,7 @@ impl ConfigError {
     /// What kubelet says of every broken config file.
     pub const KUBELET_TEXT: &str = "error occurred while trying to unmarshal json";
 
-    fn new(text: &str, registry: Option<String>, Broken { at, problem }: Broken) -> Self {
+    fn new(text: &str, registry: Option<String>, JsonSyntaxError { at, problem }: JsonSyntaxError) -> Self {
         let (line, column) = json::line_and_column(text, at);
         ConfigError { line, column, registry, problem }
     }
@@ -104,7 +104,7 @@ impl fmt::Display for ConfigError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "line {}, column {}: ", self.line, self.column)?;
         if let Some(registry) = &self.registry {
-            write!(f, "entry {}: ", gotext::quote(registry))?;
+            write!(f, "entry {}: ", go_format::quote(registry))?;
         }
         f.write_str(&self.problem)
     }
@@ -113,7 +113,7 @@ impl fmt::Display for ConfigError {
 impl std::error::Error for ConfigError {}
 
 /// Reads a `config.json`, also the value of `.dockerconfigjson`: `{"auths": {LOCATION: ENTRY}}`.
-pub fn parse_config_json(bytes: &[u8], tokens: Tokens) -> Result<DockerConfig, ConfigError> {
+pub fn parse_config_json(bytes: &[u8], tokens: TokenPolicy) -> Result<DockerConfig, ConfigError> {
     parse(bytes, |reader, entry_of, config| {
         let has_object = reader.object("a docker config", |reader, field| {
             if json::is_field(field, "auths") {
@@ -135,14 +135,14 @@ pub fn parse_config_json(bytes: &[u8], tokens: Tokens) -> Result<DockerConfig, C
 }
 
 /// Reads a `.dockercfg`, also the value of that key in a secret: `{LOCATION: ENTRY}`.
-pub fn parse_dockercfg(bytes: &[u8], tokens: Tokens) -> Result<DockerConfig, ConfigError> {
+pub fn parse_dockercfg(bytes: &[u8], tokens: TokenPolicy) -> Result<DockerConfig, ConfigError> {
     parse(bytes, |reader, entry_of, config| {
         read_entries(reader, "a docker config", tokens, entry_of, &mut config.entries)
     })
 }
 
 /// An entry as it is written to a file: the fields that are not empty, and always `auth`. Holds the password.
-pub fn encode_entry(entry: &Entry) -> Secret {
+pub fn encode_entry(entry: &DockerConfigEntry) -> Secret {
     let auth = auth::encode_auth(&entry.username, &entry.password);
     let fields = [
         ("username", entry.username.as_str()),
@@ -164,12 +164,12 @@ pub fn encode_entry(entry: &Entry) -> Secret {
 /// Reads all of a text with `read`, which leaves in its second argument the entry that it is in.
 fn parse(
     bytes: &[u8],
-    read: impl FnOnce(&mut Reader<'_>, &mut Option<String>, &mut DockerConfig) -> Result<(), Broken>,
+    read: impl FnOnce(&mut JsonScanner<'_>, &mut Option<String>, &mut DockerConfig) -> Result<(), JsonSyntaxError>,
 ) -> Result<DockerConfig, ConfigError> {
     let text = json::text_of(bytes);
     let mut config = DockerConfig::default();
     let mut entry_of = None;
-    let mut reader = Reader::new(&text);
+    let mut reader = JsonScanner::new(&text);
     read(&mut reader, &mut entry_of, &mut config)
         .and_then(|()| reader.end())
         .map_err(|broken| ConfigError::new(&text, entry_of.as_deref().and_then(shown_registry), broken))?;
@@ -178,12 +178,12 @@ fn parse(
 
 /// A repeated list of entries adds to the one before, `null` empties it, as in Go.
 fn read_entries(
-    reader: &mut Reader<'_>,
+    reader: &mut JsonScanner<'_>,
     what: &str,
-    tokens: Tokens,
+    tokens: TokenPolicy,
     entry_of: &mut Option<String>,
-    entries: &mut BTreeMap<String, Entry>,
-) -> Result<(), Broken> {
+    entries: &mut BTreeMap<String, DockerConfigEntry>,
+) -> Result<(), JsonSyntaxError> {
     let has_object = reader.object(what, |reader, location| {
         *entry_of = Some(location.to_owned());
         entries.insert(location.to_owned(), read_entry(reader, tokens)?);
@@ -196,8 +196,11 @@ fn read_entries(
     Ok(())
 }
 
-fn read_entry(reader: &mut Reader<'_>, tokens: Tokens) -> Result<Entry, Broken> {
-    let mut entry = Entry::default();
+fn read_entry(
+    reader: &mut JsonScanner<'_>,
+    tokens: TokenPolicy,
+) -> Result<DockerConfigEntry, JsonSyntaxError> {
+    let mut entry = DockerConfigEntry::default();
     let hidden = || Zeroizing::new(String::new());
     let (mut password, mut auth, mut identity_token, mut registry_token) =
         (hidden(), hidden(), hidden(), hidden());
@@ -211,8 +214,8 @@ fn read_entry(reader: &mut Reader<'_>, tokens: Tokens) -> Result<Entry, Broken> 
         ("registrytoken", &mut registry_token),
     ];
     let known = match tokens {
-        Tokens::Keep => fields.len(),
-        Tokens::Ignore => fields.len() - 2,
+        TokenPolicy::Keep => fields.len(),
+        TokenPolicy::Ignore => fields.len() - 2,
     };
     read_fields(reader, &mut fields[..known], &mut auth_at)?;
     entry.password = Secret::new(std::mem::take(&mut *password));
@@ -220,16 +223,16 @@ fn read_entry(reader: &mut Reader<'_>, tokens: Tokens) -> Result<Entry, Broken> 
     entry.registry_token = Secret::new(std::mem::take(&mut *registry_token));
     if !auth.is_empty() {
         (entry.username, entry.password) = auth::decode_auth(&auth)
-            .map_err(|error| Broken { at: auth_at, problem: format!("\"auth\" is {error}") })?;
+            .map_err(|error| JsonSyntaxError { at: auth_at, problem: format!("\"auth\" is {error}") })?;
     }
     Ok(entry)
 }
 
 fn read_fields(
-    reader: &mut Reader<'_>,
+    reader: &mut JsonScanner<'_>,
     fields: &mut [(&str, &mut String)],
     auth_at: &mut usize,
-) -> Result<(), Broken> {
+) -> Result<(), JsonSyntaxError> {
     let has_object = reader.object("an entry", |reader, name| {
         let Some((field, slot)) = fields.iter_mut().find(|(field, _)| json::is_field(name, field)) else {
             return reader.skip();
@@ -238,7 +241,7 @@ fn read_fields(
             *auth_at = reader.position();
         }
         // As in Go, a later `null` leaves what an earlier duplicate said.
-        if let Some(text) = reader.string(&gotext::quote(field))? {
+        if let Some(text) = reader.string(&go_format::quote(field))? {
             slot.zeroize();
             **slot = text;
         }
@@ -248,7 +251,7 @@ fn read_fields(
 }
 
 /// An object whose values are all strings, which nobody needs.
-fn check_texts(reader: &mut Reader<'_>, what: &str) -> Result<(), Broken> {
+fn check_texts(reader: &mut JsonScanner<'_>, what: &str) -> Result<(), JsonSyntaxError> {
     let has_object = reader.object(what, |reader, _| {
         let text = reader.string(&format!("each value of {what}"))?;
         drop(text.map(Zeroizing::new));
@@ -258,7 +261,7 @@ fn check_texts(reader: &mut Reader<'_>, what: &str) -> Result<(), Broken> {
 }
 
 /// The helpers by registry. Kubelet does not know the field, so nothing in it may make the file invalid.
-fn read_helpers(reader: &mut Reader<'_>) -> Result<BTreeMap<String, String>, Broken> {
+fn read_helpers(reader: &mut JsonScanner<'_>) -> Result<BTreeMap<String, String>, JsonSyntaxError> {
     let mut helpers = BTreeMap::new();
     if !reader.next_is_object() {
         return reader.skip().map(|()| helpers);
@@ -290,11 +293,11 @@ mod tests {
     use super::*;
 
     fn config(text: &str) -> DockerConfig {
-        parse_config_json(text.as_bytes(), Tokens::Keep).expect(text)
+        parse_config_json(text.as_bytes(), TokenPolicy::Keep).expect(text)
     }
 
     fn error(text: &str) -> String {
-        parse_config_json(text.as_bytes(), Tokens::Keep).expect_err(text).to_string()
+        parse_config_json(text.as_bytes(), TokenPolicy::Keep).expect_err(text).to_string()
     }
 
     #[test]
@@ -308,18 +311,21 @@ mod tests {
     fn the_last_duplicate_wins() {
         let config =
             config(r#"{"auths": {"r": {"username": "a", "USERNAME": "b"}, "r": {"password": "p"}}}"#);
-        assert_eq!(config.entries["r"], Entry { password: Secret::new("p"), ..Entry::default() });
+        assert_eq!(
+            config.entries["r"],
+            DockerConfigEntry { password: Secret::new("p"), ..DockerConfigEntry::default() }
+        );
     }
 
     #[test]
     fn null_is_an_empty_value_everywhere() {
         assert_eq!(config("null"), DockerConfig::default());
-        assert_eq!(config(r#"{"auths": {"r": null}}"#).entries["r"], Entry::default());
+        assert_eq!(config(r#"{"auths": {"r": null}}"#).entries["r"], DockerConfigEntry::default());
         assert_eq!(
             config(r#"{"auths": {"r": {"auth": null}}, "HttpHeaders": null}"#).entries["r"],
-            Entry::default()
+            DockerConfigEntry::default()
         );
-        assert_eq!(parse_dockercfg(b"null", Tokens::Keep), Ok(DockerConfig::default()));
+        assert_eq!(parse_dockercfg(b"null", TokenPolicy::Keep), Ok(DockerConfig::default()));
     }
 
     #[test]
@@ -332,21 +338,23 @@ mod tests {
     #[test]
     fn tokens_are_kept_or_ignored_as_asked() {
         let text = br#"{"r": {"identitytoken": "it", "registrytoken": "rt"}}"#;
-        let kept = parse_dockercfg(text, Tokens::Keep).expect("a config");
+        let kept = parse_dockercfg(text, TokenPolicy::Keep).expect("a config");
         assert_eq!(kept.entries["r"].identity_token.reveal(), "it");
         assert_eq!(kept.entries["r"].registry_token.reveal(), "rt");
-        let ignored = parse_dockercfg(text, Tokens::Ignore).expect("a config");
-        assert_eq!(ignored.entries["r"], Entry::default());
+        let ignored = parse_dockercfg(text, TokenPolicy::Ignore).expect("a config");
+        assert_eq!(ignored.entries["r"], DockerConfigEntry::default());
         let of_another_type = br#"{"r": {"identitytoken": 1}}"#;
-        assert!(parse_dockercfg(of_another_type, Tokens::Keep).is_err());
-        assert!(parse_dockercfg(of_another_type, Tokens::Ignore).is_ok());
+        assert!(parse_dockercfg(of_another_type, TokenPolicy::Keep).is_err());
+        assert!(parse_dockercfg(of_another_type, TokenPolicy::Ignore).is_ok());
     }
 
     #[test]
     fn two_tokens_have_two_hashes() {
-        let entry = |token| Entry { identity_token: Secret::new(token), ..Entry::default() };
+        let entry =
+            |token| DockerConfigEntry { identity_token: Secret::new(token), ..DockerConfigEntry::default() };
         assert_ne!(crate::credentials::hash(&entry("one")), crate::credentials::hash(&entry("two")));
-        let registry = Entry { registry_token: Secret::new("one"), ..Entry::default() };
+        let registry =
+            DockerConfigEntry { registry_token: Secret::new("one"), ..DockerConfigEntry::default() };
         assert_ne!(crate::credentials::hash(&entry("one")), crate::credentials::hash(&registry));
     }
 
@@ -398,7 +406,7 @@ mod tests {
             r#"{"auths": "hunter2""#,
             "hunter2",
         ] {
-            let error = parse_config_json(text.as_bytes(), Tokens::Keep).expect_err(text);
+            let error = parse_config_json(text.as_bytes(), TokenPolicy::Keep).expect_err(text);
             assert!(!format!("{error} {error:?}").contains("hunter2"), "{error:?}");
         }
         let config = config(r#"{"auths": {"https://bob:hunter2@r.example": {"password": "hunter2"}}}"#);

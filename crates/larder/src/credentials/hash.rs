@@ -1,25 +1,25 @@
 //! The hash by which pull records tell one credential from another.
 
-use super::docker_config::Entry;
+use super::docker_config::DockerConfigEntry;
 use super::json;
 use super::secret::Secret;
 use crate::reference::Digest;
 
 /// SHA-256 of the fields of an entry as a JSON object, lower-case hex.
-pub fn hash(entry: &Entry) -> String {
+pub fn hash(entry: &DockerConfigEntry) -> String {
     Digest::sha256(hashed_text(entry).reveal()).hex().to_owned()
 }
 
 /// What is hashed: a JSON object of the fields that are not empty, in this order, escaped as Go does. Without tokens
 /// it is kubelet's; with them the tokens follow, so that two tokens never look equal.
-pub(crate) fn hashed_text(entry: &Entry) -> Secret {
+pub(crate) fn hashed_text(entry: &DockerConfigEntry) -> Secret {
     let mut text = String::from("{");
     json::push_fields(&mut text, &fields(entry));
     text.push('}');
     Secret::new(text)
 }
 
-fn fields(entry: &Entry) -> [(&'static str, &str); 5] {
+fn fields(entry: &DockerConfigEntry) -> [(&'static str, &str); 5] {
     [
         ("username", &entry.username),
         ("password", entry.password.reveal()),

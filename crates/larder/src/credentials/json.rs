@@ -13,7 +13,7 @@ const MAX_DEPTH: usize = 10_000;
 
 /// What is wrong with a text, and where.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Broken {
+pub(super) struct JsonSyntaxError {
     /// Byte offset.
     pub(super) at: usize,
     /// What is wrong; says nothing of the content.
@@ -21,15 +21,15 @@ pub(super) struct Broken {
 }
 
 /// Reads one JSON text from left to right.
-pub(super) struct Reader<'a> {
+pub(super) struct JsonScanner<'a> {
     text: &'a str,
     at: usize,
     depth: usize,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> JsonScanner<'a> {
     pub(super) fn new(text: &'a str) -> Self {
-        Reader { text, at: 0, depth: 0 }
+        JsonScanner { text, at: 0, depth: 0 }
     }
 
     /// Offset of the next value.
@@ -52,12 +52,12 @@ impl<'a> Reader<'a> {
     pub(super) fn object(
         &mut self,
         what: &str,
-        mut member: impl FnMut(&mut Self, &str) -> Result<(), Broken>,
-    ) -> Result<bool, Broken> {
+        mut member: impl FnMut(&mut Self, &str) -> Result<(), JsonSyntaxError>,
+    ) -> Result<bool, JsonSyntaxError> {
         match self.peek() {
             Some(b'n') => return self.word("null").map(|()| false),
             Some(b'{') => self.open()?,
-            _ => return Err(self.broken(format!("{what} must be an object"))),
+            _ => return Err(self.syntax_error(format!("{what} must be an object"))),
         }
         if !self.eat(b'}') {
             loop {
@@ -74,16 +74,16 @@ impl<'a> Reader<'a> {
     }
 
     /// Reads a string; `None` if there was a `null` instead.
-    pub(super) fn string(&mut self, what: &str) -> Result<Option<String>, Broken> {
+    pub(super) fn string(&mut self, what: &str) -> Result<Option<String>, JsonSyntaxError> {
         match self.peek() {
             Some(b'n') => self.word("null").map(|()| None),
             Some(b'"') => self.quoted().map(Some),
-            _ => Err(self.broken(format!("{what} must be a string"))),
+            _ => Err(self.syntax_error(format!("{what} must be a string"))),
         }
     }
 
     /// Reads a value of any kind and forgets it. Does not recurse: a deep text must not exhaust the stack.
-    pub(super) fn skip(&mut self) -> Result<(), Broken> {
+    pub(super) fn skip(&mut self) -> Result<(), JsonSyntaxError> {
         let mut open = Vec::new();
         loop {
             match self.peek() {
@@ -109,7 +109,7 @@ impl<'a> Reader<'a> {
                 Some(b't') => self.word("true")?,
                 Some(b'f') => self.word("false")?,
                 Some(b'-' | b'0'..=b'9') => self.number()?,
-                _ => return Err(self.broken("expected a value")),
+                _ => return Err(self.syntax_error("expected a value")),
             }
             if !self.next_member(&mut open)? {
                 return Ok(());
@@ -118,7 +118,7 @@ impl<'a> Reader<'a> {
     }
 
     /// After a value: goes to the next one in what is still `open`, given by its end. `false` if all of it has ended.
-    fn next_member(&mut self, open: &mut Vec<u8>) -> Result<bool, Broken> {
+    fn next_member(&mut self, open: &mut Vec<u8>) -> Result<bool, JsonSyntaxError> {
         while let Some(&end) = open.last() {
             if !self.eat(end) {
                 self.expect(b',', "expected `,` or the end of the list or object")?;
@@ -134,33 +134,33 @@ impl<'a> Reader<'a> {
     }
 
     /// Checks that nothing follows.
-    pub(super) fn end(&mut self) -> Result<(), Broken> {
+    pub(super) fn end(&mut self) -> Result<(), JsonSyntaxError> {
         match self.peek() {
             None => Ok(()),
-            Some(_) => Err(self.broken("text after the end of the value")),
+            Some(_) => Err(self.syntax_error("text after the end of the value")),
         }
     }
 
-    fn open(&mut self) -> Result<(), Broken> {
+    fn open(&mut self) -> Result<(), JsonSyntaxError> {
         self.depth += 1;
         if self.depth > MAX_DEPTH {
-            return Err(self.broken("nested too deeply"));
+            return Err(self.syntax_error("nested too deeply"));
         }
         self.at += 1;
         Ok(())
     }
 
     /// A member's name and the colon after it.
-    fn name(&mut self) -> Result<String, Broken> {
+    fn name(&mut self) -> Result<String, JsonSyntaxError> {
         if self.peek() != Some(b'"') {
-            return Err(self.broken("expected a name in double quotes"));
+            return Err(self.syntax_error("expected a name in double quotes"));
         }
         let name = self.quoted()?;
         self.expect(b':', "expected `:`")?;
         Ok(name)
     }
 
-    fn quoted(&mut self) -> Result<String, Broken> {
+    fn quoted(&mut self) -> Result<String, JsonSyntaxError> {
         self.at += 1;
         // Dropped on a mistake it is wiped, and it never grows: what is unescaped is shorter.
         let mut string = Zeroizing::new(String::with_capacity(self.length_of_string()));
@@ -168,7 +168,7 @@ impl<'a> Reader<'a> {
             let rest = &self.text[self.at..];
             let Some(plain) = rest.find(|c| c < ' ' || matches!(c, '"' | '\\')) else {
                 self.at = self.text.len();
-                return Err(self.broken("the text ends inside of a string"));
+                return Err(self.syntax_error("the text ends inside of a string"));
             };
             string.push_str(&rest[..plain]);
             self.at += plain;
@@ -178,7 +178,7 @@ impl<'a> Reader<'a> {
                     return Ok(std::mem::take(&mut *string));
                 }
                 b'\\' => string.push(self.escape()?),
-                _ => return Err(self.broken("a control character inside of a string")),
+                _ => return Err(self.syntax_error("a control character inside of a string")),
             }
         }
     }
@@ -195,7 +195,7 @@ impl<'a> Reader<'a> {
         end.unwrap_or(rest.len())
     }
 
-    fn escape(&mut self) -> Result<char, Broken> {
+    fn escape(&mut self) -> Result<char, JsonSyntaxError> {
         let c = match self.text.as_bytes().get(self.at + 1) {
             Some(b'u') => return self.unicode_escape(),
             Some(&c @ (b'"' | b'\\' | b'/')) => char::from(c),
@@ -204,16 +204,16 @@ impl<'a> Reader<'a> {
             Some(b'n') => '\n',
             Some(b'r') => '\r',
             Some(b't') => '\t',
-            _ => return Err(self.broken("an unknown escape inside of a string")),
+            _ => return Err(self.syntax_error("an unknown escape inside of a string")),
         };
         self.at += 2;
         Ok(c)
     }
 
     /// `\uXXXX`, or two of them for one character. Half a pair is U+FFFD.
-    fn unicode_escape(&mut self) -> Result<char, Broken> {
+    fn unicode_escape(&mut self) -> Result<char, JsonSyntaxError> {
         let Some(first) = self.code_unit() else {
-            return Err(self.broken("`\\u` needs four hexadecimal digits"));
+            return Err(self.syntax_error("`\\u` needs four hexadecimal digits"));
         };
         self.at += 6;
         if let (0xd800..0xdc00, Some(second @ 0xdc00..0xe000)) = (first, self.code_unit()) {
@@ -230,7 +230,7 @@ impl<'a> Reader<'a> {
         all_hex.then(|| u16::from_str_radix(digits, 16).ok()).flatten()
     }
 
-    fn number(&mut self) -> Result<(), Broken> {
+    fn number(&mut self) -> Result<(), JsonSyntaxError> {
         self.at += usize::from(self.next_is(b'-'));
         if self.next_is(b'0') {
             self.at += 1;
@@ -249,10 +249,10 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    fn digits(&mut self) -> Result<(), Broken> {
+    fn digits(&mut self) -> Result<(), JsonSyntaxError> {
         let rest = &self.text.as_bytes()[self.at..];
         match rest.iter().take_while(|b| b.is_ascii_digit()).count() {
-            0 => Err(self.broken("a number that is not one")),
+            0 => Err(self.syntax_error("a number that is not one")),
             some => {
                 self.at += some;
                 Ok(())
@@ -260,9 +260,9 @@ impl<'a> Reader<'a> {
         }
     }
 
-    fn word(&mut self, word: &str) -> Result<(), Broken> {
+    fn word(&mut self, word: &str) -> Result<(), JsonSyntaxError> {
         if !self.text[self.at..].starts_with(word) {
-            return Err(self.broken("expected a value"));
+            return Err(self.syntax_error("expected a value"));
         }
         self.at += word.len();
         Ok(())
@@ -285,17 +285,17 @@ impl<'a> Reader<'a> {
         found
     }
 
-    fn expect(&mut self, byte: u8, problem: &str) -> Result<(), Broken> {
-        if self.eat(byte) { Ok(()) } else { Err(self.broken(problem)) }
+    fn expect(&mut self, byte: u8, problem: &str) -> Result<(), JsonSyntaxError> {
+        if self.eat(byte) { Ok(()) } else { Err(self.syntax_error(problem)) }
     }
 
-    fn broken(&self, problem: impl Into<String>) -> Broken {
+    fn syntax_error(&self, problem: impl Into<String>) -> JsonSyntaxError {
         let problem = match self.text.len() {
             0 => "there is no text".to_owned(),
             end if self.at == end => "the text ends too early".to_owned(),
             _ => problem.into(),
         };
-        Broken { at: self.at, problem }
+        JsonSyntaxError { at: self.at, problem }
     }
 }
 
@@ -366,8 +366,8 @@ pub(crate) fn push_string(json: &mut String, text: &str) {
 mod tests {
     use super::*;
 
-    fn skipped(text: &str) -> Result<(), Broken> {
-        let mut reader = Reader::new(text);
+    fn skipped(text: &str) -> Result<(), JsonSyntaxError> {
+        let mut reader = JsonScanner::new(text);
         reader.skip().and_then(|()| reader.end())
     }
 
@@ -422,7 +422,7 @@ mod tests {
             (r#""\ud83d\u0041""#, "\u{fffd}A"),
             (r#""\udc00""#, "\u{fffd}"),
         ] {
-            assert_eq!(Reader::new(json).string("it"), Ok(Some(text.to_owned())), "{json}");
+            assert_eq!(JsonScanner::new(json).string("it"), Ok(Some(text.to_owned())), "{json}");
         }
         assert_eq!(*text_of(b"a\xff\xe2\x82b"), "a\u{fffd}\u{fffd}\u{fffd}b");
     }

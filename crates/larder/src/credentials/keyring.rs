@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use super::credential::{Credential, Origin, Source};
+use super::credential::{Credential, CredentialLocation, CredentialSource};
 use super::docker_config::DockerConfig;
-use super::matching::{self, Location};
+use super::matching::{self, RegistryLocation};
 
 /// Where many files keep the hub's credentials.
 const HUB_KEY: &str = "index.docker.io";
@@ -13,13 +13,13 @@ const HUB_KEY: &str = "index.docker.io";
 /// Credentials of any number of docker configs.
 #[derive(Clone, Default)]
 pub struct Keyring {
-    slots: BTreeMap<String, Slot>,
+    slots: BTreeMap<String, RegistryCredentials>,
 }
 
 #[derive(Clone)]
-struct Slot {
+struct RegistryCredentials {
     /// `None` if the key, put together from decoded parts, is no URL any more: it then covers nothing.
-    location: Option<Location>,
+    location: Option<RegistryLocation>,
     credentials: Vec<Credential>,
 }
 
@@ -27,11 +27,19 @@ impl Keyring {
     /// Adds all entries of a config, found at `origin`, for `source`. An entry whose location is no URL is left out; whoever reads a config
     /// says so, once ([`DockerConfig::unusable_entries`]), since keyrings are made for each lookup.
     /// Entries of one key are looked up in the order in which their configs were added.
-    pub fn add(&mut self, config: &DockerConfig, source: Option<&Source>, origin: &Origin) {
+    pub fn add(
+        &mut self,
+        config: &DockerConfig,
+        source: Option<&CredentialSource>,
+        origin: &CredentialLocation,
+    ) {
         for (location, entry) in &config.entries {
             let Ok(key) = matching::key_of(location) else { continue };
-            let location = Location::parse(&key).ok();
-            let slot = self.slots.entry(key).or_insert_with(|| Slot { location, credentials: Vec::new() });
+            let location = RegistryLocation::parse(&key).ok();
+            let slot = self
+                .slots
+                .entry(key)
+                .or_insert_with(|| RegistryCredentials { location, credentials: Vec::new() });
             slot.credentials.push(Credential::of(entry, source, origin));
         }
     }
@@ -44,8 +52,8 @@ impl Keyring {
     /// The credentials for a normalised repository, in the order to try them. Every key that covers it contributes;
     /// only if none does, an image of the hub gets what is under `index.docker.io`.
     pub fn lookup(&self, repository: &str) -> Vec<Credential> {
-        let target = Location::parse(repository).ok();
-        let covers = |slot: &Slot| match (&slot.location, &target) {
+        let target = RegistryLocation::parse(repository).ok();
+        let covers = |slot: &RegistryCredentials| match (&slot.location, &target) {
             (Some(pattern), Some(target)) => pattern.covers(target),
             _ => false,
         };

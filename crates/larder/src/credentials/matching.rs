@@ -7,16 +7,16 @@ use std::net::Ipv6Addr;
 /// A text that cannot be read as a URL. It matches nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("not a URL")]
-pub(crate) struct NotUrl;
+pub(crate) struct InvalidUrl;
 
 /// Whether a pattern covers a target, both without scheme.
 ///
 /// The ports must be equal (443 is not implied), the number of host labels too; each label of the pattern matches
 /// as a glob (`*` stands for any characters of one label); the pattern's path is a prefix of the target's, whether
 /// or not it ends at a slash. Case matters. An error says that the pattern is no URL; it then covers nothing.
-pub(crate) fn url_match(pattern: &str, target: &str) -> Result<bool, NotUrl> {
-    let pattern = Location::parse(pattern)?;
-    Ok(Location::parse(target).is_ok_and(|target| pattern.covers(&target)))
+pub(crate) fn url_match(pattern: &str, target: &str) -> Result<bool, InvalidUrl> {
+    let pattern = RegistryLocation::parse(pattern)?;
+    Ok(RegistryLocation::parse(target).is_ok_and(|target| pattern.covers(&target)))
 }
 
 /// Whether an image belongs to the hub, whose credentials many files keep under `index.docker.io`.
@@ -32,7 +32,7 @@ pub(crate) fn is_default_registry(image: &str) -> bool {
 ///
 /// The scheme, a leading `/v1/` or `/v2/` but for its last slash, user, query and fragment are dropped, and so is a
 /// path that is only a slash.
-pub(super) fn key_of(location: &str) -> Result<String, NotUrl> {
+pub(super) fn key_of(location: &str) -> Result<String, InvalidUrl> {
     let bare =
         location.strip_prefix("https://").or_else(|| location.strip_prefix("http://")).unwrap_or(location);
     let (host, path) = split_url(bare)?;
@@ -45,22 +45,26 @@ pub(super) fn key_of(location: &str) -> Result<String, NotUrl> {
 
 /// A host, port and path, cut for matching.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Location {
+pub(super) struct RegistryLocation {
     labels: Vec<String>,
     port: String,
     path: String,
 }
 
-impl Location {
+impl RegistryLocation {
     /// Reads `host[:port][/path]`.
-    pub(super) fn parse(text: &str) -> Result<Self, NotUrl> {
+    pub(super) fn parse(text: &str) -> Result<Self, InvalidUrl> {
         let (host, path) = split_url(text)?;
         let (host, port) = split_port(&host);
-        Ok(Location { labels: host.split('.').map(str::to_owned).collect(), port: port.to_owned(), path })
+        Ok(RegistryLocation {
+            labels: host.split('.').map(str::to_owned).collect(),
+            port: port.to_owned(),
+            path,
+        })
     }
 
     /// Whether this, as a pattern, covers a target.
-    pub(super) fn covers(&self, target: &Location) -> bool {
+    pub(super) fn covers(&self, target: &RegistryLocation) -> bool {
         self.port == target.port
             && self.labels.len() == target.labels.len()
             && target.path.starts_with(&self.path)
@@ -87,40 +91,40 @@ fn glob_match(glob: &str, label: &str) -> bool {
 }
 
 /// Host with port, and path, of a URL without its scheme; percent escapes decoded.
-fn split_url(url: &str) -> Result<(String, String), NotUrl> {
+fn split_url(url: &str) -> Result<(String, String), InvalidUrl> {
     let (url, fragment) = url.split_once('#').unwrap_or((url, ""));
     if url.bytes().any(|b| b.is_ascii_control()) {
-        return Err(NotUrl);
+        return Err(InvalidUrl);
     }
     unescape(fragment)?;
     let url = url.split_once('?').map_or(url, |(url, _)| url);
     let path_at = url.find('/').unwrap_or(url.len());
     let host = match url[..path_at].rsplit_once('@') {
         Some((user, host)) if user.bytes().all(is_user_byte) => unescape(user).map(|_| host)?,
-        Some(_) => return Err(NotUrl),
+        Some(_) => return Err(InvalidUrl),
         None => &url[..path_at],
     };
     Ok((host_of(host)?, unescape(&url[path_at..])?))
 }
 
-fn host_of(host: &str) -> Result<String, NotUrl> {
+fn host_of(host: &str) -> Result<String, InvalidUrl> {
     if let Some(open) = host.rfind('[') {
-        let (address, port) = host[open + 1..].rsplit_once(']').ok_or(NotUrl)?;
+        let (address, port) = host[open + 1..].rsplit_once(']').ok_or(InvalidUrl)?;
         let zoneless = match address.split_once("%25") {
             Some((address, zone)) if !zone.is_empty() => address,
             _ => address,
         };
         let fits = open == 0 && zoneless.parse::<Ipv6Addr>().is_ok() && is_port(port);
-        return if fits { Ok(format!("[{address}]{port}")) } else { Err(NotUrl) };
+        return if fits { Ok(format!("[{address}]{port}")) } else { Err(InvalidUrl) };
     }
     let port_at = host.find(':').unwrap_or(host.len());
     if !is_port(&host[port_at..]) || !host.bytes().all(is_host_byte) {
-        return Err(NotUrl);
+        return Err(InvalidUrl);
     }
     // Only what lies outside of ASCII may be escaped in a host; the percent sign itself is the one exception.
     let mut escapes = host.split('%').skip(1);
     if escapes.any(|after| !after.starts_with("25") && after.starts_with(|c: char| c < '8')) {
-        return Err(NotUrl);
+        return Err(InvalidUrl);
     }
     unescape(host)
 }
@@ -139,13 +143,15 @@ fn is_user_byte(b: u8) -> bool {
 }
 
 /// Decodes `%XX`.
-fn unescape(text: &str) -> Result<String, NotUrl> {
+fn unescape(text: &str) -> Result<String, InvalidUrl> {
     let mut pieces = text.split('%');
     let mut bytes = pieces.next().unwrap_or_default().as_bytes().to_vec();
     for piece in pieces {
-        let digits =
-            piece.get(..2).filter(|digits| digits.bytes().all(|b| b.is_ascii_hexdigit())).ok_or(NotUrl)?;
-        bytes.push(u8::from_str_radix(digits, 16).map_err(|_| NotUrl)?);
+        let digits = piece
+            .get(..2)
+            .filter(|digits| digits.bytes().all(|b| b.is_ascii_hexdigit()))
+            .ok_or(InvalidUrl)?;
+        bytes.push(u8::from_str_radix(digits, 16).map_err(|_| InvalidUrl)?);
         bytes.extend_from_slice(&piece.as_bytes()[2..]);
     }
     Ok(String::from_utf8_lossy(&bytes).into_owned())
@@ -195,7 +201,7 @@ mod tests {
             "u ser@h",
             "h#%",
         ] {
-            assert_eq!(key_of(text), Err(NotUrl), "{text}");
+            assert_eq!(key_of(text), Err(InvalidUrl), "{text}");
         }
     }
 

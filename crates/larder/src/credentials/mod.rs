@@ -6,13 +6,12 @@
 //! programs -> helpers, then plugins  ┘
 //! ```
 //!
-//! Read [`Sources::lookup`] first. The rules are kubelet's, but for identity and registry tokens, which kubelet
-//! drops and larder keeps ([`Tokens`] is the switch).
+//! Read [`NodeKeyring::lookup`] first. The rules are kubelet's, but for identity and registry tokens, which kubelet
+//! drops and larder keeps ([`TokenPolicy`] is the switch).
 //!
 //! Promises: a password or token never prints, neither in `Debug` nor in an error; no config file or secret panics,
 //! and none costs more than linear time and memory; a config file is read up to [`MAX_CONFIG_BYTES`].
 
-mod answers;
 mod auth;
 mod config_file;
 mod credential;
@@ -23,29 +22,35 @@ pub(crate) mod json;
 mod keyring;
 pub(crate) mod matching;
 mod node_files;
+mod node_keyring;
 pub mod plugin;
 mod pod_credentials;
 mod program;
+mod program_results;
 #[cfg(test)]
 mod properties;
 mod pull_secrets;
 mod search;
 mod secret;
-mod sources;
 
-pub use answers::{Answer, Answers};
 pub use auth::{AuthError, decode_auth, encode_auth};
-pub use config_file::{ConfigFileError, ConfigFileProblem, Format, MAX_CONFIG_BYTES, read_config_file};
-pub use credential::{Credential, Origin, SecretCoordinates, ServiceAccountCoordinates, Source};
+pub use config_file::{
+    ConfigFileError, ConfigFileProblem, DockerConfigFormat, MAX_CONFIG_BYTES, read_config_file,
+};
+pub use credential::{
+    Credential, CredentialLocation, CredentialSource, SecretCoordinates, ServiceAccountCoordinates,
+};
 pub use docker_config::{
-    ConfigError, DockerConfig, Entry, Tokens, encode_entry, parse_config_json, parse_dockercfg,
+    ConfigError, DockerConfig, DockerConfigEntry, TokenPolicy, encode_entry, parse_config_json,
+    parse_dockercfg,
 };
 pub use hash::hash;
 pub use keyring::Keyring;
-pub use node_files::NodeFiles;
+pub use node_files::NodeDockerConfig;
+pub use node_keyring::{CredentialProvider, CredentialsError, LazyCredentialLookup, NodeKeyring};
 pub use pod_credentials::PodCredentials;
 pub use program::TrustError;
+pub use program_results::{ProgramResult, ProgramResultLog};
 pub use pull_secrets::{PullSecret, SecretError};
-pub use search::{Found, SearchPath};
+pub use search::{ConfigSearchResult, SearchPath};
 pub use secret::Secret;
-pub use sources::{CredentialsError, LazyLookup, Provider, Sources};

@@ -6,8 +6,8 @@ use std::time::Duration;
 use tokio::sync::Mutex;
 use tokio::time::Instant;
 
-use super::credential::Origin;
-use super::docker_config::{DockerConfig, Entry, Tokens};
+use super::credential::CredentialLocation;
+use super::docker_config::{DockerConfig, DockerConfigEntry, TokenPolicy};
 use super::helpers::HelperNames;
 use super::keyring::Keyring;
 use super::search::SearchPath;
@@ -17,90 +17,90 @@ const READ_AGAIN_AFTER: Duration = Duration::from_secs(5 * 60);
 
 /// The node's docker config: none, a fixed one, or the first sound file of a search.
 #[derive(Debug, Default)]
-pub struct NodeFiles(Kind);
+pub struct NodeDockerConfig(NodeConfigLocation);
 
 #[derive(Debug, Default)]
-enum Kind {
+enum NodeConfigLocation {
     #[default]
     None,
-    Fixed(Arc<NodeConfig>),
+    Fixed(Arc<ParsedNodeConfig>),
     Search {
         path: SearchPath,
         /// Locked while the files are read, so that they are read once however many pulls wait.
-        cache: Mutex<Option<Cached>>,
+        cache: Mutex<Option<CachedNodeConfig>>,
     },
 }
 
 /// What a docker config of the node comes to.
 #[derive(Debug, Default)]
-pub(super) struct NodeConfig {
+pub(super) struct ParsedNodeConfig {
     pub(super) keyring: Keyring,
     pub(super) helpers: HelperNames,
 }
 
 #[derive(Debug)]
-struct Cached {
-    config: Arc<NodeConfig>,
+struct CachedNodeConfig {
+    config: Arc<ParsedNodeConfig>,
     read_at: Instant,
-    tokens: Tokens,
+    tokens: TokenPolicy,
 }
 
-impl NodeFiles {
+impl NodeDockerConfig {
     /// No files at all.
     pub fn none() -> Self {
-        NodeFiles(Kind::None)
+        NodeDockerConfig(NodeConfigLocation::None)
     }
 
     /// One config, for good.
     pub fn fixed(config: &DockerConfig) -> Self {
-        NodeFiles(Kind::Fixed(Arc::new(NodeConfig::of(config))))
+        NodeDockerConfig(NodeConfigLocation::Fixed(Arc::new(ParsedNodeConfig::of(config))))
     }
 
     /// What a search finds, searched again after a while. Files that cannot be used are logged.
     pub fn search(path: SearchPath) -> Self {
-        NodeFiles(Kind::Search { path, cache: Mutex::new(None) })
+        NodeDockerConfig(NodeConfigLocation::Search { path, cache: Mutex::new(None) })
     }
 
     /// What is in force now.
-    pub(super) async fn config(&self, tokens: Tokens) -> Arc<NodeConfig> {
+    pub(super) async fn config(&self, tokens: TokenPolicy) -> Arc<ParsedNodeConfig> {
         match &self.0 {
-            Kind::None => Arc::default(),
-            Kind::Fixed(config) => config.clone(),
-            Kind::Search { path, cache } => {
+            NodeConfigLocation::None => Arc::default(),
+            NodeConfigLocation::Fixed(config) => config.clone(),
+            NodeConfigLocation::Search { path, cache } => {
                 let mut cache = cache.lock().await;
                 let now = Instant::now();
                 if let Some(cached) = cache.as_ref().filter(|cached| cached.is_fresh(now, tokens)) {
                     return cached.config.clone();
                 }
                 let config = Arc::new(read(path.clone(), tokens).await);
-                *cache = Some(Cached { config: config.clone(), read_at: now, tokens });
+                *cache = Some(CachedNodeConfig { config: config.clone(), read_at: now, tokens });
                 config
             }
         }
     }
 }
 
-impl Cached {
-    fn is_fresh(&self, now: Instant, tokens: Tokens) -> bool {
+impl CachedNodeConfig {
+    fn is_fresh(&self, now: Instant, tokens: TokenPolicy) -> bool {
         now < self.read_at + READ_AGAIN_AFTER && self.tokens == tokens
     }
 }
 
 /// Searches on a thread that may block.
-async fn read(path: SearchPath, tokens: Tokens) -> NodeConfig {
+async fn read(path: SearchPath, tokens: TokenPolicy) -> ParsedNodeConfig {
     let found = tokio::task::spawn_blocking(move || path.find(tokens)).await.unwrap_or_else(|error| {
         tracing::error!(%error, "reading the node's docker config failed");
-        super::search::Found::default()
+        super::search::ConfigSearchResult::default()
     });
     for skipped in &found.skipped {
         tracing::warn!(%skipped, "a docker config file was skipped");
     }
-    NodeConfig::of(&found.config)
+    ParsedNodeConfig::of(&found.config)
 }
 
-impl NodeConfig {
+impl ParsedNodeConfig {
     /// That of a config that was just read.
-    fn of(config: &DockerConfig) -> NodeConfig {
+    fn of(config: &DockerConfig) -> ParsedNodeConfig {
         let unusable = config.unusable_entries();
         if unusable > 0 {
             tracing::warn!(
@@ -111,22 +111,22 @@ impl NodeConfig {
         if config.uses_helpers() {
             // Where a helper holds the password, docker leaves an entry with nothing in it.
             let mut filled = config.clone();
-            filled.entries.retain(|_, entry| *entry != Entry::default());
-            keyring.add(&filled, None, &Origin::ConfigFile);
+            filled.entries.retain(|_, entry| *entry != DockerConfigEntry::default());
+            keyring.add(&filled, None, &CredentialLocation::ConfigFile);
         } else {
-            keyring.add(config, None, &Origin::ConfigFile);
+            keyring.add(config, None, &CredentialLocation::ConfigFile);
         }
-        NodeConfig { keyring, helpers: HelperNames::of(config) }
+        ParsedNodeConfig { keyring, helpers: HelperNames::from_config(config) }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::config_file::Format;
+    use super::super::config_file::DockerConfigFormat;
     use super::*;
 
-    async fn user(files: &NodeFiles) -> String {
-        let found = files.config(Tokens::Keep).await.keyring.lookup("r.example/app");
+    async fn user(files: &NodeDockerConfig) -> String {
+        let found = files.config(TokenPolicy::Keep).await.keyring.lookup("r.example/app");
         found.into_iter().map(|credential| credential.username).collect()
     }
 
@@ -138,7 +138,8 @@ mod tests {
             let text = format!(r#"{{"auths": {{"r.example": {{"username": "{user}"}}}}}}"#);
             fs_err::write(&file, text).expect("written");
         };
-        let files = NodeFiles::search(SearchPath::new([(file.clone(), Format::ConfigJson)]));
+        let files =
+            NodeDockerConfig::search(SearchPath::new([(file.clone(), DockerConfigFormat::ConfigJson)]));
         write("one");
         assert_eq!(user(&files).await, "one");
         write("two");

@@ -1,6 +1,6 @@
 //! What the check of the pull records wants to know of a lookup.
 
-use super::credential::{Credential, SecretCoordinates, ServiceAccountCoordinates, Source};
+use super::credential::{Credential, CredentialSource, SecretCoordinates, ServiceAccountCoordinates};
 
 /// The credentials of a lookup that belong to the pod. Those of the node do not count for the records.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -13,12 +13,14 @@ pub struct PodCredentials {
 
 impl PodCredentials {
     /// Picks them out of a lookup's answer.
-    pub fn of(found: &[Credential]) -> Self {
+    pub fn from_lookup(found: &[Credential]) -> Self {
         let mut pod = PodCredentials::default();
         for credential in found {
             match &credential.source {
-                Some(Source::Secret(secret)) => pod.secrets.push((secret.clone(), credential.hash.clone())),
-                Some(Source::ServiceAccount(account)) => {
+                Some(CredentialSource::Secret(secret)) => {
+                    pod.secrets.push((secret.clone(), credential.hash.clone()));
+                }
+                Some(CredentialSource::ServiceAccount(account)) => {
                     pod.service_account.get_or_insert_with(|| account.clone());
                 }
                 None => {}

@@ -16,10 +16,10 @@ fn location() -> impl Strategy<Value = String> {
     "(https?://)?[a-c*]{1,2}(\\.[a-c*]{1,2}){0,2}(:[0-9])?(/(v1/|v2/)?[ab/]{0,4})?"
 }
 
-fn entry() -> impl Strategy<Value = Entry> {
+fn entry() -> impl Strategy<Value = DockerConfigEntry> {
     // A colon in the user would end it early when the entry is read back.
     ("[^:]{0,8}", any::<String>(), "\\PC{0,8}", "[a-z<&]{0,4}", "[a-z\\n]{0,4}").prop_map(
-        |(username, password, email, identity_token, registry_token)| Entry {
+        |(username, password, email, identity_token, registry_token)| DockerConfigEntry {
             username,
             password: Secret::new(password),
             email,
@@ -35,7 +35,7 @@ proptest! {
         let _ = url_match(&pattern, &target);
         let _ = is_default_registry(&target);
         let mut keyring = Keyring::default();
-        keyring.add(&DockerConfig::one(pattern, Entry::default()), None, &Origin::default());
+        keyring.add(&DockerConfig::with_entry(pattern, DockerConfigEntry::default()), None, &CredentialLocation::default());
         keyring.lookup(&target);
     }
 
@@ -43,7 +43,7 @@ proptest! {
     fn odd_urls_never_panic(pattern in "[a.%:@#?/*\\[\\]0-9]{0,24}", target in "[a.:/0\\[\\]%]{0,24}") {
         let _ = url_match(&pattern, &target);
         let mut keyring = Keyring::default();
-        keyring.add(&DockerConfig::one(pattern, Entry::default()), None, &Origin::default());
+        keyring.add(&DockerConfig::with_entry(pattern, DockerConfigEntry::default()), None, &CredentialLocation::default());
         keyring.lookup(&target);
     }
 
@@ -73,7 +73,7 @@ proptest! {
         let mut keyring = Keyring::default();
         for location in &locations {
             let Ok(key) = matching::key_of(location) else { continue };
-            keyring.add(&DockerConfig::one(location, Entry { username: key, ..Entry::default() }), None, &Origin::default());
+            keyring.add(&DockerConfig::with_entry(location, DockerConfigEntry { username: key, ..DockerConfigEntry::default() }), None, &CredentialLocation::default());
         }
         let keys: Vec<_> = keyring.keys().collect();
         prop_assert!(keys.windows(2).all(|pair| pair[0] > pair[1]));
@@ -86,8 +86,8 @@ proptest! {
 
     #[test]
     fn no_bytes_panic_the_parser(bytes in any::<Vec<u8>>()) {
-        let _ = parse_config_json(&bytes, Tokens::Keep);
-        let _ = parse_dockercfg(&bytes, Tokens::Ignore);
+        let _ = parse_config_json(&bytes, TokenPolicy::Keep);
+        let _ = parse_dockercfg(&bytes, TokenPolicy::Ignore);
         let _ = decode_auth(&String::from_utf8_lossy(&bytes));
     }
 
@@ -96,15 +96,15 @@ proptest! {
         let mut text = format!("{{\"auths\":{{\"r.example\":{}}}}}", encode_entry(&entry).reveal()).into_bytes();
         let at = at.index(text.len());
         text[at] = byte;
-        let _ = parse_config_json(&text, Tokens::Keep);
-        let _ = parse_config_json(&text[..at], Tokens::Keep).expect_err("cut off");
+        let _ = parse_config_json(&text, TokenPolicy::Keep);
+        let _ = parse_config_json(&text[..at], TokenPolicy::Keep).expect_err("cut off");
     }
 
     #[test]
     fn whatever_serde_writes_is_accepted(texts in proptest::collection::btree_map(any::<String>(), any::<String>(), 0..4)) {
         let entries: BTreeMap<_, _> = texts.iter().map(|(name, user)| (name, BTreeMap::from([("username", user)]))).collect();
         let text = serde_json::to_vec(&entries).expect("plain texts");
-        let config = parse_dockercfg(&text, Tokens::Keep).expect("sound JSON");
+        let config = parse_dockercfg(&text, TokenPolicy::Keep).expect("sound JSON");
         let read: BTreeMap<_, _> = config.entries.into_iter().map(|(name, entry)| (name, entry.username)).collect();
         prop_assert_eq!(read, texts);
     }
@@ -112,7 +112,7 @@ proptest! {
     #[test]
     fn an_entry_comes_back_as_it_was_written(entry in entry()) {
         let text = format!("{{\"r.example\":{}}}", encode_entry(&entry).reveal());
-        let config = parse_dockercfg(text.as_bytes(), Tokens::Keep).expect("written by larder");
+        let config = parse_dockercfg(text.as_bytes(), TokenPolicy::Keep).expect("written by larder");
         prop_assert_eq!(&config.entries["r.example"], &entry);
         prop_assert!(serde_json::from_str::<serde_json::Value>(hashed_text(&entry).reveal()).is_ok());
     }

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use super::credential::{Origin, SecretCoordinates, Source};
-use super::docker_config::{ConfigError, DockerConfig, Tokens, parse_config_json, parse_dockercfg};
+use super::credential::{CredentialLocation, CredentialSource, SecretCoordinates};
+use super::docker_config::{ConfigError, DockerConfig, TokenPolicy, parse_config_json, parse_dockercfg};
 use super::keyring::Keyring;
-use super::sources::CredentialsError;
+use super::node_keyring::CredentialsError;
 
 /// A Kubernetes secret, as far as it concerns pulling. Its data is overwritten when it is dropped.
 #[derive(Clone, PartialEq, Eq, Default)]
@@ -36,8 +36,8 @@ impl fmt::Debug for PullSecret {
 
 impl PullSecret {
     /// The docker config in it. `None` if it is not for pulling: another type, or no value under the type's own key.
-    pub fn docker_config(&self, tokens: Tokens) -> Result<Option<DockerConfig>, CredentialsError> {
-        let (key, parse): (_, fn(&[u8], Tokens) -> _) = match self.kind.as_str() {
+    pub fn docker_config(&self, tokens: TokenPolicy) -> Result<Option<DockerConfig>, CredentialsError> {
+        let (key, parse): (_, fn(&[u8], TokenPolicy) -> _) = match self.kind.as_str() {
             "kubernetes.io/dockerconfigjson" => (".dockerconfigjson", parse_config_json),
             "kubernetes.io/dockercfg" => (".dockercfg", parse_dockercfg),
             _ => return Ok(None),
@@ -63,12 +63,12 @@ pub struct SecretError {
 }
 
 /// One keyring of all secrets, in their order. One broken secret is an error for all of them.
-pub(super) fn keyring(secrets: &[PullSecret], tokens: Tokens) -> Result<Keyring, CredentialsError> {
+pub(super) fn keyring(secrets: &[PullSecret], tokens: TokenPolicy) -> Result<Keyring, CredentialsError> {
     let mut keyring = Keyring::default();
     for secret in secrets {
         if let Some(config) = secret.docker_config(tokens)? {
-            let source = Source::Secret(secret.coordinates.clone());
-            keyring.add(&config, Some(&source), &Origin::PullSecret);
+            let source = CredentialSource::Secret(secret.coordinates.clone());
+            keyring.add(&config, Some(&source), &CredentialLocation::PullSecret);
         }
     }
     Ok(keyring)

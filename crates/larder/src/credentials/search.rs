@@ -3,18 +3,18 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use super::config_file::{ConfigFileError, ConfigFileProblem, Format, read_config_file};
-use super::docker_config::{DockerConfig, Tokens};
+use super::config_file::{ConfigFileError, ConfigFileProblem, DockerConfigFormat, read_config_file};
+use super::docker_config::{DockerConfig, TokenPolicy};
 
 /// Files to try, in order. The first that is sound wins, even if it is empty; they are not merged.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct SearchPath {
-    files: Vec<(PathBuf, Format)>,
+    files: Vec<(PathBuf, DockerConfigFormat)>,
 }
 
 /// What a search found.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Found {
+pub struct ConfigSearchResult {
     /// The file that won; `None` if there was none.
     pub path: Option<PathBuf>,
     /// What is in it; empty if there was none.
@@ -25,7 +25,7 @@ pub struct Found {
 
 impl SearchPath {
     /// Tries the given files.
-    pub fn new(files: impl IntoIterator<Item = (PathBuf, Format)>) -> Self {
+    pub fn new(files: impl IntoIterator<Item = (PathBuf, DockerConfigFormat)>) -> Self {
         SearchPath { files: files.into_iter().collect() }
     }
 
@@ -47,8 +47,10 @@ impl SearchPath {
             ];
             dirs.into_iter().flatten().map(|dir| dir.join(file)).collect::<Vec<_>>()
         };
-        let config_json = places(".docker", "config.json").into_iter().map(|path| (path, Format::ConfigJson));
-        let dockercfg = places("", ".dockercfg").into_iter().map(|path| (path, Format::Dockercfg));
+        let config_json =
+            places(".docker", "config.json").into_iter().map(|path| (path, DockerConfigFormat::ConfigJson));
+        let dockercfg =
+            places("", ".dockercfg").into_iter().map(|path| (path, DockerConfigFormat::Dockercfg));
         SearchPath::new(config_json.chain(dockercfg))
     }
 
@@ -70,20 +72,20 @@ impl SearchPath {
             below("HOME", ".config/containers/auth.json"),
             Some(PathBuf::from("/etc/containers/auth.json")),
         ];
-        SearchPath::new(files.into_iter().flatten().map(|path| (path, Format::ConfigJson)))
+        SearchPath::new(files.into_iter().flatten().map(|path| (path, DockerConfigFormat::ConfigJson)))
     }
 
     /// Reads the files until one is sound, at once and blocking.
-    pub fn find(&self, tokens: Tokens) -> Found {
+    pub fn find(&self, tokens: TokenPolicy) -> ConfigSearchResult {
         let mut skipped = Vec::new();
         for (path, format) in &self.files {
             match read_config_file(path, *format, tokens) {
-                Ok(config) => return Found { path: Some(path.clone()), config, skipped },
+                Ok(config) => return ConfigSearchResult { path: Some(path.clone()), config, skipped },
                 Err(ConfigFileError { problem: ConfigFileProblem::Missing, .. }) => {}
                 Err(error) => skipped.push(error),
             }
         }
-        Found { path: None, config: DockerConfig::default(), skipped }
+        ConfigSearchResult { path: None, config: DockerConfig::default(), skipped }
     }
 }
 
@@ -147,14 +149,14 @@ mod tests {
     #[test]
     fn what_is_skipped_is_told_and_what_is_missing_is_not() {
         let dir = tempfile::tempdir().expect("a folder");
-        let file = |name: &str| (dir.path().join(name), Format::ConfigJson);
+        let file = |name: &str| (dir.path().join(name), DockerConfigFormat::ConfigJson);
         fs_err::create_dir(dir.path().join("directory")).expect("a folder");
         fs_err::write(dir.path().join("broken"), "{\"auths\": 1}").expect("written");
         fs_err::write(dir.path().join("sound"), "{}").expect("written");
         fs_err::write(dir.path().join("later"), "{\"auths\": {\"r.example\": {}}}").expect("written");
 
         let found = SearchPath::new(["missing", "directory", "broken", "sound", "later"].map(file))
-            .find(Tokens::Keep);
+            .find(TokenPolicy::Keep);
         assert_eq!(found.path, Some(dir.path().join("sound")));
         assert!(found.config.entries.is_empty(), "the first sound file wins although it is empty");
         let problems: Vec<_> = found.skipped.iter().map(|error| error.problem.to_string()).collect();

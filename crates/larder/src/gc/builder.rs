@@ -2,24 +2,24 @@
 
 use std::sync::Arc;
 
+use super::activity::ActivityFeed;
 use super::collector::Collector;
-use super::disk::{BackendDisk, Measure};
-use super::feed::UseFeed;
-use super::gate::Gate;
-use super::history::History;
+use super::dependencies::{CollectorDependencies, PostImageGcHook, SpaceReclaimer};
+use super::filesystem_stats::{BackendFsStats, FsStatsProvider};
+use super::history::RemovalHistory;
 use super::layers::LayerSource;
-use super::parts::{Hook, Parts, Reclaim};
 use super::policy::GcPolicy;
-use super::records::{Clock, MemoryStore, RecordStore, SystemClock};
-use super::sweep::Patience;
-use super::uses::{BackendUses, UseSource};
+use super::removal_gate::RemovalGate;
+use super::sweep::ReclaimWait;
+use super::usage_records::{Clock, SystemClock, UsageRecordStore, VolatileUsageRecords};
+use super::uses::{BackendUseSource, ImageUseSource};
 use crate::backend::Backend;
 use crate::events::{EventSink, LogSink};
 use crate::pod::ObjectRef;
 
 /// Puts a [`Collector`] together. What is not given is left out: records live in memory, layers are not known, events
 /// go to the log.
-pub struct CollectorBuilder(Parts);
+pub struct CollectorBuilder(CollectorDependencies);
 
 impl Collector {
     /// Begins with a backend and larder's defaults.
@@ -30,21 +30,21 @@ impl Collector {
 
 impl CollectorBuilder {
     pub(super) fn new(backend: Arc<dyn Backend>) -> CollectorBuilder {
-        CollectorBuilder(Parts {
+        CollectorBuilder(CollectorDependencies {
             policy: GcPolicy::default(),
-            disk: Arc::new(BackendDisk::new(backend.clone())),
-            sources: vec![Arc::new(BackendUses::new(backend.clone()))],
+            disk: Arc::new(BackendFsStats::new(backend.clone())),
+            sources: vec![Arc::new(BackendUseSource::new(backend.clone()))],
             layers: None,
             feed: None,
             reclaim: None,
-            store: Arc::new(MemoryStore::default()),
+            store: Arc::new(VolatileUsageRecords::default()),
             clock: Arc::new(SystemClock::new()),
             events: Arc::new(LogSink),
             node: ObjectRef::node(""),
             hooks: Vec::new(),
             history: None,
             gate: None,
-            patience: Patience::default(),
+            patience: ReclaimWait::default(),
             backend,
         })
     }
@@ -58,14 +58,14 @@ impl CollectorBuilder {
 
     /// What reads the file system, instead of asking the backend where it is.
     #[must_use]
-    pub fn disk(mut self, disk: Arc<dyn Measure>) -> Self {
+    pub fn disk(mut self, disk: Arc<dyn FsStatsProvider>) -> Self {
         self.0.disk = disk;
         self
     }
 
     /// One more source of use, beside the backend's own containers and mounts.
     #[must_use]
-    pub fn also_used_by(mut self, source: Arc<dyn UseSource>) -> Self {
+    pub fn use_source(mut self, source: Arc<dyn ImageUseSource>) -> Self {
         self.0.sources.push(source);
         self
     }
@@ -79,21 +79,21 @@ impl CollectorBuilder {
 
     /// Who knows what happened between two looks.
     #[must_use]
-    pub fn feed(mut self, feed: Arc<dyn UseFeed>) -> Self {
+    pub fn feed(mut self, feed: Arc<dyn ActivityFeed>) -> Self {
         self.0.feed = Some(feed);
         self
     }
 
     /// What frees room before any image goes.
     #[must_use]
-    pub fn reclaim_first(mut self, reclaim: Arc<dyn Reclaim>) -> Self {
+    pub fn reclaimer(mut self, reclaim: Arc<dyn SpaceReclaimer>) -> Self {
         self.0.reclaim = Some(reclaim);
         self
     }
 
     /// Where records are kept beyond the process. They are loaded when the collector is built.
     #[must_use]
-    pub fn records(mut self, store: Arc<dyn RecordStore>) -> Self {
+    pub fn records(mut self, store: Arc<dyn UsageRecordStore>) -> Self {
         self.0.store = store;
         self
     }
@@ -114,22 +114,22 @@ impl CollectorBuilder {
 
     /// What is called after each collection for room.
     #[must_use]
-    pub fn hook(mut self, hook: Arc<dyn Hook>) -> Self {
+    pub fn hook(mut self, hook: Arc<dyn PostImageGcHook>) -> Self {
         self.0.hooks.push(hook);
         self
     }
 
     /// Where removals are written down.
     #[must_use]
-    pub fn history(mut self, history: Arc<dyn History>) -> Self {
+    pub fn history(mut self, history: Arc<dyn RemovalHistory>) -> Self {
         self.0.history = Some(history);
         self
     }
 
-    /// What it agrees on with ensures: the same gate that the [`Manager`](crate::pull::Manager) has. Its leases count
+    /// What it agrees on with ensures: the same gate that the [`ImageManager`](crate::pull::ImageManager) has. Its leases count
     /// as uses.
     #[must_use]
-    pub fn gate(mut self, gate: Arc<Gate>) -> Self {
+    pub fn gate(mut self, gate: Arc<RemovalGate>) -> Self {
         self.0.sources.push(gate.clone());
         self.0.gate = Some(gate);
         self
@@ -137,7 +137,7 @@ impl CollectorBuilder {
 
     /// How long to wait for room that is freed in the background.
     #[must_use]
-    pub fn patience(mut self, patience: Patience) -> Self {
+    pub fn reclaim_wait(mut self, patience: ReclaimWait) -> Self {
         self.0.patience = patience;
         self
     }

@@ -6,42 +6,42 @@ use std::time::SystemTime;
 use tokio::sync::Mutex;
 use tracing::Instrument as _;
 
-use super::disk;
+use super::activity::ImageActivity;
+use super::dependencies::CollectorDependencies;
 use super::error::GcError;
-use super::feed::Sighting;
-use super::hand::Hand;
+use super::filesystem_stats;
+use super::gated_remover::GatedRemover;
 use super::keep::{self, KeepWarning};
-use super::layers::Layers;
-use super::parts::Parts;
-use super::plan::{Goal, Plan, Scene, Subject, insufficient, keepables, plan, plan_round};
+use super::layers::LayerUsageIndex;
+use super::plan::{GcGoal, GcImage, GcPlan, GcSnapshot, insufficient, keepables, plan, plan_round};
 use super::policy::{Accounting, GcPolicy, HookRule};
-use super::records::{Records, handler_of};
-use super::report::{GcCounts, Report, Round};
-use super::state::{GcState, Observed};
-use super::sweep::{Swept, sweep};
-use super::time::Stamp;
-use super::uses::Uses;
+use super::report::{GcCounts, GcReport, GcRoundResult};
+use super::state::{GcObservation, GcState};
+use super::sweep::{SweepReport, sweep};
+use super::unix_millis::UnixMillis;
+use super::usage_records::{ImageUsageRecords, handler_of};
+use super::uses::ImageUseIndex;
 use crate::backend::Image;
-use crate::events::{Event, EventType, Reason};
-use crate::image_service::Disk;
+use crate::events::{Event, EventReason, EventType};
+use crate::image_service::FsStats;
 use crate::reference::ImageId;
 
 /// Collects the images of one backend. One round runs at a time, and only another round waits for it. Dropping a call
 /// abandons its round: a removal that has begun goes on to its end and is written down, and none follows.
 pub struct Collector {
-    pub(super) parts: Arc<Parts>,
+    pub(super) parts: Arc<CollectorDependencies>,
     policy: RwLock<Arc<GcPolicy>>,
     pub(super) state: Arc<GcState>,
     /// Held by the round that runs.
     round: Mutex<()>,
     /// What was wrong with the records at the start.
     notice: Option<String>,
-    began: Stamp,
+    began: UnixMillis,
     pub(super) counts: Arc<Lock<GcCounts>>,
 }
 
 impl Collector {
-    pub(super) fn new(parts: Parts) -> Collector {
+    pub(super) fn new(parts: CollectorDependencies) -> Collector {
         let (state, notice) = GcState::open(parts.store.clone(), parts.history.clone());
         if let Some(notice) = &notice {
             tracing::warn!("{notice}");
@@ -80,7 +80,7 @@ impl Collector {
     }
 
     /// The records, as they are now.
-    pub fn records(&self) -> Arc<Records> {
+    pub fn records(&self) -> Arc<ImageUsageRecords> {
         self.state.records()
     }
 
@@ -90,7 +90,7 @@ impl Collector {
     }
 
     /// Whether a collection, or a look, has recorded the images by now.
-    pub fn has_looked(&self) -> bool {
+    pub fn has_detected(&self) -> bool {
         self.state.has_looked()
     }
 
@@ -102,36 +102,36 @@ impl Collector {
     /// Brings the records up to date, also on disk, and removes nothing. Costs the same few calls whatever is known
     /// already.
     pub async fn detect(&self) -> Result<(), GcError> {
-        self.scene().await?;
+        self.snapshot().await?;
         self.state.flush().await;
         Ok(())
     }
 
     /// What [`collect`](Collector::collect) would do now.
-    pub async fn plan_round(&self) -> Result<Plan, GcError> {
-        let scene = self.scene_with_disk().await?;
+    pub async fn plan_round(&self) -> Result<GcPlan, GcError> {
+        let scene = self.snapshot_with_fs_stats().await?;
         Ok(plan_round(&scene, &self.policy()))
     }
 
     /// What collecting for this goal would do now.
-    pub async fn plan(&self, goal: Goal) -> Result<Plan, GcError> {
-        let scene = self.scene_with_disk().await?;
+    pub async fn plan(&self, goal: GcGoal) -> Result<GcPlan, GcError> {
+        let scene = self.snapshot_with_fs_stats().await?;
         Ok(plan(&scene, &self.policy(), goal))
     }
 
     /// Everything that a plan depends on, now. Waits for no round.
-    pub async fn scene(&self) -> Result<Scene, GcError> {
-        self.look(&self.policy()).await
+    pub async fn snapshot(&self) -> Result<GcSnapshot, GcError> {
+        self.list_present_images(&self.policy()).await
     }
 
     /// Everything that a plan depends on, and the file system. Waits for no round.
-    pub async fn scene_with_disk(&self) -> Result<Scene, GcError> {
+    pub async fn snapshot_with_fs_stats(&self) -> Result<GcSnapshot, GcError> {
         self.scene_by(&self.policy()).await
     }
 
     /// The same, as a round by this policy sees it.
-    pub async fn scene_by(&self, policy: &GcPolicy) -> Result<Scene, GcError> {
-        let mut scene = self.look(policy).await?;
+    pub async fn scene_by(&self, policy: &GcPolicy) -> Result<GcSnapshot, GcError> {
+        let mut scene = self.list_present_images(policy).await?;
         scene.disk = Some(self.checked(self.parts.disk.measure().await?)?);
         Ok(scene)
     }
@@ -143,33 +143,33 @@ impl Collector {
 
     /// One round: removes what is older than the maximum age, and if the disk is past a limit then, frees room until it
     /// is not.
-    pub async fn collect(&self) -> Result<Report, GcError> {
-        let Round { report, error } = self.round(Goal::Thresholds).await;
+    pub async fn collect(&self) -> Result<GcReport, GcError> {
+        let GcRoundResult { report, error } = self.round(GcGoal::Thresholds).await;
         error.map_or(Ok(report), Err)
     }
 
     /// Collects for this goal, and tells what was done also where that was not enough or some of it failed.
-    pub async fn round(&self, goal: Goal) -> Round {
+    pub async fn round(&self, goal: GcGoal) -> GcRoundResult {
         self.round_by(&self.policy(), goal).await
     }
 
     /// The same by a policy for this round alone. Keep rules of the collector are honoured beside those of the policy.
-    pub async fn round_by(&self, policy: &GcPolicy, goal: Goal) -> Round {
+    pub async fn round_by(&self, policy: &GcPolicy, goal: GcGoal) -> GcRoundResult {
         let _turn = self.round.lock().await;
         let round = async {
-            let mut report = Report::default();
+            let mut report = GcReport::default();
             let ended = match goal {
-                Goal::Thresholds | Goal::Age => self.on_time(policy, &mut report).await,
-                Goal::Free { .. } | Goal::AllUnused => self.on_demand(policy, goal, &mut report).await,
+                GcGoal::Thresholds | GcGoal::Age => self.collect_on_schedule(policy, &mut report).await,
+                GcGoal::Free { .. } | GcGoal::AllUnused => self.on_demand(policy, goal, &mut report).await,
             };
             self.state.flush().await;
-            Round { report, error: ended.err() }
+            GcRoundResult { report, error: ended.err() }
         };
         round.instrument(tracing::info_span!("gc_round", goal = goal.name())).await
     }
 
-    async fn on_time(&self, policy: &GcPolicy, report: &mut Report) -> Result<(), GcError> {
-        let scene = &mut self.look(policy).await?;
+    async fn collect_on_schedule(&self, policy: &GcPolicy, report: &mut GcReport) -> Result<(), GcError> {
+        let scene = &mut self.list_present_images(policy).await?;
         let started = scene.now;
         report.warnings = Self::warnings_by(policy, scene);
         let age_error = self.age_pass(policy, scene, report).await;
@@ -182,7 +182,7 @@ impl Collector {
         let disk = self.reclaimed(policy, disk).await?;
         scene.disk = Some(disk);
         report.after = Some(disk);
-        let planned = plan(scene, policy, Goal::Thresholds);
+        let planned = plan(scene, policy, GcGoal::Thresholds);
         if !is_due(disk, policy) {
             report.plans.push(planned);
             if let Some(error) = age_error {
@@ -190,47 +190,47 @@ impl Collector {
             }
             // Kubelet calls its hooks after a collection for room alone.
             if policy.hooks == HookRule::AllPresent {
-                self.run_hooks(policy, scene, &Swept::default(), started);
+                self.run_hooks(policy, scene, &SweepReport::default(), started);
             }
             return Ok(());
         }
-        let swept = self.carry_out(policy, scene, planned, report).await;
-        if let Some(error) = swept.error(Goal::Thresholds, policy) {
+        let swept = self.execute_plan(policy, scene, planned, report).await;
+        if let Some(error) = swept.error(GcGoal::Thresholds, policy) {
             return Err(error);
         }
         self.run_hooks(policy, scene, &swept, started);
         if !swept.reached {
             let message = insufficient(disk, swept.freed);
-            self.event(Reason::FreeDiskSpaceFailed, &message);
+            self.event(EventReason::FreeDiskSpaceFailed, &message);
             return Err(GcError::Insufficient(message));
         }
         age_error.map_or(Ok(()), Err)
     }
 
     /// Removes all that nothing uses and nothing keeps, whatever the disk says.
-    pub async fn delete_unused(&self) -> Result<Report, GcError> {
-        let Round { report, error } = self.round(Goal::AllUnused).await;
+    pub async fn delete_unused(&self) -> Result<GcReport, GcError> {
+        let GcRoundResult { report, error } = self.round(GcGoal::AllUnused).await;
         error.map_or(Ok(report), Err)
     }
 
     /// Frees so many bytes and the policy's margin, and not more than that takes.
-    pub async fn free(&self, bytes: u64) -> Result<Report, GcError> {
-        let Round { report, error } = self.round(Goal::Free { bytes }).await;
+    pub async fn free(&self, bytes: u64) -> Result<GcReport, GcError> {
+        let GcRoundResult { report, error } = self.round(GcGoal::Free { bytes }).await;
         error.map_or(Ok(report), Err)
     }
 
-    async fn on_demand(&self, policy: &GcPolicy, goal: Goal, report: &mut Report) -> Result<(), GcError> {
-        let scene = &mut self.look(policy).await?;
+    async fn on_demand(&self, policy: &GcPolicy, goal: GcGoal, report: &mut GcReport) -> Result<(), GcError> {
+        let scene = &mut self.list_present_images(policy).await?;
         let started = scene.now;
         report.warnings = Self::warnings_by(policy, scene);
         scene.disk = match (goal, policy.accounting) {
-            (Goal::AllUnused, Accounting::Nominal) => None,
-            (Goal::AllUnused, Accounting::Exact) => self.parts.disk.measure_after_deletion().await.ok(),
+            (GcGoal::AllUnused, Accounting::Nominal) => None,
+            (GcGoal::AllUnused, Accounting::Exact) => self.parts.disk.measure_after_deletion().await.ok(),
             _ => Some(self.disk_after_deletion().await?),
         };
         report.before = scene.disk;
         let planned = plan(scene, policy, goal);
-        let swept = self.carry_out(policy, scene, planned, report).await;
+        let swept = self.execute_plan(policy, scene, planned, report).await;
         if let Some(error) = swept.error(goal, policy) {
             return Err(error);
         }
@@ -241,11 +241,16 @@ impl Collector {
         }
     }
 
-    async fn age_pass(&self, policy: &GcPolicy, scene: &mut Scene, report: &mut Report) -> Option<GcError> {
+    async fn age_pass(
+        &self,
+        policy: &GcPolicy,
+        scene: &mut GcSnapshot,
+        report: &mut GcReport,
+    ) -> Option<GcError> {
         if policy.maximum_age.is_zero() {
             return None;
         }
-        let planned = plan(scene, policy, Goal::Age);
+        let planned = plan(scene, policy, GcGoal::Age);
         if planned.removals.is_empty() {
             return None;
         }
@@ -253,19 +258,19 @@ impl Collector {
             scene.disk = self.parts.disk.measure_after_deletion().await.ok();
             report.before = scene.disk;
         }
-        let swept = self.carry_out(policy, scene, planned, report).await;
-        swept.error(Goal::Age, policy)
+        let swept = self.execute_plan(policy, scene, planned, report).await;
+        swept.error(GcGoal::Age, policy)
     }
 
-    async fn carry_out(
+    async fn execute_plan(
         &self,
         policy: &GcPolicy,
-        scene: &mut Scene,
-        planned: Plan,
-        report: &mut Report,
-    ) -> Swept {
+        scene: &mut GcSnapshot,
+        planned: GcPlan,
+        report: &mut GcReport,
+    ) -> SweepReport {
         report.plans.push(planned.clone());
-        let hand = Hand::new(self, policy, planned.goal, scene);
+        let hand = GatedRemover::new(self, policy, planned.goal, scene);
         let swept = sweep(&hand, scene, policy, planned, self.parts.patience).await;
         if !swept.done.is_empty() {
             self.state.save();
@@ -276,29 +281,29 @@ impl Collector {
     }
 
     /// Asks everybody, updates the records, and puts the scene together. On an error the records stay as they were.
-    async fn look(&self, policy: &GcPolicy) -> Result<Scene, GcError> {
+    async fn list_present_images(&self, policy: &GcPolicy) -> Result<GcSnapshot, GcError> {
         let parts = &self.parts;
         let began = self.state.begin_observation(&*parts.clock);
         let images = parts.backend.list().await.map_err(GcError::List)?;
-        let found = Uses::ask(&parts.sources).await?;
+        let found = ImageUseIndex::collect(&parts.sources).await?;
         let layers = match (&parts.layers, policy.accounting) {
             // Keep rules may ask for labels, whatever the accounting.
             (Some(source), accounting) if accounting == Accounting::Exact || policy.asks_for_labels() => {
                 source.layers(&images).await.map_err(GcError::Layers)?
             }
-            _ => Layers::unknown(),
+            _ => LayerUsageIndex::unknown(),
         };
-        let uses = Uses::of(found, &images, policy.uses);
+        let uses = ImageUseIndex::match_images(found, &images, policy.uses);
         let happened = self.sightings(&images).await;
-        let observed = Observed { images: &images, uses: &uses, sightings: &happened };
+        let observed = GcObservation { images: &images, uses: &uses, sightings: &happened };
         let (records, now) = self.state.observe(began, &observed, &*parts.clock, policy.clock);
         let subjects = self.subjects(&records, &images, &uses);
         let (began, watched) = (self.began, records.watched().unwrap_or(now));
-        Ok(Scene { now, began, watched, images: subjects, layers, disk: None })
+        Ok(GcSnapshot { now, began, watched, images: subjects, layers, disk: None })
     }
 
     /// The disk after everything else that may go first has gone, if it was past a limit.
-    async fn reclaimed(&self, policy: &GcPolicy, disk: Disk) -> Result<Disk, GcError> {
+    async fn reclaimed(&self, policy: &GcPolicy, disk: FsStats) -> Result<FsStats, GcError> {
         let Some(reclaim) = self.parts.reclaim.as_ref().filter(|_| is_due(disk, policy)) else {
             return Ok(disk);
         };
@@ -309,22 +314,22 @@ impl Collector {
     }
 
     /// What happened since the last look. Who cannot tell keeps nothing from being collected: what is used now is known.
-    async fn sightings(&self, images: &[Image]) -> Vec<Sighting> {
+    async fn sightings(&self, images: &[Image]) -> Vec<ImageActivity> {
         let Some(feed) = &self.parts.feed else { return Vec::new() };
-        feed.sightings(images).await.unwrap_or_else(|error| {
+        feed.take_activity(images).await.unwrap_or_else(|error| {
             tracing::warn!("what was used since the last look is not known: {error}");
             Vec::new()
         })
     }
 
-    fn subjects(&self, records: &Records, images: &[Image], uses: &Uses) -> Vec<Subject> {
+    fn subjects(&self, records: &ImageUsageRecords, images: &[Image], uses: &ImageUseIndex) -> Vec<GcImage> {
         let names: std::collections::HashMap<_, _> =
             images.iter().map(|image| ((image.id.as_str(), handler_of(image)), image)).collect();
-        let subject = |record: &super::records::Record| {
+        let subject = |record: &super::usage_records::ImageUsageRecord| {
             let image = names.get(&(record.id.as_str(), record.handler.as_str()));
             let names =
                 image.map(|image| image.repo_tags.iter().chain(&image.repo_digests).cloned().collect());
-            let subject = Subject {
+            let subject = GcImage {
                 names: names.unwrap_or_default(),
                 uses: uses.of_image(&record.id, &record.handler).cloned().collect(),
                 id: record.id.clone(),
@@ -339,36 +344,36 @@ impl Collector {
                 let handler = &subject.handler;
                 let key = if handler.is_empty() { String::new() } else { format!(",{handler}") };
                 let message = format!("ImageID is not valid, skipping, image: {key}");
-                self.event(Reason::InvalidImageId, &message);
+                self.event(EventReason::InvalidImageId, &message);
             }
             subject
         };
         records.iter().map(subject).collect()
     }
 
-    async fn disk_after_deletion(&self) -> Result<Disk, GcError> {
+    async fn disk_after_deletion(&self) -> Result<FsStats, GcError> {
         self.checked(self.parts.disk.measure_after_deletion().await?)
     }
 
-    fn checked(&self, disk: Disk) -> Result<Disk, GcError> {
+    fn checked(&self, disk: FsStats) -> Result<FsStats, GcError> {
         if disk.capacity == 0 {
-            self.event(Reason::InvalidDiskCapacity, &GcError::NoCapacity.to_string());
+            self.event(EventReason::InvalidDiskCapacity, &GcError::NoCapacity.to_string());
             return Err(GcError::NoCapacity);
         }
-        Ok(Disk { available: disk.available.min(disk.capacity), ..disk })
+        Ok(FsStats { available: disk.available.min(disk.capacity), ..disk })
     }
 
     /// Keep rules that match nothing in this scene.
-    pub fn warnings(&self, scene: &Scene) -> Vec<KeepWarning> {
+    pub fn warnings(&self, scene: &GcSnapshot) -> Vec<KeepWarning> {
         Self::warnings_by(&self.policy(), scene)
     }
 
-    fn warnings_by(policy: &GcPolicy, scene: &Scene) -> Vec<KeepWarning> {
+    fn warnings_by(policy: &GcPolicy, scene: &GcSnapshot) -> Vec<KeepWarning> {
         let rules = &policy.keep;
         if rules.is_empty() { Vec::new() } else { keep::warnings(rules, &keepables(scene)) }
     }
 
-    fn run_hooks(&self, policy: &GcPolicy, scene: &Scene, swept: &Swept, started: Stamp) {
+    fn run_hooks(&self, policy: &GcPolicy, scene: &GcSnapshot, swept: &SweepReport, started: UnixMillis) {
         let kept: Vec<ImageId> = match policy.hooks {
             HookRule::Examined => swept.examined.clone(),
             HookRule::AllPresent => scene.images.iter().map(|image| image.id.clone()).collect(),
@@ -378,7 +383,7 @@ impl Collector {
         }
     }
 
-    pub(super) fn event(&self, reason: Reason, message: &str) {
+    pub(super) fn event(&self, reason: EventReason, message: &str) {
         self.parts.events.record(Event {
             time: SystemTime::now(),
             event_type: EventType::Warning,
@@ -390,9 +395,9 @@ impl Collector {
 }
 
 /// Whether the disk is past a limit of the policy.
-pub(super) fn is_due(disk: Disk, policy: &GcPolicy) -> bool {
+pub(super) fn is_due(disk: FsStats, policy: &GcPolicy) -> bool {
     match policy.accounting {
-        Accounting::Nominal => disk::kubelet_wants(disk, policy).is_some(),
-        Accounting::Exact => disk::wanted_free(disk, policy).is_some(),
+        Accounting::Nominal => filesystem_stats::kubelet_bytes_to_free(disk, policy).is_some(),
+        Accounting::Exact => filesystem_stats::wanted_free(disk, policy).is_some(),
     }
 }

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use super::uses::UseError;
+use super::uses::ImageUseError;
 use crate::backend::BackendError;
-use crate::gotext;
+use crate::go_format;
 use crate::image_service::FilesystemError;
 
 /// Why a round failed. The texts are kubelet's.
@@ -16,7 +16,7 @@ pub enum GcError {
     List(BackendError),
     /// A source of use did not answer. Nothing was removed.
     #[error(transparent)]
-    Uses(#[from] UseError),
+    Uses(#[from] ImageUseError),
     /// The layers could not be looked up. Nothing was removed.
     #[error("look up layers: {0}")]
     Layers(BackendError),
@@ -27,7 +27,7 @@ pub enum GcError {
     #[error("invalid capacity 0 on image filesystem")]
     NoCapacity,
     /// Images past the maximum age could not all be removed.
-    #[error("wanted to free images older than {}, encountered errors in image deletion: {errors}", gotext::duration(*maximum))]
+    #[error("wanted to free images older than {}, encountered errors in image deletion: {errors}", go_format::duration(*maximum))]
     Age {
         /// The maximum age.
         maximum: Duration,

@@ -7,17 +7,17 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use super::amount::Amount;
-use super::layers::{Layer, Layers};
+use super::disk_space::DiskSpace;
+use super::layers::{LayerUsageIndex, MeasuredLayer};
 use crate::backend::Image;
 use crate::reference::LayerId;
 
-impl Layers {
+impl LayerUsageIndex {
     /// Guesses what layers take. `images` come with the ids of their layers; `used` is what all of them take, if it is
     /// known.
-    pub(crate) fn estimated(images: &[(&Image, &[LayerId])], used: Option<Amount>) -> Layers {
-        let mut layers = Layers::unknown();
-        let mut stacks: Vec<Stack<'_>> = shared(images).into_iter().collect();
+    pub(crate) fn estimated(images: &[(&Image, &[LayerId])], used: Option<DiskSpace>) -> LayerUsageIndex {
+        let mut layers = LayerUsageIndex::unknown();
+        let mut stacks: Vec<LayerStack<'_>> = shared(images).into_iter().collect();
         stacks.sort_by(|(a, _), (b, _)| a.len().cmp(&b.len()).then_with(|| a.cmp(b)));
         for (ids, bytes) in stacks {
             layers.share_out(&ids, bytes);
@@ -26,7 +26,7 @@ impl Layers {
         order.sort_by(|(a, of_a), (b, of_b)| of_a.len().cmp(&of_b.len()).then_with(|| a.id.cmp(&b.id)));
         for (image, ids) in order {
             layers.share_out(&ids.iter().collect::<Vec<_>>(), image.size);
-            layers.add_image(&image.id, *ids, Amount::ZERO, None);
+            layers.add_image(&image.id, *ids, DiskSpace::ZERO, None);
         }
         if let Some(used) = used {
             layers.stretch_to(used);
@@ -47,14 +47,14 @@ impl Layers {
         }
         let each = bytes.saturating_sub(known) / (new.len() as u64).max(1);
         for id in new {
-            let amount = Amount::estimate(each);
-            self.add(Layer { id: id.clone(), amount, estimated: true, held_by: None });
+            let amount = DiskSpace::estimate(each);
+            self.add(MeasuredLayer { id: id.clone(), amount, estimated: true, referenced_by: None });
         }
     }
 
     /// Makes the sums be these, as far as they are not nothing.
-    fn stretch_to(&mut self, used: Amount) {
-        let sum: Amount = self.all().iter().map(|layer| layer.amount).sum();
+    fn stretch_to(&mut self, used: DiskSpace) {
+        let sum: DiskSpace = self.all().iter().map(|layer| layer.amount).sum();
         let stretch = |amount: u64, sum: u64, used: u64| {
             if sum == 0 || used == 0 {
                 return amount;
@@ -70,7 +70,7 @@ impl Layers {
 }
 
 /// Ids of layers, and what they take together.
-type Stack<'a> = (Vec<&'a LayerId>, u64);
+type LayerStack<'a> = (Vec<&'a LayerId>, u64);
 
 /// The layers that images share with any other, with the size of the smallest image that shares just these.
 fn shared<'a>(images: &[(&Image, &'a [LayerId])]) -> BTreeMap<Vec<&'a LayerId>, u64> {
@@ -102,7 +102,7 @@ mod tests {
         ids.iter().copied().map(LayerId::from).collect()
     }
 
-    fn sizes(layers: &Layers) -> Vec<(&str, u64)> {
+    fn sizes(layers: &LayerUsageIndex) -> Vec<(&str, u64)> {
         let mut sizes: Vec<_> =
             layers.all().iter().map(|layer| (layer.id.as_str(), layer.amount.bytes)).collect();
         sizes.sort_unstable();
@@ -113,7 +113,7 @@ mod tests {
     fn sizes_of_stacked_images_give_those_of_layers() {
         let (a, b, c) = (image("a", 300), image("b", 500), image("c", 580));
         let (of_a, of_b, of_c) = (ids(&["l1"]), ids(&["l1", "l2"]), ids(&["l1", "l2", "l2", "l3"]));
-        let layers = Layers::estimated(&[(&c, &of_c), (&a, &of_a), (&b, &of_b)], None);
+        let layers = LayerUsageIndex::estimated(&[(&c, &of_c), (&a, &of_a), (&b, &of_b)], None);
         assert_eq!(sizes(&layers), [("l1", 300), ("l2", 200), ("l3", 80)]);
         assert!(layers.all().iter().all(|layer| layer.estimated));
     }
@@ -123,7 +123,7 @@ mod tests {
         let (a, b, c) = (image("a", 1000), image("b", 1100), image("c", 1300));
         let of = |own: &str| ids(&["base", own]);
         let (of_a, of_b, of_c) = (of("a"), of("b"), of("c"));
-        let layers = Layers::estimated(&[(&a, &of_a), (&b, &of_b), (&c, &of_c)], None);
+        let layers = LayerUsageIndex::estimated(&[(&a, &of_a), (&b, &of_b), (&c, &of_c)], None);
         assert_eq!(sizes(&layers), [("a", 0), ("b", 100), ("base", 1000), ("c", 300)]);
     }
 
@@ -131,11 +131,11 @@ mod tests {
     fn guesses_add_up_to_what_is_known_of_the_whole() {
         let (a, b) = (image("a", 1000), image("b", 1100));
         let (of_a, of_b) = (ids(&["base", "a"]), ids(&["base", "b"]));
-        let used = Amount { bytes: 3300, inodes: 60 };
-        let layers = Layers::estimated(&[(&a, &of_a), (&b, &of_b)], Some(used));
+        let used = DiskSpace { bytes: 3300, inodes: 60 };
+        let layers = LayerUsageIndex::estimated(&[(&a, &of_a), (&b, &of_b)], Some(used));
         assert_eq!(sizes(&layers), [("a", 0), ("b", 300), ("base", 3000)]);
         assert_eq!(layers.all().iter().map(|layer| layer.amount.inodes).sum::<u64>(), 60);
-        let unknown = Layers::estimated(&[(&a, &of_a), (&b, &of_b)], Some(Amount::ZERO));
+        let unknown = LayerUsageIndex::estimated(&[(&a, &of_a), (&b, &of_b)], Some(DiskSpace::ZERO));
         assert_eq!(sizes(&unknown), [("a", 0), ("b", 100), ("base", 1000)]);
     }
 }

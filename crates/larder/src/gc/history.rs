@@ -6,15 +6,15 @@ use std::sync::{Mutex, PoisonError};
 
 use serde::{Deserialize, Serialize};
 
-use super::amount::Amount;
-use super::time::Stamp;
+use super::disk_space::DiskSpace;
+use super::unix_millis::UnixMillis;
 use crate::reference::ImageId;
 
 /// One removal.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Entry {
+pub struct RemovalHistoryEntry {
     /// When it was removed.
-    pub at: Stamp,
+    pub at: UnixMillis,
     /// Id of the image.
     pub id: ImageId,
     /// Its names.
@@ -24,24 +24,24 @@ pub struct Entry {
     /// Why it was this image, as a sentence.
     pub why: String,
     /// What the plan promised.
-    pub promised: Amount,
+    pub promised: DiskSpace,
     /// Whether the promise was a guess.
     #[serde(default)]
     pub estimated: bool,
     /// What the file system says was freed; `None` if it was not measured.
     #[serde(default)]
-    pub freed: Option<Amount>,
+    pub freed: Option<DiskSpace>,
 }
 
 /// Takes note of removals. Must be quick.
-pub trait History: Send + Sync {
+pub trait RemovalHistory: Send + Sync {
     /// Takes note of one.
-    fn record(&self, entry: &Entry) -> io::Result<()>;
+    fn record(&self, entry: &RemovalHistoryEntry) -> io::Result<()>;
 }
 
 /// The entries of a journal, oldest first, and how many lines could not be read. A last line that was cut off by a
 /// crash is one of those.
-pub(super) fn read(text: &str) -> (Vec<Entry>, usize) {
+pub(super) fn read(text: &str) -> (Vec<RemovalHistoryEntry>, usize) {
     let mut unreadable = 0;
     let mut entries = Vec::new();
     for line in text.lines().filter(|line| !line.trim().is_empty()) {
@@ -74,7 +74,7 @@ impl HistoryFile {
     }
 
     /// All entries, oldest first, and how many lines could not be read.
-    pub fn entries(&self) -> io::Result<(Vec<Entry>, usize)> {
+    pub fn entries(&self) -> io::Result<(Vec<RemovalHistoryEntry>, usize)> {
         let _quiet = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let (mut entries, mut unreadable) = (Vec::new(), 0);
         for path in [self.before(), self.path.clone()] {
@@ -100,8 +100,8 @@ fn text_of(path: &Path) -> io::Result<String> {
     }
 }
 
-impl History for HistoryFile {
-    fn record(&self, entry: &Entry) -> io::Result<()> {
+impl RemovalHistory for HistoryFile {
+    fn record(&self, entry: &RemovalHistoryEntry) -> io::Result<()> {
         let _alone = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let mut line = serde_json::to_vec(entry)?;
         line.push(b'\n');
@@ -128,16 +128,16 @@ impl History for HistoryFile {
 mod tests {
     use super::*;
 
-    fn entry(id: &str) -> Entry {
-        Entry {
-            at: Stamp(7),
+    fn entry(id: &str) -> RemovalHistoryEntry {
+        RemovalHistoryEntry {
+            at: UnixMillis(7),
             id: id.into(),
             names: vec!["a:1".into()],
             reason: "space".into(),
             why: "unused".into(),
-            promised: Amount { bytes: 10, inodes: 1 },
+            promised: DiskSpace { bytes: 10, inodes: 1 },
             estimated: false,
-            freed: Some(Amount { bytes: 9, inodes: 1 }),
+            freed: Some(DiskSpace { bytes: 9, inodes: 1 }),
         }
     }
 

@@ -11,8 +11,8 @@ use futures_util::stream::{self, StreamExt as _};
 use serde::Deserialize;
 use tokio::sync::Mutex;
 
-use super::amount::Amount;
-use super::layers::{LayerSource, Layers};
+use super::disk_space::DiskSpace;
+use super::layers::{LayerSource, LayerUsageIndex};
 use crate::backend::{Backend, BackendError, Image, ImageDetails, ImageSpec};
 use crate::reference::{ImageId, LayerId};
 
@@ -20,52 +20,52 @@ use crate::reference::{ImageId, LayerId};
 const CALLS_AT_ONCE: usize = 8;
 
 /// Asks [`Backend::inspect`] for each image that is new.
-pub struct InspectedLayers {
+pub struct InspectLayerSource {
     backend: Arc<dyn Backend>,
     told: Option<Arc<dyn LayerSource>>,
-    known: Mutex<HashMap<ImageId, Arc<Config>>>,
+    known: Mutex<HashMap<ImageId, Arc<VerboseImageSpec>>>,
 }
 
 /// The parts of an image's config that matter here.
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]
-struct Config {
+struct VerboseImageSpec {
     #[serde(default)]
-    config: Settings,
-    rootfs: RootFs,
+    config: VerboseConfigSection,
+    rootfs: VerboseRootFs,
 }
 
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]
-struct Settings {
+struct VerboseConfigSection {
     #[serde(default, rename = "Labels")]
     labels: Option<BTreeMap<String, String>>,
 }
 
 #[derive(Debug, Default, PartialEq, Eq, Deserialize)]
-struct RootFs {
+struct VerboseRootFs {
     diff_ids: Vec<LayerId>,
 }
 
 /// The form in which containerd and CRI-O wrap it.
 #[derive(Deserialize)]
-struct Wrapped {
+struct VerboseImageInfo {
     #[serde(rename = "imageSpec")]
-    image_spec: Config,
+    image_spec: VerboseImageSpec,
 }
 
-impl InspectedLayers {
+impl InspectLayerSource {
     /// Layers as this backend tells them.
-    pub fn new(backend: Arc<dyn Backend>) -> InspectedLayers {
-        InspectedLayers { backend, told: None, known: Mutex::default() }
+    pub fn new(backend: Arc<dyn Backend>) -> InspectLayerSource {
+        InspectLayerSource { backend, told: None, known: Mutex::default() }
     }
 
     /// Asks this source first for what layers take. Where it fails, or does not know an image, all is estimated.
     #[must_use]
-    pub fn told_by(mut self, source: Arc<dyn LayerSource>) -> InspectedLayers {
+    pub fn with_sizes_from(mut self, source: Arc<dyn LayerSource>) -> InspectLayerSource {
         self.told = Some(source);
         self
     }
 
-    async fn told(&self, images: &[Image]) -> Option<Layers> {
+    async fn told(&self, images: &[Image]) -> Option<LayerUsageIndex> {
         let layers = match self.told.as_ref()?.layers(images).await {
             Ok(layers) => layers,
             Err(error) => {
@@ -73,7 +73,7 @@ impl InspectedLayers {
                 return None;
             }
         };
-        let unknown = images.iter().find(|image| layers.of(&image.id).is_none());
+        let unknown = images.iter().find(|image| layers.layers_of(&image.id).is_none());
         if let Some(image) = unknown {
             tracing::debug!("what layers take is estimated: nothing is known of {}", image.id);
         }
@@ -81,13 +81,13 @@ impl InspectedLayers {
     }
 
     /// What all images take, as the runtime says.
-    async fn used(&self) -> Option<Amount> {
+    async fn used(&self) -> Option<DiskSpace> {
         let filesystems = self.backend.filesystems().await.ok()?;
         let [images] = filesystems.image.as_slice() else { return None };
-        Some(Amount { bytes: images.used_bytes?, inodes: images.inodes_used.unwrap_or(0) })
+        Some(DiskSpace { bytes: images.used_bytes?, inodes: images.inodes_used.unwrap_or(0) })
     }
 
-    async fn ask(&self, image: &ImageId) -> Result<Option<Config>, BackendError> {
+    async fn ask(&self, image: &ImageId) -> Result<Option<VerboseImageSpec>, BackendError> {
         match self.backend.inspect(&ImageSpec::named(image)).await {
             Ok(details) => Ok(details.as_ref().and_then(config_of)),
             Err(error @ BackendError::Unreachable { .. }) => Err(error),
@@ -101,15 +101,16 @@ impl InspectedLayers {
 }
 
 /// The config in a verbose answer: wrapped as runtimes do it, or by itself.
-fn config_of(details: &ImageDetails) -> Option<Config> {
-    let wrapped = details.info.get("info").and_then(|text| serde_json::from_str::<Wrapped>(text).ok());
+fn config_of(details: &ImageDetails) -> Option<VerboseImageSpec> {
+    let wrapped =
+        details.info.get("info").and_then(|text| serde_json::from_str::<VerboseImageInfo>(text).ok());
     let bare = || details.info.get("config").and_then(|text| serde_json::from_str(text).ok());
     wrapped.map(|wrapped| wrapped.image_spec).or_else(bare)
 }
 
 #[async_trait]
-impl LayerSource for InspectedLayers {
-    async fn layers(&self, images: &[Image]) -> Result<Layers, BackendError> {
+impl LayerSource for InspectLayerSource {
+    async fn layers(&self, images: &[Image]) -> Result<LayerUsageIndex, BackendError> {
         let mut known = self.known.lock().await;
         let new: Vec<ImageId> = images
             .iter()
@@ -123,14 +124,14 @@ impl LayerSource for InspectedLayers {
                 known.insert(id, Arc::new(config));
             }
         }
-        let present: Vec<(&Image, Arc<Config>)> =
+        let present: Vec<(&Image, Arc<VerboseImageSpec>)> =
             images.iter().filter_map(|image| Some((image, known.get(&image.id)?.clone()))).collect();
         let mut layers = if let Some(layers) = self.told(images).await {
             layers
         } else {
             let stacks: Vec<(&Image, &[LayerId])> =
                 present.iter().map(|(image, config)| (*image, config.rootfs.diff_ids.as_slice())).collect();
-            Layers::estimated(&stacks, self.used().await)
+            LayerUsageIndex::estimated(&stacks, self.used().await)
         };
         for (image, config) in &present {
             layers.set_labels(&image.id, config.config.labels.clone().unwrap_or_default());

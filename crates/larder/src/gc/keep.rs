@@ -4,9 +4,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::time::Duration;
 
-use super::time::{Stamp, millis};
+use super::unix_millis::{UnixMillis, millis};
 use crate::glob;
-use crate::gotext;
+use crate::go_format;
 use crate::reference::{Digest, ImageId};
 
 /// Spares some images.
@@ -46,7 +46,7 @@ impl KeepRule {
     }
 
     /// Which of an image's names the rule means, as an index; `None` if it goes by something else than names.
-    pub fn meant(&self, names: &[String]) -> Option<usize> {
+    pub fn parse_selector(&self, names: &[String]) -> Option<usize> {
         names.iter().position(|name| match &self.select {
             Selector::Name(pattern) => name_matches(pattern, name),
             Selector::Newest { repository, .. } => name_matches(repository, repository_of(name)),
@@ -95,10 +95,10 @@ impl fmt::Display for KeepRule {
             Selector::Newest { repository, count } => write!(f, "newest {count} of {repository}")?,
         }
         if let Some(ttl) = self.ttl {
-            write!(f, ", for {} after its last use", gotext::duration(ttl))?;
+            write!(f, ", for {} after its last use", go_format::duration(ttl))?;
         }
         if let Some(bytes) = self.budget_bytes {
-            let size = gotext::bytes(bytes);
+            let size = go_format::bytes(bytes);
             write!(f, ", up to {size}")?;
         }
         Ok(())
@@ -107,7 +107,7 @@ impl fmt::Display for KeepRule {
 
 /// An image, as keep rules see it.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Keepable<'a> {
+pub(super) struct KeepRuleInput<'a> {
     /// Its id.
     pub id: &'a ImageId,
     /// Its names, with tags and digests.
@@ -117,24 +117,28 @@ pub(super) struct Keepable<'a> {
     /// Size in bytes.
     pub size: u64,
     /// When it was first seen.
-    pub first_seen: Stamp,
+    pub first_seen: UnixMillis,
     /// When it was last used.
-    pub last_used: Option<Stamp>,
+    pub last_used: Option<UnixMillis>,
 }
 
-impl Keepable<'_> {
-    fn last_wanted(&self) -> Stamp {
+impl KeepRuleInput<'_> {
+    fn last_wanted(&self) -> UnixMillis {
         self.last_used.map_or(self.first_seen, |used| used.max(self.first_seen))
     }
 }
 
 /// For each image the rule that keeps it, as an index into the rules; the first one wins. An image that a rule cannot
 /// judge, because its labels are not known, is kept by it: losing what somebody wanted to keep is worse than a full disk.
-pub(super) fn kept(now: Stamp, rules: &[KeepRule], images: &[Keepable<'_>]) -> Vec<Option<usize>> {
+pub(super) fn matching_rules(
+    now: UnixMillis,
+    rules: &[KeepRule],
+    images: &[KeepRuleInput<'_>],
+) -> Vec<Option<usize>> {
     let mut kept = vec![None; images.len()];
     for (index, rule) in rules.iter().enumerate() {
         let mut chosen = select(&rule.select, images);
-        let mut unjudged = unjudged(&rule.select, images);
+        let mut unjudged = images_without_labels(&rule.select, images);
         if let Some(ttl) = rule.ttl {
             unjudged.retain(|&image| now.millis_since(images[image].last_wanted()) <= millis(ttl));
             chosen.retain(|&image| now.millis_since(images[image].last_wanted()) <= millis(ttl));
@@ -161,8 +165,8 @@ pub(super) fn kept(now: Stamp, rules: &[KeepRule], images: &[Keepable<'_>]) -> V
     kept
 }
 
-fn select(selector: &Selector, images: &[Keepable<'_>]) -> Vec<usize> {
-    let all = |matches: &dyn Fn(&Keepable<'_>) -> bool| {
+fn select(selector: &Selector, images: &[KeepRuleInput<'_>]) -> Vec<usize> {
+    let all = |matches: &dyn Fn(&KeepRuleInput<'_>) -> bool| {
         (0..images.len()).filter(|&image| matches(&images[image])).collect()
     };
     match selector {
@@ -181,14 +185,14 @@ fn select(selector: &Selector, images: &[Keepable<'_>]) -> Vec<usize> {
 }
 
 /// The images of which nobody can say whether they are selected.
-fn unjudged(selector: &Selector, images: &[Keepable<'_>]) -> Vec<usize> {
+fn images_without_labels(selector: &Selector, images: &[KeepRuleInput<'_>]) -> Vec<usize> {
     match selector {
         Selector::Label(..) => (0..images.len()).filter(|&image| images[image].labels.is_none()).collect(),
         Selector::Name(_) | Selector::Digest(_) | Selector::Newest { .. } => Vec::new(),
     }
 }
 
-fn newest(repository: &str, count: usize, images: &[Keepable<'_>]) -> Vec<usize> {
+fn newest(repository: &str, count: usize, images: &[KeepRuleInput<'_>]) -> Vec<usize> {
     let mut by_repository: HashMap<&str, Vec<usize>> = HashMap::new();
     for (index, image) in images.iter().enumerate() {
         let mut of: Vec<&str> = image.names.iter().map(|name| repository_of(name)).collect();
@@ -264,19 +268,19 @@ impl fmt::Display for KeepWarning {
 }
 
 /// The rules that match nothing, whatever their time or budget.
-pub(super) fn warnings(rules: &[KeepRule], images: &[Keepable<'_>]) -> Vec<KeepWarning> {
+pub(super) fn warnings(rules: &[KeepRule], images: &[KeepRuleInput<'_>]) -> Vec<KeepWarning> {
     let unmatched = rules.iter().enumerate().filter(|(_, rule)| select(&rule.select, images).is_empty());
     unmatched
         .map(|(index, rule)| KeepWarning {
             rule: index,
             text: rule.to_string(),
             nearest: nearest(&rule.select, images),
-            labels_unknown: unjudged(&rule.select, images).len(),
+            labels_unknown: images_without_labels(&rule.select, images).len(),
         })
         .collect()
 }
 
-fn nearest(selector: &Selector, images: &[Keepable<'_>]) -> Vec<String> {
+fn nearest(selector: &Selector, images: &[KeepRuleInput<'_>]) -> Vec<String> {
     let wanted = match selector {
         Selector::Name(name) => name,
         Selector::Newest { repository, .. } => repository,

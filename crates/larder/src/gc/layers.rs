@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use async_trait::async_trait;
 
-use super::amount::Amount;
+use super::disk_space::DiskSpace;
 use crate::backend::{BackendError, Image};
 use crate::reference::{ImageId, LayerId};
 
@@ -12,49 +12,49 @@ use crate::reference::{ImageId, LayerId};
 #[async_trait]
 pub trait LayerSource: Send + Sync {
     /// The layers of these images. An image that is left out is one whose layers are not known.
-    async fn layers(&self, images: &[Image]) -> Result<Layers, BackendError>;
+    async fn layers(&self, images: &[Image]) -> Result<LayerUsageIndex, BackendError>;
 }
 
 /// One layer on disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Layer {
+pub struct MeasuredLayer {
     /// Its id: a diff id, a chain id, or what else names it on this backend.
     pub id: LayerId,
     /// What it takes, once.
-    pub amount: Amount,
+    pub amount: DiskSpace,
     /// Whether the amount is a guess.
     pub estimated: bool,
     /// What else needs it beside images, such as a mount whose image is gone; then removing images does not free it.
-    pub held_by: Option<String>,
+    pub referenced_by: Option<String>,
 }
 
 /// What is known of one image.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ImageLayers {
-    /// Its layers, as indices into [`Layers::all`]; each once, in no particular order.
+    /// Its layers, as indices into [`LayerUsageIndex::all`]; each once, in no particular order.
     pub layers: Vec<u32>,
     /// What it takes besides: config and manifests.
-    pub own: Amount,
+    pub own: DiskSpace,
     /// Labels of its config; `None` if they are not known.
     pub labels: Option<BTreeMap<String, String>>,
 }
 
 /// Layers and the images that have them.
 #[derive(Debug, Clone, Default)]
-pub struct Layers {
-    all: Vec<Layer>,
+pub struct LayerUsageIndex {
+    all: Vec<MeasuredLayer>,
     index: HashMap<LayerId, u32>,
     images: HashMap<ImageId, ImageLayers>,
 }
 
-impl Layers {
+impl LayerUsageIndex {
     /// Nothing is known.
-    pub fn unknown() -> Layers {
-        Layers::default()
+    pub fn unknown() -> LayerUsageIndex {
+        LayerUsageIndex::default()
     }
 
     /// Adds a layer, or says more of one that is known.
-    pub fn add(&mut self, layer: Layer) {
+    pub fn add(&mut self, layer: MeasuredLayer) {
         match self.index.get(&layer.id) {
             Some(&at) => self.all[at as usize] = layer,
             None => {
@@ -72,7 +72,7 @@ impl Layers {
         &mut self,
         id: impl Into<ImageId>,
         layers: impl IntoIterator<Item = impl AsRef<str>>,
-        own: Amount,
+        own: DiskSpace,
         labels: Option<BTreeMap<String, String>>,
     ) -> bool {
         let found: Option<Vec<u32>> =
@@ -92,17 +92,20 @@ impl Layers {
     }
 
     /// All layers.
-    pub fn all(&self) -> &[Layer] {
+    pub fn all(&self) -> &[MeasuredLayer] {
         &self.all
     }
 
     /// What is known of an image.
-    pub fn of(&self, image: impl AsRef<str>) -> Option<&ImageLayers> {
+    pub fn layers_of(&self, image: impl AsRef<str>) -> Option<&ImageLayers> {
         self.images.get(image.as_ref())
     }
 
     /// Layers of images other than these: of one that came after the list, or that a backend does not list.
-    pub(super) fn beside<'a>(&self, listed: impl Iterator<Item = &'a ImageId> + Clone) -> Vec<u32> {
+    pub(super) fn layers_of_other_images<'a>(
+        &self,
+        listed: impl Iterator<Item = &'a ImageId> + Clone,
+    ) -> Vec<u32> {
         if listed.clone().filter(|id| self.images.contains_key(*id)).count() == self.images.len() {
             return Vec::new();
         }
@@ -112,12 +115,12 @@ impl Layers {
     }
 
     /// The layer of this id.
-    pub(super) fn get(&self, id: &LayerId) -> Option<&Layer> {
+    pub(super) fn get(&self, id: &LayerId) -> Option<&MeasuredLayer> {
         self.index.get(id).map(|&at| &self.all[at as usize])
     }
 
     /// All layers, to change what they take.
-    pub(super) fn amounts_mut(&mut self) -> impl Iterator<Item = &mut Amount> {
+    pub(super) fn amounts_mut(&mut self) -> impl Iterator<Item = &mut DiskSpace> {
         self.all.iter_mut().map(|layer| &mut layer.amount)
     }
 

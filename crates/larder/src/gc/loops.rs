@@ -10,13 +10,13 @@ use super::collector::{Collector, is_due};
 use super::error::GcError;
 use super::node_status::sorted_for_cache;
 use super::policy::Accounting;
-use super::report::Report;
+use super::report::GcReport;
 use crate::backend::Image;
-use crate::events::Reason;
+use crate::events::EventReason;
 
 /// How often things are done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Periods {
+pub struct GcIntervals {
     /// Detect and collect. Default 5 min.
     pub collect: Duration,
     /// Refresh the list of images. Default 30 s.
@@ -26,16 +26,16 @@ pub struct Periods {
     pub pressure: Option<Duration>,
 }
 
-impl Default for Periods {
+impl Default for GcIntervals {
     fn default() -> Self {
-        Periods { pressure: Some(Duration::from_secs(5)), ..Periods::kubelet() }
+        GcIntervals { pressure: Some(Duration::from_secs(5)), ..GcIntervals::kubelet() }
     }
 }
 
-impl Periods {
+impl GcIntervals {
     /// Kubelet's own.
     pub fn kubelet() -> Self {
-        Periods { collect: Duration::from_secs(300), list: Duration::from_secs(30), pressure: None }
+        GcIntervals { collect: Duration::from_secs(300), list: Duration::from_secs(30), pressure: None }
     }
 }
 
@@ -49,7 +49,7 @@ pub struct GcStatus {
     /// When the last round ended.
     pub ended: Option<SystemTime>,
     /// What the last round did, or why it failed.
-    pub last: Option<Result<Arc<Report>, GcError>>,
+    pub last: Option<Result<Arc<GcReport>, GcError>>,
     /// How many rounds in a row have failed.
     pub failures: u64,
 }
@@ -79,7 +79,7 @@ impl FailureCount {
 /// The loops of one collector.
 pub struct GcLoops {
     collector: Arc<Collector>,
-    periods: Periods,
+    periods: GcIntervals,
     kick: Arc<Notify>,
     status: watch::Sender<GcStatus>,
     images: watch::Sender<ImageCache>,
@@ -89,7 +89,7 @@ pub struct GcLoops {
 
 impl GcLoops {
     /// Loops that do not run yet.
-    pub fn new(collector: Arc<Collector>, periods: Periods) -> GcLoops {
+    pub fn new(collector: Arc<Collector>, periods: GcIntervals) -> GcLoops {
         GcLoops {
             collector,
             periods,
@@ -101,7 +101,7 @@ impl GcLoops {
     }
 
     /// Starts a round soon, as the timer does.
-    pub fn kick(&self) {
+    pub fn collect_now(&self) {
         self.kick.notify_one();
     }
 
@@ -144,7 +144,7 @@ impl GcLoops {
             if failures.count(&outcome)
                 && let Err(error) = &outcome
             {
-                self.collector.event(Reason::ImageGcFailed, &error.to_string());
+                self.collector.event(EventReason::ImageGcFailed, &error.to_string());
             } else if let Err(error) = &outcome
                 && !error.has_own_event()
             {
@@ -160,11 +160,11 @@ impl GcLoops {
         }
     }
 
-    async fn round(&self) -> Result<Report, GcError> {
+    async fn round(&self) -> Result<GcReport, GcError> {
         if self.collector.policy().is_enabled() {
             return self.collector.collect().await;
         }
-        self.collector.detect().await.map(|()| Report::default())
+        self.collector.detect().await.map(|()| GcReport::default())
     }
 
     async fn listing(&self) {
@@ -208,7 +208,7 @@ impl GcLoops {
             let Ok(disk) = self.collector.parts.disk.measure_after_deletion().await else { continue };
             let round_began = status.borrow().running || status.borrow().rounds > rounds;
             if disk.capacity > 0 && is_due(disk, &policy) && !round_began {
-                self.kick();
+                self.collect_now();
                 if status.wait_for(|status| status.rounds > rounds && !status.running).await.is_err() {
                     return;
                 }
@@ -217,11 +217,11 @@ impl GcLoops {
     }
 
     /// How long pressure starts no other round after this one.
-    async fn pause_after(&self, round: &Result<Report, GcError>) -> Duration {
+    async fn pause_after(&self, round: &Result<GcReport, GcError>) -> Duration {
         let policy = self.collector.policy();
         match round {
             // By kubelet's sums it may have freed enough although nothing is free.
-            Ok(Report { before: Some(before), .. })
+            Ok(GcReport { before: Some(before), .. })
                 if policy.accounting == Accounting::Nominal && is_due(*before, &policy) =>
             {
                 let disk = self.collector.parts.disk.measure_after_deletion().await;

@@ -8,57 +8,57 @@
 //! [`sweep()`] acts, through one small trait. The rules are kubelet's; where larder does something else, a field of
 //! [`GcPolicy`] brings kubelet's way back, and [`GcPolicy::kubelet`] all of it.
 
-mod amount;
+mod activity;
 mod builder;
 mod collector;
-pub mod disk;
+mod dependencies;
+mod disk_space;
 mod error;
 mod estimate;
-mod feed;
-mod gate;
-mod hand;
+pub mod filesystem_stats;
+mod gated_remover;
 mod history;
 mod inspect;
 mod keep;
 mod layers;
 mod loops;
 mod node_status;
-mod parts;
 mod plan;
 mod policy;
-mod records;
+mod removal_gate;
 mod report;
 mod state;
 mod sweep;
-mod time;
+mod unix_millis;
+mod usage_records;
 mod uses;
 
-pub use amount::Amount;
+pub use activity::{ActivityFeed, ActivityKind, ImageActivity};
 pub use builder::CollectorBuilder;
 pub use collector::Collector;
-pub use disk::{Measure, size_text};
+pub use dependencies::{PostImageGcHook, SpaceReclaimer};
+pub use disk_space::DiskSpace;
 pub use error::GcError;
-pub use feed::{Seen, Sighting, UseFeed};
-pub use gate::{Gate, Look, Removing};
-pub use history::{Entry, History, HistoryFile};
-pub use inspect::InspectedLayers;
+pub use filesystem_stats::{FsStatsProvider, size_text};
+pub use history::{HistoryFile, RemovalHistory, RemovalHistoryEntry};
+pub use inspect::InspectLayerSource;
 pub use keep::{KeepRule, KeepWarning, Selector, nearest_names};
-pub use layers::{Layer, LayerSource, Layers};
-pub use loops::{FailureCount, GcLoops, GcStatus, ImageCache, Periods};
+pub use layers::{LayerSource, LayerUsageIndex, MeasuredLayer};
+pub use loops::{FailureCount, GcIntervals, GcLoops, GcStatus, ImageCache};
 pub use node_status::{NodeImage, NodeStatusError, images_for_node_status};
-pub use parts::{Hook, Reclaim};
 pub use plan::{
-    Goal, Holder, Holders, Holding, ImageVerdict, Plan, Removal, Scene, Stays, Subject, Verdict, Why,
-    holders, plan, plan_round,
+    GcDecision, GcGoal, GcImage, GcPlan, GcSnapshot, ImageDecision, PlannedRemoval, RemovalReason,
+    RetainReason, RetentionBreakdown, RetentionClass, RetentionClassUsage, holders, plan, plan_round,
 };
 pub use policy::{
-    Accounting, AgeRule, ClockRule, GcPolicy, HookRule, InodeThresholds, PolicyError, UseRule, Which,
+    Accounting, AgeRule, ClockRule, GcPolicy, HookRule, InodeThresholds, PolicyError, ThresholdKind, UseRule,
 };
-pub use records::{
-    Anchor, Clock, ClockReading, FileStore, Loaded, MemoryStore, Record, RecordStore, Records, SaveError,
-    SystemClock,
+pub use removal_gate::{PresenceCheck, RemovalGate, RemovalGuard};
+pub use report::{GcCounts, GcReport, GcRoundResult};
+pub use sweep::{ImageRemover, ReclaimWait, RemovalError, RemovalOutcome, RemovedImage, SweepReport, sweep};
+pub use unix_millis::UnixMillis;
+pub use usage_records::{
+    Clock, ClockReading, ImageUsageRecord, ImageUsageRecords, LoadedUsageRecords, SavedClockReading,
+    SystemClock, UsageRecordFileStore, UsageRecordSaveError, UsageRecordStore, VolatileUsageRecords,
 };
-pub use report::{GcCounts, Report, Round};
-pub use sweep::{Done, Hands, Outcome, Patience, RemoveError, Swept, sweep};
-pub use time::Stamp;
-pub use uses::{BackendUses, Found, Use, UseError, UseSource, Uses};
+pub use uses::{BackendUseSource, ImageUse, ImageUseError, ImageUseIndex, ImageUseSource, ReportedUse};

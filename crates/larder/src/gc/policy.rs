@@ -140,8 +140,8 @@ impl GcPolicy {
         unless(is_percent(low), PolicyError::Low(low));
         unless(low <= high, PolicyError::LowAboveHigh { low, high });
         if let Some(InodeThresholds { high_percent: high, low_percent: low }) = self.inodes {
-            unless(is_percent(high), PolicyError::InodePercent { which: Which::High, percent: high });
-            unless(is_percent(low), PolicyError::InodePercent { which: Which::Low, percent: low });
+            unless(is_percent(high), PolicyError::InodePercent { which: ThresholdKind::High, percent: high });
+            unless(is_percent(low), PolicyError::InodePercent { which: ThresholdKind::Low, percent: low });
             unless(low <= high, PolicyError::InodeLowAboveHigh { low, high });
         }
         unless(self.free_margin_percent <= 100, PolicyError::Margin(self.free_margin_percent));
@@ -194,7 +194,7 @@ pub enum PolicyError {
     #[error("the {which} inode threshold is {percent} percent; give a number from 0 to 100")]
     InodePercent {
         /// Which one.
-        which: Which,
+        which: ThresholdKind,
         /// As given.
         percent: i32,
     },
@@ -221,18 +221,18 @@ pub enum PolicyError {
 
 /// One of two thresholds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Which {
+pub enum ThresholdKind {
     /// Where collection starts.
     High,
     /// Where it ends.
     Low,
 }
 
-impl fmt::Display for Which {
+impl fmt::Display for ThresholdKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Which::High => "high",
-            Which::Low => "low",
+            ThresholdKind::High => "high",
+            ThresholdKind::Low => "low",
         })
     }
 }

@@ -11,25 +11,25 @@ use std::thread::{Builder, JoinHandle};
 
 use tokio::task::spawn_blocking;
 
-use super::feed::Sighting;
-use super::history::{Entry, History};
+use super::activity::ImageActivity;
+use super::history::{RemovalHistory, RemovalHistoryEntry};
 use super::policy::ClockRule;
-use super::records::{Clock, ClockReading, RecordStore, Records};
-use super::time::Stamp;
-use super::uses::Uses;
+use super::unix_millis::UnixMillis;
+use super::usage_records::{Clock, ClockReading, ImageUsageRecords, UsageRecordStore};
+use super::uses::ImageUseIndex;
 use crate::backend::Image;
 use crate::reference::ImageId;
 
 /// The owner of the records and the journal.
 pub(super) struct GcState {
-    memory: Arc<Mutex<Memory>>,
+    memory: Arc<Mutex<SharedUsageRecords>>,
     /// `None` where there is no thread to write.
-    orders: Option<Sender<Write>>,
+    orders: Option<Sender<UsageWriteCommand>>,
     thread: Option<JoinHandle<()>>,
 }
 
-struct Memory {
-    records: Arc<Records>,
+struct SharedUsageRecords {
+    records: Arc<ImageUsageRecords>,
     /// How many observations and removals have begun.
     begun: u64,
     /// The observation or removal that the records are as of, by that count.
@@ -37,40 +37,40 @@ struct Memory {
 }
 
 /// What the thread is asked to do.
-enum Write {
+enum UsageWriteCommand {
     /// Save the records as they are when the thread comes to it.
     Records,
     /// Append a removal to the journal.
-    Removal(Entry),
+    Removal(RemovalHistoryEntry),
     /// Answer when everything asked for before is written.
     Flush(Sender<()>),
 }
 
 /// When an observation began. What begins later knows better.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Began {
+pub(super) struct ObservationStart {
     number: u64,
-    at: Stamp,
+    at: UnixMillis,
 }
 
 /// What was observed: what is present and used, and what happened since the last observation.
-pub(super) struct Observed<'a> {
+pub(super) struct GcObservation<'a> {
     pub(super) images: &'a [Image],
-    pub(super) uses: &'a Uses,
-    pub(super) sightings: &'a [Sighting],
+    pub(super) uses: &'a ImageUseIndex,
+    pub(super) sightings: &'a [ImageActivity],
 }
 
 impl GcState {
     /// Loads the records, and starts the thread. Also returns what was wrong with the records on disk.
     pub(super) fn open(
-        store: Arc<dyn RecordStore>,
-        history: Option<Arc<dyn History>>,
+        store: Arc<dyn UsageRecordStore>,
+        history: Option<Arc<dyn RemovalHistory>>,
     ) -> (GcState, Option<String>) {
         let loaded = store.load();
-        let memory = Memory { records: Arc::new(loaded.records), begun: 0, current: 0 };
+        let memory = SharedUsageRecords { records: Arc::new(loaded.records), begun: 0, current: 0 };
         let memory = Arc::new(Mutex::new(memory));
         let (orders, asked) = mpsc::channel();
-        let writer = Writer { memory: Arc::clone(&memory), store, history };
+        let writer = UsageRecordWriter { memory: Arc::clone(&memory), store, history };
         let started = Builder::new().name("gc-state".into()).spawn(move || writer.run(&asked));
         if let Err(error) = &started {
             tracing::warn!("GC records and journal are not written: cannot start a thread: {error}");
@@ -80,15 +80,15 @@ impl GcState {
     }
 
     /// The records as they are now.
-    pub(super) fn records(&self) -> Arc<Records> {
+    pub(super) fn records(&self) -> Arc<ImageUsageRecords> {
         Arc::clone(&self.memory().records)
     }
 
     /// To be called before the backend is asked what is present.
-    pub(super) fn begin_observation(&self, clock: &dyn Clock) -> Began {
+    pub(super) fn begin_observation(&self, clock: &dyn Clock) -> ObservationStart {
         let mut memory = self.memory();
         memory.begun += 1;
-        Began { number: memory.begun, at: clock.read().wall }
+        ObservationStart { number: memory.begun, at: clock.read().wall }
     }
 
     /// Takes in what was observed, and returns the records with it, and the time. If a later observation was taken in
@@ -96,25 +96,25 @@ impl GcState {
     /// is reported once, so it always counts.
     pub(super) fn observe(
         &self,
-        began: Began,
-        observed: &Observed<'_>,
+        began: ObservationStart,
+        observed: &GcObservation<'_>,
         clock: &dyn Clock,
         rule: ClockRule,
-    ) -> (Arc<Records>, Stamp) {
+    ) -> (Arc<ImageUsageRecords>, UnixMillis) {
         let mut memory = self.memory();
         // Under the lock, so that time does not go back from one observation to the next.
         let now = clock.read();
-        let take_in = |records: &mut Records| {
+        let take_in = |records: &mut ImageUsageRecords| {
             records.observe(observed.images, observed.uses, &now, rule);
-            records.sighted(observed.sightings, began.at);
+            records.apply_activity(observed.sightings, began.at);
         };
         let records = if began.number > memory.current {
             memory.current = began.number;
             take_in(Arc::make_mut(&mut memory.records));
             Arc::clone(&memory.records)
         } else {
-            Arc::make_mut(&mut memory.records).sighted(observed.sightings, began.at);
-            let mut own = Records::clone(&memory.records);
+            Arc::make_mut(&mut memory.records).apply_activity(observed.sightings, began.at);
+            let mut own = ImageUsageRecords::clone(&memory.records);
             take_in(&mut own);
             Arc::new(own)
         };
@@ -144,30 +144,30 @@ impl GcState {
 
     /// Has the records saved. Does not wait.
     pub(super) fn save(&self) {
-        self.write(Write::Records);
+        self.write(UsageWriteCommand::Records);
     }
 
     /// Has a removal appended to the journal. Does not wait.
-    pub(super) fn record_removal(&self, entry: Entry) {
-        self.write(Write::Removal(entry));
+    pub(super) fn record_removal(&self, entry: RemovalHistoryEntry) {
+        self.write(UsageWriteCommand::Removal(entry));
     }
 
     /// Waits until everything asked for before is on disk, or has failed and was logged.
     pub(super) async fn flush(&self) {
         let (written, wait) = mpsc::channel();
-        self.write(Write::Flush(written));
+        self.write(UsageWriteCommand::Flush(written));
         // Where there is no thread the sender is gone, and there is nothing to wait for.
         let _ = spawn_blocking(move || wait.recv()).await;
     }
 
-    fn write(&self, write: Write) {
+    fn write(&self, write: UsageWriteCommand) {
         if let Some(orders) = &self.orders {
             // It fails after the thread has panicked, which is reported by then.
             let _ = orders.send(write);
         }
     }
 
-    fn memory(&self) -> MutexGuard<'_, Memory> {
+    fn memory(&self) -> MutexGuard<'_, SharedUsageRecords> {
         lock(&self.memory)
     }
 }
@@ -182,21 +182,21 @@ impl Drop for GcState {
 }
 
 /// The thread's part.
-struct Writer {
-    memory: Arc<Mutex<Memory>>,
-    store: Arc<dyn RecordStore>,
-    history: Option<Arc<dyn History>>,
+struct UsageRecordWriter {
+    memory: Arc<Mutex<SharedUsageRecords>>,
+    store: Arc<dyn UsageRecordStore>,
+    history: Option<Arc<dyn RemovalHistory>>,
 }
 
-impl Writer {
-    fn run(&self, asked: &Receiver<Write>) {
+impl UsageRecordWriter {
+    fn run(&self, asked: &Receiver<UsageWriteCommand>) {
         while let Ok(first) = asked.recv() {
             let (mut save, mut waiting) = (false, Vec::new());
             for write in iter::once(first).chain(asked.try_iter()) {
                 match write {
-                    Write::Records => save = true,
-                    Write::Removal(entry) => self.append(&entry),
-                    Write::Flush(written) => waiting.push(written),
+                    UsageWriteCommand::Records => save = true,
+                    UsageWriteCommand::Removal(entry) => self.append(&entry),
+                    UsageWriteCommand::Flush(written) => waiting.push(written),
                 }
             }
             if save {
@@ -216,7 +216,7 @@ impl Writer {
         }
     }
 
-    fn append(&self, entry: &Entry) {
+    fn append(&self, entry: &RemovalHistoryEntry) {
         let Some(history) = &self.history else { return };
         if let Err(error) = history.record(entry) {
             tracing::warn!("the removal of {} could not be written down: {error}", entry.id);
@@ -224,53 +224,53 @@ impl Writer {
     }
 }
 
-fn lock(memory: &Mutex<Memory>) -> MutexGuard<'_, Memory> {
+fn lock(memory: &Mutex<SharedUsageRecords>) -> MutexGuard<'_, SharedUsageRecords> {
     memory.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gc::feed::Seen;
+    use crate::gc::activity::ActivityKind;
     use crate::gc::policy::UseRule;
-    use crate::gc::records::{ClockReading, MemoryStore};
+    use crate::gc::usage_records::{ClockReading, VolatileUsageRecords};
 
     /// Each reading is a second later.
-    struct Ticks(Mutex<i64>);
+    struct TickingClock(Mutex<i64>);
 
-    impl Clock for Ticks {
+    impl Clock for TickingClock {
         fn read(&self) -> ClockReading {
             let mut seconds = self.0.lock().unwrap();
             *seconds += 1;
-            ClockReading::wall(Stamp(*seconds * 1000))
+            ClockReading::wall(UnixMillis(*seconds * 1000))
         }
     }
 
-    fn ids(records: &Records) -> Vec<&str> {
+    fn ids(records: &ImageUsageRecords) -> Vec<&str> {
         records.iter().map(|record| record.id.as_str()).collect()
     }
 
     #[test]
     fn an_observation_that_is_outdated_counts_for_its_caller_alone_and_what_happened_for_all() {
-        let (state, _) = GcState::open(Arc::new(MemoryStore::default()), None);
-        let clock = Ticks(Mutex::new(0));
-        let observe = |began, present: &[&str], sightings: &[Sighting]| {
+        let (state, _) = GcState::open(Arc::new(VolatileUsageRecords::default()), None);
+        let clock = TickingClock(Mutex::new(0));
+        let observe = |began, present: &[&str], sightings: &[ImageActivity]| {
             let image = |id: &&str| Image { id: (*id).into(), ..Image::default() };
             let images: Vec<_> = present.iter().map(image).collect();
-            let uses = Uses::of(Vec::new(), &images, UseRule::IdsAndNames);
-            let observed = Observed { images: &images, uses: &uses, sightings };
+            let uses = ImageUseIndex::match_images(Vec::new(), &images, UseRule::IdsAndNames);
+            let observed = GcObservation { images: &images, uses: &uses, sightings };
             state.observe(began, &observed, &clock, ClockRule::KeepAges).0
         };
         let first = state.begin_observation(&clock);
         let second = state.begin_observation(&clock);
         assert_eq!(ids(&observe(second, &["a", "b"], &[])), ["a", "b"]);
-        let sighting = |what, at| Sighting { image: "b".into(), at: Stamp(at), what };
-        let happened = [sighting(Seen::Came, 500), sighting(Seen::Used, 900)];
+        let sighting = |what, at| ImageActivity { image: "b".into(), at: UnixMillis(at), what };
+        let happened = [sighting(ActivityKind::Added, 500), sighting(ActivityKind::Used, 900)];
         assert_eq!(ids(&observe(first, &["a"], &happened)), ["a"], "b came later");
         let known = state.records();
         assert_eq!(ids(&known), ["a", "b"]);
         let b = known.get(&"b".into(), "").unwrap();
-        assert_eq!((b.first_seen, b.last_used), (Stamp(500), Some(Stamp(900))));
+        assert_eq!((b.first_seen, b.last_used), (UnixMillis(500), Some(UnixMillis(900))));
         let before = state.begin_observation(&clock);
         state.forget(&"a".into(), "");
         assert_eq!(ids(&observe(before, &["a", "b"], &[])), ["a", "b"], "it was there when this began");

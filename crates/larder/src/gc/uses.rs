@@ -12,13 +12,13 @@ use async_trait::async_trait;
 
 use super::policy::UseRule;
 use crate::backend::{Backend, BackendError, Image};
-use crate::gotext;
+use crate::go_format;
 use crate::reference::ImageId;
 
 /// One way in which an image is used.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Use {
+pub enum ImageUse {
     /// A container runs it, or did: a stopped container still needs its image.
     Container {
         /// Id of the container.
@@ -50,31 +50,31 @@ pub enum Use {
         left: Duration,
     },
     /// Somebody on the node wants it to be here, whether it is used right now or not.
-    Wanted {
+    Desired {
         /// Who, such as `static pod kube-system/proxy`.
         by: String,
     },
 }
 
-impl fmt::Display for Use {
+impl fmt::Display for ImageUse {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Use::Container { id, name, pod, running } => {
+            ImageUse::Container { id, name, pod, running } => {
                 let stopped = if *running { "" } else { "stopped " };
                 let name = if name.is_empty() { id } else { name };
                 write!(f, "{stopped}container {name}")?;
                 if pod.is_empty() { Ok(()) } else { write!(f, " of pod {pod}") }
             }
-            Use::Volume { container, pod } if pod.is_empty() => {
+            ImageUse::Volume { container, pod } if pod.is_empty() => {
                 write!(f, "a volume of container {container}")
             }
-            Use::Volume { pod, .. } => write!(f, "a volume of pod {pod}"),
-            Use::Lease { left } => write!(f, "a lease (expires in {})", seconds(*left)),
-            Use::Wanted { by } => f.write_str(by),
-            Use::Ensured { ago: None, left } => {
+            ImageUse::Volume { pod, .. } => write!(f, "a volume of pod {pod}"),
+            ImageUse::Lease { left } => write!(f, "a lease (expires in {})", seconds(*left)),
+            ImageUse::Desired { by } => f.write_str(by),
+            ImageUse::Ensured { ago: None, left } => {
                 write!(f, "an ensure or a load just done (for {} more)", seconds(*left))
             }
-            Use::Ensured { ago: Some(ago), left } => {
+            ImageUse::Ensured { ago: Some(ago), left } => {
                 write!(f, "an ensure {} ago (for {} more)", seconds(*ago), seconds(*left))
             }
         }
@@ -83,24 +83,24 @@ impl fmt::Display for Use {
 
 /// Whole seconds; people do not read more.
 fn seconds(duration: Duration) -> String {
-    gotext::duration(Duration::from_secs(duration.as_secs()))
+    go_format::duration(Duration::from_secs(duration.as_secs()))
 }
 
 /// What a source found.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Found {
+pub struct ReportedUse {
     /// Id of the image, or the name that the runtime reports.
     pub image: ImageId,
     /// Runtime handler that it is used with; `None` when that does not matter.
     pub handler: Option<String>,
     /// How it is used.
-    pub by: Use,
+    pub by: ImageUse,
 }
 
 /// Why a source could not tell. The round ends with this text.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum UseError {
+pub enum ImageUseError {
     /// The backend did not answer.
     #[error(transparent)]
     Backend(#[from] BackendError),
@@ -115,53 +115,53 @@ pub enum UseError {
     Other(String),
 }
 
-impl UseError {
+impl ImageUseError {
     /// What another source says.
-    pub fn other(error: impl fmt::Display) -> UseError {
-        UseError::Other(error.to_string())
+    pub fn other(error: impl fmt::Display) -> ImageUseError {
+        ImageUseError::Other(error.to_string())
     }
 }
 
 /// Knows of images in use.
 #[async_trait]
-pub trait UseSource: Send + Sync {
+pub trait ImageUseSource: Send + Sync {
     /// All that it knows, now. Must fail rather than leave anything out.
-    async fn uses(&self) -> Result<Vec<Found>, UseError>;
+    async fn uses(&self) -> Result<Vec<ReportedUse>, ImageUseError>;
 }
 
-/// Containers of a runtime, or mounts of the embedded store: what [`Backend::in_use`] tells.
-pub struct BackendUses(Arc<dyn Backend>);
+/// Containers of a runtime, or mounts of the embedded store: what [`Backend::container_inventory`] tells.
+pub struct BackendUseSource(Arc<dyn Backend>);
 
-impl BackendUses {
+impl BackendUseSource {
     /// The containers and mounts of this backend.
-    pub fn new(backend: Arc<dyn Backend>) -> BackendUses {
-        BackendUses(backend)
+    pub fn new(backend: Arc<dyn Backend>) -> BackendUseSource {
+        BackendUseSource(backend)
     }
 }
 
 #[async_trait]
-impl UseSource for BackendUses {
-    async fn uses(&self) -> Result<Vec<Found>, UseError> {
-        let in_use = self.0.in_use().await?;
+impl ImageUseSource for BackendUseSource {
+    async fn uses(&self) -> Result<Vec<ReportedUse>, ImageUseError> {
+        let in_use = self.0.container_inventory().await?;
         let handlers: HashMap<&str, &str> =
             in_use.sandboxes.iter().map(|sandbox| (&*sandbox.id, &*sandbox.runtime_handler)).collect();
         let mut found = Vec::with_capacity(in_use.containers.len());
         for container in in_use.containers {
             if container.mounts_unknown {
-                return Err(UseError::MountsUnknown { container: container.id });
+                return Err(ImageUseError::MountsUnknown { container: container.id });
             }
             let handler = handlers.get(&*container.sandbox_id).copied().unwrap_or_default();
             for image in container.mounted_images {
-                let by = Use::Volume { container: container.id.clone(), pod: container.pod.clone() };
-                found.push(Found { image, handler: None, by });
+                let by = ImageUse::Volume { container: container.id.clone(), pod: container.pod.clone() };
+                found.push(ReportedUse { image, handler: None, by });
             }
-            let by = Use::Container {
+            let by = ImageUse::Container {
                 id: container.id,
                 name: container.name,
                 pod: container.pod,
                 running: container.running,
             };
-            found.push(Found { image: container.image_id, handler: Some(handler.to_owned()), by });
+            found.push(ReportedUse { image: container.image_id, handler: Some(handler.to_owned()), by });
         }
         Ok(found)
     }
@@ -169,13 +169,15 @@ impl UseSource for BackendUses {
 
 /// All uses of all sources, by image.
 #[derive(Debug, Clone, Default)]
-pub struct Uses {
-    by_id: HashMap<ImageId, Vec<(Option<String>, Use)>>,
+pub struct ImageUseIndex {
+    by_id: HashMap<ImageId, Vec<(Option<String>, ImageUse)>>,
 }
 
-impl Uses {
+impl ImageUseIndex {
     /// Asks all sources; the first failure ends it.
-    pub(crate) async fn ask(sources: &[Arc<dyn UseSource>]) -> Result<Vec<Found>, UseError> {
+    pub(crate) async fn collect(
+        sources: &[Arc<dyn ImageUseSource>],
+    ) -> Result<Vec<ReportedUse>, ImageUseError> {
         let mut found = Vec::new();
         for source in sources {
             found.append(&mut source.uses().await?);
@@ -184,7 +186,7 @@ impl Uses {
     }
 
     /// Brings what was found to the images that are listed.
-    pub fn of(found: Vec<Found>, images: &[Image], rule: UseRule) -> Uses {
+    pub fn match_images(found: Vec<ReportedUse>, images: &[Image], rule: UseRule) -> ImageUseIndex {
         let mut ids: HashMap<&str, &ImageId> = HashMap::new();
         if rule == UseRule::IdsAndNames && !found.is_empty() {
             for image in images {
@@ -194,7 +196,7 @@ impl Uses {
             }
         }
         let mut by_id: HashMap<ImageId, Vec<_>> = HashMap::new();
-        for Found { image, handler, by } in found {
+        for ReportedUse { image, handler, by } in found {
             // Under kubelet's rule a mount counts for the record without a handler only.
             let handler =
                 if rule == UseRule::Ids { handler.or_else(|| Some(String::new())) } else { handler };
@@ -203,16 +205,16 @@ impl Uses {
             }
             let uses = by_id.entry(image).or_default();
             // Of one ensure, both the gate and a store may tell.
-            let ensured = |by: &Use| matches!(by, Use::Ensured { .. });
+            let ensured = |by: &ImageUse| matches!(by, ImageUse::Ensured { .. });
             if !ensured(&by) || !uses.iter().any(|(_, known)| ensured(known)) {
                 uses.push((handler, by));
             }
         }
-        Uses { by_id }
+        ImageUseIndex { by_id }
     }
 
     /// The uses of one image. An image without a handler is used whatever handler a container has.
-    pub fn of_image(&self, id: impl AsRef<str>, handler: &str) -> impl Iterator<Item = &Use> {
+    pub fn of_image(&self, id: impl AsRef<str>, handler: &str) -> impl Iterator<Item = &ImageUse> {
         self.by_id.get(id.as_ref()).into_iter().flatten().filter_map(move |(with, by)| {
             let counts = handler.is_empty() || with.as_deref().is_none_or(|with| with == handler);
             counts.then_some(by)

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::ensure::Advice;
+use super::ensure::BackendAdvice;
 use crate::credentials::Credential;
 
 /// How many entries may pile up before expired ones are dropped on a failure.
@@ -18,18 +18,18 @@ const PURGE_AT: usize = 1024;
 /// What a pull shows to a registry, as far as people write it down: hashes, in order. What programs give is left out, since
 /// they may give a new token each time, and there would be no back-off for their images.
 #[derive(Clone, PartialEq, Eq, Default)]
-pub struct Shown(Vec<String>);
+pub struct CredentialHashes(Vec<String>);
 
-impl Shown {
+impl CredentialHashes {
     /// What these credentials show.
     pub(crate) fn of(credentials: &[Credential]) -> Self {
         let written = credentials.iter().filter(|credential| !credential.origin.is_program());
-        Shown(written.map(|credential| credential.hash.clone()).collect())
+        CredentialHashes(written.map(|credential| credential.hash.clone()).collect())
     }
 }
 
 /// Says how many: short passwords can be guessed from a hash.
-impl fmt::Debug for Shown {
+impl fmt::Debug for CredentialHashes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Shown({})", self.0.len())
     }
@@ -40,17 +40,17 @@ impl fmt::Debug for Shown {
 pub(crate) struct Backoff {
     initial: Duration,
     max: Duration,
-    entries: HashMap<String, Entry>,
+    entries: HashMap<String, FailureBackoff>,
 }
 
 #[derive(Debug)]
-struct Entry {
+struct FailureBackoff {
     delay: Duration,
     last_failure: Instant,
     /// What was shown to the registry at the last failure.
-    shown: Option<Shown>,
+    shown: Option<CredentialHashes>,
     /// The last failure as text with what could be tried next, until a new attempt starts.
-    remembered: Option<(String, Option<Advice>)>,
+    remembered: Option<(String, Option<BackendAdvice>)>,
 }
 
 impl Backoff {
@@ -73,33 +73,33 @@ impl Backoff {
             Some(entry) if !self.expired(entry, now) => entry.delay.saturating_mul(2).min(self.max),
             _ => self.initial,
         };
-        let entry = Entry { delay, last_failure: now, shown: None, remembered: None };
+        let entry = FailureBackoff { delay, last_failure: now, shown: None, remembered: None };
         self.entries.insert(key.to_owned(), entry);
         delay
     }
 
     /// Notes what was shown to the registry at a key's last failure. Without an entry there is nothing to note it for.
-    pub(crate) fn note_shown(&mut self, key: &str, shown: Shown) {
+    pub(crate) fn note_shown(&mut self, key: &str, shown: CredentialHashes) {
         if let Some(entry) = self.entries.get_mut(key) {
             entry.shown = Some(shown);
         }
     }
 
     /// Whether something else was shown at a key's last failure, as far as that was noted.
-    pub(crate) fn has_shown_other(&self, key: &str, shown: &Shown) -> bool {
+    pub(crate) fn has_new_credentials(&self, key: &str, shown: &CredentialHashes) -> bool {
         let noted = self.entries.get(key).and_then(|entry| entry.shown.as_ref());
         noted.is_some_and(|noted| noted != shown)
     }
 
     /// Remembers the text of a key's last failure, and what could be tried next. Without an entry there is nothing to remember it for.
-    pub(crate) fn remember(&mut self, key: &str, failure: String, advice: Option<Advice>) {
+    pub(crate) fn remember(&mut self, key: &str, failure: String, advice: Option<BackendAdvice>) {
         if let Some(entry) = self.entries.get_mut(key) {
             entry.remembered = Some((failure, advice));
         }
     }
 
     /// What was remembered of a key's last failure.
-    pub(crate) fn remembered(&self, key: &str) -> Option<(&str, Option<&Advice>)> {
+    pub(crate) fn remembered(&self, key: &str) -> Option<(&str, Option<&BackendAdvice>)> {
         let (failure, advice) = self.entries.get(key)?.remembered.as_ref()?;
         Some((failure, advice.as_ref()))
     }
@@ -135,7 +135,7 @@ impl Backoff {
         self.entries.remove(key);
     }
 
-    fn expired(&self, entry: &Entry, now: Instant) -> bool {
+    fn expired(&self, entry: &FailureBackoff, now: Instant) -> bool {
         now.saturating_duration_since(entry.last_failure) > self.max_age()
     }
 
@@ -163,7 +163,7 @@ mod tests {
     fn a_new_attempt_forgets_the_failure_and_keeps_the_delay() {
         let start = Instant::now();
         let mut backoff = Backoff::new(Duration::from_secs(10), Duration::from_secs(300));
-        let advice = Some(Advice { kind: CallErrorKind::NotFound, hint: "check the tag".into() });
+        let advice = Some(BackendAdvice { kind: CallErrorKind::NotFound, hint: "check the tag".into() });
         backoff.fail("k", start);
         backoff.remember("k", "ErrImagePull: 404".into(), advice.clone());
         assert_eq!(backoff.remembered("k"), Some(("ErrImagePull: 404", advice.as_ref())));

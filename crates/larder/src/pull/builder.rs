@@ -1,4 +1,4 @@
-//! Puts a [`Manager`] together.
+//! Puts a [`ImageManager`] together.
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, RwLock};
@@ -7,45 +7,45 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::backoff::Backoff;
-use super::config::{NewCredentials, PullConfig, SameImage};
-use super::flight::Flights;
-use super::lease::Leases;
-use super::manager::Manager;
+use super::config::{DuplicatePullPolicy, NewCredentialsPolicy, PullConfig};
+use super::lease::EnsureLeases;
+use super::manager::ImageManager;
 use super::metrics::PullMetrics;
-use super::puller::Puller;
-use super::status::Board;
+use super::puller::ImagePuller;
+use super::shared_pull::SharedPulls;
+use super::status::PullTracker;
 use super::times::PullTimeRecorder;
 use crate::backend::Backend;
-use crate::credentials::Sources;
+use crate::credentials::NodeKeyring;
 use crate::events::{EventSink, LogSink};
-use crate::gc::Gate;
+use crate::gc::RemovalGate;
 use crate::image_service::ImageService;
 use crate::records::PullRecords;
 
-/// Puts a [`Manager`] together. What is not given is left out: events go to the log, nothing is recorded or counted.
-pub struct ManagerBuilder {
+/// Puts a [`ImageManager`] together. What is not given is left out: events go to the log, nothing is recorded or counted.
+pub struct ImageManagerBuilder {
     backend: Arc<dyn Backend>,
     config: PullConfig,
-    credentials: Sources,
+    credentials: NodeKeyring,
     records: Option<Arc<dyn PullRecords>>,
     events: Arc<dyn EventSink>,
     metrics: Option<Arc<dyn PullMetrics>>,
     times: Option<Arc<dyn PullTimeRecorder>>,
-    leases: Leases,
+    leases: EnsureLeases,
 }
 
-impl ManagerBuilder {
+impl ImageManagerBuilder {
     /// Begins with a backend and larder's defaults.
-    pub(super) fn new(backend: Arc<dyn Backend>) -> ManagerBuilder {
-        ManagerBuilder {
+    pub(super) fn new(backend: Arc<dyn Backend>) -> ImageManagerBuilder {
+        ImageManagerBuilder {
             backend,
             config: PullConfig::default(),
-            credentials: Sources::default(),
+            credentials: NodeKeyring::default(),
             records: None,
             events: Arc::new(LogSink),
             metrics: None,
             times: None,
-            leases: Leases::default(),
+            leases: EnsureLeases::default(),
         }
     }
 
@@ -58,7 +58,7 @@ impl ManagerBuilder {
 
     /// Credentials beside the pods' pull secrets.
     #[must_use]
-    pub fn credentials(mut self, credentials: Sources) -> Self {
+    pub fn credentials(mut self, credentials: NodeKeyring) -> Self {
         self.credentials = credentials;
         self
     }
@@ -93,16 +93,16 @@ impl ManagerBuilder {
 
     /// Collection with the same gate leaves an ensured image alone for this time.
     #[must_use]
-    pub fn lease(mut self, gate: Arc<Gate>, time: Duration) -> Self {
-        self.leases = Leases::at(gate, time);
+    pub fn lease(mut self, gate: Arc<RemovalGate>, time: Duration) -> Self {
+        self.leases = EnsureLeases::at(gate, time);
         self
     }
 
     /// The manager. It starts nothing.
-    pub fn build(self) -> Manager {
+    pub fn build(self) -> ImageManager {
         let images = ImageService::new(self.backend);
-        Manager {
-            puller: RwLock::new(Arc::new(Puller::new(images.clone(), &self.config, Instant::now()))),
+        ImageManager {
+            puller: RwLock::new(Arc::new(ImagePuller::new(images.clone(), &self.config, Instant::now()))),
             images,
             credentials: self.credentials,
             records: self.records,
@@ -110,10 +110,12 @@ impl ManagerBuilder {
             metrics: self.metrics,
             times: self.times,
             backoff: Mutex::new(Backoff::new(self.config.backoff_initial, self.config.backoff_max)),
-            flights: Flights::default(),
-            once: AtomicBool::new(self.config.same_image == SameImage::Once),
-            anew: AtomicBool::new(self.config.new_credentials == NewCredentials::PullAtOnce),
-            board: Board::default(),
+            flights: SharedPulls::default(),
+            coalesce_pulls: AtomicBool::new(self.config.same_image == DuplicatePullPolicy::Coalesce),
+            retry_on_new_credentials: AtomicBool::new(
+                self.config.new_credentials == NewCredentialsPolicy::PullAtOnce,
+            ),
+            pull_tracker: PullTracker::default(),
             leases: self.leases,
         }
     }

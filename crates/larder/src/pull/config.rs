@@ -15,14 +15,14 @@ pub struct PullConfig {
     pub registry_pull_qps: u32,
     /// Pulls started at once before the throttle bites. Default 10.
     pub registry_burst: u32,
-    /// What happens to a pull over that rate. Default [`OverRate::Wait`]; kubelet: [`OverRate::Refuse`].
-    pub over_rate: OverRate,
-    /// What happens when an image is wanted that is just being pulled. Default [`SameImage::Once`]; kubelet:
-    /// [`SameImage::EachRequest`].
-    pub same_image: SameImage,
-    /// What happens when a pod in back-off comes with another secret. Default [`NewCredentials::PullAtOnce`]; kubelet:
-    /// [`NewCredentials::Wait`].
-    pub new_credentials: NewCredentials,
+    /// What happens to a pull over that rate. Default [`RateLimitAction::Wait`]; kubelet: [`RateLimitAction::Refuse`].
+    pub over_rate: RateLimitAction,
+    /// What happens when an image is wanted that is just being pulled. Default [`DuplicatePullPolicy::Coalesce`]; kubelet:
+    /// [`DuplicatePullPolicy::EachRequest`].
+    pub same_image: DuplicatePullPolicy,
+    /// What happens when a pod in back-off comes with another secret. Default [`NewCredentialsPolicy::PullAtOnce`]; kubelet:
+    /// [`NewCredentialsPolicy::Wait`].
+    pub new_credentials: NewCredentialsPolicy,
     /// How long a pull may take once it has its turn; then it is cancelled and counts as failed. Default none, as in
     /// kubelet: a pull ends when the runtime ends it.
     pub pull_timeout: Option<Duration>,
@@ -34,7 +34,7 @@ pub struct PullConfig {
 
 /// What happens to a pull that would exceed the rate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum OverRate {
+pub enum RateLimitAction {
     /// It waits, first come first served. A burst of 0 counts as 1, since nothing could ever start otherwise.
     Wait,
     /// It fails with `pull QPS exceeded`, which counts as a failed pull.
@@ -43,16 +43,16 @@ pub enum OverRate {
 
 /// What happens when an image is wanted that is being pulled already.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SameImage {
+pub enum DuplicatePullPolicy {
     /// The running pull serves this request too, if its credentials would have led to the same.
-    Once,
+    Coalesce,
     /// Another pull is made.
     EachRequest,
 }
 
 /// What happens when an image failed for a pod not long ago, and the pod comes with other credentials.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum NewCredentials {
+pub enum NewCredentialsPolicy {
     /// It is pulled at once. Only pull secrets and docker configs count: programs may give a new token each time.
     PullAtOnce,
     /// It waits as if nothing had changed.
@@ -64,9 +64,9 @@ impl Default for PullConfig {
         PullConfig {
             serialize_image_pulls: false,
             max_parallel_image_pulls: NonZeroU32::new(4),
-            over_rate: OverRate::Wait,
-            same_image: SameImage::Once,
-            new_credentials: NewCredentials::PullAtOnce,
+            over_rate: RateLimitAction::Wait,
+            same_image: DuplicatePullPolicy::Coalesce,
+            new_credentials: NewCredentialsPolicy::PullAtOnce,
             ..PullConfig::kubelet()
         }
     }
@@ -80,9 +80,9 @@ impl PullConfig {
             max_parallel_image_pulls: None,
             registry_pull_qps: 5,
             registry_burst: 10,
-            over_rate: OverRate::Refuse,
-            same_image: SameImage::EachRequest,
-            new_credentials: NewCredentials::Wait,
+            over_rate: RateLimitAction::Refuse,
+            same_image: DuplicatePullPolicy::EachRequest,
+            new_credentials: NewCredentialsPolicy::Wait,
             pull_timeout: None,
             backoff_initial: Duration::from_secs(10),
             backoff_max: Duration::from_secs(300),

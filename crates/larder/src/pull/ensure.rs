@@ -1,4 +1,4 @@
-//! What goes into [`Manager::ensure`](super::Manager::ensure) and what comes out.
+//! What goes into [`ImageManager::ensure`](super::ImageManager::ensure) and what comes out.
 
 use std::fmt;
 use std::time::Duration;
@@ -59,18 +59,18 @@ impl EnsureRequest {
 
 /// The image is present.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Ensured {
+pub struct EnsuredImage {
     /// The runtime's id of it.
     pub image_ref: ImageId,
     /// The text of the event when it was present; empty when it was pulled.
     pub message: String,
     /// What it took.
-    pub outcome: Outcome,
+    pub outcome: ImagePresence,
 }
 
 /// What it took to make an image present.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Outcome {
+pub enum ImagePresence {
     /// Nothing: it was there.
     Present,
     /// A pull.
@@ -95,16 +95,16 @@ pub struct EnsureError {
     /// When the back-off would allow the next try; `None` when this failure counts none.
     pub retry_in: Option<Duration>,
     /// What the backend says that could be tried next; CRI runtimes say nothing.
-    pub advice: Option<Advice>,
+    pub advice: Option<BackendAdvice>,
     /// Whether the image is present, and its pull record wants other credentials than the pod showed, or that the
     /// registry accepts these first. Reason and message do not say so: what a pod's status shows does not reveal what
     /// is present.
-    pub withheld: bool,
+    pub access_denied: bool,
 }
 
 /// What a backend knows of a pull that failed, beside its text.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Advice {
+pub struct BackendAdvice {
     /// What the failure means.
     pub kind: CallErrorKind,
     /// What the reader could try next.
@@ -113,7 +113,7 @@ pub struct Advice {
 
 impl EnsureError {
     pub(super) fn new(reason: EnsureReason, message: impl Into<String>) -> Self {
-        EnsureError { reason, message: message.into(), retry_in: None, advice: None, withheld: false }
+        EnsureError { reason, message: message.into(), retry_in: None, advice: None, access_denied: false }
     }
 
     /// An error whose text is both reason and message, as kubelet has it for trouble before the pull.

@@ -4,7 +4,7 @@ use super::ensure::EnsureReason;
 
 /// What a failed pull means to the caller.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Evaluated {
+pub(crate) struct ContainerStateWaiting {
     /// The container's waiting reason.
     pub(crate) reason: EnsureReason,
     /// The container's waiting message.
@@ -13,7 +13,7 @@ pub(crate) struct Evaluated {
 
 /// Maps the error text of a pull. Only its start counts: runtimes say `RegistryUnavailable` and
 /// `SignatureValidationFailed` there. `image` is the name as requested.
-pub(crate) fn evaluate_pull_error(image: &str, error: &str) -> Evaluated {
+pub(crate) fn evaluate_pull_error(image: &str, error: &str) -> ContainerStateWaiting {
     let known = [
         ("RegistryUnavailable", EnsureReason::RegistryUnavailable, "the registry is unavailable"),
         (
@@ -24,11 +24,11 @@ pub(crate) fn evaluate_pull_error(image: &str, error: &str) -> Evaluated {
     ];
     for (name, reason, because) in known {
         if let Some(rest) = error.strip_prefix(name) {
-            return Evaluated {
+            return ContainerStateWaiting {
                 reason,
                 message: format!("image pull failed for {image} because {because}{rest}"),
             };
         }
     }
-    Evaluated { reason: EnsureReason::ErrImagePull, message: error.to_owned() }
+    ContainerStateWaiting { reason: EnsureReason::ErrImagePull, message: error.to_owned() }
 }

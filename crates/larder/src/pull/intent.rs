@@ -2,27 +2,27 @@
 
 use super::ensure::{EnsureError, EnsureReason, EnsureRequest};
 use super::puller::PullerError;
-use crate::gotext;
+use crate::go_format;
 use crate::records::{PullRecords, RecordedCredentials, RecordsError};
 use crate::reference::{ImageId, ImageName};
 
 /// A recorded intent to pull. Unless it is closed it counts as left in the middle, as when the caller goes away.
-pub(super) struct Intent<'a> {
+pub(super) struct PullIntentGuard<'a> {
     records: Option<&'a dyn PullRecords>,
     image: &'a ImageName,
 }
 
-impl<'a> Intent<'a> {
+impl<'a> PullIntentGuard<'a> {
     /// Durable when it returns.
     pub(super) async fn record(
         records: Option<&'a dyn PullRecords>,
         request: &'a EnsureRequest,
     ) -> Result<Self, EnsureError> {
         let image = &request.image;
-        Intent::begin(records, image).await.map_err(|error| {
+        PullIntentGuard::begin(records, image).await.map_err(|error| {
             let message = format!(
                 "Failed to record image pull intent for container image {}: {error}",
-                gotext::quote(image.as_str())
+                go_format::quote(image.as_str())
             );
             EnsureError::new(EnsureReason::Other(error.to_string()), message)
         })
@@ -36,7 +36,7 @@ impl<'a> Intent<'a> {
         if let Some(records) = records {
             records.record_pull_intent(image).await?;
         }
-        Ok(Intent { records, image })
+        Ok(PullIntentGuard { records, image })
     }
 
     /// Nothing is pulled after all.
@@ -64,10 +64,10 @@ impl<'a> Intent<'a> {
     }
 }
 
-impl Drop for Intent<'_> {
+impl Drop for PullIntentGuard<'_> {
     fn drop(&mut self) {
         if let Some(records) = self.records {
-            records.record_image_pull_left(self.image);
+            records.record_image_pull_interrupted(self.image);
         }
     }
 }

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::puller::{Job, PullResult, Puller};
-use super::status::BoardEntry;
+use super::puller::{ImagePuller, PullJob, PullOutcome};
+use super::status::PullTrackerEntry;
 use crate::backend::{BackendError, ImageSpec};
-use crate::gc::{Gate, Removing};
+use crate::gc::{RemovalGate, RemovalGuard};
 use crate::image_service::ImageService;
 use crate::reference::ImageId;
 
@@ -17,11 +17,11 @@ const REMOVALS_END_WITHIN: Duration = Duration::from_secs(10);
 
 /// How long who was told that an image is present has to use it; without a gate nobody collects, or nobody asks.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Leases(Option<(Arc<Gate>, Duration)>);
+pub(super) struct EnsureLeases(Option<(Arc<RemovalGate>, Duration)>);
 
-impl Leases {
-    pub(super) fn at(gate: Arc<Gate>, time: Duration) -> Leases {
-        Leases(Some((gate, time)))
+impl EnsureLeases {
+    pub(super) fn at(gate: Arc<RemovalGate>, time: Duration) -> EnsureLeases {
+        EnsureLeases(Some((gate, time)))
     }
 
     /// The id of a present image, leased.
@@ -30,11 +30,11 @@ impl Leases {
         images: &ImageService,
         spec: &ImageSpec,
     ) -> Result<Option<ImageId>, BackendError> {
-        self.found(|| images.image_ref(spec), |id| id).await
+        self.lease_found(|| images.image_ref(spec), |id| id).await
     }
 
     /// What `ask` finds of a present image, leased. Asks again when a removal may have overtaken the answer.
-    pub(super) async fn found<T, F>(
+    pub(super) async fn lease_found<T, F>(
         &self,
         ask: impl Fn() -> F,
         id: fn(&T) -> &ImageId,
@@ -44,7 +44,7 @@ impl Leases {
     {
         let Some((gate, time)) = &self.0 else { return ask().await };
         loop {
-            let look = gate.look();
+            let look = gate.begin_presence_check();
             let Some(found) = ask().await? else { return Ok(None) };
             if look.lease(id(&found), *time).await {
                 return Ok(Some(found));
@@ -53,31 +53,36 @@ impl Leases {
     }
 
     /// To be held while an image is removed because somebody asked for just that. `None` without a gate.
-    pub(super) async fn removal(&self, id: &ImageId) -> Option<Removing> {
+    pub(super) async fn removal(&self, id: &ImageId) -> Option<RemovalGuard> {
         match &self.0 {
-            Some((gate, _)) => Some(gate.removal(id).await),
+            Some((gate, _)) => Some(gate.wait_begin_removal(id).await),
             None => None,
         }
     }
 
     /// Pulls, and leases what came. Pulls again when a removal may have overtaken that: the image went after it came, or a
     /// runtime found it present and then missed it.
-    pub(super) async fn pull(&self, puller: &Puller, job: &Job, entry: &BoardEntry) -> PullResult {
+    pub(super) async fn pull(
+        &self,
+        puller: &ImagePuller,
+        job: &PullJob,
+        entry: &PullTrackerEntry,
+    ) -> PullOutcome {
         let Some((gate, time)) = &self.0 else { return puller.pull(job, entry).await };
         let mut misses_left = MISSES;
         loop {
-            let look = gate.look();
+            let look = gate.begin_presence_check();
             let result = puller.pull(job, entry).await;
             let again = match &result.pulled {
                 Ok(image) => !look.lease(&image.image_ref, *time).await,
-                Err(error) => misses_left > 0 && error.misses_something() && look.was_disturbed(),
+                Err(error) => misses_left > 0 && error.is_not_found() && look.has_raced_removal(),
             };
             if !again {
                 return result;
             }
             if result.pulled.is_err() {
                 misses_left -= 1;
-                gate.removals_end(REMOVALS_END_WITHIN).await;
+                gate.wait_for_removals(REMOVALS_END_WITHIN).await;
             }
         }
     }

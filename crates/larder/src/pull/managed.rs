@@ -5,34 +5,35 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 
-use super::manager::Manager;
+use super::manager::ImageManager;
 use crate::backend::{
-    Backend, BackendError, Filesystems, Image, ImageDetails, ImageSpec, InUse, Progress, RuntimeInfo,
+    Backend, BackendError, ContainerInventory, Filesystems, Image, ImageDetails, ImageSpec, ProgressReporter,
+    RuntimeInfo,
 };
 use crate::credentials::Credential;
-use crate::outlive::to_its_end;
+use crate::detached::run_to_completion;
 use crate::pod::SandboxConfig;
 use crate::reference::ImageId;
 
-/// The backend of a [`Manager`], for callers that know nothing of it, such as kubelet over CRI.
+/// The backend of a [`ImageManager`], for callers that know nothing of it, such as kubelet over CRI.
 ///
-/// * A pull is one of the manager's: see [`Manager::pull_through`]. How far it has come is told by
-///   [`Manager::watch`], not by the progress given.
+/// * A pull is one of the manager's: see [`ImageManager::pull_directly`]. How far it has come is told by
+///   [`ImageManager::watch`], not by the progress given.
 /// * An image that is found present is leased, since that is what is asked before a container is started. Lists and
-///   [looks](Backend::look) lease nothing.
+///   [`Backend::peek_status`] takes no lease.
 /// * A removal is by id, and one at a time for each image; others of the same image wait, and then find nothing left.
 ///   Once it has begun it goes on to its end, also when the caller goes away.
 ///   It takes no notice of leases, which are there for collection. Who looks meanwhile is answered after it.
 ///
-/// Leases and removals need a manager that was built with a [`lease`](super::ManagerBuilder::lease).
+/// Leases and removals need a manager that was built with a [`lease`](super::ImageManagerBuilder::lease).
 #[derive(Clone)]
 pub struct ManagedBackend {
-    manager: Arc<Manager>,
+    manager: Arc<ImageManager>,
 }
 
 impl ManagedBackend {
     /// The manager's backend, behind it.
-    pub fn new(manager: Arc<Manager>) -> Self {
+    pub fn new(manager: Arc<ImageManager>) -> Self {
         ManagedBackend { manager }
     }
 
@@ -58,15 +59,15 @@ impl Backend for ManagedBackend {
     }
 
     async fn status(&self, image: &ImageSpec) -> Result<Option<Image>, BackendError> {
-        self.manager.leases.found(|| self.backend().status(image), |found| &found.id).await
+        self.manager.leases.lease_found(|| self.backend().status(image), |found| &found.id).await
     }
 
-    async fn look(&self, image: &ImageSpec) -> Result<Option<Image>, BackendError> {
-        self.backend().look(image).await
+    async fn peek_status(&self, image: &ImageSpec) -> Result<Option<Image>, BackendError> {
+        self.backend().peek_status(image).await
     }
 
     async fn inspect(&self, image: &ImageSpec) -> Result<Option<ImageDetails>, BackendError> {
-        self.manager.leases.found(|| self.backend().inspect(image), |found| &found.image.id).await
+        self.manager.leases.lease_found(|| self.backend().inspect(image), |found| &found.image.id).await
     }
 
     async fn pull(
@@ -74,9 +75,9 @@ impl Backend for ManagedBackend {
         image: &ImageSpec,
         credential: Option<&Credential>,
         sandbox: Option<&SandboxConfig>,
-        _progress: &Progress,
+        _progress: &ProgressReporter,
     ) -> Result<ImageId, BackendError> {
-        self.manager.pull_through(image.clone(), credential.cloned(), sandbox.cloned()).await
+        self.manager.pull_directly(image.clone(), credential.cloned(), sandbox.cloned()).await
     }
 
     async fn remove(&self, image: &ImageSpec) -> Result<(), BackendError> {
@@ -88,7 +89,7 @@ impl Backend for ManagedBackend {
         // By id: its name may stand for another image by now.
         let (own, spec) = (self.clone(), ImageSpec { image: found.id.into(), ..image.clone() });
         // The backend may go on removing after it was dropped; the gate has to stay closed until then.
-        to_its_end(async move {
+        run_to_completion(async move {
             let _removing = removing;
             own.backend().remove(&spec).await
         })
@@ -99,7 +100,7 @@ impl Backend for ManagedBackend {
         self.backend().filesystems().await
     }
 
-    async fn in_use(&self) -> Result<InUse, BackendError> {
-        self.backend().in_use().await
+    async fn container_inventory(&self) -> Result<ContainerInventory, BackendError> {
+        self.backend().container_inventory().await
     }
 }

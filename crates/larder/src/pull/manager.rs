@@ -9,68 +9,68 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tracing::Instrument as _;
 
-use super::backoff::{Backoff, Shown};
-use super::builder::ManagerBuilder;
-use super::config::{NewCredentials, PullConfig, SameImage};
-use super::ensure::{EnsureError, EnsureReason, EnsureRequest, Ensured, Outcome, Priority};
+use super::backoff::{Backoff, CredentialHashes};
+use super::builder::ImageManagerBuilder;
+use super::config::{DuplicatePullPolicy, NewCredentialsPolicy, PullConfig};
+use super::ensure::{EnsureError, EnsureReason, EnsureRequest, EnsuredImage, ImagePresence, Priority};
 use super::errors::evaluate_pull_error;
-use super::flight::{FlightKey, Flights, Landed};
-use super::intent::Intent;
-use super::lease::Leases;
-use super::metrics::{EnsureLabels, Known, PullMetrics};
+use super::intent::PullIntentGuard;
+use super::lease::EnsureLeases;
+use super::metrics::{EnsureLabels, PullMetrics, TriState};
 use super::policy::PullPolicy;
-use super::puller::{Job, Puller, PullerError, Whose};
-use super::status::{Board, PullStatus};
+use super::priority_semaphore::QueuePriority;
+use super::puller::{CredentialOwner, ImagePuller, PullJob, PullerError};
+use super::shared_pull::{SharedPullKey, SharedPullResult, SharedPulls};
+use super::status::{PullStatus, PullTracker};
 use super::times::PullTimeRecorder;
-use super::turns::Urgency;
 use crate::backend::{Backend, ImageSpec};
-use crate::credentials::{Credential, LazyLookup, Sources};
-use crate::events::{Event, EventSink, EventType, Reason};
-use crate::gotext;
+use crate::credentials::{Credential, LazyCredentialLookup, NodeKeyring};
+use crate::events::{Event, EventReason, EventSink, EventType};
+use crate::go_format;
 use crate::image_service::ImageService;
 use crate::records::{PullRecords, RecordedCredentials};
 use crate::reference::{ImageId, ImageName};
 
 /// Makes images present, by kubelet's rules. Calls may overlap; dropping one abandons it.
-pub struct Manager {
+pub struct ImageManager {
     pub(super) images: ImageService,
-    pub(super) credentials: Sources,
+    pub(super) credentials: NodeKeyring,
     pub(super) records: Option<Arc<dyn PullRecords>>,
     pub(super) events: Arc<dyn EventSink>,
     pub(super) metrics: Option<Arc<dyn PullMetrics>>,
     pub(super) times: Option<Arc<dyn PullTimeRecorder>>,
     pub(super) backoff: Mutex<Backoff>,
-    pub(super) puller: RwLock<Arc<Puller>>,
-    pub(super) flights: Flights,
+    pub(super) puller: RwLock<Arc<ImagePuller>>,
+    pub(super) flights: SharedPulls,
     /// Whether a request joins a pull that is under way.
-    pub(super) once: AtomicBool,
+    pub(super) coalesce_pulls: AtomicBool,
     /// Whether other credentials end a back-off.
-    pub(super) anew: AtomicBool,
-    pub(super) board: Board,
-    pub(super) leases: Leases,
+    pub(super) retry_on_new_credentials: AtomicBool,
+    pub(super) pull_tracker: PullTracker,
+    pub(super) leases: EnsureLeases,
 }
 
-impl Manager {
+impl ImageManager {
     /// Where credentials come from, besides the pull secrets of requests.
-    pub fn credentials(&self) -> &Sources {
+    pub fn credentials(&self) -> &NodeKeyring {
         &self.credentials
     }
 
     /// Begins with a backend and larder's defaults.
-    pub fn builder(backend: Arc<dyn Backend>) -> ManagerBuilder {
-        ManagerBuilder::new(backend)
+    pub fn builder(backend: Arc<dyn Backend>) -> ImageManagerBuilder {
+        ImageManagerBuilder::new(backend)
     }
 
     /// Makes the image present, or says why not, with an event for what it did. Returns when a pull has ended.
-    pub async fn ensure(&self, request: &EnsureRequest) -> Result<Ensured, EnsureError> {
+    pub async fn ensure(&self, request: &EnsureRequest) -> Result<EnsuredImage, EnsureError> {
         let mut labels = EnsureLabels {
             pull_policy: request.policy.as_str().to_lowercase(),
-            present_locally: Known::Unknown,
-            pull_required: Known::Unknown,
+            present_locally: TriState::Unknown,
+            pull_required: TriState::Unknown,
         };
         let result = self.ensure_labelled(request, &mut labels).await;
-        let withheld = labels.present_locally == Known::True && labels.pull_required == Known::True;
-        let result = result.map_err(|error| EnsureError { withheld, ..error });
+        let withheld = labels.present_locally == TriState::True && labels.pull_required == TriState::True;
+        let result = result.map_err(|error| EnsureError { access_denied: withheld, ..error });
         if let Some(metrics) = &self.metrics {
             metrics.ensure_requested(&labels);
         }
@@ -80,36 +80,38 @@ impl Manager {
     /// Takes over other settings. Pulls that wait or run stay in the queue that they are in; back-offs that were counted
     /// stay as they are.
     pub fn set_config(&self, config: &PullConfig) {
-        let puller = Arc::new(Puller::new(self.images.clone(), config, Instant::now()));
+        let puller = Arc::new(ImagePuller::new(self.images.clone(), config, Instant::now()));
         *self.puller.write().unwrap_or_else(PoisonError::into_inner) = puller;
-        self.once.store(config.same_image == SameImage::Once, Ordering::Relaxed);
-        self.anew.store(config.new_credentials == NewCredentials::PullAtOnce, Ordering::Relaxed);
+        self.coalesce_pulls.store(config.same_image == DuplicatePullPolicy::Coalesce, Ordering::Relaxed);
+        self.retry_on_new_credentials
+            .store(config.new_credentials == NewCredentialsPolicy::PullAtOnce, Ordering::Relaxed);
         self.lock_backoff().set_limits(config.backoff_initial, config.backoff_max);
     }
 
     /// The pulls in flight, oldest first.
     pub fn pulls(&self) -> Vec<PullStatus> {
-        self.board.snapshot()
+        self.pull_tracker.snapshot()
     }
 
     /// Watches the pull in flight of an image, named with its tag. The channel closes when the pull ends.
     pub fn watch(&self, image: &str) -> Option<watch::Receiver<PullStatus>> {
-        self.board.watch(image)
+        self.pull_tracker.watch(image)
     }
 
     async fn ensure_labelled(
         &self,
         request: &EnsureRequest,
         labels: &mut EnsureLabels,
-    ) -> Result<Ensured, EnsureError> {
+    ) -> Result<EnsuredImage, EnsureError> {
         let spec = self.spec(request)?;
-        let mut lookup = LazyLookup::new(&self.credentials, &spec.image, &request.secrets, &request.pod);
-        if let Some(present) = self.look_first(request, &spec, &mut lookup, labels).await? {
+        let mut lookup =
+            LazyCredentialLookup::new(&self.credentials, &spec.image, &request.secrets, &request.pod);
+        if let Some(present) = self.check_present(request, &spec, &mut lookup, labels).await? {
             return Ok(present);
         }
         let credentials = lookup.into_inner().await.map_err(|error| EnsureError::free(&error))?;
-        let intent = Intent::record(self.records.as_deref(), request).await?;
-        if let Err(waits) = self.check_backoff(request, &Shown::of(&credentials)) {
+        let intent = PullIntentGuard::record(self.records.as_deref(), request).await?;
+        if let Err(waits) = self.check_backoff(request, &CredentialHashes::of(&credentials)) {
             intent.unused();
             return Err(waits);
         }
@@ -121,9 +123,9 @@ impl Manager {
         let image = request.image.with_default_tag().map_err(|error| {
             let message = format!(
                 "Failed to apply default image tag {}: {error}",
-                gotext::quote(request.image.as_str())
+                go_format::quote(request.image.as_str())
             );
-            self.event(request, EventType::Warning, Reason::InspectFailed, &message);
+            self.event(request, EventType::Warning, EventReason::InspectFailed, &message);
             EnsureError::new(EnsureReason::InvalidImageName, message)
         })?;
         Ok(ImageSpec {
@@ -135,26 +137,26 @@ impl Manager {
     }
 
     /// Looks whether the image is here and may be used, if the policy cares. `None`: it must be pulled.
-    async fn look_first(
+    async fn check_present(
         &self,
         request: &EnsureRequest,
         spec: &ImageSpec,
-        lookup: &mut LazyLookup<'_>,
+        lookup: &mut LazyCredentialLookup<'_>,
         labels: &mut EnsureLabels,
-    ) -> Result<Option<Ensured>, EnsureError> {
+    ) -> Result<Option<EnsuredImage>, EnsureError> {
         let mut present = None;
-        if request.policy.looks_first() {
+        if request.policy.checks_presence_first() {
             present = self.leases.image_ref(&self.images, spec).await.map_err(|error| {
                 // The quoted name is empty: kubelet prints the reference it failed to get.
                 let message = format!("Failed to inspect image \"\": {error}");
-                self.event(request, EventType::Warning, Reason::InspectFailed, &message);
+                self.event(request, EventType::Warning, EventReason::InspectFailed, &message);
                 EnsureError::new(EnsureReason::ImageInspectError, message)
             })?;
         }
         labels.present_locally = match (&request.policy, &present) {
-            (PullPolicy::Always, _) => Known::Unknown,
-            (_, Some(_)) => Known::True,
-            (_, None) => Known::False,
+            (PullPolicy::Always, _) => TriState::Unknown,
+            (_, Some(_)) => TriState::True,
+            (_, None) => TriState::False,
         };
         if present.is_none() && request.policy == PullPolicy::Never {
             return Err(self.never_pull(request));
@@ -162,12 +164,12 @@ impl Manager {
         if let Some(image_ref) = present
             && let Some(message) = self.may_use(request, &image_ref, lookup).await?
         {
-            labels.pull_required = Known::False;
-            self.event(request, EventType::Normal, Reason::Pulled, &message);
+            labels.pull_required = TriState::False;
+            self.event(request, EventType::Normal, EventReason::Pulled, &message);
             self.finished_pulling(request);
-            return Ok(Some(Ensured { image_ref, message, outcome: Outcome::Present }));
+            return Ok(Some(EnsuredImage { image_ref, message, outcome: ImagePresence::Present }));
         }
-        labels.pull_required = Known::True;
+        labels.pull_required = TriState::True;
         if request.policy == PullPolicy::Never {
             return Err(self.never_pull(request));
         }
@@ -179,10 +181,12 @@ impl Manager {
         &self,
         request: &EnsureRequest,
         image_ref: &ImageId,
-        lookup: &mut LazyLookup<'_>,
+        lookup: &mut LazyCredentialLookup<'_>,
     ) -> Result<Option<String>, EnsureError> {
-        let present =
-            format!("Container image {} already present on machine", gotext::quote(request.image.as_str()));
+        let present = format!(
+            "Container image {} already present on machine",
+            go_format::quote(request.image.as_str())
+        );
         let Some(records) = &self.records else { return Ok(Some(present)) };
         match records.must_attempt_pull(&request.image, image_ref, lookup).await {
             Ok(false) => Ok(Some(format!("{present} and can be accessed by the pod"))),
@@ -193,26 +197,27 @@ impl Manager {
 
     /// The same words for absent and for not permitted: presence is not revealed.
     fn never_pull(&self, request: &EnsureRequest) -> EnsureError {
-        let quoted = gotext::quote(request.image.as_str());
+        let quoted = go_format::quote(request.image.as_str());
         let message = format!("Container image {quoted} is not present with pull policy of Never");
-        self.event(request, EventType::Warning, Reason::ErrImageNeverPull, &message);
+        self.event(request, EventType::Warning, EventReason::ErrImageNeverPull, &message);
         EnsureError::new(EnsureReason::ErrImageNeverPull, message)
     }
 
     /// Stops here when the last pull for this pod failed not long ago; else a new attempt starts.
-    fn check_backoff(&self, request: &EnsureRequest, shown: &Shown) -> Result<(), EnsureError> {
+    fn check_backoff(&self, request: &EnsureRequest, shown: &CredentialHashes) -> Result<(), EnsureError> {
         let key = backoff_key(request);
         let (left, last_failure) = {
             let mut backoff = self.lock_backoff();
-            let anew = self.anew.load(Ordering::Relaxed) && backoff.has_shown_other(&key, shown);
+            let anew = self.retry_on_new_credentials.load(Ordering::Relaxed)
+                && backoff.has_new_credentials(&key, shown);
             let Some(left) = backoff.remaining(&key, Instant::now()).filter(|_| !anew) else {
                 backoff.forget(&key);
                 return Ok(());
             };
             (left, backoff.remembered(&key).map(|(text, advice)| (text.to_owned(), advice.cloned())))
         };
-        let mut message = format!("Back-off pulling image {}", gotext::quote(request.image.as_str()));
-        self.event(request, EventType::Normal, Reason::BackOff, &message);
+        let mut message = format!("Back-off pulling image {}", go_format::quote(request.image.as_str()));
+        self.event(request, EventType::Normal, EventReason::BackOff, &message);
         let mut advice = None;
         if let Some((failure, of_backend)) = last_failure {
             message = format!("{message}: {failure}");
@@ -230,18 +235,19 @@ impl Manager {
         request: &EnsureRequest,
         spec: ImageSpec,
         credentials: Vec<Credential>,
-        intent: Intent<'_>,
-    ) -> Result<Ensured, EnsureError> {
-        let quoted = gotext::quote(request.image.as_str());
+        intent: PullIntentGuard<'_>,
+    ) -> Result<EnsuredImage, EnsureError> {
+        let quoted = go_format::quote(request.image.as_str());
         let start = Instant::now();
         if let Some(times) = &self.times {
             times.started_pulling(&request.pod.uid, start);
         }
-        self.event(request, EventType::Normal, Reason::Pulling, &format!("Pulling image {quoted}"));
+        self.event(request, EventType::Normal, EventReason::Pulling, &format!("Pulling image {quoted}"));
 
-        let (sandbox, urgency) = (request.sandbox.clone(), Urgency::new(request.priority == Priority::Pod));
-        let job = Job { spec, credentials, sandbox, whose: Whose::Pod, urgency };
-        let landed = self.fly(&job).await;
+        let (sandbox, urgency) =
+            (request.sandbox.clone(), QueuePriority::new(request.priority == Priority::Pod));
+        let job = PullJob { spec, credentials, sandbox, credential_owner: CredentialOwner::Pod, urgency };
+        let landed = self.pull_shared(&job).await;
 
         let total_duration = start.elapsed();
         let pulled = match &landed.result.pulled {
@@ -255,57 +261,64 @@ impl Manager {
         self.finished_pulling(request);
         let used = RecordedCredentials::of(landed.credential_of(&job.credentials));
         intent.pulled(&pulled.image_ref, &used).await;
-        let outcome = self.tell_pulled(request, &landed, total_duration);
+        let outcome = self.report_pulled(request, &landed, total_duration);
         self.lock_backoff().gc(Instant::now());
-        Ok(Ensured { image_ref: pulled.image_ref.clone(), message: String::new(), outcome })
+        Ok(EnsuredImage { image_ref: pulled.image_ref.clone(), message: String::new(), outcome })
     }
 
-    fn tell_pulled(&self, request: &EnsureRequest, landed: &Landed, total_duration: Duration) -> Outcome {
+    fn report_pulled(
+        &self,
+        request: &EnsureRequest,
+        landed: &SharedPullResult,
+        total_duration: Duration,
+    ) -> ImagePresence {
         let size_bytes = landed.result.size_bytes;
         // Who joined a pull under way waited less than it took.
         let pull_duration = landed.result.duration.min(total_duration);
         let message = format!(
             "Successfully pulled image {} in {} ({} including waiting). Image size: {size_bytes} bytes.",
-            gotext::quote(request.image.as_str()),
-            gotext::duration(gotext::truncated_to_millis(pull_duration)),
-            gotext::duration(gotext::truncated_to_millis(total_duration)),
+            go_format::quote(request.image.as_str()),
+            go_format::duration(go_format::truncated_to_millis(pull_duration)),
+            go_format::duration(go_format::truncated_to_millis(total_duration)),
         );
-        self.event(request, EventType::Normal, Reason::Pulled, &message);
+        self.event(request, EventType::Normal, EventReason::Pulled, &message);
         if let Some(metrics) = &self.metrics {
             metrics.image_pulled(size_bytes, total_duration);
         }
-        Outcome::Pulled { size_bytes, pull_duration, total_duration }
+        ImagePresence::Pulled { size_bytes, pull_duration, total_duration }
     }
 
     /// Pulls, or joins a pull under way whose outcome is also this caller's.
-    pub(super) async fn fly(&self, job: &Job) -> Arc<Landed> {
-        if !self.once.load(Ordering::Relaxed) {
-            return Arc::new(self.departure(job.clone()).await);
+    pub(super) async fn pull_shared(&self, job: &PullJob) -> Arc<SharedPullResult> {
+        if !self.coalesce_pulls.load(Ordering::Relaxed) {
+            return Arc::new(self.start_shared_pull(job.clone()).await);
         }
-        let key =
-            FlightKey { image: job.spec.image.clone(), runtime_handler: job.spec.runtime_handler.clone() };
+        let key = SharedPullKey {
+            image: job.spec.image.clone(),
+            runtime_handler: job.spec.runtime_handler.clone(),
+        };
         loop {
             let (flight, own) =
-                self.flights.join(key.clone(), &job.urgency, || self.departure(job.clone()).boxed());
+                self.flights.join(key.clone(), &job.urgency, || self.start_shared_pull(job.clone()).boxed());
             let landed = flight.await;
-            if own || landed.serves(&job.credentials) {
+            if own || landed.applies_to(&job.credentials) {
                 return landed;
             }
         }
     }
 
     /// A pull that owns all it needs, so that it can outlive the caller that started it.
-    fn departure(&self, job: Job) -> impl Future<Output = Landed> + Send + 'static {
+    fn start_shared_pull(&self, job: PullJob) -> impl Future<Output = SharedPullResult> + Send + 'static {
         let puller = Arc::clone(&self.puller.read().unwrap_or_else(PoisonError::into_inner));
         let (leases, metrics) = (self.leases.clone(), self.metrics.clone());
-        let entry = self.board.enter(&job.spec.image, Instant::now());
+        let entry = self.pull_tracker.track(&job.spec.image, Instant::now());
         let span = tracing::info_span!("pull", image = %job.spec.image);
         let pull = async move {
             let result = leases.pull(&puller, &job, &entry).await;
             if let (Some(metrics), Ok(_)) = (&metrics, &result.pulled) {
-                metrics.image_came(result.size_bytes);
+                metrics.image_downloaded(result.size_bytes);
             }
-            Landed::new(result, job)
+            SharedPullResult::new(result, job)
         };
         pull.instrument(span)
     }
@@ -314,18 +327,18 @@ impl Manager {
         &self,
         request: &EnsureRequest,
         credentials: &[Credential],
-        landed: &Landed,
+        landed: &SharedPullResult,
         error: &PullerError,
     ) -> EnsureError {
         let (advice, error) = (error.advice(), error.to_string());
-        let message = format!("Failed to pull image {}: {error}", gotext::quote(request.image.as_str()));
-        self.event(request, EventType::Warning, Reason::Failed, &message);
+        let message = format!("Failed to pull image {}: {error}", go_format::quote(request.image.as_str()));
+        self.event(request, EventType::Warning, EventReason::Failed, &message);
         let evaluated = evaluate_pull_error(request.image.as_str(), &error);
         let key = backoff_key(request);
         let mut backoff = self.lock_backoff();
         let delay =
             if landed.counts_for(&key) { backoff.fail(&key, Instant::now()) } else { backoff.delay(&key) };
-        backoff.note_shown(&key, Shown::of(credentials));
+        backoff.note_shown(&key, CredentialHashes::of(credentials));
         backoff.remember(&key, format!("{}: {}", evaluated.reason, evaluated.message), advice.clone());
         let error = EnsureError::new(evaluated.reason, evaluated.message);
         EnsureError { retry_in: Some(delay), advice, ..error }
@@ -341,7 +354,7 @@ impl Manager {
         self.backoff.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn event(&self, request: &EnsureRequest, event_type: EventType, reason: Reason, message: &str) {
+    fn event(&self, request: &EnsureRequest, event_type: EventType, reason: EventReason, message: &str) {
         let Some(object) = request.target.clone() else {
             let (pod, image) = (&request.pod, &request.image);
             if pod.name.is_empty() {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 /// Yes, no, or never found out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Known {
+pub enum TriState {
     /// Yes.
     True,
     /// No.
@@ -14,12 +14,12 @@ pub enum Known {
     Unknown,
 }
 
-impl fmt::Display for Known {
+impl fmt::Display for TriState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Known::True => "true",
-            Known::False => "false",
-            Known::Unknown => "unknown",
+            TriState::True => "true",
+            TriState::False => "false",
+            TriState::Unknown => "unknown",
         })
     }
 }
@@ -30,9 +30,9 @@ pub struct EnsureLabels {
     /// The policy in lower case, as given.
     pub pull_policy: String,
     /// Whether the runtime had the image.
-    pub present_locally: Known,
+    pub present_locally: TriState,
     /// Whether the call got as far as needing a pull.
-    pub pull_required: Known,
+    pub pull_required: TriState,
 }
 
 /// Counts ensure calls and pulls. Called in the middle of things: it must be quick.
@@ -43,7 +43,7 @@ pub trait PullMetrics: Send + Sync {
     /// 0 when unknown.
     fn image_pulled(&self, size_bytes: u64, duration: Duration);
     /// The backend pulled an image, however many callers wanted it; `size_bytes` is 0 when unknown.
-    fn image_came(&self, size_bytes: u64);
+    fn image_downloaded(&self, size_bytes: u64);
 }
 
 /// The label `image_size_in_bytes` of `kubelet_image_pull_duration_seconds`. Bounds are powers of 1024 despite their

@@ -5,13 +5,13 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::config::PullConfig;
-use super::ensure::Advice;
-use super::status::{BoardEntry, Phase};
+use super::ensure::BackendAdvice;
+use super::priority_semaphore::{PrioritySemaphore, PullPermit, QueuePriority};
+use super::status::{PullPhase, PullTrackerEntry};
 use super::throttle::{RateExceeded, Throttle};
-use super::turns::{Place, Turns, Urgency};
 use crate::backend::{BackendError, CallErrorKind, ImageSpec};
 use crate::credentials::Credential;
-use crate::image_service::{ImageService, PullFailed, Pulled};
+use crate::image_service::{ImageService, PullAttemptsError, PulledImage};
 use crate::pod::SandboxConfig;
 
 /// How many requests wait in the serial puller's queue; further callers wait to enter it.
@@ -19,18 +19,18 @@ const MAX_IMAGE_PULL_REQUESTS: usize = 10;
 
 /// One pull, with all it needs.
 #[derive(Debug, Clone)]
-pub(super) struct Job {
+pub(super) struct PullJob {
     pub(super) spec: ImageSpec,
     pub(super) credentials: Vec<Credential>,
     pub(super) sandbox: Option<SandboxConfig>,
-    pub(super) whose: Whose,
+    pub(super) credential_owner: CredentialOwner,
     /// Whether it goes before others in the queue.
-    pub(super) urgency: Urgency,
+    pub(super) urgency: QueuePriority,
 }
 
 /// Where the credentials of a pull come from, which decides whom its success serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Whose {
+pub(super) enum CredentialOwner {
     /// Looked up for a pod: one without a source belongs to the node, and so to every pod on it.
     Pod,
     /// Brought by a caller, who alone is known to hold them.
@@ -39,8 +39,8 @@ pub(super) enum Whose {
 
 /// How a pull ended.
 #[derive(Debug)]
-pub(super) struct PullResult {
-    pub(super) pulled: Result<Pulled, PullerError>,
+pub(super) struct PullOutcome {
+    pub(super) pulled: Result<PulledImage, PullerError>,
     /// Size of the image in bytes; 0 when the pull failed or the runtime did not say.
     pub(super) size_bytes: u64,
     /// Time of the runtime's pull and of the size query, without waiting.
@@ -53,23 +53,23 @@ pub(super) enum PullerError {
     #[error(transparent)]
     RateExceeded(#[from] RateExceeded),
     #[error(transparent)]
-    Failed(#[from] PullFailed),
+    Failed(#[from] PullAttemptsError),
     /// Ours; kubelet has no such limit.
-    #[error("the pull had not ended after {} and was cancelled", crate::gotext::duration(*.0))]
-    TooLong(Duration),
+    #[error("the pull had not ended after {} and was cancelled", crate::go_format::duration(*.0))]
+    TimedOut(Duration),
 }
 
 impl PullerError {
     /// What the backend says that could be tried next.
-    pub(super) fn advice(&self) -> Option<Advice> {
+    pub(super) fn advice(&self) -> Option<BackendAdvice> {
         match self {
             PullerError::Failed(failed) => failed.advice(),
-            PullerError::RateExceeded(_) | PullerError::TooLong(_) => None,
+            PullerError::RateExceeded(_) | PullerError::TimedOut(_) => None,
         }
     }
 
     /// Whether the last attempt failed because something was not there.
-    pub(super) fn misses_something(&self) -> bool {
+    pub(super) fn is_not_found(&self) -> bool {
         let PullerError::Failed(failed) = self else { return false };
         matches!(failed.causes().last(), Some(BackendError::Call { kind: CallErrorKind::NotFound, .. }))
     }
@@ -86,7 +86,7 @@ impl PullerError {
         match self {
             PullerError::RateExceeded(_) => true,
             PullerError::Failed(failed) => failed.causes().iter().all(is_final),
-            PullerError::TooLong(_) => false,
+            PullerError::TimedOut(_) => false,
         }
     }
 
@@ -98,7 +98,7 @@ impl PullerError {
                 _ => CallErrorKind::Other,
             },
             PullerError::RateExceeded(_) => CallErrorKind::Other,
-            PullerError::TooLong(_) => CallErrorKind::DeadlineExceeded,
+            PullerError::TimedOut(_) => CallErrorKind::DeadlineExceeded,
         };
         let hint = self.advice().map(|advice| advice.hint);
         BackendError::Call { message: self.to_string(), kind, hint }
@@ -106,41 +106,44 @@ impl PullerError {
 }
 
 /// Pulls in turn.
-pub(super) struct Puller {
+pub(super) struct ImagePuller {
     images: ImageService,
-    slots: Slots,
+    slots: PullConcurrency,
     throttle: Option<Throttle>,
     timeout: Option<Duration>,
 }
 
 /// Who may pull at the same time. Waiting is first in, first out among those that are as urgent.
-enum Slots {
-    Serial { queue: Turns, worker: Turns },
-    Bounded(Turns),
+enum PullConcurrency {
+    Serial { queue: PrioritySemaphore, worker: PrioritySemaphore },
+    Bounded(PrioritySemaphore),
     Unbounded,
 }
 
-impl Puller {
+impl ImagePuller {
     pub(super) fn new(images: ImageService, config: &PullConfig, now: Instant) -> Self {
         let slots = match (config.serialize_image_pulls, config.max_parallel_image_pulls) {
-            (true, _) => Slots::Serial { queue: Turns::new(MAX_IMAGE_PULL_REQUESTS), worker: Turns::new(1) },
-            (false, Some(bound)) => Slots::Bounded(Turns::new(bound.get() as usize)),
-            (false, None) => Slots::Unbounded,
+            (true, _) => PullConcurrency::Serial {
+                queue: PrioritySemaphore::new(MAX_IMAGE_PULL_REQUESTS),
+                worker: PrioritySemaphore::new(1),
+            },
+            (false, Some(bound)) => PullConcurrency::Bounded(PrioritySemaphore::new(bound.get() as usize)),
+            (false, None) => PullConcurrency::Unbounded,
         };
-        Puller { images, slots, throttle: Throttle::new(config, now), timeout: config.pull_timeout }
+        ImagePuller { images, slots, throttle: Throttle::new(config, now), timeout: config.pull_timeout }
     }
 
     /// Waits for its turn, passes the throttle, pulls, and asks for the size while it still holds its slot.
-    pub(super) async fn pull(&self, job: &Job, entry: &BoardEntry) -> PullResult {
+    pub(super) async fn pull(&self, job: &PullJob, entry: &PullTrackerEntry) -> PullOutcome {
         let _slot = self.slots.take(entry, &job.urgency).await;
         let throttled =
-            || entry.set(Phase::Throttled, Some("the rate of pulls (registryPullQPS) to allow one more"));
+            || entry.set(PullPhase::Throttled, Some("the rate of pulls (registryPullQPS) to allow one more"));
         if let Some(throttle) = &self.throttle
             && let Err(refused) = throttle.pass(throttled).await
         {
-            return PullResult { pulled: Err(refused.into()), size_bytes: 0, duration: Duration::ZERO };
+            return PullOutcome { pulled: Err(refused.into()), size_bytes: 0, duration: Duration::ZERO };
         }
-        entry.set(Phase::Pulling, None);
+        entry.set(PullPhase::Pulling, None);
         let start = Instant::now();
         let pulled = self.pull_in_time(job, entry).await;
         let size_bytes = match &pulled {
@@ -150,36 +153,42 @@ impl Puller {
             }
             _ => 0,
         };
-        PullResult { pulled, size_bytes, duration: start.elapsed() }
+        PullOutcome { pulled, size_bytes, duration: start.elapsed() }
     }
 
     /// Dropping the backend's pull cancels it.
-    async fn pull_in_time(&self, job: &Job, entry: &BoardEntry) -> Result<Pulled, PullerError> {
+    async fn pull_in_time(
+        &self,
+        job: &PullJob,
+        entry: &PullTrackerEntry,
+    ) -> Result<PulledImage, PullerError> {
         let progress = entry.progress();
         let pull = self.images.pull(&job.spec, &job.credentials, job.sandbox.as_ref(), &progress);
         match self.timeout {
             None => Ok(pull.await?),
             Some(timeout) => match tokio::time::timeout(timeout, pull).await {
                 Ok(pulled) => Ok(pulled?),
-                Err(_) => Err(PullerError::TooLong(timeout)),
+                Err(_) => Err(PullerError::TimedOut(timeout)),
             },
         }
     }
 }
 
-impl Slots {
-    async fn take(&self, entry: &BoardEntry, urgency: &Urgency) -> Option<Place<'_>> {
+impl PullConcurrency {
+    async fn take(&self, entry: &PullTrackerEntry, urgency: &QueuePriority) -> Option<PullPermit<'_>> {
         let (slots, waiting) = match self {
-            Slots::Unbounded => return None,
-            Slots::Bounded(slots) => (slots, "one of the parallel pulls (maxParallelImagePulls) to end"),
-            Slots::Serial { queue, worker } => {
-                entry.set(Phase::Queued, Some("room in the queue of pulls"));
+            PullConcurrency::Unbounded => return None,
+            PullConcurrency::Bounded(slots) => {
+                (slots, "one of the parallel pulls (maxParallelImagePulls) to end")
+            }
+            PullConcurrency::Serial { queue, worker } => {
+                entry.set(PullPhase::Queued, Some("room in the queue of pulls"));
                 let _place = queue.take(urgency).await;
-                entry.set(Phase::Queued, Some("the pulls before it (serializeImagePulls)"));
+                entry.set(PullPhase::Queued, Some("the pulls before it (serializeImagePulls)"));
                 return Some(worker.take(urgency).await);
             }
         };
-        entry.set(Phase::Queued, Some(waiting));
+        entry.set(PullPhase::Queued, Some(waiting));
         Some(slots.take(urgency).await)
     }
 }

@@ -8,13 +8,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::backend::{Bytes, Detail, Progress};
-use crate::progress::Describe;
+use crate::backend::{ByteProgress, ProgressReporter, PullDetail};
+use crate::progress::DetailProvider;
 use crate::reference::ImageName;
 
 /// Where a pull stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Phase {
+pub enum PullPhase {
     /// It waits for its turn.
     Queued,
     /// It has its turn and waits because too many pulls were started lately.
@@ -23,12 +23,12 @@ pub enum Phase {
     Pulling,
 }
 
-impl fmt::Display for Phase {
+impl fmt::Display for PullPhase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
-            Phase::Queued => "queued",
-            Phase::Throttled => "throttled",
-            Phase::Pulling => "pulling",
+            PullPhase::Queued => "queued",
+            PullPhase::Throttled => "throttled",
+            PullPhase::Pulling => "pulling",
         })
     }
 }
@@ -39,33 +39,33 @@ pub struct PullStatus {
     /// The image, with its tag.
     pub image: ImageName,
     /// Where it stands.
-    pub phase: Phase,
+    pub phase: PullPhase,
     /// What it waits for, as a sentence part: "waits for ...".
     pub waiting: Option<Cow<'static, str>>,
     /// How far it has come, where the backend can tell.
-    pub bytes: Option<Bytes>,
+    pub bytes: Option<ByteProgress>,
     /// What it does in detail, where the backend can tell. Filled in when pulls are listed, and not for those who watch
     /// one.
-    pub detail: Option<Detail>,
+    pub detail: Option<PullDetail>,
     /// When it was first wanted.
     pub since: Instant,
 }
 
 /// All pulls in flight. Cloning shares it.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Board {
-    pulls: Arc<Mutex<BTreeMap<u64, Row>>>,
+pub(super) struct PullTracker {
+    pulls: Arc<Mutex<BTreeMap<u64, TrackedPull>>>,
 }
 
 /// Who describes a pull, once somebody does.
-type Described = Arc<Mutex<Option<Describe>>>;
+type SharedDetailProvider = Arc<Mutex<Option<DetailProvider>>>;
 
-struct Row {
+struct TrackedPull {
     status: watch::Receiver<PullStatus>,
-    describe: Described,
+    describe: SharedDetailProvider,
 }
 
-impl Row {
+impl TrackedPull {
     fn snapshot(&self) -> PullStatus {
         let describe = self.describe.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let mut status = self.status.borrow().clone();
@@ -74,18 +74,18 @@ impl Row {
     }
 }
 
-impl fmt::Debug for Row {
+impl fmt::Debug for TrackedPull {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.status.fmt(f)
     }
 }
 
-impl Board {
+impl PullTracker {
     /// Puts a new pull on the board. It leaves when the entry is dropped.
-    pub(super) fn enter(&self, image: &ImageName, now: Instant) -> BoardEntry {
+    pub(super) fn track(&self, image: &ImageName, now: Instant) -> PullTrackerEntry {
         let (sender, receiver) = watch::channel(PullStatus {
             image: image.clone(),
-            phase: Phase::Queued,
+            phase: PullPhase::Queued,
             waiting: None,
             bytes: None,
             detail: None,
@@ -94,14 +94,14 @@ impl Board {
         let describe = Arc::default();
         let mut pulls = self.pulls.lock().unwrap_or_else(PoisonError::into_inner);
         let id = pulls.last_key_value().map_or(0, |(last, _)| last + 1);
-        pulls.insert(id, Row { status: receiver, describe: Arc::clone(&describe) });
-        BoardEntry { board: self.clone(), id, status: sender, describe }
+        pulls.insert(id, TrackedPull { status: receiver, describe: Arc::clone(&describe) });
+        PullTrackerEntry { board: self.clone(), id, status: sender, describe }
     }
 
     /// What is on the board now, oldest first.
     pub(super) fn snapshot(&self) -> Vec<PullStatus> {
         let pulls = self.pulls.lock().unwrap_or_else(PoisonError::into_inner);
-        pulls.values().map(Row::snapshot).collect()
+        pulls.values().map(TrackedPull::snapshot).collect()
     }
 
     /// The oldest pull of an image on the board.
@@ -112,21 +112,21 @@ impl Board {
 }
 
 /// A pull's place on the board.
-pub(super) struct BoardEntry {
-    board: Board,
+pub(super) struct PullTrackerEntry {
+    board: PullTracker,
     id: u64,
     status: watch::Sender<PullStatus>,
-    describe: Described,
+    describe: SharedDetailProvider,
 }
 
-impl fmt::Debug for BoardEntry {
+impl fmt::Debug for PullTrackerEntry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.status.fmt(f)
     }
 }
 
-impl BoardEntry {
-    pub(super) fn set(&self, phase: Phase, waiting: Option<&'static str>) {
+impl PullTrackerEntry {
+    pub(super) fn set(&self, phase: PullPhase, waiting: Option<&'static str>) {
         self.status.send_modify(|status| {
             status.phase = phase;
             status.waiting = waiting.map(Cow::Borrowed);
@@ -134,16 +134,16 @@ impl BoardEntry {
     }
 
     /// A progress that shows on the board. Another one takes the place of the first.
-    pub(super) fn progress(&self) -> Progress {
+    pub(super) fn progress(&self) -> ProgressReporter {
         let (status, describe) = (self.status.clone(), Arc::clone(&self.describe));
-        Progress::described(
+        ProgressReporter::described(
             move |bytes| status.send_modify(|status| status.bytes = Some(bytes)),
             move |by| *describe.lock().unwrap_or_else(PoisonError::into_inner) = Some(by),
         )
     }
 }
 
-impl Drop for BoardEntry {
+impl Drop for PullTrackerEntry {
     fn drop(&mut self) {
         self.board.pulls.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.id);
     }
@@ -156,15 +156,15 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_pull_is_described_by_whoever_came_last_and_only_when_listed() {
-        let board = Board::default();
-        let entry = board.enter(&"a:1".into(), Instant::now());
+        let board = PullTracker::default();
+        let entry = board.track(&"a:1".into(), Instant::now());
         assert_eq!(board.snapshot()[0].detail, None);
         let asked = Arc::new(std::sync::atomic::AtomicUsize::new(0));
         for step in [PullStep::Layers, PullStep::Committing] {
             let asked = Arc::clone(&asked);
             entry.progress().describe_by(move || {
                 asked.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-                Detail { step, ..Detail::default() }
+                PullDetail { step, ..PullDetail::default() }
             });
         }
         assert_eq!(asked.load(std::sync::atomic::Ordering::Relaxed), 0);

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::config::{OverRate, PullConfig};
+use super::config::{PullConfig, RateLimitAction};
 
 /// A token bucket. Pure: time is an argument. It starts full.
 #[derive(Debug, Clone)]
@@ -43,7 +43,7 @@ impl TokenBucket {
 #[derive(Debug)]
 pub(super) struct Throttle {
     bucket: Mutex<TokenBucket>,
-    over_rate: OverRate,
+    over_rate: RateLimitAction,
     /// Held while waiting for a token, so that the first to come is the first to go.
     turn: tokio::sync::Mutex<()>,
 }
@@ -55,8 +55,8 @@ impl Throttle {
             return None;
         }
         let burst = match config.over_rate {
-            OverRate::Wait => config.registry_burst.max(1),
-            OverRate::Refuse => config.registry_burst,
+            RateLimitAction::Wait => config.registry_burst.max(1),
+            RateLimitAction::Refuse => config.registry_burst,
         };
         Some(Throttle {
             bucket: Mutex::new(TokenBucket::new(config.registry_pull_qps, burst, now)),
@@ -68,8 +68,8 @@ impl Throttle {
     /// Takes a token. Over the rate it fails, or waits after having called `waiting`, as configured.
     pub(super) async fn pass(&self, waiting: impl FnOnce()) -> Result<(), RateExceeded> {
         match self.over_rate {
-            OverRate::Refuse => self.try_take().map_err(|_| RateExceeded),
-            OverRate::Wait => {
+            RateLimitAction::Refuse => self.try_take().map_err(|_| RateExceeded),
+            RateLimitAction::Wait => {
                 let Ok(turn) = self.turn.try_lock() else {
                     waiting();
                     let turn = self.turn.lock().await;

@@ -20,11 +20,11 @@ pub trait PullTimeRecorder: Send + Sync {
 /// Keeps the pulling time of each tracked pod.
 #[derive(Debug, Default)]
 pub struct PullTimes {
-    pods: Mutex<HashMap<String, Sessions>>,
+    pods: Mutex<HashMap<String, PullingSessions>>,
 }
 
 #[derive(Debug, Default)]
-struct Sessions {
+struct PullingSessions {
     /// Starts without a finish, oldest first.
     open: std::collections::VecDeque<Instant>,
     closed: Vec<(Instant, Instant)>,
@@ -55,7 +55,7 @@ impl PullTimes {
         self.with(|pods| pods.get(pod_uid).map_or(0, |pod| pod.open.len()))
     }
 
-    fn with<T>(&self, work: impl FnOnce(&mut HashMap<String, Sessions>) -> T) -> T {
+    fn with<T>(&self, work: impl FnOnce(&mut HashMap<String, PullingSessions>) -> T) -> T {
         work(&mut self.pods.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }

@@ -10,7 +10,7 @@ use std::fmt;
 use serde::Deserialize;
 use serde::de::{self, Deserializer, MapAccess, Visitor};
 
-use super::utc::Utc;
+use super::rfc3339::Rfc3339Time;
 use crate::credentials::json::push_string;
 use crate::credentials::{SecretCoordinates, ServiceAccountCoordinates};
 use crate::reference::{Digest, ImageId, ImageName};
@@ -22,25 +22,25 @@ const PULLED: &str = "ImagePulledRecord";
 
 /// A pull is running, or was cut off.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct PullIntent {
+pub struct ImagePullIntent {
     /// The image as requested.
     pub image: ImageName,
 }
 
 /// Who may use an image.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct PulledRecord {
+pub struct ImagePulledRecord {
     /// When something in it last changed; `None` where a file does not say.
-    pub last_updated: Option<Utc>,
+    pub last_updated: Option<Rfc3339Time>,
     /// The runtime's id of the image.
     pub image_ref: ImageId,
     /// Who may use it under which name: the text of pods without tag and digest.
-    pub names: BTreeMap<String, Access>,
+    pub names: BTreeMap<String, ImagePullCredentials>,
 }
 
 /// Who may use an image under one name.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Access {
+pub struct ImagePullCredentials {
     /// Whoever holds one of these pull secrets.
     pub secrets: Vec<RecordedSecret>,
     /// Whoever runs as one of these.
@@ -49,10 +49,10 @@ pub struct Access {
     pub node_pods: bool,
 }
 
-impl Access {
+impl ImagePullCredentials {
     /// Every pod on the node.
-    pub fn node() -> Access {
-        Access { node_pods: true, ..Access::default() }
+    pub fn node() -> ImagePullCredentials {
+        ImagePullCredentials { node_pods: true, ..ImagePullCredentials::default() }
     }
 
     /// Whether it names nobody.
@@ -115,12 +115,12 @@ pub fn file_name(key: &str) -> String {
     format!("sha256-{}", Digest::sha256(key).hex())
 }
 
-impl PullIntent {
+impl ImagePullIntent {
     /// Reads the text of a file.
-    pub fn decode(text: &[u8]) -> Result<Decoded<PullIntent>, DocumentError> {
+    pub fn decode(text: &[u8]) -> Result<Decoded<ImagePullIntent>, DocumentError> {
         let read: IntentText = serde_json::from_slice(text).map_err(|error| shape(&error))?;
         let current_version = check_version(&read.kind, INTENT, &read.api_version)?;
-        Ok(Decoded { document: PullIntent { image: read.image }, current_version })
+        Ok(Decoded { document: ImagePullIntent { image: read.image }, current_version })
     }
 
     /// The text of its file.
@@ -133,17 +133,19 @@ impl PullIntent {
     }
 }
 
-impl PulledRecord {
+impl ImagePulledRecord {
     /// Reads the text of a file.
-    pub fn decode(text: &[u8]) -> Result<Decoded<PulledRecord>, DocumentError> {
+    pub fn decode(text: &[u8]) -> Result<Decoded<ImagePulledRecord>, DocumentError> {
         let read: RecordText = serde_json::from_slice(text).map_err(|error| shape(&error))?;
         let current_version = check_version(&read.kind, PULLED, &read.api_version)?;
-        let last_updated =
-            read.last_updated_time.map(|time| Utc::parse(&time).ok_or(DocumentError::Time)).transpose()?;
+        let last_updated = read
+            .last_updated_time
+            .map(|time| Rfc3339Time::parse(&time).ok_or(DocumentError::Time))
+            .transpose()?;
         let names = read.credential_mapping.unwrap_or_default().0;
         let names = names.into_iter().map(|(name, access)| (name, access.into())).collect();
         Ok(Decoded {
-            document: PulledRecord { last_updated, image_ref: read.image_ref, names },
+            document: ImagePulledRecord { last_updated, image_ref: read.image_ref, names },
             current_version,
         })
     }
@@ -176,7 +178,7 @@ fn head(kind: &str) -> String {
     format!("{{\"kind\":\"{kind}\",\"apiVersion\":\"{VERSION}\"")
 }
 
-fn push_access(text: &mut String, access: &Access) {
+fn push_access(text: &mut String, access: &ImagePullCredentials) {
     text.push('{');
     if !access.secrets.is_empty() {
         text.push_str("\"kubernetesSecrets\":[");
@@ -272,12 +274,12 @@ struct RecordText {
     last_updated_time: Option<String>,
     #[serde(default, deserialize_with = "or_null")]
     image_ref: ImageId,
-    credential_mapping: Option<Names>,
+    credential_mapping: Option<CredentialMappingText>,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(deny_unknown_fields, rename_all = "camelCase", default)]
-struct AccessText {
+struct PullCredentialsText {
     kubernetes_secrets: Option<Vec<SecretText>>,
     kubernetes_service_accounts: Option<Vec<AccountText>>,
     node_pods_accessible: Option<bool>,
@@ -308,15 +310,15 @@ struct AccountText {
     name: String,
 }
 
-impl From<AccessText> for Access {
-    fn from(text: AccessText) -> Access {
+impl From<PullCredentialsText> for ImagePullCredentials {
+    fn from(text: PullCredentialsText) -> ImagePullCredentials {
         let secret = |SecretText { uid, namespace, name, credential_hash }| RecordedSecret {
             at: SecretCoordinates { uid, namespace, name },
             hash: credential_hash,
         };
         let account =
             |AccountText { uid, namespace, name }| ServiceAccountCoordinates { uid, namespace, name };
-        Access {
+        ImagePullCredentials {
             secrets: text.kubernetes_secrets.unwrap_or_default().into_iter().map(secret).collect(),
             service_accounts: text
                 .kubernetes_service_accounts
@@ -336,34 +338,35 @@ fn or_null<'de, T: Deserialize<'de> + Default, D: Deserializer<'de>>(deserialize
 
 /// A mapping in which a repeated key is an error.
 #[derive(Default)]
-struct Names(BTreeMap<String, AccessText>);
+struct CredentialMappingText(BTreeMap<String, PullCredentialsText>);
 
-impl<'de> Deserialize<'de> for Names {
+impl<'de> Deserialize<'de> for CredentialMappingText {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Reader;
+        struct CredentialMappingVisitor;
 
-        impl<'de> Visitor<'de> for Reader {
-            type Value = Names;
+        impl<'de> Visitor<'de> for CredentialMappingVisitor {
+            type Value = CredentialMappingText;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("names of images")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Names, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<CredentialMappingText, A::Error> {
                 let mut names = BTreeMap::new();
                 while let Some(name) = map.next_key::<String>()? {
                     match names.entry(name) {
                         Entry::Occupied(_) => return Err(de::Error::custom("a name is there twice")),
                         Entry::Vacant(place) => {
-                            place.insert(map.next_value::<Option<AccessText>>()?.unwrap_or_default());
+                            place
+                                .insert(map.next_value::<Option<PullCredentialsText>>()?.unwrap_or_default());
                         }
                     }
                 }
-                Ok(Names(names))
+                Ok(CredentialMappingText(names))
             }
         }
 
-        deserializer.deserialize_map(Reader)
+        deserializer.deserialize_map(CredentialMappingVisitor)
     }
 }
 
@@ -377,15 +380,15 @@ mod tests {
             at: SecretCoordinates { uid: "u".into(), namespace: "n".into(), name: "<&>\u{2028}\"".into() },
             hash: "h".into(),
         };
-        let access = Access { secrets: vec![secret], ..Access::default() };
-        let record = PulledRecord {
-            last_updated: Some(Utc(1_700_000_000)),
+        let access = ImagePullCredentials { secrets: vec![secret], ..ImagePullCredentials::default() };
+        let record = ImagePulledRecord {
+            last_updated: Some(Rfc3339Time(1_700_000_000)),
             image_ref: "sha256:abc".into(),
-            names: BTreeMap::from([("a".into(), access), ("b".into(), Access::node())]),
+            names: BTreeMap::from([("a".into(), access), ("b".into(), ImagePullCredentials::node())]),
         };
         let text = record.encode();
         assert!(text.contains("\\u003c\\u0026\\u003e\\u2028\\\""), "{text}");
-        let read = PulledRecord::decode(text.as_bytes()).unwrap();
+        let read = ImagePulledRecord::decode(text.as_bytes()).unwrap();
         assert_eq!((read.document, read.current_version), (record, true));
     }
 
@@ -400,7 +403,7 @@ mod tests {
             r#""imageRef":"r"} hunter2"#,
             r#""imageRef":"hunter2"#,
         ] {
-            let error = PulledRecord::decode(format!("{head}{rest}").as_bytes()).expect_err(rest);
+            let error = ImagePulledRecord::decode(format!("{head}{rest}").as_bytes()).expect_err(rest);
             assert!(!format!("{error} {error:?}").contains("hunter2"), "{error:?}");
         }
     }

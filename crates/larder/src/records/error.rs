@@ -4,7 +4,7 @@ use std::error::Error;
 use std::io;
 use std::sync::Arc;
 
-use super::folder::ReadError;
+use super::record_dir::RecordReadError;
 use crate::credentials::CredentialsError;
 
 /// Why the records could not be read or written. The text is what the pod's status shows.
@@ -50,8 +50,8 @@ impl From<io::Error> for RecordsError {
     }
 }
 
-impl From<ReadError> for RecordsError {
-    fn from(error: ReadError) -> Self {
+impl From<RecordReadError> for RecordsError {
+    fn from(error: RecordReadError) -> Self {
         RecordsError::other(error)
     }
 }

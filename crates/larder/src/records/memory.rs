@@ -4,39 +4,39 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use super::index::FoldingHash;
-use super::known::Known;
+use super::hash_index::FoldingHasherBuilder;
+use super::indexed_record::IndexedRecord;
 use crate::reference::ImageId;
 
 /// The bytes that records may take in memory, about. Some hundred thousand recorded credentials.
 pub(super) const MEMORY_BYTES: usize = 128 << 20;
 
 #[derive(Debug)]
-pub(super) struct Memory {
-    all: RwLock<All>,
+pub(super) struct RecordCache {
+    all: RwLock<CachedRecords>,
     /// Counts questions: a record's last number says how lately it was asked for.
     asked: AtomicU64,
     limit: usize,
 }
 
 #[derive(Debug, Default)]
-struct All {
-    by_ref: HashMap<ImageId, Kept, FoldingHash>,
+struct CachedRecords {
+    by_ref: HashMap<ImageId, CachedRecord, FoldingHasherBuilder>,
     weight: usize,
 }
 
 #[derive(Debug)]
-struct Kept {
-    known: Arc<Known>,
+struct CachedRecord {
+    known: Arc<IndexedRecord>,
     asked: AtomicU64,
 }
 
-impl Memory {
-    pub(super) fn new(limit: usize) -> Memory {
-        Memory { all: RwLock::default(), asked: AtomicU64::new(0), limit }
+impl RecordCache {
+    pub(super) fn new(limit: usize) -> RecordCache {
+        RecordCache { all: RwLock::default(), asked: AtomicU64::new(0), limit }
     }
 
-    pub(super) fn get(&self, image_ref: &ImageId) -> Option<Arc<Known>> {
+    pub(super) fn get(&self, image_ref: &ImageId) -> Option<Arc<IndexedRecord>> {
         let all = self.read();
         let kept = all.by_ref.get(image_ref)?;
         // A store that all readers do would make them wait for each other's cache line; a read does not.
@@ -47,11 +47,11 @@ impl Memory {
         Some(Arc::clone(&kept.known))
     }
 
-    pub(super) fn put(&self, image_ref: &ImageId, known: Arc<Known>) {
+    pub(super) fn put(&self, image_ref: &ImageId, known: Arc<IndexedRecord>) {
         let mut all = self.write();
         let weight = known.weight;
         let asked = AtomicU64::new(self.asked.fetch_add(1, Ordering::Relaxed) + 1);
-        let before = all.by_ref.insert(image_ref.clone(), Kept { known, asked });
+        let before = all.by_ref.insert(image_ref.clone(), CachedRecord { known, asked });
         all.weight += weight;
         all.weight -= before.map_or(0, |kept| kept.known.weight);
         if all.weight > self.limit {
@@ -70,16 +70,16 @@ impl Memory {
         all.weight -= gone.map_or(0, |kept| kept.known.weight);
     }
 
-    fn read(&self) -> RwLockReadGuard<'_, All> {
+    fn read(&self) -> RwLockReadGuard<'_, CachedRecords> {
         self.all.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn write(&self) -> RwLockWriteGuard<'_, All> {
+    fn write(&self) -> RwLockWriteGuard<'_, CachedRecords> {
         self.all.write().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl All {
+impl CachedRecords {
     fn shrink_to(&mut self, weight: usize) {
         let mut oldest: Vec<_> = self
             .by_ref
@@ -101,13 +101,13 @@ impl All {
 
 #[cfg(test)]
 mod tests {
-    use super::super::document::PulledRecord;
+    use super::super::document::ImagePulledRecord;
     use super::*;
 
     #[test]
     fn what_was_asked_for_least_lately_goes_first() {
-        let known = || Arc::new(Known::new(&PulledRecord::default()));
-        let memory = Memory::new(100 * known().weight);
+        let known = || Arc::new(IndexedRecord::new(&ImagePulledRecord::default()));
+        let memory = RecordCache::new(100 * known().weight);
         for number in 0..100 {
             memory.put(&format!("r{number}").into(), known());
         }

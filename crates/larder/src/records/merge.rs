@@ -1,13 +1,13 @@
 //! What a record says after one more pull or check. Pure.
 
-use super::document::{Access, PulledRecord, RecordedSecret};
+use super::document::{ImagePullCredentials, ImagePulledRecord, RecordedSecret};
 use crate::credentials::ServiceAccountCoordinates;
 
 /// Lets those of `new` use the image under this name as well. Says whether the record is another one now.
 ///
 /// Once every pod on the node may use it, that stays so. Secrets are told apart by where they are, and the later hash
 /// counts. Where secrets come, service accounts of the same call are passed over, as in kubelet.
-pub fn merge(record: &mut PulledRecord, name: &str, new: Option<&Access>) -> bool {
+pub fn merge(record: &mut ImagePulledRecord, name: &str, new: Option<&ImagePullCredentials>) -> bool {
     let Some(new) = new.filter(|new| !new.is_empty()) else { return false };
     let Some(access) = record.names.get_mut(name) else {
         record.names.insert(name.to_owned(), new.clone());
@@ -17,7 +17,7 @@ pub fn merge(record: &mut PulledRecord, name: &str, new: Option<&Access>) -> boo
         return false;
     }
     if new.node_pods {
-        *access = Access::node();
+        *access = ImagePullCredentials::node();
         return true;
     }
     if new.secrets.is_empty() {

@@ -1,47 +1,52 @@
 //! Who may use an image that is already here.
 //!
 //! With records, a present image is handed out only to pods that could have pulled it (kubelet's gate
-//! `KubeletEnsureSecretPulledImages`). A [`Manager`](crate::pull::Manager) without them behaves as with that gate off.
+//! `KubeletEnsureSecretPulledImages`). A [`ImageManager`](crate::pull::ImageManager) without them behaves as with that gate off.
 //!
 //! ```text
 //! check:  memory -> (before a no) folder -> known -> verification -> yes, or pull
 //! change: writer -> merge -> folder (durable) -> memory
 //! ```
 //!
-//! [`ImageRecords`] keeps them in a folder, in kubelet's own format: a kubelet can take the folder over, and the reverse.
-//! Read [`ImageRecords::check`] first.
+//! [`PullRecordStore`] keeps them in a folder, in kubelet's own format: a kubelet can take the folder over, and the reverse.
+//! Read [`PullRecordStore::check`] first.
 //!
 //! Promises: a pull starts when its intent is durable, and ends when its record is; whatever dies in between, nobody is
 //! granted an image that he did not show credentials for.
 
 mod document;
 mod error;
-mod folder;
-mod holds;
-mod in_flight;
-mod index;
-mod keeper;
-mod known;
+mod hash_index;
+mod indexed_record;
+mod interrupted_pulls;
 mod lock;
 mod memory;
 mod merge;
 mod names;
-mod settle;
-mod utc;
+mod pull_locks;
+mod pull_record_store;
+mod record_dir;
+mod rfc3339;
+mod running_pulls;
 mod writer;
 
 use async_trait::async_trait;
 
 pub use crate::config::{Verification, VerificationError};
-pub use document::{Access, Decoded, DocumentError, PullIntent, PulledRecord, RecordedSecret, file_name};
+pub use document::{
+    Decoded, DocumentError, ImagePullCredentials, ImagePullIntent, ImagePulledRecord, RecordedSecret,
+    file_name,
+};
 pub use error::RecordsError;
-pub use folder::{Step, Witness};
-pub use keeper::{CheckResult, ImageRecords, OpenError, PodLookup};
-pub use known::LEARNED_SECRETS;
+pub use indexed_record::LEARNED_SECRETS;
 pub use merge::merge;
-pub use utc::Utc;
+pub use pull_record_store::{MustPullCheckResult, PodCredentialLookup, PullRecordStore, RecordDirError};
+pub use record_dir::{RecordDirStep, StepHook};
+pub use rfc3339::Rfc3339Time;
 
-use crate::credentials::{Credential, LazyLookup, SecretCoordinates, ServiceAccountCoordinates, Source};
+use crate::credentials::{
+    Credential, CredentialSource, LazyCredentialLookup, SecretCoordinates, ServiceAccountCoordinates,
+};
 use crate::reference::{ImageId, ImageName};
 
 /// Remembers what was pulled and with which credential.
@@ -53,7 +58,7 @@ pub trait PullRecords: Send + Sync {
         &self,
         image: &ImageName,
         image_ref: &ImageId,
-        credentials: &mut LazyLookup<'_>,
+        credentials: &mut LazyCredentialLookup<'_>,
     ) -> Result<bool, RecordsError>;
 
     /// A pull of `image` is about to start; it must not before this returns. Closed by one of the next calls, on
@@ -79,7 +84,7 @@ pub trait PullRecords: Send + Sync {
     }
 
     /// Who waited for the pull of `image` has left, or how it ended is not known: the image may come after all.
-    fn record_image_pull_left(&self, image: &ImageName) {
+    fn record_image_pull_interrupted(&self, image: &ImageName) {
         self.record_image_pull_failed(image);
     }
 }
@@ -88,7 +93,7 @@ pub trait PullRecords: Send + Sync {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RecordedCredentials {
     /// A credential, and nobody knows whose: who wants the image has to show one of their own.
-    Nobody,
+    NotRecorded,
     /// No credential, or one that belongs to the node: every pod on the node may use the image.
     NodePodsAccessible,
     /// A pull secret, with the hash of what it held.
@@ -102,10 +107,10 @@ impl RecordedCredentials {
     pub fn of(used: Option<&Credential>) -> Self {
         match used.and_then(|credential| credential.source.as_ref().map(|source| (source, credential))) {
             None => RecordedCredentials::NodePodsAccessible,
-            Some((Source::Secret(secret), credential)) => {
+            Some((CredentialSource::Secret(secret), credential)) => {
                 RecordedCredentials::Secret(secret.clone(), credential.hash.clone())
             }
-            Some((Source::ServiceAccount(account), _)) => {
+            Some((CredentialSource::ServiceAccount(account), _)) => {
                 RecordedCredentials::ServiceAccount(account.clone())
             }
         }

@@ -17,7 +17,7 @@ pub(super) fn has_name(image: &Image, name: &ImageName) -> bool {
 
 /// Whether two texts of pods may mean the same image. Nobody knows which image a digest stands for before it was pulled, so
 /// it may be any one of its repository; an id may be any image.
-pub(super) fn may_be_same(one: &ImageName, other: &ImageName) -> bool {
+pub(super) fn may_name_same_image(one: &ImageName, other: &ImageName) -> bool {
     if one == other || is_id(one) || is_id(other) {
         return true;
     }
@@ -59,8 +59,8 @@ mod tests {
             ("r.example/a:1", "no name at all", false),
         ] {
             let (one, other) = (&ImageName::from(one), &ImageName::from(other));
-            assert_eq!(may_be_same(one, other), same, "{one} {other}");
-            assert_eq!(may_be_same(other, one), same, "{other} {one}");
+            assert_eq!(may_name_same_image(one, other), same, "{one} {other}");
+            assert_eq!(may_name_same_image(other, one), same, "{other} {one}");
         }
     }
 

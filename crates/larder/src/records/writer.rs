@@ -12,15 +12,15 @@ use std::thread::{Builder, JoinHandle};
 use tokio::sync::oneshot;
 
 use super::RecordsError;
-use super::document::{Access, PullIntent, PulledRecord};
-use super::folder::{Folder, Shelf};
-use super::holds::Hold;
-use super::in_flight::InFlight;
-use super::known::Known;
-use super::memory::Memory;
+use super::document::{ImagePullCredentials, ImagePullIntent, ImagePulledRecord};
+use super::indexed_record::IndexedRecord;
+use super::memory::RecordCache;
 use super::merge::merge;
 use super::names::has_name;
-use super::utc::Utc;
+use super::pull_locks::PullLock;
+use super::record_dir::{RecordDir, RecordDirKind};
+use super::rfc3339::Rfc3339Time;
+use super::running_pulls::RunningPulls;
 use crate::backend::Image;
 use crate::reference::{ImageId, ImageName};
 
@@ -29,74 +29,74 @@ const BATCH: usize = 1000;
 
 /// One change of the records.
 #[derive(Debug, Clone)]
-pub(super) enum Change {
+pub(super) enum RecordChange {
     /// A pull is about to start.
     Intent { image: ImageName },
     /// A pull ended without an image: the intent goes, unless another pull of the image began since. Unless the image is
     /// known to be absent, an intent that was there before stays as well: another pull may have brought it.
     Failed { image: ImageName, absent: bool },
     /// A pull brought an image.
-    Pulled { image: ImageName, image_ref: ImageId, access: Option<Access>, now: Utc },
+    Pulled { image: ImageName, image_ref: ImageId, access: Option<ImagePullCredentials>, now: Rfc3339Time },
     /// A pod showed that it may use an image.
-    Learn { name: String, image_ref: ImageId, access: Access, now: Utc },
+    AddCredentials { name: String, image_ref: ImageId, access: ImagePullCredentials, now: Rfc3339Time },
     /// Records of images that are not among these go, unless they changed since.
-    Prune { kept: Arc<HashSet<ImageId>>, before: Utc },
+    Prune { kept: Arc<HashSet<ImageId>>, before: Rfc3339Time },
     /// Intents of pulls that died, of which these images are left.
-    Recover { images: Arc<Vec<Image>>, now: Utc },
+    Recover { images: Arc<Vec<Image>>, now: Rfc3339Time },
     /// Documents of an older version are written anew.
-    Renew,
+    Migrate,
     /// Nothing: answered when all before it is done.
-    Nothing,
+    Barrier,
 }
 
-type Answer = oneshot::Sender<Result<(), RecordsError>>;
-type Order = (Change, Option<Answer>);
+type ChangeReply = oneshot::Sender<Result<(), RecordsError>>;
+type ChangeRequest = (RecordChange, Option<ChangeReply>);
 
 /// The intents of this process, by image: on disk, durably.
-type Held = HashMap<ImageName, Own>;
+type ProcessIntents = HashMap<ImageName, ProcessIntent>;
 
-struct Own {
-    _hold: Hold,
+struct ProcessIntent {
+    _hold: PullLock,
     /// Whether it was there already: another process pulls the image, or was cut off.
     found: bool,
 }
 
 /// What a change works on.
-pub(super) struct Desk {
-    pub(super) folder: Arc<Folder>,
-    pub(super) memory: Arc<Memory>,
-    pub(super) in_flight: Arc<InFlight>,
+pub(super) struct WriterContext {
+    pub(super) folder: Arc<RecordDir>,
+    pub(super) memory: Arc<RecordCache>,
+    pub(super) in_flight: Arc<RunningPulls>,
 }
 
 /// Dropping it waits until all is written.
-pub(super) struct Writer {
-    orders: Mutex<Option<Sender<Order>>>,
+pub(super) struct PullRecordWriter {
+    orders: Mutex<Option<Sender<ChangeRequest>>>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Writer {
-    pub(super) fn start(desk: Desk) -> io::Result<Writer> {
+impl PullRecordWriter {
+    pub(super) fn start(desk: WriterContext) -> io::Result<PullRecordWriter> {
         let (orders, ordered) = mpsc::channel();
         let thread = Builder::new().name("records".into()).spawn(move || work(&desk, &ordered))?;
-        Ok(Writer { orders: Mutex::new(Some(orders)), thread: Some(thread) })
+        Ok(PullRecordWriter { orders: Mutex::new(Some(orders)), thread: Some(thread) })
     }
 
     /// Done some time later; trouble is logged.
-    pub(super) fn order(&self, change: Change) {
+    pub(super) fn submit(&self, change: RecordChange) {
         self.send(change, None);
     }
 
     /// Ordered at once; the answer comes when it is done, durably, or not.
-    pub(super) fn ordered(
+    pub(super) fn submit_and_wait(
         &self,
-        change: Change,
+        change: RecordChange,
     ) -> impl Future<Output = Result<(), RecordsError>> + Send + use<> {
         let (answer, answered) = oneshot::channel();
         self.send(change, Some(answer));
         async { answered.await.unwrap_or(Err(RecordsError::Closed)) }
     }
 
-    fn send(&self, change: Change, answer: Option<Answer>) {
+    fn send(&self, change: RecordChange, answer: Option<ChangeReply>) {
         let orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(orders) = orders.as_ref() {
             // Without a thread the answer is dropped, and so is an error for who waits.
@@ -105,7 +105,7 @@ impl Writer {
     }
 }
 
-impl Drop for Writer {
+impl Drop for PullRecordWriter {
     fn drop(&mut self) {
         drop(self.orders.lock().unwrap_or_else(PoisonError::into_inner).take());
         if let Some(thread) = self.thread.take() {
@@ -114,8 +114,8 @@ impl Drop for Writer {
     }
 }
 
-fn work(desk: &Desk, ordered: &Receiver<Order>) {
-    let mut held = Held::new();
+fn work(desk: &WriterContext, ordered: &Receiver<ChangeRequest>) {
+    let mut held = ProcessIntents::new();
     while let Ok(first) = ordered.recv() {
         let batch: Vec<_> = std::iter::once(first).chain(ordered.try_iter().take(BATCH - 1)).collect();
         let changes: Vec<_> = batch.iter().map(|(change, _)| change).collect();
@@ -132,11 +132,11 @@ fn work(desk: &Desk, ordered: &Receiver<Order>) {
     }
 }
 
-impl Desk {
+impl WriterContext {
     /// Makes these changes, all or none.
-    fn make(&self, changes: &[&Change], held: &mut Held) -> Result<(), RecordsError> {
-        let mut draft = Draft::new(self);
-        let made = self.folder.turn().and_then(|_turn| {
+    fn make(&self, changes: &[&RecordChange], held: &mut ProcessIntents) -> Result<(), RecordsError> {
+        let mut draft = ChangeBatch::new(self);
+        let made = self.folder.lock().and_then(|_turn| {
             for change in changes {
                 draft.take(change, held)?;
             }
@@ -145,7 +145,7 @@ impl Desk {
         made.map_err(RecordsError::from)
     }
 
-    fn remove(&self, files: impl Iterator<Item = (Shelf, String)>) {
+    fn remove(&self, files: impl Iterator<Item = (RecordDirKind, String)>) {
         for (shelf, key) in files {
             // What stays asks for credentials once more, and grants nothing.
             if let Err(error) = self.folder.remove(shelf, &key) {
@@ -156,24 +156,24 @@ impl Desk {
 }
 
 /// What several changes come to.
-struct Draft<'a> {
-    desk: &'a Desk,
+struct ChangeBatch<'a> {
+    desk: &'a WriterContext,
     intents: BTreeSet<ImageName>,
-    records: BTreeMap<ImageId, PulledRecord>,
+    records: BTreeMap<ImageId, ImagePulledRecord>,
     /// Intents and records that go.
     closed: BTreeSet<ImageName>,
     gone: BTreeSet<ImageId>,
     /// Intents of dead processes that are written anew.
-    renewed: Vec<PullIntent>,
+    renewed: Vec<ImagePullIntent>,
     /// Images of pulls that ended well.
     ended: Vec<ImageName>,
     /// Intents that are not ours alone.
-    let_go: Vec<ImageName>,
+    released_locks: Vec<ImageName>,
 }
 
-impl<'a> Draft<'a> {
-    fn new(desk: &'a Desk) -> Self {
-        Draft {
+impl<'a> ChangeBatch<'a> {
+    fn new(desk: &'a WriterContext) -> Self {
+        ChangeBatch {
             desk,
             intents: BTreeSet::new(),
             records: BTreeMap::new(),
@@ -181,46 +181,46 @@ impl<'a> Draft<'a> {
             gone: BTreeSet::new(),
             renewed: Vec::new(),
             ended: Vec::new(),
-            let_go: Vec::new(),
+            released_locks: Vec::new(),
         }
     }
 
-    fn take(&mut self, change: &Change, held: &Held) -> io::Result<()> {
+    fn take(&mut self, change: &RecordChange, held: &ProcessIntents) -> io::Result<()> {
         match change {
-            Change::Nothing => {}
-            Change::Intent { image } => {
+            RecordChange::Barrier => {}
+            RecordChange::Intent { image } => {
                 self.closed.remove(image);
                 if !held.contains_key(image) {
                     self.intents.insert(image.clone());
                 }
             }
-            Change::Failed { image, absent } => {
+            RecordChange::Failed { image, absent } => {
                 if *absent || !self.is_found(image, held) {
                     self.intent_goes(image);
                 } else if self.desk.in_flight.count(image) == 0 {
                     self.intents.remove(image);
-                    self.let_go.push(image.clone());
+                    self.released_locks.push(image.clone());
                 }
             }
-            Change::Pulled { image, image_ref, access, now } => {
+            RecordChange::Pulled { image, image_ref, access, now } => {
                 let name = image.trimmed().map_err(io::Error::other)?;
                 self.merge(image_ref, name, access.as_ref(), *now);
                 self.renew(image_ref, *now);
                 self.ended.push(image.clone());
             }
-            Change::Learn { name, image_ref, access, now } => {
+            RecordChange::AddCredentials { name, image_ref, access, now } => {
                 self.merge(image_ref, name, Some(access), *now);
             }
-            Change::Prune { kept, before } => self.prune(kept, *before)?,
-            Change::Recover { images, now } => self.recover(images, *now, held)?,
-            Change::Renew => self.renew_documents()?,
+            RecordChange::Prune { kept, before } => self.prune(kept, *before)?,
+            RecordChange::Recover { images, now } => self.recover(images, *now, held)?,
+            RecordChange::Migrate => self.renew_documents()?,
         }
         Ok(())
     }
 
-    fn prune(&mut self, kept: &HashSet<ImageId>, before: Utc) -> io::Result<()> {
+    fn prune(&mut self, kept: &HashSet<ImageId>, before: Rfc3339Time) -> io::Result<()> {
         for record in self.desk.folder.records()? {
-            let PulledRecord { image_ref, last_updated, .. } = record.document;
+            let ImagePulledRecord { image_ref, last_updated, .. } = record.document;
             let updated = self.records.get(&image_ref).map_or(last_updated, |new| new.last_updated);
             if !kept.contains(&image_ref) && updated < Some(before) {
                 self.records.remove(&image_ref);
@@ -242,7 +242,7 @@ impl<'a> Draft<'a> {
     }
 
     /// Whether an intent was there before ours.
-    fn is_found(&self, image: &ImageName, held: &Held) -> bool {
+    fn is_found(&self, image: &ImageName, held: &ProcessIntents) -> bool {
         match held.get(image) {
             Some(own) => own.found,
             None => self.desk.folder.has_intent(image).unwrap_or(true),
@@ -257,7 +257,7 @@ impl<'a> Draft<'a> {
     }
 
     /// The record as it is by now. One that cannot be read counts as none: it served nobody.
-    fn record(&self, image_ref: &ImageId) -> Option<PulledRecord> {
+    fn record(&self, image_ref: &ImageId) -> Option<ImagePulledRecord> {
         if let Some(record) = self.records.get(image_ref) {
             return Some(record.clone());
         }
@@ -270,7 +270,13 @@ impl<'a> Draft<'a> {
         })
     }
 
-    fn merge(&mut self, image_ref: &ImageId, name: &str, access: Option<&Access>, now: Utc) {
+    fn merge(
+        &mut self,
+        image_ref: &ImageId,
+        name: &str,
+        access: Option<&ImagePullCredentials>,
+        now: Rfc3339Time,
+    ) {
         let before = self.record(image_ref);
         let is_new = before.is_none();
         let mut record = before.unwrap_or_default();
@@ -283,7 +289,7 @@ impl<'a> Draft<'a> {
     }
 
     /// A round of collection that began before the image came again must not take its record, whichever process holds it.
-    fn renew(&mut self, image_ref: &ImageId, now: Utc) {
+    fn renew(&mut self, image_ref: &ImageId, now: Rfc3339Time) {
         if let Some(mut record) = self.record(image_ref).filter(|record| record.last_updated < Some(now)) {
             record.last_updated = Some(now);
             self.records.insert(image_ref.clone(), record);
@@ -291,11 +297,11 @@ impl<'a> Draft<'a> {
     }
 
     /// An image that a pull of ours brought before it could be recorded is nobody's until somebody shows credentials.
-    fn recover(&mut self, images: &[Image], now: Utc, held: &Held) -> io::Result<()> {
+    fn recover(&mut self, images: &[Image], now: Rfc3339Time, held: &ProcessIntents) -> io::Result<()> {
         for intent in self.desk.folder.intents()? {
-            let PullIntent { image } = intent.document;
+            let ImagePullIntent { image } = intent.document;
             let Some(present) = images.iter().find(|present| has_name(present, &image)) else { continue };
-            if held.contains_key(&image) || self.desk.folder.is_held_elsewhere(&image) {
+            if held.contains_key(&image) || self.desk.folder.is_pulled_by_other_process(&image) {
                 continue;
             }
             let id = present.id.clone();
@@ -305,41 +311,43 @@ impl<'a> Draft<'a> {
         Ok(())
     }
 
-    fn write(self, held: &mut Held) -> io::Result<()> {
-        let Draft { desk, intents, records, closed, gone, renewed, ended, let_go } = self;
-        let intent = |intent: PullIntent| (Shelf::Pulling, intent.image.to_string(), intent.encode());
-        let record = |(image_ref, record): (&ImageId, &PulledRecord)| {
-            (Shelf::Pulled, image_ref.to_string(), record.encode())
+    fn write(self, held: &mut ProcessIntents) -> io::Result<()> {
+        let ChangeBatch { desk, intents, records, closed, gone, renewed, ended, released_locks: let_go } =
+            self;
+        let intent =
+            |intent: ImagePullIntent| (RecordDirKind::Pulling, intent.image.to_string(), intent.encode());
+        let record = |(image_ref, record): (&ImageId, &ImagePulledRecord)| {
+            (RecordDirKind::Pulled, image_ref.to_string(), record.encode())
         };
         // A file that is there stays: another process may hold it.
         let (there, missing): (Vec<_>, Vec<_>) =
             intents.iter().partition(|image| desk.folder.has_intent(image).unwrap_or(false));
-        let missing = missing.into_iter().map(|image| PullIntent { image: image.clone() });
+        let missing = missing.into_iter().map(|image| ImagePullIntent { image: image.clone() });
         let files: Vec<_> = missing.chain(renewed).map(intent).chain(records.iter().map(record)).collect();
         desk.folder.write(&files)?;
         for image in &there {
             desk.folder.settle_intent(image)?;
-            desk.in_flight.blur(image);
+            desk.in_flight.mark_ambiguous(image);
         }
         for image in &intents {
-            let own = Own { _hold: desk.folder.hold(image)?, found: there.contains(&image) };
+            let own = ProcessIntent { _hold: desk.folder.hold(image)?, found: there.contains(&image) };
             held.insert(image.clone(), own);
         }
         for image in let_go {
             held.remove(&image);
         }
         for (image_ref, record) in &records {
-            desk.memory.put(image_ref, Arc::new(Known::new(record)));
+            desk.memory.put(image_ref, Arc::new(IndexedRecord::new(record)));
         }
-        let ended: Vec<_> = ended.into_iter().filter(|image| desk.in_flight.ends(image)).collect();
+        let ended: Vec<_> = ended.into_iter().filter(|image| desk.in_flight.end(image)).collect();
         let closed = closed.into_iter().chain(ended).filter(|image| {
             held.remove(image);
-            !desk.folder.is_held_elsewhere(image)
+            !desk.folder.is_pulled_by_other_process(image)
         });
-        let closed: Vec<_> = closed.map(|image| (Shelf::Pulling, String::from(image))).collect();
+        let closed: Vec<_> = closed.map(|image| (RecordDirKind::Pulling, String::from(image))).collect();
         let gone = gone.into_iter().map(|image_ref| {
             desk.memory.forget(&image_ref);
-            (Shelf::Pulled, String::from(image_ref))
+            (RecordDirKind::Pulled, String::from(image_ref))
         });
         desk.remove(closed.into_iter().chain(gone));
         Ok(())

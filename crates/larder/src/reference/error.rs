@@ -3,7 +3,7 @@
 use std::fmt;
 
 use super::digest::DigestError;
-use crate::gotext;
+use crate::go_format;
 
 /// Why a text is no image name. Prints as kubelet prints it; [`hint`](ReferenceError::hint) says what to change.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -99,7 +99,7 @@ impl ReferenceError {
 impl fmt::Display for ReferenceError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.named {
-            write!(f, "couldn't parse image name {}: ", gotext::quote(&self.image))?;
+            write!(f, "couldn't parse image name {}: ", go_format::quote(&self.image))?;
         }
         write!(f, "{}", self.kind)
     }

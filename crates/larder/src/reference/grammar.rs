@@ -17,7 +17,7 @@ const MIN_DIGEST_HEX: usize = 32;
 
 /// A name cut at its joints. Empty parts do not occur; a missing domain leaves `name` equal to `path`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Parts<'a> {
+pub(super) struct NameParts<'a> {
     pub(super) name: &'a str,
     pub(super) path: &'a str,
     pub(super) tag: Option<&'a str>,
@@ -26,7 +26,7 @@ pub(super) struct Parts<'a> {
     pub(super) digest: Option<&'a str>,
 }
 
-pub(super) fn parse(text: &str) -> Result<Parts<'_>, ReferenceErrorKind> {
+pub(super) fn parse(text: &str) -> Result<NameParts<'_>, ReferenceErrorKind> {
     let Some(parts) = split(text) else {
         return Err(match text {
             "" => ReferenceErrorKind::Empty,
@@ -45,7 +45,7 @@ pub(super) fn lower_case(text: &str) -> String {
     text.chars().map(|c| c.to_lowercase().next().unwrap_or(c)).collect()
 }
 
-fn split(text: &str) -> Option<Parts<'_>> {
+fn split(text: &str) -> Option<NameParts<'_>> {
     let path_at = match text.split_once('/') {
         Some((first, _)) if is_domain(first) => first.len() + 1,
         _ => 0,
@@ -62,7 +62,7 @@ fn split(text: &str) -> Option<Parts<'_>> {
         tag => Some(tag.strip_prefix(':')?),
     };
     let fits = path.split('/').all(is_path_part) && tag.is_none_or(is_tag) && digest.is_none_or(is_digest);
-    fits.then_some(Parts { name, path, tag, digest })
+    fits.then_some(NameParts { name, path, tag, digest })
 }
 
 /// Whether a text can stand before the first slash as a registry: host labels or a bracketed address, and a port.

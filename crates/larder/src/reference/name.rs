@@ -168,9 +168,9 @@ impl ImageId {
 /// what is wrong with it is an error where its parts are asked for. It is parsed once. Cloning is cheap.
 #[derive(Clone, Serialize, Deserialize)]
 #[serde(from = "String", into = "String")]
-pub struct ImageName(Arc<Written>);
+pub struct ImageName(Arc<NameWithParse>);
 
-struct Written {
+struct NameWithParse {
     text: Box<str>,
     parsed: Result<Reference, ReferenceErrorKind>,
 }
@@ -213,7 +213,7 @@ impl Default for ImageName {
 impl From<String> for ImageName {
     fn from(text: String) -> Self {
         let parsed = Reference::parse_kind(&text);
-        ImageName(Arc::new(Written { text: text.into(), parsed }))
+        ImageName(Arc::new(NameWithParse { text: text.into(), parsed }))
     }
 }
 
@@ -238,7 +238,7 @@ impl From<&ImageId> for ImageName {
 impl From<Reference> for ImageName {
     fn from(reference: Reference) -> Self {
         let text = reference.to_string().into();
-        ImageName(Arc::new(Written { text, parsed: Ok(reference) }))
+        ImageName(Arc::new(NameWithParse { text, parsed: Ok(reference) }))
     }
 }
 

@@ -8,28 +8,28 @@ use std::task::Poll;
 use std::time::Duration;
 
 use larder::backend::{Backend as _, ImageSpec};
-use larder::gc::{Entry, Gate, GcPolicy, History};
+use larder::gc::{GcPolicy, RemovalGate, RemovalHistory, RemovalHistoryEntry};
 use larder::pod::Pod;
-use larder::pull::{EnsureRequest, ManagedBackend, Manager, Outcome, PullPolicy};
+use larder::pull::{EnsureRequest, ImageManager, ImagePresence, ManagedBackend, PullPolicy};
 use tokio::time::sleep;
 
-use crate::world::World;
+use crate::world::FakeNode;
 
 const SLOW: Duration = Duration::from_secs(5);
 const LEASE: Duration = Duration::from_secs(600);
 
 #[derive(Default)]
-struct Journal(Mutex<Vec<Entry>>);
+struct RecordingHistory(Mutex<Vec<RemovalHistoryEntry>>);
 
-impl History for Journal {
-    fn record(&self, entry: &Entry) -> io::Result<()> {
+impl RemovalHistory for RecordingHistory {
+    fn record(&self, entry: &RemovalHistoryEntry) -> io::Result<()> {
         self.0.lock().expect("no test panics with it").push(entry.clone());
         Ok(())
     }
 }
 
-fn world() -> World {
-    let world = World::new(100);
+fn world() -> FakeNode {
+    let world = FakeNode::new(100);
     world.have("a:1", &[("l", 10)]);
     world
 }
@@ -52,10 +52,10 @@ async fn abandon<T>(work: impl Future<Output = T>, until: impl Fn() -> bool) {
 async fn a_collection_that_is_abandoned_ends_the_removal_it_began() {
     for slow in [SLOW, Duration::ZERO] {
         let world = world();
-        let (gate, journal) = (Arc::new(Gate::default()), Arc::new(Journal::default()));
+        let (gate, journal) = (Arc::new(RemovalGate::default()), Arc::new(RecordingHistory::default()));
         let policy = GcPolicy { minimum_age: Duration::ZERO, ..GcPolicy::default() };
         let collector = world.collector().policy(policy).gate(gate.clone()).history(journal.clone()).build();
-        let manager = Manager::builder(Arc::new(world.clone())).lease(gate, LEASE).build();
+        let manager = ImageManager::builder(Arc::new(world.clone())).lease(gate, LEASE).build();
         world.advance(1000);
         if slow.is_zero() {
             // It is gone already, and its room is waited for.
@@ -67,7 +67,7 @@ async fn a_collection_that_is_abandoned_ends_the_removal_it_began() {
         }
         let request = EnsureRequest::new("a:1", PullPolicy::IfNotPresent, Pod::default());
         let ensured = manager.ensure(&request).await.unwrap();
-        assert!(matches!(ensured.outcome, Outcome::Pulled { .. }), "{ensured:?}");
+        assert!(matches!(ensured.outcome, ImagePresence::Pulled { .. }), "{ensured:?}");
         sleep(2 * SLOW).await;
         assert!(world.state().present.contains("a:1"), "it is leased");
         assert_eq!(collector.counts().space, 1);
@@ -80,14 +80,14 @@ async fn a_collection_that_is_abandoned_ends_the_removal_it_began() {
 #[tokio::test(start_paused = true)]
 async fn a_removal_over_cri_that_is_abandoned_goes_on_behind_the_closed_gate() {
     let world = world();
-    let gate = Arc::new(Gate::default());
-    let manager = Arc::new(Manager::builder(Arc::new(world.clone())).lease(gate, LEASE).build());
+    let gate = Arc::new(RemovalGate::default());
+    let manager = Arc::new(ImageManager::builder(Arc::new(world.clone())).lease(gate, LEASE).build());
     let cri = ManagedBackend::new(manager.clone());
     world.removes_slowly(SLOW);
     abandon(cri.remove(&ImageSpec::named("a:1")), || world.state().removing).await;
     let request = EnsureRequest::new("a:1", PullPolicy::IfNotPresent, Pod::default());
     let ensured = manager.ensure(&request).await.unwrap();
-    assert!(matches!(ensured.outcome, Outcome::Pulled { .. }), "{ensured:?}");
+    assert!(matches!(ensured.outcome, ImagePresence::Pulled { .. }), "{ensured:?}");
     sleep(2 * SLOW).await;
     assert!(world.state().present.contains("a:1"), "it is leased");
 }

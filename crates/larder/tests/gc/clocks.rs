@@ -3,15 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use larder::gc::{GcPolicy, MemoryStore};
+use larder::gc::{GcPolicy, VolatileUsageRecords};
 
-use crate::world::World;
+use crate::world::FakeNode;
 
 const HOUR: i64 = 3_600_000;
 const DAY: i64 = 24 * HOUR;
 
-fn world() -> World {
-    let world = World::new(1000);
+fn world() -> FakeNode {
+    let world = FakeNode::new(1000);
     world.state().wall = 400 * DAY;
     world.state().since_boot = 5 * DAY;
     world.have("a", &[("l", 100)]);
@@ -56,7 +56,7 @@ async fn a_step_back_keeps_nothing_young() {
 #[tokio::test(start_paused = true)]
 async fn a_step_between_two_processes_of_one_boot_is_seen() {
     let world = world();
-    let store = Arc::new(MemoryStore::default());
+    let store = Arc::new(VolatileUsageRecords::default());
     world.collector().policy(policy()).records(store.clone()).build().detect().await.unwrap();
     world.state().wall += 300 * DAY;
     world.advance(HOUR);
@@ -70,7 +70,7 @@ async fn a_step_between_two_processes_of_one_boot_is_seen() {
 #[tokio::test(start_paused = true)]
 async fn a_boot_with_a_clock_in_the_past_keeps_ages() {
     let world = world();
-    let store = Arc::new(MemoryStore::default());
+    let store = Arc::new(VolatileUsageRecords::default());
     let collector = world.collector().policy(policy()).records(store.clone()).build();
     collector.detect().await.unwrap();
     world.advance(HOUR);
@@ -90,7 +90,7 @@ async fn a_boot_with_a_clock_in_the_past_keeps_ages() {
 #[tokio::test(start_paused = true)]
 async fn a_boot_far_in_the_future_counts_as_a_day() {
     let world = world();
-    let store = Arc::new(MemoryStore::default());
+    let store = Arc::new(VolatileUsageRecords::default());
     world.collector().policy(policy()).records(store.clone()).build().detect().await.unwrap();
     {
         let mut state = world.state();

@@ -3,21 +3,21 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use larder::gc::{FileStore, GcPolicy, Goal, Seen, Sighting, Stamp};
+use larder::gc::{ActivityKind, GcGoal, GcPolicy, ImageActivity, UnixMillis, UsageRecordFileStore};
 
-use crate::world::{World, id};
+use crate::world::{FakeNode, id};
 
 const DAY: i64 = 24 * 3_600_000;
 
-fn world() -> World {
-    let world = World::new(1000);
+fn world() -> FakeNode {
+    let world = FakeNode::new(1000);
     world.state().wall = 400 * DAY;
     world.have("a", &[("l", 100)]);
     world
 }
 
-fn sighting(name: &str, at: i64, what: Seen) -> Sighting {
-    Sighting { image: id(name), at: Stamp(at), what }
+fn sighting(name: &str, at: i64, what: ActivityKind) -> ImageActivity {
+    ImageActivity { image: id(name), at: UnixMillis(at), what }
 }
 
 #[tokio::test(start_paused = true)]
@@ -25,22 +25,27 @@ async fn a_use_between_two_looks_counts_and_an_older_one_takes_nothing_back() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("images.json");
     let world = world();
-    let collector = || world.collector().records(Arc::new(FileStore::new(&path))).build();
-    let used = |at| Some(vec![sighting("a", at, Seen::Used), sighting("gone", at, Seen::Used)]);
+    let collector = || world.collector().records(Arc::new(UsageRecordFileStore::new(&path))).build();
+    let used =
+        |at| Some(vec![sighting("a", at, ActivityKind::Used), sighting("gone", at, ActivityKind::Used)]);
     for (told, known) in [(390 * DAY, 390 * DAY), (395 * DAY, 395 * DAY), (392 * DAY, 395 * DAY)] {
         world.state().sightings = used(told);
         // Each time by another process.
         let collector = collector();
         collector.detect().await.unwrap();
         let records = collector.records();
-        assert_eq!(records.get(&id("a"), "").unwrap().last_used, Some(Stamp(known)));
+        assert_eq!(records.get(&id("a"), "").unwrap().last_used, Some(UnixMillis(known)));
         assert_eq!(records.iter().count(), 1, "what is gone stays forgotten");
     }
     world.state().sightings = used(500 * DAY);
     let collector = collector();
     collector.detect().await.unwrap();
     let records = collector.records();
-    assert_eq!(records.get(&id("a"), "").unwrap().last_used, Some(Stamp(400 * DAY)), "never later than now");
+    assert_eq!(
+        records.get(&id("a"), "").unwrap().last_used,
+        Some(UnixMillis(400 * DAY)),
+        "never later than now"
+    );
 }
 
 #[tokio::test(start_paused = true)]
@@ -51,17 +56,17 @@ async fn an_image_is_first_seen_when_it_came_and_that_does_not_change() {
         collector.detect().await.unwrap();
         collector.records().get(&id("a"), "").unwrap().first_seen
     };
-    world.state().sightings = Some(vec![sighting("a", 300 * DAY, Seen::Came)]);
-    assert_eq!(first_seen().await, Stamp(300 * DAY));
+    world.state().sightings = Some(vec![sighting("a", 300 * DAY, ActivityKind::Added)]);
+    assert_eq!(first_seen().await, UnixMillis(300 * DAY));
     world.advance(1000);
-    world.state().sightings = Some(vec![sighting("a", 200 * DAY, Seen::Came)]);
-    assert_eq!(first_seen().await, Stamp(300 * DAY));
+    world.state().sightings = Some(vec![sighting("a", 200 * DAY, ActivityKind::Added)]);
+    assert_eq!(first_seen().await, UnixMillis(300 * DAY));
 }
 
 #[tokio::test(start_paused = true)]
 async fn nothing_is_too_old_before_somebody_has_looked_for_that_long() {
     let world = world();
-    world.state().sightings = Some(vec![sighting("a", 300 * DAY, Seen::Came)]);
+    world.state().sightings = Some(vec![sighting("a", 300 * DAY, ActivityKind::Added)]);
     let maximum_age = Duration::from_secs(10 * 86_400);
     let collector = world.collector().policy(GcPolicy { maximum_age, ..GcPolicy::default() }).build();
     collector.collect().await.unwrap();
@@ -80,7 +85,7 @@ async fn a_feed_that_fails_keeps_nothing_from_being_collected() {
     let collector = world.collector().build();
     collector.detect().await.unwrap();
     world.advance(DAY);
-    assert_eq!(collector.plan(Goal::AllUnused).await.unwrap().removals.len(), 1);
+    assert_eq!(collector.plan(GcGoal::AllUnused).await.unwrap().removals.len(), 1);
 }
 
 #[tokio::test(start_paused = true)]
@@ -93,7 +98,7 @@ async fn images_without_a_name_go_first_however_young() {
     world.state().nameless.insert("b".into());
     collector.detect().await.unwrap();
     world.advance(DAY);
-    let plan = collector.plan(Goal::AllUnused).await.unwrap();
+    let plan = collector.plan(GcGoal::AllUnused).await.unwrap();
     let order: Vec<&str> = plan.removals.iter().map(|removal| removal.id.as_str()).collect();
     assert_eq!(order, ["sha256:b", "sha256:a"]);
 }

@@ -4,19 +4,19 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use larder::events::RingSink;
-use larder::gc::{Accounting, Collector, GcLoops, GcPolicy, Periods};
+use larder::gc::{Accounting, Collector, GcIntervals, GcLoops, GcPolicy};
 use larder::reference::ImageId;
 use tokio::time::{Instant, sleep};
 
-use crate::world::World;
+use crate::world::FakeNode;
 
 fn secs(n: u64) -> Duration {
     Duration::from_secs(n)
 }
 
 /// Four images on a disk that is two thirds full.
-fn world() -> World {
-    let world = World::new(900);
+fn world() -> FakeNode {
+    let world = FakeNode::new(900);
     for n in 0..4 {
         let layer = format!("l{n}");
         world.have(&format!("i{n}"), &[(layer.as_str(), 100 + n)]);
@@ -29,7 +29,7 @@ fn policy() -> GcPolicy {
     GcPolicy { minimum_age: Duration::ZERO, ..GcPolicy::default() }
 }
 
-fn running(collector: Collector, periods: Periods) -> (Arc<GcLoops>, tokio::task::JoinHandle<()>) {
+fn running(collector: Collector, periods: GcIntervals) -> (Arc<GcLoops>, tokio::task::JoinHandle<()>) {
     let loops = Arc::new(GcLoops::new(Arc::new(collector), periods));
     let run = loops.clone();
     (loops, tokio::spawn(async move { run.run().await }))
@@ -37,13 +37,13 @@ fn running(collector: Collector, periods: Periods) -> (Arc<GcLoops>, tokio::task
 
 #[tokio::test(start_paused = true)]
 async fn rounds_run_at_the_start_and_every_five_minutes() {
-    let (loops, task) = running(world().collector().policy(policy()).build(), Periods::kubelet());
+    let (loops, task) = running(world().collector().policy(policy()).build(), GcIntervals::kubelet());
     sleep(secs(1)).await;
     let status = loops.status();
     assert_eq!(status.borrow().rounds, 1);
     sleep(secs(301)).await;
     assert_eq!(status.borrow().rounds, 2);
-    loops.kick();
+    loops.collect_now();
     sleep(secs(1)).await;
     assert_eq!(status.borrow().rounds, 3);
     assert!(matches!(status.borrow().last, Some(Ok(_))) && !status.borrow().running);
@@ -53,7 +53,7 @@ async fn rounds_run_at_the_start_and_every_five_minutes() {
 #[tokio::test(start_paused = true)]
 async fn pressure_starts_a_round_within_seconds() {
     let world = world();
-    let (_loops, task) = running(world.collector().policy(policy()).build(), Periods::default());
+    let (_loops, task) = running(world.collector().policy(policy()).build(), GcIntervals::default());
     sleep(secs(60)).await;
     assert!(world.removals().is_empty());
     world.advance(60_000);
@@ -72,7 +72,7 @@ async fn pressure_that_cannot_be_helped_starts_no_storm_of_rounds() {
     }
     let events = Arc::new(RingSink::new(100));
     let collector = world.collector().policy(policy()).events(events.clone(), "node").build();
-    let (loops, task) = running(collector, Periods::default());
+    let (loops, task) = running(collector, GcIntervals::default());
     sleep(secs(3600)).await;
     let rounds = loops.status().borrow().rounds;
     assert!((12..=13).contains(&rounds), "{rounds}");
@@ -89,7 +89,7 @@ fn nominal() -> GcPolicy {
 #[tokio::test(start_paused = true)]
 async fn pressure_starts_a_round_by_kubelets_sums_too() {
     let world = world();
-    let (loops, task) = running(world.collector().policy(nominal()).build(), Periods::default());
+    let (loops, task) = running(world.collector().policy(nominal()).build(), GcIntervals::default());
     sleep(secs(302)).await;
     assert_eq!(loops.status().borrow().rounds, 2, "there was nothing to do");
     world.advance(302_000);
@@ -103,12 +103,12 @@ async fn pressure_starts_a_round_by_kubelets_sums_too() {
 
 #[tokio::test(start_paused = true)]
 async fn sums_that_free_nothing_start_no_storm_of_rounds() {
-    let world = World::new(900);
+    let world = FakeNode::new(900);
     for n in 0..40 {
         world.have(&format!("i{n:02}"), &[("shared", 100)]);
     }
     world.state().other = 700;
-    let (loops, task) = running(world.collector().policy(nominal()).build(), Periods::default());
+    let (loops, task) = running(world.collector().policy(nominal()).build(), GcIntervals::default());
     world.advance(1000);
     sleep(secs(1790)).await;
     assert_eq!(loops.status().borrow().failures, 0, "by its sums each did what it should");
@@ -122,7 +122,7 @@ async fn a_round_that_could_not_ask_the_runtime_does_not_put_off_the_next_for_lo
     let world = world();
     world.state().other = 420;
     world.state().uses_fail = true;
-    let (loops, task) = running(world.collector().policy(policy()).build(), Periods::default());
+    let (loops, task) = running(world.collector().policy(policy()).build(), GcIntervals::default());
     sleep(secs(2)).await;
     assert_eq!(loops.status().borrow().failures, 1);
     world.advance(2000);
@@ -141,7 +141,7 @@ async fn a_full_disk_that_cannot_be_helped_is_told_once_at_the_start() {
         world.state().containers.insert(format!("c{n}"), format!("i{n}"));
     }
     let collector = world.collector().policy(policy()).events(events.clone(), "node").build();
-    let (loops, task) = running(collector, Periods::default());
+    let (loops, task) = running(collector, GcIntervals::default());
     sleep(secs(290)).await;
     let told: Vec<_> = events.snapshot().iter().map(|event| event.reason.to_string()).collect();
     assert_eq!((told, loops.status().borrow().rounds), (vec!["FreeDiskSpaceFailed".to_owned()], 1));
@@ -151,7 +151,7 @@ async fn a_full_disk_that_cannot_be_helped_is_told_once_at_the_start() {
 #[tokio::test(start_paused = true)]
 async fn the_list_is_kept_when_listing_fails_and_is_sorted() {
     let world = world();
-    let (loops, task) = running(world.collector().policy(policy()).build(), Periods::default());
+    let (loops, task) = running(world.collector().policy(policy()).build(), GcIntervals::default());
     sleep(secs(1)).await;
     let images = loops.images();
     let ids: Vec<ImageId> = images.borrow().images.iter().map(|image| image.id.clone()).collect();
@@ -168,7 +168,7 @@ async fn nothing_is_collected_when_no_limit_can_be_passed() {
     world.state().other = 900;
     let never = GcPolicy { high_threshold_percent: 100, ..GcPolicy::kubelet() };
     assert!(!never.is_enabled());
-    let (loops, task) = running(world.collector().policy(never).build(), Periods::default());
+    let (loops, task) = running(world.collector().policy(never).build(), GcIntervals::default());
     sleep(secs(3600)).await;
     assert!(world.removals().is_empty() && loops.status().borrow().rounds > 10);
     task.abort();

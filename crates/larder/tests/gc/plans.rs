@@ -4,27 +4,27 @@ use std::collections::BTreeSet;
 use std::time::Duration;
 
 use larder::gc::{
-    Accounting, Amount, GcPolicy, Goal, InodeThresholds, Layer, Layers, Plan, Scene, Stamp, Stays, Subject,
-    Use, Verdict, plan, plan_round,
+    Accounting, DiskSpace, GcDecision, GcGoal, GcImage, GcPlan, GcPolicy, GcSnapshot, ImageUse,
+    InodeThresholds, LayerUsageIndex, MeasuredLayer, RetainReason, UnixMillis, plan, plan_round,
 };
-use larder::image_service::Disk;
+use larder::image_service::FsStats;
 use proptest::prelude::*;
 
 const NOW: i64 = 1_000_000;
 const MINIMUM_AGE: i64 = 1_000;
 
 #[derive(Debug, Clone)]
-struct Case {
+struct PlanCase {
     /// Bytes and inodes of each layer, and whether something else holds it.
     layers: Vec<(u64, u64, bool)>,
-    images: Vec<Sketch>,
+    images: Vec<GeneratedImage>,
     /// Percent of all bytes, and of all inodes, that images take and that have to be free.
     bytes: u64,
     inodes: u64,
 }
 
 #[derive(Debug, Clone)]
-struct Sketch {
+struct GeneratedImage {
     layers: BTreeSet<usize>,
     known: bool,
     size: u64,
@@ -34,7 +34,7 @@ struct Sketch {
     pinned: bool,
 }
 
-fn sketch(layers: usize) -> impl Strategy<Value = Sketch> {
+fn sketch(layers: usize) -> impl Strategy<Value = GeneratedImage> {
     let rarely = || proptest::bool::weighted(0.12);
     (
         proptest::collection::btree_set(0..layers, 0..=layers.min(5)),
@@ -45,7 +45,7 @@ fn sketch(layers: usize) -> impl Strategy<Value = Sketch> {
         rarely(),
         rarely(),
     )
-        .prop_map(|(layers, known, size, last_used, first_seen, used, pinned)| Sketch {
+        .prop_map(|(layers, known, size, last_used, first_seen, used, pinned)| GeneratedImage {
             layers,
             known,
             size,
@@ -56,13 +56,13 @@ fn sketch(layers: usize) -> impl Strategy<Value = Sketch> {
         })
 }
 
-fn case() -> impl Strategy<Value = Case> {
+fn case() -> impl Strategy<Value = PlanCase> {
     (1..10_usize).prop_flat_map(|layers| {
         let size = prop_oneof![1 => Just(0), 6 => 1..100_u64];
         let layer = (size.clone(), size, proptest::bool::weighted(0.08));
         let images = proptest::collection::vec(sketch(layers), 0..=12);
         (proptest::collection::vec(layer, layers), images, 0..120_u64, prop_oneof![Just(0), 0..120_u64])
-            .prop_map(|(layers, images, bytes, inodes)| Case { layers, images, bytes, inodes })
+            .prop_map(|(layers, images, bytes, inodes)| PlanCase { layers, images, bytes, inodes })
     })
 }
 
@@ -70,20 +70,20 @@ fn name(image: usize) -> String {
     format!("i{image:02}")
 }
 
-impl Case {
+impl PlanCase {
     fn removable(&self, image: usize) -> bool {
         let image = &self.images[image];
         !image.used && !image.pinned && image.first_seen <= NOW - MINIMUM_AGE
     }
 
-    fn amount(&self, layer: usize) -> Amount {
-        Amount { bytes: self.layers[layer].0, inodes: self.layers[layer].1 }
+    fn amount(&self, layer: usize) -> DiskSpace {
+        DiskSpace { bytes: self.layers[layer].0, inodes: self.layers[layer].1 }
     }
 
     /// What removing exactly these images frees.
-    fn frees(&self, gone: &BTreeSet<usize>) -> Amount {
+    fn frees(&self, gone: &BTreeSet<usize>) -> DiskSpace {
         let stays = |layer: usize| {
-            let held = |(at, image): (usize, &Sketch)| {
+            let held = |(at, image): (usize, &GeneratedImage)| {
                 !gone.contains(&at) && image.known && image.layers.contains(&layer)
             };
             self.layers[layer].2 || self.images.iter().enumerate().any(held)
@@ -95,35 +95,35 @@ impl Case {
         let unknown = gone.iter().filter(|&&at| !self.images[at].known);
         layers
             .map(|layer| self.amount(layer))
-            .chain(unknown.map(|&at| Amount::estimate(self.images[at].size)))
+            .chain(unknown.map(|&at| DiskSpace::estimate(self.images[at].size)))
             .sum()
     }
 
-    fn need(&self) -> Amount {
+    fn need(&self) -> DiskSpace {
         let all: BTreeSet<usize> = (0..self.images.len()).collect();
         let total = self.frees(&all);
-        Amount { bytes: total.bytes * self.bytes / 100, inodes: total.inodes * self.inodes / 100 }
+        DiskSpace { bytes: total.bytes * self.bytes / 100, inodes: total.inodes * self.inodes / 100 }
     }
 
     fn misses(&self, gone: &BTreeSet<usize>) -> bool {
-        self.frees(gone).short_of(self.need()) != Amount::ZERO
+        self.frees(gone).shortfall_to(self.need()) != DiskSpace::ZERO
     }
 
     /// A scene in which exactly the need is missing from what the policy wants free; images in the order given.
-    fn scene(&self, order: &[usize]) -> (Scene, GcPolicy) {
+    fn scene(&self, order: &[usize]) -> (GcSnapshot, GcPolicy) {
         let need = self.need();
-        let mut layers = Layers::unknown();
+        let mut layers = LayerUsageIndex::unknown();
         let mut ids: Vec<usize> = (0..self.layers.len()).collect();
         if order.first() != Some(&0) {
             ids.reverse();
         }
         for layer in ids {
             let held_by = self.layers[layer].2.then(|| "a mount".to_owned());
-            layers.add(Layer {
+            layers.add(MeasuredLayer {
                 id: format!("l{layer}").into(),
                 amount: self.amount(layer),
                 estimated: false,
-                held_by,
+                referenced_by: held_by,
             });
         }
         let mut subjects = Vec::new();
@@ -131,23 +131,23 @@ impl Case {
             let sketch = &self.images[image];
             if sketch.known {
                 let of: Vec<String> = sketch.layers.iter().map(|layer| format!("l{layer}")).collect();
-                layers.add_image(name(image), of, Amount::ZERO, None);
+                layers.add_image(name(image), of, DiskSpace::ZERO, None);
             }
-            let lease = Use::Lease { left: Duration::from_secs(60) };
-            subjects.push(Subject {
+            let lease = ImageUse::Lease { left: Duration::from_secs(60) };
+            subjects.push(GcImage {
                 id: name(image).into(),
                 handler: String::new(),
                 names: Vec::new(),
                 size: sketch.size,
                 pinned: sketch.pinned,
-                first_seen: Stamp(sketch.first_seen),
-                last_used: sketch.last_used.map(Stamp),
+                first_seen: UnixMillis(sketch.first_seen),
+                last_used: sketch.last_used.map(UnixMillis),
                 uses: if sketch.used { vec![lease] } else { Vec::new() },
                 failed: None,
             });
         }
         // Nothing is free, and thresholds are such that the need is what must be.
-        let disk = Disk {
+        let disk = FsStats {
             capacity: 1_000_000,
             available: 0,
             inodes: 100 * need.inodes.max(1),
@@ -164,10 +164,10 @@ impl Case {
             minimum_age: Duration::from_millis(MINIMUM_AGE.unsigned_abs()),
             ..GcPolicy::default()
         };
-        let scene = Scene {
-            now: Stamp(NOW),
-            began: Stamp(0),
-            watched: Stamp(0),
+        let scene = GcSnapshot {
+            now: UnixMillis(NOW),
+            began: UnixMillis(0),
+            watched: UnixMillis(0),
             images: subjects,
             layers,
             disk: Some(disk),
@@ -175,9 +175,9 @@ impl Case {
         (scene, policy)
     }
 
-    fn plan(&self, order: &[usize]) -> Plan {
+    fn plan(&self, order: &[usize]) -> GcPlan {
         let (scene, policy) = self.scene(order);
-        plan(&scene, &policy, Goal::Thresholds)
+        plan(&scene, &policy, GcGoal::Thresholds)
     }
 
     fn rank(&self, image: usize) -> (Option<i64>, i64, usize) {
@@ -206,7 +206,7 @@ proptest! {
             prop_assert!(gone.insert(image), "{} goes twice", removal.id);
             prop_assert_eq!(before + removal.frees, case.frees(&gone), "{} promises wrongly", removal.id);
         }
-        prop_assert_eq!(plan.frees, case.frees(&gone));
+        prop_assert_eq!(plan.expected_freed, case.frees(&gone));
 
         let removable: Vec<usize> = order.iter().copied().filter(|&image| case.removable(image)).collect();
         let subset = |bits: u32| removable.iter().enumerate().filter(move |(n, _)| bits >> n & 1 == 1).map(|(_, &image)| image);
@@ -229,12 +229,12 @@ proptest! {
             prop_assert_ne!(case.frees(&without), case.frees(&gone), "{} goes in vain", name(image));
         }
 
-        prop_assert_eq!(plan.verdicts.len(), case.images.len());
-        for verdict in &plan.verdicts {
+        prop_assert_eq!(plan.decisions.len(), case.images.len());
+        for verdict in &plan.decisions {
             let image = at(verdict.id.as_str());
-            prop_assert_eq!(matches!(verdict.verdict, Verdict::Goes(_)), gone.contains(&image));
+            prop_assert_eq!(matches!(verdict.verdict, GcDecision::Remove(_)), gone.contains(&image));
             prop_assert_eq!(verdict.alone, case.frees(&BTreeSet::from([image])));
-            if verdict.verdict == Verdict::Stays(Stays::FreesNothing) {
+            if verdict.verdict == GcDecision::Retain(RetainReason::FreesNothing) {
                 let all: BTreeSet<usize> = removable.iter().copied().collect();
                 let mut without = all.clone();
                 without.remove(&image);
@@ -247,7 +247,7 @@ proptest! {
     fn the_order_of_input_does_not_matter(case in case(), seed in any::<u64>()) {
         let order: Vec<usize> = (0..case.images.len()).collect();
         let mut shuffled = order.clone();
-        let mut dice = crate::world::Dice::new(seed);
+        let mut dice = crate::world::SeededRandom::new(seed);
         for n in (1..shuffled.len()).rev() {
             let other = usize::try_from(dice.roll(n as u64 + 1)).expect("small");
             shuffled.swap(n, other);
@@ -262,9 +262,9 @@ proptest! {
         let (mut scene, policy) = case.scene(&order);
         let policy = GcPolicy { accounting: Accounting::Nominal, high_threshold_percent: 50, low_threshold_percent: 50, ..policy };
         let wanted = case.images.iter().map(|image| image.size).sum::<u64>() * case.bytes / 100;
-        scene.disk = Some(Disk { capacity: 1000, available: 500_u64.saturating_sub(wanted), ..Disk::default() });
+        scene.disk = Some(FsStats { capacity: 1000, available: 500_u64.saturating_sub(wanted), ..FsStats::default() });
         let wanted = wanted.min(500);
-        let plan = plan(&scene, &policy, Goal::Thresholds);
+        let plan = plan(&scene, &policy, GcGoal::Thresholds);
         let mut oldest: Vec<usize> = order.into_iter().filter(|&image| case.removable(image)).collect();
         oldest.sort_by_key(|&image| case.rank(image));
         let mut expected = Vec::new();
@@ -281,17 +281,17 @@ proptest! {
     }
 }
 
-fn disk(capacity: u64, available: u64) -> Disk {
-    Disk { capacity, available, inodes: 0, inodes_free: 0, reserved: 0 }
+fn disk(capacity: u64, available: u64) -> FsStats {
+    FsStats { capacity, available, inodes: 0, inodes_free: 0, reserved: 0 }
 }
 
-fn empty(disk: Disk) -> Scene {
-    Scene {
-        now: Stamp(NOW),
-        began: Stamp(0),
-        watched: Stamp(0),
+fn empty(disk: FsStats) -> GcSnapshot {
+    GcSnapshot {
+        now: UnixMillis(NOW),
+        began: UnixMillis(0),
+        watched: UnixMillis(0),
         images: Vec::new(),
-        layers: Layers::unknown(),
+        layers: LayerUsageIndex::unknown(),
         disk: Some(disk),
     }
 }
@@ -299,52 +299,52 @@ fn empty(disk: Disk) -> Scene {
 #[test]
 fn odd_disks_ask_for_nothing_and_break_nothing() {
     for odd in [disk(0, 0), disk(0, 10), disk(10, 5000), disk(u64::MAX, u64::MAX)] {
-        let plan = plan(&empty(odd), &GcPolicy::default(), Goal::Thresholds);
-        assert!(plan.removals.is_empty() && plan.need == Amount::ZERO, "{odd:?}");
+        let plan = plan(&empty(odd), &GcPolicy::default(), GcGoal::Thresholds);
+        assert!(plan.removals.is_empty() && plan.need == DiskSpace::ZERO, "{odd:?}");
     }
-    let full = plan(&empty(disk(u64::MAX, 0)), &GcPolicy::default(), Goal::Thresholds);
+    let full = plan(&empty(disk(u64::MAX, 0)), &GcPolicy::default(), GcGoal::Thresholds);
     assert!(!full.reachable);
 }
 
 #[test]
 fn an_image_that_is_not_in_the_list_keeps_its_layers() {
-    let case = Case {
+    let case = PlanCase {
         layers: vec![(100, 1, false)],
         images: vec![sketched(&[0], None, false)],
         bytes: 100,
         inodes: 0,
     };
     let (mut scene, policy) = case.scene(&[0]);
-    assert_eq!(plan(&scene, &policy, Goal::Thresholds).frees.bytes, 100);
-    scene.layers.add_image("came later", ["l0"], Amount::ZERO, None);
-    let plan = plan(&scene, &policy, Goal::Thresholds);
+    assert_eq!(plan(&scene, &policy, GcGoal::Thresholds).expected_freed.bytes, 100);
+    scene.layers.add_image("came later", ["l0"], DiskSpace::ZERO, None);
+    let plan = plan(&scene, &policy, GcGoal::Thresholds);
     assert!(plan.removals.is_empty() && !plan.reachable);
-    assert_eq!(plan.verdicts[0].verdict, Verdict::Stays(Stays::FreesNothing));
-    assert_eq!(plan.verdicts[0].alone, Amount::ZERO);
+    assert_eq!(plan.decisions[0].verdict, GcDecision::Retain(RetainReason::FreesNothing));
+    assert_eq!(plan.decisions[0].alone, DiskSpace::ZERO);
 }
 
 #[test]
 fn no_image_goes_for_the_few_files_beside_its_layers() {
-    let case = Case {
+    let case = PlanCase {
         layers: vec![(100, 1, false), (30, 1, false)],
         images: vec![sketched(&[0], None, false), sketched(&[0, 1], Some(5), true)],
         bytes: 0,
         inodes: 0,
     };
     let (mut scene, policy) = case.scene(&[0, 1]);
-    let own = Amount { bytes: 4096, inodes: 1 };
+    let own = DiskSpace { bytes: 4096, inodes: 1 };
     scene.layers.add_image(name(0), ["l0"], own, None);
-    let plan = plan(&scene, &policy, Goal::Free { bytes: 50 });
+    let plan = plan(&scene, &policy, GcGoal::Free { bytes: 50 });
     assert!(plan.removals.is_empty() && !plan.reachable, "{:?}", plan.removals);
-    assert_eq!(plan.verdicts[0].verdict, Verdict::Stays(Stays::FreesNothing));
-    assert_eq!(plan.verdicts[0].alone, own);
+    assert_eq!(plan.decisions[0].verdict, GcDecision::Retain(RetainReason::FreesNothing));
+    assert_eq!(plan.decisions[0].alone, own);
 }
 
 #[test]
 fn what_is_too_young_for_the_maximum_age_says_so() {
-    let case = Case {
+    let case = PlanCase {
         layers: vec![(100, 1, false)],
-        images: vec![Sketch { first_seen: NOW - 10, ..sketched(&[0], None, false) }],
+        images: vec![GeneratedImage { first_seen: NOW - 10, ..sketched(&[0], None, false) }],
         bytes: 0,
         inodes: 0,
     };
@@ -352,28 +352,28 @@ fn what_is_too_young_for_the_maximum_age_says_so() {
     scene.disk = Some(disk(1000, 1000));
     let verdict = |maximum| {
         let policy = GcPolicy { maximum_age: Duration::from_secs(maximum), ..policy.clone() };
-        plan_round(&scene, &policy).verdicts[0].verdict.clone()
+        plan_round(&scene, &policy).decisions[0].verdict.clone()
     };
-    assert!(matches!(verdict(2), Verdict::Stays(Stays::TooYoung { .. })));
-    assert_eq!(verdict(0), Verdict::Stays(Stays::NotNeeded));
+    assert!(matches!(verdict(2), GcDecision::Retain(RetainReason::TooYoung { .. })));
+    assert_eq!(verdict(0), GcDecision::Retain(RetainReason::NotNeeded));
 }
 
 #[test]
 fn every_reason_reads_as_a_sentence() {
-    let case = Case {
+    let case = PlanCase {
         layers: vec![(100, 1, false), (10, 1, false)],
         images: vec![
             sketched(&[0, 1], None, false),
             sketched(&[0], Some(5), true),
             sketched(&[1], Some(7), false),
-            Sketch { pinned: true, ..sketched(&[], Some(7), false) },
-            Sketch { first_seen: NOW - 10, ..sketched(&[], Some(7), false) },
+            GeneratedImage { pinned: true, ..sketched(&[], Some(7), false) },
+            GeneratedImage { first_seen: NOW - 10, ..sketched(&[], Some(7), false) },
         ],
         bytes: 9,
         inodes: 0,
     };
     let verdicts: Vec<String> =
-        case.plan(&[0, 1, 2, 3, 4]).verdicts.iter().map(|image| image.verdict.to_string()).collect();
+        case.plan(&[0, 1, 2, 3, 4]).decisions.iter().map(|image| image.verdict.to_string()).collect();
     assert_eq!(
         verdicts,
         [
@@ -386,7 +386,7 @@ fn every_reason_reads_as_a_sentence() {
     );
 }
 
-fn sketched(layers: &[usize], last_used: Option<i64>, used: bool) -> Sketch {
+fn sketched(layers: &[usize], last_used: Option<i64>, used: bool) -> GeneratedImage {
     let layers = layers.iter().copied().collect();
-    Sketch { layers, known: true, size: 1, last_used, first_seen: 0, used, pinned: false }
+    GeneratedImage { layers, known: true, size: 1, last_used, first_seen: 0, used, pinned: false }
 }

@@ -5,19 +5,19 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use larder::gc::{Gate, GcPolicy};
+use larder::gc::{GcPolicy, RemovalGate};
 use larder::pod::Pod;
-use larder::pull::{EnsureRequest, Manager, PullConfig, PullPolicy};
+use larder::pull::{EnsureRequest, ImageManager, PullConfig, PullPolicy};
 use tokio::time::{Instant, sleep};
 
-use crate::world::{Dice, World};
+use crate::world::{FakeNode, SeededRandom};
 
 const LEASE: Duration = Duration::from_secs(60);
 
 /// Until when each image was promised.
-type Promises = Arc<Mutex<HashMap<String, Instant>>>;
+type PromisedUntil = Arc<Mutex<HashMap<String, Instant>>>;
 
-fn check(world: &World, promises: &Promises, seed: u64) {
+fn check(world: &FakeNode, promises: &PromisedUntil, seed: u64) {
     let state = world.state();
     for (image, until) in promises.lock().expect("nobody panicked").iter() {
         assert!(
@@ -28,7 +28,13 @@ fn check(world: &World, promises: &Promises, seed: u64) {
     }
 }
 
-async fn ensures(manager: Arc<Manager>, world: World, promises: Promises, mut dice: Dice, seed: u64) {
+async fn ensures(
+    manager: Arc<ImageManager>,
+    world: FakeNode,
+    promises: PromisedUntil,
+    mut dice: SeededRandom,
+    seed: u64,
+) {
     let policies = [PullPolicy::Always, PullPolicy::IfNotPresent];
     for _ in 0..12 {
         let image = format!("i{}:1", dice.roll(3));
@@ -45,24 +51,24 @@ async fn ensures(manager: Arc<Manager>, world: World, promises: Promises, mut di
 }
 
 async fn one_order(seed: u64) {
-    let world = World::new(1_000_000);
+    let world = FakeNode::new(1_000_000);
     for n in 0..3 {
         let layer = format!("l{n}");
         world.publish(&format!("i{n}:1"), &[(layer.as_str(), 10)]);
     }
-    let mut dice = Dice::new(seed);
-    world.interleaved(Dice::new(seed + 1_000_000));
-    let gate = Arc::new(Gate::default());
+    let mut dice = SeededRandom::new(seed);
+    world.interleaved(SeededRandom::new(seed + 1_000_000));
+    let gate = Arc::new(RemovalGate::default());
     // Kubelet does not look again before it removes; then the gate alone must do.
     let policy = if seed.is_multiple_of(2) { GcPolicy::default() } else { GcPolicy::kubelet() };
     let policy = GcPolicy { minimum_age: Duration::ZERO, ..policy };
     let collector = Arc::new(world.collector().policy(policy).gate(gate.clone()).build());
     let config = PullConfig { registry_pull_qps: 0, ..PullConfig::default() };
-    let manager = Manager::builder(Arc::new(world.clone())).config(config).lease(gate, LEASE).build();
-    let (manager, promises) = (Arc::new(manager), Promises::default());
+    let manager = ImageManager::builder(Arc::new(world.clone())).config(config).lease(gate, LEASE).build();
+    let (manager, promises) = (Arc::new(manager), PromisedUntil::default());
     let mut tasks = Vec::new();
     for n in 0..3 {
-        let dice = Dice::new(seed * 10 + n);
+        let dice = SeededRandom::new(seed * 10 + n);
         tasks.push(tokio::spawn(ensures(manager.clone(), world.clone(), promises.clone(), dice, seed)));
     }
     let collecting = {

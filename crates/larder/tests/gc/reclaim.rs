@@ -4,18 +4,18 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use larder::backend::BackendError;
-use larder::gc::Reclaim;
+use larder::gc::SpaceReclaimer;
 
-use crate::world::{World, failure};
+use crate::world::{FakeNode, failure};
 
 /// Other data on the disk that is a cache: all of it, or none.
-struct Cache {
-    world: World,
+struct FakeBuildCache {
+    world: FakeNode,
     goes: bool,
 }
 
 #[async_trait]
-impl Reclaim for Cache {
+impl SpaceReclaimer for FakeBuildCache {
     async fn reclaim(&self) -> Result<(), BackendError> {
         if !self.goes {
             return Err(failure("the cache is locked"));
@@ -27,11 +27,11 @@ impl Reclaim for Cache {
 
 /// The names of the images that a round removes, on a disk with 500 of 1000 in an image and so much in a cache.
 async fn removed(cached: u64, goes: bool) -> (Vec<String>, u64) {
-    let world = World::new(1000);
+    let world = FakeNode::new(1000);
     world.state().other = cached;
     world.have("a", &[("l", 500)]);
-    let cache = Arc::new(Cache { world: world.clone(), goes });
-    let collector = world.collector().reclaim_first(cache).build();
+    let cache = Arc::new(FakeBuildCache { world: world.clone(), goes });
+    let collector = world.collector().reclaimer(cache).build();
     collector.detect().await.expect("nothing fails here");
     world.advance(3_600_000);
     let _ = collector.collect().await;

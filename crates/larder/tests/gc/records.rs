@@ -2,20 +2,20 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use larder::gc::{Collector, FileStore, GcPolicy, Hook, Stamp};
+use larder::gc::{Collector, GcPolicy, PostImageGcHook, UnixMillis, UsageRecordFileStore};
 use larder::reference::ImageId;
 
-use crate::world::World;
+use crate::world::FakeNode;
 
-fn world() -> World {
-    let world = World::new(1000);
+fn world() -> FakeNode {
+    let world = FakeNode::new(1000);
     world.state().wall = 1_000_000;
     world.have("a", &[("l", 900)]);
     world
 }
 
-fn collector(world: &World, path: &std::path::Path) -> Collector {
-    world.collector().records(Arc::new(FileStore::new(path))).build()
+fn collector(world: &FakeNode, path: &std::path::Path) -> Collector {
+    world.collector().records(Arc::new(UsageRecordFileStore::new(path))).build()
 }
 
 #[tokio::test(start_paused = true)]
@@ -41,7 +41,7 @@ async fn a_restart_keeps_ages_and_order() {
     again.detect().await.unwrap();
     assert_eq!(again.records(), before);
     let a = before.get(&"sha256:a".into(), "").unwrap();
-    assert_eq!((a.first_seen, a.last_used), (Stamp(1_000_000), Some(Stamp(1_060_000))));
+    assert_eq!((a.first_seen, a.last_used), (UnixMillis(1_000_000), Some(UnixMillis(1_060_000))));
     assert_eq!(before.get(&"sha256:b".into(), "").unwrap().last_used, None);
 }
 
@@ -94,10 +94,10 @@ async fn a_folder_that_cannot_be_written_stops_nothing() {
 
 /// What each round tells of the images that it leaves.
 #[derive(Default)]
-struct Told(Mutex<Vec<Vec<ImageId>>>);
+struct HookCalls(Mutex<Vec<Vec<ImageId>>>);
 
-impl Hook for Told {
-    fn collected(&self, kept: &[ImageId], _started: Stamp) {
+impl PostImageGcHook for HookCalls {
+    fn collected(&self, kept: &[ImageId], _started: UnixMillis) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).push(kept.to_vec());
     }
 }
@@ -105,7 +105,7 @@ impl Hook for Told {
 #[tokio::test(start_paused = true)]
 async fn every_round_tells_what_stays_and_kubelets_only_one_for_room() {
     for (policy, told) in [(GcPolicy::default(), 1), (GcPolicy::kubelet(), 0)] {
-        let (world, hook) = (world(), Arc::new(Told::default()));
+        let (world, hook) = (world(), Arc::new(HookCalls::default()));
         world.state().capacity = 10_000;
         let collector = world.collector().policy(policy).hook(hook.clone()).build();
         collector.collect().await.unwrap();

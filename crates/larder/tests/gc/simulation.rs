@@ -6,17 +6,17 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use larder::gc::{Collector, FileStore, GcError, GcPolicy, KeepRule, Report, Selector};
+use larder::gc::{Collector, GcError, GcPolicy, GcReport, KeepRule, Selector, UsageRecordFileStore};
 
-use crate::world::{Dice, World};
+use crate::world::{FakeNode, SeededRandom};
 
 const MINUTE: i64 = 60_000;
 const DAY: i64 = 24 * 60 * MINUTE;
 const CAPACITY: u64 = 100_000;
 
-struct Node {
-    world: World,
-    dice: Dice,
+struct SimulatedNode {
+    world: FakeNode,
+    dice: SeededRandom,
     /// True time, that no clock shows.
     now: i64,
     /// For each image when it was truly last pulled, and last used.
@@ -33,14 +33,14 @@ fn policy() -> GcPolicy {
     }
 }
 
-fn collector(world: &World, path: &Path) -> Collector {
-    world.collector().policy(policy()).records(Arc::new(FileStore::new(path))).build()
+fn collector(world: &FakeNode, path: &Path) -> Collector {
+    world.collector().policy(policy()).records(Arc::new(UsageRecordFileStore::new(path))).build()
 }
 
-impl Node {
-    fn new(seed: u64) -> Node {
-        let world = World::new(CAPACITY);
-        let mut dice = Dice::new(seed);
+impl SimulatedNode {
+    fn new(seed: u64) -> SimulatedNode {
+        let world = FakeNode::new(CAPACITY);
+        let mut dice = SeededRandom::new(seed);
         for base in 0..4 {
             for app in 0..10 {
                 let layers: Vec<(String, u64)> = std::iter::once((format!("b{base}"), 3000))
@@ -53,7 +53,7 @@ impl Node {
         }
         world.state().wall = 20_000 * DAY;
         world.state().pinned.insert("base1-app1".into());
-        Node { world, dice, now: 0, wanted: BTreeMap::new(), removed: 0, rounds: 0 }
+        SimulatedNode { world, dice, now: 0, wanted: BTreeMap::new(), removed: 0, rounds: 0 }
     }
 
     /// Whatever happens on a node in ten minutes.
@@ -116,14 +116,14 @@ impl Node {
         match outcome {
             Ok(report) => self.check_enough(&report),
             Err(GcError::Insufficient(_)) => {
-                let left = collector.plan(larder::gc::Goal::AllUnused).await.expect("the node answers");
-                assert_eq!(left.frees.bytes, 0, "it gave up too early");
+                let left = collector.plan(larder::gc::GcGoal::AllUnused).await.expect("the node answers");
+                assert_eq!(left.expected_freed.bytes, 0, "it gave up too early");
             }
             Err(error) => panic!("{error}"),
         }
     }
 
-    fn check_enough(&self, report: &Report) {
+    fn check_enough(&self, report: &GcReport) {
         let used = self.world.state().used();
         assert!(used < CAPACITY * 85 / 100, "{used} in use after a round that succeeded");
         for swept in &report.swept {
@@ -146,7 +146,7 @@ impl Node {
 async fn weeks(seed: u64) {
     let folder = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a folder");
     let path = folder.path().join("images.json");
-    let mut node = Node::new(seed);
+    let mut node = SimulatedNode::new(seed);
     let mut running = collector(&node.world, &path);
     for _ in 0..14 * 24 * 6 {
         let boot = node.world.state().boot;

@@ -3,13 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use larder::gc::{GcPolicy, Goal, KeepRule, Selector};
+use larder::gc::{GcGoal, GcPolicy, KeepRule, Selector};
 
-use crate::world::World;
+use crate::world::FakeNode;
 
 /// 100 of 1000 bytes are other data; the stack takes 850 and counts as 300 + 600 + 850.
-fn stack() -> World {
-    let world = World::new(1000);
+fn stack() -> FakeNode {
+    let world = FakeNode::new(1000);
     world.state().other = 100;
     world.have("a", &[("l1", 300)]);
     world.have("b", &[("l1", 300), ("l2", 300)]);
@@ -41,7 +41,7 @@ async fn exact_accounting_removes_what_frees_room_and_no_more() {
     assert_eq!(world.removals(), ["c"]);
     assert_eq!(world.state().used(), 700);
     assert_eq!(planned.removals, report.plans[0].removals);
-    assert_eq!(planned.frees.bytes, 250);
+    assert_eq!(planned.expected_freed.bytes, 250);
     assert_eq!(report.swept[0].done[0].freed.unwrap().bytes, 250);
 }
 
@@ -62,7 +62,7 @@ async fn a_kept_image_keeps_its_layers() {
     let collector =
         world.collector().policy(GcPolicy { keep, ..no_minimum_age(GcPolicy::default()) }).build();
     world.advance(1000);
-    let plan = collector.plan(Goal::AllUnused).await.unwrap();
+    let plan = collector.plan(GcGoal::AllUnused).await.unwrap();
     let frees: Vec<_> =
         plan.removals.iter().map(|removal| (removal.id.as_str(), removal.frees.bytes)).collect();
     assert_eq!(frees, [("sha256:a", 0), ("sha256:c", 250)]);

@@ -10,13 +10,13 @@ use std::task::Poll;
 use std::time::Duration;
 
 use larder::gc::{
-    Collector, FileStore, Gate, GcPolicy, Goal, HistoryFile, KeepRule, Loaded, RecordStore, Records,
-    SaveError, Selector,
+    Collector, GcGoal, GcPolicy, HistoryFile, ImageUsageRecords, KeepRule, LoadedUsageRecords, RemovalGate,
+    Selector, UsageRecordFileStore, UsageRecordSaveError, UsageRecordStore,
 };
 use tokio::task::yield_now;
 use tokio::time::{Instant, sleep};
 
-use crate::world::{Dice, World};
+use crate::world::{FakeNode, SeededRandom};
 
 const SLOW: Duration = Duration::from_secs(3600);
 
@@ -25,17 +25,17 @@ fn policy() -> GcPolicy {
 }
 
 /// Three images that nothing uses.
-fn world() -> World {
-    let world = World::new(100);
+fn world() -> FakeNode {
+    let world = FakeNode::new(100);
     for (name, layer) in [("a:1", "l"), ("b:1", "m"), ("c:1", "n")] {
         world.have(name, &[(layer, 10)]);
     }
     world
 }
 
-fn collector(world: &World, folder: &Path) -> Collector {
-    let builder = world.collector().policy(policy()).gate(Arc::new(Gate::default()));
-    let builder = builder.records(Arc::new(FileStore::new(folder.join("images.json"))));
+fn collector(world: &FakeNode, folder: &Path) -> Collector {
+    let builder = world.collector().policy(policy()).gate(Arc::new(RemovalGate::default()));
+    let builder = builder.records(Arc::new(UsageRecordFileStore::new(folder.join("images.json"))));
     builder.history(Arc::new(HistoryFile::new(folder.join("history")))).build()
 }
 
@@ -53,9 +53,9 @@ async fn a_removal_that_hangs_keeps_nothing_waiting_but_the_next_round() {
     while !world.state().removing {
         yield_now().await;
     }
-    assert_eq!(collector.scene().await.unwrap().images.len(), 3);
-    assert!(collector.scene_with_disk().await.unwrap().disk.is_some());
-    assert_eq!(collector.plan(Goal::AllUnused).await.unwrap().removals.len(), 3);
+    assert_eq!(collector.snapshot().await.unwrap().images.len(), 3);
+    assert!(collector.snapshot_with_fs_stats().await.unwrap().disk.is_some());
+    assert_eq!(collector.plan(GcGoal::AllUnused).await.unwrap().removals.len(), 3);
     assert!(collector.plan_round().await.unwrap().removals.is_empty());
     collector.detect().await.unwrap();
     collector.flush().await;
@@ -67,7 +67,7 @@ async fn a_removal_that_hangs_keeps_nothing_waiting_but_the_next_round() {
     assert!(rounds.iter().all(|round| !round.is_finished()));
     for round in rounds {
         let report = round.await.unwrap().unwrap();
-        assert_eq!(report.swept[0].spared.len(), 1, "by the rule that came since it was asked for");
+        assert_eq!(report.swept[0].skipped.len(), 1, "by the rule that came since it was asked for");
         assert_eq!(began.elapsed(), SLOW, "the second waited for the first");
     }
     assert_eq!(world.removals(), ["a:1", "c:1"]);
@@ -92,7 +92,7 @@ async fn whenever_a_round_is_abandoned_records_and_journal_agree_with_what_is_th
         let seen = first.records();
         world.advance(60_000);
         world.frees_after(Duration::from_secs(1));
-        world.interleaved(Dice::new(turns as u64));
+        world.interleaved(SeededRandom::new(turns as u64));
         let ended = abandon_after(turns, first.delete_unused()).await.is_some();
         // What has begun goes on.
         sleep(Duration::from_secs(1)).await;
@@ -116,14 +116,14 @@ async fn whenever_a_round_is_abandoned_records_and_journal_agree_with_what_is_th
 }
 
 /// A disk on which nothing can be saved before the test drops the other end.
-struct Hangs(Mutex<Receiver<()>>);
+struct HangingRecordStore(Mutex<Receiver<()>>);
 
-impl RecordStore for Hangs {
-    fn load(&self) -> Loaded {
-        Loaded::default()
+impl UsageRecordStore for HangingRecordStore {
+    fn load(&self) -> LoadedUsageRecords {
+        LoadedUsageRecords::default()
     }
 
-    fn save(&self, _: &Records) -> Result<(), SaveError> {
+    fn save(&self, _: &ImageUsageRecords) -> Result<(), UsageRecordSaveError> {
         let _released = self.0.lock().unwrap_or_else(PoisonError::into_inner).recv();
         Ok(())
     }
@@ -132,9 +132,10 @@ impl RecordStore for Hangs {
 #[tokio::test(start_paused = true)]
 async fn a_disk_that_hangs_keeps_only_who_needs_it_waiting() {
     let (release, hangs) = channel();
-    let collector = world().collector().policy(policy()).records(Arc::new(Hangs(Mutex::new(hangs)))).build();
+    let collector =
+        world().collector().policy(policy()).records(Arc::new(HangingRecordStore(Mutex::new(hangs)))).build();
     for _ in 0..3 {
-        assert_eq!(collector.scene().await.unwrap().images.len(), 3);
+        assert_eq!(collector.snapshot().await.unwrap().images.len(), 3);
     }
     assert_eq!(collector.records().iter().count(), 3);
     let mut durable = pin!(collector.flush());

@@ -7,22 +7,23 @@ use std::time::Duration;
 use async_trait::async_trait;
 use larder::events::RingSink;
 use larder::gc::{
-    Amount, Collector, Entry, Found, Gate, GcError, GcPolicy, Goal, History, KeepRule, Measure, Patience,
-    Selector, Use, UseError, UseSource,
+    Collector, DiskSpace, FsStatsProvider, GcError, GcGoal, GcPolicy, ImageUse, ImageUseError,
+    ImageUseSource, KeepRule, ReclaimWait, RemovalGate, RemovalHistory, RemovalHistoryEntry, ReportedUse,
+    Selector,
 };
-use larder::image_service::{Disk, FilesystemError};
+use larder::image_service::{FilesystemError, FsStats};
 use larder::reference::ImageId;
 use tokio::time::Instant;
 
-use crate::world::{World, id};
+use crate::world::{FakeNode, id};
 
 fn policy() -> GcPolicy {
     GcPolicy { minimum_age: Duration::ZERO, ..GcPolicy::default() }
 }
 
 /// Ten images of 90 on a disk of 1000, none of them in use; the low mark is at 800, so two must go.
-fn ten() -> World {
-    let world = World::new(1000);
+fn ten() -> FakeNode {
+    let world = FakeNode::new(1000);
     for n in 0..10 {
         let layer = format!("l{n}");
         world.have(&format!("i{n}"), &[(layer.as_str(), 90)]);
@@ -48,8 +49,9 @@ async fn room_that_comes_free_late_is_waited_for() {
 async fn waiting_is_bounded_and_then_more_goes() {
     let world = ten();
     world.frees_after(Duration::from_secs(3600));
-    let patience = Patience { sweep: Duration::from_secs(3), noise: Amount::ZERO, ..Patience::default() };
-    let collector = world.collector().policy(policy()).patience(patience).build();
+    let patience =
+        ReclaimWait { sweep: Duration::from_secs(3), tolerance: DiskSpace::ZERO, ..ReclaimWait::default() };
+    let collector = world.collector().policy(policy()).reclaim_wait(patience).build();
     world.advance(1000);
     let start = Instant::now();
     let error = collector.collect().await.unwrap_err();
@@ -65,7 +67,7 @@ async fn a_new_policy_counts_from_the_next_round_and_one_for_a_round_for_that_al
     world.advance(1000);
     collector.collect().await.unwrap();
     assert_eq!(world.removals(), [""; 0]);
-    let round = collector.round_by(&policy(), Goal::Thresholds).await;
+    let round = collector.round_by(&policy(), GcGoal::Thresholds).await;
     assert!(round.error.is_none());
     assert_eq!(world.removals(), ["i0", "i1"]);
     let low = GcPolicy { high_threshold_percent: 60, low_threshold_percent: 60, ..policy() };
@@ -88,7 +90,7 @@ async fn where_inodes_are_short_they_are_waited_for() {
     let report = collector.collect().await.unwrap();
     assert_eq!(world.removals(), ["i0"], "85% of the inodes are the low mark");
     assert!((700..800).contains(&start.elapsed().as_millis()), "{:?}", start.elapsed());
-    assert_eq!(report.swept[0].done[0].freed, Some(Amount { bytes: 90, inodes: 90 }));
+    assert_eq!(report.swept[0].done[0].freed, Some(DiskSpace { bytes: 90, inodes: 90 }));
 }
 
 #[tokio::test(start_paused = true)]
@@ -108,8 +110,8 @@ async fn inodes_that_nobody_wants_are_not_waited_for() {
 async fn what_others_may_have_written_meanwhile_is_not_waited_for() {
     let world = ten();
     world.frees_after(Duration::from_secs(60));
-    let patience = Patience { noise: Amount { bytes: 90, inodes: 0 }, ..Patience::default() };
-    let collector = world.collector().policy(policy()).patience(patience).build();
+    let patience = ReclaimWait { tolerance: DiskSpace { bytes: 90, inodes: 0 }, ..ReclaimWait::default() };
+    let collector = world.collector().policy(policy()).reclaim_wait(patience).build();
     world.advance(1000);
     let start = Instant::now();
     assert!(collector.collect().await.is_err(), "nothing came free");
@@ -119,7 +121,7 @@ async fn what_others_may_have_written_meanwhile_is_not_waited_for() {
 #[tokio::test(start_paused = true)]
 async fn it_stops_as_soon_as_enough_is_really_free() {
     let world = ten();
-    let freeing = Arc::new(Frees(world.clone()));
+    let freeing = Arc::new(ConcurrentDeletion(world.clone()));
     let collector = world.collector().policy(policy()).history(freeing).build();
     world.state().other = 95;
     world.advance(1000);
@@ -129,10 +131,10 @@ async fn it_stops_as_soon_as_enough_is_really_free() {
 }
 
 /// After the first removal somebody deletes what else is on the disk.
-struct Frees(World);
+struct ConcurrentDeletion(FakeNode);
 
-impl History for Frees {
-    fn record(&self, _: &Entry) -> io::Result<()> {
+impl RemovalHistory for ConcurrentDeletion {
+    fn record(&self, _: &RemovalHistoryEntry) -> io::Result<()> {
         self.0.state().other = 0;
         Ok(())
     }
@@ -154,15 +156,15 @@ async fn errors_do_not_stop_it_and_others_go_instead() {
 }
 
 /// Uses an image from the second time on that it is asked.
-struct LateUser(&'static str, Mutex<usize>);
+struct LateUseSource(&'static str, Mutex<usize>);
 
 #[async_trait]
-impl UseSource for LateUser {
-    async fn uses(&self) -> Result<Vec<Found>, UseError> {
+impl ImageUseSource for LateUseSource {
+    async fn uses(&self) -> Result<Vec<ReportedUse>, ImageUseError> {
         let mut asked = self.1.lock().expect("nobody panicked");
         *asked += 1;
-        let by = Use::Lease { left: Duration::from_secs(60) };
-        let found = Found { image: id(self.0), handler: None, by };
+        let by = ImageUse::Lease { left: Duration::from_secs(60) };
+        let found = ReportedUse { image: id(self.0), handler: None, by };
         Ok(if *asked > 1 { vec![found] } else { Vec::new() })
     }
 }
@@ -170,12 +172,12 @@ impl UseSource for LateUser {
 #[tokio::test(start_paused = true)]
 async fn an_image_used_since_the_plan_is_spared_and_another_goes() {
     let world = ten();
-    let user = Arc::new(LateUser("i0", Mutex::default()));
-    let collector = world.collector().policy(policy()).also_used_by(user).build();
+    let user = Arc::new(LateUseSource("i0", Mutex::default()));
+    let collector = world.collector().policy(policy()).use_source(user).build();
     world.advance(1000);
     let report = collector.collect().await.unwrap();
     assert_eq!(world.removals(), ["i1", "i2"]);
-    assert_eq!(report.swept[0].spared, ["sha256:i0"]);
+    assert_eq!(report.swept[0].skipped, ["sha256:i0"]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -183,7 +185,7 @@ async fn room_of_what_somebody_else_removes_is_waited_for_as_well() {
     let world = ten();
     let other = world.clone();
     let act = move || other.removed_by_another("i0", Duration::from_millis(700));
-    let disk = AtFirst { world: world.clone(), before: false, act: Mutex::new(Some(act)) };
+    let disk = RunOnFirstMeasure { world: world.clone(), before: false, act: Mutex::new(Some(act)) };
     let collector = world.collector().disk(Arc::new(disk)).policy(policy()).build();
     world.advance(1000);
     let start = Instant::now();
@@ -199,7 +201,7 @@ async fn room_that_was_free_before_the_first_measure_is_not_taken_from_what_the_
     let other = world.clone();
     // Between the look at the images and the first measure.
     let act = move || other.removed_by_another("i0", Duration::ZERO);
-    let disk = AtFirst { world: world.clone(), before: true, act: Mutex::new(Some(act)) };
+    let disk = RunOnFirstMeasure { world: world.clone(), before: true, act: Mutex::new(Some(act)) };
     let collector = world.collector().disk(Arc::new(disk)).policy(policy()).build();
     world.state().other = 90;
     world.advance(1000);
@@ -214,8 +216,8 @@ async fn what_somebody_else_removes_during_a_round_is_not_booked_as_removed_or_f
     let world = ten();
     let other = world.clone();
     let act = move || assert!(other.state().present.remove("i1"));
-    let disk = Meanwhile(world.clone(), Mutex::new((0, Some(act))));
-    let written = Arc::new(Written::default());
+    let disk = RunOnSecondMeasure(world.clone(), Mutex::new((0, Some(act))));
+    let written = Arc::new(RemovalLog::default());
     let collector = world.collector().disk(Arc::new(disk)).policy(policy()).history(written.clone()).build();
     world.state().other = 100;
     world.advance(1000);
@@ -232,24 +234,24 @@ async fn what_somebody_else_removes_during_a_round_is_not_booked_as_removed_or_f
 
 /// Ids of what is said to be removed.
 #[derive(Default)]
-struct Written(Mutex<Vec<ImageId>>);
+struct RemovalLog(Mutex<Vec<ImageId>>);
 
-impl History for Written {
-    fn record(&self, entry: &Entry) -> io::Result<()> {
+impl RemovalHistory for RemovalLog {
+    fn record(&self, entry: &RemovalHistoryEntry) -> io::Result<()> {
         self.0.lock().expect("nobody panicked").push(entry.id.clone());
         Ok(())
     }
 }
 
 /// Answers once, and never again.
-struct FailsLater(Mutex<usize>);
+struct FailingUseSource(Mutex<usize>);
 
 #[async_trait]
-impl UseSource for FailsLater {
-    async fn uses(&self) -> Result<Vec<Found>, UseError> {
+impl ImageUseSource for FailingUseSource {
+    async fn uses(&self) -> Result<Vec<ReportedUse>, ImageUseError> {
         let mut asked = self.0.lock().expect("nobody panicked");
         *asked += 1;
-        if *asked > 1 { Err(UseError::other("gone")) } else { Ok(Vec::new()) }
+        if *asked > 1 { Err(ImageUseError::other("gone")) } else { Ok(Vec::new()) }
     }
 }
 
@@ -257,7 +259,7 @@ impl UseSource for FailsLater {
 async fn nothing_goes_while_nobody_can_say_whether_it_is_used() {
     let world = ten();
     let collector =
-        world.collector().policy(policy()).also_used_by(Arc::new(FailsLater(Mutex::default()))).build();
+        world.collector().policy(policy()).use_source(Arc::new(FailingUseSource(Mutex::default()))).build();
     world.advance(1000);
     let error = collector.collect().await.unwrap_err();
     assert!(world.removals().is_empty());
@@ -267,9 +269,9 @@ async fn nothing_goes_while_nobody_can_say_whether_it_is_used() {
 #[tokio::test(start_paused = true)]
 async fn a_leased_image_is_in_use_until_the_lease_ends() {
     let world = ten();
-    let gate = Arc::new(Gate::default());
+    let gate = Arc::new(RemovalGate::default());
     let collector = world.collector().policy(policy()).gate(gate.clone()).build();
-    assert!(gate.look().lease("sha256:i0", Duration::from_secs(60)).await);
+    assert!(gate.begin_presence_check().lease("sha256:i0", Duration::from_secs(60)).await);
     world.advance(1000);
     collector.collect().await.unwrap();
     assert_eq!(world.removals(), ["i1", "i2"]);
@@ -298,15 +300,15 @@ async fn what_cannot_be_enough_is_said_with_an_event() {
 }
 
 /// A disk that runs a piece of code when it is looked at for the first time, before or after it is measured.
-struct AtFirst<F> {
-    world: World,
+struct RunOnFirstMeasure<F> {
+    world: FakeNode,
     before: bool,
     act: Mutex<Option<F>>,
 }
 
 #[async_trait]
-impl<F: FnOnce() + Send> Measure for AtFirst<F> {
-    async fn measure(&self) -> Result<Disk, FilesystemError> {
+impl<F: FnOnce() + Send> FsStatsProvider for RunOnFirstMeasure<F> {
+    async fn measure(&self) -> Result<FsStats, FilesystemError> {
         let act = self.act.lock().expect("nobody panicked").take();
         let measured = self.world.measure().await;
         let Some(act) = act else { return measured };
@@ -316,11 +318,11 @@ impl<F: FnOnce() + Send> Measure for AtFirst<F> {
 }
 
 /// A disk that runs a piece of code when it is looked at for the second time: after the first removal.
-struct Meanwhile<F>(World, Mutex<(usize, Option<F>)>);
+struct RunOnSecondMeasure<F>(FakeNode, Mutex<(usize, Option<F>)>);
 
 #[async_trait]
-impl<F: FnOnce() + Send> Measure for Meanwhile<F> {
-    async fn measure(&self) -> Result<Disk, FilesystemError> {
+impl<F: FnOnce() + Send> FsStatsProvider for RunOnSecondMeasure<F> {
+    async fn measure(&self) -> Result<FsStats, FilesystemError> {
         let act = {
             let mut looked = self.1.lock().expect("nobody panicked");
             looked.0 += 1;
@@ -347,12 +349,12 @@ async fn a_keep_rule_that_comes_during_a_round_is_honoured_by_it() {
         ];
         collector.set_policy(GcPolicy { keep: rules.map(KeepRule::new).into(), ..policy() });
     };
-    let disk = Meanwhile(world.clone(), Mutex::new((0, Some(rules))));
+    let disk = RunOnSecondMeasure(world.clone(), Mutex::new((0, Some(rules))));
     let collector = Arc::new(world.collector().disk(Arc::new(disk)).policy(policy()).build());
     assert!(keeping.set(Arc::clone(&collector)).is_ok());
     world.state().other = 100;
     world.advance(1000);
     let report = collector.collect().await.unwrap();
     assert_eq!(world.removals(), ["i0", "i2", "i4"], "in their place others go");
-    assert_eq!(report.swept[0].spared, [id("i1"), id("i3")]);
+    assert_eq!(report.swept[0].skipped, [id("i1"), id("i3")]);
 }

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use larder::backend::{Container, Image, InUse, Sandbox};
-use larder::gc::{BackendUses, Use, UseRule, UseSource as _, Uses};
+use larder::backend::{Container, ContainerInventory, Image, Sandbox};
+use larder::gc::{BackendUseSource, ImageUse, ImageUseIndex, ImageUseSource as _, UseRule};
 use larder_testkit::fake_backend::FakeBackend;
 
 fn container(image: &str, mounted: &[&str]) -> Container {
@@ -16,10 +16,10 @@ fn container(image: &str, mounted: &[&str]) -> Container {
     }
 }
 
-async fn uses(container: Container, rule: UseRule) -> Uses {
+async fn uses(container: Container, rule: UseRule) -> ImageUseIndex {
     let fake = FakeBackend::new();
     let sandbox = Sandbox { id: "s".into(), runtime_handler: "kata".into(), ..Sandbox::default() };
-    fake.set_in_use(InUse { containers: vec![container], sandboxes: vec![sandbox] });
+    fake.set_in_use(ContainerInventory { containers: vec![container], sandboxes: vec![sandbox] });
     let images = [
         Image { id: "sha256:a".into(), repo_tags: vec!["r.example/a:1".into()], ..Image::default() },
         Image {
@@ -28,11 +28,11 @@ async fn uses(container: Container, rule: UseRule) -> Uses {
             ..Image::default()
         },
     ];
-    let found = BackendUses::new(Arc::new(fake)).uses().await.expect("the fake answers");
-    Uses::of(found, &images, rule)
+    let found = BackendUseSource::new(Arc::new(fake)).uses().await.expect("the fake answers");
+    ImageUseIndex::match_images(found, &images, rule)
 }
 
-fn is_used(uses: &Uses, id: &str, handler: &str) -> bool {
+fn is_used(uses: &ImageUseIndex, id: &str, handler: &str) -> bool {
     uses.of_image(id, handler).next().is_some()
 }
 
@@ -59,7 +59,7 @@ async fn a_mount_counts_for_all_handlers_by_our_rule() {
     let mounting = container("sha256:a", &["sha256:b"]);
     let ours = uses(mounting.clone(), UseRule::IdsAndNames).await;
     assert!(is_used(&ours, "sha256:b", "runc"));
-    assert!(matches!(ours.of_image("sha256:b", "").next(), Some(Use::Volume { .. })));
+    assert!(matches!(ours.of_image("sha256:b", "").next(), Some(ImageUse::Volume { .. })));
     let kubelets = uses(mounting, UseRule::Ids).await;
     assert!(is_used(&kubelets, "sha256:b", "") && !is_used(&kubelets, "sha256:b", "runc"));
 }
@@ -68,7 +68,7 @@ async fn a_mount_counts_for_all_handlers_by_our_rule() {
 async fn a_container_whose_mounts_are_unknown_ends_the_round() {
     let fake = FakeBackend::new();
     let containers = vec![Container { mounts_unknown: true, ..container("sha256:a", &[]) }];
-    fake.set_in_use(InUse { containers, sandboxes: Vec::new() });
-    let error = BackendUses::new(Arc::new(fake)).uses().await.expect_err("anything may be mounted");
+    fake.set_in_use(ContainerInventory { containers, sandboxes: Vec::new() });
+    let error = BackendUseSource::new(Arc::new(fake)).uses().await.expect_err("anything may be mounted");
     assert!(error.to_string().starts_with("get container status: container c: "), "{error}");
 }

@@ -7,26 +7,26 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use larder::backend::{
-    Backend, BackendError, CallErrorKind, Container, Filesystems, Image, ImageDetails, ImageSpec, InUse,
-    Progress, RuntimeInfo,
+    Backend, BackendError, CallErrorKind, Container, ContainerInventory, Filesystems, Image, ImageDetails,
+    ImageSpec, ProgressReporter, RuntimeInfo,
 };
 use larder::credentials::Credential;
 use larder::gc::{
-    Amount, Clock, ClockReading, Collector, CollectorBuilder, Layer, LayerSource, Layers, Measure, Patience,
-    Sighting, Stamp, UseFeed,
+    ActivityFeed, Clock, ClockReading, Collector, CollectorBuilder, DiskSpace, FsStatsProvider,
+    ImageActivity, LayerSource, LayerUsageIndex, MeasuredLayer, ReclaimWait, UnixMillis,
 };
-use larder::image_service::{Disk, FilesystemError};
+use larder::image_service::{FilesystemError, FsStats};
 use larder::pod::SandboxConfig;
 use larder::reference::ImageId;
 use tokio::time::Instant;
 
 /// Numbers that look random and are the same in each run of a seed.
 #[derive(Debug, Clone)]
-pub(crate) struct Dice(u64);
+pub(crate) struct SeededRandom(u64);
 
-impl Dice {
-    pub(crate) fn new(seed: u64) -> Dice {
-        Dice(seed)
+impl SeededRandom {
+    pub(crate) fn new(seed: u64) -> SeededRandom {
+        SeededRandom(seed)
     }
 
     pub(crate) fn roll(&mut self, below: u64) -> u64 {
@@ -43,7 +43,7 @@ impl Dice {
 }
 
 #[derive(Default)]
-pub(crate) struct State {
+pub(crate) struct FakeNodeState {
     /// What the registry has: layers of each image. Its id is its name with `sha256:` before it.
     pub(crate) registry: BTreeMap<String, Vec<String>>,
     pub(crate) layer_sizes: BTreeMap<String, u64>,
@@ -53,7 +53,7 @@ pub(crate) struct State {
     /// Images that have no name any more.
     pub(crate) nameless: BTreeSet<String>,
     /// What a feed tells when it is asked; `None` where there is none.
-    pub(crate) sightings: Option<Vec<Sighting>>,
+    pub(crate) sightings: Option<Vec<ImageActivity>>,
     /// Container id to image name.
     pub(crate) containers: BTreeMap<String, String>,
     pub(crate) capacity: u64,
@@ -77,10 +77,10 @@ pub(crate) struct State {
     /// Whether somebody removes now.
     pub(crate) removing: bool,
     removes_slowly: Duration,
-    yields: Option<Dice>,
+    yields: Option<SeededRandom>,
 }
 
-impl State {
+impl FakeNodeState {
     fn layers_on_disk(&self) -> BTreeSet<&String> {
         self.present.iter().flat_map(|name| &self.registry[name]).collect()
     }
@@ -126,16 +126,16 @@ fn name_of(image: &str) -> &str {
 
 /// The node. Clones share it.
 #[derive(Clone, Default)]
-pub(crate) struct World(Arc<Mutex<State>>);
+pub(crate) struct FakeNode(Arc<Mutex<FakeNodeState>>);
 
-impl World {
-    pub(crate) fn new(capacity: u64) -> World {
-        let world = World::default();
+impl FakeNode {
+    pub(crate) fn new(capacity: u64) -> FakeNode {
+        let world = FakeNode::default();
         world.state().capacity = capacity;
         world
     }
 
-    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+    pub(crate) fn state(&self) -> MutexGuard<'_, FakeNodeState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -181,7 +181,7 @@ impl World {
     }
 
     /// Every call gives others their turn, as often as the dice say.
-    pub(crate) fn interleaved(&self, dice: Dice) {
+    pub(crate) fn interleaved(&self, dice: SeededRandom) {
         self.state().yields = Some(dice);
     }
 
@@ -192,8 +192,8 @@ impl World {
     pub(crate) fn collector(&self) -> CollectorBuilder {
         let shared = Arc::new(self.clone());
         // These disks are small: every byte counts.
-        let patience = Patience { noise: Amount::ZERO, ..Patience::default() };
-        let builder = Collector::builder(shared.clone()).patience(patience);
+        let patience = ReclaimWait { tolerance: DiskSpace::ZERO, ..ReclaimWait::default() };
+        let builder = Collector::builder(shared.clone()).reclaim_wait(patience);
         builder.disk(shared.clone()).layers(shared.clone()).feed(shared.clone()).clock(shared)
     }
 
@@ -210,7 +210,7 @@ pub(crate) fn failure(text: &str) -> BackendError {
 }
 
 #[async_trait]
-impl Backend for World {
+impl Backend for FakeNode {
     async fn info(&self) -> Result<RuntimeInfo, BackendError> {
         Ok(RuntimeInfo::default())
     }
@@ -242,7 +242,7 @@ impl Backend for World {
         image: &ImageSpec,
         _: Option<&Credential>,
         _: Option<&SandboxConfig>,
-        _: &Progress,
+        _: &ProgressReporter,
     ) -> Result<ImageId, BackendError> {
         self.turns().await;
         self.state().present.insert(image.image.to_string());
@@ -288,7 +288,7 @@ impl Backend for World {
         Ok(Filesystems::default())
     }
 
-    async fn in_use(&self) -> Result<InUse, BackendError> {
+    async fn container_inventory(&self) -> Result<ContainerInventory, BackendError> {
         self.turns().await;
         let mut state = self.state();
         state.calls += 1;
@@ -302,49 +302,49 @@ impl Backend for World {
             ..Container::default()
         };
         let containers = state.containers.iter().map(container).collect();
-        Ok(InUse { containers, sandboxes: Vec::new() })
+        Ok(ContainerInventory { containers, sandboxes: Vec::new() })
     }
 }
 
 #[async_trait]
-impl Measure for World {
-    async fn measure(&self) -> Result<Disk, FilesystemError> {
+impl FsStatsProvider for FakeNode {
+    async fn measure(&self) -> Result<FsStats, FilesystemError> {
         let state = self.state();
         let available = state.capacity.saturating_sub(state.used());
         let inodes_free = state.inodes.saturating_sub(state.used_inodes());
-        Ok(Disk { capacity: state.capacity, available, inodes: state.inodes, inodes_free, reserved: 0 })
+        Ok(FsStats { capacity: state.capacity, available, inodes: state.inodes, inodes_free, reserved: 0 })
     }
 }
 
 #[async_trait]
-impl UseFeed for World {
-    async fn sightings(&self, _: &[Image]) -> Result<Vec<Sighting>, BackendError> {
+impl ActivityFeed for FakeNode {
+    async fn take_activity(&self, _: &[Image]) -> Result<Vec<ImageActivity>, BackendError> {
         self.state().sightings.clone().ok_or_else(|| failure("no events"))
     }
 }
 
 #[async_trait]
-impl LayerSource for World {
-    async fn layers(&self, images: &[Image]) -> Result<Layers, BackendError> {
+impl LayerSource for FakeNode {
+    async fn layers(&self, images: &[Image]) -> Result<LayerUsageIndex, BackendError> {
         let state = self.state();
-        let mut layers = Layers::unknown();
+        let mut layers = LayerUsageIndex::unknown();
         for (id, bytes) in &state.layer_sizes {
-            let amount = Amount { bytes: *bytes, inodes: if state.inodes > 0 { *bytes } else { 0 } };
-            layers.add(Layer { id: id.into(), amount, estimated: false, held_by: None });
+            let amount = DiskSpace { bytes: *bytes, inodes: if state.inodes > 0 { *bytes } else { 0 } };
+            layers.add(MeasuredLayer { id: id.into(), amount, estimated: false, referenced_by: None });
         }
         for image in images {
             let of = &state.registry[name_of(image.id.as_str())];
-            layers.add_image(&image.id, of, Amount::ZERO, None);
+            layers.add_image(&image.id, of, DiskSpace::ZERO, None);
         }
         Ok(layers)
     }
 }
 
-impl Clock for World {
+impl Clock for FakeNode {
     fn read(&self) -> ClockReading {
         let state = self.state();
         ClockReading {
-            wall: Stamp(state.wall),
+            wall: UnixMillis(state.wall),
             since_boot: Some(state.since_boot),
             boot: state.boot.to_string(),
         }

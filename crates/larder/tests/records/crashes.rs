@@ -1,7 +1,7 @@
 //! A process that dies between intent, pull and record, at every step that it takes on the disk.
 
 use larder::backend::Image;
-use larder::records::{ImageRecords, PullRecords as _, Utc, Verification};
+use larder::records::{PullRecordStore, PullRecords as _, Rfc3339Time, Verification};
 use larder_testkit::fake_backend::FakeBackend;
 
 use crate::world::{ID, IMAGE, dying_after, id, image, may_use, open, secret};
@@ -19,13 +19,13 @@ async fn whatever_dies_nobody_is_granted_what_he_did_not_prove() {
         let folder = tempfile::tempdir().unwrap();
         let (witness, _) = dying_after(steps);
         let records =
-            ImageRecords::watched(folder.path(), Verification::of_unconfigured_kubelet(), Some(witness))
+            PullRecordStore::watched(folder.path(), Verification::of_unconfigured_kubelet(), Some(witness))
                 .unwrap();
         let began = records.record_pull_intent(&image()).await.is_ok();
         // The pull happens only after the intent is there.
         let backend = if began { present() } else { FakeBackend::new() };
-        let recorded =
-            began && records.pulled(&image(), &id(), Some(secret("a")), Utc(1_800_000_000)).await.is_ok();
+        let recorded = began
+            && records.pulled(&image(), &id(), Some(secret("a")), Rfc3339Time(1_800_000_000)).await.is_ok();
         let dead = !recorded || records.flush().await.is_err() || records.on_disk().unwrap().0 > 0;
         drop(records);
 

@@ -4,15 +4,15 @@ use std::os::unix::fs::PermissionsExt as _;
 
 use larder::backend::Image;
 use larder::records::{
-    Access, CheckResult, ImageRecords, PullIntent, PullRecords as _, PulledRecord, Step, Utc, Verification,
-    file_name,
+    ImagePullCredentials, ImagePullIntent, ImagePulledRecord, MustPullCheckResult, PullRecordStore,
+    PullRecords as _, RecordDirStep, Rfc3339Time, Verification, file_name,
 };
 use larder::reference::ImageName;
 use larder_testkit::fake_backend::FakeBackend;
 
-use crate::world::{Holder, ID, IMAGE, dying_after, id, image, may_use, open, secret};
+use crate::world::{ID, IMAGE, PodWithSecret, dying_after, id, image, may_use, open, secret};
 
-const NOW: Utc = Utc(1_800_000_000);
+const NOW: Rfc3339Time = Rfc3339Time(1_800_000_000);
 
 #[tokio::test]
 async fn two_processes_of_one_folder_know_what_the_other_records() {
@@ -53,24 +53,25 @@ async fn many_intents_share_a_sync_and_one_image_has_one_file() {
     let folder = tempfile::tempdir().unwrap();
     let (witness, steps) = dying_after(usize::MAX);
     let records =
-        ImageRecords::watched(folder.path(), Verification::of_unconfigured_kubelet(), Some(witness)).unwrap();
+        PullRecordStore::watched(folder.path(), Verification::of_unconfigured_kubelet(), Some(witness))
+            .unwrap();
     let images: Vec<_> =
         (0..200).map(|n| ImageName::from(format!("registry.example/{}:v1", n % 100))).collect();
     let intents = images.iter().map(|image| records.record_pull_intent(image));
     let all: Result<Vec<_>, _> = futures_util::future::join_all(intents).await.into_iter().collect();
     all.unwrap();
     let count = |wanted| steps.lock().unwrap().iter().filter(|step| **step == wanted).count();
-    assert_eq!(count(Step::Write), 100, "a file for each image");
-    assert!(count(Step::Sync) <= 10, "{} syncs for 200 containers", count(Step::Sync));
+    assert_eq!(count(RecordDirStep::Write), 100, "a file for each image");
+    assert!(count(RecordDirStep::Sync) <= 10, "{} syncs for 200 containers", count(RecordDirStep::Sync));
     assert_eq!(records.on_disk().unwrap().0, 100);
 }
 
 #[tokio::test]
 async fn broken_foreign_and_future_records_serve_nobody_and_are_replaced_by_a_pull() {
-    let right = PulledRecord {
+    let right = ImagePulledRecord {
         last_updated: Some(NOW),
         image_ref: ID.into(),
-        names: [("registry.example/team/app".to_owned(), Access::node())].into(),
+        names: [("registry.example/team/app".to_owned(), ImagePullCredentials::node())].into(),
     };
     let text = right.encode();
     for broken in [
@@ -78,13 +79,13 @@ async fn broken_foreign_and_future_records_serve_nobody_and_are_replaced_by_a_pu
         String::new(),
         text.replace("v1beta1", "v2"),
         text.replace(ID, "sha256:another"),
-        PullIntent { image: IMAGE.into() }.encode(),
+        ImagePullIntent { image: IMAGE.into() }.encode(),
         format!("{text}{text}"),
         "\u{0}".repeat(5000),
     ] {
         let folder = tempfile::tempdir().unwrap();
         let always = Verification::parse("AlwaysVerify", []).unwrap();
-        let records = ImageRecords::open(folder.path(), always).unwrap();
+        let records = PullRecordStore::open(folder.path(), always).unwrap();
         let file = folder.path().join("pulled").join(file_name(ID));
         fs_err::write(&file, &broken).unwrap();
         assert!(!may_use(&records, "a").await, "{broken}");
@@ -101,9 +102,9 @@ async fn what_is_no_file_is_not_read() {
     let records = open(folder.path());
     let file = folder.path().join("pulled").join(file_name(ID));
     rustix::fs::mkfifoat(rustix::fs::CWD, &file, rustix::fs::Mode::from_raw_mode(0o600)).unwrap();
-    let (result, _) = records.check(&image(), &id(), &mut Holder("a")).await;
-    assert_eq!(result, Some(CheckResult::Error));
-    assert_eq!(records.checks(CheckResult::Error), 1);
+    let (result, _) = records.check(&image(), &id(), &mut PodWithSecret("a")).await;
+    assert_eq!(result, Some(MustPullCheckResult::Error));
+    assert_eq!(records.checks(MustPullCheckResult::Error), 1);
 }
 
 #[tokio::test]
@@ -119,7 +120,7 @@ async fn the_folder_is_for_its_owner_alone_and_a_place_that_is_none_is_named() {
 
     let taken = folder.path().join("file");
     fs_err::write(&taken, "").unwrap();
-    let error = ImageRecords::open(&taken, Verification::of_unconfigured_kubelet()).err().unwrap();
+    let error = PullRecordStore::open(&taken, Verification::of_unconfigured_kubelet()).err().unwrap();
     assert!(error.to_string().contains(&taken.display().to_string()), "{error}");
 }
 
@@ -128,12 +129,12 @@ async fn records_go_with_their_images_and_those_of_the_moment_stay() {
     let folder = tempfile::tempdir().unwrap();
     let records = open(folder.path());
     for (id, time) in [(ID, 100), ("sha256:old", 100), ("sha256:new", 300)] {
-        records.pulled(&image(), &id.into(), Some(secret("a")), Utc(time)).await.unwrap();
+        records.pulled(&image(), &id.into(), Some(secret("a")), Rfc3339Time(time)).await.unwrap();
     }
-    records.prune([id()], Utc(200)).await.unwrap();
+    records.prune([id()], Rfc3339Time(200)).await.unwrap();
     assert_eq!(records.on_disk().unwrap().1, 2);
-    let (old, _) = records.check(&image(), &"sha256:old".into(), &mut Holder("a")).await;
-    assert_eq!(old, Some(CheckResult::PolicyAllowed), "as an image that was never pulled here");
+    let (old, _) = records.check(&image(), &"sha256:old".into(), &mut PodWithSecret("a")).await;
+    assert_eq!(old, Some(MustPullCheckResult::PolicyAllowed), "as an image that was never pulled here");
     assert!(may_use(&records, "a").await);
 }
 
@@ -141,12 +142,13 @@ async fn records_go_with_their_images_and_those_of_the_moment_stay() {
 async fn an_image_that_was_pulled_again_during_a_round_keeps_its_record() {
     let folder = tempfile::tempdir().unwrap();
     let records = open(folder.path());
-    let pulled = async |time| records.pulled(&image(), &id(), Some(secret("a")), Utc(time)).await.unwrap();
+    let pulled =
+        async |time| records.pulled(&image(), &id(), Some(secret("a")), Rfc3339Time(time)).await.unwrap();
     pulled(100).await;
     // The round began at 200, when the image was away; nobody new may use it, so its record does not change.
     pulled(200).await;
-    records.prune([], Utc(200)).await.unwrap();
+    records.prune([], Rfc3339Time(200)).await.unwrap();
     assert!(may_use(&records, "a").await && !may_use(&records, "").await);
-    records.prune([], Utc(201)).await.unwrap();
+    records.prune([], Rfc3339Time(201)).await.unwrap();
     assert_eq!(records.on_disk().unwrap().1, 0);
 }

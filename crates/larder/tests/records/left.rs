@@ -6,18 +6,18 @@ use std::time::Duration;
 
 use larder::backend::Image;
 use larder::pod::Pod;
-use larder::pull::{EnsureRequest, Manager, PullPolicy};
-use larder::records::{ImageRecords, PullRecords as _, Utc};
+use larder::pull::{EnsureRequest, ImageManager, PullPolicy};
+use larder::records::{PullRecordStore, PullRecords as _, Rfc3339Time};
 use larder_testkit::fake_backend::FakeBackend;
 
 use crate::world::{ID, IMAGE, id, image, may_use, open, secret};
 
-const NOW: Utc = Utc(1_800_000_000);
+const NOW: Rfc3339Time = Rfc3339Time(1_800_000_000);
 const LONG: Duration = Duration::from_secs(3600);
 
-fn asking(folder: &Path) -> (ImageRecords, FakeBackend) {
+fn asking(folder: &Path) -> (PullRecordStore, FakeBackend) {
     let (records, backend) = (open(folder), FakeBackend::new());
-    records.settle_with(Arc::new(backend.clone()));
+    records.resolve_interrupted_with(Arc::new(backend.clone()));
     (records, backend)
 }
 
@@ -25,7 +25,7 @@ fn comes(backend: &FakeBackend, id: &str) {
     backend.set_images(vec![Image { id: id.into(), repo_tags: vec![IMAGE.into()], ..Image::default() }]);
 }
 
-async fn on_disk(records: &ImageRecords) -> (usize, usize) {
+async fn on_disk(records: &PullRecordStore) -> (usize, usize) {
     records.flush().await.unwrap();
     records.on_disk().unwrap()
 }
@@ -67,7 +67,7 @@ async fn an_image_that_comes_after_its_caller_left_is_nobodys_before_and_after()
         let folder = tempfile::tempdir().unwrap();
         let (records, backend) = asking(folder.path());
         records.record_pull_intent(&image()).await.unwrap();
-        records.record_image_pull_left(&image());
+        records.record_image_pull_interrupted(&image());
         tokio::time::sleep(Duration::from_secs(delay)).await;
         comes(&backend, ID);
         assert!(!may_use(&records, "").await, "not recorded yet");
@@ -84,7 +84,7 @@ async fn an_intent_goes_only_when_the_backend_says_that_nothing_came() {
     records.record_pull_intent(&image()).await.unwrap();
     backend.set_down(Some(larder_testkit::fake_backend::error("the runtime is gone")));
     assert!(!records.record_image_pull_ended(&image()).await);
-    records.record_image_pull_left(&image());
+    records.record_image_pull_interrupted(&image());
     tokio::time::sleep(LONG).await;
     assert_eq!(on_disk(&records).await, (1, 0));
     backend.set_down(None);
@@ -98,7 +98,7 @@ async fn who_leaves_again_and_again_is_watched_by_one_and_as_long_as_the_last() 
     let (records, backend) = asking(folder.path());
     for _ in 0..5 {
         records.record_pull_intent(&image()).await.unwrap();
-        records.record_image_pull_left(&image());
+        records.record_image_pull_interrupted(&image());
         tokio::time::sleep(Duration::from_secs(600)).await;
         assert_eq!(records.in_flight(&image()), 1);
     }
@@ -115,7 +115,7 @@ async fn a_pull_that_succeeds_meanwhile_keeps_its_record() {
     let (records, backend) = asking(folder.path());
     records.record_pull_intent(&image()).await.unwrap();
     records.record_pull_intent(&image()).await.unwrap();
-    records.record_image_pull_left(&image());
+    records.record_image_pull_interrupted(&image());
     comes(&backend, ID);
     records.pulled(&image(), &id(), Some(secret("a")), NOW).await.unwrap();
     tokio::time::sleep(LONG).await;
@@ -147,8 +147,8 @@ async fn the_way_a_pod_spells_the_image_makes_no_difference_while_it_is_pulled()
     records.record_pull_intent(&"registry.example/team/app".into()).await.unwrap();
     let digest = format!("registry.example/team/app@sha256:{}", "a".repeat(64));
     let spellings = ["registry.example/team/app", "registry.example/team/app:latest", &digest];
-    let ours = async |records: &ImageRecords, image: &str| {
-        records.check(&image.into(), &id(), &mut crate::world::Holder("")).await.0.unwrap().must_pull()
+    let ours = async |records: &PullRecordStore, image: &str| {
+        records.check(&image.into(), &id(), &mut crate::world::PodWithSecret("")).await.0.unwrap().must_pull()
     };
     let again = open(folder.path());
     for spelling in spellings {
@@ -180,9 +180,9 @@ async fn a_caller_that_leaves_a_pull_leaves_its_intent() {
     let folder = tempfile::tempdir().unwrap();
     let (records, backend) = asking(folder.path());
     let records = Arc::new(records);
-    let (pull, _never) = larder_testkit::fake_backend::Pull::ok(ID, 7).held();
+    let (pull, _never) = larder_testkit::fake_backend::ScriptedPull::ok(ID, 7).held();
     backend.on_pull_of(IMAGE, pull);
-    let manager = Manager::builder(Arc::new(backend.clone())).records(records.clone()).build();
+    let manager = ImageManager::builder(Arc::new(backend.clone())).records(records.clone()).build();
     let request = EnsureRequest::new(IMAGE, PullPolicy::IfNotPresent, Pod::default());
     tokio::select! {
         _ = manager.ensure(&request) => unreachable!("it is held"),

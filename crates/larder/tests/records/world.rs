@@ -7,7 +7,8 @@ use std::sync::{Arc, Mutex};
 
 use larder::credentials::{PodCredentials, SecretCoordinates};
 use larder::records::{
-    Access, CheckResult, ImageRecords, PodLookup, RecordedSecret, RecordsError, Step, Verification, Witness,
+    ImagePullCredentials, MustPullCheckResult, PodCredentialLookup, PullRecordStore, RecordDirStep,
+    RecordedSecret, RecordsError, StepHook, Verification,
 };
 use larder::reference::{ImageId, ImageName};
 
@@ -23,10 +24,10 @@ pub(crate) fn id() -> ImageId {
 }
 
 /// A pod that holds one pull secret.
-pub(crate) struct Holder(pub(crate) &'static str);
+pub(crate) struct PodWithSecret(pub(crate) &'static str);
 
 #[async_trait::async_trait]
-impl PodLookup for Holder {
+impl PodCredentialLookup for PodWithSecret {
     async fn pod_credentials(&mut self) -> Result<PodCredentials, RecordsError> {
         let secrets =
             if self.0.is_empty() { Vec::new() } else { vec![(at(self.0), format!("hash {}", self.0))] };
@@ -38,24 +39,24 @@ pub(crate) fn at(name: &str) -> SecretCoordinates {
     SecretCoordinates { uid: format!("uid {name}"), namespace: "team".into(), name: name.into() }
 }
 
-pub(crate) fn secret(name: &str) -> Access {
+pub(crate) fn secret(name: &str) -> ImagePullCredentials {
     let secret = RecordedSecret { at: at(name), hash: format!("hash {name}") };
-    Access { secrets: vec![secret], ..Access::default() }
+    ImagePullCredentials { secrets: vec![secret], ..ImagePullCredentials::default() }
 }
 
-pub(crate) fn open(folder: &Path) -> ImageRecords {
-    ImageRecords::open(folder, Verification::of_unconfigured_kubelet()).unwrap()
+pub(crate) fn open(folder: &Path) -> PullRecordStore {
+    PullRecordStore::open(folder, Verification::of_unconfigured_kubelet()).unwrap()
 }
 
 /// Whether a pod with this secret may use the image.
-pub(crate) async fn may_use(records: &ImageRecords, holder: &'static str) -> bool {
-    let (result, error) = records.check(&image(), &id(), &mut Holder(holder)).await;
+pub(crate) async fn may_use(records: &PullRecordStore, holder: &'static str) -> bool {
+    let (result, error) = records.check(&image(), &id(), &mut PodWithSecret(holder)).await;
     assert!(error.is_none(), "{error:?}");
-    !result.is_none_or(CheckResult::must_pull)
+    !result.is_none_or(MustPullCheckResult::must_pull)
 }
 
 /// Lets so many steps on the disk happen, and then none.
-pub(crate) fn dying_after(steps: usize) -> (Witness, Arc<Mutex<Vec<Step>>>) {
+pub(crate) fn dying_after(steps: usize) -> (StepHook, Arc<Mutex<Vec<RecordDirStep>>>) {
     let (left, done) = (AtomicUsize::new(steps), Arc::new(Mutex::new(Vec::new())));
     let seen = Arc::clone(&done);
     let witness = move |step, _: &Path| {

@@ -1,7 +1,7 @@
 //! The table of all settings.
 
 mod kubelet;
-mod own;
+mod larder_settings;
 mod store;
 mod values;
 
@@ -9,9 +9,9 @@ use larder::config::KubeletImageConfig;
 use serde_json::Value;
 
 use super::Config;
-use super::forms::Kind;
-use crate::manifest::Problem;
-use crate::manifest::tree::At;
+use super::codecs::FlagValueKind;
+use crate::manifest::InputProblem;
+use crate::manifest::tree::NodeCursor;
 
 /// One setting.
 #[derive(Clone, Copy)]
@@ -19,15 +19,15 @@ pub(in crate::config) struct Setting {
     /// Its place in the file: `gc.period`.
     pub(in crate::config) key: &'static str,
     /// What values look like.
-    pub(in crate::config) form: fn() -> String,
+    pub(in crate::config) codec_name: fn() -> String,
     /// What the text of a flag stands for.
-    pub(in crate::config) kind: Kind,
+    pub(in crate::config) kind: FlagValueKind,
     /// Takes a value over.
-    pub(in crate::config) read: Read,
+    pub(in crate::config) read: SettingReader,
     /// The value as it is written.
     pub(in crate::config) show: fn(&Config) -> Value,
     /// Whether a running daemon can change it.
-    pub(in crate::config) reload: Reload,
+    pub(in crate::config) reload: ReloadSupport,
     /// Whether it is a field of kubelet's file.
     pub(in crate::config) in_kubelet_file: bool,
     /// Kubelet's flag for it.
@@ -37,16 +37,16 @@ pub(in crate::config) struct Setting {
     /// Kubelet's value, where larder's default is another.
     pub(in crate::config) kubelet_default: Option<&'static str>,
     /// What it does.
-    pub(in crate::config) about: &'static str,
+    pub(in crate::config) description: &'static str,
     /// Why it has no effect yet.
-    pub(in crate::config) idle: Option<&'static str>,
+    pub(in crate::config) unsupported_reason: Option<&'static str>,
 }
 
-type Read = fn(&mut Draft, &At<'_>) -> Result<(), Vec<Problem>>;
+type SettingReader = fn(&mut ConfigDraft, &NodeCursor<'_>) -> Result<(), Vec<InputProblem>>;
 
 /// Whether a running daemon can change a setting.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::config) enum Reload {
+pub(in crate::config) enum ReloadSupport {
     /// It can.
     Live,
     /// It cannot.
@@ -54,7 +54,7 @@ pub(in crate::config) enum Reload {
 }
 
 /// Settings while they are read.
-pub(in crate::config) struct Draft {
+pub(in crate::config) struct ConfigDraft {
     /// Kubelet's settings as written.
     pub(in crate::config) written: KubeletImageConfig,
     /// Hosts that need no proxy, as written.
@@ -66,15 +66,15 @@ pub(in crate::config) struct Draft {
 impl Setting {
     const fn new(
         key: &'static str,
-        (form, kind): (fn() -> String, Kind),
-        read: Read,
+        (codec_name, kind): (fn() -> String, FlagValueKind),
+        read: SettingReader,
         show: fn(&Config) -> Value,
-        reload: Reload,
-        about: &'static str,
+        reload: ReloadSupport,
+        description: &'static str,
     ) -> Setting {
         Setting {
             key,
-            form,
+            codec_name,
             kind,
             read,
             show,
@@ -83,8 +83,8 @@ impl Setting {
             kubelet_flag: None,
             default: None,
             kubelet_default: None,
-            about,
-            idle: None,
+            description,
+            unsupported_reason: None,
         }
     }
 
@@ -105,13 +105,18 @@ impl Setting {
     }
 
     const fn idle(self, why: &'static str) -> Setting {
-        Setting { idle: Some(why), ..self }
+        Setting { unsupported_reason: Some(why), ..self }
     }
 }
 
 /// All settings, in the order of the reference page.
 pub(in crate::config) fn all() -> impl Iterator<Item = &'static Setting> {
-    own::TOP.iter().chain(kubelet::SETTINGS).chain(own::SECTIONS).chain(store::SETTINGS).chain(own::REST)
+    larder_settings::TOP
+        .iter()
+        .chain(kubelet::SETTINGS)
+        .chain(larder_settings::SECTIONS)
+        .chain(store::SETTINGS)
+        .chain(larder_settings::REST)
 }
 
 /// The setting of this key.
@@ -124,13 +129,13 @@ macro_rules! setting {
     ($key:literal, $form:ty, $($field:ident).+, $reload:ident, $about:literal) => {
         Setting::new(
             $key,
-            (<$form as Form>::name, <$form as Form>::KIND),
+            (<$form as SettingCodec>::name, <$form as SettingCodec>::KIND),
             |draft, at| {
-                draft.config.$($field).+ = <$form as Form>::read(at).map_err(|problem| vec![problem])?;
+                draft.config.$($field).+ = <$form as SettingCodec>::parse(at).map_err(|problem| vec![problem])?;
                 Ok(())
             },
-            |config| <$form as Form>::show(&config.$($field).+),
-            Reload::$reload,
+            |config| <$form as SettingCodec>::print(&config.$($field).+),
+            ReloadSupport::$reload,
             $about,
         )
     };

@@ -1,9 +1,9 @@
 //! Values that only one setting has.
 
-use larder::credentials::Tokens;
+use larder::credentials::TokenPolicy;
 use larder::gc::{Accounting, AgeRule, ClockRule, HookRule, UseRule};
-use larder::gotext::quote;
-use larder::pull::{NewCredentials, OverRate, SameImage};
+use larder::go_format::quote;
+use larder::pull::{DuplicatePullPolicy, NewCredentialsPolicy, RateLimitAction};
 use larder::reference::Reference;
 use larder_cri::Endpoint;
 use larder_registry::Proxy;
@@ -12,32 +12,32 @@ use tracing::Level;
 
 use crate::backend::docker;
 use crate::backend::target::{is_docker, nearest_backend};
-use crate::config::forms::{Bytes, Form, Kind, Texts, Words};
-use crate::config::{BackendAt, LogFormat};
-use crate::manifest::Problem;
-use crate::manifest::tree::At;
+use crate::config::codecs::{ByteSizeCodec, EnumWords, FlagValueKind, SettingCodec, StringListCodec};
+use crate::config::{BackendSetting, LogFormat};
+use crate::manifest::InputProblem;
+use crate::manifest::tree::NodeCursor;
 
-pub(super) struct Backend;
+pub(super) struct BackendCodec;
 
-impl Form for Backend {
-    type Value = BackendAt;
+impl SettingCodec for BackendCodec {
+    type Value = BackendSetting;
 
     fn name() -> String {
         "`store`, `cri`, `docker` or a socket".into()
     }
 
-    fn read(at: &At<'_>) -> Result<BackendAt, Problem> {
+    fn parse(at: &NodeCursor<'_>) -> Result<BackendSetting, InputProblem> {
         match at.text()? {
-            "store" => Ok(BackendAt::Store),
-            "cri" => Ok(BackendAt::Cri),
+            "store" => Ok(BackendSetting::Store),
+            "cri" => Ok(BackendSetting::Cri),
             text if is_docker(text) => match docker::check(text) {
-                Ok(()) => Ok(BackendAt::Docker(text.to_owned())),
+                Ok(()) => Ok(BackendSetting::Docker(text.to_owned())),
                 Err(problem) => Err(at.problem(problem)),
             },
             text => Endpoint::parse(text)
                 .ok()
                 .filter(|endpoint| endpoint.path().is_absolute())
-                .map(BackendAt::Runtime)
+                .map(BackendSetting::Runtime)
                 .ok_or_else(|| {
                     at.problem(format!("{}: neither store nor cri nor docker nor a socket", quote(text)))
                         .hint(hint(text))
@@ -45,12 +45,12 @@ impl Form for Backend {
         }
     }
 
-    fn show(value: &BackendAt) -> Value {
+    fn print(value: &BackendSetting) -> Value {
         match value {
-            BackendAt::Store => json!("store"),
-            BackendAt::Cri => json!("cri"),
-            BackendAt::Docker(text) => json!(text),
-            BackendAt::Runtime(endpoint) => json!(endpoint.to_string()),
+            BackendSetting::Store => json!("store"),
+            BackendSetting::Cri => json!("cri"),
+            BackendSetting::Docker(text) => json!(text),
+            BackendSetting::Runtime(endpoint) => json!(endpoint.to_string()),
         }
     }
 }
@@ -62,28 +62,28 @@ fn hint(text: &str) -> String {
     }
 }
 
-pub(super) struct CacheBytes;
+pub(super) struct CacheSizeCodec;
 
-impl Form for CacheBytes {
+impl SettingCodec for CacheSizeCodec {
     type Value = usize;
 
     fn name() -> String {
-        Bytes::<65536>::name()
+        ByteSizeCodec::<65536>::name()
     }
 
-    fn read(at: &At<'_>) -> Result<usize, Problem> {
-        let bytes = Bytes::<65536>::read(at)?;
+    fn parse(at: &NodeCursor<'_>) -> Result<usize, InputProblem> {
+        let bytes = ByteSizeCodec::<65536>::parse(at)?;
         usize::try_from(bytes).map_err(|_| at.problem("more than this machine can address"))
     }
 
-    fn show(value: &usize) -> Value {
-        Bytes::<65536>::show(&u64::try_from(*value).unwrap_or(u64::MAX))
+    fn print(value: &usize) -> Value {
+        ByteSizeCodec::<65536>::print(&u64::try_from(*value).unwrap_or(u64::MAX))
     }
 }
 
-pub(super) struct ProxyUrl;
+pub(super) struct ProxyUrlCodec;
 
-impl Form for ProxyUrl {
+impl SettingCodec for ProxyUrlCodec {
     type Value = Proxy;
 
     fn name() -> String {
@@ -91,7 +91,7 @@ impl Form for ProxyUrl {
     }
 
     /// Credentials are refused, and not shown: the file may be readable for all, and is printed.
-    fn read(at: &At<'_>) -> Result<Proxy, Problem> {
+    fn parse(at: &NodeCursor<'_>) -> Result<Proxy, InputProblem> {
         let text = at.text()?;
         match text {
             "environment" => return Ok(Proxy::FromEnvironment),
@@ -113,7 +113,7 @@ impl Form for ProxyUrl {
             .hint("write it like http://proxy.example:3128"))
     }
 
-    fn show(value: &Proxy) -> Value {
+    fn print(value: &Proxy) -> Value {
         match value {
             Proxy::FromEnvironment => json!("environment"),
             Proxy::None => json!("none"),
@@ -123,18 +123,18 @@ impl Form for ProxyUrl {
 }
 
 /// Registries, as the names of images have them.
-pub(super) struct Registries;
+pub(super) struct RegistryListCodec;
 
-impl Form for Registries {
+impl SettingCodec for RegistryListCodec {
     type Value = Vec<String>;
-    const KIND: Kind = Texts::KIND;
+    const KIND: FlagValueKind = StringListCodec::KIND;
 
     fn name() -> String {
-        Texts::name()
+        StringListCodec::name()
     }
 
-    fn read(at: &At<'_>) -> Result<Vec<String>, Problem> {
-        let registry = |item: At<'_>| {
+    fn parse(at: &NodeCursor<'_>) -> Result<Vec<String>, InputProblem> {
+        let registry = |item: NodeCursor<'_>| {
             let text = item.text()?;
             let named = Reference::parse(&format!("{text}/image"));
             if named.is_ok_and(|named| named.registry() == text) {
@@ -147,12 +147,12 @@ impl Form for Registries {
         at.items()?.into_iter().map(registry).collect()
     }
 
-    fn show(value: &Vec<String>) -> Value {
-        Texts::show(value)
+    fn print(value: &Vec<String>) -> Value {
+        StringListCodec::print(value)
     }
 }
 
-impl Words for Level {
+impl EnumWords for Level {
     const WORDS: &'static [(&'static str, Level)] = &[
         ("error", Level::ERROR),
         ("warn", Level::WARN),
@@ -162,51 +162,52 @@ impl Words for Level {
     ];
 }
 
-impl Words for LogFormat {
+impl EnumWords for LogFormat {
     const WORDS: &'static [(&'static str, LogFormat)] =
         &[("text", LogFormat::Text), ("json", LogFormat::Json)];
 }
 
-impl Words for OverRate {
-    const WORDS: &'static [(&'static str, OverRate)] =
-        &[("wait", OverRate::Wait), ("refuse", OverRate::Refuse)];
+impl EnumWords for RateLimitAction {
+    const WORDS: &'static [(&'static str, RateLimitAction)] =
+        &[("wait", RateLimitAction::Wait), ("refuse", RateLimitAction::Refuse)];
 }
 
-impl Words for SameImage {
-    const WORDS: &'static [(&'static str, SameImage)] =
-        &[("once", SameImage::Once), ("eachRequest", SameImage::EachRequest)];
+impl EnumWords for DuplicatePullPolicy {
+    const WORDS: &'static [(&'static str, DuplicatePullPolicy)] =
+        &[("once", DuplicatePullPolicy::Coalesce), ("eachRequest", DuplicatePullPolicy::EachRequest)];
 }
 
-impl Words for NewCredentials {
-    const WORDS: &'static [(&'static str, NewCredentials)] =
-        &[("pullAtOnce", NewCredentials::PullAtOnce), ("wait", NewCredentials::Wait)];
+impl EnumWords for NewCredentialsPolicy {
+    const WORDS: &'static [(&'static str, NewCredentialsPolicy)] =
+        &[("pullAtOnce", NewCredentialsPolicy::PullAtOnce), ("wait", NewCredentialsPolicy::Wait)];
 }
 
-impl Words for Tokens {
-    const WORDS: &'static [(&'static str, Tokens)] = &[("keep", Tokens::Keep), ("ignore", Tokens::Ignore)];
+impl EnumWords for TokenPolicy {
+    const WORDS: &'static [(&'static str, TokenPolicy)] =
+        &[("keep", TokenPolicy::Keep), ("ignore", TokenPolicy::Ignore)];
 }
 
-impl Words for Accounting {
+impl EnumWords for Accounting {
     const WORDS: &'static [(&'static str, Accounting)] =
         &[("exact", Accounting::Exact), ("nominal", Accounting::Nominal)];
 }
 
-impl Words for AgeRule {
+impl EnumWords for AgeRule {
     const WORDS: &'static [(&'static str, AgeRule)] =
         &[("fromFirstSeen", AgeRule::FromFirstSeen), ("infinitelyOld", AgeRule::Kubelet)];
 }
 
-impl Words for UseRule {
+impl EnumWords for UseRule {
     const WORDS: &'static [(&'static str, UseRule)] =
         &[("idsAndNames", UseRule::IdsAndNames), ("ids", UseRule::Ids)];
 }
 
-impl Words for ClockRule {
+impl EnumWords for ClockRule {
     const WORDS: &'static [(&'static str, ClockRule)] =
         &[("keepAges", ClockRule::KeepAges), ("believe", ClockRule::Believe)];
 }
 
-impl Words for HookRule {
+impl EnumWords for HookRule {
     const WORDS: &'static [(&'static str, HookRule)] =
         &[("allPresent", HookRule::AllPresent), ("examined", HookRule::Examined)];
 }

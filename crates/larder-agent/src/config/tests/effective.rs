@@ -9,7 +9,7 @@ use larder_cri::Endpoint;
 use larder_registry::{Proxy, RegistryConfig};
 
 use super::{path, read, read_both};
-use crate::config::{BackendAt, Hold, Origin, When, diff};
+use crate::config::{BackendSetting, PrefetchRetention, PrefetchSchedule, SettingOrigin, diff};
 
 #[test]
 fn without_settings_everything_is_as_larder_has_it() {
@@ -17,7 +17,7 @@ fn without_settings_everything_is_as_larder_has_it() {
     assert_eq!(config.pull, PullConfig::default());
     assert_eq!(config.gc, GcPolicy::default());
     assert_eq!(config.registry, RegistryConfig::default());
-    assert_eq!(config.backend, BackendAt::Store);
+    assert_eq!(config.backend, BackendSetting::Store);
     assert_eq!((config.listen.socket, config.listen.mode), (path("/run/larder.sock"), 0o660));
     assert_eq!(config.warnings, [""; 0]);
 }
@@ -29,7 +29,7 @@ fn each_default_that_is_not_kubelets_can_be_set_back() {
         inodeHighThresholdPercent: 100, pressurePeriod: 0}\n";
     let config = read(kubelet).unwrap();
     assert_eq!(config.pull, PullConfig::kubelet());
-    assert_eq!(config.periods, larder::gc::Periods::kubelet());
+    assert_eq!(config.gc_intervals, larder::gc::GcIntervals::kubelet());
     assert_eq!(config.gc, GcPolicy::kubelet());
 }
 
@@ -68,10 +68,10 @@ fn larders_file_overrides_kubelets() {
     )
     .unwrap();
     assert_eq!((config.gc.high_threshold_percent, config.gc.low_threshold_percent), (90, 60));
-    let high = Origin::File { path: path("c.yaml"), line: 3 };
+    let high = SettingOrigin::File { path: path("c.yaml"), line: 3 };
     assert_eq!(*config.origin("imageGCHighThresholdPercent"), high);
     assert_eq!(config.origin("imageGCLowThresholdPercent").to_string(), "kubelet's k.yaml:4");
-    assert_eq!(*config.origin("registryBurst"), Origin::Default);
+    assert_eq!(*config.origin("registryBurst"), SettingOrigin::Default);
 }
 
 #[test]
@@ -127,9 +127,15 @@ fn lists_are_read_whole() {
     assert_eq!(config.gc.keep[1].select, Selector::Label("team".into(), Some("a=b".into())));
     assert_eq!(config.gc.keep[2].select, Selector::Newest { repository: "*".into(), count: 3 });
     let how = |index: usize| (config.prefetch[index].when, config.prefetch[index].hold);
-    assert_eq!(how(0), (When::Start, Hold::Keep));
-    assert_eq!(how(1), (When::Every(Duration::from_secs(3600)), Hold::Nothing));
-    assert_eq!(how(2), (When::Daily { hour: 3, minute: 30 }, Hold::Lease(Duration::from_secs(7200))));
+    assert_eq!(how(0), (PrefetchSchedule::Start, PrefetchRetention::Keep));
+    assert_eq!(how(1), (PrefetchSchedule::Every(Duration::from_secs(3600)), PrefetchRetention::Nothing));
+    assert_eq!(
+        how(2),
+        (
+            PrefetchSchedule::Daily { hour: 3, minute: 30 },
+            PrefetchRetention::Lease(Duration::from_secs(7200))
+        )
+    );
     assert_eq!(config.prefetch[1].jitter, Duration::from_secs(300));
 }
 
@@ -156,8 +162,9 @@ fn changes_are_sorted_by_whether_a_running_daemon_takes_them_over() {
         "registryPullQPS: 7\nroot: /other\nlisten: {mode: '0600'}\ngc: {keep: [{name: a}]}\nlog: {level: debug}\n",
     );
     let changes = diff(&old, &new.unwrap());
-    let keys =
-        |changes: &[crate::config::Change]| changes.iter().map(|change| change.key).collect::<Vec<_>>();
+    let keys = |changes: &[crate::config::SettingChange]| {
+        changes.iter().map(|change| change.key).collect::<Vec<_>>()
+    };
     assert_eq!(keys(&changes.reloadable), ["registryPullQPS", "log.level", "gc.keep"]);
     assert_eq!(keys(&changes.needs_restart), ["root", "listen.mode"]);
     assert_eq!((&changes.reloadable[0].old, &changes.reloadable[0].new), (&5.into(), &7.into()));
@@ -167,7 +174,7 @@ fn changes_are_sorted_by_whether_a_running_daemon_takes_them_over() {
 fn docker_is_a_backend_with_or_without_an_address() {
     for text in ["docker", "docker:///d.sock", "docker://build.example:2376"] {
         let config = read(&format!("backend: {text}")).unwrap();
-        assert_eq!(config.backend, BackendAt::Docker(text.into()));
+        assert_eq!(config.backend, BackendSetting::Docker(text.into()));
         assert!(config.cri().is_none(), "{text} is no CRI runtime");
     }
     assert!(read("backend: docker://").is_err());

@@ -1,12 +1,12 @@
 //! Each mistake is told with file, line and key, and with what to do.
 
 use super::{read, read_both, read_whole};
-use crate::config::read::{Source, Sources, load};
-use crate::config::{Mistakes, Origin};
+use crate::config::read::{SettingsSource, SettingsSources, load};
+use crate::config::{ConfigErrors, SettingOrigin};
 use crate::environment::DefaultPaths;
 
 /// What is told, hints in brackets.
-fn told(mistakes: &Mistakes) -> Vec<String> {
+fn told(mistakes: &ConfigErrors) -> Vec<String> {
     let each = mistakes.each().iter();
     each.map(|mistake| match mistake.hints() {
         [] => mistake.to_string(),
@@ -341,8 +341,8 @@ fn in_kubelets_file_only_settings_about_images_count() {
 
 /// Loads one file of larder's.
 fn load_file(path: &std::path::Path, required: bool) -> Result<(), Vec<String>> {
-    let layers = vec![Source::File { path: path.to_owned(), required }];
-    let loaded = load(&Sources { places: super::places(), layers });
+    let layers = vec![SettingsSource::File { path: path.to_owned(), required }];
+    let loaded = load(&SettingsSources { places: super::places(), layers });
     loaded.map(drop).map_err(|mistakes| {
         told(&mistakes).into_iter().map(|told| told.replace(&*path.to_string_lossy(), "F")).collect()
     })
@@ -367,15 +367,15 @@ fn files_that_cannot_be_read_are_told_with_the_reason() {
 
 #[test]
 fn flags_and_variables_are_told_by_name() {
-    let given = |by, key, value: &str| Source::Given { by, key, value: value.to_owned() };
-    let sources = Sources {
+    let given = |by, key, value: &str| SettingsSource::Given { by, key, value: value.to_owned() };
+    let sources = SettingsSources {
         places: DefaultPaths::default(),
         layers: vec![
-            given(Origin::Variable("LARDER_BACKEND"), "backend", "x"),
-            given(Origin::Flag("--certs-d"), "registry.certsDirs", "certs"),
-            given(Origin::Flag("--registry-qps"), "registryPullQPS", "many"),
-            given(Origin::Flag("--image-gc-high-threshold"), "imageGCHighThresholdPercent", "50"),
-            given(Origin::Flag("--serialize-image-pulls"), "serializeImagePulls", "perhaps"),
+            given(SettingOrigin::Variable("LARDER_BACKEND"), "backend", "x"),
+            given(SettingOrigin::Flag("--certs-d"), "registry.certsDirs", "certs"),
+            given(SettingOrigin::Flag("--registry-qps"), "registryPullQPS", "many"),
+            given(SettingOrigin::Flag("--image-gc-high-threshold"), "imageGCHighThresholdPercent", "50"),
+            given(SettingOrigin::Flag("--serialize-image-pulls"), "serializeImagePulls", "perhaps"),
         ],
     };
     let told = told(&load(&sources).unwrap_err());

@@ -6,8 +6,8 @@ mod properties;
 
 use std::path::{Path, PathBuf};
 
-use super::read::Reading;
-use super::{Config, Mistakes};
+use super::read::ConfigReader;
+use super::{Config, ConfigErrors};
 use crate::environment::DefaultPaths;
 
 const HEAD: &str = "apiVersion: larder.dev/v1alpha1\nkind: LarderConfiguration\n";
@@ -22,20 +22,20 @@ fn places() -> DefaultPaths {
 }
 
 /// Reads the text of a whole file, named `c.yaml`.
-fn read_whole(text: &str) -> Result<Config, Mistakes> {
-    let mut reading = Reading::new(&places());
+fn read_whole(text: &str) -> Result<Config, ConfigErrors> {
+    let mut reading = ConfigReader::new(&places());
     reading.take_text(Path::new("c.yaml"), text, false);
     reading.finish()
 }
 
 /// Reads settings, which begin on line 3.
-fn read(settings: &str) -> Result<Config, Mistakes> {
+fn read(settings: &str) -> Result<Config, ConfigErrors> {
     read_whole(&format!("{HEAD}{settings}"))
 }
 
 /// Reads settings of a file of kubelet's, named `k.yaml`, and then of one of larder's.
-fn read_both(kubelet: &str, larder: &str) -> Result<Config, Mistakes> {
-    let mut reading = Reading::new(&places());
+fn read_both(kubelet: &str, larder: &str) -> Result<Config, ConfigErrors> {
+    let mut reading = ConfigReader::new(&places());
     reading.take_text(Path::new("k.yaml"), &format!("{KUBELET_HEAD}{kubelet}"), true);
     reading.take_text(Path::new("c.yaml"), &format!("{HEAD}{larder}"), false);
     reading.finish()

@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 
 use super::{HEAD, KUBELET_HEAD, places, read, read_both, read_whole};
-use crate::config::read::Reading;
+use crate::config::read::ConfigReader;
 use crate::config::settings::{self, Setting};
 use crate::config::{as_data, as_yaml, diff};
 
@@ -67,7 +67,7 @@ fn another(setting: &Setting) -> &'static str {
         "serializeImagePulls" | "metrics.allowRemote" | "docker.pruneBuildCache" => "true",
         "runtime.imageVolumes" | "featureGates.KubeletEnsureSecretPulledImages" => "false",
         key if key.starts_with("featureGates.") => "true",
-        _ => match (setting.form)().as_str() {
+        _ => match (setting.codec_name)().as_str() {
             "duration" => "77s",
             "size" => "77MiB",
             "percent" => "88",
@@ -176,7 +176,7 @@ proptest! {
     ) {
         let text = nested(keys.iter().copied().zip(values.iter().map(String::as_str)));
         let _ = read(&text);
-        let mut reading = Reading::new(&places());
+        let mut reading = ConfigReader::new(&places());
         reading.take_text(std::path::Path::new("k"), &format!("{KUBELET_HEAD}{text}"), true);
         let _ = reading.finish();
     }

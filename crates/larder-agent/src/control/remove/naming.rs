@@ -16,7 +16,7 @@ const FEWEST_DIGITS: usize = 4;
 
 /// In which way a text names an image.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Naming {
+pub(super) enum ImageNameForm {
     /// By a name in this repository.
     Repository(String),
     /// By its id, or enough digits of it.
@@ -26,31 +26,31 @@ pub(super) enum Naming {
 }
 
 /// In which way `text` names the image that the runtime found for it.
-pub(super) fn how(text: &str, image: &Image) -> Naming {
+pub(super) fn name_form(text: &str, image: &Image) -> ImageNameForm {
     let name = Reference::parse(text).ok();
     let repository = name.as_ref().map(Reference::name);
     if let Some(repository) = repository.filter(|name| repositories(image).contains(*name)) {
-        return Naming::Repository(repository.to_owned());
+        return ImageNameForm::Repository(repository.to_owned());
     }
     if let Some(digits) = image_name::digits_of_id(text)
         && digits_of(&image.id).starts_with(digits)
     {
-        return if digits.len() < FEWEST_DIGITS { Naming::PartOfId } else { Naming::Id };
+        return if digits.len() < FEWEST_DIGITS { ImageNameForm::PartOfId } else { ImageNameForm::Id };
     }
     // A short name that the runtime completed in its own way.
-    Naming::Repository(repository.unwrap_or(text).to_owned())
+    ImageNameForm::Repository(repository.unwrap_or(text).to_owned())
 }
 
 /// Whether the image has names in repositories that were not asked for. An id stands for all names of one
 /// repository, and not for those of several.
-pub(super) fn names_more(image: &Image, ways: &[Naming]) -> bool {
+pub(super) fn has_other_names(image: &Image, ways: &[ImageNameForm]) -> bool {
     let mut others = repositories(image);
     if others.len() <= 1 {
         // Also where the runtime completed a short name: what it found has no other name.
         return false;
     }
     for way in ways {
-        if let Naming::Repository(asked) = way {
+        if let ImageNameForm::Repository(asked) = way {
             others.remove(asked);
         }
     }
@@ -83,27 +83,27 @@ mod tests {
     #[test]
     fn names_come_before_ids_and_ids_need_four_digits() {
         let image = image(&["docker.io/library/cafe:1", "r.example/app:2"]);
-        assert_eq!(how("cafe:1", &image), Naming::Repository("docker.io/library/cafe".into()));
-        assert_eq!(how("cafe", &image), Naming::Repository("docker.io/library/cafe".into()));
-        assert_eq!(how("r.example/app:2", &image), Naming::Repository("r.example/app".into()));
-        assert_eq!(how("cafeca", &image), Naming::Id);
-        assert_eq!(how("sha256:cafeca", &image), Naming::Id);
-        assert_eq!(how(image.id.as_str(), &image), Naming::Id);
+        assert_eq!(name_form("cafe:1", &image), ImageNameForm::Repository("docker.io/library/cafe".into()));
+        assert_eq!(name_form("cafe", &image), ImageNameForm::Repository("docker.io/library/cafe".into()));
+        assert_eq!(name_form("r.example/app:2", &image), ImageNameForm::Repository("r.example/app".into()));
+        assert_eq!(name_form("cafeca", &image), ImageNameForm::Id);
+        assert_eq!(name_form("sha256:cafeca", &image), ImageNameForm::Id);
+        assert_eq!(name_form(image.id.as_str(), &image), ImageNameForm::Id);
         for short in ["c", "caf", "sha256:caf"] {
-            assert_eq!(how(short, &image), Naming::PartOfId, "{short}");
+            assert_eq!(name_form(short, &image), ImageNameForm::PartOfId, "{short}");
         }
     }
 
     #[test]
     fn names_of_other_repositories_are_more_than_was_asked_for() {
-        let repository = |name: &str| Naming::Repository(name.into());
+        let repository = |name: &str| ImageNameForm::Repository(name.into());
         let one = image(&["r.example/app:1", "r.example/app:2"]);
-        assert!(!names_more(&one, &[Naming::Id]));
-        assert!(!names_more(&one, &[repository("r.example/app")]));
+        assert!(!has_other_names(&one, &[ImageNameForm::Id]));
+        assert!(!has_other_names(&one, &[repository("r.example/app")]));
         let two = image(&["r.example/app:1", "mirror.example/app:1"]);
-        assert!(names_more(&two, &[Naming::Id]));
-        assert!(names_more(&two, &[repository("r.example/app")]));
-        assert!(!names_more(&two, &[repository("r.example/app"), repository("mirror.example/app")]));
-        assert!(!names_more(&image(&[]), &[Naming::Id]), "an image without names has no others");
+        assert!(has_other_names(&two, &[ImageNameForm::Id]));
+        assert!(has_other_names(&two, &[repository("r.example/app")]));
+        assert!(!has_other_names(&two, &[repository("r.example/app"), repository("mirror.example/app")]));
+        assert!(!has_other_names(&image(&[]), &[ImageNameForm::Id]), "an image without names has no others");
     }
 }

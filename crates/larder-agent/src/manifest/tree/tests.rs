@@ -1,32 +1,32 @@
 //! Documents that are sound, broken, and meant to do harm.
 
-use super::super::problem::Place;
+use super::super::problem::InputPlace;
 use super::*;
 
 /// Reads one document, as [`parse_all`] does.
-pub(in crate::manifest) fn parse(text: &str) -> Result<Node, Problem> {
+pub(in crate::manifest) fn parse(text: &str) -> Result<YamlNode, InputProblem> {
     parse_all(&[text]).remove(0)
 }
 
 #[test]
 fn fields_know_their_path_and_line() {
     let node = parse("a:\n  b:\n    - c: 1.25\n").unwrap();
-    let c = At::root(&node).descend(&["a", "b"]).unwrap().unwrap().items().unwrap()[0].field("c");
+    let c = NodeCursor::root(&node).descend(&["a", "b"]).unwrap().unwrap().items().unwrap()[0].field("c");
     let problem = c.unwrap().unwrap().text().expect_err("a number is not a text");
-    let located = Place { document: 1, ..Place::file("f") }.holds(problem);
+    let located = InputPlace { document: 1, ..InputPlace::file("f") }.holds(problem);
     assert_eq!(located.to_string(), "f:3: document 1: a.b[0].c: must be a text, is the number 1.25");
 }
 
 #[test]
 fn json_is_read_even_where_yaml_would_not() {
     let node = parse("{\n\t\"a\": \"\\ud83d\\ude00\\/\"\n}").unwrap();
-    assert_eq!(At::root(&node).text_of("a"), Ok(Some("😀/")));
+    assert_eq!(NodeCursor::root(&node).text_of("a"), Ok(Some("😀/")));
 }
 
 #[test]
 fn broken_yaml_is_told_with_its_line_and_without_its_content() {
     let problem = parse("data:\n  password: [hunter2\n").expect_err("the list has no end");
-    let located = Place { document: 1, ..Place::file("f") }.holds(problem).to_string();
+    let located = InputPlace { document: 1, ..InputPlace::file("f") }.holds(problem).to_string();
     assert!(located.starts_with("f:2: ") || located.starts_with("f:3: "), "{located}");
     assert!(!located.contains("hunter2"), "{located}");
 }

@@ -3,8 +3,8 @@
 use std::sync::atomic::AtomicU64;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use larder::pull::Phase;
-use larder::records::CheckResult;
+use larder::pull::PullPhase;
+use larder::records::MustPullCheckResult;
 use prometheus_client::encoding::{EncodeLabelSet, text};
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::family::Family;
@@ -16,7 +16,7 @@ use super::add;
 use crate::node::Node;
 use crate::serve::connections::Connections;
 
-type Whole = Gauge<u64, AtomicU64>;
+type IntegerGauge = Gauge<u64, AtomicU64>;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct PhaseLabel {
@@ -63,7 +63,7 @@ fn register(registry: &mut Registry, node: &Node, connections: &Connections) {
 }
 
 fn gauge(registry: &mut Registry, name: &'static str, value: u64) {
-    let gauge = Whole::default();
+    let gauge = IntegerGauge::default();
     gauge.set(value);
     add(registry, name, gauge);
 }
@@ -75,8 +75,8 @@ fn counter(registry: &mut Registry, name: &'static str, value: u64) {
 fn pulls(registry: &mut Registry, node: &Node) {
     let now = Instant::now();
     let pulls = node.manager.pulls();
-    let phases = Family::<PhaseLabel, Whole>::default();
-    for phase in [Phase::Queued, Phase::Throttled, Phase::Pulling] {
+    let phases = Family::<PhaseLabel, IntegerGauge>::default();
+    for phase in [PullPhase::Queued, PullPhase::Throttled, PullPhase::Pulling] {
         let count = pulls.iter().filter(|pull| pull.phase == phase).count();
         phases.get_or_create(&PhaseLabel { phase: phase.to_string() }).set(count as u64);
     }
@@ -99,7 +99,7 @@ fn collection(registry: &mut Registry, node: &Node) {
     gauge(registry, "larder_gc_failures_in_a_row", status.failures);
     gauge(registry, "larder_images", images.images.len() as u64);
     gauge(registry, "larder_images_bytes", images.images.iter().map(|image| image.size).sum());
-    gauge(registry, "larder_leases", node.gate.leased().len() as u64);
+    gauge(registry, "larder_leases", node.gate.active_leases().len() as u64);
     // A runtime's images may be anywhere; the store is here.
     if let Some(store) = node.store()
         && let Ok(Some(disk)) = larder::image_service::local_disk(store.store().root())
@@ -114,7 +114,7 @@ fn collection(registry: &mut Registry, node: &Node) {
 fn records(registry: &mut Registry, node: &Node) {
     let Some(records) = &node.records else { return };
     let checks = Family::<ResultLabel, prometheus_client::metrics::counter::Counter>::default();
-    for result in CheckResult::ALL {
+    for result in MustPullCheckResult::ALL {
         checks.get_or_create(&ResultLabel { result: result.name() }).inc_by(records.checks(result));
     }
     add(registry, "kubelet_imagemanager_image_mustpull_checks", checks);
@@ -132,7 +132,7 @@ fn records(registry: &mut Registry, node: &Node) {
 fn registries(registry: &mut Registry, node: &Node) {
     let Some(store) = node.store() else { return };
     let counted = || Family::<RegistryLabel, prometheus_client::metrics::counter::Counter>::default();
-    let measured = Family::<RegistryLabel, Whole>::default;
+    let measured = Family::<RegistryLabel, IntegerGauge>::default;
     let (requests, bytes, waits) = (counted(), counted(), counted());
     let (connections, waiting, held) = (measured(), measured(), measured());
     for load in store.puller().client().loads() {

@@ -1,17 +1,17 @@
 //! What a node counts, in kubelet's names where kubelet has them.
 //!
-//! What happens is counted when it happens ([`Metrics`]); what is, is looked at when somebody asks ([`exposition`]).
+//! What happens is counted when it happens ([`NodeMetrics`]); what is, is looked at when somebody asks ([`exposition`]).
 //! `documented.rs` is the list of all of them, from which the documentation is made.
 
-mod documented;
 mod exposition;
+mod metric_docs;
 
 use std::io;
 use std::time::Duration;
 
-use larder::credentials::plugin::Runs;
+use larder::credentials::plugin::PluginRunObserver;
 use larder::events::{Event, EventSink};
-use larder::gc::{Entry, History};
+use larder::gc::{RemovalHistory, RemovalHistoryEntry};
 use larder::pull::{EnsureLabels, PullMetrics, image_size_bucket};
 use prometheus_client::encoding::EncodeLabelSet;
 use prometheus_client::metrics::counter::Counter;
@@ -32,14 +32,14 @@ const PULL_SECONDS: [f64; 18] = [
 ];
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Ensure {
+struct EnsureMetricLabels {
     pull_policy: &'static str,
     present_locally: String,
     pull_required: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Size {
+struct ImageSizeLabels {
     image_size_in_bytes: &'static str,
 }
 
@@ -50,7 +50,7 @@ struct EventLabels {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Reason {
+struct GcReasonLabels {
     reason: String,
 }
 
@@ -58,32 +58,32 @@ struct Reason {
 const PROVIDER_SECONDS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Provider {
+struct PluginNameLabels {
     plugin_name: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct ConfigHash {
+struct ConfigHashLabels {
     hash: String,
 }
 
 /// What is counted when it happens.
 #[derive(Debug)]
-pub(crate) struct Metrics {
-    ensures: Family<Ensure, Counter>,
-    pulls: Family<Size, Histogram, fn() -> Histogram>,
+pub(crate) struct NodeMetrics {
+    ensures: Family<EnsureMetricLabels, Counter>,
+    pulls: Family<ImageSizeLabels, Histogram, fn() -> Histogram>,
     pulled_bytes: Counter,
     events: Family<EventLabels, Counter>,
-    promised: Family<Reason, Counter>,
-    freed: Family<Reason, Counter>,
-    provider_runs: Family<Provider, Histogram, fn() -> Histogram>,
-    provider_errors: Family<Provider, Counter>,
-    provider_config: Family<ConfigHash, Gauge>,
+    promised: Family<GcReasonLabels, Counter>,
+    freed: Family<GcReasonLabels, Counter>,
+    provider_runs: Family<PluginNameLabels, Histogram, fn() -> Histogram>,
+    provider_errors: Family<PluginNameLabels, Counter>,
+    provider_config: Family<ConfigHashLabels, Gauge>,
 }
 
-impl Default for Metrics {
-    fn default() -> Metrics {
-        Metrics {
+impl Default for NodeMetrics {
+    fn default() -> NodeMetrics {
+        NodeMetrics {
             ensures: Family::default(),
             pulls: Family::new_with_constructor(pull_histogram),
             pulled_bytes: Counter::default(),
@@ -97,10 +97,10 @@ impl Default for Metrics {
     }
 }
 
-impl Metrics {
+impl NodeMetrics {
     /// The credential providers were configured by files of this hash.
     pub(crate) fn configured(&self, hash: &str) {
-        self.provider_config.get_or_create(&ConfigHash { hash: hash.to_owned() }).set(1);
+        self.provider_config.get_or_create(&ConfigHashLabels { hash: hash.to_owned() }).set(1);
     }
 
     pub(super) fn register(&self, registry: &mut Registry) {
@@ -118,12 +118,12 @@ impl Metrics {
 
 /// Adds a metric with what it tells.
 fn add(registry: &mut Registry, name: &'static str, metric: impl Metric) {
-    registry.register(name, documented::help(name), metric);
+    registry.register(name, metric_docs::help(name), metric);
 }
 
-impl PullMetrics for Metrics {
+impl PullMetrics for NodeMetrics {
     fn ensure_requested(&self, labels: &EnsureLabels) {
-        let labels = Ensure {
+        let labels = EnsureMetricLabels {
             pull_policy: known_policy(&labels.pull_policy),
             present_locally: labels.present_locally.to_string(),
             pull_required: labels.pull_required.to_string(),
@@ -132,18 +132,18 @@ impl PullMetrics for Metrics {
     }
 
     fn image_pulled(&self, size_bytes: u64, duration: Duration) {
-        let size = Size { image_size_in_bytes: image_size_bucket(size_bytes) };
+        let size = ImageSizeLabels { image_size_in_bytes: image_size_bucket(size_bytes) };
         self.pulls.get_or_create(&size).observe(duration.as_secs_f64());
     }
 
-    fn image_came(&self, size_bytes: u64) {
+    fn image_downloaded(&self, size_bytes: u64) {
         self.pulled_bytes.inc_by(size_bytes);
     }
 }
 
-impl Runs for Metrics {
-    fn ran(&self, provider: &str, took: Duration, failed: bool) {
-        let provider = Provider { plugin_name: provider.to_owned() };
+impl PluginRunObserver for NodeMetrics {
+    fn plugin_finished(&self, provider: &str, took: Duration, failed: bool) {
+        let provider = PluginNameLabels { plugin_name: provider.to_owned() };
         self.provider_runs.get_or_create(&provider).observe(took.as_secs_f64());
         if failed {
             self.provider_errors.get_or_create(&provider).inc();
@@ -151,7 +151,7 @@ impl Runs for Metrics {
     }
 }
 
-impl EventSink for Metrics {
+impl EventSink for NodeMetrics {
     fn record(&self, event: Event) {
         let labels =
             EventLabels { event_type: event.event_type.to_string(), reason: event.reason.to_string() };
@@ -165,14 +165,14 @@ fn known_policy(policy: &str) -> &'static str {
 }
 
 /// A journal of removals whose bytes are counted.
-pub(crate) struct Counted<H> {
+pub(crate) struct MeteredHistory<H> {
     pub(crate) history: H,
-    pub(crate) metrics: std::sync::Arc<Metrics>,
+    pub(crate) metrics: std::sync::Arc<NodeMetrics>,
 }
 
-impl<H: History> History for Counted<H> {
-    fn record(&self, entry: &Entry) -> io::Result<()> {
-        let reason = Reason { reason: entry.reason.clone() };
+impl<H: RemovalHistory> RemovalHistory for MeteredHistory<H> {
+    fn record(&self, entry: &RemovalHistoryEntry) -> io::Result<()> {
+        let reason = GcReasonLabels { reason: entry.reason.clone() };
         self.metrics.promised.get_or_create(&reason).inc_by(entry.promised.bytes);
         if let Some(freed) = entry.freed {
             self.metrics.freed.get_or_create(&reason).inc_by(freed.bytes);

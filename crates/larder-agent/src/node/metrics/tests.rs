@@ -4,31 +4,32 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use larder::credentials::NodeFiles;
+use larder::credentials::NodeDockerConfig;
 use larder::credentials::plugin::{
-    ExecError, Execute, NoServiceAccounts, Plugin, Plugins, ProviderConfig, Request, Response,
+    CredentialProviderRequest, CredentialProviderResponse, NoServiceAccountClient, Plugin, PluginExecError,
+    PluginExecutor, Plugins, ProviderConfig,
 };
-use larder::gc::{Goal, Measure};
-use larder::image_service::{Disk as LocalDisk, FilesystemError};
+use larder::gc::{FsStatsProvider, GcGoal};
+use larder::image_service::{FilesystemError, FsStats as LocalDisk};
 use larder::pod::Pod;
-use larder::pull::{EnsureRequest, Known, PullPolicy};
-use larder::records::{ImageRecords, PullRecords as _, Verification};
-use larder_testkit::fake_backend::{FakeBackend, Pull, image};
+use larder::pull::{EnsureRequest, PullPolicy, TriState};
+use larder::records::{PullRecordStore, PullRecords as _, Verification};
+use larder_testkit::fake_backend::{FakeBackend, ScriptedPull, image};
 
-use super::documented::{self, DOCUMENTED, Kind};
+use super::metric_docs::{self, DOCUMENTED, MetricKind};
 use super::*;
 use crate::node::testing;
-use crate::node::{Node, Parts};
+use crate::node::{Node, NodeDependencies};
 use crate::serve::connections::Connections;
 
 /// What only the embedded store can tell; a scenario looks at it there.
 const OF_THE_STORE: [&str; 2] = ["larder_registry_", "larder_filesystem_"];
 
 /// A disk of 1000 bytes with nothing on it but the images.
-struct Disk(Arc<FakeBackend>);
+struct TestFsStats(Arc<FakeBackend>);
 
 #[async_trait]
-impl Measure for Disk {
+impl FsStatsProvider for TestFsStats {
     async fn measure(&self) -> Result<LocalDisk, FilesystemError> {
         let used: u64 = self.0.images().iter().map(|image| image.size).sum();
         Ok(LocalDisk { capacity: 1000, available: 1000 - used, inodes: 1000, inodes_free: 1000, reserved: 0 })
@@ -36,13 +37,16 @@ impl Measure for Disk {
 }
 
 /// A provider that is asked for one image, and fails.
-struct Broken;
+struct FailingProvider;
 
 #[async_trait]
-impl Execute for Broken {
-    async fn execute(&self, _request: &Request) -> Result<Response, ExecError> {
+impl PluginExecutor for FailingProvider {
+    async fn execute(
+        &self,
+        _request: &CredentialProviderRequest,
+    ) -> Result<CredentialProviderResponse, PluginExecError> {
         tokio::time::sleep(Duration::from_secs(1)).await;
-        Err(ExecError::Other("broken".into()))
+        Err(PluginExecError::Other("broken".into()))
     }
 }
 
@@ -55,27 +59,27 @@ fn broken_provider() -> ProviderConfig {
 }
 
 fn node(backend: &FakeBackend, folder: &tempfile::TempDir) -> Node {
-    let disk: Arc<dyn Measure> = Arc::new(Disk(Arc::new(backend.clone())));
-    let metrics = Arc::new(Metrics::default());
+    let disk: Arc<dyn FsStatsProvider> = Arc::new(TestFsStats(Arc::new(backend.clone())));
+    let metrics = Arc::new(NodeMetrics::default());
     metrics.configured("sha256:0");
-    let plugin = Plugin::new(&broken_provider(), Arc::new(Broken), Arc::new(NoServiceAccounts));
-    let runs = Arc::clone(&metrics) as Arc<dyn Runs>;
-    let provider = Arc::new(Plugins::new(vec![plugin]).told(&runs));
+    let plugin = Plugin::new(&broken_provider(), Arc::new(FailingProvider), Arc::new(NoServiceAccountClient));
+    let runs = Arc::clone(&metrics) as Arc<dyn PluginRunObserver>;
+    let provider = Arc::new(Plugins::new(vec![plugin]).with_run_observer(&runs));
     let always = Verification::parse("AlwaysVerify", []).unwrap();
-    Node::build(Parts {
-        credentials: larder::credentials::Sources::new(NodeFiles::none(), vec![provider]),
+    Node::build(NodeDependencies {
+        credentials: larder::credentials::NodeKeyring::new(NodeDockerConfig::none(), vec![provider]),
         metrics,
-        records: Some(Arc::new(ImageRecords::open(&folder.path().join("records"), always).unwrap())),
+        records: Some(Arc::new(PullRecordStore::open(&folder.path().join("records"), always).unwrap())),
         ..testing::parts(backend, folder.path(), Some(disk), |_| ())
     })
 }
 
 /// The sum of a metric's samples.
-fn value(page: &str, metric: &documented::Documented) -> Option<f64> {
+fn value(page: &str, metric: &metric_docs::MetricDoc) -> Option<f64> {
     let sample = match metric.kind {
-        Kind::Counter => format!("{}_total", metric.name),
-        Kind::Gauge => metric.name.to_owned(),
-        Kind::Histogram => format!("{}_count", metric.name),
+        MetricKind::Counter => format!("{}_total", metric.name),
+        MetricKind::Gauge => metric.name.to_owned(),
+        MetricKind::Histogram => format!("{}_count", metric.name),
     };
     let values: Vec<f64> = page
         .lines()
@@ -90,9 +94,9 @@ async fn each_documented_metric_is_served_and_all_that_count_move() {
     let (backend, folder) = (FakeBackend::new(), tempfile::tempdir().unwrap());
     let node = Arc::new(node(&backend, &folder));
     let connections = Connections::default();
-    backend.on_pull_of("a:1", Pull::ok("sha256:1", 100));
-    backend.on_pull_of("b:1", Pull::fails("no route"));
-    backend.on_pull_of("c:1", Pull::ok("sha256:3", 100).after(Duration::from_secs(3600)));
+    backend.on_pull_of("a:1", ScriptedPull::ok("sha256:1", 100));
+    backend.on_pull_of("b:1", ScriptedPull::fails("no route"));
+    backend.on_pull_of("c:1", ScriptedPull::ok("sha256:3", 100).after(Duration::from_secs(3600)));
     let ensure = async |image: &str| {
         let request = EnsureRequest {
             target: Some(larder::pod::ObjectRef::node("node")),
@@ -108,7 +112,7 @@ async fn each_documented_metric_is_served_and_all_that_count_move() {
     // The simulated clock does not wait for the thread that writes intents: this one is there before it moves.
     node.records.as_ref().unwrap().record_pull_intent(&"d:1".into()).await.unwrap();
     backend.add_image("old:1", image("sha256:9", 50));
-    let swept = node.collector.round(Goal::AllUnused).await;
+    let swept = node.collector.round(GcGoal::AllUnused).await;
     assert_eq!(swept.report.swept.len(), 1, "{swept:?}");
     let page = tokio::select! {
         () = node.run() => unreachable!("it runs until dropped"),
@@ -142,12 +146,12 @@ async fn each_documented_metric_is_served_and_all_that_count_move() {
 
 #[test]
 fn what_clients_write_makes_no_new_series() {
-    let metrics = Metrics::default();
+    let metrics = NodeMetrics::default();
     for policy in ["always", "sometimes", "1", "2"] {
         metrics.ensure_requested(&EnsureLabels {
             pull_policy: policy.into(),
-            present_locally: Known::Unknown,
-            pull_required: Known::True,
+            present_locally: TriState::Unknown,
+            pull_required: TriState::True,
         });
     }
     let (mut registry, mut page) = (Registry::default(), String::new());
@@ -161,11 +165,11 @@ fn what_clients_write_makes_no_new_series() {
 fn the_documentation_is_that_of_the_list() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/metrics.md");
     if std::env::var_os("LARDER_WRITE_DOCS").is_some() {
-        fs_err::write(path, documented::page()).unwrap();
+        fs_err::write(path, metric_docs::page()).unwrap();
     }
     let page = fs_err::read_to_string(path).unwrap();
     assert!(
-        page == documented::page(),
+        page == metric_docs::page(),
         "docs/metrics.md is old: run the tests once with LARDER_WRITE_DOCS=1"
     );
 }

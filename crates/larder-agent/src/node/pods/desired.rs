@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use larder::backend::{Backend, ImageSpec};
-use larder::gc::{Found, Use, UseError, UseSource};
-use larder::pull::{EnsureReason, EnsureRequest, Manager};
+use larder::gc::{ImageUse, ImageUseError, ImageUseSource, ReportedUse};
+use larder::pull::{EnsureReason, EnsureRequest, ImageManager};
 use larder::reference::{ImageId, ImageName};
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinSet};
@@ -38,32 +38,32 @@ const FIRST_LOOK: Duration = Duration::from_secs(10);
 
 /// What is held for whom, by image id: it counts as used.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Held {
+pub(crate) struct DesiredUses {
     ids: Arc<Mutex<BTreeMap<DesiredKey, ImageId>>>,
     /// While somebody looks for the first time at what is wanted, what is held is not known yet.
-    known: Arc<Mutex<Option<Known>>>,
+    known: Arc<Mutex<Option<FirstScanDone>>>,
 }
 
 /// When what is held is known: once the channel is closed, and at the latest then.
 #[derive(Debug, Clone)]
-struct Known(watch::Receiver<()>, Instant);
+struct FirstScanDone(watch::Receiver<()>, Instant);
 
 /// A first look at what is wanted. Once all clones are dropped, what is held is known.
 #[derive(Debug, Clone)]
-pub(crate) struct FirstLook(
+pub(crate) struct FirstScan(
     #[expect(dead_code, reason = "what counts is when it is dropped")] Arc<watch::Sender<()>>,
 );
 
-impl Held {
+impl DesiredUses {
     /// From now on, and until the look has ended, who asks what is held waits.
-    pub(crate) fn first_look(&self) -> FirstLook {
+    pub(crate) fn begin_first_scan(&self) -> FirstScan {
         let (look, ended) = watch::channel(());
-        *lock(&self.known) = Some(Known(ended, Instant::now() + FIRST_LOOK));
-        FirstLook(Arc::new(look))
+        *lock(&self.known) = Some(FirstScanDone(ended, Instant::now() + FIRST_LOOK));
+        FirstScan(Arc::new(look))
     }
 
     async fn known(&self) {
-        let Some(Known(mut ended, latest)) = lock(&self.known).clone() else { return };
+        let Some(FirstScanDone(mut ended, latest)) = lock(&self.known).clone() else { return };
         // Nothing is ever sent: it changes only by being closed.
         if time::timeout_at(latest, ended.changed()).await.is_err() {
             tracing::warn!("it is not known yet which images static pods and the prefetch list want");
@@ -81,11 +81,11 @@ impl Held {
     }
 
     /// Of what this owner holds, only these wishes are held any longer.
-    pub(super) fn keep_only(&self, owner: &str, keys: &[DesiredKey]) {
+    pub(super) fn retain(&self, owner: &str, keys: &[DesiredKey]) {
         self.map().retain(|key, _| key.owner != owner || keys.contains(key));
     }
 
-    /// The same as [`keep`](Held::keep), if it is a wish still.
+    /// The same as [`keep`](DesiredUses::keep), if it is a wish still.
     fn hold(&self, key: DesiredKey, wanted: &AtomicBool, id: ImageId) {
         let mut held = self.map();
         if wanted.load(Ordering::Relaxed) {
@@ -106,14 +106,14 @@ fn lock<T>(of: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 #[async_trait]
-impl UseSource for Held {
-    async fn uses(&self) -> Result<Vec<Found>, UseError> {
+impl ImageUseSource for DesiredUses {
+    async fn uses(&self) -> Result<Vec<ReportedUse>, ImageUseError> {
         self.known().await;
         let held = self.map();
-        let found = held.iter().map(|(key, id)| Found {
+        let found = held.iter().map(|(key, id)| ReportedUse {
             image: id.clone(),
             handler: None,
-            by: Use::Wanted { by: key.owner.clone() },
+            by: ImageUse::Desired { by: key.owner.clone() },
         });
         Ok(found.collect())
     }
@@ -121,27 +121,31 @@ impl UseSource for Held {
 
 /// The wishes that are looked after now. Dropping it gives all of them up, and releases what they hold.
 pub(crate) struct DesiredImages {
-    manager: Arc<Manager>,
+    manager: Arc<ImageManager>,
     backend: Arc<dyn Backend>,
-    held: Held,
+    held: DesiredUses,
     tasks: JoinSet<()>,
-    running: BTreeMap<DesiredKey, Running>,
+    running: BTreeMap<DesiredKey, DesiredImageTask>,
 }
 
-struct Running {
+struct DesiredImageTask {
     task: AbortHandle,
     wanted: Arc<AtomicBool>,
 }
 
 impl DesiredImages {
     /// No wishes yet.
-    pub(crate) fn new(manager: Arc<Manager>, backend: Arc<dyn Backend>, held: Held) -> DesiredImages {
+    pub(crate) fn new(
+        manager: Arc<ImageManager>,
+        backend: Arc<dyn Backend>,
+        held: DesiredUses,
+    ) -> DesiredImages {
         DesiredImages { manager, backend, held, tasks: JoinSet::new(), running: BTreeMap::new() }
     }
 
     /// From now on exactly these are wanted. What was wanted before and still is goes on undisturbed. `first` is held
     /// until those that are new have been looked for.
-    pub(crate) fn set(&mut self, wanted: BTreeMap<DesiredKey, EnsureRequest>, first: Option<&FirstLook>) {
+    pub(crate) fn set(&mut self, wanted: BTreeMap<DesiredKey, EnsureRequest>, first: Option<&FirstScan>) {
         while self.tasks.try_join_next().is_some() {}
         self.running.retain(|key, wish| {
             let stays = wanted.contains_key(key);
@@ -165,9 +169,9 @@ impl DesiredImages {
                 let hold = |id: &ImageId| hands.hold(own.clone(), &still, id.clone());
                 hold_present(&*backend, &request.image, hold).await;
                 drop(first);
-                keep_present(&manager, &*backend, &request, hold, &own).await;
+                maintain_image(&manager, &*backend, &request, hold, &own).await;
             });
-            self.running.insert(key, Running { task, wanted: wish_lives });
+            self.running.insert(key, DesiredImageTask { task, wanted: wish_lives });
         }
     }
 }
@@ -182,8 +186,8 @@ impl Drop for DesiredImages {
 
 /// Makes the image present, holds it, and makes it present again when somebody removed it. Ends only for a name that
 /// can never be pulled.
-async fn keep_present(
-    manager: &Manager,
+async fn maintain_image(
+    manager: &ImageManager,
     backend: &dyn Backend,
     request: &EnsureRequest,
     hold: impl Fn(&ImageId),
@@ -230,7 +234,7 @@ async fn while_present(backend: &dyn Backend, id: &ImageId) {
 mod tests {
     use larder::pod::Pod;
     use larder::pull::PullPolicy;
-    use larder_testkit::fake_backend::{FakeBackend, Pull, image};
+    use larder_testkit::fake_backend::{FakeBackend, ScriptedPull, image};
 
     use super::*;
 
@@ -244,7 +248,7 @@ mod tests {
         (key, EnsureRequest::new(image, PullPolicy::IfNotPresent, Pod::default()))
     }
 
-    async fn held_by(held: &Held) -> Vec<String> {
+    async fn held_by(held: &DesiredUses) -> Vec<String> {
         let uses = held.uses().await.unwrap();
         uses.into_iter().map(|found| format!("{}: {}", found.by, found.image)).collect()
     }
@@ -252,11 +256,11 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn images_are_held_while_they_are_wanted_and_brought_back_when_they_go() {
         let backend = FakeBackend::new();
-        backend.on_pull_of("a:1", Pull::fails("no route"));
+        backend.on_pull_of("a:1", ScriptedPull::fails("no route"));
         backend.offer("a:1", image("sha256:a", 1));
         backend.offer("b:1", image("sha256:b", 1));
-        let manager = Arc::new(Manager::builder(Arc::new(backend.clone())).build());
-        let held = Held::default();
+        let manager = Arc::new(ImageManager::builder(Arc::new(backend.clone())).build());
+        let held = DesiredUses::default();
         let mut wishes = DesiredImages::new(manager, Arc::new(backend.clone()), held.clone());
         wishes.set(BTreeMap::from([wish("pod x/a", "a:1"), wish("pod x/b", "b:1")]), None);
         time::sleep(Duration::from_secs(5)).await;
@@ -276,8 +280,8 @@ mod tests {
     async fn an_image_that_is_here_is_held_although_it_cannot_be_refreshed() {
         let backend = FakeBackend::new();
         backend.add_image("a:latest", image("sha256:a", 1));
-        let manager = Arc::new(Manager::builder(Arc::new(backend.clone())).build());
-        let held = Held::default();
+        let manager = Arc::new(ImageManager::builder(Arc::new(backend.clone())).build());
+        let held = DesiredUses::default();
         let mut wishes = DesiredImages::new(manager, Arc::new(backend.clone()), held.clone());
         let (key, _) = wish("pod x/a", "a");
         let request = EnsureRequest::new("a", PullPolicy::Always, Pod::default());
@@ -290,16 +294,16 @@ mod tests {
     async fn what_is_held_is_told_once_all_was_looked_for_or_after_ten_seconds() {
         let backend = FakeBackend::new();
         backend.add_image("a:1", image("sha256:a", 1));
-        let manager = Arc::new(Manager::builder(Arc::new(backend.clone())).build());
-        let held = Held::default();
+        let manager = Arc::new(ImageManager::builder(Arc::new(backend.clone())).build());
+        let held = DesiredUses::default();
         let mut wishes = DesiredImages::new(manager, Arc::new(backend), held.clone());
-        let first = held.first_look();
+        let first = held.begin_first_scan();
         wishes.set(BTreeMap::from([wish("pod x/a", "a:1")]), Some(&first));
         drop(first);
         let started = Instant::now();
         assert_eq!(held_by(&held).await, ["pod x/a: sha256:a"]);
         assert!(started.elapsed() < Duration::from_secs(1));
-        let _unended = held.first_look();
+        let _unended = held.begin_first_scan();
         assert_eq!(held_by(&held).await.len(), 1);
         assert_eq!(started.elapsed().as_secs(), 10);
         assert_eq!(held_by(&held).await.len(), 1);

@@ -8,13 +8,13 @@ use std::time::Duration;
 use futures_util::future;
 use jiff::{SignedDuration, ToSpan as _, Zoned};
 use larder::backend::Backend;
-use larder::gc::Gate;
+use larder::gc::RemovalGate;
 use larder::pod::{ObjectRef, Pod};
-use larder::pull::{EnsureError, EnsureReason, EnsureRequest, Manager, Priority, PullPolicy};
+use larder::pull::{EnsureError, EnsureReason, EnsureRequest, ImageManager, Priority, PullPolicy};
 use tokio::time;
 
-use super::desired::{DesiredKey, FirstLook, Held, hold_present};
-use crate::config::{Hold, Prefetch, When};
+use super::desired::{DesiredKey, DesiredUses, FirstScan, hold_present};
+use crate::config::{PrefetchItem, PrefetchRetention, PrefetchSchedule};
 
 /// How often it is looked whether others are pulling.
 const LOOK: Duration = Duration::from_secs(1);
@@ -28,20 +28,24 @@ const OWNER: &str = "the prefetch list";
 
 /// What prefetching works with.
 #[derive(Clone)]
-pub(in crate::node) struct Hands {
-    pub(in crate::node) manager: Arc<Manager>,
+pub(in crate::node) struct PrefetchContext {
+    pub(in crate::node) manager: Arc<ImageManager>,
     pub(in crate::node) backend: Arc<dyn Backend>,
-    pub(in crate::node) gate: Arc<Gate>,
-    pub(in crate::node) held: Held,
+    pub(in crate::node) gate: Arc<RemovalGate>,
+    pub(in crate::node) held: DesiredUses,
     /// The node, which events are about.
     pub(in crate::node) node: ObjectRef,
 }
 
 /// Looks after these images until dropped, and no longer holds what an earlier list held. They take turns: none is
 /// urgent. `first` is let go once those to keep have been looked for.
-pub(in crate::node) async fn look_after(list: Vec<Prefetch>, hands: Hands, first: Option<FirstLook>) {
-    let kept = || list.iter().filter(|entry| entry.hold == Hold::Keep);
-    hands.held.keep_only(OWNER, &kept().map(key).collect::<Vec<_>>());
+pub(in crate::node) async fn run_prefetch(
+    list: Vec<PrefetchItem>,
+    hands: PrefetchContext,
+    first: Option<FirstScan>,
+) {
+    let kept = || list.iter().filter(|entry| entry.hold == PrefetchRetention::Keep);
+    hands.held.retain(OWNER, &kept().map(key).collect::<Vec<_>>());
     future::join_all(kept().map(|entry| hold(entry, &hands))).await;
     drop(first);
     let now = Zoned::now();
@@ -64,13 +68,13 @@ pub(in crate::node) async fn look_after(list: Vec<Prefetch>, hands: Hands, first
 }
 
 /// Waits until nobody pulls.
-async fn until_quiet(manager: &Manager) {
+async fn until_quiet(manager: &ImageManager) {
     while !manager.pulls().is_empty() {
         time::sleep(LOOK).await;
     }
 }
 
-async fn one(entry: &Prefetch, hands: &Hands) -> Result<(), EnsureError> {
+async fn one(entry: &PrefetchItem, hands: &PrefetchContext) -> Result<(), EnsureError> {
     let pod = Pod { uid: format!("prefetch/{}", entry.image), name: "prefetch".into(), ..Pod::default() };
     // What a tag stands for may have changed since the last time.
     let request = EnsureRequest {
@@ -82,22 +86,24 @@ async fn one(entry: &Prefetch, hands: &Hands) -> Result<(), EnsureError> {
         Ok(ensured) => ensured,
         Err(error) => {
             // What could not be refreshed is to be kept all the same, whoever brought it.
-            if entry.hold == Hold::Keep {
+            if entry.hold == PrefetchRetention::Keep {
                 hold(entry, hands).await;
             }
             return Err(error);
         }
     };
     match entry.hold {
-        Hold::Keep => hands.held.keep(key(entry), ensured.image_ref),
-        Hold::Lease(time) => _ = hands.gate.look().lease(&ensured.image_ref, time).await,
-        Hold::Nothing => {}
+        PrefetchRetention::Keep => hands.held.keep(key(entry), ensured.image_ref),
+        PrefetchRetention::Lease(time) => {
+            _ = hands.gate.begin_presence_check().lease(&ensured.image_ref, time).await;
+        }
+        PrefetchRetention::Nothing => {}
     }
     Ok(())
 }
 
 /// Holds what is here.
-async fn hold(entry: &Prefetch, hands: &Hands) {
+async fn hold(entry: &PrefetchItem, hands: &PrefetchContext) {
     hold_present(&*hands.backend, &entry.image, |id| {
         hands.held.keep(key(entry), id.clone());
     })
@@ -105,7 +111,7 @@ async fn hold(entry: &Prefetch, hands: &Hands) {
 }
 
 /// Whose wish a prefetched image is.
-fn key(entry: &Prefetch) -> DesiredKey {
+fn key(entry: &PrefetchItem) -> DesiredKey {
     DesiredKey {
         owner: OWNER.into(),
         part: String::new(),
@@ -115,13 +121,15 @@ fn key(entry: &Prefetch) -> DesiredKey {
 }
 
 /// When an image is due again, after it ended like this; `None` is never. `random` is from 0 up to 1.
-fn again(entry: &Prefetch, outcome: &Result<(), EnsureError>, now: &Zoned, random: f64) -> Option<Zoned> {
+fn again(entry: &PrefetchItem, outcome: &Result<(), EnsureError>, now: &Zoned, random: f64) -> Option<Zoned> {
     let next = match (outcome, entry.when) {
         (Err(error), _) if error.reason == EnsureReason::InvalidImageName => return None,
         (Err(_), _) => return now.checked_add(RETRY).ok(),
-        (Ok(()), When::Start) => return None,
-        (Ok(()), When::Every(period)) => now.checked_add(SignedDuration::try_from(period).ok()?).ok()?,
-        (Ok(()), When::Daily { hour, minute }) => {
+        (Ok(()), PrefetchSchedule::Start) => return None,
+        (Ok(()), PrefetchSchedule::Every(period)) => {
+            now.checked_add(SignedDuration::try_from(period).ok()?).ok()?
+        }
+        (Ok(()), PrefetchSchedule::Daily { hour, minute }) => {
             let at = |day: &Zoned| {
                 let (hour, minute) = (i8::try_from(hour).ok()?, i8::try_from(minute).ok()?);
                 day.with().hour(hour).minute(minute).second(0).subsec_nanosecond(0).build().ok()
@@ -149,13 +157,13 @@ fn random() -> f64 {
 mod tests {
     use jiff::Timestamp;
     use jiff::tz::TimeZone;
-    use larder::gc::UseSource as _;
-    use larder_testkit::fake_backend::{FakeBackend, Pull, image};
+    use larder::gc::ImageUseSource as _;
+    use larder_testkit::fake_backend::{FakeBackend, ScriptedPull, image};
 
     use super::*;
 
-    fn entry(when: When, hold: Hold) -> Prefetch {
-        Prefetch { image: "a:1".into(), when, jitter: Duration::from_secs(60), hold }
+    fn entry(when: PrefetchSchedule, hold: PrefetchRetention) -> PrefetchItem {
+        PrefetchItem { image: "a:1".into(), when, jitter: Duration::from_secs(60), hold }
     }
 
     #[test]
@@ -168,23 +176,23 @@ mod tests {
                 message: String::new(),
                 retry_in: None,
                 advice: None,
-                withheld: false,
+                access_denied: false,
             })
         };
         let bad =
             || failed().map_err(|error| EnsureError { reason: EnsureReason::InvalidImageName, ..error });
-        let daily = |hour, minute| When::Daily { hour, minute };
+        let daily = |hour, minute| PrefetchSchedule::Daily { hour, minute };
         let cases = [
-            (When::Start, Ok(()), 0.0, None),
-            (When::Start, failed(), 0.5, Some("2026-11-21T12:01:30Z")),
-            (When::Start, bad(), 0.0, None),
-            (When::Every(Duration::from_secs(3600)), Ok(()), 0.5, Some("2026-11-21T13:01:00Z")),
+            (PrefetchSchedule::Start, Ok(()), 0.0, None),
+            (PrefetchSchedule::Start, failed(), 0.5, Some("2026-11-21T12:01:30Z")),
+            (PrefetchSchedule::Start, bad(), 0.0, None),
+            (PrefetchSchedule::Every(Duration::from_secs(3600)), Ok(()), 0.5, Some("2026-11-21T13:01:00Z")),
             (daily(12, 1), Ok(()), 0.0, Some("2026-11-21T12:01:00Z")),
             (daily(12, 0), Ok(()), 0.5, Some("2026-11-22T12:00:30Z")),
         ];
         for (when, outcome, random, due) in cases {
             assert_eq!(
-                again(&entry(when, Hold::Keep), &outcome, &now, random),
+                again(&entry(when, PrefetchRetention::Keep), &outcome, &now, random),
                 due.map(utc),
                 "{when:?} {outcome:?}"
             );
@@ -194,17 +202,20 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_prefetch_waits_for_pods_and_holds_what_it_brought_while_it_is_on_the_list() {
         let backend = FakeBackend::new();
-        backend.on_pull_of("pod:1", Pull::ok("sha256:p", 1).after(Duration::from_secs(30)));
+        backend.on_pull_of("pod:1", ScriptedPull::ok("sha256:p", 1).after(Duration::from_secs(30)));
         backend.offer("a:1", image("sha256:a", 1));
-        let hands = Hands {
-            manager: Arc::new(Manager::builder(Arc::new(backend.clone())).build()),
+        let hands = PrefetchContext {
+            manager: Arc::new(ImageManager::builder(Arc::new(backend.clone())).build()),
             backend: Arc::new(backend),
-            gate: Arc::new(Gate::default()),
-            held: Held::default(),
+            gate: Arc::new(RemovalGate::default()),
+            held: DesiredUses::default(),
             node: ObjectRef::node("n"),
         };
         let held = hands.held.clone();
-        let list = vec![Prefetch { jitter: Duration::ZERO, ..entry(When::Start, Hold::Keep) }];
+        let list = vec![PrefetchItem {
+            jitter: Duration::ZERO,
+            ..entry(PrefetchSchedule::Start, PrefetchRetention::Keep)
+        }];
         let pod = EnsureRequest::new("pod:1", PullPolicy::Always, Pod::default());
         let manager = hands.manager.clone();
         tokio::select! {
@@ -217,12 +228,12 @@ mod tests {
                 time::sleep(Duration::from_secs(5)).await;
                 assert_eq!(held.uses().await.unwrap().len(), 1);
             } => {}
-            () = look_after(list, hands.clone(), None) => unreachable!("it runs until dropped"),
+            () = run_prefetch(list, hands.clone(), None) => unreachable!("it runs until dropped"),
         }
         assert_eq!(held.uses().await.unwrap().len(), 1, "until another list says otherwise");
         tokio::select! {
             biased;
-            () = look_after(Vec::new(), hands, None) => unreachable!("it runs until dropped"),
+            () = run_prefetch(Vec::new(), hands, None) => unreachable!("it runs until dropped"),
             () = time::sleep(Duration::from_secs(1)) => {}
         }
         assert!(held.uses().await.unwrap().is_empty(), "released");
@@ -233,24 +244,30 @@ mod tests {
         let backend = FakeBackend::new();
         backend.add_image("a:1", image("sha256:a", 1));
         backend.add_image("b:1", image("sha256:b", 1));
-        let hands = Hands {
-            manager: Arc::new(Manager::builder(Arc::new(backend.clone())).build()),
+        let hands = PrefetchContext {
+            manager: Arc::new(ImageManager::builder(Arc::new(backend.clone())).build()),
             backend: Arc::new(backend.clone()),
-            gate: Arc::new(Gate::default()),
-            held: Held::default(),
+            gate: Arc::new(RemovalGate::default()),
+            held: DesiredUses::default(),
             node: ObjectRef::node("n"),
         };
         let held = hands.held.clone();
-        let never_due = Prefetch {
+        let never_due = PrefetchItem {
             image: "b:1".into(),
             jitter: Duration::from_secs(1 << 30),
-            ..entry(When::Start, Hold::Keep)
+            ..entry(PrefetchSchedule::Start, PrefetchRetention::Keep)
         };
-        let list = vec![Prefetch { jitter: Duration::ZERO, ..entry(When::Start, Hold::Keep) }, never_due];
-        let first = held.first_look();
+        let list = vec![
+            PrefetchItem {
+                jitter: Duration::ZERO,
+                ..entry(PrefetchSchedule::Start, PrefetchRetention::Keep)
+            },
+            never_due,
+        ];
+        let first = held.begin_first_scan();
         tokio::select! {
             biased;
-            () = look_after(list, hands, Some(first)) => unreachable!("it runs until dropped"),
+            () = run_prefetch(list, hands, Some(first)) => unreachable!("it runs until dropped"),
             () = async {
                 assert_eq!(held.uses().await.unwrap().len(), 2);
                 backend.until(|counts| counts.failed > 0).await;

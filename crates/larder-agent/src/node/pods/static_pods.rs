@@ -16,8 +16,8 @@ use notify::{RecursiveMode, Watcher as _};
 use tokio::sync::mpsc;
 use tokio::time;
 
-use super::desired::{DesiredImages, DesiredKey, FirstLook};
-use crate::manifest::{Manifests, Source};
+use super::desired::{DesiredImages, DesiredKey, FirstScan};
+use crate::manifest::{ManifestSource, Manifests};
 
 /// How often the directory is read although nobody said that it changed, as in kubelet.
 const PERIOD: Duration = Duration::from_secs(20);
@@ -27,7 +27,7 @@ const SETTLE: Duration = Duration::from_millis(200);
 const NAMESPACE: &str = "default";
 
 /// What the manifests want, and what is wrong with them.
-struct Reading {
+struct StaticPodImages {
     /// `None`: that cannot be told now.
     wanted: Option<BTreeMap<DesiredKey, EnsureRequest>>,
     problems: BTreeSet<String>,
@@ -35,10 +35,10 @@ struct Reading {
 
 /// Looks after the images of the pods at this path until dropped; the wishes stay what they are then. `first` is let go
 /// once all that was read first has been looked for.
-pub(in crate::node) async fn look_after(
+pub(in crate::node) async fn run_static_pods(
     path: PathBuf,
     wishes: &mut DesiredImages,
-    mut first: Option<FirstLook>,
+    mut first: Option<FirstScan>,
 ) {
     let (tell, mut changes) = mpsc::channel(1);
     let _watcher = watch(&path, tell.clone());
@@ -53,7 +53,7 @@ pub(in crate::node) async fn look_after(
         };
         before = state;
         let first = first.take();
-        if let Some(Reading { wanted, problems }) = reading {
+        if let Some(StaticPodImages { wanted, problems }) = reading {
             for problem in problems.difference(&told) {
                 tracing::warn!("static pods: {problem}");
             }
@@ -86,11 +86,16 @@ fn watch(path: &Path, changed: mpsc::Sender<()>) -> Option<notify::RecommendedWa
 }
 
 /// What tells one state of the manifests from another: of each file its name, inode, size and time.
-type State = Vec<(PathBuf, u64, u64, i64, i64)>;
+type ManifestFingerprint = Vec<(PathBuf, u64, u64, i64, i64)>;
 
 /// Reads the manifests, unless they are as they were.
-fn read_if_new(path: &Path, before: Option<&State>) -> (Option<State>, Option<Reading>) {
-    let state = files(path).ok().and_then(|files| files.into_iter().map(state_of).collect::<Option<State>>());
+fn read_if_new(
+    path: &Path,
+    before: Option<&ManifestFingerprint>,
+) -> (Option<ManifestFingerprint>, Option<StaticPodImages>) {
+    let state = files(path)
+        .ok()
+        .and_then(|files| files.into_iter().map(state_of).collect::<Option<ManifestFingerprint>>());
     if state.is_some() && state.as_ref() == before {
         return (state, None);
     }
@@ -102,19 +107,19 @@ fn state_of(file: PathBuf) -> Option<(PathBuf, u64, u64, i64, i64)> {
     Some((file, found.ino(), found.len(), found.mtime(), found.mtime_nsec()))
 }
 
-fn read(path: &Path) -> Reading {
+fn read(path: &Path) -> StaticPodImages {
     let (mut wanted, mut problems) = (BTreeMap::new(), BTreeSet::new());
     let files = match files(path) {
         Ok(files) => files,
         Err(error) => {
             problems.insert(error.to_string());
             let is_gone = error.kind() == io::ErrorKind::NotFound;
-            return Reading { wanted: is_gone.then_some(wanted), problems };
+            return StaticPodImages { wanted: is_gone.then_some(wanted), problems };
         }
     };
     for file in files {
         let mut manifests = Manifests::default();
-        manifests.read(&Source::File(file), NAMESPACE);
+        manifests.read(&ManifestSource::File(file), NAMESPACE);
         problems.extend(manifests.problems.iter().map(ToString::to_string));
         for workload in manifests.workloads {
             let owner = format!("static pod {}/{}", workload.pod.namespace, workload.pod.name);
@@ -135,7 +140,7 @@ fn read(path: &Path) -> Reading {
             }
         }
     }
-    Reading { wanted: Some(wanted), problems }
+    StaticPodImages { wanted: Some(wanted), problems }
 }
 
 /// The manifests: the file itself, or the regular files of a directory that do not begin with a dot.
@@ -165,11 +170,11 @@ fn files(path: &Path) -> io::Result<Vec<PathBuf>> {
 mod tests {
     use std::sync::Arc;
 
-    use larder::gc::UseSource as _;
-    use larder::pull::Manager;
+    use larder::gc::ImageUseSource as _;
+    use larder::pull::ImageManager;
     use larder_testkit::fake_backend::{FakeBackend, image};
 
-    use super::super::desired::Held;
+    use super::super::desired::DesiredUses;
     use super::*;
 
     const POD: &str = "apiVersion: v1
@@ -227,8 +232,8 @@ spec:
         let folder = tempfile::tempdir().unwrap();
         let backend = FakeBackend::new();
         backend.offer("a:1", image("sha256:a", 1));
-        let manager = Arc::new(Manager::builder(Arc::new(backend.clone())).build());
-        let held = Held::default();
+        let manager = Arc::new(ImageManager::builder(Arc::new(backend.clone())).build());
+        let held = DesiredUses::default();
         let mut wishes = DesiredImages::new(manager, Arc::new(backend), held.clone());
         let until = async |count: usize| {
             while held.uses().await.unwrap().len() != count {
@@ -236,7 +241,7 @@ spec:
             }
         };
         tokio::select! {
-            () = look_after(folder.path().to_owned(), &mut wishes, None) => {}
+            () = run_static_pods(folder.path().to_owned(), &mut wishes, None) => {}
             () = async {
                 fs_err::write(folder.path().join("pod"), POD).unwrap();
                 until(1).await;
@@ -254,8 +259,8 @@ spec:
         fs_err::write(place.join("pod"), POD).unwrap();
         let backend = FakeBackend::new();
         backend.offer("a:1", image("sha256:a", 1));
-        let manager = Arc::new(Manager::builder(Arc::new(backend.clone())).build());
-        let held = Held::default();
+        let manager = Arc::new(ImageManager::builder(Arc::new(backend.clone())).build());
+        let held = DesiredUses::default();
         let mut wishes = DesiredImages::new(manager, Arc::new(backend), held.clone());
         wishes.set(read(&place).wanted.unwrap(), None);
         while held.uses().await.unwrap().is_empty() {
@@ -268,7 +273,7 @@ spec:
         assert_eq!(reading.problems.len(), 1);
         assert!(reading.wanted.is_none(), "nobody knows what is wanted");
         tokio::select! {
-            () = look_after(place, &mut wishes, None) => {}
+            () = run_static_pods(place, &mut wishes, None) => {}
             () = time::sleep(Duration::from_millis(100)) => {}
         }
         assert_eq!(held.uses().await.unwrap().len(), 1);

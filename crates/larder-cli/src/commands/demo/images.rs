@@ -20,7 +20,7 @@ pub(super) const MODIFIED: u64 = 1_700_000_000;
 
 /// What a document is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum DemoBlobKind {
     Manifest,
     Config,
     Layer,
@@ -28,16 +28,16 @@ pub(super) enum Kind {
 
 /// One thing that the registry serves.
 #[derive(Debug, Clone)]
-pub(super) struct Document {
-    pub(super) kind: Kind,
+pub(super) struct DemoBlob {
+    pub(super) kind: DemoBlobKind,
     pub(super) media_type: &'static str,
     pub(super) digest: Digest,
     pub(super) bytes: Bytes,
 }
 
-impl Document {
-    fn new(kind: Kind, media_type: &'static str, bytes: Vec<u8>) -> Document {
-        Document { kind, media_type, digest: Digest::sha256(&bytes), bytes: bytes.into() }
+impl DemoBlob {
+    fn new(kind: DemoBlobKind, media_type: &'static str, bytes: Vec<u8>) -> DemoBlob {
+        DemoBlob { kind, media_type, digest: Digest::sha256(&bytes), bytes: bytes.into() }
     }
 
     fn descriptor(&self) -> Value {
@@ -47,7 +47,7 @@ impl Document {
 
 /// One image.
 #[derive(Debug)]
-pub(super) struct Image {
+pub(super) struct DemoImage {
     /// Repository and tag.
     pub(super) name: &'static str,
     /// A file in its topmost layer.
@@ -58,10 +58,10 @@ pub(super) struct Image {
 
 /// What a registry has.
 #[derive(Debug, Default)]
-pub(super) struct Content {
+pub(super) struct DemoImages {
     /// By the path that they are asked for under.
-    pub(super) documents: HashMap<String, Document>,
-    pub(super) images: Vec<Image>,
+    pub(super) documents: HashMap<String, DemoBlob>,
+    pub(super) images: Vec<DemoImage>,
     /// Size of the layer that all images share, as it is served.
     pub(super) base_size: usize,
     /// How many different layers there are, and their sizes together.
@@ -69,19 +69,19 @@ pub(super) struct Content {
 }
 
 /// A layer, and its diff id.
-struct Layer {
-    document: Document,
+struct DemoLayer {
+    document: DemoBlob,
     diff_id: Digest,
 }
 
-impl Content {
+impl DemoImages {
     /// Makes the images. It takes a fraction of a second.
-    pub(super) fn generate() -> io::Result<Content> {
+    pub(super) fn generate() -> io::Result<DemoImages> {
         let base = layer("usr/lib", 12, MIB, 1)?;
-        let mut content = Content {
+        let mut content = DemoImages {
             base_size: base.document.bytes.len(),
             layers: (1, base.document.bytes.len()),
-            ..Content::default()
+            ..DemoImages::default()
         };
         for (seed, (name, files)) in
             [("shop/web:1.27", 6), ("shop/api:v2", 4), ("shop/migrate:v2", 2)].into_iter().enumerate()
@@ -95,7 +95,7 @@ impl Content {
         Ok(content)
     }
 
-    fn add(&mut self, name: &'static str, file: String, layers: [&Layer; 2]) {
+    fn add(&mut self, name: &'static str, file: String, layers: [&DemoLayer; 2]) {
         let (repository, tag) = name.split_once(':').unwrap_or((name, "latest"));
         let diff_ids = layers.map(|layer| &layer.diff_id);
         let config = json!({
@@ -104,16 +104,16 @@ impl Content {
             "config": { "Cmd": [format!("/{file}")] },
             "rootfs": { "type": "layers", "diff_ids": diff_ids },
         });
-        let config = Document::new(Kind::Config, CONFIG, config.to_string().into_bytes());
+        let config = DemoBlob::new(DemoBlobKind::Config, CONFIG, config.to_string().into_bytes());
         let manifest = json!({
             "schemaVersion": 2,
             "mediaType": MANIFEST,
             "config": config.descriptor(),
             "layers": layers.map(|layer| layer.document.descriptor()),
         });
-        let manifest = Document::new(Kind::Manifest, MANIFEST, manifest.to_string().into_bytes());
+        let manifest = DemoBlob::new(DemoBlobKind::Manifest, MANIFEST, manifest.to_string().into_bytes());
         let [_, own] = layers;
-        self.images.push(Image {
+        self.images.push(DemoImage {
             name,
             file,
             own_layer: (own.document.digest.clone(), own.document.bytes.len()),
@@ -128,7 +128,7 @@ impl Content {
 }
 
 /// A layer with so many files of so many bytes in one folder.
-fn layer(folder: &str, files: usize, bytes: usize, seed: u64) -> io::Result<Layer> {
+fn layer(folder: &str, files: usize, bytes: usize, seed: u64) -> io::Result<DemoLayer> {
     let mut archive = tar::Builder::new(Vec::new());
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15);
     for number in 1..=files {
@@ -142,8 +142,8 @@ fn layer(folder: &str, files: usize, bytes: usize, seed: u64) -> io::Result<Laye
     let plain = archive.into_inner()?;
     let mut compressed = GzEncoder::new(Vec::with_capacity(plain.len() / 2), Compression::fast());
     compressed.write_all(&plain)?;
-    Ok(Layer {
-        document: Document::new(Kind::Layer, LAYER, compressed.finish()?),
+    Ok(DemoLayer {
+        document: DemoBlob::new(DemoBlobKind::Layer, LAYER, compressed.finish()?),
         diff_id: Digest::sha256(&plain),
     })
 }

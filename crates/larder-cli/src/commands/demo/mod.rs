@@ -9,9 +9,9 @@
 //! second interrupt, or when the demo is killed, the next one removes it.
 
 mod images;
-mod place;
 mod registry;
-mod stage;
+mod runner;
+mod scratch_dir;
 mod steps;
 
 use std::env;
@@ -20,15 +20,19 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use crate::args::{Connection, DemoArgs};
-use crate::exit::Outcome;
+use crate::args::{DemoArgs, GlobalFlags};
+use crate::exit::CommandOutcome;
 use crate::failure::Failure;
-use crate::out::Out;
 use crate::output::size;
-use place::Place;
-use stage::Stage;
+use crate::printer::Printer;
+use runner::DemoRunner;
+use scratch_dir::ScratchDir;
 
-pub(super) fn run(args: &DemoArgs, connection: &Connection, out: &Arc<Out>) -> Result<Outcome, Failure> {
+pub(super) fn run(
+    args: &DemoArgs,
+    connection: &GlobalFlags,
+    out: &Arc<Printer>,
+) -> Result<CommandOutcome, Failure> {
     if connection.backend.is_some() || connection.root.is_some() {
         return Err(Failure::bad_input(
             "the demo has a store of its own: --backend and --root do not go with it",
@@ -36,17 +40,18 @@ pub(super) fn run(args: &DemoArgs, connection: &Connection, out: &Arc<Out>) -> R
     }
     let started = Instant::now();
     let cannot = |doing, error| Failure::failed(format!("could not {doing} a temporary folder: {error}"));
-    let dead = place::remove_dead(&env::temp_dir());
+    let dead = scratch_dir::remove_dead(&env::temp_dir());
     if dead > 0 {
-        out.note(format_args!("note: removed what {dead} demos left that were killed"));
+        out.info(format_args!("note: removed what {dead} demos left that were killed"));
     }
-    let folder = Place::new().map_err(|error| cannot("make", error).hint("TMPDIR names the place for it"))?;
+    let folder =
+        ScratchDir::new().map_err(|error| cannot("make", error).hint("TMPDIR names the place for it"))?;
     let home = env::current_dir();
     // So that the commands shown are those that are run.
     env::set_current_dir(folder.path()).map_err(|error| cannot("enter", error))?;
     // Its threads work in the folder; they have ended when this returns.
     let played =
-        super::block_on(async |interrupt| play(folder.path(), out, Stage::new(out, interrupt)).await);
+        super::block_on(async |interrupt| play(folder.path(), out, DemoRunner::new(out, interrupt)).await);
     if let Ok(home) = home {
         let _ = env::set_current_dir(home); // nothing is left to do there
     }
@@ -59,19 +64,19 @@ pub(super) fn run(args: &DemoArgs, connection: &Connection, out: &Arc<Out>) -> R
         if played.is_ok() {
             out.line(format_args!("\n{place} is removed."));
         } else {
-            out.note(format_args!("{place} is removed"));
+            out.info(format_args!("{place} is removed"));
         }
     }
     played?;
     out.line(format_args!("All steps hold. It took {}.", size::duration(started.elapsed())));
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }
 
-async fn play(folder: &Path, out: &Out, mut stage: Stage) -> Result<Outcome, Failure> {
+async fn play(folder: &Path, out: &Printer, mut stage: DemoRunner) -> Result<CommandOutcome, Failure> {
     out.line(format_args!(
         "Everything below happens in {}, and each command runs with --root store there.",
         folder.display()
     ));
     steps::all(&mut stage).await?;
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }

@@ -23,7 +23,7 @@ use tokio::net::TcpListener;
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time;
 
-use super::images::{Content, Document, Kind};
+use super::images::{DemoBlob, DemoBlobKind, DemoImages};
 
 /// Layers are served in pieces of this size, with this pause after each: 13 MB/s for each of them, as from a registry
 /// that is not next door. Without it there would be no progress to see.
@@ -31,55 +31,55 @@ const PIECE: usize = 128 << 10;
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// Serves until it is dropped.
-pub(super) struct Registry {
+pub(super) struct DemoRegistry {
     address: SocketAddr,
-    shared: Arc<Shared>,
+    shared: Arc<DemoRegistryInner>,
     accepting: JoinHandle<()>,
 }
 
-struct Shared {
-    content: Content,
-    log: Mutex<Vec<Noted>>,
+struct DemoRegistryInner {
+    content: DemoImages,
+    log: Mutex<Vec<LoggedFetch>>,
 }
 
-struct Noted {
-    kind: Option<Kind>,
+struct LoggedFetch {
+    kind: Option<DemoBlobKind>,
     digest: Option<Digest>,
     bytes: Arc<AtomicUsize>,
 }
 
 /// One request that was answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Served {
+pub(super) struct FetchRecord {
     /// What was asked for; `None` when there is no such thing.
-    pub(super) kind: Option<Kind>,
+    pub(super) kind: Option<DemoBlobKind>,
     pub(super) digest: Option<Digest>,
     /// Bytes of it that were sent; 0 for a look.
     pub(super) bytes: usize,
 }
 
-impl Registry {
+impl DemoRegistry {
     /// Listens on a free port of loopback.
-    pub(super) async fn start(content: Content) -> io::Result<Registry> {
+    pub(super) async fn start(content: DemoImages) -> io::Result<DemoRegistry> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let address = listener.local_addr()?;
-        let shared = Arc::new(Shared { content, log: Mutex::default() });
+        let shared = Arc::new(DemoRegistryInner { content, log: Mutex::default() });
         let accepting = tokio::spawn(accept(listener, Arc::clone(&shared)));
-        Ok(Registry { address, shared, accepting })
+        Ok(DemoRegistry { address, shared, accepting })
     }
 
     pub(super) fn address(&self) -> SocketAddr {
         self.address
     }
 
-    pub(super) fn content(&self) -> &Content {
+    pub(super) fn content(&self) -> &DemoImages {
         &self.shared.content
     }
 
     /// What was asked for since this was last called.
-    pub(super) fn take_log(&self) -> Vec<Served> {
+    pub(super) fn take_log(&self) -> Vec<FetchRecord> {
         let noted = std::mem::take(&mut *self.shared.log.lock().unwrap_or_else(PoisonError::into_inner));
-        let served = noted.into_iter().map(|noted| Served {
+        let served = noted.into_iter().map(|noted| FetchRecord {
             kind: noted.kind,
             digest: noted.digest,
             bytes: noted.bytes.load(Ordering::Relaxed),
@@ -88,14 +88,14 @@ impl Registry {
     }
 }
 
-impl Drop for Registry {
+impl Drop for DemoRegistry {
     fn drop(&mut self) {
         self.accepting.abort();
     }
 }
 
 /// Connections end with the task, since it owns theirs.
-async fn accept(listener: TcpListener, shared: Arc<Shared>) {
+async fn accept(listener: TcpListener, shared: Arc<DemoRegistryInner>) {
     let mut connections = JoinSet::new();
     while let Ok((stream, _)) = listener.accept().await {
         let shared = Arc::clone(&shared);
@@ -111,17 +111,17 @@ async fn accept(listener: TcpListener, shared: Arc<Shared>) {
     }
 }
 
-type Body = StreamBody<Pin<Box<dyn Stream<Item = Result<Frame<Bytes>, Infallible>> + Send>>>;
+type DemoBody = StreamBody<Pin<Box<dyn Stream<Item = Result<Frame<Bytes>, Infallible>> + Send>>>;
 
-impl Shared {
-    fn answer(&self, request: &Request<Incoming>) -> Response<Body> {
+impl DemoRegistryInner {
+    fn answer(&self, request: &Request<Incoming>) -> Response<DemoBody> {
         let path = request.uri().path();
         if path == "/v2/" {
             return empty(StatusCode::OK);
         }
         let document = self.content.documents.get(path);
         let sent = Arc::new(AtomicUsize::new(0));
-        self.log.lock().unwrap_or_else(PoisonError::into_inner).push(Noted {
+        self.log.lock().unwrap_or_else(PoisonError::into_inner).push(LoggedFetch {
             kind: document.map(|document| document.kind),
             digest: document.map(|document| document.digest.clone()),
             bytes: Arc::clone(&sent),
@@ -133,7 +133,7 @@ impl Shared {
             Method::HEAD => headed(document, &whole, stream_of(Bytes::new(), Duration::ZERO, sent)),
             Method::GET => {
                 let part = wanted.unwrap_or(whole);
-                let pause = if document.kind == Kind::Layer { PAUSE } else { Duration::ZERO };
+                let pause = if document.kind == DemoBlobKind::Layer { PAUSE } else { Duration::ZERO };
                 headed(document, &part, stream_of(document.bytes.slice(part.clone()), pause, sent))
             }
             _ => empty(StatusCode::METHOD_NOT_ALLOWED),
@@ -149,7 +149,7 @@ fn range(field: &str, length: usize) -> Option<Range<usize>> {
     (first < end).then_some(first..end)
 }
 
-fn headed(document: &Document, part: &Range<usize>, body: Body) -> Response<Body> {
+fn headed(document: &DemoBlob, part: &Range<usize>, body: DemoBody) -> Response<DemoBody> {
     let length = document.bytes.len();
     let mut response = Response::new(body);
     let headers = response.headers_mut();
@@ -169,14 +169,14 @@ fn headed(document: &Document, part: &Range<usize>, body: Body) -> Response<Body
     response
 }
 
-fn empty(status: StatusCode) -> Response<Body> {
+fn empty(status: StatusCode) -> Response<DemoBody> {
     let mut response = Response::new(stream_of(Bytes::new(), Duration::ZERO, Arc::default()));
     *response.status_mut() = status;
     response
 }
 
 /// The bytes piece by piece, each counted as it goes.
-fn stream_of(bytes: Bytes, pause: Duration, sent: Arc<AtomicUsize>) -> Body {
+fn stream_of(bytes: Bytes, pause: Duration, sent: Arc<AtomicUsize>) -> DemoBody {
     let pieces = stream::unfold((bytes, sent), move |(mut bytes, sent)| async move {
         if bytes.is_empty() {
             return None;

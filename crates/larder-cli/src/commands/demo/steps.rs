@@ -10,10 +10,10 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use larder_api::v1alpha1::StoreUsage;
 
-use super::images::{Content, Image, Kind, MODIFIED};
-use super::registry::{Registry, Served};
-use super::stage::{ROOT, Stage};
-use crate::exit::Outcome;
+use super::images::{DemoBlobKind, DemoImage, DemoImages, MODIFIED};
+use super::registry::{DemoRegistry, FetchRecord};
+use super::runner::{DemoRunner, ROOT};
+use crate::exit::CommandOutcome;
 use crate::failure::Failure;
 use crate::output::size;
 
@@ -24,7 +24,7 @@ const DATABASE_SLACK: u64 = 256 << 10;
 const DAMAGED: usize = 1;
 const REMOVED: usize = 0;
 
-pub(super) async fn all(stage: &mut Stage) -> Result<(), Failure> {
+pub(super) async fn all(stage: &mut DemoRunner) -> Result<(), Failure> {
     let registry = offer(stage).await?;
     pull(stage, &registry).await?;
     pull_again(stage, &registry).await?;
@@ -36,14 +36,14 @@ pub(super) async fn all(stage: &mut Stage) -> Result<(), Failure> {
 }
 
 /// The image as larder's user names it.
-fn name(registry: &Registry, image: &Image) -> String {
+fn name(registry: &DemoRegistry, image: &DemoImage) -> String {
     format!("{}/{}", registry.address(), image.name)
 }
 
-async fn offer(stage: &mut Stage) -> Result<Registry, Failure> {
+async fn offer(stage: &mut DemoRunner) -> Result<DemoRegistry, Failure> {
     stage.step("A registry in this process, on loopback, and a pod that wants three of its images");
-    let content = Content::generate().map_err(|error| stage.failed(error))?;
-    let registry = Registry::start(content).await.map_err(|error| stage.failed(error))?;
+    let content = DemoImages::generate().map_err(|error| stage.failed(error))?;
+    let registry = DemoRegistry::start(content).await.map_err(|error| stage.failed(error))?;
     let [web, api, migrate] = registry.content().images.as_slice() else {
         return Err(stage.failed("there are not three images"));
     };
@@ -55,7 +55,7 @@ async fn offer(stage: &mut Stage) -> Result<Registry, Failure> {
     }
     fs_err::write("pod.yaml", &pod).map_err(|error| stage.failed(error))?;
     stage.show("cat pod.yaml", &pod);
-    let Content { images, base_size, layers: (count, sum), .. } = registry.content();
+    let DemoImages { images, base_size, layers: (count, sum), .. } = registry.content();
     stage.holds(format_args!(
         "{} images of {count} layers, {} to fetch; all of them have one layer of {} in common. \
          The registry serves each layer at 13MB/s at most, so that there is progress to see",
@@ -67,16 +67,16 @@ async fn offer(stage: &mut Stage) -> Result<Registry, Failure> {
 }
 
 /// How many of these were served, and their bytes.
-fn count(log: &[Served], kind: Kind) -> (usize, usize) {
+fn count(log: &[FetchRecord], kind: DemoBlobKind) -> (usize, usize) {
     let of_kind = log.iter().filter(|served| served.kind == Some(kind) && served.bytes > 0);
     of_kind.fold((0, 0), |(count, bytes), served| (count + 1, bytes + served.bytes))
 }
 
-async fn pull(stage: &mut Stage, registry: &Registry) -> Result<(), Failure> {
+async fn pull(stage: &mut DemoRunner, registry: &DemoRegistry) -> Result<(), Failure> {
     stage.step("What the pod wants is made present");
-    stage.run("larder ensure -f pod.yaml", Outcome::Done).await?;
+    stage.run("larder ensure -f pod.yaml", CommandOutcome::Done).await?;
     let log = registry.take_log();
-    let (layers, bytes) = count(&log, Kind::Layer);
+    let (layers, bytes) = count(&log, DemoBlobKind::Layer);
     stage.check((layers, bytes) == registry.content().layers, || {
         format!("the registry served {layers} layers of {bytes} bytes: {log:?}")
     })?;
@@ -87,18 +87,18 @@ async fn pull(stage: &mut Stage, registry: &Registry) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn pull_again(stage: &mut Stage, registry: &Registry) -> Result<(), Failure> {
+async fn pull_again(stage: &mut DemoRunner, registry: &DemoRegistry) -> Result<(), Failure> {
     stage.step("Once more: everything is there");
-    stage.run("larder ensure -f pod.yaml", Outcome::Done).await?;
+    stage.run("larder ensure -f pod.yaml", CommandOutcome::Done).await?;
     let log = registry.take_log();
     stage.check(log.is_empty(), || format!("the registry was asked for something: {log:?}"))?;
-    let (blobs, _) = count(&log, Kind::Layer);
+    let (blobs, _) = count(&log, DemoBlobKind::Layer);
     stage.holds(format_args!("the registry saw {} requests and served {blobs} blobs", log.len()));
     Ok(())
 }
 
 /// What a walk over the store's directory finds: allocated bytes, each file once.
-fn walked(stage: &Stage) -> Result<u64, Failure> {
+fn walked(stage: &DemoRunner) -> Result<u64, Failure> {
     fn walk(dir: &Path, known: &mut HashSet<(u64, u64)>) -> io::Result<u64> {
         let mut bytes = fs_err::symlink_metadata(dir)?.blocks() * 512;
         for entry in fs_err::read_dir(dir)? {
@@ -117,9 +117,9 @@ fn walked(stage: &Stage) -> Result<u64, Failure> {
     walk(ROOT.as_ref(), &mut HashSet::new()).map_err(|error| stage.failed(error))
 }
 
-async fn disk_use(stage: &mut Stage) -> Result<(), Failure> {
+async fn disk_use(stage: &mut DemoRunner) -> Result<(), Failure> {
     stage.step("What it takes on disk");
-    stage.run("larder df", Outcome::Done).await?;
+    stage.run("larder df", CommandOutcome::Done).await?;
     let StoreUsage { images, disk } = stage.usage().await?;
     let disk = disk.unwrap_or_default();
     let (said, walked) = (disk.total.unwrap_or_default().size_bytes, walked(stage)?);
@@ -140,7 +140,7 @@ async fn disk_use(stage: &mut Stage) -> Result<(), Failure> {
 }
 
 /// Damages a file of the topmost layer of an image. Returns the file, and what was in it.
-fn damage(stage: &mut Stage, registry: &Registry) -> Result<(PathBuf, Vec<u8>), Failure> {
+fn damage(stage: &mut DemoRunner, registry: &DemoRegistry) -> Result<(PathBuf, Vec<u8>), Failure> {
     const PLACE: u64 = 4000;
     stage.step("A byte of a file goes bad on disk");
     let image = &registry.content().images[DAMAGED];
@@ -169,22 +169,27 @@ fn damage(stage: &mut Stage, registry: &Registry) -> Result<(PathBuf, Vec<u8>), 
     Ok((file, before))
 }
 
-async fn find(stage: &mut Stage, registry: &Registry) -> Result<(), Failure> {
+async fn find(stage: &mut DemoRunner, registry: &DemoRegistry) -> Result<(), Failure> {
     stage.step("The check finds it");
     let file = &registry.content().images[DAMAGED].file;
-    let printed = stage.run("larder fsck", Outcome::Failed).await?;
+    let printed = stage.run("larder fsck", CommandOutcome::Failed).await?;
     stage.check(printed.contains(file.as_str()), || format!("{file} is not named"))?;
-    stage.holds(format_args!("{file} is named, and the exit code is {}", Outcome::Failed.code()));
+    stage.holds(format_args!("{file} is named, and the exit code is {}", CommandOutcome::Failed.code()));
     Ok(())
 }
 
-async fn repair(stage: &mut Stage, registry: &Registry, file: &Path, before: &[u8]) -> Result<(), Failure> {
+async fn repair(
+    stage: &mut DemoRunner,
+    registry: &DemoRegistry,
+    file: &Path,
+    before: &[u8],
+) -> Result<(), Failure> {
     stage.step("It is repaired, by fetching that layer alone");
     registry.take_log();
-    stage.run("larder fsck --repair", Outcome::Done).await?;
+    stage.run("larder fsck --repair", CommandOutcome::Done).await?;
     let log = registry.take_log();
     let (digest, size) = &registry.content().images[DAMAGED].own_layer;
-    let (layers, bytes) = count(&log, Kind::Layer);
+    let (layers, bytes) = count(&log, DemoBlobKind::Layer);
     let that = log.iter().any(|served| served.digest.as_ref() == Some(digest) && served.bytes == *size);
     stage.check(layers == 1 && that, || format!("the registry served {layers} layers: {log:?}"))?;
     let now = fs_err::read(file).map_err(|error| stage.failed(error))?;
@@ -193,11 +198,11 @@ async fn repair(stage: &mut Stage, registry: &Registry, file: &Path, before: &[u
         "the registry served {layers} layer of {}, and the file is as it was",
         size::bytes(bytes as u64)
     ));
-    let printed = stage.run("larder fsck", Outcome::Done).await?;
+    let printed = stage.run("larder fsck", CommandOutcome::Done).await?;
     stage.check(printed.contains("sound"), || "the store is not called sound".into())
 }
 
-async fn remove(stage: &mut Stage, registry: &Registry) -> Result<(), Failure> {
+async fn remove(stage: &mut DemoRunner, registry: &DemoRegistry) -> Result<(), Failure> {
     stage.step("Removing an image frees what only that image has");
     let image = name(registry, &registry.content().images[REMOVED]);
     let images = stage.usage().await?.images;
@@ -205,13 +210,13 @@ async fn remove(stage: &mut Stage, registry: &Registry) -> Result<(), Failure> {
     let unique =
         usage_of.map(|usage| usage.unique_bytes).ok_or_else(|| stage.failed("it is not in the store"))?;
     let before = walked(stage)?;
-    stage.run(&format!("larder rm {image}"), Outcome::Done).await?;
+    stage.run(&format!("larder rm {image}"), CommandOutcome::Done).await?;
     let freed = before.saturating_sub(walked(stage)?);
     stage.check(freed.abs_diff(unique) <= DATABASE_SLACK, || {
         format!("{freed} bytes came free, the image alone had {unique}")
     })?;
-    stage.run("larder images", Outcome::Done).await?;
-    stage.run("larder fsck", Outcome::Done).await?;
+    stage.run("larder images", CommandOutcome::Done).await?;
+    stage.run("larder fsck", CommandOutcome::Done).await?;
     let log = registry.take_log();
     stage.check(log.is_empty(), || format!("the registry was asked for something: {log:?}"))?;
     stage.holds(format_args!(

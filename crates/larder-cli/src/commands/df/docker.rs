@@ -3,12 +3,12 @@
 use larder_api::v1alpha1::{DockerDiskSpace, DockerUsage};
 
 use crate::output::size;
-use crate::output::table::Table;
+use crate::output::table::TextTable;
 
 /// What the engine has on disk, beside what it reports itusage.
-pub(super) fn table(usage: &DockerUsage) -> Table {
+pub(super) fn table(usage: &DockerUsage) -> TextTable {
     let more = ["SYSTEM DF"].into_iter().filter(|_| usage.system_df.is_some());
-    let mut table = Table::new(["DOCKER", "COUNT", "ON DISK", "INODES"].into_iter().chain(more.clone()));
+    let mut table = TextTable::new(["DOCKER", "COUNT", "ON DISK", "INODES"].into_iter().chain(more.clone()));
     let about = |space: Option<DockerDiskSpace>| {
         let space = space.unwrap_or_default();
         let about = if space.estimated { "~" } else { "" };

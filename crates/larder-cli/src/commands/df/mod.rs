@@ -3,32 +3,32 @@
 mod docker;
 mod store;
 
-use larder::gc::disk::used_percent;
+use larder::gc::filesystem_stats::used_percent;
 use larder_agent::environment::DefaultPaths;
 use larder_api::v1alpha1::{Held, HeldBy, UsageFileSystem, UsageImages, UsageRequest, UsageResponse};
 
 use super::gc::holders;
 use crate::args::DfArgs;
-use crate::exit::Outcome;
+use crate::exit::CommandOutcome;
 use crate::failure::Failure;
-use crate::out::Out;
-use crate::output::table::Table;
+use crate::output::table::TextTable;
 use crate::output::{self, size};
-use crate::session::{Need, Session};
+use crate::printer::Printer;
+use crate::session::{CommandSession, ImageAccess};
 
-pub(super) async fn run(args: &DfArgs, session: &Session) -> Result<Outcome, Failure> {
+pub(super) async fn run(args: &DfArgs, session: &CommandSession) -> Result<CommandOutcome, Failure> {
     let out = &session.out;
-    if let Some(client) = session.open_to_list(Need::collect()).await? {
+    if let Some(client) = session.open_to_list(ImageAccess::collect()).await? {
         let usage = client.ask(async |mut calls| calls.usage(UsageRequest {}).await).await?;
         show(args, &usage, out);
-        return Ok(Outcome::Done);
+        return Ok(CommandOutcome::Done);
     }
     let usage = usage_of_nothing();
     match args.output.data() {
         Some(format) => output::data(out, format, &usage),
         None => out.line(images_table(&usage.images.unwrap_or_default())),
     }
-    Ok(Outcome::Done)
+    Ok(CommandOutcome::Done)
 }
 
 /// Where nothing has been pulled yet.
@@ -48,7 +48,7 @@ fn usage_of_nothing() -> UsageResponse {
     }
 }
 
-fn show(args: &DfArgs, usage: &UsageResponse, out: &Out) {
+fn show(args: &DfArgs, usage: &UsageResponse, out: &Printer) {
     if let Some(format) = args.output.data() {
         output::data(out, format, usage);
         return;
@@ -80,7 +80,7 @@ fn described(filesystem: Option<&UsageFileSystem>, wide: bool) -> String {
     let Some(filesystem) = filesystem else { return String::new() };
     let table = filesystem_table(filesystem, wide);
     match (filesystem.size_bytes, filesystem.available_bytes, filesystem.reserved_bytes) {
-        (Some(all), Some(available), Some(reserved)) if size::is_worth_a_word(reserved, all) => format!(
+        (Some(all), Some(available), Some(reserved)) if size::is_significant(reserved, all) => format!(
             "{table}\n{} are reserved, for root or by the file system. Collection counts them as used, as kubelet does: for it {}% are in use.",
             size::bytes(reserved),
             used_percent(all, available),
@@ -90,10 +90,10 @@ fn described(filesystem: Option<&UsageFileSystem>, wide: bool) -> String {
 }
 
 /// As `df` counts: what is reserved is neither used nor available.
-fn filesystem_table(filesystem: &UsageFileSystem, wide: bool) -> Table {
+fn filesystem_table(filesystem: &UsageFileSystem, wide: bool) -> TextTable {
     let heads = ["FILESYSTEM", "SIZE", "USED", "AVAIL", "USE%", "INODES", "IUSED", "IUSE%", "IMAGES"];
     let more = ["IMAGES INODES"].into_iter().filter(|_| wide);
-    let mut table = Table::new(heads.into_iter().chain(more));
+    let mut table = TextTable::new(heads.into_iter().chain(more));
     let bytes = |value: Option<u64>| value.map(size::bytes).unwrap_or_default();
     let number = |value: Option<u64>| value.map(|value| value.to_string()).unwrap_or_default();
     let percent = |part: Option<u64>, whole: Option<u64>| {
@@ -120,8 +120,8 @@ fn filesystem_table(filesystem: &UsageFileSystem, wide: bool) -> Table {
     table
 }
 
-fn images_table(images: &UsageImages) -> Table {
-    let mut table = Table::new(["IMAGES", "COUNT", "SIZE"]);
+fn images_table(images: &UsageImages) -> TextTable {
+    let mut table = TextTable::new(["IMAGES", "COUNT", "SIZE"]);
     for (name, group) in [("total", images.total), ("in use", images.in_use), ("unused", images.unused)] {
         let group = group.unwrap_or_default();
         table.row([name.to_owned(), group.count.to_string(), size::bytes(group.size_bytes)]);

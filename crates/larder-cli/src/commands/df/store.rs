@@ -3,11 +3,11 @@
 use larder_api::v1alpha1::{DiskSpace, StoreDiskUsage, StoreImageUsage};
 
 use crate::output::size;
-use crate::output::table::Table;
+use crate::output::table::TextTable;
 
 /// An image under each of its tags; what it takes stands in the first of its rows.
-pub(super) fn images_table(images: &[StoreImageUsage]) -> Table {
-    let mut table = Table::new(["IMAGE", "SIZE", "SHARED", "UNIQUE"]);
+pub(super) fn images_table(images: &[StoreImageUsage]) -> TextTable {
+    let mut table = TextTable::new(["IMAGE", "SIZE", "SHARED", "UNIQUE"]);
     for image in images {
         let names = if image.repo_tags.is_empty() { &image.repo_digests } else { &image.repo_tags };
         let sizes = [image.size_bytes, image.shared_bytes, image.unique_bytes].map(size::bytes);
@@ -21,7 +21,7 @@ pub(super) fn images_table(images: &[StoreImageUsage]) -> Table {
 }
 
 /// What takes nothing is shown only where more is wanted; its empty folders are part of the rest.
-pub(super) fn disk_table(disk: &StoreDiskUsage, wide: bool) -> Table {
+pub(super) fn disk_table(disk: &StoreDiskUsage, wide: bool) -> TextTable {
     let always = [
         ("layers of several images", disk.shared_layers),
         ("layers of one image", disk.other_layers),
@@ -45,7 +45,7 @@ pub(super) fn disk_table(disk: &StoreDiskUsage, wide: bool) -> Table {
         }
     }
     shown.extend([("database and the rest", Some(rest)), ("total", disk.total)]);
-    let mut table = Table::new(["DISK", "SIZE", "INODES"]);
+    let mut table = TextTable::new(["DISK", "SIZE", "INODES"]);
     for (name, space) in shown {
         let space = space.unwrap_or_default();
         table.row([name.to_owned(), size::bytes(space.size_bytes), space.inodes.to_string()]);

@@ -5,37 +5,37 @@ use std::fmt::Write as _;
 use std::time::Duration;
 
 use larder::backend::Image;
-use larder::pull::{Ensured, Outcome as Pulled};
+use larder::pull::{EnsuredImage, ImagePresence as Pulled};
 use larder::reference::{ImageId, ImageName};
 use serde::Serialize;
 
-use super::gather::{Gathered, Job};
-use crate::commands::trouble::Trouble;
-use crate::commands::work::Verdict;
-use crate::exit::Outcome;
-use crate::out::Out;
-use crate::output::course::CourseRecord;
+use super::inputs::{EnsureInputs, EnsureJob};
+use crate::commands::ensure_runner::EnsureResult;
+use crate::commands::pull_failure::PullFailureKind;
+use crate::exit::CommandOutcome;
 use crate::output::events::EventRecord;
-use crate::output::table::Table;
-use crate::output::{self, Format, size};
-use larder_agent::manifest::BadInput;
+use crate::output::progress_timeline::ProgressChange;
+use crate::output::table::TextTable;
+use crate::output::{self, PrintFormat, size};
+use crate::printer::Printer;
+use larder_agent::manifest::InputProblemRecord;
 
 /// Everything that happened. The shape of `-o json`; documented in docs/output.md.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub(super) struct Summary {
-    images: Vec<Row>,
+pub(super) struct EnsureSummary {
+    images: Vec<EnsureRow>,
     events: Vec<EventRecord>,
-    progress: Vec<CourseRecord>,
-    bad_input: Vec<BadInput>,
-    skipped: Vec<Skipped>,
+    progress: Vec<ProgressChange>,
+    bad_input: Vec<InputProblemRecord>,
+    skipped: Vec<SkippedObjects>,
     #[serde(rename = "summary")]
-    counts: Counts,
+    counts: EnsureCounts,
 }
 
 /// Objects of a kind that wants no images.
 #[derive(Debug, Serialize)]
-struct Skipped {
+struct SkippedObjects {
     kind: String,
     count: usize,
 }
@@ -43,7 +43,7 @@ struct Skipped {
 /// One image that was wanted.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Row {
+struct EnsureRow {
     image: ImageName,
     policy: String,
     object: String,
@@ -71,43 +71,44 @@ struct Row {
 
 #[derive(Debug, Default, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Counts {
+struct EnsureCounts {
     present: usize,
     pulled: usize,
     failed: usize,
     unfinished: usize,
 }
 
-impl Summary {
+impl EnsureSummary {
     /// Joins what was wanted with what became of it.
-    pub(super) fn new(gathered: &Gathered, verdicts: &[Verdict], events: Vec<EventRecord>) -> Self {
+    pub(super) fn new(gathered: &EnsureInputs, verdicts: &[EnsureResult], events: Vec<EventRecord>) -> Self {
         let images: Vec<_> =
             gathered.jobs.iter().zip(verdicts).map(|(job, verdict)| row(job, verdict)).collect();
         let count = |result| images.iter().filter(|row| row.result == result).count();
-        let counts = Counts {
+        let counts = EnsureCounts {
             present: count("Present"),
             pulled: count("Pulled"),
             failed: count("Failed"),
             unfinished: count("Unfinished"),
         };
-        let bad_input = gathered.problems.iter().map(larder_agent::manifest::Located::as_data).collect();
+        let bad_input =
+            gathered.problems.iter().map(larder_agent::manifest::LocatedProblem::as_data).collect();
         let skipped = gathered
             .skipped
             .iter()
-            .map(|(kind, count)| Skipped { kind: kind.clone(), count: *count })
+            .map(|(kind, count)| SkippedObjects { kind: kind.clone(), count: *count })
             .collect();
-        Summary { images, events, progress: Vec::new(), bad_input, skipped, counts }
+        EnsureSummary { images, events, progress: Vec::new(), bad_input, skipped, counts }
     }
 
     /// The same, with what the pulls did.
     #[must_use]
-    pub(super) fn with_course(self, progress: Vec<CourseRecord>) -> Self {
-        Summary { progress, ..self }
+    pub(super) fn with_course(self, progress: Vec<ProgressChange>) -> Self {
+        EnsureSummary { progress, ..self }
     }
 
     /// How it ended, as far as images that were tried go.
-    pub(super) fn outcome(&self) -> Outcome {
-        if self.has_failed() { Outcome::Failed } else { Outcome::Done }
+    pub(super) fn outcome(&self) -> CommandOutcome {
+        if self.has_failed() { CommandOutcome::Failed } else { CommandOutcome::Done }
     }
 
     /// Whether an image could not be made present.
@@ -127,7 +128,7 @@ impl Summary {
 
     /// Whether a present image is without its size.
     pub(super) fn lacks_sizes(&self) -> bool {
-        self.images.iter().any(Row::lacks_size)
+        self.images.iter().any(EnsureRow::lacks_size)
     }
 
     /// Fills in the sizes of present images.
@@ -140,21 +141,21 @@ impl Summary {
     }
 
     /// Prints it.
-    pub(super) fn show(&self, format: Format, retry_for: Duration, out: &Out) {
+    pub(super) fn show(&self, format: PrintFormat, retry_for: Duration, out: &Printer) {
         if let Some(format) = format.data() {
             output::data(out, format, self);
         } else {
             out.line(format_args!("\n{}\n\n{}", self.table(format.is_wide()), self.count_line()));
         }
         if let Some(hint) = self.retry_hint(retry_for) {
-            out.note(format_args!("hint: {hint}"));
+            out.info(format_args!("hint: {hint}"));
         }
     }
 
-    fn table(&self, wide: bool) -> Table {
+    fn table(&self, wide: bool) -> TextTable {
         let heads = ["IMAGE", "OBJECT", "PART", "RESULT", "SIZE", "TIME"];
         let more = ["POLICY", "IMAGE ID"].into_iter().filter(|_| wide);
-        let mut table = Table::new(heads.into_iter().chain(more));
+        let mut table = TextTable::new(heads.into_iter().chain(more));
         for row in &self.images {
             let cells = [
                 row.image.to_string(),
@@ -175,7 +176,7 @@ impl Summary {
     }
 
     fn count_line(&self) -> String {
-        let Counts { present, pulled, failed, unfinished } = self.counts;
+        let EnsureCounts { present, pulled, failed, unfinished } = self.counts;
         let mut text = format!("{present} present, {pulled} pulled, {failed} failed");
         if unfinished > 0 {
             let _ = write!(text, ", {unfinished} unfinished"); // writing to a text does not fail
@@ -213,15 +214,15 @@ impl Summary {
     }
 }
 
-impl Row {
+impl EnsureRow {
     fn lacks_size(&self) -> bool {
         self.result == "Present" && self.size_bytes.is_none()
     }
 }
 
-fn unfinished(job: &Job) -> Row {
+fn unfinished(job: &EnsureJob) -> EnsureRow {
     let request = &job.request;
-    Row {
+    EnsureRow {
         image: request.image.clone(),
         policy: request.policy.to_string(),
         object: job.label.clone(),
@@ -240,23 +241,23 @@ fn unfinished(job: &Job) -> Row {
     }
 }
 
-fn row(job: &Job, verdict: &Verdict) -> Row {
+fn row(job: &EnsureJob, verdict: &EnsureResult) -> EnsureRow {
     let row = unfinished(job);
     match verdict {
-        Verdict::Unfinished => row,
-        Verdict::Failed(error) => Row {
+        EnsureResult::Unfinished => row,
+        EnsureResult::Failed(error) => EnsureRow {
             result: "Failed",
             reason: error.reason.to_string(),
             message: error.message.clone(),
             retry_in_seconds: error.retry_in.map(|wait| wait.as_secs_f64()),
-            time_helps: error.retry_in.is_some() && Trouble::of(error) == Trouble::Other,
+            time_helps: error.retry_in.is_some() && PullFailureKind::of(error) == PullFailureKind::Other,
             ..row
         },
-        Verdict::Ensured(Ensured { image_ref, message, outcome }) => {
-            let row = Row { id: Some(image_ref.clone()), message: message.clone(), ..row };
+        EnsureResult::Ensured(EnsuredImage { image_ref, message, outcome }) => {
+            let row = EnsureRow { id: Some(image_ref.clone()), message: message.clone(), ..row };
             match *outcome {
-                Pulled::Present => Row { result: "Present", ..row },
-                Pulled::Pulled { size_bytes, pull_duration, total_duration } => Row {
+                Pulled::Present => EnsureRow { result: "Present", ..row },
+                Pulled::Pulled { size_bytes, pull_duration, total_duration } => EnsureRow {
                     result: "Pulled",
                     size_bytes: Some(size_bytes).filter(|size| *size > 0),
                     pull_seconds: Some(pull_duration.as_secs_f64()),
@@ -276,24 +277,24 @@ mod tests {
     use super::*;
 
     /// A summary of failures: image, message, seconds until the next try.
-    fn failures(failures: &[(&str, &str, u64)]) -> Summary {
-        let jobs = failures.iter().map(|(image, ..)| Job {
+    fn failures(failures: &[(&str, &str, u64)]) -> EnsureSummary {
+        let jobs = failures.iter().map(|(image, ..)| EnsureJob {
             request: EnsureRequest::new(*image, PullPolicy::Always, Pod::default()),
             label: "image".into(),
             part: String::new(),
         });
-        let mut gathered = Gathered::default();
+        let mut gathered = EnsureInputs::default();
         gathered.jobs.extend(jobs);
         let verdicts = failures.iter().map(|(_, message, wait)| {
-            Verdict::Failed(EnsureError {
+            EnsureResult::Failed(EnsureError {
                 reason: EnsureReason::ErrImagePull,
                 message: (*message).to_owned(),
                 retry_in: Some(Duration::from_secs(*wait)),
                 advice: None,
-                withheld: false,
+                access_denied: false,
             })
         });
-        Summary::new(&gathered, &verdicts.collect::<Vec<_>>(), Vec::new())
+        EnsureSummary::new(&gathered, &verdicts.collect::<Vec<_>>(), Vec::new())
     }
 
     #[test]

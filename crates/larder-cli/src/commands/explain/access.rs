@@ -2,26 +2,29 @@
 
 use std::collections::HashSet;
 
-use larder::credentials::{Credential, Origin, SecretCoordinates, Source, Tokens};
+use larder::credentials::{Credential, CredentialLocation, CredentialSource, SecretCoordinates, TokenPolicy};
 use larder::pull::EnsureRequest;
 use larder::reference::{self, ImageName, Reference};
-use larder_agent::backend::{Target, target_of};
+use larder_agent::backend::{BackendTarget, target_of};
 use larder_agent::image_name;
-use larder_agent::registry::{Client, Trial};
+use larder_agent::registry::{FetchAttempt, RegistryClient};
 use serde::Serialize;
 
-use crate::args::{CredentialArgs, EnsureArgs, ExplainAccessArgs, Pulling};
-use crate::candidates::Candidates;
-use crate::commands::ensure::{Job, wishes_for};
-use crate::credentials::{self, Credentials};
-use crate::exit::Outcome;
-use crate::failure::{Failure, chain};
-use crate::out::Out;
+use crate::args::{CredentialArgs, EnsureArgs, ExplainAccessArgs, PullFlags};
+use crate::commands::ensure::{EnsureJob, wishes_for};
+use crate::credential_setup::{self, CredentialSetup};
+use crate::exit::CommandOutcome;
+use crate::failure::{Failure, error_chain};
 use crate::output;
-use crate::output::table::Table;
-use crate::session::{Need, Session};
+use crate::output::table::TextTable;
+use crate::printer::Printer;
+use crate::session::{CommandSession, ImageAccess};
+use crate::user_credentials::UserCredentials;
 
-pub(super) async fn run(args: &ExplainAccessArgs, session: &Session) -> Result<Outcome, Failure> {
+pub(super) async fn run(
+    args: &ExplainAccessArgs,
+    session: &CommandSession,
+) -> Result<CommandOutcome, Failure> {
     let out = &session.out;
     let image = args.image.as_str();
     image_name::check(image).map_err(|bad| Failure::bad_input(bad.message).hints(bad.hints))?;
@@ -30,15 +33,15 @@ pub(super) async fn run(args: &ExplainAccessArgs, session: &Session) -> Result<O
     jobs.retain(|job| known.insert(asked_as(job)));
     if jobs.is_empty() {
         return match outcome {
-            Outcome::Done => Err(Failure::bad_input(format!("no pod in these files wants {image}"))
+            CommandOutcome::Done => Err(Failure::bad_input(format!("no pod in these files wants {image}"))
                 .hint("write the image as the pod does, or leave -f out")),
             outcome => Ok(outcome),
         };
     }
-    let credentials = credentials::gather(&args.credentials, Tokens::Keep, [image], out)?;
-    let (_, config) = session.config(&Need::look().of_store())?;
-    let client = Client::new(config.registry.clone());
-    let mut access = Access { image: args.image.clone(), askers: Vec::new() };
+    let credentials = credential_setup::gather(&args.credentials, TokenPolicy::Keep, [image], out)?;
+    let (_, config) = session.config(&ImageAccess::read().of_store())?;
+    let client = RegistryClient::new(config.registry.clone());
+    let mut access = AccessRecord { image: args.image.clone(), askers: Vec::new() };
     for job in &jobs {
         access.askers.push(asker(image, job, &credentials, &client).await?);
     }
@@ -48,13 +51,13 @@ pub(super) async fn run(args: &ExplainAccessArgs, session: &Session) -> Result<O
     }
     tell_who_asked(session);
     if access.askers.iter().any(|asker| !asker.accepted) {
-        outcome = outcome.max(Outcome::Failed);
+        outcome = outcome.max(CommandOutcome::Failed);
     }
     Ok(outcome)
 }
 
 /// Jobs with the same of these would get the same answers.
-fn asked_as(job: &Job) -> (String, String, Vec<SecretCoordinates>) {
+fn asked_as(job: &EnsureJob) -> (String, String, Vec<SecretCoordinates>) {
     let EnsureRequest { pod, secrets, .. } = &job.request;
     let secrets = secrets.iter().map(|secret| secret.coordinates.clone()).collect();
     (pod.namespace.clone(), job.label.clone(), secrets)
@@ -77,29 +80,29 @@ fn wanted(args: &ExplainAccessArgs) -> EnsureArgs {
         retry_for: std::time::Duration::ZERO,
         verify: crate::access::VerifyArgs::default(),
         output: args.output,
-        pulling: Pulling::default(),
+        pulling: PullFlags::default(),
     }
 }
 
 /// The shape of `-o json`.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Access {
+struct AccessRecord {
     image: ImageName,
     /// Who wants it: pods, or `image` for the argument itself.
-    askers: Vec<Asker>,
+    askers: Vec<AccessSubject>,
 }
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Asker {
+struct AccessSubject {
     who: String,
     /// `null` for an argument that no pod wants.
     namespace: Option<String>,
     /// Whether it can be had with one of them.
     accepted: bool,
     /// In the order in which they are shown.
-    credentials: Vec<Candidate>,
+    credentials: Vec<TriedCredential>,
     /// Places with credentials of which none is for this image.
     not_fitting: Vec<String>,
     /// Programs that were asked and gave no answer.
@@ -115,18 +118,18 @@ struct FailedProgram {
 /// A credential, or the attempt without any.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Candidate {
+struct TriedCredential {
     /// `null`: there is none, and the image is asked for anonymously.
     found_in: Option<String>,
     /// `null` for a token, or where there is none.
     user: Option<String>,
     /// Empty: it was not tried, because one before it was taken.
-    hosts: Vec<Answered>,
+    hosts: Vec<RegistryAnswer>,
 }
 
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Answered {
+struct RegistryAnswer {
     host: String,
     /// Whether the credential was shown to it.
     shown: bool,
@@ -136,7 +139,12 @@ struct Answered {
     answer: String,
 }
 
-async fn asker(image: &str, job: &Job, credentials: &Credentials, client: &Client) -> Result<Asker, Failure> {
+async fn asker(
+    image: &str,
+    job: &EnsureJob,
+    credentials: &CredentialSetup,
+    client: &RegistryClient,
+) -> Result<AccessSubject, Failure> {
     let request = &job.request;
     let found = credentials.sources.lookup(&job.request.image, &request.secrets, &request.pod).await;
     let found = found.map_err(|error| {
@@ -145,12 +153,12 @@ async fn asker(image: &str, job: &Job, credentials: &Credentials, client: &Clien
     })?;
     let tagged = reference::apply_default_tag(image).and_then(|image| Reference::parse(&image));
     let name = tagged.map_err(|error| Failure::bad_input(error.to_string()))?;
-    let mut asker = Asker {
+    let mut asker = AccessSubject {
         who: job.label.clone(),
         namespace: Some(request.pod.namespace.clone()).filter(|_| !request.pod.name.is_empty()),
         accepted: false,
         credentials: Vec::new(),
-        not_fitting: credentials.candidates.not_fitting(image, &request.secrets),
+        not_fitting: credentials.candidates.other_registries(image, &request.secrets),
         failed: failed(image, &credentials.candidates),
     };
     let attempts: Vec<_> = if found.is_empty() { vec![None] } else { found.iter().map(Some).collect() };
@@ -159,11 +167,11 @@ async fn asker(image: &str, job: &Job, credentials: &Credentials, client: &Clien
         if !asker.accepted {
             let session = client
                 .session(&name, credential)
-                .map_err(|error| Failure::bad_input(chain(&error)).hints(error.hint()))?;
-            hosts = session.try_hosts().await.into_iter().map(Answered::from).collect();
+                .map_err(|error| Failure::bad_input(error_chain(&error)).hints(error.hint()))?;
+            hosts = session.try_hosts().await.into_iter().map(RegistryAnswer::from).collect();
         }
-        asker.accepted |= hosts.iter().any(|host: &Answered| host.accepted);
-        asker.credentials.push(Candidate {
+        asker.accepted |= hosts.iter().any(|host: &RegistryAnswer| host.accepted);
+        asker.credentials.push(TriedCredential {
             found_in: credential.map(|credential| place(credential, &credentials.candidates)),
             user: credential.map(|credential| credential.username.clone()).filter(|user| !user.is_empty()),
             hosts,
@@ -172,33 +180,35 @@ async fn asker(image: &str, job: &Job, credentials: &Credentials, client: &Clien
     Ok(asker)
 }
 
-fn failed(image: &str, candidates: &Candidates) -> Vec<FailedProgram> {
+fn failed(image: &str, candidates: &UserCredentials) -> Vec<FailedProgram> {
     let failed = candidates.failed(image).into_iter();
     failed.map(|(program, error)| FailedProgram { program, error }).collect()
 }
 
-impl From<Trial> for Answered {
-    fn from(trial: Trial) -> Answered {
-        let Trial { host, shown, accepted, status, answer } = trial;
-        Answered { host, shown, accepted, status, answer }
+impl From<FetchAttempt> for RegistryAnswer {
+    fn from(trial: FetchAttempt) -> RegistryAnswer {
+        let FetchAttempt { host, authenticated: shown, accepted, status, answer } = trial;
+        RegistryAnswer { host, shown, accepted, status, answer }
     }
 }
 
-fn place(credential: &Credential, candidates: &Candidates) -> String {
+fn place(credential: &Credential, candidates: &UserCredentials) -> String {
     match (&credential.origin, &credential.source) {
-        (Origin::PullSecret, Some(Source::Secret(secret))) => format!("secret {secret}"),
-        (Origin::Helper(name), _) => format!("docker-credential-{name}"),
-        (Origin::Provider(name), Some(Source::ServiceAccount(account))) => {
+        (CredentialLocation::PullSecret, Some(CredentialSource::Secret(secret))) => {
+            format!("secret {secret}")
+        }
+        (CredentialLocation::Helper(name), _) => format!("docker-credential-{name}"),
+        (CredentialLocation::Provider(name), Some(CredentialSource::ServiceAccount(account))) => {
             format!("credential provider {name} (for {}/{})", account.namespace, account.name)
         }
-        (Origin::Provider(name), _) => format!("credential provider {name}"),
+        (CredentialLocation::Provider(name), _) => format!("credential provider {name}"),
         _ => candidates.own_name().unwrap_or("the command line").to_owned(),
     }
 }
 
-fn tell(access: &Access, out: &Out) {
+fn tell(access: &AccessRecord, out: &Printer) {
     for asker in &access.askers {
-        let mut table = Table::new(["FOUND IN", "USER", "HOST", "SHOWN", "ANSWER"]);
+        let mut table = TextTable::new(["FOUND IN", "USER", "HOST", "SHOWN", "ANSWER"]);
         for found in &asker.credentials {
             let place = found.found_in.clone().unwrap_or_else(|| "nowhere: anonymous".to_owned());
             let user = found.user.clone().unwrap_or_default();
@@ -230,12 +240,12 @@ fn tell(access: &Access, out: &Out) {
     }
 }
 
-impl Asker {
+impl AccessSubject {
     /// Names the credential only if the host wanted to see it.
     fn verdict(&self) -> String {
         let taken = self.credentials.iter().find_map(|found| Some((found, found.taken_by()?)));
         match taken {
-            Some((Candidate { found_in: Some(place), .. }, host)) if host.shown => {
+            Some((TriedCredential { found_in: Some(place), .. }, host)) if host.shown => {
                 format!("it can be pulled with {place}")
             }
             Some((_, host)) => format!("it can be pulled anonymously from {}", host.host),
@@ -244,23 +254,23 @@ impl Asker {
     }
 }
 
-impl Candidate {
-    fn taken_by(&self) -> Option<&Answered> {
+impl TriedCredential {
+    fn taken_by(&self) -> Option<&RegistryAnswer> {
         self.hosts.iter().find(|host| host.accepted)
     }
 }
 
 /// Notes which process asked, where another one will pull.
-fn tell_who_asked(session: &Session) {
+fn tell_who_asked(session: &CommandSession) {
     if let Some(socket) = session.running_daemon().as_ref().and_then(|daemon| daemon.socket()) {
-        session.out.note(format_args!(
+        session.out.info(format_args!(
             "note: asked by this command; the daemon at {} also has the docker config of its own user, and its own providers",
             socket.display()
         ));
     }
-    let target = session.config(&Need::look()).ok().and_then(|(_, config)| target_of(&config).ok());
-    if let Some(Target::Runtime(endpoint)) = target {
-        session.out.note(format_args!(
+    let target = session.config(&ImageAccess::read()).ok().and_then(|(_, config)| target_of(&config).ok());
+    if let Some(BackendTarget::Runtime(endpoint)) = target {
+        session.out.info(format_args!(
             "note: asked by larder, with hosts from --certs-d or the usual folders; what pulls is {endpoint}, which may be configured otherwise"
         ));
     }

@@ -2,10 +2,10 @@
 
 use larder_api::v1alpha1::PullRecord;
 
-use crate::out::Out;
+use crate::printer::Printer;
 
 /// Tells it, a line for each name.
-pub(super) fn tell(records: &[PullRecord], out: &Out) {
+pub(super) fn tell(records: &[PullRecord], out: &Printer) {
     if records.is_empty() {
         out.line("  pull record: none");
     }

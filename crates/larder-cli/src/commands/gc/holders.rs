@@ -3,9 +3,9 @@
 use larder::hint::Hint;
 use larder_api::v1alpha1::{Held, HeldBy};
 
-use crate::out::Out;
 use crate::output::size;
-use crate::output::table::Table;
+use crate::output::table::TextTable;
+use crate::printer::Printer;
 
 /// Who holds anything, in words.
 fn holding(held_by: &HeldBy) -> impl Iterator<Item = (&'static str, Held)> {
@@ -21,8 +21,8 @@ fn holding(held_by: &HeldBy) -> impl Iterator<Item = (&'static str, Held)> {
 }
 
 /// A row for each who holds anything.
-pub(in crate::commands) fn table(held_by: &HeldBy) -> Table {
-    let mut table = Table::new(["HELD BY", "COUNT", "SIZE"]);
+pub(in crate::commands) fn table(held_by: &HeldBy) -> TextTable {
+    let mut table = TextTable::new(["HELD BY", "COUNT", "SIZE"]);
     let about = if held_by.estimated { "about " } else { "" };
     for (words, held) in holding(held_by) {
         let size = format!("{about}{}", size::bytes(held.size_bytes));
@@ -38,7 +38,7 @@ pub(in crate::commands) fn table(held_by: &HeldBy) -> Table {
 }
 
 /// Who holds the disk, when little can be freed: a note beside the result, which may have told of each image why it stays.
-pub(super) fn tell(held_by: &HeldBy, told_of_each: bool, out: &Out) {
+pub(super) fn tell(held_by: &HeldBy, told_of_each: bool, out: &Printer) {
     let about = if held_by.estimated { "about " } else { "" };
     let mut parts: Vec<String> = Vec::new();
     for (words, held) in holding(held_by) {
@@ -49,7 +49,7 @@ pub(super) fn tell(held_by: &HeldBy, told_of_each: bool, out: &Out) {
     if let Some(other) = held_by.other_bytes {
         parts.push(format!("other data on the file system: {about}{}", size::bytes(other)));
     }
-    out.note(format_args!("note: the disk is held by: {}", parts.join("; ")));
+    out.info(format_args!("note: the disk is held by: {}", parts.join("; ")));
     let most = holding(held_by).map(|(_, held)| held.size_bytes).sum::<u64>();
     if held_by.other_bytes.is_some_and(|other| other > most) {
         out.hint("most of it is no image; look for other data, such as with du -x");
@@ -61,13 +61,13 @@ pub(super) fn tell(held_by: &HeldBy, told_of_each: bool, out: &Out) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::out::tests::Page;
+    use crate::printer::tests::TestWriter;
 
     #[test]
     fn who_was_told_of_each_image_is_not_sent_to_ask() {
         for told_of_each in [false, true] {
-            let page = Page::default();
-            let out = Out::to(Box::new(std::io::sink()), Box::new(page.clone()));
+            let page = TestWriter::default();
+            let out = Printer::to(Box::new(std::io::sink()), Box::new(page.clone()));
             tell(&HeldBy::default(), told_of_each, &out);
             assert_eq!(page.text().contains("hint: larder gc -o wide --dry-run"), !told_of_each);
         }

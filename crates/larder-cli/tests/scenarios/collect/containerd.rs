@@ -4,18 +4,20 @@ use std::path::Path;
 use std::process::Command;
 
 use larder_testkit_peers::{
-    Containerd, ContainerdOptions, Image, Package, Registry, RegistryOptions, require,
+    Containerd, ContainerdOptions, ImageBuilder, Package, RegistryOptions, RegistryProcess, require,
 };
 
-use super::{Disk, Round, ages, agree, family, gc, killed_rounds_change_nothing, layer, number, removals};
-use crate::world::{Run, Running, end_leases, larder_in};
+use super::{
+    MeasuredGc, MountedDisk, ages, agree, family, gc, killed_rounds_change_nothing, layer, number, removals,
+};
+use crate::world::{LarderOutput, LarderProcess, end_leases, larder_in};
 
 /// A containerd whose root and state are on the disk, and a registry that it knows.
-pub(super) fn peers(disk: &Disk) -> (Containerd, Registry) {
-    let registry = Registry::start(RegistryOptions::default()).unwrap();
+pub(super) fn peers(disk: &MountedDisk) -> (Containerd, RegistryProcess) {
+    let registry = RegistryProcess::start(RegistryOptions::default()).unwrap();
     let options = ContainerdOptions { below: Some(disk.path()), ..ContainerdOptions::default() };
     let containerd = Containerd::start_with(options).unwrap();
-    containerd.knows(&registry).unwrap();
+    containerd.add_registry(&registry).unwrap();
     (containerd, registry)
 }
 
@@ -27,8 +29,8 @@ fn larder_on(containerd: &Containerd, home: &Path, arguments: &[&str]) -> Comman
 }
 
 /// The same, run to its end.
-pub(super) fn on(containerd: &Containerd, home: &Path, arguments: &[&str]) -> Run {
-    Running::start(larder_on(containerd, home, arguments)).finish()
+pub(super) fn on(containerd: &Containerd, home: &Path, arguments: &[&str]) -> LarderOutput {
+    LarderProcess::start(larder_on(containerd, home, arguments)).finish()
 }
 
 #[test]
@@ -36,7 +38,7 @@ fn one_round_reaches_the_low_mark_on_containerd() {
     if !require(&[Package::Containerd, Package::DockerRegistry, Package::Skopeo]).is_available() {
         return;
     }
-    let Some(disk) = Disk::new(192) else { return };
+    let Some(disk) = MountedDisk::new(192) else { return };
     let home = disk.folder.path();
     let (mut containerd, registry) = peers(&disk);
     let names: Vec<String> = family(6 << 20, 3 << 19)
@@ -61,7 +63,7 @@ fn one_round_reaches_the_low_mark_on_containerd() {
     assert_eq!(ages(&planned), ages(&again), "a restart changes neither order nor ages");
 
     let larder = |arguments: &[&str]| on(&containerd, home, arguments);
-    let round = Round::run(&disk, larder);
+    let round = MeasuredGc::run(&disk, larder);
     assert_eq!(removals(&round.planned), removals(&round.done));
     round.ends_at_the_low_mark();
     round.tells_what_came_free(larder);
@@ -76,13 +78,13 @@ fn a_killed_round_changes_neither_ages_nor_order_on_containerd() {
     if !require(&[Package::Containerd, Package::DockerRegistry, Package::Skopeo]).is_available() {
         return;
     }
-    let Some(disk) = Disk::new(192) else { return };
+    let Some(disk) = MountedDisk::new(192) else { return };
     let home = disk.folder.path();
     let (containerd, registry) = peers(&disk);
     on(&containerd, home, &gc(&[])).expect(0);
     for number in 0..12 {
         let name = format!("app-{number}:1");
-        Image::new().layer(layer(number, 1 << 20)).push(&registry, &name).unwrap();
+        ImageBuilder::new().layer(layer(number, 1 << 20)).push(&registry, &name).unwrap();
         on(&containerd, home, &["pull", &registry.image(&name)]).expect(0);
     }
     end_leases(&home.join("state"));

@@ -3,15 +3,17 @@
 use std::path::Path;
 use std::process::Command;
 
-use larder_testkit::archive::{Archive, Entry};
-use larder_testkit_peers::{Dockerd, DockerdOptions, Image, Package, Registry, RegistryOptions, require};
+use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
+use larder_testkit_peers::{
+    Dockerd, DockerdOptions, ImageBuilder, Package, RegistryOptions, RegistryProcess, require,
+};
 
-use super::{Disk, Round, family, gc, killed_rounds_change_nothing, layer, number, removals};
-use crate::world::{Run, Running, World, end_leases, larder_in};
+use super::{MeasuredGc, MountedDisk, family, gc, killed_rounds_change_nothing, layer, number, removals};
+use crate::world::{LarderOutput, LarderProcess, RuntimeFixture, end_leases, larder_in};
 
 /// An engine whose root is on the disk, and a registry.
-pub(super) fn peers(disk: &Disk) -> (Dockerd, Registry) {
-    let registry = Registry::start(RegistryOptions::default()).unwrap();
+pub(super) fn peers(disk: &MountedDisk) -> (Dockerd, RegistryProcess) {
+    let registry = RegistryProcess::start(RegistryOptions::default()).unwrap();
     let engine =
         Dockerd::start_with(DockerdOptions { root_below: Some(disk.path()), ..DockerdOptions::default() })
             .unwrap();
@@ -30,8 +32,8 @@ fn larder_on(engine: &Dockerd, home: &Path, arguments: &[&str]) -> Command {
     command
 }
 
-pub(super) fn on(engine: &Dockerd, home: &Path, arguments: &[&str]) -> Run {
-    Running::start(larder_on(engine, home, arguments)).finish()
+pub(super) fn on(engine: &Dockerd, home: &Path, arguments: &[&str]) -> LarderOutput {
+    LarderProcess::start(larder_on(engine, home, arguments)).finish()
 }
 
 #[test]
@@ -39,7 +41,7 @@ fn one_round_reaches_the_low_mark_on_docker_and_touches_nothing_of_a_stopped_con
     if !available() {
         return;
     }
-    let Some(disk) = Disk::new(128) else { return };
+    let Some(disk) = MountedDisk::new(128) else { return };
     let home = disk.folder.path();
     let (mut engine, registry) = peers(&disk);
     let names: Vec<String> = family(6 << 20, 3 << 19)
@@ -64,7 +66,7 @@ fn one_round_reaches_the_low_mark_on_docker_and_touches_nothing_of_a_stopped_con
     assert_eq!(removals(&planned), removals(&again), "a restart does not change the order");
 
     let larder = |arguments: &[&str]| on(&engine, home, arguments);
-    let round = Round::run(&disk, larder);
+    let round = MeasuredGc::run(&disk, larder);
     assert_eq!(removals(&round.planned), removals(&round.done));
     round.ends_at_the_low_mark();
     round.tells_what_came_free(larder);
@@ -86,12 +88,12 @@ fn a_killed_round_changes_neither_ages_nor_order_on_docker() {
     if !available() {
         return;
     }
-    let Some(disk) = Disk::new(192) else { return };
+    let Some(disk) = MountedDisk::new(192) else { return };
     let home = disk.folder.path();
     let (engine, registry) = peers(&disk);
     for number in 0..12 {
         let name = format!("app-{number}:1");
-        Image::new().layer(layer(number, 1 << 20)).push(&registry, &name).unwrap();
+        ImageBuilder::new().layer(layer(number, 1 << 20)).push(&registry, &name).unwrap();
         on(&engine, home, &["pull", "-q", &registry.image(&name)]).expect(0);
     }
     end_leases(&home.join("state"));
@@ -105,7 +107,7 @@ fn df_agrees_with_du_of_the_layer_store() {
     if !available() {
         return;
     }
-    let Some(disk) = Disk::new(192) else { return };
+    let Some(disk) = MountedDisk::new(192) else { return };
     let home = disk.folder.path();
     let (engine, registry) = peers(&disk);
     for (number, (_, image)) in family(6 << 20, 3 << 19).take(8).enumerate() {
@@ -131,16 +133,16 @@ fn df_agrees_with_du_of_the_layer_store() {
 
 #[test]
 fn images_without_a_name_go_first_and_what_rules_name_stays() {
-    let Some(world) = World::with_docker(RegistryOptions::default()) else { return };
+    let Some(world) = RuntimeFixture::with_docker(RegistryOptions::default()) else { return };
     let mut ids = Vec::new();
     for (number, name) in ["web:1", "base:1", "tool:1", "old:1"].into_iter().enumerate() {
-        let image = Image::new().layer(layer(number as u64, 100_000));
+        let image = ImageBuilder::new().layer(layer(number as u64, 100_000));
         image.push(&world.registry, &format!("shop/{name}")).unwrap();
         let run = world.larder(&["pull", "-q", &world.registry.image(&format!("shop/{name}"))]).expect(0);
         ids.push(run.stdout.trim().to_owned());
     }
     // An image without a name, as a build under the same name leaves it.
-    let archive = |text: &str| Archive::new().with(Entry::file("file", text)).finish();
+    let archive = |text: &str| TarBuilder::new().with(TarBuilderEntry::file("file", text)).finish();
     for text in ["first", "second"] {
         world.docker().import(&archive(text), "built", "latest").unwrap();
     }

@@ -11,29 +11,29 @@ use std::time::SystemTime;
 
 use larder_store::store::{Store, StoreConfig};
 use larder_testkit_peers::packages::find_program;
-use larder_testkit_peers::{Image, Layer};
+use larder_testkit_peers::{ImageBuilder, LayerFiles};
 use serde_json::Value;
 use tempfile::TempDir;
 
-use crate::world::{Run, Running, larder_in};
+use crate::world::{LarderOutput, LarderProcess, larder_in};
 
 /// So much may be written beside: the database, the journal, folders.
 const SLACK: u64 = 1 << 20;
 
 /// An ext4 in a file, mounted as long as this lives, and a home.
-pub(crate) struct Disk {
+pub(crate) struct MountedDisk {
     pub(crate) folder: TempDir,
 }
 
-impl Disk {
+impl MountedDisk {
     /// `None`, after a loud message, where it cannot be mounted.
-    pub(crate) fn new(mib: u64) -> Option<Disk> {
+    pub(crate) fn new(mib: u64) -> Option<MountedDisk> {
         if !rustix::process::geteuid().is_root() || find_program("mkfs.ext4").is_none() {
             assert!(std::env::var_os("CI").is_none(), "CI must not skip collection: run the tests as root");
             eprintln!("==== SKIPPED, NOT TESTED: collection on a disk needs root and mkfs.ext4 ====");
             return None;
         }
-        let disk = Disk { folder: tempfile::tempdir().unwrap() };
+        let disk = MountedDisk { folder: tempfile::tempdir().unwrap() };
         let image = disk.folder.path().join("image");
         fs_err::File::create(&image).unwrap().set_len(mib << 20).unwrap();
         // Blocks as on nodes: mkfs would make smaller ones on so small a disk.
@@ -69,14 +69,14 @@ impl Disk {
         used * 100.0
     }
 
-    fn larder(&self, arguments: &[&str]) -> Run {
+    fn larder(&self, arguments: &[&str]) -> LarderOutput {
         let mut command = larder_in(self.folder.path());
         command.arg("--root").arg(self.path().join("store")).args(arguments);
-        Running::start(command).finish()
+        LarderProcess::start(command).finish()
     }
 
     /// Loads an image under a name of its own.
-    fn load(&self, name: &str, image: &Image) {
+    fn load(&self, name: &str, image: &ImageBuilder) {
         let layout = self.folder.path().join("layout");
         image.write(&layout).unwrap();
         self.larder(&["load", &layout.to_string_lossy(), "--name", name]).expect(0);
@@ -92,7 +92,7 @@ impl Disk {
     }
 }
 
-impl Drop for Disk {
+impl Drop for MountedDisk {
     fn drop(&mut self) {
         let _ = rustix::mount::unmount(self.path(), rustix::mount::UnmountFlags::DETACH);
     }
@@ -121,7 +121,7 @@ fn agree(what: &str, said: u64, measured: u64) {
 }
 
 /// A dry run, and the round right after it.
-struct Round {
+struct MeasuredGc {
     planned: Value,
     done: Value,
     /// Bytes free before and after, and all bytes of the file system.
@@ -130,22 +130,22 @@ struct Round {
     all: u64,
 }
 
-impl Round {
+impl MeasuredGc {
     /// With the marks of [`MARKS`].
     #[track_caller]
-    fn run(disk: &Disk, larder: impl Fn(&[&str]) -> Run) -> Round {
+    fn run(disk: &MountedDisk, larder: impl Fn(&[&str]) -> LarderOutput) -> MeasuredGc {
         let planned = larder(&gc(&["--dry-run"])).expect(0).json();
         let (before, all) = disk.free();
         let done = larder(&gc(&[])).expect(0).json();
         let (after, _) = disk.free();
-        let round = Round { planned, done, before, after, all };
+        let round = MeasuredGc { planned, done, before, after, all };
         round.tell();
         round
     }
 
     /// For who looks into a failure, and for `docs/benchmarks.md`.
     fn tell(&self) {
-        let Round { planned, done, before, after, all } = self;
+        let MeasuredGc { planned, done, before, after, all } = self;
         for (what, report) in [("planned", planned), ("done", done)] {
             let (needed, promised) = (number(report, "neededBytes"), number(report, "promisedBytes"));
             let removals = removals(report).len();
@@ -170,7 +170,7 @@ impl Round {
 
     /// What it said that it freed, in its report and in the journal, is what came free.
     #[track_caller]
-    fn tells_what_came_free(&self, larder: impl Fn(&[&str]) -> Run) {
+    fn tells_what_came_free(&self, larder: impl Fn(&[&str]) -> LarderOutput) {
         let freed = self.after - self.before;
         agree("the report", number(&self.done, "freedBytes"), freed);
         let history = larder(&["history", "-o", "json"]).expect(0).json();
@@ -180,14 +180,14 @@ impl Round {
 }
 
 /// One layer of noise.
-fn layer(seed: u64, size: usize) -> Layer {
-    Layer::new().noise(format!("srv/{seed}"), size, seed)
+fn layer(seed: u64, size: usize) -> LayerFiles {
+    LayerFiles::new().noise(format!("srv/{seed}"), size, seed)
 }
 
 /// Forty applications on two bases.
-fn family(base: usize, app: usize) -> impl Iterator<Item = (String, Image)> {
+fn family(base: usize, app: usize) -> impl Iterator<Item = (String, ImageBuilder)> {
     (0..40_u64).map(move |number| {
-        let image = Image::new().layer(layer(1000 + number % 2, base)).layer(layer(number, app));
+        let image = ImageBuilder::new().layer(layer(1000 + number % 2, base)).layer(layer(number, app));
         (format!("registry.example/family/app-{number:02}"), image)
     })
 }
@@ -213,7 +213,7 @@ fn gc<'a>(more: &[&'a str]) -> Vec<&'a str> {
 fn killed_rounds_change_nothing(journal: &Path, command: impl Fn(&[&str]) -> Command) {
     let all = ["gc", "--all-unused", "--minimum-image-ttl-duration=0", "-o", "json"];
     let plan = || {
-        let run = Running::start(command(&[&all[..], &["--dry-run"]].concat())).finish();
+        let run = LarderProcess::start(command(&[&all[..], &["--dry-run"]].concat())).finish();
         ages(&run.expect(0).json())
     };
     let mut known = plan();
@@ -222,7 +222,7 @@ fn killed_rounds_change_nothing(journal: &Path, command: impl Fn(&[&str]) -> Com
     let mut killed_within = 0;
     for removals in [0, 1, 2, 1, 3] {
         let enough = lines() + removals;
-        Running::start(command(&all)).kill_when(|| lines() >= enough);
+        LarderProcess::start(command(&all)).kill_when(|| lines() >= enough);
         let left = plan();
         assert!(known.ends_with(&left), "killed after {removals} removals: {known:?} became {left:?}");
         killed_within += usize::from(left.len() < known.len() && !left.is_empty());

@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use larder_testkit_peers::packages::find_program;
-use larder_testkit_peers::{Containerd, Package, Registry, require};
+use larder_testkit_peers::{Containerd, Package, RegistryProcess, require};
 use serde_json::Value;
 
 use super::containerd::{on, peers};
-use super::{Disk, Round, docker, gc, number, removals, run};
-use crate::world::{Run, end_leases};
+use super::{MeasuredGc, MountedDisk, docker, gc, number, removals, run};
+use crate::world::{LarderOutput, end_leases};
 
 fn family() -> Option<PathBuf> {
     let folder = std::env::var_os("LARDER_FAMILY").filter(|folder| !folder.is_empty()).map(PathBuf::from);
@@ -23,20 +23,20 @@ fn family() -> Option<PathBuf> {
 #[test]
 fn a_real_family_in_the_store_goes_as_the_dry_run_said() {
     let Some(family) = family() else { return };
-    let Some(disk) = Disk::new(910) else { return };
+    let Some(disk) = MountedDisk::new(910) else { return };
     let load = ["load", &family.to_string_lossy(), "--name", "registry.example/family"];
     disk.larder(&load).expect(0);
     disk.end_leases();
     assert!(disk.used_percent() > 65.0, "{}", disk.used_percent());
     let larder = |arguments: &[&str]| disk.larder(arguments);
-    let round = Round::run(&disk, larder);
+    let round = MeasuredGc::run(&disk, larder);
     assert_eq!(removals(&round.planned), removals(&round.done));
     round.ends_at_the_low_mark();
     round.tells_what_came_free(larder);
 }
 
 /// Rounds as kubelet does them, until one has nothing to do or nothing left to remove.
-fn nominal_rounds(disk: &Disk, larder: impl Fn(&[&str]) -> Run) {
+fn nominal_rounds(disk: &MountedDisk, larder: impl Fn(&[&str]) -> LarderOutput) {
     for round in 1..=40 {
         let (before, _) = disk.free();
         let run = larder(&gc(&["--kubelet"]));
@@ -57,7 +57,7 @@ fn nominal_rounds(disk: &Disk, larder: impl Fn(&[&str]) -> Run) {
 #[test]
 fn a_real_family_in_the_store_as_kubelet_counts() {
     let Some(family) = family() else { return };
-    let Some(disk) = Disk::new(910) else { return };
+    let Some(disk) = MountedDisk::new(910) else { return };
     let load = ["load", &family.to_string_lossy(), "--name", "registry.example/family"];
     disk.larder(&load).expect(0);
     disk.end_leases();
@@ -73,7 +73,7 @@ fn tags(layout: &Path) -> Vec<String> {
 }
 
 /// A containerd on this disk with the whole family in it.
-fn filled(family: &Path, disk: &Disk) -> (Containerd, Registry) {
+fn filled(family: &Path, disk: &MountedDisk) -> (Containerd, RegistryProcess) {
     let home = disk.folder.path();
     let (containerd, registry) = peers(disk);
     on(&containerd, home, &gc(&[])).expect(0);
@@ -85,7 +85,7 @@ fn filled(family: &Path, disk: &Disk) -> (Containerd, Registry) {
 }
 
 /// The whole family in a registry, one after the other: names to pull them by.
-fn pushed(family: &Path, registry: &Registry) -> impl Iterator<Item = String> {
+fn pushed(family: &Path, registry: &RegistryProcess) -> impl Iterator<Item = String> {
     tags(family).into_iter().map(move |tag| {
         let name = registry.image(&format!("family/{tag}:1"));
         let (from, to) = (format!("oci:{}:{tag}", family.display()), format!("docker://{name}"));
@@ -101,7 +101,7 @@ fn a_real_family_in_docker_is_down_to_the_low_mark_in_one_round() {
     if !docker::available() {
         return;
     }
-    let Some(disk) = Disk::new(910) else { return };
+    let Some(disk) = MountedDisk::new(910) else { return };
     let (engine, registry) = docker::peers(&disk);
     let larder = |arguments: &[&str]| docker::on(&engine, disk.folder.path(), arguments);
     let mut names = Vec::new();
@@ -112,7 +112,7 @@ fn a_real_family_in_docker_is_down_to_the_low_mark_in_one_round() {
     end_leases(&disk.folder.path().join("state"));
     assert!(disk.used_percent() > 65.0, "{}", disk.used_percent());
     engine.create_container(&names[0], "stopped").unwrap();
-    let round = Round::run(&disk, larder);
+    let round = MeasuredGc::run(&disk, larder);
     assert_eq!(removals(&round.planned), removals(&round.done));
     round.ends_at_the_low_mark();
     round.tells_what_came_free(larder);
@@ -125,7 +125,7 @@ fn a_real_family_in_containerd_as_kubelet_counts() {
     if !require(&[Package::Containerd, Package::DockerRegistry, Package::Skopeo]).is_available() {
         return;
     }
-    let Some(disk) = Disk::new(1600) else { return };
+    let Some(disk) = MountedDisk::new(1600) else { return };
     let (containerd, _registry) = filled(&family, &disk);
     nominal_rounds(&disk, |arguments| on(&containerd, disk.folder.path(), arguments));
 }
@@ -136,11 +136,11 @@ fn a_real_family_in_containerd_is_down_to_the_low_mark_in_one_round() {
     if !require(&[Package::Containerd, Package::DockerRegistry, Package::Skopeo]).is_available() {
         return;
     }
-    let Some(disk) = Disk::new(1600) else { return };
+    let Some(disk) = MountedDisk::new(1600) else { return };
     let (containerd, _registry) = filled(&family, &disk);
     let larder = |arguments: &[&str]| on(&containerd, disk.folder.path(), arguments);
     assert!(disk.used_percent() > 65.0, "{}", disk.used_percent());
-    let round = Round::run(&disk, larder);
+    let round = MeasuredGc::run(&disk, larder);
     assert_eq!(removals(&round.planned), removals(&round.done));
     round.ends_at_the_low_mark();
     round.tells_what_came_free(larder);

@@ -1,13 +1,15 @@
 //! Collection in larder's own store.
 
-use larder_testkit_peers::Image;
+use larder_testkit_peers::ImageBuilder;
 
-use super::{Disk, Round, agree, family, gc, killed_rounds_change_nothing, layer, number, removals};
+use super::{
+    MeasuredGc, MountedDisk, agree, family, gc, killed_rounds_change_nothing, layer, number, removals,
+};
 use crate::world::larder_in;
 
 #[test]
 fn one_round_reaches_the_low_mark_as_the_dry_run_said() {
-    let Some(disk) = Disk::new(256) else { return };
+    let Some(disk) = MountedDisk::new(256) else { return };
     for (name, image) in family(6 << 20, 3 << 19) {
         disk.load(&name, &image);
     }
@@ -17,7 +19,7 @@ fn one_round_reaches_the_low_mark_as_the_dry_run_said() {
     disk.end_leases();
     assert!(disk.used_percent() > 65.0, "{}", disk.used_percent());
     let larder = |arguments: &[&str]| disk.larder(arguments);
-    let round = Round::run(&disk, larder);
+    let round = MeasuredGc::run(&disk, larder);
     assert_eq!(round.planned["images"].as_array().unwrap().len(), 40);
     assert_eq!(removals(&round.planned), removals(&round.done));
     round.ends_at_the_low_mark();
@@ -29,8 +31,9 @@ fn one_round_reaches_the_low_mark_as_the_dry_run_said() {
 
 #[test]
 fn what_images_stacked_on_each_other_free_is_told_right() {
-    let Some(disk) = Disk::new(192) else { return };
-    let stack = |height: u64| (0..height).fold(Image::new(), |image, seed| image.layer(layer(seed, 4 << 20)));
+    let Some(disk) = MountedDisk::new(192) else { return };
+    let stack =
+        |height: u64| (0..height).fold(ImageBuilder::new(), |image, seed| image.layer(layer(seed, 4 << 20)));
     for height in 1..=3 {
         disk.load(&format!("registry.example/stack-{height}"), &stack(height));
     }
@@ -53,7 +56,7 @@ fn what_images_stacked_on_each_other_free_is_told_right() {
 #[test]
 fn whatever_layers_images_share_each_removal_frees_what_was_promised() {
     for seed in 1..=3_u64 {
-        let Some(disk) = Disk::new(192) else { return };
+        let Some(disk) = MountedDisk::new(192) else { return };
         let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15);
         let mut next = |below: u64| {
             random ^= random << 13;
@@ -63,7 +66,7 @@ fn whatever_layers_images_share_each_removal_frees_what_was_promised() {
         };
         for number in 0..10 {
             let some: Vec<u64> = (0..8).filter(|_| next(3) == 0).collect();
-            let image = some.iter().fold(Image::new(), |image, &seed| {
+            let image = some.iter().fold(ImageBuilder::new(), |image, &seed| {
                 image.layer(layer(seed, (2 << 20) + usize::try_from(seed).unwrap() * 300_000))
             });
             disk.load(&format!("registry.example/random-{number}"), &image.user(format!("{number}")));
@@ -89,9 +92,12 @@ fn whatever_layers_images_share_each_removal_frees_what_was_promised() {
 
 #[test]
 fn a_killed_round_changes_neither_ages_nor_order() {
-    let Some(disk) = Disk::new(192) else { return };
+    let Some(disk) = MountedDisk::new(192) else { return };
     for number in 0..12 {
-        disk.load(&format!("registry.example/app-{number}"), &Image::new().layer(layer(number, 1 << 20)));
+        disk.load(
+            &format!("registry.example/app-{number}"),
+            &ImageBuilder::new().layer(layer(number, 1 << 20)),
+        );
     }
     disk.end_leases();
     let journal = disk.path().join("store/collect/history.jsonl");

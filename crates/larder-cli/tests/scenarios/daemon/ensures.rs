@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use larder_testkit_peers::process::{pause, wait_until};
-use larder_testkit_peers::{Auth, Image, Registry, RegistryOptions};
+use larder_testkit_peers::{ImageBuilder, RegistryAccess, RegistryOptions, RegistryProcess};
 
-use super::Machine;
-use crate::world::{Running, pod};
+use super::MachineWithDaemon;
+use crate::world::{LarderProcess, pod};
 
 #[test]
 fn progress_reaches_the_client_and_a_second_ensure_pulls_nothing() {
-    let Some(machine) = Machine::serving() else { return };
+    let Some(machine) = MachineWithDaemon::serving() else { return };
     let gate = machine.gate();
     machine.push(1, "shop/web:1");
     let web = gate.image("shop/web:1");
@@ -40,7 +40,7 @@ fn progress_reaches_the_client_and_a_second_ensure_pulls_nothing() {
 
 #[test]
 fn two_clients_that_want_one_image_cause_one_pull_and_one_may_die() {
-    let Some(machine) = Machine::serving() else { return };
+    let Some(machine) = MachineWithDaemon::serving() else { return };
     let gate = machine.gate();
     machine.push(1, "shop/web:1");
     let web = gate.image("shop/web:1");
@@ -60,7 +60,7 @@ fn two_clients_that_want_one_image_cause_one_pull_and_one_may_die() {
 
 #[test]
 fn the_last_client_that_dies_takes_its_pull_along() {
-    let Some(machine) = Machine::serving() else { return };
+    let Some(machine) = MachineWithDaemon::serving() else { return };
     let gate = machine.gate();
     machine.push(1, "shop/web:1");
     let web = gate.image("shop/web:1");
@@ -77,7 +77,7 @@ fn the_last_client_that_dies_takes_its_pull_along() {
 
 #[test]
 fn a_daemon_that_is_told_to_stop_lets_an_ensure_end() {
-    let Some(mut machine) = Machine::serving() else { return };
+    let Some(mut machine) = MachineWithDaemon::serving() else { return };
     let gate = machine.gate();
     machine.push(1, "shop/web:1");
     let web = gate.image("shop/web:1");
@@ -98,7 +98,7 @@ fn a_daemon_that_is_told_to_stop_lets_an_ensure_end() {
 
 #[test]
 fn a_daemon_that_dies_in_the_middle_is_an_error_and_not_a_hang() {
-    let Some(mut machine) = Machine::serving() else { return };
+    let Some(mut machine) = MachineWithDaemon::serving() else { return };
     let gate = machine.gate();
     machine.push(1, "shop/web:1");
     let web = gate.image("shop/web:1");
@@ -121,10 +121,11 @@ fn a_daemon_that_dies_in_the_middle_is_an_error_and_not_a_hang() {
 
 #[test]
 fn credentials_of_one_call_serve_that_call_alone_and_are_told_nowhere() {
-    let Some(mut machine) = Machine::serving() else { return };
+    let Some(mut machine) = MachineWithDaemon::serving() else { return };
     let private =
-        Registry::start(RegistryOptions { auth: Auth::Basic, ..RegistryOptions::default() }).unwrap();
-    Image::small(1, 10_000).push(&private, "shop/web:1").unwrap();
+        RegistryProcess::start(RegistryOptions { auth: RegistryAccess::Basic, ..RegistryOptions::default() })
+            .unwrap();
+    ImageBuilder::small(1, 10_000).push(&private, "shop/web:1").unwrap();
     let image = private.image("shop/web:1");
     let entry = serde_json::json!({"auths": {private.address(): {
         "username": larder_testkit_peers::registry::USER,
@@ -147,10 +148,11 @@ fn credentials_of_one_call_serve_that_call_alone_and_are_told_nowhere() {
 
 #[test]
 fn static_pods_are_pulled_with_the_docker_config_of_the_node() {
-    let Some(mut machine) = Machine::new() else { return };
+    let Some(mut machine) = MachineWithDaemon::new() else { return };
     let private =
-        Registry::start(RegistryOptions { auth: Auth::Basic, ..RegistryOptions::default() }).unwrap();
-    Image::small(1, 10_000).push(&private, "shop/web:1").unwrap();
+        RegistryProcess::start(RegistryOptions { auth: RegistryAccess::Basic, ..RegistryOptions::default() })
+            .unwrap();
+    ImageBuilder::small(1, 10_000).push(&private, "shop/web:1").unwrap();
     let image = private.image("shop/web:1");
     let entry = serde_json::json!({"auths": {private.address(): {
         "username": larder_testkit_peers::registry::USER,
@@ -174,7 +176,7 @@ fn static_pods_are_pulled_with_the_docker_config_of_the_node() {
 
 #[test]
 fn events_are_told_again_and_followed() {
-    let Some(machine) = Machine::serving() else { return };
+    let Some(machine) = MachineWithDaemon::serving() else { return };
     let web = machine.push(1, "shop/web:1");
     let manifest = machine.home.path().join("pod.yaml");
     fs_err::write(&manifest, pod("web", "IfNotPresent", &[&web])).unwrap();
@@ -196,14 +198,14 @@ fn events_are_told_again_and_followed() {
 
 #[test]
 fn a_watcher_whose_reader_goes_away_ends_and_the_daemon_does_not_care() {
-    let Some(machine) = Machine::serving() else { return };
+    let Some(machine) = MachineWithDaemon::serving() else { return };
     let web = machine.push(1, "shop/web:1");
     machine.larder(&["ensure", &web]).expect(0);
     let larder = machine.command(&["events", "-w"]);
     let words: Vec<_> = std::iter::once(larder.get_program()).chain(larder.get_args()).collect();
     let line = words.iter().map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ");
     let mut shell = std::process::Command::new("sh");
-    let run = Running::start({
+    let run = LarderProcess::start({
         shell.args(["-c", &format!("{{ {line}; echo ended $? >&2; }} | head -n 1")]);
         shell
     })
@@ -215,7 +217,7 @@ fn a_watcher_whose_reader_goes_away_ends_and_the_daemon_does_not_care() {
 
 #[test]
 fn what_is_kept_and_leased_survives_a_restart() {
-    let Some(mut machine) = Machine::serving() else { return };
+    let Some(mut machine) = MachineWithDaemon::serving() else { return };
     let [web, api, old] = [(1, "shop/web:1"), (2, "shop/api:1"), (3, "shop/old:1")]
         .map(|(seed, name)| machine.push(seed, name));
     machine.larder(&["ensure", &web, &api, &old]).expect(0);

@@ -6,11 +6,11 @@ use std::os::unix::net::UnixStream;
 use larder_testkit_peers::process::wait_until;
 use rustix::process::{Resource, getrlimit, setrlimit};
 
-use super::Machine;
+use super::MachineWithDaemon;
 
 #[test]
 fn a_second_daemon_on_the_same_state_is_refused() {
-    let Some(machine) = Machine::serving() else { return };
+    let Some(machine) = MachineWithDaemon::serving() else { return };
     let other = machine.home.path().join("other.sock");
     for arguments in [&["serve"][..], &["serve", "--socket", &other.to_string_lossy()]] {
         let refused = machine.larder(arguments);
@@ -25,7 +25,7 @@ fn ten_thousand_idle_clients_keep_nobody_out() {
     if !may_open(10_100) {
         return;
     }
-    let Some(machine) = Machine::serving() else { return };
+    let Some(machine) = MachineWithDaemon::serving() else { return };
     // Half of them begin to speak HTTP/2, and half say nothing.
     let clients = (0..10_000).map(|number| {
         let mut stream = UnixStream::connect(machine.socket()).unwrap();
@@ -58,7 +58,7 @@ fn may_open(files: u64) -> bool {
 
 #[test]
 fn nonsense_on_the_socket_ends_one_connection_and_no_more() {
-    let Some(machine) = Machine::serving() else { return };
+    let Some(machine) = MachineWithDaemon::serving() else { return };
     let preface = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
     let giant_frame = [&preface[..], &[0xff; 64]].concat();
     let half_a_frame = [&preface[..], b"\0\0\x08\x06\0\0\0\0\0\x01"].concat();

@@ -10,31 +10,31 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use larder_testkit_peers::process::wait_until;
-use larder_testkit_peers::{Gate, Image, Package, Registry, RegistryOptions, require};
+use larder_testkit_peers::{HoldingProxy, ImageBuilder, Package, RegistryOptions, RegistryProcess, require};
 use tempfile::TempDir;
 
-use crate::world::{Run, Running, larder_in};
+use crate::world::{LarderOutput, LarderProcess, larder_in};
 
 /// A registry, a folder for a store, and perhaps a daemon.
-struct Machine {
-    registry: Registry,
+struct MachineWithDaemon {
+    registry: RegistryProcess,
     home: TempDir,
     /// Whom larder runs as, if not as this user.
     user: Option<u32>,
-    daemon: Option<Running>,
+    daemon: Option<LarderProcess>,
 }
 
-impl Machine {
-    fn new() -> Option<Machine> {
+impl MachineWithDaemon {
+    fn new() -> Option<MachineWithDaemon> {
         if !require(&[Package::DockerRegistry, Package::Skopeo]).is_available() {
             return None;
         }
-        let registry = Registry::start(RegistryOptions::default()).unwrap();
-        Some(Machine { registry, home: tempfile::tempdir().unwrap(), user: None, daemon: None })
+        let registry = RegistryProcess::start(RegistryOptions::default()).unwrap();
+        Some(MachineWithDaemon { registry, home: tempfile::tempdir().unwrap(), user: None, daemon: None })
     }
 
-    fn serving() -> Option<Machine> {
-        let mut machine = Machine::new()?;
+    fn serving() -> Option<MachineWithDaemon> {
+        let mut machine = MachineWithDaemon::new()?;
         machine.serve();
         Some(machine)
     }
@@ -47,13 +47,13 @@ impl Machine {
         self.root().join("larder.sock")
     }
 
-    fn gate(&self) -> Gate {
-        Gate::in_front_of(self.registry.port()).unwrap()
+    fn gate(&self) -> HoldingProxy {
+        HoldingProxy::for_registry(self.registry.port()).unwrap()
     }
 
     /// Pushes a small image and returns the name that it has there.
     fn push(&self, seed: u64, name: &str) -> String {
-        Image::small(seed, 100_000).push(&self.registry, name).unwrap();
+        ImageBuilder::small(seed, 100_000).push(&self.registry, name).unwrap();
         self.registry.image(name)
     }
 
@@ -71,7 +71,7 @@ impl Machine {
     }
 
     /// Stops the daemon as a service manager does, and waits for its end.
-    fn stop(&mut self) -> Run {
+    fn stop(&mut self) -> LarderOutput {
         let daemon = self.daemon.take().expect("a daemon");
         daemon.terminate();
         daemon.finish()
@@ -86,11 +86,11 @@ impl Machine {
         command
     }
 
-    fn start(&self, arguments: &[&str]) -> Running {
-        Running::start(self.command(arguments))
+    fn start(&self, arguments: &[&str]) -> LarderProcess {
+        LarderProcess::start(self.command(arguments))
     }
 
-    fn larder(&self, arguments: &[&str]) -> Run {
+    fn larder(&self, arguments: &[&str]) -> LarderOutput {
         self.start(arguments).finish()
     }
 

@@ -5,21 +5,21 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use larder_testkit_peers::Image;
+use larder_testkit_peers::ImageBuilder;
 use larder_testkit_peers::process::wait_until;
 
-use super::{Machine, NOBODY, give, is_root};
-use crate::world::{Run, Running, World, pod};
+use super::{MachineWithDaemon, NOBODY, give, is_root};
+use crate::world::{LarderOutput, LarderProcess, RuntimeFixture, pod};
 
 /// Two stores with one home and one registry, one of them with a daemon; after each command they are in the same state.
-struct Pair {
-    with: Machine,
-    without: Machine,
+struct DaemonComparison {
+    with: MachineWithDaemon,
+    without: MachineWithDaemon,
 }
 
-impl Pair {
-    fn new() -> Option<Pair> {
-        Some(Pair { with: Machine::serving()?, without: Machine::new()? })
+impl DaemonComparison {
+    fn new() -> Option<DaemonComparison> {
+        Some(DaemonComparison { with: MachineWithDaemon::serving()?, without: MachineWithDaemon::new()? })
     }
 
     /// Runs it both ways.
@@ -55,7 +55,7 @@ fn plain(text: &str, root: &Path) -> Vec<String> {
 
 #[test]
 fn every_command_says_the_same_both_ways() {
-    let Some(pair) = Pair::new() else { return };
+    let Some(pair) = DaemonComparison::new() else { return };
     // One registry for both: names are the same.
     let web = pair.with.push(1, "shop/web:1");
     let api = pair.with.push(2, "shop/api:1");
@@ -132,14 +132,14 @@ fn mounts_are_made_by_the_daemon_as_without_one() {
     if !is_root() {
         return;
     }
-    let Some(pair) = Pair::new() else { return };
+    let Some(pair) = DaemonComparison::new() else { return };
     let web = pair.with.push(1, "shop/web:1");
     for machine in [&pair.with, &pair.without] {
         fs_err::create_dir(machine.home.path().join("mnt")).unwrap();
     }
     pair.same(&["pull", &web]);
     pair.same(&["mount", &web, "nowhere"]);
-    let mounted = |machine: &Machine| machine.home.path().join("mnt/srv/data").exists();
+    let mounted = |machine: &MachineWithDaemon| machine.home.path().join("mnt/srv/data").exists();
     // Each has a folder of its own of that name.
     for machine in [&pair.with, &pair.without] {
         machine.larder(&["mount", &web, "mnt"]).expect(0);
@@ -154,7 +154,7 @@ fn mounts_are_made_by_the_daemon_as_without_one() {
 
 #[test]
 fn archives_are_loaded_by_the_daemon_as_without_one() {
-    let Some(mut pair) = Pair::new() else { return };
+    let Some(mut pair) = DaemonComparison::new() else { return };
     let from = format!("docker://{}", pair.with.push(1, "shop/web:1"));
     let home = tempfile::tempdir().unwrap();
     let at = |name: &str| home.path().join(name).to_string_lossy().into_owned();
@@ -212,7 +212,7 @@ fn who_cannot_see_what_the_daemon_mounted_is_told_so() {
     if !is_root() {
         return;
     }
-    let Some(machine) = Machine::serving() else { return };
+    let Some(machine) = MachineWithDaemon::serving() else { return };
     let web = machine.push(1, "shop/web:1");
     machine.larder(&["pull", &web]).expect(0);
     let target = machine.home.path().join("mnt");
@@ -221,7 +221,7 @@ fn who_cannot_see_what_the_daemon_mounted_is_told_so() {
     let mut elsewhere = Command::new("unshare");
     elsewhere.args(["--mount", "--propagation", "private", env!("CARGO_BIN_EXE_larder")]);
     elsewhere.arg("--root").arg(machine.root()).args(["mount", &web, &target]);
-    let run = Running::start(elsewhere).finish().expect(1);
+    let run = LarderProcess::start(elsewhere).finish().expect(1);
     assert_eq!(run.stdout, "");
     assert!(run.stderr.contains("different mount namespaces"), "{run:?}");
     let process = machine.status()["process"].to_string();
@@ -231,7 +231,7 @@ fn who_cannot_see_what_the_daemon_mounted_is_told_so() {
 
 #[test]
 fn rules_of_the_settings_are_dropped_where_they_are_written() {
-    let Some(mut machine) = Machine::new() else { return };
+    let Some(mut machine) = MachineWithDaemon::new() else { return };
     let config = machine.home.path().join("config.yaml");
     let settings = "apiVersion: larder.dev/v1alpha1\nkind: LarderConfiguration\ngc:\n  keep:\n    - name: base/*\n    - name: tools/*\n";
     fs_err::write(&config, settings).unwrap();
@@ -260,8 +260,8 @@ fn rules_of_the_settings_are_dropped_where_they_are_written() {
 
 #[test]
 fn verbose_says_which_way_was_taken_and_none_takes_the_other() {
-    let Some(mut machine) = Machine::serving() else { return };
-    let said = |run: &Run, text: &str| assert!(run.stderr.contains(text), "{text}: {run:?}");
+    let Some(mut machine) = MachineWithDaemon::serving() else { return };
+    let said = |run: &LarderOutput, text: &str| assert!(run.stderr.contains(text), "{text}: {run:?}");
     let asked = machine.larder(&["-v", "images"]).expect(0);
     said(&asked, &format!("info: asking the daemon at {}", machine.socket().display()));
     said(&machine.larder(&["--daemon", "none", "images"]).expect(3), "in use by");
@@ -290,7 +290,7 @@ fn who_may_not_speak_to_the_daemon_is_told_what_to_do() {
     if !is_root() {
         return;
     }
-    let Some(mut machine) = Machine::serving() else { return };
+    let Some(mut machine) = MachineWithDaemon::serving() else { return };
     for folder in [machine.home.path(), &machine.root()] {
         fs_err::set_permissions(folder, std::fs::Permissions::from_mode(0o755)).unwrap();
     }
@@ -308,7 +308,7 @@ fn a_user_without_root_has_a_daemon_of_their_own() {
     if !is_root() {
         return;
     }
-    let Some(mut machine) = Machine::new() else { return };
+    let Some(mut machine) = MachineWithDaemon::new() else { return };
     let web = machine.push(1, "shop/web:1");
     give(machine.home.path(), NOBODY);
     machine.user = Some(NOBODY);
@@ -323,8 +323,8 @@ fn a_user_without_root_has_a_daemon_of_their_own() {
 
 #[test]
 fn a_daemon_in_front_of_a_runtime_is_asked_about_its_images_and_not_about_the_store() {
-    let Some(world) = World::plain() else { return };
-    Image::small(1, 10_000).push(&world.registry, "shop/web:1").unwrap();
+    let Some(world) = RuntimeFixture::plain() else { return };
+    ImageBuilder::small(1, 10_000).push(&world.registry, "shop/web:1").unwrap();
     let image = world.registry.image("shop/web:1");
     let folder = PathBuf::from(world.file("marker", ""));
     let [state, socket] = ["state", "s.sock"].map(|name| folder.with_file_name(name));

@@ -2,22 +2,22 @@
 
 use std::time::Duration;
 
-use larder::backend::{Backend as _, ImageSpec, Progress};
+use larder::backend::{Backend as _, ImageSpec, ProgressReporter};
 use larder_testkit_peers::RegistryOptions;
 use larder_testkit_peers::process::wait_until;
-use larder_testkit_peers::{Gate, Image};
+use larder_testkit_peers::{HoldingProxy, ImageBuilder};
 use tokio::time::Instant;
 
-use crate::served::{Daemon, client_of};
-use crate::world::World;
+use crate::served::{CriDaemon, client_of};
+use crate::world::RuntimeFixture;
 
 #[test]
 fn a_runtime_that_is_down_at_the_start_and_dies_later_is_picked_up_each_time() {
-    let Some(mut world) = World::plain() else { return };
-    Image::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();
+    let Some(mut world) = RuntimeFixture::plain() else { return };
+    ImageBuilder::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();
     let image = world.registry.image("shop/web:1");
     world.containerd_mut().stop();
-    let daemon = Daemon::with(&world, &["--metrics-address", ""]);
+    let daemon = CriDaemon::with(&world, &["--metrics-address", ""]);
     for times in 1..=2 {
         wait_until("it is not ready", || !daemon.is_ready());
         daemon.wait_for_log("reason=BackendDown", times);
@@ -44,10 +44,10 @@ fn a_runtime_that_is_down_at_the_start_and_dies_later_is_picked_up_each_time() {
 
 #[test]
 fn commands_of_a_daemon_whose_runtime_died_a_moment_ago_say_so() {
-    for mut world in World::of_each_runtime(RegistryOptions::default()) {
-        Image::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();
+    for mut world in RuntimeFixture::of_each_runtime(RegistryOptions::default()) {
+        ImageBuilder::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();
         let image = world.registry.image("shop/web:1");
-        let daemon = Daemon::of(&world);
+        let daemon = CriDaemon::of(&world);
         wait_until("it is ready", || daemon.is_ready());
         daemon.pull(&image).unwrap();
         for arguments in [
@@ -77,16 +77,16 @@ fn commands_of_a_daemon_whose_runtime_died_a_moment_ago_say_so() {
 
 /// A daemon in the middle of a pull through a gate, and the pull.
 fn amid_a_pull(
-    world: &World,
-    gate: &Gate,
+    world: &RuntimeFixture,
+    gate: &HoldingProxy,
     arguments: &[&str],
-) -> (Daemon, tokio::task::JoinHandle<Result<larder::reference::ImageId, larder::backend::BackendError>>) {
-    Image::small(1, 500_000).push(&world.registry, "shop/web:1").unwrap();
-    let daemon = Daemon::with(world, arguments);
+) -> (CriDaemon, tokio::task::JoinHandle<Result<larder::reference::ImageId, larder::backend::BackendError>>) {
+    ImageBuilder::small(1, 500_000).push(&world.registry, "shop/web:1").unwrap();
+    let daemon = CriDaemon::with(world, arguments);
     gate.hold_blobs_after(1000);
     let (client, image) = (client_of(daemon.socket.clone()), gate.image("shop/web:1"));
     let pull = daemon.runtime.spawn(async move {
-        client.pull(&ImageSpec::named(image), None, None, &Progress::unwatched()).await
+        client.pull(&ImageSpec::named(image), None, None, &ProgressReporter::unwatched()).await
     });
     gate.wait_until_held(1);
     (daemon, pull)
@@ -94,7 +94,7 @@ fn amid_a_pull(
 
 #[test]
 fn a_daemon_that_is_told_to_stop_lets_a_pull_end_and_takes_no_new_one() {
-    for world in World::of_each_backend(RegistryOptions::default()) {
+    for world in RuntimeFixture::of_each_backend(RegistryOptions::default()) {
         let gate = world.gate();
         let (daemon, pull) = amid_a_pull(&world, &gate, &[]);
         daemon.running.terminate();
@@ -117,7 +117,7 @@ fn a_daemon_that_is_told_to_stop_lets_a_pull_end_and_takes_no_new_one() {
 
 #[test]
 fn who_is_late_when_the_grace_ends_is_named_and_cut_off() {
-    for world in World::of_each_backend(RegistryOptions::default()) {
+    for world in RuntimeFixture::of_each_backend(RegistryOptions::default()) {
         let gate = world.gate();
         let config = "apiVersion: larder.dev/v1alpha1\nkind: LarderConfiguration\ndrain: {gracePeriod: 1s}\n";
         let config = world.file("config.yaml", config);
@@ -137,9 +137,9 @@ fn who_is_late_when_the_grace_ends_is_named_and_cut_off() {
 
 #[test]
 fn a_pull_moves_the_metrics_of_registry_and_disk() {
-    for world in World::of_each_backend(RegistryOptions::default()) {
-        Image::small(1, 5_000_000).push(&world.registry, "shop/web:1").unwrap();
-        let daemon = Daemon::of(&world);
+    for world in RuntimeFixture::of_each_backend(RegistryOptions::default()) {
+        ImageBuilder::small(1, 5_000_000).push(&world.registry, "shop/web:1").unwrap();
+        let daemon = CriDaemon::of(&world);
         let names = ["larder_registry_requests_total", "larder_registry_bytes_total"];
         let free = ["larder_filesystem_available_bytes", "larder_filesystem_inodes_free"];
         let before = free.map(|name| daemon.metric(name));

@@ -1,19 +1,19 @@
 //! Settings that change while the daemon runs, and files that cannot be used.
 
 use larder_testkit_peers::process::wait_until;
-use larder_testkit_peers::{Image, RegistryOptions};
+use larder_testkit_peers::{ImageBuilder, RegistryOptions};
 use rustix::process::Signal;
 
-use crate::served::Daemon;
-use crate::world::{World, pod};
+use crate::served::CriDaemon;
+use crate::world::{RuntimeFixture, pod};
 
 const HEAD: &str = "apiVersion: larder.dev/v1alpha1\nkind: LarderConfiguration\n";
 
-fn world() -> Option<World> {
-    World::with_store(RegistryOptions::default())
+fn world() -> Option<RuntimeFixture> {
+    RuntimeFixture::with_store(RegistryOptions::default())
 }
 
-fn status(world: &World, daemon: &Daemon) -> serde_json::Value {
+fn status(world: &RuntimeFixture, daemon: &CriDaemon) -> serde_json::Value {
     world.larder(&["--daemon", &daemon.socket.to_string_lossy(), "status", "-o", "json"]).expect(0).json()
 }
 
@@ -22,7 +22,7 @@ fn settings_that_turn_bad_change_nothing_and_are_told_until_they_are_mended() {
     let Some(world) = world() else { return };
     let good = format!("{HEAD}imageGCHighThresholdPercent: 90\nimageGCLowThresholdPercent: 80\n");
     let config = world.file("config.yaml", &good);
-    let daemon = Daemon::with(&world, &["--config", &config]);
+    let daemon = CriDaemon::with(&world, &["--config", &config]);
     let pods = world.path("pods");
     fs_err::create_dir(&pods).unwrap();
 
@@ -52,7 +52,7 @@ fn settings_that_turn_bad_change_nothing_and_are_told_until_they_are_mended() {
 fn a_log_for_programs_is_one_from_its_first_line() {
     let Some(world) = world() else { return };
     let config = world.file("config.yaml", &format!("{HEAD}log: {{format: json}}\n"));
-    let daemon = Daemon::with(&world, &["--config", &config, "--metrics-address", ""]);
+    let daemon = CriDaemon::with(&world, &["--config", &config, "--metrics-address", ""]);
     daemon.wait_for_log("larder keeps", 1);
     let log = daemon.stop().expect(0).stderr;
     let lines: Vec<serde_json::Value> = log
@@ -66,11 +66,11 @@ fn a_log_for_programs_is_one_from_its_first_line() {
 #[test]
 fn a_log_says_in_which_pull_layer_and_round_a_line_was_written() {
     let Some(world) = world() else { return };
-    Image::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();
+    ImageBuilder::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();
     let image = world.registry.image("shop/web:1");
     let config = format!("{HEAD}log: {{level: debug, format: json}}\npull: {{ensuredLease: 0s}}\n");
     let config = world.file("config.yaml", &config);
-    let daemon = Daemon::with(&world, &["--config", &config]);
+    let daemon = CriDaemon::with(&world, &["--config", &config]);
     daemon.pull(&image).unwrap();
     let all = ["gc", "--all-unused", "--minimum-image-ttl-duration", "0"];
     world.larder(&[&["--daemon", &daemon.socket.to_string_lossy()], &all[..]].concat()).expect(0);
@@ -88,7 +88,7 @@ fn a_log_says_in_which_pull_layer_and_round_a_line_was_written() {
 #[test]
 fn a_folder_of_manifests_full_of_junk_is_told_and_the_good_ones_count() {
     let Some(world) = world() else { return };
-    Image::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();
+    ImageBuilder::small(1, 50_000).push(&world.registry, "shop/web:1").unwrap();
     let image = world.registry.image("shop/web:1");
     let pods = world.path("pods");
     fs_err::create_dir_all(format!("{pods}/folder")).unwrap();
@@ -111,14 +111,14 @@ fn a_folder_of_manifests_full_of_junk_is_told_and_the_good_ones_count() {
     .unwrap();
     write("good.yaml", pod("web", "IfNotPresent", &[&image]).as_bytes());
     let config = world.file("config.yaml", &format!("{HEAD}staticPodPath: {pods}\n"));
-    let daemon = Daemon::with(&world, &["--config", &config]);
+    let daemon = CriDaemon::with(&world, &["--config", &config]);
     wait_until("the good one is here", || daemon.status(&image).is_some());
     for name in ["binary", "broken.yaml"] {
         daemon.wait_for_log(&format!("static pods: {pods}/{name}"), 1);
     }
     assert_eq!(daemon.logged(".hidden"), 0);
     // One more, seen by itself; what was told is not told again.
-    Image::small(2, 50_000).push(&world.registry, "shop/api:1").unwrap();
+    ImageBuilder::small(2, 50_000).push(&world.registry, "shop/api:1").unwrap();
     let api = world.registry.image("shop/api:1");
     write("api.yaml", pod("api", "IfNotPresent", &[&api]).as_bytes());
     wait_until("the new one is here", || daemon.status(&api).is_some());

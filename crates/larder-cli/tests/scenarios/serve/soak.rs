@@ -11,15 +11,15 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
-use larder::backend::{Backend as _, ImageSpec, Progress};
+use larder::backend::{Backend as _, ImageSpec, ProgressReporter};
 use larder::reference::ImageId;
 use larder_testkit_peers::process::{PATIENCE, pause, poll, wait_until};
-use larder_testkit_peers::{Image, Layer, RegistryOptions};
+use larder_testkit_peers::{ImageBuilder, LayerFiles, RegistryOptions};
 use rustix::process::Signal;
 use tokio::time::Instant;
 
-use crate::served::{Daemon, client_of};
-use crate::world::{World, pod};
+use crate::served::{CriDaemon, client_of};
+use crate::world::{RuntimeFixture, pod};
 
 const WORKERS: usize = 3;
 const IMAGES_EACH: usize = 3;
@@ -52,11 +52,11 @@ fn below(state: &mut u64, bound: u64) -> u64 {
 }
 
 /// An image's name and id.
-type Known = (String, ImageId);
+type NamedImage = (String, ImageId);
 
 /// What all threads look at.
 #[derive(Default)]
-struct Shared {
+struct SoakState {
     stop: AtomicBool,
     /// When something was down last; now, while it is.
     down: Mutex<Option<Instant>>,
@@ -64,7 +64,7 @@ struct Shared {
     excused: AtomicU64,
 }
 
-impl Shared {
+impl SoakState {
     fn disturb(&self, what: impl FnOnce()) {
         let mark = || *self.down.lock().unwrap() = Some(Instant::now() + AFTERMATH);
         // However long it takes.
@@ -82,9 +82,9 @@ impl Shared {
 }
 
 /// Tells all threads to stop, also when the test fails.
-struct Stop<'a>(&'a Shared);
+struct StopOnDrop<'a>(&'a SoakState);
 
-impl Drop for Stop<'_> {
+impl Drop for StopOnDrop<'_> {
     fn drop(&mut self) {
         self.0.stop.store(true, Ordering::Relaxed);
     }
@@ -92,21 +92,21 @@ impl Drop for Stop<'_> {
 
 #[test]
 fn a_life_at_random_keeps_its_promises_on_larders_own_store() {
-    if let Some(world) = World::with_store(RegistryOptions::default()) {
+    if let Some(world) = RuntimeFixture::with_store(RegistryOptions::default()) {
         live(world);
     }
 }
 
 #[test]
 fn a_life_at_random_keeps_its_promises_in_front_of_containerd() {
-    if let Some(world) = World::plain() {
+    if let Some(world) = RuntimeFixture::plain() {
         live(world);
     }
 }
 
-fn live(mut world: World) {
+fn live(mut world: RuntimeFixture) {
     let seed = number("LARDER_SOAK_SEED").unwrap_or(20_261_121).max(1);
-    let known: Vec<Known> = (0..=WORKERS * IMAGES_EACH).map(|number| publish(&world, number)).collect();
+    let known: Vec<NamedImage> = (0..=WORKERS * IMAGES_EACH).map(|number| publish(&world, number)).collect();
     let pods = world.path("pods");
     fs_err::create_dir(&pods).unwrap();
     fs_err::write(format!("{pods}/always.yaml"), pod("always", "IfNotPresent", &[&known[0].0])).unwrap();
@@ -117,18 +117,18 @@ fn live(mut world: World) {
         )
     };
     let config = world.file("config.yaml", &settings(0));
-    let daemon = Daemon::with(&world, &["--config", &config, "--metrics-address", ""]);
+    let daemon = CriDaemon::with(&world, &["--config", &config, "--metrics-address", ""]);
     wait_until("the static pod has its image", || daemon.status(&known[0].0).is_some());
     // Twice, so that all that is allocated once is there.
     for (name, id) in known.iter().chain(&known) {
         assert_eq!(daemon.pull(name).as_ref(), Ok(id));
     }
-    let before = Footprint::settled(&daemon);
+    let before = ResourceUsage::settled(&daemon);
 
     let one_by_one = world.has_containerd();
-    let (shared, end, mut random) = (Shared::default(), Instant::now() + length(), seed);
+    let (shared, end, mut random) = (SoakState::default(), Instant::now() + length(), seed);
     thread::scope(|scope| {
-        let _stop = Stop(&shared);
+        let _stop = StopOnDrop(&shared);
         let workers: Vec<_> = (0..WORKERS)
             .map(|worker| {
                 let (shared, known, socket) = (&shared, &known, daemon.socket.as_path());
@@ -195,18 +195,18 @@ fn live(mut world: World) {
 }
 
 /// Pushes one of a family of images with a layer in common.
-fn publish(world: &World, number: usize) -> Known {
+fn publish(world: &RuntimeFixture, number: usize) -> NamedImage {
     let seed = number as u64;
-    let image = Image::new()
-        .layer(Layer::new().noise("srv/common", 300_000, 1000))
-        .layer(Layer::new().noise("srv/own", 50_000 + 40_000 * number, seed));
+    let image = ImageBuilder::new()
+        .layer(LayerFiles::new().noise("srv/common", 300_000, 1000))
+        .layer(LayerFiles::new().noise("srv/own", 50_000 + 40_000 * number, seed));
     let name = format!("shop/app-{number}:1");
     let layout = image.push(&world.registry, &name).unwrap();
     (world.registry.image(&name), layout.image_id.into())
 }
 
 /// Does things to images that only this worker touches, until the end.
-fn work(worker: usize, seed: u64, shared: &Shared, known: &[Known], socket: &Path, one_by_one: bool) {
+fn work(worker: usize, seed: u64, shared: &SoakState, known: &[NamedImage], socket: &Path, one_by_one: bool) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let client = client_of(socket.to_owned());
     let own = &known[1 + worker * IMAGES_EACH..][..IMAGES_EACH];
@@ -221,7 +221,7 @@ fn work(worker: usize, seed: u64, shared: &Shared, known: &[Known], socket: &Pat
         let start = Instant::now();
         let outcome = match below(&mut random, 8) {
             0..=2 => runtime.block_on(async {
-                let pulled = client.pull(&spec, None, None, &Progress::unwatched()).await?;
+                let pulled = client.pull(&spec, None, None, &ProgressReporter::unwatched()).await?;
                 assert_eq!(&pulled, id);
                 let found = client.status(&spec).await?;
                 assert_eq!(found.map(|image| image.id).as_ref(), Some(id), "just pulled");
@@ -229,7 +229,7 @@ fn work(worker: usize, seed: u64, shared: &Shared, known: &[Known], socket: &Pat
             }),
             3 => runtime.block_on(async {
                 let most = Duration::from_millis(below(&mut random, 60));
-                let progress = Progress::unwatched();
+                let progress = ProgressReporter::unwatched();
                 let pull = client.pull(&spec, None, None, &progress);
                 let ended = tokio::time::timeout(most, pull).await;
                 // Nobody waits for it any more.
@@ -265,15 +265,15 @@ fn work(worker: usize, seed: u64, shared: &Shared, known: &[Known], socket: &Pat
 
 /// What the daemon holds of the machine.
 #[derive(Debug, Clone, Copy)]
-struct Footprint {
+struct ResourceUsage {
     files: usize,
     threads: u64,
     /// Resident bytes.
     memory: u64,
 }
 
-impl Footprint {
-    fn of(daemon: &Daemon) -> Footprint {
+impl ResourceUsage {
+    fn of(daemon: &CriDaemon) -> ResourceUsage {
         let proc = format!("/proc/{}", daemon.running.pid());
         let status = fs_err::read_to_string(format!("{proc}/status")).unwrap();
         let value = |key: &str| {
@@ -281,23 +281,23 @@ impl Footprint {
             line.split_whitespace().next().unwrap().parse::<u64>().unwrap()
         };
         let files = fs_err::read_dir(format!("{proc}/fd")).unwrap().count();
-        Footprint { files, threads: value("Threads:"), memory: value("VmRSS:") << 10 }
+        ResourceUsage { files, threads: value("Threads:"), memory: value("VmRSS:") << 10 }
     }
 
     /// What is left once idle threads and connections have gone.
-    fn settled(daemon: &Daemon) -> Footprint {
+    fn settled(daemon: &CriDaemon) -> ResourceUsage {
         pause(Duration::from_secs(3));
-        Footprint::of(daemon)
+        ResourceUsage::of(daemon)
     }
 
     /// Waits until the daemon is as small again; fails the test if it does not become so.
-    fn unless_grown(&self, daemon: &Daemon) -> Footprint {
-        let small = |now: &Footprint| {
+    fn unless_grown(&self, daemon: &CriDaemon) -> ResourceUsage {
+        let small = |now: &ResourceUsage| {
             now.files <= self.files + IDLE_FILES
                 && now.threads <= self.threads + IDLE_THREADS
                 && now.memory <= self.memory + GROWTH
         };
-        let settled = poll(PATIENCE * 2, || Some(Footprint::of(daemon)).filter(small));
-        settled.unwrap_or_else(|| panic!("it had {self:?}, and keeps {:?}", Footprint::of(daemon)))
+        let settled = poll(PATIENCE * 2, || Some(ResourceUsage::of(daemon)).filter(small));
+        settled.unwrap_or_else(|| panic!("it had {self:?}, and keeps {:?}", ResourceUsage::of(daemon)))
     }
 }

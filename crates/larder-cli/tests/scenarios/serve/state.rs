@@ -6,29 +6,29 @@ use std::path::Path;
 use std::process::Command;
 
 use larder_testkit_peers::process::wait_until;
-use larder_testkit_peers::{Image, Package, Registry, RegistryOptions, require};
+use larder_testkit_peers::{ImageBuilder, Package, RegistryOptions, RegistryProcess, require};
 
-use crate::collect::Disk;
-use crate::served::Daemon;
-use crate::world::{Run, Running, larder_in};
+use crate::collect::MountedDisk;
+use crate::served::CriDaemon;
+use crate::world::{LarderOutput, LarderProcess, larder_in};
 
 /// A daemon on a store in this folder that ends by itself.
-fn refused(home: &Path, root: &Path) -> Run {
+fn refused(home: &Path, root: &Path) -> LarderOutput {
     start(home, root).finish()
 }
 
-fn start(home: &Path, root: &Path) -> Running {
+fn start(home: &Path, root: &Path) -> LarderProcess {
     let mut command = larder_in(home);
     command.arg("--root").arg(root).arg("serve");
-    Running::start(command)
+    LarderProcess::start(command)
 }
 
-fn serving(home: &Path, root: &Path) -> Daemon {
-    Daemon::at(root.join("larder.sock"), start(home, root))
+fn serving(home: &Path, root: &Path) -> CriDaemon {
+    CriDaemon::at(root.join("larder.sock"), start(home, root))
 }
 
 #[track_caller]
-fn says(run: &Run, words: &[&str]) {
+fn says(run: &LarderOutput, words: &[&str]) {
     assert!(words.iter().all(|word| run.stderr.contains(word)), "{words:?}: {run:?}");
 }
 
@@ -45,7 +45,7 @@ fn a_store_of_a_later_format_is_refused_and_left_alone() {
 
 #[test]
 fn a_store_that_cannot_be_written_is_refused_with_what_to_do() {
-    let Some(disk) = Disk::new(16) else { return };
+    let Some(disk) = MountedDisk::new(16) else { return };
     let (home, root) = (disk.folder.path(), disk.path().join("store"));
     serving(home, &root).stop().expect(0);
     let remount = |how: &str| {
@@ -68,10 +68,10 @@ fn on_a_full_disk_the_daemon_serves_refuses_pulls_and_pulls_again_when_there_is_
     if !require(&[Package::DockerRegistry, Package::Skopeo]).is_available() {
         return;
     }
-    let Some(disk) = Disk::new(160) else { return };
+    let Some(disk) = MountedDisk::new(160) else { return };
     let (home, root) = (disk.folder.path(), disk.path().join("store"));
-    let registry = Registry::start(RegistryOptions::default()).unwrap();
-    Image::small(1, 3_000_000).push(&registry, "shop/web:1").unwrap();
+    let registry = RegistryProcess::start(RegistryOptions::default()).unwrap();
+    ImageBuilder::small(1, 3_000_000).push(&registry, "shop/web:1").unwrap();
     let image = registry.image("shop/web:1");
     serving(home, &root).stop().expect(0);
     disk.fill_to(95);
@@ -104,7 +104,7 @@ fn the_socket_has_the_mode_and_group_of_the_settings() {
         .unwrap();
     let mut command = larder_in(home.path());
     command.arg("--root").arg(&root).arg("serve").arg("--config").arg(&config);
-    let daemon = Daemon::at(root.join("larder.sock"), Running::start(command));
+    let daemon = CriDaemon::at(root.join("larder.sock"), LarderProcess::start(command));
     let found = fs_err::metadata(&daemon.socket).unwrap();
     assert_eq!((found.permissions().mode() & 0o7777, found.gid()), (0o620, group));
     daemon.stop().expect(0);

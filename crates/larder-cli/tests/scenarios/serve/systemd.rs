@@ -6,16 +6,16 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-use larder_testkit::archive::{self, Archive, Entry};
+use larder_testkit::archive::{self, TarBuilder, TarBuilderEntry};
 use larder_testkit_peers::packages::find_program;
 use larder_testkit_peers::process::{PATIENCE, wait_until};
-use larder_testkit_peers::{Image, Layer, Package, require};
+use larder_testkit_peers::{ImageBuilder, LayerFiles, Package, require};
 use rustix::process::Signal;
 use tempfile::TempDir;
 use tokio::time::Instant;
 
-use crate::served::Daemon;
-use crate::world::{Running, larder_in};
+use crate::served::CriDaemon;
+use crate::world::{LarderProcess, larder_in};
 
 const INSTALLED: &str = "/usr/local/bin/larder";
 
@@ -52,15 +52,15 @@ fn systemd_finds_nothing_wrong_with_the_units() {
 }
 
 /// A daemon on larder's own store, started with these variables.
-struct Notified {
-    running: Running,
+struct NotifyDaemon {
+    running: LarderProcess,
     socket: PathBuf,
     messages: UnixDatagram,
     _home: TempDir,
 }
 
-impl Notified {
-    fn start(variables: &[(&str, &str)]) -> Notified {
+impl NotifyDaemon {
+    fn start(variables: &[(&str, &str)]) -> NotifyDaemon {
         let home = tempfile::tempdir().unwrap();
         let path = home.path().join("notify");
         let messages = UnixDatagram::bind(&path).unwrap();
@@ -69,7 +69,7 @@ impl Notified {
         command.arg("--root").arg(home.path().join("store")).arg("serve");
         command.env("NOTIFY_SOCKET", &path).envs(variables.iter().copied());
         let socket = home.path().join("store/larder.sock");
-        Notified { running: Running::start(command), socket, messages, _home: home }
+        NotifyDaemon { running: LarderProcess::start(command), socket, messages, _home: home }
     }
 
     /// The next message, as one that is no sign of life.
@@ -93,7 +93,7 @@ impl Notified {
 
 #[test]
 fn a_service_manager_is_told_of_readiness_reloads_and_the_end() {
-    let daemon = Notified::start(&[]);
+    let daemon = NotifyDaemon::start(&[]);
     assert_eq!(daemon.next(), "READY=1");
     assert!(UnixStream::connect(&daemon.socket).is_ok(), "ready is who can be asked");
     daemon.running.signal(Signal::HUP);
@@ -109,7 +109,7 @@ fn a_service_manager_is_told_of_readiness_reloads_and_the_end() {
 #[test]
 fn a_watchdog_hears_from_the_daemon_more_often_than_it_wants() {
     let period = Duration::from_millis(200);
-    let daemon = Notified::start(&[("WATCHDOG_USEC", &period.as_micros().to_string())]);
+    let daemon = NotifyDaemon::start(&[("WATCHDOG_USEC", &period.as_micros().to_string())]);
     assert_eq!(daemon.next(), "READY=1");
     let start = Instant::now();
     let heard = 10;
@@ -123,7 +123,7 @@ fn a_watchdog_hears_from_the_daemon_more_often_than_it_wants() {
 #[test]
 fn a_signal_right_after_readiness_is_heard() {
     for signal in [Signal::TERM, Signal::INT] {
-        let daemon = Notified::start(&[]);
+        let daemon = NotifyDaemon::start(&[]);
         assert_eq!(daemon.next(), "READY=1");
         daemon.running.signal(signal);
         daemon.running.finish().expect(0);
@@ -142,9 +142,9 @@ fn systemd_hands_its_socket_over_when_the_first_client_comes() {
     let mut command = Command::new(activate);
     command.current_dir(home.path()).env_clear().env("HOME", home.path());
     command.arg("-l").arg(&socket).arg(larder).arg("--root").arg(home.path().join("store")).arg("serve");
-    let running = Running::start(command);
+    let running = LarderProcess::start(command);
     wait_until("systemd listens", || UnixStream::connect(&socket).is_ok());
-    let daemon = Daemon::at(socket.clone(), running);
+    let daemon = CriDaemon::at(socket.clone(), running);
     assert!(daemon.list().is_empty());
     daemon.wait_for_log(&format!("larder's own API: {}", socket.display()), 1);
     assert!(!home.path().join("store/larder.sock").exists(), "it makes none of its own");
@@ -171,12 +171,12 @@ fn what_the_unit_allows_is_enough_for_any_image_and_for_mounts() {
     let home = tempfile::tempdir().unwrap();
     // A program with capabilities of its own, in the form that the kernel keeps.
     let capable = [1, 0, 0, 2, 0, 0x20, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
-    let rare = Archive::new()
-        .with(Entry::char_device("dev/zero", 1, 5))
-        .with(Entry::file("bin/su", "x").mode(0o4755).owner(1000, 1000))
-        .with(Entry::file("bin/ping", "x").xattr("security.capability", capable));
-    let layers = [rare.finish()].into_iter().chain(archive::tricky());
-    let image = layers.fold(Image::new(), |image, layer| image.layer(Layer::archive(layer)));
+    let rare = TarBuilder::new()
+        .with(TarBuilderEntry::char_device("dev/zero", 1, 5))
+        .with(TarBuilderEntry::file("bin/su", "x").mode(0o4755).owner(1000, 1000))
+        .with(TarBuilderEntry::file("bin/ping", "x").xattr("security.capability", capable));
+    let layers = [rare.finish()].into_iter().chain(archive::edge_case_layers());
+    let image = layers.fold(ImageBuilder::new(), |image, layer| image.layer(LayerFiles::archive(layer)));
     image.write(&home.path().join("layout")).unwrap();
     fs_err::create_dir(home.path().join("mnt")).unwrap();
     let larder = |arguments: &[&str]| {
@@ -190,7 +190,7 @@ fn what_the_unit_allows_is_enough_for_any_image_and_for_mounts() {
         ]);
         command.arg(plain.get_program()).current_dir(home.path()).env_clear().env("HOME", home.path());
         command.arg("--root").arg(home.path().join("store")).args(arguments);
-        Running::start(command).finish()
+        LarderProcess::start(command).finish()
     };
     larder(&["load", "layout", "--name", "registry.example/tricky"]).expect(0);
     larder(&["fsck"]).expect(0);

@@ -16,11 +16,11 @@ const LOOK_EVERY: Timespec = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
 
 /// The gate. Dropping it lets everything pass.
 pub(super) struct DeletionGate {
-    shared: Arc<Shared>,
+    shared: Arc<FanotifyState>,
     thread: Option<JoinHandle<()>>,
 }
 
-struct Shared {
+struct FanotifyState {
     kernel: Fanotify,
     /// The directory in which is deleted.
     trash: PathBuf,
@@ -44,7 +44,7 @@ impl DeletionGate {
         kernel.mark(MarkFlags::FAN_MARK_ADD, mask, &folder, None::<&Path>).unwrap();
         let (hold, end) = (AtomicBool::new(false), AtomicBool::new(false));
         let trash = fs_err::canonicalize(trash).unwrap();
-        let shared = Arc::new(Shared { kernel, trash, hold, end, held: Mutex::default() });
+        let shared = Arc::new(FanotifyState { kernel, trash, hold, end, held: Mutex::default() });
         let answering = Arc::clone(&shared);
         let thread = thread::spawn(move || answering.answer());
         Some(DeletionGate { shared, thread: Some(thread) })
@@ -77,7 +77,7 @@ impl Drop for DeletionGate {
     }
 }
 
-impl Shared {
+impl FanotifyState {
     fn answer(&self) {
         while !self.end.load(Ordering::SeqCst) {
             let mut kernel = [PollFd::new(&self.kernel, PollFlags::IN)];

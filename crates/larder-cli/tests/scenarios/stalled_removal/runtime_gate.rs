@@ -18,12 +18,12 @@ use tokio::sync::watch;
 /// The proxy. Dropping it ends every connection.
 pub(super) struct RuntimeGate {
     socket: PathBuf,
-    state: watch::Sender<State>,
+    state: watch::Sender<HoldState>,
     thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug, Clone, Copy, Default)]
-struct State {
+struct HoldState {
     holds: bool,
     /// Removals that are held now.
     held: usize,
@@ -70,7 +70,7 @@ impl Drop for RuntimeGate {
 }
 
 /// Serves until the gate is dropped; then every connection is dropped with the runtime.
-fn serve(listener: StdListener, upstream: &Arc<Path>, state: &watch::Sender<State>) {
+fn serve(listener: StdListener, upstream: &Arc<Path>, state: &watch::Sender<HoldState>) {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async {
         let listener = UnixListener::from_std(listener).unwrap();
@@ -94,7 +94,7 @@ fn serve(listener: StdListener, upstream: &Arc<Path>, state: &watch::Sender<Stat
 async fn pass(
     request: Request<Incoming>,
     upstream: Arc<Path>,
-    state: watch::Sender<State>,
+    state: watch::Sender<HoldState>,
 ) -> Result<Response<Incoming>, Box<dyn Error + Send + Sync>> {
     if is_removal(&request) && state.borrow().holds {
         state.send_modify(|state| state.held += 1);

@@ -3,17 +3,17 @@
 use std::io::{BufRead as _, BufReader};
 use std::process::{Command, Stdio};
 
-use larder_testkit_peers::Image;
+use larder_testkit_peers::ImageBuilder;
 
-use super::{Machine, may_mount};
+use super::{MachineWithoutRuntime, may_mount};
 
 #[test]
 fn a_mounted_image_is_in_use_until_it_is_unmounted() {
-    let Some(machine) = Machine::new() else { return };
+    let Some(machine) = MachineWithoutRuntime::new() else { return };
     if !may_mount() {
         return;
     }
-    Image::small(1, 50_000).push(&machine.registry, "shop/web:1").unwrap();
+    ImageBuilder::small(1, 50_000).push(&machine.registry, "shop/web:1").unwrap();
     let name = machine.registry.image("shop/web:1");
     machine.larder(&["pull", &name]).expect(0);
     let dir = machine.home.path().join("mnt");
@@ -36,11 +36,11 @@ fn a_mounted_image_is_in_use_until_it_is_unmounted() {
 
 #[test]
 fn a_mount_of_another_namespace_is_forgotten_once_nothing_has_it() {
-    let Some(machine) = Machine::new() else { return };
+    let Some(machine) = MachineWithoutRuntime::new() else { return };
     if !may_mount() {
         return;
     }
-    Image::small(1, 50_000).push(&machine.registry, "shop/web:1").unwrap();
+    ImageBuilder::small(1, 50_000).push(&machine.registry, "shop/web:1").unwrap();
     let name = machine.registry.image("shop/web:1");
     machine.larder(&["pull", &name]).expect(0);
     let dir = machine.home.path().join("mnt");
@@ -83,11 +83,11 @@ fn a_mount_of_another_namespace_is_forgotten_once_nothing_has_it() {
 
 #[test]
 fn a_mounted_image_that_is_removed_by_force_stays_mounted_until_it_is_unmounted() {
-    let Some(machine) = Machine::new() else { return };
+    let Some(machine) = MachineWithoutRuntime::new() else { return };
     if !may_mount() {
         return;
     }
-    Image::small(1, 50_000).push(&machine.registry, "shop/web:1").unwrap();
+    ImageBuilder::small(1, 50_000).push(&machine.registry, "shop/web:1").unwrap();
     let name = machine.registry.image("shop/web:1");
     machine.larder(&["pull", &name]).expect(0);
     let dir = machine.home.path().join("mnt");

@@ -19,23 +19,23 @@ pub(crate) fn larder_in(home: &Path) -> Command {
 }
 
 /// larder while it runs.
-pub(crate) struct Running {
+pub(crate) struct LarderProcess {
     child: Child,
     output: TempDir,
 }
 
-impl Running {
-    pub(crate) fn start(command: Command) -> Running {
-        Running::reading(command, Stdio::null())
+impl LarderProcess {
+    pub(crate) fn start(command: Command) -> LarderProcess {
+        LarderProcess::reading(command, Stdio::null())
     }
 
-    pub(super) fn reading(mut command: Command, input: Stdio) -> Running {
+    pub(super) fn reading(mut command: Command, input: Stdio) -> LarderProcess {
         let output = tempfile::tempdir().unwrap();
         let sink = |name: &str| -> Stdio {
             File::options().create(true).append(true).open(output.path().join(name)).unwrap().into()
         };
         let child = command.stdin(input).stdout(sink("stdout")).stderr(sink("stderr")).spawn().unwrap();
-        Running { child, output }
+        LarderProcess { child, output }
     }
 
     fn read(&self, name: &str) -> String {
@@ -94,7 +94,7 @@ impl Running {
         self.child.wait().unwrap();
     }
 
-    /// Waits for its end, which has to be a good one, to the moment: [`finish`](Running::finish) looks now and then.
+    /// Waits for its end, which has to be a good one, to the moment: [`finish`](LarderProcess::finish) looks now and then.
     #[track_caller]
     pub(crate) fn succeed(mut self) {
         assert!(self.child.wait().unwrap().success(), "{}", self.read("stderr"));
@@ -105,15 +105,15 @@ impl Running {
     }
 
     /// Waits for its end, at most as long as a test has patience.
-    pub(crate) fn finish(mut self) -> Run {
+    pub(crate) fn finish(mut self) -> LarderOutput {
         let status = poll(PATIENCE * 2, || self.child.try_wait().unwrap());
         let (stdout, stderr) = (self.read("stdout"), self.read("stderr"));
         let status = status.unwrap_or_else(|| panic!("larder does not end\n{stdout}\n{stderr}"));
-        Run { code: status.code().unwrap_or(-1), stdout, stderr }
+        LarderOutput { code: status.code().unwrap_or(-1), stdout, stderr }
     }
 }
 
-impl Drop for Running {
+impl Drop for LarderProcess {
     fn drop(&mut self) {
         if !self.is_finished() {
             let _ = self.child.kill();
@@ -124,17 +124,17 @@ impl Drop for Running {
 
 /// What larder did.
 #[derive(Debug)]
-pub(crate) struct Run {
+pub(crate) struct LarderOutput {
     /// Exit code; -1 when a signal killed it.
     pub(crate) code: i32,
     pub(crate) stdout: String,
     pub(crate) stderr: String,
 }
 
-impl Run {
+impl LarderOutput {
     /// Fails the test unless larder ended with this code.
     #[track_caller]
-    pub(crate) fn expect(self, code: i32) -> Run {
+    pub(crate) fn expect(self, code: i32) -> LarderOutput {
         assert_eq!(self.code, code, "\n{}\n{}", self.stdout, self.stderr);
         self
     }

@@ -19,7 +19,7 @@ const BUFFER: usize = 256 << 10;
 
 /// What an entry is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum TarEntryKind {
     File,
     /// A link to another entry, as written.
     Symlink(String),
@@ -31,10 +31,10 @@ pub(super) enum Kind {
 
 /// One entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Entry {
+pub(super) struct TarEntry {
     /// From the archive's root, without `./` and empty parts; `None` for names that lead out of it, or are not UTF-8.
     pub(super) name: Option<String>,
-    pub(super) kind: Kind,
+    pub(super) kind: TarEntryKind,
     /// Bytes of content.
     pub(super) size: u64,
     /// Where the content begins.
@@ -42,7 +42,7 @@ pub(super) struct Entry {
 }
 
 /// Goes through an archive once.
-pub(super) struct Archive<R> {
+pub(super) struct TarScanner<R> {
     from: R,
     parser: Parser,
     buffer: Vec<u8>,
@@ -55,17 +55,17 @@ pub(super) struct Archive<R> {
     content: u64,
     padding: u64,
     entries: usize,
-    skip: Skip<R>,
+    skip: SkipBytes<R>,
 }
 
 /// Passes over some bytes; says how many it has passed over, fewer when it did not want to.
-type Skip<R> = fn(&mut R, u64) -> io::Result<u64>;
+type SkipBytes<R> = fn(&mut R, u64) -> io::Result<u64>;
 
-impl<R: Read> Archive<R> {
-    pub(super) fn new(from: R, skip: Skip<R>) -> Archive<R> {
+impl<R: Read> TarScanner<R> {
+    pub(super) fn new(from: R, skip: SkipBytes<R>) -> TarScanner<R> {
         let limits =
             Limits { max_metadata_size: MAX_METADATA, max_path_len: Some(MAX_PATH), ..Limits::default() };
-        Archive {
+        TarScanner {
             from,
             parser: Parser::new(limits),
             buffer: vec![0; BUFFER],
@@ -80,7 +80,7 @@ impl<R: Read> Archive<R> {
     }
 
     /// The next entry, past whatever is left of the last one's content.
-    pub(super) fn next(&mut self) -> Result<Option<Entry>, ImportError> {
+    pub(super) fn next(&mut self) -> Result<Option<TarEntry>, ImportError> {
         self.skip_content()?;
         loop {
             let damaged = |at, reason: &dyn ToString| ImportError::Archive { at, reason: reason.to_string() };
@@ -197,23 +197,23 @@ fn content_size(entry: &ParsedEntry<'_>) -> u64 {
     if entry.is_file() || entry.entry_type.is_contiguous() { entry.size } else { 0 }
 }
 
-fn entry_of(entry: &ParsedEntry<'_>) -> Entry {
-    let name = std::str::from_utf8(&entry.path).ok().and_then(clean);
+fn entry_of(entry: &ParsedEntry<'_>) -> TarEntry {
+    let name = std::str::from_utf8(&entry.path).ok().and_then(normalize_entry_name);
     let target = || entry.link_target_lossy().map(std::borrow::Cow::into_owned).unwrap_or_default();
     let kind = if entry.is_symlink() {
-        Kind::Symlink(target())
+        TarEntryKind::Symlink(target())
     } else if entry.is_hard_link() {
-        Kind::HardLink(target())
+        TarEntryKind::HardLink(target())
     } else if entry.is_file() || entry.entry_type.is_contiguous() {
-        Kind::File
+        TarEntryKind::File
     } else {
-        Kind::Other
+        TarEntryKind::Other
     };
-    Entry { name, kind, size: content_size(entry), at: 0 }
+    TarEntry { name, kind, size: content_size(entry), at: 0 }
 }
 
 /// A name without `.` and empty parts; `None` where it leads out.
-pub(super) fn clean(name: &str) -> Option<String> {
+pub(super) fn normalize_entry_name(name: &str) -> Option<String> {
     let mut parts = Vec::new();
     for part in name.split('/') {
         match part {
@@ -243,7 +243,7 @@ mod tests {
 
     /// Names and contents.
     fn all(bytes: &[u8]) -> Result<Vec<(String, Vec<u8>)>, ImportError> {
-        let mut archive = Archive::new(bytes, |_, _| Ok(0));
+        let mut archive = TarScanner::new(bytes, |_, _| Ok(0));
         let mut found = Vec::new();
         while let Some(entry) = archive.next()? {
             let mut content = Vec::new();
@@ -271,12 +271,12 @@ mod tests {
     #[test]
     fn contents_may_be_skipped_in_either_way() {
         let bytes = archive(&[("a", &vec![1; 600_000]), ("b", b"two")]);
-        for skip in [(|_: &mut &[u8], _| Ok(0)) as Skip<&[u8]>, |from, length| {
+        for skip in [(|_: &mut &[u8], _| Ok(0)) as SkipBytes<&[u8]>, |from, length| {
             let length = (from.len() as u64).min(length);
             *from = &from[usize::try_from(length).unwrap()..];
             Ok(length)
         }] {
-            let mut archive = Archive::new(bytes.as_slice(), skip);
+            let mut archive = TarScanner::new(bytes.as_slice(), skip);
             assert_eq!(archive.next().unwrap().unwrap().name.as_deref(), Some("a"));
             let entry = archive.next().unwrap().unwrap();
             assert_eq!(entry.name.as_deref(), Some("b"));
@@ -302,10 +302,10 @@ mod tests {
 
     #[test]
     fn names_stay_inside() {
-        assert_eq!(clean("./a//b/../c").as_deref(), Some("a/c"));
-        assert_eq!(clean("/a").as_deref(), Some("a"));
-        assert_eq!(clean("../a"), None);
-        assert_eq!(clean("a/../../b"), None);
+        assert_eq!(normalize_entry_name("./a//b/../c").as_deref(), Some("a/c"));
+        assert_eq!(normalize_entry_name("/a").as_deref(), Some("a"));
+        assert_eq!(normalize_entry_name("../a"), None);
+        assert_eq!(normalize_entry_name("a/../../b"), None);
     }
 
     #[test]

@@ -8,12 +8,12 @@ use larder::reference::{Digest, Reference};
 use serde::Deserialize;
 use serde_json::json;
 
-use super::archive::clean;
-use super::entries::{Entries, Packed, digest_of_blob, packed};
+use super::archive::normalize_entry_name;
+use super::entries::{FileCompression, ImportEntries, detect_compression, digest_of_blob};
 use super::error::{ImportError, read};
 use super::image::ImportImage;
-use crate::store::blobs::{Hasher, check_digest};
-use larder_registry::manifest::{Document, ImageConfig};
+use crate::store::blobs::{BlobHasher, check_digest};
+use larder_registry::manifest::{ImageConfig, ManifestOrIndex};
 
 const MANIFEST: &str = "manifest.json";
 
@@ -27,7 +27,7 @@ const OCI_LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
 /// One image of `manifest.json`.
 #[derive(Deserialize)]
 #[serde(rename_all = "PascalCase")]
-struct Saved {
+struct DockerArchiveImage {
     config: String,
     #[serde(default)]
     repo_tags: Option<Vec<String>>,
@@ -35,10 +35,10 @@ struct Saved {
     layers: Option<Vec<String>>,
 }
 
-fn saved(entries: &Entries) -> Result<Vec<Saved>, ImportError> {
+fn saved(entries: &ImportEntries) -> Result<Vec<DockerArchiveImage>, ImportError> {
     let raw = entries.document(MANIFEST)?;
     let document = |cause| ImportError::Document { name: MANIFEST.to_owned(), cause };
-    let saved: Vec<Saved> = serde_json::from_slice(&raw).map_err(document)?;
+    let saved: Vec<DockerArchiveImage> = serde_json::from_slice(&raw).map_err(document)?;
     if saved.len() > MAX_IMAGES {
         return Err(ImportError::TooManyEntries);
     }
@@ -46,11 +46,13 @@ fn saved(entries: &Entries) -> Result<Vec<Saved>, ImportError> {
 }
 
 /// Names by the digest of the config, where there is such a list.
-pub(super) fn names_by_config(entries: &Entries) -> Result<HashMap<Digest, Vec<Reference>>, ImportError> {
+pub(super) fn names_by_config(
+    entries: &ImportEntries,
+) -> Result<HashMap<Digest, Vec<Reference>>, ImportError> {
     let mut names: HashMap<Digest, Vec<Reference>> = HashMap::new();
     if entries.has(MANIFEST) {
         for image in saved(entries)? {
-            if let Some(digest) = clean(&image.config).as_deref().and_then(digest_of_blob) {
+            if let Some(digest) = normalize_entry_name(&image.config).as_deref().and_then(digest_of_blob) {
                 names.entry(digest).or_default().extend(names_of(&image)?);
             }
         }
@@ -58,18 +60,18 @@ pub(super) fn names_by_config(entries: &Entries) -> Result<HashMap<Digest, Vec<R
     Ok(names)
 }
 
-pub(super) fn images(entries: &Entries) -> Result<Vec<ImportImage>, ImportError> {
+pub(super) fn images(entries: &ImportEntries) -> Result<Vec<ImportImage>, ImportError> {
     saved(entries)?.iter().map(|saved| image(entries, saved)).collect()
 }
 
-fn names_of(image: &Saved) -> Result<Vec<Reference>, ImportError> {
+fn names_of(image: &DockerArchiveImage) -> Result<Vec<Reference>, ImportError> {
     let parse = |name: &String| {
         Reference::parse(name).map_err(|cause| ImportError::Name { name: name.clone(), cause })
     };
     image.repo_tags.iter().flatten().map(parse).collect()
 }
 
-fn image(entries: &Entries, saved: &Saved) -> Result<ImportImage, ImportError> {
+fn image(entries: &ImportEntries, saved: &DockerArchiveImage) -> Result<ImportImage, ImportError> {
     let config_name = entry_name(&saved.config)?;
     let config = entries.document(&config_name)?;
     let digest = config_digest(&config_name, &config)?;
@@ -90,7 +92,8 @@ fn image(entries: &Entries, saved: &Saved) -> Result<ImportImage, ImportError> {
     })
     .to_string()
     .into_bytes();
-    let Document::Manifest(parsed) = Document::parse(&manifest, OCI_MANIFEST).map_err(used)? else {
+    let ManifestOrIndex::Manifest(parsed) = ManifestOrIndex::parse(&manifest, OCI_MANIFEST).map_err(used)?
+    else {
         return Err(ImportError::NoImages);
     };
     Ok(ImportImage {
@@ -105,7 +108,7 @@ fn image(entries: &Entries, saved: &Saved) -> Result<ImportImage, ImportError> {
 }
 
 fn entry_name(name: &str) -> Result<String, ImportError> {
-    clean(name).ok_or_else(|| ImportError::Missing { name: name.to_owned() })
+    normalize_entry_name(name).ok_or_else(|| ImportError::Missing { name: name.to_owned() })
 }
 
 /// The digest of a config, which its name says as well: `HEX.json`, or `blobs/sha256/HEX`.
@@ -121,36 +124,36 @@ fn config_digest(name: &str, config: &[u8]) -> Result<Digest, ImportError> {
 }
 
 /// The descriptor of a layer, whose digest must be found out unless its name or the config says it.
-fn layer(entries: &Entries, name: &str, diff_id: &Digest) -> Result<serde_json::Value, ImportError> {
+fn layer(entries: &ImportEntries, name: &str, diff_id: &Digest) -> Result<serde_json::Value, ImportError> {
     let name = entries.resolve(name)?;
     let size = entries.size(name)?;
     let named = digest_of_blob(name);
     let (packed, digest) = if entries.is_known(name)? {
         // The store has it, and its name is its digest.
         let digest = named.unwrap_or_else(|| diff_id.clone());
-        ((digest != *diff_id).then_some(Packed::Gzip), digest)
+        ((digest != *diff_id).then_some(FileCompression::Gzip), digest)
     } else {
         let mut magic = Vec::new();
         entries.open(name)?.take(4).read_to_end(&mut magic).map_err(read(name))?;
-        let digest = match (packed(&magic), named) {
+        let digest = match (detect_compression(&magic), named) {
             (None, _) => diff_id.clone(),
             (Some(_), Some(digest)) => digest,
             (Some(_), None) => digest_of(entries, name)?,
         };
         entries.note_layer(digest.clone(), name.to_owned());
-        (packed(&magic), digest)
+        (detect_compression(&magic), digest)
     };
     let suffix = match packed {
         None => "",
-        Some(Packed::Gzip) => "+gzip",
-        Some(Packed::Zstd) => "+zstd",
+        Some(FileCompression::Gzip) => "+gzip",
+        Some(FileCompression::Zstd) => "+zstd",
     };
     Ok(json!({ "mediaType": format!("{OCI_LAYER}{suffix}"), "digest": digest.as_str(), "size": size }))
 }
 
 /// The digest of an entry, by reading all of it.
-fn digest_of(entries: &Entries, name: &str) -> Result<Digest, ImportError> {
-    let mut hasher = Hasher::sha256();
+fn digest_of(entries: &ImportEntries, name: &str) -> Result<Digest, ImportError> {
+    let mut hasher = BlobHasher::sha256();
     let mut from = entries.open(name)?;
     let mut buffer = vec![0; 256 << 10];
     loop {

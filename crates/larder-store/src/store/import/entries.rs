@@ -11,48 +11,50 @@ use std::sync::{Arc, Mutex, PoisonError};
 use flate2::read::MultiGzDecoder;
 use larder::reference::Digest;
 
-use super::archive::{Archive, Entry, Kind, MAX_ENTRIES, clean};
+use super::archive::{MAX_ENTRIES, TarEntry, TarEntryKind, TarScanner, normalize_entry_name};
 use super::error::{ImportError, file, read};
 use super::spool::Spool;
-use crate::disk::Amount;
+use crate::disk::DiskSpace;
 use crate::store::blobs::check_digest;
-use crate::store::db::{LAYERS, Source as _};
-use crate::store::{Layer, LayerKey, LayerRecord, Store};
+use crate::store::db::{DbRead as _, LAYERS};
+use crate::store::{LayerHandle, LayerKey, LayerRecord, Store};
 use larder_registry::manifest::MAX_BYTES;
 
 /// How many links lead to an entry at most.
 const MAX_LINKS: usize = 8;
 
 /// Where images come from.
-pub enum ImportFrom {
+pub enum ImportSource {
     /// A folder with an OCI layout, or a file with an archive.
     Path(PathBuf),
     /// An archive that comes once, such as standard input.
     Stream(Box<dyn Read + Send>),
 }
 
-impl fmt::Debug for ImportFrom {
+impl fmt::Debug for ImportSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            ImportFrom::Path(path) => f.debug_tuple("Path").field(path).finish(),
-            ImportFrom::Stream(_) => f.write_str("Stream"),
+            ImportSource::Path(path) => f.debug_tuple("Path").field(path).finish(),
+            ImportSource::Stream(_) => f.write_str("Stream"),
         }
     }
 }
 
 /// Layers that the store had when the import began, by their digest as fetched. They may go until they are held.
-pub(super) struct Known(HashMap<Digest, LayerKey>);
+pub(super) struct PresentLayers(HashMap<Digest, LayerKey>);
 
-impl Known {
+impl PresentLayers {
     /// Those that fit whatever is below them.
-    pub(super) fn of(store: &Store) -> Result<Known, ImportError> {
+    pub(super) fn of(store: &Store) -> Result<PresentLayers, ImportError> {
         let records: Vec<LayerRecord> = store.0.db.read("list layers", |reader| reader.all(LAYERS))?;
         let fits = |record: &LayerRecord| is_known(record) && record.key == own_key(record);
-        Ok(Known(records.into_iter().filter(fits).map(|record| (record.facts.digest, record.key)).collect()))
+        Ok(PresentLayers(
+            records.into_iter().filter(fits).map(|record| (record.facts.digest, record.key)).collect(),
+        ))
     }
 
     /// The layer whose blob has this name, if the store has it still.
-    fn hold(&self, store: &Store, name: &str) -> Result<Option<Layer>, ImportError> {
+    fn hold(&self, store: &Store, name: &str) -> Result<Option<LayerHandle>, ImportError> {
         let Some(digest) = digest_of_blob(name) else { return Ok(None) };
         let Some(key) = self.0.get(&digest) else { return Ok(None) };
         let layer = store.layer(key)?;
@@ -71,12 +73,12 @@ fn own_key(record: &LayerRecord) -> LayerKey {
 
 /// Layers whose bytes were left out; they stay as long as this does. What nobody needs by then goes.
 #[derive(Debug)]
-struct Held {
+struct LayerReferences {
     store: Store,
-    layers: Vec<Layer>,
+    layers: Vec<LayerHandle>,
 }
 
-impl Drop for Held {
+impl Drop for LayerReferences {
     fn drop(&mut self) {
         if self.layers.is_empty() {
             return;
@@ -90,7 +92,7 @@ impl Drop for Held {
 
 /// Where an entry's bytes are.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Place {
+enum EntryLocation {
     /// A file of its own.
     File(PathBuf),
     /// A part of the archive.
@@ -103,42 +105,42 @@ enum Place {
 
 /// What was found.
 #[derive(Debug)]
-pub(super) struct Entries {
-    places: HashMap<String, Place>,
+pub(super) struct ImportEntries {
+    places: HashMap<String, EntryLocation>,
     /// The archive that parts are of.
     archive: Option<Arc<File>>,
     /// Layers whose blobs are not found by their digest: digest to name.
     layers: Mutex<HashMap<Digest, String>>,
     /// Where a stream's entries wait; removed in the end.
     spool: Option<Spool>,
-    held: Held,
+    held: LayerReferences,
 }
 
-impl Entries {
+impl ImportEntries {
     pub(super) fn read(
         store: &Store,
-        from: ImportFrom,
-        known: &Known,
-        reserve: Amount,
-    ) -> Result<Entries, ImportError> {
-        let mut entries = Entries {
+        from: ImportSource,
+        known: &PresentLayers,
+        reserve: DiskSpace,
+    ) -> Result<ImportEntries, ImportError> {
+        let mut entries = ImportEntries {
             places: HashMap::new(),
             archive: None,
             layers: Mutex::default(),
             spool: None,
-            held: Held { store: store.clone(), layers: Vec::new() },
+            held: LayerReferences { store: store.clone(), layers: Vec::new() },
         };
         match from {
-            ImportFrom::Path(path) if path.is_dir() => entries.add_folder(&path)?,
-            ImportFrom::Path(path) => entries.add_file(store, &path, known, reserve)?,
-            ImportFrom::Stream(stream) => entries.add_stream(store, stream, known, reserve)?,
+            ImportSource::Path(path) if path.is_dir() => entries.add_folder(&path)?,
+            ImportSource::Path(path) => entries.add_file(store, &path, known, reserve)?,
+            ImportSource::Stream(stream) => entries.add_stream(store, stream, known, reserve)?,
         }
         Ok(entries)
     }
 
     fn add_folder(&mut self, root: &Path) -> Result<(), ImportError> {
         for (name, path) in files_of(root).map_err(file(root))? {
-            self.add(name, Place::File(path))?;
+            self.add(name, EntryLocation::File(path))?;
         }
         Ok(())
     }
@@ -148,20 +150,20 @@ impl Entries {
         &mut self,
         store: &Store,
         path: &Path,
-        known: &Known,
-        reserve: Amount,
+        known: &PresentLayers,
+        reserve: DiskSpace,
     ) -> Result<(), ImportError> {
         let mut archive = fs_err::File::open(path).map_err(file(path))?.into_file();
         let mut magic = [0; 4];
         let length = archive.read(&mut magic).map_err(file(path))?;
         // A named pipe cannot go back.
         let seekable = archive.rewind().is_ok();
-        if !seekable || packed(&magic[..length]).is_some() {
+        if !seekable || detect_compression(&magic[..length]).is_some() {
             let start = if seekable { Vec::new() } else { magic[..length].to_vec() };
             return self.add_stream(store, Box::new(io::Cursor::new(start).chain(archive)), known, reserve);
         }
         let size = archive.metadata().map_err(file(path))?.len();
-        let mut walk = Archive::new(archive.try_clone().map_err(file(path))?, |file, length| {
+        let mut walk = TarScanner::new(archive.try_clone().map_err(file(path))?, |file, length| {
             let offset = i64::try_from(length).map_err(io::Error::other)?;
             file.seek(SeekFrom::Current(offset)).map(|_| length)
         });
@@ -170,7 +172,7 @@ impl Entries {
                 let reason = "it ends in the middle of a file".to_owned();
                 return Err(ImportError::Archive { at: size, reason });
             }
-            let place = Place::Part { at: entry.at, size: entry.size };
+            let place = EntryLocation::Part { at: entry.at, size: entry.size };
             self.add_entry(entry, place)?;
         }
         self.archive = Some(Arc::new(archive));
@@ -182,51 +184,51 @@ impl Entries {
         &mut self,
         store: &Store,
         stream: Box<dyn Read + Send>,
-        known: &Known,
-        reserve: Amount,
+        known: &PresentLayers,
+        reserve: DiskSpace,
     ) -> Result<(), ImportError> {
-        let mut walk = Archive::new(unpacked(stream)?, |_, _| Ok(0));
+        let mut walk = TarScanner::new(unpacked(stream)?, |_, _| Ok(0));
         let mut spool = Spool::new(store, reserve)?;
         while let Some(entry) = walk.next()? {
             let size = entry.size;
-            let Some(name) = entry.name.as_deref().filter(|_| entry.kind == Kind::File) else {
-                self.add_entry(entry, Place::Known { size })?;
+            let Some(name) = entry.name.as_deref().filter(|_| entry.kind == TarEntryKind::File) else {
+                self.add_entry(entry, EntryLocation::Known { size })?;
                 continue;
             };
             if let Some(layer) = known.hold(store, name)? {
                 self.held.layers.push(layer);
-                self.add_entry(entry, Place::Known { size })?;
+                self.add_entry(entry, EntryLocation::Known { size })?;
                 continue;
             }
             let path = spool.keep(&mut walk, size)?;
-            self.add_entry(entry, Place::File(path))?;
+            self.add_entry(entry, EntryLocation::File(path))?;
         }
         self.spool = Some(spool);
         Ok(())
     }
 
     /// Adds an entry of an archive; a later one of the same name counts.
-    fn add_entry(&mut self, entry: Entry, place: Place) -> Result<(), ImportError> {
+    fn add_entry(&mut self, entry: TarEntry, place: EntryLocation) -> Result<(), ImportError> {
         let Some(name) = entry.name else { return Ok(()) };
         let place = match entry.kind {
-            Kind::File => place,
-            Kind::HardLink(target) => match clean(&target) {
-                Some(target) => Place::Link(target),
+            TarEntryKind::File => place,
+            TarEntryKind::HardLink(target) => match normalize_entry_name(&target) {
+                Some(target) => EntryLocation::Link(target),
                 None => return Ok(()),
             },
-            Kind::Symlink(target) if !target.starts_with('/') => {
+            TarEntryKind::Symlink(target) if !target.starts_with('/') => {
                 let folder = name.rsplit_once('/').map_or("", |(folder, _)| folder);
-                match clean(&format!("{folder}/{target}")) {
-                    Some(target) => Place::Link(target),
+                match normalize_entry_name(&format!("{folder}/{target}")) {
+                    Some(target) => EntryLocation::Link(target),
                     None => return Ok(()),
                 }
             }
-            Kind::Symlink(_) | Kind::Other => return Ok(()),
+            TarEntryKind::Symlink(_) | TarEntryKind::Other => return Ok(()),
         };
         self.add(name, place)
     }
 
-    fn add(&mut self, name: String, place: Place) -> Result<(), ImportError> {
+    fn add(&mut self, name: String, place: EntryLocation) -> Result<(), ImportError> {
         if self.places.len() >= MAX_ENTRIES {
             return Err(ImportError::TooManyEntries);
         }
@@ -239,11 +241,11 @@ impl Entries {
     }
 
     /// Where the bytes of this name are, and the name that they have themselves.
-    fn find<'a>(&'a self, name: &'a str) -> Result<(&'a str, &'a Place), ImportError> {
+    fn find<'a>(&'a self, name: &'a str) -> Result<(&'a str, &'a EntryLocation), ImportError> {
         let mut at = name;
         for _ in 0..MAX_LINKS {
             match self.places.get(at) {
-                Some(Place::Link(target)) => at = target,
+                Some(EntryLocation::Link(target)) => at = target,
                 Some(place) => return Ok((at, place)),
                 None => break,
             }
@@ -254,15 +256,15 @@ impl Entries {
     /// Size of an entry in bytes.
     pub(super) fn size(&self, name: &str) -> Result<u64, ImportError> {
         match self.find(name)?.1 {
-            Place::File(path) => Ok(fs_err::metadata(path).map_err(file(path))?.len()),
-            Place::Part { size, .. } | Place::Known { size } => Ok(*size),
-            Place::Link(_) => Ok(0),
+            EntryLocation::File(path) => Ok(fs_err::metadata(path).map_err(file(path))?.len()),
+            EntryLocation::Part { size, .. } | EntryLocation::Known { size } => Ok(*size),
+            EntryLocation::Link(_) => Ok(0),
         }
     }
 
     /// Whether an entry's bytes were left out because the store has the layer.
     pub(super) fn is_known(&self, name: &str) -> Result<bool, ImportError> {
-        Ok(matches!(self.find(name)?.1, Place::Known { .. }))
+        Ok(matches!(self.find(name)?.1, EntryLocation::Known { .. }))
     }
 
     /// The name of the entry that has the bytes of this one.
@@ -273,9 +275,11 @@ impl Entries {
     /// The bytes of an entry.
     pub(super) fn open(&self, name: &str) -> Result<Box<dyn Read + Send>, ImportError> {
         match (self.find(name)?.1, &self.archive) {
-            (Place::File(path), _) => Ok(Box::new(fs_err::File::open(path).map_err(file(path))?.into_file())),
-            (Place::Part { at, size }, Some(archive)) => {
-                Ok(Box::new(Part { archive: archive.clone(), at: *at, end: at + size }))
+            (EntryLocation::File(path), _) => {
+                Ok(Box::new(fs_err::File::open(path).map_err(file(path))?.into_file()))
+            }
+            (EntryLocation::Part { at, size }, Some(archive)) => {
+                Ok(Box::new(ArchiveSection { archive: archive.clone(), at: *at, end: at + size }))
             }
             _ => Err(ImportError::Missing { name: name.to_owned() }),
         }
@@ -326,17 +330,17 @@ pub(super) fn digest_of_blob(name: &str) -> Option<Digest> {
 }
 
 /// How a file is packed, by its first bytes.
-pub(super) fn packed(magic: &[u8]) -> Option<Packed> {
+pub(super) fn detect_compression(magic: &[u8]) -> Option<FileCompression> {
     match magic {
-        [0x1f, 0x8b, ..] => Some(Packed::Gzip),
-        [0x28, 0xb5, 0x2f, 0xfd, ..] => Some(Packed::Zstd),
+        [0x1f, 0x8b, ..] => Some(FileCompression::Gzip),
+        [0x28, 0xb5, 0x2f, 0xfd, ..] => Some(FileCompression::Zstd),
         _ => None,
     }
 }
 
 /// A way to pack a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Packed {
+pub(super) enum FileCompression {
     Gzip,
     Zstd,
 }
@@ -345,11 +349,11 @@ pub(super) enum Packed {
 fn unpacked(mut stream: Box<dyn Read + Send>) -> Result<Box<dyn Read + Send>, ImportError> {
     let mut start = Vec::new();
     stream.by_ref().take(4).read_to_end(&mut start).map_err(read("the archive"))?;
-    let kind = packed(&start);
+    let kind = detect_compression(&start);
     let whole = io::BufReader::with_capacity(256 << 10, io::Cursor::new(start).chain(stream));
     Ok(match kind {
-        Some(Packed::Gzip) => Box::new(MultiGzDecoder::new(whole)),
-        Some(Packed::Zstd) => {
+        Some(FileCompression::Gzip) => Box::new(MultiGzDecoder::new(whole)),
+        Some(FileCompression::Zstd) => {
             Box::new(zstd::stream::read::Decoder::with_buffer(whole).map_err(read("the archive"))?)
         }
         None => Box::new(whole),
@@ -357,13 +361,13 @@ fn unpacked(mut stream: Box<dyn Read + Send>) -> Result<Box<dyn Read + Send>, Im
 }
 
 /// A part of an archive. Several may be read at once.
-struct Part {
+struct ArchiveSection {
     archive: Arc<File>,
     at: u64,
     end: u64,
 }
 
-impl Read for Part {
+impl Read for ArchiveSection {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let left = usize::try_from(self.end - self.at).unwrap_or(usize::MAX);
         let length = left.min(buffer.len());

@@ -7,7 +7,7 @@ use larder::hint::Hint;
 use larder::reference::Digest;
 
 use crate::store::StoreError;
-use crate::store::admission::NoRoom;
+use crate::store::admission::InsufficientSpace;
 use larder_registry::manifest::ManifestError;
 
 /// Why images could not be read from a file. Nothing of it is visible in the store.
@@ -19,7 +19,7 @@ pub enum ImportError {
     Store(#[from] StoreError),
     /// The disk is too full for what has to be kept of a stream.
     #[error(transparent)]
-    NoRoom(#[from] NoRoom),
+    NoRoom(#[from] InsufficientSpace),
     /// What was given cannot be read.
     #[error("could not read {what}")]
     Read {

@@ -1,7 +1,7 @@
 //! One image of an archive or layout.
 
 use larder::reference::{Digest, Reference};
-use larder_registry::manifest::{ImageConfig, Manifest};
+use larder_registry::manifest::{ImageConfig, ImageManifest};
 
 /// One image that was found.
 #[derive(Debug, Clone)]
@@ -19,5 +19,5 @@ pub struct ImportImage {
     /// Whether a registry may know the manifest. False where it was made up, as old archives have none.
     pub has_digest: bool,
     /// What the manifest says. [`super::Import::open`] takes its layers' digests.
-    pub manifest: Manifest,
+    pub manifest: ImageManifest,
 }

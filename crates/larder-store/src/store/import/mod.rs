@@ -26,13 +26,13 @@ use std::sync::Arc;
 
 use larder::reference::{Digest, Reference};
 
-pub use entries::{ImportFrom, files_of};
+pub use entries::{ImportSource, files_of};
 pub use error::ImportError;
 pub use image::ImportImage;
 
-use self::entries::{Entries, Known};
-use super::inner::Store;
-use crate::disk::Amount;
+use self::entries::{ImportEntries, PresentLayers};
+use super::handle::Store;
+use crate::disk::DiskSpace;
 use larder_registry::manifest::PlatformMatcher;
 
 /// Images that were found, and their layers' bytes.
@@ -40,7 +40,7 @@ use larder_registry::manifest::PlatformMatcher;
 pub struct Import {
     /// The images, in the order in which they were written.
     pub images: Vec<ImportImage>,
-    entries: Arc<Entries>,
+    entries: Arc<ImportEntries>,
 }
 
 impl Store {
@@ -49,13 +49,13 @@ impl Store {
     /// it is the name itself. What has to be kept of a stream leaves `reserve` free on the disk.
     pub fn read_import(
         &self,
-        from: ImportFrom,
+        from: ImportSource,
         platform: &PlatformMatcher,
         base_name: Option<&Reference>,
-        reserve: Amount,
+        reserve: DiskSpace,
     ) -> Result<Import, ImportError> {
-        let known = Known::of(self)?;
-        let entries = Entries::read(self, from, &known, reserve)?;
+        let known = PresentLayers::of(self)?;
+        let entries = ImportEntries::read(self, from, &known, reserve)?;
         let mut images = if entries.has("index.json") {
             oci::images(&entries, platform)?
         } else if entries.has("manifest.json") {

@@ -4,11 +4,11 @@
 use larder::reference::{Digest, Reference};
 
 use super::docker;
-use super::entries::Entries;
+use super::entries::ImportEntries;
 use super::error::ImportError;
 use super::image::ImportImage;
 use larder_registry::manifest::{
-    Descriptor, Document, ImageConfig, Index, MAX_DEPTH, Manifest, PlatformMatcher,
+    Descriptor, ImageConfig, ImageIndex, ImageManifest, MAX_DEPTH, ManifestOrIndex, PlatformMatcher,
 };
 
 /// Annotation with a full name.
@@ -16,11 +16,14 @@ const FULL_NAME: &str = "io.containerd.image.name";
 /// Annotation with a name, or just a tag.
 const REF_NAME: &str = "org.opencontainers.image.ref.name";
 
-pub(super) fn images(entries: &Entries, platform: &PlatformMatcher) -> Result<Vec<ImportImage>, ImportError> {
+pub(super) fn images(
+    entries: &ImportEntries,
+    platform: &PlatformMatcher,
+) -> Result<Vec<ImportImage>, ImportError> {
     const INDEX: &str = "index.json";
     let raw = entries.document(INDEX)?;
     let used = |cause| ImportError::Manifest { name: INDEX.to_owned(), cause };
-    let Document::Index(index) = Document::parse(&raw, OCI_INDEX).map_err(used)? else {
+    let ManifestOrIndex::Index(index) = ManifestOrIndex::parse(&raw, OCI_INDEX).map_err(used)? else {
         return Err(ImportError::NoImages);
     };
     let more_names = docker::names_by_config(entries)?;
@@ -44,9 +47,8 @@ pub(super) fn images(entries: &Entries, platform: &PlatformMatcher) -> Result<Ve
 const OCI_INDEX: &str = "application/vnd.oci.image.index.v1+json";
 
 /// The images of a layout: all but those that say they are for another platform.
-fn wanted<'a>(index: &'a Index, platform: &PlatformMatcher) -> Result<Vec<&'a Descriptor>, ImportError> {
-    let images =
-        index.manifests.iter().filter(|entry| entry.kind().is_manifest() && !entry.is_about_another());
+fn wanted<'a>(index: &'a ImageIndex, platform: &PlatformMatcher) -> Result<Vec<&'a Descriptor>, ImportError> {
+    let images = index.manifests.iter().filter(|entry| entry.kind().is_manifest() && !entry.is_attestation());
     let fits =
         |entry: &&Descriptor| entry.platform.as_ref().is_none_or(|offered| platform.rank(offered).is_some());
     let wanted: Vec<&Descriptor> = images.clone().filter(fits).collect();
@@ -56,13 +58,13 @@ fn wanted<'a>(index: &'a Index, platform: &PlatformMatcher) -> Result<Vec<&'a De
     Ok(wanted)
 }
 
-fn no_platform(index: &Index, platform: &PlatformMatcher) -> ImportError {
-    ImportError::NoPlatform { wanted: platform.wanted().to_string(), offered: index.offered() }
+fn no_platform(index: &ImageIndex, platform: &PlatformMatcher) -> ImportError {
+    ImportError::NoPlatform { wanted: platform.wanted().to_string(), offered: index.platforms() }
 }
 
 /// Follows a descriptor to an image.
 fn image(
-    entries: &Entries,
+    entries: &ImportEntries,
     descriptor: &Descriptor,
     platform: &PlatformMatcher,
 ) -> Result<ImportImage, ImportError> {
@@ -71,11 +73,11 @@ fn image(
     for _ in 0..MAX_DEPTH {
         let raw = entries.blob(&next.digest)?;
         let used = |cause| ImportError::Manifest { name: next.digest.to_string(), cause };
-        let document = Document::parse(&raw, &next.media_type).map_err(used)?;
+        let document = ManifestOrIndex::parse(&raw, &next.media_type).map_err(used)?;
         manifests.push((next.digest.clone(), raw));
         match document {
-            Document::Manifest(manifest) => return finish(entries, manifests, *manifest),
-            Document::Index(index) => {
+            ManifestOrIndex::Manifest(manifest) => return finish(entries, manifests, *manifest),
+            ManifestOrIndex::Index(index) => {
                 // An archive may hold but some of the platforms that its index lists.
                 let candidates = index.candidates(platform);
                 let here = candidates
@@ -92,9 +94,9 @@ fn image(
 }
 
 fn finish(
-    entries: &Entries,
+    entries: &ImportEntries,
     manifests: Vec<(Digest, Vec<u8>)>,
-    manifest: Manifest,
+    manifest: ImageManifest,
 ) -> Result<ImportImage, ImportError> {
     let digest = manifest.config.digest.clone();
     let config = entries.blob(&digest)?;

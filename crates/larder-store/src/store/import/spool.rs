@@ -3,12 +3,12 @@
 use std::io::{Read, Write as _};
 use std::path::PathBuf;
 
-use super::archive::Archive;
+use super::archive::TarScanner;
 use super::error::ImportError;
-use crate::disk::Amount;
+use crate::disk::DiskSpace;
 use crate::store::Store;
-use crate::store::admission::{Need, admit};
-use crate::store::error::Doing as _;
+use crate::store::admission::{SpaceEstimate, admit};
+use crate::store::error::StoreErrorContext as _;
 
 /// After so many bytes it is looked again how much is free.
 const LOOK_EVERY: u64 = 4 << 20;
@@ -20,45 +20,49 @@ const FILE: u64 = 4096;
 pub(super) struct Spool {
     store: Store,
     folder: PathBuf,
-    reserve: Amount,
+    reserve: DiskSpace,
     files: u64,
     /// What was kept since the last look.
     since_look: u64,
 }
 
 impl Spool {
-    pub(super) fn new(store: &Store, reserve: Amount) -> Result<Spool, ImportError> {
+    pub(super) fn new(store: &Store, reserve: DiskSpace) -> Result<Spool, ImportError> {
         let folder = store.0.layout.new_staging();
-        store.0.disk.create_dir(&folder).doing("make a folder for the archive")?;
+        store.0.disk.create_dir(&folder).context("make a folder for the archive")?;
         Ok(Spool { store: store.clone(), folder, reserve, files: 0, since_look: 0 })
     }
 
     /// Keeps the content of the entry at which `walk` is, of `size` bytes; the file that has it.
-    pub(super) fn keep<R: Read>(&mut self, walk: &mut Archive<R>, size: u64) -> Result<PathBuf, ImportError> {
+    pub(super) fn keep<R: Read>(
+        &mut self,
+        walk: &mut TarScanner<R>,
+        size: u64,
+    ) -> Result<PathBuf, ImportError> {
         const DOING: &str = "keep a part of the archive";
         self.files += 1;
-        self.take(FILE, Amount { bytes: size, inodes: 1 })?;
+        self.take(FILE, DiskSpace { bytes: size, inodes: 1 })?;
         let path = self.folder.join(self.files.to_string());
-        let mut file = fs_err::File::create_new(&path).doing(DOING)?;
+        let mut file = fs_err::File::create_new(&path).context(DOING)?;
         let mut left = size;
         walk.read_content(|piece| {
             let bytes = piece.len() as u64;
-            self.take(bytes, Amount { bytes: left, inodes: 0 })?;
+            self.take(bytes, DiskSpace { bytes: left, inodes: 0 })?;
             left = left.saturating_sub(bytes);
-            Ok(file.write_all(piece).doing(DOING)?)
+            Ok(file.write_all(piece).context(DOING)?)
         })?;
         Ok(path)
     }
 
     /// Counts what is about to be kept, and looks now and then whether what the entry still needs fits.
-    fn take(&mut self, bytes: u64, still: Amount) -> Result<(), ImportError> {
+    fn take(&mut self, bytes: u64, still: DiskSpace) -> Result<(), ImportError> {
         self.since_look += bytes;
         if self.since_look < LOOK_EVERY {
             return Ok(());
         }
         self.since_look = 0;
-        let need = Need { likely: still, least: still };
-        Ok(admit(need, self.store.free()?, self.reserve, Amount::default())?)
+        let need = SpaceEstimate { likely: still, least: still };
+        Ok(admit(need, self.store.free()?, self.reserve, DiskSpace::default())?)
     }
 }
 

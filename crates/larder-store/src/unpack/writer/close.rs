@@ -6,17 +6,17 @@ use std::os::fd::AsFd;
 use rustix::fs::{AtFlags, Mode, Stat, chmodat, chownat, statat, utimensat};
 use rustix::io::Errno;
 
-use super::super::archive::{Entry, Kind};
-use super::super::files::{self, Record, RecordKind, path_of};
-use super::super::metadata::{Bearer, hash_of, read_xattrs, set_xattr, timestamps};
+use super::super::archive::{LayerEntry, LayerEntryKind};
+use super::super::layer_manifest::{self, ManifestRecord, RecordKind, path_of};
+use super::super::metadata::{XattrTarget, hash_of, read_xattrs, set_xattr, timestamps};
 use super::super::tree::{DirId, DirMeta, ROOT};
-use super::super::{Compression, UnpackError, Unpacked};
+use super::super::{DetectedCompression, UnpackError, UnpackedLayer};
 use super::create::allocated;
-use super::{Place, Writer};
+use super::{DirEntryName, LayerWriter};
 
-impl Writer<'_> {
+impl LayerWriter<'_> {
     /// Completes the tree and its manifest. Nothing is synced.
-    pub(crate) fn finish(mut self) -> Result<Unpacked, UnpackError> {
+    pub(crate) fn finish(mut self) -> Result<UnpackedLayer, UnpackError> {
         self.drain()?;
         let mut pending = self.finish_links()?;
         self.finish_default_acls()?;
@@ -29,16 +29,17 @@ impl Writer<'_> {
                 self.finish_directory(dir)?;
             }
         }
-        let Writer { target, manifest, void, usage, .. } = self;
+        let LayerWriter { target, manifest, void, usage, .. } = self;
         let manifest_error = |error| UnpackError::file("write the layer manifest", target.files, error);
         manifest.finish().map_err(manifest_error)?;
         if !void.is_empty() {
-            let mut survivors = Survivors { void: &void, orphans: HashMap::new(), stood_for: HashMap::new() };
-            files::rewrite(target.files, |number, record| survivors.keep(number, record), &[])
+            let mut survivors =
+                RecordFilter { void: &void, orphans: HashMap::new(), stood_for: HashMap::new() };
+            layer_manifest::rewrite(target.files, |number, record| survivors.keep(number, record), &[])
                 .map_err(|cause| UnpackError::Manifest { path: target.files.to_owned(), cause })?;
         }
-        Ok(Unpacked {
-            compression: Compression::None,
+        Ok(UnpackedLayer {
+            compression: DetectedCompression::None,
             compressed_bytes: 0,
             plain_bytes: 0,
             entries: 0,
@@ -58,7 +59,7 @@ impl Writer<'_> {
             let path = self.tree.path(dir);
             let fail = |errno: Errno| UnpackError::file("set attributes of", path_of(&path), errno);
             let here = self.tree.open(dir).map_err(|stuck| stuck.at(&path))?;
-            let on = Bearer::Open(here.as_fd());
+            let on = XattrTarget::Open(here.as_fd());
             set_xattr(on, b"system.posix_acl_default", &acl).map_err(fail)?;
             self.tree.node_mut(dir).xattrs = hash_of(&read_xattrs(on).map_err(fail)?);
         }
@@ -69,7 +70,7 @@ impl Writer<'_> {
         let path = self.tree.path(dir);
         let fail = |doing, errno: Errno| UnpackError::file(doing, path_of(&path), errno);
         self.mark_directory(dir, &path)?;
-        let (parent, name) = self.tree.place(dir);
+        let (parent, name) = self.tree.parent_and_name(dir);
         let name = if dir == ROOT { b".".to_vec() } else { name.to_vec() };
         let here = self.tree.open(parent).map_err(|stuck| stuck.at(&path))?;
         let node = self.tree.node(dir);
@@ -79,7 +80,7 @@ impl Writer<'_> {
         let stat: Stat =
             statat(&*here, name, AtFlags::SYMLINK_NOFOLLOW).map_err(|errno| fail("look at", errno))?;
         let mode = u32::from(meta.mode);
-        if let Some((uid, gid)) = self.options.own((meta.uid, meta.gid), &stat) {
+        if let Some((uid, gid)) = self.options.owner_to_set((meta.uid, meta.gid), &stat) {
             chownat(&*here, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)
                 .map_err(|errno| fail("set the owner of", errno))?;
         }
@@ -92,7 +93,7 @@ impl Writer<'_> {
             .map_err(|errno| fail("set the time of", errno))?;
         self.usage.inodes += 1;
         self.usage.allocated_bytes += allocated(&stat);
-        let record = Record {
+        let record = ManifestRecord {
             kind: RecordKind::Directory { implicit, opaque },
             mode,
             uid: meta.uid,
@@ -111,7 +112,7 @@ impl Writer<'_> {
         let entry = directory_entry(path, self.tree.node(dir).meta);
         for found in rustix::fs::Dir::read_from(&*here).map_err(fail)? {
             let found = found.map_err(fail)?;
-            let place = Place { dir, name: found.file_name().to_bytes() };
+            let place = DirEntryName { dir, name: found.file_name().to_bytes() };
             let is_name = !matches!(place.name, b"." | b"..");
             if is_name && self.tree.child(dir, place.name).is_none() && self.is_whiteout(place, &entry)? {
                 self.clear(place, &entry)?;
@@ -133,7 +134,7 @@ impl Writer<'_> {
         let here = self.tree.open(dir).map_err(|stuck| stuck.at(path))?;
         let name = self.options.overlay.xattr("opaque");
         let fail = |errno: Errno| UnpackError::file("mark the opaque directory", path_of(path), errno);
-        match set_xattr(Bearer::Open(here.as_fd()), name.as_bytes(), value) {
+        match set_xattr(XattrTarget::Open(here.as_fd()), name.as_bytes(), value) {
             Ok(true) => Ok(()),
             Ok(false) => Err(fail(Errno::PERM)),
             Err(errno) => Err(fail(errno)),
@@ -142,10 +143,10 @@ impl Writer<'_> {
 }
 
 /// A directory's own description as an entry, for errors and for what replaces entries.
-fn directory_entry(path: &[u8], meta: DirMeta) -> Entry {
-    Entry {
+fn directory_entry(path: &[u8], meta: DirMeta) -> LayerEntry {
+    LayerEntry {
         path: path.to_vec(),
-        kind: Kind::Directory,
+        kind: LayerEntryKind::Directory,
         link: Vec::new(),
         size: 0,
         mode: meta.mode.into(),
@@ -158,26 +159,26 @@ fn directory_entry(path: &[u8], meta: DirMeta) -> Entry {
 }
 
 /// Drops the records of what was replaced, and gives a file that lost its first name the record of the next one.
-struct Survivors<'a> {
+struct RecordFilter<'a> {
     /// Replaced paths, and the number of the first record that this leaves alone.
     void: &'a HashMap<Vec<u8>, u64>,
     /// Files whose record went, by its number: other names of theirs may be left, the first of which takes its place.
-    orphans: HashMap<u64, (Record, Option<Vec<u8>>)>,
+    orphans: HashMap<u64, (ManifestRecord, Option<Vec<u8>>)>,
     /// What names that went, of files and of hard links, stood for when they did.
-    stood_for: HashMap<Vec<u8>, Root>,
+    stood_for: HashMap<Vec<u8>, HardLinkRecord>,
 }
 
 /// The record that hard links lead to.
 #[derive(Clone)]
-enum Root {
+enum HardLinkRecord {
     /// It stays, under this path.
     Stays(Vec<u8>),
     /// It went.
     Orphan(u64),
 }
 
-impl Survivors<'_> {
-    fn keep(&mut self, number: u64, record: Record) -> Option<Record> {
+impl RecordFilter<'_> {
+    fn keep(&mut self, number: u64, record: ManifestRecord) -> Option<ManifestRecord> {
         let gone = self.is_void(&record.path, number);
         match &record.kind {
             // Directories are recorded last, when all that was replaced is gone.
@@ -186,27 +187,30 @@ impl Survivors<'_> {
                 let root = if self.is_void(target, number) {
                     self.stood_for.get(target)?.clone()
                 } else {
-                    Root::Stays(target.clone())
+                    HardLinkRecord::Stays(target.clone())
                 };
                 if gone {
                     self.stood_for.insert(record.path, root);
                     return None;
                 }
                 let number = match root {
-                    Root::Stays(target) => {
-                        return Some(Record { kind: RecordKind::HardLink { target }, ..record });
+                    HardLinkRecord::Stays(target) => {
+                        return Some(ManifestRecord { kind: RecordKind::HardLink { target }, ..record });
                     }
-                    Root::Orphan(number) => number,
+                    HardLinkRecord::Orphan(number) => number,
                 };
                 let (file, name) = self.orphans.get_mut(&number)?;
                 if let Some(name) = name {
-                    return Some(Record { kind: RecordKind::HardLink { target: name.clone() }, ..record });
+                    return Some(ManifestRecord {
+                        kind: RecordKind::HardLink { target: name.clone() },
+                        ..record
+                    });
                 }
                 *name = Some(record.path.clone());
-                Some(Record { path: record.path, ..file.clone() })
+                Some(ManifestRecord { path: record.path, ..file.clone() })
             }
             _ if gone => {
-                self.stood_for.insert(record.path.clone(), Root::Orphan(number));
+                self.stood_for.insert(record.path.clone(), HardLinkRecord::Orphan(number));
                 self.orphans.insert(number, (record, None));
                 None
             }

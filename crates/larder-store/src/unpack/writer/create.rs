@@ -5,12 +5,12 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use rustix::fs::{Gid, Mode, OFlags, Stat, Uid, fchmod, fchown, fstat, ftruncate, futimens, openat};
 use rustix::io::Errno;
 
-use super::super::archive::{Archive, Entry, Extent};
+use super::super::archive::{LayerArchive, LayerEntry, SparseExtent};
 use super::super::error::UnpackError;
-use super::super::files::path_of;
-use super::super::metadata::{Applied, Bearer, apply_xattrs, timestamps};
-use super::super::options::{Options, Owners};
-use super::super::stream::Feed;
+use super::super::layer_manifest::path_of;
+use super::super::metadata::{XattrResult, XattrTarget, apply_xattrs, timestamps};
+use super::super::options::{OwnerMode, UnpackOptions};
+use super::super::stream::BufferSource;
 use super::super::write_behind::WriteBehind;
 
 pub(super) fn allocated(stat: &Stat) -> u64 {
@@ -18,7 +18,7 @@ pub(super) fn allocated(stat: &Stat) -> u64 {
 }
 
 /// What a new file turned out to be.
-pub(super) struct Described {
+pub(super) struct CreatedFile {
     pub(super) allocated: u64,
     /// Hash of its attributes.
     pub(super) xattrs: Option<u32>,
@@ -29,8 +29,8 @@ pub(super) struct Described {
 pub(super) fn create(
     dir: BorrowedFd<'_>,
     name: &[u8],
-    entry: &Entry,
-    options: &Options,
+    entry: &LayerEntry,
+    options: &UnpackOptions,
 ) -> Result<OwnedFd, Errno> {
     let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     // No set-id bits before the owner is right.
@@ -41,50 +41,50 @@ pub(super) fn create(
 /// Owner, attributes, mode and time of a file that was just written.
 pub(super) fn describe_file(
     file: BorrowedFd<'_>,
-    entry: &Entry,
-    options: &Options,
-) -> Result<Described, UnpackError> {
+    entry: &LayerEntry,
+    options: &UnpackOptions,
+) -> Result<CreatedFile, UnpackError> {
     let fail = |doing, errno: Errno| UnpackError::file(doing, path_of(&entry.path), errno);
     let mode = options.disk_mode(entry.mode, 0o400);
     let stat = fstat(file).map_err(|errno| fail("look at", errno))?;
-    if let Some((uid, gid)) = options.own((entry.uid, entry.gid), &stat) {
+    if let Some((uid, gid)) = options.owner_to_set((entry.uid, entry.gid), &stat) {
         fchown(file, Some(uid), Some(gid)).map_err(|errno| fail("set the owner of", errno))?;
     }
-    let Applied { hash, skipped } =
-        apply_xattrs(Bearer::Open(file), &entry.xattrs).map_err(|errno| fail("set attributes of", errno))?;
+    let XattrResult { hash, skipped } = apply_xattrs(XattrTarget::Open(file), &entry.xattrs)
+        .map_err(|errno| fail("set attributes of", errno))?;
     // The process's umask may have taken bits away.
     if stat.st_mode & 0o7777 != mode || (hash.is_some() && has_acl(entry)) {
         fchmod(file, Mode::from_raw_mode(mode)).map_err(|errno| fail("set the mode of", errno))?;
     }
     futimens(file, &timestamps(entry.mtime)).map_err(|errno| fail("set the time of", errno))?;
-    Ok(Described { allocated: allocated(&stat), xattrs: hash, skipped_xattrs: skipped })
+    Ok(CreatedFile { allocated: allocated(&stat), xattrs: hash, skipped_xattrs: skipped })
 }
 
-impl Options {
+impl UnpackOptions {
     /// The owner to set, if it is to be set and differs from what the file has.
-    pub(super) fn own(&self, (uid, gid): (u32, u32), stat: &Stat) -> Option<(Uid, Gid)> {
+    pub(super) fn owner_to_set(&self, (uid, gid): (u32, u32), stat: &Stat) -> Option<(Uid, Gid)> {
         let differs = stat.st_uid != uid || stat.st_gid != gid;
-        (self.owners == Owners::Apply && differs).then(|| (Uid::from_raw(uid), Gid::from_raw(gid)))
+        (self.owners == OwnerMode::Apply && differs).then(|| (Uid::from_raw(uid), Gid::from_raw(gid)))
     }
 
     /// The mode on disk: without owners, this user keeps the bits that it needs itself.
     pub(super) fn disk_mode(&self, mode: u32, needed: u32) -> u32 {
         match self.owners {
-            Owners::Apply => mode,
-            Owners::Record => mode | needed,
+            OwnerMode::Apply => mode,
+            OwnerMode::Record => mode | needed,
         }
     }
 }
 
-fn has_acl(entry: &Entry) -> bool {
+fn has_acl(entry: &LayerEntry) -> bool {
     entry.xattrs.iter().any(|(name, _)| name.starts_with(b"system."))
 }
 
 /// Writes the content as it comes. Returns its checksum.
 pub(super) fn write_all(
     file: BorrowedFd<'_>,
-    entry: &Entry,
-    archive: &mut Archive<'_, impl Feed>,
+    entry: &LayerEntry,
+    archive: &mut LayerArchive<'_, impl BufferSource>,
     write_behind: Option<&WriteBehind>,
 ) -> Result<u32, UnpackError> {
     let mut checksum = crc32fast::Hasher::new();
@@ -117,9 +117,9 @@ pub(super) fn write_all(
 /// Writes the parts where they belong, and leaves holes between them.
 pub(super) fn write_sparse(
     file: BorrowedFd<'_>,
-    entry: &Entry,
-    extents: &[Extent],
-    archive: &mut Archive<'_, impl Feed>,
+    entry: &LayerEntry,
+    extents: &[SparseExtent],
+    archive: &mut LayerArchive<'_, impl BufferSource>,
 ) -> Result<u32, UnpackError> {
     let fail = |errno| UnpackError::file("write", path_of(&entry.path), errno);
     let mut checksum = crc32fast::Hasher::new();
@@ -142,10 +142,10 @@ pub(super) fn write_sparse(
 /// Writes the whole content of a small file, and describes it. Returns the checksum of its content as well.
 pub(super) fn write_and_describe(
     file: BorrowedFd<'_>,
-    entry: &Entry,
+    entry: &LayerEntry,
     bytes: &[u8],
-    options: &Options,
-) -> Result<(Described, u32), UnpackError> {
+    options: &UnpackOptions,
+) -> Result<(CreatedFile, u32), UnpackError> {
     let mut rest = bytes;
     while !rest.is_empty() {
         let written = rustix::io::retry_on_intr(|| rustix::io::write(file, rest))

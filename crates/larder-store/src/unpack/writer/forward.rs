@@ -2,18 +2,18 @@
 
 use std::collections::HashMap;
 
-use super::super::archive::Entry;
+use super::super::archive::LayerEntry;
 use super::super::tree::DirId;
 
 /// Links whose target was not there when they came, by directory and name.
 #[derive(Default)]
-pub(super) struct ForwardLinks {
-    links: HashMap<(DirId, Vec<u8>), (u64, Entry)>,
+pub(super) struct ForwardHardLinks {
+    links: HashMap<(DirId, Vec<u8>), (u64, LayerEntry)>,
     count: u64,
 }
 
-impl ForwardLinks {
-    pub(super) fn add(&mut self, dir: DirId, name: &[u8], entry: Entry) {
+impl ForwardHardLinks {
+    pub(super) fn add(&mut self, dir: DirId, name: &[u8], entry: LayerEntry) {
         self.count += 1;
         self.links.insert((dir, name.to_vec()), (self.count, entry));
     }
@@ -35,7 +35,7 @@ impl ForwardLinks {
     }
 
     /// All of them, in the order of the archive.
-    pub(super) fn take(&mut self) -> Vec<(DirId, Vec<u8>, Entry)> {
+    pub(super) fn take(&mut self) -> Vec<(DirId, Vec<u8>, LayerEntry)> {
         let mut links: Vec<_> = self.links.drain().collect();
         links.sort_unstable_by_key(|(_, (number, _))| *number);
         links.into_iter().map(|((dir, name), (_, entry))| (dir, name, entry)).collect()

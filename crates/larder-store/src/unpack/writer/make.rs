@@ -7,25 +7,25 @@ use rustix::fs::{
 };
 use rustix::io::Errno;
 
-use super::super::archive::{Archive, Entry, Extent};
-use super::super::error::{Refusal, UnpackError};
-use super::super::files::{RecordKind, path_of};
+use super::super::archive::{LayerArchive, LayerEntry, SparseExtent};
+use super::super::error::{EntryRefusal, UnpackError};
+use super::super::layer_manifest::{RecordKind, path_of};
 use super::super::metadata::{
-    Applied, Bearer, apply_xattrs, clear_xattrs, has_xattr, is_default_acl, set_xattr, timestamps,
+    XattrResult, XattrTarget, apply_xattrs, clear_xattrs, has_xattr, is_default_acl, set_xattr, timestamps,
 };
-use super::super::stream::Feed;
-use super::super::tree::{DirId, DirMeta, Stuck};
-use super::create::{Described, allocated, create, describe_file, write_all, write_sparse};
-use super::{Place, Writer};
+use super::super::stream::BufferSource;
+use super::super::tree::{DirId, DirMeta, PathError};
+use super::create::{CreatedFile, allocated, create, describe_file, write_all, write_sparse};
+use super::{DirEntryName, LayerWriter};
 
-impl Writer<'_> {
+impl LayerWriter<'_> {
     /// A file, with its content.
     pub(super) fn file(
         &mut self,
-        place: Place<'_>,
-        entry: &Entry,
-        extents: Option<&[Extent]>,
-        archive: &mut Archive<'_, impl Feed>,
+        place: DirEntryName<'_>,
+        entry: &LayerEntry,
+        extents: Option<&[SparseExtent]>,
+        archive: &mut LayerArchive<'_, impl BufferSource>,
     ) -> Result<(), UnpackError> {
         let options = self.options;
         let file = self.in_place(place, entry, "create", |dir, name| create(dir, name, entry, options))?;
@@ -38,21 +38,21 @@ impl Writer<'_> {
         if let Some(write_behind) = &options.write_behind {
             write_behind.take(file, entry.size);
         }
-        let extents = extents.map(<[Extent]>::to_vec);
+        let extents = extents.map(<[SparseExtent]>::to_vec);
         let kind = RecordKind::File { size: entry.size, checksum, extents };
         self.record(place, entry, kind, described.xattrs)
     }
 
     /// Adds up what a file takes.
-    pub(super) fn count_file(&mut self, file: &Described) {
+    pub(super) fn count_file(&mut self, file: &CreatedFile) {
         self.usage.inodes += 1;
         self.usage.allocated_bytes += file.allocated;
         self.skipped_xattrs += file.skipped_xattrs;
     }
 
-    pub(super) fn symlink(&mut self, place: Place<'_>, entry: &Entry) -> Result<(), UnpackError> {
+    pub(super) fn symlink(&mut self, place: DirEntryName<'_>, entry: &LayerEntry) -> Result<(), UnpackError> {
         if entry.link.is_empty() {
-            return Err(UnpackError::refused(&entry.path, Refusal::EmptyLink));
+            return Err(UnpackError::refused(&entry.path, EntryRefusal::EmptyLink));
         }
         self.in_place(place, entry, "make the link", |dir, name| {
             symlinkat(path_of(&entry.link), dir, path_of(name))
@@ -64,8 +64,8 @@ impl Writer<'_> {
     /// A pipe or device. A device that this process may not make is counted and recorded.
     pub(super) fn special(
         &mut self,
-        place: Place<'_>,
-        entry: &Entry,
+        place: DirEntryName<'_>,
+        entry: &LayerEntry,
         kind: FileType,
     ) -> Result<(), UnpackError> {
         let bits = self.options.disk_mode(entry.mode, 0);
@@ -91,7 +91,11 @@ impl Writer<'_> {
     }
 
     /// Hides a name of the layers below. What this very layer has under that name stays.
-    pub(super) fn whiteout(&mut self, place: Place<'_>, entry: &Entry) -> Result<(), UnpackError> {
+    pub(super) fn whiteout(
+        &mut self,
+        place: DirEntryName<'_>,
+        entry: &LayerEntry,
+    ) -> Result<(), UnpackError> {
         self.drain()?;
         self.hides_lowers = true;
         if self.forward.contains(place.dir, place.name) {
@@ -126,11 +130,11 @@ impl Writer<'_> {
     }
 
     /// The other form of a whiteout: an empty file with a mark. The kernel understands it from 6.7 on.
-    fn marked_whiteout(&mut self, here: BorrowedFd<'_>, place: Place<'_>) -> Result<(), Errno> {
+    fn marked_whiteout(&mut self, here: BorrowedFd<'_>, place: DirEntryName<'_>) -> Result<(), Errno> {
         let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
         let mark = openat(here, path_of(place.name), flags, Mode::RUSR)?;
         let name = self.options.overlay.xattr("whiteout");
-        if !set_xattr(Bearer::Open(mark.as_fd()), name.as_bytes(), b"")? {
+        if !set_xattr(XattrTarget::Open(mark.as_fd()), name.as_bytes(), b"")? {
             return Err(Errno::PERM);
         }
         self.tree.node_mut(place.dir).xattr_whiteouts = true;
@@ -138,7 +142,11 @@ impl Writer<'_> {
     }
 
     /// Whether a whiteout is at this place, in either form.
-    pub(super) fn is_whiteout(&mut self, place: Place<'_>, entry: &Entry) -> Result<bool, UnpackError> {
+    pub(super) fn is_whiteout(
+        &mut self,
+        place: DirEntryName<'_>,
+        entry: &LayerEntry,
+    ) -> Result<bool, UnpackError> {
         let here = self.tree.open(place.dir).map_err(|stuck| stuck.at(&entry.path))?;
         let stat = statat(&*here, path_of(place.name), AtFlags::SYMLINK_NOFOLLOW)
             .map_err(|errno| UnpackError::file("look at", path_of(&entry.path), errno))?;
@@ -147,18 +155,25 @@ impl Writer<'_> {
         let marked = self.tree.node(place.dir).xattr_whiteouts
             && kind == FileType::RegularFile
             && stat.st_size == 0
-            && has_xattr(Bearer::Named(here.as_fd(), place.name), &self.options.overlay.xattr("whiteout"));
+            && has_xattr(
+                XattrTarget::Named(here.as_fd(), place.name),
+                &self.options.overlay.xattr("whiteout"),
+            );
         Ok(device || marked)
     }
 
     /// The directory at a place: the one that is there, or a new one.
-    pub(super) fn directory(&mut self, place: Place<'_>, entry: &Entry) -> Result<DirId, UnpackError> {
+    pub(super) fn directory(
+        &mut self,
+        place: DirEntryName<'_>,
+        entry: &LayerEntry,
+    ) -> Result<DirId, UnpackError> {
         if let Some(dir) = self.tree.child(place.dir, place.name) {
             return Ok(dir);
         }
-        let at = |stuck: Stuck| stuck.at(&entry.path);
+        let at = |stuck: PathError| stuck.at(&entry.path);
         match self.tree.make(place.dir, place.name) {
-            Err(Stuck::System(_, Errno::EXIST)) => {}
+            Err(PathError::System(_, Errno::EXIST)) => {}
             made => return made.map_err(at),
         }
         // What was there hid what lower layers have at this path, and so does this.
@@ -170,7 +185,7 @@ impl Writer<'_> {
     }
 
     /// Notes what an entry says about its directory; attributes are set at once.
-    pub(super) fn describe_directory(&mut self, dir: DirId, entry: &Entry) -> Result<(), UnpackError> {
+    pub(super) fn describe_directory(&mut self, dir: DirId, entry: &LayerEntry) -> Result<(), UnpackError> {
         if !entry.xattrs.is_empty() {
             // A file made meanwhile must not inherit a default ACL.
             self.drain()?;
@@ -183,7 +198,7 @@ impl Writer<'_> {
                 clear_xattrs(&*here)
                     .map_err(|errno| UnpackError::file("set attributes of", path_of(&entry.path), errno))?;
             }
-            hash = self.put_xattrs(Bearer::Open(here.as_fd()), entry)?;
+            hash = self.put_xattrs(XattrTarget::Open(here.as_fd()), entry)?;
             if let Some((_, acl)) = entry.xattrs.iter().rfind(|(name, _)| is_default_acl(name)) {
                 self.charge(acl.len())?;
                 rustix::fs::fremovexattr(&*here, "system.posix_acl_default").ok();
@@ -202,8 +217,8 @@ impl Writer<'_> {
     /// Runs what makes a new name, once more if the name has to be freed first.
     pub(super) fn in_place<T>(
         &mut self,
-        place: Place<'_>,
-        entry: &Entry,
+        place: DirEntryName<'_>,
+        entry: &LayerEntry,
         doing: &'static str,
         make: impl Fn(BorrowedFd<'_>, &[u8]) -> Result<T, Errno>,
     ) -> Result<T, UnpackError> {
@@ -222,19 +237,19 @@ impl Writer<'_> {
     /// Owner, attributes, mode and time of what cannot be opened. Returns the hash of its attributes.
     fn describe_special(
         &mut self,
-        place: Place<'_>,
-        entry: &Entry,
+        place: DirEntryName<'_>,
+        entry: &LayerEntry,
         mode: Option<u32>,
     ) -> Result<Option<u32>, UnpackError> {
         let fail = |doing, errno: Errno| UnpackError::file(doing, path_of(&entry.path), errno);
         let here = self.tree.open(place.dir).map_err(|stuck| stuck.at(&entry.path))?;
         let name = path_of(place.name);
         let stat = statat(&*here, name, AtFlags::SYMLINK_NOFOLLOW).map_err(|errno| fail("look at", errno))?;
-        if let Some((uid, gid)) = self.options.own((entry.uid, entry.gid), &stat) {
+        if let Some((uid, gid)) = self.options.owner_to_set((entry.uid, entry.gid), &stat) {
             chownat(&*here, name, Some(uid), Some(gid), AtFlags::SYMLINK_NOFOLLOW)
                 .map_err(|errno| fail("set the owner of", errno))?;
         }
-        let hash = self.put_xattrs(Bearer::Named(here.as_fd(), place.name), entry)?;
+        let hash = self.put_xattrs(XattrTarget::Named(here.as_fd(), place.name), entry)?;
         if let Some(mode) = mode.filter(|mode| stat.st_mode & 0o7777 != *mode) {
             // It was made here a moment ago and is no link.
             rustix::fs::chmodat(&*here, name, Mode::from_raw_mode(mode), AtFlags::empty())
@@ -247,8 +262,8 @@ impl Writer<'_> {
         Ok(hash)
     }
 
-    fn put_xattrs(&mut self, on: Bearer<'_>, entry: &Entry) -> Result<Option<u32>, UnpackError> {
-        let Applied { hash, skipped } = apply_xattrs(on, &entry.xattrs)
+    fn put_xattrs(&mut self, on: XattrTarget<'_>, entry: &LayerEntry) -> Result<Option<u32>, UnpackError> {
+        let XattrResult { hash, skipped } = apply_xattrs(on, &entry.xattrs)
             .map_err(|errno| UnpackError::file("set attributes of", path_of(&entry.path), errno))?;
         self.skipped_xattrs += skipped;
         Ok(hash)

@@ -6,31 +6,31 @@
 //!
 //! What entries do to each other stays as if they were applied one after the other. Handed out is only a file whose
 //! name no directory of the layer has. An entry for a name that is under way, and everything that looks at names (links,
-//! whiteouts, parents behind links, making room), waits for all that is under way first: [`Writer::drain`]. Where
+//! whiteouts, parents behind links, making room), waits for all that is under way first: [`LayerWriter::drain`]. Where
 //! the name turns out to be taken, the file comes back and is made here. Records keep the archive's order.
 
 use std::os::fd::AsFd;
 
-use super::super::archive::{Archive, Entry};
+use super::super::archive::{LayerArchive, LayerEntry};
 use super::super::error::UnpackError;
-use super::super::files::{Record, RecordKind};
-use super::super::stream::Feed;
-use super::create::{Described, create, write_and_describe};
-use super::crew::{Crew, Job, KEPT_BYTES, Outcome, SMALL, weight};
-use super::{Place, Writer};
+use super::super::layer_manifest::{ManifestRecord, RecordKind};
+use super::super::stream::BufferSource;
+use super::create::{CreatedFile, create, write_and_describe};
+use super::file_threads::{FileJob, FileJobResult, FileThreads, KEPT_BYTES, SMALL, weight};
+use super::{DirEntryName, LayerWriter};
 
-impl Writer<'_> {
+impl LayerWriter<'_> {
     /// Whether a file at this place may be handed out.
-    pub(super) fn is_small(&self, place: Place<'_>, entry: &Entry) -> bool {
+    pub(super) fn is_small(&self, place: DirEntryName<'_>, entry: &LayerEntry) -> bool {
         self.crew.is_some() && weight(entry) <= SMALL && self.tree.child(place.dir, place.name).is_none()
     }
 
     /// Hands out a file.
     pub(super) fn hand_out(
         &mut self,
-        place: Place<'_>,
-        entry: &Entry,
-        archive: &mut Archive<'_, impl Feed>,
+        place: DirEntryName<'_>,
+        entry: &LayerEntry,
+        archive: &mut LayerArchive<'_, impl BufferSource>,
     ) -> Result<(), UnpackError> {
         let bytes = read_all(entry, archive)?;
         let dir = self.tree.open(place.dir).map_err(|stuck| stuck.at(&entry.path))?;
@@ -38,7 +38,7 @@ impl Writer<'_> {
         let record = self.record_of(place, entry, kind, None);
         let Some(crew) = &mut self.crew else { return Err(UnpackError::Hangup) };
         crew.add(dir, (place.dir, place.name.to_vec()), (entry.clone(), bytes), record)?;
-        while let Some(done) = self.crew.as_ref().and_then(Crew::try_receive) {
+        while let Some(done) = self.crew.as_ref().and_then(FileThreads::try_receive) {
             self.accept(done)?;
         }
         self.limit_records()
@@ -54,7 +54,7 @@ impl Writer<'_> {
     }
 
     /// Waits until all that was handed out is made, if anything at this place is under way.
-    pub(super) fn await_place(&mut self, place: Place<'_>) -> Result<(), UnpackError> {
+    pub(super) fn await_place(&mut self, place: DirEntryName<'_>) -> Result<(), UnpackError> {
         let Some(crew) = &self.crew else { return Ok(()) };
         if crew.under_way.is_empty() || !crew.under_way.contains(&(place.dir, place.name.to_vec())) {
             return Ok(());
@@ -71,7 +71,7 @@ impl Writer<'_> {
         Ok(())
     }
 
-    fn accept(&mut self, done: Vec<(Job, Outcome)>) -> Result<(), UnpackError> {
+    fn accept(&mut self, done: Vec<(FileJob, FileJobResult)>) -> Result<(), UnpackError> {
         let mut taken = self.note_made(done)?;
         if taken.is_empty() {
             return Ok(());
@@ -85,8 +85,8 @@ impl Writer<'_> {
             crew.under_way.clear();
         }
         taken.sort_unstable_by_key(|job| job.number);
-        for Job { number, place: (dir, name), entry, bytes, .. } in taken {
-            let place = Place { dir, name: &name };
+        for FileJob { number, place: (dir, name), entry, bytes, .. } in taken {
+            let place = DirEntryName { dir, name: &name };
             let file =
                 self.in_place(place, &entry, "create", |dir, name| create(dir, name, &entry, self.options))?;
             let made = write_and_describe(file.as_fd(), &entry, &bytes, self.options);
@@ -96,24 +96,24 @@ impl Writer<'_> {
     }
 
     /// Notes what was made; returns what was not, because its name is taken.
-    fn note_made(&mut self, done: Vec<(Job, Outcome)>) -> Result<Vec<Job>, UnpackError> {
+    fn note_made(&mut self, done: Vec<(FileJob, FileJobResult)>) -> Result<Vec<FileJob>, UnpackError> {
         let mut taken = Vec::new();
         for (job, outcome) in done {
             match outcome {
-                Outcome::Made(described, checksum) => {
+                FileJobResult::Made(described, checksum) => {
                     if let Some(crew) = &mut self.crew {
                         crew.under_way.remove(&job.place);
                     }
                     self.note_file(job.number, (described, checksum))?;
                 }
-                Outcome::Exists => taken.push(job),
-                Outcome::Failed(error) => return Err(error),
+                FileJobResult::Exists => taken.push(job),
+                FileJobResult::Failed(error) => return Err(error),
             }
         }
         Ok(taken)
     }
 
-    fn note_file(&mut self, number: u64, (made, checksum): (Described, u32)) -> Result<(), UnpackError> {
+    fn note_file(&mut self, number: u64, (made, checksum): (CreatedFile, u32)) -> Result<(), UnpackError> {
         self.count_file(&made);
         let Some(crew) = &mut self.crew else { return Ok(()) };
         crew.records.ready(number, checksum, made.xattrs);
@@ -121,7 +121,7 @@ impl Writer<'_> {
     }
 
     /// Adds a record behind those that wait.
-    pub(super) fn put(&mut self, record: Record) -> Result<(), UnpackError> {
+    pub(super) fn put(&mut self, record: ManifestRecord) -> Result<(), UnpackError> {
         let added = match &mut self.crew {
             Some(crew) if !crew.records.is_empty() => {
                 crew.records.push(record, true);
@@ -133,7 +133,10 @@ impl Writer<'_> {
     }
 }
 
-fn read_all(entry: &Entry, archive: &mut Archive<'_, impl Feed>) -> Result<Vec<u8>, UnpackError> {
+fn read_all(
+    entry: &LayerEntry,
+    archive: &mut LayerArchive<'_, impl BufferSource>,
+) -> Result<Vec<u8>, UnpackError> {
     let mut bytes = Vec::with_capacity(usize::try_from(entry.size.min(SMALL)).unwrap_or(0));
     loop {
         let piece = archive.content()?;

@@ -1,41 +1,42 @@
 //! Bytes that are not those that were promised: damaged on the way, changed, or random.
 
-use larder_store::unpack::{Options, Stage, Threads, UnpackError};
-use larder_testkit::archive::{Entry, seal};
+use larder_store::unpack::{LayerEncoding, UnpackError, UnpackOptions, UnpackThreads};
+use larder_testkit::archive::{TarBuilderEntry, seal};
 use proptest::prelude::*;
 
 use super::entries;
-use crate::support::{Layer, digest, gzip};
+use crate::support::{UnpackDir, digest, gzip};
 
 #[test]
 fn wrong_bytes_are_reported_before_what_they_look_like() {
-    let plain = entries([Entry::file("f", vec![b'x'; 100_000])]);
+    let plain = entries([TarBuilderEntry::file("f", vec![b'x'; 100_000])]);
     let sound = gzip(&plain);
     let mut changed = sound.clone();
     let middle = changed.len() / 2;
     changed[middle] ^= 0xff;
-    for threads in [Threads::One, Threads::Two, Threads::Many] {
-        let options = Options { threads, ..Options::default() };
+    for threads in [UnpackThreads::One, UnpackThreads::Two, UnpackThreads::Many] {
+        let options = UnpackOptions { threads, ..UnpackOptions::default() };
         let (digest, diff_id) = (digest(&sound), digest(&plain));
-        let expected = |size| larder_store::unpack::Expected {
+        let expected = |size| larder_store::unpack::ExpectedLayer {
             digest: Some(&digest),
             size: Some(size),
             diff_id: &diff_id,
         };
-        let unpack =
-            |bytes: &[u8], size| Layer::new().unpack_expecting(bytes, &expected(size), &options).unwrap_err();
+        let unpack = |bytes: &[u8], size| {
+            UnpackDir::new().unpack_expecting(bytes, &expected(size), &options).unwrap_err()
+        };
         let size = sound.len() as u64;
         let error = unpack(&changed, size);
-        assert!(matches!(error, UnpackError::Digest { stage: Stage::Compressed, .. }), "{error:?}");
+        assert!(matches!(error, UnpackError::Digest { stage: LayerEncoding::Compressed, .. }), "{error:?}");
         assert!(error.is_wrong_bytes());
         let error = unpack(&sound[..middle], size);
         assert!(matches!(error, UnpackError::Size { more: false, .. }), "{error:?}");
         let error = unpack(&[&sound[..], b"more"].concat(), size);
         assert!(matches!(error, UnpackError::Size { more: true, .. }), "{error:?}");
         // A sound archive, but another one than the config names.
-        let other = larder_store::unpack::Expected { digest: None, size: None, diff_id: &digest };
-        let error = Layer::new().unpack_expecting(&sound, &other, &options).unwrap_err();
-        assert!(matches!(error, UnpackError::Digest { stage: Stage::Plain, .. }), "{error:?}");
+        let other = larder_store::unpack::ExpectedLayer { digest: None, size: None, diff_id: &digest };
+        let error = UnpackDir::new().unpack_expecting(&sound, &other, &options).unwrap_err();
+        assert!(matches!(error, UnpackError::Digest { stage: LayerEncoding::Plain, .. }), "{error:?}");
         assert!(!error.is_wrong_bytes());
     }
 }
@@ -51,7 +52,7 @@ proptest! {
         is_cut: bool,
     ) {
         // Without the large file, so that changes hit headers.
-        let mut archive = larder_testkit::archive::tricky()[usize::from(upper)].clone();
+        let mut archive = larder_testkit::archive::edge_case_layers()[usize::from(upper)].clone();
         archive.truncate(60 << 10);
         for (at, byte, header) in &changes {
             let at = at.index(archive.len());
@@ -68,7 +69,7 @@ proptest! {
         if is_cut {
             archive.truncate(cut.index(archive.len()));
         }
-        let layer = Layer::new();
+        let layer = UnpackDir::new();
         if let Ok(unpacked) = layer.unpack(&archive) {
             prop_assert_eq!(layer.damage(), []);
             prop_assert_eq!(unpacked.usage, layer.usage_on_disk());
@@ -79,7 +80,7 @@ proptest! {
     #[test]
     fn random_bytes_never_panic(bytes in prop::collection::vec(any::<u8>(), 0..3000), start in 0..4usize) {
         let start: &[u8] = [&b""[..], &[0x1f, 0x8b, 8], &[0x28, 0xb5, 0x2f, 0xfd], &[0x50, 0x2a, 0x4d, 0x18]][start];
-        let layer = Layer::new();
+        let layer = UnpackDir::new();
         let _ = layer.unpack(&[start, &bytes].concat());
         layer.assert_contained();
     }

@@ -1,37 +1,39 @@
 //! Archives that are cut, changed or packed in an unknown way.
 
-use larder_store::unpack::Refusal;
-use larder_testkit::archive::{Archive, Entry, pax_record, seal};
+use larder_store::unpack::EntryRefusal;
+use larder_testkit::archive::{TarBuilder, TarBuilderEntry, pax_record, seal};
 
-use super::Outcome::{Damaged, Decompress, Foreign, Refused};
-use super::{Case, case};
+use super::ExpectedResult::{Damaged, Decompress, Foreign, Refused};
+use super::{HostileArchive, case};
 use crate::support::gzip;
 
-pub(super) fn damaged() -> Vec<Case> {
-    let good = || Archive::new().with(Entry::file("f", vec![b'x'; 5000]));
-    let mut negative = Entry::file("f", "").header();
+pub(super) fn damaged() -> Vec<HostileArchive> {
+    let good = || TarBuilder::new().with(TarBuilderEntry::file("f", vec![b'x'; 5000]));
+    let mut negative = TarBuilderEntry::file("f", "").header();
     negative[124..136].fill(0xff);
     seal(&mut negative);
-    let mut wrong_sum = Entry::file("f", "").header();
+    let mut wrong_sum = TarBuilderEntry::file("f", "").header();
     wrong_sum[0] = b'g';
     let pax = |records: &[u8]| {
-        Archive::new()
-            .with(Entry { data: records.to_vec(), ..Entry::new(b'x', "x") })
-            .with(Entry::file("f", ""))
+        TarBuilder::new()
+            .with(TarBuilderEntry { data: records.to_vec(), ..TarBuilderEntry::new(b'x', "x") })
+            .with(TarBuilderEntry::file("f", ""))
             .finish()
     };
-    let packed =
-        |name, plain: Vec<u8>, compressed, outcome| Case { compressed, ..case(name, plain, outcome) };
+    let packed = |name, plain: Vec<u8>, compressed, outcome| HostileArchive {
+        compressed,
+        ..case(name, plain, outcome)
+    };
     let plain = good().finish();
     vec![
         case("cut in a file", good().unfinished()[..2000].to_vec(), Damaged("middle of a file")),
         case("cut in a header", good().unfinished()[..300].to_vec(), Damaged("middle of a header")),
-        case("a wrong checksum", Archive::new().raw(&wrong_sum).finish(), Damaged("checksum")),
-        case("a negative size", Archive::new().raw(&negative).finish(), Damaged("invalid entry size")),
+        case("a wrong checksum", TarBuilder::new().raw(&wrong_sum).finish(), Damaged("checksum")),
+        case("a negative size", TarBuilder::new().raw(&negative).finish(), Damaged("invalid entry size")),
         case(
             "a size over 63 bits",
-            Archive::new().raw(&Entry::file("f", "").claiming(1 << 63).header()).finish(),
-            Refused(Refusal::Size),
+            TarBuilder::new().raw(&TarBuilderEntry::file("f", "").with_false_size(1 << 63).header()).finish(),
+            Refused(EntryRefusal::Size),
         ),
         case("a size that is no number", pax(&pax_record(b"size", b"1e3")), Damaged("malformed")),
         case("a record longer than its header", pax(b"99 path=x\n"), Damaged("")),

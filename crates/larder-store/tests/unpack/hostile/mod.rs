@@ -6,48 +6,64 @@ mod damaged;
 mod nonsense;
 mod ways_out;
 
-use larder_store::unpack::{Limits, Options, Refusal, Threads, UnpackError, Unpacked};
-use larder_testkit::archive::{Archive, Entry};
+use larder_store::unpack::{
+    EntryRefusal, UnpackError, UnpackLimits, UnpackOptions, UnpackThreads, UnpackedLayer,
+};
+use larder_testkit::archive::{TarBuilder, TarBuilderEntry};
 
-use crate::support::Layer;
+use crate::support::UnpackDir;
 
-type Check = fn(&Layer, &Unpacked);
+type LayerAssertion = fn(&UnpackDir, &UnpackedLayer);
 
-enum Outcome {
-    Refused(Refusal),
+enum ExpectedResult {
+    Refused(EntryRefusal),
     Limit(&'static str),
     /// The text says this about the archive.
     Damaged(&'static str),
     Decompress,
     Foreign,
     /// Unpacked, inside; and this holds.
-    Contained(Check),
+    Contained(LayerAssertion),
 }
 
-use Outcome::{Contained, Damaged, Decompress, Foreign, Limit, Refused};
+use ExpectedResult::{Contained, Damaged, Decompress, Foreign, Limit, Refused};
 
-struct Case {
+struct HostileArchive {
     name: &'static str,
     compressed: Vec<u8>,
     plain: Vec<u8>,
-    options: Options,
-    outcome: Outcome,
+    options: UnpackOptions,
+    outcome: ExpectedResult,
 }
 
-fn case(name: &'static str, archive: Vec<u8>, outcome: Outcome) -> Case {
-    Case { name, compressed: archive.clone(), plain: archive, options: Options::default(), outcome }
+fn case(name: &'static str, archive: Vec<u8>, outcome: ExpectedResult) -> HostileArchive {
+    HostileArchive {
+        name,
+        compressed: archive.clone(),
+        plain: archive,
+        options: UnpackOptions::default(),
+        outcome,
+    }
 }
 
-fn entries(entries: impl IntoIterator<Item = Entry>) -> Vec<u8> {
-    Archive::new().extend(entries).finish()
+fn entries(entries: impl IntoIterator<Item = TarBuilderEntry>) -> Vec<u8> {
+    TarBuilder::new().extend(entries).finish()
 }
 
-fn limited(name: &'static str, archive: Vec<u8>, limits: Limits, outcome: Outcome) -> Case {
-    Case { options: Options { limits, ..Options::default() }, ..case(name, archive, outcome) }
+fn limited(
+    name: &'static str,
+    archive: Vec<u8>,
+    limits: UnpackLimits,
+    outcome: ExpectedResult,
+) -> HostileArchive {
+    HostileArchive {
+        options: UnpackOptions { limits, ..UnpackOptions::default() },
+        ..case(name, archive, outcome)
+    }
 }
 
-fn run(case: &Case, layer: &Layer, threads: Threads) {
-    let options = Options { threads, ..case.options.clone() };
+fn run(case: &HostileArchive, layer: &UnpackDir, threads: UnpackThreads) {
+    let options = UnpackOptions { threads, ..case.options.clone() };
     let result = layer.unpack_with(&case.compressed, &case.plain, &options);
     let name = case.name;
     match (&case.outcome, &result) {
@@ -66,11 +82,11 @@ fn run(case: &Case, layer: &Layer, threads: Threads) {
     layer.assert_contained();
 }
 
-fn run_all(cases: impl Fn(&Layer) -> Vec<Case>) {
-    let count = cases(&Layer::new()).len();
+fn run_all(cases: impl Fn(&UnpackDir) -> Vec<HostileArchive>) {
+    let count = cases(&UnpackDir::new()).len();
     for at in 0..count {
-        for threads in [Threads::One, Threads::Two, Threads::Many] {
-            let layer = Layer::new();
+        for threads in [UnpackThreads::One, UnpackThreads::Two, UnpackThreads::Many] {
+            let layer = UnpackDir::new();
             run(&cases(&layer)[at], &layer, threads);
         }
     }

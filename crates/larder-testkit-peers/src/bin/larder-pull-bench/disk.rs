@@ -9,7 +9,7 @@ use crate::Outcome;
 
 /// How the loop device writes to the file behind it.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Behind {
+pub(crate) enum LoopFileIo {
     /// Through the page cache: every byte is there twice.
     Cached,
     /// Past the page cache, as to a disk.
@@ -17,29 +17,29 @@ pub(crate) enum Behind {
 }
 
 /// An ext4 on a loop device, mounted. Dropping it unmounts and removes it.
-pub(crate) struct Disk {
+pub(crate) struct LoopDisk {
     folder: TempDir,
     device: String,
     mounted: PathBuf,
 }
 
-impl Disk {
+impl LoopDisk {
     /// Makes one below `dir`; it takes what is written to it, 16 GB at most.
     ///
     /// Nothing is left to be written later but what the pull writes: an ext4 fills in its inode tables when it is first
     /// mounted, a quarter of a gigabyte here, unless they are made at once.
-    pub(crate) fn new(dir: &Path, behind: Behind) -> Outcome<Disk> {
+    pub(crate) fn new(dir: &Path, behind: LoopFileIo) -> Outcome<LoopDisk> {
         let folder = tempfile::Builder::new().prefix("larder-pull-bench-").tempdir_in(dir)?;
         let (image, mounted) = (folder.path().join("disk"), folder.path().join("mnt"));
         fs_err::File::create(&image)?.set_len(16 << 30)?;
         fs_err::create_dir(&mounted)?;
         let mut attach = Command::new("losetup");
         attach.args(["-f", "--show"]);
-        if behind == Behind::Direct {
+        if behind == LoopFileIo::Direct {
             attach.arg("--direct-io=on");
         }
         let device = run(attach.arg(&image))?.trim().to_owned();
-        let disk = Disk { folder, device, mounted };
+        let disk = LoopDisk { folder, device, mounted };
         let at_once = "lazy_itable_init=0,lazy_journal_init=0";
         run(Command::new("mkfs.ext4").args(["-q", "-F", "-E", at_once, &disk.device]))?;
         run(Command::new("mount").arg(&disk.device).arg(&disk.mounted))?;
@@ -53,7 +53,7 @@ impl Disk {
     }
 }
 
-impl Drop for Disk {
+impl Drop for LoopDisk {
     fn drop(&mut self) {
         let unmounted = run(Command::new("umount").args(["-l"]).arg(&self.mounted));
         // It goes once nothing is open in it any more.

@@ -14,10 +14,10 @@ use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 
 use larder_testkit_peers::packages::find_program;
-use larder_testkit_peers::{Availability, Package, Registry, RegistryOptions, require};
+use larder_testkit_peers::{Availability, Package, RegistryOptions, RegistryProcess, require};
 
-use disk::{Behind, Disk};
-use program::{Cost, Kind, Programs};
+use disk::{LoopDisk, LoopFileIo};
+use program::{ProgramPaths, PullCost, PullProgram};
 
 const HELP: &str = "\
 Compare cold pulls of images by larder's own store, containerd and podman (needs root).
@@ -47,7 +47,7 @@ fn main() -> ExitCode {
         eprint!("{HELP}");
         return ExitCode::from(2);
     }
-    match Options::parse(words).and_then(|options| bench(&options)) {
+    match PullBenchOptions::parse(words).and_then(|options| bench(&options)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("larder-pull-bench: {error}");
@@ -56,22 +56,23 @@ fn main() -> ExitCode {
     }
 }
 
-struct Options {
+struct PullBenchOptions {
     runs: usize,
     dir: PathBuf,
-    behind: Behind,
-    only: Option<Vec<Kind>>,
-    programs: Programs,
+    behind: LoopFileIo,
+    only: Option<Vec<PullProgram>>,
+    programs: ProgramPaths,
     layouts: Vec<PathBuf>,
 }
 
-impl Options {
-    fn parse(words: Vec<OsString>) -> Outcome<Options> {
+impl PullBenchOptions {
+    fn parse(words: Vec<OsString>) -> Outcome<PullBenchOptions> {
         let larder = env::current_exe()?.with_file_name("larder");
         let containerd = find_program("containerd").unwrap_or_default();
-        let programs = Programs { larder, containerd, podman: find_program("podman") };
-        let (dir, behind) = (env::temp_dir(), Behind::Cached);
-        let mut options = Options { runs: 3, dir, behind, only: None, programs, layouts: Vec::new() };
+        let programs = ProgramPaths { larder, containerd, podman: find_program("podman") };
+        let (dir, behind) = (env::temp_dir(), LoopFileIo::Cached);
+        let mut options =
+            PullBenchOptions { runs: 3, dir, behind, only: None, programs, layouts: Vec::new() };
         let mut words = words.into_iter();
         while let Some(word) = words.next() {
             let name = word.to_string_lossy().into_owned();
@@ -86,14 +87,14 @@ impl Options {
                 "--dir" => options.dir = value.into(),
                 "--loop" => {
                     options.behind = match &*value.to_string_lossy() {
-                        "cached" => Behind::Cached,
-                        "direct" => Behind::Direct,
+                        "cached" => LoopFileIo::Cached,
+                        "direct" => LoopFileIo::Direct,
                         other => return Err(format!("--loop {other}: it is cached or direct").into()),
                     }
                 }
                 "--only" => {
                     let names = value.to_string_lossy().into_owned();
-                    options.only = Some(names.split(',').map(Kind::named).collect::<Outcome<_>>()?);
+                    options.only = Some(names.split(',').map(PullProgram::named).collect::<Outcome<_>>()?);
                 }
                 "--larder" => options.programs.larder = value.into(),
                 "--containerd" => options.programs.containerd = value.into(),
@@ -107,11 +108,11 @@ impl Options {
     }
 }
 
-fn bench(options: &Options) -> Outcome<()> {
+fn bench(options: &PullBenchOptions) -> Outcome<()> {
     if let Availability::Skip(reason) = require(&Package::ALL) {
         return Err(reason.into());
     }
-    let mut kinds = options.only.clone().unwrap_or_else(|| Kind::ALL.to_vec());
+    let mut kinds = options.only.clone().unwrap_or_else(|| PullProgram::ALL.to_vec());
     kinds.retain(|kind| {
         let lacks = options.programs.lacks(*kind);
         if let Some(lacks) = lacks {
@@ -119,14 +120,14 @@ fn bench(options: &Options) -> Outcome<()> {
         }
         lacks.is_none()
     });
-    let registry = Registry::start(RegistryOptions::default())?;
+    let registry = RegistryProcess::start(RegistryOptions::default())?;
     for (at, layout) in options.layouts.iter().enumerate() {
         let name = format!("bench/image-{at}:1");
         push(layout, &registry.image(&name))?;
-        let mut costs: Vec<Vec<Cost>> = vec![Vec::new(); kinds.len()];
+        let mut costs: Vec<Vec<PullCost>> = vec![Vec::new(); kinds.len()];
         for _ in 0..options.runs {
             for (kind, costs) in kinds.iter().zip(&mut costs) {
-                let disk = Disk::new(&options.dir, options.behind)?;
+                let disk = LoopDisk::new(&options.dir, options.behind)?;
                 costs.push(options.programs.pull(*kind, &registry, &registry.image(&name), disk.path())?);
             }
         }
@@ -147,16 +148,21 @@ fn push(layout: &std::path::Path, image: &str) -> Outcome<()> {
     Err(format!("push {}: {}", layout.display(), String::from_utf8_lossy(&output.stderr).trim()).into())
 }
 
-fn report(layout: &std::path::Path, runs: usize, kinds: &[Kind], costs: &[Vec<Cost>]) -> Outcome<()> {
+fn report(
+    layout: &std::path::Path,
+    runs: usize,
+    kinds: &[PullProgram],
+    costs: &[Vec<PullCost>],
+) -> Outcome<()> {
     let mut table = format!(
         "\n{}: medians of {runs}\n\n\
          | program | wall s | sync after it s | CPU s | peak MiB | disk MB | wall / larder's | larder's CPU / its |\n\
          |---|--:|--:|--:|--:|--:|--:|--:|\n",
         layout.file_name().unwrap_or_default().to_string_lossy()
     );
-    let own = costs.first().map(|costs| Cost::median(costs)).unwrap_or_default();
+    let own = costs.first().map(|costs| PullCost::median(costs)).unwrap_or_default();
     for (kind, costs) in kinds.iter().zip(costs) {
-        let cost = Cost::median(costs);
+        let cost = PullCost::median(costs);
         table += &[
             format!("| {} | {:.2} | {:.2} | {:.2} ", kind.name(), cost.wall, cost.sync, cost.cpu),
             format!("| {:.0} | {:.0} ", cost.peak_mib, cost.disk_mb),

@@ -7,14 +7,14 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use larder_testkit_peers::packages::find_program;
-use larder_testkit_peers::{Containerd, ContainerdOptions, Registry};
+use larder_testkit_peers::{Containerd, ContainerdOptions, RegistryProcess};
 use wait4::Wait4;
 
 use crate::Outcome;
 
 /// Who pulls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum PullProgram {
     Larder,
     /// With the gzip of the Go library.
     Containerd,
@@ -25,37 +25,42 @@ pub(crate) enum Kind {
     Podman,
 }
 
-impl Kind {
-    pub(crate) const ALL: [Kind; 5] =
-        [Kind::Larder, Kind::Containerd, Kind::ContainerdPigz, Kind::ContainerdIgzip, Kind::Podman];
+impl PullProgram {
+    pub(crate) const ALL: [PullProgram; 5] = [
+        PullProgram::Larder,
+        PullProgram::Containerd,
+        PullProgram::ContainerdPigz,
+        PullProgram::ContainerdIgzip,
+        PullProgram::Podman,
+    ];
 
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Kind::Larder => "larder",
-            Kind::Containerd => "containerd",
-            Kind::ContainerdPigz => "containerd+unpigz",
-            Kind::ContainerdIgzip => "containerd+igzip",
-            Kind::Podman => "podman",
+            PullProgram::Larder => "larder",
+            PullProgram::Containerd => "containerd",
+            PullProgram::ContainerdPigz => "containerd+unpigz",
+            PullProgram::ContainerdIgzip => "containerd+igzip",
+            PullProgram::Podman => "podman",
         }
     }
 
-    pub(crate) fn named(name: &str) -> Outcome<Kind> {
-        let kind = Kind::ALL.into_iter().find(|kind| kind.name() == name);
+    pub(crate) fn named(name: &str) -> Outcome<PullProgram> {
+        let kind = PullProgram::ALL.into_iter().find(|kind| kind.name() == name);
         kind.ok_or_else(|| format!("--only {name}: no such program; see --help").into())
     }
 
     /// The program that inflates for containerd, and the names that it goes by.
     fn inflates(self) -> Option<(&'static str, &'static [&'static str])> {
         match self {
-            Kind::ContainerdPigz => Some(("unpigz", &["unpigz"])),
-            Kind::ContainerdIgzip => Some(("igzip", &["igzip", "unpigz"])),
-            Kind::Larder | Kind::Containerd | Kind::Podman => None,
+            PullProgram::ContainerdPigz => Some(("unpigz", &["unpigz"])),
+            PullProgram::ContainerdIgzip => Some(("igzip", &["igzip", "unpigz"])),
+            PullProgram::Larder | PullProgram::Containerd | PullProgram::Podman => None,
         }
     }
 }
 
 /// Where the programs are.
-pub(crate) struct Programs {
+pub(crate) struct ProgramPaths {
     pub(crate) larder: PathBuf,
     pub(crate) containerd: PathBuf,
     pub(crate) podman: Option<PathBuf>,
@@ -63,7 +68,7 @@ pub(crate) struct Programs {
 
 /// What one pull cost. Seconds, MiB of memory, MB of disk.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Cost {
+pub(crate) struct PullCost {
     pub(crate) wall: f64,
     pub(crate) sync: f64,
     pub(crate) cpu: f64,
@@ -71,10 +76,10 @@ pub(crate) struct Cost {
     pub(crate) disk_mb: f64,
 }
 
-impl Cost {
+impl PullCost {
     /// The median of each figure.
-    pub(crate) fn median(costs: &[Cost]) -> Cost {
-        let of = |figure: fn(&Cost) -> f64| {
+    pub(crate) fn median(costs: &[PullCost]) -> PullCost {
+        let of = |figure: fn(&PullCost) -> f64| {
             let mut figures: Vec<f64> = costs.iter().map(figure).collect();
             figures.sort_by(f64::total_cmp);
             let middle = figures.len() / 2;
@@ -84,7 +89,7 @@ impl Cost {
                 _ => figures[middle],
             }
         };
-        Cost {
+        PullCost {
             wall: of(|cost| cost.wall),
             sync: of(|cost| cost.sync),
             cpu: of(|cost| cost.cpu),
@@ -94,34 +99,40 @@ impl Cost {
     }
 }
 
-impl Programs {
+impl ProgramPaths {
     /// What has to be installed first.
-    pub(crate) fn lacks(&self, kind: Kind) -> Option<&'static str> {
+    pub(crate) fn lacks(&self, kind: PullProgram) -> Option<&'static str> {
         match kind {
-            Kind::Larder => None,
-            Kind::Podman => self.podman.is_none().then_some("podman"),
+            PullProgram::Larder => None,
+            PullProgram::Podman => self.podman.is_none().then_some("podman"),
             _ if self.containerd.as_os_str().is_empty() => Some("containerd"),
             _ => kind.inflates().map(|(program, _)| program).filter(|name| find_program(name).is_none()),
         }
     }
 
     /// Pulls `image` into an empty folder on a file system of its own.
-    pub(crate) fn pull(&self, kind: Kind, registry: &Registry, image: &str, root: &Path) -> Outcome<Cost> {
+    pub(crate) fn pull(
+        &self,
+        kind: PullProgram,
+        registry: &RegistryProcess,
+        image: &str,
+        root: &Path,
+    ) -> Outcome<PullCost> {
         let store = root.join("store");
         match kind {
-            Kind::Larder => measure(
+            PullProgram::Larder => measure(
                 Command::new(&self.larder).arg("--root").arg(&store).args(["pull", image]),
                 None,
                 root,
             ),
-            Kind::Podman => {
+            PullProgram::Podman => {
                 let podman = self.podman.as_deref().ok_or("podman is not installed")?;
                 let mut command = Command::new(podman);
                 command.arg("--root").arg(&store).arg("--runroot").arg(root.join("run"));
                 command.args(["--storage-driver", "overlay", "pull", "--tls-verify=false", "--quiet", image]);
                 measure(&mut command, None, root)
             }
-            Kind::Containerd | Kind::ContainerdPigz | Kind::ContainerdIgzip => {
+            PullProgram::Containerd | PullProgram::ContainerdPigz | PullProgram::ContainerdIgzip => {
                 let path = root.join("bin");
                 fs_err::create_dir(&path)?;
                 if let Some((program, names)) = kind.inflates() {
@@ -135,7 +146,7 @@ impl Programs {
                     program: Some(self.containerd.clone()),
                     path: Some(path.into()),
                 })?;
-                containerd.knows(registry)?;
+                containerd.add_registry(registry)?;
                 let mut command = Command::new(&self.larder);
                 command.args(["--backend", &containerd.endpoint(), "pull", image]);
                 measure(&mut command, containerd.pid(), root)
@@ -145,7 +156,7 @@ impl Programs {
 }
 
 #[expect(clippy::disallowed_methods, reason = "what is measured lives in real time")]
-fn measure(command: &mut Command, daemon: Option<u32>, root: &Path) -> Outcome<Cost> {
+fn measure(command: &mut Command, daemon: Option<u32>, root: &Path) -> Outcome<PullCost> {
     use std::time::Instant;
     let folder = File::open(root)?;
     rustix::fs::sync();
@@ -171,7 +182,7 @@ fn measure(command: &mut Command, daemon: Option<u32>, root: &Path) -> Outcome<C
         Some(pid) => peak_kib(pid)?,
         None => ended.rusage.maxrss / 1024,
     };
-    Ok(Cost {
+    Ok(PullCost {
         wall: wall.as_secs_f64(),
         sync: sync.as_secs_f64(),
         cpu: (own + daemon_cpu).as_secs_f64(),

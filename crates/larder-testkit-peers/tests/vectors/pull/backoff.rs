@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use larder::internals::Backoff;
 use larder::pod::Pod;
-use larder::pull::{EnsureRequest, Manager, PullConfig, PullPolicy};
-use larder_testkit::fake_backend::Pull;
+use larder::pull::{EnsureRequest, ImageManager, PullConfig, PullPolicy};
+use larder_testkit::fake_backend::ScriptedPull;
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::stage::Stage;
+use super::backend_under_test::BackendUnderTest;
 use super::{ms, unthrottled};
 
 #[derive(Deserialize)]
@@ -80,15 +80,15 @@ pub(super) struct ThrottleSequence {
 }
 
 /// Asks for one image again and again.
-pub(super) async fn throttle_sequence(input: ThrottleSequence, stage: Stage) -> Value {
+pub(super) async fn throttle_sequence(input: ThrottleSequence, stage: BackendUnderTest) -> Value {
     let config =
         PullConfig { registry_pull_qps: input.qps, registry_burst: input.burst, ..unthrottled(false, None) };
     let start = Instant::now();
-    let manager = Manager::builder(stage.backend.clone()).config(config).build();
+    let manager = ImageManager::builder(stage.backend.clone()).config(config).build();
     let mut accepted = Vec::new();
     for (i, at) in input.requests_at_ms.into_iter().enumerate() {
         tokio::time::advance((start + ms(at)).saturating_duration_since(Instant::now())).await;
-        stage.script.on_pull(Pull::ok("sha256:new", 1));
+        stage.script.on_pull(ScriptedPull::ok("sha256:new", 1));
         let pod = Pod { uid: format!("uid-{i}"), ..Pod::default() };
         accepted.push(manager.ensure(&EnsureRequest::new("app:v1", PullPolicy::Always, pod)).await.is_ok());
     }

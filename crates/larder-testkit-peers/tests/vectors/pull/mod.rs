@@ -3,11 +3,11 @@
 //! What a case says of the runtime is played by a fake. Where it means something there, the case is also run with
 //! larder's own store in the runtime's place; `stage.rs` says how.
 
+mod backend_under_test;
 mod backoff;
-mod noted;
 mod policy;
 mod puller;
-mod stage;
+mod recorders;
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -15,21 +15,21 @@ use std::time::Duration;
 use larder::pull::PullConfig;
 use serde_json::Value;
 
-use crate::{Answer, parse};
-use stage::Stage;
+use crate::{CaseResult, parse};
+use backend_under_test::BackendUnderTest;
 
-pub(crate) fn room(op: &str, input: &Value) -> Option<Answer> {
+pub(crate) fn room(op: &str, input: &Value) -> Option<CaseResult> {
     Some(match op {
         "backoff_sequence" => parse(input).map(backoff::backoff_sequence),
         "throttle_sequence" => {
-            parse(input).map(|input| simulated(backoff::throttle_sequence(input, Stage::fake())))
+            parse(input).map(|input| simulated(backoff::throttle_sequence(input, BackendUnderTest::fake())))
         }
         "pulling_time" => parse(input).map(puller::pulling_time),
         "concurrency" => parse(input).map(|input| simulated(puller::concurrency(input))),
         "start_order" => parse(input).map(|input| simulated(puller::start_order(input))),
         "waiting_events" => parse(input).map(|input| simulated(puller::waiting_events(input))),
         "ensure_sequence" => {
-            parse(input).and_then(|input| simulated(policy::ensure_sequence(input, Stage::fake())))
+            parse(input).and_then(|input| simulated(policy::ensure_sequence(input, BackendUnderTest::fake())))
         }
         _ => return None,
     })
@@ -38,9 +38,11 @@ pub(crate) fn room(op: &str, input: &Value) -> Option<Answer> {
 /// What larder's own store makes of a case, in the same form. `None` for ops that mean nothing there: those about
 /// back-off, queues and times alone ask no backend, or end a runtime's pulls by hand. What crosses a runtime's socket
 /// is not the store's affair either. How many pulls run at once on the store, a scenario of the command line counts.
-pub(crate) fn on_store(op: &str, input: &Value) -> Option<Answer> {
+pub(crate) fn on_store(op: &str, input: &Value) -> Option<CaseResult> {
     let stage = match op {
-        "throttle_sequence" | "ensure_sequence" if stage::can_be_had(input) => Stage::store(),
+        "throttle_sequence" | "ensure_sequence" if backend_under_test::can_be_had(input) => {
+            BackendUnderTest::store()
+        }
         _ => return None,
     };
     Some(match op {

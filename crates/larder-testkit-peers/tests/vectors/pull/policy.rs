@@ -5,16 +5,18 @@ use std::sync::Arc;
 
 use larder::credentials::{PullSecret, SecretCoordinates};
 use larder::pod::{ObjectRef, Pod};
-use larder::pull::{EnsureRequest, Manager, PullConfig, PullPolicy};
+use larder::pull::{EnsureRequest, ImageManager, PullConfig, PullPolicy};
 use larder::reference::ImageId;
-use larder_testkit::fake_backend::{Call, Op, Pull, error};
+use larder_testkit::fake_backend::{BackendCall, BackendOp, ScriptedPull, error};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::noted::{Events, Labels, Marks, MustAttemptPull, Records};
-use super::stage::Stage;
+use super::backend_under_test::BackendUnderTest;
+use super::recorders::{
+    EventRecorder, LabelRecorder, MustAttemptPullAnswer, PullTimeCounter, ScriptedRecords,
+};
 use super::{ms, unthrottled};
-use crate::Answer;
+use crate::CaseResult;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -27,10 +29,10 @@ pub(super) struct EnsureSequence {
     ensure_secret_pulled_images: bool,
     #[serde(default = "default_backoff")]
     backoff: BackoffBounds,
-    throttle: Option<Rate>,
+    throttle: Option<ThrottleInput>,
     #[serde(default)]
     serialize_image_pulls: bool,
-    attempts: Vec<Attempt>,
+    attempts: Vec<EnsureAttempt>,
 }
 
 #[derive(Deserialize)]
@@ -42,21 +44,21 @@ struct BackoffBounds {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Rate {
+struct ThrottleInput {
     qps: u32,
     burst: u32,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Attempt {
+struct EnsureAttempt {
     advance_ms: u64,
     image: Option<String>,
     policy: Option<String>,
     pod_uid: Option<String>,
     inspect_error: Option<String>,
-    pull: Option<PullOutcome>,
-    must_attempt_pull: Option<MustAttemptPull>,
+    pull: Option<PullAnswer>,
+    must_attempt_pull: Option<MustAttemptPullAnswer>,
     record_intent_error: Option<String>,
     #[serde(default)]
     invalid_secret: bool,
@@ -66,7 +68,7 @@ struct Attempt {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct PullOutcome {
+struct PullAnswer {
     image_ref: Option<String>,
     #[serde(default)]
     size: u64,
@@ -83,7 +85,7 @@ fn default_backoff() -> BackoffBounds {
 }
 
 /// One attempt after another, each with what the runtime and the records answer to it.
-pub(super) async fn ensure_sequence(input: EnsureSequence, stage: Stage) -> Answer {
+pub(super) async fn ensure_sequence(input: EnsureSequence, stage: BackendUnderTest) -> CaseResult {
     for (name, id) in &input.present {
         stage.add_present(name, id).await?;
     }
@@ -94,9 +96,9 @@ pub(super) async fn ensure_sequence(input: EnsureSequence, stage: Stage) -> Answ
         registry_burst: input.throttle.as_ref().map_or(0, |rate| rate.burst),
         ..unthrottled(input.serialize_image_pulls, None)
     };
-    let (events, records) = (Arc::new(Events::default()), Arc::new(Records::default()));
-    let (labels, marks) = (Arc::new(Labels::default()), Arc::new(Marks::default()));
-    let mut builder = Manager::builder(stage.backend.clone())
+    let (events, records) = (Arc::new(EventRecorder::default()), Arc::new(ScriptedRecords::default()));
+    let (labels, marks) = (Arc::new(LabelRecorder::default()), Arc::new(PullTimeCounter::default()));
+    let mut builder = ImageManager::builder(stage.backend.clone())
         .config(config)
         .events(events.clone())
         .metrics(labels.clone())
@@ -114,7 +116,7 @@ pub(super) async fn ensure_sequence(input: EnsureSequence, stage: Stage) -> Answ
             // Only asked for by policies that look first; for the others it must stay unused.
             let policy = attempt.policy.as_ref().unwrap_or(&input.policy);
             if policy != "Always" {
-                stage.script.fail_next(Op::Status, error(text));
+                stage.script.fail_next(BackendOp::Status, error(text));
             }
         }
         if let Some(pull) = &attempt.pull {
@@ -144,11 +146,11 @@ pub(super) async fn ensure_sequence(input: EnsureSequence, stage: Stage) -> Answ
     Ok(json!({"attempts": attempts}))
 }
 
-fn scripted(pull: &PullOutcome) -> Result<Pull, String> {
+fn scripted(pull: &PullAnswer) -> Result<ScriptedPull, String> {
     match pull {
-        PullOutcome { error: Some(text), image_ref: None, .. } => Ok(Pull::fails(text)),
-        PullOutcome { error: None, image_ref: Some(image_ref), size, size_error } => {
-            let pull = Pull::ok(image_ref, *size);
+        PullAnswer { error: Some(text), image_ref: None, .. } => Ok(ScriptedPull::fails(text)),
+        PullAnswer { error: None, image_ref: Some(image_ref), size, size_error } => {
+            let pull = ScriptedPull::ok(image_ref, *size);
             Ok(match size_error {
                 Some(text) => pull.then_status_fails(text),
                 None => pull,
@@ -158,7 +160,7 @@ fn scripted(pull: &PullOutcome) -> Result<Pull, String> {
     }
 }
 
-fn request(input: &EnsureSequence, attempt: &Attempt) -> EnsureRequest {
+fn request(input: &EnsureSequence, attempt: &EnsureAttempt) -> EnsureRequest {
     let uid = attempt.pod_uid.clone().unwrap_or_else(|| "uid-1".into());
     let pod = Pod { uid, namespace: "ns".into(), name: "pod".into(), ..Pod::default() };
     let broken = PullSecret {
@@ -176,12 +178,12 @@ fn request(input: &EnsureSequence, attempt: &Attempt) -> EnsureRequest {
 
 /// Names the calls as kubelet's runtime interface does: a status call after a pull asks for the size, any other for
 /// the reference.
-fn runtime_calls(calls: &[Call]) -> Result<Vec<Value>, String> {
+fn runtime_calls(calls: &[BackendCall]) -> Result<Vec<Value>, String> {
     let mut pulled = false;
     let named = calls.iter().map(|call| match call {
-        Call::Status { image } if pulled => Ok(json!({"call": "GetImageSize", "image": image})),
-        Call::Status { image } => Ok(json!({"call": "GetImageRef", "image": image})),
-        Call::Pull { image, .. } => {
+        BackendCall::Status { image } if pulled => Ok(json!({"call": "GetImageSize", "image": image})),
+        BackendCall::Status { image } => Ok(json!({"call": "GetImageRef", "image": image})),
+        BackendCall::Pull { image, .. } => {
             pulled = true;
             Ok(json!({"call": "PullImage", "image": image}))
         }

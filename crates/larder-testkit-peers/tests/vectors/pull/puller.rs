@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use larder::pod::{ObjectRef, Pod};
-use larder::pull::{EnsureRequest, Manager, PullConfig, PullPolicy, PullTimeRecorder, PullTimes};
-use larder_testkit::fake_backend::{Call, FakeBackend, Pull};
+use larder::pull::{EnsureRequest, ImageManager, PullConfig, PullPolicy, PullTimeRecorder, PullTimes};
+use larder_testkit::fake_backend::{BackendCall, FakeBackend, ScriptedPull};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::time::Instant;
 
-use super::noted::Events;
+use super::recorders::EventRecorder;
 use super::{ms, settle, unthrottled};
 
 #[derive(Deserialize)]
@@ -58,20 +58,20 @@ enum ConcurrencyStep {
 }
 
 /// A manager whose runtime pulls end only when the case says so, and the requests made of it.
-struct Held {
+struct PausedPullManager {
     backend: FakeBackend,
-    events: Arc<Events>,
-    manager: Arc<Manager>,
+    events: Arc<EventRecorder>,
+    manager: Arc<ImageManager>,
     requests: usize,
 }
 
-impl Held {
+impl PausedPullManager {
     fn new(config: PullConfig) -> Self {
-        let (backend, events) = (FakeBackend::new(), Arc::new(Events::default()));
+        let (backend, events) = (FakeBackend::new(), Arc::new(EventRecorder::default()));
         backend.hold_pulls();
         let manager =
-            Manager::builder(Arc::new(backend.clone())).config(config).events(events.clone()).build();
-        Held { backend, events, manager: Arc::new(manager), requests: 0 }
+            ImageManager::builder(Arc::new(backend.clone())).config(config).events(events.clone()).build();
+        PausedPullManager { backend, events, manager: Arc::new(manager), requests: 0 }
     }
 
     async fn request(&mut self, image: &str) {
@@ -84,7 +84,7 @@ impl Held {
         settle().await;
     }
 
-    async fn end_one(&self, pull: Pull) {
+    async fn end_one(&self, pull: ScriptedPull) {
         self.backend.finish_pull(pull).expect("a runtime pull is running");
         settle().await;
     }
@@ -92,7 +92,7 @@ impl Held {
     /// Images as requested, in the order in which the runtime was asked for them.
     fn runtime_pulls(&self) -> Vec<String> {
         let pulls = self.backend.calls().into_iter().filter_map(|call| match call {
-            Call::Pull { image, .. } => Some(image.trim_end_matches(":latest").to_owned()),
+            BackendCall::Pull { image, .. } => Some(image.trim_end_matches(":latest").to_owned()),
             _ => None,
         });
         pulls.collect()
@@ -100,7 +100,8 @@ impl Held {
 }
 
 pub(super) async fn concurrency(input: Concurrency) -> Value {
-    let mut held = Held::new(unthrottled(input.serialize_image_pulls, input.max_parallel_image_pulls));
+    let mut held =
+        PausedPullManager::new(unthrottled(input.serialize_image_pulls, input.max_parallel_image_pulls));
     let mut steps = Vec::new();
     for step in input.steps {
         match step {
@@ -111,12 +112,12 @@ pub(super) async fn concurrency(input: Concurrency) -> Value {
             }
             ConcurrencyStep::Finish { count } => {
                 for _ in 0..count {
-                    held.end_one(Pull::ok("sha256:new", 1)).await;
+                    held.end_one(ScriptedPull::ok("sha256:new", 1)).await;
                 }
             }
             ConcurrencyStep::Fail { count } => {
                 for _ in 0..count {
-                    held.end_one(Pull::fails("404")).await;
+                    held.end_one(ScriptedPull::fails("404")).await;
                 }
             }
         }
@@ -135,12 +136,13 @@ pub(super) struct StartOrder {
 }
 
 pub(super) async fn start_order(input: StartOrder) -> Value {
-    let mut held = Held::new(unthrottled(input.serialize_image_pulls, input.max_parallel_image_pulls));
+    let mut held =
+        PausedPullManager::new(unthrottled(input.serialize_image_pulls, input.max_parallel_image_pulls));
     for image in &input.requests {
         held.request(image).await;
     }
     for _ in &input.requests {
-        held.end_one(Pull::ok("sha256:new", 1)).await;
+        held.end_one(ScriptedPull::ok("sha256:new", 1)).await;
     }
     json!({"started": held.runtime_pulls()})
 }
@@ -153,7 +155,7 @@ pub(super) struct WaitingEvents {
 }
 
 pub(super) async fn waiting_events(input: WaitingEvents) -> Value {
-    let mut held = Held::new(unthrottled(input.serialize_image_pulls, None));
+    let mut held = PausedPullManager::new(unthrottled(input.serialize_image_pulls, None));
     for image in &input.requests {
         held.request(image).await;
     }

@@ -3,12 +3,12 @@
 use std::path::{Path, PathBuf};
 
 use crate::credentials::program::{TrustError, check_program};
-use crate::gotext::quote;
+use crate::go_format::quote;
 
 /// Why a helper is not run.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
-pub enum FindError {
+pub enum HelperNotRunnable {
     /// Its name could mean another program.
     #[error("{} is no name of a credential helper: letters, digits, '.', '_' and '-' are", quote(.0))]
     Name(String),
@@ -26,10 +26,10 @@ pub enum FindError {
 }
 
 /// The first in these folders that only root and this user can replace.
-pub(super) fn find(folders: &[PathBuf], name: &str) -> Result<PathBuf, FindError> {
+pub(super) fn find(folders: &[PathBuf], name: &str) -> Result<PathBuf, HelperNotRunnable> {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-');
     if name.is_empty() || name.len() > 100 || !name.chars().all(is_plain) {
-        return Err(FindError::Name(name.chars().take(100).collect()));
+        return Err(HelperNotRunnable::Name(name.chars().take(100).collect()));
     }
     let mut refused = None;
     for folder in folders {
@@ -43,7 +43,7 @@ pub(super) fn find(folders: &[PathBuf], name: &str) -> Result<PathBuf, FindError
     }
     let name = name.to_owned();
     Err(match refused {
-        Some(why) => FindError::NotTrusted { name, why },
-        None => FindError::Absent(name),
+        Some(why) => HelperNotRunnable::NotTrusted { name, why },
+        None => HelperNotRunnable::Absent(name),
     })
 }

@@ -8,10 +8,10 @@
 //! Promises: an answer is used for the one lookup that asked and is kept nowhere; lookups of one moment share a run; a
 //! program that others can replace is not run; nothing that a helper wrote is shown. Trouble is logged and means none.
 
-mod answer;
 mod change;
-mod choose;
 mod find;
+mod helper_output;
+mod helper_selection;
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -23,13 +23,13 @@ use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, Shared, WeakShared};
 use zeroize::Zeroizing;
 
-pub use choose::{Asked, HelperNames};
-pub use find::FindError;
+pub use find::HelperNotRunnable;
+pub use helper_selection::{HelperNames, HelperRequest};
 
-use super::answers::{Answer, Answers};
-use super::credential::{Credential, Origin};
-use super::docker_config::Entry;
-use super::program::{self, Program};
+use super::credential::{Credential, CredentialLocation};
+use super::docker_config::DockerConfigEntry;
+use super::program::{self, ProgramCommand};
+use super::program_results::{ProgramResult, ProgramResultLog};
 use crate::threads::blocking;
 
 /// Why a helper gave nothing, in words without anything that it wrote.
@@ -38,7 +38,7 @@ use crate::threads::blocking;
 pub enum HelperError {
     /// It is not there, or is not run.
     #[error(transparent)]
-    Find(#[from] FindError),
+    Find(#[from] HelperNotRunnable),
     /// It could not be run to its end.
     #[error("docker-credential-{name} {problem}")]
     Run {
@@ -78,32 +78,32 @@ pub enum HelperError {
     Answer(String),
 }
 
-type Run = BoxFuture<'static, Result<Option<Arc<Entry>>, HelperError>>;
+type HelperLookup = BoxFuture<'static, Result<Option<Arc<DockerConfigEntry>>, HelperError>>;
 
 /// Runs the helpers that are found in some folders.
-pub struct Helpers {
+pub struct CredentialHelpers {
     folders: Vec<PathBuf>,
-    answers: Option<Answers>,
-    runs: Mutex<HashMap<Asked, WeakShared<Run>>>,
+    answers: Option<ProgramResultLog>,
+    runs: Mutex<HashMap<HelperRequest, WeakShared<HelperLookup>>>,
 }
 
-impl fmt::Debug for Helpers {
+impl fmt::Debug for CredentialHelpers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Helpers").field("folders", &self.folders).finish_non_exhaustive()
     }
 }
 
-impl Helpers {
+impl CredentialHelpers {
     /// Those in the folders of a `PATH`. What is not an absolute path in it is left out.
-    pub fn on_path(path: &OsStr) -> Helpers {
+    pub fn on_path(path: &OsStr) -> CredentialHelpers {
         let folders = std::env::split_paths(path).filter(|folder| folder.is_absolute()).collect();
-        Helpers { folders, answers: None, runs: Mutex::default() }
+        CredentialHelpers { folders, answers: None, runs: Mutex::default() }
     }
 
     /// The same, with what they answer to lookups noted.
     #[must_use]
-    pub fn noting(self, answers: Answers) -> Helpers {
-        Helpers { answers: Some(answers), ..self }
+    pub fn with_result_log(self, answers: ProgramResultLog) -> CredentialHelpers {
+        CredentialHelpers { answers: Some(answers), ..self }
     }
 
     /// What a helper has for a normalised repository: a credential of the node, none if the helper has none, or if none
@@ -113,23 +113,23 @@ impl Helpers {
         names: &HelperNames,
         repository: &str,
     ) -> Result<Option<Credential>, HelperError> {
-        let Some(asked) = names.asked(repository) else { return Ok(None) };
-        let origin = Origin::Helper(asked.helper.clone());
+        let Some(asked) = names.request_for(repository) else { return Ok(None) };
+        let origin = CredentialLocation::Helper(asked.helper.clone());
         let entry = self.run(asked).await?;
         Ok(entry.map(|entry| Credential::of(&entry, None, &origin)))
     }
 
     /// The same, with trouble in the log.
     pub(super) async fn lookup(&self, names: &HelperNames, repository: &str) -> Option<Credential> {
-        let asked = names.asked(repository)?;
+        let asked = names.request_for(repository)?;
         let got = self.get(names, repository).await;
         if let Some(answers) = &self.answers {
             let answer = match &got {
-                Ok(Some(_)) => Answer::Gave,
-                Ok(None) => Answer::None,
-                Err(error) => Answer::Failed(error.to_string()),
+                Ok(Some(_)) => ProgramResult::Found,
+                Ok(None) => ProgramResult::None,
+                Err(error) => ProgramResult::Failed(error.to_string()),
             };
-            answers.note(repository, Origin::Helper(asked.helper), answer);
+            answers.record(repository, CredentialLocation::Helper(asked.helper), answer);
         }
         got.unwrap_or_else(|error| {
             tracing::warn!(image = repository, "no credentials: {error}");
@@ -137,7 +137,7 @@ impl Helpers {
         })
     }
 
-    fn run(&self, asked: Asked) -> Shared<Run> {
+    fn run(&self, asked: HelperRequest) -> Shared<HelperLookup> {
         let mut runs = self.runs.lock().unwrap_or_else(PoisonError::into_inner);
         // Answers go with the last who waits for them.
         runs.retain(|_, run| run.upgrade().is_some_and(|run| run.peek().is_none()));
@@ -151,26 +151,29 @@ impl Helpers {
 }
 
 /// The program of a helper, looked for on a thread that may block.
-async fn found(folders: Vec<PathBuf>, name: &str) -> Result<PathBuf, FindError> {
+async fn found(folders: Vec<PathBuf>, name: &str) -> Result<PathBuf, HelperNotRunnable> {
     let name = name.to_owned();
     blocking(move || find::find(&folders, &name)).await
 }
 
-async fn ask(folders: Vec<PathBuf>, asked: Asked) -> Result<Option<Arc<Entry>>, HelperError> {
-    let Asked { helper: name, server } = asked;
+async fn ask(
+    folders: Vec<PathBuf>,
+    asked: HelperRequest,
+) -> Result<Option<Arc<DockerConfigEntry>>, HelperError> {
+    let HelperRequest { helper: name, server } = asked;
     let path = found(folders, &name).await?;
     let args = ["get".to_owned()];
     let input = Zeroizing::new(server.as_bytes().to_vec());
-    let run = Program { path: &path, args: &args, env: Vec::new(), input };
+    let run = ProgramCommand { path: &path, args: &args, env: Vec::new(), input };
     let failed = |problem: String| HelperError::Run { name: name.clone(), problem };
     let ended = program::run(run).await.map_err(|error| failed(error.to_string()))?;
     if !ended.status.success() {
-        if answer::says_none(&ended.stdout) {
+        if helper_output::is_not_found(&ended.stdout) {
             return Ok(None);
         }
         return Err(HelperError::Failed { name, status: ended.status.to_string(), server });
     }
-    let entry = answer::decode(&ended.stdout).ok_or(HelperError::Answer(name))?;
+    let entry = helper_output::decode(&ended.stdout).ok_or(HelperError::Answer(name))?;
     Ok(Some(Arc::new(entry)))
 }
 

@@ -18,12 +18,12 @@ fn put(folder: &Path, name: &str, script: &str, mode: u32) {
 }
 
 fn store(name: &str) -> HelperNames {
-    HelperNames::of(&DockerConfig { creds_store: Some(name.into()), ..DockerConfig::default() })
+    HelperNames::from_config(&DockerConfig { creds_store: Some(name.into()), ..DockerConfig::default() })
 }
 
 async fn got(script: &str) -> Result<Option<Credential>, HelperError> {
     let folder = helper("test", script);
-    Helpers::on_path(folder.path().as_os_str()).get(&store("test"), "r.example:5000/team/app").await
+    CredentialHelpers::on_path(folder.path().as_os_str()).get(&store("test"), "r.example:5000/team/app").await
 }
 
 #[tokio::test]
@@ -60,16 +60,16 @@ async fn what_a_helper_writes_is_in_no_error() {
 async fn missing_untrusted_and_misnamed_helpers_are_told_apart() {
     let folder = helper("mine", "true");
     put(folder.path(), "open", "true", 0o777);
-    let helpers = Helpers::on_path(folder.path().as_os_str());
+    let helpers = CredentialHelpers::on_path(folder.path().as_os_str());
     let error = async |name: &str| helpers.get(&store(name), "r.example/app").await.unwrap_err();
-    assert!(matches!(error("absent").await, HelperError::Find(FindError::Absent(_))));
-    assert!(matches!(error("open").await, HelperError::Find(FindError::NotTrusted { .. })));
-    assert!(matches!(error("../mine").await, HelperError::Find(FindError::Name(_))));
+    assert!(matches!(error("absent").await, HelperError::Find(HelperNotRunnable::Absent(_))));
+    assert!(matches!(error("open").await, HelperError::Find(HelperNotRunnable::NotTrusted { .. })));
+    assert!(matches!(error("../mine").await, HelperError::Find(HelperNotRunnable::Name(_))));
 }
 
 #[tokio::test]
 async fn a_path_that_is_not_absolute_is_not_searched() {
-    let helpers = Helpers::on_path(OsStr::new("::.:bin"));
+    let helpers = CredentialHelpers::on_path(OsStr::new("::.:bin"));
     assert!(helpers.folders.is_empty());
 }
 
@@ -79,7 +79,7 @@ async fn lookups_of_one_moment_share_a_run_and_later_ones_do_not() {
     let runs = folder.path().join("runs");
     let script = format!("echo x >> {}; echo '{{\"Username\": \"u\", \"Secret\": \"s\"}}'", runs.display());
     put(folder.path(), "test", &script, 0o755);
-    let helpers = Helpers::on_path(folder.path().as_os_str());
+    let helpers = CredentialHelpers::on_path(folder.path().as_os_str());
     let names = store("test");
     let get = || helpers.get(&names, "r.example/app");
     let (a, b) = tokio::join!(get(), get());

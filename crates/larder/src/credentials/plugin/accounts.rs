@@ -17,7 +17,7 @@ pub struct ServiceAccount {
 
 /// A token to be asked for.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct TokenRequest {
+pub struct ServiceAccountTokenRequest {
     /// Of this account.
     pub account: ServiceAccountCoordinates,
     /// Whom it is for.
@@ -30,24 +30,24 @@ pub struct TokenRequest {
 
 /// Knows the service accounts of a cluster. Errors hold no tokens.
 #[async_trait]
-pub trait ServiceAccounts: Send + Sync {
+pub trait ServiceAccountClient: Send + Sync {
     /// The account of this name.
     async fn get(&self, namespace: &str, name: &str) -> Result<ServiceAccount, String>;
     /// A token of it.
-    async fn token(&self, request: &TokenRequest) -> Result<Secret, String>;
+    async fn token(&self, request: &ServiceAccountTokenRequest) -> Result<Secret, String>;
 }
 
 /// Where nobody can ask a cluster.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct NoServiceAccounts;
+pub struct NoServiceAccountClient;
 
 #[async_trait]
-impl ServiceAccounts for NoServiceAccounts {
+impl ServiceAccountClient for NoServiceAccountClient {
     async fn get(&self, _namespace: &str, _name: &str) -> Result<ServiceAccount, String> {
         Err("larder does not talk to a cluster here".to_owned())
     }
 
-    async fn token(&self, _request: &TokenRequest) -> Result<Secret, String> {
+    async fn token(&self, _request: &ServiceAccountTokenRequest) -> Result<Secret, String> {
         Err("larder does not talk to a cluster here".to_owned())
     }
 }

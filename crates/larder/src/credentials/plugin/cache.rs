@@ -13,21 +13,21 @@ const PURGE: Duration = Duration::from_secs(15 * 60);
 const LONGEST: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
 #[derive(Debug)]
-pub(super) struct Cache {
-    answers: HashMap<Vec<u8>, Answer>,
+pub(super) struct PluginCache {
+    answers: HashMap<Vec<u8>, CachedAuth>,
     purged: Instant,
 }
 
 #[derive(Debug)]
-struct Answer {
+struct CachedAuth {
     auth: DockerConfig,
     /// Counts until then, this moment included.
     until: Instant,
 }
 
-impl Cache {
-    pub(super) fn new(now: Instant) -> Cache {
-        Cache { answers: HashMap::new(), purged: now }
+impl PluginCache {
+    pub(super) fn new(now: Instant) -> PluginCache {
+        PluginCache { answers: HashMap::new(), purged: now }
     }
 
     pub(super) fn get(&mut self, key: &[u8], now: Instant) -> Option<DockerConfig> {
@@ -42,7 +42,7 @@ impl Cache {
             self.answers.retain(|_, answer| now <= answer.until);
             self.purged = now;
         }
-        self.answers.insert(key, Answer { auth, until: now + time.min(LONGEST) });
+        self.answers.insert(key, CachedAuth { auth, until: now + time.min(LONGEST) });
     }
 
     #[cfg(feature = "internals")]

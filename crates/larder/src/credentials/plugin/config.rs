@@ -9,7 +9,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::config::GoDuration;
 use crate::credentials::Secret;
-use crate::gotext;
+use crate::go_format;
 
 /// The largest configuration file that is read, in bytes.
 const LARGEST: u64 = 1 << 20;
@@ -58,18 +58,18 @@ pub struct TokenAttributes {
 /// A configuration as it is written: what a decoder makes of a text.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
-pub struct ConfigDocument {
+pub struct CredentialProviderConfig {
     #[serde(default)]
     kind: String,
     #[serde(default)]
     api_version: String,
     #[serde(default)]
-    providers: Vec<ProviderText>,
+    providers: Vec<ProviderEntry>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
-struct ProviderText {
+struct ProviderEntry {
     #[serde(default)]
     name: String,
     #[serde(default)]
@@ -80,24 +80,24 @@ struct ProviderText {
     #[serde(default)]
     args: Vec<String>,
     #[serde(default)]
-    env: Vec<EnvText>,
+    env: Vec<EnvEntry>,
     token_attributes: Option<TokenAttributes>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct EnvText {
+struct EnvEntry {
     name: String,
     #[serde(default)]
     value: String,
 }
 
 /// Reads the text of a file, YAML or JSON. The error says where and what, and nothing of the values.
-pub type Decoder<'a> = &'a dyn Fn(&str) -> Result<ConfigDocument, String>;
+pub type ProviderConfigDecoder<'a> = &'a dyn Fn(&str) -> Result<CredentialProviderConfig, String>;
 
 /// All providers, in the order in which they are asked.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Loaded {
+pub struct LoadedProviders {
     /// The providers.
     pub providers: Vec<ProviderConfig>,
     /// `sha256:` of the files, as kubelet's metric has it.
@@ -107,15 +107,15 @@ pub struct Loaded {
 /// Why no configuration could be read. The texts are kubelet's where kubelet has them.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum LoadError {
+pub enum ProviderConfigError {
     /// A file or folder cannot be read.
     #[error("cannot read the configuration of credential providers: {0}")]
     Unreadable(io::Error),
     /// A folder has no files that count.
-    #[error("no configuration files found in directory {}", gotext::quote(&.0.display().to_string()))]
+    #[error("no configuration files found in directory {}", go_format::quote(&.0.display().to_string()))]
     Empty(PathBuf),
     /// A file is wrong.
-    #[error("error decoding config {}: {problem}", gotext::quote(&.path.display().to_string()))]
+    #[error("error decoding config {}: {problem}", go_format::quote(&.path.display().to_string()))]
     Decode {
         /// The file.
         path: PathBuf,
@@ -123,28 +123,31 @@ pub enum LoadError {
         problem: String,
     },
     /// Two providers have one name.
-    #[error("duplicate provider name {} found in configuration file(s)", gotext::quote(.0))]
+    #[error("duplicate provider name {} found in configuration file(s)", go_format::quote(.0))]
     Duplicate(String),
 }
 
 /// Reads a file, or all files of a folder (not of folders in it) that end in `.json`, `.yaml` or `.yml`, by their names.
 /// Blocks on the disk.
-pub fn load(path: &Path, decode: Decoder<'_>) -> Result<Loaded, LoadError> {
-    let found = fs_err::metadata(path).map_err(LoadError::Unreadable)?;
-    let files =
-        if found.is_dir() { files_of(path).map_err(LoadError::Unreadable)? } else { vec![path.to_owned()] };
+pub fn load(path: &Path, decode: ProviderConfigDecoder<'_>) -> Result<LoadedProviders, ProviderConfigError> {
+    let found = fs_err::metadata(path).map_err(ProviderConfigError::Unreadable)?;
+    let files = if found.is_dir() {
+        files_of(path).map_err(ProviderConfigError::Unreadable)?
+    } else {
+        vec![path.to_owned()]
+    };
     if files.is_empty() {
-        return Err(LoadError::Empty(path.to_owned()));
+        return Err(ProviderConfigError::Empty(path.to_owned()));
     }
     let (mut providers, mut hash) = (Vec::<ProviderConfig>::new(), Sha256::new());
     for path in files {
-        let text = bounded(&path).map_err(LoadError::Unreadable)?;
+        let text = bounded(&path).map_err(ProviderConfigError::Unreadable)?;
         hash.update((text.len() as u64).to_be_bytes());
         hash.update(&text);
         let read = providers_of(&text, decode);
-        for provider in read.map_err(|problem| LoadError::Decode { path: path.clone(), problem })? {
+        for provider in read.map_err(|problem| ProviderConfigError::Decode { path: path.clone(), problem })? {
             if providers.iter().any(|other| other.name == provider.name) {
-                return Err(LoadError::Duplicate(provider.name));
+                return Err(ProviderConfigError::Duplicate(provider.name));
             }
             providers.push(provider);
         }
@@ -153,7 +156,7 @@ pub fn load(path: &Path, decode: Decoder<'_>) -> Result<Loaded, LoadError> {
     for byte in hash.finalize() {
         let _ = write!(text, "{byte:02x}");
     }
-    Ok(Loaded { providers, hash: text })
+    Ok(LoadedProviders { providers, hash: text })
 }
 
 fn files_of(folder: &Path) -> io::Result<Vec<PathBuf>> {
@@ -182,17 +185,17 @@ fn bounded(path: &Path) -> io::Result<Vec<u8>> {
     Ok(text)
 }
 
-fn providers_of(text: &[u8], decode: Decoder<'_>) -> Result<Vec<ProviderConfig>, String> {
+fn providers_of(text: &[u8], decode: ProviderConfigDecoder<'_>) -> Result<Vec<ProviderConfig>, String> {
     let text = str::from_utf8(text).map_err(|_| "not text in UTF-8")?;
-    let ConfigDocument { kind, api_version, providers } = decode(text)?;
+    let CredentialProviderConfig { kind, api_version, providers } = decode(text)?;
     let version = api_version.strip_prefix(GROUP);
     if kind != KIND || !matches!(version, Some("v1" | "v1beta1" | "v1alpha1")) {
-        let (kind, version) = (gotext::quote(&kind), gotext::quote(&api_version));
+        let (kind, version) = (go_format::quote(&kind), go_format::quote(&api_version));
         return Err(format!(
             "kind {kind} of apiVersion {version} is not {KIND} of {GROUP}v1, v1beta1 or v1alpha1"
         ));
     }
-    let provider = |text: ProviderText| {
+    let provider = |text: ProviderEntry| {
         if text.token_attributes.is_some() && version != Some("v1") {
             return Err(format!("unknown field \"tokenAttributes\": it needs apiVersion {GROUP}v1"));
         }
@@ -202,7 +205,7 @@ fn providers_of(text: &[u8], decode: Decoder<'_>) -> Result<Vec<ProviderConfig>,
             default_cache_duration: text.default_cache_duration,
             api_version: text.api_version,
             args: text.args,
-            env: text.env.into_iter().map(|EnvText { name, value }| (name, Secret::new(value))).collect(),
+            env: text.env.into_iter().map(|EnvEntry { name, value }| (name, Secret::new(value))).collect(),
             token_attributes: text.token_attributes,
         })
     };

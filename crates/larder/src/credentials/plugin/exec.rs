@@ -12,37 +12,43 @@ use tokio::time::Instant;
 use zeroize::Zeroizing;
 
 use super::config::ProviderConfig;
-use super::wire::{Request, Response, ResponseError};
+use super::wire::{CredentialProviderRequest, CredentialProviderResponse, PluginResponseError};
 use crate::credentials::Secret;
-use crate::credentials::program::{self, Program};
+use crate::credentials::program::{self, ProgramCommand};
 use crate::threads::blocking;
 
 /// Answers a request: a program, or in tests something that plays one.
 #[async_trait]
-pub trait Execute: Send + Sync {
+pub trait PluginExecutor: Send + Sync {
     /// One answer. Dropping the future ends the run.
-    async fn execute(&self, request: &Request) -> Result<Response, ExecError>;
+    async fn execute(
+        &self,
+        request: &CredentialProviderRequest,
+    ) -> Result<CredentialProviderResponse, PluginExecError>;
 }
 
 /// Hears of each run of a provider. Called in the middle of things: it must be quick.
-pub trait Runs: Send + Sync {
+pub trait PluginRunObserver: Send + Sync {
     /// A run ended, well or not.
-    fn ran(&self, provider: &str, took: Duration, failed: bool);
+    fn plugin_finished(&self, provider: &str, took: Duration, failed: bool);
 }
 
 /// A program whose runs are told.
-pub(super) struct Told {
+pub(super) struct ObservedPlugin {
     pub(super) name: String,
-    pub(super) program: Arc<dyn Execute>,
-    pub(super) runs: Arc<dyn Runs>,
+    pub(super) program: Arc<dyn PluginExecutor>,
+    pub(super) runs: Arc<dyn PluginRunObserver>,
 }
 
 #[async_trait]
-impl Execute for Told {
-    async fn execute(&self, request: &Request) -> Result<Response, ExecError> {
+impl PluginExecutor for ObservedPlugin {
+    async fn execute(
+        &self,
+        request: &CredentialProviderRequest,
+    ) -> Result<CredentialProviderResponse, PluginExecError> {
         let began = Instant::now();
         let result = self.program.execute(request).await;
-        self.runs.ran(&self.name, began.elapsed(), result.is_err());
+        self.runs.plugin_finished(&self.name, began.elapsed(), result.is_err());
         result
     }
 }
@@ -50,7 +56,7 @@ impl Execute for Told {
 /// Why a run gave no credentials. What the program wrote is not shown: it may be a password.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
-pub enum ExecError {
+pub enum PluginExecError {
     /// It ended with another code than 0.
     #[error(
         "error execing credential provider plugin {name} for image {image}: {status}; what it wrote to standard error is not shown"
@@ -77,21 +83,21 @@ pub enum ExecError {
     },
     /// Its answer is none.
     #[error(transparent)]
-    Response(#[from] ResponseError),
+    Response(#[from] PluginResponseError),
     /// Another trouble, in its own words.
     #[error("{0}")]
     Other(String),
 }
 
-impl ExecError {
+impl PluginExecError {
     /// The text that kubelet logs, which holds what the program wrote.
     pub fn kubelet_text(&self) -> Secret {
         match self {
-            ExecError::Exit { name, image, status, stderr } => Secret::new(format!(
+            PluginExecError::Exit { name, image, status, stderr } => Secret::new(format!(
                 "error execing credential provider plugin {name} for image {image}: {status}: {}",
                 stderr.reveal()
             )),
-            ExecError::Response(error @ ResponseError::Version { actual, .. }) => {
+            PluginExecError::Response(error @ PluginResponseError::Version { actual, .. }) => {
                 Secret::new(format!("{error}, actual apiVersion:{}", actual.reveal()))
             }
             other => Secret::new(other.to_string()),
@@ -128,9 +134,12 @@ impl ProviderProgram {
 }
 
 #[async_trait]
-impl Execute for ProviderProgram {
-    async fn execute(&self, request: &Request) -> Result<Response, ExecError> {
-        let failed = |problem: String| ExecError::Run {
+impl PluginExecutor for ProviderProgram {
+    async fn execute(
+        &self,
+        request: &CredentialProviderRequest,
+    ) -> Result<CredentialProviderResponse, PluginExecError> {
+        let failed = |problem: String| PluginExecError::Run {
             name: self.name.clone(),
             image: request.image.clone(),
             problem,
@@ -142,17 +151,17 @@ impl Execute for ProviderProgram {
         let text = request.encode(&self.api_version);
         let env = self.env.iter().map(|(name, value)| (name.into(), OsString::from(value.reveal())));
         let input = Zeroizing::new(text.as_bytes().to_vec());
-        let run = Program { path: &path, args: &self.args, env: env.collect(), input };
+        let run = ProgramCommand { path: &path, args: &self.args, env: env.collect(), input };
         let ended = program::run(run).await.map_err(|error| failed(error.to_string()))?;
         if !ended.status.success() {
-            return Err(ExecError::Exit {
+            return Err(PluginExecError::Exit {
                 name: self.name.clone(),
                 image: request.image.clone(),
                 status: exit_text(ended.status),
                 stderr: Secret::new(String::from_utf8_lossy(&ended.stderr)),
             });
         }
-        Ok(Response::decode(&ended.stdout, &self.api_version)?)
+        Ok(CredentialProviderResponse::decode(&ended.stdout, &self.api_version)?)
     }
 }
 

@@ -23,20 +23,25 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use futures_util::future;
 
-pub use accounts::{NoServiceAccounts, ServiceAccount, ServiceAccounts, TokenRequest};
-pub use config::{ConfigDocument, Decoder, LoadError, Loaded, ProviderConfig, TokenAttributes, load};
-pub use exec::{ExecError, Execute, Runs, environment};
-pub use provider::{Plugin, ProvideError, Provided};
+pub use accounts::{
+    NoServiceAccountClient, ServiceAccount, ServiceAccountClient, ServiceAccountTokenRequest,
+};
+pub use config::{
+    CredentialProviderConfig, LoadedProviders, ProviderConfig, ProviderConfigDecoder, ProviderConfigError,
+    TokenAttributes, load,
+};
+pub use exec::{PluginExecError, PluginExecutor, PluginRunObserver, environment};
+pub use provider::{Plugin, ProvideError, ProvidedCredentials};
 pub use validate::problems;
-pub use wire::{Request, Response, ResponseError};
+pub use wire::{CredentialProviderRequest, CredentialProviderResponse, PluginResponseError};
 
 use self::exec::ProviderProgram;
-use super::answers::{Answer, Answers};
-use super::credential::{Credential, Origin, Source};
+use super::credential::{Credential, CredentialLocation, CredentialSource};
 use super::keyring::Keyring;
+use super::node_keyring::CredentialProvider;
 use super::program::TrustError;
-use super::sources::Provider;
-use crate::gotext;
+use super::program_results::{ProgramResult, ProgramResultLog};
+use crate::go_format;
 use crate::pod::Pod;
 
 /// Why providers cannot be used. Every problem is told.
@@ -45,9 +50,9 @@ use crate::pod::Pod;
 pub enum PluginsError {
     /// The configuration cannot be read.
     #[error(transparent)]
-    Load(#[from] LoadError),
+    Load(#[from] ProviderConfigError),
     /// It says something that it must not.
-    #[error("invalid configuration of credential providers in {}: {}", .path.display(), gotext::aggregate(.problems.iter().map(String::as_str)))]
+    #[error("invalid configuration of credential providers in {}: {}", .path.display(), go_format::aggregate(.problems.iter().map(String::as_str)))]
     Invalid {
         /// The file or folder.
         path: PathBuf,
@@ -80,7 +85,7 @@ pub struct Plugins {
     config_hash: String,
     /// The folder of the programs.
     folder: PathBuf,
-    answers: Option<Answers>,
+    answers: Option<ProgramResultLog>,
 }
 
 impl Plugins {
@@ -88,8 +93,8 @@ impl Plugins {
     pub fn open(
         config: &Path,
         programs: &Path,
-        decode: Decoder<'_>,
-        accounts: &Arc<dyn ServiceAccounts>,
+        decode: ProviderConfigDecoder<'_>,
+        accounts: &Arc<dyn ServiceAccountClient>,
     ) -> Result<Plugins, PluginsError> {
         let loaded = load(config, decode)?;
         let problems = problems(&loaded.providers, true);
@@ -112,20 +117,20 @@ impl Plugins {
 
     /// The same, with each run told.
     #[must_use]
-    pub fn told(mut self, runs: &Arc<dyn Runs>) -> Plugins {
+    pub fn with_run_observer(mut self, runs: &Arc<dyn PluginRunObserver>) -> Plugins {
         self.all = self.all.into_iter().map(|plugin| plugin.told(runs)).collect();
         self
     }
 
     /// The same, with what they answer noted.
     #[must_use]
-    pub fn noting(self, answers: Answers) -> Plugins {
+    pub fn with_result_log(self, answers: ProgramResultLog) -> Plugins {
         Plugins { answers: Some(answers), ..self }
     }
 
-    fn note(&self, plugin: &Plugin, repository: &str, answer: Answer) {
+    fn note(&self, plugin: &Plugin, repository: &str, answer: ProgramResult) {
         if let Some(answers) = self.answers.as_ref().filter(|_| plugin.matches(repository)) {
-            answers.note(repository, Origin::Provider(plugin.name().to_owned()), answer);
+            answers.record(repository, CredentialLocation::Provider(plugin.name().to_owned()), answer);
         }
     }
 
@@ -141,20 +146,21 @@ impl Plugins {
 }
 
 #[async_trait]
-impl Provider for Plugins {
+impl CredentialProvider for Plugins {
     async fn provide(&self, repository: &str, pod: &Pod) -> Vec<Credential> {
         let asked = self.all.iter().map(|plugin| plugin.provide(repository, pod));
         let mut keyring = Keyring::default();
         for (plugin, provided) in self.all.iter().zip(future::join_all(asked).await) {
             match provided {
-                Ok(Provided { auth, account }) => {
-                    let gave = if auth.entries.is_empty() { Answer::None } else { Answer::Gave };
+                Ok(ProvidedCredentials { auth, account }) => {
+                    let gave =
+                        if auth.entries.is_empty() { ProgramResult::None } else { ProgramResult::Found };
                     self.note(plugin, repository, gave);
-                    let origin = Origin::Provider(plugin.name().to_owned());
-                    keyring.add(&auth, account.map(Source::ServiceAccount).as_ref(), &origin);
+                    let origin = CredentialLocation::Provider(plugin.name().to_owned());
+                    keyring.add(&auth, account.map(CredentialSource::ServiceAccount).as_ref(), &origin);
                 }
                 Err(error) => {
-                    self.note(plugin, repository, Answer::Failed(error.to_string()));
+                    self.note(plugin, repository, ProgramResult::Failed(error.to_string()));
                     tracing::warn!(provider = plugin.name(), image = repository, "no credentials: {error}");
                 }
             }

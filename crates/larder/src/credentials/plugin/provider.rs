@@ -8,12 +8,12 @@ use futures_util::FutureExt as _;
 use futures_util::future::{BoxFuture, Shared, WeakShared};
 use tokio::time::Instant;
 
-use super::accounts::{ServiceAccount, ServiceAccounts, TokenRequest};
-use super::cache::Cache;
+use super::accounts::{ServiceAccount, ServiceAccountClient, ServiceAccountTokenRequest};
+use super::cache::PluginCache;
 use super::config::{ProviderConfig, TokenAttributes};
-use super::exec::{ExecError, Execute, Runs, Told};
+use super::exec::{ObservedPlugin, PluginExecError, PluginExecutor, PluginRunObserver};
 use super::keys::{self, GLOBAL};
-use super::wire::{Request, Response};
+use super::wire::{CredentialProviderRequest, CredentialProviderResponse};
 use crate::config::GoDuration;
 use crate::credentials::{DockerConfig, Secret, ServiceAccountCoordinates, matching};
 use crate::pod::Pod;
@@ -24,17 +24,17 @@ pub struct Plugin {
     match_images: Vec<String>,
     default_duration: Duration,
     token_attributes: Option<TokenAttributes>,
-    program: Arc<dyn Execute>,
-    accounts: Arc<dyn ServiceAccounts>,
-    cache: Mutex<Cache>,
-    runs: Mutex<HashMap<Vec<u8>, WeakShared<Run>>>,
+    program: Arc<dyn PluginExecutor>,
+    accounts: Arc<dyn ServiceAccountClient>,
+    cache: Mutex<PluginCache>,
+    runs: Mutex<HashMap<Vec<u8>, WeakShared<PluginRun>>>,
 }
 
-type Run = BoxFuture<'static, Result<Arc<Response>, ExecError>>;
+type PluginRun = BoxFuture<'static, Result<Arc<CredentialProviderResponse>, PluginExecError>>;
 
 /// What a provider gives for an image.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Provided {
+pub struct ProvidedCredentials {
     /// Credentials by pattern.
     pub auth: DockerConfig,
     /// Whose they are; `None` is the node.
@@ -53,7 +53,7 @@ pub enum ProvideError {
     Token(String),
     /// The program gave no answer.
     #[error("failed to get credential from external registry credential provider: {0}")]
-    Exec(#[from] ExecError),
+    Exec(#[from] PluginExecError),
     /// It gave the token back as a password, and the answer would be shown for other tokens.
     #[error(
         "credential provider plugin returned the service account token as the password which is not allowed when service account cache type is not set to 'Token'"
@@ -81,7 +81,7 @@ impl ProvideError {
 
 /// For whom a provider is asked.
 #[derive(Default)]
-struct Asker {
+struct PluginIdentity {
     account: Option<ServiceAccountCoordinates>,
     token: Secret,
     annotations: BTreeMap<String, String>,
@@ -93,8 +93,8 @@ impl Plugin {
     /// A provider of this configuration, which has no [problems](super::problems), that is answered by `program`.
     pub fn new(
         config: &ProviderConfig,
-        program: Arc<dyn Execute>,
-        accounts: Arc<dyn ServiceAccounts>,
+        program: Arc<dyn PluginExecutor>,
+        accounts: Arc<dyn ServiceAccountClient>,
     ) -> Plugin {
         Plugin {
             name: config.name.clone(),
@@ -103,16 +103,16 @@ impl Plugin {
             token_attributes: config.token_attributes.clone(),
             program,
             accounts,
-            cache: Mutex::new(Cache::new(Instant::now())),
+            cache: Mutex::new(PluginCache::new(Instant::now())),
             runs: Mutex::default(),
         }
     }
 
     /// The same, with its runs told.
     #[must_use]
-    pub(super) fn told(self, runs: &Arc<dyn Runs>) -> Plugin {
+    pub(super) fn told(self, runs: &Arc<dyn PluginRunObserver>) -> Plugin {
         let (name, runs) = (self.name.clone(), Arc::clone(runs));
-        Plugin { program: Arc::new(Told { name, program: self.program, runs }), ..self }
+        Plugin { program: Arc::new(ObservedPlugin { name, program: self.program, runs }), ..self }
     }
 
     /// Its name.
@@ -126,37 +126,41 @@ impl Plugin {
     }
 
     /// Credentials for a normalised repository. Callers with one question share a run.
-    pub async fn provide(&self, image: &str, pod: &Pod) -> Result<Provided, ProvideError> {
+    pub async fn provide(&self, image: &str, pod: &Pod) -> Result<ProvidedCredentials, ProvideError> {
         if !self.matches(image) {
-            return Ok(Provided::default());
+            return Ok(ProvidedCredentials::default());
         }
         let asker = match &self.token_attributes {
-            None => Asker::default(),
+            None => PluginIdentity::default(),
             Some(attributes) => match self.asker(attributes, pod).await? {
                 Some(asker) => asker,
-                None => return Ok(Provided::default()),
+                None => return Ok(ProvidedCredentials::default()),
             },
         };
         if let Some(auth) = self.known(image, &asker) {
-            return Ok(Provided { auth, account: asker.account });
+            return Ok(ProvidedCredentials { auth, account: asker.account });
         }
         let response = self.run(image, &asker).await?;
         self.keep(image, &asker, &response)?;
-        Ok(Provided { auth: response.auth.clone(), account: asker.account })
+        Ok(ProvidedCredentials { auth: response.auth.clone(), account: asker.account })
     }
 
     /// The keys of the answers that are kept, sorted.
     #[cfg(feature = "internals")]
     #[doc(hidden)]
-    pub fn kept_keys(&self) -> Vec<Vec<u8>> {
+    pub fn cached_keys(&self) -> Vec<Vec<u8>> {
         self.lock_cache().keys()
     }
 
     /// `None`: this pod is passed over.
-    async fn asker(&self, attributes: &TokenAttributes, pod: &Pod) -> Result<Option<Asker>, ProvideError> {
+    async fn asker(
+        &self,
+        attributes: &TokenAttributes,
+        pod: &Pod,
+    ) -> Result<Option<PluginIdentity>, ProvideError> {
         if pod.service_account.is_empty() {
             let required = attributes.require_service_account.unwrap_or(true);
-            return Ok((!required).then(Asker::default));
+            return Ok((!required).then(PluginIdentity::default));
         }
         let account = self.accounts.get(&pod.namespace, &pod.service_account).await;
         let ServiceAccount { at, annotations: all } = account.map_err(ProvideError::Account)?;
@@ -168,7 +172,7 @@ impl Plugin {
         for key in &attributes.optional_annotation_keys {
             annotations.extend(all.get(key).map(|value| (key.clone(), value.clone())));
         }
-        let request = TokenRequest {
+        let request = ServiceAccountTokenRequest {
             account: at.clone(),
             audience: attributes.audience.clone(),
             pod_name: pod.name.clone(),
@@ -176,10 +180,10 @@ impl Plugin {
         };
         let token = self.accounts.token(&request).await.map_err(ProvideError::Token)?;
         let key = keys::account_key(&at, &annotations, is_per_token(attributes).then_some(&token));
-        Ok(Some(Asker { account: Some(at), token, annotations, key }))
+        Ok(Some(PluginIdentity { account: Some(at), token, annotations, key }))
     }
 
-    fn known(&self, image: &str, asker: &Asker) -> Option<DockerConfig> {
+    fn known(&self, image: &str, asker: &PluginIdentity) -> Option<DockerConfig> {
         let (mut cache, now) = (self.lock_cache(), Instant::now());
         [image, keys::registry_of(image), GLOBAL]
             .into_iter()
@@ -187,9 +191,13 @@ impl Plugin {
     }
 
     /// Runs the program, or waits for a run with the same question that is under way.
-    async fn run(&self, image: &str, asker: &Asker) -> Result<Arc<Response>, ExecError> {
+    async fn run(
+        &self,
+        image: &str,
+        asker: &PluginIdentity,
+    ) -> Result<Arc<CredentialProviderResponse>, PluginExecError> {
         let key = keys::flight_key(image, &asker.token, &asker.annotations);
-        let request = Request {
+        let request = CredentialProviderRequest {
             image: image.to_owned(),
             token: asker.token.clone(),
             annotations: asker.annotations.clone(),
@@ -209,13 +217,18 @@ impl Plugin {
         run.await
     }
 
-    fn start(&self, request: Request) -> Shared<Run> {
+    fn start(&self, request: CredentialProviderRequest) -> Shared<PluginRun> {
         let program = Arc::clone(&self.program);
         async move { program.execute(&request).await.map(Arc::new) }.boxed().shared()
     }
 
     /// Keeps an answer for as long and for whatever it says, if it may be kept.
-    fn keep(&self, image: &str, asker: &Asker, response: &Response) -> Result<(), ProvideError> {
+    fn keep(
+        &self,
+        image: &str,
+        asker: &PluginIdentity,
+        response: &CredentialProviderResponse,
+    ) -> Result<(), ProvideError> {
         let echoes = |password: &Secret| !asker.token.is_empty() && *password == asker.token;
         let per_token = self.token_attributes.as_ref().is_some_and(is_per_token);
         if !per_token && response.auth.entries.values().any(|entry| echoes(&entry.password)) {
@@ -236,7 +249,7 @@ impl Plugin {
         Ok(())
     }
 
-    fn lock_cache(&self) -> MutexGuard<'_, Cache> {
+    fn lock_cache(&self) -> MutexGuard<'_, PluginCache> {
         self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use super::config::{ProviderConfig, TokenAttributes};
 use super::wire::{V1, VERSIONS};
-use crate::credentials::matching::Location;
-use crate::gotext::quote;
+use crate::credentials::matching::RegistryLocation;
+use crate::go_format::quote;
 
 /// Everything that is wrong with these; empty if nothing is. `token_gate` is kubelet's
 /// `KubeletServiceAccountTokenForCredentialProviders`.
@@ -27,7 +27,9 @@ pub fn problems(providers: &[ProviderConfig], token_gate: bool) -> Vec<String> {
                     .to_owned(),
             );
         }
-        for pattern in provider.match_images.iter().filter(|pattern| Location::parse(pattern).is_err()) {
+        for pattern in
+            provider.match_images.iter().filter(|pattern| RegistryLocation::parse(pattern).is_err())
+        {
             problems.push(invalid("providers.matchImages", pattern, "match image is invalid: not a URL"));
         }
         match provider.default_cache_duration {

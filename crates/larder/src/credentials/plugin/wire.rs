@@ -7,7 +7,7 @@ use zeroize::Zeroizing;
 
 use crate::config::GoDuration;
 use crate::credentials::json::{push_fields, push_string};
-use crate::credentials::{DockerConfig, Entry, Secret};
+use crate::credentials::{DockerConfig, DockerConfigEntry, Secret};
 
 /// The current version of the protocol.
 pub(super) const V1: &str = "credentialprovider.kubelet.k8s.io/v1";
@@ -17,7 +17,7 @@ pub(super) const VERSIONS: [&str; 3] =
 
 /// What a provider is asked.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Request {
+pub struct CredentialProviderRequest {
     /// The repository, normalised, without tag and digest.
     pub image: String,
     /// A token of the pod's service account; empty without.
@@ -28,7 +28,7 @@ pub struct Request {
 
 /// What it answers.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Response {
+pub struct CredentialProviderResponse {
     /// What the answer is good for: `Image`, `Registry` or `Global`; not checked yet.
     pub cache_key_type: String,
     /// How long; `None` leaves it to the configuration.
@@ -39,7 +39,7 @@ pub struct Response {
 
 /// Why an answer is none. Says nothing of what is in it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum ResponseError {
+pub enum PluginResponseError {
     /// It is of another version than was asked for.
     #[error("apiVersion from credential plugin response did not match expected apiVersion:{expected}")]
     Version {
@@ -53,7 +53,7 @@ pub enum ResponseError {
     Decode,
 }
 
-impl Request {
+impl CredentialProviderRequest {
     /// One line, with its end. Holds the token.
     pub fn encode(&self, api_version: &str) -> Zeroizing<String> {
         let room = 1024 + self.token.reveal().len() * 6;
@@ -83,26 +83,31 @@ impl Request {
     }
 }
 
-impl Response {
+impl CredentialProviderResponse {
     /// Reads what a provider of this version wrote to its standard output. Strict: an unknown field is an error.
-    pub fn decode(stdout: &[u8], api_version: &str) -> Result<Response, ResponseError> {
-        let head: Head = serde_json::from_slice(stdout).map_err(|_| ResponseError::Decode)?;
+    pub fn decode(
+        stdout: &[u8],
+        api_version: &str,
+    ) -> Result<CredentialProviderResponse, PluginResponseError> {
+        let head: ApiVersionHeader =
+            serde_json::from_slice(stdout).map_err(|_| PluginResponseError::Decode)?;
         if head.api_version != api_version {
             let actual = Secret::new(head.api_version);
-            return Err(ResponseError::Version { expected: api_version.to_owned(), actual });
+            return Err(PluginResponseError::Version { expected: api_version.to_owned(), actual });
         }
-        let text: ResponseText = serde_json::from_slice(stdout).map_err(|_| ResponseError::Decode)?;
+        let text: ResponseDocument =
+            serde_json::from_slice(stdout).map_err(|_| PluginResponseError::Decode)?;
         if text.kind != "CredentialProviderResponse" {
-            return Err(ResponseError::Decode);
+            return Err(PluginResponseError::Decode);
         }
-        let entry = |auth: AuthText| Entry {
+        let entry = |auth: AuthText| DockerConfigEntry {
             username: auth.username.unwrap_or_default(),
             password: auth.password.unwrap_or_default(),
-            ..Entry::default()
+            ..DockerConfigEntry::default()
         };
         let entries = text.auth.unwrap_or_default().into_iter();
         let entries = entries.map(|(pattern, auth)| (pattern, entry(auth.unwrap_or_default()))).collect();
-        Ok(Response {
+        Ok(CredentialProviderResponse {
             cache_key_type: text.cache_key_type.unwrap_or_default(),
             cache_duration: text.cache_duration,
             auth: DockerConfig { entries, ..DockerConfig::default() },
@@ -112,14 +117,14 @@ impl Response {
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct Head {
+struct ApiVersionHeader {
     #[serde(default)]
     api_version: String,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
-struct ResponseText {
+struct ResponseDocument {
     #[serde(default)]
     kind: String,
     #[serde(rename = "apiVersion")]

@@ -6,6 +6,6 @@
 mod run;
 mod trust;
 
-pub(super) use run::{Program, run};
+pub(super) use run::{ProgramCommand, run};
 pub use trust::TrustError;
 pub(super) use trust::check_program;

@@ -13,7 +13,7 @@ use tokio::process::{Child, Command};
 use tokio::time;
 use zeroize::Zeroizing;
 
-use crate::gotext;
+use crate::go_format;
 
 /// How long a program may take.
 pub(in super::super) const TIME_LIMIT: Duration = Duration::from_secs(60);
@@ -31,7 +31,7 @@ const BUSY: (u32, Duration) = (5, Duration::from_millis(20));
 const RUNNING: &str = "LARDER_CREDENTIAL_PROGRAMS";
 
 /// What to run.
-pub(in super::super) struct Program<'a> {
+pub(in super::super) struct ProgramCommand<'a> {
     /// The file, [checked](super::check_program).
     pub(in super::super) path: &'a Path,
     pub(in super::super) args: &'a [String],
@@ -42,7 +42,7 @@ pub(in super::super) struct Program<'a> {
 }
 
 /// How it ended.
-pub(in super::super) struct Ended {
+pub(in super::super) struct ProgramOutput {
     pub(in super::super) status: ExitStatus,
     pub(in super::super) stdout: Zeroizing<Vec<u8>>,
     /// The first part of it.
@@ -54,7 +54,7 @@ pub(in super::super) struct Ended {
 pub(in super::super) enum ProgramError {
     #[error("could not be run: {0}")]
     Start(#[source] io::Error),
-    #[error("did not end within {} and was killed", gotext::duration(TIME_LIMIT))]
+    #[error("did not end within {} and was killed", go_format::duration(TIME_LIMIT))]
     TimedOut,
     #[error("answered more than {} KiB and was killed", MAX_ANSWER >> 10)]
     TooMuch,
@@ -65,9 +65,9 @@ pub(in super::super) enum ProgramError {
 }
 
 /// Runs it to its end. Dropping the future kills it.
-pub(in super::super) async fn run(program: Program<'_>) -> Result<Ended, ProgramError> {
+pub(in super::super) async fn run(program: ProgramCommand<'_>) -> Result<ProgramOutput, ProgramError> {
     let mut child = started(&mut command_for(program.path, program.args, program.env)?).await?;
-    let mut group = Group(child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?)));
+    let mut group = ProcessGroup(child.id().and_then(|id| Pid::from_raw(i32::try_from(id).ok()?)));
     let (stdin, stdout, stderr) = (child.stdin.take(), child.stdout.take(), child.stderr.take());
     let (mut answer, mut words) = (Zeroizing::new(Vec::new()), Zeroizing::new(Vec::new()));
     let talk = async {
@@ -82,13 +82,13 @@ pub(in super::super) async fn run(program: Program<'_>) -> Result<Ended, Program
     };
     let whole = ended(program.path, &mut child, &mut group, talk);
     let slow = || {
-        let (limit, waited) = (gotext::duration(TIME_LIMIT), gotext::duration(TELL_AFTER));
+        let (limit, waited) = (go_format::duration(TIME_LIMIT), go_format::duration(TELL_AFTER));
         tracing::warn!("still waiting for {} after {waited}; it has {limit}", program.path.display());
     };
     let status = time::timeout(TIME_LIMIT, told_if_slow(Box::pin(whole), slow))
         .await
         .map_err(|_| ProgramError::TimedOut)??;
-    Ok(Ended { status, stdout: answer, stderr: words })
+    Ok(ProgramOutput { status, stdout: answer, stderr: words })
 }
 
 fn command_for(
@@ -115,7 +115,7 @@ fn command_for(
 async fn ended(
     path: &Path,
     child: &mut Child,
-    group: &mut Group,
+    group: &mut ProcessGroup,
     talk: impl Future<Output = Result<(), ProgramError>>,
 ) -> Result<ExitStatus, ProgramError> {
     let mut talk = std::pin::pin!(talk);
@@ -208,9 +208,9 @@ async fn read_words(from: Option<impl AsyncRead + Unpin>, into: &mut Vec<u8>) ->
 }
 
 /// A process group that is killed when this is dropped.
-struct Group(Option<Pid>);
+struct ProcessGroup(Option<Pid>);
 
-impl Drop for Group {
+impl Drop for ProcessGroup {
     fn drop(&mut self) {
         if let Some(group) = self.0 {
             let _ = kill_process_group(group, Signal::KILL);
@@ -229,8 +229,12 @@ mod tests {
         let path = folder.path().join("p");
         fs_err::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
         fs_err::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
-        let program =
-            Program { path: &path, args: &[], env: Vec::new(), input: Zeroizing::new(b"question".to_vec()) };
+        let program = ProgramCommand {
+            path: &path,
+            args: &[],
+            env: Vec::new(),
+            input: Zeroizing::new(b"question".to_vec()),
+        };
         let ended = run(program).await?;
         Ok((ended.status.code().unwrap_or(-1), ended.stdout.len(), ended.stderr.len()))
     }

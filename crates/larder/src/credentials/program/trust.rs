@@ -69,7 +69,7 @@ pub(in super::super) fn check_program(path: &Path) -> Result<PathBuf, TrustError
 }
 
 /// A link on the way to a program.
-struct Link {
+struct SymlinkHop {
     /// Where it is, without links.
     place: PathBuf,
     /// Whether it stands for the program itself, and not for a folder.
@@ -77,7 +77,7 @@ struct Link {
 }
 
 /// All links that a path leads through.
-fn links(path: &Path) -> io::Result<Vec<Link>> {
+fn links(path: &Path) -> io::Result<Vec<SymlinkHop>> {
     let mut found = Vec::new();
     let mut place = PathBuf::new();
     let mut rest = std::path::absolute(path)?;
@@ -98,7 +98,7 @@ fn links(path: &Path) -> io::Result<Vec<Link>> {
             return Err(io::Error::from_raw_os_error(rustix::io::Errno::LOOP.raw_os_error()));
         }
         rest = std::fs::read_link(&place)?.join(&left);
-        found.push(Link { place: place.clone(), is_program: left.as_os_str().is_empty() });
+        found.push(SymlinkHop { place: place.clone(), is_program: left.as_os_str().is_empty() });
         place.pop();
     }
 }

@@ -1,6 +1,6 @@
 use super::*;
 
-struct Held {
+struct TestImage {
     id: ImageId,
     names: Vec<String>,
     labels: BTreeMap<String, String>,
@@ -8,27 +8,27 @@ struct Held {
     seen: i64,
 }
 
-fn held(id: &'static str, names: &[&str], size: u64, seen: i64) -> Held {
+fn held(id: &'static str, names: &[&str], size: u64, seen: i64) -> TestImage {
     let names = names.iter().map(|&name| name.to_owned()).collect();
-    Held { id: id.into(), names, labels: BTreeMap::new(), size, seen }
+    TestImage { id: id.into(), names, labels: BTreeMap::new(), size, seen }
 }
 
-fn seen(images: &[Held]) -> Vec<Keepable<'_>> {
+fn seen(images: &[TestImage]) -> Vec<KeepRuleInput<'_>> {
     images
         .iter()
-        .map(|image| Keepable {
+        .map(|image| KeepRuleInput {
             id: &image.id,
             names: &image.names,
             labels: Some(&image.labels),
             size: image.size,
-            first_seen: Stamp(image.seen),
+            first_seen: UnixMillis(image.seen),
             last_used: None,
         })
         .collect()
 }
 
-fn which<'a>(rule: &KeepRule, now: i64, images: &'a [Held]) -> Vec<&'a str> {
-    let kept = kept(Stamp(now), std::slice::from_ref(rule), &seen(images));
+fn which<'a>(rule: &KeepRule, now: i64, images: &'a [TestImage]) -> Vec<&'a str> {
+    let kept = matching_rules(UnixMillis(now), std::slice::from_ref(rule), &seen(images));
     kept.iter().zip(images).filter(|(kept, _)| kept.is_some()).map(|(_, image)| image.id.as_str()).collect()
 }
 
@@ -125,11 +125,15 @@ fn what_a_rule_cannot_judge_is_kept_and_takes_no_part_of_its_budget() {
     let mut seen = seen(&images);
     seen[1].labels = None;
     let rule = KeepRule::new(Selector::Label("keep".into(), None));
-    assert_eq!(kept(Stamp(40), std::slice::from_ref(&rule), &seen), [Some(0), Some(0), None]);
+    assert_eq!(matching_rules(UnixMillis(40), std::slice::from_ref(&rule), &seen), [Some(0), Some(0), None]);
     let budget = KeepRule { budget_bytes: Some(60), ..rule.clone() };
-    assert_eq!(kept(Stamp(40), &[budget], &seen), [Some(0), Some(0), None]);
+    assert_eq!(matching_rules(UnixMillis(40), &[budget], &seen), [Some(0), Some(0), None]);
     let over = KeepRule { ttl: Some(Duration::from_millis(5)), ..rule };
-    assert_eq!(kept(Stamp(40), &[over], &seen), [None, None, None], "its time is over, whatever its labels");
+    assert_eq!(
+        matching_rules(UnixMillis(40), &[over], &seen),
+        [None, None, None],
+        "its time is over, whatever its labels"
+    );
 }
 
 #[test]
@@ -143,6 +147,6 @@ fn a_rule_tells_which_name_of_an_image_it_means() {
         (Selector::Digest("sha256:1".into()), Some(2)),
         (Selector::Label("keep".into(), None), None),
     ] {
-        assert_eq!(KeepRule::new(select.clone()).meant(&names), meant, "{select:?}");
+        assert_eq!(KeepRule::new(select.clone()).parse_selector(&names), meant, "{select:?}");
     }
 }

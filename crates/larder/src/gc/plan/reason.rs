@@ -3,23 +3,23 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::gc::uses::Use;
-use crate::gotext;
+use crate::gc::uses::ImageUse;
+use crate::go_format;
 use crate::reference::LayerId;
 
 /// Whether an image goes, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Verdict {
+pub enum GcDecision {
     /// It is removed.
-    Goes(Why),
+    Remove(RemovalReason),
     /// It is not.
-    Stays(Stays),
+    Retain(RetainReason),
 }
 
 /// Why an image is removed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Why {
+pub enum RemovalReason {
     /// It was unused for longer than the maximum age.
     TooOld {
         /// How long; `None` if never used, which kubelet takes for longer than any time.
@@ -46,9 +46,9 @@ pub enum Why {
 /// Why an image is not removed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
-pub enum Stays {
+pub enum RetainReason {
     /// It is in use.
-    InUse(Vec<Use>),
+    InUse(Vec<ImageUse>),
     /// The runtime asks to keep it.
     Pinned,
     /// A rule keeps it.
@@ -77,45 +77,45 @@ pub enum Stays {
     Failed(String),
 }
 
-impl fmt::Display for Verdict {
+impl fmt::Display for GcDecision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Verdict::Goes(why) => write!(f, "goes: {why}"),
-            Verdict::Stays(why) => write!(f, "stays: {why}"),
+            GcDecision::Remove(why) => write!(f, "goes: {why}"),
+            GcDecision::Retain(why) => write!(f, "stays: {why}"),
         }
     }
 }
 
 /// Whole seconds; people do not read more.
 fn text(duration: Duration) -> String {
-    gotext::duration(Duration::from_secs(duration.as_secs()))
+    go_format::duration(Duration::from_secs(duration.as_secs()))
 }
 
-impl fmt::Display for Why {
+impl fmt::Display for RemovalReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Why::TooOld { unused_for: Some(unused), maximum } => {
+            RemovalReason::TooOld { unused_for: Some(unused), maximum } => {
                 write!(f, "unused for {}, longer than the maximum age of {}", text(*unused), text(*maximum))
             }
-            Why::TooOld { unused_for: None, maximum } => {
+            RemovalReason::TooOld { unused_for: None, maximum } => {
                 write!(f, "never used, and larder runs longer than the maximum age of {}", text(*maximum))
             }
-            Why::Room { unused_for } => {
+            RemovalReason::Room { unused_for } => {
                 write!(f, "unused for {}, the longest of those whose removal frees room", text(*unused_for))
             }
-            Why::SharedLayer { layer, images } => {
+            RemovalReason::SharedLayer { layer, images } => {
                 write!(f, "one of {images} images that must go together to free the layer {layer}")
             }
-            Why::Unused => f.write_str("nothing uses it"),
+            RemovalReason::Unused => f.write_str("nothing uses it"),
         }
     }
 }
 
-impl fmt::Display for Stays {
+impl fmt::Display for RetainReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Stays::InUse(uses) => match uses.as_slice() {
-                [Use::Ensured { ago: Some(ago), left }] => {
+            RetainReason::InUse(uses) => match uses.as_slice() {
+                [ImageUse::Ensured { ago: Some(ago), left }] => {
                     write!(f, "ensured {} ago, and left alone for {} more", text(*ago), text(*left))
                 }
                 uses => {
@@ -127,18 +127,20 @@ impl fmt::Display for Stays {
                     }
                 }
             },
-            Stays::Pinned => f.write_str("pinned by the runtime"),
-            Stays::Kept { rule, text } => write!(f, "kept by rule {} ({text})", rule + 1),
-            Stays::TooYoung { age, minimum } => {
+            RetainReason::Pinned => f.write_str("pinned by the runtime"),
+            RetainReason::Kept { rule, text } => write!(f, "kept by rule {} ({text})", rule + 1),
+            RetainReason::TooYoung { age, minimum } => {
                 write!(f, "first seen {} ago, shorter than the minimum age of {}", text(*age), text(*minimum))
             }
-            Stays::ClockWentBack => f.write_str("last used in the future, because the clock went back"),
-            Stays::FreesNothing => {
+            RetainReason::ClockWentBack => {
+                f.write_str("last used in the future, because the clock went back")
+            }
+            RetainReason::FreesNothing => {
                 f.write_str("removing it frees next to nothing: images that stay have the same layers")
             }
-            Stays::NotNeeded => f.write_str("unused, and its room is not needed now"),
-            Stays::InvalidId => f.write_str("the runtime reports it without an id"),
-            Stays::Failed(error) => write!(f, "it could not be removed: {error}"),
+            RetainReason::NotNeeded => f.write_str("unused, and its room is not needed now"),
+            RetainReason::InvalidId => f.write_str("the runtime reports it without an id"),
+            RetainReason::Failed(error) => write!(f, "it could not be removed: {error}"),
         }
     }
 }

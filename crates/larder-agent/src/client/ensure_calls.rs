@@ -1,0 +1,175 @@
+//! Ensures images through the control API: the same request and the same result as those of a manager.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::SystemTime;
+
+use larder::credentials::PullSecret;
+use larder::events::EventSink;
+use larder::pod::ObjectRef;
+use larder::pull::{EnsureError, EnsureRequest, EnsuredImage, PullStatus};
+use larder_api::convert;
+use larder_api::v1alpha1 as api;
+use larder_api::v1alpha1::ensure_update::Update;
+use tokio::sync::watch;
+use tokio::time::Instant;
+
+use super::Client;
+use crate::error::Error;
+
+/// Ensures of one run of a command.
+pub struct EnsureSession {
+    client: Client,
+    /// A failure of an earlier run holds nothing back in this one.
+    run: String,
+    /// The user's own credentials.
+    own: Option<PullSecret>,
+    events: Arc<dyn EventSink>,
+    /// Whether anybody wants to know how pulls get on.
+    progress: bool,
+    under_way: Mutex<BTreeMap<u64, Vec<api::Pull>>>,
+    /// Why the daemon can be asked no more.
+    connection_error: watch::Sender<Option<Error>>,
+}
+
+impl EnsureSession {
+    /// Nothing is asked yet. What the daemon tells of pods goes to `events`.
+    pub fn new(
+        client: Client,
+        own: Option<PullSecret>,
+        events: Arc<dyn EventSink>,
+        progress: bool,
+    ) -> EnsureSession {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let run = format!("{}-{}", std::process::id(), now.as_nanos());
+        let connection_error = watch::Sender::new(None);
+        EnsureSession { client, run, own, events, progress, under_way: Mutex::default(), connection_error }
+    }
+
+    /// The same run, through another client.
+    #[must_use]
+    pub fn through(self, client: Client) -> EnsureSession {
+        EnsureSession {
+            client,
+            under_way: Mutex::default(),
+            connection_error: watch::Sender::new(None),
+            ..self
+        }
+    }
+
+    /// The client that they go through.
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// As [`ImageManager::ensure`](larder::pull::ImageManager::ensure). Does not end when the daemon is [lost](EnsureSession::lost).
+    pub async fn ensure(&self, request: &EnsureRequest) -> Result<EnsuredImage, EnsureError> {
+        match self.ask(request).await {
+            Ok(ended) => ended,
+            Err(failure) => {
+                self.connection_error.send_replace(Some(failure));
+                std::future::pending().await
+            }
+        }
+    }
+
+    /// Done once the daemon can be asked no more, with the reason.
+    pub async fn lost(&self) -> Error {
+        let mut lost = self.connection_error.subscribe();
+        // Its sender lives as long as this.
+        let lost = lost.wait_for(Option::is_some).await.ok().and_then(|lost| lost.clone());
+        lost.unwrap_or_else(|| Error::unreachable("the daemon is gone"))
+    }
+
+    /// The pulls that this run waits for, each once.
+    pub fn pulls(&self) -> Vec<PullStatus> {
+        let now = Instant::now();
+        let mut pulls: Vec<PullStatus> = Vec::new();
+        for pull in self.under_way().values().flatten() {
+            if pulls.iter().all(|known| known.image != pull.image) {
+                pulls.push(convert::pull_from(pull.clone(), now));
+            }
+        }
+        pulls.sort_by_key(|pull| pull.since);
+        pulls
+    }
+
+    async fn ask(&self, request: &EnsureRequest) -> Result<Result<EnsuredImage, EnsureError>, Error> {
+        let asked = self.request(request);
+        let mut updates = self.client.wait(async |mut calls| calls.ensure(asked).await).await?;
+        let place = OngoingEnsure::enter(self);
+        loop {
+            let update = updates.message().await.map_err(|status| self.client.error(&status))?;
+            match update.and_then(|update| update.update) {
+                Some(Update::Event(event)) => self.tell(request, event),
+                Some(Update::Progress(progress)) => place.set(progress.pulls),
+                Some(Update::Ensured(ensured)) => return Ok(Ok(convert::ensured_from(ensured))),
+                Some(Update::Failed(failed)) => return Ok(Err(convert::failed_from(failed))),
+                None => {
+                    let peer = self.client.shown();
+                    return Err(Error::unreachable(format!("{peer} ended the call early")));
+                }
+            }
+        }
+    }
+
+    fn request(&self, request: &EnsureRequest) -> api::EnsureRequest {
+        let EnsureRequest { image, policy, pod, target, secrets, .. } = request;
+        let secrets = secrets.iter().chain(&self.own).filter_map(convert::secret);
+        api::EnsureRequest {
+            images: vec![api::WantedImage {
+                image: image.to_string(),
+                pull_policy: convert::policy(policy).into(),
+                field_path: target.as_ref().map(|target| target.field_path.clone()).unwrap_or_default(),
+            }],
+            pod: Some(api::PodReference {
+                namespace: pod.namespace.clone(),
+                name: pod.name.clone(),
+                uid: pod.uid.clone(),
+                annotations: pod.annotations.clone(),
+                service_account: pod.service_account.clone(),
+            }),
+            secrets: secrets.collect(),
+            progress: self.progress,
+            run: self.run.clone(),
+        }
+    }
+
+    fn tell(&self, request: &EnsureRequest, event: api::Event) {
+        let object = request.target.clone().unwrap_or_else(|| ObjectRef::new(&request.pod, ""));
+        if request.target.is_none() {
+            tracing::info!(reason = event.reason, "{}", event.message);
+        } else if let Some(event) = convert::event_from(event, object) {
+            self.events.record(event);
+        }
+    }
+
+    fn under_way(&self) -> MutexGuard<'_, BTreeMap<u64, Vec<api::Pull>>> {
+        self.under_way.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What one call waits for, while it does.
+struct OngoingEnsure<'a> {
+    pulls: &'a EnsureSession,
+    id: u64,
+}
+
+impl OngoingEnsure<'_> {
+    fn enter(pulls: &EnsureSession) -> OngoingEnsure<'_> {
+        let mut under_way = pulls.under_way();
+        let id = under_way.last_key_value().map_or(0, |(last, _)| last + 1);
+        under_way.insert(id, Vec::new());
+        OngoingEnsure { pulls, id }
+    }
+
+    fn set(&self, pulls: Vec<api::Pull>) {
+        self.pulls.under_way().insert(self.id, pulls);
+    }
+}
+
+impl Drop for OngoingEnsure<'_> {
+    fn drop(&mut self) {
+        self.pulls.under_way().remove(&self.id);
+    }
+}

@@ -1,0 +1,147 @@
+//! Keep rules and leases: what collection leaves alone.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use larder::backend::ImageSpec;
+use larder::error_chain;
+use larder::gc::{Collector, GcPolicy, KeepRule};
+use larder::hint::Hint;
+use larder_api::convert;
+use larder_api::v1alpha1::{self as api, KeepRequest, LeaseResponse};
+use larder_store::store::{LeaseKind, LeaseRecord, LeaseResources, Store, StoreError};
+
+use tokio::task::spawn_blocking;
+
+use super::ServingProcess;
+use super::images::absent;
+use crate::error::Error;
+use crate::node::Node;
+use crate::quantity::LONGEST;
+use crate::state::KeepRuleFile;
+
+/// Changes the rules, on disk and in force, and lists them.
+pub(super) async fn keep(node: &Arc<Node>, request: KeepRequest) -> Result<api::KeepResponse, Error> {
+    let changing = Arc::clone(node);
+    let changed = spawn_blocking(move || -> Result<_, Error> {
+        let node = &changing;
+        // A reload, too, puts rules and settings together.
+        let _alone = node.settings.changing();
+        let config = node.settings.now();
+        let place = |index| config.origin_of_item("gc.keep", index).to_string();
+        let configured = config.gc.keep.iter().enumerate();
+        let configured = configured
+            .map(|(index, rule)| api::ConfiguredRule {
+                rule: Some(convert::keep_rule(rule)),
+                place: place(index),
+            })
+            .collect();
+        let (rules, new) = change(&KeepRuleFile::at(node.require_state_dir()?), &request)?;
+        let messages = rules.iter().map(convert::keep_rule).collect();
+        node.set_rules(rules);
+        Ok((messages, configured, new))
+    });
+    let changed = changed.await.map_err(|error| super::unanswered("the file of keep rules", &error))?;
+    let (rules, configured, new) = changed?;
+    let warnings = if new == 0 { Vec::new() } else { idle(node.collector()?, new).await };
+    Ok(api::KeepResponse { rules, warnings, configured })
+}
+
+/// Takes or ends a lease: in larder's own store one that outlives the daemon, else one that ends with it.
+pub(super) async fn lease(
+    node: &Node,
+    process: &ServingProcess,
+    request: &api::LeaseRequest,
+) -> Result<LeaseResponse, Error> {
+    let time = Duration::from_secs(request.seconds);
+    if time > LONGEST {
+        return Err(Error::bad_input(format!("a lease of {} s is too long", request.seconds)).hint(
+            Hint::from(format!("at most {} s; without an end: ", LONGEST.as_secs()))
+                .command(["keep".to_owned(), request.image.clone()]),
+        ));
+    }
+    if let Some(store) = node.store().cloned() {
+        let image = request.image.clone();
+        let taken = spawn_blocking(move || take(store.store(), &image, time)).await;
+        return taken.map_err(|error| super::unanswered("the store", &error))?;
+    }
+    if *process == ServingProcess::Command {
+        // It would end with the command.
+        return Err(Error::failed(format!(
+            "only a daemon can lease an image of a runtime, and none serves {}",
+            node.description
+        ))
+        .hint(
+            Hint::new().command(["serve"]).text(", or ").command(["keep".to_owned(), request.image.clone()]),
+        ));
+    }
+    if time.is_zero() {
+        return Err(Error::failed(format!(
+            "{}: a lease on an image of a runtime ends by itself",
+            request.image
+        ))
+        .hint("it ends with its time, or with the daemon"));
+    }
+    loop {
+        let look = Arc::clone(&node.gate).begin_presence_check();
+        let found = node.backend.status(&ImageSpec::named(&request.image)).await?;
+        let Some(image) = found else { return Err(absent(&request.image)) };
+        if look.lease(&image.id, time).await {
+            let ends = SystemTime::now().checked_add(time).map(convert::time);
+            return Ok(LeaseResponse { id: image.id.to_string(), ends });
+        }
+    }
+}
+
+/// Changes the rules in the file as asked, and returns them, and how many of the last ones are new.
+fn change(file: &KeepRuleFile, request: &KeepRequest) -> Result<(Vec<KeepRule>, usize), Error> {
+    let read = |rules: &[api::KeepRule]| -> Result<Vec<KeepRule>, Error> {
+        rules.iter().cloned().map(convert::keep_rule_from).collect()
+    };
+    let (add, remove) = (read(&request.add)?, read(&request.remove)?);
+    let policy = GcPolicy { keep: add.clone(), ..GcPolicy::default() };
+    if let Some(problem) = policy.problems().first() {
+        return Err(Error::bad_input(problem.to_string()));
+    }
+    // Rules that cannot be read can still all be dropped.
+    let mut rules = if request.remove_all { Vec::new() } else { file.read()? };
+    if add.is_empty() && remove.is_empty() && !request.remove_all {
+        return Ok((rules, 0));
+    }
+    if let Some(unknown) = remove.iter().find(|rule| !rules.contains(rule)) {
+        return Err(Error::missing(format!("{unknown}: no such rule"))
+            .hint(Hint::new().command(["keep"]).text(" lists them")));
+    }
+    // One rule for one selection: the later word counts.
+    rules.retain(|known| !remove.contains(known) && add.iter().all(|new| new.select != known.select));
+    let new = add.len();
+    rules.extend(add);
+    file.write(&rules)?;
+    Ok((rules, new))
+}
+
+/// Which of the last `new` rules match nothing.
+async fn idle(collector: &Collector, new: usize) -> Vec<String> {
+    let first_new = collector.policy().keep.len().saturating_sub(new);
+    let Ok(scene) = collector.snapshot().await else { return Vec::new() };
+    let warnings = collector.warnings(&scene).into_iter().filter(|warning| warning.rule >= first_new);
+    warnings.map(|warning| warning.to_string()).collect()
+}
+
+/// Takes a lease on an image of this store, in place of an earlier one; no time ends it. May block.
+fn take(store: &Store, name: &str, time: Duration) -> Result<LeaseResponse, Error> {
+    let failed = |error: StoreError| Error::failed(error_chain(&error));
+    let image = store.image(name).map_err(failed)?.ok_or_else(|| absent(name))?;
+    let (id, lease) = (image.id.to_string(), format!("held/{}", image.id));
+    if time.is_zero() {
+        store.end_lease(&lease).map_err(failed)?;
+        return Ok(LeaseResponse { id, ends: None });
+    }
+    let ends = SystemTime::now().checked_add(time);
+    let ends = ends.ok_or_else(|| Error::bad_input("a lease that ends after all time there is"))?;
+    let ends_at = ends.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    let leased = LeaseResources { images: vec![image.id], layers: Vec::new(), ingests: Vec::new() };
+    let record = LeaseRecord { id: lease, kind: LeaseKind::Requested, leased, ends_at };
+    store.lease(&record).map_err(failed)?;
+    Ok(LeaseResponse { id, ends: Some(convert::time(ends)) })
+}

@@ -1,0 +1,127 @@
+//! What is asked over plain HTTP: whether the daemon lives, whether it is ready, and its metrics.
+
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::time::Duration;
+use std::{fmt, future};
+
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use larder::pull::ImageManager;
+use tokio::net::TcpListener;
+use tokio::sync::Semaphore;
+use tokio::task::spawn_blocking;
+use tokio::time;
+use tonic::body::Body;
+use tonic::codegen::http::{HeaderValue, Method, Request, Response, StatusCode};
+
+use super::connections::Connections;
+use super::responses::{page, text};
+use crate::node::Node;
+use crate::node::health::BackendHealth;
+use crate::node::metrics::{self, CONTENT_TYPE};
+
+/// Answers plain requests, on the socket and on loopback.
+#[derive(Clone)]
+pub(crate) struct HttpHandler {
+    node: Arc<Node>,
+    connections: Connections,
+    /// The turn of one page of metrics: while a disk hangs, more would take a thread each.
+    measuring: Arc<Semaphore>,
+}
+
+/// How many clients are served over TCP at once.
+const AT_ONCE: usize = 16;
+/// How long one of them may take.
+const WITHIN: Duration = Duration::from_secs(10);
+/// How long to wait after the system had no room for one more.
+const NO_ROOM: Duration = Duration::from_millis(100);
+
+impl HttpHandler {
+    /// Answers about this node.
+    pub(crate) fn new(node: Arc<Node>, connections: Connections) -> HttpHandler {
+        HttpHandler { node, connections, measuring: Arc::new(Semaphore::new(1)) }
+    }
+
+    /// The image manager of the node.
+    pub(super) fn manager(&self) -> &Arc<ImageManager> {
+        &self.node.manager
+    }
+
+    /// Serves on loopback until dropped; without a listener it only waits.
+    pub(super) async fn serve(&self, listener: Option<TcpListener>) {
+        let Some(listener) = listener else { return future::pending().await };
+        let room = Arc::new(Semaphore::new(AT_ONCE));
+        loop {
+            // The semaphore is never closed.
+            let Ok(place) = Arc::clone(&room).acquire_owned().await else { return };
+            let stream = match listener.accept().await {
+                Ok((stream, _)) => stream,
+                Err(error) => {
+                    tracing::debug!("a connection for metrics could not be taken: {error}");
+                    time::sleep(NO_ROOM).await;
+                    continue;
+                }
+            };
+            let plain = self.clone();
+            tokio::spawn(async move {
+                let service = service_fn(|request: Request<Incoming>| {
+                    let plain = plain.clone();
+                    async move { Ok::<_, Infallible>(plain.answer(request.method(), request.uri().path()).await) }
+                });
+                let mut http = http1::Builder::new();
+                http.timer(TokioTimer::new()).header_read_timeout(WITHIN).keep_alive(false);
+                let served = time::timeout(WITHIN, http.serve_connection(TokioIo::new(stream), service));
+                if let Ok(Err(error)) = served.await {
+                    tracing::debug!("a connection for metrics ended badly: {error}");
+                }
+                drop(place);
+            });
+        }
+    }
+
+    /// `/healthz`, `/readyz`, `/metrics`, or what does not exist.
+    pub(super) async fn answer(&self, method: &Method, path: &str) -> Response<Body> {
+        if method != Method::GET && method != Method::HEAD {
+            return text(StatusCode::METHOD_NOT_ALLOWED, "only GET is answered here\n");
+        }
+        match path {
+            "/healthz" | "/livez" => text(StatusCode::OK, "ok\n"),
+            "/readyz" => self.ready(),
+            "/metrics" => self.metrics().await,
+            _ => text(StatusCode::NOT_FOUND, "there are /healthz, /readyz and /metrics\n"),
+        }
+    }
+
+    async fn metrics(&self) -> Response<Body> {
+        // The semaphore is never closed.
+        let turn = Arc::clone(&self.measuring).acquire_owned().await.ok();
+        let HttpHandler { node, connections, .. } = self.clone();
+        let exposed = spawn_blocking(move || {
+            let _turn = turn;
+            metrics::exposition(&node, &connections)
+        });
+        let failed = |error: &dyn fmt::Display| {
+            text(StatusCode::INTERNAL_SERVER_ERROR, &format!("no metrics: {error}\n"))
+        };
+        match exposed.await {
+            Ok(Ok(metrics)) => page(StatusCode::OK, metrics, HeaderValue::from_static(CONTENT_TYPE)),
+            Ok(Err(error)) => failed(&error),
+            Err(error) => failed(&error),
+        }
+    }
+
+    fn ready(&self) -> Response<Body> {
+        match &*self.node.health.borrow() {
+            BackendHealth::Up(_) => text(StatusCode::OK, "ok\n"),
+            BackendHealth::Unknown => {
+                text(StatusCode::SERVICE_UNAVAILABLE, "the backend was not asked yet\n")
+            }
+            BackendHealth::Down { why, .. } => {
+                text(StatusCode::SERVICE_UNAVAILABLE, &format!("the backend does not answer: {why}\n"))
+            }
+        }
+    }
+}

@@ -1,0 +1,49 @@
+//! A small file beside what the daemon works on: where it listens, so that the command line finds it.
+
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+
+use larder::files;
+use larder::hint::Hint;
+
+use crate::client;
+use crate::error::Error;
+use crate::node::Node;
+
+/// The file; it goes with the daemon. One that a dead daemon left is replaced, and does no harm until then: nobody
+/// listens where it leads.
+pub(super) struct SocketPathFile(PathBuf);
+
+impl SocketPathFile {
+    /// Writes it; a socket without a path is nothing to find.
+    pub(super) fn leave(node: &Node, socket: Option<&Path>) -> Result<Option<SocketPathFile>, Error> {
+        let Some(socket) = socket else { return Ok(None) };
+        let file = match node.store() {
+            Some(store) => client::daemon_file(store.store().root()),
+            None => node.state.daemon(),
+        };
+        let written = std::path::absolute(socket)
+            .and_then(|socket| files::replace(&file, format!("{}\n", socket.display()).as_bytes()));
+        match written {
+            Ok(()) => Ok(Some(SocketPathFile(file))),
+            // A full disk is no time to stay away: somebody has to collect.
+            Err(error) if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => {
+                let socket = socket.display();
+                tracing::warn!("commands find this daemon only if they name its socket, {socket}: {error}");
+                Ok(None)
+            }
+            Err(error) => Err(Error::failed(format!("cannot say where the daemon listens: {error}")).hint(
+                Hint::from("run as the owner of the directory, or name another: ")
+                    .setting("root", "DIR")
+                    .text(" or ")
+                    .setting("state", "DIR"),
+            )),
+        }
+    }
+}
+
+impl Drop for SocketPathFile {
+    fn drop(&mut self) {
+        let _ = fs_err::remove_file(&self.0);
+    }
+}

@@ -1,0 +1,220 @@
+//! Images that a command made present without a daemon, for somebody who is about to use them: collection leaves them
+//! alone for a while, as a daemon does with what it ensures.
+//!
+//! One process at a time writes the file: the one that has the lock of the state directory. Lost entries would let images
+//! be removed, so a file that cannot be read ends a round of collection.
+
+use std::io::{self, Read as _};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use larder::gc::{
+    Clock as _, ClockReading, ImageUse, ImageUseError, ImageUseSource, ReportedUse, SavedClockReading,
+    SystemClock,
+};
+use larder::reference::ImageId;
+use serde::{Deserialize, Serialize};
+
+use super::dir::StateDir;
+use super::keep::replace;
+use crate::Error;
+
+const VERSION: u32 = 1;
+/// The most images that are remembered, the latest first.
+const MOST: usize = 10_000;
+/// More than so many images take, in bytes.
+const LONGEST_FILE: u64 = 8 << 20;
+
+/// The file.
+#[derive(Clone)]
+pub(crate) struct EnsureLeaseFile {
+    path: PathBuf,
+    clock: SystemClock,
+    /// How long an image is left alone.
+    lease: Duration,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct EnsureLeaseDocument {
+    version: u32,
+    images: Vec<EnsureLeaseEntry>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct EnsureLeaseEntry {
+    /// Id of the image.
+    id: ImageId,
+    /// When it was made present.
+    at: SavedClockReading,
+}
+
+impl Default for EnsureLeaseDocument {
+    fn default() -> Self {
+        EnsureLeaseDocument { version: VERSION, images: Vec::new() }
+    }
+}
+
+impl EnsureLeaseDocument {
+    /// With these images ensured now, and without what is over.
+    fn with(mut self, ids: &[ImageId], now: &ClockReading, lease: Duration) -> EnsureLeaseDocument {
+        self.images.retain(|known| known.at.age(now) < lease && !ids.contains(&known.id));
+        let at = SavedClockReading::from_reading(now);
+        self.images.extend(ids.iter().map(|id| EnsureLeaseEntry { id: id.clone(), at: at.clone() }));
+        self.images.sort_by_key(|entry| entry.at.age(now));
+        self.images.truncate(MOST);
+        self
+    }
+
+    /// What is left alone now.
+    fn uses(self, now: &ClockReading, lease: Duration) -> Vec<ReportedUse> {
+        let still = |EnsureLeaseEntry { id, at }: EnsureLeaseEntry| {
+            let ago = at.age(now);
+            let left = lease.checked_sub(ago).filter(|left| !left.is_zero())?;
+            Some(ReportedUse { image: id, handler: None, by: ImageUse::Ensured { ago: Some(ago), left } })
+        };
+        self.images.into_iter().filter_map(still).collect()
+    }
+}
+
+impl EnsureLeaseFile {
+    /// That of this place, where an image is leased for so long.
+    pub(crate) fn at(place: &StateDir, lease: Duration) -> EnsureLeaseFile {
+        EnsureLeaseFile { path: place.ensured(), clock: SystemClock::new(), lease }
+    }
+
+    /// Takes note that these images, by id, were made present now. Durable when it returns. To be called by one thread at
+    /// a time of the process that has the lock of the state directory.
+    pub(crate) fn add(&self, ids: &[ImageId]) -> Result<(), Error> {
+        let failed = |error: &dyn std::fmt::Display| Error::failed(error.to_string());
+        let known = self.read().map_err(|error| failed(&error))?;
+        let all = known.with(ids, &self.clock.read(), self.lease);
+        replace(&self.path, &all).map_err(|error| failed(&error))
+    }
+
+    fn read(&self) -> Result<EnsureLeaseDocument, ImageUseError> {
+        let path = self.path.display();
+        let broken = |why: &dyn std::fmt::Display| {
+            ImageUseError::other(format!(
+                "which images were just ensured cannot be read: {path}: {why}; remove the file"
+            ))
+        };
+        let mut text = Vec::new();
+        match fs_err::File::open(&self.path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Ok(EnsureLeaseDocument::default());
+            }
+            opened => opened.and_then(|file| file.take(LONGEST_FILE).read_to_end(&mut text)),
+        }
+        .map_err(|error| {
+            ImageUseError::other(format!("which images were just ensured cannot be read: {error}"))
+        })?;
+        let ensured: EnsureLeaseDocument = serde_json::from_slice(&text).map_err(|error| broken(&error))?;
+        if ensured.version != VERSION {
+            return Err(broken(&format_args!("version {}, known is {VERSION}", ensured.version)));
+        }
+        Ok(ensured)
+    }
+}
+
+#[async_trait]
+impl ImageUseSource for EnsureLeaseFile {
+    async fn uses(&self) -> Result<Vec<ReportedUse>, ImageUseError> {
+        let file = self.clone();
+        let read = tokio::task::spawn_blocking(move || file.read()).await;
+        let ensured = read.map_err(|error| ImageUseError::other(error.to_string()))??;
+        Ok(ensured.uses(&self.clock.read(), self.lease))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use larder::gc::{GcError, UnixMillis};
+
+    use super::*;
+
+    const LEASE: Duration = Duration::from_secs(600);
+
+    fn seconds(wall: i64, since_boot: i64) -> ClockReading {
+        ClockReading {
+            wall: UnixMillis(wall * 1000),
+            since_boot: Some(since_boot * 1000),
+            boot: "this".to_owned(),
+        }
+    }
+
+    fn images(found: &[ReportedUse]) -> Vec<&str> {
+        found.iter().map(|found| found.image.as_str()).collect()
+    }
+
+    fn file(folder: &tempfile::TempDir) -> EnsureLeaseFile {
+        EnsureLeaseFile { path: folder.path().join("ensured.json"), clock: SystemClock::new(), lease: LEASE }
+    }
+
+    #[test]
+    fn an_image_is_left_alone_for_as_long_as_the_lease_and_the_last_ensure_counts() {
+        let first = EnsureLeaseDocument::default().with(&["a".into(), "b".into()], &seconds(1000, 10), LEASE);
+        let second = first.with(&["a".into()], &seconds(1500, 510), LEASE);
+        let left = |at: i64| {
+            let all = EnsureLeaseDocument { version: VERSION, images: second.images.clone() };
+            all.uses(&seconds(at, at - 990), LEASE)
+        };
+        assert_eq!(images(&left(1599)), ["a", "b"]);
+        assert_eq!(images(&left(1600)), ["a"]);
+        assert_eq!(images(&left(2100)), [""; 0]);
+        let by = ImageUse::Ensured { ago: Some(Duration::from_secs(99)), left: Duration::from_secs(501) };
+        assert_eq!(left(1599)[0].by, by);
+        assert_eq!(by.to_string(), "an ensure 1m39s ago (for 8m21s more)");
+    }
+
+    #[test]
+    fn a_step_of_the_wall_clock_neither_ends_nor_prolongs_it() {
+        let day = 24 * 3600;
+        for step in [day, -day] {
+            let ensured =
+                || EnsureLeaseDocument::default().with(&["a".into()], &seconds(10 * day, 10), LEASE);
+            assert_eq!(images(&ensured().uses(&seconds(10 * day + step + 599, 609), LEASE)), ["a"], "{step}");
+            assert_eq!(
+                images(&ensured().uses(&seconds(10 * day + step + 601, 611), LEASE)),
+                [""; 0],
+                "{step}"
+            );
+        }
+    }
+
+    #[test]
+    fn what_is_over_is_dropped_and_the_file_is_bounded() {
+        let ids: Vec<ImageId> = (0..MOST).map(|number| format!("sha256:{number:064x}").into()).collect();
+        let many = EnsureLeaseDocument::default().with(&ids, &seconds(1000, 10), LEASE).with(
+            &["new".into()],
+            &seconds(1001, 11),
+            LEASE,
+        );
+        assert_eq!((many.images.len(), many.images[0].id.as_str()), (MOST, "new"));
+        assert!((serde_json::to_vec_pretty(&many).unwrap().len() as u64) < LONGEST_FILE);
+        let later = many.with(&["later".into()], &seconds(1601, 611), LEASE);
+        assert_eq!(later.images.len(), 1);
+    }
+
+    #[tokio::test]
+    async fn it_is_read_as_it_was_written_and_what_cannot_be_read_is_not_taken_for_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = file(&folder);
+        assert_eq!(file.uses().await, Ok(Vec::new()), "there is none");
+        file.add(&["a".into()]).unwrap();
+        file.add(&["b".into()]).unwrap();
+        let found = file.uses().await.unwrap();
+        let mut both = images(&found);
+        both.sort_unstable();
+        assert_eq!(both, ["a", "b"]);
+        for text in ["", "{", r#"{"version":2,"images":[]}"#, r#"{"version":1,"images":[{"id":"a"}]}"#] {
+            fs_err::write(&file.path, text).unwrap();
+            let error = file.uses().await.unwrap_err();
+            let failure = crate::control::gc::failure(GcError::Uses(error));
+            let (error, steps) = (failure.message(), format!("{:?}", failure.next_steps()));
+            assert!(error.contains("ensured.json") && error.contains("remove the file"), "{text}: {error}");
+            assert!(!steps.contains("runtime"), "it has no part in this: {steps}");
+            assert!(file.add(&["c".into()]).is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! Images that were ensured not long ago: garbage collection spares them until their container runs, also when it is
+//! another process that collects.
+//!
+//! While this process lives, the gate of its manager protects them. This is the record for those after it: written
+//! behind by one thread, each image at most once in [`RENEW`], all that is pending in one write.
+
+use std::collections::HashMap;
+use std::mem;
+use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use larder::error_chain;
+use larder::reference::ImageId;
+use larder_store::backend::StoreBackend;
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use super::ensured_file::EnsureLeaseFile;
+use crate::Error;
+
+/// How long an image that was recorded is not recorded again.
+const RENEW: Duration = Duration::from_secs(30);
+
+/// Where ensures are recorded.
+enum EnsureJournal {
+    /// As leases of the embedded store.
+    Store(StoreBackend),
+    /// In a file of the state directory.
+    File(EnsureLeaseFile),
+}
+
+/// Records ensures of one backend. The last one dropped waits until all of them are on disk.
+pub(crate) struct RecentEnsures {
+    pending: Arc<Mutex<PendingEnsures>>,
+    wake: Option<Sender<JournalCommand>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct PendingEnsures {
+    ids: Vec<ImageId>,
+    /// When each image was recorded last.
+    recorded: HashMap<ImageId, Instant>,
+}
+
+enum JournalCommand {
+    Write,
+    /// Answered once everything before it was written.
+    Flush(oneshot::Sender<()>),
+}
+
+impl RecentEnsures {
+    /// Records in the embedded store.
+    pub(crate) fn in_store(store: StoreBackend) -> RecentEnsures {
+        RecentEnsures::new(EnsureJournal::Store(store))
+    }
+
+    /// Records in a file of the state directory.
+    pub(crate) fn in_file(file: EnsureLeaseFile) -> RecentEnsures {
+        RecentEnsures::new(EnsureJournal::File(file))
+    }
+
+    fn new(journal: EnsureJournal) -> RecentEnsures {
+        let (wake, woken) = mpsc::channel::<JournalCommand>();
+        let pending = Arc::new(Mutex::new(PendingEnsures::default()));
+        let shared = Arc::clone(&pending);
+        let thread = thread::Builder::new().name("ensures".into()).spawn(move || {
+            while let Ok(wake) = woken.recv() {
+                let ids = mem::take(&mut lock(&shared).ids);
+                if !ids.is_empty()
+                    && let Err(error) = journal.write(&ids)
+                {
+                    tracing::warn!("collection may remove the images before they are used: {error}");
+                    // The next ensure of each tries again.
+                    let mut pending = lock(&shared);
+                    for id in &ids {
+                        pending.recorded.remove(id);
+                    }
+                }
+                if let JournalCommand::Flush(done) = wake {
+                    let _ = done.send(());
+                }
+            }
+        });
+        if let Err(error) = &thread {
+            tracing::warn!("ensured images are not recorded: {error}");
+        }
+        RecentEnsures { pending, wake: Some(wake), thread: thread.ok() }
+    }
+
+    /// Records that an image was ensured now. Returns at once: whether it had not been recorded for a while.
+    pub(crate) fn note(&self, id: &ImageId) -> bool {
+        let now = Instant::now();
+        let mut pending = lock(&self.pending);
+        pending.recorded.retain(|_, recorded| now.duration_since(*recorded) < RENEW);
+        if pending.recorded.contains_key(id) {
+            return false;
+        }
+        pending.recorded.insert(id.clone(), now);
+        pending.ids.push(id.clone());
+        drop(pending);
+        self.wake(JournalCommand::Write);
+        true
+    }
+
+    /// Waits until all that was recorded is on disk.
+    pub(crate) async fn flush(&self) {
+        let (done, written) = oneshot::channel();
+        self.wake(JournalCommand::Flush(done));
+        let _ = written.await; // closed where there is no thread
+    }
+
+    fn wake(&self, wake: JournalCommand) {
+        if let Some(sender) = &self.wake {
+            let _ = sender.send(wake); // closed where there is no thread
+        }
+    }
+}
+
+impl Drop for RecentEnsures {
+    fn drop(&mut self) {
+        self.wake = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl EnsureJournal {
+    fn write(&self, ids: &[ImageId]) -> Result<(), Error> {
+        match self {
+            EnsureJournal::File(file) => file.add(ids),
+            EnsureJournal::Store(store) => {
+                let each = ids.iter().filter_map(ImageId::digest).map(|id| store.puller().lease_ensured(&id));
+                let failed = each.filter_map(Result::err).reduce(|_, later| later);
+                failed.map_or(Ok(()), |error| Err(Error::failed(error_chain(&error))))
+            }
+        }
+    }
+}
+
+fn lock(pending: &Mutex<PendingEnsures>) -> MutexGuard<'_, PendingEnsures> {
+    pending.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use larder::gc::ImageUseSource as _;
+
+    use super::*;
+    use crate::state::StateDir;
+
+    #[tokio::test(start_paused = true)]
+    async fn what_is_noted_is_on_disk_after_a_flush_and_is_renewed_later() {
+        let folder = tempfile::tempdir().unwrap();
+        let lease = Duration::from_secs(60);
+        let file = || EnsureLeaseFile::at(&StateDir::at(folder.path().to_owned()), lease);
+        let recent = RecentEnsures::in_file(file());
+        for id in ["sha256:a", "sha256:b", "sha256:a"] {
+            recent.note(&id.into());
+        }
+        recent.flush().await;
+        let mut found: Vec<_> = file().uses().await.unwrap().into_iter().map(|found| found.image).collect();
+        found.sort_unstable();
+        assert_eq!(found, ["sha256:a", "sha256:b"]);
+        fs_err::remove_file(folder.path().join("ensured.json")).unwrap();
+        recent.note(&"sha256:a".into());
+        recent.flush().await;
+        assert!(file().uses().await.unwrap().is_empty(), "it was recorded not long ago");
+        tokio::time::advance(RENEW).await;
+        recent.note(&"sha256:a".into());
+        drop(recent);
+        assert_eq!(file().uses().await.unwrap().len(), 1);
+    }
+}

@@ -1,0 +1,317 @@
+//! What can be typed after `ensure` and `pull`.
+
+#![allow(clippy::doc_markdown, rustdoc::bare_urls, reason = "these comments are the text of --help")]
+
+use std::num::NonZeroU32;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use larder::credentials::TokenPolicy;
+use larder::pull::{PullConfig, PullPolicy};
+use larder::reference::ImageName;
+use larder_agent::quantity::parse_duration;
+
+use super::timeout;
+use crate::access::VerifyArgs;
+use crate::failure::Failure;
+use crate::output::{DataFormat, PrintFormat};
+
+/// Make images present: those named, or all that Kubernetes manifests need.
+///
+/// Each image goes through kubelet's steps (pull policy, credentials, back-off, queue) and prints kubelet's events.
+/// Read from manifests: Pod, Deployment, StatefulSet, DaemonSet, ReplicaSet, ReplicationController, Job, CronJob,
+/// PodTemplate, lists of these, objects of any other kind with a pod template at spec.template, and Secrets for the
+/// imagePullSecrets of the pods beside them.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  larder ensure busybox:1.36                            one image
+  larder ensure -f pod.yaml                             all images of a pod
+  larder ensure -f deploy/ -R --secret regcred.yaml     a tree of manifests and a pull secret
+  kubectl get pods -A -o yaml | larder ensure -f -      everything that runs in a cluster
+  larder ensure -f pod.yaml --retry-for 5m              keep trying with kubelet's back-off
+  larder ensure -f pod.yaml -o json                     for programs
+
+Exit code: 0 all present, 1 some failed, 2 bad input, 3 backend unreachable, 130 interrupted.")]
+pub(crate) struct EnsureArgs {
+    /// Images to make present.
+    #[arg(value_name = "IMAGE")]
+    pub(crate) images: Vec<ImageName>,
+
+    /// A manifest, a directory of manifests (*.yaml, *.yml, *.json), or - for standard input; may be repeated.
+    #[arg(short, long, value_name = "FILE")]
+    pub(crate) filename: Vec<PathBuf>,
+
+    /// Read directories below the directories given with -f, too.
+    #[arg(short = 'R', long)]
+    pub(crate) recursive: bool,
+
+    /// A manifest with pull secrets, for pods that name them and for IMAGE arguments; may be repeated.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) secret: Vec<PathBuf>,
+
+    /// Namespace of objects that name none.
+    #[arg(short, long, value_name = "NAMESPACE", default_value = "default")]
+    pub(crate) namespace: String,
+
+    /// Use this pull policy and not those of the manifests. Where a manifest names none, it is Always for the tag
+    /// latest, given or implied, and IfNotPresent for all else.
+    #[arg(long, value_enum, ignore_case = true, value_name = "POLICY")]
+    pub(crate) policy: Option<PullPolicyArg>,
+
+    /// Keep trying for this long, such as 90s or 5m: a runtime that is not up yet, and failed images when kubelet's
+    /// back-off allows it. A bare number is seconds; 0 tries once.
+    #[arg(long, value_name = "DURATION", default_value = "0", value_parser = parse_duration, hide_default_value = true)]
+    pub(crate) retry_for: Duration,
+
+    #[command(flatten)]
+    pub(crate) verify: VerifyArgs,
+
+    /// What results look like.
+    #[arg(short, long, value_enum, default_value_t, value_name = "FORMAT")]
+    pub(crate) output: PrintFormat,
+
+    #[command(flatten)]
+    pub(crate) pulling: PullFlags,
+
+    #[command(flatten)]
+    pub(crate) credentials: CredentialArgs,
+}
+
+/// Pull images, present or not, and print their ids.
+#[derive(Debug, Args)]
+#[command(after_help = "Examples:
+  larder pull busybox:1.36
+  larder pull --quiet busybox:1.36                                   the id, and nothing else
+  echo $TOKEN | larder pull --username me --password-stdin registry.example/app:1
+
+Exit code: 0 all pulled, 1 some failed, 2 bad input, 3 backend unreachable, 130 interrupted.")]
+pub(crate) struct PullArgs {
+    /// Images to pull.
+    #[arg(value_name = "IMAGE", required = true)]
+    pub(crate) images: Vec<ImageName>,
+
+    /// Print ids only.
+    #[arg(short, long, conflicts_with = "output")]
+    pub(crate) quiet: bool,
+
+    /// Print what came of each image as data, and not only the ids.
+    #[arg(short, long, value_enum, value_name = "FORMAT")]
+    pub(crate) output: Option<DataFormat>,
+
+    #[command(flatten)]
+    pub(crate) pulling: PullFlags,
+
+    #[command(flatten)]
+    pub(crate) credentials: CredentialArgs,
+}
+
+/// A pull policy that can be asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "PascalCase")]
+pub(crate) enum PullPolicyArg {
+    /// Pull, whatever is here.
+    Always,
+    /// Pull what is absent.
+    IfNotPresent,
+    /// Pull nothing.
+    Never,
+}
+
+impl From<PullPolicyArg> for PullPolicy {
+    fn from(policy: PullPolicyArg) -> PullPolicy {
+        match policy {
+            PullPolicyArg::Always => PullPolicy::Always,
+            PullPolicyArg::IfNotPresent => PullPolicy::IfNotPresent,
+            PullPolicyArg::Never => PullPolicy::Never,
+        }
+    }
+}
+
+/// How pulls are queued and throttled, by kubelet's names.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Args)]
+#[command(next_help_heading = "Pulling")]
+pub(crate) struct PullFlags {
+    /// Pull one image at a time [default: serializeImagePulls of the settings, false].
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true, default_missing_value = "true")]
+    pub(crate) serialize_image_pulls: Option<bool>,
+
+    /// How many images may be pulled at once [default: maxParallelImagePulls of the settings, 4].
+    #[arg(long, value_name = "N", value_parser = at_least_one)]
+    pub(crate) max_parallel_image_pulls: Option<NonZeroU32>,
+
+    /// Pulls started per second, on average; 0 is no limit [default: registryPullQPS of the settings, 5].
+    #[arg(long, value_name = "N", value_parser = whole_number, allow_negative_numbers = true)]
+    pub(crate) registry_qps: Option<u32>,
+
+    /// Pulls started at once before that limit bites; 0 counts as 1, and with --kubelet as the default, as in kubelet's
+    /// configuration [default: registryBurst of the settings, 10].
+    #[arg(long, value_name = "N", value_parser = whole_number, allow_negative_numbers = true)]
+    pub(crate) registry_burst: Option<u32>,
+
+    /// Cancel a pull that takes longer than this once it has its turn, such as 10m; it counts as failed [default: none].
+    #[arg(long, value_name = "DURATION", value_parser = timeout)]
+    pub(crate) pull_timeout: Option<Duration>,
+
+    /// Pull as kubelet does by default, in these points: one pull at a time; a pull of its own for each container that
+    /// wants an image; pulls over the limit fail, where larder lets them wait; a back-off also when a pod comes with
+    /// another secret; identity and registry tokens of pull secrets and docker configs are ignored, and credential helpers
+    /// are not asked. The flags above adjust it. All else stays as it is: docker configs
+    /// are looked for where users keep them, and bad input is refused.
+    #[arg(long)]
+    pub(crate) kubelet: bool,
+}
+
+impl PullFlags {
+    /// Whether anything was said of it.
+    pub(crate) fn is_given(&self) -> bool {
+        *self != PullFlags::default()
+    }
+
+    /// What is done with the tokens of credentials.
+    pub(crate) fn tokens(&self) -> TokenPolicy {
+        if self.kubelet { TokenPolicy::Ignore } else { TokenPolicy::Keep }
+    }
+
+    /// The flags that were given, each with the setting that it changes.
+    pub(crate) fn given(&self) -> Vec<(&'static str, &'static str)> {
+        let flags = [
+            (self.serialize_image_pulls.is_some(), "--serialize-image-pulls", "serializeImagePulls"),
+            (self.max_parallel_image_pulls.is_some(), "--max-parallel-image-pulls", "maxParallelImagePulls"),
+            (self.registry_qps.is_some(), "--registry-qps", "registryPullQPS"),
+            (self.registry_burst.is_some(), "--registry-burst", "registryBurst"),
+            (self.pull_timeout.is_some(), "--pull-timeout", "pull.timeout"),
+            (self.kubelet, "--kubelet", "pull.sameImage"),
+        ];
+        flags.into_iter().filter(|(given, ..)| *given).map(|(_, flag, key)| (flag, key)).collect()
+    }
+
+    /// The settings, with what the flags change of them.
+    pub(crate) fn adjust(&self, settings: PullConfig) -> Result<PullConfig, Failure> {
+        let mut config = if self.kubelet { PullConfig::kubelet() } else { settings };
+        let bound = self.max_parallel_image_pulls;
+        if let Some(bound) = bound {
+            config.max_parallel_image_pulls = Some(bound);
+            // Kubelet's default is to serialise unless a bound above one is given.
+            config.serialize_image_pulls &= bound.get() < 2;
+        }
+        if let Some(serialize) = self.serialize_image_pulls {
+            config.serialize_image_pulls = serialize;
+        }
+        if config.serialize_image_pulls && bound.is_some_and(|bound| bound.get() > 1) {
+            return Err(Failure::bad_input(
+                "--max-parallel-image-pulls cannot be larger than 1 unless --serialize-image-pulls is false",
+            ));
+        }
+        if let Some(qps) = self.registry_qps {
+            config.registry_pull_qps = qps;
+        }
+        // Kubelet's configuration takes 0 for a burst that is not set.
+        if let Some(burst) = self.registry_burst.filter(|burst| *burst > 0 || !self.kubelet) {
+            config.registry_burst = burst;
+        }
+        config.pull_timeout = self.pull_timeout.or(config.pull_timeout);
+        Ok(config)
+    }
+}
+
+/// Credentials beside those of pull secrets.
+#[derive(Debug, Default, Args)]
+#[command(next_help_heading = "Credentials")]
+pub(crate) struct CredentialArgs {
+    /// Read credentials from this file, a docker config.json, and not from the usual places.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) authfile: Option<PathBuf>,
+
+    /// User name for the registry of the images; the password comes with --password-stdin.
+    #[arg(short, long, value_name = "USER", requires = "password_stdin")]
+    pub(crate) username: Option<String>,
+
+    /// Read the password from standard input. There is no flag with the password itself: every user of the machine
+    /// could see it in the list of processes.
+    #[arg(long, requires = "username")]
+    pub(crate) password_stdin: bool,
+
+    /// Kubelet's configuration of credential providers, a file or a folder: programs that give credentials for the images
+    /// that they are configured for.
+    #[arg(long, value_name = "PATH", requires = "image_credential_provider_bin_dir")]
+    pub(crate) image_credential_provider_config: Option<PathBuf>,
+
+    /// The folder with the programs of these providers. Nobody but root and this user may be able to write to it.
+    #[arg(long, value_name = "DIR", requires = "image_credential_provider_config")]
+    pub(crate) image_credential_provider_bin_dir: Option<PathBuf>,
+}
+
+fn whole_number(text: &str) -> Result<u32, String> {
+    text.parse().map_err(|_| format!("write a whole number from 0 to {}", u32::MAX))
+}
+
+fn at_least_one(text: &str) -> Result<NonZeroU32, String> {
+    let number = whole_number(text).map_err(|_| format!("write a whole number from 1 to {}", u32::MAX))?;
+    NonZeroU32::new(number).ok_or_else(|| "it must be at least 1".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser as _;
+    use larder::pull::{DuplicatePullPolicy, RateLimitAction};
+
+    use super::*;
+    use crate::args::{Cli, Command};
+
+    fn config(flags: &[&str]) -> Result<PullConfig, Failure> {
+        let cli = Cli::try_parse_from(["larder", "pull", "x"].iter().chain(flags)).unwrap();
+        match cli.command {
+            Command::Pull(args) => args.pulling.adjust(PullConfig::default()),
+            other => panic!("not pull: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn without_flags_pulls_are_as_larder_has_them() {
+        assert_eq!(config(&[]), Ok(PullConfig::default()));
+    }
+
+    #[test]
+    fn kubelets_behaviour_is_one_flag_and_can_be_adjusted() {
+        assert_eq!(config(&["--kubelet"]), Ok(PullConfig::kubelet()));
+        let adjusted = config(&["--kubelet", "--max-parallel-image-pulls", "3"]).unwrap();
+        assert!(!adjusted.serialize_image_pulls, "as kubelet defaults it for a bound above one");
+        assert_eq!(
+            (adjusted.over_rate, adjusted.same_image),
+            (RateLimitAction::Refuse, DuplicatePullPolicy::EachRequest)
+        );
+    }
+
+    #[test]
+    fn contradictions_are_refused() {
+        assert!(config(&["--serialize-image-pulls", "--max-parallel-image-pulls=2"]).is_err());
+        assert!(config(&["--serialize-image-pulls=false", "--max-parallel-image-pulls=2"]).is_ok());
+    }
+
+    #[test]
+    fn a_burst_of_zero_is_kubelets_default_only_to_kubelet() {
+        assert_eq!(config(&["--registry-burst=0"]).unwrap().registry_burst, 0, "the throttle counts it as 1");
+        assert_eq!(config(&["--kubelet", "--registry-burst=0"]).unwrap().registry_burst, 10);
+    }
+
+    #[test]
+    fn wrong_numbers_are_refused_in_our_words() {
+        for (flags, said) in [
+            (["--max-parallel-image-pulls", "0"], "it must be at least 1"),
+            (["--max-parallel-image-pulls", "x"], "write a whole number from 1 to 4294967295"),
+            (["--registry-qps", "0.5"], "write a whole number from 0 to 4294967295"),
+            (["--registry-qps", "-1"], "write a whole number from 0 to 4294967295"),
+            (["--registry-burst", "99999999999"], "write a whole number from 0 to 4294967295"),
+        ] {
+            let error = Cli::try_parse_from(["larder", "pull", "x"].iter().chain(&flags)).unwrap_err();
+            assert!(error.to_string().contains(said), "{error}");
+        }
+    }
+
+    #[test]
+    fn there_is_no_flag_that_takes_a_password() {
+        assert!(Cli::try_parse_from(["larder", "pull", "x", "--password", "p"]).is_err());
+        assert!(Cli::try_parse_from(["larder", "pull", "x", "--username", "u"]).is_err());
+    }
+}

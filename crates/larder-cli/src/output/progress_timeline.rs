@@ -1,0 +1,133 @@
+//! The course of pulls as data: what an image or a layer did, whenever that changed.
+
+use std::collections::HashMap;
+use std::time::SystemTime;
+
+use larder::backend::ByteProgress;
+use larder::pull::PullStatus;
+use larder::reference::{ImageName, LayerId};
+use larder_api::convert;
+use serde::Serialize;
+use tokio::time::Instant;
+
+use super::progress::{phase_of, wait_of};
+
+/// What was seen each time somebody looked.
+#[derive(Debug, Default)]
+pub(crate) struct ProgressTimeline {
+    records: Vec<ProgressChange>,
+    /// Phase and reason to wait of each image and layer when they were last seen.
+    last: HashMap<(ImageName, Option<LayerId>), (String, Option<String>)>,
+}
+
+/// A change, as `-o json` shows it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct ProgressChange {
+    time: String,
+    image: ImageName,
+    /// `None` for the image as a whole.
+    layer: Option<LayerId>,
+    phase: String,
+    waiting: Option<String>,
+    done_bytes: Option<u64>,
+    total_bytes: Option<u64>,
+}
+
+impl ProgressTimeline {
+    /// Keeps what has changed.
+    pub(crate) fn note(&mut self, pulls: &[PullStatus], time: SystemTime, now: Instant) {
+        for pull in pulls {
+            let queued = pull.waiting.as_ref().map(|waiting| format!("waits for {waiting}"));
+            // Without the time that is left, which changes all the time.
+            let wait = wait_of(pull);
+            let reason = queued.clone().or_else(|| wait.map(|wait| wait.reason.clone()));
+            let told = queued.or_else(|| wait.map(|wait| wait.at(now)));
+            self.change((pull.image.clone(), None), phase_of(pull), reason, told, pull.bytes, time);
+            for layer in pull.detail.iter().flat_map(|detail| &detail.layers) {
+                let item = (pull.image.clone(), Some(layer.digest.clone()));
+                let reason = layer.waiting.as_ref().map(|wait| wait.reason.clone());
+                let told = layer.waiting.as_ref().map(|wait| wait.at(now));
+                self.change(item, layer.phase.to_string(), reason, told, Some(layer.bytes), time);
+            }
+        }
+    }
+
+    fn change(
+        &mut self,
+        item: (ImageName, Option<LayerId>),
+        phase: String,
+        reason: Option<String>,
+        told: Option<String>,
+        bytes: Option<ByteProgress>,
+        time: SystemTime,
+    ) {
+        let state = (phase.clone(), reason);
+        if self.last.get(&item) == Some(&state) {
+            return;
+        }
+        self.last.insert(item.clone(), state);
+        let (image, layer) = item;
+        self.records.push(ProgressChange {
+            time: convert::time(time),
+            image,
+            layer,
+            phase,
+            waiting: told,
+            done_bytes: bytes.map(|bytes| bytes.done),
+            total_bytes: bytes.and_then(|bytes| bytes.total),
+        });
+    }
+
+    /// Everything that was kept, in order.
+    pub(crate) fn records(&self) -> Vec<ProgressChange> {
+        self.records.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use larder::backend::{PullDetail, PullStep, PullWait};
+    use larder::pull::PullPhase;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn only_changes_are_kept_and_time_that_passes_is_none() {
+        let start = Instant::now();
+        let wait = PullWait {
+            reason: "r.example asked to wait".into(),
+            until: Some(start + Duration::from_secs(9)),
+        };
+        let detail = PullDetail { step: PullStep::Resolving, waiting: Some(wait), ..PullDetail::default() };
+        let mut pull = PullStatus {
+            image: "r.example/app:1".into(),
+            phase: PullPhase::Pulling,
+            waiting: None,
+            bytes: None,
+            detail: Some(detail),
+            since: start,
+        };
+        let mut course = ProgressTimeline::default();
+        for seconds in 0..5 {
+            course.note(
+                std::slice::from_ref(&pull),
+                SystemTime::UNIX_EPOCH,
+                start + Duration::from_secs(seconds),
+            );
+        }
+        pull.detail = Some(PullDetail { step: PullStep::Committing, ..PullDetail::default() });
+        course.note(&[pull], SystemTime::UNIX_EPOCH, start);
+        let seen: Vec<_> =
+            course.records().into_iter().map(|record| (record.phase, record.waiting)).collect();
+        assert_eq!(
+            seen,
+            [
+                ("resolving".into(), Some("r.example asked to wait, 9s left".into())),
+                ("committing".into(), None)
+            ]
+        );
+    }
+}

@@ -1,0 +1,284 @@
+//! Where text goes: results to standard output, everything else to standard error.
+//!
+//! Live progress, where there is some, stays below all of it. Promises: a reader that goes away is a quiet success; any other write error is kept and told once, at the end;
+//! control characters in text from registries and files reach a terminal only in escaped form.
+
+use std::fmt::{self, Write as _};
+use std::io::{self, IsTerminal as _, Write};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+use larder::hint::Hint;
+
+use crate::output::hint;
+use crate::output::progress::ProgressLines;
+
+/// The two outputs of the program. Shared by everything that prints.
+pub(crate) struct Printer {
+    inner: Mutex<PrinterStreams>,
+    progress: OnceLock<Arc<ProgressLines>>,
+    /// What commands in hints carry.
+    given: OnceLock<String>,
+}
+
+struct PrinterStreams {
+    results: Box<dyn Write + Send>,
+    notes: Box<dyn Write + Send>,
+    /// Nobody reads results any more, or they cannot be written.
+    closed: bool,
+    trouble: Option<io::Error>,
+}
+
+impl Printer {
+    /// Standard output and standard error.
+    pub(crate) fn standard() -> Self {
+        Printer::to(Box::new(io::stdout()), Box::new(io::stderr()))
+    }
+
+    /// Any two writers.
+    pub(crate) fn to(results: Box<dyn Write + Send>, notes: Box<dyn Write + Send>) -> Self {
+        let inner = PrinterStreams { results, notes, closed: false, trouble: None };
+        Printer { inner: Mutex::new(inner), progress: OnceLock::new(), given: OnceLock::new() }
+    }
+
+    /// From now on, everything is printed above this progress.
+    pub(crate) fn keep_above(&self, progress: &Arc<ProgressLines>) {
+        let _ = self.progress.set(Arc::clone(progress)); // one command has one progress
+    }
+
+    /// From now on, commands in hints carry these flags.
+    pub(crate) fn hint_with(&self, given: String) {
+        let _ = self.given.set(given); // one process has one command line
+    }
+
+    /// Prints one result, which may have several lines.
+    pub(crate) fn line(&self, text: impl fmt::Display) {
+        let text = format!("{}\n", escaped(&text.to_string()));
+        self.raw(text.as_bytes());
+    }
+
+    /// Prints bytes as they are.
+    pub(crate) fn raw(&self, bytes: &[u8]) {
+        self.above_progress(|| self.inner().write(bytes));
+    }
+
+    /// Tells the user something beside the results.
+    pub(crate) fn info(&self, text: impl fmt::Display) {
+        let text = format!("{}\n", escaped(&text.to_string()));
+        // There is no place left to say that standard error is broken.
+        self.above_progress(|| _ = self.inner().notes.write_all(text.as_bytes()));
+    }
+
+    /// Tells of something that is odd and was worked around.
+    pub(crate) fn warning(&self, text: impl fmt::Display) {
+        self.info(format_args!("warning: {text}"));
+    }
+
+    /// Tells what could be tried next.
+    pub(crate) fn hint(&self, hint: impl Into<Hint>) {
+        self.info(self.hinted(&hint.into()));
+    }
+
+    /// Tells of an error, and what could be tried next.
+    pub(crate) fn error(&self, text: impl fmt::Display, hints: &[Hint]) {
+        let mut all = format!("error: {text}");
+        for hint in hints {
+            let _ = write!(all, "\n{}", self.hinted(hint));
+        }
+        self.info(all);
+    }
+
+    /// What kept results from being written, if anything but a reader that went away.
+    pub(crate) fn finish(&self) -> io::Result<()> {
+        self.inner().trouble.take().map_or(Ok(()), Err)
+    }
+
+    fn hinted(&self, hint: &Hint) -> String {
+        format!("hint: {}", hint::carrying(self.given.get().map_or("", String::as_str), hint))
+    }
+
+    fn above_progress(&self, print: impl FnOnce()) {
+        match self.progress.get() {
+            Some(progress) => progress.above(print),
+            None => print(),
+        }
+    }
+
+    fn inner(&self) -> MutexGuard<'_, PrinterStreams> {
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl PrinterStreams {
+    fn write(&mut self, bytes: &[u8]) {
+        if self.closed {
+            return;
+        }
+        let written = self.results.write_all(bytes).and_then(|()| self.results.flush());
+        if let Err(error) = written {
+            self.closed = true;
+            if error.kind() != io::ErrorKind::BrokenPipe {
+                self.trouble = Some(error);
+            }
+        }
+    }
+}
+
+/// Whether live progress can be drawn.
+pub(crate) fn progress_possible() -> bool {
+    io::stderr().is_terminal() && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
+}
+
+/// The text with control characters other than line breaks and tabs written as `\u{1b}`.
+fn escaped(text: &str) -> String {
+    let mut clean = String::with_capacity(text.len());
+    for c in text.chars() {
+        if c.is_control() && c != '\n' && c != '\t' {
+            clean.extend(c.escape_default());
+        } else {
+            clean.push(c);
+        }
+    }
+    clean
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use indicatif::{ProgressDrawTarget, TermLike};
+    use tokio::time::Instant;
+
+    use super::*;
+
+    /// A writer whose text a test can read.
+    #[derive(Clone, Default)]
+    pub(crate) struct TestWriter(Arc<Mutex<Vec<u8>>>);
+
+    impl TestWriter {
+        pub(crate) fn text(&self) -> String {
+            String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
+        }
+    }
+
+    impl Write for TestWriter {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            self.0.lock().unwrap().extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    struct FailingWriter(io::ErrorKind);
+
+    impl Write for FailingWriter {
+        fn write(&mut self, _: &[u8]) -> io::Result<usize> {
+            Err(self.0.into())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_reader_that_went_away_is_no_trouble() {
+        let out = Printer::to(Box::new(FailingWriter(io::ErrorKind::BrokenPipe)), Box::new(io::sink()));
+        out.line("one");
+        out.line("two");
+        out.finish().expect("a closed pipe is a quiet success");
+    }
+
+    #[test]
+    fn a_full_disk_is_told_at_the_end() {
+        let out = Printer::to(Box::new(FailingWriter(io::ErrorKind::StorageFull)), Box::new(io::sink()));
+        out.line("one");
+        assert_eq!(out.finish().expect_err("the disk is full").kind(), io::ErrorKind::StorageFull);
+    }
+
+    /// A terminal that writes down what is drawn and wiped.
+    #[derive(Clone, Default)]
+    struct TestTerminal(TestWriter);
+
+    impl fmt::Debug for TestTerminal {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("Screen")
+        }
+    }
+
+    impl TestTerminal {
+        fn draw(&self, text: &str) -> io::Result<()> {
+            self.0.clone().write_all(text.as_bytes())
+        }
+    }
+
+    impl TermLike for TestTerminal {
+        fn width(&self) -> u16 {
+            80
+        }
+
+        fn move_cursor_up(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn move_cursor_down(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn move_cursor_right(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn move_cursor_left(&self, _: usize) -> io::Result<()> {
+            Ok(())
+        }
+
+        fn write_line(&self, text: &str) -> io::Result<()> {
+            self.draw(&format!("{text}\n"))
+        }
+
+        fn write_str(&self, text: &str) -> io::Result<()> {
+            self.draw(text)
+        }
+
+        fn clear_line(&self) -> io::Result<()> {
+            self.draw("<wiped>")
+        }
+
+        fn flush(&self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    type PrintStep = fn(&Printer);
+
+    #[test]
+    fn everything_is_printed_above_live_progress() {
+        let screen = TestTerminal::default();
+        let progress = Arc::new(ProgressLines::on(ProgressDrawTarget::term_like(Box::new(screen.clone()))));
+        let out = Printer::to(Box::new(screen.0.clone()), Box::new(screen.0.clone()));
+        out.keep_above(&progress);
+        progress.update(&[], 0, 1, Instant::now());
+        let prints: [(PrintStep, &str); 3] = [
+            (|out| out.warning("odd"), "warning: odd\n"),
+            (|out| out.line("result"), "result\n"),
+            (|out| out.raw(b"bytes\n"), "bytes\n"),
+        ];
+        for (print, text) in prints {
+            let before = screen.0.text();
+            assert!(before.trim_end().ends_with("0 of 1 done"), "{before:?}");
+            print(&out);
+            let after = screen.0.text();
+            let new = after.strip_prefix(&before).expect("more of the same");
+            assert!(new.starts_with(&format!("<wiped>{text}")), "{new:?}");
+        }
+    }
+
+    #[test]
+    fn escape_sequences_do_not_reach_the_terminal() {
+        let page = TestWriter::default();
+        let out = Printer::to(Box::new(page.clone()), Box::new(io::sink()));
+        out.line("a\u{1b}[31mb\tc\nd");
+        assert_eq!(page.text(), "a\\u{1b}[31mb\tc\nd\n");
+    }
+}

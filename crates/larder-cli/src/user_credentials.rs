@@ -1,0 +1,271 @@
+//! Which credentials fit an image, and where they come from: told with `-v`, and after a registry has refused them.
+//! Names of sources, users and registries only, never a password or token.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use larder::credentials::helpers::HelperNames;
+use larder::credentials::plugin::Plugins;
+use larder::credentials::{
+    CredentialLocation, DockerConfig, Keyring, ProgramResult, ProgramResultLog, PullSecret, TokenPolicy,
+};
+use larder::reference::Reference;
+
+/// The user's own credentials, beside the pull secrets that each request brings along.
+#[derive(Default)]
+pub(crate) struct UserCredentials {
+    own: Option<CredentialPlace>,
+    tokens: TokenPolicy,
+    helpers: HelperNames,
+    plugins: Option<Arc<Plugins>>,
+    /// What these programs answered so far.
+    answers: ProgramResultLog,
+}
+
+/// One place with credentials.
+#[derive(Debug)]
+struct CredentialPlace {
+    /// Such as `secret default/regcred`, or the path of a file.
+    name: String,
+    keyring: Keyring,
+}
+
+impl UserCredentials {
+    /// Those of this config, which comes from the place of this name. `tokens` is how pull secrets are read.
+    pub(crate) fn new(own: Option<(String, &DockerConfig)>, tokens: TokenPolicy) -> Self {
+        UserCredentials {
+            own: own.map(|(name, config)| CredentialPlace::new(name, config)),
+            tokens,
+            ..UserCredentials::default()
+        }
+    }
+
+    /// And those of these credential helpers.
+    pub(crate) fn with_helpers(mut self, helpers: HelperNames) -> Self {
+        self.helpers = helpers;
+        self
+    }
+
+    /// And those of these providers.
+    pub(crate) fn with_plugins(mut self, plugins: Arc<Plugins>) -> Self {
+        self.plugins = Some(plugins);
+        self
+    }
+
+    /// And what these programs answer is noted here.
+    pub(crate) fn with_results(mut self, answers: ProgramResultLog) -> Self {
+        self.answers = answers;
+        self
+    }
+
+    /// Whose credentials are tried for an image, in order.
+    pub(crate) fn report(&self, image: &str, secrets: &[PullSecret]) -> String {
+        let mut fitting = self.fitting(image, secrets);
+        if let Ok(name) = Reference::parse(image) {
+            fitting.extend(self.programs(name.name()));
+        }
+        if fitting.is_empty() { "none; it is pulled anonymously".to_owned() } else { fitting.join(", ") }
+    }
+
+    /// What to say of them after the registry has denied an image.
+    pub(crate) fn advice(&self, image: &str, secrets: &[PullSecret]) -> String {
+        let failed: Vec<_> = self.failed(image).into_iter().map(|(_, why)| why).collect();
+        let failed = failed.join("; ");
+        let mut shown = self.fitting(image, secrets);
+        shown.extend(self.gave(image));
+        match (failed.is_empty(), shown.is_empty()) {
+            (true, _) => self.advice_of(image, secrets, &shown),
+            (false, true) => format!("nothing was shown to the registry: {failed}"),
+            (false, false) => format!("{}; {failed}", self.advice_of(image, secrets, &shown)),
+        }
+    }
+
+    /// The same of credentials that were found: those that were shown.
+    fn advice_of(&self, image: &str, secrets: &[PullSecret], shown: &[String]) -> String {
+        let registry =
+            Reference::parse(image).map_or_else(|_| image.to_owned(), |name| name.registry().to_owned());
+        let others: Vec<_> =
+            self.secret_places(secrets).iter().chain(&self.own).map(CredentialPlace::content).collect();
+        match (shown, others.as_slice()) {
+            ([], []) => format!(
+                "no credentials for {registry} were given: name a pull secret, or use --authfile or --username"
+            ),
+            ([], others) => format!("no credential matches {registry} ({})", others.join("; ")),
+            ([one], _) => format!("the credential of {one} was refused"),
+            (several, _) => format!("the credentials of {} were refused", several.join(", ")),
+        }
+    }
+
+    /// Places with credentials of which none is for this image.
+    pub(crate) fn other_registries(&self, image: &str, secrets: &[PullSecret]) -> Vec<String> {
+        let Ok(name) = Reference::parse(image) else { return Vec::new() };
+        let places = self.secret_places(secrets);
+        let all = places.iter().chain(&self.own);
+        all.filter(|place| place.fitting(name.name()).is_empty()).map(CredentialPlace::content).collect()
+    }
+
+    /// What the user's own credentials come from.
+    pub(crate) fn own_name(&self) -> Option<&str> {
+        self.own.as_ref().map(|own| own.name.as_str())
+    }
+
+    fn fitting(&self, image: &str, secrets: &[PullSecret]) -> Vec<String> {
+        let Ok(name) = Reference::parse(image) else { return Vec::new() };
+        let places = self.secret_places(secrets);
+        places.iter().chain(&self.own).flat_map(|place| place.fitting(name.name())).collect()
+    }
+
+    /// The programs that gave a credential for an image.
+    fn gave(&self, image: &str) -> Vec<String> {
+        let gave = self.answers_of(image).into_iter().filter(|(_, answer)| *answer == ProgramResult::Found);
+        gave.map(|(program, _)| program).collect()
+    }
+
+    /// The programs that were asked for an image and failed, each with its error.
+    pub(crate) fn failed(&self, image: &str) -> Vec<(String, String)> {
+        let failed = self.answers_of(image).into_iter().filter_map(|(program, answer)| match answer {
+            ProgramResult::Failed(why) => Some((program, why)),
+            ProgramResult::Found | ProgramResult::None => None,
+        });
+        failed.collect()
+    }
+
+    fn answers_of(&self, image: &str) -> Vec<(String, ProgramResult)> {
+        let Ok(name) = Reference::parse(image) else { return Vec::new() };
+        let told = self.answers.results_for(name.name()).into_iter();
+        told.map(|(program, answer)| (program_name(&program), answer)).collect()
+    }
+
+    /// Whether some are with programs.
+    pub(crate) fn has_programs(&self) -> bool {
+        self.plugins.is_some() || !self.helpers.is_empty()
+    }
+
+    /// The programs that are asked. Whether they have a credential is known only to them.
+    fn programs(&self, repository: &str) -> Vec<String> {
+        let helper = self
+            .helpers
+            .request_for(repository)
+            .map(|asked| program_name(&CredentialLocation::Helper(asked.helper)));
+        let plugins = self.plugins.iter().flat_map(|plugins| plugins.for_image(repository));
+        let plugins = plugins.map(|name| program_name(&CredentialLocation::Provider(name.to_owned())));
+        helper.into_iter().chain(plugins).map(|name| format!("{name} (if it has one)")).collect()
+    }
+
+    /// A secret that cannot be read fails its pod before any pull, so there is nothing to say of it here.
+    fn secret_places(&self, secrets: &[PullSecret]) -> Vec<CredentialPlace> {
+        let place = |secret: &PullSecret| {
+            let config = secret.docker_config(self.tokens).ok().flatten()?;
+            Some(CredentialPlace::new(format!("secret {}", secret.coordinates), &config))
+        };
+        secrets.iter().filter_map(place).collect()
+    }
+}
+
+fn program_name(program: &CredentialLocation) -> String {
+    match program {
+        CredentialLocation::Helper(name) => format!("docker-credential-{name}"),
+        CredentialLocation::Provider(name) => format!("credential provider {name}"),
+        _ => String::new(),
+    }
+}
+
+impl CredentialPlace {
+    fn new(name: impl Into<String>, config: &DockerConfig) -> Self {
+        let mut keyring = Keyring::default();
+        keyring.add(config, None, &CredentialLocation::default());
+        CredentialPlace { name: name.into(), keyring }
+    }
+
+    /// `secret default/regcred (user larder)` for each credential that fits.
+    fn fitting(&self, repository: &str) -> Vec<String> {
+        let found = self.keyring.lookup(repository);
+        let told = found.iter().map(|credential| match credential.username.as_str() {
+            "" if credential.identity_token.is_empty() && credential.registry_token.is_empty() => {
+                format!("{} (no user)", self.name)
+            }
+            "" => format!("{} (a token)", self.name),
+            user => format!("{} (user {user})", self.name),
+        });
+        let mut known = BTreeSet::new();
+        told.filter(|text| known.insert(text.clone())).collect()
+    }
+
+    /// `secret default/regcred has: quay.io`
+    fn content(&self) -> String {
+        let keys: Vec<_> = self.keyring.keys().collect();
+        let keys = if keys.is_empty() { "nothing".to_owned() } else { keys.join(", ") };
+        format!("{} has: {keys}", self.name)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use larder::credentials::{DockerConfigEntry, Secret, SecretCoordinates};
+
+    use super::*;
+
+    fn secret(registry: &str) -> PullSecret {
+        let config = format!(
+            "{{\"auths\": {{\"{registry}\": {{\"username\": \"bob\", \"password\": \"hunter2\"}}}}}}"
+        );
+        PullSecret {
+            kind: "kubernetes.io/dockerconfigjson".into(),
+            coordinates: SecretCoordinates {
+                namespace: "default".into(),
+                name: "reg".into(),
+                ..SecretCoordinates::default()
+            },
+            data: BTreeMap::from([(".dockerconfigjson".into(), config.into())]),
+        }
+    }
+
+    fn file(registry: &str) -> UserCredentials {
+        let entry = DockerConfigEntry {
+            username: "me".into(),
+            password: Secret::new("hunter2"),
+            ..DockerConfigEntry::default()
+        };
+        let config = DockerConfig::with_entry(registry, entry);
+        UserCredentials::new(Some(("/home/me/config.json".into(), &config)), TokenPolicy::Keep)
+    }
+
+    const IMAGE: &str = "127.0.0.1:5056/team/app:1";
+
+    #[test]
+    fn a_credential_that_was_refused_is_named_by_its_source_and_user() {
+        let secrets = [secret("127.0.0.1:5056")];
+        assert_eq!(
+            UserCredentials::default().advice(IMAGE, &secrets),
+            "the credential of secret default/reg (user bob) was refused"
+        );
+        assert_eq!(
+            file("127.0.0.1:5056").advice(IMAGE, &secrets),
+            "the credentials of secret default/reg (user bob), /home/me/config.json (user me) were refused"
+        );
+    }
+
+    #[test]
+    fn credentials_that_do_not_fit_are_named_by_what_they_fit() {
+        let advice = file("r.example").advice(IMAGE, &[secret("https://bob:hunter2@quay.io")]);
+        assert_eq!(
+            advice,
+            "no credential matches 127.0.0.1:5056 (secret default/reg has: quay.io; /home/me/config.json has: r.example)"
+        );
+    }
+
+    #[test]
+    fn no_credentials_at_all_are_told_with_the_ways_to_give_some() {
+        let advice = UserCredentials::default().advice(IMAGE, &[]);
+        assert!(advice.starts_with("no credentials for 127.0.0.1:5056 were given: "), "{advice}");
+    }
+
+    #[test]
+    fn who_asks_for_more_is_told_the_candidates_in_order_and_no_secret() {
+        let told = file("127.0.0.1:5056").report(IMAGE, &[secret("127.0.0.1:5056")]);
+        assert_eq!(told, "secret default/reg (user bob), /home/me/config.json (user me)");
+        assert_eq!(file("r.example").report(IMAGE, &[]), "none; it is pulled anonymously");
+    }
+}

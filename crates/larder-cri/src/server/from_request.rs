@@ -1,0 +1,169 @@
+//! What a request means, in larder's types. What cannot be meant is refused here, before the backend hears of it.
+
+use larder::backend::ImageSpec;
+use larder::credentials::{Credential, Secret, decode_auth};
+use larder::go_format;
+use larder::pod::SandboxConfig;
+use larder::reference::{ImageName, Reference};
+use tonic::Status;
+
+use crate::proto;
+
+/// Hosts that are the hub by other names.
+const HUB: &[&str] = &["index.docker.io", "registry-1.docker.io"];
+
+/// The image that is meant. A blank name is refused: as the start of an id it would stand for any image.
+pub(super) fn spec(spec: Option<proto::ImageSpec>) -> Result<ImageSpec, Status> {
+    let spec = spec.unwrap_or_default();
+    if spec.image.trim().is_empty() {
+        let quoted = go_format::quote(&spec.image);
+        return Err(Status::invalid_argument(format!("{quoted}: an image name must not be empty")));
+    }
+    Ok(ImageSpec {
+        image: spec.image.into(),
+        annotations: spec.annotations,
+        runtime_handler: spec.runtime_handler,
+        user_specified_image: spec.user_specified_image.into(),
+    })
+}
+
+/// The image that a filter lets through; `None` for all of them.
+pub(super) fn filter(filter: Option<proto::ImageFilter>) -> Option<ImageSpec> {
+    let named = filter.and_then(|filter| filter.image).filter(|spec| !spec.image.trim().is_empty());
+    named.and_then(|named| spec(Some(named)).ok())
+}
+
+/// The name of an image to pull.
+pub(super) fn name(image: &ImageName) -> Result<&Reference, Status> {
+    image.reference().map_err(|error| {
+        let hint = error.hint().map_or_else(String::new, |hint| format!(" ({hint})"));
+        Status::invalid_argument(format!("{}: {}{hint}", go_format::quote(image.as_str()), error.kind()))
+    })
+}
+
+/// What to show to the registry of this image: all that is set, of which the backend takes what counts most; `None` to
+/// be anonymous. What is meant for another server is not shown to this one.
+pub(super) fn credential(
+    auth: Option<proto::AuthConfig>,
+    image: &Reference,
+) -> Result<Option<Credential>, Status> {
+    let Some(auth) = auth else { return Ok(None) };
+    if !auth.server_address.is_empty() && host_of(&auth.server_address) != image.registry() {
+        let (server, registry) = (auth.server_address, image.registry());
+        tracing::info!(server, registry, "the credentials of a request are for another server");
+        return Ok(None);
+    }
+    let mut credential = Credential {
+        username: auth.username,
+        password: Secret::new(auth.password),
+        identity_token: Secret::new(auth.identity_token),
+        registry_token: Secret::new(auth.registry_token),
+        ..Credential::default()
+    };
+    if credential.username.is_empty() && !auth.auth.is_empty() {
+        let (username, password) = decode_auth(&auth.auth).map_err(|error| {
+            Status::invalid_argument(format!("auth of the request for {}: {error}", image.name()))
+        })?;
+        credential.username = username;
+        // Old tools fill up what they encode.
+        credential.password = Secret::new(password.reveal().trim_matches('\0'));
+    }
+    Ok((credential != Credential::default()).then_some(credential))
+}
+
+/// `host[:port]` of an address, as image names have it.
+fn host_of(address: &str) -> &str {
+    let bare = address.split_once("://").map_or(address, |(_, rest)| rest);
+    let host = bare.split('/').next().unwrap_or_default();
+    if HUB.contains(&host) { "docker.io" } else { host }
+}
+
+/// The sandbox that a pull is for.
+pub(super) fn sandbox(config: proto::PodSandboxConfig) -> SandboxConfig {
+    let metadata = config.metadata.unwrap_or_default();
+    SandboxConfig {
+        name: metadata.name,
+        uid: metadata.uid,
+        namespace: metadata.namespace,
+        labels: config.labels,
+        annotations: config.annotations,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use larder::credentials::encode_auth;
+
+    use super::*;
+
+    fn app() -> Reference {
+        Reference::parse("registry.example/app:v1").unwrap()
+    }
+
+    fn read(auth: proto::AuthConfig) -> Option<(String, String, String, String)> {
+        let credential = credential(Some(auth), &app()).expect("it can be read")?;
+        let Credential { username, password, identity_token, registry_token, .. } = credential;
+        let [password, identity, registry] =
+            [password, identity_token, registry_token].map(|secret| secret.reveal().to_owned());
+        Some((username, password, identity, registry))
+    }
+
+    fn parts(
+        username: &str,
+        password: &str,
+        identity: &str,
+        registry: &str,
+    ) -> (String, String, String, String) {
+        (username.into(), password.into(), identity.into(), registry.into())
+    }
+
+    #[test]
+    fn credentials_are_passed_on_as_they_are_set() {
+        let everything = proto::AuthConfig {
+            username: "ann".into(),
+            password: "pw".into(),
+            auth: encode_auth("bob", &Secret::new("secret\0\0")).reveal().into(),
+            server_address: "https://registry.example/v2/".into(),
+            identity_token: "identity".into(),
+            registry_token: "registry".into(),
+        };
+        assert_eq!(read(everything.clone()), Some(parts("ann", "pw", "identity", "registry")));
+        let encoded = proto::AuthConfig { username: String::new(), ..everything };
+        assert_eq!(read(encoded.clone()), Some(parts("bob", "secret", "identity", "registry")));
+        let tokens = proto::AuthConfig { auth: String::new(), password: String::new(), ..encoded };
+        assert_eq!(read(tokens), Some(parts("", "", "identity", "registry")));
+        assert_eq!(read(proto::AuthConfig::default()), None, "nothing is anonymous");
+        assert!(credential(None, &app()).expect("anonymous").is_none());
+    }
+
+    #[test]
+    fn credentials_stay_with_their_server() {
+        let of = |server: &str| proto::AuthConfig {
+            username: "ann".into(),
+            server_address: server.into(),
+            ..proto::AuthConfig::default()
+        };
+        for theirs in ["registry.example", "https://registry.example", "http://registry.example/v1/"] {
+            assert!(read(of(theirs)).is_some(), "{theirs}");
+        }
+        for other in ["other.example", "https://registry.example:5000", "registry.example.evil", "https://"] {
+            assert!(read(of(other)).is_none(), "{other}");
+        }
+        let busybox = Reference::parse("busybox").unwrap();
+        for hub in ["https://index.docker.io/v1/", "docker.io", "https://registry-1.docker.io"] {
+            assert!(credential(Some(of(hub)), &busybox).expect("it can be read").is_some(), "{hub}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_decoded_is_refused_and_not_shown() {
+        for auth in ["c2VjcmV0", "secret!", "c2VjcmV0OnB3="] {
+            let auth = proto::AuthConfig { auth: auth.into(), ..proto::AuthConfig::default() };
+            let Err(status) = credential(Some(auth.clone()), &app()) else { panic!("{auth:?}") };
+            assert_eq!(status.code(), tonic::Code::InvalidArgument);
+            let shown = format!("{status:?}");
+            assert!(shown.contains("registry.example/app") && !shown.contains("secret"), "{shown}");
+            assert!(!shown.contains(&auth.auth), "{shown}");
+        }
+    }
+}

@@ -1,0 +1,298 @@
+//! What came and was used between two looks: the engine's own events.
+//!
+//! The engine keeps its last 256 events, so whoever looks now and then is told most of them. Who follows misses none: what
+//! comes is read at once, because the engine drops events for a slow reader, and what it names is asked for behind that.
+//! So also of one who follows the engine is asked before something is told: what is taken in twice changes nothing.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use futures_util::stream::{self, StreamExt as _};
+use larder::backend::{BackendError, Image};
+use larder::gc::{ActivityFeed, ImageActivity};
+use larder::reference::ImageId;
+use reqwest::header::HeaderMap;
+use reqwest::{Method, Response};
+use tokio::sync::mpsc;
+
+use crate::api::{ContainerInspect, ContainerSummary, EventMessage, ImageInspect};
+use crate::error;
+use crate::events::{EngineImageEvent, is_id, life, moment, nanos, parse_event};
+use crate::image_index::ImageNameIndex;
+use crate::inspect_cache::{CALLS_AT_ONCE, InspectCache};
+use crate::pending_activity::{EngineState, PendingActivity};
+use crate::stream::JsonStreamBuffer;
+
+/// What is asked for.
+const FILTERS: &str = r#"{"type":["container","image"]}"#;
+/// How long past events may take to come; they come at once, unless the engine's clock is behind.
+const PATIENCE: Duration = Duration::from_secs(5);
+/// How soon an engine that ended the stream is asked again.
+const PAUSE: Duration = Duration::from_secs(2);
+/// How many events may wait until what they name is asked for.
+const WAITING: usize = 10_000;
+/// How many containers that are gone keep their image: their end may be told once more.
+const GONE: usize = 1_000;
+
+/// The events of one engine.
+pub struct EngineActivityFeed {
+    inspections: Arc<InspectCache>,
+    heard: Mutex<ReceivedEvents>,
+}
+
+#[derive(Default)]
+struct ReceivedEvents {
+    gathered: PendingActivity,
+    /// The time of the last event that was taken in, in nanoseconds since 1970.
+    last: i64,
+    /// Somebody follows: what cannot be asked for comes nevertheless.
+    following: bool,
+    /// The image of each container that is there, or went not long ago, by its id.
+    containers: HashMap<String, ImageId>,
+    /// Those of them that went, the first of them first.
+    gone: VecDeque<String>,
+}
+
+impl ReceivedEvents {
+    /// From when on the engine's events may be new. A last one that is still to come was told by a clock that was set back
+    /// since, or that is ahead of ours: then any may be, and the engine would refuse to look from later than now on.
+    fn since(&mut self, now: i64) -> i64 {
+        if self.last > now {
+            self.last = 0;
+        }
+        self.last
+    }
+
+    /// A container went.
+    fn end(&mut self, container: &str) {
+        self.gone.push_back(container.to_owned());
+        if self.gone.len() > GONE
+            && let Some(first) = self.gone.pop_front()
+        {
+            self.containers.remove(&first);
+        }
+    }
+}
+
+impl fmt::Debug for EngineActivityFeed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EngineFeed").field("following", &self.heard().following).finish_non_exhaustive()
+    }
+}
+
+/// The image of what has this name or id, if there is one.
+type ImageLookup = Result<(String, Option<ImageId>), BackendError>;
+
+impl EngineActivityFeed {
+    pub(crate) fn new(inspections: Arc<InspectCache>) -> EngineActivityFeed {
+        EngineActivityFeed { inspections, heard: Mutex::default() }
+    }
+
+    fn heard(&self) -> MutexGuard<'_, ReceivedEvents> {
+        self.heard.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Follows until the engine ends the stream, which begins with what came before.
+    async fn listen(&self) -> Result<(), BackendError> {
+        self.know_containers().await?;
+        let since = moment(self.heard().since(now()));
+        let query = [("filters", FILTERS), ("since", since.as_str())];
+        let response =
+            self.inspections.engine().call(Method::GET, "/events", &query, HeaderMap::new()).await?;
+        self.heard().following = true;
+        let (tell, mut events) = mpsc::channel(WAITING);
+        let reading = async { Ok(read(response, tell).await) };
+        let hearing = async {
+            let mut batch = Vec::new();
+            while events.recv_many(&mut batch, WAITING).await > 0 {
+                self.take_in(&batch, &[]).await?;
+                batch.clear();
+            }
+            Ok(())
+        };
+        // What was read is taken in, also if the stream then breaks.
+        let (ended, ()) = tokio::try_join!(reading, hearing)?;
+        ended
+    }
+
+    /// Past events since the last one that is known. What came until the engine stops to answer counts.
+    async fn ask(&self) -> Result<Vec<EventMessage>, BackendError> {
+        let now = now();
+        let (since, until) = (moment(self.heard().since(now)), moment(now));
+        let query = [("filters", FILTERS), ("since", since.as_str()), ("until", until.as_str())];
+        let engine = self.inspections.engine();
+        let asked = engine.call(Method::GET, "/events", &query, HeaderMap::new());
+        let mut response = engine.within(asked).await?;
+        let (mut values, mut events) = (JsonStreamBuffer::default(), Vec::new());
+        let all = async {
+            while let Some(chunk) = response.chunk().await.map_err(|cause| error::broken(&cause))? {
+                events.append(&mut values.push(&chunk).map_err(|why| error::unreadable("/events", why))?);
+            }
+            Ok(())
+        };
+        match tokio::time::timeout(PATIENCE, all).await {
+            Ok(Err(error)) => Err(error),
+            Ok(Ok(())) | Err(_) => Ok(events),
+        }
+    }
+
+    /// Takes events in. Nothing of them is, and they can be asked for again, if the engine goes away meanwhile or the
+    /// call is dropped.
+    async fn take_in(&self, events: &[EventMessage], images: &[Image]) -> Result<(), BackendError> {
+        for event in events {
+            if let Some(EngineImageEvent::Deleted(id)) = parse_event(event) {
+                self.inspections.forget(id).await;
+            }
+        }
+        let now = self.look_up(events, images).await?;
+        let mut heard = self.heard();
+        heard.gathered.add_events(events, &now);
+        heard.containers.extend(now.containers);
+        for event in events {
+            heard.last = heard.last.max(nanos(event));
+            if let Some(container) = life(event, "destroy") {
+                heard.end(container);
+            }
+        }
+        Ok(())
+    }
+
+    /// Finds what these events name, among these images or by asking. Each thing is asked for once.
+    async fn look_up(&self, events: &[EventMessage], images: &[Image]) -> Result<EngineState, BackendError> {
+        let uses = || {
+            events.iter().filter_map(|event| match parse_event(event) {
+                Some(EngineImageEvent::Used { container, image }) => Some((container, image)),
+                _ => None,
+            })
+        };
+        let pulled = events.iter().filter_map(|event| match parse_event(event) {
+            Some(EngineImageEvent::Pulled(name)) => Some(name),
+            _ => None,
+        });
+        let mut now = EngineState {
+            containers: self.known_containers(uses().map(|(id, _)| id)),
+            ..EngineState::default()
+        };
+        let unknown: HashSet<&str> =
+            uses().map(|(id, _)| id).filter(|id| !now.containers.contains_key(*id)).collect();
+        let calls: Vec<_> = unknown.into_iter().map(|id| self.image_of_container(id)).collect();
+        now.containers.extend(answers(calls).await?);
+        let unknown: Vec<&str> =
+            uses().filter(|(id, _)| !now.containers.contains_key(*id)).map(|(_, image)| image).collect();
+        let listed = ImageNameIndex::of(images);
+        let names: HashSet<&str> = unknown.iter().copied().chain(pulled).collect();
+        let calls: Vec<_> =
+            names.into_iter().map(|name| self.image_called(name, listed.find(name))).collect();
+        now.names = answers(calls).await?;
+        let by_name: Vec<&ImageId> = unknown.iter().filter_map(|name| now.names.get(*name)).collect();
+        let facts = self.inspections.of(&by_name).await?;
+        now.came = facts.into_iter().filter_map(|(id, facts)| Some((id, facts.came?))).collect();
+        Ok(now)
+    }
+
+    async fn image_of_container(&self, id: &str) -> ImageLookup {
+        let path = format!("/containers/{id}/json");
+        let found = self.inspections.engine().get::<ContainerInspect>(&path, &[]).await;
+        let image = if_told(found)?.map(|found| found.image).filter(|image| !image.is_empty());
+        Ok((id.to_owned(), image))
+    }
+
+    async fn image_called(&self, name: &str, listed: Option<&ImageId>) -> ImageLookup {
+        if let Some(known) = listed.cloned().or_else(|| is_id(name).then(|| name.into())) {
+            return Ok((name.to_owned(), Some(known)));
+        }
+        let found = self.inspections.engine().inspect::<ImageInspect>(name).await;
+        Ok((name.to_owned(), if_told(found)?.map(|found| found.id)))
+    }
+
+    /// What is known of these containers.
+    fn known_containers<'a>(&self, ids: impl Iterator<Item = &'a str>) -> HashMap<String, ImageId> {
+        let heard = self.heard();
+        ids.filter_map(|id| Some((id.to_owned(), heard.containers.get(id)?.clone()))).collect()
+    }
+
+    /// Notes the image of each container that is there now: at the end of some it is too late to ask.
+    async fn know_containers(&self) -> Result<(), BackendError> {
+        let engine = self.inspections.engine();
+        let listed =
+            engine.get_required::<Vec<ContainerSummary>>("/containers/json", &[("all", "1")]).await?;
+        let known = listed.into_iter().filter(|container| !container.image_id.is_empty());
+        let mut heard = self.heard();
+        heard.containers = known.map(|container| (container.id, container.image_id)).collect();
+        heard.gone.clear();
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl ActivityFeed for EngineActivityFeed {
+    async fn take_activity(&self, images: &[Image]) -> Result<Vec<ImageActivity>, BackendError> {
+        // What was read and not taken in yet must not wait for the next time: a container that came and went is nowhere else.
+        match self.ask().await {
+            Ok(events) => self.take_in(&events, images).await?,
+            Err(error) if self.heard().following => tracing::debug!("events up to now: {error}"),
+            Err(error) => return Err(error),
+        }
+        let listed: Vec<&ImageId> = images.iter().map(|image| &image.id).collect();
+        let facts = self.inspections.of(&listed).await?;
+        // Nothing is waited for any more: what is taken out is told.
+        Ok(self.heard().gathered.take(images, &facts))
+    }
+
+    /// Through restarts of the engine.
+    async fn follow(&self) {
+        loop {
+            if let Err(error) = self.listen().await {
+                tracing::debug!("events of the engine: {error}");
+            }
+            self.heard().following = false;
+            // Whoever comes back may be of another version.
+            self.inspections.engine().forget_version();
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+}
+
+/// Reads events for as long as they come.
+async fn read(mut response: Response, tell: mpsc::Sender<EventMessage>) -> Result<(), BackendError> {
+    let mut values = JsonStreamBuffer::default();
+    while let Some(chunk) = response.chunk().await.map_err(|cause| error::broken(&cause))? {
+        for event in values.push(&chunk).map_err(|why| error::unreadable("/events", why))? {
+            if tell.send(event).await.is_err() {
+                return Ok(());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// All that these calls find, some made at the same time.
+async fn answers(
+    calls: Vec<impl Future<Output = ImageLookup>>,
+) -> Result<HashMap<String, ImageId>, BackendError> {
+    let mut answers = stream::iter(calls).buffer_unordered(CALLS_AT_ONCE);
+    let mut found = HashMap::new();
+    while let Some(answer) = answers.next().await {
+        let (name, id) = answer?;
+        found.extend(id.map(|id| (name, id)));
+    }
+    Ok(found)
+}
+
+/// An engine that fails on one thing knows nothing of it; only one that is away is an error.
+fn if_told<T>(answer: Result<Option<T>, BackendError>) -> Result<Option<T>, BackendError> {
+    match answer {
+        Err(error) if !matches!(error, BackendError::Unreachable { .. }) => {
+            tracing::debug!("an event names what the engine cannot tell: {error}");
+            Ok(None)
+        }
+        answer => answer,
+    }
+}
+
+fn now() -> i64 {
+    i64::try_from(jiff::Timestamp::now().as_nanosecond()).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,60 @@
+//! The cache of the engine's builder. It is the builder's: larder tells how large it is, and removes it only when told to,
+//! through the engine's own prune.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use larder::backend::{BackendError, CallErrorKind};
+use larder::gc::SpaceReclaimer;
+use larder::go_format;
+use reqwest::Method;
+use reqwest::header::HeaderMap;
+
+use crate::api::{BuildPruneReport, count};
+use crate::engine::EngineClient;
+
+/// How long the engine may prune: a large cache on a slow disk takes minutes, and collection waits for it.
+const PATIENCE: Duration = Duration::from_secs(30 * 60);
+
+/// The cache of one engine's builder.
+pub struct BuildCachePruner {
+    engine: Arc<EngineClient>,
+}
+
+impl BuildCachePruner {
+    pub(crate) fn new(engine: Arc<EngineClient>) -> BuildCachePruner {
+        BuildCachePruner { engine }
+    }
+
+    /// Has the engine remove what its builder does not use right now and no image shares, as `docker builder prune`
+    /// does; returns the bytes that the engine says came free. May take half an hour, and not more.
+    pub async fn prune(&self) -> Result<u64, BackendError> {
+        let prune = async {
+            let response = self.engine.call(Method::POST, "/build/prune", &[], HeaderMap::new()).await?;
+            let pruned: BuildPruneReport = self.engine.read("/build/prune", response).await?;
+            Ok(count(pruned.space_reclaimed))
+        };
+        tokio::time::timeout(PATIENCE, prune).await.unwrap_or_else(|_| Err(too_late()))
+    }
+}
+
+fn too_late() -> BackendError {
+    BackendError::Call {
+        message: format!(
+            "the engine did not prune its builder's cache within {}",
+            go_format::duration(PATIENCE)
+        ),
+        kind: CallErrorKind::DeadlineExceeded,
+        hint: Some("it may still be at it: see the engine's log, and docker builder du".into()),
+    }
+}
+
+#[async_trait]
+impl SpaceReclaimer for BuildCachePruner {
+    async fn reclaim(&self) -> Result<(), BackendError> {
+        let freed = self.prune().await?;
+        tracing::info!("the engine says that {} of its builder's cache came free", go_format::bytes(freed));
+        Ok(())
+    }
+}

@@ -1,0 +1,159 @@
+//! Whether an engine's files are on this machine.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::api::EngineInfo;
+use crate::files::GraphDriverFiles;
+use crate::host::EngineHost;
+
+/// How many images are looked for: one is enough, and some may just have gone.
+const LOOKED_FOR: usize = 100;
+
+/// A machine, as it tells others.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct HostIdentity {
+    pub(crate) name: String,
+    pub(crate) kernel: String,
+}
+
+impl HostIdentity {
+    /// This one.
+    fn current() -> HostIdentity {
+        let told = rustix::system::uname();
+        let text = |text: &std::ffi::CStr| text.to_string_lossy().into_owned();
+        HostIdentity { name: text(told.nodename()), kernel: text(told.release()) }
+    }
+}
+
+/// Whether the engine's folders are those of the same name here. A socket may lead to a machine elsewhere, or to one that
+/// runs inside this one; an engine that does not say where it is, is believed. Machines that were cloned and containers of
+/// one pod have the same name: so the files are looked for, too, where that is allowed. `images` are ids that it lists.
+pub(crate) async fn is_local(host: &EngineHost, info: &EngineInfo, images: &[&str]) -> bool {
+    if !is_on(&HostIdentity::current(), host, info) {
+        return false;
+    }
+    let images: Vec<String> = images.iter().take(LOOKED_FOR).map(|id| (*id).to_owned()).collect();
+    let info = info.clone();
+    let look = move || has_its_files(&info, &images.iter().map(String::as_str).collect::<Vec<_>>());
+    tokio::task::spawn_blocking(look).await.unwrap_or(false)
+}
+
+fn is_on(this: &HostIdentity, host: &EngineHost, info: &EngineInfo) -> bool {
+    let engine = HostIdentity { name: info.name.clone(), kernel: info.kernel_version.clone() };
+    host.socket().is_some() && (engine.name.is_empty() || engine == *this)
+}
+
+/// Whether what the engine says that it has is here. What may not be looked at is believed.
+fn has_its_files(info: &EngineInfo, images: &[&str]) -> bool {
+    if info.docker_root_dir.is_empty() {
+        return true;
+    }
+    let root = Path::new(&info.docker_root_dir);
+    match fs_err::read_to_string(root.join("engine-id")) {
+        Ok(own) if !info.id.is_empty() => return own.trim() == info.id,
+        _ => {}
+    }
+    let Some(files) = GraphDriverFiles::said(info) else { return true };
+    if is_missing(root) {
+        return false;
+    }
+    // Podman keeps its images in other files.
+    if images.is_empty() || is_missing(&files.of_images()) {
+        return true;
+    }
+    images.iter().any(|id| !is_missing(&files.config(id)))
+}
+
+fn is_missing(path: &Path) -> bool {
+    fs_err::metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+}
+
+/// A folder of the engine's. One that is elsewhere must not be mistaken for that of the same name here: it is named with
+/// the engine's address.
+pub(crate) fn qualify_path(host: &EngineHost, info: &EngineInfo, is_here: bool, folder: PathBuf) -> PathBuf {
+    if is_here {
+        return folder;
+    }
+    PathBuf::from(match host {
+        EngineHost::Tcp { address, .. } => format!("/tcp://{address}{}", folder.display()),
+        EngineHost::Unix(_) => format!("/docker://{}{}", info.name, folder.display()),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_engine_behind_a_socket_is_here_if_it_names_this_machine() {
+        let this = HostIdentity { name: "edge".into(), kernel: "6.1.0".into() };
+        let unix = EngineHost::Unix("/d.sock".into());
+        let tcp = EngineHost::Tcp { address: "h:1".into(), tls: false };
+        let engine = |name: &str, kernel: &str| EngineInfo {
+            name: name.into(),
+            kernel_version: kernel.into(),
+            ..EngineInfo::default()
+        };
+        assert!(is_on(&this, &unix, &engine("edge", "6.1.0")));
+        assert!(is_on(&this, &unix, &EngineInfo::default()), "it does not say");
+        assert!(!is_on(&this, &unix, &engine("build", "6.1.0")), "a socket that was forwarded");
+        assert!(!is_on(&this, &unix, &engine("edge", "6.6.0-linuxkit")), "a machine inside this one");
+        assert!(!is_on(&this, &tcp, &engine("edge", "6.1.0")));
+    }
+
+    #[test]
+    fn a_folder_elsewhere_is_not_that_of_the_same_name_here() {
+        let data = || PathBuf::from("/var/lib/docker");
+        let tcp = EngineHost::Tcp { address: "h:1".into(), tls: false };
+        let of_tcp = qualify_path(&tcp, &EngineInfo::default(), false, data());
+        assert_eq!(of_tcp, PathBuf::from("/tcp://h:1/var/lib/docker"));
+        let unix = EngineHost::Unix("/d.sock".into());
+        let desktop = EngineInfo { name: "docker-desktop".into(), ..EngineInfo::default() };
+        let elsewhere = qualify_path(&unix, &desktop, false, data());
+        assert_eq!(elsewhere, PathBuf::from("/docker://docker-desktop/var/lib/docker"));
+        assert_eq!(qualify_path(&unix, &EngineInfo::default(), true, data()), data());
+    }
+
+    /// What an engine says that has its files below this folder.
+    fn below(root: &Path) -> EngineInfo {
+        let docker_root_dir = root.display().to_string();
+        EngineInfo { docker_root_dir, driver: "overlay2".into(), id: "A:B".into(), ..EngineInfo::default() }
+    }
+
+    #[test]
+    fn an_engine_whose_images_are_not_here_is_elsewhere_whatever_its_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let has = |info: &EngineInfo, images: &[&str]| has_its_files(info, images);
+        let info = below(folder.path());
+        assert!(has(&info, &["sha256:a"]), "podman has no such files");
+        let configs = folder.path().join("image/overlay2/imagedb/content/sha256");
+        fs_err::create_dir_all(&configs).unwrap();
+        fs_err::write(configs.join("a"), "{}").unwrap();
+        assert!(has(&info, &["sha256:gone", "sha256:a"]));
+        assert!(has(&info, &[]), "it has none");
+        assert!(!has(&info, &["sha256:b", "sha256:c"]), "another's images");
+        assert!(
+            !has(&EngineInfo { driver: "vfs".into(), ..info.clone() }, &["sha256:a"]),
+            "another's driver"
+        );
+        assert!(!has(&below(&folder.path().join("missing")), &[]), "another's root");
+        assert!(has(&EngineInfo::default(), &["sha256:b"]), "it does not say where");
+        let status = vec![vec!["driver-type".into(), "io.containerd.snapshotter.v1".into()]];
+        let store = EngineInfo { driver_status: status, ..below(&folder.path().join("missing")) };
+        assert!(has(&store, &["sha256:b"]), "containerd's store has other files");
+    }
+
+    #[test]
+    fn an_engine_with_an_id_is_the_one_that_wrote_it_down() {
+        let folder = tempfile::tempdir().unwrap();
+        let info = below(folder.path());
+        fs_err::write(folder.path().join("engine-id"), "A:B\n").unwrap();
+        fs_err::create_dir_all(folder.path().join("image/overlay2")).unwrap();
+        assert!(has_its_files(&info, &["sha256:just-gone"]));
+        let other = EngineInfo { id: "C:D".into(), ..info.clone() };
+        assert!(!has_its_files(&other, &[]), "its name and kernel may be the same");
+        let silent = EngineInfo { id: String::new(), ..info };
+        assert!(has_its_files(&silent, &[]) && !has_its_files(&silent, &["sha256:a"]));
+    }
+}

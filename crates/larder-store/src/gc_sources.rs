@@ -1,0 +1,149 @@
+//! What collection asks the store: the layers and labels of its images, its leases, and how full its disk is.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use async_trait::async_trait;
+use larder::backend::{BackendError, CallErrorKind, Image};
+use larder::gc::{
+    FsStatsProvider, ImageUse, ImageUseError, ImageUseSource, LayerSource, LayerUsageIndex, ReportedUse,
+};
+use larder::image_service::{FilesystemError, FsStats, local_disk};
+use larder::reference::ImageId;
+
+use crate::backend::{StoreBackend, failed};
+use crate::store::{LeaseKind, Store, StoreError};
+use larder_registry::manifest::ImageConfig;
+
+#[async_trait]
+impl LayerSource for StoreBackend {
+    async fn layers(&self, _: &[Image]) -> Result<LayerUsageIndex, BackendError> {
+        let store = self.store().clone();
+        match tokio::task::spawn_blocking(move || store.layer_usage_index()).await {
+            Ok(sharing) => sharing.map_err(|error| failed(&error, CallErrorKind::Other)),
+            Err(error) => Err(failed(&error, CallErrorKind::Canceled)),
+        }
+    }
+}
+
+/// The leases on images. Mounts are told by [`Backend::container_inventory`](larder::backend::Backend::container_inventory).
+#[async_trait]
+impl ImageUseSource for StoreBackend {
+    async fn uses(&self) -> Result<Vec<ReportedUse>, ImageUseError> {
+        let store = self.store().clone();
+        let leases = match tokio::task::spawn_blocking(move || store.leases(SystemTime::now())).await {
+            Ok(leases) => leases.map_err(|error| failed(&error, CallErrorKind::Other))?,
+            Err(error) => return Err(failed(&error, CallErrorKind::Canceled).into()),
+        };
+        let found = leases.into_iter().flat_map(|lease| {
+            let left = left(lease.ends_at);
+            let by = match lease.kind {
+                LeaseKind::Ensured => ImageUse::Ensured { ago: None, left },
+                _ => ImageUse::Lease { left },
+            };
+            lease.leased.images.into_iter().map(move |image| ReportedUse {
+                image: image.into(),
+                handler: None,
+                by: by.clone(),
+            })
+        });
+        Ok(found.collect())
+    }
+}
+
+/// Time until a lease ends, in seconds since 1970.
+fn left(ends_at: u64) -> Duration {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    Duration::from_secs(ends_at).saturating_sub(now)
+}
+
+/// The layers of a store's images, and their labels. One small file is read for each image, once in its life.
+pub struct StoreLayerSource {
+    store: StoreBackend,
+    known: Arc<Mutex<HashMap<ImageId, CachedImageLabels>>>,
+}
+
+/// The labels of an image; `None` where its config cannot be read.
+type CachedImageLabels = Option<BTreeMap<String, String>>;
+
+impl StoreLayerSource {
+    /// Of this store; nothing is read yet.
+    pub fn new(store: StoreBackend) -> StoreLayerSource {
+        StoreLayerSource { store, known: Arc::default() }
+    }
+}
+
+#[async_trait]
+impl LayerSource for StoreLayerSource {
+    async fn layers(&self, images: &[Image]) -> Result<LayerUsageIndex, BackendError> {
+        let (store, known) = (self.store.store().clone(), Arc::clone(&self.known));
+        let ids: HashSet<ImageId> = images.iter().map(|image| image.id.clone()).collect();
+        let read = move || -> Result<LayerUsageIndex, StoreError> {
+            let mut layers = store.layer_usage_index()?;
+            let mut known = known.lock().unwrap_or_else(PoisonError::into_inner);
+            known.retain(|id, labels| labels.is_some() && ids.contains(id));
+            for id in ids {
+                let labels = match known.get(&id) {
+                    Some(labels) => labels.clone(),
+                    None => config_of(&store, &id)?.map(|config| config.labels),
+                };
+                // An image whose config cannot be read has labels that are not known, and rules about labels spare it.
+                if let Some(labels) = labels.clone() {
+                    layers.set_labels(&id, labels);
+                }
+                known.insert(id, labels);
+            }
+            Ok(layers)
+        };
+        match tokio::task::spawn_blocking(read).await {
+            Ok(layers) => layers.map_err(|error| failed(&error, CallErrorKind::Other)),
+            Err(error) => Err(failed(&error, CallErrorKind::Canceled)),
+        }
+    }
+}
+
+fn config_of(store: &Store, id: &ImageId) -> Result<Option<ImageConfig>, StoreError> {
+    let Some(record) = store.image(id)? else { return Ok(None) };
+    let bytes = store.blob(&record.id).unwrap_or_default();
+    Ok(bytes.and_then(|bytes| ImageConfig::parse(&bytes).ok()))
+}
+
+/// The file system of a store.
+pub struct StoreFsStats(pub Store);
+
+impl StoreFsStats {
+    /// Measures on a thread where it may block, after `first`.
+    async fn measure_after(
+        &self,
+        first: impl FnOnce(&Store) + Send + 'static,
+    ) -> Result<FsStats, FilesystemError> {
+        let store = self.0.clone();
+        let measured = tokio::task::spawn_blocking(move || {
+            first(&store);
+            local_disk(store.root())
+        });
+        let failed =
+            |error: &dyn std::error::Error| FilesystemError::Backend(failed(error, CallErrorKind::Other));
+        match measured.await {
+            Ok(disk) => Ok(disk.map_err(|error| failed(&error))?.unwrap_or_default()),
+            Err(error) => Err(failed(&error)),
+        }
+    }
+}
+
+#[async_trait]
+impl FsStatsProvider for StoreFsStats {
+    async fn measure(&self) -> Result<FsStats, FilesystemError> {
+        self.measure_after(|_| ()).await
+    }
+
+    async fn measure_after_deletion(&self) -> Result<FsStats, FilesystemError> {
+        self.measure_after(|store| {
+            if let Err(error) = store.empty_trash() {
+                tracing::warn!("{error}");
+            }
+        })
+        .await
+    }
+}

@@ -1,0 +1,239 @@
+//! One layer from the registry into a staging folder: fetched and unpacked at the same time.
+//!
+//! The fetch writes into an ingest file, in ranges side by side; a thread reads that file in order as far as it is
+//! whole, and verifies, inflates and unpacks. What the file has survives a failure, a drop and a restart.
+
+use std::io;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use larder::reference::Digest;
+
+use super::error::PullError;
+use super::plan::PlannedLayer;
+use super::pull_tasks::PullTaskHandle;
+pub(super) use crate::store::FILES;
+use crate::store::import::Import;
+use crate::store::{FS, IngestFile, LayerStaging, Store, StoreError};
+use crate::unpack::{
+    ExpectedLayer, UnpackError, UnpackOptions, UnpackProgress, UnpackTarget, UnpackedLayer, unpack_layer,
+};
+use larder_registry::{BlobSink, ByteRanges, FetchNotice, RepositorySession, fetch_blob};
+
+/// What a reader gets when no more bytes will come. Not `Interrupted`: that means to read again, for ever.
+const GIVEN_UP: io::ErrorKind = io::ErrorKind::ConnectionAborted;
+
+/// A layer that is unpacked but does not know yet what lies below it.
+pub(super) struct StagedLayer {
+    pub(super) staging: LayerStaging,
+    pub(super) unpacked: UnpackedLayer,
+    /// Where its compressed bytes are until it is in its place; `None` where they were not fetched.
+    pub(super) ingest: Option<IngestFile>,
+}
+
+/// Is told what the fetch of a layer does.
+pub(super) type FetchObserver = Arc<dyn Fn(FetchNotice) + Send + Sync>;
+
+/// Notes which hosts served something, and passes on what a fetch tells.
+fn noting_hosts(
+    hosts: Arc<Mutex<Vec<String>>>,
+    tell: FetchObserver,
+) -> impl Fn(FetchNotice) + Send + Sync + 'static {
+    move |notice| {
+        if let FetchNotice::Host(host) = &notice {
+            hosts.lock().unwrap_or_else(PoisonError::into_inner).push(host.clone());
+        }
+        tell(notice);
+    }
+}
+
+/// Fetches and unpacks a layer. Bytes that turn out to be wrong are fetched once more, from another host if there is
+/// one.
+pub(super) async fn fetch_layer(
+    store: Store,
+    session: RepositorySession,
+    wanted: PlannedLayer,
+    options: UnpackOptions,
+    tell: FetchObserver,
+    worker: &PullTaskHandle,
+) -> Result<StagedLayer, PullError> {
+    let ingest = ingest_of(&store, &wanted, worker).await?;
+    let mut session = session;
+    let mut again = true;
+    loop {
+        // Bytes of an earlier pull count as come; those that were forgotten do not any more.
+        tell(FetchNotice::Present(ingest.done()));
+        let options = UnpackOptions { progress: Arc::default(), ..options.clone() };
+        let served = Arc::new(Mutex::new(Vec::new()));
+        let watched = session.with_watcher(noting_hosts(served.clone(), tell.clone()));
+        match attempt(&store, &watched, &wanted, &ingest, options, worker).await {
+            Err(PullError::Unpack { cause, .. }) if cause.is_wrong_bytes() && again => {
+                again = false;
+                let ingest = ingest.clone();
+                worker.blocking(move || ingest.forget()).await??;
+                session = without(session, &served);
+            }
+            Err(error) => {
+                if matches!(&error, PullError::Unpack { cause, .. } if cause.is_wrong_bytes()) {
+                    // The next pull must not begin with them.
+                    worker.blocking(move || ingest.forget()).await??;
+                }
+                return Err(error);
+            }
+            Ok((staging, unpacked)) => {
+                ingest.close();
+                return Ok(StagedLayer { staging, unpacked, ingest: Some(ingest) });
+            }
+        }
+    }
+}
+
+/// Without the hosts that served wrong bytes, unless no host would be left.
+fn without(session: RepositorySession, served: &Mutex<Vec<String>>) -> RepositorySession {
+    let lied = served.lock().unwrap_or_else(PoisonError::into_inner);
+    let others = session.without_hosts(&lied);
+    if others.hosts().is_empty() { session } else { others }
+}
+
+async fn ingest_of(
+    store: &Store,
+    wanted: &PlannedLayer,
+    worker: &PullTaskHandle,
+) -> Result<IngestFile, PullError> {
+    let (store, digest, size) = (store.clone(), wanted.descriptor.digest.clone(), wanted.descriptor.size);
+    Ok(worker.blocking(move || store.ingest(&digest, size)).await??)
+}
+
+async fn attempt(
+    store: &Store,
+    session: &RepositorySession,
+    wanted: &PlannedLayer,
+    ingest: &IngestFile,
+    options: UnpackOptions,
+    worker: &PullTaskHandle,
+) -> Result<(LayerStaging, UnpackedLayer), PullError> {
+    ingest.resume();
+    let _stop = StopIngestOnDrop { ingest: ingest.clone(), progress: options.progress.clone() };
+    let unpacking = start_unpacking(store.clone(), ingest, wanted, options, worker);
+    tokio::pin!(unpacking);
+    let present: ByteRanges = ingest.present().into_iter().collect();
+    let sink = IngestSink { ingest: ingest.clone(), _worker: worker.clone() };
+    let fetching = fetch_blob(session, &wanted.descriptor, &present, Arc::new(sink));
+    tokio::pin!(fetching);
+    let fetched = tokio::select! {
+        // The unpacking ends first only when it fails, or when all the bytes were here already.
+        unpacked = &mut unpacking => return outcome(unpacked, &wanted.descriptor.digest),
+        fetched = &mut fetching => fetched,
+    };
+    match fetched {
+        Ok(_) => outcome(unpacking.await, &wanted.descriptor.digest),
+        Err(error) => {
+            ingest.stop(GIVEN_UP, "the fetch failed");
+            let _ = unpacking.await; // it ends at once, and takes its folder away
+            Err(error.into())
+        }
+    }
+}
+
+/// Why the unpacking thread gave up.
+enum UnpackThreadError {
+    Store(StoreError),
+    Unpack(UnpackError),
+}
+
+fn start_unpacking(
+    store: Store,
+    ingest: &IngestFile,
+    wanted: &PlannedLayer,
+    options: UnpackOptions,
+    worker: &PullTaskHandle,
+) -> impl Future<Output = UnpackThreadResult> + use<> {
+    let (reader, wanted) = (ingest.reader(), wanted.clone());
+    worker.blocking(move || unpack(&store, reader, &wanted, &options))
+}
+
+/// How an unpacking ended.
+type UnpackThreadResult = Result<Result<(LayerStaging, UnpackedLayer), UnpackThreadError>, PullError>;
+
+/// Unpacks a layer into a new staging folder. The folder belongs to the thread that works in it: whatever happens to
+/// those who wait, it goes only after the last file was written.
+fn unpack(
+    store: &Store,
+    compressed: impl io::Read + Send,
+    wanted: &PlannedLayer,
+    options: &UnpackOptions,
+) -> Result<(LayerStaging, UnpackedLayer), UnpackThreadError> {
+    let staging = store.begin_layer().map_err(UnpackThreadError::Store)?;
+    let root = staging.dir().join(FS);
+    fs_err::create_dir(&root)
+        .map_err(|error| UnpackThreadError::Unpack(UnpackError::file("create", &root, error)))?;
+    let files = staging.dir().join(FILES);
+    let target = UnpackTarget { root: &root, files: &files };
+    let expected = ExpectedLayer {
+        digest: Some(&wanted.descriptor.digest),
+        size: Some(wanted.descriptor.size),
+        diff_id: &wanted.diff_id,
+    };
+    let unpacked = unpack_layer(compressed, &expected, target, options).map_err(UnpackThreadError::Unpack)?;
+    Ok((staging, unpacked))
+}
+
+/// Unpacks a layer out of an archive or a layout.
+pub(super) async fn take(
+    store: Store,
+    import: Arc<Import>,
+    wanted: PlannedLayer,
+    options: UnpackOptions,
+    worker: &PullTaskHandle,
+) -> Result<StagedLayer, PullError> {
+    let digest = wanted.descriptor.digest.clone();
+    let compressed = {
+        let (import, digest) = (import, digest.clone());
+        worker.blocking(move || import.open(&digest)).await??
+    };
+    let progress = CancelUnpackOnDrop(options.progress.clone());
+    let unpacking = worker.blocking(move || unpack(&store, compressed, &wanted, &options));
+    let (staging, unpacked) = outcome(unpacking.await, &digest)?;
+    drop(progress);
+    Ok(StagedLayer { staging, unpacked, ingest: None })
+}
+
+/// Ends an unpacking that nobody waits for any more.
+struct CancelUnpackOnDrop(Arc<UnpackProgress>);
+
+impl Drop for CancelUnpackOnDrop {
+    fn drop(&mut self) {
+        self.0.cancel();
+    }
+}
+
+fn outcome(ended: UnpackThreadResult, digest: &Digest) -> Result<(LayerStaging, UnpackedLayer), PullError> {
+    ended?.map_err(|failed| match failed {
+        UnpackThreadError::Store(error) => error.into(),
+        UnpackThreadError::Unpack(cause) => PullError::Unpack { digest: digest.clone(), cause },
+    })
+}
+
+/// Ends the unpacking thread when the pull is dropped: it may wait for bytes that nobody fetches any more.
+struct StopIngestOnDrop {
+    ingest: IngestFile,
+    progress: Arc<UnpackProgress>,
+}
+
+impl Drop for StopIngestOnDrop {
+    fn drop(&mut self) {
+        self.progress.cancel();
+        self.ingest.stop(GIVEN_UP, "nobody waits for the image any more");
+    }
+}
+
+/// The fetch has a sink for a moment after it was dropped.
+struct IngestSink {
+    ingest: IngestFile,
+    _worker: PullTaskHandle,
+}
+
+impl BlobSink for IngestSink {
+    fn write_at(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+        self.ingest.write_at(data, offset).map_err(io::Error::other)
+    }
+}

@@ -1,0 +1,346 @@
+//! What a pull and each of its layers do, counted as it happens and described when somebody asks.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
+
+use larder::backend::{
+    ByteProgress, LayerPhase, LayerProgress, ProgressReporter, PullDetail, PullStep, PullWait,
+};
+use larder::reference::Digest;
+use tokio::time::Instant;
+
+use super::plan::PullPlan;
+use crate::store::ClaimOutcome;
+use larder_registry::{FetchNotice, FetchWait};
+
+/// Over how long a rate is measured.
+const WINDOW: Duration = Duration::from_secs(1);
+
+/// One pull.
+pub(super) struct PullProgress {
+    progress: ProgressReporter,
+    /// What it waits for before its layers are known.
+    waits: FetchWaitState,
+    layers: OnceLock<Vec<LayerPullProgress>>,
+    /// Bytes that came over the network.
+    came: AtomicU64,
+    meter: RateMeter,
+    committing: AtomicBool,
+}
+
+/// One layer, at its position in the image.
+struct LayerPullProgress {
+    digest: Digest,
+    /// Whether it was here before the pull. Then it is of no interest.
+    present: bool,
+    /// Of what this pull fetches itself.
+    size: Option<u64>,
+    phase: Mutex<LayerPhase>,
+    waits: FetchWaitState,
+    /// Bytes that are here, those of an earlier pull included.
+    done: AtomicU64,
+    /// Bytes that came over the network.
+    received: AtomicU64,
+    meter: RateMeter,
+}
+
+impl PullProgress {
+    /// The tally of a pull that begins, which `progress` is described by from now on.
+    pub(super) fn begin(progress: &ProgressReporter) -> Arc<PullProgress> {
+        let tally = Arc::new(PullProgress {
+            progress: progress.clone(),
+            waits: FetchWaitState::default(),
+            layers: OnceLock::new(),
+            came: AtomicU64::new(0),
+            meter: RateMeter::default(),
+            committing: AtomicBool::new(false),
+        });
+        // Whoever keeps the progress must not keep the pull's tally, which has the progress.
+        let described = Arc::downgrade(&tally);
+        progress.describe_by(move || {
+            described.upgrade().map_or_else(PullDetail::default, |tally| tally.detail(Instant::now()))
+        });
+        tally
+    }
+
+    /// What the pull as a whole waits for.
+    pub(super) fn notice(&self, notice: &FetchNotice) {
+        self.waits.notice(notice);
+    }
+
+    /// Says which layers are missing, and who brings them.
+    pub(super) fn layers(&self, plan: &PullPlan, claims: &[ClaimOutcome]) {
+        let ours = |digest: &Digest| {
+            let mut layers = plan.layers.iter().zip(claims);
+            layers.any(|(wanted, claim)| {
+                wanted.descriptor.digest == *digest && matches!(claim, ClaimOutcome::Fetch(_))
+            })
+        };
+        let layers = plan.layers.iter().zip(claims).map(|(wanted, claim)| {
+            let digest = wanted.descriptor.digest.clone();
+            let phase = match claim {
+                ClaimOutcome::Present(_) => LayerPhase::Unpacked,
+                // An image may have a layer twice: the first one to be fetched serves both.
+                ClaimOutcome::Wait(_) if !ours(&digest) => LayerPhase::FetchedByOtherPull,
+                ClaimOutcome::Wait(_) | ClaimOutcome::Fetch(_) => LayerPhase::Queued,
+            };
+            let size = matches!(claim, ClaimOutcome::Fetch(_)).then_some(wanted.descriptor.size);
+            LayerPullProgress {
+                present: matches!(claim, ClaimOutcome::Present(_)),
+                ..LayerPullProgress::new(digest, size, phase)
+            }
+        });
+        self.begin_layers(layers.collect());
+    }
+
+    fn begin_layers(&self, layers: Vec<LayerPullProgress>) {
+        let _ = self.layers.set(layers); // a pull is planned once
+        self.progress.set(self.bytes());
+    }
+
+    /// What happens to a layer.
+    pub(super) fn set(&self, layer: &Digest, phase: LayerPhase) {
+        let layer = match phase {
+            // Layers are done from the bottom up, those that were here as well.
+            LayerPhase::Done => self.unsettled(layer).next(),
+            _ => self.fetched(layer),
+        };
+        if let Some(layer) = layer {
+            *layer.phase() = phase;
+            layer.waits.end();
+        }
+    }
+
+    /// What the fetch of a layer tells.
+    pub(super) fn notice_of(&self, layer: &Digest, notice: &FetchNotice) {
+        let Some(layer) = self.fetched(layer) else { return };
+        layer.waits.notice(notice);
+        match notice {
+            FetchNotice::Present(count) => layer.done.store(*count, Ordering::Relaxed),
+            FetchNotice::Bytes(count) => {
+                for counter in [&layer.done, &layer.received, &self.came] {
+                    counter.fetch_add(*count, Ordering::Relaxed);
+                }
+            }
+            FetchNotice::Host(_) | FetchNotice::Waiting(_) | FetchNotice::Resumed => return,
+        }
+        self.progress.set(self.bytes());
+    }
+
+    /// Everything is here.
+    pub(super) fn commit(&self) {
+        self.committing.store(true, Ordering::Relaxed);
+    }
+
+    /// The layers of this digest that are not done yet, from the bottom up.
+    fn unsettled(&self, digest: &Digest) -> impl Iterator<Item = &LayerPullProgress> {
+        let layers = self.layers.get().into_iter().flatten();
+        layers.filter(move |layer| layer.digest == *digest && *layer.phase() != LayerPhase::Done)
+    }
+
+    /// The layer of this digest that is being fetched: one that this pull set out to fetch, else one that somebody gave
+    /// up, or that does not fit where it is. Of several with one digest only one is fetched at a time.
+    fn fetched(&self, digest: &Digest) -> Option<&LayerPullProgress> {
+        let ours = self.unsettled(digest).find(|layer| layer.size.is_some());
+        ours.or_else(|| self.unsettled(digest).next())
+    }
+
+    fn bytes(&self) -> ByteProgress {
+        let Some(layers) = self.layers.get() else { return ByteProgress { done: 0, total: None } };
+        let done = layers.iter().map(|layer| layer.done.load(Ordering::Relaxed)).sum();
+        ByteProgress { done, total: Some(layers.iter().filter_map(|layer| layer.size).sum()) }
+    }
+
+    fn detail(&self, now: Instant) -> PullDetail {
+        let layers = self.layers.get();
+        let step = match layers {
+            None => PullStep::Resolving,
+            Some(_) if self.committing.load(Ordering::Relaxed) => PullStep::Committing,
+            Some(_) => PullStep::Layers,
+        };
+        let missing = layers.into_iter().flatten().filter(|layer| !layer.present);
+        PullDetail {
+            step,
+            waiting: self.waits.now(),
+            rate: self.meter.rate(now, self.came.load(Ordering::Relaxed)),
+            layers: missing.map(|layer| layer.progress(now)).collect(),
+        }
+    }
+}
+
+impl LayerPullProgress {
+    fn new(digest: Digest, size: Option<u64>, phase: LayerPhase) -> LayerPullProgress {
+        LayerPullProgress {
+            digest,
+            present: false,
+            size,
+            phase: Mutex::new(phase),
+            waits: FetchWaitState::default(),
+            done: AtomicU64::new(0),
+            received: AtomicU64::new(0),
+            meter: RateMeter::default(),
+        }
+    }
+
+    fn phase(&self) -> MutexGuard<'_, LayerPhase> {
+        self.phase.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn progress(&self, now: Instant) -> LayerProgress {
+        let done = self.done.load(Ordering::Relaxed);
+        let phase = *self.phase();
+        let all_came = self.size.is_some_and(|size| done >= size);
+        LayerProgress {
+            digest: (&self.digest).into(),
+            phase: if phase == LayerPhase::Fetching && all_came { LayerPhase::Unpacking } else { phase },
+            bytes: ByteProgress { done, total: self.size },
+            rate: self
+                .meter
+                .rate(now, self.received.load(Ordering::Relaxed))
+                .filter(|_| phase == LayerPhase::Fetching && !all_came),
+            waiting: self.waits.now(),
+        }
+    }
+}
+
+/// What a fetch waits for. Its ranges come side by side: it waits as long as none of them goes on.
+#[derive(Default)]
+struct FetchWaitState {
+    /// Whether there is anything in `wait`: bytes come more often than waits.
+    any: AtomicBool,
+    wait: Mutex<Option<FetchWait>>,
+}
+
+impl FetchWaitState {
+    fn notice(&self, notice: &FetchNotice) {
+        match notice {
+            FetchNotice::Waiting(waiting) => {
+                *self.lock() = Some(waiting.clone());
+                self.any.store(true, Ordering::Release);
+            }
+            FetchNotice::Resumed | FetchNotice::Present(_) | FetchNotice::Bytes(_) | FetchNotice::Host(_) => {
+                self.end();
+            }
+        }
+    }
+
+    fn end(&self) {
+        if self.any.swap(false, Ordering::AcqRel) {
+            *self.lock() = None;
+        }
+    }
+
+    fn now(&self) -> Option<PullWait> {
+        self.lock().as_ref().map(FetchWait::to_pull_wait)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<FetchWait>> {
+        self.wait.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Measures a rate between the times that it is asked for it.
+#[derive(Default)]
+struct RateMeter(Mutex<Option<RateWindow>>);
+
+#[derive(Clone, Copy)]
+struct RateWindow {
+    since: Instant,
+    done: u64,
+    /// Of the window before.
+    rate: Option<u64>,
+}
+
+impl RateMeter {
+    /// Bytes per second over the last whole window.
+    fn rate(&self, now: Instant, done: u64) -> Option<u64> {
+        let mut window = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = *window.get_or_insert(RateWindow { since: now, done, rate: None });
+        let time = now.saturating_duration_since(last.since);
+        if time < WINDOW {
+            return last.rate;
+        }
+        let bytes = u128::from(done.saturating_sub(last.done));
+        let rate = u64::try_from(bytes * 1000 / time.as_millis().max(1)).ok();
+        *window = Some(RateWindow { since: now, done, rate });
+        rate
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_rate_is_of_the_last_second_and_unknown_before() {
+        let (meter, start) = (RateMeter::default(), Instant::now());
+        let at = |millis| start + Duration::from_millis(millis);
+        assert_eq!(meter.rate(at(0), 500), None);
+        assert_eq!(meter.rate(at(900), 900), None);
+        assert_eq!(meter.rate(at(2000), 4500), Some(2000));
+        assert_eq!(meter.rate(at(2900), 9000), Some(2000));
+        assert_eq!(meter.rate(at(3000), 4500), Some(0), "nothing came");
+    }
+
+    /// A pull of these layers: digit of the digest, size of what it fetches itself, phase.
+    fn pull(layers: &[(char, Option<u64>, LayerPhase)]) -> (Arc<PullProgress>, Vec<Digest>) {
+        let digest =
+            |digit: char| Digest::parse(&format!("sha256:{}", digit.to_string().repeat(64))).unwrap();
+        let tally = PullProgress::begin(&ProgressReporter::unwatched());
+        let tallies =
+            layers.iter().map(|(digit, size, phase)| LayerPullProgress::new(digest(*digit), *size, *phase));
+        tally.begin_layers(tallies.collect());
+        (tally, layers.iter().map(|(digit, ..)| digest(*digit)).collect())
+    }
+
+    fn phases(tally: &PullProgress) -> Vec<LayerPhase> {
+        tally.detail(Instant::now()).layers.iter().map(|layer| layer.phase).collect()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn of_two_layers_with_one_digest_each_has_a_phase_of_its_own() {
+        use LayerPhase::{Done, Fetching, Queued};
+        let (tally, digests) = pull(&[('a', Some(10), Queued), ('b', Some(5), Queued), ('a', None, Queued)]);
+        tally.set(&digests[0], Fetching);
+        tally.notice_of(&digests[0], &FetchNotice::Bytes(4));
+        assert_eq!(phases(&tally), [Fetching, Queued, Queued]);
+        for (at, expected) in
+            [[Done, Queued, Queued], [Done, Done, Queued], [Done; 3]].into_iter().enumerate()
+        {
+            tally.set(&digests[at], Done);
+            assert_eq!(phases(&tally), expected);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_an_earlier_pull_left_counts_and_what_is_forgotten_does_not() {
+        let (tally, digests) = pull(&[('a', Some(1000), LayerPhase::Fetching)]);
+        let start = Instant::now();
+        let rate = |millis| tally.detail(start + Duration::from_millis(millis)).rate;
+        assert_eq!(rate(0), None);
+        tally.notice_of(&digests[0], &FetchNotice::Present(700));
+        tally.notice_of(&digests[0], &FetchNotice::Bytes(200));
+        assert_eq!(tally.bytes(), ByteProgress { done: 900, total: Some(1000) });
+        assert_eq!(rate(1000), Some(200), "what was here did not come over the network");
+        tally.notice_of(&digests[0], &FetchNotice::Bytes(100));
+        assert_eq!(phases(&tally), [LayerPhase::Unpacking], "all of it is here");
+        tally.notice_of(&digests[0], &FetchNotice::Present(0));
+        assert_eq!(tally.bytes(), ByteProgress { done: 0, total: Some(1000) });
+        assert_eq!(phases(&tally), [LayerPhase::Fetching]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_wait_lasts_until_anything_else_happens() {
+        let waits = FetchWaitState::default();
+        let until = Instant::now() + Duration::from_secs(12);
+        let asked = FetchNotice::Waiting(FetchWait::RateLimited { host: "r.example".into(), until });
+        for end in [FetchNotice::Resumed, FetchNotice::Bytes(1), FetchNotice::Host("r.example".into())] {
+            waits.notice(&asked);
+            let wait = waits.now().expect("it waits");
+            assert_eq!(wait.at(Instant::now()), "r.example asked to wait, 12s left");
+            waits.notice(&end);
+            assert_eq!(waits.now(), None, "{end:?}");
+        }
+    }
+}

@@ -1,0 +1,214 @@
+//! Who works for a pull, so that whoever tells its outcome can wait until they have let go of everything.
+//!
+//! A pull that fails, or that nobody wants any more, has tasks and threads at work: they notice it at their next step.
+//! Until then they keep files open, and folders that nobody will use; on a full disk that is room which the next pull
+//! wants. So a pull that fails tells it after they have ended. A pull that is dropped cannot wait: those who need the room
+//! wait for its workers instead ([`AbandonedPulls`]).
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use tokio::sync::mpsc;
+use tokio::task::JoinHandle;
+use tracing::{Instrument as _, Span};
+
+use super::error::PullError;
+use crate::unpack::WriteBehind;
+
+/// Those who work for one pull.
+pub(super) struct PullTasks {
+    worker: PullTaskHandle,
+    ended: Option<PullTasksDone>,
+    leaving: AbandonedPulls,
+}
+
+/// One who works for a pull: the pull has not ended before this is dropped.
+#[derive(Clone)]
+pub(super) struct PullTaskHandle {
+    write_behind: WriteBehind,
+    /// Nothing is sent: the receiver learns when the last one goes.
+    _alive: mpsc::Sender<()>,
+}
+
+/// Waits for the workers of a pull.
+struct PullTasksDone {
+    alive: mpsc::Receiver<()>,
+    write_behind: WriteBehind,
+}
+
+/// Workers of pulls that were dropped. Clones share the list.
+#[derive(Clone, Default)]
+pub(super) struct AbandonedPulls(Arc<Mutex<Vec<PullTasksDone>>>);
+
+impl PullTasks {
+    /// Nobody yet. Should the pull be dropped, whoever works for it then is `leaving`.
+    pub(super) fn new(write_behind: WriteBehind, leaving: &AbandonedPulls) -> PullTasks {
+        let (sender, alive) = mpsc::channel(1);
+        let ended = PullTasksDone { alive, write_behind: write_behind.clone() };
+        let worker = PullTaskHandle { write_behind, _alive: sender };
+        PullTasks { worker, ended: Some(ended), leaving: leaving.clone() }
+    }
+
+    pub(super) fn worker(&self) -> PullTaskHandle {
+        self.worker.clone()
+    }
+
+    /// Waits until all of them have ended, after the tasks were told to.
+    pub(super) async fn end(mut self) {
+        let ended = self.ended.take();
+        drop(self);
+        if let Some(ended) = ended {
+            ended.wait().await;
+        }
+    }
+}
+
+impl Drop for PullTasks {
+    fn drop(&mut self) {
+        self.worker.write_behind.cancel();
+        if let Some(ended) = self.ended.take() {
+            self.leaving.add(ended);
+        }
+    }
+}
+
+impl PullTaskHandle {
+    /// Gets large files early to the disk.
+    pub(super) fn write_behind(&self) -> &WriteBehind {
+        &self.write_behind
+    }
+
+    /// Runs what blocks on a thread where it may. The pull does not end before it, nor before what it returned is
+    /// dropped if nobody waits for that any more.
+    pub(super) fn blocking<T, W>(&self, work: W) -> impl Future<Output = Result<T, PullError>> + use<T, W>
+    where
+        T: Send + 'static,
+        W: FnOnce() -> T + Send + 'static,
+    {
+        let worker = self.clone();
+        // The order matters: a result that nobody takes is dropped before the worker.
+        let work = in_current_span(work);
+        let working = tokio::task::spawn_blocking(move || (work(), worker));
+        async { working.await.map(|(done, _worker)| done).map_err(|_| PullError::Abandoned) }
+    }
+
+    /// Starts a task that ends with whoever waits for it, and works for the pull until then.
+    pub(super) fn task<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = Result<T, PullError>> + Send + 'static,
+    ) -> PullTask<T> {
+        let worker = self.clone();
+        PullTask(tokio::spawn(async move { (work.await, worker) }.in_current_span()))
+    }
+}
+
+/// A task that ends with whoever waits for it.
+pub(super) struct PullTask<T>(JoinHandle<(Result<T, PullError>, PullTaskHandle)>);
+
+impl<T> PullTask<T> {
+    pub(super) async fn join(mut self) -> Result<T, PullError> {
+        (&mut self.0).await.map_or(Err(PullError::Abandoned), |(done, _worker)| done)
+    }
+}
+
+impl<T> Drop for PullTask<T> {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+impl PullTasksDone {
+    async fn wait(mut self) {
+        while self.alive.recv().await.is_some() {}
+        // How the pull ended is known: what else the disk says is of no interest.
+        let _ = blocking(move || self.write_behind.finish()).await;
+    }
+
+    fn is_over(&self) -> bool {
+        self.alive.is_closed()
+    }
+}
+
+impl AbandonedPulls {
+    fn add(&self, ended: PullTasksDone) {
+        let mut list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        list.retain(|ended| !ended.is_over());
+        list.push(ended);
+    }
+
+    /// Waits until all of them have ended.
+    pub(super) async fn wait(&self) {
+        let list = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        for ended in list {
+            ended.wait().await;
+        }
+    }
+}
+
+/// Runs what blocks on a thread where it may.
+pub(super) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, PullError> {
+    tokio::task::spawn_blocking(in_current_span(work)).await.map_err(|_| PullError::Abandoned)
+}
+
+/// The same work on another thread, with the span of this one.
+fn in_current_span<T>(work: impl FnOnce() -> T) -> impl FnOnce() -> T {
+    let span = Span::current();
+    move || span.in_scope(work)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::pin::pin;
+
+    use futures_util::FutureExt as _;
+
+    use super::*;
+    use crate::unpack::BackgroundSyncer;
+
+    #[tokio::test]
+    async fn a_pull_ends_after_a_thread_and_what_nobody_takes_of_it() {
+        struct DropLog(Arc<Mutex<Vec<&'static str>>>);
+        impl Drop for DropLog {
+            fn drop(&mut self) {
+                self.0.lock().unwrap().push("the result went");
+            }
+        }
+        let seen: Arc<Mutex<Vec<&str>>> = Arc::default();
+        let workers = PullTasks::new(BackgroundSyncer::new(1).begin(), &AbandonedPulls::default());
+        let (go, wait) = std::sync::mpsc::channel::<()>();
+        let kept = DropLog(seen.clone());
+        drop(workers.worker().blocking(move || {
+            let _ = wait.recv();
+            kept
+        }));
+        let mut ending = pin!(workers.end());
+        assert!((&mut ending).now_or_never().is_none(), "the thread is at work");
+        drop(go);
+        ending.await;
+        assert_eq!(*seen.lock().unwrap(), ["the result went"]);
+    }
+
+    #[tokio::test]
+    async fn workers_of_a_dropped_pull_are_waited_for_by_whoever_needs_the_room() {
+        let leaving = AbandonedPulls::default();
+        let workers = PullTasks::new(BackgroundSyncer::new(1).begin(), &leaving);
+        let worker = workers.worker();
+        drop(workers);
+        let mut waiting = pin!(leaving.wait());
+        assert!((&mut waiting).now_or_never().is_none());
+        drop(worker);
+        waiting.await;
+    }
+
+    #[tokio::test]
+    async fn a_task_is_a_worker_until_it_is_gone() {
+        let workers = PullTasks::new(BackgroundSyncer::new(1).begin(), &AbandonedPulls::default());
+        let task = workers.worker().task(std::future::pending::<Result<(), PullError>>());
+        tokio::task::yield_now().await;
+        drop(task); // the runtime drops the future later
+        let mut ending = pin!(workers.end());
+        assert!((&mut ending).now_or_never().is_none());
+        ending.await;
+    }
+}

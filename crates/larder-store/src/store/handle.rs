@@ -1,0 +1,52 @@
+//! The store itself: what its clones share.
+
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use super::config::StoreConfig;
+use super::db::Db;
+use super::layers::PendingLayers;
+use super::layout::StoreLayout;
+use super::lock::StoreLock;
+use super::references::ReferenceCounts;
+use super::trash::Trash;
+use crate::disk::Disk;
+
+/// A store of images. Clones share it; it is closed with the last of them, and of the layers and files it gave out.
+#[derive(Debug, Clone)]
+pub struct Store(pub(crate) Arc<OpenStore>);
+
+/// Fields are dropped in this order: the trash stops, the database closes, and the lock goes last.
+#[derive(Debug)]
+pub(crate) struct OpenStore {
+    pub(crate) trash: Trash,
+    pub(crate) db: Db,
+    pub(crate) disk: Arc<dyn Disk>,
+    pub(crate) layout: StoreLayout,
+    pub(super) config: StoreConfig,
+    pub(crate) holds: Arc<ReferenceCounts>,
+    pub(crate) arrivals: PendingLayers,
+    /// Held while layers and blobs come to their place or leave it, together with what the database says of them.
+    /// Looking at images does not need it.
+    pub(super) gate: Mutex<()>,
+    pub(super) _lock: StoreLock,
+}
+
+impl OpenStore {
+    pub(crate) fn gate(&self) -> MutexGuard<'_, ()> {
+        self.gate.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Store {
+    /// The store's folder.
+    pub fn root(&self) -> &Path {
+        self.0.layout.root()
+    }
+}
+
+/// Seconds since 1970.
+pub(crate) fn seconds(time: SystemTime) -> u64 {
+    time.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}

@@ -1,0 +1,67 @@
+//! What this process is working with and must not be removed under its hands: layers and blobs of pulls under way.
+//!
+//! Holds live in memory: they end with the process, as the work does. What must outlast it is a lease.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use larder::reference::Digest;
+
+use super::records::LayerKey;
+
+/// What can be held.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) enum ReferencedItem {
+    Layer(LayerKey),
+    Blob(Digest),
+    Ingest(Digest),
+}
+
+/// How often each thing is held.
+#[derive(Debug, Default)]
+pub(crate) struct ReferenceCounts(Mutex<HashMap<ReferencedItem, usize>>);
+
+impl ReferenceCounts {
+    fn counts(&self) -> MutexGuard<'_, HashMap<ReferencedItem, usize>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn hold(self: &Arc<Self>, item: ReferencedItem) -> ItemReference {
+        *self.counts().entry(item.clone()).or_default() += 1;
+        ItemReference { holds: self.clone(), item }
+    }
+
+    /// Holds it if nobody does.
+    pub(crate) fn hold_alone(self: &Arc<Self>, item: ReferencedItem) -> Option<ItemReference> {
+        let mut counts = self.counts();
+        let count = counts.entry(item.clone()).or_default();
+        if *count > 0 {
+            return None;
+        }
+        *count = 1;
+        Some(ItemReference { holds: self.clone(), item })
+    }
+
+    pub(crate) fn has(&self, item: &ReferencedItem) -> bool {
+        self.counts().contains_key(item)
+    }
+}
+
+/// Holds one thing until dropped.
+#[derive(Debug)]
+pub(crate) struct ItemReference {
+    holds: Arc<ReferenceCounts>,
+    item: ReferencedItem,
+}
+
+impl Drop for ItemReference {
+    fn drop(&mut self) {
+        let mut counts = self.holds.counts();
+        if let Some(count) = counts.get_mut(&self.item) {
+            *count -= 1;
+            if *count == 0 {
+                counts.remove(&self.item);
+            }
+        }
+    }
+}

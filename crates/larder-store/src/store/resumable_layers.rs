@@ -1,0 +1,80 @@
+//! Layers that a pull finished and that no image was committed with: kept for the next try.
+//!
+//! They are in their place, and not in the database. Two things bound them. Nothing of them was synced, so they are
+//! believed only in the run of the machine in which they were unpacked: their note says in which. And they are kept
+//! only while a lease names their archive, as that of a pull does which may come back.
+
+use std::collections::HashSet;
+use std::io;
+
+use larder::reference::Digest;
+
+use super::db::{DbRead as _, LEASES, decode};
+use super::error::{StoreError, StoreErrorContext as _};
+use super::handle::{OpenStore, Store};
+use super::layers::RECORD;
+use super::records::{LayerKey, LayerRecord, LeaseRecord};
+use super::resumable_list::LayerRecordFile;
+
+impl Store {
+    /// Gives up the layers that are kept for pulls that may come back, because their room is wanted. Says whether
+    /// there were any.
+    pub fn discard_resumable_layers(&self) -> Result<bool, StoreError> {
+        self.0.discard_resumable_layers(|_| true)
+    }
+}
+
+impl OpenStore {
+    /// The digests of archives that leases name: what a pull may come back for.
+    pub(super) fn leased_archives(&self) -> Result<HashSet<Digest>, StoreError> {
+        let mut leased = HashSet::new();
+        let note = |lease: LeaseRecord| leased.extend(lease.leased.ingests);
+        self.db.read("look up what pulls want", |reader| reader.for_each(LEASES, note))?;
+        Ok(leased)
+    }
+
+    /// Gives up the kept layers that no lease names any more.
+    pub(super) fn sweep_resumable_layers(&self) -> Result<(), StoreError> {
+        if self.arrivals.kept.is_empty() {
+            return Ok(());
+        }
+        let leased = self.leased_archives()?;
+        self.discard_resumable_layers(|layer| !leased.contains(&layer.facts.digest)).map(drop)
+    }
+
+    fn discard_resumable_layers(&self, choose: impl Fn(&LayerRecord) -> bool) -> Result<bool, StoreError> {
+        let _gate = self.gate();
+        let chosen = self.arrivals.kept.keys(choose);
+        for key in &chosen {
+            self.discard_layer(key).context("take away a layer that was kept")?;
+            self.trash.kick();
+        }
+        Ok(!chosen.is_empty())
+    }
+
+    /// Moves a layer's folder to the trash, whoever it was kept for.
+    pub(crate) fn discard_layer(&self, key: &LayerKey) -> io::Result<()> {
+        let kept = self.arrivals.kept.take(key);
+        self.discard(&self.layout.layer(key)).inspect_err(|_| {
+            // It is there still.
+            if let Some(kept) = kept {
+                self.arrivals.kept.put(kept);
+            }
+        })
+    }
+
+    /// Keeps a layer that a dead process finished, if it can be believed and a pull may come back for it.
+    pub(super) fn keep_resumable_layer(&self, name: &str, leased: &HashSet<Digest>) -> bool {
+        let Some(key) = LayerKey::parse(name) else { return false };
+        let Ok(note) = fs_err::read(self.layout.layer(&key).join(RECORD)) else { return false };
+        let Ok(LayerRecordFile { record, boot }) = decode::<LayerRecordFile>(name, &note) else {
+            return false;
+        };
+        let wanted =
+            record.key == key && boot == self.disk.boot_id() && leased.contains(&record.facts.digest);
+        if wanted {
+            self.arrivals.kept.put(record);
+        }
+        wanted
+    }
+}

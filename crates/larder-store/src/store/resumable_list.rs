@@ -1,0 +1,56 @@
+//! The list of layers that are kept for the next try of a pull; `kept.rs` decides which.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use serde::{Deserialize, Serialize};
+
+use super::records::{LayerKey, LayerRecord};
+use crate::disk::DiskSpace;
+
+/// What a layer's own copy of its record holds.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct LayerRecordFile {
+    #[serde(flatten)]
+    pub(super) record: LayerRecord,
+    /// The run of the machine in which it was unpacked.
+    #[serde(default)]
+    pub(super) boot: String,
+}
+
+/// Layers that are kept, and that nobody has a handle of.
+#[derive(Debug, Default)]
+pub(super) struct ResumableLayers(Mutex<HashMap<LayerKey, LayerRecord>>);
+
+impl ResumableLayers {
+    fn layers(&self) -> MutexGuard<'_, HashMap<LayerKey, LayerRecord>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn put(&self, layer: LayerRecord) {
+        self.layers().insert(layer.key.clone(), layer);
+    }
+
+    /// Takes it off the list; its folder is the caller's affair now.
+    pub(super) fn take(&self, key: &LayerKey) -> Option<LayerRecord> {
+        self.layers().remove(key)
+    }
+
+    pub(super) fn has(&self, key: &LayerKey) -> bool {
+        self.layers().contains_key(key)
+    }
+
+    pub(super) fn usage(&self) -> DiskSpace {
+        self.layers().values().map(|layer| layer.usage).sum()
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.layers().is_empty()
+    }
+
+    /// The keys of those that `choose` names.
+    pub(super) fn keys(&self, choose: impl Fn(&LayerRecord) -> bool) -> Vec<LayerKey> {
+        let layers = self.layers();
+        layers.values().filter(|layer| choose(layer)).map(|layer| layer.key.clone()).collect()
+    }
+}

@@ -1,0 +1,195 @@
+//! Which removals free which layers.
+//!
+//! A layer is as young as the youngest image that has it, and is free when all images that have it are gone. So layers
+//! are taken oldest first, and taking one removes the images that still have it, and no others. Of the layers that come
+//! free with the same image, the one with the fewest images left goes first; then no removal of a group frees anything
+//! that a smaller group would have freed, and none is in vain.
+
+use crate::gc::disk_space::DiskSpace;
+use crate::gc::layers::LayerUsageIndex;
+
+use super::GcImage;
+
+/// One removal, by the image's place in the scene.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct RemovalStep {
+    pub(super) image: usize,
+    pub(super) frees: DiskSpace,
+    pub(super) estimated: bool,
+    /// The layer that this step and `group - 1` others free together; `None` when it stands for itself.
+    pub(super) shared: Option<(u32, usize)>,
+}
+
+/// The graph of images and layers, and how much of it is left.
+pub(super) struct LayerGraph<'a> {
+    images: &'a [GcImage],
+    layers: &'a LayerUsageIndex,
+    /// Images in the order in which they go.
+    order: &'a [usize],
+    gone: Vec<bool>,
+    /// For each layer, how many removable images still have it; not counted for layers that stay.
+    left: Vec<u32>,
+    stays: Vec<bool>,
+    /// For each layer, the removable images that have it, as ranks, oldest first.
+    users: Vec<Vec<u32>>,
+}
+
+/// What removing just one image frees, for all images: layers that no other image has and nothing else holds.
+pub(super) fn exclusive_space(images: &[GcImage], layers: &LayerUsageIndex) -> Vec<DiskSpace> {
+    let mut users = vec![0_u32; layers.all().len()];
+    for image in images {
+        for &layer in of(layers, image) {
+            users[layer as usize] += 1;
+        }
+    }
+    for layer in others(images, layers) {
+        users[layer as usize] += 1;
+    }
+    let frees = |image: &GcImage| {
+        let Some(known) = layers.layers_of(&image.id) else { return DiskSpace::estimate(image.size) };
+        let only = known.layers.iter().map(|&layer| (&layers.all()[layer as usize], users[layer as usize]));
+        let only = only.filter(|(layer, users)| *users == 1 && layer.referenced_by.is_none());
+        only.map(|(layer, _)| layer.amount).sum::<DiskSpace>() + known.own
+    };
+    images.iter().map(frees).collect()
+}
+
+/// Layers of images that are not in the scene: they stay.
+fn others(images: &[GcImage], layers: &LayerUsageIndex) -> Vec<u32> {
+    layers.layers_of_other_images(images.iter().map(|image| &image.id))
+}
+
+fn of<'a>(layers: &'a LayerUsageIndex, image: &GcImage) -> &'a [u32] {
+    layers.layers_of(&image.id).map_or(&[], |known| &known.layers)
+}
+
+impl<'a> LayerGraph<'a> {
+    pub(super) fn new(
+        images: &'a [GcImage],
+        layers: &'a LayerUsageIndex,
+        order: &'a [usize],
+    ) -> LayerGraph<'a> {
+        let mut stays: Vec<bool> = layers.all().iter().map(|layer| layer.referenced_by.is_some()).collect();
+        let mut removable = vec![false; images.len()];
+        for &image in order {
+            removable[image] = true;
+        }
+        for (image, _) in images.iter().zip(&removable).filter(|(_, removable)| !**removable) {
+            for &layer in of(layers, image) {
+                stays[layer as usize] = true;
+            }
+        }
+        for layer in others(images, layers) {
+            stays[layer as usize] = true;
+        }
+        let mut left = vec![0; stays.len()];
+        let mut users = vec![Vec::new(); stays.len()];
+        for (rank, &image) in (0_u32..).zip(order) {
+            for &layer in of(layers, &images[image]) {
+                if !stays[layer as usize] {
+                    left[layer as usize] += 1;
+                    users[layer as usize].push(rank);
+                }
+            }
+        }
+        LayerGraph { images, layers, order, gone: vec![false; images.len()], left, stays, users }
+    }
+
+    /// Whether removing all removable images would free anything of this one beside its own few files.
+    pub(super) fn frees_something(&self, image: usize) -> bool {
+        let subject = &self.images[image];
+        match self.layers.layers_of(&subject.id) {
+            None => subject.size > 0,
+            Some(known) => known.layers.iter().any(|&layer| {
+                !self.stays[layer as usize] && self.layers.all()[layer as usize].amount != DiskSpace::ZERO
+            }),
+        }
+    }
+
+    /// All removable images, in their order.
+    pub(super) fn remove_all(mut self) -> Vec<RemovalStep> {
+        let order = self.order;
+        order.iter().map(|&image| self.remove(image, None)).collect()
+    }
+
+    /// As few as needed, oldest layers first, until this much is free; every image that has a layer to free if it is not
+    /// enough. The few files that an image has beside its layers are not worth the image.
+    pub(super) fn remove_until(mut self, need: DiskSpace) -> Vec<RemovalStep> {
+        let mut closing: Vec<Vec<u32>> = vec![Vec::new(); self.order.len()];
+        for (layer, users) in (0_u32..).zip(&self.users) {
+            if let Some(&youngest) = users.last() {
+                closing[youngest as usize].push(layer);
+            }
+        }
+        let mut steps = Vec::new();
+        let mut left = need;
+        for (&image, closing) in self.order.iter().zip(closing) {
+            if left == DiskSpace::ZERO {
+                return steps;
+            }
+            self.take_rank(image, closing, &mut left, &mut steps);
+        }
+        steps
+    }
+
+    /// Frees what comes free with this image, while any is needed.
+    fn take_rank(
+        &mut self,
+        image: usize,
+        mut closing: Vec<u32>,
+        left: &mut DiskSpace,
+        steps: &mut Vec<RemovalStep>,
+    ) {
+        let unknown = self.layers.layers_of(&self.images[image].id).is_none();
+        if unknown && reduces_shortfall(DiskSpace::estimate(self.images[image].size), *left) {
+            let step = self.remove(image, None);
+            *left = step.frees.shortfall_to(*left);
+            steps.push(step);
+        }
+        loop {
+            let all = self.layers.all();
+            closing.retain(|&layer| {
+                self.left[layer as usize] > 0 && reduces_shortfall(all[layer as usize].amount, *left)
+            });
+            let fewest = |&layer: &u32| (self.left[layer as usize], &all[layer as usize].id);
+            let Some(layer) = closing.iter().copied().min_by_key(fewest) else { return };
+            let users = std::mem::take(&mut self.users[layer as usize]);
+            let group = self.left[layer as usize] as usize;
+            let shared = (group > 1).then_some((layer, group));
+            for rank in users {
+                let image = self.order[rank as usize];
+                if !self.gone[image] {
+                    let step = self.remove(image, shared);
+                    *left = step.frees.shortfall_to(*left);
+                    steps.push(step);
+                }
+            }
+        }
+    }
+
+    fn remove(&mut self, image: usize, shared: Option<(u32, usize)>) -> RemovalStep {
+        self.gone[image] = true;
+        let subject = &self.images[image];
+        let Some(known) = self.layers.layers_of(&subject.id) else {
+            return RemovalStep { image, frees: DiskSpace::estimate(subject.size), estimated: true, shared };
+        };
+        let (mut frees, mut estimated) = (known.own, false);
+        for &layer in &known.layers {
+            let at = layer as usize;
+            if self.stays[at] {
+                continue;
+            }
+            self.left[at] -= 1;
+            if self.left[at] == 0 {
+                frees += self.layers.all()[at].amount;
+                estimated |= self.layers.all()[at].estimated;
+            }
+        }
+        RemovalStep { image, frees, estimated, shared }
+    }
+}
+
+/// Whether this is of any use towards what is still needed.
+fn reduces_shortfall(amount: DiskSpace, left: DiskSpace) -> bool {
+    (amount.bytes > 0 && left.bytes > 0) || (amount.inodes > 0 && left.inodes > 0)
+}

@@ -1,0 +1,158 @@
+//! Records on disk: one file with a version, replaced as a whole.
+//!
+//! A file that is broken or from a later version is moved aside and said once, and collection starts without it. Its
+//! images then count as first seen now, so that losing it never removes anything.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+use serde::{Deserialize, Serialize};
+
+use super::{ImageUsageRecord, ImageUsageRecords, SavedClockReading};
+use crate::files::replace;
+use crate::gc::unix_millis::UnixMillis;
+
+const VERSION: u32 = 1;
+
+/// A file beyond this is no record file.
+const LARGEST: u64 = 256 << 20;
+
+#[derive(Deserialize)]
+struct FormatVersion {
+    version: u32,
+}
+
+#[derive(Serialize, Deserialize)]
+struct UsageRecordFile {
+    version: u32,
+    #[serde(default)]
+    clock: Option<SavedClockReading>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    watched: Option<UnixMillis>,
+    images: Vec<ImageUsageRecord>,
+}
+
+/// What was found at the start.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct LoadedUsageRecords {
+    /// The records; none if there were none, or none that could be read.
+    pub records: ImageUsageRecords,
+    /// What was wrong and where the file is now, for a person.
+    pub notice: Option<String>,
+}
+
+/// Why records could not be written. They stay in memory, and are written with the next change.
+#[derive(Debug, thiserror::Error)]
+#[error("the records of image use could not be written to {}: {cause}; ages are lost at a restart until they can", path.display())]
+pub struct UsageRecordSaveError {
+    path: PathBuf,
+    #[source]
+    cause: io::Error,
+}
+
+/// Keeps records beyond the process. Blocks on the disk.
+pub trait UsageRecordStore: Send + Sync {
+    /// What was saved last. Never fails: what cannot be read is set aside.
+    fn load(&self) -> LoadedUsageRecords;
+    /// Saves all of it; durable when it returns.
+    fn save(&self, records: &ImageUsageRecords) -> Result<(), UsageRecordSaveError>;
+}
+
+/// Forgets everything with the process, as kubelet does.
+#[derive(Debug, Default)]
+pub struct VolatileUsageRecords(Mutex<ImageUsageRecords>);
+
+impl UsageRecordStore for VolatileUsageRecords {
+    fn load(&self) -> LoadedUsageRecords {
+        let records = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        LoadedUsageRecords { records, notice: None }
+    }
+
+    fn save(&self, records: &ImageUsageRecords) -> Result<(), UsageRecordSaveError> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone_from(records);
+        Ok(())
+    }
+}
+
+/// One file.
+#[derive(Debug)]
+pub struct UsageRecordFileStore {
+    path: PathBuf,
+}
+
+impl UsageRecordFileStore {
+    /// Records in this file, whose folder must exist.
+    pub fn new(path: impl Into<PathBuf>) -> UsageRecordFileStore {
+        UsageRecordFileStore { path: path.into() }
+    }
+
+    fn read(&self) -> Result<Option<ImageUsageRecords>, String> {
+        let file = match fs_err::File::open(&self.path) {
+            Ok(file) => file,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => return Err(error.to_string()),
+        };
+        let size = file.metadata().map_err(|error| error.to_string())?;
+        if !size.is_file() || size.len() > LARGEST {
+            return Err("this is no file of records".into());
+        }
+        drop(file);
+        let text = fs_err::read(&self.path).map_err(|error| error.to_string())?;
+        let FormatVersion { version } = serde_json::from_slice(&text).map_err(|error| error.to_string())?;
+        if version != VERSION {
+            return Err(format!("it has version {version}, and only version {VERSION} is known here"));
+        }
+        let file: UsageRecordFile = serde_json::from_slice(&text).map_err(|error| error.to_string())?;
+        let keyed =
+            file.images.into_iter().map(|record| ((record.id.clone(), record.handler.clone()), record));
+        Ok(Some(ImageUsageRecords {
+            by_key: keyed.collect::<BTreeMap<_, _>>(),
+            anchor: file.clock,
+            watched: file.watched,
+        }))
+    }
+
+    /// Moves the file out of the way, next to where it was.
+    fn set_aside(&self, why: &str) -> String {
+        let place = self.path.display();
+        let aside =
+            (1..1000).map(|n| suffixed(&self.path, &format!(".broken-{n}"))).find(|path| !path.exists());
+        let moved = aside.ok_or_else(|| io::Error::other("too many broken files are there already"));
+        match moved.and_then(|aside| fs_err::rename(&self.path, &aside).map(|()| aside)) {
+            Ok(aside) => {
+                format!("{place}: {why}; moved to {}, and the ages of images count from now", aside.display())
+            }
+            Err(error) => format!("{place}: {why}; it is left there ({error}), and ages count from now"),
+        }
+    }
+}
+
+impl UsageRecordStore for UsageRecordFileStore {
+    fn load(&self) -> LoadedUsageRecords {
+        match self.read() {
+            Ok(records) => LoadedUsageRecords { records: records.unwrap_or_default(), notice: None },
+            Err(why) => LoadedUsageRecords {
+                records: ImageUsageRecords::default(),
+                notice: Some(self.set_aside(&why)),
+            },
+        }
+    }
+
+    fn save(&self, records: &ImageUsageRecords) -> Result<(), UsageRecordSaveError> {
+        let images = records.iter().cloned().collect();
+        let (clock, watched) = (records.anchor.clone(), records.watched);
+        let file = UsageRecordFile { version: VERSION, clock, watched, images };
+        serde_json::to_vec(&file)
+            .map_err(io::Error::from)
+            .and_then(|text| replace(&self.path, &text))
+            .map_err(|cause| UsageRecordSaveError { path: self.path.clone(), cause })
+    }
+}
+
+fn suffixed(path: &Path, suffix: &str) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(suffix);
+    name.into()
+}

@@ -1,0 +1,289 @@
+//! One record, ready to be asked: however many credentials it names, a question costs the same. Pure.
+
+use super::document::{ImagePullCredentials, ImagePulledRecord, RecordedSecret};
+use super::hash_index::{HashIndex, hash_of};
+use crate::credentials::{SecretCoordinates, ServiceAccountCoordinates};
+use crate::reference::{self, ImageName, ReferenceError};
+
+/// From so many secrets on, being the same secret is not enough, and no more are learned from checks.
+pub const LEARNED_SECRETS: usize = 100;
+
+/// A record with its indexes.
+#[derive(Debug)]
+pub(super) struct IndexedRecord {
+    /// Sorted by name.
+    names: Box<[IndexedName]>,
+    /// Bytes of memory that it takes, about.
+    pub(super) weight: usize,
+}
+
+#[derive(Debug)]
+struct IndexedName {
+    name: Box<str>,
+    /// Whether it is what trimming leaves of it, as of each name that was recorded by the rules.
+    is_name: bool,
+    holders: CredentialIndex,
+}
+
+/// Who may use the image under one name. Texts lie side by side, so that a check waits for memory only a few times.
+#[derive(Debug)]
+pub(super) struct CredentialIndex {
+    node_pods: bool,
+    service_accounts: Vec<ServiceAccountCoordinates>,
+    secrets: Box<[SecretSpan]>,
+    /// Hash, uid, namespace and name of each secret.
+    texts: Box<str>,
+    by_hash: HashIndex,
+    by_place: HashIndex,
+}
+
+/// Where the texts of one secret end.
+#[derive(Debug, Clone, Copy)]
+struct SecretSpan {
+    start: usize,
+    ends: [usize; 4],
+}
+
+/// Whether a pod may use an image by what it holds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum AccessCheck {
+    /// It may.
+    Yes,
+    /// It may, and this is to be remembered.
+    AllowedByRotatedSecret(RecordedSecret),
+    /// Nothing that it holds is known.
+    No,
+}
+
+impl IndexedRecord {
+    pub(super) fn new(record: &ImagePulledRecord) -> IndexedRecord {
+        let named = |(name, access): (&String, &ImagePullCredentials)| IndexedName {
+            is_name: reference::trim_tag_and_digest(name).is_ok_and(|trimmed| trimmed == name),
+            name: name.as_str().into(),
+            holders: CredentialIndex::new(access),
+        };
+        let weight =
+            200 + record.names.iter().map(|(name, access)| name.len() + weight(access)).sum::<usize>();
+        IndexedRecord { names: record.names.iter().map(named).collect(), weight }
+    }
+
+    /// Those who may use it under the name in this text of a pod. An error if the text is no image.
+    pub(super) fn credentials_for(
+        &self,
+        image: &ImageName,
+    ) -> Result<Option<&CredentialIndex>, ReferenceError> {
+        // What the grammar would find, without it, for nearly all that is asked.
+        if let [one] = &*self.names
+            && one.is_name
+            && image.as_str().strip_prefix(&*one.name).is_some_and(is_tag_or_nothing)
+        {
+            return Ok(Some(&one.holders));
+        }
+        let name = image.trimmed()?;
+        let found = self.names.binary_search_by(|named| named.name.as_ref().cmp(name));
+        Ok(found.ok().map(|number| &self.names[number].holders))
+    }
+}
+
+/// Whether this, after a name, is a tag, so that the name is all of the name.
+fn is_tag_or_nothing(rest: &str) -> bool {
+    let Some(tag) = rest.strip_prefix(':') else { return rest.is_empty() };
+    let word = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'_';
+    tag.len() <= 128
+        && tag.bytes().next().is_some_and(word)
+        && tag.bytes().all(|byte| word(byte) || byte == b'.' || byte == b'-')
+}
+
+/// Each text is there once, beside the entries of two indexes.
+fn weight(access: &ImagePullCredentials) -> usize {
+    let secret = |secret: &RecordedSecret| {
+        150 + secret.at.uid.len() + secret.at.namespace.len() + secret.at.name.len() + secret.hash.len()
+    };
+    let account = |at: &ServiceAccountCoordinates| 100 + at.uid.len() + at.namespace.len() + at.name.len();
+    300 + access.secrets.iter().map(secret).sum::<usize>()
+        + access.service_accounts.iter().map(account).sum::<usize>()
+}
+
+impl CredentialIndex {
+    fn new(access: &ImagePullCredentials) -> CredentialIndex {
+        let mut texts = String::new();
+        let secrets = access.secrets.iter().map(|secret| {
+            let start = texts.len();
+            let SecretCoordinates { uid, namespace, name } = &secret.at;
+            let ends = [&secret.hash, uid, namespace, name].map(|text| {
+                texts.push_str(text);
+                texts.len()
+            });
+            SecretSpan { start, ends }
+        });
+        let mut holders = CredentialIndex {
+            node_pods: access.node_pods,
+            service_accounts: access.service_accounts.clone(),
+            secrets: secrets.collect(),
+            texts: texts.into(),
+            by_hash: HashIndex::default(),
+            by_place: HashIndex::default(),
+        };
+        let (mut by_hash, mut by_place) = (HashIndex::default(), HashIndex::default());
+        for (number, secret) in (0..).zip(&access.secrets) {
+            if !secret.hash.is_empty() {
+                by_hash.note(hash_of(&[&secret.hash]), number, |noted| {
+                    holders.texts_of(noted)[0] == secret.hash
+                });
+            }
+            by_place.note(hash_of_place(&secret.at), number, |noted| holders.is_at(noted, &secret.at));
+        }
+        (holders.by_hash, holders.by_place) = (by_hash, by_place);
+        holders
+    }
+
+    /// Every pod on the node.
+    pub(super) fn allows_all_pods(&self) -> bool {
+        self.node_pods
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        !self.node_pods && self.secrets.is_empty() && self.service_accounts.is_empty()
+    }
+
+    /// Whether a pod with these pull secrets (each with its hash) and this service account is one of them.
+    ///
+    /// A secret counts that holds the same as a recorded one. So does a recorded one that holds something else by now,
+    /// as in kubelet, while fewer than [`LEARNED_SECRETS`] are known; but not without a uid: then nothing says that it is
+    /// the same.
+    pub(super) fn check_pod<'a>(
+        &self,
+        secrets: impl Iterator<Item = (&'a SecretCoordinates, &'a str)>,
+        account: Option<&ServiceAccountCoordinates>,
+    ) -> AccessCheck {
+        let may_learn = self.secrets.len() < LEARNED_SECRETS;
+        for (at, hash) in secrets {
+            let same_content = self.with_content(hash);
+            if same_content.is_some_and(|number| self.is_at(number, at)) {
+                return AccessCheck::Yes;
+            }
+            let same_place = self.by_place.find(hash_of_place(at), |number| self.is_at(number, at));
+            let same_secret = may_learn && !at.uid.is_empty() && same_place.is_some();
+            if same_content.is_none() && !same_secret {
+                continue;
+            }
+            return match same_place {
+                Some(number) if self.texts_of(number)[0] == hash => AccessCheck::Yes,
+                _ if may_learn => AccessCheck::AllowedByRotatedSecret(RecordedSecret {
+                    at: at.clone(),
+                    hash: hash.to_owned(),
+                }),
+                _ => AccessCheck::Yes,
+            };
+        }
+        match account {
+            Some(account) if self.service_accounts.contains(account) => AccessCheck::Yes,
+            _ => AccessCheck::No,
+        }
+    }
+
+    /// A secret that holds this.
+    fn with_content(&self, hash: &str) -> Option<usize> {
+        if hash.is_empty() {
+            return None;
+        }
+        self.by_hash.find(hash_of(&[hash]), |number| self.texts_of(number)[0] == hash)
+    }
+
+    fn is_at(&self, number: usize, at: &SecretCoordinates) -> bool {
+        let [_, uid, namespace, name] = self.texts_of(number);
+        uid == at.uid && namespace == at.namespace && name == at.name
+    }
+
+    /// Hash, uid, namespace and name of a secret.
+    fn texts_of(&self, number: usize) -> [&str; 4] {
+        let SecretSpan { start, ends: [hash, uid, namespace, name] } = self.secrets[number];
+        let texts = &self.texts;
+        [&texts[start..hash], &texts[hash..uid], &texts[uid..namespace], &texts[namespace..name]]
+    }
+}
+
+fn hash_of_place(at: &SecretCoordinates) -> u64 {
+    hash_of(&[&at.uid, &at.namespace, &at.name])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(uid: &str) -> SecretCoordinates {
+        SecretCoordinates { uid: uid.into(), namespace: "team".into(), name: "pull".into() }
+    }
+
+    fn holders(secrets: &[(&str, &str)]) -> CredentialIndex {
+        let secret = |(uid, hash): &(&str, &str)| RecordedSecret { at: at(uid), hash: (*hash).into() };
+        CredentialIndex::new(&ImagePullCredentials {
+            secrets: secrets.iter().map(secret).collect(),
+            ..ImagePullCredentials::default()
+        })
+    }
+
+    fn asked(holders: &CredentialIndex, uid: &str, hash: &str) -> AccessCheck {
+        holders.check_pod([(&at(uid), hash)].into_iter(), None)
+    }
+
+    #[test]
+    fn a_secret_without_a_uid_is_known_by_its_content_alone() {
+        let known = holders(&[("", "h1")]);
+        assert_eq!(asked(&known, "", "h1"), AccessCheck::Yes);
+        assert_eq!(asked(&known, "", "h2"), AccessCheck::No, "anybody can write a manifest with that name");
+        let with_uid = holders(&[("u", "h1")]);
+        assert!(matches!(asked(&with_uid, "u", "h2"), AccessCheck::AllowedByRotatedSecret(_)));
+    }
+
+    #[test]
+    fn beyond_the_bound_only_content_counts_and_nothing_is_learned() {
+        let all: Vec<_> = (0..LEARNED_SECRETS).map(|n| (format!("u{n}"), format!("h{n}"))).collect();
+        let all: Vec<_> = all.iter().map(|(uid, hash)| (uid.as_str(), hash.as_str())).collect();
+        let full = holders(&all);
+        assert_eq!(asked(&full, "u5", "other"), AccessCheck::No);
+        assert_eq!(asked(&full, "new", "h5"), AccessCheck::Yes);
+        let nearly = holders(&all[1..]);
+        assert!(matches!(asked(&nearly, "u5", "other"), AccessCheck::AllowedByRotatedSecret(_)));
+        assert!(matches!(asked(&nearly, "new", "h5"), AccessCheck::AllowedByRotatedSecret(_)));
+    }
+
+    #[test]
+    fn a_name_is_found_by_each_text_of_a_pod_that_has_it_and_no_other() {
+        let names = |names: &[&str]| {
+            let names = names.iter().map(|name| ((*name).to_owned(), ImagePullCredentials::node())).collect();
+            IndexedRecord::new(&ImagePulledRecord { names, ..ImagePulledRecord::default() })
+        };
+        let digest = format!("sha256:{}", "a".repeat(64));
+        let long = "t".repeat(129);
+        for known in [names(&["r.example/app"]), names(&["a", "r.example/app", "z"])] {
+            for (rest, found) in [
+                ("", true),
+                (":v1", true),
+                (":5000", true),
+                (&format!("@{digest}") as &str, true),
+                (&format!(":v1@{digest}"), true),
+                ("s:v1", false),
+                ("/more:v1", false),
+                (":v1/more", false),
+                (":", false),
+                (":-v", false),
+                (":v 1", false),
+                (&format!(":{long}"), false),
+                ("@sha256:a", false),
+            ] {
+                let image = ImageName::from(format!("r.example/app{rest}"));
+                let trimmed = image.trimmed().map(|name| name == "r.example/app");
+                let under = known.credentials_for(&image).map(|found| found.is_some());
+                assert_eq!(under.ok(), trimmed.ok(), "{image}");
+                assert_eq!(
+                    known.credentials_for(&image).is_ok_and(|found| found.is_some()),
+                    found,
+                    "{image}"
+                );
+            }
+        }
+        assert!(names(&["r.example"]).credentials_for(&"r.example:5000/app".into()).unwrap().is_none());
+        assert!(names(&[""]).credentials_for(&":v1".into()).is_err(), "a name that is none serves nobody");
+    }
+}

@@ -1,0 +1,510 @@
+//! The records of one node: asked in memory, kept on disk. Read [`PullRecordStore::check`].
+
+use std::collections::HashSet;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
+use std::time::SystemTime;
+
+use async_trait::async_trait;
+
+use super::document::{ImagePullCredentials, ImagePulledRecord, RecordedSecret};
+use super::indexed_record::{AccessCheck, IndexedRecord};
+use super::interrupted_pulls::InterruptedPullResolver;
+use super::memory::{MEMORY_BYTES, RecordCache};
+use super::names::may_name_same_image;
+use super::record_dir::{RecordDir, RecordDirKind, StepHook};
+use super::rfc3339::Rfc3339Time;
+use super::running_pulls::RunningPulls;
+use super::writer::{PullRecordWriter, RecordChange, WriterContext};
+use super::{PullRecords, RecordedCredentials, RecordsError};
+use crate::backend::{Backend, Image};
+use crate::config::Verification;
+use crate::credentials::{LazyCredentialLookup, PodCredentials};
+use crate::gc::{PostImageGcHook, UnixMillis};
+use crate::reference::{ImageId, ImageName};
+use crate::threads::blocking;
+
+/// Why the records cannot be kept at all.
+#[derive(Debug, thiserror::Error)]
+#[error("no place for pull records in {}: {cause}", .folder.display())]
+pub struct RecordDirError {
+    folder: PathBuf,
+    #[source]
+    cause: io::Error,
+}
+
+impl RecordDirError {
+    /// What the reader could try next.
+    pub fn hint(&self) -> &'static str {
+        if self.cause.kind() == io::ErrorKind::TimedOut {
+            return "let that process go on, or end it, and try again";
+        }
+        "run as the owner of the folder, or name another one for larder's state"
+    }
+}
+
+/// Records in a folder. Any number of processes may share it; each finds what the others wrote. Dropping the records
+/// waits until all is on disk.
+pub struct PullRecordStore {
+    folder: Arc<RecordDir>,
+    memory: Arc<RecordCache>,
+    in_flight: Arc<RunningPulls>,
+    verification: RwLock<Arc<Verification>>,
+    counts: MustPullCheckCounts,
+    writer: Arc<PullRecordWriter>,
+    settler: OnceLock<InterruptedPullResolver>,
+    /// Whether nobody has looked yet what pulls of dead processes brought.
+    unrecovered: AtomicBool,
+}
+
+/// Looks up what a pod holds, at most once.
+#[async_trait]
+pub trait PodCredentialLookup: Send {
+    /// The credentials of the pod, or why they cannot be had.
+    async fn pod_credentials(&mut self) -> Result<PodCredentials, RecordsError>;
+}
+
+#[async_trait]
+impl PodCredentialLookup for LazyCredentialLookup<'_> {
+    async fn pod_credentials(&mut self) -> Result<PodCredentials, RecordsError> {
+        Ok(PodCredentials::from_lookup(self.get().await?))
+    }
+}
+
+/// How a check ended: the `result` of `kubelet_imagemanager_image_mustpull_checks_total`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MustPullCheckResult {
+    /// The policy asks for no credentials.
+    PolicyAllowed,
+    /// The pod is known to be allowed.
+    RecordFound,
+    /// It has to show to the registry that it is.
+    MustAuthenticate,
+    /// Records or credentials could not be read; it has to show it as well.
+    Error,
+}
+
+impl MustPullCheckResult {
+    /// All of them.
+    pub const ALL: [MustPullCheckResult; 4] = [
+        MustPullCheckResult::PolicyAllowed,
+        MustPullCheckResult::RecordFound,
+        MustPullCheckResult::MustAuthenticate,
+        MustPullCheckResult::Error,
+    ];
+
+    /// As the metric has it.
+    pub fn name(self) -> &'static str {
+        match self {
+            MustPullCheckResult::PolicyAllowed => "credentialPolicyAllowed",
+            MustPullCheckResult::RecordFound => "credentialRecordFound",
+            MustPullCheckResult::MustAuthenticate => "mustAuthenticate",
+            MustPullCheckResult::Error => "error",
+        }
+    }
+
+    /// Whether the image has to be pulled.
+    pub fn must_pull(self) -> bool {
+        matches!(self, MustPullCheckResult::MustAuthenticate | MustPullCheckResult::Error)
+    }
+}
+
+#[derive(Debug, Default)]
+struct MustPullCheckCounts([AtomicU64; 4]);
+
+/// What one look at a record says.
+enum RecordCheck {
+    Ends(MustPullCheckResult),
+    /// It may; this is to be remembered.
+    Learns(RecordedSecret),
+    /// That depends on what the pod holds.
+    Asks,
+}
+
+impl PullRecordStore {
+    /// Opens the records of a folder, in kubelet's layout, and makes it if it is not there. Blocks on the disk. Kubelet's
+    /// own is `/var/lib/kubelet/image_manager`.
+    pub fn open(folder: &Path, verification: Verification) -> Result<PullRecordStore, RecordDirError> {
+        PullRecordStore::watched(folder, verification, None)
+    }
+
+    /// The same; the witness is told of each step on the disk, and can stop it.
+    pub fn watched(
+        folder: &Path,
+        verification: Verification,
+        witness: Option<StepHook>,
+    ) -> Result<PullRecordStore, RecordDirError> {
+        let open = || {
+            let opened = Arc::new(RecordDir::open(folder, witness)?);
+            let (memory, in_flight) =
+                (Arc::new(RecordCache::new(MEMORY_BYTES)), Arc::new(RunningPulls::default()));
+            let desk = WriterContext {
+                folder: Arc::clone(&opened),
+                memory: Arc::clone(&memory),
+                in_flight: Arc::clone(&in_flight),
+            };
+            Ok((opened, memory, in_flight, PullRecordWriter::start(desk)?))
+        };
+        let (opened, memory, in_flight, writer) =
+            open().map_err(|cause| RecordDirError { folder: folder.to_owned(), cause })?;
+        let verification = RwLock::new(Arc::new(verification));
+        Ok(PullRecordStore {
+            folder: opened,
+            memory,
+            in_flight,
+            verification,
+            counts: MustPullCheckCounts::default(),
+            writer: Arc::new(writer),
+            settler: OnceLock::new(),
+            unrecovered: AtomicBool::new(false),
+        })
+    }
+
+    /// Asks this backend what came of pulls that did not succeed, from now on. The first one counts. Without any, what
+    /// fails brought nothing, and what was left in the middle is settled at the next start.
+    pub fn resolve_interrupted_with(&self, backend: Arc<dyn Backend>) {
+        let (in_flight, writer) = (Arc::clone(&self.in_flight), Arc::downgrade(&self.writer));
+        let _ = self.settler.set(InterruptedPullResolver { backend, in_flight, writer });
+    }
+
+    /// Checks by another policy from now on.
+    pub fn set_verification(&self, verification: Verification) {
+        *self.verification.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(verification);
+    }
+
+    /// To be done once before the first pull: writes documents of older versions anew, and turns intents of pulls that
+    /// died into records that trust nobody, where their image is there. Trouble is logged, as in kubelet. Says whether the
+    /// intents are sorted out; if not, this is to be tried again, and meanwhile see
+    /// [`await_recovery`](PullRecordStore::await_recovery).
+    pub async fn recover(&self, backend: &dyn Backend) -> bool {
+        if let Err(error) = self.writer.submit_and_wait(RecordChange::Migrate).await {
+            tracing::warn!("pull records of older versions stay as they are: {error}");
+        }
+        let folder = Arc::clone(&self.folder);
+        let recovered = match blocking(move || folder.count(RecordDirKind::Pulling)).await {
+            Ok(0) => Ok(()),
+            _ => match backend.list().await {
+                Ok(images) => self.recover_from(images).await,
+                Err(error) => Err(RecordsError::other(error)),
+            },
+        };
+        if let Err(error) = &recovered {
+            tracing::warn!("pulls that were cut off are not recorded: {error}");
+        }
+        self.unrecovered.store(recovered.is_err(), Ordering::Release);
+        recovered.is_ok()
+    }
+
+    async fn recover_from(&self, images: Vec<Image>) -> Result<(), RecordsError> {
+        self.writer
+            .submit_and_wait(RecordChange::Recover {
+                images: Arc::new(images),
+                now: SystemTime::now().into(),
+            })
+            .await
+    }
+
+    /// Until [`recover`](PullRecordStore::recover) succeeds, every image without a record may be what a dead process pulled, if
+    /// there is an intent at all. For who serves before that.
+    pub fn await_recovery(&self) {
+        self.unrecovered.store(true, Ordering::Release);
+    }
+
+    /// Removes the records of images that are not among these, unless they changed at `before` or later.
+    pub async fn prune(
+        &self,
+        kept: impl IntoIterator<Item = ImageId>,
+        before: Rfc3339Time,
+    ) -> Result<(), RecordsError> {
+        self.writer
+            .submit_and_wait(RecordChange::Prune { kept: Arc::new(kept.into_iter().collect()), before })
+            .await
+    }
+
+    /// Waits until all that was told before is on disk.
+    pub async fn flush(&self) -> Result<(), RecordsError> {
+        self.writer.submit_and_wait(RecordChange::Barrier).await
+    }
+
+    /// Records that an image was pulled, and who may use it because of that; `None` leaves that as it is.
+    pub async fn pulled(
+        &self,
+        image: &ImageName,
+        image_ref: &ImageId,
+        access: Option<ImagePullCredentials>,
+        now: Rfc3339Time,
+    ) -> Result<(), RecordsError> {
+        let (image, image_ref) = (image.clone(), image_ref.clone());
+        self.writer.submit_and_wait(RecordChange::Pulled { image, image_ref, access, now }).await
+    }
+
+    /// How many pulls of this image, as requested, run in this process.
+    pub fn in_flight(&self, image: &ImageName) -> usize {
+        self.in_flight.count(image)
+    }
+
+    /// How many checks ended so.
+    pub fn checks(&self, result: MustPullCheckResult) -> u64 {
+        self.counts.of(result).load(Ordering::Relaxed)
+    }
+
+    /// How much of the memory for records is taken, in whole percent.
+    pub fn memory_percent(&self) -> usize {
+        self.memory.percent()
+    }
+
+    /// How many intents and records are on disk. Blocks on the disk.
+    pub fn on_disk(&self) -> io::Result<(usize, usize)> {
+        Ok((self.folder.count(RecordDirKind::Pulling)?, self.folder.count(RecordDirKind::Pulled)?))
+    }
+
+    /// Who may use an image, by its id, as it is on disk; `None` where no pull of it is on record.
+    pub async fn record(&self, image_ref: &ImageId) -> Result<Option<ImagePulledRecord>, RecordsError> {
+        let (folder, image_ref) = (Arc::clone(&self.folder), image_ref.clone());
+        Ok(blocking(move || folder.record(&image_ref)).await?)
+    }
+
+    /// Whether a pod must show to the registry that it may use a present image, and why if that could not be said.
+    /// `None`: there is no image.
+    ///
+    /// A yes from memory is final. Before a no the disk is asked, where another process may have recorded more.
+    pub async fn check(
+        &self,
+        image: &ImageName,
+        image_ref: &ImageId,
+        lookup: &mut dyn PodCredentialLookup,
+    ) -> (Option<MustPullCheckResult>, Option<RecordsError>) {
+        if image_ref.is_empty() {
+            return (None, None);
+        }
+        let (mut result, mut error) = (MustPullCheckResult::MustAuthenticate, None);
+        let known = self.memory.get(image_ref);
+        if let Some(known) = &known {
+            (result, error) = self.ask(image, image_ref, Some(known), lookup).await;
+        }
+        if known.is_none() || (result == MustPullCheckResult::MustAuthenticate && error.is_none()) {
+            (result, error) = match self.read(image_ref).await {
+                Ok(known) => self.ask(image, image_ref, known.as_deref(), lookup).await,
+                Err(why) => {
+                    tracing::warn!("{image} has to be pulled, its record cannot be read: {why}");
+                    (MustPullCheckResult::Error, None)
+                }
+            };
+        }
+        self.counts.of(result).fetch_add(1, Ordering::Relaxed);
+        (Some(result), error)
+    }
+
+    /// What memory alone says of a pod that holds this; `None` if it does not know the image.
+    pub fn check_from_memory(
+        &self,
+        image: &ImageName,
+        image_ref: &ImageId,
+        pod: &PodCredentials,
+    ) -> Option<MustPullCheckResult> {
+        let known = self.memory.get(image_ref)?;
+        match self.look(image, Some(&known), Some(pod), true) {
+            RecordCheck::Ends(result) => Some(result),
+            RecordCheck::Learns(_) => Some(MustPullCheckResult::RecordFound),
+            RecordCheck::Asks => None,
+        }
+    }
+
+    async fn ask(
+        &self,
+        image: &ImageName,
+        image_ref: &ImageId,
+        known: Option<&IndexedRecord>,
+        lookup: &mut dyn PodCredentialLookup,
+    ) -> (MustPullCheckResult, Option<RecordsError>) {
+        let asks = self.verification.read().unwrap_or_else(PoisonError::into_inner).requires_pull_records();
+        let pulled_here = known.is_some() || !asks || self.may_be_ours(image).await;
+        let mut look = self.look(image, known, None, pulled_here);
+        if let RecordCheck::Asks = look {
+            match lookup.pod_credentials().await {
+                Ok(pod) => look = self.look(image, known, Some(&pod), pulled_here),
+                Err(error) => return (MustPullCheckResult::Error, Some(error)),
+            }
+        }
+        match look {
+            RecordCheck::Ends(result) => (result, None),
+            RecordCheck::Learns(secret) => {
+                self.learn(image, image_ref, secret);
+                (MustPullCheckResult::RecordFound, None)
+            }
+            RecordCheck::Asks => (MustPullCheckResult::MustAuthenticate, None),
+        }
+    }
+
+    fn look(
+        &self,
+        image: &ImageName,
+        known: Option<&IndexedRecord>,
+        pod: Option<&PodCredentials>,
+        pulled_here: bool,
+    ) -> RecordCheck {
+        let verification = self.verification.read().unwrap_or_else(PoisonError::into_inner);
+        if !verification.required(image, pulled_here) {
+            return RecordCheck::Ends(MustPullCheckResult::PolicyAllowed);
+        }
+        drop(verification);
+        let Some(known) = known else { return RecordCheck::Ends(MustPullCheckResult::MustAuthenticate) };
+        let Ok(holders) = known.credentials_for(image) else {
+            return RecordCheck::Ends(MustPullCheckResult::Error);
+        };
+        match holders {
+            Some(holders) if holders.allows_all_pods() => RecordCheck::Ends(MustPullCheckResult::RecordFound),
+            Some(holders) if !holders.is_empty() => {
+                let Some(pod) = pod else { return RecordCheck::Asks };
+                let secrets = pod.secrets.iter().map(|(at, hash)| (at, hash.as_str()));
+                match holders.check_pod(secrets, pod.service_account.as_ref()) {
+                    AccessCheck::Yes => RecordCheck::Ends(MustPullCheckResult::RecordFound),
+                    AccessCheck::AllowedByRotatedSecret(secret) => RecordCheck::Learns(secret),
+                    AccessCheck::No => RecordCheck::Ends(MustPullCheckResult::MustAuthenticate),
+                }
+            }
+            _ => RecordCheck::Ends(MustPullCheckResult::MustAuthenticate),
+        }
+    }
+
+    /// Whether a pull of ours may have brought an image that has no record.
+    async fn may_be_ours(&self, image: &ImageName) -> bool {
+        let unrecovered = self.unrecovered.load(Ordering::Acquire);
+        if self.in_flight.any(|pulled| may_name_same_image(pulled, image)) {
+            return true;
+        }
+        let (folder, image) = (Arc::clone(&self.folder), image.clone());
+        let is_it = move |pulled: &ImageName| unrecovered || may_name_same_image(pulled, &image);
+        blocking(move || folder.has_intent_like(is_it)).await.unwrap_or_else(|error| {
+            tracing::warn!("a pull may have been cut off: {error}");
+            true
+        })
+    }
+
+    async fn read(&self, image_ref: &ImageId) -> Result<Option<Arc<IndexedRecord>>, RecordsError> {
+        let record = self.record(image_ref).await?;
+        let known = record.map(|record| Arc::new(IndexedRecord::new(&record)));
+        match &known {
+            Some(known) => self.memory.put(image_ref, Arc::clone(known)),
+            None => self.memory.forget(image_ref),
+        }
+        Ok(known)
+    }
+
+    fn learn(&self, image: &ImageName, image_ref: &ImageId, secret: RecordedSecret) {
+        let Ok(name) = image.trimmed() else { return };
+        let access = ImagePullCredentials { secrets: vec![secret], ..ImagePullCredentials::default() };
+        let (name, image_ref) = (name.to_owned(), image_ref.clone());
+        self.writer.submit(RecordChange::AddCredentials {
+            name,
+            image_ref,
+            access,
+            now: SystemTime::now().into(),
+        });
+    }
+}
+
+impl MustPullCheckCounts {
+    fn of(&self, result: MustPullCheckResult) -> &AtomicU64 {
+        &self.0[MustPullCheckResult::ALL.iter().position(|other| *other == result).unwrap_or_default()]
+    }
+}
+
+#[async_trait]
+impl PullRecords for PullRecordStore {
+    async fn must_attempt_pull(
+        &self,
+        image: &ImageName,
+        image_ref: &ImageId,
+        credentials: &mut LazyCredentialLookup<'_>,
+    ) -> Result<bool, RecordsError> {
+        match self.check(image, image_ref, credentials).await {
+            (_, Some(error)) => Err(error),
+            (result, None) => Ok(result.is_none_or(MustPullCheckResult::must_pull)),
+        }
+    }
+
+    async fn record_pull_intent(&self, image: &ImageName) -> Result<(), RecordsError> {
+        let alone = self.in_flight.begin(image);
+        // Also when nobody waits for the answer any more.
+        let begun = UnstartedPullGuard { records: self, image };
+        let written = self.writer.submit_and_wait(RecordChange::Intent { image: image.clone() }).await;
+        written.map_err(|error| RecordsError::Intent(Box::new(error)))?;
+        if let Some(settler) = self.settler.get().filter(|_| alone) {
+            settler.record_prior_image(image).await;
+        }
+        std::mem::forget(begun);
+        Ok(())
+    }
+
+    async fn record_image_pulled(
+        &self,
+        image: &ImageName,
+        image_ref: &ImageId,
+        credentials: &RecordedCredentials,
+    ) {
+        let access = Some(ImagePullCredentials::from(credentials));
+        if let Err(error) = self.pulled(image, image_ref, access, SystemTime::now().into()).await {
+            tracing::error!("failed to record that {image} was pulled; pods have to pull it again: {error}");
+        }
+    }
+
+    fn record_image_pull_failed(&self, image: &ImageName) {
+        if self.in_flight.end(image) {
+            self.writer.submit(RecordChange::Failed { image: image.clone(), absent: false });
+        }
+    }
+
+    async fn record_image_pull_ended(&self, image: &ImageName) -> bool {
+        if let Some(settler) = self.settler.get() {
+            return settler.resolve(image).await;
+        }
+        self.record_image_pull_failed(image);
+        true
+    }
+
+    fn record_image_pull_interrupted(&self, image: &ImageName) {
+        // Without anybody to ask the intent stays: the image is nobody's, and the next start looks.
+        if let Some(settler) = self.settler.get() {
+            settler.clone().resolve_later(image);
+        }
+    }
+}
+
+/// A pull that was counted, and did not start.
+struct UnstartedPullGuard<'a> {
+    records: &'a PullRecordStore,
+    image: &'a ImageName,
+}
+
+impl Drop for UnstartedPullGuard<'_> {
+    fn drop(&mut self) {
+        self.records.record_image_pull_failed(self.image);
+    }
+}
+
+impl PostImageGcHook for PullRecordStore {
+    fn collected(&self, kept: &[ImageId], started: UnixMillis) {
+        let kept: Arc<HashSet<ImageId>> = Arc::new(kept.iter().cloned().collect());
+        let before = Rfc3339Time(started.0.div_euclid(1000));
+        self.writer.submit(RecordChange::Prune { kept, before });
+    }
+}
+
+impl From<&RecordedCredentials> for ImagePullCredentials {
+    fn from(credentials: &RecordedCredentials) -> ImagePullCredentials {
+        match credentials {
+            RecordedCredentials::NotRecorded => ImagePullCredentials::default(),
+            RecordedCredentials::NodePodsAccessible => ImagePullCredentials::node(),
+            RecordedCredentials::Secret(at, hash) => ImagePullCredentials {
+                secrets: vec![RecordedSecret { at: at.clone(), hash: hash.clone() }],
+                ..ImagePullCredentials::default()
+            },
+            RecordedCredentials::ServiceAccount(at) => {
+                ImagePullCredentials { service_accounts: vec![at.clone()], ..ImagePullCredentials::default() }
+            }
+        }
+    }
+}
