@@ -69,6 +69,13 @@ pub(crate) fn gather<'a>(
     Ok(joined(name, &config, plugins, tokens, answers))
 }
 
+/// The programs that a pull without flags asks.
+pub(crate) fn usual_programs(tokens: Tokens) -> Sources {
+    let found = SearchPath::user().find(tokens);
+    let name = found.path.map(|path| path.display().to_string());
+    (joined(name, &found.config, None, tokens, Answers::default()).programs)()
+}
+
 fn joined(
     name: Option<String>,
     config: &DockerConfig,

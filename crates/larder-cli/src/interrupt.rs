@@ -2,8 +2,10 @@
 //!
 //! The thread that does the work may sit in a write to a pipe that nobody reads, where it hears nothing. Promises: a
 //! command that does not [handle](Interrupt::handle) interrupts ends at once, unless others work through it; one that does
-//! has [`GRACE`] to end by itself; a second signal ends any at once. The exit code is that of [`Outcome::Interrupted`].
+//! has [`GRACE`] to end by itself, and longer while others work through it, which standard error says; a second signal
+//! ends any at once. The exit code is that of [`Outcome::Interrupted`].
 
+use std::io::Write as _;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, mpsc};
 use std::time::Duration;
@@ -17,6 +19,9 @@ use crate::exit::Outcome;
 
 /// How long a command may take to end by itself after the first signal.
 const GRACE: Duration = Duration::from_secs(3);
+
+/// How long standard error may take for a note about joined commands.
+const NOTE_WITHIN: Duration = Duration::from_millis(200);
 
 /// Signals from now on. Clones share them.
 #[derive(Clone)]
@@ -122,11 +127,15 @@ fn listen(
             let _ = begun.send(());
             signals.next().await;
             let is_handled = claimed.load(Ordering::Acquire);
-            if is_handled || shared.others.get().is_some_and(|others| others() > 0) {
+            let joined = || shared.others.get().map_or(0, |others| others());
+            if is_handled || joined() > 0 {
                 ask.send_replace(true);
                 cut.send_replace(!is_handled);
-                while time::timeout(GRACE, signals.next()).await.is_err() && lingers.load(Ordering::Acquire) {
-                }
+                note_if_any(joined(), "is still running through this one; interrupt again to cut it off");
+                while time::timeout(GRACE, signals.next()).await.is_err()
+                    && (lingers.load(Ordering::Acquire) || joined() > 0)
+                {}
+                note_if_any(joined(), "was running through this one and is cut off");
             }
             Ok(())
         })
@@ -134,6 +143,24 @@ fn listen(
     match watched {
         Ok(()) => process::exit(Outcome::Interrupted.code().into()),
         Err(error) => tracing::debug!("interrupts are not handled: {error}"),
+    }
+}
+
+/// Tells what happens to joined commands, if there are any. Not through [`Out`](crate::out::Out), whose lock the command
+/// may hold in a write that nobody reads; a standard error that takes nothing is not waited for either.
+fn note_if_any(joined: usize, happens: &'static str) {
+    let commands = match joined {
+        0 => return,
+        1 => "1 other larder command".to_owned(),
+        more => format!("each of {more} other larder commands"),
+    };
+    let (done, printed) = mpsc::channel();
+    let print = move || {
+        let _ = writeln!(io::stderr(), "note: {commands} {happens}");
+        let _ = done.send(());
+    };
+    if thread::Builder::new().name("note".into()).spawn(print).is_ok() {
+        let _ = printed.recv_timeout(NOTE_WITHIN); // printed, or as good as it gets
     }
 }
 

@@ -6,6 +6,7 @@
 //! ```
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -27,6 +28,7 @@ use tokio::time::{self, Instant};
 
 use crate::args::settings::{BACKEND_VARIABLE, IMAGE_VARIABLE, RUNTIME_VARIABLE, SettingFlags};
 use crate::args::{Connection, verbosity_level};
+use crate::credentials::usual_programs;
 use crate::exit::Outcome;
 use crate::failure::{ErrorKind, Failure, Report as _};
 use crate::interrupt::Others;
@@ -103,6 +105,10 @@ pub(crate) struct Session {
     server: Mutex<Option<CommandServer>>,
     /// Where to say how many other commands work through this one.
     others: OnceLock<Others>,
+    /// Whether warnings about the settings were logged.
+    warned: AtomicBool,
+    /// Whether it worked through another command.
+    joined: AtomicBool,
     /// Whether files of settings count.
     reads_files: bool,
 }
@@ -110,7 +116,15 @@ pub(crate) struct Session {
 impl Session {
     /// Nothing is looked for or opened yet.
     pub(crate) fn new(connection: Connection, out: Arc<Out>) -> Session {
-        Session { connection, out, server: Mutex::default(), others: OnceLock::new(), reads_files: true }
+        Session {
+            connection,
+            out,
+            server: Mutex::default(),
+            others: OnceLock::new(),
+            warned: AtomicBool::default(),
+            joined: AtomicBool::default(),
+            reads_files: true,
+        }
     }
 
     /// The same, with default settings: the demo shows the same everywhere.
@@ -132,6 +146,11 @@ impl Session {
         Err(Failure::unreachable("no daemon runs here")
             .hint("start it with larder serve")
             .hint("one that listens elsewhere is named with --daemon SOCKET, or by its --root or --backend"))
+    }
+
+    /// Whether the command has worked through another one.
+    pub(crate) fn has_joined(&self) -> bool {
+        self.joined.load(Ordering::Relaxed)
     }
 
     /// The daemon that serves these images, if one runs.
@@ -177,8 +196,12 @@ impl Session {
                     Err(busy) => busy,
                 },
             };
-            if started.elapsed() > self.connection.timeout.unwrap_or(OPEN_WITHIN) {
-                return Err(OpenError::InUse(busy));
+            let within = self.connection.timeout.unwrap_or(OPEN_WITHIN);
+            if started.elapsed() > within {
+                let waited = gotext::duration(within);
+                return Err(OpenError::InUse(
+                    busy.hint(format!("waited {waited}; --timeout says how long to wait")),
+                ));
             }
             if !told && started.elapsed() > PATIENCE {
                 told = true;
@@ -204,9 +227,14 @@ impl Session {
             }
             let client = Client::of(command, self.connection.timeout);
             let looks = need.state == Some(StateNeed::None) && need.pulling.is_none();
-            return match client.join((!looks).then_some(&config)).await {
+            let programs = match &need.pulling {
+                Some(pulling) => Some((pulling.credentials)().programs().await),
+                None => None,
+            };
+            return match client.join((!looks).then_some(&config), programs).await {
                 Ok(()) => {
                     tracing::info!("working through another larder command");
+                    self.joined.store(true, Ordering::Relaxed);
                     Ok(Ok(client))
                 }
                 // It has ended since it was found.
@@ -233,8 +261,12 @@ impl Session {
             logs_events: false,
             verbosity: verbosity_level(self.connection.verbose),
         };
-        let credentials = need.pulling.as_ref().map(|pulling| (pulling.credentials)());
-        match Node::open(sources, config, credentials, options) {
+        // Also where this command does not pull: another one may, through it.
+        let credentials = match &need.pulling {
+            Some(pulling) => (pulling.credentials)(),
+            None => usual_programs(config.credential_tokens),
+        };
+        match Node::open(sources, config, Some(credentials), options) {
             Ok(node) => {
                 let server = CommandServer::start(node);
                 if let Some(others) = self.others.get() {
@@ -326,8 +358,11 @@ impl Session {
         if let Some(root) = &self.connection.root {
             config.root.clone_from(root); // as it was typed, for messages
         }
-        for warning in &config.warnings {
-            tracing::info!("{warning}");
+        // The settings are read again each time that the command looks who has the images.
+        if !self.warned.swap(true, Ordering::Relaxed) {
+            for warning in &config.warnings {
+                tracing::info!("{warning}");
+            }
         }
         if let Some(pulling) = &need.pulling {
             config.set_pull((pulling.adjust)(config.pull.clone())?);

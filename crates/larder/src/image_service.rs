@@ -1,7 +1,8 @@
 //! Image operations as the manager needs them, on top of a [`Backend`].
 
-use std::fmt;
+use std::path::Path;
 use std::sync::Arc;
+use std::{fmt, io};
 
 use crate::backend::{Backend, BackendError, FilesystemUsage, Image, ImageSpec, Progress};
 use crate::credentials::Credential;
@@ -9,6 +10,7 @@ use crate::gotext;
 use crate::pod::SandboxConfig;
 use crate::pull::Advice;
 use crate::reference::ImageId;
+use crate::threads::blocking;
 
 /// What a successful pull gave.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -153,14 +155,16 @@ impl ImageService {
     }
 
     /// The file system that holds images: the first one the runtime reports, measured with `disk`
-    /// ([`local_disk`] but in tests; `None` for a mountpoint that does not exist here).
+    /// ([`local_disk`] but in tests; `None` for a mountpoint that does not exist here), on a thread that may block.
     pub async fn image_filesystem(
         &self,
-        disk: impl Fn(&std::path::Path) -> std::io::Result<Option<Disk>>,
+        disk: impl FnOnce(&Path) -> io::Result<Option<Disk>> + Send + 'static,
     ) -> Result<ImageFilesystem, FilesystemError> {
         let usage = self.backend.filesystems().await?.image.into_iter().next();
         let usage = usage.ok_or(FilesystemError::NoImageFilesystem)?;
-        let disk = disk(&usage.mountpoint).map_err(|error| FilesystemError::Local(error.to_string()))?;
+        let mountpoint = usage.mountpoint.clone();
+        let disk = blocking(move || disk(&mountpoint)).await;
+        let disk = disk.map_err(|error| FilesystemError::Local(error.to_string()))?;
         Ok(ImageFilesystem { usage, disk })
     }
 }
@@ -181,7 +185,8 @@ pub enum FilesystemError {
 }
 
 /// Measures the file system that holds a path; `None` when there is no such path.
-pub fn local_disk(path: &std::path::Path) -> std::io::Result<Option<Disk>> {
+/// Blocks for as long as the file system does not answer.
+pub fn local_disk(path: &Path) -> io::Result<Option<Disk>> {
     match rustix::fs::statvfs(path) {
         Ok(found) => Ok(Some(Disk {
             capacity: found.f_blocks * found.f_frsize,

@@ -33,6 +33,7 @@ mod progress;
 pub mod pull;
 pub mod records;
 pub mod reference;
+mod threads;
 
 pub use chain::chain;
 pub use glob::glob;

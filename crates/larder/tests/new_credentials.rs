@@ -85,6 +85,10 @@ impl Provider for Tokens {
         let hash = self.0.fetch_add(1, Ordering::Relaxed).to_string();
         vec![Credential { hash, origin: Origin::Provider("p".into()), ..Credential::default() }]
     }
+
+    fn programs(&self) -> Vec<String> {
+        Vec::new()
+    }
 }
 
 #[tokio::test(start_paused = true)]

@@ -64,7 +64,11 @@ fn is_trusted(socket: &Path) -> bool {
     use std::os::unix::fs::MetadataExt as _;
 
     let owner = fs_err::symlink_metadata(socket).map(|found| found.uid());
-    owner.is_ok_and(|owner| owner == 0 || owner == rustix::process::geteuid().as_raw())
+    owner.is_ok_and(|owner| is_trusted_owner(owner, rustix::process::geteuid().as_raw()))
+}
+
+fn is_trusted_owner(owner: u32, user: u32) -> bool {
+    owner == 0 || owner == user
 }
 
 /// Where a daemon on the embedded store in this directory leaves the path of its socket.
@@ -91,23 +95,23 @@ fn read(file: &Path) -> Option<PathBuf> {
 pub fn is_listening(socket: &Path) -> Result<bool, Error> {
     match Endpoint::at(socket).knock() {
         Ok(()) => Ok(true),
-        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Err(denied(socket)),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Err(denied(socket, "the daemon's")),
         Err(_) => Ok(false),
     }
 }
 
-/// This user may not connect to the socket.
-pub(super) fn denied(socket: &Path) -> Error {
+/// This user may not connect to the socket, which is `owner`'s: with the `'s`.
+pub(super) fn denied(socket: &Path, owner: &str) -> Error {
     use std::os::unix::fs::MetadataExt as _;
 
     let shown = socket.display();
-    let failure = Error::unreachable(format!("{shown}: permission denied: this is the daemon's socket"));
+    let failure = Error::unreachable(format!("{shown}: permission denied: this is {owner} socket"));
     match fs_err::metadata(socket) {
         Ok(found) if found.gid() != 0 => {
             let group = group_name(found.gid());
             failure.hint(format!("you are not in the group {group}: become a member of it, or run as root"))
         }
-        _ => failure.hint("run as root, or as the user that the daemon runs as"),
+        _ => failure.hint("run as root, or as the user that it belongs to"),
     }
 }
 
@@ -120,4 +124,30 @@ fn group_name(id: u32) -> String {
         (fields.nth(1)?.parse() == Ok(id)).then(|| name.to_owned())
     });
     named.unwrap_or_else(|| id.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    #[test]
+    fn a_commands_socket_of_another_user_is_not_joined() {
+        for (owner, user, trusted) in [(0, 0, true), (0, 7, true), (7, 7, true), (8, 7, false), (7, 0, false)]
+        {
+            assert_eq!(is_trusted_owner(owner, user), trusted, "owner {owner}, user {user}");
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let target = Target::Store(folder.path().to_owned());
+        let socket = folder.path().join("control.sock");
+        let _listener = UnixListener::bind(&socket).unwrap();
+        let found = || server_of(&target, None).unwrap();
+        assert_eq!(found(), Some(Server::Command(socket.clone())));
+        // Only root can give a file away.
+        if rustix::process::geteuid().is_root() {
+            std::os::unix::fs::chown(&socket, Some(7), None).unwrap();
+            assert_eq!(found(), None);
+        }
+    }
 }

@@ -13,7 +13,7 @@ use larder::backend::{Image, Unreachable};
 use larder::gotext;
 use larder_api::v1alpha1::control_client::ControlClient;
 use larder_api::v1alpha1::control_server::ControlServer;
-use larder_api::v1alpha1::{ImagesRequest, JoinRequest, SettingValue, StatusRequest};
+use larder_api::v1alpha1::{CredentialPrograms, ImagesRequest, JoinRequest, SettingValue, StatusRequest};
 use larder_api::{MAX_MESSAGE_BYTES, convert};
 use larder_cri::Endpoint;
 use larder_cri::channel::{Channel, Lost, NothingThere};
@@ -35,6 +35,19 @@ pub use upload::{Upload, UploadProblem};
 const ANSWER_WITHIN: Duration = Duration::from_secs(120);
 /// How long the connection may take.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
+
+/// The settings that a process with this configuration insists on when it joins another one.
+pub(crate) fn insisted_on(config: &Config) -> Vec<SettingValue> {
+    config::joining(config)
+        // How long a client waits for answers is its own affair.
+        .filter(|(_, _, origin)| **origin != Origin::Flag("--timeout"))
+        .map(|(key, value, origin)| SettingValue {
+            key: key.to_owned(),
+            value: value.to_string(),
+            origin: origin.to_string(),
+        })
+        .collect()
+}
 
 /// HTTP/2 wants one; to a Unix socket it means nothing.
 const ORIGIN: &str = "http://localhost";
@@ -85,7 +98,7 @@ impl Client {
     }
 
     /// Whether the node is in another command.
-    fn is_joined(&self) -> bool {
+    pub fn is_joined(&self) -> bool {
         matches!(self.peer, Peer::Other(Server::Command(_)))
     }
 
@@ -98,19 +111,12 @@ impl Client {
     }
 
     /// Asks a command that has the images open whether this process can work through it with these settings; with `None`,
-    /// whether it is there: who only looks depends on no settings.
-    pub async fn join(&self, config: Option<&Config>) -> Result<(), Error> {
-        // How long a client waits for answers is its own affair.
-        let given = config
-            .into_iter()
-            .flat_map(config::joining)
-            .filter(|(_, _, origin)| **origin != Origin::Flag("--timeout"));
-        let settings = given.map(|(key, value, origin)| SettingValue {
-            key: key.to_owned(),
-            value: value.to_string(),
-            origin: origin.to_string(),
-        });
-        let request = JoinRequest { settings: settings.collect() };
+    /// whether it is there: who only looks depends on no settings. A process that pulls names the
+    /// [programs](larder::credentials::Sources::programs) that it would ask for credentials.
+    pub async fn join(&self, config: Option<&Config>, programs: Option<Vec<String>>) -> Result<(), Error> {
+        let settings = config.map(insisted_on).unwrap_or_default();
+        let credential_programs = programs.map(|programs| CredentialPrograms { programs });
+        let request = JoinRequest { settings, credential_programs };
         self.ask(async |mut calls| calls.join(request).await).await.map(drop)
     }
 
@@ -199,7 +205,8 @@ impl Client {
     fn nothing_there(&self, found: &Unreachable) -> Error {
         let socket = self.socket().unwrap_or(Path::new(""));
         match found {
-            Unreachable::Denied => find::denied(socket),
+            Unreachable::Denied if self.is_joined() => find::denied(socket, "another larder command's"),
+            Unreachable::Denied => find::denied(socket, "the daemon's"),
             Unreachable::Silent { after } => self.silent(*after),
             Unreachable::Missing | Unreachable::Refused | Unreachable::Broken { .. } if self.is_joined() => {
                 self.ended()

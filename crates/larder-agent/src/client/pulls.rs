@@ -41,6 +41,12 @@ impl Pulls {
         Pulls { client, run, own, events, progress, under_way: Mutex::default(), lost }
     }
 
+    /// The same run, through another client.
+    #[must_use]
+    pub fn through(self, client: Client) -> Pulls {
+        Pulls { client, under_way: Mutex::default(), lost: watch::Sender::new(None), ..self }
+    }
+
     /// The client that they go through.
     pub fn client(&self) -> &Client {
         &self.client

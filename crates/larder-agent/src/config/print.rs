@@ -90,11 +90,13 @@ pub fn given(config: &Config) -> impl Iterator<Item = (&'static str, Value, &Ori
     })
 }
 
-/// Settings that decide who may use an image: a default of theirs is not given up for another process's value.
-const GUARDS: [&str; 3] = [
+/// Settings that decide who may use an image, and with which credentials: a default of theirs is not given up for another
+/// process's value.
+const GUARDS: [&str; 4] = [
     "featureGates.KubeletEnsureSecretPulledImages",
     "imagePullCredentialsVerificationPolicy",
     "preloadedImagesVerificationAllowlist",
+    "pull.credentialTokens",
 ];
 
 /// The settings that a process which joins another one insists on: those that were given, and those that guard images.

@@ -104,12 +104,43 @@ pub(crate) fn failure(error: GcError) -> Error {
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
+    use std::time::Duration;
 
-    use larder::backend::{BackendError, Unreachable};
-    use larder_testkit::fake_backend::FakeBackend;
+    use larder::backend::{BackendError, Container, InUse, Unreachable};
+    use larder::gc::Measure;
+    use larder::image_service::Disk;
+    use larder_testkit::fake_backend::{FakeBackend, image};
 
     use super::*;
     use crate::error::ErrorKind;
+
+    struct FullDisk;
+
+    #[async_trait::async_trait]
+    impl Measure for FullDisk {
+        async fn measure(&self) -> Result<Disk, FilesystemError> {
+            Ok(Disk { capacity: 1000, ..Disk::default() })
+        }
+    }
+
+    #[tokio::test]
+    async fn a_dry_run_looks_at_images_by_the_policy_of_the_request() {
+        let backend = FakeBackend::new();
+        backend.add_image("a:1", image("sha256:1", 500));
+        // Kubelet's rule counts ids alone.
+        let container = Container { image_id: "a:1".into(), ..Container::default() };
+        backend.set_in_use(InUse { containers: vec![container], ..InUse::default() });
+        let default = GcPolicy { minimum_age: Duration::ZERO, ..GcPolicy::default() };
+        let kubelet = GcPolicy { minimum_age: Duration::ZERO, ..GcPolicy::kubelet() };
+        for goal in [Goal::Thresholds, Goal::Free { bytes: 1 }, Goal::AllUnused] {
+            let planned = async |policy| {
+                let backend = Arc::new(backend.clone());
+                let collector = Collector::builder(backend).disk(Arc::new(FullDisk)).build();
+                dry_run(&collector, policy, goal).await.unwrap().removals.len()
+            };
+            assert_eq!((planned(&default).await, planned(&kubelet).await), (0, 1), "{goal:?}");
+        }
+    }
 
     #[tokio::test]
     async fn a_round_whose_backend_went_says_so_and_another_that_not_all_could_be_removed() {

@@ -1,4 +1,4 @@
-//! Whether a client with settings of its own can work through this process.
+//! Whether a client with settings and credential programs of its own can work through this process.
 
 use larder_api::v1alpha1::SettingValue;
 
@@ -30,4 +30,64 @@ pub(super) fn check(config: &Config, theirs: &[SettingValue]) -> Result<(), Erro
         differences.join("; ")
     ))
     .hint("rerun the command when the other one has ended, or give both the same settings"))
+}
+
+/// Fails where pulls of this process ask other programs for credentials than the client would.
+pub(super) fn check_programs(here: &[String], theirs: &[String]) -> Result<(), Error> {
+    if here == theirs {
+        return Ok(());
+    }
+    let list = |programs: &[String]| match programs {
+        [] => "none".to_owned(),
+        programs => programs.join(", "),
+    };
+    Err(Error::failed(format!(
+        "another larder command has these images open with other credential helpers or providers: {}, and {} there",
+        list(theirs),
+        list(here)
+    ))
+    .hint("rerun the command when the other one has ended, or give both the same docker config and providers"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::client::insisted_on;
+    use crate::config::{Source, Sources};
+    use crate::environment::DefaultPaths;
+
+    /// The configuration of a process that was given these settings by flags.
+    fn given(settings: &[(&'static str, &str)]) -> Config {
+        let layer = |(key, value): &(&'static str, &str)| Source::Given {
+            by: config::Origin::Flag("--flag"),
+            key,
+            value: (*value).to_owned(),
+        };
+        let layers = settings.iter().map(layer).collect();
+        config::load(&Sources { places: DefaultPaths::of(true, |_| None), layers }).unwrap()
+    }
+
+    fn joins(owner: &[(&'static str, &str)], joiner: &[(&'static str, &str)]) -> Result<(), String> {
+        check(&given(owner), &insisted_on(&given(joiner))).map_err(|refused| refused.message().to_owned())
+    }
+
+    #[test]
+    fn a_joiner_insists_on_what_guards_images_also_where_that_is_a_default() {
+        for (guard, value, theirs) in [
+            ("imagePullCredentialsVerificationPolicy", "NeverVerify", "\"NeverVerifyPreloadedImages\""),
+            ("pull.credentialTokens", "ignore", "\"keep\""),
+            ("featureGates.KubeletEnsureSecretPulledImages", "false", "true"),
+        ] {
+            let refused = joins(&[(guard, value)], &[]).unwrap_err();
+            assert!(refused.contains(&format!("is {theirs} (default), and ")), "{guard}: {refused}");
+            assert_eq!(joins(&[(guard, value)], &[(guard, value)]), Ok(()), "{guard}");
+        }
+        let programs = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>();
+        assert_eq!(check_programs(&programs(&["a", "b"]), &programs(&["a", "b"])), Ok(()));
+        let refused = check_programs(&programs(&["a", "b"]), &[]).unwrap_err();
+        assert!(refused.message().ends_with(": none, and a, b there"), "{}", refused.message());
+        assert!(check_programs(&[], &programs(&["a"])).is_err());
+        assert_eq!(joins(&[("registryPullQPS", "7")], &[]), Ok(()), "a default that guards nothing");
+        assert!(joins(&[], &[("registryPullQPS", "7")]).is_err());
+    }
 }

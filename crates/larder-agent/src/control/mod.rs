@@ -218,7 +218,7 @@ impl Control for Service {
         if request.get_ref().look {
             node.check_health().await;
         }
-        Ok(Response::new(status::now(node, connections, process)))
+        Ok(Response::new(status::now(node, connections, process).await))
     }
 
     async fn keep(&self, request: Request<api::KeepRequest>) -> Answer<api::KeepResponse> {
@@ -275,7 +275,11 @@ impl Control for Service {
     async fn join(&self, request: Request<api::JoinRequest>) -> Answer<api::JoinResponse> {
         let Shared { node, process, .. } = &*self.0;
         if *process == Process::Command {
-            join::check(&node.settings.now(), &request.get_ref().settings)?;
+            let request = request.get_ref();
+            join::check(&node.settings.now(), &request.settings)?;
+            if let Some(theirs) = &request.credential_programs {
+                join::check_programs(&node.manager.credentials().programs().await, &theirs.programs)?;
+            }
             // The command itself pulls nothing, perhaps.
             node.recover().await;
         }

@@ -1,8 +1,11 @@
 //! What the daemon is, does, and is connected to.
 
+use std::path::{Path, PathBuf};
+
 use larder::gc::{GcStatus, Report};
 use larder::gotext;
 use larder_api::v1alpha1 as api;
+use tokio::task::spawn_blocking;
 use tokio::time::Instant;
 
 use super::Process;
@@ -12,7 +15,8 @@ use crate::serve::connections::Connections;
 use larder_api::convert::{self, millis};
 
 /// What the process is, does, and is connected to.
-pub(super) fn now(node: &Node, connections: &Connections, process: &Process) -> api::StatusResponse {
+pub(super) async fn now(node: &Node, connections: &Connections, process: &Process) -> api::StatusResponse {
+    let configuration = configuration(node).await;
     let now = Instant::now();
     let health = node.health.borrow().clone();
     let (backend_answers, backend_message) = match &health {
@@ -39,7 +43,7 @@ pub(super) fn now(node: &Node, connections: &Connections, process: &Process) -> 
         collection: Some(collection(&node.loops.status().borrow())),
         calls: calls.collect(),
         connections: u32::try_from(connections.open()).unwrap_or(u32::MAX),
-        configuration: configuration(node),
+        configuration,
         reload_error: node.settings.trouble(),
         needs_restart: node.settings.pending().into_iter().map(str::to_owned).collect(),
         next_event: node.events.next_number(),
@@ -48,9 +52,14 @@ pub(super) fn now(node: &Node, connections: &Connections, process: &Process) -> 
 }
 
 /// The files that the settings come from.
-fn configuration(node: &Node) -> Option<String> {
-    let files = node.settings.files().into_iter().filter(|file| file.exists());
-    let files: Vec<_> = files.map(|file| file.display().to_string()).collect();
+async fn configuration(node: &Node) -> Option<String> {
+    let mut files: Vec<PathBuf> = node.settings.files().into_iter().map(Path::to_owned).collect();
+    let present = spawn_blocking(move || {
+        files.retain(|file| file.exists());
+        files
+    });
+    // It fails only when the runtime stops.
+    let files: Vec<_> = present.await.ok()?.iter().map(|file| file.display().to_string()).collect();
     (!files.is_empty()).then(|| files.join(", "))
 }
 

@@ -1,6 +1,7 @@
 //! The service behind a real socket, on a fake backend.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures_util::StreamExt as _;
 use larder::events::Reason;
@@ -9,6 +10,7 @@ use larder_api::v1alpha1::events_response::Told;
 use larder_testkit::fake_backend::{FakeBackend, Pull, error, image};
 use tokio::io::AsyncReadExt as _;
 use tokio::net::{UnixListener, UnixStream};
+use tokio::time;
 use tonic::Code;
 
 use super::*;
@@ -29,15 +31,25 @@ struct Served {
 
 impl Served {
     fn new() -> Served {
+        Served::by(Process::Daemon(None))
+    }
+
+    fn by(process: Process) -> Served {
         let (backend, folder) = (FakeBackend::new(), tempfile::tempdir().unwrap());
         let node = Arc::new(testing::node(&backend, folder.path(), None, |_| ()));
         let listener = UnixListener::bind(folder.path().join("s")).unwrap();
         let (stop, stopped) = watch::channel(false);
         let connections = Connections::default();
-        let plain = Plain { node: Arc::clone(&node), connections: connections.clone() };
-        let control = service(Arc::clone(&node), Process::Daemon(None), connections.clone(), stopped.clone());
+        let plain = Plain::new(Arc::clone(&node), connections.clone());
+        let control = service(Arc::clone(&node), process.clone(), connections.clone(), stopped.clone());
         let (mut serving, shared) = (tokio::task::JoinSet::new(), connections.clone());
-        serving.spawn(async move { shared.serve(listener, Router::new(plain, control), stopped).await });
+        let router = Router::new(plain, control);
+        serving.spawn(async move {
+            match process {
+                Process::Daemon(_) => shared.serve(listener, router, stopped).await,
+                Process::Command => shared.serve_joined(listener, router, stopped, || ()).await,
+            }
+        });
         Served { backend, node, stop, folder, connections, serving }
     }
 
@@ -257,6 +269,28 @@ async fn who_comes_while_the_daemon_stops_is_told_so_at_once() {
     serving.join_next().await.unwrap().unwrap();
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_command_that_is_done_waits_for_joined_calls_and_not_for_idle_connections() {
+    let served = Served::by(Process::Command);
+    served.backend.hold_pulls();
+    let (mut idle, mut busy) = (served.client(), served.client());
+    idle.join(api::JoinRequest::default()).await.unwrap();
+    let mut pulling = busy.ensure(wants(&["a:1"])).await.unwrap().into_inner();
+    served.pulling(1).await;
+    served.stop.send_replace(true);
+    time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(served.connections.open(), 1, "the idle one is closed");
+    served.backend.finish_pull(Pull::ok("sha256:1", 1));
+    let mut last = None;
+    while let Some(update) = pulling.message().await.unwrap() {
+        last = update.update;
+    }
+    assert!(matches!(last, Some(Update::Ensured(_))), "{last:?}");
+    let Served { mut serving, .. } = served;
+    serving.join_next().await.unwrap().unwrap();
+    drop((idle, busy));
+}
+
 /// What is answered to a plain request on this connection.
 async fn answer_of(mut stream: UnixStream) -> String {
     let mut answer = String::new();
@@ -369,6 +403,19 @@ async fn a_lease_has_a_bound_whatever_a_client_asks_for() {
     let longest = crate::quantity::LONGEST.as_secs();
     let leased = client.lease(api::LeaseRequest { image: "a:1".into(), seconds: longest }).await.unwrap();
     assert_eq!(leased.into_inner().id, "sha256:1");
+}
+
+#[tokio::test]
+async fn a_command_leases_no_image_of_a_runtime() {
+    let served = Served::new();
+    served.backend.add_image("a:1", image("sha256:1", 100));
+    let request = api::LeaseRequest { image: "a:1".into(), seconds: 60 };
+    let refused = kept::lease(&served.node, &Process::Command, &request).await.unwrap_err();
+    assert_eq!(refused.message(), "only a daemon can lease an image of a runtime, and none serves a fake");
+    assert_eq!(refused.next_steps()[0].to_string(), "larder serve, or larder keep a:1");
+    assert!(served.node.gate.leased().is_empty(), "the lease would end with the command");
+    kept::lease(&served.node, &Process::Daemon(None), &request).await.unwrap();
+    assert_eq!(served.node.gate.leased().len(), 1);
 }
 
 #[tokio::test]

@@ -134,7 +134,7 @@ impl Node {
             collector = collector
                 .records(Arc::new(FileStore::new(state.records())))
                 .history(Arc::new(Counted { history, metrics: metrics.clone() }))
-                .also_used_by(Arc::new(EnsuredFile::at(&state)));
+                .also_used_by(Arc::new(EnsuredFile::at(&state, parts.ensured_lease)));
         }
         let collector = collector
             .policy(policy)
@@ -144,7 +144,7 @@ impl Node {
             .build();
         let collector = Arc::new(collector);
         Node {
-            ensures: recent_ensures(&state, handle.as_ref()),
+            ensures: recent_ensures(&state, handle.as_ref(), parts.ensured_lease),
             loops: GcLoops::new(Arc::clone(&collector), parts.periods),
             manager: Arc::new(manager.build()),
             object: ObjectRef::node(name),
@@ -283,10 +283,14 @@ fn sink_of(events: &Arc<RingSink>, metrics: &Arc<Metrics>, logs: bool) -> Arc<dy
 }
 
 /// Where ensures are recorded for those who collect later, if there is state to record them in.
-fn recent_ensures(state: &StateDir, handle: Option<&BackendHandle>) -> Option<RecentEnsures> {
+fn recent_ensures(
+    state: &StateDir,
+    handle: Option<&BackendHandle>,
+    lease: Duration,
+) -> Option<RecentEnsures> {
     state.is_locked().then(|| match handle.and_then(BackendHandle::store) {
         Some(store) => RecentEnsures::in_store(store.clone()),
-        None => RecentEnsures::in_file(EnsuredFile::at(state)),
+        None => RecentEnsures::in_file(EnsuredFile::at(state, lease)),
     })
 }
 

@@ -7,6 +7,7 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use larder::events::{EventType, Reason};
+use tokio::task::spawn_blocking;
 use tokio::time;
 
 use super::Node;
@@ -28,7 +29,8 @@ pub(crate) struct Reloaded {
 }
 
 impl Node {
-    /// Reads all settings again, and takes over what can change. The error is all that is wrong with them.
+    /// Reads all settings again, and takes over what can change. The error is all that is wrong with them. Blocks on the
+    /// disk.
     pub(crate) fn reload(&self) -> Result<Reloaded, String> {
         let _alone = self.settings.changing();
         let outcome = self.take_over();
@@ -78,21 +80,29 @@ impl Node {
     }
 
     /// Reloads when the files of settings change, until dropped.
-    pub(super) async fn watch_files(&self) {
-        let mut before = stamps(&self.settings.files());
+    pub(super) async fn watch_files(self: &Arc<Node>) {
+        let mut before = None;
         loop {
+            let (node, known) = (Arc::clone(self), before.take());
+            let looked = spawn_blocking(move || {
+                let now = stamps(&node.settings.files());
+                if known.is_some_and(|known| known != now) {
+                    let _ = node.reload();
+                }
+                now
+            });
+            // It fails only when the runtime stops.
+            let Ok(now) = looked.await else { return };
+            before = Some(now);
             time::sleep(LOOK).await;
-            let now = stamps(&self.settings.files());
-            if now != before {
-                before = now;
-                let _ = self.reload();
-            }
         }
     }
 }
 
+type Stamps = Vec<(PathBuf, Option<(SystemTime, u64)>)>;
+
 /// What tells one state of a file from another, without reading it.
-fn stamps(files: &[&Path]) -> Vec<(PathBuf, Option<(SystemTime, u64)>)> {
+fn stamps(files: &[&Path]) -> Stamps {
     let stamp = |path: &Path| {
         let found = fs_err::metadata(path).ok()?;
         Some((found.modified().ok()?, found.len()))

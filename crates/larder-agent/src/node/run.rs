@@ -19,7 +19,7 @@ const MAX_RECOVERY_RETRY: Duration = Duration::from_secs(30);
 
 impl Node {
     /// Runs what runs by itself, until dropped.
-    pub(crate) async fn run(&self) {
+    pub(crate) async fn run(self: &Arc<Node>) {
         // The first collection waits until it is known what has to stay.
         let first = self.held.first_look();
         tokio::join!(

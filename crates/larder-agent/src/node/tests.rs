@@ -33,6 +33,7 @@ async fn the_first_collection_leaves_alone_what_static_pods_and_the_prefetch_lis
         let (when, jitter, hold) = (When::Start, Duration::ZERO, Hold::Keep);
         config.prefetch = vec![Prefetch { image: "prefetched:1".into(), when, jitter, hold }];
     });
+    let node = Arc::new(node);
     let mut status = node.loops.status();
     tokio::select! {
         () = node.run() => unreachable!("it runs until dropped"),
@@ -41,4 +42,23 @@ async fn the_first_collection_leaves_alone_what_static_pods_and_the_prefetch_lis
     let mut left: Vec<_> = backend.images().into_iter().map(|image| image.id).collect();
     left.sort();
     assert_eq!(left, ["sha256:prefetched:1", "sha256:static:1"]);
+}
+
+#[tokio::test]
+async fn what_an_earlier_process_ensured_is_leased_for_as_long_as_the_settings_say() {
+    let (backend, folder) = (FakeBackend::new(), tempfile::tempdir().unwrap());
+    backend.add_image("a:1", image("sha256:a", 1));
+    let node = |lease| {
+        let mut parts = testing::parts(&backend, folder.path(), None, |_| ());
+        parts.ensured_lease = lease;
+        Node::build(parts)
+    };
+    let first = node(Duration::from_secs(60));
+    first.note_ensured(&"sha256:a".into());
+    first.flush().await;
+    drop(first);
+    for (lease, uses) in [(Duration::from_secs(60), 1), (Duration::ZERO, 0)] {
+        let scene = node(lease).collector().unwrap().scene().await.unwrap();
+        assert_eq!(scene.images[0].uses.len(), uses, "{lease:?}");
+    }
 }

@@ -1,7 +1,7 @@
 //! What a command serves while it has the images open: the control API, to other commands of the same user.
 //!
-//! Promises: a second command joins the first instead of failing; calls that joined end before the first command does;
-//! the socket has mode 0600, and is gone when nothing serves it any more.
+//! Promises: a second command joins the first instead of failing; calls that joined end before the first command does,
+//! and a joined command without a call holds it up no longer than a moment; the socket has mode 0600, and is gone when nothing serves it any more.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -62,7 +62,7 @@ impl CommandServer {
             short_path(&socket, MAX_PATH).map_err(|error| Error::failed(error.to_string()))?;
         let Socket { listener, own, .. } = Socket::bind(&Listen { socket: path, mode: 0o600, group: None })?;
         let listener = UnixListener::from_std(listener).map_err(|error| Error::failed(error.to_string()))?;
-        let plain = Plain { node: Arc::clone(node), connections: self.connections.clone() };
+        let plain = Plain::new(Arc::clone(node), self.connections.clone());
         let router = Router::new(plain, self.service.clone());
         let connections = self.connections.clone();
         Ok(Some(tokio::spawn(async move {
@@ -80,20 +80,23 @@ impl CommandServer {
         &self.node
     }
 
-    /// Says how many other commands work through this one, now and later.
+    /// Returns how many other commands have a call under way in this one, whenever it is asked.
     pub fn joined(&self) -> impl Fn() -> usize + Send + Sync + use<> {
         let connections = self.connections.clone();
-        move || connections.open()
+        move || connections.busy()
     }
 
     /// Ends it: calls of commands that joined finish, and what a later process depends on is on disk. `waiting` is
-    /// called if that takes longer than a moment, with the number of commands that are waited for.
+    /// called if calls of other commands take longer than a moment, with the number of those commands.
     pub async fn close(self, waiting: impl FnOnce(usize)) {
         self.stop.send_replace(true);
         if let Some(mut serving) = self.serving
             && time::timeout(PATIENCE, &mut serving).await.is_err()
         {
-            waiting(self.connections.open());
+            let busy = self.connections.busy();
+            if busy > 0 {
+                waiting(busy);
+            }
             let _ = serving.await;
         }
         self.node.flush().await;

@@ -5,9 +5,10 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tokio::sync::{Notify, watch};
-use tokio::time::Instant;
+use tokio::time::{self, Instant};
 
 use super::request_memory::RequestMemory;
 
@@ -73,6 +74,19 @@ impl Connections {
             }
             ended.await;
         }
+    }
+
+    /// Asks each connection to close that has had no call for this long, until dropped.
+    pub(super) async fn close_idle(&self, after: Duration) {
+        loop {
+            self.table().ask_idle(Instant::now(), after);
+            time::sleep(after / 4).await;
+        }
+    }
+
+    /// How many connections have a call under way.
+    pub(crate) fn busy(&self) -> usize {
+        self.table().open.values().filter(|open| open.calls > 0).count()
     }
 
     /// Waits until one more may come.
@@ -143,6 +157,16 @@ impl Table {
         open.leaving = true;
         open.leave.notify_one();
         true
+    }
+
+    /// Asks those to leave that have had no call for this long.
+    fn ask_idle(&mut self, now: Instant, after: Duration) {
+        for open in self.open.values_mut() {
+            if open.calls == 0 && now.saturating_duration_since(open.idle_since) >= after {
+                open.leaving = true;
+                open.leave.notify_one();
+            }
+        }
     }
 
     /// The open connections.

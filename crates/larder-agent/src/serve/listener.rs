@@ -29,6 +29,8 @@ use super::shutdown;
 
 /// How long one that was asked to go has to say goodbye, if nothing is under way on it.
 const GOODBYE: Duration = Duration::from_millis(200);
+/// How long a command that joined another one may take from one call to the next once that one has done its own work.
+const JOINED_IDLE: Duration = Duration::from_secs(1);
 /// How many calls one connection may have under way.
 const CALLS_PER_CONNECTION: u32 = 2000;
 /// How long a client may take for the head of a plain request.
@@ -63,8 +65,9 @@ impl Connections {
     }
 
     /// Serves until `stop` says so, and then until those connections have ended that were open; `close` is called, and
-    /// connections that were accepted while waiting for them end, too. No connection is asked to end.
-    pub(super) async fn serve_joined(
+    /// connections that were accepted while waiting for them end, too. Connections without calls are asked to end once
+    /// they are idle for [`JOINED_IDLE`], those with calls are not.
+    pub(crate) async fn serve_joined(
         &self,
         listener: UnixListener,
         router: Router,
@@ -73,15 +76,26 @@ impl Connections {
     ) {
         let (_never, unstopped) = watch::channel(false);
         let mut accepting = Accepting { running: JoinSet::new(), next: None, router, stop: unstopped };
+        let mut stopped = stop.clone();
         let released = async {
             asked(&mut stop).await;
             let open = self.table().ids();
             self.until_closed(&open).await;
         };
-        self.accept_until(&listener, &mut accepting, released).await;
-        close();
-        drop(listener);
-        while accepting.running.join_next().await.is_some() {}
+        let serving = async {
+            self.accept_until(&listener, &mut accepting, released).await;
+            close();
+            drop(listener);
+            while accepting.running.join_next().await.is_some() {}
+        };
+        let closing = async {
+            asked(&mut stopped).await;
+            self.close_idle(JOINED_IDLE).await;
+        };
+        tokio::select! {
+            () = serving => {}
+            () = closing => {}
+        }
     }
 
     async fn accept_until(

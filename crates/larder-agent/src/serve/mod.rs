@@ -28,6 +28,7 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::runtime::{self, Runtime};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio::sync::watch;
+use tokio::task::spawn_blocking;
 use tokio::time::{self, Instant};
 use tracing::Level;
 
@@ -130,7 +131,7 @@ impl Daemon {
         let metrics = metrics.map(TcpListener::from_std).transpose().map_err(cannot)?;
         let (stop, stopped) = watch::channel(false);
         let connections = Connections::default();
-        let plain = Plain { node: Arc::clone(&node), connections: connections.clone() };
+        let plain = Plain::new(Arc::clone(&node), connections.clone());
         let process = Process::Daemon(path);
         let control = control::service(node.clone(), process, connections.clone(), stopped.clone());
         let router = Router::new(plain.clone(), control);
@@ -222,11 +223,12 @@ impl Signals {
 }
 
 /// Reloads at each SIGHUP, until dropped.
-async fn reload_when_asked(node: &Node, hangup: &mut Signal) {
+async fn reload_when_asked(node: &Arc<Node>, hangup: &mut Signal) {
     while hangup.recv().await.is_some() {
         systemd::reloading();
+        let node = Arc::clone(node);
         // What is wrong with the settings was told.
-        let _ = node.reload();
+        let _ = spawn_blocking(move || node.reload()).await;
         systemd::ready();
     }
 }

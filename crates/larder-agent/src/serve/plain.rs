@@ -1,16 +1,18 @@
 //! What is asked over plain HTTP: whether the daemon lives, whether it is ready, and its metrics.
 
 use std::convert::Infallible;
-use std::future;
 use std::sync::Arc;
 use std::time::Duration;
+use std::{fmt, future};
 
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use larder::pull::Manager;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
+use tokio::task::spawn_blocking;
 use tokio::time;
 use tonic::body::Body;
 use tonic::codegen::http::{HeaderValue, Method, Request, Response, StatusCode};
@@ -24,8 +26,10 @@ use crate::node::metrics::{self, CONTENT_TYPE};
 /// Answers plain requests, on the socket and on loopback.
 #[derive(Clone)]
 pub(crate) struct Plain {
-    pub(crate) node: Arc<Node>,
-    pub(crate) connections: Connections,
+    node: Arc<Node>,
+    connections: Connections,
+    /// The turn of one page of metrics: while a disk hangs, more would take a thread each.
+    measuring: Arc<Semaphore>,
 }
 
 /// How many clients are served over TCP at once.
@@ -36,6 +40,16 @@ const WITHIN: Duration = Duration::from_secs(10);
 const NO_ROOM: Duration = Duration::from_millis(100);
 
 impl Plain {
+    /// Answers about this node.
+    pub(crate) fn new(node: Arc<Node>, connections: Connections) -> Plain {
+        Plain { node, connections, measuring: Arc::new(Semaphore::new(1)) }
+    }
+
+    /// The image manager of the node.
+    pub(super) fn manager(&self) -> &Arc<Manager> {
+        &self.node.manager
+    }
+
     /// Serves on loopback until dropped; without a listener it only waits.
     pub(super) async fn serve(&self, listener: Option<TcpListener>) {
         let Some(listener) = listener else { return future::pending().await };
@@ -54,8 +68,8 @@ impl Plain {
             let plain = self.clone();
             tokio::spawn(async move {
                 let service = service_fn(|request: Request<Incoming>| {
-                    let answer = plain.answer(request.method(), request.uri().path());
-                    async move { Ok::<_, Infallible>(answer) }
+                    let plain = plain.clone();
+                    async move { Ok::<_, Infallible>(plain.answer(request.method(), request.uri().path()).await) }
                 });
                 let mut http = http1::Builder::new();
                 http.timer(TokioTimer::new()).header_read_timeout(WITHIN).keep_alive(false);
@@ -69,22 +83,33 @@ impl Plain {
     }
 
     /// `/healthz`, `/readyz`, `/metrics`, or what does not exist.
-    pub(super) fn answer(&self, method: &Method, path: &str) -> Response<Body> {
+    pub(super) async fn answer(&self, method: &Method, path: &str) -> Response<Body> {
         if method != Method::GET && method != Method::HEAD {
             return text(StatusCode::METHOD_NOT_ALLOWED, "only GET is answered here\n");
         }
         match path {
             "/healthz" | "/livez" => text(StatusCode::OK, "ok\n"),
             "/readyz" => self.ready(),
-            "/metrics" => self.metrics(),
+            "/metrics" => self.metrics().await,
             _ => text(StatusCode::NOT_FOUND, "there are /healthz, /readyz and /metrics\n"),
         }
     }
 
-    fn metrics(&self) -> Response<Body> {
-        match metrics::exposition(&self.node, &self.connections) {
-            Ok(metrics) => page(StatusCode::OK, metrics, HeaderValue::from_static(CONTENT_TYPE)),
-            Err(error) => text(StatusCode::INTERNAL_SERVER_ERROR, &format!("no metrics: {error}\n")),
+    async fn metrics(&self) -> Response<Body> {
+        // The semaphore is never closed.
+        let turn = Arc::clone(&self.measuring).acquire_owned().await.ok();
+        let Plain { node, connections, .. } = self.clone();
+        let exposed = spawn_blocking(move || {
+            let _turn = turn;
+            metrics::exposition(&node, &connections)
+        });
+        let failed = |error: &dyn fmt::Display| {
+            text(StatusCode::INTERNAL_SERVER_ERROR, &format!("no metrics: {error}\n"))
+        };
+        match exposed.await {
+            Ok(Ok(metrics)) => page(StatusCode::OK, metrics, HeaderValue::from_static(CONTENT_TYPE)),
+            Ok(Err(error)) => failed(&error),
+            Err(error) => failed(&error),
         }
     }
 

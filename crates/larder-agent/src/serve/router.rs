@@ -34,7 +34,7 @@ impl Router {
     /// Beside plain requests. Callers of CRI share the queue, the pulls in flight and the leases of the node.
     pub(crate) fn new(plain: Plain, control: ControlServer<control::Service>) -> Router {
         let about = About { name: "larder".into(), version: env!("CARGO_PKG_VERSION").into() };
-        let backend = ManagedBackend::new(Arc::clone(&plain.node.manager));
+        let backend = ManagedBackend::new(Arc::clone(plain.manager()));
         let (images, runtime) = services(Arc::new(backend), about);
         Router { plain, images, runtime, control }
     }
@@ -42,8 +42,8 @@ impl Router {
     /// Sends a request to the service that its path names.
     pub(super) fn answer(&self, request: Request<Received>) -> Answer {
         if !is_grpc(&request) {
-            let answer = self.plain.answer(request.method(), request.uri().path());
-            return Box::pin(async move { Ok(answer) });
+            let plain = self.plain.clone();
+            return Box::pin(async move { Ok(plain.answer(request.method(), request.uri().path()).await) });
         }
         match request.uri().path().split('/').nth(1).unwrap_or_default() {
             image_service_server::SERVICE_NAME => call(&self.images, request),

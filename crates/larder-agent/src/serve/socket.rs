@@ -12,11 +12,14 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FlockOperation, Gid, Mode};
 use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 
 use crate::Error;
 
 /// What the system takes for a path of a socket, in bytes.
 const MAX_PATH: usize = 107;
+/// How many connections may wait to be accepted, as in the standard library.
+const BACKLOG: i32 = 128;
 
 /// Where to listen, and who may come.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -95,11 +98,7 @@ impl Socket {
         let new = path.with_file_name(passing_name());
         clear(&new)?;
         let made = (|| {
-            // Nobody else may open it before it has its group and mode.
-            let before = rustix::process::umask(Mode::from_raw_mode(0o177));
-            let bound = UnixListener::bind(&new);
-            rustix::process::umask(before);
-            let listener = bound?;
+            let listener = bind_private(&new)?;
             if let Some(group) = group {
                 rustix::fs::chown(&new, None, Some(group))?;
             }
@@ -115,6 +114,17 @@ impl Socket {
         let own = Some(Own { path: path.clone(), _lock: lock });
         Ok(Socket { listener, path: Some(path.clone()), own })
     }
+}
+
+/// A listener at this path that only its owner can connect to, from the moment that the path exists.
+fn bind_private(path: &Path) -> io::Result<UnixListener> {
+    let (family, kind) = (AddressFamily::UNIX, SocketType::STREAM);
+    let socket = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
+    // Linux gives the path the mode of the socket. A umask would hold for all threads.
+    rustix::fs::fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(UnixListener::from(socket))
 }
 
 fn prepare(listener: &UnixListener) -> io::Result<()> {
@@ -214,6 +224,14 @@ mod tests {
 
     fn at(path: PathBuf) -> Listen {
         Listen { socket: path, mode: 0o660, group: None }
+    }
+
+    #[test]
+    fn only_the_owner_can_connect_to_a_socket_that_is_being_made() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s");
+        let _listener = bind_private(&path).unwrap();
+        assert_eq!(fs_err::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
     }
 
     #[test]

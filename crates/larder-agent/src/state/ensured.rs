@@ -1,9 +1,8 @@
 //! Images that a command made present without a daemon, for somebody who is about to use them: collection leaves them
 //! alone for a while, as a daemon does with what it ensures.
 //!
-//! The file is not behind the lock of the place: who ensures does not wait for a round, and the look that a round takes
-//! before each removal finds what came meanwhile. Lost entries would let images go, so a file that cannot be read ends
-//! the round.
+//! One process at a time writes the file: the one that has the lock of the state directory. Lost entries would let images
+//! be removed, so a file that cannot be read ends a round of collection.
 
 use std::io::{self, Read as _};
 use std::path::PathBuf;
@@ -12,8 +11,6 @@ use std::time::Duration;
 use async_trait::async_trait;
 use larder::gc::{Anchor, Clock as _, ClockReading, Found, SystemClock, Use, UseError, UseSource};
 use larder::reference::ImageId;
-use larder_store::pull::PullConfig;
-use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 
 use super::dir::StateDir;
@@ -78,28 +75,18 @@ impl Ensured {
 }
 
 impl EnsuredFile {
-    /// That of this place.
-    pub(crate) fn at(place: &StateDir) -> EnsuredFile {
-        let lease = PullConfig::default().ensured_lease;
+    /// That of this place, where an image is leased for so long.
+    pub(crate) fn at(place: &StateDir, lease: Duration) -> EnsuredFile {
         EnsuredFile { path: place.ensured(), clock: SystemClock::new(), lease }
     }
 
-    /// Takes note that these images, by id, were made present now. Durable when it returns.
+    /// Takes note that these images, by id, were made present now. Durable when it returns. To be called by one thread at
+    /// a time of the process that has the lock of the state directory.
     pub(crate) fn add(&self, ids: &[ImageId]) -> Result<(), Error> {
         let failed = |error: &dyn std::fmt::Display| Error::failed(error.to_string());
-        let _alone = self.alone().map_err(|error| failed(&error))?;
         let known = self.read().map_err(|error| failed(&error))?;
         let all = known.with(ids, &self.clock.read(), self.lease);
         replace(&self.path, &all).map_err(|error| failed(&error))
-    }
-
-    /// Held while the file is read and replaced: two commands may end at the same time.
-    fn alone(&self) -> io::Result<Option<fs_err::File>> {
-        let Some(folder) = self.path.parent() else { return Ok(None) };
-        fs_err::create_dir_all(folder)?;
-        let folder = fs_err::File::open(folder)?;
-        rustix::fs::flock(&folder, FlockOperation::LockExclusive)?;
-        Ok(Some(folder))
     }
 
     fn read(&self) -> Result<Ensured, UseError> {
@@ -156,11 +143,7 @@ mod tests {
     }
 
     fn file(folder: &tempfile::TempDir) -> EnsuredFile {
-        EnsuredFile {
-            path: folder.path().join("state/ensured.json"),
-            clock: SystemClock::new(),
-            lease: LEASE,
-        }
+        EnsuredFile { path: folder.path().join("ensured.json"), clock: SystemClock::new(), lease: LEASE }
     }
 
     #[test]

@@ -155,7 +155,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn what_is_noted_is_on_disk_after_a_flush_and_is_renewed_later() {
         let folder = tempfile::tempdir().unwrap();
-        let file = || EnsuredFile::at(&StateDir::at(folder.path().to_owned()));
+        let lease = Duration::from_secs(60);
+        let file = || EnsuredFile::at(&StateDir::at(folder.path().to_owned()), lease);
         let recent = RecentEnsures::in_file(file());
         for id in ["sha256:a", "sha256:b", "sha256:a"] {
             recent.note(&id.into());

@@ -167,6 +167,22 @@ pub(crate) enum Command {
     Man(ManArgs),
 }
 
+impl Command {
+    /// Whether it answers from what there is, and changes nothing.
+    pub(crate) fn only_looks(&self) -> bool {
+        matches!(
+            self,
+            Command::Images(_)
+                | Command::Inspect(_)
+                | Command::Df(_)
+                | Command::Explain(_)
+                | Command::History(_)
+                | Command::Mounts(_)
+                | Command::Runtime(_)
+        )
+    }
+}
+
 /// See larder at work: in a temporary folder, without root, network or container runtime.
 ///
 /// Starts a registry in this process, on loopback, and runs larder's own commands against it: pull, pull again, disk

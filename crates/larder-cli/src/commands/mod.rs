@@ -31,7 +31,7 @@ use std::sync::Arc;
 
 use crate::args::{Cli, Command};
 use crate::exit::Outcome;
-use crate::failure::Failure;
+use crate::failure::{Failure, Report as _};
 use crate::interrupt::Interrupt;
 use crate::out::Out;
 use crate::session::Session;
@@ -60,37 +60,56 @@ async fn run_in(session: &Session, command: Command, interrupt: Interrupt) -> Re
         Command::Load(_) | Command::Mount(_) | Command::Mounts(_) | Command::Umount(_) | Command::Fsck(_)
     );
     session.tell_of_others(interrupt.others());
-    let ended = interrupt.or_cut_off(Box::pin(dispatch(session, command, &interrupt))).await;
+    let ended = interrupt.or_cut_off(Box::pin(dispatch_or_repeat(session, &command, &interrupt))).await;
     interrupt.linger();
     session.close().await;
     ended.unwrap_or(Ok(Outcome::Interrupted)).map_err(|failure| session.explain(failure, of_store))
 }
 
-async fn dispatch(session: &Session, command: Command, interrupt: &Interrupt) -> Result<Outcome, Failure> {
+/// Runs one command. One that only looks is run once more where the command that it worked through ends before it has
+/// answered; pulls see to that by themselves, and what may have changed something is not repeated.
+async fn dispatch_or_repeat(
+    session: &Session,
+    command: &Command,
+    interrupt: &Interrupt,
+) -> Result<Outcome, Failure> {
+    let ended = Box::pin(dispatch(session, command, interrupt)).await;
+    match ended {
+        Err(failure)
+            if failure.outcome() == Outcome::Unreachable && command.only_looks() && session.has_joined() =>
+        {
+            tracing::info!("{}: trying once more", failure.message());
+            Box::pin(dispatch(session, command, interrupt)).await
+        }
+        ended => ended,
+    }
+}
+
+async fn dispatch(session: &Session, command: &Command, interrupt: &Interrupt) -> Result<Outcome, Failure> {
     match command {
-        Command::Ensure(args) => ensure::run(&args, session, interrupt.clone()).await,
-        Command::Pull(args) => pull::run(&args, session, interrupt.clone()).await,
-        Command::Images(args) => images::run(&args, session).await,
-        Command::Inspect(args) => inspect::run(&args, session).await,
-        Command::Rm(args) => rm::run(&args, session).await,
-        Command::Df(args) => df::run(&args, session).await,
-        Command::Gc(args) => gc::run(&args, session).await,
-        Command::Explain(args) => explain::run(&args, session).await,
-        Command::Login(args) => login::log_in(&args, session, interrupt.clone()).await,
-        Command::Logout(args) => login::log_out(&args, &session.out).await,
-        Command::History(args) => history::run(&args, session).await,
-        Command::Keep(args) => keep::keep(&args, session).await,
-        Command::Unkeep(args) => keep::unkeep(&args, session).await,
-        Command::Lease(args) => lease::run(&args, session).await,
-        Command::Status(args) => status::run(&args, session).await,
-        Command::Events(args) => events::run(&args, session).await,
+        Command::Ensure(args) => ensure::run(args, session, interrupt.clone()).await,
+        Command::Pull(args) => pull::run(args, session, interrupt.clone()).await,
+        Command::Images(args) => images::run(args, session).await,
+        Command::Inspect(args) => inspect::run(args, session).await,
+        Command::Rm(args) => rm::run(args, session).await,
+        Command::Df(args) => df::run(args, session).await,
+        Command::Gc(args) => gc::run(args, session).await,
+        Command::Explain(args) => explain::run(args, session).await,
+        Command::Login(args) => login::log_in(args, session, interrupt.clone()).await,
+        Command::Logout(args) => login::log_out(args, &session.out).await,
+        Command::History(args) => history::run(args, session).await,
+        Command::Keep(args) => keep::keep(args, session).await,
+        Command::Unkeep(args) => keep::unkeep(args, session).await,
+        Command::Lease(args) => lease::run(args, session).await,
+        Command::Status(args) => status::run(args, session).await,
+        Command::Events(args) => events::run(args, session).await,
         Command::Reload(_) => reload::run(session).await,
-        Command::Load(args) => load::run(&args, session).await,
-        Command::Mount(args) => mount::mount(&args, session).await,
-        Command::Mounts(args) => mount::list(&args, session).await,
-        Command::Umount(args) => mount::umount(&args, session).await,
-        Command::Fsck(args) => fsck::run(&args, session).await,
-        Command::Runtime(args) => runtime::run(&args, session).await,
+        Command::Load(args) => load::run(args, session).await,
+        Command::Mount(args) => mount::mount(args, session).await,
+        Command::Mounts(args) => mount::list(args, session).await,
+        Command::Umount(args) => mount::umount(args, session).await,
+        Command::Fsck(args) => fsck::run(args, session).await,
+        Command::Runtime(args) => runtime::run(args, session).await,
         // They have no session.
         Command::Completions(_)
         | Command::Config(_)

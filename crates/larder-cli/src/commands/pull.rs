@@ -42,8 +42,8 @@ pub(super) async fn run(
         tracing::info!("credentials for {image}: {}", candidates.tell(image.as_str(), &[]));
     }
     let interrupt = interrupt.handle();
-    let need = work::need(&args.pulling, &credentials.programs, Vec::new());
-    let client = match interrupt.or(session.reach(need)).await {
+    let need = || work::need(&args.pulling, &credentials.programs, Vec::new());
+    let client = match interrupt.or(session.reach(need())).await {
         Some(Ok(client)) => client,
         unreached => {
             show(args, &rows(&requests, &vec![Verdict::Unfinished; requests.len()]), out);
@@ -59,8 +59,11 @@ pub(super) async fn run(
     let pulls = Pulls::new(client, credentials.secret, Arc::new(LogSink), true);
     out.keep_above(&progress);
     let shown = Shown { progress: &progress, out };
-    let Ended { verdicts, lost } =
-        work::ensure_all(&pulls, &requests, Duration::ZERO, &LogSink, shown, interrupt.asked()).await;
+    let ensure = async |pulls: &Pulls, requests: &[EnsureRequest]| {
+        work::ensure_all(pulls, requests, Duration::ZERO, &LogSink, shown, interrupt.asked()).await
+    };
+    let (pulls, Ended { verdicts, lost }) =
+        work::ensure_or_take_over(session, pulls, &requests, &interrupt, need, ensure).await;
 
     show(args, &rows(&requests, &verdicts), out);
     let reported = report(args, &requests, &verdicts, &candidates, out);

@@ -20,7 +20,7 @@ use crate::failure::{Failure, Report as _};
 use crate::interrupt::Handled;
 use crate::out::Out;
 use crate::output::progress::Progress;
-use crate::session::{Need, Pulling};
+use crate::session::{Need, Pulling, Session};
 
 mod slow;
 
@@ -59,8 +59,8 @@ pub(super) fn warn_of_the_daemons_own(
     candidates: &Candidates,
     out: &Out,
 ) {
-    if client.socket().is_some() && candidates.has_programs() {
-        out.warning("the process that has the images asks the credential helpers and providers of its own configuration only");
+    if client.daemon().is_some() && candidates.has_programs() {
+        out.warning("the daemon asks the credential helpers and providers of its own configuration only");
     }
     if client.daemon().is_some() && flags.is_given() {
         out.warning("the daemon queues pulls as its configuration says, and not as the flags do");
@@ -138,6 +138,39 @@ pub(super) async fn ensure_all(
     }
     progress.clear();
     Ended { verdicts, lost }
+}
+
+/// Makes images present with `ensure`, as [`ensure_all`] does. Where the command that this one works through ends
+/// before all of them are, what is not finished is asked for once more, of the process that has the images then.
+pub(super) async fn ensure_or_take_over(
+    session: &Session,
+    pulls: Pulls,
+    requests: &[EnsureRequest],
+    interrupt: &Handled,
+    need: impl FnOnce() -> Need,
+    ensure: impl AsyncFn(&Pulls, &[EnsureRequest]) -> Ended,
+) -> (Pulls, Ended) {
+    let mut ended = ensure(&pulls, requests).await;
+    if ended.lost.is_none() || !pulls.client().is_joined() {
+        return (pulls, ended);
+    }
+    tracing::info!("the larder command that this one worked through has ended: trying once more");
+    ended.lost = None;
+    let pulls = match interrupt.or(session.reach(need())).await {
+        Some(Ok(client)) => pulls.through(client),
+        unreached => {
+            ended.lost = unreached.and_then(Result::err);
+            return (pulls, ended);
+        }
+    };
+    let unfinished: Vec<usize> =
+        (0..requests.len()).filter(|&index| ended.verdicts[index] == Verdict::Unfinished).collect();
+    let rest: Vec<_> = unfinished.iter().map(|&index| requests[index].clone()).collect();
+    let again = ensure(&pulls, &rest).await;
+    for (index, verdict) in unfinished.into_iter().zip(again.verdicts) {
+        ended.verdicts[index] = verdict;
+    }
+    (pulls, Ended { lost: again.lost, ..ended })
 }
 
 /// Tries until it works or the time is over (never, without a deadline), looking again as kubelet does: soon after a

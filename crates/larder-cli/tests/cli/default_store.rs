@@ -1,5 +1,8 @@
 //! What happens when no backend is named.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::net::UnixListener;
 use std::process::Stdio;
 
 use crate::world::{Run, World, larder, unprivileged};
@@ -77,6 +80,34 @@ fn pulls_without_a_pod_are_told_without_one() {
     let world = World::offering(&["busybox:1.36"]);
     let run = world.larder(&["-v", "pull", "busybox:1.36"]).expect(0);
     assert!(run.stderr.contains("info: Pulling image") && !run.stderr.contains("//"), "{run:?}");
+}
+
+#[test]
+fn the_usual_daemon_is_not_asked_about_images_that_a_settings_file_names() {
+    let home = tempfile::tempdir().unwrap();
+    let at = |name: &str| home.path().join(name);
+    fs_err::create_dir_all(at("run/larder")).unwrap();
+    let daemon = UnixListener::bind(at("run/larder/larder.sock")).unwrap();
+    fs_err::set_permissions(at("run/larder/larder.sock"), Permissions::from_mode(0o777)).unwrap();
+    // It closes each connection; which way a command takes is seen before that.
+    std::thread::spawn(move || daemon.incoming().for_each(drop));
+    let mut command = unprivileged(home.path());
+    command.env("XDG_RUNTIME_DIR", at("run")).env("LARDER_CONFIG", at("c.yaml")).stdin(Stdio::null());
+    command.args(["-v", "images"]);
+    let nowhere = at("nowhere").display().to_string();
+    for (settings, asks, code) in [
+        ("registryPullQPS: 7".to_owned(), true, 3),
+        (format!("root: {nowhere}"), false, 3),
+        (format!("state: {nowhere}"), false, 0),
+        (format!("backend: unix://{nowhere}"), false, 3),
+        (format!("containerRuntimeEndpoint: unix://{nowhere}"), false, 3),
+    ] {
+        let text = format!("apiVersion: larder.dev/v1alpha1\nkind: LarderConfiguration\n{settings}\n");
+        fs_err::write(at("c.yaml"), text).unwrap();
+        let run = Run::of(command.output().unwrap()).expect(code);
+        assert_eq!(run.stderr.contains("asking the daemon at"), asks, "{settings}: {run:?}");
+        assert_eq!(run.stderr.contains("larder.sock"), asks, "{settings}: {run:?}");
+    }
 }
 
 #[test]

@@ -59,7 +59,7 @@ fn held_load(world: &World) -> (Running, File) {
         0,
     );
     made.unwrap();
-    let running = world.start_larder(&["load", &pipe]);
+    let running = world.start_larder(&["-v", "load", &pipe]);
     // Opening for reading and writing waits for nobody; the reader sees the end once this is dropped.
     let input = File::options().read(true).write(true).open(&pipe).unwrap();
     wait_until("the command serves", || socket(world).exists());
@@ -213,6 +213,23 @@ fn settings_that_the_first_command_was_given_hold_for_those_that_were_given_none
 }
 
 #[test]
+fn a_pull_that_would_ask_other_credential_programs_is_refused_with_the_difference() {
+    let Some(world) = store() else { return };
+    let gate = world.gate();
+    let image = push(&world, &gate, 1, "shop/big:1");
+    let first = held_pull(&world, &gate, &[], &image);
+    let config = world.file("docker.json", r#"{"auths": {}, "credsStore": "pass"}"#);
+    let pull = ["pull", "--authfile", &config, &image];
+    let refused = world.larder(&pull).expect(1);
+    let difference = "with other credential helpers or providers: docker-credential-pass, and none there";
+    assert!(refused.stderr.contains(difference), "{refused:?}");
+    world.larder(&["gc", "--all-unused", "--dry-run"]).expect(0);
+    gate.open();
+    first.finish().expect(0);
+    world.larder(&pull).expect(0);
+}
+
+#[test]
 fn an_interrupt_ends_the_commands_own_work_and_not_that_of_others() {
     let Some(world) = store() else { return };
     let (gate, other_gate) = (world.gate(), world.gate());
@@ -260,7 +277,7 @@ fn held_load_again(world: &World) -> (Running, File) {
 }
 
 #[test]
-fn a_second_interrupt_ends_the_command_and_those_that_work_through_it_say_what_to_do() {
+fn a_pull_takes_over_when_the_command_that_it_works_through_is_ended() {
     let Some(world) = store() else { return };
     for signals in [&[Signal::INT, Signal::INT][..], &[Signal::KILL]] {
         let (gate, other_gate) = (world.gate(), world.gate());
@@ -274,20 +291,17 @@ fn a_second_interrupt_ends_the_command_and_those_that_work_through_it_say_what_t
             wait_until("the first one is heard", || first.stderr().contains("interrupted; not finished"));
             first.signal(*again);
         }
-        let code = first.finish().code;
-        assert_eq!(code, if signals.len() == 2 { 130 } else { -1 });
-        let lost = second.finish().expect(3);
-        assert!(
-            lost.stderr.contains("the larder command at ") && lost.stderr.contains(" ended before"),
-            "{lost:?}"
-        );
-        assert!(lost.stderr.contains("hint: rerun the command to retry"), "{lost:?}");
-        assert!(!lost.stderr.contains("daemon"), "{lost:?}");
-
-        // What it left does no harm.
-        assert!(socket(&world).exists());
+        let first = first.finish();
+        assert_eq!(first.code, if signals.len() == 2 { 130 } else { -1 });
+        for note in [
+            "is still running through this one; interrupt again",
+            "was running through this one and is cut off",
+        ] {
+            let is_told = first.stderr.contains(&format!("note: 1 other larder command {note}"));
+            assert_eq!(is_told, signals.len() == 2, "{note}: {first:?}");
+        }
         other_gate.open();
-        world.larder(&["pull", &web]).expect(0);
+        assert!(second.finish().expect(0).stdout.starts_with("sha256:"));
         assert!(!socket(&world).exists());
         world.larder(&["rm", &web]).expect(0);
         world.larder(&["fsck"]).expect(0);
@@ -295,6 +309,26 @@ fn a_second_interrupt_ends_the_command_and_those_that_work_through_it_say_what_t
     drop(UnixListener::bind(socket(&world)).unwrap());
     world.larder(&["images"]).expect(0);
     assert!(!socket(&world).exists());
+}
+
+#[test]
+fn a_change_that_may_have_been_made_is_not_repeated_when_the_other_command_is_ended() {
+    let Some(world) = store() else { return };
+    let gate = world.gate();
+    let big = push(&world, &gate, 1, "shop/big:1");
+    let first = held_pull(&world, &gate, &[], &big);
+    let (load, input) = held_load(&world);
+    wait_until("the load has joined", || load.stderr().contains("working through another larder command"));
+    first.signal(Signal::KILL);
+    assert_eq!(first.finish().code, -1);
+    drop(input);
+    let lost = load.finish().expect(3);
+    assert!(
+        lost.stderr.contains("the larder command at ") && lost.stderr.contains(" ended before"),
+        "{lost:?}"
+    );
+    assert!(lost.stderr.contains("hint: rerun the command to retry"), "{lost:?}");
+    assert!(!lost.stderr.contains("daemon"), "{lost:?}");
 }
 
 #[test]

@@ -392,7 +392,7 @@ fn image_fs_stats(input: ImageFsStats) -> Value {
         image: input.image_filesystems.into_iter().map(reported).collect(),
         container: Vec::new(),
     });
-    let local = |path: &std::path::Path| {
+    let local = move |path: &std::path::Path| {
         let found = path.to_str().and_then(|path| input.local.get(path));
         Ok(found.map(|found| Disk {
             capacity: found.capacity,

@@ -42,6 +42,9 @@ impl CredentialsError {
 pub trait Provider: Send + Sync {
     /// Credentials for a normalised repository, in the order to try them. Trouble is logged and means none.
     async fn provide(&self, repository: &str, pod: &Pod) -> Vec<Credential>;
+
+    /// The programs that it runs, one description each, without secrets. Two providers that run the same have the same.
+    fn programs(&self) -> Vec<String>;
 }
 
 /// Where credentials come from, besides the pull secrets that each pod brings along.
@@ -108,6 +111,17 @@ impl Sources {
     pub fn with_tokens(mut self, tokens: Tokens) -> Self {
         self.tokens = tokens;
         self
+    }
+
+    /// The programs that a lookup may run, sorted: one description each, without secrets.
+    pub async fn programs(&self) -> Vec<String> {
+        let mut programs: Vec<_> = self.providers.iter().flat_map(|provider| provider.programs()).collect();
+        if self.helpers.is_some() {
+            programs.extend(self.node.config(self.tokens).await.helpers.programs());
+        }
+        programs.sort();
+        programs.dedup();
+        programs
     }
 
     /// The credentials to try for an image, in order: of the pod's secrets, of the node's files, of the helpers that
@@ -199,6 +213,10 @@ mod tests {
             self.0.fetch_add(1, Ordering::Relaxed);
             vec![Credential { username: format!("provider of {repository}"), ..Credential::default() }]
         }
+
+        fn programs(&self) -> Vec<String> {
+            vec!["provider counting".to_owned()]
+        }
     }
 
     fn secret(kind: &str, key: &str, value: &str) -> PullSecret {
@@ -269,6 +287,20 @@ mod tests {
         lookup.get().await.expect("found");
         assert_eq!(lookup.into_inner().await.expect("found").len(), 1);
         assert_eq!(provider.0.load(Ordering::Relaxed), 1);
+    }
+
+    #[tokio::test]
+    async fn programs_are_those_that_a_lookup_may_run() {
+        let config = DockerConfig {
+            creds_store: Some("pass".into()),
+            cred_helpers: [("r.example:5000".into(), "ecr".into())].into(),
+            ..DockerConfig::default()
+        };
+        let without = Sources::fixed(&config).with_provider(Arc::new(Counting::default()));
+        assert_eq!(without.programs().await, ["provider counting"], "helpers are not asked");
+        let all = without.with_helpers(Helpers::on_path("/bin".as_ref()));
+        let helpers = ["docker-credential-ecr for r.example:5000", "docker-credential-pass"];
+        assert_eq!(all.programs().await, [helpers[0], helpers[1], "provider counting"]);
     }
 
     #[test]

@@ -1,7 +1,6 @@
 //! The file system that holds the images: how full it is, and what a threshold means on it.
 
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use async_trait::async_trait;
@@ -10,6 +9,7 @@ use super::amount::Amount;
 use super::policy::GcPolicy;
 use crate::backend::Backend;
 use crate::image_service::{Disk, FilesystemError, ImageService, local_disk};
+use crate::threads::blocking;
 
 /// Reads the file system that holds the images.
 #[async_trait]
@@ -44,17 +44,15 @@ impl BackendDisk {
 impl Measure for BackendDisk {
     async fn measure(&self) -> Result<Disk, FilesystemError> {
         let known = self.known().clone();
-        if let Some(disk) = known.and_then(|mountpoint| statvfs(&mountpoint).ok().flatten()) {
+        if let Some(mountpoint) = known
+            && let Ok(Some(disk)) = blocking(move || local_disk(&mountpoint)).await
+        {
             return Ok(disk);
         }
-        let found = self.images.image_filesystem(statvfs).await?;
+        let found = self.images.image_filesystem(local_disk).await?;
         *self.known() = Some(found.usage.mountpoint);
         Ok(found.disk.unwrap_or_default())
     }
-}
-
-fn statvfs(path: &Path) -> io::Result<Option<Disk>> {
-    local_disk(path)
 }
 
 /// What is free on a disk. Free above capacity is cut to capacity.

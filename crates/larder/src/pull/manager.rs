@@ -51,6 +51,11 @@ pub struct Manager {
 }
 
 impl Manager {
+    /// Where credentials come from, besides the pull secrets of requests.
+    pub fn credentials(&self) -> &Sources {
+        &self.credentials
+    }
+
     /// Begins with a backend and larder's defaults.
     pub fn builder(backend: Arc<dyn Backend>) -> ManagerBuilder {
         ManagerBuilder::new(backend)

@@ -24,6 +24,7 @@ use crate::config::Verification;
 use crate::credentials::{LazyLookup, PodCredentials};
 use crate::gc::{Hook, Stamp};
 use crate::reference::{ImageId, ImageName};
+use crate::threads::blocking;
 
 /// Why the records cannot be kept at all.
 #[derive(Debug, thiserror::Error)]
@@ -180,7 +181,8 @@ impl ImageRecords {
         if let Err(error) = self.writer.ordered(Change::Renew).await {
             tracing::warn!("pull records of older versions stay as they are: {error}");
         }
-        let recovered = match self.folder.count(Shelf::Pulling) {
+        let folder = Arc::clone(&self.folder);
+        let recovered = match blocking(move || folder.count(Shelf::Pulling)).await {
             Ok(0) => Ok(()),
             _ => match backend.list().await {
                 Ok(images) => self.recover_from(images).await,
@@ -253,8 +255,7 @@ impl ImageRecords {
     /// Who may use an image, by its id, as it is on disk; `None` where no pull of it is on record.
     pub async fn record(&self, image_ref: &ImageId) -> Result<Option<PulledRecord>, RecordsError> {
         let (folder, image_ref) = (Arc::clone(&self.folder), image_ref.clone());
-        let read = tokio::task::spawn_blocking(move || folder.record(&image_ref)).await;
-        Ok(read.map_err(RecordsError::other)??)
+        Ok(blocking(move || folder.record(&image_ref)).await?)
     }
 
     /// Whether a pod must show to the registry that it may use a present image, and why if that could not be said.
@@ -296,7 +297,7 @@ impl ImageRecords {
         pod: &PodCredentials,
     ) -> Option<CheckResult> {
         let known = self.memory.get(image_ref)?;
-        match self.look(image, Some(&known), Some(pod)) {
+        match self.look(image, Some(&known), Some(pod), true) {
             Look::Ends(result) => Some(result),
             Look::Learns(_) => Some(CheckResult::RecordFound),
             Look::Asks => None,
@@ -310,10 +311,12 @@ impl ImageRecords {
         known: Option<&Known>,
         lookup: &mut dyn PodLookup,
     ) -> (CheckResult, Option<RecordsError>) {
-        let mut look = self.look(image, known, None);
+        let asks = self.verification.read().unwrap_or_else(PoisonError::into_inner).asks_who_pulled();
+        let pulled_here = known.is_some() || !asks || self.may_be_ours(image).await;
+        let mut look = self.look(image, known, None, pulled_here);
         if let Look::Asks = look {
             match lookup.pod_credentials().await {
-                Ok(pod) => look = self.look(image, known, Some(&pod)),
+                Ok(pod) => look = self.look(image, known, Some(&pod), pulled_here),
                 Err(error) => return (CheckResult::Error, Some(error)),
             }
         }
@@ -327,10 +330,15 @@ impl ImageRecords {
         }
     }
 
-    fn look(&self, image: &ImageName, known: Option<&Known>, pod: Option<&PodCredentials>) -> Look {
+    fn look(
+        &self,
+        image: &ImageName,
+        known: Option<&Known>,
+        pod: Option<&PodCredentials>,
+        pulled_here: bool,
+    ) -> Look {
         let verification = self.verification.read().unwrap_or_else(PoisonError::into_inner);
-        let pulled_here = || known.is_some() || self.may_be_ours(image);
-        if !verification.required(image, !verification.asks_who_pulled() || pulled_here()) {
+        if !verification.required(image, pulled_here) {
             return Look::Ends(CheckResult::PolicyAllowed);
         }
         drop(verification);
@@ -352,15 +360,17 @@ impl ImageRecords {
     }
 
     /// Whether a pull of ours may have brought an image that has no record.
-    fn may_be_ours(&self, image: &ImageName) -> bool {
+    async fn may_be_ours(&self, image: &ImageName) -> bool {
         let unrecovered = self.unrecovered.load(Ordering::Acquire);
-        self.in_flight.any(|pulled| may_be_same(pulled, image))
-            || self.folder.has_intent_like(|pulled| unrecovered || may_be_same(pulled, image)).unwrap_or_else(
-                |error| {
-                    tracing::warn!("a pull may have been cut off: {error}");
-                    true
-                },
-            )
+        if self.in_flight.any(|pulled| may_be_same(pulled, image)) {
+            return true;
+        }
+        let (folder, image) = (Arc::clone(&self.folder), image.clone());
+        let is_it = move |pulled: &ImageName| unrecovered || may_be_same(pulled, &image);
+        blocking(move || folder.has_intent_like(is_it)).await.unwrap_or_else(|error| {
+            tracing::warn!("a pull may have been cut off: {error}");
+            true
+        })
     }
 
     async fn read(&self, image_ref: &ImageId) -> Result<Option<Arc<Known>>, RecordsError> {

@@ -88,7 +88,7 @@ fn value(page: &str, metric: &documented::Documented) -> Option<f64> {
 #[tokio::test(start_paused = true)]
 async fn each_documented_metric_is_served_and_all_that_count_move() {
     let (backend, folder) = (FakeBackend::new(), tempfile::tempdir().unwrap());
-    let node = node(&backend, &folder);
+    let node = Arc::new(node(&backend, &folder));
     let connections = Connections::default();
     backend.on_pull_of("a:1", Pull::ok("sha256:1", 100));
     backend.on_pull_of("b:1", Pull::fails("no route"));

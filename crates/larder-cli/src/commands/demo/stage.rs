@@ -72,7 +72,7 @@ impl Stage {
         connection.root = Some(ROOT.into());
         connection.daemon = Some("none".into());
         let session = Session::new(connection, Arc::clone(out)).without_files();
-        let ended = Box::pin(super::super::dispatch(&session, cli.command, &self.interrupt)).await;
+        let ended = Box::pin(super::super::dispatch(&session, &cli.command, &self.interrupt)).await;
         session.close().await;
         ended
     }

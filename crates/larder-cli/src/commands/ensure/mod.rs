@@ -71,8 +71,11 @@ pub(super) async fn run(
     let requests: Vec<_> = gathered.jobs.iter().map(|job| job.request.clone()).collect();
     let retry_for = args.retry_for.saturating_sub(started.elapsed());
     let shown = Shown { progress: &progress, out };
-    let Ended { verdicts, lost } =
-        work::ensure_all(&pulls, &requests, retry_for, &*events, shown, interrupt.asked()).await;
+    let ensure = async |pulls: &Pulls, requests: &[EnsureRequest]| {
+        work::ensure_all(pulls, requests, retry_for, &*events, shown, interrupt.asked()).await
+    };
+    let (pulls, Ended { verdicts, lost }) =
+        work::ensure_or_take_over(session, pulls, &requests, &interrupt, need, ensure).await;
 
     let mut summary = Summary::new(&gathered, &verdicts, events.records()).with_course(progress.course());
     // One list for all of them. What cannot be had stays unknown: it is not what was asked for.

@@ -3,7 +3,7 @@
 use zeroize::Zeroizing;
 
 use super::choose::Asked;
-use super::{HelperError, Helpers, answer, find};
+use super::{HelperError, Helpers, answer};
 use crate::credentials::json;
 use crate::credentials::program::{self, Program};
 use crate::credentials::secret::Secret;
@@ -33,7 +33,7 @@ impl Helpers {
         input: Zeroizing<Vec<u8>>,
     ) -> Result<(), HelperError> {
         let Asked { helper: name, server } = at.clone();
-        let path = find::find(&self.folders, &name)?;
+        let path = super::found(self.folders.clone(), &name).await?;
         let args = [verb.to_owned()];
         let run = Program { path: &path, args: &args, env: Vec::new(), input };
         let ended = program::run(run).await;

@@ -39,6 +39,13 @@ impl HelperNames {
         self.store.is_none() && self.by_host.is_empty()
     }
 
+    /// The helpers, one description each.
+    pub(crate) fn programs(&self) -> impl Iterator<Item = String> {
+        let named = |helper: &String| format!("docker-credential-{helper}");
+        let by_host = self.by_host.iter().map(move |(host, helper)| format!("{} for {host}", named(helper)));
+        by_host.chain(self.store.iter().map(named))
+    }
+
     /// What to ask for a normalised repository: the helper of its registry, else the store.
     pub fn asked(&self, repository: &str) -> Option<Asked> {
         let host = repository.split('/').next().unwrap_or_default();

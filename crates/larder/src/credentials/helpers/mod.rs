@@ -30,6 +30,7 @@ use super::answers::{Answer, Answers};
 use super::credential::{Credential, Origin};
 use super::docker_config::Entry;
 use super::program::{self, Program};
+use crate::threads::blocking;
 
 /// Why a helper gave nothing, in words without anything that it wrote.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -149,9 +150,15 @@ impl Helpers {
     }
 }
 
+/// The program of a helper, looked for on a thread that may block.
+async fn found(folders: Vec<PathBuf>, name: &str) -> Result<PathBuf, FindError> {
+    let name = name.to_owned();
+    blocking(move || find::find(&folders, &name)).await
+}
+
 async fn ask(folders: Vec<PathBuf>, asked: Asked) -> Result<Option<Arc<Entry>>, HelperError> {
     let Asked { helper: name, server } = asked;
-    let path = find::find(&folders, &name)?;
+    let path = found(folders, &name).await?;
     let args = ["get".to_owned()];
     let input = Zeroizing::new(server.as_bytes().to_vec());
     let run = Program { path: &path, args: &args, env: Vec::new(), input };

@@ -15,6 +15,7 @@ use super::config::ProviderConfig;
 use super::wire::{Request, Response, ResponseError};
 use crate::credentials::Secret;
 use crate::credentials::program::{self, Program};
+use crate::threads::blocking;
 
 /// Answers a request: a program, or in tests something that plays one.
 #[async_trait]
@@ -135,8 +136,9 @@ impl Execute for ProviderProgram {
             problem,
         };
         // Looked at before each run: it may have been replaced.
-        let path =
-            program::check_program(&self.path).map_err(|error| failed(format!("is not run: {error}")))?;
+        let path = self.path.clone();
+        let path = blocking(move || program::check_program(&path)).await;
+        let path = path.map_err(|error| failed(format!("is not run: {error}")))?;
         let text = request.encode(&self.api_version);
         let env = self.env.iter().map(|(name, value)| (name.into(), OsString::from(value.reveal())));
         let input = Zeroizing::new(text.as_bytes().to_vec());

@@ -78,6 +78,8 @@ impl PluginsError {
 pub struct Plugins {
     all: Vec<Plugin>,
     config_hash: String,
+    /// The folder of the programs.
+    folder: PathBuf,
     answers: Option<Answers>,
 }
 
@@ -100,12 +102,12 @@ impl Plugins {
             Ok(Plugin::new(provider, Arc::new(program), Arc::clone(accounts)))
         };
         let plugins = loaded.providers.iter().map(plugin).collect::<Result<_, PluginsError>>()?;
-        Ok(Plugins { all: plugins, config_hash: loaded.hash, answers: None })
+        Ok(Plugins { all: plugins, config_hash: loaded.hash, folder: programs.to_owned(), answers: None })
     }
 
     /// These, in the order in which their credentials count.
     pub fn new(plugins: Vec<Plugin>) -> Plugins {
-        Plugins { all: plugins, config_hash: String::new(), answers: None }
+        Plugins { all: plugins, config_hash: String::new(), folder: PathBuf::new(), answers: None }
     }
 
     /// The same, with each run told.
@@ -158,5 +160,12 @@ impl Provider for Plugins {
             }
         }
         keyring.lookup(repository)
+    }
+
+    fn programs(&self) -> Vec<String> {
+        let described = |plugin: &Plugin| {
+            format!("{} (configuration {})", self.folder.join(plugin.name()).display(), self.config_hash)
+        };
+        self.all.iter().map(described).collect()
     }
 }
