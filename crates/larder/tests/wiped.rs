@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::io::{Read as _, Seek as _, SeekFrom};
+use std::sync::{Mutex, PoisonError};
 
 use larder::credentials::plugin::CredentialProviderResponse;
 use larder::credentials::{
@@ -11,6 +12,9 @@ use larder::credentials::{
     decode_auth, encode_auth, encode_entry, parse_config_json, read_config_file,
 };
 use zeroize::Zeroizing;
+
+/// Held by the test that runs: each one searches the memory of the whole process for the same password.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// No text of this program holds the password, so that only what was made at run time is found.
 fn password() -> Zeroizing<String> {
@@ -100,6 +104,7 @@ const BROKEN: [&str; 3] = [r#"!"}}}"#, r#""}}"#, ""];
 
 #[test]
 fn passwords_do_not_stay_in_memory() {
+    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let kept = password();
     assert!(copies() > 0, "the search finds what is there");
     drop(kept);
@@ -141,6 +146,7 @@ fn passwords_do_not_stay_in_memory() {
 
 #[test]
 fn answers_of_providers_do_not_stay_in_memory() {
+    let _turn = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     for end in [r#"", "more": 1}}}"#, r#""}}} x"#, r#""}}}"#] {
         assert_wiped(end, || {
             let mut answer = Zeroizing::new(Vec::with_capacity(4096));
