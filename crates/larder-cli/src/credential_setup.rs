@@ -208,7 +208,7 @@ pub(crate) fn read_password(from: impl Read, example: &str) -> Result<Secret, Fa
         return Err(Failure::bad_input("--password-stdin: longer than 64 KiB, which is no password"));
     }
     let text =
-        std::str::from_utf8(&bytes).map_err(|_| Failure::bad_input("--password-stdin: not text in UTF-8"))?;
+        std::str::from_utf8(&bytes).map_err(|_| Failure::bad_input("--password-stdin: not valid UTF-8"))?;
     let line = text.strip_suffix('\n').unwrap_or(text);
     let password = line.strip_suffix('\r').unwrap_or(line);
     if password.is_empty() {

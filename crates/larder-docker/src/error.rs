@@ -18,7 +18,7 @@ fn no_connection(host: &EngineHost, error: &reqwest::Error) -> BackendError {
     let kind = cause_of::<io::Error>(error).map(io::Error::kind);
     let problem = match (kind, host.socket()) {
         (Some(io::ErrorKind::NotFound | io::ErrorKind::NotADirectory), Some(_)) => told(
-            "there is no such socket",
+            "socket not found",
             Hint::from("start the engine (systemctl start docker), or name its socket with ")
                 .setting("backend", SOCKET),
         ),

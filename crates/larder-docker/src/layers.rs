@@ -240,7 +240,7 @@ fn measure_all(
                 lock(known).insert(chain, CachedLayerSize { amount, folder, estimated: false });
             }
             Err(error) => {
-                tracing::debug!("what layers take is estimated: {error}");
+                tracing::debug!("estimating layer sizes: {error}");
                 // They all are in one place, and what forbids one forbids all.
                 if error.kind() == io::ErrorKind::PermissionDenied {
                     return;

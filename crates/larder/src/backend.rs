@@ -310,21 +310,21 @@ impl EndpointFailure {
         const SOCKET: &str = "unix:///path/to.sock";
         let text = match self {
             EndpointFailure::Missing => {
-                return Hint::from("start the runtime, or name its socket with ").setting("backend", SOCKET);
+                return Hint::from("start the runtime, or set its socket with ").setting("backend", SOCKET);
             }
             EndpointFailure::NotASocket => {
-                return Hint::from("name the runtime's socket with ").setting("backend", SOCKET);
+                return Hint::from("set the runtime's socket with ").setting("backend", SOCKET);
             }
             EndpointFailure::NotGrpc { .. } => {
-                return Hint::from("this socket belongs to something else; name the runtime's with ")
+                return Hint::from("another service owns this socket; set the runtime's socket with ")
                     .setting("backend", "");
             }
             EndpointFailure::Reported { hint, .. } => return hint.clone(),
-            EndpointFailure::Refused => "the runtime has stopped or is starting; see its service's log",
-            EndpointFailure::Denied => "run as root, or as a member of the group that owns the socket",
-            EndpointFailure::Silent { .. } => "the runtime hangs; see its log, and restart it if need be",
+            EndpointFailure::Refused => "the runtime is stopped or starting; see the log of its service",
+            EndpointFailure::Denied => "run as root or as a member of the group that owns the socket",
+            EndpointFailure::Silent { .. } => "the runtime does not respond; see its log or restart it",
             EndpointFailure::NotCri { .. } => {
-                "enable the CRI plugin (containerd: remove \"cri\" from disabled_plugins), or name another socket"
+                "enable the CRI plugin (containerd: remove \"cri\" from disabled_plugins), or set another socket"
             }
             EndpointFailure::ConnectionLost { .. } => "see the runtime's log",
         };
@@ -335,14 +335,14 @@ impl EndpointFailure {
 impl fmt::Display for EndpointFailure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            EndpointFailure::Missing => f.write_str("there is no such socket"),
-            EndpointFailure::NotASocket => f.write_str("this is not a socket"),
-            EndpointFailure::Refused => f.write_str("connection refused: nobody listens on this socket"),
+            EndpointFailure::Missing => f.write_str("socket not found"),
+            EndpointFailure::NotASocket => f.write_str("not a socket"),
+            EndpointFailure::Refused => f.write_str("connection refused: no process listens on this socket"),
             EndpointFailure::Denied => f.write_str("permission denied"),
             EndpointFailure::Silent { after } => {
                 write!(f, "no answer within {}", crate::go_format::duration(*after))
             }
-            EndpointFailure::NotGrpc { detail } => write!(f, "what answers does not speak gRPC ({detail})"),
+            EndpointFailure::NotGrpc { detail } => write!(f, "the server does not speak gRPC ({detail})"),
             EndpointFailure::NotCri { detail } => write!(f, "the server does not offer CRI v1 ({detail})"),
             EndpointFailure::Reported { problem, .. } => f.write_str(problem),
             EndpointFailure::ConnectionLost { detail } => f.write_str(detail),

@@ -271,7 +271,7 @@ async fn what_larder_itself_refuses_is_a_backends_error_too() {
     let slow = node(PullConfig { pull_timeout: patience, ..PullConfig::default() });
     slow.backend.hold_pulls();
     let late = slow.pull(APP, None).await.await.unwrap();
-    let message = "the pull had not ended after 1m30s and was cancelled".to_owned();
+    let message = "pull timed out after 1m30s and was cancelled".to_owned();
     assert_eq!(late, Err(BackendError::Call { message, kind: CallErrorKind::DeadlineExceeded, hint: None }));
 }
 

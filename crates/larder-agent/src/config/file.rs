@@ -20,7 +20,7 @@ pub(super) fn read(path: &Path, required: bool) -> Result<Option<String>, InputP
         Err(error) => {
             let good = &error.as_bytes()[..error.utf8_error().valid_up_to()];
             let line = good.split(|byte| *byte == b'\n').count();
-            Err(InputProblem::new("not text in UTF-8").at_line(line).hint("save the file as UTF-8"))
+            Err(InputProblem::new("not valid UTF-8").at_line(line).hint("save the file as UTF-8"))
         }
     }
 }

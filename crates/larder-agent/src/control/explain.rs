@@ -84,7 +84,7 @@ fn unknown(name: &str, scene: &GcSnapshot) -> Error {
     let near = nearest_names(name, scene.images.iter().flat_map(|image| &image.names));
     match near.as_slice() {
         [] => absent(name),
-        near => absent(name).hint(format!("present and similar: {}", near.join(", "))),
+        near => absent(name).hint(format!("similar images: {}", near.join(", "))),
     }
 }
 

@@ -134,14 +134,14 @@ fn read<R: Read>(name: &str, open: impl FnOnce() -> io::Result<R>) -> Result<Man
     match String::from_utf8(bytes) {
         Ok(text) => Ok(ManifestFile { name: name.to_owned(), text }),
         Err(error) if is_utf16(error.as_bytes()) => {
-            let problem = InputProblem::new("not text in UTF-8: this is UTF-16")
+            let problem = InputProblem::new("not valid UTF-8: this is UTF-16")
                 .hint(piped(format!("iconv -f UTF-16 -t UTF-8 {name} | ")));
             Err(InputPlace::file(name).holds(problem))
         }
         Err(error) => {
             let good = &error.as_bytes()[..error.utf8_error().valid_up_to()];
             let line = good.split(|byte| *byte == b'\n').count();
-            Err(InputPlace::file(name).holds(InputProblem::new(format!("not text in UTF-8 (line {line})"))))
+            Err(InputPlace::file(name).holds(InputProblem::new(format!("not valid UTF-8 (line {line})"))))
         }
     }
 }

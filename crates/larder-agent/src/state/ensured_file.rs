@@ -164,7 +164,7 @@ mod tests {
         assert_eq!(images(&left(2100)), [""; 0]);
         let by = ImageUse::Ensured { ago: Some(Duration::from_secs(99)), left: Duration::from_secs(501) };
         assert_eq!(left(1599)[0].by, by);
-        assert_eq!(by.to_string(), "an ensure 1m39s ago (for 8m21s more)");
+        assert_eq!(by.to_string(), "lease (expires in 8m21s)");
     }
 
     #[test]

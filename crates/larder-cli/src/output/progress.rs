@@ -285,7 +285,7 @@ mod tests {
             .map(|number| PullStatus {
                 image: format!("registry.example:5000/some/team/with/a/long/name/app-{number}:1.36").into(),
                 phase: if number < 11 { PullPhase::Queued } else { PullPhase::Pulling },
-                waiting: Some("one of the parallel pulls (maxParallelImagePulls) to end".into()),
+                waiting: Some("a pull slot (maxParallelImagePulls)".into()),
                 bytes: None,
                 detail: None,
                 since: now,

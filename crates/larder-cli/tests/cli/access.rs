@@ -135,10 +135,10 @@ fn what_is_wrong_with_providers_is_told_before_anything_is_pulled() {
     };
     let program = world.home.path().join("providers/test");
     fs_err::set_permissions(&program, Permissions::from_mode(0o777)).unwrap();
-    told("can be changed by others");
+    told("is writable by users other than root");
     fs_err::set_permissions(&program, Permissions::from_mode(0o755)).unwrap();
     fs_err::set_permissions(program.parent().unwrap(), Permissions::from_mode(0o777)).unwrap();
-    told("can be changed by others");
+    told("is writable by users other than root");
     fs_err::remove_file(&program).unwrap();
     told("credential provider test: ");
     let config = world.home.path().join("providers.yaml");
@@ -319,7 +319,7 @@ fn what_the_groups_of_larders_user_can_change_is_not_run() {
         let mut larder = unprivileged(world.home.path());
         let run =
             CliOutput::of(larder.args(["pull", IMAGE]).args(&flags).stdin(Stdio::null()).output().unwrap());
-        run.stderr.contains("can be changed by others")
+        run.stderr.contains("is writable by users other than root")
     };
     assert!(!refused());
     fs_err::set_permissions(world.home.path().join("providers/test"), Permissions::from_mode(0o775)).unwrap();

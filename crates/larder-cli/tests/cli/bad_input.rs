@@ -202,7 +202,7 @@ fn a_docker_config_that_is_skipped_is_told() {
     assert!(run.stderr.contains(&*config.to_string_lossy()), "{run:?}");
     world.file(".docker/config.json", "{\"credsStore\": \"pass\"}");
     let run = world.larder(&["pull", "busybox:1"]).expect(0);
-    assert!(run.stderr.contains("docker-credential-pass is in no folder of PATH"), "{run:?}");
+    assert!(run.stderr.contains("docker-credential-pass not found in PATH"), "{run:?}");
 }
 
 #[test]
@@ -213,7 +213,7 @@ fn a_missing_socket_is_one_clear_line_and_exit_code_3() {
     {
         let run = world.larder(&[&["--backend", "/nowhere/cri.sock"], command].concat()).expect(3);
         let lines: Vec<_> = run.stderr.lines().collect();
-        assert_eq!(lines[0], "error: unix:///nowhere/cri.sock: there is no such socket", "{command:?}");
+        assert_eq!(lines[0], "error: unix:///nowhere/cri.sock: socket not found", "{command:?}");
         assert!(lines.len() == 2 && lines[1].starts_with("hint: "), "{command:?}: {run:?}");
     }
 }
@@ -293,7 +293,7 @@ fn programs_get_their_data_even_if_the_backend_is_unreachable() {
         assert_eq!(value["images"][0]["result"], "Unfinished", "{run:?}");
         assert_eq!(value["summary"]["unfinished"], 1, "{run:?}");
         assert_eq!(value["badInput"][0]["object"], "Pod default/bad", "{run:?}");
-        assert!(run.stderr.contains("unix:///nowhere/cri.sock: there is no such socket"), "{run:?}");
+        assert!(run.stderr.contains("unix:///nowhere/cri.sock: socket not found"), "{run:?}");
         assert!(!run.stderr.contains("interrupted"), "{run:?}");
     }
 }

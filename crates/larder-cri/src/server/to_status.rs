@@ -55,7 +55,7 @@ mod tests {
             endpoint: "unix:///a.sock".into(),
             problem: EndpointFailure::Refused,
         };
-        let gone_text = "unix:///a.sock: connection refused: nobody listens on this socket";
+        let gone_text = "unix:///a.sock: connection refused: no process listens on this socket";
         let cases = [
             (call(CallErrorKind::NotFound, "no such tag"), Code::NotFound, "no such tag"),
             (call(CallErrorKind::Denied, "not for you"), Code::Unknown, "not for you"),

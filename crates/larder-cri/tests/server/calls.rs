@@ -242,7 +242,7 @@ async fn version_and_status_are_told_also_while_the_backend_is_down() {
     runtime.version(proto::VersionRequest::default()).await.expect("larder itself is there");
     let down = runtime.status(verbose).await.unwrap().into_inner().status.unwrap().conditions.remove(0);
     assert_eq!((down.r#type.as_str(), down.status), ("RuntimeReady", false));
-    assert_eq!(down.message, "unix:///a.sock: there is no such socket");
+    assert_eq!(down.message, "unix:///a.sock: socket not found");
 }
 
 #[tokio::test]

@@ -61,7 +61,7 @@ async fn a_failure_of_the_backend_has_the_same_code_in_each_call() {
         (call(CallErrorKind::Canceled, "left"), Code::Cancelled, "left"),
         (call(CallErrorKind::Unavailable, "restarting"), Code::Unavailable, "restarting"),
         (call(CallErrorKind::Other, "boom \u{e9}\n%"), Code::Unknown, "boom \u{e9}\n%"),
-        (gone, Code::Unavailable, "unix:///a.sock: connection refused: nobody listens on this socket"),
+        (gone, Code::Unavailable, "unix:///a.sock: connection refused: no process listens on this socket"),
     ];
     for (name, op) in CALLS {
         for (error, code, message) in &errors {

@@ -31,10 +31,10 @@ pub struct GoDuration {
 #[non_exhaustive]
 pub enum DurationError {
     /// Not numbers with units.
-    #[error("not a duration; write it like 90s, 5m or 1h30m")]
+    #[error("not a duration; use a form like 90s, 5m or 1h30m")]
     Form,
     /// Beyond what kubelet can count.
-    #[error("too long; the longest is about 292 years")]
+    #[error("too long; the maximum is about 292 years")]
     TooLong,
 }
 

@@ -36,19 +36,19 @@ pub struct ConfigFileError {
 #[non_exhaustive]
 pub enum ConfigFileProblem {
     /// There is no such file.
-    #[error("there is no such file")]
+    #[error("file not found")]
     Missing,
     /// It is a directory, as a container's bind mount of a missing file makes one.
-    #[error("this is a directory, not a file")]
+    #[error("is a directory, not a file")]
     Directory,
     /// It is a pipe, a device or the like.
-    #[error("this is not a regular file")]
+    #[error("not a regular file")]
     NotAFile,
     /// The system refused to read it.
-    #[error("cannot be read: {0}")]
+    #[error("cannot read: {0}")]
     Unreadable(String),
     /// It is larger than [`MAX_CONFIG_BYTES`].
-    #[error("larger than {} MiB, too large for a docker config", MAX_CONFIG_BYTES >> 20)]
+    #[error("larger than {} MiB", MAX_CONFIG_BYTES >> 20)]
     TooLarge,
     /// Its content is broken.
     #[error(transparent)]
@@ -60,13 +60,11 @@ impl ConfigFileProblem {
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             ConfigFileProblem::Missing | ConfigFileProblem::NotAFile | ConfigFileProblem::TooLarge => {
-                Some("name a docker config file, such as $HOME/.docker/config.json")
+                Some("use a docker config file, such as $HOME/.docker/config.json")
             }
-            ConfigFileProblem::Directory => {
-                Some("name the config.json inside of it, or remove the directory")
-            }
-            ConfigFileProblem::Unreadable(_) => Some("make it readable for this user, or name another file"),
-            ConfigFileProblem::Broken(_) => Some("correct it, or log in again to have it written anew"),
+            ConfigFileProblem::Directory => Some("use the config.json in it, or remove the directory"),
+            ConfigFileProblem::Unreadable(_) => Some("make it readable for this user, or use another file"),
+            ConfigFileProblem::Broken(_) => Some("correct the file, or log in again to replace it"),
         }
     }
 }

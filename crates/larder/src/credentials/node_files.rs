@@ -89,11 +89,11 @@ impl CachedNodeConfig {
 /// Searches on a thread that may block.
 async fn read(path: SearchPath, tokens: TokenPolicy) -> ParsedNodeConfig {
     let found = tokio::task::spawn_blocking(move || path.find(tokens)).await.unwrap_or_else(|error| {
-        tracing::error!(%error, "reading the node's docker config failed");
+        tracing::error!(%error, "cannot read the node's docker config");
         super::search::ConfigSearchResult::default()
     });
     for skipped in &found.skipped {
-        tracing::warn!(%skipped, "a docker config file was skipped");
+        tracing::warn!(%skipped, "skipped a docker config file");
     }
     ParsedNodeConfig::of(&found.config)
 }
@@ -103,9 +103,7 @@ impl ParsedNodeConfig {
     fn of(config: &DockerConfig) -> ParsedNodeConfig {
         let unusable = config.unusable_entries();
         if unusable > 0 {
-            tracing::warn!(
-                "{unusable} entries of the docker config are not used: their location is not a URL"
-            );
+            tracing::warn!("ignored {unusable} docker config entries: location is not a URL");
         }
         let mut keyring = Keyring::default();
         if config.uses_helpers() {

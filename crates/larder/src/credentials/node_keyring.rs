@@ -30,7 +30,7 @@ impl CredentialsError {
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             CredentialsError::Secret(_) => {
-                Some("create the secret anew with `kubectl create secret docker-registry`")
+                Some("recreate the secret with `kubectl create secret docker-registry`")
             }
             CredentialsError::Image(error) => error.hint(),
         }
@@ -140,7 +140,9 @@ impl NodeKeyring {
         match &self.helpers {
             Some(helpers) => of_files.extend(helpers.lookup(&node.helpers, repository).await),
             None if node.helpers.is_empty() => {}
-            None => tracing::debug!("the docker config names credential helpers, which are not asked here"),
+            None => {
+                tracing::debug!("ignored the credential helpers of the docker config: disabled for this node")
+            }
         }
         for credential in &mut of_files {
             credential.source.clone_from(&self.owner);

@@ -308,7 +308,7 @@ impl Collector {
             return Ok(disk);
         };
         if let Err(error) = reclaim.reclaim().await {
-            tracing::warn!("nothing but images can be removed: {error}");
+            tracing::warn!("cannot reclaim space outside of images: {error}");
         }
         self.disk_after_deletion().await
     }
@@ -317,7 +317,7 @@ impl Collector {
     async fn sightings(&self, images: &[Image]) -> Vec<ImageActivity> {
         let Some(feed) = &self.parts.feed else { return Vec::new() };
         feed.take_activity(images).await.unwrap_or_else(|error| {
-            tracing::warn!("what was used since the last look is not known: {error}");
+            tracing::warn!("cannot read image activity since the last observation: {error}");
             Vec::new()
         })
     }

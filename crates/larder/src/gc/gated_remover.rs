@@ -174,7 +174,7 @@ impl Drop for RemovalRecorder {
                 GcGoal::Thresholds | GcGoal::Free { .. } | GcGoal::AllUnused => counts.space += 1,
             }
         }
-        tracing::info!(image = %image.id, names = ?image.names, why = %image.why, "removed an image");
+        tracing::info!(image = %image.id, names = ?image.names, why = %image.why, "removed image");
         state.record_removal(RemovalHistoryEntry {
             at: parts.clock.read().wall,
             id: image.id.clone(),

@@ -69,13 +69,13 @@ impl InspectLayerSource {
         let layers = match self.told.as_ref()?.layers(images).await {
             Ok(layers) => layers,
             Err(error) => {
-                tracing::debug!("what layers take is estimated: {error}");
+                tracing::debug!("estimating layer sizes: {error}");
                 return None;
             }
         };
         let unknown = images.iter().find(|image| layers.layers_of(&image.id).is_none());
         if let Some(image) = unknown {
-            tracing::debug!("what layers take is estimated: nothing is known of {}", image.id);
+            tracing::debug!("estimating layer sizes: unknown image {}", image.id);
         }
         unknown.is_none().then_some(layers)
     }
@@ -93,7 +93,7 @@ impl InspectLayerSource {
             Err(error @ BackendError::Unreachable { .. }) => Err(error),
             // One damaged image must not keep the others from being collected.
             Err(error) => {
-                tracing::debug!("the layers of {image} are not known: {error}");
+                tracing::debug!("cannot determine the layers of {image}: {error}");
                 Ok(None)
             }
         }

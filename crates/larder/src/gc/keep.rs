@@ -58,7 +58,7 @@ impl KeepRule {
     /// The rule in words, for an image that it keeps; whether that image's labels are known.
     pub(super) fn text_for(&self, labels_known: bool) -> String {
         match &self.select {
-            Selector::Label(..) if !labels_known => format!("{self}; its labels are not known"),
+            Selector::Label(..) if !labels_known => format!("{self}; labels unknown"),
             _ => self.to_string(),
         }
     }
@@ -66,19 +66,15 @@ impl KeepRule {
     /// Why the rule cannot mean anything, with the next step.
     pub(super) fn problem(&self) -> Option<String> {
         let problem = match &self.select {
-            Selector::Name(text) if text.trim().is_empty() => "the name is empty; write * for all images",
-            Selector::Label(key, _) if key.trim().is_empty() => {
-                "the label has no key; write KEY or KEY=VALUE"
-            }
+            Selector::Name(text) if text.trim().is_empty() => "empty name; use * for all images",
+            Selector::Label(key, _) if key.trim().is_empty() => "label without key; use KEY or KEY=VALUE",
             Selector::Digest(text) if Digest::parse(text).is_err() => {
-                return Some(format!(
-                    "{text}: not a digest; write sha256: and its 64 hexadecimal digits in full"
-                ));
+                return Some(format!("{text}: not a digest; use sha256: and 64 hexadecimal digits"));
             }
             Selector::Newest { repository, .. } if repository.trim().is_empty() => {
-                "the repository is empty; write * for each"
+                "empty repository; use * for each repository"
             }
-            Selector::Newest { count: 0, .. } => "keeping the newest 0 keeps none; give 1 or more",
+            Selector::Newest { count: 0, .. } => "newest must be 1 or more",
             _ => return None,
         };
         Some(problem.to_owned())
@@ -129,7 +125,7 @@ impl KeepRuleInput<'_> {
 }
 
 /// For each image the rule that keeps it, as an index into the rules; the first one wins. An image that a rule cannot
-/// judge, because its labels are not known, is kept by it: losing what somebody wanted to keep is worse than a full disk.
+/// judge, because labels unknown, is kept by it: losing what somebody wanted to keep is worse than a full disk.
 pub(super) fn matching_rules(
     now: UnixMillis,
     rules: &[KeepRule],
@@ -256,12 +252,9 @@ impl fmt::Display for KeepWarning {
         write!(f, "keep rule {} ({}) matches no image", self.rule + 1, self.text)?;
         if self.labels_unknown > 0 {
             let unknown = self.labels_unknown;
-            write!(
-                f,
-                " whose labels are known, and keeps {unknown} whose labels are not; keep images by name"
-            )?;
+            write!(f, " with known labels and keeps {unknown} with unknown labels; keep images by name")?;
         } else if !self.nearest.is_empty() {
-            write!(f, "; present and similar: {}", self.nearest.join(", "))?;
+            write!(f, "; similar images: {}", self.nearest.join(", "))?;
         }
         Ok(())
     }

@@ -148,7 +148,7 @@ impl GcLoops {
             } else if let Err(error) = &outcome
                 && !error.has_own_event()
             {
-                tracing::warn!("image collection failed: {error}");
+                tracing::warn!("image garbage collection failed: {error}");
             }
             self.status.send_modify(|status| {
                 status.rounds += 1;
@@ -178,7 +178,7 @@ impl GcLoops {
                     self.images.send_replace(ImageCache { images, listed: Some(SystemTime::now()) });
                 }
                 // What was listed before still says more than nothing.
-                Err(error) => tracing::warn!("images could not be listed: {error}"),
+                Err(error) => tracing::warn!("cannot list images: {error}"),
             }
         }
     }

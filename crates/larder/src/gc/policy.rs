@@ -172,7 +172,7 @@ fn is_percent(percent: i32) -> bool {
     (0..=100).contains(&percent)
 }
 
-/// What is wrong with a policy. The first three texts are kubelet's.
+/// Why a policy is invalid. The first three texts are kubelet's.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PolicyError {
@@ -191,7 +191,7 @@ pub enum PolicyError {
         high: i32,
     },
     /// A threshold for inodes is no percentage.
-    #[error("the {which} inode threshold is {percent} percent; give a number from 0 to 100")]
+    #[error("invalid {which} inode threshold {percent}: must be in range [0-100]")]
     InodePercent {
         /// Which one.
         which: ThresholdKind,
@@ -199,7 +199,7 @@ pub enum PolicyError {
         percent: i32,
     },
     /// The thresholds for inodes are the wrong way round.
-    #[error("the low inode threshold of {low} percent is above the high one of {high}; lower it")]
+    #[error("low inode threshold {low} is above high inode threshold {high}; lower it")]
     InodeLowAboveHigh {
         /// As given.
         low: i32,
@@ -207,7 +207,7 @@ pub enum PolicyError {
         high: i32,
     },
     /// The margin is no percentage.
-    #[error("the margin for freeing on demand is {0} percent; give a number from 0 to 100")]
+    #[error("invalid free margin {0}: must be in range [0-100]")]
     Margin(u32),
     /// A keep rule that cannot mean anything.
     #[error("keep rule {}: {problem}", index + 1)]

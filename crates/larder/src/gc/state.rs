@@ -73,7 +73,7 @@ impl GcState {
         let writer = UsageRecordWriter { memory: Arc::clone(&memory), store, history };
         let started = Builder::new().name("gc-state".into()).spawn(move || writer.run(&asked));
         if let Err(error) = &started {
-            tracing::warn!("GC records and journal are not written: cannot start a thread: {error}");
+            tracing::warn!("cannot start the writer thread of GC records and history: {error}");
         }
         let thread = started.ok();
         (GcState { memory, orders: thread.is_some().then_some(orders), thread }, loaded.notice)
@@ -219,7 +219,7 @@ impl UsageRecordWriter {
     fn append(&self, entry: &RemovalHistoryEntry) {
         let Some(history) = &self.history else { return };
         if let Err(error) = history.record(entry) {
-            tracing::warn!("the removal of {} could not be written down: {error}", entry.id);
+            tracing::warn!("cannot record the removal of {}: {error}", entry.id);
         }
     }
 }

@@ -202,7 +202,7 @@ impl Sweep<'_> {
                 self.swept.skipped.push(removal.id);
             }
             Ok(RemovalOutcome::Kept(rule)) => {
-                tracing::info!(image = %removal.id, rule, "left alone: it is kept by now");
+                tracing::info!(image = %removal.id, rule, "skipped: kept by rule");
                 let wanted = vec![ImageUse::Desired { by: format!("keep rule {rule}") }];
                 self.exclude(&removal, |image| image.uses.clone_from(&wanted));
                 self.swept.skipped.push(removal.id);

@@ -66,23 +66,21 @@ impl fmt::Display for ImageUse {
                 if pod.is_empty() { Ok(()) } else { write!(f, " of pod {pod}") }
             }
             ImageUse::Volume { container, pod } if pod.is_empty() => {
-                write!(f, "a volume of container {container}")
+                write!(f, "volume of container {container}")
             }
-            ImageUse::Volume { pod, .. } => write!(f, "a volume of pod {pod}"),
-            ImageUse::Lease { left } => write!(f, "a lease (expires in {})", seconds(*left)),
+            ImageUse::Volume { pod, .. } => write!(f, "volume of pod {pod}"),
+            ImageUse::Lease { left } | ImageUse::Ensured { left, .. } if left.is_zero() => {
+                f.write_str("lease")
+            }
+            ImageUse::Lease { left } | ImageUse::Ensured { left, .. } => {
+                write!(f, "lease (expires in {})", whole_seconds(*left))
+            }
             ImageUse::Desired { by } => f.write_str(by),
-            ImageUse::Ensured { ago: None, left } => {
-                write!(f, "an ensure or a load just done (for {} more)", seconds(*left))
-            }
-            ImageUse::Ensured { ago: Some(ago), left } => {
-                write!(f, "an ensure {} ago (for {} more)", seconds(*ago), seconds(*left))
-            }
         }
     }
 }
 
-/// Whole seconds; people do not read more.
-fn seconds(duration: Duration) -> String {
+fn whole_seconds(duration: Duration) -> String {
     go_format::duration(Duration::from_secs(duration.as_secs()))
 }
 
@@ -105,7 +103,9 @@ pub enum ImageUseError {
     #[error(transparent)]
     Backend(#[from] BackendError),
     /// The runtime does not tell what a container mounts, so that any image may be in use.
-    #[error("get container status: container {container}: the runtime does not tell which images it mounts")]
+    #[error(
+        "get container status: container {container}: the runtime does not report which images it mounts"
+    )]
     MountsUnknown {
         /// Id of the container.
         container: String,

@@ -72,12 +72,11 @@ impl ImageManager {
 fn no_intent(error: &RecordsError) -> BackendError {
     let full = error.is_no_space();
     let (kind, hint) = if full {
-        let hint =
-            Hint::from("no room is free where larder keeps its state: ").command(["gc"]).text(" makes some");
+        let hint = Hint::from("free space in larder's state directory with ").command(["gc"]);
         (CallErrorKind::InsufficientSpace, Some(hint))
     } else {
         (CallErrorKind::Other, None)
     };
-    let message = if full { format!("{error}: no space is free for it") } else { error.to_string() };
+    let message = if full { format!("{error}: no free space") } else { error.to_string() };
     BackendError::Call { message, kind, hint }
 }

@@ -55,7 +55,7 @@ pub(super) enum PullerError {
     #[error(transparent)]
     Failed(#[from] PullAttemptsError),
     /// Ours; kubelet has no such limit.
-    #[error("the pull had not ended after {} and was cancelled", crate::go_format::duration(*.0))]
+    #[error("pull timed out after {} and was cancelled", crate::go_format::duration(*.0))]
     TimedOut(Duration),
 }
 
@@ -136,8 +136,7 @@ impl ImagePuller {
     /// Waits for its turn, passes the throttle, pulls, and asks for the size while it still holds its slot.
     pub(super) async fn pull(&self, job: &PullJob, entry: &PullTrackerEntry) -> PullOutcome {
         let _slot = self.slots.take(entry, &job.urgency).await;
-        let throttled =
-            || entry.set(PullPhase::Throttled, Some("the rate of pulls (registryPullQPS) to allow one more"));
+        let throttled = || entry.set(PullPhase::Throttled, Some("the pull rate limit (registryPullQPS)"));
         if let Some(throttle) = &self.throttle
             && let Err(refused) = throttle.pass(throttled).await
         {
@@ -178,13 +177,11 @@ impl PullConcurrency {
     async fn take(&self, entry: &PullTrackerEntry, urgency: &QueuePriority) -> Option<PullPermit<'_>> {
         let (slots, waiting) = match self {
             PullConcurrency::Unbounded => return None,
-            PullConcurrency::Bounded(slots) => {
-                (slots, "one of the parallel pulls (maxParallelImagePulls) to end")
-            }
+            PullConcurrency::Bounded(slots) => (slots, "a pull slot (maxParallelImagePulls)"),
             PullConcurrency::Serial { queue, worker } => {
-                entry.set(PullPhase::Queued, Some("room in the queue of pulls"));
+                entry.set(PullPhase::Queued, Some("a slot in the pull queue"));
                 let _place = queue.take(urgency).await;
-                entry.set(PullPhase::Queued, Some("the pulls before it (serializeImagePulls)"));
+                entry.set(PullPhase::Queued, Some("earlier pulls (serializeImagePulls)"));
                 return Some(worker.take(urgency).await);
             }
         };

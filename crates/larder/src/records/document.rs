@@ -91,13 +91,13 @@ pub enum DocumentError {
         what: &'static str,
     },
     /// Of another kind, or of none.
-    #[error("kind {0:?} is not the one that belongs here")]
+    #[error("unexpected kind {0:?}")]
     Kind(String),
     /// Of another version, maybe a later one.
-    #[error("apiVersion {0:?} is not known here; only {VERSION} and {OLDER_VERSION} are")]
+    #[error("unsupported apiVersion {0:?}: expected {VERSION} or {OLDER_VERSION}")]
     Version(String),
     /// `lastUpdatedTime` is no time.
-    #[error("lastUpdatedTime is not a time like 2024-10-21T12:26:40Z")]
+    #[error("invalid lastUpdatedTime: expected a time like 2024-10-21T12:26:40Z")]
     Time,
 }
 
@@ -233,10 +233,8 @@ fn push_object(text: &mut String, fields: &[(&str, &str)]) {
 /// Serde's texts may quote what is there, and so only the place is told.
 fn shape(error: &serde_json::Error) -> DocumentError {
     let what = match error.classify() {
-        serde_json::error::Category::Eof => "it ends too early",
-        serde_json::error::Category::Data => {
-            "a field that is unknown, missing, repeated or of the wrong type"
-        }
+        serde_json::error::Category::Eof => "unexpected end of file",
+        serde_json::error::Category::Data => "unknown, missing or repeated field, or field of the wrong type",
         serde_json::error::Category::Syntax | serde_json::error::Category::Io => "not JSON",
     };
     DocumentError::Shape { line: error.line(), column: error.column(), what }
@@ -348,14 +346,14 @@ impl<'de> Deserialize<'de> for CredentialMappingText {
             type Value = CredentialMappingText;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("names of images")
+                f.write_str("image names")
             }
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<CredentialMappingText, A::Error> {
                 let mut names = BTreeMap::new();
                 while let Some(name) = map.next_key::<String>()? {
                     match names.entry(name) {
-                        Entry::Occupied(_) => return Err(de::Error::custom("a name is there twice")),
+                        Entry::Occupied(_) => return Err(de::Error::custom("duplicate name")),
                         Entry::Vacant(place) => {
                             place
                                 .insert(map.next_value::<Option<PullCredentialsText>>()?.unwrap_or_default());

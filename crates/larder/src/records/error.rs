@@ -21,7 +21,7 @@ pub enum RecordsError {
     #[error(transparent)]
     Credentials(#[from] CredentialsError),
     /// The records were closed, or what was to be done did not end.
-    #[error("the writer of pull records is gone")]
+    #[error("pull record writer stopped")]
     Closed,
     /// What records of another kind say.
     #[error(transparent)]

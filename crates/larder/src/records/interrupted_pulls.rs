@@ -101,7 +101,7 @@ impl InterruptedPullResolver {
         let (image, now) = (image.clone(), SystemTime::now().into());
         let change = RecordChange::Pulled { image: image.clone(), image_ref, access: None, now };
         if let Err(error) = writer.submit_and_wait(change).await {
-            tracing::warn!("{image} came, and cannot be recorded; pods have to pull it again: {error}");
+            tracing::warn!("cannot record the pull of {image}: {error}; pods must pull it again");
         }
     }
 
@@ -119,7 +119,7 @@ impl InterruptedPullResolver {
             }
             Ok(_) => InterruptedPullResult::Nothing,
             Err(error) => {
-                tracing::debug!("whether {image} came is not known: {error}");
+                tracing::debug!("cannot determine whether {image} is present: {error}");
                 InterruptedPullResult::Unknown
             }
         }

@@ -27,7 +27,7 @@ pub(super) fn take(file: &File, path: &Path, mut sleep: impl FnMut(Duration)) ->
         }
         if waited >= GIVE_UP {
             let message = format!(
-                "{}: {} has locked it for more than {} s; let it go on (kill -CONT), or end it",
+                "{}: locked by {} for more than {} s; resume (kill -CONT) or stop it",
                 path.display(),
                 holder(file),
                 GIVE_UP.as_secs()
@@ -35,7 +35,7 @@ pub(super) fn take(file: &File, path: &Path, mut sleep: impl FnMut(Duration)) ->
             return Err(io::Error::new(io::ErrorKind::TimedOut, message));
         }
         if waited >= TELL && !told {
-            tracing::warn!("{}: waiting for {}, which has locked it", path.display(), holder(file));
+            tracing::warn!("{}: waiting for {} to release the lock", path.display(), holder(file));
             told = true;
         }
         sleep(wait);

@@ -28,7 +28,7 @@ use crate::threads::blocking;
 
 /// Why the records cannot be kept at all.
 #[derive(Debug, thiserror::Error)]
-#[error("no place for pull records in {}: {cause}", .folder.display())]
+#[error("cannot open pull records in {}: {cause}", .folder.display())]
 pub struct RecordDirError {
     folder: PathBuf,
     #[source]
@@ -39,9 +39,9 @@ impl RecordDirError {
     /// What the reader could try next.
     pub fn hint(&self) -> &'static str {
         if self.cause.kind() == io::ErrorKind::TimedOut {
-            return "let that process go on, or end it, and try again";
+            return "resume (kill -CONT) or stop that process, then retry";
         }
-        "run as the owner of the folder, or name another one for larder's state"
+        "run as the owner of the directory, or use another state directory"
     }
 }
 
@@ -180,7 +180,7 @@ impl PullRecordStore {
     /// [`await_recovery`](PullRecordStore::await_recovery).
     pub async fn recover(&self, backend: &dyn Backend) -> bool {
         if let Err(error) = self.writer.submit_and_wait(RecordChange::Migrate).await {
-            tracing::warn!("pull records of older versions stay as they are: {error}");
+            tracing::warn!("cannot migrate pull records of older versions: {error}");
         }
         let folder = Arc::clone(&self.folder);
         let recovered = match blocking(move || folder.count(RecordDirKind::Pulling)).await {
@@ -191,7 +191,7 @@ impl PullRecordStore {
             },
         };
         if let Err(error) = &recovered {
-            tracing::warn!("pulls that were cut off are not recorded: {error}");
+            tracing::warn!("cannot recover interrupted pulls: {error}");
         }
         self.unrecovered.store(recovered.is_err(), Ordering::Release);
         recovered.is_ok()
@@ -288,7 +288,7 @@ impl PullRecordStore {
             (result, error) = match self.read(image_ref).await {
                 Ok(known) => self.ask(image, image_ref, known.as_deref(), lookup).await,
                 Err(why) => {
-                    tracing::warn!("{image} has to be pulled, its record cannot be read: {why}");
+                    tracing::warn!("{image} must be pulled: cannot read its pull record: {why}");
                     (MustPullCheckResult::Error, None)
                 }
             };
@@ -378,7 +378,7 @@ impl PullRecordStore {
         let (folder, image) = (Arc::clone(&self.folder), image.clone());
         let is_it = move |pulled: &ImageName| unrecovered || may_name_same_image(pulled, &image);
         blocking(move || folder.has_intent_like(is_it)).await.unwrap_or_else(|error| {
-            tracing::warn!("a pull may have been cut off: {error}");
+            tracing::warn!("cannot check for interrupted pulls: {error}");
             true
         })
     }
@@ -447,7 +447,7 @@ impl PullRecords for PullRecordStore {
     ) {
         let access = Some(ImagePullCredentials::from(credentials));
         if let Err(error) = self.pulled(image, image_ref, access, SystemTime::now().into()).await {
-            tracing::error!("failed to record that {image} was pulled; pods have to pull it again: {error}");
+            tracing::error!("cannot record the pull of {image}: {error}; pods must pull it again");
         }
     }
 

@@ -62,7 +62,7 @@ pub(super) struct RecordReadError {
 pub(super) enum RecordReadCause {
     #[error(transparent)]
     Io(#[from] io::Error),
-    #[error("this is no regular file of at most {} MiB", LARGEST >> 20)]
+    #[error("not a regular file of at most {} MiB", LARGEST >> 20)]
     NotARecord,
     #[error(transparent)]
     Document(#[from] DocumentError),
@@ -88,7 +88,7 @@ impl RecordDir {
         match folder.lock().and_then(|turn| folder.tidy(&turn)) {
             // Whoever collects must be able to start. Until there is room nothing is pulled, and what is here is nobody's.
             Err(error) if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => {
-                tracing::warn!("no room for pull records: {error}");
+                tracing::warn!("no space for pull records: {error}");
             }
             tidied => tidied?,
         }
@@ -234,7 +234,7 @@ impl RecordDir {
     /// Whether another living process pulls the image, as far as can be known. Only in this process's turn.
     pub(super) fn is_pulled_by_other_process(&self, image: &ImageName) -> bool {
         self.holds.is_locked_by_other_process(image.as_str()).unwrap_or_else(|error| {
-            tracing::warn!("whether another process pulls {image} is not known: {error}");
+            tracing::warn!("cannot determine whether another process pulls {image}: {error}");
             true
         })
     }
@@ -267,9 +267,9 @@ impl RecordDir {
                 Ok(None) => {}
                 Ok(Some(decoded)) if file_name(key(&decoded.document)) == name => found.push(decoded),
                 Ok(Some(_)) => {
-                    tracing::warn!("a pull record is not used: {} is about another image", path.display());
+                    tracing::warn!("ignored pull record {}: it records another image", path.display());
                 }
-                Err(error) => tracing::warn!("a pull record is not used: {error}"),
+                Err(error) => tracing::warn!("ignored pull record: {error}"),
             }
         }
         Ok(found)

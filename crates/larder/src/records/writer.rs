@@ -149,7 +149,7 @@ impl WriterContext {
         for (shelf, key) in files {
             // What stays asks for credentials once more, and grants nothing.
             if let Err(error) = self.folder.remove(shelf, &key) {
-                tracing::warn!("a pull record stays that should go: {error}");
+                tracing::warn!("cannot remove a pull record: {error}");
             }
         }
     }
@@ -265,7 +265,7 @@ impl<'a> ChangeBatch<'a> {
             return None;
         }
         self.desk.folder.record(image_ref).unwrap_or_else(|error| {
-            tracing::warn!("a pull record is written anew: {error}");
+            tracing::warn!("replacing an unreadable pull record: {error}");
             None
         })
     }

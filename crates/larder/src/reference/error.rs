@@ -60,20 +60,18 @@ impl ReferenceError {
     /// What the reader could change.
     pub fn hint(&self) -> Option<&'static str> {
         match &self.kind {
-            ReferenceErrorKind::Empty => Some("name an image, such as busybox:1.36"),
+            ReferenceErrorKind::Empty => Some("enter an image name, such as busybox:1.36"),
             ReferenceErrorKind::Uppercase | ReferenceErrorKind::UppercaseRepository(_) => Some(
-                "write the repository in lower case; only the registry and the tag may have upper-case letters",
+                "write the repository in lower case; only registry and tag may contain upper-case letters",
             ),
             ReferenceErrorKind::Format => Some(self.hint_about_format()),
             ReferenceErrorKind::TooLong => None,
-            ReferenceErrorKind::LooksLikeId(_) => {
-                Some("this is an image id; name the image by its repository")
-            }
+            ReferenceErrorKind::LooksLikeId(_) => Some("this is an image ID; use the image's name"),
             ReferenceErrorKind::Digest(DigestError::Algorithm) => {
                 Some("use a sha256, sha384 or sha512 digest")
             }
             ReferenceErrorKind::Digest(_) => {
-                Some("copy the digest again, whole and in lower case: sha256 has 64 hexadecimal digits")
+                Some("copy the complete digest in lower case: sha256 has 64 hexadecimal digits")
             }
         }
     }
@@ -81,17 +79,17 @@ impl ReferenceError {
     fn hint_about_format(&self) -> &'static str {
         let image = self.image.as_str();
         if image.is_empty() {
-            "name an image, such as busybox:1.36"
+            "enter an image name, such as busybox:1.36"
         } else if image.contains("://") {
-            "leave out the scheme: registry.example/app, not https://registry.example/app"
+            "remove the scheme: use registry.example/app, not https://registry.example/app"
         } else if image.contains(char::is_whitespace) {
-            "remove the white space"
+            "remove the whitespace"
         } else if image.ends_with(':') {
-            "write a tag after the colon, or leave out the colon"
+            "add a tag after the colon, or remove the colon"
         } else if image.contains('@') {
-            "write the digest last, as name@sha256:... with all of its 64 hexadecimal digits"
+            "put the digest last: name@sha256:... with 64 hexadecimal digits"
         } else {
-            "an image is [registry[:port]/]repository[:tag][@digest]"
+            "expected [registry[:port]/]repository[:tag][@digest]"
         }
     }
 }

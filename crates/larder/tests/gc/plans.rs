@@ -377,11 +377,11 @@ fn every_reason_reads_as_a_sentence() {
     assert_eq!(
         verdicts,
         [
-            "goes: one of 2 images that must go together to free the layer l1",
-            "stays: in use by a lease (expires in 1m0s)",
-            "goes: one of 2 images that must go together to free the layer l1",
-            "stays: pinned by the runtime",
-            "stays: first seen 0s ago, shorter than the minimum age of 1s",
+            "remove: one of 2 images removed together to free layer l1",
+            "retain: leased (expires in 1m0s)",
+            "remove: one of 2 images removed together to free layer l1",
+            "retain: pinned by the runtime",
+            "retain: first seen 0s ago (minimum age 1s)",
         ]
     );
 }

@@ -52,7 +52,7 @@ fn values_of_the_wrong_type_are_named() {
         ),
         (
             "imageMinimumGCAge: 2 minutes",
-            "c.yaml:3: imageMinimumGCAge: \"2 minutes\": not a duration; write it like 90s, 5m or 1h30m",
+            "c.yaml:3: imageMinimumGCAge: \"2 minutes\": not a duration; use a form like 90s, 5m or 1h30m",
         ),
         ("gc: 5", "c.yaml:3: gc: must be a mapping of settings, is the number 5"),
         ("gc: [5]", "c.yaml:3: gc: must be a mapping of settings, is a list"),
@@ -236,7 +236,7 @@ fn items_of_lists_are_told_apart() {
             "c.yaml:7: gc.keep[1].nam: unknown key [did you mean name?]",
             "c.yaml:8: gc.keep[2]: repository and newest belong together [write both, such as repository: app/* and \
              newest: 3]",
-            "c.yaml:9: gc.keep[3]: the label has no key; write KEY or KEY=VALUE",
+            "c.yaml:9: gc.keep[3]: label without key; use KEY or KEY=VALUE",
             "c.yaml:10: gc.keep[4]: must be a mapping, is the number 5 [write it like - name: ...]",
         ],
     );
@@ -263,7 +263,7 @@ fn all_mistakes_are_told_at_once() {
     expect(
         "gc:\n  period: soon\nimageGCHighThresholdPercent: 101\nregistryBurst: -1\nroots: /x\nlog: {level: 5}\n",
         &[
-            "c.yaml:4: gc.period: \"soon\": not a duration; write it like 90s, 5m or 1h30m",
+            "c.yaml:4: gc.period: \"soon\": not a duration; use a form like 90s, 5m or 1h30m",
             "c.yaml:7: roots: unknown setting [did you mean root?]",
             "c.yaml:8: log.level: must be a text, is the number 5 [put it in quotes]",
             "c.yaml:5: imageGCHighThresholdPercent: invalid configuration: imageGCHighThresholdPercent \
@@ -358,7 +358,7 @@ fn files_that_cannot_be_read_are_told_with_the_reason() {
     assert_eq!(load_file(&path("absent/in/nothing"), false), Ok(()));
     assert_eq!(one(folder.path()), "F: is a directory [name the file in it]");
     fs_err::write(path("latin"), b"apiVersion: x\nkind: \xe4\n").unwrap();
-    assert_eq!(one(&path("latin")), "F:2: not text in UTF-8 [save the file as UTF-8]");
+    assert_eq!(one(&path("latin")), "F:2: not valid UTF-8 [save the file as UTF-8]");
     fs_err::write(path("huge"), vec![b'#'; (1 << 20) + 1]).unwrap();
     assert_eq!(one(&path("huge")), "F: larger than 1 MiB, the most that is read");
     rustix::fs::mknodat(rustix::fs::CWD, path("pipe"), rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();

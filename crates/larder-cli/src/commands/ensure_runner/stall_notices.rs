@@ -126,7 +126,7 @@ mod tests {
         assert_eq!(
             told(FakeBackend::new(), Duration::from_secs(21)).await,
             "still pulling b:1 (30s)\n\
-             still queued: c:1 waits for the pulls before it (serializeImagePulls)\n\
+             still queued: c:1 waits for earlier pulls (serializeImagePulls)\n\
              still pulling c:1 (1m0s)\n"
         );
     }

@@ -82,7 +82,7 @@ fn a_log_says_in_which_pull_layer_and_round_a_line_was_written() {
     let layer = line("fetched and unpacked a layer");
     assert_eq!(layer["span"]["pull"]["image"], image, "{layer}");
     assert_eq!(layer["span"]["layer"]["digest"], layer["digest"], "{layer}");
-    assert_eq!(line("removed an image")["span"]["gc_round"]["goal"], "unused", "{log}");
+    assert_eq!(line("removed image")["span"]["gc_round"]["goal"], "unused", "{log}");
 }
 
 #[test]

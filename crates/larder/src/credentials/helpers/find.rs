@@ -10,13 +10,13 @@ use crate::go_format::quote;
 #[non_exhaustive]
 pub enum HelperNotRunnable {
     /// Its name could mean another program.
-    #[error("{} is no name of a credential helper: letters, digits, '.', '_' and '-' are", quote(.0))]
+    #[error("invalid credential helper name {}: use only letters, digits, '.', '_' and '-'", quote(.0))]
     Name(String),
     /// No folder has it.
-    #[error("docker-credential-{0} is in no folder of PATH: install it, or take it out of the docker config")]
+    #[error("docker-credential-{0} not found in PATH: install it, or remove it from the docker config")]
     Absent(String),
     /// It is there, and is not to be trusted.
-    #[error("docker-credential-{name} is not run: {why}")]
+    #[error("docker-credential-{name} is not trusted: {why}")]
     NotTrusted {
         /// The helper.
         name: String,

@@ -49,7 +49,7 @@ pub enum HelperError {
     },
     /// It failed, and not because it has no credentials.
     #[error(
-        "docker-credential-{name} failed ({status}); what it wrote is not shown, so run it by hand: 'echo {server} | docker-credential-{name} get'"
+        "docker-credential-{name} failed ({status}); output is not shown because it may contain a password; to see it, run 'echo {server} | docker-credential-{name} get'"
     )]
     Failed {
         /// The helper.
@@ -61,7 +61,7 @@ pub enum HelperError {
     },
     /// It did not keep a credential, or did not forget one.
     #[error(
-        "docker-credential-{name} {verb} failed for {server} ({status}); what it wrote is not shown: it may hold the password"
+        "docker-credential-{name} {verb} failed for {server} ({status}); output is not shown because it may contain the password"
     )]
     Change {
         /// The helper.
@@ -74,7 +74,7 @@ pub enum HelperError {
         status: String,
     },
     /// Its answer is no credential.
-    #[error("docker-credential-{0} answered something that is no credential")]
+    #[error("docker-credential-{0} returned no valid credential")]
     Answer(String),
 }
 

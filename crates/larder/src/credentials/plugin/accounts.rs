@@ -44,10 +44,10 @@ pub struct NoServiceAccountClient;
 #[async_trait]
 impl ServiceAccountClient for NoServiceAccountClient {
     async fn get(&self, _namespace: &str, _name: &str) -> Result<ServiceAccount, String> {
-        Err("larder does not talk to a cluster here".to_owned())
+        Err("no connection to a cluster".to_owned())
     }
 
     async fn token(&self, _request: &ServiceAccountTokenRequest) -> Result<Secret, String> {
-        Err("larder does not talk to a cluster here".to_owned())
+        Err("no connection to a cluster".to_owned())
     }
 }

@@ -109,7 +109,7 @@ pub struct LoadedProviders {
 #[non_exhaustive]
 pub enum ProviderConfigError {
     /// A file or folder cannot be read.
-    #[error("cannot read the configuration of credential providers: {0}")]
+    #[error("cannot read the credential provider configuration: {0}")]
     Unreadable(io::Error),
     /// A folder has no files that count.
     #[error("no configuration files found in directory {}", go_format::quote(&.0.display().to_string()))]
@@ -179,25 +179,25 @@ fn bounded(path: &Path) -> io::Result<Vec<u8>> {
     let mut text = Vec::new();
     fs_err::File::open(path)?.take(LARGEST + 1).read_to_end(&mut text)?;
     if text.len() as u64 > LARGEST {
-        let what = format!("{}: larger than 1 MiB, the most that is read", path.display());
+        let what = format!("{}: larger than the limit of 1 MiB", path.display());
         return Err(io::Error::other(what));
     }
     Ok(text)
 }
 
 fn providers_of(text: &[u8], decode: ProviderConfigDecoder<'_>) -> Result<Vec<ProviderConfig>, String> {
-    let text = str::from_utf8(text).map_err(|_| "not text in UTF-8")?;
+    let text = str::from_utf8(text).map_err(|_| "not valid UTF-8")?;
     let CredentialProviderConfig { kind, api_version, providers } = decode(text)?;
     let version = api_version.strip_prefix(GROUP);
     if kind != KIND || !matches!(version, Some("v1" | "v1beta1" | "v1alpha1")) {
         let (kind, version) = (go_format::quote(&kind), go_format::quote(&api_version));
         return Err(format!(
-            "kind {kind} of apiVersion {version} is not {KIND} of {GROUP}v1, v1beta1 or v1alpha1"
+            "unsupported kind {kind} of apiVersion {version}: expected {KIND} of {GROUP}v1, v1beta1 or v1alpha1"
         ));
     }
     let provider = |text: ProviderEntry| {
         if text.token_attributes.is_some() && version != Some("v1") {
-            return Err(format!("unknown field \"tokenAttributes\": it needs apiVersion {GROUP}v1"));
+            return Err(format!("unknown field \"tokenAttributes\": requires apiVersion {GROUP}v1"));
         }
         Ok(ProviderConfig {
             name: text.name,

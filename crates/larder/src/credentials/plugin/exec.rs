@@ -59,7 +59,7 @@ impl PluginExecutor for ObservedPlugin {
 pub enum PluginExecError {
     /// It ended with another code than 0.
     #[error(
-        "error execing credential provider plugin {name} for image {image}: {status}; what it wrote to standard error is not shown"
+        "error execing credential provider plugin {name} for image {image}: {status}; standard error is not shown because it may contain a password"
     )]
     Exit {
         /// The program.
@@ -72,7 +72,7 @@ pub enum PluginExecError {
         stderr: Secret,
     },
     /// It could not be run to its end.
-    #[error("error execing credential provider plugin {name} for image {image}: it {problem}")]
+    #[error("error execing credential provider plugin {name} for image {image}: the plugin {problem}")]
     Run {
         /// The program.
         name: String,
@@ -147,7 +147,7 @@ impl PluginExecutor for ProviderProgram {
         // Looked at before each run: it may have been replaced.
         let path = self.path.clone();
         let path = blocking(move || program::check_program(&path)).await;
-        let path = path.map_err(|error| failed(format!("is not run: {error}")))?;
+        let path = path.map_err(|error| failed(format!("is not trusted: {error}")))?;
         let text = request.encode(&self.api_version);
         let env = self.env.iter().map(|(name, value)| (name.into(), OsString::from(value.reveal())));
         let input = Zeroizing::new(text.as_bytes().to_vec());
@@ -170,7 +170,7 @@ fn exit_text(status: ExitStatus) -> String {
     match (status.code(), status.signal()) {
         (Some(code), _) => format!("exit status {code}"),
         (None, Some(signal)) => format!("signal: {signal}"),
-        (None, None) => "it did not end".to_owned(),
+        (None, None) => "unknown exit status".to_owned(),
     }
 }
 

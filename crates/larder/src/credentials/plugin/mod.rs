@@ -52,7 +52,7 @@ pub enum PluginsError {
     #[error(transparent)]
     Load(#[from] ProviderConfigError),
     /// It says something that it must not.
-    #[error("invalid configuration of credential providers in {}: {}", .path.display(), go_format::aggregate(.problems.iter().map(String::as_str)))]
+    #[error("invalid credential provider configuration in {}: {}", .path.display(), go_format::aggregate(.problems.iter().map(String::as_str)))]
     Invalid {
         /// The file or folder.
         path: PathBuf,

@@ -52,15 +52,15 @@ pub(in super::super) struct ProgramOutput {
 /// Why a program gave no answer. Says nothing of what it wrote.
 #[derive(Debug, thiserror::Error)]
 pub(in super::super) enum ProgramError {
-    #[error("could not be run: {0}")]
+    #[error("could not be started: {0}")]
     Start(#[source] io::Error),
     #[error("did not end within {} and was killed", go_format::duration(TIME_LIMIT))]
     TimedOut,
-    #[error("answered more than {} KiB and was killed", MAX_ANSWER >> 10)]
+    #[error("wrote more than {} KiB and was killed", MAX_ANSWER >> 10)]
     TooMuch,
-    #[error("could not be talked to: {0}")]
+    #[error("failed on standard input or output: {0}")]
     Pipe(#[source] io::Error),
-    #[error("is running already, and has started larder, which would start it again")]
+    #[error("would start itself: it is already running and started larder")]
     Circular,
 }
 
@@ -83,7 +83,7 @@ pub(in super::super) async fn run(program: ProgramCommand<'_>) -> Result<Program
     let whole = ended(program.path, &mut child, &mut group, talk);
     let slow = || {
         let (limit, waited) = (go_format::duration(TIME_LIMIT), go_format::duration(TELL_AFTER));
-        tracing::warn!("still waiting for {} after {waited}; it has {limit}", program.path.display());
+        tracing::warn!("still waiting for {} after {waited} (time limit {limit})", program.path.display());
     };
     let status = time::timeout(TIME_LIMIT, told_if_slow(Box::pin(whole), slow))
         .await
@@ -134,7 +134,7 @@ async fn ended(
                 group.0 = None;
             } else {
                 // Something that it started still holds the pipes.
-                tracing::debug!("{} left something running", path.display());
+                tracing::debug!("{} left a child process running", path.display());
             }
             status.map_err(ProgramError::Pipe)
         }

@@ -26,7 +26,7 @@ pub enum TrustError {
     #[error("{} is not an executable file", .0.display())]
     NotExecutable(PathBuf),
     /// Others can write to it, or to a folder that leads to it, and so decide what is run.
-    #[error("{} can be changed by others than root and this user (mode {mode:o}, owner {owner})", .path.display())]
+    #[error("{} is writable by users other than root and this user (mode {mode:o}, owner {owner})", .path.display())]
     Writable {
         /// The file or folder.
         path: PathBuf,
@@ -41,9 +41,9 @@ impl TrustError {
     /// What the reader could try next.
     pub(crate) fn hint(&self) -> &'static str {
         match self {
-            TrustError::Absent { .. } => "install it, or correct its name",
+            TrustError::Absent { .. } => "install it or correct its name",
             TrustError::NotExecutable(_) => "make it executable: chmod 755 FILE",
-            TrustError::Writable { .. } => "make it root's alone: chown root:root, chmod go-w",
+            TrustError::Writable { .. } => "restrict it to root: chown root:root, chmod go-w",
         }
     }
 }

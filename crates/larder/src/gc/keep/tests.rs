@@ -112,7 +112,7 @@ fn a_rule_that_matches_nothing_names_what_is_near() {
     assert_eq!(
         warnings,
         [
-            "keep rule 1 (name bussybox:1.36) matches no image; present and similar: docker.io/library/busybox:1.36",
+            "keep rule 1 (name bussybox:1.36) matches no image; similar images: docker.io/library/busybox:1.36",
             "keep rule 3 (name zzz) matches no image",
         ]
     );

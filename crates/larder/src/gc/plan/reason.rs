@@ -80,14 +80,13 @@ pub enum RetainReason {
 impl fmt::Display for GcDecision {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            GcDecision::Remove(why) => write!(f, "goes: {why}"),
-            GcDecision::Retain(why) => write!(f, "stays: {why}"),
+            GcDecision::Remove(why) => write!(f, "remove: {why}"),
+            GcDecision::Retain(why) => write!(f, "retain: {why}"),
         }
     }
 }
 
-/// Whole seconds; people do not read more.
-fn text(duration: Duration) -> String {
+fn whole_seconds(duration: Duration) -> String {
     go_format::duration(Duration::from_secs(duration.as_secs()))
 }
 
@@ -95,18 +94,18 @@ impl fmt::Display for RemovalReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             RemovalReason::TooOld { unused_for: Some(unused), maximum } => {
-                write!(f, "unused for {}, longer than the maximum age of {}", text(*unused), text(*maximum))
+                write!(f, "unused for {} (maximum age {})", whole_seconds(*unused), whole_seconds(*maximum))
             }
             RemovalReason::TooOld { unused_for: None, maximum } => {
-                write!(f, "never used, and larder runs longer than the maximum age of {}", text(*maximum))
+                write!(f, "never used since larder started (maximum age {})", whole_seconds(*maximum))
             }
             RemovalReason::Room { unused_for } => {
-                write!(f, "unused for {}, the longest of those whose removal frees room", text(*unused_for))
+                write!(f, "unused for {}, least recently used", whole_seconds(*unused_for))
             }
             RemovalReason::SharedLayer { layer, images } => {
-                write!(f, "one of {images} images that must go together to free the layer {layer}")
+                write!(f, "one of {images} images removed together to free layer {layer}")
             }
-            RemovalReason::Unused => f.write_str("nothing uses it"),
+            RemovalReason::Unused => f.write_str("unused"),
         }
     }
 }
@@ -115,32 +114,28 @@ impl fmt::Display for RetainReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             RetainReason::InUse(uses) => match uses.as_slice() {
-                [ImageUse::Ensured { ago: Some(ago), left }] => {
-                    write!(f, "ensured {} ago, and left alone for {} more", text(*ago), text(*left))
+                [] => f.write_str("in use"),
+                [ImageUse::Lease { left } | ImageUse::Ensured { left, .. }] if left.is_zero() => {
+                    f.write_str("leased")
                 }
-                uses => {
-                    f.write_str("in use by ")?;
-                    match uses {
-                        [] => f.write_str("something unknown"),
-                        [one] => one.fmt(f),
-                        [first, rest @ ..] => write!(f, "{first} and {} more", rest.len()),
-                    }
+                [ImageUse::Lease { left } | ImageUse::Ensured { left, .. }] => {
+                    write!(f, "leased (expires in {})", whole_seconds(*left))
                 }
+                [one] => write!(f, "in use by {one}"),
+                [first, rest @ ..] => write!(f, "in use by {first} and {} more", rest.len()),
             },
             RetainReason::Pinned => f.write_str("pinned by the runtime"),
             RetainReason::Kept { rule, text } => write!(f, "kept by rule {} ({text})", rule + 1),
             RetainReason::TooYoung { age, minimum } => {
-                write!(f, "first seen {} ago, shorter than the minimum age of {}", text(*age), text(*minimum))
+                write!(f, "first seen {} ago (minimum age {})", whole_seconds(*age), whole_seconds(*minimum))
             }
-            RetainReason::ClockWentBack => {
-                f.write_str("last used in the future, because the clock went back")
-            }
+            RetainReason::ClockWentBack => f.write_str("last used in the future: the clock was set back"),
             RetainReason::FreesNothing => {
-                f.write_str("removing it frees next to nothing: images that stay have the same layers")
+                f.write_str("frees only metadata: retained images share all layers")
             }
-            RetainReason::NotNeeded => f.write_str("unused, and its room is not needed now"),
-            RetainReason::InvalidId => f.write_str("the runtime reports it without an id"),
-            RetainReason::Failed(error) => write!(f, "it could not be removed: {error}"),
+            RetainReason::NotNeeded => f.write_str("unused, removal not needed"),
+            RetainReason::InvalidId => f.write_str("the runtime reports no image ID"),
+            RetainReason::Failed(error) => write!(f, "removal failed: {error}"),
         }
     }
 }

@@ -45,7 +45,7 @@ pub struct LoadedUsageRecords {
 
 /// Why records could not be written. They stay in memory, and are written with the next change.
 #[derive(Debug, thiserror::Error)]
-#[error("the records of image use could not be written to {}: {cause}; ages are lost at a restart until they can", path.display())]
+#[error("cannot write image usage records to {}: {cause}; image ages are lost on restart", path.display())]
 pub struct UsageRecordSaveError {
     path: PathBuf,
     #[source]
@@ -96,13 +96,13 @@ impl UsageRecordFileStore {
         };
         let size = file.metadata().map_err(|error| error.to_string())?;
         if !size.is_file() || size.len() > LARGEST {
-            return Err("this is no file of records".into());
+            return Err("not an image usage record file".into());
         }
         drop(file);
         let text = fs_err::read(&self.path).map_err(|error| error.to_string())?;
         let FormatVersion { version } = serde_json::from_slice(&text).map_err(|error| error.to_string())?;
         if version != VERSION {
-            return Err(format!("it has version {version}, and only version {VERSION} is known here"));
+            return Err(format!("unsupported version {version}: expected {VERSION}"));
         }
         let file: UsageRecordFile = serde_json::from_slice(&text).map_err(|error| error.to_string())?;
         let keyed =
@@ -119,12 +119,12 @@ impl UsageRecordFileStore {
         let place = self.path.display();
         let aside =
             (1..1000).map(|n| suffixed(&self.path, &format!(".broken-{n}"))).find(|path| !path.exists());
-        let moved = aside.ok_or_else(|| io::Error::other("too many broken files are there already"));
+        let moved = aside.ok_or_else(|| io::Error::other("too many broken files in the directory"));
         match moved.and_then(|aside| fs_err::rename(&self.path, &aside).map(|()| aside)) {
             Ok(aside) => {
-                format!("{place}: {why}; moved to {}, and the ages of images count from now", aside.display())
+                format!("{place}: {why}; moved it to {}; image ages restart now", aside.display())
             }
-            Err(error) => format!("{place}: {why}; it is left there ({error}), and ages count from now"),
+            Err(error) => format!("{place}: {why}; cannot move it ({error}); image ages restart now"),
         }
     }
 }
