@@ -1,6 +1,6 @@
-//! The door to wherever images live: a container runtime behind CRI, an embedded store, a Docker engine.
+//! Access to images: a container runtime behind CRI, the embedded store, or a Docker engine.
 //!
-//! The trait is shaped like CRI's image service. Its contract is written at each method and checked for every
+//! The trait is shaped like CRI's image service. Its contract is documented at each method and tested for every
 //! implementation by `larder_testkit::backend_suite`.
 
 use std::collections::BTreeMap;
@@ -17,12 +17,12 @@ pub use crate::progress::{
 };
 use crate::reference::{ImageId, ImageName};
 
-/// Which image is meant, in the runtime's words.
+/// The image of a call, as in CRI's `ImageSpec`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, Default)]
 pub struct ImageSpec {
     /// A name with tag or digest, exactly as the caller wrote it (`busybox:1.36` stays short), or an image id.
     pub image: ImageName,
-    /// Annotations of the pod that wants it.
+    /// Annotations of the requesting pod.
     pub annotations: BTreeMap<String, String>,
     /// Runtime handler, empty unless `RuntimeClassInImageCriApi` is on.
     pub runtime_handler: String,
@@ -31,7 +31,7 @@ pub struct ImageSpec {
 }
 
 impl ImageSpec {
-    /// A spec that is nothing but a name or an id.
+    /// A spec with only a name or an ID.
     pub fn named(image: impl Into<ImageName>) -> Self {
         ImageSpec { image: image.into(), ..ImageSpec::default() }
     }
@@ -52,13 +52,13 @@ pub struct Image {
     pub uid: Option<i64>,
     /// User name that the image's config names, if it is not a number.
     pub username: String,
-    /// The runtime asks not to collect this image (its sandbox image, for one).
+    /// Whether the runtime has pinned it, as it does with its sandbox image.
     pub pinned: bool,
     /// The spec that the runtime reports, if it reports one.
     pub spec: Option<ImageSpec>,
 }
 
-/// A present image with what the runtime tells only when asked for everything.
+/// A present image with the runtime's verbose answer.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ImageDetails {
     /// The image.
@@ -67,42 +67,42 @@ pub struct ImageDetails {
     pub info: BTreeMap<String, String>,
 }
 
-/// Space taken by images or containers on one file system, as the runtime reports it.
+/// Disk usage of images or containers on one filesystem, as the runtime reports it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct FilesystemUsage {
-    /// A directory on that file system.
+    /// A directory on that filesystem.
     pub mountpoint: PathBuf,
     /// When it was measured, in nanoseconds since 1970.
     pub timestamp_ns: i64,
-    /// Bytes used; `None` when the runtime does not say.
+    /// Bytes used; `None` when the runtime does not report it.
     pub used_bytes: Option<u64>,
-    /// Inodes used; `None` when the runtime does not say.
+    /// Inodes used; `None` when the runtime does not report it.
     pub inodes_used: Option<u64>,
 }
 
-/// The answer to "where do images and containers live, and how much do they take".
+/// The filesystems of images and containers, with their usage.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Filesystems {
-    /// Where images live.
+    /// Filesystems of images.
     pub image: Vec<FilesystemUsage>,
-    /// Where containers' writable layers live; often the same.
+    /// Filesystems of containers' writable layers; often the same.
     pub container: Vec<FilesystemUsage>,
 }
 
-/// A container, as far as it concerns images.
+/// A container, with the fields that concern images.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Container {
     /// Id of the container.
     pub id: String,
     /// Name of the container within its pod.
     pub name: String,
-    /// Id of the image that it runs. From runtimes before Kubernetes 1.30, whatever name they report.
+    /// Id of the image that it runs. Runtimes before Kubernetes 1.30 may report a name.
     pub image_id: ImageId,
     /// Id of its pod sandbox.
     pub sandbox_id: String,
     /// Images mounted into it as volumes: their ids, or the names that the runtime reports.
     pub mounted_images: Vec<ImageId>,
-    /// The runtime could not tell its mounts this time: any image may be mounted into it.
+    /// Whether the runtime could not list its mounts this time: any image may be mounted into it.
     pub mounts_unknown: bool,
     /// Whether it is running now.
     pub running: bool,
@@ -110,7 +110,7 @@ pub struct Container {
     pub pod: String,
 }
 
-/// A pod sandbox, as far as it concerns images.
+/// A pod sandbox, with the fields that concern images.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Sandbox {
     /// Id of the sandbox.
@@ -123,7 +123,7 @@ pub struct Sandbox {
     pub ready: bool,
 }
 
-/// What uses images right now.
+/// Containers and sandboxes, which use images.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ContainerInventory {
     /// All containers, running or not: a stopped container still needs its image.
@@ -132,7 +132,7 @@ pub struct ContainerInventory {
     pub sandboxes: Vec<Sandbox>,
 }
 
-/// What larder talks to.
+/// Identity and conditions of a backend.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct RuntimeInfo {
     /// Where it was reached, such as `unix:///run/containerd/containerd.sock`.
@@ -152,35 +152,35 @@ pub struct RuntimeInfo {
 pub struct Condition {
     /// Such as `RuntimeReady` or `NetworkReady`.
     pub kind: String,
-    /// Whether it holds.
+    /// Whether it is true.
     pub ok: bool,
-    /// Why not, in a word.
+    /// The reason, in CamelCase, if it is false.
     pub reason: String,
-    /// Why not, in a sentence.
+    /// The message, if it is false.
     pub message: String,
 }
 
-/// A place where images live.
+/// A backend that holds images.
 ///
-/// Calls may overlap. Every call but [`pull`](Backend::pull) ends within a bounded time, with an error if need be.
-/// Dropping a future abandons the call and leaves nothing half visible.
+/// Calls may overlap. Every call except [`pull`](Backend::pull) ends within a bounded time. Dropping a future abandons
+/// the call and leaves no partial result visible.
 #[async_trait]
 pub trait Backend: Send + Sync {
-    /// What this is. The first call to make: it tells a missing or foreign endpoint from a working one.
+    /// Identifies the backend. The first call: it fails on a missing or foreign endpoint.
     async fn info(&self) -> Result<RuntimeInfo, BackendError>;
 
     /// All images, in no particular order, each once.
     async fn list(&self) -> Result<Vec<Image>, BackendError>;
 
-    /// `None` when the image is absent: absence is an answer, not an error.
+    /// The image; `None` when it is absent, which is not an error.
     async fn status(&self, image: &ImageSpec) -> Result<Option<Image>, BackendError>;
 
-    /// The same answer for who lists images, and is not about to use one: it promises nothing.
+    /// Like [`status`](Backend::status), for callers that will not use the image: takes no lease.
     async fn peek_status(&self, image: &ImageSpec) -> Result<Option<Image>, BackendError> {
         self.status(image).await
     }
 
-    /// Like [`status`](Backend::status), with everything the backend can tell.
+    /// Like [`status`](Backend::status), with the backend's verbose details.
     async fn inspect(&self, image: &ImageSpec) -> Result<Option<ImageDetails>, BackendError>;
 
     /// Makes an image present and returns its id. Anonymous without a credential; no fallback to anonymous with one.
@@ -193,27 +193,27 @@ pub trait Backend: Send + Sync {
         progress: &ProgressReporter,
     ) -> Result<ImageId, BackendError>;
 
-    /// Removes an image under all its names. Succeeds when it is already gone, so that a sweep can be repeated.
+    /// Removes an image under all its names. Succeeds when it is already absent, so that a sweep can be repeated.
     async fn remove(&self, image: &ImageSpec) -> Result<(), BackendError>;
 
-    /// Which file systems hold images and containers, and what they take there.
+    /// The filesystems of images and containers, with their usage.
     async fn filesystems(&self) -> Result<Filesystems, BackendError>;
 
-    /// Which containers and sandboxes exist, running or not.
+    /// All containers and sandboxes, running or not.
     async fn container_inventory(&self) -> Result<ContainerInventory, BackendError>;
 }
 
-/// Why a backend did not answer as asked. The text of [`Call`](BackendError::Call) and
-/// [`Incomplete`](BackendError::Incomplete) is kubelet's, word for word: people grep for it.
+/// Why a backend call failed. The text of [`Call`](BackendError::Call) and [`Incomplete`](BackendError::Incomplete) is
+/// kubelet's, word for word.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum BackendError {
-    /// Nothing that can serve images answered at the endpoint. Nothing was done; a later call may find it back.
+    /// No image service answered at the endpoint. Nothing was done; a later call may succeed.
     #[error("{endpoint}: {problem}")]
     Unreachable {
         /// The endpoint as given or discovered.
         endpoint: String,
-        /// What was found there instead.
+        /// What was found instead.
         problem: EndpointFailure,
     },
     /// The runtime answered with an error.
@@ -221,12 +221,12 @@ pub enum BackendError {
     Call {
         /// Kubelet's text for it: the bare message, or `rpc error: code = CODE desc = MESSAGE`.
         message: String,
-        /// What the error means, for those who decide by it.
+        /// The class of the error.
         kind: CallErrorKind,
-        /// What the reader could try next, where the backend itself knows. CRI has no such field.
+        /// The next step, if the backend knows one. CRI has no such field.
         hint: Option<Hint>,
     },
-    /// The runtime's answer lacks something that every answer must have.
+    /// The runtime's answer lacks a required field.
     #[error("{0}")]
     Incomplete(String),
 }
@@ -246,15 +246,15 @@ impl BackendError {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CallErrorKind {
-    /// The thing asked for does not exist.
+    /// The object does not exist.
     NotFound,
-    /// The registry did not accept the credential, or its absence. CRI has no such code.
+    /// The registry rejected the credential, or requires one. CRI has no such code.
     Denied,
-    /// The disk has no room for it. CRI has no such code.
+    /// Not enough disk space. CRI has no such code.
     InsufficientSpace,
     /// The runtime did not answer within the deadline of the call.
     DeadlineExceeded,
-    /// The call was given up.
+    /// The call was cancelled.
     Canceled,
     /// The connection broke, or the runtime is shutting down.
     Unavailable,
@@ -264,41 +264,41 @@ pub enum CallErrorKind {
     Other,
 }
 
-/// What was found at an endpoint instead of a working image service.
+/// Why an endpoint is not a working image service.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum EndpointFailure {
-    /// There is no such socket.
+    /// The socket does not exist.
     Missing,
     /// The path exists and is not a socket.
     NotASocket,
-    /// A socket is there, and nobody listens on it.
+    /// No process listens on the socket.
     Refused,
     /// This user may not open the socket.
     Denied,
-    /// Something accepted the connection and did not answer in time.
+    /// The server accepted the connection and did not answer in time.
     Silent {
         /// How long larder waited.
         after: std::time::Duration,
     },
-    /// Something answered, and it does not speak gRPC.
+    /// The server does not speak gRPC.
     NotGrpc {
         /// What the transport reported.
         detail: String,
     },
-    /// A gRPC server answered, and it does not serve CRI v1.
+    /// The gRPC server does not serve CRI v1.
     NotCri {
         /// What the server reported.
         detail: String,
     },
-    /// What is wrong in the words of another kind of backend, and what could be tried next.
+    /// An error of another kind of backend, with its own text and hint.
     Reported {
         /// What is wrong.
         problem: String,
         /// What the reader could try next.
         hint: Hint,
     },
-    /// Any other trouble with the connection.
+    /// Any other connection error.
     ConnectionLost {
         /// What the system reported.
         detail: String,

@@ -1,4 +1,4 @@
-//! Patterns for names, as a shell has them.
+//! Shell patterns for names.
 
 /// Whether a text fits a pattern in which `*` stands for any text and `?` for any one character. Takes no more than
 /// pattern times text steps. Not for hosts of credentials: kubelet's patterns have no `?`.

@@ -1,4 +1,4 @@
-//! Text as Go prints it: kubelet's messages are full of it, and people grep for them.
+//! Formats values as Go does, for messages that must equal kubelet's.
 
 use std::fmt::Write as _;
 use std::time::Duration;

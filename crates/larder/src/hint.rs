@@ -1,10 +1,9 @@
-//! What the reader of an error could try next, as data: whoever shows a hint decides how its commands and settings
-//! are written.
+//! The next step after an error, as data: the program that shows a hint formats its commands and settings.
 
 use std::borrow::Cow;
 use std::fmt;
 
-/// What the reader could try next: words, commands of larder and settings, in the order in which they are read.
+/// The next step after an error: text, larder commands and settings, in reading order.
 ///
 /// It prints as it reads on a command line on which nothing else is given.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

@@ -1,4 +1,4 @@
-//! Image operations as the manager needs them, on top of a [`Backend`].
+//! Image operations of the manager on top of a [`Backend`].
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use crate::pull::BackendAdvice;
 use crate::reference::ImageId;
 use crate::threads::blocking;
 
-/// What a successful pull gave.
+/// The result of a successful pull.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PulledImage {
     /// The image's id.
@@ -31,13 +31,13 @@ impl PullAttemptsError {
         &self.0
     }
 
-    /// What the backend says that could be tried next, of the last credential for which it says it.
+    /// The backend's hint, from the last credential that has one.
     pub(crate) fn advice(&self) -> Option<BackendAdvice> {
         self.0.iter().rev().find_map(|error| match error {
             BackendError::Call { kind, hint, .. } => {
                 hint.clone().map(|hint| BackendAdvice { kind: *kind, hint })
             }
-            // A backend that is gone is told by whoever finds it gone.
+            // An unreachable backend is reported by its own error.
             BackendError::Unreachable { .. } | BackendError::Incomplete(_) => None,
         })
     }
@@ -65,12 +65,12 @@ pub struct ImageStats {
     pub total_storage_bytes: u64,
 }
 
-/// The file system that holds images: what the runtime reports, and what the system says of the disk.
+/// The file system that holds images: usage from the runtime, statistics from the system.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ImageFilesystem {
     /// What the runtime reports.
     pub usage: FilesystemUsage,
-    /// What the system says; `None` when the mountpoint is not known here.
+    /// What the system reports; `None` when the mountpoint does not exist on this machine.
     pub disk: Option<FsStats>,
 }
 
@@ -170,13 +170,13 @@ impl ImageService {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum FilesystemError {
-    /// The runtime did not say.
+    /// The runtime returned an error.
     #[error(transparent)]
     Backend(#[from] BackendError),
     /// The runtime reported no file system.
     #[error("imageFs information is unavailable")]
     NoImageFilesystem,
-    /// The system did not say.
+    /// The system returned an error.
     #[error("get filesystem info: Failed to get the info of the filesystem with mountpoint: {0}")]
     Local(String),
 }

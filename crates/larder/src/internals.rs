@@ -1,6 +1,6 @@
-//! Single steps of decisions, for the conformance vectors: no caller takes one of them by itself.
+//! Single steps of decisions, for the conformance vectors.
 //!
-//! It exists only with the feature `internals`, which the vectors' crate enables. It is no part of the API.
+//! It exists only with the feature `internals`, which the vectors' crate enables. It is not part of the API.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -37,7 +37,7 @@ pub fn token_hash(token: &Secret) -> String {
     keys::token_hash(token)
 }
 
-/// The part of a cache key that says whose an answer is.
+/// The part of a cache key that identifies the service account.
 pub fn account_key(
     at: &ServiceAccountCoordinates,
     annotations: &BTreeMap<String, String>,
@@ -46,17 +46,17 @@ pub fn account_key(
     keys::account_key(at, annotations, token)
 }
 
-/// The key of a kept answer.
+/// The key of a cached answer.
 pub fn cache_key(base: &str, account_key: &[u8]) -> Vec<u8> {
     keys::cache_key(base, account_key)
 }
 
-/// The key of a run under way.
+/// The key of a run in progress.
 pub fn flight_key(image: &str, token: &Secret, annotations: &BTreeMap<String, String>) -> Vec<u8> {
     keys::flight_key(image, token, annotations)
 }
 
-/// The program of a provider, in this folder.
+/// The program of a provider, in this directory.
 pub fn provider_program(config: &ProviderConfig, folder: impl Into<PathBuf>) -> impl PluginExecutor {
     exec::ProviderProgram::new(config, folder)
 }

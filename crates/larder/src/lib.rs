@@ -1,18 +1,19 @@
-//! Keeps one node's container images: fetched when a workload wants them, kept while used, removed when not.
+//! Manages the container images of one node: pulls them for workloads, retains them while they are used, and removes
+//! them when space is needed.
 //!
-//! Every image walks one path, and each step has its own room in this crate:
+//! An ensure passes these steps, each in a module of its own:
 //!
 //! ```text
 //! reference -> pull policy -> records -> back-off -> puller -> credentials -> backend -> events
 //! ```
 //!
-//! and goes when [`gc`] finds that the disk needs the room.
+//! [`gc`] removes images when the image filesystem runs short of space.
 //!
-//! Read [`pull::ImageManager::ensure`] first: it calls each room once, in that order. The rules are those of the
-//! Kubernetes kubelet, v1.36; where larder does something else, a page in `docs/decisions/` says why, and a
-//! setting brings kubelet's way back.
+//! Read [`pull::ImageManager::ensure`] first: it calls each module once, in that order. The rules are those of the
+//! Kubernetes kubelet, v1.36; where larder differs, a page in `docs/decisions/` explains why, and a setting restores
+//! kubelet's behaviour.
 //!
-//! The crate knows no gRPC, no HTTP and no Kubernetes client. Images live behind one trait,
+//! The crate contains no gRPC, no HTTP and no Kubernetes client. Images are accessed through one trait,
 //! [`backend::Backend`]; `larder-cri` implements it for containerd and CRI-O.
 
 pub mod backend;

@@ -1,4 +1,4 @@
-//! Who wants an image: the pod, and the object that its events are about.
+//! The pod that requests an image, and the object of its events.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -95,7 +95,7 @@ pub struct SandboxConfig {
 }
 
 impl SandboxConfig {
-    /// What is known of the sandbox before it exists.
+    /// The configuration that is known before the sandbox exists.
     pub fn of(pod: &Pod) -> Self {
         SandboxConfig {
             name: pod.name.clone(),

@@ -1,7 +1,6 @@
-//! How a pull gets on: what a backend tells of it, for whoever watches.
+//! Progress of a pull, from the backend to watchers.
 //!
-//! Bytes are pushed as they come. All else is asked for by who wants to know it: a pull that nobody watches pays for
-//! two counters.
+//! Byte counts are pushed. Details are computed on request, so a pull without watchers costs two counters.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,7 +10,7 @@ use tokio::time::Instant;
 
 use crate::reference::LayerId;
 
-/// How far a pull has come, in bytes, where a backend can tell.
+/// Progress of a pull in bytes, if the backend reports it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct ByteProgress {
     /// Bytes fetched so far.
@@ -20,29 +19,29 @@ pub struct ByteProgress {
     pub total: Option<u64>,
 }
 
-/// What a pull does right now, where a backend can tell.
+/// The current state of a pull, if the backend reports it.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PullDetail {
-    /// How far it is.
+    /// The current step.
     pub step: PullStep,
     /// What it waits for as a whole; layers have waits of their own.
     pub waiting: Option<PullWait>,
-    /// Bytes per second that came lately, once that can be told.
+    /// Recent bytes per second, once known.
     pub rate: Option<u64>,
-    /// The layers that were not here, from the bottom up.
+    /// The layers that were not present, from the bottom up.
     pub layers: Vec<LayerProgress>,
 }
 
-/// How far a pull is.
+/// A step of a pull.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 #[non_exhaustive]
 pub enum PullStep {
-    /// It asks the registry what the image is.
+    /// It resolves the image at the registry.
     #[default]
     Resolving,
     /// It fetches and unpacks layers.
     Layers,
-    /// Everything is here; it is made durable and visible.
+    /// All layers are present; the image is committed.
     Committing,
 }
 
@@ -53,9 +52,9 @@ pub struct LayerProgress {
     pub digest: LayerId,
     /// What happens to it.
     pub phase: LayerPhase,
-    /// How much of it came for this pull.
+    /// Bytes fetched by this pull.
     pub bytes: ByteProgress,
-    /// Bytes per second that came lately, once that can be told.
+    /// Recent bytes per second, once known.
     pub rate: Option<u64>,
     /// What it waits for.
     pub waiting: Option<PullWait>,
@@ -68,15 +67,15 @@ pub enum LayerPhase {
     /// It waits for its turn among all layers.
     #[default]
     Queued,
-    /// Another pull brings it.
+    /// Another pull fetches it.
     FetchedByOtherPull,
     /// It is fetched, and unpacked behind that.
     Fetching,
-    /// All of it came; the rest is unpacked.
+    /// It is completely fetched; the rest is unpacked.
     Unpacking,
     /// It is unpacked, and waits for those below it.
     Unpacked,
-    /// It is in its place.
+    /// It is committed.
     Done,
 }
 
@@ -125,10 +124,10 @@ impl fmt::Display for LayerPhase {
     }
 }
 
-/// Tells what a pull does right now.
+/// Returns the current state of a pull.
 pub(crate) type DetailProvider = Arc<dyn Fn() -> PullDetail + Send + Sync>;
 
-/// A backend's end of a pull's progress. Backends that know nothing leave it alone (CRI has no such field).
+/// The backend's handle for reporting progress. Optional: CRI has no such field.
 #[derive(Clone)]
 pub struct ProgressReporter {
     bytes: Arc<dyn Fn(ByteProgress) + Send + Sync>,
@@ -136,12 +135,12 @@ pub struct ProgressReporter {
 }
 
 impl ProgressReporter {
-    /// A progress whose bytes are told to `listener`, which must be quick.
+    /// A reporter that passes byte counts to `listener`, which must be quick.
     pub(crate) fn to(listener: impl Fn(ByteProgress) + Send + Sync + 'static) -> ProgressReporter {
         ProgressReporter::described(listener, |_| {})
     }
 
-    /// A progress whose bytes are told to `listener`, and which can be described by what `keep` is given.
+    /// A reporter that passes byte counts to `listener` and its detail provider to `keep`.
     pub(crate) fn described(
         listener: impl Fn(ByteProgress) + Send + Sync + 'static,
         keep: impl Fn(DetailProvider) + Send + Sync + 'static,
@@ -149,17 +148,17 @@ impl ProgressReporter {
         ProgressReporter { bytes: Arc::new(listener), describe: Arc::new(keep) }
     }
 
-    /// A progress that nobody watches.
+    /// A reporter without watchers.
     pub fn unwatched() -> ProgressReporter {
         ProgressReporter::to(|_| {})
     }
 
-    /// Says how far the pull has come.
+    /// Reports the byte counts.
     pub fn set(&self, bytes: ByteProgress) {
         (self.bytes)(bytes);
     }
 
-    /// From now on, whoever wants to know what the pull does asks `describe`. It must be quick, and outlives the pull.
+    /// Sets the provider of details. It must be quick, and may be called after the pull.
     pub fn describe_by(&self, describe: impl Fn() -> PullDetail + Send + Sync + 'static) {
         (self.describe)(Arc::new(describe));
     }

@@ -1,4 +1,4 @@
-//! Which known word a misspelt one is most like. Pure.
+//! Suggests the known word that is most similar to a misspelt one. Pure.
 
 /// The nearest of `words`: the same but for case, or else within two slips (one, in short words). A slip is a letter
 /// that is wrong, missing, too much, or swapped with the next.

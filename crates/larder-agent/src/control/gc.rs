@@ -17,7 +17,7 @@ pub(super) async fn dry_run(
 ) -> Result<Collection, Error> {
     let found = match goal {
         GcGoal::AllUnused => scene(collector, policy).await?,
-        _ => match collector.scene_by(policy).await {
+        _ => match collector.snapshot_for(policy).await {
             Ok(found) => found,
             Err(error) => return Err(failure_of(collector, error).await),
         },
@@ -39,7 +39,7 @@ pub(super) async fn run_round(collector: &Collector, policy: &GcPolicy, goal: Gc
     let round = collector.round_by(policy, goal).await;
     let held_by = match &round.error {
         Some(GcError::Insufficient(_)) => {
-            let scene = collector.scene_by(policy).await.ok();
+            let scene = collector.snapshot_for(policy).await.ok();
             scene.map(|scene| held_by(&who_holds(&scene, policy)))
         }
         _ => None,
@@ -58,7 +58,7 @@ pub(super) async fn run_round(collector: &Collector, policy: &GcPolicy, goal: Gc
 
 /// Everything that a plan depends on; a file system that cannot be read is left out.
 pub(super) async fn scene(collector: &Collector, policy: &GcPolicy) -> Result<GcSnapshot, Error> {
-    let scene = match collector.scene_by(policy).await {
+    let scene = match collector.snapshot_for(policy).await {
         Err(GcError::Disk(error)) => {
             tracing::warn!("how full the disk is is not known: {error}");
             collector.snapshot().await

@@ -1,4 +1,4 @@
-//! What happened between two looks, where a backend can tell: images that came, and uses that began and ended.
+//! Image activity between two observations, if a backend reports it: images added, and uses that began and ended.
 
 use async_trait::async_trait;
 
@@ -6,7 +6,7 @@ use super::unix_millis::UnixMillis;
 use crate::backend::{BackendError, Image};
 use crate::reference::ImageId;
 
-/// One thing that happened.
+/// One event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImageActivity {
     /// Id of the image.
@@ -17,21 +17,21 @@ pub struct ImageActivity {
     pub what: ActivityKind,
 }
 
-/// What happened to an image.
+/// The kind of activity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ActivityKind {
-    /// It came: then it is first seen at that time, if this is the first look that finds it.
+    /// It was added. It is first seen at that time, if no observation has found it before.
     Added,
     /// It was used.
     Used,
 }
 
-/// Knows what happened. It may tell the same again: the latest use counts, and the first sight.
+/// A source of image activity. It may report the same activity again: the latest use and the first addition count.
 #[async_trait]
 pub trait ActivityFeed: Send + Sync {
-    /// What happened since it was last asked, as far as it is known; `images` are those that are present.
+    /// The known activity since the last call; `images` are the present images.
     async fn take_activity(&self, images: &[Image]) -> Result<Vec<ImageActivity>, BackendError>;
 
-    /// Listens until dropped, so that nothing is missed. One that can only be asked has nothing to do.
+    /// Follows activity until dropped. A source that is only polled does nothing here.
     async fn follow(&self) {}
 }

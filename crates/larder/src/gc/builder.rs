@@ -17,8 +17,7 @@ use crate::backend::Backend;
 use crate::events::{EventSink, LogSink};
 use crate::pod::ObjectRef;
 
-/// Puts a [`Collector`] together. What is not given is left out: records live in memory, layers are not known, events
-/// go to the log.
+/// Puts a [`Collector`] together. By default records are in memory only, layers are unknown, and events go to the log.
 pub struct CollectorBuilder(CollectorDependencies);
 
 impl Collector {
@@ -49,85 +48,84 @@ impl CollectorBuilder {
         })
     }
 
-    /// When to collect, and what. Must have no [problems](GcPolicy::problems).
+    /// The policy. Must have no [problems](GcPolicy::problems).
     #[must_use]
     pub fn policy(mut self, policy: GcPolicy) -> Self {
         self.0.policy = policy;
         self
     }
 
-    /// What reads the file system, instead of asking the backend where it is.
+    /// The source of filesystem statistics, instead of the backend.
     #[must_use]
     pub fn disk(mut self, disk: Arc<dyn FsStatsProvider>) -> Self {
         self.0.disk = disk;
         self
     }
 
-    /// One more source of use, beside the backend's own containers and mounts.
+    /// Another source of uses, in addition to the backend's containers and mounts.
     #[must_use]
     pub fn use_source(mut self, source: Arc<dyn ImageUseSource>) -> Self {
         self.0.sources.push(source);
         self
     }
 
-    /// Who knows the layers of images.
+    /// The source of image layers.
     #[must_use]
     pub fn layers(mut self, layers: Arc<dyn LayerSource>) -> Self {
         self.0.layers = Some(layers);
         self
     }
 
-    /// Who knows what happened between two looks.
+    /// The source of image activity.
     #[must_use]
     pub fn feed(mut self, feed: Arc<dyn ActivityFeed>) -> Self {
         self.0.feed = Some(feed);
         self
     }
 
-    /// What frees room before any image goes.
+    /// The reclaimer that runs before any image is removed.
     #[must_use]
     pub fn reclaimer(mut self, reclaim: Arc<dyn SpaceReclaimer>) -> Self {
         self.0.reclaim = Some(reclaim);
         self
     }
 
-    /// Where records are kept beyond the process. They are loaded when the collector is built.
+    /// The store of usage records. They are loaded when the collector is built.
     #[must_use]
     pub fn records(mut self, store: Arc<dyn UsageRecordStore>) -> Self {
         self.0.store = store;
         self
     }
 
-    /// What tells the time.
+    /// The clock.
     #[must_use]
     pub fn clock(mut self, clock: Arc<dyn Clock>) -> Self {
         self.0.clock = clock;
         self
     }
 
-    /// Where events go, and which node they are about.
+    /// The sink of events, and their node.
     #[must_use]
     pub fn events(mut self, events: Arc<dyn EventSink>, node: impl Into<String>) -> Self {
         (self.0.events, self.0.node) = (events, ObjectRef::node(node));
         self
     }
 
-    /// What is called after each collection for room.
+    /// The hook that is called after each space pass.
     #[must_use]
     pub fn hook(mut self, hook: Arc<dyn PostImageGcHook>) -> Self {
         self.0.hooks.push(hook);
         self
     }
 
-    /// Where removals are written down.
+    /// The removal history.
     #[must_use]
     pub fn history(mut self, history: Arc<dyn RemovalHistory>) -> Self {
         self.0.history = Some(history);
         self
     }
 
-    /// What it agrees on with ensures: the same gate that the [`ImageManager`](crate::pull::ImageManager) has. Its leases count
-    /// as uses.
+    /// The removal gate, shared with the [`ImageManager`](crate::pull::ImageManager). Its leases count as uses.
     #[must_use]
     pub fn gate(mut self, gate: Arc<RemovalGate>) -> Self {
         self.0.sources.push(gate.clone());
@@ -135,7 +133,7 @@ impl CollectorBuilder {
         self
     }
 
-    /// How long to wait for room that is freed in the background.
+    /// How long to wait for space that is freed in the background.
     #[must_use]
     pub fn reclaim_wait(mut self, patience: ReclaimWait) -> Self {
         self.0.patience = patience;

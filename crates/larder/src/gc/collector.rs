@@ -1,4 +1,4 @@
-//! Looks at what is present and used, and removes what has to go. Read [`Collector::collect`].
+//! Garbage collection of images. Read [`Collector::collect`] first.
 
 use std::sync::{Arc, Mutex as Lock, PoisonError, RwLock};
 use std::time::SystemTime;
@@ -13,7 +13,7 @@ use super::filesystem_stats;
 use super::gated_remover::GatedRemover;
 use super::keep::{self, KeepWarning};
 use super::layers::LayerUsageIndex;
-use super::plan::{GcGoal, GcImage, GcPlan, GcSnapshot, insufficient, keepables, plan, plan_round};
+use super::plan::{GcGoal, GcImage, GcPlan, GcSnapshot, insufficient, keep_rule_inputs, plan, plan_round};
 use super::policy::{Accounting, GcPolicy, HookRule};
 use super::report::{GcCounts, GcReport, GcRoundResult};
 use super::state::{GcObservation, GcState};
@@ -26,15 +26,15 @@ use crate::events::{Event, EventReason, EventType};
 use crate::image_service::FsStats;
 use crate::reference::ImageId;
 
-/// Collects the images of one backend. One round runs at a time, and only another round waits for it. Dropping a call
-/// abandons its round: a removal that has begun goes on to its end and is written down, and none follows.
+/// Collects the images of one backend. One round runs at a time, and only other rounds wait for it. Dropping a call
+/// abandons its round: a removal that has begun completes and is recorded, and no other follows.
 pub struct Collector {
     pub(super) parts: Arc<CollectorDependencies>,
     policy: RwLock<Arc<GcPolicy>>,
     pub(super) state: Arc<GcState>,
-    /// Held by the round that runs.
+    /// Locked by the running round.
     round: Mutex<()>,
-    /// What was wrong with the records at the start.
+    /// The error of unreadable records at the start.
     notice: Option<String>,
     began: UnixMillis,
     pub(super) counts: Arc<Lock<GcCounts>>,
@@ -58,18 +58,18 @@ impl Collector {
         }
     }
 
-    /// What was wrong with the records on disk at the start, and where they are now.
+    /// The error of unreadable records on disk at the start, and their new path.
     pub fn notice(&self) -> Option<&str> {
         self.notice.as_deref()
     }
 
-    /// What it collects by.
+    /// The policy in force.
     pub fn policy(&self) -> Arc<GcPolicy> {
         Arc::clone(&self.policy.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Collects by another policy from the next round on; what its keep rules keep is not removed by a round under way
-    /// either. It must have no [problems](GcPolicy::problems).
+    /// Sets the policy from the next round on; its keep rules also apply to a running round. It must have no
+    /// [problems](GcPolicy::problems).
     pub fn set_policy(&self, policy: GcPolicy) {
         *self.policy.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(policy);
     }
@@ -79,28 +79,27 @@ impl Collector {
         *self.counts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The records, as they are now.
+    /// The current usage records.
     pub fn records(&self) -> Arc<ImageUsageRecords> {
         self.state.records()
     }
 
-    /// Records that an image was ensured: that is a use. Returns at once.
+    /// Records an ensure of the image as a use. Returns at once.
     pub fn note_ensured(&self, id: &ImageId) {
         self.state.ensured(id, &self.parts.clock.read(), self.policy().clock);
     }
 
-    /// Whether a collection, or a look, has recorded the images by now.
+    /// Whether a round or an observation has recorded the images.
     pub fn has_detected(&self) -> bool {
         self.state.has_looked()
     }
 
-    /// Waits until the records and the journal, as they are now, are on disk. Dropping the collector does that as well.
+    /// Waits until the current records and history are on disk. Dropping the collector does the same.
     pub async fn flush(&self) {
         self.state.flush().await;
     }
 
-    /// Brings the records up to date, also on disk, and removes nothing. Costs the same few calls whatever is known
-    /// already.
+    /// Updates the usage records, also on disk, and removes nothing.
     pub async fn detect(&self) -> Result<(), GcError> {
         self.snapshot().await?;
         self.state.flush().await;
@@ -109,31 +108,31 @@ impl Collector {
 
     /// What [`collect`](Collector::collect) would do now.
     pub async fn plan_round(&self) -> Result<GcPlan, GcError> {
-        let scene = self.snapshot_with_fs_stats().await?;
-        Ok(plan_round(&scene, &self.policy()))
+        let snapshot = self.snapshot_with_fs_stats().await?;
+        Ok(plan_round(&snapshot, &self.policy()))
     }
 
     /// What collecting for this goal would do now.
     pub async fn plan(&self, goal: GcGoal) -> Result<GcPlan, GcError> {
-        let scene = self.snapshot_with_fs_stats().await?;
-        Ok(plan(&scene, &self.policy(), goal))
+        let snapshot = self.snapshot_with_fs_stats().await?;
+        Ok(plan(&snapshot, &self.policy(), goal))
     }
 
-    /// Everything that a plan depends on, now. Waits for no round.
+    /// The input of a plan. Does not wait for a running round.
     pub async fn snapshot(&self) -> Result<GcSnapshot, GcError> {
         self.list_present_images(&self.policy()).await
     }
 
-    /// Everything that a plan depends on, and the file system. Waits for no round.
+    /// The input of a plan with filesystem statistics. Does not wait for a running round.
     pub async fn snapshot_with_fs_stats(&self) -> Result<GcSnapshot, GcError> {
-        self.scene_by(&self.policy()).await
+        self.snapshot_for(&self.policy()).await
     }
 
-    /// The same, as a round by this policy sees it.
-    pub async fn scene_by(&self, policy: &GcPolicy) -> Result<GcSnapshot, GcError> {
-        let mut scene = self.list_present_images(policy).await?;
-        scene.disk = Some(self.checked(self.parts.disk.measure().await?)?);
-        Ok(scene)
+    /// The input of a plan under this policy.
+    pub async fn snapshot_for(&self, policy: &GcPolicy) -> Result<GcSnapshot, GcError> {
+        let mut snapshot = self.list_present_images(policy).await?;
+        snapshot.disk = Some(self.checked(self.parts.disk.measure().await?)?);
+        Ok(snapshot)
     }
 
     /// Whether the backend can be reached.
@@ -141,19 +140,19 @@ impl Collector {
         self.parts.backend.info().await.map(drop)
     }
 
-    /// One round: removes what is older than the maximum age, and if the disk is past a limit then, frees room until it
-    /// is not.
+    /// Runs one round: removes images past the maximum age, and then, if the filesystem is past a threshold, frees
+    /// space until it is not.
     pub async fn collect(&self) -> Result<GcReport, GcError> {
         let GcRoundResult { report, error } = self.round(GcGoal::Thresholds).await;
         error.map_or(Ok(report), Err)
     }
 
-    /// Collects for this goal, and tells what was done also where that was not enough or some of it failed.
+    /// Collects for this goal. The result reports what was done even if that was not enough or some removals failed.
     pub async fn round(&self, goal: GcGoal) -> GcRoundResult {
         self.round_by(&self.policy(), goal).await
     }
 
-    /// The same by a policy for this round alone. Keep rules of the collector are honoured beside those of the policy.
+    /// Collects with a policy for this round only. The collector's keep rules apply as well.
     pub async fn round_by(&self, policy: &GcPolicy, goal: GcGoal) -> GcRoundResult {
         let _turn = self.round.lock().await;
         let round = async {
@@ -169,36 +168,36 @@ impl Collector {
     }
 
     async fn collect_on_schedule(&self, policy: &GcPolicy, report: &mut GcReport) -> Result<(), GcError> {
-        let scene = &mut self.list_present_images(policy).await?;
-        let started = scene.now;
-        report.warnings = Self::warnings_by(policy, scene);
-        let age_error = self.age_pass(policy, scene, report).await;
+        let snapshot = &mut self.list_present_images(policy).await?;
+        let started = snapshot.now;
+        report.warnings = Self::warnings_by(policy, snapshot);
+        let age_error = self.age_pass(policy, snapshot, report).await;
         if let (Some(error), Accounting::Nominal) = (&age_error, policy.accounting) {
             return Err(error.clone());
         }
         let disk = self.disk_after_deletion().await?;
-        scene.disk = Some(disk);
+        snapshot.disk = Some(disk);
         report.before.get_or_insert(disk);
         let disk = self.reclaimed(policy, disk).await?;
-        scene.disk = Some(disk);
+        snapshot.disk = Some(disk);
         report.after = Some(disk);
-        let planned = plan(scene, policy, GcGoal::Thresholds);
+        let planned = plan(snapshot, policy, GcGoal::Thresholds);
         if !is_due(disk, policy) {
             report.plans.push(planned);
             if let Some(error) = age_error {
                 return Err(error);
             }
-            // Kubelet calls its hooks after a collection for room alone.
+            // Kubelet calls its hooks only after a space pass.
             if policy.hooks == HookRule::AllPresent {
-                self.run_hooks(policy, scene, &SweepReport::default(), started);
+                self.run_hooks(policy, snapshot, &SweepReport::default(), started);
             }
             return Ok(());
         }
-        let swept = self.execute_plan(policy, scene, planned, report).await;
+        let swept = self.execute_plan(policy, snapshot, planned, report).await;
         if let Some(error) = swept.error(GcGoal::Thresholds, policy) {
             return Err(error);
         }
-        self.run_hooks(policy, scene, &swept, started);
+        self.run_hooks(policy, snapshot, &swept, started);
         if !swept.reached {
             let message = insufficient(disk, swept.freed);
             self.event(EventReason::FreeDiskSpaceFailed, &message);
@@ -207,34 +206,34 @@ impl Collector {
         age_error.map_or(Ok(()), Err)
     }
 
-    /// Removes all that nothing uses and nothing keeps, whatever the disk says.
+    /// Removes all candidates, whatever the disk usage.
     pub async fn delete_unused(&self) -> Result<GcReport, GcError> {
         let GcRoundResult { report, error } = self.round(GcGoal::AllUnused).await;
         error.map_or(Ok(report), Err)
     }
 
-    /// Frees so many bytes and the policy's margin, and not more than that takes.
+    /// Frees this many bytes plus the policy's margin, with as few removals as needed.
     pub async fn free(&self, bytes: u64) -> Result<GcReport, GcError> {
         let GcRoundResult { report, error } = self.round(GcGoal::Free { bytes }).await;
         error.map_or(Ok(report), Err)
     }
 
     async fn on_demand(&self, policy: &GcPolicy, goal: GcGoal, report: &mut GcReport) -> Result<(), GcError> {
-        let scene = &mut self.list_present_images(policy).await?;
-        let started = scene.now;
-        report.warnings = Self::warnings_by(policy, scene);
-        scene.disk = match (goal, policy.accounting) {
+        let snapshot = &mut self.list_present_images(policy).await?;
+        let started = snapshot.now;
+        report.warnings = Self::warnings_by(policy, snapshot);
+        snapshot.disk = match (goal, policy.accounting) {
             (GcGoal::AllUnused, Accounting::Nominal) => None,
             (GcGoal::AllUnused, Accounting::Exact) => self.parts.disk.measure_after_deletion().await.ok(),
             _ => Some(self.disk_after_deletion().await?),
         };
-        report.before = scene.disk;
-        let planned = plan(scene, policy, goal);
-        let swept = self.execute_plan(policy, scene, planned, report).await;
+        report.before = snapshot.disk;
+        let planned = plan(snapshot, policy, goal);
+        let swept = self.execute_plan(policy, snapshot, planned, report).await;
         if let Some(error) = swept.error(goal, policy) {
             return Err(error);
         }
-        self.run_hooks(policy, scene, &swept, started);
+        self.run_hooks(policy, snapshot, &swept, started);
         match report.before {
             Some(before) if !swept.reached => Err(GcError::Insufficient(insufficient(before, swept.freed))),
             _ => Ok(()),
@@ -244,34 +243,34 @@ impl Collector {
     async fn age_pass(
         &self,
         policy: &GcPolicy,
-        scene: &mut GcSnapshot,
+        snapshot: &mut GcSnapshot,
         report: &mut GcReport,
     ) -> Option<GcError> {
         if policy.maximum_age.is_zero() {
             return None;
         }
-        let planned = plan(scene, policy, GcGoal::Age);
+        let planned = plan(snapshot, policy, GcGoal::Age);
         if planned.removals.is_empty() {
             return None;
         }
         if policy.accounting == Accounting::Exact {
-            scene.disk = self.parts.disk.measure_after_deletion().await.ok();
-            report.before = scene.disk;
+            snapshot.disk = self.parts.disk.measure_after_deletion().await.ok();
+            report.before = snapshot.disk;
         }
-        let swept = self.execute_plan(policy, scene, planned, report).await;
+        let swept = self.execute_plan(policy, snapshot, planned, report).await;
         swept.error(GcGoal::Age, policy)
     }
 
     async fn execute_plan(
         &self,
         policy: &GcPolicy,
-        scene: &mut GcSnapshot,
+        snapshot: &mut GcSnapshot,
         planned: GcPlan,
         report: &mut GcReport,
     ) -> SweepReport {
         report.plans.push(planned.clone());
-        let hand = GatedRemover::new(self, policy, planned.goal, scene);
-        let swept = sweep(&hand, scene, policy, planned, self.parts.patience).await;
+        let hand = GatedRemover::new(self, policy, planned.goal, snapshot);
+        let swept = sweep(&hand, snapshot, policy, planned, self.parts.patience).await;
         if !swept.done.is_empty() {
             self.state.save();
         }
@@ -280,14 +279,14 @@ impl Collector {
         swept
     }
 
-    /// Asks everybody, updates the records, and puts the scene together. On an error the records stay as they were.
+    /// Queries all sources, updates the usage records, and builds the snapshot. On an error the records do not change.
     async fn list_present_images(&self, policy: &GcPolicy) -> Result<GcSnapshot, GcError> {
         let parts = &self.parts;
         let began = self.state.begin_observation(&*parts.clock);
         let images = parts.backend.list().await.map_err(GcError::List)?;
         let found = ImageUseIndex::collect(&parts.sources).await?;
         let layers = match (&parts.layers, policy.accounting) {
-            // Keep rules may ask for labels, whatever the accounting.
+            // Keep rules may need labels, whatever the accounting.
             (Some(source), accounting) if accounting == Accounting::Exact || policy.asks_for_labels() => {
                 source.layers(&images).await.map_err(GcError::Layers)?
             }
@@ -302,7 +301,7 @@ impl Collector {
         Ok(GcSnapshot { now, began, watched, images: subjects, layers, disk: None })
     }
 
-    /// The disk after everything else that may go first has gone, if it was past a limit.
+    /// The filesystem after the reclaimer has run, if it was past a threshold.
     async fn reclaimed(&self, policy: &GcPolicy, disk: FsStats) -> Result<FsStats, GcError> {
         let Some(reclaim) = self.parts.reclaim.as_ref().filter(|_| is_due(disk, policy)) else {
             return Ok(disk);
@@ -313,7 +312,7 @@ impl Collector {
         self.disk_after_deletion().await
     }
 
-    /// What happened since the last look. Who cannot tell keeps nothing from being collected: what is used now is known.
+    /// The activity since the last observation. An error does not end the round, because current uses are known.
     async fn sightings(&self, images: &[Image]) -> Vec<ImageActivity> {
         let Some(feed) = &self.parts.feed else { return Vec::new() };
         feed.take_activity(images).await.unwrap_or_else(|error| {
@@ -363,20 +362,20 @@ impl Collector {
         Ok(FsStats { available: disk.available.min(disk.capacity), ..disk })
     }
 
-    /// Keep rules that match nothing in this scene.
-    pub fn warnings(&self, scene: &GcSnapshot) -> Vec<KeepWarning> {
-        Self::warnings_by(&self.policy(), scene)
+    /// Keep rules that match no image of this snapshot.
+    pub fn warnings(&self, snapshot: &GcSnapshot) -> Vec<KeepWarning> {
+        Self::warnings_by(&self.policy(), snapshot)
     }
 
-    fn warnings_by(policy: &GcPolicy, scene: &GcSnapshot) -> Vec<KeepWarning> {
+    fn warnings_by(policy: &GcPolicy, snapshot: &GcSnapshot) -> Vec<KeepWarning> {
         let rules = &policy.keep;
-        if rules.is_empty() { Vec::new() } else { keep::warnings(rules, &keepables(scene)) }
+        if rules.is_empty() { Vec::new() } else { keep::warnings(rules, &keep_rule_inputs(snapshot)) }
     }
 
-    fn run_hooks(&self, policy: &GcPolicy, scene: &GcSnapshot, swept: &SweepReport, started: UnixMillis) {
+    fn run_hooks(&self, policy: &GcPolicy, snapshot: &GcSnapshot, swept: &SweepReport, started: UnixMillis) {
         let kept: Vec<ImageId> = match policy.hooks {
             HookRule::Examined => swept.examined.clone(),
-            HookRule::AllPresent => scene.images.iter().map(|image| image.id.clone()).collect(),
+            HookRule::AllPresent => snapshot.images.iter().map(|image| image.id.clone()).collect(),
         };
         for hook in &self.parts.hooks {
             hook.collected(&kept, started);
@@ -394,7 +393,7 @@ impl Collector {
     }
 }
 
-/// Whether the disk is past a limit of the policy.
+/// Whether the filesystem is past a threshold of the policy.
 pub(super) fn is_due(disk: FsStats, policy: &GcPolicy) -> bool {
     match policy.accounting {
         Accounting::Nominal => filesystem_stats::kubelet_bytes_to_free(disk, policy).is_some(),

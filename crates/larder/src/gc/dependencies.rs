@@ -1,4 +1,4 @@
-//! What a [`Collector`](super::Collector) works with.
+//! The dependencies of a [`Collector`](super::Collector).
 
 use std::sync::Arc;
 
@@ -19,18 +19,18 @@ use crate::events::EventSink;
 use crate::pod::ObjectRef;
 use crate::reference::ImageId;
 
-/// Called after a collection; by [`HookRule::Examined`](super::HookRule::Examined) only after one for room.
+/// Called after a collection; by [`HookRule::Examined`](super::HookRule::Examined) only after a space pass.
 pub trait PostImageGcHook: Send + Sync {
-    /// `kept` are ids of images that are still present, which ones [`HookRule`](super::HookRule) says; the collection
-    /// began at `started`. Must be quick.
+    /// `kept` are IDs of present images, selected by [`HookRule`](super::HookRule); the collection began at `started`.
+    /// Must be quick.
     fn collected(&self, kept: &[ImageId], started: UnixMillis);
 }
 
-/// Something else than images that takes room, and of which some can go first.
+/// Frees space other than images.
 #[async_trait]
 pub trait SpaceReclaimer: Send + Sync {
-    /// Frees what it can. Called when a round finds the disk past a limit, before any image is removed for room; the disk
-    /// is then measured again. A failure keeps no image from being removed.
+    /// Frees what it can. Called when a round finds the filesystem past a threshold, before any image is removed for
+    /// space; the filesystem is then measured again. A failure does not end the round.
     async fn reclaim(&self) -> Result<(), BackendError>;
 }
 

@@ -1,32 +1,32 @@
-//! Room on a file system, in bytes and inodes.
+//! Disk space in bytes and inodes.
 
 use std::fmt;
 use std::ops::{Add, AddAssign};
 
 use serde::{Deserialize, Serialize};
 
-/// Room on a file system.
+/// An amount of disk space.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 pub struct DiskSpace {
     /// Bytes, as allocated: whole blocks, holes not counted.
     pub bytes: u64,
-    /// Inodes: files, folders, links and devices, one hard-linked file counted once.
+    /// Inodes: files, directories, links and devices; hard links count once.
     pub inodes: u64,
 }
 
-/// Bytes per inode assumed for what was not counted.
+/// Bytes per inode assumed where inodes were not counted.
 const BYTES_PER_INODE: u64 = 20 * 1024;
 
 impl DiskSpace {
     /// Nothing.
     pub const ZERO: DiskSpace = DiskSpace { bytes: 0, inodes: 0 };
 
-    /// What so many bytes of an image usually take.
+    /// The usual disk space for this many bytes of an image.
     pub fn estimate(bytes: u64) -> DiskSpace {
         DiskSpace { bytes, inodes: bytes.div_ceil(BYTES_PER_INODE) }
     }
 
-    /// What is missing of `wanted`.
+    /// The amount by which this falls short of `wanted`.
     #[must_use]
     pub fn shortfall_to(self, wanted: DiskSpace) -> DiskSpace {
         DiskSpace {

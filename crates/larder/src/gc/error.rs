@@ -1,4 +1,4 @@
-//! Why a collection did not do what it should.
+//! Errors of a garbage collection round.
 
 use std::time::Duration;
 
@@ -20,10 +20,10 @@ pub enum GcError {
     /// The layers could not be looked up. Nothing was removed.
     #[error("look up layers: {0}")]
     Layers(BackendError),
-    /// The file system could not be read. Nothing was removed for room.
+    /// The filesystem could not be measured. Nothing was removed for space.
     #[error(transparent)]
     Disk(#[from] FilesystemError),
-    /// The file system reports no size.
+    /// The filesystem reports no size.
     #[error("invalid capacity 0 on image filesystem")]
     NoCapacity,
     /// Images past the maximum age could not all be removed.
@@ -46,18 +46,18 @@ pub enum GcError {
         /// The texts of the errors, each once.
         errors: String,
     },
-    /// Everything that may go is gone, and that is not enough.
+    /// All candidates were removed, and that did not free enough.
     #[error("{0}")]
     Insufficient(String),
 }
 
 impl GcError {
-    /// Whether an event of its own has told it already.
+    /// Whether an event of its own has reported it.
     pub(super) fn has_own_event(&self) -> bool {
         matches!(self, GcError::Insufficient(_) | GcError::NoCapacity)
     }
 
-    /// Whether the round ended before it knew how full the disk is.
+    /// Whether the round ended before it measured the filesystem.
     pub(super) fn is_before_the_disk(&self) -> bool {
         match self {
             GcError::List(_)

@@ -1,9 +1,9 @@
-//! What layers may take, where a runtime tells only which they are and one size for each image.
+//! Estimates layer sizes where a runtime reports only layer IDs and one size per image.
 //!
-//! Sizes of images leave open how much of each is shared: any amount may be moved from what images share to what each
-//! has for itself. So as much as can be is taken to be shared, as if the smallest image on each base had nothing of its
-//! own, since bases are large and what is put on them is small. The result is stretched so that the sum is what the
-//! runtime says that all images take: the sizes may be those of compressed archives.
+//! Image sizes do not determine how much is shared. The estimate assumes the largest possible shared part, as if the
+//! smallest image on each base had no layers of its own, because bases are large and what is added to them is small.
+//! The result is scaled so that the sum equals the runtime's total for images, because image sizes may be those of
+//! compressed archives.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -13,8 +13,7 @@ use crate::backend::Image;
 use crate::reference::LayerId;
 
 impl LayerUsageIndex {
-    /// Guesses what layers take. `images` come with the ids of their layers; `used` is what all of them take, if it is
-    /// known.
+    /// Estimates layer sizes. `images` have the IDs of their layers; `used` is the total of all images, if known.
     pub(crate) fn estimated(images: &[(&Image, &[LayerId])], used: Option<DiskSpace>) -> LayerUsageIndex {
         let mut layers = LayerUsageIndex::unknown();
         let mut stacks: Vec<LayerStack<'_>> = shared(images).into_iter().collect();
@@ -34,7 +33,7 @@ impl LayerUsageIndex {
         layers
     }
 
-    /// What these layers have beyond those that are known already goes to the new ones, evenly.
+    /// Distributes the bytes beyond the known layers evenly over the new ones.
     fn share_out(&mut self, ids: &[&LayerId], bytes: u64) {
         let mut new: Vec<&LayerId> = Vec::new();
         let mut known = 0_u64;
@@ -52,7 +51,7 @@ impl LayerUsageIndex {
         }
     }
 
-    /// Makes the sums be these, as far as they are not nothing.
+    /// Scales the amounts to these sums, unless these are zero.
     fn stretch_to(&mut self, used: DiskSpace) {
         let sum: DiskSpace = self.all().iter().map(|layer| layer.amount).sum();
         let stretch = |amount: u64, sum: u64, used: u64| {
@@ -69,10 +68,10 @@ impl LayerUsageIndex {
     }
 }
 
-/// Ids of layers, and what they take together.
+/// IDs of layers, and their total size.
 type LayerStack<'a> = (Vec<&'a LayerId>, u64);
 
-/// The layers that images share with any other, with the size of the smallest image that shares just these.
+/// The layers that images share with any other image, with the size of the smallest image that shares exactly these.
 fn shared<'a>(images: &[(&Image, &'a [LayerId])]) -> BTreeMap<Vec<&'a LayerId>, u64> {
     let mut users: HashMap<&LayerId, usize> = HashMap::new();
     for (_, ids) in images {

@@ -1,4 +1,4 @@
-//! The file system that holds the images: how full it is, and what a threshold means on it.
+//! Usage of the image filesystem, and thresholds on it.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,26 +11,26 @@ use crate::backend::Backend;
 use crate::image_service::{FilesystemError, FsStats, ImageService, local_disk};
 use crate::threads::blocking;
 
-/// Reads the file system that holds the images.
+/// Measures the image filesystem.
 #[async_trait]
 pub trait FsStatsProvider: Send + Sync {
-    /// How full it is now. What is not known is 0. Must not wait for anything that is being removed.
+    /// Its current statistics, 0 where unknown. Must not wait for removals in progress.
     async fn measure(&self) -> Result<FsStats, FilesystemError>;
 
-    /// The same, once what was removed is deleted, where that happens in the background: as a round asks it.
+    /// Its statistics after background deletion of removed images has ended.
     async fn measure_after_deletion(&self) -> Result<FsStats, FilesystemError> {
         self.measure().await
     }
 }
 
-/// Asks the backend once where images live, and then the system how full that is.
+/// Gets the mountpoint from the backend once, and its statistics from the system.
 pub(super) struct BackendFsStats {
     images: ImageService,
     mountpoint: Mutex<Option<PathBuf>>,
 }
 
 impl BackendFsStats {
-    /// The disk of this backend's images. Nothing is asked before it is measured.
+    /// The image filesystem of this backend. The backend is first called by a measurement.
     pub(super) fn new(backend: Arc<dyn Backend>) -> BackendFsStats {
         BackendFsStats { images: ImageService::new(backend), mountpoint: Mutex::new(None) }
     }
@@ -55,7 +55,7 @@ impl FsStatsProvider for BackendFsStats {
     }
 }
 
-/// What is free on a disk. Free above capacity is cut to capacity.
+/// The free space, capped at the capacity.
 pub(super) fn free(disk: FsStats) -> DiskSpace {
     DiskSpace {
         bytes: disk.available.min(disk.capacity),
@@ -63,7 +63,7 @@ pub(super) fn free(disk: FsStats) -> DiskSpace {
     }
 }
 
-/// The disk with this much more, or less, free.
+/// The statistics with this much more, or less, free.
 #[must_use]
 pub(super) fn with_more_free(disk: FsStats, more: DiskSpace) -> FsStats {
     FsStats {
@@ -73,7 +73,7 @@ pub(super) fn with_more_free(disk: FsStats, more: DiskSpace) -> FsStats {
     }
 }
 
-/// Percent in use, rounded up as kubelet does it; 0 of nothing.
+/// Percentage used, rounded up as in kubelet; 0 without capacity.
 pub fn used_percent(capacity: u64, available: u64) -> i64 {
     if capacity == 0 {
         return 0;
@@ -82,14 +82,14 @@ pub fn used_percent(capacity: u64, available: u64) -> i64 {
     100 - i64::try_from(free).unwrap_or(100)
 }
 
-/// Bytes of `capacity` that are free when `low` percent are in use.
+/// Free bytes of `capacity` when `low` percent are used.
 fn free_at(capacity: u64, low: i32) -> u64 {
     let free = u128::from(capacity) * u128::from(100 - low.clamp(0, 100).unsigned_abs()) / 100;
     u64::try_from(free).unwrap_or(u64::MAX)
 }
 
-/// Kubelet's amount to free when bytes are at or above the high threshold. Negative when the low threshold is met
-/// already, as it may be by rounding when both are equal.
+/// Kubelet's amount to free when bytes are at or above the high threshold. Negative when usage is already below the low
+/// threshold, which rounding can cause when both are equal.
 pub(super) fn kubelet_bytes_to_free(disk: FsStats, policy: &GcPolicy) -> Option<i64> {
     let available = disk.available.min(disk.capacity);
     let over = used_percent(disk.capacity, available) >= i64::from(policy.high_threshold_percent);
@@ -97,7 +97,7 @@ pub(super) fn kubelet_bytes_to_free(disk: FsStats, policy: &GcPolicy) -> Option<
     over.then(|| i64::try_from(wanted).unwrap_or(i64::MAX))
 }
 
-/// What must be free for the policy to be content, if the disk is past one of its limits now.
+/// The free space that the policy requires, if the filesystem is past one of its thresholds now.
 pub(super) fn wanted_free(disk: FsStats, policy: &GcPolicy) -> Option<DiskSpace> {
     let now = free(disk);
     let mut wanted = DiskSpace::ZERO;

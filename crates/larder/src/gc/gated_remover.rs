@@ -1,4 +1,4 @@
-//! The collector's hands: what a sweep does to the world.
+//! Removes images for a sweep, through the removal gate.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -9,7 +9,7 @@ use super::dependencies::CollectorDependencies;
 use super::disk_space::DiskSpace;
 use super::history::RemovalHistoryEntry;
 use super::keep::{self, KeepRule};
-use super::plan::{GcGoal, GcImage, GcSnapshot, PlannedRemoval, keepables};
+use super::plan::{GcGoal, GcImage, GcSnapshot, PlannedRemoval, keep_rule_inputs};
 use super::policy::{Accounting, GcPolicy, UseRule};
 use super::report::GcCounts;
 use super::state::GcState;
@@ -23,9 +23,9 @@ pub(super) struct GatedRemover<'a> {
     collector: &'a Collector,
     policy: &'a GcPolicy,
     goal: GcGoal,
-    /// What the round looked at, without what is gone since: keep rules that came meanwhile are judged by it.
-    scene: Mutex<GcSnapshot>,
-    /// What was removed last, until the sweep has measured it.
+    /// The round's snapshot without removed images; keep rules added during the round are matched against it.
+    snapshot: Mutex<GcSnapshot>,
+    /// The last removed image, until the sweep has measured what it freed.
     gone: Mutex<Option<RemovalRecorder>>,
 }
 
@@ -34,17 +34,23 @@ impl<'a> GatedRemover<'a> {
         collector: &'a Collector,
         policy: &'a GcPolicy,
         goal: GcGoal,
-        scene: &GcSnapshot,
+        snapshot: &GcSnapshot,
     ) -> GatedRemover<'a> {
-        GatedRemover { collector, policy, goal, scene: Mutex::new(scene.clone()), gone: Mutex::default() }
+        GatedRemover {
+            collector,
+            policy,
+            goal,
+            snapshot: Mutex::new(snapshot.clone()),
+            gone: Mutex::default(),
+        }
     }
 
-    fn scene(&self) -> MutexGuard<'_, GcSnapshot> {
-        self.scene.lock().unwrap_or_else(PoisonError::into_inner)
+    fn snapshot(&self) -> MutexGuard<'_, GcSnapshot> {
+        self.snapshot.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The rule that keeps this image by now, of those that the plan did not know. Who adds a rule is told that it is in
-    /// force, also while a round runs.
+    /// The keep rule that was added after the plan and retains this image. A new rule is in force at once, even while a
+    /// round runs.
     fn kept_meanwhile(&self, image: &PlannedRemoval) -> Option<KeepRule> {
         let policy = self.collector.policy();
         let new: Vec<KeepRule> =
@@ -52,10 +58,10 @@ impl<'a> GatedRemover<'a> {
         if new.is_empty() {
             return None;
         }
-        let scene = self.scene();
+        let snapshot = self.snapshot();
         let is_it = |subject: &GcImage| subject.id == image.id && subject.handler == image.handler;
-        let index = scene.images.iter().position(is_it)?;
-        let kept = keep::matching_rules(scene.now, &new, &keepables(&scene));
+        let index = snapshot.images.iter().position(is_it)?;
+        let kept = keep::matching_rules(snapshot.now, &new, &keep_rule_inputs(&snapshot));
         kept.get(index).copied().flatten().and_then(|rule| new.get(rule).cloned())
     }
 }
@@ -64,7 +70,7 @@ impl<'a> GatedRemover<'a> {
 impl ImageRemover for GatedRemover<'_> {
     async fn remove(&self, removal: &PlannedRemoval) -> Result<RemovalOutcome, RemovalError> {
         let parts = Arc::clone(&self.collector.parts);
-        // From here on nobody is told that the image is present, until it is gone or left alone.
+        // From here on no ensure reports the image as present, until it is removed or skipped.
         let removing = match &parts.gate {
             Some(gate) => match gate.try_begin_removal(&removal.id) {
                 Some(removing) => Some(removing),
@@ -75,13 +81,13 @@ impl ImageRemover for GatedRemover<'_> {
         if let Some(rule) = self.kept_meanwhile(removal) {
             return Ok(RemovalOutcome::Kept(rule.to_string()));
         }
-        let look_again = (self.policy.accounting == Accounting::Exact).then_some(self.policy.uses);
+        let recheck = (self.policy.accounting == Accounting::Exact).then_some(self.policy.uses);
         let (counts, state) = (Arc::clone(&self.collector.counts), Arc::clone(&self.collector.state));
         let (goal, image) = (self.goal, removal.clone());
-        // The backend may go on removing after it was dropped; the gate has to stay closed until then.
+        // The backend may continue the removal after the future is dropped; the gate must stay closed until it ends.
         let ended = run_to_completion(async move {
             let _removing = removing;
-            if let Some(left) = remove_unused(&parts, &image, look_again).await? {
+            if let Some(left) = remove_unused(&parts, &image, recheck).await? {
                 return Ok(Err(left));
             }
             state.forget(&image.id, &image.handler);
@@ -95,7 +101,7 @@ impl ImageRemover for GatedRemover<'_> {
             }
             Err(left) => {
                 if left == RemovalOutcome::AlreadyGone {
-                    self.scene().forget(&removal.id, &removal.handler);
+                    self.snapshot().forget(&removal.id, &removal.handler);
                 }
                 left
             }
@@ -108,23 +114,23 @@ impl ImageRemover for GatedRemover<'_> {
     }
 
     async fn removed(&self, image: &PlannedRemoval, freed: Option<DiskSpace>) {
-        self.scene().forget(&image.id, &image.handler);
+        self.snapshot().forget(&image.id, &image.handler);
         let gone = self.gone.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(mut gone) = gone {
             gone.freed = freed;
         }
-        // The journal has it before the next image is removed.
+        // The history has it on disk before the next image is removed.
         self.collector.state.flush().await;
     }
 }
 
-/// Removes the image, unless it turns out to be used or gone when it is looked at again; then, which of these.
+/// Removes the image. If a recheck finds it in use or already absent, returns that outcome instead.
 async fn remove_unused(
     parts: &CollectorDependencies,
     image: &PlannedRemoval,
-    look_again: Option<UseRule>,
+    recheck: Option<UseRule>,
 ) -> Result<Option<RemovalOutcome>, RemovalError> {
-    if let Some(rule) = look_again {
+    if let Some(rule) = recheck {
         let uses = users(parts, image, rule).await?;
         if !uses.is_empty() {
             return Ok(Some(RemovalOutcome::InUse(uses)));
@@ -132,16 +138,16 @@ async fn remove_unused(
     }
     let handler = image.handler.clone();
     let spec = ImageSpec { runtime_handler: handler, ..ImageSpec::named(&image.id) };
-    // Removing what is gone succeeds, so that has to be found out before. What cannot be found out is told by the
-    // removal.
-    if look_again.is_some() && matches!(parts.backend.peek_status(&spec).await, Ok(None)) {
+    // Removing an absent image succeeds, so presence is checked first. If the check fails, the removal reports the
+    // error.
+    if recheck.is_some() && matches!(parts.backend.peek_status(&spec).await, Ok(None)) {
         return Ok(Some(RemovalOutcome::AlreadyGone));
     }
     parts.backend.remove(&spec).await?;
     Ok(None)
 }
 
-/// Who uses the image at this moment.
+/// The current uses of the image.
 async fn users(
     parts: &CollectorDependencies,
     image: &PlannedRemoval,
@@ -153,7 +159,7 @@ async fn users(
     Ok(uses.of_image(&image.id, &image.handler).cloned().collect())
 }
 
-/// An image that is gone. Dropping this writes it down: also when nobody waits for the removal any more, or for what it
+/// A removed image. Dropping this records it, even if the round was cancelled before it measured what the removal
 /// freed.
 struct RemovalRecorder {
     parts: Arc<CollectorDependencies>,
@@ -185,7 +191,7 @@ impl Drop for RemovalRecorder {
             estimated: image.estimated,
             freed: *freed,
         });
-        // Also after a round that was given up: an image that comes again is new.
+        // Also after a cancelled round: an image that is pulled again is new.
         state.save();
     }
 }

@@ -1,4 +1,4 @@
-//! What was removed, when and why: one line of JSON for each removal, in a file that does not grow beyond a bound.
+//! Removal history: one line of JSON for each removal, in a file of bounded size.
 
 use std::io::{self, Read as _, Seek as _, SeekFrom, Write as _};
 use std::path::{Path, PathBuf};
@@ -19,28 +19,28 @@ pub struct RemovalHistoryEntry {
     pub id: ImageId,
     /// Its names.
     pub names: Vec<String>,
-    /// What the collection was for: `age`, `space`, `demand` or `unused`.
+    /// The goal: `age`, `space`, `demand` or `unused`.
     pub reason: String,
-    /// Why it was this image, as a sentence.
+    /// The reason, as text.
     pub why: String,
-    /// What the plan promised.
+    /// The planned amount.
     pub promised: DiskSpace,
-    /// Whether the promise was a guess.
+    /// Whether the planned amount was estimated.
     #[serde(default)]
     pub estimated: bool,
-    /// What the file system says was freed; `None` if it was not measured.
+    /// The measured amount that was freed; `None` if it was not measured.
     #[serde(default)]
     pub freed: Option<DiskSpace>,
 }
 
-/// Takes note of removals. Must be quick.
+/// Records removals. Must be quick.
 pub trait RemovalHistory: Send + Sync {
-    /// Takes note of one.
+    /// Records one removal.
     fn record(&self, entry: &RemovalHistoryEntry) -> io::Result<()>;
 }
 
-/// The entries of a journal, oldest first, and how many lines could not be read. A last line that was cut off by a
-/// crash is one of those.
+/// The entries of a history file, oldest first, and the number of unreadable lines, including a last line that a crash
+/// cut off.
 pub(super) fn read(text: &str) -> (Vec<RemovalHistoryEntry>, usize) {
     let mut unreadable = 0;
     let mut entries = Vec::new();
@@ -53,27 +53,27 @@ pub(super) fn read(text: &str) -> (Vec<RemovalHistoryEntry>, usize) {
     (entries, unreadable)
 }
 
-/// A journal in a file, and the one before it in `FILE.1`.
+/// A history file, and the previous one in `FILE.1`.
 #[derive(Debug)]
 pub struct HistoryFile {
     path: PathBuf,
-    /// Bytes from which a new file is begun.
+    /// Size in bytes from which a new file is started.
     most: u64,
     writing: Mutex<()>,
 }
 
 impl HistoryFile {
-    /// A journal in this file, whose folder must exist, of at most twice 1 MiB.
+    /// A history in this file, whose directory must exist, of at most twice 1 MiB.
     pub fn new(path: impl Into<PathBuf>) -> HistoryFile {
         HistoryFile::bounded(path, 1 << 20)
     }
 
-    /// The same with another bound for each of the two files, in bytes.
+    /// A history with another bound for each of the two files, in bytes.
     pub(crate) fn bounded(path: impl Into<PathBuf>, most: u64) -> HistoryFile {
         HistoryFile { path: path.into(), most, writing: Mutex::new(()) }
     }
 
-    /// All entries, oldest first, and how many lines could not be read.
+    /// All entries, oldest first, and the number of unreadable lines.
     pub fn entries(&self) -> io::Result<(Vec<RemovalHistoryEntry>, usize)> {
         let _quiet = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let (mut entries, mut unreadable) = (Vec::new(), 0);

@@ -1,7 +1,7 @@
-//! Layers of images where the backend tells them only in its verbose answer, as runtimes behind CRI do.
+//! Reads image layers from the backend's verbose answer, as with runtimes behind CRI.
 //!
-//! What an image is made of never changes, so each image costs one call in its life. Who knows more of the runtime says
-//! what its layers take; else that is estimated from the sizes of images, and the sweep measures what really comes free.
+//! An image's layers never change, so each image costs one call. Layer sizes come from another source if one is set;
+//! otherwise they are estimated from image sizes, and the sweep measures what is really freed.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -16,10 +16,10 @@ use super::layers::{LayerSource, LayerUsageIndex};
 use crate::backend::{Backend, BackendError, Image, ImageDetails, ImageSpec};
 use crate::reference::{ImageId, LayerId};
 
-/// How many images are asked about at the same time.
+/// Number of concurrent calls.
 const CALLS_AT_ONCE: usize = 8;
 
-/// Asks [`Backend::inspect`] for each image that is new.
+/// Calls [`Backend::inspect`] once for each image.
 pub struct InspectLayerSource {
     backend: Arc<dyn Backend>,
     told: Option<Arc<dyn LayerSource>>,
@@ -53,12 +53,12 @@ struct VerboseImageInfo {
 }
 
 impl InspectLayerSource {
-    /// Layers as this backend tells them.
+    /// Reads layers from this backend.
     pub fn new(backend: Arc<dyn Backend>) -> InspectLayerSource {
         InspectLayerSource { backend, told: None, known: Mutex::default() }
     }
 
-    /// Asks this source first for what layers take. Where it fails, or does not know an image, all is estimated.
+    /// Reads layer sizes from this source first. If it fails or lacks an image, all sizes are estimated.
     #[must_use]
     pub fn with_sizes_from(mut self, source: Arc<dyn LayerSource>) -> InspectLayerSource {
         self.told = Some(source);
@@ -80,7 +80,7 @@ impl InspectLayerSource {
         unknown.is_none().then_some(layers)
     }
 
-    /// What all images take, as the runtime says.
+    /// The runtime's total for all images.
     async fn used(&self) -> Option<DiskSpace> {
         let filesystems = self.backend.filesystems().await.ok()?;
         let [images] = filesystems.image.as_slice() else { return None };
@@ -91,7 +91,7 @@ impl InspectLayerSource {
         match self.backend.inspect(&ImageSpec::named(image)).await {
             Ok(details) => Ok(details.as_ref().and_then(config_of)),
             Err(error @ BackendError::Unreachable { .. }) => Err(error),
-            // One damaged image must not keep the others from being collected.
+            // One damaged image must not prevent the removal of others.
             Err(error) => {
                 tracing::debug!("cannot determine the layers of {image}: {error}");
                 Ok(None)
@@ -100,7 +100,7 @@ impl InspectLayerSource {
     }
 }
 
-/// The config in a verbose answer: wrapped as runtimes do it, or by itself.
+/// The image config in a verbose answer, wrapped as in containerd and CRI-O, or plain.
 fn config_of(details: &ImageDetails) -> Option<VerboseImageSpec> {
     let wrapped =
         details.info.get("info").and_then(|text| serde_json::from_str::<VerboseImageInfo>(text).ok());

@@ -1,4 +1,4 @@
-//! Keep rules: images that collection must spare although nothing uses them. Matching is pure.
+//! Keep rules: unused images that garbage collection must retain. Matching is pure.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
@@ -9,28 +9,28 @@ use crate::glob;
 use crate::go_format;
 use crate::reference::{Digest, ImageId};
 
-/// Spares some images.
+/// A keep rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeepRule {
-    /// Which images.
+    /// The images that it selects.
     pub select: Selector,
-    /// Only while they were used, or first seen, within this time. Default `None`: for good.
+    /// Only while they were used, or first seen, within this time. Default `None`: no limit.
     pub ttl: Option<Duration>,
-    /// Only as many as fit into these bytes, the last used first. Default `None`: all.
+    /// Only as many as fit into these bytes, most recently used first. Default `None`: all.
     pub budget_bytes: Option<u64>,
 }
 
-/// Which images a rule is about.
+/// The images that a rule selects.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Selector {
-    /// Those with a name like this. `*` stands for any text, `?` for one character; `docker.io/library/` may be left
+    /// Images with a matching name. `*` stands for any text, `?` for one character; `docker.io/library/` may be left
     /// out.
     Name(String),
-    /// Those whose config has this label, with this value if one is given.
+    /// Images whose config has this label, with this value if given.
     Label(String, Option<String>),
-    /// The one with this id, or with a name of this digest: `sha256:...`.
+    /// The image with this ID, or with a name of this digest: `sha256:...`.
     Digest(String),
-    /// The newest few of each repository like this, by when they were first seen.
+    /// The newest images of each matching repository, by first seen.
     Newest {
         /// Name without tag; `*` and `?` as in [`Selector::Name`].
         repository: String,
@@ -40,12 +40,12 @@ pub enum Selector {
 }
 
 impl KeepRule {
-    /// Spares what is selected, for good.
+    /// A rule without time limit and budget.
     pub fn new(select: Selector) -> KeepRule {
         KeepRule { select, ttl: None, budget_bytes: None }
     }
 
-    /// Which of an image's names the rule means, as an index; `None` if it goes by something else than names.
+    /// The index of the image name that the rule matches; `None` if the rule does not select by name.
     pub fn parse_selector(&self, names: &[String]) -> Option<usize> {
         names.iter().position(|name| match &self.select {
             Selector::Name(pattern) => name_matches(pattern, name),
@@ -55,7 +55,7 @@ impl KeepRule {
         })
     }
 
-    /// The rule in words, for an image that it keeps; whether that image's labels are known.
+    /// The rule as text, for an image that it retains; `labels_known` of that image.
     pub(super) fn text_for(&self, labels_known: bool) -> String {
         match &self.select {
             Selector::Label(..) if !labels_known => format!("{self}; labels unknown"),
@@ -63,7 +63,7 @@ impl KeepRule {
         }
     }
 
-    /// Why the rule cannot mean anything, with the next step.
+    /// Why the rule is invalid, with the next step.
     pub(super) fn problem(&self) -> Option<String> {
         let problem = match &self.select {
             Selector::Name(text) if text.trim().is_empty() => "empty name; use * for all images",
@@ -101,7 +101,7 @@ impl fmt::Display for KeepRule {
     }
 }
 
-/// An image, as keep rules see it.
+/// An image as input for keep rules.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct KeepRuleInput<'a> {
     /// Its id.
@@ -124,8 +124,8 @@ impl KeepRuleInput<'_> {
     }
 }
 
-/// For each image the rule that keeps it, as an index into the rules; the first one wins. An image that a rule cannot
-/// judge, because labels unknown, is kept by it: losing what somebody wanted to keep is worse than a full disk.
+/// For each image the index of the first rule that retains it. A label rule also retains an image with unknown labels:
+/// losing an image that was to be kept is worse than a full disk.
 pub(super) fn matching_rules(
     now: UnixMillis,
     rules: &[KeepRule],
@@ -153,7 +153,7 @@ pub(super) fn matching_rules(
                 None => false,
             });
         }
-        // Beside the budget: they must not take the place of images that the rule is known to mean.
+        // Not counted in the budget: they must not displace images that match.
         for image in chosen.into_iter().chain(unjudged) {
             kept[image].get_or_insert(index);
         }
@@ -180,7 +180,7 @@ fn select(selector: &Selector, images: &[KeepRuleInput<'_>]) -> Vec<usize> {
     }
 }
 
-/// The images of which nobody can say whether they are selected.
+/// The images with unknown labels, which a label rule may select.
 fn images_without_labels(selector: &Selector, images: &[KeepRuleInput<'_>]) -> Vec<usize> {
     match selector {
         Selector::Label(..) => (0..images.len()).filter(|&image| images[image].labels.is_none()).collect(),
@@ -224,7 +224,7 @@ fn has_digest(name: &str, digest: &str) -> bool {
     name.split_once('@').is_some_and(|(_, of)| of == digest)
 }
 
-/// Whether a pattern means a name, in full or as people shorten it.
+/// Whether a pattern matches a name, in full or in Docker's short form.
 fn name_matches(pattern: &str, name: &str) -> bool {
     short_forms(name).any(|form| glob(pattern, form))
 }
@@ -234,16 +234,16 @@ fn short_forms(name: &str) -> impl Iterator<Item = &str> {
     std::iter::once(name).chain(prefixes.into_iter().filter_map(|prefix| name.strip_prefix(prefix)))
 }
 
-/// A rule that matches no image: usually a slip of the pen.
+/// A rule that matches no image, usually because of a typing error.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeepWarning {
-    /// The rule's place in the list.
+    /// The rule's index, from 0.
     pub rule: usize,
-    /// The rule, in words.
+    /// The rule as text.
     pub text: String,
-    /// Names that are present and look most like it, best first; at most three.
+    /// The most similar names of present images, best first; at most three.
     pub nearest: Vec<String>,
-    /// How many images are kept only because their labels are not known.
+    /// Number of images retained only because their labels are unknown.
     pub labels_unknown: usize,
 }
 
@@ -260,7 +260,7 @@ impl fmt::Display for KeepWarning {
     }
 }
 
-/// The rules that match nothing, whatever their time or budget.
+/// The rules that match no image, ignoring time limit and budget.
 pub(super) fn warnings(rules: &[KeepRule], images: &[KeepRuleInput<'_>]) -> Vec<KeepWarning> {
     let unmatched = rules.iter().enumerate().filter(|(_, rule)| select(&rule.select, images).is_empty());
     unmatched
@@ -282,7 +282,7 @@ fn nearest(selector: &Selector, images: &[KeepRuleInput<'_>]) -> Vec<String> {
     nearest_names(wanted, images.iter().flat_map(|image| image.names))
 }
 
-/// The names that look most like a text, best first; at most three. Names with a digest are left out.
+/// The names most similar to a text, best first; at most three. Names with a digest are ignored.
 pub fn nearest_names<'a>(text: &str, names: impl IntoIterator<Item = &'a String>) -> Vec<String> {
     let wanted = text.replace(['*', '?'], "");
     let mut near: Vec<(usize, &String)> = Vec::new();

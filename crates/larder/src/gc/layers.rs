@@ -1,4 +1,4 @@
-//! Which image has which layers, and what each takes on disk, as far as a backend can tell.
+//! Layers of images and their disk usage, where the backend reports them.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -8,38 +8,38 @@ use super::disk_space::DiskSpace;
 use crate::backend::{BackendError, Image};
 use crate::reference::{ImageId, LayerId};
 
-/// Knows the layers of images.
+/// A source of image layers.
 #[async_trait]
 pub trait LayerSource: Send + Sync {
-    /// The layers of these images. An image that is left out is one whose layers are not known.
+    /// The layers of these images. Images with unknown layers are omitted.
     async fn layers(&self, images: &[Image]) -> Result<LayerUsageIndex, BackendError>;
 }
 
 /// One layer on disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MeasuredLayer {
-    /// Its id: a diff id, a chain id, or what else names it on this backend.
+    /// Its ID: a diff ID, a chain ID, or another identifier of this backend.
     pub id: LayerId,
-    /// What it takes, once.
+    /// Its disk usage.
     pub amount: DiskSpace,
-    /// Whether the amount is a guess.
+    /// Whether the amount is estimated.
     pub estimated: bool,
-    /// What else needs it beside images, such as a mount whose image is gone; then removing images does not free it.
+    /// A reference other than an image, such as a mount of a removed image; then removing images does not free it.
     pub referenced_by: Option<String>,
 }
 
-/// What is known of one image.
+/// The layers of one image.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ImageLayers {
     /// Its layers, as indices into [`LayerUsageIndex::all`]; each once, in no particular order.
     pub layers: Vec<u32>,
-    /// What it takes besides: config and manifests.
+    /// The disk usage of its metadata: config and manifests.
     pub own: DiskSpace,
-    /// Labels of its config; `None` if they are not known.
+    /// Labels of its config; `None` if unknown.
     pub labels: Option<BTreeMap<String, String>>,
 }
 
-/// Layers and the images that have them.
+/// Layers and the images that reference them.
 #[derive(Debug, Clone, Default)]
 pub struct LayerUsageIndex {
     all: Vec<MeasuredLayer>,
@@ -48,12 +48,12 @@ pub struct LayerUsageIndex {
 }
 
 impl LayerUsageIndex {
-    /// Nothing is known.
+    /// An empty index: all layers are unknown.
     pub fn unknown() -> LayerUsageIndex {
         LayerUsageIndex::default()
     }
 
-    /// Adds a layer, or says more of one that is known.
+    /// Adds or updates a layer.
     pub fn add(&mut self, layer: MeasuredLayer) {
         match self.index.get(&layer.id) {
             Some(&at) => self.all[at as usize] = layer,
@@ -66,8 +66,8 @@ impl LayerUsageIndex {
         }
     }
 
-    /// Adds an image with these layers, which must have been added. An image with a layer that is not known stays
-    /// unknown, and false is returned.
+    /// Adds an image with these layers, which must have been added. Returns false and does not add an image with an
+    /// unknown layer.
     pub fn add_image(
         &mut self,
         id: impl Into<ImageId>,
@@ -84,7 +84,7 @@ impl LayerUsageIndex {
         true
     }
 
-    /// Adds the labels of an image that is known.
+    /// Sets the labels of a known image.
     pub fn set_labels(&mut self, id: &ImageId, labels: BTreeMap<String, String>) {
         if let Some(image) = self.images.get_mut(id) {
             image.labels = Some(labels);
@@ -96,12 +96,12 @@ impl LayerUsageIndex {
         &self.all
     }
 
-    /// What is known of an image.
+    /// The layers of an image, if known.
     pub fn layers_of(&self, image: impl AsRef<str>) -> Option<&ImageLayers> {
         self.images.get(image.as_ref())
     }
 
-    /// Layers of images other than these: of one that came after the list, or that a backend does not list.
+    /// Layers of images other than these, such as images added after the list.
     pub(super) fn layers_of_other_images<'a>(
         &self,
         listed: impl Iterator<Item = &'a ImageId> + Clone,
@@ -119,12 +119,12 @@ impl LayerUsageIndex {
         self.index.get(id).map(|&at| &self.all[at as usize])
     }
 
-    /// All layers, to change what they take.
+    /// The amounts of all layers, mutable.
     pub(super) fn amounts_mut(&mut self) -> impl Iterator<Item = &mut DiskSpace> {
         self.all.iter_mut().map(|layer| &mut layer.amount)
     }
 
-    /// Forgets an image that is gone.
+    /// Drops a removed image.
     pub(super) fn forget(&mut self, image: &ImageId) {
         self.images.remove(image);
     }

@@ -1,4 +1,4 @@
-//! When rounds run. A round takes no input but the present state, so a lost kick costs time and nothing else.
+//! Schedules rounds. A round depends only on the current state, so a lost wake-up only delays it.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
@@ -14,14 +14,14 @@ use super::report::GcReport;
 use crate::backend::Image;
 use crate::events::EventReason;
 
-/// How often things are done.
+/// Intervals of the loops.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GcIntervals {
     /// Detect and collect. Default 5 min.
     pub collect: Duration,
     /// Refresh the list of images. Default 30 s.
     pub list: Duration,
-    /// Look how full the disk is, and collect at once when it is past a limit. Default 5 s; `None` is never, as in
+    /// Measure the filesystem, and collect at once when it is past a threshold. Default 5 s; `None` is never, as in
     /// kubelet.
     pub pressure: Option<Duration>,
 }
@@ -39,7 +39,7 @@ impl GcIntervals {
     }
 }
 
-/// Where collection stands.
+/// The status of garbage collection.
 #[derive(Debug, Clone, Default)]
 pub struct GcStatus {
     /// Rounds ended so far.
@@ -57,19 +57,19 @@ pub struct GcStatus {
 /// The images as of the last listing that succeeded.
 #[derive(Debug, Clone, Default)]
 pub struct ImageCache {
-    /// The biggest first.
+    /// The images, largest first.
     pub images: Arc<Vec<Image>>,
     /// When they were listed; `None` if never.
     pub listed: Option<SystemTime>,
 }
 
-/// Counts failures in a row, to tell when one is worth an event.
+/// Counts consecutive failures, to decide when one is reported as an event.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct FailureCount(u64);
 
 impl FailureCount {
-    /// Takes the outcome of a round. True if its failure is to be reported as `ImageGCFailed`: from the second in a row
-    /// on.
+    /// Counts the outcome of a round. Returns whether to report its failure as `ImageGCFailed`: from the second
+    /// consecutive one.
     pub fn count<T, E>(&mut self, outcome: &Result<T, E>) -> bool {
         self.0 = if outcome.is_ok() { 0 } else { self.0 + 1 };
         self.0 > 1
@@ -83,12 +83,12 @@ pub struct GcLoops {
     kick: Arc<Notify>,
     status: watch::Sender<GcStatus>,
     images: watch::Sender<ImageCache>,
-    /// Until then pressure starts no round.
+    /// Disk pressure starts no round before this.
     not_before: Mutex<Instant>,
 }
 
 impl GcLoops {
-    /// Loops that do not run yet.
+    /// Creates the loops without starting them.
     pub fn new(collector: Arc<Collector>, periods: GcIntervals) -> GcLoops {
         GcLoops {
             collector,
@@ -105,7 +105,7 @@ impl GcLoops {
         self.kick.notify_one();
     }
 
-    /// Watches where collection stands.
+    /// Watches the status.
     pub fn status(&self) -> watch::Receiver<GcStatus> {
         self.status.subscribe()
     }
@@ -115,10 +115,10 @@ impl GcLoops {
         self.images.subscribe()
     }
 
-    /// Runs until dropped. Without a limit that could ever be passed nothing is collected; ages and the list are kept up
-    /// to date all the same.
+    /// Runs until dropped. Without a threshold that can be exceeded nothing is removed, but usage records and the image
+    /// list are updated.
     pub async fn run(&self) {
-        // Rounds first: pressure found in the moment in which the timer starts a round is that round's to see to.
+        // Rounds first: a round that the timer starts at the same moment handles the pressure.
         tokio::join!(biased; self.rounds(), self.listing(), self.watching(), self.following());
     }
 
@@ -177,15 +177,15 @@ impl GcLoops {
                     let images = Arc::new(sorted_for_cache(images));
                     self.images.send_replace(ImageCache { images, listed: Some(SystemTime::now()) });
                 }
-                // What was listed before still says more than nothing.
+                // The previous list remains valid enough.
                 Err(error) => tracing::warn!("cannot list images: {error}"),
             }
         }
     }
 
-    /// Kicks a round as soon as the disk is past a limit, unless one runs anyway or is the first one. After a round that
-    /// did not help, the next kick [waits](Self::pause_after) as long as the timer would: what a round could not free it
-    /// will not free five seconds later.
+    /// Starts a round as soon as the filesystem is past a threshold, except while a round runs or before the first one.
+    /// After a round that did not free enough, the next start [waits](Self::pause_after) as long as the timer would,
+    /// because a round five seconds later would free no more.
     async fn watching(&self) {
         let Some(period) = self.periods.pressure else { return };
         let mut timer = interval(period);
@@ -193,7 +193,7 @@ impl GcLoops {
         let mut status = self.status.subscribe();
         loop {
             timer.tick().await;
-            // The timer starts the first round; a kick beside it would only tell the same failure twice.
+            // The timer starts the first round; another start would only report the same failure twice.
             if status.wait_for(|status| status.rounds > 0 && !status.running).await.is_err() {
                 return;
             }
@@ -216,11 +216,11 @@ impl GcLoops {
         }
     }
 
-    /// How long pressure starts no other round after this one.
+    /// How long disk pressure starts no other round after this one.
     async fn pause_after(&self, round: &Result<GcReport, GcError>) -> Duration {
         let policy = self.collector.policy();
         match round {
-            // By kubelet's sums it may have freed enough although nothing is free.
+            // By nominal sizes it may have freed enough although the filesystem is still full.
             Ok(GcReport { before: Some(before), .. })
                 if policy.accounting == Accounting::Nominal && is_due(*before, &policy) =>
             {
@@ -229,7 +229,7 @@ impl GcLoops {
                 if helped { Duration::ZERO } else { self.periods.collect }
             }
             Ok(_) => Duration::ZERO,
-            // A runtime that is not up yet says nothing of the disk; it may be up when images are listed next.
+            // The runtime may not be running yet; it may be running at the next list of images.
             Err(error) if error.is_before_the_disk() => self.periods.list,
             Err(_) => self.periods.collect,
         }

@@ -1,12 +1,12 @@
-//! Removes images when the disk needs the room, and can say why.
+//! Garbage collection: removes images when space is needed, with a reason for each decision.
 //!
 //! ```text
 //! list + uses -> records -> plan -> sweep -> history
 //! ```
 //!
 //! Read [`Collector::collect`] first. [`plan()`] decides, and is pure: a dry run and a real run are the same plan.
-//! [`sweep()`] acts, through one small trait. The rules are kubelet's; where larder does something else, a field of
-//! [`GcPolicy`] brings kubelet's way back, and [`GcPolicy::kubelet`] all of it.
+//! [`sweep()`] executes the plan through one small trait. The rules are kubelet's; where larder differs, a field of
+//! [`GcPolicy`] restores kubelet's behaviour, and [`GcPolicy::kubelet`] restores all of it.
 
 mod activity;
 mod builder;

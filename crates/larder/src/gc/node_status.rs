@@ -1,4 +1,4 @@
-//! The images that a node reports in its status, and the list they are cut from.
+//! The images in a node's status.
 
 use crate::backend::{BackendError, Image};
 
@@ -14,18 +14,18 @@ pub struct NodeImage {
     pub size_bytes: u64,
 }
 
-/// The list could not be had; the status then shows no images.
+/// The image list is unavailable; the status then shows no images.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("error getting image list: {0}")]
 pub struct NodeStatusError(#[from] pub BackendError);
 
-/// Images as the list cache holds them: the biggest first, equal ones by id, descending.
+/// Images in the order of the list cache: largest first, equal ones by ID, descending.
 pub(super) fn sorted_for_cache(mut images: Vec<Image>) -> Vec<Image> {
     images.sort_by(|a, b| b.size.cmp(&a.size).then_with(|| b.id.cmp(&a.id)));
     images
 }
 
-/// The biggest `max_images`, or all when that is -1.
+/// The largest `max_images`, or all when that is -1.
 pub fn images_for_node_status(
     max_images: i32,
     listed: Result<Vec<Image>, BackendError>,

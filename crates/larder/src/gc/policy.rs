@@ -1,4 +1,5 @@
-//! What collection is told: when to start, how far to go, what to spare. Names are kubelet's where it has them.
+//! Settings of garbage collection: when to start, when to stop, which images to retain. Names are kubelet's where it
+//! has them.
 
 use std::fmt;
 use std::time::Duration;
@@ -8,23 +9,23 @@ use super::keep::KeepRule;
 /// When images are collected, and which.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GcPolicy {
-    /// Collect when so many percent of the file system are in use. 0 to 100, default 85; 100 is never.
+    /// Start when this percentage of the filesystem is used. 0 to 100, default 85; 100 is never.
     pub high_threshold_percent: i32,
-    /// Free until so many percent are in use. 0 to 100, not above the high one, default 80.
+    /// Free until this percentage is used. 0 to 100, not above the high threshold, default 80.
     pub low_threshold_percent: i32,
-    /// An image seen for a shorter time is not removed for room. Default 2 min.
+    /// An image first seen more recently is not removed for space. Default 2 min.
     pub minimum_age: Duration,
-    /// An image unused for longer is removed although there is room; 0 is never, and the default.
+    /// An image unused for longer is removed even if no space is needed. Default 0: never.
     pub maximum_age: Duration,
-    /// Collect when fewer bytes are free than this, until they are. Default 0: only percents count. Kubelet: none.
+    /// Start when fewer bytes are free, and free until they are. Default 0: only percentages count. Kubelet: none.
     pub min_free_bytes: u64,
     /// The thresholds for inodes. Default 90 and 85; kubelet: none.
     pub inodes: Option<InodeThresholds>,
-    /// How many percent more than asked for are freed on demand. 0 to 100, default 5.
+    /// Percentage freed on demand in addition to the request. 0 to 100, default 5.
     pub free_margin_percent: u32,
-    /// Images to spare. Default none; kubelet: none.
+    /// Keep rules. Default none; kubelet: none.
     pub keep: Vec<KeepRule>,
-    /// How freed room is counted. Default [`Accounting::Exact`]; kubelet: [`Accounting::Nominal`].
+    /// How freed space is counted. Default [`Accounting::Exact`]; kubelet: [`Accounting::Nominal`].
     pub accounting: Accounting,
     /// How the age of a never used image is counted. Default [`AgeRule::FromFirstSeen`]; kubelet:
     /// [`AgeRule::Kubelet`].
@@ -34,35 +35,35 @@ pub struct GcPolicy {
     pub uses: UseRule,
     /// What steps of the wall clock do to ages. Default [`ClockRule::KeepAges`]; kubelet: [`ClockRule::Believe`].
     pub clock: ClockRule,
-    /// What hooks are told. Default [`HookRule::AllPresent`]; kubelet: [`HookRule::Examined`].
+    /// Which images hooks receive. Default [`HookRule::AllPresent`]; kubelet: [`HookRule::Examined`].
     pub hooks: HookRule,
 }
 
-/// When to collect for inodes, and how far.
+/// The thresholds for inodes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct InodeThresholds {
-    /// Collect when so many percent of the inodes are in use.
+    /// Start when this percentage of the inodes is used.
     pub high_percent: i32,
-    /// Free until so many percent are in use.
+    /// Free until this percentage is used.
     pub low_percent: i32,
 }
 
-/// How freed room is counted.
+/// How freed space is counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Accounting {
     /// The size that the runtime reports for each image counts as freed. Wrong as soon as layers are shared.
     Nominal,
-    /// Layers count once, for the image that is removed last; and the file system is measured after each removal.
+    /// A layer counts once, for the image that is removed last, and the filesystem is measured after each removal.
     Exact,
 }
 
 /// How the age of a never used image is counted, for the maximum age.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AgeRule {
-    /// It is older than any maximum age, whatever the minimum age; nothing goes by age before larder itself runs that
-    /// long.
+    /// It is older than any maximum age, whatever the minimum age; no image is removed by age before larder itself has
+    /// run that long.
     Kubelet,
-    /// From when it was first seen; the minimum age holds.
+    /// The age counts from when it was first seen; the minimum age applies.
     FromFirstSeen,
 }
 
@@ -80,14 +81,14 @@ pub enum UseRule {
 pub enum ClockRule {
     /// Images become older or younger with the clock.
     Believe,
-    /// Times on record move with the clock, so that ages stay.
+    /// Recorded times move with the clock, so that ages do not change.
     KeepAges,
 }
 
-/// What the hooks are told after a collection for room.
+/// Which images hooks receive after a space pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HookRule {
-    /// The images that were looked at and kept; images in use, pinned, or not reached are left out.
+    /// The images that were examined and retained, without images in use, pinned or not reached.
     Examined,
     /// All images that are present.
     AllPresent,
@@ -127,7 +128,7 @@ impl GcPolicy {
         }
     }
 
-    /// All that is wrong with it, kubelet's own checks first and in kubelet's order. Kubelet reports the first only.
+    /// All errors, kubelet's own checks first and in kubelet's order. Kubelet reports only the first.
     pub fn problems(&self) -> Vec<PolicyError> {
         let (high, low) = (self.high_threshold_percent, self.low_threshold_percent);
         let mut problems = Vec::new();
@@ -153,13 +154,12 @@ impl GcPolicy {
         problems
     }
 
-    /// Whether a keep rule is about labels.
+    /// Whether a keep rule selects by label.
     pub(crate) fn asks_for_labels(&self) -> bool {
         self.keep.iter().any(|rule| matches!(rule.select, super::keep::Selector::Label(..)))
     }
 
-    /// Whether rounds are worth starting: at a threshold of 100 percent, and with no other limit, nothing would ever
-    /// go.
+    /// Whether rounds can remove anything: with a threshold of 100 percent and no other limit they cannot.
     pub fn is_enabled(&self) -> bool {
         self.high_threshold_percent != 100
             || !self.maximum_age.is_zero()
@@ -176,13 +176,13 @@ fn is_percent(percent: i32) -> bool {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum PolicyError {
-    /// The high threshold is no percentage.
+    /// The high threshold is not a percentage.
     #[error("invalid HighThresholdPercent {0}, must be in range [0-100]")]
     High(i32),
-    /// The low threshold is no percentage.
+    /// The low threshold is not a percentage.
     #[error("invalid LowThresholdPercent {0}, must be in range [0-100]")]
     Low(i32),
-    /// The thresholds are the wrong way round.
+    /// The low threshold is above the high threshold.
     #[error("LowThresholdPercent {low} can not be higher than HighThresholdPercent {high}")]
     LowAboveHigh {
         /// As given.
@@ -190,15 +190,15 @@ pub enum PolicyError {
         /// As given.
         high: i32,
     },
-    /// A threshold for inodes is no percentage.
+    /// An inode threshold is not a percentage.
     #[error("invalid {which} inode threshold {percent}: must be in range [0-100]")]
     InodePercent {
-        /// Which one.
+        /// Which threshold.
         which: ThresholdKind,
         /// As given.
         percent: i32,
     },
-    /// The thresholds for inodes are the wrong way round.
+    /// The low inode threshold is above the high one.
     #[error("low inode threshold {low} is above high inode threshold {high}; lower it")]
     InodeLowAboveHigh {
         /// As given.
@@ -206,15 +206,15 @@ pub enum PolicyError {
         /// As given.
         high: i32,
     },
-    /// The margin is no percentage.
+    /// The margin is not a percentage.
     #[error("invalid free margin {0}: must be in range [0-100]")]
     Margin(u32),
-    /// A keep rule that cannot mean anything.
+    /// A keep rule is invalid.
     #[error("keep rule {}: {problem}", index + 1)]
     Keep {
-        /// Its place in the list, from 0.
+        /// Its index, from 0.
         index: usize,
-        /// What is wrong with it.
+        /// The error.
         problem: String,
     },
 }

@@ -1,10 +1,10 @@
-//! What an ensure and a collection agree on: an image that was just made present is not removed before somebody had the
-//! time to use it.
+//! The lock between ensures and removals: an image that was just reported present is leased, and is not removed before
+//! the lease expires.
 //!
-//! Both go through one lock that is never held across a call. An ensure says that it [looks](RemovalGate::look), asks the
-//! backend, and [leases](PresenceCheck::lease) what it found; a removal [begins](RemovalGate::try_begin_removal) only without a lease. If a
-//! removal of that image was under way since the look, the lease is refused, because the answer may be older than the removal:
-//! the ensure looks again.
+//! The lock is never held across a call. An ensure [begins a presence check](RemovalGate::begin_presence_check), asks
+//! the backend, and [leases](PresenceCheck::lease) the image that it found; a removal
+//! [begins](RemovalGate::try_begin_removal) only without a lease. If a removal of the image ran since the check began,
+//! the lease is refused, because the backend's answer may be older than the removal, and the ensure checks again.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -17,27 +17,27 @@ use tokio::time::{Instant, timeout};
 use super::uses::{ImageUse, ImageUseError, ImageUseSource, ReportedUse};
 use crate::reference::ImageId;
 
-/// The longest lease: a year. No clock ends before that.
+/// The longest lease: a year, so that no instant overflows.
 const LONGEST: Duration = Duration::from_secs(365 * 24 * 3600);
 
-/// Leases of images that were just ensured, and removals under way. Lives in memory, counts on tokio's clock.
+/// Leases of images that were just ensured, and removals in progress. In memory, on tokio's clock.
 #[derive(Debug)]
 pub struct RemovalGate {
     state: Mutex<LeaseTable>,
-    /// Told whenever a removal ends.
+    /// Notified whenever a removal ends.
     ended: watch::Sender<()>,
 }
 
 #[derive(Debug, Default)]
 struct LeaseTable {
-    /// When each lease ends, by image id.
+    /// When each lease expires, by image ID.
     leases: HashMap<ImageId, Instant>,
     removing: HashSet<ImageId>,
-    /// The last removal of each image that ended while anybody looks, by its number.
+    /// The number of the last removal of each image that ended while a presence check was open.
     ended: HashMap<ImageId, u64>,
     /// How many removals have ended; this is the number of the next.
     removals: u64,
-    /// The looks that live: how many there are since the removal of which number.
+    /// The number of open presence checks, by the removal number at which they began.
     looks: BTreeMap<u64, usize>,
 }
 
@@ -56,7 +56,7 @@ impl LeaseTable {
         let was_oldest = self.looks.first_key_value().is_some_and(|(oldest, _)| *oldest == from);
         self.looks.remove(&from);
         if was_oldest {
-            // What ended before all looks began, nobody asks for.
+            // No open check needs removals that ended before all of them began.
             let oldest = self.looks.first_key_value().map_or(self.removals, |(oldest, _)| *oldest);
             self.ended.retain(|_, number| *number >= oldest);
         }
@@ -69,7 +69,7 @@ impl LeaseTable {
         self.removals += 1;
     }
 
-    /// Whether a removal of the image ended since a look.
+    /// Whether a removal of the image ended since a check began.
     fn ended_since(&self, from: u64, id: &ImageId) -> bool {
         self.ended.get(id).is_some_and(|number| *number >= from)
     }
@@ -82,13 +82,13 @@ impl Default for RemovalGate {
 }
 
 impl RemovalGate {
-    /// To be called before the backend is asked whether an image is present.
+    /// Must be called before asking the backend whether an image is present.
     pub fn begin_presence_check(self: &Arc<Self>) -> PresenceCheck {
         PresenceCheck { from: self.state().look(), gate: self.clone() }
     }
 
-    /// To be called right before an image is removed, and dropped right after. `None` while it is leased, or being
-    /// removed already.
+    /// Must be called right before an image is removed; drop the guard right after. `None` while the image is leased or
+    /// already being removed.
     pub fn try_begin_removal(self: &Arc<Self>, id: impl Into<ImageId>) -> Option<RemovalGuard> {
         let (id, mut state) = (id.into(), self.state());
         if state.leases.get(&id).is_some_and(|ends| *ends > Instant::now())
@@ -99,8 +99,8 @@ impl RemovalGate {
         Some(RemovalGuard { gate: self.clone(), id })
     }
 
-    /// To be awaited before an image is removed because somebody asked for just that, and dropped right after. Leases
-    /// are there for collection: this ends the image's own. Waits while the image is being removed already.
+    /// Must be awaited before an explicitly requested removal; drop the guard right after. Ends the image's lease,
+    /// because leases only defer garbage collection. Waits while the image is already being removed.
     pub async fn wait_begin_removal(self: &Arc<Self>, id: impl Into<ImageId>) -> RemovalGuard {
         let id = id.into();
         let mut ended = self.ended.subscribe();
@@ -112,23 +112,23 @@ impl RemovalGate {
                     return RemovalGuard { gate: self.clone(), id };
                 }
             }
-            // Its sender is this gate's, so it does not go away meanwhile.
+            // This gate owns the sender, so the channel stays open.
             let _ = ended.changed().await;
         }
     }
 
-    /// Waits until every removal that is under way now has ended, but no longer than this.
+    /// Waits until every removal that is in progress now has ended, for at most this long.
     pub(crate) async fn wait_for_removals(&self, at_most: Duration) {
         let mut ended = self.ended.subscribe();
         let under_way = self.state().removing.clone();
         let gone = async {
             while !self.state().removing.is_disjoint(&under_way) && ended.changed().await.is_ok() {}
         };
-        // Who waits tries again either way.
+        // The caller retries either way.
         let _ = timeout(at_most, gone).await;
     }
 
-    /// The images leased now and for how much longer, by id.
+    /// The current leases and their remaining time, by image ID.
     pub fn active_leases(&self) -> Vec<(ImageId, Duration)> {
         let now = Instant::now();
         let mut state = self.state();
@@ -144,7 +144,7 @@ impl RemovalGate {
     }
 }
 
-/// A look at what is present. While it lives, removals are remembered.
+/// An open presence check. Removals are recorded until it is dropped.
 #[derive(Debug)]
 pub struct PresenceCheck {
     gate: Arc<RemovalGate>,
@@ -152,14 +152,14 @@ pub struct PresenceCheck {
 }
 
 impl PresenceCheck {
-    /// Whether any image was being removed since this look began.
+    /// Whether a removal of any image ran since this check began.
     pub(crate) fn has_raced_removal(&self) -> bool {
         let state = self.gate.state();
         !state.removing.is_empty() || state.removals > self.from
     }
 
-    /// Leases an image that was seen present since this look began. False if a removal of it may have overtaken that:
-    /// then look again. Waits while it is being removed.
+    /// Leases an image that was found present since this check began. False if a removal may have overtaken the answer:
+    /// check again. Waits while the image is being removed.
     pub async fn lease(self, id: impl Into<ImageId>, time: Duration) -> bool {
         let id = id.into();
         let mut ended = self.gate.ended.subscribe();
@@ -188,7 +188,7 @@ impl Drop for PresenceCheck {
     }
 }
 
-/// A removal under way.
+/// A removal in progress.
 #[derive(Debug)]
 pub struct RemovalGuard {
     gate: Arc<RemovalGate>,

@@ -1,4 +1,4 @@
-//! What collection tells of itself.
+//! Reports of garbage collection.
 
 use super::error::GcError;
 use super::keep::KeepWarning;
@@ -18,23 +18,23 @@ pub struct GcCounts {
 /// What one round did.
 #[derive(Debug, Clone, Default)]
 pub struct GcReport {
-    /// What was planned: for age, if there is a maximum age, and for room.
+    /// The plans: for age, if there is a maximum age, and for space.
     pub plans: Vec<GcPlan>,
-    /// What was done about each plan.
+    /// The result of each plan.
     pub swept: Vec<SweepReport>,
-    /// The file system before anything was removed, if it was read.
+    /// The filesystem before the first removal, if it was measured.
     pub before: Option<FsStats>,
-    /// The file system as it was last read.
+    /// The last measurement of the filesystem.
     pub after: Option<FsStats>,
-    /// Keep rules that match nothing.
+    /// Keep rules that match no image.
     pub warnings: Vec<KeepWarning>,
 }
 
-/// What one round did, and what kept it from doing all that it should.
+/// What one round did, and the error that ended it.
 #[derive(Debug, Clone)]
 pub struct GcRoundResult {
-    /// What was done until then.
+    /// What was done before the error.
     pub report: GcReport,
-    /// Why it is not all.
+    /// The error, if the round did not complete.
     pub error: Option<GcError>,
 }

@@ -1,8 +1,8 @@
-//! What collection remembers: the records in memory, and the one thread that writes them and the journal to disk.
+//! The state of garbage collection: usage records in memory, and the thread that writes them and the history to disk.
 //!
-//! Rounds and readers change and copy the records in memory, under a lock that is never held across a call or a write:
-//! neither a removal nor a disk that hangs keeps them waiting. The thread writes in the order in which it was asked to;
-//! saves that wait for the disk are done as one. Dropping the state waits until all of it is on disk.
+//! Rounds and readers change and copy the records in memory under a lock that is never held across a call or a write,
+//! so neither a removal nor a disk that hangs blocks them. The thread writes in request order and coalesces pending
+//! saves. Dropping the state waits until everything is on disk.
 
 use std::iter;
 use std::sync::mpsc::{self, Receiver, Sender};
@@ -20,40 +20,40 @@ use super::uses::ImageUseIndex;
 use crate::backend::Image;
 use crate::reference::ImageId;
 
-/// The owner of the records and the journal.
+/// The owner of the usage records and the history.
 pub(super) struct GcState {
     memory: Arc<Mutex<SharedUsageRecords>>,
-    /// `None` where there is no thread to write.
+    /// `None` if the writer thread could not be started.
     orders: Option<Sender<UsageWriteCommand>>,
     thread: Option<JoinHandle<()>>,
 }
 
 struct SharedUsageRecords {
     records: Arc<ImageUsageRecords>,
-    /// How many observations and removals have begun.
+    /// Number of observations and removals that have begun.
     begun: u64,
-    /// The observation or removal that the records are as of, by that count.
+    /// The number of the observation or removal that the records reflect.
     current: u64,
 }
 
-/// What the thread is asked to do.
+/// A request to the writer thread.
 enum UsageWriteCommand {
-    /// Save the records as they are when the thread comes to it.
+    /// Save the records as they are when the thread handles this.
     Records,
-    /// Append a removal to the journal.
+    /// Append a removal to the history.
     Removal(RemovalHistoryEntry),
-    /// Answer when everything asked for before is written.
+    /// Reply when every earlier request is written.
     Flush(Sender<()>),
 }
 
-/// When an observation began. What begins later knows better.
+/// When an observation began. A later observation takes precedence.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct ObservationStart {
     number: u64,
     at: UnixMillis,
 }
 
-/// What was observed: what is present and used, and what happened since the last observation.
+/// An observation: the images present, their uses, and the activity since the last observation.
 pub(super) struct GcObservation<'a> {
     pub(super) images: &'a [Image],
     pub(super) uses: &'a ImageUseIndex,
@@ -61,7 +61,7 @@ pub(super) struct GcObservation<'a> {
 }
 
 impl GcState {
-    /// Loads the records, and starts the thread. Also returns what was wrong with the records on disk.
+    /// Loads the records and starts the thread. Also returns the error of records that could not be read.
     pub(super) fn open(
         store: Arc<dyn UsageRecordStore>,
         history: Option<Arc<dyn RemovalHistory>>,
@@ -69,9 +69,9 @@ impl GcState {
         let loaded = store.load();
         let memory = SharedUsageRecords { records: Arc::new(loaded.records), begun: 0, current: 0 };
         let memory = Arc::new(Mutex::new(memory));
-        let (orders, asked) = mpsc::channel();
+        let (orders, requests) = mpsc::channel();
         let writer = UsageRecordWriter { memory: Arc::clone(&memory), store, history };
-        let started = Builder::new().name("gc-state".into()).spawn(move || writer.run(&asked));
+        let started = Builder::new().name("gc-state".into()).spawn(move || writer.run(&requests));
         if let Err(error) = &started {
             tracing::warn!("cannot start the writer thread of GC records and history: {error}");
         }
@@ -79,21 +79,21 @@ impl GcState {
         (GcState { memory, orders: thread.is_some().then_some(orders), thread }, loaded.notice)
     }
 
-    /// The records as they are now.
+    /// The current records.
     pub(super) fn records(&self) -> Arc<ImageUsageRecords> {
         Arc::clone(&self.memory().records)
     }
 
-    /// To be called before the backend is asked what is present.
+    /// Must be called before the backend lists images.
     pub(super) fn begin_observation(&self, clock: &dyn Clock) -> ObservationStart {
         let mut memory = self.memory();
         memory.begun += 1;
         ObservationStart { number: memory.begun, at: clock.read().wall }
     }
 
-    /// Takes in what was observed, and returns the records with it, and the time. If a later observation was taken in
-    /// meanwhile, or an image was removed, what this one saw is outdated, and counts for its caller alone. What happened
-    /// is reported once, so it always counts.
+    /// Applies an observation, and returns the resulting records and the time. If a later observation was applied or an
+    /// image was removed since this one began, its images and uses are outdated and apply only to the returned copy.
+    /// Activity is reported once, so it always applies.
     pub(super) fn observe(
         &self,
         began: ObservationStart,
@@ -104,26 +104,26 @@ impl GcState {
         let mut memory = self.memory();
         // Under the lock, so that time does not go back from one observation to the next.
         let now = clock.read();
-        let take_in = |records: &mut ImageUsageRecords| {
+        let apply = |records: &mut ImageUsageRecords| {
             records.observe(observed.images, observed.uses, &now, rule);
             records.apply_activity(observed.sightings, began.at);
         };
         let records = if began.number > memory.current {
             memory.current = began.number;
-            take_in(Arc::make_mut(&mut memory.records));
+            apply(Arc::make_mut(&mut memory.records));
             Arc::clone(&memory.records)
         } else {
             Arc::make_mut(&mut memory.records).apply_activity(observed.sightings, began.at);
-            let mut own = ImageUsageRecords::clone(&memory.records);
-            take_in(&mut own);
-            Arc::new(own)
+            let mut private = ImageUsageRecords::clone(&memory.records);
+            apply(&mut private);
+            Arc::new(private)
         };
         drop(memory);
         self.save();
         (records, now.wall)
     }
 
-    /// Drops the record of an image that was removed. Saved with the next [`save`](GcState::save).
+    /// Drops the record of a removed image. Saved with the next [`save`](GcState::save).
     pub(super) fn forget(&self, id: &ImageId, handler: &str) {
         let mut memory = self.memory();
         memory.begun += 1;
@@ -131,38 +131,38 @@ impl GcState {
         Arc::make_mut(&mut memory.records).forget(id, handler);
     }
 
-    /// Whether the records have ever taken in what the backend has.
+    /// Whether any observation was ever applied.
     pub(super) fn has_looked(&self) -> bool {
         self.memory().records.watched().is_some()
     }
 
-    /// Records that an image was ensured: that is a use.
+    /// Records an ensure of the image as a use.
     pub(super) fn ensured(&self, id: &ImageId, now: &ClockReading, rule: ClockRule) {
         Arc::make_mut(&mut self.memory().records).ensured([id], now, rule);
         self.save();
     }
 
-    /// Has the records saved. Does not wait.
+    /// Requests that the records are saved. Does not wait.
     pub(super) fn save(&self) {
         self.write(UsageWriteCommand::Records);
     }
 
-    /// Has a removal appended to the journal. Does not wait.
+    /// Requests that a removal is appended to the history. Does not wait.
     pub(super) fn record_removal(&self, entry: RemovalHistoryEntry) {
         self.write(UsageWriteCommand::Removal(entry));
     }
 
-    /// Waits until everything asked for before is on disk, or has failed and was logged.
+    /// Waits until every earlier request is on disk, or has failed and was logged.
     pub(super) async fn flush(&self) {
         let (written, wait) = mpsc::channel();
         self.write(UsageWriteCommand::Flush(written));
-        // Where there is no thread the sender is gone, and there is nothing to wait for.
+        // Without a thread the sender is dropped, and `recv` returns at once.
         let _ = spawn_blocking(move || wait.recv()).await;
     }
 
     fn write(&self, write: UsageWriteCommand) {
         if let Some(orders) = &self.orders {
-            // It fails after the thread has panicked, which is reported by then.
+            // Fails only after the thread has panicked, which was reported.
             let _ = orders.send(write);
         }
     }
@@ -181,7 +181,7 @@ impl Drop for GcState {
     }
 }
 
-/// The thread's part.
+/// The state of the writer thread.
 struct UsageRecordWriter {
     memory: Arc<Mutex<SharedUsageRecords>>,
     store: Arc<dyn UsageRecordStore>,
@@ -189,10 +189,10 @@ struct UsageRecordWriter {
 }
 
 impl UsageRecordWriter {
-    fn run(&self, asked: &Receiver<UsageWriteCommand>) {
-        while let Ok(first) = asked.recv() {
+    fn run(&self, requests: &Receiver<UsageWriteCommand>) {
+        while let Ok(first) = requests.recv() {
             let (mut save, mut waiting) = (false, Vec::new());
-            for write in iter::once(first).chain(asked.try_iter()) {
+            for write in iter::once(first).chain(requests.try_iter()) {
                 match write {
                     UsageWriteCommand::Records => save = true,
                     UsageWriteCommand::Removal(entry) => self.append(&entry),
@@ -203,7 +203,7 @@ impl UsageRecordWriter {
                 self.save();
             }
             for written in waiting {
-                // Its caller may have gone away.
+                // The caller may have stopped waiting.
                 let _ = written.send(());
             }
         }

@@ -1,9 +1,9 @@
-//! Acts on a plan: removes in order and looks what that really freed.
+//! Executes a plan: removes images in order and measures what that freed.
 //!
-//! A removal that fails, or whose image is used by now, does not stop the sweep: when the plan is through and its goal
-//! is not reached, a new one is made of what is left. With exact accounting the file system is measured after each
-//! removal, the sweep waits a bounded time for a backend that frees in the background, and stops as soon as enough is
-//! really free.
+//! A removal that fails, or whose image is now in use, does not stop the sweep: if the goal is not reached at the end
+//! of the plan, the remaining images are planned again. With exact accounting the filesystem is measured after each
+//! removal, the sweep waits a bounded time for a backend that frees in the background, and stops as soon as the
+//! measured free space is enough.
 
 use std::time::Duration;
 
@@ -20,54 +20,54 @@ use crate::backend::BackendError;
 use crate::image_service::FsStats;
 use crate::reference::ImageId;
 
-/// What a sweep acts through.
+/// The effects of a sweep.
 #[async_trait]
 pub trait ImageRemover: Send + Sync {
-    /// Removes one image, unless it is in use by now.
+    /// Removes one image, unless it is now in use.
     async fn remove(&self, image: &PlannedRemoval) -> Result<RemovalOutcome, RemovalError>;
-    /// Reads the file system that holds the images.
+    /// Measures the image filesystem.
     async fn measure(&self) -> Result<FsStats, String>;
-    /// Takes note of an image that is gone, with what that really freed, where it was measured.
+    /// Records a removed image, with the measured amount that it freed.
     async fn removed(&self, image: &PlannedRemoval, freed: Option<DiskSpace>);
 }
 
-/// How a removal ended.
+/// The outcome of a removal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RemovalOutcome {
-    /// The image is gone.
+    /// The image was removed.
     Removed,
-    /// It was gone before: somebody else removed it.
+    /// Another process had removed it before.
     AlreadyGone,
-    /// It is used now, and was left alone.
+    /// Skipped: it is now in use.
     InUse(Vec<ImageUse>),
-    /// A keep rule that came after the plan keeps it, and it was left alone: the rule in words.
+    /// Skipped: a keep rule that was added after the plan retains it; the rule as text.
     Kept(String),
 }
 
 /// Why an image was not removed. The text is the backend's.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RemovalError {
-    /// The backend could not.
+    /// The backend failed.
     #[error(transparent)]
     Backend(#[from] BackendError),
-    /// Nobody could tell whether it is in use.
+    /// Its uses could not be determined.
     #[error(transparent)]
     UseUnknown(#[from] ImageUseError),
 }
 
-/// How long a sweep waits for room that a backend frees in the background.
+/// How long a sweep waits for space that a backend frees in the background.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ReclaimWait {
-    /// Time between two looks at the file system. Default 50 ms.
+    /// Time between two measurements of the filesystem. Default 50 ms.
     pub poll: Duration,
-    /// After so long without a change, no more is expected of a removal. Default 1 s.
+    /// After this long without a change, a removal counts as complete. Default 1 s.
     pub quiet: Duration,
     /// The longest wait for one removal. Default 10 s.
     pub longest: Duration,
     /// The longest wait of a whole sweep. Default 1 min.
     pub sweep: Duration,
-    /// So little missing of a promise is not waited for, since others write meanwhile: logs, databases. The next
-    /// measurement finds it if it does come. Default 64 KiB and 4 inodes.
+    /// A shortfall of this size is not waited for, because other processes write to the same filesystem. The next
+    /// measurement includes it if it is freed later. Default 64 KiB and 4 inodes.
     pub tolerance: DiskSpace,
 }
 
@@ -86,9 +86,9 @@ impl Default for ReclaimWait {
 /// One image that was removed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RemovedImage {
-    /// The removal, with what was promised.
+    /// The removal, with the amount that was planned.
     pub removal: PlannedRemoval,
-    /// What the file system says; `None` if it was not measured. Other writers are in it.
+    /// The measured amount; `None` if it was not measured. Includes what other writers changed.
     pub freed: Option<DiskSpace>,
 }
 
@@ -99,100 +99,100 @@ pub struct SweepReport {
     pub done: Vec<RemovedImage>,
     /// Tried and failed: id and error text, in order.
     pub errors: Vec<(ImageId, String)>,
-    /// Left alone because they are used or kept by now, by id.
+    /// Skipped because they are now in use or kept, by ID.
     pub skipped: Vec<ImageId>,
-    /// Gone before their turn came, because somebody else removed them, by id.
+    /// Removed by another process before the sweep reached them, by ID.
     pub gone: Vec<ImageId>,
-    /// Bytes freed: measured if the accounting is exact, nominal otherwise. Of what came free, what images of `gone`
-    /// were to free does not count; what else others wrote or deleted meanwhile is in it.
+    /// Bytes freed: measured if the accounting is exact, nominal otherwise. Excludes what the images in `gone` were
+    /// planned to free; includes what other writers changed during the sweep.
     pub freed: i64,
     /// Bytes that had to be freed.
     pub wanted: i64,
     /// Whether the goal was reached.
     pub reached: bool,
-    /// The last reading of the file system.
+    /// The last measurement of the filesystem.
     pub disk: Option<FsStats>,
-    /// For kubelet's hooks: what the space pass looked at and kept.
+    /// For kubelet's hooks: the images that the space pass examined and retained.
     pub(super) examined: Vec<ImageId>,
 }
 
 struct Sweep<'a> {
     hands: &'a dyn ImageRemover,
     exact: bool,
-    aim: ReclaimTarget,
+    target: ReclaimTarget,
     patience: ReclaimWait,
     waited: Duration,
-    /// Bytes that somebody else has freed by removing images, by what the plan promised of these.
-    elsewhere: u64,
-    scene: &'a mut GcSnapshot,
+    /// Bytes that other processes freed by removing images, as planned for these images.
+    freed_by_others: u64,
+    snapshot: &'a mut GcSnapshot,
     swept: SweepReport,
 }
 
-/// Carries out the first plan, and further ones for what it left open. `scene` is what the first plan was made of;
-/// afterwards it is what is left.
+/// Executes the first plan, and further plans for the rest of the goal. `snapshot` is the input of the first plan, and
+/// is updated with each removal.
 pub async fn sweep(
     hands: &dyn ImageRemover,
-    scene: &mut GcSnapshot,
+    snapshot: &mut GcSnapshot,
     policy: &GcPolicy,
     first: GcPlan,
     patience: ReclaimWait,
 ) -> SweepReport {
     let goal = first.goal;
-    let aim = reclaim_target(goal, scene.disk, policy);
-    let before = scene.disk;
-    let exact = policy.accounting == Accounting::Exact && scene.disk.is_some();
+    let target = reclaim_target(goal, snapshot.disk, policy);
+    let before = snapshot.disk;
+    let exact = policy.accounting == Accounting::Exact && snapshot.disk.is_some();
     let mut sweep = Sweep {
         hands,
         exact,
-        aim,
+        target,
         patience,
         waited: Duration::ZERO,
-        elsewhere: 0,
-        scene,
+        freed_by_others: 0,
+        snapshot,
         swept: SweepReport::default(),
     };
-    sweep.swept.wanted = match aim {
+    sweep.swept.wanted = match target {
         ReclaimTarget::Nominal(wanted) => wanted,
         _ => i64::try_from(first.need.bytes).unwrap_or(i64::MAX),
     };
     let mut plan = first;
     while sweep.carry_out(plan).await {
-        plan = plan_for(sweep.scene, policy, goal, sweep.rest(aim));
+        plan = plan_for(sweep.snapshot, policy, goal, sweep.rest(target));
     }
-    sweep.end(aim, before)
+    sweep.end(target, before)
 }
 
 impl Sweep<'_> {
-    /// Whether another plan may bring it nearer to the goal.
+    /// Executes one plan. Returns whether another plan may get closer to the goal.
     async fn carry_out(&mut self, plan: GcPlan) -> bool {
         self.note_examined(&plan);
         let planned = plan.removals.len();
         for removal in plan.removals {
             self.take(removal).await;
-            self.swept.reached = self.is_reached(self.aim);
+            self.swept.reached = self.is_reached(self.target);
             if self.swept.reached {
                 return false;
             }
         }
         !self.swept.reached
             && planned != 0
-            && !matches!(self.aim, ReclaimTarget::Old | ReclaimTarget::Everything)
+            && !matches!(self.target, ReclaimTarget::Old | ReclaimTarget::Everything)
     }
 
     async fn take(&mut self, removal: PlannedRemoval) {
-        let before = self.scene.disk;
+        let before = self.snapshot.disk;
         match self.hands.remove(&removal).await {
             Ok(RemovalOutcome::Removed) => {
                 let freed = if self.exact { self.freed_by(&removal, before).await } else { None };
                 self.hands.removed(&removal, freed).await;
-                self.scene.forget(&removal.id, &removal.handler);
+                self.snapshot.forget(&removal.id, &removal.handler);
                 let counted = i64::try_from(removal.frees.bytes).unwrap_or(i64::MAX);
                 self.swept.freed = self.swept.freed.saturating_add(counted);
                 self.swept.done.push(RemovedImage { removal, freed });
             }
             Ok(RemovalOutcome::AlreadyGone) => self.gone(removal).await,
             Ok(RemovalOutcome::InUse(uses)) => {
-                // Whoever uses it, it must not come up in the next plan.
+                // Even with an unknown user, the image must not be in the next plan.
                 let uses = if uses.is_empty() {
                     vec![ImageUse::Ensured { ago: None, left: Duration::ZERO }]
                 } else {
@@ -215,13 +215,14 @@ impl Sweep<'_> {
         }
     }
 
-    /// An image that somebody else removed. Its room is waited for, counts, and is nothing that this sweep has freed.
+    /// Handles an image that another process removed. Its space is waited for and counts towards the goal, but not as
+    /// freed by this sweep.
     async fn gone(&mut self, removal: PlannedRemoval) {
         if self.exact {
-            self.freed_by(&removal, self.scene.disk).await;
-            self.elsewhere = self.elsewhere.saturating_add(removal.frees.bytes);
+            self.freed_by(&removal, self.snapshot.disk).await;
+            self.freed_by_others = self.freed_by_others.saturating_add(removal.frees.bytes);
         }
-        self.scene.forget(&removal.id, &removal.handler);
+        self.snapshot.forget(&removal.id, &removal.handler);
         self.swept.gone.push(removal.id);
     }
 
@@ -229,24 +230,24 @@ impl Sweep<'_> {
     fn exclude(&mut self, removal: &PlannedRemoval, why: impl Fn(&mut super::plan::GcImage)) {
         let same =
             |image: &&mut super::plan::GcImage| image.id == removal.id && image.handler == removal.handler;
-        self.scene.images.iter_mut().filter(same).for_each(why);
+        self.snapshot.images.iter_mut().filter(same).for_each(why);
     }
 
-    /// Measures what a removal freed, and waits for it while it may still come. `None` if it cannot be measured; then
-    /// the promise counts.
+    /// Measures what a removal freed, and waits while more may be freed. `None` if it cannot be measured; then the
+    /// planned amount counts.
     async fn freed_by(&mut self, removal: &PlannedRemoval, before: Option<FsStats>) -> Option<DiskSpace> {
         let before = before?;
         let (start, mut changed) = (Instant::now(), Instant::now());
         let mut last: Option<FsStats> = None;
         loop {
             let Ok(disk) = self.hands.measure().await else {
-                self.scene.disk = Some(filesystem_stats::with_more_free(before, removal.frees));
+                self.snapshot.disk = Some(filesystem_stats::with_more_free(before, removal.frees));
                 return None;
             };
             if last != Some(disk) {
                 (last, changed) = (Some(disk), Instant::now());
             }
-            self.scene.disk = Some(disk);
+            self.snapshot.disk = Some(disk);
             let freed = filesystem_stats::free(before).shortfall_to(filesystem_stats::free(disk));
             let missing = self.watched(freed.shortfall_to(removal.frees));
             let waiting = start.elapsed();
@@ -261,9 +262,9 @@ impl Sweep<'_> {
         }
     }
 
-    /// Of an amount, what the goal is about: it makes no sense to wait for the rest.
+    /// The part of an amount that the goal counts; the rest is not waited for.
     fn watched(&self, amount: DiskSpace) -> DiskSpace {
-        match self.aim {
+        match self.target {
             ReclaimTarget::Free(wanted) => DiskSpace {
                 bytes: if wanted.bytes > 0 { amount.bytes } else { 0 },
                 inodes: if wanted.inodes > 0 { amount.inodes } else { 0 },
@@ -272,10 +273,10 @@ impl Sweep<'_> {
         }
     }
 
-    fn is_reached(&self, aim: ReclaimTarget) -> bool {
-        match (aim, self.scene.disk) {
+    fn is_reached(&self, target: ReclaimTarget) -> bool {
+        match (target, self.snapshot.disk) {
             (ReclaimTarget::Nothing, _) => true,
-            // Looked at after a success only, so that at least one image goes.
+            // Only after a success, so that at least one image is removed.
             (ReclaimTarget::Nominal(wanted), _) => !self.swept.done.is_empty() && self.swept.freed >= wanted,
             (ReclaimTarget::Free(wanted), Some(disk)) => {
                 filesystem_stats::free(disk).shortfall_to(wanted) == DiskSpace::ZERO
@@ -284,12 +285,12 @@ impl Sweep<'_> {
         }
     }
 
-    /// What is still wanted.
-    fn rest(&self, aim: ReclaimTarget) -> ReclaimTarget {
-        match aim {
-            ReclaimTarget::Nominal(i64::MAX) => aim,
+    /// The rest of the goal.
+    fn rest(&self, target: ReclaimTarget) -> ReclaimTarget {
+        match target {
+            ReclaimTarget::Nominal(i64::MAX) => target,
             ReclaimTarget::Nominal(wanted) => ReclaimTarget::Nominal(wanted.saturating_sub(self.swept.freed)),
-            aim => aim,
+            target => target,
         }
     }
 
@@ -301,28 +302,29 @@ impl Sweep<'_> {
         }
     }
 
-    fn end(mut self, aim: ReclaimTarget, before: Option<FsStats>) -> SweepReport {
-        self.swept.disk = self.scene.disk;
-        if let (true, Some(before), Some(after)) = (self.exact, before, self.scene.disk) {
+    fn end(mut self, target: ReclaimTarget, before: Option<FsStats>) -> SweepReport {
+        self.swept.disk = self.snapshot.disk;
+        if let (true, Some(before), Some(after)) = (self.exact, before, self.snapshot.disk) {
             let freed = filesystem_stats::free(before).shortfall_to(filesystem_stats::free(after)).bytes;
-            // Theirs may have been free before the first measure; what was measured after its own removals is no less.
-            let freed = freed.saturating_sub(self.elsewhere).max(self.swept.measured().min(freed));
+            // The space of other processes' removals may have been free before the first measurement, so this is at
+            // least what was measured after this sweep's own removals.
+            let freed = freed.saturating_sub(self.freed_by_others).max(self.swept.measured().min(freed));
             self.swept.freed = i64::try_from(freed).unwrap_or(i64::MAX);
         }
-        match aim {
+        match target {
             ReclaimTarget::Nothing => self.swept.reached = true,
             ReclaimTarget::Old | ReclaimTarget::Everything | ReclaimTarget::Nominal(i64::MAX) => {
                 self.swept.reached = self.swept.errors.is_empty();
             }
             ReclaimTarget::Nominal(wanted) => self.swept.reached = self.swept.freed >= wanted,
-            ReclaimTarget::Free(_) => self.swept.reached = self.is_reached(aim),
+            ReclaimTarget::Free(_) => self.swept.reached = self.is_reached(target),
         }
         self.swept
     }
 }
 
 impl SweepReport {
-    /// Bytes that came free right after its own removals, of each at most what was promised.
+    /// Bytes measured right after this sweep's own removals, for each at most the planned amount.
     fn measured(&self) -> u64 {
         let bytes = |done: &RemovedImage| {
             let promised = done.removal.frees.bytes;
@@ -331,7 +333,7 @@ impl SweepReport {
         self.done.iter().map(bytes).fold(0, u64::saturating_add)
     }
 
-    /// What failed, in kubelet's words; `None` if nothing did.
+    /// The errors in kubelet's words; `None` without errors.
     pub(crate) fn error(&self, goal: GcGoal, policy: &GcPolicy) -> Option<GcError> {
         if self.errors.is_empty() {
             return None;

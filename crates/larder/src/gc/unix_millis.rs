@@ -1,4 +1,4 @@
-//! Moments as collection counts them.
+//! Wall-clock times in milliseconds.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 

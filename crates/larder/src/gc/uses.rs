@@ -1,7 +1,7 @@
-//! Who uses which image right now.
+//! Current uses of images.
 //!
-//! Every source is asked in every round. A source that fails ends the round: what it would have named must not be
-//! removed because it was silent.
+//! Every round queries every source. A source that fails ends the round, because an image in use could be removed
+//! otherwise.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -19,7 +19,7 @@ use crate::reference::ImageId;
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum ImageUse {
-    /// A container runs it, or did: a stopped container still needs its image.
+    /// A container, running or stopped: a stopped container still needs its image.
     Container {
         /// Id of the container.
         id: String,
@@ -39,19 +39,19 @@ pub enum ImageUse {
     },
     /// A lease in the store.
     Lease {
-        /// For how much longer.
+        /// Time until it expires.
         left: Duration,
     },
-    /// It was made present for somebody who has not started yet.
+    /// A lease from an ensure, for a container that has not started yet.
     Ensured {
         /// How long ago; `None` if not known.
         ago: Option<Duration>,
-        /// For how much longer that counts.
+        /// Time until it expires.
         left: Duration,
     },
-    /// Somebody on the node wants it to be here, whether it is used right now or not.
+    /// A declaration that the image must be present, whether or not it is used now.
     Desired {
-        /// Who, such as `static pod kube-system/proxy`.
+        /// The owner of the declaration, such as `static pod kube-system/proxy`.
         by: String,
     },
 }
@@ -84,7 +84,7 @@ fn whole_seconds(duration: Duration) -> String {
     go_format::duration(Duration::from_secs(duration.as_secs()))
 }
 
-/// What a source found.
+/// A use reported by a source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ReportedUse {
     /// Id of the image, or the name that the runtime reports.
@@ -95,14 +95,14 @@ pub struct ReportedUse {
     pub by: ImageUse,
 }
 
-/// Why a source could not tell. The round ends with this text.
+/// Why a source could not list uses. The round ends with this text.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ImageUseError {
     /// The backend did not answer.
     #[error(transparent)]
     Backend(#[from] BackendError),
-    /// The runtime does not tell what a container mounts, so that any image may be in use.
+    /// The runtime does not report what a container mounts, so any image may be in use.
     #[error(
         "get container status: container {container}: the runtime does not report which images it mounts"
     )]
@@ -110,26 +110,26 @@ pub enum ImageUseError {
         /// Id of the container.
         container: String,
     },
-    /// What another source says.
+    /// The error of another source.
     #[error("{0}")]
     Other(String),
 }
 
 impl ImageUseError {
-    /// What another source says.
+    /// The error of another source.
     pub fn other(error: impl fmt::Display) -> ImageUseError {
         ImageUseError::Other(error.to_string())
     }
 }
 
-/// Knows of images in use.
+/// A source of image uses.
 #[async_trait]
 pub trait ImageUseSource: Send + Sync {
-    /// All that it knows, now. Must fail rather than leave anything out.
+    /// All current uses. Must fail rather than return an incomplete list.
     async fn uses(&self) -> Result<Vec<ReportedUse>, ImageUseError>;
 }
 
-/// Containers of a runtime, or mounts of the embedded store: what [`Backend::container_inventory`] tells.
+/// Containers of a runtime, or mounts of the embedded store: what [`Backend::container_inventory`] returns.
 pub struct BackendUseSource(Arc<dyn Backend>);
 
 impl BackendUseSource {
@@ -174,7 +174,7 @@ pub struct ImageUseIndex {
 }
 
 impl ImageUseIndex {
-    /// Asks all sources; the first failure ends it.
+    /// Queries all sources; fails with the first error.
     pub(crate) async fn collect(
         sources: &[Arc<dyn ImageUseSource>],
     ) -> Result<Vec<ReportedUse>, ImageUseError> {
@@ -185,7 +185,7 @@ impl ImageUseIndex {
         Ok(found)
     }
 
-    /// Brings what was found to the images that are listed.
+    /// Matches reported uses with the listed images.
     pub fn match_images(found: Vec<ReportedUse>, images: &[Image], rule: UseRule) -> ImageUseIndex {
         let mut ids: HashMap<&str, &ImageId> = HashMap::new();
         if rule == UseRule::IdsAndNames && !found.is_empty() {
@@ -204,7 +204,7 @@ impl ImageUseIndex {
                 by_id.entry(id.clone()).or_default().push((handler.clone(), by.clone()));
             }
             let uses = by_id.entry(image).or_default();
-            // Of one ensure, both the gate and a store may tell.
+            // Both the gate and a store may report the same ensure.
             let ensured = |by: &ImageUse| matches!(by, ImageUse::Ensured { .. });
             if !ensured(&by) || !uses.iter().any(|(_, known)| ensured(known)) {
                 uses.push((handler, by));

@@ -1,7 +1,7 @@
-//! How long to leave an image alone after a failed pull. Pure: time is an argument.
+//! Back-off after failed pulls. Pure: time is an argument.
 //!
-//! Counted per key; a failure starts at the initial delay and each further one doubles it, up to the maximum. An entry
-//! is forgotten once its last failure is more than twice the maximum ago. Success does not reset a key.
+//! Counted per key: the first failure sets the initial delay, and each further one doubles it, up to the maximum. An
+//! entry expires when its last failure is more than twice the maximum ago. Success does not reset a key.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -12,23 +12,23 @@ use tokio::time::Instant;
 use super::ensure::BackendAdvice;
 use crate::credentials::Credential;
 
-/// How many entries may pile up before expired ones are dropped on a failure.
+/// Number of entries from which a failure drops expired ones.
 const PURGE_AT: usize = 1024;
 
-/// What a pull shows to a registry, as far as people write it down: hashes, in order. What programs give is left out, since
-/// they may give a new token each time, and there would be no back-off for their images.
+/// Hashes of the credentials of a pull, in order. Excludes credentials from programs, which may return a new token each
+/// time and so would disable the back-off.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct CredentialHashes(Vec<String>);
 
 impl CredentialHashes {
-    /// What these credentials show.
+    /// The hashes of these credentials.
     pub(crate) fn of(credentials: &[Credential]) -> Self {
         let written = credentials.iter().filter(|credential| !credential.origin.is_program());
         CredentialHashes(written.map(|credential| credential.hash.clone()).collect())
     }
 }
 
-/// Says how many: short passwords can be guessed from a hash.
+/// Prints only the count: short passwords can be guessed from a hash.
 impl fmt::Debug for CredentialHashes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Shown({})", self.0.len())
@@ -47,7 +47,7 @@ pub(crate) struct Backoff {
 struct FailureBackoff {
     delay: Duration,
     last_failure: Instant,
-    /// What was shown to the registry at the last failure.
+    /// The credentials of the last failure.
     shown: Option<CredentialHashes>,
     /// The last failure as text with what could be tried next, until a new attempt starts.
     remembered: Option<(String, Option<BackendAdvice>)>,
@@ -59,7 +59,7 @@ impl Backoff {
         Backoff { initial, max, entries: HashMap::new() }
     }
 
-    /// Other limits, for the failures that come.
+    /// Sets the limits for later failures.
     pub(crate) fn set_limits(&mut self, initial: Duration, max: Duration) {
         (self.initial, self.max) = (initial, max);
     }
@@ -78,33 +78,33 @@ impl Backoff {
         delay
     }
 
-    /// Notes what was shown to the registry at a key's last failure. Without an entry there is nothing to note it for.
+    /// Records the credentials of a key's last failure. No effect without an entry.
     pub(crate) fn note_shown(&mut self, key: &str, shown: CredentialHashes) {
         if let Some(entry) = self.entries.get_mut(key) {
             entry.shown = Some(shown);
         }
     }
 
-    /// Whether something else was shown at a key's last failure, as far as that was noted.
+    /// Whether a key's last failure had other credentials, if these were recorded.
     pub(crate) fn has_new_credentials(&self, key: &str, shown: &CredentialHashes) -> bool {
         let noted = self.entries.get(key).and_then(|entry| entry.shown.as_ref());
         noted.is_some_and(|noted| noted != shown)
     }
 
-    /// Remembers the text of a key's last failure, and what could be tried next. Without an entry there is nothing to remember it for.
+    /// Records the text and the hint of a key's last failure. No effect without an entry.
     pub(crate) fn remember(&mut self, key: &str, failure: String, advice: Option<BackendAdvice>) {
         if let Some(entry) = self.entries.get_mut(key) {
             entry.remembered = Some((failure, advice));
         }
     }
 
-    /// What was remembered of a key's last failure.
+    /// The text and hint of a key's last failure.
     pub(crate) fn remembered(&self, key: &str) -> Option<(&str, Option<&BackendAdvice>)> {
         let (failure, advice) = self.entries.get(key)?.remembered.as_ref()?;
         Some((failure, advice.as_ref()))
     }
 
-    /// Forgets the text of a key's last failure, because a new attempt starts. The delay stays.
+    /// Drops the text of a key's last failure when a new attempt starts, but not the delay.
     pub(crate) fn forget(&mut self, key: &str) {
         if let Some(entry) = self.entries.get_mut(key) {
             entry.remembered = None;

@@ -1,4 +1,4 @@
-//! Puts a [`ImageManager`] together.
+//! Builds an [`ImageManager`].
 
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, RwLock};
@@ -22,7 +22,7 @@ use crate::gc::RemovalGate;
 use crate::image_service::ImageService;
 use crate::records::PullRecords;
 
-/// Puts a [`ImageManager`] together. What is not given is left out: events go to the log, nothing is recorded or counted.
+/// Builds an [`ImageManager`]. By default events go to the log, and nothing is recorded or counted.
 pub struct ImageManagerBuilder {
     backend: Arc<dyn Backend>,
     config: PullConfig,
@@ -70,28 +70,28 @@ impl ImageManagerBuilder {
         self
     }
 
-    /// Where events go.
+    /// The sink of events.
     #[must_use]
     pub fn events(mut self, events: Arc<dyn EventSink>) -> Self {
         self.events = events;
         self
     }
 
-    /// What counts calls and pulls.
+    /// The sink of metrics.
     #[must_use]
     pub fn metrics(mut self, metrics: Arc<dyn PullMetrics>) -> Self {
         self.metrics = Some(metrics);
         self
     }
 
-    /// What takes the time of pulls per pod.
+    /// The recorder of pull times per pod.
     #[must_use]
     pub fn times(mut self, times: Arc<dyn PullTimeRecorder>) -> Self {
         self.times = Some(times);
         self
     }
 
-    /// Collection with the same gate leaves an ensured image alone for this time.
+    /// The gate and the time for which an ensured image is leased. Garbage collection must use the same gate.
     #[must_use]
     pub fn lease(mut self, gate: Arc<RemovalGate>, time: Duration) -> Self {
         self.leases = EnsureLeases::at(gate, time);

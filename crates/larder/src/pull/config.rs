@@ -1,4 +1,4 @@
-//! The pull room's settings. Names and meanings are those of `KubeletConfiguration` where it has them.
+//! Settings of pulls. Names and meanings are those of `KubeletConfiguration` where it has them.
 
 use std::num::NonZeroU32;
 use std::time::Duration;
@@ -13,26 +13,26 @@ pub struct PullConfig {
     pub max_parallel_image_pulls: Option<NonZeroU32>,
     /// Pulls started per second, on average; 0 is no throttle. Default 5.
     pub registry_pull_qps: u32,
-    /// Pulls started at once before the throttle bites. Default 10.
+    /// Pulls started at once before the rate limit applies. Default 10.
     pub registry_burst: u32,
     /// What happens to a pull over that rate. Default [`RateLimitAction::Wait`]; kubelet: [`RateLimitAction::Refuse`].
     pub over_rate: RateLimitAction,
-    /// What happens when an image is wanted that is just being pulled. Default [`DuplicatePullPolicy::Coalesce`]; kubelet:
-    /// [`DuplicatePullPolicy::EachRequest`].
+    /// How a request for an image that is already being pulled is handled. Default [`DuplicatePullPolicy::Coalesce`];
+    /// kubelet: [`DuplicatePullPolicy::EachRequest`].
     pub same_image: DuplicatePullPolicy,
-    /// What happens when a pod in back-off comes with another secret. Default [`NewCredentialsPolicy::PullAtOnce`]; kubelet:
-    /// [`NewCredentialsPolicy::Wait`].
+    /// How a request with new credentials during back-off is handled. Default [`NewCredentialsPolicy::PullAtOnce`];
+    /// kubelet: [`NewCredentialsPolicy::Wait`].
     pub new_credentials: NewCredentialsPolicy,
-    /// How long a pull may take once it has its turn; then it is cancelled and counts as failed. Default none, as in
-    /// kubelet: a pull ends when the runtime ends it.
+    /// Time limit of a pull, without its time in the queue; after it, the pull is cancelled and fails. Default none, as
+    /// in kubelet.
     pub pull_timeout: Option<Duration>,
-    /// How long an image is left alone after its first failure. Default 10 s.
+    /// Back-off after the first failure. Default 10 s.
     pub backoff_initial: Duration,
-    /// How long an image is left alone at most. Default 300 s.
+    /// The longest back-off. Default 300 s.
     pub backoff_max: Duration,
 }
 
-/// What happens to a pull that would exceed the rate.
+/// How a pull above the rate limit is handled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RateLimitAction {
     /// It waits, first come first served. A burst of 0 counts as 1, since nothing could ever start otherwise.
@@ -41,21 +41,21 @@ pub enum RateLimitAction {
     Refuse,
 }
 
-/// What happens when an image is wanted that is being pulled already.
+/// How a request for an image that is already being pulled is handled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DuplicatePullPolicy {
-    /// The running pull serves this request too, if its credentials would have led to the same.
+    /// The request joins the running pull, if its credentials would give the same result.
     Coalesce,
-    /// Another pull is made.
+    /// Each request starts its own pull.
     EachRequest,
 }
 
-/// What happens when an image failed for a pod not long ago, and the pod comes with other credentials.
+/// How a request with new credentials during back-off is handled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NewCredentialsPolicy {
     /// It is pulled at once. Only pull secrets and docker configs count: programs may give a new token each time.
     PullAtOnce,
-    /// It waits as if nothing had changed.
+    /// It waits for the back-off.
     Wait,
 }
 

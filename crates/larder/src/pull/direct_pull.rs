@@ -1,4 +1,4 @@
-//! The way of callers that have a pull policy, a back-off and events of their own, such as kubelet over CRI.
+//! Pulls for callers with their own pull policy, back-off and events, such as kubelet over CRI.
 
 use tokio::time::Instant;
 
@@ -16,13 +16,13 @@ use crate::reference::ImageId;
 impl ImageManager {
     /// Pulls an image and returns its id, whether it is present or not. The image may be named without a tag.
     ///
-    /// It is one more caller of the same flights, turns, rate and leases as those of [`ensure`](ImageManager::ensure), and
-    /// shows on the same board. It shows nothing to the registry but the credential it brings, whose source is not
-    /// looked at; a success with it serves those who hold it, too. There is no back-off and no event. Dropping the
-    /// future abandons the pull, which ends it unless others wait for it. Records say that the image was pulled here, and
-    /// trust nobody because of it, unless the pull was anonymous: nobody says whose the credential is.
+    /// It shares in-flight pulls, queue, rate limit, leases and progress with [`ensure`](ImageManager::ensure). It uses
+    /// only the given credential, whatever its source; its success also serves other callers with the same credential.
+    /// There is no back-off and no event. Dropping the future abandons the pull, and cancels it unless other callers
+    /// wait for it. The pull record says that the image was pulled by larder, but grants no pod access unless the pull
+    /// was anonymous, because the owner of the credential is unknown.
     ///
-    /// Fails as the backend failed, with kind and hint.
+    /// Fails with the backend's error, including kind and hint.
     pub async fn pull_directly(
         &self,
         spec: ImageSpec,
@@ -68,7 +68,7 @@ impl ImageManager {
     }
 }
 
-/// A pull that must not start, since it could not be noted before.
+/// The error of a pull whose intent could not be recorded.
 fn no_intent(error: &RecordsError) -> BackendError {
     let full = error.is_no_space();
     let (kind, hint) = if full {

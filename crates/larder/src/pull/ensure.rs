@@ -1,4 +1,4 @@
-//! What goes into [`ImageManager::ensure`](super::ImageManager::ensure) and what comes out.
+//! Input and output of [`ImageManager::ensure`](super::ImageManager::ensure).
 
 use std::fmt;
 use std::time::Duration;
@@ -10,14 +10,14 @@ use crate::hint::Hint;
 use crate::pod::{ObjectRef, Pod, SandboxConfig};
 use crate::reference::{ImageId, ImageName};
 
-/// One image that one pod wants.
+/// A pod's request for an image.
 #[derive(Debug, Clone)]
 pub struct EnsureRequest {
     /// The image as the pod wrote it.
     pub image: ImageName,
     /// When to pull.
     pub policy: PullPolicy,
-    /// Who wants it.
+    /// The requesting pod.
     pub pod: Pod,
     /// What events are about; without it they go to the log.
     pub target: Option<ObjectRef>,
@@ -27,17 +27,17 @@ pub struct EnsureRequest {
     pub sandbox: Option<SandboxConfig>,
     /// Runtime handler; empty unless `RuntimeClassInImageCriApi` is on.
     pub runtime_handler: String,
-    /// Whether it waits for its turn before or after others.
+    /// Its priority in the pull queue.
     pub priority: Priority,
 }
 
-/// Whose turn it is first, where pulls are queued. A pull that runs is not stopped for another.
+/// Priority in the pull queue. Running pulls are never preempted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Priority {
-    /// Somebody waits for it.
+    /// A caller waits for it.
     #[default]
     Pod,
-    /// Nobody waits for it yet. One that a pod joins goes on as the pod's.
+    /// No caller waits for it yet. A pull that a pod joins gets the pod's priority.
     Prefetch,
 }
 
@@ -64,27 +64,27 @@ pub struct EnsuredImage {
     pub image_ref: ImageId,
     /// The text of the event when it was present; empty when it was pulled.
     pub message: String,
-    /// What it took.
+    /// Whether it was present or was pulled.
     pub outcome: ImagePresence,
 }
 
-/// What it took to make an image present.
+/// How an image became present.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ImagePresence {
-    /// Nothing: it was there.
+    /// It was present.
     Present,
-    /// A pull.
+    /// It was pulled.
     Pulled {
         /// Size in bytes as the runtime counts it; 0 when it did not say.
         size_bytes: u64,
         /// Time of the pull itself.
         pull_duration: Duration,
-        /// Time with waiting for a turn.
+        /// Time including the wait in the queue.
         total_duration: Duration,
     },
 }
 
-/// The image is not present, or may not be used.
+/// Why the image is not present, or may not be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{reason}: {message}")]
 pub struct EnsureError {
@@ -94,20 +94,20 @@ pub struct EnsureError {
     pub message: String,
     /// When the back-off would allow the next try; `None` when this failure counts none.
     pub retry_in: Option<Duration>,
-    /// What the backend says that could be tried next; CRI runtimes say nothing.
+    /// The backend's hint; CRI runtimes give none.
     pub advice: Option<BackendAdvice>,
-    /// Whether the image is present, and its pull record wants other credentials than the pod showed, or that the
-    /// registry accepts these first. Reason and message do not say so: what a pod's status shows does not reveal what
-    /// is present.
+    /// Whether the image is present, but its pull record requires other credentials than the pod's, or requires the
+    /// registry to accept these first. Reason and message do not say so, because a pod's status must not reveal which
+    /// images are present.
     pub access_denied: bool,
 }
 
-/// What a backend knows of a pull that failed, beside its text.
+/// The backend's details of a failed pull, in addition to the text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BackendAdvice {
-    /// What the failure means.
+    /// The class of the failure.
     pub kind: CallErrorKind,
-    /// What the reader could try next.
+    /// The next step.
     pub hint: Hint,
 }
 
@@ -116,7 +116,7 @@ impl EnsureError {
         EnsureError { reason, message: message.into(), retry_in: None, advice: None, access_denied: false }
     }
 
-    /// An error whose text is both reason and message, as kubelet has it for trouble before the pull.
+    /// An error whose text is both reason and message, as in kubelet for errors before the pull.
     pub(super) fn free(error: &impl fmt::Display) -> Self {
         let text = error.to_string();
         EnsureError::new(EnsureReason::Other(text.clone()), text)
@@ -129,7 +129,7 @@ impl EnsureError {
 pub enum EnsureReason {
     /// No pull was tried, because one failed not long ago.
     ImagePullBackOff,
-    /// The runtime could not say whether the image is present.
+    /// The runtime could not determine whether the image is present.
     ImageInspectError,
     /// The pull failed.
     ErrImagePull,
@@ -141,7 +141,7 @@ pub enum EnsureReason {
     RegistryUnavailable,
     /// The image's signature is not acceptable.
     SignatureValidationFailed,
-    /// Trouble with credentials or records, in its own words.
+    /// An error of credentials or records, with its text.
     Other(String),
 }
 

@@ -1,8 +1,8 @@
-//! From the text of a failed pull to the reason that a pod's status shows. Pure.
+//! Maps the text of a failed pull to the reason in a pod's status. Pure.
 
 use super::ensure::EnsureReason;
 
-/// What a failed pull means to the caller.
+/// A failed pull as the caller sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ContainerStateWaiting {
     /// The container's waiting reason.

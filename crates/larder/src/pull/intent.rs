@@ -1,4 +1,4 @@
-//! What the records hear of a pull: that it is meant, and how it ended.
+//! Reports the intent and the outcome of a pull to the pull records.
 
 use super::ensure::{EnsureError, EnsureReason, EnsureRequest};
 use super::puller::PullerError;
@@ -6,7 +6,7 @@ use crate::go_format;
 use crate::records::{PullRecords, RecordedCredentials, RecordsError};
 use crate::reference::{ImageId, ImageName};
 
-/// A recorded intent to pull. Unless it is closed it counts as left in the middle, as when the caller goes away.
+/// A recorded intent to pull. Unless it is closed, the pull counts as interrupted, as when the caller is cancelled.
 pub(super) struct PullIntentGuard<'a> {
     records: Option<&'a dyn PullRecords>,
     image: &'a ImageName,
@@ -28,7 +28,7 @@ impl<'a> PullIntentGuard<'a> {
         })
     }
 
-    /// The same for who is no pod.
+    /// Like `record`, for a caller that is not a pod.
     pub(super) async fn begin(
         records: Option<&'a dyn PullRecords>,
         image: &'a ImageName,
@@ -39,21 +39,21 @@ impl<'a> PullIntentGuard<'a> {
         Ok(PullIntentGuard { records, image })
     }
 
-    /// Nothing is pulled after all.
+    /// Closes the intent: the pull did not start.
     pub(super) fn unused(mut self) {
         if let Some(records) = self.records.take() {
             records.record_image_pull_failed(self.image);
         }
     }
 
-    /// The pull succeeded, with these credentials.
+    /// Closes the intent: the pull succeeded with these credentials.
     pub(super) async fn pulled(mut self, image_ref: &ImageId, credentials: &RecordedCredentials) {
         if let Some(records) = self.records.take() {
             records.record_image_pulled(self.image, image_ref, credentials).await;
         }
     }
 
-    /// The pull failed. Where the backend may go on with it, the image may come after all.
+    /// Closes the intent: the pull failed. If the backend may continue the pull, the image may still become present.
     pub(super) async fn failed(mut self, error: &PullerError) {
         if let Some(records) = self.records
             && error.is_final()

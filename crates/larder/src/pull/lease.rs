@@ -1,4 +1,4 @@
-//! An image that is said to be present is leased before that is said: collection leaves it alone for a while.
+//! Leases an image before reporting it as present, so that garbage collection does not remove it before it is used.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,12 +10,12 @@ use crate::gc::{RemovalGate, RemovalGuard};
 use crate::image_service::ImageService;
 use crate::reference::ImageId;
 
-/// How often a pull that missed an image is tried again. What is not in the registry is missed each time.
+/// Retries of a pull that ended with "not found". An image that is not in the registry fails each time.
 const MISSES: u32 = 2;
-/// How long such a pull waits for removals under way before it is tried again.
+/// How long such a pull waits for removals in progress before the retry.
 const REMOVALS_END_WITHIN: Duration = Duration::from_secs(10);
 
-/// How long who was told that an image is present has to use it; without a gate nobody collects, or nobody asks.
+/// Lease time of images reported as present; `None` without a gate.
 #[derive(Debug, Clone, Default)]
 pub(super) struct EnsureLeases(Option<(Arc<RemovalGate>, Duration)>);
 
@@ -33,7 +33,7 @@ impl EnsureLeases {
         self.lease_found(|| images.image_ref(spec), |id| id).await
     }
 
-    /// What `ask` finds of a present image, leased. Asks again when a removal may have overtaken the answer.
+    /// The result of `ask` for a present image, leased. Asks again when a removal may have overtaken the answer.
     pub(super) async fn lease_found<T, F>(
         &self,
         ask: impl Fn() -> F,
@@ -52,7 +52,7 @@ impl EnsureLeases {
         }
     }
 
-    /// To be held while an image is removed because somebody asked for just that. `None` without a gate.
+    /// The guard of an explicitly requested removal. `None` without a gate.
     pub(super) async fn removal(&self, id: &ImageId) -> Option<RemovalGuard> {
         match &self.0 {
             Some((gate, _)) => Some(gate.wait_begin_removal(id).await),
@@ -60,8 +60,8 @@ impl EnsureLeases {
         }
     }
 
-    /// Pulls, and leases what came. Pulls again when a removal may have overtaken that: the image went after it came, or a
-    /// runtime found it present and then missed it.
+    /// Pulls and leases the image. Pulls again when a removal may have overtaken the pull: the image was removed after
+    /// the pull, or the runtime found it present and then missed it.
     pub(super) async fn pull(
         &self,
         puller: &ImagePuller,

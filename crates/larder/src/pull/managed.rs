@@ -1,4 +1,4 @@
-//! A backend behind a manager: what is shared by everybody who wants images on a node.
+//! A backend that goes through the manager, so that all callers share pulls, leases and removals.
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,15 +15,15 @@ use crate::detached::run_to_completion;
 use crate::pod::SandboxConfig;
 use crate::reference::ImageId;
 
-/// The backend of a [`ImageManager`], for callers that know nothing of it, such as kubelet over CRI.
+/// The backend of an [`ImageManager`], for callers that expect a plain backend, such as kubelet over CRI.
 ///
-/// * A pull is one of the manager's: see [`ImageManager::pull_directly`]. How far it has come is told by
-///   [`ImageManager::watch`], not by the progress given.
-/// * An image that is found present is leased, since that is what is asked before a container is started. Lists and
-///   [`Backend::peek_status`] takes no lease.
+/// * A pull is one of the manager's: see [`ImageManager::pull_directly`]. Its progress is reported by
+///   [`ImageManager::watch`], not by the given reporter.
+/// * An image that is found present is leased, because this is the call before a container start. Lists and
+///   [`Backend::peek_status`] take no lease.
 /// * A removal is by id, and one at a time for each image; others of the same image wait, and then find nothing left.
-///   Once it has begun it goes on to its end, also when the caller goes away.
-///   It takes no notice of leases, which are there for collection. Who looks meanwhile is answered after it.
+///   Once begun, it runs to its end even if the caller is cancelled. It ignores leases, which only defer garbage
+///   collection. Status calls during the removal are answered after it.
 ///
 /// Leases and removals need a manager that was built with a [`lease`](super::ImageManagerBuilder::lease).
 #[derive(Clone)]
@@ -82,13 +82,13 @@ impl Backend for ManagedBackend {
 
     async fn remove(&self, image: &ImageSpec) -> Result<(), BackendError> {
         let Some(found) = self.backend().status(image).await? else {
-            // What cannot be shown may be removed still: an image that lacks a layer.
+            // An image whose status fails, such as one that lacks a layer, can still be removed.
             return self.backend().remove(image).await;
         };
         let removing = self.manager.leases.removal(&found.id).await;
-        // By id: its name may stand for another image by now.
+        // By ID: the name may refer to another image now.
         let (own, spec) = (self.clone(), ImageSpec { image: found.id.into(), ..image.clone() });
-        // The backend may go on removing after it was dropped; the gate has to stay closed until then.
+        // The backend may continue the removal after the future is dropped; the gate must stay closed until it ends.
         run_to_completion(async move {
             let _removing = removing;
             own.backend().remove(&spec).await

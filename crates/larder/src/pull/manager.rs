@@ -1,4 +1,4 @@
-//! Makes one image present for one pod. Read [`Manager::ensure`].
+//! Makes one image present for one pod. Read [`ImageManager::ensure`] first.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -42,7 +42,7 @@ pub struct ImageManager {
     pub(super) backoff: Mutex<Backoff>,
     pub(super) puller: RwLock<Arc<ImagePuller>>,
     pub(super) flights: SharedPulls,
-    /// Whether a request joins a pull that is under way.
+    /// Whether a request joins a pull that is in progress.
     pub(super) coalesce_pulls: AtomicBool,
     /// Whether other credentials end a back-off.
     pub(super) retry_on_new_credentials: AtomicBool,
@@ -61,7 +61,7 @@ impl ImageManager {
         ImageManagerBuilder::new(backend)
     }
 
-    /// Makes the image present, or says why not, with an event for what it did. Returns when a pull has ended.
+    /// Makes the image present or returns why not, and emits kubelet's events. Returns when the pull has ended.
     pub async fn ensure(&self, request: &EnsureRequest) -> Result<EnsuredImage, EnsureError> {
         let mut labels = EnsureLabels {
             pull_policy: request.policy.as_str().to_lowercase(),
@@ -77,8 +77,7 @@ impl ImageManager {
         result
     }
 
-    /// Takes over other settings. Pulls that wait or run stay in the queue that they are in; back-offs that were counted
-    /// stay as they are.
+    /// Applies new settings. Queued and running pulls remain in their queue; existing back-offs do not change.
     pub fn set_config(&self, config: &PullConfig) {
         let puller = Arc::new(ImagePuller::new(self.images.clone(), config, Instant::now()));
         *self.puller.write().unwrap_or_else(PoisonError::into_inner) = puller;
@@ -118,7 +117,7 @@ impl ImageManager {
         self.pull(request, spec, credentials, intent).await
     }
 
-    /// The image as the runtime shall see it: with a tag, otherwise as written.
+    /// The image as sent to the runtime: with a tag, otherwise as written.
     fn spec(&self, request: &EnsureRequest) -> Result<ImageSpec, EnsureError> {
         let image = request.image.with_default_tag().map_err(|error| {
             let message = format!(
@@ -136,7 +135,7 @@ impl ImageManager {
         })
     }
 
-    /// Looks whether the image is here and may be used, if the policy cares. `None`: it must be pulled.
+    /// Checks whether the image is present and may be used, if the policy requires it. `None`: it must be pulled.
     async fn check_present(
         &self,
         request: &EnsureRequest,
@@ -176,7 +175,7 @@ impl ImageManager {
         Ok(None)
     }
 
-    /// Asks the records whether this pod may use a present image; if so, the message that says it.
+    /// Checks the pull records for this pod's access to a present image; if allowed, returns kubelet's message.
     async fn may_use(
         &self,
         request: &EnsureRequest,
@@ -203,7 +202,7 @@ impl ImageManager {
         EnsureError::new(EnsureReason::ErrImageNeverPull, message)
     }
 
-    /// Stops here when the last pull for this pod failed not long ago; else a new attempt starts.
+    /// Fails while the last failed pull for this pod is in back-off; else a new attempt starts.
     fn check_backoff(&self, request: &EnsureRequest, shown: &CredentialHashes) -> Result<(), EnsureError> {
         let key = backoff_key(request);
         let (left, last_failure) = {
@@ -273,7 +272,7 @@ impl ImageManager {
         total_duration: Duration,
     ) -> ImagePresence {
         let size_bytes = landed.result.size_bytes;
-        // Who joined a pull under way waited less than it took.
+        // A caller that joined a pull in progress waited less than the pull took.
         let pull_duration = landed.result.duration.min(total_duration);
         let message = format!(
             "Successfully pulled image {} in {} ({} including waiting). Image size: {size_bytes} bytes.",
@@ -288,7 +287,7 @@ impl ImageManager {
         ImagePresence::Pulled { size_bytes, pull_duration, total_duration }
     }
 
-    /// Pulls, or joins a pull under way whose outcome is also this caller's.
+    /// Pulls, or joins a pull in progress whose outcome applies to this caller.
     pub(super) async fn pull_shared(&self, job: &PullJob) -> Arc<SharedPullResult> {
         if !self.coalesce_pulls.load(Ordering::Relaxed) {
             return Arc::new(self.start_shared_pull(job.clone()).await);

@@ -1,16 +1,16 @@
-//! What the pull room counts. The sink that turns it into metrics sits with the daemon.
+//! Counts of ensures and pulls. The daemon turns them into metrics.
 
 use std::fmt;
 use std::time::Duration;
 
-/// Yes, no, or never found out.
+/// True, false or unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum TriState {
     /// Yes.
     True,
     /// No.
     False,
-    /// The step that would have told was not reached.
+    /// The step that determines it was not reached.
     Unknown,
 }
 
@@ -35,14 +35,14 @@ pub struct EnsureLabels {
     pub pull_required: TriState,
 }
 
-/// Counts ensure calls and pulls. Called in the middle of things: it must be quick.
+/// Counts ensure calls and pulls. Called on the hot path: must be quick.
 pub trait PullMetrics: Send + Sync {
     /// An ensure call ended.
     fn ensure_requested(&self, labels: &EnsureLabels);
-    /// A caller's pull succeeded, which others may have shared; `duration` includes the caller's waiting, `size_bytes` is
-    /// 0 when unknown.
+    /// A caller's pull succeeded, which other callers may have shared; `duration` includes the caller's waiting,
+    /// `size_bytes` is 0 when unknown.
     fn image_pulled(&self, size_bytes: u64, duration: Duration);
-    /// The backend pulled an image, however many callers wanted it; `size_bytes` is 0 when unknown.
+    /// The backend pulled an image, for any number of callers; `size_bytes` is 0 when unknown.
     fn image_downloaded(&self, size_bytes: u64);
 }
 

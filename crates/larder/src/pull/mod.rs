@@ -1,9 +1,8 @@
-//! How and when an image is pulled: policy, back-off, turn, rate, one flight per image.
+//! Pulls images: policy, back-off, queue, rate limit, one in-flight pull per image.
 //!
-//! Read [`ImageManager::ensure`] first. What it decides by is pure and takes `now` as an argument (back-off,
-//! the reason of a failure, [`PullTimes`]); what it does goes through the
-//! [`Backend`](crate::backend::Backend), the [`PullRecords`](crate::records::PullRecords) and the
-//! [`EventSink`](crate::events::EventSink).
+//! Read [`ImageManager::ensure`] first. Decisions are pure and take `now` as an argument (back-off, the reason of a
+//! failure, [`PullTimes`]); effects go through the [`Backend`](crate::backend::Backend), the
+//! [`PullRecords`](crate::records::PullRecords) and the [`EventSink`](crate::events::EventSink).
 
 pub(crate) mod backoff;
 mod builder;

@@ -7,13 +7,13 @@ use crate::reference::{DEFAULT_TAG, ImageName};
 /// A container's `imagePullPolicy`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum PullPolicy {
-    /// Pull each time, whatever is here: the tag may have moved.
+    /// Pull each time, even if present: the tag may have moved.
     Always,
     /// Pull what is absent.
     IfNotPresent,
-    /// Use what is here, or fail.
+    /// Use the present image, or fail.
     Never,
-    /// Any other text. Kubelet takes the image for absent and pulls it.
+    /// Any other text. Kubelet treats the image as absent and pulls it.
     Other(String),
 }
 
@@ -50,8 +50,8 @@ impl fmt::Display for PullPolicy {
     }
 }
 
-/// The policy of a container that names none: `Always` for the tag `latest`, given or implied, else `IfNotPresent`.
-/// A digest is no tag, and what it names cannot change. A bad name gets `IfNotPresent`; `ensure` reports it.
+/// The policy of a container that names none: `Always` for the tag `latest`, given or implied, else `IfNotPresent`. A
+/// digest is not a tag, and its image cannot change. An invalid name gets `IfNotPresent`; `ensure` reports it.
 pub fn default_policy(image: impl Into<ImageName>) -> PullPolicy {
     match image.into().reference() {
         Ok(name) if name.tag_or_default() == Some(DEFAULT_TAG) => PullPolicy::Always,

@@ -1,7 +1,7 @@
-//! A bounded number of places, and a queue for them.
+//! A semaphore with a priority queue.
 //!
-//! Promises: who waits gets a place in the order of coming, those that are urgent before all others; a place that nobody
-//! waits for any more goes to the next; who comes does not overtake anybody who is as urgent.
+//! Promises: waiters get permits in order of arrival, urgent ones before all others; a permit for a dropped waiter goes
+//! to the next; a new waiter never overtakes one with the same urgency.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::oneshot;
 
-/// Whether a pull goes before those that nobody waits for. Clones share it: it may become so while it is queued.
+/// Whether a pull is queued before prefetches. Clones share it, and it may be raised while the pull is queued.
 #[derive(Debug, Clone)]
 pub(super) struct QueuePriority(Arc<AtomicBool>);
 
@@ -22,13 +22,13 @@ impl QueuePriority {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// As urgent as the other, if that is more.
+    /// Raises this priority to the other, if that is higher.
     pub(super) fn raise_to(&self, other: &QueuePriority) {
         self.0.fetch_or(other.is_urgent(), Ordering::Relaxed);
     }
 }
 
-/// The places.
+/// The semaphore.
 #[derive(Debug)]
 pub(super) struct PrioritySemaphore(Mutex<PermitQueue>);
 
@@ -45,12 +45,12 @@ struct PermitWaiter {
 }
 
 impl PrioritySemaphore {
-    /// So many places, all free.
+    /// A semaphore with this many permits.
     pub(super) fn new(places: usize) -> PrioritySemaphore {
         PrioritySemaphore(Mutex::new(PermitQueue { free: places, waiting: VecDeque::new() }))
     }
 
-    /// Waits for a place. Dropping the future leaves the queue.
+    /// Waits for a permit. Dropping the future leaves the queue.
     pub(super) async fn take(&self, urgency: &QueuePriority) -> PullPermit<'_> {
         let (called, call) = oneshot::channel();
         {
@@ -59,7 +59,7 @@ impl PrioritySemaphore {
             state.call();
         }
         let mut waiting = PermitRequest { turns: self, call, is_called: false };
-        // Nobody leaves the queue but by being called, or by dropping this.
+        // A waiter leaves the queue only when called or dropped.
         let _ = (&mut waiting.call).await;
         waiting.is_called = true;
         PullPermit(self)
@@ -71,12 +71,12 @@ impl PrioritySemaphore {
 }
 
 impl PermitQueue {
-    /// Forgets those that wait no more.
+    /// Removes waiters that were dropped.
     fn leave(&mut self) {
         self.waiting.retain(|waiter| !waiter.called.is_closed());
     }
 
-    /// Calls those for whom there is a place.
+    /// Calls waiters while permits are free.
     fn call(&mut self) {
         while self.free > 0 {
             let urgent = self.waiting.iter().position(|waiter| waiter.urgency.is_urgent());
@@ -88,7 +88,7 @@ impl PermitQueue {
     }
 }
 
-/// Somebody in the queue, who may go away also at the moment in which they are called.
+/// A waiter, which may be dropped even at the moment in which it is called.
 struct PermitRequest<'a> {
     turns: &'a PrioritySemaphore,
     call: oneshot::Receiver<()>,
@@ -111,7 +111,7 @@ impl Drop for PermitRequest<'_> {
     }
 }
 
-/// A place; dropping it gives it to the next.
+/// A permit; dropping it passes it to the next waiter.
 #[derive(Debug)]
 pub(super) struct PullPermit<'a>(&'a PrioritySemaphore);
 

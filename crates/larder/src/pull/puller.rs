@@ -1,4 +1,4 @@
-//! Gives pulls their turn: one after another, a bounded number at once, or all at once.
+//! Schedules pulls: serial, bounded or unbounded.
 
 use std::time::Duration;
 
@@ -17,23 +17,23 @@ use crate::pod::SandboxConfig;
 /// How many requests wait in the serial puller's queue; further callers wait to enter it.
 const MAX_IMAGE_PULL_REQUESTS: usize = 10;
 
-/// One pull, with all it needs.
+/// One pull with its input.
 #[derive(Debug, Clone)]
 pub(super) struct PullJob {
     pub(super) spec: ImageSpec,
     pub(super) credentials: Vec<Credential>,
     pub(super) sandbox: Option<SandboxConfig>,
     pub(super) credential_owner: CredentialOwner,
-    /// Whether it goes before others in the queue.
+    /// Its priority in the queue.
     pub(super) urgency: QueuePriority,
 }
 
-/// Where the credentials of a pull come from, which decides whom its success serves.
+/// The owner of a pull's credentials, which decides which callers its success serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CredentialOwner {
     /// Looked up for a pod: one without a source belongs to the node, and so to every pod on it.
     Pod,
-    /// Brought by a caller, who alone is known to hold them.
+    /// Given by a caller, the only one known to hold them.
     Caller,
 }
 
@@ -54,13 +54,13 @@ pub(super) enum PullerError {
     RateExceeded(#[from] RateExceeded),
     #[error(transparent)]
     Failed(#[from] PullAttemptsError),
-    /// Ours; kubelet has no such limit.
+    /// larder's own; kubelet has no such limit.
     #[error("pull timed out after {} and was cancelled", crate::go_format::duration(*.0))]
     TimedOut(Duration),
 }
 
 impl PullerError {
-    /// What the backend says that could be tried next.
+    /// The backend's hint.
     pub(super) fn advice(&self) -> Option<BackendAdvice> {
         match self {
             PullerError::Failed(failed) => failed.advice(),
@@ -68,13 +68,13 @@ impl PullerError {
         }
     }
 
-    /// Whether the last attempt failed because something was not there.
+    /// Whether the last attempt failed with "not found".
     pub(super) fn is_not_found(&self) -> bool {
         let PullerError::Failed(failed) = self else { return false };
         matches!(failed.causes().last(), Some(BackendError::Call { kind: CallErrorKind::NotFound, .. }))
     }
 
-    /// Whether nothing goes on with the pull any more. A runtime that did not answer in time, or whose connection broke, may.
+    /// Whether the pull has certainly ended. A runtime that timed out or whose connection broke may continue it.
     pub(super) fn is_final(&self) -> bool {
         let is_final = |error: &BackendError| match error {
             BackendError::Call { kind, .. } => !matches!(
@@ -90,7 +90,7 @@ impl PullerError {
         }
     }
 
-    /// For a caller that brought one credential or none: what the backend said, as it said it.
+    /// The backend's error, for a caller with one credential or none.
     pub(super) fn as_of_backend(&self) -> BackendError {
         let kind = match self {
             PullerError::Failed(failed) => match failed.causes() {
@@ -105,7 +105,7 @@ impl PullerError {
     }
 }
 
-/// Pulls in turn.
+/// Schedules and runs pulls.
 pub(super) struct ImagePuller {
     images: ImageService,
     slots: PullConcurrency,
@@ -113,7 +113,7 @@ pub(super) struct ImagePuller {
     timeout: Option<Duration>,
 }
 
-/// Who may pull at the same time. Waiting is first in, first out among those that are as urgent.
+/// Limit of concurrent pulls. First in, first out within the same priority.
 enum PullConcurrency {
     Serial { queue: PrioritySemaphore, worker: PrioritySemaphore },
     Bounded(PrioritySemaphore),
@@ -133,7 +133,7 @@ impl ImagePuller {
         ImagePuller { images, slots, throttle: Throttle::new(config, now), timeout: config.pull_timeout }
     }
 
-    /// Waits for its turn, passes the throttle, pulls, and asks for the size while it still holds its slot.
+    /// Waits for a slot, passes the throttle, pulls, and queries the size while it holds the slot.
     pub(super) async fn pull(&self, job: &PullJob, entry: &PullTrackerEntry) -> PullOutcome {
         let _slot = self.slots.take(entry, &job.urgency).await;
         let throttled = || entry.set(PullPhase::Throttled, Some("the pull rate limit (registryPullQPS)"));

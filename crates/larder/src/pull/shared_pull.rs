@@ -1,7 +1,7 @@
 //! One pull per image at a time, however many callers want it.
 //!
-//! A flight is a future that all its callers poll together. It lives as long as one of them waits: a caller that goes
-//! away changes nothing for the others, and when the last one goes, the flight is dropped, which cancels the pull.
+//! An in-flight pull is a future that all its callers poll. Cancelling one caller does not affect the others; when the
+//! last caller is cancelled, the future is dropped, which cancels the pull.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,13 +22,13 @@ pub(super) struct SharedPullKey {
     pub(super) runtime_handler: String,
 }
 
-/// How a flight ended, for everybody aboard.
+/// The outcome of an in-flight pull, for all its callers.
 #[derive(Debug)]
 pub(super) struct SharedPullResult {
     pub(super) result: PullOutcome,
     /// The credentials that were tried, in order.
     tried: Vec<Credential>,
-    /// Whose they are.
+    /// Their owner.
     credential_owner: CredentialOwner,
     /// The back-off keys for which this outcome was counted.
     counted: Mutex<HashSet<String>>,
@@ -44,13 +44,13 @@ impl SharedPullResult {
         }
     }
 
-    /// Whether a failure is new to this back-off key. Several containers of a pod that want one image share a key and
-    /// a flight; one pull that failed is one failure.
+    /// Whether a failure is new to this back-off key. Containers of a pod that request the same image share a key and
+    /// an in-flight pull; one failed pull is one failure.
     pub(super) fn counts_for(&self, backoff_key: &str) -> bool {
         self.counted.lock().unwrap_or_else(PoisonError::into_inner).insert(backoff_key.to_owned())
     }
 
-    /// Whether a credential that was used belongs to the node, and so to everybody on it.
+    /// Whether a used credential belongs to the node, and so to every pod on it.
     fn is_of_node(&self, used: &Credential) -> bool {
         self.credential_owner == CredentialOwner::Pod && used.source.is_none()
     }
@@ -65,8 +65,8 @@ impl SharedPullResult {
 
     /// Whether this outcome is also that of a caller with these credentials.
     ///
-    /// A success serves who could have had it: everybody if it was anonymous or with the node's own credential, else
-    /// those who hold the credential that worked. A failure serves those who would have tried exactly the same.
+    /// A success applies to callers that could have achieved it: all if it was anonymous or used the node's credential,
+    /// else those with the credential that worked. A failure applies to callers with exactly the same candidates.
     pub(super) fn applies_to(&self, candidates: &[Credential]) -> bool {
         match &self.result.pulled {
             Ok(pulled) => pulled.credential.as_ref().is_none_or(|used| {
@@ -84,7 +84,7 @@ impl SharedPullResult {
     }
 }
 
-/// Whether a registry could not tell the two apart.
+/// Whether a registry cannot distinguish the two.
 fn same_login(a: &Credential, b: &Credential) -> bool {
     a.username == b.username
         && a.password == b.password
@@ -95,7 +95,7 @@ fn same_login(a: &Credential, b: &Credential) -> bool {
 type SharedPullFuture = Shared<BoxFuture<'static, Arc<SharedPullResult>>>;
 type OngoingPulls = Arc<Mutex<HashMap<SharedPullKey, OngoingPull>>>;
 
-/// A flight under way.
+/// An in-flight pull.
 #[derive(Debug)]
 struct OngoingPull {
     number: u64,
@@ -103,7 +103,7 @@ struct OngoingPull {
     urgency: QueuePriority,
 }
 
-/// The flights under way.
+/// The in-flight pulls.
 #[derive(Debug, Default)]
 pub(super) struct SharedPulls {
     under_way: OngoingPulls,
@@ -111,8 +111,8 @@ pub(super) struct SharedPulls {
 }
 
 impl SharedPulls {
-    /// Joins the flight of this key, which becomes as urgent as this, or starts one with `pull`. Also says whether it was
-    /// started here.
+    /// Joins the in-flight pull of this key and raises its priority, or starts one with `pull`. Also returns whether
+    /// this call started it.
     pub(super) fn join(
         &self,
         key: SharedPullKey,
@@ -132,7 +132,7 @@ impl SharedPulls {
         let flight = async move {
             let listed = listed;
             let landed = pull.await;
-            // Off the list before anybody hears of it: whoever comes now starts a new flight.
+            // Unlisted before the outcome is published, so that a later request starts a new pull.
             drop(listed);
             Arc::new(landed)
         }
@@ -145,7 +145,7 @@ impl SharedPulls {
     }
 }
 
-/// A flight's entry in the list; it goes when the flight lands or is abandoned.
+/// An in-flight pull's entry in the list; removed when the pull ends or is abandoned.
 struct OngoingPullGuard {
     under_way: OngoingPulls,
     key: SharedPullKey,
@@ -155,7 +155,7 @@ struct OngoingPullGuard {
 impl Drop for OngoingPullGuard {
     fn drop(&mut self) {
         let mut under_way = self.under_way.lock().unwrap_or_else(PoisonError::into_inner);
-        // The next flight of this key may be listed already.
+        // The next in-flight pull of this key may already be listed.
         if under_way.get(&self.key).is_some_and(|departed| departed.number == self.number) {
             under_way.remove(&self.key);
         }

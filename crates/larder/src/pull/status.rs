@@ -1,4 +1,4 @@
-//! What is being pulled right now, for whoever wants to watch.
+//! Status of the pulls in flight, for watchers.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -12,12 +12,12 @@ use crate::backend::{ByteProgress, ProgressReporter, PullDetail};
 use crate::progress::DetailProvider;
 use crate::reference::ImageName;
 
-/// Where a pull stands.
+/// The phase of a pull.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PullPhase {
     /// It waits for its turn.
     Queued,
-    /// It has its turn and waits because too many pulls were started lately.
+    /// It has a slot and waits for the rate limit.
     Throttled,
     /// The runtime pulls.
     Pulling,
@@ -38,16 +38,15 @@ impl fmt::Display for PullPhase {
 pub struct PullStatus {
     /// The image, with its tag.
     pub image: ImageName,
-    /// Where it stands.
+    /// Its phase.
     pub phase: PullPhase,
     /// What it waits for, as a sentence part: "waits for ...".
     pub waiting: Option<Cow<'static, str>>,
-    /// How far it has come, where the backend can tell.
+    /// Its progress, if the backend reports it.
     pub bytes: Option<ByteProgress>,
-    /// What it does in detail, where the backend can tell. Filled in when pulls are listed, and not for those who watch
-    /// one.
+    /// Its current state, if the backend reports it. Set when pulls are listed, not for watchers of one pull.
     pub detail: Option<PullDetail>,
-    /// When it was first wanted.
+    /// When it was first requested.
     pub since: Instant,
 }
 
@@ -57,7 +56,7 @@ pub(super) struct PullTracker {
     pulls: Arc<Mutex<BTreeMap<u64, TrackedPull>>>,
 }
 
-/// Who describes a pull, once somebody does.
+/// The detail provider of a pull, once set.
 type SharedDetailProvider = Arc<Mutex<Option<DetailProvider>>>;
 
 struct TrackedPull {
@@ -81,7 +80,7 @@ impl fmt::Debug for TrackedPull {
 }
 
 impl PullTracker {
-    /// Puts a new pull on the board. It leaves when the entry is dropped.
+    /// Tracks a new pull until the entry is dropped.
     pub(super) fn track(&self, image: &ImageName, now: Instant) -> PullTrackerEntry {
         let (sender, receiver) = watch::channel(PullStatus {
             image: image.clone(),
@@ -98,20 +97,20 @@ impl PullTracker {
         PullTrackerEntry { board: self.clone(), id, status: sender, describe }
     }
 
-    /// What is on the board now, oldest first.
+    /// The tracked pulls, oldest first.
     pub(super) fn snapshot(&self) -> Vec<PullStatus> {
         let pulls = self.pulls.lock().unwrap_or_else(PoisonError::into_inner);
         pulls.values().map(TrackedPull::snapshot).collect()
     }
 
-    /// The oldest pull of an image on the board.
+    /// Watches the oldest tracked pull of an image.
     pub(super) fn watch(&self, image: &str) -> Option<watch::Receiver<PullStatus>> {
         let pulls = self.pulls.lock().unwrap_or_else(PoisonError::into_inner);
         pulls.values().map(|row| &row.status).find(|status| status.borrow().image == image).cloned()
     }
 }
 
-/// A pull's place on the board.
+/// The entry of a tracked pull.
 pub(super) struct PullTrackerEntry {
     board: PullTracker,
     id: u64,
@@ -133,7 +132,7 @@ impl PullTrackerEntry {
         });
     }
 
-    /// A progress that shows on the board. Another one takes the place of the first.
+    /// A reporter that updates this entry. A later one replaces the first.
     pub(super) fn progress(&self) -> ProgressReporter {
         let (status, describe) = (self.status.clone(), Arc::clone(&self.describe));
         ProgressReporter::described(

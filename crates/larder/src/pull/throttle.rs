@@ -1,4 +1,4 @@
-//! How many pulls may start per second: a token bucket, and the two ways to stand before an empty one.
+//! How many pulls may start per second: a token bucket that waits or refuses when it is empty.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
@@ -23,7 +23,7 @@ impl TokenBucket {
         TokenBucket { per_second: f64::from(qps), burst, tokens: burst, filled: now }
     }
 
-    /// Takes a token, or says how long until there is one, and takes none.
+    /// Takes a token, or returns the time until one is available.
     fn try_take(&mut self, now: Instant) -> Result<(), Duration> {
         let elapsed = now.saturating_duration_since(self.filled).as_secs_f64();
         self.tokens = (self.tokens + elapsed * self.per_second).min(self.burst);
@@ -33,7 +33,7 @@ impl TokenBucket {
             return Ok(());
         }
         let missing = (1.0 - self.tokens) / self.per_second;
-        // Rounded up, so that whoever waits this long finds the token there.
+        // Rounded up, so that the token is available after this wait.
         let wait = Duration::try_from_secs_f64(missing).unwrap_or(Duration::MAX);
         Err(wait.saturating_add(Duration::from_nanos(1)))
     }
@@ -44,7 +44,7 @@ impl TokenBucket {
 pub(super) struct Throttle {
     bucket: Mutex<TokenBucket>,
     over_rate: RateLimitAction,
-    /// Held while waiting for a token, so that the first to come is the first to go.
+    /// Held while waiting for a token, for first in, first out order.
     turn: tokio::sync::Mutex<()>,
 }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Takes the marks that `ensure` sets.
+/// Records when `ensure` starts and finishes pulls.
 pub trait PullTimeRecorder: Send + Sync {
     /// A pull for the pod starts; it may have to wait for its turn.
     fn started_pulling(&self, pod_uid: &str, now: Instant);

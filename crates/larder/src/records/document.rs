@@ -20,30 +20,30 @@ const OLDER_VERSION: &str = "kubelet.config.k8s.io/v1alpha1";
 const INTENT: &str = "ImagePullIntent";
 const PULLED: &str = "ImagePulledRecord";
 
-/// A pull is running, or was cut off.
+/// A pull that is running or was interrupted.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImagePullIntent {
     /// The image as requested.
     pub image: ImageName,
 }
 
-/// Who may use an image.
+/// The credentials that give access to an image.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ImagePulledRecord {
-    /// When something in it last changed; `None` where a file does not say.
+    /// When it last changed; `None` if the file has no time.
     pub last_updated: Option<Rfc3339Time>,
     /// The runtime's id of the image.
     pub image_ref: ImageId,
-    /// Who may use it under which name: the text of pods without tag and digest.
+    /// Access by name: the name in the pod without tag and digest.
     pub names: BTreeMap<String, ImagePullCredentials>,
 }
 
-/// Who may use an image under one name.
+/// The credentials that give access to an image under one name.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct ImagePullCredentials {
-    /// Whoever holds one of these pull secrets.
+    /// Pods with one of these pull secrets.
     pub secrets: Vec<RecordedSecret>,
-    /// Whoever runs as one of these.
+    /// Pods with one of these service accounts.
     pub service_accounts: Vec<ServiceAccountCoordinates>,
     /// Every pod on the node.
     pub node_pods: bool,
@@ -55,7 +55,7 @@ impl ImagePullCredentials {
         ImagePullCredentials { node_pods: true, ..ImagePullCredentials::default() }
     }
 
-    /// Whether it names nobody.
+    /// Whether it grants no access.
     pub(crate) fn is_empty(&self) -> bool {
         !self.node_pods && self.secrets.is_empty() && self.service_accounts.is_empty()
     }
@@ -64,9 +64,9 @@ impl ImagePullCredentials {
 /// A pull secret that an image was pulled with. Its hash is left out of `Debug`: short passwords can be guessed from it.
 #[derive(Clone, PartialEq, Eq)]
 pub struct RecordedSecret {
-    /// Where it is.
+    /// Its coordinates.
     pub at: SecretCoordinates,
-    /// [Hash](crate::credentials::hash) of what it held.
+    /// [Hash](crate::credentials::hash) of its content.
     pub hash: String,
 }
 
@@ -76,7 +76,7 @@ impl fmt::Debug for RecordedSecret {
     }
 }
 
-/// Why a text is no record.
+/// Why a record cannot be decoded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum DocumentError {
@@ -96,17 +96,17 @@ pub enum DocumentError {
     /// Of another version, maybe a later one.
     #[error("unsupported apiVersion {0:?}: expected {VERSION} or {OLDER_VERSION}")]
     Version(String),
-    /// `lastUpdatedTime` is no time.
+    /// `lastUpdatedTime` is not a time.
     #[error("invalid lastUpdatedTime: expected a time like 2024-10-21T12:26:40Z")]
     Time,
 }
 
-/// A document, and whether it has the version that is written today.
+/// A document, and whether it has the current version.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Decoded<T> {
-    /// What it says.
+    /// The document.
     pub document: T,
-    /// Whether it need not be written anew.
+    /// Whether it has the current version, and need not be rewritten.
     pub current_version: bool,
 }
 
@@ -230,7 +230,7 @@ fn push_object(text: &mut String, fields: &[(&str, &str)]) {
     text.push('}');
 }
 
-/// Serde's texts may quote what is there, and so only the place is told.
+/// Serde's texts may quote the content, so only the position is reported.
 fn shape(error: &serde_json::Error) -> DocumentError {
     let what = match error.classify() {
         serde_json::error::Category::Eof => "unexpected end of file",

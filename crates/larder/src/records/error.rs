@@ -1,4 +1,4 @@
-//! Why the records could not be read or written.
+//! Errors of the pull records.
 
 use std::error::Error;
 use std::io;
@@ -7,11 +7,11 @@ use std::sync::Arc;
 use super::record_dir::RecordReadError;
 use crate::credentials::CredentialsError;
 
-/// Why the records could not be read or written. The text is what the pod's status shows.
+/// An error of the pull records. Its text appears in the pod's status.
 #[derive(Debug, Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum RecordsError {
-    /// The disk refused a step.
+    /// An I/O error.
     #[error(transparent)]
     Disk(#[from] Arc<io::Error>),
     /// The intent to pull could not be written, and so the pull must not start.
@@ -20,16 +20,16 @@ pub enum RecordsError {
     /// The credentials of the pod could not be looked up.
     #[error(transparent)]
     Credentials(#[from] CredentialsError),
-    /// The records were closed, or what was to be done did not end.
+    /// The records were closed, or the writer stopped.
     #[error("pull record writer stopped")]
     Closed,
-    /// What records of another kind say.
+    /// The error of another implementation.
     #[error(transparent)]
     Other(Arc<dyn Error + Send + Sync>),
 }
 
 impl RecordsError {
-    /// What records of another kind say.
+    /// The error of another implementation.
     pub fn other(error: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         RecordsError::Other(error.into().into())
     }

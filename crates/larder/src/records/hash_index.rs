@@ -1,4 +1,4 @@
-//! Hash tables for the check of a present image: quick, and with a seed that nobody outside of the process knows.
+//! Fast hash tables for access checks, with a seed that is private to the process.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, BuildHasherDefault, Hasher, RandomState};
@@ -9,12 +9,12 @@ const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;
 
 static SEED: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one(FACTOR) | 1);
 
-/// Numbers by the hash of a text; the texts themselves are with whoever asks. Nothing is taken out.
+/// Numbers by the hash of a text; the caller stores the texts. Entries are never removed.
 #[derive(Debug, Default)]
 pub(super) struct HashIndex(HashMap<u64, u32, BuildHasherDefault<IdentityHasher>>);
 
 impl HashIndex {
-    /// Notes the number of a text, unless one is noted for the same text. `is_same` compares with a noted one.
+    /// Adds the number of a text, unless the text has one. `is_same` compares with the text of a number.
     pub(super) fn note(&mut self, hash: u64, number: u32, is_same: impl Fn(usize) -> bool) {
         let mut at = hash;
         while let Some(noted) = self.0.get(&at) {

@@ -1,11 +1,11 @@
-//! One record, ready to be asked: however many credentials it names, a question costs the same. Pure.
+//! A pull record with indexes: a check costs the same for any number of credentials. Pure.
 
 use super::document::{ImagePullCredentials, ImagePulledRecord, RecordedSecret};
 use super::hash_index::{HashIndex, hash_of};
 use crate::credentials::{SecretCoordinates, ServiceAccountCoordinates};
 use crate::reference::{self, ImageName, ReferenceError};
 
-/// From so many secrets on, being the same secret is not enough, and no more are learned from checks.
+/// From this number of secrets on, equal coordinates are not enough, and checks add no more secrets.
 pub const LEARNED_SECRETS: usize = 100;
 
 /// A record with its indexes.
@@ -13,7 +13,7 @@ pub const LEARNED_SECRETS: usize = 100;
 pub(super) struct IndexedRecord {
     /// Sorted by name.
     names: Box<[IndexedName]>,
-    /// Bytes of memory that it takes, about.
+    /// Approximate memory use in bytes.
     pub(super) weight: usize,
 }
 
@@ -44,14 +44,14 @@ struct SecretSpan {
     ends: [usize; 4],
 }
 
-/// Whether a pod may use an image by what it holds.
+/// Whether a pod may use an image with its credentials.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum AccessCheck {
     /// It may.
     Yes,
-    /// It may, and this is to be remembered.
+    /// It may; add this secret to the record.
     AllowedByRotatedSecret(RecordedSecret),
-    /// Nothing that it holds is known.
+    /// None of its credentials is recorded.
     No,
 }
 
@@ -67,12 +67,12 @@ impl IndexedRecord {
         IndexedRecord { names: record.names.iter().map(named).collect(), weight }
     }
 
-    /// Those who may use it under the name in this text of a pod. An error if the text is no image.
+    /// The credentials for the name in this image text of a pod. An error if the text is not an image.
     pub(super) fn credentials_for(
         &self,
         image: &ImageName,
     ) -> Result<Option<&CredentialIndex>, ReferenceError> {
-        // What the grammar would find, without it, for nearly all that is asked.
+        // Fast path with the same result as the grammar, for nearly all checks.
         if let [one] = &*self.names
             && one.is_name
             && image.as_str().strip_prefix(&*one.name).is_some_and(is_tag_or_nothing)
@@ -146,11 +146,11 @@ impl CredentialIndex {
         !self.node_pods && self.secrets.is_empty() && self.service_accounts.is_empty()
     }
 
-    /// Whether a pod with these pull secrets (each with its hash) and this service account is one of them.
+    /// Whether a pod with these pull secrets (each with its hash) and this service account has access.
     ///
-    /// A secret counts that holds the same as a recorded one. So does a recorded one that holds something else by now,
-    /// as in kubelet, while fewer than [`LEARNED_SECRETS`] are known; but not without a uid: then nothing says that it is
-    /// the same.
+    /// A secret matches if its content equals a recorded one. As in kubelet, a recorded secret whose content has
+    /// changed also matches while fewer than [`LEARNED_SECRETS`] are recorded, but not without a UID, because then it
+    /// may be another secret.
     pub(super) fn check_pod<'a>(
         &self,
         secrets: impl Iterator<Item = (&'a SecretCoordinates, &'a str)>,
@@ -182,7 +182,7 @@ impl CredentialIndex {
         }
     }
 
-    /// A secret that holds this.
+    /// The secret with this content.
     fn with_content(&self, hash: &str) -> Option<usize> {
         if hash.is_empty() {
             return None;

@@ -1,7 +1,7 @@
-//! How a pull is closed that told its caller of no image: the backend is asked what is there, and only that counts.
+//! Resolves interrupted pulls: queries the backend for the image, and closes the intent accordingly.
 //!
-//! A caller that goes away does not stop what the backend does at that moment: an image may come after all. Until it is
-//! known what came, the intent stays, and the image is nobody's.
+//! Cancelling a caller does not stop the backend: the image may still become present. Until the outcome is known, the
+//! intent remains, and the image is accessible to no pod.
 
 use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime};
@@ -13,8 +13,7 @@ use super::writer::{PullRecordWriter, RecordChange};
 use crate::backend::{Backend, BackendError, ImageSpec};
 use crate::reference::{ImageId, ImageName};
 
-/// When to look what became of a pull whose caller left, each after the one before. What did not come by the last does not
-/// come.
+/// Delays between checks of an interrupted pull. An image that is absent at the last check counts as not pulled.
 const LOOKS: [Duration; 5] = [
     Duration::ZERO,
     Duration::from_secs(1),
@@ -23,35 +22,35 @@ const LOOKS: [Duration; 5] = [
     Duration::from_secs(600),
 ];
 
-/// Asks the backend.
+/// Resolves interrupted pulls by querying the backend.
 #[derive(Clone)]
 pub(super) struct InterruptedPullResolver {
     pub(super) backend: Arc<dyn Backend>,
     pub(super) in_flight: Arc<RunningPulls>,
-    /// Whoever looks later does not keep the records open.
+    /// Weak, so that a pending check does not keep the records open.
     pub(super) writer: Weak<PullRecordWriter>,
 }
 
-/// What a look at the backend says.
+/// The result of a check.
 enum InterruptedPullResult {
-    /// An image that was not there before.
+    /// An image that was not present before.
     NewImage(ImageId),
-    /// Nothing, or what was there before.
+    /// No image, or the one that was present before.
     Nothing,
     /// It did not answer.
     Unknown,
 }
 
 impl InterruptedPullResolver {
-    /// Notes what has the name before a pull, so that it is not taken for what the pull brought.
+    /// Records the image that has the name before a pull, so that it is not mistaken for the pulled one.
     pub(super) async fn record_prior_image(&self, image: &ImageName) {
-        // Who cannot be asked leaves that open: then whatever is there later came by us.
+        // If the backend fails, any image found later counts as pulled by this process.
         if let Ok(id) = self.look(image).await {
             self.in_flight.note_before(image, id);
         }
     }
 
-    /// Closes a pull at which nothing works any more. Says whether that could be done.
+    /// Closes a pull that has ended at the backend. Returns whether that was possible.
     pub(super) async fn resolve(&self, image: &ImageName) -> bool {
         let seen = self.seen(image).await;
         let is_known = !matches!(seen, InterruptedPullResult::Unknown);
@@ -59,8 +58,8 @@ impl InterruptedPullResolver {
         is_known
     }
 
-    /// Closes a pull whose caller left, when it is known what came of it. Without a runtime that goes on, the intent
-    /// stays for the next start.
+    /// Closes a pull whose caller was cancelled, once its outcome is known. If the tokio runtime ends first, the intent
+    /// remains for the next start.
     pub(super) fn resolve_later(self, image: &ImageName) {
         let Ok(runtime) = Handle::try_current() else { return };
         if self.in_flight.abandon(image) {
@@ -80,7 +79,7 @@ impl InterruptedPullResolver {
                     break;
                 }
             }
-            // Who left meanwhile began later, and what the backend does for them takes its own time.
+            // A caller that was cancelled since then began later, and needs checks of its own.
             let is_known = !matches!(seen, InterruptedPullResult::Unknown);
             if is_known && self.in_flight.unwatch(image, left) {
                 return self.close(image, seen).await;

@@ -1,5 +1,4 @@
-//! The turn of one process after another. A process that was stopped while it had its turn is named, and not waited for
-//! without end.
+//! The lock between processes. The wait for a stopped lock owner is bounded, and the error names it.
 
 use std::fs::File;
 use std::io;
@@ -12,14 +11,14 @@ use rustix::io::Errno;
 
 const FIRST_WAIT: Duration = Duration::from_millis(1);
 const LONGEST_WAIT: Duration = Duration::from_millis(50);
-/// When it is told that somebody is waited for.
-const TELL: Duration = Duration::from_secs(5);
-/// When it is given up.
+/// Wait after which the lock owner is reported.
+const REPORT_AFTER: Duration = Duration::from_secs(5);
+/// Wait after which locking fails.
 const GIVE_UP: Duration = Duration::from_secs(60);
 
 /// Locks a file, for as long as it is open. Fails after a minute.
 pub(super) fn take(file: &File, path: &Path, mut sleep: impl FnMut(Duration)) -> io::Result<()> {
-    let (mut waited, mut wait, mut told) = (Duration::ZERO, FIRST_WAIT, false);
+    let (mut waited, mut wait, mut reported) = (Duration::ZERO, FIRST_WAIT, false);
     loop {
         match flock(file, FlockOperation::NonBlockingLockExclusive) {
             Err(Errno::WOULDBLOCK | Errno::INTR) => {}
@@ -34,9 +33,9 @@ pub(super) fn take(file: &File, path: &Path, mut sleep: impl FnMut(Duration)) ->
             );
             return Err(io::Error::new(io::ErrorKind::TimedOut, message));
         }
-        if waited >= TELL && !told {
+        if waited >= REPORT_AFTER && !reported {
             tracing::warn!("{}: waiting for {} to release the lock", path.display(), holder(file));
-            told = true;
+            reported = true;
         }
         sleep(wait);
         waited += wait;
@@ -54,8 +53,8 @@ fn holder(file: &File) -> String {
     found().map_or_else(|| "another process".to_owned(), |pid| format!("process {pid}"))
 }
 
-/// Who has a file, by the text of `/proc/locks`: `1: FLOCK ADVISORY WRITE 4711 08:01:42 0 EOF`. None that the kernel cannot
-/// name here is told.
+/// The process that locks a file, from the text of `/proc/locks`: `1: FLOCK ADVISORY WRITE 4711 08:01:42 0 EOF`. `None`
+/// if the kernel cannot name it in this namespace.
 fn holder_in(locks: &str, (major, minor): (u32, u32), inode: u64) -> Option<u32> {
     let place = format!("{major:02x}:{minor:02x}:{inode}");
     let holds = |line: &str| {

@@ -1,4 +1,4 @@
-//! Records in memory, for as many readers at once as there are. Bounded: those asked for least lately go first.
+//! Records in memory, for concurrent readers. Bounded: evicts the least recently used first.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -8,13 +8,13 @@ use super::hash_index::FoldingHasherBuilder;
 use super::indexed_record::IndexedRecord;
 use crate::reference::ImageId;
 
-/// The bytes that records may take in memory, about. Some hundred thousand recorded credentials.
+/// Approximate memory limit in bytes: some hundred thousand recorded credentials.
 pub(super) const MEMORY_BYTES: usize = 128 << 20;
 
 #[derive(Debug)]
 pub(super) struct RecordCache {
     all: RwLock<CachedRecords>,
-    /// Counts questions: a record's last number says how lately it was asked for.
+    /// Counts lookups: a record's last number orders records by recency.
     asked: AtomicU64,
     limit: usize,
 }
@@ -59,7 +59,7 @@ impl RecordCache {
         }
     }
 
-    /// How much of what records may take they do take, in whole percent.
+    /// Memory use in percent of the limit.
     pub(super) fn percent(&self) -> usize {
         self.read().weight.saturating_mul(100) / self.limit.max(1)
     }

@@ -1,12 +1,12 @@
-//! What a record says after one more pull or check. Pure.
+//! Merges a pull or a check into a record. Pure.
 
 use super::document::{ImagePullCredentials, ImagePulledRecord, RecordedSecret};
 use crate::credentials::ServiceAccountCoordinates;
 
-/// Lets those of `new` use the image under this name as well. Says whether the record is another one now.
+/// Adds the credentials of `new` under this name. Returns whether the record changed.
 ///
-/// Once every pod on the node may use it, that stays so. Secrets are told apart by where they are, and the later hash
-/// counts. Where secrets come, service accounts of the same call are passed over, as in kubelet.
+/// Access for every pod on the node is never revoked. Secrets are identified by their coordinates, and the later hash
+/// replaces the earlier. If `new` has secrets, its service accounts are ignored, as in kubelet.
 pub fn merge(record: &mut ImagePulledRecord, name: &str, new: Option<&ImagePullCredentials>) -> bool {
     let Some(new) = new.filter(|new| !new.is_empty()) else { return false };
     let Some(access) = record.names.get_mut(name) else {

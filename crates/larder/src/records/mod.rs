@@ -1,18 +1,19 @@
-//! Who may use an image that is already here.
+//! Pull records: which pods may use a present image.
 //!
-//! With records, a present image is handed out only to pods that could have pulled it (kubelet's gate
-//! `KubeletEnsureSecretPulledImages`). A [`ImageManager`](crate::pull::ImageManager) without them behaves as with that gate off.
+//! With records, only pods that could have pulled a present image may use it (kubelet's gate
+//! `KubeletEnsureSecretPulledImages`). A [`ImageManager`](crate::pull::ImageManager) without them behaves as with that
+//! gate off.
 //!
 //! ```text
 //! check:  memory -> (before a no) folder -> known -> verification -> yes, or pull
 //! change: writer -> merge -> folder (durable) -> memory
 //! ```
 //!
-//! [`PullRecordStore`] keeps them in a folder, in kubelet's own format: a kubelet can take the folder over, and the reverse.
-//! Read [`PullRecordStore::check`] first.
+//! [`PullRecordStore`] keeps them in a directory in kubelet's own format: kubelet can take over the directory, and the
+//! reverse. Read [`PullRecordStore::check`] first.
 //!
-//! Promises: a pull starts when its intent is durable, and ends when its record is; whatever dies in between, nobody is
-//! granted an image that he did not show credentials for.
+//! Promises: a pull starts when its intent is durable, and ends when its record is; after a crash in between, no pod
+//! gets access to an image without credentials for it.
 
 mod document;
 mod error;
@@ -49,11 +50,11 @@ use crate::credentials::{
 };
 use crate::reference::{ImageId, ImageName};
 
-/// Remembers what was pulled and with which credential.
+/// Records which images were pulled with which credentials.
 #[async_trait]
 pub trait PullRecords: Send + Sync {
-    /// Whether the pod must show to the registry that it may have this image, although it is present.
-    /// `image` is the text as requested; `credentials` are looked up only if the answer depends on them.
+    /// Whether the pod must authenticate at the registry although the image is present. `image` is the text as
+    /// requested; `credentials` are looked up only if the answer depends on them.
     async fn must_attempt_pull(
         &self,
         image: &ImageName,
@@ -61,11 +62,11 @@ pub trait PullRecords: Send + Sync {
         credentials: &mut LazyCredentialLookup<'_>,
     ) -> Result<bool, RecordsError>;
 
-    /// A pull of `image` is about to start; it must not before this returns. Closed by one of the next calls, on
-    /// every path; not if this fails, or is dropped.
+    /// Records that a pull of `image` is about to start; the pull must not start before this returns. Every path must
+    /// close it by one of the next calls, except if this fails or is dropped.
     async fn record_pull_intent(&self, image: &ImageName) -> Result<(), RecordsError>;
 
-    /// The pull of `image` succeeded. Counts once this was polled, also if it is dropped then.
+    /// Records that the pull of `image` succeeded. Takes effect with the first poll, even if dropped later.
     async fn record_image_pulled(
         &self,
         image: &ImageName,
@@ -73,37 +74,38 @@ pub trait PullRecords: Send + Sync {
         credentials: &RecordedCredentials,
     );
 
-    /// The pull of `image` did not start.
+    /// Records that the pull of `image` did not start.
     fn record_image_pull_failed(&self, image: &ImageName);
 
-    /// The pull of `image` failed, and nothing works at it any more. Says whether it is known now what is there; if not, or
-    /// if this is dropped, one of the other calls has to close it.
+    /// Records that the pull of `image` failed and has ended at the backend. Returns whether the outcome is known; if
+    /// not, or if this is dropped, another call must close the pull.
     async fn record_image_pull_ended(&self, image: &ImageName) -> bool {
         self.record_image_pull_failed(image);
         true
     }
 
-    /// Who waited for the pull of `image` has left, or how it ended is not known: the image may come after all.
+    /// Records that the caller of the pull of `image` was cancelled, or that its outcome is unknown: the image may
+    /// still become present.
     fn record_image_pull_interrupted(&self, image: &ImageName) {
         self.record_image_pull_failed(image);
     }
 }
 
-/// What is remembered of the credential that a pull succeeded with.
+/// The recorded part of the credential that a pull succeeded with.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum RecordedCredentials {
-    /// A credential, and nobody knows whose: who wants the image has to show one of their own.
+    /// A credential of unknown owner: pods must authenticate with their own.
     NotRecorded,
     /// No credential, or one that belongs to the node: every pod on the node may use the image.
     NodePodsAccessible,
-    /// A pull secret, with the hash of what it held.
+    /// A pull secret, with the hash of its content.
     Secret(SecretCoordinates, String),
     /// A service account.
     ServiceAccount(ServiceAccountCoordinates),
 }
 
 impl RecordedCredentials {
-    /// What to remember of the credential that was used; `None` is an anonymous pull.
+    /// The record for the credential that was used; `None` is an anonymous pull.
     pub fn of(used: Option<&Credential>) -> Self {
         match used.and_then(|credential| credential.source.as_ref().map(|source| (source, credential))) {
             None => RecordedCredentials::NodePodsAccessible,

@@ -1,9 +1,9 @@
-//! Which texts mean the same image. Pure.
+//! Compares image names. Pure.
 
 use crate::backend::Image;
 use crate::reference::{ImageName, Reference};
 
-/// A short id is a text of at least so many digits.
+/// Minimum number of digits of a short ID.
 const SHORTEST_ID: usize = 4;
 
 /// Whether an image has exactly this name, or has it once both are written in full.
@@ -15,8 +15,8 @@ pub(super) fn has_name(image: &Image, name: &ImageName) -> bool {
         })
 }
 
-/// Whether two texts of pods may mean the same image. Nobody knows which image a digest stands for before it was pulled, so
-/// it may be any one of its repository; an id may be any image.
+/// Whether two image texts of pods may refer to the same image. A digest may refer to any image of its repository
+/// before it was pulled; an ID may refer to any image.
 pub(super) fn may_name_same_image(one: &ImageName, other: &ImageName) -> bool {
     if one == other || is_id(one) || is_id(other) {
         return true;
@@ -26,7 +26,7 @@ pub(super) fn may_name_same_image(one: &ImageName, other: &ImageName) -> bool {
     one.name() == other.name() && (by_digest || one.tag_or_default() == other.tag_or_default())
 }
 
-/// Runtimes take no notice of a tag beside a digest.
+/// Runtimes ignore a tag next to a digest.
 fn is(wanted: &Reference, known: &Reference) -> bool {
     let same = match wanted.digest() {
         Some(digest) => known.digest() == Some(digest),

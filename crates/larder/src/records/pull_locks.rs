@@ -1,5 +1,5 @@
-//! Which pulls living processes are at: of one file, each pull locks one byte. However many they are, they take one open
-//! file, and the kernel lets go of all of them when the process ends.
+//! Locks of running pulls: each pull locks one byte of a shared file. All locks of a process need one open file, and
+//! the kernel releases them when the process ends.
 
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
@@ -11,14 +11,14 @@ use nix::fcntl::{FcntlArg, fcntl};
 use nix::libc;
 use sha2::{Digest as _, Sha256};
 
-/// The file, opened once for each of these; it stays empty.
+/// The lock file, opened once per process; it remains empty.
 #[derive(Debug)]
 pub(super) struct PullLockFile {
     path: PathBuf,
     file: Mutex<Option<Arc<fs_err::File>>>,
 }
 
-/// A pull of this process; ends when it is dropped.
+/// The lock of a pull of this process; released when dropped.
 #[derive(Debug)]
 pub(super) struct PullLock {
     file: Arc<fs_err::File>,
@@ -30,21 +30,21 @@ impl PullLockFile {
         PullLockFile { path, file: Mutex::default() }
     }
 
-    /// Marks the pull of an image, named as requested, as that of a living process.
+    /// Locks the pull of an image, named as requested.
     pub(super) fn hold(&self, image: &str) -> io::Result<PullLock> {
         let (file, byte) = (self.file()?, byte_of(image));
         fcntl(&*file, FcntlArg::F_OFD_SETLK(&lock(libc::F_RDLCK, byte)))?;
         Ok(PullLock { file, byte })
     }
 
-    /// Whether somebody else does.
+    /// Whether another process has locked it.
     pub(super) fn is_locked_by_other_process(&self, image: &str) -> io::Result<bool> {
         let mut found = lock(libc::F_WRLCK, byte_of(image));
         fcntl(&*self.file()?, FcntlArg::F_OFD_GETLK(&mut found))?;
         Ok(libc::c_int::from(found.l_type) != libc::F_UNLCK)
     }
 
-    /// Opened anew if somebody has removed or replaced it: others would not see what is held in the old one.
+    /// Reopened if it was removed or replaced, because other processes do not see locks in the old file.
     fn file(&self) -> io::Result<Arc<fs_err::File>> {
         let mut opened = self.file.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(file) = opened.as_ref()
@@ -66,12 +66,12 @@ fn is_still(file: &fs_err::File, path: &Path) -> bool {
 
 impl Drop for PullLock {
     fn drop(&mut self) {
-        // What cannot be let go is held until the process ends.
+        // A lock that cannot be released is released when the process ends.
         let _ = fcntl(&*self.file, FcntlArg::F_OFD_SETLK(&lock(libc::F_UNLCK, self.byte)));
     }
 }
 
-/// One of 2^56: no two images of a node meet.
+/// One of 2^56, so collisions are negligible.
 fn byte_of(image: &str) -> i64 {
     Sha256::digest(image).iter().take(7).fold(0, |byte, next| byte << 8 | i64::from(*next))
 }

@@ -1,4 +1,4 @@
-//! The records of one node: asked in memory, kept on disk. Read [`PullRecordStore::check`].
+//! The pull records of one node, in memory and on disk. Read [`PullRecordStore::check`] first.
 
 use std::collections::HashSet;
 use std::io;
@@ -26,7 +26,7 @@ use crate::gc::{PostImageGcHook, UnixMillis};
 use crate::reference::{ImageId, ImageName};
 use crate::threads::blocking;
 
-/// Why the records cannot be kept at all.
+/// Why the record directory cannot be opened.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot open pull records in {}: {cause}", .folder.display())]
 pub struct RecordDirError {
@@ -45,8 +45,8 @@ impl RecordDirError {
     }
 }
 
-/// Records in a folder. Any number of processes may share it; each finds what the others wrote. Dropping the records
-/// waits until all is on disk.
+/// Pull records in a directory. Processes may share it; each sees the changes of the others. Dropping the store waits
+/// until all changes are on disk.
 pub struct PullRecordStore {
     folder: Arc<RecordDir>,
     memory: Arc<RecordCache>,
@@ -55,14 +55,14 @@ pub struct PullRecordStore {
     counts: MustPullCheckCounts,
     writer: Arc<PullRecordWriter>,
     settler: OnceLock<InterruptedPullResolver>,
-    /// Whether nobody has looked yet what pulls of dead processes brought.
+    /// Whether interrupted pulls of dead processes are still unresolved.
     unrecovered: AtomicBool,
 }
 
-/// Looks up what a pod holds, at most once.
+/// Looks up a pod's credentials at most once.
 #[async_trait]
 pub trait PodCredentialLookup: Send {
-    /// The credentials of the pod, or why they cannot be had.
+    /// The credentials of the pod, or the error of the lookup.
     async fn pod_credentials(&mut self) -> Result<PodCredentials, RecordsError>;
 }
 
@@ -76,13 +76,13 @@ impl PodCredentialLookup for LazyCredentialLookup<'_> {
 /// How a check ended: the `result` of `kubelet_imagemanager_image_mustpull_checks_total`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MustPullCheckResult {
-    /// The policy asks for no credentials.
+    /// The policy requires no credentials.
     PolicyAllowed,
     /// The pod is known to be allowed.
     RecordFound,
-    /// It has to show to the registry that it is.
+    /// It must authenticate at the registry.
     MustAuthenticate,
-    /// Records or credentials could not be read; it has to show it as well.
+    /// Records or credentials could not be read; it must authenticate as well.
     Error,
 }
 
@@ -114,23 +114,23 @@ impl MustPullCheckResult {
 #[derive(Debug, Default)]
 struct MustPullCheckCounts([AtomicU64; 4]);
 
-/// What one look at a record says.
+/// The result of checking a record.
 enum RecordCheck {
     Ends(MustPullCheckResult),
-    /// It may; this is to be remembered.
+    /// Allowed; add this secret to the record.
     Learns(RecordedSecret),
-    /// That depends on what the pod holds.
+    /// Depends on the pod's credentials.
     Asks,
 }
 
 impl PullRecordStore {
-    /// Opens the records of a folder, in kubelet's layout, and makes it if it is not there. Blocks on the disk. Kubelet's
+    /// Opens the records of a directory in kubelet's layout, and creates it if missing. Blocks on the disk. Kubelet's
     /// own is `/var/lib/kubelet/image_manager`.
     pub fn open(folder: &Path, verification: Verification) -> Result<PullRecordStore, RecordDirError> {
         PullRecordStore::watched(folder, verification, None)
     }
 
-    /// The same; the witness is told of each step on the disk, and can stop it.
+    /// Like `open`; the hook is called before each step on the disk, and can fail it.
     pub fn watched(
         folder: &Path,
         verification: Verification,
@@ -162,22 +162,22 @@ impl PullRecordStore {
         })
     }
 
-    /// Asks this backend what came of pulls that did not succeed, from now on. The first one counts. Without any, what
-    /// fails brought nothing, and what was left in the middle is settled at the next start.
+    /// Resolves interrupted pulls with this backend from now on. Only the first call takes effect. Without a backend, a
+    /// failed pull counts as having pulled nothing, and interrupted pulls are resolved at the next start.
     pub fn resolve_interrupted_with(&self, backend: Arc<dyn Backend>) {
         let (in_flight, writer) = (Arc::clone(&self.in_flight), Arc::downgrade(&self.writer));
         let _ = self.settler.set(InterruptedPullResolver { backend, in_flight, writer });
     }
 
-    /// Checks by another policy from now on.
+    /// Sets the policy for later checks.
     pub fn set_verification(&self, verification: Verification) {
         *self.verification.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(verification);
     }
 
-    /// To be done once before the first pull: writes documents of older versions anew, and turns intents of pulls that
-    /// died into records that trust nobody, where their image is there. Trouble is logged, as in kubelet. Says whether the
-    /// intents are sorted out; if not, this is to be tried again, and meanwhile see
-    /// [`await_recovery`](PullRecordStore::await_recovery).
+    /// Must be called once before the first pull: rewrites documents of older versions, and turns intents of dead
+    /// processes into records without access, if their image is present. Errors are logged, as in kubelet. Returns
+    /// whether all intents are resolved; if not, retry, and see [`await_recovery`](PullRecordStore::await_recovery) for
+    /// the time until then.
     pub async fn recover(&self, backend: &dyn Backend) -> bool {
         if let Err(error) = self.writer.submit_and_wait(RecordChange::Migrate).await {
             tracing::warn!("cannot migrate pull records of older versions: {error}");
@@ -206,8 +206,8 @@ impl PullRecordStore {
             .await
     }
 
-    /// Until [`recover`](PullRecordStore::recover) succeeds, every image without a record may be what a dead process pulled, if
-    /// there is an intent at all. For who serves before that.
+    /// Until [`recover`](PullRecordStore::recover) succeeds, treats every image without a record as possibly pulled by
+    /// a dead process, if there is any intent. For serving before recovery.
     pub fn await_recovery(&self) {
         self.unrecovered.store(true, Ordering::Release);
     }
@@ -223,12 +223,12 @@ impl PullRecordStore {
             .await
     }
 
-    /// Waits until all that was told before is on disk.
+    /// Waits until all earlier changes are on disk.
     pub async fn flush(&self) -> Result<(), RecordsError> {
         self.writer.submit_and_wait(RecordChange::Barrier).await
     }
 
-    /// Records that an image was pulled, and who may use it because of that; `None` leaves that as it is.
+    /// Records that an image was pulled, and the access that follows; `None` does not change the access.
     pub async fn pulled(
         &self,
         image: &ImageName,
@@ -245,12 +245,12 @@ impl PullRecordStore {
         self.in_flight.count(image)
     }
 
-    /// How many checks ended so.
+    /// Number of checks with this result.
     pub fn checks(&self, result: MustPullCheckResult) -> u64 {
         self.counts.of(result).load(Ordering::Relaxed)
     }
 
-    /// How much of the memory for records is taken, in whole percent.
+    /// Memory use of the records in percent of their limit.
     pub fn memory_percent(&self) -> usize {
         self.memory.percent()
     }
@@ -260,16 +260,17 @@ impl PullRecordStore {
         Ok((self.folder.count(RecordDirKind::Pulling)?, self.folder.count(RecordDirKind::Pulled)?))
     }
 
-    /// Who may use an image, by its id, as it is on disk; `None` where no pull of it is on record.
+    /// The record on disk of an image ID; `None` if no pull of it is recorded.
     pub async fn record(&self, image_ref: &ImageId) -> Result<Option<ImagePulledRecord>, RecordsError> {
         let (folder, image_ref) = (Arc::clone(&self.folder), image_ref.clone());
         Ok(blocking(move || folder.record(&image_ref)).await?)
     }
 
-    /// Whether a pod must show to the registry that it may use a present image, and why if that could not be said.
-    /// `None`: there is no image.
+    /// Whether a pod must authenticate at the registry to use a present image, and the error if that could not be
+    /// determined. `None`: the image is absent.
     ///
-    /// A yes from memory is final. Before a no the disk is asked, where another process may have recorded more.
+    /// Access granted from memory is final. Before denying, the disk is read, because another process may have recorded
+    /// more.
     pub async fn check(
         &self,
         image: &ImageName,
@@ -297,7 +298,7 @@ impl PullRecordStore {
         (Some(result), error)
     }
 
-    /// What memory alone says of a pod that holds this; `None` if it does not know the image.
+    /// The result from memory for a pod with these credentials; `None` if the image is not in memory.
     pub fn check_from_memory(
         &self,
         image: &ImageName,
@@ -369,7 +370,7 @@ impl PullRecordStore {
         }
     }
 
-    /// Whether a pull of ours may have brought an image that has no record.
+    /// Whether larder may have pulled an image that has no record.
     async fn may_be_ours(&self, image: &ImageName) -> bool {
         let unrecovered = self.unrecovered.load(Ordering::Acquire);
         if self.in_flight.any(|pulled| may_name_same_image(pulled, image)) {
@@ -428,7 +429,7 @@ impl PullRecords for PullRecordStore {
 
     async fn record_pull_intent(&self, image: &ImageName) -> Result<(), RecordsError> {
         let alone = self.in_flight.begin(image);
-        // Also when nobody waits for the answer any more.
+        // Also if the caller is cancelled.
         let begun = UnstartedPullGuard { records: self, image };
         let written = self.writer.submit_and_wait(RecordChange::Intent { image: image.clone() }).await;
         written.map_err(|error| RecordsError::Intent(Box::new(error)))?;
@@ -466,7 +467,7 @@ impl PullRecords for PullRecordStore {
     }
 
     fn record_image_pull_interrupted(&self, image: &ImageName) {
-        // Without anybody to ask the intent stays: the image is nobody's, and the next start looks.
+        // Without a backend the intent remains: no pod has access, and the next start resolves it.
         if let Some(settler) = self.settler.get() {
             settler.clone().resolve_later(image);
         }

@@ -1,8 +1,8 @@
-//! The records on disk, in kubelet's layout: a folder `pulling` of intents and a folder `pulled` of records.
+//! Pull records on disk in kubelet's layout: a directory `pulling` of intents and a directory `pulled` of records.
 //!
-//! Promises: a file is written beside its place, made durable, and moved there, so that a reader finds the old one or the
-//! new one; folders are for the owner alone; nothing but a regular file of bounded size is read; processes that change
-//! something take turns.
+//! Promises: a file is written under a temporary name, synced and renamed, so that a reader finds the old or the new
+//! one; directories are accessible only to the owner; only regular files of bounded size are read; processes that
+//! change files take a lock.
 
 use std::fs::{DirBuilder, OpenOptions, Permissions};
 use std::io::{self, ErrorKind, Read as _, Write as _};
@@ -17,33 +17,33 @@ use super::lock::take;
 use super::pull_locks::{PullLock, PullLockFile};
 use crate::reference::{ImageId, ImageName};
 
-/// A file beyond this is no record. In bytes.
+/// The largest file that is read, in bytes.
 const LARGEST: u64 = 64 << 20;
-/// From so many files on, one sync of the file system is asked for instead of one of each.
+/// From this number of files on, one sync of the filesystem replaces a sync of each file.
 const MANY: usize = 4;
 const PREFIX: &str = "sha256-";
 const SUFFIX: &str = ".tmp";
 
-/// What is done to the disk, told before it is done.
+/// A step on the disk, reported before it is done.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RecordDirStep {
-    /// A file is written, beside its place.
+    /// A file is written under a temporary name.
     Write,
-    /// A file, or all of the file system, is made durable.
+    /// A file, or the whole filesystem, is synced.
     Sync,
-    /// A file is moved to its place.
+    /// A file is renamed to its final name.
     Move,
-    /// A folder is made durable.
+    /// A directory is synced.
     SyncFolder,
     /// A file is removed.
     Remove,
 }
 
-/// Told of each step, which does not happen if this fails: tests count steps and end in the middle of them.
+/// Called before each step, which is not done if this fails: tests count steps and fail in the middle of them.
 pub type StepHook = Arc<dyn Fn(RecordDirStep, &Path) -> io::Result<()> + Send + Sync>;
 
-/// Which of the two folders.
+/// One of the two directories.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum RecordDirKind {
     Pulling,
@@ -74,19 +74,20 @@ pub(super) struct RecordDir {
     holds: PullLockFile,
 }
 
-/// The turn of this process; ends when it is dropped.
+/// The lock of this process on the directory; released when dropped.
 #[derive(Debug)]
 pub(super) struct RecordDirLock {
     _lock: std::fs::File,
 }
 
 impl RecordDir {
-    /// Makes what is missing, if there is room for it.
+    /// Creates missing directories, if there is space.
     pub(super) fn open(root: &Path, witness: Option<StepHook>) -> io::Result<RecordDir> {
         let folder =
             RecordDir { root: root.to_owned(), witness, holds: PullLockFile::new(root.join("alive")) };
         match folder.lock().and_then(|turn| folder.tidy(&turn)) {
-            // Whoever collects must be able to start. Until there is room nothing is pulled, and what is here is nobody's.
+            // Garbage collection must be able to start on a full disk. Until there is space, nothing is pulled, and
+            // present images without a record are accessible to no pod.
             Err(error) if matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded) => {
                 tracing::warn!("no space for pull records: {error}");
             }
@@ -114,7 +115,7 @@ impl RecordDir {
         Ok(())
     }
 
-    /// Waits until no other process changes anything here, up to a minute.
+    /// Locks the directory against other processes; waits for up to a minute.
     pub(super) fn lock(&self) -> io::Result<RecordDirLock> {
         self.make()?;
         let path = self.root.join("lock");
@@ -129,20 +130,20 @@ impl RecordDir {
         Ok(RecordDirLock { _lock: lock })
     }
 
-    /// The record of an image; none if the file is about another one.
+    /// The record of an image; `None` if the file records another one.
     pub(super) fn record(&self, image_ref: &ImageId) -> Result<Option<ImagePulledRecord>, RecordReadError> {
         let path = self.path(RecordDirKind::Pulled, image_ref.as_str());
         let found = read(&path, ImagePulledRecord::decode)?;
         Ok(found.map(|decoded| decoded.document).filter(|record| record.image_ref == *image_ref))
     }
 
-    /// Whether a pull of an image, named as requested, is under way or was cut off.
+    /// Whether a pull of an image, named as requested, is running or was interrupted.
     pub(super) fn has_intent(&self, image: &ImageName) -> Result<bool, RecordReadError> {
         let found = read(&self.path(RecordDirKind::Pulling, image.as_str()), ImagePullIntent::decode)?;
         Ok(found.is_some_and(|decoded| decoded.document.image == *image))
     }
 
-    /// Whether there is an intent that this says yes to. One that cannot be read may be any.
+    /// Whether any intent matches. An unreadable intent matches.
     pub(super) fn has_intent_like(&self, is_it: impl Fn(&ImageName) -> bool) -> io::Result<bool> {
         for name in self.names(RecordDirKind::Pulling)? {
             let path = self.shelf(RecordDirKind::Pulling).join(name);
@@ -155,7 +156,7 @@ impl RecordDir {
         Ok(false)
     }
 
-    /// All files that can be read and are in their own place, in the order of their names; others are logged.
+    /// All readable files with the right name, ordered by name; others are logged.
     pub(super) fn intents(&self) -> io::Result<Vec<Decoded<ImagePullIntent>>> {
         self.all(RecordDirKind::Pulling, ImagePullIntent::decode, |intent| intent.image.as_str())
     }
@@ -170,7 +171,7 @@ impl RecordDir {
         self.names(kind).map(|names| names.len())
     }
 
-    /// Writes all of these, durable when it returns; none of them is half there.
+    /// Writes all of these files, each atomically; durable when it returns.
     pub(super) fn write(&self, files: &[(RecordDirKind, String, String)]) -> io::Result<()> {
         let mut written = Vec::new();
         for (kind, key, text) in files {
@@ -206,7 +207,7 @@ impl RecordDir {
         Ok(())
     }
 
-    /// Removes a file, if it is there. After a power cut it may be there again.
+    /// Removes a file, if present. It may reappear after a power failure.
     pub(super) fn remove(&self, kind: RecordDirKind, key: &str) -> io::Result<()> {
         let path = self.path(kind, key);
         self.step(RecordDirStep::Remove, &path)?;
@@ -216,7 +217,7 @@ impl RecordDir {
         }
     }
 
-    /// Makes an intent that is there already durable, whoever wrote it.
+    /// Syncs an existing intent, which another process may have written.
     pub(super) fn settle_intent(&self, image: &ImageName) -> io::Result<()> {
         let path = self.path(RecordDirKind::Pulling, image.as_str());
         self.step(RecordDirStep::Sync, &path)?;
@@ -226,12 +227,12 @@ impl RecordDir {
         fs_err::File::open(&folder)?.sync_all()
     }
 
-    /// Marks the pull of an image as that of a living process, until what is returned is dropped.
+    /// Locks the pull of an image until the result is dropped.
     pub(super) fn hold(&self, image: &ImageName) -> io::Result<PullLock> {
         self.holds.hold(image.as_str())
     }
 
-    /// Whether another living process pulls the image, as far as can be known. Only in this process's turn.
+    /// Whether another live process pulls the image; true if that cannot be determined. Requires the lock.
     pub(super) fn is_pulled_by_other_process(&self, image: &ImageName) -> bool {
         self.holds.is_locked_by_other_process(image.as_str()).unwrap_or_else(|error| {
             tracing::warn!("cannot determine whether another process pulls {image}: {error}");
@@ -239,7 +240,7 @@ impl RecordDir {
         })
     }
 
-    /// Removes what writers that died left beside the files. Only in this process's turn.
+    /// Removes temporary files of dead writers. Requires the lock.
     fn tidy(&self, _turn: &RecordDirLock) -> io::Result<()> {
         for kind in [RecordDirKind::Pulling, RecordDirKind::Pulled] {
             for entry in fs_err::read_dir(self.shelf(kind))? {

@@ -1,4 +1,4 @@
-//! Times as the records write them: UTC, whole seconds.
+//! Times in pull records: UTC, whole seconds.
 
 use std::fmt;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -15,7 +15,7 @@ pub struct Rfc3339Time(pub i64);
 
 impl Rfc3339Time {
     /// Reads RFC 3339: `2024-10-21T12:26:40Z`, also with an offset or decimals, which are cut off. `None` if the text
-    /// is no such time.
+    /// is not such a time.
     pub fn parse(text: &str) -> Option<Rfc3339Time> {
         let pieces = Pieces::parse(text).ok()?;
         // ISO 8601 has other separators and time zones by name; RFC 3339 has not.

@@ -13,21 +13,21 @@ pub(super) struct RunningPulls(Mutex<HashMap<ImageName, RunningPull>>);
 struct RunningPull {
     count: usize,
     before: PriorImage,
-    /// How many callers left in the middle.
+    /// Number of callers cancelled during the pull.
     left: u64,
-    /// Whether somebody waits to see what became of them.
+    /// Whether a task resolves the interrupted pulls.
     watched: bool,
 }
 
-/// What was under the name before the first of these pulls.
+/// The image that had the name before the first of these pulls.
 #[derive(Debug, Default, PartialEq, Eq)]
 enum PriorImage {
-    /// Nobody has looked.
+    /// Not checked.
     #[default]
     Unknown,
     /// The id, if there was an image.
     Known(Option<ImageId>),
-    /// Nobody can tell any more: another pull may have brought what is there.
+    /// Unknown: another pull may have pulled the present image.
     Ambiguous,
 }
 
@@ -36,7 +36,7 @@ impl RunningPulls {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Says whether it is the only one.
+    /// Adds a pull. Returns whether it is the only one.
     pub(super) fn begin(&self, image: &ImageName) -> bool {
         let mut map = self.map();
         let running = map.entry(image.clone()).or_default();
@@ -47,7 +47,7 @@ impl RunningPulls {
         running.count == 1
     }
 
-    /// Says whether it was the last, or none was known.
+    /// Ends a pull. Returns whether it was the last, or none was known.
     pub(super) fn end(&self, image: &ImageName) -> bool {
         let mut map = self.map();
         match map.get_mut(image) {
@@ -66,12 +66,12 @@ impl RunningPulls {
         self.map().get(image).map_or(0, |running| running.count)
     }
 
-    /// Whether a pull runs of an image that this says yes to.
+    /// Whether a pull of a matching image runs.
     pub(super) fn any(&self, is_it: impl Fn(&ImageName) -> bool) -> bool {
         self.map().keys().any(is_it)
     }
 
-    /// Notes what is there before the only pull starts.
+    /// Records the image that is present before the only pull starts.
     pub(super) fn note_before(&self, image: &ImageName, id: Option<ImageId>) {
         if let Some(running) = self.map().get_mut(image)
             && running.before == PriorImage::Unknown
@@ -80,22 +80,22 @@ impl RunningPulls {
         }
     }
 
-    /// Another process pulls the image as well, or was cut off while it did.
+    /// Records that another process also pulls the image, or was interrupted while it did.
     pub(super) fn mark_ambiguous(&self, image: &ImageName) {
         if let Some(running) = self.map().get_mut(image) {
             running.before = PriorImage::Ambiguous;
         }
     }
 
-    /// Whether exactly this was there before.
+    /// Whether exactly this image was present before.
     pub(super) fn was_prior_image(&self, image: &ImageName, id: &ImageId) -> bool {
         let was =
             |running: &RunningPull| matches!(&running.before, PriorImage::Known(Some(was)) if was == id);
         self.map().get(image).is_some_and(was)
     }
 
-    /// A caller leaves in the middle of its pull. Says whether somebody has to be found who looks what becomes of it; then
-    /// its place is theirs.
+    /// Records a cancelled caller. Returns whether a task must be started that resolves the pull; the task then takes
+    /// the caller's place.
     pub(super) fn abandon(&self, image: &ImageName) -> bool {
         let mut map = self.map();
         let running =
@@ -107,12 +107,12 @@ impl RunningPulls {
         !std::mem::replace(&mut running.watched, true)
     }
 
-    /// How many callers left so far.
+    /// Number of cancelled callers.
     pub(super) fn abandoned_count(&self, image: &ImageName) -> u64 {
         self.map().get(image).map_or(0, |running| running.left)
     }
 
-    /// Nobody watches any more, if nobody left since this was the number. Says whether that is so.
+    /// Ends the resolving task, unless more callers were cancelled since `left`. Returns whether it ended.
     pub(super) fn unwatch(&self, image: &ImageName, left: u64) -> bool {
         let mut map = self.map();
         let Some(running) = map.get_mut(image) else { return true };

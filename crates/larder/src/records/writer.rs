@@ -1,7 +1,8 @@
-//! The one thread of a process that changes the records. What comes while it waits for the disk is written together.
+//! The one thread of a process that changes pull records. It batches the changes that arrive while it waits for the
+//! disk.
 //!
-//! Promises: who is answered with success finds it on disk after a power cut; a record is there before the intent that
-//! it closes goes; a change that fails changes nothing in memory.
+//! Promises: a change that returned success survives a power failure; a record is durable before the intent that it
+//! closes is removed; a failed change does not change memory.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::io;
@@ -24,28 +25,28 @@ use super::running_pulls::RunningPulls;
 use crate::backend::Image;
 use crate::reference::{ImageId, ImageName};
 
-/// At most so many changes are made at once.
+/// Maximum number of changes in a batch.
 const BATCH: usize = 1000;
 
-/// One change of the records.
+/// A change of the pull records.
 #[derive(Debug, Clone)]
 pub(super) enum RecordChange {
     /// A pull is about to start.
     Intent { image: ImageName },
-    /// A pull ended without an image: the intent goes, unless another pull of the image began since. Unless the image is
-    /// known to be absent, an intent that was there before stays as well: another pull may have brought it.
+    /// A pull ended without an image: removes the intent, unless another pull of the image began since. Unless the
+    /// image is known to be absent, an intent of another process remains as well, because its pull may have succeeded.
     Failed { image: ImageName, absent: bool },
-    /// A pull brought an image.
+    /// A pull succeeded.
     Pulled { image: ImageName, image_ref: ImageId, access: Option<ImagePullCredentials>, now: Rfc3339Time },
-    /// A pod showed that it may use an image.
+    /// A pod authenticated for an image.
     AddCredentials { name: String, image_ref: ImageId, access: ImagePullCredentials, now: Rfc3339Time },
-    /// Records of images that are not among these go, unless they changed since.
+    /// Removes records of images that are not among these, unless they changed since `before`.
     Prune { kept: Arc<HashSet<ImageId>>, before: Rfc3339Time },
-    /// Intents of pulls that died, of which these images are left.
+    /// Resolves intents of dead processes; these images are present.
     Recover { images: Arc<Vec<Image>>, now: Rfc3339Time },
-    /// Documents of an older version are written anew.
+    /// Rewrites documents of older versions.
     Migrate,
-    /// Nothing: answered when all before it is done.
+    /// No change: answered when all earlier changes are done.
     Barrier,
 }
 
@@ -57,18 +58,18 @@ type ProcessIntents = HashMap<ImageName, ProcessIntent>;
 
 struct ProcessIntent {
     _hold: PullLock,
-    /// Whether it was there already: another process pulls the image, or was cut off.
+    /// Whether it existed before: another process pulls the image, or was interrupted.
     found: bool,
 }
 
-/// What a change works on.
+/// The state that changes operate on.
 pub(super) struct WriterContext {
     pub(super) folder: Arc<RecordDir>,
     pub(super) memory: Arc<RecordCache>,
     pub(super) in_flight: Arc<RunningPulls>,
 }
 
-/// Dropping it waits until all is written.
+/// The handle of the writer thread. Dropping it waits until all changes are written.
 pub(super) struct PullRecordWriter {
     orders: Mutex<Option<Sender<ChangeRequest>>>,
     thread: Option<JoinHandle<()>>,
@@ -81,12 +82,12 @@ impl PullRecordWriter {
         Ok(PullRecordWriter { orders: Mutex::new(Some(orders)), thread: Some(thread) })
     }
 
-    /// Done some time later; trouble is logged.
+    /// Submits a change without waiting; errors are logged.
     pub(super) fn submit(&self, change: RecordChange) {
         self.send(change, None);
     }
 
-    /// Ordered at once; the answer comes when it is done, durably, or not.
+    /// Submits a change at once; the future returns when it is durable or has failed.
     pub(super) fn submit_and_wait(
         &self,
         change: RecordChange,
@@ -99,7 +100,7 @@ impl PullRecordWriter {
     fn send(&self, change: RecordChange, answer: Option<ChangeReply>) {
         let orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(orders) = orders.as_ref() {
-            // Without a thread the answer is dropped, and so is an error for who waits.
+            // Without a thread the answer is dropped, which the caller sees as an error.
             let _ = orders.send((change, answer));
         }
     }
@@ -122,7 +123,7 @@ fn work(desk: &WriterContext, ordered: &Receiver<ChangeRequest>) {
         let together = desk.make(&changes, &mut held);
         let alone = together.is_err() && batch.len() > 1;
         for (change, answer) in batch {
-            // One that cannot be made must not take the others with it.
+            // One failing change must not fail the others.
             let made = if alone { desk.make(&[&change], &mut held) } else { together.clone() };
             if let (Err(error), None) = (&made, &answer) {
                 tracing::warn!("pull records: {error}");
@@ -133,7 +134,7 @@ fn work(desk: &WriterContext, ordered: &Receiver<ChangeRequest>) {
 }
 
 impl WriterContext {
-    /// Makes these changes, all or none.
+    /// Applies these changes, all or none.
     fn make(&self, changes: &[&RecordChange], held: &mut ProcessIntents) -> Result<(), RecordsError> {
         let mut draft = ChangeBatch::new(self);
         let made = self.folder.lock().and_then(|_turn| {
@@ -147,7 +148,7 @@ impl WriterContext {
 
     fn remove(&self, files: impl Iterator<Item = (RecordDirKind, String)>) {
         for (shelf, key) in files {
-            // What stays asks for credentials once more, and grants nothing.
+            // A leftover file requires authentication once more, and grants no access.
             if let Err(error) = self.folder.remove(shelf, &key) {
                 tracing::warn!("cannot remove a pull record: {error}");
             }
@@ -155,19 +156,19 @@ impl WriterContext {
     }
 }
 
-/// What several changes come to.
+/// The combined effect of several changes.
 struct ChangeBatch<'a> {
     desk: &'a WriterContext,
     intents: BTreeSet<ImageName>,
     records: BTreeMap<ImageId, ImagePulledRecord>,
-    /// Intents and records that go.
+    /// Intents to remove.
     closed: BTreeSet<ImageName>,
     gone: BTreeSet<ImageId>,
-    /// Intents of dead processes that are written anew.
+    /// Intents of dead processes to rewrite.
     renewed: Vec<ImagePullIntent>,
-    /// Images of pulls that ended well.
+    /// Images of successful pulls.
     ended: Vec<ImageName>,
-    /// Intents that are not ours alone.
+    /// Intents shared with another process.
     released_locks: Vec<ImageName>,
 }
 
@@ -230,7 +231,7 @@ impl<'a> ChangeBatch<'a> {
         Ok(())
     }
 
-    /// Writes anew what has an older version.
+    /// Rewrites documents of older versions.
     fn renew_documents(&mut self) -> io::Result<()> {
         let intents = self.desk.folder.intents()?.into_iter().filter(|of| !of.current_version);
         self.renewed.extend(intents.map(|of| of.document));
@@ -241,7 +242,7 @@ impl<'a> ChangeBatch<'a> {
         Ok(())
     }
 
-    /// Whether an intent was there before ours.
+    /// Whether the intent existed before this process's pull.
     fn is_found(&self, image: &ImageName, held: &ProcessIntents) -> bool {
         match held.get(image) {
             Some(own) => own.found,
@@ -256,7 +257,7 @@ impl<'a> ChangeBatch<'a> {
         }
     }
 
-    /// The record as it is by now. One that cannot be read counts as none: it served nobody.
+    /// The current record. An unreadable record counts as none, because it gave no access.
     fn record(&self, image_ref: &ImageId) -> Option<ImagePulledRecord> {
         if let Some(record) = self.records.get(image_ref) {
             return Some(record.clone());
@@ -288,7 +289,8 @@ impl<'a> ChangeBatch<'a> {
         }
     }
 
-    /// A round of collection that began before the image came again must not take its record, whichever process holds it.
+    /// A garbage collection round that began before the image was pulled again must not remove its record, in whichever
+    /// process the round runs.
     fn renew(&mut self, image_ref: &ImageId, now: Rfc3339Time) {
         if let Some(mut record) = self.record(image_ref).filter(|record| record.last_updated < Some(now)) {
             record.last_updated = Some(now);
@@ -296,7 +298,7 @@ impl<'a> ChangeBatch<'a> {
         }
     }
 
-    /// An image that a pull of ours brought before it could be recorded is nobody's until somebody shows credentials.
+    /// An image that was pulled but not recorded is accessible to no pod before it authenticates.
     fn recover(&mut self, images: &[Image], now: Rfc3339Time, held: &ProcessIntents) -> io::Result<()> {
         for intent in self.desk.folder.intents()? {
             let ImagePullIntent { image } = intent.document;
@@ -319,7 +321,7 @@ impl<'a> ChangeBatch<'a> {
         let record = |(image_ref, record): (&ImageId, &ImagePulledRecord)| {
             (RecordDirKind::Pulled, image_ref.to_string(), record.encode())
         };
-        // A file that is there stays: another process may hold it.
+        // Existing files are kept: another process may use them.
         let (there, missing): (Vec<_>, Vec<_>) =
             intents.iter().partition(|image| desk.folder.has_intent(image).unwrap_or(false));
         let missing = missing.into_iter().map(|image| ImagePullIntent { image: image.clone() });

@@ -109,8 +109,8 @@ impl PlanCase {
         self.frees(gone).shortfall_to(self.need()) != DiskSpace::ZERO
     }
 
-    /// A scene in which exactly the need is missing from what the policy wants free; images in the order given.
-    fn scene(&self, order: &[usize]) -> (GcSnapshot, GcPolicy) {
+    /// A snapshot in which exactly the need is missing from what the policy wants free; images in the order given.
+    fn snapshot(&self, order: &[usize]) -> (GcSnapshot, GcPolicy) {
         let need = self.need();
         let mut layers = LayerUsageIndex::unknown();
         let mut ids: Vec<usize> = (0..self.layers.len()).collect();
@@ -164,7 +164,7 @@ impl PlanCase {
             minimum_age: Duration::from_millis(MINIMUM_AGE.unsigned_abs()),
             ..GcPolicy::default()
         };
-        let scene = GcSnapshot {
+        let snapshot = GcSnapshot {
             now: UnixMillis(NOW),
             began: UnixMillis(0),
             watched: UnixMillis(0),
@@ -172,12 +172,12 @@ impl PlanCase {
             layers,
             disk: Some(disk),
         };
-        (scene, policy)
+        (snapshot, policy)
     }
 
     fn plan(&self, order: &[usize]) -> GcPlan {
-        let (scene, policy) = self.scene(order);
-        plan(&scene, &policy, GcGoal::Thresholds)
+        let (snapshot, policy) = self.snapshot(order);
+        plan(&snapshot, &policy, GcGoal::Thresholds)
     }
 
     fn rank(&self, image: usize) -> (Option<i64>, i64, usize) {
@@ -259,12 +259,12 @@ proptest! {
     #[test]
     fn nominal_plans_are_the_shortest_run_of_oldest_images_that_adds_up(case in case()) {
         let order: Vec<usize> = (0..case.images.len()).collect();
-        let (mut scene, policy) = case.scene(&order);
+        let (mut snapshot, policy) = case.snapshot(&order);
         let policy = GcPolicy { accounting: Accounting::Nominal, high_threshold_percent: 50, low_threshold_percent: 50, ..policy };
         let wanted = case.images.iter().map(|image| image.size).sum::<u64>() * case.bytes / 100;
-        scene.disk = Some(FsStats { capacity: 1000, available: 500_u64.saturating_sub(wanted), ..FsStats::default() });
+        snapshot.disk = Some(FsStats { capacity: 1000, available: 500_u64.saturating_sub(wanted), ..FsStats::default() });
         let wanted = wanted.min(500);
-        let plan = plan(&scene, &policy, GcGoal::Thresholds);
+        let plan = plan(&snapshot, &policy, GcGoal::Thresholds);
         let mut oldest: Vec<usize> = order.into_iter().filter(|&image| case.removable(image)).collect();
         oldest.sort_by_key(|&image| case.rank(image));
         let mut expected = Vec::new();
@@ -314,10 +314,10 @@ fn an_image_that_is_not_in_the_list_keeps_its_layers() {
         bytes: 100,
         inodes: 0,
     };
-    let (mut scene, policy) = case.scene(&[0]);
-    assert_eq!(plan(&scene, &policy, GcGoal::Thresholds).expected_freed.bytes, 100);
-    scene.layers.add_image("came later", ["l0"], DiskSpace::ZERO, None);
-    let plan = plan(&scene, &policy, GcGoal::Thresholds);
+    let (mut snapshot, policy) = case.snapshot(&[0]);
+    assert_eq!(plan(&snapshot, &policy, GcGoal::Thresholds).expected_freed.bytes, 100);
+    snapshot.layers.add_image("came later", ["l0"], DiskSpace::ZERO, None);
+    let plan = plan(&snapshot, &policy, GcGoal::Thresholds);
     assert!(plan.removals.is_empty() && !plan.reachable);
     assert_eq!(plan.decisions[0].verdict, GcDecision::Retain(RetainReason::FreesNothing));
     assert_eq!(plan.decisions[0].alone, DiskSpace::ZERO);
@@ -331,10 +331,10 @@ fn no_image_goes_for_the_few_files_beside_its_layers() {
         bytes: 0,
         inodes: 0,
     };
-    let (mut scene, policy) = case.scene(&[0, 1]);
+    let (mut snapshot, policy) = case.snapshot(&[0, 1]);
     let own = DiskSpace { bytes: 4096, inodes: 1 };
-    scene.layers.add_image(name(0), ["l0"], own, None);
-    let plan = plan(&scene, &policy, GcGoal::Free { bytes: 50 });
+    snapshot.layers.add_image(name(0), ["l0"], own, None);
+    let plan = plan(&snapshot, &policy, GcGoal::Free { bytes: 50 });
     assert!(plan.removals.is_empty() && !plan.reachable, "{:?}", plan.removals);
     assert_eq!(plan.decisions[0].verdict, GcDecision::Retain(RetainReason::FreesNothing));
     assert_eq!(plan.decisions[0].alone, own);
@@ -348,11 +348,11 @@ fn what_is_too_young_for_the_maximum_age_says_so() {
         bytes: 0,
         inodes: 0,
     };
-    let (mut scene, policy) = case.scene(&[0]);
-    scene.disk = Some(disk(1000, 1000));
+    let (mut snapshot, policy) = case.snapshot(&[0]);
+    snapshot.disk = Some(disk(1000, 1000));
     let verdict = |maximum| {
         let policy = GcPolicy { maximum_age: Duration::from_secs(maximum), ..policy.clone() };
-        plan_round(&scene, &policy).decisions[0].verdict.clone()
+        plan_round(&snapshot, &policy).decisions[0].verdict.clone()
     };
     assert!(matches!(verdict(2), GcDecision::Retain(RetainReason::TooYoung { .. })));
     assert_eq!(verdict(0), GcDecision::Retain(RetainReason::NotNeeded));

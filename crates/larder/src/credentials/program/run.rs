@@ -18,7 +18,7 @@ use crate::go_format;
 /// How long a program may take.
 pub(in super::super) const TIME_LIMIT: Duration = Duration::from_secs(60);
 /// From when on it is told that a program is waited for.
-const TELL_AFTER: Duration = Duration::from_secs(5);
+const REPORT_AFTER: Duration = Duration::from_secs(5);
 /// The most that a program may answer, in bytes.
 const MAX_ANSWER: usize = 1 << 20;
 /// So much of what it says about itself is kept, in bytes; the rest is read and dropped.
@@ -82,10 +82,10 @@ pub(in super::super) async fn run(program: ProgramCommand<'_>) -> Result<Program
     };
     let whole = ended(program.path, &mut child, &mut group, talk);
     let slow = || {
-        let (limit, waited) = (go_format::duration(TIME_LIMIT), go_format::duration(TELL_AFTER));
+        let (limit, waited) = (go_format::duration(TIME_LIMIT), go_format::duration(REPORT_AFTER));
         tracing::warn!("still waiting for {} after {waited} (time limit {limit})", program.path.display());
     };
-    let status = time::timeout(TIME_LIMIT, told_if_slow(Box::pin(whole), slow))
+    let status = time::timeout(TIME_LIMIT, log_if_slow(Box::pin(whole), slow))
         .await
         .map_err(|_| ProgramError::TimedOut)??;
     Ok(ProgramOutput { status, stdout: answer, stderr: words })
@@ -142,8 +142,8 @@ async fn ended(
 }
 
 /// Tells, once, when it takes long.
-async fn told_if_slow<T>(mut work: Pin<Box<impl Future<Output = T>>>, tell: impl FnOnce()) -> T {
-    if let Ok(done) = time::timeout(TELL_AFTER, &mut work).await {
+async fn log_if_slow<T>(mut work: Pin<Box<impl Future<Output = T>>>, tell: impl FnOnce()) -> T {
+    if let Ok(done) = time::timeout(REPORT_AFTER, &mut work).await {
         return done;
     }
     tell();
@@ -250,7 +250,7 @@ mod tests {
         for (seconds, times) in [(4, 0), (6, 1), (59, 1)] {
             let told = std::cell::Cell::new(0);
             let work = Box::pin(time::sleep(Duration::from_secs(seconds)));
-            told_if_slow(work, || told.set(told.get() + 1)).await;
+            log_if_slow(work, || told.set(told.get() + 1)).await;
             assert_eq!(told.get(), times, "{seconds} s");
         }
     }

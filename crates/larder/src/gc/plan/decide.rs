@@ -1,4 +1,4 @@
-//! From a scene to a plan. Read [`plan`].
+//! Computes a [`GcPlan`] from a [`GcSnapshot`]. Pure. Read [`plan`] first.
 
 use super::layer_graph::{LayerGraph, RemovalStep, exclusive_space};
 use super::{
@@ -13,22 +13,22 @@ use crate::gc::unix_millis::millis;
 use crate::image_service::FsStats;
 use crate::reference::ImageId;
 
-/// What a goal comes down to on one disk.
+/// A goal, translated into an amount on one filesystem.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::gc) enum ReclaimTarget {
-    /// Nothing has to go.
+    /// Remove nothing.
     Nothing,
-    /// Everything unused for too long.
+    /// Remove every image past the maximum age.
     Old,
-    /// Everything that may go.
+    /// Remove every candidate.
     Everything,
-    /// Nominal sizes must add up to this; at least one image goes.
+    /// Remove images until their nominal sizes add up to this many bytes; at least one image.
     Nominal(i64),
-    /// So much must be free.
+    /// Remove images until this much is free.
     Free(DiskSpace),
 }
 
-/// What the goal means on this disk.
+/// Translates the goal for this filesystem.
 pub(in crate::gc) fn reclaim_target(goal: GcGoal, disk: Option<FsStats>, policy: &GcPolicy) -> ReclaimTarget {
     match (goal, policy.accounting) {
         (GcGoal::Age, _) => ReclaimTarget::Old,
@@ -53,18 +53,18 @@ pub(in crate::gc) fn reclaim_target(goal: GcGoal, disk: Option<FsStats>, policy:
     }
 }
 
-/// What to remove for this goal, and why the rest stays.
-pub fn plan(scene: &GcSnapshot, policy: &GcPolicy, goal: GcGoal) -> GcPlan {
-    plan_for(scene, policy, goal, reclaim_target(goal, scene.disk, policy))
+/// Plans the removals for this goal. Every other image gets the reason for which it is retained.
+pub fn plan(snapshot: &GcSnapshot, policy: &GcPolicy, goal: GcGoal) -> GcPlan {
+    plan_for(snapshot, policy, goal, reclaim_target(goal, snapshot.disk, policy))
 }
 
-/// One whole round, as it would run now: what is too old, and then what the thresholds ask for.
-pub fn plan_round(scene: &GcSnapshot, policy: &GcPolicy) -> GcPlan {
-    let old = plan(scene, policy, GcGoal::Age);
+/// Plans one whole round: first the images past the maximum age, then what the thresholds require.
+pub fn plan_round(snapshot: &GcSnapshot, policy: &GcPolicy) -> GcPlan {
+    let old = plan(snapshot, policy, GcGoal::Age);
     if old.removals.is_empty() {
-        return plan(scene, policy, GcGoal::Thresholds);
+        return plan(snapshot, policy, GcGoal::Thresholds);
     }
-    let mut rest = scene.clone();
+    let mut rest = snapshot.clone();
     for removal in &old.removals {
         rest.forget(&removal.id, &removal.handler);
     }
@@ -78,55 +78,56 @@ pub fn plan_round(scene: &GcSnapshot, policy: &GcPolicy) -> GcPlan {
     both
 }
 
-/// The same for a part of a goal: what is still wanted.
+/// Plans the removals for the rest of a goal.
 pub(in crate::gc) fn plan_for(
-    scene: &GcSnapshot,
+    snapshot: &GcSnapshot,
     policy: &GcPolicy,
     goal: GcGoal,
-    aim: ReclaimTarget,
+    target: ReclaimTarget,
 ) -> GcPlan {
-    let stays = retain_reasons(scene, policy, aim);
+    let retained = retain_reasons(snapshot, policy, target);
     let exact = policy.accounting == Accounting::Exact;
-    let order = removable(&scene.images, &stays, exact);
+    let order = removable(&snapshot.images, &retained, exact);
     let mut examined = Vec::new();
-    let need = needed(aim, scene.disk);
-    let graph = LayerGraph::new(&scene.images, &scene.layers, &order);
+    let need = needed(target, snapshot.disk);
+    let graph = LayerGraph::new(&snapshot.images, &snapshot.layers, &order);
     let useless: Vec<bool> =
-        (0..scene.images.len()).map(|image| exact && !graph.frees_something(image)).collect();
-    let steps = match aim {
+        (0..snapshot.images.len()).map(|image| exact && !graph.frees_something(image)).collect();
+    let steps = match target {
         ReclaimTarget::Nothing => Vec::new(),
         ReclaimTarget::Old | ReclaimTarget::Everything if exact => graph.remove_all(),
         ReclaimTarget::Old | ReclaimTarget::Everything => {
-            order.iter().map(|&image| nominal(&scene.images, image)).collect()
+            order.iter().map(|&image| nominal(&snapshot.images, image)).collect()
         }
-        ReclaimTarget::Nominal(wanted) => add_up(&scene.images, &order, &stays, wanted, &mut examined),
+        ReclaimTarget::Nominal(wanted) => add_up(&snapshot.images, &order, &retained, wanted, &mut examined),
         ReclaimTarget::Free(_) => graph.remove_until(need),
     };
     let frees: DiskSpace = steps.iter().map(|step| step.frees).sum();
-    let removals: Vec<PlannedRemoval> = steps.iter().map(|step| removal(scene, policy, aim, step)).collect();
-    let reached = match aim {
+    let removals: Vec<PlannedRemoval> =
+        steps.iter().map(|step| removal(snapshot, policy, target, step)).collect();
+    let reached = match target {
         ReclaimTarget::Nominal(i64::MAX) => true,
         ReclaimTarget::Nominal(wanted) => i128::from(frees.bytes) >= i128::from(wanted),
         _ => frees.shortfall_to(need) == DiskSpace::ZERO,
     };
-    let mut goes: Vec<Option<RemovalReason>> = vec![None; scene.images.len()];
+    let mut removed: Vec<Option<RemovalReason>> = vec![None; snapshot.images.len()];
     for (step, removal) in steps.iter().zip(&removals) {
-        goes[step.image] = Some(removal.why.clone());
+        removed[step.image] = Some(removal.why.clone());
     }
     GcPlan {
         goal,
         need,
         removals,
-        decisions: verdicts(scene, goes, stays, &useless),
+        decisions: verdicts(snapshot, removed, retained, &useless),
         expected_freed: frees,
         reachable: reached,
-        after: scene.disk.map(|disk| with_more_free(disk, frees)),
+        after: snapshot.disk.map(|disk| with_more_free(disk, frees)),
         examined,
     }
 }
 
-fn needed(aim: ReclaimTarget, disk: Option<FsStats>) -> DiskSpace {
-    match (aim, disk) {
+fn needed(target: ReclaimTarget, disk: Option<FsStats>) -> DiskSpace {
+    match (target, disk) {
         (ReclaimTarget::Free(wanted), Some(disk)) => filesystem_stats::free(disk).shortfall_to(wanted),
         (ReclaimTarget::Free(wanted), None) => wanted,
         (ReclaimTarget::Nominal(wanted), _) => {
@@ -136,19 +137,19 @@ fn needed(aim: ReclaimTarget, disk: Option<FsStats>) -> DiskSpace {
     }
 }
 
-/// What becomes of each image. `useless` ones free nothing by their removal.
+/// The decision for each image. Removing a `useless` image frees nothing.
 fn verdicts(
-    scene: &GcSnapshot,
-    goes: Vec<Option<RemovalReason>>,
-    stays: Vec<Option<RetainReason>>,
+    snapshot: &GcSnapshot,
+    removed: Vec<Option<RemovalReason>>,
+    retained: Vec<Option<RetainReason>>,
     useless: &[bool],
 ) -> Vec<ImageDecision> {
-    let alone = exclusive_space(&scene.images, &scene.layers);
-    let images = scene.images.iter().zip(alone).zip(goes.into_iter().zip(stays)).enumerate();
-    let verdict = |(index, ((image, alone), fate)): (usize, ((&GcImage, DiskSpace), _))| {
-        let verdict = match fate {
+    let alone = exclusive_space(&snapshot.images, &snapshot.layers);
+    let images = snapshot.images.iter().zip(alone).zip(removed.into_iter().zip(retained)).enumerate();
+    let verdict = |(index, ((image, alone), outcome)): (usize, ((&GcImage, DiskSpace), _))| {
+        let verdict = match outcome {
             (Some(why), _) => GcDecision::Remove(why),
-            (None, Some(stays)) => GcDecision::Retain(stays),
+            (None, Some(retained)) => GcDecision::Retain(retained),
             (None, None) if useless[index] => GcDecision::Retain(RetainReason::FreesNothing),
             (None, None) => GcDecision::Retain(RetainReason::NotNeeded),
         };
@@ -161,14 +162,18 @@ fn verdicts(
     verdicts
 }
 
-/// For each image why it may not go, whatever is wanted; `None` for candidates.
-fn retain_reasons(scene: &GcSnapshot, policy: &GcPolicy, aim: ReclaimTarget) -> Vec<Option<RetainReason>> {
+/// The reason for which each image is retained whatever the goal; `None` for candidates.
+fn retain_reasons(
+    snapshot: &GcSnapshot,
+    policy: &GcPolicy,
+    target: ReclaimTarget,
+) -> Vec<Option<RetainReason>> {
     let kept = if policy.keep.is_empty() {
-        vec![None; scene.images.len()]
+        vec![None; snapshot.images.len()]
     } else {
-        matching_rules(scene.now, &policy.keep, &keepables(scene))
+        matching_rules(snapshot.now, &policy.keep, &keep_rule_inputs(snapshot))
     };
-    let judge = |(image, kept): (&GcImage, Option<usize>)| {
+    let retain_reason = |(image, kept): (&GcImage, Option<usize>)| {
         if image.id.is_empty() {
             return Some(RetainReason::InvalidId);
         }
@@ -179,82 +184,81 @@ fn retain_reasons(scene: &GcSnapshot, policy: &GcPolicy, aim: ReclaimTarget) -> 
             return Some(RetainReason::Pinned);
         }
         if let Some(rule) = kept {
-            let known = scene.layers.layers_of(&image.id).is_some_and(|known| known.labels.is_some());
+            let known = snapshot.layers.layers_of(&image.id).is_some_and(|known| known.labels.is_some());
             let text = policy.keep[rule].text_for(known);
             return Some(RetainReason::Kept { rule, text });
         }
         if let Some(error) = &image.failed {
             return Some(RetainReason::Failed(error.clone()));
         }
-        match aim {
-            ReclaimTarget::Old => fresh(scene, policy, image),
-            // The disk has room; what is past the maximum age may be too young to go for that.
+        match target {
+            ReclaimTarget::Old => fresh(snapshot, policy, image),
+            // Nothing has to be freed. An image past the maximum age may still be younger than the minimum age.
             ReclaimTarget::Nothing if policy.maximum_age.is_zero() => None,
             ReclaimTarget::Nothing
             | ReclaimTarget::Everything
             | ReclaimTarget::Nominal(_)
-            | ReclaimTarget::Free(_) => find_retain_reason(scene, policy, image),
+            | ReclaimTarget::Free(_) => find_retain_reason(snapshot, policy, image),
         }
     };
-    scene.images.iter().zip(kept).map(judge).collect()
+    snapshot.images.iter().zip(kept).map(retain_reason).collect()
 }
 
-/// The images of a scene as keep rules see them.
-pub(in crate::gc) fn keepables(scene: &GcSnapshot) -> Vec<KeepRuleInput<'_>> {
-    let see = scene.images.iter().map(|image| KeepRuleInput {
+/// The snapshot's images as input for keep rules.
+pub(in crate::gc) fn keep_rule_inputs(snapshot: &GcSnapshot) -> Vec<KeepRuleInput<'_>> {
+    let inputs = snapshot.images.iter().map(|image| KeepRuleInput {
         id: &image.id,
         names: &image.names,
-        labels: scene.layers.layers_of(&image.id).and_then(|known| known.labels.as_ref()),
+        labels: snapshot.layers.layers_of(&image.id).and_then(|known| known.labels.as_ref()),
         size: image.size,
         first_seen: image.first_seen,
         last_used: image.last_used,
     });
-    see.collect()
+    inputs.collect()
 }
 
-/// Why a candidate is spared by the space pass.
+/// The reason for which the space pass retains a candidate.
 pub(super) fn find_retain_reason(
-    scene: &GcSnapshot,
+    snapshot: &GcSnapshot,
     policy: &GcPolicy,
     image: &GcImage,
 ) -> Option<RetainReason> {
-    if image.last_used.is_some_and(|used| used >= scene.now) {
+    if image.last_used.is_some_and(|used| used >= snapshot.now) {
         return Some(RetainReason::ClockWentBack);
     }
-    (scene.now.millis_since(image.first_seen) < millis(policy.minimum_age)).then(|| RetainReason::TooYoung {
-        age: scene.now.since(image.first_seen),
-        minimum: policy.minimum_age,
+    (snapshot.now.millis_since(image.first_seen) < millis(policy.minimum_age)).then(|| {
+        RetainReason::TooYoung { age: snapshot.now.since(image.first_seen), minimum: policy.minimum_age }
     })
 }
 
-/// Why a candidate is spared by the age pass.
-fn fresh(scene: &GcSnapshot, policy: &GcPolicy, image: &GcImage) -> Option<RetainReason> {
+/// The reason for which the age pass retains a candidate.
+fn fresh(snapshot: &GcSnapshot, policy: &GcPolicy, image: &GcImage) -> Option<RetainReason> {
     let maximum = millis(policy.maximum_age);
     if maximum == 0 {
         return Some(RetainReason::NotNeeded);
     }
     let old = match policy.age {
         AgeRule::Kubelet => {
-            let running = scene.now.millis_since(scene.began) > maximum;
-            running && image.last_used.is_none_or(|used| scene.now.millis_since(used) > maximum)
+            let running = snapshot.now.millis_since(snapshot.began) > maximum;
+            running && image.last_used.is_none_or(|used| snapshot.now.millis_since(used) > maximum)
         }
         AgeRule::FromFirstSeen => {
-            if let Some(stays) = find_retain_reason(scene, policy, image) {
-                return Some(stays);
+            if let Some(retained) = find_retain_reason(snapshot, policy, image) {
+                return Some(retained);
             }
             let since = image.last_used.map_or(image.first_seen, |used| used.max(image.first_seen));
-            // It may have been used every day until somebody began to look.
-            let since = since.max(scene.watched);
-            scene.now.millis_since(since) > maximum
+            // Use before the first observation is unknown.
+            let since = since.max(snapshot.watched);
+            snapshot.now.millis_since(since) > maximum
         }
     };
     (!old).then_some(RetainReason::NotNeeded)
 }
 
-/// The candidates, least recently used first: never used before used, then by first seen, then by id. Where it does not
-/// have to be kubelet's order, images that lost their last name go before all others: nobody asks for them any more.
-fn removable(images: &[GcImage], stays: &[Option<RetainReason>], nameless_first: bool) -> Vec<usize> {
-    let mut order: Vec<usize> = (0..images.len()).filter(|&image| stays[image].is_none()).collect();
+/// The candidates, least recently used first: never used before used, then by first seen, then by id. Unless the order
+/// must be kubelet's, images without a name come before all others, because no pod can request them by name.
+fn removable(images: &[GcImage], retained: &[Option<RetainReason>], nameless_first: bool) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..images.len()).filter(|&image| retained[image].is_none()).collect();
     sort(&mut order, images);
     if nameless_first {
         order.sort_by_key(|&image| !images[image].names.is_empty());
@@ -275,24 +279,24 @@ fn nominal(images: &[GcImage], image: usize) -> RemovalStep {
     RemovalStep { image, frees, estimated: true, shared: None }
 }
 
-/// Kubelet's space pass: nominal sizes, and a look at the sum after each removal.
+/// Kubelet's space pass: adds up nominal sizes and checks the sum after each removal.
 fn add_up(
     images: &[GcImage],
     order: &[usize],
-    stays: &[Option<RetainReason>],
+    retained: &[Option<RetainReason>],
     wanted: i64,
     examined: &mut Vec<ImageId>,
 ) -> Vec<RemovalStep> {
-    let passed_over = |stays: &Option<RetainReason>| {
-        matches!(stays, Some(RetainReason::ClockWentBack | RetainReason::TooYoung { .. }))
+    let passed_over = |retained: &Option<RetainReason>| {
+        matches!(retained, Some(RetainReason::ClockWentBack | RetainReason::TooYoung { .. }))
     };
-    let mut all: Vec<usize> = (0..images.len()).filter(|&image| passed_over(&stays[image])).collect();
+    let mut all: Vec<usize> = (0..images.len()).filter(|&image| passed_over(&retained[image])).collect();
     all.extend(order);
     sort(&mut all, images);
     let mut steps = Vec::new();
     let mut freed = 0_i128;
     for image in all {
-        if stays[image].is_some() {
+        if retained[image].is_some() {
             examined.push(images[image].id.clone());
             continue;
         }
@@ -305,17 +309,22 @@ fn add_up(
     steps
 }
 
-fn removal(scene: &GcSnapshot, policy: &GcPolicy, aim: ReclaimTarget, step: &RemovalStep) -> PlannedRemoval {
-    let image = &scene.images[step.image];
-    let unused_for = unused_for(scene.now, image);
-    let why = match (aim, step.shared) {
+fn removal(
+    snapshot: &GcSnapshot,
+    policy: &GcPolicy,
+    target: ReclaimTarget,
+    step: &RemovalStep,
+) -> PlannedRemoval {
+    let image = &snapshot.images[step.image];
+    let unused_for = unused_for(snapshot.now, image);
+    let why = match (target, step.shared) {
         (ReclaimTarget::Old, _) => {
             let never = policy.age == AgeRule::Kubelet && image.last_used.is_none();
             RemovalReason::TooOld { unused_for: (!never).then_some(unused_for), maximum: policy.maximum_age }
         }
         (ReclaimTarget::Everything | ReclaimTarget::Nominal(i64::MAX), _) => RemovalReason::Unused,
         (_, Some((layer, images))) => {
-            RemovalReason::SharedLayer { layer: scene.layers.all()[layer as usize].id.clone(), images }
+            RemovalReason::SharedLayer { layer: snapshot.layers.all()[layer as usize].id.clone(), images }
         }
         (_, None) => RemovalReason::Room { unused_for },
     };
@@ -331,7 +340,7 @@ fn removal(scene: &GcSnapshot, policy: &GcPolicy, aim: ReclaimTarget, step: &Rem
     }
 }
 
-/// Kubelet's text for a collection that did not free enough; `disk` is the reading before it.
+/// Kubelet's text for a round that did not free enough; `disk` is the measurement before the round.
 pub(in crate::gc) fn insufficient(disk: FsStats, freed: i64) -> String {
     let (used, size) = (used_percent(disk.capacity, disk.available), i64::try_from(disk.capacity));
     let size = size_text(size.unwrap_or(i64::MAX));

@@ -1,40 +1,40 @@
-//! Which removals free which layers.
+//! Computes which removals free which layers.
 //!
-//! A layer is as young as the youngest image that has it, and is free when all images that have it are gone. So layers
-//! are taken oldest first, and taking one removes the images that still have it, and no others. Of the layers that come
-//! free with the same image, the one with the fewest images left goes first; then no removal of a group frees anything
-//! that a smaller group would have freed, and none is in vain.
+//! A layer is as young as the youngest image that references it, and is freed when the last image that references it is
+//! removed. Layers are freed oldest first, and freeing a layer removes exactly the images that still reference it. Of
+//! the layers that the same image frees, the one with the fewest remaining images comes first. So no group of removals
+//! frees what a smaller group would have freed, and every removal frees something.
 
 use crate::gc::disk_space::DiskSpace;
 use crate::gc::layers::LayerUsageIndex;
 
 use super::GcImage;
 
-/// One removal, by the image's place in the scene.
+/// One removal, by the image's index in the snapshot.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct RemovalStep {
     pub(super) image: usize,
     pub(super) frees: DiskSpace,
     pub(super) estimated: bool,
-    /// The layer that this step and `group - 1` others free together; `None` when it stands for itself.
+    /// The layer that this step frees together with others, and the number of these steps; `None` for a single removal.
     pub(super) shared: Option<(u32, usize)>,
 }
 
-/// The graph of images and layers, and how much of it is left.
+/// The graph of images and layers without the images removed so far.
 pub(super) struct LayerGraph<'a> {
     images: &'a [GcImage],
     layers: &'a LayerUsageIndex,
-    /// Images in the order in which they go.
+    /// Images in removal order.
     order: &'a [usize],
     gone: Vec<bool>,
-    /// For each layer, how many removable images still have it; not counted for layers that stay.
+    /// For each layer, how many removable images still reference it; not counted for retained layers.
     left: Vec<u32>,
     stays: Vec<bool>,
-    /// For each layer, the removable images that have it, as ranks, oldest first.
+    /// For each layer, the removable images that reference it, as ranks, oldest first.
     users: Vec<Vec<u32>>,
 }
 
-/// What removing just one image frees, for all images: layers that no other image has and nothing else holds.
+/// For each image, what removing it alone frees: the layers that nothing else references.
 pub(super) fn exclusive_space(images: &[GcImage], layers: &LayerUsageIndex) -> Vec<DiskSpace> {
     let mut users = vec![0_u32; layers.all().len()];
     for image in images {
@@ -54,7 +54,7 @@ pub(super) fn exclusive_space(images: &[GcImage], layers: &LayerUsageIndex) -> V
     images.iter().map(frees).collect()
 }
 
-/// Layers of images that are not in the scene: they stay.
+/// Layers of images that are not in the snapshot; they are retained.
 fn others(images: &[GcImage], layers: &LayerUsageIndex) -> Vec<u32> {
     layers.layers_of_other_images(images.iter().map(|image| &image.id))
 }
@@ -95,7 +95,7 @@ impl<'a> LayerGraph<'a> {
         LayerGraph { images, layers, order, gone: vec![false; images.len()], left, stays, users }
     }
 
-    /// Whether removing all removable images would free anything of this one beside its own few files.
+    /// Whether removing all removable images would free a layer of this image, not only its metadata.
     pub(super) fn frees_something(&self, image: usize) -> bool {
         let subject = &self.images[image];
         match self.layers.layers_of(&subject.id) {
@@ -106,14 +106,14 @@ impl<'a> LayerGraph<'a> {
         }
     }
 
-    /// All removable images, in their order.
+    /// Removes all removable images, in their order.
     pub(super) fn remove_all(mut self) -> Vec<RemovalStep> {
         let order = self.order;
         order.iter().map(|&image| self.remove(image, None)).collect()
     }
 
-    /// As few as needed, oldest layers first, until this much is free; every image that has a layer to free if it is not
-    /// enough. The few files that an image has beside its layers are not worth the image.
+    /// Removes as few images as needed, oldest layers first, until this much is free; every image with a layer to free
+    /// if that is not enough. An image whose removal frees only metadata is retained.
     pub(super) fn remove_until(mut self, need: DiskSpace) -> Vec<RemovalStep> {
         let mut closing: Vec<Vec<u32>> = vec![Vec::new(); self.order.len()];
         for (layer, users) in (0_u32..).zip(&self.users) {
@@ -132,7 +132,7 @@ impl<'a> LayerGraph<'a> {
         steps
     }
 
-    /// Frees what comes free with this image, while any is needed.
+    /// Frees the layers whose youngest image is this one, until enough is free.
     fn take_rank(
         &mut self,
         image: usize,
@@ -189,7 +189,7 @@ impl<'a> LayerGraph<'a> {
     }
 }
 
-/// Whether this is of any use towards what is still needed.
+/// Whether this amount reduces what is still needed.
 fn reduces_shortfall(amount: DiskSpace, left: DiskSpace) -> bool {
     (amount.bytes > 0 && left.bytes > 0) || (amount.inodes > 0 && left.inodes > 0)
 }

@@ -1,9 +1,9 @@
 //! Chooses which images to remove. A pure function: no clock, no disk, no backend.
 //!
-//! Promises: an image in use, pinned, kept by a rule or too young for its goal is never in a [`GcPlan`]; removals come
-//! least recently used first, and equal input in any order gives an equal plan. With [`Accounting::Exact`] each
-//! removal names what it frees given those before it, no removal is in vain, and leaving out the last one would miss
-//! the goal.
+//! Promises: an image in use, pinned, kept by a rule or too young for its goal is never in a [`GcPlan`]; removals are
+//! ordered least recently used first, and equal input in any order gives an equal plan. With [`Accounting::Exact`] each
+//! removal states what it frees after the removals before it, every removal frees something, and the plan without the
+//! last removal would miss the goal.
 //!
 //! [`Accounting::Exact`]: super::policy::Accounting::Exact
 
@@ -20,31 +20,31 @@ pub use reason::{GcDecision, RemovalReason, RetainReason};
 pub use retention::{RetentionBreakdown, RetentionClass, RetentionClassUsage, holders};
 pub use snapshot::{GcImage, GcSnapshot};
 
-pub(super) use decide::{ReclaimTarget, insufficient, keepables, plan_for, reclaim_target};
+pub(super) use decide::{ReclaimTarget, insufficient, keep_rule_inputs, plan_for, reclaim_target};
 
 use super::disk_space::DiskSpace;
 use super::unix_millis::UnixMillis;
 use crate::image_service::FsStats;
 use crate::reference::ImageId;
 
-/// What a collection is for.
+/// The goal of a collection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum GcGoal {
-    /// Remove what was unused for longer than the maximum age.
+    /// Remove images unused for longer than the maximum age.
     Age,
-    /// If the disk is past a limit of the policy, free until it is not.
+    /// If the filesystem is past a threshold of the policy, free until it is not.
     Thresholds,
-    /// Free so many bytes, and the policy's margin.
+    /// Free this many bytes plus the policy's margin.
     Free {
         /// Bytes.
         bytes: u64,
     },
-    /// Remove all that may be removed.
+    /// Remove every candidate.
     AllUnused,
 }
 
 impl GcGoal {
-    /// The name of what a removal was for, in the journal and in the log.
+    /// The goal's name in the history and in the log.
     pub(super) fn name(self) -> &'static str {
         match self {
             GcGoal::Age => "age",
@@ -55,24 +55,24 @@ impl GcGoal {
     }
 }
 
-/// What to remove, in order, and why; and why the rest stays.
+/// The images to remove, in order and with reasons, and the reasons for which the others are retained.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct GcPlan {
-    /// What it is for.
+    /// The goal.
     pub goal: GcGoal,
-    /// What has to be freed; nothing for goals that do not count.
+    /// The amount to free; zero for goals without an amount.
     pub need: DiskSpace,
-    /// In this order.
+    /// The removals, in order.
     pub removals: Vec<PlannedRemoval>,
-    /// For every image, in the order of ids, whether it goes and why.
+    /// The decision for every image, ordered by ID.
     pub decisions: Vec<ImageDecision>,
-    /// What all removals together free.
+    /// The amount that all removals free together.
     pub expected_freed: DiskSpace,
-    /// Whether that is enough.
+    /// Whether the removals free enough.
     pub reachable: bool,
-    /// The file system afterwards, if it was given before.
+    /// The expected filesystem after the removals, if the snapshot has the filesystem.
     pub after: Option<FsStats>,
-    /// Ids that kubelet's space pass looks at and keeps before it stops, in its order.
+    /// IDs that kubelet's space pass examines and retains before it stops, in its order.
     pub(super) examined: Vec<ImageId>,
 }
 
@@ -85,11 +85,11 @@ pub struct PlannedRemoval {
     pub handler: String,
     /// Its names.
     pub names: Vec<String>,
-    /// What it frees, given the removals before it.
+    /// The amount that it frees after the removals before it.
     pub frees: DiskSpace,
-    /// Whether that is a guess, because the backend does not tell what layers take.
+    /// Whether the amount is estimated because the backend does not report layer sizes.
     pub estimated: bool,
-    /// Why it goes.
+    /// The reason.
     pub why: RemovalReason,
     /// When it was first seen.
     pub first_seen: UnixMillis,
@@ -97,7 +97,7 @@ pub struct PlannedRemoval {
     pub last_used: Option<UnixMillis>,
 }
 
-/// Whether one image goes, and why.
+/// The decision for one image.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ImageDecision {
     /// Id of the image.
@@ -108,17 +108,17 @@ pub struct ImageDecision {
     pub names: Vec<String>,
     /// Size in bytes, as the runtime counts.
     pub size: u64,
-    /// What removing just this image would free.
+    /// The amount that removing only this image would free.
     pub alone: DiskSpace,
     /// When it was first seen.
     pub first_seen: UnixMillis,
     /// When it was last used, if ever.
     pub last_used: Option<UnixMillis>,
-    /// Goes or stays.
+    /// Whether it is removed, and the reason.
     pub verdict: GcDecision,
 }
 
-/// How long an image was not used: since its last use, or since it was first seen.
+/// Time since the image's last use, or since it was first seen.
 pub(super) fn unused_for(now: UnixMillis, subject: &GcImage) -> Duration {
     now.since(subject.last_used.unwrap_or(subject.first_seen))
 }

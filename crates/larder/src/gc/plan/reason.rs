@@ -1,4 +1,4 @@
-//! Why an image goes or stays, as data and as a sentence.
+//! Reasons for removing or retaining an image, as data and as text.
 
 use std::fmt;
 use std::time::Duration;
@@ -7,12 +7,12 @@ use crate::gc::uses::ImageUse;
 use crate::go_format;
 use crate::reference::LayerId;
 
-/// Whether an image goes, and why.
+/// The decision for one image, with its reason.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum GcDecision {
     /// It is removed.
     Remove(RemovalReason),
-    /// It is not.
+    /// It is retained.
     Retain(RetainReason),
 }
 
@@ -22,24 +22,24 @@ pub enum GcDecision {
 pub enum RemovalReason {
     /// It was unused for longer than the maximum age.
     TooOld {
-        /// How long; `None` if never used, which kubelet takes for longer than any time.
+        /// Time since the last use; `None` if never used, which kubelet counts as longer than any age.
         unused_for: Option<Duration>,
         /// The maximum age.
         maximum: Duration,
     },
-    /// Room is needed, and it is the least recently used image that frees any.
+    /// Space is needed, and it is the least recently used image that frees any.
     Room {
-        /// How long it was unused.
+        /// Time since the last use.
         unused_for: Duration,
     },
-    /// Room is needed, and a layer that it shares with others is freed only when all of them go.
+    /// Space is needed, and a shared layer is freed only when all images that share it are removed.
     SharedLayer {
         /// The layer.
         layer: LayerId,
-        /// How many images go for it.
+        /// How many images are removed to free it.
         images: usize,
     },
-    /// Nothing uses it, and all such images are to go.
+    /// It is unused, and the goal is to remove all unused images.
     Unused,
 }
 
@@ -49,31 +49,31 @@ pub enum RemovalReason {
 pub enum RetainReason {
     /// It is in use.
     InUse(Vec<ImageUse>),
-    /// The runtime asks to keep it.
+    /// The runtime has pinned it.
     Pinned,
-    /// A rule keeps it.
+    /// A keep rule retains it.
     Kept {
-        /// The rule's place in the list, from 0.
+        /// The rule's index, from 0.
         rule: usize,
-        /// The rule, in words.
+        /// The rule as text.
         text: String,
     },
-    /// It was first seen too short a time ago.
+    /// It is younger than the minimum age.
     TooYoung {
-        /// How long ago.
+        /// Time since it was first seen.
         age: Duration,
         /// The minimum age.
         minimum: Duration,
     },
-    /// It was last used in the future: the clock went back.
+    /// It was last used in the future: the clock was set back.
     ClockWentBack,
-    /// Removing it frees nothing but its own few files: images that stay have all its layers.
+    /// Removing it frees only metadata: retained images share all its layers.
     FreesNothing,
-    /// Enough is free without removing it, or other images come first.
+    /// Enough is free without its removal, or other images are removed first.
     NotNeeded,
-    /// Its id is empty, so that a runtime could take it for any image.
+    /// Its ID is empty, which a runtime could match with any image.
     InvalidId,
-    /// It was tried, and the backend could not remove it.
+    /// The backend failed to remove it; the error.
     Failed(String),
 }
 

@@ -1,4 +1,4 @@
-//! All that a plan depends on.
+//! The input of a plan.
 
 use crate::gc::layers::LayerUsageIndex;
 use crate::gc::unix_millis::UnixMillis;
@@ -17,37 +17,37 @@ pub struct GcImage {
     pub names: Vec<String>,
     /// Size in bytes, as the runtime counts.
     pub size: u64,
-    /// The runtime asks not to collect it.
+    /// Whether the runtime has pinned it.
     pub pinned: bool,
     /// When it was first seen.
     pub first_seen: UnixMillis,
     /// When it was last used, if ever.
     pub last_used: Option<UnixMillis>,
-    /// Who uses it now.
+    /// Its current uses.
     pub uses: Vec<ImageUse>,
-    /// It was tried in this round and could not be removed; the error.
+    /// The error of a failed removal in this round.
     pub failed: Option<String>,
 }
 
-/// Everything at one moment.
+/// Images, layers and filesystem at one moment.
 #[derive(Debug, Clone)]
 pub struct GcSnapshot {
     /// The moment.
     pub now: UnixMillis,
-    /// When this process began to collect.
+    /// When garbage collection of this process started.
     pub began: UnixMillis,
-    /// Since when records are kept here: the time before tells nothing of use.
+    /// When the usage records begin; use before that is unknown.
     pub watched: UnixMillis,
     /// All images.
     pub images: Vec<GcImage>,
-    /// Their layers, as far as they are known.
+    /// Their layers, where known.
     pub layers: LayerUsageIndex,
-    /// The file system that holds them, if it was read.
+    /// The image filesystem, if it was measured.
     pub disk: Option<FsStats>,
 }
 
 impl GcSnapshot {
-    /// Takes away an image that was removed.
+    /// Drops a removed image.
     pub(in crate::gc) fn forget(&mut self, id: &ImageId, handler: &str) {
         self.images.retain(|image| image.id != *id || image.handler != handler);
         if !self.images.iter().any(|image| image.id == *id) {

@@ -1,9 +1,9 @@
 //! Steps of the wall clock. They must neither cause nor prevent a removal.
 //!
-//! Within one boot the monotonic clock tells how much time really passed since the last observation; what the wall
-//! clock moved beyond that is a step, and all times on record move with it, so that every age stays what it was. Across
-//! a boot nothing tells. A wall clock that went back then is taken for wrong by that much, and time seems not to have
-//! passed; one that went forward is believed for up to a day, and for no more.
+//! Within one boot the monotonic clock gives the time that passed since the last observation; what the wall clock moved
+//! beyond that is a step, and all recorded times move with it, so that ages do not change. Across a boot the elapsed
+//! time is unknown: a wall clock that went back counts as a step of that size, and one that went forward is trusted for
+//! up to a day.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::gc::unix_millis::UnixMillis;
 /// Less than this is no step: clocks drift and are adjusted gently.
 const TOLERANCE_MS: i64 = 2_000;
 
-/// How long a machine is believed to have been off.
+/// The longest time that a machine is assumed to have been off.
 const LONGEST_OFF_MS: i64 = 24 * 3600 * 1000;
 
 /// All clocks at one moment.
@@ -23,20 +23,20 @@ const LONGEST_OFF_MS: i64 = 24 * 3600 * 1000;
 pub struct ClockReading {
     /// The wall clock.
     pub wall: UnixMillis,
-    /// Milliseconds since boot, sleep included; `None` if the system does not tell.
+    /// Milliseconds since boot, including suspend; `None` if unavailable.
     pub since_boot: Option<i64>,
-    /// What tells this boot from others; empty if the system does not tell.
+    /// The boot ID; empty if unavailable.
     pub boot: String,
 }
 
 impl ClockReading {
-    /// A wall clock that is right.
+    /// A reading of the wall clock alone, without a monotonic clock.
     pub fn wall(now: UnixMillis) -> ClockReading {
         ClockReading { wall: now, since_boot: None, boot: String::new() }
     }
 }
 
-/// The clocks at the last observation, as they are kept on disk.
+/// The clocks at the last observation, as stored on disk.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedClockReading {
     wall: UnixMillis,
@@ -52,12 +52,12 @@ impl SavedClockReading {
         SavedClockReading { wall: now.wall, since_boot: now.since_boot, boot: now.boot.clone() }
     }
 
-    /// How long ago that was: what the wall clock moved since then, without its steps.
+    /// The time since then, without steps of the wall clock.
     pub fn age(&self, now: &ClockReading) -> Duration {
         now.wall.since(self.wall.moved(self.step(now)))
     }
 
-    /// By how many milliseconds the wall clock was moved since then.
+    /// The step of the wall clock since then, in milliseconds.
     pub(super) fn step(&self, now: &ClockReading) -> i64 {
         let moved = now.wall.millis_since(self.wall);
         let step = match (self.since_boot, now.since_boot) {
@@ -71,7 +71,7 @@ impl SavedClockReading {
     }
 }
 
-/// Tells the time.
+/// Reads the time.
 pub trait Clock: Send + Sync {
     /// All clocks, now.
     fn read(&self) -> ClockReading;
@@ -84,7 +84,7 @@ pub struct SystemClock {
 }
 
 impl SystemClock {
-    /// Looks up once which boot this is.
+    /// Reads the boot ID once.
     pub fn new() -> SystemClock {
         let boot = fs_err::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         SystemClock { boot: boot.trim().to_owned() }
@@ -99,7 +99,7 @@ impl Default for SystemClock {
 
 impl Clock for SystemClock {
     fn read(&self) -> ClockReading {
-        // Read here for every look: unlike /proc/uptime, this takes no file and is exact to the nanosecond.
+        // Unlike /proc/uptime, this opens no file and is exact to the nanosecond.
         let time = clock_gettime(ClockId::Boottime);
         let since_boot = time.tv_sec.saturating_mul(1000).saturating_add(time.tv_nsec / 1_000_000);
         ClockReading {

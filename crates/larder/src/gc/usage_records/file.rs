@@ -1,7 +1,7 @@
-//! Records on disk: one file with a version, replaced as a whole.
+//! Usage records on disk: one versioned file, replaced atomically.
 //!
-//! A file that is broken or from a later version is moved aside and said once, and collection starts without it. Its
-//! images then count as first seen now, so that losing it never removes anything.
+//! A file that is broken or from a later version is moved aside and reported once, and garbage collection starts
+//! without it. Its images then count as first seen now, so that losing it never removes anything.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -16,7 +16,7 @@ use crate::gc::unix_millis::UnixMillis;
 
 const VERSION: u32 = 1;
 
-/// A file beyond this is no record file.
+/// The largest file that is read, in bytes.
 const LARGEST: u64 = 256 << 20;
 
 #[derive(Deserialize)]
@@ -34,16 +34,16 @@ struct UsageRecordFile {
     images: Vec<ImageUsageRecord>,
 }
 
-/// What was found at the start.
+/// The result of loading.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct LoadedUsageRecords {
-    /// The records; none if there were none, or none that could be read.
+    /// The records; empty if the file was missing or unreadable.
     pub records: ImageUsageRecords,
-    /// What was wrong and where the file is now, for a person.
+    /// A message with the error and the new path of an unreadable file.
     pub notice: Option<String>,
 }
 
-/// Why records could not be written. They stay in memory, and are written with the next change.
+/// Why records could not be written. They remain in memory and are written with the next change.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot write image usage records to {}: {cause}; image ages are lost on restart", path.display())]
 pub struct UsageRecordSaveError {
@@ -52,15 +52,15 @@ pub struct UsageRecordSaveError {
     cause: io::Error,
 }
 
-/// Keeps records beyond the process. Blocks on the disk.
+/// Stores records across restarts. Blocks on the disk.
 pub trait UsageRecordStore: Send + Sync {
-    /// What was saved last. Never fails: what cannot be read is set aside.
+    /// Loads what was saved last. Never fails: an unreadable file is moved aside.
     fn load(&self) -> LoadedUsageRecords;
     /// Saves all of it; durable when it returns.
     fn save(&self, records: &ImageUsageRecords) -> Result<(), UsageRecordSaveError>;
 }
 
-/// Forgets everything with the process, as kubelet does.
+/// Keeps records in memory only, as kubelet does.
 #[derive(Debug, Default)]
 pub struct VolatileUsageRecords(Mutex<ImageUsageRecords>);
 
@@ -76,14 +76,14 @@ impl UsageRecordStore for VolatileUsageRecords {
     }
 }
 
-/// One file.
+/// Stores records in one file.
 #[derive(Debug)]
 pub struct UsageRecordFileStore {
     path: PathBuf,
 }
 
 impl UsageRecordFileStore {
-    /// Records in this file, whose folder must exist.
+    /// Records in this file, whose directory must exist.
     pub fn new(path: impl Into<PathBuf>) -> UsageRecordFileStore {
         UsageRecordFileStore { path: path.into() }
     }
@@ -114,7 +114,7 @@ impl UsageRecordFileStore {
         }))
     }
 
-    /// Moves the file out of the way, next to where it was.
+    /// Renames the file within its directory.
     fn set_aside(&self, why: &str) -> String {
         let place = self.path.display();
         let aside =

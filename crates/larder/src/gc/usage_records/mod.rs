@@ -1,5 +1,5 @@
-//! What is remembered of each image: when it was first seen and last used. Updated from one observation at a time, by
-//! pure functions; a [`UsageRecordStore`] makes it outlast the process.
+//! Usage records: when each image was first seen and last used. Each observation updates them by pure functions; a
+//! [`UsageRecordStore`] makes them durable.
 
 mod clock;
 mod file;
@@ -35,12 +35,12 @@ pub struct ImageUsageRecord {
     pub last_used: Option<UnixMillis>,
     /// Size in bytes, as the runtime counts.
     pub size: u64,
-    /// The runtime asks not to collect it.
+    /// Whether the runtime has pinned it.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub pinned: bool,
 }
 
-/// What tells records apart: id and runtime handler.
+/// The key of a record: image ID and runtime handler.
 type ImageUsageKey = (ImageId, String);
 
 /// All images that were present at the last observation.
@@ -59,8 +59,9 @@ pub(super) fn handler_of(image: &Image) -> &str {
 }
 
 impl ImageUsageRecords {
-    /// Takes in what is present and used now. New images are first seen now, used ones are last used now, records of
-    /// vanished images are dropped. Under [`ClockRule::KeepAges`] all times first move with a step of the clock.
+    /// Applies which images are present and used now. New images are first seen now, used images are last used now,
+    /// records of images that are no longer present are dropped. Under [`ClockRule::KeepAges`] all times first move
+    /// with a step of the clock.
     pub fn observe(&mut self, images: &[Image], uses: &ImageUseIndex, now: &ClockReading, rule: ClockRule) {
         if rule == ClockRule::KeepAges {
             self.follow(now);
@@ -91,8 +92,8 @@ impl ImageUsageRecords {
         }
     }
 
-    /// Takes in what happened until an observation began, after that observation. An image that was first seen since
-    /// then is taken to have been seen when it came; a use counts if it is the latest that is known.
+    /// Applies the activity until an observation began, after that observation. An image that was first seen since then
+    /// is first seen when it was added; a use counts if it is the latest known.
     pub(crate) fn apply_activity(&mut self, sightings: &[ImageActivity], began: UnixMillis) {
         for ImageActivity { image, at, what } in sightings {
             let Some(record) = self.by_key.get_mut(&(image.clone(), String::new())) else { continue };
@@ -110,7 +111,7 @@ impl ImageUsageRecords {
         self.watched
     }
 
-    /// Takes note that these images were just made present for somebody: that is a use. They have no runtime handler.
+    /// Records an ensure of these images as a use. They have no runtime handler.
     pub(crate) fn ensured<'a>(
         &mut self,
         ids: impl IntoIterator<Item = &'a ImageId>,
@@ -133,8 +134,7 @@ impl ImageUsageRecords {
         }
     }
 
-    /// Moves all times by the step that the wall clock made since the last observation, if any, and cuts what is still
-    /// in the future to now.
+    /// Moves all times by the step of the wall clock since the last observation, and caps future times at now.
     fn follow(&mut self, now: &ClockReading) {
         let step = self.anchor.as_ref().map_or(0, |anchor| anchor.step(now));
         self.anchor = Some(SavedClockReading::from_reading(now));
